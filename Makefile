@@ -1,0 +1,121 @@
+# make            builds ./train_gpt and says what it can do
+# make run        installs what is missing, builds, and trains a small GPT-Neo on two ranks for about a minute
+# make test       installs what is missing and runs all tests; test-asan, test-tsan: under sanitizers
+# make bench      measures this machine
+# make info       what was found here, where, and why not
+# make readme     writes the options into README.md
+
+BUILD   := build
+CONFIG  := build/config.mk
+PROGRAM := train_gpt
+TESTS   := $(sort $(basename $(notdir $(wildcard test/test_*.c))))
+BENCHES := $(sort $(basename $(notdir $(wildcard dev/bench/bench_*.c))))
+
+.DEFAULT_GOAL := all
+.SUFFIXES:
+.DELETE_ON_ERROR:
+
+ifeq ($(filter clean,$(MAKECMDGOALS)),)
+-include $(CONFIG)
+endif
+
+# -O3 -march=native      this machine's vector units
+# -fno-math-errno        sqrt and friends need not set errno, so that loops over them vectorise
+# -fno-trapping-math     comparisons may be evaluated ahead; NaN and infinity keep their meaning (no finite-math flag anywhere)
+# -fopenmp-simd          honours `omp simd`, which is how single reductions may be reordered; no OpenMP threads
+# -ffp-contract=fast     multiply and add may fuse
+# -x c: the sources are CUDA C++ to nvcc and C11 to everybody else.
+SANITIZE   :=
+OPTIMIZE   := -O3 $(ARCH_FLAGS) -fno-math-errno -fno-trapping-math -fopenmp-simd -ffp-contract=fast
+WARNINGS   := -Wall -Wextra -Werror
+CFLAGS     := -std=gnu11 $(OPTIMIZE) -g $(WARNINGS) -I. $(MPI_FLAGS) $(ONEDNN_FLAGS) $(SANITIZE)
+LIBS       := $(MPI_LIBS) -ljansson $(ONEDNN_LIBS) -lm -lpthread
+COMPILE    = $(CC) $(CFLAGS) $(CPPFLAGS) -MMD -MP
+
+# Open MPI refuses root unless it is told twice.
+ifeq ($(shell id -u),0)
+export OMPI_ALLOW_RUN_AS_ROOT := 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
+endif
+
+.PHONY: all info run test test-asan test-tsan run-tests check-cxx bench run-bench readme clean install-for-run install-for-test
+
+all: $(PROGRAM)
+
+# The probe's result; `make info` probes again, as does whatever installs something.
+$(CONFIG): scripts/probe
+	@CC="$(CC)" scripts/probe $@
+	@touch $@
+
+info:
+	@CC="$(CC)" scripts/probe $(CONFIG)
+	@cat $(CONFIG).txt
+
+$(PROGRAM): $(BUILD)/train_gpt.o
+	@$(CC) $(CFLAGS) $(LDFLAGS) $< -o $@ $(LIBS)
+	@echo "built $@ (CPU; MPI: $(HAVE_MPI); oneDNN: $(HAVE_ONEDNN)). make info says more; try: make run"
+
+$(BUILD)/train_gpt.o: train_gpt.cu Makefile $(CONFIG)
+	@mkdir -p $(@D)
+	@if [ "$(HAVE_JSON)" = no ]; then echo "jansson is missing, and needed: make run installs it, make info says more"; exit 1; fi
+	$(COMPILE) -x c -c $< -o $@
+
+$(BUILD)/test/%: test/%.c Makefile $(CONFIG)
+	@mkdir -p $(@D)
+	$(COMPILE) $< -o $@ $(LDFLAGS) -lcmocka $(LIBS)
+
+$(BUILD)/bench/%: dev/bench/%.c Makefile $(CONFIG)
+	@mkdir -p $(@D)
+	$(COMPILE) $< -o $@ $(LDFLAGS) $(LIBS)
+
+-include $(wildcard $(BUILD)/*.d $(BUILD)/test/*.d $(BUILD)/bench/*.d)
+
+# --- run ---
+
+install-for-run: | $(CONFIG)
+	@scripts/install-dependencies $(CONFIG) CC JSON ONEDNN MPI GNUPLOT
+	@CC="$(CC)" scripts/probe $(CONFIG)
+
+run: install-for-run
+	@$(MAKE) --no-print-directory train_gpt
+	@scripts/first-run
+
+# --- tests ---
+
+install-for-test: | $(CONFIG)
+	@scripts/install-dependencies $(CONFIG) CC JSON ONEDNN MPI CMOCKA GNUPLOT
+	@CC="$(CC)" scripts/probe $(CONFIG)
+
+test: install-for-test
+	@$(MAKE) --no-print-directory run-tests
+
+# Sanitizers have builds of their own; everything that make test runs, runs in them.
+test-asan: install-for-test
+	@$(MAKE) --no-print-directory run-tests BUILD=build/asan PROGRAM=build/asan/train_gpt \
+	    OPTIMIZE="-O1 $(ARCH_FLAGS) -fno-math-errno -fopenmp-simd -fno-omit-frame-pointer" SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=all"
+test-tsan: install-for-test
+	@$(MAKE) --no-print-directory run-tests BUILD=build/tsan PROGRAM=build/tsan/train_gpt \
+	    OPTIMIZE="-O1 $(ARCH_FLAGS) -fno-math-errno -fopenmp-simd -fno-omit-frame-pointer" SANITIZE="-fsanitize=thread"
+
+run-tests: $(PROGRAM) $(TESTS:%=$(BUILD)/test/%)
+	@MPIRUN="$(MPIRUN)" HAVE_MPI=$(HAVE_MPI) test/run $(BUILD) $(PROGRAM) $(TESTS)
+
+# The sources must also be valid C++, because nvcc will read them as that.
+check-cxx: $(CONFIG)
+	@for header in *.h runtime/*.h kernels/*.h; do \
+	    $(CXX) -std=c++17 $(ARCH_FLAGS) $(WARNINGS) $(MPI_FLAGS) $(ONEDNN_FLAGS) -I. -fopenmp-simd -fsyntax-only -x c++ $$header || exit 1; done
+	@$(CXX) -std=c++17 $(ARCH_FLAGS) $(WARNINGS) $(MPI_FLAGS) $(ONEDNN_FLAGS) -I. -fopenmp-simd -fsyntax-only -x c++ train_gpt.cu
+
+# --- the rest ---
+
+bench: install-for-run
+	@$(MAKE) --no-print-directory run-bench
+
+run-bench: $(PROGRAM) $(BENCHES:%=$(BUILD)/bench/%)
+	@MPIRUN="$(MPIRUN)" dev/bench/run $(BUILD)
+
+readme: $(PROGRAM)
+	@scripts/update-readme ./$(PROGRAM)
+
+clean:
+	rm -rf build train_gpt

@@ -1,0 +1,37 @@
+// acco.h: Accumulate while you Communicate (Nabli et al., NeurIPS 2025, arXiv 2406.02613).
+//
+// A batch is two halves. While the communication stream turns half A into an estimate of the next parameters, the compute stream adds half B
+// at the true parameters; while the stream commits both halves, compute already gathers the next half A at the estimate:
+//
+//   compute         | half B at theta(t)                | half A of t+1 at theta~(t+1)         | half B at theta(t+1) ...
+//   communication   | ESTIMATE theta~(t+1) from half A  | COMMIT theta(t+1) from halves A + B  | ESTIMATE ...
+//                                                       ^ hand_over CLEAR                      ^ hand_over KEEP
+//
+//   theta~(t+1) = Opt?(theta(t), A / count(A))               an estimate: the optimizer state does not move
+//   theta (t+1) = Opt (theta(t), (A + B) / count(A + B))     the commit starts from the same theta(t)
+//
+// KEEP: after a commit the accumulator holds the new half A, which is given to the estimate and stays, so that half B grows on top of it.
+// Counts are of all workers together, so workers may contribute different numbers of micro-batches. Traffic per commit is twice zero1's.
+// The first half A is computed at theta(0) before anything is sent, so the first commit is exactly zero1's. The half A that the last round
+// computes is not used.
+#ifndef ACCO_ACCO_H
+#define ACCO_ACCO_H
+
+#include "scheduler.h"
+
+static inline void acco_begin(Scheduler *s) {
+    accumulate(s);
+    hand_over(s, KEEP);
+}
+
+static inline void acco_round(Scheduler *s) {
+    launch(s, ESTIMATE);
+    accumulate(s);
+    hand_over(s, CLEAR);
+
+    launch(s, COMMIT);
+    accumulate(s);
+    hand_over(s, KEEP);
+}
+
+#endif

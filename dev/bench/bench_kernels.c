@@ -1,0 +1,203 @@
+// bench_kernels.c: how fast the model trains on this machine, and what share of the matrix library's own rate that is.
+//
+//   bench_kernels [THREADS [ROUNDS [MODEL B T]]]      defaults: all cores, 5 rounds, 36M and 125M at T=256 and T=1024
+//
+// The yardstick is measured in the same rounds as the model, because a shared machine changes from minute to minute: oneDNN's sgemm on the
+// model's own products (each counted by its FLOPs in a step) and on one large square product, threaded by the library itself and by our
+// tiles; the best of the four is the yardstick of its round. Data is random: zeros would draw less power and run at a higher clock.
+// FLOPs of the model are those of gpt_neo_flops_per_token; the share is the median over rounds of model rate / yardstick.
+#include <stdint.h>
+#include <stdio.h>
+
+#include "gpt_neo.h"
+
+enum { MAX_ROUNDS = 32, SQUARE = 2048 };
+
+typedef struct Bench {
+    GptNeoConfig config;
+    int B, T, threads, rounds;
+    GptNeo model;
+    Arena arena;
+    Stream stream;
+    ParameterTable table;
+    float *parameters, *gradients, *square[3];
+    int32_t *tokens, *targets;
+    double seconds[MAX_ROUNDS], yardstick[MAX_ROUNDS], operations[OPERATION_COUNT];
+    double rates[4][MAX_ROUNDS]; // own shapes and square, by the library's threads and by our tiles
+} Bench;
+
+static int compare_doubles(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static void print_range(const char *what, const double *values, int count, const char *unit) {
+    double sorted[MAX_ROUNDS];
+    memcpy(sorted, values, (size_t)count * sizeof *sorted);
+    qsort(sorted, (size_t)count, sizeof *sorted, compare_doubles);
+    printf("  %-44s %9.1f %-9s (%.1f .. %.1f)\n", what, sorted[count / 2], unit, sorted[0], sorted[count - 1]);
+}
+
+// One product, dense; by_library: threaded by oneDNN, else cut into our tiles. Returns seconds.
+static double time_product(Bench *bench, bool by_library, float *result, const float *a, bool a_transposed, const float *b, bool b_transposed,
+                           int M, int N, int K, bool accumulate) {
+    double started = clock_seconds();
+#ifndef ACCO_NO_ONEDNN
+    if (by_library) {
+        if (omp_set_num_threads != NULL) { omp_set_num_threads(bench->threads); }
+        dnnl_sgemm(a_transposed ? 'T' : 'N', b_transposed ? 'T' : 'N', M, N, K, 1.0f, a, a_transposed ? M : K, b, b_transposed ? K : N,
+                   accumulate ? 1.0f : 0.0f, result, N);
+        return clock_seconds() - started;
+    }
+#endif
+    (void)by_library;
+    matmul_dense(&bench->stream, result, a, a_transposed, b, b_transposed, M, N, K, accumulate);
+    return clock_seconds() - started;
+}
+
+// Adds time and FLOPs of the three products of a linear layer, `times` each.
+static void time_linear(Bench *bench, bool by_library, float *input, float *output, size_t weight, int rows, int inputs, int outputs,
+                        double times, double *seconds, double *flops) {
+    const float *parameters = bench->parameters + weight;
+    double forward = time_product(bench, by_library, output, input, false, parameters, true, rows, outputs, inputs, false);
+    double back = time_product(bench, by_library, bench->model.branch, output, false, parameters, false, rows, inputs, outputs, false);
+    double weights = time_product(bench, by_library, bench->gradients + weight, output, true, input, false, outputs, inputs, rows, true);
+    *seconds += times * (forward + back + weights);
+    *flops += times * 6.0 * rows * (double)inputs * outputs;
+}
+
+// FLOP/s over the products of one step: one layer of each kind is run and counted L times, the head by its chunks.
+static double rate_own_shapes(Bench *bench, bool by_library) {
+    GptNeo *model = &bench->model;
+    int rows = bench->B * bench->T, C = bench->config.channels, F = bench->config.inner, L = bench->config.layers;
+    double seconds = 0.0, flops = 0.0;
+    time_linear(bench, by_library, model->normals, model->qkv, gpt_neo_at(model, 0, TENSOR_Q), rows, C, 3 * C, L, &seconds, &flops);
+    time_linear(bench, by_library, model->attention, model->d_residual, gpt_neo_at(model, 0, TENSOR_OUT_WEIGHT), rows, C, C, L, &seconds, &flops);
+    time_linear(bench, by_library, model->normals, model->inner, gpt_neo_at(model, 0, TENSOR_FC_WEIGHT), rows, C, F, L, &seconds, &flops);
+    // c_proj reads (rows, F): its input gradient goes to the wide buffer.
+    const float *weight = bench->parameters + gpt_neo_at(model, 0, TENSOR_PROJ_WEIGHT);
+    float *gradient = bench->gradients + gpt_neo_at(model, 0, TENSOR_PROJ_WEIGHT);
+    seconds += L * time_product(bench, by_library, model->d_residual, model->inner, false, weight, true, rows, C, F, false);
+    seconds += L * time_product(bench, by_library, model->d_wide, model->d_residual, false, weight, false, rows, F, C, false);
+    seconds += L * time_product(bench, by_library, gradient, model->d_residual, true, model->inner, false, C, F, rows, true);
+    flops += L * 6.0 * rows * (double)C * F;
+    time_linear(bench, by_library, gpt_neo_hidden(model), model->logits, model->offsets[GPT_NEO_WTE], model->chunk, C, bench->config.vocabulary,
+                (double)rows / model->chunk, &seconds, &flops);
+    return flops / seconds;
+}
+
+static double rate_square(Bench *bench, bool by_library) {
+    double best = 0.0;
+    for (int i = 0; i < 3; i++) {
+        double seconds = time_product(bench, by_library, bench->square[0], bench->square[1], false, bench->square[2], false, SQUARE, SQUARE,
+                                      SQUARE, false);
+        double rate = 2.0 * SQUARE * SQUARE * SQUARE / seconds;
+        best = rate > best ? rate : best;
+    }
+    return best;
+}
+
+static void bench_open(Bench *bench) {
+    Error error;
+    gpt_neo_parameter_table(&bench->config, &bench->table);
+    size_t bytes = bench->table.parameter_count * sizeof(float), rows = (size_t)bench->B * (size_t)bench->T;
+    arena_reserve(&bench->arena, MEMORY_PARAMETERS, "parameters", bytes, &bench->parameters);
+    arena_reserve(&bench->arena, MEMORY_GRADIENTS, "gradients", bytes, &bench->gradients);
+    arena_reserve(&bench->arena, MEMORY_WORKSPACE, "tokens", rows * sizeof(int32_t), &bench->tokens);
+    arena_reserve(&bench->arena, MEMORY_WORKSPACE, "targets", rows * sizeof(int32_t), &bench->targets);
+    for (int i = 0; i < 3; i++) { arena_reserve(&bench->arena, MEMORY_WORKSPACE, "square", sizeof(float) * SQUARE * SQUARE, &bench->square[i]); }
+    gpt_neo_reserve(&bench->model, &bench->arena, &bench->config, bench->B, bench->T, bench->threads);
+    if (!arena_commit(&bench->arena, &error)) {
+        fprintf(stderr, "%s\n", error.text);
+        exit(EXIT_USER_MISTAKE);
+    }
+    bench->stream.team = team_create(bench->threads, true);
+    gpt_neo_initialize(&bench->table, 1, bench->parameters);
+    Random random;
+    random.state = 1;
+    for (size_t i = 0; i < rows; i++) { bench->tokens[i] = (int32_t)(random_uniform(&random) * bench->config.vocabulary); }
+    for (size_t i = 0; i < rows; i++) { bench->targets[i] = (int32_t)(random_uniform(&random) * bench->config.vocabulary); }
+    for (size_t i = 0; i < (size_t)SQUARE * SQUARE; i++) {
+        for (int k = 0; k < 3; k++) { bench->square[k][i] = (float)random_uniform(&random) - 0.5f; }
+    }
+}
+
+static void bench_rounds(Bench *bench) {
+    gpt_neo_loss_and_gradients(&bench->model, &bench->stream, bench->parameters, bench->gradients, bench->tokens, bench->targets); // warm
+    bench->model.operation_seconds = bench->operations;
+    for (int round = 0; round < bench->rounds; round++) {
+        double started = clock_seconds();
+        gpt_neo_loss_and_gradients(&bench->model, &bench->stream, bench->parameters, bench->gradients, bench->tokens, bench->targets);
+        bench->seconds[round] = clock_seconds() - started;
+        bench->yardstick[round] = 0.0;
+        for (int kind = 0; kind < 4; kind++) {
+            double rate = kind < 2 ? rate_own_shapes(bench, kind == 0) : rate_square(bench, kind == 2);
+            bench->rates[kind][round] = rate / 1e9;
+            bench->yardstick[round] = rate > bench->yardstick[round] ? rate : bench->yardstick[round];
+        }
+    }
+}
+
+static void bench_report(Bench *bench) {
+    static const char *const kinds[4] = {"sgemm, the model's products, library's threads", "sgemm, the model's products, our tiles",
+                                         "sgemm, square, library's threads", "sgemm, square, our tiles"};
+    int rounds = bench->rounds, rows = bench->B * bench->T;
+    double speed[MAX_ROUNDS], rate[MAX_ROUNDS], share[MAX_ROUNDS], total = 0.0;
+    double flops = rows * gpt_neo_flops_per_token(&bench->config, bench->T);
+    for (int i = 0; i < rounds; i++) {
+        speed[i] = rows / bench->seconds[i];
+        rate[i] = flops / bench->seconds[i] / 1e9;
+        share[i] = 100.0 * flops / bench->seconds[i] / bench->yardstick[i];
+        total += bench->seconds[i];
+    }
+    printf("%s B=%d T=%d, %d threads, %d rounds: median (range)\n", bench->config.name, bench->B, bench->T, bench->threads, rounds);
+    print_range("training", speed, rounds, "tokens/s");
+    print_range("training", rate, rounds, "GFLOP/s");
+    for (int i = 0; i < 4; i++) { print_range(kinds[i], bench->rates[i], rounds, "GFLOP/s"); }
+    print_range("share of the best sgemm", share, rounds, "%");
+    for (int i = 0; i < OPERATION_COUNT; i++) {
+        printf("    %-28s %8.1f ms %5.1f %%\n", gpt_neo_operation_name((GptNeoOperation)i), 1e3 * bench->operations[i] / rounds,
+               100.0 * bench->operations[i] / total);
+    }
+    fflush(stdout);
+}
+
+static void bench_run(const char *name, int B, int T, int threads, int rounds) {
+    Bench *bench = (Bench *)calloc(1, sizeof *bench);
+    Error error;
+    if (!gpt_neo_config_find(name, &bench->config, &error)) {
+        fprintf(stderr, "%s\n", error.text);
+        exit(EXIT_USER_MISTAKE);
+    }
+    bench->B = B;
+    bench->T = T;
+    bench->threads = threads;
+    bench->rounds = rounds;
+    bench_open(bench);
+    bench_rounds(bench);
+    bench_report(bench);
+    team_destroy(bench->stream.team);
+    parameter_table_free(&bench->table);
+    arena_release(&bench->arena);
+    free(bench);
+}
+
+static int argument(int count, char **arguments, int index, int fallback, int most) {
+    if (index >= count) { return fallback; }
+    int value = atoi(arguments[index]);
+    return value < 1 ? 1 : value > most ? most : value;
+}
+
+int main(int count, char **arguments) {
+    int threads = argument(count, arguments, 1, (int)sysconf(_SC_NPROCESSORS_ONLN), 1024);
+    int rounds = argument(count, arguments, 2, 5, MAX_ROUNDS);
+    if (count > 3) {
+        bench_run(arguments[3], argument(count, arguments, 4, 4, 1024), argument(count, arguments, 5, 256, 65536), threads, rounds);
+        return 0;
+    }
+    bench_run("36M", 8, 256, threads, rounds);
+    bench_run("36M", 4, 1024, threads, rounds);
+    bench_run("125M", 4, 256, threads, rounds);
+    bench_run("125M", 4, 1024, threads, rounds);
+    return 0;
+}

@@ -1,0 +1,253 @@
+// attention.h: causal attention, global or within a local window, forward and backward.
+//
+// One task is one (sample, head). It takes the queries in blocks of ATTENTION_ROWS and forms scores only for the keys the block may see:
+// keys 0..i for a global layer, i-window < j <= i for a local one, so blocks of keys outside the window cost nothing and a task needs memory
+// O(T) per row of the block. Scores are not scaled by 1/sqrt(D): GPT-Neo has none. Forward stores the logarithm of each row's sum of
+// exponentials; backward recomputes the scores block by block from it, so probabilities are never stored.
+//
+// Queries, keys and values are read where the fused projection left them, (B, T, 3C) with q, k, v of a position side by side, and their
+// gradients are written in the same form. Every sum runs inside one task, in order.
+#ifndef ACCO_ATTENTION_H
+#define ACCO_ATTENTION_H
+
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "../../runtime/device.h"
+#include "matmul.h"
+#include "vector_math.h"
+
+enum { ATTENTION_ROWS = 64 };
+
+typedef struct Attention {
+    float *output;         // forward (B, T, C)
+    float *log_sums;       // (B, H, T)
+    const float *qkv;      // (B, T, 3C)
+    float *d_qkv;          // backward (B, T, 3C)
+    const float *d_output; // backward (B, T, C)
+    float *workspace;      // attention_workspace_floats
+    int B, T, channels, heads;
+    int window; // keys a query sees, itself included; 0: all before it
+} Attention;
+
+// Workspace for a team of `threads`: two blocks of scores for each.
+static inline size_t attention_workspace_floats(int T, int threads) { return (size_t)threads * 2 * ATTENTION_ROWS * (size_t)T; }
+
+// One block of queries of one head, and the keys it meets.
+typedef struct AttentionBlock {
+    int first, rows;     // queries [first, first + rows)
+    int keys, key_count; // keys [keys, keys + key_count)
+    int window, D, stride;
+    const float *q, *k, *v; // row 0 of the block's queries, keys and values; rows are `stride` apart
+} AttentionBlock;
+
+static inline AttentionBlock attention_block(const Attention *work, int sample, int head, int first) {
+    AttentionBlock block;
+    int C = work->channels, D = C / work->heads;
+    block.first = first;
+    block.rows = work->T - first < ATTENTION_ROWS ? work->T - first : ATTENTION_ROWS;
+    block.keys = work->window > 0 && first - work->window + 1 > 0 ? first - work->window + 1 : 0;
+    block.key_count = first + block.rows - block.keys;
+    block.window = work->window;
+    block.D = D;
+    block.stride = 3 * C;
+    const float *base = work->qkv + (size_t)sample * (size_t)work->T * 3 * (size_t)C + (size_t)head * (size_t)D;
+    block.q = base + (size_t)first * 3 * (size_t)C;
+    block.k = base + (size_t)block.keys * 3 * (size_t)C + C;
+    block.v = block.k + C;
+    return block;
+}
+
+// The columns [*begin, *end) of the block's scores that query `row` of the block may see.
+static inline void attention_visible(const AttentionBlock *block, int row, int *begin, int *end) {
+    int query = block->first + row;
+    int oldest = block->window > 0 && query - block->window + 1 > 0 ? query - block->window + 1 : 0;
+    *begin = oldest - block->keys;
+    *end = query + 1 - block->keys;
+}
+
+// result (M, N) = or += a b, on the calling thread, with strides.
+static inline void attention_product(float *result, int result_stride, const float *a, int a_stride, bool a_transposed, const float *b,
+                                     int b_stride, bool b_transposed, int M, int N, int K, bool accumulate) {
+    Matmul work;
+    work.M = M;
+    work.N = N;
+    work.K = K;
+    work.a = a;
+    work.a_stride = a_stride;
+    work.a_transposed = a_transposed;
+    work.b = b;
+    work.b_stride = b_stride;
+    work.b_transposed = b_transposed;
+    work.result = result;
+    work.result_stride = result_stride;
+    work.accumulate = accumulate;
+    matmul_block(&work);
+}
+
+// Scores to probabilities in place, zero outside [begin, end). Returns the logarithm of the sum of exponentials.
+static inline float attention_softmax(float *scores, int begin, int end, int columns) {
+    float maximum = -INFINITY, sum = 0.0f;
+#pragma omp simd reduction(max : maximum)
+    for (int j = begin; j < end; j++) { maximum = scores[j] > maximum ? scores[j] : maximum; }
+#pragma omp simd reduction(+ : sum)
+    for (int j = begin; j < end; j++) {
+        float e = vector_exp(scores[j] - maximum);
+        scores[j] = e;
+        sum += e;
+    }
+    float scale = 1.0f / sum;
+    for (int j = begin; j < end; j++) { scores[j] *= scale; }
+    for (int j = 0; j < begin; j++) { scores[j] = 0.0f; }
+    for (int j = end; j < columns; j++) { scores[j] = 0.0f; }
+    return maximum + logf(sum);
+}
+
+static inline void attention_forward_task(void *context, int task, int thread) {
+    const Attention *work = (const Attention *)context;
+    int T = work->T, C = work->channels, D = C / work->heads, sample = task / work->heads, head = task % work->heads;
+    float *scores = work->workspace + (size_t)thread * 2 * ATTENTION_ROWS * (size_t)T;
+    float *output = work->output + (size_t)sample * (size_t)T * (size_t)C + (size_t)head * (size_t)D;
+    float *log_sums = work->log_sums + (size_t)task * (size_t)T;
+    for (int first = 0; first < T; first += ATTENTION_ROWS) {
+        AttentionBlock block = attention_block(work, sample, head, first);
+        int keys = block.key_count, stride = block.stride;
+        attention_product(scores, keys, block.q, stride, false, block.k, stride, true, block.rows, keys, D, false);
+        for (int row = 0; row < block.rows; row++) {
+            int begin, end;
+            attention_visible(&block, row, &begin, &end);
+            log_sums[first + row] = attention_softmax(scores + (size_t)row * (size_t)keys, begin, end, keys);
+        }
+        attention_product(output + (size_t)first * (size_t)C, C, scores, keys, false, block.v, stride, false, block.rows, D, keys, false);
+    }
+}
+
+static inline void attention_forward(Stream *stream, float *output, float *log_sums, float *workspace, const float *qkv, int B, int T, int C,
+                                     int heads, int window) {
+    Attention work;
+    memset(&work, 0, sizeof work);
+    work.output = output;
+    work.log_sums = log_sums;
+    work.workspace = workspace;
+    work.qkv = qkv;
+    work.B = B;
+    work.T = T;
+    work.channels = C;
+    work.heads = heads;
+    work.window = window;
+    team_run(stream->team, B * heads, attention_forward_task, &work);
+}
+
+// Scores s and d_probabilities dp of one row become p = exp(s - log_sum) and ds = p (dp - sum(p dp)), both zero outside [begin, end).
+static inline void attention_softmax_backward(float *__restrict__ scores, float *__restrict__ d_scores, float log_sum, int begin, int end,
+                                              int columns) {
+    float product = 0.0f;
+#pragma omp simd reduction(+ : product)
+    for (int j = begin; j < end; j++) {
+        float p = vector_exp(scores[j] - log_sum);
+        scores[j] = p;
+        product += p * d_scores[j];
+    }
+    for (int j = begin; j < end; j++) { d_scores[j] = scores[j] * (d_scores[j] - product); }
+    for (int j = 0; j < begin; j++) { scores[j] = d_scores[j] = 0.0f; }
+    for (int j = end; j < columns; j++) { scores[j] = d_scores[j] = 0.0f; }
+}
+
+static inline void attention_backward_block(const Attention *work, const AttentionBlock *block, float *scores, const float *d_output,
+                                            const float *log_sums) {
+    int C = work->channels, D = block->D, keys = block->key_count, stride = block->stride, rows = block->rows;
+    float *d_scores = scores + ATTENTION_ROWS * (size_t)work->T;
+    float *d_q = work->d_qkv + (block->q - work->qkv), *d_k = work->d_qkv + (block->k - work->qkv), *d_v = d_k + C;
+    attention_product(scores, keys, block->q, stride, false, block->k, stride, true, rows, keys, D, false);
+    attention_product(d_scores, keys, d_output, C, false, block->v, stride, true, rows, keys, D, false);
+    for (int row = 0; row < rows; row++) {
+        int begin, end;
+        size_t offset = (size_t)row * (size_t)keys;
+        attention_visible(block, row, &begin, &end);
+        attention_softmax_backward(scores + offset, d_scores + offset, log_sums[row], begin, end, keys);
+    }
+    attention_product(d_v, stride, scores, keys, true, d_output, C, false, keys, D, rows, true);
+    attention_product(d_q, stride, d_scores, keys, false, block->k, stride, false, rows, D, keys, false);
+    attention_product(d_k, stride, d_scores, keys, true, block->q, stride, false, keys, D, rows, true);
+}
+
+static inline void attention_backward_task(void *context, int task, int thread) {
+    const Attention *work = (const Attention *)context;
+    int T = work->T, C = work->channels, D = C / work->heads, sample = task / work->heads, head = task % work->heads;
+    size_t first_row = (size_t)sample * (size_t)T, head_offset = (size_t)head * (size_t)D;
+    float *scores = work->workspace + (size_t)thread * 2 * ATTENTION_ROWS * (size_t)T;
+    for (int t = 0; t < T; t++) { // keys and values collect from several blocks of queries
+        float *d_key = work->d_qkv + (first_row + (size_t)t) * 3 * (size_t)C + (size_t)C + head_offset;
+        memset(d_key, 0, (size_t)D * sizeof *d_key);
+        memset(d_key + C, 0, (size_t)D * sizeof *d_key);
+    }
+    for (int first = 0; first < T; first += ATTENTION_ROWS) {
+        AttentionBlock block = attention_block(work, sample, head, first);
+        attention_backward_block(work, &block, scores, work->d_output + (first_row + (size_t)first) * (size_t)C + head_offset,
+                                 work->log_sums + (size_t)task * (size_t)T + first);
+    }
+}
+
+static inline void attention_backward(Stream *stream, float *d_qkv, float *workspace, const float *d_output, const float *qkv,
+                                      const float *log_sums, int B, int T, int C, int heads, int window) {
+    Attention work;
+    memset(&work, 0, sizeof work);
+    work.d_qkv = d_qkv;
+    work.workspace = workspace;
+    work.d_output = d_output;
+    work.qkv = qkv;
+    work.log_sums = (float *)log_sums;
+    work.B = B;
+    work.T = T;
+    work.channels = C;
+    work.heads = heads;
+    work.window = window;
+    team_run(stream->team, B * heads, attention_backward_task, &work);
+}
+
+typedef struct AttentionDecode {
+    float *output, *scores;              // (C), (H, positions)
+    const float *query, *keys, *values;  // (C), (positions, C), (positions, C)
+    int position, positions, channels, heads, window;
+} AttentionDecode;
+
+static inline void attention_decode_task(void *context, int task, int thread) {
+    (void)thread;
+    const AttentionDecode *work = (const AttentionDecode *)context;
+    int C = work->channels, D = C / work->heads, last = work->position;
+    int first = work->window > 0 && last - work->window + 1 > 0 ? last - work->window + 1 : 0;
+    size_t head = (size_t)task * (size_t)D;
+    float *scores = work->scores + (size_t)task * (size_t)work->positions, *output = work->output + head;
+    for (int j = first; j <= last; j++) {
+        const float *key = work->keys + (size_t)j * (size_t)C + head, *query = work->query + head;
+        float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+        for (int d = 0; d < D; d++) { sum += query[d] * key[d]; }
+        scores[j] = sum;
+    }
+    attention_softmax(scores, first, last + 1, last + 1);
+    memset(output, 0, (size_t)D * sizeof *output);
+    for (int j = first; j <= last; j++) {
+        const float *value = work->values + (size_t)j * (size_t)C + head;
+        for (int d = 0; d < D; d++) { output[d] += scores[j] * value[d]; }
+    }
+}
+
+static inline void attention_decode(Stream *stream, float *output, float *scores, const float *query, const float *keys, const float *values,
+                                    int position, int positions, int C, int heads, int window) {
+    AttentionDecode work;
+    work.output = output;
+    work.scores = scores;
+    work.query = query;
+    work.keys = keys;
+    work.values = values;
+    work.position = position;
+    work.positions = positions;
+    work.channels = C;
+    work.heads = heads;
+    work.window = window;
+    team_run(stream->team, heads, attention_decode_task, &work);
+}
+
+#endif

@@ -1,0 +1,63 @@
+// buffers.h: what the boundary between the two streams does to whole buffers, and the norm of a gradient.
+//
+// The copy and the clearing of the gradient accumulator are one pass: it is the only cost of a boundary. The sum of squares is taken over
+// blocks of a fixed size whose partial sums are added in order, in double: it does not depend on the number of threads.
+#ifndef ACCO_KERNELS_CPU_BUFFERS_H
+#define ACCO_KERNELS_CPU_BUFFERS_H
+
+#include <stddef.h>
+#include <string.h>
+
+#include "../../runtime/device.h"
+
+enum { BUFFER_BLOCK = 32768 };
+
+typedef struct BufferJob {
+    float *out;       // (count) or NULL
+    float *in;        // (count)
+    double *partials; // (buffer_blocks(count))
+    size_t count;
+    bool clear;
+} BufferJob;
+
+static inline size_t buffer_blocks(size_t count) { return (count + BUFFER_BLOCK - 1) / BUFFER_BLOCK; }
+
+static inline size_t buffer_block_size(const BufferJob *job, size_t begin) {
+    return job->count - begin < BUFFER_BLOCK ? job->count - begin : BUFFER_BLOCK;
+}
+
+static inline void buffer_move_task(void *context, int task, int thread) {
+    (void)thread;
+    const BufferJob *job = (const BufferJob *)context;
+    size_t begin = (size_t)task * BUFFER_BLOCK, count = buffer_block_size(job, begin);
+    if (job->out != NULL) { memcpy(job->out + begin, job->in + begin, count * sizeof(float)); }
+    if (job->clear) { memset(job->in + begin, 0, count * sizeof(float)); }
+}
+
+// out <- in where out is not NULL; then in <- 0 where `clear`.
+static inline void buffer_move(Stream *stream, float *out, float *in, size_t count, bool clear) {
+    BufferJob job = {out, in, NULL, count, clear};
+    team_run(stream->team, (int)buffer_blocks(count), buffer_move_task, &job);
+}
+
+static inline void buffer_square_task(void *context, int task, int thread) {
+    (void)thread;
+    const BufferJob *job = (const BufferJob *)context;
+    size_t begin = (size_t)task * BUFFER_BLOCK, count = buffer_block_size(job, begin);
+    const float *in = job->in + begin;
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (size_t i = 0; i < count; i++) { sum += (double)in[i] * (double)in[i]; }
+    job->partials[task] = sum;
+}
+
+// The sum of squares of in (count); partials (buffer_blocks(count)) is scratch.
+static inline double buffer_sum_of_squares(Stream *stream, float *in, size_t count, double *partials) {
+    BufferJob job = {NULL, in, partials, count, false};
+    team_run(stream->team, (int)buffer_blocks(count), buffer_square_task, &job);
+    double sum = 0;
+    for (size_t i = 0; i < buffer_blocks(count); i++) { sum += partials[i]; }
+    return sum;
+}
+
+#endif

@@ -1,0 +1,76 @@
+// embedding.h: token plus position, and the gradient of both tables.
+//
+// Backward adds rows of d_output to rows of d_wte that several positions may share. Each task owns a strip of columns and walks all
+// positions in order: no atomics, no races, the same sums for any number of threads.
+#ifndef ACCO_EMBEDDING_H
+#define ACCO_EMBEDDING_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "row_blocks.h"
+
+enum { EMBEDDING_STRIP = 64 }; // columns of one task: four cache lines
+
+typedef struct Embedding {
+    float *output;           // forward (B, T, C)
+    const float *wte, *wpe;  // forward (V, C), (positions, C)
+    float *d_wte, *d_wpe;    // backward
+    const float *d_output;   // backward (B, T, C)
+    const int32_t *tokens;   // (B, T)
+    int B, T, channels;
+} Embedding;
+
+static inline void embedding_forward_task(void *context, int task, int thread) {
+    (void)thread;
+    const Embedding *work = (const Embedding *)context;
+    int rows = work->B * work->T, C = work->channels;
+    for (int row = row_block_begin(task, rows); row < row_block_begin(task + 1, rows); row++) {
+        const float *token = work->wte + (size_t)work->tokens[row] * (size_t)C, *position = work->wpe + (size_t)(row % work->T) * (size_t)C;
+        float *output = work->output + (size_t)row * (size_t)C;
+        for (int c = 0; c < C; c++) { output[c] = token[c] + position[c]; }
+    }
+}
+
+static inline void embedding_forward(Stream *stream, float *output, const float *wte, const float *wpe, const int32_t *tokens, int B, int T,
+                                     int C) {
+    Embedding work;
+    memset(&work, 0, sizeof work);
+    work.output = output;
+    work.wte = wte;
+    work.wpe = wpe;
+    work.tokens = tokens;
+    work.B = B;
+    work.T = T;
+    work.channels = C;
+    team_run(stream->team, row_block_count(B * T), embedding_forward_task, &work);
+}
+
+static inline void embedding_backward_task(void *context, int task, int thread) {
+    (void)thread;
+    const Embedding *work = (const Embedding *)context;
+    int C = work->channels, begin = task * EMBEDDING_STRIP, end = begin + EMBEDDING_STRIP < C ? begin + EMBEDDING_STRIP : C;
+    for (int row = 0; row < work->B * work->T; row++) {
+        float *token = work->d_wte + (size_t)work->tokens[row] * (size_t)C, *position = work->d_wpe + (size_t)(row % work->T) * (size_t)C;
+        const float *d_output = work->d_output + (size_t)row * (size_t)C;
+        for (int c = begin; c < end; c++) { token[c] += d_output[c]; }
+        for (int c = begin; c < end; c++) { position[c] += d_output[c]; }
+    }
+}
+
+static inline void embedding_backward(Stream *stream, float *d_wte, float *d_wpe, const float *d_output, const int32_t *tokens, int B, int T,
+                                      int C) {
+    Embedding work;
+    memset(&work, 0, sizeof work);
+    work.d_wte = d_wte;
+    work.d_wpe = d_wpe;
+    work.d_output = d_output;
+    work.tokens = tokens;
+    work.B = B;
+    work.T = T;
+    work.channels = C;
+    team_run(stream->team, (C + EMBEDDING_STRIP - 1) / EMBEDDING_STRIP, embedding_backward_task, &work);
+}
+
+#endif

@@ -1,0 +1,122 @@
+// layernorm.h: LayerNorm, fused with what stands before it: the residual addition and the bias of the branch that is added.
+//
+// A LayerNorm is memory bound: its input would otherwise be written by the residual addition and read again at once. So forward does
+// residual = residual_before + branch + branch_bias, normalises the row while it is in the first-level cache, and keeps mean and 1/deviation.
+// Backward adds its result to the gradient that arrives along the residual path; that sum is also the gradient of the branch, whose
+// sum over rows is the gradient of the branch's bias, and is taken in the same pass.
+#ifndef ACCO_LAYERNORM_H
+#define ACCO_LAYERNORM_H
+
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "row_blocks.h"
+
+typedef struct LayernormForward {
+    float *output;                // (rows, C)
+    float *statistics;            // (rows, 2): mean, 1/deviation
+    float *residual;              // (rows, C); written if branch is given, else only read
+    const float *residual_before; // (rows, C)
+    const float *branch;          // (rows, C) or NULL
+    const float *branch_bias;     // (C)
+    const float *weight, *bias;   // (C)
+    float epsilon;
+    int rows, channels;
+} LayernormForward;
+
+static inline void layernorm_forward_row(const LayernormForward *work, int row) {
+    int C = work->channels;
+    float *x = work->residual + (size_t)row * (size_t)C;
+    float *output = work->output + (size_t)row * (size_t)C;
+    const float *weight = work->weight, *bias = work->bias;
+    if (work->branch != NULL) {
+        const float *before = work->residual_before + (size_t)row * (size_t)C, *branch = work->branch + (size_t)row * (size_t)C;
+        const float *branch_bias = work->branch_bias;
+        for (int c = 0; c < C; c++) { x[c] = before[c] + (branch[c] + branch_bias[c]); }
+    }
+    float sum = 0.0f, squares = 0.0f;
+#pragma omp simd reduction(+ : sum)
+    for (int c = 0; c < C; c++) { sum += x[c]; }
+    float mean = sum / (float)C;
+#pragma omp simd reduction(+ : squares)
+    for (int c = 0; c < C; c++) { squares += (x[c] - mean) * (x[c] - mean); }
+    float scale = 1.0f / sqrtf(squares / (float)C + work->epsilon);
+    for (int c = 0; c < C; c++) { output[c] = (x[c] - mean) * scale * weight[c] + bias[c]; }
+    work->statistics[2 * (size_t)row] = mean;
+    work->statistics[2 * (size_t)row + 1] = scale;
+}
+
+static inline void layernorm_forward_task(void *context, int task, int thread) {
+    (void)thread;
+    const LayernormForward *work = (const LayernormForward *)context;
+    for (int row = row_block_begin(task, work->rows); row < row_block_begin(task + 1, work->rows); row++) {
+        layernorm_forward_row(work, row);
+    }
+}
+
+static inline void layernorm_forward(Stream *stream, const LayernormForward *work) {
+    team_run(stream->team, row_block_count(work->rows), layernorm_forward_task, (void *)work);
+}
+
+typedef struct LayernormBackward {
+    float *d_residual;                       // (rows, C); the result
+    bool accumulate;                         // d_residual += instead of =
+    float *d_weight, *d_bias, *d_branch_bias; // (C), +=; d_branch_bias may be NULL
+    float *partials;                         // workspace (ROW_BLOCKS, 3, C)
+    const float *d_output;                   // (rows, C)
+    const float *residual;                   // (rows, C), as forward left it
+    const float *statistics;                 // (rows, 2)
+    const float *weight;                     // (C)
+    int rows, channels;
+} LayernormBackward;
+
+// With n = (x - mean) scale and g = d_output weight:  dx = scale (g - mean(g) - n mean(g n)).
+static inline void layernorm_backward_row(const LayernormBackward *work, int row, float *partials) {
+    int C = work->channels;
+    const float *x = work->residual + (size_t)row * (size_t)C, *d_output = work->d_output + (size_t)row * (size_t)C;
+    const float *weight = work->weight;
+    float *d_residual = work->d_residual + (size_t)row * (size_t)C;
+    float *d_weight = partials, *d_bias = partials + C, *d_branch = partials + 2 * (size_t)C;
+    float mean = work->statistics[2 * (size_t)row], scale = work->statistics[2 * (size_t)row + 1];
+    float sum = 0.0f, product = 0.0f;
+#pragma omp simd reduction(+ : sum, product)
+    for (int c = 0; c < C; c++) {
+        float n = (x[c] - mean) * scale, g = d_output[c] * weight[c];
+        sum += g;
+        product += g * n;
+        d_weight[c] += d_output[c] * n;
+        d_bias[c] += d_output[c];
+    }
+    sum /= (float)C;
+    product /= (float)C;
+    if (!work->accumulate) { memset(d_residual, 0, (size_t)C * sizeof *d_residual); }
+#pragma omp simd
+    for (int c = 0; c < C; c++) {
+        float n = (x[c] - mean) * scale, g = d_output[c] * weight[c];
+        float total = d_residual[c] + scale * (g - sum - n * product);
+        d_residual[c] = total;
+        d_branch[c] += total;
+    }
+}
+
+static inline void layernorm_backward_task(void *context, int task, int thread) {
+    (void)thread;
+    const LayernormBackward *work = (const LayernormBackward *)context;
+    size_t width = 3 * (size_t)work->channels;
+    float *partials = work->partials + (size_t)task * width;
+    memset(partials, 0, width * sizeof *partials);
+    for (int row = row_block_begin(task, work->rows); row < row_block_begin(task + 1, work->rows); row++) {
+        layernorm_backward_row(work, row, partials);
+    }
+}
+
+static inline void layernorm_backward(Stream *stream, const LayernormBackward *work) {
+    int blocks = row_block_count(work->rows), C = work->channels;
+    team_run(stream->team, blocks, layernorm_backward_task, (void *)work);
+    column_sums_add(stream, work->d_weight, work->partials, blocks, 3 * C, C);
+    column_sums_add(stream, work->d_bias, work->partials + C, blocks, 3 * C, C);
+    if (work->d_branch_bias != NULL) { column_sums_add(stream, work->d_branch_bias, work->partials + 2 * (size_t)C, blocks, 3 * C, C); }
+}
+
+#endif

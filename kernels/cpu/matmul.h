@@ -1,0 +1,184 @@
+// matmul.h: matrix products, row major, by a library that runs single-threaded inside each task.
+//
+// The result is cut into tiles whose size depends on the shape alone, never on the number of threads, and never across the inner
+// dimension: an element is one sum in one order whoever computes it, so results do not depend on the team. Measured on two AVX-512 cores,
+// tiles of this size reach the rate of oneDNN threading itself (300 GFLOP/s and more), and our threads stay the only ones in the process:
+// no second pool that spins while communication needs a core.
+//
+// oneDNN is told to stay single-threaded through the OpenMP setting of the calling thread; the symbols are weak, because a oneDNN built
+// without OpenMP needs none. Where the library is absent (ACCO_NO_ONEDNN) or refuses, matmul_block_plain computes: blocked, vectorised by
+// the compiler, several times slower; it is also what the tests compare against.
+#ifndef ACCO_MATMUL_H
+#define ACCO_MATMUL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "../../runtime/device.h"
+
+#ifndef ACCO_NO_ONEDNN
+#include <oneapi/dnnl/dnnl.h>
+#ifdef __cplusplus
+extern "C" {
+#endif
+extern int omp_get_max_threads(void) __attribute__((weak));
+extern void omp_set_num_threads(int threads) __attribute__((weak));
+#ifdef __cplusplus
+}
+#endif
+#endif
+
+// result (M, N) = a (M, K) b (K, N) [+ result]. A transposed operand is stored as (K, M) or (N, K). Strides are from row to row as stored.
+typedef struct Matmul {
+    int M, N, K;
+    const float *a;
+    int a_stride;
+    bool a_transposed;
+    const float *b;
+    int b_stride;
+    bool b_transposed;
+    float *result;
+    int result_stride;
+    bool accumulate; // += instead of =
+} Matmul;
+
+enum {
+    MATMUL_TILE_ELEMENTS = 384 * 1024, // of the result: about 1.5 MB, and a dozen tiles for a thousand tokens
+    MATMUL_TILE_SIDE = 8192,           // so that a product with one row is shared among threads as well
+    MATMUL_TILE_STEP = 48,             // tile sides are multiples of this: whole register tiles of the library
+    MATMUL_PLAIN_BLOCK = 128           // inner dimension and columns of one packed block of matmul_block_plain: 64 KB
+};
+
+// Copies block (k0.., n0..) of b, transposed if need be, to `packed` (depth, MATMUL_PLAIN_BLOCK).
+static inline void matmul_pack(const Matmul *work, int k0, int depth, int n0, int width, float *packed) {
+    for (int k = 0; k < depth; k++) {
+        for (int n = 0; n < width; n++) {
+            size_t row = (size_t)(work->b_transposed ? n0 + n : k0 + k), column = (size_t)(work->b_transposed ? k0 + k : n0 + n);
+            packed[k * MATMUL_PLAIN_BLOCK + n] = work->b[row * (size_t)work->b_stride + column];
+        }
+    }
+}
+
+// One product without the library, on the calling thread. Every element is summed over k in ascending order.
+static inline void matmul_block_plain(const Matmul *work) {
+    float packed[MATMUL_PLAIN_BLOCK * MATMUL_PLAIN_BLOCK];
+    for (int n0 = 0; n0 < work->N; n0 += MATMUL_PLAIN_BLOCK) {
+        int width = work->N - n0 < MATMUL_PLAIN_BLOCK ? work->N - n0 : MATMUL_PLAIN_BLOCK;
+        if (!work->accumulate) {
+            for (int m = 0; m < work->M; m++) {
+                for (int n = 0; n < width; n++) { work->result[(size_t)m * (size_t)work->result_stride + (size_t)(n0 + n)] = 0.0f; }
+            }
+        }
+        for (int k0 = 0; k0 < work->K; k0 += MATMUL_PLAIN_BLOCK) {
+            int depth = work->K - k0 < MATMUL_PLAIN_BLOCK ? work->K - k0 : MATMUL_PLAIN_BLOCK;
+            matmul_pack(work, k0, depth, n0, width, packed);
+            for (int m = 0; m < work->M; m++) {
+                float *row = work->result + (size_t)m * (size_t)work->result_stride + n0;
+                for (int k = 0; k < depth; k++) {
+                    size_t a_row = (size_t)(work->a_transposed ? k0 + k : m), a_column = (size_t)(work->a_transposed ? m : k0 + k);
+                    float factor = work->a[a_row * (size_t)work->a_stride + a_column];
+                    const float *line = packed + k * MATMUL_PLAIN_BLOCK;
+                    for (int n = 0; n < width; n++) { row[n] += factor * line[n]; }
+                }
+            }
+        }
+    }
+}
+
+// One product on the calling thread; kernels call it inside a task.
+static inline void matmul_block(const Matmul *work) {
+#ifndef ACCO_NO_ONEDNN
+    if (omp_set_num_threads != NULL && omp_get_max_threads() != 1) { omp_set_num_threads(1); }
+    dnnl_status_t status = dnnl_sgemm(work->a_transposed ? 'T' : 'N', work->b_transposed ? 'T' : 'N', work->M, work->N, work->K, 1.0f,
+                                      work->a, work->a_stride, work->b, work->b_stride, work->accumulate ? 1.0f : 0.0f, work->result,
+                                      work->result_stride);
+    if (status == dnnl_success) { return; }
+#endif
+    matmul_block_plain(work);
+}
+
+typedef struct MatmulTiles {
+    const Matmul *whole;
+    int tile_M, tile_N, tiles_N;
+} MatmulTiles;
+
+static inline int matmul_halve(int side) { return (side / 2 + MATMUL_TILE_STEP - 1) / MATMUL_TILE_STEP * MATMUL_TILE_STEP; }
+
+// Halves the longer side until a tile is small enough: the cut depends on M and N only.
+static inline void matmul_choose_tile(int M, int N, int *tile_M, int *tile_N) {
+    *tile_M = M;
+    *tile_N = N;
+    while ((long long)*tile_M * *tile_N > MATMUL_TILE_ELEMENTS || *tile_M > MATMUL_TILE_SIDE || *tile_N > MATMUL_TILE_SIDE) {
+        if (*tile_M >= *tile_N) {
+            *tile_M = matmul_halve(*tile_M);
+        } else {
+            *tile_N = matmul_halve(*tile_N);
+        }
+    }
+}
+
+static inline void matmul_tile_task(void *context, int task, int thread) {
+    (void)thread;
+    const MatmulTiles *tiles = (const MatmulTiles *)context;
+    Matmul tile = *tiles->whole;
+    int m0 = task / tiles->tiles_N * tiles->tile_M, n0 = task % tiles->tiles_N * tiles->tile_N;
+    tile.M = tile.M - m0 < tiles->tile_M ? tile.M - m0 : tiles->tile_M;
+    tile.N = tile.N - n0 < tiles->tile_N ? tile.N - n0 : tiles->tile_N;
+    tile.a += tile.a_transposed ? (size_t)m0 : (size_t)m0 * (size_t)tile.a_stride;
+    tile.b += tile.b_transposed ? (size_t)n0 * (size_t)tile.b_stride : (size_t)n0;
+    tile.result += (size_t)m0 * (size_t)tile.result_stride + (size_t)n0;
+    matmul_block(&tile);
+}
+
+static inline void matmul(Stream *stream, const Matmul *work) {
+    MatmulTiles tiles;
+    tiles.whole = work;
+    matmul_choose_tile(work->M, work->N, &tiles.tile_M, &tiles.tile_N);
+    tiles.tiles_N = (work->N + tiles.tile_N - 1) / tiles.tile_N;
+    team_run(stream->team, (work->M + tiles.tile_M - 1) / tiles.tile_M * tiles.tiles_N, matmul_tile_task, &tiles);
+}
+
+// All arrays dense; the three products of a linear layer differ in which operand is transposed.
+static inline void matmul_dense(Stream *stream, float *result, const float *a, bool a_transposed, const float *b, bool b_transposed, int M,
+                                int N, int K, bool accumulate) {
+    Matmul work;
+    work.M = M;
+    work.N = N;
+    work.K = K;
+    work.a = a;
+    work.a_stride = a_transposed ? M : K;
+    work.a_transposed = a_transposed;
+    work.b = b;
+    work.b_stride = b_transposed ? K : N;
+    work.b_transposed = b_transposed;
+    work.result = result;
+    work.result_stride = N;
+    work.accumulate = accumulate;
+    matmul(stream, &work);
+}
+
+static inline void matmul_forward(Stream *stream, float *output, const float *input, const float *weight, int rows, int inputs,
+                                  int outputs) {
+    matmul_dense(stream, output, input, false, weight, true, rows, outputs, inputs, false);
+}
+
+static inline void matmul_backward_input(Stream *stream, float *d_input, const float *d_output, const float *weight, int rows, int inputs,
+                                         int outputs) {
+    matmul_dense(stream, d_input, d_output, false, weight, false, rows, inputs, outputs, false);
+}
+
+static inline void matmul_backward_weight(Stream *stream, float *d_weight, const float *d_output, const float *input, int rows, int inputs,
+                                          int outputs) {
+    matmul_dense(stream, d_weight, d_output, true, input, false, outputs, inputs, rows, true);
+}
+
+// For the start-up block.
+static inline const char *matmul_library(void) {
+#ifdef ACCO_NO_ONEDNN
+    return "our own loops, several times slower than oneDNN (make info says why it is not used)";
+#else
+    return "oneDNN";
+#endif
+}
+
+#endif

@@ -1,0 +1,103 @@
+// optimizer.h: the optimizer state of one worker and one step of it.
+//
+// A worker owns the elements [begin, end) of the flat parameter vector: all of them under DDP, one shard under every rule that shards. Weight
+// decay applies to some tensors only, given as ranges of the flat vector, so a shard may cut through tensors anywhere.
+// Runs on the communication stream; nothing here communicates.
+#ifndef ACCO_OPTIMIZER_H
+#define ACCO_OPTIMIZER_H
+
+#include <math.h>
+#include <stdint.h>
+
+#include "kernels/kernels.h"
+#include "runtime/memory.h"
+
+typedef enum OptimizerKind { OPTIMIZER_ADAMW, OPTIMIZER_SGD } OptimizerKind;
+
+// A stretch of the flat parameter vector to which weight decay applies.
+typedef struct DecayRange {
+    size_t begin, end;
+} DecayRange;
+
+typedef struct OptimizerSettings {
+    OptimizerKind kind;
+    double beta1, beta2, epsilon, weight_decay;
+    const DecayRange *decay_ranges; // sorted, disjoint; borrowed
+    int decay_range_count;
+} OptimizerSettings;
+
+typedef struct Optimizer {
+    OptimizerSettings settings;
+    size_t begin, end;                           // the elements that this worker owns
+    float *master, *first_moment, *second_moment; // (end - begin)
+    int64_t commits;
+} Optimizer;
+
+// Plans the state for [begin, end). `master_is_elsewhere`: the caller points `master` to a buffer that it keeps anyway.
+static inline void optimizer_reserve(Optimizer *optimizer, Arena *arena, const OptimizerSettings *settings, size_t begin, size_t end,
+                                     bool master_is_elsewhere) {
+    optimizer->settings = *settings;
+    optimizer->begin = begin;
+    optimizer->end = end;
+    size_t bytes = (end - begin) * sizeof(float);
+    if (!master_is_elsewhere) { arena_reserve(arena, MEMORY_OPTIMIZER, "master parameters", bytes, &optimizer->master); }
+    if (settings->kind == OPTIMIZER_ADAMW) {
+        arena_reserve(arena, MEMORY_OPTIMIZER, "AdamW first moment", bytes, &optimizer->first_moment);
+        arena_reserve(arena, MEMORY_OPTIMIZER, "AdamW second moment", bytes, &optimizer->second_moment);
+    }
+}
+
+static inline void optimizer_step_range(Optimizer *optimizer, Stream *stream, AdamWRange *range, bool commit) {
+    if (range->count == 0) { return; }
+    if (optimizer->settings.kind == OPTIMIZER_SGD) {
+        sgd_step(range, commit);
+    } else if (commit) {
+        adamw_commit(stream, range);
+    } else {
+        adamw_estimate(stream, range);
+    }
+}
+
+static inline AdamWRange optimizer_range(const Optimizer *optimizer, const float *gradient, float *out, size_t begin, size_t end) {
+    AdamWRange range;
+    memset(&range, 0, sizeof range);
+    size_t offset = begin - optimizer->begin;
+    bool has_moments = optimizer->settings.kind == OPTIMIZER_ADAMW;
+    range.out = out + offset;
+    range.master = optimizer->master + offset;
+    range.first_moment = has_moments ? optimizer->first_moment + offset : NULL;
+    range.second_moment = has_moments ? optimizer->second_moment + offset : NULL;
+    range.gradient = gradient + offset;
+    range.count = end - begin;
+    return range;
+}
+
+// out (end - begin) <- the parameters after a step with gradient (end - begin) / divisor * scale. `commit` moves the state; otherwise it is an
+// estimate and the state stays bitwise as it was.
+static inline void optimizer_step(Optimizer *optimizer, Stream *stream, const float *gradient, float *out, double divisor, double scale,
+                                  double learning_rate, bool commit) {
+    const OptimizerSettings *settings = &optimizer->settings;
+    double t = (double)(optimizer->commits + 1);
+    AdamWStep step = {(float)learning_rate, (float)settings->beta1, (float)settings->beta2, (float)settings->epsilon,
+                      (float)(1.0 - pow(settings->beta1, t)), (float)(1.0 - pow(settings->beta2, t)), 0.0f, (float)divisor, (float)scale};
+    size_t position = optimizer->begin;
+    for (int i = 0; position < optimizer->end; i++) {
+        // Elements up to the next decayed range, then the decayed range itself, as far as they are ours.
+        bool last = i >= settings->decay_range_count;
+        size_t plain_end = last ? optimizer->end : settings->decay_ranges[i].begin;
+        size_t decay_end = last ? optimizer->end : settings->decay_ranges[i].end;
+        for (int decayed = 0; decayed < 2; decayed++) {
+            size_t stop = decayed == 1 ? decay_end : plain_end;
+            stop = stop > optimizer->end ? optimizer->end : stop;
+            if (stop <= position) { continue; }
+            AdamWRange range = optimizer_range(optimizer, gradient, out, position, stop);
+            range.step = step;
+            range.step.weight_decay = decayed == 1 ? (float)settings->weight_decay : 0.0f;
+            optimizer_step_range(optimizer, stream, &range, commit);
+            position = stop;
+        }
+    }
+    if (commit) { optimizer->commits++; }
+}
+
+#endif

@@ -1,0 +1,197 @@
+// device.h: streams and events, the only way in which work is ordered here.
+//
+// A stream is a queue whose tasks run one after another; two streams run side by side. An event marks a point of a stream: another stream
+// or the host can wait for that point. On the CPU a stream is a worker thread that takes tasks from a queue, so overlap is real and the
+// scheduler that runs here is the one that runs on a GPU; there a task launches its kernels on the stream's CUDA queue instead.
+//
+//   stream_run(stream, task, context)   the task starts when everything before it in the stream has ended
+//   event_record(event, stream)         the event happens when everything before it in the stream has ended
+//   stream_wait(stream, event)          what follows in the stream starts after the latest recording of the event has happened
+//   event_query / event_wait            the host looks, or waits with a deadline
+//
+// An event is recorded and waited for by one host thread; its time stamp is that of its latest occurrence. `context` belongs to the caller
+// and must live until the task has run. A kernel is called with the stream whose task it is part of and uses that stream's team of threads.
+#ifndef ACCO_DEVICE_H
+#define ACCO_DEVICE_H
+
+#include <errno.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "team.h"
+
+typedef struct Stream Stream;
+typedef void (*StreamTask)(void *context, Stream *stream);
+
+// Bounds how far the host may run ahead: stream_run waits for room.
+enum { STREAM_CAPACITY = 256 };
+
+typedef struct StreamEntry {
+    StreamTask task;
+    void *context;
+} StreamEntry;
+
+struct Stream {
+    const char *name;
+    Team *team; // what kernels in this stream use; borrowed
+    pthread_t worker;
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+    StreamEntry entries[STREAM_CAPACITY];
+    uint64_t enqueued, taken; // entries [taken, enqueued) are waiting
+    bool stopping;
+};
+
+typedef struct Event {
+    pthread_mutex_t mutex;
+    pthread_cond_t happened;
+    uint64_t recorded;  // host: how often event_record was called
+    uint64_t completed; // worker: how many of those points have been reached
+    double seconds;     // clock_seconds() at the latest completion
+} Event;
+
+// Seconds of a monotonic clock; only differences mean anything.
+static inline double clock_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static inline void sleep_seconds(double seconds) {
+    struct timespec duration;
+    duration.tv_sec = (time_t)seconds;
+    duration.tv_nsec = (long)((seconds - (double)duration.tv_sec) * 1e9);
+    while (nanosleep(&duration, &duration) != 0 && errno == EINTR) {}
+}
+
+static inline void *stream_main(void *argument) {
+    Stream *stream = (Stream *)argument;
+    for (;;) {
+        pthread_mutex_lock(&stream->mutex);
+        while (stream->taken == stream->enqueued && !stream->stopping) { pthread_cond_wait(&stream->changed, &stream->mutex); }
+        if (stream->taken == stream->enqueued) {
+            pthread_mutex_unlock(&stream->mutex);
+            return NULL;
+        }
+        StreamEntry entry = stream->entries[stream->taken % STREAM_CAPACITY];
+        stream->taken++;
+        pthread_cond_broadcast(&stream->changed);
+        pthread_mutex_unlock(&stream->mutex);
+        entry.task(entry.context, stream);
+    }
+}
+
+static inline Stream *stream_create(const char *name, Team *team) {
+    Stream *stream = (Stream *)calloc(1, sizeof *stream);
+    stream->name = name;
+    stream->team = team;
+    pthread_mutex_init(&stream->mutex, NULL);
+    pthread_cond_init(&stream->changed, NULL);
+    pthread_create(&stream->worker, NULL, stream_main, stream);
+    return stream;
+}
+
+// Puts a task at the end of the stream and returns; waits only while STREAM_CAPACITY tasks are already waiting.
+static inline void stream_run(Stream *stream, StreamTask task, void *context) {
+    pthread_mutex_lock(&stream->mutex);
+    while (stream->enqueued - stream->taken == STREAM_CAPACITY) { pthread_cond_wait(&stream->changed, &stream->mutex); }
+    StreamEntry *entry = &stream->entries[stream->enqueued % STREAM_CAPACITY];
+    entry->task = task;
+    entry->context = context;
+    stream->enqueued++;
+    pthread_cond_broadcast(&stream->changed);
+    pthread_mutex_unlock(&stream->mutex);
+}
+
+// Runs what is still queued, then ends the worker.
+static inline void stream_destroy(Stream *stream) {
+    if (stream == NULL) { return; }
+    pthread_mutex_lock(&stream->mutex);
+    stream->stopping = true;
+    pthread_cond_broadcast(&stream->changed);
+    pthread_mutex_unlock(&stream->mutex);
+    pthread_join(stream->worker, NULL);
+    pthread_cond_destroy(&stream->changed);
+    pthread_mutex_destroy(&stream->mutex);
+    free(stream);
+}
+
+static inline Event *event_create(void) {
+    Event *event = (Event *)calloc(1, sizeof *event);
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_mutex_init(&event->mutex, NULL);
+    pthread_cond_init(&event->happened, &attributes);
+    pthread_condattr_destroy(&attributes);
+    return event;
+}
+
+static inline void event_destroy(Event *event) {
+    if (event == NULL) { return; }
+    pthread_cond_destroy(&event->happened);
+    pthread_mutex_destroy(&event->mutex);
+    free(event);
+}
+
+static inline void event_complete_task(void *context, Stream *stream) {
+    (void)stream;
+    Event *event = (Event *)context;
+    pthread_mutex_lock(&event->mutex);
+    event->completed++;
+    event->seconds = clock_seconds();
+    pthread_cond_broadcast(&event->happened);
+    pthread_mutex_unlock(&event->mutex);
+}
+
+static inline void event_record(Event *event, Stream *stream) {
+    pthread_mutex_lock(&event->mutex);
+    event->recorded++;
+    pthread_mutex_unlock(&event->mutex);
+    stream_run(stream, event_complete_task, event);
+}
+
+// True when every recording so far has happened; an event that was never recorded has happened.
+static inline bool event_query(Event *event) {
+    pthread_mutex_lock(&event->mutex);
+    bool happened = event->completed == event->recorded;
+    pthread_mutex_unlock(&event->mutex);
+    return happened;
+}
+
+// The host waits until every recording so far has happened. False when `timeout_seconds` pass first.
+static inline bool event_wait(Event *event, double timeout_seconds) {
+    struct timespec deadline;
+    clock_gettime(CLOCK_MONOTONIC, &deadline);
+    deadline.tv_sec += (time_t)timeout_seconds + 1;
+    pthread_mutex_lock(&event->mutex);
+    int status = 0;
+    while (event->completed != event->recorded && status != ETIMEDOUT) {
+        status = pthread_cond_timedwait(&event->happened, &event->mutex, &deadline);
+    }
+    bool happened = event->completed == event->recorded;
+    pthread_mutex_unlock(&event->mutex);
+    return happened;
+}
+
+static inline void stream_wait_task(void *context, Stream *stream) {
+    (void)stream;
+    Event *event = (Event *)context;
+    pthread_mutex_lock(&event->mutex);
+    while (event->completed != event->recorded) { pthread_cond_wait(&event->happened, &event->mutex); }
+    pthread_mutex_unlock(&event->mutex);
+}
+
+// Holds the stream until every recording of `event` made so far has happened.
+static inline void stream_wait(Stream *stream, Event *event) { stream_run(stream, stream_wait_task, event); }
+
+// Time stamp of the latest occurrence; call it only when event_query or event_wait has said that it happened.
+static inline double event_seconds(Event *event) {
+    pthread_mutex_lock(&event->mutex);
+    double seconds = event->seconds;
+    pthread_mutex_unlock(&event->mutex);
+    return seconds;
+}
+
+#endif

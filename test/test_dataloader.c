@@ -1,0 +1,503 @@
+// test_dataloader.c: every source gives the tokens that are in it, in an order that depends on nothing but (seed, index); every bad input
+// gives one clear sentence; bytes that nobody meant as tokens never crash. All files are made here, in a directory of their own.
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "dataloader.h"
+
+typedef struct Scratch {
+    char directory[64];
+    char path[160]; // of the last file asked for
+} Scratch;
+
+static const char *scratch_path(Scratch *scratch, const char *name) {
+    snprintf(scratch->path, sizeof scratch->path, "%s/%s", scratch->directory, name);
+    return scratch->path;
+}
+
+static const char *write_file(Scratch *scratch, const char *name, const void *bytes, size_t size) {
+    FILE *file = fopen(scratch_path(scratch, name), "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(bytes, 1, size, file), size);
+    fclose(file);
+    return scratch->path;
+}
+
+// A file of `count` uint16 ids start, start+1, ... modulo `vocabulary`, so that a token tells where it stood.
+static const char *write_ids(Scratch *scratch, const char *name, int count, int start, int vocabulary) {
+    uint16_t *ids = (uint16_t *)malloc((size_t)count * sizeof *ids + 1);
+    for (int i = 0; i < count; i++) { ids[i] = (uint16_t)((start + i) % vocabulary); }
+    write_file(scratch, name, ids, (size_t)count * sizeof *ids);
+    free(ids);
+    return scratch->path;
+}
+
+// A file as llm.c writes it: `said` tokens in the header, `count` of `width` bytes behind it.
+static const char *write_llmc(Scratch *scratch, const char *name, int32_t magic, int32_t version, int32_t said, int count, int width) {
+    size_t size = 1024 + (size_t)count * (size_t)width;
+    uint8_t *bytes = (uint8_t *)calloc(1, size);
+    int32_t header[3] = {magic, version, said};
+    memcpy(bytes, header, sizeof header);
+    for (int i = 0; i < count; i++) {
+        uint32_t id = (uint32_t)i;
+        memcpy(bytes + 1024 + (size_t)i * (size_t)width, &id, (size_t)width);
+    }
+    write_file(scratch, name, bytes, size);
+    free(bytes);
+    return scratch->path;
+}
+
+static bool try_open(DataLoader *loader, const char *path, int T, int vocabulary, bool hold_out, Error *error) {
+    DataRequest request = {path, T, vocabulary, 42, hold_out};
+    error->text[0] = '\0';
+    return data_loader_open(loader, &request, error);
+}
+
+static void open_or_fail(DataLoader *loader, const char *path, int T, int vocabulary, bool hold_out) {
+    Error error;
+    if (!try_open(loader, path, T, vocabulary, hold_out, &error)) { fail_msg("%s", error.text); }
+}
+
+// One clear sentence: it has the words that we expect, names the file where there is one, and has no newline.
+static void expect_refusal(const char *path, int T, int vocabulary, const char *words) {
+    DataLoader loader;
+    Error error;
+    assert_false(try_open(&loader, path, T, vocabulary, true, &error));
+    if (strstr(error.text, words) == NULL) { fail_msg("'%s' does not say '%s'", error.text, words); }
+    assert_null(strchr(error.text, '\n'));
+    if (strcmp(path, "builtin") != 0 && strpbrk(path, "*[") == NULL) { assert_non_null(strstr(error.text, path)); }
+    assert_int_equal(loader.file_count, 0); // nothing to close
+}
+
+static void fill(const DataLoader *loader, bool validation, uint64_t first, int B, int32_t *tokens, int32_t *targets, double *perfect) {
+    Error error = {""};
+    bool good = validation ? data_loader_fill_validation(loader, first, B, tokens, targets, perfect, &error)
+                           : data_loader_fill(loader, first, B, tokens, targets, perfect, &error);
+    if (!good) { fail_msg("%s", error.text); }
+}
+
+// -------------------------------------------------------------------------------------------------------------------------- the order
+
+static void test_permutation_is_a_bijection(void **state) {
+    (void)state;
+    static const uint64_t sizes[] = {1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 64, 97, 100, 255, 256, 257, 1000, 1024, 4099, 65537};
+    static uint8_t seen[65537];
+    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+        uint64_t n = sizes[s], moved = 0;
+        memset(seen, 0, sizeof seen);
+        for (uint64_t i = 0; i < n; i++) {
+            uint64_t image = data_permute(random_hash(1, n), n, i);
+            assert_true(image < n && seen[image] == 0);
+            seen[image] = 1;
+            moved += image != i;
+        }
+        if (n >= 97) { assert_true(moved > n * 9 / 10); }
+    }
+    // Where a domain is too large to visit: distinct inputs stay distinct, and within it.
+    uint64_t n = (UINT64_C(1) << 40) + 12345, previous = 0;
+    for (uint64_t i = 0; i < 1000; i++) {
+        uint64_t image = data_permute(9, n, n - 1 - i);
+        assert_true(image < n && (i == 0 || image != previous));
+        previous = image;
+    }
+}
+
+// Over many keys every window must come first equally often, and neighbours must not stay neighbours.
+static void test_permutation_is_fair(void **state) {
+    (void)state;
+    enum { N = 10, KEYS = 20000 };
+    int first[N] = {0}, neighbours = 0;
+    for (uint64_t key = 0; key < KEYS; key++) {
+        uint64_t a = data_permute(random_hash(7, key), N, 0), b = data_permute(random_hash(7, key), N, 1);
+        first[a]++;
+        neighbours += b == a + 1;
+    }
+    for (int i = 0; i < N; i++) { assert_in_range(first[i], KEYS / N - 250, KEYS / N + 250); } // about 6 standard deviations
+    assert_in_range(neighbours, KEYS / 10 - 300, KEYS / 10 + 300); // nine pairs of ninety
+}
+
+static void test_every_epoch_visits_every_window_once(void **state) {
+    Scratch *scratch = (Scratch *)*state;
+    enum { T = 8, WINDOWS = 100 };
+    int32_t tokens[T], targets[T];
+    double perfect;
+    int order[2][WINDOWS], same = 0;
+    DataLoader loader, other;
+    open_or_fail(&loader, write_ids(scratch, "order.bin", WINDOWS * T + 1, 0, 1000), T, 1000, false);
+    assert_true(data_loader_samples_per_epoch(&loader) == WINDOWS);
+    for (int epoch = 0; epoch < 2; epoch++) {
+        bool seen[WINDOWS] = {false};
+        for (int i = 0; i < WINDOWS; i++) {
+            fill(&loader, false, (uint64_t)(epoch * WINDOWS + i), 1, tokens, targets, &perfect);
+            assert_true(isnan(perfect));
+            assert_int_equal(tokens[0] % T, 0);
+            for (int t = 0; t < T; t++) {
+                assert_int_equal(tokens[t], tokens[0] + t);
+                assert_int_equal(targets[t], tokens[0] + t + 1);
+            }
+            assert_false(seen[tokens[0] / T]);
+            seen[tokens[0] / T] = true;
+            order[epoch][i] = tokens[0] / T;
+        }
+    }
+    DataRequest request = {scratch->path, T, 1000, 43, false};
+    Error error = {""};
+    assert_true(data_loader_open(&other, &request, &error));
+    int same_seed = 0;
+    for (int i = 0; i < WINDOWS; i++) {
+        same += order[0][i] == order[1][i];
+        fill(&other, false, (uint64_t)i, 1, tokens, targets, &perfect);
+        same_seed += order[0][i] == tokens[0] / T;
+    }
+    assert_true(same < 10 && same_seed < 10); // one is expected by chance
+    data_loader_close(&loader);
+    data_loader_close(&other);
+}
+
+static void check_batches_and_ranks(const DataLoader *loader, bool validation) {
+    enum { T = 16, B = 24, RANKS = 4, FIRST = 25 };
+    int32_t batch[2][B * T], single[2][T];
+    double perfect, sum = 0.0, one = 0.0;
+    fill(loader, validation, FIRST, B, batch[0], batch[1], &perfect);
+    for (int b = 0; b < B; b++) {
+        fill(loader, validation, (uint64_t)(FIRST + b), 1, single[0], single[1], &one);
+        assert_memory_equal(single[0], batch[0] + b * T, sizeof single[0]);
+        assert_memory_equal(single[1], batch[1] + b * T, sizeof single[1]);
+        sum += one;
+    }
+    if (loader->builtin) {
+        if (!(fabs(sum / B - perfect) <= 1e-12)) { fail_msg("%g is not %g", sum / B, perfect); }
+    } else {
+        assert_true(isnan(perfect) && isnan(sum));
+    }
+    for (int rank = 0; rank < RANKS; rank++) { // rank r takes samples j*RANKS + r: the same set, whatever RANKS is
+        for (int j = 0; j < B / RANKS; j++) {
+            fill(loader, validation, (uint64_t)(FIRST + j * RANKS + rank), 1, single[0], single[1], &one);
+            assert_memory_equal(single[0], batch[0] + (j * RANKS + rank) * T, sizeof single[0]);
+        }
+    }
+}
+
+static void test_a_batch_is_its_samples(void **state) {
+    Scratch *scratch = (Scratch *)*state;
+    DataLoader loader;
+    open_or_fail(&loader, write_ids(scratch, "batch.bin", 40 * 16 + 1, 0, 1000), 16, 1000, true); // 38 windows: the batch crosses an epoch
+    check_batches_and_ranks(&loader, false);
+    check_batches_and_ranks(&loader, true);
+    data_loader_close(&loader);
+    open_or_fail(&loader, "builtin", 16, 256, true);
+    check_batches_and_ranks(&loader, false);
+    check_batches_and_ranks(&loader, true);
+    data_loader_close(&loader);
+}
+
+// ------------------------------------------------------------------------------------------------------------------------- the sources
+
+static void test_builtin(void **state) {
+    (void)state;
+    enum { T = 256, B = 400 };
+    int32_t *tokens = (int32_t *)malloc(B * T * sizeof *tokens), *targets = (int32_t *)malloc(B * T * sizeof *targets);
+    int32_t validation[T], unused[T];
+    double perfect, one;
+    DataLoader loader;
+    open_or_fail(&loader, "builtin", T, 256, true);
+    assert_true(data_loader_samples_per_epoch(&loader) == 0 && data_loader_validation_samples(&loader) == 0);
+    fill(&loader, false, 1000, B, tokens, targets, &perfect);
+    for (int b = 0; b < B; b++) {
+        assert_int_equal(tokens[b * T], '\n');
+        assert_memory_equal(tokens + b * T + 1, targets + b * T, (T - 1) * sizeof *tokens);
+    }
+    if (!(fabs(perfect - corpus_entropy(T)) <= 0.002)) { fail_msg("%g is far from the entropy %g", perfect, corpus_entropy(T)); }
+    fill(&loader, true, 1000, 1, validation, unused, &one);
+    assert_memory_not_equal(validation, tokens, sizeof validation);
+    Error error;
+    assert_true(data_loader_require(&loader, 100000, 100000, &error));
+    char text[400];
+    data_loader_describe(&loader, text, sizeof text);
+    assert_non_null(strstr(text, "entropy 0.0"));
+    data_loader_close(&loader);
+    expect_refusal("builtin", T, 255, "vocabulary of at least 256");
+    free(tokens);
+    free(targets);
+}
+
+static void test_text_is_bytes(void **state) {
+    Scratch *scratch = (Scratch *)*state;
+    static const char text[] = "\xC3\xA9t\xC3\xA9"; // five bytes, two of them above 127 twice
+    int32_t tokens[4], targets[4];
+    static const int32_t expected[5] = {0xC3, 0xA9, 't', 0xC3, 0xA9};
+    double perfect;
+    DataLoader loader;
+    open_or_fail(&loader, write_file(scratch, "text.txt", text, 5), 4, 256, false);
+    fill(&loader, false, 0, 1, tokens, targets, &perfect);
+    assert_memory_equal(tokens, expected, sizeof tokens);
+    assert_memory_equal(targets, expected + 1, sizeof targets);
+    data_loader_close(&loader);
+    expect_refusal(scratch->path, 4, 255, "vocabulary of at least 256");
+}
+
+static void test_llmc_files(void **state) {
+    Scratch *scratch = (Scratch *)*state;
+    static const int32_t magic[2] = {20240520, 20240801}, version[2] = {1, 7};
+    int32_t tokens[12], targets[12];
+    double perfect;
+    for (int i = 0; i < 2; i++) {
+        DataLoader loader;
+        const char *path = write_llmc(scratch, "llmc.bin", magic[i], version[i], 25, 25, 2 + 2 * i);
+        open_or_fail(&loader, path, 12, 25, false);
+        assert_true(data_loader_samples_per_epoch(&loader) == 2);
+        for (uint64_t s = 0; s < 2; s++) {
+            fill(&loader, true, s, 1, tokens, targets, &perfect);
+            assert_int_equal(tokens[0], 12 * s);
+            assert_int_equal(targets[11], 12 * s + 12);
+        }
+        data_loader_close(&loader);
+        expect_refusal(path, 12, 24, "token 24 at position 24 is beyond the model's vocabulary of 24");
+        expect_refusal(write_llmc(scratch, "cut.bin", magic[i], version[i], 26, 25, 2 + 2 * i), 12, 25, "the header promises 26 tokens");
+        expect_refusal(write_llmc(scratch, "cut.bin", magic[i], version[i], -1, 25, 2 + 2 * i), 12, 25, "the header promises -1 tokens");
+        expect_refusal(write_llmc(scratch, "old.bin", magic[i], 3, 25, 25, 2 + 2 * i), 12, 25, "version 3");
+        char part[40];
+        memset(part, 0, sizeof part);
+        memcpy(part, &magic[i], sizeof magic[i]);
+        expect_refusal(write_file(scratch, "short.bin", part, sizeof part), 12, 25, "ends after 40");
+    }
+    expect_refusal(write_llmc(scratch, "model.bin", 20240326, 3, 25, 25, 2), 12, 25, "magic number 20240326");
+}
+
+static void test_many_files_in_order_of_name(void **state) {
+    Scratch *scratch = (Scratch *)*state;
+    static const char *const patterns[3] = {"parts", "parts/", "parts/train_*.bin"};
+    char directory[160];
+    int32_t tokens[4], targets[4];
+    double perfect;
+    snprintf(directory, sizeof directory, "%s/parts", scratch->directory);
+    assert_int_equal(mkdir(directory, 0700), 0);
+    write_ids(scratch, "parts/train_c.bin", 9, 200, 1000); // windows at 200, 204
+    write_ids(scratch, "parts/train_a.bin", 8, 0, 1000);   // at 0; the rest is too short
+    write_ids(scratch, "parts/train_b.bin", 3, 100, 1000); // none
+    write_ids(scratch, "parts/train_d.bin", 6, 300, 1000); // at 300
+    static const int32_t starts[4] = {0, 200, 204, 300};
+    for (int i = 0; i < 3; i++) {
+        DataLoader loader;
+        if (i == 2) { write_file(scratch, "parts/readme.txt", "not a token file", 16); }
+        open_or_fail(&loader, scratch_path(scratch, patterns[i]), 4, 1000, false);
+        assert_int_equal(loader.file_count, 4);
+        assert_true(data_loader_samples_per_epoch(&loader) == 4);
+        for (uint64_t s = 0; s < 8; s++) { // and again from the start
+            fill(&loader, true, s, 1, tokens, targets, &perfect);
+            assert_int_equal(tokens[0], starts[s % 4]);
+            assert_int_equal(targets[3], starts[s % 4] + 4);
+        }
+        char text[400];
+        data_loader_describe(&loader, text, sizeof text);
+        assert_non_null(strstr(text, "4 files, uint16 ids, 26 tokens, 4 windows of 5"));
+        data_loader_close(&loader);
+    }
+    expect_refusal(scratch_path(scratch, "parts/*"), 4, 1000, "cannot be mixed");
+    DataLoader loader;
+    open_or_fail(&loader, write_ids(scratch, "parts/odd[1]*.bin", 9, 0, 1000), 4, 1000, false); // a name, not a pattern
+    data_loader_close(&loader);
+}
+
+static void test_hold_out(void **state) {
+    Scratch *scratch = (Scratch *)*state;
+    static const int windows[6] = {2, 20, 39, 40, 100, 90000}, expected[6] = {1, 1, 1, 2, 5, 4096};
+    int32_t token, target;
+    double perfect;
+    for (int i = 0; i < 6; i++) {
+        DataLoader loader;
+        open_or_fail(&loader, write_ids(scratch, "hold.bin", windows[i] + 1, 0, 65536), 1, 65536, true);
+        uint64_t training = data_loader_samples_per_epoch(&loader), held = data_loader_validation_samples(&loader);
+        assert_int_equal(held, expected[i]);
+        assert_int_equal(training + held, windows[i]);
+        for (uint64_t s = 0; s < training && s < 500; s++) {
+            fill(&loader, false, s, 1, &token, &target, &perfect);
+            assert_true(windows[i] > 65535 || (uint64_t)token < training);
+        }
+        for (uint64_t s = 0; s < training; s++) { assert_true(data_loader_window(&loader, s) < training); }
+        fill(&loader, true, held - 1, 1, &token, &target, &perfect);
+        assert_int_equal(token, (windows[i] - 1) % 65536);
+        data_loader_close(&loader);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------------------------- bad inputs
+
+static void test_bad_paths_and_files(void **state) {
+    Scratch *scratch = (Scratch *)*state;
+    expect_refusal(scratch_path(scratch, "missing.bin"), 8, 256, "there is no file");
+    expect_refusal(scratch_path(scratch, "missing_*.bin"), 8, 256, "no file matches the pattern");
+    char directory[160];
+    snprintf(directory, sizeof directory, "%s/empty", scratch->directory);
+    assert_int_equal(mkdir(directory, 0700), 0);
+    expect_refusal(directory, 8, 256, "holds no .bin file");
+    expect_refusal(scratch_path(scratch, "empt[y]"), 8, 256, "is not a regular file");
+    snprintf(directory, sizeof directory, "%s/pipe", scratch->directory);
+    assert_int_equal(mkfifo(directory, 0600), 0);
+    expect_refusal(directory, 8, 256, "is not a regular file");
+    expect_refusal(write_file(scratch, "none.txt", "", 0), 8, 256, "is empty");
+    expect_refusal(write_file(scratch, "none.bin", "", 0), 8, 256, "is empty");
+    expect_refusal(write_file(scratch, "odd.bin", "abcde", 5), 8, 65536, "odd");
+}
+
+static void test_too_little_data(void **state) {
+    Scratch *scratch = (Scratch *)*state;
+    DataLoader loader;
+    Error error;
+    expect_refusal(write_ids(scratch, "little.bin", 8, 0, 100), 8, 100, "holds 0 windows of 9 tokens: lower --seq-len to at most 3");
+    open_or_fail(&loader, scratch->path, 3, 100, true); // the advice works
+    data_loader_close(&loader);
+    expect_refusal(scratch->path, 4, 100, "holds 1 window of 5 tokens, and validation takes it");
+    expect_refusal(write_ids(scratch, "one.bin", 1, 0, 100), 8, 100, "even --seq-len 1 does not fit");
+
+    open_or_fail(&loader, write_ids(scratch, "some.bin", 20 * 64 + 1, 0, 100), 64, 100, true); // 19 windows and 1
+    assert_true(data_loader_require(&loader, 4, 4, &error));
+    assert_false(data_loader_require(&loader, 4, 5, &error));
+    assert_non_null(strstr(error.text, "holds 19 windows of 65 tokens (and 1 for validation), but 4 ranks x --micro-batch 5 need 20: "));
+    int micro_batch = 0, sequence_length = 0;
+    const char *remedy = strstr(error.text, "lower");
+    assert_int_equal(sscanf(remedy, "lower --micro-batch to %d or --seq-len to %d", &micro_batch, &sequence_length), 2);
+    assert_true(data_loader_require(&loader, 4, micro_batch, &error) && !data_loader_require(&loader, 4, micro_batch + 1, &error));
+    data_loader_close(&loader);
+    open_or_fail(&loader, scratch->path, sequence_length, 100, true);
+    assert_true(data_loader_require(&loader, 4, 5, &error));
+    data_loader_close(&loader);
+    open_or_fail(&loader, scratch->path, sequence_length + 1, 100, true); // it is the longest that fits
+    assert_false(data_loader_require(&loader, 4, 5, &error));
+    assert_false(data_loader_require(&loader, 1000, 1, &error)); // 1000 ranks: a shorter sequence is the only way
+    assert_non_null(strstr(error.text, "lower --seq-len to 1, or start at most"));
+    assert_false(data_loader_require(&loader, 2, 1000000000, &error));
+    assert_null(strstr(error.text, "--seq-len to"));
+    assert_false(data_loader_require(&loader, 2000000000, 2000000000, &error));
+    assert_non_null(strstr(error.text, "need 4000000000000000000: start at most"));
+    data_loader_close(&loader);
+}
+
+// What was not checked at open is checked when it is read: here the loader is told of a smaller vocabulary afterwards.
+static void test_bad_token_at_fill(void **state) {
+    Scratch *scratch = (Scratch *)*state;
+    int32_t tokens[16], targets[16];
+    double perfect;
+    Error error = {""};
+    DataLoader loader;
+    open_or_fail(&loader, write_ids(scratch, "late.bin", 17, 0, 100), 8, 17, false);
+    loader.vocabulary = 16;
+    assert_true(data_loader_fill_validation(&loader, 0, 1, tokens, targets, &perfect, &error));
+    assert_false(data_loader_fill_validation(&loader, 0, 2, tokens, targets, &perfect, &error));
+    assert_non_null(strstr(error.text, "late.bin: token 16 at position 16 is beyond the model's vocabulary of 16"));
+    assert_false(data_loader_fill(&loader, 0, 2, tokens, targets, &perfect, &error));
+    loader.vocabulary = 8; // the very first id of a window
+    assert_false(data_loader_fill_validation(&loader, 1, 1, tokens, targets, &perfect, &error));
+    assert_non_null(strstr(error.text, "token 8 at position 8"));
+    data_loader_close(&loader);
+}
+
+// The block-wise scan finds the first bad id wherever it stands.
+static void test_scan_finds_the_position(void **state) {
+    Scratch *scratch = (Scratch *)*state;
+    enum { COUNT = 200000 };
+    static const int positions[5] = {0, 65535, 65536, 131077, COUNT - 1};
+    static uint16_t ids[COUNT];
+    for (int i = 0; i < 5; i++) {
+        char words[100];
+        memset(ids, 0, sizeof ids);
+        ids[positions[i]] = 50257;
+        ids[COUNT - 1] = 50257;
+        snprintf(words, sizeof words, "token 50257 at position %d is beyond the model's vocabulary of 50257", positions[i]);
+        expect_refusal(write_file(scratch, "scan.bin", ids, sizeof ids), 1024, 50257, words);
+    }
+}
+
+// Whatever the bytes are: a refusal with a sentence, or batches of valid ids. The sanitizers watch.
+static void test_random_bytes_never_crash(void **state) {
+    Scratch *scratch = (Scratch *)*state;
+    static uint8_t bytes[4096];
+    int32_t tokens[3 * 5], targets[3 * 5];
+    double perfect;
+    int opened = 0;
+    Random random = {1};
+    for (int round = 0; round < 3000; round++) {
+        static const int32_t magic[4] = {20240520, 20240801, 20240326, 0};
+        size_t size = random_bits(&random) % (round % 2 == 0 ? sizeof bytes : 1100);
+        int width = round % 4 == 1 ? 4 : 2;
+        for (size_t i = 0; i < sizeof bytes; i++) { bytes[i] = (uint8_t)(random_bits(&random) >> 60); }
+        int32_t header[3] = {magic[round % 4], round % 4 == 1 ? 7 : 1, ((int32_t)size - 1024) / width};
+        if (round % 16 == 15) { header[round % 3] ^= (int32_t)(1u << (random_bits(&random) % 32)); }
+        if (round % 4 != 3) { memcpy(bytes, header, sizeof header); }
+        const char *path = write_file(scratch, round % 5 == 4 ? "fuzz.txt" : "fuzz.bin", bytes, size);
+        DataLoader loader;
+        Error error;
+        int vocabulary = round % 3 == 0 ? 256 : round % 3 == 1 ? 65536 : 0x10000000;
+        if (!try_open(&loader, path, 5, vocabulary, round % 2 == 0, &error)) {
+            assert_true(error_is_set(&error));
+            continue;
+        }
+        opened++;
+        assert_true(data_loader_samples_per_epoch(&loader) > 0);
+        for (int i = 0; i < 4; i++) {
+            bool good = i % 2 == 0 ? data_loader_fill(&loader, random_bits(&random) >> 8, 3, tokens, targets, &perfect, &error)
+                                   : data_loader_fill_validation(&loader, random_bits(&random) >> 8, 3, tokens, targets, &perfect, &error);
+            assert_true(good);
+            for (int t = 0; t < 15; t++) {
+                assert_in_range(tokens[t], 0, vocabulary - 1);
+                assert_in_range(targets[t], 0, vocabulary - 1);
+            }
+        }
+        data_loader_close(&loader);
+    }
+    assert_true(opened > 300); // the valid ones among them were read
+}
+
+// ----------------------------------------------------------------------------------------------------------------------------- the rest
+
+static int make_scratch(void **state) {
+    Scratch *scratch = (Scratch *)calloc(1, sizeof *scratch);
+    snprintf(scratch->directory, sizeof scratch->directory, "/tmp/test_dataloader_XXXXXX");
+    *state = scratch;
+    return mkdtemp(scratch->directory) == NULL;
+}
+
+static void remove_directory(const char *path) {
+    DIR *directory = opendir(path);
+    for (struct dirent *entry; directory != NULL && (entry = readdir(directory)) != NULL;) {
+        char name[600];
+        snprintf(name, sizeof name, "%s/%s", path, entry->d_name);
+        if (entry->d_name[0] != '.' && unlink(name) != 0) { remove_directory(name); }
+    }
+    if (directory != NULL) { closedir(directory); }
+    rmdir(path);
+}
+
+static int remove_scratch(void **state) {
+    remove_directory(((Scratch *)*state)->directory);
+    free(*state);
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_permutation_is_a_bijection),
+        cmocka_unit_test(test_permutation_is_fair),
+        cmocka_unit_test(test_every_epoch_visits_every_window_once),
+        cmocka_unit_test(test_a_batch_is_its_samples),
+        cmocka_unit_test(test_builtin),
+        cmocka_unit_test(test_text_is_bytes),
+        cmocka_unit_test(test_llmc_files),
+        cmocka_unit_test(test_many_files_in_order_of_name),
+        cmocka_unit_test(test_hold_out),
+        cmocka_unit_test(test_bad_paths_and_files),
+        cmocka_unit_test(test_too_little_data),
+        cmocka_unit_test(test_bad_token_at_fill),
+        cmocka_unit_test(test_scan_finds_the_position),
+        cmocka_unit_test(test_random_bytes_never_crash),
+    };
+    return cmocka_run_group_tests_name("dataloader", tests, make_scratch, remove_scratch);
+}

@@ -1,0 +1,535 @@
+// test_gpt_neo.c: the model against Hugging Face's values, against finite differences, and against itself (threads, calls, accumulation).
+//
+// Reference files: test/reference, made by dev/reference (its README has the format). ACCO_REFERENCE names another directory.
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <setjmp.h>
+
+#include <cmocka.h>
+#include <math.h>
+#include <stdio.h>
+
+#include "gpt_neo.h"
+
+// ---- a safetensors file, read whole
+
+typedef struct Tensors {
+    char *bytes;
+    json_t *header;
+    const char *data;
+} Tensors;
+
+static Tensors tensors_open(const char *name) {
+    Tensors tensors;
+    char path[1024];
+    const char *directory = getenv("ACCO_REFERENCE");
+    snprintf(path, sizeof path, "%s/%s.safetensors", directory != NULL ? directory : "test/reference", name);
+    FILE *file = fopen(path, "rb");
+    if (file == NULL) { fail_msg("cannot open %s: run from the project's root", path); }
+    fseek(file, 0, SEEK_END);
+    size_t size = (size_t)ftell(file);
+    rewind(file);
+    tensors.bytes = (char *)malloc(size);
+    assert_true(fread(tensors.bytes, 1, size, file) == size);
+    fclose(file);
+    uint64_t length;
+    memcpy(&length, tensors.bytes, sizeof length);
+    tensors.header = json_loadb(tensors.bytes + 8, (size_t)length, 0, NULL);
+    assert_non_null(tensors.header);
+    tensors.data = tensors.bytes + 8 + length;
+    return tensors;
+}
+
+static void tensors_close(Tensors *tensors) {
+    json_decref(tensors->header);
+    free(tensors->bytes);
+}
+
+static const void *tensors_get(const Tensors *tensors, const char *name) {
+    const json_t *offsets = json_object_get(json_object_get(tensors->header, name), "data_offsets");
+    if (offsets == NULL) { fail_msg("the reference has no %s", name); }
+    return tensors->data + json_integer_value(json_array_get(offsets, 0));
+}
+
+static const char *tensors_text(const Tensors *tensors, const char *key) {
+    return json_string_value(json_object_get(json_object_get(tensors->header, "__metadata__"), key));
+}
+
+static double tensors_number(const Tensors *tensors, const char *key) { return atof(tensors_text(tensors, key)); }
+
+// ---- a model with its memory
+
+typedef struct Fixture {
+    GptNeoConfig config;
+    ParameterTable table;
+    Arena arena;
+    GptNeo model;
+    Stream stream; // only its team is used: kernels run on the calling thread and the team
+    float *parameters, *gradients;
+    int32_t *tokens, *targets;
+} Fixture;
+
+static void fixture_open(Fixture *fixture, const GptNeoConfig *config, int B, int T, int threads) {
+    Error error;
+    memset(fixture, 0, sizeof *fixture);
+    fixture->config = *config;
+    gpt_neo_parameter_table(config, &fixture->table);
+    size_t bytes = fixture->table.parameter_count * sizeof(float);
+    arena_reserve(&fixture->arena, MEMORY_PARAMETERS, "parameters", bytes, &fixture->parameters);
+    arena_reserve(&fixture->arena, MEMORY_GRADIENTS, "gradients", bytes, &fixture->gradients);
+    gpt_neo_reserve(&fixture->model, &fixture->arena, config, B, T, threads);
+    assert_true(arena_commit(&fixture->arena, &error));
+    fixture->stream.team = team_create(threads, true);
+    fixture->tokens = (int32_t *)malloc((size_t)(B * T) * sizeof(int32_t));
+    fixture->targets = (int32_t *)malloc((size_t)(B * T) * sizeof(int32_t));
+    Random random;
+    random.state = 7;
+    for (int i = 0; i < B * T; i++) {
+        fixture->tokens[i] = (int32_t)(random_uniform(&random) * config->vocabulary);
+        fixture->targets[i] = random_uniform(&random) < 0.2 ? -1 : (int32_t)(random_uniform(&random) * config->vocabulary);
+    }
+    for (size_t i = 0; i < fixture->table.parameter_count; i++) { fixture->parameters[i] = (float)(0.3 * random_normal(&random)); }
+}
+
+static void fixture_close(Fixture *fixture) {
+    team_destroy(fixture->stream.team);
+    arena_release(&fixture->arena);
+    parameter_table_free(&fixture->table);
+    free(fixture->tokens);
+    free(fixture->targets);
+}
+
+static float fixture_gradients(Fixture *fixture) {
+    return gpt_neo_loss_and_gradients(&fixture->model, &fixture->stream, fixture->parameters, fixture->gradients, fixture->tokens,
+                                      fixture->targets);
+}
+
+static GptNeoConfig small_config(int layers, int channels, int heads, int inner, int window, int positions, int vocabulary) {
+    GptNeoConfig config;
+    memset(&config, 0, sizeof config);
+    config.layers = layers;
+    config.channels = channels;
+    config.heads = heads;
+    config.inner = inner;
+    config.window = window;
+    config.positions = positions;
+    config.vocabulary = vocabulary;
+    config.epsilon = 1e-5f;
+    for (int l = 0; l < layers; l++) { config.local[l] = l % 2 == 1; }
+    return config;
+}
+
+static void assert_close(const char *what, const float *got, const float *expected, size_t count, double tolerance) {
+    double worst = 0.0;
+    for (size_t i = 0; i < count; i++) {
+        double allowed = tolerance * fmax(1.0, fabs((double)expected[i])), difference = fabs((double)got[i] - (double)expected[i]);
+        if (!(difference <= allowed)) { fail_msg("%s[%zu]: %.9g, expected %.9g", what, i, (double)got[i], (double)expected[i]); }
+        worst = fmax(worst, difference);
+    }
+    if (getenv("ACCO_TEST_VERBOSE") != NULL) { printf("%-60s %.2e\n", what, worst); }
+}
+
+// ---- parity with Hugging Face
+
+static GptNeoConfig reference_config(const Tensors *tensors) {
+    const char *layers = tensors_text(tensors, "layers");
+    GptNeoConfig config = small_config((int)strlen(layers), (int)tensors_number(tensors, "channels"), (int)tensors_number(tensors, "heads"),
+                                       (int)tensors_number(tensors, "inner"), (int)tensors_number(tensors, "window"),
+                                       (int)tensors_number(tensors, "positions"), (int)tensors_number(tensors, "vocabulary"));
+    for (int l = 0; l < config.layers; l++) { config.local[l] = layers[l] == 'l'; }
+    config.epsilon = (float)tensors_number(tensors, "layer_norm_epsilon");
+    return config;
+}
+
+// The weights of the reference are made from their names.
+static void reference_weights(const Tensors *tensors, const ParameterInfo *entry, float *weights) {
+    size_t length = strlen(entry->name);
+    bool bias = strcmp(entry->name + length - 5, ".bias") == 0, layernorm = strstr(entry->name, ".ln_") != NULL;
+    bool embedding = strstr(entry->name, ".wte.") != NULL || strstr(entry->name, ".wpe.") != NULL;
+    const char *key = bias ? "scale_biases" : layernorm ? "scale_layernorm" : embedding ? "scale_embeddings" : "scale_matrices";
+    float constant = layernorm && !bias ? 1.0f : 0.0f, scale = (float)tensors_number(tensors, key);
+    Random random;
+    random.state = UINT64_C(0xCBF29CE484222325);
+    for (const char *c = entry->name; *c != '\0'; c++) { random.state = (random.state ^ (uint8_t)*c) * UINT64_C(0x100000001B3); }
+    random.state ^= (uint64_t)tensors_number(tensors, "seed");
+    for (size_t i = 0; i < entry->count; i++) {
+        weights[i] = constant + (float)((int)(random_bits(&random) >> 48) - 32768) / 32768.0f * scale;
+    }
+}
+
+static void check_logits(Fixture *fixture, const Tensors *tensors) {
+    int rows = (int)gpt_neo_rows(&fixture->model), V = fixture->config.vocabulary;
+    float *logits = (float *)malloc((size_t)rows * (size_t)V * sizeof(float));
+    matmul_forward(&fixture->stream, logits, gpt_neo_hidden(&fixture->model), fixture->parameters, rows, fixture->config.channels, V);
+    assert_close("logits", logits, (const float *)tensors_get(tensors, "logits"), (size_t)rows * (size_t)V, 1e-5);
+    free(logits);
+}
+
+// One step of AdamW in double, written out: the kernel of the optimizer has its own tests.
+static void adamw_step(Fixture *fixture, const Tensors *tensors, int step, double *moments) {
+    double beta1 = tensors_number(tensors, "beta1"), beta2 = tensors_number(tensors, "beta2"), rate = tensors_number(tensors, "learning_rate");
+    double decay = tensors_number(tensors, "weight_decay"), epsilon = tensors_number(tensors, "epsilon");
+    for (int i = 0; i < fixture->table.count; i++) {
+        const ParameterInfo *entry = &fixture->table.entries[i];
+        for (size_t j = entry->offset; j < entry->offset + entry->count; j++) {
+            double gradient = (double)fixture->gradients[j], *m = &moments[2 * j], *v = m + 1;
+            *m = beta1 * *m + (1.0 - beta1) * gradient;
+            *v = beta2 * *v + (1.0 - beta2) * gradient * gradient;
+            double kept = (double)fixture->parameters[j] * (1.0 - (entry->is_matrix ? rate * decay : 0.0));
+            fixture->parameters[j] =
+                (float)(kept - rate * (*m / (1.0 - pow(beta1, step))) / (sqrt(*v / (1.0 - pow(beta2, step))) + epsilon));
+        }
+    }
+}
+
+static void check_tensors(Fixture *fixture, const Tensors *tensors, const char *prefix, const float *values) {
+    for (int i = 0; i < fixture->table.count; i++) {
+        const ParameterInfo *entry = &fixture->table.entries[i];
+        char name[128];
+        snprintf(name, sizeof name, "%s.%s", prefix, entry->name);
+        assert_close(name, values + entry->offset, (const float *)tensors_get(tensors, name), entry->count, 1e-5);
+    }
+}
+
+static void check_reference(const char *name, int threads) {
+    Tensors tensors = tensors_open(name);
+    GptNeoConfig config = reference_config(&tensors);
+    int B = (int)tensors_number(&tensors, "batch_size"), T = (int)tensors_number(&tensors, "sequence_length");
+    Fixture fixture;
+    fixture_open(&fixture, &config, B, T, threads);
+    size_t bytes = (size_t)(B * T) * sizeof(int32_t), parameters = fixture.table.parameter_count;
+    memcpy(fixture.tokens, tensors_get(&tensors, "tokens"), bytes);
+    memcpy(fixture.targets, tensors_get(&tensors, "targets"), bytes);
+    for (int i = 0; i < fixture.table.count; i++) {
+        reference_weights(&tensors, &fixture.table.entries[i], fixture.parameters + fixture.table.entries[i].offset);
+    }
+    const double *losses = (const double *)tensors_get(&tensors, "losses");
+    double *moments = (double *)calloc(2 * parameters, sizeof(double));
+    int steps = (int)tensors_number(&tensors, "steps");
+    for (int step = 0; step < steps; step++) {
+        float forward = gpt_neo_loss(&fixture.model, &fixture.stream, fixture.parameters, fixture.tokens, fixture.targets);
+        memset(fixture.gradients, 0, parameters * sizeof(float));
+        float loss = fixture_gradients(&fixture), expected = (float)losses[step];
+        assert_true(forward == loss);
+        assert_close("loss", &loss, &expected, 1, 1e-5);
+        if (step == 0) {
+            check_logits(&fixture, &tensors);
+            check_tensors(&fixture, &tensors, "grad", fixture.gradients);
+        }
+        adamw_step(&fixture, &tensors, step + 1, moments);
+    }
+    check_tensors(&fixture, &tensors, "after", fixture.parameters);
+    free(moments);
+    fixture_close(&fixture);
+    tensors_close(&tensors);
+}
+
+static void test_window_below_length(void **state) {
+    (void)state;
+    check_reference("window_below_length", 1);
+}
+
+static void test_window_above_length(void **state) {
+    (void)state;
+    check_reference("window_above_length", 2);
+}
+
+static void test_masked_targets(void **state) {
+    (void)state;
+    check_reference("masked_targets", 3);
+}
+
+// ---- finite differences
+
+// d(loss)/d(parameter) by central differences at several steps of a float loss: loose, but independent of any other program.
+static void check_differences(const GptNeoConfig *config, int B, int T) {
+    Fixture fixture;
+    fixture_open(&fixture, config, B, T, 2);
+    fixture_gradients(&fixture);
+    for (int i = 0; i < fixture.table.count; i++) {
+        const ParameterInfo *entry = &fixture.table.entries[i];
+        // Along the direction of the tensor's own gradient the derivative of the loss is the gradient's norm.
+        float *gradient = fixture.gradients + entry->offset, *parameters = fixture.parameters + entry->offset;
+        double square = 0.0, difference = 0.0, step = 2e-3;
+        for (size_t j = 0; j < entry->count; j++) { square += (double)gradient[j] * (double)gradient[j]; }
+        double norm = sqrt(square);
+        if (norm < 1e-3) { continue; }
+        float *saved = (float *)malloc(entry->count * sizeof(float));
+        memcpy(saved, parameters, entry->count * sizeof(float));
+        // Fourth-order central difference.
+        const double weights[4] = {-1.0 / 12, 8.0 / 12, -8.0 / 12, 1.0 / 12}, places[4] = {2, 1, -1, -2};
+        for (int k = 0; k < 4; k++) {
+            for (size_t j = 0; j < entry->count; j++) { parameters[j] = saved[j] + (float)(places[k] * step / norm * (double)gradient[j]); }
+            float loss = gpt_neo_loss(&fixture.model, &fixture.stream, fixture.parameters, fixture.tokens, fixture.targets);
+            difference += weights[k] * (double)loss / step;
+        }
+        memcpy(parameters, saved, entry->count * sizeof(float));
+        free(saved);
+        if (!(fabs(difference - norm) <= 2e-3 * norm + 1e-3)) { fail_msg("%s: %.6g by differences, %.6g", entry->name, difference, norm); }
+    }
+    fixture_close(&fixture);
+}
+
+static void test_finite_differences(void **state) {
+    (void)state;
+    GptNeoConfig deep = small_config(3, 12, 3, 20, 4, 11, 17), one = small_config(1, 8, 1, 8, 2, 4, 3);
+    check_differences(&deep, 2, 9);
+    check_differences(&one, 1, 1);
+}
+
+// ---- against itself
+
+static void fixture_copy_inputs(Fixture *to, const Fixture *from) {
+    size_t bytes = gpt_neo_rows(&from->model) * sizeof(int32_t);
+    memcpy(to->tokens, from->tokens, bytes);
+    memcpy(to->targets, from->targets, bytes);
+    memcpy(to->parameters, from->parameters, from->table.parameter_count * sizeof(float));
+}
+
+static void check_same_bits(const GptNeoConfig *config, int B, int T) {
+    Fixture one, three;
+    fixture_open(&one, config, B, T, 1);
+    fixture_open(&three, config, B, T, 3);
+    fixture_copy_inputs(&three, &one);
+    size_t bytes = one.table.parameter_count * sizeof(float);
+    float loss = fixture_gradients(&one);
+    for (int repetition = 0; repetition < 3; repetition++) {
+        memset(three.gradients, 0, bytes);
+        assert_true(fixture_gradients(&three) == loss);
+        assert_memory_equal(three.gradients, one.gradients, bytes);
+    }
+    fixture_close(&one);
+    fixture_close(&three);
+}
+
+static void test_threads_do_not_change_bits(void **state) {
+    (void)state;
+    GptNeoConfig odd = small_config(2, 48, 4, 100, 21, 150, 1001), wide = small_config(1, 768, 12, 3072, 64, 128, 5003);
+    check_same_bits(&odd, 3, 131);
+    check_same_bits(&odd, 1, 1);
+    check_same_bits(&wide, 4, 128);
+}
+
+static void test_gradients_accumulate(void **state) {
+    (void)state;
+    GptNeoConfig config = small_config(2, 32, 4, 50, 9, 40, 67);
+    Fixture fixture;
+    fixture_open(&fixture, &config, 2, 33, 2);
+    size_t count = fixture.table.parameter_count;
+    float *once = (float *)malloc(count * sizeof(float));
+    fixture_gradients(&fixture);
+    memcpy(once, fixture.gradients, count * sizeof(float));
+    fixture_gradients(&fixture);
+    for (size_t i = 0; i < count; i++) {
+        if (!(fabsf(fixture.gradients[i] - 2.0f * once[i]) <= 1e-5f * fmaxf(1.0f, fabsf(once[i])))) { fail_msg("element %zu", i); }
+    }
+    free(once);
+    fixture_close(&fixture);
+}
+
+static void test_no_target_counts(void **state) {
+    (void)state;
+    GptNeoConfig config = small_config(2, 16, 2, 24, 3, 8, 19);
+    Fixture fixture;
+    fixture_open(&fixture, &config, 2, 8, 2);
+    for (int i = 0; i < 16; i++) { fixture.targets[i] = i % 2 == 0 ? -1 : -100; }
+    assert_true(fixture_gradients(&fixture) == 0.0f);
+    for (size_t i = 0; i < fixture.table.parameter_count; i++) { assert_true(fixture.gradients[i] == 0.0f); }
+    assert_true(gpt_neo_loss(&fixture.model, &fixture.stream, fixture.parameters, fixture.tokens, fixture.targets) == 0.0f);
+    fixture_close(&fixture);
+}
+
+static void test_nan_is_seen(void **state) {
+    (void)state;
+    GptNeoConfig config = small_config(2, 16, 2, 24, 3, 8, 19);
+    for (int i = 0; i < gpt_neo_tensor_count(&config); i++) {
+        Fixture fixture;
+        fixture_open(&fixture, &config, 2, 8, 2);
+        const ParameterInfo *entry = &fixture.table.entries[i];
+        size_t row = i == GPT_NEO_WTE ? (size_t)fixture.tokens[0] * 16 : 0; // of wte, a row that is used
+        fixture.parameters[entry->offset + row] = NAN;
+        if (!isnan(fixture_gradients(&fixture))) { fail_msg("NaN in %s is lost", entry->name); }
+        fixture_close(&fixture);
+    }
+}
+
+// A small chunk of logits must give what one chunk gives.
+static void test_chunks_of_logits(void **state) {
+    (void)state;
+    GptNeoConfig config = small_config(1, 24, 2, 30, 5, 20, 53);
+    Fixture whole, parts;
+    fixture_open(&whole, &config, 2, 19, 2);
+    fixture_open(&parts, &config, 2, 19, 2);
+    fixture_copy_inputs(&parts, &whole);
+    parts.model.chunk = 7;
+    float loss = fixture_gradients(&whole);
+    assert_true(fixture_gradients(&parts) == loss);
+    assert_close("chunked gradients", parts.gradients, whole.gradients, whole.table.parameter_count, 1e-6);
+    fixture_close(&whole);
+    fixture_close(&parts);
+    assert_int_equal(gpt_neo_chunk_rows(38, 53), 38);
+    assert_true((size_t)gpt_neo_chunk_rows(8192, 50257) * 50257 * 4 <= GPT_NEO_LOGITS_BYTES);
+    assert_int_equal(gpt_neo_chunk_rows(5, 1 << 24), 2);
+    assert_int_equal(gpt_neo_chunk_rows(5, 1 << 30), 1);
+}
+
+// ---- configuration and table
+
+static void test_presets(void **state) {
+    (void)state;
+    const struct {
+        const char *name;
+        size_t parameters;
+    } expected[5] = {{"tiny", 857344}, {"36M", 36810240}, {"125M", 124412160}, {"1.3B", 1315575808}, {"2.7B", 2651307520}};
+    for (int i = 0; i < 5; i++) {
+        GptNeoConfig config;
+        Error error;
+        ParameterTable table;
+        assert_true(gpt_neo_config_find(expected[i].name, &config, &error));
+        gpt_neo_parameter_table(&config, &table);
+        assert_int_equal(table.parameter_count, expected[i].parameters);
+        assert_true(!config.local[0] && config.local[1]);
+        size_t offset = 0;
+        for (int t = 0; t < table.count; t++) {
+            assert_int_equal(table.entries[t].offset, offset);
+            offset += table.entries[t].count;
+        }
+        assert_string_equal(table.entries[GPT_NEO_WTE].name, "transformer.wte.weight");
+        assert_string_equal(table.entries[gpt_neo_tensor(1, TENSOR_K)].name, "transformer.h.1.attn.attention.k_proj.weight");
+        assert_string_equal(table.entries[gpt_neo_tensor(2, TENSOR_PROJ_BIAS)].name, "transformer.h.2.mlp.c_proj.bias");
+        assert_string_equal(table.entries[gpt_neo_ln_f(&config) + 1].name, "transformer.ln_f.bias");
+        assert_true(table.entries[gpt_neo_tensor(0, TENSOR_FC_WEIGHT)].rows == 4 * config.channels);
+        parameter_table_free(&table);
+    }
+}
+
+static void test_flops(void **state) {
+    (void)state;
+    GptNeoConfig config;
+    Error error;
+    assert_true(gpt_neo_config_find("125M", &config, &error));
+    assert_true(gpt_neo_mean_keys(&config, 0, 1024) == 512.5);
+    assert_true(fabs(gpt_neo_mean_keys(&config, 1, 1024) - 224.125) < 1e-9);
+    assert_true(gpt_neo_mean_keys(&config, 1, 256) == 128.5);
+    double matrices = 768.0 * 50257 + 12 * 12 * 768.0 * 768.0;
+    assert_true(fabs(gpt_neo_flops_per_token(&config, 1024) - 6 * matrices - 6.0 * 6 * (512.5 + 224.125) * 2 * 768) < 1.0);
+}
+
+static void test_initialization(void **state) {
+    (void)state;
+    GptNeoConfig config;
+    Error error;
+    ParameterTable table;
+    assert_true(gpt_neo_config_find("tiny", &config, &error));
+    gpt_neo_parameter_table(&config, &table);
+    size_t count = table.parameter_count;
+    float *first = (float *)malloc(count * sizeof(float)), *second = (float *)malloc(count * sizeof(float));
+    gpt_neo_initialize(&table, 5, first);
+    gpt_neo_initialize(&table, 5, second);
+    assert_memory_equal(first, second, count * sizeof(float));
+    gpt_neo_initialize(&table, 6, second);
+    assert_true(memcmp(first, second, count * sizeof(float)) != 0);
+    for (int i = 0; i < table.count; i++) {
+        const ParameterInfo *entry = &table.entries[i];
+        double mean = 0.0, square = 0.0;
+        for (size_t j = 0; j < entry->count; j++) {
+            mean += (double)first[entry->offset + j] / (double)entry->count;
+            square += (double)first[entry->offset + j] * (double)first[entry->offset + j] / (double)entry->count;
+        }
+        if (entry->is_matrix) {
+            assert_true(fabs(mean) < 0.02 * 4.5 / sqrt((double)entry->count));
+            assert_true(fabs(sqrt(square) - 0.02) < 0.02 * 4.5 / sqrt(2.0 * (double)entry->count));
+        } else {
+            assert_true(fabs(mean - (double)entry->fill) < 1e-6);
+        }
+    }
+    free(first);
+    free(second);
+    parameter_table_free(&table);
+}
+
+static char scratch_path[256];
+
+static bool config_from_text(const char *text, GptNeoConfig *config, Error *error) {
+    FILE *file = fopen(scratch_path, "w");
+    assert_non_null(file);
+    fputs(text, file);
+    fclose(file);
+    memset(error, 0, sizeof *error);
+    return gpt_neo_config_find(scratch_path, config, error);
+}
+
+#define CONFIG_START "{\"model_type\":\"gpt_neo\",\"num_layers\":4,\"hidden_size\":768,\"num_heads\":16,\"vocab_size\":50257,"
+#define CONFIG_REST "\"max_position_embeddings\":2048,\"window_size\":256"
+#define CONFIG_TYPES "\"attention_types\":[[[\"global\",\"local\"],2]]"
+
+static void test_config_json(void **state) {
+    (void)state;
+    GptNeoConfig config;
+    Error error;
+    assert_true(config_from_text(CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"intermediate_size\":null,\"attention_layers\":[\"global\","
+                                 "\"local\",\"global\",\"local\"],\"classifier_dropout\":0.1,\"embed_dropout\":0,\"resid_dropout\":0.0,"
+                                 "\"activation_function\":\"gelu_new\",\"layer_norm_epsilon\":1e-5}", &config, &error));
+    assert_true(config.layers == 4 && config.channels == 768 && config.heads == 16 && config.inner == 3072 && config.window == 256);
+    assert_true(config.positions == 2048 && config.vocabulary == 50257 && config.epsilon == 1e-5f);
+    assert_true(!config.local[0] && config.local[1] && !config.local[2] && config.local[3]);
+    const struct {
+        const char *text, *message;
+    } bad[] = {
+        {"{\"model_type\":\"gpt2\"}", "gpt_neo"},
+        {"[1, 2]", "object"},
+        {"{\"model_type\":", "end of file"},
+        {CONFIG_START CONFIG_REST "}", "attention_types"},
+        {CONFIG_START CONFIG_REST ",\"attention_types\":[[[\"global\",\"local\"],3]]}", "num_layers"},
+        {CONFIG_START CONFIG_REST ",\"attention_types\":[[[\"global\",\"local\"],1]]}", "covers 2"},
+        {CONFIG_START CONFIG_REST ",\"attention_types\":[[[\"flash\"],4]]}", "global"},
+        {CONFIG_START CONFIG_REST ",\"attention_types\":[[[],4]]}", "look like"},
+        {CONFIG_START CONFIG_REST ",\"attention_types\":7}", "covers 0"},
+        {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"attention_layers\":[\"local\",\"local\",\"global\",\"local\"]}", "contradict"},
+        {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"attention_layers\":[\"global\"]}", "attention_layers"},
+        {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"resid_dropout\":0.1}", "dropout"},
+        {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"activation_function\":\"gelu\"}", "gelu_new"},
+        {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"num_heads\":7}", "multiple"},
+        {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"hidden_size\":0}", "hidden_size"},
+        {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"num_layers\":97}", "96"},
+        {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"vocab_size\":99999999999}", "vocab_size"},
+        {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"window_size\":-1}", "window_size"},
+        {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"layer_norm_epsilon\":0}", "layer_norm_epsilon"},
+        {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"intermediate_size\":\"big\"}", "intermediate_size"},
+        {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"tie_word_embeddings\":false}", "tie_word_embeddings"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        if (config_from_text(bad[i].text, &config, &error)) { fail_msg("accepted: %s", bad[i].text); }
+        if (strstr(error.text, bad[i].message) == NULL) { fail_msg("\"%s\" does not speak of \"%s\"", error.text, bad[i].message); }
+    }
+    assert_false(gpt_neo_config_find("126M", &config, &error));
+    assert_non_null(strstr(error.text, "125M"));
+    assert_false(gpt_neo_config_find("/no/such/config.json", &config, &error));
+    assert_non_null(strstr(error.text, "/no/such/config.json"));
+}
+
+int main(void) {
+    char directory[] = "/tmp/test_gpt_neo.XXXXXX";
+    if (mkdtemp(directory) == NULL) { return 1; }
+    snprintf(scratch_path, sizeof scratch_path, "%s/config.json", directory);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_window_below_length),
+        cmocka_unit_test(test_window_above_length),
+        cmocka_unit_test(test_masked_targets),
+        cmocka_unit_test(test_finite_differences),
+        cmocka_unit_test(test_threads_do_not_change_bits),
+        cmocka_unit_test(test_gradients_accumulate),
+        cmocka_unit_test(test_no_target_counts),
+        cmocka_unit_test(test_nan_is_seen),
+        cmocka_unit_test(test_chunks_of_logits),
+        cmocka_unit_test(test_presets),
+        cmocka_unit_test(test_flops),
+        cmocka_unit_test(test_initialization),
+        cmocka_unit_test(test_config_json),
+    };
+    int failures = cmocka_run_group_tests(tests, NULL, NULL);
+    remove(scratch_path);
+    remove(directory);
+    return failures;
+}

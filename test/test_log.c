@@ -1,0 +1,406 @@
+// test_log.c: the run directory, the log and its table, and the lines on the terminal.
+
+#include <signal.h>
+#include <sys/resource.h>
+
+#include "harness.h"
+
+#include "../runtime/log.h"
+
+static char scratch[64]; // a directory of this program's own, and where it runs
+static char start_directory[1024];
+
+static char *read_file(const char *path) {
+    FILE *file = fopen(path, "r");
+    if (file == NULL) { fail_msg("cannot read %s", path); }
+    char *text = (char *)calloc(1, 1 << 20);
+    size_t length = fread(text, 1, (1 << 20) - 1, file);
+    text[length] = '\0';
+    fclose(file);
+    return text;
+}
+
+static void expect_text(const char *text, const char *part) {
+    if (strstr(text, part) == NULL) { fail_msg("%s\n  lacks %s", text, part); }
+}
+
+static Report sample_report(void) {
+    Report report;
+    memset(&report, 0, sizeof report);
+    report.commit = 120;
+    report.grads = 480;
+    report.tokens = 983040;
+    report.loss = 1.2345678;
+    report.perfect_loss = 1.1;
+    report.lr = 6e-4;
+    report.grad_norm = 0.85;
+    report.tokens_per_second = 12345;
+    report.compute_ms = 123.4;
+    report.communication_ms = 45.6;
+    report.exposed_ms = 0.7;
+    report.grads_per_commit = 4;
+    report.seconds = 61.5;
+    return report;
+}
+
+// Line `index` of a JSON Lines text, parsed; every line up to it must be one whole object.
+static json_t *parse_line(const char *text, int index) {
+    for (int i = 0;; i++) {
+        const char *end = strchr(text, '\n');
+        if (end == NULL) { fail_msg("no line %d", index); }
+        json_error_t error;
+        json_t *object = json_loadb(text, (size_t)(end - text), 0, &error);
+        if (!json_is_object(object)) { fail_msg("line %d is no object: %s", i, error.text); }
+        if (i == index) { return object; }
+        json_decref(object);
+        text = end + 1;
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------
+
+static void test_human_numbers(void **state) {
+    (void)state;
+    static const struct {
+        double value;
+        const char *text;
+    } counts[] = {{0, "0"},          {7, "7"},           {999, "999"},     {999.4, "999"},    {999.6, "1.00k"},
+                  {1000, "1.00k"},   {12345, "12.3k"},   {99949, "99.9k"}, {99960, "100k"},   {999499, "999k"},
+                  {999950, "1.00M"}, {1500000, "1.50M"}, {2e9, "2.00G"},   {1.5e12, "1.50T"}, {-12345, "-12.3k"},
+                  {NAN, "-"},        {INFINITY, "-"},    {9994, "9.99k"},  {9996, "10.0k"}};
+    static const struct {
+        double seconds;
+        const char *text;
+    } durations[] = {{0, "0:00"},          {6.6, "0:07"}, {59.6, "1:00"}, {754, "12:34"}, {3723, "1:02:03"},
+                     {183840, "2d 03:04"}, {NAN, "?"},    {-1, "?"},      {INFINITY, "?"}};
+    char text[LOG_NUMBER_SIZE];
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+        assert_string_equal(human_count(counts[i].value, text), counts[i].text);
+    }
+    for (size_t i = 0; i < sizeof durations / sizeof durations[0]; i++) {
+        assert_string_equal(human_duration(durations[i].seconds, text), durations[i].text);
+    }
+}
+
+static void test_text_is_repaired(void **state) {
+    (void)state;
+    static const struct {
+        const char *bytes, *text;
+    } cases[] = {{"plain", "plain"},
+                 {"caf\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80", "caf\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80"},
+                 {"\xff\xfe", "??"},
+                 {"a\xc3", "a?"}, // cut off
+                 {"\xc3(", "?("},
+                 {"\xc0\x80", "??"},      // overlong
+                 {"\xe0\x80\x80", "???"}, // overlong
+                 {"\xed\xa0\x80", "???"}, // surrogate
+                 {"\xf0\x80\x80\x80", "????"},
+                 {"\xf4\x90\x80\x80", "????"}, // beyond U+10FFFF
+                 {"\xf0\x9f\x98", "???"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        json_t *string = log_text(cases[i].bytes);
+        assert_non_null(string);
+        assert_string_equal(json_string_value(string), cases[i].text);
+        json_decref(string);
+    }
+    for (int c = 1; c < 65536; c++) { // no pair of bytes makes a string that JSON refuses
+        char pair[3] = {(char)c, (char)(c >> 8), '\0'};
+        json_t *string = log_text(pair);
+        assert_non_null(string);
+        json_decref(string);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------
+
+static void test_directories_are_numbered(void **state) {
+    (void)state;
+    char path[RUN_PATH_SIZE];
+    Error error;
+    assert_true(run_directory_create("auto", "tiny", "acco", path, &error));
+    assert_string_equal(path, "runs/tiny-acco-1");
+    assert_true(run_directory_create("auto", "tiny", "acco", path, &error));
+    assert_string_equal(path, "runs/tiny-acco-2");
+    assert_int_equal(rmdir("runs/tiny-acco-1"), 0);
+    assert_true(run_directory_create("auto", "tiny", "acco", path, &error));
+    assert_string_equal(path, "runs/tiny-acco-1");
+    assert_true(run_directory_create("auto", "/models/my gpt/config.json", "ddp", path, &error));
+    assert_string_equal(path, "runs/my-gpt-ddp-1");
+    static const struct {
+        const char *model, *name;
+    } cases[] = {{"125M", "125M"}, {"a/b.json", "b"}, {"a/b/", "b"},  {"config.json", "config"},
+                 {"/", "model"},   {"..", "model"},   {"a\nb", "a-b"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char name[64];
+        run_directory_model_name(cases[i].model, name);
+        assert_string_equal(name, cases[i].name);
+    }
+}
+
+static void test_directories_that_are_named(void **state) {
+    (void)state;
+    char path[RUN_PATH_SIZE], again[RUN_PATH_SIZE];
+    Error error;
+    Log log;
+    assert_true(run_directory_create("a/b//c", "tiny", "acco", path, &error));
+    assert_string_equal(path, "a/b//c");
+    assert_true(run_directory_create("a/b//c/", "tiny", "acco", path, &error)); // empty: may be used
+    assert_true(log_open(&log, path, &error));
+    log_close(&log);
+    assert_false(run_directory_create("a/b/c", "tiny", "acco", again, &error));
+    expect_text(error.text, "a/b/c already holds the log of a run");
+    assert_false(run_directory_create("a/b/c/log.jsonl", "tiny", "acco", again, &error));
+    expect_text(error.text, "is not a directory");
+    assert_false(run_directory_create("a/b/c/log.jsonl/deeper", "tiny", "acco", again, &error));
+    expect_text(error.text, "Not a directory");
+    assert_false(run_directory_create("/proc/there", "tiny", "acco", again, &error));
+    expect_text(error.text, "cannot create the directory /proc/there");
+}
+
+static void test_directory_without_permission(void **state) {
+    (void)state;
+    char path[RUN_PATH_SIZE];
+    Error error;
+    assert_int_equal(mkdir("closed", 0555), 0);
+    assert_int_equal(chmod(scratch, 0755), 0);
+    uid_t user = geteuid();
+    if (user == 0) { assert_int_equal(seteuid(65534), 0); } // root may write anywhere
+    bool inside = run_directory_create("closed", "tiny", "acco", path, &error);
+    Error below_error;
+    bool below = run_directory_create("closed/below", "tiny", "acco", path, &below_error);
+    Log log;
+    Error log_error;
+    bool opened = log_open(&log, "closed", &log_error);
+    assert_int_equal(seteuid(user), 0);
+    assert_false(inside || below || opened);
+    expect_text(error.text, "cannot write to the directory closed: Permission denied: choose another with --out");
+    expect_text(below_error.text, "cannot create the directory closed/below: Permission denied");
+    expect_text(log_error.text, "cannot open closed/log.jsonl for writing: Permission denied");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------
+
+static void test_report_and_validation(void **state) {
+    (void)state;
+    Log log;
+    Error error;
+    Report report = sample_report();
+    assert_int_equal(mkdir("reports", 0777), 0);
+    assert_true(log_open(&log, "reports", &error));
+    assert_true(log_report(&log, &report, &error));
+    report.loss = NAN;
+    report.grad_norm = INFINITY;
+    report.perfect_loss = -NAN;
+    assert_true(log_report(&log, &report, &error));
+    assert_true(log_validation(&log, 130, 1000000, 70, 1.3, NAN, &error));
+    log_close(&log);
+    char *text = read_file("reports/log.jsonl");
+    static const char *const keys[] = {
+        "event",      "commit",           "grads",      "tokens",           "loss",    "lr",          "grad_norm", "tokens_per_second",
+        "compute_ms", "communication_ms", "exposed_ms", "grads_per_commit", "seconds", "perfect_loss"};
+    json_t *first = parse_line(text, 0), *second = parse_line(text, 1), *third = parse_line(text, 2);
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) { assert_non_null(json_object_get(first, keys[i])); }
+    assert_int_equal(json_object_size(first), sizeof keys / sizeof keys[0]);
+    assert_string_equal(json_string_value(json_object_get(first, "event")), "report");
+    assert_true(json_number_value(json_object_get(first, "loss")) == 1.2345678);
+    assert_true(json_number_value(json_object_get(first, "exposed_ms")) == 0.7);
+    assert_int_equal(json_integer_value(json_object_get(first, "tokens")), 983040);
+    assert_true(json_is_null(json_object_get(second, "loss")) && json_is_null(json_object_get(second, "grad_norm")));
+    assert_string_equal(json_string_value(json_object_get(third, "event")), "validation");
+    assert_true(json_is_null(json_object_get(third, "perfect_loss")));
+    expect_text(text, "\"lr\":0.0006,");
+    free(text);
+    json_decref(first);
+    json_decref(second);
+    json_decref(third);
+    text = read_file("reports/progress.tsv");
+    assert_string_equal(text, "commit\ttokens\tseconds\tloss\tvalidation_loss\tlearning_rate\tgradient_norm\ttokens_per_second\n"
+                              "120\t983040\t61.5\t1.2345678\tnan\t0.0006\t0.85\t12345\n"
+                              "120\t983040\t61.5\tnan\tnan\t0.0006\tnan\t12345\n"
+                              "130\t1000000\t70\tnan\t1.3\tnan\tnan\tnan\n");
+    free(text);
+}
+
+static void test_opening_again_appends(void **state) {
+    (void)state;
+    Log log;
+    Error error;
+    assert_int_equal(mkdir("again", 0777), 0);
+    for (int i = 0; i < 3; i++) {
+        assert_true(log_open(&log, "again", &error));
+        assert_true(log_event(&log, json_pack("{s:s, s:i, s:o}", "event", "start", "number", i, "text", log_text("a\nb\"\xff")), &error));
+        log_close(&log);
+    }
+    char *text = read_file("again/log.jsonl");
+    for (int i = 0; i < 3; i++) {
+        json_t *event = parse_line(text, i);
+        assert_int_equal(json_integer_value(json_object_get(event, "number")), i);
+        assert_string_equal(json_string_value(json_object_get(event, "text")), "a\nb\"?");
+        json_decref(event);
+    }
+    free(text);
+    text = read_file("again/progress.tsv");
+    assert_null(strstr(strchr(text, '\n') + 1, "commit")); // one heading
+    free(text);
+}
+
+static void test_missing_directory(void **state) {
+    (void)state;
+    Log log;
+    Error error;
+    assert_false(log_open(&log, "no/such/place", &error));
+    expect_text(error.text, "cannot open no/such/place/log.jsonl for writing: No such file or directory");
+    assert_int_equal(log.events.descriptor, -1);
+    log_close(&log); // harmless
+}
+
+static void test_disk_full(void **state) {
+    (void)state;
+    Log log;
+    Error error;
+    Report report = sample_report();
+    assert_int_equal(mkdir("full", 0777), 0);
+    assert_int_equal(symlink("/dev/full", "full/log.jsonl"), 0);
+    assert_true(log_open(&log, "full", &error));
+    assert_false(log_report(&log, &report, &error));
+    expect_text(error.text, "cannot write full/log.jsonl: No space left on device");
+    log_close(&log);
+}
+
+// A limit in the middle of a line: the part that did fit is cut off, and what is left is whole lines.
+static void test_half_written_line_is_removed(void **state) {
+    (void)state;
+    Log log;
+    Error error;
+    Report report = sample_report();
+    struct rlimit limit, small;
+    int written = 0;
+    assert_int_equal(mkdir("half", 0777), 0);
+    assert_true(log_open(&log, "half", &error));
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &limit), 0);
+    small = limit;
+    small.rlim_cur = 1000;
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    while (written < 100 && log_report(&log, &report, &error)) { written++; }
+    setrlimit(RLIMIT_FSIZE, &limit);
+    log_close(&log);
+    assert_in_range(written, 1, 20);
+    expect_text(error.text, "cannot write half/log.jsonl: File too large");
+    char *text = read_file("half/log.jsonl");
+    int lines = 0;
+    for (const char *c = text; *c != '\0'; c++) { lines += *c == '\n'; }
+    assert_int_equal(lines, written);
+    assert_true(text[strlen(text) - 1] == '\n');
+    json_decref(parse_line(text, written - 1));
+    free(text);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------
+
+static void terminal_on_memory(Terminal *terminal, char **text, size_t *size, bool interactive) {
+    memset(terminal, 0, sizeof *terminal);
+    *text = NULL;
+    terminal->stream = open_memstream(text, size);
+    terminal->interactive = interactive;
+    terminal->columns = 80;
+}
+
+static void test_terminal_lines_are_aligned(void **state) {
+    (void)state;
+    Terminal terminal;
+    char *text;
+    size_t size;
+    Report report = sample_report();
+    terminal_on_memory(&terminal, &text, &size, false);
+    terminal_report(&terminal, &report);
+    report.loss = report.grad_norm = -NAN;
+    report.perfect_loss = NAN;
+    terminal_report(&terminal, &report);
+    terminal_bar(&terminal, 5, 10, 1); // nobody looks: nothing
+    for (int i = 2; i < 21; i++) { terminal_report(&terminal, &report); }
+    fclose(terminal.stream);
+    int lines = 0, headings = 0;
+    size_t width = 0;
+    assert_null(strchr(text, '\r'));
+    assert_null(strstr(text, "-nan"));
+    expect_text(text, " 983k ");
+    expect_text(text, " 12.3k ");
+    for (char *line = strtok(text, "\n"); line != NULL; line = strtok(NULL, "\n")) {
+        if (lines == 0) { width = strlen(line); }
+        if (strlen(line) != width || width > 100) { fail_msg("%zu columns: %s", strlen(line), line); }
+        lines++;
+        headings += strstr(line, "tok/s") != NULL;
+    }
+    assert_int_equal(headings, 2);
+    assert_int_equal(lines, 21 + 2);
+    free(text);
+}
+
+static void test_bar_redraws_in_place(void **state) {
+    (void)state;
+    Terminal terminal;
+    char *text;
+    size_t size;
+    Report report = sample_report();
+    terminal_on_memory(&terminal, &text, &size, true);
+    terminal_bar(&terminal, 0, 1000000, 0);
+    terminal_bar(&terminal, 10000, 1000000, 0.05); // too soon
+    terminal_bar(&terminal, 250000, 1000000, 10);
+    terminal_report(&terminal, &report);
+    terminal_bar(&terminal, 1000000, 1000000, 40);
+    terminal_clear(&terminal);
+    terminal_clear(&terminal); // nothing left to clear
+    fclose(terminal.stream);
+    expect_text(text, "  0 %  0 of 1.00M tokens, ? left");
+    expect_text(text, " 25 %  250k of 1.00M tokens, 0:30 left\r\033[K"); // wiped before the line
+    expect_text(text, "100 %  1.00M of 1.00M tokens, 0:00 left\r\033[K");
+    assert_null(strstr(text, "10.0k"));
+    int wipes = 0;
+    for (char *c = text; (c = strstr(c, "\r\033[K")) != NULL; c++) { wipes++; }
+    assert_int_equal(wipes, 5);
+    char *last = strrchr(text, '['); // of the wipe
+    assert_true(last != NULL && strcmp(last, "[K") == 0);
+    free(text);
+    for (int columns = 0; columns < 200; columns++) { // never wider than the screen
+        terminal_on_memory(&terminal, &text, &size, true);
+        terminal.columns = columns;
+        terminal_bar(&terminal, 123456789, 1000000000, 1e5);
+        fclose(terminal.stream);
+        assert_true(strlen(text) - strlen("\r\033[K") <= (size_t)(columns > 2 ? columns - 1 : 1));
+        free(text);
+    }
+}
+
+static int make_scratch(void **state) {
+    (void)state;
+    const char *parent = getenv("TMPDIR");
+    snprintf(scratch, sizeof scratch, "%.40s/acco_log_XXXXXX", parent != NULL && strlen(parent) < 40 ? parent : "/tmp");
+    return getcwd(start_directory, sizeof start_directory) == NULL || mkdtemp(scratch) == NULL || chdir(scratch) != 0;
+}
+
+static int remove_scratch(void **state) {
+    (void)state;
+    char command[128];
+    if (chdir(start_directory) != 0) { return 1; }
+    snprintf(command, sizeof command, "rm -rf '%s'", scratch);
+    return system(command);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_human_numbers),
+        cmocka_unit_test(test_text_is_repaired),
+        cmocka_unit_test(test_directories_are_numbered),
+        cmocka_unit_test(test_directories_that_are_named),
+        cmocka_unit_test(test_directory_without_permission),
+        cmocka_unit_test(test_report_and_validation),
+        cmocka_unit_test(test_opening_again_appends),
+        cmocka_unit_test(test_missing_directory),
+        cmocka_unit_test(test_disk_full),
+        cmocka_unit_test(test_half_written_line_is_removed),
+        cmocka_unit_test(test_terminal_lines_are_aligned),
+        cmocka_unit_test(test_bar_redraws_in_place),
+    };
+    return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
+}

@@ -1,0 +1,564 @@
+// test_options.c: the option table, its parser, its file and what is printed from it.
+
+#include "harness.h"
+
+#include "../runtime/options.h"
+
+enum { WORDS_MAX = 16 };
+
+static char scratch[64]; // a directory of this program's own
+
+static void scratch_path(const char *name, char path[256]) { snprintf(path, 256, "%s/%s", scratch, name); }
+
+static void write_file(const char *path, const char *text, size_t length) {
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    assert_int_equal(fwrite(text, 1, length, file), length);
+    assert_int_equal(fclose(file), 0);
+}
+
+// Parses "train_gpt" followed by `words` up to NULL.
+static bool parse(Options *options, Error *error, const char *const *words) {
+    char *argv[WORDS_MAX + 1] = {(char *)"train_gpt"};
+    int argc = 1;
+    for (; words[argc - 1] != NULL; argc++) {
+        assert_true(argc < WORDS_MAX);
+        argv[argc] = (char *)words[argc - 1];
+    }
+    error->text[0] = '\0';
+    return options_parse(argc, argv, options, error);
+}
+
+// Words separated by single blanks.
+static bool parse_line(Options *options, Error *error, const char *line) {
+    static char copy[4096];
+    const char *words[WORDS_MAX + 1] = {NULL};
+    int count = 0;
+    snprintf(copy, sizeof copy, "%s", line);
+    for (char *word = strtok(copy, " "); word != NULL; word = strtok(NULL, " ")) { words[count++] = word; }
+    return parse(options, error, words);
+}
+
+static void expect_valid(Options *options, const char *line) {
+    Error error;
+    if (!parse_line(options, &error, line)) { fail_msg("%s: %s", line, error.text); }
+}
+
+static void expect_text(const char *line, const char *text, const char *part) {
+    if (strstr(text, part) == NULL) { fail_msg("%s\n  says      %s\n  expected  %s", line, text, part); }
+    if (strpbrk(text, "\n\r") != NULL) { fail_msg("%s: more than one line", line); }
+}
+
+// The line is refused by the parser, and every part is in the message.
+static void expect_refused(const char *line, const char *part, const char *other_part) {
+    Options options;
+    Error error;
+    if (parse_line(&options, &error, line)) { fail_msg("%s is accepted", line); }
+    expect_text(line, error.text, part);
+    expect_text(line, error.text, other_part);
+}
+
+static void expect_contradiction(const char *line, const char *part) {
+    Options options;
+    Error error;
+    expect_valid(&options, line);
+    if (options_check(&options, &error)) { fail_msg("%s is not refused", line); }
+    expect_text(line, error.text, part);
+}
+
+static void assert_same_options(const Options *a, const Options *b) {
+    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
+        const OptionSpec *option = &option_table[i];
+        size_t size = option->type == OPTION_TEXT ? sizeof(OptionText) : option->type == OPTION_SWITCH ? sizeof(bool) : 8;
+        if (option->offset == offsetof(Options, config)) { continue; }
+        if (memcmp(option_field_const(option, a), option_field_const(option, b), size) != 0) { fail_msg("--%s differs", option->name); }
+    }
+}
+
+static char *print_to_text(void (*print)(FILE *)) {
+    char *text = NULL;
+    size_t size = 0;
+    FILE *file = open_memstream(&text, &size);
+    print(file);
+    fclose(file);
+    return text;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------
+
+static void test_table_is_sound(void **state) {
+    (void)state;
+    static bool taken[sizeof(Options)];
+    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
+        const OptionSpec *option = &option_table[i];
+        assert_ptr_equal(option_find(option->name), option); // also: no name twice
+        assert_false(taken[option->offset]);                 // no field twice
+        taken[option->offset] = true;
+        assert_true(strlen(option->help) > 20 && option->help[strlen(option->help) - 1] == '.');
+        assert_true(option->metavariable != NULL || option->type == OPTION_CHOICE || option->type == OPTION_SWITCH);
+        if (option->type == OPTION_CHOICE) { assert_true(option->choices[0] != NULL && option->choices[OPTION_CHOICES_MAX - 1] == NULL); }
+        if (option->type == OPTION_INTEGER || option->type == OPTION_COUNT || option->type == OPTION_REAL) {
+            assert_true(option->minimum < option->maximum && option->maximum <= OPTION_NO_LIMIT);
+        }
+    }
+}
+
+static void test_defaults(void **state) {
+    (void)state;
+    Options options;
+    Error error;
+    expect_valid(&options, "");
+    assert_int_equal(options.command, COMMAND_TRAIN);
+    assert_string_equal(options.optimizer, "acco");
+    assert_string_equal(options.model, "tiny");
+    assert_string_equal(options.data, "builtin");
+    assert_string_equal(options.val_data, "");
+    assert_string_equal(options.out, "auto");
+    assert_int_equal(options.micro_batch, 8);
+    assert_int_equal(options.seq_len, 0);
+    assert_int_equal(options.accumulate, 2);
+    assert_int_equal(options.tokens, 1500000);
+    assert_true(options.learning_rate == 0 && options.minimum_learning_rate == -1);
+    assert_true(options.beta1 == 0.9 && options.beta2 == 0.95 && options.eps == 1e-8 && options.weight_decay == 0.1);
+    assert_true(options.overlap && options.link_mbit == 0 && options.chaos_ms == 0 && options.slow_rank == -1);
+    assert_true(options_check(&options, &error));
+    assert_true(options_check_ranks(&options, 2, 256, &error));
+}
+
+static void test_values(void **state) {
+    (void)state;
+    Options options;
+    expect_valid(&options, "plan --optimizer zero1 --micro-batch=3 --seq-len 17 --accumulate auto --lr 3e-4 --min-lr 0 --overlap off");
+    assert_int_equal(options.command, COMMAND_PLAN);
+    assert_string_equal(options.optimizer, "zero1");
+    assert_int_equal(options.micro_batch, 3);
+    assert_int_equal(options.seq_len, 17);
+    assert_int_equal(options.accumulate, 0);
+    assert_true(options.learning_rate == 3e-4 && options.minimum_learning_rate == 0 && !options.overlap);
+    expect_valid(&options, "train --slow-rank 0 --slow-ms 2.5 --grad-clip off --chaos-ms 0 --val-every end --sample-tokens none --lr-by "
+                           "commits");
+    assert_true(options.slow_rank == 0 && options.slow_ms == 2.5 && options.grad_clip == 0 && options.chaos_ms == 0);
+    assert_true(options.val_every == 0 && options.sample_tokens == 0);
+    assert_string_equal(options.learning_rate_by, "commits");
+}
+
+static void test_counts_take_suffixes(void **state) {
+    (void)state;
+    static const struct {
+        const char *text;
+        int64_t value;
+    } cases[] = {{"7", 7},          {"1500k", 1500000},
+                 {"2K", 2000},      {"2M", 2000000},
+                 {"1.5M", 1500000}, {"1.001M", 1001000},
+                 {"1e6", 1000000},  {"3G", 3000000000},
+                 {"0.1k", 100},     {"9007199254740992", 9007199254740992}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Options options;
+        char line[64];
+        snprintf(line, sizeof line, "--tokens %s", cases[i].text);
+        expect_valid(&options, line);
+        assert_int_equal(options.tokens, cases[i].value);
+    }
+    expect_refused("--tokens 1.5", "1.5 is not a whole number", "--tokens");
+    expect_refused("--tokens 1.2345k", "not a whole number", "1 or more");
+    expect_refused("--tokens 2Mk", "not a whole number", "2Mk");
+    expect_refused("--tokens 2T", "not a whole number", "2T");
+    expect_refused("--tokens 20000000000G", "out of range", "1 or more");
+    expect_refused("--micro-batch 2k", "not a whole number", "1 .. 65536"); // batches are no token counts
+}
+
+static void test_texts(void **state) {
+    (void)state;
+    Options options;
+    Error error;
+    char longest[1100];
+    memset(longest, 'x', sizeof longest);
+    longest[1023] = '\0';
+    const char *words[] = {"--prompt", "", "--model", longest, "--data=--a=b c", NULL};
+    assert_true(parse(&options, &error, words));
+    assert_string_equal(options.model, longest);
+    assert_string_equal(options.data, "--a=b c"); // only the first = splits
+    longest[1023] = 'x';
+    longest[1024] = '\0';
+    assert_false(parse(&options, &error, words));
+    expect_text("long model", error.text, "--model: the text is longer than 1023 bytes");
+}
+
+static void test_names_are_suggested(void **state) {
+    (void)state;
+    expect_refused("--optimzer acco", "unknown option --optimzer: did you mean --optimizer? (--help lists all)", "");
+    expect_refused("--optimzier acco", "did you mean --optimizer?", "");
+    expect_refused("--micro_batch 3", "did you mean --micro-batch?", "");
+    expect_refused("--Tokens 3", "did you mean --tokens?", "");
+    expect_refused("--token 3", "did you mean --tokens?", "");
+    expect_refused("-lr 3", "unknown option -lr: did you mean --lr?", "");
+    expect_refused("--accum 3", "did you mean --accumulate?", "");
+    expect_refused("--versoin", "did you mean --version?", "");
+    expect_refused("--xyzzyplugh=3", "unknown option --xyzzyplugh (--help lists all)", "");
+    expect_refused("--optimizer adco", "did you mean acco?", "ddp, zero1 or acco");
+    expect_refused("--optimizer adamw", "adamw is unknown; allowed: ddp, zero1 or acco", "");
+    expect_refused("trian", "unknown command trian: did you mean train?", "");
+    expect_refused("sample", "unknown command sample; commands: train, plan, help", "");
+    expect_refused("plan there", "unexpected word there", "--name value");
+    const char *const names[] = {"tiny", "36M", "125M"};
+    assert_int_equal(name_distance("acco", "caco"), 1); // neighbours that changed places are one mistake
+    assert_int_equal(name_distance("kitten", "sitting"), 3);
+    assert_int_equal(name_distance("", "abc"), 3);
+    assert_string_equal(nearest_name("126m", names, 3), "125M");
+    assert_string_equal(nearest_name("tyni", names, 3), "tiny");
+    assert_null(nearest_name("", names, 3));
+    assert_null(nearest_name("medium", names, 3));
+    char endless[400];
+    memset(endless, 'a', sizeof endless - 1);
+    endless[sizeof endless - 1] = '\0';
+    assert_null(nearest_name(endless, names, 3));
+}
+
+static void test_bad_numbers(void **state) {
+    (void)state;
+    static const char *const whole[] = {
+        "3x", "x", "1.0", "0x10", "1e3", "--1", "3,000", "", "nan", "99999999999999999999", "-99999999999999999999"};
+    static const char *const reals[] = {"nan",   "inf", "-inf",  "infinity", "0x1p-3", "1e", "1..2",
+                                        "1e-3x", "",    "1e999", "1e-999",   "1,5",    "-1"};
+    char line[64];
+    for (size_t i = 0; i < sizeof whole / sizeof whole[0]; i++) {
+        snprintf(line, sizeof line, "--threads=%s", whole[i]);
+        expect_refused(line, "--threads", "allowed: auto or 1 .. 4096");
+    }
+    for (size_t i = 0; i < sizeof reals / sizeof reals[0]; i++) {
+        snprintf(line, sizeof line, "--lr=%s", reals[i]);
+        expect_refused(line, "--lr", "allowed: auto or 1e-12 .. 100");
+    }
+    Options options;
+    Error error;
+    const char *words[] = {"--seed", " 1", NULL};
+    assert_false(parse(&options, &error, words));
+}
+
+static void test_ranges(void **state) {
+    (void)state;
+    expect_refused("--micro-batch 0", "0 is out of range", "allowed: 1 .. 65536");
+    expect_refused("--micro-batch 65537", "out of range", "1 .. 65536");
+    expect_refused("--seq-len 0", "0 is out of range", "auto or 1 .. 1048576"); // auto is a word, not the number that stands for it
+    expect_refused("--threads 0", "0 is out of range", "auto or 1");
+    expect_refused("--min-lr -1", "out of range", "auto or 0 .. 100");
+    expect_refused("--slow-rank -1", "out of range", "none or 0");
+    expect_refused("--lr 0", "out of range", "auto or");
+    expect_refused("--beta1 1", "out of range", "0 .. 0.999999");
+    expect_refused("--beta2 1.5", "out of range", "0 .. 0.999999");
+    expect_refused("--tokens 99999999999999999999", "out of range", "1 or more");
+    expect_refused("--seed -1", "out of range", "0 .. 4294967295");
+    expect_refused("--overlap yes", "neither on nor off", "on or off");
+}
+
+static void test_missing_and_double(void **state) {
+    (void)state;
+    expect_refused("--model", "--model needs a value: --model NAME|PATH", "");
+    expect_refused("--model --data x", "--model needs a value", "NAME|PATH");
+    expect_refused("--model=", "--model needs a value", "NAME|PATH");
+    expect_refused("--optimizer", "--optimizer needs a value", "ddp, zero1 or acco");
+    expect_refused("--lr 1 --seed 2 --lr 1", "--lr is given twice", "");
+    expect_refused("--lr=1 --lr 2", "--lr is given twice", "");
+}
+
+static void test_messages_stay_one_short_line(void **state) {
+    (void)state;
+    Options options;
+    Error error;
+    char text[4000];
+    memset(text, 'y', sizeof text - 1);
+    text[3] = '\n';
+    text[sizeof text - 1] = '\0';
+    const char *value[] = {"--lr", text, NULL}, *name[] = {text, NULL}, *option[] = {"--x\ny", "1", NULL};
+    assert_false(parse(&options, &error, value));
+    expect_text("long value", error.text, "yyy?yyy");
+    expect_text("long value", error.text, "allowed: auto");
+    assert_false(parse(&options, &error, name));
+    expect_text("long command", error.text, "commands: train, plan, help");
+    assert_false(parse(&options, &error, option));
+    expect_text("newline in a name", error.text, "--x?y");
+}
+
+static void test_help_and_version_come_first(void **state) {
+    (void)state;
+    static const char *const help[] = {"--help", "-h", "help", "plan --help", "--nonsense --lr x --help", "--version --help"};
+    Options options;
+    for (size_t i = 0; i < sizeof help / sizeof help[0]; i++) {
+        expect_valid(&options, help[i]);
+        assert_int_equal(options.command, COMMAND_HELP);
+    }
+    expect_valid(&options, "--version");
+    assert_int_equal(options.command, COMMAND_VERSION);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------
+
+static void test_file_and_precedence(void **state) {
+    (void)state;
+    static const char text[] = "# a comment\n\n  micro-batch = 4   # four\r\nlr=1e-3\n\tprompt = \"a # \\\"b\\\\\\n\\x01\" # c\ndata = "
+                               "my#file.txt\n"
+                               "seq-len = auto\nmodel = some name";
+    Options options;
+    char path[256], line[700];
+    scratch_path("good.conf", path);
+    write_file(path, text, strlen(text));
+    snprintf(line, sizeof line, "--lr 2e-3 --config %s --seq-len 9", path);
+    expect_valid(&options, line);
+    assert_int_equal(options.micro_batch, 4);
+    assert_string_equal(options.prompt, "a # \"b\\\n\x01");
+    assert_string_equal(options.data, "my#file.txt");
+    assert_string_equal(options.model, "some name"); // the last line needs no end
+    assert_string_equal(options.config, path);
+    assert_true(options.learning_rate == 2e-3 && options.seq_len == 9); // before and behind --config, the command line wins
+}
+
+static void expect_file_refused(const char *text, size_t length, const char *part) {
+    Options options;
+    Error error;
+    char path[256], line[700];
+    scratch_path("bad.conf", path);
+    write_file(path, text, length);
+    snprintf(line, sizeof line, "--config %s", path);
+    if (parse_line(&options, &error, line)) { fail_msg("accepted: %s", text); }
+    expect_text(text, error.text, part);
+}
+
+static void test_bad_files_name_the_line(void **state) {
+    (void)state;
+    static const struct {
+        const char *text, *part;
+    } cases[] = {
+        {"lr = 1\nmicro-batch = x\n", "bad.conf:2: --micro-batch: x is not a whole number; allowed: 1 .. 65536"},
+        {"\n\nmicrobatch = 1\n", "bad.conf:3: unknown option microbatch: did you mean micro-batch?"},
+        {"--lr = 1\n", "bad.conf:1: unknown option --lr: did you mean lr?"},
+        {"lr = 1\nlr = 1\n", "bad.conf:2: lr is given twice"},
+        {"lr 1\n", "bad.conf:1: expected name = value, found lr 1"},
+        {"= 1\n", "bad.conf:1: unknown option"},
+        {"lr =\n", "bad.conf:1: --lr"},
+        {"lr = # nothing\n", "bad.conf:1: --lr"},
+        {"config = other\n", "bad.conf:1: a configuration file cannot name another one"},
+        {"prompt = \"open\n", "bad.conf:1: prompt: the quoted value is not well formed"},
+        {"prompt = \"a\" b\n", "not well formed"},
+        {"prompt = \"\\q\"\n", "not well formed"},
+        {"prompt = \"\\x0\"\n", "not well formed"},
+        {"prompt = \"\\x00\"\n", "not well formed"},
+        {"prompt = \"a\\", "not well formed"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        expect_file_refused(cases[i].text, strlen(cases[i].text), cases[i].part);
+    }
+    expect_file_refused("lr = 1\0\n", 8, "bad.conf:1: the line holds a zero byte");
+    static char endless[3 * OPTION_LINE_SIZE];
+    memset(endless, '#', sizeof endless);
+    expect_file_refused(endless, sizeof endless, "bad.conf:1: the line holds a zero byte or is longer than");
+    expect_refused("--config /does/not/exist", "cannot read /does/not/exist: No such file or directory", "--config");
+    expect_refused("--config /", "cannot read /: Is a directory", "--config");
+}
+
+// Whatever is in a file, reading it ends with options or with one line of text.
+static void test_random_files(void **state) {
+    (void)state;
+    static const char letters[] = "lr=\n\"\\x0 #prompt-seed19.e\t\r";
+    uint64_t random = 88172645463325252u;
+    char path[256], text[200];
+    scratch_path("random.conf", path);
+    for (int round = 0; round < 3000; round++) {
+        size_t length = 0;
+        while (length < sizeof text) {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            if (random % 97 == 0) { break; }
+            text[length++] = random % 31 == 0 ? (char)(random >> 20) : letters[(random >> 8) % (sizeof letters - 1)];
+        }
+        Options options;
+        Error error;
+        write_file(path, text, length);
+        options_defaults(&options);
+        memset(&error, 0, sizeof error);
+        if (!options_read_file(path, &options, &error)) { assert_true(error.text[0] != '\0' && strchr(error.text, '\n') == NULL); }
+    }
+}
+
+// Sets every option to something that is not its default, saves, reads, and compares the bytes.
+static void test_save_reloads_bit_for_bit(void **state) {
+    (void)state;
+    static const double reals[] = {1.0 / 3, 1e-9, 0.1 + 0.2, 5e-324 * 4503599627370496.0 * 1e290, 0.9999989999999999, 2.0 / 3e5};
+    static const char *const texts[] = {"# x", " lead",        "trail ",           "\"", "a\\b", "a\"b\\",
+                                        "\n",  "\t\x01\x7f\r", "caf\xc3\xa9 \xff", "#",  "a#b",  "auto"};
+    char path[256];
+    scratch_path("saved.conf", path);
+    for (int round = 0; round < 24; round++) {
+        Options options, loaded;
+        Error error;
+        options_defaults(&options);
+        for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
+            const OptionSpec *option = &option_table[i];
+            void *field = option_field(option, &options);
+            if (option->offset == offsetof(Options, config)) { continue; }
+            if (option->type == OPTION_TEXT) { assert_true(option_set(option, &options, texts[(i + round) % 12], &error)); }
+            if (option->type == OPTION_SWITCH) { *(bool *)field = round % 2 == 0; }
+            if (option->type == OPTION_CHOICE) { *(const char **)field = option->choices[round % 2]; }
+            if (option->type == OPTION_INTEGER || option->type == OPTION_COUNT) {
+                *(int64_t *)field = (int64_t)option->minimum + round * 3;
+            }
+            if (option->type != OPTION_REAL) { continue; }
+            double value = option->minimum + reals[(i + round) % 6];
+            *(double *)field = value <= option->maximum ? value : option->maximum;
+            if (round == 7 && option->word != NULL) { *(double *)field = option->word_value; }
+        }
+        if (!options_save_file(&options, path, &error)) { fail_msg("%s", error.text); }
+        options_defaults(&loaded);
+        if (!options_read_file(path, &loaded, &error)) { fail_msg("%s", error.text); }
+        assert_same_options(&options, &loaded);
+    }
+}
+
+static void test_save_failures(void **state) {
+    (void)state;
+    Options options;
+    Error error;
+    options_defaults(&options);
+    assert_false(options_save_file(&options, "/does/not/exist/x", &error));
+    expect_text("save", error.text, "cannot create /does/not/exist/x: No such file");
+    assert_false(options_save_file(&options, "/dev/full", &error));
+    expect_text("save", error.text, "cannot write /dev/full: No space left on device");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------
+
+static void test_contradictions(void **state) {
+    (void)state;
+    expect_contradiction("--accumulate 3", "--accumulate 3 is odd");
+    expect_contradiction("--accumulate 1", "use 2 or 4");
+    expect_contradiction("--accumulate auto --optimizer ddp", "only acco communicates while it computes");
+    expect_contradiction("--accumulate auto --optimizer zero1", "only acco communicates while it computes");
+    expect_contradiction("--accumulate auto --overlap off", "--overlap on");
+    expect_contradiction("--precision fp16", "needs loss scaling and gave NaN");
+    expect_contradiction("--precision bf16", "GPU program");
+    expect_contradiction("--lr 1e-3 --min-lr 2e-3", "--min-lr 0.002 is above --lr 0.001");
+    expect_contradiction("--schedule constant --min-lr 0", "never reaches --min-lr");
+    expect_contradiction("--lr 10 --weight-decay 0.1", "would erase the parameters");
+    expect_contradiction("--slow-ms 3", "--slow-ms needs --slow-rank");
+    expect_contradiction("--slow-rank 0", "--slow-rank needs --slow-ms");
+    expect_contradiction("--slow-rank 0 --slow-ms 6000 --timeout-s 10", "longer than --timeout-s 10");
+    expect_contradiction("--chaos-ms 6000 --timeout-s 5", "longer than --timeout-s 5");
+    expect_contradiction("--val-data x --val-batches none", "no validation");
+    expect_contradiction("--val-data x --data x", "same as --data");
+    expect_contradiction("--prompt x --sample-tokens none", "no sample");
+    static const char *const fine[] = {"--accumulate 3 --optimizer ddp",
+                                       "--accumulate 1 --optimizer zero1",
+                                       "--accumulate auto",
+                                       "--lr 1e-3 --min-lr 1e-3",
+                                       "--schedule constant",
+                                       "--slow-rank 1 --slow-ms 5",
+                                       "--min-lr 1",
+                                       "--val-data builtin",
+                                       "--val-batches none"};
+    for (size_t i = 0; i < sizeof fine / sizeof fine[0]; i++) {
+        Options options;
+        Error error;
+        expect_valid(&options, fine[i]);
+        if (!options_check(&options, &error)) { fail_msg("%s: %s", fine[i], error.text); }
+    }
+}
+
+static void test_contradictions_with_ranks(void **state) {
+    (void)state;
+    Options options;
+    Error error;
+    expect_valid(&options, "--slow-rank 2 --slow-ms 1");
+    assert_true(options_check_ranks(&options, 3, 256, &error));
+    assert_false(options_check_ranks(&options, 2, 256, &error));
+    expect_text("slow rank", error.text, "none or 0 .. 1");
+    expect_valid(&options, "--tokens 8192 --micro-batch 8 --accumulate 2");
+    assert_int_equal(options_tokens_per_commit(&options, 2, 256), 8192);
+    assert_true(options_check_ranks(&options, 2, 256, &error));
+    assert_false(options_check_ranks(&options, 3, 256, &error));
+    expect_text("tokens", error.text, "--tokens 8192 is less than one commit");
+    expect_text("tokens", error.text, "= 12288");
+}
+
+static void test_help_is_complete_and_narrow(void **state) {
+    (void)state;
+    char *help = print_to_text(options_print_help), *markdown = print_to_text(options_print_markdown), name[64];
+    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
+        snprintf(name, sizeof name, "\n  --%s ", option_table[i].name);
+        if (strstr(help, name) == NULL) { fail_msg("--help lacks %s", name); }
+        snprintf(name, sizeof name, "\n| `--%s", option_table[i].name);
+        if (strstr(markdown, name) == NULL) { fail_msg("the README lacks %s", name); }
+    }
+    for (int group = 0; group < GROUP_COUNT; group++) { assert_non_null(strstr(help, option_group_title((OptionGroup)group))); }
+    assert_non_null(strstr(help, "[default 8; 1 .. 65536]"));
+    assert_non_null(strstr(help, "--accumulate N|auto"));
+    assert_non_null(strstr(markdown, "| `--accumulate N\\|auto` | 2 | auto or 1 .. 1000000 | "));
+    for (char *line = strtok(help, "\n"); line != NULL; line = strtok(NULL, "\n")) {
+        if (strlen(line) > 100 || line[strlen(line) - 1] == ' ') { fail_msg("too wide or a blank at the end: %s", line); }
+    }
+    for (char *line = strtok(markdown, "\n"); line != NULL; line = strtok(NULL, "\n")) {
+        int bars = 0;
+        for (char *c = line; *c != '\0'; c++) { bars += *c == '|' && (c == line || c[-1] != '\\'); }
+        if (line[0] == '|' && bars != 5) { fail_msg("not four cells: %s", line); }
+    }
+    free(help);
+    free(markdown);
+}
+
+static void test_json(void **state) {
+    (void)state;
+    Options options;
+    expect_valid(&options, "--lr 3e-4 --overlap off --threads 2 --prompt caf\xc3\xa9\xff");
+    json_t *object = options_as_json(&options);
+    assert_int_equal(json_object_size(object), OPTION_COUNT_OF_TABLE);
+    assert_true(json_number_value(json_object_get(object, "lr")) == 3e-4);
+    assert_string_equal(json_string_value(json_object_get(object, "min-lr")), "auto");
+    assert_string_equal(json_string_value(json_object_get(object, "optimizer")), "acco");
+    assert_true(json_is_false(json_object_get(object, "overlap")));
+    assert_int_equal(json_integer_value(json_object_get(object, "threads")), 2);
+    assert_string_equal(json_string_value(json_object_get(object, "prompt")), "caf\xc3\xa9?");
+    json_decref(object);
+}
+
+static int make_scratch(void **state) {
+    (void)state;
+    const char *parent = getenv("TMPDIR");
+    snprintf(scratch, sizeof scratch, "%.40s/acco_options_XXXXXX", parent != NULL && strlen(parent) < 40 ? parent : "/tmp");
+    return mkdtemp(scratch) == NULL;
+}
+
+static int remove_scratch(void **state) {
+    (void)state;
+    static const char *const names[] = {"good.conf", "bad.conf", "random.conf", "saved.conf"};
+    char path[256];
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        scratch_path(names[i], path);
+        remove(path);
+    }
+    return rmdir(scratch);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_table_is_sound),
+        cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_values),
+        cmocka_unit_test(test_counts_take_suffixes),
+        cmocka_unit_test(test_texts),
+        cmocka_unit_test(test_names_are_suggested),
+        cmocka_unit_test(test_bad_numbers),
+        cmocka_unit_test(test_ranges),
+        cmocka_unit_test(test_missing_and_double),
+        cmocka_unit_test(test_messages_stay_one_short_line),
+        cmocka_unit_test(test_help_and_version_come_first),
+        cmocka_unit_test(test_file_and_precedence),
+        cmocka_unit_test(test_bad_files_name_the_line),
+        cmocka_unit_test(test_random_files),
+        cmocka_unit_test(test_save_reloads_bit_for_bit),
+        cmocka_unit_test(test_save_failures),
+        cmocka_unit_test(test_contradictions),
+        cmocka_unit_test(test_contradictions_with_ranks),
+        cmocka_unit_test(test_help_is_complete_and_narrow),
+        cmocka_unit_test(test_json),
+    };
+    return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
+}

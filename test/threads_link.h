@@ -1,0 +1,100 @@
+// threads_link.h: a link between threads of one process, so that a test can run N ranks without a launcher and under ThreadSanitizer.
+//
+// One mailbox per ordered pair of ranks. A sender leaves a pointer to its data, the receiver copies it when both have come, and the send
+// is done when it was copied: as late as a link may say so, which is the hardest case for whoever reuses a buffer too early.
+#ifndef ACCO_TEST_THREADS_LINK_H
+#define ACCO_TEST_THREADS_LINK_H
+
+#include "../runtime/transport.h"
+
+enum { MAILBOX_CAPACITY = 16 };
+
+typedef struct Message {
+    const void *data;
+    size_t bytes;
+} Message;
+
+typedef struct Mailbox {
+    Message messages[MAILBOX_CAPACITY];
+    uintptr_t sent, receives_begun, received; // messages are taken in the order in which they were sent
+} Mailbox;
+
+typedef struct ThreadsWorld {
+    int size;
+    pthread_mutex_t mutex;
+    Mailbox *mailboxes; // (size, size): [from][to]
+} ThreadsWorld;
+
+typedef struct ThreadsRank {
+    ThreadsWorld *world;
+    int rank;
+} ThreadsRank;
+
+static inline ThreadsWorld *threads_world_create(int size) {
+    ThreadsWorld *world = (ThreadsWorld *)calloc(1, sizeof *world);
+    world->size = size;
+    world->mailboxes = (Mailbox *)calloc((size_t)(size * size), sizeof(Mailbox));
+    pthread_mutex_init(&world->mutex, NULL);
+    return world;
+}
+
+static inline void threads_world_destroy(ThreadsWorld *world) {
+    pthread_mutex_destroy(&world->mutex);
+    free(world->mailboxes);
+    free(world);
+}
+
+// A request: {mailbox, number of the message, target or NULL for a send, bytes}.
+static inline void threads_send(void *state, LinkRequest *request, int peer, const void *data, size_t bytes) {
+    ThreadsRank *self = (ThreadsRank *)state;
+    Mailbox *mailbox = &self->world->mailboxes[self->rank * self->world->size + peer];
+    pthread_mutex_lock(&self->world->mutex);
+    assert(mailbox->sent - mailbox->received < MAILBOX_CAPACITY);
+    Message *message = &mailbox->messages[mailbox->sent % MAILBOX_CAPACITY];
+    message->data = data;
+    message->bytes = bytes;
+    request->words[0] = mailbox;
+    request->words[1] = (void *)mailbox->sent++;
+    request->words[2] = NULL;
+    pthread_mutex_unlock(&self->world->mutex);
+}
+
+static inline void threads_receive(void *state, LinkRequest *request, int peer, void *data, size_t bytes) {
+    ThreadsRank *self = (ThreadsRank *)state;
+    Mailbox *mailbox = &self->world->mailboxes[peer * self->world->size + self->rank];
+    pthread_mutex_lock(&self->world->mutex);
+    request->words[0] = mailbox;
+    request->words[1] = (void *)mailbox->receives_begun++;
+    request->words[2] = data;
+    request->words[3] = (void *)bytes;
+    pthread_mutex_unlock(&self->world->mutex);
+}
+
+static inline bool threads_is_done(void *state, LinkRequest *request) {
+    ThreadsRank *self = (ThreadsRank *)state;
+    Mailbox *mailbox = (Mailbox *)request->words[0];
+    uintptr_t number = (uintptr_t)request->words[1];
+    pthread_mutex_lock(&self->world->mutex);
+    bool done = mailbox->received > number;
+    if (request->words[2] != NULL && mailbox->received == number && mailbox->sent > number) {
+        const Message *message = &mailbox->messages[number % MAILBOX_CAPACITY];
+        assert(message->bytes == (size_t)request->words[3]);
+        memcpy(request->words[2], message->data, message->bytes);
+        mailbox->received++;
+        done = true;
+    }
+    pthread_mutex_unlock(&self->world->mutex);
+    return done;
+}
+
+static inline void threads_open(Transport *transport, ThreadsRank *self) {
+    memset(transport, 0, sizeof *transport);
+    transport->rank = transport->local_rank = self->rank;
+    transport->size = transport->local_size = self->world->size;
+    Link link = {"threads", self, threads_send, threads_receive, threads_is_done, NULL, NULL};
+    transport->link = link;
+    transport->reason = "a test";
+    transport_prepare(transport);
+}
+
+#endif

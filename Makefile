@@ -18,6 +18,9 @@ BENCHES := $(sort $(basename $(notdir $(wildcard dev/bench/bench_*.c))))
 ifeq ($(filter clean,$(MAKECMDGOALS)),)
 -include $(CONFIG)
 endif
+ifneq ($(HAVE_MPI),yes)
+BENCHES := $(filter-out bench_transport,$(BENCHES))
+endif
 
 # -O3 -march=native      this machine's vector units
 # -fno-math-errno        sqrt and friends need not set errno, so that loops over them vectorise

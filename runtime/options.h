@@ -342,6 +342,7 @@ static inline const char *option_allowed(const OptionSpec *option, char text[OPT
     return text;
 }
 
+// The sentence for a value that cannot be taken: what was written, what is wrong with it, what is allowed.
 static inline bool option_refuse(const OptionSpec *option, const char *written, const char *why, Error *error) {
     char allowed[OPTION_VALUE_SIZE], excerpt[64];
     return error_set(error, "--%s: %s %s; allowed: %s", option->name, option_excerpt(written, excerpt), why,
@@ -386,6 +387,8 @@ static inline bool option_read_integer(const char *text, bool is_count, int64_t 
     return true;
 }
 
+// The word first, then the number and its range. Where the word is off, none or end, 0 says the same; "auto" has no number, because a
+// user who writes --threads 0 may well mean something else.
 static inline bool option_set_number(const OptionSpec *option, Options *options, const char *text, Error *error) {
     int64_t integer = 0;
     double real = 0;
@@ -411,6 +414,7 @@ static inline bool option_set_number(const OptionSpec *option, Options *options,
     return true;
 }
 
+// The field gets the table's own string, so that choices may be kept and compared by whoever holds the options.
 static inline bool option_set_choice(const OptionSpec *option, Options *options, const char *text, Error *error) {
     int count = 0;
     for (; option->choices[count] != NULL; count++) {
@@ -545,6 +549,7 @@ static inline bool options_split_line(char *line, char **name, char **value, Err
     return true;
 }
 
+// One line of the file into its option. `given` remembers the names of this file only: the command line may repeat them.
 static inline bool options_apply_line(char *line, Options *options, bool given[OPTION_COUNT_OF_TABLE], Error *error) {
     char *name, *value;
     if (!options_split_line(line, &name, &value, error)) { return false; }
@@ -661,6 +666,8 @@ static inline bool options_parse(int argc, char **argv, Options *options, Error 
 // ---------------------------------------------------------------------------------------------------------------------------------
 // Contradictions
 
+// Every refusal says which option to change and to what. Where a value is automatic (0, or -1 for the minimum rate) it is not compared
+// here; a caller that fills in automatic rates may check again.
 static inline bool options_check_rule(const Options *options, Error *error) {
     bool is_acco = strcmp(options->optimizer, "acco") == 0;
     if (strcmp(options->precision, "fp16") == 0) {
@@ -693,7 +700,8 @@ static inline bool options_check_rate(const Options *options, Error *error) {
     if (rate > 0 && minimum > rate) {
         return error_set(error, "--min-lr %g is above --lr %g: the schedule goes down from --lr to --min-lr", minimum, rate);
     }
-    if (strcmp(options->schedule, "constant") == 0 && minimum >= 0) {
+    bool spelled_out = rate > 0 && minimum == rate / 10; // what a run saves of --min-lr auto, and must be able to read back
+    if (strcmp(options->schedule, "constant") == 0 && minimum >= 0 && !spelled_out) {
         return error_set(error, "--schedule constant never reaches --min-lr: leave --min-lr away, or choose cosine or linear");
     }
     if (rate > 0 && rate * options->weight_decay >= 1) {
@@ -703,6 +711,7 @@ static inline bool options_check_rate(const Options *options, Error *error) {
     return true;
 }
 
+// An emulated delay longer than the deadline would end the job with a message that blames the network.
 static inline bool options_check_emulation(const Options *options, Error *error) {
     if (options->slow_ms > 0 && options->slow_rank < 0) {
         return error_set(error, "--slow-ms needs --slow-rank: which rank is to be slow?");
@@ -723,10 +732,11 @@ static inline bool options_check_emulation(const Options *options, Error *error)
 
 static inline bool options_check_ranks_of_plan(const Options *options, Error *error) {
     if (options->ranks == 1 || options->command == COMMAND_PLAN) { return true; }
-    return error_set(error, "--ranks is for train_gpt plan: start %lld ranks with mpirun -np %lld ./train_gpt ...", (long long)options->ranks,
-                     (long long)options->ranks);
+    return error_set(error, "--ranks is for train_gpt plan: start %lld ranks with mpirun -np %lld ./train_gpt ...",
+                     (long long)options->ranks, (long long)options->ranks);
 }
 
+// Options that ask for something which another option takes away.
 static inline bool options_check_reports(const Options *options, Error *error) {
     if (options->val_data[0] != '\0' && options->val_batches == 0) {
         return error_set(error, "--val-data with --val-batches none: there would be no validation");
@@ -785,6 +795,7 @@ static inline void option_print_real(double value, char text[OPTION_VALUE_SIZE])
     }
 }
 
+// Whether the value is the one that the word stands for; only numbers have words.
 static inline bool option_has_word_value(const OptionSpec *option, const Options *options) {
     if (option->word == NULL) { return false; }
     const void *field = option_field_const(option, options);

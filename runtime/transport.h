@@ -355,7 +355,7 @@ static inline void transport_sum_chunk(Transport *transport, float *mine, int la
     float own[BLOCK], sum[BLOCK];
     uint16_t own_half[BLOCK];
     for (size_t begin = 0; begin < count; begin += BLOCK) {
-        size_t n = count - begin < BLOCK ? count - begin : BLOCK;
+        size_t n = count - begin < (size_t)BLOCK ? count - begin : (size_t)BLOCK;
         memcpy(own, mine + begin, n * sizeof(float));
         memset(sum, 0, sizeof sum);
         for (int rank = 0; rank < transport->size; rank++) {

@@ -1,6 +1,7 @@
 // test_dataloader.c: every source gives the tokens that are in it, in an order that depends on nothing but (seed, index); every bad input
 // gives one clear sentence; bytes that nobody meant as tokens never crash. All files are made here, in a directory of their own.
 #include <math.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -197,6 +198,42 @@ static void test_a_batch_is_its_samples(void **state) {
     check_batches_and_ranks(&loader, false);
     check_batches_and_ranks(&loader, true);
     data_loader_close(&loader);
+}
+
+typedef struct Reader {
+    const DataLoader *loader;
+    pthread_t handle;
+    int32_t tokens[30 * 16], targets[30 * 16];
+    bool good;
+} Reader;
+
+static void *read_batch(void *argument) {
+    Reader *reader = (Reader *)argument;
+    double perfect;
+    Error error = {""};
+    reader->good = data_loader_fill(reader->loader, 3, 30, reader->tokens, reader->targets, &perfect, &error);
+    return NULL;
+}
+
+// For ThreadSanitizer, above all.
+static void test_threads_share_a_loader(void **state) {
+    Scratch *scratch = (Scratch *)*state;
+    for (int source = 0; source < 2; source++) {
+        DataLoader loader;
+        static Reader readers[4];
+        open_or_fail(&loader, source == 0 ? "builtin" : write_ids(scratch, "shared.bin", 640, 0, 1000), 16, 1000, true);
+        for (int i = 0; i < 4; i++) {
+            readers[i].loader = &loader;
+            assert_int_equal(pthread_create(&readers[i].handle, NULL, read_batch, &readers[i]), 0);
+        }
+        for (int i = 0; i < 4; i++) { pthread_join(readers[i].handle, NULL); }
+        for (int i = 0; i < 4; i++) {
+            assert_true(readers[i].good);
+            assert_memory_equal(readers[i].tokens, readers[0].tokens, sizeof readers[0].tokens);
+            assert_memory_equal(readers[i].targets, readers[0].targets, sizeof readers[0].targets);
+        }
+        data_loader_close(&loader);
+    }
 }
 
 // ------------------------------------------------------------------------------------------------------------------------- the sources
@@ -488,6 +525,7 @@ int main(void) {
         cmocka_unit_test(test_permutation_is_fair),
         cmocka_unit_test(test_every_epoch_visits_every_window_once),
         cmocka_unit_test(test_a_batch_is_its_samples),
+        cmocka_unit_test(test_threads_share_a_loader),
         cmocka_unit_test(test_builtin),
         cmocka_unit_test(test_text_is_bytes),
         cmocka_unit_test(test_llmc_files),

@@ -88,7 +88,7 @@ static void test_threads(void **state) {
     expect_threads(2, 2, 4, 0, 1, "4 ranks share 2 cores", NULL);
     expect_threads(1, 1, 4, 0, 1, "4 ranks share 1 core", NULL);
     // Open MPI binds one or two ranks to a core each
-    expect_threads(1, 8, 1, 0, 1, "bound this rank to 1 of 8 cores", "mpirun --bind-to none -np 1 ...");
+    expect_threads(1, 8, 1, 0, 1, "bound this rank to 1 of 8 cores", "start with mpirun --bind-to none ...");
     expect_threads(1, 8, 2, 0, 1, "bound this rank to 1 of 8 cores", "bound to 1 core where 4 could be its share");
     expect_threads(3, 8, 2, 0, 3, "bound this rank to 3 of 8 cores", "--cpus-per-task=4");
     expect_threads(4, 8, 2, 0, 4, "shared by 2 ranks", NULL); // bound to its fair share
@@ -97,6 +97,8 @@ static void test_threads(void **state) {
     expect_threads(8, 8, 1, 3, 3, "--threads", NULL);
     expect_threads(1, 8, 2, 1, 1, "--threads", NULL); // the binding is meant
     expect_threads(1, 8, 2, 4, 4, "--threads", "--bind-to none");
+    expect_threads(8, 8, 2, 4, 4, "--threads", NULL);
+    expect_threads(8, 8, 2, 5, 5, "--threads", "--threads 5 for each of 2 ranks is more than the 8 cores here: slower than 4");
     // a container's share of time: fewer cores than the mask shows
     expect_threads(64, 2, 1, 0, 2, "all 2 cores", NULL);
     expect_threads(64, 2, 2, 0, 1, "2 cores shared by 2 ranks", NULL);

@@ -45,10 +45,8 @@ static void bench_collectives(Transport *transport, size_t megabytes) {
             float *mine = buffer + shard * (size_t)transport->rank;
             if (kind == 0) { transport_reduce_scatter(transport, buffer, shard); }
             if (kind == 2) { transport_all_gather(transport, buffer, shard); }
-#ifdef ACCO_HAVE_MPI
             if (kind == 1) { MPI_Reduce_scatter_block(MPI_IN_PLACE, buffer, (int)shard, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD); }
             if (kind == 3) { MPI_Allgather(MPI_IN_PLACE, 0, MPI_FLOAT, buffer, (int)shard, MPI_FLOAT, MPI_COMM_WORLD); }
-#endif
             transport_barrier(transport, "barrier");
             if (repeat >= 0) { seconds[kind][repeat] = clock_seconds() - began; }
             if (kind == 1) { fill_random(mine, shard, 3); }

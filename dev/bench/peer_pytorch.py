@@ -21,8 +21,8 @@ import statistics
 import sys
 import time
 
-PRESETS = {  # as in gpt_neo.h; layers alternate global, local
-    "36M": {"layers": 8, "channels": 512, "heads": 8, "vocabulary": 10000, "positions": 1024, "window": 256},
+PRESETS = {  # as in gpt_neo_config.h; layers alternate global, local
+    "36M": {"layers": 4, "channels": 768, "heads": 16, "vocabulary": 10000, "positions": 1024, "window": 256},
     "125M": {"layers": 12, "channels": 768, "heads": 12, "vocabulary": 50257, "positions": 1024, "window": 256},
 }
 

@@ -57,7 +57,7 @@ static inline void adamw_block(const AdamWRange *range, size_t begin, size_t end
 }
 
 static inline size_t adamw_block_end(const AdamWRange *range, size_t begin) {
-    return range->count - begin < ADAMW_BLOCK ? range->count : begin + ADAMW_BLOCK;
+    return range->count - begin < (size_t)ADAMW_BLOCK ? range->count : begin + (size_t)ADAMW_BLOCK;
 }
 
 static inline void adamw_commit_task(void *context, int task, int thread) {

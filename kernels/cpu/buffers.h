@@ -23,7 +23,7 @@ typedef struct BufferJob {
 static inline size_t buffer_blocks(size_t count) { return (count + BUFFER_BLOCK - 1) / BUFFER_BLOCK; }
 
 static inline size_t buffer_block_size(const BufferJob *job, size_t begin) {
-    return job->count - begin < BUFFER_BLOCK ? job->count - begin : BUFFER_BLOCK;
+    return job->count - begin < (size_t)BUFFER_BLOCK ? job->count - begin : (size_t)BUFFER_BLOCK;
 }
 
 static inline void buffer_move_task(void *context, int task, int thread) {

@@ -47,7 +47,7 @@ static inline void cross_entropy_row(const CrossEntropy *work, int row) {
         logits[v] = e;
         sum += e;
     }
-    work->losses[row] = logf(sum) + maximum - chosen;
+    work->losses[row] = logf(sum) + (maximum - chosen); // the difference first: it is exact where it is small
     if (work->gradient_scale == 0.0f) { return; }
     float scale = work->gradient_scale / sum;
     for (int v = 0; v < V; v++) { logits[v] *= scale; }

@@ -702,6 +702,7 @@ int main(int argc, char **argv) {
     case COMMAND_TRAIN: status = command_train(run); break;
     case COMMAND_PLAN: status = command_plan(run); break;
     case COMMAND_HELP: options_print_help(stdout); break;
+    case COMMAND_HELP_MARKDOWN: options_print_markdown(stdout); break;
     case COMMAND_VERSION: printf("acco.c %s\n", ACCO_VERSION); break;
     }
     free(run);

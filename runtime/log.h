@@ -329,10 +329,22 @@ typedef struct Terminal {
     double bar_seconds; // when the bar was last drawn
 } Terminal;
 
+// Whether a person sees what is written to `stream`. Open MPI gives every rank a terminal of its own and passes on what it reads there, to a
+// file perhaps: then what counts is where mpirun, the parent of a rank on its node, writes to.
+static inline bool terminal_is_watched(FILE *stream) {
+    if (isatty(fileno(stream)) != 1) { return false; }
+    if (getenv("OMPI_COMM_WORLD_SIZE") == NULL) { return true; }
+    char link[64], target[64];
+    snprintf(link, sizeof link, "/proc/%d/fd/1", (int)getppid());
+    ssize_t length = readlink(link, target, sizeof target - 1);
+    target[length > 0 ? length : 0] = '\0';
+    return strncmp(target, "/dev/pts/", 9) == 0 || strncmp(target, "/dev/tty", 8) == 0;
+}
+
 static inline void terminal_open(Terminal *terminal, FILE *stream) {
     memset(terminal, 0, sizeof *terminal);
     terminal->stream = stream;
-    terminal->interactive = isatty(fileno(stream)) == 1;
+    terminal->interactive = terminal_is_watched(stream);
     terminal->columns = 80;
     terminal->bar_seconds = -1;
     struct winsize size;

@@ -35,7 +35,7 @@
 
 typedef char OptionText[1024];
 
-typedef enum OptionsCommand { COMMAND_TRAIN, COMMAND_PLAN, COMMAND_HELP, COMMAND_VERSION } OptionsCommand;
+typedef enum OptionsCommand { COMMAND_TRAIN, COMMAND_PLAN, COMMAND_HELP, COMMAND_HELP_MARKDOWN, COMMAND_VERSION } OptionsCommand;
 
 // The option names with underscores; only lr, lr-by and min-lr are spelled out. Choices point into the table.
 typedef struct Options {
@@ -631,6 +631,7 @@ static inline bool options_parse_command(int argc, char **argv, Options *options
         }
         options->command = commands[found];
         *position = 2;
+        if (options->command == COMMAND_HELP && argc == 3 && strcmp(argv[2], "markdown") == 0) { options->command = COMMAND_HELP_MARKDOWN; }
     }
     for (int i = *position; i < argc; i++) {
         bool help = strcmp(argv[i], "--help") == 0 || (i == *position && strcmp(argv[i], "-h") == 0);
@@ -649,7 +650,7 @@ static inline bool options_parse(int argc, char **argv, Options *options, Error 
     int start;
     options_defaults(options);
     if (!options_parse_command(argc, argv, options, &start, error)) { return false; }
-    if (options->command == COMMAND_HELP || options->command == COMMAND_VERSION) { return true; }
+    if (options->command != COMMAND_TRAIN && options->command != COMMAND_PLAN) { return true; }
     for (int position = start; position < argc;) { // names first: a typing mistake is reported before anything is read
         if (!options_next(argc, argv, &position, &option, &value, error)) { return false; }
         if (given[option - option_table]) { return error_set(error, "--%s is given twice", option->name); }

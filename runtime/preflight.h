@@ -110,8 +110,9 @@ static inline void preflight_choose_threads(int mask_cores, int node_cores, int 
                  "--cpus-per-task=%d), or say --threads %d if the binding is meant",
                  mask_cores, mask_cores == 1 ? "" : "s", share, share, mask_cores);
     } else if (asked > share) {
-        snprintf(choice->warning, sizeof choice->warning, "--threads %d for each of %d rank%s is more than the %d core%s here: slower than %d",
-                 asked, local_ranks, local_ranks == 1 ? "" : "s", node_cores, node_cores == 1 ? "" : "s", share);
+        snprintf(choice->warning, sizeof choice->warning,
+                 "--threads %d for each of %d rank%s is more than the %d core%s here: slower than %d", asked, local_ranks,
+                 local_ranks == 1 ? "" : "s", node_cores, node_cores == 1 ? "" : "s", share);
     }
 }
 

@@ -439,6 +439,7 @@ static void test_contradictions(void **state) {
     expect_contradiction("--lr 1e-3 --min-lr 2e-3", "--min-lr 0.002 is above --lr 0.001");
     expect_contradiction("--schedule constant --min-lr 0", "never reaches --min-lr");
     expect_contradiction("--lr 10 --weight-decay 0.1", "would erase the parameters");
+    expect_contradiction("--ranks 2", "--ranks is for train_gpt plan");
     expect_contradiction("--slow-ms 3", "--slow-ms needs --slow-rank");
     expect_contradiction("--slow-rank 0", "--slow-rank needs --slow-ms");
     expect_contradiction("--slow-rank 0 --slow-ms 6000 --timeout-s 10", "longer than --timeout-s 10");

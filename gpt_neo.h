@@ -34,9 +34,9 @@ typedef enum GptNeoOperation {
 } GptNeoOperation;
 
 static inline const char *gpt_neo_operation_name(GptNeoOperation operation) {
-    static const char *const names[OPERATION_COUNT] = {"embedding",         "layernorm",          "linear forward", "linear backward input",
-                                                       "linear backward weight", "attention forward", "attention backward", "gelu",
-                                                       "head products",     "cross entropy"};
+    static const char *const names[OPERATION_COUNT] = {
+        "embedding",         "layernorm",          "linear forward", "linear backward input", "linear backward weight",
+        "attention forward", "attention backward", "gelu",           "head products",         "cross entropy"};
     return names[operation];
 }
 
@@ -56,12 +56,13 @@ typedef struct GptNeo {
     // Workspace.
     float *branch;     // (B, T, C): what is about to be added to the residual; in backward the gradient of a LayerNorm's or attention's out
     float *d_residual; // (B, T, C)
-    float *d_wide;     // (B, T, max(3C, F))
+    float *d_wide;     // (B, T, max(3C, F)), rows d_wide_stride apart
     float *partials;   // (ROW_BLOCKS, max(3C, F))
     float *scores;     // of attention
     float *logits;     // (chunk, V)
     float *losses;     // (B, T)
     int chunk;         // rows of logits at a time
+    int d_wide_stride;
     // Benchmarks point this to OPERATION_COUNT sums of seconds; NULL costs nothing.
     double *operation_seconds;
     double lap_started;
@@ -83,7 +84,8 @@ static inline int gpt_neo_chunk_rows(int rows, int vocabulary) {
     return (rows + chunks - 1) / chunks;
 }
 
-// Plans activations and workspace for batches (B, T) and a team of `threads`. T must not exceed the positions. `model` must stay where it is.
+// Plans activations and workspace for batches (B, T) and a team of `threads`. T must not exceed the positions. `model` must stay where it
+// is.
 static inline void gpt_neo_reserve(GptNeo *model, Arena *arena, const GptNeoConfig *config, int B, int T, int threads) {
     assert(B >= 1 && T >= 1 && T <= config->positions && (long long)B * T < INT_MAX / 2);
     memset(model, 0, sizeof *model);
@@ -97,6 +99,7 @@ static inline void gpt_neo_reserve(GptNeo *model, Arena *arena, const GptNeoConf
     size_t row = (size_t)B * (size_t)T * sizeof(float), L = (size_t)config->layers, C = (size_t)config->channels, F = (size_t)config->inner;
     size_t wide = 3 * C > F ? 3 * C : F, points = 2 * L + 1;
     model->chunk = gpt_neo_chunk_rows(B * T, config->vocabulary);
+    model->d_wide_stride = matmul_padded_stride((int)wide);
     arena_reserve(arena, MEMORY_ACTIVATIONS, "residuals", points * row * C, &model->residuals);
     arena_reserve(arena, MEMORY_ACTIVATIONS, "layernorm outputs", points * row * C, &model->normals);
     arena_reserve(arena, MEMORY_ACTIVATIONS, "layernorm statistics", points * row * 2, &model->statistics);
@@ -107,15 +110,18 @@ static inline void gpt_neo_reserve(GptNeo *model, Arena *arena, const GptNeoConf
     arena_reserve(arena, MEMORY_ACTIVATIONS, "gelu derivatives", L * row * F, &model->derivatives);
     arena_reserve(arena, MEMORY_WORKSPACE, "branch", row * C, &model->branch);
     arena_reserve(arena, MEMORY_WORKSPACE, "residual gradient", row * C, &model->d_residual);
-    arena_reserve(arena, MEMORY_WORKSPACE, "wide gradient", row * wide, &model->d_wide);
+    arena_reserve(arena, MEMORY_WORKSPACE, "wide gradient", row * (size_t)model->d_wide_stride, &model->d_wide);
     arena_reserve(arena, MEMORY_WORKSPACE, "partial sums", ROW_BLOCKS * wide * sizeof(float), &model->partials);
     arena_reserve(arena, MEMORY_WORKSPACE, "attention scores", attention_workspace_floats(T, threads) * sizeof(float), &model->scores);
-    arena_reserve(arena, MEMORY_WORKSPACE, "logits chunk", (size_t)model->chunk * (size_t)config->vocabulary * sizeof(float), &model->logits);
+    arena_reserve(arena, MEMORY_WORKSPACE, "logits chunk", (size_t)model->chunk * (size_t)config->vocabulary * sizeof(float),
+                  &model->logits);
     arena_reserve(arena, MEMORY_WORKSPACE, "losses", row, &model->losses);
 }
 
 // Tensor `tensor` of layer `layer` in a flat array of parameters or gradients.
-static inline size_t gpt_neo_at(const GptNeo *model, int layer, GptNeoTensor tensor) { return model->offsets[gpt_neo_tensor(layer, tensor)]; }
+static inline size_t gpt_neo_at(const GptNeo *model, int layer, GptNeoTensor tensor) {
+    return model->offsets[gpt_neo_tensor(layer, tensor)];
+}
 
 static inline size_t gpt_neo_rows(const GptNeo *model) { return (size_t)model->B * (size_t)model->T; }
 
@@ -128,7 +134,8 @@ static inline float *gpt_neo_slice(const GptNeo *model, float *base, int index, 
 static inline int gpt_neo_window(const GptNeoConfig *config, int l) { return config->local[l] ? config->window : 0; }
 
 // LayerNorm number `point` (as in GptNeo); branch_bias: what stands in model->branch is added to the residual first, with this bias.
-static inline void gpt_neo_layernorm(GptNeo *model, Stream *stream, const float *parameters, int point, int weight, const float *branch_bias) {
+static inline void gpt_neo_layernorm(GptNeo *model, Stream *stream, const float *parameters, int point, int weight,
+                                     const float *branch_bias) {
     int C = model->config.channels;
     LayernormForward work;
     work.output = gpt_neo_slice(model, model->normals, point, C);
@@ -160,13 +167,13 @@ static inline void gpt_neo_layer_enter(GptNeo *model, Stream *stream, const floa
 static inline void gpt_neo_layer_leave(GptNeo *model, Stream *stream, const float *parameters, int l) {
     int rows = (int)gpt_neo_rows(model), C = model->config.channels, F = model->config.inner;
     float *inner = gpt_neo_slice(model, model->inner, l, F), *derivative = gpt_neo_slice(model, model->derivatives, l, F);
-    matmul_forward(stream, model->branch, gpt_neo_slice(model, model->attention, l, C), parameters + gpt_neo_at(model, l, TENSOR_OUT_WEIGHT),
-                   rows, C, C);
+    matmul_forward(stream, model->branch, gpt_neo_slice(model, model->attention, l, C),
+                   parameters + gpt_neo_at(model, l, TENSOR_OUT_WEIGHT), rows, C, C);
     gpt_neo_lap(model, OPERATION_LINEAR_FORWARD);
     gpt_neo_layernorm(model, stream, parameters, 2 * l + 1, gpt_neo_tensor(l, TENSOR_LN_2_WEIGHT),
                       parameters + gpt_neo_at(model, l, TENSOR_OUT_BIAS));
-    matmul_forward(stream, derivative, gpt_neo_slice(model, model->normals, 2 * l + 1, C), parameters + gpt_neo_at(model, l, TENSOR_FC_WEIGHT),
-                   rows, C, F);
+    matmul_forward(stream, derivative, gpt_neo_slice(model, model->normals, 2 * l + 1, C),
+                   parameters + gpt_neo_at(model, l, TENSOR_FC_WEIGHT), rows, C, F);
     gpt_neo_lap(model, OPERATION_LINEAR_FORWARD);
     gelu_forward(stream, inner, derivative, parameters + gpt_neo_at(model, l, TENSOR_FC_BIAS), rows, F);
     gpt_neo_lap(model, OPERATION_GELU);
@@ -198,10 +205,12 @@ static inline void gpt_neo_forward(GptNeo *model, Stream *stream, const float *p
                       model->B, model->T, C);
     gpt_neo_lap(model, OPERATION_EMBEDDING);
     for (int l = 0; l < L; l++) { gpt_neo_layer_forward(model, stream, parameters, l); }
-    gpt_neo_layernorm(model, stream, parameters, 2 * L, gpt_neo_ln_f(&model->config), parameters + gpt_neo_at(model, L - 1, TENSOR_PROJ_BIAS));
+    gpt_neo_layernorm(model, stream, parameters, 2 * L, gpt_neo_ln_f(&model->config),
+                      parameters + gpt_neo_at(model, L - 1, TENSOR_PROJ_BIAS));
 }
 
-// LM head and loss of the latest forward pass; with gradients also their share of wte, and the gradient of the hidden state in model->branch.
+// LM head and loss of the latest forward pass; with gradients also their share of wte, and the gradient of the hidden state in
+// model->branch.
 static inline float gpt_neo_head(GptNeo *model, Stream *stream, const float *parameters, float *gradients, const int32_t *targets) {
     int rows = (int)gpt_neo_rows(model), C = model->config.channels, V = model->config.vocabulary, counting = 0;
     const float *wte = parameters + model->offsets[GPT_NEO_WTE], *hidden = gpt_neo_hidden(model);
@@ -219,8 +228,8 @@ static inline float gpt_neo_head(GptNeo *model, Stream *stream, const float *par
         cross_entropy(stream, model->logits, model->losses + first, targets + first, count, V, scale);
         gpt_neo_lap(model, OPERATION_CROSS_ENTROPY);
         if (gradients != NULL) {
-            matmul_backward_input(stream, model->branch + offset, model->logits, wte, count, C, V);
-            matmul_backward_weight(stream, gradients + model->offsets[GPT_NEO_WTE], model->logits, hidden + offset, count, C, V);
+            matmul_backward_input(stream, model->branch + offset, C, model->logits, V, wte, count, C, V);
+            matmul_backward_weight(stream, gradients + model->offsets[GPT_NEO_WTE], model->logits, V, hidden + offset, count, C, V);
             gpt_neo_lap(model, OPERATION_HEAD_PRODUCTS);
         }
     }
@@ -231,8 +240,8 @@ static inline float gpt_neo_head(GptNeo *model, Stream *stream, const float *par
 
 // Backward of LayerNorm `point`: model->branch is the gradient of its output. branch_bias: place of the gradient of the bias of the branch
 // that was added before it, or NULL. The result is added to model->d_residual, which the last LayerNorm starts.
-static inline void gpt_neo_layernorm_backward(GptNeo *model, Stream *stream, const float *parameters, float *gradients, int point, int weight,
-                                              float *branch_bias) {
+static inline void gpt_neo_layernorm_backward(GptNeo *model, Stream *stream, const float *parameters, float *gradients, int point,
+                                              int weight, float *branch_bias) {
     int C = model->config.channels;
     LayernormBackward work;
     work.d_residual = model->d_residual;
@@ -251,35 +260,40 @@ static inline void gpt_neo_layernorm_backward(GptNeo *model, Stream *stream, con
     gpt_neo_lap(model, OPERATION_LAYERNORM);
 }
 
-// Both gradients of a linear layer; `weight` is its offset in parameters and gradients.
+// Both gradients of the linear layer whose weight (outputs, inputs) is `weight` in parameters and gradients.
 static inline void gpt_neo_linear_backward(GptNeo *model, Stream *stream, const float *parameters, float *gradients, size_t weight,
-                                           float *d_input, const float *d_output, const float *input, int inputs, int outputs) {
+                                           float *d_input, int d_input_stride, const float *d_output, int d_output_stride,
+                                           const float *input, int inputs, int outputs) {
     int rows = (int)gpt_neo_rows(model);
-    matmul_backward_weight(stream, gradients + weight, d_output, input, rows, inputs, outputs);
+    matmul_backward_weight(stream, gradients + weight, d_output, d_output_stride, input, rows, inputs, outputs);
     gpt_neo_lap(model, OPERATION_LINEAR_BACKWARD_WEIGHT);
-    matmul_backward_input(stream, d_input, d_output, parameters + weight, rows, inputs, outputs);
+    matmul_backward_input(stream, d_input, d_input_stride, d_output, d_output_stride, parameters + weight, rows, inputs, outputs);
     gpt_neo_lap(model, OPERATION_LINEAR_BACKWARD_INPUT);
 }
 
-static inline void gpt_neo_layer_backward(GptNeo *model, Stream *stream, const float *parameters, float *gradients, int l) {
-    const GptNeoConfig *config = &model->config;
-    int rows = (int)gpt_neo_rows(model), C = config->channels, F = config->inner;
-    gpt_neo_linear_backward(model, stream, parameters, gradients, gpt_neo_at(model, l, TENSOR_PROJ_WEIGHT), model->d_wide, model->d_residual,
-                            gpt_neo_slice(model, model->inner, l, F), F, C);
-    gelu_backward(stream, model->d_wide, gradients + gpt_neo_at(model, l, TENSOR_FC_BIAS), model->partials,
-                  gpt_neo_slice(model, model->derivatives, l, F), rows, F);
+static inline void gpt_neo_mlp_backward(GptNeo *model, Stream *stream, const float *parameters, float *gradients, int l) {
+    int C = model->config.channels, F = model->config.inner, wide = model->d_wide_stride;
+    gpt_neo_linear_backward(model, stream, parameters, gradients, gpt_neo_at(model, l, TENSOR_PROJ_WEIGHT), model->d_wide, wide,
+                            model->d_residual, C, gpt_neo_slice(model, model->inner, l, F), F, C);
+    gelu_backward(stream, model->d_wide, wide, gradients + gpt_neo_at(model, l, TENSOR_FC_BIAS), model->partials,
+                  gpt_neo_slice(model, model->derivatives, l, F), (int)gpt_neo_rows(model), F);
     gpt_neo_lap(model, OPERATION_GELU);
-    gpt_neo_linear_backward(model, stream, parameters, gradients, gpt_neo_at(model, l, TENSOR_FC_WEIGHT), model->branch, model->d_wide,
-                            gpt_neo_slice(model, model->normals, 2 * l + 1, C), C, F);
+    gpt_neo_linear_backward(model, stream, parameters, gradients, gpt_neo_at(model, l, TENSOR_FC_WEIGHT), model->branch, C, model->d_wide,
+                            wide, gpt_neo_slice(model, model->normals, 2 * l + 1, C), C, F);
     gpt_neo_layernorm_backward(model, stream, parameters, gradients, 2 * l + 1, gpt_neo_tensor(l, TENSOR_LN_2_WEIGHT),
                                gradients + gpt_neo_at(model, l, TENSOR_OUT_BIAS));
-    gpt_neo_linear_backward(model, stream, parameters, gradients, gpt_neo_at(model, l, TENSOR_OUT_WEIGHT), model->branch, model->d_residual,
-                            gpt_neo_slice(model, model->attention, l, C), C, C);
-    attention_backward(stream, model->d_wide, model->scores, model->branch, gpt_neo_slice(model, model->qkv, l, 3 * C),
+}
+
+static inline void gpt_neo_attention_backward(GptNeo *model, Stream *stream, const float *parameters, float *gradients, int l) {
+    const GptNeoConfig *config = &model->config;
+    int C = config->channels, wide = model->d_wide_stride;
+    gpt_neo_linear_backward(model, stream, parameters, gradients, gpt_neo_at(model, l, TENSOR_OUT_WEIGHT), model->branch, C,
+                            model->d_residual, C, gpt_neo_slice(model, model->attention, l, C), C, C);
+    attention_backward(stream, model->d_wide, wide, model->scores, model->branch, gpt_neo_slice(model, model->qkv, l, 3 * C),
                        gpt_neo_slice(model, model->log_sums, l, config->heads), model->B, model->T, C, config->heads,
                        gpt_neo_window(config, l));
     gpt_neo_lap(model, OPERATION_ATTENTION_BACKWARD);
-    gpt_neo_linear_backward(model, stream, parameters, gradients, gpt_neo_at(model, l, TENSOR_Q), model->branch, model->d_wide,
+    gpt_neo_linear_backward(model, stream, parameters, gradients, gpt_neo_at(model, l, TENSOR_Q), model->branch, C, model->d_wide, wide,
                             gpt_neo_slice(model, model->normals, 2 * l, C), C, 3 * C);
     gpt_neo_layernorm_backward(model, stream, parameters, gradients, 2 * l, gpt_neo_tensor(l, TENSOR_LN_1_WEIGHT),
                                l > 0 ? gradients + gpt_neo_at(model, l - 1, TENSOR_PROJ_BIAS) : NULL);
@@ -287,14 +301,17 @@ static inline void gpt_neo_layer_backward(GptNeo *model, Stream *stream, const f
 
 // gradients (same layout as parameters) += d(mean loss)/d(parameters) of tokens and targets (B, T each). Returns the mean loss over the
 // targets >= 0; where none counts, the loss and what is added are 0. Tokens and targets must lie in the vocabulary.
-static inline float gpt_neo_loss_and_gradients(GptNeo *model, Stream *stream, const float *parameters, float *gradients, const int32_t *tokens,
-                                               const int32_t *targets) {
+static inline float gpt_neo_loss_and_gradients(GptNeo *model, Stream *stream, const float *parameters, float *gradients,
+                                               const int32_t *tokens, const int32_t *targets) {
     int L = model->config.layers, C = model->config.channels;
     gpt_neo_forward(model, stream, parameters, tokens);
     float loss = gpt_neo_head(model, stream, parameters, gradients, targets);
     gpt_neo_layernorm_backward(model, stream, parameters, gradients, 2 * L, gpt_neo_ln_f(&model->config),
                                gradients + gpt_neo_at(model, L - 1, TENSOR_PROJ_BIAS));
-    for (int l = L - 1; l >= 0; l--) { gpt_neo_layer_backward(model, stream, parameters, gradients, l); }
+    for (int l = L - 1; l >= 0; l--) {
+        gpt_neo_mlp_backward(model, stream, parameters, gradients, l);
+        gpt_neo_attention_backward(model, stream, parameters, gradients, l);
+    }
     embedding_backward(stream, gradients + model->offsets[GPT_NEO_WTE], gradients + model->offsets[GPT_NEO_WPE], model->d_residual, tokens,
                        model->B, model->T, C);
     gpt_neo_lap(model, OPERATION_EMBEDDING);

@@ -4,8 +4,8 @@
 // its place in the flat array of parameters, its shape, how it is initialised and whether weight decay applies. Initialisation, decay mask,
 // checkpoints, export, the memory plan and the model's own forward pass all read this table; there is no second list of tensors.
 //
-// Tensors lie back to back in the order in which forward uses them. Query, key and value matrices (C, C) follow each other in this order, so
-// that one product with their union (3C, C) serves all three; the files keep the three names. lm_head.weight does not occur: it is wte.
+// Tensors lie back to back in the order in which forward uses them. Query, key and value matrices (C, C) follow each other in this order,
+// so that one product with their union (3C, C) serves all three; the files keep the three names. lm_head.weight does not occur: it is wte.
 #ifndef ACCO_GPT_NEO_CONFIG_H
 #define ACCO_GPT_NEO_CONFIG_H
 
@@ -18,6 +18,7 @@
 #include <sys/stat.h>
 
 #include "runtime/errors.h"
+#include "runtime/options.h"
 #include "runtime/random.h"
 
 enum { GPT_NEO_MAX_LAYERS = 96 };
@@ -185,6 +186,16 @@ static inline bool gpt_neo_config_load(const char *path, GptNeoConfig *config, E
     return good;
 }
 
+static inline bool gpt_neo_config_unknown(const char *name, Error *error) {
+    const char *names[GPT_NEO_PRESET_COUNT];
+    char excerpt[64];
+    for (int i = 0; i < GPT_NEO_PRESET_COUNT; i++) { names[i] = gpt_neo_presets()[i].name; }
+    const char *nearest = nearest_name(name, names, GPT_NEO_PRESET_COUNT);
+    return error_set(error, "unknown model %s%s%s%s: choose tiny, 36M, 125M, 1.3B or 2.7B, or give a Hugging Face config.json",
+                     option_excerpt(name, excerpt), nearest != NULL ? " (did you mean " : "", nearest != NULL ? nearest : "",
+                     nearest != NULL ? "?)" : "");
+}
+
 // `name_or_path`: a preset, a config.json, or a directory that holds one. `error` names what is wrong and what is allowed.
 static inline bool gpt_neo_config_find(const char *name_or_path, GptNeoConfig *config, Error *error) {
     for (int i = 0; i < GPT_NEO_PRESET_COUNT; i++) {
@@ -203,7 +214,7 @@ static inline bool gpt_neo_config_find(const char *name_or_path, GptNeoConfig *c
         return gpt_neo_config_load(path, config, error);
     }
     if (exists || strchr(name_or_path, '/') != NULL) { return gpt_neo_config_load(name_or_path, config, error); }
-    return error_set(error, "unknown model \"%.64s\": choose tiny, 36M, 125M, 1.3B or 2.7B, or give a Hugging Face config.json", name_or_path);
+    return gpt_neo_config_unknown(name_or_path, error);
 }
 
 typedef struct ParameterInfo {

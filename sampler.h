@@ -1,9 +1,9 @@
 // sampler.h: text from a model, one token at a time, with the keys and values of all earlier positions kept.
 //
 // A step runs the model's own layers on a batch of one position (the same kernels as in training, one row); only attention differs: it
-// reads the cache, and local layers read no more of it than their window. Logits of a step equal those of a full forward pass up to rounding.
-// The sampler has an arena of its own, so that training reserves nothing for it. Sampling ends when all positions of the model are used;
-// the context does not slide, because the positions are learned and the cache holds what was computed with them.
+// reads the cache, and local layers read no more of it than their window. Logits of a step equal those of a full forward pass up to
+// rounding. The sampler has an arena of its own, so that training reserves nothing for it. Sampling ends when all positions of the model
+// are used; the context does not slide, because the positions are learned and the cache holds what was computed with them.
 //
 //   sampler_reserve, arena_commit;   then for each text:  sampler_reset, sampler_generate  or  sampler_step + sampler_choose by hand
 #ifndef ACCO_SAMPLER_H
@@ -43,7 +43,8 @@ static inline void sampler_attend(Sampler *sampler, Stream *stream, int l) {
     memcpy(sampler->keys + place, qkv + C, C * sizeof(float));
     memcpy(sampler->values + place, qkv + 2 * C, C * sizeof(float));
     attention_decode(stream, gpt_neo_slice(model, model->attention, l, config->channels), sampler->scores, qkv, sampler->keys + layer,
-                     sampler->values + layer, sampler->length, config->positions, config->channels, config->heads, gpt_neo_window(config, l));
+                     sampler->values + layer, sampler->length, config->positions, config->channels, config->heads,
+                     gpt_neo_window(config, l));
 }
 
 // Appends `token` to the text. Returns the logits (V) of what follows, valid until the next step, or NULL if all positions are used.
@@ -129,8 +130,8 @@ static inline int32_t sampler_choose(Sampler *sampler, double temperature, int t
     return best; // rounding left a crumb
 }
 
-// Appends the prompt (at least one token) to the text and writes up to `count` following tokens to output. Returns how many: fewer where the
-// positions are used up, 0 where already the prompt does not fit, and it stops at logits that are not numbers.
+// Appends the prompt (at least one token) to the text and writes up to `count` following tokens to output. Returns how many: fewer where
+// the positions are used up, 0 where already the prompt does not fit, and it stops at logits that are not numbers.
 static inline int sampler_generate(Sampler *sampler, Stream *stream, const float *parameters, const int32_t *prompt, int prompt_count,
                                    int32_t *output, int count, double temperature, int top_k, Random *random) {
     assert(prompt_count >= 1);

@@ -93,7 +93,7 @@ static void check_written(Run *run, bool written, const Error *error) {
 static double automatic_learning_rate(Run *run) {
     double parameters = (double)run->table.parameter_count;
     snprintf(run->rate_reason, sizeof run->rate_reason, ", chosen for %.3g M parameters", parameters / 1e6);
-    return parameters < 5e6 ? 4e-3 : parameters < 60e6 ? 1e-3 : parameters < 250e6 ? 6e-4 : parameters < 900e6 ? 3e-4 : 1.6e-4;
+    return parameters < 5e6 ? 2e-3 : parameters < 60e6 ? 1e-3 : parameters < 250e6 ? 6e-4 : parameters < 900e6 ? 3e-4 : 1.6e-4;
 }
 
 static bool choose_model(Run *run, Error *error) {
@@ -107,12 +107,6 @@ static bool choose_model(Run *run, Error *error) {
     run->B = (int)options->micro_batch;
     run->T = options->seq_len > 0 ? (int)options->seq_len : positions < 1024 ? positions : 1024;
     gpt_neo_parameter_table(&run->config, &run->table);
-    if (options->learning_rate == 0) { options->learning_rate = automatic_learning_rate(run); }
-    if (options->minimum_learning_rate < 0) { options->minimum_learning_rate = options->learning_rate / 10; }
-    if (options->minimum_learning_rate > options->learning_rate) {
-        return error_set(error, "--min-lr %g is above the automatic --lr %g: give --lr too", options->minimum_learning_rate,
-                         options->learning_rate);
-    }
     return true;
 }
 
@@ -139,6 +133,29 @@ static int64_t tokens_per_micro_batch(const Run *run) { return (int64_t)run->B *
 // Micro-batches per rank and commit; with --accumulate auto the least possible number.
 static int nominal_accumulation(const Run *run) {
     return run->options.accumulate > 0 ? (int)run->options.accumulate : run->rule->rounds_per_commit;
+}
+
+static int64_t nominal_tokens_per_commit(const Run *run) {
+    return (int64_t)run->transport.size * nominal_accumulation(run) * tokens_per_micro_batch(run);
+}
+
+static int64_t nominal_commits(const Run *run) {
+    int64_t per_commit = nominal_tokens_per_commit(run);
+    return (run->options.tokens + per_commit - 1) / per_commit;
+}
+
+// Spells out what was left to us, so that the saved configuration says it. A constant rate has no minimum.
+static bool choose_rates(Run *run, Error *error) {
+    Options *options = &run->options;
+    bool constant = strcmp(options->schedule, "constant") == 0;
+    if (options->learning_rate == 0) { options->learning_rate = automatic_learning_rate(run); }
+    if (options->minimum_learning_rate < 0 && !constant) { options->minimum_learning_rate = options->learning_rate / 10; }
+    if (options->warmup < 0) { options->warmup = nominal_commits(run) / 20 < 1000 ? nominal_commits(run) / 20 : 1000; }
+    if (options->minimum_learning_rate > options->learning_rate) {
+        return error_set(error, "--min-lr %g is above the automatic --lr %g: give --lr too", options->minimum_learning_rate,
+                         options->learning_rate);
+    }
+    return true;
 }
 
 static LearningRate choose_schedule(const Run *run) {
@@ -284,15 +301,15 @@ static void print_model(const Run *run) {
 
 static void print_batch(const Run *run) {
     const Options *options = &run->options;
-    int64_t per_commit = (int64_t)run->transport.size * nominal_accumulation(run) * tokens_per_micro_batch(run);
     char text[LOG_NUMBER_SIZE], total[LOG_NUMBER_SIZE];
     printf("batch      %d rank%s x %d micro-batches x %d x %d = %s tokens per commit%s; %s tokens are %lld commits\n", run->transport.size,
-           run->transport.size == 1 ? "" : "s", nominal_accumulation(run), run->B, run->T, human_count((double)per_commit, text),
+           run->transport.size == 1 ? "" : "s", nominal_accumulation(run), run->B, run->T,
+           human_count((double)nominal_tokens_per_commit(run), text),
            options->accumulate == 0 ? " or more (auto: as many as fit beside the communication)" : "", human_count((double)options->tokens, total),
-           (long long)((options->tokens + per_commit - 1) / per_commit));
+           (long long)nominal_commits(run));
+    bool constant = strcmp(options->schedule, "constant") == 0;
     printf("rate       peak %g%s, %s to %g, warm-up %lld commits, counted by %s\n", options->learning_rate, run->rate_reason, options->schedule,
-           strcmp(options->schedule, "constant") == 0 ? options->learning_rate : options->minimum_learning_rate, (long long)options->warmup,
-           options->learning_rate_by);
+           constant ? options->learning_rate : options->minimum_learning_rate, (long long)options->warmup, options->learning_rate_by);
 }
 
 static void print_start(const Run *run) {
@@ -657,9 +674,9 @@ static int command_train(Run *run) {
     if (!transport_open(&run->transport, &error)) { exit_user_mistake(&error); }
     preflight_threads(run->transport.local_size, (int)run->options.threads, &run->threads);
     bool good = preflight_check_copies(run->transport.size, strcmp(transport_library(), "MPI") == 0, getenv, &error) &&
-                choose_model(run, &error) && options_check_ranks(&run->options, run->transport.size, run->T, &error) && open_data(run, &error);
+                choose_model(run, &error) && choose_rates(run, &error) &&
+                options_check_ranks(&run->options, run->transport.size, run->T, &error) && open_data(run, &error);
     agree_or_exit(run, good, &error);
-    run->rule = rule_find(run->options.optimizer);
     open_run_directory(run);
     reserve_memory(run);
     start_run(run);
@@ -672,10 +689,9 @@ static int command_train(Run *run) {
 
 static int command_plan(Run *run) {
     Error error = {""};
-    if (!choose_model(run, &error)) { exit_user_mistake(&error); }
-    run->rule = rule_find(run->options.optimizer);
     transport_open_alone(&run->transport, "a plan");
     run->transport.size = (int)run->options.ranks;
+    if (!choose_model(run, &error) || !choose_rates(run, &error)) { exit_user_mistake(&error); }
     preflight_threads(1, (int)run->options.threads, &run->threads);
     reserve_memory(run);
     printf("%s, %s, %d ranks, micro-batch %d x %d: bytes of one rank\n\n", run->config.name, run->rule->name, run->transport.size, run->B, run->T);
@@ -697,6 +713,7 @@ int main(int argc, char **argv) {
     Run *run = (Run *)calloc(1, sizeof *run);
     Error error = {""};
     if (!options_parse(argc, argv, &run->options, &error) || !options_check(&run->options, &error)) { exit_user_mistake(&error); }
+    run->rule = rule_find(run->options.optimizer);
     int status = 0;
     switch (run->options.command) {
     case COMMAND_TRAIN: status = command_train(run); break;

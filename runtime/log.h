@@ -329,8 +329,8 @@ typedef struct Terminal {
     double bar_seconds; // when the bar was last drawn
 } Terminal;
 
-// Whether a person sees what is written to `stream`. Open MPI gives every rank a terminal of its own and passes on what it reads there, to a
-// file perhaps: then what counts is where mpirun, the parent of a rank on its node, writes to.
+// Whether a person sees what is written to `stream`. Open MPI gives every rank a terminal of its own and passes on what it reads there,
+// to a file perhaps: then what counts is where mpirun, the parent of a rank on its node, writes to.
 static inline bool terminal_is_watched(FILE *stream) {
     if (isatty(fileno(stream)) != 1) { return false; }
     if (getenv("OMPI_COMM_WORLD_SIZE") == NULL) { return true; }

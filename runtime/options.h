@@ -52,7 +52,7 @@ typedef struct Options {
 
     double learning_rate, minimum_learning_rate; // 0: auto; -1: auto
     const char *learning_rate_by, *schedule, *decay;
-    int64_t warmup;                                    // commits
+    int64_t warmup;                                    // commits; -1: auto
     double weight_decay, beta1, beta2, eps, grad_clip; // grad_clip 0: off
 
     int64_t threads; // 0: auto
@@ -173,8 +173,9 @@ static const OptionSpec option_table[] = {
      "after the same tokens; commits: the number of updates."},
     {"schedule", GROUP_RATE, CHOICE_OPTION(schedule, "cosine", "cosine", "linear", "constant"),
      "Way from --lr to --min-lr after the warm-up. constant stays at --lr, which suits runs without a fixed end."},
-    {"warmup", GROUP_RATE, INTEGER_OPTION(warmup, "20", 0, OPTION_NO_LIMIT, "COMMITS", NO_WORD),
-     "The learning rate rises linearly over the first COMMITS updates. Longer is safer at a high rate and slower at the start."},
+    {"warmup", GROUP_RATE, INTEGER_OPTION(warmup, "auto", 0, OPTION_NO_LIMIT, "COMMITS", "auto", -1),
+     "The learning rate rises linearly over the first COMMITS updates. Longer is safer at a high rate and slower at the start. auto: a "
+     "twentieth of the run, at most 1000."},
     {"weight-decay", GROUP_RATE, REAL_OPTION(weight_decay, "0.1", 0, 100, "X", NO_WORD),
      "AdamW shrinks the parameters by this times the learning rate at each commit."},
     {"decay", GROUP_RATE, CHOICE_OPTION(decay, "matrices", "matrices", "all"),
@@ -701,8 +702,7 @@ static inline bool options_check_rate(const Options *options, Error *error) {
     if (rate > 0 && minimum > rate) {
         return error_set(error, "--min-lr %g is above --lr %g: the schedule goes down from --lr to --min-lr", minimum, rate);
     }
-    bool spelled_out = rate > 0 && minimum == rate / 10; // what a run saves of --min-lr auto, and must be able to read back
-    if (strcmp(options->schedule, "constant") == 0 && minimum >= 0 && !spelled_out) {
+    if (strcmp(options->schedule, "constant") == 0 && minimum >= 0) {
         return error_set(error, "--schedule constant never reaches --min-lr: leave --min-lr away, or choose cosine or linear");
     }
     if (rate > 0 && rate * options->weight_decay >= 1) {

@@ -1,14 +1,7 @@
 // test_gpt_neo.c: the model against Hugging Face's values, against finite differences, and against itself (threads, calls, accumulation).
 //
 // Reference files: test/reference, made by dev/reference (its README has the format). ACCO_REFERENCE names another directory.
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <setjmp.h>
-
-#include <cmocka.h>
-#include <math.h>
-#include <stdio.h>
+#include "harness.h"
 
 #include "gpt_neo.h"
 
@@ -120,7 +113,7 @@ static GptNeoConfig small_config(int layers, int channels, int heads, int inner,
     return config;
 }
 
-static void assert_close(const char *what, const float *got, const float *expected, size_t count, double tolerance) {
+static void assert_arrays_close(const char *what, const float *got, const float *expected, size_t count, double tolerance) {
     double worst = 0.0;
     for (size_t i = 0; i < count; i++) {
         double allowed = tolerance * fmax(1.0, fabs((double)expected[i])), difference = fabs((double)got[i] - (double)expected[i]);
@@ -162,13 +155,14 @@ static void check_logits(Fixture *fixture, const Tensors *tensors) {
     int rows = (int)gpt_neo_rows(&fixture->model), V = fixture->config.vocabulary;
     float *logits = (float *)malloc((size_t)rows * (size_t)V * sizeof(float));
     matmul_forward(&fixture->stream, logits, gpt_neo_hidden(&fixture->model), fixture->parameters, rows, fixture->config.channels, V);
-    assert_close("logits", logits, (const float *)tensors_get(tensors, "logits"), (size_t)rows * (size_t)V, 1e-5);
+    assert_arrays_close("logits", logits, (const float *)tensors_get(tensors, "logits"), (size_t)rows * (size_t)V, 1e-5);
     free(logits);
 }
 
 // One step of AdamW in double, written out: the kernel of the optimizer has its own tests.
 static void adamw_step(Fixture *fixture, const Tensors *tensors, int step, double *moments) {
-    double beta1 = tensors_number(tensors, "beta1"), beta2 = tensors_number(tensors, "beta2"), rate = tensors_number(tensors, "learning_rate");
+    double beta1 = tensors_number(tensors, "beta1"), beta2 = tensors_number(tensors, "beta2"),
+           rate = tensors_number(tensors, "learning_rate");
     double decay = tensors_number(tensors, "weight_decay"), epsilon = tensors_number(tensors, "epsilon");
     for (int i = 0; i < fixture->table.count; i++) {
         const ParameterInfo *entry = &fixture->table.entries[i];
@@ -188,7 +182,7 @@ static void check_tensors(Fixture *fixture, const Tensors *tensors, const char *
         const ParameterInfo *entry = &fixture->table.entries[i];
         char name[128];
         snprintf(name, sizeof name, "%s.%s", prefix, entry->name);
-        assert_close(name, values + entry->offset, (const float *)tensors_get(tensors, name), entry->count, 1e-5);
+        assert_arrays_close(name, values + entry->offset, (const float *)tensors_get(tensors, name), entry->count, 1e-5);
     }
 }
 
@@ -212,7 +206,7 @@ static void check_reference(const char *name, int threads) {
         memset(fixture.gradients, 0, parameters * sizeof(float));
         float loss = fixture_gradients(&fixture), expected = (float)losses[step];
         assert_true(forward == loss);
-        assert_close("loss", &loss, &expected, 1, 1e-5);
+        assert_arrays_close("loss", &loss, &expected, 1, 1e-5);
         if (step == 0) {
             check_logits(&fixture, &tensors);
             check_tensors(&fixture, &tensors, "grad", fixture.gradients);
@@ -365,7 +359,7 @@ static void test_chunks_of_logits(void **state) {
     parts.model.chunk = 7;
     float loss = fixture_gradients(&whole);
     assert_true(fixture_gradients(&parts) == loss);
-    assert_close("chunked gradients", parts.gradients, whole.gradients, whole.table.parameter_count, 1e-6);
+    assert_arrays_close("chunked gradients", parts.gradients, whole.gradients, whole.table.parameter_count, 1e-6);
     fixture_close(&whole);
     fixture_close(&parts);
     assert_int_equal(gpt_neo_chunk_rows(38, 53), 38);
@@ -468,9 +462,11 @@ static void test_config_json(void **state) {
     (void)state;
     GptNeoConfig config;
     Error error;
-    assert_true(config_from_text(CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"intermediate_size\":null,\"attention_layers\":[\"global\","
+    assert_true(config_from_text(CONFIG_START CONFIG_REST
+                                 "," CONFIG_TYPES ",\"intermediate_size\":null,\"attention_layers\":[\"global\","
                                  "\"local\",\"global\",\"local\"],\"classifier_dropout\":0.1,\"embed_dropout\":0,\"resid_dropout\":0.0,"
-                                 "\"activation_function\":\"gelu_new\",\"layer_norm_epsilon\":1e-5}", &config, &error));
+                                 "\"activation_function\":\"gelu_new\",\"layer_norm_epsilon\":1e-5}",
+                                 &config, &error));
     assert_true(config.layers == 4 && config.channels == 768 && config.heads == 16 && config.inner == 3072 && config.window == 256);
     assert_true(config.positions == 2048 && config.vocabulary == 50257 && config.epsilon == 1e-5f);
     assert_true(!config.local[0] && config.local[1] && !config.local[2] && config.local[3]);
@@ -504,7 +500,7 @@ static void test_config_json(void **state) {
         if (strstr(error.text, bad[i].message) == NULL) { fail_msg("\"%s\" does not speak of \"%s\"", error.text, bad[i].message); }
     }
     assert_false(gpt_neo_config_find("126M", &config, &error));
-    assert_non_null(strstr(error.text, "125M"));
+    assert_non_null(strstr(error.text, "did you mean 125M?"));
     assert_false(gpt_neo_config_find("/no/such/config.json", &config, &error));
     assert_non_null(strstr(error.text, "/no/such/config.json"));
 }

@@ -1,17 +1,18 @@
 // test_kernels.c: each operation against its plain definition in double, at odd shapes, with NaN, and with 1 and 3 threads.
 //
 // The model as a whole is compared with Hugging Face in test_gpt_neo.c; here a failure names the operation.
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <setjmp.h>
+#include "harness.h"
 
-#include <cmocka.h>
-#include <math.h>
-#include <stdio.h>
+#include <dirent.h>
 
 #include "kernels/kernels.h"
 #include "runtime/random.h"
+
+#if defined(__SANITIZE_THREAD__)
+enum { THREADS_OF_A_PLAIN_PROCESS = 2 }; // ThreadSanitizer has one of its own
+#else
+enum { THREADS_OF_A_PLAIN_PROCESS = 1 };
+#endif
 
 static Random test_random;
 
@@ -27,10 +28,12 @@ static float *copy_array(const float *values, size_t count) {
     return copy;
 }
 
-static void assert_close(const char *what, const float *got, const double *expected, size_t count, double tolerance) {
+static void assert_arrays_close(const char *what, const float *got, const double *expected, size_t count, double tolerance) {
     for (size_t i = 0; i < count; i++) {
         double difference = fabs((double)got[i] - expected[i]);
-        if (!(difference <= tolerance * fmax(1.0, fabs(expected[i])))) { fail_msg("%s[%zu]: %.9g, expected %.9g", what, i, (double)got[i], expected[i]); }
+        if (!(difference <= tolerance * fmax(1.0, fabs(expected[i])))) {
+            fail_msg("%s[%zu]: %.9g, expected %.9g", what, i, (double)got[i], expected[i]);
+        }
     }
 }
 
@@ -79,7 +82,9 @@ static void test_vectorised_loops(void **state) {
     for (int i = 0; i < 100; i++) { out[i] = vector_exp(in[i]); }
     for (int i = 0; i < 100; i++) {
         double expected = exp((double)in[i]);
-        bool good = isnan(in[i]) ? isnan(out[i]) : expected > 3e38 ? isinf(out[i]) : fabs((double)out[i] - expected) <= 3e-7 * expected + 1e-44;
+        bool good = isnan(in[i])      ? isnan(out[i])
+                    : expected > 3e38 ? isinf(out[i])
+                                      : fabs((double)out[i] - expected) <= 3e-7 * expected + 1e-44;
         if (!good) { fail_msg("exp(%g) in a loop: %g", (double)in[i], (double)out[i]); }
     }
 }
@@ -129,7 +134,7 @@ static void check_product(int M, int N, int K, int transposed, bool accumulate, 
         for (int n = 0; n < work.result_stride; n++) {
             size_t i = (size_t)m * (size_t)work.result_stride + (size_t)n;
             double expected = n >= N ? (double)start[i] : product_element(&work, m, n) + (accumulate ? (double)start[i] : 0.0);
-            for (int way = 0; way < WAYS; way++) { assert_close("product", results[way] + i, &expected, 1, 2e-5); }
+            for (int way = 0; way < WAYS; way++) { assert_arrays_close("product", results[way] + i, &expected, 1, 2e-5); }
         }
     }
     for (size_t i = 0; i < count; i++) { assert_memory_equal(&results[BY_TEAM_1][i], &results[BY_TEAM_3][i], sizeof(float)); }
@@ -154,6 +159,27 @@ static void test_matmul(void **state) {
     }
 }
 
+// The library must not start threads of its own beside ours: a team of one leaves the process with as many threads as before.
+static void test_matmul_starts_no_threads(void **state) {
+    (void)state;
+    Stream stream = test_stream(1);
+    float *a = random_array(700 * 700), *b = random_array(700 * 700), *result = random_array(700 * 700);
+    matmul_forward(&stream, result, a, b, 700, 700, 700);
+    DIR *directory = opendir("/proc/self/task");
+    int threads = 0;
+    while (directory != NULL && threads < 100) {
+        const struct dirent *entry = readdir(directory);
+        if (entry == NULL) { break; }
+        threads += entry->d_name[0] != '.';
+    }
+    if (directory != NULL) { closedir(directory); }
+    assert_true(directory == NULL || threads <= THREADS_OF_A_PLAIN_PROCESS);
+    free(a);
+    free(b);
+    free(result);
+    team_destroy(stream.team);
+}
+
 static void test_matmul_tiles(void **state) {
     (void)state;
     const int shapes[6][2] = {{1, 1}, {1, 50257}, {4096, 50257}, {50257, 768}, {8192, 65536}, {1000000, 3}};
@@ -168,29 +194,31 @@ static void test_linear(void **state) {
     (void)state;
     int rows = 29, inputs = 11, outputs = 17;
     Stream stream = test_stream(2);
-    float *x = random_array((size_t)(rows * inputs)), *w = random_array((size_t)(outputs * inputs)), *dy = random_array((size_t)(rows * outputs));
-    float *y = random_array((size_t)(rows * outputs)), *dx = random_array((size_t)(rows * inputs)), *dw = random_array((size_t)(outputs * inputs));
+    float *x = random_array((size_t)(rows * inputs)), *w = random_array((size_t)(outputs * inputs)),
+          *dy = random_array((size_t)(rows * outputs));
+    float *y = random_array((size_t)(rows * outputs)), *dx = random_array((size_t)(rows * inputs)),
+          *dw = random_array((size_t)(outputs * inputs));
     float *dw_before = copy_array(dw, (size_t)(outputs * inputs));
     matmul_forward(&stream, y, x, w, rows, inputs, outputs);
-    matmul_backward_input(&stream, dx, dy, w, rows, inputs, outputs);
-    matmul_backward_weight(&stream, dw, dy, x, rows, inputs, outputs);
+    matmul_backward_input(&stream, dx, inputs, dy, outputs, w, rows, inputs, outputs);
+    matmul_backward_weight(&stream, dw, dy, outputs, x, rows, inputs, outputs);
     for (int r = 0; r < rows; r++) {
         for (int o = 0; o < outputs; o++) {
             double sum = 0.0;
             for (int i = 0; i < inputs; i++) { sum += (double)x[r * inputs + i] * (double)w[o * inputs + i]; }
-            assert_close("forward", &y[r * outputs + o], &sum, 1, 1e-5);
+            assert_arrays_close("forward", &y[r * outputs + o], &sum, 1, 1e-5);
         }
         for (int i = 0; i < inputs; i++) {
             double sum = 0.0;
             for (int o = 0; o < outputs; o++) { sum += (double)dy[r * outputs + o] * (double)w[o * inputs + i]; }
-            assert_close("backward input", &dx[r * inputs + i], &sum, 1, 1e-5);
+            assert_arrays_close("backward input", &dx[r * inputs + i], &sum, 1, 1e-5);
         }
     }
     for (int o = 0; o < outputs; o++) {
         for (int i = 0; i < inputs; i++) {
             double sum = (double)dw_before[o * inputs + i];
             for (int r = 0; r < rows; r++) { sum += (double)dy[r * outputs + o] * (double)x[r * inputs + i]; }
-            assert_close("backward weight", &dw[o * inputs + i], &sum, 1, 1e-5);
+            assert_arrays_close("backward weight", &dw[o * inputs + i], &sum, 1, 1e-5);
         }
     }
     float *all[7] = {x, w, dy, y, dx, dw, dw_before};
@@ -228,11 +256,12 @@ static void check_layernorm(int rows, int C, bool branch, bool accumulate, int t
     for (int s = 0; s < 3; s++) {
         for (size_t c = 0; c < width; c++) { expected_sums[(size_t)s * width + c] = (double)sums[s][c]; }
     }
-    LayernormForward forward = {output, statistics, residual, branch ? before : NULL, branch ? added : NULL, branch ? added_bias : NULL,
-                                weight, bias, 1e-5f, rows, C};
+    LayernormForward forward = {
+        output, statistics, residual, branch ? before : NULL, branch ? added : NULL, branch ? added_bias : NULL, weight, bias,
+        1e-5f,  rows,       C};
     layernorm_forward(&stream, &forward);
     LayernormBackward backward = {d_residual, accumulate, sums[0], sums[1], branch ? sums[2] : NULL, partials, dy, residual,
-                                  statistics, weight, rows, C};
+                                  statistics, weight,     rows,    C};
     layernorm_backward(&stream, &backward);
     double *work = (double *)malloc(5 * width * sizeof(double)), *x = work, *y = x + width, *dx = y + width, *normalised = dx + width;
     for (int row = 0; row < rows; row++) {
@@ -241,19 +270,19 @@ static void check_layernorm(int rows, int C, bool branch, bool accumulate, int t
             x[c] = (double)before[offset + c] + (branch ? (double)added[offset + c] + (double)added_bias[c] : 0.0);
         }
         layernorm_reference(x, weight, bias, dy + offset, C, 1e-5, y, dx, normalised);
-        assert_close("residual", residual + offset, x, width, 1e-6);
-        assert_close("layernorm", output + offset, y, width, C == 1 ? 1e-4 : 2e-5);
+        assert_arrays_close("residual", residual + offset, x, width, 1e-6);
+        assert_arrays_close("layernorm", output + offset, y, width, C == 1 ? 1e-4 : 2e-5);
         for (size_t c = 0; c < width; c++) {
             dx[c] += accumulate ? (double)d_before[offset + c] : 0.0;
             expected_sums[c] += (double)dy[offset + c] * normalised[c];
             expected_sums[width + c] += (double)dy[offset + c];
             expected_sums[2 * width + c] += branch ? dx[c] : 0.0;
         }
-        assert_close("d_residual", d_residual + offset, dx, width, 1e-4);
+        assert_arrays_close("d_residual", d_residual + offset, dx, width, 1e-4);
     }
-    for (int s = 0; s < 3; s++) { assert_close("column sums", sums[s], expected_sums + (size_t)s * width, width, 2e-4); }
-    float *all[15] = {before, added, added_bias, weight, bias, residual, output, statistics, dy, d_residual, d_before, partials,
-                      sums[0], sums[1], sums[2]};
+    for (int s = 0; s < 3; s++) { assert_arrays_close("column sums", sums[s], expected_sums + (size_t)s * width, width, 2e-4); }
+    float *all[15] = {before, added,      added_bias, weight,   bias,    residual, output, statistics,
+                      dy,     d_residual, d_before,   partials, sums[0], sums[1],  sums[2]};
     for (int i = 0; i < 15; i++) { free(all[i]); }
     free(expected_sums);
     free(work);
@@ -277,12 +306,13 @@ static void test_gelu(void **state) {
     int rows = 41, columns = 301;
     size_t count = (size_t)(rows * columns);
     Stream stream = test_stream(3);
-    float *product = random_array(count), *bias = random_array((size_t)columns), *output = random_array(count), *gradient = random_array(count);
+    float *product = random_array(count), *bias = random_array((size_t)columns), *output = random_array(count),
+          *gradient = random_array(count);
     for (size_t i = 0; i < count; i++) { product[i] *= 2.0f; }
     float *derivative = copy_array(product, count), *upstream = copy_array(gradient, count), *d_bias = random_array((size_t)columns);
     float *d_bias_before = copy_array(d_bias, (size_t)columns), *partials = random_array((size_t)(ROW_BLOCKS * columns));
     gelu_forward(&stream, output, derivative, bias, rows, columns);
-    gelu_backward(&stream, gradient, d_bias, partials, derivative, rows, columns);
+    gelu_backward(&stream, gradient, columns, d_bias, partials, derivative, rows, columns);
     for (int c = 0; c < columns; c++) {
         double sum = (double)d_bias_before[c];
         for (int r = 0; r < rows; r++) {
@@ -290,12 +320,12 @@ static void test_gelu(void **state) {
             double x = (double)product[i] + (double)bias[c], step = 1e-5;
             double expected = gelu_reference(x), slope = (gelu_reference(x + step) - gelu_reference(x - step)) / (2 * step);
             double back = slope * (double)upstream[i];
-            assert_close("gelu", &output[i], &expected, 1, 1e-6);
-            assert_close("gelu derivative", &derivative[i], &slope, 1, 3e-6);
-            assert_close("gelu gradient", &gradient[i], &back, 1, 1e-5);
+            assert_arrays_close("gelu", &output[i], &expected, 1, 1e-6);
+            assert_arrays_close("gelu derivative", &derivative[i], &slope, 1, 3e-6);
+            assert_arrays_close("gelu gradient", &gradient[i], &back, 1, 1e-5);
             sum += back;
         }
-        assert_close("gelu bias", &d_bias[c], &sum, 1, 1e-4);
+        assert_arrays_close("gelu bias", &d_bias[c], &sum, 1, 1e-4);
     }
     derivative[5] = NAN;
     gelu_forward(&stream, output, derivative, bias, 1, columns);
@@ -324,13 +354,13 @@ static void test_embedding(void **state) {
     for (int row = 0; row < B * T; row++) {
         for (int c = 0; c < C; c++) {
             double expected = (double)wte[tokens[row] * C + c] + (double)wpe[row % T * C + c];
-            assert_close("embedding", &output[row * C + c], &expected, 1, 1e-6);
+            assert_arrays_close("embedding", &output[row * C + c], &expected, 1, 1e-6);
             d_tokens[tokens[row] * C + c] += (double)d_output[row * C + c];
             d_positions[row % T * C + c] += (double)d_output[row * C + c];
         }
     }
-    assert_close("d_wte", d_wte, d_tokens, V * C, 1e-5);
-    assert_close("d_wpe", d_wpe, d_positions, T * C, 1e-5);
+    assert_arrays_close("d_wte", d_wte, d_tokens, V * C, 1e-5);
+    assert_arrays_close("d_wpe", d_wpe, d_positions, T * C, 1e-5);
     float *all[6] = {wte, wpe, output, d_output, d_wte, d_wpe};
     for (int i = 0; i < 6; i++) { free(all[i]); }
     team_destroy(stream.team);
@@ -353,10 +383,12 @@ static void check_cross_entropy(int rows, int V, float scale, double offset) {
         for (int v = 0; v < V; v++) { maximum = fmax(maximum, (double)row[v]); }
         for (int v = 0; v < V; v++) { sum += exp((double)row[v] - maximum); }
         double loss = targets[r] < 0 ? 0.0 : log(sum) + maximum - (double)row[targets[r] < 0 ? 0 : targets[r]];
-        assert_close("loss", &losses[r], &loss, 1, 1e-6);
+        assert_arrays_close("loss", &losses[r], &loss, 1, 1e-6);
         for (int v = 0; v < V && scale != 0.0f; v++) {
             double p = exp((double)row[v] - maximum) / sum, gradient = targets[r] < 0 ? 0.0 : (double)scale * (p - (v == targets[r]));
-            if (!(fabs((double)logits[(size_t)r * (size_t)V + (size_t)v] - gradient) <= 1e-6 * fabs((double)scale))) { fail_msg("gradient"); }
+            if (!(fabs((double)logits[(size_t)r * (size_t)V + (size_t)v] - gradient) <= 1e-6 * fabs((double)scale))) {
+                fail_msg("gradient");
+            }
         }
     }
     logits[V / 2] = NAN; // row 0 counts
@@ -437,14 +469,14 @@ static void check_attention(AttentionCase shape) {
     double *p = (double *)calloc((size_t)shape.T, sizeof(double));
     for (size_t i = 0; i < 3 * count; i++) { qkv[i] *= 0.5f; } // scores of a few units
     attention_forward(&stream, output, log_sums, workspace, qkv, shape.B, shape.T, shape.C, shape.H, shape.window);
-    attention_backward(&stream, d_qkv, workspace, d_output, qkv, log_sums, shape.B, shape.T, shape.C, shape.H, shape.window);
+    attention_backward(&stream, d_qkv, 3 * shape.C, workspace, d_output, qkv, log_sums, shape.B, shape.T, shape.C, shape.H, shape.window);
     for (int b = 0; b < shape.B; b++) {
         for (int h = 0; h < shape.H; h++) {
             for (int i = 0; i < shape.T; i++) { attention_reference(&shape, qkv, d_output, b, h, i, p, expected, d_expected); }
         }
     }
-    assert_close("attention", output, expected, count, 2e-5);
-    assert_close("d_qkv", d_qkv, d_expected, 3 * count, 1e-4);
+    assert_arrays_close("attention", output, expected, count, 2e-5);
+    assert_arrays_close("d_qkv", d_qkv, d_expected, 3 * count, 1e-4);
     qkv[(size_t)(shape.T - 1) * 3 * (size_t)shape.C] = NAN; // last query of the first sample, head 0
     attention_forward(&stream, output, log_sums, workspace, qkv, shape.B, shape.T, shape.C, shape.H, shape.window);
     assert_true(isnan(output[(size_t)(shape.T - 1) * (size_t)shape.C]) && (shape.T == 1 || !isnan(output[0])));
@@ -458,8 +490,8 @@ static void check_attention(AttentionCase shape) {
 
 static void test_attention(void **state) {
     (void)state;
-    const AttentionCase cases[] = {{1, 1, 8, 1, 0, 1},     {1, 1, 8, 1, 4, 1},      {2, 5, 24, 3, 2, 3},    {2, 63, 32, 4, 0, 2},
-                                   {1, 64, 64, 1, 64, 1},  {2, 65, 64, 1, 1, 2},    {1, 130, 96, 3, 17, 3}, {2, 131, 128, 2, 0, 2},
+    const AttentionCase cases[] = {{1, 1, 8, 1, 0, 1},      {1, 1, 8, 1, 4, 1},      {2, 5, 24, 3, 2, 3},    {2, 63, 32, 4, 0, 2},
+                                   {1, 64, 64, 1, 64, 1},   {2, 65, 64, 1, 1, 2},    {1, 130, 96, 3, 17, 3}, {2, 131, 128, 2, 0, 2},
                                    {1, 200, 128, 1, 70, 2}, {1, 150, 40, 5, 500, 2}, {1, 193, 48, 1, 128, 2}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) { check_attention(cases[i]); }
 }
@@ -483,18 +515,11 @@ static void test_attention_skips(void **state) {
 int main(void) {
     test_random.state = 1;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_exp),
-        cmocka_unit_test(test_logistic),
-        cmocka_unit_test(test_vectorised_loops),
-        cmocka_unit_test(test_matmul),
-        cmocka_unit_test(test_matmul_tiles),
-        cmocka_unit_test(test_linear),
-        cmocka_unit_test(test_layernorm),
-        cmocka_unit_test(test_gelu),
-        cmocka_unit_test(test_embedding),
-        cmocka_unit_test(test_cross_entropy),
-        cmocka_unit_test(test_attention),
-        cmocka_unit_test(test_attention_skips),
+        cmocka_unit_test(test_matmul_starts_no_threads), // first: other tests have teams
+        cmocka_unit_test(test_exp),           cmocka_unit_test(test_logistic),     cmocka_unit_test(test_vectorised_loops),
+        cmocka_unit_test(test_matmul),        cmocka_unit_test(test_matmul_tiles), cmocka_unit_test(test_linear),
+        cmocka_unit_test(test_layernorm),     cmocka_unit_test(test_gelu),         cmocka_unit_test(test_embedding),
+        cmocka_unit_test(test_cross_entropy), cmocka_unit_test(test_attention),    cmocka_unit_test(test_attention_skips),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -452,7 +452,6 @@ static void test_contradictions(void **state) {
                                        "--accumulate auto",
                                        "--lr 1e-3 --min-lr 1e-3",
                                        "--schedule constant",
-                                       "--schedule constant --lr 1 --min-lr 0.1",
                                        "--slow-rank 1 --slow-ms 5",
                                        "--min-lr 1",
                                        "--val-data builtin",

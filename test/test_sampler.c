@@ -1,12 +1,5 @@
 // test_sampler.c: one token at a time gives what a full forward pass gives; choosing follows its distribution.
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <setjmp.h>
-
-#include <cmocka.h>
-#include <math.h>
-#include <stdio.h>
+#include "harness.h"
 
 #include "sampler.h"
 
@@ -32,7 +25,8 @@ static void fixture_open(Fixture *fixture, int threads) {
     fixture->config.window = 5;
     fixture->config.vocabulary = 211;
     gpt_neo_parameter_table(&fixture->config, &fixture->table);
-    arena_reserve(&fixture->training, MEMORY_PARAMETERS, "parameters", fixture->table.parameter_count * sizeof(float), &fixture->parameters);
+    arena_reserve(&fixture->training, MEMORY_PARAMETERS, "parameters", fixture->table.parameter_count * sizeof(float),
+                  &fixture->parameters);
     gpt_neo_reserve(&fixture->model, &fixture->training, &fixture->config, 1, POSITIONS, threads);
     sampler_reserve(&fixture->sampler, &fixture->sampling, &fixture->config, threads);
     assert_true(arena_commit(&fixture->training, &error) && arena_commit(&fixture->sampling, &error));
@@ -128,7 +122,9 @@ static void test_choose(void **state) {
         for (int i = 0; i < draws; i++) { counts[sampler_choose(&sampler, cases[k].temperature, cases[k].top_k, &random)]++; }
         for (int v = 0; v < 6; v++) {
             double p = weights[v] / sum, deviation = sqrt(p * (1 - p) / draws);
-            if (!(fabs((double)counts[v] / draws - p) <= 5.0 * deviation)) { fail_msg("case %d token %d: %d draws, p %.4f", k, v, counts[v], p); }
+            if (!(fabs((double)counts[v] / draws - p) <= 5.0 * deviation)) {
+                fail_msg("case %d token %d: %d draws, p %.4f", k, v, counts[v], p);
+            }
         }
     }
     logits[3] = NAN;

@@ -38,59 +38,71 @@ static void print_range(const char *what, const double *values, int count, const
     printf("  %-44s %9.1f %-9s (%.1f .. %.1f)\n", what, sorted[count / 2], unit, sorted[0], sorted[count - 1]);
 }
 
-// One product, dense; by_library: threaded by oneDNN, else cut into our tiles. Returns seconds.
-static double time_product(Bench *bench, bool by_library, float *result, const float *a, bool a_transposed, const float *b, bool b_transposed,
-                           int M, int N, int K, bool accumulate) {
+// One product; by_library: threaded by oneDNN, else cut into our tiles. Returns seconds.
+static double time_product(Bench *bench, bool by_library, const Matmul *work) {
     double started = clock_seconds();
 #ifndef ACCO_NO_ONEDNN
     if (by_library) {
         if (omp_set_num_threads != NULL) { omp_set_num_threads(bench->threads); }
-        dnnl_sgemm(a_transposed ? 'T' : 'N', b_transposed ? 'T' : 'N', M, N, K, 1.0f, a, a_transposed ? M : K, b, b_transposed ? K : N,
-                   accumulate ? 1.0f : 0.0f, result, N);
+        dnnl_sgemm(work->a_transposed ? 'T' : 'N', work->b_transposed ? 'T' : 'N', work->M, work->N, work->K, 1.0f, work->a, work->a_stride,
+                   work->b, work->b_stride, work->accumulate ? 1.0f : 0.0f, work->result, work->result_stride);
         return clock_seconds() - started;
     }
 #endif
     (void)by_library;
-    matmul_dense(&bench->stream, result, a, a_transposed, b, b_transposed, M, N, K, accumulate);
+    matmul(&bench->stream, work);
     return clock_seconds() - started;
 }
 
+static Matmul product(float *result, int result_stride, const float *a, int a_stride, bool a_transposed, const float *b, int b_stride,
+                      bool b_transposed, int M, int N, int K, bool accumulate) {
+    Matmul work = {M, N, K, a, a_stride, a_transposed, b, b_stride, b_transposed, result, result_stride, accumulate};
+    return work;
+}
+
+typedef struct Linear {
+    float *input, *d_input, *output; // output stands for its gradient as well
+    int d_input_stride, output_stride, rows, inputs, outputs;
+    size_t weight;
+} Linear;
+
 // Adds time and FLOPs of the three products of a linear layer, `times` each.
-static void time_linear(Bench *bench, bool by_library, float *input, float *output, size_t weight, int rows, int inputs, int outputs,
-                        double times, double *seconds, double *flops) {
-    const float *parameters = bench->parameters + weight;
-    double forward = time_product(bench, by_library, output, input, false, parameters, true, rows, outputs, inputs, false);
-    double back = time_product(bench, by_library, bench->model.branch, output, false, parameters, false, rows, inputs, outputs, false);
-    double weights = time_product(bench, by_library, bench->gradients + weight, output, true, input, false, outputs, inputs, rows, true);
-    *seconds += times * (forward + back + weights);
+static void time_linear(Bench *bench, bool by_library, Linear linear, double times, double *seconds, double *flops) {
+    float *weight = bench->parameters + linear.weight, *gradient = bench->gradients + linear.weight;
+    int rows = linear.rows, inputs = linear.inputs, outputs = linear.outputs, stride = linear.output_stride;
+    Matmul products[3] = {
+        product(linear.output, stride, linear.input, inputs, false, weight, inputs, true, rows, outputs, inputs, false),
+        product(linear.d_input, linear.d_input_stride, linear.output, stride, false, weight, inputs, false, rows, inputs, outputs, false),
+        product(gradient, inputs, linear.output, stride, true, linear.input, inputs, false, outputs, inputs, rows, true)};
+    for (int i = 0; i < 3; i++) { *seconds += times * time_product(bench, by_library, &products[i]); }
     *flops += times * 6.0 * rows * (double)inputs * outputs;
 }
 
-// FLOP/s over the products of one step: one layer of each kind is run and counted L times, the head by its chunks.
+// FLOP/s over the products of one step: those of one layer are run and counted L times, those of the head as often as there are chunks.
 static double rate_own_shapes(Bench *bench, bool by_library) {
     GptNeo *model = &bench->model;
-    int rows = bench->B * bench->T, C = bench->config.channels, F = bench->config.inner, L = bench->config.layers;
-    double seconds = 0.0, flops = 0.0;
-    time_linear(bench, by_library, model->normals, model->qkv, gpt_neo_at(model, 0, TENSOR_Q), rows, C, 3 * C, L, &seconds, &flops);
-    time_linear(bench, by_library, model->attention, model->d_residual, gpt_neo_at(model, 0, TENSOR_OUT_WEIGHT), rows, C, C, L, &seconds, &flops);
-    time_linear(bench, by_library, model->normals, model->inner, gpt_neo_at(model, 0, TENSOR_FC_WEIGHT), rows, C, F, L, &seconds, &flops);
-    // c_proj reads (rows, F): its input gradient goes to the wide buffer.
-    const float *weight = bench->parameters + gpt_neo_at(model, 0, TENSOR_PROJ_WEIGHT);
-    float *gradient = bench->gradients + gpt_neo_at(model, 0, TENSOR_PROJ_WEIGHT);
-    seconds += L * time_product(bench, by_library, model->d_residual, model->inner, false, weight, true, rows, C, F, false);
-    seconds += L * time_product(bench, by_library, model->d_wide, model->d_residual, false, weight, false, rows, F, C, false);
-    seconds += L * time_product(bench, by_library, gradient, model->d_residual, true, model->inner, false, C, F, rows, true);
-    flops += L * 6.0 * rows * (double)C * F;
-    time_linear(bench, by_library, gpt_neo_hidden(model), model->logits, model->offsets[GPT_NEO_WTE], model->chunk, C, bench->config.vocabulary,
-                (double)rows / model->chunk, &seconds, &flops);
+    int rows = bench->B * bench->T, C = bench->config.channels, F = bench->config.inner, wide = model->d_wide_stride, chunk = model->chunk;
+    int V = bench->config.vocabulary;
+    double seconds = 0.0, flops = 0.0, L = bench->config.layers;
+    Linear qkv = {model->normals, model->branch, model->d_wide, C, wide, rows, C, 3 * C, gpt_neo_at(model, 0, TENSOR_Q)};
+    Linear out = {model->attention, model->branch, model->d_residual, C, C, rows, C, C, gpt_neo_at(model, 0, TENSOR_OUT_WEIGHT)};
+    Linear fc = {model->normals, model->branch, model->d_wide, C, wide, rows, C, F, gpt_neo_at(model, 0, TENSOR_FC_WEIGHT)};
+    Linear proj = {model->inner, model->d_wide, model->d_residual, wide, C, rows, F, C, gpt_neo_at(model, 0, TENSOR_PROJ_WEIGHT)};
+    Linear head = {gpt_neo_hidden(model), model->branch, model->logits, C, V, chunk, C, V, model->offsets[GPT_NEO_WTE]};
+    time_linear(bench, by_library, qkv, L, &seconds, &flops);
+    time_linear(bench, by_library, out, L, &seconds, &flops);
+    time_linear(bench, by_library, fc, L, &seconds, &flops);
+    time_linear(bench, by_library, proj, L, &seconds, &flops);
+    time_linear(bench, by_library, head, (double)rows / chunk, &seconds, &flops);
     return flops / seconds;
 }
 
 static double rate_square(Bench *bench, bool by_library) {
     double best = 0.0;
     for (int i = 0; i < 3; i++) {
-        double seconds = time_product(bench, by_library, bench->square[0], bench->square[1], false, bench->square[2], false, SQUARE, SQUARE,
-                                      SQUARE, false);
+        Matmul work = product(bench->square[0], SQUARE, bench->square[1], SQUARE, false, bench->square[2], SQUARE, false, SQUARE, SQUARE,
+                              SQUARE, false);
+        double seconds = time_product(bench, by_library, &work);
         double rate = 2.0 * SQUARE * SQUARE * SQUARE / seconds;
         best = rate > best ? rate : best;
     }
@@ -105,7 +117,9 @@ static void bench_open(Bench *bench) {
     arena_reserve(&bench->arena, MEMORY_GRADIENTS, "gradients", bytes, &bench->gradients);
     arena_reserve(&bench->arena, MEMORY_WORKSPACE, "tokens", rows * sizeof(int32_t), &bench->tokens);
     arena_reserve(&bench->arena, MEMORY_WORKSPACE, "targets", rows * sizeof(int32_t), &bench->targets);
-    for (int i = 0; i < 3; i++) { arena_reserve(&bench->arena, MEMORY_WORKSPACE, "square", sizeof(float) * SQUARE * SQUARE, &bench->square[i]); }
+    for (int i = 0; i < 3; i++) {
+        arena_reserve(&bench->arena, MEMORY_WORKSPACE, "square", sizeof(float) * SQUARE * SQUARE, &bench->square[i]);
+    }
     gpt_neo_reserve(&bench->model, &bench->arena, &bench->config, bench->B, bench->T, bench->threads);
     if (!arena_commit(&bench->arena, &error)) {
         fprintf(stderr, "%s\n", error.text);

@@ -1,8 +1,8 @@
 // attention.h: causal attention, global or within a local window, forward and backward.
 //
 // One task is one (sample, head). It takes the queries in blocks of ATTENTION_ROWS and forms scores only for the keys the block may see:
-// keys 0..i for a global layer, i-window < j <= i for a local one, so blocks of keys outside the window cost nothing and a task needs memory
-// O(T) per row of the block. Scores are not scaled by 1/sqrt(D): GPT-Neo has none. Forward stores the logarithm of each row's sum of
+// keys 0..i for a global layer, i-window < j <= i for a local one, so blocks of keys outside the window cost nothing and a task needs
+// memory O(T) per row of the block. Scores are not scaled by 1/sqrt(D): GPT-Neo has none. Forward stores the logarithm of each row's sum of
 // exponentials; backward recomputes the scores block by block from it, so probabilities are never stored.
 //
 // Queries, keys and values are read where the fused projection left them, (B, T, 3C) with q, k, v of a position side by side, and their
@@ -24,10 +24,10 @@ typedef struct Attention {
     float *output;         // forward (B, T, C)
     float *log_sums;       // (B, H, T)
     const float *qkv;      // (B, T, 3C)
-    float *d_qkv;          // backward (B, T, 3C)
+    float *d_qkv;          // backward (B, T, 3C), rows d_qkv_stride apart
     const float *d_output; // backward (B, T, C)
     float *workspace;      // attention_workspace_floats
-    int B, T, channels, heads;
+    int B, T, channels, heads, d_qkv_stride;
     int window; // keys a query sees, itself included; 0: all before it
 } Attention;
 
@@ -123,8 +123,8 @@ static inline void attention_forward_task(void *context, int task, int thread) {
     }
 }
 
-static inline void attention_forward(Stream *stream, float *output, float *log_sums, float *workspace, const float *qkv, int B, int T, int C,
-                                     int heads, int window) {
+static inline void attention_forward(Stream *stream, float *output, float *log_sums, float *workspace, const float *qkv, int B, int T,
+                                     int C, int heads, int window) {
     Attention work;
     memset(&work, 0, sizeof work);
     work.output = output;
@@ -154,11 +154,13 @@ static inline void attention_softmax_backward(float *__restrict__ scores, float 
     for (int j = end; j < columns; j++) { scores[j] = d_scores[j] = 0.0f; }
 }
 
-static inline void attention_backward_block(const Attention *work, const AttentionBlock *block, float *scores, const float *d_output,
-                                            const float *log_sums) {
-    int C = work->channels, D = block->D, keys = block->key_count, stride = block->stride, rows = block->rows;
+// One block of queries: writes their gradient and adds to those of the keys and values it meets. d_qkv: row 0 and head of this sample.
+static inline void attention_backward_block(const Attention *work, const AttentionBlock *block, float *scores, float *d_qkv,
+                                            const float *d_output, const float *log_sums) {
+    int C = work->channels, D = block->D, keys = block->key_count, stride = block->stride, rows = block->rows,
+        d_stride = work->d_qkv_stride;
     float *d_scores = scores + ATTENTION_ROWS * (size_t)work->T;
-    float *d_q = work->d_qkv + (block->q - work->qkv), *d_k = work->d_qkv + (block->k - work->qkv), *d_v = d_k + C;
+    float *d_q = d_qkv + (size_t)block->first * (size_t)d_stride, *d_k = d_qkv + (size_t)block->keys * (size_t)d_stride + C, *d_v = d_k + C;
     attention_product(scores, keys, block->q, stride, false, block->k, stride, true, rows, keys, D, false);
     attention_product(d_scores, keys, d_output, C, false, block->v, stride, true, rows, keys, D, false);
     for (int row = 0; row < rows; row++) {
@@ -167,33 +169,34 @@ static inline void attention_backward_block(const Attention *work, const Attenti
         attention_visible(block, row, &begin, &end);
         attention_softmax_backward(scores + offset, d_scores + offset, log_sums[row], begin, end, keys);
     }
-    attention_product(d_v, stride, scores, keys, true, d_output, C, false, keys, D, rows, true);
-    attention_product(d_q, stride, d_scores, keys, false, block->k, stride, false, rows, D, keys, false);
-    attention_product(d_k, stride, d_scores, keys, true, block->q, stride, false, keys, D, rows, true);
+    attention_product(d_v, d_stride, scores, keys, true, d_output, C, false, keys, D, rows, true);
+    attention_product(d_q, d_stride, d_scores, keys, false, block->k, stride, false, rows, D, keys, false);
+    attention_product(d_k, d_stride, d_scores, keys, true, block->q, stride, false, keys, D, rows, true);
 }
 
 static inline void attention_backward_task(void *context, int task, int thread) {
     const Attention *work = (const Attention *)context;
     int T = work->T, C = work->channels, D = C / work->heads, sample = task / work->heads, head = task % work->heads;
-    size_t first_row = (size_t)sample * (size_t)T, head_offset = (size_t)head * (size_t)D;
-    float *scores = work->workspace + (size_t)thread * 2 * ATTENTION_ROWS * (size_t)T;
+    size_t first_row = (size_t)sample * (size_t)T, head_offset = (size_t)head * (size_t)D, d_stride = (size_t)work->d_qkv_stride;
+    float *scores = work->workspace + (size_t)thread * 2 * ATTENTION_ROWS * (size_t)T,
+          *d_qkv = work->d_qkv + first_row * d_stride + head_offset;
     for (int t = 0; t < T; t++) { // keys and values collect from several blocks of queries
-        float *d_key = work->d_qkv + (first_row + (size_t)t) * 3 * (size_t)C + (size_t)C + head_offset;
-        memset(d_key, 0, (size_t)D * sizeof *d_key);
-        memset(d_key + C, 0, (size_t)D * sizeof *d_key);
+        memset(d_qkv + (size_t)t * d_stride + C, 0, (size_t)D * sizeof *d_qkv);
+        memset(d_qkv + (size_t)t * d_stride + 2 * C, 0, (size_t)D * sizeof *d_qkv);
     }
     for (int first = 0; first < T; first += ATTENTION_ROWS) {
         AttentionBlock block = attention_block(work, sample, head, first);
-        attention_backward_block(work, &block, scores, work->d_output + (first_row + (size_t)first) * (size_t)C + head_offset,
+        attention_backward_block(work, &block, scores, d_qkv, work->d_output + (first_row + (size_t)first) * (size_t)C + head_offset,
                                  work->log_sums + (size_t)task * (size_t)T + first);
     }
 }
 
-static inline void attention_backward(Stream *stream, float *d_qkv, float *workspace, const float *d_output, const float *qkv,
-                                      const float *log_sums, int B, int T, int C, int heads, int window) {
+static inline void attention_backward(Stream *stream, float *d_qkv, int d_qkv_stride, float *workspace, const float *d_output,
+                                      const float *qkv, const float *log_sums, int B, int T, int C, int heads, int window) {
     Attention work;
     memset(&work, 0, sizeof work);
     work.d_qkv = d_qkv;
+    work.d_qkv_stride = d_qkv_stride;
     work.workspace = workspace;
     work.d_output = d_output;
     work.qkv = qkv;
@@ -207,8 +210,8 @@ static inline void attention_backward(Stream *stream, float *d_qkv, float *works
 }
 
 typedef struct AttentionDecode {
-    float *output, *scores;              // (C), (H, positions)
-    const float *query, *keys, *values;  // (C), (positions, C), (positions, C)
+    float *output, *scores;             // (C), (H, positions)
+    const float *query, *keys, *values; // (C), (positions, C), (positions, C)
     int position, positions, channels, heads, window;
 } AttentionDecode;
 
@@ -234,8 +237,8 @@ static inline void attention_decode_task(void *context, int task, int thread) {
     }
 }
 
-static inline void attention_decode(Stream *stream, float *output, float *scores, const float *query, const float *keys, const float *values,
-                                    int position, int positions, int C, int heads, int window) {
+static inline void attention_decode(Stream *stream, float *output, float *scores, const float *query, const float *keys,
+                                    const float *values, int position, int positions, int C, int heads, int window) {
     AttentionDecode work;
     work.output = output;
     work.scores = scores;

@@ -14,11 +14,11 @@
 enum { EMBEDDING_STRIP = 64 }; // columns of one task: four cache lines
 
 typedef struct Embedding {
-    float *output;           // forward (B, T, C)
-    const float *wte, *wpe;  // forward (V, C), (positions, C)
-    float *d_wte, *d_wpe;    // backward
-    const float *d_output;   // backward (B, T, C)
-    const int32_t *tokens;   // (B, T)
+    float *output;          // forward (B, T, C)
+    const float *wte, *wpe; // forward (V, C), (positions, C)
+    float *d_wte, *d_wpe;   // backward
+    const float *d_output;  // backward (B, T, C)
+    const int32_t *tokens;  // (B, T)
     int B, T, channels;
 } Embedding;
 
@@ -59,8 +59,8 @@ static inline void embedding_backward_task(void *context, int task, int thread) 
     }
 }
 
-static inline void embedding_backward(Stream *stream, float *d_wte, float *d_wpe, const float *d_output, const int32_t *tokens, int B, int T,
-                                      int C) {
+static inline void embedding_backward(Stream *stream, float *d_wte, float *d_wpe, const float *d_output, const int32_t *tokens, int B,
+                                      int T, int C) {
     Embedding work;
     memset(&work, 0, sizeof work);
     work.d_wte = d_wte;

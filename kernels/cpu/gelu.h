@@ -15,13 +15,14 @@
 typedef struct Gelu {
     float *output;     // forward (rows, columns)
     float *derivative; // forward: in the product without bias, out the derivative; backward: read
-    float *gradient;   // backward: in d_output, out the gradient of the product (rows, columns)
+    float *gradient;   // backward: in d_output, out the gradient of the product (rows, columns), rows gradient_stride apart
     const float *bias; // (columns)
     float *partials;   // backward (ROW_BLOCKS, columns)
-    int rows, columns;
+    int rows, columns, gradient_stride;
 } Gelu;
 
-static inline void gelu_forward_row(float *__restrict__ output, float *__restrict__ derivative, const float *__restrict__ bias, int columns) {
+static inline void gelu_forward_row(float *__restrict__ output, float *__restrict__ derivative, const float *__restrict__ bias,
+                                    int columns) {
     const float twice_root = 1.59576912f; // 2 sqrt(2/pi)
     for (int c = 0; c < columns; c++) {
         float x = derivative[c] + bias[c];
@@ -51,7 +52,8 @@ static inline void gelu_forward(Stream *stream, float *output, float *derivative
     team_run(stream->team, row_block_count(rows), gelu_forward_task, &work);
 }
 
-static inline void gelu_backward_row(float *__restrict__ gradient, float *__restrict__ sums, const float *__restrict__ derivative, int columns) {
+static inline void gelu_backward_row(float *__restrict__ gradient, float *__restrict__ sums, const float *__restrict__ derivative,
+                                     int columns) {
     for (int c = 0; c < columns; c++) {
         float g = gradient[c] * derivative[c];
         gradient[c] = g;
@@ -66,15 +68,16 @@ static inline void gelu_backward_task(void *context, int task, int thread) {
     memset(sums, 0, (size_t)work->columns * sizeof *sums);
     for (int row = row_block_begin(task, work->rows); row < row_block_begin(task + 1, work->rows); row++) {
         size_t offset = (size_t)row * (size_t)work->columns;
-        gelu_backward_row(work->gradient + offset, sums, work->derivative + offset, work->columns);
+        gelu_backward_row(work->gradient + (size_t)row * (size_t)work->gradient_stride, sums, work->derivative + offset, work->columns);
     }
 }
 
-static inline void gelu_backward(Stream *stream, float *gradient, float *d_bias, float *partials, const float *derivative, int rows,
-                                 int columns) {
+static inline void gelu_backward(Stream *stream, float *gradient, int gradient_stride, float *d_bias, float *partials,
+                                 const float *derivative, int rows, int columns) {
     Gelu work;
     memset(&work, 0, sizeof work);
     work.gradient = gradient;
+    work.gradient_stride = gradient_stride;
     work.derivative = (float *)derivative;
     work.partials = partials;
     work.rows = rows;

@@ -1,9 +1,9 @@
 // layernorm.h: LayerNorm, fused with what stands before it: the residual addition and the bias of the branch that is added.
 //
 // A LayerNorm is memory bound: its input would otherwise be written by the residual addition and read again at once. So forward does
-// residual = residual_before + branch + branch_bias, normalises the row while it is in the first-level cache, and keeps mean and 1/deviation.
-// Backward adds its result to the gradient that arrives along the residual path; that sum is also the gradient of the branch, whose
-// sum over rows is the gradient of the branch's bias, and is taken in the same pass.
+// residual = residual_before + branch + branch_bias, normalises the row while it is in the first-level cache, and keeps mean and
+// 1/deviation. Backward adds its result to the gradient that arrives along the residual path; that sum is also the gradient of the branch,
+// whose sum over rows is the gradient of the branch's bias, and is taken in the same pass.
 #ifndef ACCO_LAYERNORM_H
 #define ACCO_LAYERNORM_H
 
@@ -60,14 +60,14 @@ static inline void layernorm_forward(Stream *stream, const LayernormForward *wor
 }
 
 typedef struct LayernormBackward {
-    float *d_residual;                       // (rows, C); the result
-    bool accumulate;                         // d_residual += instead of =
+    float *d_residual;                        // (rows, C); the result
+    bool accumulate;                          // d_residual += instead of =
     float *d_weight, *d_bias, *d_branch_bias; // (C), +=; d_branch_bias may be NULL
-    float *partials;                         // workspace (ROW_BLOCKS, 3, C)
-    const float *d_output;                   // (rows, C)
-    const float *residual;                   // (rows, C), as forward left it
-    const float *statistics;                 // (rows, 2)
-    const float *weight;                     // (C)
+    float *partials;                          // workspace (ROW_BLOCKS, 3, C)
+    const float *d_output;                    // (rows, C)
+    const float *residual;                    // (rows, C), as forward left it
+    const float *statistics;                  // (rows, 2)
+    const float *weight;                      // (C)
     int rows, channels;
 } LayernormBackward;
 

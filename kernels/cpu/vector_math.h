@@ -41,7 +41,8 @@ static inline float vector_exp(float x) {
     return p * first * second;
 }
 
-// 1 / (1 + exp(-x)); `complement` receives 1 - that, without cancellation. The bound keeps exp finite, so that the product is never 0 * inf.
+// 1 / (1 + exp(-x)); `complement` receives 1 - that, without cancellation. The bound keeps exp finite, so that the product is never 0 *
+// inf.
 static inline float vector_logistic(float x, float *complement) {
     float bounded = x < -87.0f ? -87.0f : x;
     float e = vector_exp(-bounded);

@@ -1,0 +1,368 @@
+// program.h: starts the real binary the way a user does, for test_program.c.
+//
+// A Stage is where a test plays: a scratch directory with a small model in it, and how to start ranks. The environment says what to test
+// (test/run sets it): TRAIN_GPT the binary, MPIRUN the launcher with its flags, HAVE_MPI yes or no, PROJECT_ROOT the directory of README.md.
+//
+// A command runs through /bin/sh in a process group of its own, its output in files, under a time limit; several may run at once, since
+// mpirun mostly sleeps while it starts. What a failing test leaves behind is ended by stage_end_all, which every test has as its teardown.
+#ifndef ACCO_TEST_PROGRAM_H
+#define ACCO_TEST_PROGRAM_H
+
+#include "test/harness.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <sys/wait.h>
+#include <time.h>
+
+enum { STAGE_PROGRAMS = 16, STAGE_COMMAND_SIZE = 8192, STAGE_PATH_SIZE = 1024, PROGRAM_SECONDS = 150 };
+
+typedef struct Stage {
+    char directory[STAGE_PATH_SIZE / 2]; // absolute; removed at the end
+    char binary[STAGE_PATH_SIZE], launcher[STAGE_PATH_SIZE], root[STAGE_PATH_SIZE];
+    bool has_mpi;
+    int count;                     // of programs and directories made so far, for their names
+    pid_t running[STAGE_PROGRAMS]; // 0: a free place
+} Stage;
+
+typedef struct Program {
+    pid_t pid; // also its process group
+    double began;
+    char output_path[STAGE_PATH_SIZE], error_path[STAGE_PATH_SIZE];
+} Program;
+
+// What a program left. exit_code is 128 + N after signal N, and -1 when the time limit ended it.
+typedef struct Outcome {
+    int exit_code;
+    double seconds;
+    char *output, *errors;
+} Outcome;
+
+// How a command is started, beyond the command itself; all zero: in the stage's directory, without limits.
+typedef struct Setting {
+    const char *directory;
+    long file_bytes;   // RLIMIT_FSIZE, 0: none
+    bool ignore_xfsz;  // a write beyond the limit fails instead of killing
+    const char *tasks; // SLURM_STEP_NUM_TASKS, with SLURM_PROCID from
+    const char *task;
+} Setting;
+
+static inline double program_clock(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static inline void program_pause(double seconds) {
+    struct timespec pause = {(time_t)seconds, (long)(1e9 * (seconds - (double)(time_t)seconds))};
+    nanosleep(&pause, NULL);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Files
+
+// The whole file with a zero byte behind it; an absent one is NULL.
+static inline char *file_read(const char *path) {
+    FILE *file = fopen(path, "rb");
+    if (file == NULL) { return NULL; }
+    size_t length = 0, room = 4096;
+    char *text = (char *)malloc(room + 1);
+    for (size_t n; (n = fread(text + length, 1, room - length, file)) > 0;) {
+        length += n;
+        if (length == room) { text = (char *)realloc(text, (room *= 2) + 1); }
+    }
+    text[length] = '\0';
+    fclose(file);
+    return text;
+}
+
+static inline void file_write(const char *path, const void *bytes, size_t count) {
+    FILE *file = fopen(path, "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(bytes, 1, count, file), count);
+    assert_int_equal(fclose(file), 0);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// The stage
+
+static inline const char *stage_variable(const char *name, const char *otherwise) {
+    const char *value = getenv(name);
+    return value != NULL && value[0] != '\0' ? value : otherwise;
+}
+
+// The test itself may run inside a job of some scheduler; the programs it starts must not see that.
+static inline void stage_clean_environment(void) {
+    static const char *const foreign[] = {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID",
+                                          "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"};
+    for (size_t i = 0; i < sizeof foreign / sizeof foreign[0]; i++) { unsetenv(foreign[i]); }
+    if (geteuid() == 0) {
+        setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
+        setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
+    }
+}
+
+static inline void stage_open(Stage *stage) {
+    char path[PATH_MAX];
+    memset(stage, 0, sizeof *stage);
+    stage_clean_environment();
+    const char *binary = realpath(stage_variable("TRAIN_GPT", "./train_gpt"), path);
+    if (binary == NULL) { fail_msg("there is no program at %s: say where with TRAIN_GPT", stage_variable("TRAIN_GPT", "./train_gpt")); }
+    snprintf(stage->binary, sizeof stage->binary, "%.*s", (int)sizeof stage->binary - 1, path);
+    snprintf(stage->launcher, sizeof stage->launcher, "%s", stage_variable("MPIRUN", "mpirun --oversubscribe --bind-to none"));
+    snprintf(stage->root, sizeof stage->root, "%s", stage_variable("PROJECT_ROOT", "."));
+    stage->has_mpi = strcmp(stage_variable("HAVE_MPI", "yes"), "yes") == 0;
+    snprintf(stage->directory, sizeof stage->directory, "%.400s/acco-program-XXXXXX", stage_variable("TMPDIR", "/tmp"));
+    assert_non_null(mkdtemp(stage->directory));
+}
+
+// DIRECTORY/name of the stage, in a buffer of the caller.
+static inline const char *stage_path(const Stage *stage, const char *name, char path[STAGE_PATH_SIZE]) {
+    snprintf(path, STAGE_PATH_SIZE, "%s/%.400s", stage->directory, name);
+    return path;
+}
+
+static inline void stage_write(const Stage *stage, const char *name, const char *text) {
+    char path[STAGE_PATH_SIZE];
+    file_write(stage_path(stage, name, path), text, strlen(text));
+}
+
+static inline int program_collect(pid_t pid, int status, Stage *stage) {
+    for (int i = 0; i < STAGE_PROGRAMS; i++) {
+        if (stage->running[i] == pid) { stage->running[i] = 0; }
+    }
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+// Waits until `until` (program_clock) for the program to end; true when it has, with its exit code.
+static inline bool program_has_ended(Stage *stage, pid_t pid, double until, int *exit_code) {
+    int status;
+    for (;;) {
+        if (waitpid(pid, &status, WNOHANG) == pid) {
+            *exit_code = program_collect(pid, status, stage);
+            return true;
+        }
+        if (program_clock() >= until) { return false; }
+        program_pause(0.002);
+    }
+}
+
+// Ends a program: politely, so that mpirun ends its ranks, then not.
+static inline void program_end(Stage *stage, pid_t pid) {
+    int exit_code;
+    kill(-pid, SIGTERM);
+    if (program_has_ended(stage, pid, program_clock() + 3, &exit_code)) { return; }
+    kill(-pid, SIGKILL);
+    program_has_ended(stage, pid, program_clock() + 3, &exit_code);
+}
+
+static inline void stage_end_all(Stage *stage) {
+    for (int i = 0; i < STAGE_PROGRAMS; i++) {
+        if (stage->running[i] != 0) { program_end(stage, stage->running[i]); }
+    }
+}
+
+static inline void stage_close(Stage *stage) {
+    char command[STAGE_PATH_SIZE];
+    stage_end_all(stage);
+    snprintf(command, sizeof command, "rm -rf '%s'", stage->directory);
+    assert_int_equal(system(command), 0);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Programs
+
+// In the child, between fork and exec. The limit comes last: the files of the output may not be hit before exec.
+static inline void program_become(const Program *program, const char *directory, const Setting *setting, const char *command) {
+    int in = open("/dev/null", O_RDONLY), out = open(program->output_path, O_WRONLY | O_CREAT | O_TRUNC, 0666);
+    int errors = open(program->error_path, O_WRONLY | O_CREAT | O_TRUNC, 0666);
+    bool ready = setpgid(0, 0) == 0 && chdir(directory) == 0 && dup2(in, 0) == 0 && dup2(out, 1) == 1 && dup2(errors, 2) == 2;
+    if (setting->tasks != NULL) { ready = ready && setenv("SLURM_STEP_NUM_TASKS", setting->tasks, 1) == 0; }
+    if (setting->task != NULL) { ready = ready && setenv("SLURM_PROCID", setting->task, 1) == 0; }
+    if (setting->ignore_xfsz) { signal(SIGXFSZ, SIG_IGN); }
+    if (setting->file_bytes > 0) {
+        struct rlimit limit = {(rlim_t)setting->file_bytes, (rlim_t)setting->file_bytes};
+        ready = ready && setrlimit(RLIMIT_FSIZE, &limit) == 0;
+    }
+    if (ready) { execl("/bin/sh", "sh", "-c", command, (char *)NULL); }
+    _exit(125);
+}
+
+// Starts the binary as a world of `ranks`; 0: without a launcher. `arguments` are written as in a shell.
+static inline Program program_start(Stage *stage, int ranks, const Setting *setting, const char *arguments) {
+    char command[STAGE_COMMAND_SIZE], launcher[STAGE_PATH_SIZE + 32] = "", name[64];
+    Program program;
+    memset(&program, 0, sizeof program);
+    int place = 0;
+    while (place < STAGE_PROGRAMS && stage->running[place] != 0) { place++; }
+    assert_true(place < STAGE_PROGRAMS);
+    if (ranks > 0) { snprintf(launcher, sizeof launcher, "%s -np %d ", stage->launcher, ranks); }
+    snprintf(command, sizeof command, "exec %s'%s' %s", launcher, stage->binary, arguments);
+    snprintf(name, sizeof name, "output-%d", ++stage->count);
+    stage_path(stage, name, program.output_path);
+    snprintf(name, sizeof name, "errors-%d", stage->count);
+    stage_path(stage, name, program.error_path);
+    program.began = program_clock();
+    program.pid = fork();
+    assert_true(program.pid >= 0);
+    if (program.pid == 0) { program_become(&program, setting->directory != NULL ? setting->directory : stage->directory, setting, command); }
+    setpgid(program.pid, program.pid); // whoever comes first
+    stage->running[place] = program.pid;
+    return program;
+}
+
+// Waits for the end, at most `seconds` from now.
+static inline Outcome program_finish_within(Stage *stage, const Program *program, double seconds) {
+    Outcome outcome;
+    if (!program_has_ended(stage, program->pid, program_clock() + seconds, &outcome.exit_code)) {
+        program_end(stage, program->pid);
+        outcome.exit_code = -1;
+    }
+    outcome.seconds = program_clock() - program->began;
+    outcome.output = file_read(program->output_path);
+    outcome.errors = file_read(program->error_path);
+    return outcome;
+}
+
+static inline Outcome program_finish(Stage *stage, const Program *program) { return program_finish_within(stage, program, PROGRAM_SECONDS); }
+
+// From start to end.
+static inline Outcome program_run(Stage *stage, int ranks, const char *arguments) {
+    Setting setting;
+    memset(&setting, 0, sizeof setting);
+    Program program = program_start(stage, ranks, &setting, arguments);
+    return program_finish(stage, &program);
+}
+
+static inline void outcome_free(Outcome *outcome) {
+    free(outcome->output);
+    free(outcome->errors);
+}
+
+// Fails with everything the program said unless it ended with `exit_code`.
+static inline void outcome_check(const Outcome *outcome, int exit_code, const char *what) {
+    if (outcome->exit_code == exit_code) { return; }
+    fail_msg("%s: exit code %d%s, expected %d\nerrors: %.1500s\noutput: %.1500s", what, outcome->exit_code,
+             outcome->exit_code == -1 ? " (out of time)" : "", exit_code, outcome->errors, outcome->output);
+}
+
+static inline int text_count(const char *text, const char *part) {
+    int count = 0;
+    for (const char *found = text; (found = strstr(found, part)) != NULL; found += strlen(part)) { count++; }
+    return count;
+}
+
+static inline void text_check(const char *text, const char *part, const char *what) {
+    if (strstr(text, part) == NULL) { fail_msg("%s: \"%s\" is not in: %.1500s", what, part, text); }
+}
+
+// Lines that hold anything.
+static inline int text_lines(const char *text) {
+    int count = 0;
+    for (const char *line = text; *line != '\0'; line += strcspn(line, "\n"), line += *line == '\n') { count += *line != '\n'; }
+    return count;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Runs and their logs
+
+// The events of DIRECTORY/log.jsonl as an array: every line must be whole, and an object with an event.
+static inline json_t *log_read(const Stage *stage, const char *directory) {
+    char path[STAGE_PATH_SIZE + 16];
+    stage_path(stage, directory, path);
+    strcat(path, "/log.jsonl");
+    char *text = file_read(path);
+    if (text == NULL) { fail_msg("there is no %s", path); }
+    json_t *events = json_array();
+    for (char *line = text; *line != '\0';) {
+        char *end = strchr(line, '\n');
+        if (end == NULL) { fail_msg("%s: the last line is not whole: %.300s", path, line); }
+        json_error_t problem;
+        json_t *event = json_loadb(line, (size_t)(end - line), JSON_REJECT_DUPLICATES, &problem);
+        if (!json_is_string(json_object_get(event, "event"))) { fail_msg("%s: not an event (%s): %.300s", path, problem.text, line); }
+        json_array_append_new(events, event);
+        line = end + 1;
+    }
+    free(text);
+    return events;
+}
+
+// The n-th event of a kind (borrowed), n < 0 counts from the end; NULL where there are fewer.
+static inline json_t *log_event_of(json_t *events, const char *kind, int n) {
+    size_t count = json_array_size(events);
+    for (size_t i = 0; i < count; i++) {
+        json_t *event = json_array_get(events, n >= 0 ? i : count - 1 - i);
+        if (strcmp(json_string_value(json_object_get(event, "event")), kind) == 0 && (n >= 0 ? n-- : ++n) == 0) { return event; }
+    }
+    return NULL;
+}
+
+// A number of an event; fails where it is absent, null, or no number.
+static inline double log_number(json_t *event, const char *field) {
+    json_t *value = json_object_get(event, field);
+    if (!json_is_number(value)) { fail_msg("%s is not a number in the log", field); }
+    return json_number_value(value);
+}
+
+// A run that is under way, in a directory of its own within the stage.
+typedef struct Training {
+    Program program;
+    char out[64], what[512];
+} Training;
+
+static inline Training training_start(Stage *stage, int ranks, const char *options) {
+    char arguments[STAGE_COMMAND_SIZE];
+    Setting setting;
+    Training training;
+    memset(&setting, 0, sizeof setting);
+    snprintf(training.out, sizeof training.out, "run-%d", stage->count + 1);
+    snprintf(training.what, sizeof training.what, "%d ranks, %.450s", ranks, options);
+    snprintf(arguments, sizeof arguments, "--config base.txt --out %s %s", training.out, options);
+    training.program = program_start(stage, ranks, &setting, arguments);
+    return training;
+}
+
+// The log of a run that ended well.
+static inline json_t *training_finish(Stage *stage, const Training *training) {
+    Outcome outcome = program_finish(stage, &training->program);
+    outcome_check(&outcome, 0, training->what);
+    text_check(outcome.output, "fingerprint", training->what);
+    outcome_free(&outcome);
+    json_t *events = log_read(stage, training->out);
+    if (log_event_of(events, "end", -1) == NULL) { fail_msg("%s: the log has no end", training->what); }
+    return events;
+}
+
+static inline json_t *train(Stage *stage, int ranks, const char *options) {
+    Training training = training_start(stage, ranks, options);
+    return training_finish(stage, &training);
+}
+
+typedef struct Fingerprint {
+    char text[32];
+} Fingerprint;
+
+static inline Fingerprint log_fingerprint(json_t *events) {
+    Fingerprint print;
+    const char *text = json_string_value(json_object_get(log_event_of(events, "end", -1), "parameters_fingerprint"));
+    assert_non_null(text);
+    assert_int_equal(strlen(text), 16);
+    snprintf(print.text, sizeof print.text, "%s", text);
+    return print;
+}
+
+static inline Fingerprint training_fingerprint(Stage *stage, const Training *training) {
+    json_t *events = training_finish(stage, training);
+    Fingerprint print = log_fingerprint(events);
+    json_decref(events);
+    return print;
+}
+
+#endif

@@ -104,9 +104,10 @@ static bool choose_model(Run *run, Error *error) {
         return error_set(error, "--seq-len %lld is longer than the %d positions of %s: use at most %d", (long long)options->seq_len, positions,
                          run->config.name, positions);
     }
+    gpt_neo_parameter_table(&run->config, &run->table);
+    if (options->micro_batch == 0) { options->micro_batch = run->table.parameter_count < 5000000 ? 1 : 8; }
     run->B = (int)options->micro_batch;
     run->T = options->seq_len > 0 ? (int)options->seq_len : positions < 1024 ? positions : 1024;
-    gpt_neo_parameter_table(&run->config, &run->table);
     return true;
 }
 

@@ -48,7 +48,7 @@ typedef struct Options {
     bool overlap;
 
     OptionText model, data, val_data;           // val_data empty: hold out a tail of data
-    int64_t micro_batch, seq_len, tokens, seed; // seq_len 0: auto
+    int64_t micro_batch, seq_len, tokens, seed; // micro_batch, seq_len 0: auto
 
     double learning_rate, minimum_learning_rate; // 0: auto; -1: auto
     const char *learning_rate_by, *schedule, *decay;
@@ -155,8 +155,9 @@ static const OptionSpec option_table[] = {
      "token files (a glob in quotes names many)."},
     {"val-data", GROUP_DATA, TEXT_OPTION(val_data, "", 0, "PATH"),
      "Validation text. Not given: the tail of --data is held out (of builtin: another stream)."},
-    {"micro-batch", GROUP_DATA, INTEGER_OPTION(micro_batch, "8", 1, 65536, "N", NO_WORD),
-     "Sequences that one rank computes at a time. More use the cores better and need more memory for activations."},
+    {"micro-batch", GROUP_DATA, INTEGER_OPTION(micro_batch, "auto", 1, 65536, "N", "auto", 0),
+     "Sequences that one rank computes at a time. More use the cores better and need more memory for activations. auto: 8, but 1 for "
+     "models below 5 M parameters, which learn most from many small updates."},
     {"seq-len", GROUP_DATA, INTEGER_OPTION(seq_len, "auto", 1, 1048576, "N", "auto", 0),
      "Tokens per sequence, at most the model's positions. auto: the model's positions, at most 1024."},
     {"tokens", GROUP_DATA, COUNT_OPTION(tokens, "1500k", 1, OPTION_NO_LIMIT, "N", NO_WORD),

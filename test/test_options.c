@@ -114,7 +114,7 @@ static void test_defaults(void **state) {
     assert_string_equal(options.data, "builtin");
     assert_string_equal(options.val_data, "");
     assert_string_equal(options.out, "auto");
-    assert_int_equal(options.micro_batch, 8);
+    assert_int_equal(options.micro_batch, 0);
     assert_int_equal(options.seq_len, 0);
     assert_int_equal(options.accumulate, 2);
     assert_int_equal(options.tokens, 1500000);
@@ -237,7 +237,7 @@ static void test_bad_numbers(void **state) {
 
 static void test_ranges(void **state) {
     (void)state;
-    expect_refused("--micro-batch 0", "0 is out of range", "allowed: 1 .. 65536");
+    expect_refused("--micro-batch 0", "0 is out of range", "allowed: auto or 1 .. 65536");
     expect_refused("--micro-batch 65537", "out of range", "1 .. 65536");
     expect_refused("--seq-len 0", "0 is out of range", "auto or 1 .. 1048576"); // auto is a word, not the number that stands for it
     expect_refused("--threads 0", "0 is out of range", "auto or 1");
@@ -328,7 +328,7 @@ static void test_bad_files_name_the_line(void **state) {
     static const struct {
         const char *text, *part;
     } cases[] = {
-        {"lr = 1\nmicro-batch = x\n", "bad.conf:2: --micro-batch: x is not a whole number; allowed: 1 .. 65536"},
+        {"lr = 1\nmicro-batch = x\n", "bad.conf:2: --micro-batch: x is not a whole number; allowed: auto or 1 .. 65536"},
         {"\n\nmicrobatch = 1\n", "bad.conf:3: unknown option microbatch: did you mean micro-batch?"},
         {"--lr = 1\n", "bad.conf:1: unknown option --lr: did you mean lr?"},
         {"lr = 1\nlr = 1\n", "bad.conf:2: lr is given twice"},
@@ -490,7 +490,7 @@ static void test_help_is_complete_and_narrow(void **state) {
         if (strstr(markdown, name) == NULL) { fail_msg("the README lacks %s", name); }
     }
     for (int group = 0; group < GROUP_COUNT; group++) { assert_non_null(strstr(help, option_group_title((OptionGroup)group))); }
-    assert_non_null(strstr(help, "[default 8; 1 .. 65536]"));
+    assert_non_null(strstr(help, "[default auto; auto or 1 .. 65536]"));
     assert_non_null(strstr(help, "--accumulate N|auto"));
     assert_non_null(strstr(markdown, "| `--accumulate N\\|auto` | 2 | auto or 1 .. 1000000 | "));
     for (char *line = strtok(help, "\n"); line != NULL; line = strtok(NULL, "\n")) {

@@ -44,6 +44,7 @@ typedef struct Run {
     CommitReport sum;       // over the commits since the latest report
     int64_t commits_in_sum;
     double sum_began;
+    double validation_loss, perfect_validation_loss; // of the latest validation
 } Run;
 
 static inline bool run_is_main(const Run *run) { return run->transport.rank == 0; }
@@ -433,6 +434,8 @@ static double training_seconds(const Run *run) { return clock_seconds() - run->s
 
 static void validate_and_report(Run *run) {
     double perfect, loss = validate(run, &perfect);
+    run->validation_loss = loss;
+    run->perfect_validation_loss = perfect;
     if (!run_is_main(run)) { return; }
     Error error = {""};
     const CommitReport *last = &run->scheduler.report;
@@ -540,6 +543,18 @@ static uint64_t check_replicas(Run *run) {
     return mine;
 }
 
+// How far from the best possible: known where the data come from a grammar.
+static void print_distance(const Run *run) {
+    if (run->options.val_batches == 0) { return; }
+    double loss = run->validation_loss, perfect = run->perfect_validation_loss;
+    printf("loss       %.4f nats per token on text it has not seen", loss);
+    if (isfinite(perfect)) {
+        printf("; knowing the grammar itself gives %.4f there: %.4f remain, %.1f %% of what an untrained model lacks", perfect, loss - perfect,
+               100 * (loss - perfect) / (log(run->config.vocabulary) - perfect));
+    }
+    printf("\n");
+}
+
 static void print_end(Run *run, uint64_t fingerprint) {
     const CommitReport *last = &run->scheduler.report;
     double seconds = training_seconds(run), tokens = last->gradients_done * (double)tokens_per_micro_batch(run);
@@ -548,6 +563,7 @@ static void print_end(Run *run, uint64_t fingerprint) {
     terminal_clear(&run->terminal);
     printf("\ntrained    %lld commits, %.0f tokens in %.1f s: %.0f tokens/s, %.1f GFLOP/s over all ranks\n", (long long)last->commit, tokens,
            seconds, tokens / seconds, rate);
+    print_distance(run);
     printf("memory     planned %.1f MB, used %.1f MB (%+.2f %%)\n", planned / 1e6, used / 1e6, 100 * (used - planned) / planned);
     printf("parameters fingerprint %016llx, the same on every rank\n", (unsigned long long)fingerprint);
     char text[32];

@@ -4,7 +4,8 @@
 // (test/run sets it): TRAIN_GPT the binary, MPIRUN the launcher with its flags, HAVE_MPI yes or no, PROJECT_ROOT the directory of README.md.
 //
 // A command runs through /bin/sh in a process group of its own, its output in files, under a time limit; several may run at once, since
-// mpirun mostly sleeps while it starts. What a failing test leaves behind is ended by stage_end_all, which every test has as its teardown.
+// mpirun mostly sleeps while it starts. Each has a TMPDIR of its own: Open MPI makes and removes a directory there that all mpiruns of a user
+// share, and one fails when another removes it. What a failing test leaves behind is ended by stage_end_all, the teardown of every test.
 #ifndef ACCO_TEST_PROGRAM_H
 #define ACCO_TEST_PROGRAM_H
 
@@ -34,14 +35,12 @@ typedef struct Stage {
 
 typedef struct Program {
     pid_t pid; // also its process group
-    double began;
-    char output_path[STAGE_PATH_SIZE], error_path[STAGE_PATH_SIZE];
+    char output_path[STAGE_PATH_SIZE], error_path[STAGE_PATH_SIZE], scratch_path[STAGE_PATH_SIZE];
 } Program;
 
 // What a program left. exit_code is 128 + N after signal N, and -1 when the time limit ended it.
 typedef struct Outcome {
     int exit_code;
-    double seconds;
     char *output, *errors;
 } Outcome;
 
@@ -49,7 +48,7 @@ typedef struct Outcome {
 typedef struct Setting {
     const char *directory;
     long file_bytes;   // RLIMIT_FSIZE, 0: none
-    bool ignore_xfsz;  // a write beyond the limit fails instead of killing
+    bool ignore_xfsz;  // a write beyond the limit fails instead of killing, in every rank (mpirun does not pass on what it ignores)
     const char *tasks; // SLURM_STEP_NUM_TASKS, with SLURM_PROCID from
     const char *task;
 } Setting;
@@ -183,10 +182,10 @@ static inline void stage_close(Stage *stage) {
 static inline void program_become(const Program *program, const char *directory, const Setting *setting, const char *command) {
     int in = open("/dev/null", O_RDONLY), out = open(program->output_path, O_WRONLY | O_CREAT | O_TRUNC, 0666);
     int errors = open(program->error_path, O_WRONLY | O_CREAT | O_TRUNC, 0666);
-    bool ready = setpgid(0, 0) == 0 && chdir(directory) == 0 && dup2(in, 0) == 0 && dup2(out, 1) == 1 && dup2(errors, 2) == 2;
+    bool ready = setpgid(0, 0) == 0 && chdir(directory) == 0 && dup2(in, 0) == 0 && dup2(out, 1) == 1 && dup2(errors, 2) == 2 &&
+                 mkdir(program->scratch_path, 0777) == 0 && setenv("TMPDIR", program->scratch_path, 1) == 0;
     if (setting->tasks != NULL) { ready = ready && setenv("SLURM_STEP_NUM_TASKS", setting->tasks, 1) == 0; }
     if (setting->task != NULL) { ready = ready && setenv("SLURM_PROCID", setting->task, 1) == 0; }
-    if (setting->ignore_xfsz) { signal(SIGXFSZ, SIG_IGN); }
     if (setting->file_bytes > 0) {
         struct rlimit limit = {(rlim_t)setting->file_bytes, (rlim_t)setting->file_bytes};
         ready = ready && setrlimit(RLIMIT_FSIZE, &limit) == 0;
@@ -197,19 +196,21 @@ static inline void program_become(const Program *program, const char *directory,
 
 // Starts the binary as a world of `ranks`; 0: without a launcher. `arguments` are written as in a shell.
 static inline Program program_start(Stage *stage, int ranks, const Setting *setting, const char *arguments) {
-    char command[STAGE_COMMAND_SIZE], launcher[STAGE_PATH_SIZE + 32] = "", name[64];
+    char command[STAGE_COMMAND_SIZE + 3 * STAGE_PATH_SIZE], launcher[STAGE_PATH_SIZE + 32] = "", name[64];
     Program program;
     memset(&program, 0, sizeof program);
     int place = 0;
     while (place < STAGE_PROGRAMS && stage->running[place] != 0) { place++; }
     assert_true(place < STAGE_PROGRAMS);
     if (ranks > 0) { snprintf(launcher, sizeof launcher, "%s -np %d ", stage->launcher, ranks); }
-    snprintf(command, sizeof command, "exec %s'%s' %s", launcher, stage->binary, arguments);
+    snprintf(command, sizeof command, "exec %s%s'%s' %s", launcher, setting->ignore_xfsz ? "sh -c 'trap \"\" XFSZ; exec \"$0\" \"$@\"' " : "",
+             stage->binary, arguments);
     snprintf(name, sizeof name, "output-%d", ++stage->count);
     stage_path(stage, name, program.output_path);
     snprintf(name, sizeof name, "errors-%d", stage->count);
     stage_path(stage, name, program.error_path);
-    program.began = program_clock();
+    snprintf(name, sizeof name, "t%d", stage->count); // short: sockets below it must fit in 108 bytes
+    stage_path(stage, name, program.scratch_path);
     program.pid = fork();
     assert_true(program.pid >= 0);
     if (program.pid == 0) { program_become(&program, setting->directory != NULL ? setting->directory : stage->directory, setting, command); }
@@ -225,7 +226,6 @@ static inline Outcome program_finish_within(Stage *stage, const Program *program
         program_end(stage, program->pid);
         outcome.exit_code = -1;
     }
-    outcome.seconds = program_clock() - program->began;
     outcome.output = file_read(program->output_path);
     outcome.errors = file_read(program->error_path);
     return outcome;

@@ -8,8 +8,8 @@ Prints one JSON line: the median and range of tokens per second over the measure
 share of the machine that other processes used meanwhile (null where there is no /proc): above about 0.03, measure again,
 because threads that wait for each other at every operation lose far more than that share.
 
-The peer is measured at its best, so whatever makes it faster without changing what it computes is on; each choice can
-be changed by an option. A comparison won against a badly set up peer would be worth nothing.
+A comparison won against a badly set up peer would be worth nothing, so whatever may make it faster without changing what
+it computes is an option: compile mode, loss, optimizer, allocator. Try them on a quiet machine and compare with the best.
 """
 
 import argparse

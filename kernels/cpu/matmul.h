@@ -43,7 +43,7 @@ typedef struct Matmul {
 } Matmul;
 
 enum {
-    MATMUL_TILE_ELEMENTS = 384 * 1024, // of the result: about 1.5 MB, and a dozen tiles for a thousand tokens
+    MATMUL_TILE_ELEMENTS = 512 * 1024, // of the result: 2 MB
     MATMUL_TILE_SIDE = 8192,           // so that a product with one row is shared among threads as well
     MATMUL_TILE_STEP = 48,             // tile sides are multiples of this: whole register tiles of the library
     MATMUL_PLAIN_BLOCK = 128           // inner dimension and columns of one packed block of matmul_block_plain: 64 KB

@@ -548,10 +548,7 @@ static void print_distance(const Run *run) {
     if (run->options.val_batches == 0) { return; }
     double loss = run->validation_loss, perfect = run->perfect_validation_loss;
     printf("loss       %.4f nats per token on text it has not seen", loss);
-    if (isfinite(perfect)) {
-        printf("; knowing the grammar itself gives %.4f there: %.4f remain, %.1f %% of what an untrained model lacks", perfect, loss - perfect,
-               100 * (loss - perfect) / (log(run->config.vocabulary) - perfect));
-    }
+    if (isfinite(perfect)) { printf("; the best possible, knowing the grammar, is %.4f", perfect); }
     printf("\n");
 }
 

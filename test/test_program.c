@@ -652,11 +652,11 @@ static void test_stopped_rank(void **state) {
     if (!gone) { kill(pids[1], SIGKILL); }
     outcome_check(&outcome, 3, "a stopped rank");
     assert_true(gone);
-    text_check(outcome.errors, "rank 1 did not arrive", "a stopped rank");
-    const char *place = strstr(outcome.errors, "] "), *end = strstr(outcome.errors, ": rank 1 did not arrive");
-    if (place == NULL || end == NULL || end < place + 5) { fail_msg("the message names no operation: %s", outcome.errors); }
+    // It may have been stopped before it sent or before it received. mpirun wakes it to end it: it must not blame rank 0 then.
+    const char *place = strstr(outcome.errors, "] "), *end = strstr(outcome.errors, ": rank 1 did not ");
+    if (place == NULL || end == NULL || end < place + 5) { fail_msg("no message names operation and rank 1: %s", outcome.errors); }
+    if (strstr(outcome.errors, "rank 0 did not") != NULL) { fail_msg("rank 0 is blamed, too: %s", outcome.errors); }
     text_check(outcome.errors, "commit ", "a stopped rank");
-    assert_int_equal(text_count(outcome.errors, "train_gpt: "), 1);
     outcome_free(&outcome);
     json_decref(log_read(stage, training.out));
 }

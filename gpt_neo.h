@@ -16,7 +16,7 @@
 #include "kernels/kernels.h"
 #include "runtime/memory.h"
 
-enum { GPT_NEO_LOGITS_BYTES = 128 << 20 };
+enum { GPT_NEO_LOGITS_BYTES = 256 << 20 };
 
 // What the time of a step is divided into, for benchmarks.
 typedef enum GptNeoOperation {

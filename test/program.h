@@ -1,11 +1,11 @@
 // program.h: starts the real binary the way a user does, for test_program.c.
 //
 // A Stage is where a test plays: a scratch directory with a small model in it, and how to start ranks. The environment says what to test
-// (test/run sets it): TRAIN_GPT the binary, MPIRUN the launcher with its flags, HAVE_MPI yes or no, PROJECT_ROOT the directory of README.md.
+// (test/run sets it): TRAIN_GPT the binary, MPIRUN the launcher with its flags, HAVE_MPI yes or no, PROJECT_ROOT where README.md is.
 //
 // A command runs through /bin/sh in a process group of its own, its output in files, under a time limit; several may run at once, since
-// mpirun mostly sleeps while it starts. Each has a TMPDIR of its own: Open MPI makes and removes a directory there that all mpiruns of a user
-// share, and one fails when another removes it. What a failing test leaves behind is ended by stage_end_all, the teardown of every test.
+// mpirun mostly sleeps while it starts. Each has a TMPDIR of its own: Open MPI makes and removes a directory there that all mpiruns of a
+// user share, and one fails when another removes it. stage_end_all, the teardown of every test, ends what a failing test leaves behind.
 #ifndef ACCO_TEST_PROGRAM_H
 #define ACCO_TEST_PROGRAM_H
 
@@ -31,6 +31,8 @@ typedef struct Stage {
     bool has_mpi;
     int count;                     // of programs and directories made so far, for their names
     pid_t running[STAGE_PROGRAMS]; // 0: a free place
+    char **texts;                  // what programs printed; freed when the test ends, however it ends
+    int text_count;
 } Stage;
 
 typedef struct Program {
@@ -38,7 +40,7 @@ typedef struct Program {
     char output_path[STAGE_PATH_SIZE], error_path[STAGE_PATH_SIZE], scratch_path[STAGE_PATH_SIZE];
 } Program;
 
-// What a program left. exit_code is 128 + N after signal N, and -1 when the time limit ended it.
+// What a program left. exit_code is 128 + N after signal N, and -1 when the time limit ended it. The texts are the stage's.
 typedef struct Outcome {
     int exit_code;
     char *output, *errors;
@@ -99,8 +101,8 @@ static inline const char *stage_variable(const char *name, const char *otherwise
 
 // The test itself may run inside a job of some scheduler; the programs it starts must not see that.
 static inline void stage_clean_environment(void) {
-    static const char *const foreign[] = {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID",
-                                          "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"};
+    static const char *const foreign[] = {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_SIZE",     "PMI_RANK",    "PMIX_RANK",
+                                          "MPI_LOCALNRANKS",      "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_NTASKS"};
     for (size_t i = 0; i < sizeof foreign / sizeof foreign[0]; i++) { unsetenv(foreign[i]); }
     if (geteuid() == 0) {
         setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
@@ -162,10 +164,15 @@ static inline void program_end(Stage *stage, pid_t pid) {
     program_has_ended(stage, pid, program_clock() + 3, &exit_code);
 }
 
+// The end of a test: ends what still runs, forgets what programs printed.
 static inline void stage_end_all(Stage *stage) {
     for (int i = 0; i < STAGE_PROGRAMS; i++) {
         if (stage->running[i] != 0) { program_end(stage, stage->running[i]); }
     }
+    for (int i = 0; i < stage->text_count; i++) { free(stage->texts[i]); }
+    free(stage->texts);
+    stage->texts = NULL;
+    stage->text_count = 0;
 }
 
 static inline void stage_close(Stage *stage) {
@@ -203,8 +210,8 @@ static inline Program program_start(Stage *stage, int ranks, const Setting *sett
     while (place < STAGE_PROGRAMS && stage->running[place] != 0) { place++; }
     assert_true(place < STAGE_PROGRAMS);
     if (ranks > 0) { snprintf(launcher, sizeof launcher, "%s -np %d ", stage->launcher, ranks); }
-    snprintf(command, sizeof command, "exec %s%s'%s' %s", launcher, setting->ignore_xfsz ? "sh -c 'trap \"\" XFSZ; exec \"$0\" \"$@\"' " : "",
-             stage->binary, arguments);
+    const char *shell = setting->ignore_xfsz ? "sh -c 'trap \"\" XFSZ; exec \"$0\" \"$@\"' " : "";
+    snprintf(command, sizeof command, "exec %s%s'%s' %s", launcher, shell, stage->binary, arguments);
     snprintf(name, sizeof name, "output-%d", ++stage->count);
     stage_path(stage, name, program.output_path);
     snprintf(name, sizeof name, "errors-%d", stage->count);
@@ -213,10 +220,16 @@ static inline Program program_start(Stage *stage, int ranks, const Setting *sett
     stage_path(stage, name, program.scratch_path);
     program.pid = fork();
     assert_true(program.pid >= 0);
-    if (program.pid == 0) { program_become(&program, setting->directory != NULL ? setting->directory : stage->directory, setting, command); }
+    const char *directory = setting->directory != NULL ? setting->directory : stage->directory;
+    if (program.pid == 0) { program_become(&program, directory, setting, command); }
     setpgid(program.pid, program.pid); // whoever comes first
     stage->running[place] = program.pid;
     return program;
+}
+
+static inline char *stage_read_text(Stage *stage, const char *path) {
+    stage->texts = (char **)realloc(stage->texts, (size_t)(stage->text_count + 1) * sizeof *stage->texts);
+    return stage->texts[stage->text_count++] = file_read(path);
 }
 
 // Waits for the end, at most `seconds` from now.
@@ -226,12 +239,14 @@ static inline Outcome program_finish_within(Stage *stage, const Program *program
         program_end(stage, program->pid);
         outcome.exit_code = -1;
     }
-    outcome.output = file_read(program->output_path);
-    outcome.errors = file_read(program->error_path);
+    outcome.output = stage_read_text(stage, program->output_path);
+    outcome.errors = stage_read_text(stage, program->error_path);
     return outcome;
 }
 
-static inline Outcome program_finish(Stage *stage, const Program *program) { return program_finish_within(stage, program, PROGRAM_SECONDS); }
+static inline Outcome program_finish(Stage *stage, const Program *program) {
+    return program_finish_within(stage, program, PROGRAM_SECONDS);
+}
 
 // From start to end.
 static inline Outcome program_run(Stage *stage, int ranks, const char *arguments) {
@@ -239,11 +254,6 @@ static inline Outcome program_run(Stage *stage, int ranks, const char *arguments
     memset(&setting, 0, sizeof setting);
     Program program = program_start(stage, ranks, &setting, arguments);
     return program_finish(stage, &program);
-}
-
-static inline void outcome_free(Outcome *outcome) {
-    free(outcome->output);
-    free(outcome->errors);
 }
 
 // Fails with everything the program said unless it ended with `exit_code`.
@@ -334,7 +344,6 @@ static inline json_t *training_finish(Stage *stage, const Training *training) {
     Outcome outcome = program_finish(stage, &training->program);
     outcome_check(&outcome, 0, training->what);
     text_check(outcome.output, "fingerprint", training->what);
-    outcome_free(&outcome);
     json_t *events = log_read(stage, training->out);
     if (log_event_of(events, "end", -1) == NULL) { fail_msg("%s: the log has no end", training->what); }
     return events;

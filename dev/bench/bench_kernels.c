@@ -6,12 +6,17 @@
 // model's own products (each counted by its FLOPs in a step) and on one large square product, threaded by the library itself and by our
 // tiles; the best of the four is the yardstick of its round. Data is random: zeros would draw less power and run at a higher clock.
 // FLOPs of the model are those of gpt_neo_flops_per_token; the share is the median over rounds of model rate / yardstick.
+// On a machine that others use as well, look at the share by processor time: seconds that other processes took do not enter it.
 #include <stdint.h>
 #include <stdio.h>
 
 #include "gpt_neo.h"
 
 enum { MAX_ROUNDS = 32, SQUARE = 2048 };
+
+typedef struct Span {
+    double wall, processor; // seconds; processor: of all threads of this process, divided by the number of threads
+} Span;
 
 typedef struct Bench {
     GptNeoConfig config;
@@ -22,7 +27,8 @@ typedef struct Bench {
     ParameterTable table;
     float *parameters, *gradients, *square[3];
     int32_t *tokens, *targets;
-    double seconds[MAX_ROUNDS], yardstick[MAX_ROUNDS], operations[OPERATION_COUNT];
+    Span seconds[MAX_ROUNDS], yardstick[MAX_ROUNDS]; // of the model; yardstick: seconds per FLOP
+    double operations[OPERATION_COUNT];
     double rates[4][MAX_ROUNDS]; // own shapes and square, by the library's threads and by our tiles
 } Bench;
 
@@ -38,20 +44,36 @@ static void print_range(const char *what, const double *values, int count, const
     printf("  %-44s %9.1f %-9s (%.1f .. %.1f)\n", what, sorted[count / 2], unit, sorted[0], sorted[count - 1]);
 }
 
-// One product; by_library: threaded by oneDNN, else cut into our tiles. Returns seconds.
-static double time_product(Bench *bench, bool by_library, const Matmul *work) {
-    double started = clock_seconds();
+static Span span_now(const Bench *bench) {
+    struct timespec used;
+    Span now;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+    now.wall = clock_seconds();
+    now.processor = ((double)used.tv_sec + 1e-9 * (double)used.tv_nsec) / bench->threads;
+    return now;
+}
+
+static Span span_since(const Bench *bench, Span started) {
+    Span now = span_now(bench);
+    now.wall -= started.wall;
+    now.processor -= started.processor;
+    return now;
+}
+
+// One product; by_library: threaded by oneDNN, else cut into our tiles.
+static Span time_product(Bench *bench, bool by_library, const Matmul *work) {
+    Span started = span_now(bench);
 #ifndef ACCO_NO_ONEDNN
     if (by_library) {
         if (omp_set_num_threads != NULL) { omp_set_num_threads(bench->threads); }
         dnnl_sgemm(work->a_transposed ? 'T' : 'N', work->b_transposed ? 'T' : 'N', work->M, work->N, work->K, 1.0f, work->a, work->a_stride,
                    work->b, work->b_stride, work->accumulate ? 1.0f : 0.0f, work->result, work->result_stride);
-        return clock_seconds() - started;
+        return span_since(bench, started);
     }
 #endif
     (void)by_library;
     matmul(&bench->stream, work);
-    return clock_seconds() - started;
+    return span_since(bench, started);
 }
 
 static Matmul product(float *result, int result_stride, const float *a, int a_stride, bool a_transposed, const float *b, int b_stride,
@@ -67,23 +89,29 @@ typedef struct Linear {
 } Linear;
 
 // Adds time and FLOPs of the three products of a linear layer, `times` each.
-static void time_linear(Bench *bench, bool by_library, Linear linear, double times, double *seconds, double *flops) {
+static void time_linear(Bench *bench, bool by_library, Linear linear, double times, Span *seconds, double *flops) {
     float *weight = bench->parameters + linear.weight, *gradient = bench->gradients + linear.weight;
     int rows = linear.rows, inputs = linear.inputs, outputs = linear.outputs, stride = linear.output_stride;
     Matmul products[3] = {
         product(linear.output, stride, linear.input, inputs, false, weight, inputs, true, rows, outputs, inputs, false),
         product(linear.d_input, linear.d_input_stride, linear.output, stride, false, weight, inputs, false, rows, inputs, outputs, false),
         product(gradient, inputs, linear.output, stride, true, linear.input, inputs, false, outputs, inputs, rows, true)};
-    for (int i = 0; i < 3; i++) { *seconds += times * time_product(bench, by_library, &products[i]); }
+    for (int i = 0; i < 3; i++) {
+        Span span = time_product(bench, by_library, &products[i]);
+        seconds->wall += times * span.wall;
+        seconds->processor += times * span.processor;
+    }
     *flops += times * 6.0 * rows * (double)inputs * outputs;
 }
 
-// FLOP/s over the products of one step: those of one layer are run and counted L times, those of the head as often as there are chunks.
-static double rate_own_shapes(Bench *bench, bool by_library) {
+// Seconds per FLOP over the products of one step: those of one layer are run and counted L times, those of the head as often as there are
+// chunks.
+static Span time_own_shapes(Bench *bench, bool by_library) {
     GptNeo *model = &bench->model;
     int rows = bench->B * bench->T, C = bench->config.channels, F = bench->config.inner, wide = model->d_wide_stride, chunk = model->chunk;
     int V = bench->config.vocabulary;
-    double seconds = 0.0, flops = 0.0, L = bench->config.layers;
+    double flops = 0.0, L = bench->config.layers;
+    Span seconds = {0.0, 0.0};
     Linear qkv = {model->normals, model->branch, model->d_wide, C, wide, rows, C, 3 * C, gpt_neo_at(model, 0, TENSOR_Q)};
     Linear out = {model->attention, model->branch, model->d_residual, C, C, rows, C, C, gpt_neo_at(model, 0, TENSOR_OUT_WEIGHT)};
     Linear fc = {model->normals, model->branch, model->d_wide, C, wide, rows, C, F, gpt_neo_at(model, 0, TENSOR_FC_WEIGHT)};
@@ -94,17 +122,20 @@ static double rate_own_shapes(Bench *bench, bool by_library) {
     time_linear(bench, by_library, fc, L, &seconds, &flops);
     time_linear(bench, by_library, proj, L, &seconds, &flops);
     time_linear(bench, by_library, head, (double)rows / chunk, &seconds, &flops);
-    return flops / seconds;
+    seconds.wall /= flops;
+    seconds.processor /= flops;
+    return seconds;
 }
 
-static double rate_square(Bench *bench, bool by_library) {
-    double best = 0.0;
+// The best of three.
+static Span time_square(Bench *bench, bool by_library) {
+    Span best = {INFINITY, INFINITY};
+    Matmul work =
+        product(bench->square[0], SQUARE, bench->square[1], SQUARE, false, bench->square[2], SQUARE, false, SQUARE, SQUARE, SQUARE, false);
     for (int i = 0; i < 3; i++) {
-        Matmul work = product(bench->square[0], SQUARE, bench->square[1], SQUARE, false, bench->square[2], SQUARE, false, SQUARE, SQUARE,
-                              SQUARE, false);
-        double seconds = time_product(bench, by_library, &work);
-        double rate = 2.0 * SQUARE * SQUARE * SQUARE / seconds;
-        best = rate > best ? rate : best;
+        Span span = time_product(bench, by_library, &work);
+        best.wall = fmin(best.wall, span.wall / (2.0 * SQUARE * SQUARE * SQUARE));
+        best.processor = fmin(best.processor, span.processor / (2.0 * SQUARE * SQUARE * SQUARE));
     }
     return best;
 }
@@ -140,14 +171,15 @@ static void bench_rounds(Bench *bench) {
     gpt_neo_loss_and_gradients(&bench->model, &bench->stream, bench->parameters, bench->gradients, bench->tokens, bench->targets); // warm
     bench->model.operation_seconds = bench->operations;
     for (int round = 0; round < bench->rounds; round++) {
-        double started = clock_seconds();
+        Span started = span_now(bench), *best = &bench->yardstick[round];
         gpt_neo_loss_and_gradients(&bench->model, &bench->stream, bench->parameters, bench->gradients, bench->tokens, bench->targets);
-        bench->seconds[round] = clock_seconds() - started;
-        bench->yardstick[round] = 0.0;
+        bench->seconds[round] = span_since(bench, started);
+        best->wall = best->processor = INFINITY;
         for (int kind = 0; kind < 4; kind++) {
-            double rate = kind < 2 ? rate_own_shapes(bench, kind == 0) : rate_square(bench, kind == 2);
-            bench->rates[kind][round] = rate / 1e9;
-            bench->yardstick[round] = rate > bench->yardstick[round] ? rate : bench->yardstick[round];
+            Span span = kind < 2 ? time_own_shapes(bench, kind == 0) : time_square(bench, kind == 2);
+            bench->rates[kind][round] = 1e-9 / span.wall;
+            best->wall = fmin(best->wall, span.wall);
+            best->processor = fmin(best->processor, span.processor);
         }
     }
 }
@@ -156,19 +188,21 @@ static void bench_report(Bench *bench) {
     static const char *const kinds[4] = {"sgemm, the model's products, library's threads", "sgemm, the model's products, our tiles",
                                          "sgemm, square, library's threads", "sgemm, square, our tiles"};
     int rounds = bench->rounds, rows = bench->B * bench->T;
-    double speed[MAX_ROUNDS], rate[MAX_ROUNDS], share[MAX_ROUNDS], total = 0.0;
+    double speed[MAX_ROUNDS], rate[MAX_ROUNDS], share[MAX_ROUNDS], processor_share[MAX_ROUNDS], total = 0.0;
     double flops = rows * gpt_neo_flops_per_token(&bench->config, bench->T);
     for (int i = 0; i < rounds; i++) {
-        speed[i] = rows / bench->seconds[i];
-        rate[i] = flops / bench->seconds[i] / 1e9;
-        share[i] = 100.0 * flops / bench->seconds[i] / bench->yardstick[i];
-        total += bench->seconds[i];
+        speed[i] = rows / bench->seconds[i].wall;
+        rate[i] = flops / bench->seconds[i].wall / 1e9;
+        share[i] = 100.0 * flops * bench->yardstick[i].wall / bench->seconds[i].wall;
+        processor_share[i] = 100.0 * flops * bench->yardstick[i].processor / bench->seconds[i].processor;
+        total += bench->seconds[i].wall;
     }
     printf("%s B=%d T=%d, %d threads, %d rounds: median (range)\n", bench->config.name, bench->B, bench->T, bench->threads, rounds);
     print_range("training", speed, rounds, "tokens/s");
     print_range("training", rate, rounds, "GFLOP/s");
     for (int i = 0; i < 4; i++) { print_range(kinds[i], bench->rates[i], rounds, "GFLOP/s"); }
     print_range("share of the best sgemm", share, rounds, "%");
+    print_range("share of the best sgemm, processor time", processor_share, rounds, "%");
     for (int i = 0; i < OPERATION_COUNT; i++) {
         printf("    %-28s %8.1f ms %5.1f %%\n", gpt_neo_operation_name((GptNeoOperation)i), 1e3 * bench->operations[i] / rounds,
                100.0 * bench->operations[i] / total);

@@ -43,7 +43,9 @@ typedef struct Matmul {
 } Matmul;
 
 enum {
-    MATMUL_TILE_ELEMENTS = 512 * 1024, // of the result: 2 MB
+    MATMUL_TILE_ELEMENTS = 512 * 1024, // of the result, at most: 2 MB
+    MATMUL_TILE_LEAST = 64 * 1024,     // a tile is not made smaller than this for the sake of MATMUL_TILES
+    MATMUL_TILES = 4,                  // so many tiles at least: a long inner dimension makes a small result a long task
     MATMUL_TILE_SIDE = 8192,           // so that a product with one row is shared among threads as well
     MATMUL_TILE_STEP = 48,             // tile sides are multiples of this: whole register tiles of the library
     MATMUL_PLAIN_BLOCK = 128           // inner dimension and columns of one packed block of matmul_block_plain: 64 KB
@@ -108,11 +110,14 @@ static inline int matmul_padded_stride(int columns) { return columns % 256 == 0 
 
 static inline int matmul_halve(int side) { return (side / 2 + MATMUL_TILE_STEP - 1) / MATMUL_TILE_STEP * MATMUL_TILE_STEP; }
 
-// Halves the longer side until a tile is small enough: the cut depends on M and N only.
+// Halves the longer side until tiles are small and many enough: the cut depends on M and N only.
 static inline void matmul_choose_tile(int M, int N, int *tile_M, int *tile_N) {
+    long long whole = (long long)M * N, most = whole / MATMUL_TILES;
+    if (most < MATMUL_TILE_LEAST) { most = MATMUL_TILE_LEAST; }
+    if (most > MATMUL_TILE_ELEMENTS) { most = MATMUL_TILE_ELEMENTS; }
     *tile_M = M;
     *tile_N = N;
-    while ((long long)*tile_M * *tile_N > MATMUL_TILE_ELEMENTS || *tile_M > MATMUL_TILE_SIDE || *tile_N > MATMUL_TILE_SIDE) {
+    while ((long long)*tile_M * *tile_N > most || *tile_M > MATMUL_TILE_SIDE || *tile_N > MATMUL_TILE_SIDE) {
         if (*tile_M >= *tile_N) {
             *tile_M = matmul_halve(*tile_M);
         } else {

@@ -7,6 +7,8 @@
 // Until the memory is allocated, whatever is wrong with what the user asked for ends all ranks with one line and exit code 2.
 // Afterwards only the system can fail: one line with rank, host and operation, and exit code 3 for the whole job.
 
+#include <signal.h>
+
 #include "dataloader.h"                // defines: data_loader_open, data_loader_fill: tokens in, batches out
 #include "gpt_neo.h"                   // defines: gpt_neo_loss_and_gradients: the model
 #include "rules.h"                     // defines: RULES, rule_find: ddp, zero1, acco over the scheduler's verbs
@@ -59,25 +61,26 @@ static void exit_user_mistake(const Error *error) {
 }
 
 typedef struct Verdict {
-    bool good;
+    int exit_code; // 0: good
     char text[sizeof(Error) + 1];
 } Verdict;
 
-// All ranks meet here. If any of them has an error the first such rank's is printed, and all end with exit code 2.
-static void agree_or_exit(Run *run, bool good, const Error *error) {
+// All ranks meet here. If any of them has an error the first such rank's is printed, and all end with its exit code.
+static void agree_or_exit(Run *run, int exit_code, const Error *error) {
     Transport *transport = &run->transport;
     Verdict mine;
     memset(&mine, 0, sizeof mine);
-    mine.good = good;
+    mine.exit_code = exit_code;
     snprintf(mine.text, sizeof mine.text, "%s", error->text);
     Verdict *all = (Verdict *)calloc((size_t)transport->size, sizeof *all);
     transport_exchange(transport, "agreement", &mine, all, sizeof mine);
     for (int rank = 0; rank < transport->size; rank++) {
-        if (all[rank].good) { continue; }
+        exit_code = all[rank].exit_code;
+        if (exit_code == 0) { continue; }
         if (run_is_main(run)) { fprintf(stderr, "train_gpt: %s%s\n", rank > 0 ? "(on another node) " : "", all[rank].text); }
         free(all);
         transport_close(transport);
-        exit(EXIT_USER_MISTAKE);
+        exit(exit_code);
     }
     free(all);
 }
@@ -229,7 +232,7 @@ static void reserve_memory(Run *run) {
 
 // What every rank tells the others at the start.
 typedef struct Hello {
-    uint64_t options_hash, parameters_hash;
+    uint64_t options_hash;
     int pid, threads;
     char host[64];
 } Hello;
@@ -253,17 +256,12 @@ static uint64_t hash_options(const Options *options) {
     return hash;
 }
 
-static uint64_t parameters_fingerprint(const Run *run) {
-    return hash_bytes(run->scheduler.parameters.data, run->table.parameter_count * sizeof(float));
-}
-
-// Ranks that run with other options or start from other parameters would train nonsense without a word: refuse. Returns all hellos (size).
+// Ranks that run with other options would train nonsense without a word: refused. Returns all hellos (size), for the caller to free.
 static Hello *greet(Run *run) {
     Transport *transport = &run->transport;
     Hello mine;
     memset(&mine, 0, sizeof mine);
     mine.options_hash = hash_options(&run->options);
-    mine.parameters_hash = parameters_fingerprint(run);
     mine.pid = (int)getpid();
     mine.threads = run->threads.threads;
     memcpy(mine.host, transport->host, sizeof mine.host);
@@ -271,13 +269,24 @@ static Hello *greet(Run *run) {
     transport_exchange(transport, "greeting", &mine, all, sizeof mine);
     Error error = {""};
     for (int rank = 1; rank < transport->size && !error_is_set(&error); rank++) {
-        const char *what = all[rank].options_hash != all[0].options_hash         ? "was started with other options"
-                           : all[rank].parameters_hash != all[0].parameters_hash ? "starts from other parameters"
-                                                                                 : NULL;
-        if (what != NULL) { error_set(&error, "rank %d on %s %s than rank 0 on %s", rank, all[rank].host, what, all[0].host); }
+        if (all[rank].options_hash == all[0].options_hash) { continue; }
+        error_set(&error, "rank %d on %s was started with other options than rank 0 on %s", rank, all[rank].host, all[0].host);
     }
-    agree_or_exit(run, !error_is_set(&error), &error);
+    agree_or_exit(run, error_is_set(&error) ? EXIT_USER_MISTAKE : 0, &error);
     return all;
+}
+
+// All ranks must hold the same parameters, bit for bit: at the start, and at the end whatever the rule did. Returns their fingerprint.
+static uint64_t check_replicas(Run *run) {
+    Transport *transport = &run->transport;
+    uint64_t mine = hash_bytes(run->scheduler.parameters.data, run->table.parameter_count * sizeof(float));
+    uint64_t *all = (uint64_t *)calloc((size_t)transport->size, sizeof mine);
+    transport_exchange(transport, "fingerprint", &mine, all, sizeof mine);
+    for (int rank = 0; rank < transport->size; rank++) {
+        if (all[rank] != all[0]) { transport_fail(transport, "rank %d holds other parameters than rank 0: this is a bug of ours", rank); }
+    }
+    free(all);
+    return mine;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------------------
@@ -354,14 +363,15 @@ static void log_start(Run *run, const Hello *hellos) {
 // The run directory, its files and the effective configuration; rank 0, but an error ends everybody.
 static void open_run_directory(Run *run) {
     Error error = {""};
-    bool good = true;
+    int exit_code = 0;
     if (run_is_main(run)) {
         char path[RUN_PATH_SIZE + 16];
-        good = run_directory_create(run->options.out, run->options.model, run->options.optimizer, run->directory, &error);
+        bool made = run_directory_create(run->options.out, run->options.model, run->options.optimizer, run->directory, &error);
         snprintf(path, sizeof path, "%s/config.txt", run->directory);
-        good = good && options_save_file(&run->options, path, &error) && log_open(&run->log, run->directory, &error);
+        bool good = made && options_save_file(&run->options, path, &error) && log_open(&run->log, run->directory, &error);
+        exit_code = good ? 0 : made ? EXIT_SYSTEM_FAILURE : EXIT_USER_MISTAKE; // a directory that can be had but not filled: the disk
     }
-    agree_or_exit(run, good, &error);
+    agree_or_exit(run, exit_code, &error);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------------------
@@ -530,19 +540,6 @@ static void train(Run *run) {
 // ---------------------------------------------------------------------------------------------------------------------------------------
 // The end
 
-// All ranks must hold the same parameters, bit for bit, whatever the rule did. Returns their fingerprint.
-static uint64_t check_replicas(Run *run) {
-    Transport *transport = &run->transport;
-    uint64_t mine = parameters_fingerprint(run);
-    uint64_t *all = (uint64_t *)calloc((size_t)transport->size, sizeof mine);
-    transport_exchange(transport, "fingerprint", &mine, all, sizeof mine);
-    for (int rank = 0; rank < transport->size; rank++) {
-        if (all[rank] != all[0]) { transport_fail(transport, "rank %d ends with other parameters than rank 0: this is a bug of ours", rank); }
-    }
-    free(all);
-    return mine;
-}
-
 // How far from the best possible: known where the data come from a grammar.
 static void print_distance(const Run *run) {
     if (run->options.val_batches == 0) { return; }
@@ -636,16 +633,16 @@ static void print_sample(Run *run) {
 }
 
 static void print_files(const Run *run) {
-    printf("\nlog        %s/log.jsonl\ncurve      %s/progress.tsv (gnuplot -p -e \"set datafile separator tab; plot '%s/progress.tsv' skip 1 using 2:4 "
-           "with lines title 'loss'\")\nsettings   %s/config.txt (train_gpt --config it)\n",
+    printf("\nlog        %s/log.jsonl\ncurve      %s/progress.tsv (scripts/plot %s > loss.svg)\nsettings   %s/config.txt (train_gpt --config "
+           "it)\n",
            run->directory, run->directory, run->directory, run->directory);
 }
 
-static void start_run(Run *run) {
+static void start_run(Run *run, const Hello *hellos) {
     Error error = {""};
-    agree_or_exit(run, arena_commit(&run->arena, &error), &error);
+    agree_or_exit(run, arena_commit(&run->arena, &error) ? 0 : EXIT_USER_MISTAKE, &error);
     gpt_neo_initialize(&run->table, (uint64_t)run->options.seed, run->scheduler.parameters.data);
-    Hello *hellos = greet(run);
+    check_replicas(run);
     run->transport.timeout_seconds = run->options.timeout_s;
     run->transport.chaos_seconds = run->options.chaos_ms / 1e3;
     run->transport.link_bytes_per_second = run->options.link_mbit * 1e6 / 8;
@@ -657,7 +654,6 @@ static void start_run(Run *run) {
         print_start(run);
         log_start(run, hellos);
     }
-    free(hellos);
 }
 
 static void finish_run(Run *run) {
@@ -690,10 +686,12 @@ static int command_train(Run *run) {
     bool good = preflight_check_copies(run->transport.size, strcmp(transport_library(), "MPI") == 0, getenv, &error) &&
                 choose_model(run, &error) && choose_rates(run, &error) &&
                 options_check_ranks(&run->options, run->transport.size, run->T, &error) && open_data(run, &error);
-    agree_or_exit(run, good, &error);
+    agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
+    Hello *hellos = greet(run);
     open_run_directory(run);
     reserve_memory(run);
-    start_run(run);
+    start_run(run, hellos);
+    free(hellos);
     train(run);
     bool stopped = run->scheduler.stopped;
     if (!stopped) { finish_run(run); }
@@ -716,6 +714,7 @@ static int command_plan(Run *run) {
             if (reservation->memory_class == (MemoryClass)i) { printf("  %-25s %15zu\n", reservation->name, reservation->bytes); }
         }
     }
+    transport_close(&run->transport);
     printf("%-15s %15zu  (with alignment; %.2f bytes per parameter)\n", "total", run->arena.bytes,
            (double)run->arena.bytes / (double)run->table.parameter_count);
     parameter_table_free(&run->table);
@@ -726,6 +725,7 @@ static int command_plan(Run *run) {
 int main(int argc, char **argv) {
     Run *run = (Run *)calloc(1, sizeof *run);
     Error error = {""};
+    signal(SIGXFSZ, SIG_IGN); // a file at its size limit is reported as a full disk is
     if (!options_parse(argc, argv, &run->options, &error) || !options_check(&run->options, &error)) { exit_user_mistake(&error); }
     run->rule = rule_find(run->options.optimizer);
     int status = 0;

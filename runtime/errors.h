@@ -32,6 +32,9 @@ PRINTF_LIKE(2, 3) static inline bool error_set(Error *error, const char *format,
     va_start(arguments, format);
     vsnprintf(error->text, sizeof error->text, format, arguments);
     va_end(arguments);
+    for (char *c = error->text; *c != '\0'; c++) { // a name with a line end in it must not make two lines
+        if ((unsigned char)*c < 32 || *c == 127) { *c = '?'; }
+    }
     return false;
 }
 

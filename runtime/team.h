@@ -102,6 +102,9 @@ static inline Team *team_create(int threads, bool spin) {
 
 // Runs task(context, i, thread) for i in [0, tasks) and returns when all are done. Not to be called from inside a task.
 static inline void team_run(Team *team, int tasks, TeamTask task, void *context) {
+    // Otherwise the compiler may build a copy of the task into the loop below, and fuse multiplications and additions there that it does not
+    // fuse in the task itself: one thread would give other bits than two.
+    __asm__("" : "+r"(task));
     if (team->threads == 1 || tasks <= 1) {
         for (int i = 0; i < tasks; i++) { task(context, i, 0); }
         return;

@@ -168,9 +168,9 @@ static inline size_t transport_chunk_elements(int size) {
 // Reserves the chunk buffers for exchanging shards of `shard` elements.
 static inline void transport_reserve(Transport *transport, Arena *arena, size_t shard) {
     if (transport->size == 1) { return; }
-    size_t chunk = transport_chunk_elements(transport->size);
-    transport->chunk = chunk < shard ? chunk : shard;
-    size_t slots = (size_t)TRANSPORT_LANES * (size_t)(transport->size - 1);
+    size_t limit = transport_chunk_elements(transport->size), chunks = (shard + limit - 1) / limit;
+    transport->chunk = ((shard + chunks - 1) / chunks + 31) / 32 * 32; // about equal, so that what is planned is used
+    size_t slots = (size_t)(chunks < TRANSPORT_LANES ? 1 : TRANSPORT_LANES) * (size_t)(transport->size - 1);
     size_t bytes = slots * transport->chunk * wire_bytes(transport->wire);
     arena_reserve(arena, MEMORY_EXCHANGE, "chunks being received", bytes, &transport->receive_buffers);
     if (transport->wire != WIRE_FP32) { arena_reserve(arena, MEMORY_EXCHANGE, "chunks being sent", bytes, &transport->send_buffers); }
@@ -262,7 +262,7 @@ static inline void transport_wait(Transport *transport, int lane) {
     Transfer *transfers = transport_transfer(transport, lane, false, 0);
     int count = 2 * transport->size;
     double began = clock_seconds();
-    double progressed = began;
+    double progressed = began, looked = began;
     for (int looks = 0;; looks++) {
         int open = 0;
         bool progress = false;
@@ -276,6 +276,8 @@ static inline void transport_wait(Transport *transport, int lane) {
         }
         if (open == 0) { return; }
         double now = clock_seconds();
+        if (now - looked > 1) { began += now - looked; } // this process itself was stopped: the others are not to blame
+        looked = now;
         if (progress) { progressed = now; }
         if (now - began > transport->timeout_seconds) { transport_fail_overdue(transport, lane, now - began); }
         double pause = 0.1 * (now - progressed);

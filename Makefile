@@ -76,7 +76,7 @@ $(BUILD)/bench/%: dev/bench/%.c Makefile $(CONFIG)
 # --- run ---
 
 install-for-run: | $(CONFIG)
-	@scripts/install-dependencies $(CONFIG) CC JSON ONEDNN MPI GNUPLOT
+	@scripts/install-dependencies $(CONFIG) CC JSON -- ONEDNN MPI
 	@CC="$(CC)" scripts/probe $(CONFIG)
 
 run: install-for-run
@@ -86,7 +86,7 @@ run: install-for-run
 # --- tests ---
 
 install-for-test: | $(CONFIG)
-	@scripts/install-dependencies $(CONFIG) CC JSON ONEDNN MPI CMOCKA GNUPLOT
+	@scripts/install-dependencies $(CONFIG) CC JSON CMOCKA -- ONEDNN MPI
 	@CC="$(CC)" scripts/probe $(CONFIG)
 
 test: install-for-test

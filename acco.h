@@ -24,7 +24,7 @@ static inline void acco_begin(Scheduler *s) {
     hand_over(s, KEEP);
 }
 
-static inline void acco_round(Scheduler *s) {
+static inline void acco_commit(Scheduler *s) {
     launch(s, ESTIMATE);
     accumulate(s);
     hand_over(s, CLEAR);

@@ -5,14 +5,14 @@
 //
 //   theta(t+1) = Opt(theta(t), sum of all gradients / their number)
 //
-// Every rank holds the whole optimizer state and steps all of it. The all-reduce is a reduce-scatter and an all-gather of gradients, so the
+// The verbs are those of zero1; the difference is `replicated` in rules.h: every rank holds the whole optimizer state and steps all of it. The all-reduce is a reduce-scatter and an all-gather of gradients, so the
 // sums, and with an fp32 wire the parameters, are the same bits as under zero1.
 #ifndef ACCO_DDP_H
 #define ACCO_DDP_H
 
 #include "scheduler.h"
 
-static inline void ddp_round(Scheduler *s) {
+static inline void ddp_commit(Scheduler *s) {
     accumulate(s);
     hand_over(s, CLEAR);
     launch(s, COMMIT);

@@ -19,6 +19,16 @@ typedef struct DecayRange {
     size_t begin, end;
 } DecayRange;
 
+// Appends [begin, end) to `ranges`, joined to the last one where it follows on. To be called in ascending order.
+static inline void decay_ranges_add(DecayRange *ranges, int *count, size_t begin, size_t end) {
+    if (*count > 0 && ranges[*count - 1].end == begin) {
+        ranges[*count - 1].end = end;
+    } else {
+        ranges[*count].begin = begin;
+        ranges[(*count)++].end = end;
+    }
+}
+
 typedef struct OptimizerSettings {
     OptimizerKind kind;
     double beta1, beta2, epsilon, weight_decay;
@@ -48,13 +58,10 @@ static inline void optimizer_reserve(Optimizer *optimizer, Arena *arena, const O
 }
 
 static inline void optimizer_step_range(Optimizer *optimizer, Stream *stream, AdamWRange *range, bool commit) {
-    if (range->count == 0) { return; }
     if (optimizer->settings.kind == OPTIMIZER_SGD) {
         sgd_step(range, commit);
-    } else if (commit) {
-        adamw_commit(stream, range);
     } else {
-        adamw_estimate(stream, range);
+        adamw(stream, range, commit);
     }
 }
 
@@ -72,30 +79,34 @@ static inline AdamWRange optimizer_range(const Optimizer *optimizer, const float
     return range;
 }
 
+// Where the run of elements that starts at `position` and decays or not as a whole ends, not beyond `end`.
+static inline size_t optimizer_run_end(const OptimizerSettings *settings, size_t position, size_t end, bool *decays) {
+    *decays = false;
+    for (int i = 0; i < settings->decay_range_count; i++) {
+        const DecayRange *range = &settings->decay_ranges[i];
+        if (range->end <= position) { continue; }
+        *decays = range->begin <= position;
+        size_t stop = *decays ? range->end : range->begin;
+        return stop < end ? stop : end;
+    }
+    return end;
+}
+
 // out (end - begin) <- the parameters after a step with gradient (end - begin) / divisor * scale. `commit` moves the state; otherwise it is an
 // estimate and the state stays bitwise as it was.
 static inline void optimizer_step(Optimizer *optimizer, Stream *stream, const float *gradient, float *out, double divisor, double scale,
                                   double learning_rate, bool commit) {
     const OptimizerSettings *settings = &optimizer->settings;
     double t = (double)(optimizer->commits + 1);
-    AdamWStep step = {(float)learning_rate, (float)settings->beta1, (float)settings->beta2, (float)settings->epsilon,
-                      (float)(1.0 - pow(settings->beta1, t)), (float)(1.0 - pow(settings->beta2, t)), 0.0f, (float)divisor, (float)scale};
-    size_t position = optimizer->begin;
-    for (int i = 0; position < optimizer->end; i++) {
-        // Elements up to the next decayed range, then the decayed range itself, as far as they are ours.
-        bool last = i >= settings->decay_range_count;
-        size_t plain_end = last ? optimizer->end : settings->decay_ranges[i].begin;
-        size_t decay_end = last ? optimizer->end : settings->decay_ranges[i].end;
-        for (int decayed = 0; decayed < 2; decayed++) {
-            size_t stop = decayed == 1 ? decay_end : plain_end;
-            stop = stop > optimizer->end ? optimizer->end : stop;
-            if (stop <= position) { continue; }
-            AdamWRange range = optimizer_range(optimizer, gradient, out, position, stop);
-            range.step = step;
-            range.step.weight_decay = decayed == 1 ? (float)settings->weight_decay : 0.0f;
-            optimizer_step_range(optimizer, stream, &range, commit);
-            position = stop;
-        }
+    for (size_t position = optimizer->begin; position < optimizer->end;) {
+        bool decays;
+        size_t stop = optimizer_run_end(settings, position, optimizer->end, &decays);
+        AdamWRange range = optimizer_range(optimizer, gradient, out, position, stop);
+        range.step = adamw_step(settings->beta1, settings->beta2, t, settings->epsilon, learning_rate, decays ? settings->weight_decay : 0.0);
+        range.step.divisor = (float)divisor;
+        range.step.scale = (float)scale;
+        optimizer_step_range(optimizer, stream, &range, commit);
+        position = stop;
     }
     if (commit) { optimizer->commits++; }
 }

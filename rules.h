@@ -7,10 +7,10 @@
 #include "zero.h"
 
 static const Rule RULES[] = {
-    // name, summary, overlapped, replicated, rounds per commit, begin, round
-    {"ddp", "all-reduce, then every rank steps everything", false, true, 1, NULL, ddp_round},
-    {"zero1", "reduce-scatter, each rank steps its shard, all-gather", false, false, 1, NULL, zero1_round},
-    {"acco", "communicates one half of the batch while it computes the other", true, false, 2, acco_begin, acco_round},
+    // name, summary, overlapped, replicated, rounds per commit, begin, commit
+    {"ddp", "all-reduce, then every rank steps everything", false, true, 1, NULL, ddp_commit},
+    {"zero1", "reduce-scatter, each rank steps its shard, all-gather", false, false, 1, NULL, zero1_commit},
+    {"acco", "communicates one half of the batch while it computes the other", true, false, 2, acco_begin, acco_commit},
 };
 
 enum { RULE_COUNT = sizeof RULES / sizeof RULES[0] };

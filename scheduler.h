@@ -190,11 +190,12 @@ static inline void scheduler_start(Scheduler *s, Team *team) {
             s->parameters.data[i] = bf16_to_float(bf16_from_float(parameters[i]));
         }
     }
-    if (s->settings.overlapped) { s->communication_team = team_create(1, false); }
+    if (s->settings.overlapped) { s->communication_team = team_create(1, false); } // itself, no further thread
     s->compute = stream_create("compute", team);
     s->communication = stream_create("communication", s->settings.overlapped ? s->communication_team : team);
     s->computed = event_create();
     s->communicated = event_create();
+    if (s->compute == NULL || s->communication == NULL) { transport_fail(s->transport, "the system gives no more threads"); }
 }
 
 static inline void scheduler_stop(Scheduler *s) {
@@ -273,10 +274,20 @@ static inline double scheduler_learning_rate(const Scheduler *s) {
     return learning_rate_at(&s->settings.rate, s->settings.rate_by_commits ? (double)s->optimizer.commits : s->gradients_done);
 }
 
-static inline void scheduler_wait_event(Scheduler *s, Event *event, const char *what) {
-    // The transport's own deadline comes first and says more; this one catches a stream that does not move at all.
+// Grows while either stream gets anywhere.
+static inline uint64_t scheduler_progress(Scheduler *s) {
+    return __atomic_load_n(&s->micro_batches_begun, __ATOMIC_RELAXED) + __atomic_load_n(&s->transport->bytes_sent, __ATOMIC_RELAXED);
+}
+
+// The transport's own deadline comes first and says more; this one catches a program of which nothing moves at all.
+static inline void scheduler_wait_event(Scheduler *s, Event *event, const char *stream) {
     double patience = 10 * s->transport->timeout_seconds + 3600;
-    if (!event_wait(event, patience)) { transport_fail(s->transport, "%s has not moved for %.0f s", what, patience); }
+    uint64_t seen;
+    do {
+        seen = scheduler_progress(s);
+        if (event_wait(event, patience)) { return; }
+    } while (scheduler_progress(s) != seen);
+    transport_fail(s->transport, "nothing has moved for %.0f s while waiting for the %s stream", patience, stream);
 }
 
 // Starts a job on what the last hand_over gave. Communication stream.
@@ -290,13 +301,13 @@ static inline void launch(Scheduler *s, JobKind kind) {
     s->job_in_flight = true;
     stream_run(s->communication, job_task, s); // H3
     event_record(s->communicated, s->communication);
-    if (s->settings.wait_after_launch) { scheduler_wait_event(s, s->communicated, "the communication stream"); }
+    if (s->settings.wait_after_launch) { scheduler_wait_event(s, s->communicated, "communication"); }
 }
 
 static inline void micro_batch_task(void *context, Stream *stream) {
     Scheduler *s = (Scheduler *)context;
     double began = clock_seconds();
-    uint64_t index = s->micro_batches_begun++;
+    uint64_t index = __atomic_fetch_add(&s->micro_batches_begun, 1, __ATOMIC_RELAXED);
     MicroBatchResult result = s->problem.micro_batch(s->problem.self, stream, index, s->parameters.data, s->gradients.data);
     s->tally.micro_batches += 1;
     s->tally.loss += result.loss;
@@ -315,7 +326,7 @@ static inline void accumulate(Scheduler *s) {
     do {
         for (int i = 0; i < group; i++) { stream_run(s->compute, micro_batch_task, s); } // H4
         event_record(s->computed, s->compute);
-        scheduler_wait_event(s, s->computed, "the compute stream"); // H1; also keeps the host from running ahead of a job that is late
+        scheduler_wait_event(s, s->computed, "compute"); // H1; also keeps the host from running ahead of a job that is late
         group = 1;
     } while (s->settings.adaptive && !event_query(s->communicated));
     s->round_ended = event_seconds(s->computed);
@@ -374,7 +385,7 @@ static inline void scheduler_account_job(Scheduler *s) {
 
 // Waits for the job and takes the parameters that it produced.
 static inline void wait_for(Scheduler *s) {
-    scheduler_wait_event(s, s->communicated, "the communication stream"); // H2, H5
+    scheduler_wait_event(s, s->communicated, "communication"); // H2, H5
     s->job_in_flight = false;
     buffer_change(scheduler_reduce_buffer(s), BUFFER_WRITING, BUFFER_FREE);
     if (s->settings.overlapped) {
@@ -413,7 +424,7 @@ typedef struct Rule {
     bool overlapped, replicated; // as in SchedulerSettings
     int rounds_per_commit;       // accumulate() calls per commit
     void (*begin)(Scheduler *s); // before the first round; NULL: nothing to do
-    void (*round)(Scheduler *s); // exactly one commit; afterwards s->parameters holds the committed parameters on every rank
+    void (*commit)(Scheduler *s); // exactly one commit; afterwards s->parameters holds the committed parameters on every rank
 } Rule;
 
 #endif

@@ -10,7 +10,7 @@
 
 #include "scheduler.h"
 
-static inline void zero1_round(Scheduler *s) {
+static inline void zero1_commit(Scheduler *s) {
     accumulate(s);
     hand_over(s, CLEAR);
     launch(s, COMMIT);

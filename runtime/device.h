@@ -1,12 +1,11 @@
 // device.h: streams and events, the only way in which work is ordered here.
 //
-// A stream is a queue whose tasks run one after another; two streams run side by side. An event marks a point of a stream: another stream
-// or the host can wait for that point. On the CPU a stream is a worker thread that takes tasks from a queue, so overlap is real and the
+// A stream is a queue whose tasks run one after another; two streams run side by side. An event marks a point of a stream that the host can
+// wait for. On the CPU a stream is a worker thread that takes tasks from a queue, so overlap is real and the
 // scheduler that runs here is the one that runs on a GPU; there a task launches its kernels on the stream's CUDA queue instead.
 //
 //   stream_run(stream, task, context)   the task starts when everything before it in the stream has ended
 //   event_record(event, stream)         the event happens when everything before it in the stream has ended
-//   stream_wait(stream, event)          what follows in the stream starts after the latest recording of the event has happened
 //   event_query / event_wait            the host looks, or waits with a deadline
 //
 // An event is recorded and waited for by one host thread; its time stamp is that of its latest occurrence. `context` belongs to the caller
@@ -82,14 +81,16 @@ static inline void *stream_main(void *argument) {
     }
 }
 
+// NULL where the system does not give another thread.
 static inline Stream *stream_create(const char *name, Team *team) {
     Stream *stream = (Stream *)calloc(1, sizeof *stream);
     stream->name = name;
     stream->team = team;
     pthread_mutex_init(&stream->mutex, NULL);
     pthread_cond_init(&stream->changed, NULL);
-    pthread_create(&stream->worker, NULL, stream_main, stream);
-    return stream;
+    if (pthread_create(&stream->worker, NULL, stream_main, stream) == 0) { return stream; }
+    free(stream);
+    return NULL;
 }
 
 // Puts a task at the end of the stream and returns; waits only while STREAM_CAPACITY tasks are already waiting.
@@ -174,17 +175,6 @@ static inline bool event_wait(Event *event, double timeout_seconds) {
     pthread_mutex_unlock(&event->mutex);
     return happened;
 }
-
-static inline void stream_wait_task(void *context, Stream *stream) {
-    (void)stream;
-    Event *event = (Event *)context;
-    pthread_mutex_lock(&event->mutex);
-    while (event->completed != event->recorded) { pthread_cond_wait(&event->happened, &event->mutex); }
-    pthread_mutex_unlock(&event->mutex);
-}
-
-// Holds the stream until every recording of `event` made so far has happened.
-static inline void stream_wait(Stream *stream, Event *event) { stream_run(stream, stream_wait_task, event); }
 
 // Time stamp of the latest occurrence; call it only when event_query or event_wait has said that it happened.
 static inline double event_seconds(Event *event) {

@@ -362,7 +362,7 @@ static inline void terminal_report(Terminal *terminal, const Report *report) {
     char tokens[LOG_NUMBER_SIZE], rate[LOG_NUMBER_SIZE], perfect[LOG_NUMBER_SIZE] = "-";
     terminal_clear(terminal);
     if (terminal->reports++ % TERMINAL_HEADER_INTERVAL == 0) {
-        fprintf(terminal->stream, "%7s %7s %8s %8s %10s %8s %7s %10s %8s %11s %6s\n", "commit", "tokens", "loss", "perfect", "rate", "norm",
+        fprintf(terminal->stream, "%7s %7s %8s %8s %10s %8s %7s %10s %8s %11s %6s\n", "commit", "tokens", "loss", "perfect", "lr", "norm",
                 "tok/s", "compute ms", "comm ms", "exposed ms", "grads");
     }
     if (isfinite(report->perfect_loss)) { snprintf(perfect, sizeof perfect, "%.4f", report->perfect_loss); }

@@ -73,6 +73,27 @@ static inline size_t arena_class_bytes(const Arena *arena, MemoryClass memory_cl
     return bytes;
 }
 
+// Bytes that the system could give out now without swapping; 0 where it does not tell.
+static inline size_t memory_available(void) {
+    FILE *file = fopen("/proc/meminfo", "r");
+    char line[128];
+    unsigned long long kilobytes = 0;
+    while (file != NULL && fgets(line, sizeof line, file) != NULL) {
+        if (sscanf(line, "MemAvailable: %llu kB", &kilobytes) == 1) { break; }
+    }
+    if (file != NULL) { fclose(file); }
+    return (size_t)kilobytes * 1024;
+}
+
+// Whether `ranks` processes of this node can each have what is planned. Without this the system would promise it, and kill them when they use it.
+static inline bool arena_check(const Arena *arena, int ranks, Error *error) {
+    size_t available = memory_available();
+    if (available == 0 || arena->bytes <= available / (size_t)ranks) { return true; }
+    return error_set(error, "%d rank%s of this node need%s %.2f GB each, and %.2f GB are available: lower --micro-batch or --seq-len, choose a smaller "
+                            "--model, or start fewer ranks here (train_gpt plan says what takes how much)",
+                     ranks, ranks == 1 ? "" : "s", ranks == 1 ? "s" : "", (double)arena->bytes / 1e9, (double)available / 1e9);
+}
+
 // Maps the planned bytes, zeroed, and sets every reserved pointer. On failure nothing is mapped and `error` says how much was asked for.
 static inline bool arena_commit(Arena *arena, Error *error) {
     assert(arena->base == NULL);

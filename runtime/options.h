@@ -685,6 +685,9 @@ static inline bool options_check_rule(const Options *options, Error *error) {
         return error_set(error, "--accumulate auto needs --optimizer acco: only acco communicates while it computes; give %s a number",
                          options->optimizer);
     }
+    if (options->accumulate == 0 && strcmp(options->learning_rate_by, "commits") == 0) {
+        return error_set(error, "--accumulate auto with --lr-by commits: nobody knows how many commits there will be; use --lr-by grads");
+    }
     if (options->accumulate == 0 && !options->overlap) {
         return error_set(error, "--accumulate auto needs --overlap on: it fills the time that communication takes");
     }
@@ -724,6 +727,11 @@ static inline bool options_check_emulation(const Options *options, Error *error)
         return error_set(error,
                          "--slow-ms %g makes the others wait %g s for a commit, longer than --timeout-s %g: the job would end itself",
                          options->slow_ms, waiting / 1000, options->timeout_s);
+    }
+    double chunk_megabits = 2 * 8.4; // two chunks of 1 MB may be under way
+    if (options->link_mbit > 0 && chunk_megabits / options->link_mbit >= options->timeout_s) {
+        return error_set(error, "--link-mbit %g needs %g s for two chunks of data, longer than --timeout-s %g: the job would end itself",
+                         options->link_mbit, chunk_megabits / options->link_mbit, options->timeout_s);
     }
     if (options->chaos_ms / 1000 >= options->timeout_s) {
         return error_set(error, "--chaos-ms %g is longer than --timeout-s %g: the job would end itself", options->chaos_ms,

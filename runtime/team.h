@@ -36,7 +36,7 @@ struct Team {
     void *context;
     int task_count;
     int next_task;  // atomic: the next unclaimed task
-    int generation; // atomic: how many loops have been started
+    unsigned generation; // atomic: how many loops have been started; wraps around
     int working;    // atomic: members that have not finished the loop
     bool stopping;
 };
@@ -56,7 +56,7 @@ static inline void team_claim_tasks(Team *team, int thread) {
 }
 
 // Waits until `generation` differs from `seen`: looks for a while, then sleeps. Returns false when the team is being destroyed.
-static inline bool team_wait_for_work(Team *team, int seen) {
+static inline bool team_wait_for_work(Team *team, unsigned seen) {
     for (int round = 0; round < team->spin_rounds; round++) {
         if (__atomic_load_n(&team->generation, __ATOMIC_ACQUIRE) != seen) { break; }
         team_pause();
@@ -71,7 +71,7 @@ static inline bool team_wait_for_work(Team *team, int seen) {
 static inline void *team_member_main(void *argument) {
     TeamMember *member = (TeamMember *)argument;
     Team *team = member->team;
-    for (int seen = 0; team_wait_for_work(team, seen); seen++) {
+    for (unsigned seen = 0; team_wait_for_work(team, seen); seen++) {
         team_claim_tasks(team, member->thread);
         if (__atomic_sub_fetch(&team->working, 1, __ATOMIC_ACQ_REL) == 0) {
             pthread_mutex_lock(&team->mutex);
@@ -82,7 +82,22 @@ static inline void *team_member_main(void *argument) {
     return NULL;
 }
 
-// A team of `threads` (>= 1) members. `spin`: members may look for work before they sleep; pass false where cores are oversubscribed.
+static inline void team_destroy(Team *team) {
+    if (team == NULL) { return; }
+    pthread_mutex_lock(&team->mutex);
+    team->stopping = true;
+    pthread_cond_broadcast(&team->work_ready);
+    pthread_mutex_unlock(&team->mutex);
+    for (int i = 1; i < team->threads; i++) { pthread_join(team->members[i].handle, NULL); }
+    pthread_cond_destroy(&team->work_done);
+    pthread_cond_destroy(&team->work_ready);
+    pthread_mutex_destroy(&team->mutex);
+    free(team->members);
+    free(team);
+}
+
+// A team of `threads` (>= 1) members, or NULL where the system does not give that many threads. `spin`: members may look for work before they
+// sleep; pass false where cores are oversubscribed.
 static inline Team *team_create(int threads, bool spin) {
     assert(threads >= 1);
     Team *team = (Team *)calloc(1, sizeof *team);
@@ -95,7 +110,11 @@ static inline Team *team_create(int threads, bool spin) {
     for (int i = 1; i < threads; i++) {
         team->members[i].team = team;
         team->members[i].thread = i;
-        pthread_create(&team->members[i].handle, NULL, team_member_main, &team->members[i]);
+        if (pthread_create(&team->members[i].handle, NULL, team_member_main, &team->members[i]) != 0) {
+            team->threads = i;
+            team_destroy(team);
+            return NULL;
+        }
     }
     return team;
 }
@@ -123,20 +142,6 @@ static inline void team_run(Team *team, int tasks, TeamTask task, void *context)
     pthread_mutex_lock(&team->mutex);
     while (__atomic_load_n(&team->working, __ATOMIC_ACQUIRE) > 0) { pthread_cond_wait(&team->work_done, &team->mutex); }
     pthread_mutex_unlock(&team->mutex);
-}
-
-static inline void team_destroy(Team *team) {
-    if (team == NULL) { return; }
-    pthread_mutex_lock(&team->mutex);
-    team->stopping = true;
-    pthread_cond_broadcast(&team->work_ready);
-    pthread_mutex_unlock(&team->mutex);
-    for (int i = 1; i < team->threads; i++) { pthread_join(team->members[i].handle, NULL); }
-    pthread_cond_destroy(&team->work_done);
-    pthread_cond_destroy(&team->work_ready);
-    pthread_mutex_destroy(&team->mutex);
-    free(team->members);
-    free(team);
 }
 
 #endif

@@ -85,7 +85,7 @@ typedef struct Transport {
     char *receive_buffers; // (lanes, size - 1, chunk) elements of the wire, one slot for each other rank
     char *send_buffers;    // the same; only for a wire that is not fp32
     // Measured.
-    uint64_t bytes_sent;
+    uint64_t bytes_sent; // atomic: others look at it for progress
     double link_free_at;
 } Transport;
 
@@ -97,7 +97,7 @@ PRINTF_LIKE(2, 3) static inline void transport_fail(Transport *transport, const 
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
     fflush(stdout);
-    fprintf(stderr, "\ntrain_gpt: [rank %d of %d on %s, commit %lld] %s\n", transport->rank, transport->size, transport->host,
+    fprintf(stderr, "train_gpt: [rank %d of %d on %s, commit %lld] %s\n", transport->rank, transport->size, transport->host,
             (long long)transport->commit, text);
     fflush(stderr);
     if (transport->link.abort != NULL) { transport->link.abort(transport->link.state, EXIT_SYSTEM_FAILURE); }
@@ -215,7 +215,7 @@ static inline void transport_post(Transport *transport, int lane, bool is_send, 
     transfer->peer = peer;
     transfer->data = data;
     transfer->bytes = bytes;
-    if (is_send) { transport->bytes_sent += bytes; }
+    if (is_send) { __atomic_fetch_add(&transport->bytes_sent, bytes, __ATOMIC_RELAXED); }
     if (is_send && transport->link_bytes_per_second > 0) {
         transfer->start_at = transport_departure(transport, bytes);
         transfer->state = TRANSFER_DELAYED;

@@ -75,9 +75,9 @@ static inline bool transport_open_mpi(Transport *transport, Error *error) {
     transport_prepare(transport);
     return true;
 }
-static inline const char *transport_library(void) { return "MPI"; }
+static inline bool transport_has_mpi(void) { return true; }
 #else
-static inline const char *transport_library(void) { return "none"; }
+static inline bool transport_has_mpi(void) { return false; }
 #endif
 
 // Joins the other ranks, or makes a world of one where no launcher started us or the program was built without MPI.

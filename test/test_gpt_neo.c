@@ -4,6 +4,8 @@
 #include "harness.h"
 
 #include "gpt_neo.h"
+#include "rules.h"
+#include "threads_link.h"
 
 // ---- a safetensors file, read whole
 
@@ -159,24 +161,6 @@ static void check_logits(Fixture *fixture, const Tensors *tensors) {
     free(logits);
 }
 
-// One step of AdamW in double, written out: the kernel of the optimizer has its own tests.
-static void adamw_step(Fixture *fixture, const Tensors *tensors, int step, double *moments) {
-    double beta1 = tensors_number(tensors, "beta1"), beta2 = tensors_number(tensors, "beta2"),
-           rate = tensors_number(tensors, "learning_rate");
-    double decay = tensors_number(tensors, "weight_decay"), epsilon = tensors_number(tensors, "epsilon");
-    for (int i = 0; i < fixture->table.count; i++) {
-        const ParameterInfo *entry = &fixture->table.entries[i];
-        for (size_t j = entry->offset; j < entry->offset + entry->count; j++) {
-            double gradient = (double)fixture->gradients[j], *m = &moments[2 * j], *v = m + 1;
-            *m = beta1 * *m + (1.0 - beta1) * gradient;
-            *v = beta2 * *v + (1.0 - beta2) * gradient * gradient;
-            double kept = (double)fixture->parameters[j] * (1.0 - (entry->is_matrix ? rate * decay : 0.0));
-            fixture->parameters[j] =
-                (float)(kept - rate * (*m / (1.0 - pow(beta1, step))) / (sqrt(*v / (1.0 - pow(beta2, step))) + epsilon));
-        }
-    }
-}
-
 static void check_tensors(Fixture *fixture, const Tensors *tensors, const char *prefix, const float *values) {
     for (int i = 0; i < fixture->table.count; i++) {
         const ParameterInfo *entry = &fixture->table.entries[i];
@@ -186,36 +170,160 @@ static void check_tensors(Fixture *fixture, const Tensors *tensors, const char *
     }
 }
 
+static void fixture_open_reference(Fixture *fixture, const Tensors *tensors, int threads) {
+    GptNeoConfig config = reference_config(tensors);
+    int B = (int)tensors_number(tensors, "batch_size"), T = (int)tensors_number(tensors, "sequence_length");
+    fixture_open(fixture, &config, B, T, threads);
+    memcpy(fixture->tokens, tensors_get(tensors, "tokens"), (size_t)(B * T) * sizeof(int32_t));
+    memcpy(fixture->targets, tensors_get(tensors, "targets"), (size_t)(B * T) * sizeof(int32_t));
+    for (int i = 0; i < fixture->table.count; i++) {
+        reference_weights(tensors, &fixture->table.entries[i], fixture->parameters + fixture->table.entries[i].offset);
+    }
+}
+
+static void check_first_pass(Fixture *fixture, const Tensors *tensors) {
+    float expected = (float)*(const double *)tensors_get(tensors, "losses");
+    float forward = gpt_neo_loss(&fixture->model, &fixture->stream, fixture->parameters, fixture->tokens, fixture->targets);
+    float loss = fixture_gradients(fixture);
+    assert_true(forward == loss);
+    assert_arrays_close("loss", &loss, &expected, 1, 1e-5);
+    check_logits(fixture, tensors);
+    check_tensors(fixture, tensors, "grad", fixture->gradients);
+}
+
+// ---- training as the program trains: the model as the problem of a real scheduler, every rank on the same batch
+
+enum { MAX_STEPS = 16 };
+
+typedef struct ReferenceRank {
+    Fixture fixture;
+    ThreadsRank rank;
+    pthread_t thread;
+    SchedulerSettings settings;
+    int steps;
+    double losses[MAX_STEPS];
+    float *parameters; // (parameter_count), after the last step
+    bool forward_agrees;
+} ReferenceRank;
+
+static MicroBatchResult reference_micro_batch(void *self, Stream *stream, uint64_t index, const float *parameters, float *gradients) {
+    (void)index;
+    ReferenceRank *rank = (ReferenceRank *)self;
+    Fixture *fixture = &rank->fixture;
+    float forward = gpt_neo_loss(&fixture->model, stream, parameters, fixture->tokens, fixture->targets);
+    float loss = gpt_neo_loss_and_gradients(&fixture->model, stream, parameters, gradients, fixture->tokens, fixture->targets);
+    rank->forward_agrees = rank->forward_agrees && forward == loss;
+    MicroBatchResult result = {(double)loss, (double)NAN};
+    return result;
+}
+
+static SchedulerSettings reference_settings(const Tensors *tensors, const DecayRange *ranges, int count) {
+    SchedulerSettings settings;
+    memset(&settings, 0, sizeof settings);
+    settings.round_size = 1;
+    settings.rate.kind = SCHEDULE_CONSTANT;
+    settings.rate.peak = tensors_number(tensors, "learning_rate");
+    settings.rate.step = 1;
+    settings.optimizer.kind = OPTIMIZER_ADAMW;
+    settings.optimizer.beta1 = tensors_number(tensors, "beta1");
+    settings.optimizer.beta2 = tensors_number(tensors, "beta2");
+    settings.optimizer.epsilon = tensors_number(tensors, "epsilon");
+    settings.optimizer.weight_decay = tensors_number(tensors, "weight_decay");
+    settings.optimizer.decay_ranges = ranges;
+    settings.optimizer.decay_range_count = count;
+    return settings;
+}
+
+// No assertions of cmocka in here: with two ranks this is not the main thread.
+static void train_rank(ReferenceRank *rank, Transport *transport) {
+    size_t count = rank->fixture.table.parameter_count;
+    Problem problem = {rank, count, reference_micro_batch};
+    Arena arena;
+    memset(&arena, 0, sizeof arena);
+    Scheduler s;
+    Error error = {""};
+    scheduler_reserve(&s, &arena, &rank->settings, &problem, transport);
+    if (!arena_commit(&arena, &error)) { abort(); }
+    memcpy(s.parameters.data, rank->fixture.parameters, count * sizeof(float));
+    scheduler_start(&s, rank->fixture.stream.team);
+    for (int step = 0; step < rank->steps; step++) {
+        zero1_commit(&s);
+        rank->losses[step] = s.report.loss;
+    }
+    rank->parameters = (float *)malloc(count * sizeof(float));
+    memcpy(rank->parameters, s.parameters.data, count * sizeof(float));
+    scheduler_stop(&s);
+    arena_release(&arena);
+}
+
+static void *train_rank_main(void *argument) {
+    ReferenceRank *rank = (ReferenceRank *)argument;
+    Transport transport;
+    threads_open(&transport, &rank->rank);
+    train_rank(rank, &transport);
+    transport_close(&transport);
+    return NULL;
+}
+
+static void train_two_ranks(ReferenceRank *ranks) {
+    ThreadsWorld *world = threads_world_create(2);
+    for (int i = 0; i < 2; i++) {
+        ranks[i].rank.world = world;
+        ranks[i].rank.rank = i;
+        pthread_create(&ranks[i].thread, NULL, train_rank_main, &ranks[i]);
+    }
+    for (int i = 0; i < 2; i++) { pthread_join(ranks[i].thread, NULL); }
+    threads_world_destroy(world);
+}
+
+static void rank_open(ReferenceRank *rank, const Tensors *tensors, int threads, DecayRange *ranges) {
+    memset(rank, 0, sizeof *rank);
+    fixture_open_reference(&rank->fixture, tensors, threads);
+    int count = 0;
+    for (int i = 0; i < rank->fixture.table.count; i++) {
+        const ParameterInfo *entry = &rank->fixture.table.entries[i];
+        if (entry->is_matrix) { decay_ranges_add(ranges, &count, entry->offset, entry->offset + entry->count); }
+    }
+    rank->settings = reference_settings(tensors, ranges, count);
+    rank->steps = (int)tensors_number(tensors, "steps");
+    rank->forward_agrees = true;
+    assert_true(rank->steps <= MAX_STEPS);
+}
+
+static void rank_close(ReferenceRank *rank) {
+    free(rank->parameters);
+    fixture_close(&rank->fixture);
+}
+
+static void check_training(ReferenceRank *rank, const Tensors *tensors) {
+    const double *losses = (const double *)tensors_get(tensors, "losses");
+    for (int step = 0; step < rank->steps; step++) { assert_close(rank->losses[step], losses[step], 1e-5 * fmax(1.0, losses[step]), "loss"); }
+    check_tensors(&rank->fixture, tensors, "after", rank->parameters);
+    assert_true(rank->forward_agrees);
+}
+
+// The mean of two equal gradients is that gradient: two ranks must end with the bits of one.
 static void check_reference(const char *name, int threads) {
     Tensors tensors = tensors_open(name);
-    GptNeoConfig config = reference_config(&tensors);
-    int B = (int)tensors_number(&tensors, "batch_size"), T = (int)tensors_number(&tensors, "sequence_length");
-    Fixture fixture;
-    fixture_open(&fixture, &config, B, T, threads);
-    size_t bytes = (size_t)(B * T) * sizeof(int32_t), parameters = fixture.table.parameter_count;
-    memcpy(fixture.tokens, tensors_get(&tensors, "tokens"), bytes);
-    memcpy(fixture.targets, tensors_get(&tensors, "targets"), bytes);
-    for (int i = 0; i < fixture.table.count; i++) {
-        reference_weights(&tensors, &fixture.table.entries[i], fixture.parameters + fixture.table.entries[i].offset);
+    DecayRange ranges[256];
+    ReferenceRank alone, two[2];
+    rank_open(&alone, &tensors, threads, ranges);
+    assert_true(alone.fixture.table.count <= 256);
+    check_first_pass(&alone.fixture, &tensors);
+    Transport transport;
+    transport_open_alone(&transport, "a test");
+    train_rank(&alone, &transport);
+    transport_close(&transport);
+    check_training(&alone, &tensors);
+    for (int i = 0; i < 2; i++) { rank_open(&two[i], &tensors, 1, ranges); }
+    train_two_ranks(two);
+    for (int i = 0; i < 2; i++) {
+        check_training(&two[i], &tensors);
+        assert_memory_equal(two[i].parameters, alone.parameters, alone.fixture.table.parameter_count * sizeof(float));
+        assert_memory_equal(two[i].losses, alone.losses, sizeof alone.losses);
+        rank_close(&two[i]);
     }
-    const double *losses = (const double *)tensors_get(&tensors, "losses");
-    double *moments = (double *)calloc(2 * parameters, sizeof(double));
-    int steps = (int)tensors_number(&tensors, "steps");
-    for (int step = 0; step < steps; step++) {
-        float forward = gpt_neo_loss(&fixture.model, &fixture.stream, fixture.parameters, fixture.tokens, fixture.targets);
-        memset(fixture.gradients, 0, parameters * sizeof(float));
-        float loss = fixture_gradients(&fixture), expected = (float)losses[step];
-        assert_true(forward == loss);
-        assert_arrays_close("loss", &loss, &expected, 1, 1e-5);
-        if (step == 0) {
-            check_logits(&fixture, &tensors);
-            check_tensors(&fixture, &tensors, "grad", fixture.gradients);
-        }
-        adamw_step(&fixture, &tensors, step + 1, moments);
-    }
-    check_tensors(&fixture, &tensors, "after", fixture.parameters);
-    free(moments);
-    fixture_close(&fixture);
+    rank_close(&alone);
     tensors_close(&tensors);
 }
 

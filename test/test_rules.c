@@ -107,7 +107,7 @@ static void run_rank(const RunSpec *spec, Transport *transport, RunResult *resul
     if (rule->begin != NULL) { rule->begin(&s); }
     record_commit(&s, spec, result, 0);
     for (int commit = 1; commit <= spec->commits && !s.stopped; commit++) {
-        rule->round(&s);
+        rule->commit(&s);
         record_commit(&s, spec, result, commit);
     }
     result->micro_batches = s.micro_batches_begun;

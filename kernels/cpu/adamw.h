@@ -21,32 +21,53 @@
 // Elements of one task: 5 arrays of 64 KB stay in the second-level cache.
 enum { ADAMW_BLOCK = 16384 };
 
+// The numbers of one step, each rounded once from double: 1 - beta in fp32 would be off by 1 % for a beta2 of 0.999999.
 typedef struct AdamWStep {
-    float learning_rate, beta1, beta2, epsilon;
-    float correction1, correction2; // 1 - beta^t with t the number of this step, from 1
-    float weight_decay;
+    float beta1, gain1, beta2, gain2; // gain: 1 - beta
+    float correction1, correction2;   // 1 - beta^t
+    float epsilon, learning_rate;
+    float keep;           // 1 - lr * weight_decay
     float divisor, scale; // of the gradient
 } AdamWStep;
+
+// t: the number of this step, from 1. Divisor and scale are 1.
+static inline AdamWStep adamw_step(double beta1, double beta2, double t, double epsilon, double learning_rate, double weight_decay) {
+    AdamWStep step;
+    step.beta1 = (float)beta1;
+    step.gain1 = (float)(1.0 - beta1);
+    step.beta2 = (float)beta2;
+    step.gain2 = (float)(1.0 - beta2);
+    step.correction1 = (float)(1.0 - pow(beta1, t));
+    step.correction2 = (float)(1.0 - pow(beta2, t));
+    step.epsilon = (float)epsilon;
+    step.learning_rate = (float)learning_rate;
+    step.keep = (float)(1.0 - learning_rate * weight_decay);
+    step.divisor = step.scale = 1.0f;
+    return step;
+}
 
 typedef struct AdamWRange {
     float *out, *master, *first_moment, *second_moment; // (count)
     const float *gradient;                               // (count)
     size_t count;
     AdamWStep step;
+    bool commit;
 } AdamWRange;
 
-static inline void adamw_block(const AdamWRange *range, size_t begin, size_t end, bool commit) {
+static inline void adamw_task(void *context, int task, int thread) {
+    (void)thread;
+    const AdamWRange *range = (const AdamWRange *)context;
     const AdamWStep step = range->step;
     float *out = range->out, *master = range->master, *first = range->first_moment, *second = range->second_moment;
     const float *gradient = range->gradient;
-    const float keep = 1.0f - step.learning_rate * step.weight_decay;
-    const float gain1 = 1.0f - step.beta1, gain2 = 1.0f - step.beta2;
+    size_t begin = (size_t)task * ADAMW_BLOCK, end = range->count - begin < (size_t)ADAMW_BLOCK ? range->count : begin + (size_t)ADAMW_BLOCK;
+    bool commit = range->commit;
 #pragma omp simd
     for (size_t i = begin; i < end; i++) {
         float g = gradient[i] / step.divisor * step.scale;
-        float m = step.beta1 * first[i] + gain1 * g;
-        float v = step.beta2 * second[i] + gain2 * g * g;
-        float theta = master[i] * keep - step.learning_rate * (m / step.correction1) / (sqrtf(v / step.correction2) + step.epsilon);
+        float m = step.beta1 * first[i] + step.gain1 * g;
+        float v = step.beta2 * second[i] + step.gain2 * g * g;
+        float theta = master[i] * step.keep - step.learning_rate * (m / step.correction1) / (sqrtf(v / step.correction2) + step.epsilon);
         if (commit) {
             first[i] = m;
             second[i] = v;
@@ -56,33 +77,11 @@ static inline void adamw_block(const AdamWRange *range, size_t begin, size_t end
     }
 }
 
-static inline size_t adamw_block_end(const AdamWRange *range, size_t begin) {
-    return range->count - begin < (size_t)ADAMW_BLOCK ? range->count : begin + (size_t)ADAMW_BLOCK;
-}
-
-static inline void adamw_commit_task(void *context, int task, int thread) {
-    (void)thread;
-    const AdamWRange *range = (const AdamWRange *)context;
-    size_t begin = (size_t)task * ADAMW_BLOCK;
-    adamw_block(range, begin, adamw_block_end(range, begin), true);
-}
-
-static inline void adamw_estimate_task(void *context, int task, int thread) {
-    (void)thread;
-    const AdamWRange *range = (const AdamWRange *)context;
-    size_t begin = (size_t)task * ADAMW_BLOCK;
-    adamw_block(range, begin, adamw_block_end(range, begin), false);
-}
-
-// Moves master and moments and writes the new parameters to out.
-static inline void adamw_commit(Stream *stream, AdamWRange *range) {
-    team_run(stream->team, (int)((range->count + ADAMW_BLOCK - 1) / ADAMW_BLOCK), adamw_commit_task, range);
-}
-
-// Writes to out what adamw_commit would write, and nothing else.
-static inline void adamw_estimate(Stream *stream, AdamWRange *range) {
-    assert(range->out != range->master);
-    team_run(stream->team, (int)((range->count + ADAMW_BLOCK - 1) / ADAMW_BLOCK), adamw_estimate_task, range);
+// commit: moves master and moments and writes the new parameters to out. Otherwise writes to out what a commit would write, and nothing else.
+static inline void adamw(Stream *stream, AdamWRange *range, bool commit) {
+    assert(commit || range->out != range->master);
+    range->commit = commit;
+    team_run(stream->team, (int)((range->count + ADAMW_BLOCK - 1) / ADAMW_BLOCK), adamw_task, range);
 }
 
 // out = master - lr * g, and master with it when committing. For the worked examples of the update rules, which are exact with it.

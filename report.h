@@ -1,0 +1,187 @@
+// report.h: what a run says: the block at the start, a line per report, the end. Rank 0 only.
+//
+// The same facts go to the terminal and, as JSON, to the log. Every choice that the program made by itself stands in the first block with
+// its reason.
+#ifndef ACCO_REPORT_H
+#define ACCO_REPORT_H
+
+#include "run.h"
+
+// What only rank 0 can fail at while training runs: writing its files.
+static inline void check_written(Run *run, bool written, const Error *error) {
+    if (!written) { transport_fail(&run->transport, "%s: free some space or choose another --out; the model is lost", error->text); }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// What is printed and logged at the start
+
+static inline void print_memory(const Run *run) {
+    printf("memory     %.1f MB per rank:", (double)run->arena.bytes / 1e6);
+    for (int i = 0; i < MEMORY_CLASS_COUNT; i++) {
+        printf("%s %s %.1f", i > 0 ? "," : "", memory_class_name((MemoryClass)i), (double)arena_class_bytes(&run->arena, (MemoryClass)i) / 1e6);
+    }
+    printf("\n");
+}
+
+static inline void print_model(const Run *run) {
+    const GptNeoConfig *config = &run->config;
+    char data[512];
+    data_loader_describe(&run->data, data, sizeof data);
+    printf("model      %s: %.2f M parameters, %d layers, %d channels, %d heads, window %d, %d positions, vocabulary %d\n", config->name,
+           (double)run->table.parameter_count / 1e6, config->layers, config->channels, config->heads, config->window, config->positions,
+           config->vocabulary);
+    printf("data       %s\n", data);
+}
+
+static inline void print_batch(const Run *run) {
+    const Options *options = &run->options;
+    char text[LOG_NUMBER_SIZE], total[LOG_NUMBER_SIZE];
+    int ranks = run->transport.size, micro_batches = nominal_accumulation(run);
+    printf("batch      %d rank%s x %d micro-batch%s x %d sequence%s x %d tokens = %s tokens per commit%s; %s tokens are %lld commits\n", ranks,
+           ranks == 1 ? "" : "s", micro_batches, micro_batches == 1 ? "" : "es", run->B, run->B == 1 ? "" : "s", run->T,
+           human_count((double)nominal_tokens_per_commit(run), text),
+           options->accumulate == 0 ? " or more (auto: as many as fit beside the communication)" : "", human_count((double)options->tokens, total),
+           (long long)nominal_commits(run));
+    bool constant = strcmp(options->schedule, "constant") == 0;
+    printf("rate       peak %g%s, %s to %g, warm-up %lld commits, moved by %s\n", options->learning_rate, run->rate_reason, options->schedule,
+           constant ? options->learning_rate : options->minimum_learning_rate, (long long)options->warmup,
+           strcmp(options->learning_rate_by, "commits") == 0 ? "commits" : "micro-batch gradients");
+}
+
+static inline void print_start(const Run *run) {
+    const Transport *transport = &run->transport;
+    printf("acco.c %s\n", ACCO_VERSION);
+    print_model(run);
+    printf("rule       %s: %s%s\n", run->rule->name, run->rule->summary, run->options.overlap ? "" : "; --overlap off: no two things at a time");
+    if (transport->size == 1) {
+        printf("ranks      1 (%s)\n", transport->reason);
+    } else {
+        printf("ranks      %d over %s (%s), %s on the wire%s\n", transport->size, transport->link.name, transport->reason, run->options.wire,
+               run->options.link_mbit > 0 ? ", on an emulated slow link" : "");
+    }
+    printf("threads    %d per rank (%s); matrix products by %s\n", run->threads.threads, run->threads.reason, matmul_library());
+    print_batch(run);
+    print_memory(run);
+    if (run->threads.warning[0] != '\0') { printf("warning    %s\n", run->threads.warning); }
+    printf("run        %s\n\n", run->directory);
+    fflush(stdout);
+}
+
+static inline json_t *memory_as_json(const Run *run) {
+    json_t *object = json_object();
+    for (int i = 0; i < MEMORY_CLASS_COUNT; i++) {
+        json_object_set_new(object, memory_class_name((MemoryClass)i), json_integer((json_int_t)arena_class_bytes(&run->arena, (MemoryClass)i)));
+    }
+    json_object_set_new(object, "total", json_integer((json_int_t)run->arena.bytes));
+    return object;
+}
+
+static inline void log_start(Run *run, const Hello *hellos) {
+    json_t *ranks = json_array();
+    for (int rank = 0; rank < run->transport.size; rank++) {
+        json_array_append_new(ranks, json_pack("{s:o, s:i, s:i}", "host", log_text(hellos[rank].host), "pid", hellos[rank].pid, "threads",
+                                               hellos[rank].threads));
+    }
+    json_t *event = json_pack("{s:s, s:s, s:s, s:I, s:o, s:o, s:o}", "event", "start", "version", ACCO_VERSION, "transport",
+                              run->transport.link.name, "parameters", (json_int_t)run->table.parameter_count, "ranks", ranks, "memory",
+                              memory_as_json(run), "options", options_as_json(&run->options));
+    Error error = {""};
+    check_written(run, log_event(&run->log, event, &error), &error);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// While it trains
+
+static inline double training_seconds(const Run *run) { return clock_seconds() - run->started - run->paused; }
+
+static inline void collect_commit(Run *run) {
+    const CommitReport *commit = &run->scheduler.report;
+    CommitReport *sum = &run->sum;
+    run->commits_in_sum++;
+    sum->micro_batches += commit->micro_batches;
+    sum->loss += commit->loss * commit->micro_batches;
+    sum->perfect_loss += commit->perfect_loss * commit->micro_batches;
+    sum->compute_seconds += commit->compute_seconds;
+    sum->communication_seconds += commit->communication_seconds;
+    sum->exposed_seconds += commit->exposed_seconds;
+}
+
+static inline Report make_report(Run *run) {
+    const CommitReport *last = &run->scheduler.report, *sum = &run->sum;
+    double commits = (double)run->commits_in_sum, now = training_seconds(run);
+    Report report;
+    report.commit = last->commit;
+    report.grads = (int64_t)last->gradients_done;
+    report.tokens = report.grads * tokens_per_micro_batch(run);
+    report.loss = sum->loss / sum->micro_batches;
+    report.perfect_loss = sum->perfect_loss / sum->micro_batches;
+    report.lr = last->learning_rate;
+    report.grad_norm = last->gradient_norm;
+    report.tokens_per_second = sum->micro_batches * (double)tokens_per_micro_batch(run) / (now - run->sum_began);
+    report.compute_ms = 1e3 * sum->compute_seconds / commits;
+    report.communication_ms = 1e3 * sum->communication_seconds / commits;
+    report.exposed_ms = 1e3 * sum->exposed_seconds / commits;
+    report.grads_per_commit = sum->micro_batches / commits;
+    report.seconds = now;
+    run->sum_began = now;
+    run->commits_in_sum = 0;
+    memset(&run->sum, 0, sizeof run->sum);
+    return report;
+}
+
+// A loss or a gradient that is not finite: every rank knows, nothing was updated, and the job ends in order.
+static inline void fail_not_finite(Run *run) {
+    const Scheduler *s = &run->scheduler;
+    if (!run_is_main(run)) { return; }
+    terminal_clear(&run->terminal);
+    Error error = {""};
+    log_event(&run->log, json_pack("{s:s, s:s, s:I}", "event", "end", "reason", "not finite", "commit", (json_int_t)s->optimizer.commits), &error);
+    if (s->job.first_bad_rank >= 0) {
+        fprintf(stderr, "train_gpt: the loss of rank %d is not a finite number after commit %lld; nothing was updated with it: lower --lr or "
+                        "--grad-clip, or look at the data of that rank\n", s->job.first_bad_rank, (long long)s->optimizer.commits);
+    } else {
+        fprintf(stderr, "train_gpt: the gradient is not finite after commit %lld although every loss is; nothing was updated with it: lower "
+                        "--lr or --grad-clip\n", (long long)s->optimizer.commits);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// At the end
+
+// How far from the best possible: known where the data come from a grammar.
+static inline void print_distance(const Run *run) {
+    if (run->options.val_batches == 0) { return; }
+    double loss = run->validation_loss, perfect = run->perfect_validation_loss;
+    printf("loss       %.4f nats per token on text it has not seen", loss);
+    if (isfinite(perfect)) { printf("; the best possible, knowing the grammar, is %.4f", perfect); }
+    printf("\n");
+}
+
+static inline void print_end(Run *run, uint64_t fingerprint) {
+    const CommitReport *last = &run->scheduler.report;
+    double seconds = training_seconds(run), tokens = last->gradients_done * (double)tokens_per_micro_batch(run);
+    double planned = (double)run->arena.bytes, used = (double)arena_resident_bytes(&run->arena);
+    double rate = tokens / seconds * gpt_neo_flops_per_token(&run->config, run->T) / 1e9;
+    terminal_clear(&run->terminal);
+    printf("\ntrained    %lld commits, %.0f tokens in %.1f s: %.0f tokens/s, %.1f GFLOP/s over all ranks\n", (long long)last->commit, tokens,
+           seconds, tokens / seconds, rate);
+    print_distance(run);
+    printf("memory     planned %.1f MB, used %.1f MB (%+.2f %%)\n", planned / 1e6, used / 1e6, 100 * (used - planned) / planned);
+    printf("parameters fingerprint %016llx, the same on every rank\n", (unsigned long long)fingerprint);
+    char text[32];
+    snprintf(text, sizeof text, "%016llx", (unsigned long long)fingerprint);
+    json_t *event = json_pack("{s:s, s:s, s:I, s:I, s:o, s:o, s:I, s:I, s:s}", "event", "end", "reason", "done", "commit",
+                              (json_int_t)last->commit, "tokens", (json_int_t)tokens, "seconds", log_real(seconds), "tokens_per_second",
+                              log_real(tokens / seconds), "planned_bytes", (json_int_t)planned, "used_bytes", (json_int_t)used,
+                              "parameters_fingerprint", text);
+    Error error = {""};
+    check_written(run, log_event(&run->log, event, &error), &error);
+}
+
+static inline void print_files(const Run *run) {
+    printf("\nlog        %s/log.jsonl\ncurve      %s/progress.tsv (scripts/plot %s > loss.svg)\nsettings   %s/config.txt (train_gpt --config "
+           "it)\n",
+           run->directory, run->directory, run->directory, run->directory);
+}
+
+#endif

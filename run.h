@@ -1,0 +1,303 @@
+// run.h: one run: what was asked for, what was chosen, what it lives on.
+//
+// Everything that is decided before training is decided here, in this order: model, rates, data, agreement between ranks, run directory,
+// memory. Until memory is allocated, whatever is wrong with what the user asked for ends all ranks with one line and exit code 2; ranks meet
+// in agree_or_exit, so that a mistake which only one of them can see (a file that is missing on its node) ends them all in order.
+#ifndef ACCO_RUN_H
+#define ACCO_RUN_H
+
+#include "dataloader.h"
+#include "gpt_neo.h"
+#include "rules.h"
+#include "runtime/log.h"
+#include "runtime/options.h"
+#include "runtime/preflight.h"
+#include "runtime/transport_mpi.h"
+
+// One run, or the plan of one. Everything that lives as long as the program does.
+typedef struct Run {
+    Options options;
+    Transport transport;
+    ThreadChoice threads;
+    GptNeoConfig config;
+    ParameterTable table;
+    int B, T;
+    const Rule *rule;
+    DecayRange *decay_ranges;
+    char rate_reason[64];
+    DataLoader data, validation_data; // the latter only with --val-data
+    Arena arena;
+    Team *team;
+    GptNeo model;
+    Scheduler scheduler;
+    int32_t *tokens, *targets; // (B, T): the batch of the compute stream
+    // Rank 0 only.
+    char directory[RUN_PATH_SIZE];
+    Log log;
+    Terminal terminal;
+    // The report that is being collected, and clocks.
+    double started, paused; // clock_seconds() at the start of training; seconds spent on validation since
+    CommitReport sum;       // over the commits since the latest report
+    int64_t commits_in_sum;
+    double sum_began;
+    double validation_loss, perfect_validation_loss; // of the latest validation
+} Run;
+
+static inline bool run_is_main(const Run *run) { return run->transport.rank == 0; }
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Ending early
+
+// Before MPI: prints once per job and exits 2.
+static inline void exit_user_mistake(const Error *error) {
+    if (preflight_launcher_rank(getenv) == 0) { fprintf(stderr, "train_gpt: %s\n", error->text); }
+    exit(EXIT_USER_MISTAKE);
+}
+
+typedef struct Verdict {
+    int exit_code; // 0: good
+    char host[64];
+    Error error;
+} Verdict;
+
+// All ranks meet here. If any of them has an error the first such rank's is printed, and all end with its exit code.
+static inline void agree_or_exit(Run *run, int exit_code, const Error *error) {
+    Transport *transport = &run->transport;
+    Verdict mine;
+    memset(&mine, 0, sizeof mine);
+    mine.exit_code = exit_code;
+    memcpy(mine.host, transport->host, sizeof mine.host);
+    mine.error = *error;
+    Verdict *all = (Verdict *)calloc((size_t)transport->size, sizeof *all);
+    transport_exchange(transport, "agreement", &mine, all, sizeof mine);
+    for (int rank = 0; rank < transport->size; rank++) {
+        exit_code = all[rank].exit_code;
+        if (exit_code == 0) { continue; }
+        bool elsewhere = strcmp(all[rank].host, transport->host) != 0;
+        if (run_is_main(run)) { fprintf(stderr, "train_gpt: %s%s%s\n", elsewhere ? all[rank].host : "", elsewhere ? ": " : "", all[rank].error.text); }
+        free(all);
+        transport_close(transport);
+        exit(exit_code);
+    }
+    free(all);
+}
+
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Setting up
+
+static inline int64_t tokens_per_micro_batch(const Run *run) { return (int64_t)run->B * run->T; }
+
+// Micro-batches per rank and commit; with --accumulate auto the least possible number.
+static inline int nominal_accumulation(const Run *run) {
+    return run->options.accumulate > 0 ? (int)run->options.accumulate : run->rule->rounds_per_commit;
+}
+
+// Larger models want smaller rates: GPT-3's table (Brown et al., 2020, table 2.1), and our own measurement for the tiny ones.
+static inline double automatic_learning_rate(Run *run) {
+    double parameters = (double)run->table.parameter_count;
+    snprintf(run->rate_reason, sizeof run->rate_reason, ", chosen for %.3g M parameters", parameters / 1e6);
+    return parameters < 5e6 ? 2e-3 : parameters < 60e6 ? 1e-3 : parameters < 250e6 ? 6e-4 : parameters < 900e6 ? 3e-4 : 1.6e-4;
+}
+
+static inline bool choose_model(Run *run, Error *error) {
+    Options *options = &run->options;
+    if (!gpt_neo_config_find(options->model, &run->config, error)) { return false; }
+    int positions = run->config.positions;
+    if (options->seq_len > positions) {
+        return error_set(error, "--seq-len %lld is longer than the %d positions of %s: use at most %d", (long long)options->seq_len, positions,
+                         run->config.name, positions);
+    }
+    gpt_neo_parameter_table(&run->config, &run->table);
+    if (options->micro_batch == 0) { options->micro_batch = run->table.parameter_count < 5000000 ? 1 : 8; }
+    run->B = (int)options->micro_batch;
+    if (options->seq_len == 0) { options->seq_len = positions < 1024 ? positions : 1024; }
+    run->T = (int)options->seq_len;
+    double per_rank = (double)run->B * run->T, per_commit = per_rank * run->transport.size * nominal_accumulation(run);
+    if (per_rank > 1e9 || per_commit > 1e15) {
+        return error_set(error, "--micro-batch %d x --seq-len %d, %.3g tokens a commit: that is more than can be counted here", run->B, run->T,
+                         per_commit);
+    }
+    return true;
+}
+
+// Returns how many ranges there are.
+static inline int choose_decay_ranges(Run *run) {
+    bool all = strcmp(run->options.decay, "all") == 0;
+    int count = 0;
+    run->decay_ranges = (DecayRange *)calloc((size_t)run->table.count, sizeof *run->decay_ranges);
+    for (int i = 0; i < run->table.count; i++) {
+        const ParameterInfo *entry = &run->table.entries[i];
+        if (entry->is_matrix || all) { decay_ranges_add(run->decay_ranges, &count, entry->offset, entry->offset + entry->count); }
+    }
+    return count;
+}
+
+static inline int64_t nominal_tokens_per_commit(const Run *run) {
+    return (int64_t)run->transport.size * nominal_accumulation(run) * tokens_per_micro_batch(run);
+}
+
+static inline int64_t nominal_commits(const Run *run) {
+    int64_t per_commit = nominal_tokens_per_commit(run);
+    return (run->options.tokens + per_commit - 1) / per_commit;
+}
+
+// Spells out what was left to us, so that the saved configuration says it. A constant rate has no minimum.
+static inline bool choose_rates(Run *run, Error *error) {
+    Options *options = &run->options;
+    bool constant = strcmp(options->schedule, "constant") == 0;
+    if (options->learning_rate == 0) { options->learning_rate = automatic_learning_rate(run); }
+    if (options->minimum_learning_rate < 0 && !constant) { options->minimum_learning_rate = options->learning_rate / 10; }
+    if (options->warmup < 0) { options->warmup = nominal_commits(run) / 20 < 1000 ? nominal_commits(run) / 20 : 1000; }
+    if (options->minimum_learning_rate > options->learning_rate) {
+        return error_set(error, "--min-lr %g is above the automatic --lr %g: give --lr too", options->minimum_learning_rate,
+                         options->learning_rate);
+    }
+    return true;
+}
+
+static inline LearningRate choose_schedule(const Run *run) {
+    const Options *options = &run->options;
+    LearningRate rate;
+    bool by_commits = strcmp(options->learning_rate_by, "commits") == 0;
+    double per_commit = (double)run->transport.size * nominal_accumulation(run);
+    double total = (double)options->tokens / (double)tokens_per_micro_batch(run);
+    rate.kind = strcmp(options->schedule, "cosine") == 0   ? SCHEDULE_COSINE
+                : strcmp(options->schedule, "linear") == 0 ? SCHEDULE_LINEAR
+                                                           : SCHEDULE_CONSTANT;
+    rate.peak = options->learning_rate;
+    rate.minimum = options->minimum_learning_rate;
+    rate.step = by_commits ? 1 : per_commit;
+    rate.warmup = (double)options->warmup * rate.step;
+    rate.total = by_commits ? total / per_commit : total;
+    return rate;
+}
+
+static inline SchedulerSettings choose_settings(Run *run) {
+    const Options *options = &run->options;
+    SchedulerSettings settings;
+    memset(&settings, 0, sizeof settings);
+    settings.overlapped = run->rule->overlapped;
+    settings.replicated = run->rule->replicated;
+    settings.wait_after_launch = !options->overlap;
+    settings.adaptive = options->accumulate == 0;
+    settings.round_size = nominal_accumulation(run) / run->rule->rounds_per_commit;
+    settings.gradient_clip = options->grad_clip;
+    settings.rate_by_commits = strcmp(options->learning_rate_by, "commits") == 0;
+    settings.rate = choose_schedule(run);
+    settings.optimizer.kind = OPTIMIZER_ADAMW;
+    settings.optimizer.beta1 = options->beta1;
+    settings.optimizer.beta2 = options->beta2;
+    settings.optimizer.epsilon = options->eps;
+    settings.optimizer.weight_decay = options->weight_decay;
+    settings.optimizer.decay_range_count = choose_decay_ranges(run);
+    settings.optimizer.decay_ranges = run->decay_ranges;
+    return settings;
+}
+
+// Whether a token is a byte of text.
+static inline bool data_is_bytes(const Run *run) { return run->data.builtin || run->data.files[0].token_bytes == 1; }
+
+static inline bool open_data(Run *run, Error *error) {
+    const Options *options = &run->options;
+    bool separate = options->val_data[0] != '\0';
+    DataRequest request = {options->data, run->T, run->config.vocabulary, (uint64_t)options->seed, !separate && options->val_batches > 0};
+    if (!data_loader_open(&run->data, &request, error)) { return false; }
+    if (!data_loader_require(&run->data, run->transport.size, run->B, error)) { return false; }
+    if (run->options.prompt[0] != '\0' && !data_is_bytes(run)) {
+        return error_set(error, "--prompt needs data that are text: %s holds token ids, and there is no vocabulary here to turn the prompt into ids",
+                         options->data);
+    }
+    if (!separate) { return true; }
+    DataRequest held = {options->val_data, run->T, run->config.vocabulary, (uint64_t)options->seed, false};
+    return data_loader_open(&run->validation_data, &held, error);
+}
+
+// The one table of memory: what `plan` prints, what a run prints, and what is allocated.
+static inline void reserve_memory(Run *run, Problem problem) {
+    SchedulerSettings settings = choose_settings(run);
+    run->transport.wire = strcmp(run->options.wire, "bf16") == 0 ? WIRE_BF16 : WIRE_FP32;
+    scheduler_reserve(&run->scheduler, &run->arena, &settings, &problem, &run->transport);
+    gpt_neo_reserve(&run->model, &run->arena, &run->config, run->B, run->T, run->threads.threads);
+    size_t bytes = (size_t)tokens_per_micro_batch(run) * sizeof(int32_t);
+    arena_reserve(&run->arena, MEMORY_WORKSPACE, "tokens", bytes, &run->tokens);
+    arena_reserve(&run->arena, MEMORY_WORKSPACE, "targets", bytes, &run->targets);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Agreement between ranks
+
+// What every rank tells the others at the start.
+typedef struct Hello {
+    uint64_t options_hash;
+    int pid, threads;
+    char host[64];
+} Hello;
+
+static inline uint64_t hash_bytes(const void *bytes, size_t count) {
+    uint64_t hash = count;
+    for (size_t i = 0; i < count; i += 4) {
+        uint32_t word = 0;
+        memcpy(&word, (const char *)bytes + i, count - i < sizeof word ? count - i : sizeof word);
+        hash = random_hash(hash, word);
+    }
+    return hash;
+}
+
+static inline uint64_t hash_options(const Options *options) {
+    json_t *object = options_as_json(options);
+    char *text = json_dumps(object, JSON_COMPACT | JSON_SORT_KEYS);
+    uint64_t hash = hash_bytes(text, strlen(text));
+    free(text);
+    json_decref(object);
+    return hash;
+}
+
+// Ranks that run with other options would train nonsense without a word: refused. Returns all hellos (size), for the caller to free.
+static inline Hello *greet(Run *run) {
+    Transport *transport = &run->transport;
+    Hello mine;
+    memset(&mine, 0, sizeof mine);
+    mine.options_hash = hash_options(&run->options);
+    mine.pid = (int)getpid();
+    mine.threads = run->threads.threads;
+    memcpy(mine.host, transport->host, sizeof mine.host);
+    Hello *all = (Hello *)calloc((size_t)transport->size, sizeof *all);
+    transport_exchange(transport, "greeting", &mine, all, sizeof mine);
+    Error error = {""};
+    for (int rank = 1; rank < transport->size && !error_is_set(&error); rank++) {
+        if (all[rank].options_hash == all[0].options_hash) { continue; }
+        error_set(&error, "rank %d on %s was started with other options than rank 0 on %s", rank, all[rank].host, all[0].host);
+    }
+    agree_or_exit(run, error_is_set(&error) ? EXIT_USER_MISTAKE : 0, &error);
+    return all;
+}
+
+// All ranks must hold the same parameters, bit for bit: at the start, and at the end whatever the rule did. Returns their fingerprint.
+static inline uint64_t check_replicas(Run *run) {
+    Transport *transport = &run->transport;
+    uint64_t mine = hash_bytes(run->scheduler.parameters.data, run->table.parameter_count * sizeof(float));
+    uint64_t *all = (uint64_t *)calloc((size_t)transport->size, sizeof mine);
+    transport_exchange(transport, "fingerprint", &mine, all, sizeof mine);
+    for (int rank = 0; rank < transport->size; rank++) {
+        if (all[rank] != all[0]) { transport_fail(transport, "rank %d holds other parameters than rank 0: this is a bug of ours", rank); }
+    }
+    free(all);
+    return mine;
+}
+
+// The run directory, its files and the effective configuration; rank 0, but an error ends everybody.
+static inline void open_run_directory(Run *run) {
+    Error error = {""};
+    int exit_code = 0;
+    if (run_is_main(run)) {
+        char path[RUN_PATH_SIZE + 16];
+        bool made = run_directory_create(run->options.out, run->options.model, run->options.optimizer, run->directory, &error);
+        snprintf(path, sizeof path, "%s/config.txt", run->directory);
+        bool good = made && options_save_file(&run->options, path, &error) && log_open(&run->log, run->directory, &error);
+        exit_code = good ? 0 : made ? EXIT_SYSTEM_FAILURE : EXIT_USER_MISTAKE; // a directory that can be had but not filled: the disk
+    }
+    agree_or_exit(run, exit_code, &error);
+}
+
+#endif

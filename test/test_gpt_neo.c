@@ -297,7 +297,9 @@ static void rank_close(ReferenceRank *rank) {
 
 static void check_training(ReferenceRank *rank, const Tensors *tensors) {
     const double *losses = (const double *)tensors_get(tensors, "losses");
-    for (int step = 0; step < rank->steps; step++) { assert_close(rank->losses[step], losses[step], 1e-5 * fmax(1.0, losses[step]), "loss"); }
+    for (int step = 0; step < rank->steps; step++) {
+        assert_close(rank->losses[step], losses[step], 1e-5 * fmax(1.0, losses[step]), "loss");
+    }
     check_tensors(&rank->fixture, tensors, "after", rank->parameters);
     assert_true(rank->forward_agrees);
 }

@@ -59,7 +59,7 @@ static void bench_close(Bench *bench) {
     free(bench->theta);
 }
 
-// One step of the oracle, number `t` from 1. Epsilon stands outside of the root, decay is decoupled and uses the parameters before the step.
+// One step of the oracle, number `t` from 1. Epsilon stands outside the root, decay is decoupled and uses the parameters before the step.
 static void oracle_step(Bench *bench, double t, double divisor, double scale, double learning_rate) {
     const OptimizerSettings *settings = &bench->optimizer.settings;
     for (size_t i = 0; i < bench->count; i++) {

@@ -20,6 +20,7 @@
 #include "runtime/errors.h"
 #include "runtime/options.h"
 #include "runtime/random.h"
+#include "runtime/team.h"
 
 enum { GPT_NEO_MAX_LAYERS = 96 };
 
@@ -310,18 +311,34 @@ static inline void parameter_table_free(ParameterTable *table) {
     memset(table, 0, sizeof *table);
 }
 
-// Fills all of `parameters` (parameter_count). Each element is a pure function of (seed, index of its tensor, its block of 4096 elements).
-static inline void gpt_neo_initialize(const ParameterTable *table, uint64_t seed, float *parameters) {
-    for (int i = 0; i < table->count; i++) {
-        const ParameterInfo *entry = &table->entries[i];
-        Random random;
-        random.state = 0;
-        for (size_t j = 0; j < entry->count; j++) {
-            if (j % 4096 == 0) { random.state = random_hash(random_hash(seed, (uint64_t)i), j / 4096); }
-            float normal = entry->deviation > 0.0f ? (float)random_normal(&random) : 0.0f;
-            parameters[entry->offset + j] = entry->deviation > 0.0f ? entry->deviation * normal : entry->fill;
+enum { GPT_NEO_INITIAL_BLOCK = 4096 }; // elements drawn from one stream of random numbers
+
+typedef struct GptNeoInitialization {
+    const ParameterTable *table;
+    uint64_t seed;
+    float *parameters; // (parameter_count)
+} GptNeoInitialization;
+
+// One tensor, one block after another.
+static inline void gpt_neo_initialize_task(void *context, int task, int thread) {
+    (void)thread;
+    const GptNeoInitialization *work = (const GptNeoInitialization *)context;
+    const ParameterInfo *entry = &work->table->entries[task];
+    Random random;
+    random.state = 0;
+    for (size_t j = 0; j < entry->count; j++) {
+        if (j % GPT_NEO_INITIAL_BLOCK == 0) {
+            random.state = random_hash(random_hash(work->seed, (uint64_t)task), j / GPT_NEO_INITIAL_BLOCK);
         }
+        float normal = entry->deviation > 0.0f ? (float)random_normal(&random) : 0.0f;
+        work->parameters[entry->offset + j] = entry->deviation > 0.0f ? entry->deviation * normal : entry->fill;
     }
+}
+
+// Fills all of `parameters` (parameter_count). Each element is a pure function of (seed, index of its tensor, its block of 4096 elements).
+static inline void gpt_neo_initialize(const ParameterTable *table, uint64_t seed, Team *team, float *parameters) {
+    GptNeoInitialization work = {table, seed, parameters};
+    team_run(team, table->count, gpt_neo_initialize_task, &work);
 }
 
 // Mean number of keys that a query of a sequence of T sees in layer `layer`: (T+1)/2, or w - w(w-1)/(2T) for a window w < T.

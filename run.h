@@ -82,7 +82,6 @@ static inline void agree_or_exit(Run *run, int exit_code, const Error *error) {
     free(all);
 }
 
-
 // ---------------------------------------------------------------------------------------------------------------------------------------
 // Setting up
 
@@ -113,6 +112,7 @@ static inline bool choose_model(Run *run, Error *error) {
     run->B = (int)options->micro_batch;
     if (options->seq_len == 0) { options->seq_len = positions < 1024 ? positions : 1024; }
     run->T = (int)options->seq_len;
+    // What follows counts tokens and elements in int and int64_t.
     double per_rank = (double)run->B * run->T, per_commit = per_rank * run->transport.size * nominal_accumulation(run);
     if (per_rank > 1e9 || per_commit > 1e15) {
         return error_set(error, "--micro-batch %d x --seq-len %d, %.3g tokens a commit: that is more than can be counted here", run->B, run->T,
@@ -121,7 +121,7 @@ static inline bool choose_model(Run *run, Error *error) {
     return true;
 }
 
-// Returns how many ranges there are.
+// The ranges of the flat parameter vector that decay. Returns how many there are.
 static inline int choose_decay_ranges(Run *run) {
     bool all = strcmp(run->options.decay, "all") == 0;
     int count = 0;

@@ -200,14 +200,14 @@ static void print_sample(Run *run) {
 static void start_run(Run *run, const Hello *hellos) {
     Error error = {""};
     agree_or_exit(run, arena_commit(&run->arena, &error) ? 0 : EXIT_SYSTEM_FAILURE, &error);
-    gpt_neo_initialize(&run->table, (uint64_t)run->options.seed, run->scheduler.parameters.data);
+    bool room = run->threads.threads * run->transport.local_size <= preflight_node_cores();
+    run->team = team_create(run->threads.threads, room);
+    if (run->team == NULL) { transport_fail(&run->transport, "the system does not give %d threads: lower --threads", run->threads.threads); }
+    gpt_neo_initialize(&run->table, (uint64_t)run->options.seed, run->team, run->scheduler.parameters.data);
     check_replicas(run);
     run->transport.timeout_seconds = run->options.timeout_s;
     run->transport.chaos_seconds = run->options.chaos_ms / 1e3;
     run->transport.link_bytes_per_second = run->options.link_mbit * 1e6 / 8;
-    bool room = run->threads.threads * run->transport.local_size <= preflight_node_cores();
-    run->team = team_create(run->threads.threads, room);
-    if (run->team == NULL) { transport_fail(&run->transport, "the system does not give %d threads: lower --threads", run->threads.threads); }
     scheduler_start(&run->scheduler, run->team);
     if (run_is_main(run)) {
         terminal_open(&run->terminal, stdout);

@@ -529,10 +529,13 @@ static void test_initialization(void **state) {
     gpt_neo_parameter_table(&config, &table);
     size_t count = table.parameter_count;
     float *first = (float *)malloc(count * sizeof(float)), *second = (float *)malloc(count * sizeof(float));
-    gpt_neo_initialize(&table, 5, first);
-    gpt_neo_initialize(&table, 5, second);
+    Team *one = team_create(1, false), *three = team_create(3, false);
+    gpt_neo_initialize(&table, 5, one, first);
+    gpt_neo_initialize(&table, 5, three, second);
     assert_memory_equal(first, second, count * sizeof(float));
-    gpt_neo_initialize(&table, 6, second);
+    gpt_neo_initialize(&table, 6, three, second);
+    team_destroy(one);
+    team_destroy(three);
     assert_true(memcmp(first, second, count * sizeof(float)) != 0);
     for (int i = 0; i < table.count; i++) {
         const ParameterInfo *entry = &table.entries[i];

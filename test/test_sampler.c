@@ -31,7 +31,7 @@ static void fixture_open(Fixture *fixture, int threads) {
     sampler_reserve(&fixture->sampler, &fixture->sampling, &fixture->config, threads);
     assert_true(arena_commit(&fixture->training, &error) && arena_commit(&fixture->sampling, &error));
     fixture->stream.team = team_create(threads, true);
-    gpt_neo_initialize(&fixture->table, 3, fixture->parameters);
+    gpt_neo_initialize(&fixture->table, 3, fixture->stream.team, fixture->parameters);
     random.state = 11;
     for (int t = 0; t < fixture->table.count; t++) { // larger matrices than at the start of training: attention must choose
         ParameterInfo *entry = &fixture->table.entries[t];

@@ -157,7 +157,7 @@ static void bench_open(Bench *bench) {
         exit(EXIT_USER_MISTAKE);
     }
     bench->stream.team = team_create(bench->threads, true);
-    gpt_neo_initialize(&bench->table, 1, bench->parameters);
+    gpt_neo_initialize(&bench->table, 1, bench->stream.team, bench->parameters);
     Random random;
     random.state = 1;
     for (size_t i = 0; i < rows; i++) { bench->tokens[i] = (int32_t)(random_uniform(&random) * bench->config.vocabulary); }

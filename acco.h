@@ -1,7 +1,7 @@
 // acco.h: Accumulate while you Communicate (Nabli et al., NeurIPS 2025, arXiv 2406.02613).
 //
-// A batch is two halves. While the communication stream turns half A into an estimate of the next parameters, the compute stream adds half B
-// at the true parameters; while the stream commits both halves, compute already gathers the next half A at the estimate:
+// A batch is two halves. While the communication stream turns half A into an estimate of the next parameters, the compute stream adds half
+// B at the true parameters; while the stream commits both halves, compute already gathers the next half A at the estimate:
 //
 //   compute         | half B at theta(t)                | half A of t+1 at theta~(t+1)         | half B at theta(t+1) ...
 //   communication   | ESTIMATE theta~(t+1) from half A  | COMMIT theta(t+1) from halves A + B  | ESTIMATE ...

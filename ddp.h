@@ -5,8 +5,9 @@
 //
 //   theta(t+1) = Opt(theta(t), sum of all gradients / their number)
 //
-// The verbs are those of zero1; the difference is `replicated` in rules.h: every rank holds the whole optimizer state and steps all of it. The all-reduce is a reduce-scatter and an all-gather of gradients, so the
-// sums, and with an fp32 wire the parameters, are the same bits as under zero1.
+// The verbs are those of zero1; the difference is `replicated` in rules.h: every rank holds the whole optimizer state and steps all of it.
+// The all-reduce is a reduce-scatter and an all-gather of gradients, so the sums, and with an fp32 wire the parameters, are the same bits
+// as under zero1.
 #ifndef ACCO_DDP_H
 #define ACCO_DDP_H
 

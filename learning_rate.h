@@ -1,8 +1,8 @@
 // learning_rate.h: the learning rate as a function of progress.
 //
 // Progress is counted in micro-batch gradients committed by all workers together (--lr-by grads), so that rules and runs with different or
-// varying batch sizes see the same rate at the same number of tokens, or in commits (--lr-by commits). Warm-up is linear and its first commit
-// has a rate above zero. An estimate uses the rate of the commit that it anticipates: progress moves at commits only.
+// varying batch sizes see the same rate at the same number of tokens, or in commits (--lr-by commits). Warm-up is linear and its first
+// commit has a rate above zero. An estimate uses the rate of the commit that it anticipates: progress moves at commits only.
 #ifndef ACCO_LEARNING_RATE_H
 #define ACCO_LEARNING_RATE_H
 

@@ -1,7 +1,7 @@
 // optimizer.h: the optimizer state of one worker and one step of it.
 //
-// A worker owns the elements [begin, end) of the flat parameter vector: all of them under DDP, one shard under every rule that shards. Weight
-// decay applies to some tensors only, given as ranges of the flat vector, so a shard may cut through tensors anywhere.
+// A worker owns the elements [begin, end) of the flat parameter vector: all of them under DDP, one shard under every rule that shards.
+// Weight decay applies to some tensors only, given as ranges of the flat vector, so a shard may cut through tensors anywhere.
 // Runs on the communication stream; nothing here communicates.
 #ifndef ACCO_OPTIMIZER_H
 #define ACCO_OPTIMIZER_H
@@ -92,8 +92,8 @@ static inline size_t optimizer_run_end(const OptimizerSettings *settings, size_t
     return end;
 }
 
-// out (end - begin) <- the parameters after a step with gradient (end - begin) / divisor * scale. `commit` moves the state; otherwise it is an
-// estimate and the state stays bitwise as it was.
+// out (end - begin) <- the parameters after a step with gradient (end - begin) / divisor * scale. `commit` moves the state; otherwise it is
+// an estimate and the state stays bitwise as it was.
 static inline void optimizer_step(Optimizer *optimizer, Stream *stream, const float *gradient, float *out, double divisor, double scale,
                                   double learning_rate, bool commit) {
     const OptimizerSettings *settings = &optimizer->settings;
@@ -102,7 +102,8 @@ static inline void optimizer_step(Optimizer *optimizer, Stream *stream, const fl
         bool decays;
         size_t stop = optimizer_run_end(settings, position, optimizer->end, &decays);
         AdamWRange range = optimizer_range(optimizer, gradient, out, position, stop);
-        range.step = adamw_step(settings->beta1, settings->beta2, t, settings->epsilon, learning_rate, decays ? settings->weight_decay : 0.0);
+        range.step =
+            adamw_step(settings->beta1, settings->beta2, t, settings->epsilon, learning_rate, decays ? settings->weight_decay : 0.0);
         range.step.divisor = (float)divisor;
         range.step.scale = (float)scale;
         optimizer_step_range(optimizer, stream, &range, commit);

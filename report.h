@@ -18,7 +18,8 @@ static inline void check_written(Run *run, bool written, const Error *error) {
 static inline void print_memory(const Run *run) {
     printf("memory     %.1f MB per rank:", (double)run->arena.bytes / 1e6);
     for (int i = 0; i < MEMORY_CLASS_COUNT; i++) {
-        printf("%s %s %.1f", i > 0 ? "," : "", memory_class_name((MemoryClass)i), (double)arena_class_bytes(&run->arena, (MemoryClass)i) / 1e6);
+        printf("%s %s %.1f", i > 0 ? "," : "", memory_class_name((MemoryClass)i),
+               (double)arena_class_bytes(&run->arena, (MemoryClass)i) / 1e6);
     }
     printf("\n");
 }
@@ -37,14 +38,14 @@ static inline void print_batch(const Run *run) {
     const Options *options = &run->options;
     char text[LOG_NUMBER_SIZE], total[LOG_NUMBER_SIZE];
     int ranks = run->transport.size, micro_batches = nominal_accumulation(run);
-    printf("batch      %d rank%s x %d micro-batch%s x %d sequence%s x %d tokens = %s tokens per commit%s; %s tokens are %lld commits\n", ranks,
-           ranks == 1 ? "" : "s", micro_batches, micro_batches == 1 ? "" : "es", run->B, run->B == 1 ? "" : "s", run->T,
+    printf("batch      %d rank%s x %d micro-batch%s x %d sequence%s x %d tokens = %s tokens per commit%s; %s tokens are %lld commits\n",
+           ranks, ranks == 1 ? "" : "s", micro_batches, micro_batches == 1 ? "" : "es", run->B, run->B == 1 ? "" : "s", run->T,
            human_count((double)nominal_tokens_per_commit(run), text),
-           options->accumulate == 0 ? " or more (auto: as many as fit beside the communication)" : "", human_count((double)options->tokens, total),
-           (long long)nominal_commits(run));
+           options->accumulate == 0 ? " or more (auto: as many as fit beside the communication)" : "",
+           human_count((double)options->tokens, total), (long long)nominal_commits(run));
     bool constant = strcmp(options->schedule, "constant") == 0;
-    printf("rate       peak %g%s, %s to %g, warm-up %lld commits, moved by %s\n", options->learning_rate, run->rate_reason, options->schedule,
-           constant ? options->learning_rate : options->minimum_learning_rate, (long long)options->warmup,
+    printf("rate       peak %g%s, %s to %g, warm-up %lld commits, moved by %s\n", options->learning_rate, run->rate_reason,
+           options->schedule, constant ? options->learning_rate : options->minimum_learning_rate, (long long)options->warmup,
            strcmp(options->learning_rate_by, "commits") == 0 ? "commits" : "micro-batch gradients");
 }
 
@@ -52,12 +53,13 @@ static inline void print_start(const Run *run) {
     const Transport *transport = &run->transport;
     printf("acco.c %s\n", ACCO_VERSION);
     print_model(run);
-    printf("rule       %s: %s%s\n", run->rule->name, run->rule->summary, run->options.overlap ? "" : "; --overlap off: no two things at a time");
+    printf("rule       %s: %s%s\n", run->rule->name, run->rule->summary,
+           run->options.overlap ? "" : "; --overlap off: no two things at a time");
     if (transport->size == 1) {
         printf("ranks      1 (%s)\n", transport->reason);
     } else {
-        printf("ranks      %d over %s (%s), %s on the wire%s\n", transport->size, transport->link.name, transport->reason, run->options.wire,
-               run->options.link_mbit > 0 ? ", on an emulated slow link" : "");
+        printf("ranks      %d over %s (%s), %s on the wire%s\n", transport->size, transport->link.name, transport->reason,
+               run->options.wire, run->options.link_mbit > 0 ? ", on an emulated slow link" : "");
     }
     printf("threads    %d per rank (%s); matrix products by %s\n", run->threads.threads, run->threads.reason, matmul_library());
     print_batch(run);
@@ -70,7 +72,8 @@ static inline void print_start(const Run *run) {
 static inline json_t *memory_as_json(const Run *run) {
     json_t *object = json_object();
     for (int i = 0; i < MEMORY_CLASS_COUNT; i++) {
-        json_object_set_new(object, memory_class_name((MemoryClass)i), json_integer((json_int_t)arena_class_bytes(&run->arena, (MemoryClass)i)));
+        json_object_set_new(object, memory_class_name((MemoryClass)i),
+                            json_integer((json_int_t)arena_class_bytes(&run->arena, (MemoryClass)i)));
     }
     json_object_set_new(object, "total", json_integer((json_int_t)run->arena.bytes));
     return object;
@@ -135,13 +138,18 @@ static inline void fail_not_finite(Run *run) {
     if (!run_is_main(run)) { return; }
     terminal_clear(&run->terminal);
     Error error = {""};
-    log_event(&run->log, json_pack("{s:s, s:s, s:I}", "event", "end", "reason", "not finite", "commit", (json_int_t)s->optimizer.commits), &error);
+    log_event(&run->log, json_pack("{s:s, s:s, s:I}", "event", "end", "reason", "not finite", "commit", (json_int_t)s->optimizer.commits),
+              &error);
     if (s->job.first_bad_rank >= 0) {
-        fprintf(stderr, "train_gpt: the loss of rank %d is not a finite number after commit %lld; nothing was updated with it: lower --lr or "
-                        "--grad-clip, or look at the data of that rank\n", s->job.first_bad_rank, (long long)s->optimizer.commits);
+        fprintf(stderr,
+                "train_gpt: the loss of rank %d is not a finite number after commit %lld; nothing was updated with it: lower --lr or "
+                "--grad-clip, or look at the data of that rank\n",
+                s->job.first_bad_rank, (long long)s->optimizer.commits);
     } else {
-        fprintf(stderr, "train_gpt: the gradient is not finite after commit %lld although every loss is; nothing was updated with it: lower "
-                        "--lr or --grad-clip\n", (long long)s->optimizer.commits);
+        fprintf(stderr,
+                "train_gpt: the gradient is not finite after commit %lld although every loss is; nothing was updated with it: lower "
+                "--lr or --grad-clip\n",
+                (long long)s->optimizer.commits);
     }
 }
 
@@ -163,8 +171,8 @@ static inline void print_end(Run *run, uint64_t fingerprint) {
     double planned = (double)run->arena.bytes, used = (double)arena_resident_bytes(&run->arena);
     double rate = tokens / seconds * gpt_neo_flops_per_token(&run->config, run->T) / 1e9;
     terminal_clear(&run->terminal);
-    printf("\ntrained    %lld commits, %.0f tokens in %.1f s: %.0f tokens/s, %.1f GFLOP/s over all ranks\n", (long long)last->commit, tokens,
-           seconds, tokens / seconds, rate);
+    printf("\ntrained    %lld commits, %.0f tokens in %.1f s: %.0f tokens/s, %.1f GFLOP/s over all ranks\n", (long long)last->commit,
+           tokens, seconds, tokens / seconds, rate);
     print_distance(run);
     printf("memory     planned %.1f MB, used %.1f MB (%+.2f %%)\n", planned / 1e6, used / 1e6, 100 * (used - planned) / planned);
     printf("parameters fingerprint %016llx, the same on every rank\n", (unsigned long long)fingerprint);
@@ -179,9 +187,10 @@ static inline void print_end(Run *run, uint64_t fingerprint) {
 }
 
 static inline void print_files(const Run *run) {
-    printf("\nlog        %s/log.jsonl\ncurve      %s/progress.tsv (scripts/plot %s > loss.svg)\nsettings   %s/config.txt (train_gpt --config "
-           "it)\n",
-           run->directory, run->directory, run->directory, run->directory);
+    printf(
+        "\nlog        %s/log.jsonl\ncurve      %s/progress.tsv (scripts/plot %s > loss.svg)\nsettings   %s/config.txt (train_gpt --config "
+        "it)\n",
+        run->directory, run->directory, run->directory, run->directory);
 }
 
 #endif

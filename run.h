@@ -1,8 +1,8 @@
 // run.h: one run: what was asked for, what was chosen, what it lives on.
 //
 // Everything that is decided before training is decided here, in this order: model, rates, data, agreement between ranks, run directory,
-// memory. Until memory is allocated, whatever is wrong with what the user asked for ends all ranks with one line and exit code 2; ranks meet
-// in agree_or_exit, so that a mistake which only one of them can see (a file that is missing on its node) ends them all in order.
+// memory. Until memory is allocated, whatever is wrong with what the user asked for ends all ranks with one line and exit code 2; ranks
+// meet in agree_or_exit, so that a mistake which only one of them can see (a file that is missing on its node) ends them all in order.
 #ifndef ACCO_RUN_H
 #define ACCO_RUN_H
 
@@ -74,7 +74,9 @@ static inline void agree_or_exit(Run *run, int exit_code, const Error *error) {
         exit_code = all[rank].exit_code;
         if (exit_code == 0) { continue; }
         bool elsewhere = strcmp(all[rank].host, transport->host) != 0;
-        if (run_is_main(run)) { fprintf(stderr, "train_gpt: %s%s%s\n", elsewhere ? all[rank].host : "", elsewhere ? ": " : "", all[rank].error.text); }
+        if (run_is_main(run)) {
+            fprintf(stderr, "train_gpt: %s%s%s\n", elsewhere ? all[rank].host : "", elsewhere ? ": " : "", all[rank].error.text);
+        }
         free(all);
         transport_close(transport);
         exit(exit_code);
@@ -104,8 +106,8 @@ static inline bool choose_model(Run *run, Error *error) {
     if (!gpt_neo_config_find(options->model, &run->config, error)) { return false; }
     int positions = run->config.positions;
     if (options->seq_len > positions) {
-        return error_set(error, "--seq-len %lld is longer than the %d positions of %s: use at most %d", (long long)options->seq_len, positions,
-                         run->config.name, positions);
+        return error_set(error, "--seq-len %lld is longer than the %d positions of %s: use at most %d", (long long)options->seq_len,
+                         positions, run->config.name, positions);
     }
     gpt_neo_parameter_table(&run->config, &run->table);
     if (options->micro_batch == 0) { options->micro_batch = run->table.parameter_count < 5000000 ? 1 : 8; }
@@ -115,8 +117,8 @@ static inline bool choose_model(Run *run, Error *error) {
     // What follows counts tokens and elements in int and int64_t.
     double per_rank = (double)run->B * run->T, per_commit = per_rank * run->transport.size * nominal_accumulation(run);
     if (per_rank > 1e9 || per_commit > 1e15) {
-        return error_set(error, "--micro-batch %d x --seq-len %d, %.3g tokens a commit: that is more than can be counted here", run->B, run->T,
-                         per_commit);
+        return error_set(error, "--micro-batch %d x --seq-len %d, %.3g tokens a commit: that is more than can be counted here", run->B,
+                         run->T, per_commit);
     }
     return true;
 }
@@ -205,8 +207,9 @@ static inline bool open_data(Run *run, Error *error) {
     if (!data_loader_open(&run->data, &request, error)) { return false; }
     if (!data_loader_require(&run->data, run->transport.size, run->B, error)) { return false; }
     if (run->options.prompt[0] != '\0' && !data_is_bytes(run)) {
-        return error_set(error, "--prompt needs data that are text: %s holds token ids, and there is no vocabulary here to turn the prompt into ids",
-                         options->data);
+        return error_set(
+            error, "--prompt needs data that are text: %s holds token ids, and there is no vocabulary here to turn the prompt into ids",
+            options->data);
     }
     if (!separate) { return true; }
     DataRequest held = {options->val_data, run->T, run->config.vocabulary, (uint64_t)options->seed, false};

@@ -12,8 +12,8 @@
 //
 //   launch(COMMIT | ESTIMATE)   starts one job on the communication stream; an estimate leaves the optimizer bitwise as it was
 //   accumulate()                micro-batches on the compute stream: a fixed number, or as long as the job still runs
-//   hand_over(CLEAR | KEEP)     the boundary, the only place where both streams' buffers meet: takes the parameters of the job that ran, gives
-//                               the gradient sum to the next one, and clears the accumulator or lets it grow
+//   hand_over(CLEAR | KEEP)     the boundary, the only place where both streams' buffers meet: takes the parameters of the job that ran,
+//                               gives the gradient sum to the next one, and clears the accumulator or lets it grow
 //   wait_for()                  the first half of the boundary alone: takes the parameters
 //
 // Timeline of an overlapped round:
@@ -30,8 +30,8 @@
 //   H5  what the job reports is complete before the host reads it     H2
 // The host thread is the only one that calls these functions. Between two of its calls at most one job and one round of micro-batches run.
 //
-// Synchronous rules (ddp, zero1) have no exchange buffer: the job reduces in `gradients` and gathers into `parameters`, for compute is idle.
-// Overlapped rules exchange two pointers instead of copying the parameters, and copy and clear the gradients in one pass.
+// Synchronous rules (ddp, zero1) have no exchange buffer: the job reduces in `gradients` and gathers into `parameters`, for compute is
+// idle. Overlapped rules exchange two pointers instead of copying the parameters, and copy and clear the gradients in one pass.
 #ifndef ACCO_SCHEDULER_H
 #define ACCO_SCHEDULER_H
 
@@ -238,15 +238,16 @@ static inline double job_clip_scale(const Scheduler *s, const Job *job) {
     return clip > 0 && job->gradient_norm > clip ? clip / job->gradient_norm : 1.0;
 }
 
-// Steps the optimizer and spreads the result; where the gradient is not finite nothing is stepped and everybody keeps what the masters hold.
+// Steps the optimizer and spreads the result; where the gradient is not finite nothing is stepped and everybody keeps what the masters
+// hold.
 static inline void job_step(Scheduler *s, Job *job, float *reduced, float *gathered) {
     Optimizer *optimizer = &s->optimizer;
     bool finite = isfinite(job->gradient_norm) && job->total.not_finite == 0;
     double scale = job_clip_scale(s, job);
     if (s->settings.replicated) { transport_all_gather(s->transport, reduced, s->shard); }
     if (finite) {
-        optimizer_step(optimizer, s->communication, reduced + optimizer->begin, gathered + optimizer->begin, job->total.micro_batches, scale,
-                       job->learning_rate, job->kind == COMMIT);
+        optimizer_step(optimizer, s->communication, reduced + optimizer->begin, gathered + optimizer->begin, job->total.micro_batches,
+                       scale, job->learning_rate, job->kind == COMMIT);
     } else if (!s->settings.replicated) {
         memcpy(gathered + optimizer->begin, optimizer->master, s->shard * sizeof(float));
     }
@@ -316,7 +317,8 @@ static inline void micro_batch_task(void *context, Stream *stream) {
     s->compute_seconds += clock_seconds() - began;
 }
 
-// Adds micro-batch gradients until the round is full: a fixed number, or as many as fit beside the job, at least round_size. Compute stream.
+// Adds micro-batch gradients until the round is full: a fixed number, or as many as fit beside the job, at least round_size. Compute
+// stream.
 static inline void accumulate(Scheduler *s) {
     buffer_change(&s->parameters, BUFFER_FREE, BUFFER_READING);
     buffer_change(&s->gradients, BUFFER_FREE, BUFFER_WRITING);
@@ -399,8 +401,8 @@ static inline void wait_for(Scheduler *s) {
     if (!s->settings.overlapped) { boundary_move_gradients(s, NULL, true); }
 }
 
-// The boundary: first takes the parameters of the job in flight, then gives the gradient sum to the next one. The order matters: the exchange
-// buffer is emptied before it is filled. CLEAR: the accumulator starts anew; KEEP: it goes on growing on top of what was given.
+// The boundary: first takes the parameters of the job in flight, then gives the gradient sum to the next one. The order matters: the
+// exchange buffer is emptied before it is filled. CLEAR: the accumulator starts anew; KEEP: it goes on growing on top of what was given.
 static inline void hand_over(Scheduler *s, HandOver mode) {
     if (s->job_in_flight) { wait_for(s); }
     s->job.tally = s->tally;

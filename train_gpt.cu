@@ -4,8 +4,8 @@
 //   train_gpt plan OPTIONS       prints how much memory each rank needs, and allocates nothing
 //   train_gpt help               every option
 //
-// The user's mistakes end all ranks with one line and exit code 2 before anything is allocated (run.h). Afterwards only the system can fail:
-// one line with rank, host and operation, and exit code 3 for the whole job (runtime/transport.h).
+// The user's mistakes end all ranks with one line and exit code 2 before anything is allocated (run.h). Afterwards only the system can
+// fail: one line with rank, host and operation, and exit code 3 for the whole job (runtime/transport.h).
 
 #include <signal.h>
 
@@ -16,7 +16,8 @@
 // ---------------------------------------------------------------------------------------------------------------------------------------
 // Training
 
-// The scheduler's Problem: micro-batch `index` of this rank is sample number (index * ranks + rank) * B and the next B-1 of the global order.
+// The scheduler's Problem: micro-batch `index` of this rank is sample number (index * ranks + rank) * B and the next B-1 of the global
+// order.
 static MicroBatchResult train_micro_batch(void *self, Stream *stream, uint64_t index, const float *parameters, float *gradients) {
     Run *run = (Run *)self;
     const Transport *transport = &run->transport;
@@ -73,7 +74,8 @@ static void validate_exchange_task(void *context, Stream *stream) {
     free(all);
 }
 
-// Mean validation loss of the committed parameters, on all ranks; the batches are shared out. Returns it, and what a perfect model would have.
+// Mean validation loss of the committed parameters, on all ranks; the batches are shared out. Returns it, and what a perfect model would
+// have.
 static double validate(Run *run, double *perfect_loss) {
     double began = clock_seconds();
     Validation sum = {run, 0, 0, 0};
@@ -112,7 +114,8 @@ static void report_commit(Run *run, bool last) {
     int64_t every = run->options.val_every;
     if (run->options.val_batches > 0 && (last || (every > 0 && commit->commit % every == 0))) { validate_and_report(run); }
     if (run_is_main(run)) {
-        terminal_bar(&run->terminal, (int64_t)commit->gradients_done * tokens_per_micro_batch(run), run->options.tokens, training_seconds(run));
+        terminal_bar(&run->terminal, (int64_t)commit->gradients_done * tokens_per_micro_batch(run), run->options.tokens,
+                     training_seconds(run));
     }
 }
 
@@ -148,13 +151,15 @@ static void sample_task(void *context, Stream *stream) {
                                      sample->output, sample->count, options->temperature, (int)options->top_k, &random);
 }
 
-// Without --prompt a text begins behind a line end, as every window of the built-in corpus does; token ids begin with the last one, which is
-// the end of a text in GPT-2's vocabulary.
+// Without --prompt a text begins behind a line end, as every window of the built-in corpus does; token ids begin with the last one, which
+// is the end of a text in GPT-2's vocabulary.
 static void encode_prompt(const Run *run, Sample *sample) {
     const char *prompt = run->options.prompt[0] != '\0' ? run->options.prompt : "\n";
     sample->prompt_count = data_is_bytes(run) ? (int)strlen(prompt) : 1;
     sample->prompt = (int32_t *)calloc((size_t)sample->prompt_count, sizeof(int32_t));
-    for (int i = 0; i < sample->prompt_count; i++) { sample->prompt[i] = data_is_bytes(run) ? (unsigned char)prompt[i] : run->config.vocabulary - 1; }
+    for (int i = 0; i < sample->prompt_count; i++) {
+        sample->prompt[i] = data_is_bytes(run) ? (unsigned char)prompt[i] : run->config.vocabulary - 1;
+    }
 }
 
 static void print_sampled_tokens(const Run *run, const Sample *sample) {
@@ -202,7 +207,9 @@ static void start_run(Run *run, const Hello *hellos) {
     agree_or_exit(run, arena_commit(&run->arena, &error) ? 0 : EXIT_SYSTEM_FAILURE, &error);
     bool room = run->threads.threads * run->transport.local_size <= preflight_node_cores();
     run->team = team_create(run->threads.threads, room);
-    if (run->team == NULL) { transport_fail(&run->transport, "the system does not give %d threads: lower --threads", run->threads.threads); }
+    if (run->team == NULL) {
+        transport_fail(&run->transport, "the system does not give %d threads: lower --threads", run->threads.threads);
+    }
     gpt_neo_initialize(&run->table, (uint64_t)run->options.seed, run->team, run->scheduler.parameters.data);
     check_replicas(run);
     run->transport.timeout_seconds = run->options.timeout_s;
@@ -269,8 +276,8 @@ static int command_plan(Run *run) {
     if (!choose_model(run, &error) || !choose_rates(run, &error)) { exit_user_mistake(&error); }
     preflight_threads(1, (int)run->options.threads, &run->threads);
     reserve_memory(run, training_problem(run));
-    printf("%s, %s, %d rank%s, micro-batch %d x %d, %d threads: bytes of one rank\n\n", run->config.name, run->rule->name, run->transport.size,
-           run->transport.size == 1 ? "" : "s", run->B, run->T, run->threads.threads);
+    printf("%s, %s, %d rank%s, micro-batch %d x %d, %d threads: bytes of one rank\n\n", run->config.name, run->rule->name,
+           run->transport.size, run->transport.size == 1 ? "" : "s", run->B, run->T, run->threads.threads);
     for (int i = 0; i < MEMORY_CLASS_COUNT; i++) {
         printf("%-15s %15zu\n", memory_class_name((MemoryClass)i), arena_class_bytes(&run->arena, (MemoryClass)i));
         for (int j = 0; j < run->arena.count; j++) {

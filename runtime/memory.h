@@ -85,13 +85,16 @@ static inline size_t memory_available(void) {
     return (size_t)kilobytes * 1024;
 }
 
-// Whether `ranks` processes of this node can each have what is planned. Without this the system would promise it, and kill them when they use it.
+// Whether `ranks` processes of this node can each have what is planned. Without this the system would promise it, and kill them when they
+// use it.
 static inline bool arena_check(const Arena *arena, int ranks, Error *error) {
     size_t available = memory_available();
     if (available == 0 || arena->bytes <= available / (size_t)ranks) { return true; }
-    return error_set(error, "%d rank%s of this node need%s %.2f GB each, and %.2f GB are available: lower --micro-batch or --seq-len, choose a smaller "
-                            "--model, or start fewer ranks here (train_gpt plan says what takes how much)",
-                     ranks, ranks == 1 ? "" : "s", ranks == 1 ? "s" : "", (double)arena->bytes / 1e9, (double)available / 1e9);
+    return error_set(
+        error,
+        "%d rank%s of this node need%s %.2f GB each, and %.2f GB are available: lower --micro-batch or --seq-len, choose a smaller "
+        "--model, or start fewer ranks here (train_gpt plan says what takes how much)",
+        ranks, ranks == 1 ? "" : "s", ranks == 1 ? "s" : "", (double)arena->bytes / 1e9, (double)available / 1e9);
 }
 
 // Maps the planned bytes, zeroed, and sets every reserved pointer. On failure nothing is mapped and `error` says how much was asked for.

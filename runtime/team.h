@@ -1,8 +1,8 @@
 // team.h: a team of threads that share one loop, for the inside of a kernel.
 //
-// The caller of team_run is member 0 and works too; a team of one is a plain loop and starts no thread. Tasks are claimed one by one from an
-// atomic counter, so which thread runs which task varies from call to call: a task must write what no other task writes, and must not sum
-// into anything shared. Then results do not depend on the number of threads, which is how every kernel here stays bit-reproducible.
+// The caller of team_run is member 0 and works too; a team of one is a plain loop and starts no thread. Tasks are claimed one by one from
+// an atomic counter, so which thread runs which task varies from call to call: a task must write what no other task writes, and must not
+// sum into anything shared. Then results do not depend on the number of threads, which is how every kernel here stays bit-reproducible.
 //
 // OpenMP would do the same but for two things: its waiting threads spin by default, which is ruin when ranks are oversubscribed, and its
 // runtime is opaque to ThreadSanitizer. Idle members spin for a moment (a kernel follows a kernel within microseconds), then sleep.
@@ -96,8 +96,8 @@ static inline void team_destroy(Team *team) {
     free(team);
 }
 
-// A team of `threads` (>= 1) members, or NULL where the system does not give that many threads. `spin`: members may look for work before they
-// sleep; pass false where cores are oversubscribed.
+// A team of `threads` (>= 1) members, or NULL where the system does not give that many threads. `spin`: members may look for work before
+// they sleep; pass false where cores are oversubscribed.
 static inline Team *team_create(int threads, bool spin) {
     assert(threads >= 1);
     Team *team = (Team *)calloc(1, sizeof *team);
@@ -121,8 +121,8 @@ static inline Team *team_create(int threads, bool spin) {
 
 // Runs task(context, i, thread) for i in [0, tasks) and returns when all are done. Not to be called from inside a task.
 static inline void team_run(Team *team, int tasks, TeamTask task, void *context) {
-    // Otherwise the compiler may build a copy of the task into the loop below, and fuse multiplications and additions there that it does not
-    // fuse in the task itself: one thread would give other bits than two.
+    // Otherwise the compiler may build a copy of the task into the loop below, and fuse multiplications and additions there that it does
+    // not fuse in the task itself: one thread would give other bits than two.
     __asm__("" : "+r"(task));
     if (team->threads == 1 || tasks <= 1) {
         for (int i = 0; i < tasks; i++) { task(context, i, 0); }

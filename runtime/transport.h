@@ -13,8 +13,8 @@
 // a value is rounded once, the sum is the same for every owner, and it is the sum that a plain loop over the workers gives, bit for bit.
 // Chunks are small enough to be added while they are in the cache, and two are under way at any time.
 //
-// A rank that waits does not spin: it sleeps between looks, up to a tenth of the time it has already waited, so that the compute threads keep
-// their cores. Every wait has a deadline; when it passes, transport_fail names what was awaited from whom and ends the whole job.
+// A rank that waits does not spin: it sleeps between looks, up to a tenth of the time it has already waited, so that the compute threads
+// keep their cores. Every wait has a deadline; when it passes, transport_fail names what was awaited from whom and ends the whole job.
 #ifndef ACCO_TRANSPORT_H
 #define ACCO_TRANSPORT_H
 

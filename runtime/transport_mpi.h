@@ -60,7 +60,8 @@ static inline bool transport_open_mpi(Transport *transport, Error *error) {
     memset(transport, 0, sizeof *transport);
     int provided = 0;
     if (MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &provided) != MPI_SUCCESS || provided < MPI_THREAD_SERIALIZED) {
-        return error_set(error, "this MPI library does not allow calls from a thread (MPI_THREAD_SERIALIZED): build it with thread support");
+        return error_set(error,
+                         "this MPI library does not allow calls from a thread (MPI_THREAD_SERIALIZED): build it with thread support");
     }
     MPI_Comm_rank(MPI_COMM_WORLD, &transport->rank);
     MPI_Comm_size(MPI_COMM_WORLD, &transport->size);

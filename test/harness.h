@@ -17,7 +17,9 @@
 // Fails unless |value - expected| <= tolerance; NaN on either side fails.
 static inline void assert_close(double value, double expected, double tolerance, const char *what) {
     double difference = fabs(value - expected);
-    if (!(difference <= tolerance)) { fail_msg("%s: %.17g, expected %.17g, difference %.3g > %.3g", what, value, expected, difference, tolerance); }
+    if (!(difference <= tolerance)) {
+        fail_msg("%s: %.17g, expected %.17g, difference %.3g > %.3g", what, value, expected, difference, tolerance);
+    }
 }
 
 #endif

@@ -197,8 +197,6 @@ enum { MAX_STEPS = 16 };
 
 typedef struct ReferenceRank {
     Fixture fixture;
-    ThreadsRank rank;
-    pthread_t thread;
     SchedulerSettings settings;
     int steps;
     double losses[MAX_STEPS];
@@ -256,25 +254,10 @@ static void train_rank(ReferenceRank *rank, Transport *transport) {
     arena_release(&arena);
 }
 
-static void *train_rank_main(void *argument) {
-    ReferenceRank *rank = (ReferenceRank *)argument;
-    Transport transport;
-    threads_open(&transport, &rank->rank);
-    train_rank(rank, &transport);
-    transport_close(&transport);
-    return NULL;
-}
+// context: ReferenceRank, one for each rank.
+static void train_threads_rank(Transport *transport, void *context) { train_rank((ReferenceRank *)context + transport->rank, transport); }
 
-static void train_two_ranks(ReferenceRank *ranks) {
-    ThreadsWorld *world = threads_world_create(2);
-    for (int i = 0; i < 2; i++) {
-        ranks[i].rank.world = world;
-        ranks[i].rank.rank = i;
-        pthread_create(&ranks[i].thread, NULL, train_rank_main, &ranks[i]);
-    }
-    for (int i = 0; i < 2; i++) { pthread_join(ranks[i].thread, NULL); }
-    threads_world_destroy(world);
-}
+static void train_two_ranks(ReferenceRank *ranks) { threads_run(2, train_threads_rank, ranks); }
 
 static void rank_open(ReferenceRank *rank, const Tensors *tensors, int threads, DecayRange *ranges) {
     memset(rank, 0, sizeof *rank);

@@ -1,8 +1,8 @@
 // test_rules.c: update rules through the real scheduler, the real streams and a real transport.
 //
-// Started plainly, every test makes its ranks as threads of this process (worlds of 1 to 4). Started by mpirun, each process is one rank and
-// runs the tests that fit the number of ranks. The problems are small enough to be checked by hand: S1, the scalar problem of the worked
-// examples; a quadratic; and a noisy vector problem with awkward sizes for comparing execution orders bit for bit.
+// Started plainly, every test makes its ranks as threads of this process (worlds of 1 to 4). Started by mpirun, each process is one rank
+// and runs the tests that fit the number of ranks. The problems are small enough to be checked by hand: S1, the scalar problem of the
+// worked examples; a quadratic; and a noisy vector problem with awkward sizes for comparing execution orders bit for bit.
 
 #include "harness.h"
 
@@ -132,36 +132,14 @@ static void run_rank(const RunSpec *spec, Transport *transport, RunResult *resul
     arena_release(&arena);
 }
 
-typedef struct RankThread {
+typedef struct World {
     const RunSpec *spec;
-    ThreadsRank rank;
-    RunResult *result;
-    pthread_t thread;
-} RankThread;
+    RunResult *results; // (ranks)
+} World;
 
-static void *rank_thread_main(void *argument) {
-    RankThread *self = (RankThread *)argument;
-    Transport transport;
-    threads_open(&transport, &self->rank);
-    run_rank(self->spec, &transport, self->result);
-    transport_close(&transport);
-    return NULL;
-}
-
-// All ranks of a world of threads; results (ranks).
-static void run_threads(const RunSpec *spec, int ranks, RunResult *results) {
-    ThreadsWorld *world = threads_world_create(ranks);
-    RankThread threads[MAX_RANKS];
-    memset(results, 0, sizeof(RunResult) * (size_t)ranks);
-    for (int i = 0; i < ranks; i++) {
-        threads[i].spec = spec;
-        threads[i].rank.world = world;
-        threads[i].rank.rank = i;
-        threads[i].result = &results[i];
-        pthread_create(&threads[i].thread, NULL, rank_thread_main, &threads[i]);
-    }
-    for (int i = 0; i < ranks; i++) { pthread_join(threads[i].thread, NULL); }
-    threads_world_destroy(world);
+static void run_world_rank(Transport *transport, void *context) {
+    World *world = (World *)context;
+    run_rank(world->spec, transport, &world->results[transport->rank]);
 }
 
 static void free_results(RunResult *results, int ranks) {
@@ -173,17 +151,18 @@ static void free_results(RunResult *results, int ranks) {
     }
 }
 
-// Under mpirun this process is one rank of `process_transport`; otherwise all ranks are threads. Returns false where the world does not fit.
+// Under mpirun this process is one rank of `process_transport`; otherwise all ranks are threads. Returns false where the world does not
+// fit.
 static Transport *process_transport; // set once in main
 
 static bool run_world(const RunSpec *spec, int ranks, RunResult *results) {
-    if (process_transport->size == 1) {
-        run_threads(spec, ranks, results);
-        return true;
-    }
-    if (process_transport->size != ranks) { return false; }
+    World world = {spec, results};
     memset(results, 0, sizeof(RunResult) * (size_t)ranks);
-    run_rank(spec, process_transport, &results[process_transport->rank]);
+    if (process_transport->size > 1) {
+        if (process_transport->size == ranks) { run_world_rank(process_transport, &world); }
+        return process_transport->size == ranks;
+    }
+    threads_run(ranks, run_world_rank, &world);
     return true;
 }
 

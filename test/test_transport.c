@@ -64,41 +64,25 @@ static void run_collectives(const CollectiveSpec *spec, Transport *transport, Co
     arena_release(&arena);
 }
 
-typedef struct RankThread {
+typedef struct World {
     const CollectiveSpec *spec;
-    ThreadsRank rank;
-    CollectiveResult *result;
-    pthread_t thread;
-} RankThread;
+    CollectiveResult *results; // (ranks)
+} World;
 
-static void *rank_thread_main(void *argument) {
-    RankThread *self = (RankThread *)argument;
-    Transport transport;
-    threads_open(&transport, &self->rank);
-    run_collectives(self->spec, &transport, self->result);
-    transport_close(&transport);
-    return NULL;
+static void run_world_rank(Transport *transport, void *context) {
+    World *world = (World *)context;
+    run_collectives(world->spec, transport, &world->results[transport->rank]);
 }
 
 // False where this world does not have `ranks` ranks.
 static bool run_world(const CollectiveSpec *spec, int ranks, CollectiveResult *results) {
+    World world = {spec, results};
     memset(results, 0, sizeof(CollectiveResult) * (size_t)ranks);
     if (process_transport->size > 1) {
-        if (process_transport->size != ranks) { return false; }
-        run_collectives(spec, process_transport, &results[process_transport->rank]);
-        return true;
+        if (process_transport->size == ranks) { run_world_rank(process_transport, &world); }
+        return process_transport->size == ranks;
     }
-    ThreadsWorld *world = threads_world_create(ranks);
-    RankThread threads[MAX_RANKS];
-    for (int i = 0; i < ranks; i++) {
-        threads[i].spec = spec;
-        threads[i].rank.world = world;
-        threads[i].rank.rank = i;
-        threads[i].result = &results[i];
-        pthread_create(&threads[i].thread, NULL, rank_thread_main, &threads[i]);
-    }
-    for (int i = 0; i < ranks; i++) { pthread_join(threads[i].thread, NULL); }
-    threads_world_destroy(world);
+    threads_run(ranks, run_world_rank, &world);
     return true;
 }
 

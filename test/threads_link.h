@@ -97,4 +97,38 @@ static inline void threads_open(Transport *transport, ThreadsRank *self) {
     transport_prepare(transport);
 }
 
+// Runs body(transport, context) on `ranks` threads, each with a transport of its own, and waits for all.
+typedef void (*ThreadsBody)(Transport *transport, void *context);
+
+typedef struct ThreadsMember {
+    ThreadsRank rank;
+    ThreadsBody body;
+    void *context;
+    pthread_t thread;
+} ThreadsMember;
+
+static inline void *threads_member_main(void *argument) {
+    ThreadsMember *member = (ThreadsMember *)argument;
+    Transport transport;
+    threads_open(&transport, &member->rank);
+    member->body(&transport, member->context);
+    transport_close(&transport);
+    return NULL;
+}
+
+static inline void threads_run(int ranks, ThreadsBody body, void *context) {
+    ThreadsWorld *world = threads_world_create(ranks);
+    ThreadsMember *members = (ThreadsMember *)calloc((size_t)ranks, sizeof *members);
+    for (int i = 0; i < ranks; i++) {
+        members[i].rank.world = world;
+        members[i].rank.rank = i;
+        members[i].body = body;
+        members[i].context = context;
+        pthread_create(&members[i].thread, NULL, threads_member_main, &members[i]);
+    }
+    for (int i = 0; i < ranks; i++) { pthread_join(members[i].thread, NULL); }
+    free(members);
+    threads_world_destroy(world);
+}
+
 #endif

@@ -53,7 +53,9 @@ static void bench_collectives(Transport *transport, size_t megabytes) {
         }
     }
     double sent = (double)(transport->size - 1) * (double)shard * 4;
-    if (transport->rank == 0) { printf("%zu MB fp32, %d ranks, wire %s\n", megabytes, transport->size, transport->wire == WIRE_FP32 ? "fp32" : "bf16"); }
+    if (transport->rank == 0) {
+        printf("%zu MB fp32, %d ranks, wire %s\n", megabytes, transport->size, transport->wire == WIRE_FP32 ? "fp32" : "bf16");
+    }
     print_times(transport, "reduce-scatter, ours", seconds[0], sent);
     print_times(transport, "reduce-scatter, MPI_Reduce_scatter_block", seconds[1], sent);
     print_times(transport, "all-gather, ours", seconds[2], sent);
@@ -137,8 +139,8 @@ static void bench_waiting(Transport *transport, double megabits) {
     }
     qsort(ratios, REPEATS, sizeof *ratios, compare_doubles);
     if (transport->rank == 0) {
-        printf("compute beside a job of %.2f s on a link of %.0f Mbit/s: time x %.3f (%.3f .. %.3f) of that with nothing in flight\n", job_seconds,
-               megabits, ratios[REPEATS / 2], ratios[0], ratios[REPEATS - 1]);
+        printf("compute beside a job of %.2f s on a link of %.0f Mbit/s: time x %.3f (%.3f .. %.3f) of that with nothing in flight\n",
+               job_seconds, megabits, ratios[REPEATS / 2], ratios[0], ratios[REPEATS - 1]);
     }
     stream_destroy(compute);
     stream_destroy(communication);

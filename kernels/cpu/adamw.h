@@ -1,8 +1,8 @@
 // adamw.h: one optimizer step over a range of elements, fused into one pass, and plain SGD for worked examples.
 //
 // A step either commits (master and moments move) or estimates (they stay as they are and only the result is written, straight from
-// registers: no copy of the optimizer state is ever made). Both compute the same value with the same instructions, so an estimate equals the
-// commit that would follow on the same gradient, bit for bit.
+// registers: no copy of the optimizer state is ever made). Both compute the same value with the same instructions, so an estimate equals
+// the commit that would follow on the same gradient, bit for bit.
 //
 //   g = gradient / divisor * scale              divisor: how many micro-batch gradients the sum holds; scale: gradient clipping
 //   theta = master * (1 - lr * weight_decay)    decoupled weight decay (Loshchilov and Hutter, 2019), in PyTorch's order
@@ -60,7 +60,8 @@ static inline void adamw_task(void *context, int task, int thread) {
     const AdamWStep step = range->step;
     float *out = range->out, *master = range->master, *first = range->first_moment, *second = range->second_moment;
     const float *gradient = range->gradient;
-    size_t begin = (size_t)task * ADAMW_BLOCK, end = range->count - begin < (size_t)ADAMW_BLOCK ? range->count : begin + (size_t)ADAMW_BLOCK;
+    size_t begin = (size_t)task * ADAMW_BLOCK, rest = range->count - begin;
+    size_t end = rest < (size_t)ADAMW_BLOCK ? range->count : begin + (size_t)ADAMW_BLOCK;
     bool commit = range->commit;
 #pragma omp simd
     for (size_t i = begin; i < end; i++) {
@@ -77,7 +78,8 @@ static inline void adamw_task(void *context, int task, int thread) {
     }
 }
 
-// commit: moves master and moments and writes the new parameters to out. Otherwise writes to out what a commit would write, and nothing else.
+// commit: moves master and moments and writes the new parameters to out. Otherwise writes to out what a commit would write, and nothing
+// else.
 static inline void adamw(Stream *stream, AdamWRange *range, bool commit) {
     assert(commit || range->out != range->master);
     range->commit = commit;

@@ -147,9 +147,8 @@ static inline void matmul(Stream *stream, const Matmul *work) {
     team_run(stream->team, (work->M + tiles.tile_M - 1) / tiles.tile_M * tiles.tiles_N, matmul_tile_task, &tiles);
 }
 
-// The three products of a linear layer differ in which operand is transposed.
-static inline void matmul_product(Stream *stream, float *result, int result_stride, const float *a, int a_stride, bool a_transposed,
-                                  const float *b, int b_stride, bool b_transposed, int M, int N, int K, bool accumulate) {
+static inline Matmul matmul_describe(float *result, int result_stride, const float *a, int a_stride, bool a_transposed, const float *b,
+                                     int b_stride, bool b_transposed, int M, int N, int K, bool accumulate) {
     Matmul work;
     work.M = M;
     work.N = N;
@@ -163,22 +162,26 @@ static inline void matmul_product(Stream *stream, float *result, int result_stri
     work.result = result;
     work.result_stride = result_stride;
     work.accumulate = accumulate;
-    matmul(stream, &work);
+    return work;
 }
 
+// The three products of a linear layer differ in which operand is transposed.
 static inline void matmul_forward(Stream *stream, float *output, const float *input, const float *weight, int rows, int inputs,
                                   int outputs) {
-    matmul_product(stream, output, outputs, input, inputs, false, weight, inputs, true, rows, outputs, inputs, false);
+    Matmul work = matmul_describe(output, outputs, input, inputs, false, weight, inputs, true, rows, outputs, inputs, false);
+    matmul(stream, &work);
 }
 
 static inline void matmul_backward_input(Stream *stream, float *d_input, int d_input_stride, const float *d_output, int d_output_stride,
                                          const float *weight, int rows, int inputs, int outputs) {
-    matmul_product(stream, d_input, d_input_stride, d_output, d_output_stride, false, weight, inputs, false, rows, inputs, outputs, false);
+    Matmul work = matmul_describe(d_input, d_input_stride, d_output, d_output_stride, false, weight, inputs, false, rows, inputs, outputs, false);
+    matmul(stream, &work);
 }
 
 static inline void matmul_backward_weight(Stream *stream, float *d_weight, const float *d_output, int d_output_stride, const float *input,
                                           int rows, int inputs, int outputs) {
-    matmul_product(stream, d_weight, inputs, d_output, d_output_stride, true, input, inputs, false, outputs, inputs, rows, true);
+    Matmul work = matmul_describe(d_weight, inputs, d_output, d_output_stride, true, input, inputs, false, outputs, inputs, rows, true);
+    matmul(stream, &work);
 }
 
 // What computes products, for the start-up block.

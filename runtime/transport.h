@@ -13,8 +13,8 @@
 // a value is rounded once, the sum is the same for every owner, and it is the sum that a plain loop over the workers gives, bit for bit.
 // Chunks are small enough to be added while they are in the cache, and two are under way at any time.
 //
-// A rank that waits does not spin: it sleeps between looks, up to a tenth of the time it has already waited, so that the compute threads
-// keep their cores. Every wait has a deadline; when it passes, transport_fail names what was awaited from whom and ends the whole job.
+// A rank that waits does not spin: it sleeps between looks for an eighth of the time it has already waited, 5 ms at most, so that the
+// compute threads keep their cores. Every wait has a deadline; when it passes, transport_fail names what was awaited from whom and ends the whole job.
 #ifndef ACCO_TRANSPORT_H
 #define ACCO_TRANSPORT_H
 
@@ -64,6 +64,9 @@ typedef struct Transfer {
 
 // Two lanes: while the chunk in one is added up, the next one is on its way in the other.
 enum { TRANSPORT_LANES = 2, TRANSPORT_MAX_LISTED = 8 };
+
+// How long a wait looks without sleeping: about as long as a chunk takes between two ranks of one machine.
+#define TRANSPORT_SPIN_SECONDS 50e-6
 
 typedef struct Transport {
     int rank, size;
@@ -263,7 +266,7 @@ static inline void transport_wait(Transport *transport, int lane) {
     int count = 2 * transport->size;
     double began = clock_seconds();
     double progressed = began, looked = began;
-    for (int looks = 0;; looks++) {
+    for (;;) {
         int open = 0;
         bool progress = false;
         for (int i = 0; i < count; i++) {
@@ -280,8 +283,8 @@ static inline void transport_wait(Transport *transport, int lane) {
         looked = now;
         if (progress) { progressed = now; }
         if (now - began > transport->timeout_seconds) { transport_fail_overdue(transport, lane, now - began); }
-        double pause = 0.1 * (now - progressed);
-        if (looks >= 8) { sleep_seconds(pause < 20e-6 ? 20e-6 : pause > 1e-3 ? 1e-3 : pause); }
+        double waited = now - progressed;
+        if (waited > TRANSPORT_SPIN_SECONDS) { sleep_seconds(fmin(fmax(waited / 8, 50e-6), 5e-3)); }
     }
 }
 

@@ -84,16 +84,23 @@ typedef struct Exchange {
     Transport *transport;
     float *buffer;
     size_t shard;
-    double seconds;
+    double seconds, processor_seconds; // of the latest job
 } Exchange;
+
+static double thread_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
 
 static void exchange_task(void *context, Stream *stream) {
     (void)stream;
     Exchange *exchange = (Exchange *)context;
-    double began = clock_seconds();
+    double began = clock_seconds(), processor_began = thread_seconds();
     transport_reduce_scatter(exchange->transport, exchange->buffer, exchange->shard);
     transport_all_gather(exchange->transport, exchange->buffer, exchange->shard);
     exchange->seconds = clock_seconds() - began;
+    exchange->processor_seconds = thread_seconds() - processor_began;
 }
 
 static void bench_waiting(Transport *transport, double megabits) {
@@ -115,7 +122,7 @@ static void bench_waiting(Transport *transport, double megabits) {
     Team *team = team_create(1, false), *own = team_create(1, false);
     Stream *compute = stream_create("compute", team), *communication = stream_create("communication", own);
     Event *computed = event_create(), *communicated = event_create();
-    Exchange exchange = {transport, buffer, shard, 0};
+    Exchange exchange = {transport, buffer, shard, 0, 0};
     work.products = 1500;
     double ratios[REPEATS];
     double job_seconds = 0;
@@ -139,8 +146,10 @@ static void bench_waiting(Transport *transport, double megabits) {
     }
     qsort(ratios, REPEATS, sizeof *ratios, compare_doubles);
     if (transport->rank == 0) {
-        printf("compute beside a job of %.2f s on a link of %.0f Mbit/s: time x %.3f (%.3f .. %.3f) of that with nothing in flight\n",
-               job_seconds, megabits, ratios[REPEATS / 2], ratios[0], ratios[REPEATS - 1]);
+        printf("compute beside a job of %.2f s on a link of %.0f Mbit/s: time x %.3f (%.3f .. %.3f) of that with nothing in flight;\n"
+               "  the job moved %.1f MB and used %.1f ms of a core, %.1f %% of its time\n",
+               job_seconds, megabits, ratios[REPEATS / 2], ratios[0], ratios[REPEATS - 1], 2e-6 * (double)shard * sizeof(float),
+               1e3 * exchange.processor_seconds, 100 * exchange.processor_seconds / job_seconds);
     }
     stream_destroy(compute);
     stream_destroy(communication);

@@ -2,6 +2,7 @@
 # make run        installs what is missing, builds, and trains a small GPT-Neo on two ranks for about a minute
 # make test       installs what is missing and runs all tests; test-asan, test-tsan: under sanitizers
 # make bench      measures this machine
+# make compare    all update rules at several link speeds, about ten minutes: dev/results/compare-DATE/index.html
 # make info       what was found here, where, and why not
 # make readme     writes the options into README.md
 
@@ -41,7 +42,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
-.PHONY: all info run test test-asan test-tsan run-tests check-cxx bench run-bench readme clean install-for-run install-for-test
+.PHONY: all info run test test-asan test-tsan run-tests check-cxx bench run-bench compare run-compare readme clean install-for-run install-for-test
 
 all: $(PROGRAM)
 
@@ -116,6 +117,13 @@ bench: install-for-run
 
 run-bench: $(PROGRAM) $(BENCHES:%=$(BUILD)/bench/%)
 	@MPIRUN="$(MPIRUN)" dev/bench/run $(BUILD)
+
+compare: install-for-run
+	@scripts/install-dependencies $(CONFIG) GNUPLOT --
+	@$(MAKE) --no-print-directory run-compare
+
+run-compare: $(PROGRAM)
+	@PROGRAM=./$(PROGRAM) dev/compare/run
 
 readme: $(PROGRAM)
 	@scripts/update-readme ./$(PROGRAM)

@@ -14,6 +14,7 @@
 
 #include "gpt_neo_config.h"
 #include "kernels/kernels.h"
+#include "runtime/gate.h"
 #include "runtime/memory.h"
 
 enum { GPT_NEO_LOGITS_BYTES = 256 << 20 };
@@ -43,6 +44,7 @@ static inline const char *gpt_neo_operation_name(GptNeoOperation operation) {
 typedef struct GptNeo {
     GptNeoConfig config;
     int B, T;
+    size_t parameter_count;
     size_t offsets[GPT_NEO_FIRST_LAYER + TENSORS_PER_LAYER * GPT_NEO_MAX_LAYERS + 2]; // of each tensor of the table
     // Activations; index 2l is the input side of layer l, 2l+1 its middle, 2L the end.
     float *residuals;   // (2L+1, B, T, C)
@@ -94,6 +96,7 @@ static inline void gpt_neo_reserve(GptNeo *model, Arena *arena, const GptNeoConf
     model->T = T;
     ParameterTable table;
     gpt_neo_parameter_table(config, &table);
+    model->parameter_count = table.parameter_count;
     for (int i = 0; i < table.count; i++) { model->offsets[i] = table.entries[i].offset; }
     parameter_table_free(&table);
     size_t row = (size_t)B * (size_t)T * sizeof(float), L = (size_t)config->layers, C = (size_t)config->channels, F = (size_t)config->inner;
@@ -197,14 +200,19 @@ static inline float *gpt_neo_hidden(const GptNeo *model) {
     return gpt_neo_slice(model, model->normals, 2 * model->config.layers, model->config.channels);
 }
 
-// Runs all layers on tokens (B, T); the result is gpt_neo_hidden(model).
-static inline void gpt_neo_forward(GptNeo *model, Stream *stream, const float *parameters, const int32_t *tokens) {
+// Runs all layers on tokens (B, T); the result is gpt_neo_hidden(model). Asks `pace` for the parameters of each part before it.
+static inline void gpt_neo_forward(GptNeo *model, Stream *stream, const float *parameters, const int32_t *tokens, const Pace *pace) {
     int L = model->config.layers, C = model->config.channels;
     if (model->operation_seconds != NULL) { model->lap_started = clock_seconds(); }
+    pace_need(pace, gpt_neo_at(model, 0, TENSOR_LN_1_WEIGHT));
     embedding_forward(stream, model->residuals, parameters + model->offsets[GPT_NEO_WTE], parameters + model->offsets[GPT_NEO_WPE], tokens,
                       model->B, model->T, C);
     gpt_neo_lap(model, OPERATION_EMBEDDING);
-    for (int l = 0; l < L; l++) { gpt_neo_layer_forward(model, stream, parameters, l); }
+    for (int l = 0; l < L; l++) {
+        pace_need(pace, gpt_neo_at(model, l + 1, TENSOR_LN_1_WEIGHT));
+        gpt_neo_layer_forward(model, stream, parameters, l);
+    }
+    pace_need(pace, model->parameter_count);
     gpt_neo_layernorm(model, stream, parameters, 2 * L, gpt_neo_ln_f(&model->config),
                       parameters + gpt_neo_at(model, L - 1, TENSOR_PROJ_BIAS));
 }
@@ -300,17 +308,20 @@ static inline void gpt_neo_attention_backward(GptNeo *model, Stream *stream, con
 }
 
 // gradients (same layout as parameters) += d(mean loss)/d(parameters) of tokens and targets (B, T each). Returns the mean loss over the
-// targets >= 0; where none counts, the loss and what is added are 0. Tokens and targets must lie in the vocabulary.
+// targets >= 0; where none counts, the loss and what is added are 0. Tokens and targets must lie in the vocabulary. Tells `pace` what is
+// finished: the tied embedding, which the head begins, only at the very end.
 static inline float gpt_neo_loss_and_gradients(GptNeo *model, Stream *stream, const float *parameters, float *gradients,
-                                               const int32_t *tokens, const int32_t *targets) {
+                                               const int32_t *tokens, const int32_t *targets, const Pace *pace) {
     int L = model->config.layers, C = model->config.channels;
-    gpt_neo_forward(model, stream, parameters, tokens);
+    gpt_neo_forward(model, stream, parameters, tokens, pace);
     float loss = gpt_neo_head(model, stream, parameters, gradients, targets);
     gpt_neo_layernorm_backward(model, stream, parameters, gradients, 2 * L, gpt_neo_ln_f(&model->config),
                                gradients + gpt_neo_at(model, L - 1, TENSOR_PROJ_BIAS));
     for (int l = L - 1; l >= 0; l--) {
         gpt_neo_mlp_backward(model, stream, parameters, gradients, l);
+        pace_finish(pace, gpt_neo_at(model, l, TENSOR_LN_2_WEIGHT));
         gpt_neo_attention_backward(model, stream, parameters, gradients, l);
+        pace_finish(pace, gpt_neo_at(model, l, TENSOR_LN_1_WEIGHT));
     }
     embedding_backward(stream, gradients + model->offsets[GPT_NEO_WTE], gradients + model->offsets[GPT_NEO_WPE], model->d_residual, tokens,
                        model->B, model->T, C);
@@ -320,7 +331,7 @@ static inline float gpt_neo_loss_and_gradients(GptNeo *model, Stream *stream, co
 
 // The same loss without gradients.
 static inline float gpt_neo_loss(GptNeo *model, Stream *stream, const float *parameters, const int32_t *tokens, const int32_t *targets) {
-    gpt_neo_forward(model, stream, parameters, tokens);
+    gpt_neo_forward(model, stream, parameters, tokens, NULL);
     return gpt_neo_head(model, stream, parameters, NULL, targets);
 }
 

@@ -1,8 +1,8 @@
 // optimizer.h: the optimizer state of one worker and one step of it.
 //
-// A worker owns the elements [begin, end) of the flat parameter vector: all of them under DDP, one shard under every rule that shards.
-// Weight decay applies to some tensors only, given as ranges of the flat vector, so a shard may cut through tensors anywhere.
-// Runs on the communication stream; nothing here communicates.
+// A worker owns pieces of the flat parameter vector (runtime/layout.h): one piece that is all of it under rules that do not shard, its share
+// of every cell under those that do. Its state lies in the order of its own elements, without gaps. Weight decay applies to some tensors
+// only, given as ranges of the flat vector, so a piece may cut through tensors anywhere. Nothing here communicates.
 #ifndef ACCO_OPTIMIZER_H
 #define ACCO_OPTIMIZER_H
 
@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "kernels/kernels.h"
+#include "runtime/layout.h"
 #include "runtime/memory.h"
 
 typedef enum OptimizerKind { OPTIMIZER_ADAMW, OPTIMIZER_SGD } OptimizerKind;
@@ -38,18 +39,25 @@ typedef struct OptimizerSettings {
 
 typedef struct Optimizer {
     OptimizerSettings settings;
-    size_t begin, end;                           // the elements that this worker owns
-    float *master, *first_moment, *second_moment; // (end - begin)
+    Layout layout; // whose pieces `rank` owns
+    int rank;
+    float *master, *first_moment, *second_moment; // (layout_shard): own elements
     int64_t commits;
 } Optimizer;
 
-// Plans the state for [begin, end). `master_is_elsewhere`: the caller points `master` to a buffer that it keeps anyway.
-static inline void optimizer_reserve(Optimizer *optimizer, Arena *arena, const OptimizerSettings *settings, size_t begin, size_t end,
+// The layout of a state that is not shared out: one piece of exactly `count` elements.
+static inline Layout optimizer_whole(size_t count) {
+    Layout layout = {count, 1, count, 1};
+    return layout;
+}
+
+// Plans the state for the pieces of `rank`. `master_is_elsewhere`: the caller points `master` to a buffer that it keeps anyway.
+static inline void optimizer_reserve(Optimizer *optimizer, Arena *arena, const OptimizerSettings *settings, const Layout *layout, int rank,
                                      bool master_is_elsewhere) {
     optimizer->settings = *settings;
-    optimizer->begin = begin;
-    optimizer->end = end;
-    size_t bytes = (end - begin) * sizeof(float);
+    optimizer->layout = *layout;
+    optimizer->rank = rank;
+    size_t bytes = layout_shard(layout) * sizeof(float);
     if (!master_is_elsewhere) { arena_reserve(arena, MEMORY_OPTIMIZER, "master parameters", bytes, &optimizer->master); }
     if (settings->kind == OPTIMIZER_ADAMW) {
         arena_reserve(arena, MEMORY_OPTIMIZER, "AdamW first moment", bytes, &optimizer->first_moment);
@@ -57,27 +65,24 @@ static inline void optimizer_reserve(Optimizer *optimizer, Arena *arena, const O
     }
 }
 
-static inline void optimizer_step_range(Optimizer *optimizer, Stream *stream, AdamWRange *range, bool commit) {
-    if (optimizer->settings.kind == OPTIMIZER_SGD) {
-        sgd_step(range, commit);
-    } else {
-        adamw(stream, range, commit);
+// master <- what this worker owns of parameters (layout_padded).
+static inline void optimizer_take_master(Optimizer *optimizer, const float *parameters) {
+    size_t shard = layout_shard(&optimizer->layout);
+    for (size_t own = 0; own < shard;) {
+        size_t run = layout_run(&optimizer->layout, own, shard);
+        memcpy(optimizer->master + own, parameters + layout_flat(&optimizer->layout, optimizer->rank, own), run * sizeof(float));
+        own += run;
     }
 }
 
-static inline AdamWRange optimizer_range(const Optimizer *optimizer, const float *gradient, float *out, size_t begin, size_t end) {
-    AdamWRange range;
-    memset(&range, 0, sizeof range);
-    size_t offset = begin - optimizer->begin;
-    bool has_moments = optimizer->settings.kind == OPTIMIZER_ADAMW;
-    range.out = out + offset;
-    range.master = optimizer->master + offset;
-    range.first_moment = has_moments ? optimizer->first_moment + offset : NULL;
-    range.second_moment = has_moments ? optimizer->second_moment + offset : NULL;
-    range.gradient = gradient + offset;
-    range.count = end - begin;
-    return range;
-}
+// One step as the host asked for it: the same for every element but for the weight decay.
+typedef struct OptimizerStep {
+    const float *gradient; // (layout_padded)
+    float *out;            // (layout_padded), may be `gradient` itself; NULL: only the master, of a commit
+    double divisor, scale; // of the gradient
+    double learning_rate;
+    bool commit; // moves the state; otherwise an estimate, and the state stays bitwise as it was
+} OptimizerStep;
 
 // Where the run of elements that starts at `position` and decays or not as a whole ends, not beyond `end`.
 static inline size_t optimizer_run_end(const OptimizerSettings *settings, size_t position, size_t end, bool *decays) {
@@ -92,24 +97,41 @@ static inline size_t optimizer_run_end(const OptimizerSettings *settings, size_t
     return end;
 }
 
-// out (end - begin) <- the parameters after a step with gradient (end - begin) / divisor * scale. `commit` moves the state; otherwise it is
-// an estimate and the state stays bitwise as it was.
-static inline void optimizer_step(Optimizer *optimizer, Stream *stream, const float *gradient, float *out, double divisor, double scale,
-                                  double learning_rate, bool commit) {
+static inline void optimizer_step_run(Optimizer *optimizer, Stream *stream, const OptimizerStep *step, size_t own, size_t flat,
+                                      size_t count, double weight_decay) {
     const OptimizerSettings *settings = &optimizer->settings;
-    double t = (double)(optimizer->commits + 1);
-    for (size_t position = optimizer->begin; position < optimizer->end;) {
-        bool decays;
-        size_t stop = optimizer_run_end(settings, position, optimizer->end, &decays);
-        AdamWRange range = optimizer_range(optimizer, gradient, out, position, stop);
-        range.step =
-            adamw_step(settings->beta1, settings->beta2, t, settings->epsilon, learning_rate, decays ? settings->weight_decay : 0.0);
-        range.step.divisor = (float)divisor;
-        range.step.scale = (float)scale;
-        optimizer_step_range(optimizer, stream, &range, commit);
-        position = stop;
+    bool has_moments = settings->kind == OPTIMIZER_ADAMW;
+    AdamWRange range;
+    memset(&range, 0, sizeof range);
+    range.master = optimizer->master + own;
+    range.out = step->out != NULL ? step->out + flat : range.master;
+    range.first_moment = has_moments ? optimizer->first_moment + own : NULL;
+    range.second_moment = has_moments ? optimizer->second_moment + own : NULL;
+    range.gradient = step->gradient + flat;
+    range.count = count;
+    range.step = adamw_step(settings->beta1, settings->beta2, (double)(optimizer->commits + 1), settings->epsilon, step->learning_rate,
+                            weight_decay);
+    range.step.divisor = (float)step->divisor;
+    range.step.scale = (float)step->scale;
+    if (has_moments) {
+        adamw(stream, &range, step->commit);
+    } else {
+        sgd_step(&range, step->commit);
     }
-    if (commit) { optimizer->commits++; }
+}
+
+// Steps everything that this worker owns, on the team of `stream`.
+static inline void optimizer_step(Optimizer *optimizer, Stream *stream, const OptimizerStep *step) {
+    const OptimizerSettings *settings = &optimizer->settings;
+    size_t shard = layout_shard(&optimizer->layout);
+    for (size_t own = 0; own < shard;) {
+        size_t flat = layout_flat(&optimizer->layout, optimizer->rank, own);
+        bool decays;
+        size_t end = optimizer_run_end(settings, flat, flat + layout_run(&optimizer->layout, own, shard), &decays);
+        optimizer_step_run(optimizer, stream, step, own, flat, end - flat, decays ? settings->weight_decay : 0.0);
+        own += end - flat;
+    }
+    if (step->commit) { optimizer->commits++; }
 }
 
 #endif

@@ -37,29 +37,62 @@ static inline void print_model(const Run *run) {
 static inline void print_batch(const Run *run) {
     const Options *options = &run->options;
     char text[LOG_NUMBER_SIZE], total[LOG_NUMBER_SIZE];
-    int ranks = run->transport.size, micro_batches = nominal_accumulation(run);
-    printf("batch      %d rank%s x %d micro-batch%s x %d sequence%s x %d tokens = %s tokens per commit%s; %s tokens are %lld commits\n",
-           ranks, ranks == 1 ? "" : "s", micro_batches, micro_batches == 1 ? "" : "es", run->B, run->B == 1 ? "" : "s", run->T,
-           human_count((double)nominal_tokens_per_commit(run), text),
-           options->accumulate == 0 ? " or more (auto: as many as fit beside the communication)" : "",
-           human_count((double)options->tokens, total), (long long)nominal_commits(run));
+    int ranks = run->transport.size;
+    const char *commit = run->rule->kind == RULE_LOCAL ? "inner step" : "commit";
+    printf("batch      %lld micro-batches of %d rank%s x %d sequence%s x %d tokens = %s tokens per %s%s; %s tokens are %lld %ss\n",
+           (long long)nominal_micro_batches(run), ranks, ranks == 1 ? "" : "s", run->B, run->B == 1 ? "" : "s", run->T,
+           human_count((double)nominal_tokens_per_commit(run), text), commit,
+           run->scheduler.settings.adaptive ? " or more (auto: as many as fit beside the communication)" : "",
+           human_count((double)options->tokens, total), (long long)nominal_commits(run), commit);
+    if (run->bucket_reason[0] != '\0') {
+        double bytes = (double)layout_padded(&run->scheduler.layout) * sizeof(float), bucket = (double)run->scheduler.settings.bucket;
+        printf("buckets    %.2f MB, about %.0f of them (%s)\n", bucket / 1e6, ceil(bytes / bucket), run->bucket_reason);
+    }
     bool constant = strcmp(options->schedule, "constant") == 0;
     printf("rate       peak %g%s, %s to %g, warm-up %lld commits, moved by %s\n", options->learning_rate, run->rate_reason,
            options->schedule, constant ? options->learning_rate : options->minimum_learning_rate, (long long)options->warmup,
            strcmp(options->learning_rate_by, "commits") == 0 ? "commits" : "micro-batch gradients");
 }
 
+// The rule and the numbers of its paper.
+static inline void print_rule(const Run *run) {
+    const Options *options = &run->options;
+    printf("rule       %s: %s%s\n", run->rule->name, run->rule->summary,
+           options->overlap ? "" : "; --overlap off: no two things at a time");
+    if (strcmp(run->rule->name, "co2") == 0) {
+        printf("           tau %lld, beta %g, alpha %g, phi %g%s, gap %s\n", (long long)options->co2_tau, options->co2_beta,
+               options->co2_alpha, options->co2_phi, options->co2_phi > 0 ? "" : " (no clipping)", options->co2_gap);
+    } else if (run->rule->kind == RULE_LOCAL) {
+        printf("           H %lld, outer rate %g, mu %g", (long long)options->diloco_h, options->diloco_outer_lr, options->diloco_mu);
+        if (strcmp(run->rule->name, "diloco") != 0) {
+            printf("; P %lld (%s), tau %lld, alpha %g", (long long)options->streaming_p, options->streaming_order,
+                   (long long)options->streaming_tau, options->streaming_alpha);
+        }
+        printf("\n");
+    }
+    if (options->sequential > 0) { printf("           the first %lld commits are sequential\n", (long long)options->sequential); }
+}
+
+// What ranks send each other, and in which format.
+static inline void print_wire(const Run *run) {
+    const Options *options = &run->options;
+    printf("%s on the wire", options->wire);
+    if (run->scheduler.settings.estimate_wire != run->scheduler.settings.wire) { printf(", %s for estimates", options->estimate_wire); }
+    if (options->link_mbit > 0) { printf(", at most %g Mbit/s", options->link_mbit); }
+    if (options->link_us > 0) { printf(", every message %g us late", options->link_us); }
+    printf("%s\n", options->link_mbit > 0 || options->link_us > 0 ? " (emulated)" : "");
+}
+
 static inline void print_start(const Run *run) {
     const Transport *transport = &run->transport;
     printf("acco.c %s\n", ACCO_VERSION);
     print_model(run);
-    printf("rule       %s: %s%s\n", run->rule->name, run->rule->summary,
-           run->options.overlap ? "" : "; --overlap off: no two things at a time");
+    print_rule(run);
     if (transport->size == 1) {
         printf("ranks      1 (%s)\n", transport->reason);
     } else {
-        printf("ranks      %d over %s (%s), %s on the wire%s\n", transport->size, transport->link.name, transport->reason,
-               run->options.wire, run->options.link_mbit > 0 ? ", on an emulated slow link" : "");
+        printf("ranks      %d over %s (%s), ", transport->size, transport->link.name, transport->reason);
+        print_wire(run);
     }
     printf("threads    %d per rank (%s); matrix products by %s\n", run->threads.threads, run->threads.reason, matmul_library());
     print_batch(run);
@@ -100,7 +133,8 @@ static inline double training_seconds(const Run *run) { return clock_seconds() -
 static inline void collect_commit(Run *run) {
     const CommitReport *commit = &run->scheduler.report;
     CommitReport *sum = &run->sum;
-    run->commits_in_sum++;
+    run->reports_seen = run->scheduler.reports;
+    run->has_news = true;
     sum->micro_batches += commit->micro_batches;
     sum->loss += commit->loss * commit->micro_batches;
     sum->perfect_loss += commit->perfect_loss * commit->micro_batches;
@@ -111,7 +145,8 @@ static inline void collect_commit(Run *run) {
 
 static inline Report make_report(Run *run) {
     const CommitReport *last = &run->scheduler.report, *sum = &run->sum;
-    double commits = (double)run->commits_in_sum, now = training_seconds(run);
+    double commits = fmax((double)(last->commit - run->sum_began_commit), 1), now = training_seconds(run);
+    double micro_batches = last->gradients_done - run->sum_began_gradients;
     Report report;
     report.commit = last->commit;
     report.grads = (int64_t)last->gradients_done;
@@ -120,14 +155,17 @@ static inline Report make_report(Run *run) {
     report.perfect_loss = sum->perfect_loss / sum->micro_batches;
     report.lr = last->learning_rate;
     report.grad_norm = last->gradient_norm;
-    report.tokens_per_second = sum->micro_batches * (double)tokens_per_micro_batch(run) / (now - run->sum_began);
+    report.tokens_per_second = micro_batches * (double)tokens_per_micro_batch(run) / (now - run->sum_began);
     report.compute_ms = 1e3 * sum->compute_seconds / commits;
     report.communication_ms = 1e3 * sum->communication_seconds / commits;
     report.exposed_ms = 1e3 * sum->exposed_seconds / commits;
-    report.grads_per_commit = sum->micro_batches / commits;
+    report.grads_per_commit = micro_batches / commits;
     report.seconds = now;
+    report.bytes_sent = (double)__atomic_load_n(&run->transport.bytes_sent, __ATOMIC_RELAXED);
     run->sum_began = now;
-    run->commits_in_sum = 0;
+    run->sum_began_commit = last->commit;
+    run->sum_began_gradients = last->gradients_done;
+    run->has_news = false;
     memset(&run->sum, 0, sizeof run->sum);
     return report;
 }
@@ -142,8 +180,8 @@ static inline void fail_not_finite(Run *run) {
               &error);
     if (s->job.first_bad_rank >= 0) {
         fprintf(stderr,
-                "train_gpt: the loss of rank %d is not a finite number after commit %lld; nothing was updated with it: lower --lr or "
-                "--grad-clip, or look at the data of that rank\n",
+                "train_gpt: the loss%s of rank %d is not a finite number after commit %lld; nothing was updated with it: lower --lr or "
+                "--grad-clip, or look at the data of that rank\n", run->rule->kind == RULE_LOCAL ? " or the gradient" : "",
                 s->job.first_bad_rank, (long long)s->optimizer.commits);
     } else {
         fprintf(stderr,

@@ -24,7 +24,8 @@ typedef struct Run {
     int B, T;
     const Rule *rule;
     DecayRange *decay_ranges;
-    char rate_reason[64];
+    size_t layer_begins[GPT_NEO_MAX_LAYERS + 1]; // where each layer begins in the flat vector, and where the last one ends
+    char rate_reason[64], bucket_reason[160];
     DataLoader data, validation_data; // the latter only with --val-data
     Arena arena;
     Team *team;
@@ -37,8 +38,12 @@ typedef struct Run {
     Terminal terminal;
     // The report that is being collected, and clocks.
     double started, paused; // clock_seconds() at the start of training; seconds spent on validation since
+    double clock_offset, trace_began; // to rank 0's clock, and when that was
     CommitReport sum;       // over the commits since the latest report
-    int64_t commits_in_sum;
+    int64_t sum_began_commit; // those of the latest report
+    double sum_began_gradients;
+    int64_t commit_seen, reports_seen; // the latest commit that was looked at; the scheduler's reports until then
+    bool has_news;                     // since the latest report
     double sum_began;
     double validation_loss, perfect_validation_loss; // of the latest validation
 } Run;
@@ -48,9 +53,12 @@ static inline bool run_is_main(const Run *run) { return run->transport.rank == 0
 // ---------------------------------------------------------------------------------------------------------------------------------------
 // Ending early
 
-// Before MPI: prints once per job and exits 2.
+// Before MPI: prints once per job and exits 2. Open MPI's launcher may hang when many ranks fail at once or when it has to end them, so the
+// others leave in peace, and rank 0 fails when they have gone.
 static inline void exit_user_mistake(const Error *error) {
-    if (preflight_launcher_rank(getenv) == 0) { fprintf(stderr, "train_gpt: %s\n", error->text); }
+    if (preflight_launcher_rank(getenv) != 0) { exit(0); }
+    fprintf(stderr, "train_gpt: %s\n", error->text);
+    if (transport_was_launched()) { sleep_seconds(0.5); }
     exit(EXIT_USER_MISTAKE);
 }
 
@@ -89,10 +97,14 @@ static inline void agree_or_exit(Run *run, int exit_code, const Error *error) {
 
 static inline int64_t tokens_per_micro_batch(const Run *run) { return (int64_t)run->B * run->T; }
 
-// Micro-batches per rank and commit; with --accumulate auto the least possible number.
+// Micro-batches of this rank per commit (in local rules: per inner step); with --accumulate auto the least possible number.
 static inline int nominal_accumulation(const Run *run) {
-    return run->options.accumulate > 0 ? (int)run->options.accumulate : run->rule->rounds_per_commit;
+    int own = options_rank_accumulate(&run->options, run->transport.rank, run->transport.size);
+    return own > 0 ? own : run->rule->rounds_per_commit;
 }
+
+// The same of all ranks together.
+static inline int64_t nominal_micro_batches(const Run *run) { return options_total_accumulate(&run->options, run->transport.size); }
 
 // Larger models want smaller rates: GPT-3's table (Brown et al., 2020, table 2.1), and our own measurement for the tiny ones.
 static inline double automatic_learning_rate(Run *run) {
@@ -115,10 +127,16 @@ static inline bool choose_model(Run *run, Error *error) {
     if (options->seq_len == 0) { options->seq_len = positions < 1024 ? positions : 1024; }
     run->T = (int)options->seq_len;
     // What follows counts tokens and elements in int and int64_t.
-    double per_rank = (double)run->B * run->T, per_commit = per_rank * run->transport.size * nominal_accumulation(run);
+    double per_rank = (double)run->B * run->T, per_commit = per_rank * (double)nominal_micro_batches(run);
     if (per_rank > 1e9 || per_commit > 1e15) {
         return error_set(error, "--micro-batch %d x --seq-len %d, %.3g tokens a commit: that is more than can be counted here", run->B,
                          run->T, per_commit);
+    }
+    int layers = run->config.layers;
+    for (int l = 0; l <= layers; l++) { run->layer_begins[l] = run->table.entries[gpt_neo_tensor(l, TENSOR_LN_1_WEIGHT)].offset; }
+    if (strcmp(run->rule->name, "streaming-diloco") == 0 && options->streaming_p > layers) {
+        return error_set(error, "--streaming-P %lld: %s has only %d layers to make fragments of", (long long)options->streaming_p,
+                         run->config.name, layers);
     }
     return true;
 }
@@ -136,7 +154,7 @@ static inline int choose_decay_ranges(Run *run) {
 }
 
 static inline int64_t nominal_tokens_per_commit(const Run *run) {
-    return (int64_t)run->transport.size * nominal_accumulation(run) * tokens_per_micro_batch(run);
+    return nominal_micro_batches(run) * tokens_per_micro_batch(run);
 }
 
 static inline int64_t nominal_commits(const Run *run) {
@@ -162,7 +180,7 @@ static inline LearningRate choose_schedule(const Run *run) {
     const Options *options = &run->options;
     LearningRate rate;
     bool by_commits = strcmp(options->learning_rate_by, "commits") == 0;
-    double per_commit = (double)run->transport.size * nominal_accumulation(run);
+    double per_commit = (double)nominal_micro_batches(run);
     double total = (double)options->tokens / (double)tokens_per_micro_batch(run);
     rate.kind = strcmp(options->schedule, "cosine") == 0   ? SCHEDULE_COSINE
                 : strcmp(options->schedule, "linear") == 0 ? SCHEDULE_LINEAR
@@ -175,18 +193,47 @@ static inline LearningRate choose_schedule(const Run *run) {
     return rate;
 }
 
+// Micro-batch gradients of all workers at which training ends.
+static inline double target_gradients(const Run *run) { return ceil((double)run->options.tokens / (double)tokens_per_micro_batch(run)); }
+
+static inline void choose_local_settings(const Run *run, SchedulerSettings *settings) {
+    const Options *options = &run->options;
+    bool streaming = strcmp(run->rule->name, "streaming-diloco") == 0;
+    double gap = 1;
+    Error error = {""};
+    options_co2_gap(options, &gap, &error); // was checked
+    settings->steps = (int)(strcmp(run->rule->name, "co2") == 0 ? options->co2_tau : options->diloco_h);
+    settings->fragments = streaming ? (int)options->streaming_p : 1;
+    settings->delay = (int)options->streaming_tau;
+    settings->strided = strcmp(options->streaming_order, "strided") == 0;
+    settings->outer.learning_rate = (float)options->diloco_outer_lr;
+    settings->outer.momentum = (float)options->diloco_mu;
+    settings->outer.alpha = (float)options->streaming_alpha;
+    settings->co2.beta = (float)options->co2_beta;
+    settings->co2.alpha = (float)options->co2_alpha;
+    settings->co2.phi = (float)options->co2_phi;
+    settings->co2.gap = (float)gap;
+}
+
 static inline SchedulerSettings choose_settings(Run *run) {
     const Options *options = &run->options;
     SchedulerSettings settings;
     memset(&settings, 0, sizeof settings);
-    settings.overlapped = run->rule->overlapped;
+    settings.kind = run->rule->kind;
     settings.replicated = run->rule->replicated;
-    settings.wait_after_launch = !options->overlap;
-    settings.adaptive = options->accumulate == 0;
+    settings.overlap = options->overlap;
+    settings.adaptive = options->accumulate == 0 && options->rank_accumulate[0] == '\0';
+    settings.rounds_per_commit = run->rule->rounds_per_commit;
     settings.round_size = nominal_accumulation(run) / run->rule->rounds_per_commit;
+    settings.first_round_size = (int)options->acco_init;
+    settings.sequential = options->sequential;
+    wire_find(options->wire, &settings.wire);
+    if (!wire_find(options->estimate_wire, &settings.estimate_wire)) { settings.estimate_wire = settings.wire; } // "same"
     settings.gradient_clip = options->grad_clip;
+    settings.target = target_gradients(run);
     settings.rate_by_commits = strcmp(options->learning_rate_by, "commits") == 0;
     settings.rate = choose_schedule(run);
+    choose_local_settings(run, &settings);
     settings.optimizer.kind = OPTIMIZER_ADAMW;
     settings.optimizer.beta1 = options->beta1;
     settings.optimizer.beta2 = options->beta2;
@@ -219,12 +266,32 @@ static inline bool open_data(Run *run, Error *error) {
 // The one table of memory: what `plan` prints, what a run prints, and what is allocated.
 static inline void reserve_memory(Run *run, Problem problem) {
     SchedulerSettings settings = choose_settings(run);
-    run->transport.wire = strcmp(run->options.wire, "bf16") == 0 ? WIRE_BF16 : WIRE_FP32;
     scheduler_reserve(&run->scheduler, &run->arena, &settings, &problem, &run->transport);
     gpt_neo_reserve(&run->model, &run->arena, &run->config, run->B, run->T, run->threads.threads);
     size_t bytes = (size_t)tokens_per_micro_batch(run) * sizeof(int32_t);
     arena_reserve(&run->arena, MEMORY_WORKSPACE, "tokens", bytes, &run->tokens);
     arena_reserve(&run->arena, MEMORY_WORKSPACE, "targets", bytes, &run->targets);
+}
+
+// How many bytes of gradients travel together where gradients are sent behind the backward pass. More buckets leave less to wait for when
+// the pass has ended, the last bucket, but each costs the latency of a message: with n buckets of an exchange of C seconds that is C / n + n
+// times the latency, least at n = sqrt(C / latency). All ranks call it and choose the same.
+static inline void choose_bucket(Run *run) {
+    SchedulerSettings *settings = &run->scheduler.settings;
+    const Layout *layout = &run->scheduler.layout;
+    double bytes = (double)layout_padded(layout) * sizeof(float);
+    if (settings->kind != RULE_SYNCHRONOUS || run->transport.size == 1) { return; }
+    settings->bucket = (size_t)(run->options.bucket_mb * 1e6);
+    snprintf(run->bucket_reason, sizeof run->bucket_reason, "as asked for");
+    if (settings->bucket > 0) { return; }
+    LinkMeasure link = transport_measure(&run->transport);
+    double share = (double)wire_bytes(settings->wire, WIRE_BLOCK) / (WIRE_BLOCK * sizeof(float));
+    double passes = settings->replicated ? 2 : 1, ranks = run->transport.size;
+    double seconds = passes * bytes * share * (ranks - 1) / ranks / link.rate;
+    double buckets = fmin(fmax(sqrt(seconds / (passes * link.latency)), 1), (double)layout->cells);
+    settings->bucket = (size_t)(bytes / buckets);
+    snprintf(run->bucket_reason, sizeof run->bucket_reason, "measured: %.3g us a message, %.3g MB/s; %.3g s for all of it",
+             1e6 * link.latency, link.rate / 1e6, seconds);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------------------
@@ -295,7 +362,8 @@ static inline void open_run_directory(Run *run) {
     int exit_code = 0;
     if (run_is_main(run)) {
         char path[RUN_PATH_SIZE + 16];
-        bool made = run_directory_create(run->options.out, run->options.model, run->options.optimizer, run->directory, &error);
+        bool traceable = run->options.trace[0] == '\0' || trace_path_check(run->options.trace, &error);
+        bool made = traceable && run_directory_create(run->options.out, run->options.model, run->options.optimizer, run->directory, &error);
         snprintf(path, sizeof path, "%s/config.txt", run->directory);
         bool good = made && options_save_file(&run->options, path, &error) && log_open(&run->log, run->directory, &error);
         exit_code = good ? 0 : made ? EXIT_SYSTEM_FAILURE : EXIT_USER_MISTAKE; // a directory that can be had but not filled: the disk

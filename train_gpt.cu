@@ -18,7 +18,8 @@
 
 // The scheduler's Problem: micro-batch `index` of this rank is sample number (index * ranks + rank) * B and the next B-1 of the global
 // order.
-static MicroBatchResult train_micro_batch(void *self, Stream *stream, uint64_t index, const float *parameters, float *gradients) {
+static MicroBatchResult train_micro_batch(void *self, Stream *stream, uint64_t index, const float *parameters, float *gradients,
+                                          const Pace *pace) {
     Run *run = (Run *)self;
     const Transport *transport = &run->transport;
     uint64_t first = (index * (uint64_t)transport->size + (uint64_t)transport->rank) * (uint64_t)run->B;
@@ -27,18 +28,19 @@ static MicroBatchResult train_micro_batch(void *self, Stream *stream, uint64_t i
     if (!data_loader_fill(&run->data, first, run->B, run->tokens, run->targets, &result.perfect_loss, &error)) {
         transport_fail(&run->transport, "%s", error.text);
     }
-    result.loss = gpt_neo_loss_and_gradients(&run->model, stream, parameters, gradients, run->tokens, run->targets);
+    result.loss = gpt_neo_loss_and_gradients(&run->model, stream, parameters, gradients, run->tokens, run->targets, pace);
     if (run->options.slow_rank == transport->rank) { sleep_seconds(run->options.slow_ms / 1e3); }
     return result;
 }
 
 static Problem training_problem(Run *run) {
-    Problem problem = {run, run->table.parameter_count, train_micro_batch};
+    Problem problem = {run, run->table.parameter_count, train_micro_batch, run->layer_begins, run->config.layers};
     return problem;
 }
 
 typedef struct Validation {
     Run *run;
+    const float *parameters;
     double loss, perfect_loss, batches; // in: nothing; out: sums over this rank's share, then over all
 } Validation;
 
@@ -52,7 +54,7 @@ static void validate_task(void *context, Stream *stream) {
         if (!data_loader_fill_validation(data, (uint64_t)(batch * run->B), run->B, run->tokens, run->targets, &perfect, &error)) {
             transport_fail(&run->transport, "%s", error.text);
         }
-        sum->loss += gpt_neo_loss(&run->model, stream, run->scheduler.parameters.data, run->tokens, run->targets);
+        sum->loss += gpt_neo_loss(&run->model, stream, sum->parameters, run->tokens, run->targets);
         sum->perfect_loss += perfect;
         sum->batches += 1;
     }
@@ -77,10 +79,13 @@ static void validate_exchange_task(void *context, Stream *stream) {
 // Mean validation loss of the committed parameters, on all ranks; the batches are shared out. Returns it, and what a perfect model would
 // have.
 static double validate(Run *run, double *perfect_loss) {
+    Scheduler *s = &run->scheduler;
+    scheduler_settle(s); // waiting for what is on its way belongs to training
     double began = clock_seconds();
-    Validation sum = {run, 0, 0, 0};
-    scheduler_call(&run->scheduler, run->scheduler.compute, validate_task, &sum);
-    scheduler_call(&run->scheduler, run->scheduler.communication, validate_exchange_task, &sum);
+    Validation sum = {run, borrow_committed(s, run->rule), 0, 0, 0};
+    scheduler_call(s, s->compute, validate_task, &sum);
+    return_committed(s, sum.parameters);
+    scheduler_call(s, s->communication, validate_exchange_task, &sum);
     run->paused += clock_seconds() - began;
     *perfect_loss = sum.perfect_loss / sum.batches;
     return sum.loss / sum.batches;
@@ -92,41 +97,50 @@ static void validate_and_report(Run *run) {
     run->perfect_validation_loss = perfect;
     if (!run_is_main(run)) { return; }
     Error error = {""};
-    const CommitReport *last = &run->scheduler.report;
-    int64_t tokens = (int64_t)last->gradients_done * tokens_per_micro_batch(run);
+    int64_t commit = run->scheduler.optimizer.commits, tokens = (int64_t)run->scheduler.gradients_done * tokens_per_micro_batch(run);
     terminal_clear(&run->terminal);
-    printf("%7lld validation loss %.4f", (long long)last->commit, loss);
+    printf("%7lld validation loss %.4f", (long long)commit, loss);
     if (isfinite(perfect)) { printf(", a perfect model has %.4f", perfect); }
     printf("\n");
     fflush(stdout);
-    check_written(run, log_validation(&run->log, last->commit, tokens, training_seconds(run), loss, perfect, &error), &error);
+    check_written(run, log_validation(&run->log, commit, tokens, training_seconds(run), loss, perfect, &error), &error);
 }
 
+// Whether a multiple of `every` lies in (before, now]: a local rule commits several at a time.
+static bool is_due(int64_t before, int64_t now, int64_t every) { return every > 0 && now / every > before / every; }
+
 static void report_commit(Run *run, bool last) {
-    collect_commit(run);
     const CommitReport *commit = &run->scheduler.report;
-    if (run_is_main(run) && (last || commit->commit % run->options.report_every == 0)) {
+    int64_t before = run->commit_seen;
+    if (run->scheduler.reports == run->reports_seen && !last) { return; }
+    if (run->scheduler.reports > run->reports_seen) { collect_commit(run); }
+    run->commit_seen = commit->commit;
+    if (run_is_main(run) && run->has_news && (last || is_due(before, commit->commit, run->options.report_every))) {
         Report report = make_report(run);
         Error error = {""};
         terminal_report(&run->terminal, &report);
         check_written(run, log_report(&run->log, &report, &error), &error);
     }
-    int64_t every = run->options.val_every;
-    if (run->options.val_batches > 0 && (last || (every > 0 && commit->commit % every == 0))) { validate_and_report(run); }
+    bool validates = last || is_due(before, commit->commit, run->options.val_every);
+    if (run->options.val_batches > 0 && validates) { validate_and_report(run); }
     if (run_is_main(run)) {
-        terminal_bar(&run->terminal, (int64_t)commit->gradients_done * tokens_per_micro_batch(run), run->options.tokens,
+        terminal_bar(&run->terminal, (int64_t)run->scheduler.gradients_done * tokens_per_micro_batch(run), run->options.tokens,
                      training_seconds(run));
     }
 }
 
 static void train(Run *run) {
     Scheduler *s = &run->scheduler;
-    double target = ceil((double)run->options.tokens / (double)tokens_per_micro_batch(run));
+    double target = target_gradients(run);
     run->started = clock_seconds();
-    if (run->rule->begin != NULL) { run->rule->begin(s); }
     while (s->gradients_done < target && !s->stopped) {
         run->rule->commit(s);
-        if (!s->stopped) { report_commit(run, s->gradients_done >= target); }
+        bool last = s->gradients_done >= target && run->rule->finish == NULL;
+        if (!s->stopped) { report_commit(run, last); }
+    }
+    if (!s->stopped && run->rule->finish != NULL) {
+        run->rule->finish(s);
+        if (!s->stopped) { report_commit(run, true); }
     }
     if (s->stopped) { fail_not_finite(run); }
 }
@@ -213,9 +227,15 @@ static void start_run(Run *run, const Hello *hellos) {
     gpt_neo_initialize(&run->table, (uint64_t)run->options.seed, run->team, run->scheduler.parameters.data);
     check_replicas(run);
     run->transport.timeout_seconds = run->options.timeout_s;
+    bool traced = run->options.trace[0] != '\0';
+    if (traced) { run->clock_offset = trace_clock_offset(&run->transport); }
+    run->trace_began = clock_seconds();
     run->transport.chaos_seconds = run->options.chaos_ms / 1e3;
     run->transport.link_bytes_per_second = run->options.link_mbit * 1e6 / 8;
-    scheduler_start(&run->scheduler, run->team);
+    run->transport.link_latency = run->options.link_us / 1e6;
+    choose_bucket(run);
+    run->transport.bytes_sent = 0; // of the training alone
+    scheduler_start(&run->scheduler, run->team, traced);
     if (run_is_main(run)) {
         terminal_open(&run->terminal, stdout);
         print_start(run);
@@ -223,7 +243,21 @@ static void start_run(Run *run, const Hello *hellos) {
     }
 }
 
+// All ranks: their spans go to rank 0, in its clock.
+static void write_trace(Run *run) {
+    if (run->options.trace[0] == '\0') { return; }
+    Error error = {""};
+    run->transport.link_bytes_per_second = run->transport.link_latency = run->transport.chaos_seconds = 0; // the emulated trouble is over
+    double now = clock_seconds(), offset = trace_clock_offset(&run->transport);
+    if (!trace_gather_and_write(&run->scheduler.trace, &run->transport, run->clock_offset, run->trace_began, offset, now, run->options.trace,
+                                &error)) {
+        transport_fail(&run->transport, "%s", error.text);
+    }
+}
+
 static void finish_run(Run *run) {
+    scheduler_settle(&run->scheduler);
+    write_trace(run);
     uint64_t fingerprint = check_replicas(run);
     if (!run_is_main(run)) { return; }
     print_end(run, fingerprint);
@@ -273,6 +307,7 @@ static int command_plan(Run *run) {
     Error error = {""};
     transport_open_alone(&run->transport, "a plan");
     run->transport.size = (int)run->options.ranks;
+    if (!options_check_rank_list_length(&run->options, run->transport.size, &error)) { exit_user_mistake(&error); }
     if (!choose_model(run, &error) || !choose_rates(run, &error)) { exit_user_mistake(&error); }
     preflight_threads(1, (int)run->options.threads, &run->threads);
     reserve_memory(run, training_problem(run));
@@ -294,6 +329,7 @@ static int command_plan(Run *run) {
         sampler_reserve(&sampler, &after, &run->config, run->threads.threads);
         printf("%-15s %15zu  (rank 0 only, after training)\n", "sample", after.bytes);
     }
+    fragments_free(&run->scheduler);
     transport_close(&run->transport);
     parameter_table_free(&run->table);
     free(run->decay_ranges);

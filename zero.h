@@ -1,19 +1,18 @@
-// zero.h: ZeRO stage 1 (Rajbhandari et al., 2020). The same mathematics as ddp; each rank steps the optimizer on its own shard only.
+// zero.h: ZeRO stage 1 (Rajbhandari et al., 2020). The same mathematics as ddp; each rank steps the optimizer on what it owns only.
 //
-//   compute         | k micro-batches |               idle                      | k micro-batches ...
-//   communication   |      idle       | reduce-scatter . shard step . all-gather|
+//   compute         | micro-batches | forward . backward |idle| forward . backward ...
+//   communication                        | reduce-scatter . step | all-gather |
 //
-// Traffic is that of an all-reduce; the optimizer state is divided by the number of ranks. Nothing overlaps, so the job reduces where the
-// gradients are and gathers where the parameters are.
+// Traffic is that of an all-reduce; the optimizer state is divided by the number of ranks. Both halves overlap: gradients are sent as the
+// last backward pass finishes them, and the next forward pass starts while the parameters of its later layers are still arriving.
 #ifndef ACCO_ZERO_H
 #define ACCO_ZERO_H
 
 #include "scheduler.h"
 
 static inline void zero1_commit(Scheduler *s) {
+    launch_following(s, COMMIT);
     accumulate(s);
-    hand_over(s, CLEAR);
-    launch(s, COMMIT);
     wait_for(s);
 }
 

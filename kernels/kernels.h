@@ -15,6 +15,7 @@
 #include "cpu/gelu.h"
 #include "cpu/layernorm.h"
 #include "cpu/matmul.h"
+#include "cpu/outer.h"
 #include "cpu/row_blocks.h"
 #include "cpu/vector_math.h"
 

@@ -44,7 +44,8 @@ typedef struct Report {
     double tokens_per_second;      // over all ranks
     double compute_ms, communication_ms, exposed_ms; // per commit; exposed: what compute had to wait for
     double grads_per_commit;
-    double seconds; // since the start of training
+    double bytes_sent; // by rank 0 to others, since the start
+    double seconds;    // since the start of training
 } Report;
 
 // ---------------------------------------------------------------------------------------------------------------------------------
@@ -282,7 +283,7 @@ static inline bool log_table_row(Log *log, const Report *report, double validati
 
 // The report event and its row of the table.
 static inline bool log_report(Log *log, const Report *report, Error *error) {
-    json_t *event = json_pack("{s:s, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "event", "report",
+    json_t *event = json_pack("{s:s, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:o, s:o}", "event", "report",
                               "commit", (json_int_t)report->commit,
                               "grads", (json_int_t)report->grads,
                               "tokens", (json_int_t)report->tokens,
@@ -294,6 +295,7 @@ static inline bool log_report(Log *log, const Report *report, Error *error) {
                               "communication_ms", log_real(report->communication_ms),
                               "exposed_ms", log_real(report->exposed_ms),
                               "grads_per_commit", log_real(report->grads_per_commit),
+                              "bytes_sent", (json_int_t)report->bytes_sent,
                               "seconds", log_real(report->seconds),
                               "perfect_loss", log_real(report->perfect_loss));
     return log_event(log, event, error) && log_table_row(log, report, NAN, error);

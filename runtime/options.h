@@ -3,6 +3,8 @@
 // option_table is the only place where an option is written down: name, type, default, allowed values, help. From it come the parser of the
 // command line and of the configuration file, --help, the README's tables, the file that a run saves and the log's start event, so
 // that they cannot drift apart. To add an option, add a field to Options and a row to the table; the compiler checks that the types agree.
+// The table also says which update rules an option is for: given with another rule it is refused, so that nobody tunes what has no effect.
+// An option at its default passes with every rule, because a saved file holds them all.
 //
 //   options_parse    argv -> Options. --name value or --name=value; a leading word is the command; --config FILE holds `name = value`
 //                    lines, and the command line wins over it wherever --config stands. A value that begins with -- needs --name=value
@@ -37,15 +39,30 @@ typedef char OptionText[1024];
 
 typedef enum OptionsCommand { COMMAND_TRAIN, COMMAND_PLAN, COMMAND_HELP, COMMAND_HELP_MARKDOWN, COMMAND_VERSION } OptionsCommand;
 
-// The option names with underscores; only lr, lr-by and min-lr are spelled out. Choices point into the table.
+// The option names with underscores and small letters; only lr, lr-by and min-lr are spelled out. Choices point into the table.
 typedef struct Options {
     OptionsCommand command;
     OptionText config; // the file that was read, empty: none
 
-    const char *optimizer; // ddp, zero1, acco
-    int64_t accumulate;    // micro-batches per rank and commit; 0: auto
+    const char *optimizer;      // the update rule
+    int64_t accumulate;         // micro-batches per rank and commit; co2, diloco, streaming-diloco: and inner step; 0: auto
+    OptionText rank_accumulate; // empty: accumulate for every rank; ask options_rank_accumulate
     const char *wire, *precision;
     bool overlap;
+
+    double bucket_mb;   // 0: auto
+    int64_t sequential; // commits
+    int64_t acco_init;  // micro-batches; 0: as many as in every half round
+    const char *estimate_wire;
+
+    int64_t co2_tau;                     // inner steps
+    double co2_beta, co2_alpha, co2_phi; // co2_phi 0: off
+    OptionText co2_gap;                  // ask options_co2_gap
+    int64_t diloco_h;                    // inner steps
+    double diloco_outer_lr, diloco_mu;
+    int64_t streaming_p, streaming_tau; // fragments; inner steps
+    double streaming_alpha;
+    const char *streaming_order;
 
     OptionText model, data, val_data;           // val_data empty: hold out a tail of data
     int64_t micro_batch, seq_len, tokens, seed; // micro_batch, seq_len 0: auto
@@ -61,13 +78,14 @@ typedef struct Options {
 
     int64_t report_every, val_every, val_batches; // val_every 0: only at the end; val_batches 0: no validation
     OptionText out;                               // "auto": runs/MODEL-OPTIMIZER-N
+    OptionText trace;                             // empty: none
 
     int64_t sample_tokens, top_k; // 0: none; 0: off
     double temperature;
     OptionText prompt;
 
-    double link_mbit, chaos_ms; // 0: off
-    int64_t slow_rank;          // -1: none
+    double link_mbit, link_us, chaos_ms; // 0: off
+    int64_t slow_rank;                   // -1: none
     double slow_ms;
 } Options;
 
@@ -82,6 +100,8 @@ typedef enum OptionType {
 
 typedef enum OptionGroup {
     GROUP_RULE,
+    GROUP_SHARED,
+    GROUP_LOCAL,
     GROUP_DATA,
     GROUP_RATE,
     GROUP_MACHINE,
@@ -91,7 +111,7 @@ typedef enum OptionGroup {
     GROUP_COUNT
 } OptionGroup;
 
-enum { OPTION_CHOICES_MAX = 8, OPTION_QUOTED_SIZE = 4 * sizeof(OptionText) + 4, OPTION_VALUE_SIZE = 512, OPTION_LINE_SIZE = 8192 };
+enum { OPTION_CHOICES_MAX = 12, OPTION_QUOTED_SIZE = 4 * sizeof(OptionText) + 4, OPTION_VALUE_SIZE = 512, OPTION_LINE_SIZE = 8192 };
 
 // Integers stay below 2^53, so that ranges can be doubles. Printed as "or more".
 #define OPTION_NO_LIMIT 9007199254740992.0
@@ -99,6 +119,7 @@ enum { OPTION_CHOICES_MAX = 8, OPTION_QUOTED_SIZE = 4 * sizeof(OptionText) + 4, 
 typedef struct OptionSpec {
     const char *name;
     OptionGroup group;
+    const char *rules; // the only rules that it is for, as "dpu, acco-wp or acco"; NULL: every rule
     OptionType type;
     size_t offset; // in Options
     const char *default_text;
@@ -111,15 +132,22 @@ typedef struct OptionSpec {
 } OptionSpec;
 
 static inline const char *option_group_title(OptionGroup group) {
-    static const char *const titles[GROUP_COUNT] = {"Update rule and exchange", "Model and data", "Learning rate and AdamW",
-                                                    "This machine", "Reports and files", "Sample after training", "Emulated trouble"};
+    static const char *const titles[GROUP_COUNT] = {"Update rule and exchange",
+                                                    "Rules in which all ranks make one step together",
+                                                    "Rules in which each rank takes steps of its own",
+                                                    "Model and data",
+                                                    "Learning rate and AdamW",
+                                                    "This machine",
+                                                    "Reports and files",
+                                                    "Sample after training",
+                                                    "Emulated trouble"};
     return titles[group];
 }
 
 // The offset of a field; does not compile where the field is not of that type.
 #define OPTION_FIELD(type, field) (offsetof(Options, field) + 0 * sizeof(1 ? (type *)0 : &((Options *)0)->field))
 
-// What stands between the group and the help of a row: the type with the field, the default, the least and the most (of a text: the
+// What stands between the rules and the help of a row: the type with the field, the default, the least and the most (of a text: the
 // least length), what --help calls the value, and a word for one value. After the table they are gone.
 #define NUMBER_OPTION(kind, type, field, value, least, most, metavariable, ...) \
     kind, OPTION_FIELD(type, field), value, least, most, __VA_ARGS__, {NULL}, metavariable
@@ -131,100 +159,159 @@ static inline const char *option_group_title(OptionGroup group) {
 #define TEXT_OPTION(field, value, least_length, metavariable) \
     OPTION_TEXT, OPTION_FIELD(OptionText, field), value, least_length, 0, NO_WORD, {NULL}, metavariable
 #define NO_WORD NULL, 0
+#define EVERY_RULE NULL
 
 static const OptionSpec option_table[] = {
-    {"optimizer", GROUP_RULE, CHOICE_OPTION(optimizer, "acco", "ddp", "zero1", "acco"),
-     "The update rule. ddp: every rank holds the whole optimizer state; zero1: a shard of it; acco: a shard, and communication hides "
-     "behind computation at twice the traffic."},
-    {"accumulate", GROUP_RULE, INTEGER_OPTION(accumulate, "2", 1, 1e6, "N", "auto", 0),
-     "Micro-batches per rank and commit; acco spends half of them in each of its two half rounds, so there it is even. auto (acco "
-     "only): as many as fit while communication runs, at least one per half round; then the batch varies and runs do not repeat bit "
-     "for bit."},
-    {"wire", GROUP_RULE, CHOICE_OPTION(wire, "fp32", "fp32", "bf16"),
+    {"optimizer", GROUP_RULE, EVERY_RULE,
+     CHOICE_OPTION(optimizer, "acco", "ddp", "zero1", "dpu", "acco-wp", "acco", "co2", "diloco", "streaming-diloco"),
+     "The update rule. ddp: every rank holds the whole optimizer state; zero1: a shard of it; both exchange during the backward pass. The "
+     "next three hold a shard and exchange during the whole next batch. dpu: its gradients are one commit old; acco-wp: dpu with "
+     "gradients at predicted parameters; acco: nothing is old, half of a batch is computed at an estimate of the parameters to come, at "
+     "twice the traffic. The last three hold the whole state and exchange seldom, ranks differ in between. co2: hides the exchange, "
+     "which counts one round later; diloco: waits for it; streaming-diloco: hides it, a fragment at a time."},
+    {"accumulate", GROUP_RULE, EVERY_RULE, INTEGER_OPTION(accumulate, "2", 1, 1e6, "N", "auto", 0),
+     "Micro-batches per rank and commit, for co2, diloco and streaming-diloco per inner step. acco spends half of them in each of its "
+     "two half rounds, so there it is even. auto (acco, acco-wp, dpu): as many as fit while communication runs, at least one each time; "
+     "then the batch varies and runs do not repeat bit for bit."},
+    {"rank-accumulate", GROUP_RULE, "ddp, zero1, dpu, acco-wp or acco", TEXT_OPTION(rank_accumulate, "", 0, "LIST"),
+     "Instead of --accumulate a number for each rank, as 4,4,1,1. Lets fast and slow ranks finish together; every micro-batch still "
+     "weighs the same. For acco all are even."},
+    {"wire", GROUP_RULE, EVERY_RULE, CHOICE_OPTION(wire, "fp32", "fp32", "bf16", "int8", "e3m0"),
      "Number format of what ranks send each other; sums are always fp32. bf16 halves the traffic and rounds every gradient and "
-     "parameter."},
-    {"overlap", GROUP_RULE, SWITCH_OPTION(overlap, "on"),
+     "parameter. int8 is about a quarter and e3m0 (4 bits: a sign and a power of two) about an eighth, and coarser in that order: "
+     "gradients travel in blocks of 256 with one scale, parameters as differences to what all ranks hold."},
+    {"overlap", GROUP_RULE, EVERY_RULE, SWITCH_OPTION(overlap, "on"),
      "off waits for every operation before it starts the next: the same bits, slower; for finding out what overlap brings."},
-    {"precision", GROUP_RULE, CHOICE_OPTION(precision, "fp32", "fp32", "bf16", "fp16"),
+    {"precision", GROUP_RULE, EVERY_RULE, CHOICE_OPTION(precision, "fp32", "fp32", "bf16", "fp16"),
      "Number format of the arithmetic. The CPU program has fp32 only; bf16 and fp16 are refused with the reason."},
 
-    {"model", GROUP_DATA, TEXT_OPTION(model, "tiny", 1, "NAME|PATH"),
+    {"bucket-mb", GROUP_SHARED, "ddp or zero1", REAL_OPTION(bucket_mb, "auto", 1e-3, 1e6, "MB", "auto", 0),
+     "Size of the buckets in which gradients are exchanged during the backward pass. Small ones leave earlier and cost more messages; "
+     "large ones leave more to wait for at the end. auto: the program decides and prints it."},
+    {"sequential", GROUP_SHARED, "dpu, acco-wp or acco", INTEGER_OPTION(sequential, "0", 0, OPTION_NO_LIMIT, "COMMITS", NO_WORD),
+     "The first COMMITS run without overlap, like zero1: safer while the parameters move fastest, and slower for as long."},
+    {"acco-init", GROUP_SHARED, "acco", INTEGER_OPTION(acco_init, "round", 1, 1e6, "N", "round", 0),
+     "Micro-batches per rank of the very first half round, which no communication accompanies. round: as many as in every other, so that "
+     "the first commit has a full batch; 1, as in the paper's code, starts sooner with a smaller one."},
+    {"estimate-wire", GROUP_SHARED, "acco", CHOICE_OPTION(estimate_wire, "same", "same", "fp32", "bf16", "int8", "e3m0"),
+     "Number format of the estimate's exchange, while the commit's stays at --wire. Coarser saves up to half of acco's traffic; it does "
+     "not round the parameters, but half of the gradients are computed at a coarser estimate of them. same: that of --wire."},
+
+    {"co2-tau", GROUP_LOCAL, "co2", INTEGER_OPTION(co2_tau, "12", 1, 1e6, "N", NO_WORD),
+     "Inner steps of each rank between two exchanges (the paper's tau). More send less and give the exchange more time; the ranks drift "
+     "further apart and hear later of each other."},
+    {"co2-beta", GROUP_LOCAL, "co2", REAL_OPTION(co2_beta, "0", 0, 0.999999, "X", NO_WORD),
+     "Momentum of the outer step (beta). More keeps the direction over rounds, and overshoots more, as what it hears is a round old: 0 "
+     "for few ranks, 0.5 for 64."},
+    {"co2-alpha", GROUP_LOCAL, "co2", REAL_OPTION(co2_alpha, "1", 1e-6, 100, "X", NO_WORD),
+     "Length of the outer step (alpha). 1 goes as far as the ranks went on average; less is steadier and slower."},
+    {"co2-phi", GROUP_LOCAL, "co2", REAL_OPTION(co2_phi, "off", 1e-12, 1e6, "X", "off", 0),
+     "No element of the outer momentum is larger than this (phi). Lower tames spikes and may slow learning."},
+    {"co2-gap", GROUP_LOCAL, "co2", TEXT_OPTION(co2_gap, "const:1", 1, "const:VALUE"),
+     "Divides what the ranks did on average, because it is a round old (the gap penalty), by VALUE, 1 or more. Larger is steadier and "
+     "slower."},
+    {"diloco-H", GROUP_LOCAL, "diloco or streaming-diloco", INTEGER_OPTION(diloco_h, "30", 1, 1e6, "N", NO_WORD),
+     "Inner steps of each rank between two exchanges (the paper's H), of streaming-diloco between two of the same fragment. More send "
+     "less, and the ranks drift further apart."},
+    {"diloco-outer-lr", GROUP_LOCAL, "diloco or streaming-diloco", REAL_OPTION(diloco_outer_lr, "0.7", 1e-6, 100, "RATE", NO_WORD),
+     "Learning rate of the outer step, which follows what the ranks did on average. Lower is steadier and slower; 1 with --diloco-mu 0 "
+     "is their plain average."},
+    {"diloco-mu", GROUP_LOCAL, "diloco or streaming-diloco", REAL_OPTION(diloco_mu, "0.9", 0, 0.999999, "X", NO_WORD),
+     "Nesterov momentum of the outer step (mu). Higher gains speed where the direction lasts and overshoots where it turns."},
+    {"streaming-P", GROUP_LOCAL, "streaming-diloco", INTEGER_OPTION(streaming_p, "2", 1, 1e6, "N", NO_WORD),
+     "Fragments of the model (P), exchanged one at a time, every H/P steps; H is a multiple of P. More make smaller bursts that are easier "
+     "to hide, with the same traffic in all."},
+    {"streaming-tau", GROUP_LOCAL, "streaming-diloco", INTEGER_OPTION(streaming_tau, "1", 0, 1e6, "N", NO_WORD),
+     "Inner steps that an exchange may take while training goes on (tau), below H/P. More bears a slower network, and what arrives is as "
+     "many steps old; 0 waits."},
+    {"streaming-alpha", GROUP_LOCAL, "streaming-diloco", REAL_OPTION(streaming_alpha, "0.5", 0, 1, "X", NO_WORD),
+     "Weight of a rank's own parameters when a fragment arrives (alpha). 0 takes the common ones and drops the steps made since sending; 1 "
+     "keeps its own, and the ranks never meet."},
+    {"streaming-order", GROUP_LOCAL, "streaming-diloco", CHOICE_OPTION(streaming_order, "strided", "strided", "sequential"),
+     "Which layers make a fragment. strided: every P-th; sequential: neighbours. The traffic is the same, the trained model is not."},
+
+    {"model", GROUP_DATA, EVERY_RULE, TEXT_OPTION(model, "tiny", 1, "NAME|PATH"),
      "A preset (tiny, 36M, 125M, 1.3B, 2.7B) or the path of a Hugging Face config.json with model_type gpt_neo."},
-    {"data", GROUP_DATA, TEXT_OPTION(data, "builtin", 1, "PATH|builtin"),
+    {"data", GROUP_DATA, EVERY_RULE, TEXT_OPTION(data, "builtin", 1, "PATH|builtin"),
      "Training text: builtin is an endless source of small stories whose entropy is known; otherwise a text file, read as bytes, or "
      "token files (a glob in quotes names many)."},
-    {"val-data", GROUP_DATA, TEXT_OPTION(val_data, "", 0, "PATH"),
+    {"val-data", GROUP_DATA, EVERY_RULE, TEXT_OPTION(val_data, "", 0, "PATH"),
      "Validation text. Not given: the tail of --data is held out (of builtin: another stream)."},
-    {"micro-batch", GROUP_DATA, INTEGER_OPTION(micro_batch, "auto", 1, 65536, "N", "auto", 0),
+    {"micro-batch", GROUP_DATA, EVERY_RULE, INTEGER_OPTION(micro_batch, "auto", 1, 65536, "N", "auto", 0),
      "Sequences that one rank computes at a time. More use the cores better and need more memory for activations. auto: 8, but 1 for "
      "models below 5 M parameters, which learn most from many small updates."},
-    {"seq-len", GROUP_DATA, INTEGER_OPTION(seq_len, "auto", 1, 1048576, "N", "auto", 0),
+    {"seq-len", GROUP_DATA, EVERY_RULE, INTEGER_OPTION(seq_len, "auto", 1, 1048576, "N", "auto", 0),
      "Tokens per sequence, at most the model's positions. auto: the model's positions, at most 1024."},
-    {"tokens", GROUP_DATA, COUNT_OPTION(tokens, "1500k", 1, OPTION_NO_LIMIT, "N", NO_WORD),
+    {"tokens", GROUP_DATA, EVERY_RULE, COUNT_OPTION(tokens, "1500k", 1, OPTION_NO_LIMIT, "N", NO_WORD),
      "Length of the training in tokens over all ranks. k, M and G may follow the number: 1500k, 2M, 1.5G."},
-    {"seed", GROUP_DATA, INTEGER_OPTION(seed, "1", 0, 4294967295.0, "N", NO_WORD),
+    {"seed", GROUP_DATA, EVERY_RULE, INTEGER_OPTION(seed, "1", 0, 4294967295.0, "N", NO_WORD),
      "Decides the initial parameters, the order of the data and the sample. The same seed and ranks repeat a run bit for bit."},
 
-    {"lr", GROUP_RATE, REAL_OPTION(learning_rate, "auto", 1e-12, 100, "RATE", "auto", 0),
+    {"lr", GROUP_RATE, EVERY_RULE, REAL_OPTION(learning_rate, "auto", 1e-12, 100, "RATE", "auto", 0),
      "Peak learning rate. auto: chosen by the size of the model."},
-    {"min-lr", GROUP_RATE, REAL_OPTION(minimum_learning_rate, "auto", 0, 100, "RATE", "auto", -1),
+    {"min-lr", GROUP_RATE, EVERY_RULE, REAL_OPTION(minimum_learning_rate, "auto", 0, 100, "RATE", "auto", -1),
      "Learning rate at the end of the schedule. auto: a tenth of --lr."},
-    {"lr-by", GROUP_RATE, CHOICE_OPTION(learning_rate_by, "grads", "grads", "commits"),
+    {"lr-by", GROUP_RATE, EVERY_RULE, CHOICE_OPTION(learning_rate_by, "grads", "grads", "commits"),
      "What moves the schedule. grads: the micro-batches trained on, so that rules with other or varying batches are at the same rate "
      "after the same tokens; commits: the number of updates."},
-    {"schedule", GROUP_RATE, CHOICE_OPTION(schedule, "cosine", "cosine", "linear", "constant"),
+    {"schedule", GROUP_RATE, EVERY_RULE, CHOICE_OPTION(schedule, "cosine", "cosine", "linear", "constant"),
      "Way from --lr to --min-lr after the warm-up. constant stays at --lr, which suits runs without a fixed end."},
-    {"warmup", GROUP_RATE, INTEGER_OPTION(warmup, "auto", 0, OPTION_NO_LIMIT, "COMMITS", "auto", -1),
+    {"warmup", GROUP_RATE, EVERY_RULE, INTEGER_OPTION(warmup, "auto", 0, OPTION_NO_LIMIT, "COMMITS", "auto", -1),
      "The learning rate rises linearly over the first COMMITS updates. Longer is safer at a high rate and slower at the start. auto: a "
      "twentieth of the run, at most 1000."},
-    {"weight-decay", GROUP_RATE, REAL_OPTION(weight_decay, "0.1", 0, 100, "X", NO_WORD),
+    {"weight-decay", GROUP_RATE, EVERY_RULE, REAL_OPTION(weight_decay, "0.1", 0, 100, "X", NO_WORD),
      "AdamW shrinks the parameters by this times the learning rate at each commit."},
-    {"decay", GROUP_RATE, CHOICE_OPTION(decay, "matrices", "matrices", "all"),
+    {"decay", GROUP_RATE, EVERY_RULE, CHOICE_OPTION(decay, "matrices", "matrices", "all"),
      "What decays: weight matrices and embeddings only, or biases and normalisation as well."},
-    {"beta1", GROUP_RATE, REAL_OPTION(beta1, "0.9", 0, 0.999999, "X", NO_WORD),
+    {"beta1", GROUP_RATE, EVERY_RULE, REAL_OPTION(beta1, "0.9", 0, 0.999999, "X", NO_WORD),
      "Memory of AdamW's mean gradient. Higher is smoother and slower to turn."},
-    {"beta2", GROUP_RATE, REAL_OPTION(beta2, "0.95", 0, 0.999999, "X", NO_WORD),
+    {"beta2", GROUP_RATE, EVERY_RULE, REAL_OPTION(beta2, "0.95", 0, 0.999999, "X", NO_WORD),
      "Memory of AdamW's mean squared gradient. Higher is steadier, lower recovers faster from a spike."},
-    {"eps", GROUP_RATE, REAL_OPTION(eps, "1e-8", 1e-30, 1, "X", NO_WORD),
+    {"eps", GROUP_RATE, EVERY_RULE, REAL_OPTION(eps, "1e-8", 1e-30, 1, "X", NO_WORD),
      "Added to AdamW's divisor. Larger damps parameters whose gradients are tiny."},
-    {"grad-clip", GROUP_RATE, REAL_OPTION(grad_clip, "1", 0, 1e6, "NORM", "off", 0),
+    {"grad-clip", GROUP_RATE, EVERY_RULE, REAL_OPTION(grad_clip, "1", 0, 1e6, "NORM", "off", 0),
      "A gradient whose global norm is larger is scaled down to it. Lower tames spikes and may slow learning."},
 
-    {"threads", GROUP_MACHINE, INTEGER_OPTION(threads, "auto", 1, 4096, "N", "auto", 0),
+    {"threads", GROUP_MACHINE, EVERY_RULE, INTEGER_OPTION(threads, "auto", 1, 4096, "N", "auto", 0),
      "Threads per rank that compute. auto: the cores of the node divided by its ranks, or those that the launcher bound this rank to."},
-    {"ranks", GROUP_MACHINE, INTEGER_OPTION(ranks, "1", 1, 1e6, "N", NO_WORD),
+    {"ranks", GROUP_MACHINE, EVERY_RULE, INTEGER_OPTION(ranks, "1", 1, 1e6, "N", NO_WORD),
      "How many ranks `train_gpt plan` plans for. A run has as many as mpirun or srun started."},
-    {"timeout-s", GROUP_MACHINE, REAL_OPTION(timeout_s, "300", 1, 1e6, "SECONDS", NO_WORD),
+    {"timeout-s", GROUP_MACHINE, EVERY_RULE, REAL_OPTION(timeout_s, "300", 1, 1e6, "SECONDS", NO_WORD),
      "A collective operation that waits longer than this ends the whole job and names the ranks that did not arrive."},
 
-    {"report-every", GROUP_REPORT, INTEGER_OPTION(report_every, "10", 1, OPTION_NO_LIMIT, "COMMITS", NO_WORD),
+    {"report-every", GROUP_REPORT, EVERY_RULE, INTEGER_OPTION(report_every, "10", 1, OPTION_NO_LIMIT, "COMMITS", NO_WORD),
      "Commits between two reports on the terminal and in the log."},
-    {"val-every", GROUP_REPORT, INTEGER_OPTION(val_every, "50", 1, OPTION_NO_LIMIT, "COMMITS", "end", 0),
+    {"val-every", GROUP_REPORT, EVERY_RULE, INTEGER_OPTION(val_every, "50", 1, OPTION_NO_LIMIT, "COMMITS", "end", 0),
      "Commits between two validations, which cost a forward pass of --val-batches each. end: only at the end."},
-    {"val-batches", GROUP_REPORT, INTEGER_OPTION(val_batches, "16", 1, 1e6, "N", "none", 0),
+    {"val-batches", GROUP_REPORT, EVERY_RULE, INTEGER_OPTION(val_batches, "16", 1, 1e6, "N", "none", 0),
      "Micro-batches, over all ranks, of one validation. More are less noisy and take longer; none: no validation."},
-    {"out", GROUP_REPORT, TEXT_OPTION(out, "auto", 1, "DIR|auto"),
+    {"out", GROUP_REPORT, EVERY_RULE, TEXT_OPTION(out, "auto", 1, "DIR|auto"),
      "The run's directory, made with its parents; one that holds a run is refused. auto: runs/MODEL-OPTIMIZER-N with the first free N."},
-    {"config", GROUP_REPORT, TEXT_OPTION(config, "", 1, "FILE"),
+    {"trace", GROUP_REPORT, EVERY_RULE, TEXT_OPTION(trace, "", 0, "FILE"),
+     "Writes what both streams of every rank do and when, as Chrome trace JSON, which ui.perfetto.dev shows. It grows with every commit: "
+     "for short runs."},
+    {"config", GROUP_REPORT, EVERY_RULE, TEXT_OPTION(config, "", 1, "FILE"),
      "Reads options from lines `name = value`, with # before comments; a run saves such a file. The command line wins over it."},
 
-    {"sample-tokens", GROUP_SAMPLE, COUNT_OPTION(sample_tokens, "256", 1, 1e6, "N", "none", 0),
+    {"sample-tokens", GROUP_SAMPLE, EVERY_RULE, COUNT_OPTION(sample_tokens, "256", 1, 1e6, "N", "none", 0),
      "Tokens of text that the trained model writes at the end."},
-    {"temperature", GROUP_SAMPLE, REAL_OPTION(temperature, "0.8", 0, 100, "X", NO_WORD),
+    {"temperature", GROUP_SAMPLE, EVERY_RULE, REAL_OPTION(temperature, "0.8", 0, 100, "X", NO_WORD),
      "Lower is safer and duller, higher wilder; 0 always takes the likeliest token."},
-    {"top-k", GROUP_SAMPLE, INTEGER_OPTION(top_k, "40", 1, 1e6, "N", "off", 0),
+    {"top-k", GROUP_SAMPLE, EVERY_RULE, INTEGER_OPTION(top_k, "40", 1, 1e6, "N", "off", 0),
      "Chooses among the N likeliest tokens only, which keeps freak tokens out."},
-    {"prompt", GROUP_SAMPLE, TEXT_OPTION(prompt, "", 0, "TEXT"),
+    {"prompt", GROUP_SAMPLE, EVERY_RULE, TEXT_OPTION(prompt, "", 0, "TEXT"),
      "What the sample begins with. Empty: the model begins on its own."},
 
-    {"link-mbit", GROUP_EMULATION, REAL_OPTION(link_mbit, "off", 1e-3, 1e6, "MBIT", "off", 0),
+    {"link-mbit", GROUP_EMULATION, EVERY_RULE, REAL_OPTION(link_mbit, "off", 1e-3, 1e6, "MBIT", "off", 0),
      "Emulates a slow network: no rank sends more than MBIT million bits a second."},
-    {"chaos-ms", GROUP_EMULATION, REAL_OPTION(chaos_ms, "off", 1e-3, 6e4, "MS", "off", 0),
+    {"link-us", GROUP_EMULATION, EVERY_RULE, REAL_OPTION(link_us, "off", 1e-3, 1e6, "US", "off", 0),
+     "Emulates a distant network: every message arrives US microseconds later. Many small messages suffer most."},
+    {"chaos-ms", GROUP_EMULATION, EVERY_RULE, REAL_OPTION(chaos_ms, "off", 1e-3, 6e4, "MS", "off", 0),
      "A random delay of up to MS milliseconds before every communication job. Results must not change by a bit: a test of the "
      "scheduler."},
-    {"slow-rank", GROUP_EMULATION, INTEGER_OPTION(slow_rank, "none", 0, 1e6, "RANK", "none", -1),
+    {"slow-rank", GROUP_EMULATION, EVERY_RULE, INTEGER_OPTION(slow_rank, "none", 0, 1e6, "RANK", "none", -1),
      "Emulates one slow machine: this rank sleeps --slow-ms at every micro-batch."},
-    {"slow-ms", GROUP_EMULATION, REAL_OPTION(slow_ms, "0", 0, 1e6, "MS", NO_WORD),
+    {"slow-ms", GROUP_EMULATION, EVERY_RULE, REAL_OPTION(slow_ms, "0", 0, 1e6, "MS", NO_WORD),
      "How long --slow-rank sleeps at every micro-batch, in milliseconds."},
 };
 
@@ -236,6 +323,7 @@ static const OptionSpec option_table[] = {
 #undef SWITCH_OPTION
 #undef TEXT_OPTION
 #undef NO_WORD
+#undef EVERY_RULE
 
 enum { OPTION_COUNT_OF_TABLE = sizeof option_table / sizeof option_table[0] };
 
@@ -321,7 +409,7 @@ static inline const void *option_field_const(const OptionSpec *option, const Opt
     return (const char *)options + option->offset;
 }
 
-// "auto or 1 .. 4096", "end, or 1 or more", "ddp, zero1 or acco", "on or off"; empty for texts.
+// "auto or 1 .. 4096", "end, or 1 or more", "fp32, bf16 or fp16", "on or off"; empty for texts.
 static inline const char *option_allowed(const OptionSpec *option, char text[OPTION_VALUE_SIZE]) {
     int length = 0;
     text[0] = '\0';
@@ -389,8 +477,13 @@ static inline bool option_read_integer(const char *text, bool is_count, int64_t 
     return true;
 }
 
-// The word first, then the number and its range. Where the word is off, none or end, 0 says the same; "auto" has no number, because a
-// user who writes --threads 0 may well mean something else.
+// Whether 0 may be written instead of the word: for off, none and end it says the same. "auto" and "round" have no number, because a user
+// who writes --threads 0 may well mean something else.
+static inline bool option_zero_is_word(const OptionSpec *option) {
+    return option->word != NULL && option->word_value == 0 && strcmp(option->word, "auto") != 0 && strcmp(option->word, "round") != 0;
+}
+
+// The word first, then the number and its range.
 static inline bool option_set_number(const OptionSpec *option, Options *options, const char *text, Error *error) {
     int64_t integer = 0;
     double real = 0;
@@ -403,7 +496,7 @@ static inline bool option_set_number(const OptionSpec *option, Options *options,
         bool valid = is_real ? option_read_real(text, &real, &end) && *end == '\0'
                              : option_read_integer(text, option->type == OPTION_COUNT, &integer);
         double value = is_real ? real : (double)integer;
-        bool is_off = option->word != NULL && value == 0 && option->word_value == 0 && strcmp(option->word, "auto") != 0;
+        bool is_off = value == 0 && option_zero_is_word(option);
         bool in_range = (value >= option->minimum && value <= option->maximum) || is_off;
         if (!valid && errno != ERANGE) { return option_refuse(option, text, is_real ? "is not a number" : "is not a whole number", error); }
         if (!valid || !in_range) { return option_refuse(option, text, "is out of range", error); }
@@ -671,33 +764,183 @@ static inline bool options_parse(int argc, char **argv, Options *options, Error 
 
 // Every refusal says which option to change and to what. Where a value is automatic (0, or -1 for the minimum rate) it is not compared
 // here; a caller that fills in automatic rates may check again.
-static inline bool options_check_rule(const Options *options, Error *error) {
-    bool is_acco = strcmp(options->optimizer, "acco") == 0;
+
+// Whether `rule` is a word of a list such as "dpu, acco-wp or acco".
+static inline bool option_list_names(const char *list, const char *rule) {
+    size_t length = strlen(rule);
+    for (const char *word = list; *word != '\0'; word += strspn(word, ", ")) {
+        size_t letters = strcspn(word, ", ");
+        if (letters == length && strncmp(word, rule, length) == 0) { return true; }
+        word += letters;
+    }
+    return false;
+}
+
+static inline bool option_is_same(const OptionSpec *option, const Options *a, const Options *b) {
+    const void *left = option_field_const(option, a), *right = option_field_const(option, b);
+    switch (option->type) {
+    case OPTION_TEXT: return strcmp((const char *)left, (const char *)right) == 0;
+    case OPTION_CHOICE: return strcmp(*(const char *const *)left, *(const char *const *)right) == 0;
+    case OPTION_SWITCH: return *(const bool *)left == *(const bool *)right;
+    case OPTION_REAL: return *(const double *)left == *(const double *)right;
+    default: return *(const int64_t *)left == *(const int64_t *)right;
+    }
+}
+
+// An option of other rules than this run's would have no effect.
+static inline bool options_check_owners(const Options *options, Error *error) {
+    Options defaults;
+    options_defaults(&defaults);
+    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
+        const OptionSpec *option = &option_table[i];
+        bool is_ours = option->rules == NULL || option_list_names(option->rules, options->optimizer);
+        if (is_ours || option_is_same(option, options, &defaults)) { continue; }
+        return error_set(error, "--%s belongs to --optimizer %s, this run uses %s: leave it %s%s", option->name, option->rules,
+                         options->optimizer, option->default_text[0] == '\0' ? "empty" : "at ", option->default_text);
+    }
+    return true;
+}
+
+static inline bool options_check_precision(const Options *options, Error *error) {
     if (strcmp(options->precision, "fp16") == 0) {
         return error_set(error, "--precision fp16 is refused: it needs loss scaling and gave NaN where that was left out; use fp32");
     }
     if (strcmp(options->precision, "bf16") == 0) {
         return error_set(error, "--precision bf16 is for the GPU program: on a CPU bf16 arithmetic is slower than fp32; use fp32, and "
-                                "--wire bf16 "
-                                "to halve the traffic");
-    }
-    if (options->accumulate == 0 && !is_acco) {
-        return error_set(error, "--accumulate auto needs --optimizer acco: only acco communicates while it computes; give %s a number",
-                         options->optimizer);
-    }
-    if (options->accumulate == 0 && strcmp(options->learning_rate_by, "commits") == 0) {
-        return error_set(error, "--accumulate auto with --lr-by commits: nobody knows how many commits there will be; use --lr-by grads");
-    }
-    if (options->accumulate == 0 && !options->overlap) {
-        return error_set(error, "--accumulate auto needs --overlap on: it fills the time that communication takes");
-    }
-    if (options->accumulate % 2 != 0 && is_acco) {
-        return error_set(error,
-                         "--accumulate %lld is odd: acco spends half of its micro-batches in each of two half rounds; use %lld or %lld",
-                         (long long)options->accumulate, (long long)(options->accumulate > 1 ? options->accumulate - 1 : 2),
-                         (long long)(options->accumulate > 1 ? options->accumulate + 1 : 4));
+                                "--wire bf16 to halve the traffic");
     }
     return true;
+}
+
+static inline bool options_refuse_odd(const char *where, int64_t count, Error *error) {
+    return error_set(error, "%s%lld is odd: acco spends half of its micro-batches in each of two half rounds; use %lld or %lld", where,
+                     (long long)count, (long long)(count > 1 ? count - 1 : 2), (long long)(count > 1 ? count + 1 : 4));
+}
+
+static inline bool options_check_accumulate(const Options *options, Error *error) {
+    static const char overlapped[] = "acco, acco-wp or dpu";
+    bool is_auto = options->accumulate == 0;
+    if (is_auto && !option_list_names(overlapped, options->optimizer)) {
+        bool is_local = option_list_names("co2, diloco or streaming-diloco", options->optimizer);
+        return error_set(error, "--accumulate auto needs --optimizer %s: %s takes a fixed number, because %s", overlapped,
+                         options->optimizer,
+                         is_local ? "its average gives every rank the same weight, so all must train on as much"
+                                  : "it computes no further micro-batches while it communicates");
+    }
+    if (is_auto && options->rank_accumulate[0] != '\0') {
+        return error_set(error, "--accumulate auto with --rank-accumulate: either the program chooses how many micro-batches a rank "
+                                "computes, or the list does; give --accumulate a number");
+    }
+    if (is_auto && strcmp(options->learning_rate_by, "commits") == 0) {
+        return error_set(error, "--accumulate auto with --lr-by commits: nobody knows how many commits there will be; use --lr-by grads");
+    }
+    if (is_auto && !options->overlap) {
+        return error_set(error, "--accumulate auto needs --overlap on: it fills the time that communication takes");
+    }
+    bool counts = options->rank_accumulate[0] == '\0' && strcmp(options->optimizer, "acco") == 0;
+    return counts && options->accumulate % 2 != 0 ? options_refuse_odd("--accumulate ", options->accumulate, error) : true;
+}
+
+// Every number of the list is a count, whether there are as many as ranks shows later.
+static inline bool options_check_rank_list(const Options *options, Error *error) {
+    enum { MOST = 1000000, DIGITS = 7 };
+    bool is_acco = strcmp(options->optimizer, "acco") == 0;
+    const char *number = options->rank_accumulate;
+    for (int rank = 0; options->rank_accumulate[0] != '\0'; rank++) {
+        size_t length = strcspn(number, ","), digits = strspn(number, "0123456789");
+        int64_t count = digits == length && length <= DIGITS ? strtoll(number, NULL, 10) : 0;
+        if (count < 1 || count > MOST) {
+            char excerpt[64];
+            return error_set(error,
+                             "--rank-accumulate %s: rank %d has no valid number; allowed: a whole number 1 .. %d for each rank, with "
+                             "commas between, as 4,4,1,1",
+                             option_excerpt(options->rank_accumulate, excerpt), rank, MOST);
+        }
+        if (is_acco && count % 2 != 0) {
+            char where[64];
+            snprintf(where, sizeof where, "--rank-accumulate: rank %d's ", rank);
+            return options_refuse_odd(where, count, error);
+        }
+        if (number[length] == '\0') { break; }
+        number += length + 1;
+    }
+    return true;
+}
+
+// The divisor of co2's stale step, 1 or more. The only kind so far is a constant one.
+static inline bool options_co2_gap(const Options *options, double *value, Error *error) {
+    static const char kind[] = "const:";
+    const char *end = "";
+    bool is_constant = strncmp(options->co2_gap, kind, sizeof kind - 1) == 0;
+    bool valid = is_constant && option_read_real(options->co2_gap + sizeof kind - 1, value, &end) && *end == '\0';
+    if (valid && *value >= 1 && *value <= 1e6) { return true; }
+    char excerpt[64];
+    return error_set(error, "--co2-gap: %s is no gap penalty; allowed: const:VALUE with VALUE 1 .. 1000000, as const:1",
+                     option_excerpt(options->co2_gap, excerpt));
+}
+
+// Fragments take turns: one is sent every H/P steps, and it has arrived before the next one is sent.
+static inline bool options_check_streaming(const Options *options, Error *error) {
+    long long H = (long long)options->diloco_h, P = (long long)options->streaming_p, tau = (long long)options->streaming_tau;
+    if (strcmp(options->optimizer, "streaming-diloco") != 0) { return true; }
+    if (H < P) {
+        return error_set(error, "--diloco-H %lld is less than --streaming-P %lld: fragments are sent every H/P steps; use %lld", H, P, P);
+    }
+    if (H % P != 0) {
+        return error_set(error, "--diloco-H %lld is not a multiple of --streaming-P %lld: fragments are sent every H/P steps; use %lld or "
+                                "%lld",
+                         H, P, H - H % P, H - H % P + P);
+    }
+    if (tau >= H / P) {
+        return error_set(error, "--streaming-tau %lld is not below H/P = %lld: a fragment must arrive before the next one is sent; use "
+                                "%s%lld",
+                         tau, H / P, H / P == 1 ? "" : "0 .. ", H / P - 1);
+    }
+    return true;
+}
+
+static inline bool options_check_rule(const Options *options, Error *error) {
+    double gap;
+    return options_check_precision(options, error) && options_check_owners(options, error) && options_check_accumulate(options, error) &&
+           options_check_rank_list(options, error) && options_co2_gap(options, &gap, error) && options_check_streaming(options, error);
+}
+
+// The inner steps that a rank makes before it hears of the others; 1 for the rules in which all make one step together.
+static inline int64_t options_steps_between_exchanges(const Options *options) {
+    if (strcmp(options->optimizer, "co2") == 0) { return options->co2_tau; }
+    if (strcmp(options->optimizer, "diloco") == 0) { return options->diloco_h; }
+    return strcmp(options->optimizer, "streaming-diloco") == 0 ? options->diloco_h / options->streaming_p : 1;
+}
+
+// The numbers of --rank-accumulate; 0: there is no list.
+static inline int options_rank_list_length(const Options *options) {
+    int length = options->rank_accumulate[0] != '\0';
+    for (const char *c = options->rank_accumulate; *c != '\0'; c++) { length += *c == ','; }
+    return length;
+}
+
+// The micro-batches per commit of `rank`: its number of the list, or --accumulate where there is no list. 0: auto. The options have
+// passed options_check; where options_check_ranks will refuse the list as too short, the ranks that it lacks have 1.
+static inline int options_rank_accumulate(const Options *options, int rank, int size) {
+    assert(rank >= 0 && rank < size);
+    (void)size;
+    if (options->rank_accumulate[0] == '\0') { return (int)options->accumulate; }
+    const char *number = options->rank_accumulate;
+    for (; rank > 0 && number != NULL; rank--) {
+        number = strchr(number, ',');
+        number = number == NULL ? NULL : number + 1;
+    }
+    return number == NULL ? 1 : (int)strtol(number, NULL, 10);
+}
+
+// The micro-batches per commit of all ranks. With --accumulate auto nobody knows: then the least possible, one per rank and round.
+static inline int64_t options_total_accumulate(const Options *options, int size) {
+    int64_t total = 0, least = strcmp(options->optimizer, "acco") == 0 ? 2 : 1;
+    for (int rank = 0; rank < size; rank++) {
+        int count = options_rank_accumulate(options, rank, size);
+        total += count > 0 ? count : least;
+    }
+    return total;
 }
 
 static inline bool options_check_rate(const Options *options, Error *error) {
@@ -722,10 +965,12 @@ static inline bool options_check_emulation(const Options *options, Error *error)
         return error_set(error, "--slow-ms needs --slow-rank: which rank is to be slow?");
     }
     if (options->slow_rank >= 0 && options->slow_ms == 0) { return error_set(error, "--slow-rank needs --slow-ms: how slow is it to be?"); }
-    double waiting = options->slow_ms * (double)(options->accumulate > 0 ? options->accumulate : 1);
+    int slow_rank = options->slow_rank < 0 ? 0 : (int)options->slow_rank;
+    int batches = options_rank_accumulate(options, slow_rank, slow_rank + 1);
+    double waiting = options->slow_ms * (double)(batches > 0 ? batches : 1) * (double)options_steps_between_exchanges(options);
     if (waiting / 1000 >= options->timeout_s) {
         return error_set(error,
-                         "--slow-ms %g makes the others wait %g s for a commit, longer than --timeout-s %g: the job would end itself",
+                         "--slow-ms %g makes the others wait %g s for an exchange, longer than --timeout-s %g: the job would end itself",
                          options->slow_ms, waiting / 1000, options->timeout_s);
     }
     double chunk_megabits = 2 * 8.4; // two chunks of 1 MB may be under way
@@ -768,11 +1013,21 @@ static inline bool options_check(const Options *options, Error *error) {
 
 // Tokens of one commit over all ranks, the least possible one where --accumulate is auto.
 static inline int64_t options_tokens_per_commit(const Options *options, int ranks, int64_t sequence_length) {
-    return ranks * (options->accumulate > 0 ? options->accumulate : 2) * options->micro_batch * sequence_length;
+    return options_total_accumulate(options, ranks) * options->micro_batch * sequence_length;
+}
+
+// A list with a number for each of the ranks, no more and no less.
+static inline bool options_check_rank_list_length(const Options *options, int ranks, Error *error) {
+    int length = options_rank_list_length(options);
+    if (length == 0 || length == ranks) { return true; }
+    char excerpt[64];
+    return error_set(error, "--rank-accumulate %s has %d number%s for %d rank%s: give one for each rank",
+                     option_excerpt(options->rank_accumulate, excerpt), length, length == 1 ? "" : "s", ranks, ranks == 1 ? "" : "s");
 }
 
 // The contradictions that show only when the number of ranks and the sequence length (tokens) are known.
 static inline bool options_check_ranks(const Options *options, int ranks, int64_t sequence_length, Error *error) {
+    if (!options_check_rank_list_length(options, ranks, error)) { return false; }
     if (options->slow_rank >= ranks) {
         return error_set(error, "--slow-rank %lld: there %s; allowed: none or 0 .. %d", (long long)options->slow_rank,
                          ranks == 1 ? "is one rank" : "are fewer ranks", ranks - 1);
@@ -780,12 +1035,11 @@ static inline bool options_check_ranks(const Options *options, int ranks, int64_
     int64_t commit = options_tokens_per_commit(options, ranks, sequence_length);
     if (options->tokens < commit) {
         return error_set(error,
-                         "--tokens %lld is less than one commit: %d rank%s x %lld micro-batches x %lld sequences x %lld tokens = %lld; "
-                         "raise --tokens "
-                         "or lower --micro-batch, --seq-len or --accumulate",
-                         (long long)options->tokens, ranks, ranks == 1 ? "" : "s",
-                         (long long)(options->accumulate > 0 ? options->accumulate : 2), (long long)options->micro_batch,
-                         (long long)sequence_length, (long long)commit);
+                         "--tokens %lld is less than one commit: %lld micro-batches on %d rank%s x %lld sequences x %lld tokens = %lld; "
+                         "raise --tokens or lower --micro-batch, --seq-len or --%s",
+                         (long long)options->tokens, (long long)options_total_accumulate(options, ranks), ranks, ranks == 1 ? "" : "s",
+                         (long long)options->micro_batch, (long long)sequence_length, (long long)commit,
+                         options->rank_accumulate[0] == '\0' ? "accumulate" : "rank-accumulate");
     }
     return true;
 }
@@ -907,7 +1161,7 @@ static inline json_t *options_as_json(const Options *options) {
     return object;
 }
 
-// "N|auto", "ddp|zero1|acco", "on|off".
+// "N|auto", "fp32|bf16", "on|off".
 static inline const char *option_metavariable(const OptionSpec *option, char text[OPTION_VALUE_SIZE]) {
     int length = 0;
     if (option->type == OPTION_SWITCH) {
@@ -943,7 +1197,7 @@ static inline void options_print_wrapped(FILE *file, int column, const char *tex
 
 // The text of --help, at most 100 columns wide.
 static inline void options_print_help(FILE *file) {
-    char name[OPTION_VALUE_SIZE], text[1024], allowed[OPTION_VALUE_SIZE];
+    char name[OPTION_VALUE_SIZE], text[2048], allowed[OPTION_VALUE_SIZE];
     fputs("Usage: train_gpt [train] [--name value ...]    train a GPT-Neo model, alone or under mpirun\n"
           "       train_gpt plan [--name value ...]       print the memory that a rank would need, and stop\n"
           "       train_gpt help | --help | -h            print this\n"
@@ -958,8 +1212,10 @@ static inline void options_print_help(FILE *file) {
             option_allowed(option, allowed);
             bool range = option->type == OPTION_INTEGER || option->type == OPTION_COUNT || option->type == OPTION_REAL;
             bool notes = option->default_text[0] != '\0';
-            snprintf(text, sizeof text, "%s%s%s%s%s%s", option->help, notes ? " [default " : "", option->default_text,
-                     notes && range ? "; " : "", notes && range ? allowed : "", notes ? "]" : "");
+            bool owned = option->rules != NULL;
+            snprintf(text, sizeof text, "%s%s%s%s%s%s%s%s%s", owned ? "Only for " : "", owned ? option->rules : "", owned ? ". " : "",
+                     option->help, notes ? " [default " : "", option->default_text, notes && range ? "; " : "",
+                     notes && range ? allowed : "", notes ? "]" : "");
             options_print_wrapped(file, fprintf(file, "  --%s %s", option->name, option_metavariable(option, name)), text);
         }
     }
@@ -988,6 +1244,7 @@ static inline void options_print_markdown(FILE *file) {
             fprintf(file, "` | %s | ", option->default_text);
             options_print_cell(file, option->type == OPTION_TEXT ? "text" : option_allowed(option, text));
             fputs(" | ", file);
+            if (option->rules != NULL) { fprintf(file, "Only for %s. ", option->rules); }
             options_print_cell(file, option->help);
             fputs(" |\n", file);
         }

@@ -53,6 +53,7 @@ typedef struct Setting {
     bool ignore_xfsz;  // a write beyond the limit fails instead of killing, in every rank (mpirun does not pass on what it ignores)
     const char *tasks; // SLURM_STEP_NUM_TASKS, with SLURM_PROCID from
     const char *task;
+    size_t stack_bytes; // RLIMIT_STACK, which is what a new thread asks for; 0: as it is
 } Setting;
 
 static inline double program_clock(void) {
@@ -193,6 +194,12 @@ static inline void program_become(const Program *program, const char *directory,
                  mkdir(program->scratch_path, 0777) == 0 && setenv("TMPDIR", program->scratch_path, 1) == 0;
     if (setting->tasks != NULL) { ready = ready && setenv("SLURM_STEP_NUM_TASKS", setting->tasks, 1) == 0; }
     if (setting->task != NULL) { ready = ready && setenv("SLURM_PROCID", setting->task, 1) == 0; }
+    if (setting->stack_bytes > 0) {
+        struct rlimit limit;
+        ready = ready && getrlimit(RLIMIT_STACK, &limit) == 0;
+        limit.rlim_cur = (rlim_t)setting->stack_bytes;
+        ready = ready && setrlimit(RLIMIT_STACK, &limit) == 0;
+    }
     if (setting->file_bytes > 0) {
         struct rlimit limit = {(rlim_t)setting->file_bytes, (rlim_t)setting->file_bytes};
         ready = ready && setrlimit(RLIMIT_FSIZE, &limit) == 0;
@@ -339,7 +346,7 @@ static inline Training training_start(Stage *stage, int ranks, const char *optio
     return training;
 }
 
-// The log of a run that ended well.
+// The log of a run that ended well. What it printed is in its output_path until the stage closes.
 static inline json_t *training_finish(Stage *stage, const Training *training) {
     Outcome outcome = program_finish(stage, &training->program);
     outcome_check(&outcome, 0, training->what);

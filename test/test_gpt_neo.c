@@ -97,7 +97,7 @@ static void fixture_close(Fixture *fixture) {
 
 static float fixture_gradients(Fixture *fixture) {
     return gpt_neo_loss_and_gradients(&fixture->model, &fixture->stream, fixture->parameters, fixture->gradients, fixture->tokens,
-                                      fixture->targets);
+                                      fixture->targets, NULL);
 }
 
 static GptNeoConfig small_config(int layers, int channels, int heads, int inner, int window, int positions, int vocabulary) {
@@ -204,12 +204,14 @@ typedef struct ReferenceRank {
     bool forward_agrees;
 } ReferenceRank;
 
-static MicroBatchResult reference_micro_batch(void *self, Stream *stream, uint64_t index, const float *parameters, float *gradients) {
+// The gradients come first: they keep pace with what arrives, and then all of it is there.
+static MicroBatchResult reference_micro_batch(void *self, Stream *stream, uint64_t index, const float *parameters, float *gradients,
+                                              const Pace *pace) {
     (void)index;
     ReferenceRank *rank = (ReferenceRank *)self;
     Fixture *fixture = &rank->fixture;
+    float loss = gpt_neo_loss_and_gradients(&fixture->model, stream, parameters, gradients, fixture->tokens, fixture->targets, pace);
     float forward = gpt_neo_loss(&fixture->model, stream, parameters, fixture->tokens, fixture->targets);
-    float loss = gpt_neo_loss_and_gradients(&fixture->model, stream, parameters, gradients, fixture->tokens, fixture->targets);
     rank->forward_agrees = rank->forward_agrees && forward == loss;
     MicroBatchResult result = {(double)loss, (double)NAN};
     return result;
@@ -218,7 +220,10 @@ static MicroBatchResult reference_micro_batch(void *self, Stream *stream, uint64
 static SchedulerSettings reference_settings(const Tensors *tensors, const DecayRange *ranges, int count) {
     SchedulerSettings settings;
     memset(&settings, 0, sizeof settings);
-    settings.round_size = 1;
+    settings.kind = RULE_SYNCHRONOUS;
+    settings.overlap = true;
+    settings.round_size = settings.rounds_per_commit = 1;
+    settings.bucket = 20000; // bytes: several buckets, so that both passes really keep pace
     settings.rate.kind = SCHEDULE_CONSTANT;
     settings.rate.peak = tensors_number(tensors, "learning_rate");
     settings.rate.step = 1;
@@ -235,7 +240,7 @@ static SchedulerSettings reference_settings(const Tensors *tensors, const DecayR
 // No assertions of cmocka in here: with two ranks this is not the main thread.
 static void train_rank(ReferenceRank *rank, Transport *transport) {
     size_t count = rank->fixture.table.parameter_count;
-    Problem problem = {rank, count, reference_micro_batch};
+    Problem problem = {rank, count, reference_micro_batch, NULL, 0};
     Arena arena;
     memset(&arena, 0, sizeof arena);
     Scheduler s;
@@ -243,11 +248,12 @@ static void train_rank(ReferenceRank *rank, Transport *transport) {
     scheduler_reserve(&s, &arena, &rank->settings, &problem, transport);
     if (!arena_commit(&arena, &error)) { abort(); }
     memcpy(s.parameters.data, rank->fixture.parameters, count * sizeof(float));
-    scheduler_start(&s, rank->fixture.stream.team);
+    scheduler_start(&s, rank->fixture.stream.team, false);
     for (int step = 0; step < rank->steps; step++) {
         zero1_commit(&s);
         rank->losses[step] = s.report.loss;
     }
+    scheduler_settle(&s);
     rank->parameters = (float *)malloc(count * sizeof(float));
     memcpy(rank->parameters, s.parameters.data, count * sizeof(float));
     scheduler_stop(&s);
@@ -461,6 +467,60 @@ static void test_chunks_of_logits(void **state) {
     assert_int_equal(gpt_neo_chunk_rows(5, 1 << 30), 1);
 }
 
+// ---- keeping pace
+
+// Parameters that have not been asked for are NaN, and gradients that were called finished are written down.
+typedef struct Watch {
+    Fixture *fixture;
+    float *arrived;  // (parameter_count): what the pass may read
+    float *finished; // (parameter_count): gradients as they were when they were called finished
+    size_t needed, open; // [0, needed) has been asked for; [open, parameter_count) is finished
+    int needs, finishes;
+} Watch;
+
+static void watch_need(void *self, size_t end) {
+    Watch *watch = (Watch *)self;
+    assert_true(end >= watch->needed && end <= watch->fixture->table.parameter_count);
+    memcpy(watch->arrived + watch->needed, watch->fixture->parameters + watch->needed, (end - watch->needed) * sizeof(float));
+    watch->needed = end;
+    watch->needs++;
+}
+
+static void watch_finish(void *self, size_t begin) {
+    Watch *watch = (Watch *)self;
+    assert_true(begin <= watch->open);
+    memcpy(watch->finished + begin, watch->fixture->gradients + begin, (watch->open - begin) * sizeof(float));
+    watch->open = begin;
+    watch->finishes++;
+}
+
+// A pass asks before it reads, part by part, and what it calls finished is final: all but the embeddings, as half layers.
+static void test_the_passes_keep_pace(void **state) {
+    (void)state;
+    GptNeoConfig config = small_config(4, 24, 3, 40, 5, 20, 53);
+    Fixture fixture;
+    fixture_open(&fixture, &config, 2, 17, 2);
+    size_t count = fixture.table.parameter_count, bytes = count * sizeof(float);
+    float *expected = (float *)malloc(bytes);
+    float loss = fixture_gradients(&fixture);
+    memcpy(expected, fixture.gradients, bytes);
+    memset(fixture.gradients, 0, bytes);
+    Watch watch = {&fixture, (float *)malloc(bytes), (float *)malloc(bytes), 0, count, 0, 0};
+    for (size_t i = 0; i < count; i++) { watch.arrived[i] = NAN; }
+    Pace pace = {&watch, watch_need, watch_finish};
+    float paced = gpt_neo_loss_and_gradients(&fixture.model, &fixture.stream, watch.arrived, fixture.gradients, fixture.tokens,
+                                             fixture.targets, &pace);
+    assert_true(paced == loss);
+    assert_memory_equal(fixture.gradients, expected, bytes);
+    assert_memory_equal(watch.finished + watch.open, expected + watch.open, (count - watch.open) * sizeof(float));
+    assert_true(watch.needed == count && watch.needs >= config.layers + 2);
+    assert_true(watch.open == fixture.table.entries[gpt_neo_tensor(0, TENSOR_LN_1_WEIGHT)].offset && watch.finishes >= 2 * config.layers);
+    free(expected);
+    free(watch.arrived);
+    free(watch.finished);
+    fixture_close(&fixture);
+}
+
 // ---- configuration and table
 
 static void test_presets(void **state) {
@@ -615,6 +675,7 @@ int main(void) {
         cmocka_unit_test(test_no_target_counts),
         cmocka_unit_test(test_nan_is_seen),
         cmocka_unit_test(test_chunks_of_logits),
+        cmocka_unit_test(test_the_passes_keep_pace),
         cmocka_unit_test(test_presets),
         cmocka_unit_test(test_flops),
         cmocka_unit_test(test_initialization),

@@ -39,6 +39,7 @@ static Report sample_report(void) {
     report.communication_ms = 45.6;
     report.exposed_ms = 0.7;
     report.grads_per_commit = 4;
+    report.bytes_sent = 123456789012;
     report.seconds = 61.5;
     return report;
 }
@@ -197,7 +198,7 @@ static void test_report_and_validation(void **state) {
     char *text = read_file("reports/log.jsonl");
     static const char *const keys[] = {
         "event",      "commit",           "grads",      "tokens",           "loss",    "lr",          "grad_norm", "tokens_per_second",
-        "compute_ms", "communication_ms", "exposed_ms", "grads_per_commit", "seconds", "perfect_loss"};
+        "compute_ms", "communication_ms", "exposed_ms", "grads_per_commit", "seconds", "perfect_loss", "bytes_sent"};
     json_t *first = parse_line(text, 0), *second = parse_line(text, 1), *third = parse_line(text, 2);
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) { assert_non_null(json_object_get(first, keys[i])); }
     assert_int_equal(json_object_size(first), sizeof keys / sizeof keys[0]);
@@ -205,6 +206,7 @@ static void test_report_and_validation(void **state) {
     assert_true(json_number_value(json_object_get(first, "loss")) == 1.2345678);
     assert_true(json_number_value(json_object_get(first, "exposed_ms")) == 0.7);
     assert_int_equal(json_integer_value(json_object_get(first, "tokens")), 983040);
+    assert_int_equal(json_integer_value(json_object_get(first, "bytes_sent")), 123456789012); // whole, beyond 32 bits
     assert_true(json_is_null(json_object_get(second, "loss")) && json_is_null(json_object_get(second, "grad_norm")));
     assert_string_equal(json_string_value(json_object_get(third, "event")), "validation");
     assert_true(json_is_null(json_object_get(third, "perfect_loss")));

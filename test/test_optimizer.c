@@ -1,6 +1,6 @@
 // test_optimizer.c: one step of AdamW, its decay ranges and the schedule of the learning rate, against the formulas written out in double.
 //
-// The oracle knows nothing of shards, runs or blocks: it asks for every element whether a range covers it.
+// The oracle knows nothing of runs or blocks: it asks for every element of a piece whether a range covers it.
 
 #include "harness.h"
 
@@ -17,10 +17,12 @@ typedef struct Bench {
     Optimizer optimizer;
     Arena arena;
     Stream stream; // only its team is used
-    size_t count;
-    float *gradient, *out, *estimate; // (count)
+    size_t count, padded; // own elements, and those of the flat vector
+    float *gradient, *out, *estimate; // (padded)
     double *theta, *m, *v;            // (count): the oracle's
 } Bench;
+
+static size_t bench_flat(const Bench *bench, size_t own) { return layout_flat(&bench->optimizer.layout, bench->optimizer.rank, own); }
 
 static bool is_covered(const OptimizerSettings *settings, size_t element) {
     for (int i = 0; i < settings->decay_range_count; i++) {
@@ -36,20 +38,24 @@ static float start_value(size_t element) {
     return (float)(random_bits(&random) % 2 == 0 ? size : -size);
 }
 
-static void bench_open(Bench *bench, const OptimizerSettings *settings, size_t begin, size_t end) {
+static void bench_open(Bench *bench, const OptimizerSettings *settings, const Layout *layout, int rank) {
     memset(bench, 0, sizeof *bench);
-    optimizer_reserve(&bench->optimizer, &bench->arena, settings, begin, end, false);
+    optimizer_reserve(&bench->optimizer, &bench->arena, settings, layout, rank, false);
     Error error = {""};
     assert_true(arena_commit(&bench->arena, &error));
     bench->stream.team = team_create(2, false);
-    bench->count = end - begin;
-    bench->gradient = (float *)calloc(3 * bench->count, sizeof(float));
-    bench->out = bench->gradient + bench->count;
-    bench->estimate = bench->out + bench->count;
+    bench->count = layout_shard(layout);
+    bench->padded = layout_padded(layout);
+    assert_true(bench->count <= (size_t)MAX_ELEMENTS);
+    bench->gradient = (float *)calloc(3 * bench->padded, sizeof(float));
+    bench->out = bench->gradient + bench->padded;
+    bench->estimate = bench->out + bench->padded;
     bench->theta = (double *)calloc(3 * bench->count, sizeof(double));
     bench->m = bench->theta + bench->count;
     bench->v = bench->m + bench->count;
-    for (size_t i = 0; i < bench->count; i++) { bench->theta[i] = bench->optimizer.master[i] = start_value(begin + i); }
+    for (size_t i = 0; i < bench->padded; i++) { bench->gradient[i] = start_value(i); } // stands in for the parameters
+    optimizer_take_master(&bench->optimizer, bench->gradient);
+    for (size_t i = 0; i < bench->count; i++) { bench->theta[i] = start_value(bench_flat(bench, i)); }
 }
 
 static void bench_close(Bench *bench) {
@@ -60,32 +66,54 @@ static void bench_close(Bench *bench) {
 }
 
 // One step of the oracle, number `t` from 1. Epsilon stands outside the root, decay is decoupled and uses the parameters before the step.
-static void oracle_step(Bench *bench, double t, double divisor, double scale, double learning_rate) {
+static void oracle_step(Bench *bench, double t, const OptimizerStep *step) {
     const OptimizerSettings *settings = &bench->optimizer.settings;
     for (size_t i = 0; i < bench->count; i++) {
-        double g = (double)bench->gradient[i] / divisor * scale, *m = &bench->m[i], *v = &bench->v[i];
-        double decay = is_covered(settings, bench->optimizer.begin + i) ? settings->weight_decay : 0.0;
+        size_t flat = bench_flat(bench, i);
+        double g = (double)bench->gradient[flat] / step->divisor * step->scale, *m = &bench->m[i], *v = &bench->v[i];
+        double decay = is_covered(settings, flat) ? settings->weight_decay : 0.0;
         *m = settings->beta1 * *m + (1.0 - settings->beta1) * g;
         *v = settings->beta2 * *v + (1.0 - settings->beta2) * g * g;
-        double step = *m / (1.0 - pow(settings->beta1, t)) / (sqrt(*v / (1.0 - pow(settings->beta2, t))) + settings->epsilon);
-        bench->theta[i] = bench->theta[i] - learning_rate * decay * bench->theta[i] - learning_rate * step;
+        double moved = *m / (1.0 - pow(settings->beta1, t)) / (sqrt(*v / (1.0 - pow(settings->beta2, t))) + settings->epsilon);
+        bench->theta[i] = bench->theta[i] - step->learning_rate * decay * bench->theta[i] - step->learning_rate * moved;
     }
 }
 
 static void bench_fill_gradient(Bench *bench, int step) {
-    for (size_t i = 0; i < bench->count; i++) {
-        Random random = {random_hash(random_hash(11, (uint64_t)step), bench->optimizer.begin + i)};
+    for (size_t i = 0; i < bench->padded; i++) {
+        Random random = {random_hash(random_hash(11, (uint64_t)step), i)};
         bench->gradient[i] = (float)(0.02 * random_normal(&random));
     }
+}
+
+static void bench_step(Bench *bench, OptimizerStep step, float *out, bool commit) {
+    step.gradient = bench->gradient;
+    step.out = out;
+    step.commit = commit;
+    optimizer_step(&bench->optimizer, &bench->stream, &step);
 }
 
 static void expect_state(const Bench *bench, double tolerance) {
     const Optimizer *optimizer = &bench->optimizer;
     for (size_t i = 0; i < bench->count; i++) {
-        assert_close(bench->out[i], bench->theta[i], tolerance * fabs(bench->theta[i]), "parameter");
-        assert_true(bench->out[i] == optimizer->master[i]);
+        float out = bench->out[bench_flat(bench, i)];
+        assert_close(out, bench->theta[i], tolerance * fabs(bench->theta[i]), "parameter");
+        assert_true(out == optimizer->master[i]);
         assert_close(optimizer->first_moment[i], bench->m[i], tolerance * (fabs(bench->m[i]) + 1e-3), "first moment");
         assert_close(optimizer->second_moment[i], bench->v[i], tolerance * (bench->v[i] + 1e-9), "second moment");
+    }
+}
+
+// What other ranks own is not touched: it keeps what `bench_mark` put there.
+static void bench_mark(const Bench *bench, float *values) {
+    for (size_t i = 0; i < bench->padded; i++) { values[i] = -777.0f - (float)(i % 1000); }
+}
+
+static void expect_marks(const Bench *bench, const float *values) {
+    const Layout *layout = &bench->optimizer.layout;
+    for (size_t i = 0; i < bench->padded; i++) {
+        bool mine = i / layout->piece % (size_t)layout->size == (size_t)bench->optimizer.rank;
+        assert_true(mine || values[i] == -777.0f - (float)(i % 1000));
     }
 }
 
@@ -97,25 +125,33 @@ static void copy_state(const Bench *bench, float *copy) { // (3, count)
     memcpy(copy + 2 * bench->count, bench->optimizer.second_moment, bytes);
 }
 
-static void expect_steps(const OptimizerSettings *settings, size_t begin, size_t end) {
+static const OptimizerStep STEPS_ASKED_FOR[STEPS] = {
+    // gradient, out, divisor, scale, learning rate, commit
+    {NULL, NULL, 7, 1, 0.01, true},
+    {NULL, NULL, 12, 0.37, 0.02, true},
+    {NULL, NULL, 5, 0.81, 0.005, true},
+};
+
+static void expect_steps(const OptimizerSettings *settings, const Layout *layout, int rank) {
     static float before[3 * MAX_ELEMENTS], after[3 * MAX_ELEMENTS];
-    static const double divisors[STEPS] = {7, 12, 5}, scales[STEPS] = {1, 0.37, 0.81}, rates[STEPS] = {0.01, 0.02, 0.005};
     Bench bench;
-    assert_true(end - begin <= (size_t)MAX_ELEMENTS);
-    bench_open(&bench, settings, begin, end);
+    bench_open(&bench, settings, layout, rank);
+    bench_mark(&bench, bench.out);
+    bench_mark(&bench, bench.estimate);
     for (int step = 0; step < STEPS; step++) {
         bench_fill_gradient(&bench, step);
         copy_state(&bench, before);
-        optimizer_step(&bench.optimizer, &bench.stream, bench.gradient, bench.estimate, divisors[step], scales[step], rates[step], false);
+        bench_step(&bench, STEPS_ASKED_FOR[step], bench.estimate, false);
         copy_state(&bench, after);
         assert_memory_equal(before, after, 3 * bench.count * sizeof(float));
         assert_true(bench.optimizer.commits == step);
-        oracle_step(&bench, step + 1, divisors[step], scales[step], rates[step]);
-        optimizer_step(&bench.optimizer, &bench.stream, bench.gradient, bench.out, divisors[step], scales[step], rates[step], true);
-        assert_memory_equal(bench.estimate, bench.out, bench.count * sizeof(float));
+        oracle_step(&bench, step + 1, &STEPS_ASKED_FOR[step]);
+        bench_step(&bench, STEPS_ASKED_FOR[step], bench.out, true);
+        assert_memory_equal(bench.estimate, bench.out, bench.padded * sizeof(float));
         assert_true(bench.optimizer.commits == step + 1);
         expect_state(&bench, 1e-6);
     }
+    expect_marks(&bench, bench.out);
     bench_close(&bench);
 }
 
@@ -127,34 +163,84 @@ static OptimizerSettings adamw_settings(const DecayRange *ranges, int count) {
 
 static void a_step_equals_adamw_in_double(void **state) {
     (void)state;
-    // Ranges that begin before, at, inside and beyond the ends of the shards below; the last one reaches past everything.
+    // Ranges that begin before, at, inside and beyond the ends of the pieces below; the last one reaches past everything.
     static const DecayRange ranges[] = {{0, 10}, {50, 70}, {100, 101}, {120, 128}, {130, 200}, {225, 20000}};
-    static const size_t shards[][2] = {{0, 230}, {0, 64},   {64, 128},  {128, 192}, {192, 256}, {33, 97},
-                                       {10, 50}, {60, 65}, {101, 120}, {130, 200}, {128, 130}, {5, 40012}};
-    for (size_t i = 0; i < sizeof shards / sizeof shards[0]; i++) {
-        OptimizerSettings settings = adamw_settings(ranges, 6);
-        expect_steps(&settings, shards[i][0], shards[i][1]);
-        settings.decay_range_count = 0;
-        expect_steps(&settings, shards[i][0], shards[i][1]);
+    // One piece; four of 64; pieces of 10, of 5 and of single elements, so that ranges begin and end everywhere in them; real layouts.
+    const Layout layouts[] = {{230, 1, 230, 1}, {256, 4, 64, 1},       {230, 3, 10, 8},  {233, 2, 5, 24},
+                              {234, 2, 1, 117}, {40007, 1, 40007, 1}, layout_make(230, 3), layout_make(100003, 3)};
+    for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++) {
+        for (int rank = 0; rank < layouts[i].size; rank++) {
+            OptimizerSettings settings = adamw_settings(ranges, 6);
+            expect_steps(&settings, &layouts[i], rank);
+            settings.decay_range_count = 0;
+            expect_steps(&settings, &layouts[i], rank);
+        }
     }
 }
 
-// ddp steps in place: `out` is the master.
+static void a_state_that_is_not_shared_out_is_one_piece(void **state) {
+    (void)state;
+    Layout whole = optimizer_whole(1003);
+    assert_true(whole.count == 1003 && whole.size == 1 && layout_shard(&whole) == 1003 && layout_padded(&whole) == 1003);
+    assert_true(layout_run(&whole, 0, 1003) == 1003 && layout_flat(&whole, 0, 1002) == 1002);
+}
+
+// An estimate goes over the gradient that it was made from, and gives what it gives elsewhere.
+static void an_estimate_may_replace_its_gradient(void **state) {
+    (void)state;
+    static const DecayRange ranges[] = {{20, 90}};
+    OptimizerSettings settings = adamw_settings(ranges, 1);
+    Layout layout = layout_make(230, 3);
+    Bench bench;
+    bench_open(&bench, &settings, &layout, 1);
+    bench_fill_gradient(&bench, 0);
+    bench_step(&bench, STEPS_ASKED_FOR[1], bench.estimate, false);
+    bench_step(&bench, STEPS_ASKED_FOR[1], bench.gradient, false);
+    for (size_t i = 0; i < bench.count; i++) {
+        size_t flat = bench_flat(&bench, i);
+        assert_true(bench.gradient[flat] == bench.estimate[flat] && bench.gradient[flat] != bench.optimizer.master[i]);
+    }
+    bench_close(&bench);
+}
+
+// A commit may also write nothing but the master: ddp's whole state, and every rank's share of it.
 static void a_commit_in_place_gives_the_same_bits(void **state) {
     (void)state;
     static const DecayRange ranges[] = {{20, 90}};
     OptimizerSettings settings = adamw_settings(ranges, 1);
-    Bench apart, in_place;
-    bench_open(&apart, &settings, 0, 230);
-    bench_open(&in_place, &settings, 0, 230);
-    for (int step = 0; step < STEPS; step++) {
-        bench_fill_gradient(&apart, step);
-        optimizer_step(&apart.optimizer, &apart.stream, apart.gradient, apart.out, 3, 0.5, 0.01, true);
-        optimizer_step(&in_place.optimizer, &in_place.stream, apart.gradient, in_place.optimizer.master, 3, 0.5, 0.01, true);
-        assert_memory_equal(apart.out, in_place.optimizer.master, 230 * sizeof(float));
+    const Layout layouts[] = {optimizer_whole(230), layout_make(230, 2)};
+    for (int i = 0; i < 2; i++) {
+        Bench apart, in_place;
+        bench_open(&apart, &settings, &layouts[i], i);
+        bench_open(&in_place, &settings, &layouts[i], i);
+        for (int step = 0; step < STEPS; step++) {
+            bench_fill_gradient(&apart, step);
+            bench_fill_gradient(&in_place, step);
+            bench_step(&apart, STEPS_ASKED_FOR[step], apart.out, true);
+            bench_step(&in_place, STEPS_ASKED_FOR[step], NULL, true);
+            assert_memory_equal(apart.optimizer.master, in_place.optimizer.master, apart.count * sizeof(float));
+            for (size_t own = 0; own < apart.count; own++) {
+                assert_true(apart.out[bench_flat(&apart, own)] == in_place.optimizer.master[own]);
+            }
+        }
+        bench_close(&apart);
+        bench_close(&in_place);
     }
-    bench_close(&apart);
-    bench_close(&in_place);
+}
+
+// The master of who keeps no copy of it is elsewhere, and nothing is reserved for it.
+static void a_master_that_is_elsewhere_takes_no_room(void **state) {
+    (void)state;
+    OptimizerSettings settings = adamw_settings(NULL, 0);
+    Layout layout = optimizer_whole(1003);
+    for (int elsewhere = 0; elsewhere < 2; elsewhere++) {
+        Optimizer optimizer;
+        Arena arena;
+        memset(&optimizer, 0, sizeof optimizer);
+        memset(&arena, 0, sizeof arena);
+        optimizer_reserve(&optimizer, &arena, &settings, &layout, 0, elsewhere == 1);
+        assert_int_equal(arena_class_bytes(&arena, MEMORY_OPTIMIZER), (elsewhere == 1 ? 2u : 3u) * 1003u * sizeof(float));
+    }
 }
 
 // 1 - 0.99999 taken in fp32 would be off by more than a thousandth.
@@ -163,13 +249,15 @@ static void a_slow_second_moment_keeps_its_precision(void **state) {
     OptimizerSettings settings = adamw_settings(NULL, 0);
     settings.beta2 = 0.99999;
     settings.epsilon = 1e-8;
+    Layout layout = optimizer_whole(230);
+    OptimizerStep asked = {NULL, NULL, 1, 1, 0.01, true};
     Bench bench;
-    bench_open(&bench, &settings, 0, 230);
+    bench_open(&bench, &settings, &layout, 0);
     for (size_t i = 0; i < bench.count; i++) { bench.theta[i] = bench.optimizer.master[i] = 0; } // the steps alone remain
     for (int step = 0; step < STEPS; step++) {
         bench_fill_gradient(&bench, step);
-        oracle_step(&bench, step + 1, 1, 1, 0.01);
-        optimizer_step(&bench.optimizer, &bench.stream, bench.gradient, bench.out, 1, 1, 0.01, true);
+        oracle_step(&bench, step + 1, &asked);
+        bench_step(&bench, asked, bench.out, true);
         for (size_t i = 0; i < bench.count; i++) {
             assert_close(bench.optimizer.second_moment[i], bench.v[i], 1e-4 * bench.v[i], "second moment");
             assert_close(bench.out[i], bench.theta[i], 1e-4 * fmax(fabs(bench.theta[i]), 1e-3), "sum of the steps");
@@ -261,7 +349,10 @@ static void a_run_shorter_than_its_warmup_has_rates(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_step_equals_adamw_in_double),
+        cmocka_unit_test(a_state_that_is_not_shared_out_is_one_piece),
+        cmocka_unit_test(an_estimate_may_replace_its_gradient),
         cmocka_unit_test(a_commit_in_place_gives_the_same_bits),
+        cmocka_unit_test(a_master_that_is_elsewhere_takes_no_room),
         cmocka_unit_test(a_slow_second_moment_keeps_its_precision),
         cmocka_unit_test(ranges_join_where_they_touch),
         cmocka_unit_test(the_rate_warms_up_linearly),

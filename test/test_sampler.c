@@ -53,7 +53,7 @@ static void test_steps_equal_forward(void **state) {
     fixture_open(&fixture, 2);
     int C = fixture.config.channels, V = fixture.config.vocabulary;
     float *expected = (float *)malloc(sizeof(float) * (size_t)(POSITIONS * V));
-    gpt_neo_forward(&fixture.model, &fixture.stream, fixture.parameters, fixture.tokens);
+    gpt_neo_forward(&fixture.model, &fixture.stream, fixture.parameters, fixture.tokens, NULL);
     matmul_forward(&fixture.stream, expected, gpt_neo_hidden(&fixture.model), fixture.parameters, POSITIONS, C, V);
     for (int round = 0; round < 2; round++) { // the second round finds the cache of the first one
         sampler_reset(&fixture.sampler);

@@ -1,11 +1,12 @@
-// test_transport.c: collectives against plain loops, the wire formats, deadlines, and the emulated link.
+// test_transport.c: collectives against plain loops, deadlines, the emulated link and its measurement.
 //
-// As test_rules.c: ranks are threads of this process, or processes under mpirun.
+// As test_rules.c: ranks are threads of this process, or processes under mpirun. The formats themselves are in test_wire.c.
 
 #include "harness.h"
 
 #include <sys/wait.h>
 
+#include "../runtime/collectives.h"
 #include "../runtime/transport_mpi.h"
 #include "threads_link.h"
 
@@ -13,55 +14,112 @@ enum { MAX_RANKS = 4 };
 
 static Transport *process_transport; // set once in main
 
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// One exchange: a reduce-scatter and an all-gather of a vector, in one stretch or in several
+
 typedef struct CollectiveSpec {
-    size_t shard;
+    size_t count;
     WireFormat wire;
-    double chaos_seconds, link_bytes_per_second;
+    size_t bucket;  // cells that travel together; 0: all
+    size_t message; // elements of a message, a multiple of LAYOUT_BLOCK; 0: what the transport takes
+    bool from_source, on_base; // of the all-gather: see Exchange
+    double chaos_seconds, link_bytes_per_second, link_latency;
 } CollectiveSpec;
 
 typedef struct CollectiveResult {
-    float *scattered; // (shard): the sum that this rank owns
-    float *gathered;  // (size, shard)
+    float *scattered; // (padded): after the reduce-scatter
+    float *gathered;  // (padded): after the all-gather
     uint64_t bytes_sent;
     double seconds;
-    double delay; // what chaos_seconds adds at least: a draw before each of the two operations
+    double delay; // what chaos_seconds adds at least: a draw before each operation
 } CollectiveResult;
 
-// What rank `rank` brings at element i: signs, sizes and fractions vary.
-static float contribution(int rank, size_t i) {
-    Random random = {random_hash((uint64_t)rank + 1, i)};
-    return (float)(random_normal(&random) * exp2((double)(random_bits(&random) % 16) - 8));
+// What rank `rank` brings at element i: signs, sizes and fractions vary. `what`: a gradient sum, a master, a base.
+typedef enum Contribution { BUFFER_OF = 1, SOURCE_OF = 101, BASE_OF_ALL = 201 } Contribution;
+
+static float contribution(Contribution what, int rank, size_t i) {
+    uint64_t bits = random_hash((uint64_t)what + (uint64_t)rank, i);
+    float size = wire_float_from_bits((uint32_t)(119 + (bits >> 60)) << 23 | (uint32_t)(bits & 0x7fffffu)); // 2^-8 to 2^8
+    return (bits >> 32 & 1) != 0 ? -size : size;
 }
 
+static void fill(float *values, size_t count, Contribution what, int rank) {
+    for (size_t i = 0; i < count; i++) { values[i] = contribution(what, rank, i); }
+}
+
+// Shorter messages than the transport would take: then a small vector travels in many of them. Room that is reserved again replaces what
+// was reserved before.
+static void shorten_messages(Transport *transport, Arena *arena, size_t message) {
+    transport->chunk = message;
+    transport->slot_bytes = message * sizeof(float);
+    size_t bytes = (size_t)TRANSPORT_LANES * (size_t)transport->size * transport->slot_bytes;
+    arena_reserve(arena, MEMORY_EXCHANGE, "short messages being received", bytes, &transport->receive_buffers);
+    arena_reserve(arena, MEMORY_EXCHANGE, "short messages being sent", bytes, &transport->send_buffers);
+}
+
+typedef struct Buffers {
+    Arena arena;
+    float *buffer, *source, *base; // (padded), (shard), (padded)
+} Buffers;
+
+static void open_buffers(Buffers *buffers, const CollectiveSpec *spec, const Layout *layout, Transport *transport) {
+    Error error = {""};
+    size_t padded = layout_padded(layout) * sizeof(float), shard = layout_shard(layout);
+    memset(buffers, 0, sizeof *buffers);
+    arena_reserve(&buffers->arena, MEMORY_EXCHANGE, "buffer", padded, &buffers->buffer);
+    arena_reserve(&buffers->arena, MEMORY_EXCHANGE, "source", shard * sizeof(float), &buffers->source);
+    arena_reserve(&buffers->arena, MEMORY_EXCHANGE, "base", padded, &buffers->base);
+    transport_reserve(transport, &buffers->arena, shard);
+    if (spec->message > 0 && transport->size > 1) { shorten_messages(transport, &buffers->arena, spec->message); }
+    if (!arena_commit(&buffers->arena, &error)) { abort(); }
+    fill(buffers->buffer, layout_padded(layout), BUFFER_OF, transport->rank);
+    fill(buffers->source, shard, SOURCE_OF, transport->rank);
+    fill(buffers->base, layout_padded(layout), BASE_OF_ALL, 0);
+}
+
+// The delays that these draws will cause.
+static double delay_ahead(const Transport *transport, double chaos_seconds, size_t operations) {
+    Random chaos = transport->chaos;
+    double sum = 0;
+    for (size_t i = 0; i < operations && transport->size > 1; i++) { sum += chaos_seconds * random_uniform(&chaos); }
+    return sum;
+}
+
+static float *copy_floats(const float *from, size_t count) {
+    float *copy = (float *)malloc(count * sizeof(float) + 1);
+    memcpy(copy, from, count * sizeof(float));
+    return copy;
+}
+
+// Buckets of the reduce-scatter come from the end, those of the all-gather from the start, as in a job.
 static void run_collectives(const CollectiveSpec *spec, Transport *transport, CollectiveResult *result) {
-    size_t count = spec->shard * (size_t)transport->size;
-    transport->wire = spec->wire;
+    Layout layout = layout_make(spec->count, transport->size);
+    size_t piece = layout.piece, cells = layout.cells, bucket = spec->bucket > 0 ? spec->bucket : cells;
+    Buffers buffers;
+    open_buffers(&buffers, spec, &layout, transport);
     transport->chaos_seconds = spec->chaos_seconds;
     transport->link_bytes_per_second = spec->link_bytes_per_second;
+    transport->link_latency = spec->link_latency;
     transport->bytes_sent = 0;
-    Arena arena;
-    memset(&arena, 0, sizeof arena);
-    float *buffer;
-    Error error = {""};
-    arena_reserve(&arena, MEMORY_EXCHANGE, "buffer", count * sizeof(float), &buffer);
-    transport_reserve(transport, &arena, spec->shard);
-    if (!arena_commit(&arena, &error)) { abort(); }
-    for (size_t i = 0; i < count; i++) { buffer[i] = contribution(transport->rank, i); }
-    Random chaos = transport->chaos;
-    double first = random_uniform(&chaos), second = random_uniform(&chaos);
-    result->delay = transport->size > 1 ? spec->chaos_seconds * (first + second) : 0;
+    result->delay = delay_ahead(transport, spec->chaos_seconds, 2 * ((cells + bucket - 1) / bucket));
+    Exchange exchange = {&layout, spec->wire, buffers.buffer, NULL, NULL};
     double began = clock_seconds();
-    float *mine = buffer + spec->shard * (size_t)transport->rank;
-    transport_reduce_scatter(transport, buffer, spec->shard);
-    result->scattered = (float *)malloc(spec->shard * sizeof(float));
-    memcpy(result->scattered, mine, spec->shard * sizeof(float));
-    transport_all_gather(transport, buffer, spec->shard);
+    for (size_t end = cells, begin; end > 0; end = begin) {
+        begin = end > bucket ? end - bucket : 0;
+        transport_reduce_scatter(transport, &exchange, begin * piece, end * piece);
+    }
+    result->scattered = copy_floats(buffers.buffer, layout_padded(&layout));
+    exchange.source = spec->from_source ? buffers.source : NULL;
+    exchange.base = spec->on_base ? buffers.base : NULL;
+    for (size_t begin = 0; begin < cells; begin += bucket) {
+        size_t end = begin + bucket < cells ? begin + bucket : cells;
+        transport_all_gather(transport, &exchange, begin * piece, end * piece);
+    }
     result->seconds = clock_seconds() - began;
-    result->gathered = (float *)malloc(count * sizeof(float));
-    memcpy(result->gathered, buffer, count * sizeof(float));
+    result->gathered = copy_floats(buffers.buffer, layout_padded(&layout));
     result->bytes_sent = transport->bytes_sent;
-    transport->chaos_seconds = transport->link_bytes_per_second = 0;
-    arena_release(&arena);
+    transport->chaos_seconds = transport->link_bytes_per_second = transport->link_latency = 0;
+    arena_release(&buffers.arena);
 }
 
 typedef struct World {
@@ -74,16 +132,20 @@ static void run_world_rank(Transport *transport, void *context) {
     run_collectives(world->spec, transport, &world->results[transport->rank]);
 }
 
-// False where this world does not have `ranks` ranks.
+// Runs body on `ranks` ranks. False where this world does not have `ranks` ranks.
+static bool run_ranks(int ranks, ThreadsBody body, void *context) {
+    if (process_transport->size == 1) {
+        threads_run(ranks, body, context);
+    } else if (process_transport->size == ranks) {
+        body(process_transport, context);
+    }
+    return process_transport->size == 1 || process_transport->size == ranks;
+}
+
 static bool run_world(const CollectiveSpec *spec, int ranks, CollectiveResult *results) {
     World world = {spec, results};
     memset(results, 0, sizeof(CollectiveResult) * (size_t)ranks);
-    if (process_transport->size > 1) {
-        if (process_transport->size == ranks) { run_world_rank(process_transport, &world); }
-        return process_transport->size == ranks;
-    }
-    threads_run(ranks, run_world_rank, &world);
-    return true;
+    return run_ranks(ranks, run_world_rank, &world);
 }
 
 static void free_results(CollectiveResult *results, int ranks) {
@@ -94,22 +156,75 @@ static void free_results(CollectiveResult *results, int ranks) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------------------
+// What must come out, by plain loops over whole pieces
 
-static float through_wire(float value, WireFormat wire) { return wire == WIRE_BF16 ? bf16_to_float(bf16_from_float(value)) : value; }
+// What arrives when `values` (count) travel as one run.
+static void through_wire(WireFormat wire, float *values, size_t count) {
+    char *message = (char *)malloc(wire_bytes(wire, count) + 1);
+    wire_encode(wire, message, values, count);
+    wire_decode(wire, values, message, count);
+    free(message);
+}
+
+// sum (piece) <- what the owner of the piece at `flat` ends with.
+static void expected_sum(const CollectiveSpec *spec, int ranks, size_t flat, size_t piece, float *sum) {
+    float *values = (float *)malloc(piece * sizeof(float));
+    memset(sum, 0, piece * sizeof(float));
+    for (int from = 0; from < ranks; from++) {
+        for (size_t i = 0; i < piece; i++) { values[i] = contribution(BUFFER_OF, from, flat + i); }
+        if (ranks > 1) { through_wire(spec->wire, values, piece); }
+        for (size_t i = 0; i < piece; i++) { sum[i] = ranks > 1 ? sum[i] + values[i] : values[i]; }
+    }
+    free(values);
+}
+
+// values (piece): in, the sum; out, what everybody has of the piece after the all-gather.
+static void expected_gather(const CollectiveSpec *spec, const Layout *layout, int owner, size_t cell, float *values) {
+    size_t piece = layout->piece, flat = layout_flat(layout, owner, cell * piece);
+    for (size_t i = 0; i < piece; i++) {
+        if (spec->from_source) { values[i] = contribution(SOURCE_OF, owner, cell * piece + i); }
+        if (spec->on_base) { values[i] -= contribution(BASE_OF_ALL, 0, flat + i); }
+    }
+    through_wire(spec->wire, values, piece);
+    for (size_t i = 0; i < piece && spec->on_base; i++) { values[i] = contribution(BASE_OF_ALL, 0, flat + i) + values[i]; }
+}
+
+// The sum where a rank owns, what it brought elsewhere; then the same on all ranks. Returns false at the first bit that differs.
+static bool check_piece(const CollectiveSpec *spec, const Layout *layout, const CollectiveResult *results, int owner, size_t cell) {
+    size_t piece = layout->piece, flat = layout_flat(layout, owner, cell * piece), bytes = piece * sizeof(float);
+    float *values = (float *)malloc(bytes);
+    bool good = true;
+    for (int rank = 0; rank < layout->size; rank++) {
+        if (results[rank].scattered == NULL) { continue; }
+        for (size_t i = 0; i < piece; i++) { values[i] = contribution(BUFFER_OF, rank, flat + i); }
+        if (rank == owner) { expected_sum(spec, layout->size, flat, piece, values); }
+        good = good && memcmp(results[rank].scattered + flat, values, bytes) == 0;
+    }
+    expected_sum(spec, layout->size, flat, piece, values);
+    expected_gather(spec, layout, owner, cell, values);
+    for (int rank = 0; rank < layout->size; rank++) {
+        good = good && (results[rank].gathered == NULL || memcmp(results[rank].gathered + flat, values, bytes) == 0);
+    }
+    free(values);
+    return good;
+}
 
 // Returns false where the world does not fit.
 static bool check_world(const CollectiveSpec *spec, int ranks) {
     CollectiveResult results[MAX_RANKS];
     if (!run_world(spec, ranks, results)) { return false; }
+    Layout layout = layout_make(spec->count, ranks);
+    for (size_t cell = 0; cell < layout.cells; cell++) {
+        for (int owner = 0; owner < ranks; owner++) {
+            if (!check_piece(spec, &layout, results, owner, cell)) {
+                fail_msg("%zu elements over %s, %d ranks, buckets of %zu, messages of %zu: cell %zu of rank %d", spec->count,
+                         wire_name(spec->wire), ranks, spec->bucket, spec->message, cell, owner);
+            }
+        }
+    }
+    uint64_t bytes = 2 * (uint64_t)(ranks - 1) * layout.cells * wire_bytes(spec->wire, layout.piece);
     for (int rank = 0; rank < ranks; rank++) {
         if (results[rank].gathered == NULL) { continue; }
-        for (size_t i = 0; i < spec->shard * (size_t)ranks; i++) {
-            float sum = 0;
-            for (int from = 0; from < ranks; from++) { sum += through_wire(contribution(from, i), ranks > 1 ? spec->wire : WIRE_FP32); }
-            if (i / spec->shard == (size_t)rank) { assert_true(results[rank].scattered[i - spec->shard * (size_t)rank] == sum); }
-            assert_true(results[rank].gathered[i] == through_wire(sum, spec->wire));
-        }
-        uint64_t bytes = 2 * (uint64_t)(ranks - 1) * spec->shard * wire_bytes(spec->wire);
         assert_int_equal(results[rank].bytes_sent, bytes);
         assert_true(results[rank].seconds >= 0.999 * results[rank].delay);
     }
@@ -117,18 +232,53 @@ static bool check_world(const CollectiveSpec *spec, int ranks) {
     return true;
 }
 
-// Shards below, at and above one chunk, and many chunks with a short last one.
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Collectives
+
+// A vector of 1, shards below, at and above one message, and several messages with a short last one.
 static void collectives_equal_plain_loops_bit_for_bit(void **state) {
     (void)state;
     bool fits = false;
     for (int ranks = 1; ranks <= MAX_RANKS; ranks++) {
-        size_t chunk = transport_chunk_elements(ranks);
-        size_t shards[] = {32, 1056, chunk, chunk + 32, 3 * chunk + 96};
-        for (size_t i = 0; i < sizeof shards / sizeof shards[0]; i++) {
-            for (int wire = 0; wire < 2; wire++) {
-                CollectiveSpec spec = {shards[i], wire == 1 ? WIRE_BF16 : WIRE_FP32, 0, 0};
+        size_t chunk = transport_chunk_elements(ranks), n = (size_t)ranks;
+        size_t counts[] = {1, 32 * n, 1003 * n, chunk * n, chunk * n + 32, (2 * chunk + 96) * n};
+        for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+            for (int wire = 0; wire < WIRE_FORMAT_COUNT; wire++) {
+                if (counts[i] > 500000 && wire % 2 != ranks % 2) { continue; } // long ones: two formats each
+                CollectiveSpec spec = {counts[i], (WireFormat)wire, 0, 0, false, false, 0, 0, 0};
                 fits = check_world(&spec, ranks) || fits;
             }
+        }
+    }
+    if (!fits) { skip(); }
+}
+
+// What is spread may stand elsewhere, and may travel as a difference to what all ranks hold.
+static void what_is_gathered_has_a_source_and_a_base(void **state) {
+    (void)state;
+    bool fits = false;
+    for (int ranks = 1; ranks <= MAX_RANKS; ranks++) {
+        for (int kind = 1; kind < 4; kind++) {
+            for (int wire = 0; wire < WIRE_FORMAT_COUNT; wire++) {
+                CollectiveSpec spec = {30011, (WireFormat)wire, 0, 0, kind % 2 == 1, kind / 2 == 1, 0, 0, 0};
+                fits = check_world(&spec, ranks) || fits;
+            }
+        }
+    }
+    if (!fits) { skip(); }
+}
+
+// How a vector is cut into buckets and messages changes nothing: check_world compares with whole pieces. The pieces of 70001 elements are
+// longer than these messages, those of 9001 are shorter.
+static void buckets_and_messages_change_no_bit(void **state) {
+    (void)state;
+    static const size_t counts[] = {9001, 70001}, buckets[] = {3, 7, 64}, messages[] = {256, 512, 1024};
+    bool fits = false;
+    for (int ranks = 1; ranks <= MAX_RANKS; ranks++) {
+        for (int i = 0; i < 12; i++) {
+            WireFormat wire = (WireFormat)(i % WIRE_FORMAT_COUNT);
+            CollectiveSpec spec = {counts[i % 5 % 2], wire, buckets[i % 3], messages[i / 4], i % 5 < 2, i / 2 % 2 == 1, 0, 0, 0};
+            fits = check_world(&spec, ranks) || fits;
         }
     }
     if (!fits) { skip(); }
@@ -139,16 +289,90 @@ static void delays_change_no_bit(void **state) {
     (void)state;
     bool fits = false;
     for (int ranks = 2; ranks <= MAX_RANKS; ranks++) {
-        CollectiveSpec spec = {transport_chunk_elements(ranks) * 2 + 64, WIRE_BF16, 20e-3, 0};
+        CollectiveSpec spec = {20011, WIRE_BF16, 30, 256, false, false, 5e-3, 0, 0};
         fits = check_world(&spec, ranks) || fits;
     }
     if (!fits) { skip(); }
 }
 
+// A stretch that is exchanged touches nothing else.
+static void run_partly(Transport *transport, void *context) {
+    bool *good = (bool *)context;
+    CollectiveSpec spec = {9001, WIRE_INT8, 0, 256, false, false, 0, 0, 0};
+    Layout layout = layout_make(spec.count, transport->size);
+    size_t piece = layout.piece, first = layout_cell_begin(&layout, 3), last = layout_cell_begin(&layout, 9);
+    Buffers buffers;
+    open_buffers(&buffers, &spec, &layout, transport);
+    Exchange exchange = {&layout, spec.wire, buffers.buffer, NULL, NULL};
+    transport_reduce_scatter(transport, &exchange, 3 * piece, 9 * piece);
+    transport_all_gather(transport, &exchange, 3 * piece, 9 * piece);
+    good[transport->rank] = true;
+    for (size_t i = 0; i < layout_padded(&layout); i++) {
+        bool same = buffers.buffer[i] == contribution(BUFFER_OF, transport->rank, i);
+        good[transport->rank] = good[transport->rank] && (same || (i >= first && i < last));
+    }
+    arena_release(&buffers.arena);
+}
+
+static void a_stretch_touches_nothing_else(void **state) {
+    (void)state;
+    bool fits = false;
+    for (int ranks = 1; ranks <= MAX_RANKS; ranks++) {
+        bool good[MAX_RANKS] = {false, false, false, false};
+        bool ran = run_ranks(ranks, run_partly, good);
+        fits = ran || fits;
+        for (int rank = 0; rank < ranks && ran; rank++) {
+            assert_true(good[rank] || (process_transport->size > 1 && rank != process_transport->rank));
+        }
+    }
+    if (!fits) { skip(); }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Records
+
+typedef struct RecordCheck {
+    bool good[MAX_RANKS];
+} RecordCheck;
+
+// Records of odd sizes, one after another, come in the order of ranks; then a barrier.
+static void exchange_records(Transport *transport, void *context) {
+    RecordCheck *check = (RecordCheck *)context;
+    unsigned char mine[77], all[MAX_RANKS * 77];
+    bool good = true;
+    for (size_t bytes = 1; bytes <= sizeof mine; bytes += 19) {
+        memset(mine, 16 * transport->rank + (int)bytes % 16, bytes);
+        transport_exchange(transport, "a test", mine, all, bytes);
+        for (size_t i = 0; i < bytes * (size_t)transport->size; i++) {
+            good = good && all[i] == (unsigned char)(16 * (int)(i / bytes) + (int)bytes % 16);
+        }
+    }
+    transport_barrier(transport, "a test");
+    check->good[transport->rank] = good;
+}
+
+static void records_come_in_the_order_of_ranks(void **state) {
+    (void)state;
+    bool fits = false;
+    for (int ranks = 1; ranks <= MAX_RANKS; ranks++) {
+        RecordCheck check;
+        memset(&check, 0, sizeof check);
+        bool ran = run_ranks(ranks, exchange_records, &check);
+        fits = ran || fits;
+        for (int rank = 0; rank < ranks && ran; rank++) {
+            assert_true(check.good[rank] || (process_transport->size > 1 && rank != process_transport->rank));
+        }
+    }
+    if (!fits) { skip(); }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// The emulated link
+
 // A message cannot leave before the emulated link has let it through: a bound that no fast machine can beat.
 static void the_emulated_link_is_as_slow_as_it_says(void **state) {
     (void)state;
-    CollectiveSpec spec = {100000, WIRE_FP32, 0, 8e6};
+    CollectiveSpec spec = {200000, WIRE_FP32, 0, 0, false, false, 0, 8e6, 0};
     CollectiveResult results[2];
     if (!run_world(&spec, 2, results)) { skip(); }
     for (int rank = 0; rank < 2; rank++) {
@@ -157,41 +381,78 @@ static void the_emulated_link_is_as_slow_as_it_says(void **state) {
     free_results(results, 2);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
-
-// Nearest bf16 by trying both neighbours, ties to even: an oracle that shares no code with the product.
-static uint16_t bf16_by_search(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    uint16_t below = (uint16_t)(bits >> 16), above = (uint16_t)(below + 1);
-    double down = fabs((double)value - (double)bf16_to_float(below));
-    double up = (above & 0x7fff) == 0x7f80 ? fabs(fabs((double)value) - exp2(128)) : fabs((double)bf16_to_float(above) - (double)value);
-    return down < up ? below : up < down ? above : (below & 1) == 0 ? below : above;
+// Buckets wait for one another, so each of them is late once in the reduce-scatter and once in the all-gather; the bits do not care.
+static void the_emulated_link_is_as_late_as_it_says(void **state) {
+    (void)state;
+    CollectiveSpec spec = {9001, WIRE_E3M0, 50, 0, false, false, 0, 0, 10e-3};
+    bool fits = false;
+    for (int ranks = 2; ranks <= 3; ranks++) {
+        CollectiveResult results[MAX_RANKS];
+        if (!run_world(&spec, ranks, results)) { continue; }
+        Layout layout = layout_make(spec.count, ranks);
+        size_t buckets = (layout.cells + spec.bucket - 1) / spec.bucket;
+        for (int rank = 0; rank < ranks; rank++) {
+            if (results[rank].gathered != NULL) { assert_true(results[rank].seconds >= 0.999 * 10e-3 * 2 * (double)buckets); }
+        }
+        free_results(results, ranks);
+        fits = check_world(&spec, ranks) || fits;
+    }
+    if (!fits) { skip(); }
 }
 
-static void bf16_rounds_to_nearest_even(void **state) {
+typedef struct Measures {
+    double link_bytes_per_second, link_latency;
+    LinkMeasure of[MAX_RANKS];
+} Measures;
+
+static void measure_link(Transport *transport, void *context) {
+    Measures *measures = (Measures *)context;
+    transport->link_bytes_per_second = measures->link_bytes_per_second;
+    transport->link_latency = measures->link_latency;
+    measures->of[transport->rank] = transport_measure(transport);
+    LinkMeasure mine = measures->of[transport->rank], all[MAX_RANKS];
+    transport->link_bytes_per_second = transport->link_latency = 0;
+    transport_exchange(transport, "a test", &mine, all, sizeof mine);
+    for (int rank = 0; rank < transport->size; rank++) {
+        if (memcmp(&all[rank], &mine, sizeof mine) != 0) { measures->of[transport->rank].rate = -1; } // ranks disagree
+    }
+}
+
+// All ranks choose from the same numbers. A link cannot seem faster than it is but for the noise of the latency that is taken off, so the
+// bounds are wide on the side of a busy machine.
+static void a_measured_link_is_the_emulated_one_on_all_ranks(void **state) {
     (void)state;
-    Random random = {5};
-    for (int i = 0; i < 200000; i++) {
-        uint32_t bits = (uint32_t)random_bits(&random);
-        if (i % 4 == 0) { bits = (bits & 0xffff0000u) | 0x8000u; } // exactly half way
-        float value;
-        memcpy(&value, &bits, sizeof value);
-        if (isnan(value)) {
-            assert_true(isnan(bf16_to_float(bf16_from_float(value))));
-        } else if (isfinite(value)) {
-            assert_int_equal(bf16_from_float(value), bf16_by_search(value));
-        } else {
-            assert_true(bf16_to_float(bf16_from_float(value)) == value);
+    static const double rates[] = {2e6, 0, 20e6}, latencies[] = {0, 10e-3, 2e-3};
+    bool fits = false;
+    for (int i = 0; i < 3; i++) {
+        int ranks = 2 + i;
+        Measures measures;
+        memset(&measures, 0, sizeof measures);
+        measures.link_bytes_per_second = rates[i];
+        measures.link_latency = latencies[i];
+        if (!run_ranks(ranks, measure_link, &measures)) { continue; }
+        fits = true;
+        for (int rank = 0; rank < ranks; rank++) {
+            LinkMeasure measure = measures.of[rank];
+            if (measure.latency == 0) { continue; } // another process
+            assert_true(measure.rate > 0 && measure.latency >= latencies[i]);
+            if (rates[i] > 0) { assert_true(measure.rate < 1.5 * rates[i] && measure.rate > 0.02 * rates[i]); }
         }
     }
-    uint32_t low_nan = 0x7f800001u; // truncation would make it infinite
-    float value;
-    memcpy(&value, &low_nan, sizeof value);
-    assert_true(isnan(bf16_to_float(bf16_from_float(value))));
+    if (!fits) { skip(); }
+}
+
+static void a_world_of_one_has_no_link(void **state) {
+    (void)state;
+    Transport alone;
+    transport_open_alone(&alone, "a test");
+    LinkMeasure measure = transport_measure(&alone);
+    assert_true(measure.latency == 0 && measure.rate == INFINITY && alone.bytes_sent == 0);
+    transport_close(&alone);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------------------
+// A rank that does not come
 
 // In a child, because the program ends: rank 0 of two waits for a rank 1 that never comes.
 static int run_lonely_rank(char *message, size_t size) {
@@ -237,9 +498,15 @@ int main(void) {
     process_transport = &transport;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(collectives_equal_plain_loops_bit_for_bit),
+        cmocka_unit_test(what_is_gathered_has_a_source_and_a_base),
+        cmocka_unit_test(buckets_and_messages_change_no_bit),
         cmocka_unit_test(delays_change_no_bit),
+        cmocka_unit_test(a_stretch_touches_nothing_else),
+        cmocka_unit_test(records_come_in_the_order_of_ranks),
         cmocka_unit_test(the_emulated_link_is_as_slow_as_it_says),
-        cmocka_unit_test(bf16_rounds_to_nearest_even),
+        cmocka_unit_test(the_emulated_link_is_as_late_as_it_says),
+        cmocka_unit_test(a_measured_link_is_the_emulated_one_on_all_ranks),
+        cmocka_unit_test(a_world_of_one_has_no_link),
         cmocka_unit_test(a_rank_that_does_not_arrive_is_named),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

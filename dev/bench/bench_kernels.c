@@ -168,11 +168,11 @@ static void bench_open(Bench *bench) {
 }
 
 static void bench_rounds(Bench *bench) {
-    gpt_neo_loss_and_gradients(&bench->model, &bench->stream, bench->parameters, bench->gradients, bench->tokens, bench->targets); // warm
+    gpt_neo_loss_and_gradients(&bench->model, &bench->stream, bench->parameters, bench->gradients, bench->tokens, bench->targets, NULL); // warm
     bench->model.operation_seconds = bench->operations;
     for (int round = 0; round < bench->rounds; round++) {
         Span started = span_now(bench), *best = &bench->yardstick[round];
-        gpt_neo_loss_and_gradients(&bench->model, &bench->stream, bench->parameters, bench->gradients, bench->tokens, bench->targets);
+        gpt_neo_loss_and_gradients(&bench->model, &bench->stream, bench->parameters, bench->gradients, bench->tokens, bench->targets, NULL);
         bench->seconds[round] = span_since(bench, started);
         best->wall = best->processor = INFINITY;
         for (int kind = 0; kind < 4; kind++) {

@@ -9,7 +9,7 @@
 //   m = beta1 * m + (1 - beta1) * g             v = beta2 * v + (1 - beta2) * g * g
 //   out = theta - lr * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + epsilon)
 //
-// `out` may be `master` itself (then an estimate is not allowed) but must not overlap anything else.
+// `out` may be `master` itself (then an estimate is not allowed) or `gradient`, but must not overlap anything else.
 #ifndef ACCO_KERNELS_CPU_ADAMW_H
 #define ACCO_KERNELS_CPU_ADAMW_H
 

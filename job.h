@@ -1,0 +1,164 @@
+// job.h: what the communication stream does between a launch and the next boundary.
+//
+//   reduce     the gradient sums (or, in local rules, the ways back) of all workers are added up where they are owned
+//   summary    one small exchange: counts, losses, and the norm of the mean gradient over all shards
+//   step       the optimizer steps what this worker owns: a commit, an estimate that leaves its state bitwise as it was, or both in turn
+//   gather     what was stepped goes to everybody
+//
+//                     | reduce | summary | step | gather |
+//                                               ^ `stepped`   ^ `communicated`
+//
+// Reduce and gather go bucket by bucket. In synchronous rules the reduction follows the last backward pass, from the end of the vector to its
+// start, as the gate `finished` opens; with zero1 the gather runs ahead of the next forward pass, from start to end, and moves the gate
+// `arrived`. The token embedding lies at the start: it is used first and, tied to the head, finished last, so its buckets are the ones that
+// nothing can hide. They are cut like all others. Buckets decide when something travels, never what is added in which order.
+#ifndef ACCO_JOB_H
+#define ACCO_JOB_H
+
+#include "worker.h"
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Buckets: whole cells of a layout
+
+static inline size_t job_bucket_cells(const Scheduler *s, const Layout *layout) {
+    size_t cell_bytes = layout->piece * (size_t)layout->size * sizeof(float);
+    bool bucketed = s->settings.kind == RULE_SYNCHRONOUS && s->settings.bucket > 0;
+    size_t cells = bucketed ? s->settings.bucket / cell_bytes : layout->cells;
+    return cells > 0 ? cells : 1;
+}
+
+static inline void job_span(Scheduler *s, const Job *job, const char *name, double began) {
+    trace_add(&s->trace, TRACE_COMMUNICATION, name, job->commit, began, clock_seconds());
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Parts of a job
+
+static inline Exchange job_reduction(Scheduler *s, const Job *job) {
+    bool local = s->settings.kind == RULE_LOCAL;
+    Exchange exchange = {local ? &s->fragments[job->fragment].layout : &s->layout,
+                         job->kind == ESTIMATE ? s->settings.estimate_wire : s->settings.wire, scheduler_reduce_buffer(s)->data, NULL, NULL};
+    return exchange;
+}
+
+// Everything that all workers need of each other's sums goes out again at once: then each of them can do the same step.
+static inline void job_reduce(Scheduler *s, const Job *job) {
+    Exchange exchange = job_reduction(s, job);
+    const Layout *layout = exchange.layout;
+    size_t bucket = job_bucket_cells(s, layout), padded = layout_padded(layout);
+    bool everybody = s->settings.replicated || s->settings.kind == RULE_LOCAL;
+    for (size_t end = layout->cells; end > 0;) {
+        size_t begin = end > bucket ? end - bucket : 0;
+        if (job->follows) { gate_await(&s->finished, padded - layout_cell_begin(layout, begin)); }
+        double began = clock_seconds();
+        transport_reduce_scatter(s->transport, &exchange, begin * layout->piece, end * layout->piece);
+        job_span(s, job, "reduce-scatter", began);
+        if (everybody) {
+            began = clock_seconds();
+            transport_all_gather(s->transport, &exchange, begin * layout->piece, end * layout->piece);
+            job_span(s, job, "all-gather", began);
+        }
+        end = begin;
+    }
+}
+
+// Of the gradient sum in what this rank owns, whether or not it also holds the rest, piece by piece: the same bits for ddp and zero1, where
+// the wire is fp32. (A narrower one rounds the sums that ddp spreads, and it is they that are stepped.)
+static inline double job_sum_of_squares(Scheduler *s, Stream *stream) {
+    float *reduced = scheduler_reduce_buffer(s)->data;
+    size_t shard = layout_shard(&s->layout);
+    double sum = 0;
+    for (size_t own = 0; own < shard; own += s->layout.piece) {
+        sum += buffer_sum_of_squares(stream, reduced + layout_flat(&s->layout, s->transport->rank, own), s->layout.piece, s->norm_partials);
+    }
+    return sum;
+}
+
+static inline void job_add_tallies(Scheduler *s, Job *job) {
+    memset(&job->total, 0, sizeof job->total);
+    job->first_bad_rank = -1;
+    for (int rank = 0; rank < s->transport->size; rank++) {
+        const Tally *tally = &s->tallies[rank];
+        job->total.micro_batches += tally->micro_batches;
+        job->total.loss += tally->loss;
+        job->total.perfect_loss += tally->perfect_loss;
+        job->total.not_finite += tally->not_finite;
+        job->total.square += tally->square;
+        if (tally->not_finite > 0 && job->first_bad_rank < 0) { job->first_bad_rank = rank; }
+    }
+}
+
+// Counts, losses and the norm: they decide whether and how far everybody steps, the same on all ranks.
+static inline void job_summarise(Scheduler *s, Job *job, Stream *stream) {
+    if (job->follows) { job->tally = s->tally; } // complete: the gate has been passed
+    double began = clock_seconds();
+    bool local = s->settings.kind == RULE_LOCAL;
+    job->tally.square = local ? 0 : job_sum_of_squares(s, stream);
+    transport_exchange(s->transport, "summary exchange", &job->tally, s->tallies, sizeof(Tally));
+    job_add_tallies(s, job);
+    if (!local) { job->gradient_norm = sqrt(job->total.square) / job->total.micro_batches; }
+    job->finite = isfinite(job->gradient_norm) && job->total.not_finite == 0;
+    job_span(s, job, "summary", began);
+}
+
+static inline double clip_scale(double clip, double norm) { return clip > 0 && norm > clip ? clip / norm : 1.0; }
+
+// Steps what this worker owns: a commit into the master, an estimate over the gradient it is made from.
+static inline void job_step(Scheduler *s, const Job *job, Stream *stream) {
+    if (s->settings.kind == RULE_LOCAL || !job->finite) { return; }
+    double began = clock_seconds();
+    float *reduced = scheduler_reduce_buffer(s)->data;
+    OptimizerStep step = {reduced, NULL, job->total.micro_batches, clip_scale(s->settings.gradient_clip, job->gradient_norm),
+                          job->learning_rate, true};
+    if (job->kind != ESTIMATE) { optimizer_step(&s->optimizer, stream, &step); }
+    step.out = reduced;
+    step.commit = false;
+    if (job->kind != COMMIT) { optimizer_step(&s->optimizer, stream, &step); }
+    job_span(s, job, "step", began);
+}
+
+// What goes to everybody: the master after a commit, or where nothing was stepped; otherwise the estimate. Coarse wires carry the way from
+// the parameters that compute uses, which are the same on all ranks.
+static inline void job_gather(Scheduler *s, const Job *job) {
+    if (s->settings.kind == RULE_LOCAL || s->settings.replicated) { return; }
+    bool overlapped = s->settings.kind == RULE_OVERLAPPED, from_master = job->kind == COMMIT || !job->finite;
+    Exchange exchange = job_reduction(s, job);
+    exchange.buffer = overlapped ? s->exchange.data : s->parameters.data;
+    exchange.source = from_master ? s->optimizer.master : NULL;
+    exchange.base = wire_is_coarse(exchange.wire) ? s->parameters.data : NULL;
+    size_t bucket = job_bucket_cells(s, &s->layout);
+    for (size_t begin = 0; begin < s->layout.cells; begin += bucket) {
+        size_t end = begin + bucket < s->layout.cells ? begin + bucket : s->layout.cells;
+        double began = clock_seconds();
+        transport_all_gather(s->transport, &exchange, begin * s->layout.piece, end * s->layout.piece);
+        job_span(s, job, "all-gather", began);
+        gate_reach(&s->arrived, layout_cell_begin(&s->layout, end));
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// The two tasks of a job
+
+// Up to the step. What follows a backward pass has the threads of compute for the step, for nobody else uses them then. The host may write
+// s->job again when `stepped` has happened, so what is left to do has a copy.
+static inline void job_task(void *context, Stream *stream) {
+    Scheduler *s = (Scheduler *)context;
+    Job *job = &s->job;
+    s->transport->commit = job->commit;
+    job_reduce(s, job);
+    bool synchronous = s->settings.kind == RULE_SYNCHRONOUS;
+    Stream *stepping = synchronous ? s->compute : stream;
+    job_summarise(s, job, stepping);
+    if (synchronous && !s->settings.replicated) { gate_reset(&s->arrived, 0); }
+    job_step(s, job, stepping);
+    s->gathering = *job;
+}
+
+static inline void job_gather_task(void *context, Stream *stream) {
+    (void)stream;
+    Scheduler *s = (Scheduler *)context;
+    job_gather(s, &s->gathering);
+    gate_reach(&s->arrived, GATE_OPEN);
+}
+
+#endif

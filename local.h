@@ -1,0 +1,144 @@
+// local.h: the verbs of rules whose workers walk by themselves and meet now and then.
+//
+//   inner_steps(n)     n times: micro-batches, then a step of this worker's own optimizer, all on the compute stream
+//   send(f)            hands the way back from the local to the outer parameters, outer - local, of fragment f to a job that adds it up
+//   receive()          waits for that job: the exchange buffer then holds the sum over all workers
+//   apply(f, alpha)    an outer step with it, and the merge of its result into the local parameters
+//   local_settle()     the local parameters become the outer ones
+//
+//   compute         | inner step | ... | inner step | send | inner step | ... | receive . apply | inner step ...
+//   communication                                   | reduce . gather  |
+//
+// The parameters are the master of the inner optimizer, whose state stays with the worker and is never exchanged. Outer parameters and
+// momentum are the same bits on every rank, because every rank makes the same outer step with the same sum. What is evaluated and saved is
+// the outer copy. Losses travel with the exchanges, so the report of a period comes with the job that sent it.
+#ifndef ACCO_LOCAL_H
+#define ACCO_LOCAL_H
+
+#include "scheduler.h"
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Inner steps
+
+// A gradient that is not finite moves nothing, and is counted like a loss that is not: all ranks learn of it with the next exchange.
+static inline void inner_step_task(void *context, Stream *stream) {
+    Scheduler *s = (Scheduler *)context;
+    size_t count = s->problem.parameter_count;
+    double began = clock_seconds(), micro_batches = s->settings.round_size;
+    s->local_norm = sqrt(buffer_sum_of_squares(stream, s->gradients.data, count, s->norm_partials)) / micro_batches;
+    if (!isfinite(s->local_norm) && s->tally.not_finite == 0) { s->tally.not_finite = 1; }
+    OptimizerStep step = {s->gradients.data, NULL, micro_batches, clip_scale(s->settings.gradient_clip, s->local_norm),
+                          scheduler_learning_rate(s), true};
+    if (s->tally.not_finite == 0) { optimizer_step(&s->optimizer, stream, &step); }
+    buffer_move(stream, NULL, s->gradients.data, count, true);
+    scheduler_compute_span(s, "inner step", began, clock_seconds());
+}
+
+static inline void inner_steps(Scheduler *s, int steps) {
+    for (int i = 0; i < steps; i++) {
+        accumulate(s);
+        scheduler_call(s, s->compute, inner_step_task, s);
+        buffer_change(&s->gradients, BUFFER_READY, BUFFER_FREE);
+        s->gradients_done += (double)s->settings.round_size * s->transport->size;
+    }
+}
+
+// Inner steps of a period of `period`: fewer at the end of the run.
+static inline int steps_left(const Scheduler *s, int period) {
+    double left = ceil((s->settings.target - s->gradients_done) / ((double)s->settings.round_size * s->transport->size));
+    return left < period ? (int)left : period;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Elementwise work on a fragment, in blocks, on the threads of compute
+
+// On elements [flat, flat + count) of the parameters, which stand at `packed` in the exchange buffer.
+typedef void (*FragmentOperation)(Scheduler *s, const void *settings, size_t flat, size_t packed, size_t count);
+
+typedef struct FragmentWork {
+    Scheduler *scheduler;
+    const Fragment *fragment;
+    FragmentOperation operation;
+    const void *settings;
+} FragmentWork;
+
+enum { FRAGMENT_BLOCK = 16384 };
+
+static inline void fragment_block_task(void *context, int task, int thread) {
+    (void)thread;
+    const FragmentWork *work = (const FragmentWork *)context;
+    size_t begin = (size_t)task * FRAGMENT_BLOCK, end = begin + FRAGMENT_BLOCK, packed = 0;
+    for (int i = 0; i < work->fragment->range_count; i++) {
+        const FragmentRange *range = &work->fragment->ranges[i];
+        size_t first = packed > begin ? packed : begin, next = packed + (range->end - range->begin);
+        size_t last = next < end ? next : end;
+        if (first < last) { work->operation(work->scheduler, work->settings, range->begin + first - packed, first, last - first); }
+        packed = next;
+    }
+}
+
+static inline void fragment_task(void *context, Stream *stream) {
+    FragmentWork *work = (FragmentWork *)context;
+    double began = clock_seconds();
+    team_run(stream->team, (int)((work->fragment->layout.count + FRAGMENT_BLOCK - 1) / FRAGMENT_BLOCK), fragment_block_task, work);
+    scheduler_compute_span(work->scheduler, "outer step", began, clock_seconds());
+}
+
+static inline void fragment_run(Scheduler *s, int fragment, FragmentOperation operation, const void *settings) {
+    FragmentWork work = {s, &s->fragments[fragment], operation, settings};
+    scheduler_call(s, s->compute, fragment_task, &work);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Exchanges
+
+static inline void launch_average(Scheduler *s, int fragment) {
+    s->job.tally = s->tally;
+    s->job.fragment = fragment;
+    s->job.gradient_norm = s->local_norm;
+    memset(&s->tally, 0, sizeof s->tally);
+    buffer_change(&s->exchange, BUFFER_WRITING, BUFFER_READY);
+    launch(s, AVERAGE);
+}
+
+static inline void fragment_delta(Scheduler *s, const void *settings, size_t flat, size_t packed, size_t count) {
+    (void)settings;
+    outer_delta(s->exchange.data + packed, s->outer + flat, s->parameters.data + flat, count);
+}
+
+// What a longer fragment left behind this one must not reach the scale of its last block.
+static inline void fragment_clear_padding(Scheduler *s, int fragment) {
+    const Layout *layout = &s->fragments[fragment].layout;
+    memset(s->exchange.data + layout->count, 0, (layout_padded(layout) - layout->count) * sizeof(float));
+}
+
+static inline void send(Scheduler *s, int fragment) {
+    buffer_change(&s->exchange, BUFFER_FREE, BUFFER_WRITING);
+    fragment_run(s, fragment, fragment_delta, NULL);
+    fragment_clear_padding(s, fragment);
+    launch_average(s, fragment);
+}
+
+static inline void receive(Scheduler *s) { wait_for(s); }
+
+static inline void fragment_nesterov(Scheduler *s, const void *settings, size_t flat, size_t packed, size_t count) {
+    outer_nesterov(s->outer + flat, s->momentum + flat, s->parameters.data + flat, s->exchange.data + packed, count,
+                   (const OuterStep *)settings);
+}
+
+// After receive(). alpha: the weight that the local parameters keep.
+static inline void apply(Scheduler *s, int fragment, float alpha) {
+    if (s->stopped) { return; }
+    OuterStep step = s->settings.outer;
+    step.alpha = alpha;
+    fragment_run(s, fragment, fragment_nesterov, &step);
+    s->fragments[fragment].applied_at = s->optimizer.commits;
+}
+
+static inline void local_settle(Scheduler *s) {
+    memcpy(s->parameters.data, s->outer, s->problem.parameter_count * sizeof(float));
+}
+
+static inline const float *local_committed(Scheduler *s) { return s->outer; }
+
+#endif

@@ -1,0 +1,602 @@
+// replay.h: every update rule once more, as a plain loop in one process: the oracle of the whole program.
+//
+// N workers take turns. There are no streams, no messages, no scheduler and no shards, only the definitions of the rules, in the order in
+// which they are written on paper. What a real run of N ranks computes with a fixed schedule must be what comes out here, bit for bit:
+//
+//   sums over workers   element by element in the order of workers, in fp32, of what arrives of each contribution
+//   the norm            owner by owner, piece by piece (runtime/layout.h), in double
+//   wire formats        piece by piece (runtime/wire.h); coarse ones carry the way from the parameters that workers compute with
+//   elementwise steps   the same kernels, over whole vectors
+//
+// The problem is a callback, so that the scalar examples that can be checked by hand run through the same lines as a model does.
+#ifndef ACCO_TEST_REPLAY_H
+#define ACCO_TEST_REPLAY_H
+
+#include "kernels/cpu/adamw.h"
+#include "kernels/cpu/buffers.h"
+#include "kernels/cpu/outer.h"
+#include "learning_rate.h"
+#include "runtime/layout.h"
+#include "runtime/memory.h"
+#include "runtime/wire.h"
+
+enum { REPLAY_WORKERS = 32, REPLAY_FRAGMENTS = 8 };
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// What is asked for
+
+// An update that all workers have seen: a commit, or an outer step of a rule with local ones.
+typedef struct ReplayUpdate {
+    const float *parameters; // (parameter_count): what all workers share from now on
+    double gradients_done;   // micro-batch gradients committed so far, of all workers
+    double learning_rate, gradient_norm; // of the latest step; with local steps: of worker 0
+} ReplayUpdate;
+
+typedef struct ReplayProblem {
+    void *self;
+    size_t parameter_count;
+    // gradients (parameter_count) += the gradient of micro-batch `index` (0, 1, ...) of `worker` at `parameters`.
+    void (*micro_batch)(void *self, int worker, uint64_t index, const float *parameters, float *gradients);
+    void (*updated)(void *self, const ReplayUpdate *update); // NULL: nobody looks
+} ReplayProblem;
+
+typedef struct ReplaySettings {
+    const char *rule;
+    int workers;
+    int accumulate[REPLAY_WORKERS]; // micro-batches of each worker per commit or per inner step; acco: half of them per half round
+    int first_half[REPLAY_WORKERS]; // acco: of the very first half round; 0: as in the others
+    int sequential;                 // commits before the overlapped scheme begins
+    double target;                  // gradients
+    double clip;                    // 0: none
+    WireFormat wire, estimate_wire;
+    LearningRate rate;
+    bool rate_by_commits;
+    bool sgd; // plain, instead of AdamW
+    double beta1, beta2, epsilon, weight_decay;
+    const uint8_t *decays; // (parameter_count): 1 where weight decay applies; NULL: everywhere
+    // Rules with local steps.
+    int period; // inner steps between two outer ones (co2: tau; diloco, streaming: H)
+    double outer_rate, mu, alpha;
+    double co2_beta, co2_alpha, co2_phi, co2_gap;
+    int fragments, delay;       // streaming: P and tau
+    const uint8_t *fragment_of; // (parameter_count); NULL: all in fragment 0
+    bool plain_outer;           // the outer steps as they are written here, not the kernels: equal but for rounding
+} ReplaySettings;
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// State. All vectors are (padded); elements past parameter_count stay zero.
+
+typedef struct ReplayState {
+    float *master, *first_moment, *second_moment;
+    int64_t steps;
+} ReplayState;
+
+typedef struct ReplayWorker {
+    float *gradients;       // accumulator
+    uint64_t micro_batches; // begun so far
+    // Rules with local steps.
+    ReplayState state;
+    float *outer, *momentum;
+    float *exchange; // what this worker sends, until the sum over all workers replaces it
+} ReplayWorker;
+
+typedef struct ReplayTotal {
+    float *sum;   // of the accumulators of all workers
+    double count; // of the micro-batches in it
+} ReplayTotal;
+
+typedef struct Replay {
+    ReplaySettings settings;
+    ReplayProblem problem;
+    Layout layout;
+    size_t padded;
+    Arena arena;
+    Stream stream; // only its team is used
+    uint8_t *decays, *fragment_of;
+    double *partials; // scratch of the norm
+    size_t room;      // of what follows: as long as a fragment can be when it is padded
+    float *parcel;    // (room) what one worker sends
+    float *sum;       // (room)
+    char *message;    // of one piece
+    ReplayWorker workers[REPLAY_WORKERS];
+    double held;       // micro-batches in all accumulators
+    ReplayState state; // of rules whose workers step together
+    float *stepped;    // what the latest step gave
+    float *parameters; // where they compute
+    ReplayTotal half, full;
+    double gradients_done;
+    double learning_rate, gradient_norm; // of the latest step
+} Replay;
+
+static inline void replay_reserve_state(Replay *replay, ReplayState *state) {
+    size_t bytes = replay->padded * sizeof(float);
+    arena_reserve(&replay->arena, MEMORY_OPTIMIZER, "master", bytes, &state->master);
+    arena_reserve(&replay->arena, MEMORY_OPTIMIZER, "first moment", bytes, &state->first_moment);
+    arena_reserve(&replay->arena, MEMORY_OPTIMIZER, "second moment", bytes, &state->second_moment);
+}
+
+static inline void replay_reserve(Replay *replay) {
+    Arena *arena = &replay->arena;
+    size_t bytes = replay->padded * sizeof(float);
+    for (int i = 0; i < replay->settings.workers; i++) {
+        ReplayWorker *worker = &replay->workers[i];
+        arena_reserve(arena, MEMORY_GRADIENTS, "gradients", bytes, &worker->gradients);
+        replay_reserve_state(replay, &worker->state);
+        arena_reserve(arena, MEMORY_PARAMETERS, "outer parameters", bytes, &worker->outer);
+        arena_reserve(arena, MEMORY_OPTIMIZER, "outer momentum", bytes, &worker->momentum);
+        arena_reserve(arena, MEMORY_EXCHANGE, "exchange", bytes, &worker->exchange);
+    }
+    replay_reserve_state(replay, &replay->state);
+    arena_reserve(arena, MEMORY_PARAMETERS, "parameters", bytes, &replay->parameters);
+    arena_reserve(arena, MEMORY_PARAMETERS, "stepped parameters", bytes, &replay->stepped);
+    arena_reserve(arena, MEMORY_EXCHANGE, "sum", bytes, &replay->half.sum);
+    arena_reserve(arena, MEMORY_EXCHANGE, "sum", bytes, &replay->full.sum);
+    arena_reserve(arena, MEMORY_WORKSPACE, "decays", replay->padded, &replay->decays);
+    arena_reserve(arena, MEMORY_WORKSPACE, "fragments", replay->padded, &replay->fragment_of);
+    arena_reserve(arena, MEMORY_WORKSPACE, "partial sums", buffer_blocks(replay->padded) * sizeof(double), &replay->partials);
+    arena_reserve(arena, MEMORY_WORKSPACE, "parcel", replay->room * sizeof(float), &replay->parcel);
+    arena_reserve(arena, MEMORY_WORKSPACE, "sum", replay->room * sizeof(float), &replay->sum);
+    arena_reserve(arena, MEMORY_WORKSPACE, "message", replay->room * sizeof(float), &replay->message);
+}
+
+// Starts everybody from the same parameters (parameter_count).
+static inline void replay_open(Replay *replay, const ReplaySettings *settings, const ReplayProblem *problem, const float *parameters) {
+    Error error = {""};
+    size_t count = problem->parameter_count, bytes = count * sizeof(float);
+    memset(replay, 0, sizeof *replay);
+    assert(settings->workers >= 1 && settings->workers <= REPLAY_WORKERS && settings->fragments <= REPLAY_FRAGMENTS);
+    replay->settings = *settings;
+    replay->problem = *problem;
+    replay->layout = layout_make(count, settings->workers);
+    replay->padded = layout_padded(&replay->layout);
+    replay->room = 2 * replay->padded + (size_t)settings->workers * LAYOUT_BLOCK;
+    replay_reserve(replay);
+    bool committed = arena_commit(&replay->arena, &error);
+    replay->stream.team = team_create(1, false);
+    assert(committed && replay->stream.team != NULL);
+    (void)committed;
+    if (settings->fragment_of != NULL) { memcpy(replay->fragment_of, settings->fragment_of, count); }
+    memset(replay->decays, 1, count);
+    if (settings->decays != NULL) { memcpy(replay->decays, settings->decays, count); }
+    memcpy(replay->state.master, parameters, bytes);
+    memcpy(replay->parameters, parameters, bytes);
+    for (int i = 0; i < settings->workers; i++) {
+        memcpy(replay->workers[i].state.master, parameters, bytes);
+        memcpy(replay->workers[i].outer, parameters, bytes);
+    }
+}
+
+static inline void replay_close(Replay *replay) {
+    team_destroy(replay->stream.team);
+    arena_release(&replay->arena);
+}
+
+// The next stretch [*begin, *end) of elements that bear `label`, at or behind *end. False: there is none.
+static inline bool replay_next_run(const uint8_t *labels, size_t count, int label, size_t *begin, size_t *end) {
+    *begin = *end;
+    while (*begin < count && labels[*begin] != label) { (*begin)++; }
+    *end = *begin;
+    while (*end < count && labels[*end] == label) { (*end)++; }
+    return *begin < *end;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// What all rules do
+
+// values (layout_padded) <- what arrives of them. Every piece is encoded by itself.
+static inline void replay_travel(Replay *replay, const Layout *layout, WireFormat wire, float *values) {
+    for (size_t begin = 0; begin < layout_padded(layout); begin += layout->piece) {
+        wire_encode(wire, replay->message, values + begin, layout->piece);
+        wire_decode(wire, values + begin, replay->message, layout->piece);
+    }
+}
+
+static inline void replay_accumulate(Replay *replay, int worker, const float *parameters, int count) {
+    ReplayWorker *w = &replay->workers[worker];
+    for (int i = 0; i < count; i++) {
+        replay->problem.micro_batch(replay->problem.self, worker, w->micro_batches++, parameters, w->gradients);
+    }
+    replay->held += count;
+}
+
+static inline void replay_clear(Replay *replay, int worker) {
+    memset(replay->workers[worker].gradients, 0, replay->padded * sizeof(float));
+}
+
+static inline double replay_scale(const Replay *replay, double norm) {
+    double clip = replay->settings.clip;
+    return clip > 0 && norm > clip ? clip / norm : 1.0;
+}
+
+static inline double replay_rate(const Replay *replay, int64_t commits) {
+    return learning_rate_at(&replay->settings.rate, replay->settings.rate_by_commits ? (double)commits : replay->gradients_done);
+}
+
+// out <- what a step from `state` gives; only a commit moves the state. out may be the master of a commit.
+static inline void replay_optimize(Replay *replay, ReplayState *state, const float *gradients, float *out, double divisor, double scale,
+                                   double rate, bool commit) {
+    const ReplaySettings *settings = &replay->settings;
+    for (int decays = 0; decays <= 1; decays++) {
+        size_t begin, end = 0;
+        while (replay_next_run(replay->decays, replay->problem.parameter_count, decays, &begin, &end)) {
+            AdamWRange range;
+            memset(&range, 0, sizeof range);
+            range.out = out + begin;
+            range.master = state->master + begin;
+            range.first_moment = state->first_moment + begin;
+            range.second_moment = state->second_moment + begin;
+            range.gradient = gradients + begin;
+            range.count = end - begin;
+            range.step = adamw_step(settings->beta1, settings->beta2, (double)(state->steps + 1), settings->epsilon, rate,
+                                    decays ? settings->weight_decay : 0.0);
+            range.step.divisor = (float)divisor;
+            range.step.scale = (float)scale;
+            if (settings->sgd) {
+                sgd_step(&range, commit);
+            } else {
+                adamw(&replay->stream, &range, commit);
+            }
+        }
+    }
+    if (commit) { state->steps++; }
+}
+
+static inline void replay_tell(const Replay *replay, const float *parameters) {
+    ReplayUpdate update = {parameters, replay->gradients_done, replay->learning_rate, replay->gradient_norm};
+    if (replay->problem.updated != NULL) { replay->problem.updated(replay->problem.self, &update); }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Rules whose workers step together
+
+// Every worker computes one of `parts` equal parts of its micro-batches of a commit.
+static inline void replay_round_of(Replay *replay, int parts) {
+    for (int worker = 0; worker < replay->settings.workers; worker++) {
+        replay_accumulate(replay, worker, replay->parameters, replay->settings.accumulate[worker] / parts);
+    }
+}
+
+static inline void replay_add_up(Replay *replay, ReplayTotal *total, WireFormat wire) {
+    memset(total->sum, 0, replay->padded * sizeof(float));
+    for (int worker = 0; worker < replay->settings.workers; worker++) {
+        memcpy(replay->parcel, replay->workers[worker].gradients, replay->padded * sizeof(float));
+        replay_travel(replay, &replay->layout, wire, replay->parcel);
+        for (size_t i = 0; i < replay->padded; i++) { total->sum[i] += replay->parcel[i]; }
+    }
+    total->count = replay->held;
+}
+
+static inline void replay_clear_all(Replay *replay) {
+    for (int worker = 0; worker < replay->settings.workers; worker++) { replay_clear(replay, worker); }
+    replay->held = 0;
+}
+
+// Adds up the accumulators and clears them.
+static inline void replay_take(Replay *replay, ReplayTotal *total) {
+    replay_add_up(replay, total, replay->settings.wire);
+    replay_clear_all(replay);
+}
+
+// Of the mean gradient.
+static inline double replay_norm(Replay *replay, const ReplayTotal *total) {
+    const Layout *layout = &replay->layout;
+    double squares = 0;
+    for (int owner = 0; owner < layout->size; owner++) {
+        double own = 0;
+        for (size_t cell = 0; cell < layout->cells; cell++) {
+            size_t piece = cell * (size_t)layout->size + (size_t)owner;
+            own += buffer_sum_of_squares(&replay->stream, total->sum + piece * layout->piece, layout->piece, replay->partials);
+        }
+        squares += own;
+    }
+    return sqrt(squares) / total->count;
+}
+
+static inline bool replay_is_replicated(const Replay *replay) { return strcmp(replay->settings.rule, "ddp") == 0; }
+
+// stepped <- what a step with `total` gives. Under ddp the sums go out to everybody, and the norm is that of what arrives.
+static inline void replay_step(Replay *replay, ReplayTotal *total, double rate, bool commit) {
+    if (replay_is_replicated(replay)) { replay_travel(replay, &replay->layout, replay->settings.wire, total->sum); }
+    replay->gradient_norm = replay_norm(replay, total);
+    replay->learning_rate = rate;
+    replay_optimize(replay, &replay->state, total->sum, replay->stepped, total->count, replay_scale(replay, replay->gradient_norm), rate,
+                    commit);
+}
+
+static inline void replay_commit(Replay *replay, ReplayTotal *total) {
+    replay_step(replay, total, replay_rate(replay, replay->state.steps), true);
+    replay->gradients_done += total->count;
+    replay_tell(replay, replay->stepped);
+}
+
+// parameters <- what arrives of `stepped`. Under ddp everybody has made the step.
+static inline void replay_spread(Replay *replay, WireFormat wire) {
+    bool differences = wire_is_coarse(wire) && !replay_is_replicated(replay);
+    float *parcel = replay->parcel, *parameters = replay->parameters;
+    for (size_t i = 0; i < replay->padded; i++) { parcel[i] = differences ? replay->stepped[i] - parameters[i] : replay->stepped[i]; }
+    if (!replay_is_replicated(replay)) { replay_travel(replay, &replay->layout, wire, parcel); }
+    for (size_t i = 0; i < replay->padded; i++) { parameters[i] = differences ? parameters[i] + parcel[i] : parcel[i]; }
+}
+
+static inline bool replay_is_done(const Replay *replay) { return replay->gradients_done >= replay->settings.target; }
+
+static inline void replay_zero1_commit(Replay *replay) {
+    replay_round_of(replay, 1);
+    replay_take(replay, &replay->full);
+    replay_commit(replay, &replay->full);
+    replay_spread(replay, replay->settings.wire);
+}
+
+// ddp is the same mathematics.
+static inline void replay_zero1(Replay *replay) {
+    while (!replay_is_done(replay)) { replay_zero1_commit(replay); }
+}
+
+static inline void replay_sequential(Replay *replay) {
+    for (int i = 0; i < replay->settings.sequential && !replay_is_done(replay); i++) { replay_zero1_commit(replay); }
+}
+
+// The gradients of a round are committed after those of the next round have been computed, at parameters that do not know of them. With
+// `predicts` these are what a second step with the same gradients would give.
+static inline void replay_delayed(Replay *replay, bool predicts) {
+    replay_sequential(replay);
+    if (replay_is_done(replay)) { return; }
+    replay_round_of(replay, 1);
+    replay_take(replay, &replay->full);
+    while (!replay_is_done(replay)) {
+        double rate = replay_rate(replay, replay->state.steps);
+        replay_round_of(replay, 1);
+        replay_commit(replay, &replay->full);
+        if (predicts) { replay_step(replay, &replay->full, rate, false); }
+        replay_spread(replay, replay->settings.wire);
+        replay_take(replay, &replay->full);
+    }
+    replay_commit(replay, &replay->full);
+    replay_spread(replay, replay->settings.wire);
+}
+
+static inline void replay_dpu(Replay *replay) { replay_delayed(replay, false); }
+static inline void replay_acco_wp(Replay *replay) { replay_delayed(replay, true); }
+
+static inline void replay_acco_first_half(Replay *replay) {
+    const ReplaySettings *settings = &replay->settings;
+    for (int worker = 0; worker < settings->workers; worker++) {
+        int half = settings->first_half[worker] > 0 ? settings->first_half[worker] : settings->accumulate[worker] / 2;
+        replay_accumulate(replay, worker, replay->parameters, half);
+    }
+}
+
+static inline void replay_acco(Replay *replay) {
+    replay_sequential(replay);
+    if (replay_is_done(replay)) { return; }
+    replay_acco_first_half(replay);
+    while (!replay_is_done(replay)) {
+        replay_add_up(replay, &replay->half, replay->settings.estimate_wire); // and half B goes on top
+        replay_round_of(replay, 2);
+        replay_step(replay, &replay->half, replay_rate(replay, replay->state.steps), false);
+        replay_spread(replay, replay->settings.estimate_wire);
+        replay_take(replay, &replay->full);
+        replay_round_of(replay, 2); // the next half A, at the estimate
+        replay_commit(replay, &replay->full);
+        replay_spread(replay, replay->settings.wire);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// The outer steps, as they are written on paper
+
+static inline void replay_plain_nesterov(float *outer, float *momentum, float *local, const float *sum, size_t count,
+                                         const OuterStep *step) {
+    for (size_t i = 0; i < count; i++) {
+        float mean = sum[i] * step->inverse_ranks;
+        momentum[i] = step->momentum * momentum[i] + mean;
+        outer[i] = outer[i] - step->learning_rate * (mean + step->momentum * momentum[i]);
+        local[i] = step->alpha * local[i] + (1.0f - step->alpha) * outer[i];
+    }
+}
+
+static inline void replay_plain_co2(float *base, float *momentum, float *local, float *exchange, size_t count, const Co2Step *step) {
+    for (size_t i = 0; i < count; i++) {
+        float before = base[i];
+        if (step->received) {
+            momentum[i] = step->beta * momentum[i] + exchange[i] * step->inverse_ranks / step->gap;
+            float clipped = momentum[i];
+            if (step->phi > 0 && clipped > step->phi) { clipped = step->phi; }
+            if (step->phi > 0 && clipped < -step->phi) { clipped = -step->phi; }
+            base[i] = before - step->alpha * clipped;
+        }
+        exchange[i] = before - local[i];
+        local[i] = base[i];
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Rules whose workers take steps of their own
+
+// One step of every worker with gradients of its own. `commits` of the schedule are inner steps.
+static inline void replay_inner_step(Replay *replay) {
+    const ReplaySettings *settings = &replay->settings;
+    double rate = replay_rate(replay, replay->workers[0].state.steps);
+    for (int i = 0; i < settings->workers; i++) {
+        ReplayWorker *worker = &replay->workers[i];
+        replay_accumulate(replay, i, worker->state.master, settings->accumulate[i]);
+        double square = buffer_sum_of_squares(&replay->stream, worker->gradients, replay->problem.parameter_count, replay->partials);
+        double norm = sqrt(square) / settings->accumulate[i];
+        replay_optimize(replay, &worker->state, worker->gradients, worker->state.master, settings->accumulate[i],
+                        replay_scale(replay, norm), rate, true);
+        replay_clear(replay, i);
+        if (i == 0) { replay->gradient_norm = norm; }
+    }
+    replay->learning_rate = rate;
+    replay->gradients_done += replay->held;
+    replay->held = 0;
+}
+
+static inline int64_t replay_inner_steps(const Replay *replay) {
+    double per_step = 0;
+    for (int i = 0; i < replay->settings.workers; i++) { per_step += replay->settings.accumulate[i]; }
+    return (int64_t)ceil(replay->settings.target / per_step);
+}
+
+static inline int64_t replay_smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// Everybody writes down how far it is from the outer parameters, in fp32.
+static inline void replay_send(Replay *replay, int fragment) {
+    size_t begin, end = 0;
+    while (replay_next_run(replay->fragment_of, replay->problem.parameter_count, fragment, &begin, &end)) {
+        for (int i = 0; i < replay->settings.workers; i++) {
+            ReplayWorker *worker = &replay->workers[i];
+            for (size_t j = begin; j < end; j++) { worker->exchange[j] = worker->outer[j] - worker->state.master[j]; }
+        }
+    }
+}
+
+// Copies the elements of a fragment between their places in `flat` and one stretch. Returns how many they are.
+static inline size_t replay_pack(const Replay *replay, int fragment, float *flat, float *packed, bool unpack) {
+    size_t begin, end = 0, count = 0;
+    while (replay_next_run(replay->fragment_of, replay->problem.parameter_count, fragment, &begin, &end)) {
+        memcpy(unpack ? flat + begin : packed + count, unpack ? packed + count : flat + begin, (end - begin) * sizeof(float));
+        count += end - begin;
+    }
+    return count;
+}
+
+// Everybody gets the sum of what everybody has written down, as it arrives. A fragment travels as a vector of its own.
+static inline void replay_exchange(Replay *replay, int fragment) {
+    int workers = replay->settings.workers;
+    size_t count = 0, room = replay->room * sizeof(float);
+    Layout layout;
+    memset(replay->sum, 0, room);
+    for (int i = 0; i < workers; i++) {
+        memset(replay->parcel, 0, room);
+        count = replay_pack(replay, fragment, replay->workers[i].exchange, replay->parcel, false);
+        layout = layout_make(count, workers);
+        assert(layout_padded(&layout) <= replay->room);
+        replay_travel(replay, &layout, replay->settings.wire, replay->parcel);
+        for (size_t j = 0; j < count; j++) { replay->sum[j] += replay->parcel[j]; }
+    }
+    layout = layout_make(count, workers);
+    replay_travel(replay, &layout, replay->settings.wire, replay->sum);
+    for (int i = 0; i < workers; i++) { replay_pack(replay, fragment, replay->workers[i].exchange, replay->sum, true); }
+}
+
+// The outer step of a fragment from what replay_send wrote down.
+static inline void replay_apply(Replay *replay, int fragment, double alpha) {
+    const ReplaySettings *settings = &replay->settings;
+    OuterStep step = {1.0f / (float)settings->workers, (float)settings->outer_rate, (float)settings->mu, (float)alpha};
+    size_t begin, end = 0;
+    replay_exchange(replay, fragment);
+    while (replay_next_run(replay->fragment_of, replay->problem.parameter_count, fragment, &begin, &end)) {
+        for (int i = 0; i < settings->workers; i++) {
+            ReplayWorker *w = &replay->workers[i];
+            (settings->plain_outer ? replay_plain_nesterov : outer_nesterov)(w->outer + begin, w->momentum + begin, w->state.master + begin,
+                                                                             w->exchange + begin, end - begin, &step);
+        }
+    }
+    replay_tell(replay, replay->workers[0].outer);
+}
+
+static inline void replay_diloco(Replay *replay) {
+    int64_t steps;
+    for (int64_t left = replay_inner_steps(replay); left > 0; left -= steps) {
+        steps = replay_smaller(left, replay->settings.period);
+        for (int64_t i = 0; i < steps; i++) { replay_inner_step(replay); }
+        replay_send(replay, 0);
+        replay_apply(replay, 0, 0.0);
+    }
+}
+
+// The sum of a round is applied at the end of the next one.
+static inline void replay_co2_boundary(Replay *replay, bool received) {
+    const ReplaySettings *settings = &replay->settings;
+    Co2Step step = {1.0f / (float)settings->workers, (float)settings->co2_beta, (float)settings->co2_alpha,
+                    (float)settings->co2_phi, (float)settings->co2_gap, received};
+    if (received) { replay_exchange(replay, 0); }
+    for (int i = 0; i < settings->workers; i++) {
+        ReplayWorker *w = &replay->workers[i];
+        (settings->plain_outer ? replay_plain_co2 : outer_co2)(w->outer, w->momentum, w->state.master, w->exchange,
+                                                               replay->problem.parameter_count, &step);
+    }
+    replay_tell(replay, replay->workers[0].outer);
+}
+
+static inline void replay_co2(Replay *replay) {
+    int64_t steps, all = replay_inner_steps(replay);
+    for (int64_t left = all; left > 0; left -= steps) {
+        steps = replay_smaller(left, replay->settings.period);
+        for (int64_t i = 0; i < steps; i++) { replay_inner_step(replay); }
+        replay_co2_boundary(replay, left < all);
+    }
+    replay_co2_boundary(replay, true);
+}
+
+static inline void replay_streaming_interval(Replay *replay, int interval, int fragment) {
+    for (int step = 1; step <= interval; step++) {
+        replay_inner_step(replay);
+        if (step == interval - replay->settings.delay) { replay_send(replay, fragment); }
+    }
+    replay_apply(replay, fragment, replay->settings.alpha);
+}
+
+// Fragments take turns. At the end every one that has moved since its turn is exchanged once more.
+static inline void replay_streaming(Replay *replay) {
+    const ReplaySettings *settings = &replay->settings;
+    int fragments = settings->fragments, interval = settings->period / fragments, turn = 0;
+    int64_t all = replay_inner_steps(replay), left = all, latest[REPLAY_FRAGMENTS] = {0};
+    for (; left >= interval; left -= interval) {
+        replay_streaming_interval(replay, interval, turn);
+        latest[turn] = all - left + interval;
+        turn = (turn + 1) % fragments;
+    }
+    for (; left > 0; left--) { replay_inner_step(replay); }
+    for (int fragment = 0; fragment < fragments; fragment++) {
+        if (latest[fragment] == all) { continue; }
+        replay_send(replay, fragment);
+        replay_apply(replay, fragment, 0.0);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// The rules
+
+typedef struct ReplayRule {
+    const char *name;
+    bool local;   // workers take steps of their own
+    bool sharded; // parameters go through the wire
+    void (*train)(Replay *replay);
+} ReplayRule;
+
+static const ReplayRule REPLAY_RULES[] = {
+    {"ddp", false, false, replay_zero1},     {"zero1", false, true, replay_zero1},
+    {"dpu", false, true, replay_dpu},        {"acco-wp", false, true, replay_acco_wp},
+    {"acco", false, true, replay_acco},      {"co2", true, false, replay_co2},
+    {"diloco", true, false, replay_diloco},  {"streaming-diloco", true, false, replay_streaming},
+};
+
+enum { REPLAY_RULE_COUNT = sizeof REPLAY_RULES / sizeof REPLAY_RULES[0] };
+
+// NULL for an unknown name.
+static inline const ReplayRule *replay_rule_find(const char *name) {
+    for (int i = 0; i < REPLAY_RULE_COUNT; i++) {
+        if (strcmp(REPLAY_RULES[i].name, name) == 0) { return &REPLAY_RULES[i]; }
+    }
+    return NULL;
+}
+
+// Trains `parameters` (parameter_count): in, the initial ones; out, those that a run ends with. Returns the gradients committed.
+static inline double replay_run(const ReplaySettings *settings, const ReplayProblem *problem, float *parameters) {
+    const ReplayRule *rule = replay_rule_find(settings->rule);
+    assert(rule != NULL);
+    Replay *replay = (Replay *)malloc(sizeof *replay);
+    replay_open(replay, settings, problem, parameters);
+    bool rounded = rule->sharded && !wire_is_coarse(settings->wire); // who starts, starts with what others could have been sent
+    if (rounded) { replay_travel(replay, &replay->layout, settings->wire, replay->parameters); }
+    rule->train(replay);
+    memcpy(parameters, rule->local ? replay->workers[0].outer : replay->parameters, problem->parameter_count * sizeof(float));
+    double gradients_done = replay->gradients_done;
+    replay_close(replay);
+    free(replay);
+    return gradients_done;
+}
+
+#endif

@@ -1,0 +1,604 @@
+// rules_bench.h: one update rule on some ranks: what to do, what came out, and how two runs are compared.
+//
+// The real scheduler, the real streams and a real transport. Started plainly, ranks are threads of this process (worlds of 1 to 4). Started
+// by mpirun, each process is one rank, and run_world runs what fits the number of ranks; a test looks at the ranks that it has.
+//
+// The problems are small enough to be checked by hand: S1, the scalar problem of the worked examples; a quadratic; and a noisy vector
+// problem with awkward sizes for comparing execution orders bit for bit, which keeps pace as a model does.
+#ifndef ACCO_TEST_RULES_BENCH_H
+#define ACCO_TEST_RULES_BENCH_H
+
+#include "harness.h"
+
+#include "../rules.h"
+#include "../runtime/transport_mpi.h"
+#include "threads_link.h"
+
+enum { MAX_RANKS = 4, MAX_COMMITS = 130, MAX_LOOKS = MAX_COMMITS + 2, MAX_SEEN = 64, MAX_SNAPSHOTS = 24, LAYERS = 5 };
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// One run: what to do, and what came out
+
+typedef MicroBatchResult (*MicroBatch)(void *self, Stream *stream, uint64_t index, const float *parameters, float *gradients,
+                                       const Pace *pace);
+
+// Something that is not a number, on rank 1.
+typedef struct Poison {
+    uint64_t index; // of the micro-batch; 0: none
+    bool in_loss, in_gradient;
+    float value;
+} Poison;
+
+typedef struct RunSpec {
+    const char *rule;
+    SchedulerSettings settings; // but for what hangs on the rule, and the two lines below
+    int round_size[MAX_RANKS], first_round_size[MAX_RANKS];
+    int commits; // at most; settings.target may end the run earlier
+    bool finish; // as a run that comes to its end
+    bool blind;  // look at the parameters at the end only: nothing waits for what is still arriving
+    size_t parameter_count;
+    size_t layer_begins[LAYERS + 1];
+    int layer_count;
+    float start, start_step; // element i starts at start + i * start_step
+    MicroBatch micro_batch;
+    int parts;            // in which the noisy problem asks for parameters and announces gradients
+    double pause_seconds; // up to so much before each of them, at random
+    double work_seconds;  // of a micro-batch
+    double slow_seconds;  // more of it, on rank 1
+    bool snapshots;       // keep the parameters of every micro-batch
+    bool counts_spans;
+    Poison poison;
+    double chaos_seconds, link_bytes_per_second;
+    size_t message; // elements of a message, a multiple of LAYOUT_BLOCK; 0: what the transport takes
+} RunSpec;
+
+// What there is to see between two commits. Arrays are NULL where nobody looked, or the rule has none.
+typedef struct Look {
+    float *committed;                             // (parameter_count): what all ranks share
+    float *local;                                 // (parameter_count): where compute goes on
+    float *master, *first_moment, *second_moment; // (shard): own elements
+    float *momentum;                              // (parameter_count): of the outer steps
+    uint64_t hashes[MAX_RANKS];                   // of what must be the same on all ranks: of every rank
+    CommitReport report;
+    int64_t reports; // how many there have been
+} Look;
+
+typedef struct RunResult {
+    Look looks[MAX_LOOKS]; // at the start, after each commit, and where the run came to its end once more
+    int last;              // look
+    Layout owned;          // of master and moments
+    float seen[MAX_SEEN][2];           // where each micro-batch was evaluated: the first two elements
+    float *snapshots[MAX_SNAPSHOTS];   // (parameter_count): all of them
+    uint64_t micro_batches;            // begun by this rank
+    uint64_t bytes_sent;
+    double gradients_done;
+    TraceSums kept;       // of all spans, counted one by one
+    TraceSums unreported; // what is left of the trace's own sums at the end
+    bool stopped;
+    int first_bad_rank;
+} RunResult;
+
+typedef struct TestProblem {
+    const RunSpec *spec;
+    RunResult *result;  // NULL: nobody looks
+    float *differences; // (parameter_count), between the two passes
+    int rank;
+} TestProblem;
+
+static inline TestProblem problem_open(const RunSpec *spec, RunResult *result, int rank) {
+    TestProblem problem = {spec, result, (float *)calloc(spec->parameter_count + 1, sizeof(float)), rank};
+    return problem;
+}
+
+// A scheduler and what it lives on.
+typedef struct Bench {
+    const Rule *rule;
+    TestProblem problem;
+    Arena arena;
+    Scheduler scheduler;
+    Team *team;
+} Bench;
+
+static inline SchedulerSettings settings_of(const RunSpec *spec, const Rule *rule, int rank) {
+    SchedulerSettings settings = spec->settings;
+    settings.kind = rule->kind;
+    settings.replicated = rule->replicated;
+    settings.rounds_per_commit = rule->rounds_per_commit;
+    settings.round_size = spec->round_size[rank];
+    settings.first_round_size = spec->first_round_size[rank];
+    return settings;
+}
+
+// Shorter messages than the transport would take: then a small vector travels in many of them. Room that is reserved again replaces what
+// was reserved before.
+static inline void shorten_messages(Transport *transport, Arena *arena, size_t message) {
+    transport->chunk = message;
+    transport->slot_bytes = message * sizeof(float);
+    size_t bytes = (size_t)TRANSPORT_LANES * (size_t)transport->size * transport->slot_bytes;
+    arena_reserve(arena, MEMORY_EXCHANGE, "short messages being received", bytes, &transport->receive_buffers);
+    arena_reserve(arena, MEMORY_EXCHANGE, "short messages being sent", bytes, &transport->send_buffers);
+}
+
+// No assertions of cmocka in here and below: ranks that are threads have no test to fail.
+static inline void bench_open(Bench *bench, const RunSpec *spec, Transport *transport, RunResult *result) {
+    memset(bench, 0, sizeof *bench);
+    bench->rule = rule_find(spec->rule);
+    bench->problem = problem_open(spec, result, transport->rank);
+    SchedulerSettings settings = settings_of(spec, bench->rule, transport->rank);
+    Problem problem = {&bench->problem, spec->parameter_count, spec->micro_batch, spec->layer_begins, spec->layer_count};
+    Scheduler *s = &bench->scheduler;
+    Error error = {""};
+    scheduler_reserve(s, &bench->arena, &settings, &problem, transport);
+    if (spec->message > 0 && transport->size > 1) { shorten_messages(transport, &bench->arena, spec->message); }
+    if (!arena_commit(&bench->arena, &error)) { abort(); }
+    for (size_t i = 0; i < spec->parameter_count; i++) { s->parameters.data[i] = spec->start + (float)i * spec->start_step; }
+    bench->team = team_create(1, false);
+    scheduler_start(s, bench->team, true);
+}
+
+static inline void bench_close(Bench *bench) {
+    scheduler_stop(&bench->scheduler);
+    team_destroy(bench->team);
+    arena_release(&bench->arena);
+    free(bench->problem.differences);
+}
+
+static inline uint64_t hash_floats(const float *values, size_t count) {
+    uint64_t hash = 1;
+    for (size_t i = 0; i < count; i++) { hash = random_mix(hash + wire_float_bits(values[i])) * 3; }
+    return hash;
+}
+
+static inline float *copy_floats(const float *from, size_t count) {
+    if (from == NULL) { return NULL; }
+    float *copy = (float *)malloc(count * sizeof(float) + 1);
+    memcpy(copy, from, count * sizeof(float));
+    return copy;
+}
+
+static inline uint64_t hash_number(uint64_t hash, double number) {
+    uint64_t bits;
+    memcpy(&bits, &number, sizeof bits);
+    return random_hash(hash, bits);
+}
+
+static inline uint64_t hash_look(const Look *look, size_t count) {
+    uint64_t hash = random_hash(hash_floats(look->committed, count), look->momentum != NULL ? hash_floats(look->momentum, count) : 0);
+    hash = hash_number(hash, look->report.loss);
+    hash = hash_number(hash, look->report.micro_batches);
+    return hash_number(hash_number(hash, look->report.gradients_done), (double)look->report.commit);
+}
+
+static inline void look_at(Bench *bench, Look *look) {
+    Scheduler *s = &bench->scheduler;
+    size_t count = s->problem.parameter_count, owned = layout_shard(&s->optimizer.layout);
+    const float *committed = borrow_committed(s, bench->rule);
+    look->committed = copy_floats(committed, count);
+    return_committed(s, committed);
+    look->local = copy_floats(s->parameters.data, count);
+    look->master = copy_floats(s->optimizer.master, owned);
+    look->first_moment = copy_floats(s->optimizer.first_moment, owned);
+    look->second_moment = copy_floats(s->optimizer.second_moment, owned);
+    look->momentum = copy_floats(s->momentum, count);
+    look->report = s->report;
+    look->reports = s->reports;
+    look->hashes[s->transport->rank] = hash_look(look, count);
+}
+
+static inline void run_commits(Bench *bench, const RunSpec *spec, RunResult *result) {
+    Scheduler *s = &bench->scheduler;
+    look_at(bench, &result->looks[0]);
+    s->transport->bytes_sent = 0; // of the commits alone
+    while (result->last < spec->commits && s->gradients_done < spec->settings.target && !s->stopped) {
+        bench->rule->commit(s);
+        Look *look = &result->looks[++result->last];
+        look->report = s->report;
+        look->reports = s->reports;
+        if (!spec->blind) { look_at(bench, look); }
+    }
+    if (spec->finish && !s->stopped) {
+        if (bench->rule->finish != NULL) { bench->rule->finish(s); }
+        result->last++;
+    }
+    scheduler_settle(s);
+    result->bytes_sent = s->transport->bytes_sent;
+    if (result->looks[result->last].committed == NULL) { look_at(bench, &result->looks[result->last]); }
+}
+
+// Sums over all spans by looking at every pair of them.
+static inline TraceSums count_spans(const Trace *trace) {
+    TraceSums sums = {0, 0, 0};
+    for (size_t i = 0; i < trace->span_count; i++) {
+        const Span *span = &trace->spans[i];
+        double seconds = span->ended - span->began;
+        if (span->lane == TRACE_COMPUTE) {
+            sums.compute_seconds += seconds;
+            continue;
+        }
+        sums.communication_seconds += seconds;
+        sums.exposed_seconds += seconds;
+        for (size_t j = 0; j < trace->span_count; j++) {
+            const Span *other = &trace->spans[j];
+            double shared = fmin(span->ended, other->ended) - fmax(span->began, other->began);
+            if (other->lane == TRACE_COMPUTE && shared > 0) { sums.exposed_seconds -= shared; }
+        }
+    }
+    return sums;
+}
+
+// Everybody learns what everybody has seen.
+static inline void exchange_hashes(Transport *transport, RunResult *result) {
+    uint64_t mine[MAX_LOOKS], all[MAX_RANKS * MAX_LOOKS];
+    for (int i = 0; i < MAX_LOOKS; i++) { mine[i] = result->looks[i].hashes[transport->rank]; }
+    transport_exchange(transport, "hashes", mine, all, sizeof mine);
+    for (int rank = 0; rank < transport->size; rank++) {
+        for (int i = 0; i < MAX_LOOKS; i++) { result->looks[i].hashes[rank] = all[rank * MAX_LOOKS + i]; }
+    }
+}
+
+// Runs one rank to the end.
+static inline void run_rank(const RunSpec *spec, Transport *transport, RunResult *result) {
+    Bench *bench = (Bench *)malloc(sizeof *bench);
+    transport->timeout_seconds = 120;
+    bench_open(bench, spec, transport, result);
+    transport->chaos_seconds = spec->chaos_seconds;
+    transport->link_bytes_per_second = spec->link_bytes_per_second;
+    result->owned = bench->scheduler.optimizer.layout;
+    run_commits(bench, spec, result);
+    result->micro_batches = bench->scheduler.micro_batches_begun;
+    if (spec->counts_spans) { result->kept = count_spans(&bench->scheduler.trace); }
+    result->unreported = trace_take(&bench->scheduler.trace, clock_seconds());
+    result->gradients_done = bench->scheduler.gradients_done;
+    result->stopped = bench->scheduler.stopped;
+    result->first_bad_rank = bench->scheduler.job.first_bad_rank;
+    bench_close(bench);
+    transport->chaos_seconds = transport->link_bytes_per_second = 0;
+    exchange_hashes(transport, result);
+    free(bench);
+}
+
+typedef struct World {
+    const RunSpec *spec;
+    RunResult *results; // (ranks)
+} World;
+
+static inline void run_world_rank(Transport *transport, void *context) {
+    World *world = (World *)context;
+    run_rank(world->spec, transport, &world->results[transport->rank]);
+}
+
+static inline void free_results(RunResult *results, int ranks) {
+    for (int i = 0; i < ranks; i++) {
+        for (int l = 0; l < MAX_LOOKS; l++) {
+            Look *look = &results[i].looks[l];
+            float *arrays[] = {look->committed, look->local, look->master, look->first_moment, look->second_moment, look->momentum};
+            for (size_t a = 0; a < sizeof arrays / sizeof arrays[0]; a++) { free(arrays[a]); }
+        }
+        for (int index = 0; index < MAX_SNAPSHOTS; index++) { free(results[i].snapshots[index]); }
+    }
+}
+
+// Under mpirun this process is one rank of `process_transport`; otherwise all ranks are threads. Returns false where the world does not
+// fit.
+static Transport *process_transport; // set once in main
+
+static inline bool run_world(const RunSpec *spec, int ranks, RunResult *results) {
+    World world = {spec, results};
+    memset(results, 0, sizeof(RunResult) * (size_t)ranks);
+    if (process_transport->size > 1) {
+        if (process_transport->size == ranks) { run_world_rank(process_transport, &world); }
+        return process_transport->size == ranks;
+    }
+    threads_run(ranks, run_world_rank, &world);
+    return true;
+}
+
+// Which of the results are ours to look at.
+static inline bool have_rank(int rank) { return process_transport->size == 1 || process_transport->rank == rank; }
+
+static inline int first_rank(void) { return process_transport->rank; }
+
+// For messages.
+static const char *describe(const RunSpec *spec, int ranks) {
+    static char text[256];
+    snprintf(text, sizeof text, "%s, %d ranks, %zu elements, wire %s, estimates %s, overlap %s, buckets of %zu bytes, messages of %zu",
+             spec->rule, ranks, spec->parameter_count, wire_name(spec->settings.wire), wire_name(spec->settings.estimate_wire),
+             spec->settings.overlap ? "on" : "off", spec->settings.bucket, spec->message);
+    return text;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// The problems
+
+static inline void note_seen(const TestProblem *problem, uint64_t index, const float *parameters) {
+    if (problem->result == NULL || index >= MAX_SEEN) { return; }
+    for (size_t i = 0; i < 2 && i < problem->spec->parameter_count; i++) { problem->result->seen[index][i] = parameters[i]; }
+}
+
+// S1: gradient of micro-batch j on worker i is theta - X[i][j], X[0][j] = j, X[1][j] = 4 + 2j; data used in order. A second element has
+// half the target.
+static inline MicroBatchResult scalar_micro_batch(void *self, Stream *stream, uint64_t index, const float *parameters, float *gradients,
+                                           const Pace *pace) {
+    (void)stream;
+    const TestProblem *problem = (const TestProblem *)self;
+    size_t count = problem->spec->parameter_count;
+    float x = problem->rank == 0 ? (float)index : 4.0f + 2.0f * (float)index;
+    pace_need(pace, count);
+    note_seen(problem, index, parameters);
+    for (size_t i = 0; i < count; i++) { gradients[i] += parameters[i] - x / (float)(i + 1); }
+    MicroBatchResult result = {0.5 * (parameters[0] - x) * (parameters[0] - x), 0.0};
+    return result;
+}
+
+static inline MicroBatchResult constant_micro_batch(void *self, Stream *stream, uint64_t index, const float *parameters, float *gradients,
+                                             const Pace *pace) {
+    (void)stream;
+    const TestProblem *problem = (const TestProblem *)self;
+    pace_need(pace, problem->spec->parameter_count);
+    note_seen(problem, index, parameters);
+    for (size_t i = 0; i < problem->spec->parameter_count; i++) { gradients[i] += 2; }
+    MicroBatchResult result = {parameters[0], 0.0};
+    return result;
+}
+
+// f = theta^2 / 2 without noise.
+static inline MicroBatchResult quadratic_micro_batch(void *self, Stream *stream, uint64_t index, const float *parameters, float *gradients,
+                                              const Pace *pace) {
+    (void)self, (void)stream, (void)index;
+    pace_need(pace, 1);
+    gradients[0] += parameters[0];
+    MicroBatchResult result = {0.5 * parameters[0] * parameters[0], 0.0};
+    return result;
+}
+
+// Uniform in [-1, 1).
+static inline float noise(uint64_t seed, size_t i) {
+    return (float)(int32_t)(random_mix(seed + i * UINT64_C(0x9E3779B97F4A7C15)) >> 32) * 0x1p-31f;
+}
+
+static inline size_t part_begin(const RunSpec *spec, int part) {
+    return spec->parts > 1 ? spec->parameter_count * (size_t)part / (size_t)spec->parts : (size_t)part * spec->parameter_count;
+}
+
+static inline void take_time(const TestProblem *problem, Random *pauses) {
+    const RunSpec *spec = problem->spec;
+    int parts = spec->parts > 1 ? spec->parts : 1;
+    double seconds = (spec->work_seconds + (problem->rank == 1 ? spec->slow_seconds : 0)) / (2 * parts);
+    seconds += spec->pause_seconds * random_uniform(pauses);
+    if (seconds > 0) { sleep_seconds(seconds); }
+}
+
+static inline void take_snapshot(const TestProblem *problem, uint64_t index, const float *parameters) {
+    if (problem->result == NULL || !problem->spec->snapshots || index >= MAX_SNAPSHOTS) { return; }
+    problem->result->snapshots[index] = copy_floats(parameters, problem->spec->parameter_count);
+}
+
+// Forward: asks for the parameters and writes down how far each is from its target, which is noise around 0.2. Returns the loss.
+static inline double noisy_forward(TestProblem *problem, uint64_t seed, const float *parameters, const Pace *pace, Random *pauses) {
+    double loss = 0;
+    for (int part = 0; part < (problem->spec->parts > 1 ? problem->spec->parts : 1); part++) {
+        size_t begin = part_begin(problem->spec, part), end = part_begin(problem->spec, part + 1);
+        pace_need(pace, end);
+        take_time(problem, pauses);
+        for (size_t i = begin; i < end; i++) {
+            float difference = parameters[i] - 0.2f - noise(seed, i);
+            problem->differences[i] = difference;
+            loss += 0.5 * difference * difference;
+        }
+    }
+    return loss / (double)problem->spec->parameter_count;
+}
+
+// Backward: adds the gradients from the end to the start, and announces them.
+static inline void noisy_backward(TestProblem *problem, float *gradients, const Pace *pace, Random *pauses) {
+    for (int part = (problem->spec->parts > 1 ? problem->spec->parts : 1) - 1; part >= 0; part--) {
+        size_t begin = part_begin(problem->spec, part), end = part_begin(problem->spec, part + 1);
+        take_time(problem, pauses);
+        for (size_t i = begin; i < end; i++) { gradients[i] += problem->differences[i]; }
+        pace_finish(pace, begin);
+    }
+}
+
+// A vector of independent quadratics whose targets are noise: nothing about its bits is simple. As a model, it keeps pace.
+static inline MicroBatchResult noisy_micro_batch(void *self, Stream *stream, uint64_t index, const float *parameters, float *gradients,
+                                          const Pace *pace) {
+    (void)stream;
+    TestProblem *problem = (TestProblem *)self;
+    const Poison *poison = &problem->spec->poison;
+    uint64_t seed = random_hash((uint64_t)problem->rank + 1, index);
+    Random pauses = {seed};
+    MicroBatchResult result = {noisy_forward(problem, seed, parameters, pace, &pauses), 0.0};
+    take_snapshot(problem, index, parameters);
+    if (poison->index > 0 && poison->index == index && problem->rank == 1) {
+        if (poison->in_loss) { result.loss = (double)poison->value; }
+        if (poison->in_gradient) { problem->differences[problem->spec->parameter_count / 2] = poison->value; }
+    }
+    noisy_backward(problem, gradients, pace, &pauses);
+    return result;
+}
+
+// What micro-batch `index` of a rank reports: binary fractions, so that sums are exact in any order.
+static inline MicroBatchResult graded_result(int rank, uint64_t index) {
+    MicroBatchResult result = {1.0 + 0.5 * rank + 0.25 * (double)index, 100.0 * rank + 0.125 * (double)index};
+    return result;
+}
+
+static inline MicroBatchResult graded_micro_batch(void *self, Stream *stream, uint64_t index, const float *parameters, float *gradients,
+                                           const Pace *pace) {
+    noisy_micro_batch(self, stream, index, parameters, gradients, pace);
+    return graded_result(((const TestProblem *)self)->rank, index);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// What to run
+
+static const DecayRange EVERYTHING = {0, SIZE_MAX};
+
+static inline void set_wire(RunSpec *spec, WireFormat wire) { spec->settings.wire = spec->settings.estimate_wire = wire; }
+
+// Where the layers of a vector of `count` elements begin: something lies before the first and behind the last.
+static inline void set_layers(RunSpec *spec) {
+    spec->layer_count = LAYERS;
+    for (int l = 0; l <= LAYERS; l++) { spec->layer_begins[l] = spec->parameter_count * (size_t)(l + 1) / (LAYERS + 3); }
+}
+
+static inline RunSpec scalar_spec(const char *rule, OptimizerKind optimizer, int round_size) {
+    RunSpec spec;
+    memset(&spec, 0, sizeof spec);
+    spec.rule = rule;
+    for (int i = 0; i < MAX_RANKS; i++) { spec.round_size[i] = round_size; }
+    spec.commits = 3;
+    spec.parameter_count = 1;
+    spec.micro_batch = scalar_micro_batch;
+    spec.start = 8;
+    SchedulerSettings *settings = &spec.settings;
+    settings->overlap = true;
+    settings->target = 1e9;
+    settings->rate.peak = optimizer == OPTIMIZER_SGD ? 0.5 : 0.1;
+    settings->rate.step = 1;
+    OptimizerSettings optimizer_settings = {optimizer, 0.9, 0.95, 1e-8, 0.1, &EVERYTHING, 1};
+    settings->optimizer = optimizer_settings;
+    settings->steps = 2;
+    settings->fragments = 1;
+    settings->strided = true;
+    OuterStep outer = {0, 0.5f, 0.5f, 0.5f};
+    Co2Step co2 = {0, 0.5f, 1, 0, 1, false};
+    settings->outer = outer;
+    settings->co2 = co2;
+    return spec;
+}
+
+static inline bool is_local(const char *rule) { return rule_find(rule)->kind == RULE_LOCAL; }
+static inline bool is_streaming(const char *rule) { return strcmp(rule, "streaming-diloco") == 0; }
+static inline bool is_acco(const char *rule) { return strcmp(rule, "acco") == 0; }
+
+// The same number of micro-batches per commit for all rules that step together. Epsilon is of the size of the gradients, or AdamW would
+// hide every constant factor.
+static inline RunSpec noisy_spec(const char *rule, size_t parameter_count) {
+    RunSpec spec = scalar_spec(rule, OPTIMIZER_ADAMW, is_acco(rule) ? 1 : 2);
+    spec.commits = 5;
+    spec.finish = true;
+    spec.settings.gradient_clip = 0.05;
+    spec.settings.optimizer.epsilon = 1e-3;
+    spec.parameter_count = parameter_count;
+    set_layers(&spec);
+    spec.micro_batch = noisy_micro_batch;
+    spec.start = 0.25f;
+    SchedulerSettings *settings = &spec.settings;
+    settings->steps = is_streaming(rule) ? 6 : 3;
+    settings->fragments = is_streaming(rule) ? 2 : 1;
+    settings->delay = 1;
+    OuterStep outer = {0, 0.7f, 0.6f, 0.4f};
+    Co2Step co2 = {0, 0.3f, 0.9f, 0.02f, 1.25f, false};
+    settings->outer = outer;
+    settings->co2 = co2;
+    return spec;
+}
+
+// A copy that does all it can to show a difference: many buckets and messages, pauses in both passes, delays, nobody who looks and waits.
+static inline RunSpec restless(const RunSpec *spec, double chaos_seconds) {
+    RunSpec other = *spec;
+    other.settings.overlap = true;
+    other.settings.bucket = spec->parameter_count * sizeof(float) / 7 + 1;
+    other.message = 256;
+    other.blind = true;
+    other.parts = 5;
+    other.pause_seconds = chaos_seconds / 8;
+    other.chaos_seconds = chaos_seconds;
+    return other;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Comparing
+
+static inline void expect_number(double value, double expected, double tolerance, const char *what, int index) {
+    char text[400];
+    snprintf(text, sizeof text, "%.300s [%d]", what, index);
+    assert_close(value, expected, tolerance, text);
+}
+
+static inline void expect_committed(const RunResult *result, int element, const double *expected, int count, double tolerance) {
+    assert_int_equal(result->last + 1, count);
+    for (int i = 0; i < count; i++) {
+        expect_number(result->looks[i].committed[element], expected[i], tolerance, "committed at look", i);
+    }
+}
+
+static inline void expect_seen(const RunResult *result, int element, const double *expected, int count, double tolerance) {
+    assert_true(result->micro_batches == (uint64_t)count);
+    for (int i = 0; i < count; i++) { expect_number(result->seen[i][element], expected[i], tolerance, "evaluated by micro-batch", i); }
+}
+
+static inline void expect_moments(const RunResult *result, const double *first, const double *second, int count) {
+    for (int i = 0; i < count; i++) {
+        expect_number(result->looks[i].first_moment[0], first[i], 1e-6, "m at look", i);
+        expect_number(result->looks[i].second_moment[0], second[i], 1e-6, "v at look", i);
+    }
+}
+
+static inline void expect_same_floats(const float *a, const float *b, size_t count, const char *what, int look) {
+    for (size_t i = 0; a != NULL && b != NULL && i < count; i++) {
+        if (wire_float_bits(a[i]) != wire_float_bits(b[i])) {
+            fail_msg("%s: look %d, element %zu: %.9g and %.9g", what, look, i, (double)a[i], (double)b[i]);
+        }
+    }
+}
+
+static inline void expect_same_report(const CommitReport *a, const CommitReport *b, const char *what, int look) {
+    expect_number(b->loss, a->loss, 0, what, look);
+    expect_number(b->gradient_norm, a->gradient_norm, 0, what, look);
+    expect_number(b->learning_rate, a->learning_rate, 0, what, look);
+    expect_number(b->micro_batches, a->micro_batches, 0, what, look);
+    expect_number(b->gradients_done, a->gradients_done, 0, what, look);
+    expect_number((double)b->commit, (double)a->commit, 0, what, look);
+}
+
+// Everything that both have looked at is the same, bit for bit, on every rank that is ours; and it has moved.
+static inline void expect_same_results(const RunSpec *spec, int ranks, const RunResult *a, const RunResult *b, const char *what) {
+    for (int rank = 0; rank < ranks; rank++) {
+        if (!have_rank(rank)) { continue; }
+        assert_int_equal(a[rank].last, b[rank].last);
+        for (int i = 0; i <= a[rank].last; i++) {
+            const Look *one = &a[rank].looks[i], *other = &b[rank].looks[i];
+            expect_same_floats(one->committed, other->committed, spec->parameter_count, what, i);
+            expect_same_floats(one->local, other->local, spec->parameter_count, what, i);
+            expect_same_report(&one->report, &other->report, what, i);
+        }
+        assert_true(a[rank].looks[0].committed[0] != a[rank].looks[a[rank].last].committed[0]);
+        assert_non_null(b[rank].looks[b[rank].last].committed);
+    }
+}
+
+static inline void expect_replicas_agree(int ranks, const RunResult *results, const char *what) {
+    for (int rank = 0; rank < ranks; rank++) {
+        for (int i = 0; have_rank(rank) && i <= results[rank].last; i++) {
+            for (int other = 1; other < ranks; other++) {
+                if (results[rank].looks[i].hashes[other] != results[rank].looks[i].hashes[0]) {
+                    fail_msg("%s: ranks 0 and %d disagree at look %d", what, other, i);
+                }
+            }
+        }
+    }
+}
+
+// Runs `other` and compares it with what came out of a run before.
+static inline void expect_same_run(const RunSpec *other, int ranks, const RunResult *before) {
+    RunResult results[MAX_RANKS];
+    run_world(other, ranks, results);
+    const char *what = describe(other, ranks);
+    expect_same_results(other, ranks, before, results, what);
+    expect_replicas_agree(ranks, results, what);
+    free_results(results, ranks);
+}
+
+// Runs both and compares them. Returns false where the world does not fit.
+static inline bool compare_runs(const RunSpec *one, const RunSpec *other, int ranks) {
+    RunResult results[MAX_RANKS];
+    if (!run_world(one, ranks, results)) { return false; }
+    expect_replicas_agree(ranks, results, describe(one, ranks));
+    expect_same_run(other, ranks, results);
+    free_results(results, ranks);
+    return true;
+}
+
+#endif

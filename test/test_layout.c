@@ -1,0 +1,235 @@
+// test_layout.c: who owns which element (runtime/layout.h), and how one thread follows another (runtime/gate.h).
+#include "harness.h"
+
+#include "../runtime/device.h"
+#include "../runtime/gate.h"
+#include "../runtime/layout.h"
+#include "../runtime/random.h"
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Layouts
+
+enum { MOST_RANKS = 64 };
+
+static const size_t COUNTS[] = {0,    1,    2,     31,    32,    33,    63,    64,    255,   256,     257,     1000,    1003,
+                                4095, 4096, 4097,  8191,  28801, 32768, 32769, 65537, 98304, 131073,  200003,  857344,  1048576,
+                                1048577, 3000001, 4194305};
+static const int SIZES[] = {1, 2, 3, 4, 5, 7, 8, 12, 16, 31, 32, 33, 63, 64};
+
+enum { COUNT_COUNT = sizeof COUNTS / sizeof COUNTS[0], SIZE_COUNT = sizeof SIZES / sizeof SIZES[0] };
+
+// Every element once: marks what each rank owns and looks for gaps. The padding is less than one cell.
+static void expect_owners(const Layout *layout) {
+    size_t padded = layout_padded(layout), shard = layout_shard(layout);
+    uint8_t *owners = (uint8_t *)malloc(padded + 1);
+    memset(owners, 255, padded + 1);
+    for (int rank = 0; rank < layout->size; rank++) {
+        size_t before = 0;
+        for (size_t own = 0; own < shard; own++) {
+            size_t flat = layout_flat(layout, rank, own);
+            if (flat >= padded || owners[flat] != 255) { fail_msg("count %zu, rank %d, element %zu: %zu", layout->count, rank, own, flat); }
+            if (own > 0 && flat <= before) { fail_msg("count %zu, rank %d: elements are not in their order", layout->count, rank); }
+            owners[flat] = (uint8_t)rank;
+            before = flat;
+        }
+    }
+    for (size_t i = 0; i < padded; i++) { assert_true(owners[i] != 255); }
+    assert_true(owners[padded] == 255);
+    free(owners);
+}
+
+static void every_element_has_one_owner(void **state) {
+    (void)state;
+    for (int c = 0; c < COUNT_COUNT; c++) {
+        for (int s = 0; s < SIZE_COUNT; s++) {
+            if (COUNTS[c] > 300000 && SIZES[s] % 8 != 3) { continue; } // one at a time takes a while
+            Layout layout = layout_make(COUNTS[c], SIZES[s]);
+            expect_owners(&layout);
+        }
+    }
+}
+
+static void expect_cells(size_t count, int size) {
+    Layout layout = layout_make(count, size);
+    size_t cell = layout.piece * (size_t)size;
+    assert_true(layout.count == count && layout.size == size);
+    assert_true(layout.cells <= LAYOUT_CELLS);
+    assert_true(layout.piece > 0 && layout.piece % LAYOUT_LINE == 0);
+    assert_true(layout.piece <= LAYOUT_BLOCK || layout.piece % LAYOUT_BLOCK == 0);
+    assert_true(layout_shard(&layout) == layout.cells * layout.piece);
+    assert_true(layout_padded(&layout) == layout_shard(&layout) * (size_t)size);
+    assert_true(layout_padded(&layout) >= count);
+    assert_true(layout_padded(&layout) - count < cell); // no cell without an element
+    for (size_t c = 0; c <= layout.cells; c++) { assert_true(layout_cell_begin(&layout, c) == c * cell); }
+}
+
+static void cells_cover_the_vector_and_pad_less_than_one_of_them(void **state) {
+    (void)state;
+    Random random = {3};
+    for (int size = 1; size <= MOST_RANKS; size++) {
+        for (int c = 0; c < COUNT_COUNT; c++) { expect_cells(COUNTS[c], size); }
+        for (int i = 0; i < 300; i++) { expect_cells((size_t)exp2(23 * random_uniform(&random)), size); }
+        expect_cells((size_t)3 << 31, size);
+    }
+}
+
+// Whoever reserves room for the longest of several vectors has room for all of them.
+static void a_longer_vector_has_no_smaller_shard(void **state) {
+    (void)state;
+    for (int s = 0; s < SIZE_COUNT; s++) {
+        size_t before = 0;
+        for (size_t count = 0; count < 300000; count += count < 70000 ? 1 : 37) {
+            Layout layout = layout_make(count, SIZES[s]);
+            assert_true(layout_shard(&layout) >= before);
+            before = layout_shard(&layout);
+        }
+    }
+}
+
+// What a run promises: the elements from `own` on lie side by side, in one piece.
+static void runs_are_contiguous_and_end_with_their_piece(void **state) {
+    (void)state;
+    Random random = {5};
+    for (int i = 0; i < 2000; i++) {
+        int size = SIZES[random_bits(&random) % SIZE_COUNT], rank = (int)(random_bits(&random) % (uint64_t)size);
+        Layout layout = layout_make(1 + random_bits(&random) % 100000, size);
+        size_t shard = layout_shard(&layout), own = random_bits(&random) % shard, end = own + 1 + random_bits(&random) % (shard - own);
+        size_t run = layout_run(&layout, own, end);
+        assert_true(run > 0 && own + run <= end);
+        assert_true(own + run == end || (own + run) % layout.piece == 0);
+        assert_true(own / layout.piece == (own + run - 1) / layout.piece);
+        assert_true(layout_flat(&layout, rank, own + run - 1) == layout_flat(&layout, rank, own) + run - 1);
+    }
+}
+
+// A bucket is a stretch of cells: all ranks own the same number of its elements, and it is one stretch of the flat vector.
+static void any_stretch_of_cells_is_shared_out_evenly(void **state) {
+    (void)state;
+    for (int s = 0; s < SIZE_COUNT; s++) {
+        Layout layout = layout_make(65537, SIZES[s]);
+        for (size_t begin = 0; begin < layout.cells; begin += 1 + layout.cells / 5) {
+            for (size_t end = begin + 1; end <= layout.cells; end += 1 + layout.cells / 7) {
+                size_t first = layout_cell_begin(&layout, begin), last = layout_cell_begin(&layout, end);
+                assert_true((last - first) == (end - begin) * layout.piece * (size_t)layout.size);
+                for (int rank = 0; rank < layout.size; rank++) {
+                    for (size_t own = begin * layout.piece; own < end * layout.piece; own++) {
+                        size_t flat = layout_flat(&layout, rank, own);
+                        assert_true(flat >= first && flat < last);
+                    }
+                }
+            }
+        }
+    }
+}
+
+// Three ranks and 100 elements, by hand: cells of 3 * 32, the second of which holds 4 elements.
+static void a_small_layout_is_as_drawn(void **state) {
+    (void)state;
+    Layout layout = layout_make(100, 3);
+    assert_true(layout.piece == 32 && layout.cells == 2);
+    assert_true(layout_shard(&layout) == 64 && layout_padded(&layout) == 192);
+    assert_true(layout_flat(&layout, 0, 0) == 0 && layout_flat(&layout, 1, 0) == 32 && layout_flat(&layout, 2, 31) == 95);
+    assert_true(layout_flat(&layout, 0, 32) == 96 && layout_flat(&layout, 1, 33) == 129);
+    Layout alone = layout_make(1000000, 1); // 7812.5 elements for each of 128 cells: the next multiple of 256
+    assert_true(alone.piece == 7936 && alone.cells == 127);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Gates
+
+static void a_gate_only_moves_forward_until_it_is_reset(void **state) {
+    (void)state;
+    Gate gate;
+    gate_create(&gate, 5);
+    assert_true(gate_has_reached(&gate, 0) && gate_has_reached(&gate, 5) && !gate_has_reached(&gate, 6));
+    gate_reach(&gate, 3);
+    assert_true(gate_has_reached(&gate, 5));
+    gate_reach(&gate, 9);
+    gate_await(&gate, 9);
+    assert_true(!gate_has_reached(&gate, 10));
+    gate_reset(&gate, 2);
+    assert_true(gate_has_reached(&gate, 2) && !gate_has_reached(&gate, 3));
+    gate_reach(&gate, GATE_OPEN);
+    gate_await(&gate, GATE_OPEN);
+    gate_destroy(&gate);
+}
+
+enum { GATE_STEPS = 4000, FOLLOWERS = 3 };
+
+typedef struct Relay {
+    Gate gate;
+    uint64_t values[GATE_STEPS]; // written by the leader before the gate passes them, read by the followers behind it
+} Relay;
+
+typedef struct Follower {
+    Relay *relay;
+    int number;
+    uint64_t errors;
+    pthread_t thread;
+} Follower;
+
+static void *follower_main(void *argument) {
+    Follower *follower = (Follower *)argument;
+    for (size_t i = 0; i < GATE_STEPS; i += 1 + (size_t)follower->number * 7) {
+        gate_await(&follower->relay->gate, i + 1);
+        for (size_t j = 0; j <= i; j += 1 + i / 4) { follower->errors += follower->relay->values[j] != random_mix(j + 1) ? 1 : 0; }
+    }
+    return NULL;
+}
+
+// What the leader wrote before it moved the gate is there for whoever has passed it. ThreadSanitizer sees to the rest.
+static void who_passes_a_gate_sees_what_was_written_before_it_moved(void **state) {
+    (void)state;
+    Relay *relay = (Relay *)calloc(1, sizeof *relay);
+    Follower followers[FOLLOWERS];
+    gate_create(&relay->gate, 0);
+    for (int i = 0; i < FOLLOWERS; i++) {
+        Follower follower = {relay, i, 0, 0};
+        followers[i] = follower;
+        pthread_create(&followers[i].thread, NULL, follower_main, &followers[i]);
+    }
+    for (size_t i = 0; i < GATE_STEPS; i++) {
+        relay->values[i] = random_mix(i + 1);
+        gate_reach(&relay->gate, i + 1);
+        if (i % 1000 == 0) { sleep_seconds(1e-3); } // the followers come to wait
+    }
+    for (int i = 0; i < FOLLOWERS; i++) {
+        pthread_join(followers[i].thread, NULL);
+        assert_int_equal(followers[i].errors, 0);
+    }
+    gate_destroy(&relay->gate);
+    free(relay);
+}
+
+typedef struct PaceCalls {
+    size_t needed, finished;
+} PaceCalls;
+
+static void note_need(void *self, size_t end) { ((PaceCalls *)self)->needed = end; }
+static void note_finish(void *self, size_t begin) { ((PaceCalls *)self)->finished = begin; }
+
+static void a_pace_passes_on_and_none_asks_nobody(void **state) {
+    (void)state;
+    PaceCalls calls = {0, 0};
+    Pace pace = {&calls, note_need, note_finish};
+    pace_need(&pace, 7);
+    pace_finish(&pace, 3);
+    assert_true(calls.needed == 7 && calls.finished == 3);
+    pace_need(NULL, 8);
+    pace_finish(NULL, 8);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_element_has_one_owner),
+        cmocka_unit_test(cells_cover_the_vector_and_pad_less_than_one_of_them),
+        cmocka_unit_test(a_longer_vector_has_no_smaller_shard),
+        cmocka_unit_test(runs_are_contiguous_and_end_with_their_piece),
+        cmocka_unit_test(any_stretch_of_cells_is_shared_out_evenly),
+        cmocka_unit_test(a_small_layout_is_as_drawn),
+        cmocka_unit_test(a_gate_only_moves_forward_until_it_is_reset),
+        cmocka_unit_test(who_passes_a_gate_sees_what_was_written_before_it_moved),
+        cmocka_unit_test(a_pace_passes_on_and_none_asks_nobody),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL) == 0 ? 0 : 1;
+}

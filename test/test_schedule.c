@@ -1,0 +1,591 @@
+// test_schedule.c: how update rules are carried out: in whatever order and pieces, the same bits; what is reported, sent and hidden;
+// workers of different speed; what is not a number. What rules compute is in test_rules.c.
+#include "rules_bench.h"
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// The same bits
+
+// A full wait after everything, against overlap, and against overlap with everything cut small and random delays everywhere.
+static bool expect_any_order(const char *rule, WireFormat wire, int ranks) {
+    static const size_t counts[] = {103, 12007, 5003, 1003};
+    RunSpec off = noisy_spec(rule, counts[ranks - 1]);
+    off.commits = 3;
+    off.settings.overlap = false;
+    set_wire(&off, wire);
+    RunResult results[MAX_RANKS];
+    if (!run_world(&off, ranks, results)) { return false; }
+    expect_replicas_agree(ranks, results, describe(&off, ranks));
+    RunSpec on = off, small = restless(&off, 0), wild = restless(&off, 5e-4);
+    on.settings.overlap = true;
+    expect_same_run(&on, ranks, results);
+    if (ranks == 2) { expect_same_run(&small, ranks, results); }
+    expect_same_run(&wild, ranks, results);
+    free_results(results, ranks);
+    return true;
+}
+
+static void overlap_and_delays_change_no_bit(void **state) {
+    (void)state;
+    bool fits = false;
+    for (int rule = 0; rule < RULE_COUNT; rule++) {
+        for (int ranks = 1; ranks <= 4; ranks++) {
+            for (int wire = 0; wire < WIRE_FORMAT_COUNT; wire++) {
+                fits = expect_any_order(RULES[rule].name, (WireFormat)wire, ranks) || fits;
+            }
+        }
+    }
+    if (!fits) { skip(); }
+}
+
+// Buckets of one cell, of a few, of almost everything, of more than there is; and messages of several sizes.
+static bool expect_any_bucket(const char *rule, WireFormat wire, int ranks) {
+    RunSpec whole = noisy_spec(rule, 3001);
+    whole.commits = 3;
+    set_wire(&whole, wire);
+    Layout layout = layout_make(3001, ranks);
+    size_t cell = layout.piece * (size_t)ranks * sizeof(float);
+    const size_t buckets[] = {1, 2 * cell + cell / 2, 5 * cell, (layout.cells - 1) * cell, (size_t)1 << 40}, messages[] = {256, 512, 0};
+    RunResult results[MAX_RANKS];
+    if (!run_world(&whole, ranks, results)) { return false; }
+    for (int i = 0; i < 5; i++) {
+        RunSpec cut = whole;
+        cut.settings.bucket = buckets[i];
+        cut.message = messages[i % 3];
+        cut.parts = 1 + i;
+        expect_same_run(&cut, ranks, results);
+    }
+    free_results(results, ranks);
+    return true;
+}
+
+static void buckets_and_messages_change_no_bit(void **state) {
+    (void)state;
+    static const char *const rules[] = {"ddp", "zero1"};
+    bool fits = false;
+    for (int i = 0; i < 2 * WIRE_FORMAT_COUNT; i++) {
+        for (int ranks = 1; ranks <= 4; ranks++) { fits = expect_any_bucket(rules[i % 2], (WireFormat)(i / 2), ranks) || fits; }
+    }
+    if (!fits) { skip(); }
+}
+
+// Pieces of 512 elements in messages of 256, and several messages in a bucket: every kind of rule, at a size of its own.
+static void long_pieces_travel_in_several_messages(void **state) {
+    (void)state;
+    static const char *const rules[] = {"zero1", "acco", "diloco"};
+    for (int i = 0; i < 3; i++) {
+        RunSpec whole = noisy_spec(rules[i], 70001);
+        whole.commits = 2;
+        set_wire(&whole, (WireFormat)(WIRE_BF16 + i));
+        RunSpec cut = restless(&whole, 0);
+        if (!compare_runs(&whole, &cut, 2)) { skip(); }
+    }
+}
+
+// Over a link on which an exchange takes as long as a pass: parameters really arrive while the forward pass goes on, and gradients leave
+// while the backward pass does.
+static void keeping_pace_changes_no_bit(void **state) {
+    (void)state;
+    static const char *const rules[] = {"ddp", "zero1"};
+    for (int i = 0; i < 2 * WIRE_FORMAT_COUNT; i++) {
+        RunSpec at_once = noisy_spec(rules[i % 2], 5003);
+        at_once.commits = 4;
+        set_wire(&at_once, (WireFormat)(i / 2));
+        RunSpec paced = restless(&at_once, 0);
+        paced.pause_seconds = 1e-3;
+        paced.link_bytes_per_second = 5003 / 2 * (double)wire_bytes(at_once.settings.wire, WIRE_BLOCK) / WIRE_BLOCK / 5e-3;
+        if (!compare_runs(&at_once, &paced, 2)) { skip(); }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// What a commit reports
+
+typedef struct Stretch {
+    uint64_t begin, end;
+} Stretch;
+
+static Stretch stretch_of(int begin, int end) {
+    Stretch stretch = {(uint64_t)begin, (uint64_t)end};
+    return stretch;
+}
+
+// Which micro-batches of a rank the report of a look is about. Rules that step together report what they have just committed, co2 what it
+// sent a round ago, streaming what it had when it sent: everything up to `delay` steps before the look.
+static Stretch reported(const RunSpec *spec, int rank, int look) {
+    const SchedulerSettings *settings = &spec->settings;
+    int size = spec->round_size[rank], commit = rule_find(spec->rule)->rounds_per_commit * size, period = settings->steps * size;
+    if (!is_local(spec->rule)) { return stretch_of((look - 1) * commit, look * commit); }
+    if (strcmp(spec->rule, "co2") == 0) { return look < 2 ? stretch_of(0, 0) : stretch_of((look - 2) * period, (look - 1) * period); }
+    if (!is_streaming(spec->rule)) { return stretch_of((look - 1) * period, look * period); }
+    int interval = period / settings->fragments, late = settings->delay * size;
+    return stretch_of((look - 1) * interval - (look > 1 ? late : 0), look * interval - late);
+}
+
+// The sums of what is reported, of all ranks.
+static MicroBatchResult graded_sum(const RunSpec *spec, int ranks, int look, double *count) {
+    MicroBatchResult sum = {0, 0};
+    *count = 0;
+    for (int rank = 0; rank < ranks; rank++) {
+        Stretch stretch = reported(spec, rank, look);
+        for (uint64_t index = stretch.begin; index < stretch.end; index++, *count += 1) {
+            MicroBatchResult one = graded_result(rank, index);
+            sum.loss += one.loss;
+            sum.perfect_loss += one.perfect_loss;
+        }
+    }
+    return sum;
+}
+
+// Of two ranks, after so many commits. Local rules count their steps, whether or not they have been exchanged.
+static double gradients_by(const RunSpec *spec, int commits) {
+    const SchedulerSettings *settings = &spec->settings;
+    int rounds = is_local(spec->rule) ? settings->steps / settings->fragments : rule_find(spec->rule)->rounds_per_commit;
+    return (double)(commits * rounds * (spec->round_size[0] + spec->round_size[1]));
+}
+
+static void expect_report(const CommitReport *report, const MicroBatchResult *sum, double count, double done, int look) {
+    expect_number(report->loss, sum->loss / count, 1e-12, "loss", look);
+    expect_number(report->perfect_loss, sum->perfect_loss / count, 1e-12, "loss of a perfect model", look);
+    expect_number(report->micro_batches, count, 0, "micro-batches", look);
+    expect_number(report->gradients_done, done, 0, "gradients committed", look);
+}
+
+// Ranks contribute 2 and 3 micro-batches to a round; acco's first commit has the first half as well, so every commit of it has two rounds.
+static void reports_hold_the_means_of_what_the_problem_returned(void **state) {
+    (void)state;
+    for (int rule = 0; rule < RULE_COUNT; rule++) {
+        RunSpec spec = noisy_spec(RULES[rule].name, 103);
+        spec.micro_batch = graded_micro_batch;
+        spec.round_size[0] = 2;
+        spec.round_size[1] = is_local(spec.rule) ? 2 : 3;
+        spec.finish = strcmp(spec.rule, "co2") == 0;
+        RunResult results[2];
+        if (!run_world(&spec, 2, results)) { skip(); }
+        for (int look = 1; look <= results[first_rank()].last; look++) {
+            double count;
+            MicroBatchResult sum = graded_sum(&spec, 2, look, &count);
+            double done = gradients_by(&spec, look < spec.commits ? look : spec.commits);
+            for (int rank = 0; rank < 2 && count > 0; rank++) {
+                if (have_rank(rank)) { expect_report(&results[rank].looks[look].report, &sum, count, done, look); }
+            }
+        }
+        free_results(results, 2);
+    }
+}
+
+// With SGD on f = theta^2 / 2 a commit multiplies theta by 1 - rate: the reported rate is the one that was used. Local rules take one step
+// a period here, and their outer step makes the mean of the workers' steps their own.
+static void the_rate_follows_gradients_or_commits(void **state) {
+    (void)state;
+    static const double by_gradients[] = {0, 0.1, 0.2, 0.3, 0.3, 0.3}, by_commits[] = {0, 0.06, 0.12, 0.18, 0.24, 0.3};
+    for (int i = 0; i < 2 * RULE_COUNT; i++) {
+        const Rule *rule = &RULES[i / 2];
+        RunSpec spec = noisy_spec(rule->name, 1); // four gradients per commit
+        spec.settings.optimizer.kind = OPTIMIZER_SGD;
+        spec.micro_batch = quadratic_micro_batch;
+        spec.settings.gradient_clip = 0;
+        spec.settings.rate.peak = 0.3;
+        spec.settings.rate_by_commits = i % 2 == 1;
+        spec.settings.rate.step = spec.settings.rate_by_commits ? 1 : 4;
+        spec.settings.rate.warmup = spec.settings.rate_by_commits ? 5 : 12;
+        spec.settings.steps = spec.settings.fragments = 1;
+        spec.settings.delay = 0;
+        OuterStep outer = {0, 1, 0, 0};
+        spec.settings.outer = outer;
+        spec.finish = false;
+        RunResult results[2];
+        if (!run_world(&spec, 2, results)) { skip(); }
+        for (int commit = 1; commit <= spec.commits; commit++) {
+            double rate = spec.settings.rate_by_commits ? by_commits[commit] : by_gradients[commit];
+            const Look *look = &results[first_rank()].looks[commit];
+            double before = (double)look[-1].committed[0], after = (double)look->committed[0];
+            if (rule->kind != RULE_LOCAL) { assert_close(look->report.learning_rate, rate, 1e-12, "rate"); }
+            bool at_once = rule->kind == RULE_SYNCHRONOUS || (rule->kind == RULE_LOCAL && strcmp(rule->name, "co2") != 0);
+            if (at_once) { assert_close(after, before * (1 - rate), 1e-6 * before, "theta"); }
+        }
+        free_results(results, 2);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Traffic
+
+// A gradient of ones: nothing but the exchange takes time.
+static MicroBatchResult light_micro_batch(void *self, Stream *stream, uint64_t index, const float *parameters, float *gradients,
+                                          const Pace *pace) {
+    (void)stream, (void)index;
+    const TestProblem *problem = (const TestProblem *)self;
+    pace_need(pace, problem->spec->parameter_count);
+    for (size_t i = 0; i < problem->spec->parameter_count; i++) { gradients[i] += 1; }
+    MicroBatchResult result = {parameters[0], 0.0};
+    return result;
+}
+
+// Bytes of an element on a wire: a block of 256 has a scale of 4 bytes in the coarse formats.
+static const double WIRE_ELEMENT_BYTES[WIRE_FORMAT_COUNT] = {4, 2, 1 + 4.0 / 256, 0.5 + 4.0 / 256};
+
+// What two commits of a rule exchange. An exchange of everything is a reduce-scatter and an all-gather: 2 f b bytes of an element leave
+// each rank, f = (N - 1) / N. A round of streaming sends half of it; everything has been sent after both.
+typedef struct TrafficRow {
+    const char *rule;
+    double exchanges; // of everything, over the wire
+    double estimates; // over the wire of the estimate
+    int jobs;         // each with one record from every rank to every other
+} TrafficRow;
+
+static const TrafficRow TRAFFIC[] = {
+    {"ddp", 2, 0, 2},    {"zero1", 2, 0, 2},  {"dpu", 2, 0, 2},    {"acco-wp", 2, 0, 2},
+    {"acco", 2, 2, 4},   {"co2", 2, 0, 2},    {"diloco", 2, 0, 2}, {"streaming-diloco", 1, 0, 2},
+};
+
+// Returns false where the world does not fit.
+static bool expect_traffic(const TrafficRow *row, WireFormat wire, WireFormat estimate_wire, int ranks) {
+    // Whole cells for 2, 3 and 4 ranks, and so are the halves: nothing is padded. In the coarse formats, whole blocks.
+    size_t count = wire_is_coarse(wire) || wire_is_coarse(estimate_wire) ? 393216 : 49152;
+    RunSpec spec = noisy_spec(row->rule, count);
+    spec.settings.optimizer.kind = OPTIMIZER_SGD;
+    spec.micro_batch = light_micro_batch;
+    for (int i = 0; i < ranks; i++) { spec.round_size[i] = 1; }
+    spec.settings.steps = is_streaming(row->rule) ? 4 : 2;
+    spec.layer_count = 2;
+    for (size_t l = 0; l <= 2; l++) { spec.layer_begins[l] = l * count / 2; }
+    spec.settings.wire = wire;
+    spec.settings.estimate_wire = estimate_wire;
+    spec.commits = 2;
+    spec.finish = false;
+    spec.blind = true;
+    RunResult results[MAX_RANKS];
+    if (!run_world(&spec, ranks, results)) { return false; }
+    double others = ranks - 1, f = others / ranks;
+    double element = row->exchanges * WIRE_ELEMENT_BYTES[wire] + row->estimates * WIRE_ELEMENT_BYTES[estimate_wire];
+    double expected = 2 * f * element * (double)count;
+    for (int rank = 0; rank < ranks; rank++) {
+        if (!have_rank(rank)) { continue; }
+        double bytes = (double)results[rank].bytes_sent - row->jobs * others * (double)sizeof(Tally);
+        if (!(fabs(bytes - expected) <= 0.01 * expected)) {
+            fail_msg("%s: %.0f bytes, expected %.0f", describe(&spec, ranks), bytes, expected);
+        }
+    }
+    free_results(results, ranks);
+    return true;
+}
+
+static void every_rule_sends_as_much_as_its_formula_says(void **state) {
+    (void)state;
+    bool fits = false;
+    for (size_t i = 0; i < sizeof TRAFFIC / sizeof TRAFFIC[0]; i++) {
+        for (int ranks = 2; ranks <= 4; ranks++) {
+            for (int wire = 0; wire < WIRE_FORMAT_COUNT; wire++) {
+                fits = expect_traffic(&TRAFFIC[i], (WireFormat)wire, (WireFormat)wire, ranks) || fits;
+            }
+            if (TRAFFIC[i].estimates > 0) { fits = expect_traffic(&TRAFFIC[i], WIRE_BF16, WIRE_E3M0, ranks) || fits; }
+        }
+    }
+    if (!fits) { skip(); }
+}
+
+// Evaluating a prediction's masters is the one look that costs anything: an all-gather in fp32.
+static void only_acco_wp_pays_for_a_look(void **state) {
+    (void)state;
+    for (int rule = 0; rule < RULE_COUNT; rule++) {
+        RunSpec looking = noisy_spec(RULES[rule].name, 4096), blind = looking;
+        blind.blind = true;
+        RunResult a[2], b[2];
+        if (!run_world(&looking, 2, a) || !run_world(&blind, 2, b)) { skip(); }
+        uint64_t looks = strcmp(RULES[rule].name, "acco-wp") == 0 ? (uint64_t)looking.commits : 0; // besides the first one
+        assert_int_equal(a[first_rank()].bytes_sent - b[first_rank()].bytes_sent, looks * 4096 / 2 * sizeof(float));
+        free_results(a, 2);
+        free_results(b, 2);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Where the time goes. Margins are wide: this machine has other things to do.
+
+typedef struct Seconds {
+    double communication, exposed, compute;
+} Seconds;
+
+static Seconds sum_seconds(const RunResult *result) {
+    Seconds sum = {0, 0, 0};
+    for (int look = 1; look <= result->last; look++) {
+        const CommitReport *report = &result->looks[look].report;
+        if (result->looks[look].reports == result->looks[look - 1].reports) { continue; } // nothing new was reported
+        assert_true(report->communication_seconds > 0);
+        assert_true(report->exposed_seconds >= 0 && report->exposed_seconds <= report->communication_seconds);
+        sum.communication += report->communication_seconds;
+        sum.exposed += report->exposed_seconds;
+        sum.compute += report->compute_seconds;
+    }
+    return sum;
+}
+
+// Runs `spec` on two ranks and returns the sums of our first rank. False where the world does not fit.
+static bool spend_seconds(const RunSpec *spec, Seconds *sum) {
+    RunResult results[2];
+    if (!run_world(spec, 2, results)) { return false; }
+    *sum = sum_seconds(&results[first_rank()]);
+    double worked = spec->work_seconds * (double)results[first_rank()].micro_batches;
+    if (!is_streaming(spec->rule)) { assert_true(sum->compute >= 0.6 * worked); } // the last rounds may be reported by nobody
+    free_results(results, 2);
+    return true;
+}
+
+// Delays before every operation of a job, beside micro-batches that take their time; with a full wait after everything nothing is hidden.
+static void without_overlap_all_communication_is_exposed(void **state) {
+    (void)state;
+    for (int rule = 0; rule < RULE_COUNT; rule++) {
+        RunSpec spec = noisy_spec(RULES[rule].name, 103);
+        spec.work_seconds = 4e-3;
+        spec.chaos_seconds = 4e-3;
+        spec.settings.overlap = false;
+        spec.settings.steps = spec.settings.fragments * 2;
+        Seconds sum;
+        if (!spend_seconds(&spec, &sum)) { skip(); }
+        if (!(fabs(sum.exposed - sum.communication) <= 1e-6 * sum.communication)) {
+            fail_msg("%s: %.6f s exposed of %.6f s", spec.rule, sum.exposed, sum.communication);
+        }
+    }
+}
+
+// A slow link, and compute that takes three times as long as a job: what has room beside a round is hidden, all but a part of what the
+// machine's other work does to it.
+static void communication_is_hidden_where_a_round_has_room_for_it(void **state) {
+    (void)state;
+    static const char *const rules[] = {"dpu", "acco-wp", "acco", "co2", "streaming-diloco"};
+    for (int i = 0; i < 5; i++) {
+        RunSpec spec = noisy_spec(rules[i], 20000);
+        spec.blind = true;
+        spec.finish = false;
+        spec.commits = 4;
+        for (int rank = 0; rank < 2; rank++) { spec.round_size[rank] = 1; }
+        spec.settings.steps = spec.settings.fragments * 2;
+        spec.work_seconds = 60e-3;
+        // Two passes of half the vector, one fragment of streaming: 20 ms.
+        spec.link_bytes_per_second = 20000 * sizeof(float) / 20e-3 * (is_streaming(rules[i]) ? 0.5 : 1);
+        Seconds sum;
+        if (!spend_seconds(&spec, &sum)) { skip(); }
+        if (!(sum.exposed < 0.4 * sum.communication)) {
+            fail_msg("%s: %.3f s exposed of %.3f s", spec.rule, sum.exposed, sum.communication);
+        }
+    }
+}
+
+// In one bucket nothing leaves before the backward pass has ended, and a pass that asks for all parameters at once waits for all of them.
+// In buckets, and with a pass that keeps pace, most of both is hidden, for compute takes three times as long.
+static void buckets_hide_what_a_single_one_cannot(void **state) {
+    (void)state;
+    static const char *const rules[] = {"ddp", "zero1"};
+    for (int i = 0; i < 2; i++) {
+        RunSpec spec = noisy_spec(rules[i], 20000);
+        spec.blind = true;
+        spec.finish = false;
+        for (int rank = 0; rank < 2; rank++) { spec.round_size[rank] = 1; }
+        spec.work_seconds = 90e-3;
+        spec.link_bytes_per_second = 20000 * sizeof(float) / 30e-3;
+        Seconds whole, cut;
+        if (!spend_seconds(&spec, &whole)) { skip(); }
+        spec.parts = 6;
+        spec.settings.bucket = 20000 * sizeof(float) / 12;
+        if (!spend_seconds(&spec, &cut)) { skip(); }
+        if (!(whole.exposed > 0.9 * whole.communication)) {
+            fail_msg("%s, one bucket: %.3f s exposed of %.3f s", rules[i], whole.exposed, whole.communication);
+        }
+        if (!(cut.exposed < 0.7 * cut.communication)) {
+            fail_msg("%s, buckets: %.3f s exposed of %.3f s", rules[i], cut.exposed, cut.communication);
+        }
+    }
+}
+
+// What the reports add up to, and what is left for the next one, is what the kept spans add up to.
+static void reports_count_every_span_once(void **state) {
+    (void)state;
+    for (int rule = 0; rule < RULE_COUNT; rule++) {
+        RunSpec spec = noisy_spec(RULES[rule].name, 3001);
+        spec.counts_spans = true;
+        spec.pause_seconds = 1e-3;
+        RunSpec wild = restless(&spec, 1e-3);
+        RunResult results[2];
+        if (!run_world(&wild, 2, results)) { skip(); }
+        for (int rank = 0; rank < 2; rank++) {
+            if (!have_rank(rank)) { continue; }
+            const RunResult *result = &results[rank];
+            TraceSums sums = result->unreported;
+            for (int look = 1; look <= result->last; look++) {
+                const CommitReport *report = &result->looks[look].report;
+                if (result->looks[look].reports == result->looks[look - 1].reports) { continue; }
+                sums.compute_seconds += report->compute_seconds;
+                sums.communication_seconds += report->communication_seconds;
+                sums.exposed_seconds += report->exposed_seconds;
+            }
+            assert_true(result->kept.exposed_seconds > 0 && result->kept.compute_seconds > 0);
+            assert_close(sums.compute_seconds, result->kept.compute_seconds, 1e-9, spec.rule);
+            assert_close(sums.communication_seconds, result->kept.communication_seconds, 1e-9, spec.rule);
+            assert_close(sums.exposed_seconds, result->kept.exposed_seconds, 1e-9, spec.rule);
+        }
+        free_results(results, 2);
+    }
+}
+
+// DiLoCo waits for its exchange, however long its steps take.
+static void diloco_hides_nothing(void **state) {
+    (void)state;
+    RunSpec spec = noisy_spec("diloco", 20000);
+    spec.blind = true;
+    spec.work_seconds = 5e-3;
+    spec.link_bytes_per_second = 20000 * sizeof(float) / 20e-3;
+    Seconds sum;
+    if (!spend_seconds(&spec, &sum)) { skip(); }
+    assert_true(sum.exposed > 0.99 * sum.communication);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Workers of different speed
+
+static void adaptive_workers_differ_in_count_and_agree_in_everything_else(void **state) {
+    (void)state;
+    static const char *const rules[] = {"acco", "dpu", "acco-wp"};
+    for (int i = 0; i < 3; i++) {
+        RunSpec spec = noisy_spec(rules[i], 2003);
+        spec.settings.adaptive = true;
+        for (int rank = 0; rank < 2; rank++) { spec.round_size[rank] = 1; }
+        spec.slow_seconds = 20e-3;
+        spec.settings.gradient_clip = 0;
+        RunResult results[2];
+        if (!run_world(&spec, 2, results)) { skip(); }
+        expect_replicas_agree(2, results, describe(&spec, 2)); // the number of gradients, too
+        uint64_t least = (uint64_t)(1 + rule_find(rules[i])->rounds_per_commit * spec.commits);
+        for (int rank = 0; rank < 2; rank++) {
+            if (!have_rank(rank)) { continue; }
+            assert_int_equal(results[rank].looks[spec.commits].report.commit, spec.commits);
+            assert_true(results[rank].micro_batches >= least);
+            if (rank == 0) { assert_true(results[0].micro_batches > least + 6); }
+        }
+        free_results(results, 2);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// What is not a number
+
+// A round or step has two micro-batches; acco has single ones, A B A B A B. The rule finds the bad one together with what it was added to,
+// local rules with the next thing they send, which co2 takes a round later. What is in flight at the end is found there.
+typedef struct BadRow {
+    const char *rule;
+    uint64_t index;
+    int look; // that of the commit that finds it
+} BadRow;
+
+static const BadRow BAD[] = {
+    {"ddp", 5, 3}, {"zero1", 5, 3}, {"dpu", 5, 3}, {"dpu", 7, 4}, {"acco-wp", 5, 3}, {"acco", 4, 3}, {"acco", 5, 3},
+    {"co2", 5, 2}, {"co2", 7, 3},   {"diloco", 5, 1}, {"diloco", 6, 2}, {"streaming-diloco", 1, 1}, {"streaming-diloco", 3, 2},
+    {"streaming-diloco", 5, 2}, {"streaming-diloco", 7, 3}, {"dpu", 11, 6}, {"acco-wp", 11, 6}, {"co2", 25, 6}, {"streaming-diloco", 19, 6},
+};
+
+// Nothing was stepped with it: what all share is what it was, all of it is finite, and so is what this worker has.
+static void expect_nothing_stepped(const RunSpec *spec, const RunResult *result, const char *what) {
+    const Look *last = &result->looks[result->last], *before = last - 1;
+    size_t owned = is_local(spec->rule) ? 0 : layout_shard(&result->owned);
+    // Over a coarse wire the rest of the way to the master may still come, and acco-wp lends no masters when it has come to its end.
+    bool same = is_local(spec->rule) || spec->settings.wire == WIRE_FP32 ||
+                (!wire_is_coarse(spec->settings.wire) && strcmp(spec->rule, "acco-wp") != 0);
+    if (same) { expect_same_floats(last->committed, before->committed, spec->parameter_count, what, result->last); }
+    expect_same_floats(last->momentum, before->momentum, spec->parameter_count, what, result->last);
+    expect_same_floats(last->master, before->master, owned, what, result->last);
+    expect_same_floats(last->first_moment, before->first_moment, owned, what, result->last);
+    expect_same_floats(last->second_moment, before->second_moment, owned, what, result->last);
+    for (size_t i = 0; i < spec->parameter_count; i++) {
+        assert_true(isfinite(last->committed[i]) && isfinite(last->local[i]));
+        if (is_local(spec->rule)) { assert_true(isfinite(last->first_moment[i]) && isfinite(last->second_moment[i])); }
+    }
+}
+
+// A gradient alone is seen in the sum, which does not tell whose it was; a local rule sees its own.
+static void expect_stop(const BadRow *row, const Poison *poison, WireFormat wire, int ranks) {
+    RunSpec spec = noisy_spec(row->rule, 1003);
+    char what[300];
+    set_wire(&spec, wire);
+    spec.poison = *poison;
+    spec.poison.index = row->index;
+    if (is_streaming(row->rule)) { spec.settings.steps = 4; } // intervals of two steps, sent after one
+    RunResult results[MAX_RANKS];
+    if (!run_world(&spec, ranks, results)) { return; }
+    snprintf(what, sizeof what, "micro-batch %d: %.250s", (int)row->index, describe(&spec, ranks));
+    bool named = poison->in_loss || is_local(row->rule);
+    for (int rank = 0; rank < ranks; rank++) {
+        if (!have_rank(rank)) { continue; }
+        if (!results[rank].stopped || results[rank].last != row->look) {
+            fail_msg("%s: %s at look %d", what, results[rank].stopped ? "stopped" : "did not stop", results[rank].last);
+        }
+        expect_number(results[rank].first_bad_rank, named ? 1 : -1, 0, what, rank);
+        expect_nothing_stepped(&spec, &results[rank], what);
+    }
+    free_results(results, ranks);
+}
+
+static void what_is_not_a_number_stops_every_rank_and_is_named(void **state) {
+    (void)state;
+    static const Poison poisons[] = {{0, true, false, NAN}, {0, true, true, NAN}, {0, false, true, NAN}, {0, false, true, INFINITY},
+                                     {0, true, false, -INFINITY}};
+    if (process_transport->size == 4) { skip(); }
+    for (size_t i = 0; i < sizeof BAD / sizeof BAD[0]; i++) {
+        for (int p = 0; p < 5; p++) {
+            WireFormat wire = (WireFormat)((i + (size_t)p) % WIRE_FORMAT_COUNT);
+            expect_stop(&BAD[i], &poisons[p], wire, 2);
+            if (p < 3) { expect_stop(&BAD[i], &poisons[p], (WireFormat)((wire + 1) % WIRE_FORMAT_COUNT), 3); }
+        }
+    }
+}
+
+// The last to send is the first to be bad: finite on every rank, but not as a sum.
+static MicroBatchResult huge_micro_batch(void *self, Stream *stream, uint64_t index, const float *parameters, float *gradients,
+                                         const Pace *pace) {
+    MicroBatchResult result = noisy_micro_batch(self, stream, index, parameters, gradients, pace);
+    if (index == 2) { gradients[1] = 3e38f; }
+    return result;
+}
+
+static void a_sum_that_overflows_stops_every_rank(void **state) {
+    (void)state;
+    static const char *const rules[] = {"ddp", "zero1", "dpu", "acco"};
+    for (int i = 0; i < 4; i++) {
+        RunSpec spec = noisy_spec(rules[i], 103);
+        spec.micro_batch = huge_micro_batch;
+        RunResult results[2];
+        if (!run_world(&spec, 2, results)) { skip(); }
+        for (int rank = 0; rank < 2; rank++) {
+            if (!have_rank(rank)) { continue; }
+            assert_true(results[rank].stopped && results[rank].last == 2 && results[rank].first_bad_rank == -1);
+            expect_nothing_stepped(&spec, &results[rank], rules[i]);
+        }
+        free_results(results, 2);
+    }
+}
+
+int main(void) {
+    Transport transport;
+    Error error = {""};
+    if (!transport_open(&transport, &error)) { return 1; }
+    process_transport = &transport;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(overlap_and_delays_change_no_bit),
+        cmocka_unit_test(buckets_and_messages_change_no_bit),
+        cmocka_unit_test(long_pieces_travel_in_several_messages),
+        cmocka_unit_test(keeping_pace_changes_no_bit),
+        cmocka_unit_test(reports_hold_the_means_of_what_the_problem_returned),
+        cmocka_unit_test(the_rate_follows_gradients_or_commits),
+        cmocka_unit_test(every_rule_sends_as_much_as_its_formula_says),
+        cmocka_unit_test(only_acco_wp_pays_for_a_look),
+        cmocka_unit_test(without_overlap_all_communication_is_exposed),
+        cmocka_unit_test(communication_is_hidden_where_a_round_has_room_for_it),
+        cmocka_unit_test(buckets_hide_what_a_single_one_cannot),
+        cmocka_unit_test(reports_count_every_span_once),
+        cmocka_unit_test(diloco_hides_nothing),
+        cmocka_unit_test(adaptive_workers_differ_in_count_and_agree_in_everything_else),
+        cmocka_unit_test(what_is_not_a_number_stops_every_rank_and_is_named),
+        cmocka_unit_test(a_sum_that_overflows_stops_every_rank),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    transport_close(&transport);
+    return failed == 0 ? 0 : 1;
+}

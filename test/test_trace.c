@@ -1,0 +1,667 @@
+// test_trace.c: the sums of a trace against pictures and a count of unit cells, clocks that run apart, and the file.
+//
+// Times are small multiples of a power of two, so that sums have no rounding and are compared exactly where no clock is involved.
+
+#include "harness.h"
+
+#include <fcntl.h>
+#include <jansson.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include "../runtime/trace.h"
+#include "threads_link.h"
+
+enum { MAX_RANKS = 4, CELLS = 400 };
+
+static void assert_sums(TraceSums sums, double compute, double communication, double exposed) {
+    assert_close(sums.compute_seconds, compute, 0, "compute");
+    assert_close(sums.communication_seconds, communication, 0, "communication");
+    assert_close(sums.exposed_seconds, exposed, 0, "exposed");
+}
+
+static void add(Trace *trace, TraceLane lane, double began, double ended) { trace_add(trace, lane, "span", 0, began, ended); }
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Sums: pictures
+
+static void exposed_is_communication_beside_which_nothing_computes(void **state) {
+    (void)state;
+    Trace trace;
+    trace_open(&trace, false);
+    assert_sums(trace_take(&trace, 1), 0, 0, 0);
+    // compute        ####....####
+    // communication  ..######....
+    add(&trace, TRACE_COMPUTE, 10, 14);
+    add(&trace, TRACE_COMMUNICATION, 12, 18);
+    add(&trace, TRACE_COMPUTE, 18, 22);
+    assert_sums(trace_take(&trace, 22), 8, 6, 4);
+    // compute        .##.##.##.
+    // communication  ##########
+    add(&trace, TRACE_COMPUTE, 31, 33);
+    add(&trace, TRACE_COMPUTE, 34, 36);
+    add(&trace, TRACE_COMPUTE, 37, 39);
+    add(&trace, TRACE_COMMUNICATION, 30, 40);
+    assert_sums(trace_take(&trace, 40), 6, 10, 4);
+    // compute        ##########    added last
+    // communication  .##.##..##
+    add(&trace, TRACE_COMMUNICATION, 51, 53);
+    add(&trace, TRACE_COMMUNICATION, 54, 56);
+    add(&trace, TRACE_COMMUNICATION, 58, 60);
+    add(&trace, TRACE_COMPUTE, 50, 60);
+    assert_sums(trace_take(&trace, 60), 10, 6, 0);
+    // spans that touch share nothing; a span without length is none
+    add(&trace, TRACE_COMPUTE, 70, 71);
+    add(&trace, TRACE_COMMUNICATION, 71, 72);
+    add(&trace, TRACE_COMMUNICATION, 72, 72);
+    assert_sums(trace_take(&trace, 80), 1, 1, 1);
+    assert_sums(trace_take(&trace, 80), 0, 0, 0);
+    trace_close(&trace);
+}
+
+static void a_span_across_the_end_of_a_take_is_divided_there(void **state) {
+    (void)state;
+    Trace trace;
+    trace_open(&trace, false);
+    // compute        ####......|##
+    // communication  ..########|##..
+    add(&trace, TRACE_COMPUTE, 0, 4);
+    add(&trace, TRACE_COMMUNICATION, 2, 12);
+    add(&trace, TRACE_COMPUTE, 8, 12);
+    assert_sums(trace_take(&trace, 10), 6, 8, 4);
+    assert_sums(trace_take(&trace, 9), 0, 0, 0); // a time that has been taken already
+    assert_sums(trace_take(&trace, 11), 1, 1, 0);
+    assert_sums(trace_take(&trace, 20), 1, 1, 0);
+    trace_close(&trace);
+}
+
+static void communication_added_after_a_take_is_matched_with_compute_from_before(void **state) {
+    (void)state;
+    Trace trace;
+    trace_open(&trace, false);
+    add(&trace, TRACE_COMMUNICATION, 0, 1);
+    add(&trace, TRACE_COMPUTE, 0, 4);
+    add(&trace, TRACE_COMPUTE, 5, 9);
+    assert_sums(trace_take(&trace, 10), 8, 1, 0);
+    add(&trace, TRACE_COMMUNICATION, 2, 12); // was under way
+    assert_sums(trace_take(&trace, 20), 0, 10, 4);
+    trace_close(&trace);
+}
+
+static void compute_added_after_a_take_takes_back_what_was_called_exposed(void **state) {
+    (void)state;
+    Trace trace;
+    trace_open(&trace, false);
+    add(&trace, TRACE_COMMUNICATION, 2, 8);
+    assert_sums(trace_take(&trace, 10), 0, 6, 6);
+    add(&trace, TRACE_COMPUTE, 4, 12); // was under way
+    add(&trace, TRACE_COMMUNICATION, 12, 15);
+    assert_sums(trace_take(&trace, 15), 8, 3, 0); // 3 - 4: one remains
+    add(&trace, TRACE_COMMUNICATION, 20, 25);
+    assert_sums(trace_take(&trace, 25), 0, 5, 4);
+    add(&trace, TRACE_COMMUNICATION, 30, 35);
+    assert_sums(trace_take(&trace, 35), 0, 5, 5);
+    trace_close(&trace);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Sums: random spans against cells of length one
+
+// Random spans in [0, CELLS), a cell at a time: touching ones and long ones among them.
+static int random_spans(Random *random, Interval spans[CELLS]) {
+    int count = 0, reach = 1 + (int)(random_bits(random) % 12);
+    for (int at = (int)(random_bits(random) % 8); at < CELLS;) {
+        int ended = at + 1 + (int)(random_bits(random) % (uint64_t)reach);
+        ended = ended < CELLS ? ended : CELLS;
+        spans[count].began = at;
+        spans[count++].ended = ended;
+        at = ended + (random_bits(random) % 3 == 0 ? 0 : (int)(random_bits(random) % (uint64_t)reach));
+    }
+    return count;
+}
+
+typedef struct Oracle {
+    bool known[TRACE_LANES][CELLS], taken[TRACE_LANES][CELLS], hidden_taken[CELLS];
+    int carried;
+} Oracle;
+
+static void oracle_add(Oracle *oracle, int lane, const Interval *span) {
+    for (int cell = (int)span->began; cell < (int)span->ended; cell++) { oracle->known[lane][cell] = true; }
+}
+
+static TraceSums oracle_take(Oracle *oracle, int until) {
+    int lengths[TRACE_LANES] = {0, 0}, hidden = 0;
+    for (int cell = 0; cell < until; cell++) {
+        for (int lane = 0; lane < TRACE_LANES; lane++) {
+            lengths[lane] += oracle->known[lane][cell] && !oracle->taken[lane][cell] ? 1 : 0;
+            oracle->taken[lane][cell] = oracle->known[lane][cell];
+        }
+        bool both = oracle->known[TRACE_COMPUTE][cell] && oracle->known[TRACE_COMMUNICATION][cell];
+        hidden += both && !oracle->hidden_taken[cell] ? 1 : 0;
+        oracle->hidden_taken[cell] = both;
+    }
+    int exposed = lengths[TRACE_COMMUNICATION] - hidden + oracle->carried;
+    oracle->carried = exposed < 0 ? exposed : 0;
+    TraceSums sums = {lengths[TRACE_COMPUTE], lengths[TRACE_COMMUNICATION], exposed > 0 ? exposed : 0};
+    return sums;
+}
+
+static void random_spans_and_takes_agree_with_counted_cells(void **state) {
+    (void)state;
+    for (uint64_t seed = 1; seed <= 400; seed++) {
+        Random random = {random_hash(seed, 0)};
+        Interval spans[TRACE_LANES][CELLS];
+        int counts[TRACE_LANES], next[TRACE_LANES] = {0, 0};
+        for (int lane = 0; lane < TRACE_LANES; lane++) { counts[lane] = random_spans(&random, spans[lane]); }
+        Trace trace;
+        trace_open(&trace, false);
+        Oracle oracle;
+        memset(&oracle, 0, sizeof oracle);
+        double exposed = 0;
+        while (next[0] < counts[0] || next[1] < counts[1]) { // which lane adds is chance: either may lag behind the other, and the takes
+            int lane = next[0] == counts[0] ? 1 : next[1] == counts[1] ? 0 : (int)(random_bits(&random) % 2);
+            const Interval *span = &spans[lane][next[lane]++];
+            add(&trace, lane == 0 ? TRACE_COMPUTE : TRACE_COMMUNICATION, span->began, span->ended);
+            oracle_add(&oracle, lane, span);
+            if (random_bits(&random) % 4 != 0) { continue; }
+            int until = (int)span->ended - 10 + (int)(random_bits(&random) % 30);
+            until = until < CELLS ? until : CELLS;
+            TraceSums expected = oracle_take(&oracle, until), sums = trace_take(&trace, until);
+            assert_sums(sums, expected.compute_seconds, expected.communication_seconds, expected.exposed_seconds);
+            exposed += sums.exposed_seconds;
+        }
+        exposed += trace_take(&trace, CELLS).exposed_seconds;
+        int bare = 0; // by the definition: communication and no compute
+        for (int cell = 0; cell < CELLS; cell++) { bare += oracle.known[1][cell] && !oracle.known[0][cell] ? 1 : 0; }
+        assert_close(exposed + trace.exposed_carried, bare, 0, "exposed over all takes");
+        trace_close(&trace);
+    }
+}
+
+static void takes_are_exact_when_everything_before_them_is_known(void **state) {
+    (void)state;
+    for (uint64_t seed = 1; seed <= 200; seed++) {
+        Random random = {random_hash(seed, 1)};
+        Interval spans[TRACE_LANES][CELLS];
+        int counts[TRACE_LANES], next[TRACE_LANES] = {0, 0};
+        Oracle oracle;
+        memset(&oracle, 0, sizeof oracle);
+        for (int lane = 0; lane < TRACE_LANES; lane++) {
+            counts[lane] = random_spans(&random, spans[lane]);
+            for (int i = 0; i < counts[lane]; i++) { oracle_add(&oracle, lane, &spans[lane][i]); }
+        }
+        Trace trace;
+        trace_open(&trace, false);
+        for (int before = 0, until; before < CELLS; before = until) {
+            until = before + 1 + (int)(random_bits(&random) % 40);
+            until = until < CELLS ? until : CELLS;
+            for (int lane = 0; lane < TRACE_LANES; lane++) {
+                while (next[lane] < counts[lane] && spans[lane][next[lane]].began < until) {
+                    const Interval *span = &spans[lane][next[lane]++];
+                    add(&trace, lane == 0 ? TRACE_COMPUTE : TRACE_COMMUNICATION, span->began, span->ended);
+                }
+            }
+            int compute = 0, communication = 0, exposed = 0;
+            for (int cell = before; cell < until; cell++) {
+                compute += oracle.known[0][cell];
+                communication += oracle.known[1][cell];
+                exposed += oracle.known[1][cell] && !oracle.known[0][cell];
+            }
+            assert_sums(trace_take(&trace, until), compute, communication, exposed);
+        }
+        trace_close(&trace);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Bounds and threads
+
+static void what_nobody_takes_for_long_is_not_lost(void **state) {
+    (void)state;
+    enum { COUNT = 3 * TRACE_HISTORY + 5 };
+    Trace trace;
+    trace_open(&trace, false);
+    for (int i = 0; i < COUNT; i++) {
+        add(&trace, TRACE_COMPUTE, 4.0 * i, 4.0 * i + 2);
+        add(&trace, TRACE_COMMUNICATION, 4.0 * i + 1, 4.0 * i + 4);
+    }
+    assert_sums(trace_take(&trace, 4.0 * COUNT), 2.0 * COUNT, 3.0 * COUNT, 2.0 * COUNT);
+    trace_close(&trace);
+}
+
+static void a_silent_lane_costs_bounded_memory_and_the_latest_history_stays(void **state) {
+    (void)state;
+    enum { COUNT = TRACE_HISTORY + 1000 };
+    Trace trace;
+    trace_open(&trace, false);
+    double computed = 0;
+    for (int i = 0; i < COUNT; i++) {
+        add(&trace, TRACE_COMPUTE, 2.0 * i, 2.0 * i + 1);
+        computed += trace_take(&trace, 2.0 * i + 1).compute_seconds;
+    }
+    assert_close(computed, COUNT, 0, "compute");
+    add(&trace, TRACE_COMMUNICATION, 0, 2.0 * COUNT);
+    assert_sums(trace_take(&trace, 2.0 * COUNT), 0, 2.0 * COUNT, 2.0 * COUNT - TRACE_HISTORY);
+    trace_close(&trace);
+}
+
+static void kept_spans_are_bounded_and_the_rest_is_counted(void **state) {
+    (void)state;
+    Trace trace;
+    trace_open(&trace, true);
+    for (int i = 0; i < TRACE_MAX_SPANS + 7; i++) { trace_add(&trace, TRACE_COMPUTE, "span", i, i, i + 1); }
+    assert_int_equal(trace.span_count, TRACE_MAX_SPANS);
+    assert_int_equal(trace.span_capacity, TRACE_MAX_SPANS);
+    assert_int_equal(trace.dropped, 7);
+    assert_int_equal(trace.spans[TRACE_MAX_SPANS - 1].commit, TRACE_MAX_SPANS - 1);
+    assert_close(trace_take(&trace, 1e9).compute_seconds, TRACE_MAX_SPANS + 7, 0, "compute, dropped or not");
+    trace_close(&trace);
+    trace_open(&trace, false);
+    add(&trace, TRACE_COMPUTE, 1, 2);
+    assert_int_equal(trace.span_count + trace.span_capacity, 0);
+    trace_close(&trace);
+}
+
+enum { PRODUCED = 20000 };
+
+typedef struct Producer {
+    Trace *trace;
+    TraceLane lane;
+    double shift;
+    int ended; // atomic
+} Producer;
+
+static void *produce(void *argument) {
+    Producer *producer = (Producer *)argument;
+    for (int i = 0; i < PRODUCED; i++) {
+        add(producer->trace, producer->lane, 4.0 * i + producer->shift, 4.0 * i + producer->shift + 2);
+    }
+    __atomic_store_n(&producer->ended, 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+
+static void two_threads_may_add_while_the_host_takes(void **state) {
+    (void)state;
+    Trace trace;
+    trace_open(&trace, true);
+    Producer producers[TRACE_LANES] = {{&trace, TRACE_COMPUTE, 0, 0}, {&trace, TRACE_COMMUNICATION, 1, 0}};
+    pthread_t threads[TRACE_LANES];
+    for (int i = 0; i < TRACE_LANES; i++) { assert_int_equal(pthread_create(&threads[i], NULL, produce, &producers[i]), 0); }
+    TraceSums total = {0, 0, 0};
+    bool ended = false;
+    for (double until = 0; !ended; until += 16) {
+        ended = __atomic_load_n(&producers[0].ended, __ATOMIC_ACQUIRE) + __atomic_load_n(&producers[1].ended, __ATOMIC_ACQUIRE) == 2;
+        TraceSums sums = trace_take(&trace, ended ? 1e9 : until);
+        total.compute_seconds += sums.compute_seconds;
+        total.communication_seconds += sums.communication_seconds;
+        total.exposed_seconds += sums.exposed_seconds;
+    }
+    for (int i = 0; i < TRACE_LANES; i++) { pthread_join(threads[i], NULL); }
+    total.exposed_seconds += trace.exposed_carried;
+    assert_sums(total, 2.0 * PRODUCED, 2.0 * PRODUCED, PRODUCED);
+    assert_int_equal(trace.span_count, 2 * PRODUCED);
+    trace_close(&trace);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Clocks
+
+static __thread double clock_shift; // of the rank that this thread is
+
+static double shifted_clock(void) { return clock_seconds() + clock_shift; }
+
+typedef struct ClockWorld {
+    double chaos_seconds;
+    ClockOffset offsets[MAX_RANKS];
+} ClockWorld;
+
+static double shift_of_rank(int rank) { return rank % 2 == 0 ? 100.5 - 7 * rank : 3000.25 * rank; }
+
+static void measure_rank(Transport *transport, void *context) {
+    ClockWorld *world = (ClockWorld *)context;
+    clock_shift = shift_of_rank(transport->rank);
+    transport->chaos_seconds = world->chaos_seconds;
+    world->offsets[transport->rank] = trace_measure_offset(transport, shifted_clock);
+}
+
+static void assert_offsets(double chaos_seconds) {
+    for (int ranks = 1; ranks <= MAX_RANKS; ranks++) {
+        ClockWorld world;
+        memset(&world, 0, sizeof world);
+        world.chaos_seconds = chaos_seconds;
+        threads_run(ranks, measure_rank, &world);
+        assert_close(world.offsets[0].seconds, 0, 0, "offset of rank 0");
+        for (int rank = 1; rank < ranks; rank++) {
+            double error = world.offsets[rank].error;
+            assert_close(error, 0, 0.5, "error bound"); // something, on a machine that does other things too
+            assert_close(world.offsets[rank].seconds, shift_of_rank(0) - shift_of_rank(rank), error + 1e-9, "offset");
+        }
+    }
+}
+
+static void offsets_are_within_their_bound(void **state) {
+    (void)state;
+    assert_offsets(0);
+}
+
+// Delays that are not the same on both ways, and ranks that come late.
+static void offsets_are_within_their_bound_when_messages_are_late(void **state) {
+    (void)state;
+    assert_offsets(2e-3);
+}
+
+static void a_clock_that_drifts_is_mapped_along_the_line(void **state) {
+    (void)state;
+    // this clock shows 1000 + t * (1 + 2^-10) where that of rank 0 shows t
+    ClockMap map = {0 - 1000.0, 1000, 1024 - 2025.0, 2025};
+    assert_close(clock_map_time(&map, 1000), 0, 0, "start");
+    assert_close(clock_map_time(&map, 2025), 1024, 0, "end");
+    assert_close(clock_map_time(&map, 1000 + 512.5), 512, 1e-9, "half way");
+    assert_close(clock_map_time(&map, 990), -10, 0, "before the start");
+    assert_close(clock_map_time(&map, 2030), 1029, 0, "after the end");
+    ClockMap point = {5, 10, 5, 10};
+    assert_close(clock_map_time(&point, 10), 15, 0, "both measurements at the same time");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// The file
+
+static char directory[] = "/tmp/acco-trace-XXXXXX"; // made in main
+
+typedef struct Path {
+    char text[256];
+} Path;
+
+static Path path_of(const char *name) {
+    Path path;
+    snprintf(path.text, sizeof path.text, "%s/%s", directory, name);
+    return path;
+}
+
+static bool exists(const char *name) { return access(path_of(name).text, F_OK) == 0; }
+
+static char *read_text(const char *path) {
+    FILE *file = fopen(path, "r");
+    if (file == NULL) { return NULL; }
+    char *text = NULL;
+    size_t size = 0;
+    if (getdelim(&text, &size, EOF, file) < 0) { text[0] = '\0'; }
+    fclose(file);
+    return text;
+}
+
+// One rank of a world whose clock is rate times the true time plus a shift.
+typedef struct FileRank {
+    int spans;
+    double shift, rate;
+    Error error;
+    bool written;
+    uint64_t bytes_sent;
+} FileRank;
+
+typedef struct FileWorld {
+    Path path;
+    FileRank ranks[MAX_RANKS];
+} FileWorld;
+
+static const char *const span_names[] = {"micro-batch", "reduce-scatter", "all-gather 3"};
+
+// Span i of a rank in true seconds, and what else is said of it.
+static Span true_span(int rank, int i) {
+    double began = 50 + 0.001 * rank + 0.0005 * i;
+    Span span = {span_names[(rank + i) % 3], began, began + 0.0001 * (1 + i % 4), 1000 * rank + i, TRACE_COMPUTE};
+    if (i % 2 == 1) { span.lane = TRACE_COMMUNICATION; }
+    return span;
+}
+
+static void write_rank(Transport *transport, void *context) {
+    FileWorld *world = (FileWorld *)context;
+    FileRank *self = &world->ranks[transport->rank];
+    Trace trace;
+    trace_open(&trace, true);
+    for (int i = 0; i < self->spans; i++) {
+        Span span = true_span(transport->rank, i);
+        trace_add(&trace, span.lane, span.name, span.commit, self->shift + self->rate * span.began, self->shift + self->rate * span.ended);
+    }
+    double start = self->shift + self->rate * 10, end = self->shift + self->rate * 100;
+    self->written = trace_gather_and_write(&trace, transport, 10 - start, start, 100 - end, end, world->path.text, &self->error);
+    self->bytes_sent = transport->bytes_sent;
+    trace_close(&trace);
+}
+
+static void open_file_world(FileWorld *world, const char *name) {
+    memset(world, 0, sizeof *world);
+    world->path = path_of(name);
+    for (int rank = 0; rank < MAX_RANKS; rank++) {
+        world->ranks[rank].spans = rank == 1 ? 0 : 2 * TRACE_PIECE + 300 * rank; // the pieces of some ranks end before those of others
+        world->ranks[rank].shift = shift_of_rank(rank) - shift_of_rank(0);
+        world->ranks[rank].rate = 1 + 1e-5 * rank;
+    }
+}
+
+static double number_of(const json_t *event, const char *key) {
+    const json_t *value = json_object_get(event, key);
+    assert_true(json_is_number(value));
+    return json_number_value(value);
+}
+
+// Each rank's spans of a file come in their order.
+static void assert_spans(const json_t *events, const FileWorld *world, int ranks) {
+    int next[MAX_RANKS] = {0, 0, 0, 0};
+    for (size_t i = 0; i < json_array_size(events); i++) {
+        const json_t *event = json_array_get(events, i);
+        if (strcmp(json_string_value(json_object_get(event, "ph")), "X") != 0) { continue; }
+        int rank = (int)number_of(event, "pid");
+        assert_in_range(rank, 0, ranks - 1);
+        Span span = true_span(rank, next[rank]++);
+        assert_string_equal(json_string_value(json_object_get(event, "name")), span.name);
+        assert_int_equal((int)number_of(event, "tid"), span.lane == TRACE_COMPUTE ? 0 : 1);
+        assert_int_equal((int)number_of(json_object_get(event, "args"), "commit"), span.commit);
+        assert_close(number_of(event, "ts"), (span.began - 50) * 1e6, 1.1e-3, "ts"); // microseconds; the file has nanoseconds
+        assert_close(number_of(event, "dur"), (span.ended - span.began) * 1e6, 2.1e-3, "dur");
+    }
+    for (int rank = 0; rank < ranks; rank++) { assert_int_equal(next[rank], world->ranks[rank].spans); }
+}
+
+// Between the first line and the last every line is an event, with a comma but for the last one.
+static size_t assert_one_event_per_line(char *text) {
+    size_t events = 0;
+    char *line = strtok(text, "\n");
+    assert_string_equal(line, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[");
+    for (line = strtok(NULL, "\n"); line != NULL && line[0] != ']'; line = strtok(NULL, "\n")) {
+        size_t length = strlen(line);
+        if (line[length - 1] == ',') { line[length - 1] = '\0'; }
+        json_t *event = json_loads(line, 0, NULL);
+        assert_true(json_is_object(event));
+        json_decref(event);
+        events++;
+    }
+    assert_non_null(line);
+    assert_string_equal(line, "]}");
+    return events;
+}
+
+static void the_file_has_every_span_of_every_rank_in_one_time(void **state) {
+    (void)state;
+    for (int ranks = 1; ranks <= MAX_RANKS; ranks++) {
+        FileWorld world;
+        open_file_world(&world, "trace.json");
+        threads_run(ranks, write_rank, &world);
+        for (int rank = 0; rank < ranks; rank++) {
+            assert_true(world.ranks[rank].written);
+            assert_false(error_is_set(&world.ranks[rank].error));
+        }
+        json_error_t error;
+        json_t *trace = json_load_file(world.path.text, JSON_REJECT_DUPLICATES, &error);
+        assert_non_null(trace);
+        const json_t *events = json_object_get(trace, "traceEvents");
+        assert_true(json_is_array(events));
+        assert_spans(events, &world, ranks);
+        char *text = read_text(world.path.text);
+        assert_int_equal(assert_one_event_per_line(text), json_array_size(events));
+        free(text);
+        json_decref(trace);
+    }
+    assert_false(exists("trace.json.partial"));
+}
+
+static void the_lines_of_the_file_are_as_promised(void **state) {
+    (void)state;
+    Transport transport;
+    transport_open_alone(&transport, "a test");
+    snprintf(transport.host, sizeof transport.host, "%s", "node\"7\n");
+    Trace trace;
+    Error error = {""};
+    trace_open(&trace, true);
+    trace_add(&trace, TRACE_COMMUNICATION, "count exchange", 7, 1000.5, 1000.75);
+    trace_add(&trace, TRACE_COMPUTE, "micro-batch", 8, 1000.5 + 0x1p-16, 1001.5);
+    trace.dropped = 3;
+    assert_true(trace_gather_and_write(&trace, &transport, 0, 0, 0, 0, path_of("lines.json").text, &error));
+    trace_close(&trace);
+    transport_close(&transport);
+    char *text = read_text(path_of("lines.json").text);
+    assert_string_equal(text, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n"
+        "{\"ph\":\"M\",\"pid\":0,\"tid\":0,\"name\":\"process_name\",\"args\":{\"name\":\"rank 0 on node?7?\"}},\n"
+        "{\"ph\":\"M\",\"pid\":0,\"tid\":0,\"name\":\"process_sort_index\",\"args\":{\"sort_index\":0}},\n"
+        "{\"ph\":\"M\",\"pid\":0,\"tid\":0,\"name\":\"thread_name\",\"args\":{\"name\":\"compute\"}},\n"
+        "{\"ph\":\"M\",\"pid\":0,\"tid\":1,\"name\":\"thread_name\",\"args\":{\"name\":\"communication\"}},\n"
+        "{\"ph\":\"M\",\"pid\":0,\"tid\":0,\"name\":\"process_labels\",\"args\":{\"labels\":\"3 spans dropped\"}},\n"
+        "{\"ph\":\"X\",\"pid\":0,\"tid\":1,\"name\":\"count exchange\",\"ts\":0.000,\"dur\":250000.000,\"args\":{\"commit\":7}},\n"
+        "{\"ph\":\"X\",\"pid\":0,\"tid\":0,\"name\":\"micro-batch\",\"ts\":15.259,\"dur\":999984.741,\"args\":{\"commit\":8}}\n"
+        "]}\n");
+    free(text);
+}
+
+// Were durations rounded by themselves, the second would be 1 and 2 ns and end after the third begins.
+static void spans_that_touch_do_not_overlap_in_the_file(void **state) {
+    (void)state;
+    Transport transport;
+    transport_open_alone(&transport, "a test");
+    Trace trace;
+    Error error = {""};
+    trace_open(&trace, true);
+    add(&trace, TRACE_COMPUTE, 0, 0.6e-9);
+    add(&trace, TRACE_COMPUTE, 0.6e-9, 2.1e-9);
+    add(&trace, TRACE_COMPUTE, 2.1e-9, 5e-9);
+    assert_true(trace_gather_and_write(&trace, &transport, 0, 0, 0, 0, path_of("touch.json").text, &error));
+    trace_close(&trace);
+    transport_close(&transport);
+    char *text = read_text(path_of("touch.json").text);
+    assert_non_null(strstr(text, "\"ts\":0.000,\"dur\":0.001,"));
+    assert_non_null(strstr(text, "\"ts\":0.001,\"dur\":0.001,"));
+    assert_non_null(strstr(text, "\"ts\":0.002,\"dur\":0.003,"));
+    free(text);
+}
+
+static void a_run_without_spans_leaves_a_file_that_parses(void **state) {
+    (void)state;
+    FileWorld world;
+    open_file_world(&world, "empty.json");
+    for (int rank = 0; rank < MAX_RANKS; rank++) { world.ranks[rank].spans = 0; }
+    threads_run(2, write_rank, &world);
+    assert_true(world.ranks[0].written && world.ranks[1].written);
+    json_t *trace = json_load_file(world.path.text, 0, NULL);
+    assert_int_equal(json_array_size(json_object_get(trace, "traceEvents")), 2 * 4);
+    json_decref(trace);
+}
+
+// All ranks must fail, with one line that is the same everywhere.
+static void assert_not_written(const FileWorld *world, int ranks, const char *why) {
+    for (int rank = 0; rank < ranks; rank++) {
+        assert_false(world->ranks[rank].written);
+        assert_string_equal(world->ranks[rank].error.text, world->ranks[0].error.text);
+    }
+    if (strstr(world->ranks[0].error.text, why) == NULL) { fail_msg("'%s' does not say '%s'", world->ranks[0].error.text, why); }
+    assert_null(strchr(world->ranks[0].error.text, '\n'));
+}
+
+static void a_place_where_no_file_can_be_is_an_error_on_all_ranks(void **state) {
+    (void)state;
+    static const char *const places[][2] = {{"missing/trace.json", "No such file"}, {"", "is a directory"}};
+    for (size_t i = 0; i < 2; i++) {
+        FileWorld world;
+        open_file_world(&world, places[i][0]);
+        threads_run(3, write_rank, &world);
+        assert_not_written(&world, 3, places[i][1]);
+    }
+    char longest[TRACE_PATH_SIZE + 10];
+    memset(longest, 'x', sizeof longest);
+    longest[sizeof longest - 1] = '\0';
+    Error error = {""};
+    assert_false(trace_path_check(longest, &error));
+    assert_non_null(strstr(error.text, "too long"));
+    assert_true(trace_path_check(path_of("new.json").text, &error));
+    assert_false(exists("new.json") || exists("new.json.partial"));
+}
+
+// Renaming a file to /dev/null, which root may do, would replace the device.
+static void a_device_is_refused_and_stays_a_device(void **state) {
+    (void)state;
+    struct stat status;
+    if (mkfifo(path_of("pipe").text, 0600) != 0) { fail(); }
+    FileWorld world;
+    open_file_world(&world, "pipe");
+    threads_run(2, write_rank, &world);
+    assert_not_written(&world, 2, "not a plain file");
+    assert_int_equal(stat(path_of("pipe").text, &status), 0);
+    assert_true(S_ISFIFO(status.st_mode));
+}
+
+static void a_full_disk_is_an_error_on_all_ranks_and_leaves_the_old_file(void **state) {
+    (void)state;
+    FileWorld world;
+    open_file_world(&world, "full.json");
+    FILE *old = fopen(world.path.text, "w");
+    fputs("old", old);
+    fclose(old);
+    static const int limits[] = {65536, 300}; // reached in the first piece, which the second tells; reached when a small file is closed
+    for (int i = 0; i < 2; i++) {
+        struct rlimit before, limit;
+        assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+        limit.rlim_cur = (rlim_t)limits[i];
+        limit.rlim_max = before.rlim_max;
+        void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
+        assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+        for (int rank = 0; i == 1 && rank < MAX_RANKS; rank++) { world.ranks[rank].spans = 1; }
+        threads_run(3, write_rank, &world);
+        assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+        signal(SIGXFSZ, handler);
+        assert_not_written(&world, 3, "File too large");
+        assert_true(world.ranks[0].bytes_sent < 3 * 2 * sizeof(TracePiece)); // three pieces to two ranks: the last is not asked for
+        char *text = read_text(world.path.text);
+        assert_string_equal(text, "old");
+        free(text);
+        assert_false(exists("full.json.partial"));
+    }
+}
+
+int main(void) {
+    if (mkdtemp(directory) == NULL) { return 1; }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(exposed_is_communication_beside_which_nothing_computes),
+        cmocka_unit_test(a_span_across_the_end_of_a_take_is_divided_there),
+        cmocka_unit_test(communication_added_after_a_take_is_matched_with_compute_from_before),
+        cmocka_unit_test(compute_added_after_a_take_takes_back_what_was_called_exposed),
+        cmocka_unit_test(random_spans_and_takes_agree_with_counted_cells),
+        cmocka_unit_test(takes_are_exact_when_everything_before_them_is_known),
+        cmocka_unit_test(what_nobody_takes_for_long_is_not_lost),
+        cmocka_unit_test(a_silent_lane_costs_bounded_memory_and_the_latest_history_stays),
+        cmocka_unit_test(kept_spans_are_bounded_and_the_rest_is_counted),
+        cmocka_unit_test(two_threads_may_add_while_the_host_takes),
+        cmocka_unit_test(offsets_are_within_their_bound),
+        cmocka_unit_test(offsets_are_within_their_bound_when_messages_are_late),
+        cmocka_unit_test(a_clock_that_drifts_is_mapped_along_the_line),
+        cmocka_unit_test(the_file_has_every_span_of_every_rank_in_one_time),
+        cmocka_unit_test(the_lines_of_the_file_are_as_promised),
+        cmocka_unit_test(spans_that_touch_do_not_overlap_in_the_file),
+        cmocka_unit_test(a_run_without_spans_leaves_a_file_that_parses),
+        cmocka_unit_test(a_place_where_no_file_can_be_is_an_error_on_all_ranks),
+        cmocka_unit_test(a_device_is_refused_and_stays_a_device),
+        cmocka_unit_test(a_full_disk_is_an_error_on_all_ranks_and_leaves_the_old_file),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    char command[64];
+    snprintf(command, sizeof command, "rm -rf '%s'", directory);
+    return system(command) == 0 ? failed : 1;
+}

@@ -12,9 +12,9 @@
 //
 // KEEP: after a commit the accumulator holds the new half A, which is given to the estimate and stays, so that half B grows on top of it.
 // Counts are of all workers together, so workers may contribute different numbers of micro-batches. Where
-// the wire of the estimate is coarser, only theta~ is touched by it: the commit still has every gradient in full. Traffic per commit is twice zero1's.
-// The first half A is computed at theta(0) before anything is sent, so the first commit is exactly zero1's. The half A that the last round
-// computes is not used.
+// the wire of the estimate is coarser, only theta~ is touched by it: the commit still has every gradient in full. Traffic per commit is
+// twice zero1's. The first half A is computed at theta(0) before anything is sent, so the first commit is exactly zero1's. The half A that
+// the last round computes is not used.
 #ifndef ACCO_ACCO_H
 #define ACCO_ACCO_H
 

@@ -7,9 +7,9 @@
 //   m = beta m + D(t-1) / Lambda        D: mean over the workers of how far they came in a round
 //   b(t+1) = b(t) - alpha clip(m, phi)  b(1) = b(0): nothing has been received yet
 //
-// A round has as long as its tau steps take to exchange the one before, so even a very slow network is hidden; the price is information that
-// is a round old. Lambda, the penalty for that, is constant here, as in the released code; co2_gap is the place for another. The paper's own
-// formula was not at hand. At the end the last sum is waited for and applied.
+// A round has as long as its tau steps take to exchange the one before, so even a very slow network is hidden; the price is information
+// that is a round old. Lambda, the penalty for that, is constant here, as in the released code; co2_gap is the place for another. The
+// paper's own formula was not at hand. At the end the last sum is waited for and applied.
 #ifndef ACCO_CO2_H
 #define ACCO_CO2_H
 

@@ -12,12 +12,12 @@
 //
 //   local = alpha local + (1 - alpha) outer, of the fragment
 //
-// Every element is exchanged once in H inner steps. Streaming sends a fragment at a time, so bursts are P times smaller, and hides each behind
-// tau steps; D is taken when it is sent, and the steps that follow it are kept with weight alpha. All ranks count the same steps, so they
-// agree on which fragment is due without a word. Evaluated and saved is the outer copy.
+// Every element is exchanged once in H inner steps. Streaming sends a fragment at a time, so bursts are P times smaller, and hides each
+// behind tau steps; D is taken when it is sent, and the steps that follow it are kept with weight alpha. All ranks count the same steps,
+// so they agree on which fragment is due without a word. Evaluated and saved is the outer copy.
 //
-// At the end DiLoCo does a shorter period. Streaming sends nothing that it could not apply in time; then every fragment that has moved since
-// its last exchange is exchanged once more.
+// At the end DiLoCo does a shorter period. Streaming sends nothing that it could not apply in time; then every fragment that has moved
+// since its last exchange is exchanged once more.
 #ifndef ACCO_DILOCO_H
 #define ACCO_DILOCO_H
 

@@ -8,10 +8,10 @@
 //                     | reduce | summary | step | gather |
 //                                               ^ `stepped`   ^ `communicated`
 //
-// Reduce and gather go bucket by bucket. In synchronous rules the reduction follows the last backward pass, from the end of the vector to its
-// start, as the gate `finished` opens; with zero1 the gather runs ahead of the next forward pass, from start to end, and moves the gate
-// `arrived`. The token embedding lies at the start: it is used first and, tied to the head, finished last, so its buckets are the ones that
-// nothing can hide. They are cut like all others. Buckets decide when something travels, never what is added in which order.
+// Reduce and gather go bucket by bucket. In synchronous rules the reduction follows the last backward pass, from the end of the vector to
+// its start, as the gate `finished` opens; with zero1 the gather runs ahead of the next forward pass, from start to end, and moves the
+// gate `arrived`. The token embedding lies at the start: it is used first and, tied to the head, finished last, so its buckets are the
+// ones that nothing can hide. They are cut like all others. Buckets decide when something travels, never what is added in which order.
 #ifndef ACCO_JOB_H
 #define ACCO_JOB_H
 
@@ -37,7 +37,8 @@ static inline void job_span(Scheduler *s, const Job *job, const char *name, doub
 static inline Exchange job_reduction(Scheduler *s, const Job *job) {
     bool local = s->settings.kind == RULE_LOCAL;
     Exchange exchange = {local ? &s->fragments[job->fragment].layout : &s->layout,
-                         job->kind == ESTIMATE ? s->settings.estimate_wire : s->settings.wire, scheduler_reduce_buffer(s)->data, NULL, NULL};
+                         job->kind == ESTIMATE ? s->settings.estimate_wire : s->settings.wire, scheduler_reduce_buffer(s)->data,
+                         NULL, NULL};
     return exchange;
 }
 

@@ -1,8 +1,8 @@
 // optimizer.h: the optimizer state of one worker and one step of it.
 //
-// A worker owns pieces of the flat parameter vector (runtime/layout.h): one piece that is all of it under rules that do not shard, its share
-// of every cell under those that do. Its state lies in the order of its own elements, without gaps. Weight decay applies to some tensors
-// only, given as ranges of the flat vector, so a piece may cut through tensors anywhere. Nothing here communicates.
+// A worker owns pieces of the flat parameter vector (runtime/layout.h): one piece that is all of it under rules that do not shard, its
+// share of every cell under those that do. Its state lies in the order of its own elements, without gaps. Weight decay applies to some
+// tensors only, given as ranges of the flat vector, so a piece may cut through tensors anywhere. Nothing here communicates.
 #ifndef ACCO_OPTIMIZER_H
 #define ACCO_OPTIMIZER_H
 

@@ -11,7 +11,8 @@
 
 static const Rule RULES[] = {
     // name, summary, kind, replicated, rounds per commit, commit, finish, committed
-    {"ddp", "all-reduce behind the last backward pass, then every rank steps everything", RULE_SYNCHRONOUS, true, 1, ddp_commit, NULL, NULL},
+    {"ddp", "all-reduce behind the last backward pass, then every rank steps everything", RULE_SYNCHRONOUS, true, 1, ddp_commit, NULL,
+     NULL},
     {"zero1", "reduce-scatter behind the last backward pass, each rank steps its shard, all-gather before the next forward pass",
      RULE_SYNCHRONOUS, false, 1, zero1_commit, NULL, NULL},
     {"dpu", "communicates a gradient while it computes the next: updates are one commit late", RULE_OVERLAPPED, false, 1, dpu_commit, drain,

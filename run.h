@@ -274,8 +274,8 @@ static inline void reserve_memory(Run *run, Problem problem) {
 }
 
 // How many bytes of gradients travel together where gradients are sent behind the backward pass. More buckets leave less to wait for when
-// the pass has ended, the last bucket, but each costs the latency of a message: with n buckets of an exchange of C seconds that is C / n + n
-// times the latency, least at n = sqrt(C / latency). All ranks call it and choose the same.
+// the pass has ended, the last bucket, but each costs the latency of a message: with n buckets of an exchange of C seconds that is C / n +
+// n times the latency, least at n = sqrt(C / latency). All ranks call it and choose the same.
 static inline void choose_bucket(Run *run) {
     SchedulerSettings *settings = &run->scheduler.settings;
     const Layout *layout = &run->scheduler.layout;

@@ -3,8 +3,8 @@
 //   launch(COMMIT | ESTIMATE | ...)   starts one job on the communication stream, on what the last hand_over gave
 //   launch_following(COMMIT)          the same, on what the coming accumulate() will yield: it starts while that still runs
 //   accumulate()                      micro-batches on the compute stream: a fixed number, or as long as the job still runs
-//   hand_over(CLEAR | KEEP)           the boundary, the only place where both streams' buffers meet: takes the parameters of the job that ran,
-//                                     gives the gradient sum to the next one, and clears the accumulator or lets it grow
+//   hand_over(CLEAR | KEEP)           the boundary, the only place where both streams' buffers meet: takes the parameters of the job that
+//                                     ran, gives the gradient sum to the next one, and clears the accumulator or lets it grow
 //   wait_for()                        the first half of the boundary alone: takes the parameters
 //
 // local.h adds the verbs of rules whose workers step by themselves.

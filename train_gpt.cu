@@ -249,8 +249,8 @@ static void write_trace(Run *run) {
     Error error = {""};
     run->transport.link_bytes_per_second = run->transport.link_latency = run->transport.chaos_seconds = 0; // the emulated trouble is over
     double now = clock_seconds(), offset = trace_clock_offset(&run->transport);
-    if (!trace_gather_and_write(&run->scheduler.trace, &run->transport, run->clock_offset, run->trace_began, offset, now, run->options.trace,
-                                &error)) {
+    if (!trace_gather_and_write(&run->scheduler.trace, &run->transport, run->clock_offset, run->trace_began, offset, now,
+                                run->options.trace, &error)) {
         transport_fail(&run->transport, "%s", error.text);
     }
 }

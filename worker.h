@@ -10,7 +10,8 @@
 //   optimizer    its own    the job; in local rules compute               the same                           all
 //
 // Three kinds of rules:
-//   synchronous (ddp, zero1)            compute waits for the step; gradients and parameters travel beside the passes that make and use them
+//   synchronous (ddp, zero1)            compute waits for the step; gradients and parameters travel beside the passes that make and use
+//                                       them
 //   overlapped (dpu, acco-wp, acco)     compute goes on beside the whole job, on parameters that an earlier job made
 //   local (co2, diloco, ...)            every worker steps an optimizer of its own, and what is exchanged is how far it has come
 #ifndef ACCO_WORKER_H
@@ -118,8 +119,8 @@ typedef struct Job {
     bool finite;          // out: the step was made
 } Job;
 
-// What happened between two commits. In local rules it comes once per exchange, and micro_batches and losses are those of the steps before the
-// exchange was sent.
+// What happened between two commits. In local rules it comes once per exchange, and micro_batches and losses are those of the steps before
+// the exchange was sent.
 typedef struct CommitReport {
     int64_t commit;        // number of commits so far; in local rules inner steps
     double micro_batches;  // in this report, of all workers

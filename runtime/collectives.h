@@ -54,7 +54,7 @@ typedef struct Exchange {
     WireFormat wire;
     float *buffer;       // (padded)
     const float *source; // all-gather: what this rank spreads, (shard) own elements; NULL: it stands in `buffer`
-    const float *base;   // all-gather: (padded) a vector that all ranks hold; what travels is the difference to it. NULL: the values themselves
+    const float *base;   // all-gather: (padded) what all ranks hold already: the difference to it travels. NULL: the values themselves
 } Exchange;
 
 // Own elements that travel in one message to each rank; empty past the end.
@@ -92,7 +92,8 @@ static inline size_t transport_chunk_bytes(const Exchange *exchange, Chunk chunk
 
 // Whether the chunk lies in one stretch of memory in the very format that travels: then it needs no copy.
 static inline bool transport_is_plain(const Exchange *exchange, Chunk chunk) {
-    return exchange->wire == WIRE_FP32 && chunk.begin < chunk.end && layout_run(exchange->layout, chunk.begin, chunk.end) == chunk.end - chunk.begin;
+    size_t length = chunk.end - chunk.begin;
+    return exchange->wire == WIRE_FP32 && length > 0 && layout_run(exchange->layout, chunk.begin, chunk.end) == length;
 }
 
 static inline void transport_encode_chunk(const Exchange *exchange, int rank, Chunk chunk, char *out) {
@@ -153,8 +154,8 @@ static inline void transport_sum_chunk(Transport *transport, const Exchange *exc
     }
 }
 
-// On return the own elements [first, end) of this rank hold the sum over all ranks; the others' are as they were. A world of one has nothing
-// to add and rounds nothing.
+// On return the own elements [first, end) of this rank hold the sum over all ranks; the others' are as they were. A world of one has
+// nothing to add and rounds nothing.
 static inline void transport_reduce_scatter(Transport *transport, const Exchange *exchange, size_t first, size_t end) {
     if (transport->size == 1) { return; }
     transport_begin(transport, "reduce-scatter");
@@ -171,7 +172,8 @@ static inline void transport_reduce_scatter(Transport *transport, const Exchange
     }
 }
 
-// target <- what arrives when source (count) travels: rounded to the wire, and on top of `base` where there is one. out: the message, or NULL.
+// target <- what arrives when source (count) travels: rounded to the wire, and on top of `base` where there is one. out: the message, or
+// NULL.
 static inline void transport_round_run(const Exchange *exchange, float *target, const float *source, const float *base, size_t count,
                                        char *out) {
     float values[TRANSPORT_BLOCK];
@@ -247,8 +249,8 @@ static inline void transport_place_chunk(Transport *transport, const Exchange *e
     }
 }
 
-// On return `buffer` holds, for every rank, that rank's own elements [first, end): the same bits everywhere, as the wire lets them through. A
-// world of one rounds as more would.
+// On return `buffer` holds, for every rank, that rank's own elements [first, end): the same bits everywhere, as the wire lets them
+// through. A world of one rounds as more would.
 static inline void transport_all_gather(Transport *transport, const Exchange *exchange, size_t first, size_t end) {
     Chunk all = {first, end};
     if (transport->size == 1) {
@@ -294,8 +296,8 @@ static inline double transport_time_exchange(Transport *transport, size_t bytes,
     return slowest;
 }
 
-// All ranks call it and get the same answer. Messages grow until one takes well over the latency, or a twentieth of a second, so that a slow
-// link is not kept busy for long.
+// All ranks call it and get the same answer. Messages grow until one takes well over the latency, or a twentieth of a second, so that a
+// slow link is not kept busy for long.
 static inline LinkMeasure transport_measure(Transport *transport) {
     LinkMeasure measure = {0, INFINITY};
     if (transport->size == 1) { return measure; }

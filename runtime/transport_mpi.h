@@ -56,9 +56,9 @@ static inline void transport_mpi_close(void *state) {
     MPI_Finalize();
 }
 
-// Open MPI sends the rest of a long message over TCP in one piece, and the go-ahead for what comes the other way waits behind it: an exchange
-// falls back to one direction at a time, a third slower (dev/results has the numbers). Messages here are a megabyte at most, so all of them
-// may go at once. What the user has set stays.
+// Open MPI sends the rest of a long message over TCP in one piece, and the go-ahead for what comes the other way waits behind it: an
+// exchange falls back to one direction at a time, a third slower (dev/results has the numbers). Messages here are a megabyte at most, so
+// all of them may go at once. What the user has set stays.
 static inline void transport_mpi_tune(void) {
     setenv("OMPI_MCA_btl_tcp_eager_limit", "2000000", 0);
     setenv("OMPI_MCA_btl_tcp_max_send_size", "2000000", 0);

@@ -34,8 +34,8 @@ OUTER_FUNCTION void outer_delta(float *delta, const float *outer, const float *l
     for (size_t i = 0; i < count; i++) { delta[i] = outer[i] - local[i]; }
 }
 
-// momentum = mu * momentum + D; outer -= learning_rate * (D + mu * momentum); local = alpha * local + (1 - alpha) * outer, for the mean D of
-// what all workers sent.
+// momentum = mu * momentum + D; outer -= learning_rate * (D + mu * momentum); local = alpha * local + (1 - alpha) * outer, for the mean D
+// of what all workers sent.
 OUTER_FUNCTION void outer_nesterov(float *outer, float *momentum, float *local, const float *sum, size_t count, const OuterStep *step) {
     const float inverse = step->inverse_ranks, rate = step->learning_rate, mu = step->momentum;
     const float alpha = step->alpha, rest = 1.0f - step->alpha;

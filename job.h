@@ -24,7 +24,7 @@ static inline size_t job_bucket_cells(const Scheduler *s, const Layout *layout) 
     size_t cell_bytes = layout->piece * (size_t)layout->size * sizeof(float);
     bool bucketed = s->settings.kind == RULE_SYNCHRONOUS && s->settings.bucket > 0;
     size_t cells = bucketed ? s->settings.bucket / cell_bytes : layout->cells;
-    return cells > 0 ? cells : 1;
+    return cells < 1 ? 1 : cells < layout->cells ? cells : layout->cells;
 }
 
 static inline void job_span(Scheduler *s, const Job *job, const char *name, double began) {

@@ -27,8 +27,9 @@ static inline void inner_step_task(void *context, Stream *stream) {
     double began = clock_seconds(), micro_batches = s->settings.round_size;
     s->local_norm = sqrt(buffer_sum_of_squares(stream, s->gradients.data, count, s->norm_partials)) / micro_batches;
     if (!isfinite(s->local_norm) && s->tally.not_finite == 0) { s->tally.not_finite = 1; }
-    OptimizerStep step = {s->gradients.data, NULL, micro_batches, clip_scale(s->settings.gradient_clip, s->local_norm),
-                          scheduler_learning_rate(s), true};
+    s->local_rate = scheduler_learning_rate(s);
+    OptimizerStep step = {s->gradients.data, NULL, micro_batches, clip_scale(s->settings.gradient_clip, s->local_norm), s->local_rate,
+                          true};
     if (s->tally.not_finite == 0) { optimizer_step(&s->optimizer, stream, &step); }
     buffer_move(stream, NULL, s->gradients.data, count, true);
     scheduler_compute_span(s, "inner step", began, clock_seconds());

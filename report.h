@@ -34,23 +34,27 @@ static inline void print_model(const Run *run) {
     printf("data       %s\n", data);
 }
 
+static inline const char *step_name(const Run *run) { return run->rule->kind == RULE_LOCAL ? "inner step" : "commit"; }
+
 static inline void print_batch(const Run *run) {
     const Options *options = &run->options;
     char text[LOG_NUMBER_SIZE], total[LOG_NUMBER_SIZE];
     int ranks = run->transport.size;
-    const char *commit = run->rule->kind == RULE_LOCAL ? "inner step" : "commit";
-    printf("batch      %lld micro-batches of %d rank%s x %d sequence%s x %d tokens = %s tokens per %s%s; %s tokens are %lld %ss\n",
+    const char *commit = step_name(run);
+    printf("batch      %lld micro-batches over %d rank%s x %d sequence%s x %d tokens = %s tokens per %s%s; %s tokens are %lld %ss\n",
            (long long)nominal_micro_batches(run), ranks, ranks == 1 ? "" : "s", run->B, run->B == 1 ? "" : "s", run->T,
            human_count((double)nominal_tokens_per_commit(run), text), commit,
            run->scheduler.settings.adaptive ? " or more (auto: as many as fit beside the communication)" : "",
            human_count((double)options->tokens, total), (long long)nominal_commits(run), commit);
     if (run->bucket_reason[0] != '\0') {
-        double bytes = (double)layout_padded(&run->scheduler.layout) * sizeof(float), bucket = (double)run->scheduler.settings.bucket;
-        printf("buckets    %.2f MB, about %.0f of them (%s)\n", bucket / 1e6, ceil(bytes / bucket), run->bucket_reason);
+        const Layout *layout = &run->scheduler.layout;
+        size_t cells = job_bucket_cells(&run->scheduler, layout);
+        printf("buckets    %zu of %.3g MB (%s)\n", (layout->cells + cells - 1) / cells,
+               (double)(cells * layout->piece * (size_t)layout->size * sizeof(float)) / 1e6, run->bucket_reason);
     }
     bool constant = strcmp(options->schedule, "constant") == 0;
-    printf("rate       peak %g%s, %s to %g, warm-up %lld commits, moved by %s\n", options->learning_rate, run->rate_reason,
-           options->schedule, constant ? options->learning_rate : options->minimum_learning_rate, (long long)options->warmup,
+    printf("rate       peak %g%s, %s to %g, warm-up %lld %ss, moved by %s\n", options->learning_rate, run->rate_reason,
+           options->schedule, constant ? options->learning_rate : options->minimum_learning_rate, (long long)options->warmup, commit,
            strcmp(options->learning_rate_by, "commits") == 0 ? "commits" : "micro-batch gradients");
 }
 
@@ -118,9 +122,10 @@ static inline void log_start(Run *run, const Hello *hellos) {
         json_array_append_new(ranks, json_pack("{s:o, s:i, s:i}", "host", log_text(hellos[rank].host), "pid", hellos[rank].pid, "threads",
                                                hellos[rank].threads));
     }
-    json_t *event = json_pack("{s:s, s:s, s:s, s:I, s:o, s:o, s:o}", "event", "start", "version", ACCO_VERSION, "transport",
-                              run->transport.link.name, "parameters", (json_int_t)run->table.parameter_count, "ranks", ranks, "memory",
-                              memory_as_json(run), "options", options_as_json(&run->options));
+    json_t *event = json_pack("{s:s, s:s, s:s, s:I, s:I, s:o, s:o, s:o}", "event", "start", "version", ACCO_VERSION, "transport",
+                              run->transport.link.name, "parameters", (json_int_t)run->table.parameter_count, "bucket_bytes",
+                              (json_int_t)run->scheduler.settings.bucket, "ranks", ranks, "memory", memory_as_json(run), "options",
+                              options_as_json(&run->options));
     Error error = {""};
     check_written(run, log_event(&run->log, event, &error), &error);
 }
@@ -209,8 +214,8 @@ static inline void print_end(Run *run, uint64_t fingerprint) {
     double planned = (double)run->arena.bytes, used = (double)arena_resident_bytes(&run->arena);
     double rate = tokens / seconds * gpt_neo_flops_per_token(&run->config, run->T) / 1e9;
     terminal_clear(&run->terminal);
-    printf("\ntrained    %lld commits, %.0f tokens in %.1f s: %.0f tokens/s, %.1f GFLOP/s over all ranks\n", (long long)last->commit,
-           tokens, seconds, tokens / seconds, rate);
+    printf("\ntrained    %lld %ss, %.0f tokens in %.1f s: %.0f tokens/s, %.1f GFLOP/s over all ranks\n", (long long)last->commit,
+           step_name(run), tokens, seconds, tokens / seconds, rate);
     print_distance(run);
     printf("memory     planned %.1f MB, used %.1f MB (%+.2f %%)\n", planned / 1e6, used / 1e6, 100 * (used - planned) / planned);
     printf("parameters fingerprint %016llx, the same on every rank\n", (unsigned long long)fingerprint);
@@ -229,6 +234,7 @@ static inline void print_files(const Run *run) {
         "\nlog        %s/log.jsonl\ncurve      %s/progress.tsv (scripts/plot %s > loss.svg)\nsettings   %s/config.txt (train_gpt --config "
         "it)\n",
         run->directory, run->directory, run->directory, run->directory);
+    if (run->options.trace[0] != '\0') { printf("trace      %s (https://ui.perfetto.dev opens it)\n", run->options.trace); }
 }
 
 #endif

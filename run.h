@@ -288,7 +288,8 @@ static inline void choose_bucket(Run *run) {
     double share = (double)wire_bytes(settings->wire, WIRE_BLOCK) / (WIRE_BLOCK * sizeof(float));
     double passes = settings->replicated ? 2 : 1, ranks = run->transport.size;
     double seconds = passes * bytes * share * (ranks - 1) / ranks / link.rate;
-    double buckets = fmin(fmax(sqrt(seconds / (passes * link.latency)), 1), (double)layout->cells);
+    double latency = fmax(link.latency, TRANSPORT_SPIN_SECONDS); // who waits longer than that sleeps, and must be woken
+    double buckets = fmin(fmax(sqrt(seconds / (passes * latency)), 1), (double)layout->cells);
     settings->bucket = (size_t)(bytes / buckets);
     snprintf(run->bucket_reason, sizeof run->bucket_reason, "measured: %.3g us a message, %.3g MB/s; %.3g s for all of it",
              1e6 * link.latency, link.rate / 1e6, seconds);

@@ -86,7 +86,7 @@ static inline void scheduler_prepare_job(Scheduler *s, JobKind kind, bool follow
     s->job.kind = kind;
     s->job.follows = follows;
     s->job.commit = s->optimizer.commits;
-    s->job.learning_rate = scheduler_learning_rate(s);
+    s->job.learning_rate = kind == AVERAGE ? s->local_rate : scheduler_learning_rate(s);
     s->job_in_flight = true;
 }
 

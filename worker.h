@@ -168,7 +168,7 @@ typedef struct Scheduler {
     Job gathering; // the job whose result is being spread; the communication stream's
     bool job_in_flight;
     double gradients_done;
-    double local_norm;   // of the latest inner step
+    double local_norm, local_rate; // of the latest inner step
     CommitReport report; // of the latest commit
     int64_t reports;     // how many there have been
     bool stopped;        // a loss or gradient was not finite: nothing was updated; see job.first_bad_rank
@@ -234,6 +234,7 @@ static inline void scheduler_reserve_local(Scheduler *s, Arena *arena) {
     size_t bytes = s->problem.parameter_count * sizeof(float);
     fragments_make(s);
     Layout longest = layout_make(fragments_longest(s), s->transport->size);
+    transport_reserve(s->transport, arena, layout_shard(&longest));
     arena_reserve(arena, MEMORY_EXCHANGE, "exchange buffer", layout_padded(&longest) * sizeof(float), &s->exchange.data);
     arena_reserve(arena, MEMORY_OPTIMIZER, "outer parameters", bytes, &s->outer);
     arena_reserve(arena, MEMORY_OPTIMIZER, "outer momentum", bytes, &s->momentum);
@@ -259,7 +260,7 @@ static inline void scheduler_reserve(Scheduler *s, Arena *arena, const Scheduler
     arena_reserve(arena, MEMORY_WORKSPACE, "partial sums of the norm", buffer_blocks(problem->parameter_count) * sizeof(double),
                   &s->norm_partials);
     arena_reserve(arena, MEMORY_WORKSPACE, "tallies of all ranks", (size_t)transport->size * sizeof(Tally), &s->tallies);
-    transport_reserve(transport, arena, layout_shard(&s->layout));
+    if (settings->kind != RULE_LOCAL) { transport_reserve(transport, arena, layout_shard(&s->layout)); }
 }
 
 // A rank that starts with what others were sent starts with what the wire lets through.

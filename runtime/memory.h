@@ -73,6 +73,19 @@ static inline size_t arena_class_bytes(const Arena *arena, MemoryClass memory_cl
     return bytes;
 }
 
+// The limit of the memory control group in which this process sees itself, as in a container; SIZE_MAX where there is none.
+static inline size_t memory_group_limit(void) {
+    static const char *const files[] = {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"};
+    for (int version = 0; version < 2; version++) {
+        unsigned long long limit = 0;
+        FILE *file = fopen(files[version], "r");
+        bool read = file != NULL && fscanf(file, "%llu", &limit) == 1; // "max" is no number
+        if (file != NULL) { fclose(file); }
+        if (read) { return (size_t)limit; }
+    }
+    return SIZE_MAX;
+}
+
 // Bytes that the system could give out now without swapping; 0 where it does not tell.
 static inline size_t memory_available(void) {
     FILE *file = fopen("/proc/meminfo", "r");
@@ -82,7 +95,8 @@ static inline size_t memory_available(void) {
         if (sscanf(line, "MemAvailable: %llu kB", &kilobytes) == 1) { break; }
     }
     if (file != NULL) { fclose(file); }
-    return (size_t)kilobytes * 1024;
+    size_t machine = (size_t)kilobytes * 1024, group = memory_group_limit();
+    return machine < group ? machine : group;
 }
 
 // Whether `ranks` processes of this node can each have what is planned. Without this the system would promise it, and kill them when they

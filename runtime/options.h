@@ -978,9 +978,9 @@ static inline bool options_check_emulation(const Options *options, Error *error)
         return error_set(error, "--link-mbit %g needs %g s for two chunks of data, longer than --timeout-s %g: the job would end itself",
                          options->link_mbit, chunk_megabits / options->link_mbit, options->timeout_s);
     }
-    if (options->chaos_ms / 1000 >= options->timeout_s) {
-        return error_set(error, "--chaos-ms %g is longer than --timeout-s %g: the job would end itself", options->chaos_ms,
-                         options->timeout_s);
+    if (options->chaos_ms / 1000 + options->link_us / 1e6 >= options->timeout_s) {
+        return error_set(error, "--chaos-ms %g and --link-us %g together are longer than --timeout-s %g: the job would end itself",
+                         options->chaos_ms, options->link_us, options->timeout_s);
     }
     return true;
 }

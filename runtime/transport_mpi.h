@@ -62,6 +62,7 @@ static inline void transport_mpi_close(void *state) {
 static inline void transport_mpi_tune(void) {
     setenv("OMPI_MCA_btl_tcp_eager_limit", "2000000", 0);
     setenv("OMPI_MCA_btl_tcp_max_send_size", "2000000", 0);
+    setenv("HWLOC_COMPONENTS", "-gl", 0); // nobody here needs to know which display has a GPU, and asking can take seconds
 }
 
 static inline bool transport_open_mpi(Transport *transport, Error *error) {

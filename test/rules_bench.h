@@ -63,6 +63,10 @@ typedef struct Look {
     int64_t reports; // how many there have been
 } Look;
 
+typedef struct Seconds {
+    double communication, exposed, compute;
+} Seconds;
+
 typedef struct RunResult {
     Look looks[MAX_LOOKS]; // at the start, after each commit, and where the run came to its end once more
     int last;              // look
@@ -74,6 +78,7 @@ typedef struct RunResult {
     double gradients_done;
     TraceSums kept;       // of all spans, counted one by one
     TraceSums unreported; // what is left of the trace's own sums at the end
+    Seconds seconds;      // that rank 0 has reported, on all ranks
     bool stopped;
     int first_bad_rank;
 } RunResult;
@@ -226,14 +231,34 @@ static inline TraceSums count_spans(const Trace *trace) {
     return sums;
 }
 
-// Everybody learns what everybody has seen.
-static inline void exchange_hashes(Transport *transport, RunResult *result) {
-    uint64_t mine[MAX_LOOKS], all[MAX_RANKS * MAX_LOOKS];
-    for (int i = 0; i < MAX_LOOKS; i++) { mine[i] = result->looks[i].hashes[transport->rank]; }
-    transport_exchange(transport, "hashes", mine, all, sizeof mine);
-    for (int rank = 0; rank < transport->size; rank++) {
-        for (int i = 0; i < MAX_LOOKS; i++) { result->looks[i].hashes[rank] = all[rank * MAX_LOOKS + i]; }
+// Of all reports, each of them once: a look may find that of the look before.
+static inline Seconds sum_seconds(const RunResult *result) {
+    Seconds sum = {0, 0, 0};
+    for (int look = 1; look <= result->last; look++) {
+        const CommitReport *report = &result->looks[look].report;
+        if (result->looks[look].reports == result->looks[look - 1].reports) { continue; }
+        sum.communication += report->communication_seconds;
+        sum.exposed += report->exposed_seconds;
+        sum.compute += report->compute_seconds;
     }
+    return sum;
+}
+
+// What everybody tells the others about a run.
+typedef struct Summary {
+    uint64_t hashes[MAX_LOOKS];
+    Seconds seconds;
+} Summary;
+
+static inline void exchange_summaries(Transport *transport, RunResult *result) {
+    Summary mine, all[MAX_RANKS];
+    for (int i = 0; i < MAX_LOOKS; i++) { mine.hashes[i] = result->looks[i].hashes[transport->rank]; }
+    mine.seconds = sum_seconds(result);
+    transport_exchange(transport, "summaries", &mine, all, sizeof mine);
+    for (int rank = 0; rank < transport->size; rank++) {
+        for (int i = 0; i < MAX_LOOKS; i++) { result->looks[i].hashes[rank] = all[rank].hashes[i]; }
+    }
+    result->seconds = all[0].seconds;
 }
 
 // Runs one rank to the end.
@@ -253,7 +278,7 @@ static inline void run_rank(const RunSpec *spec, Transport *transport, RunResult
     result->first_bad_rank = bench->scheduler.job.first_bad_rank;
     bench_close(bench);
     transport->chaos_seconds = transport->link_bytes_per_second = 0;
-    exchange_hashes(transport, result);
+    exchange_summaries(transport, result);
     free(bench);
 }
 

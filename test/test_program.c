@@ -11,21 +11,20 @@
 
 enum { T = 32, MICRO_BATCH = 2 }; // of base.txt
 
-// One test and what it plays on; refusal: only for the tests of bad input.
 typedef struct Refusal {
     const char *name, *arguments, *part; // part: what the message must hold
 } Refusal;
 
-// For the tests of one rule. chaos_ms: delays before every message in these buckets would add up to minutes
+// An update rule, with options that make ranks meet several times within the few steps of base.txt.
 typedef struct RuleCase {
     const char *name, *options;
-    int chaos_ms;
+    int chaos_ms; // less where there are many small messages, each of which waits
 } RuleCase;
 
 typedef struct Scene {
     Stage *stage;
-    const Refusal *refusal;
-    const RuleCase *rule;
+    const Refusal *refusal; // only for the tests of bad input
+    const RuleCase *rule;   // only for the tests of one rule
 } Scene;
 
 static Stage *stage_of(void **state) { return ((Scene *)*state)->stage; }
@@ -105,7 +104,6 @@ static void check_all_differ(const Fleet *fleet) {
 // ---------------------------------------------------------------------------------------------------------------------------------------
 // Every rule
 
-// The options make ranks meet several times within the few steps of base.txt. In a group of buckets every one waits for its delay.
 static const RuleCase rule_cases[] = {
     {"ddp", "--optimizer ddp", 2},
     {"zero1", "--optimizer zero1", 2},
@@ -159,8 +157,8 @@ static void test_three_ranks(void **state) {
 // The size of the buckets decides when something is sent and nothing else; the two rules are the same mathematics.
 static void test_buckets(void **state) {
     static const char *const sizes[] = {"0.001", "0.03", "0.05", "1000", "auto"};
-    static const char *const shown[] = {"(as asked for)", "0.03 MB, about 5 of them (as asked for)", "about 3 of them (as asked for)",
-                                        "1000.00 MB, about 1 of them (as asked for)", "(measured: "};
+    static const char *const shown[] = {"buckets    108 of 0.00128 MB (as asked for)", "buckets    5 of ", "buckets    3 of ",
+                                        "buckets    1 of 0.138 MB (as asked for)", "(measured: "};
     Fleet *fleet = fleet_new(stage_with_ranks(state));
     for (int i = 0; i < 10; i++) { fleet_start(fleet, 2, "--optimizer %s --bucket-mb %s", i < 5 ? "ddp" : "zero1", sizes[i % 5]); }
     fleet_finish(fleet);
@@ -190,9 +188,8 @@ static void check_bytes(const Fleet *fleet, int i, double per_report) {
     while (log_event_of(fleet->events[i], "report", reports) != NULL) { reports++; }
     assert_true(reports > 2);
     double first = fleet_number(fleet, i, "report", 0, "bytes_sent"), last = fleet_number(fleet, i, "report", -1, "bytes_sent");
-    if (last - first != per_report * (reports - 1)) {
-        fail_msg("%s: %g bytes in %d reports, expected %g", fleet->trainings[i].what, last - first, reports - 1, per_report * (reports - 1));
-    }
+    double sent = last - first, expected = per_report * (reports - 1);
+    if (sent != expected) { fail_msg("%s: %.0f bytes sent, expected %.0f", fleet->trainings[i].what, sent, expected); }
 }
 
 typedef struct WireCase {
@@ -653,7 +650,8 @@ static void check_plan(void **state, int ranks, const char *more) {
     for (int i = 0; i < RULES_TESTED; i++) {
         char arguments[512];
         int64_t planned = (int64_t)fleet_number(fleet, i, "end", 0, "planned_bytes");
-        snprintf(arguments, sizeof arguments, "plan --config base.txt --ranks %d %s %s", ranks > 0 ? ranks : 1, rule_cases[i].options, more);
+        snprintf(arguments, sizeof arguments, "plan --config base.txt --ranks %d %s %s", ranks > 0 ? ranks : 1, rule_cases[i].options,
+                 more);
         Outcome outcome = program_run(fleet->stage, 0, arguments);
         outcome_check(&outcome, 0, arguments);
         const char *total = strstr(outcome.output, "\ntotal ");

@@ -726,6 +726,7 @@ typedef struct Reference {
     const RunSpec *spec;
     TestProblem problems[MAX_RANKS];
     float *updates[MAX_LOOKS];
+    double norms[MAX_LOOKS], rates[MAX_LOOKS];
     int update_count;
 } Reference;
 
@@ -736,6 +737,8 @@ static void reference_micro_batch(void *self, int worker, uint64_t index, const 
 
 static void reference_updated(void *self, const ReplayUpdate *update) {
     Reference *reference = (Reference *)self;
+    reference->norms[reference->update_count] = update->gradient_norm;
+    reference->rates[reference->update_count] = update->learning_rate;
     reference->updates[reference->update_count++] = copy_floats(update->parameters, reference->spec->parameter_count);
 }
 
@@ -846,6 +849,10 @@ static void expect_updates(const RunSpec *spec, const RunResult *result, int ran
     bool shared_out = owned->size > 1;
     for (int i = 0; i < reference->update_count && i + 1 < result->last && !is_streaming(spec->rule); i++) {
         const Look *look = &result->looks[i + 1];
+        if (!is_local(spec->rule)) {
+            expect_number(look->report.gradient_norm, reference->norms[i], 0, what, i + 1);
+            expect_number(look->report.learning_rate, reference->rates[i], 0, what, i + 1);
+        }
         if (!shared_out) { expect_same_floats(look->committed, reference->updates[i], spec->parameter_count, what, i + 1); }
         for (size_t own = 0; own < layout_shard(owned) && shared_out; own++) {
             size_t flat = layout_flat(owned, rank, own);

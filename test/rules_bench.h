@@ -22,7 +22,7 @@ enum { MAX_RANKS = 4, MAX_COMMITS = 130, MAX_LOOKS = MAX_COMMITS + 2, MAX_SEEN =
 typedef MicroBatchResult (*MicroBatch)(void *self, Stream *stream, uint64_t index, const float *parameters, float *gradients,
                                        const Pace *pace);
 
-// Something that is not a number, on rank 1.
+// Something that is not a number, on all ranks but the first.
 typedef struct Poison {
     uint64_t index; // of the micro-batch; 0: none
     bool in_loss, in_gradient;
@@ -434,7 +434,7 @@ static inline MicroBatchResult noisy_micro_batch(void *self, Stream *stream, uin
     Random pauses = {seed};
     MicroBatchResult result = {noisy_forward(problem, seed, parameters, pace, &pauses), 0.0};
     take_snapshot(problem, index, parameters);
-    if (poison->index > 0 && poison->index == index && problem->rank == 1) {
+    if (poison->index > 0 && poison->index == index && problem->rank > 0) {
         if (poison->in_loss) { result.loss = (double)poison->value; }
         if (poison->in_gradient) { problem->differences[problem->spec->parameter_count / 2] = poison->value; }
     }

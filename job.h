@@ -145,7 +145,7 @@ static inline void job_gather(Scheduler *s, const Job *job) {
 static inline void job_task(void *context, Stream *stream) {
     Scheduler *s = (Scheduler *)context;
     Job *job = &s->job;
-    s->transport->commit = job->commit;
+    __atomic_store_n(&s->transport->commit, job->commit, __ATOMIC_RELAXED);
     job_reduce(s, job);
     bool synchronous = s->settings.kind == RULE_SYNCHRONOUS;
     Stream *stepping = synchronous ? s->compute : stream;

@@ -9,6 +9,7 @@
 #include "dataloader.h"
 #include "gpt_neo.h"
 #include "rules.h"
+#include "runtime/last_words.h"
 #include "runtime/log.h"
 #include "runtime/options.h"
 #include "runtime/preflight.h"

@@ -285,7 +285,9 @@ static void release_run(Run *run) {
 
 static int command_train(Run *run) {
     Error error = {""};
+    last_words_block();
     if (!transport_open(&run->transport, &error)) { exit_user_mistake(&error); }
+    last_words_prepare(&run->transport);
     preflight_threads(run->transport.local_size, (int)run->options.threads, &run->threads);
     bool good = preflight_check_copies(run->transport.size, transport_has_mpi(), getenv, &error) &&
                 choose_model(run, &error) && choose_rates(run, &error) &&

@@ -71,8 +71,9 @@ typedef struct Transport {
     double link_latency;          // seconds by which every message is late
     Random chaos;
     // Where we are, for messages.
-    int64_t commit;
+    int64_t commit;        // atomic, as the next two: whoever is ended from outside reads them
     const char *operation;
+    bool leaving; // in order, or after saying why the job must end
     Transfer *transfers; // (lanes, 2, size): receives, then sends
     // Chunk buffers, reserved in the arena.
     size_t chunk;          // most elements of one message
@@ -87,6 +88,7 @@ typedef struct Transport {
 // Prints one line that says where this happened and what to do, and ends all ranks with EXIT_SYSTEM_FAILURE. Any thread may call it.
 PRINTF_LIKE(2, 3) static inline void transport_fail(Transport *transport, const char *format, ...) {
     char text[1024];
+    __atomic_store_n(&transport->leaving, true, __ATOMIC_RELAXED);
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
@@ -121,6 +123,7 @@ static inline void transport_open_alone(Transport *transport, const char *reason
 }
 
 static inline void transport_close(Transport *transport) {
+    __atomic_store_n(&transport->leaving, true, __ATOMIC_RELAXED);
     free(transport->transfers);
     transport->transfers = NULL;
     if (transport->link.close != NULL) { transport->link.close(transport->link.state); }
@@ -232,7 +235,7 @@ static inline void transport_wait(Transport *transport, int lane) {
 static inline int transport_peer(const Transport *transport, int step) { return (transport->rank + step) % transport->size; }
 
 static inline void transport_begin(Transport *transport, const char *operation) {
-    transport->operation = operation;
+    __atomic_store_n(&transport->operation, operation, __ATOMIC_RELAXED);
     if (transport->chaos_seconds > 0) { sleep_seconds(transport->chaos_seconds * random_uniform(&transport->chaos)); }
 }
 

@@ -19,7 +19,8 @@
 static inline float co2_gap(const Scheduler *s) { return s->settings.co2.gap; }
 
 static inline void co2_operation(Scheduler *s, const void *settings, size_t flat, size_t packed, size_t count) {
-    outer_co2(s->outer + flat, s->momentum + flat, s->parameters.data + flat, s->exchange.data + packed, count, (const Co2Step *)settings);
+    outer_co2(s->compute, s->outer + flat, s->momentum + flat, s->parameters.data + flat, s->exchange.data + packed, count,
+              (const Co2Step *)settings);
 }
 
 // Takes what has arrived and leaves what is to be sent in the exchange buffer.

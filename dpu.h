@@ -36,10 +36,9 @@ static inline void dpu_commit(Scheduler *s) { delayed_commit(s, COMMIT); }
 static inline void acco_wp_commit(Scheduler *s) { delayed_commit(s, COMMIT_THEN_PREDICT); }
 
 static inline void acco_wp_gather_task(void *context, Stream *stream) {
-    (void)stream;
     Scheduler *s = (Scheduler *)context;
     Exchange exchange = {&s->layout, WIRE_FP32, s->gradients.data, s->optimizer.master, NULL};
-    transport_all_gather(s->transport, &exchange, 0, layout_shard(&s->layout));
+    exchange_all_gather(&s->carrier, stream, &exchange, 0, layout_shard(&s->layout));
 }
 
 static inline const float *acco_wp_committed(Scheduler *s) {

@@ -43,7 +43,7 @@ static inline Exchange job_reduction(Scheduler *s, const Job *job) {
 }
 
 // Everything that all workers need of each other's sums goes out again at once: then each of them can do the same step.
-static inline void job_reduce(Scheduler *s, const Job *job) {
+static inline void job_reduce(Scheduler *s, const Job *job, Stream *stream) {
     Exchange exchange = job_reduction(s, job);
     const Layout *layout = exchange.layout;
     size_t bucket = job_bucket_cells(s, layout), padded = layout_padded(layout);
@@ -52,11 +52,11 @@ static inline void job_reduce(Scheduler *s, const Job *job) {
         size_t begin = end > bucket ? end - bucket : 0;
         if (job->follows) { gate_await(&s->finished, padded - layout_cell_begin(layout, begin)); }
         double began = clock_seconds();
-        transport_reduce_scatter(s->transport, &exchange, begin * layout->piece, end * layout->piece);
+        exchange_reduce_scatter(&s->carrier, stream, &exchange, begin * layout->piece, end * layout->piece);
         job_span(s, job, "reduce-scatter", began);
         if (everybody) {
             began = clock_seconds();
-            transport_all_gather(s->transport, &exchange, begin * layout->piece, end * layout->piece);
+            exchange_all_gather(&s->carrier, stream, &exchange, begin * layout->piece, end * layout->piece);
             job_span(s, job, "all-gather", began);
         }
         end = begin;
@@ -115,12 +115,13 @@ static inline void job_step(Scheduler *s, const Job *job, Stream *stream) {
     step.out = reduced;
     step.commit = false;
     if (job->kind != COMMIT) { optimizer_step(&s->optimizer, stream, &step); }
+    stream_settle(stream);
     job_span(s, job, "step", began);
 }
 
 // What goes to everybody: the master after a commit, or where nothing was stepped; otherwise the estimate. Coarse wires carry the way from
 // the parameters that compute uses, which are the same on all ranks.
-static inline void job_gather(Scheduler *s, const Job *job) {
+static inline void job_gather(Scheduler *s, const Job *job, Stream *stream) {
     if (s->settings.kind == RULE_LOCAL || s->settings.replicated) { return; }
     bool overlapped = s->settings.kind == RULE_OVERLAPPED, from_master = job->kind == COMMIT || !job->finite;
     Exchange exchange = job_reduction(s, job);
@@ -131,7 +132,7 @@ static inline void job_gather(Scheduler *s, const Job *job) {
     for (size_t begin = 0; begin < s->layout.cells; begin += bucket) {
         size_t end = begin + bucket < s->layout.cells ? begin + bucket : s->layout.cells;
         double began = clock_seconds();
-        transport_all_gather(s->transport, &exchange, begin * s->layout.piece, end * s->layout.piece);
+        exchange_all_gather(&s->carrier, stream, &exchange, begin * s->layout.piece, end * s->layout.piece);
         job_span(s, job, "all-gather", began);
         gate_reach(&s->arrived, layout_cell_begin(&s->layout, end));
     }
@@ -140,15 +141,16 @@ static inline void job_gather(Scheduler *s, const Job *job) {
 // ---------------------------------------------------------------------------------------------------------------------------------------
 // The two tasks of a job
 
-// Up to the step. What follows a backward pass has the threads of compute for the step, for nobody else uses them then. The host may write
+// Up to the step. What follows a backward pass has the threads of compute for the step, for nobody else uses them then; a GPU is whoever's
+// queue it is. The host may write
 // s->job again when `stepped` has happened, so what is left to do has a copy.
 static inline void job_task(void *context, Stream *stream) {
     Scheduler *s = (Scheduler *)context;
     Job *job = &s->job;
     __atomic_store_n(&s->transport->commit, job->commit, __ATOMIC_RELAXED);
-    job_reduce(s, job);
+    job_reduce(s, job, stream);
     bool synchronous = s->settings.kind == RULE_SYNCHRONOUS;
-    Stream *stepping = synchronous ? s->compute : stream;
+    Stream *stepping = synchronous && stream->queue == NULL ? s->compute : stream;
     job_summarise(s, job, stepping);
     if (synchronous && !s->settings.replicated) { gate_reset(&s->arrived, 0); }
     job_step(s, job, stepping);
@@ -156,9 +158,8 @@ static inline void job_task(void *context, Stream *stream) {
 }
 
 static inline void job_gather_task(void *context, Stream *stream) {
-    (void)stream;
     Scheduler *s = (Scheduler *)context;
-    job_gather(s, &s->gathering);
+    job_gather(s, &s->gathering, stream);
     gate_reach(&s->arrived, GATE_OPEN);
 }
 

@@ -32,6 +32,8 @@ static inline void inner_step_task(void *context, Stream *stream) {
                           true};
     if (s->tally.not_finite == 0) { optimizer_step(&s->optimizer, stream, &step); }
     buffer_move(stream, NULL, s->gradients.data, count, true);
+    stream_settle(stream);
+    s->parameters_version++;
     scheduler_compute_span(s, "inner step", began, clock_seconds());
 }
 
@@ -53,7 +55,7 @@ static inline int steps_left(const Scheduler *s, int period) {
 // ---------------------------------------------------------------------------------------------------------------------------------------
 // Elementwise work on a fragment, in blocks, on the threads of compute
 
-// On elements [flat, flat + count) of the parameters, which stand at `packed` in the exchange buffer.
+// On elements [flat, flat + count) of the parameters, which stand at `packed` in the exchange buffer. On the CPU several threads call it.
 typedef void (*FragmentOperation)(Scheduler *s, const void *settings, size_t flat, size_t packed, size_t count);
 
 typedef struct FragmentWork {
@@ -78,10 +80,25 @@ static inline void fragment_block_task(void *context, int task, int thread) {
     }
 }
 
+static inline void fragment_on_gpu(const FragmentWork *work) {
+    size_t packed = 0;
+    for (int i = 0; i < work->fragment->range_count; i++) {
+        const FragmentRange *range = &work->fragment->ranges[i];
+        work->operation(work->scheduler, work->settings, range->begin, packed, range->end - range->begin);
+        packed += range->end - range->begin;
+    }
+}
+
 static inline void fragment_task(void *context, Stream *stream) {
     FragmentWork *work = (FragmentWork *)context;
     double began = clock_seconds();
-    team_run(stream->team, (int)((work->fragment->layout.count + FRAGMENT_BLOCK - 1) / FRAGMENT_BLOCK), fragment_block_task, work);
+    if (stream->queue != NULL) {
+        fragment_on_gpu(work);
+        stream_settle(stream);
+    } else {
+        team_run(stream->team, (int)((work->fragment->layout.count + FRAGMENT_BLOCK - 1) / FRAGMENT_BLOCK), fragment_block_task, work);
+    }
+    work->scheduler->parameters_version++;
     scheduler_compute_span(work->scheduler, "outer step", began, clock_seconds());
 }
 
@@ -104,13 +121,14 @@ static inline void launch_average(Scheduler *s, int fragment) {
 
 static inline void fragment_delta(Scheduler *s, const void *settings, size_t flat, size_t packed, size_t count) {
     (void)settings;
-    outer_delta(s->exchange.data + packed, s->outer + flat, s->parameters.data + flat, count);
+    outer_delta(s->compute, s->exchange.data + packed, s->outer + flat, s->parameters.data + flat, count);
 }
 
 // What a longer fragment left behind this one must not reach the scale of its last block.
 static inline void fragment_clear_padding(Scheduler *s, int fragment) {
     const Layout *layout = &s->fragments[fragment].layout;
-    memset(s->exchange.data + layout->count, 0, (layout_padded(layout) - layout->count) * sizeof(float));
+    stream_clear(s->compute, s->exchange.data + layout->count, (layout_padded(layout) - layout->count) * sizeof(float));
+    stream_settle(s->compute);
 }
 
 static inline void send(Scheduler *s, int fragment) {
@@ -123,7 +141,7 @@ static inline void send(Scheduler *s, int fragment) {
 static inline void receive(Scheduler *s) { wait_for(s); }
 
 static inline void fragment_nesterov(Scheduler *s, const void *settings, size_t flat, size_t packed, size_t count) {
-    outer_nesterov(s->outer + flat, s->momentum + flat, s->parameters.data + flat, s->exchange.data + packed, count,
+    outer_nesterov(s->compute, s->outer + flat, s->momentum + flat, s->parameters.data + flat, s->exchange.data + packed, count,
                    (const OuterStep *)settings);
 }
 
@@ -137,7 +155,8 @@ static inline void apply(Scheduler *s, int fragment, float alpha) {
 }
 
 static inline void local_settle(Scheduler *s) {
-    memcpy(s->parameters.data, s->outer, s->problem.parameter_count * sizeof(float));
+    stream_copy(s->compute, s->parameters.data, s->outer, s->problem.parameter_count * sizeof(float));
+    stream_settle(s->compute);
 }
 
 static inline const float *local_committed(Scheduler *s) { return s->outer; }

@@ -66,11 +66,12 @@ static inline void optimizer_reserve(Optimizer *optimizer, Arena *arena, const O
 }
 
 // master <- what this worker owns of parameters (layout_padded).
-static inline void optimizer_take_master(Optimizer *optimizer, const float *parameters) {
+static inline void optimizer_take_master(Optimizer *optimizer, Stream *stream, const float *parameters) {
     size_t shard = layout_shard(&optimizer->layout);
     for (size_t own = 0; own < shard;) {
         size_t run = layout_run(&optimizer->layout, own, shard);
-        memcpy(optimizer->master + own, parameters + layout_flat(&optimizer->layout, optimizer->rank, own), run * sizeof(float));
+        stream_copy(stream, optimizer->master + own, parameters + layout_flat(&optimizer->layout, optimizer->rank, own),
+                    run * sizeof(float));
         own += run;
     }
 }

@@ -87,6 +87,19 @@ static inline void print_wire(const Run *run) {
     printf("%s\n", options->link_mbit > 0 || options->link_us > 0 ? " (emulated)" : "");
 }
 
+// Where rank 0 computes; others may differ.
+static inline void print_device(const Run *run) {
+    const Placement *placement = &run->placement;
+    int threads = run->threads.threads;
+    printf("device     %s; %s\n", placement->device_reason, precision_name(placement->precision));
+    if (placement->on_gpu) {
+        printf("keeps      recompute %s (%s)\n", recompute_name(run->model.settings.recompute), placement->recompute_reason);
+        if (run->transport.size > 1) { printf("exchange   %s\n", placement->carrier_reason); }
+        return;
+    }
+    printf("threads    %d per rank (%s); matrix products by %s\n", threads, run->threads.reason, matmul_library());
+}
+
 static inline void print_start(const Run *run) {
     const Transport *transport = &run->transport;
     printf("acco.c %s\n", ACCO_VERSION);
@@ -98,7 +111,7 @@ static inline void print_start(const Run *run) {
         printf("ranks      %d over %s (%s), ", transport->size, transport->link.name, transport->reason);
         print_wire(run);
     }
-    printf("threads    %d per rank (%s); matrix products by %s\n", run->threads.threads, run->threads.reason, matmul_library());
+    print_device(run);
     print_batch(run);
     print_memory(run);
     if (run->threads.warning[0] != '\0') { printf("warning    %s\n", run->threads.warning); }

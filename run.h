@@ -8,6 +8,7 @@
 
 #include "dataloader.h"
 #include "gpt_neo.h"
+#include "placement.h"
 #include "rules.h"
 #include "runtime/last_words.h"
 #include "runtime/log.h"
@@ -20,6 +21,7 @@ typedef struct Run {
     Options options;
     Transport transport;
     ThreadChoice threads;
+    Placement placement;
     GptNeoConfig config;
     ParameterTable table;
     int B, T;
@@ -242,6 +244,9 @@ static inline SchedulerSettings choose_settings(Run *run) {
     settings.optimizer.weight_decay = options->weight_decay;
     settings.optimizer.decay_range_count = choose_decay_ranges(run);
     settings.optimizer.decay_ranges = run->decay_ranges;
+    settings.gpu = placement_gpu(&run->placement);
+    settings.precision = run->placement.precision;
+    settings.nccl = run->placement.uses_nccl ? &run->placement.nccl : NULL;
     return settings;
 }
 
@@ -265,13 +270,21 @@ static inline bool open_data(Run *run, Error *error) {
 }
 
 // The one table of memory: what `plan` prints, what a run prints, and what is allocated.
-static inline void reserve_memory(Run *run, Problem problem) {
+static inline bool reserve_memory(Run *run, Problem problem, Error *error) {
+    const Placement *placement = &run->placement;
     SchedulerSettings settings = choose_settings(run);
-    scheduler_reserve(&run->scheduler, &run->arena, &settings, &problem, &run->transport);
-    gpt_neo_reserve(&run->model, &run->arena, &run->config, run->B, run->T, run->threads.threads);
+    GptNeoSettings model = {run->B, run->T, run->threads.threads, placement->on_gpu, placement->precision, RECOMPUTE_NONE};
     size_t bytes = (size_t)tokens_per_micro_batch(run) * sizeof(int32_t);
-    arena_reserve(&run->arena, MEMORY_WORKSPACE, "tokens", bytes, &run->tokens);
-    arena_reserve(&run->arena, MEMORY_WORKSPACE, "targets", bytes, &run->targets);
+    run->arena.on_gpu = placement->on_gpu;
+    scheduler_reserve(&run->scheduler, &run->arena, &settings, &problem, &run->transport);
+    arena_reserve_host(&run->arena, MEMORY_WORKSPACE, "tokens", bytes, &run->tokens);
+    arena_reserve_host(&run->arena, MEMORY_WORKSPACE, "targets", bytes, &run->targets);
+    if (!placement_choose_recompute(&run->placement, &run->options, &run->config, run->arena.bytes, run->transport.local_size, &model,
+                                    error)) {
+        return false;
+    }
+    gpt_neo_reserve(&run->model, &run->arena, &run->config, &model);
+    return true;
 }
 
 // How many bytes of gradients travel together where gradients are sent behind the backward pass. More buckets leave less to wait for when
@@ -345,10 +358,28 @@ static inline Hello *greet(Run *run) {
     return all;
 }
 
+// The parameters that compute uses (parameter_count), where the host can read them. The streams have been started and are idle.
+static inline float *borrow_host_parameters(Run *run) {
+    Scheduler *s = &run->scheduler;
+    if (!run->placement.on_gpu) { return s->parameters.data; }
+    size_t bytes = run->table.parameter_count * sizeof(float);
+    float *copy = (float *)malloc(bytes);
+    if (copy == NULL) { transport_fail(&run->transport, "no memory for a copy of the parameters: %zu bytes", bytes); }
+    stream_copy(s->compute, copy, s->parameters.data, bytes);
+    stream_settle(s->compute);
+    return copy;
+}
+
+static inline void return_host_parameters(Run *run, float *parameters) {
+    if (run->placement.on_gpu) { free(parameters); }
+}
+
 // All ranks must hold the same parameters, bit for bit: at the start, and at the end whatever the rule did. Returns their fingerprint.
 static inline uint64_t check_replicas(Run *run) {
     Transport *transport = &run->transport;
-    uint64_t mine = hash_bytes(run->scheduler.parameters.data, run->table.parameter_count * sizeof(float));
+    float *parameters = borrow_host_parameters(run);
+    uint64_t mine = hash_bytes(parameters, run->table.parameter_count * sizeof(float));
+    return_host_parameters(run, parameters);
     uint64_t *all = (uint64_t *)calloc((size_t)transport->size, sizeof mine);
     transport_exchange(transport, "fingerprint", &mine, all, sizeof mine);
     for (int rank = 0; rank < transport->size; rank++) {

@@ -24,7 +24,8 @@ typedef struct Sampler {
 static inline void sampler_reserve(Sampler *sampler, Arena *arena, const GptNeoConfig *config, int threads) {
     size_t positions = (size_t)config->positions * sizeof(float), C = (size_t)config->channels;
     memset(sampler, 0, sizeof *sampler);
-    gpt_neo_reserve(&sampler->model, arena, config, 1, 1, threads);
+    GptNeoSettings settings = gpt_neo_on_cpu(1, 1, threads);
+    gpt_neo_reserve(&sampler->model, arena, config, &settings);
     arena_reserve(arena, MEMORY_ACTIVATIONS, "cached keys", (size_t)config->layers * positions * C, &sampler->keys);
     arena_reserve(arena, MEMORY_ACTIVATIONS, "cached values", (size_t)config->layers * positions * C, &sampler->values);
     arena_reserve(arena, MEMORY_WORKSPACE, "decoding scores", (size_t)config->heads * positions, &sampler->scores);
@@ -39,12 +40,12 @@ static inline void sampler_attend(Sampler *sampler, Stream *stream, int l) {
     GptNeo *model = &sampler->model;
     const GptNeoConfig *config = &model->config;
     size_t C = (size_t)config->channels, layer = (size_t)l * (size_t)config->positions * C, place = layer + (size_t)sampler->length * C;
-    const float *qkv = gpt_neo_slice(model, model->qkv, l, 3 * config->channels);
+    const float *qkv = real_floats(gpt_neo_qkv(model, l));
     memcpy(sampler->keys + place, qkv + C, C * sizeof(float));
     memcpy(sampler->values + place, qkv + 2 * C, C * sizeof(float));
-    attention_decode(stream, gpt_neo_slice(model, model->attention, l, config->channels), sampler->scores, qkv, sampler->keys + layer,
-                     sampler->values + layer, sampler->length, config->positions, config->channels, config->heads,
-                     gpt_neo_window(config, l));
+    cpu_attention_decode(stream, real_floats(gpt_neo_attended(model, l)), sampler->scores, qkv, sampler->keys + layer,
+                         sampler->values + layer, sampler->length, config->positions, config->channels, config->heads,
+                         gpt_neo_window(config, l));
 }
 
 // Appends `token` to the text. Returns the logits (V) of what follows, valid until the next step, or NULL if all positions are used.
@@ -54,18 +55,19 @@ static inline const float *sampler_step(Sampler *sampler, Stream *stream, const 
     int L = config->layers, C = config->channels;
     assert(token >= 0 && token < config->vocabulary);
     if (sampler->length == config->positions) { return NULL; }
-    const float *wte = parameters + model->offsets[GPT_NEO_WTE];
-    const float *position = parameters + model->offsets[GPT_NEO_WPE] + (size_t)sampler->length * (size_t)C;
+    gpt_neo_take_parameters(model, parameters, NULL);
+    const Real *wte = gpt_neo_weight(model, model->offsets[GPT_NEO_WTE]);
+    const Real *position = gpt_neo_weight(model, model->offsets[GPT_NEO_WPE] + (size_t)sampler->length * (size_t)C);
     embedding_forward(stream, model->residuals, wte, position, &token, 1, 1, C);
     for (int l = 0; l < L; l++) {
-        gpt_neo_layer_enter(model, stream, parameters, l);
+        gpt_neo_layer_enter(model, stream, l, l > 0);
         sampler_attend(sampler, stream, l);
-        gpt_neo_layer_leave(model, stream, parameters, l);
+        gpt_neo_layer_leave(model, stream, l);
     }
-    gpt_neo_layernorm(model, stream, parameters, 2 * L, gpt_neo_ln_f(config), parameters + gpt_neo_at(model, L - 1, TENSOR_PROJ_BIAS));
-    matmul_forward(stream, model->logits, gpt_neo_hidden(model), wte, 1, C, config->vocabulary);
+    gpt_neo_layernorm(model, stream, 2 * L, true);
+    matmul_forward(stream, model->logits, config->vocabulary, gpt_neo_hidden(model), wte, 1, C, config->vocabulary);
     sampler->length++;
-    return model->logits;
+    return real_floats(model->logits);
 }
 
 // The k-th largest (k from 1) of `count` values, which are reordered. Quickselect around the middle element.
@@ -111,7 +113,7 @@ static inline int32_t sampler_largest(const float *logits, int count) {
 // Chooses the next token from the logits of the latest step. temperature 0: the most probable one; else from softmax(logits / temperature),
 // of the top_k largest logits (with those equal to the last of them) if top_k > 0. Returns -1 if the logits are not numbers.
 static inline int32_t sampler_choose(Sampler *sampler, double temperature, int top_k, Random *random) {
-    const float *logits = sampler->model.logits;
+    const float *logits = real_floats(sampler->model.logits);
     int V = sampler->model.config.vocabulary;
     int32_t best = sampler_largest(logits, V);
     if (best < 0 || !(temperature > 0.0)) { return best; }

@@ -125,12 +125,14 @@ static inline void scheduler_need(void *self, size_t end) {
 // Pace::finish (H6). The last word is micro_batch_task's, when the tally is complete too.
 static inline void scheduler_finish(void *self, size_t begin) {
     Scheduler *s = (Scheduler *)self;
-    if (s->announcing && begin > 0) { gate_reach(&s->finished, layout_padded(&s->layout) - begin); }
+    if (!s->announcing || begin == 0) { return; }
+    stream_settle(s->compute);
+    gate_reach(&s->finished, layout_padded(&s->layout) - begin);
 }
 
 static inline void micro_batch_task(void *context, Stream *stream) {
     Scheduler *s = (Scheduler *)context;
-    Pace pace = {s, scheduler_need, scheduler_finish};
+    Pace pace = {s, s->parameters_version, scheduler_need, scheduler_finish};
     s->span_began = clock_seconds();
     uint64_t index = __atomic_fetch_add(&s->micro_batches_begun, 1, __ATOMIC_RELAXED);
     MicroBatchResult result = s->problem.micro_batch(s->problem.self, stream, index, s->parameters.data, s->gradients.data, &pace);
@@ -183,6 +185,7 @@ static inline void boundary_task(void *context, Stream *stream) {
     Scheduler *s = work->scheduler;
     double began = clock_seconds();
     buffer_move(stream, work->out, s->gradients.data, layout_padded(&s->layout), work->clear);
+    stream_settle(stream);
     scheduler_compute_span(s, "boundary", began, clock_seconds());
 }
 
@@ -223,6 +226,7 @@ static inline void scheduler_swap_parameters(Scheduler *s) {
 static inline void wait_for(Scheduler *s) {
     scheduler_wait_event(s, s->job.follows ? s->stepped : s->communicated, "communication"); // H2, H5
     s->job_in_flight = false;
+    s->parameters_version++;
     buffer_change(scheduler_reduce_buffer(s), BUFFER_WRITING, BUFFER_FREE);
     scheduler_account_job(s);
     if (s->settings.kind == RULE_OVERLAPPED) { scheduler_swap_parameters(s); }

@@ -153,15 +153,15 @@ enum { SAMPLE_STREAM = 20 }; // of the random numbers that hang on --seed
 typedef struct Sample {
     Run *run;
     Sampler sampler;
+    float *parameters;
     int32_t *prompt, *output; // (prompt_count), (count)
     int prompt_count, count;
 } Sample;
 
-static void sample_task(void *context, Stream *stream) {
-    Sample *sample = (Sample *)context;
+static void sample_write(Sample *sample, Stream *stream) {
     const Options *options = &sample->run->options;
     Random random = {random_hash((uint64_t)options->seed, SAMPLE_STREAM)};
-    sample->count = sampler_generate(&sample->sampler, stream, sample->run->scheduler.parameters.data, sample->prompt, sample->prompt_count,
+    sample->count = sampler_generate(&sample->sampler, stream, sample->parameters, sample->prompt, sample->prompt_count,
                                      sample->output, sample->count, options->temperature, (int)options->top_k, &random);
 }
 
@@ -203,7 +203,12 @@ static void print_sample(Run *run) {
     Error error = {""};
     sampler_reserve(&sample.sampler, &arena, &run->config, run->threads.threads);
     if (arena_commit(&arena, &error)) {
-        scheduler_call(&run->scheduler, run->scheduler.compute, sample_task, &sample);
+        Stream here; // of this thread, on the CPU
+        memset(&here, 0, sizeof here);
+        here.team = run->team;
+        sample.parameters = borrow_host_parameters(run);
+        sample_write(&sample, &here);
+        return_host_parameters(run, sample.parameters);
         print_sampled_tokens(run, &sample);
     } else {
         printf("\nno sample: %s\n", error.text);
@@ -216,6 +221,29 @@ static void print_sample(Run *run) {
 // ---------------------------------------------------------------------------------------------------------------------------------------
 // The life of a run
 
+// On all ranks the same.
+static void initialize_parameters(Run *run) {
+    float *target = run->scheduler.parameters.data;
+    size_t bytes = run->table.parameter_count * sizeof(float);
+    float *host = run->placement.on_gpu ? (float *)malloc(bytes) : target;
+    if (host == NULL) { transport_fail(&run->transport, "no memory for the first parameters: %zu bytes", bytes); }
+    gpt_neo_initialize(&run->table, (uint64_t)run->options.seed, run->team, host);
+    if (!run->placement.on_gpu) { return; }
+    void *queue = gpu_queue_create(false);
+    gpu_copy(queue, target, host, bytes);
+    while (!gpu_queue_is_idle(queue)) { sleep_seconds(1e-4); }
+    gpu_queue_destroy(queue);
+    free(host);
+}
+
+// What NCCL takes of the GPU's processors is no longer there for products that run beside it.
+static void warm_up_task(void *context, Stream *stream) {
+    Run *run = (Run *)context;
+    int taken = run->placement.uses_nccl ? (int)run->options.nccl_ctas : 0;
+    gpt_neo_start(&run->model, stream, run->scheduler.parameters.data, run->scheduler.gradients.data,
+                  taken > 0 ? run->placement.gpu.processors - taken : 0);
+}
+
 static void start_run(Run *run, const Hello *hellos) {
     Error error = {""};
     agree_or_exit(run, arena_commit(&run->arena, &error) ? 0 : EXIT_SYSTEM_FAILURE, &error);
@@ -224,8 +252,7 @@ static void start_run(Run *run, const Hello *hellos) {
     if (run->team == NULL) {
         transport_fail(&run->transport, "the system does not give %d threads: lower --threads", run->threads.threads);
     }
-    gpt_neo_initialize(&run->table, (uint64_t)run->options.seed, run->team, run->scheduler.parameters.data);
-    check_replicas(run);
+    initialize_parameters(run);
     run->transport.timeout_seconds = run->options.timeout_s;
     bool traced = run->options.trace[0] != '\0';
     if (traced) { run->clock_offset = trace_clock_offset(&run->transport); }
@@ -236,6 +263,8 @@ static void start_run(Run *run, const Hello *hellos) {
     choose_bucket(run);
     run->transport.bytes_sent = 0; // of the training alone
     scheduler_start(&run->scheduler, run->team, traced);
+    check_replicas(run);
+    scheduler_call(&run->scheduler, run->scheduler.compute, warm_up_task, run);
     if (run_is_main(run)) {
         terminal_open(&run->terminal, stdout);
         print_start(run);
@@ -268,6 +297,7 @@ static void finish_run(Run *run) {
 }
 
 static void release_run(Run *run) {
+    gpt_neo_stop(&run->model, run->scheduler.compute);
     scheduler_stop(&run->scheduler);
     team_destroy(run->team);
     arena_release(&run->arena);
@@ -275,6 +305,7 @@ static void release_run(Run *run) {
     free(run->decay_ranges);
     data_loader_close(&run->data);
     if (run->options.val_data[0] != '\0') { data_loader_close(&run->validation_data); }
+    placement_close(&run->placement);
     run->transport.timeout_seconds = 1e6; // rank 0 may be writing a long sample; who waits here sleeps, in MPI_Finalize he would spin
     transport_barrier(&run->transport, "end");
     transport_close(&run->transport);
@@ -289,13 +320,15 @@ static int command_train(Run *run) {
     if (!transport_open(&run->transport, &error)) { exit_user_mistake(&error); }
     last_words_prepare(&run->transport);
     preflight_threads(run->transport.local_size, (int)run->options.threads, &run->threads);
-    bool good = preflight_check_copies(run->transport.size, transport_has_mpi(), getenv, &error) &&
+    bool good = placement_choose_device(&run->placement, &run->options, run->transport.local_rank, false, &error) &&
+                placement_choose_precision(&run->placement, &run->options, &error) && preflight_check_copies(run->transport.size, transport_has_mpi(), getenv, &error) &&
                 choose_model(run, &error) && choose_rates(run, &error) &&
                 options_check_ranks(&run->options, run->transport.size, run->T, &error) && open_data(run, &error);
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
     Hello *hellos = greet(run);
-    reserve_memory(run, training_problem(run));
-    agree_or_exit(run, arena_check(&run->arena, run->transport.local_size, &error) ? 0 : EXIT_USER_MISTAKE, &error);
+    good = placement_choose_carrier(&run->placement, &run->options, &run->transport, &error) &&
+           reserve_memory(run, training_problem(run), &error) && arena_check(&run->arena, run->transport.local_size, &error);
+    agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
     open_run_directory(run);
     start_run(run, hellos);
     free(hellos);
@@ -313,7 +346,10 @@ static int command_plan(Run *run) {
     if (!options_check_rank_list_length(&run->options, run->transport.size, &error)) { exit_user_mistake(&error); }
     if (!choose_model(run, &error) || !choose_rates(run, &error)) { exit_user_mistake(&error); }
     preflight_threads(1, (int)run->options.threads, &run->threads);
-    reserve_memory(run, training_problem(run));
+    if (!placement_choose_device(&run->placement, &run->options, 0, true, &error) ||
+        !placement_choose_precision(&run->placement, &run->options, &error) || !reserve_memory(run, training_problem(run), &error)) {
+        exit_user_mistake(&error);
+    }
     printf("%s, %s, %d rank%s, micro-batch %d x %d, %d threads: bytes of one rank\n\n", run->config.name, run->rule->name,
            run->transport.size, run->transport.size == 1 ? "" : "s", run->B, run->T, run->threads.threads);
     for (int i = 0; i < MEMORY_CLASS_COUNT; i++) {

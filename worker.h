@@ -22,7 +22,7 @@
 
 #include "learning_rate.h"
 #include "optimizer.h"
-#include "runtime/collectives.h"
+#include "runtime/exchange.h"
 #include "runtime/gate.h"
 #include "runtime/trace.h"
 
@@ -75,6 +75,10 @@ typedef struct SchedulerSettings {
     bool strided;   // layer l belongs to fragment l mod P; otherwise each fragment is a stretch of layers
     OuterStep outer; // inverse_ranks is filled in
     Co2Step co2;
+    // Where all of it lies and runs.
+    const Gpu *gpu;      // NULL: on the CPU
+    Precision precision; // of what a problem on a GPU computes in
+    Nccl *nccl;          // NULL: without
 } SchedulerSettings;
 
 // ---------------------------------------------------------------------------------------------------------------------------------------
@@ -147,6 +151,7 @@ typedef struct Scheduler {
     Problem problem;
     Transport *transport;
     Trace trace;
+    Carrier carrier;
     Stream *compute, *communication;
     Team *communication_team; // of one thread
     Event *computed, *stepped, *communicated;
@@ -162,6 +167,7 @@ typedef struct Scheduler {
     Optimizer optimizer;
     Tally tally;                  // what `gradients` holds; in local rules since the latest exchange
     uint64_t micro_batches_begun; // by this worker, ever
+    uint64_t parameters_version;  // changes whenever what compute reads does; Pace::version
     bool announcing;              // the micro-batch that runs is the last one of a round that a job follows
     double span_began;            // of the compute span under way
     Job job;
@@ -234,7 +240,7 @@ static inline void scheduler_reserve_local(Scheduler *s, Arena *arena) {
     size_t bytes = s->problem.parameter_count * sizeof(float);
     fragments_make(s);
     Layout longest = layout_make(fragments_longest(s), s->transport->size);
-    transport_reserve(s->transport, arena, layout_shard(&longest));
+    carrier_reserve(&s->carrier, arena, &longest, wire_is_coarse(s->settings.wire));
     arena_reserve(arena, MEMORY_EXCHANGE, "exchange buffer", layout_padded(&longest) * sizeof(float), &s->exchange.data);
     arena_reserve(arena, MEMORY_OPTIMIZER, "outer parameters", bytes, &s->outer);
     arena_reserve(arena, MEMORY_OPTIMIZER, "outer momentum", bytes, &s->momentum);
@@ -247,6 +253,9 @@ static inline void scheduler_reserve(Scheduler *s, Arena *arena, const Scheduler
     s->settings = *settings;
     s->problem = *problem;
     s->transport = transport;
+    s->carrier.transport = transport;
+    s->carrier.on_gpu = gpu_is_used(settings->gpu);
+    s->carrier.nccl = settings->nccl;
     s->layout = layout_make(problem->parameter_count, transport->size);
     s->settings.outer.inverse_ranks = s->settings.co2.inverse_ranks = 1.0f / (float)transport->size;
     bool whole = settings->replicated || settings->kind == RULE_LOCAL;
@@ -257,40 +266,43 @@ static inline void scheduler_reserve(Scheduler *s, Arena *arena, const Scheduler
     if (settings->kind == RULE_OVERLAPPED) { arena_reserve(arena, MEMORY_EXCHANGE, "exchange buffer", padded, &s->exchange.data); }
     if (settings->kind == RULE_LOCAL) { scheduler_reserve_local(s, arena); }
     optimizer_reserve(&s->optimizer, arena, &settings->optimizer, &owned, whole ? 0 : transport->rank, whole);
-    arena_reserve(arena, MEMORY_WORKSPACE, "partial sums of the norm", buffer_blocks(problem->parameter_count) * sizeof(double),
-                  &s->norm_partials);
-    arena_reserve(arena, MEMORY_WORKSPACE, "tallies of all ranks", (size_t)transport->size * sizeof(Tally), &s->tallies);
-    if (settings->kind != RULE_LOCAL) { transport_reserve(transport, arena, layout_shard(&s->layout)); }
+    arena_reserve_host(arena, MEMORY_WORKSPACE, "partial sums of the norm", buffer_blocks(problem->parameter_count) * sizeof(double),
+                       &s->norm_partials);
+    arena_reserve_host(arena, MEMORY_WORKSPACE, "tallies of all ranks", (size_t)transport->size * sizeof(Tally), &s->tallies);
+    bool coarse = wire_is_coarse(settings->wire) || wire_is_coarse(settings->estimate_wire);
+    if (settings->kind != RULE_LOCAL) { carrier_reserve(&s->carrier, arena, &s->layout, coarse); }
 }
 
-// A rank that starts with what others were sent starts with what the wire lets through.
-static inline void scheduler_round_parameters(Scheduler *s) {
-    for (size_t i = 0; i < s->problem.parameter_count; i++) {
-        s->parameters.data[i] = bf16_to_float(bf16_from_float(s->parameters.data[i]));
+// What follows from the first parameters. A rank that starts with what others were sent starts with what the wire lets through.
+static inline void scheduler_spread_parameters(Scheduler *s) {
+    bool sharded = !s->settings.replicated && s->settings.kind != RULE_LOCAL;
+    size_t count = s->problem.parameter_count;
+    if (sharded) {
+        optimizer_take_master(&s->optimizer, s->compute, s->parameters.data);
+    } else {
+        s->optimizer.master = s->parameters.data;
     }
+    if (sharded && s->settings.wire == WIRE_BF16) { buffer_round(s->compute, s->parameters.data, count); }
+    if (s->settings.kind == RULE_LOCAL) { stream_copy(s->compute, s->outer, s->parameters.data, count * sizeof(float)); }
+    stream_settle(s->compute);
 }
 
 // After arena_commit and after the caller has filled s->parameters.data (the same on every rank): starts the streams. `team` serves the
 // compute stream, and whatever part of a job runs while compute must wait for it. keep_trace: spans are kept for a file.
 static inline void scheduler_start(Scheduler *s, Team *team, bool keep_trace) {
-    bool sharded = !s->settings.replicated && s->settings.kind != RULE_LOCAL;
-    if (sharded) {
-        optimizer_take_master(&s->optimizer, s->parameters.data);
-    } else {
-        s->optimizer.master = s->parameters.data;
-    }
-    if (sharded && s->settings.wire == WIRE_BF16) { scheduler_round_parameters(s); }
-    if (s->settings.kind == RULE_LOCAL) { memcpy(s->outer, s->parameters.data, s->problem.parameter_count * sizeof(float)); }
+    StreamPlace computing = {s->settings.gpu, s->settings.precision, false}, communicating = {s->settings.gpu, s->settings.precision, true};
     trace_open(&s->trace, keep_trace);
     gate_create(&s->finished, 0);
     gate_create(&s->arrived, GATE_OPEN);
     s->communication_team = team_create(1, false); // itself, no further thread
-    s->compute = stream_create("compute", team);
-    s->communication = stream_create("communication", s->communication_team);
+    s->compute = stream_create("compute", team, &computing);
+    s->communication = stream_create("communication", s->communication_team, &communicating);
     s->computed = event_create();
     s->stepped = event_create();
     s->communicated = event_create();
     if (s->compute == NULL || s->communication == NULL) { transport_fail(s->transport, "the system gives no more threads"); }
+    s->parameters_version = 1;
+    scheduler_spread_parameters(s);
 }
 
 static inline void scheduler_stop(Scheduler *s) {

@@ -34,8 +34,8 @@ static inline void transport_reserve(Transport *transport, Arena *arena, size_t 
     transport->chunk = layout_round_up(shard < limit ? shard : limit, LAYOUT_BLOCK);
     transport->slot_bytes = transport->chunk * sizeof(float);
     size_t slots = (size_t)(shard <= transport->chunk ? 1 : TRANSPORT_LANES) * (size_t)(transport->size - 1);
-    arena_reserve(arena, MEMORY_EXCHANGE, "messages being received", slots * transport->slot_bytes, &transport->receive_buffers);
-    arena_reserve(arena, MEMORY_EXCHANGE, "messages being sent", slots * transport->slot_bytes, &transport->send_buffers);
+    arena_reserve_host(arena, MEMORY_EXCHANGE, "messages being received", slots * transport->slot_bytes, &transport->receive_buffers);
+    arena_reserve_host(arena, MEMORY_EXCHANGE, "messages being sent", slots * transport->slot_bytes, &transport->send_buffers);
 }
 
 // The slot of another rank: slots are in the order in which ranks follow this one.

@@ -1,12 +1,14 @@
 // device.h: streams and events, the only way in which work is ordered here.
 //
 // A stream is a queue whose tasks run one after another; two streams run side by side. An event marks a point of a stream that the host can
-// wait for. On the CPU a stream is a worker thread that takes tasks from a queue, so overlap is real and the
-// scheduler that runs here is the one that runs on a GPU; there a task launches its kernels on the stream's CUDA queue instead.
+// wait for. A stream is a worker thread that takes tasks from a queue, so overlap is real everywhere. On a GPU the tasks put their kernels
+// into the stream's CUDA queue, and the worker looks after them until they have ended (gpu.h).
 //
 //   stream_run(stream, task, context)   the task starts when everything before it in the stream has ended
 //   event_record(event, stream)         the event happens when everything before it in the stream has ended
 //   event_query / event_wait            the host looks, or waits with a deadline
+//   stream_copy, stream_clear           memory of any kind, in the order of the stream
+//   stream_settle                       in a task: until what it has put into a CUDA queue has ended
 //
 // An event is recorded and waited for by one host thread; its time stamp is that of its latest occurrence. `context` belongs to the caller
 // and must live until the task has run. A kernel is called with the stream whose task it is part of and uses that stream's team of threads.
@@ -18,6 +20,7 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "gpu.h"
 #include "team.h"
 
 typedef struct Stream Stream;
@@ -34,6 +37,10 @@ typedef struct StreamEntry {
 struct Stream {
     const char *name;
     Team *team; // what kernels in this stream use; borrowed
+    const Gpu *gpu;      // NULL on the CPU; borrowed
+    void *queue;         // CUDA's stream that kernels in this stream are put into; NULL on the CPU
+    Precision precision; // of weights and activations
+    void *products;      // what matrix products on a GPU need: kernels/cuda/matmul.cuh
     pthread_t worker;
     pthread_mutex_t mutex;
     pthread_cond_t changed;
@@ -64,8 +71,37 @@ static inline void sleep_seconds(double seconds) {
     while (nanosleep(&duration, &duration) != 0 && errno == EINTR) {}
 }
 
+// Waits until everything that was put into the stream's CUDA queue has ended; nothing to do on the CPU. Looks for a while, then sleeps
+// between looks for an eighth of the time waited, so that the host's cores stay free.
+static inline void stream_settle(Stream *stream) {
+    if (stream->queue == NULL) { return; }
+    double began = clock_seconds();
+    while (!gpu_queue_is_idle(stream->queue)) {
+        double waited = clock_seconds() - began;
+        if (waited > 50e-6) { sleep_seconds(waited / 8 < 100e-6 ? waited / 8 : 100e-6); }
+    }
+}
+
+// Between memories of any kind.
+static inline void stream_copy(Stream *stream, void *to, const void *from, size_t bytes) {
+    if (stream->queue != NULL) {
+        gpu_copy(stream->queue, to, from, bytes);
+    } else if (bytes > 0) {
+        memcpy(to, from, bytes);
+    }
+}
+
+static inline void stream_clear(Stream *stream, void *memory, size_t bytes) {
+    if (stream->queue != NULL) {
+        gpu_fill(stream->queue, memory, 0, bytes);
+    } else if (bytes > 0) {
+        memset(memory, 0, bytes);
+    }
+}
+
 static inline void *stream_main(void *argument) {
     Stream *stream = (Stream *)argument;
+    gpu_enter_thread(stream->gpu);
     for (;;) {
         pthread_mutex_lock(&stream->mutex);
         while (stream->taken == stream->enqueued && !stream->stopping) { pthread_cond_wait(&stream->changed, &stream->mutex); }
@@ -78,14 +114,27 @@ static inline void *stream_main(void *argument) {
         pthread_cond_broadcast(&stream->changed);
         pthread_mutex_unlock(&stream->mutex);
         entry.task(entry.context, stream);
+        stream_settle(stream);
     }
 }
 
-// NULL where the system does not give another thread.
-static inline Stream *stream_create(const char *name, Team *team) {
+// Where kernels run and in what format.
+typedef struct StreamPlace {
+    const Gpu *gpu; // NULL: on the CPU, in fp32
+    Precision precision;
+    bool high_priority; // on a GPU: its kernels go first
+} StreamPlace;
+
+// NULL where the system does not give another thread. `place` may be NULL: on the CPU.
+static inline Stream *stream_create(const char *name, Team *team, const StreamPlace *place) {
     Stream *stream = (Stream *)calloc(1, sizeof *stream);
     stream->name = name;
     stream->team = team;
+    if (place != NULL && gpu_is_used(place->gpu)) {
+        stream->gpu = place->gpu;
+        stream->precision = place->precision;
+        stream->queue = gpu_queue_create(place->high_priority);
+    }
     pthread_mutex_init(&stream->mutex, NULL);
     pthread_cond_init(&stream->changed, NULL);
     if (pthread_create(&stream->worker, NULL, stream_main, stream) == 0) { return stream; }
@@ -113,6 +162,7 @@ static inline void stream_destroy(Stream *stream) {
     pthread_cond_broadcast(&stream->changed);
     pthread_mutex_unlock(&stream->mutex);
     pthread_join(stream->worker, NULL);
+    if (stream->queue != NULL) { gpu_queue_destroy(stream->queue); }
     pthread_cond_destroy(&stream->changed);
     pthread_mutex_destroy(&stream->mutex);
     free(stream);

@@ -61,6 +61,7 @@ static inline void gate_await(Gate *gate, size_t position) {
 // there, and nobody asks.
 typedef struct Pace {
     void *self;
+    uint64_t version;                         // of the parameters, above 0: it changes when they do
     void (*need)(void *self, size_t end);     // returns when parameters [0, end) may be read
     void (*finish)(void *self, size_t begin); // gradients from `begin` on will not change any more in this pass
 } Pace;

@@ -5,6 +5,9 @@
 //
 //   arena_reserve(...) any number of times  ->  [arena_print]  ->  arena_commit(): one mapping, pointers set, zeroed  ->  arena_release()
 //
+// Kernels work on what arena_reserve plans. On a GPU that is device memory; what the host works on too (arena_reserve_host) is then pinned memory
+// of the host, which kernels can reach but slowly. On the CPU both are one mapping.
+//
 // The mapping is anonymous and untouched pages cost nothing, so arena_resident_bytes() tells how much of the plan was really used.
 #ifndef ACCO_MEMORY_H
 #define ACCO_MEMORY_H
@@ -17,7 +20,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "errors.h"
+#include "gpu.h"
 
 typedef enum MemoryClass {
     MEMORY_PARAMETERS,
@@ -35,34 +38,51 @@ static inline const char *memory_class_name(MemoryClass memory_class) {
     return names[memory_class];
 }
 
-// Two cache lines: keeps neighbours apart for AVX-512 and for the adjacent-line prefetcher.
 enum { ARENA_ALIGNMENT = 128, ARENA_MAX_RESERVATIONS = 512 };
 
 typedef struct Reservation {
     MemoryClass memory_class;
     const char *name; // static storage
     size_t bytes;
-    size_t offset; // from the start of the mapping
+    bool on_host;  // the host works on it too
+    size_t offset; // from the start of its mapping
     void *slot;    // address of the pointer that arena_commit fills
 } Reservation;
 
 typedef struct Arena {
     Reservation reservations[ARENA_MAX_RESERVATIONS];
     int count;
-    size_t bytes; // planned so far, alignment included
-    char *base;   // NULL until arena_commit
+    bool on_gpu;       // set before the first reservation
+    size_t bytes;      // planned so far, alignment included, where kernels work
+    size_t host_bytes; // on a GPU: the same on the host
+    char *base;        // NULL until arena_commit
+    char *host_base;   // on a GPU
 } Arena;
 
-// Plans `bytes` bytes; `slot` is the address of a pointer variable that must stay where it is until arena_commit, which sets it.
-static inline void arena_reserve(Arena *arena, MemoryClass memory_class, const char *name, size_t bytes, void *slot) {
+// Two cache lines: keeps neighbours apart for AVX-512 and for the adjacent-line prefetcher; on a GPU, what its widest loads ask for.
+static inline size_t arena_round_up(size_t bytes) { return (bytes + ARENA_ALIGNMENT - 1) / ARENA_ALIGNMENT * ARENA_ALIGNMENT; }
+
+static inline void arena_add(Arena *arena, MemoryClass memory_class, const char *name, size_t bytes, bool on_host, void *slot) {
     assert(arena->base == NULL && arena->count < ARENA_MAX_RESERVATIONS);
+    size_t *total = on_host ? &arena->host_bytes : &arena->bytes;
     Reservation *reservation = &arena->reservations[arena->count++];
     reservation->memory_class = memory_class;
     reservation->name = name;
     reservation->bytes = bytes;
-    reservation->offset = arena->bytes;
+    reservation->on_host = on_host;
+    reservation->offset = *total;
     reservation->slot = slot;
-    arena->bytes += (bytes + ARENA_ALIGNMENT - 1) / ARENA_ALIGNMENT * ARENA_ALIGNMENT;
+    *total += arena_round_up(bytes);
+}
+
+// Plans `bytes` bytes; `slot` is the address of a pointer variable that must stay where it is until arena_commit, which sets it.
+static inline void arena_reserve(Arena *arena, MemoryClass memory_class, const char *name, size_t bytes, void *slot) {
+    arena_add(arena, memory_class, name, bytes, false, slot);
+}
+
+// The same for what the host works on.
+static inline void arena_reserve_host(Arena *arena, MemoryClass memory_class, const char *name, size_t bytes, void *slot) {
+    arena_add(arena, memory_class, name, bytes, arena->on_gpu, slot);
 }
 
 static inline size_t arena_class_bytes(const Arena *arena, MemoryClass memory_class) {
@@ -99,36 +119,59 @@ static inline size_t memory_available(void) {
     return machine < group ? machine : group;
 }
 
-// Whether `ranks` processes of this node can each have what is planned. Without this the system would promise it, and kill them when they
-// use it.
+// Whether `ranks` processes of this node can each have what is planned on the host. Without this the system would promise it, and kill
+// them when they use it.
 static inline bool arena_check(const Arena *arena, int ranks, Error *error) {
-    size_t available = memory_available();
-    if (available == 0 || arena->bytes <= available / (size_t)ranks) { return true; }
+    size_t available = memory_available(), needed = arena->on_gpu ? arena->host_bytes : arena->bytes;
+    if (available == 0 || needed <= available / (size_t)ranks) { return true; }
     return error_set(
         error,
         "%d rank%s of this node need%s %.2f GB each, and %.2f GB are available: lower --micro-batch or --seq-len, choose a smaller "
         "--model, or start fewer ranks here (train_gpt plan says what takes how much)",
-        ranks, ranks == 1 ? "" : "s", ranks == 1 ? "s" : "", (double)arena->bytes / 1e9, (double)available / 1e9);
+        ranks, ranks == 1 ? "" : "s", ranks == 1 ? "s" : "", (double)needed / 1e9, (double)available / 1e9);
+}
+
+static inline bool arena_refused(const char *what, size_t bytes, Error *error) {
+    return error_set(error, "%s refused %.2f GB of memory: lower --micro-batch or --seq-len, or choose a smaller --model", what,
+                     (double)bytes / 1e9);
+}
+
+// Device memory is zeroed by a queue of its own, which is waited for.
+static inline bool arena_map_gpu(Arena *arena, Error *error) {
+    arena->base = (char *)gpu_allocate(arena->bytes + ARENA_ALIGNMENT);
+    if (arena->base == NULL) { return arena_refused("the GPU", arena->bytes, error); }
+    arena->host_base = (char *)gpu_allocate_host(arena->host_bytes + ARENA_ALIGNMENT);
+    if (arena->host_base == NULL) { return arena_refused("the system", arena->host_bytes, error); }
+    memset(arena->host_base, 0, arena->host_bytes);
+    void *queue = gpu_queue_create(false);
+    gpu_fill(queue, arena->base, 0, arena->bytes);
+    while (!gpu_queue_is_idle(queue)) {}
+    gpu_queue_destroy(queue);
+    return true;
+}
+
+static inline bool arena_map_host(Arena *arena, Error *error) {
+    void *base = mmap(NULL, arena->bytes + ARENA_ALIGNMENT, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED) { return arena_refused("the system", arena->bytes, error); }
+    arena->base = (char *)base;
+    return true;
 }
 
 // Maps the planned bytes, zeroed, and sets every reserved pointer. On failure nothing is mapped and `error` says how much was asked for.
 static inline bool arena_commit(Arena *arena, Error *error) {
     assert(arena->base == NULL);
-    void *base = mmap(NULL, arena->bytes + ARENA_ALIGNMENT, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (base == MAP_FAILED) {
-        return error_set(error, "the system refused %.2f GB of memory: lower --micro-batch or --seq-len, or choose a smaller --model",
-                         (double)arena->bytes / 1e9);
+    bool mapped = arena->on_gpu ? arena_map_gpu(arena, error) : arena_map_host(arena, error);
+    for (int i = 0; mapped && i < arena->count; i++) {
+        const Reservation *reservation = &arena->reservations[i];
+        void *pointer = (reservation->on_host ? arena->host_base : arena->base) + reservation->offset;
+        memcpy(reservation->slot, &pointer, sizeof pointer);
     }
-    arena->base = (char *)base;
-    for (int i = 0; i < arena->count; i++) {
-        void *pointer = arena->base + arena->reservations[i].offset;
-        memcpy(arena->reservations[i].slot, &pointer, sizeof pointer);
-    }
-    return true;
+    return mapped;
 }
 
-// Bytes of the mapping that are in memory now: what the run has touched of what it planned. 0 where the system cannot tell.
+// Bytes of the mapping that are in memory now: what the run has touched of what it planned. 0 where the system cannot tell; on a GPU all of it.
 static inline size_t arena_resident_bytes(const Arena *arena) {
+    if (arena->on_gpu) { return arena->bytes; }
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
     size_t pages = (arena->bytes + page - 1) / page;
     unsigned char *resident = (unsigned char *)malloc(pages);
@@ -141,7 +184,12 @@ static inline size_t arena_resident_bytes(const Arena *arena) {
 }
 
 static inline void arena_release(Arena *arena) {
-    if (arena->base != NULL) { munmap(arena->base, arena->bytes + ARENA_ALIGNMENT); }
+    if (arena->on_gpu) {
+        if (arena->base != NULL) { gpu_release(arena->base); }
+        if (arena->host_base != NULL) { gpu_release_host(arena->host_base); }
+    } else if (arena->base != NULL) {
+        munmap(arena->base, arena->bytes + ARENA_ALIGNMENT);
+    }
     memset(arena, 0, sizeof *arena);
 }
 

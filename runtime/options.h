@@ -47,7 +47,7 @@ typedef struct Options {
     const char *optimizer;      // the update rule
     int64_t accumulate;         // micro-batches per rank and commit; co2, diloco, streaming-diloco: and inner step; 0: auto
     OptionText rank_accumulate; // empty: accumulate for every rank; ask options_rank_accumulate
-    const char *wire, *precision;
+    const char *wire;
     bool overlap;
 
     double bucket_mb;   // 0: auto
@@ -72,8 +72,10 @@ typedef struct Options {
     int64_t warmup;                                    // commits; -1: auto
     double weight_decay, beta1, beta2, eps, grad_clip; // grad_clip 0: off
 
-    int64_t threads; // 0: auto
-    int64_t ranks;   // of a plan
+    const char *device, *precision, *recompute, *gpu_exchange;
+    int64_t nccl_ctas; // 0: NCCL's own choice
+    int64_t threads;   // 0: auto
+    int64_t ranks;     // of a plan
     double timeout_s;
 
     int64_t report_every, val_every, val_batches; // val_every 0: only at the end; val_batches 0: no validation
@@ -182,8 +184,6 @@ static const OptionSpec option_table[] = {
      "gradients travel in blocks of 256 with one scale, parameters as differences to what all ranks hold."},
     {"overlap", GROUP_RULE, EVERY_RULE, SWITCH_OPTION(overlap, "on"),
      "off waits for every operation before it starts the next: the same bits, slower; for finding out what overlap brings."},
-    {"precision", GROUP_RULE, EVERY_RULE, CHOICE_OPTION(precision, "fp32", "fp32", "bf16", "fp16"),
-     "Number format of the arithmetic. The CPU program has fp32 only; bf16 and fp16 are refused with the reason."},
 
     {"bucket-mb", GROUP_SHARED, "ddp or zero1", REAL_OPTION(bucket_mb, "auto", 1e-3, 1e6, "MB", "auto", 0),
      "Size of the buckets in which gradients are exchanged during the backward pass. Small ones leave earlier and cost more messages; "
@@ -272,6 +272,23 @@ static const OptionSpec option_table[] = {
     {"grad-clip", GROUP_RATE, EVERY_RULE, REAL_OPTION(grad_clip, "1", 0, 1e6, "NORM", "off", 0),
      "A gradient whose global norm is larger is scaled down to it. Lower tames spikes and may slow learning."},
 
+    {"device", GROUP_MACHINE, EVERY_RULE, CHOICE_OPTION(device, "auto", "auto", "cpu", "cuda"),
+     "Where a rank computes. auto: on a GPU where the program was built for it and the node has one, which its ranks share out in turn; "
+     "otherwise on the CPU. Ranks of one run may differ."},
+    {"precision", GROUP_MACHINE, EVERY_RULE, CHOICE_OPTION(precision, "auto", "auto", "fp32", "bf16", "fp16"),
+     "Number format of weights and activations; sums, master parameters, moments and gradients are fp32 always. auto: bf16 on a GPU, fp32 "
+     "on a CPU, where bf16 arithmetic is slower and refused. fp32 on a GPU is for comparisons: exact, and many times slower. fp16 is "
+     "refused with the reason."},
+    {"recompute", GROUP_MACHINE, EVERY_RULE, CHOICE_OPTION(recompute, "auto", "auto", "none", "gelu", "layernorm", "block"),
+     "What the backward pass makes again instead of finding it in memory: the outputs of GELU; those of the LayerNorms, too; or whole "
+     "layers, which costs a third more time for a fraction of the memory. auto: the least that fits into the GPU. On a CPU: none or "
+     "block, and auto is none."},
+    {"gpu-exchange", GROUP_MACHINE, EVERY_RULE, CHOICE_OPTION(gpu_exchange, "auto", "auto", "nccl", "host"),
+     "How GPUs send each other what --wire encodes. nccl: directly, every rank needs a GPU of its own. host: through host memory and MPI, "
+     "which leaves the GPU's processors alone. auto: nccl where it can be. Both give the same bits."},
+    {"nccl-ctas", GROUP_MACHINE, EVERY_RULE, INTEGER_OPTION(nccl_ctas, "auto", 1, 1024, "N", "auto", 0),
+     "Processors of the GPU that NCCL may take from the computation beside it. Fewer leave more for products and may not fill a fast "
+     "link. auto: as NCCL sees fit."},
     {"threads", GROUP_MACHINE, EVERY_RULE, INTEGER_OPTION(threads, "auto", 1, 4096, "N", "auto", 0),
      "Threads per rank that compute. auto: the cores of the node divided by its ranks, or those that the launcher bound this rank to."},
     {"ranks", GROUP_MACHINE, EVERY_RULE, INTEGER_OPTION(ranks, "1", 1, 1e6, "N", NO_WORD),
@@ -804,10 +821,6 @@ static inline bool options_check_owners(const Options *options, Error *error) {
 static inline bool options_check_precision(const Options *options, Error *error) {
     if (strcmp(options->precision, "fp16") == 0) {
         return error_set(error, "--precision fp16 is refused: it needs loss scaling and gave NaN where that was left out; use fp32");
-    }
-    if (strcmp(options->precision, "bf16") == 0) {
-        return error_set(error, "--precision bf16 is for the GPU program: on a CPU bf16 arithmetic is slower than fp32; use fp32, and "
-                                "--wire bf16 to halve the traffic");
     }
     return true;
 }

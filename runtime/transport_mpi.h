@@ -21,8 +21,10 @@ static inline bool transport_was_launched(void) {
 
 #ifdef ACCO_HAVE_MPI
 // To a C++ compiler, some versions of MPI also offer bindings that were withdrawn from the standard.
+#ifndef OMPI_SKIP_MPICXX
 #define OMPI_SKIP_MPICXX 1
 #define MPICH_SKIP_MPICXX 1
+#endif
 #include <mpi.h>
 
 enum { TRANSPORT_MPI_TAG = 7 };

@@ -234,7 +234,7 @@ static inline void replay_optimize(Replay *replay, ReplayState *state, const flo
             if (settings->sgd) {
                 sgd_step(&range, commit);
             } else {
-                adamw(&replay->stream, &range, commit);
+                cpu_adamw(&replay->stream, &range, commit);
             }
         }
     }
@@ -285,7 +285,7 @@ static inline double replay_norm(Replay *replay, const ReplayTotal *total) {
         double own = 0;
         for (size_t cell = 0; cell < layout->cells; cell++) {
             size_t piece = cell * (size_t)layout->size + (size_t)owner;
-            own += buffer_sum_of_squares(&replay->stream, total->sum + piece * layout->piece, layout->piece, replay->partials);
+            own += cpu_buffer_sum_of_squares(&replay->stream, total->sum + piece * layout->piece, layout->piece, replay->partials);
         }
         squares += own;
     }
@@ -420,7 +420,7 @@ static inline void replay_inner_step(Replay *replay) {
     for (int i = 0; i < settings->workers; i++) {
         ReplayWorker *worker = &replay->workers[i];
         replay_accumulate(replay, i, worker->state.master, settings->accumulate[i]);
-        double square = buffer_sum_of_squares(&replay->stream, worker->gradients, replay->problem.parameter_count, replay->partials);
+        double square = cpu_buffer_sum_of_squares(&replay->stream, worker->gradients, replay->problem.parameter_count, replay->partials);
         double norm = sqrt(square) / settings->accumulate[i];
         replay_optimize(replay, &worker->state, worker->gradients, worker->state.master, settings->accumulate[i],
                         replay_scale(replay, norm), rate, true);
@@ -489,8 +489,9 @@ static inline void replay_apply(Replay *replay, int fragment, double alpha) {
     while (replay_next_run(replay->fragment_of, replay->problem.parameter_count, fragment, &begin, &end)) {
         for (int i = 0; i < settings->workers; i++) {
             ReplayWorker *w = &replay->workers[i];
-            (settings->plain_outer ? replay_plain_nesterov : outer_nesterov)(w->outer + begin, w->momentum + begin, w->state.master + begin,
-                                                                             w->exchange + begin, end - begin, &step);
+            (settings->plain_outer ? replay_plain_nesterov : cpu_outer_nesterov)(w->outer + begin, w->momentum + begin,
+                                                                                 w->state.master + begin, w->exchange + begin, end - begin,
+                                                                                 &step);
         }
     }
     replay_tell(replay, replay->workers[0].outer);
@@ -514,8 +515,8 @@ static inline void replay_co2_boundary(Replay *replay, bool received) {
     if (received) { replay_exchange(replay, 0); }
     for (int i = 0; i < settings->workers; i++) {
         ReplayWorker *w = &replay->workers[i];
-        (settings->plain_outer ? replay_plain_co2 : outer_co2)(w->outer, w->momentum, w->state.master, w->exchange,
-                                                               replay->problem.parameter_count, &step);
+        (settings->plain_outer ? replay_plain_co2 : cpu_outer_co2)(w->outer, w->momentum, w->state.master, w->exchange,
+                                                                   replay->problem.parameter_count, &step);
     }
     replay_tell(replay, replay->workers[0].outer);
 }

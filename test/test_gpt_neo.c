@@ -73,7 +73,8 @@ static void fixture_open(Fixture *fixture, const GptNeoConfig *config, int B, in
     size_t bytes = fixture->table.parameter_count * sizeof(float);
     arena_reserve(&fixture->arena, MEMORY_PARAMETERS, "parameters", bytes, &fixture->parameters);
     arena_reserve(&fixture->arena, MEMORY_GRADIENTS, "gradients", bytes, &fixture->gradients);
-    gpt_neo_reserve(&fixture->model, &fixture->arena, config, B, T, threads);
+    GptNeoSettings settings = gpt_neo_on_cpu(B, T, threads);
+    gpt_neo_reserve(&fixture->model, &fixture->arena, config, &settings);
     assert_true(arena_commit(&fixture->arena, &error));
     fixture->stream.team = team_create(threads, true);
     fixture->tokens = (int32_t *)malloc((size_t)(B * T) * sizeof(int32_t));
@@ -156,7 +157,8 @@ static void reference_weights(const Tensors *tensors, const ParameterInfo *entry
 static void check_logits(Fixture *fixture, const Tensors *tensors) {
     int rows = (int)gpt_neo_rows(&fixture->model), V = fixture->config.vocabulary;
     float *logits = (float *)malloc((size_t)rows * (size_t)V * sizeof(float));
-    matmul_forward(&fixture->stream, logits, gpt_neo_hidden(&fixture->model), fixture->parameters, rows, fixture->config.channels, V);
+    cpu_matmul_forward(&fixture->stream, logits, V, real_floats_const(gpt_neo_hidden(&fixture->model)), fixture->parameters, rows,
+                       fixture->config.channels, V);
     assert_arrays_close("logits", logits, (const float *)tensors_get(tensors, "logits"), (size_t)rows * (size_t)V, 1e-5);
     free(logits);
 }
@@ -461,10 +463,10 @@ static void test_chunks_of_logits(void **state) {
     assert_arrays_close("chunked gradients", parts.gradients, whole.gradients, whole.table.parameter_count, 1e-6);
     fixture_close(&whole);
     fixture_close(&parts);
-    assert_int_equal(gpt_neo_chunk_rows(38, 53), 38);
-    assert_true((size_t)gpt_neo_chunk_rows(8192, 50257) * 50257 * 4 <= GPT_NEO_LOGITS_BYTES);
-    assert_int_equal(gpt_neo_chunk_rows(5, 1 << 24), 3);
-    assert_int_equal(gpt_neo_chunk_rows(5, 1 << 30), 1);
+    assert_int_equal(gpt_neo_chunk_rows(38, 53, PRECISION_FP32), 38);
+    assert_true((size_t)gpt_neo_chunk_rows(8192, 50257, PRECISION_FP32) * 50257 * 4 <= GPT_NEO_LOGITS_BYTES);
+    assert_int_equal(gpt_neo_chunk_rows(5, 1 << 24, PRECISION_FP32), 3);
+    assert_int_equal(gpt_neo_chunk_rows(5, 1 << 30, PRECISION_FP32), 1);
 }
 
 // ---- keeping pace
@@ -507,7 +509,7 @@ static void test_the_passes_keep_pace(void **state) {
     memset(fixture.gradients, 0, bytes);
     Watch watch = {&fixture, (float *)malloc(bytes), (float *)malloc(bytes), 0, count, 0, 0};
     for (size_t i = 0; i < count; i++) { watch.arrived[i] = NAN; }
-    Pace pace = {&watch, watch_need, watch_finish};
+    Pace pace = {&watch, 1, watch_need, watch_finish};
     float paced = gpt_neo_loss_and_gradients(&fixture.model, &fixture.stream, watch.arrived, fixture.gradients, fixture.tokens,
                                              fixture.targets, &pace);
     assert_true(paced == loss);

@@ -164,7 +164,7 @@ static void test_matmul_starts_no_threads(void **state) {
     (void)state;
     Stream stream = test_stream(1);
     float *a = random_array(700 * 700), *b = random_array(700 * 700), *result = random_array(700 * 700);
-    matmul_forward(&stream, result, a, b, 700, 700, 700);
+    cpu_matmul_forward(&stream, result, 700, a, b, 700, 700, 700);
     DIR *directory = opendir("/proc/self/task");
     int threads = 0;
     while (directory != NULL && threads < 100) {
@@ -199,9 +199,9 @@ static void test_linear(void **state) {
     float *y = random_array((size_t)(rows * outputs)), *dx = random_array((size_t)(rows * inputs)),
           *dw = random_array((size_t)(outputs * inputs));
     float *dw_before = copy_array(dw, (size_t)(outputs * inputs));
-    matmul_forward(&stream, y, x, w, rows, inputs, outputs);
-    matmul_backward_input(&stream, dx, inputs, dy, outputs, w, rows, inputs, outputs);
-    matmul_backward_weight(&stream, dw, dy, outputs, x, rows, inputs, outputs);
+    cpu_matmul_forward(&stream, y, outputs, x, w, rows, inputs, outputs);
+    cpu_matmul_backward_input(&stream, dx, inputs, dy, outputs, w, rows, inputs, outputs);
+    cpu_matmul_backward_weight(&stream, dw, dy, outputs, x, rows, inputs, outputs);
     for (int r = 0; r < rows; r++) {
         for (int o = 0; o < outputs; o++) {
             double sum = 0.0;
@@ -244,6 +244,8 @@ static void layernorm_reference(const double *x, const float *weight, const floa
     for (int c = 0; c < C; c++) { dx[c] = scale * ((double)dy[c] * (double)weight[c] - sum - normalised[c] * product); }
 }
 
+static Real *reals(float *floats) { return (Real *)(void *)floats; }
+
 static void check_layernorm(int rows, int C, bool branch, bool accumulate, int threads) {
     Stream stream = test_stream(threads);
     size_t count = (size_t)rows * (size_t)C, width = (size_t)C;
@@ -256,13 +258,12 @@ static void check_layernorm(int rows, int C, bool branch, bool accumulate, int t
     for (int s = 0; s < 3; s++) {
         for (size_t c = 0; c < width; c++) { expected_sums[(size_t)s * width + c] = (double)sums[s][c]; }
     }
-    LayernormForward forward = {
-        output, statistics, residual, branch ? before : NULL, branch ? added : NULL, branch ? added_bias : NULL, weight, bias,
-        1e-5f,  rows,       C};
-    layernorm_forward(&stream, &forward);
-    LayernormBackward backward = {d_residual, accumulate, sums[0], sums[1], branch ? sums[2] : NULL, partials, dy, residual,
-                                  statistics, weight,     rows,    C};
-    layernorm_backward(&stream, &backward);
+    LayernormForward forward = {reals(output), statistics, reals(residual), reals(branch ? before : NULL), reals(branch ? added : NULL),
+                                reals(branch ? added_bias : NULL), reals(weight), reals(bias), 1e-5f, rows, C};
+    cpu_layernorm_forward(&stream, &forward);
+    LayernormBackward backward = {reals(d_residual), accumulate, sums[0], sums[1], branch ? sums[2] : NULL, partials, reals(dy),
+                                  reals(residual), statistics, reals(weight), rows, C};
+    cpu_layernorm_backward(&stream, &backward);
     double *work = (double *)malloc(5 * width * sizeof(double)), *x = work, *y = x + width, *dx = y + width, *normalised = dx + width;
     for (int row = 0; row < rows; row++) {
         size_t offset = (size_t)row * width;
@@ -311,8 +312,8 @@ static void test_gelu(void **state) {
     for (size_t i = 0; i < count; i++) { product[i] *= 2.0f; }
     float *derivative = copy_array(product, count), *upstream = copy_array(gradient, count), *d_bias = random_array((size_t)columns);
     float *d_bias_before = copy_array(d_bias, (size_t)columns), *partials = random_array((size_t)(ROW_BLOCKS * columns));
-    gelu_forward(&stream, output, derivative, bias, rows, columns);
-    gelu_backward(&stream, gradient, columns, d_bias, partials, derivative, rows, columns);
+    cpu_gelu_forward(&stream, output, derivative, bias, rows, columns);
+    cpu_gelu_backward(&stream, gradient, columns, d_bias, partials, derivative, rows, columns);
     for (int c = 0; c < columns; c++) {
         double sum = (double)d_bias_before[c];
         for (int r = 0; r < rows; r++) {
@@ -328,7 +329,7 @@ static void test_gelu(void **state) {
         assert_arrays_close("gelu bias", &d_bias[c], &sum, 1, 1e-4);
     }
     derivative[5] = NAN;
-    gelu_forward(&stream, output, derivative, bias, 1, columns);
+    cpu_gelu_forward(&stream, output, derivative, bias, 1, columns);
     assert_true(isnan(output[5]) && isnan(derivative[5]) && !isnan(output[6]));
     float *all[8] = {product, bias, output, gradient, derivative, upstream, d_bias, d_bias_before};
     for (int i = 0; i < 8; i++) { free(all[i]); }
@@ -349,8 +350,8 @@ static void test_embedding(void **state) {
     for (int i = 0; i < V * C; i++) { d_tokens[i] = (double)d_wte[i]; }
     for (int i = 0; i < T * C; i++) { d_positions[i] = (double)d_wpe[i]; }
     for (int i = 0; i < B * T; i++) { tokens[i] = (int32_t)(random_uniform(&test_random) * V); }
-    embedding_forward(&stream, output, wte, wpe, tokens, B, T, C);
-    embedding_backward(&stream, d_wte, d_wpe, d_output, tokens, B, T, C);
+    cpu_embedding_forward(&stream, output, wte, wpe, tokens, B, T, C);
+    cpu_embedding_backward(&stream, d_wte, d_wpe, d_output, tokens, B, T, C);
     for (int row = 0; row < B * T; row++) {
         for (int c = 0; c < C; c++) {
             double expected = (double)wte[tokens[row] * C + c] + (double)wpe[row % T * C + c];
@@ -376,7 +377,7 @@ static void check_cross_entropy(int rows, int V, float scale, double offset) {
     for (size_t i = 0; i < count; i++) { logits[i] = 3.0f * logits[i] + (float)offset; }
     for (int r = 0; r < rows; r++) { targets[r] = r % 5 == 2 ? -100 : (int32_t)(random_uniform(&test_random) * V); }
     float *given = copy_array(logits, count);
-    cross_entropy(&stream, logits, losses, targets, rows, V, scale);
+    cpu_cross_entropy(&stream, logits, losses, targets, rows, V, scale);
     for (int r = 0; r < rows; r++) {
         const float *row = given + (size_t)r * (size_t)V;
         double maximum = -INFINITY, sum = 0.0;
@@ -392,7 +393,7 @@ static void check_cross_entropy(int rows, int V, float scale, double offset) {
         }
     }
     logits[V / 2] = NAN; // row 0 counts
-    cross_entropy(&stream, logits, losses, targets, 1, V, scale);
+    cpu_cross_entropy(&stream, logits, losses, targets, 1, V, scale);
     assert_true(isnan(losses[0]) && (scale == 0.0f || isnan(logits[0])));
     free(logits);
     free(given);
@@ -468,8 +469,8 @@ static void check_attention(AttentionCase shape) {
     double *expected = (double *)calloc(count, sizeof(double)), *d_expected = (double *)calloc(3 * count, sizeof(double));
     double *p = (double *)calloc((size_t)shape.T, sizeof(double));
     for (size_t i = 0; i < 3 * count; i++) { qkv[i] *= 0.5f; } // scores of a few units
-    attention_forward(&stream, output, log_sums, workspace, qkv, shape.B, shape.T, shape.C, shape.H, shape.window);
-    attention_backward(&stream, d_qkv, 3 * shape.C, workspace, d_output, qkv, log_sums, shape.B, shape.T, shape.C, shape.H, shape.window);
+    cpu_attention_forward(&stream, output, log_sums, workspace, qkv, shape.B, shape.T, shape.C, shape.H, shape.window);
+    cpu_attention_backward(&stream, d_qkv, 3 * shape.C, workspace, d_output, qkv, log_sums, shape.B, shape.T, shape.C, shape.H, shape.window);
     for (int b = 0; b < shape.B; b++) {
         for (int h = 0; h < shape.H; h++) {
             for (int i = 0; i < shape.T; i++) { attention_reference(&shape, qkv, d_output, b, h, i, p, expected, d_expected); }
@@ -478,7 +479,7 @@ static void check_attention(AttentionCase shape) {
     assert_arrays_close("attention", output, expected, count, 2e-5);
     assert_arrays_close("d_qkv", d_qkv, d_expected, 3 * count, 1e-4);
     qkv[(size_t)(shape.T - 1) * 3 * (size_t)shape.C] = NAN; // last query of the first sample, head 0
-    attention_forward(&stream, output, log_sums, workspace, qkv, shape.B, shape.T, shape.C, shape.H, shape.window);
+    cpu_attention_forward(&stream, output, log_sums, workspace, qkv, shape.B, shape.T, shape.C, shape.H, shape.window);
     assert_true(isnan(output[(size_t)(shape.T - 1) * (size_t)shape.C]) && (shape.T == 1 || !isnan(output[0])));
     float *all[6] = {qkv, output, d_output, d_qkv, log_sums, workspace};
     for (int i = 0; i < 6; i++) { free(all[i]); }
@@ -504,7 +505,7 @@ static void test_attention_skips(void **state) {
     float *qkv = random_array(T * 3 * C), *output = random_array(T * C), *log_sums = random_array(T);
     float *workspace = random_array(attention_workspace_floats(T, 2));
     for (int i = 0; i < 100 * 3 * C; i++) { qkv[i] = NAN; }
-    attention_forward(&stream, output, log_sums, workspace, qkv, 1, T, C, 1, WINDOW);
+    cpu_attention_forward(&stream, output, log_sums, workspace, qkv, 1, T, C, 1, WINDOW);
     int first_block = (100 + WINDOW + ATTENTION_ROWS - 1) / ATTENTION_ROWS * ATTENTION_ROWS; // the first block that sees none of them
     for (int i = first_block * C; i < T * C; i++) { assert_false(isnan(output[i])); }
     float *all[4] = {qkv, output, log_sums, workspace};

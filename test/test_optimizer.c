@@ -54,7 +54,7 @@ static void bench_open(Bench *bench, const OptimizerSettings *settings, const La
     bench->m = bench->theta + bench->count;
     bench->v = bench->m + bench->count;
     for (size_t i = 0; i < bench->padded; i++) { bench->gradient[i] = start_value(i); } // stands in for the parameters
-    optimizer_take_master(&bench->optimizer, bench->gradient);
+    optimizer_take_master(&bench->optimizer, &bench->stream, bench->gradient);
     for (size_t i = 0; i < bench->count; i++) { bench->theta[i] = start_value(bench_flat(bench, i)); }
 }
 

@@ -532,7 +532,6 @@ static void test_contradictions(void **state) {
     expect_contradiction("--accumulate auto --lr-by commits", "nobody knows how many commits there will be; use --lr-by grads");
     expect_contradiction("--accumulate auto --lr-by commits --optimizer dpu", "--accumulate auto with --lr-by commits");
     expect_contradiction("--precision fp16", "needs loss scaling and gave NaN");
-    expect_contradiction("--precision bf16", "GPU program");
     expect_contradiction("--lr 1e-3 --min-lr 2e-3", "--min-lr 0.002 is above --lr 0.001");
     expect_contradiction("--schedule constant --min-lr 0", "never reaches --min-lr");
     expect_contradiction("--lr 10 --weight-decay 0.1", "would erase the parameters");

@@ -370,14 +370,14 @@ static void outer_kernels_equal_the_formulas_but_for_rounding(void **state) {
         plain = kernel;
         if (i < 3) {
             OuterStep step = {1.0f / 3, 0.7f, 0.9f, 0.5f * (float)i};
-            outer_nesterov(kernel.outer, kernel.momentum, kernel.local, kernel.exchange, OUTER_ELEMENTS, &step);
+            cpu_outer_nesterov(kernel.outer, kernel.momentum, kernel.local, kernel.exchange, OUTER_ELEMENTS, &step);
             replay_plain_nesterov(plain.outer, plain.momentum, plain.local, plain.exchange, OUTER_ELEMENTS, &step);
         } else if (i < 7) {
             Co2Step step = {1.0f / 3, 0.4f, 0.8f, i % 2 == 0 ? 0.3f : 0.0f, 1.5f, i >= 5};
-            outer_co2(kernel.outer, kernel.momentum, kernel.local, kernel.exchange, OUTER_ELEMENTS, &step);
+            cpu_outer_co2(kernel.outer, kernel.momentum, kernel.local, kernel.exchange, OUTER_ELEMENTS, &step);
             replay_plain_co2(plain.outer, plain.momentum, plain.local, plain.exchange, OUTER_ELEMENTS, &step);
         } else {
-            outer_delta(kernel.exchange, kernel.outer, kernel.local, OUTER_ELEMENTS);
+            cpu_outer_delta(kernel.exchange, kernel.outer, kernel.local, OUTER_ELEMENTS);
             for (int j = 0; j < OUTER_ELEMENTS; j++) { plain.exchange[j] = plain.outer[j] - plain.local[j]; }
         }
         expect_near(kernel.outer, plain.outer, "outer");
@@ -457,7 +457,8 @@ static void again_open_model(Again *again) {
     assert_true(data_loader_open(&again->data, &request, &error));
     size_t bytes = (size_t)(again->B * again->T) * sizeof(int32_t), count = again->table.parameter_count;
     again->stream.team = team_create(1, false);
-    gpt_neo_reserve(&again->model, &again->arena, &again->config, again->B, again->T, 1);
+    GptNeoSettings settings = gpt_neo_on_cpu(again->B, again->T, 1);
+    gpt_neo_reserve(&again->model, &again->arena, &again->config, &settings);
     arena_reserve(&again->arena, MEMORY_WORKSPACE, "tokens", bytes, &again->tokens);
     arena_reserve(&again->arena, MEMORY_WORKSPACE, "targets", bytes, &again->targets);
     arena_reserve(&again->arena, MEMORY_PARAMETERS, "parameters", count * sizeof(float), &again->parameters);

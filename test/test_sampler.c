@@ -27,7 +27,8 @@ static void fixture_open(Fixture *fixture, int threads) {
     gpt_neo_parameter_table(&fixture->config, &fixture->table);
     arena_reserve(&fixture->training, MEMORY_PARAMETERS, "parameters", fixture->table.parameter_count * sizeof(float),
                   &fixture->parameters);
-    gpt_neo_reserve(&fixture->model, &fixture->training, &fixture->config, 1, POSITIONS, threads);
+    GptNeoSettings settings = gpt_neo_on_cpu(1, POSITIONS, threads);
+    gpt_neo_reserve(&fixture->model, &fixture->training, &fixture->config, &settings);
     sampler_reserve(&fixture->sampler, &fixture->sampling, &fixture->config, threads);
     assert_true(arena_commit(&fixture->training, &error) && arena_commit(&fixture->sampling, &error));
     fixture->stream.team = team_create(threads, true);
@@ -54,7 +55,7 @@ static void test_steps_equal_forward(void **state) {
     int C = fixture.config.channels, V = fixture.config.vocabulary;
     float *expected = (float *)malloc(sizeof(float) * (size_t)(POSITIONS * V));
     gpt_neo_forward(&fixture.model, &fixture.stream, fixture.parameters, fixture.tokens, NULL);
-    matmul_forward(&fixture.stream, expected, gpt_neo_hidden(&fixture.model), fixture.parameters, POSITIONS, C, V);
+    cpu_matmul_forward(&fixture.stream, expected, V, real_floats_const(gpt_neo_hidden(&fixture.model)), fixture.parameters, POSITIONS, C, V);
     for (int round = 0; round < 2; round++) { // the second round finds the cache of the first one
         sampler_reset(&fixture.sampler);
         for (int t = 0; t < POSITIONS; t++) {
@@ -105,7 +106,7 @@ static void test_choose(void **state) {
     Sampler sampler;
     Random random;
     memset(&sampler, 0, sizeof sampler);
-    sampler.model.logits = logits;
+    sampler.model.logits = (Real *)(void *)logits;
     sampler.model.config.vocabulary = 6;
     sampler.sorted = sorted;
     random.state = 1;

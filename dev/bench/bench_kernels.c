@@ -151,7 +151,8 @@ static void bench_open(Bench *bench) {
     for (int i = 0; i < 3; i++) {
         arena_reserve(&bench->arena, MEMORY_WORKSPACE, "square", sizeof(float) * SQUARE * SQUARE, &bench->square[i]);
     }
-    gpt_neo_reserve(&bench->model, &bench->arena, &bench->config, bench->B, bench->T, bench->threads);
+    GptNeoSettings settings = gpt_neo_on_cpu(bench->B, bench->T, bench->threads);
+    gpt_neo_reserve(&bench->model, &bench->arena, &bench->config, &settings);
     if (!arena_commit(&bench->arena, &error)) {
         fprintf(stderr, "%s\n", error.text);
         exit(EXIT_USER_MISTAKE);

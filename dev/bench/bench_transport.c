@@ -76,7 +76,7 @@ typedef struct Work {
 static void work_task(void *context, Stream *stream) {
     Work *work = (Work *)context;
     double began = clock_seconds();
-    for (int i = 0; i < work->products; i++) { matmul_forward(stream, work->c, work->a, work->b, SIDE, SIDE, SIDE); }
+    for (int i = 0; i < work->products; i++) { cpu_matmul_forward(stream, work->c, SIDE, work->a, work->b, SIDE, SIDE, SIDE); }
     work->seconds = clock_seconds() - began;
 }
 
@@ -120,7 +120,7 @@ static void bench_waiting(Transport *transport, double megabits) {
     fill_random(work.b, SIDE * SIDE, 2);
     fill_random(buffer, shard * (size_t)transport->size, 3);
     Team *team = team_create(1, false), *own = team_create(1, false);
-    Stream *compute = stream_create("compute", team), *communication = stream_create("communication", own);
+    Stream *compute = stream_create("compute", team, NULL), *communication = stream_create("communication", own, NULL);
     Event *computed = event_create(), *communicated = event_create();
     Exchange exchange = {transport, buffer, shard, 0, 0};
     work.products = 1500;

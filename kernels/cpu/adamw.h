@@ -80,7 +80,7 @@ static inline void adamw_task(void *context, int task, int thread) {
 
 // commit: moves master and moments and writes the new parameters to out. Otherwise writes to out what a commit would write, and nothing
 // else.
-static inline void adamw(Stream *stream, AdamWRange *range, bool commit) {
+static inline void cpu_adamw(Stream *stream, AdamWRange *range, bool commit) {
     assert(commit || range->out != range->master);
     range->commit = commit;
     team_run(stream->team, (int)((range->count + ADAMW_BLOCK - 1) / ADAMW_BLOCK), adamw_task, range);

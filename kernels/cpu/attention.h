@@ -112,7 +112,7 @@ static inline void attention_forward_task(void *context, int task, int thread) {
     }
 }
 
-static inline void attention_forward(Stream *stream, float *output, float *log_sums, float *workspace, const float *qkv, int B, int T,
+static inline void cpu_attention_forward(Stream *stream, float *output, float *log_sums, float *workspace, const float *qkv, int B, int T,
                                      int C, int heads, int window) {
     Attention work;
     memset(&work, 0, sizeof work);
@@ -180,7 +180,7 @@ static inline void attention_backward_task(void *context, int task, int thread) 
     }
 }
 
-static inline void attention_backward(Stream *stream, float *d_qkv, int d_qkv_stride, float *workspace, const float *d_output,
+static inline void cpu_attention_backward(Stream *stream, float *d_qkv, int d_qkv_stride, float *workspace, const float *d_output,
                                       const float *qkv, const float *log_sums, int B, int T, int C, int heads, int window) {
     Attention work;
     memset(&work, 0, sizeof work);
@@ -226,7 +226,7 @@ static inline void attention_decode_task(void *context, int task, int thread) {
     }
 }
 
-static inline void attention_decode(Stream *stream, float *output, float *scores, const float *query, const float *keys,
+static inline void cpu_attention_decode(Stream *stream, float *output, float *scores, const float *query, const float *keys,
                                     const float *values, int position, int positions, int C, int heads, int window) {
     AttentionDecode work;
     work.output = output;

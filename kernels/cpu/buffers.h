@@ -35,7 +35,7 @@ static inline void buffer_move_task(void *context, int task, int thread) {
 }
 
 // out <- in where out is not NULL; then in <- 0 where `clear`.
-static inline void buffer_move(Stream *stream, float *out, float *in, size_t count, bool clear) {
+static inline void cpu_buffer_move(Stream *stream, float *out, float *in, size_t count, bool clear) {
     BufferJob job = {out, in, NULL, count, clear};
     team_run(stream->team, (int)buffer_blocks(count), buffer_move_task, &job);
 }
@@ -52,8 +52,8 @@ static inline void buffer_square_task(void *context, int task, int thread) {
 }
 
 // The sum of squares of in (count); partials (buffer_blocks(count)) is scratch.
-static inline double buffer_sum_of_squares(Stream *stream, float *in, size_t count, double *partials) {
-    BufferJob job = {NULL, in, partials, count, false};
+static inline double cpu_buffer_sum_of_squares(Stream *stream, const float *in, size_t count, double *partials) {
+    BufferJob job = {NULL, (float *)in, partials, count, false};
     team_run(stream->team, (int)buffer_blocks(count), buffer_square_task, &job);
     double sum = 0;
     for (size_t i = 0; i < buffer_blocks(count); i++) { sum += partials[i]; }

@@ -61,7 +61,7 @@ static inline void cross_entropy_task(void *context, int task, int thread) {
     for (int row = begin; row < end; row++) { cross_entropy_row(work, row); }
 }
 
-static inline void cross_entropy(Stream *stream, float *logits, float *losses, const int32_t *targets, int rows, int vocabulary,
+static inline void cpu_cross_entropy(Stream *stream, float *logits, float *losses, const int32_t *targets, int rows, int vocabulary,
                                  float gradient_scale) {
     CrossEntropy work;
     work.logits = logits;

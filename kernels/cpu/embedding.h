@@ -33,7 +33,7 @@ static inline void embedding_forward_task(void *context, int task, int thread) {
     }
 }
 
-static inline void embedding_forward(Stream *stream, float *output, const float *wte, const float *wpe, const int32_t *tokens, int B, int T,
+static inline void cpu_embedding_forward(Stream *stream, float *output, const float *wte, const float *wpe, const int32_t *tokens, int B, int T,
                                      int C) {
     Embedding work;
     memset(&work, 0, sizeof work);
@@ -59,7 +59,7 @@ static inline void embedding_backward_task(void *context, int task, int thread) 
     }
 }
 
-static inline void embedding_backward(Stream *stream, float *d_wte, float *d_wpe, const float *d_output, const int32_t *tokens, int B,
+static inline void cpu_embedding_backward(Stream *stream, float *d_wte, float *d_wpe, const float *d_output, const int32_t *tokens, int B,
                                       int T, int C) {
     Embedding work;
     memset(&work, 0, sizeof work);
@@ -71,6 +71,15 @@ static inline void embedding_backward(Stream *stream, float *d_wte, float *d_wpe
     work.T = T;
     work.channels = C;
     team_run(stream->team, (C + EMBEDDING_STRIP - 1) / EMBEDDING_STRIP, embedding_backward_task, &work);
+}
+
+// order (rows) = the places of tokens (rows), sorted by token and then by place: the order in which a GPU adds up the gradient of the token
+// table. counts: workspace (V + 1).
+static inline void embedding_order(int32_t *order, int32_t *counts, const int32_t *tokens, int rows, int V) {
+    memset(counts, 0, ((size_t)V + 1) * sizeof *counts);
+    for (int row = 0; row < rows; row++) { counts[tokens[row] + 1]++; }
+    for (int token = 0; token < V; token++) { counts[token + 1] += counts[token]; }
+    for (int row = 0; row < rows; row++) { order[counts[tokens[row]]++] = row; }
 }
 
 #endif

@@ -41,7 +41,7 @@ static inline void gelu_forward_task(void *context, int task, int thread) {
     }
 }
 
-static inline void gelu_forward(Stream *stream, float *output, float *derivative, const float *bias, int rows, int columns) {
+static inline void cpu_gelu_forward(Stream *stream, float *output, float *derivative, const float *bias, int rows, int columns) {
     Gelu work;
     memset(&work, 0, sizeof work);
     work.output = output;
@@ -72,7 +72,7 @@ static inline void gelu_backward_task(void *context, int task, int thread) {
     }
 }
 
-static inline void gelu_backward(Stream *stream, float *gradient, int gradient_stride, float *d_bias, float *partials,
+static inline void cpu_gelu_backward(Stream *stream, float *gradient, int gradient_stride, float *d_bias, float *partials,
                                  const float *derivative, int rows, int columns) {
     Gelu work;
     memset(&work, 0, sizeof work);

@@ -14,25 +14,26 @@
 #include "row_blocks.h"
 
 typedef struct LayernormForward {
-    float *output;                // (rows, C)
-    float *statistics;            // (rows, 2): mean, 1/deviation
-    float *residual;              // (rows, C); written if branch is given, else only read
-    const float *residual_before; // (rows, C)
-    const float *branch;          // (rows, C) or NULL
-    const float *branch_bias;     // (C)
-    const float *weight, *bias;   // (C)
+    Real *output;                // (rows, C)
+    float *statistics;           // (rows, 2): mean, 1/deviation
+    Real *residual;              // (rows, C); written if branch is given, else only read
+    const Real *residual_before; // (rows, C)
+    const Real *branch;          // (rows, C) or NULL
+    const Real *branch_bias;     // (C)
+    const Real *weight, *bias;   // (C)
     float epsilon;
     int rows, channels;
 } LayernormForward;
 
 static inline void layernorm_forward_row(const LayernormForward *work, int row) {
     int C = work->channels;
-    float *x = work->residual + (size_t)row * (size_t)C;
-    float *output = work->output + (size_t)row * (size_t)C;
-    const float *weight = work->weight, *bias = work->bias;
+    float *x = real_floats(work->residual) + (size_t)row * (size_t)C;
+    float *output = real_floats(work->output) + (size_t)row * (size_t)C;
+    const float *weight = real_floats_const(work->weight), *bias = real_floats_const(work->bias);
     if (work->branch != NULL) {
-        const float *before = work->residual_before + (size_t)row * (size_t)C, *branch = work->branch + (size_t)row * (size_t)C;
-        const float *branch_bias = work->branch_bias;
+        const float *before = real_floats_const(work->residual_before) + (size_t)row * (size_t)C;
+        const float *branch = real_floats_const(work->branch) + (size_t)row * (size_t)C;
+        const float *branch_bias = real_floats_const(work->branch_bias);
         for (int c = 0; c < C; c++) { x[c] = before[c] + (branch[c] + branch_bias[c]); }
     }
     float sum = 0.0f, squares = 0.0f;
@@ -55,28 +56,29 @@ static inline void layernorm_forward_task(void *context, int task, int thread) {
     }
 }
 
-static inline void layernorm_forward(Stream *stream, const LayernormForward *work) {
+static inline void cpu_layernorm_forward(Stream *stream, const LayernormForward *work) {
     team_run(stream->team, row_block_count(work->rows), layernorm_forward_task, (void *)work);
 }
 
 typedef struct LayernormBackward {
-    float *d_residual;                        // (rows, C); the result
+    Real *d_residual;                         // (rows, C); the result
     bool accumulate;                          // d_residual += instead of =
     float *d_weight, *d_bias, *d_branch_bias; // (C), +=; d_branch_bias may be NULL
-    float *partials;                          // workspace (ROW_BLOCKS, 3, C)
-    const float *d_output;                    // (rows, C)
-    const float *residual;                    // (rows, C), as forward left it
+    float *partials;                          // workspace (row_partials_floats(3C))
+    const Real *d_output;                     // (rows, C)
+    const Real *residual;                     // (rows, C), as forward left it
     const float *statistics;                  // (rows, 2)
-    const float *weight;                      // (C)
+    const Real *weight;                       // (C)
     int rows, channels;
 } LayernormBackward;
 
 // With n = (x - mean) scale and g = d_output weight:  dx = scale (g - mean(g) - n mean(g n)).
 static inline void layernorm_backward_row(const LayernormBackward *work, int row, float *partials) {
     int C = work->channels;
-    const float *x = work->residual + (size_t)row * (size_t)C, *d_output = work->d_output + (size_t)row * (size_t)C;
-    const float *weight = work->weight;
-    float *d_residual = work->d_residual + (size_t)row * (size_t)C;
+    const float *x = real_floats_const(work->residual) + (size_t)row * (size_t)C;
+    const float *d_output = real_floats_const(work->d_output) + (size_t)row * (size_t)C;
+    const float *weight = real_floats_const(work->weight);
+    float *d_residual = real_floats(work->d_residual) + (size_t)row * (size_t)C;
     float *d_weight = partials, *d_bias = partials + C, *d_branch = partials + 2 * (size_t)C;
     float mean = work->statistics[2 * (size_t)row], scale = work->statistics[2 * (size_t)row + 1];
     float sum = 0.0f, product = 0.0f;
@@ -111,7 +113,7 @@ static inline void layernorm_backward_task(void *context, int task, int thread) 
     }
 }
 
-static inline void layernorm_backward(Stream *stream, const LayernormBackward *work) {
+static inline void cpu_layernorm_backward(Stream *stream, const LayernormBackward *work) {
     int blocks = row_block_count(work->rows), C = work->channels;
     team_run(stream->team, blocks, layernorm_backward_task, (void *)work);
     column_sums_add(stream, work->d_weight, work->partials, blocks, 3 * C, C);

@@ -29,14 +29,14 @@ typedef struct Co2Step {
 } Co2Step;
 
 // delta = outer - local
-OUTER_FUNCTION void outer_delta(float *delta, const float *outer, const float *local, size_t count) {
+OUTER_FUNCTION void cpu_outer_delta(float *delta, const float *outer, const float *local, size_t count) {
 #pragma omp simd
     for (size_t i = 0; i < count; i++) { delta[i] = outer[i] - local[i]; }
 }
 
 // momentum = mu * momentum + D; outer -= learning_rate * (D + mu * momentum); local = alpha * local + (1 - alpha) * outer, for the mean D
 // of what all workers sent.
-OUTER_FUNCTION void outer_nesterov(float *outer, float *momentum, float *local, const float *sum, size_t count, const OuterStep *step) {
+OUTER_FUNCTION void cpu_outer_nesterov(float *outer, float *momentum, float *local, const float *sum, size_t count, const OuterStep *step) {
     const float inverse = step->inverse_ranks, rate = step->learning_rate, mu = step->momentum;
     const float alpha = step->alpha, rest = 1.0f - step->alpha;
 #pragma omp simd
@@ -57,7 +57,7 @@ static inline float outer_clip(float value, float phi) {
 
 // exchange: in, where `received`, the sum of what was sent a round ago; out, base - local, to be sent now. Then base and local become
 // base - alpha * clip(momentum), with momentum = beta * momentum + D / gap; without a sum the base stays.
-OUTER_FUNCTION void outer_co2(float *base, float *momentum, float *local, float *exchange, size_t count, const Co2Step *step) {
+OUTER_FUNCTION void cpu_outer_co2(float *base, float *momentum, float *local, float *exchange, size_t count, const Co2Step *step) {
     const Co2Step s = *step;
 #pragma omp simd
     for (size_t i = 0; i < count; i++) {

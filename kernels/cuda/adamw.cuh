@@ -1,0 +1,51 @@
+// adamw.cuh: one optimizer step over a range of elements on a GPU.
+//
+// Contract: kernels/cpu/adamw.h, whose formula this is, in the same order. An estimate and the commit that would follow on the same
+// gradient give the same bits: both are one function of the element. Bits may differ from the CPU's where a multiplication and an addition
+// are fused.
+//
+// Bound by memory: a commit reads four arrays and writes four, an estimate writes one. Quads (buffers.cuh) move 16 bytes at a time, and all
+// four loads of a thread are under way before it needs the first.
+#ifndef ACCO_KERNELS_CUDA_ADAMW_CUH
+#define ACCO_KERNELS_CUDA_ADAMW_CUH
+
+#include "buffers.cuh"
+
+#include "../cpu/adamw.h"
+
+// The new parameter; *first and *second become the new moments.
+static __device__ __forceinline__ float adamw_element(const AdamWStep &step, float gradient, float master, float *first, float *second) {
+    float g = gradient / step.divisor * step.scale;
+    float m = step.beta1 * *first + step.gain1 * g;
+    float v = step.beta2 * *second + step.gain2 * g * g;
+    *first = m;
+    *second = v;
+    return master * step.keep - step.learning_rate * (m / step.correction1) / (sqrtf(v / step.correction2) + step.epsilon);
+}
+
+static __global__ void adamw_kernel(AdamWRange range, bool wide) {
+    float gradient[4], master[4], first[4], second[4];
+    Quad quad = quad_of_kernel(range.count, wide);
+    quad_load(gradient, range.gradient, quad);
+    quad_load(master, range.master, quad);
+    quad_load(first, range.first_moment, quad);
+    quad_load(second, range.second_moment, quad);
+    for (int i = 0; i < 4; i++) { master[i] = adamw_element(range.step, gradient[i], master[i], &first[i], &second[i]); }
+    if (range.commit) {
+        quad_store(range.first_moment, first, quad);
+        quad_store(range.second_moment, second, quad);
+        if (range.out != range.master) { quad_store(range.master, master, quad); }
+    }
+    quad_store(range.out, master, quad);
+}
+
+// As cpu_adamw; the pointers of the range are the device's.
+static inline void cuda_adamw(Stream *stream, AdamWRange *range, bool commit) {
+    assert(commit || range->out != range->master);
+    range->commit = commit;
+    bool wide = quad_fits(range->out) && quad_fits(range->master) && quad_fits(range->first_moment) &&
+                quad_fits(range->second_moment) && quad_fits(range->gradient);
+    quad_launch(stream, adamw_kernel, range->count, *range, wide);
+}
+
+#endif

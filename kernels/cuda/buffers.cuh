@@ -1,0 +1,161 @@
+// buffers.cuh: what happens to whole buffers on a GPU, and how every elementwise kernel over flat fp32 buffers cuts its work.
+//
+// Contract: kernels/cpu/buffers.h, except that the partial sums of squares stay on the device, for the caller to download and to add in
+// order. cuda_buffer_round and cuda_reals_from_floats are what the narrower format of parameters needs.
+//
+// All of these are bound by memory: each byte is read once and written once. A thread has a Quad, four elements that it loads and stores
+// with one access of 16 bytes each where the pointers allow that; shards begin anywhere, so all kernels also run on pointers of 4 bytes
+// alignment. A block of threads takes BUFFER_QUADS elements, the sum of squares one BUFFER_BLOCK: as many partial sums as on the CPU,
+// whatever the GPU.
+#ifndef ACCO_KERNELS_CUDA_BUFFERS_CUH
+#define ACCO_KERNELS_CUDA_BUFFERS_CUH
+
+#include "language.cuh"
+
+#include "../cpu/buffers.h"
+
+enum { BUFFER_THREADS = 256, BUFFER_QUADS = 4 * BUFFER_THREADS, BUFFER_SQUARES_THREADS = 512 };
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Four elements of a thread
+
+// Elements first, first + step, ... below end. Neighbours where four may be accessed at once, else a block's width apart: then the accesses
+// are narrow, but those of a warp still make whole lines.
+struct Quad {
+    size_t first, step, end;
+    bool whole; // one access
+};
+
+// Of the 4 * blockDim.x elements from `begin` on.
+static __device__ __forceinline__ Quad quad_of_thread(size_t begin, size_t end, bool wide) {
+    Quad quad;
+    quad.first = begin + (wide ? 4u * threadIdx.x : threadIdx.x);
+    quad.step = wide ? 1 : blockDim.x;
+    quad.end = end;
+    quad.whole = wide && quad.first + 4 <= end;
+    return quad;
+}
+
+// Of an elementwise kernel, launched by quad_launch.
+static __device__ __forceinline__ Quad quad_of_kernel(size_t count, bool wide) {
+    return quad_of_thread((size_t)blockIdx.x * BUFFER_QUADS, count, wide);
+}
+
+template <typename R> struct alignas(4 * sizeof(R)) QuadPack {
+    R values[4];
+};
+
+// Whether four neighbours of an array that begins at `place` are aligned for one access; NULL, an array that is not there, hinders nobody.
+template <typename R> static inline bool quad_fits(const R *place) { return (uintptr_t)place % sizeof(QuadPack<R>) == 0; }
+
+// Zeros where the array has ended.
+static __device__ __forceinline__ void quad_load(float values[4], const float *place, const Quad &quad) {
+    if (quad.whole) {
+        QuadPack<float> pack = *reinterpret_cast<const QuadPack<float> *>(place + quad.first);
+        for (int i = 0; i < 4; i++) { values[i] = pack.values[i]; }
+        return;
+    }
+    for (int i = 0; i < 4; i++) {
+        size_t element = quad.first + i * quad.step;
+        values[i] = element < quad.end ? place[element] : 0.0f;
+    }
+}
+
+template <typename R> static __device__ __forceinline__ void quad_store(R *place, const float values[4], const Quad &quad) {
+    if (quad.whole) {
+        QuadPack<R> pack;
+        for (int i = 0; i < 4; i++) { pack.values[i] = from_float<R>(values[i]); }
+        *reinterpret_cast<QuadPack<R> *>(place + quad.first) = pack;
+        return;
+    }
+    for (int i = 0; i < 4; i++) {
+        size_t element = quad.first + i * quad.step;
+        if (element < quad.end) { place[element] = from_float<R>(values[i]); }
+    }
+}
+
+// Launches an elementwise kernel over count elements; none, no launch.
+template <typename... Parameters, typename... Arguments>
+static inline void quad_launch(Stream *stream, void (*kernel)(Parameters...), size_t count, Arguments... arguments) {
+    if (count == 0) { return; }
+    cuda_launch(stream, kernel, dim3(cuda_blocks(count, BUFFER_QUADS)), dim3(BUFFER_THREADS), 0, arguments...);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Moving and clearing
+
+static __global__ void buffer_move_kernel(float *out, float *in, size_t count, bool clear, bool wide) {
+    const float zeros[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    Quad quad = quad_of_kernel(count, wide);
+    if (out != NULL) {
+        float values[4];
+        quad_load(values, in, quad);
+        quad_store(out, values, quad);
+    }
+    if (clear) { quad_store(in, zeros, quad); }
+}
+
+// out <- in where out is not NULL; then in <- 0 where `clear`.
+static inline void cuda_buffer_move(Stream *stream, float *out, float *in, size_t count, bool clear) {
+    if (out == NULL && !clear) { return; }
+    quad_launch(stream, buffer_move_kernel, count, out, in, count, clear, quad_fits(out) && quad_fits(in));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Norm
+
+static __global__ void buffer_squares_kernel(double *partials, const float *values, size_t count, bool wide) {
+    size_t begin = (size_t)blockIdx.x * BUFFER_BLOCK, end = count - begin < (size_t)BUFFER_BLOCK ? count : begin + BUFFER_BLOCK;
+    double sum = 0;
+    for (size_t at = begin; at < end; at += 4u * blockDim.x) {
+        float mine[4];
+        quad_load(mine, values, quad_of_thread(at, end, wide));
+        for (int i = 0; i < 4; i++) { sum += (double)mine[i] * (double)mine[i]; }
+    }
+    sum = block_sum(sum, (double *)(void *)cuda_shared());
+    if (threadIdx.x == 0) { partials[blockIdx.x] = sum; }
+}
+
+// partials (buffer_blocks(count)), on the device: the sum of squares of each BUFFER_BLOCK of values (count).
+static inline void cuda_buffer_sums_of_squares(Stream *stream, double *partials, const float *values, size_t count) {
+    if (count == 0) { return; }
+    dim3 blocks((unsigned)buffer_blocks(count)), threads(BUFFER_SQUARES_THREADS);
+    size_t scratch = BUFFER_SQUARES_THREADS / WARP * sizeof(double);
+    cuda_launch(stream, buffer_squares_kernel, blocks, threads, scratch, partials, values, count, quad_fits(values));
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Formats
+
+template <typename R> static __global__ void buffer_convert_kernel(R *out, const float *in, size_t count, bool wide) {
+    float values[4];
+    Quad quad = quad_of_kernel(count, wide);
+    quad_load(values, in, quad);
+    quad_store(out, values, quad);
+}
+
+// out (count), in the stream's precision <- in (count).
+static inline void cuda_reals_from_floats(Stream *stream, Real *out, const float *in, size_t count) {
+    if (stream->precision == PRECISION_BF16) {
+        __nv_bfloat16 *halves = (__nv_bfloat16 *)(void *)out;
+        quad_launch(stream, buffer_convert_kernel<__nv_bfloat16>, count, halves, in, count, quad_fits(halves) && quad_fits(in));
+    } else {
+        float *floats = real_floats(out);
+        quad_launch(stream, buffer_convert_kernel<float>, count, floats, in, count, quad_fits(floats) && quad_fits(in));
+    }
+}
+
+static __global__ void buffer_round_kernel(float *values, size_t count, bool wide) {
+    float mine[4];
+    Quad quad = quad_of_kernel(count, wide);
+    quad_load(mine, values, quad);
+    for (int i = 0; i < 4; i++) { mine[i] = to_float(from_float<__nv_bfloat16>(mine[i])); }
+    quad_store(values, mine, quad);
+}
+
+// Each of values (count) becomes the nearest bf16.
+static inline void cuda_buffer_round(Stream *stream, float *values, size_t count) {
+    quad_launch(stream, buffer_round_kernel, count, values, count, quad_fits(values));
+}
+
+#endif

@@ -1,0 +1,148 @@
+// column_sums.cuh: how kernels cut a (rows, columns) array into blocks and threads, and how sums over rows stay bit-reproducible.
+//
+// A thread owns a piece of the columns, 16 bytes wide where rows are aligned and one element where not, and goes down some rows. Pieces lie
+// side by side in strips of at most COLUMN_STRIP threads: a warp reads one line, and what belongs to a column is loaded once.
+//
+// A kernel that sums over rows cuts them into at most CUDA_ROW_BLOCKS blocks, a number that depends on the rows alone, leaves the sums of
+// each in a workspace of (CUDA_ROW_BLOCKS, width) floats, and column_sums adds those in a fixed order. CUDA_ROW_BLOCKS is two blocks for
+// each multiprocessor of an H200: all of them run at once, and the workspace stays in the second-level cache. The few columns there are
+// would leave most of a GPU idle if one thread walked down all partial sums, so COLUMN_SLICES warps share the walk.
+#ifndef ACCO_KERNELS_CUDA_COLUMN_SUMS_CUH
+#define ACCO_KERNELS_CUDA_COLUMN_SUMS_CUH
+
+#include "language.cuh"
+
+enum { CUDA_ROW_BLOCKS = 264, COLUMN_STRIP = 512, COLUMN_SLICES = 16, COLUMN_TARGETS = 3 };
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Pieces of rows
+
+// WIDTH elements that one thread loads or stores at once. Eight bf16 are kept as pairs: the compiler would give each a register of its own.
+template <typename R, int WIDTH> struct __align__(WIDTH * sizeof(R)) Piece {
+    R values[WIDTH];
+};
+
+template <> struct __align__(16) Piece<__nv_bfloat16, 8> {
+    uint32_t pairs[4];
+};
+
+template <typename R, int WIDTH> static __device__ __forceinline__ void piece_unpack(float values[WIDTH], const Piece<R, WIDTH> &piece) {
+    UNROLL
+    for (int k = 0; k < WIDTH; k++) { values[k] = to_float(piece.values[k]); }
+}
+
+static __device__ __forceinline__ void piece_unpack(float values[8], const Piece<__nv_bfloat16, 8> &piece) {
+    UNROLL
+    for (int k = 0; k < 4; k++) {
+        values[2 * k] = __uint_as_float(piece.pairs[k] << 16);
+        values[2 * k + 1] = __uint_as_float(piece.pairs[k] & 0xffff0000u);
+    }
+}
+
+// Rounds to R.
+template <int WIDTH, typename R> static __device__ __forceinline__ void piece_pack(Piece<R, WIDTH> &piece, const float values[WIDTH]) {
+    UNROLL
+    for (int k = 0; k < WIDTH; k++) { piece.values[k] = from_float<R>(values[k]); }
+}
+
+static __device__ __forceinline__ void piece_pack(Piece<__nv_bfloat16, 8> &piece, const float values[8]) {
+    UNROLL
+    for (int k = 0; k < 4; k++) { piece.pairs[k] = bf16_pair(values[2 * k], values[2 * k + 1]); }
+}
+
+template <int WIDTH, typename R> static __device__ __forceinline__ Piece<R, WIDTH> piece_load(const R *place) {
+    return *reinterpret_cast<const Piece<R, WIDTH> *>(place);
+}
+
+template <int WIDTH, typename R> static __device__ __forceinline__ void piece_store(R *place, const Piece<R, WIDTH> &piece) {
+    *reinterpret_cast<Piece<R, WIDTH> *>(place) = piece;
+}
+
+// place (WIDTH) += values, 16 bytes at a time.
+template <int WIDTH> static __device__ __forceinline__ void floats_add(float *place, const float values[WIDTH]) {
+    constexpr int STEP = WIDTH < 4 ? 1 : 4;
+    UNROLL
+    for (int i = 0; i < WIDTH; i += STEP) {
+        Piece<float, STEP> sum = piece_load<STEP>(place + i);
+        for (int k = 0; k < STEP; k++) { sum.values[k] += values[i + k]; }
+        piece_store<STEP>(place + i, sum);
+    }
+}
+
+template <int WIDTH> static __device__ __forceinline__ void floats_store(float *place, const float values[WIDTH]) {
+    constexpr int STEP = WIDTH < 4 ? 1 : 4;
+    UNROLL
+    for (int i = 0; i < WIDTH; i += STEP) {
+        Piece<float, STEP> piece;
+        for (int k = 0; k < STEP; k++) { piece.values[k] = values[i + k]; }
+        piece_store<STEP>(place + i, piece);
+    }
+}
+
+template <typename R> static __host__ __device__ __forceinline__ R *reals(Real *place) { return (R *)(void *)place; }
+template <typename R> static __host__ __device__ __forceinline__ const R *reals(const Real *place) {
+    return (const R *)(const void *)place;
+}
+
+// Strips of `threads` threads each that cover `pieces`.
+struct ColumnStrips {
+    unsigned strips, threads;
+};
+
+static inline ColumnStrips cuda_column_strips(int pieces) {
+    ColumnStrips result;
+    result.strips = cuda_blocks((size_t)pieces, COLUMN_STRIP);
+    result.threads = cuda_blocks(cuda_blocks((size_t)pieces, result.strips), WARP) * WARP;
+    return result;
+}
+
+// The first column of this thread's piece; blocks of one strip have the same blockIdx.y.
+static __device__ __forceinline__ int strip_column(int width) { return (int)(blockIdx.y * blockDim.x + threadIdx.x) * width; }
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Sums over rows
+
+static inline int cuda_row_blocks(int rows) { return rows < CUDA_ROW_BLOCKS ? rows : CUDA_ROW_BLOCKS; }
+
+// First row of block `block` of `blocks`, the first of which have one row more than others; block `blocks` gives `rows`.
+static __device__ __forceinline__ int cuda_row_begin(int block, int blocks, int rows) {
+    int longer = rows % blocks;
+    return rows / blocks * block + (block < longer ? block : longer);
+}
+
+// Where the sums of up to COLUMN_TARGETS arrays go that lie side by side in a row of partials.
+struct ColumnTargets {
+    float *sums[COLUMN_TARGETS];
+};
+
+static __global__ void __launch_bounds__(WARP *COLUMN_SLICES)
+    column_sums_kernel(ColumnTargets targets, const float *partials, int blocks, int stride, int columns) {
+    float *slices = (float *)cuda_shared(); // (COLUMN_SLICES, WARP)
+    int column = (int)blockIdx.x * WARP + lane_index(), slice = warp_index();
+    const float *first = partials + (size_t)blockIdx.y * (size_t)columns + column;
+    float sum = 0.0f;
+    if (column < columns) {
+        for (int block = slice; block < blocks; block += COLUMN_SLICES) { sum += first[(size_t)block * (size_t)stride]; }
+    }
+    slices[slice * WARP + lane_index()] = sum;
+    __syncthreads();
+    if (slice != 0 || column >= columns) { return; }
+    for (int i = 1; i < COLUMN_SLICES; i++) { sum += slices[i * WARP + lane_index()]; }
+    targets.sums[blockIdx.y][column] += sum;
+}
+
+// `arrays` arrays of `columns` columns at once, side by side in each row of partials.
+static inline void cuda_column_sums_add_all(Stream *stream, ColumnTargets targets, int arrays, const float *partials, int blocks,
+                                            int stride, int columns) {
+    dim3 grid(cuda_blocks((size_t)columns, WARP), (unsigned)arrays);
+    cuda_launch(stream, column_sums_kernel, grid, dim3(WARP * COLUMN_SLICES), COLUMN_SLICES * WARP * sizeof(float), targets, partials,
+                blocks, stride, columns);
+}
+
+// sums (columns) += the sum of `blocks` rows of partials (blocks, stride), in a fixed order.
+static inline void cuda_column_sums_add(Stream *stream, float *sums, const float *partials, int blocks, int stride, int columns) {
+    ColumnTargets targets = {{sums, NULL, NULL}};
+    cuda_column_sums_add_all(stream, targets, 1, partials, blocks, stride, columns);
+}
+
+#endif

@@ -1,0 +1,90 @@
+// outer.cuh: the outer steps of rules whose workers take steps of their own, on a GPU.
+//
+// Contract: kernels/cpu/outer.h, whose formulas these are, in the same order; bits may differ from the CPU's where a multiplication and an
+// addition are fused. A result does not depend on how a vector is cut. Elementwise, in Quads (buffers.cuh): each array is read once and
+// written once, and a thread has all its loads under way before it needs the first.
+#ifndef ACCO_KERNELS_CUDA_OUTER_CUH
+#define ACCO_KERNELS_CUDA_OUTER_CUH
+
+#include "buffers.cuh"
+
+#include "../cpu/outer.h"
+
+static __global__ void outer_delta_kernel(float *delta, const float *outer, const float *local, size_t count, bool wide) {
+    float from[4], to[4];
+    Quad quad = quad_of_kernel(count, wide);
+    quad_load(from, outer, quad);
+    quad_load(to, local, quad);
+    for (int i = 0; i < 4; i++) { from[i] -= to[i]; }
+    quad_store(delta, from, quad);
+}
+
+// delta = outer - local
+static inline void cuda_outer_delta(Stream *stream, float *delta, const float *outer, const float *local, size_t count) {
+    bool wide = quad_fits(delta) && quad_fits(outer) && quad_fits(local);
+    quad_launch(stream, outer_delta_kernel, count, delta, outer, local, count, wide);
+}
+
+static __global__ void outer_nesterov_kernel(float *outer, float *momentum, float *local, const float *sum, size_t count, OuterStep step,
+                                             bool wide) {
+    float place[4], velocity[4], worker[4], sent[4];
+    Quad quad = quad_of_kernel(count, wide);
+    quad_load(place, outer, quad);
+    quad_load(velocity, momentum, quad);
+    quad_load(worker, local, quad);
+    quad_load(sent, sum, quad);
+    for (int i = 0; i < 4; i++) {
+        float mean = sent[i] * step.inverse_ranks;
+        velocity[i] = step.momentum * velocity[i] + mean;
+        place[i] = place[i] - step.learning_rate * (mean + step.momentum * velocity[i]);
+        worker[i] = step.alpha > 0.0f ? step.alpha * worker[i] + (1.0f - step.alpha) * place[i] : place[i];
+    }
+    quad_store(momentum, velocity, quad);
+    quad_store(outer, place, quad);
+    quad_store(local, worker, quad);
+}
+
+// As cpu_outer_nesterov.
+static inline void cuda_outer_nesterov(Stream *stream, float *outer, float *momentum, float *local, const float *sum, size_t count,
+                                       const OuterStep *step) {
+    bool wide = quad_fits(outer) && quad_fits(momentum) && quad_fits(local) && quad_fits(sum);
+    quad_launch(stream, outer_nesterov_kernel, count, outer, momentum, local, sum, count, *step, wide);
+}
+
+// A NaN stays, as in outer_clip.
+static __device__ __forceinline__ float outer_clip_element(float value, float phi) {
+    float below = value > phi ? phi : value;
+    return phi > 0.0f ? (below < -phi ? -phi : below) : value;
+}
+
+// Without a sum, what `exchange` and the momentum hold is neither used nor, in the momentum, touched.
+static __global__ void outer_co2_kernel(float *base, float *momentum, float *local, float *exchange, size_t count, Co2Step step,
+                                        bool wide) {
+    float place[4], worker[4], delta[4];
+    Quad quad = quad_of_kernel(count, wide);
+    quad_load(place, base, quad);
+    quad_load(worker, local, quad);
+    for (int i = 0; i < 4; i++) { delta[i] = place[i] - worker[i]; }
+    if (step.received) {
+        float velocity[4], sum[4];
+        quad_load(velocity, momentum, quad);
+        quad_load(sum, exchange, quad);
+        for (int i = 0; i < 4; i++) {
+            velocity[i] = step.beta * velocity[i] + sum[i] * step.inverse_ranks / step.gap;
+            place[i] = place[i] - step.alpha * outer_clip_element(velocity[i], step.phi);
+        }
+        quad_store(momentum, velocity, quad);
+        quad_store(base, place, quad);
+    }
+    quad_store(local, place, quad);
+    quad_store(exchange, delta, quad);
+}
+
+// As cpu_outer_co2.
+static inline void cuda_outer_co2(Stream *stream, float *base, float *momentum, float *local, float *exchange, size_t count,
+                                  const Co2Step *step) {
+    bool wide = quad_fits(base) && quad_fits(momentum) && quad_fits(local) && quad_fits(exchange);
+    quad_launch(stream, outer_co2_kernel, count, base, momentum, local, exchange, count, *step, wide);
+}
+
+#endif

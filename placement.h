@@ -1,0 +1,161 @@
+// placement.h: where a rank computes, in what precision, how its vectors travel, and what of the activations it keeps.
+//
+// Everything is chosen once, after the ranks have met and before memory is planned, and printed with its reason. What was asked for and
+// cannot be had ends the run.
+//
+//   device      a GPU where the program has CUDA in it and this node has one; otherwise the CPU. Ranks of one job may differ
+//   precision   bf16 on a GPU, fp32 on the CPU
+//   carrier     NCCL where every rank has a GPU of its own; otherwise messages go through host memory
+//   recompute   the least that makes the activations fit
+#ifndef ACCO_PLACEMENT_H
+#define ACCO_PLACEMENT_H
+
+#include "gpt_neo.h"
+#include "runtime/exchange.h"
+#include "runtime/options.h"
+
+typedef struct Placement {
+    Gpu gpu;
+    bool on_gpu;
+    Precision precision;
+    Nccl nccl;
+    bool uses_nccl;
+    char device_reason[1100], carrier_reason[128], recompute_reason[128];
+} Placement;
+
+static inline const Gpu *placement_gpu(const Placement *placement) { return placement->on_gpu ? &placement->gpu : NULL; }
+
+// Of this rank alone. A plan needs no GPU: it is for the one that is asked for.
+static inline bool placement_choose_device(Placement *placement, const Options *options, int local_rank, bool plan, Error *error) {
+    Error reason = {""};
+    bool asked = strcmp(options->device, "cuda") == 0, refused = strcmp(options->device, "cpu") == 0;
+    placement->gpu.number = -1;
+    bool found = !refused && gpu_open(&placement->gpu, local_rank, &reason);
+    if (asked && !found && !plan) { return error_set(error, "--device cuda: %s", reason.text); }
+    placement->on_gpu = found || (asked && plan);
+    if (found) {
+        snprintf(placement->device_reason, sizeof placement->device_reason, "GPU %d of %d, %s, %d processors, %.1f GB free",
+                 placement->gpu.number, placement->gpu.count, placement->gpu.name, placement->gpu.processors,
+                 (double)placement->gpu.memory_available / 1e9);
+    } else {
+        snprintf(placement->device_reason, sizeof placement->device_reason, "%s (%s)", placement->on_gpu ? "a GPU" : "CPU",
+                 refused || placement->on_gpu ? "as asked for" : reason.text);
+    }
+    return true;
+}
+
+static inline bool placement_choose_precision(Placement *placement, const Options *options, Error *error) {
+    bool bf16 = strcmp(options->precision, "bf16") == 0, fp32 = strcmp(options->precision, "fp32") == 0;
+    if (bf16 && !placement->on_gpu) {
+        return error_set(error, "--precision bf16 is for GPUs: on a CPU bf16 arithmetic is slower than fp32; use fp32, and --wire bf16 to "
+                                "halve the traffic");
+    }
+    placement->precision = placement->on_gpu && !fp32 ? PRECISION_BF16 : PRECISION_FP32;
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// The carrier
+
+// What every rank tells the others.
+typedef struct GpuCard {
+    int on_gpu;
+    int gpus, ranks; // of its node
+} GpuCard;
+
+// NULL where NCCL can carry the vectors of this job.
+static inline const char *nccl_obstacle(const Transport *transport, const GpuCard *cards) {
+    if (!nccl_is_built_in()) { return "this program was built without NCCL"; }
+    for (int rank = 0; rank < transport->size; rank++) {
+        if (!cards[rank].on_gpu) { return "not every rank has a GPU"; }
+        if (cards[rank].ranks > cards[rank].gpus) { return "several ranks share a GPU, which NCCL refuses"; }
+    }
+    return NULL;
+}
+
+// All ranks; they choose the same.
+static inline bool placement_choose_carrier(Placement *placement, const Options *options, Transport *transport, Error *error) {
+    if (transport->size == 1) { return true; }
+    GpuCard mine = {placement->on_gpu ? 1 : 0, placement->gpu.count, transport->local_size};
+    GpuCard *cards = (GpuCard *)calloc((size_t)transport->size, sizeof mine);
+    transport_exchange(transport, "choice of the carrier", &mine, cards, sizeof mine);
+    const char *obstacle = nccl_obstacle(transport, cards);
+    free(cards);
+    bool asked = strcmp(options->gpu_exchange, "nccl") == 0, host = strcmp(options->gpu_exchange, "host") == 0;
+    if (asked && obstacle != NULL) { return error_set(error, "--gpu-exchange nccl: %s", obstacle); }
+    bool emulated = options->link_mbit > 0 || options->link_us > 0;
+    placement->uses_nccl = !host && !emulated && obstacle == NULL;
+    const char *reason = host ? "as asked for" : emulated ? "links are emulated there" : obstacle;
+    snprintf(placement->carrier_reason, sizeof placement->carrier_reason, "%s%s",
+             placement->uses_nccl ? "from GPU to GPU by NCCL" : "through host memory: ", placement->uses_nccl ? "" : reason);
+    if (placement->uses_nccl) { nccl_open(&placement->nccl, transport, (int)options->nccl_ctas); }
+    return true;
+}
+
+static inline void placement_close(Placement *placement) {
+    if (placement->uses_nccl) { nccl_close(&placement->nccl); }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// What is kept of the activations
+
+static inline const char *recompute_name(Recompute recompute) {
+    static const char *const names[RECOMPUTE_LEVELS] = {"none", "gelu", "layernorm", "block"};
+    return names[recompute];
+}
+
+// Bytes that the model takes with these settings.
+static inline size_t model_bytes(const GptNeoConfig *config, const GptNeoSettings *settings) {
+    GptNeo *model = (GptNeo *)malloc(sizeof *model);
+    Arena *arena = (Arena *)calloc(1, sizeof *arena);
+    arena->on_gpu = settings->on_gpu;
+    gpt_neo_reserve(model, arena, config, settings);
+    size_t bytes = arena->bytes;
+    free(model);
+    free(arena);
+    return bytes;
+}
+
+// The largest micro-batch that fits with everything made again; 0: none.
+static inline int largest_micro_batch(const GptNeoConfig *config, GptNeoSettings settings, size_t room) {
+    settings.recompute = RECOMPUTE_BLOCK;
+    while (settings.B > 0 && model_bytes(config, &settings) > room) { settings.B = settings.B > 16 ? settings.B * 3 / 4 : settings.B - 1; }
+    return settings.B;
+}
+
+static inline bool placement_refuse(const GptNeoConfig *config, const GptNeoSettings *settings, size_t taken, size_t room, Error *error) {
+    GptNeoSettings least = *settings;
+    least.recompute = RECOMPUTE_BLOCK;
+    int fits = taken < room ? largest_micro_batch(config, least, room - taken) : 0;
+    double needed = (double)(taken + model_bytes(config, &least)) / 1e9;
+    char hint[160] = "nor does any other: choose a smaller --model, --optimizer zero1, or more ranks";
+    if (fits > 0) { snprintf(hint, sizeof hint, "--micro-batch %d would, or a shorter --seq-len", fits); }
+    return error_set(error, "%s needs %.2f GB on the GPU with --recompute block, and there are %.2f GB for this rank: --micro-batch %d does not fit; %s",
+                     config->name, needed, (double)room / 1e9, settings->B, hint);
+}
+
+// taken: bytes that everything but the model takes. Fills settings->recompute. Ranks that share a GPU share its memory; a twentieth stays
+// free for CUDA itself. Where no GPU was found, nothing is known to be too large.
+static inline bool placement_choose_recompute(Placement *placement, const Options *options, const GptNeoConfig *config, size_t taken,
+                                              int local_ranks, GptNeoSettings *settings, Error *error) {
+    int level = 0;
+    while (level < RECOMPUTE_LEVELS && strcmp(options->recompute, recompute_name((Recompute)level)) != 0) { level++; }
+    bool automatic = level == RECOMPUTE_LEVELS, measured = placement->on_gpu && placement->gpu.number >= 0;
+    settings->recompute = automatic ? RECOMPUTE_NONE : (Recompute)level;
+    if (!placement->on_gpu && (settings->recompute == RECOMPUTE_GELU || settings->recompute == RECOMPUTE_LAYERNORM)) {
+        return error_set(error, "--recompute %s is for GPUs: the CPU program has none and block", options->recompute);
+    }
+    if (!measured) { return true; }
+    int sharing = (local_ranks + placement->gpu.count - 1) / placement->gpu.count;
+    size_t room = placement->gpu.memory_available / 20 * 19 / (size_t)sharing;
+    while (automatic && settings->recompute < RECOMPUTE_BLOCK && taken + model_bytes(config, settings) > room) {
+        settings->recompute = (Recompute)(settings->recompute + 1);
+    }
+    size_t needed = taken + model_bytes(config, settings);
+    if (needed > room) { return placement_refuse(config, settings, taken, room, error); }
+    snprintf(placement->recompute_reason, sizeof placement->recompute_reason, "%s: %.2f of %.2f GB", automatic ? "the least that fits" : "as asked for",
+             (double)needed / 1e9, (double)room / 1e9);
+    return true;
+}
+
+#endif

@@ -1,0 +1,148 @@
+// gpu.h: the GPU of this process: memory, queues, and waiting for them. With device.h the only code that knows whether there is one.
+//
+// A GPU is driven the way the CPU is: a stream (device.h) is a thread that takes tasks from a queue, and a task puts its kernels into the
+// stream's CUDA queue. A task has ended when its kernels have: the thread looks after them (stream_settle), so events, gates and deadlines of the
+// scheduler mean the same on both, and the host is never further ahead of a GPU than one task. No wait blocks inside CUDA.
+//
+//   gpu_open          finds this rank's GPU; false with the reason where there is none
+//   gpu_queue_*       CUDA's stream behind a Stream: the communication stream's has the higher priority
+//   gpu_allocate      device memory; gpu_allocate_host: pinned memory, which the host and kernels can both read and write
+//   stream_copy       between any two kinds of memory, in the order of the stream; stream_clear; both work on the CPU too
+//
+// A program built without CUDA has the same functions and never finds a GPU.
+#ifndef ACCO_GPU_H
+#define ACCO_GPU_H
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "errors.h"
+#include "precision.h"
+
+typedef struct Gpu {
+    int number; // of this rank's on its node; -1: the CPU is used
+    int count;  // how many this node has
+    char name[256];
+    int capability; // 10 * major + minor
+    int processors; // streaming multiprocessors
+    size_t memory_total, memory_available;
+} Gpu;
+
+#ifdef ACCO_HAVE_CUDA
+#include <cuda_runtime.h>
+
+// Ends the program with what was called and CUDA's reason: after a CUDA error nothing on the device can be trusted.
+#define CUDA_CHECK(call) cuda_check((call), #call)
+
+static inline void cuda_check(cudaError_t status, const char *call) {
+    if (status == cudaSuccess) { return; }
+    fprintf(stderr, "train_gpt: CUDA: %s: %s\n", cudaGetErrorString(status), call);
+    fflush(stderr);
+    _exit(EXIT_SYSTEM_FAILURE);
+}
+
+static inline bool gpu_is_built_in(void) { return true; }
+
+// The GPUs of a node are dealt out to its ranks in turn. Kernels need compute capability 8.0.
+static inline bool gpu_open(Gpu *gpu, int local_rank, Error *error) {
+    memset(gpu, 0, sizeof *gpu);
+    gpu->number = -1;
+    cudaError_t status = cudaGetDeviceCount(&gpu->count);
+    if (status != cudaSuccess) { return error_set(error, "no GPU can be used: %s", cudaGetErrorString(status)); }
+    if (gpu->count == 0) { return error_set(error, "this node has no GPU"); }
+    int number = local_rank % gpu->count;
+    cudaDeviceProp properties;
+    status = cudaSetDevice(number);
+    if (status == cudaSuccess) { status = cudaGetDeviceProperties(&properties, number); }
+    if (status == cudaSuccess) { status = cudaMemGetInfo(&gpu->memory_available, &gpu->memory_total); }
+    if (status != cudaSuccess) { return error_set(error, "GPU %d cannot be used: %s", number, cudaGetErrorString(status)); }
+    snprintf(gpu->name, sizeof gpu->name, "%s", properties.name);
+    gpu->capability = 10 * properties.major + properties.minor;
+    gpu->processors = properties.multiProcessorCount;
+    if (gpu->capability < 80) {
+        return error_set(error, "GPU %d, %s, has compute capability %d.%d; at least 8.0 is needed", number, gpu->name, properties.major,
+                         properties.minor);
+    }
+    gpu->number = number;
+    return true;
+}
+
+// Every thread that uses the GPU says so once.
+static inline void gpu_enter_thread(const Gpu *gpu) {
+    if (gpu != NULL && gpu->number >= 0) { CUDA_CHECK(cudaSetDevice(gpu->number)); }
+}
+
+static inline void *gpu_queue_create(bool high_priority) {
+    int least = 0, greatest = 0;
+    cudaStream_t queue = NULL;
+    CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    CUDA_CHECK(cudaStreamCreateWithPriority(&queue, cudaStreamNonBlocking, high_priority ? greatest : least));
+    return (void *)queue;
+}
+
+static inline void gpu_queue_destroy(void *queue) { CUDA_CHECK(cudaStreamDestroy((cudaStream_t)queue)); }
+
+// Whether everything in the queue has ended.
+static inline bool gpu_queue_is_idle(void *queue) {
+    cudaError_t status = cudaStreamQuery((cudaStream_t)queue);
+    if (status == cudaErrorNotReady) { return false; }
+    cuda_check(status, "what a kernel did");
+    return true;
+}
+
+// NULL where there is not enough.
+static inline void *gpu_allocate(size_t bytes) {
+    void *memory = NULL;
+    return cudaMalloc(&memory, bytes) == cudaSuccess ? memory : NULL;
+}
+
+static inline void *gpu_allocate_host(size_t bytes) {
+    void *memory = NULL;
+    return cudaMallocHost(&memory, bytes) == cudaSuccess ? memory : NULL;
+}
+
+static inline void gpu_release(void *memory) { CUDA_CHECK(cudaFree(memory)); }
+static inline void gpu_release_host(void *memory) { CUDA_CHECK(cudaFreeHost(memory)); }
+
+static inline void gpu_copy(void *queue, void *to, const void *from, size_t bytes) {
+    CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, (cudaStream_t)queue));
+}
+
+static inline void gpu_fill(void *queue, void *memory, int byte, size_t bytes) {
+    CUDA_CHECK(cudaMemsetAsync(memory, byte, bytes, (cudaStream_t)queue));
+}
+
+#else
+
+static inline bool gpu_is_built_in(void) { return false; }
+
+static inline bool gpu_open(Gpu *gpu, int local_rank, Error *error) {
+    (void)local_rank;
+    memset(gpu, 0, sizeof *gpu);
+    gpu->number = -1;
+    return error_set(error, "this program was built without CUDA");
+}
+
+static inline void gpu_enter_thread(const Gpu *gpu) { (void)gpu; }
+static inline void *gpu_queue_create(bool high_priority) {
+    (void)high_priority;
+    return NULL;
+}
+static inline void gpu_queue_destroy(void *queue) { (void)queue; }
+static inline bool gpu_queue_is_idle(void *queue) { return queue == NULL; }
+static inline void *gpu_allocate(size_t bytes) {
+    (void)bytes;
+    return NULL;
+}
+static inline void *gpu_allocate_host(size_t bytes) { return gpu_allocate(bytes); }
+static inline void gpu_release(void *memory) { (void)memory; }
+static inline void gpu_release_host(void *memory) { (void)memory; }
+static inline void gpu_copy(void *queue, void *to, const void *from, size_t bytes) { (void)queue, (void)to, (void)from, (void)bytes; }
+static inline void gpu_fill(void *queue, void *memory, int byte, size_t bytes) { (void)queue, (void)memory, (void)byte, (void)bytes; }
+
+#endif
+
+static inline bool gpu_is_used(const Gpu *gpu) { return gpu != NULL && gpu->number >= 0; }
+
+#endif

@@ -1,0 +1,32 @@
+// precision.h: the format of parameters and activations while a model computes.
+//
+// On the CPU it is fp32. On a GPU it is bf16, the upper half of fp32, or fp32 where one asks for it; sums and everything that lasts (master
+// parameters, moments, gradients) are fp32 in any case. Code that is the same for both holds such arrays as pointers to Real, a type that
+// is never complete: no element can be touched, and no offset added, without saying how wide an element is.
+#ifndef ACCO_PRECISION_H
+#define ACCO_PRECISION_H
+
+#include <stddef.h>
+
+typedef enum Precision { PRECISION_FP32, PRECISION_BF16 } Precision;
+
+typedef struct Real Real;
+
+static inline size_t precision_bytes(Precision precision) { return precision == PRECISION_FP32 ? 4 : 2; }
+
+static inline const char *precision_name(Precision precision) { return precision == PRECISION_FP32 ? "fp32" : "bf16"; }
+
+// `elements` behind `base`; NULL stays NULL only with 0.
+static inline Real *real_at(Real *base, size_t elements, Precision precision) {
+    return (Real *)(void *)((char *)base + elements * precision_bytes(precision));
+}
+
+static inline const Real *real_at_const(const Real *base, size_t elements, Precision precision) {
+    return (const Real *)(const void *)((const char *)base + elements * precision_bytes(precision));
+}
+
+// For those who know that they are fp32.
+static inline float *real_floats(Real *base) { return (float *)(void *)base; }
+static inline const float *real_floats_const(const Real *base) { return (const float *)(const void *)base; }
+
+#endif

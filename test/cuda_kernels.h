@@ -1,0 +1,138 @@
+// cuda_kernels.h: what the tests of CUDA kernels share: device copies of exactly the size that a kernel may touch, fresh random numbers, a CPU
+// stream for the oracle and a CUDA stream for what is tested.
+//
+// `make test` compiles these tests with the host's compiler against the emulator (test/simt) and runs every case in each of its orders;
+// `make test-gpu` compiles them with nvcc and runs them on a GPU. CUDA_EMULATED tells which: a GPU gets larger shapes.
+#ifndef ACCO_TEST_CUDA_KERNELS_H
+#define ACCO_TEST_CUDA_KERNELS_H
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+extern "C" {
+#include <cmocka.h>
+}
+
+#include "kernels/cuda/language.cuh"
+#include "runtime/random.h"
+
+#ifdef ACCO_SIMT_H
+enum { CUDA_EMULATED = 1 };
+#else
+enum { CUDA_EMULATED = 0, SIMT_ORDERS = 1 };
+#endif
+
+// Every case runs once for each order; on a GPU there is one.
+static inline void cuda_use_order(int order) {
+#ifdef ACCO_SIMT_H
+    simt_order() = (SimtOrder)order;
+#else
+    (void)order;
+#endif
+}
+
+static inline Stream *cuda_test_stream(Precision precision) {
+    static Stream stream;
+    if (stream.queue == NULL) {
+        cudaStream_t queue;
+        CUDA_CHECK(cudaStreamCreateWithPriority(&queue, cudaStreamNonBlocking, 0));
+        stream.queue = (void *)queue;
+        stream.name = "test";
+    }
+    stream.precision = precision;
+    return &stream;
+}
+
+static inline void cuda_test_wait(Stream *stream) {
+    CUDA_CHECK(cudaGetLastError());
+    CUDA_CHECK(cudaStreamSynchronize((cudaStream_t)stream->queue));
+}
+
+// `bytes` bytes of device memory and nothing behind them; filled with NaNs (0xff). Free with cudaFree.
+static inline void *device_new(size_t bytes) {
+    void *memory = NULL;
+    CUDA_CHECK(cudaMalloc(&memory, bytes));
+    CUDA_CHECK(cudaMemsetAsync(memory, 0xff, bytes, (cudaStream_t)cuda_test_stream(PRECISION_FP32)->queue));
+    return memory;
+}
+
+static inline void *device_from_host(const void *host, size_t bytes) {
+    Stream *stream = cuda_test_stream(PRECISION_FP32);
+    void *memory = device_new(bytes);
+    CUDA_CHECK(cudaMemcpyAsync(memory, host, bytes, cudaMemcpyHostToDevice, (cudaStream_t)stream->queue));
+    cuda_test_wait(stream);
+    return memory;
+}
+
+static inline void device_to_host(void *host, const void *device, size_t bytes) {
+    Stream *stream = cuda_test_stream(PRECISION_FP32);
+    CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, (cudaStream_t)stream->queue));
+    cuda_test_wait(stream);
+}
+
+static inline uint16_t host_bf16(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
+static inline float host_from_bf16(uint16_t half) {
+    uint32_t bits = (uint32_t)half << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+// What the precision leaves of host (count), in place: the oracle must start from the same numbers.
+static inline void host_round(float *host, size_t count, Precision precision) {
+    for (size_t i = 0; precision == PRECISION_BF16 && i < count; i++) { host[i] = host_from_bf16(host_bf16(host[i])); }
+}
+
+// Device copy of host (count) in the precision; host should be rounded already.
+static inline Real *device_reals(const float *host, size_t count, Precision precision) {
+    if (precision == PRECISION_FP32) { return (Real *)device_from_host(host, count * sizeof(float)); }
+    uint16_t *halves = (uint16_t *)malloc(count * sizeof(uint16_t));
+    for (size_t i = 0; i < count; i++) { halves[i] = host_bf16(host[i]); }
+    Real *device = (Real *)device_from_host(halves, count * sizeof(uint16_t));
+    free(halves);
+    return device;
+}
+
+static inline void host_reals(float *host, const Real *device, size_t count, Precision precision) {
+    if (precision == PRECISION_FP32) {
+        device_to_host(host, device, count * sizeof(float));
+        return;
+    }
+    uint16_t *halves = (uint16_t *)malloc(count * sizeof(uint16_t));
+    device_to_host(halves, device, count * sizeof(uint16_t));
+    for (size_t i = 0; i < count; i++) { host[i] = host_from_bf16(halves[i]); }
+    free(halves);
+}
+
+// Fresh numbers for every run; the seed is printed by whoever fails.
+static inline float *host_normals(Random *random, size_t count, double deviation) {
+    float *values = (float *)malloc(count * sizeof(float));
+    for (size_t i = 0; i < count; i++) { values[i] = (float)(deviation * random_normal(random)); }
+    return values;
+}
+
+// |a - b| / |b| over all elements; NaN where either has one.
+static inline double relative_error(const float *a, const float *b, size_t count) {
+    double difference = 0, size = 0;
+    for (size_t i = 0; i < count; i++) {
+        difference += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]);
+        size += (double)b[i] * (double)b[i];
+    }
+    return sqrt(difference) / fmax(sqrt(size), 1e-30);
+}
+
+#define check_close(what, a, b, count, tolerance)                                                                        \
+    do {                                                                                                                  \
+        double check_error = relative_error(a, b, count);                                                                 \
+        if (!(check_error <= (tolerance))) { fail_msg("%s: relative error %g, allowed %g", what, check_error, (double)(tolerance)); } \
+    } while (0)
+
+#endif

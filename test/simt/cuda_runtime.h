@@ -1,0 +1,217 @@
+// cuda_runtime.h: stands in for the toolkit's where kernels are emulated (simt.h): the part of the language and of the runtime that we use.
+//
+// A stream is a place in the program: what is put into it has ended when the call returns. Device memory is the host's.
+#ifndef ACCO_SIMT_CUDA_RUNTIME_H
+#define ACCO_SIMT_CUDA_RUNTIME_H
+
+#include <math.h>
+#include <stdlib.h>
+
+#include <utility>
+
+#include "simt.h"
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// The language
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __align__(n) __attribute__((aligned(n)))
+
+struct __align__(8) float2 { float x, y; };
+struct __align__(16) float4 { float x, y, z, w; };
+struct __align__(8) uint2 { unsigned x, y; };
+struct __align__(16) uint4 { unsigned x, y, z, w; };
+struct __align__(16) int4 { int x, y, z, w; };
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+
+inline void __syncthreads() { simt_block_barrier(); }
+inline void __syncwarp(unsigned mask = 0xffffffffu) { simt_warp_exchange(mask, &mask, sizeof mask); }
+
+template <typename T> inline T __shfl_sync(unsigned mask, T value, int source) {
+    const char(*slots)[SIMT_SLOT] = simt_warp_exchange(mask, &value, sizeof value);
+    T result;
+    memcpy(&result, slots[source & 31], sizeof result);
+    return result;
+}
+
+template <typename T> inline T __shfl_xor_sync(unsigned mask, T value, int lanes) {
+    return __shfl_sync(mask, value, (simt_self()->number % SIMT_WARP) ^ lanes);
+}
+
+template <typename T> inline T __shfl_down_sync(unsigned mask, T value, unsigned lanes) {
+    int source = simt_self()->number % SIMT_WARP + (int)lanes;
+    return __shfl_sync(mask, value, source < SIMT_WARP ? source : simt_self()->number % SIMT_WARP);
+}
+
+inline unsigned __ballot_sync(unsigned mask, int predicate) {
+    unsigned result = 0, mine = predicate != 0;
+    const char(*slots)[SIMT_SLOT] = simt_warp_exchange(mask, &mine, sizeof mine);
+    for (int lane = 0; lane < SIMT_WARP; lane++) {
+        unsigned other = 0;
+        if (mask >> lane & 1u) { memcpy(&other, slots[lane], sizeof other); }
+        result |= other << lane;
+    }
+    return result;
+}
+
+inline int atomicAdd(int *place, int value) { return __atomic_fetch_add(place, value, __ATOMIC_RELAXED); }
+inline unsigned atomicAdd(unsigned *place, unsigned value) { return __atomic_fetch_add(place, value, __ATOMIC_RELAXED); }
+
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+
+inline unsigned __float_as_uint(float value) {
+    unsigned bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+inline float __uint_as_float(unsigned bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+inline float __expf(float x) { return expf(x); }
+inline float __fdividef(float a, float b) { return a / b; }
+inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+template <typename T> inline T __ldg(const T *place) { return *place; }
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// The runtime
+
+typedef enum cudaError {
+    cudaSuccess = 0,
+    cudaErrorInvalidValue = 1,
+    cudaErrorMemoryAllocation = 2,
+    cudaErrorNotReady = 600
+} cudaError_t;
+typedef struct SimtStream *cudaStream_t;
+typedef struct SimtEvent *cudaEvent_t;
+enum cudaMemcpyKind { cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault };
+enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+
+struct SimtStream {
+    int priority;
+};
+struct SimtEvent {
+    int recorded;
+};
+struct cudaDeviceProp {
+    char name[256];
+    size_t totalGlobalMem, sharedMemPerBlockOptin;
+    int major, minor, multiProcessorCount;
+};
+struct cudaLaunchAttribute;
+struct cudaLaunchConfig_t {
+    dim3 gridDim, blockDim;
+    size_t dynamicSmemBytes;
+    cudaStream_t stream;
+    cudaLaunchAttribute *attrs;
+    unsigned numAttrs;
+};
+
+inline const char *cudaGetErrorString(cudaError_t error) {
+    return error == cudaSuccess ? "no error" : error == cudaErrorMemoryAllocation ? "out of memory" : "invalid argument";
+}
+inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+
+// One device, of a size that tests may set.
+inline size_t &simt_memory_bytes() {
+    static size_t bytes = (size_t)4 << 30;
+    return bytes;
+}
+inline cudaError_t cudaGetDeviceCount(int *count) {
+    *count = 1;
+    return cudaSuccess;
+}
+inline cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidValue; }
+inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device) {
+    if (device != 0) { return cudaErrorInvalidValue; }
+    memset(properties, 0, sizeof *properties);
+    strcpy(properties->name, "emulator");
+    properties->totalGlobalMem = simt_memory_bytes();
+    properties->sharedMemPerBlockOptin = SIMT_SHARED_LIMIT;
+    properties->major = 9;
+    properties->multiProcessorCount = 4;
+    return cudaSuccess;
+}
+inline cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
+    *available = *total = simt_memory_bytes();
+    return cudaSuccess;
+}
+
+// New memory is full of NaNs.
+inline cudaError_t simt_allocate(void **pointer, size_t bytes) {
+    *pointer = nullptr;
+    if (bytes <= simt_memory_bytes() && posix_memalign(pointer, 256, bytes) != 0) { *pointer = nullptr; }
+    if (*pointer == nullptr) { return cudaErrorMemoryAllocation; }
+    memset(*pointer, 0xff, bytes);
+    return cudaSuccess;
+}
+template <typename T> inline cudaError_t cudaMalloc(T **pointer, size_t bytes) { return simt_allocate((void **)pointer, bytes); }
+template <typename T> inline cudaError_t cudaMallocHost(T **pointer, size_t bytes) { return simt_allocate((void **)pointer, bytes); }
+inline cudaError_t cudaFree(void *pointer) {
+    free(pointer);
+    return cudaSuccess;
+}
+inline cudaError_t cudaFreeHost(void *pointer) { return cudaFree(pointer); }
+
+inline cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+    *least = 0;
+    *greatest = -5;
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
+    (void)flags;
+    *stream = new SimtStream{priority};
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    delete stream;
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamQuery(cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+inline cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) {
+    *event = new SimtEvent{0};
+    return cudaSuccess;
+}
+inline cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEventCreateWithFlags(event, 0); }
+inline cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    delete event;
+    return cudaSuccess;
+}
+inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
+    event->recorded++;
+    return cudaSuccess;
+}
+inline cudaError_t cudaEventQuery(cudaEvent_t) { return cudaSuccess; }
+inline cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t, cudaEvent_t) {
+    *milliseconds = 0;
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
+inline cudaError_t cudaMemcpyAsync(void *target, const void *source, size_t bytes, cudaMemcpyKind, cudaStream_t) {
+    memmove(target, source, bytes);
+    return cudaSuccess;
+}
+inline cudaError_t cudaMemsetAsync(void *target, int value, size_t bytes, cudaStream_t) {
+    memset(target, value, bytes);
+    return cudaSuccess;
+}
+template <typename F> inline cudaError_t cudaFuncSetAttribute(F *, cudaFuncAttribute, int) { return cudaSuccess; }
+
+template <typename... Parameters, typename... Arguments>
+inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(Parameters...), Arguments &&...arguments) {
+    simt_launch(config->gridDim, config->blockDim, config->dynamicSmemBytes, [&] { kernel(arguments...); });
+    return cudaSuccess;
+}
+
+#endif

@@ -1,0 +1,365 @@
+// simt.h: runs CUDA kernels on the host, so that they can be tested where there is no GPU.
+//
+// A kernel is compiled by the host's C++ compiler against the headers of this directory, which stand in for the toolkit's. A launch runs its
+// blocks one after another and returns when they have ended. The threads of a block are coroutines on stacks of their own: one runs until it
+// must wait for others (a barrier of the block or of the warp, an exchange within the warp, a tensor core instruction), then the next one.
+//
+// What it is for is finding mistakes:
+//   order         threads and blocks run in ascending, descending or shuffled order (simt_order). A kernel that lacks a barrier, or lets one
+//                 block rely on another, gives other results in one of them.
+//   memory        device memory, pinned memory and the shared memory of a block come from malloc, so AddressSanitizer sees their ends; new
+//                 memory and shared memory are filled with bytes of 0xff, which are NaNs in every format.
+//   copies        an asynchronous copy into shared memory happens as late as the program allows: at the wait that makes it visible.
+//   barriers      threads that leave, or wait elsewhere, while others wait at a barrier or an exchange are reported and end the program.
+//
+// Nothing here says how fast anything is. One launch at a time in each thread of the host; several threads may launch at the same time.
+#ifndef ACCO_SIMT_H
+#define ACCO_SIMT_H
+
+#include <setjmp.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <functional>
+#include <vector>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#define SIMT_SWITCH_BEGIN(save, bottom, size) __sanitizer_start_switch_fiber(save, bottom, size)
+#define SIMT_SWITCH_END(save, bottom, size) __sanitizer_finish_switch_fiber(save, bottom, size)
+enum { SIMT_STACK = 1 << 18 };
+#else
+#define SIMT_SWITCH_BEGIN(save, bottom, size) ((void)0)
+#define SIMT_SWITCH_END(save, bottom, size) ((void)0)
+enum { SIMT_STACK = 1 << 16 };
+#endif
+
+enum { SIMT_WARP = 32, SIMT_MAX_THREADS = 1024, SIMT_SHARED_LIMIT = 227 * 1024, SIMT_SLOT = 64 };
+
+struct dim3 {
+    unsigned x, y, z;
+    constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+};
+
+// The built-in variables of a kernel: those of the thread that runs.
+inline thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+enum SimtOrder { SIMT_ASCENDING, SIMT_DESCENDING, SIMT_SHUFFLED, SIMT_ORDERS };
+
+// The order of all launches of this program from now on; SIMT_SHUFFLED shuffles anew for every block.
+inline SimtOrder &simt_order() {
+    static SimtOrder order = SIMT_ASCENDING;
+    return order;
+}
+
+enum SimtState { SIMT_READY, SIMT_AT_BLOCK_BARRIER, SIMT_AT_WARP_BARRIER, SIMT_ENDED };
+
+struct SimtCopy {
+    void *target;
+    const void *source;
+    size_t bytes, valid; // the rest becomes zero
+};
+
+// A stack and where it stands. It outlives the launch: the thread that has ended waits for a body to run again.
+struct SimtFiber {
+    jmp_buf where;
+    bool started;
+    char *stack;
+    void *fake_stack;
+};
+
+struct SimtThread {
+    SimtState state;
+    dim3 index; // threadIdx
+    int number; // within the block
+    unsigned warp_mask;
+    uint64_t warp_round; // how many exchanges of its warp it has taken part in
+    SimtFiber *fiber;
+    std::vector<std::vector<SimtCopy>> copies; // asynchronous copies: groups in their order, the last one open
+};
+
+// What the lanes of a warp show each other; two halves in turn, so that a fast lane cannot overwrite what a slow one has yet to read.
+struct SimtWarp {
+    char slots[2][SIMT_WARP][SIMT_SLOT];
+};
+
+struct SimtBlock {
+    dim3 grid, size, index;
+    char *shared;
+    size_t shared_bytes;
+    std::vector<SimtThread> threads;
+    std::vector<SimtWarp> warps;
+    SimtThread *running;
+    jmp_buf scheduler;
+    void *scheduler_fake_stack;
+    const void *scheduler_stack;
+    size_t scheduler_stack_bytes;
+    std::function<void()> body;
+    uint64_t random;
+};
+
+inline SimtBlock *&simt_block() {
+    static thread_local SimtBlock *block = nullptr;
+    return block;
+}
+
+inline SimtThread *simt_self() { return simt_block()->running; }
+
+[[noreturn]] inline void simt_fail(const char *what) {
+    SimtBlock *block = simt_block();
+    fprintf(stderr, "emulated kernel: %s", what);
+    if (block != nullptr) {
+        fprintf(stderr, " (block %u,%u,%u of %u,%u,%u; %zu threads)", block->index.x, block->index.y, block->index.z, block->grid.x,
+                block->grid.y, block->grid.z, block->threads.size());
+        if (block->running != nullptr) { fprintf(stderr, ", thread %d", block->running->number); }
+    }
+    fprintf(stderr, "\n");
+    abort();
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Coroutines
+
+// Back to the scheduler until it chooses this thread again, or the one that runs on the same stack in a later block.
+__attribute__((noinline)) inline void simt_yield() {
+    if (_setjmp(simt_self()->fiber->where) == 0) {
+        SIMT_SWITCH_BEGIN(&simt_self()->fiber->fake_stack, simt_block()->scheduler_stack, simt_block()->scheduler_stack_bytes);
+        _longjmp(simt_block()->scheduler, 1);
+    }
+    SIMT_SWITCH_END(simt_self()->fiber->fake_stack, &simt_block()->scheduler_stack, &simt_block()->scheduler_stack_bytes);
+}
+
+inline void simt_fiber_main() {
+    SIMT_SWITCH_END(nullptr, &simt_block()->scheduler_stack, &simt_block()->scheduler_stack_bytes);
+    for (;;) {
+        simt_block()->body();
+        SimtThread *self = simt_self();
+        if (self->copies.size() > 1 || !self->copies.back().empty()) {
+            simt_fail("a thread ends while asynchronous copies of it are under way");
+        }
+        self->state = SIMT_ENDED;
+        simt_yield();
+    }
+}
+
+inline void simt_fiber_start(SimtFiber *fiber) {
+    ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = fiber->stack;
+    context.uc_stack.ss_size = SIMT_STACK;
+    context.uc_link = nullptr;
+    makecontext(&context, simt_fiber_main, 0);
+    fiber->started = true;
+    setcontext(&context);
+}
+
+__attribute__((noinline)) inline void simt_resume(SimtBlock *block, SimtThread *thread) {
+    block->running = thread;
+    threadIdx = thread->index;
+    if (_setjmp(block->scheduler) == 0) {
+        SIMT_SWITCH_BEGIN(&block->scheduler_fake_stack, thread->fiber->stack, SIMT_STACK);
+        if (thread->fiber->started) { _longjmp(thread->fiber->where, 1); }
+        simt_fiber_start(thread->fiber);
+    }
+    SIMT_SWITCH_END(block->scheduler_fake_stack, nullptr, nullptr);
+    block->running = nullptr;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Waiting
+
+// All threads of the block.
+inline void simt_block_barrier() {
+    simt_self()->state = SIMT_AT_BLOCK_BARRIER;
+    simt_yield();
+}
+
+// Shows `bytes` of `mine` to the lanes of `mask` and returns when all of them have shown theirs; [lane] of the result is what it showed.
+inline const char (*simt_warp_exchange(unsigned mask, const void *mine, size_t bytes))[SIMT_SLOT] {
+    SimtBlock *block = simt_block();
+    SimtThread *self = block->running;
+    int lane = self->number % SIMT_WARP;
+    if (bytes > SIMT_SLOT) { simt_fail("too much is exchanged at once within a warp"); }
+    if ((mask >> lane & 1u) == 0) { simt_fail("a lane takes part in an exchange whose mask leaves it out"); }
+    SimtWarp *warp = &block->warps[(size_t)(self->number / SIMT_WARP)];
+    int half = (int)(self->warp_round++ % 2);
+    memcpy(warp->slots[half][lane], mine, bytes);
+    self->warp_mask = mask;
+    self->state = SIMT_AT_WARP_BARRIER;
+    simt_yield();
+    return warp->slots[half];
+}
+
+// Lets go the lanes of a warp that wait for nobody any more. False: there are none.
+inline bool simt_release_warp(SimtThread *lanes, int count) {
+    bool released = false;
+    for (int lane = 0; lane < count; lane++) {
+        if (lanes[lane].state != SIMT_AT_WARP_BARRIER) { continue; }
+        unsigned mask = lanes[lane].warp_mask, there = 0;
+        for (int other = 0; other < count; other++) {
+            bool together = lanes[other].state == SIMT_AT_WARP_BARRIER && lanes[other].warp_mask == mask;
+            there |= together && lanes[other].warp_round == lanes[lane].warp_round ? 1u << other : 0u;
+        }
+        if ((there & mask) != mask) {
+            if (mask == 0xffffffffu) { return released; }
+            continue;
+        }
+        for (int other = 0; other < count; other++) {
+            if (mask >> other & 1u) { lanes[other].state = SIMT_READY; }
+        }
+        released = true;
+    }
+    return released;
+}
+
+// Lets go the threads of a block when all of them wait for each other. False: they do not.
+inline bool simt_release_block(SimtBlock *block) {
+    for (SimtThread &thread : block->threads) {
+        if (thread.state != SIMT_AT_BLOCK_BARRIER) { return false; }
+    }
+    for (SimtThread &thread : block->threads) { thread.state = SIMT_READY; }
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Blocks
+
+inline uint64_t simt_random(uint64_t *state) {
+    *state = *state * 6364136223846793005ull + 1442695040888963407ull;
+    return *state >> 33;
+}
+
+inline void simt_permutation(std::vector<size_t> *order, size_t count, uint64_t *random) {
+    order->resize(count);
+    for (size_t i = 0; i < count; i++) { (*order)[i] = simt_order() == SIMT_DESCENDING ? count - 1 - i : i; }
+    for (size_t i = count; simt_order() == SIMT_SHUFFLED && i > 1; i--) {
+        size_t other = simt_random(random) % i, kept = (*order)[i - 1];
+        (*order)[i - 1] = (*order)[other];
+        (*order)[other] = kept;
+    }
+}
+
+// Runs the lanes of a warp until all of them have ended or wait for other warps: a warp gets as far ahead of others as the program allows.
+inline void simt_run_warp(SimtBlock *block, size_t first, const std::vector<size_t> &lanes) {
+    do {
+        for (size_t lane : lanes) {
+            SimtThread *thread = &block->threads[first + lane];
+            if (thread->state == SIMT_READY) { simt_resume(block, thread); }
+        }
+    } while (simt_release_warp(&block->threads[first], SIMT_WARP));
+}
+
+inline void simt_run_block(SimtBlock *block) {
+    std::vector<size_t> warps, lanes;
+    memset(block->shared, 0xff, block->shared_bytes);
+    for (SimtThread &thread : block->threads) {
+        thread.state = SIMT_READY;
+        thread.warp_round = 0;
+        thread.copies.resize(1);
+    }
+    do {
+        simt_permutation(&warps, block->warps.size(), &block->random);
+        for (size_t warp : warps) {
+            simt_permutation(&lanes, SIMT_WARP, &block->random);
+            simt_run_warp(block, warp * SIMT_WARP, lanes);
+        }
+    } while (simt_release_block(block));
+    for (SimtThread &thread : block->threads) {
+        if (thread.state != SIMT_ENDED) { simt_fail("threads wait at a barrier that others never reach"); }
+    }
+}
+
+// The fibers of a thread of the host; those who start it take what they need.
+struct SimtFibers {
+    std::vector<SimtFiber> fibers;
+    char *stacks;
+    SimtFibers() : fibers(SIMT_MAX_THREADS) {
+        void *base = mmap(nullptr, (size_t)SIMT_STACK * SIMT_MAX_THREADS, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (base == MAP_FAILED) { simt_fail("no memory for stacks"); }
+        stacks = (char *)base;
+        for (size_t i = 0; i < fibers.size(); i++) {
+            fibers[i].started = false;
+            fibers[i].stack = stacks + i * SIMT_STACK;
+        }
+    }
+    ~SimtFibers() { munmap(stacks, (size_t)SIMT_STACK * SIMT_MAX_THREADS); }
+};
+
+inline SimtFiber *simt_fiber(size_t thread) {
+    static thread_local SimtFibers fibers;
+    return &fibers.fibers[thread];
+}
+
+// Runs `body` once for every thread of every block.
+inline void simt_launch(dim3 grid, dim3 size, size_t shared_bytes, std::function<void()> body) {
+    size_t threads = (size_t)size.x * size.y * size.z, blocks = (size_t)grid.x * grid.y * grid.z;
+    if (threads % SIMT_WARP != 0) { simt_fail("a block has no whole number of warps"); }
+    if (threads == 0 || threads > SIMT_MAX_THREADS || blocks == 0 || grid.y > 65535 || grid.z > 65535) {
+        simt_fail("a launch has no threads, no blocks, or too many of them");
+    }
+    if (shared_bytes > SIMT_SHARED_LIMIT) { simt_fail("a launch asks for more shared memory than there is"); }
+    SimtBlock block;
+    block.grid = grid;
+    block.size = size;
+    block.shared_bytes = shared_bytes;
+    block.shared = (char *)aligned_alloc(128, (shared_bytes + 127) / 128 * 128 + 128);
+    if (shared_bytes % 128 != 0 || shared_bytes == 0) { // the exact size, so that its end is seen
+        free(block.shared);
+        block.shared = (char *)malloc(shared_bytes > 0 ? shared_bytes : 1);
+    }
+    block.threads.resize(threads);
+    block.warps.resize((threads + SIMT_WARP - 1) / SIMT_WARP);
+    block.running = nullptr;
+    block.body = body;
+    block.random = 12345 + blocks;
+    for (size_t i = 0; i < threads; i++) {
+        SimtThread *thread = &block.threads[i];
+        thread->number = (int)i;
+        thread->index = dim3((unsigned)(i % size.x), (unsigned)(i / size.x % size.y), (unsigned)(i / size.x / size.y));
+        thread->fiber = simt_fiber(i);
+    }
+    simt_block() = &block;
+    gridDim = grid;
+    blockDim = size;
+    std::vector<size_t> order;
+    simt_permutation(&order, blocks, &block.random);
+    for (size_t i : order) {
+        block.index = dim3((unsigned)(i % grid.x), (unsigned)(i / grid.x % grid.y), (unsigned)(i / grid.x / grid.y));
+        blockIdx = block.index;
+        simt_run_block(&block);
+    }
+    simt_block() = nullptr;
+    free(block.shared);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Asynchronous copies into shared memory
+
+inline void simt_copy_start(void *target, const void *source, size_t bytes, size_t valid) {
+    SimtBlock *block = simt_block();
+    char *place = (char *)target;
+    if (place < block->shared || place + bytes > block->shared + block->shared_bytes) { simt_fail("an asynchronous copy misses shared memory"); }
+    if ((uintptr_t)place % bytes != 0 || (valid > 0 && (uintptr_t)source % bytes != 0)) { simt_fail("an asynchronous copy is not aligned"); }
+    simt_self()->copies.back().push_back({target, source, bytes, valid});
+}
+
+inline void simt_copy_commit() { simt_self()->copies.push_back({}); }
+
+// At most `groups` of the committed groups may still be under way.
+inline void simt_copy_wait(size_t groups) {
+    std::vector<std::vector<SimtCopy>> &copies = simt_self()->copies;
+    while (copies.size() - 1 > groups) {
+        for (const SimtCopy &copy : copies.front()) {
+            memset(copy.target, 0, copy.bytes);
+            if (copy.valid > 0) { memcpy(copy.target, copy.source, copy.valid); }
+        }
+        copies.erase(copies.begin());
+    }
+}
+
+#endif

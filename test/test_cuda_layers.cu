@@ -1,0 +1,546 @@
+// test_cuda_layers.cu: LayerNorm, GELU, the embedding and the sums over rows on the device, against the CPU's kernels.
+//
+// Both start from the same rounded inputs. Results must be close, and the same bits in every order of threads and blocks. Shapes are odd on
+// purpose: rows that no number of blocks divides, columns that allow no 16-byte access, rows wider than a block.
+#include "cuda_kernels.h"
+
+#include <time.h>
+
+#include "kernels/cuda/embedding.cuh"
+#include "kernels/cuda/gelu.cuh"
+#include "kernels/cuda/layernorm.cuh"
+
+#include "kernels/cpu/embedding.h"
+#include "kernels/cpu/gelu.h"
+#include "kernels/cpu/layernorm.h"
+
+enum { KEPT = 64 };
+
+static Random test_random;
+static uint64_t test_seed;
+
+// What a case has allocated, on the host and on the device.
+static void *kept_host[KEPT], *kept_device[KEPT];
+static int kept_host_count, kept_device_count;
+
+static float *keep(float *host) {
+    assert_true(kept_host_count < KEPT);
+    kept_host[kept_host_count++] = host;
+    return host;
+}
+
+template <typename T> static T *keep_device(T *device) {
+    assert_true(kept_device_count < KEPT);
+    kept_device[kept_device_count++] = (void *)device;
+    return device;
+}
+
+static void keep_nothing(void) {
+    while (kept_host_count > 0) { free(kept_host[--kept_host_count]); }
+    while (kept_device_count > 0) { CUDA_CHECK(cudaFree(kept_device[--kept_device_count])); }
+}
+
+static Stream *cpu_stream(void) {
+    static Stream stream;
+    if (stream.team == NULL) { stream.team = team_create(1, true); }
+    return &stream;
+}
+
+// Fresh numbers as they are in the precision.
+static float *numbers(size_t count, double deviation, Precision precision) {
+    float *host = keep(host_normals(&test_random, count, deviation));
+    host_round(host, count, precision);
+    return host;
+}
+
+static float *room(size_t count) { return keep((float *)malloc(count * sizeof(float))); }
+
+static float *copy_of(const float *host, size_t count) {
+    float *copy = room(count);
+    memcpy(copy, host, count * sizeof(float));
+    return copy;
+}
+
+static Real *on_device(const float *host, size_t count, Precision precision) { return keep_device(device_reals(host, count, precision)); }
+static float *floats_on_device(const float *host, size_t count) {
+    return keep_device((float *)device_from_host(host, count * sizeof(float)));
+}
+static Real *poisoned(size_t count, Precision precision) { return keep_device((Real *)device_new(count * precision_bytes(precision))); }
+static float *poisoned_floats(size_t count) { return keep_device((float *)device_new(count * sizeof(float))); }
+
+static float *from_device(const Real *device, size_t count, Precision precision) {
+    float *host = room(count);
+    host_reals(host, device, count, precision);
+    return host;
+}
+
+static float *floats_from_device(const float *device, size_t count) {
+    return from_device((const Real *)(const void *)device, count, PRECISION_FP32);
+}
+
+// Outputs are rounded once; half a unit of bf16 is 2^-8 of a number at most.
+static double rounding(Precision precision) { return precision == PRECISION_FP32 ? 1e-5 : 0x1p-8 + 1e-5; }
+
+// A result of one kernel in all orders: the first must be close to what is expected, the others the same bits.
+typedef struct Result {
+    const char *what;
+    const float *expected;
+    size_t count;
+    double tolerance;
+    float *first; // in memory of its own: cases give theirs back after each order
+} Result;
+
+static void result_check(Result *result, int order, const float *got) {
+    if (order == 0) {
+        free(result->first);
+        result->first = (float *)malloc(result->count * sizeof(float));
+        memcpy(result->first, got, result->count * sizeof(float));
+        check_close(result->what, got, result->expected, result->count, result->tolerance);
+    } else if (memcmp(result->first, got, result->count * sizeof(float)) != 0) {
+        fail_msg("%s: other bits in order %d", result->what, order);
+    }
+}
+
+static void results_end(Result *results, int count) {
+    for (int i = 0; i < count; i++) { free(results[i].first); }
+}
+
+static int seed_test(void **state) {
+    (void)state;
+    test_seed = (uint64_t)time(NULL);
+    test_random.state = random_hash(test_seed, 17);
+    print_message("seed %llu\n", (unsigned long long)test_seed);
+    return 0;
+}
+
+// isfinite is a macro here and a template there.
+static bool is_finite_number(float value) { return isfinite(value) != 0; }
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Sums over rows
+
+typedef struct SumsCase {
+    int blocks, stride, columns;
+} SumsCase;
+
+static const SumsCase sums_cases[] = {{1, 9, 7}, {3, 33, 33}, {17, 100, 64}, {CUDA_ROW_BLOCKS, 301, 97}, {131, 31, 31}};
+
+static void run_sums_case(const SumsCase *shape) {
+    size_t columns = (size_t)shape->columns, count = (size_t)shape->blocks * (size_t)shape->stride;
+    float *partials = numbers(count, 1, PRECISION_FP32), *before = numbers(columns, 1, PRECISION_FP32),
+          *expected = copy_of(before, columns);
+    column_sums_add(cpu_stream(), expected, partials, shape->blocks, shape->stride, shape->columns);
+    Result result = {"sums", expected, columns, 1e-6, NULL};
+    float *device_partials = floats_on_device(partials, count - (size_t)(shape->stride - shape->columns));
+    for (int order = 0; order < SIMT_ORDERS; order++) {
+        cuda_use_order(order);
+        float *sums = floats_on_device(before, columns);
+        Stream *stream = cuda_test_stream(PRECISION_BF16);
+        cuda_column_sums_add(stream, sums, device_partials, shape->blocks, shape->stride, shape->columns);
+        cuda_test_wait(stream);
+        result_check(&result, order, floats_from_device(sums, columns));
+    }
+    results_end(&result, 1);
+    keep_nothing();
+}
+
+static void test_column_sums(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof sums_cases / sizeof *sums_cases; i++) { run_sums_case(&sums_cases[i]); }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// LayerNorm
+
+typedef struct NormCase {
+    int rows, channels;
+    bool branch;     // forward: a branch is added; backward: the gradient of its bias is wanted
+    bool accumulate; // backward
+} NormCase;
+
+static const NormCase norm_cases[] = {
+    {1, 1, false, false},  {5, 37, true, true},    {7, 64, true, true},    {300, 24, true, false},
+    {9, 768, true, true},  {3, 1001, false, true}, {2, 1048, true, false}, {31, 300, true, true},
+    {2, 3080, true, true}, {3, 6160, true, false}, {2, 8192, false, true}, {2, 8191, true, true},
+};
+static const NormCase real_norm_cases[] = {
+    {8192, 768, true, true}, {4099, 2560, true, true}, {8191, 1000, true, false}, {2048, 2048, false, true}, {1025, 4097, true, true}};
+
+// With statistics as the CPU finds them in what the device has stored.
+static void check_norm_forward(const NormCase *shape, Precision precision, const LayernormForward *device, const float *weight,
+                               const float *bias, Result results[2], int order) {
+    size_t rows = (size_t)shape->rows, C = (size_t)shape->channels;
+    if (order == 0) {
+        float *stored = from_device(device->residual, rows * C, precision), *statistics = room(2 * rows), *output = room(rows * C);
+        LayernormForward work = *device;
+        work.residual = (Real *)stored;
+        work.branch = NULL;
+        work.output = (Real *)output;
+        work.statistics = statistics;
+        work.weight = (const Real *)weight;
+        work.bias = (const Real *)bias;
+        cpu_layernorm_forward(cpu_stream(), &work);
+        results[0].expected = output;
+        results[1].expected = statistics;
+    }
+    result_check(&results[0], order, from_device(device->output, rows * C, precision));
+    result_check(&results[1], order, floats_from_device(device->statistics, 2 * rows));
+}
+
+static void run_norm_forward_case(const NormCase *shape, Precision precision) {
+    size_t rows = (size_t)shape->rows, C = (size_t)shape->channels, count = rows * C;
+    float *before = numbers(count, 1, precision), *branch = numbers(count, 1, precision), *branch_bias = numbers(C, 1, precision);
+    float *weight = numbers(C, 1, precision), *bias = numbers(C, 1, precision), *sum = copy_of(before, count);
+    for (size_t i = 0; shape->branch && i < count; i++) { sum[i] += branch[i] + branch_bias[i % C]; }
+    Result residual = {"residual", sum, count, shape->branch ? rounding(precision) : 0, NULL};
+    Result results[2] = {{"output", NULL, count, rounding(precision), NULL}, {"statistics", NULL, 2 * rows, 1e-5, NULL}};
+    for (int order = 0; order < SIMT_ORDERS; order++) {
+        cuda_use_order(order);
+        LayernormForward work;
+        memset(&work, 0, sizeof work);
+        work.output = poisoned(count, precision);
+        work.statistics = poisoned_floats(2 * rows);
+        work.residual = shape->branch ? poisoned(count, precision) : on_device(before, count, precision);
+        work.residual_before = shape->branch ? on_device(before, count, precision) : NULL;
+        work.branch = shape->branch ? on_device(branch, count, precision) : NULL;
+        work.branch_bias = shape->branch ? on_device(branch_bias, C, precision) : NULL;
+        work.weight = on_device(weight, C, precision);
+        work.bias = on_device(bias, C, precision);
+        work.epsilon = 1e-5f;
+        work.rows = shape->rows;
+        work.channels = shape->channels;
+        Stream *stream = cuda_test_stream(precision);
+        cuda_layernorm_forward(stream, &work);
+        cuda_test_wait(stream);
+        result_check(&residual, order, from_device(work.residual, count, precision));
+        check_norm_forward(shape, precision, &work, weight, bias, results, order);
+    }
+    results_end(&residual, 1);
+    results_end(results, 2);
+    keep_nothing();
+}
+
+// Host arrays of one backward case, and its results.
+typedef struct NormBackward {
+    float *residual, *d_output, *weight, *statistics, *gradient, *sums; // sums (3, C): what d_weight, d_bias, d_branch_bias hold beforehand
+    Result results[4];
+} NormBackward;
+
+static void norm_statistics(NormBackward *host, size_t rows, size_t C) {
+    host->statistics = room(2 * rows);
+    for (size_t row = 0; row < rows; row++) {
+        double sum = 0, squares = 0;
+        for (size_t c = 0; c < C; c++) { sum += (double)host->residual[row * C + c]; }
+        for (size_t c = 0; c < C; c++) { squares += pow((double)host->residual[row * C + c] - sum / (double)C, 2); }
+        host->statistics[2 * row] = (float)(sum / (double)C);
+        host->statistics[2 * row + 1] = (float)(1 / sqrt(squares / (double)C + 1e-5));
+    }
+}
+
+static void norm_backward_expected(NormBackward *host, const NormCase *shape, Precision precision) {
+    size_t C = (size_t)shape->channels, count = (size_t)shape->rows * C;
+    float *gradient = copy_of(host->gradient, count), *sums = copy_of(host->sums, 3 * C);
+    LayernormBackward work;
+    memset(&work, 0, sizeof work);
+    work.d_residual = (Real *)gradient;
+    work.accumulate = shape->accumulate;
+    work.d_weight = sums;
+    work.d_bias = sums + C;
+    work.d_branch_bias = shape->branch ? sums + 2 * C : NULL;
+    work.partials = room((size_t)ROW_BLOCKS * 3 * C);
+    work.d_output = (const Real *)host->d_output;
+    work.residual = (const Real *)host->residual;
+    work.statistics = host->statistics;
+    work.weight = (const Real *)host->weight;
+    work.rows = shape->rows;
+    work.channels = shape->channels;
+    cpu_layernorm_backward(cpu_stream(), &work);
+    Result results[4] = {{"d_residual", gradient, count, rounding(precision), NULL},
+                         {"d_weight", sums, C, 2e-5, NULL},
+                         {"d_bias", sums + C, C, 2e-5, NULL},
+                         {"d_branch_bias", sums + 2 * C, C, 2e-5, NULL}};
+    memcpy(host->results, results, sizeof results);
+}
+
+static void run_norm_backward_case(const NormCase *shape, Precision precision) {
+    size_t rows = (size_t)shape->rows, C = (size_t)shape->channels, count = rows * C;
+    NormBackward host;
+    host.residual = numbers(count, 1, precision);
+    host.d_output = numbers(count, 1, precision);
+    host.weight = numbers(C, 1, precision);
+    host.gradient = numbers(count, 1, precision);
+    host.sums = numbers(3 * C, 1, PRECISION_FP32);
+    norm_statistics(&host, rows, C);
+    norm_backward_expected(&host, shape, precision);
+    for (int order = 0; order < SIMT_ORDERS; order++) {
+        cuda_use_order(order);
+        float *sums[3];
+        for (int i = 0; i < 3; i++) { sums[i] = floats_on_device(host.sums + (size_t)i * C, C); }
+        LayernormBackward work;
+        memset(&work, 0, sizeof work);
+        work.d_residual = shape->accumulate ? on_device(host.gradient, count, precision) : poisoned(count, precision);
+        work.accumulate = shape->accumulate;
+        work.d_weight = sums[0];
+        work.d_bias = sums[1];
+        work.d_branch_bias = shape->branch ? sums[2] : NULL;
+        work.partials = poisoned_floats((size_t)CUDA_ROW_BLOCKS * 3 * C);
+        work.d_output = on_device(host.d_output, count, precision);
+        work.residual = on_device(host.residual, count, precision);
+        work.statistics = floats_on_device(host.statistics, 2 * rows);
+        work.weight = on_device(host.weight, C, precision);
+        work.rows = shape->rows;
+        work.channels = shape->channels;
+        Stream *stream = cuda_test_stream(precision);
+        cuda_layernorm_backward(stream, &work);
+        cuda_test_wait(stream);
+        result_check(&host.results[0], order, from_device(work.d_residual, count, precision));
+        for (int i = 0; i < 3; i++) { result_check(&host.results[1 + i], order, floats_from_device(sums[i], C)); }
+    }
+    results_end(host.results, 4);
+    keep_nothing();
+}
+
+static void run_norm_case(const NormCase *shape) {
+    for (int precision = PRECISION_FP32; precision <= PRECISION_BF16; precision++) {
+        run_norm_forward_case(shape, (Precision)precision);
+        run_norm_backward_case(shape, (Precision)precision);
+    }
+}
+
+static void test_layernorm(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof norm_cases / sizeof *norm_cases; i++) { run_norm_case(&norm_cases[i]); }
+    for (size_t i = 0; !CUDA_EMULATED && i < sizeof real_norm_cases / sizeof *real_norm_cases; i++) { run_norm_case(&real_norm_cases[i]); }
+}
+
+// What is not a number spoils its row, and in backward the columns' sums, and nothing else.
+static void test_layernorm_passes_nan(void **state) {
+    (void)state;
+    enum { ROWS = 6, C = 40, BAD = 4 };
+    const float bad[2] = {NAN, INFINITY};
+    for (int i = 0; i < 4; i++) {
+        Precision precision = (Precision)(i % 2);
+        float *x = numbers(ROWS * C, 1, precision), *weight = numbers(C, 1, precision), *statistics = numbers(2 * ROWS, 1, PRECISION_FP32);
+        x[BAD * C + 21] = bad[i / 2];
+        LayernormForward forward;
+        memset(&forward, 0, sizeof forward);
+        forward.output = poisoned(ROWS * C, precision);
+        forward.statistics = poisoned_floats(2 * ROWS);
+        forward.residual = on_device(x, ROWS * C, precision);
+        forward.weight = forward.bias = on_device(weight, C, precision);
+        forward.epsilon = 1e-5f;
+        forward.rows = ROWS;
+        forward.channels = C;
+        LayernormBackward backward;
+        memset(&backward, 0, sizeof backward);
+        float *sums = floats_on_device(numbers(C, 1, PRECISION_FP32), C), *other_sums = floats_on_device(numbers(C, 1, PRECISION_FP32), C);
+        backward.d_residual = poisoned(ROWS * C, precision);
+        backward.d_weight = sums;
+        backward.d_bias = other_sums;
+        backward.partials = poisoned_floats((size_t)CUDA_ROW_BLOCKS * 3 * C);
+        backward.d_output = forward.residual;
+        backward.residual = on_device(numbers(ROWS * C, 1, precision), ROWS * C, precision);
+        backward.statistics = floats_on_device(statistics, 2 * ROWS);
+        backward.weight = forward.weight;
+        backward.rows = ROWS;
+        backward.channels = C;
+        Stream *stream = cuda_test_stream(precision);
+        cuda_layernorm_forward(stream, &forward);
+        cuda_layernorm_backward(stream, &backward);
+        cuda_test_wait(stream);
+        float *output = from_device(forward.output, ROWS * C, precision), *gradient = from_device(backward.d_residual, ROWS * C, precision);
+        for (int k = 0; k < ROWS * C; k++) {
+            assert_int_equal(is_finite_number(gradient[k]), k / C != BAD);
+            if (k / C != BAD || k % C == 21) { assert_int_equal(is_finite_number(output[k]), k / C != BAD); }
+        }
+        float *d_weight = floats_from_device(sums, C), *d_bias = floats_from_device(other_sums, C);
+        for (int c = 0; c < C; c++) { assert_true(is_finite_number(d_weight[c]) == (c != 21) && is_finite_number(d_bias[c]) == (c != 21)); }
+        keep_nothing();
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// GELU
+
+typedef struct GeluCase {
+    int rows, columns, gap; // gap: behind each row of the gradient
+} GeluCase;
+
+static const GeluCase gelu_cases[] = {{1, 6, 0},   {5, 37, 3},    {9, 64, 0},   {300, 40, 8},
+                                      {3, 999, 1}, {7, 4200, 16}, {6, 5000, 0}, {11, 72, 5}};
+static const GeluCase real_gelu_cases[] = {{8192, 3072, 16}, {1023, 10240, 0}, {4095, 3071, 1}};
+
+static void run_gelu_case(const GeluCase *shape, Precision precision) {
+    size_t columns = (size_t)shape->columns, stride = columns + (size_t)shape->gap, count = (size_t)shape->rows * columns;
+    size_t gradient_count = (size_t)shape->rows * stride;
+    float *product = numbers(count, 2, precision), *bias = numbers(columns, 1, precision),
+          *d_output = numbers(gradient_count, 1, precision);
+    float *output = copy_of(product, count), *derivative = copy_of(product, count), *before = numbers(columns, 1, PRECISION_FP32);
+    float *gradient = copy_of(d_output, gradient_count), *d_bias = copy_of(before, columns);
+    cpu_gelu_forward(cpu_stream(), output, derivative, bias, shape->rows, shape->columns);
+    float *partials = room(ROW_BLOCKS * columns);
+    cpu_gelu_backward(cpu_stream(), gradient, (int)stride, d_bias, partials, derivative, shape->rows, shape->columns);
+    Result results[4] = {{"output", output, count, rounding(precision), NULL},
+                         {"saved", product, count, 0, NULL},
+                         {"gradient", gradient, gradient_count, rounding(precision), NULL},
+                         {"d_bias", d_bias, columns, 1e-5, NULL}};
+    for (int order = 0; order < SIMT_ORDERS; order++) {
+        cuda_use_order(order);
+        Real *device_output = poisoned(count, precision), *saved = on_device(product, count, precision);
+        Real *device_bias = on_device(bias, columns, precision), *device_gradient = on_device(d_output, gradient_count, precision);
+        float *device_d_bias = floats_on_device(before, columns), *device_partials = poisoned_floats((size_t)CUDA_ROW_BLOCKS * columns);
+        Stream *stream = cuda_test_stream(precision);
+        cuda_gelu_forward(stream, device_output, saved, device_bias, shape->rows, shape->columns);
+        cuda_gelu_backward(stream, device_gradient, (int)stride, device_d_bias, device_partials, saved, device_bias, shape->rows,
+                           shape->columns);
+        cuda_test_wait(stream);
+        result_check(&results[0], order, from_device(device_output, count, precision));
+        result_check(&results[1], order, from_device(saved, count, precision));
+        result_check(&results[2], order, from_device(device_gradient, gradient_count, precision));
+        result_check(&results[3], order, floats_from_device(device_d_bias, columns));
+    }
+    results_end(results, 4);
+    keep_nothing();
+}
+
+static void test_gelu(void **state) {
+    (void)state;
+    for (int precision = PRECISION_FP32; precision <= PRECISION_BF16; precision++) {
+        for (size_t i = 0; i < sizeof gelu_cases / sizeof *gelu_cases; i++) { run_gelu_case(&gelu_cases[i], (Precision)precision); }
+        for (size_t i = 0; !CUDA_EMULATED && i < sizeof real_gelu_cases / sizeof *real_gelu_cases; i++) {
+            run_gelu_case(&real_gelu_cases[i], (Precision)precision);
+        }
+    }
+}
+
+// Element by element against the definition in double, from the smallest to numbers whose square no float holds.
+static void test_gelu_far_out(void **state) {
+    (void)state;
+    enum { COUNT = 24 };
+    const float x[COUNT] = {0,  1e-30f, -1e-30f, 1e-3f,  -1e-3f, 1,    -1,    3,     -3,     6,     -6,       8,
+                            -8, 12,     -12,     100.0f, -100,   1e4f, -1e4f, 1e15f, -1e15f, 1e25f, INFINITY, NAN};
+    float zeros[COUNT] = {}, ones[COUNT];
+    for (int i = 0; i < COUNT; i++) { ones[i] = 1.0f; }
+    Real *saved = on_device(x, COUNT, PRECISION_FP32), *bias = on_device(zeros, COUNT, PRECISION_FP32),
+         *output = poisoned(COUNT, PRECISION_FP32);
+    Real *gradient = on_device(ones, COUNT, PRECISION_FP32);
+    float *d_bias = floats_on_device(zeros, COUNT), *partials = poisoned_floats(CUDA_ROW_BLOCKS * COUNT);
+    Stream *stream = cuda_test_stream(PRECISION_FP32);
+    cuda_gelu_forward(stream, output, saved, bias, 1, COUNT);
+    cuda_gelu_backward(stream, gradient, COUNT, d_bias, partials, saved, bias, 1, COUNT);
+    cuda_test_wait(stream);
+    float *values = from_device(output, COUNT, PRECISION_FP32), *derivatives = from_device(gradient, COUNT, PRECISION_FP32);
+    for (int i = 0; i < COUNT - 2; i++) {
+        double z = (double)x[i], twice_u = 2 * sqrt(2 / M_PI) * (z + 0.044715 * z * z * z), s = 1 / (1 + exp(-twice_u));
+        double slope = s + (s == 0 || s == 1 ? 0 : z * s * s * exp(-twice_u) * 2 * sqrt(2 / M_PI) * (1 + 0.134145 * z * z));
+        if (!(fabs((double)values[i] - z * s) <= 1e-5 * fabs(z * s) + 1e-20)) { fail_msg("gelu(%g) = %g", z, (double)values[i]); }
+        if (!(fabs((double)derivatives[i] - slope) <= 2e-5 * fabs(slope) + 1e-7)) { fail_msg("gelu'(%g) = %g", z, (double)derivatives[i]); }
+    }
+    for (int i = COUNT - 2; i < COUNT; i++) { assert_false(is_finite_number(values[i]) || is_finite_number(derivatives[i])); }
+    keep_nothing();
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Embedding
+
+typedef struct EmbeddingCase {
+    int B, T, channels, vocabulary;
+    double skew; // share of the places that have token V / 2
+} EmbeddingCase;
+
+static const EmbeddingCase embedding_cases[] = {
+    {1, 1, 1, 1, 0},       {3, 7, 37, 11, 0},     {2, 64, 24, 3, 0.5},   {5, 129, 16, 300, 0.3}, {1, 128, 12, 2, 1},
+    {2, 1107, 8, 5, 0.99}, {1, 257, 13, 7, 0.01}, {3, 50, 4104, 9, 0.2}, {4, 97, 520, 1000, 0},
+};
+static const EmbeddingCase real_embedding_cases[] = {{24, 1024, 768, 50257, 0.05}, {7, 1023, 2560, 256, 0.18}, {3, 999, 765, 50257, 1}};
+
+static int32_t *embedding_tokens(const EmbeddingCase *shape) {
+    int rows = shape->B * shape->T;
+    int32_t *tokens = (int32_t *)room((size_t)rows);
+    for (int i = 0; i < rows; i++) {
+        bool frequent = random_uniform(&test_random) < shape->skew;
+        tokens[i] = frequent ? shape->vocabulary / 2 : (int32_t)(random_uniform(&test_random) * shape->vocabulary);
+    }
+    return tokens;
+}
+
+static int32_t *checked_order(const EmbeddingCase *shape, const int32_t *tokens) {
+    int rows = shape->B * shape->T;
+    int32_t *order = (int32_t *)room((size_t)rows);
+    int32_t *counts = (int32_t *)room((size_t)shape->vocabulary + 1);
+    embedding_order(order, counts, tokens, rows, shape->vocabulary);
+    for (int i = 1; i < rows; i++) {
+        int32_t before = tokens[order[i - 1]], token = tokens[order[i]];
+        assert_true(before < token || (before == token && order[i - 1] < order[i]));
+    }
+    return order;
+}
+
+static void run_embedding_forward_case(const EmbeddingCase *shape, Precision precision) {
+    size_t C = (size_t)shape->channels, count = (size_t)shape->B * (size_t)shape->T * C, V = (size_t)shape->vocabulary,
+           T = (size_t)shape->T;
+    int32_t *tokens = embedding_tokens(shape);
+    float *wte = numbers(V * C, 1, precision), *wpe = numbers(T * C, 1, precision), *expected = room(count);
+    cpu_embedding_forward(cpu_stream(), expected, wte, wpe, tokens, shape->B, shape->T, shape->channels);
+    host_round(expected, count, precision);
+    Result result = {"embedding", expected, count, 0, NULL};
+    const int32_t *device_tokens = keep_device((int32_t *)device_from_host(tokens, count / C * sizeof(int32_t)));
+    const Real *device_wte = on_device(wte, V * C, precision), *device_wpe = on_device(wpe, T * C, precision);
+    for (int order = 0; order < SIMT_ORDERS; order++) {
+        cuda_use_order(order);
+        Real *output = poisoned(count, precision);
+        Stream *stream = cuda_test_stream(precision);
+        cuda_embedding_forward(stream, output, device_wte, device_wpe, device_tokens, shape->B, shape->T, shape->channels);
+        cuda_test_wait(stream);
+        result_check(&result, order, from_device(output, count, precision));
+    }
+    results_end(&result, 1);
+    keep_nothing();
+}
+
+static void run_embedding_backward_case(const EmbeddingCase *shape, Precision precision) {
+    size_t C = (size_t)shape->channels, rows = (size_t)shape->B * (size_t)shape->T, V = (size_t)shape->vocabulary, T = (size_t)shape->T;
+    int32_t *tokens = embedding_tokens(shape), *order_host = checked_order(shape, tokens);
+    float *d_output = numbers(rows * C, 1, precision), *wte = numbers(V * C, 1, PRECISION_FP32), *wpe = numbers(T * C, 1, PRECISION_FP32);
+    float *expected_wte = copy_of(wte, V * C), *expected_wpe = copy_of(wpe, T * C);
+    cpu_embedding_backward(cpu_stream(), expected_wte, expected_wpe, d_output, tokens, shape->B, shape->T, shape->channels);
+    Result results[2] = {{"d_wte", expected_wte, V * C, 1e-5, NULL}, {"d_wpe", expected_wpe, T * C, 1e-6, NULL}};
+    const int32_t *device_tokens = keep_device((int32_t *)device_from_host(tokens, rows * sizeof(int32_t)));
+    const int32_t *device_order = keep_device((int32_t *)device_from_host(order_host, rows * sizeof(int32_t)));
+    const Real *gradient = on_device(d_output, rows * C, precision);
+    for (int order = 0; order < SIMT_ORDERS; order++) {
+        cuda_use_order(order);
+        float *d_wte = floats_on_device(wte, V * C), *d_wpe = floats_on_device(wpe, T * C);
+        float *partials = poisoned_floats(cuda_embedding_partials_floats((int)rows, shape->channels));
+        Stream *stream = cuda_test_stream(precision);
+        cuda_embedding_backward(stream, d_wte, d_wpe, partials, gradient, device_tokens, device_order, shape->B, shape->T, shape->channels);
+        cuda_test_wait(stream);
+        result_check(&results[0], order, floats_from_device(d_wte, V * C));
+        result_check(&results[1], order, floats_from_device(d_wpe, T * C));
+    }
+    results_end(results, 2);
+    keep_nothing();
+}
+
+static void run_embedding_case(const EmbeddingCase *shape) {
+    for (int precision = PRECISION_FP32; precision <= PRECISION_BF16; precision++) {
+        run_embedding_forward_case(shape, (Precision)precision);
+        run_embedding_backward_case(shape, (Precision)precision);
+    }
+}
+
+static void test_embedding(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof embedding_cases / sizeof *embedding_cases; i++) { run_embedding_case(&embedding_cases[i]); }
+    for (size_t i = 0; !CUDA_EMULATED && i < sizeof real_embedding_cases / sizeof *real_embedding_cases; i++) {
+        run_embedding_case(&real_embedding_cases[i]);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_column_sums), cmocka_unit_test(test_layernorm),    cmocka_unit_test(test_layernorm_passes_nan),
+        cmocka_unit_test(test_gelu),        cmocka_unit_test(test_gelu_far_out), cmocka_unit_test(test_embedding),
+    };
+    return cmocka_run_group_tests_name("cuda_layers", tests, seed_test, NULL);
+}

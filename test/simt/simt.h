@@ -66,6 +66,7 @@ struct SimtCopy {
 
 // A stack and where it stands. It outlives the launch: the thread that has ended waits for a body to run again.
 struct SimtFiber {
+    ucontext_t entry; // not in the function that enters it: that one never returns
     jmp_buf where;
     bool started;
     char *stack;
@@ -147,14 +148,13 @@ inline void simt_fiber_main() {
 }
 
 inline void simt_fiber_start(SimtFiber *fiber) {
-    ucontext_t context;
-    getcontext(&context);
-    context.uc_stack.ss_sp = fiber->stack;
-    context.uc_stack.ss_size = SIMT_STACK;
-    context.uc_link = nullptr;
-    makecontext(&context, simt_fiber_main, 0);
+    getcontext(&fiber->entry);
+    fiber->entry.uc_stack.ss_sp = fiber->stack;
+    fiber->entry.uc_stack.ss_size = SIMT_STACK;
+    fiber->entry.uc_link = nullptr;
+    makecontext(&fiber->entry, simt_fiber_main, 0);
     fiber->started = true;
-    setcontext(&context);
+    setcontext(&fiber->entry);
 }
 
 __attribute__((noinline)) inline void simt_resume(SimtBlock *block, SimtThread *thread) {

@@ -1,4 +1,5 @@
-# make            builds ./train_gpt and says what it can do
+# make            builds ./train_gpt and says what it can do: for the GPU where nvcc and a GPU are, otherwise for CPUs
+# make train_gpt_cuda   builds it for GPUs where there is only nvcc; ARCH="80 90" chooses for which
 # make run        installs what is missing, builds, and trains a small GPT-Neo on two ranks for about a minute
 # make test       installs what is missing and runs all tests; test-asan, test-tsan: under sanitizers
 # make bench      measures this machine
@@ -10,6 +11,7 @@ BUILD   := build
 CONFIG  := build/config.mk
 PROGRAM := train_gpt
 TESTS   := $(sort $(basename $(notdir $(wildcard test/test_*.c))))
+CUDA_TESTS := $(sort $(basename $(notdir $(wildcard test/test_*.cu))))
 BENCHES := $(sort $(basename $(notdir $(wildcard dev/bench/bench_*.c))))
 
 .DEFAULT_GOAL := all
@@ -36,6 +38,18 @@ CFLAGS     := -std=gnu11 $(OPTIMIZE) -g $(WARNINGS) -I. $(MPI_FLAGS) $(ONEDNN_FL
 LIBS       := $(MPI_LIBS) -ljansson $(ONEDNN_LIBS) -lm -lpthread
 COMPILE    = $(CC) $(CFLAGS) $(CPPFLAGS) -MMD -MP
 
+# The CUDA program: the same lines, read by nvcc. PTX of the newest architecture lets later GPUs translate it for themselves.
+ARCH       := 80 90
+CUDA_FLAGS := -std=c++17 -O3 --threads 0 $(foreach arch,$(ARCH),-gencode arch=compute_$(arch),code=sm_$(arch)) \
+              -gencode arch=compute_$(lastword $(ARCH)),code=compute_$(lastword $(ARCH)) -I. -DACCO_HAVE_CUDA \
+              $(if $(filter yes,$(HAVE_NCCL)),-DACCO_HAVE_NCCL) $(MPI_FLAGS) $(ONEDNN_FLAGS) -Xcompiler "$(OPTIMIZE) -g $(WARNINGS)"
+CUDA_LINK    := $(CUDA_LIBS) $(if $(filter yes,$(HAVE_NCCL)),-lnccl) $(LIBS)
+
+# The same lines once more, for the host's C++ compiler and an emulator of GPUs (test/simt): how `make test` runs CUDA kernels.
+EMULATE    = $(CXX) -std=gnu++17 $(EMULATE_OPTIMIZE) -g $(WARNINGS) -Itest/simt -I. -DACCO_HAVE_CUDA $(MPI_FLAGS) $(ONEDNN_FLAGS) \
+             $(if $(filter yes,$(HAVE_MPI)),-DACCO_HAVE_NCCL) $(SANITIZE) -MMD -MP -x c++
+EMULATE_OPTIMIZE := -O2 $(ARCH_FLAGS) -fno-math-errno -fopenmp-simd
+
 # Open MPI refuses root unless it is told twice.
 ifeq ($(shell id -u),0)
 export OMPI_ALLOW_RUN_AS_ROOT := 1
@@ -48,16 +62,40 @@ all: $(PROGRAM)
 
 # The probe's result; `make info` probes again, as does whatever installs something.
 $(CONFIG): scripts/probe
-	@CC="$(CC)" scripts/probe $@
+	@CC="$(CC)" CXX="$(CXX)" NVCC="$(NVCC)" scripts/probe $@
 	@touch $@
 
 info:
-	@CC="$(CC)" scripts/probe $(CONFIG)
+	@CC="$(CC)" CXX="$(CXX)" NVCC="$(NVCC)" scripts/probe $(CONFIG)
 	@cat $(CONFIG).txt
 
+# Sanitizers know nothing of GPUs: their builds are for CPUs.
+ifeq ($(HAVE_CUDA)$(HAVE_GPU)$(SANITIZE),yesyes)
+$(PROGRAM): train_gpt_cuda
+	@ln -f $< $@
+else
 $(PROGRAM): $(BUILD)/train_gpt.o
 	@$(CC) $(CFLAGS) $(LDFLAGS) $< -o $@ $(LIBS)
 	@echo "built $@ (CPU; MPI: $(HAVE_MPI); oneDNN: $(HAVE_ONEDNN)). make info says more; try: make run"
+endif
+
+train_gpt_cuda: $(BUILD)/train_gpt_cuda.o
+	@$(NVCC) $< -o $@ $(CUDA_LINK)
+	@echo "built $@ (GPUs of compute capability $(ARCH), and CPUs; MPI: $(HAVE_MPI); NCCL: $(HAVE_NCCL)). make info says more"
+
+$(BUILD)/train_gpt_cuda.o: train_gpt.cu Makefile $(CONFIG)
+	@mkdir -p $(@D)
+	@if [ "$(HAVE_CUDA)" = no ]; then grep '^CUDA' $(CONFIG).txt; exit 1; fi
+	@if [ "$(HAVE_JSON)" = no ]; then echo "jansson is missing, and needed: make run installs it, make info says more"; exit 1; fi
+	$(NVCC) $(CUDA_FLAGS) -MMD -MP -c $< -o $@
+
+$(BUILD)/emulated/train_gpt: train_gpt.cu Makefile $(CONFIG)
+	@mkdir -p $(@D)
+	$(EMULATE) $< -o $@ $(LDFLAGS) $(LIBS)
+
+$(BUILD)/test/%: test/%.cu Makefile $(CONFIG)
+	@mkdir -p $(@D)
+	$(EMULATE) $< -o $@ $(LDFLAGS) -lcmocka $(LIBS)
 
 $(BUILD)/train_gpt.o: train_gpt.cu Makefile $(CONFIG)
 	@mkdir -p $(@D)
@@ -72,13 +110,13 @@ $(BUILD)/bench/%: dev/bench/%.c Makefile $(CONFIG)
 	@mkdir -p $(@D)
 	$(COMPILE) $< -o $@ $(LDFLAGS) $(LIBS)
 
--include $(wildcard $(BUILD)/*.d $(BUILD)/test/*.d $(BUILD)/bench/*.d)
+-include $(wildcard $(BUILD)/*.d $(BUILD)/emulated/*.d $(BUILD)/test/*.d $(BUILD)/bench/*.d)
 
 # --- run ---
 
 install-for-run: | $(CONFIG)
 	@scripts/install-dependencies $(CONFIG) CC JSON -- ONEDNN MPI
-	@CC="$(CC)" scripts/probe $(CONFIG)
+	@CC="$(CC)" CXX="$(CXX)" NVCC="$(NVCC)" scripts/probe $(CONFIG)
 
 run: install-for-run
 	@$(MAKE) --no-print-directory train_gpt
@@ -87,8 +125,8 @@ run: install-for-run
 # --- tests ---
 
 install-for-test: | $(CONFIG)
-	@scripts/install-dependencies $(CONFIG) CC JSON CMOCKA -- ONEDNN MPI
-	@CC="$(CC)" scripts/probe $(CONFIG)
+	@scripts/install-dependencies $(CONFIG) CC CXX JSON CMOCKA -- ONEDNN MPI
+	@CC="$(CC)" CXX="$(CXX)" NVCC="$(NVCC)" scripts/probe $(CONFIG)
 
 test: install-for-test
 	@$(MAKE) --no-print-directory run-tests
@@ -96,13 +134,17 @@ test: install-for-test
 # Sanitizers have builds of their own; everything that make test runs, runs in them.
 test-asan: install-for-test
 	@$(MAKE) --no-print-directory run-tests BUILD=build/asan PROGRAM=build/asan/train_gpt \
-	    OPTIMIZE="-O1 $(ARCH_FLAGS) -fno-math-errno -fopenmp-simd -fno-omit-frame-pointer" SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=all"
+	    OPTIMIZE="-O1 $(ARCH_FLAGS) -fno-math-errno -fopenmp-simd -fno-omit-frame-pointer" \
+	    EMULATE_OPTIMIZE="-O1 $(ARCH_FLAGS) -fno-math-errno -fopenmp-simd" SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=all"
+# The threads of an emulated kernel are no threads to ThreadSanitizer.
 test-tsan: install-for-test
-	@$(MAKE) --no-print-directory run-tests BUILD=build/tsan PROGRAM=build/tsan/train_gpt \
+	@$(MAKE) --no-print-directory run-tests BUILD=build/tsan PROGRAM=build/tsan/train_gpt CUDA_TESTS= EMULATED= \
 	    OPTIMIZE="-O1 $(ARCH_FLAGS) -fno-math-errno -fopenmp-simd -fno-omit-frame-pointer" SANITIZE="-fsanitize=thread"
 
-run-tests: $(PROGRAM) $(TESTS:%=$(BUILD)/test/%)
-	@MPIRUN="$(MPIRUN)" HAVE_MPI=$(HAVE_MPI) test/run $(BUILD) $(PROGRAM) $(TESTS)
+EMULATED = $(BUILD)/emulated/train_gpt
+
+run-tests: $(PROGRAM) $(EMULATED) $(TESTS:%=$(BUILD)/test/%) $(CUDA_TESTS:%=$(BUILD)/test/%)
+	@MPIRUN="$(MPIRUN)" HAVE_MPI=$(HAVE_MPI) EMULATED=$(EMULATED) test/run $(BUILD) $(PROGRAM) $(TESTS) $(CUDA_TESTS)
 
 # The sources must also be valid C++, because nvcc will read them as that.
 check-cxx: $(CONFIG)
@@ -129,4 +171,4 @@ readme: $(PROGRAM)
 	@scripts/update-readme ./$(PROGRAM)
 
 clean:
-	rm -rf build train_gpt
+	rm -rf build train_gpt train_gpt_cuda

@@ -121,7 +121,7 @@ static inline void gpt_neo_reserve_activations(GptNeo *model, Arena *arena) {
     size_t rows = (size_t)model->B * (size_t)model->T, L = (size_t)config->layers, C = (size_t)config->channels, F = (size_t)config->inner;
     size_t row = rows * precision_bytes(model->settings.precision), float_row = rows * sizeof(float);
     Recompute recompute = model->settings.recompute;
-    size_t layers = recompute >= RECOMPUTE_BLOCK ? 1 : L, points = recompute >= RECOMPUTE_BLOCK ? 3 : 2 * L + 1;
+    size_t layers = recompute >= RECOMPUTE_BLOCK ? 1 : L, points = recompute >= RECOMPUTE_BLOCK ? 2 : 2 * L + 1;
     arena_reserve(arena, MEMORY_ACTIVATIONS, "residuals", (L + 1) * row * C, &model->residuals);
     arena_reserve(arena, MEMORY_ACTIVATIONS, "residuals within layers", layers * row * C, &model->middles);
     arena_reserve(arena, MEMORY_ACTIVATIONS, "layernorm outputs", (recompute >= RECOMPUTE_LAYERNORM ? 2 : points) * row * C,
@@ -220,8 +220,7 @@ static inline int gpt_neo_inner_slot(const GptNeo *model, int l) { return model-
 
 // LayerNorms are counted as points: 2l and 2l + 1 in layer l, 2L at the end.
 static inline int gpt_neo_statistics_slot(const GptNeo *model, int point) {
-    if (model->settings.recompute < RECOMPUTE_BLOCK) { return point; }
-    return point == 2 * model->config.layers ? 2 : point % 2;
+    return model->settings.recompute >= RECOMPUTE_BLOCK ? point % 2 : point;
 }
 
 static inline Real *gpt_neo_normal(const GptNeo *model, int point) {
@@ -528,15 +527,15 @@ static inline float gpt_neo_loss_and_gradients(GptNeo *model, Stream *stream, co
     return gpt_neo_mean_loss(model, stream, counting);
 }
 
-// Before the first pass, on the stream that will compute, with gradients that do not matter: on a GPU, where matrix products are timed in a
-// pass over made-up tokens. processors: of the GPU that products may count on; 0: all.
-static inline void gpt_neo_start(GptNeo *model, Stream *stream, const float *parameters, float *gradients, int processors) {
+// Before the first pass, on the stream that will compute, with gradients that do not matter: on a GPU, where a pass over made-up tokens
+// loads what there is to load and, if asked to, times matrix products. processors: of the GPU that products may count on; 0: all.
+static inline void gpt_neo_start(GptNeo *model, Stream *stream, const float *parameters, float *gradients, int processors, bool tune) {
     if (!model->settings.on_gpu) { return; }
     size_t rows = gpt_neo_rows(model);
     int32_t *tokens = (int32_t *)malloc(rows * sizeof(int32_t));
     for (size_t i = 0; i < rows; i++) { tokens[i] = (int32_t)(random_hash(i, 0) % (uint64_t)model->config.vocabulary); }
     products_open(stream, model->product_workspace, processors);
-    products_tune(stream, true);
+    products_tune(stream, tune);
     gpt_neo_loss_and_gradients(model, stream, parameters, gradients, tokens, tokens, NULL);
     products_tune(stream, false);
     stream_clear(stream, gradients, model->parameter_count * sizeof(float));

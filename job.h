@@ -67,12 +67,8 @@ static inline void job_reduce(Scheduler *s, const Job *job, Stream *stream) {
 // the wire is fp32. (A narrower one rounds the sums that ddp spreads, and it is they that are stepped.)
 static inline double job_sum_of_squares(Scheduler *s, Stream *stream) {
     float *reduced = scheduler_reduce_buffer(s)->data;
-    size_t shard = layout_shard(&s->layout);
-    double sum = 0;
-    for (size_t own = 0; own < shard; own += s->layout.piece) {
-        sum += buffer_sum_of_squares(stream, reduced + layout_flat(&s->layout, s->transport->rank, own), s->layout.piece, s->norm_partials);
-    }
-    return sum;
+    return buffer_sum_of_squares(stream, reduced + layout_flat(&s->layout, s->transport->rank, 0), s->layout.piece,
+                                 layout_cell_begin(&s->layout, 1), s->layout.cells, s->norm_partials);
 }
 
 static inline void job_add_tallies(Scheduler *s, Job *job) {

@@ -25,7 +25,7 @@ static inline void inner_step_task(void *context, Stream *stream) {
     Scheduler *s = (Scheduler *)context;
     size_t count = s->problem.parameter_count;
     double began = clock_seconds(), micro_batches = s->settings.round_size;
-    s->local_norm = sqrt(buffer_sum_of_squares(stream, s->gradients.data, count, s->norm_partials)) / micro_batches;
+    s->local_norm = sqrt(buffer_sum_of_squares(stream, s->gradients.data, count, count, 1, s->norm_partials)) / micro_batches;
     if (!isfinite(s->local_norm) && s->tally.not_finite == 0) { s->tally.not_finite = 1; }
     s->local_rate = scheduler_learning_rate(s);
     OptimizerStep step = {s->gradients.data, NULL, micro_batches, clip_scale(s->settings.gradient_clip, s->local_norm), s->local_rate,

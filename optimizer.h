@@ -128,7 +128,8 @@ static inline void optimizer_step(Optimizer *optimizer, Stream *stream, const Op
     for (size_t own = 0; own < shard;) {
         size_t flat = layout_flat(&optimizer->layout, optimizer->rank, own);
         bool decays;
-        size_t end = optimizer_run_end(settings, flat, flat + layout_run(&optimizer->layout, own, shard), &decays);
+        size_t run = optimizer->layout.size == 1 ? shard - own : layout_run(&optimizer->layout, own, shard); // alone, all is one run
+        size_t end = optimizer_run_end(settings, flat, flat + run, &decays);
         optimizer_step_run(optimizer, stream, step, own, flat, end - flat, decays ? settings->weight_decay : 0.0);
         own += end - flat;
     }

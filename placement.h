@@ -20,7 +20,7 @@ typedef struct Placement {
     Precision precision;
     Nccl nccl;
     bool uses_nccl;
-    char device_reason[1100], carrier_reason[128], recompute_reason[128];
+    char device_reason[1100], carrier_reason[128], recompute_reason[192];
 } Placement;
 
 static inline const Gpu *placement_gpu(const Placement *placement) { return placement->on_gpu ? &placement->gpu : NULL; }
@@ -33,6 +33,7 @@ static inline bool placement_choose_device(Placement *placement, const Options *
     bool found = !refused && gpu_open(&placement->gpu, local_rank, &reason);
     if (asked && !found && !plan) { return error_set(error, "--device cuda: %s", reason.text); }
     placement->on_gpu = found || (asked && plan);
+    if (placement->on_gpu && !found) { placement->gpu.number = 0; }
     if (found) {
         snprintf(placement->device_reason, sizeof placement->device_reason, "GPU %d of %d, %s, %d processors, %.1f GB free",
                  placement->gpu.number, placement->gpu.count, placement->gpu.name, placement->gpu.processors,
@@ -63,24 +64,40 @@ typedef struct GpuCard {
     int gpus, ranks; // of its node
 } GpuCard;
 
+// Where every rank makes the same step by itself, all must round alike.
+static inline bool ranks_are_alike(const Transport *transport, const GpuCard *cards) {
+    for (int rank = 1; rank < transport->size; rank++) {
+        if (cards[rank].on_gpu != cards[0].on_gpu) { return false; }
+    }
+    return true;
+}
+
 // NULL where NCCL can carry the vectors of this job.
 static inline const char *nccl_obstacle(const Transport *transport, const GpuCard *cards) {
     if (!nccl_is_built_in()) { return "this program was built without NCCL"; }
+    const char *obstacle = NULL;
     for (int rank = 0; rank < transport->size; rank++) {
         if (!cards[rank].on_gpu) { return "not every rank has a GPU"; }
-        if (cards[rank].ranks > cards[rank].gpus) { return "several ranks share a GPU, which NCCL refuses"; }
+        if (cards[rank].ranks > cards[rank].gpus) { obstacle = "several ranks share a GPU, which NCCL refuses"; }
     }
-    return NULL;
+    return obstacle;
 }
 
-// All ranks; they choose the same.
-static inline bool placement_choose_carrier(Placement *placement, const Options *options, Transport *transport, Error *error) {
+// All ranks; they choose the same. alike: whether the rule needs ranks that all have a GPU, or all have none.
+static inline bool placement_choose_carrier(Placement *placement, const Options *options, Transport *transport, bool alike, Error *error) {
     if (transport->size == 1) { return true; }
     GpuCard mine = {placement->on_gpu ? 1 : 0, placement->gpu.count, transport->local_size};
     GpuCard *cards = (GpuCard *)calloc((size_t)transport->size, sizeof mine);
     transport_exchange(transport, "choice of the carrier", &mine, cards, sizeof mine);
     const char *obstacle = nccl_obstacle(transport, cards);
+    bool mixed = !ranks_are_alike(transport, cards);
     free(cards);
+    if (mixed && alike) {
+        return error_set(error,
+                         "with --optimizer %s every rank makes the same steps by itself, and GPUs and CPUs round them differently: use "
+                         "zero1, dpu, acco-wp or acco where only some ranks have a GPU, or --device cpu",
+                         options->optimizer);
+    }
     bool asked = strcmp(options->gpu_exchange, "nccl") == 0, host = strcmp(options->gpu_exchange, "host") == 0;
     if (asked && obstacle != NULL) { return error_set(error, "--gpu-exchange nccl: %s", obstacle); }
     bool emulated = options->link_mbit > 0 || options->link_us > 0;
@@ -90,6 +107,11 @@ static inline bool placement_choose_carrier(Placement *placement, const Options 
              placement->uses_nccl ? "from GPU to GPU by NCCL" : "through host memory: ", placement->uses_nccl ? "" : reason);
     if (placement->uses_nccl) { nccl_open(&placement->nccl, transport, (int)options->nccl_ctas); }
     return true;
+}
+
+// What a run on GPUs of their own would choose.
+static inline void placement_plan_carrier(Placement *placement, const Options *options) {
+    placement->uses_nccl = placement->on_gpu && nccl_is_built_in() && strcmp(options->gpu_exchange, "host") != 0 && options->ranks > 1;
 }
 
 static inline void placement_close(Placement *placement) {
@@ -130,7 +152,9 @@ static inline bool placement_refuse(const GptNeoConfig *config, const GptNeoSett
     double needed = (double)(taken + model_bytes(config, &least)) / 1e9;
     char hint[160] = "nor does any other: choose a smaller --model, --optimizer zero1, or more ranks";
     if (fits > 0) { snprintf(hint, sizeof hint, "--micro-batch %d would, or a shorter --seq-len", fits); }
-    return error_set(error, "%s needs %.2f GB on the GPU with --recompute block, and there are %.2f GB for this rank: --micro-batch %d does not fit; %s",
+    return error_set(error,
+                     "%s needs %.2f GB on the GPU with --recompute block, and there are %.2f GB for this rank: --micro-batch %d does not "
+                     "fit; %s",
                      config->name, needed, (double)room / 1e9, settings->B, hint);
 }
 
@@ -140,11 +164,13 @@ static inline bool placement_choose_recompute(Placement *placement, const Option
                                               int local_ranks, GptNeoSettings *settings, Error *error) {
     int level = 0;
     while (level < RECOMPUTE_LEVELS && strcmp(options->recompute, recompute_name((Recompute)level)) != 0) { level++; }
-    bool automatic = level == RECOMPUTE_LEVELS, measured = placement->on_gpu && placement->gpu.number >= 0;
+    bool automatic = level == RECOMPUTE_LEVELS, measured = placement->on_gpu && placement->gpu.memory_total > 0;
     settings->recompute = automatic ? RECOMPUTE_NONE : (Recompute)level;
     if (!placement->on_gpu && (settings->recompute == RECOMPUTE_GELU || settings->recompute == RECOMPUTE_LAYERNORM)) {
         return error_set(error, "--recompute %s is for GPUs: the CPU program has none and block", options->recompute);
     }
+    snprintf(placement->recompute_reason, sizeof placement->recompute_reason, "%s",
+             automatic ? "there is no GPU here to fit into" : "as asked for");
     if (!measured) { return true; }
     int sharing = (local_ranks + placement->gpu.count - 1) / placement->gpu.count;
     size_t room = placement->gpu.memory_available / 20 * 19 / (size_t)sharing;
@@ -153,8 +179,8 @@ static inline bool placement_choose_recompute(Placement *placement, const Option
     }
     size_t needed = taken + model_bytes(config, settings);
     if (needed > room) { return placement_refuse(config, settings, taken, room, error); }
-    snprintf(placement->recompute_reason, sizeof placement->recompute_reason, "%s: %.2f of %.2f GB", automatic ? "the least that fits" : "as asked for",
-             (double)needed / 1e9, (double)room / 1e9);
+    snprintf(placement->recompute_reason, sizeof placement->recompute_reason, "%s: %.3f of %.3f GB",
+             automatic ? "the least that fits" : "as asked for", (double)needed / 1e9, (double)room / 1e9);
     return true;
 }
 

@@ -241,7 +241,7 @@ static void warm_up_task(void *context, Stream *stream) {
     Run *run = (Run *)context;
     int taken = run->placement.uses_nccl ? (int)run->options.nccl_ctas : 0;
     gpt_neo_start(&run->model, stream, run->scheduler.parameters.data, run->scheduler.gradients.data,
-                  taken > 0 ? run->placement.gpu.processors - taken : 0);
+                  taken > 0 ? run->placement.gpu.processors - taken : 0, run->options.tune_products);
 }
 
 static void start_run(Run *run, const Hello *hellos) {
@@ -321,12 +321,14 @@ static int command_train(Run *run) {
     last_words_prepare(&run->transport);
     preflight_threads(run->transport.local_size, (int)run->options.threads, &run->threads);
     bool good = placement_choose_device(&run->placement, &run->options, run->transport.local_rank, false, &error) &&
-                placement_choose_precision(&run->placement, &run->options, &error) && preflight_check_copies(run->transport.size, transport_has_mpi(), getenv, &error) &&
+                placement_choose_precision(&run->placement, &run->options, &error) &&
+                preflight_check_copies(run->transport.size, transport_has_mpi(), getenv, &error) &&
                 choose_model(run, &error) && choose_rates(run, &error) &&
                 options_check_ranks(&run->options, run->transport.size, run->T, &error) && open_data(run, &error);
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
     Hello *hellos = greet(run);
-    good = placement_choose_carrier(&run->placement, &run->options, &run->transport, &error) &&
+    bool alike = run->rule->replicated || run->rule->kind == RULE_LOCAL;
+    good = placement_choose_carrier(&run->placement, &run->options, &run->transport, alike, &error) &&
            reserve_memory(run, training_problem(run), &error) && arena_check(&run->arena, run->transport.local_size, &error);
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
     open_run_directory(run);
@@ -347,26 +349,33 @@ static int command_plan(Run *run) {
     if (!choose_model(run, &error) || !choose_rates(run, &error)) { exit_user_mistake(&error); }
     preflight_threads(1, (int)run->options.threads, &run->threads);
     if (!placement_choose_device(&run->placement, &run->options, 0, true, &error) ||
-        !placement_choose_precision(&run->placement, &run->options, &error) || !reserve_memory(run, training_problem(run), &error)) {
+        !placement_choose_precision(&run->placement, &run->options, &error)) {
         exit_user_mistake(&error);
     }
+    placement_plan_carrier(&run->placement, &run->options);
+    if (!reserve_memory(run, training_problem(run), &error)) { exit_user_mistake(&error); }
     printf("%s, %s, %d rank%s, micro-batch %d x %d, %d threads: bytes of one rank\n\n", run->config.name, run->rule->name,
            run->transport.size, run->transport.size == 1 ? "" : "s", run->B, run->T, run->threads.threads);
     for (int i = 0; i < MEMORY_CLASS_COUNT; i++) {
-        printf("%-15s %15zu\n", memory_class_name((MemoryClass)i), arena_class_bytes(&run->arena, (MemoryClass)i));
+        printf("%-20s %15zu\n", memory_class_name((MemoryClass)i), arena_class_bytes(&run->arena, (MemoryClass)i));
         for (int j = 0; j < run->arena.count; j++) {
             const Reservation *reservation = &run->arena.reservations[j];
-            if (reservation->memory_class == (MemoryClass)i) { printf("  %-25s %15zu\n", reservation->name, reservation->bytes); }
+            const char *place = reservation->on_host ? "  on the host" : "";
+            if (reservation->memory_class == (MemoryClass)i) { printf("  %-30s %15zu%s\n", reservation->name, reservation->bytes, place); }
         }
     }
-    printf("%-15s %15zu  (with alignment; %.2f bytes per parameter)\n", "total", run->arena.bytes,
+    printf("%-20s %15zu  (with alignment; %.2f bytes per parameter)\n", run->arena.on_gpu ? "total on the GPU" : "total", run->arena.bytes,
            (double)run->arena.bytes / (double)run->table.parameter_count);
+    if (run->arena.on_gpu) {
+        printf("%-20s %15zu\n", "total on the host", run->arena.host_bytes);
+        printf("recompute %s (%s)\n", recompute_name(run->model.settings.recompute), run->placement.recompute_reason);
+    }
     if (run->options.sample_tokens > 0) {
         Arena after;
         Sampler sampler;
         memset(&after, 0, sizeof after);
         sampler_reserve(&sampler, &after, &run->config, run->threads.threads);
-        printf("%-15s %15zu  (rank 0 only, after training)\n", "sample", after.bytes);
+        printf("%-20s %15zu  (rank 0 only, after training, on the host)\n", "sample", after.bytes);
     }
     fragments_free(&run->scheduler);
     transport_close(&run->transport);

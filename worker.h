@@ -246,6 +246,12 @@ static inline void scheduler_reserve_local(Scheduler *s, Arena *arena) {
     arena_reserve(arena, MEMORY_OPTIMIZER, "outer momentum", bytes, &s->momentum);
 }
 
+// Room for the norm of the gradient, which is taken of whole pieces or of all of it.
+static inline size_t scheduler_norm_partials(const Scheduler *s) {
+    size_t pieces = s->layout.cells * buffer_blocks(s->layout.piece), whole = buffer_blocks(s->problem.parameter_count);
+    return pieces > whole ? pieces : whole;
+}
+
 // Plans every buffer of the scheduler and of the transport. The scheduler must stay where it is.
 static inline void scheduler_reserve(Scheduler *s, Arena *arena, const SchedulerSettings *settings, const Problem *problem,
                                      Transport *transport) {
@@ -266,7 +272,7 @@ static inline void scheduler_reserve(Scheduler *s, Arena *arena, const Scheduler
     if (settings->kind == RULE_OVERLAPPED) { arena_reserve(arena, MEMORY_EXCHANGE, "exchange buffer", padded, &s->exchange.data); }
     if (settings->kind == RULE_LOCAL) { scheduler_reserve_local(s, arena); }
     optimizer_reserve(&s->optimizer, arena, &settings->optimizer, &owned, whole ? 0 : transport->rank, whole);
-    arena_reserve_host(arena, MEMORY_WORKSPACE, "partial sums of the norm", buffer_blocks(problem->parameter_count) * sizeof(double),
+    arena_reserve_host(arena, MEMORY_WORKSPACE, "partial sums of the norm", scheduler_norm_partials(s) * sizeof(double),
                        &s->norm_partials);
     arena_reserve_host(arena, MEMORY_WORKSPACE, "tallies of all ranks", (size_t)transport->size * sizeof(Tally), &s->tallies);
     bool coarse = wire_is_coarse(settings->wire) || wire_is_coarse(settings->estimate_wire);

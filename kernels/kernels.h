@@ -200,18 +200,21 @@ static inline void buffer_move(Stream *stream, float *out, float *in, size_t cou
     cpu_buffer_move(stream, out, in, count, clear);
 }
 
-// Sum of squares of values (count), added in a fixed order; partials (buffer_blocks(count)), which the host can read. Waits for the stream.
-static inline double buffer_sum_of_squares(Stream *stream, const float *values, size_t count, double *partials) {
+// Sum of squares of `pieces` pieces of `count` values, `stride` apart, added in a fixed order; partials (pieces, buffer_blocks(count)),
+// which the host can read. Waits for the stream.
+static inline double buffer_sum_of_squares(Stream *stream, const float *values, size_t count, size_t stride, size_t pieces,
+                                           double *partials) {
+    double sum = 0;
 #ifdef ACCO_HAVE_CUDA
     if (stream->queue != NULL) {
-        double sum = 0;
-        cuda_buffer_sums_of_squares(stream, partials, values, count);
+        cuda_buffer_sums_of_squares(stream, partials, values, count, stride, pieces);
         stream_settle(stream);
-        for (size_t i = 0; i < buffer_blocks(count); i++) { sum += partials[i]; }
+        for (size_t i = 0; i < pieces * buffer_blocks(count); i++) { sum += partials[i]; }
         return sum;
     }
 #endif
-    return cpu_buffer_sum_of_squares(stream, values, count, partials);
+    for (size_t piece = 0; piece < pieces; piece++) { sum += cpu_buffer_sum_of_squares(stream, values + piece * stride, count, partials); }
+    return sum;
 }
 
 // Every element becomes the nearest number that bf16 has.

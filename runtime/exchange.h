@@ -3,8 +3,8 @@
 //   where the vector lies   how it travels
 //   host memory             collectives.h
 //   GPU, with NCCL          from GPU to GPU; our kernels encode, add and decode (kernels.h: wire_*)
-//   GPU, without            through pinned host memory, and there by collectives.h: several ranks on one GPU, ranks with and without GPUs, no
-//                           NCCL. On a slow network this costs little, and the host's cores do the adding
+//   GPU, without            through pinned host memory, and there by collectives.h: several ranks on one GPU, ranks with and without
+//                           GPUs, no NCCL. On a slow network this costs little, and the host's cores do the adding
 //
 // All three give the same bits. Both functions return when the vector is as promised; what the stream does later sees it.
 #ifndef ACCO_EXCHANGE_H

@@ -1,8 +1,8 @@
 // gpu.h: the GPU of this process: memory, queues, and waiting for them. With device.h the only code that knows whether there is one.
 //
 // A GPU is driven the way the CPU is: a stream (device.h) is a thread that takes tasks from a queue, and a task puts its kernels into the
-// stream's CUDA queue. A task has ended when its kernels have: the thread looks after them (stream_settle), so events, gates and deadlines of the
-// scheduler mean the same on both, and the host is never further ahead of a GPU than one task. No wait blocks inside CUDA.
+// stream's CUDA queue. A task has ended when its kernels have: the thread looks after them (stream_settle), so events, gates and deadlines
+// of the scheduler mean the same on both, and the host is never further ahead of a GPU than one task. No wait blocks inside CUDA.
 //
 //   gpu_open          finds this rank's GPU; false with the reason where there is none
 //   gpu_queue_*       CUDA's stream behind a Stream: the communication stream's has the higher priority

@@ -5,8 +5,8 @@
 //
 //   arena_reserve(...) any number of times  ->  [arena_print]  ->  arena_commit(): one mapping, pointers set, zeroed  ->  arena_release()
 //
-// Kernels work on what arena_reserve plans. On a GPU that is device memory; what the host works on too (arena_reserve_host) is then pinned memory
-// of the host, which kernels can reach but slowly. On the CPU both are one mapping.
+// Kernels work on what arena_reserve plans. On a GPU that is device memory; what the host works on too (arena_reserve_host) is then pinned
+// memory of the host, which kernels can reach but slowly. On the CPU both are one mapping.
 //
 // The mapping is anonymous and untouched pages cost nothing, so arena_resident_bytes() tells how much of the plan was really used.
 #ifndef ACCO_MEMORY_H
@@ -169,7 +169,8 @@ static inline bool arena_commit(Arena *arena, Error *error) {
     return mapped;
 }
 
-// Bytes of the mapping that are in memory now: what the run has touched of what it planned. 0 where the system cannot tell; on a GPU all of it.
+// Bytes of the mapping that are in memory now: what the run has touched of what it planned. 0 where the system cannot tell; on a GPU all
+// of it.
 static inline size_t arena_resident_bytes(const Arena *arena) {
     if (arena->on_gpu) { return arena->bytes; }
     size_t page = (size_t)sysconf(_SC_PAGESIZE);

@@ -1,11 +1,11 @@
 // nccl.h: vectors in GPU memory, exchanged between GPUs without a way through the host.
 //
-// NCCL moves bytes; what they mean is ours. As in collectives.h every rank sends each piece straight to its owner, who adds what comes in the
-// order of ranks, in fp32: the same bytes, the same sums, bit for bit, as over MPI. Any wire format travels, because encoding, adding and
-// decoding are our own kernels. A stretch of cells that fits into the message buffers goes at a time.
+// NCCL moves bytes; what they mean is ours. As in collectives.h every rank sends each piece straight to its owner, who adds what comes in
+// the order of ranks, in fp32: the same bytes, the same sums, bit for bit, as over MPI. Any wire format travels, because encoding, adding
+// and decoding are our own kernels. A stretch of cells that fits into the message buffers goes at a time.
 //
-// The communicator is non-blocking, and nothing here waits inside NCCL or CUDA: nccl_settle looks at both, and at the clock. When a deadline
-// passes or NCCL reports an error, the communicator is aborted and transport_fail ends the job on all ranks.
+// The communicator is non-blocking, and nothing here waits inside NCCL or CUDA: nccl_settle looks at both, and at the clock. When a
+// deadline passes or NCCL reports an error, the communicator is aborted and transport_fail ends the job on all ranks.
 //
 // NCCL wants a GPU for every rank (before its version 2.30 without exception); nccl_can_serve says whether that holds, and if not why.
 #ifndef ACCO_NCCL_H

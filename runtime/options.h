@@ -74,6 +74,7 @@ typedef struct Options {
 
     const char *device, *precision, *recompute, *gpu_exchange;
     int64_t nccl_ctas; // 0: NCCL's own choice
+    bool tune_products;
     int64_t threads;   // 0: auto
     int64_t ranks;     // of a plan
     double timeout_s;
@@ -289,6 +290,9 @@ static const OptionSpec option_table[] = {
     {"nccl-ctas", GROUP_MACHINE, EVERY_RULE, INTEGER_OPTION(nccl_ctas, "auto", 1, 1024, "N", "auto", 0),
      "Processors of the GPU that NCCL may take from the computation beside it. Fewer leave more for products and may not fill a fast "
      "link. auto: as NCCL sees fit."},
+    {"tune-products", GROUP_MACHINE, EVERY_RULE, SWITCH_OPTION(tune_products, "off"),
+     "on: a GPU's library of matrix products is timed at the start and the quickest of its algorithms taken for each shape. What is "
+     "quickest may change from run to run, and with it the last bits. off: its first offer, so that runs repeat bit for bit."},
     {"threads", GROUP_MACHINE, EVERY_RULE, INTEGER_OPTION(threads, "auto", 1, 4096, "N", "auto", 0),
      "Threads per rank that compute. auto: the cores of the node divided by its ranks, or those that the launcher bound this rank to."},
     {"ranks", GROUP_MACHINE, EVERY_RULE, INTEGER_OPTION(ranks, "1", 1, 1e6, "N", NO_WORD),

@@ -1,5 +1,5 @@
-// cuda_kernels.h: what the tests of CUDA kernels share: device copies of exactly the size that a kernel may touch, fresh random numbers, a CPU
-// stream for the oracle and a CUDA stream for what is tested.
+// cuda_kernels.h: what the tests of CUDA kernels share: device copies of exactly the size that a kernel may touch, fresh random numbers, a
+// CPU stream for the oracle and a CUDA stream for what is tested.
 //
 // `make test` compiles these tests with the host's compiler against the emulator (test/simt) and runs every case in each of its orders;
 // `make test-gpu` compiles them with nvcc and runs them on a GPU. CUDA_EMULATED tells which: a GPU gets larger shapes.

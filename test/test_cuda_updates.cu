@@ -327,7 +327,7 @@ static void squares_check(size_t count, size_t offset) {
     double *first = (double *)malloc(blocks * sizeof(double)), *partials = (double *)device_new(blocks * sizeof(double));
     for (int order = 0; order < SIMT_ORDERS; order++) {
         cuda_use_order(order);
-        cuda_buffer_sums_of_squares(cuda_test_stream(PRECISION_FP32), partials, values, count);
+        cuda_buffer_sums_of_squares(cuda_test_stream(PRECISION_FP32), partials, values, count, count, 1);
         cuda_test_wait(cuda_test_stream(PRECISION_FP32));
         device_to_host(got, partials, blocks * sizeof(double));
         check_repeats("sums of squares", first, got, blocks * sizeof(double), order);

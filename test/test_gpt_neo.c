@@ -65,7 +65,7 @@ typedef struct Fixture {
     int32_t *tokens, *targets;
 } Fixture;
 
-static void fixture_open(Fixture *fixture, const GptNeoConfig *config, int B, int T, int threads) {
+static void fixture_open_recompute(Fixture *fixture, const GptNeoConfig *config, int B, int T, int threads, Recompute recompute) {
     Error error;
     memset(fixture, 0, sizeof *fixture);
     fixture->config = *config;
@@ -74,6 +74,7 @@ static void fixture_open(Fixture *fixture, const GptNeoConfig *config, int B, in
     arena_reserve(&fixture->arena, MEMORY_PARAMETERS, "parameters", bytes, &fixture->parameters);
     arena_reserve(&fixture->arena, MEMORY_GRADIENTS, "gradients", bytes, &fixture->gradients);
     GptNeoSettings settings = gpt_neo_on_cpu(B, T, threads);
+    settings.recompute = recompute;
     gpt_neo_reserve(&fixture->model, &fixture->arena, config, &settings);
     assert_true(arena_commit(&fixture->arena, &error));
     fixture->stream.team = team_create(threads, true);
@@ -86,6 +87,10 @@ static void fixture_open(Fixture *fixture, const GptNeoConfig *config, int B, in
         fixture->targets[i] = random_uniform(&random) < 0.2 ? -1 : (int32_t)(random_uniform(&random) * config->vocabulary);
     }
     for (size_t i = 0; i < fixture->table.parameter_count; i++) { fixture->parameters[i] = (float)(0.3 * random_normal(&random)); }
+}
+
+static void fixture_open(Fixture *fixture, const GptNeoConfig *config, int B, int T, int threads) {
+    fixture_open_recompute(fixture, config, B, T, threads, RECOMPUTE_NONE);
 }
 
 static void fixture_close(Fixture *fixture) {
@@ -423,6 +428,29 @@ static void test_gradients_accumulate(void **state) {
     fixture_close(&fixture);
 }
 
+// Activations that are made again are the bits that would have been kept, also where the layers' windows differ.
+static void check_recompute(const GptNeoConfig *config, int B, int T, int threads) {
+    Fixture kept, again;
+    fixture_open(&kept, config, B, T, threads);
+    fixture_open_recompute(&again, config, B, T, threads, RECOMPUTE_BLOCK);
+    fixture_copy_inputs(&again, &kept);
+    size_t bytes = kept.table.parameter_count * sizeof(float);
+    assert_true(again.arena.bytes < kept.arena.bytes);
+    for (int repetition = 0; repetition < 2; repetition++) { // the second time over what the first has left
+        assert_true(fixture_gradients(&again) == fixture_gradients(&kept));
+        assert_memory_equal(again.gradients, kept.gradients, bytes);
+    }
+    fixture_close(&kept);
+    fixture_close(&again);
+}
+
+static void test_recompute(void **state) {
+    (void)state;
+    GptNeoConfig deep = small_config(3, 40, 2, 70, 5, 40, 61), one = small_config(1, 24, 3, 50, 3, 20, 19);
+    check_recompute(&deep, 2, 33, 2);
+    check_recompute(&one, 1, 7, 1);
+}
+
 static void test_no_target_counts(void **state) {
     (void)state;
     GptNeoConfig config = small_config(2, 16, 2, 24, 3, 8, 19);
@@ -674,6 +702,7 @@ int main(void) {
         cmocka_unit_test(test_finite_differences),
         cmocka_unit_test(test_threads_do_not_change_bits),
         cmocka_unit_test(test_gradients_accumulate),
+        cmocka_unit_test(test_recompute),
         cmocka_unit_test(test_no_target_counts),
         cmocka_unit_test(test_nan_is_seen),
         cmocka_unit_test(test_chunks_of_logits),

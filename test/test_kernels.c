@@ -470,7 +470,8 @@ static void check_attention(AttentionCase shape) {
     double *p = (double *)calloc((size_t)shape.T, sizeof(double));
     for (size_t i = 0; i < 3 * count; i++) { qkv[i] *= 0.5f; } // scores of a few units
     cpu_attention_forward(&stream, output, log_sums, workspace, qkv, shape.B, shape.T, shape.C, shape.H, shape.window);
-    cpu_attention_backward(&stream, d_qkv, 3 * shape.C, workspace, d_output, qkv, log_sums, shape.B, shape.T, shape.C, shape.H, shape.window);
+    cpu_attention_backward(&stream, d_qkv, 3 * shape.C, workspace, d_output, qkv, log_sums, shape.B, shape.T, shape.C, shape.H,
+                           shape.window);
     for (int b = 0; b < shape.B; b++) {
         for (int h = 0; h < shape.H; h++) {
             for (int i = 0; i < shape.T; i++) { attention_reference(&shape, qkv, d_output, b, h, i, p, expected, d_expected); }

@@ -1,7 +1,7 @@
 // test_program.c: the program as its users start it, alone and under mpirun: the same bits, the log, the plan, the files, and everything
 // that can go wrong. All models are tiny: what is tested here is the program, not the kernels.
 #define _GNU_SOURCE // prlimit
-#include "test/program.h"
+#include "test/fleet.h"
 
 #include <dirent.h>
 
@@ -14,12 +14,6 @@ enum { T = 32, MICRO_BATCH = 2 }; // of base.txt
 typedef struct Refusal {
     const char *name, *arguments, *part; // part: what the message must hold
 } Refusal;
-
-// An update rule, with options that make ranks meet several times within the few steps of base.txt.
-typedef struct RuleCase {
-    const char *name, *options;
-    int chaos_ms; // less where there are many small messages, each of which waits
-} RuleCase;
 
 typedef struct Scene {
     Stage *stage;
@@ -39,83 +33,8 @@ static Stage *stage_with_ranks(void **state) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------------------
-// Several runs at once: mpirun mostly sleeps while it starts
-
-enum { FLEET = STAGE_PROGRAMS };
-
-typedef struct Fleet {
-    Stage *stage;
-    int count;
-    Training trainings[FLEET];
-    json_t *events[FLEET]; // after fleet_finish
-    Fingerprint prints[FLEET];
-} Fleet;
-
-// Tests have one at a time: it is too large for a stack.
-static Fleet *fleet_new(Stage *stage) {
-    static Fleet fleet;
-    for (int i = 0; i < fleet.count; i++) { json_decref(fleet.events[i]); } // of the fleet before
-    memset(&fleet, 0, sizeof fleet);
-    fleet.stage = stage;
-    return &fleet;
-}
-
-// Returns the number of the run.
-PRINTF_LIKE(3, 4) static int fleet_start(Fleet *fleet, int ranks, const char *format, ...) {
-    char options[512];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(options, sizeof options, format, arguments);
-    va_end(arguments);
-    assert_true(fleet->count < FLEET);
-    fleet->trainings[fleet->count] = training_start(fleet->stage, ranks, options);
-    return fleet->count++;
-}
-
-static void fleet_finish(Fleet *fleet) {
-    for (int i = 0; i < fleet->count; i++) {
-        fleet->events[i] = training_finish(fleet->stage, &fleet->trainings[i]);
-        fleet->prints[i] = log_fingerprint(fleet->events[i]);
-    }
-}
-
-// What run `i` printed.
-static const char *fleet_output(Fleet *fleet, int i) { return stage_read_text(fleet->stage, fleet->trainings[i].program.output_path); }
-
-static double fleet_number(const Fleet *fleet, int i, const char *kind, int n, const char *field) {
-    return log_number(log_event_of(fleet->events[i], kind, n), field);
-}
-
-static void check_same(const Fleet *fleet, int a, int b) {
-    if (strcmp(fleet->prints[a].text, fleet->prints[b].text) == 0) { return; }
-    fail_msg("%s gives %s\n%s gives %s", fleet->trainings[a].what, fleet->prints[a].text, fleet->trainings[b].what, fleet->prints[b].text);
-}
-
-// No two of the runs may end with the same bits.
-static void check_all_differ(const Fleet *fleet) {
-    for (int a = 0; a < fleet->count; a++) {
-        for (int b = a + 1; b < fleet->count; b++) {
-            if (strcmp(fleet->prints[a].text, fleet->prints[b].text) != 0) { continue; }
-            fail_msg("both end with %s:\n%s\n%s", fleet->prints[a].text, fleet->trainings[a].what, fleet->trainings[b].what);
-        }
-    }
-}
-
-// ---------------------------------------------------------------------------------------------------------------------------------------
 // Every rule
 
-static const RuleCase rule_cases[] = {
-    {"ddp", "--optimizer ddp", 2},
-    {"zero1", "--optimizer zero1", 2},
-    {"dpu", "--optimizer dpu", 20},
-    {"acco-wp", "--optimizer acco-wp", 20},
-    {"acco", "--optimizer acco --accumulate 4", 20},
-    {"co2", "--optimizer co2 --co2-tau 3 --co2-beta 0.3", 20},
-    {"diloco", "--optimizer diloco --diloco-H 4", 20},
-    {"streaming-diloco", "--optimizer streaming-diloco --diloco-H 4", 20},
-};
-
-enum { RULES_TESTED = sizeof rule_cases / sizeof rule_cases[0] };
 
 static void check_learned(const Fleet *fleet, int i) {
     double before = fleet_number(fleet, i, "report", 0, "loss"), after = fleet_number(fleet, i, "validation", -1, "loss");

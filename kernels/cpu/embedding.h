@@ -33,8 +33,8 @@ static inline void embedding_forward_task(void *context, int task, int thread) {
     }
 }
 
-static inline void cpu_embedding_forward(Stream *stream, float *output, const float *wte, const float *wpe, const int32_t *tokens, int B, int T,
-                                     int C) {
+static inline void cpu_embedding_forward(Stream *stream, float *output, const float *wte, const float *wpe, const int32_t *tokens, int B,
+                                         int T, int C) {
     Embedding work;
     memset(&work, 0, sizeof work);
     work.output = output;

@@ -174,12 +174,13 @@ static inline void cpu_matmul_forward(Stream *stream, float *output, int output_
 
 static inline void cpu_matmul_backward_input(Stream *stream, float *d_input, int d_input_stride, const float *d_output, int d_output_stride,
                                          const float *weight, int rows, int inputs, int outputs) {
-    Matmul work = matmul_describe(d_input, d_input_stride, d_output, d_output_stride, false, weight, inputs, false, rows, inputs, outputs, false);
+    Matmul work = matmul_describe(d_input, d_input_stride, d_output, d_output_stride, false, weight, inputs, false, rows,
+                                  inputs, outputs, false);
     matmul(stream, &work);
 }
 
-static inline void cpu_matmul_backward_weight(Stream *stream, float *d_weight, const float *d_output, int d_output_stride, const float *input,
-                                          int rows, int inputs, int outputs) {
+static inline void cpu_matmul_backward_weight(Stream *stream, float *d_weight, const float *d_output, int d_output_stride,
+                                              const float *input, int rows, int inputs, int outputs) {
     Matmul work = matmul_describe(d_weight, inputs, d_output, d_output_stride, true, input, inputs, false, outputs, inputs, rows, true);
     matmul(stream, &work);
 }

@@ -395,7 +395,7 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
     UNROLL
     for (int r = 0; r < 2; r++) {
         int row = query + lane_index() / 4 + r * 8;
-        log2_sums[r] = row < T ? work.log_sums[place.head * (size_t)T + (size_t)row] * CUDA_ATTENTION_LOG2E : INFINITY;
+        log2_sums[r] = row < T ? work.log_sums[place.head * (size_t)T + (size_t)row] * CUDA_ATTENTION_LOG2E : 0.0f;
         row_deltas[r] = row < T ? work.deltas[place.head * (size_t)T + (size_t)row] : 0.0f;
     }
     copy_async_wait<0>();
@@ -420,11 +420,11 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
 }
 
 // What this thread brings of the numbers that go with 64 queries: the first half of the block log_sums, the second deltas. Queries from
-// T on get the logarithm that makes every probability 0.
+// T on are rows of zeros and so add nothing, whatever their probabilities.
 static __device__ __forceinline__ float cuda_attention_row_number(const float *log_sums, const float *deltas, int first, int T) {
     int query = first + (int)threadIdx.x % CUDA_ATTENTION_TILE;
     bool sums = (int)threadIdx.x < CUDA_ATTENTION_TILE;
-    if (query >= T) { return sums ? INFINITY : 0.0f; }
+    if (query >= T) { return 0.0f; }
     return sums ? log_sums[query] * CUDA_ATTENTION_LOG2E : deltas[query];
 }
 

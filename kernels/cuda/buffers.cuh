@@ -14,7 +14,7 @@
 
 #include "../cpu/buffers.h"
 
-enum { BUFFER_THREADS = 256, BUFFER_QUADS = 4 * BUFFER_THREADS, BUFFER_SQUARES_THREADS = 512 };
+enum { BUFFER_THREADS = 256, BUFFER_QUADS = 4 * BUFFER_THREADS, BUFFER_SQUARES_THREADS = 512, CUDA_GRID_ROWS = 65535 };
 
 // ---------------------------------------------------------------------------------------------------------------------------------------
 // Four elements of a thread
@@ -104,8 +104,10 @@ static inline void cuda_buffer_move(Stream *stream, float *out, float *in, size_
 // ---------------------------------------------------------------------------------------------------------------------------------------
 // Norm
 
-static __global__ void buffer_squares_kernel(double *partials, const float *values, size_t count, bool wide) {
-    size_t begin = (size_t)blockIdx.x * BUFFER_BLOCK, end = count - begin < (size_t)BUFFER_BLOCK ? count : begin + BUFFER_BLOCK;
+// Grid: (pieces, blocks of a piece).
+static __global__ void buffer_squares_kernel(double *partials, const float *pieces, size_t count, size_t stride, bool wide) {
+    const float *values = pieces + blockIdx.x * stride;
+    size_t begin = (size_t)blockIdx.y * BUFFER_BLOCK, end = count - begin < (size_t)BUFFER_BLOCK ? count : begin + BUFFER_BLOCK;
     double sum = 0;
     for (size_t at = begin; at < end; at += 4u * blockDim.x) {
         float mine[4];
@@ -113,15 +115,22 @@ static __global__ void buffer_squares_kernel(double *partials, const float *valu
         for (int i = 0; i < 4; i++) { sum += (double)mine[i] * (double)mine[i]; }
     }
     sum = block_sum(sum, (double *)(void *)cuda_shared());
-    if (threadIdx.x == 0) { partials[blockIdx.x] = sum; }
+    if (threadIdx.x == 0) { partials[blockIdx.x * gridDim.y + blockIdx.y] = sum; }
 }
 
-// partials (buffer_blocks(count)), on the device: the sum of squares of each BUFFER_BLOCK of values (count).
-static inline void cuda_buffer_sums_of_squares(Stream *stream, double *partials, const float *values, size_t count) {
-    if (count == 0) { return; }
-    dim3 blocks((unsigned)buffer_blocks(count)), threads(BUFFER_SQUARES_THREADS);
-    size_t scratch = BUFFER_SQUARES_THREADS / WARP * sizeof(double);
-    cuda_launch(stream, buffer_squares_kernel, blocks, threads, scratch, partials, values, count, quad_fits(values));
+// partials (pieces, buffer_blocks(count)): the sum of squares of each BUFFER_BLOCK of each piece of `count` values; pieces begin `stride`
+// values apart. The host can read partials, or will copy them.
+static inline void cuda_buffer_sums_of_squares(Stream *stream, double *partials, const float *values, size_t count, size_t stride,
+                                               size_t pieces) {
+    size_t blocks = buffer_blocks(count), scratch = BUFFER_SQUARES_THREADS / WARP * sizeof(double);
+    bool wide = quad_fits(values) && (stride % 4 == 0 || pieces == 1);
+    for (size_t first = 0; first < blocks; first += CUDA_GRID_ROWS) { // a grid has no more rows
+        size_t rows = blocks - first < (size_t)CUDA_GRID_ROWS ? blocks - first : (size_t)CUDA_GRID_ROWS;
+        assert(rows == blocks || pieces == 1);
+        dim3 grid((unsigned)pieces, (unsigned)rows);
+        cuda_launch(stream, buffer_squares_kernel, grid, dim3(BUFFER_SQUARES_THREADS), scratch, partials + first,
+                    values + first * BUFFER_BLOCK, count - first * BUFFER_BLOCK, stride, wide);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------------------

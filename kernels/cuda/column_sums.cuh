@@ -12,7 +12,7 @@
 
 #include "language.cuh"
 
-enum { CUDA_ROW_BLOCKS = 264, COLUMN_STRIP = 512, COLUMN_SLICES = 16, COLUMN_TARGETS = 3 };
+enum { CUDA_ROW_BLOCKS = 264, COLUMN_STRIP = 384, COLUMN_SLICES = 16 };
 
 // ---------------------------------------------------------------------------------------------------------------------------------------
 // Pieces of rows
@@ -110,25 +110,26 @@ static __device__ __forceinline__ int cuda_row_begin(int block, int blocks, int 
     return rows / blocks * block + (block < longer ? block : longer);
 }
 
-// Where the sums of up to COLUMN_TARGETS arrays go that lie side by side in a row of partials.
+// Where the sums of up to three arrays go that lie side by side in a row of partials.
 struct ColumnTargets {
-    float *sums[COLUMN_TARGETS];
+    float *first, *second, *third;
 };
 
 static __global__ void __launch_bounds__(WARP *COLUMN_SLICES)
     column_sums_kernel(ColumnTargets targets, const float *partials, int blocks, int stride, int columns) {
     float *slices = (float *)cuda_shared(); // (COLUMN_SLICES, WARP)
     int column = (int)blockIdx.x * WARP + lane_index(), slice = warp_index();
-    const float *first = partials + (size_t)blockIdx.y * (size_t)columns + column;
+    const float *mine = partials + (size_t)blockIdx.y * (size_t)columns + column;
     float sum = 0.0f;
     if (column < columns) {
-        for (int block = slice; block < blocks; block += COLUMN_SLICES) { sum += first[(size_t)block * (size_t)stride]; }
+        for (int block = slice; block < blocks; block += COLUMN_SLICES) { sum += mine[(size_t)block * (size_t)stride]; }
     }
     slices[slice * WARP + lane_index()] = sum;
     __syncthreads();
     if (slice != 0 || column >= columns) { return; }
     for (int i = 1; i < COLUMN_SLICES; i++) { sum += slices[i * WARP + lane_index()]; }
-    targets.sums[blockIdx.y][column] += sum;
+    float *sums = blockIdx.y == 0 ? targets.first : blockIdx.y == 1 ? targets.second : targets.third;
+    sums[column] += sum;
 }
 
 // `arrays` arrays of `columns` columns at once, side by side in each row of partials.
@@ -141,7 +142,7 @@ static inline void cuda_column_sums_add_all(Stream *stream, ColumnTargets target
 
 // sums (columns) += the sum of `blocks` rows of partials (blocks, stride), in a fixed order.
 static inline void cuda_column_sums_add(Stream *stream, float *sums, const float *partials, int blocks, int stride, int columns) {
-    ColumnTargets targets = {{sums, NULL, NULL}};
+    ColumnTargets targets = {sums, NULL, NULL};
     cuda_column_sums_add_all(stream, targets, 1, partials, blocks, stride, columns);
 }
 

@@ -114,9 +114,10 @@ static __global__ void __launch_bounds__(CROSS_ENTROPY_THREADS, 2)
 template <typename R>
 static inline void cross_entropy_launch(Stream *stream, R *logits, int stride, float *losses, const int32_t *targets, int rows, int V,
                                         float gradient_scale) {
-    dim3 blocks((unsigned)rows), threads(CROSS_ENTROPY_THREADS);
-    cuda_launch(stream, cross_entropy_kernel<R>, blocks, threads, CROSS_ENTROPY_SHARED, logits, stride, losses, targets, V, gradient_scale,
-                pack_fits(logits, (size_t)stride));
+    unsigned packs = cuda_blocks((size_t)stride, Pack<R>::COUNT), threads = cuda_blocks(packs, WARP) * WARP;
+    if (threads > (unsigned)CROSS_ENTROPY_THREADS) { threads = CROSS_ENTROPY_THREADS; }
+    cuda_launch(stream, cross_entropy_kernel<R>, dim3((unsigned)rows), dim3(threads), CROSS_ENTROPY_SHARED, logits, stride, losses,
+                targets, V, gradient_scale, pack_fits(logits, (size_t)stride));
 }
 
 // As cpu_cross_entropy; logits (rows, V), rows `stride` elements apart.

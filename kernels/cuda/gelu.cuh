@@ -116,7 +116,7 @@ static __device__ __forceinline__ void gelu_backward_rows(float sums[WIDTH], R *
 }
 
 template <typename R, int WIDTH>
-static __global__ void __launch_bounds__(COLUMN_STRIP)
+static __global__ void __launch_bounds__(COLUMN_STRIP, 2)
     gelu_backward_kernel(R *gradient, int gradient_stride, float *partials, const R *saved, const R *bias, int rows, int columns) {
     int c = strip_column(WIDTH), block = (int)blockIdx.x, blocks = (int)gridDim.x;
     if (c >= columns) { return; }

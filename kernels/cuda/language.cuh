@@ -133,8 +133,8 @@ static __device__ __forceinline__ float warp_max(float value) {
     return value;
 }
 
-// The sum over all threads of a block (of one dimension), for all of them. scratch: one T for each warp, in shared memory; free for reuse after
-// the next barrier of the block, not before.
+// The sum over all threads of a block (of one dimension), for all of them. scratch: one T for each warp, in shared memory; free for reuse
+// after the next barrier of the block, not before.
 template <typename T> static __device__ __forceinline__ T block_sum(T value, T *scratch) {
     int warps = (int)(blockDim.x / WARP);
     value = warp_sum(value);
@@ -186,8 +186,8 @@ static __device__ __forceinline__ void mma_m16n8k16(float d[4], const uint32_t a
 #endif
 }
 
-// Four 8 x 8 matrices of bf16 from shared memory: lane l gives the address of row l % 8 of matrix l / 8, a multiple of 16 bytes; r[i] becomes, of
-// matrix i, the elements (row g, columns 2t, 2t+1). TRANSPOSED: (rows 2t, 2t+1 of column g). The whole warp.
+// Four 8 x 8 matrices of bf16 from shared memory: lane l gives the address of row l % 8 of matrix l / 8, a multiple of 16 bytes; r[i]
+// becomes, of matrix i, the elements (row g, columns 2t, 2t+1). TRANSPOSED: (rows 2t, 2t+1 of column g). The whole warp.
 template <bool TRANSPOSED> static __device__ __forceinline__ void matrix_load_x4(uint32_t r[4], const void *row) {
 #ifdef __CUDACC__
     uint32_t address = (uint32_t)__cvta_generic_to_shared(row);
@@ -204,6 +204,7 @@ template <bool TRANSPOSED> static __device__ __forceinline__ void matrix_load_x4
     }
 #else
     if ((uintptr_t)row % 16 != 0) { simt_fail("a row of a matrix load is not aligned"); }
+    if (!simt_is_shared(row, 16)) { simt_fail("a row of a matrix load is not in shared memory"); }
     char mine[16];
     memcpy(mine, row, sizeof mine);
     const char(*slots)[SIMT_SLOT] = simt_warp_exchange(0xffffffffu, mine, sizeof mine);

@@ -384,7 +384,7 @@ static inline void cuda_layernorm_backward(Stream *stream, const LayernormBackwa
     } else {
         layernorm_backward_typed<float>(stream, work);
     }
-    ColumnTargets targets = {{work->d_weight, work->d_bias, work->d_branch_bias}};
+    ColumnTargets targets = {work->d_weight, work->d_bias, work->d_branch_bias};
     int arrays = work->d_branch_bias != NULL ? 3 : 2, C = work->channels;
     cuda_column_sums_add_all(stream, targets, arrays, work->partials, cuda_row_blocks(work->rows), 3 * C, C);
 }

@@ -5,9 +5,10 @@
 // product itself (beta = 1). No epilogue is used: bias and GELU need a pass of their own for what they keep, and the residual addition is
 // part of the next LayerNorm.
 //
-// For every shape the library offers several algorithms. They are timed once, in the first pass over a model, when `tuning` is on and results
-// do not matter yet (products_tune); afterwards a shape always uses the same one, so results repeat. A shape that was not met then takes
-// the library's first offer. All work space is the one buffer that was planned.
+// For every shape the library offers several algorithms. Its first offer is taken, so that runs repeat bit for bit; if asked to, they are
+// timed once, in the first pass over a model, when `tuning` is on and results do not matter yet (products_tune); afterwards a shape always
+// uses the same one, so results repeat. A shape that was not met then takes the library's first offer. All work space is the one buffer
+// that was planned.
 #ifndef ACCO_KERNELS_CUDA_MATMUL_CUH
 #define ACCO_KERNELS_CUDA_MATMUL_CUH
 
@@ -25,6 +26,7 @@ typedef struct CudaProduct {
     Precision precision;        // of a and b
     Precision result_precision; // of the result
     bool accumulate;
+    uint32_t a_alignment, b_alignment, result_alignment; // bytes; filled in
 } CudaProduct;
 
 typedef struct CudaProductPlan {
@@ -60,7 +62,8 @@ static inline cudaDataType_t cuda_data_type(Precision precision) { return precis
 static inline bool cuda_product_is_same(const CudaProduct *x, const CudaProduct *y) {
     return x->m == y->m && x->n == y->n && x->k == y->k && x->a_transposed == y->a_transposed && x->b_transposed == y->b_transposed &&
            x->a_stride == y->a_stride && x->b_stride == y->b_stride && x->result_stride == y->result_stride &&
-           x->precision == y->precision && x->result_precision == y->result_precision && x->accumulate == y->accumulate;
+           x->precision == y->precision && x->result_precision == y->result_precision && x->accumulate == y->accumulate &&
+           x->a_alignment == y->a_alignment && x->b_alignment == y->b_alignment && x->result_alignment == y->result_alignment;
 }
 
 static inline void cuda_product_layout(cublasLtMatrixLayout_t *layout, Precision precision, bool transposed, int rows, int columns,
@@ -91,23 +94,22 @@ static inline uint32_t cuda_product_alignment(const void *place, int stride, Pre
     return (uint32_t)(common & (~common + 1));
 }
 
-static inline int cuda_product_offers(const CudaProducts *products, const CudaProductPlan *plan, const void *a, const void *b,
-                                      const void *result, cublasLtMatmulHeuristicResult_t offers[CUDA_PRODUCT_OFFERS]) {
+static inline int cuda_product_offers(const CudaProducts *products, const CudaProductPlan *plan,
+                                      cublasLtMatmulHeuristicResult_t offers[CUDA_PRODUCT_OFFERS]) {
     const CudaProduct *product = &plan->product;
     cublasLtMatmulPreference_t preference;
     size_t room = CUDA_PRODUCTS_WORKSPACE;
-    uint32_t a_alignment = cuda_product_alignment(a, product->a_stride, product->precision);
-    uint32_t b_alignment = cuda_product_alignment(b, product->b_stride, product->precision);
-    uint32_t result_alignment = cuda_product_alignment(result, product->result_stride, product->result_precision);
     int count = 0;
     CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
     CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room, sizeof room));
-    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &a_alignment, sizeof(uint32_t)));
-    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &b_alignment, sizeof(uint32_t)));
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &product->a_alignment,
+                                                      sizeof(uint32_t)));
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &product->b_alignment,
+                                                      sizeof(uint32_t)));
     CUBLAS_CHECK(
-        cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &result_alignment, sizeof(uint32_t)));
+        cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &product->result_alignment, sizeof(uint32_t)));
     CUBLAS_CHECK(
-        cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &result_alignment, sizeof(uint32_t)));
+        cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &product->result_alignment, sizeof(uint32_t)));
     CUBLAS_CHECK(cublasLtMatmulAlgoGetHeuristic(products->handle, plan->operation, plan->a, plan->b, plan->result, plan->result, preference,
                                                 CUDA_PRODUCT_OFFERS, offers, &count));
     CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference));
@@ -119,8 +121,8 @@ static inline cublasStatus_t cuda_product_run(Stream *stream, const CudaProductP
                                               const void *a, const void *b, void *result) {
     const CudaProducts *products = (const CudaProducts *)stream->products;
     float one = 1.0f, beta = plan->product.accumulate ? 1.0f : 0.0f;
-    return cublasLtMatmul(products->handle, plan->operation, &one, a, plan->a, b, plan->b, &beta, result, plan->result, result, plan->result,
-                          algorithm, products->workspace, CUDA_PRODUCTS_WORKSPACE, (cudaStream_t)stream->queue);
+    return cublasLtMatmul(products->handle, plan->operation, &one, a, plan->a, b, plan->b, &beta, result, plan->result, result,
+                          plan->result, algorithm, products->workspace, CUDA_PRODUCTS_WORKSPACE, (cudaStream_t)stream->queue);
 }
 
 // Milliseconds of the quickest of some runs; infinite where the algorithm does not work.
@@ -147,7 +149,7 @@ static inline float cuda_product_time(Stream *stream, const CudaProductPlan *pla
 static inline void cuda_product_choose(Stream *stream, CudaProductPlan *plan, const void *a, const void *b, void *result) {
     const CudaProducts *products = (const CudaProducts *)stream->products;
     cublasLtMatmulHeuristicResult_t offers[CUDA_PRODUCT_OFFERS];
-    int count = cuda_product_offers(products, plan, a, b, result, offers), best = 0;
+    int count = cuda_product_offers(products, plan, offers), best = 0;
     float least = INFINITY;
     for (int i = 0; products->tuning && i < count; i++) {
         float milliseconds = cuda_product_time(stream, plan, &offers[i].algo, a, b, result);
@@ -172,7 +174,10 @@ static inline CudaProductPlan *cuda_product_plan(Stream *stream, const CudaProdu
     return plan;
 }
 
-static inline void cuda_product(Stream *stream, const CudaProduct *product, const void *a, const void *b, void *result) {
+static inline void cuda_product(Stream *stream, CudaProduct *product, const void *a, const void *b, void *result) {
+    product->a_alignment = cuda_product_alignment(a, product->a_stride, product->precision);
+    product->b_alignment = cuda_product_alignment(b, product->b_stride, product->precision);
+    product->result_alignment = cuda_product_alignment(result, product->result_stride, product->result_precision);
     const CudaProductPlan *plan = cuda_product_plan(stream, product, a, b, result);
     CUBLAS_CHECK(cuda_product_run(stream, plan, &plan->algorithm, a, b, result));
 }
@@ -206,20 +211,20 @@ static inline void cuda_products_tune(Stream *stream, bool tuning) { ((CudaProdu
 
 static inline void cuda_matmul_forward(Stream *stream, Real *output, int output_stride, const Real *input, const Real *weight, int rows,
                                        int inputs, int outputs) {
-    CudaProduct product = {outputs, rows, inputs, true, false, inputs, inputs, output_stride, stream->precision, stream->precision, false};
+    CudaProduct product = {outputs, rows, inputs, true, false, inputs, inputs, output_stride, stream->precision, stream->precision, false, 0, 0, 0};
     cuda_product(stream, &product, weight, input, output);
 }
 
 static inline void cuda_matmul_backward_input(Stream *stream, Real *d_input, int d_input_stride, const Real *d_output, int d_output_stride,
                                               const Real *weight, int rows, int inputs, int outputs) {
     CudaProduct product = {inputs, rows, outputs, false, false, inputs, d_output_stride, d_input_stride, stream->precision,
-                           stream->precision, false};
+                           stream->precision, false, 0, 0, 0};
     cuda_product(stream, &product, weight, d_output, d_input);
 }
 
 static inline void cuda_matmul_backward_weight(Stream *stream, float *d_weight, const Real *d_output, int d_output_stride,
                                                const Real *input, int rows, int inputs, int outputs) {
-    CudaProduct product = {inputs, outputs, rows, false, true, inputs, d_output_stride, inputs, stream->precision, PRECISION_FP32, true};
+    CudaProduct product = {inputs, outputs, rows, false, true, inputs, d_output_stride, inputs, stream->precision, PRECISION_FP32, true, 0, 0, 0};
     cuda_product(stream, &product, input, d_output, d_weight);
 }
 

@@ -111,7 +111,8 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t oper
     uint64_t a_rows = a_transposed ? a_layout->columns : a_layout->rows, b_columns = b_transposed ? b_layout->rows : b_layout->columns;
     uint64_t b_rows = b_transposed ? b_layout->columns : b_layout->rows;
     if (a_rows != m || b_columns != n || b_rows != k) { return CUBLAS_STATUS_INVALID_VALUE; }
-    std::vector<float> left = simt_operand(b, b_layout, !b_transposed, n, k), right = simt_operand(a, a_layout, !a_transposed, k, m), sum(m);
+    std::vector<float> left = simt_operand(b, b_layout, !b_transposed, n, k), right = simt_operand(a, a_layout, !a_transposed, k, m);
+    std::vector<float> sum(m);
     float scale = *(const float *)alpha, keep = *(const float *)beta;
     for (uint64_t column = 0; column < n; column++) {
         std::fill(sum.begin(), sum.end(), 0.0f);

@@ -32,7 +32,7 @@ inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
 inline void __syncthreads() { simt_block_barrier(); }
-inline void __syncwarp(unsigned mask = 0xffffffffu) { simt_warp_exchange(mask, &mask, sizeof mask); }
+inline void __syncwarp(unsigned mask = 0xffffffffu) { simt_warp_exchange(mask, "", 0); }
 
 template <typename T> inline T __shfl_sync(unsigned mask, T value, int source) {
     const char(*slots)[SIMT_SLOT] = simt_warp_exchange(mask, &value, sizeof value);
@@ -121,18 +121,28 @@ inline const char *cudaGetErrorString(cudaError_t error) {
 }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 
-// One device, of a size that tests may set.
-inline size_t &simt_memory_bytes() {
-    static size_t bytes = (size_t)4 << 30;
-    return bytes;
+// The environment of a program says what it finds. SIMT_GPUS: how many devices, one number for each rank of Open MPI in turn, as 1,0;
+// SIMT_MEMORY_MB: what each of them has.
+inline int simt_devices() {
+    const char *list = getenv("SIMT_GPUS"), *rank = getenv("OMPI_COMM_WORLD_RANK");
+    if (list == nullptr) { return 1; }
+    for (int i = rank != nullptr ? atoi(rank) : 0; i > 0; i--) {
+        const char *comma = strchr(list, ',');
+        list = comma != nullptr ? comma + 1 : getenv("SIMT_GPUS");
+    }
+    return atoi(list);
+}
+inline size_t simt_memory_bytes() {
+    const char *megabytes = getenv("SIMT_MEMORY_MB");
+    return (size_t)(megabytes != nullptr ? atoll(megabytes) : 4096) << 20;
 }
 inline cudaError_t cudaGetDeviceCount(int *count) {
-    *count = 1;
+    *count = simt_devices();
     return cudaSuccess;
 }
-inline cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidValue; }
+inline cudaError_t cudaSetDevice(int device) { return device >= 0 && device < simt_devices() ? cudaSuccess : cudaErrorInvalidValue; }
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device) {
-    if (device != 0) { return cudaErrorInvalidValue; }
+    if (device < 0 || device >= simt_devices()) { return cudaErrorInvalidValue; }
     memset(properties, 0, sizeof *properties);
     strcpy(properties->name, "emulator");
     properties->totalGlobalMem = simt_memory_bytes();

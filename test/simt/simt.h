@@ -1,22 +1,28 @@
 // simt.h: runs CUDA kernels on the host, so that they can be tested where there is no GPU.
 //
-// A kernel is compiled by the host's C++ compiler against the headers of this directory, which stand in for the toolkit's. A launch runs its
-// blocks one after another and returns when they have ended. The threads of a block are coroutines on stacks of their own: one runs until it
-// must wait for others (a barrier of the block or of the warp, an exchange within the warp, a tensor core instruction), then the next one.
+// A kernel is compiled by the host's C++ compiler against the headers of this directory, which stand in for the toolkit's. A launch runs
+// its blocks one after another and returns when they have ended. The threads of a block are coroutines on stacks of their own: one runs
+// until it must wait for others (a barrier of the block or of the warp, an exchange within the warp, a tensor core instruction), then the
+// next one.
 //
 // What it is for is finding mistakes:
-//   order         threads and blocks run in ascending, descending or shuffled order (simt_order). A kernel that lacks a barrier, or lets one
-//                 block rely on another, gives other results in one of them.
+//   order         threads and blocks run in ascending, descending or shuffled order (simt_order). A kernel that lacks a barrier, or lets
+//                 one block rely on another, gives other results in one of them.
 //   memory        device memory, pinned memory and the shared memory of a block come from malloc, so AddressSanitizer sees their ends; new
 //                 memory and shared memory are filled with bytes of 0xff, which are NaNs in every format.
-//   copies        an asynchronous copy into shared memory happens as late as the program allows: at the wait that makes it visible.
+//   copies        an asynchronous copy into shared memory arrives as late as the program allows, at the wait that makes it visible. From
+//                 its start on its place holds NaNs, so whoever still needs what was there gets them. A source or a place that
+//                 somebody writes meanwhile ends the program.
 //   barriers      threads that leave, or wait elsewhere, while others wait at a barrier or an exchange are reported and end the program.
+//
+// What it does not see: updates that are lost because two threads read, add and write at the same time (but sums of floats in another
+// order have other bits); an exchange within a warp that stands in for __syncwarp, although it orders no memory; barriers of the block in
+// different places of the source; memory of the host in the hands of a kernel; a host that does not wait for a stream; launch bounds.
 //
 // Nothing here says how fast anything is. One launch at a time in each thread of the host; several threads may launch at the same time.
 #ifndef ACCO_SIMT_H
 #define ACCO_SIMT_H
 
-#include <setjmp.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,7 +44,7 @@ enum { SIMT_STACK = 1 << 18 };
 enum { SIMT_STACK = 1 << 16 };
 #endif
 
-enum { SIMT_WARP = 32, SIMT_MAX_THREADS = 1024, SIMT_SHARED_LIMIT = 227 * 1024, SIMT_SLOT = 64 };
+enum { SIMT_WARP = 32, SIMT_MAX_THREADS = 1024, SIMT_SHARED_LIMIT = 227 * 1024, SIMT_SLOT = 64, SIMT_COPY = 16 };
 
 struct dim3 {
     unsigned x, y, z;
@@ -62,12 +68,44 @@ struct SimtCopy {
     void *target;
     const void *source;
     size_t bytes, valid; // the rest becomes zero
+    char seen[SIMT_COPY]; // what will arrive: the source at the start
 };
+
+// Where a thread of control stands, and the way to another: on x86-64 a few instructions, as a kernel of a thousand threads meets thousands
+// of times; the library's functions also save signals, and take twenty times as long.
+#if defined(__x86_64__)
+typedef void *SimtPlace;
+__asm__(".text\nsimt_switch_stack:\n"
+        "pushq %rbp\npushq %rbx\npushq %r12\npushq %r13\npushq %r14\npushq %r15\n"
+        "movq %rsp, (%rdi)\nmovq %rsi, %rsp\n"
+        "popq %r15\npopq %r14\npopq %r13\npopq %r12\npopq %rbx\npopq %rbp\nret\n");
+extern "C" void simt_switch_stack(SimtPlace *from, SimtPlace to);
+inline void simt_switch(SimtPlace *from, SimtPlace *to) { simt_switch_stack(from, *to); }
+
+// A stack on which six registers lie, then where to return to, then a place that is never returned to.
+inline void simt_place_start(SimtPlace *place, char *stack, size_t bytes, void (*entry)()) {
+    void **top = (void **)(stack + bytes);
+    top[-1] = nullptr;
+    top[-2] = (void *)entry;
+    for (int i = 3; i <= 8; i++) { top[-i] = nullptr; }
+    *place = &top[-8];
+}
+#else
+typedef ucontext_t SimtPlace;
+inline void simt_switch(SimtPlace *from, SimtPlace *to) { swapcontext(from, to); }
+
+inline void simt_place_start(SimtPlace *place, char *stack, size_t bytes, void (*entry)()) {
+    getcontext(place);
+    place->uc_stack.ss_sp = stack;
+    place->uc_stack.ss_size = bytes;
+    place->uc_link = nullptr;
+    makecontext(place, entry, 0);
+}
+#endif
 
 // A stack and where it stands. It outlives the launch: the thread that has ended waits for a body to run again.
 struct SimtFiber {
-    ucontext_t entry; // not in the function that enters it: that one never returns
-    jmp_buf where;
+    SimtPlace where;
     bool started;
     char *stack;
     void *fake_stack;
@@ -78,6 +116,7 @@ struct SimtThread {
     dim3 index; // threadIdx
     int number; // within the block
     unsigned warp_mask;
+    size_t warp_bytes; // what it shows in an exchange
     uint64_t warp_round; // how many exchanges of its warp it has taken part in
     SimtFiber *fiber;
     std::vector<std::vector<SimtCopy>> copies; // asynchronous copies: groups in their order, the last one open
@@ -95,7 +134,7 @@ struct SimtBlock {
     std::vector<SimtThread> threads;
     std::vector<SimtWarp> warps;
     SimtThread *running;
-    jmp_buf scheduler;
+    SimtPlace scheduler;
     void *scheduler_fake_stack;
     const void *scheduler_stack;
     size_t scheduler_stack_bytes;
@@ -127,10 +166,8 @@ inline SimtThread *simt_self() { return simt_block()->running; }
 
 // Back to the scheduler until it chooses this thread again, or the one that runs on the same stack in a later block.
 __attribute__((noinline)) inline void simt_yield() {
-    if (_setjmp(simt_self()->fiber->where) == 0) {
-        SIMT_SWITCH_BEGIN(&simt_self()->fiber->fake_stack, simt_block()->scheduler_stack, simt_block()->scheduler_stack_bytes);
-        _longjmp(simt_block()->scheduler, 1);
-    }
+    SIMT_SWITCH_BEGIN(&simt_self()->fiber->fake_stack, simt_block()->scheduler_stack, simt_block()->scheduler_stack_bytes);
+    simt_switch(&simt_self()->fiber->where, &simt_block()->scheduler);
     SIMT_SWITCH_END(simt_self()->fiber->fake_stack, &simt_block()->scheduler_stack, &simt_block()->scheduler_stack_bytes);
 }
 
@@ -147,24 +184,14 @@ inline void simt_fiber_main() {
     }
 }
 
-inline void simt_fiber_start(SimtFiber *fiber) {
-    getcontext(&fiber->entry);
-    fiber->entry.uc_stack.ss_sp = fiber->stack;
-    fiber->entry.uc_stack.ss_size = SIMT_STACK;
-    fiber->entry.uc_link = nullptr;
-    makecontext(&fiber->entry, simt_fiber_main, 0);
-    fiber->started = true;
-    setcontext(&fiber->entry);
-}
-
 __attribute__((noinline)) inline void simt_resume(SimtBlock *block, SimtThread *thread) {
+    SimtFiber *fiber = thread->fiber;
     block->running = thread;
     threadIdx = thread->index;
-    if (_setjmp(block->scheduler) == 0) {
-        SIMT_SWITCH_BEGIN(&block->scheduler_fake_stack, thread->fiber->stack, SIMT_STACK);
-        if (thread->fiber->started) { _longjmp(thread->fiber->where, 1); }
-        simt_fiber_start(thread->fiber);
-    }
+    if (!fiber->started) { simt_place_start(&fiber->where, fiber->stack, SIMT_STACK, simt_fiber_main); }
+    fiber->started = true;
+    SIMT_SWITCH_BEGIN(&block->scheduler_fake_stack, fiber->stack, SIMT_STACK);
+    simt_switch(&block->scheduler, &fiber->where);
     SIMT_SWITCH_END(block->scheduler_fake_stack, nullptr, nullptr);
     block->running = nullptr;
 }
@@ -189,6 +216,7 @@ inline const char (*simt_warp_exchange(unsigned mask, const void *mine, size_t b
     int half = (int)(self->warp_round++ % 2);
     memcpy(warp->slots[half][lane], mine, bytes);
     self->warp_mask = mask;
+    self->warp_bytes = bytes;
     self->state = SIMT_AT_WARP_BARRIER;
     simt_yield();
     return warp->slots[half];
@@ -209,7 +237,9 @@ inline bool simt_release_warp(SimtThread *lanes, int count) {
             continue;
         }
         for (int other = 0; other < count; other++) {
-            if (mask >> other & 1u) { lanes[other].state = SIMT_READY; }
+            if ((mask >> other & 1u) == 0) { continue; }
+            if (lanes[other].warp_bytes != lanes[lane].warp_bytes) { simt_fail("lanes of a warp are in different exchanges"); }
+            lanes[other].state = SIMT_READY;
         }
         released = true;
     }
@@ -307,11 +337,9 @@ inline void simt_launch(dim3 grid, dim3 size, size_t shared_bytes, std::function
     block.grid = grid;
     block.size = size;
     block.shared_bytes = shared_bytes;
-    block.shared = (char *)aligned_alloc(128, (shared_bytes + 127) / 128 * 128 + 128);
-    if (shared_bytes % 128 != 0 || shared_bytes == 0) { // the exact size, so that its end is seen
-        free(block.shared);
-        block.shared = (char *)malloc(shared_bytes > 0 ? shared_bytes : 1);
-    }
+    void *shared = nullptr; // of the exact size, so that its end is seen
+    if (posix_memalign(&shared, 128, shared_bytes > 0 ? shared_bytes : 1) != 0) { simt_fail("no memory for shared memory"); }
+    block.shared = (char *)shared;
     block.threads.resize(threads);
     block.warps.resize((threads + SIMT_WARP - 1) / SIMT_WARP);
     block.running = nullptr;
@@ -340,12 +368,31 @@ inline void simt_launch(dim3 grid, dim3 size, size_t shared_bytes, std::function
 // ---------------------------------------------------------------------------------------------------------------------------------------
 // Asynchronous copies into shared memory
 
+// Whether `bytes` bytes from `place` on are shared memory of this block.
+inline bool simt_is_shared(const void *place, size_t bytes) {
+    const SimtBlock *block = simt_block();
+    uintptr_t begin = (uintptr_t)block->shared, at = (uintptr_t)place;
+    return at >= begin && bytes <= block->shared_bytes && at - begin <= block->shared_bytes - bytes;
+}
+
 inline void simt_copy_start(void *target, const void *source, size_t bytes, size_t valid) {
-    SimtBlock *block = simt_block();
-    char *place = (char *)target;
-    if (place < block->shared || place + bytes > block->shared + block->shared_bytes) { simt_fail("an asynchronous copy misses shared memory"); }
-    if ((uintptr_t)place % bytes != 0 || (valid > 0 && (uintptr_t)source % bytes != 0)) { simt_fail("an asynchronous copy is not aligned"); }
-    simt_self()->copies.back().push_back({target, source, bytes, valid});
+    if (!simt_is_shared(target, bytes)) { simt_fail("an asynchronous copy misses shared memory"); }
+    bool aligned = (uintptr_t)target % bytes == 0 && (valid == 0 || (uintptr_t)source % bytes == 0);
+    if (!aligned) { simt_fail("an asynchronous copy is not aligned"); }
+    SimtCopy copy = {target, source, bytes, valid, {0}};
+    if (valid > 0) { memcpy(copy.seen, source, valid); }
+    memset(target, 0xff, bytes);
+    simt_self()->copies.back().push_back(copy);
+}
+
+inline void simt_copy_arrive(const SimtCopy *copy) {
+    char awaited[SIMT_COPY];
+    memset(awaited, 0xff, sizeof awaited);
+    if (copy->valid > 0 && memcmp(copy->source, copy->seen, copy->valid) != 0) {
+        simt_fail("the source of an asynchronous copy changes while it is under way");
+    }
+    if (memcmp(copy->target, awaited, copy->bytes) != 0) { simt_fail("something is written where an asynchronous copy is to arrive"); }
+    memcpy(copy->target, copy->seen, copy->bytes);
 }
 
 inline void simt_copy_commit() { simt_self()->copies.push_back({}); }
@@ -354,10 +401,7 @@ inline void simt_copy_commit() { simt_self()->copies.push_back({}); }
 inline void simt_copy_wait(size_t groups) {
     std::vector<std::vector<SimtCopy>> &copies = simt_self()->copies;
     while (copies.size() - 1 > groups) {
-        for (const SimtCopy &copy : copies.front()) {
-            memset(copy.target, 0, copy.bytes);
-            if (copy.valid > 0) { memcpy(copy.target, copy.source, copy.valid); }
-        }
+        for (const SimtCopy &copy : copies.front()) { simt_copy_arrive(&copy); }
         copies.erase(copies.begin());
     }
 }

@@ -1,0 +1,561 @@
+// test_cuda_model.cu: the whole model on the device against the CPU's, and against itself.
+//
+// Kernels have tests of their own; here it is how the model puts them together: which activations a layer finds where, what is made again,
+// what is cast when, in which order gradients are added up. Before its first pass all activations and all workspace of a model on the
+// device are NaNs, so that nothing can be read that the pass has not made. Bounds are about twice the worst of fifty runs.
+#include "cuda_kernels.h"
+
+#include <time.h>
+
+#include "gpt_neo.h"
+#include "optimizer.h"
+
+typedef struct Shape {
+    int layers, channels, heads, inner, window, vocabulary, B, T;
+} Shape;
+
+// Heads of 16 columns (tiles of tensor cores), of 20, and rows that nothing is aligned in. Layers 1, 3, ... see a window.
+static const Shape shapes[] = {{2, 32, 2, 128, 5, 61, 2, 9}, {2, 40, 2, 160, 5, 61, 1, 19}, {3, 60, 3, 75, 4, 61, 1, 13}};
+static const Shape small = {2, 32, 2, 50, 3, 29, 1, 5}, real = {2, 768, 12, 3072, 256, 50257, 2, 1024};
+enum { SHAPES = sizeof shapes / sizeof *shapes };
+
+static Random test_random;
+static char test_name[128]; // what a failure says of the case at hand
+
+// ---- what both sides start from
+
+typedef struct Inputs {
+    GptNeoConfig config;
+    ParameterTable table;
+    int B, T;
+    float *parameters;
+    int32_t *tokens, *targets;
+} Inputs;
+
+static void inputs_configure(GptNeoConfig *config, const Shape *shape) {
+    memset(config, 0, sizeof *config);
+    config->layers = shape->layers;
+    config->channels = shape->channels;
+    config->heads = shape->heads;
+    config->inner = shape->inner;
+    config->window = shape->window;
+    config->positions = shape->T + 3;
+    config->vocabulary = shape->vocabulary;
+    config->epsilon = 1e-5f;
+    for (int l = 0; l < shape->layers; l++) { config->local[l] = l % 2 == 1; }
+}
+
+// Fresh numbers. Parameters are what bf16 can hold: both precisions start from the same. The last target counts in any case.
+static void inputs_open(Inputs *inputs, const Shape *shape) {
+    int rows = shape->B * shape->T;
+    memset(inputs, 0, sizeof *inputs);
+    inputs_configure(&inputs->config, shape);
+    gpt_neo_parameter_table(&inputs->config, &inputs->table);
+    inputs->B = shape->B;
+    inputs->T = shape->T;
+    inputs->parameters = host_normals(&test_random, inputs->table.parameter_count, 0.1);
+    for (int i = 0; i < inputs->table.count; i++) {
+        const ParameterInfo *entry = &inputs->table.entries[i];
+        float scale = entry->is_matrix ? 5.0f / sqrtf((float)shape->channels) : 1.0f, *values = inputs->parameters + entry->offset;
+        for (size_t j = 0; j < entry->count; j++) { values[j] = entry->fill + scale * values[j]; }
+    }
+    host_round(inputs->parameters, inputs->table.parameter_count, PRECISION_BF16);
+    inputs->tokens = (int32_t *)malloc((size_t)rows * sizeof(int32_t));
+    inputs->targets = (int32_t *)malloc((size_t)rows * sizeof(int32_t));
+    for (int i = 0; i < rows; i++) {
+        inputs->tokens[i] = (int32_t)(random_uniform(&test_random) * shape->vocabulary);
+        bool counts = i == rows - 1 || random_uniform(&test_random) < 0.8;
+        inputs->targets[i] = counts ? (int32_t)(random_uniform(&test_random) * shape->vocabulary) : -1;
+    }
+}
+
+static void inputs_close(Inputs *inputs) {
+    parameter_table_free(&inputs->table);
+    free(inputs->parameters);
+    free(inputs->tokens);
+    free(inputs->targets);
+}
+
+// ---- a model with its memory, here or on the device
+
+typedef struct Machine {
+    const Inputs *inputs;
+    Arena arena;
+    GptNeo model;
+    Optimizer optimizer;
+    DecayRange ranges[64];
+    Stream stream; // kernels are put into its queue by the calling thread
+    float *parameters, *gradients;
+    float loss;     // of the latest pass
+    float *results; // (parameter_count): its gradients, for the host
+} Machine;
+
+static GptNeoSettings settings_on_cpu(const Inputs *inputs) { return gpt_neo_on_cpu(inputs->B, inputs->T, 1); }
+
+static GptNeoSettings settings_on_device(const Inputs *inputs, Precision precision, Recompute recompute) {
+    GptNeoSettings settings = {inputs->B, inputs->T, 0, true, precision, recompute};
+    return settings;
+}
+
+static size_t machine_bytes(const Machine *machine) { return machine->model.parameter_count * sizeof(float); }
+
+// Epsilon is large so that a step is about proportional to the gradient: otherwise elements near 0 are stepped by their sign.
+static void machine_reserve_optimizer(Machine *machine) {
+    const ParameterTable *table = &machine->inputs->table;
+    OptimizerSettings settings = {OPTIMIZER_ADAMW, 0.9, 0.95, 1e-1, 0.1, machine->ranges, 0};
+    Layout layout = optimizer_whole(table->parameter_count);
+    for (int i = 0; i < table->count; i++) {
+        const ParameterInfo *entry = &table->entries[i];
+        if (!entry->is_matrix) { continue; }
+        decay_ranges_add(machine->ranges, &settings.decay_range_count, entry->offset, entry->offset + entry->count);
+    }
+    optimizer_reserve(&machine->optimizer, &machine->arena, &settings, &layout, 0, false);
+}
+
+static void machine_poison(Machine *machine) {
+    const Arena *arena = &machine->arena;
+    for (int i = 0; i < arena->count; i++) {
+        const Reservation *reservation = &arena->reservations[i];
+        MemoryClass kind = reservation->memory_class;
+        if (kind != MEMORY_ACTIVATIONS && kind != MEMORY_WORKSPACE) { continue; }
+        if (reservation->on_host) {
+            memset(arena->host_base + reservation->offset, 0xff, reservation->bytes);
+        } else {
+            gpu_fill(machine->stream.queue, arena->base + reservation->offset, 0xff, reservation->bytes);
+        }
+    }
+}
+
+static void machine_set_parameters(Machine *machine, const float *parameters) {
+    stream_copy(&machine->stream, machine->parameters, parameters, machine_bytes(machine));
+    stream_settle(&machine->stream);
+}
+
+static void machine_open(Machine *machine, const Inputs *inputs, GptNeoSettings settings) {
+    Error error;
+    memset(machine, 0, sizeof *machine);
+    machine->inputs = inputs;
+    machine->arena.on_gpu = settings.on_gpu;
+    size_t bytes = inputs->table.parameter_count * sizeof(float);
+    arena_reserve(&machine->arena, MEMORY_PARAMETERS, "parameters", bytes, &machine->parameters);
+    arena_reserve(&machine->arena, MEMORY_GRADIENTS, "gradients", bytes, &machine->gradients);
+    gpt_neo_reserve(&machine->model, &machine->arena, &inputs->config, &settings);
+    machine_reserve_optimizer(machine);
+    assert_true(arena_commit(&machine->arena, &error));
+    machine->stream.precision = settings.precision;
+    if (settings.on_gpu) {
+        machine->stream.queue = gpu_queue_create(false);
+        products_open(&machine->stream, machine->model.product_workspace, 0);
+        machine_poison(machine);
+    } else {
+        machine->stream.team = team_create(1, true);
+    }
+    machine->results = (float *)malloc(bytes);
+    machine_set_parameters(machine, inputs->parameters);
+}
+
+static void machine_close(Machine *machine) {
+    gpt_neo_stop(&machine->model, &machine->stream);
+    if (machine->stream.queue != NULL) { gpu_queue_destroy(machine->stream.queue); }
+    if (machine->stream.team != NULL) { team_destroy(machine->stream.team); }
+    arena_release(&machine->arena);
+    free(machine->results);
+}
+
+static void machine_add_gradients(Machine *machine, const Pace *pace) {
+    const Inputs *inputs = machine->inputs;
+    machine->loss = gpt_neo_loss_and_gradients(&machine->model, &machine->stream, machine->parameters, machine->gradients, inputs->tokens,
+                                               inputs->targets, pace);
+    stream_copy(&machine->stream, machine->results, machine->gradients, machine_bytes(machine));
+    stream_settle(&machine->stream);
+}
+
+static void machine_pass(Machine *machine, const Pace *pace) {
+    stream_clear(&machine->stream, machine->gradients, machine_bytes(machine));
+    machine_add_gradients(machine, pace);
+}
+
+static float machine_loss(Machine *machine) {
+    const Inputs *inputs = machine->inputs;
+    return gpt_neo_loss(&machine->model, &machine->stream, machine->parameters, inputs->tokens, inputs->targets);
+}
+
+static Machine *machine_of_cpu(const Inputs *inputs) {
+    Machine *machine = (Machine *)malloc(sizeof *machine);
+    machine_open(machine, inputs, settings_on_cpu(inputs));
+    return machine;
+}
+
+static Machine *machine_of_device(const Inputs *inputs, Precision precision, Recompute recompute) {
+    Machine *machine = (Machine *)malloc(sizeof *machine);
+    machine_open(machine, inputs, settings_on_device(inputs, precision, recompute));
+    return machine;
+}
+
+static void machine_free(Machine *machine) {
+    machine_close(machine);
+    free(machine);
+}
+
+// ---- comparisons
+
+// Queries and keys of attention: their gradients are differences of products, of which the rounding of each product remains.
+static bool is_query_or_key(const Inputs *inputs, int tensor) {
+    for (int l = 0; l < inputs->config.layers; l++) {
+        if (tensor == gpt_neo_tensor(l, TENSOR_Q) || tensor == gpt_neo_tensor(l, TENSOR_K)) { return true; }
+    }
+    return false;
+}
+
+// Twice the tolerance for queries and keys.
+static void check_tensors(const Inputs *inputs, const float *got, const float *expected, double tolerance) {
+    for (int i = 0; i < inputs->table.count; i++) {
+        const ParameterInfo *entry = &inputs->table.entries[i];
+        char what[256];
+        snprintf(what, sizeof what, "%s: %s", test_name, entry->name);
+        if (getenv("ACCO_TEST_VERBOSE") != NULL) {
+            print_message("%-100s %.2e\n", what, relative_error(got + entry->offset, expected + entry->offset, entry->count));
+        }
+        double allowed = is_query_or_key(inputs, i) ? 2 * tolerance : tolerance;
+        check_close(what, got + entry->offset, expected + entry->offset, entry->count, allowed);
+    }
+}
+
+static void check_loss(float got, float expected, double tolerance) {
+    if (!(fabs((double)got - (double)expected) <= tolerance * fabs((double)expected))) {
+        fail_msg("%s: loss %.9g, expected %.9g", test_name, (double)got, (double)expected);
+    }
+}
+
+static void check_same_bits(const Machine *machine, float loss, const float *gradients) {
+    if (memcmp(&machine->loss, &loss, sizeof loss) != 0) {
+        fail_msg("%s: loss %.9g, expected the bits of %.9g", test_name, (double)machine->loss, (double)loss);
+    }
+    for (int i = 0; i < machine->inputs->table.count; i++) {
+        const ParameterInfo *entry = &machine->inputs->table.entries[i];
+        if (memcmp(machine->results + entry->offset, gradients + entry->offset, entry->count * sizeof(float)) != 0) {
+            fail_msg("%s: the gradient of %s has other bits", test_name, entry->name);
+        }
+    }
+}
+
+static float *copy_of_results(const Machine *machine) {
+    float *copy = (float *)malloc(machine_bytes(machine));
+    memcpy(copy, machine->results, machine_bytes(machine));
+    return copy;
+}
+
+static void name_case(const char *what, const Shape *shape, Precision precision) {
+    snprintf(test_name, sizeof test_name, "%s, C %d, B %d, T %d, %s", what, shape->channels, shape->B, shape->T, precision_name(precision));
+}
+
+// Each case once in each precision, with fresh inputs.
+static void for_both_precisions(const char *what, const Shape *shape, void (*check)(const Inputs *inputs, Precision precision)) {
+    for (int precision = PRECISION_FP32; precision <= PRECISION_BF16; precision++) {
+        Inputs inputs;
+        name_case(what, shape, (Precision)precision);
+        inputs_open(&inputs, shape);
+        check(&inputs, (Precision)precision);
+        inputs_close(&inputs);
+    }
+}
+
+static void for_all_shapes(const char *what, void (*check)(const Inputs *inputs, Precision precision)) {
+    for (int i = 0; i < SHAPES; i++) { for_both_precisions(what, &shapes[i], check); }
+    if (!CUDA_EMULATED) { for_both_precisions(what, &real, check); }
+}
+
+// ---- against the CPU
+
+// Every order of threads and blocks gives the bits of the first.
+static void check_against_cpu(const Inputs *inputs, Precision precision) {
+    bool half = precision == PRECISION_BF16;
+    Machine *cpu = machine_of_cpu(inputs), *first = NULL;
+    machine_pass(cpu, NULL);
+    for (int order = 0; order < SIMT_ORDERS; order++) {
+        cuda_use_order(order);
+        Machine *machine = machine_of_device(inputs, precision, RECOMPUTE_NONE);
+        machine_pass(machine, NULL);
+        if (first == NULL) {
+            first = machine;
+            check_loss(machine->loss, cpu->loss, half ? 5e-3 : 1e-6);
+            check_tensors(inputs, machine->results, cpu->results, half ? 4e-2 : 5e-6);
+            continue;
+        }
+        check_same_bits(machine, first->loss, first->results);
+        machine_free(machine);
+    }
+    cuda_use_order(0);
+    machine_free(first);
+    machine_free(cpu);
+}
+
+static void test_loss_and_gradients(void **state) {
+    (void)state;
+    for_all_shapes("against the CPU", check_against_cpu);
+}
+
+// How far the steps move each parameter.
+static void machine_train(Machine *machine, int steps, float *moved) {
+    const float *before = machine->inputs->parameters;
+    OptimizerStep step = {machine->gradients, machine->parameters, 3.0, 2.5, 1e-2, true};
+    optimizer_take_master(&machine->optimizer, &machine->stream, machine->parameters);
+    for (int i = 0; i < steps; i++) {
+        machine_pass(machine, NULL);
+        optimizer_step(&machine->optimizer, &machine->stream, &step);
+    }
+    stream_copy(&machine->stream, moved, machine->parameters, machine_bytes(machine));
+    stream_settle(&machine->stream);
+    for (size_t i = 0; i < machine->model.parameter_count; i++) { moved[i] -= before[i]; }
+}
+
+static void check_training(const Inputs *inputs, Precision precision) {
+    bool half = precision == PRECISION_BF16;
+    Machine *cpu = machine_of_cpu(inputs), *device = machine_of_device(inputs, precision, RECOMPUTE_NONE);
+    float *expected = (float *)malloc(machine_bytes(cpu)), *moved = (float *)malloc(machine_bytes(cpu));
+    machine_train(cpu, 2, expected);
+    machine_train(device, 2, moved);
+    check_tensors(inputs, moved, expected, half ? 4e-2 : 1e-4);
+    check_loss(machine_loss(device), machine_loss(cpu), half ? 5e-3 : 1e-6);
+    free(expected);
+    free(moved);
+    machine_free(cpu);
+    machine_free(device);
+}
+
+static void test_optimizer_steps(void **state) {
+    (void)state;
+    for_all_shapes("steps of AdamW", check_training);
+}
+
+// ---- against itself
+
+static void check_recompute(const Inputs *inputs, Precision precision) {
+    Machine *kept = machine_of_device(inputs, precision, RECOMPUTE_NONE);
+    machine_pass(kept, NULL);
+    for (int level = RECOMPUTE_NONE + 1; level < RECOMPUTE_LEVELS; level++) {
+        Machine *machine = machine_of_device(inputs, precision, (Recompute)level);
+        machine_pass(machine, NULL);
+        check_same_bits(machine, kept->loss, kept->results);
+        assert_true(machine->arena.bytes < kept->arena.bytes);
+        machine_free(machine);
+    }
+    machine_free(kept);
+}
+
+static void test_recompute(void **state) {
+    (void)state;
+    for_all_shapes("recompute", check_recompute);
+}
+
+static void check_accumulation(const Inputs *inputs, Precision precision) {
+    Machine *machine = machine_of_device(inputs, precision, RECOMPUTE_NONE);
+    machine_pass(machine, NULL);
+    float *once = copy_of_results(machine), loss = machine->loss;
+    machine_add_gradients(machine, NULL);
+    for (size_t i = 0; i < machine->model.parameter_count; i++) { machine->results[i] /= 2.0f; }
+    check_loss(machine->loss, loss, 0.0);
+    check_tensors(inputs, machine->results, once, 1e-6);
+    machine_pass(machine, NULL);
+    check_same_bits(machine, loss, once);
+    check_loss(machine_loss(machine), loss, 0.0);
+    free(once);
+    machine_free(machine);
+}
+
+static void test_gradients_accumulate(void **state) {
+    (void)state;
+    for_both_precisions("accumulation", &shapes[0], check_accumulation);
+    for_both_precisions("accumulation", &shapes[2], check_accumulation);
+}
+
+// What the first pass decides must not show. On a GPU other algorithms may be chosen, with other bits.
+static void check_start(const Inputs *inputs, Precision precision) {
+    Machine *plain = machine_of_device(inputs, precision, RECOMPUTE_NONE), *tuned = machine_of_device(inputs, precision, RECOMPUTE_NONE);
+    machine_pass(plain, NULL);
+    products_close(&tuned->stream);
+    gpu_fill(tuned->stream.queue, tuned->gradients, 0xff, machine_bytes(tuned));
+    gpt_neo_start(&tuned->model, &tuned->stream, tuned->parameters, tuned->gradients, 2);
+    stream_copy(&tuned->stream, tuned->results, tuned->gradients, machine_bytes(tuned));
+    stream_settle(&tuned->stream);
+    for (size_t i = 0; i < tuned->model.parameter_count; i++) { assert_true(tuned->results[i] == 0.0f); }
+    machine_add_gradients(tuned, NULL);
+    check_tensors(inputs, tuned->results, plain->results, precision == PRECISION_BF16 ? 4e-2 : 5e-6);
+    if (CUDA_EMULATED) { check_same_bits(tuned, plain->loss, plain->results); }
+    machine_free(plain);
+    machine_free(tuned);
+}
+
+static void test_start(void **state) {
+    (void)state;
+    for_both_precisions("start", &small, check_start);
+}
+
+// The rows of the last chunk are fewer. Sums over rows that end between two chunks have other bits.
+static void check_chunks(const Inputs *inputs, Precision precision) {
+    Machine *whole = machine_of_device(inputs, precision, RECOMPUTE_NONE), *parts = machine_of_device(inputs, precision, RECOMPUTE_NONE);
+    machine_pass(whole, NULL);
+    parts->model.chunk = 7;
+    machine_pass(parts, NULL);
+    check_loss(parts->loss, whole->loss, 0.0);
+    check_tensors(inputs, parts->results, whole->results, 1e-6);
+    machine_free(whole);
+    machine_free(parts);
+}
+
+static void test_chunks_of_logits(void **state) {
+    (void)state;
+    for_both_precisions("chunks", &shapes[1], check_chunks);
+    for_both_precisions("chunks", &shapes[2], check_chunks);
+}
+
+// ---- keeping pace
+
+static void pace_is_open(void *self, size_t position) { (void)self, (void)position; }
+
+static Pace pace_of_version(uint64_t version) {
+    Pace pace = {NULL, version, pace_is_open, pace_is_open};
+    return pace;
+}
+
+static void pass_with_version(Machine *machine, uint64_t version, float loss, const float *gradients) {
+    Pace pace = pace_of_version(version);
+    machine_pass(machine, version > 0 ? &pace : NULL);
+    check_same_bits(machine, loss, gradients);
+}
+
+// A copy is good as long as the version is; without a version it never is. In fp32 there is no copy, and every change is seen.
+static void check_versions(const Inputs *inputs, Precision precision) {
+    bool copied = precision == PRECISION_BF16;
+    Machine *machine = machine_of_device(inputs, precision, RECOMPUTE_NONE);
+    float *others = host_normals(&test_random, machine->model.parameter_count, 0.1);
+    Pace pace = pace_of_version(7);
+    machine_pass(machine, &pace);
+    float *old_gradients = copy_of_results(machine), old_loss = machine->loss;
+    machine_set_parameters(machine, others);
+    machine_pass(machine, NULL);
+    float *new_gradients = copy_of_results(machine), new_loss = machine->loss;
+    assert_true(new_loss != old_loss);
+    pass_with_version(machine, 8, new_loss, new_gradients);
+    machine_set_parameters(machine, inputs->parameters);
+    pass_with_version(machine, 8, copied ? new_loss : old_loss, copied ? new_gradients : old_gradients);
+    pass_with_version(machine, 9, old_loss, old_gradients);
+    machine_set_parameters(machine, others);
+    pass_with_version(machine, 9, copied ? old_loss : new_loss, copied ? old_gradients : new_gradients);
+    check_loss(machine_loss(machine), new_loss, 0.0);
+    machine_set_parameters(machine, inputs->parameters);
+    pass_with_version(machine, 9, old_loss, old_gradients);
+    free(others);
+    free(old_gradients);
+    free(new_gradients);
+    machine_free(machine);
+}
+
+static void test_versions_of_weights(void **state) {
+    (void)state;
+    for_both_precisions("versions", &small, check_versions);
+}
+
+// Parameters on the device are NaNs until they are asked for, and gradients that are called finished are copied.
+typedef struct Watch {
+    Machine *machine;
+    size_t needed, open; // [0, needed) has been asked for; [open, parameter_count) is finished
+    int needs, finishes;
+    float *finished; // (parameter_count)
+} Watch;
+
+static void watch_need(void *self, size_t end) {
+    Watch *watch = (Watch *)self;
+    Machine *machine = watch->machine;
+    assert_true(end >= watch->needed && end <= machine->model.parameter_count);
+    stream_copy(&machine->stream, machine->parameters + watch->needed, machine->inputs->parameters + watch->needed,
+                (end - watch->needed) * sizeof(float));
+    watch->needed = end;
+    watch->needs++;
+}
+
+static void watch_finish(void *self, size_t begin) {
+    Watch *watch = (Watch *)self;
+    Machine *machine = watch->machine;
+    assert_true(begin <= watch->open);
+    stream_copy(&machine->stream, watch->finished + begin, machine->gradients + begin, (watch->open - begin) * sizeof(float));
+    watch->open = begin;
+    watch->finishes++;
+}
+
+static void check_pace(const Inputs *inputs, Precision precision) {
+    Machine *plain = machine_of_device(inputs, precision, RECOMPUTE_NONE), *paced = machine_of_device(inputs, precision, RECOMPUTE_BLOCK);
+    size_t count = plain->model.parameter_count;
+    machine_pass(plain, NULL);
+    gpu_fill(paced->stream.queue, paced->parameters, 0xff, machine_bytes(paced));
+    Watch watch = {paced, 0, count, 0, 0, (float *)malloc(machine_bytes(paced))};
+    Pace pace = {&watch, 1, watch_need, watch_finish};
+    machine_pass(paced, &pace);
+    check_same_bits(paced, plain->loss, plain->results);
+    assert_memory_equal(watch.finished + watch.open, plain->results + watch.open, (count - watch.open) * sizeof(float));
+    assert_true(watch.needed == count && watch.needs >= inputs->config.layers + 2 && watch.finishes >= 2 * inputs->config.layers);
+    assert_true(watch.open == gpt_neo_at(&paced->model, 0, TENSOR_LN_1_WEIGHT));
+    free(watch.finished);
+    machine_free(plain);
+    machine_free(paced);
+}
+
+static void test_the_passes_keep_pace(void **state) {
+    (void)state;
+    for_both_precisions("pace", &shapes[2], check_pace);
+}
+
+// ---- edges
+
+static void check_no_target(const Inputs *inputs, Precision precision) {
+    Machine *machine = machine_of_device(inputs, precision, RECOMPUTE_NONE);
+    for (int i = 0; i < inputs->B * inputs->T; i++) { inputs->targets[i] = i % 2 == 0 ? -1 : -100; }
+    machine_pass(machine, NULL);
+    assert_true(machine->loss == 0.0f && machine_loss(machine) == 0.0f);
+    for (size_t i = 0; i < machine->model.parameter_count; i++) { assert_true(machine->results[i] == 0.0f); }
+    machine_free(machine);
+}
+
+static void test_no_target_counts(void **state) {
+    (void)state;
+    for_both_precisions("no target", &small, check_no_target);
+}
+
+static void check_nan(const Inputs *inputs, Precision precision) {
+    Machine *machine = machine_of_device(inputs, precision, RECOMPUTE_NONE);
+    float missing = NAN;
+    for (int i = 0; i < inputs->table.count; i++) {
+        const ParameterInfo *entry = &inputs->table.entries[i];
+        size_t row = i == GPT_NEO_WTE ? (size_t)inputs->tokens[0] * (size_t)inputs->config.channels : 0; // of wte, a row that is used
+        machine_set_parameters(machine, inputs->parameters);
+        stream_copy(&machine->stream, machine->parameters + entry->offset + row, &missing, sizeof missing);
+        if (!isnan(machine_loss(machine))) { fail_msg("%s: NaN in %s is lost", test_name, entry->name); }
+    }
+    machine_set_parameters(machine, inputs->parameters);
+    assert_true(isfinite(machine_loss(machine)));
+    machine_free(machine);
+}
+
+static void test_nan_is_seen(void **state) {
+    (void)state;
+    for_both_precisions("NaN", &small, check_nan);
+}
+
+// Other inputs in every run; a failure is repeated by writing the seed in here.
+static int seed_test(void **state) {
+    (void)state;
+    uint64_t seed = (uint64_t)time(NULL);
+    test_random.state = random_hash(seed, 29);
+    print_message("seed %llu\n", (unsigned long long)seed);
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_loss_and_gradients),  cmocka_unit_test(test_optimizer_steps),      cmocka_unit_test(test_recompute),
+        cmocka_unit_test(test_gradients_accumulate), cmocka_unit_test(test_start),                cmocka_unit_test(test_chunks_of_logits),
+        cmocka_unit_test(test_versions_of_weights), cmocka_unit_test(test_the_passes_keep_pace), cmocka_unit_test(test_no_target_counts),
+        cmocka_unit_test(test_nan_is_seen),
+    };
+    return cmocka_run_group_tests_name("cuda_model", tests, seed_test, NULL);
+}

@@ -1,0 +1,253 @@
+// test_cuda_program.c: the CUDA program as its users start it, with its kernels emulated (test/simt): every rule, alone and with several
+// ranks, through the host and through NCCL's stand-in; what it chooses, and what it refuses.
+//
+// EMULATED is the binary; without it there is nothing to test.
+#include "test/fleet.h"
+
+static Stage *stage_of(void **state) { return (Stage *)*state; }
+
+static Stage *stage_with_ranks(void **state) {
+    if (!stage_of(state)->has_mpi) {
+        print_message("no MPI here: left out\n");
+        skip();
+    }
+    return stage_of(state);
+}
+
+// What the program finds; NULL: one GPU, of 4 GB.
+static void set_gpus(const char *gpus, const char *megabytes) {
+    unsetenv("SIMT_GPUS");
+    unsetenv("SIMT_MEMORY_MB");
+    if (gpus != NULL) { setenv("SIMT_GPUS", gpus, 1); }
+    if (megabytes != NULL) { setenv("SIMT_MEMORY_MB", megabytes, 1); }
+}
+
+static double fleet_loss(const Fleet *fleet, int i) { return fleet_number(fleet, i, "validation", -1, "loss"); }
+
+static void check_losses(const Fleet *fleet, int a, int b, double tolerance) {
+    double difference = fabs(fleet_loss(fleet, a) - fleet_loss(fleet, b));
+    if (!(difference <= tolerance)) {
+        fail_msg("%s ends at %.7f, %s at %.7f", fleet->trainings[a].what, fleet_loss(fleet, a), fleet->trainings[b].what,
+                 fleet_loss(fleet, b));
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Every rule
+
+// In fp32 a GPU trains as the CPU does, but for rounding.
+static void a_gpu_trains_as_the_cpu_does(void **state) {
+    for (int i = 0; i < RULES_TESTED; i++) {
+        Fleet *fleet = fleet_new(stage_of(state));
+        fleet_start(fleet, 0, "--precision fp32 --lr 0.003 %s", rule_cases[i].options);
+        fleet_start(fleet, 0, "--device cpu --lr 0.003 %s", rule_cases[i].options);
+        fleet_finish(fleet);
+        check_losses(fleet, 0, 1, 2e-3);
+        stage_end_all(stage_of(state));
+    }
+}
+
+// With bf16 it learns, and it repeats.
+static void it_learns_in_bf16(void **state) {
+    Fleet *fleet = fleet_new(stage_of(state));
+    for (int i = 0; i < 2; i++) { fleet_start(fleet, 0, "--lr 0.01 --micro-batch 2 --tokens 3k"); }
+    fleet_start(fleet, 0, "--lr 0.01 --micro-batch 2 --tokens 3k --precision fp32");
+    fleet_finish(fleet);
+    check_same(fleet, 0, 1);
+    check_losses(fleet, 0, 2, 0.05);
+    assert_true(fleet_loss(fleet, 0) < fleet_number(fleet, 0, "report", 0, "loss") - 0.3);
+    assert_non_null(strstr(fleet_output(fleet, 0), "bf16"));
+}
+
+// Whatever the order of events, and whichever way vectors travel: the same bits. Then the CPU, but for rounding.
+static void check_ranks(Stage *stage, int ranks, const RuleCase *rule, const char *more) {
+    Fleet *fleet = fleet_new(stage);
+    set_gpus("4", NULL);
+    fleet_start(fleet, ranks, "--precision fp32 --lr 0.003 %s %s --gpu-exchange nccl", rule->options, more);
+    fleet_start(fleet, ranks, "--precision fp32 --lr 0.003 %s %s --gpu-exchange host", rule->options, more);
+    fleet_start(fleet, ranks, "--precision fp32 --lr 0.003 %s %s --overlap off --gpu-exchange nccl", rule->options, more);
+    fleet_start(fleet, ranks, "--precision fp32 --lr 0.003 %s %s --chaos-ms %d --gpu-exchange host", rule->options, more,
+                rule->chaos_ms / 2);
+    fleet_start(fleet, ranks, "--device cpu --lr 0.003 %s %s", rule->options, more);
+    fleet_finish(fleet);
+    for (int i = 1; i < 4; i++) { check_same(fleet, 0, i); }
+    check_losses(fleet, 0, 4, 2e-3);
+    stage_end_all(stage);
+}
+
+static void two_gpus_give_the_same_bits_in_any_order(void **state) {
+    for (int i = 0; i < RULES_TESTED; i++) { check_ranks(stage_with_ranks(state), 2, &rule_cases[i], ""); }
+    set_gpus(NULL, NULL);
+}
+
+static void narrow_wires_give_the_same_bits_in_any_order(void **state) {
+    Stage *stage = stage_with_ranks(state);
+    check_ranks(stage, 3, &rule_cases[1], "--wire bf16");
+    check_ranks(stage, 2, &rule_cases[4], "--wire int8 --estimate-wire e3m0");
+    check_ranks(stage, 3, &rule_cases[7], "--wire e3m0");
+    set_gpus(NULL, NULL);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Choices
+
+static void ranks_with_and_without_a_gpu_train_together(void **state) {
+    Fleet *fleet = fleet_new(stage_with_ranks(state));
+    set_gpus("1,0", NULL);
+    fleet_start(fleet, 2, "--lr 0.003 --precision fp32 --optimizer zero1");
+    fleet_start(fleet, 2, "--lr 0.003 --device cpu --optimizer zero1");
+    set_gpus("0,1", NULL);
+    fleet_start(fleet, 2, "--lr 0.003 --precision fp32 --optimizer acco");
+    fleet_finish(fleet);
+    check_losses(fleet, 0, 1, 2e-3);
+    assert_non_null(strstr(fleet_output(fleet, 0), "through host memory: not every rank has a GPU"));
+    assert_non_null(strstr(fleet_output(fleet, 2), "this node has no GPU"));
+    set_gpus(NULL, NULL);
+}
+
+static void nccl_is_used_where_every_rank_has_a_gpu(void **state) {
+    Fleet *fleet = fleet_new(stage_with_ranks(state));
+    set_gpus("2", NULL);
+    fleet_start(fleet, 2, "--tokens 200 --nccl-ctas 2");
+    set_gpus("1", NULL);
+    fleet_start(fleet, 2, "--tokens 200");
+    set_gpus("2", NULL);
+    fleet_start(fleet, 2, "--tokens 200 --link-mbit 1000");
+    fleet_finish(fleet);
+    assert_non_null(strstr(fleet_output(fleet, 0), "from GPU to GPU by NCCL"));
+    assert_non_null(strstr(fleet_output(fleet, 1), "several ranks share a GPU, which NCCL refuses"));
+    assert_non_null(strstr(fleet_output(fleet, 2), "through host memory: links are emulated there"));
+    set_gpus(NULL, NULL);
+}
+
+static void what_is_made_again_changes_no_bit(void **state) {
+    static const char *const levels[] = {"none", "gelu", "layernorm", "block"};
+    Fleet *fleet = fleet_new(stage_of(state));
+    for (int i = 0; i < 4; i++) { fleet_start(fleet, 0, "--tokens 500 --recompute %s", levels[i]); }
+    fleet_finish(fleet);
+    for (int i = 1; i < 4; i++) {
+        check_same(fleet, 0, i);
+        json_t *less = json_object_get(log_event_of(fleet->events[i], "start", 0), "memory");
+        json_t *more = json_object_get(log_event_of(fleet->events[i - 1], "start", 0), "memory");
+        assert_true(log_number(less, "activations") < log_number(more, "activations"));
+    }
+}
+
+// The level that a plan for a GPU of so many megabytes prints; 0: it is refused with a micro-batch that would fit.
+static int planned_level(Stage *stage, int megabytes) {
+    static const char *const choices[] = {"recompute none (the least that fits", "recompute gelu (the least that fits",
+                                          "recompute layernorm (the least that fits", "recompute block (the least that fits"};
+    char text[32];
+    snprintf(text, sizeof text, "%d", megabytes);
+    set_gpus("1", text);
+    Outcome outcome = program_run(stage, 0, "plan --config base.txt --device cuda --micro-batch 16384");
+    set_gpus(NULL, NULL);
+    for (int i = 0; i < 4; i++) {
+        if (strstr(outcome.output, choices[i]) != NULL) { return 4 - i; }
+    }
+    outcome_check(&outcome, 2, "a plan for a GPU that is too small");
+    text_check(outcome.errors, "--micro-batch 16384 does not fit; --micro-batch ", "a plan for a GPU that is too small");
+    return 0;
+}
+
+// The less memory, the more is made again.
+static void the_least_that_fits_is_made_again(void **state) {
+    int level = 5, seen = 0;
+    for (int megabytes = 2400; level > 0; megabytes -= 15) {
+        int now = planned_level(stage_of(state), megabytes);
+        assert_true(megabytes > 0 && now <= level);
+        seen |= 1 << now;
+        level = now;
+    }
+    assert_int_equal(seen, 31);
+}
+
+static void what_cannot_be_had_is_refused(void **state) {
+    typedef struct Refused {
+        const char *gpus, *arguments, *part;
+        int ranks;
+    } Refused;
+    static const Refused refused[] = {
+        {"0", "--device cuda", "--device cuda: this node has no GPU", 0},
+        {"0", "--precision bf16", "--precision bf16 is for GPUs", 0},
+        {"1", "--device cpu --recompute gelu", "the CPU program has none and block", 0},
+        {"1", "--gpu-exchange nccl", "several ranks share a GPU", 2},
+        {"1,0", "--optimizer ddp", "GPUs and CPUs round them differently", 2},
+        {"1,0", "--optimizer diloco", "GPUs and CPUs round them differently", 2},
+        {"1,0", "--gpu-exchange nccl --optimizer zero1", "not every rank has a GPU", 2},
+    };
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+        char arguments[256];
+        if (refused[i].ranks > 0 && !stage_of(state)->has_mpi) { continue; }
+        set_gpus(refused[i].gpus, NULL);
+        snprintf(arguments, sizeof arguments, "--config base.txt --out refused %s", refused[i].arguments);
+        Outcome outcome = program_run(stage_of(state), refused[i].ranks, arguments);
+        outcome_check(&outcome, 2, refused[i].arguments);
+        text_check(outcome.errors, refused[i].part, refused[i].arguments);
+        assert_int_equal(text_count(outcome.errors, "train_gpt: "), 1);
+    }
+    set_gpus(NULL, NULL);
+}
+
+// The plan's table is the allocator's, for a machine that has no GPU, too.
+static void a_plan_is_what_a_run_takes(void **state) {
+    Stage *stage = stage_of(state);
+    json_t *events = train(stage, 0, "--tokens 200");
+    json_t *memory = json_object_get(log_event_of(events, "start", 0), "memory");
+    char expected[64];
+    snprintf(expected, sizeof expected, " %lld  (with alignment", (long long)log_number(memory, "total"));
+    for (int gpus = 0; gpus < 2; gpus++) {
+        set_gpus(gpus == 0 ? "0" : "1", NULL);
+        Outcome outcome = program_run(stage, 0, "plan --config base.txt --device cuda");
+        outcome_check(&outcome, 0, "a plan");
+        text_check(outcome.output, expected, "a plan");
+    }
+    json_decref(events);
+    set_gpus(NULL, NULL);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+
+// 16 channels a head: the tensor cores' attention in bf16.
+static void write_stage(const Stage *stage) {
+    char path[STAGE_PATH_SIZE], base[2 * STAGE_PATH_SIZE];
+    stage_write(stage, "model.json",
+                "{\"model_type\": \"gpt_neo\", \"num_layers\": 2, \"hidden_size\": 32, \"num_heads\": 2, \"intermediate_size\": 48,\n"
+                " \"window_size\": 8, \"max_position_embeddings\": 16, \"vocab_size\": 256,\n"
+                " \"attention_types\": [[[\"global\", \"local\"], 1]]}\n");
+    snprintf(base, sizeof base,
+             "model = %s\nmicro-batch = 1\ntokens = 320\nreport-every = 2\nval-batches = 2\nsample-tokens = none\nthreads = 1\n"
+             "timeout-s = 100\n",
+             stage_path(stage, "model.json", path));
+    stage_write(stage, "base.txt", base);
+}
+
+static int end_programs(void **state) {
+    stage_end_all(stage_of(state));
+    return 0;
+}
+
+#define GPU_TEST(function) cmocka_unit_test_prestate_setup_teardown(function, NULL, end_programs, &stage)
+
+int main(int argc, char **argv) {
+    static Stage stage;
+    setenv("TRAIN_GPT", stage_variable("EMULATED", "build/emulated/train_gpt"), 1);
+    const struct CMUnitTest tests[] = {
+        GPU_TEST(a_gpu_trains_as_the_cpu_does),
+        GPU_TEST(it_learns_in_bf16),
+        GPU_TEST(two_gpus_give_the_same_bits_in_any_order),
+        GPU_TEST(narrow_wires_give_the_same_bits_in_any_order),
+        GPU_TEST(ranks_with_and_without_a_gpu_train_together),
+        GPU_TEST(nccl_is_used_where_every_rank_has_a_gpu),
+        GPU_TEST(what_is_made_again_changes_no_bit),
+        GPU_TEST(the_least_that_fits_is_made_again),
+        GPU_TEST(what_cannot_be_had_is_refused),
+        GPU_TEST(a_plan_is_what_a_run_takes),
+    };
+    if (argc > 1) { cmocka_set_test_filter(argv[1]); }
+    stage_open(&stage);
+    write_stage(&stage);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    stage_close(&stage);
+    return failed;
+}

@@ -375,7 +375,7 @@ static void check_start(const Inputs *inputs, Precision precision) {
     machine_pass(plain, NULL);
     products_close(&tuned->stream);
     gpu_fill(tuned->stream.queue, tuned->gradients, 0xff, machine_bytes(tuned));
-    gpt_neo_start(&tuned->model, &tuned->stream, tuned->parameters, tuned->gradients, 2);
+    gpt_neo_start(&tuned->model, &tuned->stream, tuned->parameters, tuned->gradients, 2, true);
     stream_copy(&tuned->stream, tuned->results, tuned->gradients, machine_bytes(tuned));
     stream_settle(&tuned->stream);
     for (size_t i = 0; i < tuned->model.parameter_count; i++) { assert_true(tuned->results[i] == 0.0f); }

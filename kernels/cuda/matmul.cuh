@@ -5,10 +5,9 @@
 // product itself (beta = 1). No epilogue is used: bias and GELU need a pass of their own for what they keep, and the residual addition is
 // part of the next LayerNorm.
 //
-// For every shape the library offers several algorithms. Its first offer is taken, so that runs repeat bit for bit; if asked to, they are
-// timed once, in the first pass over a model, when `tuning` is on and results do not matter yet (products_tune); afterwards a shape always
-// uses the same one, so results repeat. A shape that was not met then takes the library's first offer. All work space is the one buffer
-// that was planned.
+// For every shape the library offers several algorithms. Its first offer is taken, so that runs repeat bit for bit. If asked to, they are
+// timed instead, once, in a first pass over a model whose results do not matter (products_tune); afterwards a shape always uses the same one.
+// All work space is the one buffer that was planned.
 #ifndef ACCO_KERNELS_CUDA_MATMUL_CUH
 #define ACCO_KERNELS_CUDA_MATMUL_CUH
 
@@ -94,6 +93,11 @@ static inline uint32_t cuda_product_alignment(const void *place, int stride, Pre
     return (uint32_t)(common & (~common + 1));
 }
 
+static inline void cuda_prefer_alignment(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t attribute,
+                                         const uint32_t *bytes) {
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, attribute, bytes, sizeof *bytes));
+}
+
 static inline int cuda_product_offers(const CudaProducts *products, const CudaProductPlan *plan,
                                       cublasLtMatmulHeuristicResult_t offers[CUDA_PRODUCT_OFFERS]) {
     const CudaProduct *product = &plan->product;
@@ -102,14 +106,10 @@ static inline int cuda_product_offers(const CudaProducts *products, const CudaPr
     int count = 0;
     CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
     CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room, sizeof room));
-    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &product->a_alignment,
-                                                      sizeof(uint32_t)));
-    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &product->b_alignment,
-                                                      sizeof(uint32_t)));
-    CUBLAS_CHECK(
-        cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &product->result_alignment, sizeof(uint32_t)));
-    CUBLAS_CHECK(
-        cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &product->result_alignment, sizeof(uint32_t)));
+    cuda_prefer_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &product->a_alignment);
+    cuda_prefer_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &product->b_alignment);
+    cuda_prefer_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &product->result_alignment);
+    cuda_prefer_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &product->result_alignment);
     CUBLAS_CHECK(cublasLtMatmulAlgoGetHeuristic(products->handle, plan->operation, plan->a, plan->b, plan->result, plan->result, preference,
                                                 CUDA_PRODUCT_OFFERS, offers, &count));
     CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference));
@@ -211,7 +211,8 @@ static inline void cuda_products_tune(Stream *stream, bool tuning) { ((CudaProdu
 
 static inline void cuda_matmul_forward(Stream *stream, Real *output, int output_stride, const Real *input, const Real *weight, int rows,
                                        int inputs, int outputs) {
-    CudaProduct product = {outputs, rows, inputs, true, false, inputs, inputs, output_stride, stream->precision, stream->precision, false, 0, 0, 0};
+    CudaProduct product = {outputs, rows, inputs, true, false, inputs, inputs, output_stride, stream->precision, stream->precision,
+                           false, 0, 0, 0};
     cuda_product(stream, &product, weight, input, output);
 }
 
@@ -224,7 +225,8 @@ static inline void cuda_matmul_backward_input(Stream *stream, Real *d_input, int
 
 static inline void cuda_matmul_backward_weight(Stream *stream, float *d_weight, const Real *d_output, int d_output_stride,
                                                const Real *input, int rows, int inputs, int outputs) {
-    CudaProduct product = {inputs, outputs, rows, false, true, inputs, d_output_stride, inputs, stream->precision, PRECISION_FP32, true, 0, 0, 0};
+    CudaProduct product = {inputs, outputs, rows, false, true, inputs, d_output_stride, inputs, stream->precision, PRECISION_FP32,
+                           true, 0, 0, 0};
     cuda_product(stream, &product, input, d_output, d_weight);
 }
 

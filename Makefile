@@ -13,6 +13,7 @@ PROGRAM := train_gpt
 TESTS   := $(sort $(basename $(notdir $(wildcard test/test_*.c))))
 CUDA_TESTS := $(sort $(basename $(notdir $(wildcard test/test_*.cu))))
 BENCHES := $(sort $(basename $(notdir $(wildcard dev/bench/bench_*.c))))
+CORES   := $(shell nproc)
 
 .DEFAULT_GOAL := all
 .SUFFIXES:
@@ -129,16 +130,16 @@ install-for-test: | $(CONFIG)
 	@CC="$(CC)" CXX="$(CXX)" NVCC="$(NVCC)" scripts/probe $(CONFIG)
 
 test: install-for-test
-	@$(MAKE) --no-print-directory run-tests
+	@$(MAKE) --no-print-directory -j $(CORES) run-tests
 
 # Sanitizers have builds of their own; everything that make test runs, runs in them.
 test-asan: install-for-test
-	@$(MAKE) --no-print-directory run-tests BUILD=build/asan PROGRAM=build/asan/train_gpt \
+	@$(MAKE) --no-print-directory -j $(CORES) run-tests BUILD=build/asan PROGRAM=build/asan/train_gpt \
 	    OPTIMIZE="-O1 $(ARCH_FLAGS) -fno-math-errno -fopenmp-simd -fno-omit-frame-pointer" \
 	    EMULATE_OPTIMIZE="-O1 $(ARCH_FLAGS) -fno-math-errno -fopenmp-simd" SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=all"
 # The threads of an emulated kernel are no threads to ThreadSanitizer.
 test-tsan: install-for-test
-	@$(MAKE) --no-print-directory run-tests BUILD=build/tsan PROGRAM=build/tsan/train_gpt CUDA_TESTS= EMULATED= \
+	@$(MAKE) --no-print-directory -j $(CORES) run-tests BUILD=build/tsan PROGRAM=build/tsan/train_gpt CUDA_TESTS= EMULATED= \
 	    OPTIMIZE="-O1 $(ARCH_FLAGS) -fno-math-errno -fopenmp-simd -fno-omit-frame-pointer" SANITIZE="-fsanitize=thread"
 
 EMULATED = $(BUILD)/emulated/train_gpt

@@ -41,11 +41,12 @@ static inline void print_batch(const Run *run) {
     char text[LOG_NUMBER_SIZE], total[LOG_NUMBER_SIZE];
     int ranks = run->transport.size;
     const char *commit = step_name(run);
-    printf("batch      %lld micro-batches over %d rank%s x %d sequence%s x %d tokens = %s tokens per %s%s; %s tokens are %lld %ss\n",
+    const char *drained = run->rule->finish == drain ? ", and one more for the gradients under way at the end" : "";
+    printf("batch      %lld micro-batches over %d rank%s x %d sequence%s x %d tokens = %s tokens per %s%s; %s tokens are %lld %ss%s\n",
            (long long)nominal_micro_batches(run), ranks, ranks == 1 ? "" : "s", run->B, run->B == 1 ? "" : "s", run->T,
            human_count((double)nominal_tokens_per_commit(run), text), commit,
            run->scheduler.settings.adaptive ? " or more (auto: as many as fit beside the communication)" : "",
-           human_count((double)options->tokens, total), (long long)nominal_commits(run), commit);
+           human_count((double)options->tokens, total), (long long)nominal_commits(run), commit, drained);
     if (run->bucket_reason[0] != '\0') {
         const Layout *layout = &run->scheduler.layout;
         size_t cells = job_bucket_cells(&run->scheduler, layout);

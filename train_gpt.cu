@@ -336,7 +336,12 @@ static int command_train(Run *run) {
     free(hellos);
     train(run);
     bool stopped = run->scheduler.stopped;
-    if (!stopped) { finish_run(run); }
+    if (stopped) {
+        scheduler_settle(&run->scheduler);
+        write_trace(run); // shows how it came to that
+    } else {
+        finish_run(run);
+    }
     release_run(run);
     return stopped ? EXIT_SYSTEM_FAILURE : 0;
 }
@@ -354,8 +359,9 @@ static int command_plan(Run *run) {
     }
     placement_plan_carrier(&run->placement, &run->options);
     if (!reserve_memory(run, training_problem(run), &error)) { exit_user_mistake(&error); }
-    printf("%s, %s, %d rank%s, micro-batch %d x %d, %d threads: bytes of one rank\n\n", run->config.name, run->rule->name,
-           run->transport.size, run->transport.size == 1 ? "" : "s", run->B, run->T, run->threads.threads);
+    printf("%s, %s, %d rank%s, micro-batch %d x %d, %d thread%s: bytes of one rank\n\n", run->config.name, run->rule->name,
+           run->transport.size, run->transport.size == 1 ? "" : "s", run->B, run->T, run->threads.threads,
+           run->threads.threads == 1 ? "" : "s");
     for (int i = 0; i < MEMORY_CLASS_COUNT; i++) {
         printf("%-20s %15zu\n", memory_class_name((MemoryClass)i), arena_class_bytes(&run->arena, (MemoryClass)i));
         for (int j = 0; j < run->arena.count; j++) {

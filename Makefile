@@ -3,6 +3,7 @@
 # make run        installs what is missing, builds, and trains a small GPT-Neo on two ranks for about a minute
 # make test       installs what is missing and runs all tests; test-asan, test-tsan: under sanitizers
 # make bench      measures this machine
+# make test-gpu, bench-gpu   the same for a GPU; dev/gpu/README.md says how on a machine that has little else
 # make compare    all update rules at several link speeds, about ten minutes: dev/results/compare-DATE/index.html
 # make info       what was found here, where, and why not
 # make readme     writes the options into README.md
@@ -36,7 +37,9 @@ SANITIZE   :=
 OPTIMIZE   := -O3 $(ARCH_FLAGS) -fno-math-errno -fno-trapping-math -fopenmp-simd -ffp-contract=fast
 WARNINGS   := -Wall -Wextra -Werror
 CFLAGS     := -std=gnu11 $(OPTIMIZE) -g $(WARNINGS) -I. $(MPI_FLAGS) $(ONEDNN_FLAGS) $(SANITIZE)
-LIBS       := $(MPI_LIBS) -ljansson $(ONEDNN_LIBS) -lm -lpthread
+LIBS       := $(MPI_LIBS) -ljansson -lz -lpcre2-8 $(ONEDNN_LIBS) -lm -lpthread
+NEEDED     = if [ "$(HAVE_JSON)$(HAVE_ZLIB)$(HAVE_PCRE2)" != yesyesyes ]; then \
+             echo "jansson, zlib or PCRE2 is missing, and needed: make run installs them, make info says more"; exit 1; fi
 COMPILE    = $(CC) $(CFLAGS) $(CPPFLAGS) -MMD -MP
 
 # The CUDA program: the same lines, read by nvcc. PTX of the newest architecture lets later GPUs translate it for themselves.
@@ -87,7 +90,7 @@ train_gpt_cuda: $(BUILD)/train_gpt_cuda.o
 $(BUILD)/train_gpt_cuda.o: train_gpt.cu Makefile $(CONFIG)
 	@mkdir -p $(@D)
 	@if [ "$(HAVE_CUDA)" = no ]; then grep '^CUDA' $(CONFIG).txt; exit 1; fi
-	@if [ "$(HAVE_JSON)" = no ]; then echo "jansson is missing, and needed: make run installs it, make info says more"; exit 1; fi
+	@$(NEEDED)
 	$(NVCC) $(CUDA_FLAGS) -MMD -MP -c $< -o $@
 
 $(BUILD)/emulated/train_gpt: train_gpt.cu Makefile $(CONFIG)
@@ -100,7 +103,7 @@ $(BUILD)/test/%: test/%.cu Makefile $(CONFIG)
 
 $(BUILD)/train_gpt.o: train_gpt.cu Makefile $(CONFIG)
 	@mkdir -p $(@D)
-	@if [ "$(HAVE_JSON)" = no ]; then echo "jansson is missing, and needed: make run installs it, make info says more"; exit 1; fi
+	@$(NEEDED)
 	$(COMPILE) -x c -c $< -o $@
 
 $(BUILD)/test/%: test/%.c Makefile $(CONFIG)
@@ -116,7 +119,7 @@ $(BUILD)/bench/%: dev/bench/%.c Makefile $(CONFIG)
 # --- run ---
 
 install-for-run: | $(CONFIG)
-	@scripts/install-dependencies $(CONFIG) CC JSON -- ONEDNN MPI
+	@scripts/install-dependencies $(CONFIG) CC JSON ZLIB PCRE2 -- ONEDNN MPI
 	@CC="$(CC)" CXX="$(CXX)" NVCC="$(NVCC)" scripts/probe $(CONFIG)
 
 run: install-for-run
@@ -126,15 +129,16 @@ run: install-for-run
 # --- tests ---
 
 install-for-test: | $(CONFIG)
-	@scripts/install-dependencies $(CONFIG) CC CXX JSON CMOCKA -- ONEDNN MPI
+	@scripts/install-dependencies $(CONFIG) CC CXX JSON ZLIB PCRE2 CMOCKA -- ONEDNN MPI
 	@CC="$(CC)" CXX="$(CXX)" NVCC="$(NVCC)" scripts/probe $(CONFIG)
 
 test: install-for-test
 	@$(MAKE) --no-print-directory -j $(CORES) run-tests
 
-# Sanitizers have builds of their own; everything that make test runs, runs in them.
+# Sanitizers have builds of their own; everything that make test runs, runs in them, but for whole runs on emulated GPUs: their kernels are
+# run one by one.
 test-asan: install-for-test
-	@$(MAKE) --no-print-directory -j $(CORES) run-tests BUILD=build/asan PROGRAM=build/asan/train_gpt \
+	@$(MAKE) --no-print-directory -j $(CORES) run-tests BUILD=build/asan PROGRAM=build/asan/train_gpt EMULATED= \
 	    OPTIMIZE="-O1 $(ARCH_FLAGS) -fno-math-errno -fopenmp-simd -fno-omit-frame-pointer" \
 	    EMULATE_OPTIMIZE="-O1 $(ARCH_FLAGS) -fno-math-errno -fopenmp-simd" SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=all"
 # The threads of an emulated kernel are no threads to ThreadSanitizer.
@@ -167,6 +171,13 @@ compare: install-for-run
 
 run-compare: $(PROGRAM)
 	@PROGRAM=./$(PROGRAM) dev/compare/run
+
+# Built by nvcc into build/gpu, which a machine without it can also be given.
+.PHONY: test-gpu bench-gpu
+test-gpu bench-gpu: install-for-test
+	@if [ "$(HAVE_GPU)" != yes ]; then echo "no GPU here; for a machine that has one: dev/gpu/README.md"; exit 1; fi
+	@if [ "$(HAVE_CUDA)" = yes ]; then dev/gpu/build; fi
+	@dev/gpu/$(@:-gpu=)
 
 readme: $(PROGRAM)
 	@scripts/update-readme ./$(PROGRAM)

@@ -76,11 +76,7 @@ static inline void job_add_tallies(Scheduler *s, Job *job) {
     job->first_bad_rank = -1;
     for (int rank = 0; rank < s->transport->size; rank++) {
         const Tally *tally = &s->tallies[rank];
-        job->total.micro_batches += tally->micro_batches;
-        job->total.loss += tally->loss;
-        job->total.perfect_loss += tally->perfect_loss;
-        job->total.not_finite += tally->not_finite;
-        job->total.square += tally->square;
+        tally_add(&job->total, tally);
         if (tally->not_finite > 0 && job->first_bad_rank < 0) { job->first_bad_rank = rank; }
     }
 }
@@ -91,6 +87,7 @@ static inline void job_summarise(Scheduler *s, Job *job, Stream *stream) {
     double began = clock_seconds();
     bool local = s->settings.kind == RULE_LOCAL;
     job->tally.square = local ? 0 : job_sum_of_squares(s, stream);
+    job->tally.stops = __atomic_load_n(&s->stop_asked, __ATOMIC_RELAXED) ? 1 : 0;
     transport_exchange(s->transport, "summary exchange", &job->tally, s->tallies, sizeof(Tally));
     job_add_tallies(s, job);
     if (!local) { job->gradient_norm = sqrt(job->total.square) / job->total.micro_batches; }

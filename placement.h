@@ -20,6 +20,8 @@ typedef struct Placement {
     Precision precision;
     Nccl nccl;
     bool uses_nccl;
+    int sharing; // ranks that compute on this rank's GPU
+    int ranks_on_gpus; // of the whole job
     char device_reason[1100], carrier_reason[128], recompute_reason[192];
 } Placement;
 
@@ -30,7 +32,8 @@ static inline bool placement_choose_device(Placement *placement, const Options *
     Error reason = {""};
     bool asked = strcmp(options->device, "cuda") == 0, refused = strcmp(options->device, "cpu") == 0;
     placement->gpu.number = -1;
-    bool found = !refused && gpu_open(&placement->gpu, local_rank, &reason);
+    bool found = !refused && gpu_open(&placement->gpu, local_rank, &reason) && kernels_can_run(&placement->gpu, &reason);
+    if (!found) { placement->gpu.number = -1; }
     if (asked && !found && !plan) { return error_set(error, "--device cuda: %s", reason.text); }
     placement->on_gpu = found || (asked && plan);
     if (placement->on_gpu && !found) { placement->gpu.number = 0; }
@@ -55,19 +58,46 @@ static inline bool placement_choose_precision(Placement *placement, const Option
     return true;
 }
 
+// What the kernels for GPUs cannot do.
+static inline bool placement_check_shapes(const Placement *placement, const GptNeoConfig *config, int B, int T, Error *error) {
+    int C = config->channels;
+    if (!placement->on_gpu) { return true; }
+    if (C > 8192 || C / config->heads > 256) {
+        return error_set(error, "on a GPU hidden_size is at most 8192 and a head at most 256 wide; %s has %d and %d: use --device cpu",
+                         config->name, C, C / config->heads);
+    }
+    if (B > 65535 || (double)T * 3 * C > 4294967295.0) {
+        return error_set(error,
+                         "--micro-batch %d x --seq-len %d is too large for a GPU's kernels: at most 65535 sequences, and 2^32 numbers in "
+                         "the queries, keys and values of one",
+                         B, T);
+    }
+    return true;
+}
+
 // ---------------------------------------------------------------------------------------------------------------------------------------
 // The carrier
 
 // What every rank tells the others.
 typedef struct GpuCard {
-    int on_gpu;
-    int gpus, ranks; // of its node
+    int capability; // 0: on the CPU
+    char host[64], bus[32];
 } GpuCard;
 
-// Where every rank makes the same step by itself, all must round alike.
+// Ranks that compute on the same GPU as this one, which is one of them.
+static inline int ranks_on_gpu(const Transport *transport, const GpuCard *cards, int rank) {
+    int count = 0;
+    for (int other = 0; other < transport->size; other++) {
+        bool same_host = strcmp(cards[other].host, cards[rank].host) == 0, same_bus = strcmp(cards[other].bus, cards[rank].bus) == 0;
+        count += cards[other].capability > 0 && same_host && same_bus;
+    }
+    return count;
+}
+
+// Where every rank makes the same step by itself, all must round alike: code for other processors may fuse other operations.
 static inline bool ranks_are_alike(const Transport *transport, const GpuCard *cards) {
     for (int rank = 1; rank < transport->size; rank++) {
-        if (cards[rank].on_gpu != cards[0].on_gpu) { return false; }
+        if (cards[rank].capability != cards[0].capability) { return false; }
     }
     return true;
 }
@@ -77,35 +107,45 @@ static inline const char *nccl_obstacle(const Transport *transport, const GpuCar
     if (!nccl_is_built_in()) { return "this program was built without NCCL"; }
     const char *obstacle = NULL;
     for (int rank = 0; rank < transport->size; rank++) {
-        if (!cards[rank].on_gpu) { return "not every rank has a GPU"; }
-        if (cards[rank].ranks > cards[rank].gpus) { obstacle = "several ranks share a GPU, which NCCL refuses"; }
+        if (cards[rank].capability == 0) { return "not every rank has a GPU"; }
+        if (ranks_on_gpu(transport, cards, rank) > 1) { obstacle = "several ranks share a GPU, which NCCL refuses"; }
     }
     return obstacle;
 }
 
 // All ranks; they choose the same. alike: whether the rule needs ranks that all have a GPU, or all have none.
 static inline bool placement_choose_carrier(Placement *placement, const Options *options, Transport *transport, bool alike, Error *error) {
+    placement->sharing = 1;
     if (transport->size == 1) { return true; }
-    GpuCard mine = {placement->on_gpu ? 1 : 0, placement->gpu.count, transport->local_size};
+    GpuCard mine;
+    memset(&mine, 0, sizeof mine);
+    mine.capability = placement->on_gpu ? placement->gpu.capability : 0;
+    memcpy(mine.host, transport->host, sizeof mine.host);
+    memcpy(mine.bus, placement->gpu.bus, sizeof mine.bus);
     GpuCard *cards = (GpuCard *)calloc((size_t)transport->size, sizeof mine);
     transport_exchange(transport, "choice of the carrier", &mine, cards, sizeof mine);
     const char *obstacle = nccl_obstacle(transport, cards);
     bool mixed = !ranks_are_alike(transport, cards);
+    placement->sharing = placement->on_gpu ? ranks_on_gpu(transport, cards, transport->rank) : 1;
     free(cards);
     if (mixed && alike) {
         return error_set(error,
-                         "with --optimizer %s every rank makes the same steps by itself, and GPUs and CPUs round them differently: use "
-                         "zero1, dpu, acco-wp or acco where only some ranks have a GPU, or --device cpu",
+                         "with --optimizer %s every rank makes the same steps by itself, and GPUs and CPUs, or GPUs of several kinds, "
+                         "round them differently: use zero1, dpu, acco-wp or acco for such ranks, or --device cpu",
                          options->optimizer);
     }
     bool asked = strcmp(options->gpu_exchange, "nccl") == 0, host = strcmp(options->gpu_exchange, "host") == 0;
     if (asked && obstacle != NULL) { return error_set(error, "--gpu-exchange nccl: %s", obstacle); }
     bool emulated = options->link_mbit > 0 || options->link_us > 0;
+    if (asked && emulated) { return error_set(error, "--gpu-exchange nccl: links are emulated in host memory; leave one of the two away"); }
     placement->uses_nccl = !host && !emulated && obstacle == NULL;
     const char *reason = host ? "as asked for" : emulated ? "links are emulated there" : obstacle;
     snprintf(placement->carrier_reason, sizeof placement->carrier_reason, "%s%s",
              placement->uses_nccl ? "from GPU to GPU by NCCL" : "through host memory: ", placement->uses_nccl ? "" : reason);
-    if (placement->uses_nccl) { nccl_open(&placement->nccl, transport, (int)options->nccl_ctas); }
+    if (placement->uses_nccl) {
+        nccl_open(&placement->nccl, transport, (int)options->nccl_ctas);
+        gpu_measure(&placement->gpu); // NCCL has taken its part
+    }
     return true;
 }
 
@@ -161,7 +201,7 @@ static inline bool placement_refuse(const GptNeoConfig *config, const GptNeoSett
 // taken: bytes that everything but the model takes. Fills settings->recompute. Ranks that share a GPU share its memory; a twentieth stays
 // free for CUDA itself. Where no GPU was found, nothing is known to be too large.
 static inline bool placement_choose_recompute(Placement *placement, const Options *options, const GptNeoConfig *config, size_t taken,
-                                              int local_ranks, GptNeoSettings *settings, Error *error) {
+                                              GptNeoSettings *settings, Error *error) {
     int level = 0;
     while (level < RECOMPUTE_LEVELS && strcmp(options->recompute, recompute_name((Recompute)level)) != 0) { level++; }
     bool automatic = level == RECOMPUTE_LEVELS, measured = placement->on_gpu && placement->gpu.memory_total > 0;
@@ -172,8 +212,7 @@ static inline bool placement_choose_recompute(Placement *placement, const Option
     snprintf(placement->recompute_reason, sizeof placement->recompute_reason, "%s",
              automatic ? "there is no GPU here to fit into" : "as asked for");
     if (!measured) { return true; }
-    int sharing = (local_ranks + placement->gpu.count - 1) / placement->gpu.count;
-    size_t room = placement->gpu.memory_available / 20 * 19 / (size_t)sharing;
+    size_t room = placement->gpu.memory_available / 20 * 19 / (size_t)(placement->sharing > 1 ? placement->sharing : 1);
     while (automatic && settings->recompute < RECOMPUTE_BLOCK && taken + model_bytes(config, settings) > room) {
         settings->recompute = (Recompute)(settings->recompute + 1);
     }

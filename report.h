@@ -93,6 +93,10 @@ static inline void print_device(const Run *run) {
     const Placement *placement = &run->placement;
     int threads = run->threads.threads;
     printf("device     %s; %s\n", placement->device_reason, precision_name(placement->precision));
+    if (placement->ranks_on_gpus > 0 && placement->ranks_on_gpus < run->transport.size) {
+        printf("           %d of %d ranks compute on GPUs, the others on CPUs: the log says which\n", placement->ranks_on_gpus,
+               run->transport.size);
+    }
     if (placement->on_gpu) {
         printf("keeps      recompute %s (%s)\n", recompute_name(run->model.settings.recompute), placement->recompute_reason);
         if (run->transport.size > 1) { printf("exchange   %s\n", placement->carrier_reason); }
@@ -133,8 +137,8 @@ static inline json_t *memory_as_json(const Run *run) {
 static inline void log_start(Run *run, const Hello *hellos) {
     json_t *ranks = json_array();
     for (int rank = 0; rank < run->transport.size; rank++) {
-        json_array_append_new(ranks, json_pack("{s:o, s:i, s:i}", "host", log_text(hellos[rank].host), "pid", hellos[rank].pid, "threads",
-                                               hellos[rank].threads));
+        json_array_append_new(ranks, json_pack("{s:o, s:i, s:i, s:o}", "host", log_text(hellos[rank].host), "pid", hellos[rank].pid,
+                                               "threads", hellos[rank].threads, "device", log_text(hellos[rank].device)));
     }
     json_t *event = json_pack("{s:s, s:s, s:s, s:I, s:I, s:o, s:o, s:o}", "event", "start", "version", ACCO_VERSION, "transport",
                               run->transport.link.name, "parameters", (json_int_t)run->table.parameter_count, "bucket_bytes",
@@ -147,7 +151,6 @@ static inline void log_start(Run *run, const Hello *hellos) {
 // ---------------------------------------------------------------------------------------------------------------------------------------
 // While it trains
 
-static inline double training_seconds(const Run *run) { return clock_seconds() - run->started - run->paused; }
 
 static inline void collect_commit(Run *run) {
     const CommitReport *commit = &run->scheduler.report;
@@ -235,7 +238,8 @@ static inline void print_end(Run *run, uint64_t fingerprint) {
     printf("parameters fingerprint %016llx, the same on every rank\n", (unsigned long long)fingerprint);
     char text[32];
     snprintf(text, sizeof text, "%016llx", (unsigned long long)fingerprint);
-    json_t *event = json_pack("{s:s, s:s, s:I, s:I, s:o, s:o, s:I, s:I, s:s}", "event", "end", "reason", "done", "commit",
+    json_t *event = json_pack("{s:s, s:s, s:I, s:I, s:o, s:o, s:I, s:I, s:s}", "event", "end", "reason",
+                              run->scheduler.stopping ? "asked to stop" : "done", "commit",
                               (json_int_t)last->commit, "tokens", (json_int_t)tokens, "seconds", log_real(seconds), "tokens_per_second",
                               log_real(tokens / seconds), "planned_bytes", (json_int_t)planned, "used_bytes", (json_int_t)used,
                               "parameters_fingerprint", text);

@@ -41,6 +41,9 @@ typedef struct Run {
     Terminal terminal;
     // The report that is being collected, and clocks.
     double started, paused; // clock_seconds() at the start of training; seconds spent on validation since
+    double seconds_before;            // of training before a checkpoint that this run goes on from
+    int64_t data_base;                // micro-batches of all ranks that came before the first of this run's
+    LastWords words;
     double clock_offset, trace_began; // to rank 0's clock, and when that was
     CommitReport sum;       // over the commits since the latest report
     int64_t sum_began_commit; // those of the latest report
@@ -52,6 +55,9 @@ typedef struct Run {
 } Run;
 
 static inline bool run_is_main(const Run *run) { return run->transport.rank == 0; }
+
+// Seconds of training, without validation, checkpoints and what came before; over all parts of a run that was resumed.
+static inline double training_seconds(const Run *run) { return run->seconds_before + clock_seconds() - run->started - run->paused; }
 
 // ---------------------------------------------------------------------------------------------------------------------------------------
 // Ending early
@@ -118,7 +124,7 @@ static inline double automatic_learning_rate(Run *run) {
 
 static inline bool choose_model(Run *run, Error *error) {
     Options *options = &run->options;
-    if (!gpt_neo_config_find(options->model, &run->config, error)) { return false; }
+    if (!gpt_neo_config_find(options->from[0] != '\0' ? options->from : options->model, &run->config, error)) { return false; }
     int positions = run->config.positions;
     if (options->seq_len > positions) {
         return error_set(error, "--seq-len %lld is longer than the %d positions of %s: use at most %d", (long long)options->seq_len,
@@ -279,8 +285,8 @@ static inline bool reserve_memory(Run *run, Problem problem, Error *error) {
     scheduler_reserve(&run->scheduler, &run->arena, &settings, &problem, &run->transport);
     arena_reserve_host(&run->arena, MEMORY_WORKSPACE, "tokens", bytes, &run->tokens);
     arena_reserve_host(&run->arena, MEMORY_WORKSPACE, "targets", bytes, &run->targets);
-    if (!placement_choose_recompute(&run->placement, &run->options, &run->config, run->arena.bytes, run->transport.local_size, &model,
-                                    error)) {
+    if (!placement_check_shapes(placement, &run->config, run->B, run->T, error) ||
+        !placement_choose_recompute(&run->placement, &run->options, &run->config, run->arena.bytes, &model, error)) {
         return false;
     }
     gpt_neo_reserve(&run->model, &run->arena, &run->config, &model);
@@ -298,6 +304,11 @@ static inline void choose_bucket(Run *run) {
     settings->bucket = (size_t)(run->options.bucket_mb * 1e6);
     snprintf(run->bucket_reason, sizeof run->bucket_reason, "as asked for");
     if (settings->bucket > 0) { return; }
+    if (run->placement.uses_nccl) {
+        settings->bucket = NCCL_BUFFER_BYTES;
+        snprintf(run->bucket_reason, sizeof run->bucket_reason, "what fits into NCCL's message buffers");
+        return;
+    }
     LinkMeasure link = transport_measure(&run->transport);
     double share = (double)wire_bytes(settings->wire, WIRE_BLOCK) / (WIRE_BLOCK * sizeof(float));
     double passes = settings->replicated ? 2 : 1, ranks = run->transport.size;
@@ -315,12 +326,12 @@ static inline void choose_bucket(Run *run) {
 // What every rank tells the others at the start.
 typedef struct Hello {
     uint64_t options_hash;
-    int pid, threads;
-    char host[64];
+    int pid, threads, on_gpu;
+    char host[64], device[64];
 } Hello;
 
-static inline uint64_t hash_bytes(const void *bytes, size_t count) {
-    uint64_t hash = count;
+// Goes on with `hash`; all parts but the last are whole words.
+static inline uint64_t hash_more(uint64_t hash, const void *bytes, size_t count) {
     for (size_t i = 0; i < count; i += 4) {
         uint32_t word = 0;
         memcpy(&word, (const char *)bytes + i, count - i < sizeof word ? count - i : sizeof word);
@@ -328,6 +339,8 @@ static inline uint64_t hash_bytes(const void *bytes, size_t count) {
     }
     return hash;
 }
+
+static inline uint64_t hash_bytes(const void *bytes, size_t count) { return hash_more(count, bytes, count); }
 
 static inline uint64_t hash_options(const Options *options) {
     json_t *object = options_as_json(options);
@@ -346,6 +359,8 @@ static inline Hello *greet(Run *run) {
     mine.options_hash = hash_options(&run->options);
     mine.pid = (int)getpid();
     mine.threads = run->threads.threads;
+    mine.on_gpu = run->placement.on_gpu ? 1 : 0;
+    snprintf(mine.device, sizeof mine.device, "%.60s", mine.on_gpu ? run->placement.gpu.name : "CPU");
     memcpy(mine.host, transport->host, sizeof mine.host);
     Hello *all = (Hello *)calloc((size_t)transport->size, sizeof *all);
     transport_exchange(transport, "greeting", &mine, all, sizeof mine);
@@ -355,6 +370,7 @@ static inline Hello *greet(Run *run) {
         error_set(&error, "rank %d on %s was started with other options than rank 0 on %s", rank, all[rank].host, all[0].host);
     }
     agree_or_exit(run, error_is_set(&error) ? EXIT_USER_MISTAKE : 0, &error);
+    for (int rank = 0; rank < transport->size; rank++) { run->placement.ranks_on_gpus += all[rank].on_gpu; }
     return all;
 }
 
@@ -374,12 +390,29 @@ static inline void return_host_parameters(Run *run, float *parameters) {
     if (run->placement.on_gpu) { free(parameters); }
 }
 
+enum { HASH_PIECE = 1 << 24 }; // elements that a GPU's parameters are copied at a time
+
+static inline uint64_t hash_parameters(Run *run) {
+    const float *parameters = run->scheduler.parameters.data;
+    size_t count = run->table.parameter_count;
+    if (!run->placement.on_gpu) { return hash_bytes(parameters, count * sizeof(float)); }
+    size_t most = count < (size_t)HASH_PIECE ? count : (size_t)HASH_PIECE;
+    float *piece = (float *)malloc(most * sizeof(float));
+    uint64_t hash = count * sizeof(float);
+    for (size_t begin = 0; begin < count; begin += most) {
+        size_t part = count - begin < most ? count - begin : most;
+        stream_copy(run->scheduler.compute, piece, parameters + begin, part * sizeof(float));
+        stream_settle(run->scheduler.compute);
+        hash = hash_more(hash, piece, part * sizeof(float));
+    }
+    free(piece);
+    return hash;
+}
+
 // All ranks must hold the same parameters, bit for bit: at the start, and at the end whatever the rule did. Returns their fingerprint.
 static inline uint64_t check_replicas(Run *run) {
     Transport *transport = &run->transport;
-    float *parameters = borrow_host_parameters(run);
-    uint64_t mine = hash_bytes(parameters, run->table.parameter_count * sizeof(float));
-    return_host_parameters(run, parameters);
+    uint64_t mine = hash_parameters(run);
     uint64_t *all = (uint64_t *)calloc((size_t)transport->size, sizeof mine);
     transport_exchange(transport, "fingerprint", &mine, all, sizeof mine);
     for (int rank = 0; rank < transport->size; rank++) {
@@ -389,19 +422,29 @@ static inline uint64_t check_replicas(Run *run) {
     return mine;
 }
 
-// The run directory, its files and the effective configuration; rank 0, but an error ends everybody.
+// All ranks get rank 0's.
+static inline void share_from_rank_zero(Run *run, void *bytes, size_t count) {
+    char *all = (char *)malloc((size_t)run->transport.size * count);
+    transport_exchange(&run->transport, "sharing", bytes, all, count);
+    memcpy(bytes, all, count);
+    free(all);
+}
+
+// The run directory, its files and the effective configuration; rank 0, but an error ends everybody. All ranks learn its name.
 static inline void open_run_directory(Run *run) {
     Error error = {""};
     int exit_code = 0;
     if (run_is_main(run)) {
         char path[RUN_PATH_SIZE + 16];
         bool traceable = run->options.trace[0] == '\0' || trace_path_check(run->options.trace, &error);
-        bool made = traceable && run_directory_create(run->options.out, run->options.model, run->options.optimizer, run->directory, &error);
+        bool made = traceable && run_directory_create(run->options.out, run->options.model, run->options.optimizer,
+                                                      strcmp(run->options.resume, "auto") == 0, run->directory, &error);
         snprintf(path, sizeof path, "%s/config.txt", run->directory);
         bool good = made && options_save_file(&run->options, path, &error) && log_open(&run->log, run->directory, &error);
         exit_code = good ? 0 : made ? EXIT_SYSTEM_FAILURE : EXIT_USER_MISTAKE; // a directory that can be had but not filled: the disk
     }
     agree_or_exit(run, exit_code, &error);
+    share_from_rank_zero(run, run->directory, sizeof run->directory);
 }
 
 #endif

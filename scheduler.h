@@ -126,8 +126,13 @@ static inline void scheduler_need(void *self, size_t end) {
 static inline void scheduler_finish(void *self, size_t begin) {
     Scheduler *s = (Scheduler *)self;
     if (!s->announcing || begin == 0) { return; }
-    stream_settle(s->compute);
-    gate_reach(&s->finished, layout_padded(&s->layout) - begin);
+    size_t position = layout_padded(&s->layout) - begin, bucket = layout_cell_begin(&s->layout, job_bucket_cells(s, &s->layout));
+    if (s->compute->queue != NULL) { // a GPU is waited for only where a bucket is complete
+        if (s->transport->size == 1 || position / bucket == s->announced / bucket) { return; }
+        stream_settle(s->compute);
+    }
+    s->announced = position;
+    gate_reach(&s->finished, position);
 }
 
 static inline void micro_batch_task(void *context, Stream *stream) {
@@ -146,6 +151,7 @@ static inline void micro_batch_task(void *context, Stream *stream) {
 static inline void last_micro_batch_task(void *context, Stream *stream) {
     Scheduler *s = (Scheduler *)context;
     s->announcing = true;
+    s->announced = 0;
     micro_batch_task(context, stream);
     s->announcing = false;
     gate_reach(&s->finished, layout_padded(&s->layout));
@@ -200,6 +206,7 @@ static inline void scheduler_account_job(Scheduler *s) {
     const Job *job = &s->job;
     CommitReport *report = &s->report;
     s->stopped = s->stopped || !job->finite;
+    s->stopping = s->stopping || job->total.stops > 0;
     if (job->kind == ESTIMATE || job->total.micro_batches == 0) { return; }
     TraceSums sums = trace_take(&s->trace, clock_seconds());
     if (!s->stopped && job->kind != AVERAGE) { s->gradients_done += job->total.micro_batches; }

@@ -9,6 +9,7 @@
 
 #include <signal.h>
 
+#include "checkpoint.h" // defines: checkpoint_save, checkpoint_load: a run on disk
 #include "report.h"  // defines: print_start, report lines, print_end: what a run says
 #include "run.h"     // defines: Run, choose_model, open_data, reserve_memory: one run and its setup
 #include "sampler.h" // defines: sampler_generate: text out
@@ -17,12 +18,12 @@
 // Training
 
 // The scheduler's Problem: micro-batch `index` of this rank is sample number (index * ranks + rank) * B and the next B-1 of the global
-// order.
+// order, counted from where a run that is resumed had come.
 static MicroBatchResult train_micro_batch(void *self, Stream *stream, uint64_t index, const float *parameters, float *gradients,
                                           const Pace *pace) {
     Run *run = (Run *)self;
     const Transport *transport = &run->transport;
-    uint64_t first = (index * (uint64_t)transport->size + (uint64_t)transport->rank) * (uint64_t)run->B;
+    uint64_t first = ((uint64_t)run->data_base + index * (uint64_t)transport->size + (uint64_t)transport->rank) * (uint64_t)run->B;
     MicroBatchResult result;
     Error error = {""};
     if (!data_loader_fill(&run->data, first, run->B, run->tokens, run->targets, &result.perfect_loss, &error)) {
@@ -129,20 +130,45 @@ static void report_commit(Run *run, bool last) {
     }
 }
 
+// A failure is said and costs the new checkpoint only.
+static void save_checkpoint(Run *run) {
+    double began = clock_seconds();
+    int64_t commit = run->scheduler.optimizer.commits;
+    Error error = {""};
+    bool saved = checkpoint_save(run, &error);
+    run->paused += clock_seconds() - began;
+    if (!run_is_main(run)) { return; }
+    terminal_clear(&run->terminal);
+    if (saved) {
+        printf("%7lld checkpoint in %.1f s\n", (long long)commit, clock_seconds() - began);
+    } else {
+        printf("%7lld no checkpoint: %s\n", (long long)commit, error.text);
+    }
+    fflush(stdout);
+    Error log_error = {""};
+    json_t *event = json_pack("{s:s, s:I, s:b, s:o, s:o}", "event", "checkpoint", "commit", (json_int_t)commit, "saved", saved ? 1 : 0,
+                              "seconds", log_real(clock_seconds() - began), "problem", log_text(error.text));
+    check_written(run, log_event(&run->log, event, &log_error), &log_error);
+}
+
 static void train(Run *run) {
     Scheduler *s = &run->scheduler;
     double target = target_gradients(run);
     run->started = clock_seconds();
-    while (s->gradients_done < target && !s->stopped) {
+    __atomic_store_n(&run->words.accepting, run->options.save_every >= 0, __ATOMIC_RELAXED);
+    while (s->gradients_done < target && !s->stopped && !s->stopping) {
+        int64_t before = s->optimizer.commits;
         run->rule->commit(s);
         bool last = s->gradients_done >= target && run->rule->finish == NULL;
         if (!s->stopped) { report_commit(run, last); }
+        if (!s->stopped && !last && is_due(before, s->optimizer.commits, run->options.save_every)) { save_checkpoint(run); }
     }
-    if (!s->stopped && run->rule->finish != NULL) {
+    if (!s->stopped && !s->stopping && run->rule->finish != NULL) {
         run->rule->finish(s);
         if (!s->stopped) { report_commit(run, true); }
     }
     if (s->stopped) { fail_not_finite(run); }
+    if (!s->stopped && run->options.save_every >= 0) { save_checkpoint(run); }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------------------
@@ -227,7 +253,16 @@ static void initialize_parameters(Run *run) {
     size_t bytes = run->table.parameter_count * sizeof(float);
     float *host = run->placement.on_gpu ? (float *)malloc(bytes) : target;
     if (host == NULL) { transport_fail(&run->transport, "no memory for the first parameters: %zu bytes", bytes); }
-    gpt_neo_initialize(&run->table, (uint64_t)run->options.seed, run->team, host);
+    if (run->options.from[0] != '\0') {
+        Pretrained model;
+        Error error = {""};
+        bool opened = pretrained_open(&model, run->options.from, &error);
+        agree_or_exit(run, opened ? 0 : EXIT_USER_MISTAKE, &error);
+        pretrained_read(&model, host);
+        pretrained_close(&model);
+    } else {
+        gpt_neo_initialize(&run->table, (uint64_t)run->options.seed, run->team, host);
+    }
     if (!run->placement.on_gpu) { return; }
     void *queue = gpu_queue_create(false);
     gpu_copy(queue, target, host, bytes);
@@ -242,6 +277,61 @@ static void warm_up_task(void *context, Stream *stream) {
     int taken = run->placement.uses_nccl ? (int)run->options.nccl_ctas : 0;
     gpt_neo_start(&run->model, stream, run->scheduler.parameters.data, run->scheduler.gradients.data,
                   taken > 0 ? run->placement.gpu.processors - taken : 0, run->options.tune_products);
+}
+
+// What the reports go on from.
+static void continue_reports(Run *run) {
+    const Scheduler *s = &run->scheduler;
+    run->commit_seen = run->sum_began_commit = s->optimizer.commits;
+    run->reports_seen = s->reports;
+    run->sum_began_gradients = s->gradients_done;
+    run->sum_began = run->seconds_before;
+}
+
+static void print_resumed(Run *run, const char *path, const char *remarks) {
+    long long commit = (long long)run->scheduler.optimizer.commits;
+    printf("resumed    from %s at %s %lld; %s%s\n\n", path, step_name(run), commit, remarks[0] == '\0' ? "exact" : "not exact: ", remarks);
+    fflush(stdout);
+    Error error = {""};
+    json_t *event = json_pack("{s:s, s:I, s:o, s:b, s:o}", "event", "resume", "commit", (json_int_t)commit, "checkpoint", log_text(path),
+                              "exact", remarks[0] == '\0' ? 1 : 0, "remarks", log_text(remarks));
+    check_written(run, log_event(&run->log, event, &error), &error);
+}
+
+static bool resume_from(Run *run, const char *path, Error *error) {
+    char remarks[512];
+    if (!checkpoint_load(run, path, remarks, error)) { return false; }
+    continue_reports(run);
+    if (run_is_main(run)) { print_resumed(run, path, remarks); }
+    return true;
+}
+
+// The newest checkpoint in the run's directory that is good; damaged ones are named and passed over.
+static void resume_newest(Run *run) {
+    bool resumed = false;
+    for (int64_t before = INT64_MAX; !resumed && before >= 0;) {
+        int64_t commit = checkpoint_newest(run->directory, before);
+        Error error = {""};
+        share_from_rank_zero(run, &commit, sizeof commit);
+        resumed = commit >= 0 && resume_from(run, checkpoint_paths(run->directory, commit).final, &error);
+        bool damaged = commit >= 0 && !resumed;
+        if (damaged && run_is_main(run)) { printf("resumed    not from step-%lld: %s\n", (long long)commit, error.text); }
+        before = commit;
+    }
+    if (!resumed && run_is_main(run)) {
+        printf("resumed    nothing: there is no good checkpoint in %s; a new run begins\n\n", run->directory);
+    }
+}
+
+static void resume_run(Run *run) {
+    const char *resume = run->options.resume;
+    Error error = {""};
+    if (strcmp(resume, "off") == 0) { return; }
+    if (strcmp(resume, "auto") == 0) {
+        resume_newest(run);
+    } else if (!resume_from(run, resume, &error)) {
+        agree_or_exit(run, EXIT_USER_MISTAKE, &error);
+    }
 }
 
 static void start_run(Run *run, const Hello *hellos) {
@@ -270,6 +360,7 @@ static void start_run(Run *run, const Hello *hellos) {
         print_start(run);
         log_start(run, hellos);
     }
+    resume_run(run);
 }
 
 // All ranks: their spans go to rank 0, in its clock. A trace that cannot be written is no reason to lose the end of a run.
@@ -291,7 +382,11 @@ static void finish_run(Run *run) {
     uint64_t fingerprint = check_replicas(run);
     if (!run_is_main(run)) { return; }
     print_end(run, fingerprint);
-    print_sample(run);
+    if (run->scheduler.stopping) {
+        printf("stopped    because it was asked to; it goes on with --out %s --resume auto\n", run->directory);
+    } else {
+        print_sample(run);
+    }
     print_files(run);
     log_close(&run->log);
 }
@@ -305,9 +400,9 @@ static void release_run(Run *run) {
     free(run->decay_ranges);
     data_loader_close(&run->data);
     if (run->options.val_data[0] != '\0') { data_loader_close(&run->validation_data); }
-    placement_close(&run->placement);
     run->transport.timeout_seconds = 1e6; // rank 0 may be writing a long sample; who waits here sleeps, in MPI_Finalize he would spin
     transport_barrier(&run->transport, "end");
+    placement_close(&run->placement);
     transport_close(&run->transport);
 }
 
@@ -318,7 +413,9 @@ static int command_train(Run *run) {
     Error error = {""};
     last_words_block();
     if (!transport_open(&run->transport, &error)) { exit_user_mistake(&error); }
-    last_words_prepare(&run->transport);
+    run->words.transport = &run->transport;
+    run->words.stop_asked = &run->scheduler.stop_asked;
+    last_words_prepare(&run->words);
     preflight_threads(run->transport.local_size, (int)run->options.threads, &run->threads);
     bool good = placement_choose_device(&run->placement, &run->options, run->transport.local_rank, false, &error) &&
                 placement_choose_precision(&run->placement, &run->options, &error) &&
@@ -343,7 +440,7 @@ static int command_train(Run *run) {
         finish_run(run);
     }
     release_run(run);
-    return stopped ? EXIT_SYSTEM_FAILURE : 0;
+    return stopped ? EXIT_SYSTEM_FAILURE : run->scheduler.stopping ? EXIT_ASKED_TO_STOP : 0;
 }
 
 static int command_plan(Run *run) {

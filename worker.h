@@ -103,7 +103,17 @@ typedef struct Tally {
     double loss, perfect_loss; // sums over the micro-batches
     double not_finite;         // how many of them had a loss, or in local rules a gradient, that is not a finite number
     double square;             // sum of squares of the gradient sum in what this rank owns; filled in by the job
+    double stops;              // ranks that were asked to stop: all learn of it with the same job, which fills it in
 } Tally;
+
+static inline void tally_add(Tally *sum, const Tally *tally) {
+    sum->micro_batches += tally->micro_batches;
+    sum->loss += tally->loss;
+    sum->perfect_loss += tally->perfect_loss;
+    sum->not_finite += tally->not_finite;
+    sum->square += tally->square;
+    sum->stops += tally->stops;
+}
 
 // COMMIT_THEN_PREDICT commits, then spreads an estimate of the next commit. AVERAGE adds up what local rules exchange.
 typedef enum JobKind { COMMIT, ESTIMATE, COMMIT_THEN_PREDICT, AVERAGE } JobKind;
@@ -169,6 +179,7 @@ typedef struct Scheduler {
     uint64_t micro_batches_begun; // by this worker, ever
     uint64_t parameters_version;  // changes whenever what compute reads does; Pace::version
     bool announcing;              // the micro-batch that runs is the last one of a round that a job follows
+    size_t announced;             // in that one, the position of `finished` so far
     double span_began;            // of the compute span under way
     Job job;
     Job gathering; // the job whose result is being spread; the communication stream's
@@ -178,6 +189,8 @@ typedef struct Scheduler {
     CommitReport report; // of the latest commit
     int64_t reports;     // how many there have been
     bool stopped;        // a loss or gradient was not finite: nothing was updated; see job.first_bad_rank
+    bool stop_asked;     // atomic: somebody wants this rank to stop
+    bool stopping;       // all ranks know, since the same job, that one of them was asked to
 } Scheduler;
 
 static inline Buffer *scheduler_reduce_buffer(Scheduler *s) {

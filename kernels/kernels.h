@@ -46,6 +46,20 @@
 #define KERNEL_SIZE(on_gpu, gpu, cpu) ((void)(on_gpu), (size_t)(cpu))
 #endif
 
+// Whether this program holds code for the GPU: it may have been built for others only.
+static inline bool kernels_can_run(const Gpu *gpu, Error *error) {
+#ifdef ACCO_HAVE_CUDA
+    cudaFuncAttributes attributes;
+    cudaError_t status = cudaFuncGetAttributes(&attributes, buffer_move_kernel);
+    if (status != cudaSuccess) {
+        return error_set(error, "this program has no code for GPU %d, %s, of compute capability %d.%d: build it with ARCH=%d (%s)",
+                         gpu->number, gpu->name, gpu->capability / 10, gpu->capability % 10, gpu->capability, cudaGetErrorString(status));
+    }
+#endif
+    (void)gpu, (void)error;
+    return true;
+}
+
 // ---------------------------------------------------------------------------------------------------------------------------------------
 // Room that kernels ask for
 

@@ -14,7 +14,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { EXIT_USER_MISTAKE = 2, EXIT_SYSTEM_FAILURE = 3 };
+enum { EXIT_USER_MISTAKE = 2, EXIT_SYSTEM_FAILURE = 3, EXIT_ASKED_TO_STOP = 75 }; // 75: try again later, as in sysexits.h
 
 #if defined(__GNUC__)
 #define PRINTF_LIKE(format_index, first_argument) __attribute__((format(printf, format_index, first_argument)))

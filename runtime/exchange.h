@@ -91,14 +91,36 @@ static inline size_t nccl_cells(const Nccl *nccl, const Layout *layout) {
     return cells < 1 ? 1 : cells;
 }
 
+// Whether pieces that lie side by side may be encoded as one run: blocks of coarse formats must not cross them.
+static inline bool pieces_are_one_run(const Exchange *exchange) {
+    return !wire_is_coarse(exchange->wire) || exchange->layout->piece % WIRE_BLOCK == 0;
+}
+
+// `pieces` pieces from `values` on, side by side, encoded to `out`.
+static inline void encode_pieces(Stream *stream, const Exchange *exchange, char *out, const float *values, const float *base,
+                                 size_t pieces) {
+    size_t run = pieces_are_one_run(exchange) ? pieces : 1, piece = exchange->layout->piece;
+    for (size_t i = 0; i < pieces; i += run) {
+        wire_encode_on_gpu(stream, exchange->wire, out + i * wire_bytes(exchange->wire, piece), values + i * piece,
+                           base != NULL ? base + i * piece : NULL, run * piece);
+    }
+}
+
+static inline void decode_pieces(Stream *stream, const Exchange *exchange, float *values, const char *in, const float *base,
+                                 size_t pieces) {
+    size_t run = pieces_are_one_run(exchange) ? pieces : 1, piece = exchange->layout->piece;
+    for (size_t i = 0; i < pieces; i += run) {
+        wire_decode_on_gpu(stream, exchange->wire, values + i * piece, in + i * wire_bytes(exchange->wire, piece),
+                           base != NULL ? base + i * piece : NULL, run * piece);
+    }
+}
+
 // Cells [first, first + cells): encoded, (cells, ranks, piece); received, (ranks, cells, piece); added.
 static inline void nccl_reduce_cells(Nccl *nccl, Stream *stream, const Exchange *exchange, size_t first, size_t cells) {
     const Layout *layout = exchange->layout;
     size_t size = (size_t)layout->size, bytes = wire_bytes(exchange->wire, layout->piece);
     float *begin = exchange->buffer + layout_cell_begin(layout, first);
-    for (size_t i = 0; i < cells * size; i++) {
-        wire_encode_on_gpu(stream, exchange->wire, nccl->send + i * bytes, begin + i * layout->piece, NULL, layout->piece);
-    }
+    encode_pieces(stream, exchange, nccl->send, begin, NULL, cells * size);
     nccl_begin(nccl);
     for (size_t step = 0; step < size; step++) {
         size_t to = (size_t)transport_peer(nccl->transport, (int)step), from = (size_t)transport_peer(nccl->transport, (int)(size - step));
@@ -107,18 +129,18 @@ static inline void nccl_reduce_cells(Nccl *nccl, Stream *stream, const Exchange 
             nccl_receive(nccl, stream, (int)from, nccl->receive + (from * cells + cell) * bytes, bytes);
         }
     }
-    nccl_end(nccl, stream);
+    nccl_end(nccl);
     for (size_t cell = 0; cell < cells; cell++) {
         float *mine = begin + (cell * size + (size_t)nccl->transport->rank) * layout->piece;
         wire_sum_on_gpu(stream, exchange->wire, mine, nccl->receive + cell * bytes, cells * bytes, layout->size, layout->piece);
     }
-    stream_settle(stream);
 }
 
-// Cells [first, first + cells): the own pieces encoded, (cells, piece); received, (ranks, cells, piece); decoded, the own ones too.
+// Cells [first, first + cells): the own pieces encoded, (cells, piece); received as they lie in the vector, (cells, ranks, piece); decoded,
+// the own ones too.
 static inline void nccl_gather_cells(Nccl *nccl, Stream *stream, const Exchange *exchange, size_t first, size_t cells) {
     const Layout *layout = exchange->layout;
-    size_t size = (size_t)layout->size, bytes = wire_bytes(exchange->wire, layout->piece);
+    size_t size = (size_t)layout->size, bytes = wire_bytes(exchange->wire, layout->piece), begin = layout_cell_begin(layout, first);
     for (size_t cell = 0; cell < cells; cell++) {
         size_t own = (first + cell) * layout->piece, flat = layout_flat(layout, nccl->transport->rank, own);
         const float *source = exchange->source != NULL ? exchange->source + own : exchange->buffer + flat;
@@ -127,17 +149,15 @@ static inline void nccl_gather_cells(Nccl *nccl, Stream *stream, const Exchange 
     }
     nccl_begin(nccl);
     for (size_t step = 0; step < size; step++) {
-        int to = transport_peer(nccl->transport, (int)step), from = transport_peer(nccl->transport, (int)(size - step));
-        nccl_send(nccl, stream, to, nccl->send, cells * bytes);
-        nccl_receive(nccl, stream, from, nccl->receive + (size_t)from * cells * bytes, cells * bytes);
+        size_t to = (size_t)transport_peer(nccl->transport, (int)step), from = (size_t)transport_peer(nccl->transport, (int)(size - step));
+        for (size_t cell = 0; cell < cells; cell++) {
+            nccl_send(nccl, stream, (int)to, nccl->send + cell * bytes, bytes);
+            nccl_receive(nccl, stream, (int)from, nccl->receive + (cell * size + from) * bytes, bytes);
+        }
     }
-    nccl_end(nccl, stream);
-    for (size_t i = 0; i < size * cells; i++) {
-        size_t flat = layout_flat(layout, (int)(i / cells), (first + i % cells) * layout->piece);
-        wire_decode_on_gpu(stream, exchange->wire, exchange->buffer + flat, nccl->receive + i * bytes,
-                           exchange->base != NULL ? exchange->base + flat : NULL, layout->piece);
-    }
-    stream_settle(stream);
+    nccl_end(nccl);
+    decode_pieces(stream, exchange, exchange->buffer + begin, nccl->receive, exchange->base != NULL ? exchange->base + begin : NULL,
+                  cells * size);
 }
 
 typedef void (*NcclCells)(Nccl *nccl, Stream *stream, const Exchange *exchange, size_t first, size_t cells);
@@ -147,6 +167,7 @@ static inline void nccl_for_cells(Nccl *nccl, Stream *stream, const Exchange *ex
     for (size_t cell = first / piece; cell < end / piece; cell += most) {
         work(nccl, stream, exchange, cell, end / piece - cell < most ? end / piece - cell : most);
     }
+    nccl_settle(nccl, stream->queue, nccl->transport->operation);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------------------

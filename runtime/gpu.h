@@ -24,8 +24,10 @@ typedef struct Gpu {
     int number; // of this rank's on its node; -1: the CPU is used
     int count;  // how many this node has
     char name[256];
+    char bus[32]; // its place in the node: other ranks may see the same GPU under another number
     int capability; // 10 * major + minor
     int processors; // streaming multiprocessors
+    size_t shared_bytes; // of shared memory that a block may have
     size_t memory_total, memory_available;
 } Gpu;
 
@@ -55,11 +57,13 @@ static inline bool gpu_open(Gpu *gpu, int local_rank, Error *error) {
     cudaDeviceProp properties;
     status = cudaSetDevice(number);
     if (status == cudaSuccess) { status = cudaGetDeviceProperties(&properties, number); }
+    if (status == cudaSuccess) { status = cudaDeviceGetPCIBusId(gpu->bus, sizeof gpu->bus, number); }
     if (status == cudaSuccess) { status = cudaMemGetInfo(&gpu->memory_available, &gpu->memory_total); }
     if (status != cudaSuccess) { return error_set(error, "GPU %d cannot be used: %s", number, cudaGetErrorString(status)); }
     snprintf(gpu->name, sizeof gpu->name, "%s", properties.name);
     gpu->capability = 10 * properties.major + properties.minor;
     gpu->processors = properties.multiProcessorCount;
+    gpu->shared_bytes = properties.sharedMemPerBlockOptin;
     if (gpu->capability < 80) {
         return error_set(error, "GPU %d, %s, has compute capability %d.%d; at least 8.0 is needed", number, gpu->name, properties.major,
                          properties.minor);
@@ -67,6 +71,9 @@ static inline bool gpu_open(Gpu *gpu, int local_rank, Error *error) {
     gpu->number = number;
     return true;
 }
+
+// What is free now.
+static inline void gpu_measure(Gpu *gpu) { CUDA_CHECK(cudaMemGetInfo(&gpu->memory_available, &gpu->memory_total)); }
 
 // Every thread that uses the GPU says so once.
 static inline void gpu_enter_thread(const Gpu *gpu) {
@@ -124,6 +131,7 @@ static inline bool gpu_open(Gpu *gpu, int local_rank, Error *error) {
     return error_set(error, "this program was built without CUDA");
 }
 
+static inline void gpu_measure(Gpu *gpu) { (void)gpu; }
 static inline void gpu_enter_thread(const Gpu *gpu) { (void)gpu; }
 static inline void *gpu_queue_create(bool high_priority) {
     (void)high_priority;

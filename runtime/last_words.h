@@ -1,12 +1,15 @@
-// last_words.h: a rank that is ended from outside says where it was.
+// last_words.h: a rank that is asked to stop, or ended from outside.
 //
-// When a rank dies, the launcher ends the others with SIGTERM before any of them can miss it, and says only which rank it was and where.
-// What the others were doing is known to them alone: a thread waits for the signal, writes one line, and lets the signal do its work. Two
-// ranks speak, 0 and 1, so that one of them is left whoever has died; a job of a thousand ranks does not need a thousand lines. A rank that
-// leaves in order, or that has said why the job must end, is silent.
+// SIGUSR1 and SIGTERM ask a rank that trains to stop: it sets a flag, all ranks learn of it with the next exchange, save, and leave
+// together. But when a rank dies, the launcher ends the others with SIGTERM as well, and says only which rank it was and where. What the
+// others were doing is known to them alone. So on SIGTERM one line says where this rank was; if it cannot leave in order, because it waits
+// for a rank that is no more, the launcher's SIGKILL ends it soon, and otherwise we do.
 //
-//   last_words_block     before the first thread is made: the signal is blocked in all of them
-//   last_words_prepare   from now on; the transport must live as long as the process
+// Two ranks speak, 0 and 1, so that one of them is left whoever has died; a job of a thousand ranks does not need a thousand lines. A rank
+// that leaves in order, or that has said why the job must end, is silent.
+//
+//   last_words_block     before the first thread is made: the signals are blocked in all of them
+//   last_words_prepare   from now on a thread of its own waits for them
 #ifndef ACCO_LAST_WORDS_H
 #define ACCO_LAST_WORDS_H
 
@@ -17,10 +20,20 @@
 
 enum { LAST_WORDS_RANKS = 2 };
 
+#define LAST_WORDS_PATIENCE 60.0 // seconds between SIGTERM and the end of a rank that does not come to one
+
+// Lives as long as the process.
+typedef struct LastWords {
+    Transport *transport;
+    bool *stop_asked; // atomic
+    bool accepting;   // atomic: somebody looks at stop_asked
+} LastWords;
+
 static inline sigset_t last_words_signals(void) {
     sigset_t signals;
     sigemptyset(&signals);
     sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGUSR1);
     return signals;
 }
 
@@ -34,27 +47,46 @@ static inline void last_words_unblock(void) {
     pthread_sigmask(SIG_UNBLOCK, &signals, NULL);
 }
 
+static inline void last_words_speak(const Transport *transport) {
+    bool speaks = transport->size > 1 && transport->rank < LAST_WORDS_RANKS;
+    if (!speaks || __atomic_load_n(&transport->leaving, __ATOMIC_RELAXED)) { return; }
+    fprintf(stderr, "train_gpt: [rank %d of %d on %s, commit %lld] ended from outside; the latest operation between ranks was: %s\n",
+            transport->rank, transport->size, transport->host, (long long)__atomic_load_n(&transport->commit, __ATOMIC_RELAXED),
+            __atomic_load_n(&transport->operation, __ATOMIC_RELAXED));
+    fflush(stderr);
+}
+
+// Whether this rank comes to an orderly end.
+static inline bool last_words_leaves(const Transport *transport) {
+    for (double until = clock_seconds() + LAST_WORDS_PATIENCE; clock_seconds() < until;) {
+        if (__atomic_load_n(&transport->leaving, __ATOMIC_RELAXED)) { return true; }
+        sleep_seconds(0.05);
+    }
+    return false;
+}
+
 static inline void *last_words_main(void *argument) {
-    const Transport *transport = (const Transport *)argument;
+    LastWords *words = (LastWords *)argument;
     sigset_t signals = last_words_signals();
     int number = 0;
-    while (sigwait(&signals, &number) != 0) {}
-    bool speaks = transport->size > 1 && transport->rank < LAST_WORDS_RANKS;
-    if (speaks && !__atomic_load_n(&transport->leaving, __ATOMIC_RELAXED)) {
-        fprintf(stderr, "train_gpt: [rank %d of %d on %s, commit %lld] ended from outside; the latest operation between ranks was: %s\n",
-                transport->rank, transport->size, transport->host, (long long)__atomic_load_n(&transport->commit, __ATOMIC_RELAXED),
-                __atomic_load_n(&transport->operation, __ATOMIC_RELAXED));
-        fflush(stderr);
+    for (;;) {
+        while (sigwait(&signals, &number) != 0) {}
+        bool accepted = __atomic_load_n(&words->accepting, __ATOMIC_RELAXED);
+        if (accepted) { __atomic_store_n(words->stop_asked, true, __ATOMIC_RELAXED); }
+        if (number == SIGUSR1 && accepted) { continue; }
+        last_words_speak(words->transport);
+        if (accepted && last_words_leaves(words->transport)) { return NULL; }
+        break;
     }
     last_words_unblock();
     raise(number);
     return NULL;
 }
 
-// Where there is no thread for it the signal does its work in silence.
-static inline void last_words_prepare(Transport *transport) {
+// Where there is no thread for it the signals do their work in silence.
+static inline void last_words_prepare(LastWords *words) {
     pthread_t thread;
-    if (pthread_create(&thread, NULL, last_words_main, transport) == 0) {
+    if (pthread_create(&thread, NULL, last_words_main, words) == 0) {
         pthread_detach(thread);
     } else {
         last_words_unblock();

@@ -169,8 +169,10 @@ static inline bool run_directory_create_numbered(const char *model, const char *
 }
 
 // Creates the directory of a run with all its parents and writes its path. out "auto": runs/MODEL-OPTIMIZER-N with the first N that is
-// free. Errors: a directory that already holds a log.jsonl, one that cannot be created or written to, something that is no directory.
-static inline bool run_directory_create(const char *out, const char *model, const char *optimizer, char path[RUN_PATH_SIZE], Error *error) {
+// free. goes_on: a run that was begun there goes on. Errors: a directory that already holds another run's log.jsonl, one that cannot be
+// created or written to, something that is no directory.
+static inline bool run_directory_create(const char *out, const char *model, const char *optimizer, bool goes_on, char path[RUN_PATH_SIZE],
+                                        Error *error) {
     if (strcmp(out, "auto") == 0) { return run_directory_create_numbered(model, optimizer, path, error); }
     if (strlen(out) + 64 > RUN_PATH_SIZE) { return error_set(error, "--out is longer than %d characters", RUN_PATH_SIZE - 65); }
     strcpy(path, out);
@@ -178,8 +180,9 @@ static inline bool run_directory_create(const char *out, const char *model, cons
     char log_path[RUN_PATH_SIZE + 16];
     snprintf(log_path, sizeof log_path, "%s/log.jsonl", out);
     if (stat(path, &status) == 0 && !S_ISDIR(status.st_mode)) { return error_set(error, "--out %.400s is not a directory", path); }
-    if (lstat(log_path, &status) == 0) {
-        return error_set(error, "--out %.400s already holds the log of a run: choose another directory, or leave --out away", path);
+    if (!goes_on && lstat(log_path, &status) == 0) {
+        return error_set(error, "--out %.400s already holds the log of a run: choose another directory, leave --out away, or go on with "
+                                "--resume auto", path);
     }
     if (!run_directory_make(path, error)) { return false; }
     if (faccessat(AT_FDCWD, path, W_OK | X_OK, AT_EACCESS) != 0) {

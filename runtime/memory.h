@@ -38,7 +38,7 @@ static inline const char *memory_class_name(MemoryClass memory_class) {
     return names[memory_class];
 }
 
-enum { ARENA_ALIGNMENT = 128, ARENA_MAX_RESERVATIONS = 512 };
+enum { ARENA_ALIGNMENT = 256, ARENA_MAX_RESERVATIONS = 512 };
 
 typedef struct Reservation {
     MemoryClass memory_class;
@@ -59,7 +59,7 @@ typedef struct Arena {
     char *host_base;   // on a GPU
 } Arena;
 
-// Two cache lines: keeps neighbours apart for AVX-512 and for the adjacent-line prefetcher; on a GPU, what its widest loads ask for.
+// Keeps neighbours apart, for AVX-512 and for the adjacent-line prefetcher; and what libraries on a GPU ask for.
 static inline size_t arena_round_up(size_t bytes) { return (bytes + ARENA_ALIGNMENT - 1) / ARENA_ALIGNMENT * ARENA_ALIGNMENT; }
 
 static inline void arena_add(Arena *arena, MemoryClass memory_class, const char *name, size_t bytes, bool on_host, void *slot) {

@@ -5,7 +5,8 @@
 // and decoding are our own kernels. A stretch of cells that fits into the message buffers goes at a time.
 //
 // The communicator is non-blocking, and nothing here waits inside NCCL or CUDA: nccl_settle looks at both, and at the clock. When a
-// deadline passes or NCCL reports an error, the communicator is aborted and transport_fail ends the job on all ranks.
+// deadline passes or NCCL reports an error, transport_fail ends all ranks, and with them what NCCL has on the GPUs; ncclCommAbort would
+// wait for ranks that may be no more.
 //
 // NCCL wants a GPU for every rank (before its version 2.30 without exception); nccl_can_serve says whether that holds, and if not why.
 #ifndef ACCO_NCCL_H
@@ -28,8 +29,8 @@ typedef struct Nccl {
 static inline bool nccl_is_built_in(void) { return true; }
 
 static inline void nccl_fail(Nccl *nccl, const char *what, const char *why) {
-    ncclCommAbort(nccl->communicator);
-    transport_fail(nccl->transport, "NCCL, %s: %s", what, why);
+    const char *last = nccl->communicator != NULL ? ncclGetLastError(nccl->communicator) : "";
+    transport_fail(nccl->transport, "NCCL, %s: %s%s%s", what, why, last[0] != '\0' ? "; " : "", last);
 }
 
 // A call that may still be under way in the background is good.
@@ -47,14 +48,41 @@ static inline bool nccl_is_ready(Nccl *nccl, const char *what) {
 
 // Until the communicator has taken up what was asked of it and, with a queue, the queue is done with it.
 static inline void nccl_settle(Nccl *nccl, void *queue, const char *what) {
-    double began = clock_seconds();
+    double began = clock_seconds(), looked = began;
     while (!nccl_is_ready(nccl, what) || (queue != NULL && !gpu_queue_is_idle(queue))) {
-        double waited = clock_seconds() - began;
+        double now = clock_seconds(), waited = now - began;
+        if (now - looked > 1) { began += now - looked; } // this process itself was stopped: the others are not to blame
+        looked = now;
         if (waited > nccl->transport->timeout_seconds) {
             nccl_fail(nccl, what, "a rank did not take part in time: it may have died or hang; --timeout-s sets how long to wait");
         }
         if (waited > TRANSPORT_SPIN_SECONDS) { sleep_seconds(fmin(waited / 8, 100e-6)); }
     }
+}
+
+static inline void nccl_begin(Nccl *nccl) { nccl_check(nccl, ncclGroupStart(), "begin of messages"); }
+
+// The messages are in the stream's queue then: what the queue does later sees what they brought.
+static inline void nccl_end(Nccl *nccl) {
+    nccl_check(nccl, ncclGroupEnd(), nccl->transport->operation);
+    nccl_settle(nccl, NULL, nccl->transport->operation);
+}
+
+// A byte from everybody to everybody: connections are made and NCCL takes its memory now, not in the first exchange.
+static inline void nccl_meet(Nccl *nccl) {
+    int size = nccl->transport->size;
+    char *bytes = (char *)gpu_allocate((size_t)size + 1);
+    void *queue = gpu_queue_create(false);
+    if (bytes == NULL) { nccl_fail(nccl, "start", "the GPU has no memory left"); }
+    nccl_begin(nccl);
+    for (int peer = 0; peer < size; peer++) {
+        nccl_check(nccl, ncclSend(bytes, 1, ncclChar, peer, nccl->communicator, (cudaStream_t)queue), "start");
+        nccl_check(nccl, ncclRecv(bytes + 1 + peer, 1, ncclChar, peer, nccl->communicator, (cudaStream_t)queue), "start");
+    }
+    nccl_end(nccl);
+    nccl_settle(nccl, queue, "start");
+    gpu_queue_destroy(queue);
+    gpu_release(bytes);
 }
 
 // All ranks, after transport_open and gpu_open. ctas: blocks of the GPU that NCCL may use at most; 0: as many as it likes.
@@ -70,6 +98,7 @@ static inline void nccl_open(Nccl *nccl, Transport *transport, int ctas) {
     if (ctas > 0) { config.maxCTAs = ctas; }
     nccl_check(nccl, ncclCommInitRankConfig(&nccl->communicator, transport->size, all[0], transport->rank, &config), "start");
     nccl_settle(nccl, NULL, "start");
+    nccl_meet(nccl);
     free(all);
 }
 
@@ -80,14 +109,7 @@ static inline void nccl_close(Nccl *nccl) {
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------------------
-// Messages: those between a begin and an end travel together
-
-static inline void nccl_begin(Nccl *nccl) { nccl_check(nccl, ncclGroupStart(), "begin of messages"); }
-
-static inline void nccl_end(Nccl *nccl, Stream *stream) {
-    nccl_check(nccl, ncclGroupEnd(), nccl->transport->operation);
-    nccl_settle(nccl, stream->queue, nccl->transport->operation);
-}
+// Messages: those between nccl_begin and nccl_end travel together
 
 // To oneself, too: it is the same to NCCL, and nobody else's time.
 static inline void nccl_send(Nccl *nccl, Stream *stream, int peer, const void *data, size_t bytes) {
@@ -111,7 +133,8 @@ static inline bool nccl_is_built_in(void) { return false; }
 static inline void nccl_open(Nccl *nccl, Transport *transport, int ctas) { (void)nccl, (void)transport, (void)ctas; }
 static inline void nccl_close(Nccl *nccl) { (void)nccl; }
 static inline void nccl_begin(Nccl *nccl) { (void)nccl; }
-static inline void nccl_end(Nccl *nccl, Stream *stream) { (void)nccl, (void)stream; }
+static inline void nccl_end(Nccl *nccl) { (void)nccl; }
+static inline void nccl_settle(Nccl *nccl, void *queue, const char *what) { (void)nccl, (void)queue, (void)what; }
 static inline void nccl_send(Nccl *nccl, Stream *stream, int peer, const void *data, size_t bytes) {
     (void)nccl, (void)stream, (void)peer, (void)data, (void)bytes;
 }

@@ -64,7 +64,7 @@ typedef struct Options {
     double streaming_alpha;
     const char *streaming_order;
 
-    OptionText model, data, val_data;           // val_data empty: hold out a tail of data
+    OptionText model, from, data, val_data;     // from empty: random parameters; val_data empty: hold out a tail of data
     int64_t micro_batch, seq_len, tokens, seed; // micro_batch, seq_len 0: auto
 
     double learning_rate, minimum_learning_rate; // 0: auto; -1: auto
@@ -81,6 +81,8 @@ typedef struct Options {
 
     int64_t report_every, val_every, val_batches; // val_every 0: only at the end; val_batches 0: no validation
     OptionText out;                               // "auto": runs/MODEL-OPTIMIZER-N
+    int64_t save_every, keep, keep_every;         // save_every -1: never, 0: at the end; keep_every 0: none
+    OptionText resume;                            // "off", "auto", or a checkpoint
     OptionText trace;                             // empty: none
 
     int64_t sample_tokens, top_k; // 0: none; 0: off
@@ -233,6 +235,8 @@ static const OptionSpec option_table[] = {
 
     {"model", GROUP_DATA, EVERY_RULE, TEXT_OPTION(model, "tiny", 1, "NAME|PATH"),
      "A preset (tiny, 36M, 125M, 1.3B, 2.7B) or the path of a Hugging Face config.json with model_type gpt_neo."},
+    {"from", GROUP_DATA, EVERY_RULE, TEXT_OPTION(from, "", 0, "DIR"),
+     "A Hugging Face directory of a GPT-Neo model to begin with: config.json and model.safetensors. --model may be left away."},
     {"data", GROUP_DATA, EVERY_RULE, TEXT_OPTION(data, "builtin", 1, "PATH|builtin"),
      "Training text: builtin is an endless source of small stories whose entropy is known; otherwise a text file, read as bytes, or "
      "token files (a glob in quotes names many)."},
@@ -306,6 +310,15 @@ static const OptionSpec option_table[] = {
      "Commits between two validations, which cost a forward pass of --val-batches each. end: only at the end."},
     {"val-batches", GROUP_REPORT, EVERY_RULE, INTEGER_OPTION(val_batches, "16", 1, 1e6, "N", "none", 0),
      "Micro-batches, over all ranks, of one validation. More are less noisy and take longer; none: no validation."},
+    {"save-every", GROUP_REPORT, EVERY_RULE, INTEGER_OPTION(save_every, "end", 1, OPTION_NO_LIMIT, "COMMITS", "end", 0),
+     "Commits between two checkpoints in OUT/checkpoints, about 16 bytes a parameter each; the run waits while one is written. end: only "
+     "at the end, and when SIGUSR1 or SIGTERM asks the run to stop (exit code 75: start it again with --resume auto)."},
+    {"keep", GROUP_REPORT, EVERY_RULE, INTEGER_OPTION(keep, "2", 1, 1e6, "N", NO_WORD), "The latest checkpoints that are kept."},
+    {"keep-every", GROUP_REPORT, EVERY_RULE, INTEGER_OPTION(keep_every, "off", 1, OPTION_NO_LIMIT, "COMMITS", "off", 0),
+     "Checkpoints at multiples of so many commits are kept as well."},
+    {"resume", GROUP_REPORT, EVERY_RULE, TEXT_OPTION(resume, "off", 1, "off|auto|PATH"),
+     "Goes on from a checkpoint. auto: the newest good one in --out, where the log goes on too; without one a new run begins. PATH: that "
+     "one, in a new --out. Ranks, rule and device may be others; what is not exact then is said."},
     {"out", GROUP_REPORT, EVERY_RULE, TEXT_OPTION(out, "auto", 1, "DIR|auto"),
      "The run's directory, made with its parents; one that holds a run is refused. auto: runs/MODEL-OPTIMIZER-N with the first free N."},
     {"trace", GROUP_REPORT, EVERY_RULE, TEXT_OPTION(trace, "", 0, "FILE"),

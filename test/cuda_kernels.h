@@ -2,7 +2,8 @@
 // CPU stream for the oracle and a CUDA stream for what is tested.
 //
 // `make test` compiles these tests with the host's compiler against the emulator (test/simt) and runs every case in each of its orders;
-// `make test-gpu` compiles them with nvcc and runs them on a GPU. CUDA_EMULATED tells which: a GPU gets larger shapes.
+// `make test-gpu` compiles them with nvcc and runs them on a GPU, which gets larger shapes: unless ACCO_SMALL is set, for tools under which
+// everything takes a hundred times as long.
 #ifndef ACCO_TEST_CUDA_KERNELS_H
 #define ACCO_TEST_CUDA_KERNELS_H
 
@@ -24,6 +25,9 @@ enum { CUDA_EMULATED = 1 };
 #else
 enum { CUDA_EMULATED = 0, SIMT_ORDERS = 1 };
 #endif
+
+// Whether only the shapes that an emulator can bear are run.
+static inline bool cuda_small_shapes(void) { return CUDA_EMULATED || getenv("ACCO_SMALL") != NULL; }
 
 // Every case runs once for each order; on a GPU there is one.
 static inline void cuda_use_order(int order) {

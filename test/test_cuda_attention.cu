@@ -206,7 +206,7 @@ static void test_against_cpu(void **state) {
     (void)state;
     for (size_t i = 0; i < COUNT(bf16_cases); i++) { check_case(bf16_cases[i], PRECISION_BF16); }
     for (size_t i = 0; i < COUNT(fp32_cases); i++) { check_case(fp32_cases[i], PRECISION_FP32); }
-    for (size_t i = 0; i < COUNT(gpu_cases) && !CUDA_EMULATED; i++) {
+    for (size_t i = 0; i < COUNT(gpu_cases) && !cuda_small_shapes(); i++) {
         check_case(gpu_cases[i], PRECISION_BF16);
         check_case(gpu_cases[i], PRECISION_FP32);
     }

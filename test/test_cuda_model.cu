@@ -262,7 +262,7 @@ static void for_both_precisions(const char *what, const Shape *shape, void (*che
 
 static void for_all_shapes(const char *what, void (*check)(const Inputs *inputs, Precision precision)) {
     for (int i = 0; i < SHAPES; i++) { for_both_precisions(what, &shapes[i], check); }
-    if (!CUDA_EMULATED) { for_both_precisions(what, &real, check); }
+    if (!cuda_small_shapes()) { for_both_precisions(what, &real, check); }
 }
 
 // ---- against the CPU

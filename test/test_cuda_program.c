@@ -17,6 +17,7 @@ static Stage *stage_with_ranks(void **state) {
 // What the program finds; NULL: one GPU, of 4 GB.
 static void set_gpus(const char *gpus, const char *megabytes) {
     unsetenv("SIMT_GPUS");
+    unsetenv("SIMT_OWN_GPUS");
     unsetenv("SIMT_MEMORY_MB");
     if (gpus != NULL) { setenv("SIMT_GPUS", gpus, 1); }
     if (megabytes != NULL) { setenv("SIMT_MEMORY_MB", megabytes, 1); }
@@ -113,7 +114,11 @@ static void nccl_is_used_where_every_rank_has_a_gpu(void **state) {
     fleet_start(fleet, 2, "--tokens 200");
     set_gpus("2", NULL);
     fleet_start(fleet, 2, "--tokens 200 --link-mbit 1000");
+    set_gpus("1", NULL);
+    setenv("SIMT_OWN_GPUS", "1", 1); // as where a launcher lets every rank see one of its own
+    fleet_start(fleet, 2, "--tokens 200");
     fleet_finish(fleet);
+    assert_non_null(strstr(fleet_output(fleet, 3), "from GPU to GPU by NCCL"));
     assert_non_null(strstr(fleet_output(fleet, 0), "from GPU to GPU by NCCL"));
     assert_non_null(strstr(fleet_output(fleet, 1), "several ranks share a GPU, which NCCL refuses"));
     assert_non_null(strstr(fleet_output(fleet, 2), "through host memory: links are emulated there"));
@@ -172,8 +177,10 @@ static void what_cannot_be_had_is_refused(void **state) {
         {"0", "--precision bf16", "--precision bf16 is for GPUs", 0},
         {"1", "--device cpu --recompute gelu", "the CPU program has none and block", 0},
         {"1", "--gpu-exchange nccl", "several ranks share a GPU", 2},
-        {"1,0", "--optimizer ddp", "GPUs and CPUs round them differently", 2},
-        {"1,0", "--optimizer diloco", "GPUs and CPUs round them differently", 2},
+        {"2", "--gpu-exchange nccl --link-mbit 100", "links are emulated in host memory", 2},
+        {"1", "--model wide.json --device cuda", "a head at most 256 wide", 0},
+        {"1,0", "--optimizer ddp", "round them differently", 2},
+        {"1,0", "--optimizer diloco", "round them differently", 2},
         {"1,0", "--gpu-exchange nccl --optimizer zero1", "not every rank has a GPU", 2},
     };
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
@@ -220,6 +227,9 @@ static void write_stage(const Stage *stage) {
              "timeout-s = 100\n",
              stage_path(stage, "model.json", path));
     stage_write(stage, "base.txt", base);
+    stage_write(stage, "wide.json",
+                "{\"model_type\": \"gpt_neo\", \"num_layers\": 1, \"hidden_size\": 640, \"num_heads\": 2, \"window_size\": 8,\n"
+                " \"max_position_embeddings\": 16, \"vocab_size\": 256, \"attention_types\": [[[\"global\"], 1]]}\n");
 }
 
 static int end_programs(void **state) {

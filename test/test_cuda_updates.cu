@@ -61,7 +61,7 @@ typedef struct LossCase {
 static const LossCase LOSS_CASES[] = {
     {5, 97, 104, 0, 0.125f}, {3, 1031, 1032, 0, 1.0f}, {7, 1031, 1048, 0, 0.0f},
     {2, 8, 8, 0, 3.0f},      {3, 1, 8, 0, 1.0f},       {1, 6200, 6208, 0, 0.01f},
-    {CUDA_EMULATED ? 2 : 1031, CUDA_EMULATED ? 12301 : 50257, CUDA_EMULATED ? 12304 : 50264, 0, 1e-3f}};
+    {cuda_small_shapes() ? 2 : 1031, cuda_small_shapes() ? 12301 : 50257, cuda_small_shapes() ? 12304 : 50264, 0, 1e-3f}};
 // Of fp32 only: rows that no pack fits.
 static const LossCase LOSS_CASES_FP32[] = {{5, 97, 97, 0, 0.125f}, {3, 1031, 1033, 0, 1.0f}, {2, 3200, 3200, 1, 0.5f}};
 
@@ -187,7 +187,7 @@ typedef struct AdamWArrays {
     float *values[5]; // out, master, first and second moment, gradient; out may be one of the others
 } AdamWArrays;
 
-static const size_t ELEMENT_COUNTS[] = {1, 3, 4, 5, 255, 1023, 1024, 1025, 5003, (size_t)(CUDA_EMULATED ? 9000 : 7000003)};
+static const size_t ELEMENT_COUNTS[] = {1, 3, 4, 5, 255, 1023, 1024, 1025, 5003, (size_t)(cuda_small_shapes() ? 9000 : 7000003)};
 
 enum { ELEMENT_COUNT_COUNT = sizeof ELEMENT_COUNTS / sizeof ELEMENT_COUNTS[0] };
 
@@ -351,7 +351,7 @@ static void sums_of_squares_equal_the_cpu(void **state) {
         squares_check(counts[i], 0);
         squares_check(counts[i], 3);
     }
-    if (!CUDA_EMULATED) { squares_check(38597377, 0); }
+    if (!cuda_small_shapes()) { squares_check(38597377, 0); }
 }
 
 static void convert_check(const float *host, const float *rounded, size_t count, size_t offset, Precision precision) {
@@ -596,7 +596,7 @@ static void wire_formats_equal_the_cpu_bit_for_bit(void **state) {
             wire_check((WireFormat)(work % WIRE_FORMAT_COUNT), WIRE_COUNTS[i], family, (size_t)((i + (int)family) % 4));
         }
     }
-    for (int format = 0; format < WIRE_FORMAT_COUNT && !CUDA_EMULATED; format++) {
+    for (int format = 0; format < WIRE_FORMAT_COUNT && !cuda_small_shapes(); format++) {
         wire_check((WireFormat)format, 38597377, FAMILY_SPECIAL, 0);
     }
 }
@@ -604,7 +604,7 @@ static void wire_formats_equal_the_cpu_bit_for_bit(void **state) {
 // Blocks of nothing but the middles between two values of a coarse format and the numbers next to them, at every size of the scale.
 static void wire_formats_round_ties_as_the_cpu(void **state) {
     (void)state;
-    for (int trial = 0; trial < (CUDA_EMULATED ? 60 : 600); trial++) {
+    for (int trial = 0; trial < (cuda_small_shapes() ? 60 : 600); trial++) {
         WireFormat format = trial % 2 == 0 ? WIRE_INT8 : WIRE_E3M0;
         float values[4 * WIRE_BLOCK], base[4 * WIRE_BLOCK] = {0}, largest = (float)exp2(-140 + 267 * random_uniform(&test_random));
         float unit = format == WIRE_INT8 ? wire_int8_scale(wire_float_bits(largest)) : largest / 128;

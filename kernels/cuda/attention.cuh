@@ -617,6 +617,16 @@ static inline bool cuda_attention_fits(const Real *array, size_t stride) {
     return pack_fits((const __nv_bfloat16 *)(const void *)array, stride);
 }
 
+// What the tiles of the backward pass take of shared memory; GPUs without that much, those of desktops with 128 channels a head, use rows.
+static inline size_t cuda_attention_backward_bytes(int D) {
+    return (size_t)6 * CUDA_ATTENTION_TILE * (size_t)(D + CUDA_ATTENTION_PADDING) * sizeof(__nv_bfloat16) +
+           2 * CUDA_ATTENTION_THREADS * sizeof(float);
+}
+
+static inline bool cuda_attention_has_room(const Stream *stream, int D) {
+    return stream->gpu == NULL || cuda_attention_backward_bytes(D) <= stream->gpu->shared_bytes;
+}
+
 // A window of T keys is none. Within one sample kernels count elements in 32 bits.
 static inline CudaAttention cuda_attention_shape(int T, int C, int heads, int window) {
     assert(heads > 0 && C % heads == 0 && C / heads <= CUDA_ATTENTION_MAX_HEAD && window >= 0);
@@ -655,11 +665,11 @@ static inline void cuda_attention_deltas(Stream *stream, int B, const CudaAttent
 template <int D>
 static inline void cuda_attention_backward_tiles(Stream *stream, int B, const CudaAttentionBackward<__nv_bfloat16> &work) {
     enum { GROUP = D <= 16 ? 2 : D <= 32 ? 4 : D <= 64 ? 8 : 16 }; // lanes with 8 elements each, a power of 2
-    size_t shared = cuda_attention_tile_bytes<D>(6 * CUDA_ATTENTION_TILE), numbers = 2 * CUDA_ATTENTION_THREADS * sizeof(float);
+    size_t bytes = cuda_attention_backward_bytes(D), numbers = 2 * CUDA_ATTENTION_THREADS * sizeof(float);
     dim3 grid = cuda_attention_grid(work.shape, B, CUDA_ATTENTION_TILE), block(CUDA_ATTENTION_THREADS);
     cuda_attention_deltas<__nv_bfloat16, GROUP, 8>(stream, B, work);
-    cuda_launch(stream, cuda_attention_d_queries_kernel<D>, grid, block, shared, work);
-    cuda_launch(stream, cuda_attention_d_keys_kernel<D>, grid, block, shared + numbers, work);
+    cuda_launch(stream, cuda_attention_d_queries_kernel<D>, grid, block, bytes - numbers, work);
+    cuda_launch(stream, cuda_attention_d_keys_kernel<D>, grid, block, bytes, work);
 }
 
 template <typename R, int PARTS>
@@ -736,7 +746,8 @@ static inline void cuda_attention_backward(Stream *stream, Real *d_qkv, int d_qk
     CudaAttentionBackward<__nv_bfloat16> work =
         cuda_attention_backward_work<__nv_bfloat16>(d_qkv, d_qkv_stride, workspace, d_output, output, qkv, log_sums, shape);
     bool fits = cuda_attention_fits(qkv, 3 * (size_t)C) && cuda_attention_fits(output, (size_t)C) &&
-                cuda_attention_fits(d_output, (size_t)C) && cuda_attention_fits(d_qkv, (size_t)d_qkv_stride);
+                cuda_attention_fits(d_output, (size_t)C) && cuda_attention_fits(d_qkv, (size_t)d_qkv_stride) &&
+                cuda_attention_has_room(stream, C / heads);
     switch (fits ? C / heads : 0) {
     case 16: cuda_attention_backward_tiles<16>(stream, B, work); break;
     case 32: cuda_attention_backward_tiles<32>(stream, B, work); break;

@@ -6,8 +6,8 @@
 // part of the next LayerNorm.
 //
 // For every shape the library offers several algorithms. Its first offer is taken, so that runs repeat bit for bit. If asked to, they are
-// timed instead, once, in a first pass over a model whose results do not matter (products_tune); afterwards a shape always uses the same one.
-// All work space is the one buffer that was planned.
+// timed instead, once, in a first pass over a model whose results do not matter (products_tune); afterwards a shape always uses the same
+// one. All work space is the one buffer that was planned.
 #ifndef ACCO_KERNELS_CUDA_MATMUL_CUH
 #define ACCO_KERNELS_CUDA_MATMUL_CUH
 
@@ -188,6 +188,7 @@ static inline void cuda_product(Stream *stream, CudaProduct *product, const void
 // The stream's products from now on. workspace: device memory; processors: as in CudaProducts.
 static inline void cuda_products_open(Stream *stream, void *workspace, int processors) {
     CudaProducts *products = (CudaProducts *)calloc(1, sizeof *products);
+    assert((uintptr_t)workspace % 256 == 0); // the library's wish
     CUBLAS_CHECK(cublasLtCreate(&products->handle));
     products->workspace = workspace;
     products->processors = processors;

@@ -122,7 +122,7 @@ inline const char *cudaGetErrorString(cudaError_t error) {
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 
 // The environment of a program says what it finds. SIMT_GPUS: how many devices, one number for each rank of Open MPI in turn, as 1,0;
-// SIMT_MEMORY_MB: what each of them has.
+// SIMT_MEMORY_MB: what each of them has; SIMT_OWN_GPUS: every rank sees others, as where a launcher deals them out.
 inline int simt_devices() {
     const char *list = getenv("SIMT_GPUS"), *rank = getenv("OMPI_COMM_WORLD_RANK");
     if (list == nullptr) { return 1; }
@@ -151,6 +151,16 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int devic
     properties->multiProcessorCount = 4;
     return cudaSuccess;
 }
+inline cudaError_t cudaDeviceGetPCIBusId(char *text, int size, int device) {
+    const char *rank = getenv("OMPI_COMM_WORLD_RANK");
+    int node = getenv("SIMT_OWN_GPUS") != nullptr && rank != nullptr ? atoi(rank) : 0;
+    snprintf(text, (size_t)size, "0000:%02x:%02x.0", node, device);
+    return cudaSuccess;
+}
+struct cudaFuncAttributes {
+    int binaryVersion;
+};
+template <typename F> inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *, F *) { return cudaSuccess; }
 inline cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
     *available = *total = simt_memory_bytes();
     return cudaSuccess;

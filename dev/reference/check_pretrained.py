@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""Checks models on their way from transformers to pretrained.h and back.
+
+    make build/test/test_pretrained
+    python dev/reference/check_pretrained.py [--program build/test/test_pretrained]
+
+For three odd sizes transformers saves random weights in each of the ways that it knows: one file, shards, the bare model
+(names without "transformer."), float32, bfloat16, float16. test_pretrained loads the directory, computes logits, and saves
+it again, in float32 and in bfloat16. Then from_pretrained must load what was saved, with
+
+    the same weights, bit by bit (saved in bfloat16: as torch rounds them), and no name missing or left over
+    the same layers, window and epsilon
+    logits within 1e-4: of our forward pass, and of transformers' on what we saved, of transformers' on what it saved
+"""
+
+import argparse
+import copy
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import torch
+from make_pretrained import compute_logits, make_config, make_model, make_tokens
+from safetensors.torch import load_file, save_file
+from transformers import GPTNeoConfig, GPTNeoForCausalLM, logging
+
+TOLERANCE = 1e-4
+SAVED_AS = {"f32": torch.float32, "bf16": torch.bfloat16}
+
+
+def configurations():
+    """(name, configuration, T): three odd sizes."""
+    yield "tiny", make_config(), 13
+    yield "five layers", GPTNeoConfig(
+        vocab_size=211, max_position_embeddings=67, hidden_size=36, num_layers=5, num_heads=3, intermediate_size=None, window_size=7,
+        attention_types=[[["local", "global"], 2], [["global"], 1]], bos_token_id=0, eos_token_id=0), 67
+    yield "one layer", GPTNeoConfig(
+        vocab_size=11, max_position_embeddings=5, hidden_size=7, num_layers=1, num_heads=7, intermediate_size=5, window_size=2,
+        attention_types=[[["local"], 1]], layer_norm_epsilon=1e-6, bos_token_id=0, eos_token_id=0), 3
+
+
+def variants():
+    """(name, dtype of the weights, what saves a model into a directory)."""
+    yield "one file", torch.float32, lambda model, directory: model.save_pretrained(directory)
+    yield "shards", torch.float32, lambda model, directory: model.save_pretrained(directory, max_shard_size="20KB")
+    yield "bare names", torch.float32, lambda model, directory: model.transformer.save_pretrained(directory)
+    yield "bfloat16", torch.bfloat16, lambda model, directory: model.save_pretrained(directory)
+    yield "float16", torch.float16, lambda model, directory: model.save_pretrained(directory)
+
+
+def load(directory, dtype):
+    """from_pretrained, and what it complains about; dtype: what config.json must say."""
+    model, remarks = GPTNeoForCausalLM.from_pretrained(directory, dtype="auto", output_loading_info=True)
+    remarks["dtype"] = model.dtype if model.dtype != dtype else None
+    return model.eval(), [f"{key}: {value}" for key, value in remarks.items() if value]
+
+
+def differing_weights(model, others, dtype):
+    """Names of weights that are not the same bits after rounding to dtype."""
+    mine, theirs = model.state_dict(), others.state_dict()
+    return sorted(mine.keys() ^ theirs.keys()) + [
+        name for name in mine.keys() & theirs.keys() if not torch.equal(mine[name].to(dtype), theirs[name].to(dtype))]
+
+
+def differing_settings(model, other):
+    """Names of settings that matter and differ."""
+    names = ("attention_layers", "window_size", "layer_norm_epsilon", "intermediate_size", "hidden_size", "num_heads", "vocab_size",
+             "max_position_embeddings", "activation_function", "tie_word_embeddings")
+    mine, theirs = (dict(vars(each.config)) for each in (model, other))
+    inner = 4 * mine["hidden_size"]
+    return [name for name in names if (mine[name] or inner) != (theirs[name] or inner)]
+
+
+def distance(logits, expected):
+    """The largest difference, relative where logits are above 1."""
+    return ((logits - expected).abs() / expected.abs().clamp(min=1)).max().item()
+
+
+def check(program, source, target, model, saved_as):
+    """Runs the program on one directory; returns what is wrong and the two distances."""
+    run = subprocess.run([program, source, target, saved_as], capture_output=True, text=True, check=False)
+    if run.returncode != 0:
+        return [run.stderr.strip()], 0.0, 0.0
+    expected = load_file(source / "logits.safetensors")
+    ours = load_file(target / "logits.safetensors")["logits"]
+    again, wrong = load(target, SAVED_AS[saved_as])
+    wrong += differing_weights(model, again, SAVED_AS[saved_as]) + differing_settings(model, again)
+    tokens, rounded = expected["tokens"].long(), copy.deepcopy(model).to(SAVED_AS[saved_as]).float()
+    theirs = compute_logits(again.float(), tokens)
+    distances = distance(ours, expected["logits"]), distance(theirs, compute_logits(rounded, tokens))
+    if not max(distances) <= TOLERANCE:
+        wrong.append("logits")
+    return wrong, *distances
+
+
+def main():
+    """Checks everything; exit 1 where something differs."""
+    root = pathlib.Path(__file__).resolve().parents[2]
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--program", type=pathlib.Path, default=root / "build" / "test" / "test_pretrained")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    failures = 0
+    for seed, (size, config, length) in enumerate(configurations()):
+        for variant, dtype, save in variants():
+            with tempfile.TemporaryDirectory() as directory:
+                source = pathlib.Path(directory) / "from"
+                model = make_model(config, seed).to(dtype)
+                save(model, source)
+                model = model.float()
+                tokens = make_tokens(config, 2, length)
+                logits = compute_logits(model, tokens).contiguous()
+                save_file({"tokens": tokens.to(torch.int32), "logits": logits}, source / "logits.safetensors")
+                files = len(list(source.glob("model*.safetensors")))
+                for saved_as in SAVED_AS:
+                    wrong, ours, theirs = check(arguments.program, source, pathlib.Path(directory) / saved_as, model, saved_as)
+                    verdict = "differs: " + ", ".join(wrong) if wrong else f"same weights; logits {ours:.1e} here, {theirs:.1e} there"
+                    print(f"{size:12} {variant:10} in {files} files, saved as {saved_as:4}  {verdict}")
+                    failures += bool(wrong)
+    sys.exit(1 if failures else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -479,6 +479,13 @@ static inline void checkpoint_retain(const char *directory, int64_t keep, int64_
 // ---------------------------------------------------------------------------------------------------------------------------------------
 // Saving
 
+// The directory whose tokenizer goes with the model; NULL: none is known.
+static inline const char *tokenizer_directory(const Options *options) {
+    const char *path = options->tokenizer[0] != '\0' ? options->tokenizer : options->from;
+    struct stat status;
+    return stat(path, &status) == 0 && S_ISDIR(status.st_mode) ? path : NULL;
+}
+
 // Rank 0: the committed parameters for the rest of the world.
 static inline bool checkpoint_write_model(Run *run, const CheckpointPaths *paths, const float *committed, Error *error) {
     size_t bytes = run->table.parameter_count * sizeof(float);
@@ -489,7 +496,7 @@ static inline bool checkpoint_write_model(Run *run, const CheckpointPaths *paths
         stream_copy(run->scheduler.compute, host, committed, bytes);
         stream_settle(run->scheduler.compute);
     }
-    bool good = pretrained_save(paths->model, &run->config, &run->table, host, SAFETENSORS_F32, NULL, error);
+    bool good = pretrained_save(paths->model, &run->config, &run->table, host, SAFETENSORS_F32, tokenizer_directory(&run->options), error);
     if (run->placement.on_gpu) { free(host); }
     return good;
 }

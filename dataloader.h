@@ -1,8 +1,8 @@
 // dataloader.h: tokens in, batches out.
 //
-// Sources: the built-in corpus (corpus.h); plain text as bytes; nanoGPT's token files (".bin": uint16 ids and nothing else); llm.c's (a
-// header of 256 int32 and uint16 or uint32 ids). One file, a directory of .bin files, or a glob; files are read in the order of their
-// names and mapped read-only.
+// Sources: the built-in corpus (corpus.h); plain text as bytes; our own shards of tokens (shard.h), with a mask of what is to be predicted;
+// nanoGPT's token files (".bin": uint16 ids and nothing else); llm.c's (a header of 256 int32 and uint16 or uint32 ids). One file, a
+// directory of .bin files, or a glob; files are read in the order of their names and mapped read-only.
 //
 // A window is T inputs and, one further, T targets: window w of a file is tokens [w*T, w*T + T], so neighbours share one token and nothing
 // is predicted twice; no window crosses from one file into the next. With hold_out the last 5 % of all windows (at least 1, at most 4096)
@@ -33,6 +33,7 @@
 #include "corpus.h"
 #include "runtime/errors.h"
 #include "runtime/random.h"
+#include "shard.h"
 
 typedef struct DataRequest {
     const char *path;    // "builtin", a file, a directory of .bin files, or a glob
@@ -47,6 +48,7 @@ typedef struct DataFile {
     void *mapping;
     size_t bytes;          // of the mapping
     const uint8_t *tokens; // (token_count, token_bytes), little-endian
+    const uint8_t *mask;   // (token_count) bits, of a shard: 0 is read and not predicted; NULL: all are predicted
     int token_bytes;       // 1: text, 2 or 4: token ids
     uint64_t token_count;
     uint64_t first_window; // windows in the files before this one
@@ -137,9 +139,22 @@ static inline bool data_looks_like_llmc(const int32_t *header) {
     return header[0] >= 20240101 && header[0] <= 20241231 && header[1] >= 0 && header[1] < 100;
 }
 
-// Recognises the format of a mapped file and fills tokens, token_bytes and token_count.
+// Our own files. All of a file is checked where that does not take long.
+static inline bool data_file_read_shard(DataFile *file, Error *error) {
+    Shard shard;
+    ShardCheck check = file->bytes <= DATA_SCAN_BYTES ? SHARD_CHECK_ALL : SHARD_CHECK_HEADER;
+    if (!shard_open_memory(&shard, file->path, file->mapping, file->bytes, check, error)) { return false; }
+    file->tokens = shard.tokens;
+    file->mask = shard.mask;
+    file->token_bytes = shard.token_bytes;
+    file->token_count = shard.token_count;
+    return true;
+}
+
+// Recognises the format of a mapped file and fills tokens, mask, token_bytes and token_count.
 static inline bool data_file_recognise(DataFile *file, Error *error) {
     int32_t header[2] = {0, 0};
+    if (shard_recognise(file->mapping, file->bytes)) { return data_file_read_shard(file, error); }
     if (file->bytes >= sizeof header) { memcpy(header, file->mapping, sizeof header); }
     bool marked = header[0] == LLMC_MAGIC_UINT16 || header[0] == LLMC_MAGIC_UINT32;
     if (marked && file->bytes < LLMC_HEADER_BYTES) {
@@ -438,7 +453,8 @@ static inline bool data_loader_copy(const DataLoader *loader, uint64_t window, i
         uint32_t next = data_token(file, position);
         if (next >= (uint32_t)loader->vocabulary) { return data_token_error(file, position, loader->vocabulary, error); }
         tokens[t] = (int32_t)previous;
-        targets[t] = (int32_t)next;
+        bool counts = file->mask == NULL || (file->mask[position / 8] >> (position % 8) & 1) != 0;
+        targets[t] = counts ? (int32_t)next : -1;
         previous = next;
     }
     return true;

@@ -265,10 +265,12 @@ static inline bool open_data(Run *run, Error *error) {
     DataRequest request = {options->data, run->T, run->config.vocabulary, (uint64_t)options->seed, !separate && options->val_batches > 0};
     if (!data_loader_open(&run->data, &request, error)) { return false; }
     if (!data_loader_require(&run->data, run->transport.size, run->B, error)) { return false; }
-    if (run->options.prompt[0] != '\0' && !data_is_bytes(run)) {
-        return error_set(
-            error, "--prompt needs data that are text: %s holds token ids, and there is no vocabulary here to turn the prompt into ids",
-            options->data);
+    bool spelled = run->options.tokenizer[0] != '\0' || run->options.from[0] != '\0';
+    if (run->options.prompt[0] != '\0' && !data_is_bytes(run) && !spelled) {
+        return error_set(error,
+                         "--prompt needs data that are text, or a --tokenizer: %s holds token ids, and there is no vocabulary here to turn "
+                         "the prompt into ids",
+                         options->data);
     }
     if (!separate) { return true; }
     DataRequest held = {options->val_data, run->T, run->config.vocabulary, (uint64_t)options->seed, false};

@@ -1,6 +1,7 @@
 // train_gpt.cu: the program. options -> setup -> rounds -> report, top to bottom.
 //
 //   train_gpt [train] OPTIONS    trains, alone or as one rank under mpirun or srun
+//   train_gpt sample OPTIONS     prints a text by a model on disk
 //   train_gpt plan OPTIONS       prints how much memory each rank needs, and allocates nothing
 //   train_gpt help               every option
 //
@@ -12,6 +13,7 @@
 #include "checkpoint.h" // defines: checkpoint_save, checkpoint_load: a run on disk
 #include "report.h"  // defines: print_start, report lines, print_end: what a run says
 #include "run.h"     // defines: Run, choose_model, open_data, reserve_memory: one run and its setup
+#include "spelling.h" // defines: spelling_encode, spelling_print: text and token ids
 #include "sampler.h" // defines: sampler_generate: text out
 
 // ---------------------------------------------------------------------------------------------------------------------------------------
@@ -177,71 +179,77 @@ static void train(Run *run) {
 enum { SAMPLE_STREAM = 20 }; // of the random numbers that hang on --seed
 
 typedef struct Sample {
-    Run *run;
+    const Options *options;
     Sampler sampler;
-    float *parameters;
-    int32_t *prompt, *output; // (prompt_count), (count)
-    int prompt_count, count;
+    Spelling spelling;
+    TokenList prompt;
+    const float *parameters; // (parameter_count), on the host
 } Sample;
 
-static void sample_write(Sample *sample, Stream *stream) {
-    const Options *options = &sample->run->options;
+static void sample_hear(void *self, int32_t token) { spelling_print(&((Sample *)self)->spelling, token, false, stdout); }
+
+// Prints what follows the prompt, token by token.
+static void sample_print_text(Sample *sample, Stream *stream) {
+    const Options *options = sample->options;
     Random random = {random_hash((uint64_t)options->seed, SAMPLE_STREAM)};
-    sample->count = sampler_generate(&sample->sampler, stream, sample->parameters, sample->prompt, sample->prompt_count,
-                                     sample->output, sample->count, options->temperature, (int)options->top_k, &random);
-}
-
-// Without --prompt a text begins behind a line end, as every window of the built-in corpus does; token ids begin with the last one, which
-// is the end of a text in GPT-2's vocabulary.
-static void encode_prompt(const Run *run, Sample *sample) {
-    const char *prompt = run->options.prompt[0] != '\0' ? run->options.prompt : "\n";
-    sample->prompt_count = data_is_bytes(run) ? (int)strlen(prompt) : 1;
-    sample->prompt = (int32_t *)calloc((size_t)sample->prompt_count, sizeof(int32_t));
-    for (int i = 0; i < sample->prompt_count; i++) {
-        sample->prompt[i] = data_is_bytes(run) ? (unsigned char)prompt[i] : run->config.vocabulary - 1;
-    }
-}
-
-static void print_sampled_tokens(const Run *run, const Sample *sample) {
-    printf("\nsample     temperature %g, top-k %lld%s\n%s", run->options.temperature, (long long)run->options.top_k,
-           data_is_bytes(run) ? "" : ": token ids, as there is no vocabulary to spell them with", run->options.prompt);
-    for (int i = 0; i < sample->count; i++) {
-        if (data_is_bytes(run)) {
-            putchar(sample->output[i] == '\n' || sample->output[i] >= ' ' ? sample->output[i] : '?');
-        } else {
-            printf("%d ", sample->output[i]);
-        }
-    }
+    SamplerListener listener = {sample, sample_hear};
+    int32_t *output = (int32_t *)calloc((size_t)options->sample_tokens, sizeof(int32_t));
+    sampler_generate(&sample->sampler, stream, sample->parameters, sample->prompt.ids, (int)sample->prompt.count, output,
+                     (int)options->sample_tokens, options->temperature, (int)options->top_k, &random, &listener);
+    spelling_print(&sample->spelling, 0, true, stdout);
     printf("\n");
+    free(output);
 }
 
-// A text by the trained model, with a cache of keys and values in an arena of its own.
-static void print_sample(Run *run) {
-    if (run->options.sample_tokens == 0) { return; }
-    Sample sample;
-    memset(&sample, 0, sizeof sample);
-    sample.run = run;
-    sample.count = (int)run->options.sample_tokens;
-    sample.output = (int32_t *)calloc((size_t)sample.count, sizeof(int32_t));
-    encode_prompt(run, &sample);
+// A text by the model, with a cache of keys and values in an arena of its own; on the CPU, whatever trained it.
+static bool sample_run(Sample *sample, const GptNeoConfig *config, Team *team, int threads, Error *error) {
+    Stream here; // of this thread
     Arena arena;
+    memset(&here, 0, sizeof here);
     memset(&arena, 0, sizeof arena);
-    Error error = {""};
-    sampler_reserve(&sample.sampler, &arena, &run->config, run->threads.threads);
-    if (arena_commit(&arena, &error)) {
-        Stream here; // of this thread, on the CPU
-        memset(&here, 0, sizeof here);
-        here.team = run->team;
-        sample.parameters = borrow_host_parameters(run);
-        sample_write(&sample, &here);
-        return_host_parameters(run, sample.parameters);
-        print_sampled_tokens(run, &sample);
-    } else {
-        printf("\nno sample: %s\n", error.text);
+    here.team = team;
+    bool good = spelling_encode(&sample->spelling, sample->options->prompt, &sample->prompt, error);
+    if (good) { sampler_reserve(&sample->sampler, &arena, config, threads); }
+    good = good && arena_commit(&arena, error);
+    if (good) {
+        printf("\nsample     temperature %g, top-k %lld%s\n%s", sample->options->temperature, (long long)sample->options->top_k,
+               sample->spelling.kind == SPELLING_IDS ? ": token ids, as there is no vocabulary to spell them with" : "",
+               sample->options->prompt);
+        sample_print_text(sample, &here);
     }
     arena_release(&arena);
-    free(sample.prompt);
-    free(sample.output);
+    token_list_free(&sample->prompt);
+    return good;
+}
+
+// Where the tokenizer is: as asked for, or beside the model that training began with.
+static const char *tokenizer_path(const Options *options, char path[2048]) {
+    struct stat status;
+    snprintf(path, 2048, "%.1000s", options->tokenizer);
+    if (path[0] != '\0' || options->from[0] == '\0') { return path; }
+    snprintf(path, 2048, "%.1000s/tokenizer.json", options->from);
+    if (stat(path, &status) != 0) { path[0] = '\0'; }
+    return path;
+}
+
+static void print_sample(Run *run) {
+    Sample *sample = (Sample *)calloc(1, sizeof *sample);
+    char path[2048];
+    Error error = {""};
+    if (run->options.sample_tokens > 0) {
+        sample->options = &run->options;
+        float *parameters = borrow_host_parameters(run);
+        sample->parameters = parameters;
+        bool good = spelling_open(&sample->spelling, tokenizer_path(&run->options, path), data_is_bytes(run), run->config.vocabulary,
+                                  &error);
+        if (good) {
+            good = sample_run(sample, &run->config, run->team, run->threads.threads, &error);
+            spelling_close(&sample->spelling);
+        }
+        if (!good) { printf("\nno sample: %s\n", error.text); }
+        return_host_parameters(run, parameters);
+    }
+    free(sample);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------------------
@@ -443,6 +451,41 @@ static int command_train(Run *run) {
     return stopped ? EXIT_SYSTEM_FAILURE : run->scheduler.stopping ? EXIT_ASKED_TO_STOP : 0;
 }
 
+// A text by a model on disk; a world of one.
+static int command_sample(Run *run) {
+    Error error = {""};
+    Pretrained model;
+    char path[2048];
+    if (run->options.from[0] == '\0') {
+        error_set(&error, "sample needs --from DIR, a directory with config.json and model.safetensors, such as "
+                          "RUN/checkpoints/step-N/model");
+        exit_user_mistake(&error);
+    }
+    Sample *sample = (Sample *)calloc(1, sizeof *sample);
+    sample->options = &run->options;
+    if (!pretrained_open(&model, run->options.from, &error) ||
+        !spelling_open(&sample->spelling, tokenizer_path(&run->options, path), model.config.vocabulary == 256, model.config.vocabulary,
+                       &error)) {
+        exit_user_mistake(&error);
+    }
+    float *parameters = (float *)malloc(model.table.parameter_count * sizeof(float));
+    preflight_threads(1, (int)run->options.threads, &run->threads);
+    Team *team = team_create(run->threads.threads, true);
+    bool good = (parameters != NULL && team != NULL) || error_set(&error, "no memory or threads for the model");
+    if (good) {
+        pretrained_read(&model, parameters);
+        sample->parameters = parameters;
+        good = sample_run(sample, &model.config, team, run->threads.threads, &error);
+    }
+    if (!good) { exit_user_mistake(&error); }
+    spelling_close(&sample->spelling);
+    team_destroy(team);
+    free(parameters);
+    pretrained_close(&model);
+    free(sample);
+    return 0;
+}
+
 static int command_plan(Run *run) {
     Error error = {""};
     transport_open_alone(&run->transport, "a plan");
@@ -497,6 +540,7 @@ int main(int argc, char **argv) {
     switch (run->options.command) {
     case COMMAND_TRAIN: status = command_train(run); break;
     case COMMAND_PLAN: status = command_plan(run); break;
+    case COMMAND_SAMPLE: status = command_sample(run); break;
     case COMMAND_HELP: options_print_help(stdout); break;
     case COMMAND_HELP_MARKDOWN: options_print_markdown(stdout); break;
     case COMMAND_VERSION: printf("acco.c %s\n", ACCO_VERSION); break;

@@ -37,7 +37,15 @@
 
 typedef char OptionText[1024];
 
-typedef enum OptionsCommand { COMMAND_TRAIN, COMMAND_PLAN, COMMAND_HELP, COMMAND_HELP_MARKDOWN, COMMAND_VERSION } OptionsCommand;
+// Those from COMMAND_HELP on take no options.
+typedef enum OptionsCommand {
+    COMMAND_TRAIN,
+    COMMAND_PLAN,
+    COMMAND_SAMPLE,
+    COMMAND_HELP,
+    COMMAND_HELP_MARKDOWN,
+    COMMAND_VERSION
+} OptionsCommand;
 
 // The option names with underscores and small letters; only lr, lr-by and min-lr are spelled out. Choices point into the table.
 typedef struct Options {
@@ -64,6 +72,7 @@ typedef struct Options {
     double streaming_alpha;
     const char *streaming_order;
 
+    OptionText tokenizer;                       // empty: that of from
     OptionText model, from, data, val_data;     // from empty: random parameters; val_data empty: hold out a tail of data
     int64_t micro_batch, seq_len, tokens, seed; // micro_batch, seq_len 0: auto
 
@@ -240,6 +249,9 @@ static const OptionSpec option_table[] = {
     {"data", GROUP_DATA, EVERY_RULE, TEXT_OPTION(data, "builtin", 1, "PATH|builtin"),
      "Training text: builtin is an endless source of small stories whose entropy is known; otherwise a text file, read as bytes, or "
      "token files (a glob in quotes names many)."},
+    {"tokenizer", GROUP_DATA, EVERY_RULE, TEXT_OPTION(tokenizer, "", 0, "PATH"),
+     "A byte-level BPE's tokenizer.json, or its directory: spells prompts and samples of models that read token ids, and goes with the "
+     "model into checkpoints. Not given: that of --from, if there is one."},
     {"val-data", GROUP_DATA, EVERY_RULE, TEXT_OPTION(val_data, "", 0, "PATH"),
      "Validation text. Not given: the tail of --data is held out (of builtin: another stream)."},
     {"micro-batch", GROUP_DATA, EVERY_RULE, INTEGER_OPTION(micro_batch, "auto", 1, 65536, "N", "auto", 0),
@@ -334,7 +346,7 @@ static const OptionSpec option_table[] = {
     {"top-k", GROUP_SAMPLE, EVERY_RULE, INTEGER_OPTION(top_k, "40", 1, 1e6, "N", "off", 0),
      "Chooses among the N likeliest tokens only, which keeps freak tokens out."},
     {"prompt", GROUP_SAMPLE, EVERY_RULE, TEXT_OPTION(prompt, "", 0, "TEXT"),
-     "What the sample begins with. Empty: the model begins on its own."},
+     "What the sample begins with. Empty: the model begins on its own. Token ids need a --tokenizer."},
 
     {"link-mbit", GROUP_EMULATION, EVERY_RULE, REAL_OPTION(link_mbit, "off", 1e-3, 1e6, "MBIT", "off", 0),
      "Emulates a slow network: no rank sends more than MBIT million bits a second."},
@@ -391,11 +403,11 @@ static inline int name_distance(const char *a, const char *b) {
 static inline const char *nearest_name(const char *word, const char *const *names, int count) {
     size_t length = strlen(word);
     const char *nearest = NULL;
-    int best = 2 + (int)(length < 63 ? length : 63) / 3;
+    int best = 2 * (2 + (int)(length < 63 ? length : 63) / 3);
     for (int i = 0; i < count; i++) {
-        int distance = name_distance(word, names[i]);
+        int distance = 2 * name_distance(word, names[i]); // twice, so that a beginning fits between one mistake and two
         bool beginning = length >= 2 && strncmp(word, names[i], length) == 0;
-        if (beginning && distance > 1) { distance = 1; }
+        if (beginning && distance > 3) { distance = 3; }
         if (distance < best) {
             best = distance;
             nearest = names[i];
@@ -745,18 +757,19 @@ static inline bool options_next(int argc, char **argv, int *position, const Opti
 
 // Reads a leading command word and the two options without a value; sets *position to the first option.
 static inline bool options_parse_command(int argc, char **argv, Options *options, int *position, Error *error) {
-    static const char *const names[] = {"train", "plan", "help"};
-    static const OptionsCommand commands[] = {COMMAND_TRAIN, COMMAND_PLAN, COMMAND_HELP};
+    enum { COMMANDS = 4 };
+    static const char *const names[COMMANDS] = {"train", "sample", "plan", "help"};
+    static const OptionsCommand commands[COMMANDS] = {COMMAND_TRAIN, COMMAND_SAMPLE, COMMAND_PLAN, COMMAND_HELP};
     *position = 1;
     if (argc > 1 && argv[1][0] != '-') {
         char excerpt[64];
         int found = 0;
-        while (found < 3 && strcmp(argv[1], names[found]) != 0) { found++; }
-        if (found == 3) {
-            const char *nearest = nearest_name(argv[1], names, 3);
+        while (found < COMMANDS && strcmp(argv[1], names[found]) != 0) { found++; }
+        if (found == COMMANDS) {
+            const char *nearest = nearest_name(argv[1], names, COMMANDS);
             option_excerpt(argv[1], excerpt);
-            if (nearest == NULL) { return error_set(error, "unknown command %s; commands: train, plan, help", excerpt); }
-            return error_set(error, "unknown command %s: did you mean %s? commands: train, plan, help", excerpt, nearest);
+            if (nearest == NULL) { return error_set(error, "unknown command %s; commands: train, sample, plan, help", excerpt); }
+            return error_set(error, "unknown command %s: did you mean %s? commands: train, sample, plan, help", excerpt, nearest);
         }
         options->command = commands[found];
         *position = 2;
@@ -779,7 +792,7 @@ static inline bool options_parse(int argc, char **argv, Options *options, Error 
     int start;
     options_defaults(options);
     if (!options_parse_command(argc, argv, options, &start, error)) { return false; }
-    if (options->command != COMMAND_TRAIN && options->command != COMMAND_PLAN) { return true; }
+    if (options->command >= COMMAND_HELP) { return true; }
     for (int position = start; position < argc;) { // names first: a typing mistake is reported before anything is read
         if (!options_next(argc, argv, &position, &option, &value, error)) { return false; }
         if (given[option - option_table]) { return error_set(error, "--%s is given twice", option->name); }
@@ -1229,6 +1242,7 @@ static inline void options_print_wrapped(FILE *file, int column, const char *tex
 static inline void options_print_help(FILE *file) {
     char name[OPTION_VALUE_SIZE], text[2048], allowed[OPTION_VALUE_SIZE];
     fputs("Usage: train_gpt [train] [--name value ...]    train a GPT-Neo model, alone or under mpirun\n"
+          "       train_gpt sample --from DIR [--name value ...]   print a text by a model on disk\n"
           "       train_gpt plan [--name value ...]       print the memory that a rank would need, and stop\n"
           "       train_gpt help | --help | -h            print this\n"
           "       train_gpt --version\n\n"

@@ -83,20 +83,22 @@ static void test_generate(void **state) {
     Random random_one, random_two;
     random_one.state = random_two.state = 5;
     sampler_reset(&one.sampler);
-    assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 7, first, 20, 0.8, 40, &random_one), 20);
-    assert_int_equal(sampler_generate(&two.sampler, &two.stream, two.parameters, two.tokens, 7, second, 20, 0.8, 40, &random_two), 20);
+    assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 7, first, 20, 0.8, 40, &random_one, NULL), 20);
+    assert_int_equal(sampler_generate(&two.sampler, &two.stream, two.parameters, two.tokens, 7, second, 20, 0.8, 40, &random_two, NULL),
+                     20);
     assert_memory_equal(first, second, 20 * sizeof(int32_t)); // neither the threads nor anything else but the seed matters
     sampler_reset(&one.sampler);
-    assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 7, second, 20, 0.8, 40, &random_one), 20);
+    assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 7, second, 20, 0.8, 40, &random_one, NULL),
+                     20);
     assert_true(memcmp(first, second, 20 * sizeof(int32_t)) != 0);
     sampler_reset(&one.sampler); // the positions end: 37 fit, and the logits of the last one still give a token
-    assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 30, first, 60, 0.0, 0, &random_one), 8);
+    assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 30, first, 60, 0.0, 0, &random_one, NULL), 8);
     sampler_reset(&one.sampler);
-    assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, first, 8, second, 1, 0.0, 0, &random_one), 1);
-    assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 30, second, 5, 0.0, 0, &random_one), 0);
+    assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, first, 8, second, 1, 0.0, 0, &random_one, NULL), 1);
+    assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 30, second, 5, 0.0, 0, &random_one, NULL), 0);
     one.parameters[one.table.entries[gpt_neo_ln_f(&one.config)].offset] = NAN;
     sampler_reset(&one.sampler);
-    assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 3, second, 5, 0.7, 0, &random_one), 0);
+    assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 3, second, 5, 0.7, 0, &random_one, NULL), 0);
     fixture_close(&one);
     fixture_close(&two);
 }

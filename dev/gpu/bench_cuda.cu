@@ -1,0 +1,673 @@
+// bench_cuda.cu: how long each kernel takes at the shapes of a model, and what share of this GPU's own ceilings that is.
+//
+//   bench_cuda gpu                    one line about the GPU; exit 3 where none can be used
+//   bench_cuda ceilings               the two ceilings alone
+//   bench_cuda kernels MODEL B T      the ceilings and the table
+//   bench_cuda tokens FILE COUNT V    a token file for the training runs: COUNT random ids below V; needs no GPU
+//
+// Ceilings are measured in the same run: a large copy from device to device, counting what is read and what is written, and a large
+// product of bf16 matrices, both on random data (zeros draw less power and clock higher). A kernel's bytes are those that it cannot avoid:
+// each input once, each output once. A product counts 2 m n k operations. Attention counts the keys that a query sees, 4 C operations each
+// forward and 10 C backward, where the scores are made again. A kernel is launched over sets of arrays that together are far larger than
+// any second-level cache, and filled anew before each trial; the time is the median over trials of the mean over a trial's sets.
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "gpt_neo.h"
+
+enum {
+    ARRAYS = 10,
+    CASES = 64,
+    TRIALS = 15,
+    MOST_SETS = 64,
+    FILL_BLOCK = 256
+};
+
+typedef enum Fill { FILL_NONE, FILL_REALS, FILL_FLOATS, FILL_SQUARES, FILL_TOKENS, FILL_ORDER } Fill;
+
+typedef struct Bench Bench;
+
+// One kernel. A set is one of each of its arrays.
+typedef struct Case {
+    char name[48];
+    int count; // of arrays
+    size_t bytes[ARRAYS];
+    Fill fill[ARRAYS];
+    double traffic, operations; // of one launch; one of them is 0
+    bool product;               // measured with the library's first offer and with the quickest
+    int rows, inputs, outputs, window;
+    WireFormat format;
+    void (*run)(Bench *bench, const Case *work, void **arrays);
+    void (*prepare)(Bench *bench, const Case *work, void **arrays);
+} Case;
+
+struct Bench {
+    GptNeoConfig config;
+    int B, T, rows, wide, logits_stride, chunk;
+    size_t elements; // of what is done to whole vectors
+    bool small;      // for trying this program out in the emulator
+    Stream plain, tuned, *stream;
+    size_t cache_bytes; // that the sets of a case exceed
+    char *pool;
+    size_t pool_bytes;
+    void *spare;
+    size_t spare_bytes;
+    int32_t *order; // (rows), of the tokens that every set has
+    double copy_rate, product_rate; // the ceilings: bytes and operations a second
+    Case cases[CASES];
+    int count;
+};
+
+typedef struct Times {
+    double median, least, most; // seconds
+} Times;
+
+static cudaStream_t queue_of(const Bench *bench) { return (cudaStream_t)bench->stream->queue; }
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Random data
+
+static __device__ __forceinline__ uint32_t fill_hash(uint64_t index, uint32_t seed) {
+    uint64_t x = (index + 1) * 0x9e3779b97f4a7c15ull + (uint64_t)seed * 0xbf58476d1ce4e5b9ull;
+    x = (x ^ x >> 31) * 0x94d049bb133111ebull;
+    return (uint32_t)(x >> 32);
+}
+
+// About normal, of deviation 0.5: the sum of four uniform bytes.
+static __device__ __forceinline__ float fill_value(uint64_t index, uint32_t seed) {
+    uint32_t bits = fill_hash(index, seed);
+    float sum = (float)(bits & 255) + (float)(bits >> 8 & 255) + (float)(bits >> 16 & 255) + (float)(bits >> 24);
+    return (sum - 510.0f) * (0.5f / 147.8f);
+}
+
+template <typename R> static __global__ void fill_reals_kernel(R *out, size_t count, uint32_t seed) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) { out[i] = from_float<R>(fill_value(i, seed)); }
+}
+
+// Second moments are never negative.
+static __global__ void fill_squares_kernel(float *out, size_t count, uint32_t seed) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) { out[i] = fill_value(i, seed) * fill_value(i, seed); }
+}
+
+// Every set has the same tokens, so that one order serves all.
+static __global__ void fill_tokens_kernel(int32_t *out, size_t count, int vocabulary) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) { out[i] = (int32_t)(fill_hash(i, 7) % (uint32_t)vocabulary); }
+}
+
+static void fill_array(Bench *bench, Fill fill, void *array, size_t bytes, uint32_t seed) {
+    size_t count = bytes / (fill == FILL_REALS ? 2 : 4);
+    Stream *stream = bench->stream;
+    dim3 grid(cuda_blocks(count, FILL_BLOCK)), block(FILL_BLOCK);
+    switch (fill) {
+    case FILL_NONE: break;
+    case FILL_REALS: cuda_launch(stream, fill_reals_kernel<__nv_bfloat16>, grid, block, 0, (__nv_bfloat16 *)array, count, seed); break;
+    case FILL_FLOATS: cuda_launch(stream, fill_reals_kernel<float>, grid, block, 0, (float *)array, count, seed); break;
+    case FILL_SQUARES: cuda_launch(stream, fill_squares_kernel, grid, block, 0, (float *)array, count, seed); break;
+    case FILL_TOKENS: cuda_launch(stream, fill_tokens_kernel, grid, block, 0, (int32_t *)array, count, bench->config.vocabulary); break;
+    case FILL_ORDER:
+        stream_copy(stream, array, bench->order, bytes);
+        stream_settle(stream);
+        break;
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Timing
+
+static int compare_doubles(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static size_t set_bytes(const Case *work) {
+    size_t bytes = 0;
+    for (int i = 0; i < work->count; i++) { bytes += arena_round_up(work->bytes[i]); }
+    return bytes;
+}
+
+static int set_count(const Bench *bench, const Case *work) {
+    size_t sets = bench->cache_bytes / set_bytes(work) + 1;
+    return sets < 2 ? 2 : sets > MOST_SETS ? MOST_SETS : (int)sets;
+}
+
+static void place_set(const Bench *bench, const Case *work, int set, void **arrays) {
+    char *place = bench->pool + (size_t)set * set_bytes(work);
+    for (int i = 0; i < work->count; i++) {
+        arrays[i] = place;
+        place += arena_round_up(work->bytes[i]);
+    }
+}
+
+static void fill_sets(Bench *bench, const Case *work, int sets, uint32_t seed) {
+    for (int set = 0; set < sets; set++) {
+        void *arrays[ARRAYS];
+        place_set(bench, work, set, arrays);
+        for (int i = 0; i < work->count; i++) {
+            fill_array(bench, work->fill[i], arrays[i], work->bytes[i], seed * 1000003u + (uint32_t)(set * ARRAYS + i));
+        }
+        if (work->prepare != NULL) { work->prepare(bench, work, arrays); }
+    }
+}
+
+// Seconds of one launch, the mean over all sets. The GPU has something to do while the host puts the first of them into the queue.
+static double time_sets(Bench *bench, const Case *work, int sets) {
+    cudaEvent_t began, ended;
+    float milliseconds = 0;
+    CUDA_CHECK(cudaEventCreate(&began));
+    CUDA_CHECK(cudaEventCreate(&ended));
+    stream_settle(bench->stream);
+    gpu_fill(bench->stream->queue, bench->spare, 1, bench->spare_bytes);
+    CUDA_CHECK(cudaEventRecord(began, queue_of(bench)));
+    for (int set = 0; set < sets; set++) {
+        void *arrays[ARRAYS];
+        place_set(bench, work, set, arrays);
+        work->run(bench, work, arrays);
+    }
+    CUDA_CHECK(cudaEventRecord(ended, queue_of(bench)));
+    stream_settle(bench->stream);
+    CUDA_CHECK(cudaGetLastError());
+    CUDA_CHECK(cudaEventElapsedTime(&milliseconds, began, ended));
+    CUDA_CHECK(cudaEventDestroy(began));
+    CUDA_CHECK(cudaEventDestroy(ended));
+    return 1e-3 * milliseconds / sets;
+}
+
+// The first trial warms up and is not counted.
+static Times time_case(Bench *bench, const Case *work) {
+    double seconds[TRIALS + 1];
+    int sets = set_count(bench, work), trials = bench->small ? 1 : TRIALS;
+    for (int trial = 0; trial <= trials; trial++) {
+        fill_sets(bench, work, sets, (uint32_t)trial);
+        seconds[trial] = time_sets(bench, work, sets);
+    }
+    qsort(seconds + 1, (size_t)trials, sizeof *seconds, compare_doubles);
+    Times times = {seconds[1 + trials / 2], seconds[1], seconds[trials]};
+    return times;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// What is measured
+
+static Real *reals(void *array) { return (Real *)array; }
+
+static void run_copy(Bench *bench, const Case *work, void **arrays) {
+    CUDA_CHECK(cudaMemcpyAsync(arrays[1], arrays[0], work->bytes[0], cudaMemcpyDeviceToDevice, queue_of(bench)));
+}
+
+static void run_embedding_forward(Bench *bench, const Case *work, void **arrays) {
+    (void)work;
+    embedding_forward(bench->stream, reals(arrays[0]), reals(arrays[1]), reals(arrays[2]), (const int32_t *)arrays[3], bench->B, bench->T,
+                      bench->config.channels);
+}
+
+static void run_embedding_backward(Bench *bench, const Case *work, void **arrays) {
+    (void)work;
+    embedding_backward(bench->stream, (float *)arrays[0], (float *)arrays[1], (float *)arrays[2], reals(arrays[3]),
+                       (const int32_t *)arrays[4], (const int32_t *)arrays[5], bench->B, bench->T, bench->config.channels);
+}
+
+static void run_layernorm_forward(Bench *bench, const Case *work, void **arrays) {
+    LayernormForward layernorm = {reals(arrays[0]), (float *)arrays[1], reals(arrays[2]), reals(arrays[3]), reals(arrays[4]),
+                                  reals(arrays[5]), reals(arrays[6]),   reals(arrays[7]), 1e-5f,            work->rows,
+                                  bench->config.channels};
+    layernorm_forward(bench->stream, &layernorm);
+}
+
+static void run_layernorm_backward(Bench *bench, const Case *work, void **arrays) {
+    float *sums = (float *)arrays[1];
+    int C = bench->config.channels;
+    LayernormBackward layernorm = {reals(arrays[0]), true, sums, sums + C, sums + 2 * C, (float *)arrays[2], reals(arrays[3]),
+                                   reals(arrays[4]), (const float *)arrays[5], reals(arrays[6]), work->rows, C};
+    layernorm_backward(bench->stream, &layernorm);
+}
+
+static void run_gelu_forward(Bench *bench, const Case *work, void **arrays) {
+    gelu_forward(bench->stream, reals(arrays[0]), reals(arrays[1]), reals(arrays[2]), work->rows, bench->config.inner);
+}
+
+static void run_gelu_backward(Bench *bench, const Case *work, void **arrays) {
+    gelu_backward(bench->stream, reals(arrays[0]), bench->wide, (float *)arrays[3], (float *)arrays[4], reals(arrays[1]), reals(arrays[2]),
+                  work->rows, bench->config.inner);
+}
+
+static void run_cross_entropy(Bench *bench, const Case *work, void **arrays) {
+    cross_entropy(bench->stream, reals(arrays[0]), bench->logits_stride, (float *)arrays[1], (const int32_t *)arrays[2], work->rows,
+                  bench->config.vocabulary, 1.0f);
+}
+
+static void run_attention_forward(Bench *bench, const Case *work, void **arrays) {
+    attention_forward(bench->stream, reals(arrays[0]), (float *)arrays[1], NULL, reals(arrays[2]), bench->B, bench->T,
+                      bench->config.channels, bench->config.heads, work->window);
+}
+
+static void run_attention_backward(Bench *bench, const Case *work, void **arrays) {
+    attention_backward(bench->stream, reals(arrays[3]), bench->wide, (float *)arrays[4], reals(arrays[5]), reals(arrays[0]),
+                       reals(arrays[2]), (const float *)arrays[1], bench->B, bench->T, bench->config.channels, bench->config.heads,
+                       work->window);
+}
+
+static void run_product_forward(Bench *bench, const Case *work, void **arrays) {
+    int stride = work->outputs == bench->config.vocabulary ? bench->logits_stride : work->outputs;
+    matmul_forward(bench->stream, reals(arrays[0]), stride, reals(arrays[1]), reals(arrays[2]), work->rows, work->inputs, work->outputs);
+}
+
+// Gradients of wide outputs are rows `wide` apart, as in the model; those of logits and of narrow ones are not.
+static int gradient_stride(const Bench *bench, const Case *work) {
+    if (work->outputs == bench->config.vocabulary) { return bench->logits_stride; }
+    return work->outputs > bench->config.channels ? bench->wide : work->outputs;
+}
+
+static void run_product_input(Bench *bench, const Case *work, void **arrays) {
+    matmul_backward_input(bench->stream, reals(arrays[1]), work->inputs, reals(arrays[0]), gradient_stride(bench, work), reals(arrays[2]),
+                          work->rows, work->inputs, work->outputs);
+}
+
+static void run_product_weight(Bench *bench, const Case *work, void **arrays) {
+    matmul_backward_weight(bench->stream, (float *)arrays[2], reals(arrays[0]), gradient_stride(bench, work), reals(arrays[1]), work->rows,
+                           work->inputs, work->outputs);
+}
+
+static void run_adamw(Bench *bench, const Case *work, void **arrays) {
+    (void)work;
+    AdamWRange range = {(float *)arrays[0], (float *)arrays[1], (float *)arrays[2], (float *)arrays[3], (const float *)arrays[4],
+                        bench->elements, adamw_step(0.9, 0.95, 10, 1e-8, 1e-3, 0.1), true};
+    adamw(bench->stream, &range, true);
+}
+
+static void run_reals_from_floats(Bench *bench, const Case *work, void **arrays) {
+    (void)work;
+    reals_from_floats(bench->stream, reals(arrays[0]), (const float *)arrays[1], bench->elements);
+}
+
+static void run_buffer_move(Bench *bench, const Case *work, void **arrays) {
+    (void)work;
+    buffer_move(bench->stream, (float *)arrays[0], (float *)arrays[1], bench->elements, true);
+}
+
+static void run_sum_of_squares(Bench *bench, const Case *work, void **arrays) {
+    (void)work;
+    cuda_buffer_sums_of_squares(bench->stream, (double *)arrays[1], (const float *)arrays[0], bench->elements, bench->elements, 1);
+}
+
+static void run_outer_delta(Bench *bench, const Case *work, void **arrays) {
+    (void)work;
+    outer_delta(bench->stream, (float *)arrays[0], (const float *)arrays[1], (const float *)arrays[2], bench->elements);
+}
+
+static void run_outer_nesterov(Bench *bench, const Case *work, void **arrays) {
+    (void)work;
+    OuterStep step = {0.5f, 0.7f, 0.9f, 0.5f};
+    outer_nesterov(bench->stream, (float *)arrays[0], (float *)arrays[1], (float *)arrays[2], (const float *)arrays[3], bench->elements,
+                   &step);
+}
+
+static void run_wire_encode(Bench *bench, const Case *work, void **arrays) {
+    wire_encode_on_gpu(bench->stream, work->format, arrays[0], (const float *)arrays[1], NULL, bench->elements);
+}
+
+static void run_wire_decode(Bench *bench, const Case *work, void **arrays) {
+    wire_decode_on_gpu(bench->stream, work->format, (float *)arrays[1], arrays[0], NULL, bench->elements);
+}
+
+// Of two ranks.
+static void run_wire_sum(Bench *bench, const Case *work, void **arrays) {
+    wire_sum_on_gpu(bench->stream, work->format, (float *)arrays[2], arrays[0], arena_round_up(work->bytes[0]), 2, bench->elements);
+}
+
+static void prepare_wire(Bench *bench, const Case *work, void **arrays) {
+    wire_encode_on_gpu(bench->stream, work->format, arrays[0], (const float *)arrays[2], NULL, bench->elements);
+    wire_encode_on_gpu(bench->stream, work->format, arrays[1], (const float *)arrays[2], NULL, bench->elements);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// The table of cases
+
+static Case *add_case(Bench *bench, const char *name, void (*run)(Bench *, const Case *, void **), double traffic, double operations) {
+    assert(bench->count < CASES);
+    Case *work = &bench->cases[bench->count++];
+    memset(work, 0, sizeof *work);
+    snprintf(work->name, sizeof work->name, "%s", name);
+    work->run = run;
+    work->traffic = traffic;
+    work->operations = operations;
+    work->rows = bench->rows;
+    return work;
+}
+
+static void add_array(Case *work, Fill fill, size_t bytes) {
+    assert(work->count < ARRAYS);
+    work->fill[work->count] = fill;
+    work->bytes[work->count++] = bytes;
+}
+
+static void add_embedding(Bench *bench) {
+    size_t rows = (size_t)bench->rows, C = (size_t)bench->config.channels, V = (size_t)bench->config.vocabulary, T = (size_t)bench->T;
+    double touched = V * (1 - exp(-(double)rows / V)); // different tokens of a batch
+    Case *work = add_case(bench, "embedding forward", run_embedding_forward, 2.0 * C * (rows + touched + T) + 4.0 * rows, 0);
+    add_array(work, FILL_NONE, rows * C * 2);
+    add_array(work, FILL_REALS, V * C * 2);
+    add_array(work, FILL_REALS, T * C * 2);
+    add_array(work, FILL_TOKENS, rows * 4);
+    work = add_case(bench, "embedding backward", run_embedding_backward, 2.0 * C * rows + 8.0 * C * (touched + T) + 8.0 * rows, 0);
+    add_array(work, FILL_FLOATS, V * C * 4);
+    add_array(work, FILL_FLOATS, T * C * 4);
+    add_array(work, FILL_NONE, embedding_partials_floats(bench->rows, bench->config.channels) * 4);
+    add_array(work, FILL_REALS, rows * C * 2);
+    add_array(work, FILL_TOKENS, rows * 4);
+    add_array(work, FILL_ORDER, rows * 4);
+}
+
+static void add_layernorm(Bench *bench) {
+    size_t rows = (size_t)bench->rows, C = (size_t)bench->config.channels;
+    Case *work = add_case(bench, "layernorm forward", run_layernorm_forward, 8.0 * rows * C + 8.0 * rows, 0);
+    add_array(work, FILL_NONE, rows * C * 2);
+    add_array(work, FILL_NONE, rows * 8);
+    add_array(work, FILL_NONE, rows * C * 2);
+    for (int i = 0; i < 2; i++) { add_array(work, FILL_REALS, rows * C * 2); }
+    for (int i = 0; i < 3; i++) { add_array(work, FILL_REALS, C * 2); }
+    work = add_case(bench, "layernorm backward", run_layernorm_backward, 8.0 * rows * C + 8.0 * rows, 0);
+    add_array(work, FILL_REALS, rows * C * 2);
+    add_array(work, FILL_FLOATS, 3 * C * 4);
+    add_array(work, FILL_NONE, row_partials_floats(true, 3 * C) * 4);
+    for (int i = 0; i < 2; i++) { add_array(work, FILL_REALS, rows * C * 2); }
+    add_array(work, FILL_FLOATS, rows * 8);
+    add_array(work, FILL_REALS, C * 2);
+}
+
+static void add_gelu(Bench *bench) {
+    size_t rows = (size_t)bench->rows, F = (size_t)bench->config.inner, wide = (size_t)bench->wide;
+    Case *work = add_case(bench, "gelu forward", run_gelu_forward, 4.0 * rows * F, 0);
+    add_array(work, FILL_NONE, rows * F * 2);
+    add_array(work, FILL_REALS, rows * F * 2);
+    add_array(work, FILL_REALS, F * 2);
+    work = add_case(bench, "gelu backward", run_gelu_backward, 6.0 * rows * F, 0);
+    add_array(work, FILL_REALS, rows * wide * 2);
+    add_array(work, FILL_REALS, rows * F * 2);
+    add_array(work, FILL_REALS, F * 2);
+    add_array(work, FILL_FLOATS, F * 4);
+    add_array(work, FILL_NONE, row_partials_floats(true, F) * 4);
+}
+
+static void add_cross_entropy(Bench *bench) {
+    size_t rows = (size_t)bench->chunk;
+    Case *work = add_case(bench, "cross entropy, one chunk", run_cross_entropy, 4.0 * rows * bench->config.vocabulary + 8.0 * rows, 0);
+    work->rows = bench->chunk;
+    add_array(work, FILL_REALS, rows * (size_t)bench->logits_stride * 2);
+    add_array(work, FILL_NONE, rows * 4);
+    add_array(work, FILL_TOKENS, rows * 4);
+}
+
+// Forward's arrays come first in both: the backward pass needs what it leaves.
+static void add_attention(Bench *bench, int window) {
+    const GptNeoConfig *config = &bench->config;
+    size_t rows = (size_t)bench->rows, C = (size_t)config->channels;
+    GptNeoConfig one = *config;
+    one.local[0] = window > 0;
+    double work_unit = (double)rows * gpt_neo_mean_keys(&one, 0, bench->T) * (double)C;
+    for (int backward = 0; backward < 2; backward++) {
+        char name[48];
+        snprintf(name, sizeof name, "attention %s, %s", backward ? "backward" : "forward", window > 0 ? "local" : "global");
+        Case *work = add_case(bench, name, backward ? run_attention_backward : run_attention_forward, 0,
+                              (backward ? 10 : 4) * work_unit);
+        work->window = window;
+        add_array(work, FILL_NONE, rows * C * 2);
+        add_array(work, FILL_NONE, rows * (size_t)config->heads * 4);
+        add_array(work, FILL_REALS, rows * C * 6);
+        if (!backward) { continue; }
+        work->prepare = run_attention_forward;
+        add_array(work, FILL_NONE, rows * (size_t)bench->wide * 2);
+        add_array(work, FILL_NONE, attention_scratch_floats(true, bench->B, bench->T, config->heads, 0) * 4);
+        add_array(work, FILL_REALS, rows * C * 2);
+    }
+}
+
+// The three products of a linear layer: output, gradient of the input, gradient of the weight.
+static void add_linear(Bench *bench, const char *name, int rows, int inputs, int outputs) {
+    static void (*const runs[3])(Bench *, const Case *, void **) = {run_product_forward, run_product_input, run_product_weight};
+    static const char *const passes[3] = {"forward", "d input", "d weight"};
+    for (int pass = 0; pass < 3; pass++) {
+        char full[48];
+        snprintf(full, sizeof full, "product %s, %s", name, passes[pass]);
+        Case *work = add_case(bench, full, runs[pass], 0, 2.0 * rows * inputs * outputs);
+        work->product = true;
+        work->rows = rows;
+        work->inputs = inputs;
+        work->outputs = outputs;
+        size_t stride = (size_t)gradient_stride(bench, work);
+        add_array(work, pass == 0 ? FILL_NONE : FILL_REALS, (size_t)rows * stride * 2);
+        add_array(work, pass == 1 ? FILL_NONE : FILL_REALS, (size_t)rows * (size_t)inputs * 2);
+        add_array(work, pass == 2 ? FILL_FLOATS : FILL_REALS, (size_t)inputs * (size_t)outputs * (pass == 2 ? 4 : 2));
+    }
+}
+
+// floats: arrays of fp32, all filled.
+static Case *add_vector(Bench *bench, const char *name, void (*run)(Bench *, const Case *, void **), double bytes_per_element, int floats) {
+    Case *work = add_case(bench, name, run, bytes_per_element * (double)bench->elements, 0);
+    for (int i = 0; i < floats; i++) { add_array(work, FILL_FLOATS, bench->elements * 4); }
+    return work;
+}
+
+// The sum reads what two ranks sent.
+static void add_wire(Bench *bench, WireFormat format) {
+    static void (*const runs[3])(Bench *, const Case *, void **) = {run_wire_encode, run_wire_decode, run_wire_sum};
+    static const char *const names[3] = {"encode", "decode", "sum of 2"};
+    size_t bytes = wire_bytes(format, bench->elements);
+    for (int kind = 0; kind < 3; kind++) {
+        char name[48];
+        int runs_read = kind == 2 ? 2 : 1;
+        snprintf(name, sizeof name, "wire %s, %s", wire_name(format), names[kind]);
+        Case *work = add_case(bench, name, runs[kind], (double)runs_read * (double)bytes + 4.0 * (double)bench->elements, 0);
+        work->format = format;
+        work->prepare = kind == 0 ? NULL : kind == 1 ? run_wire_encode : prepare_wire;
+        for (int i = 0; i < runs_read; i++) { add_array(work, FILL_NONE, bytes); }
+        add_array(work, FILL_FLOATS, bench->elements * 4);
+    }
+}
+
+static void add_vectors(Bench *bench) {
+    size_t elements = bench->elements;
+    Case *work = add_vector(bench, "adamw, commit", run_adamw, 32, 5);
+    work->fill[3] = FILL_SQUARES;
+    work = add_case(bench, "bf16 weights from fp32", run_reals_from_floats, 6.0 * (double)elements, 0);
+    add_array(work, FILL_NONE, elements * 2);
+    add_array(work, FILL_FLOATS, elements * 4);
+    add_vector(bench, "buffer move and clear", run_buffer_move, 12, 2);
+    work = add_vector(bench, "sum of squares", run_sum_of_squares, 4, 1);
+    add_array(work, FILL_NONE, buffer_blocks(elements) * sizeof(double));
+    add_vector(bench, "outer delta", run_outer_delta, 12, 3);
+    add_vector(bench, "outer nesterov", run_outer_nesterov, 28, 4);
+    for (int format = WIRE_BF16; format < WIRE_FORMAT_COUNT; format++) { add_wire(bench, (WireFormat)format); }
+}
+
+static void add_cases(Bench *bench) {
+    const GptNeoConfig *config = &bench->config;
+    int C = config->channels, F = config->inner;
+    add_embedding(bench);
+    add_layernorm(bench);
+    add_gelu(bench);
+    add_cross_entropy(bench);
+    add_attention(bench, 0);
+    add_attention(bench, config->window);
+    add_linear(bench, "qkv", bench->rows, C, 3 * C);
+    add_linear(bench, "out", bench->rows, C, C);
+    add_linear(bench, "fc", bench->rows, C, F);
+    add_linear(bench, "proj", bench->rows, F, C);
+    add_linear(bench, "head, one chunk", bench->chunk, C, config->vocabulary);
+    add_vectors(bench);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Running
+
+static void open_stream(Stream *stream, bool tune) {
+    void *workspace = gpu_allocate(products_workspace_bytes());
+    memset(stream, 0, sizeof *stream);
+    stream->name = "bench";
+    stream->queue = gpu_queue_create(false);
+    stream->precision = PRECISION_BF16;
+    if (workspace == NULL) { cuda_check(cudaErrorMemoryAllocation, "work space of products"); }
+    products_open(stream, workspace, 0);
+    products_tune(stream, tune);
+}
+
+static void grow_pool(Bench *bench, const Case *work) {
+    size_t bytes = (size_t)set_count(bench, work) * set_bytes(work);
+    if (bytes <= bench->pool_bytes) { return; }
+    if (bench->pool != NULL) { gpu_release(bench->pool); }
+    bench->pool = (char *)gpu_allocate(bytes);
+    bench->pool_bytes = bytes;
+    if (bench->pool == NULL) { cuda_check(cudaErrorMemoryAllocation, work->name); }
+}
+
+static Times measure(Bench *bench, const Case *work, bool tune) {
+    grow_pool(bench, work);
+    bench->stream = tune ? &bench->tuned : &bench->plain;
+    return time_case(bench, work);
+}
+
+static void measure_ceilings(Bench *bench) {
+    size_t bytes = bench->small ? 4096 : (size_t)1 << 30;
+    int edge = bench->small ? 32 : 8192;
+    Case *copy = add_case(bench, "copy", run_copy, 2.0 * (double)bytes, 0);
+    add_array(copy, FILL_REALS, bytes);
+    add_array(copy, FILL_NONE, bytes);
+    Times times = measure(bench, copy, false);
+    bench->copy_rate = copy->traffic / times.median;
+    printf("ceiling copy    %8.1f GB/s    read and written, %zu MB (%.1f .. %.1f)\n", 1e-9 * bench->copy_rate, bytes >> 20,
+           1e-9 * copy->traffic / times.most, 1e-9 * copy->traffic / times.least);
+    bench->count = 0;
+    bench->config.channels = edge; // no wide outputs
+    add_linear(bench, "square", edge, edge, edge);
+    for (int tune = 0; tune < 2; tune++) {
+        times = measure(bench, &bench->cases[0], tune == 1);
+        bench->product_rate = fmax(bench->product_rate, bench->cases[0].operations / times.median);
+        printf("product, square %8.1f TFLOP/s %s, %d^3 (%.1f .. %.1f)\n", 1e-12 * bench->cases[0].operations / times.median,
+               tune == 1 ? "tuned" : "first offer", edge, 1e-12 * bench->cases[0].operations / times.most,
+               1e-12 * bench->cases[0].operations / times.least);
+    }
+    printf("ceiling product %8.1f TFLOP/s\n", 1e-12 * bench->product_rate);
+    fflush(stdout);
+    bench->count = 0;
+}
+
+static void print_case(const Bench *bench, const Case *work, Times times, const char *note) {
+    double rate = (work->operations > 0 ? work->operations : work->traffic) / times.median;
+    double ceiling = work->operations > 0 ? bench->product_rate : bench->copy_rate;
+    printf("%-34s %10.1f us %9.1f %-7s %5.1f %%  (%.1f .. %.1f us)%s\n", work->name, 1e6 * times.median,
+           rate * (work->operations > 0 ? 1e-12 : 1e-9), work->operations > 0 ? "TFLOP/s" : "GB/s", 100 * rate / ceiling,
+           1e6 * times.least, 1e6 * times.most, note);
+    fflush(stdout);
+}
+
+static void measure_kernels(Bench *bench) {
+    printf("\nkernels at %s, B %d, T %d, bf16; logits in chunks of %d rows; vectors of %zu elements\n", bench->config.name, bench->B,
+           bench->T, bench->chunk, bench->elements);
+    add_cases(bench);
+    for (int i = 0; i < bench->count; i++) {
+        const Case *work = &bench->cases[i];
+        print_case(bench, work, measure(bench, work, false), "");
+        if (work->product) { print_case(bench, work, measure(bench, work, true), " tuned"); }
+    }
+}
+
+// The model's own strides, chunks and tokens.
+static void choose_shapes(Bench *bench, const char *model, int B, int T) {
+    Error error;
+    if (!gpt_neo_config_find(model, &bench->config, &error)) {
+        fprintf(stderr, "bench_cuda: %s\n", error.text);
+        exit(EXIT_USER_MISTAKE);
+    }
+    const GptNeoConfig *config = &bench->config;
+    ParameterTable table;
+    gpt_neo_parameter_table(config, &table);
+    bench->elements = table.parameter_count < (size_t)64 << 20 ? table.parameter_count : (size_t)64 << 20;
+    parameter_table_free(&table);
+    bench->B = B;
+    bench->T = T;
+    bench->rows = B * T;
+    bench->wide = 3 * config->channels > config->inner ? 3 * config->channels : config->inner;
+    bench->logits_stride = (config->vocabulary + 63) / 64 * 64;
+    bench->chunk = gpt_neo_chunk_rows(bench->rows, bench->logits_stride, PRECISION_BF16);
+}
+
+// Host and device agree on the tokens: they are brought back once.
+static void choose_order(Bench *bench) {
+    size_t rows = (size_t)bench->rows, bytes = rows * sizeof(int32_t);
+    int32_t *tokens = (int32_t *)malloc(bytes), *counts = (int32_t *)malloc(((size_t)bench->config.vocabulary + 1) * sizeof(int32_t));
+    void *device = gpu_allocate(bytes);
+    bench->order = (int32_t *)malloc(bytes);
+    fill_array(bench, FILL_TOKENS, device, bytes, 0);
+    CUDA_CHECK(cudaMemcpyAsync(tokens, device, bytes, cudaMemcpyDeviceToHost, queue_of(bench)));
+    stream_settle(bench->stream);
+    embedding_order(bench->order, counts, tokens, bench->rows, bench->config.vocabulary);
+    gpu_release(device);
+    free(tokens);
+    free(counts);
+}
+
+static void bench_close(Bench *bench) {
+    Stream *streams[2] = {&bench->plain, &bench->tuned};
+    for (int i = 0; i < 2; i++) {
+        void *workspace = ((CudaProducts *)streams[i]->products)->workspace;
+        products_close(streams[i]);
+        gpu_release(workspace);
+        gpu_queue_destroy(streams[i]->queue);
+    }
+    if (bench->pool != NULL) { gpu_release(bench->pool); }
+    gpu_release(bench->spare);
+    free(bench->order);
+}
+
+static int write_tokens(const char *path, long long count, long long vocabulary) {
+    FILE *file = fopen(path, "wb");
+    Random random = {random_hash(5, 0)};
+    bool good = file != NULL && vocabulary > 0 && vocabulary <= 65536;
+    for (long long i = 0; good && i < count; i++) {
+        uint16_t token = (uint16_t)(random_uniform(&random) * (double)vocabulary);
+        good = fwrite(&token, sizeof token, 1, file) == 1;
+    }
+    if (file != NULL && fclose(file) != 0) { good = false; }
+    if (!good) { fprintf(stderr, "bench_cuda: %s cannot be written\n", path); }
+    return good ? 0 : EXIT_SYSTEM_FAILURE;
+}
+
+int main(int count, char **arguments) {
+    const char *command = count > 1 ? arguments[1] : "";
+    if (strcmp(command, "tokens") == 0 && count == 5) { return write_tokens(arguments[2], atoll(arguments[3]), atoll(arguments[4])); }
+    bool kernels = strcmp(command, "kernels") == 0 && count == 5 && atoi(arguments[3]) > 0 && atoi(arguments[4]) > 0;
+    if (!kernels && strcmp(command, "ceilings") != 0 && strcmp(command, "gpu") != 0) {
+        fprintf(stderr, "usage: bench_cuda gpu | ceilings | kernels MODEL B T | tokens FILE COUNT VOCABULARY\n");
+        return EXIT_USER_MISTAKE;
+    }
+    Error error;
+    Gpu gpu;
+    if (!gpu_open(&gpu, 0, &error)) {
+        fprintf(stderr, "bench_cuda: %s\n", error.text);
+        return EXIT_SYSTEM_FAILURE;
+    }
+    printf("%s, %d of them, compute capability %d.%d, %d processors, %.1f of %.1f GB free\n", gpu.name, gpu.count, gpu.capability / 10,
+           gpu.capability % 10, gpu.processors, (double)gpu.memory_available / 1e9, (double)gpu.memory_total / 1e9);
+    if (strcmp(command, "gpu") == 0) { return 0; }
+    Bench *bench = (Bench *)calloc(1, sizeof *bench);
+    bench->small = getenv("ACCO_SMALL") != NULL;
+    bench->cache_bytes = bench->small ? 1 : (size_t)512 << 20;
+    open_stream(&bench->plain, false);
+    open_stream(&bench->tuned, true);
+    bench->stream = &bench->plain;
+    bench->spare_bytes = bench->small ? 4096 : (size_t)256 << 20;
+    bench->spare = gpu_allocate(bench->spare_bytes);
+    if (bench->spare == NULL) { cuda_check(cudaErrorMemoryAllocation, "spare memory"); }
+    measure_ceilings(bench);
+    if (kernels) {
+        choose_shapes(bench, arguments[2], atoi(arguments[3]), atoi(arguments[4]));
+        choose_order(bench);
+        measure_kernels(bench);
+    }
+    bench_close(bench);
+    free(bench);
+    return 0;
+}

@@ -1,0 +1,163 @@
+#!/usr/bin/env python3
+"""Makes test/reference/tokenizer.json, tokenizer_cases.json and masked_shard.bin: what the `tokenizers` library and tokenizer/ give.
+
+    python dev/reference/make_tokenizer.py            writes the files
+    python dev/reference/make_tokenizer.py --check    recomputes and compares with the files, exit 1 where they differ
+
+Needs tokenizer/requirements.txt. The tokenizer is a byte-level BPE of 400 tokens, trained on SENTENCES, with added tokens
+that are awkward: one begins with another, one is not special, one has characters that stand for no byte.
+
+tokenizer_cases.json:
+    hash     SHA-256 of the tokenizer, as shards carry it
+    encode   text, its ids, and its ids where special tokens are text like any other
+    decode   ids, their text, and their text without special tokens; most are no UTF-8 at their ends or within
+
+masked_shard.bin is a shard of the first case's ids and their mask: every third is not to be predicted.
+"""
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from tokenizers import AddedToken, pre_tokenizers, trainers
+from tokenizers.models import BPE
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tokenizer import vocabulary  # noqa: E402
+from tokenizer.shard import ShardWriter  # noqa: E402
+
+OUT = ROOT / "test" / "reference"
+SIZE = 400
+
+SENTENCES = [
+    "Once upon a time there was a small red fox who lived near the river, and every day she walked to the old mill.",
+    "The miller said: \"Don't come here again!\" But the fox didn't listen; she'd heard that before, hadn't she?",
+    "They're sure we've seen it, I'm told you'll agree, it's 12 miles and 340 steps to the town, or 1,000 feet.",
+    "In the morning the river was quiet and the mill stood still, and there was nobody there to see the little fox.",
+    "for (int i = 0; i < count; i++) {\n    total += values[i];\n}\n\nreturn total / count;",
+    "Der Müller hörte den Fluß rauschen. Le renard était déjà là, près du café. Лиса жила у реки. 狐は川の近くに住んでいた。",
+    "?\u180e " * 60,  # one piece, and so one token: U+180E is no space
+    "!\u00a3 " * 60,  # a merge of "!" with the first byte of U+0080 to U+00BF, some of which are spaces
+]
+
+HARD = [
+    "The fox's mill isn't 12 miles away: they've walked 340 steps!  \"Don't,\" she said.\n\nIt's late.",
+    "",
+    " ",
+    "  ",
+    "a",
+    " a",
+    "a ",
+    "  a  b   c    ",
+    "\n",
+    "\n\n\n a\n \n\tb\r\n\r\n",
+    "tab\tseparated\tvalues\t",
+    "I'm you're he's she'd we'll they've 'tis 's's 'S'T don''t ' s '",
+    "don’t use ’s here",
+    "1 12 123 1234567890 3.14159 1,000,000 2nd 0x1F ½ ² Ⅷ ٣٤٥ 四",
+    "!?!? ... --- ;:,. (([[{{<<>>}}]])) @#$%^&*_+=~`|\\/",
+    "\x00\x01\x02 \x1b[31m\x7f\x80\x9f \x00",
+    "NUL\x00inside",
+    "caf\u00e9 cafe\u0301 na\u00efve \u00dcber Stra\u00dfe \u0130stanbul",
+    "\u00a0no\u00a0break\u2003em\u3000ideographic\u1680ogham\u2028line\u2029paragraph\x85next",
+    "\u180emongolian \u200bzero\u200dwidth\ufeffbom \u2060",
+    "\U0001f600\U0001f468\u200d\U0001f469\u200d\U0001f467\U0001f3fd \U0001f1e9\U0001f1ea\u2764\ufe0f",
+    "狐は川の近くに住んでいた。 中文字符 한국어 ภาษาไทย हिन्दी العربية עברית",
+    "?\u180e?\u180e ?\u180e !\u00a0!\u0085!\u00a3",
+    "\u0300\u0301combining first \ue000private \U0010ffff\uffff\ufffd",
+    "<|endoftext|>",
+    "one<|endoftext|>two <|endoftext|> three<|endoftext|><|endoftext|>",
+    "<|endoftext <|endoftext|",
+    "<<|end|><|end|>!<|end|>! <|end|",
+    "a[note]b [note] [[note]]<|end|>[note]",
+    "[note]! [note] te]! [no",
+    "the caf\u00e9 bar caf\u00e9 barcaf\u00e9 ba",
+    "the" * 300,
+    "xyzzy" * 200 + " " * 300 + "\n" * 200 + "0123456789" * 30,
+    " ".join(["a" * n for n in range(1, 30)]),
+]
+
+BROKEN = [  # bytes that are no UTF-8, in all the ways there are
+    "80", "BFBF", "C080", "C1BF", "C2", "C2C2A9", "C3A9C3", "E08080", "E09FBF", "E0A080", "E282", "E28241", "EDA080", "EDBFBF",
+    "ED9FBF", "EFBFBF", "F0808080", "F08FBFBF", "F0908080", "F09F98", "F09F9841", "F09F41", "F48FBFBF", "F4908080", "F5808080",
+    "FF", "FEFF", "41E282F09F98C3", "F09F98F09F9880", "E2E282E282ACAC",
+]
+
+
+def make_tokenizer():
+    tokenizer = vocabulary.byte_level(BPE())
+    trainer = trainers.BpeTrainer(
+        vocab_size=SIZE, special_tokens=[vocabulary.END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
+    )
+    tokenizer.train_from_iterator(SENTENCES, trainer)
+    tokenizer.add_special_tokens([AddedToken("<|end|>", normalized=False)])
+    tokenizer.add_tokens([
+        AddedToken("<|end|>!", normalized=False), AddedToken("[note]", normalized=True),
+        AddedToken("te]!", normalized=False), AddedToken("caf\u00e9 bar", normalized=False), AddedToken("\u72d0 fox", normalized=False),
+    ])
+    return tokenizer
+
+
+def encode_cases(tokenizer) -> list[dict]:
+    cases = []
+    for text in HARD:
+        tokenizer.encode_special_tokens = False
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        tokenizer.encode_special_tokens = True
+        cases.append({"text": text, "ids": ids, "ids_special_as_text": tokenizer.encode(text, add_special_tokens=False).ids})
+    return cases
+
+
+def decode_cases(tokenizer) -> list[dict]:
+    generator, size = random.Random(7), vocabulary.size(tokenizer)
+    rows = [[generator.randrange(size + 3) for _ in range(generator.randrange(24))] for _ in range(30)]
+    rows += [[generator.randrange(130, 260) for _ in range(24)] for _ in range(10)]  # bytes that are seldom UTF-8
+    letters = set(pre_tokenizers.ByteLevel.alphabet())  # bytes that print are themselves, the others U+0100 and on, in order
+    others = iter(range(256, 512))
+    of_byte = [chr(byte) if chr(byte) in letters else chr(next(others)) for byte in range(256)]
+    rows += [[tokenizer.token_to_id(of_byte[byte]) for byte in bytes.fromhex(text)] for text in BROKEN]
+    return [
+        {"ids": ids, "text": tokenizer.decode(ids, skip_special_tokens=False), "text_without_special": tokenizer.decode(ids)}
+        for ids in rows
+    ]
+
+
+def make_shard(tokenizer, ids: list[int]) -> bytes:
+    with tempfile.TemporaryDirectory() as directory:
+        writer = ShardWriter(Path(directory) / "shard.bin", vocabulary.size(tokenizer), True, vocabulary.hash_of(tokenizer))
+        mask = np.array([i % 3 != 2 for i in range(len(ids))], np.uint8)
+        for begin in range(0, len(ids), 5):  # pieces that end within a byte of the mask
+            writer.add(np.array(ids[begin:begin + 5], np.uint16), mask[begin:begin + 5])
+        writer.finish()
+        return writer.path.read_bytes()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    tokenizer = make_tokenizer()
+    cases = {"hash": vocabulary.hash_of(tokenizer).hex(), "encode": encode_cases(tokenizer), "decode": decode_cases(tokenizer)}
+    tokenizer.encode_special_tokens = False
+    files = {
+        "tokenizer.json": tokenizer.to_str().encode() + b"\n",
+        "tokenizer_cases.json": json.dumps(cases, separators=(",", ":")).encode() + b"\n",
+        "masked_shard.bin": make_shard(tokenizer, cases["encode"][0]["ids"]),
+    }
+    different = [name for name, data in files.items() if check and (OUT / name).read_bytes() != data]
+    for name, data in files.items():
+        if not check:
+            (OUT / name).write_bytes(data)
+        print(f"{name}: {len(data)} bytes" + (", differs" if name in different else ""))
+    return 1 if different else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

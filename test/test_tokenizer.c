@@ -1,0 +1,446 @@
+// test_tokenizer.c: ids and texts are those of the `tokenizers` library (dev/reference/make_tokenizer.py), also token by token and for
+// text that is no UTF-8; whatever is wrong with a tokenizer.json is said in one line; no bytes crash it.
+#include "harness.h"
+#include "runtime/random.h"
+#include "tokenizer.h"
+
+#define REFERENCE "test/reference/tokenizer.json"
+
+static json_t *load_json(const char *path) {
+    json_error_t error;
+    json_t *root = json_load_file(path, JSON_ALLOW_NUL, &error);
+    if (root == NULL) { fail_msg("%s: %s", path, error.text); }
+    return root;
+}
+
+static Tokenizer open_reference(void) {
+    Tokenizer tokenizer;
+    Error error;
+    if (!tokenizer_open(&tokenizer, REFERENCE, &error)) { fail_msg("%s", error.text); }
+    return tokenizer;
+}
+
+static bool open_json(Tokenizer *tokenizer, const json_t *root, Error *error) {
+    char *text = json_dumps(root, JSON_COMPACT | JSON_ENCODE_ANY);
+    error->text[0] = '\0';
+    bool good = tokenizer_open_memory(tokenizer, "file.json", text, strlen(text), error);
+    free(text);
+    return good;
+}
+
+static TokenList encode(const Tokenizer *tokenizer, const char *text, size_t count, bool special) {
+    TokenList list = {NULL, 0, 0};
+    Error error;
+    if (!tokenizer_encode(tokenizer, text, count, special, &list, &error)) { fail_msg("%s", error.text); }
+    return list;
+}
+
+// The text of ids, `step` of them at a time.
+static TextList decode(const Tokenizer *tokenizer, const int32_t *ids, size_t count, size_t step, bool special) {
+    TextList text = {NULL, 0, 0};
+    TokenDecoder decoder;
+    Error error;
+    memset(&decoder, 0, sizeof decoder);
+    for (size_t i = 0; i < count; i += step) {
+        size_t taken = count - i < step ? count - i : step;
+        assert_true(tokenizer_decode(tokenizer, &decoder, ids + i, taken, special, &text, &error));
+    }
+    assert_true(tokenizer_decode_end(&decoder, &text, &error));
+    return text;
+}
+
+static void expect_ids(const TokenList *list, const json_t *expected, const char *text) {
+    if (list->count != json_array_size(expected)) { fail_msg("'%s': %zu ids, not %zu", text, list->count, json_array_size(expected)); }
+    for (size_t i = 0; i < list->count; i++) {
+        int id = (int)json_integer_value(json_array_get(expected, i));
+        if (list->ids[i] != id) { fail_msg("'%s': id %zu is %d, not %d", text, i, list->ids[i], id); }
+    }
+}
+
+static void expect_text(const TextList *text, const char *expected, size_t count) {
+    if (text->count != count || (count > 0 && memcmp(text->bytes, expected, count) != 0)) {
+        fail_msg("'%.*s' is not '%.*s'", (int)text->count, text->bytes, (int)count, expected);
+    }
+}
+
+static void check_encoding(const Tokenizer *tokenizer, const json_t *cases) {
+    for (size_t i = 0; i < json_array_size(cases); i++) {
+        const json_t *one = json_array_get(cases, i), *text = json_object_get(one, "text");
+        const char *bytes = json_string_value(text);
+        size_t count = json_string_length(text);
+        for (int special = 0; special < 2; special++) {
+            TokenList list = encode(tokenizer, bytes, count, special != 0);
+            expect_ids(&list, json_object_get(one, special != 0 ? "ids" : "ids_special_as_text"), bytes);
+            TextList back = decode(tokenizer, list.ids, list.count, 1, true);
+            expect_text(&back, bytes, count);
+            token_list_free(&list);
+            text_list_free(&back);
+        }
+    }
+}
+
+static void hard_strings_have_the_ids_of_the_library(void **state) {
+    (void)state;
+    Tokenizer tokenizer = open_reference();
+    json_t *cases = load_json("test/reference/tokenizer_cases.json");
+    assert_true(json_array_size(json_object_get(cases, "encode")) >= 30);
+    check_encoding(&tokenizer, json_object_get(cases, "encode"));
+    json_decref(cases);
+    tokenizer_close(&tokenizer);
+}
+
+static void merges_as_one_string_are_the_same_as_pairs(void **state) {
+    (void)state;
+    json_t *root = load_json(REFERENCE), *cases = load_json("test/reference/tokenizer_cases.json");
+    json_t *merges = json_object_get(json_object_get(root, "model"), "merges");
+    for (size_t i = 0; i < json_array_size(merges); i++) {
+        const json_t *pair = json_array_get(merges, i);
+        json_t *text = json_sprintf("%s %s", json_string_value(json_array_get(pair, 0)), json_string_value(json_array_get(pair, 1)));
+        json_array_set_new(merges, i, text);
+    }
+    Tokenizer tokenizer, reference = open_reference();
+    Error error;
+    if (!open_json(&tokenizer, root, &error)) { fail_msg("%s", error.text); }
+    check_encoding(&tokenizer, json_object_get(cases, "encode"));
+    assert_memory_equal(tokenizer.hash, reference.hash, sizeof reference.hash);
+    tokenizer_close(&tokenizer);
+    tokenizer_close(&reference);
+    json_decref(root);
+    json_decref(cases);
+}
+
+static void the_hash_is_that_of_the_shards(void **state) {
+    (void)state;
+    Tokenizer tokenizer = open_reference();
+    json_t *cases = load_json("test/reference/tokenizer_cases.json");
+    char hash[2 * SHA256_BYTES + 1];
+    for (int i = 0; i < SHA256_BYTES; i++) { snprintf(hash + 2 * i, 3, "%02x", tokenizer.hash[i]); }
+    assert_string_equal(hash, json_string_value(json_object_get(cases, "hash")));
+    json_decref(cases);
+    tokenizer_close(&tokenizer);
+}
+
+static void sha256_gives_the_published_values(void **state) {
+    (void)state;
+    static const char *const texts[3] = {"", "abc", "abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq"}; // FIPS 180-4's examples
+    static const uint32_t firsts[3] = {0xE3B0C442u, 0xBA7816BFu, 0x248D6A61u}, lasts[3] = {0x7852B855u, 0xF20015ADu, 0x19DB06C1u};
+    for (int i = 0; i < 3; i++) {
+        Sha256 sha;
+        uint8_t digest[SHA256_BYTES];
+        sha256_begin(&sha);
+        sha256_add(&sha, texts[i], strlen(texts[i]));
+        sha256_end(&sha, digest);
+        uint32_t first = 0, last = 0;
+        for (int k = 0; k < 4; k++) {
+            first = first << 8 | digest[k];
+            last = last << 8 | digest[28 + k];
+        }
+        assert_int_equal(first, firsts[i]);
+        assert_int_equal(last, lasts[i]);
+    }
+}
+
+static void decoding_is_that_of_the_library_in_steps_of_any_length(void **state) {
+    (void)state;
+    Tokenizer tokenizer = open_reference();
+    json_t *root = load_json("test/reference/tokenizer_cases.json"), *cases = json_object_get(root, "decode");
+    for (size_t i = 0; i < json_array_size(cases); i++) {
+        const json_t *one = json_array_get(cases, i), *list = json_object_get(one, "ids");
+        int32_t ids[64];
+        size_t count = json_array_size(list);
+        for (size_t k = 0; k < count; k++) { ids[k] = (int32_t)json_integer_value(json_array_get(list, k)); }
+        for (size_t step = 1; step < 8; step += 3) {
+            for (int special = 0; special < 2; special++) {
+                const json_t *expected = json_object_get(one, special != 0 ? "text" : "text_without_special");
+                TextList text = decode(&tokenizer, ids, count, step, special != 0);
+                expect_text(&text, json_string_value(expected), json_string_length(expected));
+                text_list_free(&text);
+            }
+        }
+    }
+    json_decref(root);
+    tokenizer_close(&tokenizer);
+}
+
+static void a_character_appears_when_its_last_byte_does(void **state) {
+    (void)state;
+    Tokenizer tokenizer = open_reference();
+    TokenDecoder decoder;
+    TextList text = {NULL, 0, 0};
+    Error error;
+    memset(&decoder, 0, sizeof decoder);
+    static const uint8_t smile[4] = {0xF0, 0x9F, 0x98, 0x80};
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(text.count, 0);
+        assert_true(tokenizer_decode(&tokenizer, &decoder, &tokenizer.byte_ids[smile[i]], 1, true, &text, &error));
+    }
+    expect_text(&text, "\xF0\x9F\x98\x80", 4);
+    assert_int_equal(decoder.held_count, 0);
+    text_list_free(&text);
+    tokenizer_close(&tokenizer);
+}
+
+static void text_that_is_no_utf8_comes_back_byte_by_byte(void **state) {
+    (void)state;
+    Tokenizer tokenizer = open_reference();
+    Random random = {random_hash(3, 0)};
+    for (int round = 0; round < 2000; round++) {
+        char text[64];
+        size_t count = random_bits(&random) % sizeof text, at = 0;
+        for (size_t i = 0; i < count; i++) {
+            bool odd = random_bits(&random) % 3 == 0;
+            text[i] = odd ? (char)random_bits(&random) : "the fox "[i % 8];
+        }
+        TokenList list = encode(&tokenizer, text, count, false);
+        for (size_t i = 0; i < list.count; i++) {
+            size_t length = 0;
+            const uint8_t *bytes = tokenizer_bytes(&tokenizer, list.ids[i], &length);
+            assert_true(at + length <= count);
+            assert_memory_equal(bytes, text + at, length);
+            at += length;
+        }
+        assert_int_equal(at, count);
+        token_list_free(&list);
+    }
+    tokenizer_close(&tokenizer);
+}
+
+// A quadratic merge would take minutes.
+static void a_word_of_a_million_letters_takes_no_time(void **state) {
+    (void)state;
+    Tokenizer tokenizer = open_reference();
+    size_t count = 1000000;
+    char *text = (char *)malloc(count);
+    for (size_t i = 0; i < count; i++) { text[i] = "thereinthemill"[i % 14]; }
+    TokenList list = encode(&tokenizer, text, count, false);
+    TextList back = decode(&tokenizer, list.ids, list.count, 100, false);
+    expect_text(&back, text, count);
+    memset(text, ' ', count); // one piece, for which the pattern looks ahead
+    list.count = 0;
+    Error error;
+    assert_true(tokenizer_encode(&tokenizer, text, count, false, &list, &error));
+    free(text);
+    text_list_free(&back);
+    token_list_free(&list);
+    tokenizer_close(&tokenizer);
+}
+
+static void ids_without_a_token_have_no_text(void **state) {
+    (void)state;
+    Tokenizer tokenizer = open_reference();
+    const int32_t ids[4] = {-1, tokenizer.vocabulary, INT32_MAX, INT32_MIN};
+    TextList text = decode(&tokenizer, ids, 4, 1, true);
+    assert_int_equal(text.count, 0);
+    text_list_free(&text);
+    assert_int_equal(tokenizer_find_added(&tokenizer, "<|endoftext|>"), 0);
+    assert_int_equal(tokenizer_find_added(&tokenizer, "<|nowhere|>"), -1);
+    assert_true(tokenizer_is_special(&tokenizer, 0));
+    assert_false(tokenizer_is_special(&tokenizer, 1));
+    assert_false(tokenizer_is_special(&tokenizer, -1));
+    tokenizer_close(&tokenizer);
+}
+
+// What is put at a path of a good file (a JSON text, or NULL: it is taken out), and what is said then.
+typedef struct Damage {
+    const char *path, *value, *words;
+} Damage;
+
+// The member of an object, or of a list where the name is a number.
+static json_t *child(json_t *parent, const char *name) {
+    return json_is_array(parent) ? json_array_get(parent, (size_t)atoi(name)) : json_object_get(parent, name);
+}
+
+// Replaces what is at `path`, names with '/' between them.
+static void put(json_t *root, const char *path, const char *value) {
+    char name[64];
+    json_t *parent = root, *new_value = value != NULL ? json_loads(value, JSON_DECODE_ANY, NULL) : NULL;
+    for (size_t length; path[length = strcspn(path, "/")] == '/'; path += length + 1) {
+        snprintf(name, sizeof name, "%.*s", (int)length, path);
+        parent = child(parent, name);
+        assert_non_null(parent);
+    }
+    assert_int_equal(value != NULL, new_value != NULL);
+    if (json_is_array(parent)) {
+        assert_int_equal(json_array_set_new(parent, (size_t)atoi(path), new_value), 0);
+    } else if (new_value != NULL) {
+        assert_int_equal(json_object_set_new(parent, path, new_value), 0);
+    } else {
+        assert_int_equal(json_object_del(parent, path), 0);
+    }
+}
+
+static void expect_one_line(const Error *error, const char *words) {
+    if (strstr(error->text, words) == NULL) { fail_msg("'%s' does not say '%s'", error->text, words); }
+    assert_non_null(strstr(error->text, "file.json"));
+    assert_null(strchr(error->text, '\n'));
+}
+
+static void damaged_files_are_refused_in_one_line(void **state) {
+    (void)state;
+    static const Damage damages[] = {
+        {"model", NULL, "no object 'model'"},
+        {"model", "[1, 2]", "no object 'model'"},
+        {"model/type", "\"Unigram\"", "type 'Unigram'"},
+        {"model/type", "7", "type '(no text)'"},
+        {"model/dropout", "0.1", "'dropout'"},
+        {"model/dropout", "{}", "'dropout'"},
+        {"model/continuing_subword_prefix", "\"##\"", "'continuing_subword_prefix'"},
+        {"model/end_of_word_suffix", "\"</w>\"", "'end_of_word_suffix'"},
+        {"model/byte_fallback", "true", "'byte_fallback'"},
+        {"model/ignore_merges", "true", "'ignore_merges'"},
+        {"model/vocab", NULL, "no object 'vocab'"},
+        {"model/vocab", "[]", "no object 'vocab'"},
+        {"model/vocab", "{}", "no token stands for the byte"},
+        {"model/vocab/a", NULL, "no token stands for the byte 0x61"},
+        {"model/vocab/\xC4\xA0", NULL, "no token stands for the byte 0x20"},
+        {"model/vocab/a", "-1", "id of the token 'a'"},
+        {"model/vocab/a", "1048576", "id of the token 'a'"},
+        {"model/vocab/a", "9223372036854775807", "id of the token 'a'"},
+        {"model/vocab/a", "66.0", "id of the token 'a'"},
+        {"model/vocab/a", "\"66\"", "id of the token 'a'"},
+        {"model/vocab/a", "null", "id of the token 'a'"},
+        {"model/vocab/a", "5", "have the same id 5"},
+        {"model/merges", NULL, "no list 'merges'"},
+        {"model/merges", "{\"a\": 1}", "no list 'merges'"},
+        {"model/merges/0", "7", "merge 0 is not a pair"},
+        {"model/merges/3", "null", "merge 3 is not a pair"},
+        {"model/merges/0", "\"\"", "merge 0 is not a pair"},
+        {"model/merges/0", "\"ab\"", "merge 0 is not a pair"},
+        {"model/merges/0", "\" b\"", "merge 0 is not a pair"},
+        {"model/merges/0", "\"a \"", "merge 0 is not a pair"},
+        {"model/merges/0", "\"a b c\"", "merge 0 is not a pair"},
+        {"model/merges/0", "[]", "merge 0 is not a pair"},
+        {"model/merges/0", "[\"a\"]", "merge 0 is not a pair"},
+        {"model/merges/0", "[\"a\", \"b\", \"c\"]", "merge 0 is not a pair"},
+        {"model/merges/0", "[\"a\", 7]", "merge 0 is not a pair"},
+        {"model/merges/0", "[\"\", \"a\"]", "merge 0 is not a pair"},
+        {"model/merges/0", "[\"q\", \"q\"]", "merge 0 makes 'qq'"},
+        {"model/merges/0", "[\"th\", \"e\"]", "this, or a side of it"},
+        {"model/merges/1", "[\"\xC4\xA0\", \"t\"]", "are the same"},
+        {"normalizer", "{\"type\": \"NFC\"}", "normalizer"},
+        {"pre_tokenizer", NULL, "pre-tokenizer"},
+        {"pre_tokenizer", "[]", "pre-tokenizer"},
+        {"pre_tokenizer/type", "\"Whitespace\"", "pre-tokenizer"},
+        {"pre_tokenizer/use_regex", "false", "pre-tokenizer"},
+        {"pre_tokenizer/add_prefix_space", "true", "pre-tokenizer"},
+        {"added_tokens", "{}", "'added_tokens' is not a list"},
+        {"added_tokens/0", "7", "added token 0 has no 'content'"},
+        {"added_tokens/1/content", NULL, "added token 1 has no 'content'"},
+        {"added_tokens/1/content", "\"\"", "added token 1 has no 'content'"},
+        {"added_tokens/1/content", "7", "added token 1 has no 'content'"},
+        {"added_tokens/1/id", NULL, "id of the token '<|end|>'"},
+        {"added_tokens/1/id", "-5", "id of the token '<|end|>'"},
+        {"added_tokens/1/id", "1e9", "id of the token '<|end|>'"},
+        {"added_tokens/1/id", "402", "have the same id 402"},
+        {"added_tokens/0/id", "3", "has the id 3, but 0 in the vocabulary"},
+        {"added_tokens/1/lstrip", "true", "'lstrip'"},
+        {"added_tokens/1/rstrip", "true", "'rstrip'"},
+        {"added_tokens/1/single_word", "true", "'single_word'"},
+    };
+    for (size_t i = 0; i < sizeof damages / sizeof damages[0]; i++) {
+        json_t *root = load_json(REFERENCE);
+        Tokenizer tokenizer;
+        Error error;
+        put(root, damages[i].path, damages[i].value);
+        if (open_json(&tokenizer, root, &error)) { fail_msg("%s as %s is accepted", damages[i].path, damages[i].value); }
+        expect_one_line(&error, damages[i].words);
+        assert_null(tokenizer.bytes);
+        json_decref(root);
+    }
+}
+
+static void text_that_is_no_json_is_refused_in_one_line(void **state) {
+    (void)state;
+    static const char *const texts[] = {"", "{", "nonsense", "[]]", "{\"a\": 1, \"a\": 2}", "{\"a\": \"\\u0000\"}", "{\"a\": \"\xFF\"}",
+                                        "{\"a\": \"\\ud800\"}", "7", "{\"a\":99999999999999999999}"};
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        Tokenizer tokenizer;
+        Error error;
+        assert_false(tokenizer_open_memory(&tokenizer, "file.json", texts[i], strlen(texts[i]), &error));
+        expect_one_line(&error, "JSON");
+    }
+    char deep[5000];
+    Tokenizer tokenizer;
+    Error error;
+    memset(deep, '[', sizeof deep);
+    assert_false(tokenizer_open_memory(&tokenizer, "file.json", deep, sizeof deep, &error));
+    expect_one_line(&error, "JSON");
+    assert_false(tokenizer_open(&tokenizer, "/nowhere/at/all", &error));
+    assert_non_null(strstr(error.text, "cannot read the tokenizer /nowhere/at/all"));
+    assert_false(tokenizer_open(&tokenizer, "test", &error)); // a directory without one
+    assert_non_null(strstr(error.text, "test/tokenizer.json"));
+}
+
+// The bytes of the reference file, to be damaged.
+static char *read_reference(size_t *size) {
+    Error error;
+    char *bytes = tokenizer_read_file(REFERENCE, size, &error);
+    assert_non_null(bytes);
+    return bytes;
+}
+
+static void truncated_files_are_refused(void **state) {
+    (void)state;
+    size_t size = 0;
+    char *bytes = read_reference(&size);
+    for (size_t shorter = 0; shorter < size - 2; shorter += 1 + shorter / 64) { // the last two bytes are a brace and a line end
+        Tokenizer tokenizer;
+        Error error;
+        char *copy = (char *)malloc(shorter + 1);
+        memcpy(copy, bytes, shorter);
+        assert_false(tokenizer_open_memory(&tokenizer, "file.json", copy, shorter, &error));
+        expect_one_line(&error, "JSON");
+        free(copy);
+    }
+    free(bytes);
+}
+
+static void random_damage_never_crashes(void **state) {
+    (void)state;
+    size_t size = 0;
+    char *bytes = read_reference(&size), *copy = (char *)malloc(size);
+    Random random = {random_hash(11, 0)};
+    for (int round = 0; round < 1500; round++) {
+        Tokenizer tokenizer;
+        Error error;
+        memcpy(copy, bytes, size);
+        int changes = 1 + (int)(random_bits(&random) % 4);
+        for (int i = 0; i < changes; i++) {
+            char *byte = &copy[random_bits(&random) % size];
+            bool flip = random_bits(&random) % 2 == 0;
+            *byte = flip ? (char)(*byte ^ (1 << random_bits(&random) % 8)) : "0123456789,:[]{}\"a"[random_bits(&random) % 18];
+        }
+        error.text[0] = '\0';
+        if (!tokenizer_open_memory(&tokenizer, "file.json", copy, size, &error)) {
+            assert_true(error_is_set(&error));
+            continue;
+        }
+        TokenList list = encode(&tokenizer, "The fox's mill <|end|>", 22, true);
+        TextList back = decode(&tokenizer, list.ids, list.count, 1, true);
+        assert_true(back.count > 0);
+        token_list_free(&list);
+        text_list_free(&back);
+        tokenizer_close(&tokenizer);
+    }
+    free(bytes);
+    free(copy);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(hard_strings_have_the_ids_of_the_library),
+        cmocka_unit_test(merges_as_one_string_are_the_same_as_pairs),
+        cmocka_unit_test(the_hash_is_that_of_the_shards),
+        cmocka_unit_test(sha256_gives_the_published_values),
+        cmocka_unit_test(decoding_is_that_of_the_library_in_steps_of_any_length),
+        cmocka_unit_test(a_character_appears_when_its_last_byte_does),
+        cmocka_unit_test(text_that_is_no_utf8_comes_back_byte_by_byte),
+        cmocka_unit_test(a_word_of_a_million_letters_takes_no_time),
+        cmocka_unit_test(ids_without_a_token_have_no_text),
+        cmocka_unit_test(damaged_files_are_refused_in_one_line),
+        cmocka_unit_test(text_that_is_no_json_is_refused_in_one_line),
+        cmocka_unit_test(truncated_files_are_refused),
+        cmocka_unit_test(random_damage_never_crashes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

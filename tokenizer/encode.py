@@ -1,0 +1,163 @@
+"""Chunks to tokens, in a process of its own: parse, template, encode, decide the side, append the end of text."""
+
+import json
+import os
+import threading
+from dataclasses import dataclass
+from multiprocessing import parent_process
+
+import numpy as np
+
+from tokenizer import vocabulary
+from tokenizer.shard import token_bytes_for
+from tokenizer.sources import DOCUMENT_BYTES, SEPARATORS, Chunk, InputError, Options, side_of
+from tokenizer.templates import TEMPLATES, Segments
+
+
+@dataclass
+class Tokens:
+    """Tokens of one side of the split. mask is empty where the template masks nothing."""
+
+    ids: np.ndarray
+    mask: np.ndarray
+
+
+@dataclass
+class Encoded:
+    sides: dict[str, Tokens]
+    documents: int  # that end in this chunk
+    replaced: int  # documents with bytes that are not UTF-8
+
+
+@dataclass
+class Document:
+    segments: Segments
+    side: str
+    ends: bool = True  # an end of text follows
+
+
+@dataclass
+class Job:
+    """All that a process needs to know, once."""
+
+    tokenizer: str
+    template: str
+    field: str
+    masked: bool
+    options: Options
+
+
+class Encoder:
+    def __init__(self, job: Job):
+        self.job = job
+        self.tokenizer = vocabulary.load(job.tokenizer)
+        self.tokenizer.encode_special_tokens = True  # "<|endoftext|>" inside of a document is text, not the end of it
+        self.tokenizer.no_truncation()
+        self.end_of_text = self.tokenizer.token_to_id(vocabulary.END_OF_TEXT)
+        self.replaced = 0  # of the chunk at hand
+        self.dtype = np.dtype(f"<u{token_bytes_for(vocabulary.size(self.tokenizer))}")
+
+    def encode(self, chunk: Chunk) -> Encoded:
+        self.replaced = 0
+        documents = self.text(chunk) if chunk.kind == "text" else self.records(chunk)
+        texts = [piece for document in documents for text, _ in document.segments for piece in pieces(text)]
+        ids = iter(self.tokenizer.encode_batch(texts, add_special_tokens=False))
+        sides = {"train": ([], []), "validation": ([], [])}
+        for document in documents:
+            tokens, mask = sides[document.side]
+            for text, counts in document.segments:
+                for _ in pieces(text):
+                    found = np.array(next(ids).ids, self.dtype)
+                    tokens.append(found)
+                    mask.append(np.full(len(found) if self.job.masked else 0, counts, np.uint8))
+            if document.ends:
+                tokens.append(np.array([self.end_of_text], self.dtype))
+                mask.append(np.ones(1 if self.job.masked else 0, np.uint8))
+        joined = {side: Tokens(join(tokens, self.dtype), join(mask, np.uint8)) for side, (tokens, mask) in sides.items()}
+        return Encoded(joined, sum(document.ends for document in documents), self.replaced)
+
+    def decode(self, data: bytes) -> str:
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            self.replaced += 1
+            return data.decode(errors="replace")
+
+    def text(self, chunk: Chunk) -> list[Document]:
+        """Documents between separators; the first and the last may be parts of one that is longer than a chunk."""
+        parts = SEPARATORS[self.job.options.separator].split(chunk.data)
+        documents = []
+        for index, part in enumerate(parts):
+            continued = index == 0 and chunk.open_side is not None
+            goes_on = index == len(parts) - 1 and chunk.next.open_side is not None
+            part = part if continued else part.lstrip(b"\r\n")
+            part = part if goes_on else part.rstrip(b"\r\n")
+            if not part and not continued:
+                continue
+            side = chunk.open_side if continued else chunk.next.open_side if goes_on else None
+            side = side or side_of(part, self.job.options.validation_fraction)
+            documents.append(Document([(self.decode(part), True)], side, not goes_on))
+        return documents
+
+    def records(self, chunk: Chunk) -> list[Document]:
+        make = TEMPLATES[self.job.template]
+        documents = []
+        try:
+            for record in parse(chunk):
+                segments = make(record, self.job.field)
+                if text := "".join(text for text, _ in segments):
+                    data = text.encode(errors="replace")  # JSON can hold half of a surrogate pair
+                    side = side_of(data, self.job.options.validation_fraction)
+                    segments = [(text.encode(errors="replace").decode(), counts) for text, counts in segments]
+                    documents.append(Document(segments, side))
+        except KeyError as error:
+            raise InputError(f"{chunk.where}: a record has no field {error}") from None
+        except (ValueError, TypeError) as error:
+            raise InputError(f"{chunk.where}: {error}") from None
+        return documents
+
+
+def parse(chunk: Chunk):
+    if chunk.kind == "table":
+        yield from chunk.data.to_pylist()
+        return
+    for text in chunk.data if chunk.kind == "records" else chunk.data.split(b"\n"):
+        if text.strip():
+            record = json.loads(text)
+            if not isinstance(record, dict):
+                raise TypeError(f"a record is {type(record).__name__}, but must be an object with named fields")
+            yield record
+
+
+def pieces(text: str) -> list[str]:
+    """The library needs a hundred times a text's size: long ones are encoded piece by piece, cut before a blank."""
+    result = []
+    while len(text) > DOCUMENT_BYTES:
+        cut = text.rfind(" ", DOCUMENT_BYTES // 2, DOCUMENT_BYTES)
+        cut = cut if cut > 0 else DOCUMENT_BYTES
+        result.append(text[:cut])
+        text = text[cut:]
+    return [*result, text]
+
+
+def join(arrays: list[np.ndarray], dtype) -> np.ndarray:
+    return np.concatenate(arrays) if arrays else np.zeros(0, dtype)
+
+
+_encoder: Encoder | None = None  # of this process
+
+
+def _leave_with_parent() -> None:
+    parent_process().join()
+    os._exit(1)
+
+
+def start_process(job: Job) -> None:
+    global _encoder
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # processes are the parallelism
+    threading.Thread(target=_leave_with_parent, daemon=True).start()  # a killed parent leaves no orphans
+    _encoder = Encoder(job)
+
+
+def encode_chunk(chunk: Chunk) -> Encoded:
+    return _encoder.encode(chunk)

@@ -1,0 +1,93 @@
+"""What is finished, so that an interrupted run goes on where its last finished part ends.
+
+PREFIX.journal holds a JSON object a line: first the request, then one line for each part once its shards are on disk under
+their names. A line that is cut short is no line. Parts end where chunks end, so a part that is made again is the same.
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tokenizer.shard import ShardError, read_header
+from tokenizer.sources import Position
+
+
+class JournalError(Exception):
+    """A journal of another run."""
+
+
+@dataclass
+class Part:
+    shards: dict[str, dict]  # by side: file, tokens, checksum; a side without tokens has none
+    documents: int
+    replaced: int
+    next: Position
+    done: bool  # nothing follows
+
+
+class Journal:
+    def __init__(self, prefix: Path, request: dict):
+        self.path = prefix.with_name(prefix.name + ".journal")
+        self.request = request
+        self.parts: list[Part] = []
+        if self.path.exists():
+            self._load()
+        self._rewrite()
+
+    def _load(self) -> None:
+        lines = self.path.read_bytes().split(b"\n")[:-1]
+        try:
+            entries = [json.loads(line) for line in lines]
+        except ValueError as error:
+            raise JournalError(f"{self.path} is damaged ({error}): remove it to begin again") from None
+        if len(entries) < 2:  # nothing is finished, so nothing is lost
+            return
+        for key, value in self.request.items():
+            if entries[0].get(key) != value:
+                raise JournalError(
+                    f"{self.path} is of a run with another {key} ({entries[0].get(key)}, now {value}): "
+                    "repeat that run's command, remove the journal to begin again, or choose another --out"
+                )
+        for entry in entries[1:]:
+            part = Part(**{**entry, "next": Position(**entry["next"])})
+            if not self._is_whole(part):
+                break
+            self.parts.append(part)
+
+    def _is_whole(self, part: Part) -> bool:
+        try:
+            for shard in part.shards.values():
+                header = read_header(self.path.with_name(shard["file"]))
+                if (header.count, header.checksum) != (shard["tokens"], shard["checksum"]):
+                    return False
+        except (ShardError, OSError):
+            return False
+        return True
+
+    def _rewrite(self) -> None:
+        temporary = self.path.with_name(self.path.name + ".tmp")
+        with open(temporary, "w") as file:
+            file.write(json.dumps(self.request) + "\n")
+            file.writelines(json.dumps(asdict(part)) + "\n" for part in self.parts)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self.path)
+
+    def add(self, part: Part) -> None:
+        self.parts.append(part)
+        with open(self.path, "a") as file:
+            file.write(json.dumps(asdict(part)) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    @property
+    def next(self) -> Position:
+        return self.parts[-1].next if self.parts else Position()
+
+    @property
+    def done(self) -> bool:
+        return bool(self.parts) and self.parts[-1].done
+
+    def tokens(self, side: str) -> int:
+        return sum(part.shards[side]["tokens"] for part in self.parts if side in part.shards)

@@ -1,0 +1,190 @@
+"""Prepares token files: text, JSON, Parquet or data sets in, shards that train_gpt reads out.
+
+    python -m tokenizer.prepare --tokenizer DIR --out data/stories stories.txt
+    ./train_gpt --data 'data/stories_train_*.bin' ...
+
+One process reads and writes, all others tokenize. Memory does not grow with the input: a few chunks a process are under way.
+Shards are the same whatever the number of processes. Interrupted, even by kill -9, the same command goes on behind the
+last finished part.
+"""
+
+import argparse
+import multiprocessing
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+
+from tqdm import tqdm
+
+from tokenizer import vocabulary
+from tokenizer.encode import Encoded, Job, encode_chunk, start_process
+from tokenizer.journal import Journal, JournalError, Part
+from tokenizer.shard import ShardWriter
+from tokenizer.sources import Chunk, InputError, Options, Position, chunks, reader_for
+from tokenizer.templates import MASKED, TEMPLATES
+
+SIDES = {"train": "train", "validation": "val"}  # and what they are called in names of files
+UNDER_WAY = 3  # chunks for each process
+
+
+def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tokenizer.prepare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("inputs", nargs="+", help="files (.txt, .json, .jsonl, .parquet) or names of data sets")
+    parser.add_argument("--tokenizer", required=True, help="a directory with a tokenizer, or a name such as gpt2")
+    parser.add_argument("--out", required=True, type=Path, metavar="PREFIX", help="PREFIX_train_00000.bin and so on")
+    parser.add_argument("--val-fraction", type=float, default=0.01, help="of the documents, by their hash (%(default)s)")
+    parser.add_argument("--separator", choices=("endoftext", "blank-line"), default="endoftext",
+                        help="what is between documents of a text file: a line <|endoftext|>, or blank lines (%(default)s)")
+    parser.add_argument("--template", choices=tuple(TEMPLATES), default="plain",
+                        help="alpaca: instruction, input, output, of which only the output counts (%(default)s)")
+    parser.add_argument("--field", default="text", help="of JSON records and Parquet files (%(default)s)")
+    parser.add_argument("--dataset-split", default="train", help="of data sets by name (%(default)s)")
+    parser.add_argument("--shard-tokens", type=int, default=100_000_000, help="a shard ends behind these (%(default)s)")
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="(all cores: %(default)s)")
+    found = parser.parse_args(arguments)
+    if not 0.0 <= found.val_fraction < 1.0:
+        parser.error(f"--val-fraction {found.val_fraction}: allowed: 0 to less than 1")
+    if found.shard_tokens < 1 or found.processes < 1:
+        parser.error("--shard-tokens and --processes: allowed: at least 1")
+    return found
+
+
+def describe_input(name: str) -> list:
+    """What must not change between a run and its continuation."""
+    path = Path(name)
+    return [name, path.stat().st_size, path.stat().st_mtime_ns] if path.exists() else [name, 0, 0]
+
+
+def describe(arguments: argparse.Namespace, tokenizer_hash: bytes) -> dict:
+    return {
+        "tokenizer": tokenizer_hash.hex(),
+        "inputs": [describe_input(name) for name in arguments.inputs],
+        **{key: getattr(arguments, key) for key in
+           ("val_fraction", "separator", "template", "field", "dataset_split", "shard_tokens")},
+    }
+
+
+def encode_all(source: Iterator[Chunk], pool: ProcessPoolExecutor, processes: int) -> Iterator[tuple[Chunk, Encoded]]:
+    """Chunks in their order, with their tokens, and never more than a few of them in memory."""
+    under_way = deque()
+    for chunk in source:
+        under_way.append((chunk, pool.submit(encode_chunk, chunk)))
+        if len(under_way) >= UNDER_WAY * processes:
+            first, future = under_way.popleft()
+            yield first, future.result()
+    for chunk, future in under_way:
+        yield chunk, future.result()
+
+
+class PartWriter:
+    """The shards of one part, one for each side."""
+
+    def __init__(self, prefix: Path, number: int, size: int, masked: bool, tokenizer_hash: bytes):
+        self.writers = {
+            side: ShardWriter(prefix.with_name(f"{prefix.name}_{name}_{number:05d}.bin"), size, masked, tokenizer_hash)
+            for side, name in SIDES.items()
+        }
+        self.documents = self.replaced = 0
+
+    def add(self, encoded: Encoded) -> int:
+        for side, tokens in encoded.sides.items():
+            self.writers[side].add(tokens.ids, tokens.mask)
+        self.documents += encoded.documents
+        self.replaced += encoded.replaced
+        return max(writer.count for writer in self.writers.values())
+
+    def finish(self, position: Position, done: bool) -> Part:
+        shards = {}
+        for side, writer in self.writers.items():
+            if header := writer.finish():
+                shards[side] = {"file": writer.path.name, "tokens": header.count, "checksum": header.checksum}
+        return Part(shards, self.documents, self.replaced, position, done)
+
+    def abandon(self) -> None:
+        for writer in self.writers.values():
+            writer.abandon()
+
+
+def write_all(results, new_part, journal: Journal, sizes: list[int], shard_tokens: int) -> None:
+    """Tokens into shards; a part that is full is finished, entered in the journal, and another one begun."""
+    position, part = journal.next, new_part()
+    before = [sum(sizes[:index]) for index in range(len(sizes))]
+    begun = before[position.input] + position.offset if position != Position() else 0
+    with tqdm(total=sum(sizes), initial=begun, unit="B", unit_scale=True, disable=None) as bar:
+        try:
+            for chunk, encoded in results:
+                position = chunk.next
+                bar.update(max(before[position.input] + chunk.done - bar.n, 0))
+                if part.add(encoded) >= shard_tokens:
+                    journal.add(part.finish(position, False))
+                    part = new_part()
+            journal.add(part.finish(position, True))
+        except BaseException:
+            part.abandon()
+            raise
+
+
+def run(arguments: argparse.Namespace) -> None:
+    tokenizer = vocabulary.load(arguments.tokenizer)
+    tokenizer_hash, size = vocabulary.hash_of(tokenizer), vocabulary.size(tokenizer)
+    for name in arguments.inputs:
+        reader_for(name)  # what is not there is said before anything begins
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    journal = Journal(arguments.out, describe(arguments, tokenizer_hash))
+    begun, finished_before = time.monotonic(), len(journal.parts)
+    if not journal.done:
+        masked = arguments.template in MASKED
+        columns = (arguments.field,) if arguments.template == "plain" else ("instruction", "input", "output")
+        options = Options(arguments.separator, columns, arguments.val_fraction, arguments.dataset_split)
+        job = Job(arguments.tokenizer, arguments.template, arguments.field, masked, options)
+        sizes = [describe_input(name)[1] for name in arguments.inputs]
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(arguments.processes, context, start_process, (job,)) as pool:
+            try:
+                results = encode_all(chunks(arguments.inputs, journal.next, options), pool, arguments.processes)
+                write_all(results, lambda: PartWriter(arguments.out, len(journal.parts), size, masked, tokenizer_hash),
+                          journal, sizes, arguments.shard_tokens)
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+    report(arguments, journal, size, time.monotonic() - begun, finished_before)
+
+
+def report(arguments, journal: Journal, size: int, seconds: float, finished_before: int) -> None:
+    documents = sum(part.documents for part in journal.parts)
+    replaced = sum(part.replaced for part in journal.parts)
+    print(f"{documents} documents: {journal.tokens('train')} tokens to train on, {journal.tokens('validation')} for validation; "
+          f"vocabulary {size}; {len(journal.parts)} parts, of which {finished_before} were finished before")
+    if replaced:
+        print(f"{replaced} documents were not UTF-8 everywhere: the bytes that were not are replaced by U+FFFD")
+    total = sum(describe_input(name)[1] for name in arguments.inputs)
+    if finished_before == 0 and total > 0:
+        speed = total / seconds / 1e6
+        print(f"{total / 1e6:.1f} MB in {seconds:.1f} s: {speed:.2f} MB/s, {speed / arguments.processes:.2f} a process")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    try:
+        run(parse_arguments(arguments))
+    except (InputError, JournalError, vocabulary.TokenizerError, OSError) as error:
+        print(f"prepare: {error}", file=sys.stderr)
+        return 2
+    except BrokenProcessPool:
+        print("prepare: a process ended unexpectedly, perhaps for lack of memory: --processes, fewer of them, may help; "
+              "the same command goes on behind the last finished part", file=sys.stderr)
+        return 3
+    except KeyboardInterrupt:
+        print("prepare: interrupted; the same command goes on behind the last finished part", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

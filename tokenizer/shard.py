@@ -1,0 +1,136 @@
+"""A file of tokens with a header, written in one pass. shard.h, which reads it in C, shows the layout byte by byte.
+
+    magic "\\x89ACCO\\r\\n\\x1a", version 1, bytes of a token, vocabulary, flags (1: a mask follows)     uint32 each
+    count of tokens                                                                               uint64
+    SHA-256 of the tokenizer                                                                      32 bytes
+    CRC-32 of everything behind the header, then of the header with zeros here                    uint64
+    zeros up to 256 bytes; the tokens; the mask, (count + 7) // 8 bytes, lowest bit first, 1: to be predicted
+
+All numbers are little-endian. A shard is written under a temporary name, synced and renamed: one that has its name is whole.
+"""
+
+import os
+import struct
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+MAGIC = b"\x89ACCO\r\n\x1a"
+VERSION = 1
+HAS_MASK = 1
+HEADER_BYTES = 256
+FIELDS = struct.Struct("<8sIIIIQ32sQ")
+
+
+class ShardError(Exception):
+    """A file that is not a shard, or a damaged one."""
+
+
+@dataclass(frozen=True)
+class Header:
+    token_bytes: int
+    vocabulary: int
+    masked: bool
+    count: int
+    tokenizer_hash: bytes
+    checksum: int
+
+    def pack(self) -> bytes:
+        flags = HAS_MASK if self.masked else 0
+        fields = FIELDS.pack(
+            MAGIC, VERSION, self.token_bytes, self.vocabulary, flags, self.count, self.tokenizer_hash, self.checksum
+        )
+        return fields.ljust(HEADER_BYTES, b"\0")
+
+    @property
+    def file_bytes(self) -> int:
+        return HEADER_BYTES + self.count * self.token_bytes + ((self.count + 7) // 8 if self.masked else 0)
+
+
+def token_bytes_for(vocabulary: int) -> int:
+    return 2 if vocabulary <= 1 << 16 else 4
+
+
+class ShardWriter:
+    """Takes tokens (and their mask, where there is one) piece by piece. Memory: the mask, one byte for 8 tokens."""
+
+    def __init__(self, path: Path, vocabulary: int, masked: bool, tokenizer_hash: bytes):
+        self.path = Path(path)
+        self.temporary = self.path.with_name(self.path.name + ".tmp")
+        self.vocabulary, self.masked, self.tokenizer_hash = vocabulary, masked, tokenizer_hash
+        self.token_bytes = token_bytes_for(vocabulary)
+        self.count = 0
+        self.checksum = 0
+        self.mask = bytearray()
+        self.odd_bits = np.zeros(0, np.uint8)  # of the mask's last byte, while it is not full
+        self.file = None
+
+    def _write(self, data: bytes) -> None:
+        if self.file is None:
+            self.file = open(self.temporary, "wb")
+            self.file.write(b"\0" * HEADER_BYTES)
+        self.checksum = zlib.crc32(data, self.checksum)
+        self.file.write(data)
+
+    def add(self, tokens: np.ndarray, mask: np.ndarray | None = None) -> None:
+        """tokens: ids; mask: one uint8 for each, 1 where it is to be predicted."""
+        if len(tokens) == 0:
+            return
+        self._write(tokens.astype(f"<u{self.token_bytes}", copy=False).tobytes())
+        self.count += len(tokens)
+        if self.masked:
+            bits = np.concatenate([self.odd_bits, mask])
+            whole = len(bits) // 8 * 8
+            self.mask += np.packbits(bits[:whole], bitorder="little").tobytes()
+            self.odd_bits = bits[whole:]
+
+    def finish(self) -> Header | None:
+        """Writes mask and header, syncs and renames. None where no token came: there is no file then."""
+        if self.count == 0:
+            return None
+        if self.masked:
+            self._write(bytes(self.mask) + np.packbits(self.odd_bits, bitorder="little").tobytes())
+        header = Header(self.token_bytes, self.vocabulary, self.masked, self.count, self.tokenizer_hash, 0)
+        header = Header(*[*vars(header).values()][:-1], zlib.crc32(header.pack(), self.checksum))
+        self.file.seek(0)
+        self.file.write(header.pack())
+        self.file.flush()
+        os.fsync(self.file.fileno())
+        self.file.close()
+        os.replace(self.temporary, self.path)
+        return header
+
+    def abandon(self) -> None:
+        if self.file is not None:
+            self.file.close()
+            self.temporary.unlink(missing_ok=True)
+
+
+def read_header(path: Path) -> Header:
+    """The header of a shard, checked against the size of the file, but not against its checksum."""
+    with open(path, "rb") as file:
+        data = file.read(HEADER_BYTES)
+        size = os.fstat(file.fileno()).st_size
+    if len(data) < HEADER_BYTES or data[: len(MAGIC)] != MAGIC:
+        raise ShardError(f"{path} is not a shard of tokens")
+    _, version, token_bytes, vocabulary, flags, count, tokenizer_hash, checksum = FIELDS.unpack_from(data)
+    header = Header(token_bytes, vocabulary, flags == HAS_MASK, count, tokenizer_hash, checksum)
+    if version != VERSION or token_bytes not in (2, 4) or flags > HAS_MASK or size != header.file_bytes:
+        raise ShardError(f"{path} is damaged, or of another version")
+    return header
+
+
+def read(path: Path) -> tuple[Header, np.ndarray, np.ndarray | None]:
+    """Header, tokens and mask of a whole shard, after its checksum: for checks and tests."""
+    header = read_header(path)
+    body = Path(path).read_bytes()[HEADER_BYTES:]
+    blank = Header(*[*vars(header).values()][:-1], 0)
+    if zlib.crc32(blank.pack(), zlib.crc32(body)) != header.checksum:
+        raise ShardError(f"{path} is damaged: its checksum is wrong")
+    tokens = np.frombuffer(body, f"<u{header.token_bytes}", header.count)
+    if not header.masked:
+        return header, tokens, None
+    mask = np.frombuffer(body, np.uint8, offset=header.count * header.token_bytes)
+    return header, tokens, np.unpackbits(mask, count=header.count, bitorder="little")

@@ -1,0 +1,247 @@
+"""Inputs, cut into chunks: text, JSON Lines, JSON arrays, Parquet, and data sets by their Hugging Face name.
+
+A chunk holds whole documents, is about CHUNK_BYTES long, and knows the position that follows it, so that reading can go
+on there in another process on another day. Chunks depend on the input alone: not on the number of processes, and not on
+where a run was interrupted. Reading cuts, it does not parse: that is left to the processes that tokenize.
+
+The one exception to "whole documents" is a text document longer than DOCUMENT_BYTES. It is cut before the last line end
+(or else blank) of what was read, its parts stay on one side of the train/validation split, and no end-of-text token
+comes between them.
+"""
+
+import codecs
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+CHUNK_BYTES = 1 << 19
+DOCUMENT_BYTES = 1 << 22
+RECORD_BYTES = 1 << 28  # a longer JSON record is taken for a damaged file
+ROWS = 512  # of Parquet files and data sets
+
+SEPARATORS = {
+    "endoftext": re.compile(rb"^<\|endoftext\|>[ \t]*\r?$\n?", re.MULTILINE),
+    "blank-line": re.compile(rb"\r?\n(?:[ \t]*\r?\n)+"),
+}
+
+
+class InputError(Exception):
+    """An input that cannot be read as what it is taken for."""
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where reading goes on: which input, an offset in it (bytes or rows), the side of a document that is not finished."""
+
+    input: int = 0
+    offset: int = 0
+    open_side: str | None = None
+
+
+@dataclass(frozen=True)
+class Chunk:
+    kind: str  # "text": bytes with separators; "lines": bytes, a record each; "records": a list of str; "table": Arrow
+    data: object
+    where: str  # for messages
+    open_side: str | None  # the first document began in an earlier chunk, on this side
+    next: Position  # its open_side: the last document goes on, on that side
+    done: int  # bytes of this input, about, up to the end of this chunk
+
+
+@dataclass(frozen=True)
+class Options:
+    """What documents are, and which of them are for validation."""
+
+    separator: str
+    columns: tuple[str, ...]  # of Parquet files and data sets
+    validation_fraction: float
+    dataset_split: str
+
+
+def side_of(document: bytes, validation_fraction: float) -> str:
+    """A document's side depends on its bytes alone: copies of a document never end up on both."""
+    digest = hashlib.blake2b(document, digest_size=8).digest()
+    return "validation" if int.from_bytes(digest, "little") < validation_fraction * 2.0**64 else "train"
+
+
+def last_separator(data: bytes, separator: str) -> int:
+    """Where the last separator of `data` ends that is complete whatever follows; 0 where there is none."""
+    if separator == "blank-line":
+        return max(data.rfind(mark) + len(mark) if mark in data else 0 for mark in (b"\n\n", b"\n\r\n"))
+    end = len(data)
+    while (begin := data.rfind(b"<|endoftext|>", 0, end)) >= 0:
+        line_end = data.find(b"\n", begin)
+        if (begin == 0 or data[begin - 1] == 10) and line_end >= 0 and not data[begin + 13 : line_end].strip(b" \t\r"):
+            return line_end + 1
+        end = begin + 12
+    return 0
+
+
+def cut_before_space(data: bytes) -> int:
+    """Where to cut a document that is too long: never inside of a UTF-8 sequence, and before a line end or a blank."""
+    for space in (b"\n", b" "):
+        cut = data.rfind(space)
+        if cut > len(data) // 2:
+            return cut
+    cut = len(data)
+    while cut > len(data) - 4 and data[cut - 1] & 0xC0 == 0x80:
+        cut -= 1
+    return cut - 1
+
+
+def text_chunks(path: Path, start: Position, options: Options) -> Iterator[Chunk]:
+    offset, side, data = start.offset, start.open_side, b""
+    with open(path, "rb") as file:
+        file.seek(offset)
+        while True:
+            block = file.read(CHUNK_BYTES - len(data) % CHUNK_BYTES)  # so that a chunk depends on where it begins alone
+            data += block
+            cut = last_separator(data, options.separator) if block else len(data)
+            if cut == 0 and block and len(data) < DOCUMENT_BYTES:
+                continue
+            next_side = None
+            if cut == 0 and block:
+                cut = cut_before_space(data)
+                next_side = side or side_of(data[:cut], options.validation_fraction)
+            where = f"{path}, byte {offset}"
+            offset += cut
+            if cut > 0 or side is not None:
+                yield Chunk("text", data[:cut], where, side, Position(start.input, offset, next_side), offset)
+                side = next_side
+            data = data[cut:]
+            if not block:
+                return
+
+
+def line_chunks(path: Path, start: Position, _options: Options) -> Iterator[Chunk]:
+    offset, data = start.offset, b""
+    with open(path, "rb") as file:
+        file.seek(offset)
+        while True:
+            block = file.read(CHUNK_BYTES - len(data) % CHUNK_BYTES)  # so that a chunk depends on where it begins alone
+            data += block
+            cut = data.rfind(b"\n") + 1 if block else len(data)
+            if cut > 0:
+                where = f"{path}, in the lines from byte {offset}"
+                offset += cut
+                yield Chunk("lines", data[:cut], where, None, Position(start.input, offset), offset)
+                data = data[cut:]
+            elif len(data) > RECORD_BYTES:
+                raise InputError(f"{path}: the line at byte {offset} is longer than {RECORD_BYTES >> 20} MiB")
+            if not block:
+                return
+
+
+def array_chunks(path: Path, start: Position, _options: Options) -> Iterator[Chunk]:
+    """The records of one JSON array, one after the other, without the array ever being in memory."""
+    decoder, between = json.JSONDecoder(), re.compile(r"[\s,\[]*")
+    utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+    offset, text, records, size = start.offset, "", [], 0
+
+    def chunk() -> Chunk:
+        where = f"{path}, in the records before byte {offset}"
+        return Chunk("records", records, where, None, Position(start.input, offset), offset)
+
+    with open(path, "rb") as file:
+        file.seek(offset)
+        while block := file.read(CHUNK_BYTES):
+            text += utf8.decode(block)
+            at = used = 0
+            while (at := between.match(text, at).end()) < len(text) and text[at] == "{":
+                try:
+                    end = decoder.raw_decode(text, at)[1]
+                except json.JSONDecodeError:  # not whole yet
+                    break
+                records.append(text[at:end])
+                size += end - at
+                at = end
+                offset += len(text[used:at].encode())
+                used = at
+                if size >= CHUNK_BYTES:
+                    yield chunk()
+                    records, size = [], 0
+            if at < len(text) and text[at] not in "{]" or len(text) - used > RECORD_BYTES:
+                raise InputError(f"{path}: near byte {offset} is no record of a JSON array: {text[at:at + 40]!r}")
+            text = text[used:]
+    if records:
+        yield chunk()
+    if text.strip(" \t\r\n,[") != "]":
+        raise InputError(f"{path}: the JSON array is damaged or ends within a record, near byte {offset}")
+
+
+def parquet_chunks(path: Path, start: Position, options: Options) -> Iterator[Chunk]:
+    import pyarrow.parquet as parquet
+
+    try:
+        file = parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
+    except ValueError as error:  # pyarrow's errors are ValueErrors
+        raise InputError(f"{path}: {error}") from None
+    columns = [name for name in options.columns if name in file.schema_arrow.names]
+    if not columns:
+        raise InputError(f"{path} has no column '{options.columns[0]}', but {', '.join(file.schema_arrow.names)}")
+    row, total, size = 0, file.metadata.num_rows, path.stat().st_size
+    for group in range(file.num_row_groups):
+        rows = file.metadata.row_group(group).num_rows
+        if row + rows <= start.offset:
+            row += rows
+            continue
+        for batch in file.iter_batches(ROWS, row_groups=[group], columns=columns, use_threads=False):
+            skip = min(max(start.offset - row, 0), batch.num_rows)
+            row += batch.num_rows
+            if skip < batch.num_rows:
+                yield Chunk(
+                    "table", batch.slice(skip), f"{path}, in the rows before {row}", None,
+                    Position(start.input, row), size * row // total,
+                )
+
+
+def dataset_chunks(name: str, start: Position, options: Options) -> Iterator[Chunk]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise InputError(f"'{name}' is no file, and for a data set by name the library `datasets` is missing") from error
+    try:
+        rows = datasets.load_dataset(name, split=options.dataset_split, streaming=True).skip(start.offset)
+    except Exception as error:  # the library has no base class for what can go wrong
+        raise InputError(f"cannot read the data set '{name}': {error}") from error
+    row, records = start.offset, []
+    for record in rows:
+        records.append(json.dumps({key: record[key] for key in options.columns if key in record}))
+        row += 1
+        if len(records) == ROWS:
+            yield Chunk("records", records, f"{name}, in the rows before {row}", None, Position(start.input, row), 0)
+            records = []
+    if records:
+        yield Chunk("records", records, f"{name}, in the rows before {row}", None, Position(start.input, row), 0)
+
+
+def is_array(path: Path) -> bool:
+    with open(path, "rb") as file:
+        return file.read(4096).lstrip()[:1] == b"["
+
+
+def reader_for(name: str):
+    """The function that reads this input, by the ending of its name."""
+    path = Path(name)
+    if not path.exists():
+        if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) and path.suffix not in (".txt", ".json", ".jsonl", ".parquet"):
+            return dataset_chunks
+        raise InputError(f"there is no file {name}")
+    if not path.is_file():
+        raise InputError(f"{name} is not a file")
+    if path.suffix == ".parquet":
+        return parquet_chunks
+    if path.suffix in (".jsonl", ".ndjson") or path.suffix == ".json" and not is_array(path):
+        return line_chunks
+    return array_chunks if path.suffix == ".json" else text_chunks
+
+
+def chunks(inputs: list[str], start: Position, options: Options) -> Iterator[Chunk]:
+    """All inputs in their order, from `start` on."""
+    for index in range(start.input, len(inputs)):
+        read = reader_for(inputs[index])
+        name = inputs[index] if read is dataset_chunks else Path(inputs[index])
+        yield from read(name, start if index == start.input else Position(index), options)

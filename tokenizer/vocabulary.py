@@ -1,0 +1,82 @@
+"""Tokenizers: loading one from a directory or by name, and the hash by which shards and train_gpt know it."""
+
+import hashlib
+import json
+import struct
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+
+END_OF_TEXT = "<|endoftext|>"
+HASH_PREFIX = b"acco tokenizer 1\n"
+
+
+class TokenizerError(Exception):
+    """A tokenizer that is not there or that cannot be used."""
+
+
+def byte_level(model: BPE) -> Tokenizer:
+    """A tokenizer as GPT-2's: bytes as letters, GPT-2's pattern, no prefix, no normalization."""
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _from_directory(path: Path) -> Tokenizer:
+    if (path / "tokenizer.json").is_file():
+        return Tokenizer.from_file(str(path / "tokenizer.json"))
+    for vocabulary, merges in (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")):
+        if (path / vocabulary).is_file() and (path / merges).is_file():
+            tokenizer = byte_level(BPE.from_file(str(path / vocabulary), str(path / merges)))
+            tokenizer.add_special_tokens([AddedToken(END_OF_TEXT, special=True, normalized=False)])
+            return tokenizer
+    raise TokenizerError(
+        f"{path} has no tokenizer.json, no vocab.json with merges.txt and no encoder.json with vocab.bpe"
+    )
+
+
+def load(name: str) -> Tokenizer:
+    """From a directory, a tokenizer.json, or a name on the Hugging Face hub such as gpt2, which needs a network."""
+    path = Path(name)
+    try:
+        if path.is_dir():
+            tokenizer = _from_directory(path)
+        elif path.is_file():
+            tokenizer = Tokenizer.from_file(str(path))
+        elif path.suffix == ".json" or name.startswith((".", "/")):
+            raise TokenizerError(f"there is no tokenizer {name}")
+        else:
+            tokenizer = Tokenizer.from_pretrained(name)
+    except TokenizerError:
+        raise
+    except Exception as error:  # the library raises bare exceptions
+        raise TokenizerError(f"cannot load the tokenizer '{name}' ({error}): give a directory that has it") from error
+    if tokenizer.token_to_id(END_OF_TEXT) is None:
+        raise TokenizerError(f"the tokenizer '{name}' has no token {END_OF_TEXT}, which goes between documents")
+    return tokenizer
+
+
+def size(tokenizer: Tokenizer) -> int:
+    """The largest id and one: ids may have gaps."""
+    return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+
+def hash_of(tokenizer: Tokenizer) -> bytes:
+    """SHA-256 of all tokens in the order of their ids and all merges in theirs; tokenizer.h computes the same.
+
+    Hashed are HASH_PREFIX; the numbers of tokens and of merges; for each token its id, its length, and its text as it is
+    in tokenizer.json; for each merge the ids of both sides. Numbers are uint32, little-endian.
+    """
+    model = json.loads(tokenizer.to_str())["model"]
+    vocabulary = model["vocab"]
+    tokens = sorted(tokenizer.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
+    digest = hashlib.sha256(HASH_PREFIX + struct.pack("<II", len(tokens), len(model["merges"])))
+    for text, token in tokens:
+        data = text.encode()
+        digest.update(struct.pack("<II", token, len(data)) + data)
+    for merge in model["merges"]:
+        left, right = merge.split(" ") if isinstance(merge, str) else merge
+        digest.update(struct.pack("<II", vocabulary[left], vocabulary[right]))
+    return digest.digest()

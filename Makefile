@@ -6,6 +6,7 @@
 # make test-gpu, bench-gpu   the same for a GPU; dev/gpu/README.md says how on a machine that has little else
 # make compare    all update rules at several link speeds, about ten minutes: dev/results/compare-DATE/index.html
 # make info       what was found here, where, and why not
+# make tokenizer  the Python environment that prepares data (build/venv)
 # make readme     writes the options into README.md
 
 BUILD   := build
@@ -60,7 +61,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
-.PHONY: all info run test test-asan test-tsan run-tests check-cxx bench run-bench compare run-compare readme clean install-for-run install-for-test
+.PHONY: tokenizer all info run test test-asan test-tsan run-tests check-cxx bench run-bench compare run-compare readme clean install-for-run install-for-test
 
 all: $(PROGRAM)
 
@@ -178,6 +179,14 @@ test-gpu bench-gpu: install-for-test
 	@if [ "$(HAVE_GPU)" != yes ]; then echo "no GPU here; for a machine that has one: dev/gpu/README.md"; exit 1; fi
 	@if [ "$(HAVE_CUDA)" = yes ]; then dev/gpu/build; fi
 	@dev/gpu/$(@:-gpu=)
+
+# What prepares data has an environment of its own.
+tokenizer: build/venv/done
+
+build/venv/done: tokenizer/requirements.txt
+	@python3 -m venv build/venv
+	@build/venv/bin/pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
 
 readme: $(PROGRAM)
 	@scripts/update-readme ./$(PROGRAM)

@@ -49,6 +49,7 @@ typedef struct DataFile {
     size_t bytes;          // of the mapping
     const uint8_t *tokens; // (token_count, token_bytes), little-endian
     const uint8_t *mask;   // (token_count) bits, of a shard: 0 is read and not predicted; NULL: all are predicted
+    const uint8_t *tokenizer_hash; // (SHARD_HASH_BYTES) of a shard; NULL: the file does not say
     int token_bytes;       // 1: text, 2 or 4: token ids
     uint64_t token_count;
     uint64_t first_window; // windows in the files before this one
@@ -139,11 +140,15 @@ static inline bool data_looks_like_llmc(const int32_t *header) {
     return header[0] >= 20240101 && header[0] <= 20241231 && header[1] >= 0 && header[1] < 100;
 }
 
-// Our own files. All of a file is checked where that does not take long.
-static inline bool data_file_read_shard(DataFile *file, Error *error) {
+// Our own files.
+static inline bool data_file_read_shard(DataFile *file, int vocabulary, ShardCheck check, Error *error) {
     Shard shard;
-    ShardCheck check = file->bytes <= DATA_SCAN_BYTES ? SHARD_CHECK_ALL : SHARD_CHECK_HEADER;
     if (!shard_open_memory(&shard, file->path, file->mapping, file->bytes, check, error)) { return false; }
+    if (shard.vocabulary > (uint32_t)vocabulary) {
+        return error_set(error, "%s was made by a tokenizer of %u tokens, but the model has a vocabulary of %d: it must have at least as many",
+                         file->path, shard.vocabulary, vocabulary);
+    }
+    file->tokenizer_hash = (const uint8_t *)file->mapping + SHARD_HASH_AT;
     file->tokens = shard.tokens;
     file->mask = shard.mask;
     file->token_bytes = shard.token_bytes;
@@ -152,9 +157,9 @@ static inline bool data_file_read_shard(DataFile *file, Error *error) {
 }
 
 // Recognises the format of a mapped file and fills tokens, mask, token_bytes and token_count.
-static inline bool data_file_recognise(DataFile *file, Error *error) {
+static inline bool data_file_recognise(DataFile *file, int vocabulary, ShardCheck check, Error *error) {
     int32_t header[2] = {0, 0};
-    if (shard_recognise(file->mapping, file->bytes)) { return data_file_read_shard(file, error); }
+    if (shard_recognise(file->mapping, file->bytes)) { return data_file_read_shard(file, vocabulary, check, error); }
     if (file->bytes >= sizeof header) { memcpy(header, file->mapping, sizeof header); }
     bool marked = header[0] == LLMC_MAGIC_UINT16 || header[0] == LLMC_MAGIC_UINT32;
     if (marked && file->bytes < LLMC_HEADER_BYTES) {
@@ -267,7 +272,13 @@ static inline bool data_loader_map(DataLoader *loader, Error *error) {
     size_t scanned = 0;
     for (int i = 0; i < loader->file_count; i++) {
         DataFile *file = &loader->files[i];
-        if (!data_file_map(file, error) || !data_file_recognise(file, error)) { return false; }
+        if (!data_file_map(file, error)) { return false; }
+        ShardCheck check = file->bytes <= DATA_SCAN_BYTES - scanned ? SHARD_CHECK_ALL : SHARD_CHECK_HEADER;
+        if (!data_file_recognise(file, loader->vocabulary, check, error)) { return false; }
+        const uint8_t *first = loader->files[0].tokenizer_hash;
+        if (first != NULL && file->tokenizer_hash != NULL && memcmp(first, file->tokenizer_hash, SHARD_HASH_BYTES) != 0) {
+            return error_set(error, "%s and %s were made by different tokenizers: a run needs one", loader->files[0].path, file->path);
+        }
         if ((file->token_bytes == 1) != (loader->files[0].token_bytes == 1)) {
             return error_set(error, "%s and %s cannot be mixed: one is text, the other holds token ids", loader->files[0].path, file->path);
         }
@@ -275,7 +286,7 @@ static inline bool data_loader_map(DataLoader *loader, Error *error) {
             return error_set(error, "%s is text, which is read as bytes and needs a vocabulary of at least 256, but the model has %d",
                              file->path, loader->vocabulary);
         }
-        if (file->token_bytes == 1 || file->bytes > DATA_SCAN_BYTES - scanned) { continue; }
+        if (file->token_bytes == 1 || check == SHARD_CHECK_HEADER) { continue; }
         scanned += file->bytes;
         if (!data_file_scan(file, loader->vocabulary, error)) { return false; }
     }

@@ -232,6 +232,22 @@ static const char *tokenizer_path(const Options *options, char path[2048]) {
     return path;
 }
 
+// Before anything is trained: the tokenizer can be read, it is the one that made the data, and it spells the prompt. Rank 0.
+static bool check_tokenizer(const Run *run, Error *error) {
+    Spelling spelling;
+    TokenList prompt = {NULL, 0, 0};
+    char path[2048];
+    if (!run_is_main(run) || tokenizer_path(&run->options, path)[0] == '\0') { return true; }
+    if (!spelling_open(&spelling, path, false, run->config.vocabulary, error)) { return false; }
+    const uint8_t *hash = run->data.builtin ? NULL : run->data.files[0].tokenizer_hash;
+    bool good = hash == NULL || memcmp(hash, spelling.tokenizer.hash, SHARD_HASH_BYTES) == 0 ||
+                error_set(error, "%.400s is not the tokenizer that made %.400s", path, run->options.data);
+    good = good && spelling_encode(&spelling, run->options.prompt, &prompt, error);
+    token_list_free(&prompt);
+    spelling_close(&spelling);
+    return good;
+}
+
 static void print_sample(Run *run) {
     Sample *sample = (Sample *)calloc(1, sizeof *sample);
     char path[2048];
@@ -429,7 +445,8 @@ static int command_train(Run *run) {
                 placement_choose_precision(&run->placement, &run->options, &error) &&
                 preflight_check_copies(run->transport.size, transport_has_mpi(), getenv, &error) &&
                 choose_model(run, &error) && choose_rates(run, &error) &&
-                options_check_ranks(&run->options, run->transport.size, run->T, &error) && open_data(run, &error);
+                options_check_ranks(&run->options, run->transport.size, run->T, &error) && open_data(run, &error) &&
+                check_tokenizer(run, &error);
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
     Hello *hellos = greet(run);
     bool alike = run->rule->replicated || run->rule->kind == RULE_LOCAL;

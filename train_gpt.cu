@@ -2,6 +2,7 @@
 //
 //   train_gpt [train] OPTIONS    trains, alone or as one rank under mpirun or srun
 //   train_gpt sample OPTIONS     prints a text by a model on disk
+//   train_gpt eval OPTIONS       perplexity, LAMBADA or HellaSwag of a model on disk
 //   train_gpt plan OPTIONS       prints how much memory each rank needs, and allocates nothing
 //   train_gpt help               every option
 //
@@ -11,6 +12,7 @@
 #include <signal.h>
 
 #include "checkpoint.h" // defines: checkpoint_save, checkpoint_load: a run on disk
+#include "evaluate.h" // defines: evaluate_set_open, evaluate_run: how good a model is
 #include "report.h"  // defines: print_start, report lines, print_end: what a run says
 #include "run.h"     // defines: Run, choose_model, open_data, reserve_memory: one run and its setup
 #include "spelling.h" // defines: spelling_encode, spelling_print: text and token ids
@@ -503,6 +505,73 @@ static int command_sample(Run *run) {
     return 0;
 }
 
+static EvaluateTask evaluate_task(const Options *options) {
+    int task = EVALUATE_PERPLEXITY;
+    while (strcmp(options->task, evaluate_task_name((EvaluateTask)task)) != 0) { task++; }
+    return (EvaluateTask)task;
+}
+
+// What is to be evaluated and with what; errors of this rank alone.
+static bool open_evaluation(Run *run, Pretrained *model, Spelling *spelling, EvaluateSet *set, Error *error) {
+    Options *options = &run->options;
+    char path[2048];
+    if (options->from[0] == '\0' || strcmp(options->data, "builtin") == 0) {
+        return error_set(error, "eval needs --from DIR, a directory with config.json and model.safetensors, and --data FILE");
+    }
+    if (!pretrained_open(model, options->from, error)) { return false; }
+    int vocabulary = model->config.vocabulary, positions = model->config.positions;
+    run->T = options->seq_len > 0 ? (int)options->seq_len : positions < 1024 ? positions : 1024;
+    run->B = options->micro_batch > 0 ? (int)options->micro_batch : 8;
+    if (run->T > positions) { return error_set(error, "--seq-len %d is longer than the model's %d positions", run->T, positions); }
+    if (!spelling_open(spelling, tokenizer_path(options, path), vocabulary == 256, vocabulary, error)) { return false; }
+    EvaluateRequest request = {evaluate_task(options), options->data, spelling->kind == SPELLING_TOKENIZER ? &spelling->tokenizer : NULL,
+                               vocabulary, run->B, run->T, (int)options->stride, options->limit};
+    return evaluate_set_open(set, &request, error);
+}
+
+static void run_evaluation(Run *run, const Pretrained *model, const EvaluateSet *set) {
+    Evaluator *evaluator = (Evaluator *)malloc(sizeof *evaluator);
+    Stream here; // of this thread, on the CPU
+    EvaluateSummary summary;
+    Error error = {""};
+    float *parameters;
+    memset(&here, 0, sizeof here);
+    evaluator_reserve(evaluator, &run->arena, &model->config, run->B, run->T, run->threads.threads);
+    arena_reserve(&run->arena, MEMORY_PARAMETERS, "parameters", model->table.parameter_count * sizeof(float), &parameters);
+    agree_or_exit(run, arena_commit(&run->arena, &error) ? 0 : EXIT_SYSTEM_FAILURE, &error);
+    here.team = run->team = team_create(run->threads.threads, true);
+    if (run->team == NULL) { transport_fail(&run->transport, "the system does not give %d threads", run->threads.threads); }
+    pretrained_read(model, parameters);
+    EvaluateScore *scores = evaluate_run(evaluator, &here, parameters, set, &run->transport, NULL);
+    agree_or_exit(run, evaluate_summarise(set, scores, &summary, &error) ? 0 : EXIT_SYSTEM_FAILURE, &error);
+    if (run_is_main(run)) {
+        printf("%-14s %s, %s, contexts of %d\n", "evaluation", evaluate_task_name(set->request.task), set->request.path, run->T);
+        evaluate_print(stdout, set, &summary);
+    }
+    free(scores);
+    free(evaluator);
+    team_destroy(run->team);
+    arena_release(&run->arena);
+}
+
+// Numbers of a model on disk; all ranks share the work, on their CPUs.
+static int command_eval(Run *run) {
+    Error error = {""};
+    Pretrained model;
+    Spelling spelling;
+    EvaluateSet set;
+    if (!transport_open(&run->transport, &error)) { exit_user_mistake(&error); }
+    preflight_threads(run->transport.local_size, (int)run->options.threads, &run->threads);
+    agree_or_exit(run, open_evaluation(run, &model, &spelling, &set, &error) ? 0 : EXIT_USER_MISTAKE, &error);
+    run->transport.timeout_seconds = run->options.timeout_s;
+    run_evaluation(run, &model, &set);
+    evaluate_set_close(&set);
+    spelling_close(&spelling);
+    pretrained_close(&model);
+    transport_close(&run->transport);
+    return 0;
+}
+
 static int command_plan(Run *run) {
     Error error = {""};
     transport_open_alone(&run->transport, "a plan");
@@ -558,6 +627,7 @@ int main(int argc, char **argv) {
     case COMMAND_TRAIN: status = command_train(run); break;
     case COMMAND_PLAN: status = command_plan(run); break;
     case COMMAND_SAMPLE: status = command_sample(run); break;
+    case COMMAND_EVAL: status = command_eval(run); break;
     case COMMAND_HELP: options_print_help(stdout); break;
     case COMMAND_HELP_MARKDOWN: options_print_markdown(stdout); break;
     case COMMAND_VERSION: printf("acco.c %s\n", ACCO_VERSION); break;

@@ -42,6 +42,7 @@ typedef enum OptionsCommand {
     COMMAND_TRAIN,
     COMMAND_PLAN,
     COMMAND_SAMPLE,
+    COMMAND_EVAL,
     COMMAND_HELP,
     COMMAND_HELP_MARKDOWN,
     COMMAND_VERSION
@@ -81,6 +82,8 @@ typedef struct Options {
     int64_t warmup;                                    // commits; -1: auto
     double weight_decay, beta1, beta2, eps, grad_clip; // grad_clip 0: off
 
+    const char *task; // of eval
+    int64_t stride, limit; // 0: half a context; all
     const char *device, *precision, *recompute, *gpu_exchange;
     int64_t nccl_ctas; // 0: NCCL's own choice
     bool tune_products;
@@ -120,6 +123,7 @@ typedef enum OptionGroup {
     GROUP_RATE,
     GROUP_MACHINE,
     GROUP_REPORT,
+    GROUP_EVALUATION,
     GROUP_SAMPLE,
     GROUP_EMULATION,
     GROUP_COUNT
@@ -153,7 +157,8 @@ static inline const char *option_group_title(OptionGroup group) {
                                                     "Learning rate and AdamW",
                                                     "This machine",
                                                     "Reports and files",
-                                                    "Sample after training",
+                                                    "Evaluation",
+                                                    "Sample, after training or by itself",
                                                     "Emulated trouble"};
     return titles[group];
 }
@@ -338,6 +343,14 @@ static const OptionSpec option_table[] = {
      "for short runs."},
     {"config", GROUP_REPORT, EVERY_RULE, TEXT_OPTION(config, "", 1, "FILE"),
      "Reads options from lines `name = value`, with # before comments; a run saves such a file. The command line wins over it."},
+
+    {"task", GROUP_EVALUATION, EVERY_RULE, CHOICE_OPTION(task, "perplexity", "perplexity", "lambada", "hellaswag"),
+     "What train_gpt eval measures on --data: the perplexity of a text or of tokens; LAMBADA or HellaSwag on their JSON lines, counted as "
+     "lm-evaluation-harness does. --seq-len is the longest context."},
+    {"stride", GROUP_EVALUATION, EVERY_RULE, INTEGER_OPTION(stride, "half", 1, 1048576, "N", "half", 0),
+     "Tokens between two windows of a perplexity: fewer give every token more context and take longer. half: half of a window."},
+    {"limit", GROUP_EVALUATION, EVERY_RULE, INTEGER_OPTION(limit, "all", 1, OPTION_NO_LIMIT, "N", "all", 0),
+     "Only the first N windows or lines."},
 
     {"sample-tokens", GROUP_SAMPLE, EVERY_RULE, COUNT_OPTION(sample_tokens, "256", 1, 1e6, "N", "none", 0),
      "Tokens of text that the trained model writes at the end."},
@@ -757,9 +770,9 @@ static inline bool options_next(int argc, char **argv, int *position, const Opti
 
 // Reads a leading command word and the two options without a value; sets *position to the first option.
 static inline bool options_parse_command(int argc, char **argv, Options *options, int *position, Error *error) {
-    enum { COMMANDS = 4 };
-    static const char *const names[COMMANDS] = {"train", "sample", "plan", "help"};
-    static const OptionsCommand commands[COMMANDS] = {COMMAND_TRAIN, COMMAND_SAMPLE, COMMAND_PLAN, COMMAND_HELP};
+    enum { COMMANDS = 5 };
+    static const char *const names[COMMANDS] = {"train", "sample", "eval", "plan", "help"};
+    static const OptionsCommand commands[COMMANDS] = {COMMAND_TRAIN, COMMAND_SAMPLE, COMMAND_EVAL, COMMAND_PLAN, COMMAND_HELP};
     *position = 1;
     if (argc > 1 && argv[1][0] != '-') {
         char excerpt[64];
@@ -768,8 +781,8 @@ static inline bool options_parse_command(int argc, char **argv, Options *options
         if (found == COMMANDS) {
             const char *nearest = nearest_name(argv[1], names, COMMANDS);
             option_excerpt(argv[1], excerpt);
-            if (nearest == NULL) { return error_set(error, "unknown command %s; commands: train, sample, plan, help", excerpt); }
-            return error_set(error, "unknown command %s: did you mean %s? commands: train, sample, plan, help", excerpt, nearest);
+            if (nearest == NULL) { return error_set(error, "unknown command %s; commands: train, sample, eval, plan, help", excerpt); }
+            return error_set(error, "unknown command %s: did you mean %s? commands: train, sample, eval, plan, help", excerpt, nearest);
         }
         options->command = commands[found];
         *position = 2;
@@ -1243,6 +1256,7 @@ static inline void options_print_help(FILE *file) {
     char name[OPTION_VALUE_SIZE], text[2048], allowed[OPTION_VALUE_SIZE];
     fputs("Usage: train_gpt [train] [--name value ...]    train a GPT-Neo model, alone or under mpirun\n"
           "       train_gpt sample --from DIR [--name value ...]   print a text by a model on disk\n"
+          "       train_gpt eval --from DIR --data FILE [--name value ...]   perplexity, LAMBADA or HellaSwag of a model on disk\n"
           "       train_gpt plan [--name value ...]       print the memory that a rank would need, and stop\n"
           "       train_gpt help | --help | -h            print this\n"
           "       train_gpt --version\n\n"

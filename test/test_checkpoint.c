@@ -1,0 +1,928 @@
+// test_checkpoint.c: runs that stop and go on, as their users do it: the same bits as if they had never stopped, under every rule; on
+// another number of ranks or under another rule without surprises; and what happens when they are killed, the disk is full, or a
+// checkpoint is damaged.
+//
+// The model is so small that a checkpoint takes a millisecond: starting ranks is what these tests wait for, so they start many at once.
+#define _GNU_SOURCE // prlimit
+#include "test/fleet.h"
+
+#include <dirent.h>
+#include <zlib.h>
+
+enum { COMMITS = 24 }; // of two micro-batches of one rank: what base.txt trains for
+
+// A rule, with a wire.
+typedef struct Way {
+    const char *options;
+    int period; // inner steps between two checkpoints
+} Way;
+
+static const Way ways[] = {
+    {"--optimizer ddp", 1},
+    {"--optimizer zero1", 1},
+    {"--optimizer dpu", 1},
+    {"--optimizer acco-wp", 1},
+    {"--optimizer acco --accumulate 4", 1},
+    {"--optimizer co2 --co2-tau 3 --co2-beta 0.3", 3},
+    {"--optimizer diloco --diloco-H 3", 3},
+    {"--optimizer streaming-diloco --diloco-H 4", 2},
+    {"--optimizer zero1 --wire bf16", 1},
+    {"--optimizer acco --accumulate 4 --wire int8 --estimate-wire e3m0", 1},
+    {"--optimizer streaming-diloco --diloco-H 6 --wire e3m0", 3},
+};
+
+enum { WAYS = sizeof ways / sizeof ways[0] };
+
+static Stage *stage_of(void **state) { return (Stage *)*state; }
+
+static Stage *stage_with_ranks(void **state) {
+    if (!stage_of(state)->has_mpi) {
+        print_message("no MPI here: left out\n");
+        skip();
+    }
+    return stage_of(state);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Checkpoints on disk
+
+// The names in OUT/checkpoints, as "8 16 24": numbers of steps, ascending, then whatever else there is. NULL: no such directory.
+typedef struct Saved {
+    char text[512];
+    long steps[128];
+    int count, strangers;
+} Saved;
+
+static int compare_longs(const void *left, const void *right) {
+    long a = *(const long *)left, b = *(const long *)right;
+    return a < b ? -1 : a > b;
+}
+
+static Saved saved_in(const Stage *stage, const char *out) {
+    char name[128], path[STAGE_PATH_SIZE];
+    Saved saved;
+    memset(&saved, 0, sizeof saved);
+    snprintf(name, sizeof name, "%s/checkpoints", out);
+    DIR *directory = opendir(stage_path(stage, name, path));
+    for (struct dirent *entry; directory != NULL && (entry = readdir(directory)) != NULL;) {
+        if (entry->d_name[0] == '.') { continue; }
+        bool known = sscanf(entry->d_name, "step-%ld", &saved.steps[saved.count]) == 1 && saved.count < 127;
+        if (known) { saved.count++; }
+        if (!known) { saved.strangers++; }
+    }
+    if (directory != NULL) { closedir(directory); }
+    qsort(saved.steps, (size_t)saved.count, sizeof(long), compare_longs);
+    for (int i = 0; i < saved.count; i++) {
+        size_t used = strlen(saved.text);
+        snprintf(saved.text + used, sizeof saved.text - used, "%s%ld", i > 0 ? " " : "", saved.steps[i]);
+    }
+    return saved;
+}
+
+static void check_saved(const Stage *stage, const char *out, const char *expected) {
+    Saved saved = saved_in(stage, out);
+    if (strcmp(saved.text, expected) != 0) { fail_msg("%s has checkpoints %s, expected %s", out, saved.text, expected); }
+    if (saved.strangers > 0) { fail_msg("%s/checkpoints has %d unfinished ones", out, saved.strangers); }
+}
+
+PRINTF_LIKE(2, 3) static void shell(const Stage *stage, const char *format, ...) {
+    char command[4 * STAGE_PATH_SIZE], rest[2 * STAGE_PATH_SIZE];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(rest, sizeof rest, format, arguments);
+    va_end(arguments);
+    snprintf(command, sizeof command, "cd '%s' && %s", stage->directory, rest);
+    if (system(command) != 0) { fail_msg("%s", command); }
+}
+
+// A checkpoint in the middle of those that a run has left.
+static long middle_step(const Stage *stage, const char *out) {
+    Saved saved = saved_in(stage, out);
+    if (saved.count < 3) { fail_msg("%s has only these checkpoints: %s", out, saved.text); }
+    return saved.steps[(saved.count - 1) / 2];
+}
+
+static const char *step_path(const Training *training, long step) {
+    static char path[128];
+    snprintf(path, sizeof path, "%.63s/checkpoints/step-%ld", training->out, step);
+    return path;
+}
+
+static json_t *manifest_read(const Stage *stage, const char *checkpoint) {
+    char name[256], path[STAGE_PATH_SIZE];
+    snprintf(name, sizeof name, "%s/checkpoint.json", checkpoint);
+    json_t *manifest = json_load_file(stage_path(stage, name, path), 0, NULL);
+    assert_non_null(manifest);
+    return manifest;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// What is compared
+
+static json_t *resume_event(const Fleet *fleet, int i) {
+    json_t *event = log_event_of(fleet->events[i], "resume", -1);
+    if (event == NULL) { fail_msg("%s: the log says nothing about resuming", fleet->trainings[i].what); }
+    return event;
+}
+
+static const char *remarks_of(const Fleet *fleet, int i) {
+    return json_string_value(json_object_get(resume_event(fleet, i), "remarks"));
+}
+
+static double final_loss(const Fleet *fleet, int i) { return fleet_number(fleet, i, "validation", -1, "loss"); }
+
+// The run says that it went on from commit `step`, and whether that is exact.
+static void check_resumed(Fleet *fleet, int i, long step, bool exact) {
+    const char *what = fleet->trainings[i].what;
+    json_t *event = resume_event(fleet, i);
+    if (log_number(event, "commit") != (double)step) { fail_msg("%s: resumed at %g, not %ld", what, log_number(event, "commit"), step); }
+    if (json_is_true(json_object_get(event, "exact")) != exact) { fail_msg("%s: exact is not %d: %s", what, exact, remarks_of(fleet, i)); }
+    text_check(fleet_output(fleet, i), exact ? "; exact\n" : "; not exact: ", what);
+}
+
+// All that a report says of training, not of time.
+static void check_same_report(const Fleet *fleet, int a, int b, const char *kind) {
+    static const char *const fields[] = {"commit", "tokens", "loss", "perfect_loss", "lr", "grad_norm", "grads"};
+    int count = strcmp(kind, "report") == 0 ? 7 : 4;
+    for (int i = 0; i < count; i++) {
+        double one = fleet_number(fleet, a, kind, -1, fields[i]), other = fleet_number(fleet, b, kind, -1, fields[i]);
+        if (one != other) { fail_msg("%s, %s: %.17g, but %.17g of %s", fleet->trainings[b].what, fields[i], other, one,
+                                     fleet->trainings[a].what); }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Exactly as if nothing had happened
+
+// Run i is uninterrupted; run count + i goes on from a checkpoint in its middle.
+static void check_exact(Stage *stage, int ranks) {
+    Fleet *fleet = fleet_new(stage);
+    Fingerprint prints[WAYS];
+    static Training whole[WAYS];
+    long steps[WAYS];
+    for (int i = 0; i < WAYS; i++) { fleet_start(fleet, ranks, "--save-every 1 --keep 100 %s", ways[i].options); }
+    fleet_finish(fleet);
+    memcpy(prints, fleet->prints, sizeof prints);
+    memcpy(whole, fleet->trainings, sizeof whole);
+    double losses[WAYS];
+    for (int i = 0; i < WAYS; i++) {
+        steps[i] = middle_step(stage, whole[i].out);
+        losses[i] = fleet_number(fleet, i, "report", -1, "loss");
+        assert_true(steps[i] % ways[i].period == 0);
+    }
+    stage_end_all(stage);
+    fleet = fleet_new(stage);
+    for (int i = 0; i < WAYS; i++) { fleet_start(fleet, ranks, "%s --resume %s", ways[i].options, step_path(&whole[i], steps[i])); }
+    fleet_finish(fleet);
+    for (int i = 0; i < WAYS; i++) {
+        check_resumed(fleet, i, steps[i], true);
+        if (strcmp(fleet->prints[i].text, prints[i].text) != 0) {
+            fail_msg("%s: %s, without an interruption %s", fleet->trainings[i].what, fleet->prints[i].text, prints[i].text);
+        }
+        if (fleet_number(fleet, i, "report", -1, "loss") != losses[i]) { fail_msg("%s: another last loss", fleet->trainings[i].what); }
+    }
+    stage_end_all(stage);
+}
+
+static void one_rank_goes_on_with_the_same_bits(void **state) { check_exact(stage_of(state), 0); }
+static void two_ranks_go_on_with_the_same_bits(void **state) { check_exact(stage_with_ranks(state), 2); }
+static void three_ranks_go_on_with_the_same_bits(void **state) { check_exact(stage_with_ranks(state), 3); }
+
+// From every checkpoint that there is, reports and validations included; also from the last one, when nothing is left to do.
+static void every_checkpoint_will_do(void **state) {
+    static const int chosen[] = {1, 4, 5, 7};
+    for (int c = 0; c < 4; c++) {
+        Stage *stage = stage_of(state);
+        const char *options = ways[chosen[c]].options;
+        Fleet *fleet = fleet_new(stage);
+        fleet_start(fleet, 0, "%s --tokens 384 --save-every 1 --keep 100 --report-every 1 --val-every 2", options);
+        fleet_finish(fleet);
+        Saved saved = saved_in(stage, fleet->trainings[0].out);
+        for (int i = 0; i < saved.count; i++) {
+            fleet->count = 1 + fleet_start(fleet, 0, "%s --tokens 384 --report-every 1 --val-every 2 --resume %s", options,
+                                           step_path(&fleet->trainings[0], saved.steps[i]));
+        }
+        for (int i = 1; i < fleet->count; i++) {
+            fleet->events[i] = training_finish(stage, &fleet->trainings[i]);
+            fleet->prints[i] = log_fingerprint(fleet->events[i]);
+            bool last = i == fleet->count - 1;
+            check_same(fleet, 0, i);
+            check_resumed(fleet, i, saved.steps[i - 1], true);
+            if (!last) { check_same_report(fleet, 0, i, "report"); }
+            if (!last) { check_same_report(fleet, 0, i, "validation"); }
+            if (fleet_number(fleet, i, "end", -1, "commit") != fleet_number(fleet, 0, "end", -1, "commit") ||
+                fleet_number(fleet, i, "end", -1, "tokens") != fleet_number(fleet, 0, "end", -1, "tokens")) {
+                fail_msg("%s: the end counts other commits or tokens", fleet->trainings[i].what);
+            }
+        }
+        stage_end_all(stage);
+    }
+}
+
+// A checkpoint of co2 lies between a sum that was sent and the boundary that takes it.
+static void co2_is_saved_with_its_exchange_under_way(void **state) {
+    Stage *stage = stage_of(state);
+    Fleet *fleet = fleet_new(stage);
+    fleet_start(fleet, 0, "%s --save-every 1 --keep 100", ways[5].options);
+    fleet_finish(fleet);
+    json_t *manifest = manifest_read(stage, step_path(&fleet->trainings[0], 12));
+    assert_true(json_is_true(json_object_get(manifest, "job_in_flight")));
+    json_decref(manifest);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Another number of ranks, another rule, other options: it goes on, and says what is not exact
+
+// What a run reported at a commit, or latest before.
+static double loss_at(const Fleet *fleet, int i, double commit) {
+    json_t *report, *found = NULL;
+    for (int n = 0; (report = log_event_of(fleet->events[i], "report", n)) != NULL; n++) {
+        if (log_number(report, "commit") <= commit) { found = report; }
+    }
+    assert_non_null(found);
+    return log_number(found, "loss");
+}
+
+static void check_goes_on(Fleet *fleet, int i, int whole, double tolerance, const char *remark) {
+    const char *what = fleet->trainings[i].what;
+    double began = fleet_number(fleet, whole, "report", 0, "loss"), loss = final_loss(fleet, i);
+    check_resumed(fleet, i, (long)log_number(resume_event(fleet, i), "commit"), false);
+    text_check(remarks_of(fleet, i), remark, what);
+    double there = loss_at(fleet, whole, log_number(resume_event(fleet, i), "commit"));
+    if (!(loss < began - 0.5 && loss < there + 0.1)) {
+        fail_msg("%s: ends at %.4f, was at %.4f when it was saved, began at %.4f", what, loss, there, began);
+    }
+    if (!(loss - final_loss(fleet, whole) < tolerance)) { // fewer ranks make more commits of the same tokens, and may end lower
+        fail_msg("%s: ends at %.4f, the uninterrupted one at %.4f", what, loss, final_loss(fleet, whole));
+    }
+}
+
+static const char *const longer = "--lr 0.01 --warmup 2 --tokens 3k --val-batches 8 --report-every 1";
+
+static void other_numbers_of_ranks_go_on(void **state) {
+    static const int chosen[] = {1, 4, 5, 6};
+    Stage *stage = stage_with_ranks(state);
+    for (int c = 0; c < 4; c++) {
+        const char *options = ways[chosen[c]].options;
+        Fleet *fleet = fleet_new(stage);
+        fleet_start(fleet, 4, "%s %s --save-every 1 --keep 100", longer, options);
+        fleet_start(fleet, 0, "%s %s --save-every 1 --keep 100", longer, options);
+        fleet_finish(fleet);
+        char four[128], one[128];
+        strcpy(four, step_path(&fleet->trainings[0], middle_step(stage, fleet->trainings[0].out)));
+        strcpy(one, step_path(&fleet->trainings[1], middle_step(stage, fleet->trainings[1].out)));
+        for (int ranks = 1; ranks <= 3; ranks++) { fleet_start(fleet, ranks, "%s %s --resume %s", longer, options, four); }
+        fleet_start(fleet, 2, "%s %s --resume %s", longer, options, one);
+        for (int i = 2; i < fleet->count; i++) {
+            fleet->events[i] = training_finish(stage, &fleet->trainings[i]);
+            fleet->prints[i] = log_fingerprint(fleet->events[i]);
+            check_goes_on(fleet, i, i == 5 ? 1 : 0, i == 5 ? 1.2 : 0.35, "another number of ranks");
+        }
+        stage_end_all(stage);
+    }
+}
+
+// A sum over four workers is a mean over four, whoever takes it.
+static void a_sum_under_way_belongs_to_those_who_sent_it(void **state) {
+    static const char *const options = "--optimizer co2 --co2-tau 6 --co2-beta 0 --lr 0.01 --warmup 0 --schedule constant --val-every 1";
+    Stage *stage = stage_with_ranks(state);
+    Fleet *fleet = fleet_new(stage);
+    fleet_start(fleet, 4, "%s --tokens 1536 --save-every 1 --keep 100", options);
+    fleet_finish(fleet);
+    const char *path = step_path(&fleet->trainings[0], 6);
+    fleet_start(fleet, 1, "%s --tokens 900 --micro-batch 1 --resume %s", options, path);
+    fleet->events[1] = training_finish(stage, &fleet->trainings[1]);
+    // The first boundary after step 6 takes the sum of the four, whatever the one has done since.
+    double four = fleet_number(fleet, 0, "validation", 0, "loss"), one = fleet_number(fleet, 1, "validation", 0, "loss");
+    assert_close(one, four, 1e-3, "the loss after a boundary that takes the sum of four workers");
+}
+
+static void other_rules_go_on(void **state) {
+    static const int pairs[][2] = {{1, 4}, {4, 1}, {0, 6}, {6, 0}, {5, 2}, {2, 7}};
+    Stage *stage = stage_with_ranks(state);
+    Fleet *fleet = fleet_new(stage);
+    for (int i = 0; i < 6; i++) { fleet_start(fleet, 2, "%s %s --save-every 1 --keep 100", longer, ways[pairs[i][0]].options); }
+    fleet_finish(fleet);
+    for (int i = 0; i < 6; i++) {
+        long step = middle_step(stage, fleet->trainings[i].out);
+        fleet_start(fleet, 2, "%s %s --resume %s", longer, ways[pairs[i][1]].options, step_path(&fleet->trainings[i], step));
+    }
+    for (int i = 6; i < 12; i++) {
+        fleet->events[i] = training_finish(stage, &fleet->trainings[i]);
+        check_goes_on(fleet, i, i - 6, 0.6, "another rule");
+    }
+}
+
+// What changes the bits is said; what does not, is not.
+static void other_options_are_named(void **state) {
+    static const char *const rule = "--optimizer streaming-diloco";
+    static const char *const changed[] = {"--diloco-H 6",      "--diloco-H 4 --lr 0.001",   "--diloco-H 4 --tokens 1600",
+                                          "--diloco-H 4 --diloco-outer-lr 0.5", "--diloco-H 4 --val-batches none",
+                                          "--diloco-H 4 --streaming-P 1",       "--diloco-H 4 --wire bf16"};
+    static const char *const same[] = {"--report-every 3", "--overlap off", "--threads 2", "--keep 5"};
+    Stage *stage = stage_of(state);
+    Fleet *fleet = fleet_new(stage);
+    int count = sizeof changed / sizeof changed[0];
+    fleet_start(fleet, 0, "%s --data text.txt --diloco-H 4 --save-every 1 --keep 100", rule);
+    fleet_finish(fleet);
+    const char *path = step_path(&fleet->trainings[0], 10);
+    for (int i = 0; i < count; i++) { fleet_start(fleet, 0, "%s --data text.txt %s --resume %s", rule, changed[i], path); }
+    for (int i = 0; i < 4; i++) { fleet_start(fleet, 0, "%s --data text.txt --diloco-H 4 %s --resume %s", rule, same[i], path); }
+    for (int i = 1; i < fleet->count; i++) {
+        char name[64];
+        bool differs = i <= count;
+        fleet->events[i] = training_finish(stage, &fleet->trainings[i]);
+        check_resumed(fleet, i, 10, !differs);
+        if (!differs) { continue; }
+        const char *last = strrchr(changed[i - 1], '-'); // of the last option
+        while (last[-1] != ' ' && last > changed[i - 1]) { last--; }
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(last, " "), last);
+        text_check(remarks_of(fleet, i), name, fleet->trainings[i].what);
+    }
+}
+
+// Twice the batch is not twice as much trained.
+static void tokens_are_counted_on_with_another_batch(void **state) {
+    Stage *stage = stage_of(state);
+    Fleet *fleet = fleet_new(stage);
+    fleet_start(fleet, 0, "--optimizer ddp --save-every 1 --keep 100");
+    fleet_finish(fleet);
+    fleet_start(fleet, 0, "--optimizer ddp --micro-batch 2 --report-every 1 --resume %s", step_path(&fleet->trainings[0], 12));
+    fleet->events[1] = training_finish(stage, &fleet->trainings[1]);
+    assert_int_equal((int)fleet_number(fleet, 1, "report", 0, "tokens"), 12 * 32 + 64);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// --resume auto
+
+// One run in OUT, from the start or from what is there.
+static Training auto_start(Stage *stage, int ranks, const char *out, const char *options) {
+    char arguments[1024];
+    Setting setting;
+    Training training;
+    memset(&setting, 0, sizeof setting);
+    memset(&training, 0, sizeof training);
+    snprintf(training.out, sizeof training.out, "%s", out);
+    snprintf(training.what, sizeof training.what, "%d ranks, %.400s, in %.60s", ranks, options, out);
+    snprintf(arguments, sizeof arguments, "--config base.txt --out %s --resume auto %s", out, options);
+    training.program = program_start(stage, ranks, &setting, arguments);
+    return training;
+}
+
+static const char *training_output(Stage *stage, const Training *training) {
+    return stage_read_text(stage, training->program.output_path);
+}
+
+static Fingerprint plain_fingerprint(Stage *stage, int ranks, const char *options) {
+    Training training = training_start(stage, ranks, options);
+    return training_fingerprint(stage, &training);
+}
+
+static void check_print(const Fingerprint *print, const Fingerprint *expected, const char *what) {
+    if (strcmp(print->text, expected->text) != 0) { fail_msg("%s: %s, without an interruption %s", what, print->text, expected->text); }
+}
+
+static void auto_goes_on_where_the_log_is(void **state) {
+    static const char *const options = "--optimizer acco --accumulate 4 --save-every 1 --keep 100";
+    Stage *stage = stage_of(state);
+    Fingerprint expected = plain_fingerprint(stage, 0, "--optimizer acco --accumulate 4");
+    Training first = auto_start(stage, 0, "again", options);
+    json_t *events = training_finish(stage, &first);
+    Fingerprint print = log_fingerprint(events);
+    check_print(&print, &expected, "with checkpoints");
+    assert_null(log_event_of(events, "resume", 0));
+    text_check(training_output(stage, &first), "a new run begins", "--resume auto with nothing there");
+    json_decref(events);
+    shell(stage, "rm -r again/checkpoints/step-1? again/checkpoints/step-[6-9]");
+    Training second = auto_start(stage, 0, "again", options);
+    events = training_finish(stage, &second);
+    print = log_fingerprint(events);
+    check_print(&print, &expected, second.what);
+    json_t *resumed = log_event_of(events, "resume", -1);
+    assert_true(log_number(resumed, "commit") == 5 && log_event_of(events, "resume", 1) == NULL);
+    assert_true(log_event_of(events, "start", 1) != NULL && log_event_of(events, "end", 1) != NULL);
+    check_saved(stage, "again", "1 2 3 4 5 6 7 8 9 10 11 12");
+    assert_true(log_number(log_event_of(events, "end", 1), "seconds") > log_number(log_event_of(events, "report", 0), "seconds"));
+    json_decref(events);
+}
+
+// What is done to the newest checkpoint, step 24; the word by which it is recognised, and the step from which the run goes on.
+typedef struct Damage {
+    const char *command, *named;
+    long from; // 0: from nothing
+} Damage;
+
+// In the stage's directory; $d: the checkpoint of step 24, $c: the folder with all of them.
+static const Damage damages[] = {
+    {"printf '\\377' | dd of=$d/state.safetensors bs=1 seek=50000 conv=notrunc 2>/dev/null", "is damaged", 20},
+    {"truncate -s 30000 $d/state.safetensors", "truncated", 20},
+    {"truncate -s 0 $d/state.safetensors", "is empty", 20},
+    {"rm $d/state.safetensors", "cannot read", 20},
+    {"printf x >> $d/state.safetensors", "belong to no tensor", 20},
+    {"rm $d/checkpoint.json", "checkpoint.json", 20},
+    {"truncate -s 300 $d/checkpoint.json", "checkpoint.json", 20},
+    {"printf '{}' > $d/checkpoint.json", "no checkpoint", 20},
+    {"sed -i 's/\"gradients_done\": \"48\"/\"gradients_done\": \"49\"/' $d/checkpoint.json", "damaged", 20},
+    {"rm -r $d && cp -r ../OTHER $d", "another model", 20},
+    {"rm -r $d && mkdir $d", "checkpoint.json", 20},
+    {"rm -r $d && : > $d", "checkpoint.json", 20},
+    {"for i in $c/*; do printf '\\377' | dd of=$i/state.safetensors bs=1 seek=50000 conv=notrunc 2>/dev/null; done", "is damaged", 0},
+};
+
+enum { DAMAGES = sizeof damages / sizeof damages[0] };
+
+static void check_damage(Stage *stage, const Training *training, const Damage *damage, const Fingerprint *expected) {
+    json_t *events = training_finish(stage, training);
+    Fingerprint print = log_fingerprint(events);
+    const char *output = training_output(stage, training);
+    check_print(&print, expected, damage->command);
+    text_check(output, "resumed    not from step-24: ", damage->command);
+    text_check(output, damage->named, damage->command);
+    json_t *resumed = log_event_of(events, "resume", -1);
+    if (damage->from == 0) { text_check(output, "a new run begins", damage->command); }
+    if (damage->from == 0 ? resumed != NULL : resumed == NULL || log_number(resumed, "commit") != (double)damage->from) {
+        fail_msg("%s: not from step %ld: %.1500s", damage->command, damage->from, output);
+    }
+    json_decref(events);
+}
+
+static void damaged_checkpoints_are_named_and_passed_over(void **state) {
+    Stage *stage = stage_of(state);
+    Training trainings[DAMAGES], whole = training_start(stage, 0, "--save-every 4 --keep 100");
+    Fingerprint expected = training_fingerprint(stage, &whole);
+    Training other = training_start(stage, 0, "--model wide.json --tokens 32");
+    json_decref(training_finish(stage, &other));
+    shell(stage, "cp -r %s/checkpoints/step-1 OTHER", other.out);
+    for (int i = 0; i < DAMAGES; i++) {
+        char out[64], command[1024];
+        snprintf(out, sizeof out, "damaged-%d", i);
+        snprintf(command, sizeof command, "cp -r %s %s && cd %s && c=checkpoints d=checkpoints/step-24 && %s", whole.out, out, out,
+                 damages[i].command);
+        shell(stage, "%s", command);
+        trainings[i] = auto_start(stage, 0, out, "--save-every 4 --keep 100");
+    }
+    for (int i = 0; i < DAMAGES; i++) { check_damage(stage, &trainings[i], &damages[i], &expected); }
+}
+
+// The run that goes on from before the damaged ones keeps what it saves now, not what is damaged and has larger numbers.
+static void new_checkpoints_are_not_given_up_for_damaged_ones(void **state) {
+    Stage *stage = stage_of(state);
+    Training whole = training_start(stage, 0, "--save-every 8 --keep 100");
+    json_decref(training_finish(stage, &whole));
+    shell(stage, "cd %s/checkpoints && truncate -s 99 step-16/state.safetensors && truncate -s 99 step-24/state.safetensors", whole.out);
+    Training again = auto_start(stage, 0, whole.out, "--save-every 2 --keep 2 --tokens 416"); // 13 commits
+    json_decref(training_finish(stage, &again));
+    Training last = auto_start(stage, 0, whole.out, "--tokens 416");
+    json_t *events = training_finish(stage, &last);
+    json_t *resumed = log_event_of(events, "resume", -1);
+    if (resumed == NULL || log_number(resumed, "commit") != 13) { fail_msg("%.1500s", training_output(stage, &last)); }
+    json_decref(events);
+}
+
+// A finished run that is started again does nothing, and above all loses nothing.
+static void a_finished_run_stays_finished(void **state) {
+    for (int i = 0; i < RULES_TESTED; i++) {
+        Stage *stage = stage_of(state);
+        char out[64];
+        snprintf(out, sizeof out, "finished-%d", i);
+        Training first = auto_start(stage, 0, out, rule_cases[i].options);
+        Fingerprint expected = training_fingerprint(stage, &first);
+        Training second = auto_start(stage, 0, out, rule_cases[i].options);
+        json_t *events = training_finish(stage, &second);
+        Fingerprint print = log_fingerprint(events);
+        check_print(&print, &expected, second.what);
+        json_t *one = log_event_of(events, "end", 0), *other = log_event_of(events, "end", 1);
+        assert_true(log_number(one, "commit") == log_number(other, "commit"));
+        assert_true(log_number(one, "tokens") == log_number(other, "tokens"));
+        if (strstr(training_output(stage, &second), "loss       0.0000") != NULL) { fail_msg("%s: a loss that nobody measured", out); }
+        json_decref(events);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Asked to stop, and killed
+
+static const char *const slow = "--slow-rank 0 --slow-ms 10 --report-every 1 --val-batches none";
+
+// Waits for event number `count` of a kind, and tells which processes the latest start of the run has.
+static void wait_for_events(Stage *stage, const Training *training, const char *kind, int count, pid_t *pids) {
+    char path[STAGE_PATH_SIZE], name[128], wanted[64];
+    double until = program_clock() + 60;
+    int exit_code;
+    snprintf(name, sizeof name, "%s/log.jsonl", training->out);
+    snprintf(wanted, sizeof wanted, "{\"event\":\"%s\"", kind);
+    for (;;) {
+        char *text = file_read(stage_path(stage, name, path)), *start = NULL;
+        for (char *found = text; found != NULL && (found = strstr(found, "{\"event\":\"start\"")) != NULL; found++) { start = found; }
+        if (start != NULL && text_count(start, wanted) >= count) {
+            json_t *event = json_loads(start, JSON_DISABLE_EOF_CHECK, NULL), *list = json_object_get(event, "ranks");
+            for (size_t i = 0; i < json_array_size(list); i++) { pids[i] = (pid_t)log_number(json_array_get(list, i), "pid"); }
+            json_decref(event);
+            free(text);
+            return;
+        }
+        free(text);
+        if (program_clock() > until) { fail_msg("%s: no %s for 60 s", training->what, kind); }
+        if (program_has_ended(stage, training->program.pid, 0, &exit_code)) {
+            fail_msg("%s: ended early, %d: %.1500s", training->what, exit_code, training_output(stage, training));
+        }
+        program_pause(0.005);
+    }
+}
+
+// A launcher that ends a job gives an exit code of its own choice when ranks had theirs.
+static void check_stopped(Stage *stage, const Training *training) {
+    Outcome outcome = program_finish(stage, &training->program);
+    outcome_check(&outcome, 75, training->what);
+    text_check(outcome.output, "--resume auto", training->what);
+    json_t *events = log_read(stage, training->out), *end = log_event_of(events, "end", -1);
+    assert_non_null(end);
+    assert_string_equal(json_string_value(json_object_get(end, "reason")), "asked to stop");
+    Saved saved = saved_in(stage, training->out);
+    assert_true(saved.count > 0 && saved.strangers == 0 && (double)saved.steps[saved.count - 1] == log_number(end, "commit"));
+    json_decref(events);
+}
+
+// `victim` is asked; all ranks save, leave, and go on in the next run.
+static void check_stop(Stage *stage, int ranks, int victim, int signal_number) {
+    Training stopped[RULES_TESTED], whole[RULES_TESTED];
+    pid_t pids[2];
+    for (int i = 0; i < RULES_TESTED; i++) {
+        char options[256], out[64];
+        snprintf(out, sizeof out, "stop-%d-%d-%d", ranks, signal_number, i);
+        snprintf(options, sizeof options, "--slow-rank 0 --slow-ms 60 --report-every 1 --val-batches none %s", rule_cases[i].options);
+        whole[i] = training_start(stage, ranks, rule_cases[i].options);
+        stopped[i] = auto_start(stage, ranks, out, options);
+    }
+    for (int i = 0; i < RULES_TESTED; i++) {
+        wait_for_events(stage, &stopped[i], "report", 1, pids);
+        assert_int_equal(kill(pids[victim], signal_number), 0);
+    }
+    Fingerprint expected[RULES_TESTED];
+    for (int i = 0; i < RULES_TESTED; i++) { check_stopped(stage, &stopped[i]); }
+    for (int i = 0; i < RULES_TESTED; i++) { expected[i] = training_fingerprint(stage, &whole[i]); }
+    for (int i = 0; i < RULES_TESTED; i++) { stopped[i] = auto_start(stage, ranks, stopped[i].out, rule_cases[i].options); }
+    for (int i = 0; i < RULES_TESTED; i++) {
+        Fingerprint print = training_fingerprint(stage, &stopped[i]);
+        check_print(&print, &expected[i], stopped[i].what);
+        text_check(training_output(stage, &stopped[i]), "; exact\n", stopped[i].what);
+    }
+}
+
+static void who_is_asked_to_stop_saves(void **state) { check_stop(stage_of(state), 0, 0, SIGTERM); }
+static void one_rank_that_is_asked_stops_all(void **state) { check_stop(stage_with_ranks(state), 2, 1, SIGUSR1); }
+
+// Killed three times at any moment of a run that always saves, among others while it saves.
+static void check_kills(Stage *stage, int ranks, const char *options) {
+    char all[512];
+    pid_t pids[2] = {0, 0};
+    Fingerprint expected = plain_fingerprint(stage, ranks, options);
+    snprintf(all, sizeof all, "--save-every 1 --keep 1 %s %s", slow, options);
+    for (int kills = 0; kills < 3; kills++) {
+        Training training = auto_start(stage, ranks, "killed", all);
+        wait_for_events(stage, &training, "report", 1 + kills, pids);
+        program_pause(0.001 * (double)(getpid() * 7 % 10 + 3 * kills));
+        kill(pids[ranks > 0 ? 1 : 0], SIGKILL);
+        Outcome outcome = program_finish(stage, &training.program);
+        assert_int_not_equal(outcome.exit_code, 0);
+    }
+    Training training = auto_start(stage, ranks, "killed", all);
+    Fingerprint print = training_fingerprint(stage, &training);
+    check_print(&print, &expected, options);
+    assert_int_equal(saved_in(stage, "killed").strangers, 0);
+    shell(stage, "rm -r killed");
+}
+
+static void a_killed_run_goes_on(void **state) {
+    check_kills(stage_of(state), 0, "--optimizer acco --accumulate 4");
+    check_kills(stage_of(state), 0, "--optimizer co2 --co2-tau 2");
+}
+
+static void a_run_that_lost_a_rank_goes_on(void **state) { check_kills(stage_with_ranks(state), 2, "--optimizer zero1"); }
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Nowhere to write
+
+// The run goes on, the old checkpoint stays as it was.
+static void a_full_disk_costs_the_new_checkpoint_only(void **state) {
+    Stage *stage = stage_of(state);
+    Setting setting = {NULL, 60000, true, NULL, NULL, 0}; // no file may be as long as the state
+    Training whole = training_start(stage, 0, "--save-every 8 --keep 1 --optimizer zero1");
+    Fingerprint expected = training_fingerprint(stage, &whole);
+    Training half = auto_start(stage, 0, "full", "--save-every 8 --keep 100 --optimizer zero1");
+    json_decref(training_finish(stage, &half));
+    shell(stage, "rm -r full/checkpoints/step-16 full/checkpoints/step-24");
+    Program program = program_start(stage, 0, &setting, "--config base.txt --out full --resume auto --save-every 4 --keep 1");
+    Outcome outcome = program_finish(stage, &program);
+    outcome_check(&outcome, 0, "a full disk");
+    text_check(outcome.output, "no checkpoint: ", "a full disk");
+    text_check(outcome.output, "File too large", "a full disk");
+    json_t *events = log_read(stage, "full"), *event = log_event_of(events, "checkpoint", -1);
+    assert_true(json_is_false(json_object_get(event, "saved")));
+    assert_true(strlen(json_string_value(json_object_get(event, "problem"))) > 0);
+    Fingerprint print = log_fingerprint(events);
+    json_decref(events);
+    check_saved(stage, "full", "8");
+    Training again = auto_start(stage, 0, "full", "--optimizer zero1");
+    Fingerprint other = training_fingerprint(stage, &again);
+    text_check(training_output(stage, &again), "from full/checkpoints/step-8 at commit 8; exact", "after a full disk");
+    check_print(&other, &expected, "after a full disk");
+    assert_int_equal(strlen(print.text), 16);
+}
+
+static void a_folder_that_cannot_be_made_costs_only_checkpoints(void **state) {
+    Stage *stage = stage_of(state);
+    shell(stage, "mkdir blocked && : > blocked/checkpoints");
+    Outcome outcome = program_run(stage, 0, "--config base.txt --out blocked --save-every 8");
+    outcome_check(&outcome, 0, "a file where the folder should be");
+    assert_int_equal(text_count(outcome.output, "no checkpoint: "), 3);
+}
+
+// Only rank 1 has no room: nobody waits for it, and the message names it.
+static void one_rank_without_room_is_named(void **state) {
+    Stage *stage = stage_with_ranks(state);
+    pid_t pids[2];
+    char options[256];
+    snprintf(options, sizeof options, "--optimizer diloco --diloco-H 1 --save-every 1 --keep 1 %s", slow);
+    Training training = training_start(stage, 2, options);
+    wait_for_events(stage, &training, "checkpoint", 1, pids);
+    struct rlimit limit = {1000, 1000};
+    assert_int_equal(prlimit(pids[1], RLIMIT_FSIZE, &limit, NULL), 0);
+    json_decref(training_finish(stage, &training));
+    text_check(training_output(stage, &training), "no checkpoint: rank 1 on ", "one rank without room");
+    Saved saved = saved_in(stage, training.out);
+    assert_true(saved.count == 1 && saved.strangers == 0);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// What is kept, and models in
+
+static void some_checkpoints_are_kept(void **state) {
+    Stage *stage = stage_of(state);
+    Fleet *fleet = fleet_new(stage);
+    fleet_start(fleet, 0, "--optimizer ddp --save-every 2 --keep 2 --keep-every 8");
+    fleet_start(fleet, 0, "--optimizer ddp --save-every 5 --keep 1");
+    fleet_start(fleet, 0, "--optimizer ddp");
+    fleet_start(fleet, 0, "--optimizer diloco --diloco-H 3 --save-every 6 --keep 1 --keep-every 8"); // saves at 6, 12, 18, 24
+    fleet_finish(fleet);
+    check_saved(stage, fleet->trainings[0].out, "8 16 22 24");
+    check_saved(stage, fleet->trainings[1].out, "24");
+    check_saved(stage, fleet->trainings[2].out, "24");
+    check_saved(stage, fleet->trainings[3].out, "12 18 24"); // the first ones beyond 8 and 16
+}
+
+// With steps that are too small to change anything, what is validated is what was loaded.
+static void a_saved_model_begins_another_run(void **state) {
+    static const int chosen[] = {1, 3, 5, 7};
+    static const char *const still = "--lr 1e-12 --tokens 64 --optimizer ddp";
+    Stage *stage = stage_of(state);
+    Fleet *fleet = fleet_new(stage);
+    for (int i = 0; i < 4; i++) { fleet_start(fleet, 0, "%s --save-every 1 --keep 100 --val-every 1", ways[chosen[i]].options); }
+    fleet_finish(fleet);
+    for (int i = 0; i < 4; i++) { fleet_start(fleet, 0, "%s --from %s/model", still, step_path(&fleet->trainings[i], 12)); }
+    for (int i = 4; i < 8; i++) {
+        fleet->events[i] = training_finish(stage, &fleet->trainings[i]);
+        json_t *then = NULL;
+        for (int n = 0; (then = log_event_of(fleet->events[i - 4], "validation", n)) != NULL && log_number(then, "commit") != 12; n++) {}
+        assert_non_null(then);
+        assert_close(final_loss(fleet, i), log_number(then, "loss"), 1e-6, fleet->trainings[i].what);
+    }
+}
+
+// llm.c's token file: a header of 256 words, then ids of two bytes.
+static void write_tokens(const Stage *stage, const char *name, int vocabulary) {
+    enum { COUNT = 2000 };
+    char path[STAGE_PATH_SIZE];
+    static unsigned char bytes[1024 + 2 * COUNT];
+    int32_t header[3] = {20240520, 1, COUNT};
+    memcpy(bytes, header, sizeof header);
+    for (int i = 0; i < COUNT; i++) { bytes[1024 + 2 * i] = (unsigned char)(i * i % 7 * i % vocabulary); }
+    file_write(stage_path(stage, name, path), bytes, sizeof bytes);
+}
+
+static void a_model_of_others_begins_a_run(void **state) {
+    Stage *stage = stage_of(state);
+    static const char *const still = "--data tokens.bin --val-batches 4 --lr 1e-12 --tokens 17 --optimizer ddp --accumulate 1";
+    Training first, second;
+    char options[2 * STAGE_PATH_SIZE];
+    write_tokens(stage, "tokens.bin", 19);
+    snprintf(options, sizeof options, "%s --from '%.300s/test/reference/pretrained'", still, stage->root);
+    first = training_start(stage, 0, options);
+    json_t *events = training_finish(stage, &first);
+    snprintf(options, sizeof options, "%s --from %s/model", still, step_path(&first, 1));
+    second = training_start(stage, 0, options);
+    json_t *others = training_finish(stage, &second);
+    double loss = log_number(log_event_of(events, "validation", 0), "loss");
+    assert_close(log_number(log_event_of(others, "validation", 0), "loss"), loss, 1e-6, "a model that went out and in");
+    assert_true(loss > 1);
+    json_decref(events);
+    json_decref(others);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Refused: exit code 2, one line, and nothing left behind that is in the way of the next attempt
+
+typedef struct Refusal {
+    const char *arguments, *part;
+} Refusal;
+
+static const Refusal refusals[] = {
+    {"--resume nowhere", "nowhere"},
+    {"--resume base.txt", "base.txt"},
+    {"--resume SAVED/model", "SAVED/model"},
+    {"--resume SAVED --model wide.json", "another model"},
+    {"--resume SAVED --model heads.json", "another model"},
+    {"--from nowhere", "nowhere"},
+    {"--from SAVED", "SAVED"},
+    {"--from empty", "config.json"},
+};
+
+enum { REFUSED = sizeof refusals / sizeof refusals[0] };
+
+static void check_refused(Stage *stage, int ranks, const char *out, const char *arguments, const char *part) {
+    char all[1024];
+    snprintf(all, sizeof all, "--config base.txt --out %s %s", out, arguments);
+    Outcome outcome = program_run(stage, ranks, all);
+    outcome_check(&outcome, 2, arguments);
+    text_check(outcome.errors, part, arguments);
+    if (text_count(outcome.errors, "train_gpt: ") != 1) { fail_msg("%s: not one line: %.1500s", arguments, outcome.errors); }
+}
+
+static void save_one(Stage *stage, const char *options) {
+    Training training = training_start(stage, 0, options);
+    json_decref(training_finish(stage, &training));
+    shell(stage, "rm -rf SAVED && cp -r %s/checkpoints/step-24 SAVED && mkdir -p empty", training.out);
+}
+
+static void mistakes_are_refused(void **state) {
+    Stage *stage = stage_of(state);
+    save_one(stage, "--optimizer ddp");
+    for (int i = 0; i < REFUSED; i++) {
+        check_refused(stage, 0, "refused", refusals[i].arguments, refusals[i].part);
+        shell(stage, "[ ! -e refused/log.jsonl ] || { echo a refused run left a log: '%s'; exit 1; }", refusals[i].arguments);
+    }
+    if (stage->has_mpi) { check_refused(stage, 2, "refused", refusals[0].arguments, refusals[0].part); }
+}
+
+// Each is a change to checkpoint.json: a key and what is put there; null: the key is taken away. rule: for which it is nonsense.
+typedef struct Hostile {
+    const char *key, *value, *rule;
+} Hostile;
+
+static const Hostile hostile[] = {
+    {"checkpoint", "2", NULL},
+    {"checkpoint", "\"1\"", NULL},
+    {"optimizer", "7", NULL},
+    {"parameters", "-1", NULL},
+    {"parameters", "1e300", NULL},
+    {"commit", "-5", NULL},
+    {"commit", "9223372036854775807", NULL},
+    {"commit", "\"12\"", NULL},
+    {"commit", "null", NULL},
+    {"gradients_done", "\"nan\"", NULL},
+    {"gradients_done", "\"1e300\"", NULL},
+    {"gradients_done", "\"-48\"", NULL},
+    {"gradients_done", "48", NULL},
+    {"gradients_done", "null", NULL},
+    {"reports", "9223372036854775807", NULL},
+    {"data_base", "-7", NULL},
+    {"data_base", "9223372036854775807", NULL},
+    {"seconds", "\"inf\"", NULL},
+    {"seconds", "-1", NULL},
+    {"fragment", "5", "streaming-diloco"},
+    {"fragment", "-1", "streaming-diloco"},
+    {"applied_at", "[]", "streaming-diloco"},
+    {"job_in_flight", "true", NULL},
+    {"workers", "[]", NULL},
+    {"workers", "{}", NULL},
+    {"workers", "[0]", NULL},
+    {"workers", "[{}, {}, {}]", NULL},
+    {"workers", "null", NULL},
+    {"block_crc32", "[]", NULL},
+    {"block_crc32", "[1, 2, 3]", NULL},
+    {"block_crc32", "\"x\"", NULL},
+    {"block_crc32", "null", NULL},
+};
+
+enum { HOSTILE = sizeof hostile / sizeof hostile[0] };
+
+// As checkpoint.h does it: whoever means harm can do that too.
+static void sign(json_t *manifest) {
+    json_object_del(manifest, "checksum");
+    char *text = json_dumps(manifest, JSON_COMPACT | JSON_SORT_KEYS);
+    json_object_set_new(manifest, "checksum", json_integer((json_int_t)crc32(0, (const unsigned char *)text, (uInt)strlen(text))));
+    free(text);
+}
+
+static void write_hostile(const Stage *stage, const json_t *good, const Hostile *change, bool is_signed) {
+    char path[STAGE_PATH_SIZE];
+    json_t *changed = json_deep_copy(good), *value = json_loads(change->value, JSON_DECODE_ANY, NULL);
+    assert_non_null(value);
+    if (json_is_null(value)) { json_object_del(changed, change->key); }
+    if (!json_is_null(value)) { json_object_set(changed, change->key, value); }
+    if (is_signed) { sign(changed); }
+    assert_int_equal(json_dump_file(changed, stage_path(stage, "SAVED/checkpoint.json", path), 0), 0);
+    json_decref(value);
+    json_decref(changed);
+}
+
+// Whatever checkpoint.json says: one line and exit code 2, whether or not its checksum is right.
+static void check_hostile(Stage *stage, const char *rule, const char *options) {
+    int faults = 0;
+    save_one(stage, options);
+    json_t *good = manifest_read(stage, "SAVED");
+    for (int i = 0; i < 2 * HOSTILE; i++) {
+        char arguments[512];
+        const Hostile *change = &hostile[i / 2];
+        if (change->rule != NULL && strcmp(change->rule, rule) != 0) { continue; }
+        write_hostile(stage, good, change, i % 2 == 1);
+        snprintf(arguments, sizeof arguments, "--config base.txt --out hostile-%d %s --resume SAVED", stage->count, options);
+        Outcome outcome = program_run(stage, 0, arguments);
+        bool refused = outcome.exit_code == 2 && text_count(outcome.errors, "train_gpt: ") == 1 && text_lines(outcome.errors) == 1;
+        if (refused && strstr(outcome.errors, "SAVED") != NULL) { continue; }
+        print_error("%s, %s = %s%s: exit code %d\n%.600s\n", rule, change->key, change->value, i % 2 == 1 ? ", signed" : "",
+                    outcome.exit_code, outcome.errors);
+        faults++;
+    }
+    json_decref(good);
+    assert_int_equal(faults, 0);
+}
+
+static void hostile_manifests_are_refused(void **state) {
+    check_hostile(stage_of(state), "streaming-diloco", "--optimizer streaming-diloco --diloco-H 4");
+    check_hostile(stage_of(state), "zero1", "--optimizer zero1");
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+
+static void write_model(const Stage *stage, const char *name, int channels, int heads) {
+    char text[512];
+    snprintf(text, sizeof text,
+             "{\"model_type\": \"gpt_neo\", \"num_layers\": 2, \"hidden_size\": %d, \"num_heads\": %d, \"intermediate_size\": 32,\n"
+             " \"window_size\": 8, \"max_position_embeddings\": 16, \"vocab_size\": 256,\n"
+             " \"attention_types\": [[[\"global\", \"local\"], 1]]}\n",
+             channels, heads);
+    stage_write(stage, name, text);
+}
+
+static void write_stage(const Stage *stage) {
+    char path[STAGE_PATH_SIZE], base[2 * STAGE_PATH_SIZE];
+    write_model(stage, "model.json", 16, 2);
+    write_model(stage, "wide.json", 24, 2);
+    write_model(stage, "heads.json", 16, 4);
+    snprintf(base, sizeof base,
+             "model = %s\nmicro-batch = 1\ntokens = %d\nreport-every = 2\nval-batches = 2\nsample-tokens = none\nthreads = 1\n"
+             "timeout-s = 100\ndevice = cpu\n",
+             stage_path(stage, "model.json", path), COMMITS * 2 * 16);
+    stage_write(stage, "base.txt", base);
+    char text[4096];
+    for (size_t i = 0; i < sizeof text - 1; i++) { text[i] = "the small ship sailed over the quiet sea\n"[i * (i / 1000 + 1) % 41]; }
+    text[sizeof text - 1] = '\0';
+    stage_write(stage, "text.txt", text);
+}
+
+static int end_programs(void **state) {
+    stage_end_all(stage_of(state));
+    return 0;
+}
+
+#define CHECKPOINT_TEST(function) cmocka_unit_test_prestate_setup_teardown(function, NULL, end_programs, &stage)
+
+// test_checkpoint PATTERN runs the tests whose names match, as '*rank*'.
+int main(int argc, char **argv) {
+    static Stage stage;
+    const struct CMUnitTest tests[] = {
+        CHECKPOINT_TEST(one_rank_goes_on_with_the_same_bits),
+        CHECKPOINT_TEST(two_ranks_go_on_with_the_same_bits),
+        CHECKPOINT_TEST(three_ranks_go_on_with_the_same_bits),
+        CHECKPOINT_TEST(every_checkpoint_will_do),
+        CHECKPOINT_TEST(co2_is_saved_with_its_exchange_under_way),
+        CHECKPOINT_TEST(other_numbers_of_ranks_go_on),
+        CHECKPOINT_TEST(a_sum_under_way_belongs_to_those_who_sent_it),
+        CHECKPOINT_TEST(other_rules_go_on),
+        CHECKPOINT_TEST(other_options_are_named),
+        CHECKPOINT_TEST(tokens_are_counted_on_with_another_batch),
+        CHECKPOINT_TEST(auto_goes_on_where_the_log_is),
+        CHECKPOINT_TEST(damaged_checkpoints_are_named_and_passed_over),
+        CHECKPOINT_TEST(new_checkpoints_are_not_given_up_for_damaged_ones),
+        CHECKPOINT_TEST(a_finished_run_stays_finished),
+        CHECKPOINT_TEST(who_is_asked_to_stop_saves),
+        CHECKPOINT_TEST(one_rank_that_is_asked_stops_all),
+        CHECKPOINT_TEST(a_killed_run_goes_on),
+        CHECKPOINT_TEST(a_run_that_lost_a_rank_goes_on),
+        CHECKPOINT_TEST(a_full_disk_costs_the_new_checkpoint_only),
+        CHECKPOINT_TEST(a_folder_that_cannot_be_made_costs_only_checkpoints),
+        CHECKPOINT_TEST(one_rank_without_room_is_named),
+        CHECKPOINT_TEST(some_checkpoints_are_kept),
+        CHECKPOINT_TEST(a_saved_model_begins_another_run),
+        CHECKPOINT_TEST(a_model_of_others_begins_a_run),
+        CHECKPOINT_TEST(mistakes_are_refused),
+        CHECKPOINT_TEST(hostile_manifests_are_refused),
+    };
+    if (argc > 1) { cmocka_set_test_filter(argv[1]); }
+    stage_open(&stage);
+    write_stage(&stage);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    stage_close(&stage);
+    return failed;
+}

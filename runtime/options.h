@@ -1255,8 +1255,8 @@ static inline void options_print_wrapped(FILE *file, int column, const char *tex
 static inline void options_print_help(FILE *file) {
     char name[OPTION_VALUE_SIZE], text[2048], allowed[OPTION_VALUE_SIZE];
     fputs("Usage: train_gpt [train] [--name value ...]    train a GPT-Neo model, alone or under mpirun\n"
-          "       train_gpt sample --from DIR ...                    print a text by a model on disk\n"
-          "       train_gpt eval --from DIR --data FILE ...          measure a model on disk: perplexity, LAMBADA, HellaSwag\n"
+          "       train_gpt sample --from DIR             print a text by a model\n"
+          "       train_gpt eval --from DIR --data FILE   measure a model: perplexity, LAMBADA, HellaSwag\n"
           "       train_gpt plan [--name value ...]       print the memory that a rank would need, and stop\n"
           "       train_gpt help | --help | -h            print this\n"
           "       train_gpt --version\n\n"

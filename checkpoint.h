@@ -25,7 +25,9 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/fs.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <zlib.h>
 
 #include "pretrained.h"
@@ -155,17 +157,22 @@ static inline json_t *fragments_to_json(const Scheduler *s) {
     return list;
 }
 
+// What computes something else though its tensors may have the same sizes.
+static inline json_t *model_to_json(const Run *run) { return pretrained_describe(&run->config, SAFETENSORS_F32, NULL); }
+
 // Everything but the vectors. workers (size): of all ranks.
 static inline json_t *checkpoint_numbers(const Run *run, const WorkerNumbers *workers) {
     const Scheduler *s = &run->scheduler;
     json_t *list = json_array();
     for (int rank = 0; rank < run->transport.size; rank++) { json_array_append_new(list, worker_numbers_to_json(&workers[rank])); }
-    return json_pack("{s:i, s:s, s:s, s:I, s:I, s:o, s:I, s:I, s:o, s:i, s:o, s:b, s:o, s:o, s:o}", "checkpoint", CHECKPOINT_VERSION,
-                     "program", ACCO_VERSION, "optimizer", run->rule->name, "parameters", (json_int_t)run->table.parameter_count, "commit",
-                     (json_int_t)s->optimizer.commits, "gradients_done", number_to_json(s->gradients_done), "reports",
-                     (json_int_t)s->reports, "data_base", (json_int_t)run->data_base, "seconds", number_to_json(training_seconds(run)),
-                     "fragment", s->fragment, "applied_at", fragments_to_json(s), "job_in_flight", s->job_in_flight ? 1 : 0, "job",
-                     job_to_json(&s->job), "workers", list, "options", options_as_json(&run->options));
+    return json_pack("{s:i, s:s, s:s, s:I, s:o, s:s, s:i, s:i, s:I, s:o, s:I, s:I, s:o, s:i, s:o, s:b, s:o, s:o, s:o}", "checkpoint",
+                     CHECKPOINT_VERSION, "program", ACCO_VERSION, "optimizer", run->rule->name, "parameters",
+                     (json_int_t)run->table.parameter_count, "model", model_to_json(run), "device", run->placement.on_gpu ? "cuda" : "cpu",
+                     "sequences", run->B, "length", run->T, "commit", (json_int_t)s->optimizer.commits, "gradients_done",
+                     number_to_json(s->gradients_done), "reports", (json_int_t)s->reports, "data_base", (json_int_t)run->data_base,
+                     "seconds", number_to_json(training_seconds(run)), "fragment", s->fragment, "applied_at", fragments_to_json(s),
+                     "job_in_flight", s->job_in_flight ? 1 : 0, "job", job_to_json(&s->job), "workers", list, "options",
+                     options_as_json(&run->options));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------------------
@@ -273,6 +280,16 @@ static inline bool all_ranks_good(Run *run, bool good, Error *error) {
     return good;
 }
 
+static inline bool all_ranks_have(Run *run, uint64_t value) {
+    Transport *transport = &run->transport;
+    uint64_t *all = (uint64_t *)calloc((size_t)transport->size, sizeof value);
+    bool same = true;
+    transport_exchange(transport, "checkpoint", &value, all, sizeof value);
+    for (int rank = 0; rank < transport->size; rank++) { same = same && all[rank] == all[0]; }
+    free(all);
+    return same;
+}
+
 // ---------------------------------------------------------------------------------------------------------------------------------------
 // Writing
 
@@ -360,6 +377,11 @@ static inline uint32_t *checkpoint_sums(Run *run, const char *path, size_t *bloc
     int descriptor = open(path, O_RDONLY | O_CLOEXEC);
     bool good = descriptor >= 0 && fstat(descriptor, &status) == 0;
     if (!good) { error_set(error, "cannot open %.400s: %s", path, strerror(errno)); }
+    uint64_t size = good ? (uint64_t)status.st_size : 0;
+    if (!all_ranks_have(run, size)) {
+        good = false;
+        if (!error_is_set(error)) { error_set(error, "%.400s has not the same length on all ranks", path); }
+    }
     *blocks = good ? checkpoint_block_count((size_t)status.st_size) : 0;
     size_t bytes = *blocks * sizeof(uint32_t);
     uint32_t *mine = (uint32_t *)calloc(*blocks + 1, sizeof *mine);
@@ -387,12 +409,13 @@ static inline json_t *checkpoint_sums_to_json(const uint32_t *sums, size_t block
 
 // A directory of ours with everything in it; what does not go stays.
 static inline void remove_tree(const char *path) {
+    if (unlink(path) == 0) { return; } // above all a link, whose target is not ours
     DIR *directory = opendir(path);
     for (struct dirent *entry; directory != NULL && (entry = readdir(directory)) != NULL;) {
         char inner[CHECKPOINT_PATH + 300];
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) { continue; }
         snprintf(inner, sizeof inner, "%.*s/%s", CHECKPOINT_PATH, path, entry->d_name);
-        if (unlink(inner) != 0) { remove_tree(inner); }
+        remove_tree(inner);
     }
     if (directory != NULL) { closedir(directory); }
     rmdir(path);
@@ -415,18 +438,33 @@ static inline bool checkpoint_prepare(const CheckpointPaths *paths, const Safete
     return safetensors_create(&writer, paths->state, plan, error) && safetensors_writer_finish(&writer, error);
 }
 
+// Of everything that checkpoint.json says but this.
+static inline json_int_t manifest_checksum(const json_t *numbers) {
+    json_t *others = json_copy((json_t *)numbers);
+    json_object_del(others, "checksum");
+    char *text = json_dumps(others, JSON_COMPACT | JSON_SORT_KEYS);
+    json_int_t sum = text == NULL ? -1 : (json_int_t)crc32(0, (const unsigned char *)text, (uInt)strlen(text));
+    free(text);
+    json_decref(others);
+    return sum;
+}
+
 static inline bool checkpoint_write_manifest(const char *path, json_t *numbers, Error *error) {
+    json_object_set_new(numbers, "checksum", json_integer(manifest_checksum(numbers)));
     bool written = json_dump_file(numbers, path, JSON_INDENT(1)) == 0;
     if (!written) { error_set(error, "cannot write %.400s: %s", path, strerror(errno)); }
     return written && sync_path(path, error);
 }
 
+// One of the same number, of a run that came by here before, gives way at the moment at which the new one has its name.
 static inline bool checkpoint_publish(const CheckpointPaths *paths, Error *error) {
-    remove_tree(paths->final); // of a run that came by here before
     if (!sync_path(paths->temporary, error)) { return false; }
-    if (rename(paths->temporary, paths->final) != 0) {
+    bool swapped = syscall(SYS_renameat2, AT_FDCWD, paths->temporary, AT_FDCWD, paths->final, RENAME_EXCHANGE) == 0;
+    if (!swapped) { remove_tree(paths->final); } // mostly there is none; or a file system that cannot exchange names
+    if (!swapped && rename(paths->temporary, paths->final) != 0) {
         return error_set(error, "cannot rename %.400s: %s", paths->temporary, strerror(errno));
     }
+    if (swapped) { remove_tree(paths->temporary); }
     return sync_path(paths->folder, error);
 }
 
@@ -465,12 +503,16 @@ static inline int64_t checkpoint_newest(const char *directory, int64_t before) {
     return newest;
 }
 
-// Keeps the latest `keep`, and those at multiples of `every` (0: none).
-static inline void checkpoint_retain(const char *directory, int64_t keep, int64_t every) {
+// Of those up to `commit`, which was just saved, keeps the latest `keep`, and the first at or beyond each multiple of `every` (0: none).
+// What has a larger number was passed over when this run went on, and does not count.
+static inline void checkpoint_retain(const char *directory, int64_t commit, int64_t keep, int64_t every) {
     CheckpointPaths paths = checkpoint_paths(directory, 0);
     CheckpointList list = checkpoint_list(paths.folder);
-    for (int i = 0; i + keep < list.count; i++) {
-        if (every > 0 && list.commits[i] % every == 0) { continue; }
+    int count = 0;
+    while (count < list.count && list.commits[count] <= commit) { count++; }
+    for (int i = 0; i + keep < count; i++) {
+        int64_t before = i > 0 ? list.commits[i - 1] : 0;
+        if (every > 0 && list.commits[i] / every > before / every) { continue; }
         remove_tree(checkpoint_paths(directory, list.commits[i]).final);
     }
     free(list.commits);
@@ -547,7 +589,7 @@ static inline bool checkpoint_save(Run *run, Error *error) {
     good = good && checkpoint_complete(run, &paths, committed, error);
     if (run_is_main(run)) {
         if (!good) { remove_tree(paths.temporary); }
-        if (good) { checkpoint_retain(run->directory, run->options.keep, run->options.keep_every); }
+        if (good) { checkpoint_retain(run->directory, s->optimizer.commits, run->options.keep, run->options.keep_every); }
     }
     return_committed(s, committed);
     safetensors_plan_free(&plan);
@@ -577,33 +619,122 @@ static inline void checkpoint_close(CheckpointSource *source) {
     safetensors_close(&source->state);
 }
 
-// Of this rank alone: the files are there, and for this model.
-static inline bool checkpoint_open(CheckpointSource *source, const Run *run, const char *path, Error *error) {
+// A whole number of a manifest that is a count.
+static inline bool is_count(const json_t *object, const char *key) {
+    const json_t *item = json_object_get(object, key);
+    return json_is_integer(item) && json_integer_value(item) >= 0 && json_integer_value(item) <= (json_int_t)1 << 53;
+}
+
+// A number in a string, finite and not negative.
+static inline bool is_amount(const json_t *object, const char *key) {
+    double value = number_from_json(object, key);
+    return json_is_string(json_object_get(object, key)) && value >= 0 && value <= 0x1p53;
+}
+
+static inline bool tally_is_sane(const json_t *tally) { return is_amount(tally, "micro_batches") && is_amount(tally, "not_finite"); }
+
+static inline bool workers_are_sane(const json_t *workers) {
+    bool good = json_is_array(workers) && json_array_size(workers) >= 1 && json_array_size(workers) <= 1000000;
+    for (size_t i = 0; good && i < json_array_size(workers); i++) {
+        const json_t *worker = json_array_get(workers, i);
+        good = is_count(worker, "micro_batches_begun") && tally_is_sane(json_object_get(worker, "tally")) &&
+               tally_is_sane(json_object_get(worker, "handed_over")) && json_is_string(json_object_get(worker, "local_norm")) &&
+               json_is_string(json_object_get(worker, "local_rate"));
+    }
+    return good;
+}
+
+static inline bool fragments_are_sane(const json_t *numbers, bool streaming) {
+    const json_t *applied = json_object_get(numbers, "applied_at");
+    int64_t count = (int64_t)json_array_size(applied), commit = integer_from_json(numbers, "commit");
+    bool good = json_is_array(applied) && is_count(numbers, "fragment") && (count > 0 || !streaming);
+    for (int64_t i = 0; good && i < count; i++) {
+        const json_t *item = json_array_get(applied, (size_t)i);
+        good = json_is_integer(item) && json_integer_value(item) >= 0 && json_integer_value(item) <= commit;
+    }
+    return good && integer_from_json(numbers, "fragment") < (count > 1 ? count : 1);
+}
+
+// Everything that loading takes out of checkpoint.json is there and can be.
+static inline bool numbers_are_sane(const json_t *numbers, const Rule *rule) {
+    static const char *const counts[] = {"parameters", "commit", "reports", "data_base", "sequences", "length"};
+    const json_t *job = json_object_get(numbers, "job"), *in_flight = json_object_get(numbers, "job_in_flight");
+    bool good = rule != NULL && json_is_boolean(in_flight) && json_is_object(job) && is_amount(numbers, "gradients_done") &&
+                is_amount(numbers, "seconds") && json_is_array(json_object_get(numbers, "block_crc32"));
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) { good = good && is_count(numbers, counts[i]); }
+    good = good && integer_from_json(numbers, "sequences") > 0 && integer_from_json(numbers, "length") > 0;
+    if (good && json_is_true(in_flight)) {
+        good = rule->finish == co2_finish && json_is_true(json_object_get(job, "finite")) && tally_is_sane(json_object_get(job, "total"));
+    }
+    return good && workers_are_sane(json_object_get(numbers, "workers")) && fragments_are_sane(numbers, rule->kind == RULE_LOCAL);
+}
+
+// The state holds what a run of its rule leaves.
+static inline bool source_is_complete(const CheckpointSource *source, const Run *run, const Rule *rule) {
+    static const char *const own[] = {"exp_avg", "exp_avg_sq", "parameters"};
+    bool local = rule->kind == RULE_LOCAL, in_flight = json_is_true(json_object_get(source->numbers, "job_in_flight"));
+    bool good = area_find(&source->state, &run->table, "master", -1) != NULL;
+    for (int worker = local ? 0 : -1; good && worker < (local ? source->workers : 0); worker++) {
+        for (int i = 0; i < (local || !rule->replicated ? 3 : 2); i++) {
+            good = good && area_find(&source->state, &run->table, own[i], worker) != NULL;
+        }
+    }
+    if (local) { good = good && area_find(&source->state, &run->table, "momentum", -1) != NULL; }
+    return good && in_flight == (area_find(&source->state, &run->table, "exchange", -1) != NULL);
+}
+
+// Gradients wait in overlapped rules only, and of all workers.
+static inline bool source_gradients_fit(const CheckpointSource *source, const Run *run, const Rule *rule) {
+    bool first = area_find(&source->state, &run->table, "gradients", 0) != NULL, good = !first || rule->kind == RULE_OVERLAPPED;
+    for (int worker = 1; good && worker < source->workers; worker++) {
+        good = (area_find(&source->state, &run->table, "gradients", worker) != NULL) == first;
+    }
+    return good;
+}
+
+static inline bool checkpoint_open_numbers(CheckpointSource *source, const char *path, Error *error) {
     char file[CHECKPOINT_PATH + 32];
     json_error_t problem;
-    memset(source, 0, sizeof *source);
-    snprintf(source->path, sizeof source->path, "%s", path);
-    snprintf(file, sizeof file, "%s/checkpoint.json", path);
-    source->numbers = json_load_file(file, 0, &problem);
-    if (source->numbers == NULL) { return error_set(error, "%.400s: %s", file, problem.text); }
-    snprintf(file, sizeof file, "%s/state.safetensors", path);
+    snprintf(file, sizeof file, "%.*s/checkpoint.json", CHECKPOINT_PATH, path);
+    source->numbers = json_load_file(file, JSON_REJECT_DUPLICATES, &problem);
+    if (source->numbers == NULL) { return error_set(error, "%.400s: %.120s", file, problem.text); }
     source->rule = json_string_value(json_object_get(source->numbers, "optimizer"));
     source->workers = (int)json_array_size(json_object_get(source->numbers, "workers"));
-    if (integer_from_json(source->numbers, "checkpoint") != CHECKPOINT_VERSION || source->rule == NULL || source->workers < 1) {
-        json_decref(source->numbers);
+    if (!json_is_integer(json_object_get(source->numbers, "checkpoint")) ||
+        integer_from_json(source->numbers, "checkpoint") != CHECKPOINT_VERSION || source->rule == NULL) {
         return error_set(error, "%.400s is no checkpoint of this version", path);
     }
-    bool good = safetensors_open(&source->state, file, error);
-    if (!good) {
-        json_decref(source->numbers);
-        return false;
+    if (integer_from_json(source->numbers, "checksum") != manifest_checksum(source->numbers)) {
+        return error_set(error, "%.400s is damaged: it is not what was written", file);
     }
-    if (integer_from_json(source->numbers, "parameters") == (int64_t)run->table.parameter_count &&
-        area_find(&source->state, &run->table, "master", -1) != NULL) {
-        return true;
+    if (!numbers_are_sane(source->numbers, rule_find(source->rule))) {
+        return error_set(error, "%.400s is no state that a run of %.40s can be in", file, source->rule);
     }
-    checkpoint_close(source);
-    return error_set(error, "%.400s is of another model than %s", path, run->config.name);
+    return true;
+}
+
+static inline bool checkpoint_open_all(CheckpointSource *source, const Run *run, const char *path, Error *error) {
+    char file[CHECKPOINT_PATH + 32];
+    snprintf(file, sizeof file, "%.*s/state.safetensors", CHECKPOINT_PATH, path);
+    if (!checkpoint_open_numbers(source, path, error) || !safetensors_open(&source->state, file, error)) { return false; }
+    const Rule *rule = rule_find(source->rule);
+    json_t *model = model_to_json(run);
+    bool same_model = json_equal(json_object_get(source->numbers, "model"), model) != 0;
+    json_decref(model);
+    if (!same_model || integer_from_json(source->numbers, "parameters") != (int64_t)run->table.parameter_count) {
+        return error_set(error, "%.400s is of another model than %s", path, run->config.name);
+    }
+    if (source_is_complete(source, run, rule) && source_gradients_fit(source, run, rule)) { return true; }
+    return error_set(error, "%.400s does not hold what a run of %s leaves", file, rule->name);
+}
+
+// Of this rank alone: the files are there, sound, and for this model. On failure there is nothing to close.
+static inline bool checkpoint_open(CheckpointSource *source, const Run *run, const char *path, Error *error) {
+    memset(source, 0, sizeof *source);
+    snprintf(source->path, sizeof source->path, "%s", path);
+    bool good = checkpoint_open_all(source, run, path, error);
+    if (!good) { checkpoint_close(source); }
+    return good;
 }
 
 // All ranks: every block is what was written.
@@ -615,7 +746,7 @@ static inline bool checkpoint_verify(CheckpointSource *source, Run *run, Error *
     if (sums == NULL) { return false; }
     const json_t *expected = json_object_get(source->numbers, "block_crc32");
     bool good = json_array_size(expected) == blocks;
-    for (size_t i = 0; good && i < blocks; i++) { good = (uint32_t)json_integer_value(json_array_get(expected, i)) == sums[i]; }
+    for (size_t i = 0; good && i < blocks; i++) { good = json_integer_value(json_array_get(expected, i)) == (json_int_t)sums[i]; }
     free(sums);
     return good || error_set(error, "%.400s is damaged: its bytes are not those that were written", file);
 }
@@ -675,6 +806,15 @@ static inline float *source_gradients(CheckpointSource *source, const Run *run, 
     return sum;
 }
 
+// The sum under way as the ranks of now would have sent it: their mean is that of those who did. Free it.
+static inline float *source_exchange(const CheckpointSource *source, const Run *run) {
+    size_t count = run->table.parameter_count;
+    float *sum = (float *)malloc(count * sizeof(float)), scale = (float)run->transport.size / (float)source->workers;
+    const float *saved = source_area(source, run, "exchange", -1);
+    for (size_t i = 0; i < count; i++) { sum[i] = saved[i] * scale; }
+    return sum;
+}
+
 // ACCO's half batch stands in the accumulator as well, and grows there.
 static inline void load_gradients(CheckpointSource *source, Run *run, float *stage) {
     Scheduler *s = &run->scheduler;
@@ -691,10 +831,12 @@ static inline void load_vectors(CheckpointSource *source, Run *run, bool same_ru
     SavedVector vectors[CHECKPOINT_VECTORS];
     float *stage = (float *)malloc(CHECKPOINT_STAGE * sizeof(float));
     s->job_in_flight = same_rule && json_is_true(json_object_get(source->numbers, "job_in_flight"));
+    float *exchange = s->job_in_flight ? source_exchange(source, run) : NULL;
     int count = saved_vectors(s, vectors);
     for (int i = 0; i < count; i++) {
         bool moment = strncmp(vectors[i].name, "exp_avg", 7) == 0, parameters = strcmp(vectors[i].name, "parameters") == 0;
-        const float *from = moment       ? source_moment(source, run, &vectors[i])
+        const float *from = moment                                       ? source_moment(source, run, &vectors[i])
+                            : strcmp(vectors[i].name, "exchange") == 0 ? exchange
                             : parameters ? source_parameters(source, run, &vectors[i], same_rule)
                                          : source_area(source, run, vectors[i].name, -1);
         state_read(run, &vectors[i], from, stage);
@@ -702,42 +844,81 @@ static inline void load_vectors(CheckpointSource *source, Run *run, bool same_ru
     if (s->job_in_flight) { s->exchange.state = BUFFER_WRITING; } // as if its job had just ended
     bool waiting = same_rule && source_area(source, run, "gradients", 0) != NULL;
     if (waiting) { load_gradients(source, run, stage); }
+    free(exchange);
     free(stage);
+}
+
+// What this worker alone knows, where it is the same worker.
+static inline void load_own_numbers(CheckpointSource *source, Run *run, bool same_rule) {
+    Scheduler *s = &run->scheduler;
+    const json_t *workers = json_object_get(source->numbers, "workers");
+    WorkerNumbers mine = worker_numbers_from_json(json_array_get(workers, (size_t)run->transport.rank));
+    s->micro_batches_begun = mine.micro_batches_begun;
+    s->local_norm = mine.local_norm;
+    s->local_rate = mine.local_rate;
+    if (same_rule && s->settings.kind == RULE_LOCAL) { s->tally = mine.tally; }
+}
+
+// Micro-batches of then in those of now: other ranks or other micro-batches begin where the furthest rank was.
+static inline void load_position(CheckpointSource *source, Run *run, double scale) {
+    const json_t *workers = json_object_get(source->numbers, "workers");
+    int64_t furthest = 0;
+    for (int worker = 0; worker < source->workers; worker++) {
+        int64_t begun = integer_from_json(json_array_get(workers, (size_t)worker), "micro_batches_begun");
+        if (begun > furthest) { furthest = begun; }
+    }
+    run->data_base = (int64_t)ceil(((double)run->data_base + (double)furthest * source->workers) * scale);
+}
+
+static inline void load_fragments(CheckpointSource *source, Scheduler *s) {
+    const json_t *applied = json_object_get(source->numbers, "applied_at");
+    if (s->fragments == NULL || json_array_size(applied) != (size_t)s->settings.fragments) { return; }
+    s->fragment = (int)integer_from_json(source->numbers, "fragment");
+    for (int i = 0; i < s->settings.fragments; i++) {
+        s->fragments[i].applied_at = (int64_t)json_integer_value(json_array_get(applied, (size_t)i));
+    }
 }
 
 static inline void load_numbers(CheckpointSource *source, Run *run, bool same_rule) {
     Scheduler *s = &run->scheduler;
-    const json_t *numbers = source->numbers, *workers = json_object_get(numbers, "workers");
-    const json_t *applied = json_object_get(numbers, "applied_at");
-    int64_t furthest = 0;
+    const json_t *numbers = source->numbers;
+    double then = (double)integer_from_json(numbers, "sequences") * (double)integer_from_json(numbers, "length");
+    double scale = then / (double)tokens_per_micro_batch(run);
     s->optimizer.commits = integer_from_json(numbers, "commit");
-    s->gradients_done = number_from_json(numbers, "gradients_done");
+    s->gradients_done = number_from_json(numbers, "gradients_done") * scale;
     s->reports = integer_from_json(numbers, "reports");
-    s->fragment = same_rule ? (int)integer_from_json(numbers, "fragment") : 0;
+    s->report.commit = s->optimizer.commits;
+    s->report.gradients_done = s->gradients_done;
     if (s->job_in_flight) { job_from_json(json_object_get(numbers, "job"), &s->job); }
-    for (int i = 0; same_rule && s->fragments != NULL && i < s->settings.fragments; i++) {
-        s->fragments[i].applied_at = (int64_t)json_integer_value(json_array_get(applied, (size_t)i));
-    }
-    for (int worker = 0; worker < source->workers; worker++) {
-        WorkerNumbers theirs = worker_numbers_from_json(json_array_get(workers, (size_t)worker));
-        if ((int64_t)theirs.micro_batches_begun > furthest) { furthest = (int64_t)theirs.micro_batches_begun; }
-        if (worker != run->transport.rank || source->workers != run->transport.size) { continue; }
-        s->micro_batches_begun = theirs.micro_batches_begun;
-        s->local_norm = theirs.local_norm;
-        s->local_rate = theirs.local_rate;
-        if (same_rule && s->settings.kind == RULE_LOCAL) { s->tally = theirs.tally; }
-    }
+    if (same_rule) { load_fragments(source, s); }
     run->data_base = integer_from_json(numbers, "data_base");
-    if (source->workers != run->transport.size) { run->data_base += furthest * source->workers; } // and everybody begins at 0 from there
+    if (source->workers != run->transport.size || scale != 1) {
+        load_position(source, run, scale);
+    } else {
+        load_own_numbers(source, run, same_rule);
+    }
+}
+
+// Whether another value leads to other bits. What only reports, places or times things does not; rule and model are compared by themselves;
+// --val-batches decides whether a tail of the data is held out.
+static inline bool option_is_decisive(const char *name) {
+    static const char *const harmless[] = {
+        "optimizer",    "overlap",    "bucket-mb", "model",       "from",       "device",        "gpu-exchange", "recompute",
+        "nccl-ctas",    "threads",    "ranks",     "timeout-s",   "link-mbit",  "link-us",       "chaos-ms",     "slow-rank",
+        "slow-ms",      "save-every", "keep",      "keep-every",  "resume",     "out",           "config",       "trace",
+        "report-every", "val-every",  "prompt",    "temperature", "top-k",      "sample-tokens"};
+    for (size_t i = 0; i < sizeof harmless / sizeof harmless[0]; i++) {
+        if (strcmp(name, harmless[i]) == 0) { return false; }
+    }
+    return true;
 }
 
 // What cannot be as if nothing had happened.
 static inline void checkpoint_judge(CheckpointSource *source, const Run *run, bool same_rule) {
     const json_t *options = json_object_get(source->numbers, "options");
     json_t *now = options_as_json(&run->options);
-    static const char *const decisive[] = {"micro-batch", "seq-len",  "accumulate", "rank-accumulate", "seed",  "data",     "wire",
-                                           "estimate-wire", "lr",     "min-lr",     "schedule",        "lr-by", "warmup",   "tokens",
-                                           "weight-decay",  "beta1",  "beta2",      "eps",             "decay", "precision", "grad-clip"};
+    const char *name;
+    json_t *value;
     if (!same_rule) { checkpoint_remark(source, "another rule: what the old one had under way is dropped, moments are taken over"); }
     if (source->workers != run->transport.size) {
         bool local = run->rule->kind == RULE_LOCAL;
@@ -745,12 +926,18 @@ static inline void checkpoint_judge(CheckpointSource *source, const Run *run, bo
                                         : "another number of ranks: sums are rounded in another order, data go on where the furthest "
                                           "rank was");
     }
-    for (size_t i = 0; i < sizeof decisive / sizeof decisive[0]; i++) {
-        if (!json_equal(json_object_get(options, decisive[i]), json_object_get(now, decisive[i]))) {
-            char text[64];
-            snprintf(text, sizeof text, "another --%s", decisive[i]);
-            checkpoint_remark(source, text);
-        }
+    const char *device = json_string_value(json_object_get(source->numbers, "device"));
+    if (device != NULL && (strcmp(device, "cuda") == 0) != run->placement.on_gpu) {
+        checkpoint_remark(source, "another kind of device rounds in another way");
+    }
+    json_object_foreach(now, name, value) {
+        const json_t *before = json_object_get(options, name);
+        if (!option_is_decisive(name) || json_equal(before, value)) { continue; }
+        bool holds_out = strcmp(name, "val-batches") == 0 && !run->data.builtin; // only with or without matters
+        if (strcmp(name, "val-batches") == 0 && (!holds_out || json_is_string(before) == json_is_string(value))) { continue; }
+        char text[64];
+        snprintf(text, sizeof text, "another --%.40s", name);
+        checkpoint_remark(source, text);
     }
     json_decref(now);
 }

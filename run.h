@@ -394,8 +394,7 @@ static inline void return_host_parameters(Run *run, float *parameters) {
 
 enum { HASH_PIECE = 1 << 24 }; // elements that a GPU's parameters are copied at a time
 
-static inline uint64_t hash_parameters(Run *run) {
-    const float *parameters = run->scheduler.parameters.data;
+static inline uint64_t hash_parameters(Run *run, const float *parameters) {
     size_t count = run->table.parameter_count;
     if (!run->placement.on_gpu) { return hash_bytes(parameters, count * sizeof(float)); }
     size_t most = count < (size_t)HASH_PIECE ? count : (size_t)HASH_PIECE;
@@ -412,9 +411,9 @@ static inline uint64_t hash_parameters(Run *run) {
 }
 
 // All ranks must hold the same parameters, bit for bit: at the start, and at the end whatever the rule did. Returns their fingerprint.
-static inline uint64_t check_replicas(Run *run) {
+static inline uint64_t check_replicas(Run *run, const float *parameters) {
     Transport *transport = &run->transport;
-    uint64_t mine = hash_parameters(run);
+    uint64_t mine = hash_parameters(run, parameters);
     uint64_t *all = (uint64_t *)calloc((size_t)transport->size, sizeof mine);
     transport_exchange(transport, "fingerprint", &mine, all, sizeof mine);
     for (int rank = 0; rank < transport->size; rank++) {

@@ -135,13 +135,13 @@ static void report_commit(Run *run, bool last) {
 }
 
 // A failure is said and costs the new checkpoint only.
-static void save_checkpoint(Run *run) {
+static bool save_checkpoint(Run *run) {
     double began = clock_seconds();
     int64_t commit = run->scheduler.optimizer.commits;
     Error error = {""};
     bool saved = checkpoint_save(run, &error);
     run->paused += clock_seconds() - began;
-    if (!run_is_main(run)) { return; }
+    if (!run_is_main(run)) { return saved; }
     terminal_clear(&run->terminal);
     if (saved) {
         printf("%7lld checkpoint in %.1f s\n", (long long)commit, clock_seconds() - began);
@@ -153,26 +153,30 @@ static void save_checkpoint(Run *run) {
     json_t *event = json_pack("{s:s, s:I, s:b, s:o, s:o}", "event", "checkpoint", "commit", (json_int_t)commit, "saved", saved ? 1 : 0,
                               "seconds", log_real(clock_seconds() - began), "problem", log_text(error.text));
     check_written(run, log_event(&run->log, event, &log_error), &log_error);
+    return saved;
 }
 
 static void train(Run *run) {
     Scheduler *s = &run->scheduler;
     double target = target_gradients(run);
+    bool done = s->gradients_done >= target; // by the run that this one goes on from
+    bool saved = s->optimizer.commits > 0 && done;
     run->started = clock_seconds();
-    __atomic_store_n(&run->words.accepting, run->options.save_every >= 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&run->words.accepting, true, __ATOMIC_RELAXED);
     while (s->gradients_done < target && !s->stopped && !s->stopping) {
         int64_t before = s->optimizer.commits;
         run->rule->commit(s);
         bool last = s->gradients_done >= target && run->rule->finish == NULL;
+        saved = false;
         if (!s->stopped) { report_commit(run, last); }
-        if (!s->stopped && !last && is_due(before, s->optimizer.commits, run->options.save_every)) { save_checkpoint(run); }
+        if (!s->stopped && !last && is_due(before, s->optimizer.commits, run->options.save_every)) { saved = save_checkpoint(run); }
     }
-    if (!s->stopped && !s->stopping && run->rule->finish != NULL) {
-        run->rule->finish(s);
-        if (!s->stopped) { report_commit(run, true); }
-    }
+    int64_t reports = s->reports;
+    if (!s->stopped && !s->stopping && run->rule->finish != NULL) { run->rule->finish(s); }
+    if (!s->stopped && !s->stopping && (run->rule->finish != NULL || done)) { report_commit(run, true); }
+    saved = saved && s->reports == reports;
     if (s->stopped) { fail_not_finite(run); }
-    if (!s->stopped && run->options.save_every >= 0) { save_checkpoint(run); }
+    if (!s->stopped && !saved) { save_checkpoint(run); }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------------------
@@ -349,6 +353,17 @@ static void resume_newest(Run *run) {
     }
 }
 
+// Before anything is made for the run: all ranks can read the checkpoint that was asked for.
+static void check_resume(Run *run) {
+    const char *resume = run->options.resume;
+    CheckpointSource source;
+    Error error = {""};
+    if (strcmp(resume, "off") == 0 || strcmp(resume, "auto") == 0) { return; }
+    bool good = checkpoint_open(&source, run, resume, &error);
+    if (good) { checkpoint_close(&source); }
+    agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
+}
+
 static void resume_run(Run *run) {
     const char *resume = run->options.resume;
     Error error = {""};
@@ -379,7 +394,7 @@ static void start_run(Run *run, const Hello *hellos) {
     choose_bucket(run);
     run->transport.bytes_sent = 0; // of the training alone
     scheduler_start(&run->scheduler, run->team, traced);
-    check_replicas(run);
+    check_replicas(run, run->scheduler.parameters.data);
     scheduler_call(&run->scheduler, run->scheduler.compute, warm_up_task, run);
     if (run_is_main(run)) {
         terminal_open(&run->terminal, stdout);
@@ -405,7 +420,9 @@ static void write_trace(Run *run) {
 static void finish_run(Run *run) {
     scheduler_settle(&run->scheduler);
     write_trace(run);
-    uint64_t fingerprint = check_replicas(run);
+    const float *committed = borrow_committed(&run->scheduler, run->rule); // workers that were stopped may have walked on by themselves
+    uint64_t fingerprint = check_replicas(run, committed);
+    return_committed(&run->scheduler, committed);
     if (!run_is_main(run)) { return; }
     print_end(run, fingerprint);
     if (run->scheduler.stopping) {
@@ -455,6 +472,7 @@ static int command_train(Run *run) {
     good = placement_choose_carrier(&run->placement, &run->options, &run->transport, alike, &error) &&
            reserve_memory(run, training_problem(run), &error) && arena_check(&run->arena, run->transport.local_size, &error);
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
+    check_resume(run);
     open_run_directory(run);
     start_run(run, hellos);
     free(hellos);

@@ -93,7 +93,7 @@ typedef struct Options {
 
     int64_t report_every, val_every, val_batches; // val_every 0: only at the end; val_batches 0: no validation
     OptionText out;                               // "auto": runs/MODEL-OPTIMIZER-N
-    int64_t save_every, keep, keep_every;         // save_every -1: never, 0: at the end; keep_every 0: none
+    int64_t save_every, keep, keep_every;         // save_every 0: only at the end; keep_every 0: none
     OptionText resume;                            // "off", "auto", or a checkpoint
     OptionText trace;                             // empty: none
 
@@ -1049,6 +1049,9 @@ static inline bool options_check_ranks_of_plan(const Options *options, Error *er
 
 // Options that ask for something which another option takes away.
 static inline bool options_check_reports(const Options *options, Error *error) {
+    if (strcmp(options->resume, "auto") == 0 && strcmp(options->out, "auto") == 0) {
+        return error_set(error, "--resume auto needs --out: it goes on with what is in that directory, and --out auto is a new one");
+    }
     if (options->val_data[0] != '\0' && options->val_batches == 0) {
         return error_set(error, "--val-data with --val-batches none: there would be no validation");
     }

@@ -140,14 +140,17 @@ static void check_resumed(Fleet *fleet, int i, long step, bool exact) {
     text_check(fleet_output(fleet, i), exact ? "; exact\n" : "; not exact: ", what);
 }
 
-// All that a report says of training, not of time.
-static void check_same_report(const Fleet *fleet, int a, int b, const char *kind) {
+// All that the events of a kind say of training, not of time. Run b has the last ones of run a, from where it went on.
+static void check_same_events(const Fleet *fleet, int a, int b, const char *kind) {
     static const char *const fields[] = {"commit", "tokens", "loss", "perfect_loss", "lr", "grad_norm", "grads"};
     int count = strcmp(kind, "report") == 0 ? 7 : 4;
-    for (int i = 0; i < count; i++) {
-        double one = fleet_number(fleet, a, kind, -1, fields[i]), other = fleet_number(fleet, b, kind, -1, fields[i]);
-        if (one != other) { fail_msg("%s, %s: %.17g, but %.17g of %s", fleet->trainings[b].what, fields[i], other, one,
-                                     fleet->trainings[a].what); }
+    for (int n = -1; log_event_of(fleet->events[b], kind, n) != NULL; n--) {
+        for (int i = 0; i < count; i++) {
+            double one = fleet_number(fleet, a, kind, n, fields[i]), other = fleet_number(fleet, b, kind, n, fields[i]);
+            if (one == other) { continue; }
+            fail_msg("%s, %s of %s %d: %.17g, but %.17g of %s", fleet->trainings[b].what, fields[i], kind, n, other, one,
+                     fleet->trainings[a].what);
+        }
     }
 }
 
@@ -208,8 +211,8 @@ static void every_checkpoint_will_do(void **state) {
             bool last = i == fleet->count - 1;
             check_same(fleet, 0, i);
             check_resumed(fleet, i, saved.steps[i - 1], true);
-            if (!last) { check_same_report(fleet, 0, i, "report"); }
-            if (!last) { check_same_report(fleet, 0, i, "validation"); }
+            if (!last) { check_same_events(fleet, 0, i, "report"); }
+            if (!last) { check_same_events(fleet, 0, i, "validation"); }
             if (fleet_number(fleet, i, "end", -1, "commit") != fleet_number(fleet, 0, "end", -1, "commit") ||
                 fleet_number(fleet, i, "end", -1, "tokens") != fleet_number(fleet, 0, "end", -1, "tokens")) {
                 fail_msg("%s: the end counts other commits or tokens", fleet->trainings[i].what);
@@ -260,10 +263,11 @@ static void check_goes_on(Fleet *fleet, int i, int whole, double tolerance, cons
 static const char *const longer = "--lr 0.01 --warmup 2 --tokens 3k --val-batches 8 --report-every 1";
 
 static void other_numbers_of_ranks_go_on(void **state) {
-    static const int chosen[] = {1, 4, 5, 6};
+    static const char *const calm[] = {"--optimizer zero1", "--optimizer acco --accumulate 4", "--optimizer co2 --co2-tau 3",
+                                       "--optimizer diloco --diloco-H 3 --diloco-mu 0"};
     Stage *stage = stage_with_ranks(state);
     for (int c = 0; c < 4; c++) {
-        const char *options = ways[chosen[c]].options;
+        const char *options = calm[c];
         Fleet *fleet = fleet_new(stage);
         fleet_start(fleet, 4, "%s %s --save-every 1 --keep 100", longer, options);
         fleet_start(fleet, 0, "%s %s --save-every 1 --keep 100", longer, options);
@@ -494,6 +498,12 @@ static void a_finished_run_stays_finished(void **state) {
         json_t *one = log_event_of(events, "end", 0), *other = log_event_of(events, "end", 1);
         assert_true(log_number(one, "commit") == log_number(other, "commit"));
         assert_true(log_number(one, "tokens") == log_number(other, "tokens"));
+        size_t written_again = 0; // nothing was trained, so nothing is written anew: that could only go wrong
+        for (size_t n = json_array_size(events); n > 0 && log_event_of(events, "start", 1) != json_array_get(events, n - 1); n--) {
+            const char *kind = json_string_value(json_object_get(json_array_get(events, n - 1), "event"));
+            if (strcmp(kind, "checkpoint") == 0) { written_again++; }
+        }
+        if (written_again > 0) { fail_msg("%s: a checkpoint that was there is written again", out); }
         if (strstr(training_output(stage, &second), "loss       0.0000") != NULL) { fail_msg("%s: a loss that nobody measured", out); }
         json_decref(events);
     }
@@ -671,6 +681,19 @@ static void some_checkpoints_are_kept(void **state) {
     check_saved(stage, fleet->trainings[3].out, "12 18 24"); // the first ones beyond 8 and 16
 }
 
+// Of a checkpoint that somebody has moved away and left a link to, only the link goes.
+static void links_are_not_followed(void **state) {
+    Stage *stage = stage_of(state);
+    Training first = training_start(stage, 0, "--optimizer ddp --save-every 8 --keep 9");
+    json_decref(training_finish(stage, &first));
+    shell(stage, "mv %s/checkpoints/step-8 archive && ln -s ../../archive %s/checkpoints/step-8 && rm -r %s/checkpoints/step-24", first.out,
+          first.out, first.out);
+    Training again = auto_start(stage, 0, first.out, "--optimizer ddp --save-every 8 --keep 1");
+    json_decref(training_finish(stage, &again));
+    check_saved(stage, first.out, "24");
+    shell(stage, "[ -s archive/state.safetensors ] && [ -s archive/model/config.json ]");
+}
+
 // With steps that are too small to change anything, what is validated is what was loaded.
 static void a_saved_model_begins_another_run(void **state) {
     static const int chosen[] = {1, 3, 5, 7};
@@ -761,6 +784,10 @@ static void mistakes_are_refused(void **state) {
         check_refused(stage, 0, "refused", refusals[i].arguments, refusals[i].part);
         shell(stage, "[ ! -e refused/log.jsonl ] || { echo a refused run left a log: '%s'; exit 1; }", refusals[i].arguments);
     }
+    Outcome outcome = program_run(stage, 0, "--config base.txt --resume auto"); // a directory of a new name has nothing to go on from
+    outcome_check(&outcome, 2, "--resume auto without --out");
+    text_check(outcome.errors, "--out", "--resume auto without --out");
+    assert_int_equal(text_lines(outcome.errors), 1);
     if (stage->has_mpi) { check_refused(stage, 2, "refused", refusals[0].arguments, refusals[0].part); }
 }
 
@@ -914,6 +941,7 @@ int main(int argc, char **argv) {
         CHECKPOINT_TEST(a_folder_that_cannot_be_made_costs_only_checkpoints),
         CHECKPOINT_TEST(one_rank_without_room_is_named),
         CHECKPOINT_TEST(some_checkpoints_are_kept),
+        CHECKPOINT_TEST(links_are_not_followed),
         CHECKPOINT_TEST(a_saved_model_begins_another_run),
         CHECKPOINT_TEST(a_model_of_others_begins_a_run),
         CHECKPOINT_TEST(mistakes_are_refused),

@@ -329,19 +329,16 @@ static inline bool evaluate_count_tokens(EvaluateSet *set, const char *context, 
 // Adds the sequence of a text whose first `context` bytes are given and whose others are to be predicted.
 static inline bool evaluate_add_pair(EvaluateSet *set, int64_t line, const TextList *text, size_t context, int characters, Error *error) {
     TokenList *list = &set->texts[0];
-    size_t given = evaluate_end(text->bytes, context), T = (size_t)set->request.T, begin = list->count, first = 0;
-    if (context > 0 && given == 0) { return evaluate_line_error(set, line, error, "only spaces precede the text to predict"); }
-    if (!evaluate_count_tokens(set, text->bytes, given, &first, error)) { return false; }
+    size_t given = evaluate_end(text->bytes, context), T = (size_t)set->request.T, begin = list->count, first = 1;
     int32_t start = evaluate_first_token(set);
-    bool started = given == 0 && start >= 0;
-    if (started && !token_list_add(list, start)) { return evaluate_no_memory(set, error); }
-    if (!evaluate_encode(set, 0, text->bytes, text->count, error)) { return false; }
-    if (started && list->count > begin + 1 && list->ids[begin + 1] == start) { begin++; }
-    size_t total = list->count - begin;
-    first = given == 0 ? 1 : first;
-    if (given == 0 && !started) {
+    if (context > 0 && given == 0) { return evaluate_line_error(set, line, error, "only spaces precede the text to predict"); }
+    if (given == 0 && start < 0) {
         return evaluate_line_error(set, line, error, "nothing precedes the text to predict, and the tokenizer has no <|endoftext|>");
     }
+    if (given == 0 && !token_list_add(list, start)) { return evaluate_no_memory(set, error); }
+    if (given > 0 && !evaluate_count_tokens(set, text->bytes, given, &first, error)) { return false; }
+    if (!evaluate_encode(set, 0, text->bytes, text->count, error)) { return false; }
+    size_t total = list->count - begin;
     if (total <= first) { return evaluate_line_error(set, line, error, "there is no token to predict"); }
     if (total - first > T) {
         return evaluate_line_error(set, line, error, "%zu tokens are to be predicted, more than --seq-len %zu", total - first, T);

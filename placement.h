@@ -31,7 +31,6 @@ static inline const Gpu *placement_gpu(const Placement *placement) { return plac
 static inline bool placement_choose_device(Placement *placement, const Options *options, int local_rank, bool plan, Error *error) {
     Error reason = {""};
     bool asked = strcmp(options->device, "cuda") == 0, refused = strcmp(options->device, "cpu") == 0;
-    placement->gpu.number = -1;
     bool found = !refused && gpu_open(&placement->gpu, local_rank, &reason) && kernels_can_run(&placement->gpu, &reason);
     if (!found) { placement->gpu.number = -1; }
     if (asked && !found && !plan) { return error_set(error, "--device cuda: %s", reason.text); }

@@ -21,10 +21,6 @@ typedef struct Carrier {
     float *vector, *base; // (padded) pinned: what stands for the vector, and for Exchange::base, on the host
 } Carrier;
 
-static inline bool carrier_is_staged(const Carrier *carrier) {
-    return carrier->on_gpu && carrier->nccl == NULL && carrier->transport->size > 1;
-}
-
 // Plans what a carrier needs for vectors of at most this layout. `carrier` must stay where it is.
 static inline void carrier_reserve(Carrier *carrier, Arena *arena, const Layout *layout, bool with_base) {
     bool alone = carrier->transport->size == 1;

@@ -8,7 +8,7 @@
 // deadline passes or NCCL reports an error, transport_fail ends all ranks, and with them what NCCL has on the GPUs; ncclCommAbort would
 // wait for ranks that may be no more.
 //
-// NCCL wants a GPU for every rank (before its version 2.30 without exception); nccl_can_serve says whether that holds, and if not why.
+// NCCL wants a GPU for every rank (before its version 2.30 without exception); what stands in its way, placement.h finds (nccl_obstacle).
 #ifndef ACCO_NCCL_H
 #define ACCO_NCCL_H
 

@@ -95,13 +95,19 @@ static inline int64_t integer_from_json(const json_t *object, const char *key) {
 }
 
 static inline json_t *tally_to_json(const Tally *tally) {
-    return json_pack("{s:o, s:o, s:o, s:o}", "micro_batches", number_to_json(tally->micro_batches), "loss", number_to_json(tally->loss),
-                     "perfect_loss", number_to_json(tally->perfect_loss), "not_finite", number_to_json(tally->not_finite));
+    return json_pack("{s:o, s:o, s:o, s:o, s:o}", "micro_batches", number_to_json(tally->micro_batches), "loss",
+                     number_to_json(tally->loss), "perfect_loss", number_to_json(tally->perfect_loss), "not_finite",
+                     number_to_json(tally->not_finite), "left_out", number_to_json(tally->left_out));
 }
 
 static inline Tally tally_from_json(const json_t *object) {
-    Tally tally = {number_from_json(object, "micro_batches"), number_from_json(object, "loss"), number_from_json(object, "perfect_loss"),
-                   number_from_json(object, "not_finite"), 0, 0};
+    Tally tally;
+    memset(&tally, 0, sizeof tally);
+    tally.micro_batches = number_from_json(object, "micro_batches");
+    tally.loss = number_from_json(object, "loss");
+    tally.perfect_loss = number_from_json(object, "perfect_loss");
+    tally.not_finite = number_from_json(object, "not_finite");
+    tally.left_out = number_from_json(object, "left_out");
     return tally;
 }
 
@@ -110,31 +116,52 @@ typedef struct WorkerNumbers {
     uint64_t micro_batches_begun;
     Tally tally, handed_over; // of the accumulator, and of what waits for the next job
     double local_norm, local_rate;
+    SpikeDetector norms, losses;
+    double spikes_in_a_row;
 } WorkerNumbers;
 
+// What is asked for, the limit, is no part of it.
+static inline json_t *detector_to_json(const SpikeDetector *detector) {
+    return json_pack("{s:o, s:o, s:o}", "learned", number_to_json(detector->learned), "mean", number_to_json(detector->mean), "variance",
+                     number_to_json(detector->variance));
+}
+
+static inline SpikeDetector detector_from_json(const json_t *object) {
+    SpikeDetector detector = {0, number_from_json(object, "learned"), number_from_json(object, "mean"), number_from_json(object, "variance")};
+    return detector;
+}
+
 static inline WorkerNumbers worker_numbers(const Scheduler *s) {
-    WorkerNumbers numbers = {s->micro_batches_begun, s->tally, s->job.tally, s->local_norm, s->local_rate};
+    WorkerNumbers numbers = {s->micro_batches_begun, s->tally, s->job.tally, s->local_norm,
+                             s->local_rate,          s->norms, s->losses,    s->spikes_in_a_row};
     return numbers;
 }
 
 static inline json_t *worker_numbers_to_json(const WorkerNumbers *numbers) {
-    return json_pack("{s:I, s:o, s:o, s:o, s:o}", "micro_batches_begun", (json_int_t)numbers->micro_batches_begun, "tally",
+    return json_pack("{s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "micro_batches_begun", (json_int_t)numbers->micro_batches_begun, "tally",
                      tally_to_json(&numbers->tally), "handed_over", tally_to_json(&numbers->handed_over), "local_norm",
-                     number_to_json(numbers->local_norm), "local_rate", number_to_json(numbers->local_rate));
+                     number_to_json(numbers->local_norm), "local_rate", number_to_json(numbers->local_rate), "norms",
+                     detector_to_json(&numbers->norms), "losses", detector_to_json(&numbers->losses), "spikes_in_a_row",
+                     number_to_json(numbers->spikes_in_a_row));
 }
 
 static inline WorkerNumbers worker_numbers_from_json(const json_t *object) {
     WorkerNumbers numbers = {(uint64_t)integer_from_json(object, "micro_batches_begun"),
-                             tally_from_json(json_object_get(object, "tally")), tally_from_json(json_object_get(object, "handed_over")),
-                             number_from_json(object, "local_norm"), number_from_json(object, "local_rate")};
+                             tally_from_json(json_object_get(object, "tally")),
+                             tally_from_json(json_object_get(object, "handed_over")),
+                             number_from_json(object, "local_norm"),
+                             number_from_json(object, "local_rate"),
+                             detector_from_json(json_object_get(object, "norms")),
+                             detector_from_json(json_object_get(object, "losses")),
+                             number_from_json(object, "spikes_in_a_row")};
     return numbers;
 }
 
 // A job whose result waits for the next boundary.
 static inline json_t *job_to_json(const Job *job) {
-    return json_pack("{s:i, s:I, s:i, s:o, s:o, s:i, s:b, s:o}", "kind", (int)job->kind, "commit", (json_int_t)job->commit, "fragment",
+    return json_pack("{s:i, s:I, s:i, s:o, s:o, s:i, s:o}", "kind", (int)job->kind, "commit", (json_int_t)job->commit, "fragment",
                      job->fragment, "learning_rate", number_to_json(job->learning_rate), "gradient_norm",
-                     number_to_json(job->gradient_norm), "first_bad_rank", job->first_bad_rank, "finite", job->finite ? 1 : 0, "total",
+                     number_to_json(job->gradient_norm), "first_bad_rank", job->first_bad_rank, "total",
                      tally_to_json(&job->total));
 }
 
@@ -145,7 +172,7 @@ static inline void job_from_json(const json_t *object, Job *job) {
     job->learning_rate = number_from_json(object, "learning_rate");
     job->gradient_norm = number_from_json(object, "gradient_norm");
     job->first_bad_rank = (int)integer_from_json(object, "first_bad_rank");
-    job->finite = json_is_true(json_object_get(object, "finite"));
+    job->spike = SPIKE_NONE; // no checkpoint is made of others
     job->total = tally_from_json(json_object_get(object, "total"));
 }
 
@@ -165,11 +192,11 @@ static inline json_t *checkpoint_numbers(const Run *run, const WorkerNumbers *wo
     const Scheduler *s = &run->scheduler;
     json_t *list = json_array();
     for (int rank = 0; rank < run->transport.size; rank++) { json_array_append_new(list, worker_numbers_to_json(&workers[rank])); }
-    return json_pack("{s:i, s:s, s:s, s:I, s:o, s:s, s:i, s:i, s:I, s:o, s:I, s:I, s:o, s:i, s:o, s:b, s:o, s:o, s:o}", "checkpoint",
+    return json_pack("{s:i, s:s, s:s, s:I, s:o, s:s, s:i, s:i, s:I, s:o, s:o, s:o, s:I, s:I, s:o, s:i, s:o, s:b, s:o, s:o, s:o}", "checkpoint",
                      CHECKPOINT_VERSION, "program", ACCO_VERSION, "optimizer", run->rule->name, "parameters",
                      (json_int_t)run->table.parameter_count, "model", model_to_json(run), "device", run->placement.on_gpu ? "cuda" : "cpu",
                      "sequences", run->B, "length", run->T, "commit", (json_int_t)s->optimizer.commits, "gradients_done",
-                     number_to_json(s->gradients_done), "reports", (json_int_t)s->reports, "data_base", (json_int_t)run->data_base,
+                     number_to_json(s->gradients_done), "spikes", number_to_json(s->spikes), "rollbacks", number_to_json(s->rollbacks), "reports", (json_int_t)s->reports, "data_base", (json_int_t)run->data_base,
                      "seconds", number_to_json(training_seconds(run)), "fragment", s->fragment, "applied_at", fragments_to_json(s),
                      "job_in_flight", s->job_in_flight ? 1 : 0, "job", job_to_json(&s->job), "workers", list, "options",
                      options_as_json(&run->options));
@@ -523,7 +550,7 @@ static inline void checkpoint_retain(const char *directory, int64_t commit, int6
 
 // The directory whose tokenizer goes with the model; NULL: none is known.
 static inline const char *tokenizer_directory(const Options *options) {
-    const char *path = options->tokenizer[0] != '\0' ? options->tokenizer : options->from;
+    const char *path = options->tokenizer[0] != '\0' ? options->tokenizer : options_start(options);
     struct stat status;
     return stat(path, &status) == 0 && S_ISDIR(status.st_mode) ? path : NULL;
 }
@@ -579,6 +606,7 @@ static inline bool checkpoint_save(Run *run, Error *error) {
     SavedVector vectors[CHECKPOINT_VECTORS];
     SafetensorsPlan plan;
     scheduler_settle(s);
+    if (s->job_in_flight && s->job.spike != SPIKE_NONE) { return error_set(error, "what is under way between the ranks is not finite"); }
     const float *committed = borrow_committed(s, run->rule);
     CheckpointPaths paths = checkpoint_paths(run->directory, s->optimizer.commits);
     int count = saved_vectors(s, vectors);
@@ -627,11 +655,18 @@ static inline bool is_count(const json_t *object, const char *key) {
 
 // A number in a string, finite and not negative.
 static inline bool is_amount(const json_t *object, const char *key) {
-    double value = number_from_json(object, key);
-    return json_is_string(json_object_get(object, key)) && value >= 0 && value <= 0x1p53;
+    const char *text = json_string_value(json_object_get(object, key));
+    char *end = NULL;
+    double value = text == NULL ? -1 : strtod(text, &end);
+    return text != NULL && end != text && *end == '\0' && value >= 0 && value <= 0x1p53;
 }
 
-static inline bool tally_is_sane(const json_t *tally) { return is_amount(tally, "micro_batches") && is_amount(tally, "not_finite"); }
+static inline bool tally_is_sane(const json_t *tally) { return is_amount(tally, "micro_batches") && is_amount(tally, "not_finite") && is_amount(tally, "left_out"); }
+
+static inline bool detector_is_sane(const json_t *detector) {
+    return is_amount(detector, "learned") && is_amount(detector, "variance") && json_is_string(json_object_get(detector, "mean")) &&
+           isfinite(number_from_json(detector, "mean"));
+}
 
 static inline bool workers_are_sane(const json_t *workers) {
     bool good = json_is_array(workers) && json_array_size(workers) >= 1 && json_array_size(workers) <= 1000000;
@@ -639,7 +674,8 @@ static inline bool workers_are_sane(const json_t *workers) {
         const json_t *worker = json_array_get(workers, i);
         good = is_count(worker, "micro_batches_begun") && tally_is_sane(json_object_get(worker, "tally")) &&
                tally_is_sane(json_object_get(worker, "handed_over")) && json_is_string(json_object_get(worker, "local_norm")) &&
-               json_is_string(json_object_get(worker, "local_rate"));
+               json_is_string(json_object_get(worker, "local_rate")) && is_amount(worker, "spikes_in_a_row") &&
+               detector_is_sane(json_object_get(worker, "norms")) && detector_is_sane(json_object_get(worker, "losses"));
     }
     return good;
 }
@@ -655,18 +691,32 @@ static inline bool fragments_are_sane(const json_t *numbers, bool streaming) {
     return good && integer_from_json(numbers, "fragment") < (count > 1 ? count : 1);
 }
 
+// All tokens that the workers have begun with can be counted: load_position does so.
+static inline bool position_is_sane(const json_t *numbers) {
+    const json_t *workers = json_object_get(numbers, "workers");
+    int64_t furthest = 0;
+    for (size_t i = 0; i < json_array_size(workers); i++) {
+        int64_t begun = integer_from_json(json_array_get(workers, i), "micro_batches_begun");
+        furthest = begun > furthest ? begun : furthest;
+    }
+    double batches = (double)integer_from_json(numbers, "data_base") + (double)furthest * (double)json_array_size(workers);
+    return batches * (double)integer_from_json(numbers, "sequences") * (double)integer_from_json(numbers, "length") <= 0x1p53;
+}
+
 // Everything that loading takes out of checkpoint.json is there and can be.
 static inline bool numbers_are_sane(const json_t *numbers, const Rule *rule) {
     static const char *const counts[] = {"parameters", "commit", "reports", "data_base", "sequences", "length"};
     const json_t *job = json_object_get(numbers, "job"), *in_flight = json_object_get(numbers, "job_in_flight");
     bool good = rule != NULL && json_is_boolean(in_flight) && json_is_object(job) && is_amount(numbers, "gradients_done") &&
-                is_amount(numbers, "seconds") && json_is_array(json_object_get(numbers, "block_crc32"));
+                is_amount(numbers, "seconds") && is_amount(numbers, "spikes") && is_amount(numbers, "rollbacks") && json_is_array(json_object_get(numbers, "block_crc32"));
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) { good = good && is_count(numbers, counts[i]); }
     good = good && integer_from_json(numbers, "sequences") > 0 && integer_from_json(numbers, "length") > 0;
     if (good && json_is_true(in_flight)) {
-        good = rule->finish == co2_finish && json_is_true(json_object_get(job, "finite")) && tally_is_sane(json_object_get(job, "total"));
+        good = rule->finish == co2_finish && integer_from_json(job, "kind") == AVERAGE && integer_from_json(job, "fragment") == 0 &&
+               tally_is_sane(json_object_get(job, "total"));
     }
-    return good && workers_are_sane(json_object_get(numbers, "workers")) && fragments_are_sane(numbers, rule->kind == RULE_LOCAL);
+    return good && workers_are_sane(json_object_get(numbers, "workers")) && position_is_sane(numbers) &&
+           fragments_are_sane(numbers, rule->kind == RULE_LOCAL);
 }
 
 // The state holds what a run of its rule leaves.
@@ -735,6 +785,25 @@ static inline bool checkpoint_open(CheckpointSource *source, const Run *run, con
     bool good = checkpoint_open_all(source, run, path, error);
     if (!good) { checkpoint_close(source); }
     return good;
+}
+
+// Of this rank alone: the newest checkpoint of the run in `directory`, if there is one that can be read, is of this run's model.
+static inline bool checkpoint_check_model(const Run *run, const char *directory, Error *error) {
+    CheckpointSource source;
+    Error unreadable = {""};
+    memset(&source, 0, sizeof source);
+    int64_t commit = checkpoint_newest(directory, INT64_MAX);
+    if (commit < 0) { return true; }
+    CheckpointPaths paths = checkpoint_paths(directory, commit);
+    bool read = checkpoint_open_numbers(&source, paths.final, &unreadable), same = true;
+    if (read) {
+        json_t *model = model_to_json(run);
+        same = json_equal(json_object_get(source.numbers, "model"), model) != 0;
+        json_decref(model);
+    }
+    checkpoint_close(&source);
+    return same || error_set(error, "%.400s is of another model than %s: give the --model that it was trained with, or another --out",
+                             paths.final, run->config.name);
 }
 
 // All ranks: every block is what was written.
@@ -879,6 +948,17 @@ static inline void load_fragments(CheckpointSource *source, Scheduler *s) {
     }
 }
 
+// What is usual; under local rules for a worker, one with another number where there are more of them now.
+static inline void load_detectors(CheckpointSource *source, Run *run) {
+    Scheduler *s = &run->scheduler;
+    const json_t *workers = json_object_get(source->numbers, "workers");
+    WorkerNumbers numbers = worker_numbers_from_json(json_array_get(workers, (size_t)(run->transport.rank % source->workers)));
+    s->norms = numbers.norms;
+    s->losses = numbers.losses;
+    s->norms.limit = s->losses.limit = s->settings.spike_limit;
+    s->spikes_in_a_row = numbers.spikes_in_a_row;
+}
+
 static inline void load_numbers(CheckpointSource *source, Run *run, bool same_rule) {
     Scheduler *s = &run->scheduler;
     const json_t *numbers = source->numbers;
@@ -887,11 +967,14 @@ static inline void load_numbers(CheckpointSource *source, Run *run, bool same_ru
     s->optimizer.commits = integer_from_json(numbers, "commit");
     s->gradients_done = number_from_json(numbers, "gradients_done") * scale;
     s->reports = integer_from_json(numbers, "reports");
+    s->spikes = number_from_json(numbers, "spikes");
+    s->rollbacks = number_from_json(numbers, "rollbacks");
     s->report.commit = s->optimizer.commits;
     s->report.gradients_done = s->gradients_done;
     if (s->job_in_flight) { job_from_json(json_object_get(numbers, "job"), &s->job); }
     if (same_rule) { load_fragments(source, s); }
     run->data_base = integer_from_json(numbers, "data_base");
+    load_detectors(source, run);
     if (source->workers != run->transport.size || scale != 1) {
         load_position(source, run, scale);
     } else {
@@ -903,7 +986,7 @@ static inline void load_numbers(CheckpointSource *source, Run *run, bool same_ru
 // --val-batches decides whether a tail of the data is held out.
 static inline bool option_is_decisive(const char *name) {
     static const char *const harmless[] = {
-        "optimizer",    "overlap",    "bucket-mb", "model",       "from",       "device",        "gpu-exchange", "recompute",
+        "optimizer",    "overlap",    "bucket-mb", "model",       "from",       "finetune", "device",        "gpu-exchange", "recompute",
         "nccl-ctas",    "threads",    "ranks",     "timeout-s",   "link-mbit",  "link-us",       "chaos-ms",     "slow-rank",
         "slow-ms",      "save-every", "keep",      "keep-every",  "resume",     "out",           "config",       "trace",
         "report-every", "val-every",  "prompt",    "temperature", "top-k",      "sample-tokens"};

@@ -30,13 +30,13 @@ static inline void co2_boundary(Scheduler *s) {
     step.gap = co2_gap(s);
     if (step.received) { receive(s); }
     buffer_change(&s->exchange, BUFFER_FREE, BUFFER_WRITING);
-    if (!s->stopped) { fragment_run(s, 0, co2_operation, &step); }
+    if (!scheduler_is_halted(s)) { fragment_run(s, 0, co2_operation, &step); }
 }
 
 static inline void co2_commit(Scheduler *s) {
     inner_steps(s, steps_left(s, s->settings.steps));
     co2_boundary(s);
-    if (!s->stopped) { launch_average(s, 0); }
+    if (!scheduler_is_halted(s)) { launch_average(s, 0); }
 }
 
 static inline void co2_finish(Scheduler *s) { co2_boundary(s); }

@@ -45,7 +45,7 @@ static inline void streaming_diloco_commit(Scheduler *s) {
 }
 
 static inline void streaming_diloco_finish(Scheduler *s) {
-    for (int fragment = 0; fragment < s->settings.fragments && !s->stopped; fragment++) {
+    for (int fragment = 0; fragment < s->settings.fragments && !scheduler_is_halted(s); fragment++) {
         if (s->fragments[fragment].applied_at == s->optimizer.commits) { continue; }
         send(s, fragment);
         receive(s);

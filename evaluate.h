@@ -137,13 +137,18 @@ static inline int evaluate_characters(const char *text, size_t count) {
     return characters;
 }
 
-// Length of the brackets with all between them that `text` begins with, as \[.*?\] finds them; 0: none.
-static inline size_t evaluate_bracket(const char *text, size_t count) {
-    if (count == 0 || text[0] != '[') { return 0; }
-    for (size_t i = 1; i < count && text[i] != '\n'; i++) {
-        if (text[i] == ']') { return i + 1; }
+// Takes away brackets with all between them, as \[.*?\] finds them. Returns what is left of `count`. `stop`: the next place, from here on, that
+// closes a bracket or a line.
+static inline size_t evaluate_drop_brackets(char *text, size_t count) {
+    size_t kept = 0, stop = 0;
+    for (size_t i = 0; i < count;) {
+        if (stop < i) { stop = i; }
+        while (stop < count && text[stop] != ']' && text[stop] != '\n') { stop++; }
+        bool bracket = text[i] == '[' && stop < count && text[stop] == ']';
+        if (!bracket) { text[kept++] = text[i]; }
+        i = bracket ? stop + 1 : i + 1;
     }
-    return 0;
+    return kept;
 }
 
 // What HellaSwag's texts still have of the pages that they came from: " [title]" becomes ". ", all else in brackets goes away, and after
@@ -157,12 +162,7 @@ static inline bool evaluate_clean(TextList *text) {
         good = text_list_add(&half, found ? ". " : text->bytes + i, found ? 2 : 1);
         i += found ? sizeof title - 1 : 1;
     }
-    size_t without = 0, count = 0;
-    for (size_t i = 0; good && i < half.count;) {
-        size_t bracket = evaluate_bracket(half.bytes + i, half.count - i);
-        if (bracket == 0) { half.bytes[without++] = half.bytes[i]; }
-        i += bracket > 0 ? bracket : 1;
-    }
+    size_t without = good ? evaluate_drop_brackets(half.bytes, half.count) : 0, count = 0;
     for (size_t i = 0; good && i < without; i++) {
         half.bytes[count++] = half.bytes[i];
         if (half.bytes[i] == ' ' && i + 1 < without && half.bytes[i + 1] == ' ') { i++; }

@@ -42,8 +42,33 @@ static inline Exchange job_reduction(Scheduler *s, const Job *job) {
     return exchange;
 }
 
+enum { JOB_SEARCH = 4096 }; // elements that are looked at at a time
+
+// The last element of values [begin, end) that is not finite, counted from 1; 0: there is none.
+static inline double job_last_bad_element(const float *values, size_t begin, size_t end, Stream *stream) {
+    float part[JOB_SEARCH];
+    while (end > begin) {
+        size_t count = end - begin < (size_t)JOB_SEARCH ? end - begin : (size_t)JOB_SEARCH;
+        stream_copy(stream, part, values + end - count, count * sizeof(float));
+        stream_settle(stream);
+        for (size_t i = count; i > 0; i--) {
+            if (!isfinite(part[i - 1])) { return (double)(end - count + i); }
+        }
+        end -= count;
+    }
+    return 0;
+}
+
+// Before values [begin, end) leave this rank: afterwards nobody can tell whose they were. The sum of squares is the quickest look at all
+// of them.
+static inline void job_inspect(Scheduler *s, Job *job, const float *values, size_t begin, size_t end, Stream *stream) {
+    double square = buffer_sum_of_squares(stream, values + begin, end - begin, end - begin, 1, s->look_partials);
+    if (isfinite(square) || job->bad_element > 0) { return; }
+    job->bad_element = job_last_bad_element(values, begin, end, stream);
+}
+
 // Everything that all workers need of each other's sums goes out again at once: then each of them can do the same step.
-static inline void job_reduce(Scheduler *s, const Job *job, Stream *stream) {
+static inline void job_reduce(Scheduler *s, Job *job, Stream *stream) {
     Exchange exchange = job_reduction(s, job);
     const Layout *layout = exchange.layout;
     size_t bucket = job_bucket_cells(s, layout), padded = layout_padded(layout);
@@ -52,6 +77,7 @@ static inline void job_reduce(Scheduler *s, const Job *job, Stream *stream) {
         size_t begin = end > bucket ? end - bucket : 0;
         if (job->follows) { gate_await(&s->finished, padded - layout_cell_begin(layout, begin)); }
         double began = clock_seconds();
+        job_inspect(s, job, exchange.buffer, layout_cell_begin(layout, begin), layout_cell_begin(layout, end), stream);
         exchange_reduce_scatter(&s->carrier, stream, &exchange, begin * layout->piece, end * layout->piece);
         job_span(s, job, "reduce-scatter", began);
         if (everybody) {
@@ -73,12 +99,30 @@ static inline double job_sum_of_squares(Scheduler *s, Stream *stream) {
 
 static inline void job_add_tallies(Scheduler *s, Job *job) {
     memset(&job->total, 0, sizeof job->total);
+    memset(&job->site, 0, sizeof job->site);
     job->first_bad_rank = -1;
     for (int rank = 0; rank < s->transport->size; rank++) {
         const Tally *tally = &s->tallies[rank];
+        bool bad = tally->not_finite > 0 || tally->left_out > 0 || tally->site.element > 0;
         tally_add(&job->total, tally);
-        if (tally->not_finite > 0 && job->first_bad_rank < 0) { job->first_bad_rank = rank; }
+        if (!bad || job->first_bad_rank >= 0) { continue; }
+        job->first_bad_rank = rank;
+        job->site = tally->site;
     }
+}
+
+// Why nothing may be stepped or applied after this job. What local rules left out on their way is no reason where that was asked for; their
+// parameters are one. An estimate may be large: the commit has its half in it, and is judged.
+static inline SpikeKind job_judge(Scheduler *s, Job *job) {
+    bool local = s->settings.kind == RULE_LOCAL;
+    job->largest_norm = spike_largest(&s->norms);
+    job->largest_loss = spike_largest(&s->losses);
+    if (local && job->total.left_out > 0 && s->settings.on_spike != SPIKE_SKIP) { return spike_kind_of(&job->site); }
+    if (job->total.not_finite > 0) { return local ? SPIKE_PARAMETERS : SPIKE_LOSS; }
+    if (local) { return SPIKE_NONE; }
+    if (!isfinite(job->gradient_norm)) { return SPIKE_GRADIENT; }
+    if (job->kind == ESTIMATE) { return SPIKE_NONE; }
+    return spike_judge_both(&s->norms, &s->losses, job->gradient_norm, job->total.loss / job->total.micro_batches);
 }
 
 // Counts, losses and the norm: they decide whether and how far everybody steps, the same on all ranks.
@@ -86,12 +130,17 @@ static inline void job_summarise(Scheduler *s, Job *job, Stream *stream) {
     if (job->follows) { job->tally = s->tally; } // complete: the gate has been passed
     double began = clock_seconds();
     bool local = s->settings.kind == RULE_LOCAL;
+    if (local) {
+        job->tally.not_finite += job->bad_element > 0 ? 1 : 0;
+    } else {
+        job->tally.site.element = job->bad_element;
+    }
     job->tally.square = local ? 0 : job_sum_of_squares(s, stream);
     job->tally.stops = __atomic_load_n(&s->stop_asked, __ATOMIC_RELAXED) ? 1 : 0;
     transport_exchange(s->transport, "summary exchange", &job->tally, s->tallies, sizeof(Tally));
     job_add_tallies(s, job);
     if (!local) { job->gradient_norm = sqrt(job->total.square) / job->total.micro_batches; }
-    job->finite = isfinite(job->gradient_norm) && job->total.not_finite == 0;
+    job->spike = job_judge(s, job);
     job_span(s, job, "summary", began);
 }
 
@@ -99,7 +148,7 @@ static inline double clip_scale(double clip, double norm) { return clip > 0 && n
 
 // Steps what this worker owns: a commit into the master, an estimate over the gradient it is made from.
 static inline void job_step(Scheduler *s, const Job *job, Stream *stream) {
-    if (s->settings.kind == RULE_LOCAL || !job->finite) { return; }
+    if (s->settings.kind == RULE_LOCAL || job->spike != SPIKE_NONE) { return; }
     double began = clock_seconds();
     float *reduced = scheduler_reduce_buffer(s)->data;
     OptimizerStep step = {reduced, NULL, job->total.micro_batches, clip_scale(s->settings.gradient_clip, job->gradient_norm),
@@ -116,7 +165,7 @@ static inline void job_step(Scheduler *s, const Job *job, Stream *stream) {
 // the parameters that compute uses, which are the same on all ranks.
 static inline void job_gather(Scheduler *s, const Job *job, Stream *stream) {
     if (s->settings.kind == RULE_LOCAL || s->settings.replicated) { return; }
-    bool overlapped = s->settings.kind == RULE_OVERLAPPED, from_master = job->kind == COMMIT || !job->finite;
+    bool overlapped = s->settings.kind == RULE_OVERLAPPED, from_master = job->kind == COMMIT || job->spike != SPIKE_NONE;
     Exchange exchange = job_reduction(s, job);
     exchange.buffer = overlapped ? s->exchange.data : s->parameters.data;
     exchange.source = from_master ? s->optimizer.master : NULL;

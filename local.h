@@ -20,17 +20,48 @@
 // ---------------------------------------------------------------------------------------------------------------------------------------
 // Inner steps
 
-// A gradient that is not finite moves nothing, and is counted like a loss that is not: all ranks learn of it with the next exchange.
+// Why this worker's gradient must not be stepped with. Where steps are not to be left out it stands still after the first until all ranks know.
+static inline SpikeKind inner_step_judge(Scheduler *s, Stream *stream, double norm) {
+    if (!isfinite(norm)) { s->tally.site.element = job_last_bad_element(s->gradients.data, 0, s->problem.parameter_count, stream); }
+    if (s->tally.not_finite > 0) { return SPIKE_LOSS; }
+    if (!isfinite(norm)) { return SPIKE_GRADIENT; }
+    return spike_judge_both(&s->norms, &s->losses, norm, s->tally.loss / s->tally.micro_batches);
+}
+
+// Adds the step to what is known since the latest exchange; the losses of one that is not made count for nothing.
+static inline bool inner_step_is_good(Scheduler *s, Stream *stream, double norm) {
+    Tally step = s->tally;
+    bool skips = s->settings.on_spike == SPIKE_SKIP, waits = !skips && s->tally_before.left_out > 0;
+    SpikeKind spike = waits ? SPIKE_NONE : inner_step_judge(s, stream, norm);
+    SpikeSite site = s->tally.site;
+    site.high_loss = spike == SPIKE_HIGH_LOSS;
+    s->tally = s->tally_before;
+    if (spike == SPIKE_NONE && !waits) {
+        tally_add(&s->tally, &step);
+        s->spikes_in_a_row = 0;
+        return true;
+    }
+    if (s->tally.left_out == 0) { s->tally.site = site; }
+    s->tally.left_out += 1;
+    s->spikes_in_a_row += 1;
+    if (skips && s->spikes_in_a_row >= SPIKE_PATIENCE) { s->tally.not_finite = 1; }
+    return false;
+}
+
+// A step that is left out is counted like the others, so that all ranks count alike.
 static inline void inner_step_task(void *context, Stream *stream) {
     Scheduler *s = (Scheduler *)context;
     size_t count = s->problem.parameter_count;
     double began = clock_seconds(), micro_batches = s->settings.round_size;
-    s->local_norm = sqrt(buffer_sum_of_squares(stream, s->gradients.data, count, count, 1, s->norm_partials)) / micro_batches;
-    if (!isfinite(s->local_norm) && s->tally.not_finite == 0) { s->tally.not_finite = 1; }
+    double norm = sqrt(buffer_sum_of_squares(stream, s->gradients.data, count, count, 1, s->norm_partials)) / micro_batches;
     s->local_rate = scheduler_learning_rate(s);
-    OptimizerStep step = {s->gradients.data, NULL, micro_batches, clip_scale(s->settings.gradient_clip, s->local_norm), s->local_rate,
-                          true};
-    if (s->tally.not_finite == 0) { optimizer_step(&s->optimizer, stream, &step); }
+    OptimizerStep step = {s->gradients.data, NULL, micro_batches, clip_scale(s->settings.gradient_clip, norm), s->local_rate, true};
+    if (inner_step_is_good(s, stream, norm)) {
+        s->local_norm = norm;
+        optimizer_step(&s->optimizer, stream, &step);
+    } else {
+        s->optimizer.commits++;
+    }
     buffer_move(stream, NULL, s->gradients.data, count, true);
     stream_settle(stream);
     s->parameters_version++;
@@ -39,6 +70,8 @@ static inline void inner_step_task(void *context, Stream *stream) {
 
 static inline void inner_steps(Scheduler *s, int steps) {
     for (int i = 0; i < steps; i++) {
+        s->tally_before = s->tally;
+        memset(&s->tally, 0, sizeof s->tally);
         accumulate(s);
         scheduler_call(s, s->compute, inner_step_task, s);
         buffer_change(&s->gradients, BUFFER_READY, BUFFER_FREE);
@@ -147,7 +180,7 @@ static inline void fragment_nesterov(Scheduler *s, const void *settings, size_t 
 
 // After receive(). alpha: the weight that the local parameters keep.
 static inline void apply(Scheduler *s, int fragment, float alpha) {
-    if (s->stopped) { return; }
+    if (scheduler_is_halted(s)) { return; }
     OuterStep step = s->settings.outer;
     step.alpha = alpha;
     fragment_run(s, fragment, fragment_nesterov, &step);

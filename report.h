@@ -75,6 +75,11 @@ static inline void print_rule(const Run *run) {
         }
         printf("\n");
     }
+    if (options->spike_limit > 0 || strcmp(options->on_spike, "stop") != 0) {
+        char limit[64] = "";
+        if (options->spike_limit > 0) { snprintf(limit, sizeof limit, " or too large (limit %g)", options->spike_limit); }
+        printf("           a gradient that is not finite%s: %s\n", limit, options->on_spike);
+    }
     if (options->sequential > 0) { printf("           the first %lld commits are sequential\n", (long long)options->sequential); }
 }
 
@@ -140,7 +145,8 @@ static inline void log_start(Run *run, const Hello *hellos) {
         json_array_append_new(ranks, json_pack("{s:o, s:i, s:i, s:o}", "host", log_text(hellos[rank].host), "pid", hellos[rank].pid,
                                                "threads", hellos[rank].threads, "device", log_text(hellos[rank].device)));
     }
-    json_t *event = json_pack("{s:s, s:s, s:s, s:I, s:I, s:o, s:o, s:o}", "event", "start", "version", ACCO_VERSION, "transport",
+    json_t *event = json_pack("{s:s, s:s, s:I, s:s, s:I, s:I, s:o, s:o, s:o}", "event", "start", "version", ACCO_VERSION, "time",
+                              (json_int_t)time(NULL), "transport",
                               run->transport.link.name, "parameters", (json_int_t)run->table.parameter_count, "bucket_bytes",
                               (json_int_t)run->scheduler.settings.bucket, "ranks", ranks, "memory", memory_as_json(run), "options",
                               options_as_json(&run->options));
@@ -192,25 +198,128 @@ static inline Report make_report(Run *run) {
     return report;
 }
 
-// A loss or a gradient that is not finite: every rank knows, nothing was updated, and the job ends in order.
-static inline void fail_not_finite(Run *run) {
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Steps that were not made
+
+// The first of the sequences that a micro-batch of a rank consists of, in the order of the data.
+static inline int64_t first_sequence(const Run *run, int rank, double micro_batch) {
+    return (run->data_base + (int64_t)micro_batch * run->transport.size + rank) * run->B;
+}
+
+// Which tensor an element of the flat vector belongs to.
+static inline const ParameterInfo *tensor_of(const Run *run, size_t element) {
+    int i = run->table.count - 1;
+    while (i > 0 && run->table.entries[i].offset > element) { i--; }
+    return &run->table.entries[i];
+}
+
+static inline void describe_loss(const Run *run, const SpikeReport *spike, char *text, size_t size) {
+    double micro_batch = spike->site.micro_batch - 1;
+    int64_t first = first_sequence(run, spike->rank, micro_batch);
+    snprintf(text, size, "the loss of rank %d is not a finite number", spike->rank);
+    size_t used = strlen(text);
+    if (spike->site.micro_batch == 0) { return; } // it was handed over before the run was resumed
+    snprintf(text + used, size - used, " in its micro-batch %.0f (sequence %lld", micro_batch, (long long)first);
+    used = strlen(text);
+    if (run->B > 1) { snprintf(text + used, size - used, " to %lld", (long long)(first + run->B - 1)); }
+    used = strlen(text);
+    snprintf(text + used, size - used, " of the data)");
+}
+
+static inline void describe_gradient(const Run *run, const SpikeReport *spike, char *text, size_t size) {
+    if (spike->rank < 0) {
+        snprintf(text, size, "the sum of the gradients is not finite although those of every rank are");
+        return;
+    }
+    size_t element = (size_t)spike->site.element - 1;
+    const ParameterInfo *tensor = tensor_of(run, element);
+    size_t within = element - tensor->offset, columns = tensor->columns > 0 ? (size_t)tensor->columns : 1;
+    snprintf(text, size, "the gradient of rank %d is not finite although its loss is; the backward pass met it first in %s[%zu", spike->rank,
+             tensor->name, within / columns);
+    size_t used = strlen(text);
+    if (tensor->columns > 0) {
+        snprintf(text + used, size - used, ", %zu]", within % columns);
+    } else {
+        snprintf(text + used, size - used, "]");
+    }
+}
+
+static inline const char *describe_spike(const Run *run, const SpikeReport *spike, char *text, size_t size) {
+    switch (spike->kind) {
+    case SPIKE_LOSS: describe_loss(run, spike, text, size); break;
+    case SPIKE_GRADIENT: describe_gradient(run, spike, text, size); break;
+    case SPIKE_PARAMETERS:
+        snprintf(text, size, "the parameters of rank %d lead nowhere: they, or %d gradients in a row, are not finite or too large",
+                 spike->rank, SPIKE_PATIENCE);
+        break;
+    default: {
+        bool high = spike->kind == SPIKE_HIGH_LOSS;
+        if (run->rule->kind == RULE_LOCAL) {
+            snprintf(text, size, "%s of rank %d is far larger than those before it", high ? "a loss" : "a gradient", spike->rank);
+        } else {
+            snprintf(text, size, "%s is %.3g, and after those before it at most %.3g was to be expected",
+                     high ? "the loss" : "the gradient's norm", spike->measured, spike->largest);
+        }
+    }
+    }
+    return text;
+}
+
+static inline void log_spike(Run *run, const SpikeReport *spike, const char *text) {
+    static const char *const kinds[] = {"none", "loss", "gradient", "norm", "high loss", "parameters"};
+    bool has_batch = spike->site.micro_batch > 0, has_element = spike->site.element > 0 && spike->kind == SPIKE_GRADIENT;
+    int64_t first = has_batch ? first_sequence(run, spike->rank, spike->site.micro_batch - 1) : 0;
+    json_t *event = json_pack("{s:s, s:s, s:I, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:s, s:o}", "event", "spike", "kind", kinds[spike->kind],
+                              "commit", (json_int_t)spike->commit, "rank", spike->rank, "first_sequence",
+                              has_batch ? json_integer((json_int_t)first) : json_null(), "sequences",
+                              has_batch ? json_integer(run->B) : json_null(), "tensor",
+                              has_element ? json_string(tensor_of(run, (size_t)spike->site.element - 1)->name) : json_null(),
+                              "measured", log_real(spike->measured), "largest", log_real(spike->largest), "steps",
+                              log_real(spike->steps), "action", run->scheduler.stopped ? "stop" : run->options.on_spike, "text",
+                              log_text(text));
+    json_object_set_new(event, "count", log_real(run->scheduler.spikes));
+    Error error = {""};
+    check_written(run, log_event(&run->log, event, &error), &error);
+}
+
+// Says what was left out since the latest look; the end of a run is said by fail_spike, a rollback by whoever does it.
+static inline void report_spike(Run *run) {
     const Scheduler *s = &run->scheduler;
+    char text[400];
+    bool news = s->spikes > run->spikes_seen;
+    run->spikes_seen = s->spikes;
+    if (!news || !run_is_main(run)) { return; }
+    terminal_clear(&run->terminal);
+    describe_spike(run, &s->spike, text, sizeof text);
+    log_spike(run, &s->spike, text);
+    if (s->stopped) { return; }
+    printf("%7lld spike: %s", (long long)s->spike.commit, text);
+    if (s->settings.on_spike == SPIKE_SKIP) { printf("; left out%s, %.0f so far", s->spike.steps > 1 ? " with others" : "", s->spikes); }
+    printf("\n");
+    fflush(stdout);
+}
+
+// Every rank knows, nothing was updated, and the job ends in order.
+static inline void fail_spike(Run *run) {
+    const Scheduler *s = &run->scheduler;
+    char text[400], tried[96] = "";
     if (!run_is_main(run)) { return; }
     terminal_clear(&run->terminal);
     Error error = {""};
-    log_event(&run->log, json_pack("{s:s, s:s, s:I}", "event", "end", "reason", "not finite", "commit", (json_int_t)s->optimizer.commits),
+    log_event(&run->log, json_pack("{s:s, s:s, s:I}", "event", "end", "reason", "spike", "commit", (json_int_t)s->optimizer.commits),
               &error);
-    if (s->job.first_bad_rank >= 0) {
-        fprintf(stderr,
-                "train_gpt: the loss%s of rank %d is not a finite number after commit %lld; nothing was updated with it: lower --lr or "
-                "--grad-clip, or look at the data of that rank\n", run->rule->kind == RULE_LOCAL ? " or the gradient" : "",
-                s->job.first_bad_rank, (long long)s->optimizer.commits);
-    } else {
-        fprintf(stderr,
-                "train_gpt: the gradient is not finite after commit %lld although every loss is; nothing was updated with it: lower "
-                "--lr or --grad-clip\n",
-                (long long)s->optimizer.commits);
+    SpikePolicy policy = s->settings.on_spike;
+    if (policy == SPIKE_SKIP && s->spikes_in_a_row >= SPIKE_PATIENCE) {
+        snprintf(tried, sizeof tried, "%d in a row were left out; ", SPIKE_PATIENCE);
+    } else if (policy == SPIKE_ROLLBACK && run->rollback_commit < 0) {
+        snprintf(tried, sizeof tried, "there is no checkpoint to go back to; ");
+    } else if (policy == SPIKE_ROLLBACK) {
+        snprintf(tried, sizeof tried, "going back to %s %lld %d times did not help; ", step_name(run), (long long)run->rollback_commit,
+                 ROLLBACK_PATIENCE);
     }
+    fprintf(stderr, "train_gpt: after %s %lld %s; %snothing was updated with it: lower --lr or --grad-clip, look at these data%s\n",
+            step_name(run), (long long)s->optimizer.commits, describe_spike(run, &s->spike, text, sizeof text), tried,
+            policy == SPIKE_STOP ? ", or go on with --on-spike skip" : "");
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------------------
@@ -249,9 +358,9 @@ static inline void print_end(Run *run, uint64_t fingerprint) {
 
 static inline void print_files(const Run *run) {
     printf(
-        "\nlog        %s/log.jsonl\ncurve      %s/progress.tsv (scripts/plot %s > loss.svg)\nsettings   %s/config.txt (train_gpt --config "
-        "it)\n",
-        run->directory, run->directory, run->directory, run->directory);
+        "\nlog        %s/log.jsonl\ncurves     %s/progress.tsv (scripts/plot %s makes %s/plot.html)\nsettings   %s/config.txt (train_gpt "
+        "--config it)\n",
+        run->directory, run->directory, run->directory, run->directory, run->directory);
     if (run->options.trace[0] != '\0') { printf("trace      %s (https://ui.perfetto.dev opens it)\n", run->options.trace); }
 }
 

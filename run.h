@@ -16,6 +16,8 @@
 #include "runtime/preflight.h"
 #include "runtime/transport_mpi.h"
 
+enum { ROLLBACK_PATIENCE = 3 }; // how often a spike may send a run back to the same checkpoint
+
 // One run, or the plan of one. Everything that lives as long as the program does.
 typedef struct Run {
     Options options;
@@ -50,6 +52,9 @@ typedef struct Run {
     double sum_began_gradients;
     int64_t commit_seen, reports_seen; // the latest commit that was looked at; the scheduler's reports until then
     bool has_news;                     // since the latest report
+    double spikes_seen;                // of the scheduler's
+    int64_t rollback_commit;           // that of the checkpoint which was gone back to last, and how often in a row
+    int rollback_repeats;
     double sum_began;
     double validation_loss, perfect_validation_loss; // of the latest validation
 } Run;
@@ -115,16 +120,20 @@ static inline int nominal_accumulation(const Run *run) {
 // The same of all ranks together.
 static inline int64_t nominal_micro_batches(const Run *run) { return options_total_accumulate(&run->options, run->transport.size); }
 
-// Larger models want smaller rates: GPT-3's table (Brown et al., 2020, table 2.1), and our own measurement for the tiny ones.
+// Larger models want smaller rates: GPT-3's table (Brown et al., 2020, table 2.1), and our own measurement for the tiny ones. What has been
+// learned is kept by smaller ones: ACCO's paper fine-tunes 2.7B with 2e-5.
 static inline double automatic_learning_rate(Run *run) {
     double parameters = (double)run->table.parameter_count;
-    snprintf(run->rate_reason, sizeof run->rate_reason, ", chosen for %.3g M parameters", parameters / 1e6);
-    return parameters < 5e6 ? 2e-3 : parameters < 60e6 ? 1e-3 : parameters < 250e6 ? 6e-4 : parameters < 900e6 ? 3e-4 : 1.6e-4;
+    bool finetunes = run->options.finetune[0] != '\0';
+    snprintf(run->rate_reason, sizeof run->rate_reason, ", chosen for %s%.3g M parameters", finetunes ? "fine-tuning " : "",
+             parameters / 1e6);
+    double rate = parameters < 5e6 ? 2e-3 : parameters < 60e6 ? 1e-3 : parameters < 250e6 ? 6e-4 : parameters < 900e6 ? 3e-4 : 1.6e-4;
+    return finetunes ? rate / 10 : rate;
 }
 
 static inline bool choose_model(Run *run, Error *error) {
     Options *options = &run->options;
-    if (!gpt_neo_config_find(options->from[0] != '\0' ? options->from : options->model, &run->config, error)) { return false; }
+    if (!gpt_neo_config_find(options_start(options)[0] != '\0' ? options_start(options) : options->model, &run->config, error)) { return false; }
     int positions = run->config.positions;
     if (options->seq_len > positions) {
         return error_set(error, "--seq-len %lld is longer than the %d positions of %s: use at most %d", (long long)options->seq_len,
@@ -177,6 +186,7 @@ static inline bool choose_rates(Run *run, Error *error) {
     bool constant = strcmp(options->schedule, "constant") == 0;
     if (options->learning_rate == 0) { options->learning_rate = automatic_learning_rate(run); }
     if (options->minimum_learning_rate < 0 && !constant) { options->minimum_learning_rate = options->learning_rate / 10; }
+    if (options->weight_decay < 0) { options->weight_decay = options->finetune[0] != '\0' ? 0 : 0.1; }
     if (options->warmup < 0) { options->warmup = nominal_commits(run) / 20 < 1000 ? nominal_commits(run) / 20 : 1000; }
     if (options->minimum_learning_rate > options->learning_rate) {
         return error_set(error, "--min-lr %g is above the automatic --lr %g: give --lr too", options->minimum_learning_rate,
@@ -239,6 +249,10 @@ static inline SchedulerSettings choose_settings(Run *run) {
     wire_find(options->wire, &settings.wire);
     if (!wire_find(options->estimate_wire, &settings.estimate_wire)) { settings.estimate_wire = settings.wire; } // "same"
     settings.gradient_clip = options->grad_clip;
+    settings.on_spike = strcmp(options->on_spike, "skip") == 0       ? SPIKE_SKIP
+                        : strcmp(options->on_spike, "rollback") == 0 ? SPIKE_ROLLBACK
+                                                                     : SPIKE_STOP;
+    settings.spike_limit = options->spike_limit;
     settings.target = target_gradients(run);
     settings.rate_by_commits = strcmp(options->learning_rate_by, "commits") == 0;
     settings.rate = choose_schedule(run);
@@ -265,7 +279,7 @@ static inline bool open_data(Run *run, Error *error) {
     DataRequest request = {options->data, run->T, run->config.vocabulary, (uint64_t)options->seed, !separate && options->val_batches > 0};
     if (!data_loader_open(&run->data, &request, error)) { return false; }
     if (!data_loader_require(&run->data, run->transport.size, run->B, error)) { return false; }
-    bool spelled = run->options.tokenizer[0] != '\0' || run->options.from[0] != '\0';
+    bool spelled = run->options.tokenizer[0] != '\0' || options_start(&run->options)[0] != '\0';
     if (run->options.prompt[0] != '\0' && !data_is_bytes(run) && !spelled) {
         return error_set(error,
                          "--prompt needs data that are text, or a --tokenizer: %s holds token ids, and there is no vocabulary here to turn "

@@ -85,6 +85,7 @@ static inline void scheduler_prepare_job(Scheduler *s, JobKind kind, bool follow
     assert(!s->job_in_flight);
     s->job.kind = kind;
     s->job.follows = follows;
+    s->job.bad_element = 0;
     s->job.commit = s->optimizer.commits;
     s->job.learning_rate = kind == AVERAGE ? s->local_rate : scheduler_learning_rate(s);
     s->job_in_flight = true;
@@ -145,6 +146,7 @@ static inline void micro_batch_task(void *context, Stream *stream) {
     s->tally.loss += result.loss;
     s->tally.perfect_loss += result.perfect_loss;
     s->tally.not_finite += isfinite(result.loss) ? 0 : 1;
+    if (!isfinite(result.loss) && s->tally.site.micro_batch == 0) { s->tally.site.micro_batch = (double)index + 1; }
     scheduler_compute_span(s, "micro-batch", s->span_began, clock_seconds());
 }
 
@@ -201,15 +203,48 @@ static inline void boundary_move_gradients(Scheduler *s, float *out, bool clear)
     scheduler_call(s, s->compute, boundary_task, &work);
 }
 
+// Whether a spike ended this stretch of training: what local rules have received must not be applied.
+static inline bool scheduler_is_halted(const Scheduler *s) { return s->stopped || s->rollback_due; }
+
+// Writes down what was not done, and why.
+static inline void scheduler_note_spike(Scheduler *s, SpikeKind kind, double steps) {
+    const Job *job = &s->job;
+    bool high = kind == SPIKE_HIGH_LOSS;
+    SpikeReport report = {kind, job->commit, job->first_bad_rank, job->site, high ? job->total.loss / job->total.micro_batches : job->gradient_norm,
+                          high ? job->largest_loss : job->largest_norm, steps};
+    s->spike = report;
+    s->spikes += steps;
+}
+
+// What follows from a spike. An estimate that was not made costs nothing: the half batch that it came from spoils the commit too.
+static inline void scheduler_account_spike(Scheduler *s) {
+    const Job *job = &s->job;
+    SpikePolicy policy = s->settings.on_spike;
+    if (policy == SPIKE_SKIP && job->kind == ESTIMATE) { return; }
+    if (s->rollback_due) { return; } // by the estimate before
+    scheduler_note_spike(s, job->spike, 1);
+    s->spikes_in_a_row += s->settings.kind == RULE_LOCAL ? 0 : 1;
+    bool patient = s->spikes_in_a_row < SPIKE_PATIENCE && job->spike != SPIKE_PARAMETERS;
+    s->stopped = s->stopped || policy == SPIKE_STOP || (policy == SPIKE_SKIP && !patient);
+    s->rollback_due = policy == SPIKE_ROLLBACK;
+}
+
 // Adds what a job brought to the report, which is complete after a commit.
 static inline void scheduler_account_job(Scheduler *s) {
     const Job *job = &s->job;
     CommitReport *report = &s->report;
-    s->stopped = s->stopped || !job->finite;
     s->stopping = s->stopping || job->total.stops > 0;
+    if (job->spike != SPIKE_NONE) {
+        scheduler_account_spike(s);
+        return;
+    }
+    if (job->total.left_out > 0) { scheduler_note_spike(s, spike_kind_of(&job->site), job->total.left_out); }
     if (job->kind == ESTIMATE || job->total.micro_batches == 0) { return; }
     TraceSums sums = trace_take(&s->trace, clock_seconds());
-    if (!s->stopped && job->kind != AVERAGE) { s->gradients_done += job->total.micro_batches; }
+    if (job->kind != AVERAGE) {
+        s->gradients_done += job->total.micro_batches;
+        s->spikes_in_a_row = 0;
+    }
     s->reports++;
     report->commit = s->optimizer.commits;
     report->micro_batches = job->total.micro_batches;
@@ -258,6 +293,16 @@ static inline void hand_over(Scheduler *s, HandOver mode) {
 
 // Whether a gradient sum waits for the next launch: false before the first round of an overlapped rule.
 static inline bool is_handed_over(const Scheduler *s) { return s->exchange.state == BUFFER_READY; }
+
+// Forgets what has been computed since the latest commit, and what is under way: another state is to be put in its place.
+static inline void scheduler_drop(Scheduler *s) {
+    scheduler_settle(s);
+    boundary_move_gradients(s, NULL, true);
+    memset(&s->tally, 0, sizeof s->tally);
+    memset(&s->job, 0, sizeof s->job);
+    s->parameters.state = s->gradients.state = s->exchange.state = BUFFER_FREE;
+    s->job_in_flight = s->rollback_due = false;
+}
 
 // ---------------------------------------------------------------------------------------------------------------------------------------
 // What overlapped rules share

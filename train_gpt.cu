@@ -156,27 +156,119 @@ static bool save_checkpoint(Run *run) {
     return saved;
 }
 
-static void train(Run *run) {
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// Going on from a checkpoint
+
+// What the reports go on from.
+static void continue_reports(Run *run, double seconds) {
+    const Scheduler *s = &run->scheduler;
+    run->commit_seen = run->sum_began_commit = s->optimizer.commits;
+    run->reports_seen = s->reports;
+    run->spikes_seen = s->spikes;
+    run->sum_began_gradients = s->gradients_done;
+    run->sum_began = seconds;
+    run->has_news = false;
+    memset(&run->sum, 0, sizeof run->sum);
+}
+
+// Loads the newest checkpoint in the run's directory that is good; damaged ones are named and passed over. Returns its commit; -1: there is
+// none.
+static int64_t load_newest(Run *run, char remarks[512]) {
+    int64_t commit = INT64_MAX;
+    for (bool loaded = false; !loaded && commit >= 0;) {
+        Error error = {""};
+        commit = checkpoint_newest(run->directory, commit);
+        share_from_rank_zero(run, &commit, sizeof commit);
+        loaded = commit >= 0 && checkpoint_load(run, checkpoint_paths(run->directory, commit).final, remarks, &error);
+        bool damaged = commit >= 0 && !loaded;
+        if (damaged && run_is_main(run)) { printf("resumed    not from step-%lld: %s\n", (long long)commit, error.text); }
+    }
+    return commit;
+}
+
+// The number of micro-batches, counted over all ranks, at which data begin that no rank has asked for.
+static int64_t fresh_data(Run *run, bool least) {
+    Transport *transport = &run->transport;
+    uint64_t mine = run->scheduler.micro_batches_begun;
+    uint64_t *all = (uint64_t *)calloc((size_t)transport->size, sizeof mine);
+    transport_exchange(transport, "position in the data", &mine, all, sizeof mine);
+    uint64_t found = all[0];
+    for (int rank = 1; rank < transport->size; rank++) {
+        if (least ? all[rank] < found : all[rank] > found) { found = all[rank]; }
+    }
+    free(all);
+    return run->data_base + (int64_t)found * transport->size;
+}
+
+static void report_rollback(Run *run, int64_t from, int64_t to) {
+    Error error = {""};
+    if (!run_is_main(run)) { return; }
+    printf("%7lld back to the checkpoint of %s %lld, rollback %.0f; on with new data\n", (long long)from, step_name(run), (long long)to,
+           run->scheduler.rollbacks);
+    fflush(stdout);
+    json_t *event = json_pack("{s:s, s:I, s:I, s:o}", "event", "rollback", "from", (json_int_t)from, "commit", (json_int_t)to, "count",
+                              log_real(run->scheduler.rollbacks));
+    check_written(run, log_event(&run->log, event, &error), &error);
+}
+
+// Back to the newest good checkpoint of this run, and on with data behind those that it had come to. False: the run ends.
+static bool roll_back(Run *run) {
+    Scheduler *s = &run->scheduler;
+    char remarks[512];
+    int64_t position = fresh_data(run, false), from = s->optimizer.commits;
+    double spikes = s->spikes, rollbacks = s->rollbacks + 1, seconds = run->seconds_before;
+    scheduler_drop(s);
+    int64_t commit = load_newest(run, remarks);
+    run->rollback_repeats = commit == run->rollback_commit ? run->rollback_repeats + 1 : 1;
+    run->rollback_commit = commit;
+    s->spikes = spikes;
+    s->rollbacks = rollbacks;
+    s->stopped = commit < 0 || run->rollback_repeats > ROLLBACK_PATIENCE;
+    if (s->stopped) { return false; }
+    run->data_base += position - fresh_data(run, true);
+    run->seconds_before = seconds;
+    continue_reports(run, training_seconds(run));
+    report_rollback(run, from, commit);
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------------------
+// The loop
+
+// Until the target, a spike that ends it, or somebody who asks to stop. Returns whether the state that it ends with is on disk.
+static bool train_to_target(Run *run) {
     Scheduler *s = &run->scheduler;
     double target = target_gradients(run);
     bool done = s->gradients_done >= target; // by the run that this one goes on from
     bool saved = s->optimizer.commits > 0 && done;
-    run->started = clock_seconds();
-    __atomic_store_n(&run->words.accepting, true, __ATOMIC_RELAXED);
-    while (s->gradients_done < target && !s->stopped && !s->stopping) {
+    while (s->gradients_done < target && !scheduler_is_halted(s) && !s->stopping) {
         int64_t before = s->optimizer.commits;
         run->rule->commit(s);
         bool last = s->gradients_done >= target && run->rule->finish == NULL;
         saved = false;
-        if (!s->stopped) { report_commit(run, last); }
-        if (!s->stopped && !last && is_due(before, s->optimizer.commits, run->options.save_every)) { saved = save_checkpoint(run); }
+        report_spike(run);
+        if (scheduler_is_halted(s)) { return false; }
+        report_commit(run, last);
+        if (!last && is_due(before, s->optimizer.commits, run->options.save_every)) { saved = save_checkpoint(run); }
     }
     int64_t reports = s->reports;
-    if (!s->stopped && !s->stopping && run->rule->finish != NULL) { run->rule->finish(s); }
-    if (!s->stopped && !s->stopping && (run->rule->finish != NULL || done)) { report_commit(run, true); }
-    saved = saved && s->reports == reports;
-    if (s->stopped) { fail_not_finite(run); }
-    if (!s->stopped && !saved) { save_checkpoint(run); }
+    if (s->stopping || (run->rule->finish == NULL && !done)) { return saved; }
+    if (run->rule->finish != NULL) { run->rule->finish(s); }
+    report_spike(run);
+    if (scheduler_is_halted(s)) { return false; }
+    report_commit(run, true);
+    return saved && s->reports == reports;
+}
+
+// Returns whether its end is on disk.
+static bool train(Run *run) {
+    Scheduler *s = &run->scheduler;
+    run->started = clock_seconds();
+    __atomic_store_n(&run->words.accepting, true, __ATOMIC_RELAXED);
+    bool saved = train_to_target(run);
+    while (s->rollback_due && roll_back(run)) { saved = train_to_target(run); }
+    if (s->stopped) { fail_spike(run); }
+    return saved || (!s->stopped && save_checkpoint(run));
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------------------
@@ -232,8 +324,8 @@ static bool sample_run(Sample *sample, const GptNeoConfig *config, Team *team, i
 static const char *tokenizer_path(const Options *options, char path[2048]) {
     struct stat status;
     snprintf(path, 2048, "%.1000s", options->tokenizer);
-    if (path[0] != '\0' || options->from[0] == '\0') { return path; }
-    snprintf(path, 2048, "%.1000s/tokenizer.json", options->from);
+    if (path[0] != '\0' || options_start(options)[0] == '\0') { return path; }
+    snprintf(path, 2048, "%.1000s/tokenizer.json", options_start(options));
     if (stat(path, &status) != 0) { path[0] = '\0'; }
     return path;
 }
@@ -283,10 +375,10 @@ static void initialize_parameters(Run *run) {
     size_t bytes = run->table.parameter_count * sizeof(float);
     float *host = run->placement.on_gpu ? (float *)malloc(bytes) : target;
     if (host == NULL) { transport_fail(&run->transport, "no memory for the first parameters: %zu bytes", bytes); }
-    if (run->options.from[0] != '\0') {
+    if (options_start(&run->options)[0] != '\0') {
         Pretrained model;
         Error error = {""};
-        bool opened = pretrained_open(&model, run->options.from, &error);
+        bool opened = pretrained_open(&model, options_start(&run->options), &error);
         agree_or_exit(run, opened ? 0 : EXIT_USER_MISTAKE, &error);
         pretrained_read(&model, host);
         pretrained_close(&model);
@@ -309,15 +401,6 @@ static void warm_up_task(void *context, Stream *stream) {
                   taken > 0 ? run->placement.gpu.processors - taken : 0, run->options.tune_products);
 }
 
-// What the reports go on from.
-static void continue_reports(Run *run) {
-    const Scheduler *s = &run->scheduler;
-    run->commit_seen = run->sum_began_commit = s->optimizer.commits;
-    run->reports_seen = s->reports;
-    run->sum_began_gradients = s->gradients_done;
-    run->sum_began = run->seconds_before;
-}
-
 static void print_resumed(Run *run, const char *path, const char *remarks) {
     long long commit = (long long)run->scheduler.optimizer.commits;
     printf("resumed    from %s at %s %lld; %s%s\n\n", path, step_name(run), commit, remarks[0] == '\0' ? "exact" : "not exact: ", remarks);
@@ -328,51 +411,39 @@ static void print_resumed(Run *run, const char *path, const char *remarks) {
     check_written(run, log_event(&run->log, event, &error), &error);
 }
 
-static bool resume_from(Run *run, const char *path, Error *error) {
-    char remarks[512];
-    if (!checkpoint_load(run, path, remarks, error)) { return false; }
-    continue_reports(run);
-    if (run_is_main(run)) { print_resumed(run, path, remarks); }
-    return true;
-}
-
-// The newest checkpoint in the run's directory that is good; damaged ones are named and passed over.
-static void resume_newest(Run *run) {
-    bool resumed = false;
-    for (int64_t before = INT64_MAX; !resumed && before >= 0;) {
-        int64_t commit = checkpoint_newest(run->directory, before);
-        Error error = {""};
-        share_from_rank_zero(run, &commit, sizeof commit);
-        resumed = commit >= 0 && resume_from(run, checkpoint_paths(run->directory, commit).final, &error);
-        bool damaged = commit >= 0 && !resumed;
-        if (damaged && run_is_main(run)) { printf("resumed    not from step-%lld: %s\n", (long long)commit, error.text); }
-        before = commit;
-    }
-    if (!resumed && run_is_main(run)) {
-        printf("resumed    nothing: there is no good checkpoint in %s; a new run begins\n\n", run->directory);
-    }
-}
-
-// Before anything is made for the run: all ranks can read the checkpoint that was asked for.
+// Before anything is made for the run: all ranks can read the checkpoint that was asked for, and what is there is of this model.
 static void check_resume(Run *run) {
     const char *resume = run->options.resume;
     CheckpointSource source;
     Error error = {""};
-    if (strcmp(resume, "off") == 0 || strcmp(resume, "auto") == 0) { return; }
-    bool good = checkpoint_open(&source, run, resume, &error);
-    if (good) { checkpoint_close(&source); }
+    bool good = true;
+    if (strcmp(resume, "auto") == 0) {
+        good = checkpoint_check_model(run, run->options.out, &error);
+    } else if (strcmp(resume, "off") != 0) {
+        good = checkpoint_open(&source, run, resume, &error);
+        if (good) { checkpoint_close(&source); }
+    }
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
 }
 
 static void resume_run(Run *run) {
     const char *resume = run->options.resume;
+    bool newest = strcmp(resume, "auto") == 0;
+    char remarks[512];
     Error error = {""};
+    int64_t commit = -1;
     if (strcmp(resume, "off") == 0) { return; }
-    if (strcmp(resume, "auto") == 0) {
-        resume_newest(run);
-    } else if (!resume_from(run, resume, &error)) {
+    if (newest) {
+        commit = load_newest(run, remarks);
+    } else if (!checkpoint_load(run, resume, remarks, &error)) {
         agree_or_exit(run, EXIT_USER_MISTAKE, &error);
     }
+    if (newest && commit < 0) {
+        if (run_is_main(run)) { printf("resumed    nothing: there is no good checkpoint in %s; a new run begins\n\n", run->directory); }
+        return;
+    }
+    continue_reports(run, run->seconds_before);
+    if (run_is_main(run)) { print_resumed(run, newest ? checkpoint_paths(run->directory, commit).final : resume, remarks); }
 }
 
 static void start_run(Run *run, const Hello *hellos) {
@@ -476,16 +547,16 @@ static int command_train(Run *run) {
     open_run_directory(run);
     start_run(run, hellos);
     free(hellos);
-    train(run);
-    bool stopped = run->scheduler.stopped;
+    bool saved = train(run), stopped = run->scheduler.stopped;
     if (stopped) {
         scheduler_settle(&run->scheduler);
         write_trace(run); // shows how it came to that
     } else {
         finish_run(run);
     }
+    if (!stopped && !saved && run_is_main(run)) { fprintf(stderr, "train_gpt: the end of this run is not on disk; why stands above\n"); }
     release_run(run);
-    return stopped ? EXIT_SYSTEM_FAILURE : run->scheduler.stopping ? EXIT_ASKED_TO_STOP : 0;
+    return stopped || !saved ? EXIT_SYSTEM_FAILURE : run->scheduler.stopping ? EXIT_ASKED_TO_STOP : 0;
 }
 
 // A text by a model on disk; a world of one.

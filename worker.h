@@ -25,6 +25,7 @@
 #include "runtime/exchange.h"
 #include "runtime/gate.h"
 #include "runtime/trace.h"
+#include "spike.h"
 
 // ---------------------------------------------------------------------------------------------------------------------------------------
 // What is trained: anything that yields gradients
@@ -64,6 +65,8 @@ typedef struct SchedulerSettings {
     size_t bucket;         // bytes of gradients that travel together in synchronous rules; 0: all of them
     WireFormat wire, estimate_wire;
     double gradient_clip; // 0: none
+    SpikePolicy on_spike;
+    double spike_limit; // SpikeDetector::limit
     double target;        // micro-batch gradients of all workers at which training ends; what remains bounds the last round of local rules
     bool rate_by_commits;
     LearningRate rate;
@@ -101,9 +104,11 @@ static inline void buffer_change(Buffer *buffer, BufferState from, BufferState t
 typedef struct Tally {
     double micro_batches;
     double loss, perfect_loss; // sums over the micro-batches
-    double not_finite;         // how many of them had a loss, or in local rules a gradient, that is not a finite number
+    double not_finite;         // how many of them had a loss that is not a finite number
+    double left_out;           // local rules: inner steps that were not made
     double square;             // sum of squares of the gradient sum in what this rank owns; filled in by the job
     double stops;              // ranks that were asked to stop: all learn of it with the same job, which fills it in
+    SpikeSite site;            // of this rank alone; no sum
 } Tally;
 
 static inline void tally_add(Tally *sum, const Tally *tally) {
@@ -111,6 +116,7 @@ static inline void tally_add(Tally *sum, const Tally *tally) {
     sum->loss += tally->loss;
     sum->perfect_loss += tally->perfect_loss;
     sum->not_finite += tally->not_finite;
+    sum->left_out += tally->left_out;
     sum->square += tally->square;
     sum->stops += tally->stops;
 }
@@ -129,8 +135,11 @@ typedef struct Job {
     double learning_rate;
     Tally total;          // out: of all workers
     double gradient_norm; // out (in local rules in: of this worker): of the mean gradient, before clipping
+    double bad_element;   // of what this worker sends: SpikeSite::element
+    SpikeKind spike;      // out: why the step was not made, the same on all ranks
     int first_bad_rank;   // out: the lowest rank with something that was not finite, or -1
-    bool finite;          // out: the step was made
+    SpikeSite site;       // out: of that rank
+    double largest_norm, largest_loss; // out: of those that are no spike
 } Job;
 
 // What happened between two commits. In local rules it comes once per exchange, and micro_batches and losses are those of the steps before
@@ -143,6 +152,16 @@ typedef struct CommitReport {
     double learning_rate, gradient_norm;
     double compute_seconds, communication_seconds, exposed_seconds; // of this worker; exposed: compute was idle while data travelled
 } CommitReport;
+
+// A step that was not made.
+typedef struct SpikeReport {
+    SpikeKind kind;
+    int64_t commit; // commits before it
+    int rank;       // whose; -1: nobody's alone
+    SpikeSite site;
+    double measured, largest; // where that is why: the norm or the loss, and the largest that is no spike
+    double steps; // how many; more than one where local rules report a period
+} SpikeReport;
 
 typedef struct FragmentRange {
     size_t begin, end;
@@ -172,7 +191,8 @@ typedef struct Scheduler {
     float *outer, *momentum; // (parameter_count)
     Fragment *fragments;     // (settings.fragments)
     int fragment;            // the next one to be sent
-    double *norm_partials;   // scratch of the job
+    double *norm_partials;   // scratch of whoever steps: the job, in local rules compute
+    double *look_partials;   // scratch of the job's look at what it sends
     Tally *tallies;          // (size) records of all ranks
     Optimizer optimizer;
     Tally tally;                  // what `gradients` holds; in local rules since the latest exchange
@@ -186,9 +206,15 @@ typedef struct Scheduler {
     bool job_in_flight;
     double gradients_done;
     double local_norm, local_rate; // of the latest inner step
+    Tally tally_before;            // in local rules: since the latest exchange, without the inner step under way, whose `tally` is then
+    SpikeDetector norms, losses;   // of commits; in local rules of this worker's inner steps
+    double spikes_in_a_row;        // commits, in local rules inner steps of this worker
+    double spikes, rollbacks;      // of the whole run
+    SpikeReport spike;             // the latest
+    bool rollback_due;
     CommitReport report; // of the latest commit
     int64_t reports;     // how many there have been
-    bool stopped;        // a loss or gradient was not finite: nothing was updated; see job.first_bad_rank
+    bool stopped;        // by a spike: nothing was updated with it
     bool stop_asked;     // atomic: somebody wants this rank to stop
     bool stopping;       // all ranks know, since the same job, that one of them was asked to
 } Scheduler;
@@ -261,7 +287,7 @@ static inline void scheduler_reserve_local(Scheduler *s, Arena *arena) {
 
 // Room for the norm of the gradient, which is taken of whole pieces or of all of it.
 static inline size_t scheduler_norm_partials(const Scheduler *s) {
-    size_t pieces = s->layout.cells * buffer_blocks(s->layout.piece), whole = buffer_blocks(s->problem.parameter_count);
+    size_t pieces = s->layout.cells * buffer_blocks(s->layout.piece), whole = buffer_blocks(layout_padded(&s->layout));
     return pieces > whole ? pieces : whole;
 }
 
@@ -272,6 +298,7 @@ static inline void scheduler_reserve(Scheduler *s, Arena *arena, const Scheduler
     s->settings = *settings;
     s->problem = *problem;
     s->transport = transport;
+    s->norms.limit = s->losses.limit = settings->spike_limit;
     s->carrier.transport = transport;
     s->carrier.on_gpu = gpu_is_used(settings->gpu);
     s->carrier.nccl = settings->nccl;
@@ -287,6 +314,8 @@ static inline void scheduler_reserve(Scheduler *s, Arena *arena, const Scheduler
     optimizer_reserve(&s->optimizer, arena, &settings->optimizer, &owned, whole ? 0 : transport->rank, whole);
     arena_reserve_host(arena, MEMORY_WORKSPACE, "partial sums of the norm", scheduler_norm_partials(s) * sizeof(double),
                        &s->norm_partials);
+    arena_reserve_host(arena, MEMORY_WORKSPACE, "partial sums of what is sent", scheduler_norm_partials(s) * sizeof(double),
+                       &s->look_partials);
     arena_reserve_host(arena, MEMORY_WORKSPACE, "tallies of all ranks", (size_t)transport->size * sizeof(Tally), &s->tallies);
     bool coarse = wire_is_coarse(settings->wire) || wire_is_coarse(settings->estimate_wire);
     if (settings->kind != RULE_LOCAL) { carrier_reserve(&s->carrier, arena, &s->layout, coarse); }

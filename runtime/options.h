@@ -74,13 +74,16 @@ typedef struct Options {
     const char *streaming_order;
 
     OptionText tokenizer;                       // empty: that of from
-    OptionText model, from, data, val_data;     // from empty: random parameters; val_data empty: hold out a tail of data
+    OptionText model, from, finetune;           // the latter two empty: random parameters; ask options_start
+    OptionText data, val_data;                  // val_data empty: hold out a tail of data
     int64_t micro_batch, seq_len, tokens, seed; // micro_batch, seq_len 0: auto
 
     double learning_rate, minimum_learning_rate; // 0: auto; -1: auto
     const char *learning_rate_by, *schedule, *decay;
     int64_t warmup;                                    // commits; -1: auto
-    double weight_decay, beta1, beta2, eps, grad_clip; // grad_clip 0: off
+    double weight_decay, beta1, beta2, eps, grad_clip; // weight_decay -1: auto; grad_clip 0: off
+    const char *on_spike;
+    double spike_limit; // 0: off
 
     const char *task; // of eval
     int64_t stride, limit; // 0: half a context; all
@@ -251,6 +254,9 @@ static const OptionSpec option_table[] = {
      "A preset (tiny, 36M, 125M, 1.3B, 2.7B) or the path of a Hugging Face config.json with model_type gpt_neo."},
     {"from", GROUP_DATA, EVERY_RULE, TEXT_OPTION(from, "", 0, "DIR"),
      "A Hugging Face directory of a GPT-Neo model to begin with: config.json and model.safetensors. --model may be left away."},
+    {"finetune", GROUP_DATA, EVERY_RULE, TEXT_OPTION(finetune, "", 0, "DIR"),
+     "--from DIR for teaching a finished model something more: --lr auto is then a tenth of what it is otherwise, --weight-decay auto 0. The "
+     "optimizer begins anew; tokens that a shard's mask leaves out are read and not learnt."},
     {"data", GROUP_DATA, EVERY_RULE, TEXT_OPTION(data, "builtin", 1, "PATH|builtin"),
      "Training text: builtin is an endless source of small stories whose entropy is known; otherwise a text file, read as bytes, or "
      "token files (a glob in quotes names many)."},
@@ -270,7 +276,7 @@ static const OptionSpec option_table[] = {
      "Decides the initial parameters, the order of the data and the sample. The same seed and ranks repeat a run bit for bit."},
 
     {"lr", GROUP_RATE, EVERY_RULE, REAL_OPTION(learning_rate, "auto", 1e-12, 100, "RATE", "auto", 0),
-     "Peak learning rate. auto: chosen by the size of the model."},
+     "Peak learning rate. auto: chosen by the size of the model, and a tenth of that for --finetune."},
     {"min-lr", GROUP_RATE, EVERY_RULE, REAL_OPTION(minimum_learning_rate, "auto", 0, 100, "RATE", "auto", -1),
      "Learning rate at the end of the schedule. auto: a tenth of --lr."},
     {"lr-by", GROUP_RATE, EVERY_RULE, CHOICE_OPTION(learning_rate_by, "grads", "grads", "commits"),
@@ -281,8 +287,8 @@ static const OptionSpec option_table[] = {
     {"warmup", GROUP_RATE, EVERY_RULE, INTEGER_OPTION(warmup, "auto", 0, OPTION_NO_LIMIT, "COMMITS", "auto", -1),
      "The learning rate rises linearly over the first COMMITS updates. Longer is safer at a high rate and slower at the start. auto: a "
      "twentieth of the run, at most 1000."},
-    {"weight-decay", GROUP_RATE, EVERY_RULE, REAL_OPTION(weight_decay, "0.1", 0, 100, "X", NO_WORD),
-     "AdamW shrinks the parameters by this times the learning rate at each commit."},
+    {"weight-decay", GROUP_RATE, EVERY_RULE, REAL_OPTION(weight_decay, "auto", 0, 100, "X", "auto", -1),
+     "AdamW shrinks the parameters by this times the learning rate at each commit. auto: 0.1, for --finetune 0."},
     {"decay", GROUP_RATE, EVERY_RULE, CHOICE_OPTION(decay, "matrices", "matrices", "all"),
      "What decays: weight matrices and embeddings only, or biases and normalisation as well."},
     {"beta1", GROUP_RATE, EVERY_RULE, REAL_OPTION(beta1, "0.9", 0, 0.999999, "X", NO_WORD),
@@ -293,6 +299,13 @@ static const OptionSpec option_table[] = {
      "Added to AdamW's divisor. Larger damps parameters whose gradients are tiny."},
     {"grad-clip", GROUP_RATE, EVERY_RULE, REAL_OPTION(grad_clip, "1", 0, 1e6, "NORM", "off", 0),
      "A gradient whose global norm is larger is scaled down to it. Lower tames spikes and may slow learning."},
+    {"on-spike", GROUP_RATE, EVERY_RULE, CHOICE_OPTION(on_spike, "stop", "stop", "skip", "rollback"),
+     "What to do when a loss or gradient is not finite or, by --spike-limit, too large. Nothing is ever stepped with it, and rank, batch "
+     "and tensor are named. stop: end the run. skip: leave the step and its data out, up to ten in a row. rollback: go back to the latest "
+     "checkpoint, and on with the data that come now."},
+    {"spike-limit", GROUP_RATE, EVERY_RULE, REAL_OPTION(spike_limit, "off", 1, 1000, "X", "off", 0),
+     "A loss or gradient norm is too large when its logarithm is X standard deviations above the mean of the latest hundred or so. Lower "
+     "catches more, and more that is harmless: 6 is seldom wrong. off: only what is not finite is a spike."},
 
     {"device", GROUP_MACHINE, EVERY_RULE, CHOICE_OPTION(device, "auto", "auto", "cpu", "cuda"),
      "Where a rank computes. auto: on a GPU where the program was built for it and the node has one, which its ranks share out in turn; "
@@ -1047,8 +1060,25 @@ static inline bool options_check_ranks_of_plan(const Options *options, Error *er
                      (long long)options->ranks, (long long)options->ranks);
 }
 
+// The directory of the model that training begins with; empty: random parameters.
+static inline const char *options_start(const Options *options) {
+    return options->finetune[0] != '\0' ? options->finetune : options->from;
+}
+
+static inline bool options_check_start(const Options *options, Error *error) {
+    if (options->finetune[0] == '\0') { return true; }
+    if (options->from[0] != '\0') { return error_set(error, "--from and --finetune both name a model to begin with: choose one"); }
+    if (options->command == COMMAND_SAMPLE || options->command == COMMAND_EVAL) {
+        return error_set(error, "--finetune is for training: give the model with --from");
+    }
+    return true;
+}
+
 // Options that ask for something which another option takes away.
 static inline bool options_check_reports(const Options *options, Error *error) {
+    if (strcmp(options->on_spike, "rollback") == 0 && options->save_every == 0) {
+        return error_set(error, "--on-spike rollback needs --save-every: there must be checkpoints to go back to");
+    }
     if (strcmp(options->resume, "auto") == 0 && strcmp(options->out, "auto") == 0) {
         return error_set(error, "--resume auto needs --out: it goes on with what is in that directory, and --out auto is a new one");
     }
@@ -1067,7 +1097,7 @@ static inline bool options_check_reports(const Options *options, Error *error) {
 // Refuses options that are valid one by one and not together. What depends on the model or the number of ranks is checked there.
 static inline bool options_check(const Options *options, Error *error) {
     return options_check_rule(options, error) && options_check_rate(options, error) && options_check_emulation(options, error) &&
-           options_check_ranks_of_plan(options, error) && options_check_reports(options, error);
+           options_check_ranks_of_plan(options, error) && options_check_start(options, error) && options_check_reports(options, error);
 }
 
 // Tokens of one commit over all ranks, the least possible one where --accumulate is auto.

@@ -19,6 +19,7 @@
 #include "runtime/layout.h"
 #include "runtime/memory.h"
 #include "runtime/wire.h"
+#include "spike.h"
 
 enum { REPLAY_WORKERS = 32, REPLAY_FRAGMENTS = 8 };
 
@@ -35,8 +36,8 @@ typedef struct ReplayUpdate {
 typedef struct ReplayProblem {
     void *self;
     size_t parameter_count;
-    // gradients (parameter_count) += the gradient of micro-batch `index` (0, 1, ...) of `worker` at `parameters`.
-    void (*micro_batch)(void *self, int worker, uint64_t index, const float *parameters, float *gradients);
+    // gradients (parameter_count) += the gradient of micro-batch `index` (0, 1, ...) of `worker` at `parameters`. Returns its mean loss.
+    double (*micro_batch)(void *self, int worker, uint64_t index, const float *parameters, float *gradients);
     void (*updated)(void *self, const ReplayUpdate *update); // NULL: nobody looks
 } ReplayProblem;
 
@@ -51,6 +52,7 @@ typedef struct ReplaySettings {
     WireFormat wire, estimate_wire;
     LearningRate rate;
     bool rate_by_commits;
+    double spike_limit; // a step with a gradient that is not finite or, by this, too large is left out
     bool sgd; // plain, instead of AdamW
     double beta1, beta2, epsilon, weight_decay;
     const uint8_t *decays; // (parameter_count): 1 where weight decay applies; NULL: everywhere
@@ -78,11 +80,13 @@ typedef struct ReplayWorker {
     ReplayState state;
     float *outer, *momentum;
     float *exchange; // what this worker sends, until the sum over all workers replaces it
+    SpikeDetector norms, losses;
+    double loss; // of what the accumulator holds
 } ReplayWorker;
 
 typedef struct ReplayTotal {
     float *sum;   // of the accumulators of all workers
-    double count; // of the micro-batches in it
+    double count, loss; // of the micro-batches in it
 } ReplayTotal;
 
 typedef struct Replay {
@@ -101,6 +105,7 @@ typedef struct Replay {
     ReplayWorker workers[REPLAY_WORKERS];
     double held;       // micro-batches in all accumulators
     ReplayState state; // of rules whose workers step together
+    SpikeDetector norms, losses;
     float *stepped;    // what the latest step gave
     float *parameters; // where they compute
     ReplayTotal half, full;
@@ -155,6 +160,8 @@ static inline void replay_open(Replay *replay, const ReplaySettings *settings, c
     replay->stream.team = team_create(1, false);
     assert(committed && replay->stream.team != NULL);
     (void)committed;
+    replay->norms.limit = replay->losses.limit = settings->spike_limit;
+    for (int i = 0; i < settings->workers; i++) { replay->workers[i].norms = replay->workers[i].losses = replay->norms; }
     if (settings->fragment_of != NULL) { memcpy(replay->fragment_of, settings->fragment_of, count); }
     memset(replay->decays, 1, count);
     if (settings->decays != NULL) { memcpy(replay->decays, settings->decays, count); }
@@ -194,13 +201,14 @@ static inline void replay_travel(Replay *replay, const Layout *layout, WireForma
 static inline void replay_accumulate(Replay *replay, int worker, const float *parameters, int count) {
     ReplayWorker *w = &replay->workers[worker];
     for (int i = 0; i < count; i++) {
-        replay->problem.micro_batch(replay->problem.self, worker, w->micro_batches++, parameters, w->gradients);
+        w->loss += replay->problem.micro_batch(replay->problem.self, worker, w->micro_batches++, parameters, w->gradients);
     }
     replay->held += count;
 }
 
 static inline void replay_clear(Replay *replay, int worker) {
     memset(replay->workers[worker].gradients, 0, replay->padded * sizeof(float));
+    replay->workers[worker].loss = 0;
 }
 
 static inline double replay_scale(const Replay *replay, double norm) {
@@ -258,7 +266,9 @@ static inline void replay_round_of(Replay *replay, int parts) {
 
 static inline void replay_add_up(Replay *replay, ReplayTotal *total, WireFormat wire) {
     memset(total->sum, 0, replay->padded * sizeof(float));
+    total->loss = 0;
     for (int worker = 0; worker < replay->settings.workers; worker++) {
+        total->loss += replay->workers[worker].loss;
         memcpy(replay->parcel, replay->workers[worker].gradients, replay->padded * sizeof(float));
         replay_travel(replay, &replay->layout, wire, replay->parcel);
         for (size_t i = 0; i < replay->padded; i++) { total->sum[i] += replay->parcel[i]; }
@@ -294,19 +304,27 @@ static inline double replay_norm(Replay *replay, const ReplayTotal *total) {
 
 static inline bool replay_is_replicated(const Replay *replay) { return strcmp(replay->settings.rule, "ddp") == 0; }
 
-// stepped <- what a step with `total` gives. Under ddp the sums go out to everybody, and the norm is that of what arrives.
-static inline void replay_step(Replay *replay, ReplayTotal *total, double rate, bool commit) {
+// stepped <- what a step with `total` gives. Under ddp the sums go out to everybody, and the norm is that of what arrives. False: the step was
+// left out.
+static inline bool replay_step(Replay *replay, ReplayTotal *total, double rate, bool commit) {
     if (replay_is_replicated(replay)) { replay_travel(replay, &replay->layout, replay->settings.wire, total->sum); }
-    replay->gradient_norm = replay_norm(replay, total);
+    double norm = replay_norm(replay, total);
+    if (!isfinite(norm) || (commit && spike_judge_both(&replay->norms, &replay->losses, norm, total->loss / total->count) != SPIKE_NONE)) {
+        memcpy(replay->stepped, replay->state.master, replay->padded * sizeof(float));
+        return false;
+    }
+    replay->gradient_norm = norm;
     replay->learning_rate = rate;
     replay_optimize(replay, &replay->state, total->sum, replay->stepped, total->count, replay_scale(replay, replay->gradient_norm), rate,
                     commit);
+    return true;
 }
 
-static inline void replay_commit(Replay *replay, ReplayTotal *total) {
-    replay_step(replay, total, replay_rate(replay, replay->state.steps), true);
+static inline bool replay_commit(Replay *replay, ReplayTotal *total) {
+    if (!replay_step(replay, total, replay_rate(replay, replay->state.steps), true)) { return false; }
     replay->gradients_done += total->count;
     replay_tell(replay, replay->stepped);
+    return true;
 }
 
 // parameters <- what arrives of `stepped`. Under ddp everybody has made the step.
@@ -333,7 +351,7 @@ static inline void replay_zero1(Replay *replay) {
 }
 
 static inline void replay_sequential(Replay *replay) {
-    for (int i = 0; i < replay->settings.sequential && !replay_is_done(replay); i++) { replay_zero1_commit(replay); }
+    while (replay->state.steps < replay->settings.sequential && !replay_is_done(replay)) { replay_zero1_commit(replay); }
 }
 
 // The gradients of a round are committed after those of the next round have been computed, at parameters that do not know of them. With
@@ -346,8 +364,8 @@ static inline void replay_delayed(Replay *replay, bool predicts) {
     while (!replay_is_done(replay)) {
         double rate = replay_rate(replay, replay->state.steps);
         replay_round_of(replay, 1);
-        replay_commit(replay, &replay->full);
-        if (predicts) { replay_step(replay, &replay->full, rate, false); }
+        bool committed = replay_commit(replay, &replay->full);
+        if (predicts && committed) { replay_step(replay, &replay->full, rate, false); }
         replay_spread(replay, replay->settings.wire);
         replay_take(replay, &replay->full);
     }
@@ -422,8 +440,13 @@ static inline void replay_inner_step(Replay *replay) {
         replay_accumulate(replay, i, worker->state.master, settings->accumulate[i]);
         double square = cpu_buffer_sum_of_squares(&replay->stream, worker->gradients, replay->problem.parameter_count, replay->partials);
         double norm = sqrt(square) / settings->accumulate[i];
-        replay_optimize(replay, &worker->state, worker->gradients, worker->state.master, settings->accumulate[i],
-                        replay_scale(replay, norm), rate, true);
+        double loss = worker->loss / settings->accumulate[i];
+        if (!isfinite(norm) || spike_judge_both(&worker->norms, &worker->losses, norm, loss) != SPIKE_NONE) {
+            worker->state.steps++;
+        } else {
+            replay_optimize(replay, &worker->state, worker->gradients, worker->state.master, settings->accumulate[i],
+                            replay_scale(replay, norm), rate, true);
+        }
         replay_clear(replay, i);
         if (i == 0) { replay->gradient_norm = norm; }
     }

@@ -80,7 +80,8 @@ typedef struct RunResult {
     TraceSums unreported; // what is left of the trace's own sums at the end
     Seconds seconds;      // that rank 0 has reported, on all ranks
     bool stopped;
-    int first_bad_rank;
+    SpikeReport spike; // the latest
+    double spikes;
 } RunResult;
 
 typedef struct TestProblem {
@@ -275,7 +276,8 @@ static inline void run_rank(const RunSpec *spec, Transport *transport, RunResult
     result->unreported = trace_take(&bench->scheduler.trace, clock_seconds());
     result->gradients_done = bench->scheduler.gradients_done;
     result->stopped = bench->scheduler.stopped;
-    result->first_bad_rank = bench->scheduler.job.first_bad_rank;
+    result->spike = bench->scheduler.spike;
+    result->spikes = bench->scheduler.spikes;
     bench_close(bench);
     transport->chaos_seconds = transport->link_bytes_per_second = 0;
     exchange_summaries(transport, result);

@@ -150,7 +150,7 @@ static void test_defaults(void **state) {
     assert_int_equal(options.accumulate, 2);
     assert_int_equal(options.tokens, 1500000);
     assert_true(options.learning_rate == 0 && options.minimum_learning_rate == -1);
-    assert_true(options.beta1 == 0.9 && options.beta2 == 0.95 && options.eps == 1e-8 && options.weight_decay == 0.1);
+    assert_true(options.beta1 == 0.9 && options.beta2 == 0.95 && options.eps == 1e-8 && options.weight_decay == -1);
     assert_true(options.overlap && options.link_mbit == 0 && options.chaos_ms == 0 && options.slow_rank == -1);
     assert_string_equal(options.wire, "fp32");
     assert_string_equal(options.estimate_wire, "same");

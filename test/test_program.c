@@ -90,10 +90,10 @@ static void test_buckets(void **state) {
 }
 
 // What one of two ranks sends in a job, to the byte: its part of the sum to the other, then what it owns, and between them its record of
-// counts and losses. Coarse formats send a scale before the codes of a piece, which here is shorter than a block.
+// counts, losses and spikes. Coarse formats send a scale before the codes of a piece, which here is shorter than a block.
 static double job_bytes(const char *wire, double parameters) {
     Layout layout = layout_make((size_t)parameters, 2);
-    size_t piece = layout.piece, record = 6 * sizeof(double);
+    size_t piece = layout.piece, record = 10 * sizeof(double);
     assert_true(piece < 256);
     size_t bytes = strcmp(wire, "fp32") == 0   ? 4 * piece
                    : strcmp(wire, "bf16") == 0 ? 2 * piece
@@ -722,6 +722,9 @@ static const Refusal refusals[] = {
     {"unknown option", BASE "--optimiser acco", "--optimizer"},
     {"unknown option far from all", BASE "--qqqqqqqqqqqq 1", "--help"},
     {"unknown command", "trian", "train"},
+    {"rollback without checkpoints", BASE "--on-spike rollback", "--save-every"},
+    {"two models to begin with", BASE "--from a --finetune b", "choose one"},
+    {"fine-tuning a sample", "sample --finetune b", "--from"},
     {"word that is no option", "train acco", "unexpected word acco"},
     {"option twice", BASE "--seed 1 --seed 1", "twice"},
     {"option without a value", BASE "--seed", "--seed needs a value"},
@@ -1129,14 +1132,17 @@ static void check_not_finite(Stage *stage, int ranks, const char *out) {
     assert_int_equal(text_count(outcome.errors, "train_gpt: "), 1);
     json_t *events = log_read(stage, out), *end = log_event_of(events, "end", -1);
     assert_non_null(end);
-    assert_string_equal(json_string_value(json_object_get(end, "reason")), "not finite");
+    assert_string_equal(json_string_value(json_object_get(end, "reason")), "spike");
     int64_t commit = (int64_t)log_number(end, "commit");
     char expected[64];
-    snprintf(expected, sizeof expected, "finite after commit %lld", (long long)commit);
-    if (strstr(outcome.errors, "is not a finite number") != NULL) {
-        snprintf(expected, sizeof expected, "is not a finite number after commit %lld", (long long)commit);
-    }
+    snprintf(expected, sizeof expected, "train_gpt: after commit %lld the ", (long long)commit);
     text_check(outcome.errors, expected, "the commit");
+    json_t *spike = log_event_of(events, "spike", -1);
+    assert_non_null(spike);
+    assert_string_equal(json_string_value(json_object_get(spike, "action")), "stop");
+    bool loss = strcmp(json_string_value(json_object_get(spike, "kind")), "loss") == 0;
+    text_check(outcome.errors, loss ? " in its micro-batch " : " transformer.", "the batch or the tensor");
+    assert_true(json_is_integer(json_object_get(spike, "first_sequence")) == loss);
     json_t *report = log_event_of(events, "report", -1);
     assert_true(report == NULL || (int64_t)log_number(report, "commit") <= commit);
     json_decref(events);
@@ -1144,6 +1150,72 @@ static void check_not_finite(Stage *stage, int ranks, const char *out) {
 
 static void test_not_finite(void **state) { check_not_finite(stage_of(state), 0, "nan-1"); }
 static void test_not_finite_two_ranks(void **state) { check_not_finite(stage_with_ranks(state), 2, "nan-2"); }
+
+// A text of one word, and in the midst of it what no model can expect.
+static void write_garbage(const Stage *stage) {
+    enum { BYTES = 48000, FIRST = 20000, GARBAGE = 150 };
+    static char text[BYTES + 1];
+    Random random = {1};
+    for (int i = 0; i < BYTES; i++) { text[i] = "abcdefgh "[i % 9]; }
+    for (int i = FIRST; i < FIRST + GARBAGE; i++) { text[i] = (char)(1 + random_bits(&random) % 255); }
+    stage_write(stage, "garbage.txt", text);
+}
+
+#define GARBAGE \
+    "--data garbage.txt --val-batches none --tokens 90k --micro-batch 1 --lr 3e-3 --schedule constant --warmup 0 --spike-limit 2 " \
+    "--keep 100 "
+
+static int count_events(json_t *events, const char *kind) {
+    int count = 0;
+    while (log_event_of(events, kind, count) != NULL) { count++; }
+    return count;
+}
+
+static json_t *run_garbage(Stage *stage, int ranks, const char *options, const char *out) {
+    char arguments[512];
+    snprintf(arguments, sizeof arguments, "--config base.txt " GARBAGE "%s --out %s", options, out);
+    Outcome outcome = program_run(stage, ranks, arguments);
+    outcome_check(&outcome, 0, arguments);
+    return log_read(stage, out);
+}
+
+// Bad data are left out and the run goes on; one that is resumed in the midst of it leaves out the same.
+static void test_spikes_are_left_out(void **state) {
+    Stage *stage = stage_with_ranks(state);
+    write_garbage(stage);
+    json_t *whole = run_garbage(stage, 2, "--optimizer zero1 --on-spike skip --save-every 20", "skip");
+    int spikes = count_events(whole, "spike"), middle = (int)log_number(log_event_of(whole, "spike", spikes / 2), "commit") / 20 * 20;
+    char options[128];
+    snprintf(options, sizeof options, "--optimizer zero1 --on-spike skip --resume skip/checkpoints/step-%d", middle);
+    json_t *half = run_garbage(stage, 2, options, "skip-2");
+    int after = count_events(half, "spike");
+    if (!(spikes > after && after > 0)) { fail_msg("%d spikes, %d of them behind commit %d", spikes, after, middle); }
+    json_t *last = log_event_of(whole, "spike", -1);
+    assert_true(log_number(last, "count") == spikes);
+    assert_true(log_number(log_event_of(half, "spike", -1), "count") == spikes);
+    assert_string_equal(json_string_value(json_object_get(last, "kind")), "norm");
+    assert_true(log_number(last, "measured") > log_number(last, "largest"));
+    assert_string_equal(log_fingerprint(whole).text, log_fingerprint(half).text);
+    json_decref(whole);
+    json_decref(half);
+}
+
+// Every rollback goes to a checkpoint of before and sees other data, so it comes to an end.
+static void test_spikes_roll_back(void **state) {
+    Stage *stage = stage_with_ranks(state);
+    write_garbage(stage);
+    json_t *events = run_garbage(stage, 2, "--optimizer acco --on-spike rollback --save-every 50", "rollback");
+    int spikes = count_events(events, "spike"), rollbacks = count_events(events, "rollback");
+    assert_true(spikes > 0 && spikes == rollbacks);
+    for (int i = 0; i < rollbacks; i++) {
+        json_t *rollback = log_event_of(events, "rollback", i);
+        double from = log_number(rollback, "from"), to = log_number(rollback, "commit");
+        assert_true(to <= from && from < to + 51 && fmod(to, 50) == 0);
+        assert_true(log_number(rollback, "count") == i + 1);
+    }
+    assert_true(log_number(log_event_of(events, "end", -1), "tokens") >= 90000);
+    json_decref(events);
+}
 
 // ---------------------------------------------------------------------------------------------------------------------------------------
 // The stage's files
@@ -1278,6 +1350,8 @@ int main(int argc, char **argv) {
         PROGRAM_TEST(test_disk_full_of_two_ranks),
         PROGRAM_TEST(test_not_finite),
         PROGRAM_TEST(test_not_finite_two_ranks),
+        PROGRAM_TEST(test_spikes_are_left_out),
+        PROGRAM_TEST(test_spikes_roll_back),
     };
     enum { NAMED = sizeof tests / sizeof tests[0], ALL = NAMED + RULES_TESTED + REFUSALS };
     static struct CMUnitTest all[ALL];

@@ -26,7 +26,7 @@ typedef struct Hand {
     double gradients_done;
 } Hand;
 
-static void hand_micro_batch(void *self, int worker, uint64_t index, const float *parameters, float *gradients) {
+static double hand_micro_batch(void *self, int worker, uint64_t index, const float *parameters, float *gradients) {
     Hand *hand = (Hand *)self;
     assert_true(index == (uint64_t)hand->evaluation_count[worker] && index < HAND_EVALUATIONS);
     for (int i = 0; i < hand->element_count; i++) {
@@ -34,6 +34,7 @@ static void hand_micro_batch(void *self, int worker, uint64_t index, const float
         gradients[i] += hand->gradient(worker, index, i, parameters[i]);
     }
     hand->evaluation_count[worker]++;
+    return 0;
 }
 
 static void hand_updated(void *self, const ReplayUpdate *update) {
@@ -431,13 +432,13 @@ typedef struct Again {
     int update_count;
 } Again;
 
-static void again_micro_batch(void *self, int worker, uint64_t index, const float *parameters, float *gradients) {
+static double again_micro_batch(void *self, int worker, uint64_t index, const float *parameters, float *gradients) {
     Again *again = (Again *)self;
     uint64_t first = (index * (uint64_t)again->asked.ranks + (uint64_t)worker) * (uint64_t)again->B;
     double perfect;
     Error error = {""};
     assert_true(data_loader_fill(&again->data, first, again->B, again->tokens, again->targets, &perfect, &error));
-    gpt_neo_loss_and_gradients(&again->model, &again->stream, parameters, gradients, again->tokens, again->targets, NULL);
+    return gpt_neo_loss_and_gradients(&again->model, &again->stream, parameters, gradients, again->tokens, again->targets, NULL);
 }
 
 static void again_updated(void *self, const ReplayUpdate *update) {

@@ -730,9 +730,9 @@ typedef struct Reference {
     int update_count;
 } Reference;
 
-static void reference_micro_batch(void *self, int worker, uint64_t index, const float *parameters, float *gradients) {
+static double reference_micro_batch(void *self, int worker, uint64_t index, const float *parameters, float *gradients) {
     Reference *reference = (Reference *)self;
-    noisy_micro_batch(&reference->problems[worker], NULL, index, parameters, gradients, NULL);
+    return noisy_micro_batch(&reference->problems[worker], NULL, index, parameters, gradients, NULL).loss;
 }
 
 static void reference_updated(void *self, const ReplayUpdate *update) {
@@ -773,6 +773,7 @@ static ReplaySettings replay_settings_of(const RunSpec *spec, int ranks) {
     replay.sequential = (int)settings->sequential;
     replay.target = settings->target;
     replay.clip = settings->gradient_clip;
+    replay.spike_limit = settings->spike_limit;
     replay.wire = settings->wire;
     replay.estimate_wire = settings->estimate_wire;
     replay.rate = settings->rate;
@@ -830,6 +831,10 @@ static RunSpec draw_spec(Random *random, const char *rule, int ranks) {
     settings->rate.warmup = settings->rate.step * draw(random, 0, 4);
     settings->rate.total = settings->rate.step * 10;
     settings->target = draw(random, 1, 60);
+    settings->on_spike = SPIKE_SKIP;
+    settings->spike_limit = draw(random, 0, 1) * 4.0;
+    Poison poison = {(uint64_t)draw(random, 0, 12), false, true, draw(random, 0, 1) == 0 ? NAN : INFINITY};
+    spec.poison = poison;
     settings->optimizer.decay_ranges = ranges;
     settings->optimizer.decay_range_count = draw(random, 0, 3);
     draw_local(random, &spec);
@@ -843,30 +848,34 @@ static RunSpec draw_spec(Random *random, const char *rule, int ranks) {
 }
 
 // What the replay calls updated is what all share, before it travels: the masters where they are shared out, otherwise what is committed.
-// Streaming updates more than once at its end.
+// Streaming updates more than once at its end; a commit that was left out updates nothing.
 static void expect_updates(const RunSpec *spec, const RunResult *result, int rank, const Reference *reference, const char *what) {
     const Layout *owned = &result->owned;
     bool shared_out = owned->size > 1;
-    for (int i = 0; i < reference->update_count && i + 1 < result->last && !is_streaming(spec->rule); i++) {
-        const Look *look = &result->looks[i + 1];
+    for (int i = 1, update = 0; update < reference->update_count && i < result->last && !is_streaming(spec->rule); i++) {
+        const Look *look = &result->looks[i];
+        if (!is_local(spec->rule) && look->reports == look[-1].reports) { continue; }
+        const float *updated = reference->updates[update];
         if (!is_local(spec->rule)) {
-            expect_number(look->report.gradient_norm, reference->norms[i], 0, what, i + 1);
-            expect_number(look->report.learning_rate, reference->rates[i], 0, what, i + 1);
+            expect_number(look->report.gradient_norm, reference->norms[update], 0, what, i);
+            expect_number(look->report.learning_rate, reference->rates[update], 0, what, i);
         }
-        if (!shared_out) { expect_same_floats(look->committed, reference->updates[i], spec->parameter_count, what, i + 1); }
+        if (!shared_out) { expect_same_floats(look->committed, updated, spec->parameter_count, what, i); }
         for (size_t own = 0; own < layout_shard(owned) && shared_out; own++) {
             size_t flat = layout_flat(owned, rank, own);
-            if (flat < spec->parameter_count) { expect_same_floats(look->master + own, reference->updates[i] + flat, 1, what, i + 1); }
+            if (flat < spec->parameter_count) { expect_same_floats(look->master + own, updated + flat, 1, what, i); }
         }
+        update++;
     }
 }
 
-static void check_draw(const RunSpec *spec, int ranks, int number) {
+// Returns how many steps were left out.
+static double check_draw(const RunSpec *spec, int ranks, int number) {
     RunResult results[MAX_RANKS];
     size_t count = spec->parameter_count;
     char what[400];
     snprintf(what, sizeof what, "draw %d: %.300s", number, describe(spec, ranks));
-    if (!run_world(spec, ranks, results)) { return; }
+    if (!run_world(spec, ranks, results)) { return 0; }
     Reference *reference = (Reference *)calloc(1, sizeof *reference);
     reference->spec = spec;
     for (int i = 0; i < ranks; i++) { reference->problems[i] = problem_open(spec, NULL, i); }
@@ -892,18 +901,22 @@ static void check_draw(const RunSpec *spec, int ranks, int number) {
     free(reference);
     free(decays);
     free(parameters);
+    double left_out = results[first_rank() < ranks ? first_rank() : 0].spikes;
     free_results(results, ranks);
+    return left_out;
 }
 
 static void every_rule_equals_the_replay_bit_for_bit(void **state) {
     (void)state;
     const char *seed = getenv("ACCO_TEST_SEED");
     Random random = {seed != NULL ? strtoull(seed, NULL, 10) : 1};
+    double left_out = 0;
     for (int i = 0; i < 20 * RULE_COUNT; i++) {
         int ranks = 1 + i / RULE_COUNT % 4;
         RunSpec spec = draw_spec(&random, RULES[i % RULE_COUNT].name, ranks);
-        check_draw(&spec, ranks, i);
+        left_out += check_draw(&spec, ranks, i);
     }
+    assert_true(process_transport->size > 1 || left_out > 40); // or nothing was drawn that had to be left out
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------------------

@@ -478,7 +478,15 @@ static void expect_nothing_stepped(const RunSpec *spec, const RunResult *result,
     }
 }
 
-// A gradient alone is seen in the sum, which does not tell whose it was; a local rule sees its own.
+// Whose it was, and where.
+static void expect_site(const Poison *poison, const RunSpec *spec, const SpikeReport *spike, const char *what) {
+    expect_number(spike->kind, poison->in_loss ? SPIKE_LOSS : SPIKE_GRADIENT, 0, what, 0);
+    expect_number(spike->rank, 1, 0, what, 1);
+    expect_number(spike->site.micro_batch, poison->in_loss ? (double)poison->index + 1 : 0, 0, what, 2);
+    double element = (double)(spec->parameter_count / 2 + 1);
+    if (poison->in_gradient) { expect_number(spike->site.element, element, 0, what, 3); }
+}
+
 static void expect_stop(const BadRow *row, const Poison *poison, WireFormat wire, int ranks) {
     RunSpec spec = noisy_spec(row->rule, 1003);
     char what[300];
@@ -489,13 +497,12 @@ static void expect_stop(const BadRow *row, const Poison *poison, WireFormat wire
     RunResult results[MAX_RANKS];
     if (!run_world(&spec, ranks, results)) { return; }
     snprintf(what, sizeof what, "micro-batch %d: %.250s", (int)row->index, describe(&spec, ranks));
-    bool named = poison->in_loss || is_local(row->rule);
     for (int rank = 0; rank < ranks; rank++) {
         if (!have_rank(rank)) { continue; }
         if (!results[rank].stopped || results[rank].last != row->look) {
             fail_msg("%s: %s at look %d", what, results[rank].stopped ? "stopped" : "did not stop", results[rank].last);
         }
-        expect_number(results[rank].first_bad_rank, named ? 1 : -1, 0, what, rank);
+        expect_site(&spec.poison, &spec, &results[rank].spike, what);
         expect_nothing_stepped(&spec, &results[rank], what);
     }
     free_results(results, ranks);
@@ -533,7 +540,7 @@ static void a_sum_that_overflows_stops_every_rank(void **state) {
         if (!run_world(&spec, 2, results)) { skip(); }
         for (int rank = 0; rank < 2; rank++) {
             if (!have_rank(rank)) { continue; }
-            assert_true(results[rank].stopped && results[rank].last == 2 && results[rank].first_bad_rank == -1);
+            assert_true(results[rank].stopped && results[rank].last == 2 && results[rank].spike.rank == -1);
             expect_nothing_stepped(&spec, &results[rank], rules[i]);
         }
         free_results(results, 2);

@@ -1,0 +1,267 @@
+// test_plot.c: scripts/plot on logs made here: what is in the page, the pictures, and what a mistake says.
+//
+// Two runs: one that went well, whose directory has a name that HTML must escape; one with nulls, resumed from an earlier commit, whose
+// last line is still being written. Drawing needs gnuplot, and is left out where there is none; mistakes are found without it.
+#include "test/program.h"
+
+static Stage stage;
+static bool has_gnuplot;
+
+static const char *const start_format =
+    "{\"event\":\"start\",\"version\":\"0.1.0\",\"transport\":\"MPI\",\"parameters\":857344,\"bucket_bytes\":0,"
+    "\"ranks\":[{\"host\":\"a\",\"pid\":1,\"threads\":1,\"device\":\"CPU\"},"
+    "{\"host\":\"b\",\"pid\":2,\"threads\":1,\"device\":\"CPU\"}],"
+    "\"memory\":{\"optimizer\":5},\"options\":{\"optimizer\":\"%s\",\"wire\":\"int8\","
+    "\"model\":\"my/tiny/config.json\",\"from\":\"\",\"ranks\":1,"
+    "\"link-mbit\":500.0}}\n";
+
+// 1000 tokens in 4 gradients of each commit, 100 ms, of which 30 were spent waiting.
+static const char *const report_format =
+    "{\"event\":\"report\",\"commit\":%d,\"grads\":%d,\"tokens\":%d,\"loss\":%s,\"lr\":0.002,\"grad_norm\":1.5,"
+    "\"tokens_per_second\":10000.0,\"compute_ms\":70.0,\"communication_ms\":60.0,\"exposed_ms\":30.0,\"grads_per_commit\":4.0,"
+    "\"bytes_sent\":1,\"seconds\":%g,\"perfect_loss\":%s}\n";
+
+typedef struct FakeLog {
+    char text[65536];
+    size_t length;
+} FakeLog;
+
+static void add(FakeLog *log, const char *format, ...) {
+    va_list values;
+    va_start(values, format);
+    log->length += (size_t)vsnprintf(log->text + log->length, sizeof log->text - log->length, format, values);
+    va_end(values);
+    assert_true(log->length < sizeof log->text);
+}
+
+static void add_report(FakeLog *log, int commit, const char *loss, const char *perfect_loss) {
+    add(log, report_format, commit, 4 * commit, 1000 * commit, loss, 0.1 * commit, perfect_loss);
+}
+
+static void add_reports(FakeLog *log, int first, int last, int null_at, const char *perfect_loss) {
+    for (int commit = first; commit <= last; commit++) {
+        char loss[32];
+        snprintf(loss, sizeof loss, "%g", 1 + 4.0 / commit);
+        add_report(log, commit, commit == null_at ? "null" : loss, perfect_loss);
+    }
+}
+
+static void write_run(const char *name, const FakeLog *log) {
+    char path[STAGE_PATH_SIZE], file[256];
+    assert_int_equal(mkdir(stage_path(&stage, name, path), 0777), 0);
+    snprintf(file, sizeof file, "%s/log.jsonl", name);
+    stage_write(&stage, file, log->text);
+}
+
+static void write_good_run(void) {
+    FakeLog log = {"", 0};
+    add(&log, start_format, "acco");
+    add_reports(&log, 1, 20, 0, "0.07");
+    add(&log, "{\"event\":\"validation\",\"commit\":20,\"tokens\":20000,\"seconds\":2.0,\"loss\":1.25,\"perfect_loss\":0.0625}\n");
+    add(&log, "{\"event\":\"end\",\"reason\":\"done\",\"commit\":20,\"tokens\":20000,\"seconds\":2.0}\n");
+    write_run("a<b>&c", &log);
+}
+
+static void write_broken_run(void) {
+    FakeLog log = {"", 0};
+    add(&log, start_format, "zero1");
+    add_reports(&log, 1, 10, 5, "null");
+    add(&log, start_format, "zero1");
+    add(&log, "{\"event\":\"resume\",\"commit\":8,\"checkpoint\":\"x\",\"exact\":true,\"remarks\":\"\"}\n");
+    add_reports(&log, 9, 11, 0, "null");
+    add(&log, "{\"event\":\"report\",\"commit\":12,\"grads\":48,\"tokens\":999");
+    write_run("it's", &log);
+}
+
+// scripts/plot with `arguments`: its exit code, and one line at most where it fails.
+static Outcome plot(const char *arguments, int exit_code) {
+    Outcome outcome = program_run(&stage, 0, arguments);
+    outcome_check(&outcome, exit_code, arguments);
+    assert_int_equal(text_lines(outcome.errors), exit_code == 0 ? 0 : 1);
+    return outcome;
+}
+
+static const char *drawn(const char *name) {
+    char path[STAGE_PATH_SIZE];
+    const char *text = stage_read_text(&stage, stage_path(&stage, name, path));
+    if (text == NULL) { fail_msg("there is no %s", name); }
+    return text;
+}
+
+static void need_gnuplot(void) {
+    if (has_gnuplot) { return; }
+    print_message("no gnuplot here: left out\n");
+    skip();
+}
+
+// How often the pen moves on in the curve that is drawn in `colour`, in the panel of that name: points less pieces.
+static int pen_moves(const char *page, const char *panel, const char *colour, int which) {
+    char mark[64], stroke[64];
+    snprintf(mark, sizeof mark, "id=\"%s_plot_", panel);
+    snprintf(stroke, sizeof stroke, "<path stroke=\"%s\"", colour);
+    const char *path = strstr(page, mark);
+    if (path == NULL) { fail_msg("there is no curve in %s", panel); }
+    for (int i = 0; i <= which; i++) {
+        path = strstr(path + 1, stroke);
+        if (path == NULL) { fail_msg("%s has no curve %d in %s", panel, i, colour); }
+    }
+    int moves = 0;
+    for (const char *at = path; *at != '>'; at++) { moves += *at == 'L'; }
+    return moves;
+}
+
+// Drawn once.
+static const char *page_of_both(void) {
+    char path[STAGE_PATH_SIZE];
+    need_gnuplot();
+    if (access(stage_path(&stage, "page.html", path), F_OK) != 0) {
+        assert_string_equal(plot("--out page.html 'a<b>&c' \"it's/progress.tsv\"", 0).output, "page.html\n");
+    }
+    return drawn("page.html");
+}
+
+static const char *const blue = "rgb(  0,  71, 144)", *const orange = "rgb(242, 121,  11)";
+
+static void the_page_has_every_panel_and_every_run(void **state) {
+    (void)state;
+    const char *page = page_of_both();
+    static const char *const parts[] = {
+        ">Loss against tokens<", ">Loss against time<", ">Throughput<", ">Gradient norm<", ">Communication<", ">Learning rate<",
+        "a&lt;b&gt;&amp;c", "it's", "<td>acco<small>int8, 500 Mbit/s</small></td>", "<td>2<small>CPU</small></td>",
+        "<td>857k<small>tiny</small></td>", "<td>20.0k<small>20 steps</small></td>", "<td>10.0k</td>", "<td>1.2000</td>",
+        "<td>1.2500<small>best possible 0.0625</small></td>", "<td>30.0 %</td>", "<td>done</td>",
+        "<td>no end yet<small>resumed: 1</small></td>", "<td>11.0k<small>11 steps</small></td>", "prefers-color-scheme: dark", "</html>"};
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) { text_check(page, parts[i], "page.html"); }
+    assert_int_equal(text_count(page, "<svg"), 6);
+    assert_null(strstr(page, "a<b>"));
+}
+
+static void the_page_needs_nothing_else(void **state) {
+    (void)state;
+    const char *page = page_of_both();
+    int names = text_count(page, "xmlns=\"http://www.w3.org/2000/svg\"") + text_count(page, "xmlns:xlink=\"http://www.w3.org/1999/xlink\"");
+    assert_int_equal(text_count(page, "http"), names);
+    assert_int_equal(text_count(page, "href="), text_count(page, "href=\"#"));
+    static const char *const absent[] = {"src=", "<script", "<link", "@import", "url("};
+    for (size_t i = 0; i < sizeof absent / sizeof absent[0]; i++) { assert_null(strstr(page, absent[i])); }
+}
+
+// The thin curve of the broken run has 10 reports, 1 of them null, then 3 more: pieces of 4, 5 and 3.
+static void the_pen_is_lifted_where_nothing_is_known_and_where_a_run_was_resumed(void **state) {
+    (void)state;
+    const char *page = page_of_both();
+    assert_int_equal(pen_moves(page, "loss_tokens", orange, 0), 3 + 4 + 2);
+    assert_int_equal(pen_moves(page, "throughput", blue, 0), 19);
+    assert_int_equal(pen_moves(page, "throughput", orange, 0), 9 + 2);
+}
+
+static void a_long_curve_is_drawn_as_means(void **state) {
+    (void)state;
+    need_gnuplot();
+    FakeLog log = {"", 0};
+    for (int i = 1; i <= 250; i++) { add_report(&log, i, i % 2 == 0 ? "2" : "4", "null"); }
+    write_run("long", &log);
+    assert_string_equal(plot("long", 0).output, "long/plot.html\n");
+    assert_int_equal(pen_moves(drawn("long/plot.html"), "throughput", blue, 0), 124);
+}
+
+static void one_report_is_a_mark(void **state) {
+    (void)state;
+    need_gnuplot();
+    FakeLog log = {"", 0};
+    add_report(&log, 1, "2", "null");
+    write_run("one", &log);
+    plot("one", 0);
+    const char *page = drawn("one/plot.html");
+    text_check(page, "#throughput-gpPt6", "one report");
+    text_check(page, "#loss_tokens-gpPt6", "one report");
+}
+
+static void a_panel_of_which_nothing_is_known_says_so(void **state) {
+    (void)state;
+    need_gnuplot();
+    FakeLog log = {"", 0};
+    add(&log, "{\"event\":\"validation\",\"commit\":20,\"tokens\":20000,\"seconds\":2.0,\"loss\":1.25,\"perfect_loss\":null}\n");
+    write_run("validated", &log);
+    plot("validated", 0);
+    assert_int_equal(text_count(drawn("validated/plot.html"), "nothing is known yet"), 4);
+}
+
+static void pictures_are_what_their_names_say(void **state) {
+    (void)state;
+    need_gnuplot();
+    plot("--out all.png 'a<b>&c' \"it's\"", 0);
+    plot("--out all.svg 'a<b>&c' \"it's\"", 0);
+    assert_memory_equal(drawn("all.png"), "\x89PNG\r\n\x1a\n", 9);
+    char path[STAGE_PATH_SIZE];
+    struct stat status;
+    assert_int_equal(stat(stage_path(&stage, "all.png", path), &status), 0);
+    assert_true(status.st_size > 10000);
+    static const char *const parts[] = {"a&lt;b", "it's", "Loss against time", "Communication", "Learning rate", "</svg>"};
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) { text_check(drawn("all.svg"), parts[i], "all.svg"); }
+}
+
+static void a_mistake_is_one_line(void **state) {
+    (void)state;
+    static const char *const mistakes[][2] = {
+        {"runs/none", "runs/none is no run"},
+        {"'a<b>'", "; there: "},
+        {"--out x.pdf \"it's\"", ".html, .png or .svg"},
+        {"--out", "--out needs a file"},
+        {"--size 3 \"it's\"", "there is no --size"},
+        {"a a a a a a a a a", "at most 8"},
+        {"empty", "nothing to draw yet: there is no report in empty/log.jsonl"}};
+    for (size_t i = 0; i < sizeof mistakes / sizeof mistakes[0]; i++) {
+        text_check(plot(mistakes[i][0], 2).errors, mistakes[i][1], mistakes[i][0]);
+    }
+    char path[STAGE_PATH_SIZE];
+    assert_int_equal(access(stage_path(&stage, "x.pdf", path), F_OK), -1);
+}
+
+static void a_place_where_nothing_can_be_written_is_one_line(void **state) {
+    (void)state;
+    need_gnuplot();
+    text_check(plot("--out none/all.html \"it's\"", 2).errors, "cannot write none/all.html", "no directory");
+}
+
+static int open_stage(void **state) {
+    (void)state;
+    char root[PATH_MAX];
+    stage_open(&stage);
+    assert_non_null(realpath(stage.root, root));
+    snprintf(stage.binary, sizeof stage.binary, "%.900s/scripts/plot", root);
+    has_gnuplot = system("command -v gnuplot > /dev/null 2>&1") == 0;
+    FakeLog empty = {"", 0};
+    add(&empty, start_format, "acco");
+    write_run("empty", &empty);
+    write_good_run();
+    write_broken_run();
+    return 0;
+}
+
+static int close_stage(void **state) {
+    (void)state;
+    stage_close(&stage);
+    return 0;
+}
+
+static int end_all(void **state) {
+    (void)state;
+    stage_end_all(&stage);
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_teardown(the_page_has_every_panel_and_every_run, end_all),
+        cmocka_unit_test_teardown(the_page_needs_nothing_else, end_all),
+        cmocka_unit_test_teardown(the_pen_is_lifted_where_nothing_is_known_and_where_a_run_was_resumed, end_all),
+        cmocka_unit_test_teardown(a_long_curve_is_drawn_as_means, end_all),
+        cmocka_unit_test_teardown(one_report_is_a_mark, end_all),
+        cmocka_unit_test_teardown(a_panel_of_which_nothing_is_known_says_so, end_all),
+        cmocka_unit_test_teardown(pictures_are_what_their_names_say, end_all),
+        cmocka_unit_test_teardown(a_mistake_is_one_line, end_all),
+        cmocka_unit_test_teardown(a_place_where_nothing_can_be_written_is_one_line, end_all),
+    };
+    return cmocka_run_group_tests(tests, open_stage, close_stage);
+}

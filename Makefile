@@ -2,6 +2,7 @@
 # make train_gpt_cuda   builds it for GPUs where there is only nvcc; ARCH="80 90" chooses for which
 # make run        installs what is missing, builds, and trains a small GPT-Neo on two ranks for about a minute
 # make test       installs what is missing and runs all tests; test-asan, test-tsan: under sanitizers
+# make fuzz       looks for inputs that break a parser, FUZZ_SECONDS=20 for each; needs clang
 # make bench      measures this machine
 # make test-gpu, bench-gpu   the same for a GPU; dev/gpu/README.md says how on a machine that has little else
 # make compare    all update rules at several link speeds, about ten minutes: dev/results/compare-DATE/index.html
@@ -115,7 +116,7 @@ $(BUILD)/bench/%: dev/bench/%.c Makefile $(CONFIG)
 	@mkdir -p $(@D)
 	$(COMPILE) $< -o $@ $(LDFLAGS) $(LIBS)
 
--include $(wildcard $(BUILD)/*.d $(BUILD)/emulated/*.d $(BUILD)/test/*.d $(BUILD)/bench/*.d)
+-include $(wildcard $(BUILD)/*.d $(BUILD)/emulated/*.d $(BUILD)/test/*.d $(BUILD)/bench/*.d $(BUILD)/fuzz/*.d)
 
 # --- run ---
 
@@ -130,7 +131,7 @@ run: install-for-run
 # --- tests ---
 
 install-for-test: | $(CONFIG)
-	@scripts/install-dependencies $(CONFIG) CC CXX JSON ZLIB PCRE2 CMOCKA -- ONEDNN MPI
+	@scripts/install-dependencies $(CONFIG) CC CXX JSON ZLIB PCRE2 CMOCKA -- ONEDNN MPI GNUPLOT
 	@CC="$(CC)" CXX="$(CXX)" NVCC="$(NVCC)" scripts/probe $(CONFIG)
 
 test: install-for-test
@@ -151,6 +152,28 @@ EMULATED = $(BUILD)/emulated/train_gpt
 
 run-tests: $(PROGRAM) $(EMULATED) $(TESTS:%=$(BUILD)/test/%) $(CUDA_TESTS:%=$(BUILD)/test/%)
 	@MPIRUN="$(MPIRUN)" HAVE_MPI=$(HAVE_MPI) EMULATED=$(EMULATED) test/run $(BUILD) $(PROGRAM) $(TESTS) $(CUDA_TESTS)
+
+# libFuzzer comes with clang. Its programs need neither MPI nor oneDNN: they read files and compute nothing.
+FUZZ_SECONDS := 20
+FUZZ_CC      := clang
+FUZZERS      := $(patsubst test/fuzz/fuzz_%.h,%,$(wildcard test/fuzz/fuzz_*.h))
+FUZZ_FLAGS   := -std=gnu11 -O1 -g -fno-omit-frame-pointer -fno-math-errno $(WARNINGS) -Wno-pass-failed -I. \
+                -fsanitize=fuzzer,address,undefined,float-cast-overflow -fno-sanitize-recover=all
+
+.PHONY: fuzz
+fuzz: $(CONFIG) $(BUILD)/fuzz/compiler
+	@$(NEEDED)
+	@$(MAKE) --no-print-directory -j $(CORES) $(FUZZERS:%=$(BUILD)/fuzz/%)
+	@FUZZ_SECONDS=$(FUZZ_SECONDS) test/fuzz/run $(BUILD)/fuzz $(FUZZERS)
+
+$(BUILD)/fuzz/compiler:
+	@mkdir -p $(@D)
+	@echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' | $(FUZZ_CC) -fsanitize=fuzzer,address -x c -o $@ - 2> /dev/null || \
+	    { echo "make fuzz needs clang with libFuzzer, and $(FUZZ_CC) is none: Debian has it in clang and libclang-rt-14-dev (14: the" \
+	    "version of clang); FUZZ_CC=NAME names another"; exit 1; }
+
+$(BUILD)/fuzz/%: test/fuzz/fuzz_%.h test/fuzz/entry.c Makefile $(CONFIG)
+	$(FUZZ_CC) $(FUZZ_FLAGS) -MMD -MP -include $< -DTARGET=fuzz_$* test/fuzz/entry.c -o $@ -ljansson -lz -lpcre2-8 -lm -lpthread
 
 # The sources must also be valid C++, because nvcc will read them as that.
 check-cxx: $(CONFIG)

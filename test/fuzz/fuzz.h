@@ -1,0 +1,146 @@
+// fuzz.h: what the fuzz targets share.
+//
+// A target is a function fuzz_NAME(data, size) in fuzz_NAME.h. It gives the bytes to one parser and checks what the parser promises: what
+// it accepts keeps its laws and may be read to the last byte, what it refuses has a message of one line. It ends the process where a law
+// is broken, as the sanitizers do, keeps nothing that an input could change, and returns whether the input was accepted. Seeds are in
+// corpus/NAME: good-* must be accepted, bad-* refused, so that they do not go stale when a format changes.
+//
+// Two programs call targets: libFuzzer (entry.c, make fuzz), which looks for new inputs, and test_fuzz.c, which runs the seeds and
+// damaged copies of them under make test.
+//
+// Parsers that want files get them: one without a name (FuzzFile), or several in a folder under TMPDIR, or else in memory (FuzzFolder).
+#ifndef ACCO_FUZZ_H
+#define ACCO_FUZZ_H
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "runtime/errors.h"
+
+typedef bool (*FuzzTarget)(const uint8_t *data, size_t size);
+
+static inline void fuzz_require(bool holds, const char *law) {
+    if (holds) { return; }
+    fprintf(stderr, "a law is broken: %s\n", law);
+    abort();
+}
+
+// Returns what a parser returned, once it is sure that a refusal says why.
+static inline bool fuzz_accepted(bool accepted, const Error *error) {
+    if (accepted) { return true; }
+    size_t length = strnlen(error->text, sizeof error->text);
+    fuzz_require(length > 0 && length < sizeof error->text, "a refusal has a message");
+    for (size_t i = 0; i < length; i++) {
+        fuzz_require((uint8_t)error->text[i] >= 32 && error->text[i] != 127, "the message of a refusal is one line");
+    }
+    return false;
+}
+
+// Looks at every byte, for the sanitizer to see where that is not allowed.
+static inline void fuzz_touch(const void *bytes, size_t size) {
+    uint8_t sum = 0;
+    for (size_t i = 0; i < size; i++) { sum = (uint8_t)(sum + ((const uint8_t *)bytes)[i]); }
+    __asm__ volatile("" : : "r"(sum)); // or the loop would go away
+}
+
+// ----------------------------------------------------------------------------------------------------------------------------- parts
+
+typedef struct FuzzPart {
+    const uint8_t *bytes;
+    size_t size;
+} FuzzPart;
+
+// Where a line of five dashes begins, or size.
+static inline size_t fuzz_find_cut(const uint8_t *data, size_t size) {
+    for (size_t i = 0; i + 7 <= size; i++) {
+        if (memcmp(data + i, "\n-----\n", 7) == 0) { return i; }
+    }
+    return size;
+}
+
+// Lines of five dashes part the files that an input holds. Those that it does not hold are empty.
+static inline void fuzz_split(const uint8_t *data, size_t size, FuzzPart *parts, int count) {
+    for (int i = 0; i < count; i++) {
+        size_t cut = i + 1 < count ? fuzz_find_cut(data, size) : size, next = cut < size ? cut + 7 : size;
+        FuzzPart part = {data, cut};
+        parts[i] = part;
+        data += next;
+        size -= next;
+    }
+}
+
+// A copy with nothing behind it, so that the sanitizer sees a byte too far.
+static inline uint8_t *fuzz_copy(FuzzPart part) {
+    uint8_t *copy = (uint8_t *)malloc(part.size + (part.size == 0));
+    fuzz_require(copy != NULL, "there is memory for a copy of the input");
+    if (part.size > 0) { memcpy(copy, part.bytes, part.size); }
+    return copy;
+}
+
+// The same as a text; what follows a zero byte is not part of it.
+static inline char *fuzz_copy_text(FuzzPart part) {
+    char *copy = (char *)malloc(part.size + 1);
+    fuzz_require(copy != NULL, "there is memory for a copy of the input");
+    if (part.size > 0) { memcpy(copy, part.bytes, part.size); }
+    copy[part.size] = '\0';
+    return copy;
+}
+
+// ----------------------------------------------------------------------------------------------------------------------------- files
+
+static inline void fuzz_write(int descriptor, FuzzPart part) {
+    bool written = descriptor >= 0 && write(descriptor, part.bytes, part.size) == (ssize_t)part.size;
+    fuzz_require(written, "the fuzzer can write its own files");
+}
+
+typedef struct FuzzFile {
+    int descriptor;
+    char path[32];
+} FuzzFile;
+
+// A file in memory. The system call and not its wrapper, which needs _GNU_SOURCE before the first system header.
+static inline void fuzz_file_open(FuzzFile *file, FuzzPart part) {
+    file->descriptor = (int)syscall(SYS_memfd_create, "fuzz", 0u);
+    fuzz_write(file->descriptor, part);
+    snprintf(file->path, sizeof file->path, "/proc/self/fd/%d", file->descriptor);
+}
+
+static inline void fuzz_file_close(FuzzFile *file) { close(file->descriptor); }
+
+typedef struct FuzzFolder {
+    char path[512];
+} FuzzFolder;
+
+static inline void fuzz_folder_open(FuzzFolder *folder) {
+    const char *parent = getenv("TMPDIR"), *memory = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
+    snprintf(folder->path, sizeof folder->path, "%.400s/fuzz.XXXXXX", parent != NULL ? parent : memory);
+    fuzz_require(mkdtemp(folder->path) != NULL, "TMPDIR names a directory to write in");
+}
+
+static inline void fuzz_folder_add(const FuzzFolder *folder, const char *name, FuzzPart part) {
+    char path[600];
+    snprintf(path, sizeof path, "%s/%s", folder->path, name);
+    int descriptor = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    fuzz_write(descriptor, part);
+    close(descriptor);
+}
+
+static inline void fuzz_folder_close(const FuzzFolder *folder) {
+    DIR *directory = opendir(folder->path);
+    for (struct dirent *entry; directory != NULL && (entry = readdir(directory)) != NULL;) {
+        char path[800];
+        snprintf(path, sizeof path, "%s/%s", folder->path, entry->d_name);
+        unlink(path);
+    }
+    if (directory != NULL) { closedir(directory); }
+    rmdir(folder->path);
+}
+
+#endif

@@ -1,0 +1,55 @@
+// fuzz_config.h: a Hugging Face config.json. What is accepted is a model that can be laid out, and what is written of it is the same model.
+#ifndef ACCO_FUZZ_CONFIG_H
+#define ACCO_FUZZ_CONFIG_H
+
+#include "fuzz.h"
+#include "pretrained.h"
+
+static inline bool fuzz_config_load(FuzzPart part, GptNeoConfig *config) {
+    FuzzFile file;
+    Error error = {""};
+    fuzz_file_open(&file, part);
+    bool good = fuzz_accepted(gpt_neo_config_load(file.path, config, &error), &error);
+    fuzz_file_close(&file);
+    memset(config->name, 0, sizeof config->name); // the path
+    return good;
+}
+
+static inline void fuzz_config_again(const GptNeoConfig *config) {
+    GptNeoConfig again;
+    json_t *root = pretrained_describe(config, SAFETENSORS_F32, NULL);
+    char *text = json_dumps(root, 0);
+    fuzz_require(text != NULL, "a configuration can be written");
+    FuzzPart part = {(const uint8_t *)text, strlen(text)};
+    fuzz_require(fuzz_config_load(part, &again), "a written configuration is accepted");
+    fuzz_require(memcmp(&again, config, sizeof again) == 0, "a written configuration is the same");
+    free(text);
+    json_decref(root);
+}
+
+static inline void fuzz_config_lay_out(const GptNeoConfig *config) {
+    ParameterTable table;
+    size_t position = 0;
+    gpt_neo_parameter_table(config, &table);
+    for (int i = 0; i < table.count; i++) {
+        fuzz_require(table.entries[i].offset == position && table.entries[i].count > 0, "tensors lie back to back");
+        position += table.entries[i].count;
+    }
+    fuzz_require(position == table.parameter_count, "all parameters belong to tensors");
+    parameter_table_free(&table);
+}
+
+static inline bool fuzz_config(const uint8_t *data, size_t size) {
+    GptNeoConfig config;
+    FuzzPart part = {data, size};
+    if (!fuzz_config_load(part, &config)) { return false; }
+    fuzz_require(config.layers >= 1 && config.layers <= GPT_NEO_MAX_LAYERS, "there are 1 to 96 layers");
+    fuzz_require(config.channels >= 1 && config.heads >= 1 && config.channels % config.heads == 0, "heads divide the channels");
+    fuzz_require(config.inner >= 1 && config.window >= 1 && config.positions >= 1 && config.vocabulary >= 1, "sizes are at least 1");
+    fuzz_require(config.epsilon > 0 && config.epsilon <= 0.1f, "epsilon is above 0 and at most 0.1");
+    fuzz_config_lay_out(&config);
+    fuzz_config_again(&config);
+    return true;
+}
+
+#endif

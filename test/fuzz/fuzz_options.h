@@ -1,0 +1,91 @@
+// fuzz_options.h: a command line, a word on each line, and behind a line of dashes the file of its --config. What is accepted is in the
+// ranges of the table, and what is saved of it is read back the same.
+//
+// Inputs with a --config of their own are left out: it could name anything on the machine.
+#ifndef ACCO_FUZZ_OPTIONS_H
+#define ACCO_FUZZ_OPTIONS_H
+
+#include "fuzz.h"
+#include "runtime/options.h"
+
+enum { FUZZ_OPTIONS_WORDS = 64 };
+
+static inline void fuzz_options_range(const Options *options) {
+    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
+        const OptionSpec *option = &option_table[i];
+        const void *field = option_field_const(option, options);
+        bool number = option->type == OPTION_INTEGER || option->type == OPTION_COUNT || option->type == OPTION_REAL;
+        if (option->type == OPTION_TEXT) { fuzz_require(memchr(field, 0, sizeof(OptionText)) != NULL, "a text has an end"); }
+        if (!number || option_has_word_value(option, options)) { continue; }
+        double value = option->type == OPTION_REAL ? *(const double *)field : (double)*(const int64_t *)field;
+        fuzz_require(value >= option->minimum && value <= option->maximum, "a number is in its range");
+    }
+}
+
+static inline void fuzz_options_again(const Options *options) {
+    Options again;
+    FuzzFile file;
+    Error error = {""};
+    FuzzPart empty = {(const uint8_t *)"", 0};
+    fuzz_file_open(&file, empty);
+    fuzz_require(options_save_file(options, file.path, &error), "options can be saved");
+    options_defaults(&again);
+    fuzz_require(options_read_file(file.path, &again, &error), "saved options are accepted");
+    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
+        bool is_file = option_table[i].offset == offsetof(Options, config);
+        fuzz_require(is_file || option_is_same(&option_table[i], options, &again), "a saved option is the same");
+    }
+    fuzz_file_close(&file);
+}
+
+static inline void fuzz_options_use(const Options *options) {
+    Error error = {""};
+    fuzz_options_range(options);
+    fuzz_options_again(options);
+    json_t *object = options_as_json(options);
+    char *text = json_dumps(object, 0);
+    fuzz_require(text != NULL && json_object_size(object) == (size_t)OPTION_COUNT_OF_TABLE, "every option can be logged");
+    free(text);
+    json_decref(object);
+    if (!fuzz_accepted(options_check(options, &error), &error)) { return; }
+    for (int ranks = 1; ranks <= 3; ranks++) { fuzz_accepted(options_check_ranks(options, ranks, options->seq_len, &error), &error); }
+}
+
+// Cuts `text` into words, behind the name of the program. Returns how many; 0: not an input for us.
+static inline int fuzz_options_cut(char *text, char *words[FUZZ_OPTIONS_WORDS]) {
+    static char program[] = "train_gpt";
+    int count = 0;
+    words[count++] = program;
+    while (*text != '\0' && count < FUZZ_OPTIONS_WORDS - 2) {
+        size_t length = strcspn(text, "\n");
+        bool last = text[length] == '\0';
+        text[length] = '\0';
+        if (strncmp(text, "--config", 8) == 0) { return 0; }
+        words[count++] = text;
+        text += last ? length : length + 1;
+    }
+    return count;
+}
+
+static inline bool fuzz_options(const uint8_t *data, size_t size) {
+    FuzzPart parts[2];
+    FuzzFile file;
+    Options options;
+    Error error = {""};
+    char *words[FUZZ_OPTIONS_WORDS], option[] = "--config";
+    fuzz_split(data, size, parts, 2);
+    char *text = fuzz_copy_text(parts[0]);
+    int count = fuzz_options_cut(text, words);
+    fuzz_file_open(&file, parts[1]);
+    if (count > 0 && parts[1].size > 0) {
+        words[count++] = option;
+        words[count++] = file.path;
+    }
+    bool good = count > 0 && fuzz_accepted(options_parse(count, words, &options, &error), &error);
+    if (good) { fuzz_options_use(&options); }
+    fuzz_file_close(&file);
+    free(text);
+    return good;
+}
+
+#endif

@@ -1,0 +1,179 @@
+// fuzz_tokenizer.h: a tokenizer.json, and text to encode with it. What is accepted has a token for every byte; every text becomes tokens
+// whose bytes are the text, and whatever tokens are decoded become UTF-8.
+//
+// A vocabulary needs all 256 bytes, which would be most of every input. So a file is tried as it is, and once more with those bytes added
+// that it lacks.
+#ifndef ACCO_FUZZ_TOKENIZER_H
+#define ACCO_FUZZ_TOKENIZER_H
+
+#include "fuzz.h"
+#include "tokenizer.h"
+
+enum { FUZZ_BYTE_TOKENS = 1000 }; // ids of added bytes begin here
+
+static inline void fuzz_add_letters(json_t *vocabulary) {
+    int letters[BYTE_LETTERS];
+    tokenizer_byte_letters(letters);
+    for (int i = 0; i < BYTE_LETTERS; i++) {
+        char letter[3] = {(char)(0xC0 | i >> 6), (char)(0x80 | (i & 0x3F)), '\0'};
+        if (letters[i] < 0) { continue; }
+        if (i < 0x80) {
+            letter[0] = (char)i;
+            letter[1] = '\0';
+        }
+        if (json_object_get(vocabulary, letter) != NULL) { continue; }
+        json_object_set_new(vocabulary, letter, json_integer(FUZZ_BYTE_TOKENS + letters[i]));
+    }
+}
+
+// Opens the file with all bytes in its vocabulary.
+static inline bool fuzz_tokenizer_complete(Tokenizer *tokenizer, FuzzPart part, Error *error) {
+    json_t *root = json_loadb((const char *)part.bytes, part.size, 0, NULL);
+    json_t *vocabulary = json_object_get(json_object_get(root, "model"), "vocab");
+    if (json_is_object(vocabulary)) { fuzz_add_letters(vocabulary); }
+    char *text = json_dumps(root, JSON_COMPACT);
+    bool good = text != NULL ? tokenizer_open_memory(tokenizer, "input.json", text, strlen(text), error)
+                             : error_set(error, "an input that is no JSON");
+    free(text);
+    json_decref(root);
+    return good;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------- laws
+
+static inline void fuzz_require_utf8(const TextList *text) {
+    size_t length = 0;
+    for (size_t i = 0; i < text->count; i += length) {
+        Utf8 what = utf8_scan((const uint8_t *)text->bytes + i, text->count - i, &length);
+        fuzz_require(what == UTF8_GOOD, "what is decoded is UTF-8");
+    }
+}
+
+// Decodes at once, and one token at a time, which must give the same. The caller frees the text.
+static inline TextList fuzz_decode(const Tokenizer *tokenizer, const int32_t *ids, size_t count) {
+    TokenDecoder decoder, slow_decoder;
+    TextList text = {NULL, 0, 0}, slow = {NULL, 0, 0};
+    Error error = {""};
+    memset(&decoder, 0, sizeof decoder);
+    memset(&slow_decoder, 0, sizeof slow_decoder);
+    bool good = tokenizer_decode(tokenizer, &decoder, ids, count, true, &text, &error) && tokenizer_decode_end(&decoder, &text, &error);
+    for (size_t i = 0; i < count; i++) { good = good && tokenizer_decode(tokenizer, &slow_decoder, ids + i, 1, true, &slow, &error); }
+    good = good && tokenizer_decode_end(&slow_decoder, &slow, &error);
+    fuzz_require(good && decoder.held_count == 0, "all tokens can be decoded");
+    fuzz_require(text.count == slow.count && (text.count == 0 || memcmp(text.bytes, slow.bytes, text.count) == 0),
+                 "decoding in parts is decoding");
+    fuzz_require_utf8(&text);
+    text_list_free(&slow);
+    return text;
+}
+
+// An added token whose text could be the letters of other bytes stands for those, as in the library: then tokens need not spell the text.
+static inline bool fuzz_added_spell_themselves(const Tokenizer *tokenizer) {
+    bool themselves = true;
+    for (int i = 0; i < tokenizer->added_count; i++) {
+        size_t length;
+        const uint8_t *bytes = tokenizer_bytes(tokenizer, tokenizer->added[i].id, &length);
+        themselves = themselves && length == tokenizer->added[i].length && memcmp(bytes, tokenizer->added[i].text, length) == 0;
+    }
+    return themselves;
+}
+
+// The bytes of the tokens, one behind the other, are the text.
+static inline void fuzz_require_spelling(const Tokenizer *tokenizer, const TokenList *list, FuzzPart text) {
+    size_t position = 0;
+    for (size_t i = 0; i < list->count; i++) {
+        size_t length;
+        const uint8_t *bytes = tokenizer_bytes(tokenizer, list->ids[i], &length);
+        fuzz_require(length <= text.size - position && memcmp(bytes, text.bytes + position, length) == 0, "tokens spell the text");
+        position += length;
+    }
+    fuzz_require(position == text.size, "tokens spell all of the text");
+}
+
+// The text with U+FFFD for what is no UTF-8 in it, as it must come back. The caller frees it.
+static inline TextList fuzz_readable(FuzzPart text) {
+    TextList readable = {NULL, 0, 0};
+    size_t length = 0;
+    for (size_t i = 0; i < text.size; i += length) {
+        bool good = utf8_scan(text.bytes + i, text.size - i, &length) == UTF8_GOOD;
+        bool added = good ? text_list_add(&readable, text.bytes + i, length) : text_list_add(&readable, "\xEF\xBF\xBD", 3);
+        fuzz_require(added, "there is memory for the input");
+    }
+    return readable;
+}
+
+static inline void fuzz_require_same_text(const TextList *decoded, FuzzPart text) {
+    TextList readable = fuzz_readable(text);
+    bool same = decoded->count == readable.count && (readable.count == 0 || memcmp(decoded->bytes, readable.bytes, readable.count) == 0);
+    fuzz_require(same, "decoding gives the text back");
+    text_list_free(&readable);
+}
+
+static inline void fuzz_encode(const Tokenizer *tokenizer, FuzzPart text, bool special) {
+    TokenList list = {NULL, 0, 0};
+    Error error = {""};
+    bool good = tokenizer_encode(tokenizer, (const char *)text.bytes, text.size, special, &list, &error);
+    fuzz_require(good, "every text can be encoded");
+    for (size_t i = 0; i < list.count; i++) {
+        fuzz_require(list.ids[i] >= 0 && list.ids[i] < tokenizer->vocabulary, "every id is below the vocabulary");
+        fuzz_require(tokenizer->kinds[list.ids[i]] != TOKEN_MISSING, "every id has a token");
+        fuzz_require(special || tokenizer->kinds[list.ids[i]] != TOKEN_SPECIAL, "special tokens only where they are allowed");
+    }
+    TextList decoded = fuzz_decode(tokenizer, list.ids, list.count);
+    if (fuzz_added_spell_themselves(tokenizer)) {
+        fuzz_require_spelling(tokenizer, &list, text);
+        fuzz_require_same_text(&decoded, text);
+    }
+    text_list_free(&decoded);
+    token_list_free(&list);
+}
+
+// The input's bytes as ids, most of which no token has.
+static inline void fuzz_decode_anything(const Tokenizer *tokenizer, FuzzPart text) {
+    size_t count = text.size / sizeof(int16_t);
+    int32_t *ids = (int32_t *)malloc((count + 1) * sizeof *ids);
+    fuzz_require(ids != NULL, "there is memory for the input");
+    for (size_t i = 0; i < count; i++) {
+        int16_t id;
+        memcpy(&id, text.bytes + i * sizeof id, sizeof id);
+        ids[i] = id;
+    }
+    TextList decoded = fuzz_decode(tokenizer, ids, count);
+    text_list_free(&decoded);
+    free(ids);
+}
+
+static inline void fuzz_tokenizer_use(const Tokenizer *tokenizer, FuzzPart text) {
+    for (int byte = 0; byte < 256; byte++) {
+        size_t length;
+        const uint8_t *bytes = tokenizer_bytes(tokenizer, tokenizer->byte_ids[byte], &length);
+        fuzz_require(length == 1 && bytes[0] == byte, "the token of a byte is that byte");
+    }
+    uint8_t *copy = fuzz_copy(text);
+    FuzzPart exact = {copy, text.size};
+    fuzz_encode(tokenizer, exact, true);
+    fuzz_encode(tokenizer, exact, false);
+    fuzz_decode_anything(tokenizer, exact);
+    free(copy);
+}
+
+static inline bool fuzz_tokenizer(const uint8_t *data, size_t size) {
+    FuzzPart parts[2];
+    Tokenizer tokenizer;
+    Error error = {""};
+    fuzz_split(data, size, parts, 2);
+    uint8_t *copy = fuzz_copy(parts[0]);
+    if (fuzz_accepted(tokenizer_open_memory(&tokenizer, "input.json", copy, parts[0].size, &error), &error)) {
+        fuzz_tokenizer_use(&tokenizer, parts[1]);
+        tokenizer_close(&tokenizer);
+    }
+    free(copy);
+    bool good = fuzz_accepted(fuzz_tokenizer_complete(&tokenizer, parts[0], &error), &error);
+    if (good) {
+        fuzz_tokenizer_use(&tokenizer, parts[1]);
+        tokenizer_close(&tokenizer);
+    }
+    return good;
+}
+
+#endif

@@ -115,8 +115,8 @@ static inline void job_add_tallies(Scheduler *s, Job *job) {
 // parameters are one. An estimate may be large: the commit has its half in it, and is judged.
 static inline SpikeKind job_judge(Scheduler *s, Job *job) {
     bool local = s->settings.kind == RULE_LOCAL;
-    job->largest_norm = spike_largest(&s->norms);
-    job->largest_loss = spike_largest(&s->losses);
+    job->largest_norm = local ? NAN : spike_largest(&s->norms); // there compute may be asking them now
+    job->largest_loss = local ? NAN : spike_largest(&s->losses);
     if (local && job->total.left_out > 0 && s->settings.on_spike != SPIKE_SKIP) { return spike_kind_of(&job->site); }
     if (job->total.not_finite > 0) { return local ? SPIKE_PARAMETERS : SPIKE_LOSS; }
     if (local) { return SPIKE_NONE; }
@@ -137,6 +137,7 @@ static inline void job_summarise(Scheduler *s, Job *job, Stream *stream) {
     }
     job->tally.square = local ? 0 : job_sum_of_squares(s, stream);
     job->tally.stops = __atomic_load_n(&s->stop_asked, __ATOMIC_RELAXED) ? 1 : 0;
+    job->tally.ended = __atomic_load_n(&s->aside_ended, __ATOMIC_ACQUIRE) ? 1 : 0;
     transport_exchange(s->transport, "summary exchange", &job->tally, s->tallies, sizeof(Tally));
     job_add_tallies(s, job);
     if (!local) { job->gradient_norm = sqrt(job->total.square) / job->total.micro_batches; }

@@ -52,6 +52,9 @@ typedef struct Run {
     double sum_began_gradients;
     int64_t commit_seen, reports_seen; // the latest commit that was looked at; the scheduler's reports until then
     bool has_news;                     // since the latest report
+    struct Saver *saver;               // the checkpoint that is being written; NULL: none
+    double saving_seconds;             // that training has waited for it
+    int64_t saved_commit, saved_reports; // the scheduler's, of what is on disk
     double spikes_seen;                // of the scheduler's
     int64_t rollback_commit;           // that of the checkpoint which was gone back to last, and how often in a row
     int rollback_repeats;

@@ -234,6 +234,7 @@ static inline void scheduler_account_job(Scheduler *s) {
     const Job *job = &s->job;
     CommitReport *report = &s->report;
     s->stopping = s->stopping || job->total.stops > 0;
+    s->all_ended = job->total.ended == s->transport->size;
     if (job->spike != SPIKE_NONE) {
         scheduler_account_spike(s);
         return;

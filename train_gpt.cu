@@ -11,7 +11,8 @@
 
 #include <signal.h>
 
-#include "checkpoint.h" // defines: checkpoint_save, checkpoint_load: a run on disk
+#include "checkpoint_load.h" // defines: checkpoint_load: going on from disk
+#include "checkpoint_save.h" // defines: checkpoint_begin, checkpoint_end: a run on disk
 #include "evaluate.h" // defines: evaluate_set_open, evaluate_run: how good a model is
 #include "report.h"  // defines: print_start, report lines, print_end: what a run says
 #include "run.h"     // defines: Run, choose_model, open_data, reserve_memory: one run and its setup
@@ -135,25 +136,56 @@ static void report_commit(Run *run, bool last) {
 }
 
 // A failure is said and costs the new checkpoint only.
-static bool save_checkpoint(Run *run) {
-    double began = clock_seconds();
-    int64_t commit = run->scheduler.optimizer.commits;
-    Error error = {""};
-    bool saved = checkpoint_save(run, &error);
-    run->paused += clock_seconds() - began;
-    if (!run_is_main(run)) { return saved; }
+static void report_checkpoint(Run *run, const SavedReport *report, double waited, bool saved, const Error *error) {
+    if (!run_is_main(run)) { return; }
     terminal_clear(&run->terminal);
-    if (saved) {
-        printf("%7lld checkpoint in %.1f s\n", (long long)commit, clock_seconds() - began);
+    if (!saved) {
+        printf("%7lld no checkpoint: %s\n", (long long)report->commit, error->text);
+    } else if (report->seconds > 0) {
+        printf("%7lld checkpoint in %.1f s, %.1f s of it beside training\n", (long long)report->commit, waited + report->seconds,
+               report->seconds);
     } else {
-        printf("%7lld no checkpoint: %s\n", (long long)commit, error.text);
+        printf("%7lld checkpoint in %.1f s\n", (long long)report->commit, waited);
     }
     fflush(stdout);
     Error log_error = {""};
-    json_t *event = json_pack("{s:s, s:I, s:b, s:o, s:o}", "event", "checkpoint", "commit", (json_int_t)commit, "saved", saved ? 1 : 0,
-                              "seconds", log_real(clock_seconds() - began), "problem", log_text(error.text));
+    json_t *event = json_pack("{s:s, s:I, s:b, s:o, s:o, s:o}", "event", "checkpoint", "commit", (json_int_t)report->commit, "saved",
+                              saved ? 1 : 0, "seconds", log_real(waited), "beside_seconds", log_real(report->seconds), "problem",
+                              log_text(error->text));
     check_written(run, log_event(&run->log, event, &log_error), &log_error);
+}
+
+// Ends the checkpoint that is being written, if there is one. Returns whether it is on disk.
+static bool end_checkpoint(Run *run) {
+    SavedReport report;
+    Error error = {""};
+    if (run->saver == NULL) { return false; }
+    double began = clock_seconds();
+    bool saved = checkpoint_end(run, &report, &error);
+    run->saving_seconds += clock_seconds() - began;
+    run->paused += clock_seconds() - began;
+    report_checkpoint(run, &report, run->saving_seconds, saved, &error);
     return saved;
+}
+
+static void begin_checkpoint(Run *run, bool beside) {
+    SavedReport report = {run->scheduler.optimizer.commits, 0};
+    Error error = {""};
+    end_checkpoint(run);
+    double began = clock_seconds();
+    bool begun = checkpoint_begin(run, beside, &error);
+    run->saving_seconds = clock_seconds() - began;
+    run->paused += run->saving_seconds;
+    if (!begun) { report_checkpoint(run, &report, run->saving_seconds, false, &error); }
+}
+
+// The state at the end of a run. Returns whether it is on disk.
+static bool save_checkpoint(Run *run) {
+    const Scheduler *s = &run->scheduler;
+    end_checkpoint(run);
+    if (run->saved_commit == s->optimizer.commits && run->saved_reports == s->reports) { return true; }
+    begin_checkpoint(run, false);
+    return end_checkpoint(run);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------------------
@@ -162,8 +194,8 @@ static bool save_checkpoint(Run *run) {
 // What the reports go on from.
 static void continue_reports(Run *run, double seconds) {
     const Scheduler *s = &run->scheduler;
-    run->commit_seen = run->sum_began_commit = s->optimizer.commits;
-    run->reports_seen = s->reports;
+    run->commit_seen = run->sum_began_commit = run->saved_commit = s->optimizer.commits;
+    run->reports_seen = run->saved_reports = s->reports;
     run->spikes_seen = s->spikes;
     run->sum_began_gradients = s->gradients_done;
     run->sum_began = seconds;
@@ -217,6 +249,7 @@ static bool roll_back(Run *run) {
     char remarks[512];
     int64_t position = fresh_data(run, false), from = s->optimizer.commits;
     double spikes = s->spikes, rollbacks = s->rollbacks + 1, seconds = run->seconds_before;
+    end_checkpoint(run);
     scheduler_drop(s);
     int64_t commit = load_newest(run, remarks);
     run->rollback_repeats = commit == run->rollback_commit ? run->rollback_repeats + 1 : 1;
@@ -235,29 +268,25 @@ static bool roll_back(Run *run) {
 // ---------------------------------------------------------------------------------------------------------------------------------------
 // The loop
 
-// Until the target, a spike that ends it, or somebody who asks to stop. Returns whether the state that it ends with is on disk.
-static bool train_to_target(Run *run) {
+// Until the target, a spike that ends it, or somebody who asks to stop.
+static void train_to_target(Run *run) {
     Scheduler *s = &run->scheduler;
     double target = target_gradients(run);
     bool done = s->gradients_done >= target; // by the run that this one goes on from
-    bool saved = s->optimizer.commits > 0 && done;
     while (s->gradients_done < target && !scheduler_is_halted(s) && !s->stopping) {
         int64_t before = s->optimizer.commits;
         run->rule->commit(s);
         bool last = s->gradients_done >= target && run->rule->finish == NULL;
-        saved = false;
         report_spike(run);
-        if (scheduler_is_halted(s)) { return false; }
+        if (scheduler_is_halted(s)) { return; }
         report_commit(run, last);
-        if (!last && is_due(before, s->optimizer.commits, run->options.save_every)) { saved = save_checkpoint(run); }
+        if (s->all_ended) { end_checkpoint(run); }
+        if (!last && is_due(before, s->optimizer.commits, run->options.save_every)) { begin_checkpoint(run, true); }
     }
-    int64_t reports = s->reports;
-    if (s->stopping || (run->rule->finish == NULL && !done)) { return saved; }
+    if (s->stopping || (run->rule->finish == NULL && !done)) { return; }
     if (run->rule->finish != NULL) { run->rule->finish(s); }
     report_spike(run);
-    if (scheduler_is_halted(s)) { return false; }
-    report_commit(run, true);
-    return saved && s->reports == reports;
+    if (!scheduler_is_halted(s)) { report_commit(run, true); }
 }
 
 // Returns whether its end is on disk.
@@ -265,10 +294,12 @@ static bool train(Run *run) {
     Scheduler *s = &run->scheduler;
     run->started = clock_seconds();
     __atomic_store_n(&run->words.accepting, true, __ATOMIC_RELAXED);
-    bool saved = train_to_target(run);
-    while (s->rollback_due && roll_back(run)) { saved = train_to_target(run); }
-    if (s->stopped) { fail_spike(run); }
-    return saved || (!s->stopped && save_checkpoint(run));
+    train_to_target(run);
+    while (s->rollback_due && roll_back(run)) { train_to_target(run); }
+    if (!s->stopped) { return save_checkpoint(run); }
+    end_checkpoint(run);
+    fail_spike(run);
+    return false;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------------------
@@ -618,6 +649,11 @@ static bool open_evaluation(Run *run, Pretrained *model, Spelling *spelling, Eva
     return evaluate_set_open(set, &request, error);
 }
 
+static void tell_evaluation(void *context, int64_t done, int64_t total) {
+    Run *run = (Run *)context;
+    terminal_bar(&run->terminal, done, total, clock_seconds() - run->started);
+}
+
 static void run_evaluation(Run *run, const Pretrained *model, const EvaluateSet *set) {
     Evaluator *evaluator = (Evaluator *)malloc(sizeof *evaluator);
     Stream here; // of this thread, on the CPU
@@ -631,7 +667,11 @@ static void run_evaluation(Run *run, const Pretrained *model, const EvaluateSet 
     here.team = run->team = team_create(run->threads.threads, true);
     if (run->team == NULL) { transport_fail(&run->transport, "the system does not give %d threads", run->threads.threads); }
     pretrained_read(model, parameters);
-    EvaluateScore *scores = evaluate_run(evaluator, &here, parameters, set, &run->transport, NULL);
+    EvaluateProgress progress = {run_is_main(run) ? tell_evaluation : NULL, run};
+    run->started = clock_seconds();
+    terminal_open(&run->terminal, stdout);
+    EvaluateScore *scores = evaluate_run(evaluator, &here, parameters, set, &run->transport, &progress);
+    terminal_clear(&run->terminal);
     agree_or_exit(run, evaluate_summarise(set, scores, &summary, &error) ? 0 : EXIT_SYSTEM_FAILURE, &error);
     if (run_is_main(run)) {
         printf("%-14s %s, %s, contexts of %d\n", "evaluation", evaluate_task_name(set->request.task), set->request.path, run->T);

@@ -108,6 +108,7 @@ typedef struct Tally {
     double left_out;           // local rules: inner steps that were not made
     double square;             // sum of squares of the gradient sum in what this rank owns; filled in by the job
     double stops;              // ranks that were asked to stop: all learn of it with the same job, which fills it in
+    double ended;              // ranks whose work beside training has ended; filled in by the job
     SpikeSite site;            // of this rank alone; no sum
 } Tally;
 
@@ -119,6 +120,7 @@ static inline void tally_add(Tally *sum, const Tally *tally) {
     sum->left_out += tally->left_out;
     sum->square += tally->square;
     sum->stops += tally->stops;
+    sum->ended += tally->ended;
 }
 
 // COMMIT_THEN_PREDICT commits, then spreads an estimate of the next commit. AVERAGE adds up what local rules exchange.
@@ -217,6 +219,8 @@ typedef struct Scheduler {
     bool stopped;        // by a spike: nothing was updated with it
     bool stop_asked;     // atomic: somebody wants this rank to stop
     bool stopping;       // all ranks know, since the same job, that one of them was asked to
+    bool aside_ended;    // atomic: what this rank does beside training (checkpoint_save.h) has ended
+    bool all_ended;      // all ranks know, since the same job, that it has on all of them
 } Scheduler;
 
 static inline Buffer *scheduler_reduce_buffer(Scheduler *s) {

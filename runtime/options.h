@@ -341,8 +341,9 @@ static const OptionSpec option_table[] = {
     {"val-batches", GROUP_REPORT, EVERY_RULE, INTEGER_OPTION(val_batches, "16", 1, 1e6, "N", "none", 0),
      "Micro-batches, over all ranks, of one validation. More are less noisy and take longer; none: no validation."},
     {"save-every", GROUP_REPORT, EVERY_RULE, INTEGER_OPTION(save_every, "end", 1, OPTION_NO_LIMIT, "COMMITS", "end", 0),
-     "Commits between two checkpoints in OUT/checkpoints, about 16 bytes a parameter each; the run waits while one is written. end: only "
-     "at the end, and when SIGUSR1 or SIGTERM asks the run to stop (exit code 75: start it again with --resume auto)."},
+     "Commits between two checkpoints in OUT/checkpoints, about 16 bytes a parameter each, written beside training where there is memory "
+     "for a copy. end: only at the end, and when SIGUSR1 or SIGTERM asks the run to stop (exit code 75: start it again with --resume "
+     "auto)."},
     {"keep", GROUP_REPORT, EVERY_RULE, INTEGER_OPTION(keep, "2", 1, 1e6, "N", NO_WORD), "The latest checkpoints that are kept."},
     {"keep-every", GROUP_REPORT, EVERY_RULE, INTEGER_OPTION(keep_every, "off", 1, OPTION_NO_LIMIT, "COMMITS", "off", 0),
      "Checkpoints at multiples of so many commits are kept as well."},

@@ -65,11 +65,11 @@ static MicroBatchResult late_micro_batch(void *self, Stream *stream, uint64_t in
     const TestProblem *problem = (const TestProblem *)self;
     size_t count = problem->spec->parameter_count;
     bool late = index == LATE && problem->rank == 1;
+    pace_need(pace, count); // and nothing is announced, as gradients change after the backward pass
     float *before = late && !late_in_loss ? copy_floats(gradients, count) : NULL;
     MicroBatchResult result = noisy_micro_batch(self, stream, index, parameters, gradients, NULL);
     for (size_t i = 0; before != NULL && i < count; i++) { gradients[i] = before[i] + (gradients[i] - before[i]) * (float)scale_of_late; }
     if (late && late_in_loss) { result.loss *= scale_of_late; }
-    pace_need(pace, count);
     free(before);
     return result;
 }

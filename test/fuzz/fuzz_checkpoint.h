@@ -6,7 +6,7 @@
 #ifndef ACCO_FUZZ_CHECKPOINT_H
 #define ACCO_FUZZ_CHECKPOINT_H
 
-#include "checkpoint.h"
+#include "checkpoint_load.h"
 #include "fuzz.h"
 
 enum { FUZZ_CHECKPOINT_FRAGMENTS = 2 };

@@ -50,6 +50,7 @@ typedef struct DataFile {
     const uint8_t *tokens; // (token_count, token_bytes), little-endian
     const uint8_t *mask;   // (token_count) bits, of a shard: 0 is read and not predicted; NULL: all are predicted
     const uint8_t *tokenizer_hash; // (SHARD_HASH_BYTES) of a shard; NULL: the file does not say
+    int padded;                    // Shard::padded
     int token_bytes;       // 1: text, 2 or 4: token ids
     uint64_t token_count;
     uint64_t first_window; // windows in the files before this one
@@ -153,7 +154,15 @@ static inline bool data_file_read_shard(DataFile *file, int vocabulary, ShardChe
     file->mask = shard.mask;
     file->token_bytes = shard.token_bytes;
     file->token_count = shard.token_count;
+    file->padded = shard.padded;
     return true;
+}
+
+// A sequence of another length would begin and end in the midst of documents, and see several.
+static inline bool data_file_check_length(const DataFile *file, int T, Error *error) {
+    if (file->padded == 0 || file->padded == T) { return true; }
+    return error_set(error, "%s was padded to sequences of %d tokens, and these have %d: give --seq-len %d", file->path, file->padded, T,
+                     file->padded);
 }
 
 // Recognises the format of a mapped file and fills tokens, mask, token_bytes and token_count.

@@ -264,6 +264,14 @@ static inline bool evaluate_check_shard(const EvaluateSet *set, const DataFile *
     return same || error_set(error, "%.300s was made with another tokenizer than the one that is given", file->path);
 }
 
+// Windows of padded documents are the documents.
+static inline bool evaluate_check_padding(const EvaluateSet *set, const DataFile *file, Error *error) {
+    const EvaluateRequest *request = &set->request;
+    if (file->padded == 0 || (file->padded == request->T && request->stride == request->T)) { return true; }
+    return error_set(error, "%.300s was padded to sequences of %d tokens: give --seq-len %d --stride %d", file->path, file->padded,
+                     file->padded, file->padded);
+}
+
 static inline bool evaluate_read_file(EvaluateSet *set, int file, Error *error) {
     DataFile *data = &set->data.files[file];
     bool text = data->token_bytes == 1;
@@ -277,7 +285,7 @@ static inline bool evaluate_read_file(EvaluateSet *set, int file, Error *error) 
                          "vocabulary of 256, as bytes",
                          data->path, set->request.vocabulary);
     }
-    return evaluate_check_shard(set, data, error) && evaluate_add_windows(set, file, error);
+    return evaluate_check_shard(set, data, error) && evaluate_check_padding(set, data, error) && evaluate_add_windows(set, file, error);
 }
 
 static inline bool evaluate_read_files(EvaluateSet *set, Error *error) {

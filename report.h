@@ -327,7 +327,7 @@ static inline void fail_spike(Run *run) {
 
 // How far from the best possible: known where the data come from a grammar.
 static inline void print_distance(const Run *run) {
-    if (run->options.val_batches == 0) { return; }
+    if (isnan(run->validation_loss)) { return; } // there has been no validation yet
     double loss = run->validation_loss, perfect = run->perfect_validation_loss;
     printf("loss       %.4f nats per token on text it has not seen", loss);
     if (isfinite(perfect)) { printf("; the best possible, knowing the grammar, is %.4f", perfect); }

@@ -276,11 +276,19 @@ static inline SchedulerSettings choose_settings(Run *run) {
 // Whether a token is a byte of text.
 static inline bool data_is_bytes(const Run *run) { return run->data.builtin || run->data.files[0].token_bytes == 1; }
 
+static inline bool open_files(DataLoader *loader, const DataRequest *request, Error *error) {
+    bool good = data_loader_open(loader, request, error);
+    for (int i = 0; good && !loader->builtin && i < loader->file_count; i++) {
+        good = data_file_check_length(&loader->files[i], request->sequence_length, error);
+    }
+    return good;
+}
+
 static inline bool open_data(Run *run, Error *error) {
     const Options *options = &run->options;
     bool separate = options->val_data[0] != '\0';
     DataRequest request = {options->data, run->T, run->config.vocabulary, (uint64_t)options->seed, !separate && options->val_batches > 0};
-    if (!data_loader_open(&run->data, &request, error)) { return false; }
+    if (!open_files(&run->data, &request, error)) { return false; }
     if (!data_loader_require(&run->data, run->transport.size, run->B, error)) { return false; }
     bool spelled = run->options.tokenizer[0] != '\0' || options_start(&run->options)[0] != '\0';
     if (run->options.prompt[0] != '\0' && !data_is_bytes(run) && !spelled) {
@@ -291,7 +299,7 @@ static inline bool open_data(Run *run, Error *error) {
     }
     if (!separate) { return true; }
     DataRequest held = {options->val_data, run->T, run->config.vocabulary, (uint64_t)options->seed, false};
-    return data_loader_open(&run->validation_data, &held, error);
+    return open_files(&run->validation_data, &held, error);
 }
 
 // The one table of memory: what `plan` prints, what a run prints, and what is allocated.

@@ -132,14 +132,15 @@ static inline int32_t sampler_choose(Sampler *sampler, double temperature, int t
     return best; // rounding left a crumb
 }
 
-// Sees each token as soon as it is chosen.
+// Sees each token as soon as it is chosen. Returns whether there is to be another.
 typedef struct SamplerListener {
     void *self;
-    void (*hear)(void *self, int32_t token);
+    bool (*hear)(void *self, int32_t token);
 } SamplerListener;
 
 // Appends the prompt (at least one token) to the text and writes up to `count` following tokens to output. Returns how many: fewer where
-// the positions are used up, 0 where already the prompt does not fit, and it stops at logits that are not numbers. listener: or NULL.
+// the positions are used up or the listener has heard enough, 0 where already the prompt does not fit, and it stops at logits that are
+// not numbers. listener: or NULL.
 static inline int sampler_generate(Sampler *sampler, Stream *stream, const float *parameters, const int32_t *prompt, int prompt_count,
                                    int32_t *output, int count, double temperature, int top_k, Random *random,
                                    const SamplerListener *listener) {
@@ -150,7 +151,7 @@ static inline int sampler_generate(Sampler *sampler, Stream *stream, const float
     for (int i = 0; i < count; i++) {
         output[i] = sampler_choose(sampler, temperature, top_k, random);
         if (output[i] < 0) { return i; }
-        if (listener != NULL) { listener->hear(listener->self, output[i]); }
+        if (listener != NULL && !listener->hear(listener->self, output[i])) { return i + 1; }
         if (i + 1 < count && sampler_step(sampler, stream, parameters, output[i]) == NULL) { return i + 1; }
     }
     return count;

@@ -12,7 +12,8 @@
 //         24      8   count of tokens, at least 1
 //         32     32   SHA-256 of the tokenizer (tokenizer.h says of what); zeros where nobody knows
 //         64      8   checksum: CRC-32 (as in zlib) of everything behind the header, then of the header with zeros in this field
-//         72    184   zeros
+//         72      4   length of the sequences that documents are padded to, at most 65536; 0: they follow each other
+//         76    180   zeros
 //        256          tokens, then the mask: (count + 7) / 8 bytes, token i is bit i % 8 of byte i / 8, unused bits are 0.
 //                     1: the token is to be predicted; 0: it is only read, such as a prompt in fine-tuning
 //
@@ -43,7 +44,9 @@ enum {
     SHARD_HASH_BYTES = 32,
     SHARD_CHECKSUM_AT = 64,
     SHARD_CHECKSUM_BYTES = 8,
-    SHARD_ZEROS_AT = 72
+    SHARD_PADDED_AT = 72,
+    SHARD_MOST_PADDED = 65536,
+    SHARD_ZEROS_AT = 76
 };
 
 // Whether open reads the whole file, for its checksum and for tokens beyond the vocabulary; otherwise only the header is checked.
@@ -55,6 +58,7 @@ typedef struct Shard {
     uint64_t token_count;
     uint32_t vocabulary;
     int token_bytes; // 2 or 4
+    int padded;      // length of sequences of one document each; 0: documents follow each other
     uint8_t tokenizer_hash[SHARD_HASH_BYTES];
     void *mapping; // NULL where the bytes belong to the caller
     size_t bytes;
@@ -120,11 +124,17 @@ static inline bool shard_read_header(Shard *shard, const char *name, const uint8
         return error_set(error, "%s has flags 0x%llx, of which only 0x%x is known: it is damaged, or of a later version", name,
                          (unsigned long long)flags, (unsigned)SHARD_HAS_MASK);
     }
+    uint64_t padded = shard_number(header + SHARD_PADDED_AT, 4);
+    if (padded > SHARD_MOST_PADDED) {
+        return error_set(error, "%s is damaged: it is padded to sequences of %llu; allowed: at most %d", name, (unsigned long long)padded,
+                         (int)SHARD_MOST_PADDED);
+    }
     for (int i = SHARD_ZEROS_AT; i < SHARD_HEADER_BYTES; i++) {
         if (header[i] != 0) { return error_set(error, "%s is damaged: byte %d of its header must be 0, but is %d", name, i, header[i]); }
     }
     shard->token_bytes = (int)width;
     shard->vocabulary = (uint32_t)vocabulary;
+    shard->padded = (int)padded;
     shard->token_count = shard_number(header + 24, 8);
     shard->tokens = header + SHARD_HEADER_BYTES;
     shard->mask = flags == SHARD_HAS_MASK ? shard->tokens : NULL; // its place follows from the count, once that is known to be true

@@ -39,6 +39,11 @@ static inline bool spelling_open(Spelling *spelling, const char *path, bool byte
     return error_set(error, "%.400s has %d tokens, the model only %d", file, tokens, vocabulary);
 }
 
+// The token that ends a text; -1: none is known.
+static inline int32_t spelling_end(const Spelling *spelling) {
+    return spelling->kind == SPELLING_TOKENIZER ? tokenizer_find_added(&spelling->tokenizer, "<|endoftext|>") : -1;
+}
+
 // Without a prompt a text begins behind a line end where bytes are read, as every window of the built-in corpus does; token ids begin
 // behind the end of a text, which is <|endoftext|>, or else the last id, as in GPT-2's vocabulary.
 static inline bool spelling_encode(const Spelling *spelling, const char *prompt, TokenList *out, Error *error) {
@@ -55,7 +60,7 @@ static inline bool spelling_encode(const Spelling *spelling, const char *prompt,
         return error_set(error, "--prompt needs a vocabulary that turns it into token ids: give --tokenizer, or a --from with a "
                                 "tokenizer.json");
     }
-    int32_t end = spelling->kind == SPELLING_TOKENIZER ? tokenizer_find_added(&spelling->tokenizer, "<|endoftext|>") : -1;
+    int32_t end = spelling_end(spelling);
     return token_list_add(out, end >= 0 ? end : spelling->vocabulary - 1) || error_set(error, "no memory for the prompt");
 }
 

@@ -293,6 +293,7 @@ static void train_to_target(Run *run) {
 static bool train(Run *run) {
     Scheduler *s = &run->scheduler;
     run->started = clock_seconds();
+    run->validation_loss = NAN;
     __atomic_store_n(&run->words.accepting, true, __ATOMIC_RELAXED);
     train_to_target(run);
     while (s->rollback_due && roll_back(run)) { train_to_target(run); }
@@ -315,7 +316,13 @@ typedef struct Sample {
     const float *parameters; // (parameter_count), on the host
 } Sample;
 
-static void sample_hear(void *self, int32_t token) { spelling_print(&((Sample *)self)->spelling, token, false, stdout); }
+// A text ends where the model says so.
+static bool sample_hear(void *self, int32_t token) {
+    Sample *sample = (Sample *)self;
+    if (token == spelling_end(&sample->spelling)) { return false; }
+    spelling_print(&sample->spelling, token, false, stdout);
+    return true;
+}
 
 // Prints what follows the prompt, token by token.
 static void sample_print_text(Sample *sample, Stream *stream) {

@@ -367,7 +367,7 @@ static const OptionSpec option_table[] = {
      "Only the first N windows or lines."},
 
     {"sample-tokens", GROUP_SAMPLE, EVERY_RULE, COUNT_OPTION(sample_tokens, "256", 1, 1e6, "N", "none", 0),
-     "Tokens of text that the trained model writes at the end."},
+     "Tokens of text that the trained model writes at the end; fewer where it ends the text by itself."},
     {"temperature", GROUP_SAMPLE, EVERY_RULE, REAL_OPTION(temperature, "0.8", 0, 100, "X", NO_WORD),
      "Lower is safer and duller, higher wilder; 0 always takes the likeliest token."},
     {"top-k", GROUP_SAMPLE, EVERY_RULE, INTEGER_OPTION(top_k, "40", 1, 1e6, "N", "off", 0),

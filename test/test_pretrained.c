@@ -550,10 +550,10 @@ static void without_weights_it_says_what_to_do(void **state) {
     fresh_directory();
     expect_refusal("has no weights");
     write_text(scratch("model/pytorch_model.bin"), "PK");
-    expect_refusal("convert them with tokenizer/convert_bin.py");
+    expect_refusal("convert them with python -m tokenizer.from_pytorch DIR OUT");
     remove(scratch("model/pytorch_model.bin"));
     write_text(scratch("model/pytorch_model.bin.index.json"), "{}");
-    expect_refusal("convert them with tokenizer/convert_bin.py");
+    expect_refusal("convert them with python -m tokenizer.from_pytorch DIR OUT");
     write_text(scratch("model/model.safetensors"), "version https://git-lfs.github.com/spec/v1\n");
     expect_refusal("git lfs pull");
     write_text(scratch("model/config.json"), "{\"model_type\":\"gpt2\"}");

@@ -1,8 +1,15 @@
-"""Chunks to tokens, in a process of its own: parse, template, encode, decide the side, append the end of text."""
+"""Chunks to tokens, in a process of its own: parse, template, encode, decide the side, append the end of text.
+
+Documents follow each other, and a sequence that train_gpt cuts out of them may begin in one and end in another: packed.
+Or each document is a sequence of its own, cut or filled up to `pad` tokens: train_gpt's window w is tokens w*T to w*T+T,
+of which the last is only predicted. So with T = pad it is document w and the first token of the next one, which is not
+to be predicted.
+"""
 
 import json
 import os
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing import parent_process
 
@@ -27,12 +34,15 @@ class Encoded:
     sides: dict[str, Tokens]
     documents: int  # that end in this chunk
     replaced: int  # documents with bytes that are not UTF-8
+    cut: int  # documents that were longer than `pad`
+    left_out: int  # documents of which nothing would be predicted
 
 
 @dataclass
 class Document:
     segments: Segments
     side: str
+    begins: bool = True
     ends: bool = True  # an end of text follows
 
 
@@ -44,6 +54,7 @@ class Job:
     template: str
     field: str
     masked: bool
+    pad: int  # length of a sequence that has one document; 0: packed
     options: Options
 
 
@@ -61,20 +72,42 @@ class Encoder:
         self.replaced = 0
         documents = self.text(chunk) if chunk.kind == "text" else self.records(chunk)
         texts = [piece for document in documents for text, _ in document.segments for piece in pieces(text)]
-        ids = iter(self.tokenizer.encode_batch(texts, add_special_tokens=False))
-        sides = {"train": ([], []), "validation": ([], [])}
+        ids = iter(self.tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+        sides, cut, left_out = {"train": ([], []), "validation": ([], [])}, 0, 0
         for document in documents:
+            found = self.assemble(document, ids)
+            if self.job.pad:
+                cut += document.begins and len(found.ids) > self.job.pad
+                found = self.padded(found)
+                if not (document.begins and found.mask.any()):
+                    left_out += document.begins
+                    continue
             tokens, mask = sides[document.side]
-            for text, counts in document.segments:
-                for _ in pieces(text):
-                    found = np.array(next(ids).ids, self.dtype)
-                    tokens.append(found)
-                    mask.append(np.full(len(found) if self.job.masked else 0, counts, np.uint8))
-            if document.ends:
-                tokens.append(np.array([self.end_of_text], self.dtype))
-                mask.append(np.ones(1 if self.job.masked else 0, np.uint8))
-        joined = {side: Tokens(join(tokens, self.dtype), join(mask, np.uint8)) for side, (tokens, mask) in sides.items()}
-        return Encoded(joined, sum(document.ends for document in documents), self.replaced)
+            tokens.append(found.ids)
+            mask.append(found.mask)
+        joined = {side: Tokens(join(ids, self.dtype), join(mask, np.uint8)) for side, (ids, mask) in sides.items()}
+        return Encoded(joined, sum(document.ends for document in documents), self.replaced, cut, left_out)
+
+    def assemble(self, document: Document, ids: Iterator) -> Tokens:
+        tokens, mask = [], []
+        for text, counts in document.segments:
+            for _ in pieces(text):
+                found = np.array(next(ids).ids, self.dtype)
+                tokens.append(found)
+                mask.append(np.full(len(found) if self.job.masked else 0, counts, np.uint8))
+        if document.ends:
+            tokens.append(np.array([self.end_of_text], self.dtype))
+            mask.append(np.ones(1 if self.job.masked else 0, np.uint8))
+        return Tokens(join(tokens, self.dtype), join(mask, np.uint8))
+
+    def padded(self, document: Tokens) -> Tokens:
+        """One sequence: the first token has nothing before it, and what fills it up nothing to say."""
+        kept = min(len(document.ids), self.job.pad)
+        ids = np.full(self.job.pad, self.end_of_text, self.dtype)
+        mask = np.zeros(self.job.pad, np.uint8)
+        ids[:kept] = document.ids[:kept]
+        mask[1:kept] = document.mask[1:kept]
+        return Tokens(ids, mask)
 
     def decode(self, data: bytes) -> str:
         try:
@@ -96,7 +129,7 @@ class Encoder:
                 continue
             side = chunk.open_side if continued else chunk.next.open_side if goes_on else None
             side = side or side_of(part, self.job.options.validation_fraction)
-            documents.append(Document([(self.decode(part), True)], side, not goes_on))
+            documents.append(Document([(self.decode(part), True)], side, not continued, not goes_on))
         return documents
 
     def records(self, chunk: Chunk) -> list[Document]:

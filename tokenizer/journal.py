@@ -22,6 +22,8 @@ class Part:
     shards: dict[str, dict]  # by side: file, tokens, checksum; a side without tokens has none
     documents: int
     replaced: int
+    cut: int
+    left_out: int
     next: Position
     done: bool  # nothing follows
 
@@ -91,3 +93,6 @@ class Journal:
 
     def tokens(self, side: str) -> int:
         return sum(part.shards[side]["tokens"] for part in self.parts if side in part.shards)
+
+    def sequences(self, side: str, length: int) -> int:
+        return sum(part.shards[side]["tokens"] // length for part in self.parts if side in part.shards)

@@ -19,6 +19,8 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
+import numpy as np
+from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from tokenizer import vocabulary
@@ -44,6 +46,9 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
                         help="what is between documents of a text file: a line <|endoftext|>, or blank lines (%(default)s)")
     parser.add_argument("--template", choices=tuple(TEMPLATES), default="plain",
                         help="alpaca: instruction, input, output, of which only the output counts (%(default)s)")
+    parser.add_argument("--pad", type=int, default=0, metavar="LENGTH",
+                        help="each document is a sequence of this length, cut or filled up, for train_gpt --seq-len "
+                        "LENGTH; otherwise documents follow each other")
     parser.add_argument("--field", default="text", help="of JSON records and Parquet files (%(default)s)")
     parser.add_argument("--dataset-split", default="train", help="of data sets by name (%(default)s)")
     parser.add_argument("--shard-tokens", type=int, default=100_000_000, help="a shard ends behind these (%(default)s)")
@@ -53,6 +58,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         parser.error(f"--val-fraction {found.val_fraction}: allowed: 0 to less than 1")
     if found.shard_tokens < 1 or found.processes < 1:
         parser.error("--shard-tokens and --processes: allowed: at least 1")
+    if found.pad != 0 and not 2 <= found.pad <= 1 << 16:
+        parser.error(f"--pad {found.pad}: allowed: 2 to {1 << 16}, the --seq-len of the training")
     return found
 
 
@@ -67,7 +74,7 @@ def describe(arguments: argparse.Namespace, tokenizer_hash: bytes) -> dict:
         "tokenizer": tokenizer_hash.hex(),
         "inputs": [describe_input(name) for name in arguments.inputs],
         **{key: getattr(arguments, key) for key in
-           ("val_fraction", "separator", "template", "field", "dataset_split", "shard_tokens")},
+           ("val_fraction", "separator", "template", "field", "dataset_split", "shard_tokens", "pad")},
     }
 
 
@@ -86,26 +93,33 @@ def encode_all(source: Iterator[Chunk], pool: ProcessPoolExecutor, processes: in
 class PartWriter:
     """The shards of one part, one for each side."""
 
-    def __init__(self, prefix: Path, number: int, size: int, masked: bool, tokenizer_hash: bytes):
+    def __init__(self, prefix: Path, number: int, job: Job, size: int, end_of_text: int, tokenizer_hash: bytes):
         self.writers = {
-            side: ShardWriter(prefix.with_name(f"{prefix.name}_{name}_{number:05d}.bin"), size, masked, tokenizer_hash)
+            side: ShardWriter(
+                prefix.with_name(f"{prefix.name}_{name}_{number:05d}.bin"), size, job.masked, tokenizer_hash, job.pad
+            )
             for side, name in SIDES.items()
         }
-        self.documents = self.replaced = 0
+        self.pad, self.end_of_text = job.pad, end_of_text
+        self.documents = self.replaced = self.cut = self.left_out = 0
 
     def add(self, encoded: Encoded) -> int:
         for side, tokens in encoded.sides.items():
             self.writers[side].add(tokens.ids, tokens.mask)
         self.documents += encoded.documents
         self.replaced += encoded.replaced
+        self.cut += encoded.cut
+        self.left_out += encoded.left_out
         return max(writer.count for writer in self.writers.values())
 
     def finish(self, position: Position, done: bool) -> Part:
         shards = {}
         for side, writer in self.writers.items():
+            if self.pad and writer.count:  # the last window, too, ends with the first token behind it
+                writer.add(np.array([self.end_of_text]), np.zeros(1, np.uint8))
             if header := writer.finish():
                 shards[side] = {"file": writer.path.name, "tokens": header.count, "checksum": header.checksum}
-        return Part(shards, self.documents, self.replaced, position, done)
+        return Part(shards, self.documents, self.replaced, self.cut, self.left_out, position, done)
 
     def abandon(self) -> None:
         for writer in self.writers.values():
@@ -131,39 +145,61 @@ def write_all(results, new_part, journal: Journal, sizes: list[int], shard_token
             raise
 
 
+def make_shards(arguments: argparse.Namespace, journal: Journal, tokenizer: Tokenizer, tokenizer_hash: bytes) -> None:
+    """All that the journal does not have yet."""
+    masked = arguments.template in MASKED or arguments.pad > 0
+    columns = (arguments.field,) if arguments.template == "plain" else ("instruction", "input", "output")
+    options = Options(arguments.separator, columns, arguments.val_fraction, arguments.dataset_split)
+    job = Job(arguments.tokenizer, arguments.template, arguments.field, masked, arguments.pad, options)
+    size, end_of_text = vocabulary.size(tokenizer), tokenizer.token_to_id(vocabulary.END_OF_TEXT)
+    sizes = [describe_input(name)[1] for name in arguments.inputs]
+
+    def new_part() -> PartWriter:
+        return PartWriter(arguments.out, len(journal.parts), job, size, end_of_text, tokenizer_hash)
+
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(arguments.processes, context, start_process, (job,)) as pool:
+        try:
+            results = encode_all(chunks(arguments.inputs, journal.next, options), pool, arguments.processes)
+            write_all(results, new_part, journal, sizes, arguments.shard_tokens)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
 def run(arguments: argparse.Namespace) -> None:
     tokenizer = vocabulary.load(arguments.tokenizer)
-    tokenizer_hash, size = vocabulary.hash_of(tokenizer), vocabulary.size(tokenizer)
+    tokenizer_hash = vocabulary.hash_of(tokenizer)
     for name in arguments.inputs:
         reader_for(name)  # what is not there is said before anything begins
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     journal = Journal(arguments.out, describe(arguments, tokenizer_hash))
     begun, finished_before = time.monotonic(), len(journal.parts)
     if not journal.done:
-        masked = arguments.template in MASKED
-        columns = (arguments.field,) if arguments.template == "plain" else ("instruction", "input", "output")
-        options = Options(arguments.separator, columns, arguments.val_fraction, arguments.dataset_split)
-        job = Job(arguments.tokenizer, arguments.template, arguments.field, masked, options)
-        sizes = [describe_input(name)[1] for name in arguments.inputs]
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(arguments.processes, context, start_process, (job,)) as pool:
-            try:
-                results = encode_all(chunks(arguments.inputs, journal.next, options), pool, arguments.processes)
-                write_all(results, lambda: PartWriter(arguments.out, len(journal.parts), size, masked, tokenizer_hash),
-                          journal, sizes, arguments.shard_tokens)
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-    report(arguments, journal, size, time.monotonic() - begun, finished_before)
+        make_shards(arguments, journal, tokenizer, tokenizer_hash)
+    report(arguments, journal, vocabulary.size(tokenizer), time.monotonic() - begun, finished_before)
 
 
-def report(arguments, journal: Journal, size: int, seconds: float, finished_before: int) -> None:
-    documents = sum(part.documents for part in journal.parts)
-    replaced = sum(part.replaced for part in journal.parts)
-    print(f"{documents} documents: {journal.tokens('train')} tokens to train on, {journal.tokens('validation')} for validation; "
-          f"vocabulary {size}; {len(journal.parts)} parts, of which {finished_before} were finished before")
+def amount(arguments: argparse.Namespace, journal: Journal) -> str:
+    """What there is to train on and to validate."""
+    if arguments.pad:
+        train, held_out = (journal.sequences(side, arguments.pad) for side in SIDES)
+        return f"{train} sequences of {arguments.pad} tokens to train on, {held_out} for validation"
+    return f"{journal.tokens('train')} tokens to train on, {journal.tokens('validation')} for validation"
+
+
+def report(arguments: argparse.Namespace, journal: Journal, size: int, seconds: float, finished_before: int) -> None:
+    documents, replaced, cut, left_out = (
+        sum(getattr(part, what) for part in journal.parts) for what in ("documents", "replaced", "cut", "left_out")
+    )
+    print(f"{documents} documents: {amount(arguments, journal)}; vocabulary {size}; "
+          f"{len(journal.parts)} parts, of which {finished_before} were finished before")
     if replaced:
         print(f"{replaced} documents were not UTF-8 everywhere: the bytes that were not are replaced by U+FFFD")
+    if cut:
+        print(f"{cut} documents were longer than {arguments.pad} tokens and lost their end")
+    if left_out:
+        print(f"{left_out} documents were left out, for nothing of them would have been predicted")
     total = sum(describe_input(name)[1] for name in arguments.inputs)
     if finished_before == 0 and total > 0:
         speed = total / seconds / 1e6

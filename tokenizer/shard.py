@@ -4,6 +4,7 @@
     count of tokens                                                                               uint64
     SHA-256 of the tokenizer                                                                      32 bytes
     CRC-32 of everything behind the header, then of the header with zeros here                    uint64
+    length of the sequences that documents are padded to; 0: they follow each other               uint32
     zeros up to 256 bytes; the tokens; the mask, (count + 7) // 8 bytes, lowest bit first, 1: to be predicted
 
 All numbers are little-endian. A shard is written under a temporary name, synced and renamed: one that has its name is whole.
@@ -21,7 +22,7 @@ MAGIC = b"\x89ACCO\r\n\x1a"
 VERSION = 1
 HAS_MASK = 1
 HEADER_BYTES = 256
-FIELDS = struct.Struct("<8sIIIIQ32sQ")
+FIELDS = struct.Struct("<8sIIIIQ32sQI")
 
 
 class ShardError(Exception):
@@ -35,12 +36,14 @@ class Header:
     masked: bool
     count: int
     tokenizer_hash: bytes
+    padded: int
     checksum: int
 
     def pack(self) -> bytes:
         flags = HAS_MASK if self.masked else 0
         fields = FIELDS.pack(
-            MAGIC, VERSION, self.token_bytes, self.vocabulary, flags, self.count, self.tokenizer_hash, self.checksum
+            MAGIC, VERSION, self.token_bytes, self.vocabulary, flags, self.count, self.tokenizer_hash, self.checksum,
+            self.padded,
         )
         return fields.ljust(HEADER_BYTES, b"\0")
 
@@ -56,10 +59,10 @@ def token_bytes_for(vocabulary: int) -> int:
 class ShardWriter:
     """Takes tokens (and their mask, where there is one) piece by piece. Memory: the mask, one byte for 8 tokens."""
 
-    def __init__(self, path: Path, vocabulary: int, masked: bool, tokenizer_hash: bytes):
+    def __init__(self, path: Path, vocabulary: int, masked: bool, tokenizer_hash: bytes, padded: int = 0):
         self.path = Path(path)
         self.temporary = self.path.with_name(self.path.name + ".tmp")
-        self.vocabulary, self.masked, self.tokenizer_hash = vocabulary, masked, tokenizer_hash
+        self.vocabulary, self.masked, self.tokenizer_hash, self.padded = vocabulary, masked, tokenizer_hash, padded
         self.token_bytes = token_bytes_for(vocabulary)
         self.count = 0
         self.checksum = 0
@@ -92,7 +95,7 @@ class ShardWriter:
             return None
         if self.masked:
             self._write(bytes(self.mask) + np.packbits(self.odd_bits, bitorder="little").tobytes())
-        header = Header(self.token_bytes, self.vocabulary, self.masked, self.count, self.tokenizer_hash, 0)
+        header = Header(self.token_bytes, self.vocabulary, self.masked, self.count, self.tokenizer_hash, self.padded, 0)
         header = Header(*[*vars(header).values()][:-1], zlib.crc32(header.pack(), self.checksum))
         self.file.seek(0)
         self.file.write(header.pack())
@@ -115,8 +118,8 @@ def read_header(path: Path) -> Header:
         size = os.fstat(file.fileno()).st_size
     if len(data) < HEADER_BYTES or data[: len(MAGIC)] != MAGIC:
         raise ShardError(f"{path} is not a shard of tokens")
-    _, version, token_bytes, vocabulary, flags, count, tokenizer_hash, checksum = FIELDS.unpack_from(data)
-    header = Header(token_bytes, vocabulary, flags == HAS_MASK, count, tokenizer_hash, checksum)
+    _, version, token_bytes, vocabulary, flags, count, tokenizer_hash, checksum, padded = FIELDS.unpack_from(data)
+    header = Header(token_bytes, vocabulary, flags == HAS_MASK, count, tokenizer_hash, padded, checksum)
     if version != VERSION or token_bytes not in (2, 4) or flags > HAS_MASK or size != header.file_bytes:
         raise ShardError(f"{path} is damaged, or of another version")
     return header

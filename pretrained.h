@@ -516,6 +516,17 @@ static inline bool pretrained_commit(const char *temporary, const char *path, Er
     return pretrained_sync_directory(slash != NULL ? parent : ".", error);
 }
 
+// A checkpoint of ours stands for the model in it.
+static inline void pretrained_find(OptionText directory) {
+    char path[sizeof(OptionText) + 32];
+    struct stat status;
+    snprintf(path, sizeof path, "%s/config.json", directory);
+    bool here = directory[0] == '\0' || stat(path, &status) == 0;
+    snprintf(path, sizeof path, "%s/model/config.json", directory);
+    bool inside = !here && stat(path, &status) == 0 && strlen(directory) + sizeof "/model" <= sizeof(OptionText);
+    if (inside) { strcat(directory, "/model"); }
+}
+
 // Writes a model that transformers' GPTNeoForCausalLM.from_pretrained loads. type: F32 or BF16. tokenizer: a directory whose tokenizer goes
 // with it, or NULL. `directory` must not exist, or be empty; on failure it is as it was.
 static inline bool pretrained_save(const char *directory, const GptNeoConfig *config, const ParameterTable *table, const float *parameters,

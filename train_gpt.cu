@@ -758,6 +758,8 @@ int main(int argc, char **argv) {
     signal(SIGXFSZ, SIG_IGN); // a file at its size limit is reported as a full disk is
     if (!options_parse(argc, argv, &run->options, &error) || !options_check(&run->options, &error)) { exit_user_mistake(&error); }
     run->rule = rule_find(run->options.optimizer);
+    pretrained_find(run->options.from);
+    pretrained_find(run->options.finetune);
     int status = 0;
     switch (run->options.command) {
     case COMMAND_TRAIN: status = command_train(run); break;

@@ -253,7 +253,8 @@ static const OptionSpec option_table[] = {
     {"model", GROUP_DATA, EVERY_RULE, TEXT_OPTION(model, "tiny", 1, "NAME|PATH"),
      "A preset (tiny, 36M, 125M, 1.3B, 2.7B) or the path of a Hugging Face config.json with model_type gpt_neo."},
     {"from", GROUP_DATA, EVERY_RULE, TEXT_OPTION(from, "", 0, "DIR"),
-     "A Hugging Face directory of a GPT-Neo model to begin with: config.json and model.safetensors. --model may be left away."},
+     "A Hugging Face directory of a GPT-Neo model to begin with: config.json and model.safetensors; or a checkpoint, which holds one. --model "
+     "may be left away."},
     {"finetune", GROUP_DATA, EVERY_RULE, TEXT_OPTION(finetune, "", 0, "DIR"),
      "--from DIR for teaching a finished model something more: --lr auto is then a tenth of what it is otherwise, --weight-decay auto 0. The "
      "optimizer begins anew; tokens that a shard's mask leaves out are read and not learnt."},

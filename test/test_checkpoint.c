@@ -700,7 +700,10 @@ static void a_saved_model_begins_another_run(void **state) {
     Fleet *fleet = fleet_new(stage);
     for (int i = 0; i < 4; i++) { fleet_start(fleet, 0, "%s --save-every 1 --keep 100 --val-every 1", ways[chosen[i]].options); }
     fleet_finish(fleet);
-    for (int i = 0; i < 4; i++) { fleet_start(fleet, 0, "%s --from %s/model", still, step_path(&fleet->trainings[i], 12)); }
+    for (int i = 0; i < 4; i++) { // by either option, and a checkpoint stands for the model in it
+        fleet_start(fleet, 0, "%s --%s %s%s", still, i < 2 ? "from" : "finetune", step_path(&fleet->trainings[i], 12),
+                    i % 2 == 0 ? "/model" : "");
+    }
     for (int i = 4; i < 8; i++) {
         fleet->events[i] = training_finish(stage, &fleet->trainings[i]);
         json_t *then = NULL;
@@ -754,7 +757,7 @@ static const Refusal refusals[] = {
     {"--resume SAVED --model wide.json", "another model"},
     {"--resume SAVED --model heads.json", "another model"},
     {"--from nowhere", "nowhere"},
-    {"--from SAVED", "SAVED"},
+    {"--from SAVED/checkpoint.json", "SAVED"},
     {"--from empty", "config.json"},
 };
 

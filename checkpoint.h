@@ -122,7 +122,8 @@ static inline json_t *detector_to_json(const SpikeDetector *detector) {
 }
 
 static inline SpikeDetector detector_from_json(const json_t *object) {
-    SpikeDetector detector = {0, number_from_json(object, "learned"), number_from_json(object, "mean"), number_from_json(object, "variance")};
+    SpikeDetector detector = {0, number_from_json(object, "learned"), number_from_json(object, "mean"),
+                              number_from_json(object, "variance")};
     return detector;
 }
 
@@ -187,11 +188,12 @@ static inline json_t *checkpoint_numbers(const Run *run, const WorkerNumbers *wo
     const Scheduler *s = &run->scheduler;
     json_t *list = json_array();
     for (int rank = 0; rank < run->transport.size; rank++) { json_array_append_new(list, worker_numbers_to_json(&workers[rank])); }
-    return json_pack("{s:i, s:s, s:s, s:I, s:o, s:s, s:i, s:i, s:I, s:o, s:o, s:o, s:I, s:I, s:o, s:i, s:o, s:b, s:o, s:o, s:o}", "checkpoint",
-                     CHECKPOINT_VERSION, "program", ACCO_VERSION, "optimizer", run->rule->name, "parameters",
+    return json_pack("{s:i, s:s, s:s, s:I, s:o, s:s, s:i, s:i, s:I, s:o, s:o, s:o, s:I, s:I, s:o, s:i, s:o, s:b, s:o, s:o, s:o}",
+                     "checkpoint", CHECKPOINT_VERSION, "program", ACCO_VERSION, "optimizer", run->rule->name, "parameters",
                      (json_int_t)run->table.parameter_count, "model", model_to_json(run), "device", run->placement.on_gpu ? "cuda" : "cpu",
                      "sequences", run->B, "length", run->T, "commit", (json_int_t)s->optimizer.commits, "gradients_done",
-                     number_to_json(s->gradients_done), "spikes", number_to_json(s->spikes), "rollbacks", number_to_json(s->rollbacks), "reports", (json_int_t)s->reports, "data_base", (json_int_t)run->data_base,
+                     number_to_json(s->gradients_done), "spikes", number_to_json(s->spikes), "rollbacks", number_to_json(s->rollbacks),
+                     "reports", (json_int_t)s->reports, "data_base", (json_int_t)run->data_base,
                      "seconds", number_to_json(training_seconds(run)), "fragment", s->fragment, "applied_at", fragments_to_json(s),
                      "job_in_flight", s->job_in_flight ? 1 : 0, "job", job_to_json(&s->job), "workers", list, "options",
                      options_as_json(&run->options));

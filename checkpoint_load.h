@@ -1,8 +1,8 @@
-// checkpoint_load.h: going on from a checkpoint: opening and judging it, which trusts nothing that stands there, and putting its vectors and
-// numbers where a run of now has them.
+// checkpoint_load.h: going on from a checkpoint: opening and judging it, which trusts nothing that stands there, and putting its vectors
+// and numbers where a run of now has them.
 //
-// Whatever is wrong is found before anything of the run is changed, and is an error that all ranks share; every block of the state is read and
-// summed up, shared out over the ranks. What cannot be as if nothing had happened (another rule, other ranks, another device) is said.
+// Whatever is wrong is found before anything of the run is changed, and is an error that all ranks share; every block of the state is read
+// and summed up, shared out over the ranks. What cannot be as if nothing had happened (another rule, other ranks, another device) is said.
 #ifndef ACCO_CHECKPOINT_LOAD_H
 #define ACCO_CHECKPOINT_LOAD_H
 
@@ -91,7 +91,9 @@ static inline bool is_amount(const json_t *object, const char *key) {
     return text != NULL && end != text && *end == '\0' && value >= 0 && value <= 0x1p53;
 }
 
-static inline bool tally_is_sane(const json_t *tally) { return is_amount(tally, "micro_batches") && is_amount(tally, "not_finite") && is_amount(tally, "left_out"); }
+static inline bool tally_is_sane(const json_t *tally) {
+    return is_amount(tally, "micro_batches") && is_amount(tally, "not_finite") && is_amount(tally, "left_out");
+}
 
 static inline bool detector_is_sane(const json_t *detector) {
     return is_amount(detector, "learned") && is_amount(detector, "variance") && json_is_string(json_object_get(detector, "mean")) &&
@@ -138,7 +140,8 @@ static inline bool numbers_are_sane(const json_t *numbers, const Rule *rule) {
     static const char *const counts[] = {"parameters", "commit", "reports", "data_base", "sequences", "length"};
     const json_t *job = json_object_get(numbers, "job"), *in_flight = json_object_get(numbers, "job_in_flight");
     bool good = rule != NULL && json_is_boolean(in_flight) && json_is_object(job) && is_amount(numbers, "gradients_done") &&
-                is_amount(numbers, "seconds") && is_amount(numbers, "spikes") && is_amount(numbers, "rollbacks") && json_is_array(json_object_get(numbers, "block_crc32"));
+                is_amount(numbers, "seconds") && is_amount(numbers, "spikes") && is_amount(numbers, "rollbacks") &&
+                json_is_array(json_object_get(numbers, "block_crc32"));
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) { good = good && is_count(numbers, counts[i]); }
     good = good && integer_from_json(numbers, "sequences") > 0 && integer_from_json(numbers, "length") > 0;
     if (good && json_is_true(in_flight)) {

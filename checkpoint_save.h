@@ -3,14 +3,14 @@
 //   compute, communication   | training | begin |  training ...                     | end | training ...
 //   writer (a thread)                           | parts to disk . sync . model/ |
 //
-//   begin   between two commits, both streams idle: makes a directory under a name of its own, gathers the numbers, and copies what this rank
-//           has to write; where there is no room for the copy it is written now instead
+//   begin   between two commits, both streams idle: makes a directory under a name of its own, gathers the numbers, and copies what this
+//           rank has to write; where there is no room for the copy it is written now instead
 //   writer  writes the copies and adds up their checksums; knows files only, no other rank
 //   end     between two commits, when every rank's writer has ended, which all learn of with the same job (Tally::ended): checkpoint.json,
 //           and the directory gets its name
 //
-// All ranks write their parts of one file, in a directory that they all see. A checkpoint is whole or absent: any failure, at any time, leaves
-// the ones before it as they were, and the run goes on. Checksums are those of what was meant to be written, taken from memory.
+// All ranks write their parts of one file, in a directory that they all see. A checkpoint is whole or absent: any failure, at any time,
+// leaves the ones before it as they were, and the run goes on. Checksums are those of what was meant to be written, taken from memory.
 #ifndef ACCO_CHECKPOINT_SAVE_H
 #define ACCO_CHECKPOINT_SAVE_H
 
@@ -181,7 +181,9 @@ static inline size_t saver_room(const Saver *saver, const SavedVector *vectors, 
     const Run *run = saver->run;
     size_t whole = run->table.parameter_count * sizeof(float), room = saver->plan.header_bytes;
     size_t shard = layout_shard(&run->scheduler.layout) * sizeof(float);
-    for (int i = 0; i < count; i++) { room += vectors[i].scope == SAVED_WORKER ? whole : shard + (size_t)run->transport.size * sizeof(float); }
+    for (int i = 0; i < count; i++) {
+        room += vectors[i].scope == SAVED_WORKER ? whole : shard + (size_t)run->transport.size * sizeof(float);
+    }
     return room;
 }
 
@@ -333,8 +335,8 @@ static inline void saver_free(Saver *saver) {
     free(saver);
 }
 
-// All ranks, between two commits, when no other checkpoint is being made. beside: training goes on while it is written, where memory allows.
-// False with an error, the same on all ranks: there is nothing to end.
+// All ranks, between two commits, when no other checkpoint is being made. beside: training goes on while it is written, where memory
+// allows. False with an error, the same on all ranks: there is nothing to end.
 static inline bool checkpoint_begin(Run *run, bool beside, Error *error) {
     Scheduler *s = &run->scheduler;
     SavedVector vectors[CHECKPOINT_VECTORS];
@@ -370,8 +372,8 @@ typedef struct SavedReport {
     double seconds; // beside training, on rank 0; 0: none
 } SavedReport;
 
-// All ranks, between two commits: waits for the writers, and ends what checkpoint_begin began. False with an error, the same on all ranks: then
-// there is no new checkpoint, and the others are as they were.
+// All ranks, between two commits: waits for the writers, and ends what checkpoint_begin began. False with an error, the same on all ranks:
+// then there is no new checkpoint, and the others are as they were.
 static inline bool checkpoint_end(Run *run, SavedReport *report, Error *error) {
     Saver *saver = run->saver;
     SavedPart *parts = NULL;

@@ -137,8 +137,8 @@ static inline int evaluate_characters(const char *text, size_t count) {
     return characters;
 }
 
-// Takes away brackets with all between them, as \[.*?\] finds them. Returns what is left of `count`. `stop`: the next place, from here on, that
-// closes a bracket or a line.
+// Takes away brackets with all between them, as \[.*?\] finds them. Returns what is left of `count`. `stop`: the next place, from here on,
+// that closes a bracket or a line.
 static inline size_t evaluate_drop_brackets(char *text, size_t count) {
     size_t kept = 0, stop = 0;
     for (size_t i = 0; i < count;) {

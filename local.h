@@ -20,7 +20,7 @@
 // ---------------------------------------------------------------------------------------------------------------------------------------
 // Inner steps
 
-// Why this worker's gradient must not be stepped with. Where steps are not to be left out it stands still after the first until all ranks know.
+// Why this worker's gradient must not be stepped with.
 static inline SpikeKind inner_step_judge(Scheduler *s, Stream *stream, double norm) {
     if (!isfinite(norm)) { s->tally.site.element = job_last_bad_element(s->gradients.data, 0, s->problem.parameter_count, stream); }
     if (s->tally.not_finite > 0) { return SPIKE_LOSS; }
@@ -28,7 +28,8 @@ static inline SpikeKind inner_step_judge(Scheduler *s, Stream *stream, double no
     return spike_judge_both(&s->norms, &s->losses, norm, s->tally.loss / s->tally.micro_batches);
 }
 
-// Adds the step to what is known since the latest exchange; the losses of one that is not made count for nothing.
+// Adds the step to what is known since the latest exchange; the losses of one that is not made count for nothing. Where steps are not to be
+// left out the worker stands still after the first until all ranks know.
 static inline bool inner_step_is_good(Scheduler *s, Stream *stream, double norm) {
     Tally step = s->tally;
     bool skips = s->settings.on_spike == SPIKE_SKIP, waits = !skips && s->tally_before.left_out > 0;

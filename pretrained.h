@@ -111,7 +111,8 @@ static inline bool pretrained_open_files(Pretrained *model, const char *director
     if (pretrained_has(directory, "model.safetensors.index.json")) { return pretrained_open_shards(model, directory, error); }
     for (int i = 0; i < 2; i++) {
         if (!pretrained_has(directory, pickles[i])) { continue; }
-        return error_set(error, "%.300s has its weights in %s, which only Python can read: convert them with python -m tokenizer.from_pytorch DIR OUT",
+        return error_set(error,
+                         "%.300s has its weights in %s, which only Python can read: convert them with python -m tokenizer.from_pytorch DIR OUT",
                          directory, pickles[i]);
     }
     return error_set(error, "%.300s has no weights: looked for model.safetensors and model.safetensors.index.json", directory);

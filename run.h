@@ -136,7 +136,8 @@ static inline double automatic_learning_rate(Run *run) {
 
 static inline bool choose_model(Run *run, Error *error) {
     Options *options = &run->options;
-    if (!gpt_neo_config_find(options_start(options)[0] != '\0' ? options_start(options) : options->model, &run->config, error)) { return false; }
+    const char *start = options_start(options);
+    if (!gpt_neo_config_find(start[0] != '\0' ? start : options->model, &run->config, error)) { return false; }
     int positions = run->config.positions;
     if (options->seq_len > positions) {
         return error_set(error, "--seq-len %lld is longer than the %d positions of %s: use at most %d", (long long)options->seq_len,

@@ -210,8 +210,8 @@ static inline bool scheduler_is_halted(const Scheduler *s) { return s->stopped |
 static inline void scheduler_note_spike(Scheduler *s, SpikeKind kind, double steps) {
     const Job *job = &s->job;
     bool high = kind == SPIKE_HIGH_LOSS;
-    SpikeReport report = {kind, job->commit, job->first_bad_rank, job->site, high ? job->total.loss / job->total.micro_batches : job->gradient_norm,
-                          high ? job->largest_loss : job->largest_norm, steps};
+    double measured = high ? job->total.loss / job->total.micro_batches : job->gradient_norm;
+    SpikeReport report = {kind, job->commit, job->first_bad_rank, job->site, measured, high ? job->largest_loss : job->largest_norm, steps};
     s->spike = report;
     s->spikes += steps;
 }

@@ -1,12 +1,13 @@
 // spike.h: steps that must not be made, how they are recognised, and where they come from.
 //
-// A spike is a loss or a gradient that is not finite, or a loss or the norm of a gradient that is far above what those before it lead one to
-// expect: bad data may show in either alone. Every rank looks at its own gradients before it sends them, so it is known whose they are and which tensor the backward pass met
-// first; that nothing is stepped with them all ranks decide alike, from the same few numbers (job.h).
+// A spike is a loss or a gradient that is not finite, or a loss or the norm of a gradient that is far above what those before it lead one
+// to expect: bad data may show in either alone. Every rank looks at its own gradients before it sends them, so it is known whose they are
+// and which tensor the backward pass met first; that nothing is stepped with them all ranks decide alike, from the same few numbers
+// (job.h).
 //
-// A detector keeps mean and variance of the logarithm, over about the latest SPIKE_MEMORY commits: norms and losses are spread over factors,
-// not over differences. What it judges too large it learns as if it had been at the limit, so that a level which
-// has really changed is believed after a while; what is not finite it does not learn at all. A NaN leaves it as it was.
+// A detector keeps mean and variance of the logarithm, over about the latest SPIKE_MEMORY commits: norms and losses are spread over
+// factors, not over differences. What it judges too large it learns as if it had been at the limit, so that a level which has really
+// changed is believed after a while. A NaN leaves it as it was.
 #ifndef ACCO_SPIKE_H
 #define ACCO_SPIKE_H
 

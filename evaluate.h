@@ -85,6 +85,8 @@ typedef struct EvaluateScore {
 typedef struct Evaluator {
     GptNeo model;
     int32_t *tokens, *targets; // (B, T)
+    Real *logits;              // (chunk, logits_stride) on the host; with a GPU
+    float *row;                // (V) one row of them
 } Evaluator;
 
 typedef struct EvaluateSummary {
@@ -544,15 +546,19 @@ static inline bool evaluate_set_open(EvaluateSet *set, const EvaluateRequest *re
 // Scores
 
 // Plans a model for batches of B x T positions, and no more of its activations than a forward pass needs. `evaluator` must stay where it
-// is. On the CPU only.
-static inline void evaluator_reserve(Evaluator *evaluator, Arena *arena, const GptNeoConfig *config, int B, int T, int threads) {
+// is.
+static inline void evaluator_reserve(Evaluator *evaluator, Arena *arena, const GptNeoConfig *config, const GptNeoSettings *asked) {
     memset(evaluator, 0, sizeof *evaluator);
-    GptNeoSettings settings = gpt_neo_on_cpu(B, T, threads);
+    GptNeoSettings settings = *asked;
+    GptNeo *model = &evaluator->model;
     settings.recompute = RECOMPUTE_BLOCK; // all layers in the same place
-    gpt_neo_reserve(&evaluator->model, arena, config, &settings);
-    size_t bytes = (size_t)B * (size_t)T * sizeof(int32_t);
+    gpt_neo_reserve(model, arena, config, &settings);
+    size_t bytes = (size_t)settings.B * (size_t)settings.T * sizeof(int32_t);
+    size_t logits = (size_t)model->chunk * (size_t)model->logits_stride * precision_bytes(settings.precision);
     arena_reserve_host(arena, MEMORY_WORKSPACE, "tokens to evaluate", bytes, &evaluator->tokens);
     arena_reserve_host(arena, MEMORY_WORKSPACE, "targets to evaluate", bytes, &evaluator->targets);
+    arena_reserve_host(arena, MEMORY_WORKSPACE, "a row of logits", (size_t)config->vocabulary * sizeof(float), &evaluator->row);
+    if (settings.on_gpu) { arena_reserve_host(arena, MEMORY_WORKSPACE, "logits on the host", logits, &evaluator->logits); }
 }
 
 // A batch of fewer or shorter sequences uses the front of every buffer.
@@ -631,33 +637,61 @@ static inline void evaluator_gather(Evaluator *evaluator, Stream *stream, const 
     }
 }
 
+// largest (count) <- the most probable tokens of the rows of the logits chunk; -1 where there is none.
+static inline void evaluator_find_largest(Evaluator *evaluator, Stream *stream, int count, int32_t *largest) {
+    GptNeo *model = &evaluator->model;
+    size_t V = (size_t)model->config.vocabulary, stride = (size_t)model->logits_stride, bytes = precision_bytes(model->settings.precision);
+    const Real *logits = model->logits;
+    if (stream->queue != NULL) {
+        stream_copy(stream, evaluator->logits, logits, (size_t)count * stride * bytes);
+        stream_settle(stream);
+        logits = evaluator->logits;
+    }
+    for (int i = 0; i < count; i++) {
+        const Real *row = real_at_const(logits, (size_t)i * stride, model->settings.precision);
+        const float *values = (const float *)(const void *)row;
+        if (model->settings.precision == PRECISION_BF16) {
+            for (size_t v = 0; v < V; v++) { evaluator->row[v] = bf16_to_float(((const uint16_t *)(const void *)row)[v]); }
+            values = evaluator->row;
+        }
+        largest[i] = sampler_largest(values, (int)V);
+    }
+}
+
 // Losses of targets [first, first + count) into model->losses. With `largest` (count): the most probable tokens, -1 where there is none.
-static inline void evaluator_score_chunk(Evaluator *evaluator, Stream *stream, int first, int count, int32_t *largest) {
+static inline void evaluator_score_chunk(Evaluator *evaluator, Stream *stream, const int32_t *targets, int first, int count,
+                                         int32_t *largest) {
     GptNeo *model = &evaluator->model;
     int C = model->config.channels, V = model->config.vocabulary, stride = model->logits_stride;
     const Real *hidden = real_at_const(model->branch, (size_t)first * (size_t)C, model->settings.precision);
     matmul_forward(stream, model->logits, stride, hidden, gpt_neo_weight(model, model->offsets[GPT_NEO_WTE]), count, C, V);
-    for (int i = 0; i < count && largest != NULL; i++) {
-        assert(stream->queue == NULL);
-        largest[i] = sampler_largest(real_floats(model->logits) + (size_t)i * (size_t)stride, V);
-    }
-    cross_entropy(stream, model->logits, stride, model->losses + first, evaluator->targets + first, count, V, 0.0f);
+    if (largest != NULL) { evaluator_find_largest(evaluator, stream, count, largest); }
+    cross_entropy(stream, model->logits, stride, model->losses + first, targets + first, count, V, 0.0f);
+}
+
+// Parameters do not change: what a GPU has made of them is made once.
+static inline void evaluator_need(void *self, size_t end) { (void)self, (void)end; }
+
+static inline Pace evaluator_pace(void) {
+    Pace pace = {NULL, 1, evaluator_need, evaluator_need};
+    return pace;
 }
 
 // Scores of the sequences of a batch, in its order (EVALUATE_MOST_ROWS at most). False: a token beyond the vocabulary.
 static inline bool evaluator_score(Evaluator *evaluator, Stream *stream, const float *parameters, const EvaluateSet *set, size_t batch,
                                    EvaluateScore *scores, Error *error) {
     GptNeo *model = &evaluator->model;
-    assert(stream->queue == NULL); // targets, and logits where the most probable token is asked for, are the host's
+    const Pace pace = evaluator_pace();
     int scored = evaluator_fill(evaluator, set, batch, scores, error), done = 0;
     if (scored < 0) { return false; }
-    gpt_neo_forward(model, stream, parameters, evaluator->tokens, NULL);
+    gpt_neo_forward(model, stream, parameters, evaluator->tokens, &pace);
     evaluator_gather(evaluator, stream, set, batch);
+    const int32_t *targets = gpt_neo_upload(model, stream, model->targets, evaluator->targets);
     // Inputs are not needed any more, and there are at least as many of them as targets.
     int32_t *largest = set->request.task == EVALUATE_LAMBADA ? evaluator->tokens : NULL;
     for (int first = 0; first < scored; first += model->chunk) {
         int count = scored - first < model->chunk ? scored - first : model->chunk;
-        evaluator_score_chunk(evaluator, stream, first, count, largest != NULL ? largest + first : NULL);
+        evaluator_score_chunk(evaluator, stream, targets, first, count, largest != NULL ? largest + first : NULL);
     }
     stream_settle(stream);
     for (int row = 0; row < model->B; row++) {
@@ -703,8 +737,8 @@ static inline void evaluate_check_ranks(const EvaluateSet *set, Transport *trans
     free(all);
 }
 
-// Scores of all sequences, in their order, for the caller to free; on every rank the same. `stream` is of the CPU and may belong to the
-// calling thread. What fails ends all ranks.
+// Scores of all sequences, in their order, for the caller to free; on every rank the same. `stream` is that of the task this runs in, or on
+// the CPU the calling thread's. What fails ends all ranks.
 static inline EvaluateScore *evaluate_run(Evaluator *evaluator, Stream *stream, const float *parameters, const EvaluateSet *set,
                                           Transport *transport, const EvaluateProgress *progress) {
     size_t ranks = (size_t)transport->size, record = EVALUATE_MOST_ROWS * sizeof(EvaluateScore);

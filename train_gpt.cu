@@ -661,36 +661,81 @@ static void tell_evaluation(void *context, int64_t done, int64_t total) {
     terminal_bar(&run->terminal, done, total, clock_seconds() - run->started);
 }
 
+// What the stream of an evaluation works on.
+typedef struct Evaluation {
+    Run *run;
+    const Pretrained *model;
+    const EvaluateSet *set;
+    Evaluator evaluator;
+    float *parameters, *host_parameters; // (parameter_count): for the kernels; as they are read
+    EvaluateScore *scores;               // out
+} Evaluation;
+
+static void evaluation_task(void *context, Stream *stream) {
+    Evaluation *evaluation = (Evaluation *)context;
+    Run *run = evaluation->run;
+    EvaluateProgress progress = {run_is_main(run) ? tell_evaluation : NULL, run};
+    if (run->placement.on_gpu) {
+        products_open(stream, evaluation->evaluator.model.product_workspace, 0);
+        stream_copy(stream, evaluation->parameters, evaluation->host_parameters, evaluation->model->table.parameter_count * sizeof(float));
+        stream_settle(stream);
+    }
+    run->started = clock_seconds();
+    evaluation->scores = evaluate_run(&evaluation->evaluator, stream, evaluation->parameters, evaluation->set, &run->transport, &progress);
+    gpt_neo_stop(&evaluation->evaluator.model, stream);
+}
+
+// Memory, and the parameters where the kernels of this rank want them.
+static void prepare_evaluation(Evaluation *evaluation) {
+    Run *run = evaluation->run;
+    const Placement *placement = &run->placement;
+    GptNeoSettings settings = {run->B, run->T, run->threads.threads, placement->on_gpu, placement->precision, RECOMPUTE_NONE};
+    size_t bytes = evaluation->model->table.parameter_count * sizeof(float);
+    Error error = {""};
+    run->arena.on_gpu = placement->on_gpu;
+    evaluator_reserve(&evaluation->evaluator, &run->arena, &evaluation->model->config, &settings);
+    arena_reserve(&run->arena, MEMORY_PARAMETERS, "parameters", bytes, &evaluation->parameters);
+    agree_or_exit(run, arena_commit(&run->arena, &error) ? 0 : EXIT_SYSTEM_FAILURE, &error);
+    evaluation->host_parameters = placement->on_gpu ? (float *)malloc(bytes) : evaluation->parameters;
+    if (evaluation->host_parameters == NULL) { transport_fail(&run->transport, "no memory for the parameters: %zu bytes", bytes); }
+    pretrained_read(evaluation->model, evaluation->host_parameters);
+}
+
 static void run_evaluation(Run *run, const Pretrained *model, const EvaluateSet *set) {
-    Evaluator *evaluator = (Evaluator *)malloc(sizeof *evaluator);
-    Stream here; // of this thread, on the CPU
+    Evaluation *evaluation = (Evaluation *)calloc(1, sizeof *evaluation);
     EvaluateSummary summary;
     Error error = {""};
-    float *parameters;
-    memset(&here, 0, sizeof here);
-    evaluator_reserve(evaluator, &run->arena, &model->config, run->B, run->T, run->threads.threads);
-    arena_reserve(&run->arena, MEMORY_PARAMETERS, "parameters", model->table.parameter_count * sizeof(float), &parameters);
-    agree_or_exit(run, arena_commit(&run->arena, &error) ? 0 : EXIT_SYSTEM_FAILURE, &error);
-    here.team = run->team = team_create(run->threads.threads, true);
-    if (run->team == NULL) { transport_fail(&run->transport, "the system does not give %d threads", run->threads.threads); }
-    pretrained_read(model, parameters);
-    EvaluateProgress progress = {run_is_main(run) ? tell_evaluation : NULL, run};
-    run->started = clock_seconds();
+    evaluation->run = run;
+    evaluation->model = model;
+    evaluation->set = set;
+    prepare_evaluation(evaluation);
+    StreamPlace place = {placement_gpu(&run->placement), run->placement.precision, false};
+    run->team = team_create(run->threads.threads, true);
+    Stream *stream = stream_create("evaluation", run->team, &place);
+    Event *ended = event_create();
+    if (run->team == NULL || stream == NULL) {
+        transport_fail(&run->transport, "the system does not give %d threads", run->threads.threads);
+    }
     terminal_open(&run->terminal, stdout);
-    EvaluateScore *scores = evaluate_run(evaluator, &here, parameters, set, &run->transport, &progress);
+    stream_run(stream, evaluation_task, evaluation);
+    event_record(ended, stream);
+    while (!event_wait(ended, 3600)) {}
     terminal_clear(&run->terminal);
-    agree_or_exit(run, evaluate_summarise(set, scores, &summary, &error) ? 0 : EXIT_SYSTEM_FAILURE, &error);
+    agree_or_exit(run, evaluate_summarise(set, evaluation->scores, &summary, &error) ? 0 : EXIT_SYSTEM_FAILURE, &error);
     if (run_is_main(run)) {
         printf("%-14s %s, %s, contexts of %d\n", "evaluation", evaluate_task_name(set->request.task), set->request.path, run->T);
         evaluate_print(stdout, set, &summary);
     }
-    free(scores);
-    free(evaluator);
+    stream_destroy(stream);
+    event_destroy(ended);
     team_destroy(run->team);
+    if (run->placement.on_gpu) { free(evaluation->host_parameters); }
     arena_release(&run->arena);
+    free(evaluation->scores);
+    free(evaluation);
 }
 
-// Numbers of a model on disk; all ranks share the work, on their CPUs.
+// Numbers of a model on disk; all ranks share the work.
 static int command_eval(Run *run) {
     Error error = {""};
     Pretrained model;
@@ -698,7 +743,11 @@ static int command_eval(Run *run) {
     EvaluateSet set;
     if (!transport_open(&run->transport, &error)) { exit_user_mistake(&error); }
     preflight_threads(run->transport.local_size, (int)run->options.threads, &run->threads);
-    agree_or_exit(run, open_evaluation(run, &model, &spelling, &set, &error) ? 0 : EXIT_USER_MISTAKE, &error);
+    bool good = placement_choose_device(&run->placement, &run->options, run->transport.local_rank, false, &error) &&
+                placement_choose_precision(&run->placement, &run->options, &error) &&
+                open_evaluation(run, &model, &spelling, &set, &error) &&
+                placement_check_shapes(&run->placement, &model.config, run->B, run->T, &error);
+    agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
     run->transport.timeout_seconds = run->options.timeout_s;
     run_evaluation(run, &model, &set);
     evaluate_set_close(&set);

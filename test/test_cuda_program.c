@@ -213,6 +213,41 @@ static void a_plan_is_what_a_run_takes(void **state) {
     set_gpus(NULL, NULL);
 }
 
+// A number of the report of train_gpt eval.
+static double evaluated(Stage *stage, int ranks, const char *options, const char *name) {
+    char arguments[512];
+    snprintf(arguments, sizeof arguments, "eval --threads 1 --micro-batch 2 %s", options);
+    Outcome outcome = program_run(stage, ranks, arguments);
+    outcome_check(&outcome, 0, arguments);
+    const char *line = strstr(outcome.output, name);
+    if (line == NULL) { fail_msg("%s: no %s in %.1500s", arguments, name, outcome.output); }
+    return strtod(line + strlen(name), NULL);
+}
+
+static void check_evaluation(Stage *stage, const char *model, const char *task, const char *name, double bf16) {
+    char options[3][400];
+    static const char *const places[] = {"--device cpu", "--device cuda --precision fp32", "--device cuda"};
+    for (int i = 0; i < 3; i++) { snprintf(options[i], sizeof options[i], "--from %s %s %s", model, task, places[i]); }
+    double cpu = evaluated(stage, 0, options[0], name), gpu = evaluated(stage, 0, options[1], name);
+    assert_close(gpu, cpu, 1e-5 * fabs(cpu), name);
+    assert_close(evaluated(stage, 0, options[2], name), cpu, bf16 * fabs(cpu), name);
+    if (stage->has_mpi) { assert_true(evaluated(stage, 2, options[1], name) == gpu); }
+}
+
+// What a model is worth does not hang on where that is computed, nor on how many ranks share it.
+static void a_gpu_evaluates_as_the_cpu_does(void **state) {
+    Stage *stage = stage_of(state);
+    Training training = training_start(stage, 0, "--lr 0.01 --tokens 1600 --device cpu");
+    json_decref(training_finish(stage, &training));
+    char model[128];
+    snprintf(model, sizeof model, "%s/checkpoints/step-50", training.out);
+    stage_write(stage, "held.txt", "One day a little cat saw a red ball. \"Is it yours?\" asked the cat. So they played all day.\n");
+    stage_write(stage, "words.jsonl", "{\"text\": \"a little cat saw a cat\"}\n{\"text\": \"they played all day\"}\n{\"text\": \"a a a a a a a\"}\n");
+    check_evaluation(stage, model, "--data held.txt", "nats per token", 5e-3);
+    check_evaluation(stage, model, "--task lambada --data words.jsonl", "perplexity", 5e-2);
+    check_evaluation(stage, model, "--task lambada --data words.jsonl", "acc", 1e-9);
+}
+
 // ---------------------------------------------------------------------------------------------------------------------------------------
 
 // 16 channels a head: the tensor cores' attention in bf16.
@@ -253,6 +288,7 @@ int main(int argc, char **argv) {
         GPU_TEST(the_least_that_fits_is_made_again),
         GPU_TEST(what_cannot_be_had_is_refused),
         GPU_TEST(a_plan_is_what_a_run_takes),
+        GPU_TEST(a_gpu_evaluates_as_the_cpu_does),
     };
     if (argc > 1) { cmocka_set_test_filter(argv[1]); }
     stage_open(&stage);

@@ -112,7 +112,8 @@ static bool evaluate_as(Fixture *fixture, const EvaluateSet *set, Transport *tra
     Error error;
     memset(&arena, 0, sizeof arena);
     memset(&stream, 0, sizeof stream);
-    evaluator_reserve(&evaluator, &arena, &fixture->config, set->request.B, set->request.T, 1);
+    GptNeoSettings settings = gpt_neo_on_cpu(set->request.B, set->request.T, 1);
+    evaluator_reserve(&evaluator, &arena, &fixture->config, &settings);
     if (!arena_commit(&arena, &error) || set->count > MOST_SEQUENCES) { return false; }
     stream.team = team_create(1, true);
     EvaluateScore *all = evaluate_run(&evaluator, &stream, fixture->parameters, set, transport, progress);

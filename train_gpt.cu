@@ -819,6 +819,5 @@ int main(int argc, char **argv) {
     case COMMAND_HELP_MARKDOWN: options_print_markdown(stdout); break;
     case COMMAND_VERSION: printf("acco.c %s\n", ACCO_VERSION); break;
     }
-    free(run);
-    return status;
+    exit(status); // and nobody frees the run: the thread that waits for signals looks at it to the end (last_words.h)
 }

@@ -339,7 +339,7 @@ static void other_options_are_named(void **state) {
         check_resumed(fleet, i, 10, !differs);
         if (!differs) { continue; }
         const char *last = strrchr(changed[i - 1], '-'); // of the last option
-        while (last[-1] != ' ' && last > changed[i - 1]) { last--; }
+        while (last > changed[i - 1] && last[-1] != ' ') { last--; }
         snprintf(name, sizeof name, "%.*s", (int)strcspn(last, " "), last);
         text_check(remarks_of(fleet, i), name, fleet->trainings[i].what);
     }

@@ -90,9 +90,12 @@ static inline int64_t integer_from_json(const json_t *object, const char *key) {
 }
 
 static inline json_t *tally_to_json(const Tally *tally) {
-    return json_pack("{s:o, s:o, s:o, s:o, s:o}", "micro_batches", number_to_json(tally->micro_batches), "loss",
+    const SpikeSite *site = &tally->site;
+    json_t *first = json_pack("{s:o, s:o, s:b}", "micro_batch", number_to_json(site->micro_batch), "element", number_to_json(site->element),
+                              "high_loss", site->high_loss ? 1 : 0);
+    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "micro_batches", number_to_json(tally->micro_batches), "loss",
                      number_to_json(tally->loss), "perfect_loss", number_to_json(tally->perfect_loss), "not_finite",
-                     number_to_json(tally->not_finite), "left_out", number_to_json(tally->left_out));
+                     number_to_json(tally->not_finite), "left_out", number_to_json(tally->left_out), "site", first);
 }
 
 static inline Tally tally_from_json(const json_t *object) {
@@ -103,6 +106,9 @@ static inline Tally tally_from_json(const json_t *object) {
     tally.perfect_loss = number_from_json(object, "perfect_loss");
     tally.not_finite = number_from_json(object, "not_finite");
     tally.left_out = number_from_json(object, "left_out");
+    tally.site.micro_batch = number_from_json(json_object_get(object, "site"), "micro_batch");
+    tally.site.element = number_from_json(json_object_get(object, "site"), "element");
+    tally.site.high_loss = json_is_true(json_object_get(json_object_get(object, "site"), "high_loss"));
     return tally;
 }
 

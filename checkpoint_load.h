@@ -92,7 +92,9 @@ static inline bool is_amount(const json_t *object, const char *key) {
 }
 
 static inline bool tally_is_sane(const json_t *tally) {
-    return is_amount(tally, "micro_batches") && is_amount(tally, "not_finite") && is_amount(tally, "left_out");
+    const json_t *site = json_object_get(tally, "site");
+    return is_amount(tally, "micro_batches") && is_amount(tally, "not_finite") && is_amount(tally, "left_out") &&
+           is_amount(site, "micro_batch") && is_amount(site, "element");
 }
 
 static inline bool detector_is_sane(const json_t *detector) {
@@ -359,6 +361,7 @@ static inline void load_own_numbers(CheckpointSource *source, Run *run, bool sam
     s->local_norm = mine.local_norm;
     s->local_rate = mine.local_rate;
     if (same_rule && s->settings.kind == RULE_LOCAL) { s->tally = mine.tally; }
+    if (s->settings.on_spike != SPIKE_SKIP) { s->tally.left_out = 0; } // or the run would end at once, as the other one has
 }
 
 // Micro-batches of then in those of now: other ranks or other micro-batches begin where the furthest rank was.

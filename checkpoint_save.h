@@ -247,6 +247,7 @@ static inline bool saver_collect(Saver *saver, const SavedVector *vectors, int c
 static inline void saver_start(Saver *saver) {
     saver->run->scheduler.aside_ended = false;
     saver->run->scheduler.all_ended = false;
+    saver->run->scheduler.job.total.ended = 0; // of a job in flight, which knows of the writers before
     saver->beside = saver->beside && saver->good && pthread_create(&saver->thread, NULL, saver_main, saver) == 0;
     if (saver->beside) { return; }
     if (saver->good) { saver_main(saver); }
@@ -341,7 +342,7 @@ static inline bool checkpoint_begin(Run *run, bool beside, Error *error) {
     Scheduler *s = &run->scheduler;
     SavedVector vectors[CHECKPOINT_VECTORS];
     scheduler_settle(s);
-    if (s->job_in_flight && s->job.spike != SPIKE_NONE) { return error_set(error, "what is under way between the ranks is not finite"); }
+    if (s->job_in_flight && s->job.spike != SPIKE_NONE) { return error_set(error, "what is under way between the ranks is a spike"); }
     const float *committed = borrow_committed(s, run->rule);
     int count = saved_vectors(s, vectors);
     Saver *saver = saver_new(run);
@@ -378,7 +379,9 @@ static inline bool checkpoint_end(Run *run, SavedReport *report, Error *error) {
     Saver *saver = run->saver;
     SavedPart *parts = NULL;
     scheduler_settle(&run->scheduler);
+    double waited = clock_seconds();
     if (saver->beside) { pthread_join(saver->thread, NULL); }
+    waited = clock_seconds() - waited;
     *error = saver->error;
     bool good = all_ranks_good(run, saver->good, error);
     size_t count = good ? saver_gather_parts(saver, &parts) : 0;
@@ -387,7 +390,7 @@ static inline bool checkpoint_end(Run *run, SavedReport *report, Error *error) {
     if (run_is_main(run) && good) { checkpoint_retain(run->directory, saver->commit, run->options.keep, run->options.keep_every); }
     if (run_is_main(run) && !good) { remove_tree(saver->paths.temporary); }
     report->commit = saver->commit;
-    report->seconds = saver->beside ? saver->seconds : 0;
+    report->seconds = saver->beside ? fmax(saver->seconds - waited, 0) : 0;
     if (good) {
         run->saved_commit = saver->commit;
         run->saved_reports = saver->reports;

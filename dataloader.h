@@ -451,8 +451,8 @@ static inline uint64_t data_loader_window(const DataLoader *loader, uint64_t sam
     return data_permute(random_hash(loader->seed, sample / n), n, sample % n);
 }
 
-// Copies window `window` of the files: tokens (T), targets (T).
-static inline bool data_loader_copy(const DataLoader *loader, uint64_t window, int32_t *tokens, int32_t *targets, Error *error) {
+// The file that window `window` lies in, and where in it, in tokens.
+static inline const DataFile *data_loader_find(const DataLoader *loader, uint64_t window, uint64_t *start) {
     int low = 0, high = loader->file_count - 1; // the last file whose first window is not behind this one
     while (low < high) {
         int middle = (low + high + 1) / 2;
@@ -463,8 +463,15 @@ static inline bool data_loader_copy(const DataLoader *loader, uint64_t window, i
         }
     }
     const DataFile *file = &loader->files[low];
+    *start = (window - file->first_window) * (uint64_t)loader->sequence_length;
+    return file;
+}
+
+// Copies window `window` of the files: tokens (T), targets (T).
+static inline bool data_loader_copy(const DataLoader *loader, uint64_t window, int32_t *tokens, int32_t *targets, Error *error) {
     int T = loader->sequence_length;
-    uint64_t start = (window - file->first_window) * (uint64_t)T;
+    uint64_t start;
+    const DataFile *file = data_loader_find(loader, window, &start);
     assert(start + (uint64_t)T < file->token_count);
     uint32_t previous = data_token(file, start);
     if (previous >= (uint32_t)loader->vocabulary) { return data_token_error(file, start, loader->vocabulary, error); }

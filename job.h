@@ -63,6 +63,7 @@ static inline double job_last_bad_element(const float *values, size_t begin, siz
 // of them.
 static inline void job_inspect(Scheduler *s, Job *job, const float *values, size_t begin, size_t end, Stream *stream) {
     double square = buffer_sum_of_squares(stream, values + begin, end - begin, end - begin, 1, s->look_partials);
+    job->own_square += square;
     if (isfinite(square) || job->bad_element > 0) { return; }
     job->bad_element = job_last_bad_element(values, begin, end, stream);
 }
@@ -97,18 +98,39 @@ static inline double job_sum_of_squares(Scheduler *s, Stream *stream) {
                                  layout_cell_begin(&s->layout, 1), s->layout.cells, s->norm_partials);
 }
 
+// What decides comes first: a loss that is not finite (in local rules: parameters), then a gradient, then steps that were left out.
+static inline int tally_badness(const Tally *tally) {
+    return tally->not_finite > 0 ? 3 : tally->site.element > 0 ? 2 : tally->left_out > 0 ? 1 : 0;
+}
+
 static inline void job_add_tallies(Scheduler *s, Job *job) {
     memset(&job->total, 0, sizeof job->total);
     memset(&job->site, 0, sizeof job->site);
     job->first_bad_rank = -1;
+    int badness = 0;
     for (int rank = 0; rank < s->transport->size; rank++) {
         const Tally *tally = &s->tallies[rank];
-        bool bad = tally->not_finite > 0 || tally->left_out > 0 || tally->site.element > 0;
         tally_add(&job->total, tally);
-        if (!bad || job->first_bad_rank >= 0) { continue; }
-        job->first_bad_rank = rank;
-        job->site = tally->site;
+        if (tally_badness(tally) > badness) {
+            badness = tally_badness(tally);
+            job->first_bad_rank = rank;
+            job->site = tally->site;
+        }
     }
+}
+
+// The rank whose own gradient, or loss, is the largest: whose a finite spike probably is.
+static inline int job_largest_rank(const Scheduler *s, SpikeKind kind) {
+    int largest = -1;
+    double most = -1;
+    for (int rank = 0; rank < s->transport->size; rank++) {
+        const Tally *tally = &s->tallies[rank];
+        double own = (kind == SPIKE_NORM ? sqrt(tally->own_square) : tally->loss) / tally->micro_batches;
+        if (!(own > most)) { continue; }
+        most = own;
+        largest = rank;
+    }
+    return largest;
 }
 
 // Why nothing may be stepped or applied after this job. What local rules left out on their way is no reason where that was asked for; their
@@ -122,7 +144,9 @@ static inline SpikeKind job_judge(Scheduler *s, Job *job) {
     if (local) { return SPIKE_NONE; }
     if (!isfinite(job->gradient_norm)) { return SPIKE_GRADIENT; }
     if (job->kind == ESTIMATE) { return SPIKE_NONE; }
-    return spike_judge_both(&s->norms, &s->losses, job->gradient_norm, job->total.loss / job->total.micro_batches);
+    SpikeKind kind = spike_judge_both(&s->norms, &s->losses, job->gradient_norm, job->total.loss / job->total.micro_batches);
+    if (kind != SPIKE_NONE) { job->first_bad_rank = job_largest_rank(s, kind); }
+    return kind;
 }
 
 // Counts, losses and the norm: they decide whether and how far everybody steps, the same on all ranks.
@@ -135,6 +159,7 @@ static inline void job_summarise(Scheduler *s, Job *job, Stream *stream) {
     } else {
         job->tally.site.element = job->bad_element;
     }
+    job->tally.own_square = job->own_square;
     job->tally.square = local ? 0 : job_sum_of_squares(s, stream);
     job->tally.stops = __atomic_load_n(&s->stop_asked, __ATOMIC_RELAXED) ? 1 : 0;
     job->tally.ended = __atomic_load_n(&s->aside_ended, __ATOMIC_ACQUIRE) ? 1 : 0;
@@ -185,8 +210,7 @@ static inline void job_gather(Scheduler *s, const Job *job, Stream *stream) {
 // The two tasks of a job
 
 // Up to the step. What follows a backward pass has the threads of compute for the step, for nobody else uses them then; a GPU is whoever's
-// queue it is. The host may write
-// s->job again when `stepped` has happened, so what is left to do has a copy.
+// queue it is. The host may write s->job again when `stepped` has happened, so what is left to do has a copy.
 static inline void job_task(void *context, Stream *stream) {
     Scheduler *s = (Scheduler *)context;
     Job *job = &s->job;

@@ -77,8 +77,8 @@ static inline void print_rule(const Run *run) {
     }
     if (options->spike_limit > 0 || strcmp(options->on_spike, "stop") != 0) {
         char limit[64] = "";
-        if (options->spike_limit > 0) { snprintf(limit, sizeof limit, " or too large (limit %g)", options->spike_limit); }
-        printf("           a gradient that is not finite%s: %s\n", limit, options->on_spike);
+        if (options->spike_limit > 0) { snprintf(limit, sizeof limit, ", or too large by limit %g", options->spike_limit); }
+        printf("           a loss or gradient that is not finite%s: %s\n", limit, options->on_spike);
     }
     if (options->sequential > 0) { printf("           the first %lld commits are sequential\n", (long long)options->sequential); }
 }
@@ -157,7 +157,6 @@ static inline void log_start(Run *run, const Hello *hellos) {
 // ---------------------------------------------------------------------------------------------------------------------------------------
 // While it trains
 
-
 static inline void collect_commit(Run *run) {
     const CommitReport *commit = &run->scheduler.report;
     CommitReport *sum = &run->sum;
@@ -201,6 +200,8 @@ static inline Report make_report(Run *run) {
 // ---------------------------------------------------------------------------------------------------------------------------------------
 // Steps that were not made
 
+enum { SPIKE_TEXT = 600 };
+
 // The first of the sequences that a micro-batch of a rank consists of, in the order of the data.
 static inline int64_t first_sequence(const Run *run, int rank, double micro_batch) {
     return (run->data_base + (int64_t)micro_batch * run->transport.size + rank) * run->B;
@@ -219,11 +220,16 @@ static inline void describe_loss(const Run *run, const SpikeReport *spike, char 
     snprintf(text, size, "the loss of rank %d is not a finite number", spike->rank);
     size_t used = strlen(text);
     if (spike->site.micro_batch == 0) { return; } // it was handed over before the run was resumed
-    snprintf(text + used, size - used, " in its micro-batch %.0f (sequence %lld", micro_batch, (long long)first);
+    snprintf(text + used, size - used, " in its micro-batch %.0f (of %d sequence%s, the first is number %lld in the order of training",
+             micro_batch, run->B, run->B == 1 ? "" : "s", (long long)first);
     used = strlen(text);
-    if (run->B > 1) { snprintf(text + used, size - used, " to %lld", (long long)(first + run->B - 1)); }
+    if (!run->data.builtin) {
+        uint64_t start;
+        const DataFile *file = data_loader_find(&run->data, data_loader_window(&run->data, (uint64_t)first), &start);
+        snprintf(text + used, size - used, ": %.200s from token %llu", file->path, (unsigned long long)start);
+    }
     used = strlen(text);
-    snprintf(text + used, size - used, " of the data)");
+    snprintf(text + used, size - used, ")");
 }
 
 static inline void describe_gradient(const Run *run, const SpikeReport *spike, char *text, size_t size) {
@@ -257,8 +263,8 @@ static inline const char *describe_spike(const Run *run, const SpikeReport *spik
         if (run->rule->kind == RULE_LOCAL) {
             snprintf(text, size, "%s of rank %d is far larger than those before it", high ? "a loss" : "a gradient", spike->rank);
         } else {
-            snprintf(text, size, "%s is %.3g, and after those before it at most %.3g was to be expected",
-                     high ? "the loss" : "the gradient's norm", spike->measured, spike->largest);
+            snprintf(text, size, "%s is %.3g, and after those before it at most %.3g was to be expected; that of rank %d is the largest",
+                     high ? "the loss" : "the gradient's norm", spike->measured, spike->largest, spike->rank);
         }
     }
     }
@@ -285,7 +291,7 @@ static inline void log_spike(Run *run, const SpikeReport *spike, const char *tex
 // Says what was left out since the latest look; the end of a run is said by fail_spike, a rollback by whoever does it.
 static inline void report_spike(Run *run) {
     const Scheduler *s = &run->scheduler;
-    char text[400];
+    char text[SPIKE_TEXT];
     bool news = s->spikes > run->spikes_seen;
     run->spikes_seen = s->spikes;
     if (!news || !run_is_main(run)) { return; }
@@ -302,7 +308,7 @@ static inline void report_spike(Run *run) {
 // Every rank knows, nothing was updated, and the job ends in order.
 static inline void fail_spike(Run *run) {
     const Scheduler *s = &run->scheduler;
-    char text[400], tried[96] = "";
+    char text[SPIKE_TEXT], tried[96] = "";
     if (!run_is_main(run)) { return; }
     terminal_clear(&run->terminal);
     Error error = {""};
@@ -318,7 +324,7 @@ static inline void fail_spike(Run *run) {
                  ROLLBACK_PATIENCE);
     }
     fprintf(stderr, "train_gpt: after %s %lld %s; %snothing was updated with it: lower --lr or --grad-clip, look at these data%s\n",
-            step_name(run), (long long)s->optimizer.commits, describe_spike(run, &s->spike, text, sizeof text), tried,
+            step_name(run), (long long)s->spike.commit, describe_spike(run, &s->spike, text, sizeof text), tried,
             policy == SPIKE_STOP ? ", or go on with --on-spike skip" : "");
 }
 

@@ -85,7 +85,7 @@ static inline void scheduler_prepare_job(Scheduler *s, JobKind kind, bool follow
     assert(!s->job_in_flight);
     s->job.kind = kind;
     s->job.follows = follows;
-    s->job.bad_element = 0;
+    s->job.bad_element = s->job.own_square = 0;
     s->job.commit = s->optimizer.commits;
     s->job.learning_rate = kind == AVERAGE ? s->local_rate : scheduler_learning_rate(s);
     s->job_in_flight = true;
@@ -209,8 +209,8 @@ static inline bool scheduler_is_halted(const Scheduler *s) { return s->stopped |
 // Writes down what was not done, and why.
 static inline void scheduler_note_spike(Scheduler *s, SpikeKind kind, double steps) {
     const Job *job = &s->job;
-    bool high = kind == SPIKE_HIGH_LOSS;
-    double measured = high ? job->total.loss / job->total.micro_batches : job->gradient_norm;
+    bool local = s->settings.kind == RULE_LOCAL, high = kind == SPIKE_HIGH_LOSS;
+    double measured = local ? NAN : high ? job->total.loss / job->total.micro_batches : job->gradient_norm;
     SpikeReport report = {kind, job->commit, job->first_bad_rank, job->site, measured, high ? job->largest_loss : job->largest_norm, steps};
     s->spike = report;
     s->spikes += steps;
@@ -303,6 +303,18 @@ static inline void scheduler_drop(Scheduler *s) {
     memset(&s->job, 0, sizeof s->job);
     s->parameters.state = s->gradients.state = s->exchange.state = BUFFER_FREE;
     s->job_in_flight = s->rollback_due = false;
+}
+
+// Forgets gradients that no step has been made with, and steps that were left out: of a state that was just loaded.
+static inline void scheduler_drop_unstepped(Scheduler *s) {
+    if (s->settings.kind == RULE_OVERLAPPED) {
+        boundary_move_gradients(s, NULL, true);
+        memset(&s->tally, 0, sizeof s->tally);
+        memset(&s->job.tally, 0, sizeof s->job.tally);
+        s->exchange.state = BUFFER_FREE;
+    }
+    s->tally.left_out = s->tally.not_finite = 0;
+    memset(&s->tally.site, 0, sizeof s->tally.site);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------------------

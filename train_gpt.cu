@@ -247,11 +247,14 @@ static void report_rollback(Run *run, int64_t from, int64_t to) {
 static bool roll_back(Run *run) {
     Scheduler *s = &run->scheduler;
     char remarks[512];
+    double began = clock_seconds();
+    scheduler_settle(s); // nobody else may be exchanging anything now
     int64_t position = fresh_data(run, false), from = s->optimizer.commits;
     double spikes = s->spikes, rollbacks = s->rollbacks + 1, seconds = run->seconds_before;
     end_checkpoint(run);
     scheduler_drop(s);
     int64_t commit = load_newest(run, remarks);
+    scheduler_drop_unstepped(s); // or the checkpoint, which may have been made just before the spike, would bring it back
     run->rollback_repeats = commit == run->rollback_commit ? run->rollback_repeats + 1 : 1;
     run->rollback_commit = commit;
     s->spikes = spikes;
@@ -260,7 +263,9 @@ static bool roll_back(Run *run) {
     if (s->stopped) { return false; }
     run->data_base += position - fresh_data(run, true);
     run->seconds_before = seconds;
+    run->paused += clock_seconds() - began;
     continue_reports(run, training_seconds(run));
+    run->saved_commit = -1; // what is on disk knows nothing of the rollback
     report_rollback(run, from, commit);
     return true;
 }
@@ -526,7 +531,7 @@ static void write_trace(Run *run) {
     }
 }
 
-static void finish_run(Run *run) {
+static void finish_run(Run *run, bool saved) {
     scheduler_settle(&run->scheduler);
     write_trace(run);
     const float *committed = borrow_committed(&run->scheduler, run->rule); // workers that were stopped may have walked on by themselves
@@ -535,7 +540,8 @@ static void finish_run(Run *run) {
     if (!run_is_main(run)) { return; }
     print_end(run, fingerprint);
     if (run->scheduler.stopping) {
-        printf("stopped    because it was asked to; it goes on with --out %s --resume auto\n", run->directory);
+        printf("stopped    because it was asked to; it goes on with --out %s --resume auto%s\n", run->directory,
+               saved ? "" : ", from an earlier checkpoint");
     } else {
         print_sample(run);
     }
@@ -590,7 +596,7 @@ static int command_train(Run *run) {
         scheduler_settle(&run->scheduler);
         write_trace(run); // shows how it came to that
     } else {
-        finish_run(run);
+        finish_run(run, saved);
     }
     if (!stopped && !saved && run_is_main(run)) { fprintf(stderr, "train_gpt: the end of this run is not on disk; why stands above\n"); }
     release_run(run);

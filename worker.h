@@ -109,6 +109,7 @@ typedef struct Tally {
     double square;             // sum of squares of the gradient sum in what this rank owns; filled in by the job
     double stops;              // ranks that were asked to stop: all learn of it with the same job, which fills it in
     double ended;              // ranks whose work beside training has ended; filled in by the job
+    double own_square;         // of the gradients of this rank alone; filled in by the job, no sum
     SpikeSite site;            // of this rank alone; no sum
 } Tally;
 
@@ -138,8 +139,9 @@ typedef struct Job {
     Tally total;          // out: of all workers
     double gradient_norm; // out (in local rules in: of this worker): of the mean gradient, before clipping
     double bad_element;   // of what this worker sends: SpikeSite::element
+    double own_square;    // the same: its sum of squares
     SpikeKind spike;      // out: why the step was not made, the same on all ranks
-    int first_bad_rank;   // out: the lowest rank with something that was not finite, or -1
+    int first_bad_rank;   // out: the lowest rank with something that was not finite, or the one with the largest; -1: nobody's alone
     SpikeSite site;       // out: of that rank
     double largest_norm, largest_loss; // out: of those that are no spike
 } Job;

@@ -302,7 +302,7 @@ static const OptionSpec option_table[] = {
      "A gradient whose global norm is larger is scaled down to it. Lower tames spikes and may slow learning."},
     {"on-spike", GROUP_RATE, EVERY_RULE, CHOICE_OPTION(on_spike, "stop", "stop", "skip", "rollback"),
      "What to do when a loss or gradient is not finite or, by --spike-limit, too large. Nothing is ever stepped with it, and rank, batch "
-     "and tensor are named. stop: end the run. skip: leave the step and its data out, up to ten in a row. rollback: go back to the latest "
+     "and tensor are named (of what is only large: the rank). stop: end the run. skip: leave the step and its data out, up to ten in a row. rollback: go back to the latest "
      "checkpoint, and on with the data that come now."},
     {"spike-limit", GROUP_RATE, EVERY_RULE, REAL_OPTION(spike_limit, "off", 1, 1000, "X", "off", 0),
      "A loss or gradient norm is too large when its logarithm is X standard deviations above the mean of the latest hundred or so. Lower "

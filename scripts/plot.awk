@@ -17,7 +17,7 @@ BEGIN { MOST = 200; MARKS = 7 }
 !/^\{"event":".*\}$/ { next }
 /^\{"event":"start"/ { begin($0) }
 /^\{"event":"resume"/ { commit = value($0, "commit"); fact["resumed"]++ }
-/^\{"event":"rollback"/ { lift(); commit = value($0, "commit"); fact["resumed"]++ }
+/^\{"event":"rollback"/ { lift(); commit = value($0, "commit") }
 /^\{"event":"report"/ { report($0) }
 /^\{"event":"validation"/ { validation($0) }
 /^\{"event":"end"/ { fact["end"] = value($0, "reason") }

@@ -98,7 +98,7 @@ static void expect_late(const char *rule, double scale, bool in_loss, SpikePolic
         if (!(result->spikes == (scale > 1 ? 1 : 0))) { fail_msg("%s: %g spikes at scale %g", rule, result->spikes, scale); }
         assert_true(result->stopped == (scale > 1 && policy == SPIKE_STOP));
         if (scale > 1) { assert_int_equal(result->spike.kind, in_loss ? SPIKE_HIGH_LOSS : SPIKE_NORM); }
-        if (scale > 1 && is_local(rule)) { assert_int_equal(result->spike.rank, 1); }
+        if (scale > 1) { assert_int_equal(result->spike.rank, 1); }
         if (!result->stopped) { assert_true(result->gradients_done >= spec.settings.target); }
     }
     expect_replicas_agree(2, results, rule);

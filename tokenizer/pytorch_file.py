@@ -103,11 +103,12 @@ class PytorchFile:
             self._check_byte_order()
             with self.archive.open(name) as file:
                 found = _Unpickler(file).load()
-            if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
+            if not isinstance(found, dict):
                 raise PytorchError("it holds no dictionary of tensors")
-            for key, tensor in found.items():
+            tensors = {key: tensor for key, tensor in dict.items(found)}  # what the pickle may have given `found` for methods counts for nothing
+            for key, tensor in tensors.items():
                 self._check(key, tensor)
-            return dict(found)
+            return tensors
         except PytorchError as error:
             raise PytorchError(f"{self.path}: {error}") from None
         except Exception as error:  # a damaged pickle can raise whatever there is
@@ -120,6 +121,8 @@ class PytorchFile:
 
     def _check(self, key: str, tensor: Tensor) -> None:
         """Whether the storage is there, as long as promised, and holds all elements of the tensor."""
+        if not isinstance(key, str):
+            raise PytorchError("it holds no dictionary of tensors")
         if not (isinstance(tensor, Tensor) and isinstance(tensor.storage, Storage) and tensor.storage.kind in STORAGES):
             raise PytorchError(f"'{key}' is not a tensor of floats")
         entry, size = self.archive.getinfo(self._entry(tensor)), STORAGES[tensor.storage.kind][1]

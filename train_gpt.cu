@@ -247,7 +247,7 @@ static void report_rollback(Run *run, int64_t from, int64_t to) {
 static bool roll_back(Run *run) {
     Scheduler *s = &run->scheduler;
     char remarks[512];
-    double began = clock_seconds();
+    double began = clock_seconds() - run->paused;
     scheduler_settle(s); // nobody else may be exchanging anything now
     int64_t position = fresh_data(run, false), from = s->optimizer.commits;
     double spikes = s->spikes, rollbacks = s->rollbacks + 1, seconds = run->seconds_before;
@@ -263,7 +263,7 @@ static bool roll_back(Run *run) {
     if (s->stopped) { return false; }
     run->data_base += position - fresh_data(run, true);
     run->seconds_before = seconds;
-    run->paused += clock_seconds() - began;
+    run->paused = clock_seconds() - began; // with what ending a checkpoint took
     continue_reports(run, training_seconds(run));
     run->saved_commit = -1; // what is on disk knows nothing of the rollback
     report_rollback(run, from, commit);

@@ -78,7 +78,9 @@ static inline void job_reduce(Scheduler *s, Job *job, Stream *stream) {
         size_t begin = end > bucket ? end - bucket : 0;
         if (job->follows) { gate_await(&s->finished, padded - layout_cell_begin(layout, begin)); }
         double began = clock_seconds();
-        job_inspect(s, job, exchange.buffer, layout_cell_begin(layout, begin), layout_cell_begin(layout, end), stream);
+        if (job->kind != ESTIMATE) { // what it sends, the commit sends once more
+            job_inspect(s, job, exchange.buffer, layout_cell_begin(layout, begin), layout_cell_begin(layout, end), stream);
+        }
         exchange_reduce_scatter(&s->carrier, stream, &exchange, begin * layout->piece, end * layout->piece);
         job_span(s, job, "reduce-scatter", began);
         if (everybody) {

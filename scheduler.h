@@ -216,12 +216,12 @@ static inline void scheduler_note_spike(Scheduler *s, SpikeKind kind, double ste
     s->spikes += steps;
 }
 
-// What follows from a spike. An estimate that was not made costs nothing: the half batch that it came from spoils the commit too.
+// What follows from a spike. An estimate that was not made costs nothing: the half batch that it came from spoils the commit too, which
+// knows more of it.
 static inline void scheduler_account_spike(Scheduler *s) {
     const Job *job = &s->job;
     SpikePolicy policy = s->settings.on_spike;
-    if (policy == SPIKE_SKIP && job->kind == ESTIMATE) { return; }
-    if (s->rollback_due) { return; } // by the estimate before
+    if (job->kind == ESTIMATE) { return; }
     scheduler_note_spike(s, job->spike, 1);
     s->spikes_in_a_row += s->settings.kind == RULE_LOCAL ? 0 : 1;
     bool patient = s->spikes_in_a_row < SPIKE_PATIENCE && job->spike != SPIKE_PARAMETERS;

@@ -240,18 +240,6 @@ static inline const float *area_find(const SafetensorsFile *file, const Paramete
     return (uintptr_t)begin % sizeof(float) == 0 ? (const float *)(const void *)begin : NULL;
 }
 
-// The plan of state.safetensors: the areas of all vectors, in their order, those of workers one behind the other.
-static inline void state_plan(const Run *run, const SavedVector *vectors, int count, SafetensorsPlan *plan) {
-    safetensors_plan_start(plan);
-    for (int i = 0; i < count; i++) {
-        bool of_workers = vectors[i].scope == SAVED_WORKER;
-        for (int worker = 0; worker < (of_workers ? run->transport.size : 1); worker++) {
-            area_plan(plan, &run->table, vectors[i].name, of_workers ? worker : -1);
-        }
-    }
-    safetensors_plan_finish(plan);
-}
-
 // ---------------------------------------------------------------------------------------------------------------------------------------
 // Pieces: what of a vector this rank writes or needs
 
@@ -306,20 +294,10 @@ static inline bool walk_vector(const PieceWalk *walk, const SavedVector *vector,
 
 // True when all ranks are good; otherwise `error` becomes that of the first rank that is not.
 static inline bool all_ranks_good(Run *run, bool good, Error *error) {
-    Transport *transport = &run->transport;
-    Verdict mine;
-    memset(&mine, 0, sizeof mine);
-    mine.exit_code = good ? 0 : 1;
-    memcpy(mine.host, transport->host, sizeof mine.host);
-    if (!good) { mine.error = *error; }
-    Verdict *all = (Verdict *)calloc((size_t)transport->size, sizeof *all);
-    transport_exchange(transport, "checkpoint", &mine, all, sizeof mine);
-    int bad = 0;
-    while (bad < transport->size && all[bad].exit_code == 0) { bad++; }
-    good = bad == transport->size;
-    if (!good) { error_set(error, "rank %d on %s: %.900s", bad, all[bad].host, all[bad].error.text); }
-    free(all);
-    return good;
+    Verdict bad;
+    int rank = first_bad_verdict(run, "checkpoint", good ? 0 : 1, error, &bad);
+    if (rank >= 0) { error_set(error, "rank %d on %s: %.900s", rank, bad.host, bad.error.text); }
+    return rank < 0;
 }
 
 static inline bool all_ranks_have(Run *run, uint64_t value) {
@@ -351,8 +329,6 @@ static inline CheckpointPaths checkpoint_paths(const char *directory, int64_t co
     snprintf(paths.model, sizeof paths.model, "%s/model", paths.temporary);
     return paths;
 }
-
-static inline size_t checkpoint_block_count(size_t bytes) { return (bytes + CHECKPOINT_BLOCK - 1) / CHECKPOINT_BLOCK; }
 
 // Of everything that checkpoint.json says but this.
 static inline json_int_t manifest_checksum(const json_t *numbers) {

@@ -13,6 +13,8 @@
 // ---------------------------------------------------------------------------------------------------------------------------------------
 // Checksums: CRC-32 of every block of the state, shared out over the ranks
 
+static inline size_t checkpoint_block_count(size_t bytes) { return (bytes + CHECKPOINT_BLOCK - 1) / CHECKPOINT_BLOCK; }
+
 // sums (blocks): those of this rank's blocks, 0 elsewhere.
 static inline bool checkpoint_sum_blocks(const Run *run, int descriptor, size_t bytes, uint32_t *sums, Error *error) {
     unsigned char *block = (unsigned char *)malloc(CHECKPOINT_BLOCK);
@@ -198,15 +200,19 @@ static inline bool checkpoint_open_numbers(CheckpointSource *source, const char 
     return true;
 }
 
+static inline bool source_is_of_model(const CheckpointSource *source, const Run *run) {
+    json_t *model = model_to_json(run);
+    bool same = json_equal(json_object_get(source->numbers, "model"), model) != 0;
+    json_decref(model);
+    return same;
+}
+
 static inline bool checkpoint_open_all(CheckpointSource *source, const Run *run, const char *path, Error *error) {
     char file[CHECKPOINT_PATH + 32];
     snprintf(file, sizeof file, "%.*s/state.safetensors", CHECKPOINT_PATH, path);
     if (!checkpoint_open_numbers(source, path, error) || !safetensors_open(&source->state, file, error)) { return false; }
     const Rule *rule = rule_find(source->rule);
-    json_t *model = model_to_json(run);
-    bool same_model = json_equal(json_object_get(source->numbers, "model"), model) != 0;
-    json_decref(model);
-    if (!same_model || integer_from_json(source->numbers, "parameters") != (int64_t)run->table.parameter_count) {
+    if (!source_is_of_model(source, run) || integer_from_json(source->numbers, "parameters") != (int64_t)run->table.parameter_count) {
         return error_set(error, "%.400s is of another model than %s", path, run->config.name);
     }
     if (source_is_complete(source, run, rule) && source_gradients_fit(source, run, rule)) { return true; }
@@ -230,12 +236,7 @@ static inline bool checkpoint_check_model(const Run *run, const char *directory,
     int64_t commit = checkpoint_newest(directory, INT64_MAX);
     if (commit < 0) { return true; }
     CheckpointPaths paths = checkpoint_paths(directory, commit);
-    bool read = checkpoint_open_numbers(&source, paths.final, &unreadable), same = true;
-    if (read) {
-        json_t *model = model_to_json(run);
-        same = json_equal(json_object_get(source.numbers, "model"), model) != 0;
-        json_decref(model);
-    }
+    bool same = !checkpoint_open_numbers(&source, paths.final, &unreadable) || source_is_of_model(&source, run);
     checkpoint_close(&source);
     return same || error_set(error, "%.400s is of another model than %s: give the --model that it was trained with, or another --out",
                              paths.final, run->config.name);
@@ -360,8 +361,11 @@ static inline void load_own_numbers(CheckpointSource *source, Run *run, bool sam
     s->micro_batches_begun = mine.micro_batches_begun;
     s->local_norm = mine.local_norm;
     s->local_rate = mine.local_rate;
-    if (same_rule && s->settings.kind == RULE_LOCAL) { s->tally = mine.tally; }
-    if (s->settings.on_spike != SPIKE_SKIP) { s->tally.left_out = 0; } // or the run would end at once, as the other one has
+    if (!same_rule || s->settings.kind != RULE_LOCAL) { return; }
+    s->tally = mine.tally;
+    if (s->settings.on_spike == SPIKE_SKIP) { return; }
+    s->tally.left_out = 0; // or the run would end at once, as the other one has
+    memset(&s->tally.site, 0, sizeof s->tally.site);
 }
 
 // Micro-batches of then in those of now: other ranks or other micro-batches begin where the furthest rank was.

@@ -176,6 +176,18 @@ static inline bool saver_walk(Saver *saver, const SavedVector *vectors, int coun
     return good;
 }
 
+// The plan of state.safetensors: the areas of all vectors, in their order, those of workers one behind the other.
+static inline void state_plan(const Run *run, const SavedVector *vectors, int count, SafetensorsPlan *plan) {
+    safetensors_plan_start(plan);
+    for (int i = 0; i < count; i++) {
+        bool of_workers = vectors[i].scope == SAVED_WORKER;
+        for (int worker = 0; worker < (of_workers ? run->transport.size : 1); worker++) {
+            area_plan(plan, &run->table, vectors[i].name, of_workers ? worker : -1);
+        }
+    }
+    safetensors_plan_finish(plan);
+}
+
 // What copies of this rank's parts take at most.
 static inline size_t saver_room(const Saver *saver, const SavedVector *vectors, int count) {
     const Run *run = saver->run;

@@ -86,7 +86,7 @@ typedef struct Evaluator {
     GptNeo model;
     int32_t *tokens, *targets; // (B, T)
     Real *logits;              // (chunk, logits_stride) on the host; with a GPU
-    float *row;                // (V) one row of them
+    float *row;                // (V) one row of them; with a GPU
 } Evaluator;
 
 typedef struct EvaluateSummary {
@@ -557,8 +557,9 @@ static inline void evaluator_reserve(Evaluator *evaluator, Arena *arena, const G
     size_t logits = (size_t)model->chunk * (size_t)model->logits_stride * precision_bytes(settings.precision);
     arena_reserve_host(arena, MEMORY_WORKSPACE, "tokens to evaluate", bytes, &evaluator->tokens);
     arena_reserve_host(arena, MEMORY_WORKSPACE, "targets to evaluate", bytes, &evaluator->targets);
+    if (!settings.on_gpu) { return; }
+    arena_reserve_host(arena, MEMORY_WORKSPACE, "logits on the host", logits, &evaluator->logits);
     arena_reserve_host(arena, MEMORY_WORKSPACE, "a row of logits", (size_t)config->vocabulary * sizeof(float), &evaluator->row);
-    if (settings.on_gpu) { arena_reserve_host(arena, MEMORY_WORKSPACE, "logits on the host", logits, &evaluator->logits); }
 }
 
 // A batch of fewer or shorter sequences uses the front of every buffer.

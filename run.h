@@ -85,8 +85,8 @@ typedef struct Verdict {
     Error error;
 } Verdict;
 
-// All ranks meet here. If any of them has an error the first such rank's is printed, and all end with its exit code.
-static inline void agree_or_exit(Run *run, int exit_code, const Error *error) {
+// All ranks meet here, and learn of the first of them that is not good. Returns its number and its verdict; -1: all are good.
+static inline int first_bad_verdict(Run *run, const char *operation, int exit_code, const Error *error, Verdict *found) {
     Transport *transport = &run->transport;
     Verdict mine;
     memset(&mine, 0, sizeof mine);
@@ -94,19 +94,25 @@ static inline void agree_or_exit(Run *run, int exit_code, const Error *error) {
     memcpy(mine.host, transport->host, sizeof mine.host);
     mine.error = *error;
     Verdict *all = (Verdict *)calloc((size_t)transport->size, sizeof *all);
-    transport_exchange(transport, "agreement", &mine, all, sizeof mine);
-    for (int rank = 0; rank < transport->size; rank++) {
-        exit_code = all[rank].exit_code;
-        if (exit_code == 0) { continue; }
-        bool elsewhere = strcmp(all[rank].host, transport->host) != 0;
-        if (run_is_main(run)) {
-            fprintf(stderr, "train_gpt: %s%s%s\n", elsewhere ? all[rank].host : "", elsewhere ? ": " : "", all[rank].error.text);
-        }
-        free(all);
-        transport_close(transport);
-        exit(exit_code);
-    }
+    transport_exchange(transport, operation, &mine, all, sizeof mine);
+    int bad = 0;
+    while (bad < transport->size && all[bad].exit_code == 0) { bad++; }
+    if (bad < transport->size) { *found = all[bad]; }
     free(all);
+    return bad < transport->size ? bad : -1;
+}
+
+// If any rank has an error the first such rank's is printed, and all end with its exit code.
+static inline void agree_or_exit(Run *run, int exit_code, const Error *error) {
+    Transport *transport = &run->transport;
+    Verdict bad;
+    if (first_bad_verdict(run, "agreement", exit_code, error, &bad) < 0) { return; }
+    bool elsewhere = strcmp(bad.host, transport->host) != 0;
+    if (run_is_main(run)) {
+        fprintf(stderr, "train_gpt: %s%s%s\n", elsewhere ? bad.host : "", elsewhere ? ": " : "", bad.error.text);
+    }
+    transport_close(transport);
+    exit(bad.exit_code);
 }
 
 // ---------------------------------------------------------------------------------------------------------------------------------------

@@ -305,18 +305,6 @@ static inline void scheduler_drop(Scheduler *s) {
     s->job_in_flight = s->rollback_due = false;
 }
 
-// Forgets gradients that no step has been made with, and steps that were left out: of a state that was just loaded.
-static inline void scheduler_drop_unstepped(Scheduler *s) {
-    if (s->settings.kind == RULE_OVERLAPPED) {
-        boundary_move_gradients(s, NULL, true);
-        memset(&s->tally, 0, sizeof s->tally);
-        memset(&s->job.tally, 0, sizeof s->job.tally);
-        s->exchange.state = BUFFER_FREE;
-    }
-    s->tally.left_out = s->tally.not_finite = 0;
-    memset(&s->tally.site, 0, sizeof s->tally.site);
-}
-
 // ---------------------------------------------------------------------------------------------------------------------------------------
 // What overlapped rules share
 

@@ -254,7 +254,8 @@ static bool roll_back(Run *run) {
     end_checkpoint(run);
     scheduler_drop(s);
     int64_t commit = load_newest(run, remarks);
-    scheduler_drop_unstepped(s); // or the checkpoint, which may have been made just before the spike, would bring it back
+    // Gradients that waited in a checkpoint, which may have been made just before the spike, would bring it back.
+    if (run->rule->kind == RULE_OVERLAPPED) { scheduler_drop(s); }
     run->rollback_repeats = commit == run->rollback_commit ? run->rollback_repeats + 1 : 1;
     run->rollback_commit = commit;
     s->spikes = spikes;
@@ -673,38 +674,43 @@ typedef struct Evaluation {
     const Pretrained *model;
     const EvaluateSet *set;
     Evaluator evaluator;
-    float *parameters, *host_parameters; // (parameter_count): for the kernels; as they are read
-    EvaluateScore *scores;               // out
+    float *parameters; // (parameter_count), where the kernels want them
+    EvaluateScore *scores; // out
 } Evaluation;
+
+static void evaluation_read_parameters(Evaluation *evaluation, Stream *stream) {
+    const Pretrained *model = evaluation->model;
+    size_t bytes = model->table.parameter_count * sizeof(float);
+    float *host = stream->queue != NULL ? (float *)malloc(bytes) : evaluation->parameters;
+    if (host == NULL) { transport_fail(&evaluation->run->transport, "no memory for the parameters: %zu bytes", bytes); }
+    pretrained_read(model, host);
+    if (stream->queue == NULL) { return; }
+    stream_copy(stream, evaluation->parameters, host, bytes);
+    stream_settle(stream);
+    free(host);
+}
 
 static void evaluation_task(void *context, Stream *stream) {
     Evaluation *evaluation = (Evaluation *)context;
     Run *run = evaluation->run;
     EvaluateProgress progress = {run_is_main(run) ? tell_evaluation : NULL, run};
-    if (run->placement.on_gpu) {
-        products_open(stream, evaluation->evaluator.model.product_workspace, 0);
-        stream_copy(stream, evaluation->parameters, evaluation->host_parameters, evaluation->model->table.parameter_count * sizeof(float));
-        stream_settle(stream);
-    }
+    evaluation_read_parameters(evaluation, stream);
+    if (run->placement.on_gpu) { products_open(stream, evaluation->evaluator.model.product_workspace, 0); }
     run->started = clock_seconds();
     evaluation->scores = evaluate_run(&evaluation->evaluator, stream, evaluation->parameters, evaluation->set, &run->transport, &progress);
     gpt_neo_stop(&evaluation->evaluator.model, stream);
 }
 
-// Memory, and the parameters where the kernels of this rank want them.
-static void prepare_evaluation(Evaluation *evaluation) {
+static void reserve_evaluation(Evaluation *evaluation) {
     Run *run = evaluation->run;
     const Placement *placement = &run->placement;
     GptNeoSettings settings = {run->B, run->T, run->threads.threads, placement->on_gpu, placement->precision, RECOMPUTE_NONE};
-    size_t bytes = evaluation->model->table.parameter_count * sizeof(float);
     Error error = {""};
     run->arena.on_gpu = placement->on_gpu;
     evaluator_reserve(&evaluation->evaluator, &run->arena, &evaluation->model->config, &settings);
-    arena_reserve(&run->arena, MEMORY_PARAMETERS, "parameters", bytes, &evaluation->parameters);
+    arena_reserve(&run->arena, MEMORY_PARAMETERS, "parameters", evaluation->model->table.parameter_count * sizeof(float),
+                  &evaluation->parameters);
     agree_or_exit(run, arena_commit(&run->arena, &error) ? 0 : EXIT_SYSTEM_FAILURE, &error);
-    evaluation->host_parameters = placement->on_gpu ? (float *)malloc(bytes) : evaluation->parameters;
-    if (evaluation->host_parameters == NULL) { transport_fail(&run->transport, "no memory for the parameters: %zu bytes", bytes); }
-    pretrained_read(evaluation->model, evaluation->host_parameters);
 }
 
 static void run_evaluation(Run *run, const Pretrained *model, const EvaluateSet *set) {
@@ -714,7 +720,7 @@ static void run_evaluation(Run *run, const Pretrained *model, const EvaluateSet 
     evaluation->run = run;
     evaluation->model = model;
     evaluation->set = set;
-    prepare_evaluation(evaluation);
+    reserve_evaluation(evaluation);
     StreamPlace place = {placement_gpu(&run->placement), run->placement.precision, false};
     run->team = team_create(run->threads.threads, true);
     Stream *stream = stream_create("evaluation", run->team, &place);
@@ -735,7 +741,6 @@ static void run_evaluation(Run *run, const Pretrained *model, const EvaluateSet 
     stream_destroy(stream);
     event_destroy(ended);
     team_destroy(run->team);
-    if (run->placement.on_gpu) { free(evaluation->host_parameters); }
     arena_release(&run->arena);
     free(evaluation->scores);
     free(evaluation);

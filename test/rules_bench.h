@@ -628,4 +628,15 @@ static inline bool compare_runs(const RunSpec *one, const RunSpec *other, int ra
     return true;
 }
 
+// What main of a test program returns. Under mpirun this process is one rank.
+static inline int run_rules_tests(const struct CMUnitTest *tests, size_t count) {
+    Transport transport;
+    Error error = {""};
+    if (!transport_open(&transport, &error)) { return 1; }
+    process_transport = &transport;
+    int failed = _cmocka_run_group_tests("tests", tests, count, NULL, NULL);
+    transport_close(&transport);
+    return failed == 0 ? 0 : 1;
+}
+
 #endif

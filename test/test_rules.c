@@ -1134,10 +1134,6 @@ static void estimates_are_off_by_what_their_wire_loses(void **state) {
 }
 
 int main(void) {
-    Transport transport;
-    Error error = {""};
-    if (!transport_open(&transport, &error)) { return 1; }
-    process_transport = &transport;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ddp_and_zero1_follow_the_worked_example),
         cmocka_unit_test(dpu_follows_the_worked_example),
@@ -1168,7 +1164,5 @@ int main(void) {
         cmocka_unit_test(commits_of_acco_have_every_gradient_in_full),
         cmocka_unit_test(estimates_are_off_by_what_their_wire_loses),
     };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    transport_close(&transport);
-    return failed == 0 ? 0 : 1;
+    return run_rules_tests(tests, sizeof tests / sizeof tests[0]);
 }

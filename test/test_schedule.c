@@ -548,10 +548,6 @@ static void a_sum_that_overflows_stops_every_rank(void **state) {
 }
 
 int main(void) {
-    Transport transport;
-    Error error = {""};
-    if (!transport_open(&transport, &error)) { return 1; }
-    process_transport = &transport;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(overlap_and_delays_change_no_bit),
         cmocka_unit_test(buckets_and_messages_change_no_bit),
@@ -570,7 +566,5 @@ int main(void) {
         cmocka_unit_test(what_is_not_a_number_stops_every_rank_and_is_named),
         cmocka_unit_test(a_sum_that_overflows_stops_every_rank),
     };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    transport_close(&transport);
-    return failed == 0 ? 0 : 1;
+    return run_rules_tests(tests, sizeof tests / sizeof tests[0]);
 }

@@ -147,10 +147,6 @@ static void patience_ends(void **state) {
 }
 
 int main(void) {
-    Transport transport;
-    Error error = {""};
-    if (!transport_open(&transport, &error)) { return 1; }
-    process_transport = &transport;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_detector_tells_large_from_usual),
         cmocka_unit_test(a_detector_without_a_limit_or_experience_lets_all_pass),
@@ -159,7 +155,5 @@ int main(void) {
         cmocka_unit_test(what_is_far_too_large_is_left_out_or_ends_the_run),
         cmocka_unit_test(patience_ends),
     };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    transport_close(&transport);
-    return failed;
+    return run_rules_tests(tests, sizeof tests / sizeof tests[0]);
 }

@@ -177,7 +177,7 @@ $(BUILD)/fuzz/%: test/fuzz/fuzz_%.h test/fuzz/entry.c Makefile $(CONFIG)
 
 # The sources must also be valid C++, because nvcc will read them as that.
 check-cxx: $(CONFIG)
-	@for header in *.h runtime/*.h kernels/*.h; do \
+	@for header in *.h program/*.h checkpoint/*.h comm/*.h kernels/*.h tokenizer/*.h runtime/*.h; do \
 	    $(CXX) -std=c++17 $(ARCH_FLAGS) $(WARNINGS) $(MPI_FLAGS) $(ONEDNN_FLAGS) -I. -fopenmp-simd -fsyntax-only -x c++ $$header || exit 1; done
 	@$(CXX) -std=c++17 $(ARCH_FLAGS) $(WARNINGS) $(MPI_FLAGS) $(ONEDNN_FLAGS) -I. -fopenmp-simd -fsyntax-only -x c++ train_gpt.cu
 

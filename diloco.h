@@ -1,4 +1,5 @@
-// diloco.h: DiLoCo (Douillard et al., 2023, arXiv 2311.08105) and Streaming DiLoCo (Douillard et al., 2025, arXiv 2501.18512).
+// diloco.h: DiLoCo (Douillard et al., 2023, arXiv 2311.08105) and Streaming DiLoCo
+// (Douillard et al., 2025, arXiv 2501.18512).
 //
 //   diloco
 //   compute         | H inner steps | idle                        | outer step | H inner steps ...
@@ -12,16 +13,19 @@
 //
 //   local = alpha local + (1 - alpha) outer, of the fragment
 //
-// Every element is exchanged once in H inner steps. Streaming sends a fragment at a time, so bursts are P times smaller, and hides each
-// behind tau steps; D is taken when it is sent, and the steps that follow it are kept with weight alpha. All ranks count the same steps,
-// so they agree on which fragment is due without a word. Evaluated and saved is the outer copy.
+// Every element is exchanged once in H inner steps. Streaming sends a fragment at a time,
+// so bursts are P times smaller, and hides each behind tau steps; D is taken when it is
+// sent, and the steps that follow it are kept with weight alpha. All ranks count the same
+// steps, so they agree on which fragment is due without a word. Evaluated and saved is
+// the outer copy.
 //
-// At the end DiLoCo does a shorter period. Streaming sends nothing that it could not apply in time; then every fragment that has moved
-// since its last exchange is exchanged once more.
+// At the end DiLoCo does a shorter period. Streaming sends nothing that it could not
+// apply in time; then every fragment that has moved since its last exchange is exchanged
+// once more.
 #ifndef ACCO_DILOCO_H
 #define ACCO_DILOCO_H
 
-#include "local.h"
+#include "local_steps.h"
 
 static inline void diloco_commit(Scheduler *s) {
     inner_steps(s, steps_left(s, s->settings.steps));

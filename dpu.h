@@ -1,4 +1,5 @@
-// dpu.h: delayed parameter update (Pipe-SGD, Li et al., 2018; ZeRO-Offload, Ren et al., 2021), and ACCO-WP, which predicts.
+// dpu.h: delayed parameter update (Pipe-SGD, Li et al., 2018; ZeRO-Offload, Ren et al.,
+// 2021), and ACCO-WP, which predicts.
 //
 //   dpu
 //   compute         | micro-batches at theta(t-1)      | micro-batches at theta(t) ...
@@ -7,15 +8,18 @@
 //
 //   theta(t+1) = Opt(theta(t), mean gradient at theta(t-1))
 //
-// Everything is hidden at the traffic of zero1, but a gradient is applied to parameters that are one commit newer than those it was taken
-// at: on a quadratic of curvature L it is stable for learning rates below 1/L, where the others bear 2/L. Sequential commits at the start
-// help.
+// Everything is hidden at the traffic of zero1, but a gradient is applied to parameters
+// that are one commit newer than those it was taken at: on a quadratic of curvature L it
+// is stable for learning rates below 1/L, where the others bear 2/L. Sequential commits
+// at the start help.
 //
 //   acco-wp (weight prediction; SAPipe's second option, Chen et al., 2022)
 //   communication   | COMMIT theta(t), then predict theta~(t+1) = Opt?(theta(t), the same gradient) |
 //
-// Compute goes on at the prediction; theta itself exists only in the masters of the shards, so what is evaluated and saved is gathered for
-// the occasion, into the accumulator, which is empty then. The prediction uses the learning rate of the commit just made.
+// Compute goes on at the prediction; theta itself exists only in the masters of the
+// shards, so what is evaluated and saved is gathered for the occasion, into the
+// accumulator, which is empty then. The prediction uses the learning rate of the commit
+// just made.
 #ifndef ACCO_DPU_H
 #define ACCO_DPU_H
 
@@ -37,8 +41,8 @@ static inline void acco_wp_commit(Scheduler *s) { delayed_commit(s, COMMIT_THEN_
 
 static inline void acco_wp_gather_task(void *context, Stream *stream) {
     Scheduler *s = (Scheduler *)context;
-    Exchange exchange = {&s->layout, WIRE_FP32, s->gradients.data, s->optimizer.master, NULL};
-    exchange_all_gather(&s->carrier, stream, &exchange, 0, layout_shard(&s->layout));
+    Collective collective = {&s->layout, WIRE_FP32, s->gradients.data, s->optimizer.master, NULL};
+    comm_all_gather(&s->comm, stream, &collective, 0, layout_shard(&s->layout));
 }
 
 static inline const float *acco_wp_committed(Scheduler *s) {

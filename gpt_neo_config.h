@@ -1,11 +1,15 @@
 // gpt_neo_config.h: which GPT-Neo, and the one table of its tensors.
 //
-// A configuration is a preset or a Hugging Face config.json. From it follows the parameter table: every tensor with its Hugging Face name,
-// its place in the flat array of parameters, its shape, how it is initialised and whether weight decay applies. Initialisation, decay mask,
-// checkpoints, export, the memory plan and the model's own forward pass all read this table; there is no second list of tensors.
+// A configuration is a preset or a Hugging Face config.json. From it follows the
+// parameter table: every tensor with its Hugging Face name, its place in the flat array
+// of parameters, its shape, how it is initialised and whether weight decay applies.
+// Initialisation, decay mask, checkpoints, export, the memory plan and the model's own
+// forward pass all read this table; there is no second list of tensors.
 //
-// Tensors lie back to back in the order in which forward uses them. Query, key and value matrices (C, C) follow each other in this order,
-// so that one product with their union (3C, C) serves all three; the files keep the three names. lm_head.weight does not occur: it is wte.
+// Tensors lie back to back in the order in which forward uses them. Query, key and value
+// matrices (C, C) follow each other in this order, so that one product with their union
+// (3C, C) serves all three; the files keep the three names. lm_head.weight does not
+// occur: it is wte.
 #ifndef ACCO_GPT_NEO_CONFIG_H
 #define ACCO_GPT_NEO_CONFIG_H
 
@@ -18,17 +22,17 @@
 #include <sys/stat.h>
 
 #include "runtime/errors.h"
-#include "runtime/options.h"
+#include "runtime/names.h"
 #include "runtime/random.h"
-#include "runtime/team.h"
+#include "runtime/thread_pool.h"
 
 enum { GPT_NEO_MAX_LAYERS = 96 };
 
 typedef struct GptNeoConfig {
     char name[64];
     int layers, channels, heads, inner, window, positions, vocabulary; // L, C, H, F, w, -, V
-    bool local[GPT_NEO_MAX_LAYERS];                                    // layer sees a window of keys, else all before it
-    float epsilon;                                                     // of LayerNorm
+    bool local[GPT_NEO_MAX_LAYERS]; // layer sees a window of keys, else all before it
+    float epsilon;                  // of LayerNorm
 } GptNeoConfig;
 
 typedef struct GptNeoPreset {
@@ -38,8 +42,10 @@ typedef struct GptNeoPreset {
 
 enum { GPT_NEO_PRESET_COUNT = 5 };
 
-// 125M as ACCO trains it; 1.3B and 2.7B as EleutherAI publishes them. The ACCO paper gives no sizes for its 36M model with a vocabulary of
-// 10000: this is the published TinyStories-33M with that vocabulary, 36.8M parameters. tiny reads bytes and has 0.86M parameters.
+// 125M as ACCO trains it; 1.3B and 2.7B as EleutherAI publishes them. The ACCO paper
+// gives no sizes for its 36M model with a vocabulary of 10000: this is the published
+// TinyStories-33M with that vocabulary, 36.8M parameters. tiny reads bytes and has 0.86M
+// parameters.
 static inline const GptNeoPreset *gpt_neo_presets(void) {
     static const GptNeoPreset presets[GPT_NEO_PRESET_COUNT] = {{"tiny", 4, 128, 4, 64, 256, 256},
                                                                {"36M", 4, 768, 16, 256, 1024, 10000},
@@ -63,9 +69,10 @@ static inline void gpt_neo_config_from_preset(const GptNeoPreset *preset, GptNeo
     for (int l = 0; l < preset->layers; l++) { config->local[l] = l % 2 == 1; }
 }
 
-// Reads an integer in [1, maximum]; `fallback` > 0 stands for a value that is absent or null.
-static inline bool gpt_neo_config_integer(const json_t *root, const char *path, const char *key, int fallback, int maximum, int *value,
-                                          Error *error) {
+// Reads an integer in [1, maximum]; `fallback` > 0 stands for a value that is absent or
+// null.
+static inline bool gpt_neo_config_integer(const json_t *root, const char *path, const char *key, int fallback,
+                                          int maximum, int *value, Error *error) {
     const json_t *item = json_object_get(root, key);
     if ((item == NULL || json_is_null(item)) && fallback > 0) {
         *value = fallback;
@@ -78,59 +85,76 @@ static inline bool gpt_neo_config_integer(const json_t *root, const char *path, 
     return true;
 }
 
-static inline bool gpt_neo_config_add_layer(const json_t *kind, const char *path, GptNeoConfig *config, int *count, Error *error) {
+static inline bool gpt_neo_config_add_layer(const json_t *kind, const char *path, GptNeoConfig *config,
+                                            int *count, Error *error) {
     const char *text = json_string_value(kind);
     if (text == NULL || (strcmp(text, "global") != 0 && strcmp(text, "local") != 0)) {
         return error_set(error, "%s: attention of a layer must be \"global\" or \"local\"", path);
     }
     if (*count >= config->layers) {
-        return error_set(error, "%s: attention is given for more than num_layers = %d layers", path, config->layers);
+        return error_set(error, "%s: attention is given for more than num_layers = %d layers", path,
+                         config->layers);
     }
     config->local[(*count)++] = strcmp(text, "local") == 0;
     return true;
 }
 
 // attention_types is [[[kind, ...], times], ...]: each list of kinds, repeated.
-static inline bool gpt_neo_config_expand(const json_t *types, const char *path, GptNeoConfig *config, Error *error) {
+static inline bool gpt_neo_config_expand(const json_t *types, const char *path, GptNeoConfig *config,
+                                         Error *error) {
     int count = 0;
     for (size_t i = 0; i < json_array_size(types); i++) {
-        const json_t *kinds = json_array_get(json_array_get(types, i), 0), *times = json_array_get(json_array_get(types, i), 1);
+        const json_t *kinds = json_array_get(json_array_get(types, i), 0),
+                     *times = json_array_get(json_array_get(types, i), 1);
         if (json_array_size(kinds) == 0 || !json_is_integer(times) || json_integer_value(times) < 1) {
-            return error_set(error, "%s: \"attention_types\" must look like [[[\"global\", \"local\"], %d]]", path, config->layers / 2);
+            return error_set(error, "%s: \"attention_types\" must look like [[[\"global\", \"local\"], %d]]",
+                             path, config->layers / 2);
         }
         for (json_int_t t = 0; t < json_integer_value(times); t++) {
             for (size_t k = 0; k < json_array_size(kinds); k++) {
-                if (!gpt_neo_config_add_layer(json_array_get(kinds, k), path, config, &count, error)) { return false; }
+                if (!gpt_neo_config_add_layer(json_array_get(kinds, k), path, config, &count, error)) {
+                    return false;
+                }
             }
         }
     }
     if (count != config->layers) {
-        return error_set(error, "%s: \"attention_types\" covers %d layers, but num_layers is %d", path, count, config->layers);
+        return error_set(error, "%s: \"attention_types\" covers %d layers, but num_layers is %d", path, count,
+                         config->layers);
     }
     return true;
 }
 
-static inline bool gpt_neo_config_attention(const json_t *root, const char *path, GptNeoConfig *config, Error *error) {
-    const json_t *types = json_object_get(root, "attention_types"), *list = json_object_get(root, "attention_layers");
-    if (types == NULL && list == NULL) { return error_set(error, "%s: \"attention_types\" is missing", path); }
+static inline bool gpt_neo_config_attention(const json_t *root, const char *path, GptNeoConfig *config,
+                                            Error *error) {
+    const json_t *types = json_object_get(root, "attention_types"),
+                 *list = json_object_get(root, "attention_layers");
+    if (types == NULL && list == NULL) {
+        return error_set(error, "%s: \"attention_types\" is missing", path);
+    }
     if (types != NULL && !gpt_neo_config_expand(types, path, config, error)) { return false; }
     if (list == NULL) { return true; }
     GptNeoConfig listed = *config;
     int count = 0;
     for (size_t i = 0; i < json_array_size(list); i++) {
-        if (!gpt_neo_config_add_layer(json_array_get(list, i), path, &listed, &count, error)) { return false; }
+        if (!gpt_neo_config_add_layer(json_array_get(list, i), path, &listed, &count, error)) {
+            return false;
+        }
     }
     if (count != config->layers) {
-        return error_set(error, "%s: \"attention_layers\" has %d entries, but num_layers is %d", path, count, config->layers);
+        return error_set(error, "%s: \"attention_layers\" has %d entries, but num_layers is %d", path, count,
+                         config->layers);
     }
     if (types != NULL && memcmp(listed.local, config->local, sizeof listed.local) != 0) {
-        return error_set(error, "%s: \"attention_layers\" and \"attention_types\" contradict each other", path);
+        return error_set(error, "%s: \"attention_layers\" and \"attention_types\" contradict each other",
+                         path);
     }
     *config = listed;
     return true;
 }
 
-// What is not supported is refused. classifier_dropout belongs to a head for classification that language models do not have.
+// What is not supported is refused. classifier_dropout belongs to a head for
+// classification that language models do not have.
 static inline bool gpt_neo_config_check_choices(const json_t *root, const char *path, Error *error) {
     static const char *const dropouts[3] = {"attention_dropout", "embed_dropout", "resid_dropout"};
     for (int i = 0; i < 3; i++) {
@@ -140,15 +164,20 @@ static inline bool gpt_neo_config_check_choices(const json_t *root, const char *
         }
     }
     const json_t *activation = json_object_get(root, "activation_function");
-    if (activation != NULL && (!json_is_string(activation) || strcmp(json_string_value(activation), "gelu_new") != 0)) {
+    if (activation != NULL &&
+        (!json_is_string(activation) || strcmp(json_string_value(activation), "gelu_new") != 0)) {
         return error_set(error, "%s: \"activation_function\" must be \"gelu_new\"", path);
     }
     const json_t *tied = json_object_get(root, "tie_word_embeddings");
-    if (json_is_false(tied)) { return error_set(error, "%s: \"tie_word_embeddings\" must be true: the LM head is the embedding", path); }
+    if (json_is_false(tied)) {
+        return error_set(error, "%s: \"tie_word_embeddings\" must be true: the LM head is the embedding",
+                         path);
+    }
     return true;
 }
 
-static inline bool gpt_neo_config_read(const json_t *root, const char *path, GptNeoConfig *config, Error *error) {
+static inline bool gpt_neo_config_read(const json_t *root, const char *path, GptNeoConfig *config,
+                                       Error *error) {
     const char *model_type = json_string_value(json_object_get(root, "model_type"));
     if (model_type == NULL || strcmp(model_type, "gpt_neo") != 0) {
         return error_set(error, "%s: \"model_type\" must be \"gpt_neo\"", path);
@@ -162,14 +191,17 @@ static inline bool gpt_neo_config_read(const json_t *root, const char *path, Gpt
         !gpt_neo_config_integer(root, path, "num_layers", 0, GPT_NEO_MAX_LAYERS, &config->layers, error) ||
         !gpt_neo_config_integer(root, path, "hidden_size", 0, 65536, &config->channels, error) ||
         !gpt_neo_config_integer(root, path, "num_heads", 0, 65536, &config->heads, error) ||
-        !gpt_neo_config_integer(root, path, "intermediate_size", 4 * config->channels, 1 << 20, &config->inner, error) ||
+        !gpt_neo_config_integer(root, path, "intermediate_size", 4 * config->channels, 1 << 20,
+                                &config->inner, error) ||
         !gpt_neo_config_integer(root, path, "window_size", 256, 1 << 20, &config->window, error) ||
-        !gpt_neo_config_integer(root, path, "max_position_embeddings", 0, 1 << 20, &config->positions, error) ||
+        !gpt_neo_config_integer(root, path, "max_position_embeddings", 0, 1 << 20, &config->positions,
+                                error) ||
         !gpt_neo_config_integer(root, path, "vocab_size", 0, 1 << 24, &config->vocabulary, error)) {
         return false;
     }
     if (config->channels % config->heads != 0) {
-        return error_set(error, "%s: hidden_size %d must be a multiple of num_heads %d", path, config->channels, config->heads);
+        return error_set(error, "%s: hidden_size %d must be a multiple of num_heads %d", path,
+                         config->channels, config->heads);
     }
     return gpt_neo_config_attention(root, path, config, error);
 }
@@ -181,8 +213,9 @@ static inline bool gpt_neo_config_load(const char *path, GptNeoConfig *config, E
     memset(config, 0, sizeof *config);
     size_t length = strlen(path), skip = length < sizeof config->name ? 0 : length - sizeof config->name + 1;
     snprintf(config->name, sizeof config->name, "%s", path + skip);
-    bool good = json_is_object(root) ? gpt_neo_config_read(root, path, config, error)
-                                     : error_set(error, "%s: a model configuration must be a JSON object", path);
+    bool good = json_is_object(root)
+                    ? gpt_neo_config_read(root, path, config, error)
+                    : error_set(error, "%s: a model configuration must be a JSON object", path);
     json_decref(root);
     return good;
 }
@@ -192,12 +225,15 @@ static inline bool gpt_neo_config_unknown(const char *name, Error *error) {
     char excerpt[64];
     for (int i = 0; i < GPT_NEO_PRESET_COUNT; i++) { names[i] = gpt_neo_presets()[i].name; }
     const char *nearest = nearest_name(name, names, GPT_NEO_PRESET_COUNT);
-    return error_set(error, "unknown model %s%s%s%s: choose tiny, 36M, 125M, 1.3B or 2.7B, or give a Hugging Face config.json",
-                     option_excerpt(name, excerpt), nearest != NULL ? " (did you mean " : "", nearest != NULL ? nearest : "",
-                     nearest != NULL ? "?)" : "");
+    return error_set(
+        error,
+        "unknown model %s%s%s%s: choose tiny, 36M, 125M, 1.3B or 2.7B, or give a Hugging Face config.json",
+        text_excerpt(name, excerpt), nearest != NULL ? " (did you mean " : "", nearest != NULL ? nearest : "",
+        nearest != NULL ? "?)" : "");
 }
 
-// `name_or_path`: a preset, a config.json, or a directory that holds one. `error` names what is wrong and what is allowed.
+// `name_or_path`: a preset, a config.json, or a directory that holds one. `error` names
+// what is wrong and what is allowed.
 static inline bool gpt_neo_config_find(const char *name_or_path, GptNeoConfig *config, Error *error) {
     for (int i = 0; i < GPT_NEO_PRESET_COUNT; i++) {
         if (strcmp(name_or_path, gpt_neo_presets()[i].name) == 0) {
@@ -214,7 +250,9 @@ static inline bool gpt_neo_config_find(const char *name_or_path, GptNeoConfig *c
         }
         return gpt_neo_config_load(path, config, error);
     }
-    if (exists || strchr(name_or_path, '/') != NULL) { return gpt_neo_config_load(name_or_path, config, error); }
+    if (exists || strchr(name_or_path, '/') != NULL) {
+        return gpt_neo_config_load(name_or_path, config, error);
+    }
     return gpt_neo_config_unknown(name_or_path, error);
 }
 
@@ -253,12 +291,17 @@ typedef enum GptNeoTensor {
 
 enum { GPT_NEO_WTE = 0, GPT_NEO_WPE = 1, GPT_NEO_FIRST_LAYER = 2 };
 
-static inline int gpt_neo_tensor(int layer, GptNeoTensor tensor) { return GPT_NEO_FIRST_LAYER + layer * TENSORS_PER_LAYER + (int)tensor; }
-static inline int gpt_neo_ln_f(const GptNeoConfig *config) { return gpt_neo_tensor(config->layers, TENSOR_LN_1_WEIGHT); } // bias: + 1
+static inline int gpt_neo_tensor(int layer, GptNeoTensor tensor) {
+    return GPT_NEO_FIRST_LAYER + layer * TENSORS_PER_LAYER + (int)tensor;
+}
+static inline int gpt_neo_ln_f(const GptNeoConfig *config) {
+    return gpt_neo_tensor(config->layers, TENSOR_LN_1_WEIGHT);
+} // bias: + 1
 static inline int gpt_neo_tensor_count(const GptNeoConfig *config) { return gpt_neo_ln_f(config) + 2; }
 
 // Appends a tensor; columns 0 makes it a vector, which starts as `fill`.
-static inline void parameter_table_add(ParameterTable *table, int layer, const char *name, int rows, int columns, float fill) {
+static inline void parameter_table_add(ParameterTable *table, int layer, const char *name, int rows,
+                                       int columns, float fill) {
     ParameterInfo *entry = &table->entries[table->count++];
     memset(entry, 0, sizeof *entry);
     if (layer < 0) {
@@ -300,7 +343,9 @@ static inline void gpt_neo_parameter_table(const GptNeoConfig *config, Parameter
     table->parameter_count = 0;
     parameter_table_add(table, -1, "wte.weight", config->vocabulary, config->channels, 0.0f);
     parameter_table_add(table, -1, "wpe.weight", config->positions, config->channels, 0.0f);
-    for (int l = 0; l < config->layers; l++) { parameter_table_add_layer(table, l, config->channels, config->inner); }
+    for (int l = 0; l < config->layers; l++) {
+        parameter_table_add_layer(table, l, config->channels, config->inner);
+    }
     parameter_table_add(table, -1, "ln_f.weight", config->channels, 0, 1.0f);
     parameter_table_add(table, -1, "ln_f.bias", config->channels, 0, 0.0f);
     assert(table->count == gpt_neo_tensor_count(config));
@@ -331,24 +376,29 @@ static inline void gpt_neo_initialize_task(void *context, int task, int thread) 
             random.state = random_hash(random_hash(work->seed, (uint64_t)task), j / GPT_NEO_INITIAL_BLOCK);
         }
         float normal = entry->deviation > 0.0f ? (float)random_normal(&random) : 0.0f;
-        work->parameters[entry->offset + j] = entry->deviation > 0.0f ? entry->deviation * normal : entry->fill;
+        work->parameters[entry->offset + j] =
+            entry->deviation > 0.0f ? entry->deviation * normal : entry->fill;
     }
 }
 
-// Fills all of `parameters` (parameter_count). Each element is a pure function of (seed, index of its tensor, its block of 4096 elements).
-static inline void gpt_neo_initialize(const ParameterTable *table, uint64_t seed, Team *team, float *parameters) {
+// Fills all of `parameters` (parameter_count). Each element is a pure function of (seed,
+// index of its tensor, its block of 4096 elements).
+static inline void gpt_neo_initialize(const ParameterTable *table, uint64_t seed, ThreadPool *pool,
+                                      float *parameters) {
     GptNeoInitialization work = {table, seed, parameters};
-    team_run(team, table->count, gpt_neo_initialize_task, &work);
+    thread_pool_run(pool, table->count, gpt_neo_initialize_task, &work);
 }
 
-// Mean number of keys that a query of a sequence of T sees in layer `layer`: (T+1)/2, or w - w(w-1)/(2T) for a window w < T.
+// Mean number of keys that a query of a sequence of T sees in layer `layer`: (T+1)/2, or
+// w - w(w-1)/(2T) for a window w < T.
 static inline double gpt_neo_mean_keys(const GptNeoConfig *config, int layer, int T) {
     double w = config->local[layer] && config->window < T ? config->window : T;
     return w - w * (w - 1.0) / (2.0 * T);
 }
 
-// FLOPs of forward and backward for one token of a sequence of T: 6 for each element of a matrix that multiplies activations (the LM head
-// counts, looking up wte and wpe does not), and 6 * 2C for each key that a query sees.
+// FLOPs of forward and backward for one token of a sequence of T: 6 for each element of a
+// matrix that multiplies activations (the LM head counts, looking up wte and wpe does
+// not), and 6 * 2C for each key that a query sees.
 static inline double gpt_neo_flops_per_token(const GptNeoConfig *config, int T) {
     double C = config->channels, keys = 0.0;
     double matrices = C * config->vocabulary + config->layers * (4.0 * C * C + 2.0 * C * config->inner);

@@ -1,16 +1,18 @@
 // optimizer.h: the optimizer state of one worker and one step of it.
 //
-// A worker owns pieces of the flat parameter vector (runtime/layout.h): one piece that is all of it under rules that do not shard, its
-// share of every cell under those that do. Its state lies in the order of its own elements, without gaps. Weight decay applies to some
-// tensors only, given as ranges of the flat vector, so a piece may cut through tensors anywhere. Nothing here communicates.
+// A worker owns pieces of the flat parameter vector (comm/layout.h): one piece that is
+// all of it under rules that do not shard, its share of every cell under those that do.
+// Its state lies in the order of its own elements, without gaps. Weight decay applies to
+// some tensors only, given as ranges of the flat vector, so a piece may cut through
+// tensors anywhere. Nothing here communicates.
 #ifndef ACCO_OPTIMIZER_H
 #define ACCO_OPTIMIZER_H
 
 #include <math.h>
 #include <stdint.h>
 
+#include "comm/layout.h"
 #include "kernels/kernels.h"
-#include "runtime/layout.h"
 #include "runtime/memory.h"
 
 typedef enum OptimizerKind { OPTIMIZER_ADAMW, OPTIMIZER_SGD } OptimizerKind;
@@ -20,7 +22,8 @@ typedef struct DecayRange {
     size_t begin, end;
 } DecayRange;
 
-// Appends [begin, end) to `ranges`, joined to the last one where it follows on. To be called in ascending order.
+// Appends [begin, end) to `ranges`, joined to the last one where it follows on. To be
+// called in ascending order.
 static inline void decay_ranges_add(DecayRange *ranges, int *count, size_t begin, size_t end) {
     if (*count > 0 && ranges[*count - 1].end == begin) {
         ranges[*count - 1].end = end;
@@ -51,14 +54,17 @@ static inline Layout optimizer_whole(size_t count) {
     return layout;
 }
 
-// Plans the state for the pieces of `rank`. `master_is_elsewhere`: the caller points `master` to a buffer that it keeps anyway.
-static inline void optimizer_reserve(Optimizer *optimizer, Arena *arena, const OptimizerSettings *settings, const Layout *layout, int rank,
-                                     bool master_is_elsewhere) {
+// Plans the state for the pieces of `rank`. `master_is_elsewhere`: the caller points
+// `master` to a buffer that it keeps anyway.
+static inline void optimizer_reserve(Optimizer *optimizer, Arena *arena, const OptimizerSettings *settings,
+                                     const Layout *layout, int rank, bool master_is_elsewhere) {
     optimizer->settings = *settings;
     optimizer->layout = *layout;
     optimizer->rank = rank;
     size_t bytes = layout_shard(layout) * sizeof(float);
-    if (!master_is_elsewhere) { arena_reserve(arena, MEMORY_OPTIMIZER, "master parameters", bytes, &optimizer->master); }
+    if (!master_is_elsewhere) {
+        arena_reserve(arena, MEMORY_OPTIMIZER, "master parameters", bytes, &optimizer->master);
+    }
     if (settings->kind == OPTIMIZER_ADAMW) {
         arena_reserve(arena, MEMORY_OPTIMIZER, "AdamW first moment", bytes, &optimizer->first_moment);
         arena_reserve(arena, MEMORY_OPTIMIZER, "AdamW second moment", bytes, &optimizer->second_moment);
@@ -70,8 +76,8 @@ static inline void optimizer_take_master(Optimizer *optimizer, Stream *stream, c
     size_t shard = layout_shard(&optimizer->layout);
     for (size_t own = 0; own < shard;) {
         size_t run = layout_run(&optimizer->layout, own, shard);
-        stream_copy(stream, optimizer->master + own, parameters + layout_flat(&optimizer->layout, optimizer->rank, own),
-                    run * sizeof(float));
+        stream_copy(stream, optimizer->master + own,
+                    parameters + layout_flat(&optimizer->layout, optimizer->rank, own), run * sizeof(float));
         own += run;
     }
 }
@@ -85,8 +91,10 @@ typedef struct OptimizerStep {
     bool commit; // moves the state; otherwise an estimate, and the state stays bitwise as it was
 } OptimizerStep;
 
-// Where the run of elements that starts at `position` and decays or not as a whole ends, not beyond `end`.
-static inline size_t optimizer_run_end(const OptimizerSettings *settings, size_t position, size_t end, bool *decays) {
+// Where the run of elements that starts at `position` and decays or not as a whole ends,
+// not beyond `end`.
+static inline size_t optimizer_run_end(const OptimizerSettings *settings, size_t position, size_t end,
+                                       bool *decays) {
     *decays = false;
     for (int i = 0; i < settings->decay_range_count; i++) {
         const DecayRange *range = &settings->decay_ranges[i];
@@ -98,8 +106,8 @@ static inline size_t optimizer_run_end(const OptimizerSettings *settings, size_t
     return end;
 }
 
-static inline void optimizer_step_run(Optimizer *optimizer, Stream *stream, const OptimizerStep *step, size_t own, size_t flat,
-                                      size_t count, double weight_decay) {
+static inline void optimizer_step_run(Optimizer *optimizer, Stream *stream, const OptimizerStep *step,
+                                      size_t own, size_t flat, size_t count, double weight_decay) {
     const OptimizerSettings *settings = &optimizer->settings;
     bool has_moments = settings->kind == OPTIMIZER_ADAMW;
     AdamWRange range;
@@ -110,8 +118,8 @@ static inline void optimizer_step_run(Optimizer *optimizer, Stream *stream, cons
     range.second_moment = has_moments ? optimizer->second_moment + own : NULL;
     range.gradient = step->gradient + flat;
     range.count = count;
-    range.step = adamw_step(settings->beta1, settings->beta2, (double)(optimizer->commits + 1), settings->epsilon, step->learning_rate,
-                            weight_decay);
+    range.step = adamw_step(settings->beta1, settings->beta2, (double)(optimizer->commits + 1),
+                            settings->epsilon, step->learning_rate, weight_decay);
     range.step.divisor = (float)step->divisor;
     range.step.scale = (float)step->scale;
     if (has_moments) {
@@ -121,19 +129,55 @@ static inline void optimizer_step_run(Optimizer *optimizer, Stream *stream, cons
     }
 }
 
-// Steps everything that this worker owns, on the team of `stream`.
+// Steps everything that this worker owns, on the pool of `stream`.
 static inline void optimizer_step(Optimizer *optimizer, Stream *stream, const OptimizerStep *step) {
     const OptimizerSettings *settings = &optimizer->settings;
     size_t shard = layout_shard(&optimizer->layout);
     for (size_t own = 0; own < shard;) {
         size_t flat = layout_flat(&optimizer->layout, optimizer->rank, own);
         bool decays;
-        size_t run = optimizer->layout.size == 1 ? shard - own : layout_run(&optimizer->layout, own, shard); // alone, all is one run
+        size_t run = optimizer->layout.size == 1
+                         ? shard - own
+                         : layout_run(&optimizer->layout, own, shard); // alone, all is one run
         size_t end = optimizer_run_end(settings, flat, flat + run, &decays);
-        optimizer_step_run(optimizer, stream, step, own, flat, end - flat, decays ? settings->weight_decay : 0.0);
+        optimizer_step_run(optimizer, stream, step, own, flat, end - flat,
+                           decays ? settings->weight_decay : 0.0);
         own += end - flat;
     }
     if (step->commit) { optimizer->commits++; }
+}
+
+// ---------------------------------------------------------------------------------------
+// The learning rate as a function of progress
+//
+// Progress is counted in micro-batch gradients committed by all workers together (--lr-by
+// grads), so that rules and runs with different or varying batch sizes see the same rate
+// at the same number of tokens; or it is counted in commits (--lr-by commits). Warm-up is
+// linear, and its first commit has a rate above zero. An estimate uses the rate of the
+// commit that it anticipates: progress moves at commits only.
+
+typedef enum ScheduleKind { SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_COSINE } ScheduleKind;
+
+typedef struct LearningRate {
+    ScheduleKind kind;
+    double peak, minimum;
+    double step;   // progress that a commit of nominal size makes
+    double warmup; // progress at which the peak is reached
+    double total;  // progress at which the minimum is reached
+} LearningRate;
+
+// The rate of the commit that starts when `progress` has been made.
+static inline double learning_rate_at(const LearningRate *schedule, double progress) {
+    if (progress + schedule->step < schedule->warmup) {
+        return schedule->peak * (progress + schedule->step) / schedule->warmup;
+    }
+    if (schedule->kind == SCHEDULE_CONSTANT) { return schedule->peak; }
+    double span = schedule->total - schedule->warmup;
+    double fraction = span > 0 ? (progress - schedule->warmup) / span : 1.0;
+    fraction = fraction < 0 ? 0 : fraction > 1 ? 1 : fraction;
+    double factor = schedule->kind == SCHEDULE_LINEAR ? 1.0 - fraction
+                                                      : 0.5 * (1.0 + cos(3.14159265358979323846 * fraction));
+    return schedule->minimum + (schedule->peak - schedule->minimum) * factor;
 }
 
 #endif

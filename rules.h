@@ -11,19 +11,24 @@
 
 static const Rule RULES[] = {
     // name, summary, kind, replicated, rounds per commit, commit, finish, committed
-    {"ddp", "all-reduce behind the last backward pass, then every rank steps everything", RULE_SYNCHRONOUS, true, 1, ddp_commit, NULL,
-     NULL},
-    {"zero1", "reduce-scatter behind the last backward pass, each rank steps its shard, all-gather before the next forward pass",
+    {"ddp", "all-reduce behind the last backward pass, then every rank steps everything", RULE_SYNCHRONOUS,
+     true, 1, ddp_commit, NULL, NULL},
+    {"zero1",
+     "reduce-scatter behind the last backward pass, each rank steps its shard, all-gather before the next "
+     "forward pass",
      RULE_SYNCHRONOUS, false, 1, zero1_commit, NULL, NULL},
-    {"dpu", "communicates a gradient while it computes the next: updates are one commit late", RULE_OVERLAPPED, false, 1, dpu_commit, drain,
-     NULL},
-    {"acco-wp", "as dpu, but computes at a prediction of the next parameters", RULE_OVERLAPPED, false, 1, acco_wp_commit, drain,
-     acco_wp_committed},
-    {"acco", "communicates one half of the batch while it computes the other", RULE_OVERLAPPED, false, 2, acco_commit, NULL, NULL},
-    {"co2", "local steps; their mean is exchanged during the next round", RULE_LOCAL, false, 1, co2_commit, co2_finish, local_committed},
-    {"diloco", "local steps, then an outer step with their mean", RULE_LOCAL, false, 1, diloco_commit, NULL, local_committed},
-    {"streaming-diloco", "local steps; fragments of the model are averaged in turn, behind further steps", RULE_LOCAL, false, 1,
-     streaming_diloco_commit, streaming_diloco_finish, local_committed},
+    {"dpu", "communicates a gradient while it computes the next: updates are one commit late",
+     RULE_OVERLAPPED, false, 1, dpu_commit, drain, NULL},
+    {"acco-wp", "as dpu, but computes at a prediction of the next parameters", RULE_OVERLAPPED, false, 1,
+     acco_wp_commit, drain, acco_wp_committed},
+    {"acco", "communicates one half of the batch while it computes the other", RULE_OVERLAPPED, false, 2,
+     acco_commit, NULL, NULL},
+    {"co2", "local steps; their mean is exchanged during the next round", RULE_LOCAL, false, 1, co2_commit,
+     co2_finish, local_committed},
+    {"diloco", "local steps, then an outer step with their mean", RULE_LOCAL, false, 1, diloco_commit, NULL,
+     local_committed},
+    {"streaming-diloco", "local steps; fragments of the model are averaged in turn, behind further steps",
+     RULE_LOCAL, false, 1, streaming_diloco_commit, streaming_diloco_finish, local_committed},
 };
 
 enum { RULE_COUNT = sizeof RULES / sizeof RULES[0] };

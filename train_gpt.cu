@@ -6,43 +6,22 @@
 //   train_gpt plan OPTIONS       prints how much memory each rank needs, and allocates nothing
 //   train_gpt help               every option
 //
-// The user's mistakes end all ranks with one line and exit code 2 before anything is allocated (run.h). Afterwards only the system can
-// fail: one line with rank, host and operation, and exit code 3 for the whole job (runtime/transport.h).
+// The user's mistakes end all ranks with one line and exit code 2 before anything is
+// allocated (run.h). Afterwards only the system can fail: one line with rank, host and
+// operation, and exit code 3 for the whole job (comm/transport.h).
 
 #include <signal.h>
 
-#include "checkpoint_load.h" // defines: checkpoint_load: going on from disk
-#include "checkpoint_save.h" // defines: checkpoint_begin, checkpoint_end: a run on disk
-#include "evaluate.h" // defines: evaluate_set_open, evaluate_run: how good a model is
-#include "report.h"  // defines: print_start, report lines, print_end: what a run says
-#include "run.h"     // defines: Run, choose_model, open_data, reserve_memory: one run and its setup
-#include "spelling.h" // defines: spelling_encode, spelling_print: text and token ids
-#include "sampler.h" // defines: sampler_generate: text out
+#include "checkpoint/load.h" // defines: checkpoint_load: going on from disk
+#include "checkpoint/save.h" // defines: checkpoint_begin, checkpoint_end: a run on disk
+#include "program/eval.h"    // defines: command_eval: how good a model is
+#include "program/plan.h"    // defines: command_plan: how much memory a run would need
+#include "program/report.h"  // defines: print_start, report lines, print_end: what a run says
+#include "program/sample.h"  // defines: command_sample, print_sample: text out
+#include "program/setup.h" // defines: choose_model, open_data, reserve_memory: what is decided before training
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Training
-
-// The scheduler's Problem: micro-batch `index` of this rank is sample number (index * ranks + rank) * B and the next B-1 of the global
-// order, counted from where a run that is resumed had come.
-static MicroBatchResult train_micro_batch(void *self, Stream *stream, uint64_t index, const float *parameters, float *gradients,
-                                          const Pace *pace) {
-    Run *run = (Run *)self;
-    const Transport *transport = &run->transport;
-    uint64_t first = ((uint64_t)run->data_base + index * (uint64_t)transport->size + (uint64_t)transport->rank) * (uint64_t)run->B;
-    MicroBatchResult result;
-    Error error = {""};
-    if (!data_loader_fill(&run->data, first, run->B, run->tokens, run->targets, &result.perfect_loss, &error)) {
-        transport_fail(&run->transport, "%s", error.text);
-    }
-    result.loss = gpt_neo_loss_and_gradients(&run->model, stream, parameters, gradients, run->tokens, run->targets, pace);
-    if (run->options.slow_rank == transport->rank) { sleep_seconds(run->options.slow_ms / 1e3); }
-    return result;
-}
-
-static Problem training_problem(Run *run) {
-    Problem problem = {run, run->table.parameter_count, train_micro_batch, run->layer_begins, run->config.layers};
-    return problem;
-}
 
 typedef struct Validation {
     Run *run;
@@ -54,10 +33,12 @@ static void validate_task(void *context, Stream *stream) {
     Validation *sum = (Validation *)context;
     Run *run = sum->run;
     const DataLoader *data = run->options.val_data[0] != '\0' ? &run->validation_data : &run->data;
-    for (int64_t batch = run->transport.rank; batch < run->options.val_batches; batch += run->transport.size) {
+    for (int64_t batch = run->transport.rank; batch < run->options.val_batches;
+         batch += run->transport.size) {
         double perfect;
         Error error = {""};
-        if (!data_loader_fill_validation(data, (uint64_t)(batch * run->B), run->B, run->tokens, run->targets, &perfect, &error)) {
+        if (!data_loader_fill_validation(data, (uint64_t)(batch * run->B), run->B, run->tokens, run->targets,
+                                         &perfect, &error)) {
             transport_fail(&run->transport, "%s", error.text);
         }
         sum->loss += gpt_neo_loss(&run->model, stream, sum->parameters, run->tokens, run->targets);
@@ -72,7 +53,7 @@ static void validate_exchange_task(void *context, Stream *stream) {
     Transport *transport = &sum->run->transport;
     double mine[3] = {sum->loss, sum->perfect_loss, sum->batches};
     double *all = (double *)calloc((size_t)transport->size, sizeof mine);
-    transport_exchange(transport, "validation", mine, all, sizeof mine);
+    transport_all_gather_records(transport, "validation", mine, all, sizeof mine);
     sum->loss = sum->perfect_loss = sum->batches = 0;
     for (int rank = 0; rank < transport->size; rank++) {
         sum->loss += all[3 * rank];
@@ -82,8 +63,8 @@ static void validate_exchange_task(void *context, Stream *stream) {
     free(all);
 }
 
-// Mean validation loss of the committed parameters, on all ranks; the batches are shared out. Returns it, and what a perfect model would
-// have.
+// Mean validation loss of the committed parameters, on all ranks; the batches are shared
+// out. Returns it, and what a perfect model would have.
 static double validate(Run *run, double *perfect_loss) {
     Scheduler *s = &run->scheduler;
     scheduler_settle(s); // waiting for what is on its way belongs to training
@@ -103,17 +84,22 @@ static void validate_and_report(Run *run) {
     run->perfect_validation_loss = perfect;
     if (!run_is_main(run)) { return; }
     Error error = {""};
-    int64_t commit = run->scheduler.optimizer.commits, tokens = (int64_t)run->scheduler.gradients_done * tokens_per_micro_batch(run);
+    int64_t commit = run->scheduler.optimizer.commits,
+            tokens = (int64_t)run->scheduler.gradients_done * tokens_per_micro_batch(run);
     terminal_clear(&run->terminal);
     printf("%7lld validation loss %.4f", (long long)commit, loss);
     if (isfinite(perfect)) { printf(", a perfect model has %.4f", perfect); }
     printf("\n");
     fflush(stdout);
-    check_written(run, log_validation(&run->log, commit, tokens, training_seconds(run), loss, perfect, &error), &error);
+    check_written(
+        run, log_validation(&run->log, commit, tokens, training_seconds(run), loss, perfect, &error), &error);
 }
 
-// Whether a multiple of `every` lies in (before, now]: a local rule commits several at a time.
-static bool is_due(int64_t before, int64_t now, int64_t every) { return every > 0 && now / every > before / every; }
+// Whether a multiple of `every` lies in (before, now]: a local rule commits several at a
+// time.
+static bool is_due(int64_t before, int64_t now, int64_t every) {
+    return every > 0 && now / every > before / every;
+}
 
 static void report_commit(Run *run, bool last) {
     const CommitReport *commit = &run->scheduler.report;
@@ -121,7 +107,8 @@ static void report_commit(Run *run, bool last) {
     if (run->scheduler.reports == run->reports_seen && !last) { return; }
     if (run->scheduler.reports > run->reports_seen) { collect_commit(run); }
     run->commit_seen = commit->commit;
-    if (run_is_main(run) && run->has_news && (last || is_due(before, commit->commit, run->options.report_every))) {
+    if (run_is_main(run) && run->has_news &&
+        (last || is_due(before, commit->commit, run->options.report_every))) {
         Report report = make_report(run);
         Error error = {""};
         terminal_report(&run->terminal, &report);
@@ -130,32 +117,34 @@ static void report_commit(Run *run, bool last) {
     bool validates = last || is_due(before, commit->commit, run->options.val_every);
     if (run->options.val_batches > 0 && validates) { validate_and_report(run); }
     if (run_is_main(run)) {
-        terminal_bar(&run->terminal, (int64_t)run->scheduler.gradients_done * tokens_per_micro_batch(run), run->options.tokens,
-                     training_seconds(run));
+        terminal_bar(&run->terminal, (int64_t)run->scheduler.gradients_done * tokens_per_micro_batch(run),
+                     run->options.tokens, training_seconds(run));
     }
 }
 
 // A failure is said and costs the new checkpoint only.
-static void report_checkpoint(Run *run, const SavedReport *report, double waited, bool saved, const Error *error) {
+static void report_checkpoint(Run *run, const SavedReport *report, double waited, bool saved,
+                              const Error *error) {
     if (!run_is_main(run)) { return; }
     terminal_clear(&run->terminal);
     if (!saved) {
         printf("%7lld no checkpoint: %s\n", (long long)report->commit, error->text);
     } else if (report->seconds > 0) {
-        printf("%7lld checkpoint in %.1f s, %.1f s of it beside training\n", (long long)report->commit, waited + report->seconds,
-               report->seconds);
+        printf("%7lld checkpoint in %.1f s, %.1f s of it beside training\n", (long long)report->commit,
+               waited + report->seconds, report->seconds);
     } else {
         printf("%7lld checkpoint in %.1f s\n", (long long)report->commit, waited);
     }
     fflush(stdout);
     Error log_error = {""};
-    json_t *event = json_pack("{s:s, s:I, s:b, s:o, s:o, s:o}", "event", "checkpoint", "commit", (json_int_t)report->commit, "saved",
-                              saved ? 1 : 0, "seconds", log_real(waited), "beside_seconds", log_real(report->seconds), "problem",
-                              log_text(error->text));
+    json_t *event = json_pack("{s:s, s:I, s:b, s:o, s:o, s:o}", "event", "checkpoint", "commit",
+                              (json_int_t)report->commit, "saved", saved ? 1 : 0, "seconds", log_real(waited),
+                              "beside_seconds", log_real(report->seconds), "problem", log_text(error->text));
     check_written(run, log_event(&run->log, event, &log_error), &log_error);
 }
 
-// Ends the checkpoint that is being written, if there is one. Returns whether it is on disk.
+// Ends the checkpoint that is being written, if there is one. Returns whether it is on
+// disk.
 static bool end_checkpoint(Run *run) {
     SavedReport report;
     Error error = {""};
@@ -188,7 +177,7 @@ static bool save_checkpoint(Run *run) {
     return end_checkpoint(run);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Going on from a checkpoint
 
 // What the reports go on from.
@@ -203,27 +192,31 @@ static void continue_reports(Run *run, double seconds) {
     memset(&run->sum, 0, sizeof run->sum);
 }
 
-// Loads the newest checkpoint in the run's directory that is good; damaged ones are named and passed over. Returns its commit; -1: there is
-// none.
+// Loads the newest checkpoint in the run's directory that is good; damaged ones are named
+// and passed over. Returns its commit; -1: there is none.
 static int64_t load_newest(Run *run, char remarks[512]) {
     int64_t commit = INT64_MAX;
     for (bool loaded = false; !loaded && commit >= 0;) {
         Error error = {""};
         commit = checkpoint_newest(run->directory, commit);
         share_from_rank_zero(run, &commit, sizeof commit);
-        loaded = commit >= 0 && checkpoint_load(run, checkpoint_paths(run->directory, commit).final, remarks, &error);
+        loaded = commit >= 0 &&
+                 checkpoint_load(run, checkpoint_paths(run->directory, commit).final, remarks, &error);
         bool damaged = commit >= 0 && !loaded;
-        if (damaged && run_is_main(run)) { printf("resumed    not from step-%lld: %s\n", (long long)commit, error.text); }
+        if (damaged && run_is_main(run)) {
+            printf("resumed    not from step-%lld: %s\n", (long long)commit, error.text);
+        }
     }
     return commit;
 }
 
-// The number of micro-batches, counted over all ranks, at which data begin that no rank has asked for.
+// The number of micro-batches, counted over all ranks, at which data begin that no rank
+// has asked for.
 static int64_t fresh_data(Run *run, bool least) {
     Transport *transport = &run->transport;
     uint64_t mine = run->scheduler.micro_batches_begun;
     uint64_t *all = (uint64_t *)calloc((size_t)transport->size, sizeof mine);
-    transport_exchange(transport, "position in the data", &mine, all, sizeof mine);
+    transport_all_gather_records(transport, "position in the data", &mine, all, sizeof mine);
     uint64_t found = all[0];
     for (int rank = 1; rank < transport->size; rank++) {
         if (least ? all[rank] < found : all[rank] > found) { found = all[rank]; }
@@ -235,15 +228,16 @@ static int64_t fresh_data(Run *run, bool least) {
 static void report_rollback(Run *run, int64_t from, int64_t to) {
     Error error = {""};
     if (!run_is_main(run)) { return; }
-    printf("%7lld back to the checkpoint of %s %lld, rollback %.0f; on with new data\n", (long long)from, step_name(run), (long long)to,
-           run->scheduler.rollbacks);
+    printf("%7lld back to the checkpoint of %s %lld, rollback %.0f; on with new data\n", (long long)from,
+           step_name(run), (long long)to, run->scheduler.rollbacks);
     fflush(stdout);
-    json_t *event = json_pack("{s:s, s:I, s:I, s:o}", "event", "rollback", "from", (json_int_t)from, "commit", (json_int_t)to, "count",
-                              log_real(run->scheduler.rollbacks));
+    json_t *event = json_pack("{s:s, s:I, s:I, s:o}", "event", "rollback", "from", (json_int_t)from, "commit",
+                              (json_int_t)to, "count", log_real(run->scheduler.rollbacks));
     check_written(run, log_event(&run->log, event, &error), &error);
 }
 
-// Back to the newest good checkpoint of this run, and on with data behind those that it had come to. False: the run ends.
+// Back to the newest good checkpoint of this run, and on with data behind those that it
+// had come to. False: the run ends.
 static bool roll_back(Run *run) {
     Scheduler *s = &run->scheduler;
     char remarks[512];
@@ -254,14 +248,15 @@ static bool roll_back(Run *run) {
     end_checkpoint(run);
     scheduler_drop(s);
     int64_t commit = load_newest(run, remarks);
-    // Gradients that waited in a checkpoint, which may have been made just before the spike, would bring it back.
+    // Gradients that waited in a checkpoint, which may have been made just before the
+    // spike, would bring it back.
     if (run->rule->kind == RULE_OVERLAPPED) { scheduler_drop(s); }
     run->rollback_repeats = commit == run->rollback_commit ? run->rollback_repeats + 1 : 1;
     run->rollback_commit = commit;
     s->spikes = spikes;
     s->rollbacks = rollbacks;
-    s->stopped = commit < 0 || run->rollback_repeats > ROLLBACK_PATIENCE;
-    if (s->stopped) { return false; }
+    s->failed = commit < 0 || run->rollback_repeats > ROLLBACK_PATIENCE;
+    if (s->failed) { return false; }
     run->data_base += position - fresh_data(run, true);
     run->seconds_before = seconds;
     run->paused = clock_seconds() - began; // with what ending a checkpoint took
@@ -271,7 +266,7 @@ static bool roll_back(Run *run) {
     return true;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // The loop
 
 // Until the target, a spike that ends it, or somebody who asks to stop.
@@ -279,17 +274,19 @@ static void train_to_target(Run *run) {
     Scheduler *s = &run->scheduler;
     double target = target_gradients(run);
     bool done = s->gradients_done >= target; // by the run that this one goes on from
-    while (s->gradients_done < target && !scheduler_is_halted(s) && !s->stopping) {
+    while (s->gradients_done < target && !scheduler_is_halted(s) && !s->stop_agreed) {
         int64_t before = s->optimizer.commits;
         run->rule->commit(s);
         bool last = s->gradients_done >= target && run->rule->finish == NULL;
         report_spike(run);
         if (scheduler_is_halted(s)) { return; }
         report_commit(run, last);
-        if (s->all_ended) { end_checkpoint(run); }
-        if (!last && is_due(before, s->optimizer.commits, run->options.save_every)) { begin_checkpoint(run, true); }
+        if (s->all_writers_done) { end_checkpoint(run); }
+        if (!last && is_due(before, s->optimizer.commits, run->options.save_every)) {
+            begin_checkpoint(run, true);
+        }
     }
-    if (s->stopping || (run->rule->finish == NULL && !done)) { return; }
+    if (s->stop_agreed || (run->rule->finish == NULL && !done)) { return; }
     if (run->rule->finish != NULL) { run->rule->finish(s); }
     report_spike(run);
     if (!scheduler_is_halted(s)) { report_commit(run, true); }
@@ -300,117 +297,16 @@ static bool train(Run *run) {
     Scheduler *s = &run->scheduler;
     run->started = clock_seconds();
     run->validation_loss = NAN;
-    __atomic_store_n(&run->words.accepting, true, __ATOMIC_RELAXED);
+    __atomic_store_n(&run->signal_watch.accepting, true, __ATOMIC_RELAXED);
     train_to_target(run);
     while (s->rollback_due && roll_back(run)) { train_to_target(run); }
-    if (!s->stopped) { return save_checkpoint(run); }
+    if (!s->failed) { return save_checkpoint(run); }
     end_checkpoint(run);
     fail_spike(run);
     return false;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
-// A sample
-
-enum { SAMPLE_STREAM = 20 }; // of the random numbers that hang on --seed
-
-typedef struct Sample {
-    const Options *options;
-    Sampler sampler;
-    Spelling spelling;
-    TokenList prompt;
-    const float *parameters; // (parameter_count), on the host
-} Sample;
-
-// A text ends where the model says so.
-static bool sample_hear(void *self, int32_t token) {
-    Sample *sample = (Sample *)self;
-    if (token == spelling_end(&sample->spelling)) { return false; }
-    spelling_print(&sample->spelling, token, false, stdout);
-    return true;
-}
-
-// Prints what follows the prompt, token by token.
-static void sample_print_text(Sample *sample, Stream *stream) {
-    const Options *options = sample->options;
-    Random random = {random_hash((uint64_t)options->seed, SAMPLE_STREAM)};
-    SamplerListener listener = {sample, sample_hear};
-    int32_t *output = (int32_t *)calloc((size_t)options->sample_tokens, sizeof(int32_t));
-    sampler_generate(&sample->sampler, stream, sample->parameters, sample->prompt.ids, (int)sample->prompt.count, output,
-                     (int)options->sample_tokens, options->temperature, (int)options->top_k, &random, &listener);
-    spelling_print(&sample->spelling, 0, true, stdout);
-    printf("\n");
-    free(output);
-}
-
-// A text by the model, with a cache of keys and values in an arena of its own; on the CPU, whatever trained it.
-static bool sample_run(Sample *sample, const GptNeoConfig *config, Team *team, int threads, Error *error) {
-    Stream here; // of this thread
-    Arena arena;
-    memset(&here, 0, sizeof here);
-    memset(&arena, 0, sizeof arena);
-    here.team = team;
-    bool good = spelling_encode(&sample->spelling, sample->options->prompt, &sample->prompt, error);
-    if (good) { sampler_reserve(&sample->sampler, &arena, config, threads); }
-    good = good && arena_commit(&arena, error);
-    if (good) {
-        printf("\nsample     temperature %g, top-k %lld%s\n%s", sample->options->temperature, (long long)sample->options->top_k,
-               sample->spelling.kind == SPELLING_IDS ? ": token ids, as there is no vocabulary to spell them with" : "",
-               sample->options->prompt);
-        sample_print_text(sample, &here);
-    }
-    arena_release(&arena);
-    token_list_free(&sample->prompt);
-    return good;
-}
-
-// Where the tokenizer is: as asked for, or beside the model that training began with.
-static const char *tokenizer_path(const Options *options, char path[2048]) {
-    struct stat status;
-    snprintf(path, 2048, "%.1000s", options->tokenizer);
-    if (path[0] != '\0' || options_start(options)[0] == '\0') { return path; }
-    snprintf(path, 2048, "%.1000s/tokenizer.json", options_start(options));
-    if (stat(path, &status) != 0) { path[0] = '\0'; }
-    return path;
-}
-
-// Before anything is trained: the tokenizer can be read, it is the one that made the data, and it spells the prompt. Rank 0.
-static bool check_tokenizer(const Run *run, Error *error) {
-    Spelling spelling;
-    TokenList prompt = {NULL, 0, 0};
-    char path[2048];
-    if (!run_is_main(run) || tokenizer_path(&run->options, path)[0] == '\0') { return true; }
-    if (!spelling_open(&spelling, path, false, run->config.vocabulary, error)) { return false; }
-    const uint8_t *hash = run->data.builtin ? NULL : run->data.files[0].tokenizer_hash;
-    bool good = hash == NULL || memcmp(hash, spelling.tokenizer.hash, SHARD_HASH_BYTES) == 0 ||
-                error_set(error, "%.400s is not the tokenizer that made %.400s", path, run->options.data);
-    good = good && spelling_encode(&spelling, run->options.prompt, &prompt, error);
-    token_list_free(&prompt);
-    spelling_close(&spelling);
-    return good;
-}
-
-static void print_sample(Run *run) {
-    Sample *sample = (Sample *)calloc(1, sizeof *sample);
-    char path[2048];
-    Error error = {""};
-    if (run->options.sample_tokens > 0) {
-        sample->options = &run->options;
-        float *parameters = borrow_host_parameters(run);
-        sample->parameters = parameters;
-        bool good = spelling_open(&sample->spelling, tokenizer_path(&run->options, path), data_is_bytes(run), run->config.vocabulary,
-                                  &error);
-        if (good) {
-            good = sample_run(sample, &run->config, run->team, run->threads.threads, &error);
-            spelling_close(&sample->spelling);
-        }
-        if (!good) { printf("\nno sample: %s\n", error.text); }
-        return_host_parameters(run, parameters);
-    }
-    free(sample);
-}
-
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // The life of a run
 
 // On all ranks the same.
@@ -418,16 +314,18 @@ static void initialize_parameters(Run *run) {
     float *target = run->scheduler.parameters.data;
     size_t bytes = run->table.parameter_count * sizeof(float);
     float *host = run->placement.on_gpu ? (float *)malloc(bytes) : target;
-    if (host == NULL) { transport_fail(&run->transport, "no memory for the first parameters: %zu bytes", bytes); }
+    if (host == NULL) {
+        transport_fail(&run->transport, "no memory for the first parameters: %zu bytes", bytes);
+    }
     if (options_start(&run->options)[0] != '\0') {
-        Pretrained model;
+        HfModel model;
         Error error = {""};
-        bool opened = pretrained_open(&model, options_start(&run->options), &error);
+        bool opened = hf_model_open(&model, options_start(&run->options), &error);
         agree_or_exit(run, opened ? 0 : EXIT_USER_MISTAKE, &error);
-        pretrained_read(&model, host);
-        pretrained_close(&model);
+        hf_model_read(&model, host);
+        hf_model_close(&model);
     } else {
-        gpt_neo_initialize(&run->table, (uint64_t)run->options.seed, run->team, host);
+        gpt_neo_initialize(&run->table, (uint64_t)run->options.seed, run->pool, host);
     }
     if (!run->placement.on_gpu) { return; }
     void *queue = gpu_queue_create(false);
@@ -437,7 +335,8 @@ static void initialize_parameters(Run *run) {
     free(host);
 }
 
-// What NCCL takes of the GPU's processors is no longer there for products that run beside it.
+// What NCCL takes of the GPU's processors is no longer there for products that run beside
+// it.
 static void warm_up_task(void *context, Stream *stream) {
     Run *run = (Run *)context;
     int taken = run->placement.uses_nccl ? (int)run->options.nccl_ctas : 0;
@@ -447,15 +346,18 @@ static void warm_up_task(void *context, Stream *stream) {
 
 static void print_resumed(Run *run, const char *path, const char *remarks) {
     long long commit = (long long)run->scheduler.optimizer.commits;
-    printf("resumed    from %s at %s %lld; %s%s\n\n", path, step_name(run), commit, remarks[0] == '\0' ? "exact" : "not exact: ", remarks);
+    printf("resumed    from %s at %s %lld; %s%s\n\n", path, step_name(run), commit,
+           remarks[0] == '\0' ? "exact" : "not exact: ", remarks);
     fflush(stdout);
     Error error = {""};
-    json_t *event = json_pack("{s:s, s:I, s:o, s:b, s:o}", "event", "resume", "commit", (json_int_t)commit, "checkpoint", log_text(path),
-                              "exact", remarks[0] == '\0' ? 1 : 0, "remarks", log_text(remarks));
+    json_t *event =
+        json_pack("{s:s, s:I, s:o, s:b, s:o}", "event", "resume", "commit", (json_int_t)commit, "checkpoint",
+                  log_text(path), "exact", remarks[0] == '\0' ? 1 : 0, "remarks", log_text(remarks));
     check_written(run, log_event(&run->log, event, &error), &error);
 }
 
-// Before anything is made for the run: all ranks can read the checkpoint that was asked for, and what is there is of this model.
+// Before anything is made for the run: all ranks can read the checkpoint that was asked
+// for, and what is there is of this model.
 static void check_resume(Run *run) {
     const char *resume = run->options.resume;
     CheckpointSource source;
@@ -483,20 +385,26 @@ static void resume_run(Run *run) {
         agree_or_exit(run, EXIT_USER_MISTAKE, &error);
     }
     if (newest && commit < 0) {
-        if (run_is_main(run)) { printf("resumed    nothing: there is no good checkpoint in %s; a new run begins\n\n", run->directory); }
+        if (run_is_main(run)) {
+            printf("resumed    nothing: there is no good checkpoint in %s; a new run begins\n\n",
+                   run->directory);
+        }
         return;
     }
     continue_reports(run, run->seconds_before);
-    if (run_is_main(run)) { print_resumed(run, newest ? checkpoint_paths(run->directory, commit).final : resume, remarks); }
+    if (run_is_main(run)) {
+        print_resumed(run, newest ? checkpoint_paths(run->directory, commit).final : resume, remarks);
+    }
 }
 
 static void start_run(Run *run, const Hello *hellos) {
     Error error = {""};
     agree_or_exit(run, arena_commit(&run->arena, &error) ? 0 : EXIT_SYSTEM_FAILURE, &error);
-    bool room = run->threads.threads * run->transport.local_size <= preflight_node_cores();
-    run->team = team_create(run->threads.threads, room);
-    if (run->team == NULL) {
-        transport_fail(&run->transport, "the system does not give %d threads: lower --threads", run->threads.threads);
+    bool room = run->threads.threads * run->transport.local_size <= launch_node_cores();
+    run->pool = thread_pool_create(run->threads.threads, room);
+    if (run->pool == NULL) {
+        transport_fail(&run->transport, "the system does not give %d threads: lower --threads",
+                       run->threads.threads);
     }
     initialize_parameters(run);
     run->transport.timeout_seconds = run->options.timeout_s;
@@ -508,7 +416,7 @@ static void start_run(Run *run, const Hello *hellos) {
     run->transport.link_latency = run->options.link_us / 1e6;
     choose_bucket(run);
     run->transport.bytes_sent = 0; // of the training alone
-    scheduler_start(&run->scheduler, run->team, traced);
+    scheduler_start(&run->scheduler, run->pool, traced);
     check_replicas(run, run->scheduler.parameters.data);
     scheduler_call(&run->scheduler, run->scheduler.compute, warm_up_task, run);
     if (run_is_main(run)) {
@@ -519,14 +427,16 @@ static void start_run(Run *run, const Hello *hellos) {
     resume_run(run);
 }
 
-// All ranks: their spans go to rank 0, in its clock. A trace that cannot be written is no reason to lose the end of a run.
+// All ranks: their spans go to rank 0, in its clock. A trace that cannot be written is no
+// reason to lose the end of a run.
 static void write_trace(Run *run) {
     if (run->options.trace[0] == '\0') { return; }
     Error error = {""};
-    run->transport.link_bytes_per_second = run->transport.link_latency = run->transport.chaos_seconds = 0; // the emulated trouble is over
+    run->transport.link_bytes_per_second = run->transport.link_latency = run->transport.chaos_seconds =
+        0; // the emulated trouble is over
     double now = clock_seconds(), offset = trace_clock_offset(&run->transport);
-    if (!trace_gather_and_write(&run->scheduler.trace, &run->transport, run->clock_offset, run->trace_began, offset, now,
-                                run->options.trace, &error)) {
+    if (!trace_gather_and_write(&run->scheduler.trace, &run->transport, run->clock_offset, run->trace_began,
+                                offset, now, run->options.trace, &error)) {
         if (run_is_main(run)) { fprintf(stderr, "train_gpt: there is no trace: %s\n", error.text); }
         run->options.trace[0] = '\0';
     }
@@ -535,14 +445,15 @@ static void write_trace(Run *run) {
 static void finish_run(Run *run, bool saved) {
     scheduler_settle(&run->scheduler);
     write_trace(run);
-    const float *committed = borrow_committed(&run->scheduler, run->rule); // workers that were stopped may have walked on by themselves
+    const float *committed = borrow_committed(
+        &run->scheduler, run->rule); // workers that were stopped may have walked on by themselves
     uint64_t fingerprint = check_replicas(run, committed);
     return_committed(&run->scheduler, committed);
     if (!run_is_main(run)) { return; }
     print_end(run, fingerprint);
-    if (run->scheduler.stopping) {
-        printf("stopped    because it was asked to; it goes on with --out %s --resume auto%s\n", run->directory,
-               saved ? "" : ", from an earlier checkpoint");
+    if (run->scheduler.stop_agreed) {
+        printf("stopped    because it was asked to; it goes on with --out %s --resume auto%s\n",
+               run->directory, saved ? "" : ", from an earlier checkpoint");
     } else {
         print_sample(run);
     }
@@ -553,273 +464,72 @@ static void finish_run(Run *run, bool saved) {
 static void release_run(Run *run) {
     gpt_neo_stop(&run->model, run->scheduler.compute);
     scheduler_stop(&run->scheduler);
-    team_destroy(run->team);
+    thread_pool_destroy(run->pool);
     arena_release(&run->arena);
     parameter_table_free(&run->table);
     free(run->decay_ranges);
     data_loader_close(&run->data);
     if (run->options.val_data[0] != '\0') { data_loader_close(&run->validation_data); }
-    run->transport.timeout_seconds = 1e6; // rank 0 may be writing a long sample; who waits here sleeps, in MPI_Finalize he would spin
+    run->transport.timeout_seconds =
+        1e6; // rank 0 may be writing a long sample; who waits here sleeps, in MPI_Finalize he would spin
     transport_barrier(&run->transport, "end");
     placement_close(&run->placement);
     transport_close(&run->transport);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Commands
 
 static int command_train(Run *run) {
     Error error = {""};
-    last_words_block();
+    signal_watch_block();
     if (!transport_open(&run->transport, &error)) { exit_user_mistake(&error); }
-    run->words.transport = &run->transport;
-    run->words.stop_asked = &run->scheduler.stop_asked;
-    last_words_prepare(&run->words);
-    preflight_threads(run->transport.local_size, (int)run->options.threads, &run->threads);
-    bool good = placement_choose_device(&run->placement, &run->options, run->transport.local_rank, false, &error) &&
-                placement_choose_precision(&run->placement, &run->options, &error) &&
-                preflight_check_copies(run->transport.size, transport_has_mpi(), getenv, &error) &&
-                choose_model(run, &error) && choose_rates(run, &error) &&
-                options_check_ranks(&run->options, run->transport.size, run->T, &error) && open_data(run, &error) &&
-                check_tokenizer(run, &error);
+    run->signal_watch.transport = &run->transport;
+    run->signal_watch.stop_requested = &run->scheduler.stop_requested;
+    signal_watch_prepare(&run->signal_watch);
+    launch_threads(run->transport.local_size, (int)run->options.threads, &run->threads);
+    bool good =
+        placement_choose_device(&run->placement, &run->options, run->transport.local_rank, false, &error) &&
+        placement_choose_precision(&run->placement, &run->options, &error) &&
+        launch_check_copies(run->transport.size, transport_has_mpi(), getenv, &error) &&
+        choose_model(run, &error) && choose_rates(run, &error) &&
+        options_check_ranks(&run->options, run->transport.size, run->T, &error) && open_data(run, &error) &&
+        check_tokenizer(run, &error);
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
     Hello *hellos = greet(run);
     bool alike = run->rule->replicated || run->rule->kind == RULE_LOCAL;
-    good = placement_choose_carrier(&run->placement, &run->options, &run->transport, alike, &error) &&
-           reserve_memory(run, training_problem(run), &error) && arena_check(&run->arena, run->transport.local_size, &error);
+    good = placement_choose_gpu_exchange(&run->placement, &run->options, &run->transport, alike, &error) &&
+           reserve_memory(run, training_problem(run), &error) &&
+           arena_check(&run->arena, run->transport.local_size, &error);
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
     check_resume(run);
     open_run_directory(run);
     start_run(run, hellos);
     free(hellos);
-    bool saved = train(run), stopped = run->scheduler.stopped;
+    bool saved = train(run), stopped = run->scheduler.failed;
     if (stopped) {
         scheduler_settle(&run->scheduler);
         write_trace(run); // shows how it came to that
     } else {
         finish_run(run, saved);
     }
-    if (!stopped && !saved && run_is_main(run)) { fprintf(stderr, "train_gpt: the end of this run is not on disk; why stands above\n"); }
+    if (!stopped && !saved && run_is_main(run)) {
+        fprintf(stderr, "train_gpt: the end of this run is not on disk; why stands above\n");
+    }
     release_run(run);
-    return stopped || !saved ? EXIT_SYSTEM_FAILURE : run->scheduler.stopping ? EXIT_ASKED_TO_STOP : 0;
-}
-
-// A text by a model on disk; a world of one.
-static int command_sample(Run *run) {
-    Error error = {""};
-    Pretrained model;
-    char path[2048];
-    if (run->options.from[0] == '\0') {
-        error_set(&error, "sample needs --from DIR, a directory with config.json and model.safetensors, such as "
-                          "RUN/checkpoints/step-N/model");
-        exit_user_mistake(&error);
-    }
-    Sample *sample = (Sample *)calloc(1, sizeof *sample);
-    sample->options = &run->options;
-    if (!pretrained_open(&model, run->options.from, &error) ||
-        !spelling_open(&sample->spelling, tokenizer_path(&run->options, path), model.config.vocabulary == 256, model.config.vocabulary,
-                       &error)) {
-        exit_user_mistake(&error);
-    }
-    float *parameters = (float *)malloc(model.table.parameter_count * sizeof(float));
-    preflight_threads(1, (int)run->options.threads, &run->threads);
-    Team *team = team_create(run->threads.threads, true);
-    bool good = (parameters != NULL && team != NULL) || error_set(&error, "no memory or threads for the model");
-    if (good) {
-        pretrained_read(&model, parameters);
-        sample->parameters = parameters;
-        good = sample_run(sample, &model.config, team, run->threads.threads, &error);
-    }
-    if (!good) { exit_user_mistake(&error); }
-    spelling_close(&sample->spelling);
-    team_destroy(team);
-    free(parameters);
-    pretrained_close(&model);
-    free(sample);
-    return 0;
-}
-
-static EvaluateTask evaluate_task(const Options *options) {
-    int task = EVALUATE_PERPLEXITY;
-    while (strcmp(options->task, evaluate_task_name((EvaluateTask)task)) != 0) { task++; }
-    return (EvaluateTask)task;
-}
-
-// What is to be evaluated and with what; errors of this rank alone.
-static bool open_evaluation(Run *run, Pretrained *model, Spelling *spelling, EvaluateSet *set, Error *error) {
-    Options *options = &run->options;
-    char path[2048];
-    if (options->from[0] == '\0' || strcmp(options->data, "builtin") == 0) {
-        return error_set(error, "eval needs --from DIR, a directory with config.json and model.safetensors, and --data FILE");
-    }
-    if (!pretrained_open(model, options->from, error)) { return false; }
-    int vocabulary = model->config.vocabulary, positions = model->config.positions;
-    run->T = options->seq_len > 0 ? (int)options->seq_len : positions < 1024 ? positions : 1024;
-    run->B = options->micro_batch > 0 ? (int)options->micro_batch : 8;
-    if (run->T > positions) { return error_set(error, "--seq-len %d is longer than the model's %d positions", run->T, positions); }
-    if (!spelling_open(spelling, tokenizer_path(options, path), vocabulary == 256, vocabulary, error)) { return false; }
-    EvaluateRequest request = {evaluate_task(options), options->data, spelling->kind == SPELLING_TOKENIZER ? &spelling->tokenizer : NULL,
-                               vocabulary, run->B, run->T, (int)options->stride, options->limit};
-    return evaluate_set_open(set, &request, error);
-}
-
-static void tell_evaluation(void *context, int64_t done, int64_t total) {
-    Run *run = (Run *)context;
-    terminal_bar(&run->terminal, done, total, clock_seconds() - run->started);
-}
-
-// What the stream of an evaluation works on.
-typedef struct Evaluation {
-    Run *run;
-    const Pretrained *model;
-    const EvaluateSet *set;
-    Evaluator evaluator;
-    float *parameters; // (parameter_count), where the kernels want them
-    EvaluateScore *scores; // out
-} Evaluation;
-
-static void evaluation_read_parameters(Evaluation *evaluation, Stream *stream) {
-    const Pretrained *model = evaluation->model;
-    size_t bytes = model->table.parameter_count * sizeof(float);
-    float *host = stream->queue != NULL ? (float *)malloc(bytes) : evaluation->parameters;
-    if (host == NULL) { transport_fail(&evaluation->run->transport, "no memory for the parameters: %zu bytes", bytes); }
-    pretrained_read(model, host);
-    if (stream->queue == NULL) { return; }
-    stream_copy(stream, evaluation->parameters, host, bytes);
-    stream_settle(stream);
-    free(host);
-}
-
-static void evaluation_task(void *context, Stream *stream) {
-    Evaluation *evaluation = (Evaluation *)context;
-    Run *run = evaluation->run;
-    EvaluateProgress progress = {run_is_main(run) ? tell_evaluation : NULL, run};
-    evaluation_read_parameters(evaluation, stream);
-    if (run->placement.on_gpu) { products_open(stream, evaluation->evaluator.model.product_workspace, 0); }
-    run->started = clock_seconds();
-    evaluation->scores = evaluate_run(&evaluation->evaluator, stream, evaluation->parameters, evaluation->set, &run->transport, &progress);
-    gpt_neo_stop(&evaluation->evaluator.model, stream);
-}
-
-static void reserve_evaluation(Evaluation *evaluation) {
-    Run *run = evaluation->run;
-    const Placement *placement = &run->placement;
-    GptNeoSettings settings = {run->B, run->T, run->threads.threads, placement->on_gpu, placement->precision, RECOMPUTE_NONE};
-    Error error = {""};
-    run->arena.on_gpu = placement->on_gpu;
-    evaluator_reserve(&evaluation->evaluator, &run->arena, &evaluation->model->config, &settings);
-    arena_reserve(&run->arena, MEMORY_PARAMETERS, "parameters", evaluation->model->table.parameter_count * sizeof(float),
-                  &evaluation->parameters);
-    agree_or_exit(run, arena_commit(&run->arena, &error) ? 0 : EXIT_SYSTEM_FAILURE, &error);
-}
-
-static void run_evaluation(Run *run, const Pretrained *model, const EvaluateSet *set) {
-    Evaluation *evaluation = (Evaluation *)calloc(1, sizeof *evaluation);
-    EvaluateSummary summary;
-    Error error = {""};
-    evaluation->run = run;
-    evaluation->model = model;
-    evaluation->set = set;
-    reserve_evaluation(evaluation);
-    StreamPlace place = {placement_gpu(&run->placement), run->placement.precision, false};
-    run->team = team_create(run->threads.threads, true);
-    Stream *stream = stream_create("evaluation", run->team, &place);
-    Event *ended = event_create();
-    if (run->team == NULL || stream == NULL) {
-        transport_fail(&run->transport, "the system does not give %d threads", run->threads.threads);
-    }
-    terminal_open(&run->terminal, stdout);
-    stream_run(stream, evaluation_task, evaluation);
-    event_record(ended, stream);
-    while (!event_wait(ended, 3600)) {}
-    terminal_clear(&run->terminal);
-    agree_or_exit(run, evaluate_summarise(set, evaluation->scores, &summary, &error) ? 0 : EXIT_SYSTEM_FAILURE, &error);
-    if (run_is_main(run)) {
-        printf("%-14s %s, %s, contexts of %d\n", "evaluation", evaluate_task_name(set->request.task), set->request.path, run->T);
-        evaluate_print(stdout, set, &summary);
-    }
-    stream_destroy(stream);
-    event_destroy(ended);
-    team_destroy(run->team);
-    arena_release(&run->arena);
-    free(evaluation->scores);
-    free(evaluation);
-}
-
-// Numbers of a model on disk; all ranks share the work.
-static int command_eval(Run *run) {
-    Error error = {""};
-    Pretrained model;
-    Spelling spelling;
-    EvaluateSet set;
-    if (!transport_open(&run->transport, &error)) { exit_user_mistake(&error); }
-    preflight_threads(run->transport.local_size, (int)run->options.threads, &run->threads);
-    bool good = placement_choose_device(&run->placement, &run->options, run->transport.local_rank, false, &error) &&
-                placement_choose_precision(&run->placement, &run->options, &error) &&
-                open_evaluation(run, &model, &spelling, &set, &error) &&
-                placement_check_shapes(&run->placement, &model.config, run->B, run->T, &error);
-    agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
-    run->transport.timeout_seconds = run->options.timeout_s;
-    run_evaluation(run, &model, &set);
-    evaluate_set_close(&set);
-    spelling_close(&spelling);
-    pretrained_close(&model);
-    transport_close(&run->transport);
-    return 0;
-}
-
-static int command_plan(Run *run) {
-    Error error = {""};
-    transport_open_alone(&run->transport, "a plan");
-    run->transport.size = (int)run->options.ranks;
-    if (!options_check_rank_list_length(&run->options, run->transport.size, &error)) { exit_user_mistake(&error); }
-    if (!choose_model(run, &error) || !choose_rates(run, &error)) { exit_user_mistake(&error); }
-    preflight_threads(1, (int)run->options.threads, &run->threads);
-    if (!placement_choose_device(&run->placement, &run->options, 0, true, &error) ||
-        !placement_choose_precision(&run->placement, &run->options, &error)) {
-        exit_user_mistake(&error);
-    }
-    placement_plan_carrier(&run->placement, &run->options);
-    if (!reserve_memory(run, training_problem(run), &error)) { exit_user_mistake(&error); }
-    printf("%s, %s, %d rank%s, micro-batch %d x %d, %d thread%s: bytes of one rank\n\n", run->config.name, run->rule->name,
-           run->transport.size, run->transport.size == 1 ? "" : "s", run->B, run->T, run->threads.threads,
-           run->threads.threads == 1 ? "" : "s");
-    for (int i = 0; i < MEMORY_CLASS_COUNT; i++) {
-        printf("%-20s %15zu\n", memory_class_name((MemoryClass)i), arena_class_bytes(&run->arena, (MemoryClass)i));
-        for (int j = 0; j < run->arena.count; j++) {
-            const Reservation *reservation = &run->arena.reservations[j];
-            const char *place = reservation->on_host ? "  on the host" : "";
-            if (reservation->memory_class == (MemoryClass)i) { printf("  %-30s %15zu%s\n", reservation->name, reservation->bytes, place); }
-        }
-    }
-    printf("%-20s %15zu  (with alignment; %.2f bytes per parameter)\n", run->arena.on_gpu ? "total on the GPU" : "total", run->arena.bytes,
-           (double)run->arena.bytes / (double)run->table.parameter_count);
-    if (run->arena.on_gpu) {
-        printf("%-20s %15zu\n", "total on the host", run->arena.host_bytes);
-        printf("recompute %s (%s)\n", recompute_name(run->model.settings.recompute), run->placement.recompute_reason);
-    }
-    if (run->options.sample_tokens > 0) {
-        Arena after;
-        Sampler sampler;
-        memset(&after, 0, sizeof after);
-        sampler_reserve(&sampler, &after, &run->config, run->threads.threads);
-        printf("%-20s %15zu  (rank 0 only, after training, on the host)\n", "sample", after.bytes);
-    }
-    fragments_free(&run->scheduler);
-    transport_close(&run->transport);
-    parameter_table_free(&run->table);
-    free(run->decay_ranges);
-    return 0;
+    return stopped || !saved ? EXIT_SYSTEM_FAILURE : run->scheduler.stop_agreed ? EXIT_ASKED_TO_STOP : 0;
 }
 
 int main(int argc, char **argv) {
     Run *run = (Run *)calloc(1, sizeof *run);
     Error error = {""};
     signal(SIGXFSZ, SIG_IGN); // a file at its size limit is reported as a full disk is
-    if (!options_parse(argc, argv, &run->options, &error) || !options_check(&run->options, &error)) { exit_user_mistake(&error); }
-    run->rule = rule_find(run->options.optimizer);
-    pretrained_find(run->options.from);
-    pretrained_find(run->options.finetune);
+    if (!options_parse(argc, argv, &run->options, &error) || !options_check(&run->options, &error)) {
+        exit_user_mistake(&error);
+    }
+    run->rule = rule_find(run->options.rule);
+    hf_model_find(run->options.from, sizeof run->options.from);
+    hf_model_find(run->options.finetune, sizeof run->options.finetune);
     int status = 0;
     switch (run->options.command) {
     case COMMAND_TRAIN: status = command_train(run); break;
@@ -830,5 +540,6 @@ int main(int argc, char **argv) {
     case COMMAND_HELP_MARKDOWN: options_print_markdown(stdout); break;
     case COMMAND_VERSION: printf("acco.c %s\n", ACCO_VERSION); break;
     }
-    exit(status); // and nobody frees the run: the thread that waits for signals looks at it to the end (last_words.h)
+    exit(
+        status); // and nobody frees the run: the thread that waits for signals looks at it to the end (signals.h)
 }

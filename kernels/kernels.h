@@ -1,44 +1,47 @@
 // kernels.h: every operation there is, and the one place that picks where it runs.
 //
-// Contracts common to all: row-major arrays, shapes as written beside each declaration. A kernel is called from a task of `stream` and
-// allocates nothing. On the CPU it runs on that stream's team, in fp32, and has finished when it returns. On a GPU it is put into the
-// stream's queue; Real arrays are in the stream's precision, all arithmetic and all sums are fp32, and what the stream's later kernels
-// read is there. Results are bit-reproducible and do not depend on the number of threads. Gradients of parameters are added to (+=), all
-// other outputs are overwritten unless stated. NaN and infinities in the input reach the output. The CPU version is the specification;
-// the CUDA version is tested against it at odd shapes.
-#ifndef ACCO_KERNELS_H
-#define ACCO_KERNELS_H
+// Contracts common to all: row-major arrays, shapes as written beside each declaration. A
+// kernel is called from a task of `stream` and allocates nothing. On the CPU it runs on
+// that stream's pool, in fp32, and has finished when it returns. On a GPU it is put into
+// the stream's queue; Real arrays are in the stream's precision, all arithmetic and all
+// sums are fp32, and what the stream's later kernels read is there. Results are
+// bit-reproducible and do not depend on the number of threads. Gradients of parameters
+// are added to (+=), all other outputs are overwritten unless stated. NaN and infinities
+// in the input reach the output. The CPU version is the specification; the CUDA version
+// is tested against it at odd shapes.
+#ifndef ACCO_KERNELS_KERNELS_H
+#define ACCO_KERNELS_KERNELS_H
 
-#include "../runtime/wire.h"
-#include "cpu/adamw.h"
-#include "cpu/attention.h"
-#include "cpu/buffers.h"
-#include "cpu/cross_entropy.h"
-#include "cpu/embedding.h"
-#include "cpu/gelu.h"
-#include "cpu/layernorm.h"
-#include "cpu/matmul.h"
-#include "cpu/outer.h"
-#include "cpu/row_blocks.h"
-#include "cpu/vector_math.h"
+#include "kernels/cpu/adamw.h"
+#include "kernels/cpu/attention.h"
+#include "kernels/cpu/buffers.h"
+#include "kernels/cpu/cross_entropy.h"
+#include "kernels/cpu/embedding.h"
+#include "kernels/cpu/gelu.h"
+#include "kernels/cpu/layernorm.h"
+#include "kernels/cpu/matmul.h"
+#include "kernels/cpu/outer.h"
+#include "kernels/cpu/row_blocks.h"
+#include "kernels/cpu/vector_math.h"
+#include "kernels/wire.h"
 
 #ifdef ACCO_HAVE_CUDA
-#include "cuda/adamw.cuh"
-#include "cuda/attention.cuh"
-#include "cuda/buffers.cuh"
-#include "cuda/column_sums.cuh"
-#include "cuda/cross_entropy.cuh"
-#include "cuda/embedding.cuh"
-#include "cuda/gelu.cuh"
-#include "cuda/layernorm.cuh"
-#include "cuda/matmul.cuh"
-#include "cuda/outer.cuh"
-#include "cuda/wire.cuh"
+#include "kernels/cuda/adamw.cuh"
+#include "kernels/cuda/attention.cuh"
+#include "kernels/cuda/buffers.cuh"
+#include "kernels/cuda/column_sums.cuh"
+#include "kernels/cuda/cross_entropy.cuh"
+#include "kernels/cuda/embedding.cuh"
+#include "kernels/cuda/gelu.cuh"
+#include "kernels/cuda/layernorm.cuh"
+#include "kernels/cuda/matmul.cuh"
+#include "kernels/cuda/outer.cuh"
+#include "kernels/cuda/wire.cuh"
 // Puts the call into the queue and returns, where the stream has one.
-#define KERNEL_ON_GPU(stream, call)   \
-    if ((stream)->queue != NULL) {    \
-        call;                         \
-        return;                       \
+#define KERNEL_ON_GPU(stream, call) \
+    if ((stream)->queue != NULL) { \
+        call; \
+        return; \
     }
 #define KERNEL_SIZE(on_gpu, gpu, cpu) ((on_gpu) ? (size_t)(gpu) : (size_t)(cpu))
 #else
@@ -52,15 +55,18 @@ static inline bool kernels_can_run(const Gpu *gpu, Error *error) {
     cudaFuncAttributes attributes;
     cudaError_t status = cudaFuncGetAttributes(&attributes, buffer_move_kernel);
     if (status != cudaSuccess) {
-        return error_set(error, "this program has no code for GPU %d, %s, of compute capability %d.%d: build it with ARCH=%d (%s)",
-                         gpu->number, gpu->name, gpu->capability / 10, gpu->capability % 10, gpu->capability, cudaGetErrorString(status));
+        return error_set(error,
+                         "this program has no code for GPU %d, %s, of compute capability %d.%d: build it "
+                         "with ARCH=%d (%s)",
+                         gpu->number, gpu->name, gpu->capability / 10, gpu->capability % 10, gpu->capability,
+                         cudaGetErrorString(status));
     }
 #endif
     (void)gpu, (void)error;
     return true;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Room that kernels ask for
 
 // Partial sums over rows of `width` columns.
@@ -70,7 +76,8 @@ static inline size_t row_partials_floats(bool on_gpu, size_t width) {
 
 static inline size_t attention_scratch_floats(bool on_gpu, int B, int T, int heads, int threads) {
     (void)B, (void)heads;
-    return KERNEL_SIZE(on_gpu, cuda_attention_workspace_floats(B, T, heads), attention_workspace_floats(T, threads));
+    return KERNEL_SIZE(on_gpu, cuda_attention_workspace_floats(B, T, heads),
+                       attention_workspace_floats(T, threads));
 }
 
 // On a GPU only.
@@ -79,11 +86,12 @@ static inline size_t embedding_partials_floats(int rows, int C) {
     return KERNEL_SIZE(true, cuda_embedding_partials_floats(rows, C), 0);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Products
 
-// On a GPU a stream in whose tasks there are products needs this before the first of them: a workspace of products_workspace_bytes in its
-// memory. processors: of the GPU that products may count on; 0: all.
+// On a GPU a stream in whose tasks there are products needs this before the first of
+// them: a workspace of products_workspace_bytes in its memory. processors: of the GPU
+// that products may count on; 0: all.
 static inline size_t products_workspace_bytes(void) { return KERNEL_SIZE(true, CUDA_PRODUCTS_WORKSPACE, 0); }
 
 static inline void products_open(Stream *stream, void *workspace, int processors) {
@@ -93,116 +101,141 @@ static inline void products_open(Stream *stream, void *workspace, int processors
 
 static inline void products_close(Stream *stream) { KERNEL_ON_GPU(stream, cuda_products_close(stream)) }
 
-// Whether shapes that are met for the first time are timed, at the price of their results.
+// Whether shapes that are met for the first time are timed, at the price of their
+// results.
 static inline void products_tune(Stream *stream, bool tuning) {
     (void)tuning;
     KERNEL_ON_GPU(stream, cuda_products_tune(stream, tuning))
 }
 
-// output (rows, outputs), rows output_stride apart, = input (rows, inputs) weight^T; weight (outputs, inputs) as PyTorch stores it.
-static inline void matmul_forward(Stream *stream, Real *output, int output_stride, const Real *input, const Real *weight, int rows,
-                                  int inputs, int outputs) {
-    KERNEL_ON_GPU(stream, cuda_matmul_forward(stream, output, output_stride, input, weight, rows, inputs, outputs))
-    cpu_matmul_forward(stream, real_floats(output), output_stride, real_floats_const(input), real_floats_const(weight), rows, inputs,
-                       outputs);
+// output (rows, outputs), rows output_stride apart, = input (rows, inputs) weight^T;
+// weight (outputs, inputs) as PyTorch stores it.
+static inline void matmul_forward(Stream *stream, Real *output, int output_stride, const Real *input,
+                                  const Real *weight, int rows, int inputs, int outputs) {
+    KERNEL_ON_GPU(stream,
+                  cuda_matmul_forward(stream, output, output_stride, input, weight, rows, inputs, outputs))
+    cpu_matmul_forward(stream, real_floats(output), output_stride, real_floats_const(input),
+                       real_floats_const(weight), rows, inputs, outputs);
 }
 
-// d_input (rows, inputs) = d_output (rows, outputs) weight. Rows of both are their strides apart.
-static inline void matmul_backward_input(Stream *stream, Real *d_input, int d_input_stride, const Real *d_output, int d_output_stride,
-                                         const Real *weight, int rows, int inputs, int outputs) {
-    KERNEL_ON_GPU(stream, cuda_matmul_backward_input(stream, d_input, d_input_stride, d_output, d_output_stride, weight, rows, inputs,
-                                                     outputs))
-    cpu_matmul_backward_input(stream, real_floats(d_input), d_input_stride, real_floats_const(d_output), d_output_stride,
-                              real_floats_const(weight), rows, inputs, outputs);
+// d_input (rows, inputs) = d_output (rows, outputs) weight. Rows of both are their
+// strides apart.
+static inline void matmul_backward_input(Stream *stream, Real *d_input, int d_input_stride,
+                                         const Real *d_output, int d_output_stride, const Real *weight,
+                                         int rows, int inputs, int outputs) {
+    KERNEL_ON_GPU(stream, cuda_matmul_backward_input(stream, d_input, d_input_stride, d_output,
+                                                     d_output_stride, weight, rows, inputs, outputs))
+    cpu_matmul_backward_input(stream, real_floats(d_input), d_input_stride, real_floats_const(d_output),
+                              d_output_stride, real_floats_const(weight), rows, inputs, outputs);
 }
 
-// d_weight (outputs, inputs) += d_output^T input. On the CPU matmul_padded_stride gives the stride at which d_output is read fastest.
-static inline void matmul_backward_weight(Stream *stream, float *d_weight, const Real *d_output, int d_output_stride, const Real *input,
-                                          int rows, int inputs, int outputs) {
-    KERNEL_ON_GPU(stream, cuda_matmul_backward_weight(stream, d_weight, d_output, d_output_stride, input, rows, inputs, outputs))
-    cpu_matmul_backward_weight(stream, d_weight, real_floats_const(d_output), d_output_stride, real_floats_const(input), rows, inputs,
-                               outputs);
+// d_weight (outputs, inputs) += d_output^T input. On the CPU matmul_padded_stride gives
+// the stride at which d_output is read fastest.
+static inline void matmul_backward_weight(Stream *stream, float *d_weight, const Real *d_output,
+                                          int d_output_stride, const Real *input, int rows, int inputs,
+                                          int outputs) {
+    KERNEL_ON_GPU(stream, cuda_matmul_backward_weight(stream, d_weight, d_output, d_output_stride, input,
+                                                      rows, inputs, outputs))
+    cpu_matmul_backward_weight(stream, d_weight, real_floats_const(d_output), d_output_stride,
+                               real_floats_const(input), rows, inputs, outputs);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Layers
 
 // output (B, T, C) = wte[tokens] + wpe[position]; tokens must lie in the vocabulary.
-static inline void embedding_forward(Stream *stream, Real *output, const Real *wte, const Real *wpe, const int32_t *tokens, int B, int T,
-                                     int C) {
+static inline void embedding_forward(Stream *stream, Real *output, const Real *wte, const Real *wpe,
+                                     const int32_t *tokens, int B, int T, int C) {
     KERNEL_ON_GPU(stream, cuda_embedding_forward(stream, output, wte, wpe, tokens, B, T, C))
-    cpu_embedding_forward(stream, real_floats(output), real_floats_const(wte), real_floats_const(wpe), tokens, B, T, C);
+    cpu_embedding_forward(stream, real_floats(output), real_floats_const(wte), real_floats_const(wpe), tokens,
+                          B, T, C);
 }
 
-// d_wte (V, C) and d_wpe (positions, C) += the rows of d_output (B, T, C) that they produced. On a GPU: order (B, T), the rows sorted by
-// token (embedding_order), and partials (embedding_partials_floats).
-static inline void embedding_backward(Stream *stream, float *d_wte, float *d_wpe, float *partials, const Real *d_output,
-                                      const int32_t *tokens, const int32_t *order, int B, int T, int C) {
+// d_wte (V, C) and d_wpe (positions, C) += the rows of d_output (B, T, C) that they
+// produced. On a GPU: order (B, T), the rows sorted by token (embedding_order), and
+// partials (embedding_partials_floats).
+static inline void embedding_backward(Stream *stream, float *d_wte, float *d_wpe, float *partials,
+                                      const Real *d_output, const int32_t *tokens, const int32_t *order,
+                                      int B, int T, int C) {
     (void)partials, (void)order;
-    KERNEL_ON_GPU(stream, cuda_embedding_backward(stream, d_wte, d_wpe, partials, d_output, tokens, order, B, T, C))
+    KERNEL_ON_GPU(stream,
+                  cuda_embedding_backward(stream, d_wte, d_wpe, partials, d_output, tokens, order, B, T, C))
     cpu_embedding_backward(stream, d_wte, d_wpe, real_floats_const(d_output), tokens, B, T, C);
 }
 
-// residual = residual_before + branch + branch_bias (if branch), then output = LayerNorm(residual). The struct has the shapes.
+// residual = residual_before + branch + branch_bias (if branch), then output =
+// LayerNorm(residual). The struct has the shapes.
 static inline void layernorm_forward(Stream *stream, const LayernormForward *work) {
     KERNEL_ON_GPU(stream, cuda_layernorm_forward(stream, work))
     cpu_layernorm_forward(stream, work);
 }
 
-// d_residual = or += gradient through the LayerNorm; d_weight, d_bias +=; d_branch_bias += the sum over rows of the finished d_residual.
+// d_residual = or += gradient through the LayerNorm; d_weight, d_bias +=; d_branch_bias
+// += the sum over rows of the finished d_residual.
 static inline void layernorm_backward(Stream *stream, const LayernormBackward *work) {
     KERNEL_ON_GPU(stream, cuda_layernorm_backward(stream, work))
     cpu_layernorm_backward(stream, work);
 }
 
-// output (B, T, C) = softmax(q k^T over the visible keys) v for qkv (B, T, 3C); log_sums (B, H, T); window 0: all keys up to the query.
-// scratch: attention_scratch_floats.
-static inline void attention_forward(Stream *stream, Real *output, float *log_sums, float *scratch, const Real *qkv, int B, int T, int C,
-                                     int heads, int window) {
+// output (B, T, C) = softmax(q k^T over the visible keys) v for qkv (B, T, 3C); log_sums
+// (B, H, T); window 0: all keys up to the query. scratch: attention_scratch_floats.
+static inline void attention_forward(Stream *stream, Real *output, float *log_sums, float *scratch,
+                                     const Real *qkv, int B, int T, int C, int heads, int window) {
     KERNEL_ON_GPU(stream, cuda_attention_forward(stream, output, log_sums, qkv, B, T, C, heads, window))
-    cpu_attention_forward(stream, real_floats(output), log_sums, scratch, real_floats_const(qkv), B, T, C, heads, window);
+    cpu_attention_forward(stream, real_floats(output), log_sums, scratch, real_floats_const(qkv), B, T, C,
+                          heads, window);
 }
 
-// d_qkv (B, T, 3C), rows d_qkv_stride apart, from d_output (B, T, C) and what forward read, stored in log_sums and wrote.
-static inline void attention_backward(Stream *stream, Real *d_qkv, int d_qkv_stride, float *scratch, const Real *d_output,
-                                      const Real *output, const Real *qkv, const float *log_sums, int B, int T, int C, int heads,
-                                      int window) {
+// d_qkv (B, T, 3C), rows d_qkv_stride apart, from d_output (B, T, C) and what forward
+// read, stored in log_sums and wrote.
+static inline void attention_backward(Stream *stream, Real *d_qkv, int d_qkv_stride, float *scratch,
+                                      const Real *d_output, const Real *output, const Real *qkv,
+                                      const float *log_sums, int B, int T, int C, int heads, int window) {
     (void)output;
-    KERNEL_ON_GPU(stream, cuda_attention_backward(stream, d_qkv, d_qkv_stride, scratch, d_output, output, qkv, log_sums, B, T, C, heads,
-                                                  window))
-    cpu_attention_backward(stream, real_floats(d_qkv), d_qkv_stride, scratch, real_floats_const(d_output), real_floats_const(qkv), log_sums,
-                           B, T, C, heads, window);
+    KERNEL_ON_GPU(stream, cuda_attention_backward(stream, d_qkv, d_qkv_stride, scratch, d_output, output, qkv,
+                                                  log_sums, B, T, C, heads, window))
+    cpu_attention_backward(stream, real_floats(d_qkv), d_qkv_stride, scratch, real_floats_const(d_output),
+                           real_floats_const(qkv), log_sums, B, T, C, heads, window);
 }
 
-// output (rows, columns) = gelu_new(saved + bias) for the product without bias in `saved`, which becomes what gelu_backward needs: the
-// derivative on the CPU, where it costs more to make again than to keep; on a GPU it stays, and a call with it gives the output again.
-static inline void gelu_forward(Stream *stream, Real *output, Real *saved, const Real *bias, int rows, int columns) {
+// output (rows, columns) = gelu_new(saved + bias) for the product without bias in
+// `saved`, which becomes what gelu_backward needs: the derivative on the CPU, where it
+// costs more to make again than to keep; on a GPU it stays, and a call with it gives the
+// output again.
+static inline void gelu_forward(Stream *stream, Real *output, Real *saved, const Real *bias, int rows,
+                                int columns) {
     KERNEL_ON_GPU(stream, cuda_gelu_forward(stream, output, saved, bias, rows, columns))
     cpu_gelu_forward(stream, real_floats(output), real_floats(saved), real_floats_const(bias), rows, columns);
 }
 
-// gradient (rows, columns), rows gradient_stride apart, *= derivative; d_bias (columns) += its sum over rows; partials:
-// row_partials_floats(columns).
-static inline void gelu_backward(Stream *stream, Real *gradient, int gradient_stride, float *d_bias, float *partials, const Real *saved,
-                                 const Real *bias, int rows, int columns) {
+// gradient (rows, columns), rows gradient_stride apart, *= derivative; d_bias (columns)
+// += its sum over rows; partials: row_partials_floats(columns).
+static inline void gelu_backward(Stream *stream, Real *gradient, int gradient_stride, float *d_bias,
+                                 float *partials, const Real *saved, const Real *bias, int rows,
+                                 int columns) {
     (void)bias;
-    KERNEL_ON_GPU(stream, cuda_gelu_backward(stream, gradient, gradient_stride, d_bias, partials, saved, bias, rows, columns))
-    cpu_gelu_backward(stream, real_floats(gradient), gradient_stride, d_bias, partials, real_floats_const(saved), rows, columns);
+    KERNEL_ON_GPU(stream, cuda_gelu_backward(stream, gradient, gradient_stride, d_bias, partials, saved, bias,
+                                             rows, columns))
+    cpu_gelu_backward(stream, real_floats(gradient), gradient_stride, d_bias, partials,
+                      real_floats_const(saved), rows, columns);
 }
 
-// losses (rows) = -log softmax(logits)[target], 0 where target < 0. logits (rows, V), rows `stride` apart, are overwritten: by
-// gradient_scale (softmax - one-hot), or 0 where target < 0; with gradient_scale 0 by anything.
-static inline void cross_entropy(Stream *stream, Real *logits, int stride, float *losses, const int32_t *targets, int rows, int vocabulary,
-                                 float gradient_scale) {
-    KERNEL_ON_GPU(stream, cuda_cross_entropy(stream, logits, stride, losses, targets, rows, vocabulary, gradient_scale))
+// losses (rows) = -log softmax(logits)[target], 0 where target < 0. logits (rows, V),
+// rows `stride` apart, are overwritten: by gradient_scale (softmax - one-hot), or 0 where
+// target < 0; with gradient_scale 0 by anything.
+static inline void cross_entropy(Stream *stream, Real *logits, int stride, float *losses,
+                                 const int32_t *targets, int rows, int vocabulary, float gradient_scale) {
+    KERNEL_ON_GPU(
+        stream, cuda_cross_entropy(stream, logits, stride, losses, targets, rows, vocabulary, gradient_scale))
     assert(stride == vocabulary);
     cpu_cross_entropy(stream, real_floats(logits), losses, targets, rows, vocabulary, gradient_scale);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Whole vectors of fp32
 
-// A step over a range (kernels/cpu/adamw.h). commit: moves master and moments; otherwise writes to out what a commit would write.
+// A step over a range (kernels/cpu/adamw.h). commit: moves master and moments; otherwise
+// writes to out what a commit would write.
 static inline void adamw(Stream *stream, AdamWRange *range, bool commit) {
     KERNEL_ON_GPU(stream, cuda_adamw(stream, range, commit))
     cpu_adamw(stream, range, commit);
@@ -214,10 +247,11 @@ static inline void buffer_move(Stream *stream, float *out, float *in, size_t cou
     cpu_buffer_move(stream, out, in, count, clear);
 }
 
-// Sum of squares of `pieces` pieces of `count` values, `stride` apart, added in a fixed order; partials (pieces, buffer_blocks(count)),
-// which the host can read. Waits for the stream.
-static inline double buffer_sum_of_squares(Stream *stream, const float *values, size_t count, size_t stride, size_t pieces,
-                                           double *partials) {
+// Sum of squares of `pieces` pieces of `count` values, `stride` apart, added in a fixed
+// order; partials (pieces, buffer_blocks(count)), which the host can read. Waits for the
+// stream.
+static inline double buffer_sum_of_squares(Stream *stream, const float *values, size_t count, size_t stride,
+                                           size_t pieces, double *partials) {
     double sum = 0;
 #ifdef ACCO_HAVE_CUDA
     if (stream->queue != NULL) {
@@ -227,7 +261,9 @@ static inline double buffer_sum_of_squares(Stream *stream, const float *values, 
         return sum;
     }
 #endif
-    for (size_t piece = 0; piece < pieces; piece++) { sum += cpu_buffer_sum_of_squares(stream, values + piece * stride, count, partials); }
+    for (size_t piece = 0; piece < pieces; piece++) {
+        sum += cpu_buffer_sum_of_squares(stream, values + piece * stride, count, partials);
+    }
     return sum;
 }
 
@@ -237,7 +273,8 @@ static inline void buffer_round(Stream *stream, float *values, size_t count) {
     for (size_t i = 0; i < count; i++) { values[i] = bf16_to_float(bf16_from_float(values[i])); }
 }
 
-// out (count), in the stream's precision, <- in (count). For GPUs: on the CPU parameters are used as they are.
+// out (count), in the stream's precision, <- in (count). For GPUs: on the CPU parameters
+// are used as they are.
 static inline void reals_from_floats(Stream *stream, Real *out, const float *in, size_t count) {
     KERNEL_ON_GPU(stream, cuda_reals_from_floats(stream, out, in, count))
     assert(out == NULL || count == 0);
@@ -245,40 +282,45 @@ static inline void reals_from_floats(Stream *stream, Real *out, const float *in,
 }
 
 // The elementwise steps of kernels/cpu/outer.h; on the CPU on the calling thread.
-static inline void outer_delta(Stream *stream, float *delta, const float *outer, const float *local, size_t count) {
+static inline void outer_pseudo_gradient(Stream *stream, float *delta, const float *outer, const float *local,
+                                         size_t count) {
     KERNEL_ON_GPU(stream, cuda_outer_delta(stream, delta, outer, local, count))
     cpu_outer_delta(delta, outer, local, count);
 }
 
-static inline void outer_nesterov(Stream *stream, float *outer, float *momentum, float *local, const float *sum, size_t count,
-                                  const OuterStep *step) {
+static inline void outer_nesterov(Stream *stream, float *outer, float *momentum, float *local,
+                                  const float *sum, size_t count, const OuterStep *step) {
     KERNEL_ON_GPU(stream, cuda_outer_nesterov(stream, outer, momentum, local, sum, count, step))
     cpu_outer_nesterov(outer, momentum, local, sum, count, step);
 }
 
-static inline void outer_co2(Stream *stream, float *base, float *momentum, float *local, float *exchange, size_t count,
-                             const Co2Step *step) {
+static inline void outer_co2(Stream *stream, float *base, float *momentum, float *local, float *exchange,
+                             size_t count, const Co2Step *step) {
     KERNEL_ON_GPU(stream, cuda_outer_co2(stream, base, momentum, local, exchange, count, step))
     cpu_outer_co2(base, momentum, local, exchange, count, step);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
-// Wire formats in GPU memory, the same bytes as runtime/wire.h makes; without a GPU nothing calls them
+// ---------------------------------------------------------------------------------------
+// Wire formats in GPU memory, the same bytes as kernels/wire.h makes; without a GPU
+// nothing calls them
 
 // out (wire_bytes(format, count)) <- values (count), or values - base.
-static inline void wire_encode_on_gpu(Stream *stream, WireFormat format, void *out, const float *values, const float *base, size_t count) {
+static inline void wire_encode_on_gpu(Stream *stream, WireFormat format, void *out, const float *values,
+                                      const float *base, size_t count) {
     (void)format, (void)out, (void)values, (void)base, (void)count;
     KERNEL_ON_GPU(stream, cuda_wire_encode(stream, format, out, values, base, count))
 }
 
 // out (count) <- the run at `in`, on top of base where there is one.
-static inline void wire_decode_on_gpu(Stream *stream, WireFormat format, float *out, const void *in, const float *base, size_t count) {
+static inline void wire_decode_on_gpu(Stream *stream, WireFormat format, float *out, const void *in,
+                                      const float *base, size_t count) {
     (void)format, (void)out, (void)in, (void)base, (void)count;
     KERNEL_ON_GPU(stream, cuda_wire_decode(stream, format, out, in, base, count))
 }
 
 // out (count) <- the sum, in the order of ranks, of the runs at in + rank * stride.
-static inline void wire_sum_on_gpu(Stream *stream, WireFormat format, float *out, const void *in, size_t stride, int ranks, size_t count) {
+static inline void wire_sum_on_gpu(Stream *stream, WireFormat format, float *out, const void *in,
+                                   size_t stride, int ranks, size_t count) {
     (void)format, (void)out, (void)in, (void)stride, (void)ranks, (void)count;
     KERNEL_ON_GPU(stream, cuda_wire_sum(stream, format, out, in, stride, ranks, count))
 }

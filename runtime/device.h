@@ -1,8 +1,10 @@
 // device.h: streams and events, the only way in which work is ordered here.
 //
-// A stream is a queue whose tasks run one after another; two streams run side by side. An event marks a point of a stream that the host can
-// wait for. A stream is a worker thread that takes tasks from a queue, so overlap is real everywhere. On a GPU the tasks put their kernels
-// into the stream's CUDA queue, and the worker looks after them until they have ended (gpu.h).
+// A stream is a queue whose tasks run one after another; two streams run side by side. An
+// event marks a point of a stream that the host can wait for. A stream is a worker thread
+// that takes tasks from a queue, so overlap is real everywhere. On a GPU the tasks put
+// their kernels into the stream's CUDA queue, and the worker looks after them until they
+// have ended (gpu.h).
 //
 //   stream_run(stream, task, context)   the task starts when everything before it in the stream has ended
 //   event_record(event, stream)         the event happens when everything before it in the stream has ended
@@ -10,18 +12,20 @@
 //   stream_copy, stream_clear           memory of any kind, in the order of the stream
 //   stream_settle                       in a task: until what it has put into a CUDA queue has ended
 //
-// An event is recorded and waited for by one host thread; its time stamp is that of its latest occurrence. `context` belongs to the caller
-// and must live until the task has run. A kernel is called with the stream whose task it is part of and uses that stream's team of threads.
-#ifndef ACCO_DEVICE_H
-#define ACCO_DEVICE_H
+// An event is recorded and waited for by one host thread; its time stamp is that of its
+// latest occurrence. `context` belongs to the caller and must live until the task has
+// run. A kernel is called with the stream whose task it is part of and uses that stream's
+// pool of threads.
+#ifndef ACCO_RUNTIME_DEVICE_H
+#define ACCO_RUNTIME_DEVICE_H
 
 #include <errno.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <time.h>
 
-#include "gpu.h"
-#include "team.h"
+#include "runtime/gpu.h"
+#include "runtime/thread_pool.h"
 
 typedef struct Stream Stream;
 typedef void (*StreamTask)(void *context, Stream *stream);
@@ -36,7 +40,7 @@ typedef struct StreamEntry {
 
 struct Stream {
     const char *name;
-    Team *team; // what kernels in this stream use; borrowed
+    ThreadPool *pool;    // what kernels in this stream use; borrowed
     const Gpu *gpu;      // NULL on the CPU; borrowed
     void *queue;         // CUDA's stream that kernels in this stream are put into; NULL on the CPU
     Precision precision; // of weights and activations
@@ -71,8 +75,9 @@ static inline void sleep_seconds(double seconds) {
     while (nanosleep(&duration, &duration) != 0 && errno == EINTR) {}
 }
 
-// Waits until everything that was put into the stream's CUDA queue has ended; nothing to do on the CPU. Looks for a while, then sleeps
-// between looks for an eighth of the time waited, so that the host's cores stay free.
+// Waits until everything that was put into the stream's CUDA queue has ended; nothing to
+// do on the CPU. Looks for a while, then sleeps between looks for an eighth of the time
+// waited, so that the host's cores stay free.
 static inline void stream_settle(Stream *stream) {
     if (stream->queue == NULL) { return; }
     double began = clock_seconds();
@@ -104,7 +109,9 @@ static inline void *stream_main(void *argument) {
     gpu_enter_thread(stream->gpu);
     for (;;) {
         pthread_mutex_lock(&stream->mutex);
-        while (stream->taken == stream->enqueued && !stream->stopping) { pthread_cond_wait(&stream->changed, &stream->mutex); }
+        while (stream->taken == stream->enqueued && !stream->stopping) {
+            pthread_cond_wait(&stream->changed, &stream->mutex);
+        }
         if (stream->taken == stream->enqueued) {
             pthread_mutex_unlock(&stream->mutex);
             return NULL;
@@ -126,10 +133,10 @@ typedef struct StreamPlace {
 } StreamPlace;
 
 // NULL where the system does not give another thread. `place` may be NULL: on the CPU.
-static inline Stream *stream_create(const char *name, Team *team, const StreamPlace *place) {
+static inline Stream *stream_create(const char *name, ThreadPool *pool, const StreamPlace *place) {
     Stream *stream = (Stream *)calloc(1, sizeof *stream);
     stream->name = name;
-    stream->team = team;
+    stream->pool = pool;
     if (place != NULL && gpu_is_used(place->gpu)) {
         stream->gpu = place->gpu;
         stream->precision = place->precision;
@@ -142,10 +149,13 @@ static inline Stream *stream_create(const char *name, Team *team, const StreamPl
     return NULL;
 }
 
-// Puts a task at the end of the stream and returns; waits only while STREAM_CAPACITY tasks are already waiting.
+// Puts a task at the end of the stream and returns; waits only while STREAM_CAPACITY
+// tasks are already waiting.
 static inline void stream_run(Stream *stream, StreamTask task, void *context) {
     pthread_mutex_lock(&stream->mutex);
-    while (stream->enqueued - stream->taken == STREAM_CAPACITY) { pthread_cond_wait(&stream->changed, &stream->mutex); }
+    while (stream->enqueued - stream->taken == STREAM_CAPACITY) {
+        pthread_cond_wait(&stream->changed, &stream->mutex);
+    }
     StreamEntry *entry = &stream->entries[stream->enqueued % STREAM_CAPACITY];
     entry->task = task;
     entry->context = context;
@@ -203,7 +213,8 @@ static inline void event_record(Event *event, Stream *stream) {
     stream_run(stream, event_complete_task, event);
 }
 
-// True when every recording so far has happened; an event that was never recorded has happened.
+// True when every recording so far has happened; an event that was never recorded has
+// happened.
 static inline bool event_query(Event *event) {
     pthread_mutex_lock(&event->mutex);
     bool happened = event->completed == event->recorded;
@@ -211,7 +222,8 @@ static inline bool event_query(Event *event) {
     return happened;
 }
 
-// The host waits until every recording so far has happened. False when `timeout_seconds` pass first.
+// The host waits until every recording so far has happened. False when `timeout_seconds`
+// pass first.
 static inline bool event_wait(Event *event, double timeout_seconds) {
     struct timespec deadline;
     clock_gettime(CLOCK_MONOTONIC, &deadline);
@@ -226,7 +238,8 @@ static inline bool event_wait(Event *event, double timeout_seconds) {
     return happened;
 }
 
-// Time stamp of the latest occurrence; call it only when event_query or event_wait has said that it happened.
+// Time stamp of the latest occurrence; call it only when event_query or event_wait has
+// said that it happened.
 static inline double event_seconds(Event *event) {
     pthread_mutex_lock(&event->mutex);
     double seconds = event->seconds;

@@ -4,29 +4,37 @@
 //   the system's failure    one line with rank, host, step, operation and a hint, then the whole job ends with exit 3
 //   our bug                 assert
 //
-// Functions that read what the user gave us return bool and fill an Error; they never print and never exit, so that tests can make
-// them fail. Exit codes are named here and nowhere else.
-#ifndef ACCO_ERRORS_H
-#define ACCO_ERRORS_H
+// Functions that read what the user gave us return bool and fill an Error; they never
+// print and never exit, so that tests can make them fail. Exit codes are named here and
+// nowhere else.
+#ifndef ACCO_RUNTIME_ERRORS_H
+#define ACCO_RUNTIME_ERRORS_H
 
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { EXIT_USER_MISTAKE = 2, EXIT_SYSTEM_FAILURE = 3, EXIT_ASKED_TO_STOP = 75 }; // 75: try again later, as in sysexits.h
+enum {
+    EXIT_USER_MISTAKE = 2,
+    EXIT_SYSTEM_FAILURE = 3,
+    EXIT_ASKED_TO_STOP = 75
+}; // 75: try again later, as in sysexits.h
 
 #if defined(__GNUC__)
-#define PRINTF_LIKE(format_index, first_argument) __attribute__((format(printf, format_index, first_argument)))
+#define PRINTF_LIKE(format_index, first_argument) \
+    __attribute__((format(printf, format_index, first_argument)))
 #else
 #define PRINTF_LIKE(format_index, first_argument)
 #endif
 
 typedef struct Error {
-    char text[1024]; // empty: no error; otherwise one sentence without a newline: what was wrong, what is allowed
+    char text
+        [1024]; // empty: no error; otherwise one sentence without a newline: what was wrong, what is allowed
 } Error;
 
-// Fills `error` (cut at its size) and returns false, so that a caller can write: return error_set(error, "...").
+// Fills `error` (cut at its size) and returns false, so that a caller can write: return
+// error_set(error, "...").
 PRINTF_LIKE(2, 3) static inline bool error_set(Error *error, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);

@@ -1,8 +1,11 @@
-// gpu.h: the GPU of this process: memory, queues, and waiting for them. With device.h the only code that knows whether there is one.
+// gpu.h: the GPU of this process: memory, queues, and waiting for them. With device.h the
+// only code that knows whether there is one.
 //
-// A GPU is driven the way the CPU is: a stream (device.h) is a thread that takes tasks from a queue, and a task puts its kernels into the
-// stream's CUDA queue. A task has ended when its kernels have: the thread looks after them (stream_settle), so events, gates and deadlines
-// of the scheduler mean the same on both, and the host is never further ahead of a GPU than one task. No wait blocks inside CUDA.
+// A GPU is driven the way the CPU is: a stream (device.h) is a thread that takes tasks
+// from a queue, and a task puts its kernels into the stream's CUDA queue. A task has
+// ended when its kernels have: the thread looks after them (stream_settle), so events,
+// gates and deadlines of the scheduler mean the same on both, and the host is never
+// further ahead of a GPU than one task. No wait blocks inside CUDA.
 //
 //   gpu_open          finds this rank's GPU; false with the reason where there is none
 //   gpu_queue_*       CUDA's stream behind a Stream: the communication stream's has the higher priority
@@ -10,23 +13,23 @@
 //   stream_copy       between any two kinds of memory, in the order of the stream; stream_clear; both work on the CPU too
 //
 // A program built without CUDA has the same functions and never finds a GPU.
-#ifndef ACCO_GPU_H
-#define ACCO_GPU_H
+#ifndef ACCO_RUNTIME_GPU_H
+#define ACCO_RUNTIME_GPU_H
 
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "errors.h"
-#include "precision.h"
+#include "runtime/errors.h"
+#include "runtime/precision.h"
 
 typedef struct Gpu {
     int number; // of this rank's on its node; -1: the CPU is used
     int count;  // how many this node has
     char name[256];
-    char bus[32]; // its place in the node: other ranks may see the same GPU under another number
-    int capability; // 10 * major + minor
-    int processors; // streaming multiprocessors
+    char bus[32];        // its place in the node: other ranks may see the same GPU under another number
+    int capability;      // 10 * major + minor
+    int processors;      // streaming multiprocessors
     size_t shared_bytes; // of shared memory that a block may have
     size_t memory_total, memory_available;
 } Gpu;
@@ -34,7 +37,8 @@ typedef struct Gpu {
 #ifdef ACCO_HAVE_CUDA
 #include <cuda_runtime.h>
 
-// Ends the program with what was called and CUDA's reason: after a CUDA error nothing on the device can be trusted.
+// Ends the program with what was called and CUDA's reason: after a CUDA error nothing on
+// the device can be trusted.
 #define CUDA_CHECK(call) cuda_check((call), #call)
 
 static inline void cuda_check(cudaError_t status, const char *call) {
@@ -46,12 +50,15 @@ static inline void cuda_check(cudaError_t status, const char *call) {
 
 static inline bool gpu_is_built_in(void) { return true; }
 
-// The GPUs of a node are dealt out to its ranks in turn. Kernels need compute capability 8.0.
+// The GPUs of a node are dealt out to its ranks in turn. Kernels need compute capability
+// 8.0.
 static inline bool gpu_open(Gpu *gpu, int local_rank, Error *error) {
     memset(gpu, 0, sizeof *gpu);
     gpu->number = -1;
     cudaError_t status = cudaGetDeviceCount(&gpu->count);
-    if (status != cudaSuccess) { return error_set(error, "no GPU can be used: %s", cudaGetErrorString(status)); }
+    if (status != cudaSuccess) {
+        return error_set(error, "no GPU can be used: %s", cudaGetErrorString(status));
+    }
     if (gpu->count == 0) { return error_set(error, "this node has no GPU"); }
     int number = local_rank % gpu->count;
     cudaDeviceProp properties;
@@ -59,21 +66,25 @@ static inline bool gpu_open(Gpu *gpu, int local_rank, Error *error) {
     if (status == cudaSuccess) { status = cudaGetDeviceProperties(&properties, number); }
     if (status == cudaSuccess) { status = cudaDeviceGetPCIBusId(gpu->bus, sizeof gpu->bus, number); }
     if (status == cudaSuccess) { status = cudaMemGetInfo(&gpu->memory_available, &gpu->memory_total); }
-    if (status != cudaSuccess) { return error_set(error, "GPU %d cannot be used: %s", number, cudaGetErrorString(status)); }
+    if (status != cudaSuccess) {
+        return error_set(error, "GPU %d cannot be used: %s", number, cudaGetErrorString(status));
+    }
     snprintf(gpu->name, sizeof gpu->name, "%s", properties.name);
     gpu->capability = 10 * properties.major + properties.minor;
     gpu->processors = properties.multiProcessorCount;
     gpu->shared_bytes = properties.sharedMemPerBlockOptin;
     if (gpu->capability < 80) {
-        return error_set(error, "GPU %d, %s, has compute capability %d.%d; at least 8.0 is needed", number, gpu->name, properties.major,
-                         properties.minor);
+        return error_set(error, "GPU %d, %s, has compute capability %d.%d; at least 8.0 is needed", number,
+                         gpu->name, properties.major, properties.minor);
     }
     gpu->number = number;
     return true;
 }
 
 // What is free now.
-static inline void gpu_measure(Gpu *gpu) { CUDA_CHECK(cudaMemGetInfo(&gpu->memory_available, &gpu->memory_total)); }
+static inline void gpu_measure(Gpu *gpu) {
+    CUDA_CHECK(cudaMemGetInfo(&gpu->memory_available, &gpu->memory_total));
+}
 
 // Every thread that uses the GPU says so once.
 static inline void gpu_enter_thread(const Gpu *gpu) {
@@ -146,8 +157,12 @@ static inline void *gpu_allocate(size_t bytes) {
 static inline void *gpu_allocate_host(size_t bytes) { return gpu_allocate(bytes); }
 static inline void gpu_release(void *memory) { (void)memory; }
 static inline void gpu_release_host(void *memory) { (void)memory; }
-static inline void gpu_copy(void *queue, void *to, const void *from, size_t bytes) { (void)queue, (void)to, (void)from, (void)bytes; }
-static inline void gpu_fill(void *queue, void *memory, int byte, size_t bytes) { (void)queue, (void)memory, (void)byte, (void)bytes; }
+static inline void gpu_copy(void *queue, void *to, const void *from, size_t bytes) {
+    (void)queue, (void)to, (void)from, (void)bytes;
+}
+static inline void gpu_fill(void *queue, void *memory, int byte, size_t bytes) {
+    (void)queue, (void)memory, (void)byte, (void)bytes;
+}
 
 #endif
 

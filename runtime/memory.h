@@ -1,16 +1,20 @@
 // memory.h: one arena, planned before anything runs.
 //
-// Every module reserves what it will need: a class, a name, a size, and the address of the pointer to fill. The table of reservations is
-// printed by `train_gpt plan` and by every run, and the same table places the pointers: memory that was not planned cannot be used.
+// Every module reserves what it will need: a class, a name, a size, and the address of
+// the pointer to fill. The table of reservations is printed by `train_gpt plan` and by
+// every run, and the same table places the pointers: memory that was not planned cannot
+// be used.
 //
 //   arena_reserve(...) any number of times  ->  [arena_print]  ->  arena_commit(): one mapping, pointers set, zeroed  ->  arena_release()
 //
-// Kernels work on what arena_reserve plans. On a GPU that is device memory; what the host works on too (arena_reserve_host) is then pinned
-// memory of the host, which kernels can reach but slowly. On the CPU both are one mapping.
+// Kernels work on what arena_reserve plans. On a GPU that is device memory; what the host
+// works on too (arena_reserve_host) is then pinned memory of the host, which kernels can
+// reach but slowly. On the CPU both are one mapping.
 //
-// The mapping is anonymous and untouched pages cost nothing, so arena_resident_bytes() tells how much of the plan was really used.
-#ifndef ACCO_MEMORY_H
-#define ACCO_MEMORY_H
+// The mapping is anonymous and untouched pages cost nothing, so arena_resident_bytes()
+// tells how much of the plan was really used.
+#ifndef ACCO_RUNTIME_MEMORY_H
+#define ACCO_RUNTIME_MEMORY_H
 
 #include <assert.h>
 #include <stddef.h>
@@ -20,12 +24,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "gpu.h"
+#include "runtime/gpu.h"
 
 typedef enum MemoryClass {
     MEMORY_PARAMETERS,
     MEMORY_GRADIENTS,
-    MEMORY_EXCHANGE, // communication buffers
+    MEMORY_COMMUNICATION, // communication buffers
     MEMORY_OPTIMIZER,
     MEMORY_ACTIVATIONS,
     MEMORY_WORKSPACE,
@@ -59,10 +63,14 @@ typedef struct Arena {
     char *host_base;   // on a GPU
 } Arena;
 
-// Keeps neighbours apart, for AVX-512 and for the adjacent-line prefetcher; and what libraries on a GPU ask for.
-static inline size_t arena_round_up(size_t bytes) { return (bytes + ARENA_ALIGNMENT - 1) / ARENA_ALIGNMENT * ARENA_ALIGNMENT; }
+// Keeps neighbours apart, for AVX-512 and for the adjacent-line prefetcher; and what
+// libraries on a GPU ask for.
+static inline size_t arena_round_up(size_t bytes) {
+    return (bytes + ARENA_ALIGNMENT - 1) / ARENA_ALIGNMENT * ARENA_ALIGNMENT;
+}
 
-static inline void arena_add(Arena *arena, MemoryClass memory_class, const char *name, size_t bytes, bool on_host, void *slot) {
+static inline void arena_add(Arena *arena, MemoryClass memory_class, const char *name, size_t bytes,
+                             bool on_host, void *slot) {
     assert(arena->base == NULL && arena->count < ARENA_MAX_RESERVATIONS);
     size_t *total = on_host ? &arena->host_bytes : &arena->bytes;
     Reservation *reservation = &arena->reservations[arena->count++];
@@ -75,13 +83,16 @@ static inline void arena_add(Arena *arena, MemoryClass memory_class, const char 
     *total += arena_round_up(bytes);
 }
 
-// Plans `bytes` bytes; `slot` is the address of a pointer variable that must stay where it is until arena_commit, which sets it.
-static inline void arena_reserve(Arena *arena, MemoryClass memory_class, const char *name, size_t bytes, void *slot) {
+// Plans `bytes` bytes; `slot` is the address of a pointer variable that must stay where
+// it is until arena_commit, which sets it.
+static inline void arena_reserve(Arena *arena, MemoryClass memory_class, const char *name, size_t bytes,
+                                 void *slot) {
     arena_add(arena, memory_class, name, bytes, false, slot);
 }
 
 // The same for what the host works on.
-static inline void arena_reserve_host(Arena *arena, MemoryClass memory_class, const char *name, size_t bytes, void *slot) {
+static inline void arena_reserve_host(Arena *arena, MemoryClass memory_class, const char *name, size_t bytes,
+                                      void *slot) {
     arena_add(arena, memory_class, name, bytes, arena->on_gpu, slot);
 }
 
@@ -93,9 +104,11 @@ static inline size_t arena_class_bytes(const Arena *arena, MemoryClass memory_cl
     return bytes;
 }
 
-// The limit of the memory control group in which this process sees itself, as in a container; SIZE_MAX where there is none.
+// The limit of the memory control group in which this process sees itself, as in a
+// container; SIZE_MAX where there is none.
 static inline size_t memory_group_limit(void) {
-    static const char *const files[] = {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"};
+    static const char *const files[] = {"/sys/fs/cgroup/memory.max",
+                                        "/sys/fs/cgroup/memory/memory.limit_in_bytes"};
     for (int version = 0; version < 2; version++) {
         unsigned long long limit = 0;
         FILE *file = fopen(files[version], "r");
@@ -119,21 +132,23 @@ static inline size_t memory_available(void) {
     return machine < group ? machine : group;
 }
 
-// Whether `ranks` processes of this node can each have what is planned on the host. Without this the system would promise it, and kill
-// them when they use it.
+// Whether `ranks` processes of this node can each have what is planned on the host.
+// Without this the system would promise it, and kill them when they use it.
 static inline bool arena_check(const Arena *arena, int ranks, Error *error) {
     size_t available = memory_available(), needed = arena->on_gpu ? arena->host_bytes : arena->bytes;
     if (available == 0 || needed <= available / (size_t)ranks) { return true; }
-    return error_set(
-        error,
-        "%d rank%s of this node need%s %.2f GB each, and %.2f GB are available: lower --micro-batch or --seq-len, choose a smaller "
-        "--model, or start fewer ranks here (train_gpt plan says what takes how much)",
-        ranks, ranks == 1 ? "" : "s", ranks == 1 ? "s" : "", (double)needed / 1e9, (double)available / 1e9);
+    return error_set(error,
+                     "%d rank%s of this node need%s %.2f GB each, and %.2f GB are available: lower "
+                     "--micro-batch or --seq-len, choose a smaller "
+                     "--model, or start fewer ranks here (train_gpt plan says what takes how much)",
+                     ranks, ranks == 1 ? "" : "s", ranks == 1 ? "s" : "", (double)needed / 1e9,
+                     (double)available / 1e9);
 }
 
 static inline bool arena_refused(const char *what, size_t bytes, Error *error) {
-    return error_set(error, "%s refused %.2f GB of memory: lower --micro-batch or --seq-len, or choose a smaller --model", what,
-                     (double)bytes / 1e9);
+    return error_set(
+        error, "%s refused %.2f GB of memory: lower --micro-batch or --seq-len, or choose a smaller --model",
+        what, (double)bytes / 1e9);
 }
 
 // Device memory is zeroed by a queue of its own, which is waited for.
@@ -151,13 +166,15 @@ static inline bool arena_map_gpu(Arena *arena, Error *error) {
 }
 
 static inline bool arena_map_host(Arena *arena, Error *error) {
-    void *base = mmap(NULL, arena->bytes + ARENA_ALIGNMENT, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *base = mmap(NULL, arena->bytes + ARENA_ALIGNMENT, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED) { return arena_refused("the system", arena->bytes, error); }
     arena->base = (char *)base;
     return true;
 }
 
-// Maps the planned bytes, zeroed, and sets every reserved pointer. On failure nothing is mapped and `error` says how much was asked for.
+// Maps the planned bytes, zeroed, and sets every reserved pointer. On failure nothing is
+// mapped and `error` says how much was asked for.
 static inline bool arena_commit(Arena *arena, Error *error) {
     assert(arena->base == NULL);
     bool mapped = arena->on_gpu ? arena_map_gpu(arena, error) : arena_map_host(arena, error);
@@ -169,8 +186,8 @@ static inline bool arena_commit(Arena *arena, Error *error) {
     return mapped;
 }
 
-// Bytes of the mapping that are in memory now: what the run has touched of what it planned. 0 where the system cannot tell; on a GPU all
-// of it.
+// Bytes of the mapping that are in memory now: what the run has touched of what it
+// planned. 0 where the system cannot tell; on a GPU all of it.
 static inline size_t arena_resident_bytes(const Arena *arena) {
     if (arena->on_gpu) { return arena->bytes; }
     size_t page = (size_t)sysconf(_SC_PAGESIZE);

@@ -1,10 +1,12 @@
 // precision.h: the format of parameters and activations while a model computes.
 //
-// On the CPU it is fp32. On a GPU it is bf16, the upper half of fp32, or fp32 where one asks for it; sums and everything that lasts (master
-// parameters, moments, gradients) are fp32 in any case. Code that is the same for both holds such arrays as pointers to Real, a type that
-// is never complete: no element can be touched, and no offset added, without saying how wide an element is.
-#ifndef ACCO_PRECISION_H
-#define ACCO_PRECISION_H
+// On the CPU it is fp32. On a GPU it is bf16, the upper half of fp32, or fp32 where one
+// asks for it; sums and everything that lasts (master parameters, moments, gradients) are
+// fp32 in any case. Code that is the same for both holds such arrays as pointers to Real,
+// a type that is never complete: no element can be touched, and no offset added, without
+// saying how wide an element is.
+#ifndef ACCO_RUNTIME_PRECISION_H
+#define ACCO_RUNTIME_PRECISION_H
 
 #include <stddef.h>
 
@@ -14,7 +16,9 @@ typedef struct Real Real;
 
 static inline size_t precision_bytes(Precision precision) { return precision == PRECISION_FP32 ? 4 : 2; }
 
-static inline const char *precision_name(Precision precision) { return precision == PRECISION_FP32 ? "fp32" : "bf16"; }
+static inline const char *precision_name(Precision precision) {
+    return precision == PRECISION_FP32 ? "fp32" : "bf16";
+}
 
 // `elements` behind `base`; NULL stays NULL only with 0.
 static inline Real *real_at(Real *base, size_t elements, Precision precision) {

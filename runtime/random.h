@@ -1,16 +1,20 @@
 // random.h: the one source of chance in this program.
 //
-// A Random is a splitmix64 stream: one word of state that moves by a fixed odd step and is mixed on the way out. We chose it because
-// its whole state is one number that anyone can write down: a sample, a weight or a story is a pure function of a few integers, on any
-// number of ranks, in any order, and there is nothing to save in a checkpoint but those integers.
+// A Random is a splitmix64 stream: one word of state that moves by a fixed odd step and
+// is mixed on the way out. We chose it because its whole state is one number that anyone
+// can write down: a sample, a weight or a story is a pure function of a few integers, on
+// any number of ranks, in any order, and there is nothing to save in a checkpoint but
+// those integers.
 //
-// Derive independent streams by hashing, never by adding: two seeds whose distance is a multiple of the step share a stream.
+// Derive independent streams by hashing, never by adding: two seeds whose distance is a
+// multiple of the step share a stream.
 //     Random random = {random_hash(random_hash(seed, tensor), element)};
 //
-// Constants and period: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014; the mixing rounds are
-// Stafford's variant 13. Period 2^64, every word once. Not for secrets.
-#ifndef ACCO_RANDOM_H
-#define ACCO_RANDOM_H
+// Constants and period: Steele, Lea and Flood, "Fast splittable pseudorandom number
+// generators", OOPSLA 2014; the mixing rounds are Stafford's variant 13. Period 2^64,
+// every word once. Not for secrets.
+#ifndef ACCO_RUNTIME_RANDOM_H
+#define ACCO_RUNTIME_RANDOM_H
 
 #include <math.h>
 #include <stdint.h>
@@ -19,7 +23,8 @@ typedef struct Random {
     uint64_t state;
 } Random;
 
-// A bijection of 64-bit words in which every input bit moves about half of the output bits. It maps 0 to 0.
+// A bijection of 64-bit words in which every input bit moves about half of the output
+// bits. It maps 0 to 0.
 static inline uint64_t random_mix(uint64_t word) {
     word = (word ^ (word >> 30)) * UINT64_C(0xBF58476D1CE4E5B9);
     word = (word ^ (word >> 27)) * UINT64_C(0x94D049BB133111EB);
@@ -37,15 +42,17 @@ static inline double random_uniform(Random *random) {
     return (double)(random_bits(random) >> 11) * 0x1.0p-53;
 }
 
-// Standard normal by Box and Muller. Both uniforms are drawn in one fixed order and the sine branch is thrown away: a kept second value
-// would be hidden state. 1-u lies in (0, 1], so the logarithm is finite; the largest possible value is about 8.6.
+// Standard normal by Box and Muller. Both uniforms are drawn in one fixed order and the
+// sine branch is thrown away: a kept second value would be hidden state. 1-u lies in (0,
+// 1], so the logarithm is finite; the largest possible value is about 8.6.
 static inline double random_normal(Random *random) {
     double radius = sqrt(-2.0 * log(1.0 - random_uniform(random)));
     double angle = 6.283185307179586476925 * random_uniform(random);
     return radius * cos(angle);
 }
 
-// One well mixed word from two. Not symmetric, and (0, 0) does not give 0: seed 0 is as good as any other.
+// One well mixed word from two. Not symmetric, and (0, 0) does not give 0: seed 0 is as
+// good as any other.
 static inline uint64_t random_hash(uint64_t a, uint64_t b) {
     return random_mix(random_mix(a + UINT64_C(0x9E3779B97F4A7C15)) ^ (b + UINT64_C(0xD1B54A32D192ED03)));
 }

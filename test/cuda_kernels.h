@@ -1,9 +1,11 @@
-// cuda_kernels.h: what the tests of CUDA kernels share: device copies of exactly the size that a kernel may touch, fresh random numbers, a
-// CPU stream for the oracle and a CUDA stream for what is tested.
+// cuda_kernels.h: what the tests of CUDA kernels share: device copies of exactly the size
+// that a kernel may touch, fresh random numbers, a CPU stream for the oracle and a CUDA
+// stream for what is tested.
 //
-// `make test` compiles these tests with the host's compiler against the emulator (test/simt) and runs every case in each of its orders;
-// `make test-gpu` compiles them with nvcc and runs them on a GPU, which gets larger shapes: unless ACCO_SMALL is set, for tools under which
-// everything takes a hundred times as long.
+// `make test` compiles these tests with the host's compiler against the emulator
+// (test/simt) and runs every case in each of its orders; `make test-gpu` compiles them
+// with nvcc and runs them on a GPU, which gets larger shapes: unless ACCO_SMALL is set,
+// for tools under which everything takes a hundred times as long.
 #ifndef ACCO_TEST_CUDA_KERNELS_H
 #define ACCO_TEST_CUDA_KERNELS_H
 
@@ -55,7 +57,8 @@ static inline void cuda_test_wait(Stream *stream) {
     CUDA_CHECK(cudaStreamSynchronize((cudaStream_t)stream->queue));
 }
 
-// `bytes` bytes of device memory and nothing behind them; filled with NaNs (0xff). Free with cudaFree.
+// `bytes` bytes of device memory and nothing behind them; filled with NaNs (0xff). Free
+// with cudaFree.
 static inline void *device_new(size_t bytes) {
     void *memory = NULL;
     CUDA_CHECK(cudaMalloc(&memory, bytes));
@@ -90,9 +93,12 @@ static inline float host_from_bf16(uint16_t half) {
     return value;
 }
 
-// What the precision leaves of host (count), in place: the oracle must start from the same numbers.
+// What the precision leaves of host (count), in place: the oracle must start from the
+// same numbers.
 static inline void host_round(float *host, size_t count, Precision precision) {
-    for (size_t i = 0; precision == PRECISION_BF16 && i < count; i++) { host[i] = host_from_bf16(host_bf16(host[i])); }
+    for (size_t i = 0; precision == PRECISION_BF16 && i < count; i++) {
+        host[i] = host_from_bf16(host_bf16(host[i]));
+    }
 }
 
 // Device copy of host (count) in the precision; host should be rounded already.
@@ -133,10 +139,12 @@ static inline double relative_error(const float *a, const float *b, size_t count
     return sqrt(difference) / fmax(sqrt(size), 1e-30);
 }
 
-#define check_close(what, a, b, count, tolerance)                                                                        \
-    do {                                                                                                                  \
-        double check_error = relative_error(a, b, count);                                                                 \
-        if (!(check_error <= (tolerance))) { fail_msg("%s: relative error %g, allowed %g", what, check_error, (double)(tolerance)); } \
+#define check_close(what, a, b, count, tolerance) \
+    do { \
+        double check_error = relative_error(a, b, count); \
+        if (!(check_error <= (tolerance))) { \
+            fail_msg("%s: relative error %g, allowed %g", what, check_error, (double)(tolerance)); \
+        } \
     } while (0)
 
 #endif

@@ -1,4 +1,5 @@
-// fleet.h: several runs of the binary at once, because mpirun mostly sleeps while it starts; and the update rules that tests go through.
+// fleet.h: several runs of the binary at once, because mpirun mostly sleeps while it
+// starts; and the update rules that tests go through.
 #ifndef ACCO_TEST_FLEET_H
 #define ACCO_TEST_FLEET_H
 
@@ -6,7 +7,8 @@
 
 #include "runtime/errors.h"
 
-// An update rule, with options that make ranks meet several times within the few steps of base.txt.
+// An update rule, with options that make ranks meet several times within the few steps of
+// base.txt.
 typedef struct RuleCase {
     const char *name, *options;
     int chaos_ms; // less where there are many small messages, each of which waits
@@ -74,7 +76,8 @@ static inline double fleet_number(const Fleet *fleet, int i, const char *kind, i
 
 static inline void check_same(const Fleet *fleet, int a, int b) {
     if (strcmp(fleet->prints[a].text, fleet->prints[b].text) == 0) { return; }
-    fail_msg("%s gives %s\n%s gives %s", fleet->trainings[a].what, fleet->prints[a].text, fleet->trainings[b].what, fleet->prints[b].text);
+    fail_msg("%s gives %s\n%s gives %s", fleet->trainings[a].what, fleet->prints[a].text,
+             fleet->trainings[b].what, fleet->prints[b].text);
 }
 
 // No two of the runs may end with the same bits.
@@ -82,7 +85,8 @@ static inline void check_all_differ(const Fleet *fleet) {
     for (int a = 0; a < fleet->count; a++) {
         for (int b = a + 1; b < fleet->count; b++) {
             if (strcmp(fleet->prints[a].text, fleet->prints[b].text) != 0) { continue; }
-            fail_msg("both end with %s:\n%s\n%s", fleet->prints[a].text, fleet->trainings[a].what, fleet->trainings[b].what);
+            fail_msg("both end with %s:\n%s\n%s", fleet->prints[a].text, fleet->trainings[a].what,
+                     fleet->trainings[b].what);
         }
     }
 }

@@ -1,4 +1,5 @@
-// harness.h: what several tests share: cmocka with its includes, comparisons that NaN fails, scratch directories.
+// harness.h: what several tests share: cmocka with its includes, comparisons that NaN
+// fails, scratch directories.
 #ifndef ACCO_TEST_HARNESS_H
 #define ACCO_TEST_HARNESS_H
 
@@ -18,7 +19,8 @@
 static inline void assert_close(double value, double expected, double tolerance, const char *what) {
     double difference = fabs(value - expected);
     if (!(difference <= tolerance)) {
-        fail_msg("%s: %.17g, expected %.17g, difference %.3g > %.3g", what, value, expected, difference, tolerance);
+        fail_msg("%s: %.17g, expected %.17g, difference %.3g > %.3g", what, value, expected, difference,
+                 tolerance);
     }
 }
 

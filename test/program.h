@@ -1,11 +1,15 @@
 // program.h: starts the real binary the way a user does, for test_program.c.
 //
-// A Stage is where a test plays: a scratch directory with a small model in it, and how to start ranks. The environment says what to test
-// (test/run sets it): TRAIN_GPT the binary, MPIRUN the launcher with its flags, HAVE_MPI yes or no, PROJECT_ROOT where README.md is.
+// A Stage is where a test plays: a scratch directory with a small model in it, and how to
+// start ranks. The environment says what to test (test/run sets it): TRAIN_GPT the
+// binary, MPIRUN the launcher with its flags, HAVE_MPI yes or no, PROJECT_ROOT where
+// README.md is.
 //
-// A command runs through /bin/sh in a process group of its own, its output in files, under a time limit; several may run at once, since
-// mpirun mostly sleeps while it starts. Each has a TMPDIR of its own: Open MPI makes and removes a directory there that all mpiruns of a
-// user share, and one fails when another removes it. stage_end_all, the teardown of every test, ends what a failing test leaves behind.
+// A command runs through /bin/sh in a process group of its own, its output in files,
+// under a time limit; several may run at once, since mpirun mostly sleeps while it
+// starts. Each has a TMPDIR of its own: Open MPI makes and removes a directory there that
+// all mpiruns of a user share, and one fails when another removes it. stage_end_all, the
+// teardown of every test, ends what a failing test leaves behind.
 #ifndef ACCO_TEST_PROGRAM_H
 #define ACCO_TEST_PROGRAM_H
 
@@ -40,17 +44,20 @@ typedef struct Program {
     char output_path[STAGE_PATH_SIZE], error_path[STAGE_PATH_SIZE], scratch_path[STAGE_PATH_SIZE];
 } Program;
 
-// What a program left. exit_code is 128 + N after signal N, and -1 when the time limit ended it. The texts are the stage's.
+// What a program left. exit_code is 128 + N after signal N, and -1 when the time limit
+// ended it. The texts are the stage's.
 typedef struct Outcome {
     int exit_code;
     char *output, *errors;
 } Outcome;
 
-// How a command is started, beyond the command itself; all zero: in the stage's directory, without limits.
+// How a command is started, beyond the command itself; all zero: in the stage's
+// directory, without limits.
 typedef struct Setting {
     const char *directory;
-    long file_bytes;   // RLIMIT_FSIZE, 0: none
-    bool ignore_xfsz;  // a write beyond the limit fails instead of killing, in every rank (mpirun does not pass on what it ignores)
+    long file_bytes; // RLIMIT_FSIZE, 0: none
+    bool
+        ignore_xfsz; // a write beyond the limit fails instead of killing, in every rank (mpirun does not pass on what it ignores)
     const char *tasks; // SLURM_STEP_NUM_TASKS, with SLURM_PROCID from
     const char *task;
     size_t stack_bytes; // RLIMIT_STACK, which is what a new thread asks for; 0: as it is
@@ -67,7 +74,7 @@ static inline void program_pause(double seconds) {
     nanosleep(&pause, NULL);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Files
 
 // The whole file with a zero byte behind it; an absent one is NULL.
@@ -92,7 +99,7 @@ static inline void file_write(const char *path, const void *bytes, size_t count)
     assert_int_equal(fclose(file), 0);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // The stage
 
 static inline const char *stage_variable(const char *name, const char *otherwise) {
@@ -100,10 +107,12 @@ static inline const char *stage_variable(const char *name, const char *otherwise
     return value != NULL && value[0] != '\0' ? value : otherwise;
 }
 
-// The test itself may run inside a job of some scheduler; the programs it starts must not see that.
+// The test itself may run inside a job of some scheduler; the programs it starts must not
+// see that.
 static inline void stage_clean_environment(void) {
-    static const char *const foreign[] = {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_SIZE",     "PMI_RANK",    "PMIX_RANK",
-                                          "MPI_LOCALNRANKS",      "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_NTASKS"};
+    static const char *const foreign[] = {
+        "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_SIZE",     "PMI_RANK",    "PMIX_RANK",
+        "MPI_LOCALNRANKS",      "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_NTASKS"};
     for (size_t i = 0; i < sizeof foreign / sizeof foreign[0]; i++) { unsetenv(foreign[i]); }
     if (geteuid() == 0) {
         setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
@@ -116,12 +125,17 @@ static inline void stage_open(Stage *stage) {
     memset(stage, 0, sizeof *stage);
     stage_clean_environment();
     const char *binary = realpath(stage_variable("TRAIN_GPT", "./train_gpt"), path);
-    if (binary == NULL) { fail_msg("there is no program at %s: say where with TRAIN_GPT", stage_variable("TRAIN_GPT", "./train_gpt")); }
+    if (binary == NULL) {
+        fail_msg("there is no program at %s: say where with TRAIN_GPT",
+                 stage_variable("TRAIN_GPT", "./train_gpt"));
+    }
     snprintf(stage->binary, sizeof stage->binary, "%.*s", (int)sizeof stage->binary - 1, path);
-    snprintf(stage->launcher, sizeof stage->launcher, "%s", stage_variable("MPIRUN", "mpirun --oversubscribe --bind-to none"));
+    snprintf(stage->launcher, sizeof stage->launcher, "%s",
+             stage_variable("MPIRUN", "mpirun --oversubscribe --bind-to none"));
     snprintf(stage->root, sizeof stage->root, "%s", stage_variable("PROJECT_ROOT", "."));
     stage->has_mpi = strcmp(stage_variable("HAVE_MPI", "yes"), "yes") == 0;
-    snprintf(stage->directory, sizeof stage->directory, "%.400s/acco-program-XXXXXX", stage_variable("TMPDIR", "/tmp"));
+    snprintf(stage->directory, sizeof stage->directory, "%.400s/acco-program-XXXXXX",
+             stage_variable("TMPDIR", "/tmp"));
     assert_non_null(mkdtemp(stage->directory));
 }
 
@@ -143,7 +157,8 @@ static inline int program_collect(pid_t pid, int status, Stage *stage) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-// Waits until `until` (program_clock) for the program to end; true when it has, with its exit code.
+// Waits until `until` (program_clock) for the program to end; true when it has, with its
+// exit code.
 static inline bool program_has_ended(Stage *stage, pid_t pid, double until, int *exit_code) {
     int status;
     for (;;) {
@@ -183,15 +198,19 @@ static inline void stage_close(Stage *stage) {
     assert_int_equal(system(command), 0);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Programs
 
-// In the child, between fork and exec. The limit comes last: the files of the output may not be hit before exec.
-static inline void program_become(const Program *program, const char *directory, const Setting *setting, const char *command) {
-    int in = open("/dev/null", O_RDONLY), out = open(program->output_path, O_WRONLY | O_CREAT | O_TRUNC, 0666);
+// In the child, between fork and exec. The limit comes last: the files of the output may
+// not be hit before exec.
+static inline void program_become(const Program *program, const char *directory, const Setting *setting,
+                                  const char *command) {
+    int in = open("/dev/null", O_RDONLY),
+        out = open(program->output_path, O_WRONLY | O_CREAT | O_TRUNC, 0666);
     int errors = open(program->error_path, O_WRONLY | O_CREAT | O_TRUNC, 0666);
-    bool ready = setpgid(0, 0) == 0 && chdir(directory) == 0 && dup2(in, 0) == 0 && dup2(out, 1) == 1 && dup2(errors, 2) == 2 &&
-                 mkdir(program->scratch_path, 0777) == 0 && setenv("TMPDIR", program->scratch_path, 1) == 0;
+    bool ready = setpgid(0, 0) == 0 && chdir(directory) == 0 && dup2(in, 0) == 0 && dup2(out, 1) == 1 &&
+                 dup2(errors, 2) == 2 && mkdir(program->scratch_path, 0777) == 0 &&
+                 setenv("TMPDIR", program->scratch_path, 1) == 0;
     if (setting->tasks != NULL) { ready = ready && setenv("SLURM_STEP_NUM_TASKS", setting->tasks, 1) == 0; }
     if (setting->task != NULL) { ready = ready && setenv("SLURM_PROCID", setting->task, 1) == 0; }
     if (setting->stack_bytes > 0) {
@@ -208,7 +227,8 @@ static inline void program_become(const Program *program, const char *directory,
     _exit(125);
 }
 
-// Starts the binary as a world of `ranks`; 0: without a launcher. `arguments` are written as in a shell.
+// Starts the binary as a world of `ranks`; 0: without a launcher. `arguments` are written
+// as in a shell.
 static inline Program program_start(Stage *stage, int ranks, const Setting *setting, const char *arguments) {
     char command[STAGE_COMMAND_SIZE + 3 * STAGE_PATH_SIZE], launcher[STAGE_PATH_SIZE + 32] = "", name[64];
     Program program;
@@ -283,14 +303,17 @@ static inline void text_check(const char *text, const char *part, const char *wh
 // Lines that hold anything.
 static inline int text_lines(const char *text) {
     int count = 0;
-    for (const char *line = text; *line != '\0'; line += strcspn(line, "\n"), line += *line == '\n') { count += *line != '\n'; }
+    for (const char *line = text; *line != '\0'; line += strcspn(line, "\n"), line += *line == '\n') {
+        count += *line != '\n';
+    }
     return count;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Runs and their logs
 
-// The events of DIRECTORY/log.jsonl as an array: every line must be whole, and an object with an event.
+// The events of DIRECTORY/log.jsonl as an array: every line must be whole, and an object
+// with an event.
 static inline json_t *log_read(const Stage *stage, const char *directory) {
     char path[STAGE_PATH_SIZE + 16];
     stage_path(stage, directory, path);
@@ -303,7 +326,9 @@ static inline json_t *log_read(const Stage *stage, const char *directory) {
         if (end == NULL) { fail_msg("%s: the last line is not whole: %.300s", path, line); }
         json_error_t problem;
         json_t *event = json_loadb(line, (size_t)(end - line), JSON_REJECT_DUPLICATES, &problem);
-        if (!json_is_string(json_object_get(event, "event"))) { fail_msg("%s: not an event (%s): %.300s", path, problem.text, line); }
+        if (!json_is_string(json_object_get(event, "event"))) {
+            fail_msg("%s: not an event (%s): %.300s", path, problem.text, line);
+        }
         json_array_append_new(events, event);
         line = end + 1;
     }
@@ -311,12 +336,16 @@ static inline json_t *log_read(const Stage *stage, const char *directory) {
     return events;
 }
 
-// The n-th event of a kind (borrowed), n < 0 counts from the end; NULL where there are fewer.
+// The n-th event of a kind (borrowed), n < 0 counts from the end; NULL where there are
+// fewer.
 static inline json_t *log_event_of(json_t *events, const char *kind, int n) {
     size_t count = json_array_size(events);
     for (size_t i = 0; i < count; i++) {
         json_t *event = json_array_get(events, n >= 0 ? i : count - 1 - i);
-        if (strcmp(json_string_value(json_object_get(event, "event")), kind) == 0 && (n >= 0 ? n-- : ++n) == 0) { return event; }
+        if (strcmp(json_string_value(json_object_get(event, "event")), kind) == 0 &&
+            (n >= 0 ? n-- : ++n) == 0) {
+            return event;
+        }
     }
     return NULL;
 }
@@ -346,7 +375,8 @@ static inline Training training_start(Stage *stage, int ranks, const char *optio
     return training;
 }
 
-// The log of a run that ended well. What it printed is in its output_path until the stage closes.
+// The log of a run that ended well. What it printed is in its output_path until the stage
+// closes.
 static inline json_t *training_finish(Stage *stage, const Training *training) {
     Outcome outcome = program_finish(stage, &training->program);
     outcome_check(&outcome, 0, training->what);
@@ -367,7 +397,8 @@ typedef struct Fingerprint {
 
 static inline Fingerprint log_fingerprint(json_t *events) {
     Fingerprint print;
-    const char *text = json_string_value(json_object_get(log_event_of(events, "end", -1), "parameters_fingerprint"));
+    const char *text =
+        json_string_value(json_object_get(log_event_of(events, "end", -1), "parameters_fingerprint"));
     assert_non_null(text);
     assert_int_equal(strlen(text), 16);
     snprintf(print.text, sizeof print.text, "%s", text);

@@ -1,42 +1,48 @@
-// replay.h: every update rule once more, as a plain loop in one process: the oracle of the whole program.
+// replay.h: every update rule once more, as a plain loop in one process: the oracle of
+// the whole program.
 //
-// N workers take turns. There are no streams, no messages, no scheduler and no shards, only the definitions of the rules, in the order in
-// which they are written on paper. What a real run of N ranks computes with a fixed schedule must be what comes out here, bit for bit:
+// N workers take turns. There are no streams, no messages, no scheduler and no shards,
+// only the definitions of the rules, in the order in which they are written on paper.
+// What a real run of N ranks computes with a fixed schedule must be what comes out here,
+// bit for bit:
 //
 //   sums over workers   element by element in the order of workers, in fp32, of what arrives of each contribution
-//   the norm            owner by owner, piece by piece (runtime/layout.h), in double
-//   wire formats        piece by piece (runtime/wire.h); coarse ones carry the way from the parameters that workers compute with
+//   the norm            owner by owner, piece by piece (comm/layout.h), in double
+//   wire formats        piece by piece (kernels/wire.h); coarse ones carry the way from the parameters that workers compute with
 //   elementwise steps   the same kernels, over whole vectors
 //
-// The problem is a callback, so that the scalar examples that can be checked by hand run through the same lines as a model does.
+// The problem is a callback, so that the scalar examples that can be checked by hand run
+// through the same lines as a model does.
 #ifndef ACCO_TEST_REPLAY_H
 #define ACCO_TEST_REPLAY_H
 
+#include "comm/layout.h"
 #include "kernels/cpu/adamw.h"
 #include "kernels/cpu/buffers.h"
 #include "kernels/cpu/outer.h"
-#include "learning_rate.h"
-#include "runtime/layout.h"
+#include "kernels/wire.h"
+#include "optimizer.h"
 #include "runtime/memory.h"
-#include "runtime/wire.h"
 #include "spike.h"
 
 enum { REPLAY_WORKERS = 32, REPLAY_FRAGMENTS = 8 };
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // What is asked for
 
-// An update that all workers have seen: a commit, or an outer step of a rule with local ones.
+// An update that all workers have seen: a commit, or an outer step of a rule with local
+// ones.
 typedef struct ReplayUpdate {
-    const float *parameters; // (parameter_count): what all workers share from now on
-    double gradients_done;   // micro-batch gradients committed so far, of all workers
+    const float *parameters;             // (parameter_count): what all workers share from now on
+    double gradients_done;               // micro-batch gradients committed so far, of all workers
     double learning_rate, gradient_norm; // of the latest step; with local steps: of worker 0
 } ReplayUpdate;
 
 typedef struct ReplayProblem {
     void *self;
     size_t parameter_count;
-    // gradients (parameter_count) += the gradient of micro-batch `index` (0, 1, ...) of `worker` at `parameters`. Returns its mean loss.
+    // gradients (parameter_count) += the gradient of micro-batch `index` (0, 1, ...) of
+    // `worker` at `parameters`. Returns its mean loss.
     double (*micro_batch)(void *self, int worker, uint64_t index, const float *parameters, float *gradients);
     void (*updated)(void *self, const ReplayUpdate *update); // NULL: nobody looks
 } ReplayProblem;
@@ -44,7 +50,8 @@ typedef struct ReplayProblem {
 typedef struct ReplaySettings {
     const char *rule;
     int workers;
-    int accumulate[REPLAY_WORKERS]; // micro-batches of each worker per commit or per inner step; acco: half of them per half round
+    int accumulate
+        [REPLAY_WORKERS]; // micro-batches of each worker per commit or per inner step; acco: half of them per half round
     int first_half[REPLAY_WORKERS]; // acco: of the very first half round; 0: as in the others
     int sequential;                 // commits before the overlapped scheme begins
     double target;                  // gradients
@@ -53,7 +60,7 @@ typedef struct ReplaySettings {
     LearningRate rate;
     bool rate_by_commits;
     double spike_limit; // a step with a gradient that is not finite or, by this, too large is left out
-    bool sgd; // plain, instead of AdamW
+    bool sgd;           // plain, instead of AdamW
     double beta1, beta2, epsilon, weight_decay;
     const uint8_t *decays; // (parameter_count): 1 where weight decay applies; NULL: everywhere
     // Rules with local steps.
@@ -62,10 +69,10 @@ typedef struct ReplaySettings {
     double co2_beta, co2_alpha, co2_phi, co2_gap;
     int fragments, delay;       // streaming: P and tau
     const uint8_t *fragment_of; // (parameter_count); NULL: all in fragment 0
-    bool plain_outer;           // the outer steps as they are written here, not the kernels: equal but for rounding
+    bool plain_outer; // the outer steps as they are written here, not the kernels: equal but for rounding
 } ReplaySettings;
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // State. All vectors are (padded); elements past parameter_count stay zero.
 
 typedef struct ReplayState {
@@ -85,7 +92,7 @@ typedef struct ReplayWorker {
 } ReplayWorker;
 
 typedef struct ReplayTotal {
-    float *sum;   // of the accumulators of all workers
+    float *sum;         // of the accumulators of all workers
     double count, loss; // of the micro-batches in it
 } ReplayTotal;
 
@@ -95,7 +102,7 @@ typedef struct Replay {
     Layout layout;
     size_t padded;
     Arena arena;
-    Stream stream; // only its team is used
+    Stream stream; // only its pool is used
     uint8_t *decays, *fragment_of;
     double *partials; // scratch of the norm
     size_t room;      // of what follows: as long as a fragment can be when it is padded
@@ -129,27 +136,30 @@ static inline void replay_reserve(Replay *replay) {
         replay_reserve_state(replay, &worker->state);
         arena_reserve(arena, MEMORY_PARAMETERS, "outer parameters", bytes, &worker->outer);
         arena_reserve(arena, MEMORY_OPTIMIZER, "outer momentum", bytes, &worker->momentum);
-        arena_reserve(arena, MEMORY_EXCHANGE, "exchange", bytes, &worker->exchange);
+        arena_reserve(arena, MEMORY_COMMUNICATION, "exchange", bytes, &worker->exchange);
     }
     replay_reserve_state(replay, &replay->state);
     arena_reserve(arena, MEMORY_PARAMETERS, "parameters", bytes, &replay->parameters);
     arena_reserve(arena, MEMORY_PARAMETERS, "stepped parameters", bytes, &replay->stepped);
-    arena_reserve(arena, MEMORY_EXCHANGE, "sum", bytes, &replay->half.sum);
-    arena_reserve(arena, MEMORY_EXCHANGE, "sum", bytes, &replay->full.sum);
+    arena_reserve(arena, MEMORY_COMMUNICATION, "sum", bytes, &replay->half.sum);
+    arena_reserve(arena, MEMORY_COMMUNICATION, "sum", bytes, &replay->full.sum);
     arena_reserve(arena, MEMORY_WORKSPACE, "decays", replay->padded, &replay->decays);
     arena_reserve(arena, MEMORY_WORKSPACE, "fragments", replay->padded, &replay->fragment_of);
-    arena_reserve(arena, MEMORY_WORKSPACE, "partial sums", buffer_blocks(replay->padded) * sizeof(double), &replay->partials);
+    arena_reserve(arena, MEMORY_WORKSPACE, "partial sums", buffer_blocks(replay->padded) * sizeof(double),
+                  &replay->partials);
     arena_reserve(arena, MEMORY_WORKSPACE, "parcel", replay->room * sizeof(float), &replay->parcel);
     arena_reserve(arena, MEMORY_WORKSPACE, "sum", replay->room * sizeof(float), &replay->sum);
     arena_reserve(arena, MEMORY_WORKSPACE, "message", replay->room * sizeof(float), &replay->message);
 }
 
 // Starts everybody from the same parameters (parameter_count).
-static inline void replay_open(Replay *replay, const ReplaySettings *settings, const ReplayProblem *problem, const float *parameters) {
+static inline void replay_open(Replay *replay, const ReplaySettings *settings, const ReplayProblem *problem,
+                               const float *parameters) {
     Error error = {""};
     size_t count = problem->parameter_count, bytes = count * sizeof(float);
     memset(replay, 0, sizeof *replay);
-    assert(settings->workers >= 1 && settings->workers <= REPLAY_WORKERS && settings->fragments <= REPLAY_FRAGMENTS);
+    assert(settings->workers >= 1 && settings->workers <= REPLAY_WORKERS &&
+           settings->fragments <= REPLAY_FRAGMENTS);
     replay->settings = *settings;
     replay->problem = *problem;
     replay->layout = layout_make(count, settings->workers);
@@ -157,11 +167,13 @@ static inline void replay_open(Replay *replay, const ReplaySettings *settings, c
     replay->room = 2 * replay->padded + (size_t)settings->workers * LAYOUT_BLOCK;
     replay_reserve(replay);
     bool committed = arena_commit(&replay->arena, &error);
-    replay->stream.team = team_create(1, false);
-    assert(committed && replay->stream.team != NULL);
+    replay->stream.pool = thread_pool_create(1, false);
+    assert(committed && replay->stream.pool != NULL);
     (void)committed;
     replay->norms.limit = replay->losses.limit = settings->spike_limit;
-    for (int i = 0; i < settings->workers; i++) { replay->workers[i].norms = replay->workers[i].losses = replay->norms; }
+    for (int i = 0; i < settings->workers; i++) {
+        replay->workers[i].norms = replay->workers[i].losses = replay->norms;
+    }
     if (settings->fragment_of != NULL) { memcpy(replay->fragment_of, settings->fragment_of, count); }
     memset(replay->decays, 1, count);
     if (settings->decays != NULL) { memcpy(replay->decays, settings->decays, count); }
@@ -174,12 +186,14 @@ static inline void replay_open(Replay *replay, const ReplaySettings *settings, c
 }
 
 static inline void replay_close(Replay *replay) {
-    team_destroy(replay->stream.team);
+    thread_pool_destroy(replay->stream.pool);
     arena_release(&replay->arena);
 }
 
-// The next stretch [*begin, *end) of elements that bear `label`, at or behind *end. False: there is none.
-static inline bool replay_next_run(const uint8_t *labels, size_t count, int label, size_t *begin, size_t *end) {
+// The next stretch [*begin, *end) of elements that bear `label`, at or behind *end.
+// False: there is none.
+static inline bool replay_next_run(const uint8_t *labels, size_t count, int label, size_t *begin,
+                                   size_t *end) {
     *begin = *end;
     while (*begin < count && labels[*begin] != label) { (*begin)++; }
     *end = *begin;
@@ -187,7 +201,7 @@ static inline bool replay_next_run(const uint8_t *labels, size_t count, int labe
     return *begin < *end;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // What all rules do
 
 // values (layout_padded) <- what arrives of them. Every piece is encoded by itself.
@@ -201,7 +215,8 @@ static inline void replay_travel(Replay *replay, const Layout *layout, WireForma
 static inline void replay_accumulate(Replay *replay, int worker, const float *parameters, int count) {
     ReplayWorker *w = &replay->workers[worker];
     for (int i = 0; i < count; i++) {
-        w->loss += replay->problem.micro_batch(replay->problem.self, worker, w->micro_batches++, parameters, w->gradients);
+        w->loss += replay->problem.micro_batch(replay->problem.self, worker, w->micro_batches++, parameters,
+                                               w->gradients);
     }
     replay->held += count;
 }
@@ -217,12 +232,14 @@ static inline double replay_scale(const Replay *replay, double norm) {
 }
 
 static inline double replay_rate(const Replay *replay, int64_t commits) {
-    return learning_rate_at(&replay->settings.rate, replay->settings.rate_by_commits ? (double)commits : replay->gradients_done);
+    return learning_rate_at(&replay->settings.rate,
+                            replay->settings.rate_by_commits ? (double)commits : replay->gradients_done);
 }
 
-// out <- what a step from `state` gives; only a commit moves the state. out may be the master of a commit.
-static inline void replay_optimize(Replay *replay, ReplayState *state, const float *gradients, float *out, double divisor, double scale,
-                                   double rate, bool commit) {
+// out <- what a step from `state` gives; only a commit moves the state. out may be the
+// master of a commit.
+static inline void replay_optimize(Replay *replay, ReplayState *state, const float *gradients, float *out,
+                                   double divisor, double scale, double rate, bool commit) {
     const ReplaySettings *settings = &replay->settings;
     for (int decays = 0; decays <= 1; decays++) {
         size_t begin, end = 0;
@@ -235,8 +252,8 @@ static inline void replay_optimize(Replay *replay, ReplayState *state, const flo
             range.second_moment = state->second_moment + begin;
             range.gradient = gradients + begin;
             range.count = end - begin;
-            range.step = adamw_step(settings->beta1, settings->beta2, (double)(state->steps + 1), settings->epsilon, rate,
-                                    decays ? settings->weight_decay : 0.0);
+            range.step = adamw_step(settings->beta1, settings->beta2, (double)(state->steps + 1),
+                                    settings->epsilon, rate, decays ? settings->weight_decay : 0.0);
             range.step.divisor = (float)divisor;
             range.step.scale = (float)scale;
             if (settings->sgd) {
@@ -254,7 +271,7 @@ static inline void replay_tell(const Replay *replay, const float *parameters) {
     if (replay->problem.updated != NULL) { replay->problem.updated(replay->problem.self, &update); }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Rules whose workers step together
 
 // Every worker computes one of `parts` equal parts of its micro-batches of a commit.
@@ -295,28 +312,34 @@ static inline double replay_norm(Replay *replay, const ReplayTotal *total) {
         double own = 0;
         for (size_t cell = 0; cell < layout->cells; cell++) {
             size_t piece = cell * (size_t)layout->size + (size_t)owner;
-            own += cpu_buffer_sum_of_squares(&replay->stream, total->sum + piece * layout->piece, layout->piece, replay->partials);
+            own += cpu_buffer_sum_of_squares(&replay->stream, total->sum + piece * layout->piece,
+                                             layout->piece, replay->partials);
         }
         squares += own;
     }
     return sqrt(squares) / total->count;
 }
 
-static inline bool replay_is_replicated(const Replay *replay) { return strcmp(replay->settings.rule, "ddp") == 0; }
+static inline bool replay_is_replicated(const Replay *replay) {
+    return strcmp(replay->settings.rule, "ddp") == 0;
+}
 
-// stepped <- what a step with `total` gives. Under ddp the sums go out to everybody, and the norm is that of what arrives. False: the step was
-// left out.
+// stepped <- what a step with `total` gives. Under ddp the sums go out to everybody, and
+// the norm is that of what arrives. False: the step was left out.
 static inline bool replay_step(Replay *replay, ReplayTotal *total, double rate, bool commit) {
-    if (replay_is_replicated(replay)) { replay_travel(replay, &replay->layout, replay->settings.wire, total->sum); }
+    if (replay_is_replicated(replay)) {
+        replay_travel(replay, &replay->layout, replay->settings.wire, total->sum);
+    }
     double norm = replay_norm(replay, total);
-    if (!isfinite(norm) || (commit && spike_judge_both(&replay->norms, &replay->losses, norm, total->loss / total->count) != SPIKE_NONE)) {
+    if (!isfinite(norm) || (commit && spike_judge_both(&replay->norms, &replay->losses, norm,
+                                                       total->loss / total->count) != SPIKE_NONE)) {
         memcpy(replay->stepped, replay->state.master, replay->padded * sizeof(float));
         return false;
     }
     replay->gradient_norm = norm;
     replay->learning_rate = rate;
-    replay_optimize(replay, &replay->state, total->sum, replay->stepped, total->count, replay_scale(replay, replay->gradient_norm), rate,
-                    commit);
+    replay_optimize(replay, &replay->state, total->sum, replay->stepped, total->count,
+                    replay_scale(replay, replay->gradient_norm), rate, commit);
     return true;
 }
 
@@ -331,12 +354,18 @@ static inline bool replay_commit(Replay *replay, ReplayTotal *total) {
 static inline void replay_spread(Replay *replay, WireFormat wire) {
     bool differences = wire_is_coarse(wire) && !replay_is_replicated(replay);
     float *parcel = replay->parcel, *parameters = replay->parameters;
-    for (size_t i = 0; i < replay->padded; i++) { parcel[i] = differences ? replay->stepped[i] - parameters[i] : replay->stepped[i]; }
+    for (size_t i = 0; i < replay->padded; i++) {
+        parcel[i] = differences ? replay->stepped[i] - parameters[i] : replay->stepped[i];
+    }
     if (!replay_is_replicated(replay)) { replay_travel(replay, &replay->layout, wire, parcel); }
-    for (size_t i = 0; i < replay->padded; i++) { parameters[i] = differences ? parameters[i] + parcel[i] : parcel[i]; }
+    for (size_t i = 0; i < replay->padded; i++) {
+        parameters[i] = differences ? parameters[i] + parcel[i] : parcel[i];
+    }
 }
 
-static inline bool replay_is_done(const Replay *replay) { return replay->gradients_done >= replay->settings.target; }
+static inline bool replay_is_done(const Replay *replay) {
+    return replay->gradients_done >= replay->settings.target;
+}
 
 static inline void replay_zero1_commit(Replay *replay) {
     replay_round_of(replay, 1);
@@ -351,11 +380,14 @@ static inline void replay_zero1(Replay *replay) {
 }
 
 static inline void replay_sequential(Replay *replay) {
-    while (replay->state.steps < replay->settings.sequential && !replay_is_done(replay)) { replay_zero1_commit(replay); }
+    while (replay->state.steps < replay->settings.sequential && !replay_is_done(replay)) {
+        replay_zero1_commit(replay);
+    }
 }
 
-// The gradients of a round are committed after those of the next round have been computed, at parameters that do not know of them. With
-// `predicts` these are what a second step with the same gradients would give.
+// The gradients of a round are committed after those of the next round have been
+// computed, at parameters that do not know of them. With `predicts` these are what a
+// second step with the same gradients would give.
 static inline void replay_delayed(Replay *replay, bool predicts) {
     replay_sequential(replay);
     if (replay_is_done(replay)) { return; }
@@ -379,7 +411,8 @@ static inline void replay_acco_wp(Replay *replay) { replay_delayed(replay, true)
 static inline void replay_acco_first_half(Replay *replay) {
     const ReplaySettings *settings = &replay->settings;
     for (int worker = 0; worker < settings->workers; worker++) {
-        int half = settings->first_half[worker] > 0 ? settings->first_half[worker] : settings->accumulate[worker] / 2;
+        int half = settings->first_half[worker] > 0 ? settings->first_half[worker]
+                                                    : settings->accumulate[worker] / 2;
         replay_accumulate(replay, worker, replay->parameters, half);
     }
 }
@@ -400,11 +433,11 @@ static inline void replay_acco(Replay *replay) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // The outer steps, as they are written on paper
 
-static inline void replay_plain_nesterov(float *outer, float *momentum, float *local, const float *sum, size_t count,
-                                         const OuterStep *step) {
+static inline void replay_plain_nesterov(float *outer, float *momentum, float *local, const float *sum,
+                                         size_t count, const OuterStep *step) {
     for (size_t i = 0; i < count; i++) {
         float mean = sum[i] * step->inverse_ranks;
         momentum[i] = step->momentum * momentum[i] + mean;
@@ -413,7 +446,8 @@ static inline void replay_plain_nesterov(float *outer, float *momentum, float *l
     }
 }
 
-static inline void replay_plain_co2(float *base, float *momentum, float *local, float *exchange, size_t count, const Co2Step *step) {
+static inline void replay_plain_co2(float *base, float *momentum, float *local, float *exchange, size_t count,
+                                    const Co2Step *step) {
     for (size_t i = 0; i < count; i++) {
         float before = base[i];
         if (step->received) {
@@ -428,24 +462,26 @@ static inline void replay_plain_co2(float *base, float *momentum, float *local, 
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Rules whose workers take steps of their own
 
-// One step of every worker with gradients of its own. `commits` of the schedule are inner steps.
+// One step of every worker with gradients of its own. `commits` of the schedule are inner
+// steps.
 static inline void replay_inner_step(Replay *replay) {
     const ReplaySettings *settings = &replay->settings;
     double rate = replay_rate(replay, replay->workers[0].state.steps);
     for (int i = 0; i < settings->workers; i++) {
         ReplayWorker *worker = &replay->workers[i];
         replay_accumulate(replay, i, worker->state.master, settings->accumulate[i]);
-        double square = cpu_buffer_sum_of_squares(&replay->stream, worker->gradients, replay->problem.parameter_count, replay->partials);
+        double square = cpu_buffer_sum_of_squares(&replay->stream, worker->gradients,
+                                                  replay->problem.parameter_count, replay->partials);
         double norm = sqrt(square) / settings->accumulate[i];
         double loss = worker->loss / settings->accumulate[i];
         if (!isfinite(norm) || spike_judge_both(&worker->norms, &worker->losses, norm, loss) != SPIKE_NONE) {
             worker->state.steps++;
         } else {
-            replay_optimize(replay, &worker->state, worker->gradients, worker->state.master, settings->accumulate[i],
-                            replay_scale(replay, norm), rate, true);
+            replay_optimize(replay, &worker->state, worker->gradients, worker->state.master,
+                            settings->accumulate[i], replay_scale(replay, norm), rate, true);
         }
         replay_clear(replay, i);
         if (i == 0) { replay->gradient_norm = norm; }
@@ -469,22 +505,28 @@ static inline void replay_send(Replay *replay, int fragment) {
     while (replay_next_run(replay->fragment_of, replay->problem.parameter_count, fragment, &begin, &end)) {
         for (int i = 0; i < replay->settings.workers; i++) {
             ReplayWorker *worker = &replay->workers[i];
-            for (size_t j = begin; j < end; j++) { worker->exchange[j] = worker->outer[j] - worker->state.master[j]; }
+            for (size_t j = begin; j < end; j++) {
+                worker->exchange[j] = worker->outer[j] - worker->state.master[j];
+            }
         }
     }
 }
 
-// Copies the elements of a fragment between their places in `flat` and one stretch. Returns how many they are.
-static inline size_t replay_pack(const Replay *replay, int fragment, float *flat, float *packed, bool unpack) {
+// Copies the elements of a fragment between their places in `flat` and one stretch.
+// Returns how many they are.
+static inline size_t replay_pack(const Replay *replay, int fragment, float *flat, float *packed,
+                                 bool unpack) {
     size_t begin, end = 0, count = 0;
     while (replay_next_run(replay->fragment_of, replay->problem.parameter_count, fragment, &begin, &end)) {
-        memcpy(unpack ? flat + begin : packed + count, unpack ? packed + count : flat + begin, (end - begin) * sizeof(float));
+        memcpy(unpack ? flat + begin : packed + count, unpack ? packed + count : flat + begin,
+               (end - begin) * sizeof(float));
         count += end - begin;
     }
     return count;
 }
 
-// Everybody gets the sum of what everybody has written down, as it arrives. A fragment travels as a vector of its own.
+// Everybody gets the sum of what everybody has written down, as it arrives. A fragment
+// travels as a vector of its own.
 static inline void replay_exchange(Replay *replay, int fragment) {
     int workers = replay->settings.workers;
     size_t count = 0, room = replay->room * sizeof(float);
@@ -500,21 +542,24 @@ static inline void replay_exchange(Replay *replay, int fragment) {
     }
     layout = layout_make(count, workers);
     replay_travel(replay, &layout, replay->settings.wire, replay->sum);
-    for (int i = 0; i < workers; i++) { replay_pack(replay, fragment, replay->workers[i].exchange, replay->sum, true); }
+    for (int i = 0; i < workers; i++) {
+        replay_pack(replay, fragment, replay->workers[i].exchange, replay->sum, true);
+    }
 }
 
 // The outer step of a fragment from what replay_send wrote down.
 static inline void replay_apply(Replay *replay, int fragment, double alpha) {
     const ReplaySettings *settings = &replay->settings;
-    OuterStep step = {1.0f / (float)settings->workers, (float)settings->outer_rate, (float)settings->mu, (float)alpha};
+    OuterStep step = {1.0f / (float)settings->workers, (float)settings->outer_rate, (float)settings->mu,
+                      (float)alpha};
     size_t begin, end = 0;
     replay_exchange(replay, fragment);
     while (replay_next_run(replay->fragment_of, replay->problem.parameter_count, fragment, &begin, &end)) {
         for (int i = 0; i < settings->workers; i++) {
             ReplayWorker *w = &replay->workers[i];
-            (settings->plain_outer ? replay_plain_nesterov : cpu_outer_nesterov)(w->outer + begin, w->momentum + begin,
-                                                                                 w->state.master + begin, w->exchange + begin, end - begin,
-                                                                                 &step);
+            (settings->plain_outer ? replay_plain_nesterov : cpu_outer_nesterov)(
+                w->outer + begin, w->momentum + begin, w->state.master + begin, w->exchange + begin,
+                end - begin, &step);
         }
     }
     replay_tell(replay, replay->workers[0].outer);
@@ -534,12 +579,12 @@ static inline void replay_diloco(Replay *replay) {
 static inline void replay_co2_boundary(Replay *replay, bool received) {
     const ReplaySettings *settings = &replay->settings;
     Co2Step step = {1.0f / (float)settings->workers, (float)settings->co2_beta, (float)settings->co2_alpha,
-                    (float)settings->co2_phi, (float)settings->co2_gap, received};
+                    (float)settings->co2_phi,        (float)settings->co2_gap,  received};
     if (received) { replay_exchange(replay, 0); }
     for (int i = 0; i < settings->workers; i++) {
         ReplayWorker *w = &replay->workers[i];
-        (settings->plain_outer ? replay_plain_co2 : cpu_outer_co2)(w->outer, w->momentum, w->state.master, w->exchange,
-                                                                   replay->problem.parameter_count, &step);
+        (settings->plain_outer ? replay_plain_co2 : cpu_outer_co2)(
+            w->outer, w->momentum, w->state.master, w->exchange, replay->problem.parameter_count, &step);
     }
     replay_tell(replay, replay->workers[0].outer);
 }
@@ -562,7 +607,8 @@ static inline void replay_streaming_interval(Replay *replay, int interval, int f
     replay_apply(replay, fragment, replay->settings.alpha);
 }
 
-// Fragments take turns. At the end every one that has moved since its turn is exchanged once more.
+// Fragments take turns. At the end every one that has moved since its turn is exchanged
+// once more.
 static inline void replay_streaming(Replay *replay) {
     const ReplaySettings *settings = &replay->settings;
     int fragments = settings->fragments, interval = settings->period / fragments, turn = 0;
@@ -580,7 +626,7 @@ static inline void replay_streaming(Replay *replay) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // The rules
 
 typedef struct ReplayRule {
@@ -591,10 +637,10 @@ typedef struct ReplayRule {
 } ReplayRule;
 
 static const ReplayRule REPLAY_RULES[] = {
-    {"ddp", false, false, replay_zero1},     {"zero1", false, true, replay_zero1},
-    {"dpu", false, true, replay_dpu},        {"acco-wp", false, true, replay_acco_wp},
-    {"acco", false, true, replay_acco},      {"co2", true, false, replay_co2},
-    {"diloco", true, false, replay_diloco},  {"streaming-diloco", true, false, replay_streaming},
+    {"ddp", false, false, replay_zero1},    {"zero1", false, true, replay_zero1},
+    {"dpu", false, true, replay_dpu},       {"acco-wp", false, true, replay_acco_wp},
+    {"acco", false, true, replay_acco},     {"co2", true, false, replay_co2},
+    {"diloco", true, false, replay_diloco}, {"streaming-diloco", true, false, replay_streaming},
 };
 
 enum { REPLAY_RULE_COUNT = sizeof REPLAY_RULES / sizeof REPLAY_RULES[0] };
@@ -607,16 +653,21 @@ static inline const ReplayRule *replay_rule_find(const char *name) {
     return NULL;
 }
 
-// Trains `parameters` (parameter_count): in, the initial ones; out, those that a run ends with. Returns the gradients committed.
-static inline double replay_run(const ReplaySettings *settings, const ReplayProblem *problem, float *parameters) {
+// Trains `parameters` (parameter_count): in, the initial ones; out, those that a run ends
+// with. Returns the gradients committed.
+static inline double replay_run(const ReplaySettings *settings, const ReplayProblem *problem,
+                                float *parameters) {
     const ReplayRule *rule = replay_rule_find(settings->rule);
     assert(rule != NULL);
     Replay *replay = (Replay *)malloc(sizeof *replay);
     replay_open(replay, settings, problem, parameters);
-    bool rounded = rule->sharded && !wire_is_coarse(settings->wire); // who starts, starts with what others could have been sent
+    bool rounded =
+        rule->sharded &&
+        !wire_is_coarse(settings->wire); // who starts, starts with what others could have been sent
     if (rounded) { replay_travel(replay, &replay->layout, settings->wire, replay->parameters); }
     rule->train(replay);
-    memcpy(parameters, rule->local ? replay->workers[0].outer : replay->parameters, problem->parameter_count * sizeof(float));
+    memcpy(parameters, rule->local ? replay->workers[0].outer : replay->parameters,
+           problem->parameter_count * sizeof(float));
     double gradients_done = replay->gradients_done;
     replay_close(replay);
     free(replay);

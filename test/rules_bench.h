@@ -1,26 +1,37 @@
-// rules_bench.h: one update rule on some ranks: what to do, what came out, and how two runs are compared.
+// rules_bench.h: one update rule on some ranks: what to do, what came out, and how two
+// runs are compared.
 //
-// The real scheduler, the real streams and a real transport. Started plainly, ranks are threads of this process (worlds of 1 to 4). Started
-// by mpirun, each process is one rank, and run_world runs what fits the number of ranks; a test looks at the ranks that it has.
+// The real scheduler, the real streams and a real transport. Started plainly, ranks are
+// threads of this process (worlds of 1 to 4). Started by mpirun, each process is one
+// rank, and run_world runs what fits the number of ranks; a test looks at the ranks that
+// it has.
 //
-// The problems are small enough to be checked by hand: S1, the scalar problem of the worked examples; a quadratic; and a noisy vector
-// problem with awkward sizes for comparing execution orders bit for bit, which keeps pace as a model does.
+// The problems are small enough to be checked by hand: S1, the scalar problem of the
+// worked examples; a quadratic; and a noisy vector problem with awkward sizes for
+// comparing execution orders bit for bit, which keeps pace as a model does.
 #ifndef ACCO_TEST_RULES_BENCH_H
 #define ACCO_TEST_RULES_BENCH_H
 
-#include "harness.h"
+#include "test/harness.h"
 
-#include "../rules.h"
-#include "../runtime/transport_mpi.h"
-#include "threads_link.h"
+#include "comm/transport_mpi.h"
+#include "rules.h"
+#include "test/threads_link.h"
 
-enum { MAX_RANKS = 4, MAX_COMMITS = 130, MAX_LOOKS = MAX_COMMITS + 2, MAX_SEEN = 64, MAX_SNAPSHOTS = 24, LAYERS = 5 };
+enum {
+    MAX_RANKS = 4,
+    MAX_COMMITS = 130,
+    MAX_LOOKS = MAX_COMMITS + 2,
+    MAX_SEEN = 64,
+    MAX_SNAPSHOTS = 24,
+    LAYERS = 5
+};
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // One run: what to do, and what came out
 
-typedef MicroBatchResult (*MicroBatch)(void *self, Stream *stream, uint64_t index, const float *parameters, float *gradients,
-                                       const Pace *pace);
+typedef MicroBatchResult (*MicroBatch)(void *self, Stream *stream, uint64_t index, const float *parameters,
+                                       float *gradients, const Pace *pace);
 
 // Something that is not a number, on all ranks but the first.
 typedef struct Poison {
@@ -52,7 +63,8 @@ typedef struct RunSpec {
     size_t message; // elements of a message, a multiple of LAYOUT_BLOCK; 0: what the transport takes
 } RunSpec;
 
-// What there is to see between two commits. Arrays are NULL where nobody looked, or the rule has none.
+// What there is to see between two commits. Arrays are NULL where nobody looked, or the
+// rule has none.
 typedef struct Look {
     float *committed;                             // (parameter_count): what all ranks share
     float *local;                                 // (parameter_count): where compute goes on
@@ -68,12 +80,12 @@ typedef struct Seconds {
 } Seconds;
 
 typedef struct RunResult {
-    Look looks[MAX_LOOKS]; // at the start, after each commit, and where the run came to its end once more
-    int last;              // look
-    Layout owned;          // of master and moments
-    float seen[MAX_SEEN][2];           // where each micro-batch was evaluated: the first two elements
-    float *snapshots[MAX_SNAPSHOTS];   // (parameter_count): all of them
-    uint64_t micro_batches;            // begun by this rank
+    Look looks[MAX_LOOKS];   // at the start, after each commit, and where the run came to its end once more
+    int last;                // look
+    Layout owned;            // of master and moments
+    float seen[MAX_SEEN][2]; // where each micro-batch was evaluated: the first two elements
+    float *snapshots[MAX_SNAPSHOTS]; // (parameter_count): all of them
+    uint64_t micro_batches;          // begun by this rank
     uint64_t bytes_sent;
     double gradients_done;
     TraceSums kept;       // of all spans, counted one by one
@@ -102,7 +114,7 @@ typedef struct Bench {
     TestProblem problem;
     Arena arena;
     Scheduler scheduler;
-    Team *team;
+    ThreadPool *pool;
 } Bench;
 
 static inline SchedulerSettings settings_of(const RunSpec *spec, const Rule *rule, int rank) {
@@ -115,14 +127,15 @@ static inline SchedulerSettings settings_of(const RunSpec *spec, const Rule *rul
     return settings;
 }
 
-// Shorter messages than the transport would take: then a small vector travels in many of them. Room that is reserved again replaces what
-// was reserved before.
+// Shorter messages than the transport would take: then a small vector travels in many of
+// them. Room that is reserved again replaces what was reserved before.
 static inline void shorten_messages(Transport *transport, Arena *arena, size_t message) {
     transport->chunk = message;
     transport->slot_bytes = message * sizeof(float);
     size_t bytes = (size_t)TRANSPORT_LANES * (size_t)transport->size * transport->slot_bytes;
-    arena_reserve(arena, MEMORY_EXCHANGE, "short messages being received", bytes, &transport->receive_buffers);
-    arena_reserve(arena, MEMORY_EXCHANGE, "short messages being sent", bytes, &transport->send_buffers);
+    arena_reserve(arena, MEMORY_COMMUNICATION, "short messages being received", bytes,
+                  &transport->receive_buffers);
+    arena_reserve(arena, MEMORY_COMMUNICATION, "short messages being sent", bytes, &transport->send_buffers);
 }
 
 // No assertions of cmocka in here and below: ranks that are threads have no test to fail.
@@ -131,20 +144,25 @@ static inline void bench_open(Bench *bench, const RunSpec *spec, Transport *tran
     bench->rule = rule_find(spec->rule);
     bench->problem = problem_open(spec, result, transport->rank);
     SchedulerSettings settings = settings_of(spec, bench->rule, transport->rank);
-    Problem problem = {&bench->problem, spec->parameter_count, spec->micro_batch, spec->layer_begins, spec->layer_count};
+    Problem problem = {&bench->problem, spec->parameter_count, spec->micro_batch, spec->layer_begins,
+                       spec->layer_count};
     Scheduler *s = &bench->scheduler;
     Error error = {""};
     scheduler_reserve(s, &bench->arena, &settings, &problem, transport);
-    if (spec->message > 0 && transport->size > 1) { shorten_messages(transport, &bench->arena, spec->message); }
+    if (spec->message > 0 && transport->size > 1) {
+        shorten_messages(transport, &bench->arena, spec->message);
+    }
     if (!arena_commit(&bench->arena, &error)) { abort(); }
-    for (size_t i = 0; i < spec->parameter_count; i++) { s->parameters.data[i] = spec->start + (float)i * spec->start_step; }
-    bench->team = team_create(1, false);
-    scheduler_start(s, bench->team, true);
+    for (size_t i = 0; i < spec->parameter_count; i++) {
+        s->parameters.data[i] = spec->start + (float)i * spec->start_step;
+    }
+    bench->pool = thread_pool_create(1, false);
+    scheduler_start(s, bench->pool, true);
 }
 
 static inline void bench_close(Bench *bench) {
     scheduler_stop(&bench->scheduler);
-    team_destroy(bench->team);
+    thread_pool_destroy(bench->pool);
     arena_release(&bench->arena);
     free(bench->problem.differences);
 }
@@ -169,7 +187,8 @@ static inline uint64_t hash_number(uint64_t hash, double number) {
 }
 
 static inline uint64_t hash_look(const Look *look, size_t count) {
-    uint64_t hash = random_hash(hash_floats(look->committed, count), look->momentum != NULL ? hash_floats(look->momentum, count) : 0);
+    uint64_t hash = random_hash(hash_floats(look->committed, count),
+                                look->momentum != NULL ? hash_floats(look->momentum, count) : 0);
     hash = hash_number(hash, look->report.loss);
     hash = hash_number(hash, look->report.micro_batches);
     return hash_number(hash_number(hash, look->report.gradients_done), (double)look->report.commit);
@@ -195,14 +214,14 @@ static inline void run_commits(Bench *bench, const RunSpec *spec, RunResult *res
     Scheduler *s = &bench->scheduler;
     look_at(bench, &result->looks[0]);
     s->transport->bytes_sent = 0; // of the commits alone
-    while (result->last < spec->commits && s->gradients_done < spec->settings.target && !s->stopped) {
+    while (result->last < spec->commits && s->gradients_done < spec->settings.target && !s->failed) {
         bench->rule->commit(s);
         Look *look = &result->looks[++result->last];
         look->report = s->report;
         look->reports = s->reports;
         if (!spec->blind) { look_at(bench, look); }
     }
-    if (spec->finish && !s->stopped) {
+    if (spec->finish && !s->failed) {
         if (bench->rule->finish != NULL) { bench->rule->finish(s); }
         result->last++;
     }
@@ -255,7 +274,7 @@ static inline void exchange_summaries(Transport *transport, RunResult *result) {
     Summary mine, all[MAX_RANKS];
     for (int i = 0; i < MAX_LOOKS; i++) { mine.hashes[i] = result->looks[i].hashes[transport->rank]; }
     mine.seconds = sum_seconds(result);
-    transport_exchange(transport, "summaries", &mine, all, sizeof mine);
+    transport_all_gather_records(transport, "summaries", &mine, all, sizeof mine);
     for (int rank = 0; rank < transport->size; rank++) {
         for (int i = 0; i < MAX_LOOKS; i++) { result->looks[i].hashes[rank] = all[rank].hashes[i]; }
     }
@@ -275,7 +294,7 @@ static inline void run_rank(const RunSpec *spec, Transport *transport, RunResult
     if (spec->counts_spans) { result->kept = count_spans(&bench->scheduler.trace); }
     result->unreported = trace_take(&bench->scheduler.trace, clock_seconds());
     result->gradients_done = bench->scheduler.gradients_done;
-    result->stopped = bench->scheduler.stopped;
+    result->stopped = bench->scheduler.failed;
     result->spike = bench->scheduler.spike;
     result->spikes = bench->scheduler.spikes;
     bench_close(bench);
@@ -298,15 +317,16 @@ static inline void free_results(RunResult *results, int ranks) {
     for (int i = 0; i < ranks; i++) {
         for (int l = 0; l < MAX_LOOKS; l++) {
             Look *look = &results[i].looks[l];
-            float *arrays[] = {look->committed, look->local, look->master, look->first_moment, look->second_moment, look->momentum};
+            float *arrays[] = {look->committed,    look->local,         look->master,
+                               look->first_moment, look->second_moment, look->momentum};
             for (size_t a = 0; a < sizeof arrays / sizeof arrays[0]; a++) { free(arrays[a]); }
         }
         for (int index = 0; index < MAX_SNAPSHOTS; index++) { free(results[i].snapshots[index]); }
     }
 }
 
-// Under mpirun this process is one rank of `process_transport`; otherwise all ranks are threads. Returns false where the world does not
-// fit.
+// Under mpirun this process is one rank of `process_transport`; otherwise all ranks are
+// threads. Returns false where the world does not fit.
 static Transport *process_transport; // set once in main
 
 static inline bool run_world(const RunSpec *spec, int ranks, RunResult *results) {
@@ -321,31 +341,39 @@ static inline bool run_world(const RunSpec *spec, int ranks, RunResult *results)
 }
 
 // Which of the results are ours to look at.
-static inline bool have_rank(int rank) { return process_transport->size == 1 || process_transport->rank == rank; }
+static inline bool have_rank(int rank) {
+    return process_transport->size == 1 || process_transport->rank == rank;
+}
 
 static inline int first_rank(void) { return process_transport->rank; }
 
 // For messages.
 static const char *describe(const RunSpec *spec, int ranks) {
     static char text[256];
-    snprintf(text, sizeof text, "%s, %d ranks, %zu elements, wire %s, estimates %s, overlap %s, buckets of %zu bytes, messages of %zu",
-             spec->rule, ranks, spec->parameter_count, wire_name(spec->settings.wire), wire_name(spec->settings.estimate_wire),
-             spec->settings.overlap ? "on" : "off", spec->settings.bucket, spec->message);
+    snprintf(text, sizeof text,
+             "%s, %d ranks, %zu elements, wire %s, estimates %s, overlap %s, buckets of %zu bytes, messages "
+             "of %zu",
+             spec->rule, ranks, spec->parameter_count, wire_name(spec->settings.wire),
+             wire_name(spec->settings.estimate_wire), spec->settings.overlap ? "on" : "off",
+             spec->settings.bucket, spec->message);
     return text;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // The problems
 
 static inline void note_seen(const TestProblem *problem, uint64_t index, const float *parameters) {
     if (problem->result == NULL || index >= MAX_SEEN) { return; }
-    for (size_t i = 0; i < 2 && i < problem->spec->parameter_count; i++) { problem->result->seen[index][i] = parameters[i]; }
+    for (size_t i = 0; i < 2 && i < problem->spec->parameter_count; i++) {
+        problem->result->seen[index][i] = parameters[i];
+    }
 }
 
-// S1: gradient of micro-batch j on worker i is theta - X[i][j], X[0][j] = j, X[1][j] = 4 + 2j; data used in order. A second element has
-// half the target.
-static inline MicroBatchResult scalar_micro_batch(void *self, Stream *stream, uint64_t index, const float *parameters, float *gradients,
-                                           const Pace *pace) {
+// S1: gradient of micro-batch j on worker i is theta - X[i][j], X[0][j] = j, X[1][j] = 4
+// + 2j; data used in order. A second element has half the target.
+static inline MicroBatchResult scalar_micro_batch(void *self, Stream *stream, uint64_t index,
+                                                  const float *parameters, float *gradients,
+                                                  const Pace *pace) {
     (void)stream;
     const TestProblem *problem = (const TestProblem *)self;
     size_t count = problem->spec->parameter_count;
@@ -357,8 +385,9 @@ static inline MicroBatchResult scalar_micro_batch(void *self, Stream *stream, ui
     return result;
 }
 
-static inline MicroBatchResult constant_micro_batch(void *self, Stream *stream, uint64_t index, const float *parameters, float *gradients,
-                                             const Pace *pace) {
+static inline MicroBatchResult constant_micro_batch(void *self, Stream *stream, uint64_t index,
+                                                    const float *parameters, float *gradients,
+                                                    const Pace *pace) {
     (void)stream;
     const TestProblem *problem = (const TestProblem *)self;
     pace_need(pace, problem->spec->parameter_count);
@@ -369,8 +398,9 @@ static inline MicroBatchResult constant_micro_batch(void *self, Stream *stream, 
 }
 
 // f = theta^2 / 2 without noise.
-static inline MicroBatchResult quadratic_micro_batch(void *self, Stream *stream, uint64_t index, const float *parameters, float *gradients,
-                                              const Pace *pace) {
+static inline MicroBatchResult quadratic_micro_batch(void *self, Stream *stream, uint64_t index,
+                                                     const float *parameters, float *gradients,
+                                                     const Pace *pace) {
     (void)self, (void)stream, (void)index;
     pace_need(pace, 1);
     gradients[0] += parameters[0];
@@ -384,7 +414,8 @@ static inline float noise(uint64_t seed, size_t i) {
 }
 
 static inline size_t part_begin(const RunSpec *spec, int part) {
-    return spec->parts > 1 ? spec->parameter_count * (size_t)part / (size_t)spec->parts : (size_t)part * spec->parameter_count;
+    return spec->parts > 1 ? spec->parameter_count * (size_t)part / (size_t)spec->parts
+                           : (size_t)part * spec->parameter_count;
 }
 
 static inline void take_time(const TestProblem *problem, Random *pauses) {
@@ -400,8 +431,10 @@ static inline void take_snapshot(const TestProblem *problem, uint64_t index, con
     problem->result->snapshots[index] = copy_floats(parameters, problem->spec->parameter_count);
 }
 
-// Forward: asks for the parameters and writes down how far each is from its target, which is noise around 0.2. Returns the loss.
-static inline double noisy_forward(TestProblem *problem, uint64_t seed, const float *parameters, const Pace *pace, Random *pauses) {
+// Forward: asks for the parameters and writes down how far each is from its target, which
+// is noise around 0.2. Returns the loss.
+static inline double noisy_forward(TestProblem *problem, uint64_t seed, const float *parameters,
+                                   const Pace *pace, Random *pauses) {
     double loss = 0;
     for (int part = 0; part < (problem->spec->parts > 1 ? problem->spec->parts : 1); part++) {
         size_t begin = part_begin(problem->spec, part), end = part_begin(problem->spec, part + 1);
@@ -426,9 +459,11 @@ static inline void noisy_backward(TestProblem *problem, float *gradients, const 
     }
 }
 
-// A vector of independent quadratics whose targets are noise: nothing about its bits is simple. As a model, it keeps pace.
-static inline MicroBatchResult noisy_micro_batch(void *self, Stream *stream, uint64_t index, const float *parameters, float *gradients,
-                                          const Pace *pace) {
+// A vector of independent quadratics whose targets are noise: nothing about its bits is
+// simple. As a model, it keeps pace.
+static inline MicroBatchResult noisy_micro_batch(void *self, Stream *stream, uint64_t index,
+                                                 const float *parameters, float *gradients,
+                                                 const Pace *pace) {
     (void)stream;
     TestProblem *problem = (TestProblem *)self;
     const Poison *poison = &problem->spec->poison;
@@ -444,29 +479,36 @@ static inline MicroBatchResult noisy_micro_batch(void *self, Stream *stream, uin
     return result;
 }
 
-// What micro-batch `index` of a rank reports: binary fractions, so that sums are exact in any order.
+// What micro-batch `index` of a rank reports: binary fractions, so that sums are exact in
+// any order.
 static inline MicroBatchResult graded_result(int rank, uint64_t index) {
     MicroBatchResult result = {1.0 + 0.5 * rank + 0.25 * (double)index, 100.0 * rank + 0.125 * (double)index};
     return result;
 }
 
-static inline MicroBatchResult graded_micro_batch(void *self, Stream *stream, uint64_t index, const float *parameters, float *gradients,
-                                           const Pace *pace) {
+static inline MicroBatchResult graded_micro_batch(void *self, Stream *stream, uint64_t index,
+                                                  const float *parameters, float *gradients,
+                                                  const Pace *pace) {
     noisy_micro_batch(self, stream, index, parameters, gradients, pace);
     return graded_result(((const TestProblem *)self)->rank, index);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // What to run
 
 static const DecayRange EVERYTHING = {0, SIZE_MAX};
 
-static inline void set_wire(RunSpec *spec, WireFormat wire) { spec->settings.wire = spec->settings.estimate_wire = wire; }
+static inline void set_wire(RunSpec *spec, WireFormat wire) {
+    spec->settings.wire = spec->settings.estimate_wire = wire;
+}
 
-// Where the layers of a vector of `count` elements begin: something lies before the first and behind the last.
+// Where the layers of a vector of `count` elements begin: something lies before the first
+// and behind the last.
 static inline void set_layers(RunSpec *spec) {
     spec->layer_count = LAYERS;
-    for (int l = 0; l <= LAYERS; l++) { spec->layer_begins[l] = spec->parameter_count * (size_t)(l + 1) / (LAYERS + 3); }
+    for (int l = 0; l <= LAYERS; l++) {
+        spec->layer_begins[l] = spec->parameter_count * (size_t)(l + 1) / (LAYERS + 3);
+    }
 }
 
 static inline RunSpec scalar_spec(const char *rule, OptimizerKind optimizer, int round_size) {
@@ -499,8 +541,8 @@ static inline bool is_local(const char *rule) { return rule_find(rule)->kind == 
 static inline bool is_streaming(const char *rule) { return strcmp(rule, "streaming-diloco") == 0; }
 static inline bool is_acco(const char *rule) { return strcmp(rule, "acco") == 0; }
 
-// The same number of micro-batches per commit for all rules that step together. Epsilon is of the size of the gradients, or AdamW would
-// hide every constant factor.
+// The same number of micro-batches per commit for all rules that step together. Epsilon
+// is of the size of the gradients, or AdamW would hide every constant factor.
 static inline RunSpec noisy_spec(const char *rule, size_t parameter_count) {
     RunSpec spec = scalar_spec(rule, OPTIMIZER_ADAMW, is_acco(rule) ? 1 : 2);
     spec.commits = 5;
@@ -522,7 +564,8 @@ static inline RunSpec noisy_spec(const char *rule, size_t parameter_count) {
     return spec;
 }
 
-// A copy that does all it can to show a difference: many buckets and messages, pauses in both passes, delays, nobody who looks and waits.
+// A copy that does all it can to show a difference: many buckets and messages, pauses in
+// both passes, delays, nobody who looks and waits.
 static inline RunSpec restless(const RunSpec *spec, double chaos_seconds) {
     RunSpec other = *spec;
     other.settings.overlap = true;
@@ -535,35 +578,42 @@ static inline RunSpec restless(const RunSpec *spec, double chaos_seconds) {
     return other;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Comparing
 
-static inline void expect_number(double value, double expected, double tolerance, const char *what, int index) {
+static inline void expect_number(double value, double expected, double tolerance, const char *what,
+                                 int index) {
     char text[400];
     snprintf(text, sizeof text, "%.300s [%d]", what, index);
     assert_close(value, expected, tolerance, text);
 }
 
-static inline void expect_committed(const RunResult *result, int element, const double *expected, int count, double tolerance) {
+static inline void expect_committed(const RunResult *result, int element, const double *expected, int count,
+                                    double tolerance) {
     assert_int_equal(result->last + 1, count);
     for (int i = 0; i < count; i++) {
         expect_number(result->looks[i].committed[element], expected[i], tolerance, "committed at look", i);
     }
 }
 
-static inline void expect_seen(const RunResult *result, int element, const double *expected, int count, double tolerance) {
+static inline void expect_seen(const RunResult *result, int element, const double *expected, int count,
+                               double tolerance) {
     assert_true(result->micro_batches == (uint64_t)count);
-    for (int i = 0; i < count; i++) { expect_number(result->seen[i][element], expected[i], tolerance, "evaluated by micro-batch", i); }
+    for (int i = 0; i < count; i++) {
+        expect_number(result->seen[i][element], expected[i], tolerance, "evaluated by micro-batch", i);
+    }
 }
 
-static inline void expect_moments(const RunResult *result, const double *first, const double *second, int count) {
+static inline void expect_moments(const RunResult *result, const double *first, const double *second,
+                                  int count) {
     for (int i = 0; i < count; i++) {
         expect_number(result->looks[i].first_moment[0], first[i], 1e-6, "m at look", i);
         expect_number(result->looks[i].second_moment[0], second[i], 1e-6, "v at look", i);
     }
 }
 
-static inline void expect_same_floats(const float *a, const float *b, size_t count, const char *what, int look) {
+static inline void expect_same_floats(const float *a, const float *b, size_t count, const char *what,
+                                      int look) {
     for (size_t i = 0; a != NULL && b != NULL && i < count; i++) {
         if (wire_float_bits(a[i]) != wire_float_bits(b[i])) {
             fail_msg("%s: look %d, element %zu: %.9g and %.9g", what, look, i, (double)a[i], (double)b[i]);
@@ -571,7 +621,8 @@ static inline void expect_same_floats(const float *a, const float *b, size_t cou
     }
 }
 
-static inline void expect_same_report(const CommitReport *a, const CommitReport *b, const char *what, int look) {
+static inline void expect_same_report(const CommitReport *a, const CommitReport *b, const char *what,
+                                      int look) {
     expect_number(b->loss, a->loss, 0, what, look);
     expect_number(b->gradient_norm, a->gradient_norm, 0, what, look);
     expect_number(b->learning_rate, a->learning_rate, 0, what, look);
@@ -580,8 +631,10 @@ static inline void expect_same_report(const CommitReport *a, const CommitReport 
     expect_number((double)b->commit, (double)a->commit, 0, what, look);
 }
 
-// Everything that both have looked at is the same, bit for bit, on every rank that is ours; and it has moved.
-static inline void expect_same_results(const RunSpec *spec, int ranks, const RunResult *a, const RunResult *b, const char *what) {
+// Everything that both have looked at is the same, bit for bit, on every rank that is
+// ours; and it has moved.
+static inline void expect_same_results(const RunSpec *spec, int ranks, const RunResult *a, const RunResult *b,
+                                       const char *what) {
     for (int rank = 0; rank < ranks; rank++) {
         if (!have_rank(rank)) { continue; }
         assert_int_equal(a[rank].last, b[rank].last);

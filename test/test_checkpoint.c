@@ -1,8 +1,10 @@
-// test_checkpoint.c: runs that stop and go on, as their users do it: the same bits as if they had never stopped, under every rule; on
-// another number of ranks or under another rule without surprises; and what happens when they are killed, the disk is full, or a
+// test_checkpoint.c: runs that stop and go on, as their users do it: the same bits as if
+// they had never stopped, under every rule; on another number of ranks or under another
+// rule without surprises; and what happens when they are killed, the disk is full, or a
 // checkpoint is damaged.
 //
-// The model is so small that a checkpoint takes a millisecond: starting ranks is what these tests wait for, so they start many at once.
+// The model is so small that a checkpoint takes a millisecond: starting ranks is what
+// these tests wait for, so they start many at once.
 #define _GNU_SOURCE // prlimit
 #include "test/fleet.h"
 
@@ -43,10 +45,11 @@ static Stage *stage_with_ranks(void **state) {
     return stage_of(state);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Checkpoints on disk
 
-// The names in OUT/checkpoints, as "8 16 24": numbers of steps, ascending, then whatever else there is. NULL: no such directory.
+// The names in OUT/checkpoints, as "8 16 24": numbers of steps, ascending, then whatever
+// else there is. NULL: no such directory.
 typedef struct Saved {
     char text[512];
     long steps[128];
@@ -81,7 +84,9 @@ static Saved saved_in(const Stage *stage, const char *out) {
 
 static void check_saved(const Stage *stage, const char *out, const char *expected) {
     Saved saved = saved_in(stage, out);
-    if (strcmp(saved.text, expected) != 0) { fail_msg("%s has checkpoints %s, expected %s", out, saved.text, expected); }
+    if (strcmp(saved.text, expected) != 0) {
+        fail_msg("%s has checkpoints %s, expected %s", out, saved.text, expected);
+    }
     if (saved.strangers > 0) { fail_msg("%s/checkpoints has %d unfinished ones", out, saved.strangers); }
 }
 
@@ -116,7 +121,7 @@ static json_t *manifest_read(const Stage *stage, const char *checkpoint) {
     return manifest;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // What is compared
 
 static json_t *resume_event(const Fleet *fleet, int i) {
@@ -129,32 +134,41 @@ static const char *remarks_of(const Fleet *fleet, int i) {
     return json_string_value(json_object_get(resume_event(fleet, i), "remarks"));
 }
 
-static double final_loss(const Fleet *fleet, int i) { return fleet_number(fleet, i, "validation", -1, "loss"); }
+static double final_loss(const Fleet *fleet, int i) {
+    return fleet_number(fleet, i, "validation", -1, "loss");
+}
 
 // The run says that it went on from commit `step`, and whether that is exact.
 static void check_resumed(Fleet *fleet, int i, long step, bool exact) {
     const char *what = fleet->trainings[i].what;
     json_t *event = resume_event(fleet, i);
-    if (log_number(event, "commit") != (double)step) { fail_msg("%s: resumed at %g, not %ld", what, log_number(event, "commit"), step); }
-    if (json_is_true(json_object_get(event, "exact")) != exact) { fail_msg("%s: exact is not %d: %s", what, exact, remarks_of(fleet, i)); }
+    if (log_number(event, "commit") != (double)step) {
+        fail_msg("%s: resumed at %g, not %ld", what, log_number(event, "commit"), step);
+    }
+    if (json_is_true(json_object_get(event, "exact")) != exact) {
+        fail_msg("%s: exact is not %d: %s", what, exact, remarks_of(fleet, i));
+    }
     text_check(fleet_output(fleet, i), exact ? "; exact\n" : "; not exact: ", what);
 }
 
-// All that the events of a kind say of training, not of time. Run b has the last ones of run a, from where it went on.
+// All that the events of a kind say of training, not of time. Run b has the last ones of
+// run a, from where it went on.
 static void check_same_events(const Fleet *fleet, int a, int b, const char *kind) {
-    static const char *const fields[] = {"commit", "tokens", "loss", "perfect_loss", "lr", "grad_norm", "grads"};
+    static const char *const fields[] = {"commit", "tokens",    "loss", "perfect_loss",
+                                         "lr",     "grad_norm", "grads"};
     int count = strcmp(kind, "report") == 0 ? 7 : 4;
     for (int n = -1; log_event_of(fleet->events[b], kind, n) != NULL; n--) {
         for (int i = 0; i < count; i++) {
-            double one = fleet_number(fleet, a, kind, n, fields[i]), other = fleet_number(fleet, b, kind, n, fields[i]);
+            double one = fleet_number(fleet, a, kind, n, fields[i]),
+                   other = fleet_number(fleet, b, kind, n, fields[i]);
             if (one == other) { continue; }
-            fail_msg("%s, %s of %s %d: %.17g, but %.17g of %s", fleet->trainings[b].what, fields[i], kind, n, other, one,
-                     fleet->trainings[a].what);
+            fail_msg("%s, %s of %s %d: %.17g, but %.17g of %s", fleet->trainings[b].what, fields[i], kind, n,
+                     other, one, fleet->trainings[a].what);
         }
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Exactly as if nothing had happened
 
 // Run i is uninterrupted; run count + i goes on from a checkpoint in its middle.
@@ -163,7 +177,9 @@ static void check_exact(Stage *stage, int ranks) {
     Fingerprint prints[WAYS];
     static Training whole[WAYS];
     long steps[WAYS];
-    for (int i = 0; i < WAYS; i++) { fleet_start(fleet, ranks, "--save-every 1 --keep 100 %s", ways[i].options); }
+    for (int i = 0; i < WAYS; i++) {
+        fleet_start(fleet, ranks, "--save-every 1 --keep 100 %s", ways[i].options);
+    }
     fleet_finish(fleet);
     memcpy(prints, fleet->prints, sizeof prints);
     memcpy(whole, fleet->trainings, sizeof whole);
@@ -175,14 +191,19 @@ static void check_exact(Stage *stage, int ranks) {
     }
     stage_end_all(stage);
     fleet = fleet_new(stage);
-    for (int i = 0; i < WAYS; i++) { fleet_start(fleet, ranks, "%s --resume %s", ways[i].options, step_path(&whole[i], steps[i])); }
+    for (int i = 0; i < WAYS; i++) {
+        fleet_start(fleet, ranks, "%s --resume %s", ways[i].options, step_path(&whole[i], steps[i]));
+    }
     fleet_finish(fleet);
     for (int i = 0; i < WAYS; i++) {
         check_resumed(fleet, i, steps[i], true);
         if (strcmp(fleet->prints[i].text, prints[i].text) != 0) {
-            fail_msg("%s: %s, without an interruption %s", fleet->trainings[i].what, fleet->prints[i].text, prints[i].text);
+            fail_msg("%s: %s, without an interruption %s", fleet->trainings[i].what, fleet->prints[i].text,
+                     prints[i].text);
         }
-        if (fleet_number(fleet, i, "report", -1, "loss") != losses[i]) { fail_msg("%s: another last loss", fleet->trainings[i].what); }
+        if (fleet_number(fleet, i, "report", -1, "loss") != losses[i]) {
+            fail_msg("%s: another last loss", fleet->trainings[i].what);
+        }
     }
     stage_end_all(stage);
 }
@@ -191,19 +212,22 @@ static void one_rank_goes_on_with_the_same_bits(void **state) { check_exact(stag
 static void two_ranks_go_on_with_the_same_bits(void **state) { check_exact(stage_with_ranks(state), 2); }
 static void three_ranks_go_on_with_the_same_bits(void **state) { check_exact(stage_with_ranks(state), 3); }
 
-// From every checkpoint that there is, reports and validations included; also from the last one, when nothing is left to do.
+// From every checkpoint that there is, reports and validations included; also from the
+// last one, when nothing is left to do.
 static void every_checkpoint_will_do(void **state) {
     static const int chosen[] = {1, 4, 5, 7};
     for (int c = 0; c < 4; c++) {
         Stage *stage = stage_of(state);
         const char *options = ways[chosen[c]].options;
         Fleet *fleet = fleet_new(stage);
-        fleet_start(fleet, 0, "%s --tokens 384 --save-every 1 --keep 100 --report-every 1 --val-every 2", options);
+        fleet_start(fleet, 0, "%s --tokens 384 --save-every 1 --keep 100 --report-every 1 --val-every 2",
+                    options);
         fleet_finish(fleet);
         Saved saved = saved_in(stage, fleet->trainings[0].out);
         for (int i = 0; i < saved.count; i++) {
-            fleet->count = 1 + fleet_start(fleet, 0, "%s --tokens 384 --report-every 1 --val-every 2 --resume %s", options,
-                                           step_path(&fleet->trainings[0], saved.steps[i]));
+            fleet->count =
+                1 + fleet_start(fleet, 0, "%s --tokens 384 --report-every 1 --val-every 2 --resume %s",
+                                options, step_path(&fleet->trainings[0], saved.steps[i]));
         }
         for (int i = 1; i < fleet->count; i++) {
             fleet->events[i] = training_finish(stage, &fleet->trainings[i]);
@@ -233,8 +257,9 @@ static void co2_is_saved_with_its_exchange_under_way(void **state) {
     json_decref(manifest);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
-// Another number of ranks, another rule, other options: it goes on, and says what is not exact
+// ---------------------------------------------------------------------------------------
+// Another number of ranks, another rule, other options: it goes on, and says what is not
+// exact
 
 // What a run reported at a commit, or latest before.
 static double loss_at(const Fleet *fleet, int i, double commit) {
@@ -255,7 +280,8 @@ static void check_goes_on(Fleet *fleet, int i, int whole, double tolerance, cons
     if (!(loss < began - 0.5 && loss < there + 0.1)) {
         fail_msg("%s: ends at %.4f, was at %.4f when it was saved, began at %.4f", what, loss, there, began);
     }
-    if (!(loss - final_loss(fleet, whole) < tolerance)) { // fewer ranks make more commits of the same tokens, and may end lower
+    if (!(loss - final_loss(fleet, whole) <
+          tolerance)) { // fewer ranks make more commits of the same tokens, and may end lower
         fail_msg("%s: ends at %.4f, the uninterrupted one at %.4f", what, loss, final_loss(fleet, whole));
     }
 }
@@ -263,7 +289,8 @@ static void check_goes_on(Fleet *fleet, int i, int whole, double tolerance, cons
 static const char *const longer = "--lr 0.01 --warmup 2 --tokens 3k --val-batches 8 --report-every 1";
 
 static void other_numbers_of_ranks_go_on(void **state) {
-    static const char *const calm[] = {"--optimizer zero1", "--optimizer acco --accumulate 4", "--optimizer co2 --co2-tau 3",
+    static const char *const calm[] = {"--optimizer zero1", "--optimizer acco --accumulate 4",
+                                       "--optimizer co2 --co2-tau 3",
                                        "--optimizer diloco --diloco-H 3 --diloco-mu 0"};
     Stage *stage = stage_with_ranks(state);
     for (int c = 0; c < 4; c++) {
@@ -275,7 +302,9 @@ static void other_numbers_of_ranks_go_on(void **state) {
         char four[128], one[128];
         strcpy(four, step_path(&fleet->trainings[0], middle_step(stage, fleet->trainings[0].out)));
         strcpy(one, step_path(&fleet->trainings[1], middle_step(stage, fleet->trainings[1].out)));
-        for (int ranks = 1; ranks <= 3; ranks++) { fleet_start(fleet, ranks, "%s %s --resume %s", longer, options, four); }
+        for (int ranks = 1; ranks <= 3; ranks++) {
+            fleet_start(fleet, ranks, "%s %s --resume %s", longer, options, four);
+        }
         fleet_start(fleet, 2, "%s %s --resume %s", longer, options, one);
         for (int i = 2; i < fleet->count; i++) {
             fleet->events[i] = training_finish(stage, &fleet->trainings[i]);
@@ -288,7 +317,8 @@ static void other_numbers_of_ranks_go_on(void **state) {
 
 // A sum over four workers is a mean over four, whoever takes it.
 static void a_sum_under_way_belongs_to_those_who_sent_it(void **state) {
-    static const char *const options = "--optimizer co2 --co2-tau 6 --co2-beta 0 --lr 0.01 --warmup 0 --schedule constant --val-every 1";
+    static const char *const options =
+        "--optimizer co2 --co2-tau 6 --co2-beta 0 --lr 0.01 --warmup 0 --schedule constant --val-every 1";
     Stage *stage = stage_with_ranks(state);
     Fleet *fleet = fleet_new(stage);
     fleet_start(fleet, 4, "%s --tokens 1536 --save-every 1 --keep 100", options);
@@ -296,8 +326,10 @@ static void a_sum_under_way_belongs_to_those_who_sent_it(void **state) {
     const char *path = step_path(&fleet->trainings[0], 6);
     fleet_start(fleet, 1, "%s --tokens 900 --micro-batch 1 --resume %s", options, path);
     fleet->events[1] = training_finish(stage, &fleet->trainings[1]);
-    // The first boundary after step 6 takes the sum of the four, whatever the one has done since.
-    double four = fleet_number(fleet, 0, "validation", 0, "loss"), one = fleet_number(fleet, 1, "validation", 0, "loss");
+    // The first boundary after step 6 takes the sum of the four, whatever the one has
+    // done since.
+    double four = fleet_number(fleet, 0, "validation", 0, "loss"),
+           one = fleet_number(fleet, 1, "validation", 0, "loss");
     assert_close(one, four, 1e-3, "the loss after a boundary that takes the sum of four workers");
 }
 
@@ -305,11 +337,14 @@ static void other_rules_go_on(void **state) {
     static const int pairs[][2] = {{1, 4}, {4, 1}, {0, 6}, {6, 0}, {5, 2}, {2, 7}};
     Stage *stage = stage_with_ranks(state);
     Fleet *fleet = fleet_new(stage);
-    for (int i = 0; i < 6; i++) { fleet_start(fleet, 2, "%s %s --save-every 1 --keep 100", longer, ways[pairs[i][0]].options); }
+    for (int i = 0; i < 6; i++) {
+        fleet_start(fleet, 2, "%s %s --save-every 1 --keep 100", longer, ways[pairs[i][0]].options);
+    }
     fleet_finish(fleet);
     for (int i = 0; i < 6; i++) {
         long step = middle_step(stage, fleet->trainings[i].out);
-        fleet_start(fleet, 2, "%s %s --resume %s", longer, ways[pairs[i][1]].options, step_path(&fleet->trainings[i], step));
+        fleet_start(fleet, 2, "%s %s --resume %s", longer, ways[pairs[i][1]].options,
+                    step_path(&fleet->trainings[i], step));
     }
     for (int i = 6; i < 12; i++) {
         fleet->events[i] = training_finish(stage, &fleet->trainings[i]);
@@ -320,9 +355,13 @@ static void other_rules_go_on(void **state) {
 // What changes the bits is said; what does not, is not.
 static void other_options_are_named(void **state) {
     static const char *const rule = "--optimizer streaming-diloco";
-    static const char *const changed[] = {"--diloco-H 6",      "--diloco-H 4 --lr 0.001",   "--diloco-H 4 --tokens 1600",
-                                          "--diloco-H 4 --diloco-outer-lr 0.5", "--diloco-H 4 --val-batches none",
-                                          "--diloco-H 4 --streaming-P 1",       "--diloco-H 4 --wire bf16"};
+    static const char *const changed[] = {"--diloco-H 6",
+                                          "--diloco-H 4 --lr 0.001",
+                                          "--diloco-H 4 --tokens 1600",
+                                          "--diloco-H 4 --diloco-outer-lr 0.5",
+                                          "--diloco-H 4 --val-batches none",
+                                          "--diloco-H 4 --streaming-P 1",
+                                          "--diloco-H 4 --wire bf16"};
     static const char *const same[] = {"--report-every 3", "--overlap off", "--threads 2", "--keep 5"};
     Stage *stage = stage_of(state);
     Fleet *fleet = fleet_new(stage);
@@ -330,8 +369,12 @@ static void other_options_are_named(void **state) {
     fleet_start(fleet, 0, "%s --data text.txt --diloco-H 4 --save-every 1 --keep 100", rule);
     fleet_finish(fleet);
     const char *path = step_path(&fleet->trainings[0], 10);
-    for (int i = 0; i < count; i++) { fleet_start(fleet, 0, "%s --data text.txt %s --resume %s", rule, changed[i], path); }
-    for (int i = 0; i < 4; i++) { fleet_start(fleet, 0, "%s --data text.txt --diloco-H 4 %s --resume %s", rule, same[i], path); }
+    for (int i = 0; i < count; i++) {
+        fleet_start(fleet, 0, "%s --data text.txt %s --resume %s", rule, changed[i], path);
+    }
+    for (int i = 0; i < 4; i++) {
+        fleet_start(fleet, 0, "%s --data text.txt --diloco-H 4 %s --resume %s", rule, same[i], path);
+    }
     for (int i = 1; i < fleet->count; i++) {
         char name[64];
         bool differs = i <= count;
@@ -351,12 +394,13 @@ static void tokens_are_counted_on_with_another_batch(void **state) {
     Fleet *fleet = fleet_new(stage);
     fleet_start(fleet, 0, "--optimizer ddp --save-every 1 --keep 100");
     fleet_finish(fleet);
-    fleet_start(fleet, 0, "--optimizer ddp --micro-batch 2 --report-every 1 --resume %s", step_path(&fleet->trainings[0], 12));
+    fleet_start(fleet, 0, "--optimizer ddp --micro-batch 2 --report-every 1 --resume %s",
+                step_path(&fleet->trainings[0], 12));
     fleet->events[1] = training_finish(stage, &fleet->trainings[1]);
     assert_int_equal((int)fleet_number(fleet, 1, "report", 0, "tokens"), 12 * 32 + 64);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // --resume auto
 
 // One run in OUT, from the start or from what is there.
@@ -383,7 +427,9 @@ static Fingerprint plain_fingerprint(Stage *stage, int ranks, const char *option
 }
 
 static void check_print(const Fingerprint *print, const Fingerprint *expected, const char *what) {
-    if (strcmp(print->text, expected->text) != 0) { fail_msg("%s: %s, without an interruption %s", what, print->text, expected->text); }
+    if (strcmp(print->text, expected->text) != 0) {
+        fail_msg("%s: %s, without an interruption %s", what, print->text, expected->text);
+    }
 }
 
 static void auto_goes_on_where_the_log_is(void **state) {
@@ -406,19 +452,23 @@ static void auto_goes_on_where_the_log_is(void **state) {
     assert_true(log_number(resumed, "commit") == 5 && log_event_of(events, "resume", 1) == NULL);
     assert_true(log_event_of(events, "start", 1) != NULL && log_event_of(events, "end", 1) != NULL);
     check_saved(stage, "again", "1 2 3 4 5 6 7 8 9 10 11 12");
-    assert_true(log_number(log_event_of(events, "end", 1), "seconds") > log_number(log_event_of(events, "report", 0), "seconds"));
+    assert_true(log_number(log_event_of(events, "end", 1), "seconds") >
+                log_number(log_event_of(events, "report", 0), "seconds"));
     json_decref(events);
 }
 
-// What is done to the newest checkpoint, step 24; the word by which it is recognised, and the step from which the run goes on.
+// What is done to the newest checkpoint, step 24; the word by which it is recognised, and
+// the step from which the run goes on.
 typedef struct Damage {
     const char *command, *named;
     long from; // 0: from nothing
 } Damage;
 
-// In the stage's directory; $d: the checkpoint of step 24, $c: the folder with all of them.
+// In the stage's directory; $d: the checkpoint of step 24, $c: the folder with all of
+// them.
 static const Damage damages[] = {
-    {"printf '\\377' | dd of=$d/state.safetensors bs=1 seek=50000 conv=notrunc 2>/dev/null", "is damaged", 20},
+    {"printf '\\377' | dd of=$d/state.safetensors bs=1 seek=50000 conv=notrunc 2>/dev/null", "is damaged",
+     20},
     {"truncate -s 30000 $d/state.safetensors", "truncated", 20},
     {"truncate -s 0 $d/state.safetensors", "is empty", 20},
     {"rm $d/state.safetensors", "cannot read", 20},
@@ -429,12 +479,15 @@ static const Damage damages[] = {
     {"sed -i 's/\"gradients_done\": \"48\"/\"gradients_done\": \"49\"/' $d/checkpoint.json", "damaged", 20},
     {"rm -r $d && mkdir $d", "checkpoint.json", 20},
     {"rm -r $d && : > $d", "checkpoint.json", 20},
-    {"for i in $c/*; do printf '\\377' | dd of=$i/state.safetensors bs=1 seek=50000 conv=notrunc 2>/dev/null; done", "is damaged", 0},
+    {"for i in $c/*; do printf '\\377' | dd of=$i/state.safetensors bs=1 seek=50000 conv=notrunc "
+     "2>/dev/null; done",
+     "is damaged", 0},
 };
 
 enum { DAMAGES = sizeof damages / sizeof damages[0] };
 
-static void check_damage(Stage *stage, const Training *training, const Damage *damage, const Fingerprint *expected) {
+static void check_damage(Stage *stage, const Training *training, const Damage *damage,
+                         const Fingerprint *expected) {
     json_t *events = training_finish(stage, training);
     Fingerprint print = log_fingerprint(events);
     const char *output = training_output(stage, training);
@@ -443,7 +496,8 @@ static void check_damage(Stage *stage, const Training *training, const Damage *d
     text_check(output, damage->named, damage->command);
     json_t *resumed = log_event_of(events, "resume", -1);
     if (damage->from == 0) { text_check(output, "a new run begins", damage->command); }
-    if (damage->from == 0 ? resumed != NULL : resumed == NULL || log_number(resumed, "commit") != (double)damage->from) {
+    if (damage->from == 0 ? resumed != NULL
+                          : resumed == NULL || log_number(resumed, "commit") != (double)damage->from) {
         fail_msg("%s: not from step %ld: %.1500s", damage->command, damage->from, output);
     }
     json_decref(events);
@@ -456,26 +510,32 @@ static void damaged_checkpoints_are_named_and_passed_over(void **state) {
     for (int i = 0; i < DAMAGES; i++) {
         char out[64], command[1024];
         snprintf(out, sizeof out, "damaged-%d", i);
-        snprintf(command, sizeof command, "cp -r %s %s && cd %s && c=checkpoints d=checkpoints/step-24 && %s", whole.out, out, out,
-                 damages[i].command);
+        snprintf(command, sizeof command, "cp -r %s %s && cd %s && c=checkpoints d=checkpoints/step-24 && %s",
+                 whole.out, out, out, damages[i].command);
         shell(stage, "%s", command);
         trainings[i] = auto_start(stage, 0, out, "--save-every 4 --keep 100");
     }
     for (int i = 0; i < DAMAGES; i++) { check_damage(stage, &trainings[i], &damages[i], &expected); }
 }
 
-// The run that goes on from before the damaged ones keeps what it saves now, not what is damaged and has larger numbers.
+// The run that goes on from before the damaged ones keeps what it saves now, not what is
+// damaged and has larger numbers.
 static void new_checkpoints_are_not_given_up_for_damaged_ones(void **state) {
     Stage *stage = stage_of(state);
     Training whole = training_start(stage, 0, "--save-every 8 --keep 100");
     json_decref(training_finish(stage, &whole));
-    shell(stage, "cd %s/checkpoints && truncate -s 99 step-16/state.safetensors && truncate -s 99 step-24/state.safetensors", whole.out);
+    shell(stage,
+          "cd %s/checkpoints && truncate -s 99 step-16/state.safetensors && truncate -s 99 "
+          "step-24/state.safetensors",
+          whole.out);
     Training again = auto_start(stage, 0, whole.out, "--save-every 2 --keep 2 --tokens 416"); // 13 commits
     json_decref(training_finish(stage, &again));
     Training last = auto_start(stage, 0, whole.out, "--tokens 416");
     json_t *events = training_finish(stage, &last);
     json_t *resumed = log_event_of(events, "resume", -1);
-    if (resumed == NULL || log_number(resumed, "commit") != 13) { fail_msg("%.1500s", training_output(stage, &last)); }
+    if (resumed == NULL || log_number(resumed, "commit") != 13) {
+        fail_msg("%.1500s", training_output(stage, &last));
+    }
     json_decref(events);
 }
 
@@ -495,23 +555,28 @@ static void a_finished_run_stays_finished(void **state) {
         assert_true(log_number(one, "commit") == log_number(other, "commit"));
         assert_true(log_number(one, "tokens") == log_number(other, "tokens"));
         size_t written_again = 0; // nothing was trained, so nothing is written anew: that could only go wrong
-        for (size_t n = json_array_size(events); n > 0 && log_event_of(events, "start", 1) != json_array_get(events, n - 1); n--) {
+        for (size_t n = json_array_size(events);
+             n > 0 && log_event_of(events, "start", 1) != json_array_get(events, n - 1); n--) {
             const char *kind = json_string_value(json_object_get(json_array_get(events, n - 1), "event"));
             if (strcmp(kind, "checkpoint") == 0) { written_again++; }
         }
         if (written_again > 0) { fail_msg("%s: a checkpoint that was there is written again", out); }
-        if (strstr(training_output(stage, &second), "loss       0.0000") != NULL) { fail_msg("%s: a loss that nobody measured", out); }
+        if (strstr(training_output(stage, &second), "loss       0.0000") != NULL) {
+            fail_msg("%s: a loss that nobody measured", out);
+        }
         json_decref(events);
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Asked to stop, and killed
 
 static const char *const slow = "--slow-rank 0 --slow-ms 10 --report-every 1 --val-batches none";
 
-// Waits for event number `count` of a kind, and tells which processes the latest start of the run has.
-static void wait_for_events(Stage *stage, const Training *training, const char *kind, int count, pid_t *pids) {
+// Waits for event number `count` of a kind, and tells which processes the latest start of
+// the run has.
+static void wait_for_events(Stage *stage, const Training *training, const char *kind, int count,
+                            pid_t *pids) {
     char path[STAGE_PATH_SIZE], name[128], wanted[64];
     double until = program_clock() + 60;
     int exit_code;
@@ -519,10 +584,16 @@ static void wait_for_events(Stage *stage, const Training *training, const char *
     snprintf(wanted, sizeof wanted, "{\"event\":\"%s\"", kind);
     for (;;) {
         char *text = file_read(stage_path(stage, name, path)), *start = NULL;
-        for (char *found = text; found != NULL && (found = strstr(found, "{\"event\":\"start\"")) != NULL; found++) { start = found; }
+        for (char *found = text; found != NULL && (found = strstr(found, "{\"event\":\"start\"")) != NULL;
+             found++) {
+            start = found;
+        }
         if (start != NULL && text_count(start, wanted) >= count) {
-            json_t *event = json_loads(start, JSON_DISABLE_EOF_CHECK, NULL), *list = json_object_get(event, "ranks");
-            for (size_t i = 0; i < json_array_size(list); i++) { pids[i] = (pid_t)log_number(json_array_get(list, i), "pid"); }
+            json_t *event = json_loads(start, JSON_DISABLE_EOF_CHECK, NULL),
+                   *list = json_object_get(event, "ranks");
+            for (size_t i = 0; i < json_array_size(list); i++) {
+                pids[i] = (pid_t)log_number(json_array_get(list, i), "pid");
+            }
             json_decref(event);
             free(text);
             return;
@@ -530,7 +601,8 @@ static void wait_for_events(Stage *stage, const Training *training, const char *
         free(text);
         if (program_clock() > until) { fail_msg("%s: no %s for 60 s", training->what, kind); }
         if (program_has_ended(stage, training->program.pid, 0, &exit_code)) {
-            fail_msg("%s: ended early, %d: %.1500s", training->what, exit_code, training_output(stage, training));
+            fail_msg("%s: ended early, %d: %.1500s", training->what, exit_code,
+                     training_output(stage, training));
         }
         program_pause(0.005);
     }
@@ -545,7 +617,8 @@ static void check_stopped(Stage *stage, const Training *training) {
     assert_non_null(end);
     assert_string_equal(json_string_value(json_object_get(end, "reason")), "asked to stop");
     Saved saved = saved_in(stage, training->out);
-    assert_true(saved.count > 0 && saved.strangers == 0 && (double)saved.steps[saved.count - 1] == log_number(end, "commit"));
+    assert_true(saved.count > 0 && saved.strangers == 0 &&
+                (double)saved.steps[saved.count - 1] == log_number(end, "commit"));
     json_decref(events);
 }
 
@@ -556,7 +629,8 @@ static void check_stop(Stage *stage, int ranks, int victim, int signal_number) {
     for (int i = 0; i < RULES_TESTED; i++) {
         char options[256], out[64];
         snprintf(out, sizeof out, "stop-%d-%d-%d", ranks, signal_number, i);
-        snprintf(options, sizeof options, "--slow-rank 0 --slow-ms 150 --report-every 1 --val-batches none %s", rule_cases[i].options);
+        snprintf(options, sizeof options,
+                 "--slow-rank 0 --slow-ms 150 --report-every 1 --val-batches none %s", rule_cases[i].options);
         whole[i] = training_start(stage, ranks, rule_cases[i].options);
         stopped[i] = auto_start(stage, ranks, out, options);
     }
@@ -567,7 +641,9 @@ static void check_stop(Stage *stage, int ranks, int victim, int signal_number) {
     Fingerprint expected[RULES_TESTED];
     for (int i = 0; i < RULES_TESTED; i++) { check_stopped(stage, &stopped[i]); }
     for (int i = 0; i < RULES_TESTED; i++) { expected[i] = training_fingerprint(stage, &whole[i]); }
-    for (int i = 0; i < RULES_TESTED; i++) { stopped[i] = auto_start(stage, ranks, stopped[i].out, rule_cases[i].options); }
+    for (int i = 0; i < RULES_TESTED; i++) {
+        stopped[i] = auto_start(stage, ranks, stopped[i].out, rule_cases[i].options);
+    }
     for (int i = 0; i < RULES_TESTED; i++) {
         Fingerprint print = training_fingerprint(stage, &stopped[i]);
         check_print(&print, &expected[i], stopped[i].what);
@@ -576,9 +652,12 @@ static void check_stop(Stage *stage, int ranks, int victim, int signal_number) {
 }
 
 static void who_is_asked_to_stop_saves(void **state) { check_stop(stage_of(state), 0, 0, SIGTERM); }
-static void one_rank_that_is_asked_stops_all(void **state) { check_stop(stage_with_ranks(state), 2, 1, SIGUSR1); }
+static void one_rank_that_is_asked_stops_all(void **state) {
+    check_stop(stage_with_ranks(state), 2, 1, SIGUSR1);
+}
 
-// Killed three times at any moment of a run that always saves, among others while it saves.
+// Killed three times at any moment of a run that always saves, among others while it
+// saves.
 static void check_kills(Stage *stage, int ranks, const char *options) {
     char all[512];
     pid_t pids[2] = {0, 0};
@@ -604,9 +683,11 @@ static void a_killed_run_goes_on(void **state) {
     check_kills(stage_of(state), 0, "--optimizer co2 --co2-tau 2");
 }
 
-static void a_run_that_lost_a_rank_goes_on(void **state) { check_kills(stage_with_ranks(state), 2, "--optimizer zero1"); }
+static void a_run_that_lost_a_rank_goes_on(void **state) {
+    check_kills(stage_with_ranks(state), 2, "--optimizer zero1");
+}
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Nowhere to write
 
 // The run goes on, the old checkpoint stays as it was.
@@ -618,7 +699,8 @@ static void a_full_disk_costs_the_new_checkpoint_only(void **state) {
     Training half = auto_start(stage, 0, "full", "--save-every 8 --keep 100 --optimizer zero1");
     json_decref(training_finish(stage, &half));
     shell(stage, "rm -r full/checkpoints/step-16 full/checkpoints/step-24");
-    Program program = program_start(stage, 0, &setting, "--config base.txt --out full --resume auto --save-every 4 --keep 1");
+    Program program = program_start(stage, 0, &setting,
+                                    "--config base.txt --out full --resume auto --save-every 4 --keep 1");
     Outcome outcome = program_finish(stage, &program);
     outcome_check(&outcome, 3, "a full disk");
     text_check(outcome.output, "no checkpoint: ", "a full disk");
@@ -631,7 +713,8 @@ static void a_full_disk_costs_the_new_checkpoint_only(void **state) {
     check_saved(stage, "full", "8");
     Training again = auto_start(stage, 0, "full", "--optimizer zero1");
     Fingerprint other = training_fingerprint(stage, &again);
-    text_check(training_output(stage, &again), "from full/checkpoints/step-8 at commit 8; exact", "after a full disk");
+    text_check(training_output(stage, &again), "from full/checkpoints/step-8 at commit 8; exact",
+               "after a full disk");
     check_print(&other, &expected, "after a full disk");
     assert_int_equal(strlen(print.text), 16);
 }
@@ -662,7 +745,7 @@ static void one_rank_without_room_is_named(void **state) {
     assert_true(saved.count == 1 && saved.strangers == 0);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // What is kept, and models in
 
 static void some_checkpoints_are_kept(void **state) {
@@ -671,7 +754,9 @@ static void some_checkpoints_are_kept(void **state) {
     fleet_start(fleet, 0, "--optimizer ddp --save-every 2 --keep 2 --keep-every 8");
     fleet_start(fleet, 0, "--optimizer ddp --save-every 5 --keep 1");
     fleet_start(fleet, 0, "--optimizer ddp");
-    fleet_start(fleet, 0, "--optimizer diloco --diloco-H 3 --save-every 6 --keep 1 --keep-every 8"); // saves at 6, 12, 18, 24
+    fleet_start(
+        fleet, 0,
+        "--optimizer diloco --diloco-H 3 --save-every 6 --keep 1 --keep-every 8"); // saves at 6, 12, 18, 24
     fleet_finish(fleet);
     check_saved(stage, fleet->trainings[0].out, "8 16 22 24");
     check_saved(stage, fleet->trainings[1].out, "24");
@@ -684,8 +769,10 @@ static void links_are_not_followed(void **state) {
     Stage *stage = stage_of(state);
     Training first = training_start(stage, 0, "--optimizer ddp --save-every 8 --keep 9");
     json_decref(training_finish(stage, &first));
-    shell(stage, "mv %s/checkpoints/step-8 archive && ln -s ../../archive %s/checkpoints/step-8 && rm -r %s/checkpoints/step-24", first.out,
-          first.out, first.out);
+    shell(stage,
+          "mv %s/checkpoints/step-8 archive && ln -s ../../archive %s/checkpoints/step-8 && rm -r "
+          "%s/checkpoints/step-24",
+          first.out, first.out, first.out);
     Training again = auto_start(stage, 0, first.out, "--optimizer ddp --save-every 8 --keep 1");
     json_decref(training_finish(stage, &again));
     check_saved(stage, first.out, "24");
@@ -698,16 +785,20 @@ static void a_saved_model_begins_another_run(void **state) {
     static const char *const still = "--lr 1e-12 --tokens 64 --optimizer ddp";
     Stage *stage = stage_of(state);
     Fleet *fleet = fleet_new(stage);
-    for (int i = 0; i < 4; i++) { fleet_start(fleet, 0, "%s --save-every 1 --keep 100 --val-every 1", ways[chosen[i]].options); }
+    for (int i = 0; i < 4; i++) {
+        fleet_start(fleet, 0, "%s --save-every 1 --keep 100 --val-every 1", ways[chosen[i]].options);
+    }
     fleet_finish(fleet);
     for (int i = 0; i < 4; i++) { // by either option, and a checkpoint stands for the model in it
-        fleet_start(fleet, 0, "%s --%s %s%s", still, i < 2 ? "from" : "finetune", step_path(&fleet->trainings[i], 12),
-                    i % 2 == 0 ? "/model" : "");
+        fleet_start(fleet, 0, "%s --%s %s%s", still, i < 2 ? "from" : "finetune",
+                    step_path(&fleet->trainings[i], 12), i % 2 == 0 ? "/model" : "");
     }
     for (int i = 4; i < 8; i++) {
         fleet->events[i] = training_finish(stage, &fleet->trainings[i]);
         json_t *then = NULL;
-        for (int n = 0; (then = log_event_of(fleet->events[i - 4], "validation", n)) != NULL && log_number(then, "commit") != 12; n++) {}
+        for (int n = 0; (then = log_event_of(fleet->events[i - 4], "validation", n)) != NULL &&
+                        log_number(then, "commit") != 12;
+             n++) {}
         assert_non_null(then);
         assert_close(final_loss(fleet, i), log_number(then, "loss"), 1e-6, fleet->trainings[i].what);
     }
@@ -726,7 +817,8 @@ static void write_tokens(const Stage *stage, const char *name, int vocabulary) {
 
 static void a_model_of_others_begins_a_run(void **state) {
     Stage *stage = stage_of(state);
-    static const char *const still = "--data tokens.bin --val-batches 4 --lr 1e-12 --tokens 17 --optimizer ddp --accumulate 1";
+    static const char *const still =
+        "--data tokens.bin --val-batches 4 --lr 1e-12 --tokens 17 --optimizer ddp --accumulate 1";
     Training first, second;
     char options[2 * STAGE_PATH_SIZE];
     write_tokens(stage, "tokens.bin", 19);
@@ -737,14 +829,16 @@ static void a_model_of_others_begins_a_run(void **state) {
     second = training_start(stage, 0, options);
     json_t *others = training_finish(stage, &second);
     double loss = log_number(log_event_of(events, "validation", 0), "loss");
-    assert_close(log_number(log_event_of(others, "validation", 0), "loss"), loss, 1e-6, "a model that went out and in");
+    assert_close(log_number(log_event_of(others, "validation", 0), "loss"), loss, 1e-6,
+                 "a model that went out and in");
     assert_true(loss > 1);
     json_decref(events);
     json_decref(others);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
-// Refused: exit code 2, one line, and nothing left behind that is in the way of the next attempt
+// ---------------------------------------------------------------------------------------
+// Refused: exit code 2, one line, and nothing left behind that is in the way of the next
+// attempt
 
 typedef struct Refusal {
     const char *arguments, *part;
@@ -769,7 +863,9 @@ static void check_refused(Stage *stage, int ranks, const char *out, const char *
     Outcome outcome = program_run(stage, ranks, all);
     outcome_check(&outcome, 2, arguments);
     text_check(outcome.errors, part, arguments);
-    if (text_count(outcome.errors, "train_gpt: ") != 1) { fail_msg("%s: not one line: %.1500s", arguments, outcome.errors); }
+    if (text_count(outcome.errors, "train_gpt: ") != 1) {
+        fail_msg("%s: not one line: %.1500s", arguments, outcome.errors);
+    }
 }
 
 static void save_one(Stage *stage, const char *options) {
@@ -783,18 +879,21 @@ static void mistakes_are_refused(void **state) {
     save_one(stage, "--optimizer ddp");
     for (int i = 0; i < REFUSED; i++) {
         check_refused(stage, 0, "refused", refusals[i].arguments, refusals[i].part);
-        shell(stage, "[ ! -e refused/log.jsonl ] || { echo a refused run left a log: '%s'; exit 1; }", refusals[i].arguments);
+        shell(stage, "[ ! -e refused/log.jsonl ] || { echo a refused run left a log: '%s'; exit 1; }",
+              refusals[i].arguments);
     }
     shell(stage, "mkdir -p held/checkpoints && cp -r SAVED held/checkpoints/step-24");
     check_refused(stage, 0, "held", "--resume auto --model wide.json", "another model");
-    Outcome outcome = program_run(stage, 0, "--config base.txt --resume auto"); // a directory of a new name has nothing to go on from
+    Outcome outcome = program_run(
+        stage, 0, "--config base.txt --resume auto"); // a directory of a new name has nothing to go on from
     outcome_check(&outcome, 2, "--resume auto without --out");
     text_check(outcome.errors, "--out", "--resume auto without --out");
     assert_int_equal(text_lines(outcome.errors), 1);
     if (stage->has_mpi) { check_refused(stage, 2, "refused", refusals[0].arguments, refusals[0].part); }
 }
 
-// Each is a change to checkpoint.json: a key and what is put there; null: the key is taken away. rule: for which it is nonsense.
+// Each is a change to checkpoint.json: a key and what is put there; null: the key is
+// taken away. rule: for which it is nonsense.
 typedef struct Hostile {
     const char *key, *value, *rule;
 } Hostile;
@@ -840,7 +939,8 @@ enum { HOSTILE = sizeof hostile / sizeof hostile[0] };
 static void sign(json_t *manifest) {
     json_object_del(manifest, "checksum");
     char *text = json_dumps(manifest, JSON_COMPACT | JSON_SORT_KEYS);
-    json_object_set_new(manifest, "checksum", json_integer((json_int_t)crc32(0, (const unsigned char *)text, (uInt)strlen(text))));
+    json_object_set_new(manifest, "checksum",
+                        json_integer((json_int_t)crc32(0, (const unsigned char *)text, (uInt)strlen(text))));
     free(text);
 }
 
@@ -856,7 +956,8 @@ static void write_hostile(const Stage *stage, const json_t *good, const Hostile 
     json_decref(changed);
 }
 
-// Whatever checkpoint.json says: one line and exit code 2, whether or not its checksum is right.
+// Whatever checkpoint.json says: one line and exit code 2, whether or not its checksum is
+// right.
 static void check_hostile(Stage *stage, const char *rule, const char *options) {
     int faults = 0;
     save_one(stage, options);
@@ -866,12 +967,14 @@ static void check_hostile(Stage *stage, const char *rule, const char *options) {
         const Hostile *change = &hostile[i / 2];
         if (change->rule != NULL && strcmp(change->rule, rule) != 0) { continue; }
         write_hostile(stage, good, change, i % 2 == 1);
-        snprintf(arguments, sizeof arguments, "--config base.txt --out hostile-%d %s --resume SAVED", stage->count, options);
+        snprintf(arguments, sizeof arguments, "--config base.txt --out hostile-%d %s --resume SAVED",
+                 stage->count, options);
         Outcome outcome = program_run(stage, 0, arguments);
-        bool refused = outcome.exit_code == 2 && text_count(outcome.errors, "train_gpt: ") == 1 && text_lines(outcome.errors) == 1;
+        bool refused = outcome.exit_code == 2 && text_count(outcome.errors, "train_gpt: ") == 1 &&
+                       text_lines(outcome.errors) == 1;
         if (refused && strstr(outcome.errors, "SAVED") != NULL) { continue; }
-        print_error("%s, %s = %s%s: exit code %d\n%.600s\n", rule, change->key, change->value, i % 2 == 1 ? ", signed" : "",
-                    outcome.exit_code, outcome.errors);
+        print_error("%s, %s = %s%s: exit code %d\n%.600s\n", rule, change->key, change->value,
+                    i % 2 == 1 ? ", signed" : "", outcome.exit_code, outcome.errors);
         faults++;
     }
     json_decref(good);
@@ -883,12 +986,13 @@ static void hostile_manifests_are_refused(void **state) {
     check_hostile(stage_of(state), "zero1", "--optimizer zero1");
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 
 static void write_model(const Stage *stage, const char *name, int channels, int heads) {
     char text[512];
     snprintf(text, sizeof text,
-             "{\"model_type\": \"gpt_neo\", \"num_layers\": 2, \"hidden_size\": %d, \"num_heads\": %d, \"intermediate_size\": 32,\n"
+             "{\"model_type\": \"gpt_neo\", \"num_layers\": 2, \"hidden_size\": %d, \"num_heads\": %d, "
+             "\"intermediate_size\": 32,\n"
              " \"window_size\": 8, \"max_position_embeddings\": 16, \"vocab_size\": 256,\n"
              " \"attention_types\": [[[\"global\", \"local\"], 1]]}\n",
              channels, heads);
@@ -901,12 +1005,15 @@ static void write_stage(const Stage *stage) {
     write_model(stage, "wide.json", 24, 2);
     write_model(stage, "heads.json", 16, 4);
     snprintf(base, sizeof base,
-             "model = %s\nmicro-batch = 1\ntokens = %d\nreport-every = 2\nval-batches = 2\nsample-tokens = none\nthreads = 1\n"
+             "model = %s\nmicro-batch = 1\ntokens = %d\nreport-every = 2\nval-batches = 2\nsample-tokens = "
+             "none\nthreads = 1\n"
              "timeout-s = 100\ndevice = cpu\n",
              stage_path(stage, "model.json", path), COMMITS * 2 * 16);
     stage_write(stage, "base.txt", base);
     char text[4096];
-    for (size_t i = 0; i < sizeof text - 1; i++) { text[i] = "the small ship sailed over the quiet sea\n"[i * (i / 1000 + 1) % 41]; }
+    for (size_t i = 0; i < sizeof text - 1; i++) {
+        text[i] = "the small ship sailed over the quiet sea\n"[i * (i / 1000 + 1) % 41];
+    }
     text[sizeof text - 1] = '\0';
     stage_write(stage, "text.txt", text);
 }
@@ -916,7 +1023,8 @@ static int end_programs(void **state) {
     return 0;
 }
 
-#define CHECKPOINT_TEST(function) cmocka_unit_test_prestate_setup_teardown(function, NULL, end_programs, &stage)
+#define CHECKPOINT_TEST(function) \
+    cmocka_unit_test_prestate_setup_teardown(function, NULL, end_programs, &stage)
 
 // test_checkpoint PATTERN runs the tests whose names match, as '*rank*'.
 int main(int argc, char **argv) {

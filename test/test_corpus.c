@@ -1,7 +1,9 @@
-// test_corpus.c: the built-in corpus is a pure function, its nats are true, and its entropy is exact.
+// test_corpus.c: the built-in corpus is a pure function, its nats are true, and its
+// entropy is exact.
 //
-// The oracle shares no code with corpus.h: it lists every story of a small grammar by replacing marks in strings, and gets conditional
-// probabilities by counting the stories that begin with a prefix. For the real grammar it parses what was written, by search.
+// The oracle shares no code with corpus.h: it lists every story of a small grammar by
+// replacing marks in strings, and gets conditional probabilities by counting the stories
+// that begin with a prefix. For the real grammar it parses what was written, by search.
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,10 +16,12 @@
 
 #include <cmocka.h>
 
-#include "corpus.h"
+#include "tokenizer/corpus.h"
 
 static void assert_close(double value, double expected, double tolerance) {
-    if (!(fabs(value - expected) <= tolerance)) { fail_msg("%.12g is not within %g of %.12g", value, tolerance, expected); }
+    if (!(fabs(value - expected) <= tolerance)) {
+        fail_msg("%.12g is not within %g of %.12g", value, tolerance, expected);
+    }
 }
 
 static void test_random_is_splitmix64(void **state) {
@@ -46,7 +50,9 @@ static void test_grammar_is_valid(void **state) {
     Error error = {""};
     if (!corpus_check(corpus_rules, CORPUS_RULES, &error)) { fail_msg("%s", error.text); }
     for (int r = 0; r < CORPUS_RULES; r++) {
-        for (const char *c = corpus_rules[r].alternatives; *c != '\0'; c++) { assert_true(*c >= ' ' && *c <= '~'); }
+        for (const char *c = corpus_rules[r].alternatives; *c != '\0'; c++) {
+            assert_true(*c >= ' ' && *c <= '~');
+        }
     }
 }
 
@@ -59,7 +65,8 @@ static void expect_invalid(const char *plots, const char *words, const char *fol
 
 static void test_check_finds_what_breaks_the_formulas(void **state) {
     (void)state;
-    CorpusRule good[] = {{"plot", NULL, "a {word}<tail>|b {word}"}, {"word", NULL, "cat|car"}, {"tail", "word", "x|y"}};
+    CorpusRule good[] = {
+        {"plot", NULL, "a {word}<tail>|b {word}"}, {"word", NULL, "cat|car"}, {"tail", "word", "x|y"}};
     Error error = {""};
     assert_true(corpus_check(good, 3, &error));
     expect_invalid("a {word}", "ball|balloon", "x|y");           // a word that begins another
@@ -72,8 +79,8 @@ static void test_check_finds_what_breaks_the_formulas(void **state) {
     expect_invalid("a {word} {word}", "cat|car", "x|y"); // chosen twice
     expect_invalid("a {wort}", "cat|car", "x|y");
     expect_invalid("a {word", "cat|car", "x|y");
-    expect_invalid("a {tail}", "cat|car", "x|y");  // a follower has no choice
-    expect_invalid("a {word}", "cat|car", "x");    // a follower of another length
+    expect_invalid("a {tail}", "cat|car", "x|y");   // a follower has no choice
+    expect_invalid("a {word}", "cat|car", "x");     // a follower of another length
     expect_invalid("a {word}", "c<tail>|d", "x|y"); // words do not refer
 }
 
@@ -103,9 +110,10 @@ static void test_window_is_a_pure_function(void **state) {
 
 static void test_pronouns_and_sounds_belong_together(void **state) {
     (void)state;
-    static const char *const pairs[6][2] = {{"named Lily. She ", "named Lily. He "},   {"named Ben. He ", "named Ben. She "},
-                                            {"named Mia. She ", "named Mia. He "},     {"named Tom. He ", "named Tom. She "},
-                                            {"named Rosie. She ", "named Rosie. He "}, {"named Sam. He ", "named Sam. She "}};
+    static const char *const pairs[6][2] = {
+        {"named Lily. She ", "named Lily. He "},   {"named Ben. He ", "named Ben. She "},
+        {"named Mia. She ", "named Mia. He "},     {"named Tom. He ", "named Tom. She "},
+        {"named Rosie. She ", "named Rosie. He "}, {"named Sam. He ", "named Sam. She "}};
     enum { T = 100000 };
     char *bytes = (char *)malloc(T + 2);
     corpus_fill(1, 0, T, (uint8_t *)bytes, NULL);
@@ -121,7 +129,8 @@ static void test_pronouns_and_sounds_belong_together(void **state) {
 
 // ------------------------------------------------------------------------------------------------ an oracle that lists all the stories
 
-// Nested choices with common beginnings, a follower, and lengths that differ: small enough to be listed.
+// Nested choices with common beginnings, a follower, and lengths that differ: small
+// enough to be listed.
 static const CorpusRule small_rules[] = {
     {"plot", NULL, "A {who} met {what}; <it> said <what>.|A {who} hid <it>|B {what} {who}, <what>!"},
     {"who", NULL, "cat|cow|bird|bee|elephant"},
@@ -144,8 +153,11 @@ static void replace_all(char *text, const char *mark, const char *word) {
 }
 
 static void list_small_stories(SmallStory *stories) {
-    static const char *const plots[3] = {"\nA WHO met WHAT; IT said WHAT.", "\nA WHO hid IT", "\nB WHAT WHO, WHAT!"};
-    static const char *const who[5] = {"cat", "cow", "bird", "bee", "elephant"}, *const it[5] = {"purr", "moo", "tweet", "z", "toot"};
+    static const char *const plots[3] = {"\nA WHO met WHAT; IT said WHAT.", "\nA WHO hid IT",
+                                         "\nB WHAT WHO, WHAT!"};
+    static const char *const who[5] = {"cat", "cow", "bird", "bee", "elephant"}, *const it[5] = {
+                                                                                     "purr", "moo", "tweet",
+                                                                                     "z", "toot"};
     static const char *const what[3] = {"Ann", "Anton", "Bo"};
     int count = 0;
     for (int p = 0; p < 3; p++) {
@@ -162,7 +174,8 @@ static void list_small_stories(SmallStory *stories) {
     assert_int_equal(count, SMALL_STORIES);
 }
 
-// Probability that the endless stream begins with these bytes. A story that ends inside them is followed by an independent one.
+// Probability that the endless stream begins with these bytes. A story that ends inside
+// them is followed by an independent one.
 static double prefix_probability(const SmallStory *stories, const char *bytes, int length) {
     double probability = 0.0;
     if (length == 0) { return 1.0; }
@@ -174,7 +187,8 @@ static double prefix_probability(const SmallStory *stories, const char *bytes, i
     return probability;
 }
 
-// "Ann" and "Anton", "bee" and "bird": prefix-free is what the grammar needs, and the listing shows that it is enough.
+// "Ann" and "Anton", "bee" and "bird": prefix-free is what the grammar needs, and the
+// listing shows that it is enough.
 static void test_nats_agree_with_listing_all_stories(void **state) {
     (void)state;
     enum { T = 90 };
@@ -195,7 +209,8 @@ static void test_nats_agree_with_listing_all_stories(void **state) {
     }
 }
 
-// Minus the sum of p ln p over all possible windows of T+1 bytes, which are found by extending prefixes byte by byte.
+// Minus the sum of p ln p over all possible windows of T+1 bytes, which are found by
+// extending prefixes byte by byte.
 static double window_entropy(const SmallStory *stories, char *bytes, int length, int T, double probability) {
     if (length == T + 1) { return -probability * log(probability); }
     double entropy = 0.0;
@@ -235,12 +250,15 @@ static bool alternative(const char *list, int k, char *text, size_t size) {
 
 static int rule_of(const char *name, size_t length) {
     for (int r = 0; r < CORPUS_RULES; r++) {
-        if (strlen(corpus_rules[r].name) == length && strncmp(corpus_rules[r].name, name, length) == 0) { return r; }
+        if (strlen(corpus_rules[r].name) == length && strncmp(corpus_rules[r].name, name, length) == 0) {
+            return r;
+        }
     }
     return -1;
 }
 
-// Sum of the probabilities of all ways to read `story` (to its end) as what is left of a plot; chosen[r] is -1 before rule r is chosen.
+// Sum of the probabilities of all ways to read `story` (to its end) as what is left of a
+// plot; chosen[r] is -1 before rule r is chosen.
 static double parse_plot(const char *plot, const char *story, int *chosen) {
     char word[64];
     while (*plot != '\0' && *plot != '|' && *plot != '{' && *plot != '<') {
@@ -250,7 +268,9 @@ static double parse_plot(const char *plot, const char *story, int *chosen) {
     size_t length = strcspn(plot + 1, "}>");
     int r = rule_of(plot + 1, length), source = r;
     const char *rest = plot + length + 2;
-    if (corpus_rules[r].follows != NULL) { source = rule_of(corpus_rules[r].follows, strlen(corpus_rules[r].follows)); }
+    if (corpus_rules[r].follows != NULL) {
+        source = rule_of(corpus_rules[r].follows, strlen(corpus_rules[r].follows));
+    }
     if (*plot == '<') {
         assert_true(chosen[source] >= 0);
         alternative(corpus_rules[r].alternatives, chosen[source], word, sizeof word);
@@ -287,7 +307,8 @@ static void test_stories_parse_and_their_nats_add_up(void **state) {
     int stories = 0;
     for (uint64_t index = 0; index < 500; index++) {
         corpus_fill(3, index, T, bytes, nats);
-        for (uint8_t *start = bytes, *end; (end = (uint8_t *)memchr(start + 1, '\n', (size_t)(bytes + T - start))) != NULL; start = end) {
+        for (uint8_t *start = bytes, *end;
+             (end = (uint8_t *)memchr(start + 1, '\n', (size_t)(bytes + T - start))) != NULL; start = end) {
             char story[CORPUS_MAX_STORY];
             double sum = 0.0;
             snprintf(story, sizeof story, "%.*s", (int)(end - start - 1), (const char *)start + 1);
@@ -330,7 +351,8 @@ static void test_speed(void **state) {
     clock_t start = clock();
     for (uint64_t index = 0; index < 4000; index++) { corpus_fill(1, index, 256, bytes, NULL); }
     double seconds = (double)(clock() - start) / CLOCKS_PER_SEC;
-    print_message("corpus: %.1f MB/s, %.4f nats per byte at T=256\n", 4000 * 257 / seconds / 1e6, corpus_entropy(256));
+    print_message("corpus: %.1f MB/s, %.4f nats per byte at T=256\n", 4000 * 257 / seconds / 1e6,
+                  corpus_entropy(256));
     assert_true(seconds < 30.0); // only against something absurd: sanitizers and busy machines run this too
 }
 

@@ -1,8 +1,10 @@
-// test_cuda_attention.cu: attention on the device against the CPU's, with both families of kernels, at odd shapes.
+// test_cuda_attention.cu: attention on the device against the CPU's, with both families
+// of kernels, at odd shapes.
 //
-// Both start from the same rounded numbers. Beyond closeness: the same bits in every order of threads, nothing written that is not theirs,
-// nothing seen outside the band, and no NaN lost within it.
-#include "cuda_kernels.h"
+// Both start from the same rounded numbers. Beyond closeness: the same bits in every
+// order of threads, nothing written that is not theirs, nothing seen outside the band,
+// and no NaN lost within it.
+#include "test/cuda_kernels.h"
 
 #include <time.h>
 
@@ -16,19 +18,27 @@ typedef struct AttentionCase {
     int gap; // elements between rows of d_qkv
 } AttentionCase;
 
-static const AttentionCase bf16_cases[] = {
-    {1, 70, 2, 64, 0, 0}, {2, 65, 1, 80, 16, 8}, {1, 130, 1, 128, 33, 0}, {1, 33, 3, 32, 7, 0},
-    {1, 5, 1, 64, 3, 0},  {1, 1, 2, 16, 0, 16},  {1, 64, 1, 48, 64, 0},   {1, 150, 1, 96, 1, 0},
-    {1, 193, 1, 16, 70, 0}, {1, 197, 1, 32, 0, 0}, {1, 128, 2, 16, 500, 0}, {2, 17, 3, 20, 5, 0}, {1, 21, 2, 64, 4, 1},
-    {1, 130, 1, 32, 95, 0}, {1, 100, 1, 16, 34, 0}, // rectangles all seen but for one pair, and none seen but for one
+static const AttentionCase
+    bf16_cases
+        [] =
+            {
+                {1, 70, 2, 64, 0, 0},    {2, 65, 1, 80, 16, 8},
+                {1, 130, 1, 128, 33, 0}, {1, 33, 3, 32, 7, 0},
+                {1, 5, 1, 64, 3, 0},     {1, 1, 2, 16, 0, 16},
+                {1, 64, 1, 48, 64, 0},   {1, 150, 1, 96, 1, 0},
+                {1, 193, 1, 16, 70, 0},  {1, 197, 1, 32, 0, 0},
+                {1, 128, 2, 16, 500, 0}, {2, 17, 3, 20, 5, 0},
+                {1, 21, 2, 64, 4, 1},    {1, 130, 1, 32, 95, 0},
+                {1, 100, 1, 16, 34, 0}, // rectangles all seen but for one pair, and none seen but for one
 };
 static const AttentionCase fp32_cases[] = {
     {1, 70, 1, 64, 0, 0}, {2, 17, 3, 20, 5, 0}, {1, 40, 1, 200, 0, 2},
     {1, 33, 3, 32, 7, 1}, {1, 1, 2, 80, 0, 0},  {1, 65, 1, 128, 16, 4},
 };
 static const AttentionCase gpu_cases[] = {
-    {4, 1024, 12, 64, 0, 0},  {4, 1024, 12, 64, 256, 0}, {1, 1024, 20, 128, 0, 0}, {1, 2048, 20, 128, 256, 2560},
-    {1, 2048, 8, 80, 256, 0}, {1, 1000, 12, 64, 100, 8}, {3, 777, 5, 96, 0, 0},    {1, 333, 3, 40, 50, 1},
+    {4, 1024, 12, 64, 0, 0},       {4, 1024, 12, 64, 256, 0}, {1, 1024, 20, 128, 0, 0},
+    {1, 2048, 20, 128, 256, 2560}, {1, 2048, 8, 80, 256, 0},  {1, 1000, 12, 64, 100, 8},
+    {3, 777, 5, 96, 0, 0},         {1, 333, 3, 40, 50, 1},
 };
 
 // One problem and its places on the device.
@@ -51,7 +61,7 @@ static uint64_t test_seed;
 
 static Stream *cpu_stream(void) {
     static Stream stream;
-    if (stream.team == NULL) { stream.team = team_create(1, false); }
+    if (stream.pool == NULL) { stream.pool = thread_pool_create(1, false); }
     return &stream;
 }
 
@@ -64,7 +74,8 @@ static Problem problem_new(AttentionCase shape, Precision precision) {
     problem.d_stride = 3 * problem.C + shape.gap;
     problem.rows = (size_t)shape.B * (size_t)shape.T;
     problem.count = problem.rows * (size_t)problem.C;
-    problem.d_count = (problem.rows - 1) * (size_t)problem.d_stride + 3 * (size_t)problem.C; // nothing behind the last row
+    problem.d_count =
+        (problem.rows - 1) * (size_t)problem.d_stride + 3 * (size_t)problem.C; // nothing behind the last row
     return problem;
 }
 
@@ -84,23 +95,29 @@ static void results_free(Results *results) {
 
 static bool results_same(const Problem *problem, const Results *a, const Results *b) {
     return memcmp(a->output, b->output, problem->count * sizeof(float)) == 0 &&
-           memcmp(a->log_sums, b->log_sums, problem->rows * (size_t)problem->shape.heads * sizeof(float)) == 0 &&
+           memcmp(a->log_sums, b->log_sums, problem->rows * (size_t)problem->shape.heads * sizeof(float)) ==
+               0 &&
            memcmp(a->d_qkv, b->d_qkv, problem->d_count * sizeof(float)) == 0;
 }
 
-// Forward and backward on the device from qkv (B, T, 3C) and d_output (B, T, C), into memory full of NaNs.
+// Forward and backward on the device from qkv (B, T, 3C) and d_output (B, T, C), into
+// memory full of NaNs.
 static void device_run(Problem *problem, Results *results, const float *qkv, const float *d_output) {
     AttentionCase shape = problem->shape;
     Precision precision = problem->precision;
     size_t numbers = problem->rows * (size_t)shape.heads, bytes = precision_bytes(precision);
-    Real *device_qkv = device_reals(qkv, 3 * problem->count, precision), *device_d = device_reals(d_output, problem->count, precision);
-    Real *output = (Real *)device_new(problem->count * bytes), *d_qkv = (Real *)device_new(problem->d_count * bytes);
+    Real *device_qkv = device_reals(qkv, 3 * problem->count, precision),
+         *device_d = device_reals(d_output, problem->count, precision);
+    Real *output = (Real *)device_new(problem->count * bytes),
+         *d_qkv = (Real *)device_new(problem->d_count * bytes);
     float *log_sums = (float *)device_new(numbers * sizeof(float));
-    float *workspace = (float *)device_new(cuda_attention_workspace_floats(shape.B, shape.T, shape.heads) * sizeof(float));
+    float *workspace =
+        (float *)device_new(cuda_attention_workspace_floats(shape.B, shape.T, shape.heads) * sizeof(float));
     Stream *stream = cuda_test_stream(precision); // only now: those above set it to fp32
-    cuda_attention_forward(stream, output, log_sums, device_qkv, shape.B, shape.T, problem->C, shape.heads, shape.window);
-    cuda_attention_backward(stream, d_qkv, problem->d_stride, workspace, device_d, output, device_qkv, log_sums, shape.B, shape.T,
-                            problem->C, shape.heads, shape.window);
+    cuda_attention_forward(stream, output, log_sums, device_qkv, shape.B, shape.T, problem->C, shape.heads,
+                           shape.window);
+    cuda_attention_backward(stream, d_qkv, problem->d_stride, workspace, device_d, output, device_qkv,
+                            log_sums, shape.B, shape.T, problem->C, shape.heads, shape.window);
     cuda_test_wait(stream);
     host_reals(results->output, output, problem->count, precision);
     host_reals(results->d_qkv, d_qkv, problem->d_count, precision);
@@ -112,10 +129,10 @@ static void device_run(Problem *problem, Results *results, const float *qkv, con
 static void oracle_run(const Problem *problem, Results *results, const float *qkv, const float *d_output) {
     AttentionCase shape = problem->shape;
     float *workspace = (float *)malloc(attention_workspace_floats(shape.T, 1) * sizeof(float));
-    cpu_attention_forward(cpu_stream(), results->output, results->log_sums, workspace, qkv, shape.B, shape.T, problem->C, shape.heads,
-                          shape.window);
-    cpu_attention_backward(cpu_stream(), results->d_qkv, problem->d_stride, workspace, d_output, qkv, results->log_sums, shape.B, shape.T,
-                           problem->C, shape.heads, shape.window);
+    cpu_attention_forward(cpu_stream(), results->output, results->log_sums, workspace, qkv, shape.B, shape.T,
+                          problem->C, shape.heads, shape.window);
+    cpu_attention_backward(cpu_stream(), results->d_qkv, problem->d_stride, workspace, d_output, qkv,
+                           results->log_sums, shape.B, shape.T, problem->C, shape.heads, shape.window);
     free(workspace);
 }
 
@@ -134,8 +151,9 @@ static float *random_d_output(const Problem *problem) {
 
 static void describe(char *text, size_t size, const Problem *problem, const char *what) {
     AttentionCase shape = problem->shape;
-    snprintf(text, size, "%s, %s, B %d T %d heads %d D %d window %d gap %d, seed %llu", what, precision_name(problem->precision), shape.B,
-             shape.T, shape.heads, shape.D, shape.window, shape.gap, (unsigned long long)test_seed);
+    snprintf(text, size, "%s, %s, B %d T %d heads %d D %d window %d gap %d, seed %llu", what,
+             precision_name(problem->precision), shape.B, shape.T, shape.heads, shape.D, shape.window,
+             shape.gap, (unsigned long long)test_seed);
 }
 
 // The C columns of dQ, dK or dV, without the gaps.
@@ -143,12 +161,14 @@ static float *gradient_part(const Problem *problem, const float *d_qkv, int part
     size_t C = (size_t)problem->C;
     float *values = (float *)malloc(problem->count * sizeof(float));
     for (size_t row = 0; row < problem->rows; row++) {
-        memcpy(values + row * C, d_qkv + row * (size_t)problem->d_stride + (size_t)part * C, C * sizeof(float));
+        memcpy(values + row * C, d_qkv + row * (size_t)problem->d_stride + (size_t)part * C,
+               C * sizeof(float));
     }
     return values;
 }
 
-static void check_elements(const char *what, const float *got, const float *expected, size_t count, float tolerance) {
+static void check_elements(const char *what, const float *got, const float *expected, size_t count,
+                           float tolerance) {
     for (size_t i = 0; i < count; i++) {
         if (!(fabsf(got[i] - expected[i]) <= tolerance * fmaxf(1.0f, fabsf(expected[i])))) {
             fail_msg("%s: element %zu is %g, expected %g", what, i, (double)got[i], (double)expected[i]);
@@ -156,13 +176,17 @@ static void check_elements(const char *what, const float *got, const float *expe
     }
 }
 
-// dQ and dK in bf16 suffer from the rounding of output in delta, which shows where only a few rows take part in the mean.
-static void check_gradient(const Problem *problem, const char *name, const float *got, const float *expected) {
+// dQ and dK in bf16 suffer from the rounding of output in delta, which shows where only a
+// few rows take part in the mean.
+static void check_gradient(const Problem *problem, const char *name, const float *got,
+                           const float *expected) {
     bool half = problem->precision == PRECISION_BF16, small = problem->shape.T < 32;
     char text[200];
     describe(text, sizeof text, problem, name);
     check_elements(text, got, expected, problem->count, half ? 0.1f : 1e-4f);
-    if (problem->shape.window == 1 || problem->shape.T == 1) { return; } // one key: dQ and dK are 0 but for rounding
+    if (problem->shape.window == 1 || problem->shape.T == 1) {
+        return;
+    } // one key: dQ and dK are 0 but for rounding
     check_close(text, got, expected, problem->count, !half ? 5e-6 : small ? 4e-2 : 1e-2);
 }
 
@@ -170,11 +194,14 @@ static void check_results(const Problem *problem, const Results *got, const Resu
     static const char *const names[3] = {"dQ", "dK", "dV"};
     char text[200];
     describe(text, sizeof text, problem, "output");
-    check_close(text, got->output, expected->output, problem->count, problem->precision == PRECISION_BF16 ? 4e-3 : 2e-6);
+    check_close(text, got->output, expected->output, problem->count,
+                problem->precision == PRECISION_BF16 ? 4e-3 : 2e-6);
     describe(text, sizeof text, problem, "log_sums");
-    check_elements(text, got->log_sums, expected->log_sums, problem->rows * (size_t)problem->shape.heads, 1e-5f);
+    check_elements(text, got->log_sums, expected->log_sums, problem->rows * (size_t)problem->shape.heads,
+                   1e-5f);
     for (int part = 0; part < 3; part++) {
-        float *a = gradient_part(problem, got->d_qkv, part), *b = gradient_part(problem, expected->d_qkv, part);
+        float *a = gradient_part(problem, got->d_qkv, part),
+              *b = gradient_part(problem, expected->d_qkv, part);
         check_gradient(problem, names[part], a, b);
         free(a);
         free(b);
@@ -221,8 +248,9 @@ static bool same_at(const float *a, const float *b, size_t place, int count) {
     return memcmp(a + place, b + place, (size_t)count * sizeof(float)) == 0;
 }
 
-// One position of sample 0 changes altogether: q, k, v and d_output. Then only those rows of output, log_sums and dQ may change that see
-// it, and those of dK and dV that share a query with it; all others keep their bits.
+// One position of sample 0 changes altogether: q, k, v and d_output. Then only those rows
+// of output, log_sums and dQ may change that see it, and those of dK and dV that share a
+// query with it; all others keep their bits.
 static void check_band(AttentionCase shape, Precision precision, int changed) {
     Problem problem = problem_new(shape, precision);
     float *qkv = random_qkv(&problem), *d_output = random_d_output(&problem);
@@ -234,18 +262,22 @@ static void check_band(AttentionCase shape, Precision precision, int changed) {
     device_run(&problem, &after, qkv, d_output);
     for (int row = 0; row < shape.T; row++) {
         bool query_changes = sees(&shape, row, changed), key_changes = false;
-        for (int i = row; i < shape.T; i++) { key_changes = key_changes || (sees(&shape, i, row) && sees(&shape, i, changed)); }
+        for (int i = row; i < shape.T; i++) {
+            key_changes = key_changes || (sees(&shape, i, row) && sees(&shape, i, changed));
+        }
         size_t d_row = (size_t)row * (size_t)problem.d_stride;
         assert_true(query_changes || same_at(before.output, after.output, (size_t)row * (size_t)C, C));
         assert_true(query_changes || same_at(before.log_sums, after.log_sums, (size_t)row, 1));
-        assert_true(row != changed || !same_at(before.output, after.output, (size_t)row * (size_t)C, C)); // it did change
+        assert_true(row != changed ||
+                    !same_at(before.output, after.output, (size_t)row * (size_t)C, C)); // it did change
         assert_true(query_changes || same_at(before.d_qkv, after.d_qkv, d_row, C));
         assert_true(key_changes || same_at(before.d_qkv, after.d_qkv, d_row + (size_t)C, 2 * C));
     }
     for (int sample = 1; sample < shape.B; sample++) {
         size_t skipped = (size_t)sample * (size_t)shape.T;
         assert_true(same_at(before.output, after.output, skipped * (size_t)C, shape.T * C));
-        assert_true(same_at(before.d_qkv, after.d_qkv, skipped * (size_t)problem.d_stride, (shape.T - 1) * problem.d_stride + 3 * C));
+        assert_true(same_at(before.d_qkv, after.d_qkv, skipped * (size_t)problem.d_stride,
+                            (shape.T - 1) * problem.d_stride + 3 * C));
     }
     results_free(&before);
     results_free(&after);
@@ -276,11 +308,14 @@ static void check_nan(AttentionCase shape, Precision precision, int part, float 
     if (part == 3) { d_output[place * C + column] = bad; }
     device_run(&problem, &results, qkv, d_output);
     for (int row = 0; row < shape.T; row++) {
-        bool query = part == 0 || part == 3 ? row == place : sees(&shape, row, place); // the rows of queries that it spoils
-        bool key = part == 0 || part == 3 ? sees(&shape, place, row) : row == place;   // and those of keys
+        bool query = part == 0 || part == 3 ? row == place
+                                            : sees(&shape, row, place); // the rows of queries that it spoils
+        bool key = part == 0 || part == 3 ? sees(&shape, place, row) : row == place; // and those of keys
         const float *d_row = results.d_qkv + (size_t)row * (size_t)problem.d_stride;
         if (query && part != 3) { assert_false(isfinite(results.output[row * C + column])); }
-        if (query && part < 2) { assert_true(isnan(results.output[row * C]) && !isfinite(results.log_sums[row])); }
+        if (query && part < 2) {
+            assert_true(isnan(results.output[row * C]) && !isfinite(results.log_sums[row]));
+        }
         if (query) { assert_false(isfinite(d_row[0])); }
         if (key) { assert_false(isfinite(d_row[C])); }
         if (key && part != 2) { assert_false(isfinite(d_row[2 * C + column])); }
@@ -297,7 +332,9 @@ static void test_nan(void **state) {
         for (int part = 0; part < 4; part++) {
             check_nan(cases[i], PRECISION_BF16, part, NAN);
             if (cases[i].D == 20) { check_nan(cases[i], PRECISION_FP32, part, NAN); }
-            if (part >= 2) { check_nan(cases[i], PRECISION_BF16, part, INFINITY); } // in q and k it may mean a probability of 0 or 1
+            if (part >= 2) {
+                check_nan(cases[i], PRECISION_BF16, part, INFINITY);
+            } // in q and k it may mean a probability of 0 or 1
         }
     }
 }
@@ -310,7 +347,9 @@ static void test_large_scores(void **state) {
         Problem problem = problem_new(shapes[i], PRECISION_BF16);
         float *qkv = random_qkv(&problem), *d_output = random_d_output(&problem);
         Results got = results_new(&problem), expected = results_new(&problem);
-        for (size_t k = 0; k < 3 * problem.count; k++) { qkv[k] *= k / (size_t)problem.C % 3 == 0 ? 128.0f : 1.0f; } // q
+        for (size_t k = 0; k < 3 * problem.count; k++) {
+            qkv[k] *= k / (size_t)problem.C % 3 == 0 ? 128.0f : 1.0f;
+        } // q
         oracle_run(&problem, &expected, qkv, d_output);
         device_run(&problem, &got, qkv, d_output);
         check_close("output of large scores", got.output, expected.output, problem.count, 1e-2);
@@ -332,6 +371,6 @@ int main(void) {
         cmocka_unit_test(test_large_scores),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    team_destroy(cpu_stream()->team);
+    thread_pool_destroy(cpu_stream()->pool);
     return failed;
 }

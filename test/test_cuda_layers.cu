@@ -1,8 +1,10 @@
-// test_cuda_layers.cu: LayerNorm, GELU, the embedding and the sums over rows on the device, against the CPU's kernels.
+// test_cuda_layers.cu: LayerNorm, GELU, the embedding and the sums over rows on the
+// device, against the CPU's kernels.
 //
-// Both start from the same rounded inputs. Results must be close, and the same bits in every order of threads and blocks. Shapes are odd on
-// purpose: rows that no number of blocks divides, columns that allow no 16-byte access, rows wider than a block.
-#include "cuda_kernels.h"
+// Both start from the same rounded inputs. Results must be close, and the same bits in
+// every order of threads and blocks. Shapes are odd on purpose: rows that no number of
+// blocks divides, columns that allow no 16-byte access, rows wider than a block.
+#include "test/cuda_kernels.h"
 
 #include <time.h>
 
@@ -42,7 +44,7 @@ static void keep_nothing(void) {
 
 static Stream *cpu_stream(void) {
     static Stream stream;
-    if (stream.team == NULL) { stream.team = team_create(1, true); }
+    if (stream.pool == NULL) { stream.pool = thread_pool_create(1, true); }
     return &stream;
 }
 
@@ -61,12 +63,18 @@ static float *copy_of(const float *host, size_t count) {
     return copy;
 }
 
-static Real *on_device(const float *host, size_t count, Precision precision) { return keep_device(device_reals(host, count, precision)); }
+static Real *on_device(const float *host, size_t count, Precision precision) {
+    return keep_device(device_reals(host, count, precision));
+}
 static float *floats_on_device(const float *host, size_t count) {
     return keep_device((float *)device_from_host(host, count * sizeof(float)));
 }
-static Real *poisoned(size_t count, Precision precision) { return keep_device((Real *)device_new(count * precision_bytes(precision))); }
-static float *poisoned_floats(size_t count) { return keep_device((float *)device_new(count * sizeof(float))); }
+static Real *poisoned(size_t count, Precision precision) {
+    return keep_device((Real *)device_new(count * precision_bytes(precision)));
+}
+static float *poisoned_floats(size_t count) {
+    return keep_device((float *)device_new(count * sizeof(float)));
+}
 
 static float *from_device(const Real *device, size_t count, Precision precision) {
     float *host = room(count);
@@ -81,7 +89,8 @@ static float *floats_from_device(const float *device, size_t count) {
 // Outputs are rounded once; half a unit of bf16 is 2^-8 of a number at most.
 static double rounding(Precision precision) { return precision == PRECISION_FP32 ? 1e-5 : 0x1p-8 + 1e-5; }
 
-// A result of one kernel in all orders: the first must be close to what is expected, the others the same bits.
+// A result of one kernel in all orders: the first must be close to what is expected, the
+// others the same bits.
 typedef struct Result {
     const char *what;
     const float *expected;
@@ -116,14 +125,15 @@ static int seed_test(void **state) {
 // isfinite is a macro here and a template there.
 static bool is_finite_number(float value) { return isfinite(value) != 0; }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Sums over rows
 
 typedef struct SumsCase {
     int blocks, stride, columns;
 } SumsCase;
 
-static const SumsCase sums_cases[] = {{1, 9, 7}, {3, 33, 33}, {17, 100, 64}, {CUDA_ROW_BLOCKS, 301, 97}, {131, 31, 31}};
+static const SumsCase sums_cases[] = {
+    {1, 9, 7}, {3, 33, 33}, {17, 100, 64}, {CUDA_ROW_BLOCKS, 301, 97}, {131, 31, 31}};
 
 static void run_sums_case(const SumsCase *shape) {
     size_t columns = (size_t)shape->columns, count = (size_t)shape->blocks * (size_t)shape->stride;
@@ -149,7 +159,7 @@ static void test_column_sums(void **state) {
     for (size_t i = 0; i < sizeof sums_cases / sizeof *sums_cases; i++) { run_sums_case(&sums_cases[i]); }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // LayerNorm
 
 typedef struct NormCase {
@@ -160,19 +170,24 @@ typedef struct NormCase {
 
 // The last three have so many rows that each block of backward goes several rounds.
 static const NormCase norm_cases[] = {
-    {1, 1, false, false},   {5, 37, true, true},    {7, 64, true, true},     {300, 24, true, false},  {9, 768, true, true},
-    {3, 1001, false, true}, {2, 1048, true, false}, {31, 300, true, true},   {2, 3080, true, true},   {3, 6160, true, false},
-    {2, 8192, false, true}, {2, 8191, true, true},  {1700, 264, true, true}, {530, 1544, true, true}, {540, 515, false, true},
+    {1, 1, false, false},    {5, 37, true, true},     {7, 64, true, true},     {300, 24, true, false},
+    {9, 768, true, true},    {3, 1001, false, true},  {2, 1048, true, false},  {31, 300, true, true},
+    {2, 3080, true, true},   {3, 6160, true, false},  {2, 8192, false, true},  {2, 8191, true, true},
+    {1700, 264, true, true}, {530, 1544, true, true}, {540, 515, false, true},
 };
-static const NormCase real_norm_cases[] = {
-    {8192, 768, true, true}, {4099, 2560, true, true}, {8191, 1000, true, false}, {2048, 2048, false, true}, {1025, 4097, true, true}};
+static const NormCase real_norm_cases[] = {{8192, 768, true, true},
+                                           {4099, 2560, true, true},
+                                           {8191, 1000, true, false},
+                                           {2048, 2048, false, true},
+                                           {1025, 4097, true, true}};
 
 // With statistics as the CPU finds them in what the device has stored.
-static void check_norm_forward(const NormCase *shape, Precision precision, const LayernormForward *device, const float *weight,
-                               const float *bias, Result results[2], int order) {
+static void check_norm_forward(const NormCase *shape, Precision precision, const LayernormForward *device,
+                               const float *weight, const float *bias, Result results[2], int order) {
     size_t rows = (size_t)shape->rows, C = (size_t)shape->channels;
     if (order == 0) {
-        float *stored = from_device(device->residual, rows * C, precision), *statistics = room(2 * rows), *output = room(rows * C);
+        float *stored = from_device(device->residual, rows * C, precision), *statistics = room(2 * rows),
+              *output = room(rows * C);
         LayernormForward work = *device;
         work.residual = (Real *)stored;
         work.branch = NULL;
@@ -190,11 +205,13 @@ static void check_norm_forward(const NormCase *shape, Precision precision, const
 
 static void run_norm_forward_case(const NormCase *shape, Precision precision) {
     size_t rows = (size_t)shape->rows, C = (size_t)shape->channels, count = rows * C;
-    float *before = numbers(count, 1, precision), *branch = numbers(count, 1, precision), *branch_bias = numbers(C, 1, precision);
+    float *before = numbers(count, 1, precision), *branch = numbers(count, 1, precision),
+          *branch_bias = numbers(C, 1, precision);
     float *weight = numbers(C, 1, precision), *bias = numbers(C, 1, precision), *sum = copy_of(before, count);
     for (size_t i = 0; shape->branch && i < count; i++) { sum[i] += branch[i] + branch_bias[i % C]; }
     Result residual = {"residual", sum, count, shape->branch ? rounding(precision) : 0, NULL};
-    Result results[2] = {{"output", NULL, count, rounding(precision), NULL}, {"statistics", NULL, 2 * rows, 1e-5, NULL}};
+    Result results[2] = {{"output", NULL, count, rounding(precision), NULL},
+                         {"statistics", NULL, 2 * rows, 1e-5, NULL}};
     for (int order = 0; order < SIMT_ORDERS; order++) {
         cuda_use_order(order);
         LayernormForward work;
@@ -223,7 +240,8 @@ static void run_norm_forward_case(const NormCase *shape, Precision precision) {
 
 // Host arrays of one backward case, and its results.
 typedef struct NormBackward {
-    float *residual, *d_output, *weight, *statistics, *gradient, *sums; // sums (3, C): what d_weight, d_bias, d_branch_bias hold beforehand
+    float *residual, *d_output, *weight, *statistics, *gradient,
+        *sums; // sums (3, C): what d_weight, d_bias, d_branch_bias hold beforehand
     Result results[4];
 } NormBackward;
 
@@ -232,7 +250,9 @@ static void norm_statistics(NormBackward *host, size_t rows, size_t C) {
     for (size_t row = 0; row < rows; row++) {
         double sum = 0, squares = 0;
         for (size_t c = 0; c < C; c++) { sum += (double)host->residual[row * C + c]; }
-        for (size_t c = 0; c < C; c++) { squares += pow((double)host->residual[row * C + c] - sum / (double)C, 2); }
+        for (size_t c = 0; c < C; c++) {
+            squares += pow((double)host->residual[row * C + c] - sum / (double)C, 2);
+        }
         host->statistics[2 * row] = (float)(sum / (double)C);
         host->statistics[2 * row + 1] = (float)(1 / sqrt(squares / (double)C + 1e-5));
     }
@@ -279,7 +299,8 @@ static void run_norm_backward_case(const NormCase *shape, Precision precision) {
         for (int i = 0; i < 3; i++) { sums[i] = floats_on_device(host.sums + (size_t)i * C, C); }
         LayernormBackward work;
         memset(&work, 0, sizeof work);
-        work.d_residual = shape->accumulate ? on_device(host.gradient, count, precision) : poisoned(count, precision);
+        work.d_residual =
+            shape->accumulate ? on_device(host.gradient, count, precision) : poisoned(count, precision);
         work.accumulate = shape->accumulate;
         work.d_weight = sums[0];
         work.d_bias = sums[1];
@@ -295,7 +316,9 @@ static void run_norm_backward_case(const NormCase *shape, Precision precision) {
         cuda_layernorm_backward(stream, &work);
         cuda_test_wait(stream);
         result_check(&host.results[0], order, from_device(work.d_residual, count, precision));
-        for (int i = 0; i < 3; i++) { result_check(&host.results[1 + i], order, floats_from_device(sums[i], C)); }
+        for (int i = 0; i < 3; i++) {
+            result_check(&host.results[1 + i], order, floats_from_device(sums[i], C));
+        }
     }
     results_end(host.results, 4);
     keep_nothing();
@@ -316,14 +339,16 @@ static void test_layernorm(void **state) {
     }
 }
 
-// What is not a number spoils its row, and in backward the columns' sums, and nothing else.
+// What is not a number spoils its row, and in backward the columns' sums, and nothing
+// else.
 static void test_layernorm_passes_nan(void **state) {
     (void)state;
     enum { ROWS = 6, C = 40, BAD = 4 };
     const float bad[2] = {NAN, INFINITY};
     for (int i = 0; i < 4; i++) {
         Precision precision = (Precision)(i % 2);
-        float *x = numbers(ROWS * C, 1, precision), *weight = numbers(C, 1, precision), *statistics = numbers(2 * ROWS, 1, PRECISION_FP32);
+        float *x = numbers(ROWS * C, 1, precision), *weight = numbers(C, 1, precision),
+              *statistics = numbers(2 * ROWS, 1, PRECISION_FP32);
         x[BAD * C + 21] = bad[i / 2];
         LayernormForward forward;
         memset(&forward, 0, sizeof forward);
@@ -336,7 +361,8 @@ static void test_layernorm_passes_nan(void **state) {
         forward.channels = C;
         LayernormBackward backward;
         memset(&backward, 0, sizeof backward);
-        float *sums = floats_on_device(numbers(C, 1, PRECISION_FP32), C), *other_sums = floats_on_device(numbers(C, 1, PRECISION_FP32), C);
+        float *sums = floats_on_device(numbers(C, 1, PRECISION_FP32), C),
+              *other_sums = floats_on_device(numbers(C, 1, PRECISION_FP32), C);
         backward.d_residual = poisoned(ROWS * C, precision);
         backward.d_weight = sums;
         backward.d_bias = other_sums;
@@ -351,18 +377,22 @@ static void test_layernorm_passes_nan(void **state) {
         cuda_layernorm_forward(stream, &forward);
         cuda_layernorm_backward(stream, &backward);
         cuda_test_wait(stream);
-        float *output = from_device(forward.output, ROWS * C, precision), *gradient = from_device(backward.d_residual, ROWS * C, precision);
+        float *output = from_device(forward.output, ROWS * C, precision),
+              *gradient = from_device(backward.d_residual, ROWS * C, precision);
         for (int k = 0; k < ROWS * C; k++) {
             assert_int_equal(is_finite_number(gradient[k]), k / C != BAD);
             if (k / C != BAD || k % C == 21) { assert_int_equal(is_finite_number(output[k]), k / C != BAD); }
         }
         float *d_weight = floats_from_device(sums, C), *d_bias = floats_from_device(other_sums, C);
-        for (int c = 0; c < C; c++) { assert_true(is_finite_number(d_weight[c]) == (c != 21) && is_finite_number(d_bias[c]) == (c != 21)); }
+        for (int c = 0; c < C; c++) {
+            assert_true(is_finite_number(d_weight[c]) == (c != 21) &&
+                        is_finite_number(d_bias[c]) == (c != 21));
+        }
         keep_nothing();
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // GELU
 
 typedef struct GeluCase {
@@ -374,15 +404,18 @@ static const GeluCase gelu_cases[] = {{1, 6, 0},     {5, 37, 3},   {9, 64, 0},  
 static const GeluCase real_gelu_cases[] = {{8192, 3072, 16}, {1023, 10240, 0}, {4095, 3071, 1}};
 
 static void run_gelu_case(const GeluCase *shape, Precision precision) {
-    size_t columns = (size_t)shape->columns, stride = columns + (size_t)shape->gap, count = (size_t)shape->rows * columns;
+    size_t columns = (size_t)shape->columns, stride = columns + (size_t)shape->gap,
+           count = (size_t)shape->rows * columns;
     size_t gradient_count = (size_t)shape->rows * stride;
     float *product = numbers(count, 2, precision), *bias = numbers(columns, 1, precision),
           *d_output = numbers(gradient_count, 1, precision);
-    float *output = copy_of(product, count), *derivative = copy_of(product, count), *before = numbers(columns, 1, PRECISION_FP32);
+    float *output = copy_of(product, count), *derivative = copy_of(product, count),
+          *before = numbers(columns, 1, PRECISION_FP32);
     float *gradient = copy_of(d_output, gradient_count), *d_bias = copy_of(before, columns);
     cpu_gelu_forward(cpu_stream(), output, derivative, bias, shape->rows, shape->columns);
     float *partials = room(ROW_BLOCKS * columns);
-    cpu_gelu_backward(cpu_stream(), gradient, (int)stride, d_bias, partials, derivative, shape->rows, shape->columns);
+    cpu_gelu_backward(cpu_stream(), gradient, (int)stride, d_bias, partials, derivative, shape->rows,
+                      shape->columns);
     Result results[4] = {{"output", output, count, rounding(precision), NULL},
                          {"saved", product, count, 0, NULL},
                          {"gradient", gradient, gradient_count, rounding(precision), NULL},
@@ -390,12 +423,14 @@ static void run_gelu_case(const GeluCase *shape, Precision precision) {
     for (int order = 0; order < SIMT_ORDERS; order++) {
         cuda_use_order(order);
         Real *device_output = poisoned(count, precision), *saved = on_device(product, count, precision);
-        Real *device_bias = on_device(bias, columns, precision), *device_gradient = on_device(d_output, gradient_count, precision);
-        float *device_d_bias = floats_on_device(before, columns), *device_partials = poisoned_floats((size_t)CUDA_ROW_BLOCKS * columns);
+        Real *device_bias = on_device(bias, columns, precision),
+             *device_gradient = on_device(d_output, gradient_count, precision);
+        float *device_d_bias = floats_on_device(before, columns),
+              *device_partials = poisoned_floats((size_t)CUDA_ROW_BLOCKS * columns);
         Stream *stream = cuda_test_stream(precision);
         cuda_gelu_forward(stream, device_output, saved, device_bias, shape->rows, shape->columns);
-        cuda_gelu_backward(stream, device_gradient, (int)stride, device_d_bias, device_partials, saved, device_bias, shape->rows,
-                           shape->columns);
+        cuda_gelu_backward(stream, device_gradient, (int)stride, device_d_bias, device_partials, saved,
+                           device_bias, shape->rows, shape->columns);
         cuda_test_wait(stream);
         result_check(&results[0], order, from_device(device_output, count, precision));
         result_check(&results[1], order, from_device(saved, count, precision));
@@ -409,19 +444,24 @@ static void run_gelu_case(const GeluCase *shape, Precision precision) {
 static void test_gelu(void **state) {
     (void)state;
     for (int precision = PRECISION_FP32; precision <= PRECISION_BF16; precision++) {
-        for (size_t i = 0; i < sizeof gelu_cases / sizeof *gelu_cases; i++) { run_gelu_case(&gelu_cases[i], (Precision)precision); }
-        for (size_t i = 0; !cuda_small_shapes() && i < sizeof real_gelu_cases / sizeof *real_gelu_cases; i++) {
+        for (size_t i = 0; i < sizeof gelu_cases / sizeof *gelu_cases; i++) {
+            run_gelu_case(&gelu_cases[i], (Precision)precision);
+        }
+        for (size_t i = 0; !cuda_small_shapes() && i < sizeof real_gelu_cases / sizeof *real_gelu_cases;
+             i++) {
             run_gelu_case(&real_gelu_cases[i], (Precision)precision);
         }
     }
 }
 
-// Element by element against the definition in double, from the smallest to numbers whose square no float holds.
+// Element by element against the definition in double, from the smallest to numbers whose
+// square no float holds.
 static void test_gelu_far_out(void **state) {
     (void)state;
     enum { COUNT = 24 };
-    const float x[COUNT] = {0,  1e-30f, -1e-30f, 1e-3f,  -1e-3f, 1,    -1,    3,     -3,     6,     -6,       8,
-                            -8, 12,     -12,     100.0f, -100,   1e4f, -1e4f, 1e15f, -1e15f, 1e25f, INFINITY, NAN};
+    const float x[COUNT] = {0,    1e-30f, -1e-30f, 1e-3f, -1e-3f, 1,     -1,       3,
+                            -3,   6,      -6,      8,     -8,     12,    -12,      100.0f,
+                            -100, 1e4f,   -1e4f,   1e15f, -1e15f, 1e25f, INFINITY, NAN};
     float zeros[COUNT] = {}, ones[COUNT];
     for (int i = 0; i < COUNT; i++) { ones[i] = 1.0f; }
     Real *saved = on_device(x, COUNT, PRECISION_FP32), *bias = on_device(zeros, COUNT, PRECISION_FP32),
@@ -432,18 +472,28 @@ static void test_gelu_far_out(void **state) {
     cuda_gelu_forward(stream, output, saved, bias, 1, COUNT);
     cuda_gelu_backward(stream, gradient, COUNT, d_bias, partials, saved, bias, 1, COUNT);
     cuda_test_wait(stream);
-    float *values = from_device(output, COUNT, PRECISION_FP32), *derivatives = from_device(gradient, COUNT, PRECISION_FP32);
+    float *values = from_device(output, COUNT, PRECISION_FP32),
+          *derivatives = from_device(gradient, COUNT, PRECISION_FP32);
     for (int i = 0; i < COUNT - 2; i++) {
-        double z = (double)x[i], twice_u = 2 * sqrt(2 / M_PI) * (z + 0.044715 * z * z * z), s = 1 / (1 + exp(-twice_u));
-        double slope = s + (s == 0 || s == 1 ? 0 : z * s * s * exp(-twice_u) * 2 * sqrt(2 / M_PI) * (1 + 0.134145 * z * z));
-        if (!(fabs((double)values[i] - z * s) <= 1e-5 * fabs(z * s) + 1e-20)) { fail_msg("gelu(%g) = %g", z, (double)values[i]); }
-        if (!(fabs((double)derivatives[i] - slope) <= 2e-5 * fabs(slope) + 1e-7)) { fail_msg("gelu'(%g) = %g", z, (double)derivatives[i]); }
+        double z = (double)x[i], twice_u = 2 * sqrt(2 / M_PI) * (z + 0.044715 * z * z * z),
+               s = 1 / (1 + exp(-twice_u));
+        double slope =
+            s +
+            (s == 0 || s == 1 ? 0 : z * s * s * exp(-twice_u) * 2 * sqrt(2 / M_PI) * (1 + 0.134145 * z * z));
+        if (!(fabs((double)values[i] - z * s) <= 1e-5 * fabs(z * s) + 1e-20)) {
+            fail_msg("gelu(%g) = %g", z, (double)values[i]);
+        }
+        if (!(fabs((double)derivatives[i] - slope) <= 2e-5 * fabs(slope) + 1e-7)) {
+            fail_msg("gelu'(%g) = %g", z, (double)derivatives[i]);
+        }
     }
-    for (int i = COUNT - 2; i < COUNT; i++) { assert_false(is_finite_number(values[i]) || is_finite_number(derivatives[i])); }
+    for (int i = COUNT - 2; i < COUNT; i++) {
+        assert_false(is_finite_number(values[i]) || is_finite_number(derivatives[i]));
+    }
     keep_nothing();
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Embedding
 
 typedef struct EmbeddingCase {
@@ -452,17 +502,20 @@ typedef struct EmbeddingCase {
 } EmbeddingCase;
 
 static const EmbeddingCase embedding_cases[] = {
-    {1, 1, 1, 1, 0},       {3, 7, 37, 11, 0},     {2, 64, 24, 3, 0.5},   {5, 129, 16, 300, 0.3}, {1, 128, 12, 2, 1},
-    {2, 1107, 8, 5, 0.99}, {1, 257, 13, 7, 0.01}, {3, 50, 4104, 9, 0.2}, {4, 97, 520, 1000, 0},
+    {1, 1, 1, 1, 0},        {3, 7, 37, 11, 0},     {2, 64, 24, 3, 0.5},
+    {5, 129, 16, 300, 0.3}, {1, 128, 12, 2, 1},    {2, 1107, 8, 5, 0.99},
+    {1, 257, 13, 7, 0.01},  {3, 50, 4104, 9, 0.2}, {4, 97, 520, 1000, 0},
 };
-static const EmbeddingCase real_embedding_cases[] = {{24, 1024, 768, 50257, 0.05}, {7, 1023, 2560, 256, 0.18}, {3, 999, 765, 50257, 1}};
+static const EmbeddingCase real_embedding_cases[] = {
+    {24, 1024, 768, 50257, 0.05}, {7, 1023, 2560, 256, 0.18}, {3, 999, 765, 50257, 1}};
 
 static int32_t *embedding_tokens(const EmbeddingCase *shape) {
     int rows = shape->B * shape->T;
     int32_t *tokens = (int32_t *)room((size_t)rows);
     for (int i = 0; i < rows; i++) {
         bool frequent = random_uniform(&test_random) < shape->skew;
-        tokens[i] = frequent ? shape->vocabulary / 2 : (int32_t)(random_uniform(&test_random) * shape->vocabulary);
+        tokens[i] =
+            frequent ? shape->vocabulary / 2 : (int32_t)(random_uniform(&test_random) * shape->vocabulary);
     }
     return tokens;
 }
@@ -480,20 +533,22 @@ static int32_t *checked_order(const EmbeddingCase *shape, const int32_t *tokens)
 }
 
 static void run_embedding_forward_case(const EmbeddingCase *shape, Precision precision) {
-    size_t C = (size_t)shape->channels, count = (size_t)shape->B * (size_t)shape->T * C, V = (size_t)shape->vocabulary,
-           T = (size_t)shape->T;
+    size_t C = (size_t)shape->channels, count = (size_t)shape->B * (size_t)shape->T * C,
+           V = (size_t)shape->vocabulary, T = (size_t)shape->T;
     int32_t *tokens = embedding_tokens(shape);
     float *wte = numbers(V * C, 1, precision), *wpe = numbers(T * C, 1, precision), *expected = room(count);
     cpu_embedding_forward(cpu_stream(), expected, wte, wpe, tokens, shape->B, shape->T, shape->channels);
     host_round(expected, count, precision);
     Result result = {"embedding", expected, count, 0, NULL};
-    const int32_t *device_tokens = keep_device((int32_t *)device_from_host(tokens, count / C * sizeof(int32_t)));
+    const int32_t *device_tokens =
+        keep_device((int32_t *)device_from_host(tokens, count / C * sizeof(int32_t)));
     const Real *device_wte = on_device(wte, V * C, precision), *device_wpe = on_device(wpe, T * C, precision);
     for (int order = 0; order < SIMT_ORDERS; order++) {
         cuda_use_order(order);
         Real *output = poisoned(count, precision);
         Stream *stream = cuda_test_stream(precision);
-        cuda_embedding_forward(stream, output, device_wte, device_wpe, device_tokens, shape->B, shape->T, shape->channels);
+        cuda_embedding_forward(stream, output, device_wte, device_wpe, device_tokens, shape->B, shape->T,
+                               shape->channels);
         cuda_test_wait(stream);
         result_check(&result, order, from_device(output, count, precision));
     }
@@ -502,21 +557,27 @@ static void run_embedding_forward_case(const EmbeddingCase *shape, Precision pre
 }
 
 static void run_embedding_backward_case(const EmbeddingCase *shape, Precision precision) {
-    size_t C = (size_t)shape->channels, rows = (size_t)shape->B * (size_t)shape->T, V = (size_t)shape->vocabulary, T = (size_t)shape->T;
+    size_t C = (size_t)shape->channels, rows = (size_t)shape->B * (size_t)shape->T,
+           V = (size_t)shape->vocabulary, T = (size_t)shape->T;
     int32_t *tokens = embedding_tokens(shape), *order_host = checked_order(shape, tokens);
-    float *d_output = numbers(rows * C, 1, precision), *wte = numbers(V * C, 1, PRECISION_FP32), *wpe = numbers(T * C, 1, PRECISION_FP32);
+    float *d_output = numbers(rows * C, 1, precision), *wte = numbers(V * C, 1, PRECISION_FP32),
+          *wpe = numbers(T * C, 1, PRECISION_FP32);
     float *expected_wte = copy_of(wte, V * C), *expected_wpe = copy_of(wpe, T * C);
-    cpu_embedding_backward(cpu_stream(), expected_wte, expected_wpe, d_output, tokens, shape->B, shape->T, shape->channels);
-    Result results[2] = {{"d_wte", expected_wte, V * C, 1e-5, NULL}, {"d_wpe", expected_wpe, T * C, 1e-6, NULL}};
+    cpu_embedding_backward(cpu_stream(), expected_wte, expected_wpe, d_output, tokens, shape->B, shape->T,
+                           shape->channels);
+    Result results[2] = {{"d_wte", expected_wte, V * C, 1e-5, NULL},
+                         {"d_wpe", expected_wpe, T * C, 1e-6, NULL}};
     const int32_t *device_tokens = keep_device((int32_t *)device_from_host(tokens, rows * sizeof(int32_t)));
-    const int32_t *device_order = keep_device((int32_t *)device_from_host(order_host, rows * sizeof(int32_t)));
+    const int32_t *device_order =
+        keep_device((int32_t *)device_from_host(order_host, rows * sizeof(int32_t)));
     const Real *gradient = on_device(d_output, rows * C, precision);
     for (int order = 0; order < SIMT_ORDERS; order++) {
         cuda_use_order(order);
         float *d_wte = floats_on_device(wte, V * C), *d_wpe = floats_on_device(wpe, T * C);
         float *partials = poisoned_floats(cuda_embedding_partials_floats((int)rows, shape->channels));
         Stream *stream = cuda_test_stream(precision);
-        cuda_embedding_backward(stream, d_wte, d_wpe, partials, gradient, device_tokens, device_order, shape->B, shape->T, shape->channels);
+        cuda_embedding_backward(stream, d_wte, d_wpe, partials, gradient, device_tokens, device_order,
+                                shape->B, shape->T, shape->channels);
         cuda_test_wait(stream);
         result_check(&results[0], order, floats_from_device(d_wte, V * C));
         result_check(&results[1], order, floats_from_device(d_wpe, T * C));
@@ -534,16 +595,20 @@ static void run_embedding_case(const EmbeddingCase *shape) {
 
 static void test_embedding(void **state) {
     (void)state;
-    for (size_t i = 0; i < sizeof embedding_cases / sizeof *embedding_cases; i++) { run_embedding_case(&embedding_cases[i]); }
-    for (size_t i = 0; !cuda_small_shapes() && i < sizeof real_embedding_cases / sizeof *real_embedding_cases; i++) {
+    for (size_t i = 0; i < sizeof embedding_cases / sizeof *embedding_cases; i++) {
+        run_embedding_case(&embedding_cases[i]);
+    }
+    for (size_t i = 0; !cuda_small_shapes() && i < sizeof real_embedding_cases / sizeof *real_embedding_cases;
+         i++) {
         run_embedding_case(&real_embedding_cases[i]);
     }
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_column_sums), cmocka_unit_test(test_layernorm),    cmocka_unit_test(test_layernorm_passes_nan),
-        cmocka_unit_test(test_gelu),        cmocka_unit_test(test_gelu_far_out), cmocka_unit_test(test_embedding),
+        cmocka_unit_test(test_column_sums),          cmocka_unit_test(test_layernorm),
+        cmocka_unit_test(test_layernorm_passes_nan), cmocka_unit_test(test_gelu),
+        cmocka_unit_test(test_gelu_far_out),         cmocka_unit_test(test_embedding),
     };
     return cmocka_run_group_tests_name("cuda_layers", tests, seed_test, NULL);
 }

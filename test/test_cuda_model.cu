@@ -1,9 +1,12 @@
-// test_cuda_model.cu: the whole model on the device against the CPU's, and against itself.
+// test_cuda_model.cu: the whole model on the device against the CPU's, and against
+// itself.
 //
-// Kernels have tests of their own; here it is how the model puts them together: which activations a layer finds where, what is made again,
-// what is cast when, in which order gradients are added up. Before its first pass all activations and all workspace of a model on the
-// device are NaNs, so that nothing can be read that the pass has not made. Bounds are about twice the worst of fifty runs.
-#include "cuda_kernels.h"
+// Kernels have tests of their own; here it is how the model puts them together: which
+// activations a layer finds where, what is made again, what is cast when, in which order
+// gradients are added up. Before its first pass all activations and all workspace of a
+// model on the device are NaNs, so that nothing can be read that the pass has not made.
+// Bounds are about twice the worst of fifty runs.
+#include "test/cuda_kernels.h"
 
 #include <time.h>
 
@@ -14,8 +17,10 @@ typedef struct Shape {
     int layers, channels, heads, inner, window, vocabulary, B, T;
 } Shape;
 
-// Heads of 16 columns (tiles of tensor cores), of 20, and rows that nothing is aligned in. Layers 1, 3, ... see a window.
-static const Shape shapes[] = {{2, 32, 2, 128, 5, 61, 2, 9}, {2, 40, 2, 160, 5, 61, 1, 19}, {3, 60, 3, 75, 4, 61, 1, 13}};
+// Heads of 16 columns (tiles of tensor cores), of 20, and rows that nothing is aligned
+// in. Layers 1, 3, ... see a window.
+static const Shape shapes[] = {
+    {2, 32, 2, 128, 5, 61, 2, 9}, {2, 40, 2, 160, 5, 61, 1, 19}, {3, 60, 3, 75, 4, 61, 1, 13}};
 static const Shape small = {2, 32, 2, 50, 3, 29, 1, 5}, real = {2, 768, 12, 3072, 256, 50257, 2, 1024};
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
@@ -45,7 +50,8 @@ static void inputs_configure(GptNeoConfig *config, const Shape *shape) {
     for (int l = 0; l < shape->layers; l++) { config->local[l] = l % 2 == 1; }
 }
 
-// Fresh numbers. Parameters are what bf16 can hold: both precisions start from the same. The last target counts in any case.
+// Fresh numbers. Parameters are what bf16 can hold: both precisions start from the same.
+// The last target counts in any case.
 static void inputs_open(Inputs *inputs, const Shape *shape) {
     int rows = shape->B * shape->T;
     memset(inputs, 0, sizeof *inputs);
@@ -56,7 +62,8 @@ static void inputs_open(Inputs *inputs, const Shape *shape) {
     inputs->parameters = host_normals(&test_random, inputs->table.parameter_count, 0.1);
     for (int i = 0; i < inputs->table.count; i++) {
         const ParameterInfo *entry = &inputs->table.entries[i];
-        float scale = entry->is_matrix ? 5.0f / sqrtf((float)shape->channels) : 1.0f, *values = inputs->parameters + entry->offset;
+        float scale = entry->is_matrix ? 5.0f / sqrtf((float)shape->channels) : 1.0f,
+              *values = inputs->parameters + entry->offset;
         for (size_t j = 0; j < entry->count; j++) { values[j] = entry->fill + scale * values[j]; }
     }
     host_round(inputs->parameters, inputs->table.parameter_count, PRECISION_BF16);
@@ -90,7 +97,9 @@ typedef struct Machine {
     float *results; // (parameter_count): its gradients, for the host
 } Machine;
 
-static GptNeoSettings settings_on_cpu(const Inputs *inputs) { return gpt_neo_on_cpu(inputs->B, inputs->T, 1); }
+static GptNeoSettings settings_on_cpu(const Inputs *inputs) {
+    return gpt_neo_on_cpu(inputs->B, inputs->T, 1);
+}
 
 static GptNeoSettings settings_on_device(const Inputs *inputs, Precision precision, Recompute recompute) {
     GptNeoSettings settings = {inputs->B, inputs->T, 0, true, precision, recompute};
@@ -99,7 +108,8 @@ static GptNeoSettings settings_on_device(const Inputs *inputs, Precision precisi
 
 static size_t machine_bytes(const Machine *machine) { return machine->model.parameter_count * sizeof(float); }
 
-// Epsilon is large so that a step is about proportional to the gradient: otherwise elements near 0 are stepped by their sign.
+// Epsilon is large so that a step is about proportional to the gradient: otherwise
+// elements near 0 are stepped by their sign.
 static void machine_reserve_optimizer(Machine *machine) {
     const ParameterTable *table = &machine->inputs->table;
     OptimizerSettings settings = {OPTIMIZER_ADAMW, 0.9, 0.95, 1e-1, 0.1, machine->ranges, 0};
@@ -107,7 +117,8 @@ static void machine_reserve_optimizer(Machine *machine) {
     for (int i = 0; i < table->count; i++) {
         const ParameterInfo *entry = &table->entries[i];
         if (!entry->is_matrix) { continue; }
-        decay_ranges_add(machine->ranges, &settings.decay_range_count, entry->offset, entry->offset + entry->count);
+        decay_ranges_add(machine->ranges, &settings.decay_range_count, entry->offset,
+                         entry->offset + entry->count);
     }
     optimizer_reserve(&machine->optimizer, &machine->arena, &settings, &layout, 0, false);
 }
@@ -148,7 +159,7 @@ static void machine_open(Machine *machine, const Inputs *inputs, GptNeoSettings 
         products_open(&machine->stream, machine->model.product_workspace, 0);
         machine_poison(machine);
     } else {
-        machine->stream.team = team_create(1, true);
+        machine->stream.pool = thread_pool_create(1, true);
     }
     machine->results = (float *)malloc(bytes);
     machine_set_parameters(machine, inputs->parameters);
@@ -157,15 +168,15 @@ static void machine_open(Machine *machine, const Inputs *inputs, GptNeoSettings 
 static void machine_close(Machine *machine) {
     gpt_neo_stop(&machine->model, &machine->stream);
     if (machine->stream.queue != NULL) { gpu_queue_destroy(machine->stream.queue); }
-    if (machine->stream.team != NULL) { team_destroy(machine->stream.team); }
+    if (machine->stream.pool != NULL) { thread_pool_destroy(machine->stream.pool); }
     arena_release(&machine->arena);
     free(machine->results);
 }
 
 static void machine_add_gradients(Machine *machine, const Pace *pace) {
     const Inputs *inputs = machine->inputs;
-    machine->loss = gpt_neo_loss_and_gradients(&machine->model, &machine->stream, machine->parameters, machine->gradients, inputs->tokens,
-                                               inputs->targets, pace);
+    machine->loss = gpt_neo_loss_and_gradients(&machine->model, &machine->stream, machine->parameters,
+                                               machine->gradients, inputs->tokens, inputs->targets, pace);
     stream_copy(&machine->stream, machine->results, machine->gradients, machine_bytes(machine));
     stream_settle(&machine->stream);
 }
@@ -177,7 +188,8 @@ static void machine_pass(Machine *machine, const Pace *pace) {
 
 static float machine_loss(Machine *machine) {
     const Inputs *inputs = machine->inputs;
-    return gpt_neo_loss(&machine->model, &machine->stream, machine->parameters, inputs->tokens, inputs->targets);
+    return gpt_neo_loss(&machine->model, &machine->stream, machine->parameters, inputs->tokens,
+                        inputs->targets);
 }
 
 static Machine *machine_of_cpu(const Inputs *inputs) {
@@ -199,7 +211,8 @@ static void machine_free(Machine *machine) {
 
 // ---- comparisons
 
-// Queries and keys of attention: their gradients are differences of products, of which the rounding of each product remains.
+// Queries and keys of attention: their gradients are differences of products, of which
+// the rounding of each product remains.
 static bool is_query_or_key(const Inputs *inputs, int tensor) {
     for (int l = 0; l < inputs->config.layers; l++) {
         if (tensor == gpt_neo_tensor(l, TENSOR_Q) || tensor == gpt_neo_tensor(l, TENSOR_K)) { return true; }
@@ -214,7 +227,8 @@ static void check_tensors(const Inputs *inputs, const float *got, const float *e
         char what[256];
         snprintf(what, sizeof what, "%s: %s", test_name, entry->name);
         if (getenv("ACCO_TEST_VERBOSE") != NULL) {
-            print_message("%-100s %.2e\n", what, relative_error(got + entry->offset, expected + entry->offset, entry->count));
+            print_message("%-100s %.2e\n", what,
+                          relative_error(got + entry->offset, expected + entry->offset, entry->count));
         }
         double allowed = is_query_or_key(inputs, i) ? 2 * tolerance : tolerance;
         check_close(what, got + entry->offset, expected + entry->offset, entry->count, allowed);
@@ -233,7 +247,8 @@ static void check_same_bits(const Machine *machine, float loss, const float *gra
     }
     for (int i = 0; i < machine->inputs->table.count; i++) {
         const ParameterInfo *entry = &machine->inputs->table.entries[i];
-        if (memcmp(machine->results + entry->offset, gradients + entry->offset, entry->count * sizeof(float)) != 0) {
+        if (memcmp(machine->results + entry->offset, gradients + entry->offset,
+                   entry->count * sizeof(float)) != 0) {
             fail_msg("%s: the gradient of %s has other bits", test_name, entry->name);
         }
     }
@@ -246,11 +261,13 @@ static float *copy_of_results(const Machine *machine) {
 }
 
 static void name_case(const char *what, const Shape *shape, Precision precision) {
-    snprintf(test_name, sizeof test_name, "%s, C %d, B %d, T %d, %s", what, shape->channels, shape->B, shape->T, precision_name(precision));
+    snprintf(test_name, sizeof test_name, "%s, C %d, B %d, T %d, %s", what, shape->channels, shape->B,
+             shape->T, precision_name(precision));
 }
 
 // Each case once in each precision, with fresh inputs.
-static void for_both_precisions(const char *what, const Shape *shape, void (*check)(const Inputs *inputs, Precision precision)) {
+static void for_both_precisions(const char *what, const Shape *shape,
+                                void (*check)(const Inputs *inputs, Precision precision)) {
     for (int precision = PRECISION_FP32; precision <= PRECISION_BF16; precision++) {
         Inputs inputs;
         name_case(what, shape, (Precision)precision);
@@ -369,9 +386,11 @@ static void test_gradients_accumulate(void **state) {
     for_both_precisions("accumulation", &shapes[2], check_accumulation);
 }
 
-// What the first pass decides must not show. On a GPU other algorithms may be chosen, with other bits.
+// What the first pass decides must not show. On a GPU other algorithms may be chosen,
+// with other bits.
 static void check_start(const Inputs *inputs, Precision precision) {
-    Machine *plain = machine_of_device(inputs, precision, RECOMPUTE_NONE), *tuned = machine_of_device(inputs, precision, RECOMPUTE_NONE);
+    Machine *plain = machine_of_device(inputs, precision, RECOMPUTE_NONE),
+            *tuned = machine_of_device(inputs, precision, RECOMPUTE_NONE);
     machine_pass(plain, NULL);
     products_close(&tuned->stream);
     gpu_fill(tuned->stream.queue, tuned->gradients, 0xff, machine_bytes(tuned));
@@ -391,9 +410,11 @@ static void test_start(void **state) {
     for_both_precisions("start", &small, check_start);
 }
 
-// The rows of the last chunk are fewer. Sums over rows that end between two chunks have other bits.
+// The rows of the last chunk are fewer. Sums over rows that end between two chunks have
+// other bits.
 static void check_chunks(const Inputs *inputs, Precision precision) {
-    Machine *whole = machine_of_device(inputs, precision, RECOMPUTE_NONE), *parts = machine_of_device(inputs, precision, RECOMPUTE_NONE);
+    Machine *whole = machine_of_device(inputs, precision, RECOMPUTE_NONE),
+            *parts = machine_of_device(inputs, precision, RECOMPUTE_NONE);
     machine_pass(whole, NULL);
     parts->model.chunk = 7;
     machine_pass(parts, NULL);
@@ -424,7 +445,8 @@ static void pass_with_version(Machine *machine, uint64_t version, float loss, co
     check_same_bits(machine, loss, gradients);
 }
 
-// A copy is good as long as the version is; without a version it never is. In fp32 there is no copy, and every change is seen.
+// A copy is good as long as the version is; without a version it never is. In fp32 there
+// is no copy, and every change is seen.
 static void check_versions(const Inputs *inputs, Precision precision) {
     bool copied = precision == PRECISION_BF16;
     Machine *machine = machine_of_device(inputs, precision, RECOMPUTE_NONE);
@@ -456,7 +478,8 @@ static void test_versions_of_weights(void **state) {
     for_both_precisions("versions", &small, check_versions);
 }
 
-// Parameters on the device are NaNs until they are asked for, and gradients that are called finished are copied.
+// Parameters on the device are NaNs until they are asked for, and gradients that are
+// called finished are copied.
 typedef struct Watch {
     Machine *machine;
     size_t needed, open; // [0, needed) has been asked for; [open, parameter_count) is finished
@@ -468,8 +491,8 @@ static void watch_need(void *self, size_t end) {
     Watch *watch = (Watch *)self;
     Machine *machine = watch->machine;
     assert_true(end >= watch->needed && end <= machine->model.parameter_count);
-    stream_copy(&machine->stream, machine->parameters + watch->needed, machine->inputs->parameters + watch->needed,
-                (end - watch->needed) * sizeof(float));
+    stream_copy(&machine->stream, machine->parameters + watch->needed,
+                machine->inputs->parameters + watch->needed, (end - watch->needed) * sizeof(float));
     watch->needed = end;
     watch->needs++;
 }
@@ -478,13 +501,15 @@ static void watch_finish(void *self, size_t begin) {
     Watch *watch = (Watch *)self;
     Machine *machine = watch->machine;
     assert_true(begin <= watch->open);
-    stream_copy(&machine->stream, watch->finished + begin, machine->gradients + begin, (watch->open - begin) * sizeof(float));
+    stream_copy(&machine->stream, watch->finished + begin, machine->gradients + begin,
+                (watch->open - begin) * sizeof(float));
     watch->open = begin;
     watch->finishes++;
 }
 
 static void check_pace(const Inputs *inputs, Precision precision) {
-    Machine *plain = machine_of_device(inputs, precision, RECOMPUTE_NONE), *paced = machine_of_device(inputs, precision, RECOMPUTE_BLOCK);
+    Machine *plain = machine_of_device(inputs, precision, RECOMPUTE_NONE),
+            *paced = machine_of_device(inputs, precision, RECOMPUTE_BLOCK);
     size_t count = plain->model.parameter_count;
     machine_pass(plain, NULL);
     gpu_fill(paced->stream.queue, paced->parameters, 0xff, machine_bytes(paced));
@@ -492,8 +517,10 @@ static void check_pace(const Inputs *inputs, Precision precision) {
     Pace pace = {&watch, 1, watch_need, watch_finish};
     machine_pass(paced, &pace);
     check_same_bits(paced, plain->loss, plain->results);
-    assert_memory_equal(watch.finished + watch.open, plain->results + watch.open, (count - watch.open) * sizeof(float));
-    assert_true(watch.needed == count && watch.needs >= inputs->config.layers + 2 && watch.finishes >= 2 * inputs->config.layers);
+    assert_memory_equal(watch.finished + watch.open, plain->results + watch.open,
+                        (count - watch.open) * sizeof(float));
+    assert_true(watch.needed == count && watch.needs >= inputs->config.layers + 2 &&
+                watch.finishes >= 2 * inputs->config.layers);
     assert_true(watch.open == gpt_neo_at(&paced->model, 0, TENSOR_LN_1_WEIGHT));
     free(watch.finished);
     machine_free(plain);
@@ -526,7 +553,8 @@ static void check_nan(const Inputs *inputs, Precision precision) {
     float missing = NAN;
     for (int i = 0; i < inputs->table.count; i++) {
         const ParameterInfo *entry = &inputs->table.entries[i];
-        size_t row = i == GPT_NEO_WTE ? (size_t)inputs->tokens[0] * (size_t)inputs->config.channels : 0; // of wte, a row that is used
+        size_t row = i == GPT_NEO_WTE ? (size_t)inputs->tokens[0] * (size_t)inputs->config.channels
+                                      : 0; // of wte, a row that is used
         machine_set_parameters(machine, inputs->parameters);
         stream_copy(&machine->stream, machine->parameters + entry->offset + row, &missing, sizeof missing);
         if (!isnan(machine_loss(machine))) { fail_msg("%s: NaN in %s is lost", test_name, entry->name); }
@@ -552,9 +580,15 @@ static int seed_test(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_loss_and_gradients),  cmocka_unit_test(test_optimizer_steps),      cmocka_unit_test(test_recompute),
-        cmocka_unit_test(test_gradients_accumulate), cmocka_unit_test(test_start),                cmocka_unit_test(test_chunks_of_logits),
-        cmocka_unit_test(test_versions_of_weights), cmocka_unit_test(test_the_passes_keep_pace), cmocka_unit_test(test_no_target_counts),
+        cmocka_unit_test(test_loss_and_gradients),
+        cmocka_unit_test(test_optimizer_steps),
+        cmocka_unit_test(test_recompute),
+        cmocka_unit_test(test_gradients_accumulate),
+        cmocka_unit_test(test_start),
+        cmocka_unit_test(test_chunks_of_logits),
+        cmocka_unit_test(test_versions_of_weights),
+        cmocka_unit_test(test_the_passes_keep_pace),
+        cmocka_unit_test(test_no_target_counts),
         cmocka_unit_test(test_nan_is_seen),
     };
     return cmocka_run_group_tests_name("cuda_model", tests, seed_test, NULL);

@@ -1,5 +1,6 @@
-// test_cuda_program.c: the CUDA program as its users start it, with its kernels emulated (test/simt): every rule, alone and with several
-// ranks, through the host and through NCCL's stand-in; what it chooses, and what it refuses.
+// test_cuda_program.c: the CUDA program as its users start it, with its kernels emulated
+// (test/simt): every rule, alone and with several ranks, through the host and through
+// NCCL's stand-in; what it chooses, and what it refuses.
 //
 // EMULATED is the binary; without it there is nothing to test.
 #include "test/fleet.h"
@@ -23,17 +24,19 @@ static void set_gpus(const char *gpus, const char *megabytes) {
     if (megabytes != NULL) { setenv("SIMT_MEMORY_MB", megabytes, 1); }
 }
 
-static double fleet_loss(const Fleet *fleet, int i) { return fleet_number(fleet, i, "validation", -1, "loss"); }
+static double fleet_loss(const Fleet *fleet, int i) {
+    return fleet_number(fleet, i, "validation", -1, "loss");
+}
 
 static void check_losses(const Fleet *fleet, int a, int b, double tolerance) {
     double difference = fabs(fleet_loss(fleet, a) - fleet_loss(fleet, b));
     if (!(difference <= tolerance)) {
-        fail_msg("%s ends at %.7f, %s at %.7f", fleet->trainings[a].what, fleet_loss(fleet, a), fleet->trainings[b].what,
-                 fleet_loss(fleet, b));
+        fail_msg("%s ends at %.7f, %s at %.7f", fleet->trainings[a].what, fleet_loss(fleet, a),
+                 fleet->trainings[b].what, fleet_loss(fleet, b));
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Every rule
 
 // In fp32 a GPU trains as the CPU does, but for rounding.
@@ -60,15 +63,17 @@ static void it_learns_in_bf16(void **state) {
     assert_non_null(strstr(fleet_output(fleet, 0), "bf16"));
 }
 
-// Whatever the order of events, and whichever way vectors travel: the same bits. Then the CPU, but for rounding.
+// Whatever the order of events, and whichever way vectors travel: the same bits. Then the
+// CPU, but for rounding.
 static void check_ranks(Stage *stage, int ranks, const RuleCase *rule, const char *more) {
     Fleet *fleet = fleet_new(stage);
     set_gpus("4", NULL);
     fleet_start(fleet, ranks, "--precision fp32 --lr 0.003 %s %s --gpu-exchange nccl", rule->options, more);
     fleet_start(fleet, ranks, "--precision fp32 --lr 0.003 %s %s --gpu-exchange host", rule->options, more);
-    fleet_start(fleet, ranks, "--precision fp32 --lr 0.003 %s %s --overlap off --gpu-exchange nccl", rule->options, more);
-    fleet_start(fleet, ranks, "--precision fp32 --lr 0.003 %s %s --chaos-ms %d --gpu-exchange host", rule->options, more,
-                rule->chaos_ms / 2);
+    fleet_start(fleet, ranks, "--precision fp32 --lr 0.003 %s %s --overlap off --gpu-exchange nccl",
+                rule->options, more);
+    fleet_start(fleet, ranks, "--precision fp32 --lr 0.003 %s %s --chaos-ms %d --gpu-exchange host",
+                rule->options, more, rule->chaos_ms / 2);
     fleet_start(fleet, ranks, "--device cpu --lr 0.003 %s %s", rule->options, more);
     fleet_finish(fleet);
     for (int i = 1; i < 4; i++) { check_same(fleet, 0, i); }
@@ -89,7 +94,7 @@ static void narrow_wires_give_the_same_bits_in_any_order(void **state) {
     set_gpus(NULL, NULL);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Choices
 
 static void ranks_with_and_without_a_gpu_train_together(void **state) {
@@ -138,10 +143,12 @@ static void what_is_made_again_changes_no_bit(void **state) {
     }
 }
 
-// The level that a plan for a GPU of so many megabytes prints; 0: it is refused with a micro-batch that would fit.
+// The level that a plan for a GPU of so many megabytes prints; 0: it is refused with a
+// micro-batch that would fit.
 static int planned_level(Stage *stage, int megabytes) {
-    static const char *const choices[] = {"recompute none (the least that fits", "recompute gelu (the least that fits",
-                                          "recompute layernorm (the least that fits", "recompute block (the least that fits"};
+    static const char *const choices[] = {
+        "recompute none (the least that fits", "recompute gelu (the least that fits",
+        "recompute layernorm (the least that fits", "recompute block (the least that fits"};
     char text[32];
     snprintf(text, sizeof text, "%d", megabytes);
     set_gpus("1", text);
@@ -151,7 +158,8 @@ static int planned_level(Stage *stage, int megabytes) {
         if (strstr(outcome.output, choices[i]) != NULL) { return 4 - i; }
     }
     outcome_check(&outcome, 2, "a plan for a GPU that is too small");
-    text_check(outcome.errors, "--micro-batch 16384 does not fit; --micro-batch ", "a plan for a GPU that is too small");
+    text_check(outcome.errors, "--micro-batch 16384 does not fit; --micro-batch ",
+               "a plan for a GPU that is too small");
     return 0;
 }
 
@@ -224,47 +232,59 @@ static double evaluated(Stage *stage, int ranks, const char *options, const char
     return strtod(line + strlen(name), NULL);
 }
 
-static void check_evaluation(Stage *stage, const char *model, const char *task, const char *name, double bf16) {
+static void check_evaluation(Stage *stage, const char *model, const char *task, const char *name,
+                             double bf16) {
     char options[3][400];
     static const char *const places[] = {"--device cpu", "--device cuda --precision fp32", "--device cuda"};
-    for (int i = 0; i < 3; i++) { snprintf(options[i], sizeof options[i], "--from %s %s %s", model, task, places[i]); }
+    for (int i = 0; i < 3; i++) {
+        snprintf(options[i], sizeof options[i], "--from %s %s %s", model, task, places[i]);
+    }
     double cpu = evaluated(stage, 0, options[0], name), gpu = evaluated(stage, 0, options[1], name);
     assert_close(gpu, cpu, 1e-5 * fabs(cpu), name);
     assert_close(evaluated(stage, 0, options[2], name), cpu, bf16 * fabs(cpu), name);
     if (stage->has_mpi) { assert_true(evaluated(stage, 2, options[1], name) == gpu); }
 }
 
-// What a model is worth does not hang on where that is computed, nor on how many ranks share it.
+// What a model is worth does not hang on where that is computed, nor on how many ranks
+// share it.
 static void a_gpu_evaluates_as_the_cpu_does(void **state) {
     Stage *stage = stage_of(state);
     Training training = training_start(stage, 0, "--lr 0.01 --tokens 1600 --device cpu");
     json_decref(training_finish(stage, &training));
     char model[128];
     snprintf(model, sizeof model, "%s/checkpoints/step-50", training.out);
-    stage_write(stage, "held.txt", "One day a little cat saw a red ball. \"Is it yours?\" asked the cat. So they played all day.\n");
-    stage_write(stage, "words.jsonl", "{\"text\": \"a little cat saw a cat\"}\n{\"text\": \"they played all day\"}\n{\"text\": \"a a a a a a a\"}\n");
+    stage_write(
+        stage, "held.txt",
+        "One day a little cat saw a red ball. \"Is it yours?\" asked the cat. So they played all day.\n");
+    stage_write(stage, "words.jsonl",
+                "{\"text\": \"a little cat saw a cat\"}\n{\"text\": \"they played all day\"}\n{\"text\": \"a "
+                "a a a a a a\"}\n");
     check_evaluation(stage, model, "--data held.txt", "nats per token", 5e-3);
     check_evaluation(stage, model, "--task lambada --data words.jsonl", "perplexity", 5e-2);
     check_evaluation(stage, model, "--task lambada --data words.jsonl", "acc", 1e-9);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 
 // 16 channels a head: the tensor cores' attention in bf16.
 static void write_stage(const Stage *stage) {
     char path[STAGE_PATH_SIZE], base[2 * STAGE_PATH_SIZE];
     stage_write(stage, "model.json",
-                "{\"model_type\": \"gpt_neo\", \"num_layers\": 2, \"hidden_size\": 32, \"num_heads\": 2, \"intermediate_size\": 48,\n"
+                "{\"model_type\": \"gpt_neo\", \"num_layers\": 2, \"hidden_size\": 32, \"num_heads\": 2, "
+                "\"intermediate_size\": 48,\n"
                 " \"window_size\": 8, \"max_position_embeddings\": 16, \"vocab_size\": 256,\n"
                 " \"attention_types\": [[[\"global\", \"local\"], 1]]}\n");
     snprintf(base, sizeof base,
-             "model = %s\nmicro-batch = 1\ntokens = 320\nreport-every = 2\nval-batches = 2\nsample-tokens = none\nthreads = 1\n"
+             "model = %s\nmicro-batch = 1\ntokens = 320\nreport-every = 2\nval-batches = 2\nsample-tokens = "
+             "none\nthreads = 1\n"
              "timeout-s = 100\n",
              stage_path(stage, "model.json", path));
     stage_write(stage, "base.txt", base);
-    stage_write(stage, "wide.json",
-                "{\"model_type\": \"gpt_neo\", \"num_layers\": 1, \"hidden_size\": 640, \"num_heads\": 2, \"window_size\": 8,\n"
-                " \"max_position_embeddings\": 16, \"vocab_size\": 256, \"attention_types\": [[[\"global\"], 1]]}\n");
+    stage_write(
+        stage, "wide.json",
+        "{\"model_type\": \"gpt_neo\", \"num_layers\": 1, \"hidden_size\": 640, \"num_heads\": 2, "
+        "\"window_size\": 8,\n"
+        " \"max_position_embeddings\": 16, \"vocab_size\": 256, \"attention_types\": [[[\"global\"], 1]]}\n");
 }
 
 static int end_programs(void **state) {

@@ -1,8 +1,9 @@
-// test_cuda_updates.cu: the CUDA kernels that have no matrix product in them: loss, optimizer, whole buffers, outer steps, codecs of the
-// wire.
+// test_cuda_updates.cu: the CUDA kernels that have no matrix product in them: loss,
+// optimizer, whole buffers, outer steps, codecs of the wire.
 //
-// Oracles are the CPU's kernels on the same numbers. The codecs must give the same bytes; elsewhere a fused multiplication and addition may
-// round once less. Outputs are poisoned with NaNs, arrays end where they end, and every order of threads gives the same bits.
+// Oracles are the CPU's kernels on the same numbers. The codecs must give the same bytes;
+// elsewhere a fused multiplication and addition may round once less. Outputs are poisoned
+// with NaNs, arrays end where they end, and every order of threads gives the same bits.
 
 #include "test/cuda_kernels.h"
 
@@ -19,7 +20,8 @@
 static Random test_random;
 static Stream cpu_stream;
 
-// Device arrays that begin `offset` elements behind an aligned address; the memory ends with the array.
+// Device arrays that begin `offset` elements behind an aligned address; the memory ends
+// with the array.
 static float *device_floats(const float *host, size_t count, size_t offset) {
     float *device = (float *)device_new((count + offset) * sizeof(float)) + offset;
     CUDA_CHECK(cudaMemcpyAsync(device, host, count * sizeof(float), cudaMemcpyHostToDevice,
@@ -28,7 +30,9 @@ static float *device_floats(const float *host, size_t count, size_t offset) {
     return device;
 }
 
-static void host_floats(float *host, const float *device, size_t count) { device_to_host(host, device, count * sizeof(float)); }
+static void host_floats(float *host, const float *device, size_t count) {
+    device_to_host(host, device, count * sizeof(float));
+}
 
 static float *host_copy(const float *values, size_t count) {
     float *copy = (float *)malloc(count * sizeof(float));
@@ -45,12 +49,16 @@ static void check_repeats(const char *what, void *first, const void *now, size_t
 // Bits, but any NaN equals any other.
 static void check_same(const char *what, const float *got, const float *expected, size_t count) {
     for (size_t i = 0; i < count; i++) {
-        bool same = isnan(expected[i]) ? isnan(got[i]) : wire_float_bits(got[i]) == wire_float_bits(expected[i]);
-        if (!same) { fail_msg("%s: element %zu of %zu is %a, expected %a", what, i, count, (double)got[i], (double)expected[i]); }
+        bool same =
+            isnan(expected[i]) ? isnan(got[i]) : wire_float_bits(got[i]) == wire_float_bits(expected[i]);
+        if (!same) {
+            fail_msg("%s: element %zu of %zu is %a, expected %a", what, i, count, (double)got[i],
+                     (double)expected[i]);
+        }
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Cross entropy
 
 typedef struct LossCase {
@@ -58,12 +66,17 @@ typedef struct LossCase {
     float gradient_scale;
 } LossCase;
 
-static const LossCase LOSS_CASES[] = {
-    {5, 97, 104, 0, 0.125f}, {3, 1031, 1032, 0, 1.0f}, {7, 1031, 1048, 0, 0.0f},
-    {2, 8, 8, 0, 3.0f},      {3, 1, 8, 0, 1.0f},       {1, 6200, 6208, 0, 0.01f},
-    {cuda_small_shapes() ? 2 : 1031, cuda_small_shapes() ? 12301 : 50257, cuda_small_shapes() ? 12304 : 50264, 0, 1e-3f}};
+static const LossCase LOSS_CASES[] = {{5, 97, 104, 0, 0.125f},
+                                      {3, 1031, 1032, 0, 1.0f},
+                                      {7, 1031, 1048, 0, 0.0f},
+                                      {2, 8, 8, 0, 3.0f},
+                                      {3, 1, 8, 0, 1.0f},
+                                      {1, 6200, 6208, 0, 0.01f},
+                                      {cuda_small_shapes() ? 2 : 1031, cuda_small_shapes() ? 12301 : 50257,
+                                       cuda_small_shapes() ? 12304 : 50264, 0, 1e-3f}};
 // Of fp32 only: rows that no pack fits.
-static const LossCase LOSS_CASES_FP32[] = {{5, 97, 97, 0, 0.125f}, {3, 1031, 1033, 0, 1.0f}, {2, 3200, 3200, 1, 0.5f}};
+static const LossCase LOSS_CASES_FP32[] = {
+    {5, 97, 97, 0, 0.125f}, {3, 1031, 1033, 0, 1.0f}, {2, 3200, 3200, 1, 0.5f}};
 
 // Negative where a row does not count.
 static int32_t *loss_targets(int rows, int V) {
@@ -79,23 +92,30 @@ static int32_t *loss_targets(int rows, int V) {
 static float *loss_logits(int rows, int V, Precision precision) {
     size_t count = (size_t)rows * (size_t)V;
     float *logits = host_normals(&test_random, count, 3.0);
-    for (size_t i = 0; i < count; i += 1 + random_bits(&test_random) % 50) { logits[i] = random_bits(&test_random) & 1 ? 80.0f : -80.0f; }
+    for (size_t i = 0; i < count; i += 1 + random_bits(&test_random) % 50) {
+        logits[i] = random_bits(&test_random) & 1 ? 80.0f : -80.0f;
+    }
     host_round(logits, count, precision);
     return logits;
 }
 
-// logits (rows, V) in and out by way of a device array whose padding holds NaNs, and must hold zeros when there are gradients.
-static void loss_run(const LossCase *c, Precision precision, float *logits, float *losses, const int32_t *targets) {
-    size_t V = (size_t)c->V, stride = (size_t)c->stride, count = (size_t)c->rows * stride, offset = (size_t)c->offset;
+// logits (rows, V) in and out by way of a device array whose padding holds NaNs, and must
+// hold zeros when there are gradients.
+static void loss_run(const LossCase *c, Precision precision, float *logits, float *losses,
+                     const int32_t *targets) {
+    size_t V = (size_t)c->V, stride = (size_t)c->stride, count = (size_t)c->rows * stride,
+           offset = (size_t)c->offset;
     float *spaced = (float *)malloc((count + offset) * sizeof(float));
     for (size_t i = 0; i < count + offset; i++) { spaced[i] = NAN; }
-    for (int row = 0; row < c->rows; row++) { memcpy(spaced + offset + (size_t)row * stride, logits + (size_t)row * V, V * sizeof(float)); }
+    for (int row = 0; row < c->rows; row++) {
+        memcpy(spaced + offset + (size_t)row * stride, logits + (size_t)row * V, V * sizeof(float));
+    }
     Real *device = device_reals(spaced, count + offset, precision);
     float *device_losses = (float *)device_new((size_t)c->rows * sizeof(float));
     int32_t *device_targets = (int32_t *)device_from_host(targets, (size_t)c->rows * sizeof *targets);
     Stream *stream = cuda_test_stream(precision);
-    cuda_cross_entropy(stream, real_at(device, offset, precision), c->stride, device_losses, device_targets, c->rows, c->V,
-                       c->gradient_scale);
+    cuda_cross_entropy(stream, real_at(device, offset, precision), c->stride, device_losses, device_targets,
+                       c->rows, c->V, c->gradient_scale);
     cuda_test_wait(stream);
     host_reals(spaced, device, count + offset, precision);
     host_floats(losses, device_losses, (size_t)c->rows);
@@ -112,8 +132,10 @@ static void loss_run(const LossCase *c, Precision precision, float *logits, floa
 
 static void loss_check(const LossCase *c, Precision precision) {
     size_t rows = (size_t)c->rows, V = (size_t)c->V;
-    float *logits = loss_logits(c->rows, c->V, precision), *expected = host_copy(logits, rows * V), *first = host_copy(logits, rows * V);
-    float *losses = (float *)malloc(rows * sizeof(float)), *expected_losses = (float *)malloc(rows * sizeof(float));
+    float *logits = loss_logits(c->rows, c->V, precision), *expected = host_copy(logits, rows * V),
+          *first = host_copy(logits, rows * V);
+    float *losses = (float *)malloc(rows * sizeof(float)),
+          *expected_losses = (float *)malloc(rows * sizeof(float));
     int32_t *targets = loss_targets(c->rows, c->V);
     cpu_cross_entropy(&cpu_stream, expected, expected_losses, targets, c->rows, c->V, c->gradient_scale);
     for (int order = 0; order < SIMT_ORDERS; order++) {
@@ -125,10 +147,12 @@ static void loss_check(const LossCase *c, Precision precision) {
         for (size_t row = 0; row < rows; row++) {
             double difference = fabs((double)losses[row] - (double)expected_losses[row]);
             if (!(difference <= 4e-6 * fmax(1.0, fabs((double)expected_losses[row])))) {
-                fail_msg("V %d: loss %.9g, expected %.9g", c->V, (double)losses[row], (double)expected_losses[row]);
+                fail_msg("V %d: loss %.9g, expected %.9g", c->V, (double)losses[row],
+                         (double)expected_losses[row]);
             }
             if (c->gradient_scale == 0.0f) { continue; }
-            double bound = precision == PRECISION_FP32 ? 4e-6 : 4e-3; // 2^-8 is half of the last place of a bf16
+            double bound =
+                precision == PRECISION_FP32 ? 4e-6 : 4e-3; // 2^-8 is half of the last place of a bf16
             check_close("gradient of a row", first + row * V, expected + row * V, V, bound);
         }
     }
@@ -146,10 +170,13 @@ static void cross_entropy_equals_the_cpu(void **state) {
         loss_check(&LOSS_CASES[i], PRECISION_FP32);
         loss_check(&LOSS_CASES[i], PRECISION_BF16);
     }
-    for (size_t i = 0; i < sizeof LOSS_CASES_FP32 / sizeof LOSS_CASES_FP32[0]; i++) { loss_check(&LOSS_CASES_FP32[i], PRECISION_FP32); }
+    for (size_t i = 0; i < sizeof LOSS_CASES_FP32 / sizeof LOSS_CASES_FP32[0]; i++) {
+        loss_check(&LOSS_CASES_FP32[i], PRECISION_FP32);
+    }
 }
 
-// Rows: a NaN; +infinity; mostly -infinity; nothing but -infinity; ordinary. What is not finite reaches its own row and no other.
+// Rows: a NaN; +infinity; mostly -infinity; nothing but -infinity; ordinary. What is not
+// finite reaches its own row and no other.
 static void cross_entropy_shows_what_is_not_finite(void **state) {
     (void)state;
     enum { ROWS = 5, V = 1031 };
@@ -170,7 +197,9 @@ static void cross_entropy_shows_what_is_not_finite(void **state) {
                 bool finite = row == 2 || row == 4;
                 assert_true(isnan(losses[row]) == !finite && isnan(expected_losses[row]) == !finite);
                 if (!finite) { assert_true(isnan(logits[row * V + row]) && isnan(expected[row * V + row])); }
-                if (finite) { check_close("a row beside NaNs", logits + row * V, expected + row * V, V, 4e-3); }
+                if (finite) {
+                    check_close("a row beside NaNs", logits + row * V, expected + row * V, V, 4e-3);
+                }
             }
             free(expected);
             free(logits);
@@ -178,7 +207,7 @@ static void cross_entropy_shows_what_is_not_finite(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // AdamW
 
 enum AdamWOut { OUT_APART, OUT_GRADIENT, OUT_MASTER, OUT_COUNT };
@@ -187,7 +216,8 @@ typedef struct AdamWArrays {
     float *values[5]; // out, master, first and second moment, gradient; out may be one of the others
 } AdamWArrays;
 
-static const size_t ELEMENT_COUNTS[] = {1, 3, 4, 5, 255, 1023, 1024, 1025, 5003, (size_t)(cuda_small_shapes() ? 9000 : 7000003)};
+static const size_t ELEMENT_COUNTS[] = {
+    1, 3, 4, 5, 255, 1023, 1024, 1025, 5003, (size_t)(cuda_small_shapes() ? 9000 : 7000003)};
 
 enum { ELEMENT_COUNT_COUNT = sizeof ELEMENT_COUNTS / sizeof ELEMENT_COUNTS[0] };
 
@@ -221,7 +251,9 @@ static void adamw_alias(AdamWArrays *arrays, int out) {
 // Arrays `got` (5, count) <- the start values (5, count) after a step on the device.
 static void adamw_run(float *got, const float *start, size_t count, int out, bool commit, size_t offset) {
     AdamWArrays arrays, apart;
-    for (size_t i = 0; i < 5; i++) { arrays.values[i] = device_floats(start + i * count, count, i == offset ? 1 : 0); }
+    for (size_t i = 0; i < 5; i++) {
+        arrays.values[i] = device_floats(start + i * count, count, i == offset ? 1 : 0);
+    }
     apart = arrays;
     adamw_alias(&arrays, out);
     AdamWRange range = adamw_range(&arrays, count);
@@ -248,7 +280,9 @@ static void adamw_check(size_t count, int out, bool commit) {
             check_repeats("optimizer step", first, got, 5 * count * sizeof(float), offset > 0 || order > 0);
         }
         const char *const names[5] = {"out", "master", "first moment", "second moment", "gradient"};
-        for (size_t i = 0; i < 5; i++) { check_close(names[i], got + i * count, arrays.values[i], count, 1e-6); }
+        for (size_t i = 0; i < 5; i++) {
+            check_close(names[i], got + i * count, arrays.values[i], count, 1e-6);
+        }
     }
     free(start);
     free(expected);
@@ -266,33 +300,38 @@ static void adamw_equals_the_cpu(void **state) {
     }
 }
 
-// An estimate is the commit that would follow, and moves nothing; a NaN in a gradient reaches what it should reach.
+// An estimate is the commit that would follow, and moves nothing; a NaN in a gradient
+// reaches what it should reach.
 static void adamw_estimates_what_it_would_commit(void **state) {
     (void)state;
     enum { COUNT = 1027 };
-    float *start = adamw_start(COUNT), *estimate = host_copy(start, 5 * COUNT), *commit = host_copy(start, 5 * COUNT);
+    float *start = adamw_start(COUNT), *estimate = host_copy(start, 5 * COUNT),
+          *commit = host_copy(start, 5 * COUNT);
     start[4 * COUNT + 1026] = NAN;
     adamw_run(estimate, start, COUNT, OUT_APART, false, 5);
     adamw_run(commit, start, COUNT, OUT_APART, true, 5);
     assert_memory_equal(estimate, commit, COUNT * sizeof(float));
     assert_memory_equal(commit, commit + COUNT, COUNT * sizeof(float));
     assert_memory_equal(estimate + COUNT, start + COUNT, 4 * COUNT * sizeof(float));
-    assert_true(isnan(commit[1026]) && isnan(commit[2 * COUNT + 1026]) && isnan(commit[3 * COUNT + 1026]) && !isnan(commit[1025]));
+    assert_true(isnan(commit[1026]) && isnan(commit[2 * COUNT + 1026]) && isnan(commit[3 * COUNT + 1026]) &&
+                !isnan(commit[1025]));
     free(start);
     free(estimate);
     free(commit);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Buffers
 
 // Neither copying nor clearing is allowed too.
 static void move_check(size_t count, bool copy, bool clear, size_t out_offset, size_t in_offset) {
-    float *start = host_normals(&test_random, count, 1.0), *expected = host_copy(start, count), *got = host_copy(start, count);
+    float *start = host_normals(&test_random, count, 1.0), *expected = host_copy(start, count),
+          *got = host_copy(start, count);
     start[count / 2] = expected[count / 2] = NAN;
     for (int order = 0; order < SIMT_ORDERS; order++) {
         float *in = device_floats(start, count, in_offset), *out = device_floats(start, count, out_offset);
-        CUDA_CHECK(cudaMemsetAsync(out, 0xff, count * sizeof(float), (cudaStream_t)cuda_test_stream(PRECISION_FP32)->queue));
+        CUDA_CHECK(cudaMemsetAsync(out, 0xff, count * sizeof(float),
+                                   (cudaStream_t)cuda_test_stream(PRECISION_FP32)->queue));
         cuda_use_order(order);
         cuda_buffer_move(cuda_test_stream(PRECISION_FP32), copy ? out : NULL, in, count, clear);
         cuda_test_wait(cuda_test_stream(PRECISION_FP32));
@@ -315,7 +354,9 @@ static void buffers_move_and_clear(void **state) {
     cuda_buffer_move(cuda_test_stream(PRECISION_FP32), NULL, NULL, 0, true);
     for (int i = 0; i < ELEMENT_COUNT_COUNT; i++) {
         for (int way = 0; way < 4; way++) {
-            for (size_t offset = 0; offset < 3; offset++) { move_check(ELEMENT_COUNTS[i], way & 1, way & 2, offset % 2, offset / 2 * 3); }
+            for (size_t offset = 0; offset < 3; offset++) {
+                move_check(ELEMENT_COUNTS[i], way & 1, way & 2, offset % 2, offset / 2 * 3);
+            }
         }
     }
 }
@@ -323,8 +364,10 @@ static void buffers_move_and_clear(void **state) {
 static void squares_check(size_t count, size_t offset) {
     size_t blocks = buffer_blocks(count);
     float *host = host_normals(&test_random, count, 3.0), *values = device_floats(host, count, offset);
-    double *expected = (double *)malloc(blocks * sizeof(double)), *got = (double *)malloc(blocks * sizeof(double));
-    double *first = (double *)malloc(blocks * sizeof(double)), *partials = (double *)device_new(blocks * sizeof(double));
+    double *expected = (double *)malloc(blocks * sizeof(double)),
+           *got = (double *)malloc(blocks * sizeof(double));
+    double *first = (double *)malloc(blocks * sizeof(double)),
+           *partials = (double *)device_new(blocks * sizeof(double));
     for (int order = 0; order < SIMT_ORDERS; order++) {
         cuda_use_order(order);
         cuda_buffer_sums_of_squares(cuda_test_stream(PRECISION_FP32), partials, values, count, count, 1);
@@ -334,7 +377,9 @@ static void squares_check(size_t count, size_t offset) {
     }
     cpu_buffer_sum_of_squares(&cpu_stream, host, count, expected);
     for (size_t i = 0; i < blocks; i++) {
-        if (!(fabs(got[i] - expected[i]) <= 1e-12 * expected[i])) { fail_msg("block %zu: %.17g, expected %.17g", i, got[i], expected[i]); }
+        if (!(fabs(got[i] - expected[i]) <= 1e-12 * expected[i])) {
+            fail_msg("block %zu: %.17g, expected %.17g", i, got[i], expected[i]);
+        }
     }
     CUDA_CHECK(cudaFree(values - offset));
     CUDA_CHECK(cudaFree(partials));
@@ -346,7 +391,8 @@ static void squares_check(size_t count, size_t offset) {
 
 static void sums_of_squares_equal_the_cpu(void **state) {
     (void)state;
-    const size_t counts[] = {1, 2047, 2050, BUFFER_BLOCK - 1, BUFFER_BLOCK, BUFFER_BLOCK + 1, 2 * BUFFER_BLOCK + 4099};
+    const size_t counts[] = {
+        1, 2047, 2050, BUFFER_BLOCK - 1, BUFFER_BLOCK, BUFFER_BLOCK + 1, 2 * BUFFER_BLOCK + 4099};
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
         squares_check(counts[i], 0);
         squares_check(counts[i], 3);
@@ -354,8 +400,10 @@ static void sums_of_squares_equal_the_cpu(void **state) {
     if (!cuda_small_shapes()) { squares_check(38597377, 0); }
 }
 
-static void convert_check(const float *host, const float *rounded, size_t count, size_t offset, Precision precision) {
-    Real *out = (Real *)device_new((count + offset) * precision_bytes(precision)), *begin = real_at(out, offset, precision);
+static void convert_check(const float *host, const float *rounded, size_t count, size_t offset,
+                          Precision precision) {
+    Real *out = (Real *)device_new((count + offset) * precision_bytes(precision)),
+         *begin = real_at(out, offset, precision);
     float *in = device_floats(host, count, offset), *got = host_copy(host, count);
     cuda_reals_from_floats(cuda_test_stream(precision), begin, in, count);
     cuda_test_wait(cuda_test_stream(precision));
@@ -390,15 +438,24 @@ static void conversions_round_to_nearest_even(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Outer steps
 
-enum OuterKind { OUTER_DELTA, OUTER_NESTEROV, OUTER_NESTEROV_MERGED, OUTER_CO2_FIRST, OUTER_CO2, OUTER_CO2_CLIPPED, OUTER_KINDS };
+enum OuterKind {
+    OUTER_DELTA,
+    OUTER_NESTEROV,
+    OUTER_NESTEROV_MERGED,
+    OUTER_CO2_FIRST,
+    OUTER_CO2,
+    OUTER_CO2_CLIPPED,
+    OUTER_KINDS
+};
 
 // On arrays (4, count): outer or base, momentum, local, sum or exchange.
 static void outer_run(bool on_device, int kind, float *const arrays[4], size_t count) {
     OuterStep step = {1.0f / 3, 0.7f, 0.9f, kind == OUTER_NESTEROV_MERGED ? 0.25f : 0.0f};
-    Co2Step co2 = {1.0f / 3, 0.8f, 0.6f, kind == OUTER_CO2_CLIPPED ? 0.05f : 0.0f, 1.7f, kind != OUTER_CO2_FIRST};
+    Co2Step co2 = {
+        1.0f / 3, 0.8f, 0.6f, kind == OUTER_CO2_CLIPPED ? 0.05f : 0.0f, 1.7f, kind != OUTER_CO2_FIRST};
     Stream *stream = cuda_test_stream(PRECISION_FP32);
     float *outer = arrays[0], *momentum = arrays[1], *local = arrays[2], *sum = arrays[3];
     if (kind == OUTER_DELTA && on_device) {
@@ -426,7 +483,9 @@ static void outer_check(int kind, size_t count) {
     outer_run(false, kind, arrays, count);
     for (int run = 0; run < 5 * SIMT_ORDERS; run++) {
         size_t odd = (size_t)(run % 5); // the array that is not aligned; 4: all are
-        for (size_t i = 0; i < 4; i++) { arrays[i] = device_floats(start + i * count, count, i == odd ? 3 : 0); }
+        for (size_t i = 0; i < 4; i++) {
+            arrays[i] = device_floats(start + i * count, count, i == odd ? 3 : 0);
+        }
         cuda_use_order(run / 5);
         outer_run(true, kind, arrays, count);
         cuda_test_wait(cuda_test_stream(PRECISION_FP32));
@@ -437,8 +496,12 @@ static void outer_check(int kind, size_t count) {
         check_repeats("outer step", first, got, 4 * count * sizeof(float), run);
     }
     for (size_t i = 0; i < 4 * count; i++) {
-        bool close = isnan(expected[i]) ? isnan(got[i]) : fabsf(got[i] - expected[i]) <= 1e-7f + 1e-6f * fabsf(expected[i]);
-        if (!close) { fail_msg("kind %d, array %zu: %.9g, expected %.9g", kind, i / count, (double)got[i], (double)expected[i]); }
+        bool close = isnan(expected[i]) ? isnan(got[i])
+                                        : fabsf(got[i] - expected[i]) <= 1e-7f + 1e-6f * fabsf(expected[i]);
+        if (!close) {
+            fail_msg("kind %d, array %zu: %.9g, expected %.9g", kind, i / count, (double)got[i],
+                     (double)expected[i]);
+        }
     }
     free(start);
     free(expected);
@@ -453,10 +516,11 @@ static void outer_steps_equal_the_cpu(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Wire formats
 
-static const size_t WIRE_COUNTS[] = {1, 2, 3, 5, 7, 8, 31, 33, 127, 128, 129, 130, 254, 255, 256, 257, 263, 385, 2047, 2049, 4099};
+static const size_t WIRE_COUNTS[] = {1,   2,   3,   5,   7,   8,   31,  33,   127,  128, 129,
+                                     130, 254, 255, 256, 257, 263, 385, 2047, 2049, 4099};
 
 enum { WIRE_COUNT_COUNT = sizeof WIRE_COUNTS / sizeof WIRE_COUNTS[0], WIRE_RANKS = 3 };
 
@@ -473,7 +537,8 @@ typedef enum Family {
 } Family;
 
 static float wire_draw(Family family) {
-    double sign = random_bits(&test_random) & 1 ? 1 : -1, uniform = random_uniform(&test_random), normal = random_normal(&test_random);
+    double sign = random_bits(&test_random) & 1 ? 1 : -1, uniform = random_uniform(&test_random),
+           normal = random_normal(&test_random);
     switch (family) {
     case FAMILY_WIDE: return (float)(sign * exp2(-40 * uniform));
     case FAMILY_WHOLE: return (float)(sign * floor(255 * uniform) / 2);
@@ -481,7 +546,10 @@ static float wire_draw(Family family) {
     case FAMILY_HUGE: return uniform < 0.01 ? (float)(sign * FLT_MAX) : (float)(sign * FLT_MAX * uniform);
     case FAMILY_ZERO: return sign < 0 ? -0.0f : 0.0f;
     case FAMILY_BITS: return wire_float_from_bits((uint32_t)random_bits(&test_random));
-    case FAMILY_SPECIAL: return uniform < 0.0005 ? (float)NAN : uniform < 0.001 ? (float)(sign * INFINITY) : (float)(1e-3 * normal);
+    case FAMILY_SPECIAL:
+        return uniform < 0.0005  ? (float)NAN
+               : uniform < 0.001 ? (float)(sign * INFINITY)
+                                 : (float)(1e-3 * normal);
     default: return (float)(1e-3 * normal);
     }
 }
@@ -493,17 +561,22 @@ typedef struct WireCase {
     float *values, *base; // (count)
 } WireCase;
 
-static void check_bytes(const char *what, const WireCase *c, const void *got, const void *expected, size_t bytes) {
-    if (memcmp(got, expected, bytes) != 0) { fail_msg("%s: %zu elements are %s otherwise", wire_name(c->format), c->count, what); }
+static void check_bytes(const char *what, const WireCase *c, const void *got, const void *expected,
+                        size_t bytes) {
+    if (memcmp(got, expected, bytes) != 0) {
+        fail_msg("%s: %zu elements are %s otherwise", wire_name(c->format), c->count, what);
+    }
 }
 
-// What the kernel wrote must be what the CPU writes, every byte. With a base the NaNs of a difference may have other bits: then what the
-// two decode to is compared.
+// What the kernel wrote must be what the CPU writes, every byte. With a base the NaNs of
+// a difference may have other bits: then what the two decode to is compared.
 static void wire_check_encode(const WireCase *c, const float *base, const float *sent, void *encoded) {
     Stream *stream = cuda_test_stream(PRECISION_FP32);
-    float *values = device_floats(c->values, c->count, c->offset), *device_base = device_floats(c->base, c->count, c->offset);
+    float *values = device_floats(c->values, c->count, c->offset),
+          *device_base = device_floats(c->base, c->count, c->offset);
     char *out = (char *)device_new(c->bytes + 4 * c->offset), *expected = (char *)malloc(c->bytes);
-    cuda_wire_encode(stream, c->format, out + 4 * c->offset, values, base != NULL ? device_base : NULL, c->count);
+    cuda_wire_encode(stream, c->format, out + 4 * c->offset, values, base != NULL ? device_base : NULL,
+                     c->count);
     cuda_test_wait(stream);
     device_to_host(encoded, out + 4 * c->offset, c->bytes);
     wire_encode(c->format, expected, sent, c->count);
@@ -523,10 +596,12 @@ static void wire_check_encode(const WireCase *c, const float *base, const float 
     free(expected);
 }
 
-// Decoding alone gives the CPU's bits, NaNs too; with a base, which is also the output, the same sums.
+// Decoding alone gives the CPU's bits, NaNs too; with a base, which is also the output,
+// the same sums.
 static void wire_check_decode(const WireCase *c, const void *encoded) {
     Stream *stream = cuda_test_stream(PRECISION_FP32);
-    float *out = (float *)device_new((c->count + c->offset) * sizeof(float)), *base = device_floats(c->base, c->count, c->offset);
+    float *out = (float *)device_new((c->count + c->offset) * sizeof(float)),
+          *base = device_floats(c->base, c->count, c->offset);
     char *in = (char *)device_new(c->bytes + 4 * c->offset) + 4 * c->offset;
     CUDA_CHECK(cudaMemcpyAsync(in, encoded, c->bytes, cudaMemcpyHostToDevice, (cudaStream_t)stream->queue));
     float *got = host_copy(c->values, c->count), *expected = host_copy(c->values, c->count);
@@ -546,15 +621,18 @@ static void wire_check_decode(const WireCase *c, const void *encoded) {
     free(expected);
 }
 
-// The runs of three ranks: encoded values, differences, values again; a gap between them holds NaNs.
+// The runs of three ranks: encoded values, differences, values again; a gap between them
+// holds NaNs.
 static void wire_check_sum(const WireCase *c, const void *runs[WIRE_RANKS]) {
     Stream *stream = cuda_test_stream(PRECISION_FP32);
     size_t stride = c->bytes + 4 * (1 + c->offset), bytes = (WIRE_RANKS - 1) * stride + c->bytes;
     char *in = (char *)device_new(bytes);
-    float *out = (float *)device_new((c->count + c->offset) * sizeof(float)), *got = host_copy(c->values, c->count);
+    float *out = (float *)device_new((c->count + c->offset) * sizeof(float)),
+          *got = host_copy(c->values, c->count);
     float *expected = (float *)calloc(c->count, sizeof(float));
     for (size_t rank = 0; rank < WIRE_RANKS; rank++) {
-        CUDA_CHECK(cudaMemcpyAsync(in + rank * stride, runs[rank], c->bytes, cudaMemcpyHostToDevice, (cudaStream_t)stream->queue));
+        CUDA_CHECK(cudaMemcpyAsync(in + rank * stride, runs[rank], c->bytes, cudaMemcpyHostToDevice,
+                                   (cudaStream_t)stream->queue));
         wire_add(c->format, expected, runs[rank], c->count);
     }
     cuda_wire_sum(stream, c->format, out + c->offset, in, stride, WIRE_RANKS, c->count);
@@ -593,7 +671,8 @@ static void wire_formats_equal_the_cpu_bit_for_bit(void **state) {
         for (int work = 0; work < WIRE_FORMAT_COUNT * FAMILY_COUNT; work++) {
             Family family = (Family)(work / WIRE_FORMAT_COUNT);
             cuda_use_order((i + work) % SIMT_ORDERS);
-            wire_check((WireFormat)(work % WIRE_FORMAT_COUNT), WIRE_COUNTS[i], family, (size_t)((i + (int)family) % 4));
+            wire_check((WireFormat)(work % WIRE_FORMAT_COUNT), WIRE_COUNTS[i], family,
+                       (size_t)((i + (int)family) % 4));
         }
     }
     for (int format = 0; format < WIRE_FORMAT_COUNT && !cuda_small_shapes(); format++) {
@@ -601,17 +680,21 @@ static void wire_formats_equal_the_cpu_bit_for_bit(void **state) {
     }
 }
 
-// Blocks of nothing but the middles between two values of a coarse format and the numbers next to them, at every size of the scale.
+// Blocks of nothing but the middles between two values of a coarse format and the numbers
+// next to them, at every size of the scale.
 static void wire_formats_round_ties_as_the_cpu(void **state) {
     (void)state;
     for (int trial = 0; trial < (cuda_small_shapes() ? 60 : 600); trial++) {
         WireFormat format = trial % 2 == 0 ? WIRE_INT8 : WIRE_E3M0;
-        float values[4 * WIRE_BLOCK], base[4 * WIRE_BLOCK] = {0}, largest = (float)exp2(-140 + 267 * random_uniform(&test_random));
+        float values[4 * WIRE_BLOCK],
+            base[4 * WIRE_BLOCK] = {0}, largest = (float)exp2(-140 + 267 * random_uniform(&test_random));
         float unit = format == WIRE_INT8 ? wire_int8_scale(wire_float_bits(largest)) : largest / 128;
         char encoded[4 * WIRE_BLOCK + 16];
         for (size_t i = 0; i < 4 * WIRE_BLOCK; i++) {
-            double level = format == WIRE_INT8 ? (double)(i / 3 % 254) - 126.5 : exp2((double)(i / 3 % 8)) * (i % 2 == 0 ? 1.5 : -0.75);
-            float middle = (float)(level * (double)unit), near[3] = {middle, nextafterf(middle, INFINITY), nextafterf(middle, -INFINITY)};
+            double level = format == WIRE_INT8 ? (double)(i / 3 % 254) - 126.5
+                                               : exp2((double)(i / 3 % 8)) * (i % 2 == 0 ? 1.5 : -0.75);
+            float middle = (float)(level * (double)unit),
+                  near[3] = {middle, nextafterf(middle, INFINITY), nextafterf(middle, -INFINITY)};
             values[i] = i % WIRE_BLOCK == 0 || fabsf(near[i % 3]) > largest ? largest : near[i % 3];
         }
         WireCase c = {format, 4 * WIRE_BLOCK, 0, wire_bytes(format, 4 * WIRE_BLOCK), values, base};
@@ -635,9 +718,9 @@ int main(void) {
     };
     test_random.state = (uint64_t)time(NULL);
     printf("seed %llu\n", (unsigned long long)test_random.state);
-    cpu_stream.team = team_create(1, true);
+    cpu_stream.pool = thread_pool_create(1, true);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    team_destroy(cpu_stream.team);
+    thread_pool_destroy(cpu_stream.pool);
     CUDA_CHECK(cudaStreamDestroy((cudaStream_t)cuda_test_stream(PRECISION_FP32)->queue));
     return failed;
 }

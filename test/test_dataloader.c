@@ -1,5 +1,7 @@
-// test_dataloader.c: every source gives the tokens that are in it, in an order that depends on nothing but (seed, index); every bad input
-// gives one clear sentence; bytes that nobody meant as tokens never crash. All files are made here, in a directory of their own.
+// test_dataloader.c: every source gives the tokens that are in it, in an order that
+// depends on nothing but (seed, index); every bad input gives one clear sentence; bytes
+// that nobody meant as tokens never crash. All files are made here, in a directory of
+// their own.
 #include <math.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -32,7 +34,8 @@ static const char *write_file(Scratch *scratch, const char *name, const void *by
     return scratch->path;
 }
 
-// A file of `count` uint16 ids start, start+1, ... modulo `vocabulary`, so that a token tells where it stood.
+// A file of `count` uint16 ids start, start+1, ... modulo `vocabulary`, so that a token
+// tells where it stood.
 static const char *write_ids(Scratch *scratch, const char *name, int count, int start, int vocabulary) {
     uint16_t *ids = (uint16_t *)malloc((size_t)count * sizeof *ids + 1);
     for (int i = 0; i < count; i++) { ids[i] = (uint16_t)((start + i) % vocabulary); }
@@ -41,8 +44,10 @@ static const char *write_ids(Scratch *scratch, const char *name, int count, int 
     return scratch->path;
 }
 
-// A file as llm.c writes it: `said` tokens in the header, `count` of `width` bytes behind it.
-static const char *write_llmc(Scratch *scratch, const char *name, int32_t magic, int32_t version, int32_t said, int count, int width) {
+// A file as llm.c writes it: `said` tokens in the header, `count` of `width` bytes behind
+// it.
+static const char *write_llmc(Scratch *scratch, const char *name, int32_t magic, int32_t version,
+                              int32_t said, int count, int width) {
     size_t size = 1024 + (size_t)count * (size_t)width;
     uint8_t *bytes = (uint8_t *)calloc(1, size);
     int32_t header[3] = {magic, version, said};
@@ -56,7 +61,8 @@ static const char *write_llmc(Scratch *scratch, const char *name, int32_t magic,
     return scratch->path;
 }
 
-static bool try_open(DataLoader *loader, const char *path, int T, int vocabulary, bool hold_out, Error *error) {
+static bool try_open(DataLoader *loader, const char *path, int T, int vocabulary, bool hold_out,
+                     Error *error) {
     DataRequest request = {path, T, vocabulary, 42, hold_out};
     error->text[0] = '\0';
     return data_loader_open(loader, &request, error);
@@ -67,18 +73,22 @@ static void open_or_fail(DataLoader *loader, const char *path, int T, int vocabu
     if (!try_open(loader, path, T, vocabulary, hold_out, &error)) { fail_msg("%s", error.text); }
 }
 
-// One clear sentence: it has the words that we expect, names the file where there is one, and has no newline.
+// One clear sentence: it has the words that we expect, names the file where there is one,
+// and has no newline.
 static void expect_refusal(const char *path, int T, int vocabulary, const char *words) {
     DataLoader loader;
     Error error;
     assert_false(try_open(&loader, path, T, vocabulary, true, &error));
     if (strstr(error.text, words) == NULL) { fail_msg("'%s' does not say '%s'", error.text, words); }
     assert_null(strchr(error.text, '\n'));
-    if (strcmp(path, "builtin") != 0 && strpbrk(path, "*[") == NULL) { assert_non_null(strstr(error.text, path)); }
+    if (strcmp(path, "builtin") != 0 && strpbrk(path, "*[") == NULL) {
+        assert_non_null(strstr(error.text, path));
+    }
     assert_int_equal(loader.file_count, 0); // nothing to close
 }
 
-static void fill(const DataLoader *loader, bool validation, uint64_t first, int B, int32_t *tokens, int32_t *targets, double *perfect) {
+static void fill(const DataLoader *loader, bool validation, uint64_t first, int B, int32_t *tokens,
+                 int32_t *targets, double *perfect) {
     Error error = {""};
     bool good = validation ? data_loader_fill_validation(loader, first, B, tokens, targets, perfect, &error)
                            : data_loader_fill(loader, first, B, tokens, targets, perfect, &error);
@@ -89,7 +99,8 @@ static void fill(const DataLoader *loader, bool validation, uint64_t first, int 
 
 static void test_permutation_is_a_bijection(void **state) {
     (void)state;
-    static const uint64_t sizes[] = {1, 2, 3, 4, 5, 7, 8, 13, 16, 17, 64, 97, 100, 255, 256, 257, 1000, 1024, 4099, 65537};
+    static const uint64_t sizes[] = {1,  2,  3,   4,   5,   7,   8,    13,   16,   17,
+                                     64, 97, 100, 255, 256, 257, 1000, 1024, 4099, 65537};
     static uint8_t seen[65537];
     for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
         uint64_t n = sizes[s], moved = 0;
@@ -111,7 +122,8 @@ static void test_permutation_is_a_bijection(void **state) {
     }
 }
 
-// Over many keys every window must come first equally often, and neighbours must not stay neighbours.
+// Over many keys every window must come first equally often, and neighbours must not stay
+// neighbours.
 static void test_permutation_is_fair(void **state) {
     (void)state;
     enum { N = 10, KEYS = 20000 };
@@ -121,7 +133,9 @@ static void test_permutation_is_fair(void **state) {
         first[a]++;
         neighbours += b == a + 1;
     }
-    for (int i = 0; i < N; i++) { assert_in_range(first[i], KEYS / N - 250, KEYS / N + 250); } // about 6 standard deviations
+    for (int i = 0; i < N; i++) {
+        assert_in_range(first[i], KEYS / N - 250, KEYS / N + 250);
+    }                                                              // about 6 standard deviations
     assert_in_range(neighbours, KEYS / 10 - 300, KEYS / 10 + 300); // nine pairs of ninety
 }
 
@@ -179,7 +193,8 @@ static void check_batches_and_ranks(const DataLoader *loader, bool validation) {
     } else {
         assert_true(isnan(perfect) && isnan(sum));
     }
-    for (int rank = 0; rank < RANKS; rank++) { // rank r takes samples j*RANKS + r: the same set, whatever RANKS is
+    for (int rank = 0; rank < RANKS;
+         rank++) { // rank r takes samples j*RANKS + r: the same set, whatever RANKS is
         for (int j = 0; j < B / RANKS; j++) {
             fill(loader, validation, (uint64_t)(FIRST + j * RANKS + rank), 1, single[0], single[1], &one);
             assert_memory_equal(single[0], batch[0] + (j * RANKS + rank) * T, sizeof single[0]);
@@ -190,7 +205,8 @@ static void check_batches_and_ranks(const DataLoader *loader, bool validation) {
 static void test_a_batch_is_its_samples(void **state) {
     Scratch *scratch = (Scratch *)*state;
     DataLoader loader;
-    open_or_fail(&loader, write_ids(scratch, "batch.bin", 40 * 16 + 1, 0, 1000), 16, 1000, true); // 38 windows: the batch crosses an epoch
+    open_or_fail(&loader, write_ids(scratch, "batch.bin", 40 * 16 + 1, 0, 1000), 16, 1000,
+                 true); // 38 windows: the batch crosses an epoch
     check_batches_and_ranks(&loader, false);
     check_batches_and_ranks(&loader, true);
     data_loader_close(&loader);
@@ -221,7 +237,8 @@ static void test_threads_share_a_loader(void **state) {
     for (int source = 0; source < 2; source++) {
         DataLoader loader;
         static Reader readers[4];
-        open_or_fail(&loader, source == 0 ? "builtin" : write_ids(scratch, "shared.bin", 640, 0, 1000), 16, 1000, true);
+        open_or_fail(&loader, source == 0 ? "builtin" : write_ids(scratch, "shared.bin", 640, 0, 1000), 16,
+                     1000, true);
         for (int i = 0; i < 4; i++) {
             readers[i].loader = &loader;
             assert_int_equal(pthread_create(&readers[i].handle, NULL, read_batch, &readers[i]), 0);
@@ -241,7 +258,8 @@ static void test_threads_share_a_loader(void **state) {
 static void test_builtin(void **state) {
     (void)state;
     enum { T = 256, B = 400 };
-    int32_t *tokens = (int32_t *)malloc(B * T * sizeof *tokens), *targets = (int32_t *)malloc(B * T * sizeof *targets);
+    int32_t *tokens = (int32_t *)malloc(B * T * sizeof *tokens),
+            *targets = (int32_t *)malloc(B * T * sizeof *targets);
     int32_t validation[T], unused[T];
     double perfect, one;
     DataLoader loader;
@@ -252,7 +270,9 @@ static void test_builtin(void **state) {
         assert_int_equal(tokens[b * T], '\n');
         assert_memory_equal(tokens + b * T + 1, targets + b * T, (T - 1) * sizeof *tokens);
     }
-    if (!(fabs(perfect - corpus_entropy(T)) <= 0.002)) { fail_msg("%g is far from the entropy %g", perfect, corpus_entropy(T)); }
+    if (!(fabs(perfect - corpus_entropy(T)) <= 0.002)) {
+        fail_msg("%g is far from the entropy %g", perfect, corpus_entropy(T));
+    }
     fill(&loader, true, 1000, 1, validation, unused, &one);
     assert_memory_not_equal(validation, tokens, sizeof validation);
     Error error;
@@ -298,8 +318,10 @@ static void test_llmc_files(void **state) {
         }
         data_loader_close(&loader);
         expect_refusal(path, 12, 24, "token 24 at position 24 is beyond the model's vocabulary of 24");
-        expect_refusal(write_llmc(scratch, "cut.bin", magic[i], version[i], 26, 25, 2 + 2 * i), 12, 25, "the header promises 26 tokens");
-        expect_refusal(write_llmc(scratch, "cut.bin", magic[i], version[i], -1, 25, 2 + 2 * i), 12, 25, "the header promises -1 tokens");
+        expect_refusal(write_llmc(scratch, "cut.bin", magic[i], version[i], 26, 25, 2 + 2 * i), 12, 25,
+                       "the header promises 26 tokens");
+        expect_refusal(write_llmc(scratch, "cut.bin", magic[i], version[i], -1, 25, 2 + 2 * i), 12, 25,
+                       "the header promises -1 tokens");
         expect_refusal(write_llmc(scratch, "old.bin", magic[i], 3, 25, 25, 2 + 2 * i), 12, 25, "version 3");
         char part[40];
         memset(part, 0, sizeof part);
@@ -340,7 +362,8 @@ static void test_many_files_in_order_of_name(void **state) {
     }
     expect_refusal(scratch_path(scratch, "parts/*"), 4, 1000, "cannot be mixed");
     DataLoader loader;
-    open_or_fail(&loader, write_ids(scratch, "parts/odd[1]*.bin", 9, 0, 1000), 4, 1000, false); // a name, not a pattern
+    open_or_fail(&loader, write_ids(scratch, "parts/odd[1]*.bin", 9, 0, 1000), 4, 1000,
+                 false); // a name, not a pattern
     data_loader_close(&loader);
 }
 
@@ -352,7 +375,8 @@ static void test_hold_out(void **state) {
     for (int i = 0; i < 6; i++) {
         DataLoader loader;
         open_or_fail(&loader, write_ids(scratch, "hold.bin", windows[i] + 1, 0, 65536), 1, 65536, true);
-        uint64_t training = data_loader_samples_per_epoch(&loader), held = data_loader_validation_samples(&loader);
+        uint64_t training = data_loader_samples_per_epoch(&loader),
+                 held = data_loader_validation_samples(&loader);
         assert_int_equal(held, expected[i]);
         assert_int_equal(training + held, windows[i]);
         for (uint64_t s = 0; s < training && s < 500; s++) {
@@ -389,27 +413,34 @@ static void test_too_little_data(void **state) {
     Scratch *scratch = (Scratch *)*state;
     DataLoader loader;
     Error error;
-    expect_refusal(write_ids(scratch, "little.bin", 8, 0, 100), 8, 100, "holds 0 windows of 9 tokens: lower --seq-len to at most 3");
+    expect_refusal(write_ids(scratch, "little.bin", 8, 0, 100), 8, 100,
+                   "holds 0 windows of 9 tokens: lower --seq-len to at most 3");
     open_or_fail(&loader, scratch->path, 3, 100, true); // the advice works
     data_loader_close(&loader);
     expect_refusal(scratch->path, 4, 100, "holds 1 window of 5 tokens, and validation takes it");
     expect_refusal(write_ids(scratch, "one.bin", 1, 0, 100), 8, 100, "even --seq-len 1 does not fit");
 
-    open_or_fail(&loader, write_ids(scratch, "some.bin", 20 * 64 + 1, 0, 100), 64, 100, true); // 19 windows and 1
+    open_or_fail(&loader, write_ids(scratch, "some.bin", 20 * 64 + 1, 0, 100), 64, 100,
+                 true); // 19 windows and 1
     assert_true(data_loader_require(&loader, 4, 4, &error));
     assert_false(data_loader_require(&loader, 4, 5, &error));
-    assert_non_null(strstr(error.text, "holds 19 windows of 65 tokens (and 1 for validation), but 4 ranks x --micro-batch 5 need 20: "));
+    assert_non_null(strstr(
+        error.text,
+        "holds 19 windows of 65 tokens (and 1 for validation), but 4 ranks x --micro-batch 5 need 20: "));
     int micro_batch = 0, sequence_length = 0;
     const char *remedy = strstr(error.text, "lower");
-    assert_int_equal(sscanf(remedy, "lower --micro-batch to %d or --seq-len to %d", &micro_batch, &sequence_length), 2);
-    assert_true(data_loader_require(&loader, 4, micro_batch, &error) && !data_loader_require(&loader, 4, micro_batch + 1, &error));
+    assert_int_equal(
+        sscanf(remedy, "lower --micro-batch to %d or --seq-len to %d", &micro_batch, &sequence_length), 2);
+    assert_true(data_loader_require(&loader, 4, micro_batch, &error) &&
+                !data_loader_require(&loader, 4, micro_batch + 1, &error));
     data_loader_close(&loader);
     open_or_fail(&loader, scratch->path, sequence_length, 100, true);
     assert_true(data_loader_require(&loader, 4, 5, &error));
     data_loader_close(&loader);
     open_or_fail(&loader, scratch->path, sequence_length + 1, 100, true); // it is the longest that fits
     assert_false(data_loader_require(&loader, 4, 5, &error));
-    assert_false(data_loader_require(&loader, 1000, 1, &error)); // 1000 ranks: a shorter sequence is the only way
+    assert_false(
+        data_loader_require(&loader, 1000, 1, &error)); // 1000 ranks: a shorter sequence is the only way
     assert_non_null(strstr(error.text, "lower --seq-len to 1, or start at most"));
     assert_false(data_loader_require(&loader, 2, 1000000000, &error));
     assert_null(strstr(error.text, "--seq-len to"));
@@ -418,7 +449,8 @@ static void test_too_little_data(void **state) {
     data_loader_close(&loader);
 }
 
-// What was not checked at open is checked when it is read: here the loader is told of a smaller vocabulary afterwards.
+// What was not checked at open is checked when it is read: here the loader is told of a
+// smaller vocabulary afterwards.
 static void test_bad_token_at_fill(void **state) {
     Scratch *scratch = (Scratch *)*state;
     int32_t tokens[16], targets[16];
@@ -429,7 +461,8 @@ static void test_bad_token_at_fill(void **state) {
     loader.vocabulary = 16;
     assert_true(data_loader_fill_validation(&loader, 0, 1, tokens, targets, &perfect, &error));
     assert_false(data_loader_fill_validation(&loader, 0, 2, tokens, targets, &perfect, &error));
-    assert_non_null(strstr(error.text, "late.bin: token 16 at position 16 is beyond the model's vocabulary of 16"));
+    assert_non_null(
+        strstr(error.text, "late.bin: token 16 at position 16 is beyond the model's vocabulary of 16"));
     assert_false(data_loader_fill(&loader, 0, 2, tokens, targets, &perfect, &error));
     loader.vocabulary = 8; // the very first id of a window
     assert_false(data_loader_fill_validation(&loader, 1, 1, tokens, targets, &perfect, &error));
@@ -448,12 +481,14 @@ static void test_scan_finds_the_position(void **state) {
         memset(ids, 0, sizeof ids);
         ids[positions[i]] = 50257;
         ids[COUNT - 1] = 50257;
-        snprintf(words, sizeof words, "token 50257 at position %d is beyond the model's vocabulary of 50257", positions[i]);
+        snprintf(words, sizeof words, "token 50257 at position %d is beyond the model's vocabulary of 50257",
+                 positions[i]);
         expect_refusal(write_file(scratch, "scan.bin", ids, sizeof ids), 1024, 50257, words);
     }
 }
 
-// Whatever the bytes are: a refusal with a sentence, or batches of valid ids. The sanitizers watch.
+// Whatever the bytes are: a refusal with a sentence, or batches of valid ids. The
+// sanitizers watch.
 static void test_random_bytes_never_crash(void **state) {
     Scratch *scratch = (Scratch *)*state;
     static uint8_t bytes[4096];
@@ -480,8 +515,10 @@ static void test_random_bytes_never_crash(void **state) {
         opened++;
         assert_true(data_loader_samples_per_epoch(&loader) > 0);
         for (int i = 0; i < 4; i++) {
-            bool good = i % 2 == 0 ? data_loader_fill(&loader, random_bits(&random) >> 8, 3, tokens, targets, &perfect, &error)
-                                   : data_loader_fill_validation(&loader, random_bits(&random) >> 8, 3, tokens, targets, &perfect, &error);
+            bool good = i % 2 == 0 ? data_loader_fill(&loader, random_bits(&random) >> 8, 3, tokens, targets,
+                                                      &perfect, &error)
+                                   : data_loader_fill_validation(&loader, random_bits(&random) >> 8, 3,
+                                                                 tokens, targets, &perfect, &error);
             assert_true(good);
             for (int t = 0; t < 15; t++) {
                 assert_in_range(tokens[t], 0, vocabulary - 1);

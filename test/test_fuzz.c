@@ -1,32 +1,34 @@
-// test_fuzz.c: no input breaks a parser. What the fuzzer looks for with clang (make fuzz) is looked for here with any compiler, in seconds:
-// the targets of test/fuzz run on their seeds, and on damaged copies of them that are the same in every run.
+// test_fuzz.c: no input breaks a parser. What the fuzzer looks for with clang (make fuzz)
+// is looked for here with any compiler, in seconds: the targets of test/fuzz run on their
+// seeds, and on damaged copies of them that are the same in every run.
 //
-// Every target runs in a process of its own, with what it is about to read in memory that both see. So whatever ends it, a broken law, a
-// sanitizer, a signal, the alarm, the test can say which input did, and leaves it in a file.
+// Every target runs in a process of its own, with what it is about to read in memory that
+// both see. So whatever ends it, a broken law, a sanitizer, a signal, the alarm, the test
+// can say which input did, and leaves it in a file.
 #include <dirent.h>
 #include <errno.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 
-#include "harness.h"
+#include "test/harness.h"
 
-#include "fuzz/fuzz_checkpoint.h"
-#include "fuzz/fuzz_config.h"
-#include "fuzz/fuzz_dataloader.h"
-#include "fuzz/fuzz_evaluate.h"
-#include "fuzz/fuzz_options.h"
-#include "fuzz/fuzz_pretrained.h"
-#include "fuzz/fuzz_safetensors.h"
-#include "fuzz/fuzz_shard.h"
-#include "fuzz/fuzz_text.h"
-#include "fuzz/fuzz_tokenizer.h"
+#include "test/fuzz/fuzz_checkpoint.h"
+#include "test/fuzz/fuzz_config.h"
+#include "test/fuzz/fuzz_dataloader.h"
+#include "test/fuzz/fuzz_eval.h"
+#include "test/fuzz/fuzz_hf_model.h"
+#include "test/fuzz/fuzz_options.h"
+#include "test/fuzz/fuzz_safetensors.h"
+#include "test/fuzz/fuzz_text.h"
+#include "test/fuzz/fuzz_token_file.h"
+#include "test/fuzz/fuzz_tokenizer.h"
 
 enum {
     MOST_SEEDS = 64,
     SEED_BYTES = 1 << 13,
     INPUT_BYTES = 2 * SEED_BYTES,
     DAMAGED = 1000, // copies of every seed
-    PATIENCE = 120 // seconds for a target, under any sanitizer
+    PATIENCE = 120  // seconds for a target, under any sanitizer
 };
 
 typedef struct Named {
@@ -34,9 +36,15 @@ typedef struct Named {
     FuzzTarget target;
 } Named;
 
-static const Named targets[] = {{"checkpoint", fuzz_checkpoint},   {"config", fuzz_config},     {"dataloader", fuzz_dataloader},
-                                {"evaluate", fuzz_evaluate},       {"options", fuzz_options},   {"pretrained", fuzz_pretrained},
-                                {"safetensors", fuzz_safetensors}, {"shard", fuzz_shard},       {"text", fuzz_text},
+static const Named targets[] = {{"checkpoint", fuzz_checkpoint},
+                                {"config", fuzz_config},
+                                {"dataloader", fuzz_dataloader},
+                                {"eval", fuzz_eval},
+                                {"options", fuzz_options},
+                                {"hf_model", fuzz_hf_model},
+                                {"safetensors", fuzz_safetensors},
+                                {"token_file", fuzz_token_file},
+                                {"text", fuzz_text},
                                 {"tokenizer", fuzz_tokenizer}};
 
 enum { TARGET_COUNT = sizeof targets / sizeof targets[0] };
@@ -67,7 +75,9 @@ static const char *folder_of(const char *inside, char path[512]) {
     return path;
 }
 
-static int compare_seeds(const void *a, const void *b) { return strcmp(((const Seed *)a)->name, ((const Seed *)b)->name); }
+static int compare_seeds(const void *a, const void *b) {
+    return strcmp(((const Seed *)a)->name, ((const Seed *)b)->name);
+}
 
 static void read_seed(Seed *seed, const char *folder, const char *name) {
     char path[900];
@@ -86,7 +96,9 @@ static Seeds *read_seeds(const char *name) {
     Seeds *seeds = (Seeds *)calloc(1, sizeof *seeds);
     snprintf(inside, sizeof inside, "/corpus/%s", name);
     DIR *directory = opendir(folder_of(inside, folder));
-    if (directory == NULL || seeds == NULL) { fail_msg("there is no %s: PROJECT_ROOT says where test/fuzz is", folder); }
+    if (directory == NULL || seeds == NULL) {
+        fail_msg("there is no %s: PROJECT_ROOT says where test/fuzz is", folder);
+    }
     for (struct dirent *entry; (entry = readdir(directory)) != NULL;) {
         if (entry->d_name[0] == '.') { continue; }
         assert_true(seeds->count < MOST_SEEDS);
@@ -99,7 +111,9 @@ static Seeds *read_seeds(const char *name) {
 
 // ---- damage
 
-static size_t pick(Random *random, size_t count) { return count > 0 ? (size_t)(random_bits(random) % count) : 0; }
+static size_t pick(Random *random, size_t count) {
+    return count > 0 ? (size_t)(random_bits(random) % count) : 0;
+}
 
 // Replaces `removed` bytes at `at` by `count` others, as far as there is room.
 static void replace(Input *input, size_t at, size_t removed, const uint8_t *bytes, size_t count) {
@@ -111,7 +125,8 @@ static void replace(Input *input, size_t at, size_t removed, const uint8_t *byte
 }
 
 static void damage_bytes(Input *input, Random *random) {
-    static const uint8_t telling[] = {0, 1, 9, 10, 32, 34, 35, 45, 48, 57, 92, 91, 93, 123, 125, 127, 128, 192, 255};
+    static const uint8_t telling[] = {0,  1,  9,  10,  32,  34,  35,  45,  48, 57,
+                                      92, 91, 93, 123, 125, 127, 128, 192, 255};
     size_t at = pick(random, input->size);
     if (input->size == 0) { return; }
     if (pick(random, 2) == 0) {
@@ -123,7 +138,8 @@ static void damage_bytes(Input *input, Random *random) {
 
 // A number in the text becomes another.
 static void damage_number(Input *input, Random *random) {
-    static const char *const numbers[] = {"0", "-1", "1e400", "2147483648", "4294967295", "9223372036854775807", "1.5", "null", "nan"};
+    static const char *const numbers[] = {
+        "0", "-1", "1e400", "2147483648", "4294967295", "9223372036854775807", "1.5", "null", "nan"};
     const char *number = numbers[pick(random, sizeof numbers / sizeof numbers[0])];
     size_t at = pick(random, input->size), end;
     while (at < input->size && (input->bytes[at] < '0' || input->bytes[at] > '9')) { at++; }
@@ -203,7 +219,8 @@ static void save_input(const Named *named, const Input *input, char path[512]) {
 static void no_input_breaks_it(void **state) {
     const Named *named = (const Named *)*state;
     Seeds *seeds = read_seeds(named->name);
-    Input *input = (Input *)mmap(NULL, sizeof *input, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    Input *input =
+        (Input *)mmap(NULL, sizeof *input, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(seeds->count > 0 && input != MAP_FAILED);
     fflush(NULL);
     pid_t child = fork();
@@ -218,12 +235,14 @@ static void no_input_breaks_it(void **state) {
     if (status != 0) {
         char path[512];
         save_input(named, input, path);
-        fail_msg("%s: %s ended it with status 0x%x; the input is in %s", named->name, input->label, (unsigned)status, path);
+        fail_msg("%s: %s ended it with status 0x%x; the input is in %s", named->name, input->label,
+                 (unsigned)status, path);
     }
     munmap(input, sizeof *input);
 }
 
-// The Makefile finds targets by the names of their files: those are the ones that are run here.
+// The Makefile finds targets by the names of their files: those are the ones that are run
+// here.
 static void every_target_is_run_here(void **state) {
     char path[512];
     int found = 0;

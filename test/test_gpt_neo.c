@@ -1,11 +1,13 @@
-// test_gpt_neo.c: the model against Hugging Face's values, against finite differences, and against itself (threads, calls, accumulation).
+// test_gpt_neo.c: the model against Hugging Face's values, against finite differences,
+// and against itself (threads, calls, accumulation).
 //
-// Reference files: test/reference, made by dev/reference (its README has the format). ACCO_REFERENCE names another directory.
-#include "harness.h"
+// Reference files: test/reference, made by dev/reference (its README has the format).
+// ACCO_REFERENCE names another directory.
+#include "test/harness.h"
 
 #include "gpt_neo.h"
 #include "rules.h"
-#include "threads_link.h"
+#include "test/threads_link.h"
 
 // ---- a safetensors file, read whole
 
@@ -51,7 +53,9 @@ static const char *tensors_text(const Tensors *tensors, const char *key) {
     return json_string_value(json_object_get(json_object_get(tensors->header, "__metadata__"), key));
 }
 
-static double tensors_number(const Tensors *tensors, const char *key) { return atof(tensors_text(tensors, key)); }
+static double tensors_number(const Tensors *tensors, const char *key) {
+    return atof(tensors_text(tensors, key));
+}
 
 // ---- a model with its memory
 
@@ -60,12 +64,13 @@ typedef struct Fixture {
     ParameterTable table;
     Arena arena;
     GptNeo model;
-    Stream stream; // only its team is used: kernels run on the calling thread and the team
+    Stream stream; // only its pool is used: kernels run on the calling thread and the pool
     float *parameters, *gradients;
     int32_t *tokens, *targets;
 } Fixture;
 
-static void fixture_open_recompute(Fixture *fixture, const GptNeoConfig *config, int B, int T, int threads, Recompute recompute) {
+static void fixture_open_recompute(Fixture *fixture, const GptNeoConfig *config, int B, int T, int threads,
+                                   Recompute recompute) {
     Error error;
     memset(fixture, 0, sizeof *fixture);
     fixture->config = *config;
@@ -77,16 +82,19 @@ static void fixture_open_recompute(Fixture *fixture, const GptNeoConfig *config,
     settings.recompute = recompute;
     gpt_neo_reserve(&fixture->model, &fixture->arena, config, &settings);
     assert_true(arena_commit(&fixture->arena, &error));
-    fixture->stream.team = team_create(threads, true);
+    fixture->stream.pool = thread_pool_create(threads, true);
     fixture->tokens = (int32_t *)malloc((size_t)(B * T) * sizeof(int32_t));
     fixture->targets = (int32_t *)malloc((size_t)(B * T) * sizeof(int32_t));
     Random random;
     random.state = 7;
     for (int i = 0; i < B * T; i++) {
         fixture->tokens[i] = (int32_t)(random_uniform(&random) * config->vocabulary);
-        fixture->targets[i] = random_uniform(&random) < 0.2 ? -1 : (int32_t)(random_uniform(&random) * config->vocabulary);
+        fixture->targets[i] =
+            random_uniform(&random) < 0.2 ? -1 : (int32_t)(random_uniform(&random) * config->vocabulary);
     }
-    for (size_t i = 0; i < fixture->table.parameter_count; i++) { fixture->parameters[i] = (float)(0.3 * random_normal(&random)); }
+    for (size_t i = 0; i < fixture->table.parameter_count; i++) {
+        fixture->parameters[i] = (float)(0.3 * random_normal(&random));
+    }
 }
 
 static void fixture_open(Fixture *fixture, const GptNeoConfig *config, int B, int T, int threads) {
@@ -94,7 +102,7 @@ static void fixture_open(Fixture *fixture, const GptNeoConfig *config, int B, in
 }
 
 static void fixture_close(Fixture *fixture) {
-    team_destroy(fixture->stream.team);
+    thread_pool_destroy(fixture->stream.pool);
     arena_release(&fixture->arena);
     parameter_table_free(&fixture->table);
     free(fixture->tokens);
@@ -102,11 +110,12 @@ static void fixture_close(Fixture *fixture) {
 }
 
 static float fixture_gradients(Fixture *fixture) {
-    return gpt_neo_loss_and_gradients(&fixture->model, &fixture->stream, fixture->parameters, fixture->gradients, fixture->tokens,
-                                      fixture->targets, NULL);
+    return gpt_neo_loss_and_gradients(&fixture->model, &fixture->stream, fixture->parameters,
+                                      fixture->gradients, fixture->tokens, fixture->targets, NULL);
 }
 
-static GptNeoConfig small_config(int layers, int channels, int heads, int inner, int window, int positions, int vocabulary) {
+static GptNeoConfig small_config(int layers, int channels, int heads, int inner, int window, int positions,
+                                 int vocabulary) {
     GptNeoConfig config;
     memset(&config, 0, sizeof config);
     config.layers = layers;
@@ -121,11 +130,15 @@ static GptNeoConfig small_config(int layers, int channels, int heads, int inner,
     return config;
 }
 
-static void assert_arrays_close(const char *what, const float *got, const float *expected, size_t count, double tolerance) {
+static void assert_arrays_close(const char *what, const float *got, const float *expected, size_t count,
+                                double tolerance) {
     double worst = 0.0;
     for (size_t i = 0; i < count; i++) {
-        double allowed = tolerance * fmax(1.0, fabs((double)expected[i])), difference = fabs((double)got[i] - (double)expected[i]);
-        if (!(difference <= allowed)) { fail_msg("%s[%zu]: %.9g, expected %.9g", what, i, (double)got[i], (double)expected[i]); }
+        double allowed = tolerance * fmax(1.0, fabs((double)expected[i])),
+               difference = fabs((double)got[i] - (double)expected[i]);
+        if (!(difference <= allowed)) {
+            fail_msg("%s[%zu]: %.9g, expected %.9g", what, i, (double)got[i], (double)expected[i]);
+        }
         worst = fmax(worst, difference);
     }
     if (getenv("ACCO_TEST_VERBOSE") != NULL) { printf("%-60s %.2e\n", what, worst); }
@@ -135,9 +148,10 @@ static void assert_arrays_close(const char *what, const float *got, const float 
 
 static GptNeoConfig reference_config(const Tensors *tensors) {
     const char *layers = tensors_text(tensors, "layers");
-    GptNeoConfig config = small_config((int)strlen(layers), (int)tensors_number(tensors, "channels"), (int)tensors_number(tensors, "heads"),
-                                       (int)tensors_number(tensors, "inner"), (int)tensors_number(tensors, "window"),
-                                       (int)tensors_number(tensors, "positions"), (int)tensors_number(tensors, "vocabulary"));
+    GptNeoConfig config = small_config(
+        (int)strlen(layers), (int)tensors_number(tensors, "channels"), (int)tensors_number(tensors, "heads"),
+        (int)tensors_number(tensors, "inner"), (int)tensors_number(tensors, "window"),
+        (int)tensors_number(tensors, "positions"), (int)tensors_number(tensors, "vocabulary"));
     for (int l = 0; l < config.layers; l++) { config.local[l] = layers[l] == 'l'; }
     config.epsilon = (float)tensors_number(tensors, "layer_norm_epsilon");
     return config;
@@ -146,13 +160,19 @@ static GptNeoConfig reference_config(const Tensors *tensors) {
 // The weights of the reference are made from their names.
 static void reference_weights(const Tensors *tensors, const ParameterInfo *entry, float *weights) {
     size_t length = strlen(entry->name);
-    bool bias = strcmp(entry->name + length - 5, ".bias") == 0, layernorm = strstr(entry->name, ".ln_") != NULL;
+    bool bias = strcmp(entry->name + length - 5, ".bias") == 0,
+         layernorm = strstr(entry->name, ".ln_") != NULL;
     bool embedding = strstr(entry->name, ".wte.") != NULL || strstr(entry->name, ".wpe.") != NULL;
-    const char *key = bias ? "scale_biases" : layernorm ? "scale_layernorm" : embedding ? "scale_embeddings" : "scale_matrices";
+    const char *key = bias        ? "scale_biases"
+                      : layernorm ? "scale_layernorm"
+                      : embedding ? "scale_embeddings"
+                                  : "scale_matrices";
     float constant = layernorm && !bias ? 1.0f : 0.0f, scale = (float)tensors_number(tensors, key);
     Random random;
     random.state = UINT64_C(0xCBF29CE484222325);
-    for (const char *c = entry->name; *c != '\0'; c++) { random.state = (random.state ^ (uint8_t)*c) * UINT64_C(0x100000001B3); }
+    for (const char *c = entry->name; *c != '\0'; c++) {
+        random.state = (random.state ^ (uint8_t)*c) * UINT64_C(0x100000001B3);
+    }
     random.state ^= (uint64_t)tensors_number(tensors, "seed");
     for (size_t i = 0; i < entry->count; i++) {
         weights[i] = constant + (float)((int)(random_bits(&random) >> 48) - 32768) / 32768.0f * scale;
@@ -162,9 +182,10 @@ static void reference_weights(const Tensors *tensors, const ParameterInfo *entry
 static void check_logits(Fixture *fixture, const Tensors *tensors) {
     int rows = (int)gpt_neo_rows(&fixture->model), V = fixture->config.vocabulary;
     float *logits = (float *)malloc((size_t)rows * (size_t)V * sizeof(float));
-    cpu_matmul_forward(&fixture->stream, logits, V, real_floats_const(gpt_neo_hidden(&fixture->model)), fixture->parameters, rows,
-                       fixture->config.channels, V);
-    assert_arrays_close("logits", logits, (const float *)tensors_get(tensors, "logits"), (size_t)rows * (size_t)V, 1e-5);
+    cpu_matmul_forward(&fixture->stream, logits, V, real_floats_const(gpt_neo_hidden(&fixture->model)),
+                       fixture->parameters, rows, fixture->config.channels, V);
+    assert_arrays_close("logits", logits, (const float *)tensors_get(tensors, "logits"),
+                        (size_t)rows * (size_t)V, 1e-5);
     free(logits);
 }
 
@@ -173,7 +194,8 @@ static void check_tensors(Fixture *fixture, const Tensors *tensors, const char *
         const ParameterInfo *entry = &fixture->table.entries[i];
         char name[128];
         snprintf(name, sizeof name, "%s.%s", prefix, entry->name);
-        assert_arrays_close(name, values + entry->offset, (const float *)tensors_get(tensors, name), entry->count, 1e-5);
+        assert_arrays_close(name, values + entry->offset, (const float *)tensors_get(tensors, name),
+                            entry->count, 1e-5);
     }
 }
 
@@ -184,13 +206,15 @@ static void fixture_open_reference(Fixture *fixture, const Tensors *tensors, int
     memcpy(fixture->tokens, tensors_get(tensors, "tokens"), (size_t)(B * T) * sizeof(int32_t));
     memcpy(fixture->targets, tensors_get(tensors, "targets"), (size_t)(B * T) * sizeof(int32_t));
     for (int i = 0; i < fixture->table.count; i++) {
-        reference_weights(tensors, &fixture->table.entries[i], fixture->parameters + fixture->table.entries[i].offset);
+        reference_weights(tensors, &fixture->table.entries[i],
+                          fixture->parameters + fixture->table.entries[i].offset);
     }
 }
 
 static void check_first_pass(Fixture *fixture, const Tensors *tensors) {
     float expected = (float)*(const double *)tensors_get(tensors, "losses");
-    float forward = gpt_neo_loss(&fixture->model, &fixture->stream, fixture->parameters, fixture->tokens, fixture->targets);
+    float forward = gpt_neo_loss(&fixture->model, &fixture->stream, fixture->parameters, fixture->tokens,
+                                 fixture->targets);
     float loss = fixture_gradients(fixture);
     assert_true(forward == loss);
     assert_arrays_close("loss", &loss, &expected, 1, 1e-5);
@@ -211,13 +235,15 @@ typedef struct ReferenceRank {
     bool forward_agrees;
 } ReferenceRank;
 
-// The gradients come first: they keep pace with what arrives, and then all of it is there.
-static MicroBatchResult reference_micro_batch(void *self, Stream *stream, uint64_t index, const float *parameters, float *gradients,
-                                              const Pace *pace) {
+// The gradients come first: they keep pace with what arrives, and then all of it is
+// there.
+static MicroBatchResult reference_micro_batch(void *self, Stream *stream, uint64_t index,
+                                              const float *parameters, float *gradients, const Pace *pace) {
     (void)index;
     ReferenceRank *rank = (ReferenceRank *)self;
     Fixture *fixture = &rank->fixture;
-    float loss = gpt_neo_loss_and_gradients(&fixture->model, stream, parameters, gradients, fixture->tokens, fixture->targets, pace);
+    float loss = gpt_neo_loss_and_gradients(&fixture->model, stream, parameters, gradients, fixture->tokens,
+                                            fixture->targets, pace);
     float forward = gpt_neo_loss(&fixture->model, stream, parameters, fixture->tokens, fixture->targets);
     rank->forward_agrees = rank->forward_agrees && forward == loss;
     MicroBatchResult result = {(double)loss, (double)NAN};
@@ -255,7 +281,7 @@ static void train_rank(ReferenceRank *rank, Transport *transport) {
     scheduler_reserve(&s, &arena, &rank->settings, &problem, transport);
     if (!arena_commit(&arena, &error)) { abort(); }
     memcpy(s.parameters.data, rank->fixture.parameters, count * sizeof(float));
-    scheduler_start(&s, rank->fixture.stream.team, false);
+    scheduler_start(&s, rank->fixture.stream.pool, false);
     for (int step = 0; step < rank->steps; step++) {
         zero1_commit(&s);
         rank->losses[step] = s.report.loss;
@@ -268,7 +294,9 @@ static void train_rank(ReferenceRank *rank, Transport *transport) {
 }
 
 // context: ReferenceRank, one for each rank.
-static void train_threads_rank(Transport *transport, void *context) { train_rank((ReferenceRank *)context + transport->rank, transport); }
+static void train_threads_rank(Transport *transport, void *context) {
+    train_rank((ReferenceRank *)context + transport->rank, transport);
+}
 
 static void train_two_ranks(ReferenceRank *ranks) { threads_run(2, train_threads_rank, ranks); }
 
@@ -278,7 +306,9 @@ static void rank_open(ReferenceRank *rank, const Tensors *tensors, int threads, 
     int count = 0;
     for (int i = 0; i < rank->fixture.table.count; i++) {
         const ParameterInfo *entry = &rank->fixture.table.entries[i];
-        if (entry->is_matrix) { decay_ranges_add(ranges, &count, entry->offset, entry->offset + entry->count); }
+        if (entry->is_matrix) {
+            decay_ranges_add(ranges, &count, entry->offset, entry->offset + entry->count);
+        }
     }
     rank->settings = reference_settings(tensors, ranges, count);
     rank->steps = (int)tensors_number(tensors, "steps");
@@ -300,7 +330,8 @@ static void check_training(ReferenceRank *rank, const Tensors *tensors) {
     assert_true(rank->forward_agrees);
 }
 
-// The mean of two equal gradients is that gradient: two ranks must end with the bits of one.
+// The mean of two equal gradients is that gradient: two ranks must end with the bits of
+// one.
 static void check_reference(const char *name, int threads) {
     Tensors tensors = tensors_open(name);
     DecayRange ranges[256];
@@ -317,7 +348,8 @@ static void check_reference(const char *name, int threads) {
     train_two_ranks(two);
     for (int i = 0; i < 2; i++) {
         check_training(&two[i], &tensors);
-        assert_memory_equal(two[i].parameters, alone.parameters, alone.fixture.table.parameter_count * sizeof(float));
+        assert_memory_equal(two[i].parameters, alone.parameters,
+                            alone.fixture.table.parameter_count * sizeof(float));
         assert_memory_equal(two[i].losses, alone.losses, sizeof alone.losses);
         rank_close(&two[i]);
     }
@@ -342,14 +374,16 @@ static void test_masked_targets(void **state) {
 
 // ---- finite differences
 
-// d(loss)/d(parameter) by central differences at several steps of a float loss: loose, but independent of any other program.
+// d(loss)/d(parameter) by central differences at several steps of a float loss: loose,
+// but independent of any other program.
 static void check_differences(const GptNeoConfig *config, int B, int T) {
     Fixture fixture;
     fixture_open(&fixture, config, B, T, 2);
     fixture_gradients(&fixture);
     for (int i = 0; i < fixture.table.count; i++) {
         const ParameterInfo *entry = &fixture.table.entries[i];
-        // Along the direction of the tensor's own gradient the derivative of the loss is the gradient's norm.
+        // Along the direction of the tensor's own gradient the derivative of the loss is
+        // the gradient's norm.
         float *gradient = fixture.gradients + entry->offset, *parameters = fixture.parameters + entry->offset;
         double square = 0.0, difference = 0.0, step = 2e-3;
         for (size_t j = 0; j < entry->count; j++) { square += (double)gradient[j] * (double)gradient[j]; }
@@ -360,13 +394,18 @@ static void check_differences(const GptNeoConfig *config, int B, int T) {
         // Fourth-order central difference.
         const double weights[4] = {-1.0 / 12, 8.0 / 12, -8.0 / 12, 1.0 / 12}, places[4] = {2, 1, -1, -2};
         for (int k = 0; k < 4; k++) {
-            for (size_t j = 0; j < entry->count; j++) { parameters[j] = saved[j] + (float)(places[k] * step / norm * (double)gradient[j]); }
-            float loss = gpt_neo_loss(&fixture.model, &fixture.stream, fixture.parameters, fixture.tokens, fixture.targets);
+            for (size_t j = 0; j < entry->count; j++) {
+                parameters[j] = saved[j] + (float)(places[k] * step / norm * (double)gradient[j]);
+            }
+            float loss = gpt_neo_loss(&fixture.model, &fixture.stream, fixture.parameters, fixture.tokens,
+                                      fixture.targets);
             difference += weights[k] * (double)loss / step;
         }
         memcpy(parameters, saved, entry->count * sizeof(float));
         free(saved);
-        if (!(fabs(difference - norm) <= 2e-3 * norm + 1e-3)) { fail_msg("%s: %.6g by differences, %.6g", entry->name, difference, norm); }
+        if (!(fabs(difference - norm) <= 2e-3 * norm + 1e-3)) {
+            fail_msg("%s: %.6g by differences, %.6g", entry->name, difference, norm);
+        }
     }
     fixture_close(&fixture);
 }
@@ -405,7 +444,8 @@ static void check_same_bits(const GptNeoConfig *config, int B, int T) {
 
 static void test_threads_do_not_change_bits(void **state) {
     (void)state;
-    GptNeoConfig odd = small_config(2, 48, 4, 100, 21, 150, 1001), wide = small_config(1, 768, 12, 3072, 64, 128, 5003);
+    GptNeoConfig odd = small_config(2, 48, 4, 100, 21, 150, 1001),
+                 wide = small_config(1, 768, 12, 3072, 64, 128, 5003);
     check_same_bits(&odd, 3, 131);
     check_same_bits(&odd, 1, 1);
     check_same_bits(&wide, 4, 128);
@@ -422,13 +462,16 @@ static void test_gradients_accumulate(void **state) {
     memcpy(once, fixture.gradients, count * sizeof(float));
     fixture_gradients(&fixture);
     for (size_t i = 0; i < count; i++) {
-        if (!(fabsf(fixture.gradients[i] - 2.0f * once[i]) <= 1e-5f * fmaxf(1.0f, fabsf(once[i])))) { fail_msg("element %zu", i); }
+        if (!(fabsf(fixture.gradients[i] - 2.0f * once[i]) <= 1e-5f * fmaxf(1.0f, fabsf(once[i])))) {
+            fail_msg("element %zu", i);
+        }
     }
     free(once);
     fixture_close(&fixture);
 }
 
-// Activations that are made again are the bits that would have been kept, also where the layers' windows differ.
+// Activations that are made again are the bits that would have been kept, also where the
+// layers' windows differ.
 static void check_recompute(const GptNeoConfig *config, int B, int T, int threads) {
     Fixture kept, again;
     fixture_open(&kept, config, B, T, threads);
@@ -459,7 +502,8 @@ static void test_no_target_counts(void **state) {
     for (int i = 0; i < 16; i++) { fixture.targets[i] = i % 2 == 0 ? -1 : -100; }
     assert_true(fixture_gradients(&fixture) == 0.0f);
     for (size_t i = 0; i < fixture.table.parameter_count; i++) { assert_true(fixture.gradients[i] == 0.0f); }
-    assert_true(gpt_neo_loss(&fixture.model, &fixture.stream, fixture.parameters, fixture.tokens, fixture.targets) == 0.0f);
+    assert_true(gpt_neo_loss(&fixture.model, &fixture.stream, fixture.parameters, fixture.tokens,
+                             fixture.targets) == 0.0f);
     fixture_close(&fixture);
 }
 
@@ -488,7 +532,8 @@ static void test_chunks_of_logits(void **state) {
     parts.model.chunk = 7;
     float loss = fixture_gradients(&whole);
     assert_true(fixture_gradients(&parts) == loss);
-    assert_arrays_close("chunked gradients", parts.gradients, whole.gradients, whole.table.parameter_count, 1e-6);
+    assert_arrays_close("chunked gradients", parts.gradients, whole.gradients, whole.table.parameter_count,
+                        1e-6);
     fixture_close(&whole);
     fixture_close(&parts);
     assert_int_equal(gpt_neo_chunk_rows(38, 53, PRECISION_FP32), 38);
@@ -499,11 +544,12 @@ static void test_chunks_of_logits(void **state) {
 
 // ---- keeping pace
 
-// Parameters that have not been asked for are NaN, and gradients that were called finished are written down.
+// Parameters that have not been asked for are NaN, and gradients that were called
+// finished are written down.
 typedef struct Watch {
     Fixture *fixture;
-    float *arrived;  // (parameter_count): what the pass may read
-    float *finished; // (parameter_count): gradients as they were when they were called finished
+    float *arrived;      // (parameter_count): what the pass may read
+    float *finished;     // (parameter_count): gradients as they were when they were called finished
     size_t needed, open; // [0, needed) has been asked for; [open, parameter_count) is finished
     int needs, finishes;
 } Watch;
@@ -511,7 +557,8 @@ typedef struct Watch {
 static void watch_need(void *self, size_t end) {
     Watch *watch = (Watch *)self;
     assert_true(end >= watch->needed && end <= watch->fixture->table.parameter_count);
-    memcpy(watch->arrived + watch->needed, watch->fixture->parameters + watch->needed, (end - watch->needed) * sizeof(float));
+    memcpy(watch->arrived + watch->needed, watch->fixture->parameters + watch->needed,
+           (end - watch->needed) * sizeof(float));
     watch->needed = end;
     watch->needs++;
 }
@@ -524,7 +571,8 @@ static void watch_finish(void *self, size_t begin) {
     watch->finishes++;
 }
 
-// A pass asks before it reads, part by part, and what it calls finished is final: all but the embeddings, as half layers.
+// A pass asks before it reads, part by part, and what it calls finished is final: all but
+// the embeddings, as half layers.
 static void test_the_passes_keep_pace(void **state) {
     (void)state;
     GptNeoConfig config = small_config(4, 24, 3, 40, 5, 20, 53);
@@ -538,13 +586,15 @@ static void test_the_passes_keep_pace(void **state) {
     Watch watch = {&fixture, (float *)malloc(bytes), (float *)malloc(bytes), 0, count, 0, 0};
     for (size_t i = 0; i < count; i++) { watch.arrived[i] = NAN; }
     Pace pace = {&watch, 1, watch_need, watch_finish};
-    float paced = gpt_neo_loss_and_gradients(&fixture.model, &fixture.stream, watch.arrived, fixture.gradients, fixture.tokens,
-                                             fixture.targets, &pace);
+    float paced = gpt_neo_loss_and_gradients(&fixture.model, &fixture.stream, watch.arrived,
+                                             fixture.gradients, fixture.tokens, fixture.targets, &pace);
     assert_true(paced == loss);
     assert_memory_equal(fixture.gradients, expected, bytes);
-    assert_memory_equal(watch.finished + watch.open, expected + watch.open, (count - watch.open) * sizeof(float));
+    assert_memory_equal(watch.finished + watch.open, expected + watch.open,
+                        (count - watch.open) * sizeof(float));
     assert_true(watch.needed == count && watch.needs >= config.layers + 2);
-    assert_true(watch.open == fixture.table.entries[gpt_neo_tensor(0, TENSOR_LN_1_WEIGHT)].offset && watch.finishes >= 2 * config.layers);
+    assert_true(watch.open == fixture.table.entries[gpt_neo_tensor(0, TENSOR_LN_1_WEIGHT)].offset &&
+                watch.finishes >= 2 * config.layers);
     free(expected);
     free(watch.arrived);
     free(watch.finished);
@@ -558,7 +608,8 @@ static void test_presets(void **state) {
     const struct {
         const char *name;
         size_t parameters;
-    } expected[5] = {{"tiny", 857344}, {"36M", 36810240}, {"125M", 124412160}, {"1.3B", 1315575808}, {"2.7B", 2651307520}};
+    } expected[5] = {
+        {"tiny", 857344}, {"36M", 36810240}, {"125M", 124412160}, {"1.3B", 1315575808}, {"2.7B", 2651307520}};
     for (int i = 0; i < 5; i++) {
         GptNeoConfig config;
         Error error;
@@ -573,8 +624,10 @@ static void test_presets(void **state) {
             offset += table.entries[t].count;
         }
         assert_string_equal(table.entries[GPT_NEO_WTE].name, "transformer.wte.weight");
-        assert_string_equal(table.entries[gpt_neo_tensor(1, TENSOR_K)].name, "transformer.h.1.attn.attention.k_proj.weight");
-        assert_string_equal(table.entries[gpt_neo_tensor(2, TENSOR_PROJ_BIAS)].name, "transformer.h.2.mlp.c_proj.bias");
+        assert_string_equal(table.entries[gpt_neo_tensor(1, TENSOR_K)].name,
+                            "transformer.h.1.attn.attention.k_proj.weight");
+        assert_string_equal(table.entries[gpt_neo_tensor(2, TENSOR_PROJ_BIAS)].name,
+                            "transformer.h.2.mlp.c_proj.bias");
         assert_string_equal(table.entries[gpt_neo_ln_f(&config) + 1].name, "transformer.ln_f.bias");
         assert_true(table.entries[gpt_neo_tensor(0, TENSOR_FC_WEIGHT)].rows == 4 * config.channels);
         parameter_table_free(&table);
@@ -590,7 +643,8 @@ static void test_flops(void **state) {
     assert_true(fabs(gpt_neo_mean_keys(&config, 1, 1024) - 224.125) < 1e-9);
     assert_true(gpt_neo_mean_keys(&config, 1, 256) == 128.5);
     double matrices = 768.0 * 50257 + 12 * 12 * 768.0 * 768.0;
-    assert_true(fabs(gpt_neo_flops_per_token(&config, 1024) - 6 * matrices - 6.0 * 6 * (512.5 + 224.125) * 2 * 768) < 1.0);
+    assert_true(fabs(gpt_neo_flops_per_token(&config, 1024) - 6 * matrices -
+                     6.0 * 6 * (512.5 + 224.125) * 2 * 768) < 1.0);
 }
 
 static void test_initialization(void **state) {
@@ -602,20 +656,21 @@ static void test_initialization(void **state) {
     gpt_neo_parameter_table(&config, &table);
     size_t count = table.parameter_count;
     float *first = (float *)malloc(count * sizeof(float)), *second = (float *)malloc(count * sizeof(float));
-    Team *one = team_create(1, false), *three = team_create(3, false);
+    ThreadPool *one = thread_pool_create(1, false), *three = thread_pool_create(3, false);
     gpt_neo_initialize(&table, 5, one, first);
     gpt_neo_initialize(&table, 5, three, second);
     assert_memory_equal(first, second, count * sizeof(float));
     gpt_neo_initialize(&table, 6, three, second);
-    team_destroy(one);
-    team_destroy(three);
+    thread_pool_destroy(one);
+    thread_pool_destroy(three);
     assert_true(memcmp(first, second, count * sizeof(float)) != 0);
     for (int i = 0; i < table.count; i++) {
         const ParameterInfo *entry = &table.entries[i];
         double mean = 0.0, square = 0.0;
         for (size_t j = 0; j < entry->count; j++) {
             mean += (double)first[entry->offset + j] / (double)entry->count;
-            square += (double)first[entry->offset + j] * (double)first[entry->offset + j] / (double)entry->count;
+            square +=
+                (double)first[entry->offset + j] * (double)first[entry->offset + j] / (double)entry->count;
         }
         if (entry->is_matrix) {
             assert_true(fabs(mean) < 0.02 * 4.5 / sqrt((double)entry->count));
@@ -640,7 +695,9 @@ static bool config_from_text(const char *text, GptNeoConfig *config, Error *erro
     return gpt_neo_config_find(scratch_path, config, error);
 }
 
-#define CONFIG_START "{\"model_type\":\"gpt_neo\",\"num_layers\":4,\"hidden_size\":768,\"num_heads\":16,\"vocab_size\":50257,"
+#define CONFIG_START \
+    "{\"model_type\":\"gpt_neo\",\"num_layers\":4,\"hidden_size\":768,\"num_heads\":16,\"vocab_size\":" \
+    "50257,"
 #define CONFIG_REST "\"max_position_embeddings\":2048,\"window_size\":256"
 #define CONFIG_TYPES "\"attention_types\":[[[\"global\",\"local\"],2]]"
 
@@ -649,11 +706,14 @@ static void test_config_json(void **state) {
     GptNeoConfig config;
     Error error;
     assert_true(config_from_text(CONFIG_START CONFIG_REST
-                                 "," CONFIG_TYPES ",\"intermediate_size\":null,\"attention_layers\":[\"global\","
-                                 "\"local\",\"global\",\"local\"],\"classifier_dropout\":0.1,\"embed_dropout\":0,\"resid_dropout\":0.0,"
+                                 "," CONFIG_TYPES
+                                 ",\"intermediate_size\":null,\"attention_layers\":[\"global\","
+                                 "\"local\",\"global\",\"local\"],\"classifier_dropout\":0.1,\"embed_"
+                                 "dropout\":0,\"resid_dropout\":0.0,"
                                  "\"activation_function\":\"gelu_new\",\"layer_norm_epsilon\":1e-5}",
                                  &config, &error));
-    assert_true(config.layers == 4 && config.channels == 768 && config.heads == 16 && config.inner == 3072 && config.window == 256);
+    assert_true(config.layers == 4 && config.channels == 768 && config.heads == 16 && config.inner == 3072 &&
+                config.window == 256);
     assert_true(config.positions == 2048 && config.vocabulary == 50257 && config.epsilon == 1e-5f);
     assert_true(!config.local[0] && config.local[1] && !config.local[2] && config.local[3]);
     const struct {
@@ -668,7 +728,9 @@ static void test_config_json(void **state) {
         {CONFIG_START CONFIG_REST ",\"attention_types\":[[[\"flash\"],4]]}", "global"},
         {CONFIG_START CONFIG_REST ",\"attention_types\":[[[],4]]}", "look like"},
         {CONFIG_START CONFIG_REST ",\"attention_types\":7}", "covers 0"},
-        {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"attention_layers\":[\"local\",\"local\",\"global\",\"local\"]}", "contradict"},
+        {CONFIG_START CONFIG_REST "," CONFIG_TYPES
+                                  ",\"attention_layers\":[\"local\",\"local\",\"global\",\"local\"]}",
+         "contradict"},
         {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"attention_layers\":[\"global\"]}", "attention_layers"},
         {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"resid_dropout\":0.1}", "dropout"},
         {CONFIG_START CONFIG_REST "," CONFIG_TYPES ",\"activation_function\":\"gelu\"}", "gelu_new"},
@@ -683,7 +745,9 @@ static void test_config_json(void **state) {
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         if (config_from_text(bad[i].text, &config, &error)) { fail_msg("accepted: %s", bad[i].text); }
-        if (strstr(error.text, bad[i].message) == NULL) { fail_msg("\"%s\" does not speak of \"%s\"", error.text, bad[i].message); }
+        if (strstr(error.text, bad[i].message) == NULL) {
+            fail_msg("\"%s\" does not speak of \"%s\"", error.text, bad[i].message);
+        }
     }
     assert_false(gpt_neo_config_find("126M", &config, &error));
     assert_non_null(strstr(error.text, "did you mean 125M?"));

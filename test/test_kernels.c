@@ -1,7 +1,9 @@
-// test_kernels.c: each operation against its plain definition in double, at odd shapes, with NaN, and with 1 and 3 threads.
+// test_kernels.c: each operation against its plain definition in double, at odd shapes,
+// with NaN, and with 1 and 3 threads.
 //
-// The model as a whole is compared with Hugging Face in test_gpt_neo.c; here a failure names the operation.
-#include "harness.h"
+// The model as a whole is compared with Hugging Face in test_gpt_neo.c; here a failure
+// names the operation.
+#include "test/harness.h"
 
 #include <dirent.h>
 
@@ -28,7 +30,8 @@ static float *copy_array(const float *values, size_t count) {
     return copy;
 }
 
-static void assert_arrays_close(const char *what, const float *got, const double *expected, size_t count, double tolerance) {
+static void assert_arrays_close(const char *what, const float *got, const double *expected, size_t count,
+                                double tolerance) {
     for (size_t i = 0; i < count; i++) {
         double difference = fabs((double)got[i] - expected[i]);
         if (!(difference <= tolerance * fmax(1.0, fabs(expected[i])))) {
@@ -40,7 +43,7 @@ static void assert_arrays_close(const char *what, const float *got, const double
 static Stream test_stream(int threads) {
     Stream stream;
     memset(&stream, 0, sizeof stream);
-    stream.team = team_create(threads, true);
+    stream.pool = thread_pool_create(threads, true);
     return stream;
 }
 
@@ -50,9 +53,13 @@ static void test_exp(void **state) {
     (void)state;
     for (double x = -87.0; x < 88.7; x += 0.000713) {
         double expected = exp((double)(float)x), got = (double)vector_exp((float)x);
-        if (!(fabs(got - expected) <= 3e-7 * expected)) { fail_msg("exp(%.9g): relative error %.2e", x, fabs(got / expected - 1)); }
+        if (!(fabs(got - expected) <= 3e-7 * expected)) {
+            fail_msg("exp(%.9g): relative error %.2e", x, fabs(got / expected - 1));
+        }
     }
-    for (float x = -104.0f; x < -87.0f; x += 0.01f) { assert_true(fabs((double)vector_exp(x) - exp((double)x)) <= 1.5e-45); }
+    for (float x = -104.0f; x < -87.0f; x += 0.01f) {
+        assert_true(fabs((double)vector_exp(x) - exp((double)x)) <= 1.5e-45);
+    }
     assert_true(isnan(vector_exp(NAN)) && isnan(vector_exp(-NAN)));
     assert_true(vector_exp(-INFINITY) == 0.0f && vector_exp(-200.0f) == 0.0f && vector_exp(0.0f) == 1.0f);
     assert_true(vector_exp(INFINITY) == INFINITY && vector_exp(89.0f) == INFINITY);
@@ -94,8 +101,10 @@ static void test_vectorised_loops(void **state) {
 static double product_element(const Matmul *work, int m, int n) {
     double sum = 0.0;
     for (int k = 0; k < work->K; k++) {
-        size_t a = work->a_transposed ? (size_t)k * (size_t)work->a_stride + (size_t)m : (size_t)m * (size_t)work->a_stride + (size_t)k;
-        size_t b = work->b_transposed ? (size_t)n * (size_t)work->b_stride + (size_t)k : (size_t)k * (size_t)work->b_stride + (size_t)n;
+        size_t a = work->a_transposed ? (size_t)k * (size_t)work->a_stride + (size_t)m
+                                      : (size_t)m * (size_t)work->a_stride + (size_t)k;
+        size_t b = work->b_transposed ? (size_t)n * (size_t)work->b_stride + (size_t)k
+                                      : (size_t)k * (size_t)work->b_stride + (size_t)n;
         sum += (double)work->a[a] * (double)work->b[b];
     }
     return sum;
@@ -133,17 +142,22 @@ static void check_product(int M, int N, int K, int transposed, bool accumulate, 
     for (int m = 0; m < M; m++) {
         for (int n = 0; n < work.result_stride; n++) {
             size_t i = (size_t)m * (size_t)work.result_stride + (size_t)n;
-            double expected = n >= N ? (double)start[i] : product_element(&work, m, n) + (accumulate ? (double)start[i] : 0.0);
-            for (int way = 0; way < WAYS; way++) { assert_arrays_close("product", results[way] + i, &expected, 1, 2e-5); }
+            double expected = n >= N ? (double)start[i]
+                                     : product_element(&work, m, n) + (accumulate ? (double)start[i] : 0.0);
+            for (int way = 0; way < WAYS; way++) {
+                assert_arrays_close("product", results[way] + i, &expected, 1, 2e-5);
+            }
         }
     }
-    for (size_t i = 0; i < count; i++) { assert_memory_equal(&results[BY_TEAM_1][i], &results[BY_TEAM_3][i], sizeof(float)); }
+    for (size_t i = 0; i < count; i++) {
+        assert_memory_equal(&results[BY_TEAM_1][i], &results[BY_TEAM_3][i], sizeof(float));
+    }
     for (int way = 0; way < WAYS; way++) { free(results[way]); }
     free(start);
     free(a);
     free(b);
-    team_destroy(one.team);
-    team_destroy(three.team);
+    thread_pool_destroy(one.pool);
+    thread_pool_destroy(three.pool);
 }
 
 static void test_matmul(void **state) {
@@ -159,7 +173,8 @@ static void test_matmul(void **state) {
     }
 }
 
-// The library must not start threads of its own beside ours: a team of one leaves the process with as many threads as before.
+// The library must not start threads of its own beside ours: a pool of one leaves the
+// process with as many threads as before.
 static void test_matmul_starts_no_threads(void **state) {
     (void)state;
     Stream stream = test_stream(1);
@@ -177,7 +192,7 @@ static void test_matmul_starts_no_threads(void **state) {
     free(a);
     free(b);
     free(result);
-    team_destroy(stream.team);
+    thread_pool_destroy(stream.pool);
 }
 
 static void test_matmul_tiles(void **state) {
@@ -186,7 +201,8 @@ static void test_matmul_tiles(void **state) {
     for (int i = 0; i < 6; i++) {
         int M = 0, N = 0;
         matmul_choose_tile(shapes[i][0], shapes[i][1], &M, &N);
-        assert_true(M >= 1 && N >= 1 && M <= MATMUL_TILE_SIDE && N <= MATMUL_TILE_SIDE && M * N <= MATMUL_TILE_ELEMENTS);
+        assert_true(M >= 1 && N >= 1 && M <= MATMUL_TILE_SIDE && N <= MATMUL_TILE_SIDE &&
+                    M * N <= MATMUL_TILE_ELEMENTS);
     }
 }
 
@@ -210,7 +226,9 @@ static void test_linear(void **state) {
         }
         for (int i = 0; i < inputs; i++) {
             double sum = 0.0;
-            for (int o = 0; o < outputs; o++) { sum += (double)dy[r * outputs + o] * (double)w[o * inputs + i]; }
+            for (int o = 0; o < outputs; o++) {
+                sum += (double)dy[r * outputs + o] * (double)w[o * inputs + i];
+            }
             assert_arrays_close("backward input", &dx[r * inputs + i], &sum, 1, 1e-5);
         }
     }
@@ -223,14 +241,15 @@ static void test_linear(void **state) {
     }
     float *all[7] = {x, w, dy, y, dx, dw, dw_before};
     for (int i = 0; i < 7; i++) { free(all[i]); }
-    team_destroy(stream.team);
+    thread_pool_destroy(stream.pool);
 }
 
 // ---- LayerNorm
 
-// Loss = sum(d_output * output) + sum(d_residual * residual): its derivative by x is what backward must give.
-static void layernorm_reference(const double *x, const float *weight, const float *bias, const float *dy, int C, double epsilon, double *y,
-                                double *dx, double *normalised) {
+// Loss = sum(d_output * output) + sum(d_residual * residual): its derivative by x is what
+// backward must give.
+static void layernorm_reference(const double *x, const float *weight, const float *bias, const float *dy,
+                                int C, double epsilon, double *y, double *dx, double *normalised) {
     double mean = 0.0, variance = 0.0, sum = 0.0, product = 0.0;
     for (int c = 0; c < C; c++) { mean += x[c] / C; }
     for (int c = 0; c < C; c++) { variance += (x[c] - mean) * (x[c] - mean) / C; }
@@ -241,7 +260,9 @@ static void layernorm_reference(const double *x, const float *weight, const floa
         sum += (double)dy[c] * (double)weight[c] / C;
         product += (double)dy[c] * (double)weight[c] * normalised[c] / C;
     }
-    for (int c = 0; c < C; c++) { dx[c] = scale * ((double)dy[c] * (double)weight[c] - sum - normalised[c] * product); }
+    for (int c = 0; c < C; c++) {
+        dx[c] = scale * ((double)dy[c] * (double)weight[c] - sum - normalised[c] * product);
+    }
 }
 
 static Real *reals(float *floats) { return (Real *)(void *)floats; }
@@ -249,26 +270,50 @@ static Real *reals(float *floats) { return (Real *)(void *)floats; }
 static void check_layernorm(int rows, int C, bool branch, bool accumulate, int threads) {
     Stream stream = test_stream(threads);
     size_t count = (size_t)rows * (size_t)C, width = (size_t)C;
-    float *before = random_array(count), *added = random_array(count), *added_bias = random_array(width), *weight = random_array(width);
-    float *bias = random_array(width), *residual = branch ? random_array(count) : copy_array(before, count), *output = random_array(count);
-    float *statistics = random_array(2 * (size_t)rows), *dy = random_array(count), *d_residual = random_array(count);
+    float *before = random_array(count), *added = random_array(count), *added_bias = random_array(width),
+          *weight = random_array(width);
+    float *bias = random_array(width), *residual = branch ? random_array(count) : copy_array(before, count),
+          *output = random_array(count);
+    float *statistics = random_array(2 * (size_t)rows), *dy = random_array(count),
+          *d_residual = random_array(count);
     float *d_before = copy_array(d_residual, count), *partials = random_array(ROW_BLOCKS * 3 * width);
     float *sums[3] = {random_array(width), random_array(width), random_array(width)};
     double *expected_sums = (double *)malloc(3 * width * sizeof(double));
     for (int s = 0; s < 3; s++) {
         for (size_t c = 0; c < width; c++) { expected_sums[(size_t)s * width + c] = (double)sums[s][c]; }
     }
-    LayernormForward forward = {reals(output), statistics, reals(residual), reals(branch ? before : NULL), reals(branch ? added : NULL),
-                                reals(branch ? added_bias : NULL), reals(weight), reals(bias), 1e-5f, rows, C};
+    LayernormForward forward = {reals(output),
+                                statistics,
+                                reals(residual),
+                                reals(branch ? before : NULL),
+                                reals(branch ? added : NULL),
+                                reals(branch ? added_bias : NULL),
+                                reals(weight),
+                                reals(bias),
+                                1e-5f,
+                                rows,
+                                C};
     cpu_layernorm_forward(&stream, &forward);
-    LayernormBackward backward = {reals(d_residual), accumulate, sums[0], sums[1], branch ? sums[2] : NULL, partials, reals(dy),
-                                  reals(residual), statistics, reals(weight), rows, C};
+    LayernormBackward backward = {reals(d_residual),
+                                  accumulate,
+                                  sums[0],
+                                  sums[1],
+                                  branch ? sums[2] : NULL,
+                                  partials,
+                                  reals(dy),
+                                  reals(residual),
+                                  statistics,
+                                  reals(weight),
+                                  rows,
+                                  C};
     cpu_layernorm_backward(&stream, &backward);
-    double *work = (double *)malloc(5 * width * sizeof(double)), *x = work, *y = x + width, *dx = y + width, *normalised = dx + width;
+    double *work = (double *)malloc(5 * width * sizeof(double)), *x = work, *y = x + width, *dx = y + width,
+           *normalised = dx + width;
     for (int row = 0; row < rows; row++) {
         size_t offset = (size_t)row * width;
         for (size_t c = 0; c < width; c++) {
-            x[c] = (double)before[offset + c] + (branch ? (double)added[offset + c] + (double)added_bias[c] : 0.0);
+            x[c] = (double)before[offset + c] +
+                   (branch ? (double)added[offset + c] + (double)added_bias[c] : 0.0);
         }
         layernorm_reference(x, weight, bias, dy + offset, C, 1e-5, y, dx, normalised);
         assert_arrays_close("residual", residual + offset, x, width, 1e-6);
@@ -281,13 +326,15 @@ static void check_layernorm(int rows, int C, bool branch, bool accumulate, int t
         }
         assert_arrays_close("d_residual", d_residual + offset, dx, width, 1e-4);
     }
-    for (int s = 0; s < 3; s++) { assert_arrays_close("column sums", sums[s], expected_sums + (size_t)s * width, width, 2e-4); }
+    for (int s = 0; s < 3; s++) {
+        assert_arrays_close("column sums", sums[s], expected_sums + (size_t)s * width, width, 2e-4);
+    }
     float *all[15] = {before, added,      added_bias, weight,   bias,    residual, output, statistics,
                       dy,     d_residual, d_before,   partials, sums[0], sums[1],  sums[2]};
     for (int i = 0; i < 15; i++) { free(all[i]); }
     free(expected_sums);
     free(work);
-    team_destroy(stream.team);
+    thread_pool_destroy(stream.pool);
 }
 
 static void test_layernorm(void **state) {
@@ -300,18 +347,22 @@ static void test_layernorm(void **state) {
 
 // ---- GELU
 
-static double gelu_reference(double x) { return 0.5 * x * (1.0 + tanh(sqrt(2.0 / 3.14159265358979323846) * (x + 0.044715 * x * x * x))); }
+static double gelu_reference(double x) {
+    return 0.5 * x * (1.0 + tanh(sqrt(2.0 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
+}
 
 static void test_gelu(void **state) {
     (void)state;
     int rows = 41, columns = 301;
     size_t count = (size_t)(rows * columns);
     Stream stream = test_stream(3);
-    float *product = random_array(count), *bias = random_array((size_t)columns), *output = random_array(count),
-          *gradient = random_array(count);
+    float *product = random_array(count), *bias = random_array((size_t)columns),
+          *output = random_array(count), *gradient = random_array(count);
     for (size_t i = 0; i < count; i++) { product[i] *= 2.0f; }
-    float *derivative = copy_array(product, count), *upstream = copy_array(gradient, count), *d_bias = random_array((size_t)columns);
-    float *d_bias_before = copy_array(d_bias, (size_t)columns), *partials = random_array((size_t)(ROW_BLOCKS * columns));
+    float *derivative = copy_array(product, count), *upstream = copy_array(gradient, count),
+          *d_bias = random_array((size_t)columns);
+    float *d_bias_before = copy_array(d_bias, (size_t)columns),
+          *partials = random_array((size_t)(ROW_BLOCKS * columns));
     cpu_gelu_forward(&stream, output, derivative, bias, rows, columns);
     cpu_gelu_backward(&stream, gradient, columns, d_bias, partials, derivative, rows, columns);
     for (int c = 0; c < columns; c++) {
@@ -319,7 +370,8 @@ static void test_gelu(void **state) {
         for (int r = 0; r < rows; r++) {
             size_t i = (size_t)(r * columns + c);
             double x = (double)product[i] + (double)bias[c], step = 1e-5;
-            double expected = gelu_reference(x), slope = (gelu_reference(x + step) - gelu_reference(x - step)) / (2 * step);
+            double expected = gelu_reference(x),
+                   slope = (gelu_reference(x + step) - gelu_reference(x - step)) / (2 * step);
             double back = slope * (double)upstream[i];
             assert_arrays_close("gelu", &output[i], &expected, 1, 1e-6);
             assert_arrays_close("gelu derivative", &derivative[i], &slope, 1, 3e-6);
@@ -334,7 +386,7 @@ static void test_gelu(void **state) {
     float *all[8] = {product, bias, output, gradient, derivative, upstream, d_bias, d_bias_before};
     for (int i = 0; i < 8; i++) { free(all[i]); }
     free(partials);
-    team_destroy(stream.team);
+    thread_pool_destroy(stream.pool);
 }
 
 // ---- embedding
@@ -344,7 +396,8 @@ static void test_embedding(void **state) {
     enum { B = 3, T = 7, C = 130, V = 5 };
     Stream stream = test_stream(3);
     int32_t tokens[B * T];
-    float *wte = random_array(V * C), *wpe = random_array(T * C), *output = random_array(B * T * C), *d_output = random_array(B * T * C);
+    float *wte = random_array(V * C), *wpe = random_array(T * C), *output = random_array(B * T * C),
+          *d_output = random_array(B * T * C);
     float *d_wte = random_array(V * C), *d_wpe = random_array(T * C);
     double d_tokens[V * C], d_positions[T * C];
     for (int i = 0; i < V * C; i++) { d_tokens[i] = (double)d_wte[i]; }
@@ -364,7 +417,7 @@ static void test_embedding(void **state) {
     assert_arrays_close("d_wpe", d_wpe, d_positions, T * C, 1e-5);
     float *all[6] = {wte, wpe, output, d_output, d_wte, d_wpe};
     for (int i = 0; i < 6; i++) { free(all[i]); }
-    team_destroy(stream.team);
+    thread_pool_destroy(stream.pool);
 }
 
 // ---- cross entropy
@@ -375,7 +428,9 @@ static void check_cross_entropy(int rows, int V, float scale, double offset) {
     float *logits = random_array(count), *losses = random_array((size_t)rows);
     int32_t *targets = (int32_t *)malloc((size_t)rows * sizeof(int32_t));
     for (size_t i = 0; i < count; i++) { logits[i] = 3.0f * logits[i] + (float)offset; }
-    for (int r = 0; r < rows; r++) { targets[r] = r % 5 == 2 ? -100 : (int32_t)(random_uniform(&test_random) * V); }
+    for (int r = 0; r < rows; r++) {
+        targets[r] = r % 5 == 2 ? -100 : (int32_t)(random_uniform(&test_random) * V);
+    }
     float *given = copy_array(logits, count);
     cpu_cross_entropy(&stream, logits, losses, targets, rows, V, scale);
     for (int r = 0; r < rows; r++) {
@@ -383,11 +438,14 @@ static void check_cross_entropy(int rows, int V, float scale, double offset) {
         double maximum = -INFINITY, sum = 0.0;
         for (int v = 0; v < V; v++) { maximum = fmax(maximum, (double)row[v]); }
         for (int v = 0; v < V; v++) { sum += exp((double)row[v] - maximum); }
-        double loss = targets[r] < 0 ? 0.0 : log(sum) + maximum - (double)row[targets[r] < 0 ? 0 : targets[r]];
+        double loss =
+            targets[r] < 0 ? 0.0 : log(sum) + maximum - (double)row[targets[r] < 0 ? 0 : targets[r]];
         assert_arrays_close("loss", &losses[r], &loss, 1, 1e-6);
         for (int v = 0; v < V && scale != 0.0f; v++) {
-            double p = exp((double)row[v] - maximum) / sum, gradient = targets[r] < 0 ? 0.0 : (double)scale * (p - (v == targets[r]));
-            if (!(fabs((double)logits[(size_t)r * (size_t)V + (size_t)v] - gradient) <= 1e-6 * fabs((double)scale))) {
+            double p = exp((double)row[v] - maximum) / sum,
+                   gradient = targets[r] < 0 ? 0.0 : (double)scale * (p - (v == targets[r]));
+            if (!(fabs((double)logits[(size_t)r * (size_t)V + (size_t)v] - gradient) <=
+                  1e-6 * fabs((double)scale))) {
                 fail_msg("gradient");
             }
         }
@@ -399,7 +457,7 @@ static void check_cross_entropy(int rows, int V, float scale, double offset) {
     free(given);
     free(losses);
     free(targets);
-    team_destroy(stream.team);
+    thread_pool_destroy(stream.pool);
 }
 
 static void test_cross_entropy(void **state) {
@@ -417,7 +475,8 @@ typedef struct AttentionCase {
 } AttentionCase;
 
 // Softmax probabilities of one query in double; what is not visible stays 0.
-static void attention_probabilities(const AttentionCase *shape, const float *qkv, int sample, int head, int i, double *p) {
+static void attention_probabilities(const AttentionCase *shape, const float *qkv, int sample, int head, int i,
+                                    double *p) {
     int C = shape->C, D = C / shape->H;
     const float *base = qkv + (size_t)sample * (size_t)shape->T * 3 * (size_t)C + (size_t)head * (size_t)D;
     double sum = 0.0, maximum = -INFINITY;
@@ -425,7 +484,9 @@ static void attention_probabilities(const AttentionCase *shape, const float *qkv
         for (int j = 0; j < shape->T; j++) {
             double score = 0.0;
             bool visible = j <= i && (shape->window == 0 || j > i - shape->window);
-            for (int d = 0; d < D; d++) { score += (double)base[i * 3 * C + d] * (double)base[j * 3 * C + C + d]; }
+            for (int d = 0; d < D; d++) {
+                score += (double)base[i * 3 * C + d] * (double)base[j * 3 * C + C + d];
+            }
             if (pass == 0 && visible) { maximum = fmax(maximum, score); }
             if (pass == 1) { sum += p[j] = visible ? exp(score - maximum) : 0.0; }
         }
@@ -434,10 +495,11 @@ static void attention_probabilities(const AttentionCase *shape, const float *qkv
 }
 
 // Adds one query's part to output (B, T, C) and d_qkv (B, T, 3C).
-static void attention_reference(const AttentionCase *shape, const float *qkv, const float *d_output, int sample, int head, int i, double *p,
-                                double *output, double *d_qkv) {
+static void attention_reference(const AttentionCase *shape, const float *qkv, const float *d_output,
+                                int sample, int head, int i, double *p, double *output, double *d_qkv) {
     int T = shape->T, C = shape->C, D = C / shape->H;
-    size_t row = (size_t)sample * (size_t)T, base = row * 3 * (size_t)C + (size_t)(head * D), query = base + (size_t)(i * 3 * C);
+    size_t row = (size_t)sample * (size_t)T, base = row * 3 * (size_t)C + (size_t)(head * D),
+           query = base + (size_t)(i * 3 * C);
     size_t out = (row + (size_t)i) * (size_t)C + (size_t)(head * D);
     double mean = 0.0;
     attention_probabilities(shape, qkv, sample, head, i, p);
@@ -451,7 +513,9 @@ static void attention_reference(const AttentionCase *shape, const float *qkv, co
     for (int j = 0; j < T; j++) {
         size_t key = base + (size_t)(j * 3 * C + C), value = key + (size_t)C;
         double d_probability = 0.0;
-        for (int d = 0; d < D; d++) { d_probability += (double)d_output[out + (size_t)d] * (double)qkv[value + (size_t)d]; }
+        for (int d = 0; d < D; d++) {
+            d_probability += (double)d_output[out + (size_t)d] * (double)qkv[value + (size_t)d];
+        }
         double d_score = p[j] * (d_probability - mean);
         for (int d = 0; d < D; d++) {
             d_qkv[query + (size_t)d] += d_score * (double)qkv[key + (size_t)d];
@@ -464,37 +528,46 @@ static void attention_reference(const AttentionCase *shape, const float *qkv, co
 static void check_attention(AttentionCase shape) {
     Stream stream = test_stream(shape.threads);
     size_t rows = (size_t)shape.B * (size_t)shape.T, count = rows * (size_t)shape.C;
-    float *qkv = random_array(3 * count), *output = random_array(count), *d_output = random_array(count), *d_qkv = random_array(3 * count);
-    float *log_sums = random_array(rows * (size_t)shape.H), *workspace = random_array(attention_workspace_floats(shape.T, shape.threads));
-    double *expected = (double *)calloc(count, sizeof(double)), *d_expected = (double *)calloc(3 * count, sizeof(double));
+    float *qkv = random_array(3 * count), *output = random_array(count), *d_output = random_array(count),
+          *d_qkv = random_array(3 * count);
+    float *log_sums = random_array(rows * (size_t)shape.H),
+          *workspace = random_array(attention_workspace_floats(shape.T, shape.threads));
+    double *expected = (double *)calloc(count, sizeof(double)),
+           *d_expected = (double *)calloc(3 * count, sizeof(double));
     double *p = (double *)calloc((size_t)shape.T, sizeof(double));
     for (size_t i = 0; i < 3 * count; i++) { qkv[i] *= 0.5f; } // scores of a few units
-    cpu_attention_forward(&stream, output, log_sums, workspace, qkv, shape.B, shape.T, shape.C, shape.H, shape.window);
-    cpu_attention_backward(&stream, d_qkv, 3 * shape.C, workspace, d_output, qkv, log_sums, shape.B, shape.T, shape.C, shape.H,
-                           shape.window);
+    cpu_attention_forward(&stream, output, log_sums, workspace, qkv, shape.B, shape.T, shape.C, shape.H,
+                          shape.window);
+    cpu_attention_backward(&stream, d_qkv, 3 * shape.C, workspace, d_output, qkv, log_sums, shape.B, shape.T,
+                           shape.C, shape.H, shape.window);
     for (int b = 0; b < shape.B; b++) {
         for (int h = 0; h < shape.H; h++) {
-            for (int i = 0; i < shape.T; i++) { attention_reference(&shape, qkv, d_output, b, h, i, p, expected, d_expected); }
+            for (int i = 0; i < shape.T; i++) {
+                attention_reference(&shape, qkv, d_output, b, h, i, p, expected, d_expected);
+            }
         }
     }
     assert_arrays_close("attention", output, expected, count, 2e-5);
     assert_arrays_close("d_qkv", d_qkv, d_expected, 3 * count, 1e-4);
     qkv[(size_t)(shape.T - 1) * 3 * (size_t)shape.C] = NAN; // last query of the first sample, head 0
-    cpu_attention_forward(&stream, output, log_sums, workspace, qkv, shape.B, shape.T, shape.C, shape.H, shape.window);
-    assert_true(isnan(output[(size_t)(shape.T - 1) * (size_t)shape.C]) && (shape.T == 1 || !isnan(output[0])));
+    cpu_attention_forward(&stream, output, log_sums, workspace, qkv, shape.B, shape.T, shape.C, shape.H,
+                          shape.window);
+    assert_true(isnan(output[(size_t)(shape.T - 1) * (size_t)shape.C]) &&
+                (shape.T == 1 || !isnan(output[0])));
     float *all[6] = {qkv, output, d_output, d_qkv, log_sums, workspace};
     for (int i = 0; i < 6; i++) { free(all[i]); }
     free(expected);
     free(d_expected);
     free(p);
-    team_destroy(stream.team);
+    thread_pool_destroy(stream.pool);
 }
 
 static void test_attention(void **state) {
     (void)state;
-    const AttentionCase cases[] = {{1, 1, 8, 1, 0, 1},      {1, 1, 8, 1, 4, 1},      {2, 5, 24, 3, 2, 3},    {2, 63, 32, 4, 0, 2},
-                                   {1, 64, 64, 1, 64, 1},   {2, 65, 64, 1, 1, 2},    {1, 130, 96, 3, 17, 3}, {2, 131, 128, 2, 0, 2},
-                                   {1, 200, 128, 1, 70, 2}, {1, 150, 40, 5, 500, 2}, {1, 193, 48, 1, 128, 2}};
+    const AttentionCase cases[] = {{1, 1, 8, 1, 0, 1},      {1, 1, 8, 1, 4, 1},     {2, 5, 24, 3, 2, 3},
+                                   {2, 63, 32, 4, 0, 2},    {1, 64, 64, 1, 64, 1},  {2, 65, 64, 1, 1, 2},
+                                   {1, 130, 96, 3, 17, 3},  {2, 131, 128, 2, 0, 2}, {1, 200, 128, 1, 70, 2},
+                                   {1, 150, 40, 5, 500, 2}, {1, 193, 48, 1, 128, 2}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) { check_attention(cases[i]); }
 }
 
@@ -507,21 +580,30 @@ static void test_attention_skips(void **state) {
     float *workspace = random_array(attention_workspace_floats(T, 2));
     for (int i = 0; i < 100 * 3 * C; i++) { qkv[i] = NAN; }
     cpu_attention_forward(&stream, output, log_sums, workspace, qkv, 1, T, C, 1, WINDOW);
-    int first_block = (100 + WINDOW + ATTENTION_ROWS - 1) / ATTENTION_ROWS * ATTENTION_ROWS; // the first block that sees none of them
+    int first_block = (100 + WINDOW + ATTENTION_ROWS - 1) / ATTENTION_ROWS *
+                      ATTENTION_ROWS; // the first block that sees none of them
     for (int i = first_block * C; i < T * C; i++) { assert_false(isnan(output[i])); }
     float *all[4] = {qkv, output, log_sums, workspace};
     for (int i = 0; i < 4; i++) { free(all[i]); }
-    team_destroy(stream.team);
+    thread_pool_destroy(stream.pool);
 }
 
 int main(void) {
     test_random.state = 1;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_matmul_starts_no_threads), // first: other tests have teams
-        cmocka_unit_test(test_exp),           cmocka_unit_test(test_logistic),     cmocka_unit_test(test_vectorised_loops),
-        cmocka_unit_test(test_matmul),        cmocka_unit_test(test_matmul_tiles), cmocka_unit_test(test_linear),
-        cmocka_unit_test(test_layernorm),     cmocka_unit_test(test_gelu),         cmocka_unit_test(test_embedding),
-        cmocka_unit_test(test_cross_entropy), cmocka_unit_test(test_attention),    cmocka_unit_test(test_attention_skips),
+        cmocka_unit_test(test_exp),
+        cmocka_unit_test(test_logistic),
+        cmocka_unit_test(test_vectorised_loops),
+        cmocka_unit_test(test_matmul),
+        cmocka_unit_test(test_matmul_tiles),
+        cmocka_unit_test(test_linear),
+        cmocka_unit_test(test_layernorm),
+        cmocka_unit_test(test_gelu),
+        cmocka_unit_test(test_embedding),
+        cmocka_unit_test(test_cross_entropy),
+        cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_attention_skips),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,24 +1,28 @@
-// test_layout.c: who owns which element (runtime/layout.h), and how one thread follows another (runtime/gate.h).
-#include "harness.h"
+// test_layout.c: who owns which element (comm/layout.h), and how one thread follows
+// another (runtime/watermark.h).
+#include "test/harness.h"
 
-#include "../runtime/device.h"
-#include "../runtime/gate.h"
-#include "../runtime/layout.h"
-#include "../runtime/random.h"
+#include "comm/layout.h"
+#include "runtime/device.h"
+#include "runtime/pace.h"
+#include "runtime/random.h"
+#include "runtime/watermark.h"
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Layouts
 
 enum { MOST_RANKS = 64 };
 
-static const size_t COUNTS[] = {0,    1,    2,     31,    32,    33,    63,    64,    255,   256,     257,     1000,    1003,
-                                4095, 4096, 4097,  8191,  28801, 32768, 32769, 65537, 98304, 131073,  200003,  857344,  1048576,
-                                1048577, 3000001, 4194305};
+static const size_t COUNTS[] = {0,      1,       2,       31,      32,     33,    63,     64,
+                                255,    256,     257,     1000,    1003,   4095,  4096,   4097,
+                                8191,   28801,   32768,   32769,   65537,  98304, 131073, 200003,
+                                857344, 1048576, 1048577, 3000001, 4194305};
 static const int SIZES[] = {1, 2, 3, 4, 5, 7, 8, 12, 16, 31, 32, 33, 63, 64};
 
 enum { COUNT_COUNT = sizeof COUNTS / sizeof COUNTS[0], SIZE_COUNT = sizeof SIZES / sizeof SIZES[0] };
 
-// Every element once: marks what each rank owns and looks for gaps. The padding is less than one cell.
+// Every element once: marks what each rank owns and looks for gaps. The padding is less
+// than one cell.
 static void expect_owners(const Layout *layout) {
     size_t padded = layout_padded(layout), shard = layout_shard(layout);
     uint8_t *owners = (uint8_t *)malloc(padded + 1);
@@ -27,8 +31,12 @@ static void expect_owners(const Layout *layout) {
         size_t before = 0;
         for (size_t own = 0; own < shard; own++) {
             size_t flat = layout_flat(layout, rank, own);
-            if (flat >= padded || owners[flat] != 255) { fail_msg("count %zu, rank %d, element %zu: %zu", layout->count, rank, own, flat); }
-            if (own > 0 && flat <= before) { fail_msg("count %zu, rank %d: elements are not in their order", layout->count, rank); }
+            if (flat >= padded || owners[flat] != 255) {
+                fail_msg("count %zu, rank %d, element %zu: %zu", layout->count, rank, own, flat);
+            }
+            if (own > 0 && flat <= before) {
+                fail_msg("count %zu, rank %d: elements are not in their order", layout->count, rank);
+            }
             owners[flat] = (uint8_t)rank;
             before = flat;
         }
@@ -91,9 +99,11 @@ static void runs_are_contiguous_and_end_with_their_piece(void **state) {
     (void)state;
     Random random = {5};
     for (int i = 0; i < 2000; i++) {
-        int size = SIZES[random_bits(&random) % SIZE_COUNT], rank = (int)(random_bits(&random) % (uint64_t)size);
+        int size = SIZES[random_bits(&random) % SIZE_COUNT],
+            rank = (int)(random_bits(&random) % (uint64_t)size);
         Layout layout = layout_make(1 + random_bits(&random) % 100000, size);
-        size_t shard = layout_shard(&layout), own = random_bits(&random) % shard, end = own + 1 + random_bits(&random) % (shard - own);
+        size_t shard = layout_shard(&layout), own = random_bits(&random) % shard,
+               end = own + 1 + random_bits(&random) % (shard - own);
         size_t run = layout_run(&layout, own, end);
         assert_true(run > 0 && own + run <= end);
         assert_true(own + run == end || (own + run) % layout.piece == 0);
@@ -102,7 +112,8 @@ static void runs_are_contiguous_and_end_with_their_piece(void **state) {
     }
 }
 
-// A bucket is a stretch of cells: all ranks own the same number of its elements, and it is one stretch of the flat vector.
+// A bucket is a stretch of cells: all ranks own the same number of its elements, and it
+// is one stretch of the flat vector.
 static void any_stretch_of_cells_is_shared_out_evenly(void **state) {
     (void)state;
     for (int s = 0; s < SIZE_COUNT; s++) {
@@ -122,43 +133,47 @@ static void any_stretch_of_cells_is_shared_out_evenly(void **state) {
     }
 }
 
-// Three ranks and 100 elements, by hand: cells of 3 * 32, the second of which holds 4 elements.
+// Three ranks and 100 elements, by hand: cells of 3 * 32, the second of which holds 4
+// elements.
 static void a_small_layout_is_as_drawn(void **state) {
     (void)state;
     Layout layout = layout_make(100, 3);
     assert_true(layout.piece == 32 && layout.cells == 2);
     assert_true(layout_shard(&layout) == 64 && layout_padded(&layout) == 192);
-    assert_true(layout_flat(&layout, 0, 0) == 0 && layout_flat(&layout, 1, 0) == 32 && layout_flat(&layout, 2, 31) == 95);
+    assert_true(layout_flat(&layout, 0, 0) == 0 && layout_flat(&layout, 1, 0) == 32 &&
+                layout_flat(&layout, 2, 31) == 95);
     assert_true(layout_flat(&layout, 0, 32) == 96 && layout_flat(&layout, 1, 33) == 129);
     Layout alone = layout_make(1000000, 1); // 7812.5 elements for each of 128 cells: the next multiple of 256
     assert_true(alone.piece == 7936 && alone.cells == 127);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Gates
 
 static void a_gate_only_moves_forward_until_it_is_reset(void **state) {
     (void)state;
-    Gate gate;
-    gate_create(&gate, 5);
-    assert_true(gate_has_reached(&gate, 0) && gate_has_reached(&gate, 5) && !gate_has_reached(&gate, 6));
-    gate_reach(&gate, 3);
-    assert_true(gate_has_reached(&gate, 5));
-    gate_reach(&gate, 9);
-    gate_await(&gate, 9);
-    assert_true(!gate_has_reached(&gate, 10));
-    gate_reset(&gate, 2);
-    assert_true(gate_has_reached(&gate, 2) && !gate_has_reached(&gate, 3));
-    gate_reach(&gate, GATE_OPEN);
-    gate_await(&gate, GATE_OPEN);
-    gate_destroy(&gate);
+    Watermark gate;
+    watermark_create(&gate, 5);
+    assert_true(watermark_has_reached(&gate, 0) && watermark_has_reached(&gate, 5) &&
+                !watermark_has_reached(&gate, 6));
+    watermark_raise(&gate, 3);
+    assert_true(watermark_has_reached(&gate, 5));
+    watermark_raise(&gate, 9);
+    watermark_wait(&gate, 9);
+    assert_true(!watermark_has_reached(&gate, 10));
+    watermark_reset(&gate, 2);
+    assert_true(watermark_has_reached(&gate, 2) && !watermark_has_reached(&gate, 3));
+    watermark_raise(&gate, WATERMARK_ALL);
+    watermark_wait(&gate, WATERMARK_ALL);
+    watermark_destroy(&gate);
 }
 
 enum { GATE_STEPS = 4000, FOLLOWERS = 3 };
 
 typedef struct Relay {
-    Gate gate;
-    uint64_t values[GATE_STEPS]; // written by the leader before the gate passes them, read by the followers behind it
+    Watermark gate;
+    uint64_t values
+        [GATE_STEPS]; // written by the leader before the gate passes them, read by the followers behind it
 } Relay;
 
 typedef struct Follower {
@@ -171,18 +186,21 @@ typedef struct Follower {
 static void *follower_main(void *argument) {
     Follower *follower = (Follower *)argument;
     for (size_t i = 0; i < GATE_STEPS; i += 1 + (size_t)follower->number * 7) {
-        gate_await(&follower->relay->gate, i + 1);
-        for (size_t j = 0; j <= i; j += 1 + i / 4) { follower->errors += follower->relay->values[j] != random_mix(j + 1) ? 1 : 0; }
+        watermark_wait(&follower->relay->gate, i + 1);
+        for (size_t j = 0; j <= i; j += 1 + i / 4) {
+            follower->errors += follower->relay->values[j] != random_mix(j + 1) ? 1 : 0;
+        }
     }
     return NULL;
 }
 
-// What the leader wrote before it moved the gate is there for whoever has passed it. ThreadSanitizer sees to the rest.
+// What the leader wrote before it moved the gate is there for whoever has passed it.
+// ThreadSanitizer sees to the rest.
 static void who_passes_a_gate_sees_what_was_written_before_it_moved(void **state) {
     (void)state;
     Relay *relay = (Relay *)calloc(1, sizeof *relay);
     Follower followers[FOLLOWERS];
-    gate_create(&relay->gate, 0);
+    watermark_create(&relay->gate, 0);
     for (int i = 0; i < FOLLOWERS; i++) {
         Follower follower = {relay, i, 0, 0};
         followers[i] = follower;
@@ -190,14 +208,14 @@ static void who_passes_a_gate_sees_what_was_written_before_it_moved(void **state
     }
     for (size_t i = 0; i < GATE_STEPS; i++) {
         relay->values[i] = random_mix(i + 1);
-        gate_reach(&relay->gate, i + 1);
+        watermark_raise(&relay->gate, i + 1);
         if (i % 1000 == 0) { sleep_seconds(1e-3); } // the followers come to wait
     }
     for (int i = 0; i < FOLLOWERS; i++) {
         pthread_join(followers[i].thread, NULL);
         assert_int_equal(followers[i].errors, 0);
     }
-    gate_destroy(&relay->gate);
+    watermark_destroy(&relay->gate);
     free(relay);
 }
 

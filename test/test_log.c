@@ -3,9 +3,9 @@
 #include <signal.h>
 #include <sys/resource.h>
 
-#include "harness.h"
+#include "test/harness.h"
 
-#include "../runtime/log.h"
+#include "runtime/log.h"
 
 static char scratch[64]; // a directory of this program's own, and where it runs
 static char start_directory[1024];
@@ -44,7 +44,8 @@ static Report sample_report(void) {
     return report;
 }
 
-// Line `index` of a JSON Lines text, parsed; every line up to it must be one whole object.
+// Line `index` of a JSON Lines text, parsed; every line up to it must be one whole
+// object.
 static json_t *parse_line(const char *text, int index) {
     for (int i = 0;; i++) {
         const char *end = strchr(text, '\n');
@@ -58,17 +59,18 @@ static json_t *parse_line(const char *text, int index) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 
 static void test_human_numbers(void **state) {
     (void)state;
     static const struct {
         double value;
         const char *text;
-    } counts[] = {{0, "0"},          {7, "7"},           {999, "999"},     {999.4, "999"},    {999.6, "1.00k"},
-                  {1000, "1.00k"},   {12345, "12.3k"},   {99949, "99.9k"}, {99960, "100k"},   {999499, "999k"},
-                  {999950, "1.00M"}, {1500000, "1.50M"}, {2e9, "2.00G"},   {1.5e12, "1.50T"}, {-12345, "-12.3k"},
-                  {NAN, "-"},        {INFINITY, "-"},    {9994, "9.99k"},  {9996, "10.0k"}};
+    } counts[] = {{0, "0"},         {7, "7"},          {999, "999"},       {999.4, "999"},
+                  {999.6, "1.00k"}, {1000, "1.00k"},   {12345, "12.3k"},   {99949, "99.9k"},
+                  {99960, "100k"},  {999499, "999k"},  {999950, "1.00M"},  {1500000, "1.50M"},
+                  {2e9, "2.00G"},   {1.5e12, "1.50T"}, {-12345, "-12.3k"}, {NAN, "-"},
+                  {INFINITY, "-"},  {9994, "9.99k"},   {9996, "10.0k"}};
     static const struct {
         double seconds;
         const char *text;
@@ -112,7 +114,7 @@ static void test_text_is_repaired(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 
 static void test_directories_are_numbered(void **state) {
     (void)state;
@@ -174,12 +176,13 @@ static void test_directory_without_permission(void **state) {
     bool opened = log_open(&log, "closed", &log_error);
     assert_int_equal(seteuid(user), 0);
     assert_false(inside || below || opened);
-    expect_text(error.text, "cannot write to the directory closed: Permission denied: choose another with --out");
+    expect_text(error.text,
+                "cannot write to the directory closed: Permission denied: choose another with --out");
     expect_text(below_error.text, "cannot create the directory closed/below: Permission denied");
     expect_text(log_error.text, "cannot open closed/log.jsonl for writing: Permission denied");
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 
 static void test_report_and_validation(void **state) {
     (void)state;
@@ -196,18 +199,27 @@ static void test_report_and_validation(void **state) {
     assert_true(log_validation(&log, 130, 1000000, 70, 1.3, NAN, &error));
     log_close(&log);
     char *text = read_file("reports/log.jsonl");
-    static const char *const keys[] = {
-        "event",      "commit",           "grads",      "tokens",           "loss",    "lr",          "grad_norm", "tokens_per_second",
-        "compute_ms", "communication_ms", "exposed_ms", "grads_per_commit", "seconds", "perfect_loss", "bytes_sent"};
+    static const char *const keys[] = {"event",      "commit",
+                                       "grads",      "tokens",
+                                       "loss",       "lr",
+                                       "grad_norm",  "tokens_per_second",
+                                       "compute_ms", "communication_ms",
+                                       "exposed_ms", "grads_per_commit",
+                                       "seconds",    "perfect_loss",
+                                       "bytes_sent"};
     json_t *first = parse_line(text, 0), *second = parse_line(text, 1), *third = parse_line(text, 2);
-    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) { assert_non_null(json_object_get(first, keys[i])); }
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        assert_non_null(json_object_get(first, keys[i]));
+    }
     assert_int_equal(json_object_size(first), sizeof keys / sizeof keys[0]);
     assert_string_equal(json_string_value(json_object_get(first, "event")), "report");
     assert_true(json_number_value(json_object_get(first, "loss")) == 1.2345678);
     assert_true(json_number_value(json_object_get(first, "exposed_ms")) == 0.7);
     assert_int_equal(json_integer_value(json_object_get(first, "tokens")), 983040);
-    assert_int_equal(json_integer_value(json_object_get(first, "bytes_sent")), 123456789012); // whole, beyond 32 bits
-    assert_true(json_is_null(json_object_get(second, "loss")) && json_is_null(json_object_get(second, "grad_norm")));
+    assert_int_equal(json_integer_value(json_object_get(first, "bytes_sent")),
+                     123456789012); // whole, beyond 32 bits
+    assert_true(json_is_null(json_object_get(second, "loss")) &&
+                json_is_null(json_object_get(second, "grad_norm")));
     assert_string_equal(json_string_value(json_object_get(third, "event")), "validation");
     assert_true(json_is_null(json_object_get(third, "perfect_loss")));
     expect_text(text, "\"lr\":0.0006,");
@@ -216,10 +228,12 @@ static void test_report_and_validation(void **state) {
     json_decref(second);
     json_decref(third);
     text = read_file("reports/progress.tsv");
-    assert_string_equal(text, "commit\ttokens\tseconds\tloss\tvalidation_loss\tlearning_rate\tgradient_norm\ttokens_per_second\n"
-                              "120\t983040\t61.5\t1.2345678\tnan\t0.0006\t0.85\t12345\n"
-                              "120\t983040\t61.5\tnan\tnan\t0.0006\tnan\t12345\n"
-                              "130\t1000000\t70\tnan\t1.3\tnan\tnan\tnan\n");
+    assert_string_equal(
+        text,
+        "commit\ttokens\tseconds\tloss\tvalidation_loss\tlearning_rate\tgradient_norm\ttokens_per_second\n"
+        "120\t983040\t61.5\t1.2345678\tnan\t0.0006\t0.85\t12345\n"
+        "120\t983040\t61.5\tnan\tnan\t0.0006\tnan\t12345\n"
+        "130\t1000000\t70\tnan\t1.3\tnan\tnan\tnan\n");
     free(text);
 }
 
@@ -230,7 +244,9 @@ static void test_opening_again_appends(void **state) {
     assert_int_equal(mkdir("again", 0777), 0);
     for (int i = 0; i < 3; i++) {
         assert_true(log_open(&log, "again", &error));
-        assert_true(log_event(&log, json_pack("{s:s, s:i, s:o}", "event", "start", "number", i, "text", log_text("a\nb\"\xff")), &error));
+        assert_true(log_event(
+            &log, json_pack("{s:s, s:i, s:o}", "event", "start", "number", i, "text", log_text("a\nb\"\xff")),
+            &error));
         log_close(&log);
     }
     char *text = read_file("again/log.jsonl");
@@ -269,7 +285,8 @@ static void test_disk_full(void **state) {
     log_close(&log);
 }
 
-// A limit in the middle of a line: the part that did fit is cut off, and what is left is whole lines.
+// A limit in the middle of a line: the part that did fit is cut off, and what is left is
+// whole lines.
 static void test_half_written_line_is_removed(void **state) {
     (void)state;
     Log log;
@@ -298,7 +315,7 @@ static void test_half_written_line_is_removed(void **state) {
     free(text);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 
 static void terminal_on_memory(Terminal *terminal, char **text, size_t *size, bool interactive) {
     memset(terminal, 0, sizeof *terminal);
@@ -377,8 +394,10 @@ static void test_bar_redraws_in_place(void **state) {
 static int make_scratch(void **state) {
     (void)state;
     const char *parent = getenv("TMPDIR");
-    snprintf(scratch, sizeof scratch, "%.40s/acco_log_XXXXXX", parent != NULL && strlen(parent) < 40 ? parent : "/tmp");
-    return getcwd(start_directory, sizeof start_directory) == NULL || mkdtemp(scratch) == NULL || chdir(scratch) != 0;
+    snprintf(scratch, sizeof scratch, "%.40s/acco_log_XXXXXX",
+             parent != NULL && strlen(parent) < 40 ? parent : "/tmp");
+    return getcwd(start_directory, sizeof start_directory) == NULL || mkdtemp(scratch) == NULL ||
+           chdir(scratch) != 0;
 }
 
 static int remove_scratch(void **state) {

@@ -1,32 +1,37 @@
-// test_optimizer.c: one step of AdamW, its decay ranges and the schedule of the learning rate, against the formulas written out in double.
+// test_optimizer.c: one step of AdamW, its decay ranges and the schedule of the learning
+// rate, against the formulas written out in double.
 //
-// The oracle knows nothing of runs or blocks: it asks for every element of a piece whether a range covers it.
+// The oracle knows nothing of runs or blocks: it asks for every element of a piece
+// whether a range covers it.
 
-#include "harness.h"
+#include "test/harness.h"
 
-#include "../learning_rate.h"
-#include "../optimizer.h"
-#include "../runtime/random.h"
+#include "optimizer.h"
+#include "runtime/random.h"
 
 enum { MAX_ELEMENTS = 40100, STEPS = 3 };
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // AdamW
 
 typedef struct Bench {
     Optimizer optimizer;
     Arena arena;
-    Stream stream; // only its team is used
-    size_t count, padded; // own elements, and those of the flat vector
+    Stream stream;                    // only its pool is used
+    size_t count, padded;             // own elements, and those of the flat vector
     float *gradient, *out, *estimate; // (padded)
     double *theta, *m, *v;            // (count): the oracle's
 } Bench;
 
-static size_t bench_flat(const Bench *bench, size_t own) { return layout_flat(&bench->optimizer.layout, bench->optimizer.rank, own); }
+static size_t bench_flat(const Bench *bench, size_t own) {
+    return layout_flat(&bench->optimizer.layout, bench->optimizer.rank, own);
+}
 
 static bool is_covered(const OptimizerSettings *settings, size_t element) {
     for (int i = 0; i < settings->decay_range_count; i++) {
-        if (settings->decay_ranges[i].begin <= element && element < settings->decay_ranges[i].end) { return true; }
+        if (settings->decay_ranges[i].begin <= element && element < settings->decay_ranges[i].end) {
+            return true;
+        }
     }
     return false;
 }
@@ -43,7 +48,7 @@ static void bench_open(Bench *bench, const OptimizerSettings *settings, const La
     optimizer_reserve(&bench->optimizer, &bench->arena, settings, layout, rank, false);
     Error error = {""};
     assert_true(arena_commit(&bench->arena, &error));
-    bench->stream.team = team_create(2, false);
+    bench->stream.pool = thread_pool_create(2, false);
     bench->count = layout_shard(layout);
     bench->padded = layout_padded(layout);
     assert_true(bench->count <= (size_t)MAX_ELEMENTS);
@@ -53,29 +58,35 @@ static void bench_open(Bench *bench, const OptimizerSettings *settings, const La
     bench->theta = (double *)calloc(3 * bench->count, sizeof(double));
     bench->m = bench->theta + bench->count;
     bench->v = bench->m + bench->count;
-    for (size_t i = 0; i < bench->padded; i++) { bench->gradient[i] = start_value(i); } // stands in for the parameters
+    for (size_t i = 0; i < bench->padded; i++) {
+        bench->gradient[i] = start_value(i);
+    } // stands in for the parameters
     optimizer_take_master(&bench->optimizer, &bench->stream, bench->gradient);
     for (size_t i = 0; i < bench->count; i++) { bench->theta[i] = start_value(bench_flat(bench, i)); }
 }
 
 static void bench_close(Bench *bench) {
-    team_destroy(bench->stream.team);
+    thread_pool_destroy(bench->stream.pool);
     arena_release(&bench->arena);
     free(bench->gradient);
     free(bench->theta);
 }
 
-// One step of the oracle, number `t` from 1. Epsilon stands outside the root, decay is decoupled and uses the parameters before the step.
+// One step of the oracle, number `t` from 1. Epsilon stands outside the root, decay is
+// decoupled and uses the parameters before the step.
 static void oracle_step(Bench *bench, double t, const OptimizerStep *step) {
     const OptimizerSettings *settings = &bench->optimizer.settings;
     for (size_t i = 0; i < bench->count; i++) {
         size_t flat = bench_flat(bench, i);
-        double g = (double)bench->gradient[flat] / step->divisor * step->scale, *m = &bench->m[i], *v = &bench->v[i];
+        double g = (double)bench->gradient[flat] / step->divisor * step->scale, *m = &bench->m[i],
+               *v = &bench->v[i];
         double decay = is_covered(settings, flat) ? settings->weight_decay : 0.0;
         *m = settings->beta1 * *m + (1.0 - settings->beta1) * g;
         *v = settings->beta2 * *v + (1.0 - settings->beta2) * g * g;
-        double moved = *m / (1.0 - pow(settings->beta1, t)) / (sqrt(*v / (1.0 - pow(settings->beta2, t))) + settings->epsilon);
-        bench->theta[i] = bench->theta[i] - step->learning_rate * decay * bench->theta[i] - step->learning_rate * moved;
+        double moved = *m / (1.0 - pow(settings->beta1, t)) /
+                       (sqrt(*v / (1.0 - pow(settings->beta2, t))) + settings->epsilon);
+        bench->theta[i] =
+            bench->theta[i] - step->learning_rate * decay * bench->theta[i] - step->learning_rate * moved;
     }
 }
 
@@ -99,8 +110,10 @@ static void expect_state(const Bench *bench, double tolerance) {
         float out = bench->out[bench_flat(bench, i)];
         assert_close(out, bench->theta[i], tolerance * fabs(bench->theta[i]), "parameter");
         assert_true(out == optimizer->master[i]);
-        assert_close(optimizer->first_moment[i], bench->m[i], tolerance * (fabs(bench->m[i]) + 1e-3), "first moment");
-        assert_close(optimizer->second_moment[i], bench->v[i], tolerance * (bench->v[i] + 1e-9), "second moment");
+        assert_close(optimizer->first_moment[i], bench->m[i], tolerance * (fabs(bench->m[i]) + 1e-3),
+                     "first moment");
+        assert_close(optimizer->second_moment[i], bench->v[i], tolerance * (bench->v[i] + 1e-9),
+                     "second moment");
     }
 }
 
@@ -156,18 +169,22 @@ static void expect_steps(const OptimizerSettings *settings, const Layout *layout
 }
 
 static OptimizerSettings adamw_settings(const DecayRange *ranges, int count) {
-    // Gradients are about as large as epsilon, so that its place in the formula and every factor of the gradient matter.
+    // Gradients are about as large as epsilon, so that its place in the formula and every
+    // factor of the gradient matter.
     OptimizerSettings settings = {OPTIMIZER_ADAMW, 0.9, 0.95, 1e-3, 0.3, ranges, count};
     return settings;
 }
 
 static void a_step_equals_adamw_in_double(void **state) {
     (void)state;
-    // Ranges that begin before, at, inside and beyond the ends of the pieces below; the last one reaches past everything.
+    // Ranges that begin before, at, inside and beyond the ends of the pieces below; the
+    // last one reaches past everything.
     static const DecayRange ranges[] = {{0, 10}, {50, 70}, {100, 101}, {120, 128}, {130, 200}, {225, 20000}};
-    // One piece; four of 64; pieces of 10, of 5 and of single elements, so that ranges begin and end everywhere in them; real layouts.
-    const Layout layouts[] = {{230, 1, 230, 1}, {256, 4, 64, 1},       {230, 3, 10, 8},  {233, 2, 5, 24},
-                              {234, 2, 1, 117}, {40007, 1, 40007, 1}, layout_make(230, 3), layout_make(100003, 3)};
+    // One piece; four of 64; pieces of 10, of 5 and of single elements, so that ranges
+    // begin and end everywhere in them; real layouts.
+    const Layout layouts[] = {{230, 1, 230, 1},    {256, 4, 64, 1},       {230, 3, 10, 8},
+                              {233, 2, 5, 24},     {234, 2, 1, 117},      {40007, 1, 40007, 1},
+                              layout_make(230, 3), layout_make(100003, 3)};
     for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++) {
         for (int rank = 0; rank < layouts[i].size; rank++) {
             OptimizerSettings settings = adamw_settings(ranges, 6);
@@ -181,11 +198,13 @@ static void a_step_equals_adamw_in_double(void **state) {
 static void a_state_that_is_not_shared_out_is_one_piece(void **state) {
     (void)state;
     Layout whole = optimizer_whole(1003);
-    assert_true(whole.count == 1003 && whole.size == 1 && layout_shard(&whole) == 1003 && layout_padded(&whole) == 1003);
+    assert_true(whole.count == 1003 && whole.size == 1 && layout_shard(&whole) == 1003 &&
+                layout_padded(&whole) == 1003);
     assert_true(layout_run(&whole, 0, 1003) == 1003 && layout_flat(&whole, 0, 1002) == 1002);
 }
 
-// An estimate goes over the gradient that it was made from, and gives what it gives elsewhere.
+// An estimate goes over the gradient that it was made from, and gives what it gives
+// elsewhere.
 static void an_estimate_may_replace_its_gradient(void **state) {
     (void)state;
     static const DecayRange ranges[] = {{20, 90}};
@@ -198,12 +217,14 @@ static void an_estimate_may_replace_its_gradient(void **state) {
     bench_step(&bench, STEPS_ASKED_FOR[1], bench.gradient, false);
     for (size_t i = 0; i < bench.count; i++) {
         size_t flat = bench_flat(&bench, i);
-        assert_true(bench.gradient[flat] == bench.estimate[flat] && bench.gradient[flat] != bench.optimizer.master[i]);
+        assert_true(bench.gradient[flat] == bench.estimate[flat] &&
+                    bench.gradient[flat] != bench.optimizer.master[i]);
     }
     bench_close(&bench);
 }
 
-// A commit may also write nothing but the master: ddp's whole state, and every rank's share of it.
+// A commit may also write nothing but the master: ddp's whole state, and every rank's
+// share of it.
 static void a_commit_in_place_gives_the_same_bits(void **state) {
     (void)state;
     static const DecayRange ranges[] = {{20, 90}};
@@ -218,7 +239,8 @@ static void a_commit_in_place_gives_the_same_bits(void **state) {
             bench_fill_gradient(&in_place, step);
             bench_step(&apart, STEPS_ASKED_FOR[step], apart.out, true);
             bench_step(&in_place, STEPS_ASKED_FOR[step], NULL, true);
-            assert_memory_equal(apart.optimizer.master, in_place.optimizer.master, apart.count * sizeof(float));
+            assert_memory_equal(apart.optimizer.master, in_place.optimizer.master,
+                                apart.count * sizeof(float));
             for (size_t own = 0; own < apart.count; own++) {
                 assert_true(apart.out[bench_flat(&apart, own)] == in_place.optimizer.master[own]);
             }
@@ -239,7 +261,8 @@ static void a_master_that_is_elsewhere_takes_no_room(void **state) {
         memset(&optimizer, 0, sizeof optimizer);
         memset(&arena, 0, sizeof arena);
         optimizer_reserve(&optimizer, &arena, &settings, &layout, 0, elsewhere == 1);
-        assert_int_equal(arena_class_bytes(&arena, MEMORY_OPTIMIZER), (elsewhere == 1 ? 2u : 3u) * 1003u * sizeof(float));
+        assert_int_equal(arena_class_bytes(&arena, MEMORY_OPTIMIZER),
+                         (elsewhere == 1 ? 2u : 3u) * 1003u * sizeof(float));
     }
 }
 
@@ -253,14 +276,17 @@ static void a_slow_second_moment_keeps_its_precision(void **state) {
     OptimizerStep asked = {NULL, NULL, 1, 1, 0.01, true};
     Bench bench;
     bench_open(&bench, &settings, &layout, 0);
-    for (size_t i = 0; i < bench.count; i++) { bench.theta[i] = bench.optimizer.master[i] = 0; } // the steps alone remain
+    for (size_t i = 0; i < bench.count; i++) {
+        bench.theta[i] = bench.optimizer.master[i] = 0;
+    } // the steps alone remain
     for (int step = 0; step < STEPS; step++) {
         bench_fill_gradient(&bench, step);
         oracle_step(&bench, step + 1, &asked);
         bench_step(&bench, asked, bench.out, true);
         for (size_t i = 0; i < bench.count; i++) {
             assert_close(bench.optimizer.second_moment[i], bench.v[i], 1e-4 * bench.v[i], "second moment");
-            assert_close(bench.out[i], bench.theta[i], 1e-4 * fmax(fabs(bench.theta[i]), 1e-3), "sum of the steps");
+            assert_close(bench.out[i], bench.theta[i], 1e-4 * fmax(fabs(bench.theta[i]), 1e-3),
+                         "sum of the steps");
         }
     }
     bench_close(&bench);
@@ -281,7 +307,7 @@ static void ranges_join_where_they_touch(void **state) {
     assert_memory_equal(ranges, expected, sizeof expected);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // The learning rate
 
 static LearningRate schedule_of(ScheduleKind kind) {
@@ -294,10 +320,13 @@ typedef struct RateAt {
 } RateAt;
 
 static void expect_rates(const LearningRate *schedule, const RateAt *expected, int count) {
-    for (int i = 0; i < count; i++) { assert_close(learning_rate_at(schedule, expected[i].progress), expected[i].rate, 1e-12, "rate"); }
+    for (int i = 0; i < count; i++) {
+        assert_close(learning_rate_at(schedule, expected[i].progress), expected[i].rate, 1e-12, "rate");
+    }
 }
 
-// The first commit has a rate above zero, and the peak comes with the commit that completes the warm-up.
+// The first commit has a rate above zero, and the peak comes with the commit that
+// completes the warm-up.
 static void the_rate_warms_up_linearly(void **state) {
     (void)state;
     static const RateAt warmup[] = {{0, 0.4}, {4, 0.8}, {8, 1.2}, {12, 1.6}, {16, 2.0}, {20, 2.0}};
@@ -312,7 +341,8 @@ static void the_rate_decays_as_it_says(void **state) {
     static const RateAt constant[] = {{40, 2}, {60, 2}, {100, 2}, {1e6, 2}};
     static const RateAt linear[] = {{40, 1.55}, {60, 1.1}, {80, 0.65}, {100, 0.2}, {101, 0.2}, {1e6, 0.2}};
     // 0.2 + 1.8 * (1 + cos(pi / 4)) / 2 and its mirror image.
-    static const RateAt cosine[] = {{40, 1.7363961030678928}, {60, 1.1}, {80, 0.46360389693210715}, {100, 0.2}, {101, 0.2}, {1e6, 0.2}};
+    static const RateAt cosine[] = {
+        {40, 1.7363961030678928}, {60, 1.1}, {80, 0.46360389693210715}, {100, 0.2}, {101, 0.2}, {1e6, 0.2}};
     LearningRate schedule = schedule_of(SCHEDULE_CONSTANT);
     expect_rates(&schedule, constant, 4);
     schedule = schedule_of(SCHEDULE_LINEAR);
@@ -323,7 +353,8 @@ static void the_rate_decays_as_it_says(void **state) {
 
 static void the_rate_starts_at_the_peak_without_warmup(void **state) {
     (void)state;
-    static const RateAt expected[3][3] = {{{0, 2}, {50, 2}, {100, 2}}, {{0, 2}, {50, 1.1}, {100, 0.2}}, {{0, 2}, {50, 1.1}, {100, 0.2}}};
+    static const RateAt expected[3][3] = {
+        {{0, 2}, {50, 2}, {100, 2}}, {{0, 2}, {50, 1.1}, {100, 0.2}}, {{0, 2}, {50, 1.1}, {100, 0.2}}};
     for (int kind = 0; kind < 3; kind++) {
         LearningRate schedule = schedule_of((ScheduleKind)kind);
         schedule.warmup = 0;

@@ -1,8 +1,8 @@
 // test_options.c: the option table, its parser, its file and what is printed from it.
 
-#include "harness.h"
+#include "test/harness.h"
 
-#include "../runtime/options.h"
+#include "program/options.h"
 
 enum { WORDS_MAX = 16 };
 
@@ -76,9 +76,13 @@ static void expect_contradiction(const char *line, const char *part) {
 static void assert_same_options(const Options *a, const Options *b) {
     for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
         const OptionSpec *option = &option_table[i];
-        size_t size = option->type == OPTION_TEXT ? sizeof(OptionText) : option->type == OPTION_SWITCH ? sizeof(bool) : 8;
+        size_t size = option->type == OPTION_TEXT     ? sizeof(OptionText)
+                      : option->type == OPTION_SWITCH ? sizeof(bool)
+                                                      : 8;
         if (option->offset == offsetof(Options, config)) { continue; }
-        if (memcmp(option_field_const(option, a), option_field_const(option, b), size) != 0) { fail_msg("--%s differs", option->name); }
+        if (memcmp(option_field_const(option, a), option_field_const(option, b), size) != 0) {
+            fail_msg("--%s differs", option->name);
+        }
     }
 }
 
@@ -91,7 +95,7 @@ static char *print_to_text(void (*print)(FILE *)) {
     return text;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 
 static void test_table_is_sound(void **state) {
     (void)state;
@@ -101,9 +105,13 @@ static void test_table_is_sound(void **state) {
         assert_ptr_equal(option_find(option->name), option); // also: no name twice
         assert_false(taken[option->offset]);                 // no field twice
         taken[option->offset] = true;
-        assert_true(strlen(option->help) > 20 && strlen(option->help) < 1000 && option->help[strlen(option->help) - 1] == '.');
-        assert_true(option->metavariable != NULL || option->type == OPTION_CHOICE || option->type == OPTION_SWITCH);
-        if (option->type == OPTION_CHOICE) { assert_true(option->choices[0] != NULL && option->choices[OPTION_CHOICES_MAX - 1] == NULL); }
+        assert_true(strlen(option->help) > 20 && strlen(option->help) < 1000 &&
+                    option->help[strlen(option->help) - 1] == '.');
+        assert_true(option->metavariable != NULL || option->type == OPTION_CHOICE ||
+                    option->type == OPTION_SWITCH);
+        if (option->type == OPTION_CHOICE) {
+            assert_true(option->choices[0] != NULL && option->choices[OPTION_CHOICES_MAX - 1] == NULL);
+        }
         if (option->type == OPTION_INTEGER || option->type == OPTION_COUNT || option->type == OPTION_REAL) {
             assert_true(option->minimum < option->maximum && option->maximum <= OPTION_NO_LIMIT);
         }
@@ -122,12 +130,17 @@ static void test_owners_are_rules(void **state) {
         snprintf(list, sizeof list, "%s", option_table[i].rules);
         for (char *name = strtok(list, ", "); name != NULL; name = strtok(NULL, ", ")) {
             int choice = 0;
-            while (optimizer->choices[choice] != NULL && strcmp(optimizer->choices[choice], name) != 0) { choice++; }
-            if (optimizer->choices[choice] == NULL && strcmp(name, "or") != 0) { fail_msg("--%s is for %s", option_table[i].name, name); }
+            while (optimizer->choices[choice] != NULL && strcmp(optimizer->choices[choice], name) != 0) {
+                choice++;
+            }
+            if (optimizer->choices[choice] == NULL && strcmp(name, "or") != 0) {
+                fail_msg("--%s is for %s", option_table[i].name, name);
+            }
         }
     }
     assert_int_equal(owned, 17);
-    assert_true(option_list_names("dpu, acco-wp or acco", "dpu") && option_list_names("dpu, acco-wp or acco", "acco"));
+    assert_true(option_list_names("dpu, acco-wp or acco", "dpu") &&
+                option_list_names("dpu, acco-wp or acco", "acco"));
     assert_true(option_list_names("co2", "co2"));
     assert_false(option_list_names("dpu or acco-wp", "acco")); // no part of a name
     assert_false(option_list_names("diloco", "streaming-diloco"));
@@ -140,7 +153,7 @@ static void test_defaults(void **state) {
     Error error;
     expect_valid(&options, "");
     assert_int_equal(options.command, COMMAND_TRAIN);
-    assert_string_equal(options.optimizer, "acco");
+    assert_string_equal(options.rule, "acco");
     assert_string_equal(options.model, "tiny");
     assert_string_equal(options.data, "builtin");
     assert_string_equal(options.val_data, "");
@@ -150,21 +163,26 @@ static void test_defaults(void **state) {
     assert_int_equal(options.accumulate, 2);
     assert_int_equal(options.tokens, 1500000);
     assert_true(options.learning_rate == 0 && options.minimum_learning_rate == -1);
-    assert_true(options.beta1 == 0.9 && options.beta2 == 0.95 && options.eps == 1e-8 && options.weight_decay == -1);
-    assert_true(options.overlap && options.link_mbit == 0 && options.chaos_ms == 0 && options.slow_rank == -1);
+    assert_true(options.beta1 == 0.9 && options.beta2 == 0.95 && options.eps == 1e-8 &&
+                options.weight_decay == -1);
+    assert_true(options.overlap && options.link_mbit == 0 && options.chaos_ms == 0 &&
+                options.slow_rank == -1);
     assert_string_equal(options.wire, "fp32");
     assert_string_equal(options.estimate_wire, "same");
     assert_string_equal(options.rank_accumulate, "");
     assert_string_equal(options.trace, "");
     assert_string_equal(options.co2_gap, "const:1");
     assert_string_equal(options.streaming_order, "strided");
-    assert_true(options.acco_init == 0 && options.sequential == 0 && options.bucket_mb == 0 && options.link_us == 0);
-    assert_true(options.co2_tau == 12 && options.co2_beta == 0 && options.co2_alpha == 1 && options.co2_phi == 0);
+    assert_true(options.acco_init == 0 && options.sequential == 0 && options.bucket_mb == 0 &&
+                options.link_us == 0);
+    assert_true(options.co2_tau == 12 && options.co2_beta == 0 && options.co2_alpha == 1 &&
+                options.co2_phi == 0);
     assert_true(options.diloco_h == 30 && options.diloco_outer_lr == 0.7 && options.diloco_mu == 0.9);
     assert_true(options.streaming_p == 2 && options.streaming_tau == 1 && options.streaming_alpha == 0.5);
     assert_true(options_check(&options, &error));
     assert_true(options_check_ranks(&options, 2, 256, &error));
-    static const char *const rules[] = {"ddp", "zero1", "dpu", "acco-wp", "acco", "co2", "diloco", "streaming-diloco"};
+    static const char *const rules[] = {"ddp",  "zero1", "dpu",    "acco-wp",
+                                        "acco", "co2",   "diloco", "streaming-diloco"};
     for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
         char line[64];
         snprintf(line, sizeof line, "--optimizer %s", rules[i]);
@@ -175,36 +193,44 @@ static void test_defaults(void **state) {
 static void test_values(void **state) {
     (void)state;
     Options options;
-    expect_valid(&options, "plan --optimizer zero1 --micro-batch=3 --seq-len 17 --accumulate auto --lr 3e-4 --min-lr 0 --overlap off");
+    expect_valid(&options, "plan --optimizer zero1 --micro-batch=3 --seq-len 17 --accumulate auto --lr 3e-4 "
+                           "--min-lr 0 --overlap off");
     assert_int_equal(options.command, COMMAND_PLAN);
-    assert_string_equal(options.optimizer, "zero1");
+    assert_string_equal(options.rule, "zero1");
     assert_int_equal(options.micro_batch, 3);
     assert_int_equal(options.seq_len, 17);
     assert_int_equal(options.accumulate, 0);
     assert_true(options.learning_rate == 3e-4 && options.minimum_learning_rate == 0 && !options.overlap);
-    expect_valid(&options, "train --slow-rank 0 --slow-ms 2.5 --grad-clip off --chaos-ms 0 --val-every end --sample-tokens none --lr-by "
+    expect_valid(&options, "train --slow-rank 0 --slow-ms 2.5 --grad-clip off --chaos-ms 0 --val-every end "
+                           "--sample-tokens none --lr-by "
                            "commits");
-    assert_true(options.slow_rank == 0 && options.slow_ms == 2.5 && options.grad_clip == 0 && options.chaos_ms == 0);
+    assert_true(options.slow_rank == 0 && options.slow_ms == 2.5 && options.grad_clip == 0 &&
+                options.chaos_ms == 0);
     assert_true(options.val_every == 0 && options.sample_tokens == 0);
     assert_string_equal(options.learning_rate_by, "commits");
-    expect_valid(&options, "--optimizer acco --wire int8 --estimate-wire e3m0 --acco-init 3 --sequential 5 --link-us 2.5 --trace t.json");
+    expect_valid(&options, "--optimizer acco --wire int8 --estimate-wire e3m0 --acco-init 3 --sequential 5 "
+                           "--link-us 2.5 --trace t.json");
     assert_string_equal(options.wire, "int8");
     assert_string_equal(options.estimate_wire, "e3m0");
     assert_string_equal(options.trace, "t.json");
     assert_true(options.acco_init == 3 && options.sequential == 5 && options.link_us == 2.5);
-    expect_valid(&options, "--diloco-H 500 --diloco-outer-lr 1 --diloco-mu 0 --streaming-P=5 --streaming-tau 0 --streaming-alpha 1 "
+    expect_valid(&options, "--diloco-H 500 --diloco-outer-lr 1 --diloco-mu 0 --streaming-P=5 --streaming-tau "
+                           "0 --streaming-alpha 1 "
                            "--streaming-order sequential");
     assert_true(options.diloco_h == 500 && options.diloco_outer_lr == 1 && options.diloco_mu == 0);
     assert_true(options.streaming_p == 5 && options.streaming_tau == 0 && options.streaming_alpha == 1);
     assert_string_equal(options.streaming_order, "sequential");
-    expect_valid(&options, "--co2-tau 48 --co2-beta 0.6 --co2-alpha 2 --co2-phi 1 --co2-gap const:2 --bucket-mb 0.25 "
-                           "--rank-accumulate 4,1");
-    assert_true(options.co2_tau == 48 && options.co2_beta == 0.6 && options.co2_alpha == 2 && options.co2_phi == 1);
+    expect_valid(&options,
+                 "--co2-tau 48 --co2-beta 0.6 --co2-alpha 2 --co2-phi 1 --co2-gap const:2 --bucket-mb 0.25 "
+                 "--rank-accumulate 4,1");
+    assert_true(options.co2_tau == 48 && options.co2_beta == 0.6 && options.co2_alpha == 2 &&
+                options.co2_phi == 1);
     assert_string_equal(options.co2_gap, "const:2");
     assert_string_equal(options.rank_accumulate, "4,1");
     assert_true(options.bucket_mb == 0.25);
     expect_valid(&options, "--acco-init round --co2-phi 0 --link-us off --bucket-mb auto");
-    assert_true(options.acco_init == 0 && options.co2_phi == 0 && options.link_us == 0 && options.bucket_mb == 0);
+    assert_true(options.acco_init == 0 && options.co2_phi == 0 && options.link_us == 0 &&
+                options.bucket_mb == 0);
 }
 
 static void test_counts_take_suffixes(void **state) {
@@ -251,7 +277,8 @@ static void test_texts(void **state) {
 
 static void test_names_are_suggested(void **state) {
     (void)state;
-    expect_refused("--optimzer acco", "unknown option --optimzer: did you mean --optimizer? (--help lists all)", "");
+    expect_refused("--optimzer acco",
+                   "unknown option --optimzer: did you mean --optimizer? (--help lists all)", "");
     expect_refused("--optimzier acco", "did you mean --optimizer?", "");
     expect_refused("--micro_batch 3", "did you mean --micro-batch?", "");
     expect_refused("--Tokens 3", "did you mean --tokens?", "");
@@ -260,14 +287,18 @@ static void test_names_are_suggested(void **state) {
     expect_refused("--accum 3", "did you mean --accumulate?", "");
     expect_refused("--versoin", "did you mean --version?", "");
     expect_refused("--xyzzyplugh=3", "unknown option --xyzzyplugh (--help lists all)", "");
-    expect_refused("--diloco-h 30", "unknown option --diloco-h: did you mean --diloco-H? (--help lists all)", "");
+    expect_refused("--diloco-h 30", "unknown option --diloco-h: did you mean --diloco-H? (--help lists all)",
+                   "");
     expect_refused("--streaming-p 2", "unknown option --streaming-p: did you mean --streaming-P?", "");
     expect_refused("--STREAMING-TAU 2", "did you mean --streaming-tau?", "");
     expect_refused("--H 30", "unknown option --H", "");
     expect_refused("--co2_gap const:1", "did you mean --co2-gap?", "");
     expect_refused("--rank-acumulate 1,2", "did you mean --rank-accumulate?", "");
-    expect_refused("--optimizer adco", "did you mean acco?", "ddp, zero1, dpu, acco-wp, acco, co2, diloco or streaming-diloco");
-    expect_refused("--optimizer adamw", "adamw is unknown; allowed: ddp, zero1, dpu, acco-wp, acco, co2, diloco or streaming-diloco", "");
+    expect_refused("--optimizer adco", "did you mean acco?",
+                   "ddp, zero1, dpu, acco-wp, acco, co2, diloco or streaming-diloco");
+    expect_refused(
+        "--optimizer adamw",
+        "adamw is unknown; allowed: ddp, zero1, dpu, acco-wp, acco, co2, diloco or streaming-diloco", "");
     expect_refused("--optimizer DiLoCo", "did you mean diloco?", "");
     expect_refused("--wire fp4", "fp4 is unknown", "fp32, bf16, int8 or e3m0");
     expect_refused("--wire same", "same is unknown", "fp32, bf16, int8 or e3m0");
@@ -291,8 +322,17 @@ static void test_names_are_suggested(void **state) {
 
 static void test_bad_numbers(void **state) {
     (void)state;
-    static const char *const whole[] = {
-        "3x", "x", "1.0", "0x10", "1e3", "--1", "3,000", "", "nan", "99999999999999999999", "-99999999999999999999"};
+    static const char *const whole[] = {"3x",
+                                        "x",
+                                        "1.0",
+                                        "0x10",
+                                        "1e3",
+                                        "--1",
+                                        "3,000",
+                                        "",
+                                        "nan",
+                                        "99999999999999999999",
+                                        "-99999999999999999999"};
     static const char *const reals[] = {"nan",   "inf", "-inf",  "infinity", "0x1p-3", "1e", "1..2",
                                         "1e-3x", "",    "1e999", "1e-999",   "1,5",    "-1"};
     char line[64];
@@ -314,7 +354,8 @@ static void test_ranges(void **state) {
     (void)state;
     expect_refused("--micro-batch 0", "0 is out of range", "allowed: auto or 1 .. 65536");
     expect_refused("--micro-batch 65537", "out of range", "1 .. 65536");
-    expect_refused("--seq-len 0", "0 is out of range", "auto or 1 .. 1048576"); // auto is a word, not the number that stands for it
+    expect_refused("--seq-len 0", "0 is out of range",
+                   "auto or 1 .. 1048576"); // auto is a word, not the number that stands for it
     expect_refused("--threads 0", "0 is out of range", "auto or 1");
     expect_refused("--min-lr -1", "out of range", "auto or 0 .. 100");
     expect_refused("--slow-rank -1", "out of range", "none or 0");
@@ -324,7 +365,8 @@ static void test_ranges(void **state) {
     expect_refused("--tokens 99999999999999999999", "out of range", "1 or more");
     expect_refused("--seed -1", "out of range", "0 .. 4294967295");
     expect_refused("--overlap yes", "neither on nor off", "on or off");
-    expect_refused("--acco-init 0", "0 is out of range", "round or 1 .. 1000000"); // round is a word, not the number that stands for it
+    expect_refused("--acco-init 0", "0 is out of range",
+                   "round or 1 .. 1000000"); // round is a word, not the number that stands for it
     expect_refused("--sequential -1", "out of range", "0 or more");
     expect_refused("--bucket-mb 0", "0 is out of range", "auto or 0.001 .. 1000000");
     expect_refused("--co2-tau 0", "out of range", "1 .. 1000000");
@@ -372,7 +414,8 @@ static void test_messages_stay_one_short_line(void **state) {
 
 static void test_help_and_version_come_first(void **state) {
     (void)state;
-    static const char *const help[] = {"--help", "-h", "help", "plan --help", "--nonsense --lr x --help", "--version --help"};
+    static const char *const help[] = {
+        "--help", "-h", "help", "plan --help", "--nonsense --lr x --help", "--version --help"};
     Options options;
     for (size_t i = 0; i < sizeof help / sizeof help[0]; i++) {
         expect_valid(&options, help[i]);
@@ -382,11 +425,12 @@ static void test_help_and_version_come_first(void **state) {
     assert_int_equal(options.command, COMMAND_VERSION);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 
 static void test_file_and_precedence(void **state) {
     (void)state;
-    static const char text[] = "# a comment\n\n  micro-batch = 4   # four\r\nlr=1e-3\n\tprompt = \"a # \\\"b\\\\\\n\\x01\" # c\ndata = "
+    static const char text[] = "# a comment\n\n  micro-batch = 4   # four\r\nlr=1e-3\n\tprompt = \"a # "
+                               "\\\"b\\\\\\n\\x01\" # c\ndata = "
                                "my#file.txt\n"
                                "seq-len = auto\nmodel = some name";
     Options options;
@@ -400,7 +444,8 @@ static void test_file_and_precedence(void **state) {
     assert_string_equal(options.data, "my#file.txt");
     assert_string_equal(options.model, "some name"); // the last line needs no end
     assert_string_equal(options.config, path);
-    assert_true(options.learning_rate == 2e-3 && options.seq_len == 9); // before and behind --config, the command line wins
+    assert_true(options.learning_rate == 2e-3 &&
+                options.seq_len == 9); // before and behind --config, the command line wins
 }
 
 static void expect_file_refused(const char *text, size_t length, const char *part) {
@@ -419,7 +464,8 @@ static void test_bad_files_name_the_line(void **state) {
     static const struct {
         const char *text, *part;
     } cases[] = {
-        {"lr = 1\nmicro-batch = x\n", "bad.conf:2: --micro-batch: x is not a whole number; allowed: auto or 1 .. 65536"},
+        {"lr = 1\nmicro-batch = x\n",
+         "bad.conf:2: --micro-batch: x is not a whole number; allowed: auto or 1 .. 65536"},
         {"\n\nmicrobatch = 1\n", "bad.conf:3: unknown option microbatch: did you mean micro-batch?"},
         {"--lr = 1\n", "bad.conf:1: unknown option --lr: did you mean lr?"},
         {"diloco-h = 1\n", "bad.conf:1: unknown option diloco-h: did you mean diloco-H?"},
@@ -443,7 +489,8 @@ static void test_bad_files_name_the_line(void **state) {
     static char endless[3 * OPTION_LINE_SIZE];
     memset(endless, '#', sizeof endless);
     expect_file_refused(endless, sizeof endless, "bad.conf:1: the line holds a zero byte or is longer than");
-    expect_refused("--config /does/not/exist", "cannot read /does/not/exist: No such file or directory", "--config");
+    expect_refused("--config /does/not/exist", "cannot read /does/not/exist: No such file or directory",
+                   "--config");
     expect_refused("--config /", "cannot read /: Is a directory", "--config");
 }
 
@@ -461,21 +508,26 @@ static void test_random_files(void **state) {
             random ^= random >> 7;
             random ^= random << 17;
             if (random % 97 == 0) { break; }
-            text[length++] = random % 31 == 0 ? (char)(random >> 20) : letters[(random >> 8) % (sizeof letters - 1)];
+            text[length++] =
+                random % 31 == 0 ? (char)(random >> 20) : letters[(random >> 8) % (sizeof letters - 1)];
         }
         Options options;
         Error error;
         write_file(path, text, length);
         options_defaults(&options);
         memset(&error, 0, sizeof error);
-        if (!options_read_file(path, &options, &error)) { assert_true(error.text[0] != '\0' && strchr(error.text, '\n') == NULL); }
+        if (!options_read_file(path, &options, &error)) {
+            assert_true(error.text[0] != '\0' && strchr(error.text, '\n') == NULL);
+        }
     }
 }
 
-// Sets every option to something that is not its default, saves, reads, and compares the bytes.
+// Sets every option to something that is not its default, saves, reads, and compares the
+// bytes.
 static void test_save_reloads_bit_for_bit(void **state) {
     (void)state;
-    static const double reals[] = {1.0 / 3, 1e-9, 0.1 + 0.2, 5e-324 * 4503599627370496.0 * 1e290, 0.9999989999999999, 2.0 / 3e5};
+    static const double reals[] = {
+        1.0 / 3, 1e-9, 0.1 + 0.2, 5e-324 * 4503599627370496.0 * 1e290, 0.9999989999999999, 2.0 / 3e5};
     static const char *const texts[] = {"# x", " lead",        "trail ",           "\"", "a\\b", "a\"b\\",
                                         "\n",  "\t\x01\x7f\r", "caf\xc3\xa9 \xff", "#",  "a#b",  "auto"};
     char path[256];
@@ -488,7 +540,9 @@ static void test_save_reloads_bit_for_bit(void **state) {
             const OptionSpec *option = &option_table[i];
             void *field = option_field(option, &options);
             if (option->offset == offsetof(Options, config)) { continue; }
-            if (option->type == OPTION_TEXT) { assert_true(option_set(option, &options, texts[(i + round) % 12], &error)); }
+            if (option->type == OPTION_TEXT) {
+                assert_true(option_set(option, &options, texts[(i + round) % 12], &error));
+            }
             if (option->type == OPTION_SWITCH) { *(bool *)field = round % 2 == 0; }
             if (option->type == OPTION_CHOICE) {
                 int count = 0;
@@ -522,15 +576,17 @@ static void test_save_failures(void **state) {
     expect_text("save", error.text, "cannot write /dev/full: No space left on device");
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 
 static void test_contradictions(void **state) {
     (void)state;
     expect_contradiction("--accumulate 3", "--accumulate 3 is odd");
     expect_contradiction("--accumulate 1", "use 2 or 4");
     expect_contradiction("--accumulate auto --overlap off", "--overlap on");
-    expect_contradiction("--accumulate auto --lr-by commits", "nobody knows how many commits there will be; use --lr-by grads");
-    expect_contradiction("--accumulate auto --lr-by commits --optimizer dpu", "--accumulate auto with --lr-by commits");
+    expect_contradiction("--accumulate auto --lr-by commits",
+                         "nobody knows how many commits there will be; use --lr-by grads");
+    expect_contradiction("--accumulate auto --lr-by commits --optimizer dpu",
+                         "--accumulate auto with --lr-by commits");
     expect_contradiction("--precision fp16", "needs loss scaling and gave NaN");
     expect_contradiction("--lr 1e-3 --min-lr 2e-3", "--min-lr 0.002 is above --lr 0.001");
     expect_contradiction("--schedule constant --min-lr 0", "never reaches --min-lr");
@@ -539,13 +595,18 @@ static void test_contradictions(void **state) {
     expect_contradiction("--slow-ms 3", "--slow-ms needs --slow-rank");
     expect_contradiction("--slow-rank 0", "--slow-rank needs --slow-ms");
     expect_contradiction("--slow-rank 0 --slow-ms 6000 --timeout-s 10", "longer than --timeout-s 10");
-    expect_contradiction("--slow-rank 0 --slow-ms 1000 --timeout-s 20 --optimizer co2", "wait 24 s for an exchange");
-    expect_contradiction("--slow-rank 0 --slow-ms 1000 --timeout-s 20 --optimizer diloco", "wait 60 s for an exchange");
-    expect_contradiction("--slow-rank 0 --slow-ms 1000 --timeout-s 20 --optimizer streaming-diloco", "wait 30 s for an exchange");
-    expect_contradiction("--slow-rank 1 --slow-ms 1000 --timeout-s 20 --rank-accumulate 2,20", "wait 20 s for an exchange");
+    expect_contradiction("--slow-rank 0 --slow-ms 1000 --timeout-s 20 --optimizer co2",
+                         "wait 24 s for an exchange");
+    expect_contradiction("--slow-rank 0 --slow-ms 1000 --timeout-s 20 --optimizer diloco",
+                         "wait 60 s for an exchange");
+    expect_contradiction("--slow-rank 0 --slow-ms 1000 --timeout-s 20 --optimizer streaming-diloco",
+                         "wait 30 s for an exchange");
+    expect_contradiction("--slow-rank 1 --slow-ms 1000 --timeout-s 20 --rank-accumulate 2,20",
+                         "wait 20 s for an exchange");
     expect_contradiction("--chaos-ms 6000 --timeout-s 5", "longer than --timeout-s 5");
     expect_contradiction("--chaos-ms 600 --link-us 5e5 --timeout-s 1", "longer than --timeout-s 1");
-    expect_contradiction("--link-mbit 1 --timeout-s 16", "--link-mbit 1 needs 16.8 s for two chunks of data, longer than --timeout-s 16");
+    expect_contradiction("--link-mbit 1 --timeout-s 16",
+                         "--link-mbit 1 needs 16.8 s for two chunks of data, longer than --timeout-s 16");
     expect_contradiction("--val-data x --val-batches none", "no validation");
     expect_contradiction("--val-data x --data x", "same as --data");
     expect_contradiction("--prompt x --sample-tokens none", "no sample");
@@ -563,45 +624,62 @@ static void test_contradictions(void **state) {
 
 static void test_options_of_other_rules_are_refused(void **state) {
     (void)state;
-    expect_contradiction("--co2-tau 4", "--co2-tau belongs to --optimizer co2, this run uses acco: leave it at 12");
-    expect_contradiction("--co2-tau 4 --optimizer diloco", "--co2-tau belongs to --optimizer co2, this run uses diloco");
-    expect_contradiction("--co2-beta 0.2 --optimizer ddp", "--co2-beta belongs to --optimizer co2, this run uses ddp");
+    expect_contradiction("--co2-tau 4",
+                         "--co2-tau belongs to --optimizer co2, this run uses acco: leave it at 12");
+    expect_contradiction("--co2-tau 4 --optimizer diloco",
+                         "--co2-tau belongs to --optimizer co2, this run uses diloco");
+    expect_contradiction("--co2-beta 0.2 --optimizer ddp",
+                         "--co2-beta belongs to --optimizer co2, this run uses ddp");
     expect_contradiction("--co2-alpha 0.5", "--co2-alpha belongs to");
     expect_contradiction("--co2-phi 1", "this run uses acco: leave it at off");
-    expect_contradiction("--co2-gap const:2", "--co2-gap belongs to --optimizer co2, this run uses acco: leave it at const:1");
-    expect_contradiction("--diloco-H 10 --optimizer co2",
-                         "--diloco-H belongs to --optimizer diloco or streaming-diloco, this run uses co2: leave it at 30");
-    expect_contradiction("--diloco-outer-lr 1", "--diloco-outer-lr belongs to --optimizer diloco or streaming-diloco");
+    expect_contradiction("--co2-gap const:2",
+                         "--co2-gap belongs to --optimizer co2, this run uses acco: leave it at const:1");
+    expect_contradiction(
+        "--diloco-H 10 --optimizer co2",
+        "--diloco-H belongs to --optimizer diloco or streaming-diloco, this run uses co2: leave it at 30");
+    expect_contradiction("--diloco-outer-lr 1",
+                         "--diloco-outer-lr belongs to --optimizer diloco or streaming-diloco");
     expect_contradiction("--diloco-mu 0", "--diloco-mu belongs to --optimizer diloco or streaming-diloco");
-    expect_contradiction("--streaming-P 3 --optimizer diloco",
-                         "--streaming-P belongs to --optimizer streaming-diloco, this run uses diloco: leave it at 2");
+    expect_contradiction(
+        "--streaming-P 3 --optimizer diloco",
+        "--streaming-P belongs to --optimizer streaming-diloco, this run uses diloco: leave it at 2");
     expect_contradiction("--streaming-tau 0", "--streaming-tau belongs to");
     expect_contradiction("--streaming-alpha 0 --optimizer diloco", "--streaming-alpha belongs to");
-    expect_contradiction("--streaming-order sequential", "--streaming-order belongs to --optimizer streaming-diloco, this run uses acco");
-    expect_contradiction("--bucket-mb 1", "--bucket-mb belongs to --optimizer ddp or zero1, this run uses acco: leave it at auto");
-    expect_contradiction("--sequential 1 --optimizer zero1",
-                         "--sequential belongs to --optimizer dpu, acco-wp or acco, this run uses zero1: leave it at 0");
-    expect_contradiction("--acco-init 1 --optimizer dpu", "--acco-init belongs to --optimizer acco, this run uses dpu: leave it at round");
-    expect_contradiction("--acco-init 1 --optimizer acco-wp", "--acco-init belongs to --optimizer acco, this run uses acco-wp");
-    expect_contradiction("--estimate-wire bf16 --optimizer dpu", "--estimate-wire belongs to --optimizer acco, this run uses dpu: leave it "
-                                                                 "at same");
+    expect_contradiction("--streaming-order sequential",
+                         "--streaming-order belongs to --optimizer streaming-diloco, this run uses acco");
+    expect_contradiction(
+        "--bucket-mb 1",
+        "--bucket-mb belongs to --optimizer ddp or zero1, this run uses acco: leave it at auto");
+    expect_contradiction(
+        "--sequential 1 --optimizer zero1",
+        "--sequential belongs to --optimizer dpu, acco-wp or acco, this run uses zero1: leave it at 0");
+    expect_contradiction("--acco-init 1 --optimizer dpu",
+                         "--acco-init belongs to --optimizer acco, this run uses dpu: leave it at round");
+    expect_contradiction("--acco-init 1 --optimizer acco-wp",
+                         "--acco-init belongs to --optimizer acco, this run uses acco-wp");
+    expect_contradiction("--estimate-wire bf16 --optimizer dpu",
+                         "--estimate-wire belongs to --optimizer acco, this run uses dpu: leave it "
+                         "at same");
     expect_contradiction("--rank-accumulate 2,2 --optimizer co2",
-                         "--rank-accumulate belongs to --optimizer ddp, zero1, dpu, acco-wp or acco, this run uses co2: leave it empty");
-    static const char *const fine[] = {"--co2-tau 4 --co2-beta 0.2 --co2-alpha 0.5 --co2-phi 1 --co2-gap const:2 --optimizer co2",
-                                       "--co2-tau 12 --diloco-H 30 --acco-init round --bucket-mb auto --optimizer ddp",
-                                       "--diloco-H 7 --diloco-outer-lr 1 --diloco-mu 0 --optimizer diloco",
-                                       "--diloco-H 9 --streaming-P 3 --streaming-tau 2 --streaming-alpha 0 --optimizer streaming-diloco",
-                                       "--bucket-mb 1 --optimizer ddp",
-                                       "--bucket-mb 1 --optimizer zero1",
-                                       "--sequential 9 --optimizer dpu",
-                                       "--sequential 9 --optimizer acco-wp",
-                                       "--sequential 9 --acco-init 1 --estimate-wire int8 --wire bf16 --optimizer acco",
-                                       "--rank-accumulate 3,1 --optimizer dpu",
-                                       "--link-us 100 --trace x.json --wire e3m0 --optimizer diloco"};
+                         "--rank-accumulate belongs to --optimizer ddp, zero1, dpu, acco-wp or acco, this "
+                         "run uses co2: leave it empty");
+    static const char *const fine[] = {
+        "--co2-tau 4 --co2-beta 0.2 --co2-alpha 0.5 --co2-phi 1 --co2-gap const:2 --optimizer co2",
+        "--co2-tau 12 --diloco-H 30 --acco-init round --bucket-mb auto --optimizer ddp",
+        "--diloco-H 7 --diloco-outer-lr 1 --diloco-mu 0 --optimizer diloco",
+        "--diloco-H 9 --streaming-P 3 --streaming-tau 2 --streaming-alpha 0 --optimizer streaming-diloco",
+        "--bucket-mb 1 --optimizer ddp",
+        "--bucket-mb 1 --optimizer zero1",
+        "--sequential 9 --optimizer dpu",
+        "--sequential 9 --optimizer acco-wp",
+        "--sequential 9 --acco-init 1 --estimate-wire int8 --wire bf16 --optimizer acco",
+        "--rank-accumulate 3,1 --optimizer dpu",
+        "--link-us 100 --trace x.json --wire e3m0 --optimizer diloco"};
     for (size_t i = 0; i < sizeof fine / sizeof fine[0]; i++) { expect_consistent(fine[i]); }
 }
 
-// A run saves every option; its file must be good for another rule as long as nothing of the old rule was set.
+// A run saves every option; its file must be good for another rule as long as nothing of
+// the old rule was set.
 static void test_owners_hold_for_files(void **state) {
     (void)state;
     Options options;
@@ -617,14 +695,18 @@ static void test_owners_hold_for_files(void **state) {
     snprintf(line, sizeof line, "--config %s", path);
     expect_consistent(line);
     snprintf(line, sizeof line, "--config %s --optimizer ddp", path);
-    expect_contradiction(line, "--co2-gap belongs to --optimizer co2, this run uses ddp: leave it at const:1");
+    expect_contradiction(line,
+                         "--co2-gap belongs to --optimizer co2, this run uses ddp: leave it at const:1");
 }
 
 static void test_auto_needs_counts(void **state) {
     (void)state;
-    static const char synchronous[] = "takes a fixed number, because it computes no further micro-batches while it communicates";
-    static const char local[] = "takes a fixed number, because its average gives every rank the same weight, so all must train on as much";
-    expect_contradiction("--accumulate auto --optimizer ddp", "--accumulate auto needs --optimizer acco, acco-wp or dpu: ddp takes");
+    static const char synchronous[] =
+        "takes a fixed number, because it computes no further micro-batches while it communicates";
+    static const char local[] = "takes a fixed number, because its average gives every rank the same weight, "
+                                "so all must train on as much";
+    expect_contradiction("--accumulate auto --optimizer ddp",
+                         "--accumulate auto needs --optimizer acco, acco-wp or dpu: ddp takes");
     expect_contradiction("--accumulate auto --optimizer ddp", synchronous);
     expect_contradiction("--accumulate auto --optimizer zero1", synchronous);
     expect_contradiction("--accumulate auto --optimizer co2", local);
@@ -642,14 +724,19 @@ static void test_auto_needs_counts(void **state) {
 static void test_fragments_take_turns(void **state) {
     (void)state;
 #define STREAMING "--optimizer streaming-diloco "
-    expect_contradiction(STREAMING "--streaming-P 4", "--diloco-H 30 is not a multiple of --streaming-P 4: fragments are sent every H/P "
-                                                      "steps; use 28 or 32");
-    expect_contradiction(STREAMING "--diloco-H 3 --streaming-P 4", "--diloco-H 3 is less than --streaming-P 4: fragments are sent every "
-                                                                   "H/P steps; use 4");
+    expect_contradiction(STREAMING "--streaming-P 4",
+                         "--diloco-H 30 is not a multiple of --streaming-P 4: fragments are sent every H/P "
+                         "steps; use 28 or 32");
+    expect_contradiction(STREAMING "--diloco-H 3 --streaming-P 4",
+                         "--diloco-H 3 is less than --streaming-P 4: fragments are sent every "
+                         "H/P steps; use 4");
     expect_contradiction(STREAMING "--streaming-P 10 --streaming-tau 3",
-                         "--streaming-tau 3 is not below H/P = 3: a fragment must arrive before the next one is sent; use 0 .. 2");
-    expect_contradiction(STREAMING "--diloco-H 2", "--streaming-tau 1 is not below H/P = 1: a fragment must arrive before the next one is "
-                                                   "sent; use 0");
+                         "--streaming-tau 3 is not below H/P = 3: a fragment must arrive before the next one "
+                         "is sent; use 0 .. 2");
+    expect_contradiction(
+        STREAMING "--diloco-H 2",
+        "--streaming-tau 1 is not below H/P = 1: a fragment must arrive before the next one is "
+        "sent; use 0");
     expect_consistent(STREAMING "--streaming-P 10 --streaming-tau 2");
     expect_consistent(STREAMING "--diloco-H 2 --streaming-tau 0");
     expect_consistent(STREAMING "--diloco-H 1 --streaming-P 1 --streaming-tau 0");
@@ -659,9 +746,9 @@ static void test_fragments_take_turns(void **state) {
 
 static void test_gap_is_a_constant(void **state) {
     (void)state;
-    static const char *const bad[] = {"const:0.5", "const:0",   "const:-1",  "const:",   "const:nan", "const:inf",
-                                      "const:1x",  "const: 1",  "const:1e9", "1",        "norm",      "Const:1",
-                                      "const",     "const:1e999", "const=1", "constant:1"};
+    static const char *const bad[] = {
+        "const:0.5", "const:0", "const:-1", "const:",  "const:nan", "const:inf",   "const:1x", "const: 1",
+        "const:1e9", "1",       "norm",     "Const:1", "const",     "const:1e999", "const=1",  "constant:1"};
     Options options;
     Error error;
     double value = 0;
@@ -669,7 +756,8 @@ static void test_gap_is_a_constant(void **state) {
         const char *words[] = {"--optimizer", "co2", "--co2-gap", bad[i], NULL};
         if (!parse(&options, &error, words)) { fail_msg("%s: %s", bad[i], error.text); }
         if (options_check(&options, &error)) { fail_msg("%s is accepted", bad[i]); }
-        expect_text(bad[i], error.text, "is no gap penalty; allowed: const:VALUE with VALUE 1 .. 1000000, as const:1");
+        expect_text(bad[i], error.text,
+                    "is no gap penalty; allowed: const:VALUE with VALUE 1 .. 1000000, as const:1");
         expect_text(bad[i], error.text, bad[i]);
     }
     expect_valid(&options, "--optimizer co2 --co2-gap const:2.5");
@@ -680,19 +768,23 @@ static void test_gap_is_a_constant(void **state) {
 
 static void test_rank_lists(void **state) {
     (void)state;
-    static const char *const bad[] = {",",   "4,",  ",4",  "4,,1", "4,0",  "4,-1",    "4;1",      "4,x", "4,1.0",
-                                      "+4,1", "4, 1", " 4", "4 ",   "auto", "1000001", "99999999999999999999,1"};
+    static const char *const bad[] = {
+        ",",     "4,",   ",4",   "4,,1", "4,0", "4,-1", "4;1",     "4,x",
+        "4,1.0", "+4,1", "4, 1", " 4",   "4 ",  "auto", "1000001", "99999999999999999999,1"};
     Options options;
     Error error;
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         const char *words[] = {"--optimizer", "zero1", "--rank-accumulate", bad[i], NULL};
         if (!parse(&options, &error, words)) { fail_msg("%s: %s", bad[i], error.text); }
         if (options_check(&options, &error)) { fail_msg("%s is accepted", bad[i]); }
-        expect_text(bad[i], error.text, "allowed: a whole number 1 .. 1000000 for each rank, with commas between, as 4,4,1,1");
+        expect_text(bad[i], error.text,
+                    "allowed: a whole number 1 .. 1000000 for each rank, with commas between, as 4,4,1,1");
     }
     expect_contradiction("--rank-accumulate 4,x", "--rank-accumulate 4,x: rank 1 has no valid number");
-    expect_contradiction("--rank-accumulate 4,3", "--rank-accumulate: rank 1's 3 is odd: acco spends half of its micro-batches in each of "
-                                                  "two half rounds; use 2 or 4");
+    expect_contradiction(
+        "--rank-accumulate 4,3",
+        "--rank-accumulate: rank 1's 3 is odd: acco spends half of its micro-batches in each of "
+        "two half rounds; use 2 or 4");
     expect_contradiction("--rank-accumulate 1,2", "use 2 or 4");
     expect_consistent("--rank-accumulate 4,2 --accumulate 3"); // the list counts
     expect_consistent("--rank-accumulate 4,3 --optimizer acco-wp");
@@ -710,7 +802,8 @@ static void test_micro_batches_of_ranks(void **state) {
     assert_int_equal(options_total_accumulate(&options, 3), 17);
     assert_true(options_check_ranks(&options, 3, 256, &error));
     assert_false(options_check_ranks(&options, 2, 256, &error));
-    expect_text("ranks", error.text, "--rank-accumulate 4,12,1 has 3 numbers for 2 ranks: give one for each rank");
+    expect_text("ranks", error.text,
+                "--rank-accumulate 4,12,1 has 3 numbers for 2 ranks: give one for each rank");
     assert_false(options_check_ranks(&options, 4, 256, &error));
     expect_text("ranks", error.text, "3 numbers for 4 ranks");
     expect_valid(&options, "--rank-accumulate 4");
@@ -751,24 +844,34 @@ static void test_contradictions_with_ranks(void **state) {
 
 static void test_help_is_complete_and_narrow(void **state) {
     (void)state;
-    char *help = print_to_text(options_print_help), *markdown = print_to_text(options_print_markdown), name[64];
+    char *help = print_to_text(options_print_help), *markdown = print_to_text(options_print_markdown),
+         name[64];
     for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
         snprintf(name, sizeof name, "\n  --%s ", option_table[i].name);
         if (strstr(help, name) == NULL) { fail_msg("--help lacks %s", name); }
         snprintf(name, sizeof name, "\n| `--%s", option_table[i].name);
         if (strstr(markdown, name) == NULL) { fail_msg("the README lacks %s", name); }
     }
-    for (int group = 0; group < GROUP_COUNT; group++) { assert_non_null(strstr(help, option_group_title((OptionGroup)group))); }
+    for (int group = 0; group < GROUP_COUNT; group++) {
+        assert_non_null(strstr(help, option_group_title((OptionGroup)group)));
+    }
     assert_non_null(strstr(help, "[default auto; auto or 1 .. 65536]"));
     assert_non_null(strstr(help, "--accumulate N|auto"));
     assert_non_null(strstr(help, "  --co2-phi X|off             Only for co2. No element"));
-    assert_non_null(strstr(help, "  --diloco-H N                Only for diloco or streaming-diloco. Inner steps"));
+    assert_non_null(
+        strstr(help, "  --diloco-H N                Only for diloco or streaming-diloco. Inner steps"));
     assert_non_null(strstr(help, "[default round; round or 1 .. 1000000]"));
-    assert_non_null(strstr(markdown, "| `--acco-init N\\|round` | round | round or 1 .. 1000000 | Only for acco. Micro-batches"));
-    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) { assert_non_null(strstr(markdown, option_table[i].help)); }
+    assert_non_null(
+        strstr(markdown,
+               "| `--acco-init N\\|round` | round | round or 1 .. 1000000 | Only for acco. Micro-batches"));
+    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
+        assert_non_null(strstr(markdown, option_table[i].help));
+    }
     assert_non_null(strstr(markdown, "| `--accumulate N\\|auto` | 2 | auto or 1 .. 1000000 | "));
     for (char *line = strtok(help, "\n"); line != NULL; line = strtok(NULL, "\n")) {
-        if (strlen(line) > 100 || line[strlen(line) - 1] == ' ') { fail_msg("too wide or a blank at the end: %s", line); }
+        if (strlen(line) > 100 || line[strlen(line) - 1] == ' ') {
+            fail_msg("too wide or a blank at the end: %s", line);
+        }
     }
     for (char *line = strtok(markdown, "\n"); line != NULL; line = strtok(NULL, "\n")) {
         int bars = 0;
@@ -797,7 +900,8 @@ static void test_json(void **state) {
 static int make_scratch(void **state) {
     (void)state;
     const char *parent = getenv("TMPDIR");
-    snprintf(scratch, sizeof scratch, "%.40s/acco_options_XXXXXX", parent != NULL && strlen(parent) < 40 ? parent : "/tmp");
+    snprintf(scratch, sizeof scratch, "%.40s/acco_options_XXXXXX",
+             parent != NULL && strlen(parent) < 40 ? parent : "/tmp");
     return mkdtemp(scratch) == NULL;
 }
 

@@ -1,11 +1,13 @@
-// test_padded.c: with --pad, a window of the data loader holds one document, and nothing that fills it up or follows it is predicted.
+// test_padded.c: with --pad, a window of the data loader holds one document, and nothing
+// that fills it up or follows it is predicted.
 //
-// test/reference/padded_shard.bin is what tokenizer/prepare.py made of five documents, each of a letter of its own:
+// test/reference/padded_shard.bin is what tokenizer/prepare.py made of five documents,
+// each of a letter of its own:
 //
 //     for text in aaaa bbbbbbbbbbbbbbb cccccccccccccccc dddddddddddddddddddddddd f; do echo "{\"text\": \"$text\"}"; done > letters.jsonl
 //     python -m tokenizer.prepare --tokenizer test/reference --val-fraction 0 --pad 16 --out letters letters.jsonl
 #include "dataloader.h"
-#include "harness.h"
+#include "test/harness.h"
 
 enum { LENGTH = 16, DOCUMENTS = 5, VOCABULARY = 406, END_OF_TEXT = 0 };
 
@@ -30,13 +32,17 @@ static void a_window_is_a_document(void **state) {
     if (!data_loader_open(&loader, &request, &error)) { fail_msg("%s", error.text); }
     assert_int_equal(data_loader_samples_per_epoch(&loader), DOCUMENTS);
     assert_true(data_file_check_length(&loader.files[0], LENGTH, &error));
-    assert_false(data_file_check_length(&loader.files[0], LENGTH + 1, &error)); // its windows would see several documents
+    assert_false(data_file_check_length(&loader.files[0], LENGTH + 1,
+                                        &error)); // its windows would see several documents
     if (strstr(error.text, "give --seq-len 16") == NULL) { fail_msg("%s", error.text); }
-    assert_true(data_loader_fill_validation(&loader, 0, DOCUMENTS, tokens, targets, &perfect, &error)); // in the order of the file
+    assert_true(data_loader_fill_validation(&loader, 0, DOCUMENTS, tokens, targets, &perfect,
+                                            &error)); // in the order of the file
     for (int i = 0; i < DOCUMENTS * LENGTH; i++) {
         int w = i / LENGTH, t = i % LENGTH, target = expected_target(w, t);
         if (tokens[i] != expected_token(w, t)) { fail_msg("window %d: token %d is %d", w, t, tokens[i]); }
-        if (targets[i] != target) { fail_msg("window %d: target %d is %d, not %d", w, t, targets[i], target); }
+        if (targets[i] != target) {
+            fail_msg("window %d: target %d is %d, not %d", w, t, targets[i], target);
+        }
     }
     data_loader_close(&loader);
 }

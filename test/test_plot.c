@@ -1,14 +1,18 @@
-// test_plot.c: scripts/plot on logs made here: what is in the page, the pictures, and what a mistake says.
+// test_plot.c: scripts/plot on logs made here: what is in the page, the pictures, and
+// what a mistake says.
 //
-// Two runs: one that went well, whose directory has a name that HTML must escape; one with nulls, resumed from an earlier commit, whose
-// last line is still being written. Drawing needs gnuplot, and is left out where there is none; mistakes are found without it.
+// Two runs: one that went well, whose directory has a name that HTML must escape; one
+// with nulls, resumed from an earlier commit, whose last line is still being written.
+// Drawing needs gnuplot, and is left out where there is none; mistakes are found without
+// it.
 #include "test/program.h"
 
 static Stage stage;
 static bool has_gnuplot;
 
 static const char *const start_format =
-    "{\"event\":\"start\",\"version\":\"0.1.0\",\"transport\":\"MPI\",\"parameters\":857344,\"bucket_bytes\":0,"
+    "{\"event\":\"start\",\"version\":\"0.1.0\",\"transport\":\"MPI\",\"parameters\":857344,\"bucket_bytes\":"
+    "0,"
     "\"ranks\":[{\"host\":\"a\",\"pid\":1,\"threads\":1,\"device\":\"CPU\"},"
     "{\"host\":\"b\",\"pid\":2,\"threads\":1,\"device\":\"CPU\"}],"
     "\"memory\":{\"optimizer\":5},\"options\":{\"optimizer\":\"%s\",\"wire\":\"int8\","
@@ -16,10 +20,11 @@ static const char *const start_format =
     "\"link-mbit\":500.0}}\n";
 
 // 1000 tokens in 4 gradients of each commit, 100 ms, of which 30 were spent waiting.
-static const char *const report_format =
-    "{\"event\":\"report\",\"commit\":%d,\"grads\":%d,\"tokens\":%d,\"loss\":%s,\"lr\":0.002,\"grad_norm\":1.5,"
-    "\"tokens_per_second\":10000.0,\"compute_ms\":70.0,\"communication_ms\":60.0,\"exposed_ms\":30.0,\"grads_per_commit\":4.0,"
-    "\"bytes_sent\":1,\"seconds\":%g,\"perfect_loss\":%s}\n";
+static const char *const report_format = "{\"event\":\"report\",\"commit\":%d,\"grads\":%d,\"tokens\":%d,"
+                                         "\"loss\":%s,\"lr\":0.002,\"grad_norm\":1.5,"
+                                         "\"tokens_per_second\":10000.0,\"compute_ms\":70.0,\"communication_"
+                                         "ms\":60.0,\"exposed_ms\":30.0,\"grads_per_commit\":4.0,"
+                                         "\"bytes_sent\":1,\"seconds\":%g,\"perfect_loss\":%s}\n";
 
 typedef struct FakeLog {
     char text[65536];
@@ -57,7 +62,8 @@ static void write_good_run(void) {
     FakeLog log = {"", 0};
     add(&log, start_format, "acco");
     add_reports(&log, 1, 20, 0, "0.07");
-    add(&log, "{\"event\":\"validation\",\"commit\":20,\"tokens\":20000,\"seconds\":2.0,\"loss\":1.25,\"perfect_loss\":0.0625}\n");
+    add(&log, "{\"event\":\"validation\",\"commit\":20,\"tokens\":20000,\"seconds\":2.0,\"loss\":1.25,"
+              "\"perfect_loss\":0.0625}\n");
     add(&log, "{\"event\":\"end\",\"reason\":\"done\",\"commit\":20,\"tokens\":20000,\"seconds\":2.0}\n");
     write_run("a<b>&c", &log);
 }
@@ -94,7 +100,8 @@ static void need_gnuplot(void) {
     skip();
 }
 
-// How often the pen moves on in the curve that is drawn in `colour`, in the panel of that name: points less pieces.
+// How often the pen moves on in the curve that is drawn in `colour`, in the panel of that
+// name: points less pieces.
 static int pen_moves(const char *page, const char *panel, const char *colour, int which) {
     char mark[64], stroke[64];
     snprintf(mark, sizeof mark, "id=\"%s_plot_", panel);
@@ -125,12 +132,27 @@ static const char *const blue = "rgb(  0,  71, 144)", *const orange = "rgb(242, 
 static void the_page_has_every_panel_and_every_run(void **state) {
     (void)state;
     const char *page = page_of_both();
-    static const char *const parts[] = {
-        ">Loss against tokens<", ">Loss against time<", ">Throughput<", ">Gradient norm<", ">Communication<", ">Learning rate<",
-        "a&lt;b&gt;&amp;c", "it's", "<td>acco<small>int8, 500 Mbit/s</small></td>", "<td>2<small>CPU</small></td>",
-        "<td>857k<small>tiny</small></td>", "<td>20.0k<small>20 steps</small></td>", "<td>10.0k</td>", "<td>1.2000</td>",
-        "<td>1.2500<small>best possible 0.0625</small></td>", "<td>30.0 %</td>", "<td>done</td>",
-        "<td>no end yet<small>resumed: 1</small></td>", "<td>11.0k<small>11 steps</small></td>", "prefers-color-scheme: dark", "</html>"};
+    static const char *const parts[] = {">Loss against tokens<",
+                                        ">Loss against time<",
+                                        ">Throughput<",
+                                        ">Gradient norm<",
+                                        ">Communication<",
+                                        ">Learning rate<",
+                                        "a&lt;b&gt;&amp;c",
+                                        "it's",
+                                        "<td>acco<small>int8, 500 Mbit/s</small></td>",
+                                        "<td>2<small>CPU</small></td>",
+                                        "<td>857k<small>tiny</small></td>",
+                                        "<td>20.0k<small>20 steps</small></td>",
+                                        "<td>10.0k</td>",
+                                        "<td>1.2000</td>",
+                                        "<td>1.2500<small>best possible 0.0625</small></td>",
+                                        "<td>30.0 %</td>",
+                                        "<td>done</td>",
+                                        "<td>no end yet<small>resumed: 1</small></td>",
+                                        "<td>11.0k<small>11 steps</small></td>",
+                                        "prefers-color-scheme: dark",
+                                        "</html>"};
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) { text_check(page, parts[i], "page.html"); }
     assert_int_equal(text_count(page, "<svg"), 6);
     assert_null(strstr(page, "a<b>"));
@@ -139,14 +161,16 @@ static void the_page_has_every_panel_and_every_run(void **state) {
 static void the_page_needs_nothing_else(void **state) {
     (void)state;
     const char *page = page_of_both();
-    int names = text_count(page, "xmlns=\"http://www.w3.org/2000/svg\"") + text_count(page, "xmlns:xlink=\"http://www.w3.org/1999/xlink\"");
+    int names = text_count(page, "xmlns=\"http://www.w3.org/2000/svg\"") +
+                text_count(page, "xmlns:xlink=\"http://www.w3.org/1999/xlink\"");
     assert_int_equal(text_count(page, "http"), names);
     assert_int_equal(text_count(page, "href="), text_count(page, "href=\"#"));
     static const char *const absent[] = {"src=", "<script", "<link", "@import", "url("};
     for (size_t i = 0; i < sizeof absent / sizeof absent[0]; i++) { assert_null(strstr(page, absent[i])); }
 }
 
-// The thin curve of the broken run has 10 reports, 1 of them null, then 3 more: pieces of 4, 5 and 3.
+// The thin curve of the broken run has 10 reports, 1 of them null, then 3 more: pieces of
+// 4, 5 and 3.
 static void the_pen_is_lifted_where_nothing_is_known_and_where_a_run_was_resumed(void **state) {
     (void)state;
     const char *page = page_of_both();
@@ -181,7 +205,8 @@ static void a_panel_of_which_nothing_is_known_says_so(void **state) {
     (void)state;
     need_gnuplot();
     FakeLog log = {"", 0};
-    add(&log, "{\"event\":\"validation\",\"commit\":20,\"tokens\":20000,\"seconds\":2.0,\"loss\":1.25,\"perfect_loss\":null}\n");
+    add(&log, "{\"event\":\"validation\",\"commit\":20,\"tokens\":20000,\"seconds\":2.0,\"loss\":1.25,"
+              "\"perfect_loss\":null}\n");
     write_run("validated", &log);
     plot("validated", 0);
     assert_int_equal(text_count(drawn("validated/plot.html"), "nothing is known yet"), 4);
@@ -197,8 +222,11 @@ static void pictures_are_what_their_names_say(void **state) {
     struct stat status;
     assert_int_equal(stat(stage_path(&stage, "all.png", path), &status), 0);
     assert_true(status.st_size > 10000);
-    static const char *const parts[] = {"a&lt;b", "it's", "Loss against time", "Communication", "Learning rate", "</svg>"};
-    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) { text_check(drawn("all.svg"), parts[i], "all.svg"); }
+    static const char *const parts[] = {"a&lt;b",        "it's",          "Loss against time",
+                                        "Communication", "Learning rate", "</svg>"};
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        text_check(drawn("all.svg"), parts[i], "all.svg");
+    }
 }
 
 static void a_mistake_is_one_line(void **state) {
@@ -255,7 +283,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(the_page_has_every_panel_and_every_run, end_all),
         cmocka_unit_test_teardown(the_page_needs_nothing_else, end_all),
-        cmocka_unit_test_teardown(the_pen_is_lifted_where_nothing_is_known_and_where_a_run_was_resumed, end_all),
+        cmocka_unit_test_teardown(the_pen_is_lifted_where_nothing_is_known_and_where_a_run_was_resumed,
+                                  end_all),
         cmocka_unit_test_teardown(a_long_curve_is_drawn_as_means, end_all),
         cmocka_unit_test_teardown(one_report_is_a_mark, end_all),
         cmocka_unit_test_teardown(a_panel_of_which_nothing_is_known_says_so, end_all),

@@ -1,15 +1,18 @@
-// test_replay.c: the program against the plain loop of replay.h, bit for bit, for every rule; and the plain loop against worked examples.
+// test_replay.c: the program against the plain loop of replay.h, bit for bit, for every
+// rule; and the plain loop against worked examples.
 //
-// First the oracle itself: what it makes of problems that can be followed by hand. Then the real binary under mpirun, as its users start
-// it, with 2, 3 and 32 ranks: the replay reads from the run's log what was asked for, does it again in this process, and must end with the
-// same parameters, the same validation loss, and the same gradient norm and learning rate at every commit.
+// First the oracle itself: what it makes of problems that can be followed by hand. Then
+// the real binary under mpirun, as its users start it, with 2, 3 and 32 ranks: the replay
+// reads from the run's log what was asked for, does it again in this process, and must
+// end with the same parameters, the same validation loss, and the same gradient norm and
+// learning rate at every commit.
 #define _GNU_SOURCE
 #include "test/program.h"
 
-#include "replay.h"
-#include "run.h"
+#include "program/run.h"
+#include "test/replay.h"
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Worked examples
 
 enum { HAND_UPDATES = 32, HAND_EVALUATIONS = 64, HAND_ELEMENTS = 2 };
@@ -20,13 +23,15 @@ typedef struct Hand {
     float (*gradient)(int worker, uint64_t index, int element, float parameter);
     float updates[HAND_UPDATES][HAND_ELEMENTS];
     int update_count;
-    float evaluations[2][HAND_EVALUATIONS][HAND_ELEMENTS]; // where each micro-batch of each worker was evaluated
+    float evaluations[2][HAND_EVALUATIONS]
+                     [HAND_ELEMENTS]; // where each micro-batch of each worker was evaluated
     int evaluation_count[2];
     float end[HAND_ELEMENTS];
     double gradients_done;
 } Hand;
 
-static double hand_micro_batch(void *self, int worker, uint64_t index, const float *parameters, float *gradients) {
+static double hand_micro_batch(void *self, int worker, uint64_t index, const float *parameters,
+                               float *gradients) {
     Hand *hand = (Hand *)self;
     assert_true(index == (uint64_t)hand->evaluation_count[worker] && index < HAND_EVALUATIONS);
     for (int i = 0; i < hand->element_count; i++) {
@@ -40,7 +45,8 @@ static double hand_micro_batch(void *self, int worker, uint64_t index, const flo
 static void hand_updated(void *self, const ReplayUpdate *update) {
     Hand *hand = (Hand *)self;
     assert_true(hand->update_count < HAND_UPDATES);
-    memcpy(hand->updates[hand->update_count++], update->parameters, (size_t)hand->element_count * sizeof(float));
+    memcpy(hand->updates[hand->update_count++], update->parameters,
+           (size_t)hand->element_count * sizeof(float));
 }
 
 static void hand_train(Hand *hand, const ReplaySettings *settings, float start) {
@@ -49,7 +55,8 @@ static void hand_train(Hand *hand, const ReplaySettings *settings, float start) 
     hand->gradients_done = replay_run(settings, &problem, hand->end);
 }
 
-// S1: theta - X, with X = j on worker 0 and 4 + 2j on worker 1; a second element has half the target.
+// S1: theta - X, with X = j on worker 0 and 4 + 2j on worker 1; a second element has half
+// the target.
 static float scalar_gradient(int worker, uint64_t index, int element, float parameter) {
     float target = worker == 0 ? (float)index : 4.0f + 2.0f * (float)index;
     return parameter - (element == 0 ? target : target / 2);
@@ -73,7 +80,8 @@ static ReplaySettings scalar_settings(const char *rule, bool sgd, int accumulate
     return settings;
 }
 
-// What must be seen of element 0; NaN ends a list, and a rule may be seen longer than the list.
+// What must be seen of element 0; NaN ends a list, and a rule may be seen longer than the
+// list.
 typedef struct Path {
     double updates[6];
     double evaluations[8]; // of worker 0
@@ -82,8 +90,8 @@ typedef struct Path {
 
 #define REST NAN
 
-static void expect_list(const double *expected, int room, const float (*seen)[HAND_ELEMENTS], int count, double tolerance,
-                        const char *what) {
+static void expect_list(const double *expected, int room, const float (*seen)[HAND_ELEMENTS], int count,
+                        double tolerance, const char *what) {
     for (int i = 0; i < room && !isnan(expected[i]); i++) {
         assert_true(i < count);
         assert_close(seen[i][0], expected[i], tolerance, what);
@@ -97,7 +105,8 @@ static Hand expect_path(const ReplaySettings *settings, const Path *path, double
     hand.gradient = scalar_gradient;
     hand_train(&hand, settings, 8);
     expect_list(path->updates, 6, hand.updates, hand.update_count, tolerance, "theta");
-    expect_list(path->evaluations, 8, hand.evaluations[0], hand.evaluation_count[0], tolerance, "evaluated at");
+    expect_list(path->evaluations, 8, hand.evaluations[0], hand.evaluation_count[0], tolerance,
+                "evaluated at");
     if (!isnan(path->end)) { assert_close(hand.end[0], path->end, tolerance, "theta at the end"); }
     return hand;
 }
@@ -109,7 +118,8 @@ static void ddp_and_zero1_follow_the_worked_example(void **state) {
     (void)state;
     static const char *const rules[] = {"ddp", "zero1"};
     const Path sgd = {{5.375, 5.5625, 7.15625, REST}, {8, 8, 5.375, 5.375, 5.5625, 5.5625, REST}, 7.15625};
-    const Path adamw = {{7.820000000190476, 7.651326351663929, 7.517874316291992, REST}, {REST}, 7.517874316291992};
+    const Path adamw = {
+        {7.820000000190476, 7.651326351663929, 7.517874316291992, REST}, {REST}, 7.517874316291992};
     for (int i = 0; i < 2; i++) {
         ReplaySettings settings = scalar_settings(rules[i], true, 2, 12);
         expect_path(&settings, &sgd, 0);
@@ -143,19 +153,23 @@ static void acco_wp_follows_the_worked_example(void **state) {
     const Path adamw = {{7.820000000190476, 7.650092549585583, 7.515647789287045, REST}, {REST}, NAN};
     hand = expect_path(&settings, &adamw, ADAMW_TOLERANCE);
     static const double predicted[] = {7.641800000379048, 7.48343317962174, 7.404604409304794};
-    for (int i = 0; i < 3; i++) { assert_close(hand.evaluations[0][4 + 2 * i][0], predicted[i], ADAMW_TOLERANCE, "prediction"); }
+    for (int i = 0; i < 3; i++) {
+        assert_close(hand.evaluations[0][4 + 2 * i][0], predicted[i], ADAMW_TOLERANCE, "prediction");
+    }
 }
 
 static void acco_follows_the_worked_example(void **state) {
     (void)state;
     ReplaySettings settings = scalar_settings("acco", true, 2, 12);
-    const Path sgd = {{5.375, 5.65625, 7.2734375, REST}, {8, 8, 5, 5.375, 5.375, 5.65625, 6.96875, REST}, 7.2734375};
+    const Path sgd = {
+        {5.375, 5.65625, 7.2734375, REST}, {8, 8, 5, 5.375, 5.375, 5.65625, 6.96875, REST}, 7.2734375};
     Hand hand = expect_path(&settings, &sgd, 0);
     assert_int_equal(hand.update_count, 3);
     assert_true(hand.gradients_done == 12 && hand.evaluation_count[0] == 7); // the last half A is thrown away
     settings = scalar_settings("acco", false, 2, 12);
     const Path adamw = {{7.820000000190476, 7.651326351664015, 7.517904095233705, REST},
-                        {8, 8, 7.820000000166667, 7.820000000190476, 7.6468900592858775, 7.651326351664015, 7.5082060760890466, REST},
+                        {8, 8, 7.820000000166667, 7.820000000190476, 7.6468900592858775, 7.651326351664015,
+                         7.5082060760890466, REST},
                         7.517904095233705};
     expect_path(&settings, &adamw, ADAMW_TOLERANCE);
 }
@@ -164,7 +178,9 @@ static void acco_with_unequal_workers_follows_the_worked_example(void **state) {
     (void)state;
     ReplaySettings settings = scalar_settings("acco", true, 2, 24);
     settings.accumulate[1] = 6;
-    const Path round = {{7.4375, 12.203125, 19.26171875, REST}, {8, 8, 6.25, 7.4375, 11.3125, 12.203125, 18.296875, REST}, 19.26171875};
+    const Path round = {{7.4375, 12.203125, 19.26171875, REST},
+                        {8, 8, 6.25, 7.4375, 11.3125, 12.203125, 18.296875, REST},
+                        19.26171875};
     expect_path(&settings, &round, 0);
     settings.first_half[0] = settings.first_half[1] = 1;
     settings.target = 22;
@@ -175,11 +191,14 @@ static void acco_with_unequal_workers_follows_the_worked_example(void **state) {
     assert_true(hand.gradients_done == 22);
 }
 
-// Two commits as under zero1; then the overlapped scheme starts where they ended, with the next data.
+// Two commits as under zero1; then the overlapped scheme starts where they ended, with
+// the next data.
 static void a_sequential_start_is_zero1(void **state) {
     (void)state;
     static const char *const rules[] = {"dpu", "acco-wp", "acco"};
-    const Path longer = {{5.375, 5.5625, 7.15625, REST}, {8, 8, 5.375, 5.375, 5.5625, 5.5625, REST}, NAN}; // the third one, too
+    const Path longer = {{5.375, 5.5625, 7.15625, REST},
+                         {8, 8, 5.375, 5.375, 5.5625, 5.5625, REST},
+                         NAN}; // the third one, too
     const Path shorter = {{5.375, 5.5625, REST}, {8, 8, 5.375, 5.375, REST}, 5.5625};
     for (int i = 0; i < 3; i++) {
         ReplaySettings settings = scalar_settings(rules[i], true, 2, 12);
@@ -249,12 +268,14 @@ static void diloco_of_single_steps_is_ddp(void **state) {
 static void local_rules_end_with_what_they_have_learned(void **state) {
     (void)state;
     ReplaySettings settings = outer_settings("diloco", 2, 5);
-    // The third round has one step: locals 5.17578125 -> 4.587890625 and 8.587890625, D 0.58789.. and -3.41210.., mean -1.412109375,
-    // momentum 0.5 * 1.265625 - 1.412109375 = -0.779296875, theta 5.17578125 - 0.5 * (-1.412109375 - 0.3896484375)
+    // The third round has one step: locals 5.17578125 -> 4.587890625 and 8.587890625, D
+    // 0.58789.. and -3.41210.., mean -1.412109375, momentum 0.5 * 1.265625 - 1.412109375
+    // = -0.779296875, theta 5.17578125 - 0.5 * (-1.412109375 - 0.3896484375)
     const Path diloco = {{5.1875, 5.17578125, 6.07666015625, REST}, {REST}, 6.07666015625};
     expect_path(&settings, &diloco, 0);
     settings = outer_settings("co2", 2, 5);
-    // The third round starts at 4.25 with X 4 and 12: locals 4.125 and 8.125; mean D -1.875; momentum 0.5 * 3.375 - 1.875 = -0.1875
+    // The third round starts at 4.25 with X 4 and 12: locals 4.125 and 8.125; mean D
+    // -1.875; momentum 0.5 * 3.375 - 1.875 = -0.1875
     const Path co2 = {{8, 4.25, 0.875, 1.0625, REST}, {REST}, 1.0625};
     expect_path(&settings, &co2, 0);
 }
@@ -263,11 +284,24 @@ static const uint8_t two_fragments[HAND_ELEMENTS] = {0, 1};
 
 static void streaming_with_two_workers_follows_the_worked_example(void **state) {
     (void)state;
-    static const double local[2][9][2] = {
-        {{8, 8}, {4, 4}, {4.125, 2.25}, {3.0625, 1.625}, {3.03125, 2.8359375}, {3.515625, 2.41796875}, {5.23828125, 2.458984375},
-         {5.619140625, 2.7294921875}, {6.3095703125, 3.5782470703125}},
-        {{8, 8}, {6, 5}, {5.875, 4}, {6.9375, 4}, {8.46875, 4.3046875}, {10.234375, 5.15234375}, {9.16796875, 6.076171875},
-         {12.583984375, 7.0380859375}, {15.2919921875, 6.0303955078125}}};
+    static const double local[2][9][2] = {{{8, 8},
+                                           {4, 4},
+                                           {4.125, 2.25},
+                                           {3.0625, 1.625},
+                                           {3.03125, 2.8359375},
+                                           {3.515625, 2.41796875},
+                                           {5.23828125, 2.458984375},
+                                           {5.619140625, 2.7294921875},
+                                           {6.3095703125, 3.5782470703125}},
+                                          {{8, 8},
+                                           {6, 5},
+                                           {5.875, 4},
+                                           {6.9375, 4},
+                                           {8.46875, 4.3046875},
+                                           {10.234375, 5.15234375},
+                                           {9.16796875, 6.076171875},
+                                           {12.583984375, 7.0380859375},
+                                           {15.2919921875, 6.0303955078125}}};
     static const double outer[4] = {5.75, 4.109375, 6.21875, 4.041748046875};
     ReplaySettings settings = outer_settings("streaming-diloco", 4, 9);
     settings.fragments = 2;
@@ -281,13 +315,17 @@ static void streaming_with_two_workers_follows_the_worked_example(void **state) 
     hand_train(&hand, &settings, 8);
     for (int step = 0; step < 9; step++) {
         for (int i = 0; i < 4; i++) {
-            assert_close(hand.evaluations[i / 2][step][i % 2], local[i / 2][step][i % 2], 0, "local parameters");
+            assert_close(hand.evaluations[i / 2][step][i % 2], local[i / 2][step][i % 2], 0,
+                         "local parameters");
         }
     }
     for (int i = 0; i < 4; i++) { assert_close(hand.updates[i][i % 2], outer[i], 0, "outer parameters"); }
-    // After step 9 both fragments are exchanged once more, and become what the outer ones become.
-    // 0: locals 7.15478515625 and 17.64599609375, mean D -6.181640625, momentum 0.5 * 0.375 - 6.181640625, outer 6.21875 - 0.5 * ...
-    // 1: locals 3.78912353515625 and 8.01519775390625, mean D -1.86041259765625, momentum 0.5 * 1.8193359375 - 1.86041259765625
+    // After step 9 both fragments are exchanged once more, and become what the outer ones
+    // become.
+    // 0: locals 7.15478515625 and 17.64599609375, mean D -6.181640625, momentum 0.5 *
+    // 0.375 - 6.181640625, outer 6.21875 - 0.5 * ... 1: locals 3.78912353515625 and
+    // 8.01519775390625, mean D -1.86041259765625, momentum 0.5 * 1.8193359375 -
+    // 1.86041259765625
     assert_int_equal(hand.update_count, 6);
     assert_close(hand.end[0], 10.80810546875, 0, "outer parameters at the end");
     assert_close(hand.end[1], 5.2096405029296875, 0, "outer parameters at the end");
@@ -298,25 +336,38 @@ static float constant_gradient(int worker, uint64_t index, int element, float pa
     return 2;
 }
 
-// Six sequences of torchft's regression tests: H 6, two fragments, inner and outer SGD, the values before each of 16 steps.
+// Six sequences of torchft's regression tests: H 6, two fragments, inner and outer SGD,
+// the values before each of 16 steps.
 static void streaming_follows_the_sequences_of_torchft(void **state) {
     (void)state;
     const struct {
         int delay;
         double alpha, values[2][16];
     } rows[] = {
-        {0, 0, {{1, -1, -3, -11, -13, -15, -17, -19, -21, -35, -37, -39, -41, -43, -45, -59},
-                {1, -1, -3, -5, -7, -9, -23, -25, -27, -29, -31, -33, -47, -49, -51, -53}}},
-        {0, 0.5, {{1, -1, -3, -8, -10, -12, -14, -16, -18, -24.5, -26.5, -28.5, -30.5, -32.5, -34.5, -40.25},
-                  {1, -1, -3, -5, -7, -9, -17, -19, -21, -23, -25, -27, -32, -34, -36, -38}}},
-        {1, 0, {{1, -1, -3, -7, -9, -11, -13, -15, -17, -27, -29, -31, -33, -35, -37, -47},
-                {1, -1, -3, -5, -7, -9, -19, -21, -23, -25, -27, -29, -39, -41, -43, -45}}},
-        {1, 0.5, {{1, -1, -3, -6, -8, -10, -12, -14, -16, -21.5, -23.5, -25.5, -27.5, -29.5, -31.5, -35.75},
-                  {1, -1, -3, -5, -7, -9, -15, -17, -19, -21, -23, -25, -29, -31, -33, -35}}},
-        {0, 1, {{1, -1, -3, -5, -7, -9, -11, -13, -15, -17, -19, -21, -23, -25, -27, -29},
-                {1, -1, -3, -5, -7, -9, -11, -13, -15, -17, -19, -21, -23, -25, -27, -29}}},
-        {1, 1, {{1, -1, -3, -5, -7, -9, -11, -13, -15, -17, -19, -21, -23, -25, -27, -29},
-                {1, -1, -3, -5, -7, -9, -11, -13, -15, -17, -19, -21, -23, -25, -27, -29}}},
+        {0,
+         0,
+         {{1, -1, -3, -11, -13, -15, -17, -19, -21, -35, -37, -39, -41, -43, -45, -59},
+          {1, -1, -3, -5, -7, -9, -23, -25, -27, -29, -31, -33, -47, -49, -51, -53}}},
+        {0,
+         0.5,
+         {{1, -1, -3, -8, -10, -12, -14, -16, -18, -24.5, -26.5, -28.5, -30.5, -32.5, -34.5, -40.25},
+          {1, -1, -3, -5, -7, -9, -17, -19, -21, -23, -25, -27, -32, -34, -36, -38}}},
+        {1,
+         0,
+         {{1, -1, -3, -7, -9, -11, -13, -15, -17, -27, -29, -31, -33, -35, -37, -47},
+          {1, -1, -3, -5, -7, -9, -19, -21, -23, -25, -27, -29, -39, -41, -43, -45}}},
+        {1,
+         0.5,
+         {{1, -1, -3, -6, -8, -10, -12, -14, -16, -21.5, -23.5, -25.5, -27.5, -29.5, -31.5, -35.75},
+          {1, -1, -3, -5, -7, -9, -15, -17, -19, -21, -23, -25, -29, -31, -33, -35}}},
+        {0,
+         1,
+         {{1, -1, -3, -5, -7, -9, -11, -13, -15, -17, -19, -21, -23, -25, -27, -29},
+          {1, -1, -3, -5, -7, -9, -11, -13, -15, -17, -19, -21, -23, -25, -27, -29}}},
+        {1,
+         1,
+         {{1, -1, -3, -5, -7, -9, -11, -13, -15, -17, -19, -21, -23, -25, -27, -29},
+          {1, -1, -3, -5, -7, -9, -11, -13, -15, -17, -19, -21, -23, -25, -27, -29}}},
     };
     for (int i = 0; i < 12; i++) {
         ReplaySettings settings = outer_settings("streaming-diloco", 6, 16);
@@ -334,12 +385,15 @@ static void streaming_follows_the_sequences_of_torchft(void **state) {
         hand.gradient = constant_gradient;
         hand_train(&hand, &settings, 1);
         for (int step = 0; step < 16; step++) {
-            for (int j = 0; j < 2; j++) { assert_close(hand.evaluations[0][step][j], rows[i / 2].values[j][step], 0, "local parameters"); }
+            for (int j = 0; j < 2; j++) {
+                assert_close(hand.evaluations[0][step][j], rows[i / 2].values[j][step], 0,
+                             "local parameters");
+            }
         }
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // The outer kernels
 
 enum { OUTER_ELEMENTS = 1003 };
@@ -352,7 +406,9 @@ static void fill_noise(float *values, uint64_t seed, double size) {
 }
 
 static void expect_near(const float *values, const float *expected, const char *what) {
-    for (int i = 0; i < OUTER_ELEMENTS; i++) { assert_close(values[i], expected[i], 4e-7 * (1 + fabs(expected[i])), what); }
+    for (int i = 0; i < OUTER_ELEMENTS; i++) {
+        assert_close(values[i], expected[i], 4e-7 * (1 + fabs(expected[i])), what);
+    }
 }
 
 // Arrays of one kernel and of the plain loop beside it.
@@ -371,11 +427,14 @@ static void outer_kernels_equal_the_formulas_but_for_rounding(void **state) {
         plain = kernel;
         if (i < 3) {
             OuterStep step = {1.0f / 3, 0.7f, 0.9f, 0.5f * (float)i};
-            cpu_outer_nesterov(kernel.outer, kernel.momentum, kernel.local, kernel.exchange, OUTER_ELEMENTS, &step);
-            replay_plain_nesterov(plain.outer, plain.momentum, plain.local, plain.exchange, OUTER_ELEMENTS, &step);
+            cpu_outer_nesterov(kernel.outer, kernel.momentum, kernel.local, kernel.exchange, OUTER_ELEMENTS,
+                               &step);
+            replay_plain_nesterov(plain.outer, plain.momentum, plain.local, plain.exchange, OUTER_ELEMENTS,
+                                  &step);
         } else if (i < 7) {
             Co2Step step = {1.0f / 3, 0.4f, 0.8f, i % 2 == 0 ? 0.3f : 0.0f, 1.5f, i >= 5};
-            cpu_outer_co2(kernel.outer, kernel.momentum, kernel.local, kernel.exchange, OUTER_ELEMENTS, &step);
+            cpu_outer_co2(kernel.outer, kernel.momentum, kernel.local, kernel.exchange, OUTER_ELEMENTS,
+                          &step);
             replay_plain_co2(plain.outer, plain.momentum, plain.local, plain.exchange, OUTER_ELEMENTS, &step);
         } else {
             cpu_outer_delta(kernel.exchange, kernel.outer, kernel.local, OUTER_ELEMENTS);
@@ -388,7 +447,7 @@ static void outer_kernels_equal_the_formulas_but_for_rounding(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // A run of the program, done again
 
 // A rank has 14 and a bit micro-batches, or 8 and a bit where there are many ranks.
@@ -413,7 +472,9 @@ static const char *asked_text(const Asked *asked, const char *name) {
     return text;
 }
 
-static bool asked_is(const Asked *asked, const char *name, const char *word) { return strcmp(asked_text(asked, name), word) == 0; }
+static bool asked_is(const Asked *asked, const char *name, const char *word) {
+    return strcmp(asked_text(asked, name), word) == 0;
+}
 
 // The model and the data that all workers of the replay use in turns.
 typedef struct Again {
@@ -432,13 +493,16 @@ typedef struct Again {
     int update_count;
 } Again;
 
-static double again_micro_batch(void *self, int worker, uint64_t index, const float *parameters, float *gradients) {
+static double again_micro_batch(void *self, int worker, uint64_t index, const float *parameters,
+                                float *gradients) {
     Again *again = (Again *)self;
     uint64_t first = (index * (uint64_t)again->asked.ranks + (uint64_t)worker) * (uint64_t)again->B;
     double perfect;
     Error error = {""};
-    assert_true(data_loader_fill(&again->data, first, again->B, again->tokens, again->targets, &perfect, &error));
-    return gpt_neo_loss_and_gradients(&again->model, &again->stream, parameters, gradients, again->tokens, again->targets, NULL);
+    assert_true(
+        data_loader_fill(&again->data, first, again->B, again->tokens, again->targets, &perfect, &error));
+    return gpt_neo_loss_and_gradients(&again->model, &again->stream, parameters, gradients, again->tokens,
+                                      again->targets, NULL);
 }
 
 static void again_updated(void *self, const ReplayUpdate *update) {
@@ -454,10 +518,11 @@ static void again_open_model(Again *again) {
     gpt_neo_parameter_table(&again->config, &again->table);
     again->B = (int)asked_number(asked, "micro-batch", 0);
     again->T = (int)asked_number(asked, "seq-len", 0);
-    DataRequest request = {asked_text(asked, "data"), again->T, again->config.vocabulary, (uint64_t)asked_number(asked, "seed", 0), true};
+    DataRequest request = {asked_text(asked, "data"), again->T, again->config.vocabulary,
+                           (uint64_t)asked_number(asked, "seed", 0), true};
     assert_true(data_loader_open(&again->data, &request, &error));
     size_t bytes = (size_t)(again->B * again->T) * sizeof(int32_t), count = again->table.parameter_count;
-    again->stream.team = team_create(1, false);
+    again->stream.pool = thread_pool_create(1, false);
     GptNeoSettings settings = gpt_neo_on_cpu(again->B, again->T, 1);
     gpt_neo_reserve(&again->model, &again->arena, &again->config, &settings);
     arena_reserve(&again->arena, MEMORY_WORKSPACE, "tokens", bytes, &again->tokens);
@@ -466,13 +531,14 @@ static void again_open_model(Again *again) {
     arena_reserve(&again->arena, MEMORY_WORKSPACE, "decays", count, &again->decays);
     arena_reserve(&again->arena, MEMORY_WORKSPACE, "fragments", count, &again->fragment_of);
     assert_true(arena_commit(&again->arena, &error));
-    gpt_neo_initialize(&again->table, (uint64_t)asked_number(asked, "seed", 0), again->stream.team, again->parameters);
+    gpt_neo_initialize(&again->table, (uint64_t)asked_number(asked, "seed", 0), again->stream.pool,
+                       again->parameters);
 }
 
 static void again_close(Again *again) {
     data_loader_close(&again->data);
     parameter_table_free(&again->table);
-    team_destroy(again->stream.team);
+    thread_pool_destroy(again->stream.pool);
     arena_release(&again->arena);
 }
 
@@ -490,7 +556,8 @@ static void again_label(Again *again, ReplaySettings *settings) {
         int layer = layer_of(entry->name), fragment = 0;
         if (layer >= 0 && settings->fragments > 1) {
             bool strided = asked_is(&again->asked, "streaming-order", "strided");
-            fragment = strided ? layer % settings->fragments : layer * settings->fragments / again->config.layers;
+            fragment =
+                strided ? layer % settings->fragments : layer * settings->fragments / again->config.layers;
         }
         memset(again->fragment_of + entry->offset, fragment, entry->count);
     }
@@ -521,7 +588,8 @@ static void ask_rate(const Asked *asked, ReplaySettings *settings, double tokens
     rate->minimum = asked_number(asked, "min-lr", NAN);
     rate->step = settings->rate_by_commits ? 1 : per_commit;
     rate->warmup = asked_number(asked, "warmup", NAN) * rate->step;
-    rate->total = asked_number(asked, "tokens", 0) / tokens_per_micro_batch / (settings->rate_by_commits ? per_commit : 1);
+    rate->total = asked_number(asked, "tokens", 0) / tokens_per_micro_batch /
+                  (settings->rate_by_commits ? per_commit : 1);
 }
 
 static void ask_local(const Asked *asked, ReplaySettings *settings) {
@@ -548,12 +616,15 @@ static ReplaySettings ask(const Asked *asked, double tokens_per_micro_batch) {
     settings.rule = asked_text(asked, "optimizer");
     settings.workers = asked->ranks;
     ask_accumulate(asked, &settings);
-    for (int rank = 0; rank < asked->ranks; rank++) { settings.first_half[rank] = (int)asked_number(asked, "acco-init", 0); }
+    for (int rank = 0; rank < asked->ranks; rank++) {
+        settings.first_half[rank] = (int)asked_number(asked, "acco-init", 0);
+    }
     settings.sequential = (int)asked_number(asked, "sequential", 0);
     settings.clip = asked_number(asked, "grad-clip", 0);
     assert_true(wire_find(asked_text(asked, "wire"), &settings.wire));
     settings.estimate_wire = settings.wire;
-    assert_true(wire_find(asked_text(asked, "estimate-wire"), &settings.estimate_wire) || asked_is(asked, "estimate-wire", "same"));
+    assert_true(wire_find(asked_text(asked, "estimate-wire"), &settings.estimate_wire) ||
+                asked_is(asked, "estimate-wire", "same"));
     settings.beta1 = asked_number(asked, "beta1", NAN);
     settings.beta2 = asked_number(asked, "beta2", NAN);
     settings.epsilon = asked_number(asked, "eps", NAN);
@@ -563,7 +634,8 @@ static ReplaySettings ask(const Asked *asked, double tokens_per_micro_batch) {
     return settings;
 }
 
-// As the program does it: every rank adds up its share, then the sums are added in the order of ranks.
+// As the program does it: every rank adds up its share, then the sums are added in the
+// order of ranks.
 static double again_validate(Again *again) {
     int batches = (int)asked_number(&again->asked, "val-batches", 0);
     double sum = 0, perfect;
@@ -572,8 +644,10 @@ static double again_validate(Again *again) {
         for (int batch = rank; batch < batches; batch += again->asked.ranks) {
             Error error = {""};
             uint64_t first = (uint64_t)(batch * again->B);
-            assert_true(data_loader_fill_validation(&again->data, first, again->B, again->tokens, again->targets, &perfect, &error));
-            mine += gpt_neo_loss(&again->model, &again->stream, again->parameters, again->tokens, again->targets);
+            assert_true(data_loader_fill_validation(&again->data, first, again->B, again->tokens,
+                                                    again->targets, &perfect, &error));
+            mine +=
+                gpt_neo_loss(&again->model, &again->stream, again->parameters, again->tokens, again->targets);
         }
         sum += mine;
     }
@@ -629,13 +703,16 @@ static void expect_same_bits(Stage *stage, const Case *c) {
     uint64_t hash = hash_bytes(again.parameters, again.table.parameter_count * sizeof(float));
     snprintf(text, sizeof text, "%016llx", (unsigned long long)hash);
     Fingerprint print = log_fingerprint(events);
-    if (strcmp(print.text, text) != 0) { fail_msg("%s: the parameters are %s, the replay's %s", training.what, print.text, text); }
+    if (strcmp(print.text, text) != 0) {
+        fail_msg("%s: the parameters are %s, the replay's %s", training.what, print.text, text);
+    }
     expect_logged(log_event_of(events, "validation", -1), "loss", again_validate(&again), training.what);
     again_close(&again);
     json_decref(events);
 }
 
-// Sizes that do not fit: steps that do not divide, clips that bite, warm-ups that end, shards that are padded.
+// Sizes that do not fit: steps that do not divide, clips that bite, warm-ups that end,
+// shards that are padded.
 static const Case cases[] = {
     {2, "--optimizer ddp --accumulate 3 --grad-clip 0.9 --bucket-mb 0.05"},
     {3, "--optimizer ddp --wire bf16"},
@@ -662,20 +739,28 @@ static const Case cases[] = {
     {3, "--optimizer acco --wire int8 --acco-init 1 --accumulate 4"},
     {MANY_RANKS, "--optimizer acco"},
     {2, "--optimizer co2 --co2-tau 3 --co2-beta 0.5 --co2-phi 0.001 --co2-gap const:1.5"},
-    {3, "--optimizer co2 --co2-tau 2 --co2-alpha 0.8 --co2-beta 0.2 --accumulate 3 --grad-clip 0.9 --wire bf16"},
+    {3,
+     "--optimizer co2 --co2-tau 2 --co2-alpha 0.8 --co2-beta 0.2 --accumulate 3 --grad-clip 0.9 --wire bf16"},
     {2, "--optimizer co2 --co2-tau 2 --wire e3m0"},
     {MANY_RANKS, "--optimizer co2 --co2-tau 2 --accumulate 1 --co2-beta 0.3"},
     {2, "--optimizer diloco --diloco-H 3 --grad-clip 0.9"},
-    {3, "--optimizer diloco --diloco-H 4 --accumulate 3 --diloco-outer-lr 0.5 --diloco-mu 0.6 --lr-by commits --wire bf16"},
+    {3, "--optimizer diloco --diloco-H 4 --accumulate 3 --diloco-outer-lr 0.5 --diloco-mu 0.6 --lr-by "
+        "commits --wire bf16"},
     {2, "--optimizer diloco --diloco-H 3 --wire int8"},
     {MANY_RANKS, "--optimizer diloco --diloco-H 3 --accumulate 1"},
     {2, "--optimizer streaming-diloco --diloco-H 4 --streaming-P 2 --streaming-tau 0 --streaming-alpha 0"},
-    {3, "--optimizer streaming-diloco --diloco-H 4 --streaming-P 2 --streaming-tau 1 --streaming-alpha 0.5 --grad-clip 0.9"},
-    {2, "--optimizer streaming-diloco --diloco-H 6 --streaming-P 2 --streaming-tau 1 --streaming-alpha 0 --streaming-order sequential"},
-    {2, "--optimizer streaming-diloco --diloco-H 6 --streaming-P 3 --streaming-tau 0 --streaming-alpha 0.5 --wire bf16"},
-    {3, "--optimizer streaming-diloco --diloco-H 4 --streaming-P 1 --streaming-tau 2 --streaming-alpha 0.5 --accumulate 1"},
-    {3, "--optimizer streaming-diloco --diloco-H 4 --streaming-P 2 --streaming-tau 1 --streaming-order sequential --wire e3m0"},
-    {MANY_RANKS, "--optimizer streaming-diloco --diloco-H 4 --streaming-P 2 --streaming-tau 1 --accumulate 1"},
+    {3, "--optimizer streaming-diloco --diloco-H 4 --streaming-P 2 --streaming-tau 1 --streaming-alpha 0.5 "
+        "--grad-clip 0.9"},
+    {2, "--optimizer streaming-diloco --diloco-H 6 --streaming-P 2 --streaming-tau 1 --streaming-alpha 0 "
+        "--streaming-order sequential"},
+    {2, "--optimizer streaming-diloco --diloco-H 6 --streaming-P 3 --streaming-tau 0 --streaming-alpha 0.5 "
+        "--wire bf16"},
+    {3, "--optimizer streaming-diloco --diloco-H 4 --streaming-P 1 --streaming-tau 2 --streaming-alpha 0.5 "
+        "--accumulate 1"},
+    {3, "--optimizer streaming-diloco --diloco-H 4 --streaming-P 2 --streaming-tau 1 --streaming-order "
+        "sequential --wire e3m0"},
+    {MANY_RANKS,
+     "--optimizer streaming-diloco --diloco-H 4 --streaming-P 2 --streaming-tau 1 --accumulate 1"},
 };
 
 enum { CASES = sizeof cases / sizeof cases[0] };
@@ -702,15 +787,17 @@ static int end_programs(void **state) {
 // Three layers, so that two fragments differ and one order from the other.
 static void write_stage(const Stage *stage) {
     char path[STAGE_PATH_SIZE], base[2 * STAGE_PATH_SIZE];
-    json_t *model = json_pack("{s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:[[[s, s, s], i]]}", "model_type", "gpt_neo", "num_layers", 3,
-                              "hidden_size", 32, "num_heads", 2, "window_size", 8, "max_position_embeddings", MODEL_POSITIONS, "vocab_size",
-                              256, "attention_types", "global", "local", "global", 1);
+    json_t *model = json_pack("{s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:[[[s, s, s], i]]}", "model_type",
+                              "gpt_neo", "num_layers", 3, "hidden_size", 32, "num_heads", 2, "window_size", 8,
+                              "max_position_embeddings", MODEL_POSITIONS, "vocab_size", 256,
+                              "attention_types", "global", "local", "global", 1);
     char *text = json_dumps(model, JSON_INDENT(2));
     stage_write(stage, "model.json", text);
     free(text);
     json_decref(model);
     snprintf(base, sizeof base,
-             "model = %s\nmicro-batch = 1\naccumulate = 2\nlr = 0.003\nmin-lr = 0.0005\nwarmup = 2\nreport-every = 1\n"
+             "model = %s\nmicro-batch = 1\naccumulate = 2\nlr = 0.003\nmin-lr = 0.0005\nwarmup = "
+             "2\nreport-every = 1\n"
              "val-every = end\nval-batches = 5\nsample-tokens = none\nthreads = 1\ntimeout-s = 100\n",
              stage_path(stage, "model.json", path));
     stage_write(stage, "base.txt", base);
@@ -741,8 +828,10 @@ int main(void) {
     for (int i = 0; i < CASES; i++) {
         scenes[i].stage = &stage;
         scenes[i].one = &cases[i];
-        snprintf(names[i], sizeof names[i], "%d ranks do what the replay does: %s", cases[i].ranks, cases[i].options);
-        struct CMUnitTest test = {names[i], the_program_does_what_the_replay_does, NULL, end_programs, &scenes[i]};
+        snprintf(names[i], sizeof names[i], "%d ranks do what the replay does: %s", cases[i].ranks,
+                 cases[i].options);
+        struct CMUnitTest test = {names[i], the_program_does_what_the_replay_does, NULL, end_programs,
+                                  &scenes[i]};
         all[NAMED + i] = test;
     }
     stage_open(&stage);

@@ -1,15 +1,18 @@
 // test_rules.c: what update rules compute.
 //
-// The oracles share nothing with the scheduler: numbers worked out by hand, limits of stability, rules that must agree with one another, a
-// plain loop in double, and replay.h. How rules are carried out, and that it does not show in what they compute, is in test_schedule.c.
-#include "rules_bench.h"
+// The oracles share nothing with the scheduler: numbers worked out by hand, limits of
+// stability, rules that must agree with one another, a plain loop in double, and
+// replay.h. How rules are carried out, and that it does not show in what they compute, is
+// in test_schedule.c.
+#include "test/rules_bench.h"
 
-#include "replay.h"
+#include "test/replay.h"
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Worked examples: rules whose workers step together
 
-// What is known of an example: where the committed parameters are at each look, and where each micro-batch of a rank is evaluated.
+// What is known of an example: where the committed parameters are at each look, and where
+// each micro-batch of a rank is evaluated.
 typedef struct Example {
     double committed[6];
     int looks;
@@ -26,7 +29,8 @@ static void expect_example(const RunSpec *spec, int ranks, const Example *expect
         expect_committed(&results[rank], 0, expected->committed, expected->looks, tolerance);
         expect_seen(&results[rank], 0, expected->seen, expected->micro_batches, tolerance);
         assert_close(results[rank].gradients_done, expected->gradients_done, 0, "gradients committed");
-        assert_close(results[rank].looks[results[rank].last].report.gradients_done, expected->gradients_done, 0, "gradients reported");
+        assert_close(results[rank].looks[results[rank].last].report.gradients_done, expected->gradients_done,
+                     0, "gradients reported");
     }
     expect_replicas_agree(ranks, results, describe(spec, ranks));
     free_results(results, ranks);
@@ -94,21 +98,30 @@ static void acco_wp_follows_the_worked_example(void **state) {
     expect_predictions(&spec, predictions, 2e-6);
 }
 
-// Half A, then half B at theta and half A at the estimate in turn. What the last round computes is not used.
+// Half A, then half B at theta and half A at the estimate in turn. What the last round
+// computes is not used.
 static void acco_follows_the_worked_example(void **state) {
     (void)state;
     Example sgd = {{8, 5.375, 5.65625, 7.2734375}, 4, {8, 8, 5, 5.375, 5.375, 5.65625, 6.96875}, 7, 12};
     RunSpec spec = scalar_spec("acco", OPTIMIZER_SGD, 1);
     expect_example(&spec, 2, &sgd, 0);
     double a = 7.820000000190476, b = 7.651326351664015;
-    Example adamw = {{8, a, b, 7.517904095233705}, 4, {8, 8, 7.820000000166667, a, 7.6468900592858775, b, 7.5082060760890466}, 7, 12};
+    Example adamw = {{8, a, b, 7.517904095233705},
+                     4,
+                     {8, 8, 7.820000000166667, a, 7.6468900592858775, b, 7.5082060760890466},
+                     7,
+                     12};
     spec = scalar_spec("acco", OPTIMIZER_ADAMW, 1);
     expect_example(&spec, 2, &adamw, 2e-6);
 }
 
-// Where the micro-batches of a rank with `first` of them in the first half A and `half` in all others are evaluated.
-static void expect_halves(const RunResult *result, int first, int half, const double *theta, const double *estimates, double tolerance) {
-    for (int i = 0; i < first; i++) { expect_number(result->seen[i][0], theta[0], tolerance, "first half A", i); }
+// Where the micro-batches of a rank with `first` of them in the first half A and `half`
+// in all others are evaluated.
+static void expect_halves(const RunResult *result, int first, int half, const double *theta,
+                          const double *estimates, double tolerance) {
+    for (int i = 0; i < first; i++) {
+        expect_number(result->seen[i][0], theta[0], tolerance, "first half A", i);
+    }
     for (int i = 0; i < 6 * half; i++) {
         int round = i / half;
         double expected = round % 2 == 0 ? theta[round / 2] : estimates[round / 2];
@@ -116,13 +129,16 @@ static void expect_halves(const RunResult *result, int first, int half, const do
     }
 }
 
-// Unequal workers: 1 and 3 micro-batches. `left_over`: gradients that were computed and not used.
-static void expect_unequal(const RunSpec *spec, const double *theta, const double *estimates, double tolerance, int done, int left_over) {
+// Unequal workers: 1 and 3 micro-batches. `left_over`: gradients that were computed and
+// not used.
+static void expect_unequal(const RunSpec *spec, const double *theta, const double *estimates,
+                           double tolerance, int done, int left_over) {
     RunResult results[2];
     int begun = 0;
     if (!run_world(spec, 2, results)) { skip(); }
     for (int rank = 0; rank < 2; rank++) {
-        int half = spec->round_size[rank], first = spec->first_round_size[rank] > 0 ? spec->first_round_size[rank] : half;
+        int half = spec->round_size[rank],
+            first = spec->first_round_size[rank] > 0 ? spec->first_round_size[rank] : half;
         begun += first + 6 * half;
         if (!have_rank(rank)) { continue; }
         expect_committed(&results[rank], 0, theta, 4, tolerance);
@@ -136,7 +152,8 @@ static void expect_unequal(const RunSpec *spec, const double *theta, const doubl
 
 static void acco_with_unequal_workers_follows_the_worked_example(void **state) {
     (void)state;
-    static const double theta[] = {8, 7.4375, 12.203125, 19.26171875}, estimates[] = {6.25, 11.3125, 18.296875};
+    static const double theta[] = {8, 7.4375, 12.203125, 19.26171875},
+                        estimates[] = {6.25, 11.3125, 18.296875};
     RunSpec spec = scalar_spec("acco", OPTIMIZER_SGD, 1);
     spec.round_size[1] = 3;
     expect_unequal(&spec, theta, estimates, 0, 24, 4);
@@ -154,7 +171,10 @@ static void moments_follow_the_worked_examples(void **state) {
         int round_size;
         double first[4], second[4];
     } examples[] = {
-        {"acco", 1, {0, 0.525, 0.6795000000178571, 0.5014608205635661}, {0, 1.378125, 1.5234637500369657, 1.507888699697747}},
+        {"acco",
+         1,
+         {0, 0.525, 0.6795000000178571, 0.5014608205635661},
+         {0, 1.378125, 1.5234637500369657, 1.507888699697747}},
         {"dpu", 2, {0, 0.525, 0.6975, 0.5347500000190476}, {0, 1.378125, 1.56234375, 1.5274715624822868}},
         {"acco-wp", 2, {0, 0.525, 0.6975, 0.5169300000379047}, {0, 1.378125, 1.56234375, 1.545631924457995}},
     };
@@ -163,30 +183,54 @@ static void moments_follow_the_worked_examples(void **state) {
         RunResult results[2];
         if (!run_world(&spec, 2, results)) { skip(); }
         if (have_rank(0)) { expect_moments(&results[0], examples[i].first, examples[i].second, 4); }
-        for (int commit = 0; commit <= 3 && have_rank(0); commit++) { assert_int_equal(results[0].looks[commit].report.commit, commit); }
+        for (int commit = 0; commit <= 3 && have_rank(0); commit++) {
+            assert_int_equal(results[0].looks[commit].report.commit, commit);
+        }
         free_results(results, 2);
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Worked examples: rules with steps of their own
 
 // Momentum of the outer steps, element 0, at every look.
 static void expect_momentum(const RunResult *result, int element, const double *expected, int count) {
-    for (int i = 0; i < count; i++) { expect_number(result->looks[i].momentum[element], expected[i], 0, "momentum at look", i); }
+    for (int i = 0; i < count; i++) {
+        expect_number(result->looks[i].momentum[element], expected[i], 0, "momentum at look", i);
+    }
 }
 
-// Where inner steps begin tells where the local parameters are; where they end, the next base and the momentum.
+// Where inner steps begin tells where the local parameters are; where they end, the next
+// base and the momentum.
 static void co2_follows_the_worked_examples(void **state) {
     (void)state;
     static const struct {
         float beta, phi, gap;
         double base[5], momentum[5], seen[2][6];
     } examples[] = {
-        {0.5f, 0, 1, {8, 8, 4.25, 0.875, 2.75}, {0, 0, 3.75, 3.375, -1.875}, {{8, 4, 8, 5, 4.25, 4.125}, {8, 6, 8, 8, 4.25, 8.125}}},
-        {0.5f, 1, 1, {8, 8, 7, 6, 5.8125}, {0, 0, 3.75, 3.375, 0.1875}, {{8, 4, 8, 5, 7, 5.5}, {8, 6, 8, 8, 7, 9.5}}},
-        {0, 0, 1, {8, 8, 4.25, 2.75, 6.3125}, {0, 0, 3.75, 1.5, -3.5625}, {{8, 4, 8, 5, 4.25, 4.125}, {8, 6, 8, 8, 4.25, 8.125}}},
-        {0.5f, 0, 2, {8, 8, 6.125, 4.4375, 4.671875}, {0, 0, 1.875, 1.6875, -0.234375},
+        {0.5f,
+         0,
+         1,
+         {8, 8, 4.25, 0.875, 2.75},
+         {0, 0, 3.75, 3.375, -1.875},
+         {{8, 4, 8, 5, 4.25, 4.125}, {8, 6, 8, 8, 4.25, 8.125}}},
+        {0.5f,
+         1,
+         1,
+         {8, 8, 7, 6, 5.8125},
+         {0, 0, 3.75, 3.375, 0.1875},
+         {{8, 4, 8, 5, 7, 5.5}, {8, 6, 8, 8, 7, 9.5}}},
+        {0,
+         0,
+         1,
+         {8, 8, 4.25, 2.75, 6.3125},
+         {0, 0, 3.75, 1.5, -3.5625},
+         {{8, 4, 8, 5, 4.25, 4.125}, {8, 6, 8, 8, 4.25, 8.125}}},
+        {0.5f,
+         0,
+         2,
+         {8, 8, 6.125, 4.4375, 4.671875},
+         {0, 0, 1.875, 1.6875, -0.234375},
          {{8, 4, 8, 5, 6.125, 5.0625}, {8, 6, 8, 8, 6.125, 9.0625}}},
     };
     for (int i = 0; i < 4; i++) {
@@ -205,8 +249,10 @@ static void co2_follows_the_worked_examples(void **state) {
             assert_true(results[rank].looks[4].local[0] == (float)examples[i].base[4]);
             assert_close(results[rank].gradients_done, 12, 0, "gradients");
             for (int look = 2; look <= 4; look++) { // what was sent a round ago
-                assert_close(results[rank].looks[look].report.micro_batches, 4, 0, "micro-batches in a report");
-                assert_close(results[rank].looks[look].report.gradients_done, fmin(4 * look, 12), 0, "gradients until then");
+                assert_close(results[rank].looks[look].report.micro_batches, 4, 0,
+                             "micro-batches in a report");
+                assert_close(results[rank].looks[look].report.gradients_done, fmin(4 * look, 12), 0,
+                             "gradients until then");
             }
         }
         free_results(results, 2);
@@ -215,9 +261,12 @@ static void co2_follows_the_worked_examples(void **state) {
 
 static void diloco_follows_the_worked_example(void **state) {
     (void)state;
-    static const double theta[] = {8, 5.1875, 5.17578125, 7.168701171875}, momentum[] = {0, 3.75, 1.265625, -2.2353515625};
-    // The local ends are (2.5, 6), (3.296875, 8.296875), (4.7939453125, 11.2939453125): half way from the second point to its target.
-    static const double seen[2][6] = {{8, 4, 5.1875, 3.59375, 5.17578125, 4.587890625}, {8, 6, 5.1875, 6.59375, 5.17578125, 8.587890625}};
+    static const double theta[] = {8, 5.1875, 5.17578125, 7.168701171875},
+                        momentum[] = {0, 3.75, 1.265625, -2.2353515625};
+    // The local ends are (2.5, 6), (3.296875, 8.296875), (4.7939453125, 11.2939453125):
+    // half way from the second point to its target.
+    static const double seen[2][6] = {{8, 4, 5.1875, 3.59375, 5.17578125, 4.587890625},
+                                      {8, 6, 5.1875, 6.59375, 5.17578125, 8.587890625}};
     static const double ends[2][3] = {{2.5, 3.296875, 4.7939453125}, {6, 8.296875, 11.2939453125}};
     RunSpec spec = scalar_spec("diloco", OPTIMIZER_SGD, 1);
     RunResult results[2];
@@ -250,7 +299,8 @@ static RunSpec two_fragments_spec(int steps, int delay, float alpha) {
     return spec;
 }
 
-// At the end fragment 0, which was exchanged two steps ago, is exchanged once more: D = 6.21875 - (6.3095703125 + 15.2919921875) / 2 =
+// At the end fragment 0, which was exchanged two steps ago, is exchanged once more: D =
+// 6.21875 - (6.3095703125 + 15.2919921875) / 2 =
 // -4.58203125, momentum 0.1875 + D = -4.39453125, outer 6.21875 - (D + momentum / 2) / 2 = 9.6083984375.
 static void streaming_diloco_follows_the_worked_example(void **state) {
     (void)state;
@@ -274,7 +324,8 @@ static void streaming_diloco_follows_the_worked_example(void **state) {
                                            {15.2919921875, 6.0303955078125}}};
     static const double outer[2][6] = {{8, 5.75, 5.75, 6.21875, 6.21875, 9.6083984375},
                                        {8, 8, 4.109375, 4.109375, 4.041748046875, 4.041748046875}};
-    static const double momentum[2][6] = {{0, 3, 3, 0.375, 0.375, -4.39453125}, {0, 0, 5.1875, 5.1875, 1.8193359375, 1.8193359375}};
+    static const double momentum[2][6] = {{0, 3, 3, 0.375, 0.375, -4.39453125},
+                                          {0, 0, 5.1875, 5.1875, 1.8193359375, 1.8193359375}};
     RunSpec spec = two_fragments_spec(4, 1, 0.5f);
     spec.commits = 4;
     spec.finish = true;
@@ -285,7 +336,8 @@ static void streaming_diloco_follows_the_worked_example(void **state) {
             double seen[8];
             for (int step = 0; step < 8; step++) { seen[step] = local[rank][step][element]; }
             expect_seen(&results[rank], element, seen, 8, 0);
-            assert_close(results[rank].looks[4].local[element], local[rank][8][element], 0, "local parameters after the last step");
+            assert_close(results[rank].looks[4].local[element], local[rank][8][element], 0,
+                         "local parameters after the last step");
             expect_committed(&results[rank], element, outer[element], 6, 0);
             expect_momentum(&results[rank], element, momentum[element], 6);
             assert_true(results[rank].looks[5].local[element] == results[rank].looks[5].committed[element]);
@@ -294,8 +346,9 @@ static void streaming_diloco_follows_the_worked_example(void **state) {
     free_results(results, 2);
 }
 
-// Values before each of 15 steps and after the last: a constant gradient of 2 with inner rate 1, H = 6, plain outer SGD with rate 2. The
-// workers do the same, so their number does not matter.
+// Values before each of 15 steps and after the last: a constant gradient of 2 with inner
+// rate 1, H = 6, plain outer SGD with rate 2. The workers do the same, so their number
+// does not matter.
 typedef struct Sequence {
     int delay;
     float alpha;
@@ -303,18 +356,30 @@ typedef struct Sequence {
 } Sequence;
 
 static const Sequence SEQUENCES[] = {
-    {0, 0, {{1, -1, -3, -11, -13, -15, -17, -19, -21, -35, -37, -39, -41, -43, -45, -59},
-            {1, -1, -3, -5, -7, -9, -23, -25, -27, -29, -31, -33, -47, -49, -51, -53}}},
-    {0, 0.5f, {{1, -1, -3, -8, -10, -12, -14, -16, -18, -24.5, -26.5, -28.5, -30.5, -32.5, -34.5, -40.25},
-               {1, -1, -3, -5, -7, -9, -17, -19, -21, -23, -25, -27, -32, -34, -36, -38}}},
-    {0, 1, {{1, -1, -3, -5, -7, -9, -11, -13, -15, -17, -19, -21, -23, -25, -27, -29},
-            {1, -1, -3, -5, -7, -9, -11, -13, -15, -17, -19, -21, -23, -25, -27, -29}}},
-    {1, 0, {{1, -1, -3, -7, -9, -11, -13, -15, -17, -27, -29, -31, -33, -35, -37, -47},
-            {1, -1, -3, -5, -7, -9, -19, -21, -23, -25, -27, -29, -39, -41, -43, -45}}},
-    {1, 0.5f, {{1, -1, -3, -6, -8, -10, -12, -14, -16, -21.5, -23.5, -25.5, -27.5, -29.5, -31.5, -35.75},
-               {1, -1, -3, -5, -7, -9, -15, -17, -19, -21, -23, -25, -29, -31, -33, -35}}},
-    {1, 1, {{1, -1, -3, -5, -7, -9, -11, -13, -15, -17, -19, -21, -23, -25, -27, -29},
-            {1, -1, -3, -5, -7, -9, -11, -13, -15, -17, -19, -21, -23, -25, -27, -29}}},
+    {0,
+     0,
+     {{1, -1, -3, -11, -13, -15, -17, -19, -21, -35, -37, -39, -41, -43, -45, -59},
+      {1, -1, -3, -5, -7, -9, -23, -25, -27, -29, -31, -33, -47, -49, -51, -53}}},
+    {0,
+     0.5f,
+     {{1, -1, -3, -8, -10, -12, -14, -16, -18, -24.5, -26.5, -28.5, -30.5, -32.5, -34.5, -40.25},
+      {1, -1, -3, -5, -7, -9, -17, -19, -21, -23, -25, -27, -32, -34, -36, -38}}},
+    {0,
+     1,
+     {{1, -1, -3, -5, -7, -9, -11, -13, -15, -17, -19, -21, -23, -25, -27, -29},
+      {1, -1, -3, -5, -7, -9, -11, -13, -15, -17, -19, -21, -23, -25, -27, -29}}},
+    {1,
+     0,
+     {{1, -1, -3, -7, -9, -11, -13, -15, -17, -27, -29, -31, -33, -35, -37, -47},
+      {1, -1, -3, -5, -7, -9, -19, -21, -23, -25, -27, -29, -39, -41, -43, -45}}},
+    {1,
+     0.5f,
+     {{1, -1, -3, -6, -8, -10, -12, -14, -16, -21.5, -23.5, -25.5, -27.5, -29.5, -31.5, -35.75},
+      {1, -1, -3, -5, -7, -9, -15, -17, -19, -21, -23, -25, -29, -31, -33, -35}}},
+    {1,
+     1,
+     {{1, -1, -3, -5, -7, -9, -11, -13, -15, -17, -19, -21, -23, -25, -27, -29},
+      {1, -1, -3, -5, -7, -9, -11, -13, -15, -17, -19, -21, -23, -25, -27, -29}}},
 };
 
 static bool check_sequence(const Sequence *sequence, int ranks) {
@@ -330,7 +395,8 @@ static bool check_sequence(const Sequence *sequence, int ranks) {
     for (int rank = 0; rank < ranks; rank++) {
         for (int element = 0; element < 2 && have_rank(rank); element++) {
             expect_seen(&results[rank], element, sequence->values[element], 15, 0);
-            assert_close(results[rank].looks[5].local[element], sequence->values[element][15], 0, "after the last step");
+            assert_close(results[rank].looks[5].local[element], sequence->values[element][15], 0,
+                         "after the last step");
         }
     }
     free_results(results, ranks);
@@ -341,15 +407,19 @@ static void streaming_diloco_follows_the_sequences_of_torchft(void **state) {
     (void)state;
     bool fits = false;
     for (int ranks = 1; ranks <= 4; ranks++) {
-        for (int i = 0; i < 6 && ranks != 3; i++) { fits = check_sequence(&SEQUENCES[i], ranks) || fits; } // a third is not exact
+        for (int i = 0; i < 6 && ranks != 3; i++) {
+            fits = check_sequence(&SEQUENCES[i], ranks) || fits;
+        } // a third is not exact
     }
     if (!fits) { skip(); }
 }
 
-// Which elements travel together: layers in turn or in stretches; what is in no layer goes with the first fragment.
+// Which elements travel together: layers in turn or in stretches; what is in no layer
+// goes with the first fragment.
 static void fragments_are_layers_in_turn_or_in_stretches(void **state) {
     (void)state;
-    // 16 elements: 0 and 1 before the layers [2, 4) [4, 6) [6, 8) [8, 10) [10, 12), 12 to 15 behind them.
+    // 16 elements: 0 and 1 before the layers [2, 4) [4, 6) [6, 8) [8, 10) [10, 12), 12 to
+    // 15 behind them.
     static const char *const expected[2][3] = {{"0000000000000000", "0000110011000000", "0000112200110000"},
                                                {"0000000000000000", "0000000011110000", "0000001111220000"}};
     for (int i = 0; i < 6; i++) {
@@ -366,7 +436,9 @@ static void fragments_are_layers_in_turn_or_in_stretches(void **state) {
             const Fragment *fragment = &bench->scheduler.fragments[f];
             size_t length = 0;
             for (int r = 0; r < fragment->range_count; r++) {
-                for (size_t e = fragment->ranges[r].begin; e < fragment->ranges[r].end; e++, length++) { found[e] = (char)('0' + f); }
+                for (size_t e = fragment->ranges[r].begin; e < fragment->ranges[r].end; e++, length++) {
+                    found[e] = (char)('0' + f);
+                }
             }
             assert_true(length == fragment->layout.count);
         }
@@ -377,10 +449,12 @@ static void fragments_are_layers_in_turn_or_in_stretches(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
-// Stability on f = theta^2 / 2: a learning rate of lr is the product of rate and curvature
+// ---------------------------------------------------------------------------------------
+// Stability on f = theta^2 / 2: a learning rate of lr is the product of rate and
+// curvature
 
-// Where each rule stops converging. Plain gradient descent multiplies theta by 1 - h. acco: h^2 / 2 + h > 0 and (h - 2)^2 / 2 > 0 leave
+// Where each rule stops converging. Plain gradient descent multiplies theta by 1 - h.
+// acco: h^2 / 2 + h > 0 and (h - 2)^2 / 2 > 0 leave
 // |h (h - 1) / 2| < 1. dpu: z^2 - z + h, whose roots are a pair of modulus sqrt(h). acco-wp: z^3 - z^2 + 2 h z - h, on the circle at the
 // golden section. Local rules of a single inner step send D = h theta:
 //   diloco, outer rate 1    theta' = theta - (D + mu buf'), so z^2 - (1 + mu)(1 - h) z + mu (1 - h), which has z = -1 at
@@ -395,16 +469,25 @@ typedef struct Limit {
 } Limit;
 
 static const Limit LIMITS[] = {
-    {"ddp", 2, 0, 0, 0},      {"zero1", 2, 0, 0, 0},     {"dpu", 1, 0, 0, 0},
-    {"acco-wp", 0.6180339887498949, 0, 0, 0},            {"acco", 2, 0, 0, 0},
-    {"co2", 1, 0, 1, 0},      {"co2", 0.5, 0.5f, 1, 0},  {"diloco", 2, 0, 1, 0},
-    {"diloco", 2, 0, 2, 0},   {"diloco", 1.5, 0.5f, 1, 0}, {"streaming-diloco", 2, 0, 1, 0},
-    {"streaming-diloco", 1.5, 0.5f, 1, 0},               {"streaming-diloco", 2, 0, 2, 1},
+    {"ddp", 2, 0, 0, 0},
+    {"zero1", 2, 0, 0, 0},
+    {"dpu", 1, 0, 0, 0},
+    {"acco-wp", 0.6180339887498949, 0, 0, 0},
+    {"acco", 2, 0, 0, 0},
+    {"co2", 1, 0, 1, 0},
+    {"co2", 0.5, 0.5f, 1, 0},
+    {"diloco", 2, 0, 1, 0},
+    {"diloco", 2, 0, 2, 0},
+    {"diloco", 1.5, 0.5f, 1, 0},
+    {"streaming-diloco", 2, 0, 1, 0},
+    {"streaming-diloco", 1.5, 0.5f, 1, 0},
+    {"streaming-diloco", 2, 0, 2, 1},
 };
 
 enum { LIMIT_COUNT = sizeof LIMITS / sizeof LIMITS[0], LIMIT_COMMITS = 120 };
 
-// The largest of the last parameters of a run that starts at 1. NaN and infinity count as large. One worker: others would do the same.
+// The largest of the last parameters of a run that starts at 1. NaN and infinity count as
+// large. One worker: others would do the same.
 static double largest_at_the_end(const Limit *limit, double rate) {
     RunSpec spec = scalar_spec(limit->rule, OPTIMIZER_SGD, 1);
     spec.micro_batch = quadratic_micro_batch;
@@ -432,7 +515,8 @@ static void every_rule_converges_below_its_limit_and_diverges_above(void **state
     (void)state;
     for (int i = 0; i < LIMIT_COUNT; i++) {
         const Limit *limit = &LIMITS[i];
-        double below = largest_at_the_end(limit, 0.95 * limit->limit), above = largest_at_the_end(limit, 1.05 * limit->limit);
+        double below = largest_at_the_end(limit, 0.95 * limit->limit),
+               above = largest_at_the_end(limit, 1.05 * limit->limit);
         if (below < 0) { skip(); }
         if (!(below < 0.5)) { fail_msg("%s at 0.95 * %g: %g", limit->rule, limit->limit, below); }
         if (above < 2) { fail_msg("%s at 1.05 * %g: %g", limit->rule, limit->limit, above); }
@@ -447,7 +531,7 @@ static void acco_is_stable_where_delayed_updates_are_not(void **state) {
     assert_true(kept < 1e-6 && !(lost < 1e6));
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Estimates leave no trace
 
 static uint64_t hash_optimizer(const Scheduler *s) {
@@ -492,7 +576,10 @@ static void an_estimate_leaves_the_optimizer_bitwise_unchanged(void **state) {
             accumulate(s);
             hand_over(s, KEEP);
             assert_true(hash_optimizer(s) != before);
-            if (wire == WIRE_FP32) { expect_same_floats(s->parameters.data, s->optimizer.master, spec.parameter_count, "commit", round); }
+            if (wire == WIRE_FP32) {
+                expect_same_floats(s->parameters.data, s->optimizer.master, spec.parameter_count, "commit",
+                                   round);
+            }
         }
         bench_close(bench);
         transport_close(&transport);
@@ -500,7 +587,8 @@ static void an_estimate_leaves_the_optimizer_bitwise_unchanged(void **state) {
     }
 }
 
-// The first two gradients of both are taken at the start, so until the second commit a prediction may have changed nothing at all.
+// The first two gradients of both are taken at the start, so until the second commit a
+// prediction may have changed nothing at all.
 static void a_prediction_leaves_the_commits_of_dpu(void **state) {
     (void)state;
     for (int wire = 0; wire < WIRE_FORMAT_COUNT; wire++) {
@@ -518,7 +606,9 @@ static void a_prediction_leaves_the_commits_of_dpu(void **state) {
                 expect_same_floats(one->master, other->master, owned, "master", i);
                 expect_same_floats(one->first_moment, other->first_moment, owned, "m", i);
                 expect_same_floats(one->second_moment, other->second_moment, owned, "v", i);
-                if (i > 0) { assert_true(memcmp(one->local, other->local, 1003 * sizeof(float)) != 0); } // it did predict
+                if (i > 0) {
+                    assert_true(memcmp(one->local, other->local, 1003 * sizeof(float)) != 0);
+                } // it did predict
             }
         }
         free_results(a, 2);
@@ -526,7 +616,7 @@ static void a_prediction_leaves_the_commits_of_dpu(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Rules that agree with one another
 
 static const size_t AWKWARD_COUNTS[] = {1, 31, 1003, 40007};
@@ -536,7 +626,8 @@ static void zero1_equals_ddp(void **state) {
     bool fits = false;
     for (int ranks = 1; ranks <= 4; ranks++) {
         for (int i = 0; i < 4; i++) {
-            RunSpec zero1 = noisy_spec("zero1", AWKWARD_COUNTS[i]), ddp = noisy_spec("ddp", AWKWARD_COUNTS[i]);
+            RunSpec zero1 = noisy_spec("zero1", AWKWARD_COUNTS[i]),
+                    ddp = noisy_spec("ddp", AWKWARD_COUNTS[i]);
             fits = compare_runs(&zero1, &ddp, ranks) || fits;
         }
     }
@@ -569,7 +660,8 @@ static void sequential_commits_equal_zero1(void **state) {
     }
 }
 
-// P = 1, no delay, alpha 0. `steps`: inner steps of the run, which DiLoCo ends with a shorter period and streaming with a last exchange.
+// P = 1, no delay, alpha 0. `steps`: inner steps of the run, which DiLoCo ends with a
+// shorter period and streaming with a last exchange.
 static void expect_streaming_equals_diloco(WireFormat wire, int ranks, int steps) {
     RunSpec diloco = noisy_spec("diloco", 1003), streaming = noisy_spec("streaming-diloco", 1003);
     RunSpec *const specs[] = {&diloco, &streaming};
@@ -588,7 +680,8 @@ static void expect_streaming_equals_diloco(WireFormat wire, int ranks, int steps
         if (!have_rank(rank)) { continue; }
         assert_int_equal(a[rank].last, (steps + 3) / 4 + 1);
         assert_int_equal(b[rank].last, a[rank].last);
-        assert_true(a[rank].micro_batches == 2 * (uint64_t)steps && b[rank].micro_batches == 2 * (uint64_t)steps);
+        assert_true(a[rank].micro_batches == 2 * (uint64_t)steps &&
+                    b[rank].micro_batches == 2 * (uint64_t)steps);
         for (int i = 0; i <= a[rank].last; i++) {
             const Look *one = &a[rank].looks[i], *other = &b[rank].looks[i];
             if (i == a[rank].last - 1 && steps % 4 != 0) { continue; } // streaming has not sent the rest yet
@@ -608,14 +701,18 @@ static void streaming_in_one_fragment_without_delay_is_diloco(void **state) {
     if (process_transport->size == 4) { skip(); }
     for (int wire = 0; wire < WIRE_FORMAT_COUNT; wire++) {
         for (int ranks = 1; ranks <= 3; ranks++) {
-            for (int steps = 12; steps <= 15; steps++) { expect_streaming_equals_diloco((WireFormat)wire, ranks, steps); }
+            for (int steps = 12; steps <= 15; steps++) {
+                expect_streaming_equals_diloco((WireFormat)wire, ranks, steps);
+            }
         }
     }
 }
 
-// H = 1, outer rate 1, no momentum, inner SGD: the mean of the workers' steps is the step with the mean gradient. On S1 both are exact. On
-// noise, |theta| < 2 and steps < 2, so each rounding on the way (local step, difference, sum, outer step; sum, mean and step of ddp) is off
-// by 2^-24 times 4 at most, eight of them by 2e-6; and as every commit halves what is left of that, the sum of all is below 4e-6.
+// H = 1, outer rate 1, no momentum, inner SGD: the mean of the workers' steps is the step
+// with the mean gradient. On S1 both are exact. On noise, |theta| < 2 and steps < 2, so
+// each rounding on the way (local step, difference, sum, outer step; sum, mean and step
+// of ddp) is off by 2^-24 times 4 at most, eight of them by 2e-6; and as every commit
+// halves what is left of that, the sum of all is below 4e-6.
 static void diloco_of_single_steps_is_ddp(void **state) {
     (void)state;
     for (int noisy = 0; noisy < 2; noisy++) {
@@ -631,7 +728,8 @@ static void diloco_of_single_steps_is_ddp(void **state) {
         if (!run_world(&ddp, 2, a) || !run_world(&diloco, 2, b)) { skip(); }
         for (int i = 0; i <= ddp.commits; i++) {
             for (size_t j = 0; j < ddp.parameter_count; j++) {
-                double one = a[first_rank()].looks[i].committed[j], other = b[first_rank()].looks[i].committed[j];
+                double one = a[first_rank()].looks[i].committed[j],
+                       other = b[first_rank()].looks[i].committed[j];
                 assert_close(other, one, noisy ? 4e-6 : 0, "theta");
             }
         }
@@ -640,11 +738,12 @@ static void diloco_of_single_steps_is_ddp(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Plain loops
 
-// The sum in the order of ranks, its mean, clipping by the norm of the mean, then AdamW in double. Pieces are of 32 elements, so both
-// decayed ranges are cut by the ends of some. Workers contribute 2, 1 and 3 micro-batches.
+// The sum in the order of ranks, its mean, clipping by the norm of the mean, then AdamW
+// in double. Pieces are of 32 elements, so both decayed ranges are cut by the ends of
+// some. Workers contribute 2, 1 and 3 micro-batches.
 enum { LOOP_COUNT = 77, LOOP_RANKS = 3 };
 
 static const DecayRange LOOP_DECAY[] = {{20, 40}, {50, 70}};
@@ -664,7 +763,8 @@ static void plain_loop_commit(PlainLoop *loop, const RunSpec *spec, int commit) 
         float own[LOOP_COUNT] = {0};
         TestProblem problem = problem_open(spec, NULL, rank);
         for (int j = 0; j < LOOP_SIZES[rank]; j++) {
-            noisy_micro_batch(&problem, NULL, (uint64_t)(LOOP_SIZES[rank] * (commit - 1) + j), loop->theta, own, NULL);
+            noisy_micro_batch(&problem, NULL, (uint64_t)(LOOP_SIZES[rank] * (commit - 1) + j), loop->theta,
+                              own, NULL);
         }
         for (int i = 0; i < LOOP_COUNT; i++) { sum[i] += own[i]; }
         free(problem.differences);
@@ -678,8 +778,10 @@ static void plain_loop_commit(PlainLoop *loop, const RunSpec *spec, int commit) 
         double g = (double)sum[i] / 6 * scale, *m = &loop->m[i], *v = &loop->v[i];
         *m = 0.9 * *m + 0.1 * g;
         *v = 0.95 * *v + 0.05 * g * g;
-        double step = *m / (1 - pow(0.9, commit)) / (sqrt(*v / (1 - pow(0.95, commit))) + spec->settings.optimizer.epsilon);
-        double kept = (double)loop->theta[i] * (loop_decays((size_t)i) ? 1 - rate * spec->settings.optimizer.weight_decay : 1.0);
+        double step = *m / (1 - pow(0.9, commit)) /
+                      (sqrt(*v / (1 - pow(0.95, commit))) + spec->settings.optimizer.epsilon);
+        double kept = (double)loop->theta[i] *
+                      (loop_decays((size_t)i) ? 1 - rate * spec->settings.optimizer.weight_decay : 1.0);
         loop->theta[i] = (float)(kept - rate * step);
     }
 }
@@ -730,7 +832,8 @@ typedef struct Reference {
     int update_count;
 } Reference;
 
-static double reference_micro_batch(void *self, int worker, uint64_t index, const float *parameters, float *gradients) {
+static double reference_micro_batch(void *self, int worker, uint64_t index, const float *parameters,
+                                    float *gradients) {
     Reference *reference = (Reference *)self;
     return noisy_micro_batch(&reference->problems[worker], NULL, index, parameters, gradients, NULL).loss;
 }
@@ -739,7 +842,8 @@ static void reference_updated(void *self, const ReplayUpdate *update) {
     Reference *reference = (Reference *)self;
     reference->norms[reference->update_count] = update->gradient_norm;
     reference->rates[reference->update_count] = update->learning_rate;
-    reference->updates[reference->update_count++] = copy_floats(update->parameters, reference->spec->parameter_count);
+    reference->updates[reference->update_count++] =
+        copy_floats(update->parameters, reference->spec->parameter_count);
 }
 
 // labels (parameter_count): 1 where weight decay applies; the fragment of every element.
@@ -754,7 +858,8 @@ static void reference_labels(const RunSpec *spec, uint8_t *decays, uint8_t *frag
         fragment_of[i] = 0;
         for (int l = 0; l < spec->layer_count; l++) {
             bool inside = spec->layer_begins[l] <= i && i < spec->layer_begins[l + 1];
-            int fragment = settings->strided ? l % settings->fragments : l * settings->fragments / spec->layer_count;
+            int fragment =
+                settings->strided ? l % settings->fragments : l * settings->fragments / spec->layer_count;
             if (inside) { fragment_of[i] = (uint8_t)fragment; }
         }
     }
@@ -795,7 +900,9 @@ static ReplaySettings replay_settings_of(const RunSpec *spec, int ranks) {
     return replay;
 }
 
-static int draw(Random *random, int from, int to) { return from + (int)(random_bits(random) % (uint64_t)(to - from + 1)); }
+static int draw(Random *random, int from, int to) {
+    return from + (int)(random_bits(random) % (uint64_t)(to - from + 1));
+}
 
 static void draw_local(Random *random, RunSpec *spec) {
     SchedulerSettings *settings = &spec->settings;
@@ -804,9 +911,14 @@ static void draw_local(Random *random, RunSpec *spec) {
     settings->steps = interval * settings->fragments;
     settings->delay = draw(random, 0, interval - 1);
     settings->strided = draw(random, 0, 1) == 1;
-    OuterStep outer = {0, 0.25f * (float)draw(random, 1, 4), 0.3f * (float)draw(random, 0, 3), 0.25f * (float)draw(random, 0, 4)};
-    Co2Step co2 = {0, 0.3f * (float)draw(random, 0, 3), 0.5f * (float)draw(random, 1, 3), 0.01f * (float)draw(random, 0, 2),
-                   1 + 0.3f * (float)draw(random, 0, 1), false};
+    OuterStep outer = {0, 0.25f * (float)draw(random, 1, 4), 0.3f * (float)draw(random, 0, 3),
+                       0.25f * (float)draw(random, 0, 4)};
+    Co2Step co2 = {0,
+                   0.3f * (float)draw(random, 0, 3),
+                   0.5f * (float)draw(random, 1, 3),
+                   0.01f * (float)draw(random, 0, 2),
+                   1 + 0.3f * (float)draw(random, 0, 1),
+                   false};
     settings->outer = outer;
     settings->co2 = co2;
 }
@@ -817,11 +929,14 @@ static RunSpec draw_spec(Random *random, const char *rule, int ranks) {
     RunSpec spec = noisy_spec(rule, (size_t)draw(random, 1, 2500));
     SchedulerSettings *settings = &spec.settings;
     bool overlapped = rule_find(rule)->kind == RULE_OVERLAPPED;
-    int coarsest = ranks > 1 ? WIRE_E3M0 : WIRE_FP32; // a world of one adds up nothing, and rounds nothing before it
+    int coarsest =
+        ranks > 1 ? WIRE_E3M0 : WIRE_FP32; // a world of one adds up nothing, and rounds nothing before it
     settings->wire = (WireFormat)draw(random, WIRE_FP32, coarsest);
     settings->estimate_wire = is_acco(rule) ? (WireFormat)draw(random, WIRE_FP32, coarsest) : settings->wire;
     settings->sequential = overlapped ? draw(random, 0, 2) : 0;
-    for (int i = 1; i < ranks; i++) { spec.round_size[i] = is_local(rule) ? spec.round_size[0] : draw(random, 1, 3); }
+    for (int i = 1; i < ranks; i++) {
+        spec.round_size[i] = is_local(rule) ? spec.round_size[0] : draw(random, 1, 3);
+    }
     for (int i = 0; i < ranks && is_acco(rule); i++) { spec.first_round_size[i] = draw(random, 0, 2); }
     settings->gradient_clip = draw(random, 0, 2) * 0.05 * sqrt((double)spec.parameter_count);
     settings->rate.kind = (ScheduleKind)draw(random, 0, 2);
@@ -847,12 +962,15 @@ static RunSpec draw_spec(Random *random, const char *rule, int ranks) {
     return spec;
 }
 
-// What the replay calls updated is what all share, before it travels: the masters where they are shared out, otherwise what is committed.
-// Streaming updates more than once at its end; a commit that was left out updates nothing.
-static void expect_updates(const RunSpec *spec, const RunResult *result, int rank, const Reference *reference, const char *what) {
+// What the replay calls updated is what all share, before it travels: the masters where
+// they are shared out, otherwise what is committed. Streaming updates more than once at
+// its end; a commit that was left out updates nothing.
+static void expect_updates(const RunSpec *spec, const RunResult *result, int rank, const Reference *reference,
+                           const char *what) {
     const Layout *owned = &result->owned;
     bool shared_out = owned->size > 1;
-    for (int i = 1, update = 0; update < reference->update_count && i < result->last && !is_streaming(spec->rule); i++) {
+    for (int i = 1, update = 0;
+         update < reference->update_count && i < result->last && !is_streaming(spec->rule); i++) {
         const Look *look = &result->looks[i];
         if (!is_local(spec->rule) && look->reports == look[-1].reports) { continue; }
         const float *updated = reference->updates[update];
@@ -863,7 +981,9 @@ static void expect_updates(const RunSpec *spec, const RunResult *result, int ran
         if (!shared_out) { expect_same_floats(look->committed, updated, spec->parameter_count, what, i); }
         for (size_t own = 0; own < layout_shard(owned) && shared_out; own++) {
             size_t flat = layout_flat(owned, rank, own);
-            if (flat < spec->parameter_count) { expect_same_floats(look->master + own, updated + flat, 1, what, i); }
+            if (flat < spec->parameter_count) {
+                expect_same_floats(look->master + own, updated + flat, 1, what, i);
+            }
         }
         update++;
     }
@@ -890,10 +1010,12 @@ static double check_draw(const RunSpec *spec, int ranks, int number) {
     double gradients_done = replay_run(&settings, &problem, parameters);
     for (int rank = 0; rank < ranks; rank++) {
         if (!have_rank(rank)) { continue; }
-        expect_same_floats(results[rank].looks[results[rank].last].local, parameters, count, what, results[rank].last);
+        expect_same_floats(results[rank].looks[results[rank].last].local, parameters, count, what,
+                           results[rank].last);
         expect_updates(spec, &results[rank], rank, reference, what);
         expect_number(results[rank].gradients_done, gradients_done, 0, what, rank);
-        expect_number(results[rank].looks[results[rank].last].report.gradients_done, gradients_done, 0, what, rank);
+        expect_number(results[rank].looks[results[rank].last].report.gradients_done, gradients_done, 0, what,
+                      rank);
     }
     expect_replicas_agree(ranks, results, what);
     for (int i = 0; i < ranks; i++) { free(reference->problems[i].differences); }
@@ -919,7 +1041,7 @@ static void every_rule_equals_the_replay_bit_for_bit(void **state) {
     assert_true(process_transport->size > 1 || left_out > 40); // or nothing was drawn that had to be left out
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Wires
 
 // values (count) <- what arrives of them when they travel as one run.
@@ -930,31 +1052,35 @@ static void through_wire(WireFormat wire, float *values, size_t count) {
     free(message);
 }
 
-// What everybody must have of the piece of a rank that starts at own element `own`: the master over the wire, or on top of `base` the way
-// to it. Elements past the vector are 0.
-static void expect_piece(const RunResult *result, WireFormat wire, int rank, size_t own, const float *master, const float *base,
-                         const float *found, size_t count, int commit) {
+// What everybody must have of the piece of a rank that starts at own element `own`: the
+// master over the wire, or on top of `base` the way to it. Elements past the vector are
+// 0.
+static void expect_piece(const RunResult *result, WireFormat wire, int rank, size_t own, const float *master,
+                         const float *base, const float *found, size_t count, int commit) {
     const Layout *layout = &result->owned;
     size_t flat = layout_flat(layout, rank, own), n = layout->piece;
     float *values = (float *)calloc(n, sizeof(float));
-    for (size_t i = 0; i < n; i++) { values[i] = master[own + i] - (base != NULL && flat + i < count ? base[flat + i] : 0); }
+    for (size_t i = 0; i < n; i++) {
+        values[i] = master[own + i] - (base != NULL && flat + i < count ? base[flat + i] : 0);
+    }
     through_wire(wire, values, n);
     for (size_t i = 0; i < n && flat + i < count; i++) {
         float expected = base != NULL ? base[flat + i] + values[i] : values[i];
         if (wire_float_bits(found[flat + i]) != wire_float_bits(expected)) {
-            fail_msg("%s, commit %d, element %zu: %.9g, expected %.9g", wire_name(wire), commit, flat + i, (double)found[flat + i],
-                     (double)expected);
+            fail_msg("%s, commit %d, element %zu: %.9g, expected %.9g", wire_name(wire), commit, flat + i,
+                     (double)found[flat + i], (double)expected);
         }
     }
     free(values);
 }
 
 // `bases`: by commit, what the way to the master starts from, or NULL.
-static void expect_arrived(const RunSpec *spec, const RunResult *result, int rank, int first, const float *const *bases) {
+static void expect_arrived(const RunSpec *spec, const RunResult *result, int rank, int first,
+                           const float *const *bases) {
     for (int i = first; i <= spec->commits; i++) {
         for (size_t own = 0; own < layout_shard(&result->owned); own += result->owned.piece) {
-            expect_piece(result, spec->settings.wire, rank, own, result->looks[i].master, bases != NULL ? bases[i] : NULL,
-                         result->looks[i].local, spec->parameter_count, i);
+            expect_piece(result, spec->settings.wire, rank, own, result->looks[i].master,
+                         bases != NULL ? bases[i] : NULL, result->looks[i].local, spec->parameter_count, i);
         }
     }
 }
@@ -988,7 +1114,8 @@ static void parameters_are_masters_as_the_wire_lets_them_through(void **state) {
     if (!fits) { skip(); }
 }
 
-// While compute is at a prediction; before the first one and after the last commit, what everybody has.
+// While compute is at a prediction; before the first one and after the last commit, what
+// everybody has.
 static void acco_wp_lends_its_masters(void **state) {
     (void)state;
     for (int wire = 0; wire < WIRE_FORMAT_COUNT; wire++) {
@@ -1002,20 +1129,24 @@ static void acco_wp_lends_its_masters(void **state) {
             for (int i = 1; have_rank(rank) && i <= spec.commits; i++) {
                 for (size_t own = 0; own < layout_shard(&result->owned); own++) {
                     size_t flat = layout_flat(&result->owned, rank, own);
-                    assert_true(flat >= 1003 || result->looks[i].committed[flat] == result->looks[i].master[own]);
+                    assert_true(flat >= 1003 ||
+                                result->looks[i].committed[flat] == result->looks[i].master[own]);
                 }
-                assert_true(memcmp(result->looks[i].committed, result->looks[i].local, 1003 * sizeof(float)) != 0);
+                assert_true(
+                    memcmp(result->looks[i].committed, result->looks[i].local, 1003 * sizeof(float)) != 0);
             }
             for (int i = 0; have_rank(rank) && i <= result->last; i += result->last) {
-                expect_same_floats(result->looks[i].committed, result->looks[i].local, 1003, "nothing is predicted", i);
+                expect_same_floats(result->looks[i].committed, result->looks[i].local, 1003,
+                                   "nothing is predicted", i);
             }
         }
         free_results(results, 3);
     }
 }
 
-// A coarse wire carries the way from the parameters that compute uses while the job runs, and loses nothing for good: what rounding left
-// over is part of the next way. Under acco these are the estimates, which half A is evaluated at.
+// A coarse wire carries the way from the parameters that compute uses while the job runs,
+// and loses nothing for good: what rounding left over is part of the next way. Under acco
+// these are the estimates, which half A is evaluated at.
 static void coarse_wires_carry_the_way_from_what_compute_uses(void **state) {
     (void)state;
     static const char *const rules[] = {"zero1", "dpu", "acco"};
@@ -1032,7 +1163,8 @@ static void coarse_wires_carry_the_way_from_what_compute_uses(void **state) {
         for (int rank = 0; rank < ranks; rank++) {
             const float *bases[MAX_LOOKS] = {NULL};
             for (int commit = 1; commit <= spec.commits && have_rank(rank); commit++) {
-                bases[commit] = i % 3 == 2 ? results[rank].snapshots[2 * commit] : results[rank].looks[commit - 1].local;
+                bases[commit] =
+                    i % 3 == 2 ? results[rank].snapshots[2 * commit] : results[rank].looks[commit - 1].local;
             }
             if (have_rank(rank)) { expect_arrived(&spec, &results[rank], rank, 1, bases); }
         }
@@ -1041,7 +1173,8 @@ static void coarse_wires_carry_the_way_from_what_compute_uses(void **state) {
     if (!fits) { skip(); }
 }
 
-// Half A and half B of the first commit are taken at the same place, so how coarse the estimate is shows only afterwards.
+// Half A and half B of the first commit are taken at the same place, so how coarse the
+// estimate is shows only afterwards.
 static void a_coarse_estimate_leaves_the_first_commit_alone(void **state) {
     (void)state;
     static const WireFormat wires[] = {WIRE_FP32, WIRE_BF16}, estimates[] = {WIRE_INT8, WIRE_E3M0};
@@ -1054,7 +1187,8 @@ static void a_coarse_estimate_leaves_the_first_commit_alone(void **state) {
         if (!run_world(&fine, 2, a) || !run_world(&coarse, 2, b)) { skip(); }
         const Look *one = a[first_rank()].looks, *other = b[first_rank()].looks;
         expect_same_floats(one[1].committed, other[1].committed, 1003, "first commit", 1);
-        expect_same_floats(one[1].master, other[1].master, layout_shard(&a[first_rank()].owned), "first commit", 1);
+        expect_same_floats(one[1].master, other[1].master, layout_shard(&a[first_rank()].owned),
+                           "first commit", 1);
         assert_true(memcmp(one[2].committed, other[2].committed, 1003 * sizeof(float)) != 0);
         expect_replicas_agree(2, b, describe(&coarse, 2));
         free_results(a, 2);
@@ -1062,18 +1196,22 @@ static void a_coarse_estimate_leaves_the_first_commit_alone(void **state) {
     }
 }
 
-// sum (count) <- the gradients of micro-batch `index` of all ranks, on top of own (ranks, count): what has accumulated so far.
-static void add_gradients(const RunSpec *spec, int ranks, uint64_t index, const float *parameters, float *own) {
+// sum (count) <- the gradients of micro-batch `index` of all ranks, on top of own (ranks,
+// count): what has accumulated so far.
+static void add_gradients(const RunSpec *spec, int ranks, uint64_t index, const float *parameters,
+                          float *own) {
     for (int rank = 0; rank < ranks; rank++) {
         TestProblem problem = problem_open(spec, NULL, rank);
-        noisy_micro_batch(&problem, NULL, index, parameters, own + (size_t)rank * spec->parameter_count, NULL);
+        noisy_micro_batch(&problem, NULL, index, parameters, own + (size_t)rank * spec->parameter_count,
+                          NULL);
         free(problem.differences);
     }
 }
 
-// Whatever the estimate's wire: a commit has every gradient in full, half A as taken at the estimate and half B, and starts from the same
-// parameters as the estimate. The sums are taken again here, at the places where the run took them; SGD, so that nothing is hidden. The
-// places are the same on all ranks, because replicas agree.
+// Whatever the estimate's wire: a commit has every gradient in full, half A as taken at
+// the estimate and half B, and starts from the same parameters as the estimate. The sums
+// are taken again here, at the places where the run took them; SGD, so that nothing is
+// hidden. The places are the same on all ranks, because replicas agree.
 static void commits_of_acco_have_every_gradient_in_full(void **state) {
     (void)state;
     enum { COUNT = 1003, RANKS = 3 };
@@ -1092,7 +1230,8 @@ static void commits_of_acco_have_every_gradient_in_full(void **state) {
             add_gradients(&spec, RANKS, (uint64_t)(2 * commit - 2), mine->snapshots[2 * commit - 2], own);
             add_gradients(&spec, RANKS, (uint64_t)(2 * commit - 1), mine->snapshots[2 * commit - 1], own);
             for (int i = 0; i < COUNT; i++) {
-                double mean = ((double)own[i] + (double)own[COUNT + i] + (double)own[2 * COUNT + i]) / (2.0 * RANKS);
+                double mean =
+                    ((double)own[i] + (double)own[COUNT + i] + (double)own[2 * COUNT + i]) / (2.0 * RANKS);
                 double before = mine->looks[commit - 1].committed[i];
                 assert_close(mine->looks[commit].committed[i], before - 0.1 * mean, 1e-6, "commit");
             }
@@ -1102,8 +1241,9 @@ static void commits_of_acco_have_every_gradient_in_full(void **state) {
     }
 }
 
-// And the estimate is what it should be but for its wire: with SGD, a step of half A alone from the true parameters. bf16 is off by 2^-9 of
-// the sums and of the parameters; int8 by half a 127th, and e3m0 by a third, of an element or of what is largest near it.
+// And the estimate is what it should be but for its wire: with SGD, a step of half A
+// alone from the true parameters. bf16 is off by 2^-9 of the sums and of the parameters;
+// int8 by half a 127th, and e3m0 by a third, of an element or of what is largest near it.
 static void estimates_are_off_by_what_their_wire_loses(void **state) {
     (void)state;
     enum { COUNT = 1003, RANKS = 2 };
@@ -1122,7 +1262,8 @@ static void estimates_are_off_by_what_their_wire_loses(void **state) {
             double worst = 0;
             add_gradients(&spec, RANKS, (uint64_t)(2 * commit - 2), mine->snapshots[2 * commit - 2], own);
             for (int i = 0; i < COUNT; i++) {
-                double expected = mine->snapshots[2 * commit - 1][i] - 0.1 * ((double)own[i] + (double)own[COUNT + i]) / RANKS;
+                double expected = mine->snapshots[2 * commit - 1][i] -
+                                  0.1 * ((double)own[i] + (double)own[COUNT + i]) / RANKS;
                 double difference = fabs(mine->snapshots[2 * commit][i] - expected);
                 worst = difference <= worst ? worst : difference;
             }

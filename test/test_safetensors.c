@@ -1,14 +1,15 @@
-// test_safetensors.c: what is written is read again bit by bit, by one process or by several; every damaged file gives one clear line; no
-// bytes whatever lead outside the file, which the sanitizers would see.
-#include "harness.h"
+// test_safetensors.c: what is written is read again bit by bit, by one process or by
+// several; every damaged file gives one clear line; no bytes whatever lead outside the
+// file, which the sanitizers would see.
+#include "test/harness.h"
 
 #include <float.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 
-#include "../runtime/random.h"
-#include "../runtime/safetensors.h"
+#include "checkpoint/safetensors.h"
+#include "runtime/random.h"
 
 static char scratch_directory[] = "/tmp/test_safetensors.XXXXXX";
 
@@ -138,7 +139,9 @@ static void the_header_is_padded_to_eight_bytes(void **state) {
         assert_int_equal(plan.header_bytes % 8, 0);
         uint8_t *bytes = (uint8_t *)calloc(1, plan.file_bytes);
         memcpy(bytes, plan.header, plan.header_bytes);
-        if (!safetensors_open_memory(&file, bytes, plan.file_bytes, "memory", &error)) { fail_msg("%s", error.text); }
+        if (!safetensors_open_memory(&file, bytes, plan.file_bytes, "memory", &error)) {
+            fail_msg("%s", error.text);
+        }
         assert_non_null(safetensors_find(&file, name));
         safetensors_close(&file);
         safetensors_plan_free(&plan);
@@ -213,7 +216,9 @@ static void doubles_are_rounded_and_floats_copied(void **state) {
     float floats[6], again[6];
     SafetensorsEntry entry = entry_of(SAFETENSORS_F64, 6, doubles);
     safetensors_read_floats(&entry, 0, 6, floats);
-    for (int i = 0; i < 5; i++) { assert_int_equal(wire_float_bits(floats[i]), wire_float_bits((float)doubles[i])); }
+    for (int i = 0; i < 5; i++) {
+        assert_int_equal(wire_float_bits(floats[i]), wire_float_bits((float)doubles[i]));
+    }
     assert_true(isnan(floats[5]));
     entry = entry_of(SAFETENSORS_F32, 6, floats);
     safetensors_read_floats(&entry, 0, 6, again);
@@ -241,7 +246,8 @@ static void floats_are_written_as_bf16(void **state) {
     SafetensorsFile file;
     Error error = {""};
     size_t shape[1] = {COUNT};
-    float *values = (float *)malloc(COUNT * sizeof *values), *floats = (float *)malloc(COUNT * sizeof *floats);
+    float *values = (float *)malloc(COUNT * sizeof *values),
+          *floats = (float *)malloc(COUNT * sizeof *floats);
     Random random = {3};
     for (int i = 0; i < COUNT; i++) { values[i] = wire_float_from_bits((uint32_t)random_bits(&random)); }
     values[0] = 1.00390625f; // a tie: down to 1
@@ -277,7 +283,8 @@ enum { WRITERS = 4, LARGE = 30011 };
 static bool write_share(const SafetensorsWriter *writer, const float *values, int rank, Error *error) {
     bool good = true;
     for (int i = 0; i < writer->plan->count && good; i++) {
-        size_t count = writer->plan->tensors[i].count, begin = count * (size_t)rank / WRITERS, end = count * (size_t)(rank + 1) / WRITERS;
+        size_t count = writer->plan->tensors[i].count, begin = count * (size_t)rank / WRITERS,
+               end = count * (size_t)(rank + 1) / WRITERS;
         good = safetensors_write_floats(writer, i, begin, end - begin, values + begin, error);
     }
     return good;
@@ -301,7 +308,9 @@ static void processes_write_one_file_together(void **state) {
     size_t shape[1] = {LARGE};
     float values[LARGE], floats[LARGE];
     Random random = {5};
-    for (int i = 0; i < LARGE; i++) { values[i] = bf16_to_float(bf16_from_float((float)random_normal(&random))); }
+    for (int i = 0; i < LARGE; i++) {
+        values[i] = bf16_to_float(bf16_from_float((float)random_normal(&random)));
+    }
     safetensors_plan_start(&plan);
     safetensors_plan_add(&plan, "half", SAFETENSORS_BF16, 1, shape);
     safetensors_plan_add(&plan, "whole", SAFETENSORS_F32, 1, shape);
@@ -407,7 +416,8 @@ static void metadata_must_be_text(void **state) {
 
 // ---- damaged files
 
-// Opens a copy that ends where the bytes end, so that a sanitizer sees a read beyond; touches all that an opened file promises.
+// Opens a copy that ends where the bytes end, so that a sanitizer sees a read beyond;
+// touches all that an opened file promises.
 static bool try_bytes(const void *bytes, size_t size, Error *error) {
     SafetensorsFile file;
     uint8_t *copy = (uint8_t *)malloc(size > 0 ? size : 1);
@@ -421,7 +431,9 @@ static bool try_bytes(const void *bytes, size_t size, Error *error) {
         assert_true(i == 0 || strcmp(file.entries[i - 1].name, entry->name) < 0);
         assert_ptr_equal(safetensors_find(&file, entry->name), entry);
         for (size_t j = 0; j < entry->bytes; j++) { sum = (uint8_t)(sum + entry->data[j]); }
-        for (size_t j = 0; safetensors_is_real(entry->type) && j < entry->count; j++) { safetensors_read_floats(entry, j, 1, &value); }
+        for (size_t j = 0; safetensors_is_real(entry->type) && j < entry->count; j++) {
+            safetensors_read_floats(entry, j, 1, &value);
+        }
     }
     if (good) { safetensors_close(&file); }
     free(copy);
@@ -446,7 +458,8 @@ static void expect_refusal(const uint8_t *bytes, size_t size, const char *what, 
 
 #define TENSOR(dtype, shape, offsets) "{\"dtype\":" dtype ",\"shape\":" shape ",\"data_offsets\":" offsets "}"
 #define ONE(dtype, shape, offsets) "{\"a\":" TENSOR(dtype, shape, offsets) "}"
-#define TWO(offsets, other) "{\"a\":" TENSOR("\"F32\"", "[2]", offsets) ",\"b\":" TENSOR("\"F32\"", "[2]", other) "}"
+#define TWO(offsets, other) \
+    "{\"a\":" TENSOR("\"F32\"", "[2]", offsets) ",\"b\":" TENSOR("\"F32\"", "[2]", other) "}"
 
 // A header, the bytes of data behind it, and what must be said about them.
 typedef struct Damage {
@@ -527,7 +540,8 @@ static const Damage DAMAGES[] = {
     {TWO("[0,8]", "[0,8]"), 8, "overlap"},
     {TWO("[8,16]", "[4,12]"), 16, "before tensor b"},
     {TWO("[0,8]", "[12,20]"), 20, "4 bytes before tensor b"},
-    {"{\"a\":" TENSOR("\"F32\"", "[2]", "[0,8]") ",\"b\":" TENSOR("\"F32\"", "[0]", "[4,4]") "}", 8, "overlap"},
+    {"{\"a\":" TENSOR("\"F32\"", "[2]", "[0,8]") ",\"b\":" TENSOR("\"F32\"", "[0]", "[4,4]") "}", 8,
+     "overlap"},
 };
 
 static void damaged_headers_are_refused_with_a_clear_line(void **state) {
@@ -537,7 +551,8 @@ static void damaged_headers_are_refused_with_a_clear_line(void **state) {
     assert_true(count >= 60);
     for (size_t i = 0; i < count; i++) {
         size_t length = strlen(DAMAGES[i].header);
-        expect_refusal(bytes, make_file(bytes, DAMAGES[i].header, length, length, DAMAGES[i].data), DAMAGES[i].header, DAMAGES[i].words);
+        expect_refusal(bytes, make_file(bytes, DAMAGES[i].header, length, length, DAMAGES[i].data),
+                       DAMAGES[i].header, DAMAGES[i].words);
     }
 }
 
@@ -571,13 +586,16 @@ static void unusual_but_whole_files_are_read(void **state) {
         {ONE("\"I64\"", "[]", "[0,8]"), 8, ""},
         {TWO("[8,16]", "[0,8]"), 16, ""},
         {"{\"a\":" TENSOR("\"F32\"", "[0]", "[8,8]") ",\"b\":" TENSOR("\"F32\"", "[2]", "[0,8]") "}", 8, ""},
-        {"{\"a\":" TENSOR("\"U8\"", "[1]", "[0,1]") ",\"b\":" TENSOR("\"F64\"", "[1]", "[1,9]") "}", 9, ""}, // not aligned
+        {"{\"a\":" TENSOR("\"U8\"", "[1]", "[0,1]") ",\"b\":" TENSOR("\"F64\"", "[1]", "[1,9]") "}", 9,
+         ""}, // not aligned
     };
     uint8_t bytes[512];
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
         Error error;
         size_t length = strlen(good[i].header);
-        if (!try_bytes(bytes, make_file(bytes, good[i].header, length, length, good[i].data), &error)) { fail_msg("%s", error.text); }
+        if (!try_bytes(bytes, make_file(bytes, good[i].header, length, length, good[i].data), &error)) {
+            fail_msg("%s", error.text);
+        }
     }
 }
 

@@ -1,11 +1,13 @@
-// test_schedule.c: how update rules are carried out: in whatever order and pieces, the same bits; what is reported, sent and hidden;
-// workers of different speed; what is not a number. What rules compute is in test_rules.c.
-#include "rules_bench.h"
+// test_schedule.c: how update rules are carried out: in whatever order and pieces, the
+// same bits; what is reported, sent and hidden; workers of different speed; what is not a
+// number. What rules compute is in test_rules.c.
+#include "test/rules_bench.h"
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // The same bits
 
-// A full wait after everything, against overlap, and against overlap with everything cut small and random delays everywhere.
+// A full wait after everything, against overlap, and against overlap with everything cut
+// small and random delays everywhere.
 static bool expect_any_order(const char *rule, WireFormat wire, int ranks) {
     static const size_t counts[] = {103, 12007, 5003, 1003};
     RunSpec off = noisy_spec(rule, counts[ranks - 1]);
@@ -37,14 +39,16 @@ static void overlap_and_delays_change_no_bit(void **state) {
     if (!fits) { skip(); }
 }
 
-// Buckets of one cell, of a few, of almost everything, of more than there is; and messages of several sizes.
+// Buckets of one cell, of a few, of almost everything, of more than there is; and
+// messages of several sizes.
 static bool expect_any_bucket(const char *rule, WireFormat wire, int ranks) {
     RunSpec whole = noisy_spec(rule, 3001);
     whole.commits = 3;
     set_wire(&whole, wire);
     Layout layout = layout_make(3001, ranks);
     size_t cell = layout.piece * (size_t)ranks * sizeof(float);
-    const size_t buckets[] = {1, 2 * cell + cell / 2, 5 * cell, (layout.cells - 1) * cell, (size_t)1 << 40}, messages[] = {256, 512, 0};
+    const size_t buckets[] = {1, 2 * cell + cell / 2, 5 * cell, (layout.cells - 1) * cell, (size_t)1 << 40},
+                 messages[] = {256, 512, 0};
     RunResult results[MAX_RANKS];
     if (!run_world(&whole, ranks, results)) { return false; }
     for (int i = 0; i < 5; i++) {
@@ -63,12 +67,15 @@ static void buckets_and_messages_change_no_bit(void **state) {
     static const char *const rules[] = {"ddp", "zero1"};
     bool fits = false;
     for (int i = 0; i < 2 * WIRE_FORMAT_COUNT; i++) {
-        for (int ranks = 1; ranks <= 4; ranks++) { fits = expect_any_bucket(rules[i % 2], (WireFormat)(i / 2), ranks) || fits; }
+        for (int ranks = 1; ranks <= 4; ranks++) {
+            fits = expect_any_bucket(rules[i % 2], (WireFormat)(i / 2), ranks) || fits;
+        }
     }
     if (!fits) { skip(); }
 }
 
-// Pieces of 512 elements in messages of 256, and several messages in a bucket: every kind of rule, at a size of its own.
+// Pieces of 512 elements in messages of 256, and several messages in a bucket: every kind
+// of rule, at a size of its own.
 static void long_pieces_travel_in_several_messages(void **state) {
     (void)state;
     static const char *const rules[] = {"zero1", "acco", "diloco"};
@@ -81,8 +88,8 @@ static void long_pieces_travel_in_several_messages(void **state) {
     }
 }
 
-// Over a link on which an exchange takes as long as a pass: parameters really arrive while the forward pass goes on, and gradients leave
-// while the backward pass does.
+// Over a link on which an exchange takes as long as a pass: parameters really arrive
+// while the forward pass goes on, and gradients leave while the backward pass does.
 static void keeping_pace_changes_no_bit(void **state) {
     (void)state;
     static const char *const rules[] = {"ddp", "zero1"};
@@ -92,12 +99,13 @@ static void keeping_pace_changes_no_bit(void **state) {
         set_wire(&at_once, (WireFormat)(i / 2));
         RunSpec paced = restless(&at_once, 0);
         paced.pause_seconds = 1e-3;
-        paced.link_bytes_per_second = 5003 / 2 * (double)wire_bytes(at_once.settings.wire, WIRE_BLOCK) / WIRE_BLOCK / 5e-3;
+        paced.link_bytes_per_second =
+            5003 / 2 * (double)wire_bytes(at_once.settings.wire, WIRE_BLOCK) / WIRE_BLOCK / 5e-3;
         if (!compare_runs(&at_once, &paced, 2)) { skip(); }
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // What a commit reports
 
 typedef struct Stretch {
@@ -109,13 +117,17 @@ static Stretch stretch_of(int begin, int end) {
     return stretch;
 }
 
-// Which micro-batches of a rank the report of a look is about. Rules that step together report what they have just committed, co2 what it
-// sent a round ago, streaming what it had when it sent: everything up to `delay` steps before the look.
+// Which micro-batches of a rank the report of a look is about. Rules that step together
+// report what they have just committed, co2 what it sent a round ago, streaming what it
+// had when it sent: everything up to `delay` steps before the look.
 static Stretch reported(const RunSpec *spec, int rank, int look) {
     const SchedulerSettings *settings = &spec->settings;
-    int size = spec->round_size[rank], commit = rule_find(spec->rule)->rounds_per_commit * size, period = settings->steps * size;
+    int size = spec->round_size[rank], commit = rule_find(spec->rule)->rounds_per_commit * size,
+        period = settings->steps * size;
     if (!is_local(spec->rule)) { return stretch_of((look - 1) * commit, look * commit); }
-    if (strcmp(spec->rule, "co2") == 0) { return look < 2 ? stretch_of(0, 0) : stretch_of((look - 2) * period, (look - 1) * period); }
+    if (strcmp(spec->rule, "co2") == 0) {
+        return look < 2 ? stretch_of(0, 0) : stretch_of((look - 2) * period, (look - 1) * period);
+    }
     if (!is_streaming(spec->rule)) { return stretch_of((look - 1) * period, look * period); }
     int interval = period / settings->fragments, late = settings->delay * size;
     return stretch_of((look - 1) * interval - (look > 1 ? late : 0), look * interval - late);
@@ -136,21 +148,25 @@ static MicroBatchResult graded_sum(const RunSpec *spec, int ranks, int look, dou
     return sum;
 }
 
-// Of two ranks, after so many commits. Local rules count their steps, whether or not they have been exchanged.
+// Of two ranks, after so many commits. Local rules count their steps, whether or not they
+// have been exchanged.
 static double gradients_by(const RunSpec *spec, int commits) {
     const SchedulerSettings *settings = &spec->settings;
-    int rounds = is_local(spec->rule) ? settings->steps / settings->fragments : rule_find(spec->rule)->rounds_per_commit;
+    int rounds = is_local(spec->rule) ? settings->steps / settings->fragments
+                                      : rule_find(spec->rule)->rounds_per_commit;
     return (double)(commits * rounds * (spec->round_size[0] + spec->round_size[1]));
 }
 
-static void expect_report(const CommitReport *report, const MicroBatchResult *sum, double count, double done, int look) {
+static void expect_report(const CommitReport *report, const MicroBatchResult *sum, double count, double done,
+                          int look) {
     expect_number(report->loss, sum->loss / count, 1e-12, "loss", look);
     expect_number(report->perfect_loss, sum->perfect_loss / count, 1e-12, "loss of a perfect model", look);
     expect_number(report->micro_batches, count, 0, "micro-batches", look);
     expect_number(report->gradients_done, done, 0, "gradients committed", look);
 }
 
-// Ranks contribute 2 and 3 micro-batches to a round; acco's first commit has the first half as well, so every commit of it has two rounds.
+// Ranks contribute 2 and 3 micro-batches to a round; acco's first commit has the first
+// half as well, so every commit of it has two rounds.
 static void reports_hold_the_means_of_what_the_problem_returned(void **state) {
     (void)state;
     for (int rule = 0; rule < RULE_COUNT; rule++) {
@@ -166,18 +182,22 @@ static void reports_hold_the_means_of_what_the_problem_returned(void **state) {
             MicroBatchResult sum = graded_sum(&spec, 2, look, &count);
             double done = gradients_by(&spec, look < spec.commits ? look : spec.commits);
             for (int rank = 0; rank < 2 && count > 0; rank++) {
-                if (have_rank(rank)) { expect_report(&results[rank].looks[look].report, &sum, count, done, look); }
+                if (have_rank(rank)) {
+                    expect_report(&results[rank].looks[look].report, &sum, count, done, look);
+                }
             }
         }
         free_results(results, 2);
     }
 }
 
-// With SGD on f = theta^2 / 2 a commit multiplies theta by 1 - rate: the reported rate is the one that was used. Local rules take one step
-// a period here, and their outer step makes the mean of the workers' steps their own.
+// With SGD on f = theta^2 / 2 a commit multiplies theta by 1 - rate: the reported rate is
+// the one that was used. Local rules take one step a period here, and their outer step
+// makes the mean of the workers' steps their own.
 static void the_rate_follows_gradients_or_commits(void **state) {
     (void)state;
-    static const double by_gradients[] = {0, 0.1, 0.2, 0.3, 0.3, 0.3}, by_commits[] = {0, 0.06, 0.12, 0.18, 0.24, 0.3};
+    static const double by_gradients[] = {0, 0.1, 0.2, 0.3, 0.3, 0.3},
+                        by_commits[] = {0, 0.06, 0.12, 0.18, 0.24, 0.3};
     for (int i = 0; i < 2 * RULE_COUNT; i++) {
         const Rule *rule = &RULES[i / 2];
         RunSpec spec = noisy_spec(rule->name, 1); // four gradients per commit
@@ -200,19 +220,20 @@ static void the_rate_follows_gradients_or_commits(void **state) {
             const Look *look = &results[first_rank()].looks[commit];
             double before = (double)look[-1].committed[0], after = (double)look->committed[0];
             if (rule->kind != RULE_LOCAL) { assert_close(look->report.learning_rate, rate, 1e-12, "rate"); }
-            bool at_once = rule->kind == RULE_SYNCHRONOUS || (rule->kind == RULE_LOCAL && strcmp(rule->name, "co2") != 0);
+            bool at_once = rule->kind == RULE_SYNCHRONOUS ||
+                           (rule->kind == RULE_LOCAL && strcmp(rule->name, "co2") != 0);
             if (at_once) { assert_close(after, before * (1 - rate), 1e-6 * before, "theta"); }
         }
         free_results(results, 2);
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Traffic
 
 // A gradient of ones: nothing but the exchange takes time.
-static MicroBatchResult light_micro_batch(void *self, Stream *stream, uint64_t index, const float *parameters, float *gradients,
-                                          const Pace *pace) {
+static MicroBatchResult light_micro_batch(void *self, Stream *stream, uint64_t index, const float *parameters,
+                                          float *gradients, const Pace *pace) {
     (void)stream, (void)index;
     const TestProblem *problem = (const TestProblem *)self;
     pace_need(pace, problem->spec->parameter_count);
@@ -221,11 +242,13 @@ static MicroBatchResult light_micro_batch(void *self, Stream *stream, uint64_t i
     return result;
 }
 
-// Bytes of an element on a wire: a block of 256 has a scale of 4 bytes in the coarse formats.
+// Bytes of an element on a wire: a block of 256 has a scale of 4 bytes in the coarse
+// formats.
 static const double WIRE_ELEMENT_BYTES[WIRE_FORMAT_COUNT] = {4, 2, 1 + 4.0 / 256, 0.5 + 4.0 / 256};
 
-// What two commits of a rule exchange. An exchange of everything is a reduce-scatter and an all-gather: 2 f b bytes of an element leave
-// each rank, f = (N - 1) / N. A round of streaming sends half of it; everything has been sent after both.
+// What two commits of a rule exchange. An exchange of everything is a reduce-scatter and
+// an all-gather: 2 f b bytes of an element leave each rank, f = (N - 1) / N. A round of
+// streaming sends half of it; everything has been sent after both.
 typedef struct TrafficRow {
     const char *rule;
     double exchanges; // of everything, over the wire
@@ -234,13 +257,14 @@ typedef struct TrafficRow {
 } TrafficRow;
 
 static const TrafficRow TRAFFIC[] = {
-    {"ddp", 2, 0, 2},    {"zero1", 2, 0, 2},  {"dpu", 2, 0, 2},    {"acco-wp", 2, 0, 2},
-    {"acco", 2, 2, 4},   {"co2", 2, 0, 2},    {"diloco", 2, 0, 2}, {"streaming-diloco", 1, 0, 2},
+    {"ddp", 2, 0, 2},  {"zero1", 2, 0, 2}, {"dpu", 2, 0, 2},    {"acco-wp", 2, 0, 2},
+    {"acco", 2, 2, 4}, {"co2", 2, 0, 2},   {"diloco", 2, 0, 2}, {"streaming-diloco", 1, 0, 2},
 };
 
 // Returns false where the world does not fit.
 static bool expect_traffic(const TrafficRow *row, WireFormat wire, WireFormat estimate_wire, int ranks) {
-    // Whole cells for 2, 3 and 4 ranks, and so are the halves: nothing is padded. In the coarse formats, whole blocks.
+    // Whole cells for 2, 3 and 4 ranks, and so are the halves: nothing is padded. In the
+    // coarse formats, whole blocks.
     size_t count = wire_is_coarse(wire) || wire_is_coarse(estimate_wire) ? 393216 : 49152;
     RunSpec spec = noisy_spec(row->rule, count);
     spec.settings.optimizer.kind = OPTIMIZER_SGD;
@@ -257,7 +281,8 @@ static bool expect_traffic(const TrafficRow *row, WireFormat wire, WireFormat es
     RunResult results[MAX_RANKS];
     if (!run_world(&spec, ranks, results)) { return false; }
     double others = ranks - 1, f = others / ranks;
-    double element = row->exchanges * WIRE_ELEMENT_BYTES[wire] + row->estimates * WIRE_ELEMENT_BYTES[estimate_wire];
+    double element =
+        row->exchanges * WIRE_ELEMENT_BYTES[wire] + row->estimates * WIRE_ELEMENT_BYTES[estimate_wire];
     double expected = 2 * f * element * (double)count;
     for (int rank = 0; rank < ranks; rank++) {
         if (!have_rank(rank)) { continue; }
@@ -278,13 +303,16 @@ static void every_rule_sends_as_much_as_its_formula_says(void **state) {
             for (int wire = 0; wire < WIRE_FORMAT_COUNT; wire++) {
                 fits = expect_traffic(&TRAFFIC[i], (WireFormat)wire, (WireFormat)wire, ranks) || fits;
             }
-            if (TRAFFIC[i].estimates > 0) { fits = expect_traffic(&TRAFFIC[i], WIRE_BF16, WIRE_E3M0, ranks) || fits; }
+            if (TRAFFIC[i].estimates > 0) {
+                fits = expect_traffic(&TRAFFIC[i], WIRE_BF16, WIRE_E3M0, ranks) || fits;
+            }
         }
     }
     if (!fits) { skip(); }
 }
 
-// Evaluating a prediction's masters is the one look that costs anything: an all-gather in fp32.
+// Evaluating a prediction's masters is the one look that costs anything: an all-gather in
+// fp32.
 static void only_acco_wp_pays_for_a_look(void **state) {
     (void)state;
     for (int rule = 0; rule < RULE_COUNT; rule++) {
@@ -292,15 +320,18 @@ static void only_acco_wp_pays_for_a_look(void **state) {
         blind.blind = true;
         RunResult a[2], b[2];
         if (!run_world(&looking, 2, a) || !run_world(&blind, 2, b)) { skip(); }
-        uint64_t looks = strcmp(RULES[rule].name, "acco-wp") == 0 ? (uint64_t)looking.commits : 0; // besides the first one
-        assert_int_equal(a[first_rank()].bytes_sent - b[first_rank()].bytes_sent, looks * 4096 / 2 * sizeof(float));
+        uint64_t looks =
+            strcmp(RULES[rule].name, "acco-wp") == 0 ? (uint64_t)looking.commits : 0; // besides the first one
+        assert_int_equal(a[first_rank()].bytes_sent - b[first_rank()].bytes_sent,
+                         looks * 4096 / 2 * sizeof(float));
         free_results(a, 2);
         free_results(b, 2);
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
-// Where the time goes. Margins are wide, and one good measurement of three is enough: this machine has other things to do.
+// ---------------------------------------------------------------------------------------
+// Where the time goes. Margins are wide, and one good measurement of three is enough:
+// this machine has other things to do.
 
 enum { TRIES = 3 };
 
@@ -311,11 +342,13 @@ static void expect_reported_seconds(const RunSpec *spec, const RunResult *result
         assert_true(report->communication_seconds > 0);
         assert_true(report->exposed_seconds >= 0 && report->exposed_seconds <= report->communication_seconds);
     }
-    double worked = spec->work_seconds * (double)result->micro_batches; // the last round may be in no report, nor a late fragment
+    double worked = spec->work_seconds *
+                    (double)result->micro_batches; // the last round may be in no report, nor a late fragment
     assert_true(sum_seconds(result).compute >= 0.6 * worked || is_streaming(spec->rule));
 }
 
-// Runs `spec` on two ranks until exposed <= most and >= least of the communication that rank 0 reports: all ranks decide the same.
+// Runs `spec` on two ranks until exposed <= most and >= least of the communication that
+// rank 0 reports: all ranks decide the same.
 static void expect_exposed(const RunSpec *spec, double least, double most) {
     Seconds seconds = {0, 0, 0};
     for (int i = 0; i < TRIES; i++) {
@@ -324,12 +357,16 @@ static void expect_exposed(const RunSpec *spec, double least, double most) {
         expect_reported_seconds(spec, &results[first_rank()]);
         seconds = results[first_rank()].seconds;
         free_results(results, 2);
-        if (seconds.exposed <= most * seconds.communication && seconds.exposed >= least * seconds.communication) { return; }
+        if (seconds.exposed <= most * seconds.communication &&
+            seconds.exposed >= least * seconds.communication) {
+            return;
+        }
     }
     fail_msg("%s: %.4f s exposed of %.4f s", describe(spec, 2), seconds.exposed, seconds.communication);
 }
 
-// Delays before every operation of a job, beside micro-batches that take their time; with a full wait after everything nothing is hidden.
+// Delays before every operation of a job, beside micro-batches that take their time; with
+// a full wait after everything nothing is hidden.
 static void without_overlap_all_communication_is_exposed(void **state) {
     (void)state;
     for (int rule = 0; rule < RULE_COUNT; rule++) {
@@ -342,7 +379,8 @@ static void without_overlap_all_communication_is_exposed(void **state) {
     }
 }
 
-// 20000 elements in fp32, each pass of an exchange with one other rank: `passes` of them take so long.
+// 20000 elements in fp32, each pass of an exchange with one other rank: `passes` of them
+// take so long.
 static void set_link(RunSpec *spec, double passes, double seconds) {
     spec->link_bytes_per_second = passes * (double)spec->parameter_count / 2 * sizeof(float) / seconds;
 }
@@ -358,8 +396,9 @@ static RunSpec slow_spec(const char *rule, double work_seconds) {
     return spec;
 }
 
-// Compute takes three times as long as a job: what has room beside a round is hidden, all but a part of what the machine's other work does
-// to it. Streaming sends a half at a time.
+// Compute takes three times as long as a job: what has room beside a round is hidden, all
+// but a part of what the machine's other work does to it. Streaming sends a half at a
+// time.
 static void communication_is_hidden_where_a_round_has_room_for_it(void **state) {
     (void)state;
     static const char *const rules[] = {"dpu", "acco-wp", "acco", "co2", "streaming-diloco"};
@@ -370,8 +409,9 @@ static void communication_is_hidden_where_a_round_has_room_for_it(void **state) 
     }
 }
 
-// In one bucket nothing leaves before the backward pass has ended, and a pass that asks for all parameters at once waits for all of them.
-// In buckets, and with a pass that keeps pace, most of both is hidden, for compute takes three times as long.
+// In one bucket nothing leaves before the backward pass has ended, and a pass that asks
+// for all parameters at once waits for all of them. In buckets, and with a pass that
+// keeps pace, most of both is hidden, for compute takes three times as long.
 static void buckets_hide_what_a_single_one_cannot(void **state) {
     (void)state;
     static const char *const rules[] = {"ddp", "zero1"};
@@ -393,7 +433,8 @@ static void diloco_hides_nothing(void **state) {
     expect_exposed(&spec, 0.99, 1);
 }
 
-// What the reports add up to, and what is left for the next one, is what the kept spans add up to.
+// What the reports add up to, and what is left for the next one, is what the kept spans
+// add up to.
 static void reports_count_every_span_once(void **state) {
     (void)state;
     for (int rule = 0; rule < RULE_COUNT; rule++) {
@@ -410,14 +451,15 @@ static void reports_count_every_span_once(void **state) {
             Seconds sum = sum_seconds(result);
             assert_true(kept->exposed_seconds > 0 && kept->compute_seconds > 0);
             assert_close(sum.compute + rest->compute_seconds, kept->compute_seconds, 1e-9, spec.rule);
-            assert_close(sum.communication + rest->communication_seconds, kept->communication_seconds, 1e-9, spec.rule);
+            assert_close(sum.communication + rest->communication_seconds, kept->communication_seconds, 1e-9,
+                         spec.rule);
             assert_close(sum.exposed + rest->exposed_seconds, kept->exposed_seconds, 1e-9, spec.rule);
         }
         free_results(results, 2);
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Workers of different speed
 
 static void adaptive_workers_differ_in_count_and_agree_in_everything_else(void **state) {
@@ -443,11 +485,12 @@ static void adaptive_workers_differ_in_count_and_agree_in_everything_else(void *
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // What is not a number
 
-// A round or step has two micro-batches; acco has single ones, A B A B A B. The rule finds the bad one together with what it was added to,
-// local rules with the next thing they send, which co2 takes a round later. What is in flight at the end is found there.
+// A round or step has two micro-batches; acco has single ones, A B A B A B. The rule
+// finds the bad one together with what it was added to, local rules with the next thing
+// they send, which co2 takes a round later. What is in flight at the end is found there.
 typedef struct BadRow {
     const char *rule;
     uint64_t index;
@@ -455,31 +498,54 @@ typedef struct BadRow {
 } BadRow;
 
 static const BadRow BAD[] = {
-    {"ddp", 5, 3}, {"zero1", 5, 3}, {"dpu", 5, 3}, {"dpu", 7, 4}, {"acco-wp", 5, 3}, {"acco", 4, 3}, {"acco", 5, 3},
-    {"co2", 5, 2}, {"co2", 7, 3},   {"diloco", 5, 1}, {"diloco", 6, 2}, {"streaming-diloco", 1, 1}, {"streaming-diloco", 3, 2},
-    {"streaming-diloco", 5, 2}, {"streaming-diloco", 7, 3}, {"dpu", 11, 6}, {"acco-wp", 11, 6}, {"co2", 25, 6}, {"streaming-diloco", 19, 6},
+    {"ddp", 5, 3},
+    {"zero1", 5, 3},
+    {"dpu", 5, 3},
+    {"dpu", 7, 4},
+    {"acco-wp", 5, 3},
+    {"acco", 4, 3},
+    {"acco", 5, 3},
+    {"co2", 5, 2},
+    {"co2", 7, 3},
+    {"diloco", 5, 1},
+    {"diloco", 6, 2},
+    {"streaming-diloco", 1, 1},
+    {"streaming-diloco", 3, 2},
+    {"streaming-diloco", 5, 2},
+    {"streaming-diloco", 7, 3},
+    {"dpu", 11, 6},
+    {"acco-wp", 11, 6},
+    {"co2", 25, 6},
+    {"streaming-diloco", 19, 6},
 };
 
-// Nothing was stepped with it: what all share is what it was, all of it is finite, and so is what this worker has.
+// Nothing was stepped with it: what all share is what it was, all of it is finite, and so
+// is what this worker has.
 static void expect_nothing_stepped(const RunSpec *spec, const RunResult *result, const char *what) {
     const Look *last = &result->looks[result->last], *before = last - 1;
     size_t owned = is_local(spec->rule) ? 0 : layout_shard(&result->owned);
-    // Over a coarse wire the rest of the way to the master may still come, and acco-wp lends no masters when it has come to its end.
+    // Over a coarse wire the rest of the way to the master may still come, and acco-wp
+    // lends no masters when it has come to its end.
     bool same = is_local(spec->rule) || spec->settings.wire == WIRE_FP32 ||
                 (!wire_is_coarse(spec->settings.wire) && strcmp(spec->rule, "acco-wp") != 0);
-    if (same) { expect_same_floats(last->committed, before->committed, spec->parameter_count, what, result->last); }
+    if (same) {
+        expect_same_floats(last->committed, before->committed, spec->parameter_count, what, result->last);
+    }
     expect_same_floats(last->momentum, before->momentum, spec->parameter_count, what, result->last);
     expect_same_floats(last->master, before->master, owned, what, result->last);
     expect_same_floats(last->first_moment, before->first_moment, owned, what, result->last);
     expect_same_floats(last->second_moment, before->second_moment, owned, what, result->last);
     for (size_t i = 0; i < spec->parameter_count; i++) {
         assert_true(isfinite(last->committed[i]) && isfinite(last->local[i]));
-        if (is_local(spec->rule)) { assert_true(isfinite(last->first_moment[i]) && isfinite(last->second_moment[i])); }
+        if (is_local(spec->rule)) {
+            assert_true(isfinite(last->first_moment[i]) && isfinite(last->second_moment[i]));
+        }
     }
 }
 
 // Whose it was, and where.
-static void expect_site(const Poison *poison, const RunSpec *spec, const SpikeReport *spike, const char *what) {
+static void expect_site(const Poison *poison, const RunSpec *spec, const SpikeReport *spike,
+                        const char *what) {
     expect_number(spike->kind, poison->in_loss ? SPIKE_LOSS : SPIKE_GRADIENT, 0, what, 0);
     expect_number(spike->rank, 1, 0, what, 1);
     expect_number(spike->site.micro_batch, poison->in_loss ? (double)poison->index + 1 : 0, 0, what, 2);
@@ -500,7 +566,8 @@ static void expect_stop(const BadRow *row, const Poison *poison, WireFormat wire
     for (int rank = 0; rank < ranks; rank++) {
         if (!have_rank(rank)) { continue; }
         if (!results[rank].stopped || results[rank].last != row->look) {
-            fail_msg("%s: %s at look %d", what, results[rank].stopped ? "stopped" : "did not stop", results[rank].last);
+            fail_msg("%s: %s at look %d", what, results[rank].stopped ? "stopped" : "did not stop",
+                     results[rank].last);
         }
         expect_site(&spec.poison, &spec, &results[rank].spike, what);
         expect_nothing_stepped(&spec, &results[rank], what);
@@ -510,7 +577,10 @@ static void expect_stop(const BadRow *row, const Poison *poison, WireFormat wire
 
 static void what_is_not_a_number_stops_every_rank_and_is_named(void **state) {
     (void)state;
-    static const Poison poisons[] = {{0, true, false, NAN}, {0, true, true, NAN}, {0, false, true, NAN}, {0, false, true, INFINITY},
+    static const Poison poisons[] = {{0, true, false, NAN},
+                                     {0, true, true, NAN},
+                                     {0, false, true, NAN},
+                                     {0, false, true, INFINITY},
                                      {0, true, false, -INFINITY}};
     if (process_transport->size == 4) { skip(); }
     for (size_t i = 0; i < sizeof BAD / sizeof BAD[0]; i++) {
@@ -523,8 +593,8 @@ static void what_is_not_a_number_stops_every_rank_and_is_named(void **state) {
 }
 
 // The last to send is the first to be bad: finite on every rank, but not as a sum.
-static MicroBatchResult huge_micro_batch(void *self, Stream *stream, uint64_t index, const float *parameters, float *gradients,
-                                         const Pace *pace) {
+static MicroBatchResult huge_micro_batch(void *self, Stream *stream, uint64_t index, const float *parameters,
+                                         float *gradients, const Pace *pace) {
     MicroBatchResult result = noisy_micro_batch(self, stream, index, parameters, gradients, pace);
     if (index == 2) { gradients[1] = 3e38f; }
     return result;

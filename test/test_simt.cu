@@ -1,9 +1,12 @@
-// test_simt.cu: the emulator of GPUs in test/simt, and the wrappers of kernels/cuda/language.cuh.
+// test_simt.cu: the emulator of GPUs in test/simt, and the wrappers of
+// kernels/cuda/language.cuh.
 //
-// First, that right kernels give right results. This part also runs on a GPU, where it says whether the wrappers' instructions do what the
-// emulator does in their place. Then mistakes planted on purpose, because an emulator that finds nothing proves nothing: each small kernel
-// has a right version, which must give the oracle's bits in every order, and a wrong one, which must not in at least one of them. Last,
-// what must end the program is seen from outside, in a child process.
+// First, that right kernels give right results. This part also runs on a GPU, where it
+// says whether the wrappers' instructions do what the emulator does in their place. Then
+// mistakes planted on purpose, because an emulator that finds nothing proves nothing:
+// each small kernel has a right version, which must give the oracle's bits in every
+// order, and a wrong one, which must not in at least one of them. Last, what must end the
+// program is seen from outside, in a child process.
 
 #include "test/cuda_kernels.h"
 
@@ -26,7 +29,7 @@ static void host_halves(uint16_t *halves, size_t count) {
     for (size_t i = 0; i < count; i++) { halves[i] = host_bf16((float)random_normal(&test_random)); }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Numbers
 
 typedef struct Rounded {
@@ -41,13 +44,15 @@ static __global__ void rounding_kernel(const float *in, Rounded *out, int count)
     out[i].pair = bf16_pair(in[i], -in[i]);
 }
 
-// Of the two bf16 around the value the nearer one, of two equally near the even one. Behind the largest comes 2^128, infinity's place.
+// Of the two bf16 around the value the nearer one, of two equally near the even one.
+// Behind the largest comes 2^128, infinity's place.
 static uint16_t nearest_half(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
     uint16_t toward_zero = (uint16_t)(bits >> 16), away = (uint16_t)(toward_zero + 1);
     if (isinf(value)) { return toward_zero; }
-    double size = fabs((double)value), low = fabs((double)host_from_bf16(toward_zero)), high = fabs((double)host_from_bf16(away));
+    double size = fabs((double)value), low = fabs((double)host_from_bf16(toward_zero)),
+           high = fabs((double)host_from_bf16(away));
     high = isinf(high) ? 0x1p128 : high;
     bool up = size - low > high - size || (size - low == high - size && toward_zero % 2 == 1);
     return up ? away : toward_zero;
@@ -62,8 +67,9 @@ static void numbers_are_rounded_to_the_nearest_bf16(void **state) {
     enum { COUNT = 4096 };
     static float values[COUNT];
     static Rounded rounded[COUNT];
-    static const uint32_t special[] = {0,          0x80000000, 0x7f800000, 0xff800000, 0x7fc00000, 0x7f800001, 0x7fffffff, 0x7f7fffff,
-                                       0x7f7f8000, 0x7f7f7fff, 0x3f808000, 0x3f818000, 0x3f818001, 0x00000001, 0x00008000, 0x00018000};
+    static const uint32_t special[] = {0,          0x80000000, 0x7f800000, 0xff800000, 0x7fc00000, 0x7f800001,
+                                       0x7fffffff, 0x7f7fffff, 0x7f7f8000, 0x7f7f7fff, 0x3f808000, 0x3f818000,
+                                       0x3f818001, 0x00000001, 0x00008000, 0x00018000};
     for (size_t i = 0; i < COUNT; i++) {
         uint32_t bits = i < 16 ? special[i] : (uint32_t)random_bits(&test_random);
         bits = i % 3 == 1 && i >= 16 ? (bits & 0xffff0000u) | 0x8000u : bits; // ties
@@ -71,7 +77,8 @@ static void numbers_are_rounded_to_the_nearest_bf16(void **state) {
     }
     float *in = (float *)device_from_host(values, sizeof values);
     Rounded *out = (Rounded *)device_new(sizeof rounded);
-    cuda_launch(cuda_test_stream(PRECISION_BF16), rounding_kernel, dim3(COUNT / 128), dim3(128), 0, in, out, (int)COUNT);
+    cuda_launch(cuda_test_stream(PRECISION_BF16), rounding_kernel, dim3(COUNT / 128), dim3(128), 0, in, out,
+                (int)COUNT);
     device_to_host(rounded, out, sizeof rounded);
     for (size_t i = 0; i < COUNT; i++) {
         bool same = is_half_of(rounded[i].one, values[i]) && is_half_of(rounded[i].pair & 0xffffu, values[i]);
@@ -83,12 +90,15 @@ static void numbers_are_rounded_to_the_nearest_bf16(void **state) {
     CUDA_CHECK(cudaFree(out));
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Tensor cores and matrix loads
 
-static __device__ uint32_t halves_pair(const uint16_t *low, const uint16_t *high) { return (uint32_t)*low | (uint32_t)*high << 16; }
+static __device__ uint32_t halves_pair(const uint16_t *low, const uint16_t *high) {
+    return (uint32_t)*low | (uint32_t)*high << 16;
+}
 
-// a (16, 16), b (16, 8), c and d (16, 8): d = c + a b. The fragments are filled as language.cuh draws them.
+// a (16, 16), b (16, 8), c and d (16, 8): d = c + a b. The fragments are filled as
+// language.cuh draws them.
 static __global__ void fragments_kernel(const uint16_t *a, const uint16_t *b, const float *c, float *d) {
     int g = lane_index() / 4, t = lane_index() % 4;
     uint32_t left[4], right[2];
@@ -98,12 +108,15 @@ static __global__ void fragments_kernel(const uint16_t *a, const uint16_t *b, co
         left[i] = halves_pair(place, place + 1);
         sums[i] = c[(g + i / 2 * 8) * 8 + 2 * t + i % 2];
     }
-    for (int i = 0; i < 2; i++) { right[i] = halves_pair(b + (2 * t + i * 8) * 8 + g, b + (2 * t + 1 + i * 8) * 8 + g); }
+    for (int i = 0; i < 2; i++) {
+        right[i] = halves_pair(b + (2 * t + i * 8) * 8 + g, b + (2 * t + 1 + i * 8) * 8 + g);
+    }
     mma_m16n8k16(sums, left, right);
     for (int i = 0; i < 4; i++) { d[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = sums[i]; }
 }
 
-// in: four matrices (8, 8). They stand in shared memory in reverse, rows 48 bytes apart. out (4, 32): what each lane gets.
+// in: four matrices (8, 8). They stand in shared memory in reverse, rows 48 bytes apart.
+// out (4, 32): what each lane gets.
 template <bool TRANSPOSED> static __global__ void matrix_load_kernel(const uint16_t *in, uint32_t *out) {
     uint16_t *shared = (uint16_t *)(void *)cuda_shared();
     int lane = lane_index();
@@ -115,7 +128,8 @@ template <bool TRANSPOSED> static __global__ void matrix_load_kernel(const uint1
     for (int i = 0; i < 4; i++) { out[i * WARP + lane] = r[i]; }
 }
 
-// a, b, d (16, 16): d = a b, as a kernel does it: both by matrix loads, b transposed on the way.
+// a, b, d (16, 16): d = a b, as a kernel does it: both by matrix loads, b transposed on
+// the way.
 static __global__ void tile_product_kernel(const uint16_t *a, const uint16_t *b, float *d) {
     uint16_t *left = (uint16_t *)(void *)cuda_shared(), *right = left + 16 * 24;
     int lane = lane_index(), g = lane / 4, t = lane % 4;
@@ -139,12 +153,15 @@ static void check_product(const uint16_t *a, const uint16_t *b, const float *c, 
     for (int i = 0; i < 16 * columns; i++) {
         double sum = c != NULL ? (double)c[i] : 0, size = fabs(sum);
         for (int k = 0; k < 16; k++) {
-            double product = (double)host_from_bf16(a[i / columns * 16 + k]) * (double)host_from_bf16(b[k * columns + i % columns]);
+            double product = (double)host_from_bf16(a[i / columns * 16 + k]) *
+                             (double)host_from_bf16(b[k * columns + i % columns]);
             sum += product;
             size += fabs(product);
         }
         double difference = fabs((double)d[i] - sum);
-        if (!(difference <= 1e-5 * size)) { fail_msg("row %d, column %d: off by %g", i / columns, i % columns, difference); }
+        if (!(difference <= 1e-5 * size)) {
+            fail_msg("row %d, column %d: off by %g", i / columns, i % columns, difference);
+        }
     }
 }
 
@@ -157,12 +174,15 @@ static void tensor_cores_multiply(void **state) {
         float got[256], *c = host_normals(&test_random, 128, 1.0);
         host_halves(a, 256);
         host_halves(b, 256);
-        uint16_t *left = (uint16_t *)device_from_host(a, sizeof a), *right = (uint16_t *)device_from_host(b, sizeof b);
-        float *start = (float *)device_from_host(c, 128 * sizeof(float)), *product = (float *)device_new(256 * sizeof(float));
+        uint16_t *left = (uint16_t *)device_from_host(a, sizeof a),
+                 *right = (uint16_t *)device_from_host(b, sizeof b);
+        float *start = (float *)device_from_host(c, 128 * sizeof(float)),
+              *product = (float *)device_new(256 * sizeof(float));
         cuda_launch(stream, fragments_kernel, dim3(1), dim3(WARP), 0, left, right, start, product);
         device_to_host(got, product, 128 * sizeof(float));
         check_product(a, b, c, got, 8);
-        cuda_launch(stream, tile_product_kernel, dim3(1), dim3(WARP), 2 * 16 * 24 * sizeof(uint16_t), left, right, product);
+        cuda_launch(stream, tile_product_kernel, dim3(1), dim3(WARP), 2 * 16 * 24 * sizeof(uint16_t), left,
+                    right, product);
         device_to_host(got, product, 256 * sizeof(float));
         check_product(a, b, NULL, got, 16);
         CUDA_CHECK(cudaFree(left));
@@ -178,7 +198,9 @@ static void check_matrix_load(const uint16_t *in, const uint32_t *out, bool tran
         int matrix = i / 2 / WARP, lane = i / 2 % WARP, first = lane / 4, second = 2 * (lane % 4) + i % 2;
         uint16_t expected = in[matrix * 64 + (transposed ? second * 8 + first : first * 8 + second)];
         uint16_t got = (uint16_t)(out[i / 2] >> i % 2 * 16);
-        if (got != expected) { fail_msg("transposed %d, matrix %d, lane %d, half %d", transposed, matrix, lane, i % 2); }
+        if (got != expected) {
+            fail_msg("transposed %d, matrix %d, lane %d, half %d", transposed, matrix, lane, i % 2);
+        }
     }
 }
 
@@ -203,7 +225,7 @@ static void matrix_loads_deal_out_fragments(void **state) {
     CUDA_CHECK(cudaFree(out));
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Within a warp and within a block
 
 typedef struct Exchanged {
@@ -243,13 +265,16 @@ static void check_exchanges(const float *warp, const Exchanged *lanes) {
 static void lanes_exchange_values(void **state) {
     (void)state;
     enum { THREADS = 3 * WARP };
-    float *values = host_normals(&test_random, THREADS, 1.0), *in = (float *)device_from_host(values, THREADS * sizeof(float));
+    float *values = host_normals(&test_random, THREADS, 1.0),
+          *in = (float *)device_from_host(values, THREADS * sizeof(float));
     Exchanged got[THREADS], *out = (Exchanged *)device_new(sizeof got);
     for (int order = 0; order < SIMT_ORDERS; order++) {
         cuda_use_order(order);
         cuda_launch(cuda_test_stream(PRECISION_FP32), exchanges_kernel, dim3(1), dim3(THREADS), 0, in, out);
         device_to_host(got, out, sizeof got);
-        for (int warp = 0; warp < THREADS / WARP; warp++) { check_exchanges(values + warp * WARP, got + warp * WARP); }
+        for (int warp = 0; warp < THREADS / WARP; warp++) {
+            check_exchanges(values + warp * WARP, got + warp * WARP);
+        }
     }
     CUDA_CHECK(cudaFree(in));
     CUDA_CHECK(cudaFree(out));
@@ -288,32 +313,39 @@ static bool reduces_to(const float *block, int begin, int end, float sum, double
         size += fabs((double)block[i]);
         largest = i % 7 != 3 ? fmaxf(largest, block[i]) : largest;
     }
-    return fabs((double)sum - expected) <= 1e-5 * size && fabs(wide - expected) <= 1e-14 * size && maximum == largest;
+    return fabs((double)sum - expected) <= 1e-5 * size && fabs(wide - expected) <= 1e-14 * size &&
+           maximum == largest;
 }
 
 // All lanes of a warp, all threads of a block, must have the same bits.
 static bool is_reduced(const float *block, const Reduced *got, int threads) {
     for (int i = 0; i < threads; i++) {
         const Reduced *mine = &got[i], *warp = &got[i / WARP * WARP];
-        bool same = mine->warp_sum == warp->warp_sum && mine->warp_double == warp->warp_double && mine->block_sum == got->block_sum &&
-                    mine->block_double == got->block_double && mine->block_max == got->block_max && mine->warp_max == warp->warp_max;
+        bool same = mine->warp_sum == warp->warp_sum && mine->warp_double == warp->warp_double &&
+                    mine->block_sum == got->block_sum && mine->block_double == got->block_double &&
+                    mine->block_max == got->block_max && mine->warp_max == warp->warp_max;
         if (!same) { return false; }
     }
     for (int warp = 0; warp < threads; warp += WARP) {
         const Reduced *mine = &got[warp];
-        if (!reduces_to(block, warp, warp + WARP, mine->warp_sum, mine->warp_double, mine->warp_max)) { return false; }
+        if (!reduces_to(block, warp, warp + WARP, mine->warp_sum, mine->warp_double, mine->warp_max)) {
+            return false;
+        }
     }
     return reduces_to(block, 0, threads, got->block_sum, got->block_double, got->block_max);
 }
 
 enum { MOST_THREADS = 1024, REDUCED_BLOCKS = 3 };
 
-// Blocks of this size over the first inputs; false where any result is wrong. Nothing in here may call cmocka: threads do.
-static bool reduce(Stream *stream, const float *values, const float *in, Reduced *out, Reduced *got, int threads) {
+// Blocks of this size over the first inputs; false where any result is wrong. Nothing in
+// here may call cmocka: threads do.
+static bool reduce(Stream *stream, const float *values, const float *in, Reduced *out, Reduced *got,
+                   int threads) {
     size_t bytes = (size_t)REDUCED_BLOCKS * (size_t)threads * sizeof(Reduced);
     cudaStream_t queue = (cudaStream_t)stream->queue;
     CUDA_CHECK(cudaMemsetAsync(out, 0xff, bytes, queue));
-    cuda_launch(stream, reductions_kernel, dim3(REDUCED_BLOCKS), dim3((unsigned)threads), REDUCTIONS_SHARED, in, out);
+    cuda_launch(stream, reductions_kernel, dim3(REDUCED_BLOCKS), dim3((unsigned)threads), REDUCTIONS_SHARED,
+                in, out);
     CUDA_CHECK(cudaMemcpyAsync(got, out, bytes, cudaMemcpyDeviceToHost, queue));
     CUDA_CHECK(cudaStreamSynchronize(queue));
     for (int block = 0; block < REDUCED_BLOCKS; block++) {
@@ -322,7 +354,8 @@ static bool reduce(Stream *stream, const float *values, const float *in, Reduced
     return true;
 }
 
-// What one thread of the host does: launches with blocks of all sizes, one after the other.
+// What one thread of the host does: launches with blocks of all sizes, one after the
+// other.
 typedef struct Reducer {
     uint64_t seed;
     int rounds, wrong;
@@ -342,7 +375,9 @@ static void *reduce_often(void *context) {
     CUDA_CHECK(cudaMemcpyAsync(in, values, count * sizeof(float), cudaMemcpyHostToDevice, queue));
     Stream *stream = (Stream *)calloc(1, sizeof *stream);
     stream->queue = (void *)queue;
-    for (int i = 0; i < reducer->rounds * 9; i++) { reducer->wrong += !reduce(stream, values, in, out, got, sizes[i % 9]); }
+    for (int i = 0; i < reducer->rounds * 9; i++) {
+        reducer->wrong += !reduce(stream, values, in, out, got, sizes[i % 9]);
+    }
     CUDA_CHECK(cudaFree(in));
     CUDA_CHECK(cudaFree(out));
     CUDA_CHECK(cudaStreamDestroy(queue));
@@ -383,12 +418,16 @@ typedef struct Place {
     unsigned first; // thread of this warp, counted along x first
 } Place;
 
-// Asked for behind a barrier and an exchange: a thread must find its own variables again after others have run.
+// Asked for behind a barrier and an exchange: a thread must find its own variables again
+// after others have run.
 static __global__ void places_kernel(Place *out) {
     __syncthreads();
     __syncwarp();
-    Place mine = {{threadIdx.x, threadIdx.y, threadIdx.z}, {blockIdx.x, blockIdx.y, blockIdx.z}, {blockDim.x, blockDim.y, blockDim.z},
-                  {gridDim.x, gridDim.y, gridDim.z}, 0};
+    Place mine = {{threadIdx.x, threadIdx.y, threadIdx.z},
+                  {blockIdx.x, blockIdx.y, blockIdx.z},
+                  {blockDim.x, blockDim.y, blockDim.z},
+                  {gridDim.x, gridDim.y, gridDim.z},
+                  0};
     unsigned block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
     unsigned thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
     mine.first = __shfl_sync(0xffffffffu, thread, 0);
@@ -404,26 +443,40 @@ static void threads_know_their_places(void **state) {
     Place *out = (Place *)device_new(sizeof got);
     for (int order = 0; order < SIMT_ORDERS; order++) {
         cuda_use_order(order);
-        CUDA_CHECK(cudaMemsetAsync(out, 0xff, sizeof got, (cudaStream_t)cuda_test_stream(PRECISION_FP32)->queue));
+        CUDA_CHECK(
+            cudaMemsetAsync(out, 0xff, sizeof got, (cudaStream_t)cuda_test_stream(PRECISION_FP32)->queue));
         cuda_launch(cuda_test_stream(PRECISION_FP32), places_kernel, dim3(5, 2, 3), dim3(8, 3, 4), 0, out);
         device_to_host(got, out, sizeof got);
         for (unsigned i = 0; i < BLOCKS * THREADS; i++) {
             unsigned thread = i % THREADS, block = i / THREADS;
-            Place expected = {{thread % 8, thread / 8 % 3, thread / 24}, {block % 5, block / 5 % 2, block / 10},
-                              {size[0], size[1], size[2]}, {grid[0], grid[1], grid[2]}, thread / WARP * WARP};
+            Place expected = {{thread % 8, thread / 8 % 3, thread / 24},
+                              {block % 5, block / 5 % 2, block / 10},
+                              {size[0], size[1], size[2]},
+                              {grid[0], grid[1], grid[2]},
+                              thread / WARP * WARP};
             assert_memory_equal(&got[i], &expected, sizeof expected);
         }
     }
     CUDA_CHECK(cudaFree(out));
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Copies beside the computation
 
-enum { PIPELINE_THREADS = 64, PIPELINE_TILES = 7, PIPELINE_STAGES = 2, PIPELINE_SHARED = PIPELINE_STAGES * PIPELINE_THREADS * 16 };
+enum {
+    PIPELINE_THREADS = 64,
+    PIPELINE_TILES = 7,
+    PIPELINE_STAGES = 2,
+    PIPELINE_SHARED = PIPELINE_STAGES * PIPELINE_THREADS * 16
+};
 enum { PIPELINE_VALID = 6 * PIPELINE_THREADS + 17, PIPELINE_INPUTS = 4 * PIPELINE_VALID }; // packs, floats
 
-typedef enum Pipeline { PIPELINE_RIGHT, WAIT_TOO_LATE, NO_BARRIER_BEHIND_WAIT, NO_BARRIER_BEFORE_COPY } Pipeline;
+typedef enum Pipeline {
+    PIPELINE_RIGHT,
+    WAIT_TOO_LATE,
+    NO_BARRIER_BEHIND_WAIT,
+    NO_BARRIER_BEFORE_COPY
+} Pipeline;
 
 static __device__ void pipeline_copy(float *stages, const float *in, int tile) {
     int pack = tile * PIPELINE_THREADS + (int)threadIdx.x;
@@ -433,14 +486,17 @@ static __device__ void pipeline_copy(float *stages, const float *in, int tile) {
     copy_async_commit();
 }
 
-// The input in tiles of one pack for each thread; two tiles are under way at a time. out[i]: the sum of what thread n-1-i copied.
+// The input in tiles of one pack for each thread; two tiles are under way at a time.
+// out[i]: the sum of what thread n-1-i copied.
 template <Pipeline MISTAKE> static __global__ void pipeline_kernel(const float *in, float *out) {
     float *stages = (float *)(void *)cuda_shared(), sum = 0;
     for (int tile = 0; tile < PIPELINE_STAGES; tile++) { pipeline_copy(stages, in, tile); }
     for (int tile = 0; tile < PIPELINE_TILES; tile++) {
         if (MISTAKE != WAIT_TOO_LATE) { copy_async_wait<PIPELINE_STAGES - 1>(); }
         if (MISTAKE != NO_BARRIER_BEHIND_WAIT) { __syncthreads(); }
-        const float *pack = stages + (tile % PIPELINE_STAGES * PIPELINE_THREADS + PIPELINE_THREADS - 1 - (int)threadIdx.x) * 4;
+        const float *pack =
+            stages +
+            (tile % PIPELINE_STAGES * PIPELINE_THREADS + PIPELINE_THREADS - 1 - (int)threadIdx.x) * 4;
         for (int i = 0; i < 4; i++) { sum += pack[i]; }
         if (MISTAKE == WAIT_TOO_LATE) { copy_async_wait<PIPELINE_STAGES - 1>(); }
         if (MISTAKE != NO_BARRIER_BEFORE_COPY) { __syncthreads(); }
@@ -452,14 +508,16 @@ template <Pipeline MISTAKE> static __global__ void pipeline_kernel(const float *
 
 static void pipeline_oracle(const float *in, float *out) {
     for (int thread = 0; thread < PIPELINE_THREADS; thread++) { out[thread] = 0; }
-    for (int i = 0; i < PIPELINE_INPUTS; i++) { out[PIPELINE_THREADS - 1 - i / 4 % PIPELINE_THREADS] += in[i]; }
+    for (int i = 0; i < PIPELINE_INPUTS; i++) {
+        out[PIPELINE_THREADS - 1 - i / 4 % PIPELINE_THREADS] += in[i];
+    }
 }
 
 typedef void (*PlantedKernel)(const float *in, float *out);
 
 // out must hold `outputs` floats. Everything is exact, so bits are compared.
-static bool kernel_agrees(PlantedKernel kernel, const float *values, const float *expected, size_t inputs, dim3 blocks, dim3 threads,
-                          size_t shared) {
+static bool kernel_agrees(PlantedKernel kernel, const float *values, const float *expected, size_t inputs,
+                          dim3 blocks, dim3 threads, size_t shared) {
     size_t bytes = (size_t)blocks.x * threads.x * sizeof(float);
     float *in = (float *)device_from_host(values, inputs * sizeof(float)), *out = (float *)device_new(bytes);
     float *got = (float *)malloc(bytes);
@@ -478,14 +536,14 @@ static void copies_go_on_beside_the_computation(void **state) {
     pipeline_oracle(values, expected);
     for (int order = 0; order < SIMT_ORDERS; order++) {
         cuda_use_order(order);
-        assert_true(kernel_agrees(pipeline_kernel<PIPELINE_RIGHT>, values, expected, PIPELINE_INPUTS, dim3(1), dim3(PIPELINE_THREADS),
-                                  PIPELINE_SHARED));
+        assert_true(kernel_agrees(pipeline_kernel<PIPELINE_RIGHT>, values, expected, PIPELINE_INPUTS, dim3(1),
+                                  dim3(PIPELINE_THREADS), PIPELINE_SHARED));
     }
     free(values);
 }
 
 #ifdef ACCO_SIMT_H
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Planted mistakes
 
 enum { PLANTED_THREADS = 128, PLANTED_BLOCKS = 3, PLANTED_COUNT = PLANTED_THREADS * PLANTED_BLOCKS };
@@ -508,7 +566,8 @@ static void reverse_oracle(const float *in, float *out) {
     }
 }
 
-// The sum of each block and the sum of its squares through the same scratch: only warps race.
+// The sum of each block and the sum of its squares through the same scratch: only warps
+// race.
 template <bool RIGHT> static __global__ void scratch_kernel(const float *in, float *out) {
     float value = in[planted_index()], sum = block_sum(value, planted_shared());
     if (RIGHT) { __syncthreads(); }
@@ -518,13 +577,15 @@ template <bool RIGHT> static __global__ void scratch_kernel(const float *in, flo
 static void scratch_oracle(const float *in, float *out) {
     for (int i = 0; i < PLANTED_COUNT; i++) {
         float sum = 0;
-        for (int other = 0; other < PLANTED_THREADS; other++) { sum += in[i / PLANTED_THREADS * PLANTED_THREADS + other]; }
+        for (int other = 0; other < PLANTED_THREADS; other++) {
+            sum += in[i / PLANTED_THREADS * PLANTED_THREADS + other];
+        }
         out[i] = sum - 2.0f * (sum - 500.0f * PLANTED_THREADS);
     }
 }
 
-// Shared memory of a warp of its own: each lane's neighbour, three times over. FIRST: the barrier between write and read; SECOND: between
-// that read and the next write.
+// Shared memory of a warp of its own: each lane's neighbour, three times over. FIRST: the
+// barrier between write and read; SECOND: between that read and the next write.
 template <bool FIRST, bool SECOND> static __global__ void neighbours_kernel(const float *in, float *out) {
     float *shared = planted_shared() + warp_index() * WARP, value = in[planted_index()];
     for (int round = 0; round < 3; round++) {
@@ -540,9 +601,10 @@ static void neighbours_oracle(const float *in, float *out) {
     for (int i = 0; i < PLANTED_COUNT; i++) { out[i] = in[i / WARP * WARP + (i + 3) % WARP]; }
 }
 
-// What stands DISTANCE further on, where that is within the same GROUP of threads: one way only, so that a missing barrier shows only where
-// the others come later.
-template <int GROUP, int DISTANCE, bool RIGHT> static __global__ void shift_kernel(const float *in, float *out) {
+// What stands DISTANCE further on, where that is within the same GROUP of threads: one
+// way only, so that a missing barrier shows only where the others come later.
+template <int GROUP, int DISTANCE, bool RIGHT>
+static __global__ void shift_kernel(const float *in, float *out) {
     float *shared = planted_shared();
     int i = (int)threadIdx.x, other = i % GROUP + DISTANCE;
     shared[i] = in[planted_index()];
@@ -558,7 +620,8 @@ template <int GROUP, int DISTANCE> static void shift_oracle(const float *in, flo
     }
 }
 
-// Sums of what earlier blocks (DIRECTION -1), or later ones (1), and this one have. Wrong: what the neighbour made of them is used.
+// Sums of what earlier blocks (DIRECTION -1), or later ones (1), and this one have.
+// Wrong: what the neighbour made of them is used.
 template <int DIRECTION, bool RIGHT> static __global__ void blocks_kernel(const float *in, float *out) {
     float sum = in[planted_index()];
     for (int block = (int)blockIdx.x + DIRECTION; block >= 0 && block < (int)gridDim.x; block += DIRECTION) {
@@ -570,7 +633,9 @@ template <int DIRECTION, bool RIGHT> static __global__ void blocks_kernel(const 
 }
 
 static void earlier_oracle(const float *in, float *out) {
-    for (int i = 0; i < PLANTED_COUNT; i++) { out[i] = in[i] + (i < PLANTED_THREADS ? 0.0f : out[i - PLANTED_THREADS]); }
+    for (int i = 0; i < PLANTED_COUNT; i++) {
+        out[i] = in[i] + (i < PLANTED_THREADS ? 0.0f : out[i - PLANTED_THREADS]);
+    }
 }
 
 static void later_oracle(const float *in, float *out) {
@@ -589,7 +654,8 @@ template <bool RIGHT> static __global__ void uninitialised_kernel(const float *i
     shared[threadIdx.x] = 0; // the next block must not find it
 }
 
-// Each thread copies in two groups and reads the second; wrong: it waits for the first only.
+// Each thread copies in two groups and reads the second; wrong: it waits for the first
+// only.
 template <bool RIGHT> static __global__ void groups_kernel(const float *in, float *out) {
     float *shared = planted_shared() + threadIdx.x * 8;
     for (int group = 0; group < 2; group++) {
@@ -622,28 +688,35 @@ typedef struct Plant {
 #define PIPELINE_SHAPE PIPELINE_INPUTS, 1, PIPELINE_THREADS, PIPELINE_SHARED
 
 static const Plant PLANTS[] = {
-    {"no barrier of the block between write and read", reverse_kernel<true>, reverse_kernel<false>, reverse_oracle, PLANTED_SHAPE},
-    {"scratch used again without a barrier", scratch_kernel<true>, scratch_kernel<false>, scratch_oracle, PLANTED_SHAPE},
-    {"no barrier of the warp between write and read", neighbours_kernel<true, true>, neighbours_kernel<false, true>, neighbours_oracle,
+    {"no barrier of the block between write and read", reverse_kernel<true>, reverse_kernel<false>,
+     reverse_oracle, PLANTED_SHAPE},
+    {"scratch used again without a barrier", scratch_kernel<true>, scratch_kernel<false>, scratch_oracle,
      PLANTED_SHAPE},
-    {"no barrier of the warp between read and write", neighbours_kernel<true, true>, neighbours_kernel<true, false>, neighbours_oracle,
+    {"no barrier of the warp between write and read", neighbours_kernel<true, true>,
+     neighbours_kernel<false, true>, neighbours_oracle, PLANTED_SHAPE},
+    {"no barrier of the warp between read and write", neighbours_kernel<true, true>,
+     neighbours_kernel<true, false>, neighbours_oracle, PLANTED_SHAPE},
+    {"a lane reads what a later one has", shift_kernel<WARP, 3, true>, shift_kernel<WARP, 3, false>,
+     shift_oracle<WARP, 3>, PLANTED_SHAPE},
+    {"a lane reads what an earlier one has", shift_kernel<WARP, -3, true>, shift_kernel<WARP, -3, false>,
+     shift_oracle<WARP, -3>, PLANTED_SHAPE},
+    {"a warp reads what a later one has", shift_kernel<PLANTED_THREADS, WARP, true>,
+     shift_kernel<PLANTED_THREADS, WARP, false>, shift_oracle<PLANTED_THREADS, WARP>, PLANTED_SHAPE},
+    {"a warp reads what an earlier one has", shift_kernel<PLANTED_THREADS, -WARP, true>,
+     shift_kernel<PLANTED_THREADS, -WARP, false>, shift_oracle<PLANTED_THREADS, -WARP>, PLANTED_SHAPE},
+    {"a block relies on an earlier one", blocks_kernel<-1, true>, blocks_kernel<-1, false>, earlier_oracle,
      PLANTED_SHAPE},
-    {"a lane reads what a later one has", shift_kernel<WARP, 3, true>, shift_kernel<WARP, 3, false>, shift_oracle<WARP, 3>, PLANTED_SHAPE},
-    {"a lane reads what an earlier one has", shift_kernel<WARP, -3, true>, shift_kernel<WARP, -3, false>, shift_oracle<WARP, -3>,
+    {"a block relies on a later one", blocks_kernel<1, true>, blocks_kernel<1, false>, later_oracle,
      PLANTED_SHAPE},
-    {"a warp reads what a later one has", shift_kernel<PLANTED_THREADS, WARP, true>, shift_kernel<PLANTED_THREADS, WARP, false>,
-     shift_oracle<PLANTED_THREADS, WARP>, PLANTED_SHAPE},
-    {"a warp reads what an earlier one has", shift_kernel<PLANTED_THREADS, -WARP, true>, shift_kernel<PLANTED_THREADS, -WARP, false>,
-     shift_oracle<PLANTED_THREADS, -WARP>, PLANTED_SHAPE},
-    {"a block relies on an earlier one", blocks_kernel<-1, true>, blocks_kernel<-1, false>, earlier_oracle, PLANTED_SHAPE},
-    {"a block relies on a later one", blocks_kernel<1, true>, blocks_kernel<1, false>, later_oracle, PLANTED_SHAPE},
-    {"shared memory is not set", uninitialised_kernel<true>, uninitialised_kernel<false>, copy_oracle, PLANTED_SHAPE},
+    {"shared memory is not set", uninitialised_kernel<true>, uninitialised_kernel<false>, copy_oracle,
+     PLANTED_SHAPE},
     {"a wait for a group too few", groups_kernel<true>, groups_kernel<false>, groups_oracle, GROUPS_SHAPE},
-    {"a copy is read before its wait", pipeline_kernel<PIPELINE_RIGHT>, pipeline_kernel<WAIT_TOO_LATE>, pipeline_oracle, PIPELINE_SHAPE},
-    {"a copy is read without a barrier", pipeline_kernel<PIPELINE_RIGHT>, pipeline_kernel<NO_BARRIER_BEHIND_WAIT>, pipeline_oracle,
-     PIPELINE_SHAPE},
-    {"a copy starts where others still read", pipeline_kernel<PIPELINE_RIGHT>, pipeline_kernel<NO_BARRIER_BEFORE_COPY>, pipeline_oracle,
-     PIPELINE_SHAPE},
+    {"a copy is read before its wait", pipeline_kernel<PIPELINE_RIGHT>, pipeline_kernel<WAIT_TOO_LATE>,
+     pipeline_oracle, PIPELINE_SHAPE},
+    {"a copy is read without a barrier", pipeline_kernel<PIPELINE_RIGHT>,
+     pipeline_kernel<NO_BARRIER_BEHIND_WAIT>, pipeline_oracle, PIPELINE_SHAPE},
+    {"a copy starts where others still read", pipeline_kernel<PIPELINE_RIGHT>,
+     pipeline_kernel<NO_BARRIER_BEFORE_COPY>, pipeline_oracle, PIPELINE_SHAPE},
 };
 
 static void planted_mistakes_are_seen(void **state) {
@@ -656,17 +729,20 @@ static void planted_mistakes_are_seen(void **state) {
         for (int order = 0; order < SIMT_ORDERS; order++) {
             cuda_use_order(order);
             dim3 blocks(plant->blocks), threads(plant->threads);
-            if (!kernel_agrees(plant->right, values, expected, plant->inputs, blocks, threads, plant->shared)) {
+            if (!kernel_agrees(plant->right, values, expected, plant->inputs, blocks, threads,
+                               plant->shared)) {
                 fail_msg("%s: the kernel without the mistake fails in order %d", plant->name, order);
             }
-            seen += !kernel_agrees(plant->wrong, values, expected, plant->inputs, blocks, threads, plant->shared);
+            seen +=
+                !kernel_agrees(plant->wrong, values, expected, plant->inputs, blocks, threads, plant->shared);
         }
         if (seen == 0) { fail_msg("nobody sees: %s", plant->name); }
         free(values);
     }
 }
 
-// A sum over a block in the order in which its threads come, which must not be relied upon; right: block_sum.
+// A sum over a block in the order in which its threads come, which must not be relied
+// upon; right: block_sum.
 template <bool RIGHT> static __global__ void in_turn_kernel(const float *in, float *out) {
     float *shared = planted_shared(), value = in[planted_index()];
     shared[threadIdx.x] = 0;
@@ -684,7 +760,8 @@ static int orders_that_differ(PlantedKernel kernel, const float *in) {
     int differ = 0;
     for (int order = 0; order < SIMT_ORDERS; order++) {
         cuda_use_order(order);
-        cuda_launch(cuda_test_stream(PRECISION_FP32), kernel, dim3(PLANTED_BLOCKS), dim3(PLANTED_THREADS), 4 * PLANTED_THREADS, in, out);
+        cuda_launch(cuda_test_stream(PRECISION_FP32), kernel, dim3(PLANTED_BLOCKS), dim3(PLANTED_THREADS),
+                    4 * PLANTED_THREADS, in, out);
         if (order == 0) { device_to_host(first, out, sizeof first); }
         differ += memcmp(first, out, sizeof first) != 0;
     }
@@ -694,7 +771,8 @@ static int orders_that_differ(PlantedKernel kernel, const float *in) {
 
 static void sums_in_no_fixed_order_are_seen(void **state) {
     (void)state;
-    float *values = host_normals(&test_random, PLANTED_COUNT, 1.0), *in = (float *)device_from_host(values, PLANTED_COUNT * sizeof(float));
+    float *values = host_normals(&test_random, PLANTED_COUNT, 1.0),
+          *in = (float *)device_from_host(values, PLANTED_COUNT * sizeof(float));
     assert_int_equal(orders_that_differ(in_turn_kernel<true>, in), 0);
     assert_int_equal(orders_that_differ(in_turn_kernel<false>, in), SIMT_ORDERS - 1);
     CUDA_CHECK(cudaFree(in));
@@ -709,10 +787,11 @@ static void new_memory_is_full_of_nans(void **state) {
     CUDA_CHECK(cudaMallocHost(&pinned, sizeof expected));
     assert_memory_equal(device, expected, sizeof expected);
     assert_memory_equal(pinned, expected, sizeof expected);
-    for (int order = 0; order < SIMT_ORDERS; order++) { // every block finds NaNs, whatever the one before has left
+    for (int order = 0; order < SIMT_ORDERS;
+         order++) { // every block finds NaNs, whatever the one before has left
         cuda_use_order(order);
-        cuda_launch(cuda_test_stream(PRECISION_FP32), uninitialised_kernel<false>, dim3(PLANTED_BLOCKS), dim3(PLANTED_THREADS),
-                    4 * PLANTED_THREADS, values, device);
+        cuda_launch(cuda_test_stream(PRECISION_FP32), uninitialised_kernel<false>, dim3(PLANTED_BLOCKS),
+                    dim3(PLANTED_THREADS), 4 * PLANTED_THREADS, values, device);
         for (int i = 0; i < PLANTED_COUNT; i++) { assert_true(isnan(device[i])); }
     }
     CUDA_CHECK(cudaFree(device));
@@ -720,7 +799,7 @@ static void new_memory_is_full_of_nans(void **state) {
     free(values);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // What ends the program
 
 enum { ENDING_FLOATS = 2048 };
@@ -737,7 +816,9 @@ typedef struct Ending {
 
 static __global__ void all_is_well(float *memory) {
     float *shared = planted_shared();
-    if (threadIdx.x % WARP < 8) { copy_async(shared + threadIdx.x / WARP * WARP + threadIdx.x % 8 * 4, memory, true); }
+    if (threadIdx.x % WARP < 8) {
+        copy_async(shared + threadIdx.x / WARP * WARP + threadIdx.x % 8 * 4, memory, true);
+    }
     copy_async_commit();
     copy_async_wait<0>();
     __syncthreads();
@@ -785,7 +866,9 @@ static __global__ void lanes_are_in_different_exchanges(float *memory) {
     }
 }
 
-static __global__ void a_mask_leaves_its_lane_out(float *memory) { memory[threadIdx.x] = __shfl_sync(0xfffffffeu, 1.0f, 1); }
+static __global__ void a_mask_leaves_its_lane_out(float *memory) {
+    memory[threadIdx.x] = __shfl_sync(0xfffffffeu, 1.0f, 1);
+}
 
 static __global__ void a_copy_is_left_behind(float *memory) {
     copy_async(planted_shared() + threadIdx.x * 4, memory, true);
@@ -797,7 +880,9 @@ static __global__ void a_copy_is_in_no_group(float *memory) {
     copy_async_wait<0>();
 }
 
-static __global__ void a_copy_is_not_aligned(float *memory) { copy_async(planted_shared(), memory + 2, true); }
+static __global__ void a_copy_is_not_aligned(float *memory) {
+    copy_async(planted_shared(), memory + 2, true);
+}
 
 static __global__ void a_copy_misses_shared_memory(float *memory) {
     copy_async(planted_shared() + threadIdx.x * 4 + 4, memory, true);
@@ -844,25 +929,31 @@ static const Ending ENDINGS[] = {
     {a_lane_misses_a_shuffle, dim3(1), dim3(64), 0, NEVER_REACHED},
     {a_lane_misses_a_product, dim3(1), dim3(32), 0, NEVER_REACHED},
     {lanes_are_in_different_exchanges, dim3(1), dim3(32), 0, "lanes of a warp are in different exchanges"},
-    {a_mask_leaves_its_lane_out, dim3(1), dim3(32), 0, "a lane takes part in an exchange whose mask leaves it out"},
+    {a_mask_leaves_its_lane_out, dim3(1), dim3(32), 0,
+     "a lane takes part in an exchange whose mask leaves it out"},
     {all_is_well, dim3(1), dim3(48), 1024, "a block has no whole number of warps"},
     {all_is_well, dim3(1), dim3(0), 1024, NO_SUCH_LAUNCH},
     {all_is_well, dim3(1), dim3(1056), 8192, NO_SUCH_LAUNCH},
     {all_is_well, dim3(0), dim3(64), 1024, NO_SUCH_LAUNCH},
     {all_is_well, dim3(1, 65536), dim3(64), 1024, NO_SUCH_LAUNCH},
     {all_is_well, dim3(1, 1, 65536), dim3(64), 1024, NO_SUCH_LAUNCH},
-    {all_is_well, dim3(1), dim3(64), SIMT_SHARED_LIMIT + 1, "a launch asks for more shared memory than there is"},
+    {all_is_well, dim3(1), dim3(64), SIMT_SHARED_LIMIT + 1,
+     "a launch asks for more shared memory than there is"},
     {a_copy_is_left_behind, dim3(1), dim3(32), 512, UNDER_WAY},
     {a_copy_is_in_no_group, dim3(1), dim3(32), 512, UNDER_WAY},
     {a_copy_is_not_aligned, dim3(1), dim3(32), 512, "an asynchronous copy is not aligned"},
     {a_copy_misses_shared_memory, dim3(1), dim3(32), 512, "an asynchronous copy misses shared memory"},
-    {a_source_changes, dim3(1), dim3(32), 512, "the source of an asynchronous copy changes while it is under way"},
-    {a_place_is_written, dim3(1), dim3(32), 512, "something is written where an asynchronous copy is to arrive"},
+    {a_source_changes, dim3(1), dim3(32), 512,
+     "the source of an asynchronous copy changes while it is under way"},
+    {a_place_is_written, dim3(1), dim3(32), 512,
+     "something is written where an asynchronous copy is to arrive"},
     {a_matrix_load_is_not_aligned, dim3(1), dim3(32), 1024, "a row of a matrix load is not aligned"},
-    {a_matrix_load_is_not_from_shared_memory, dim3(1), dim3(32), 1024, "a row of a matrix load is not in shared memory"},
+    {a_matrix_load_is_not_from_shared_memory, dim3(1), dim3(32), 1024,
+     "a row of a matrix load is not in shared memory"},
 };
 
-// Runs the launch in a child: the status it ends with, and what it has said to stderr, which may be cut short.
+// Runs the launch in a child: the status it ends with, and what it has said to stderr,
+// which may be cut short.
 static int run_child(void (*run)(const void *context), const void *context, char *message, size_t size) {
     int pipe_ends[2];
     assert_int_equal(pipe(pipe_ends), 0);
@@ -878,7 +969,9 @@ static int run_child(void (*run)(const void *context), const void *context, char
     }
     close(pipe_ends[1]);
     size_t length = 0;
-    for (ssize_t count; (count = read(pipe_ends[0], message + length, size - 1 - length)) > 0;) { length += (size_t)count; }
+    for (ssize_t count; (count = read(pipe_ends[0], message + length, size - 1 - length)) > 0;) {
+        length += (size_t)count;
+    }
     message[length] = '\0';
     close(pipe_ends[0]);
     int status = 0;
@@ -892,7 +985,8 @@ static void run_ending(const void *context) {
     const Ending *ending = (const Ending *)context;
     float *memory = (float *)device_new(ENDING_FLOATS * sizeof(float));
     for (int i = 0; i < ENDING_FLOATS; i++) { memory[i] = 1.0f; }
-    cuda_launch(cuda_test_stream(PRECISION_FP32), ending->kernel, ending->grid, ending->block, ending->shared, memory);
+    cuda_launch(cuda_test_stream(PRECISION_FP32), ending->kernel, ending->grid, ending->block, ending->shared,
+                memory);
 }
 
 static void what_cannot_go_on_ends_the_program(void **state) {
@@ -903,15 +997,17 @@ static void what_cannot_go_on_ends_the_program(void **state) {
         int status = run_child(run_ending, ending, child_message, sizeof child_message);
         bool fine = WIFEXITED(status) && WEXITSTATUS(status) == 0 && child_message[0] == '\0';
         bool said = ending->message != NULL && strstr(child_message, "emulated kernel: ") == child_message &&
-                    strstr(child_message, ending->message) != NULL && WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT;
+                    strstr(child_message, ending->message) != NULL && WIFSIGNALED(status) &&
+                    WTERMSIG(status) == SIGABRT;
         if (ending->message == NULL ? !fine : !said) {
-            fail_msg("case %zu, order %zu: status %d, message '%s', expected '%s'", i / SIMT_ORDERS, i % SIMT_ORDERS, status, child_message,
-                     ending->message != NULL ? ending->message : "");
+            fail_msg("case %zu, order %zu: status %d, message '%s', expected '%s'", i / SIMT_ORDERS,
+                     i % SIMT_ORDERS, status, child_message, ending->message != NULL ? ending->message : "");
         }
     }
 }
 
-// How many elements a tile of `count` reads and writes; one more than there are is the mistake.
+// How many elements a tile of `count` reads and writes; one more than there are is the
+// mistake.
 typedef struct Reach {
     const char *name;
     int read, shared_written, shared_read, written, copied;
@@ -926,7 +1022,9 @@ static __global__ void reach_kernel(const float *in, float *out, Reach reach) {
     value = i < reach.shared_read ? shared[i] : 0.0f;
     if (i < reach.written) { out[i] = value; }
     __syncthreads();
-    if (i * 4 < reach.copied) { copy_async(shared + (i * 4 < reach.copied - 4 ? i * 4 : 0), in + i * 4, true); }
+    if (i * 4 < reach.copied) {
+        copy_async(shared + (i * 4 < reach.copied - 4 ? i * 4 : 0), in + i * 4, true);
+    }
     copy_async_commit();
     copy_async_wait<0>();
 }
@@ -970,11 +1068,14 @@ static void ends_of_memory_are_seen(void **state) {
         skip();
     }
     for (int i = 0; i < 12; i++) {
-        ReachCase c = {i % 2 == 0 ? 96 : 100, more[i / 2]}; // shared memory of a multiple of 128 bytes, and not
+        ReachCase c = {i % 2 == 0 ? 96 : 100,
+                       more[i / 2]}; // shared memory of a multiple of 128 bytes, and not
         int status = run_child(run_reach, &c, child_message, sizeof child_message);
         bool clean = WIFEXITED(status) && WEXITSTATUS(status) == 0 && child_message[0] == '\0';
         bool seen = !clean && strstr(child_message, "AddressSanitizer: heap-buffer-overflow") != NULL;
-        if (i < 2 ? !clean : !seen) { fail_msg("%s, of %d: status %d, '%.200s'", c.more.name, c.count, status, child_message); }
+        if (i < 2 ? !clean : !seen) {
+            fail_msg("%s, of %d: status %d, '%.200s'", c.more.name, c.count, status, child_message);
+        }
     }
 }
 #endif

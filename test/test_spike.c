@@ -1,6 +1,7 @@
-// test_spike.c: steps that must not be made: what is recognised as a spike, and what each rule does about one. That a run which leaves them out
-// ends in the same bits as a plain loop that does is test_rules.c's; who is named when it stops is test_schedule.c's.
-#include "rules_bench.h"
+// test_spike.c: steps that must not be made: what is recognised as a spike, and what each
+// rule does about one. That a run which leaves them out ends in the same bits as a plain
+// loop that does is test_rules.c's; who is named when it stops is test_schedule.c's.
+#include "test/rules_bench.h"
 
 static double even_norm(uint64_t i) { return exp(0.2 * (double)noise(7, i)); }
 
@@ -52,7 +53,7 @@ static void a_detector_believes_a_new_level_after_a_while(void **state) {
     assert_close(detector.mean, log(4), 0.1, "mean");
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Rules
 
 enum { LATE = 70 }; // micro-batch, behind an apprenticeship of commits and of inner steps
@@ -60,15 +61,17 @@ enum { LATE = 70 }; // micro-batch, behind an apprenticeship of commits and of i
 static double scale_of_late; // of the gradient, or the loss, of micro-batch LATE on rank 1
 static bool late_in_loss;
 
-static MicroBatchResult late_micro_batch(void *self, Stream *stream, uint64_t index, const float *parameters, float *gradients,
-                                         const Pace *pace) {
+static MicroBatchResult late_micro_batch(void *self, Stream *stream, uint64_t index, const float *parameters,
+                                         float *gradients, const Pace *pace) {
     const TestProblem *problem = (const TestProblem *)self;
     size_t count = problem->spec->parameter_count;
     bool late = index == LATE && problem->rank == 1;
     pace_need(pace, count); // and nothing is announced, as gradients change after the backward pass
     float *before = late && !late_in_loss ? copy_floats(gradients, count) : NULL;
     MicroBatchResult result = noisy_micro_batch(self, stream, index, parameters, gradients, NULL);
-    for (size_t i = 0; before != NULL && i < count; i++) { gradients[i] = before[i] + (gradients[i] - before[i]) * (float)scale_of_late; }
+    for (size_t i = 0; before != NULL && i < count; i++) {
+        gradients[i] = before[i] + (gradients[i] - before[i]) * (float)scale_of_late;
+    }
     if (late && late_in_loss) { result.loss *= scale_of_late; }
     free(before);
     return result;
@@ -95,7 +98,9 @@ static void expect_late(const char *rule, double scale, bool in_loss, SpikePolic
     for (int rank = 0; rank < 2; rank++) {
         if (!have_rank(rank)) { continue; }
         const RunResult *result = &results[rank];
-        if (!(result->spikes == (scale > 1 ? 1 : 0))) { fail_msg("%s: %g spikes at scale %g", rule, result->spikes, scale); }
+        if (!(result->spikes == (scale > 1 ? 1 : 0))) {
+            fail_msg("%s: %g spikes at scale %g", rule, result->spikes, scale);
+        }
         assert_true(result->stopped == (scale > 1 && policy == SPIKE_STOP));
         if (scale > 1) { assert_int_equal(result->spike.kind, in_loss ? SPIKE_HIGH_LOSS : SPIKE_NORM); }
         if (scale > 1) { assert_int_equal(result->spike.rank, 1); }
@@ -116,14 +121,15 @@ static void what_is_far_too_large_is_left_out_or_ends_the_run(void **state) {
     }
 }
 
-static MicroBatchResult hopeless_micro_batch(void *self, Stream *stream, uint64_t index, const float *parameters, float *gradients,
-                                             const Pace *pace) {
+static MicroBatchResult hopeless_micro_batch(void *self, Stream *stream, uint64_t index,
+                                             const float *parameters, float *gradients, const Pace *pace) {
     MicroBatchResult result = noisy_micro_batch(self, stream, index, parameters, gradients, pace);
     if (index >= 6) { result.loss = NAN; }
     return result;
 }
 
-// It is not the data: after ten in a row the run ends, and what is committed is finite and that of the last good commit.
+// It is not the data: after ten in a row the run ends, and what is committed is finite
+// and that of the last good commit.
 static void patience_ends(void **state) {
     (void)state;
     if (process_transport->size > 2) { skip(); }
@@ -139,7 +145,9 @@ static void patience_ends(void **state) {
             const RunResult *result = &results[rank];
             assert_true(result->stopped);
             assert_true(result->spikes >= (is_local(spec.rule) ? 1 : SPIKE_PATIENCE));
-            for (size_t j = 0; j < spec.parameter_count; j++) { assert_true(isfinite(result->looks[result->last].committed[j])); }
+            for (size_t j = 0; j < spec.parameter_count; j++) {
+                assert_true(isfinite(result->looks[result->last].committed[j]));
+            }
         }
         expect_replicas_agree(2, results, spec.rule);
         free_results(results, 2);

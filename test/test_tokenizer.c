@@ -1,8 +1,9 @@
-// test_tokenizer.c: ids and texts are those of the `tokenizers` library (dev/reference/make_tokenizer.py), also token by token and for
-// text that is no UTF-8; whatever is wrong with a tokenizer.json is said in one line; no bytes crash it.
-#include "harness.h"
+// test_tokenizer.c: ids and texts are those of the `tokenizers` library
+// (dev/reference/make_tokenizer.py), also token by token and for text that is no UTF-8;
+// whatever is wrong with a tokenizer.json is said in one line; no bytes crash it.
 #include "runtime/random.h"
-#include "tokenizer.h"
+#include "test/harness.h"
+#include "tokenizer/tokenizer.h"
 
 #define REFERENCE "test/reference/tokenizer.json"
 
@@ -36,7 +37,8 @@ static TokenList encode(const Tokenizer *tokenizer, const char *text, size_t cou
 }
 
 // The text of ids, `step` of them at a time.
-static TextList decode(const Tokenizer *tokenizer, const int32_t *ids, size_t count, size_t step, bool special) {
+static TextList decode(const Tokenizer *tokenizer, const int32_t *ids, size_t count, size_t step,
+                       bool special) {
     TextList text = {NULL, 0, 0};
     TokenDecoder decoder;
     Error error;
@@ -50,7 +52,9 @@ static TextList decode(const Tokenizer *tokenizer, const int32_t *ids, size_t co
 }
 
 static void expect_ids(const TokenList *list, const json_t *expected, const char *text) {
-    if (list->count != json_array_size(expected)) { fail_msg("'%s': %zu ids, not %zu", text, list->count, json_array_size(expected)); }
+    if (list->count != json_array_size(expected)) {
+        fail_msg("'%s': %zu ids, not %zu", text, list->count, json_array_size(expected));
+    }
     for (size_t i = 0; i < list->count; i++) {
         int id = (int)json_integer_value(json_array_get(expected, i));
         if (list->ids[i] != id) { fail_msg("'%s': id %zu is %d, not %d", text, i, list->ids[i], id); }
@@ -95,7 +99,8 @@ static void merges_as_one_string_are_the_same_as_pairs(void **state) {
     json_t *merges = json_object_get(json_object_get(root, "model"), "merges");
     for (size_t i = 0; i < json_array_size(merges); i++) {
         const json_t *pair = json_array_get(merges, i);
-        json_t *text = json_sprintf("%s %s", json_string_value(json_array_get(pair, 0)), json_string_value(json_array_get(pair, 1)));
+        json_t *text = json_sprintf("%s %s", json_string_value(json_array_get(pair, 0)),
+                                    json_string_value(json_array_get(pair, 1)));
         json_array_set_new(merges, i, text);
     }
     Tokenizer tokenizer, reference = open_reference();
@@ -122,8 +127,10 @@ static void the_hash_is_that_of_the_shards(void **state) {
 
 static void sha256_gives_the_published_values(void **state) {
     (void)state;
-    static const char *const texts[3] = {"", "abc", "abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq"}; // FIPS 180-4's examples
-    static const uint32_t firsts[3] = {0xE3B0C442u, 0xBA7816BFu, 0x248D6A61u}, lasts[3] = {0x7852B855u, 0xF20015ADu, 0x19DB06C1u};
+    static const char *const texts[3] = {
+        "", "abc", "abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq"}; // FIPS 180-4's examples
+    static const uint32_t firsts[3] = {0xE3B0C442u, 0xBA7816BFu, 0x248D6A61u},
+                          lasts[3] = {0x7852B855u, 0xF20015ADu, 0x19DB06C1u};
     for (int i = 0; i < 3; i++) {
         Sha256 sha;
         uint8_t digest[SHA256_BYTES];
@@ -172,7 +179,8 @@ static void a_character_appears_when_its_last_byte_does(void **state) {
     static const uint8_t smile[4] = {0xF0, 0x9F, 0x98, 0x80};
     for (int i = 0; i < 4; i++) {
         assert_int_equal(text.count, 0);
-        assert_true(tokenizer_decode(&tokenizer, &decoder, &tokenizer.byte_ids[smile[i]], 1, true, &text, &error));
+        assert_true(
+            tokenizer_decode(&tokenizer, &decoder, &tokenizer.byte_ids[smile[i]], 1, true, &text, &error));
     }
     expect_text(&text, "\xF0\x9F\x98\x80", 4);
     assert_int_equal(decoder.held_count, 0);
@@ -240,7 +248,8 @@ static void ids_without_a_token_have_no_text(void **state) {
     tokenizer_close(&tokenizer);
 }
 
-// What is put at a path of a good file (a JSON text, or NULL: it is taken out), and what is said then.
+// What is put at a path of a good file (a JSON text, or NULL: it is taken out), and what
+// is said then.
 typedef struct Damage {
     const char *path, *value, *words;
 } Damage;
@@ -342,7 +351,9 @@ static void damaged_files_are_refused_in_one_line(void **state) {
         Tokenizer tokenizer;
         Error error;
         put(root, damages[i].path, damages[i].value);
-        if (open_json(&tokenizer, root, &error)) { fail_msg("%s as %s is accepted", damages[i].path, damages[i].value); }
+        if (open_json(&tokenizer, root, &error)) {
+            fail_msg("%s as %s is accepted", damages[i].path, damages[i].value);
+        }
         expect_one_line(&error, damages[i].words);
         assert_null(tokenizer.bytes);
         json_decref(root);
@@ -351,8 +362,16 @@ static void damaged_files_are_refused_in_one_line(void **state) {
 
 static void text_that_is_no_json_is_refused_in_one_line(void **state) {
     (void)state;
-    static const char *const texts[] = {"", "{", "nonsense", "[]]", "{\"a\": 1, \"a\": 2}", "{\"a\": \"\\u0000\"}", "{\"a\": \"\xFF\"}",
-                                        "{\"a\": \"\\ud800\"}", "7", "{\"a\":99999999999999999999}"};
+    static const char *const texts[] = {"",
+                                        "{",
+                                        "nonsense",
+                                        "[]]",
+                                        "{\"a\": 1, \"a\": 2}",
+                                        "{\"a\": \"\\u0000\"}",
+                                        "{\"a\": \"\xFF\"}",
+                                        "{\"a\": \"\\ud800\"}",
+                                        "7",
+                                        "{\"a\":99999999999999999999}"};
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         Tokenizer tokenizer;
         Error error;
@@ -383,7 +402,8 @@ static void truncated_files_are_refused(void **state) {
     (void)state;
     size_t size = 0;
     char *bytes = read_reference(&size);
-    for (size_t shorter = 0; shorter < size - 2; shorter += 1 + shorter / 64) { // the last two bytes are a brace and a line end
+    for (size_t shorter = 0; shorter < size - 2;
+         shorter += 1 + shorter / 64) { // the last two bytes are a brace and a line end
         Tokenizer tokenizer;
         Error error;
         char *copy = (char *)malloc(shorter + 1);
@@ -408,7 +428,8 @@ static void random_damage_never_crashes(void **state) {
         for (int i = 0; i < changes; i++) {
             char *byte = &copy[random_bits(&random) % size];
             bool flip = random_bits(&random) % 2 == 0;
-            *byte = flip ? (char)(*byte ^ (1 << random_bits(&random) % 8)) : "0123456789,:[]{}\"a"[random_bits(&random) % 18];
+            *byte = flip ? (char)(*byte ^ (1 << random_bits(&random) % 8))
+                         : "0123456789,:[]{}\"a"[random_bits(&random) % 18];
         }
         error.text[0] = '\0';
         if (!tokenizer_open_memory(&tokenizer, "file.json", copy, size, &error)) {

@@ -1,8 +1,10 @@
-// test_trace.c: the sums of a trace against pictures and a count of unit cells, clocks that run apart, and the file.
+// test_trace.c: the sums of a trace against pictures and a count of unit cells, clocks
+// that run apart, and the file.
 //
-// Times are small multiples of a power of two, so that sums have no rounding and are compared exactly where no clock is involved.
+// Times are small multiples of a power of two, so that sums have no rounding and are
+// compared exactly where no clock is involved.
 
-#include "harness.h"
+#include "test/harness.h"
 
 #include <fcntl.h>
 #include <jansson.h>
@@ -10,8 +12,8 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
-#include "../runtime/trace.h"
-#include "threads_link.h"
+#include "comm/trace.h"
+#include "test/threads_link.h"
 
 enum { MAX_RANKS = 4, CELLS = 400 };
 
@@ -21,9 +23,11 @@ static void assert_sums(TraceSums sums, double compute, double communication, do
     assert_close(sums.exposed_seconds, exposed, 0, "exposed");
 }
 
-static void add(Trace *trace, TraceLane lane, double began, double ended) { trace_add(trace, lane, "span", 0, began, ended); }
+static void add(Trace *trace, TraceLane lane, double began, double ended) {
+    trace_add(trace, lane, "span", 0, began, ended);
+}
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Sums: pictures
 
 static void exposed_is_communication_beside_which_nothing_computes(void **state) {
@@ -105,7 +109,7 @@ static void compute_added_after_a_take_takes_back_what_was_called_exposed(void *
     trace_close(&trace);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Sums: random spans against cells of length one
 
 // Random spans in [0, CELLS), a cell at a time: touching ones and long ones among them.
@@ -159,7 +163,9 @@ static void random_spans_and_takes_agree_with_counted_cells(void **state) {
         Oracle oracle;
         memset(&oracle, 0, sizeof oracle);
         double exposed = 0;
-        while (next[0] < counts[0] || next[1] < counts[1]) { // which lane adds is chance: either may lag behind the other, and the takes
+        while (next[0] < counts[0] ||
+               next[1] <
+                   counts[1]) { // which lane adds is chance: either may lag behind the other, and the takes
             int lane = next[0] == counts[0] ? 1 : next[1] == counts[1] ? 0 : (int)(random_bits(&random) % 2);
             const Interval *span = &spans[lane][next[lane]++];
             add(&trace, lane == 0 ? TRACE_COMPUTE : TRACE_COMMUNICATION, span->began, span->ended);
@@ -168,12 +174,15 @@ static void random_spans_and_takes_agree_with_counted_cells(void **state) {
             int until = (int)span->ended - 10 + (int)(random_bits(&random) % 30);
             until = until < CELLS ? until : CELLS;
             TraceSums expected = oracle_take(&oracle, until), sums = trace_take(&trace, until);
-            assert_sums(sums, expected.compute_seconds, expected.communication_seconds, expected.exposed_seconds);
+            assert_sums(sums, expected.compute_seconds, expected.communication_seconds,
+                        expected.exposed_seconds);
             exposed += sums.exposed_seconds;
         }
         exposed += trace_take(&trace, CELLS).exposed_seconds;
         int bare = 0; // by the definition: communication and no compute
-        for (int cell = 0; cell < CELLS; cell++) { bare += oracle.known[1][cell] && !oracle.known[0][cell] ? 1 : 0; }
+        for (int cell = 0; cell < CELLS; cell++) {
+            bare += oracle.known[1][cell] && !oracle.known[0][cell] ? 1 : 0;
+        }
         assert_close(exposed + trace.exposed_carried, bare, 0, "exposed over all takes");
         trace_close(&trace);
     }
@@ -214,7 +223,7 @@ static void takes_are_exact_when_everything_before_them_is_known(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Bounds and threads
 
 static void what_nobody_takes_for_long_is_not_lost(void **state) {
@@ -287,11 +296,15 @@ static void two_threads_may_add_while_the_host_takes(void **state) {
     trace_open(&trace, true);
     Producer producers[TRACE_LANES] = {{&trace, TRACE_COMPUTE, 0, 0}, {&trace, TRACE_COMMUNICATION, 1, 0}};
     pthread_t threads[TRACE_LANES];
-    for (int i = 0; i < TRACE_LANES; i++) { assert_int_equal(pthread_create(&threads[i], NULL, produce, &producers[i]), 0); }
+    for (int i = 0; i < TRACE_LANES; i++) {
+        assert_int_equal(pthread_create(&threads[i], NULL, produce, &producers[i]), 0);
+    }
     TraceSums total = {0, 0, 0};
     bool ended = false;
     for (double until = 0; !ended; until += 16) {
-        ended = __atomic_load_n(&producers[0].ended, __ATOMIC_ACQUIRE) + __atomic_load_n(&producers[1].ended, __ATOMIC_ACQUIRE) == 2;
+        ended = __atomic_load_n(&producers[0].ended, __ATOMIC_ACQUIRE) +
+                    __atomic_load_n(&producers[1].ended, __ATOMIC_ACQUIRE) ==
+                2;
         TraceSums sums = trace_take(&trace, ended ? 1e9 : until);
         total.compute_seconds += sums.compute_seconds;
         total.communication_seconds += sums.communication_seconds;
@@ -304,7 +317,7 @@ static void two_threads_may_add_while_the_host_takes(void **state) {
     trace_close(&trace);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Clocks
 
 static __thread double clock_shift; // of the rank that this thread is
@@ -335,7 +348,8 @@ static void assert_offsets(double chaos_seconds) {
         for (int rank = 1; rank < ranks; rank++) {
             double error = world.offsets[rank].error;
             assert_close(error, 0, 0.5, "error bound"); // something, on a machine that does other things too
-            assert_close(world.offsets[rank].seconds, shift_of_rank(0) - shift_of_rank(rank), error + 1e-9, "offset");
+            assert_close(world.offsets[rank].seconds, shift_of_rank(0) - shift_of_rank(rank), error + 1e-9,
+                         "offset");
         }
     }
 }
@@ -364,7 +378,7 @@ static void a_clock_that_drifts_is_mapped_along_the_line(void **state) {
     assert_close(clock_map_time(&point, 10), 15, 0, "both measurements at the same time");
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // The file
 
 static char directory[] = "/tmp/acco-trace-XXXXXX"; // made in main
@@ -410,7 +424,8 @@ static const char *const span_names[] = {"micro-batch", "reduce-scatter", "all-g
 // Span i of a rank in true seconds, and what else is said of it.
 static Span true_span(int rank, int i) {
     double began = 50 + 0.001 * rank + 0.0005 * i;
-    Span span = {span_names[(rank + i) % 3], began, began + 0.0001 * (1 + i % 4), 1000 * rank + i, TRACE_COMPUTE};
+    Span span = {span_names[(rank + i) % 3], began, began + 0.0001 * (1 + i % 4), 1000 * rank + i,
+                 TRACE_COMPUTE};
     if (i % 2 == 1) { span.lane = TRACE_COMMUNICATION; }
     return span;
 }
@@ -422,10 +437,12 @@ static void write_rank(Transport *transport, void *context) {
     trace_open(&trace, true);
     for (int i = 0; i < self->spans; i++) {
         Span span = true_span(transport->rank, i);
-        trace_add(&trace, span.lane, span.name, span.commit, self->shift + self->rate * span.began, self->shift + self->rate * span.ended);
+        trace_add(&trace, span.lane, span.name, span.commit, self->shift + self->rate * span.began,
+                  self->shift + self->rate * span.ended);
     }
     double start = self->shift + self->rate * 10, end = self->shift + self->rate * 100;
-    self->written = trace_gather_and_write(&trace, transport, 10 - start, start, 100 - end, end, world->path.text, &self->error);
+    self->written = trace_gather_and_write(&trace, transport, 10 - start, start, 100 - end, end,
+                                           world->path.text, &self->error);
     self->bytes_sent = transport->bytes_sent;
     trace_close(&trace);
 }
@@ -434,7 +451,9 @@ static void open_file_world(FileWorld *world, const char *name) {
     memset(world, 0, sizeof *world);
     world->path = path_of(name);
     for (int rank = 0; rank < MAX_RANKS; rank++) {
-        world->ranks[rank].spans = rank == 1 ? 0 : 2 * TRACE_PIECE + 300 * rank; // the pieces of some ranks end before those of others
+        world->ranks[rank].spans =
+            rank == 1 ? 0
+                      : 2 * TRACE_PIECE + 300 * rank; // the pieces of some ranks end before those of others
         world->ranks[rank].shift = shift_of_rank(rank) - shift_of_rank(0);
         world->ranks[rank].rate = 1 + 1e-5 * rank;
     }
@@ -458,13 +477,15 @@ static void assert_spans(const json_t *events, const FileWorld *world, int ranks
         assert_string_equal(json_string_value(json_object_get(event, "name")), span.name);
         assert_int_equal((int)number_of(event, "tid"), span.lane == TRACE_COMPUTE ? 0 : 1);
         assert_int_equal((int)number_of(json_object_get(event, "args"), "commit"), span.commit);
-        assert_close(number_of(event, "ts"), (span.began - 50) * 1e6, 1.1e-3, "ts"); // microseconds; the file has nanoseconds
+        assert_close(number_of(event, "ts"), (span.began - 50) * 1e6, 1.1e-3,
+                     "ts"); // microseconds; the file has nanoseconds
         assert_close(number_of(event, "dur"), (span.ended - span.began) * 1e6, 2.1e-3, "dur");
     }
     for (int rank = 0; rank < ranks; rank++) { assert_int_equal(next[rank], world->ranks[rank].spans); }
 }
 
-// Between the first line and the last every line is an event, with a comma but for the last one.
+// Between the first line and the last every line is an event, with a comma but for the
+// last one.
 static size_t assert_one_event_per_line(char *text) {
     size_t events = 0;
     char *line = strtok(text, "\n");
@@ -521,19 +542,26 @@ static void the_lines_of_the_file_are_as_promised(void **state) {
     trace_close(&trace);
     transport_close(&transport);
     char *text = read_text(path_of("lines.json").text);
-    assert_string_equal(text, "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n"
-        "{\"ph\":\"M\",\"pid\":0,\"tid\":0,\"name\":\"process_name\",\"args\":{\"name\":\"rank 0 on node?7?\"}},\n"
+    assert_string_equal(
+        text,
+        "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n"
+        "{\"ph\":\"M\",\"pid\":0,\"tid\":0,\"name\":\"process_name\",\"args\":{\"name\":\"rank 0 on "
+        "node?7?\"}},\n"
         "{\"ph\":\"M\",\"pid\":0,\"tid\":0,\"name\":\"process_sort_index\",\"args\":{\"sort_index\":0}},\n"
         "{\"ph\":\"M\",\"pid\":0,\"tid\":0,\"name\":\"thread_name\",\"args\":{\"name\":\"compute\"}},\n"
         "{\"ph\":\"M\",\"pid\":0,\"tid\":1,\"name\":\"thread_name\",\"args\":{\"name\":\"communication\"}},\n"
-        "{\"ph\":\"M\",\"pid\":0,\"tid\":0,\"name\":\"process_labels\",\"args\":{\"labels\":\"3 spans dropped\"}},\n"
-        "{\"ph\":\"X\",\"pid\":0,\"tid\":1,\"name\":\"count exchange\",\"ts\":0.000,\"dur\":250000.000,\"args\":{\"commit\":7}},\n"
-        "{\"ph\":\"X\",\"pid\":0,\"tid\":0,\"name\":\"micro-batch\",\"ts\":15.259,\"dur\":999984.741,\"args\":{\"commit\":8}}\n"
+        "{\"ph\":\"M\",\"pid\":0,\"tid\":0,\"name\":\"process_labels\",\"args\":{\"labels\":\"3 spans "
+        "dropped\"}},\n"
+        "{\"ph\":\"X\",\"pid\":0,\"tid\":1,\"name\":\"count "
+        "exchange\",\"ts\":0.000,\"dur\":250000.000,\"args\":{\"commit\":7}},\n"
+        "{\"ph\":\"X\",\"pid\":0,\"tid\":0,\"name\":\"micro-batch\",\"ts\":15.259,\"dur\":999984.741,"
+        "\"args\":{\"commit\":8}}\n"
         "]}\n");
     free(text);
 }
 
-// Were durations rounded by themselves, the second would be 1 and 2 ns and end after the third begins.
+// Were durations rounded by themselves, the second would be 1 and 2 ns and end after the
+// third begins.
 static void spans_that_touch_do_not_overlap_in_the_file(void **state) {
     (void)state;
     Transport transport;
@@ -572,7 +600,9 @@ static void assert_not_written(const FileWorld *world, int ranks, const char *wh
         assert_false(world->ranks[rank].written);
         assert_string_equal(world->ranks[rank].error.text, world->ranks[0].error.text);
     }
-    if (strstr(world->ranks[0].error.text, why) == NULL) { fail_msg("'%s' does not say '%s'", world->ranks[0].error.text, why); }
+    if (strstr(world->ranks[0].error.text, why) == NULL) {
+        fail_msg("'%s' does not say '%s'", world->ranks[0].error.text, why);
+    }
     assert_null(strchr(world->ranks[0].error.text, '\n'));
 }
 
@@ -615,7 +645,9 @@ static void a_full_disk_is_an_error_on_all_ranks_and_leaves_the_old_file(void **
     FILE *old = fopen(world.path.text, "w");
     fputs("old", old);
     fclose(old);
-    static const int limits[] = {65536, 300}; // reached in the first piece, which the second tells; reached when a small file is closed
+    static const int limits[] = {
+        65536,
+        300}; // reached in the first piece, which the second tells; reached when a small file is closed
     for (int i = 0; i < 2; i++) {
         struct rlimit before, limit;
         assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
@@ -628,7 +660,8 @@ static void a_full_disk_is_an_error_on_all_ranks_and_leaves_the_old_file(void **
         assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
         signal(SIGXFSZ, handler);
         assert_not_written(&world, 3, "File too large");
-        assert_true(world.ranks[0].bytes_sent < 3 * 2 * sizeof(TracePiece)); // three pieces to two ranks: the last is not asked for
+        assert_true(world.ranks[0].bytes_sent <
+                    3 * 2 * sizeof(TracePiece)); // three pieces to two ranks: the last is not asked for
         char *text = read_text(world.path.text);
         assert_string_equal(text, "old");
         free(text);

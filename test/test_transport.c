@@ -1,28 +1,31 @@
-// test_transport.c: collectives against plain loops, deadlines, the emulated link and its measurement.
+// test_transport.c: collectives against plain loops, deadlines, the emulated link and its
+// measurement.
 //
-// As test_rules.c: ranks are threads of this process, or processes under mpirun. The formats themselves are in test_wire.c.
+// As test_rules.c: ranks are threads of this process, or processes under mpirun. The
+// formats themselves are in test_wire.c.
 
-#include "harness.h"
+#include "test/harness.h"
 
 #include <sys/wait.h>
 
-#include "../runtime/collectives.h"
-#include "../runtime/transport_mpi.h"
-#include "threads_link.h"
+#include "comm/collectives_host.h"
+#include "comm/transport_mpi.h"
+#include "test/threads_link.h"
 
 enum { MAX_RANKS = 4 };
 
 static Transport *process_transport; // set once in main
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
-// One exchange: a reduce-scatter and an all-gather of a vector, in one stretch or in several
+// ---------------------------------------------------------------------------------------
+// One exchange: a reduce-scatter and an all-gather of a vector, in one stretch or in
+// several
 
 typedef struct CollectiveSpec {
     size_t count;
     WireFormat wire;
     size_t bucket;  // cells that travel together; 0: all
     size_t message; // elements of a message, a multiple of LAYOUT_BLOCK; 0: what the transport takes
-    bool from_source, on_base; // of the all-gather: see Exchange
+    bool from_source, on_base; // of the all-gather: see Collective
     double chaos_seconds, link_bytes_per_second, link_latency;
 } CollectiveSpec;
 
@@ -34,12 +37,14 @@ typedef struct CollectiveResult {
     double delay; // what chaos_seconds adds at least: a draw before each operation
 } CollectiveResult;
 
-// What rank `rank` brings at element i: signs, sizes and fractions vary. `what`: a gradient sum, a master, a base.
+// What rank `rank` brings at element i: signs, sizes and fractions vary. `what`: a
+// gradient sum, a master, a base.
 typedef enum Contribution { BUFFER_OF = 1, SOURCE_OF = 101, BASE_OF_ALL = 201 } Contribution;
 
 static float contribution(Contribution what, int rank, size_t i) {
     uint64_t bits = random_hash((uint64_t)what + (uint64_t)rank, i);
-    float size = wire_float_from_bits((uint32_t)(119 + (bits >> 60)) << 23 | (uint32_t)(bits & 0x7fffffu)); // 2^-8 to 2^8
+    float size = wire_float_from_bits((uint32_t)(119 + (bits >> 60)) << 23 |
+                                      (uint32_t)(bits & 0x7fffffu)); // 2^-8 to 2^8
     return (bits >> 32 & 1) != 0 ? -size : size;
 }
 
@@ -47,14 +52,15 @@ static void fill(float *values, size_t count, Contribution what, int rank) {
     for (size_t i = 0; i < count; i++) { values[i] = contribution(what, rank, i); }
 }
 
-// Shorter messages than the transport would take: then a small vector travels in many of them. Room that is reserved again replaces what
-// was reserved before.
+// Shorter messages than the transport would take: then a small vector travels in many of
+// them. Room that is reserved again replaces what was reserved before.
 static void shorten_messages(Transport *transport, Arena *arena, size_t message) {
     transport->chunk = message;
     transport->slot_bytes = message * sizeof(float);
     size_t bytes = (size_t)TRANSPORT_LANES * (size_t)transport->size * transport->slot_bytes;
-    arena_reserve(arena, MEMORY_EXCHANGE, "short messages being received", bytes, &transport->receive_buffers);
-    arena_reserve(arena, MEMORY_EXCHANGE, "short messages being sent", bytes, &transport->send_buffers);
+    arena_reserve(arena, MEMORY_COMMUNICATION, "short messages being received", bytes,
+                  &transport->receive_buffers);
+    arena_reserve(arena, MEMORY_COMMUNICATION, "short messages being sent", bytes, &transport->send_buffers);
 }
 
 typedef struct Buffers {
@@ -62,15 +68,18 @@ typedef struct Buffers {
     float *buffer, *source, *base; // (padded), (shard), (padded)
 } Buffers;
 
-static void open_buffers(Buffers *buffers, const CollectiveSpec *spec, const Layout *layout, Transport *transport) {
+static void open_buffers(Buffers *buffers, const CollectiveSpec *spec, const Layout *layout,
+                         Transport *transport) {
     Error error = {""};
     size_t padded = layout_padded(layout) * sizeof(float), shard = layout_shard(layout);
     memset(buffers, 0, sizeof *buffers);
-    arena_reserve(&buffers->arena, MEMORY_EXCHANGE, "buffer", padded, &buffers->buffer);
-    arena_reserve(&buffers->arena, MEMORY_EXCHANGE, "source", shard * sizeof(float), &buffers->source);
-    arena_reserve(&buffers->arena, MEMORY_EXCHANGE, "base", padded, &buffers->base);
-    transport_reserve(transport, &buffers->arena, shard);
-    if (spec->message > 0 && transport->size > 1) { shorten_messages(transport, &buffers->arena, spec->message); }
+    arena_reserve(&buffers->arena, MEMORY_COMMUNICATION, "buffer", padded, &buffers->buffer);
+    arena_reserve(&buffers->arena, MEMORY_COMMUNICATION, "source", shard * sizeof(float), &buffers->source);
+    arena_reserve(&buffers->arena, MEMORY_COMMUNICATION, "base", padded, &buffers->base);
+    host_collectives_reserve(transport, &buffers->arena, shard);
+    if (spec->message > 0 && transport->size > 1) {
+        shorten_messages(transport, &buffers->arena, spec->message);
+    }
     if (!arena_commit(&buffers->arena, &error)) { abort(); }
     fill(buffers->buffer, layout_padded(layout), BUFFER_OF, transport->rank);
     fill(buffers->source, shard, SOURCE_OF, transport->rank);
@@ -81,7 +90,9 @@ static void open_buffers(Buffers *buffers, const CollectiveSpec *spec, const Lay
 static double delay_ahead(const Transport *transport, double chaos_seconds, size_t operations) {
     Random chaos = transport->chaos;
     double sum = 0;
-    for (size_t i = 0; i < operations && transport->size > 1; i++) { sum += chaos_seconds * random_uniform(&chaos); }
+    for (size_t i = 0; i < operations && transport->size > 1; i++) {
+        sum += chaos_seconds * random_uniform(&chaos);
+    }
     return sum;
 }
 
@@ -91,7 +102,8 @@ static float *copy_floats(const float *from, size_t count) {
     return copy;
 }
 
-// Buckets of the reduce-scatter come from the end, those of the all-gather from the start, as in a job.
+// Buckets of the reduce-scatter come from the end, those of the all-gather from the
+// start, as in a job.
 static void run_collectives(const CollectiveSpec *spec, Transport *transport, CollectiveResult *result) {
     Layout layout = layout_make(spec->count, transport->size);
     size_t piece = layout.piece, cells = layout.cells, bucket = spec->bucket > 0 ? spec->bucket : cells;
@@ -102,18 +114,18 @@ static void run_collectives(const CollectiveSpec *spec, Transport *transport, Co
     transport->link_latency = spec->link_latency;
     transport->bytes_sent = 0;
     result->delay = delay_ahead(transport, spec->chaos_seconds, 2 * ((cells + bucket - 1) / bucket));
-    Exchange exchange = {&layout, spec->wire, buffers.buffer, NULL, NULL};
+    Collective collective = {&layout, spec->wire, buffers.buffer, NULL, NULL};
     double began = clock_seconds();
     for (size_t end = cells, begin; end > 0; end = begin) {
         begin = end > bucket ? end - bucket : 0;
-        transport_reduce_scatter(transport, &exchange, begin * piece, end * piece);
+        host_reduce_scatter(transport, &collective, begin * piece, end * piece);
     }
     result->scattered = copy_floats(buffers.buffer, layout_padded(&layout));
-    exchange.source = spec->from_source ? buffers.source : NULL;
-    exchange.base = spec->on_base ? buffers.base : NULL;
+    collective.source = spec->from_source ? buffers.source : NULL;
+    collective.base = spec->on_base ? buffers.base : NULL;
     for (size_t begin = 0; begin < cells; begin += bucket) {
         size_t end = begin + bucket < cells ? begin + bucket : cells;
-        transport_all_gather(transport, &exchange, begin * piece, end * piece);
+        host_all_gather(transport, &collective, begin * piece, end * piece);
     }
     result->seconds = clock_seconds() - began;
     result->gathered = copy_floats(buffers.buffer, layout_padded(&layout));
@@ -155,7 +167,7 @@ static void free_results(CollectiveResult *results, int ranks) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // What must come out, by plain loops over whole pieces
 
 // What arrives when `values` (count) travel as one run.
@@ -179,19 +191,25 @@ static void expected_sum(const CollectiveSpec *spec, int ranks, size_t flat, siz
 }
 
 // values (piece): in, the sum; out, what everybody has of the piece after the all-gather.
-static void expected_gather(const CollectiveSpec *spec, const Layout *layout, int owner, size_t cell, float *values) {
+static void expected_gather(const CollectiveSpec *spec, const Layout *layout, int owner, size_t cell,
+                            float *values) {
     size_t piece = layout->piece, flat = layout_flat(layout, owner, cell * piece);
     for (size_t i = 0; i < piece; i++) {
         if (spec->from_source) { values[i] = contribution(SOURCE_OF, owner, cell * piece + i); }
         if (spec->on_base) { values[i] -= contribution(BASE_OF_ALL, 0, flat + i); }
     }
     through_wire(spec->wire, values, piece);
-    for (size_t i = 0; i < piece && spec->on_base; i++) { values[i] = contribution(BASE_OF_ALL, 0, flat + i) + values[i]; }
+    for (size_t i = 0; i < piece && spec->on_base; i++) {
+        values[i] = contribution(BASE_OF_ALL, 0, flat + i) + values[i];
+    }
 }
 
-// The sum where a rank owns, what it brought elsewhere; then the same on all ranks. Returns false at the first bit that differs.
-static bool check_piece(const CollectiveSpec *spec, const Layout *layout, const CollectiveResult *results, int owner, size_t cell) {
-    size_t piece = layout->piece, flat = layout_flat(layout, owner, cell * piece), bytes = piece * sizeof(float);
+// The sum where a rank owns, what it brought elsewhere; then the same on all ranks.
+// Returns false at the first bit that differs.
+static bool check_piece(const CollectiveSpec *spec, const Layout *layout, const CollectiveResult *results,
+                        int owner, size_t cell) {
+    size_t piece = layout->piece, flat = layout_flat(layout, owner, cell * piece),
+           bytes = piece * sizeof(float);
     float *values = (float *)malloc(bytes);
     bool good = true;
     for (int rank = 0; rank < layout->size; rank++) {
@@ -203,7 +221,8 @@ static bool check_piece(const CollectiveSpec *spec, const Layout *layout, const 
     expected_sum(spec, layout->size, flat, piece, values);
     expected_gather(spec, layout, owner, cell, values);
     for (int rank = 0; rank < layout->size; rank++) {
-        good = good && (results[rank].gathered == NULL || memcmp(results[rank].gathered + flat, values, bytes) == 0);
+        good = good &&
+               (results[rank].gathered == NULL || memcmp(results[rank].gathered + flat, values, bytes) == 0);
     }
     free(values);
     return good;
@@ -217,8 +236,9 @@ static bool check_world(const CollectiveSpec *spec, int ranks) {
     for (size_t cell = 0; cell < layout.cells; cell++) {
         for (int owner = 0; owner < ranks; owner++) {
             if (!check_piece(spec, &layout, results, owner, cell)) {
-                fail_msg("%zu elements over %s, %d ranks, buckets of %zu, messages of %zu: cell %zu of rank %d", spec->count,
-                         wire_name(spec->wire), ranks, spec->bucket, spec->message, cell, owner);
+                fail_msg(
+                    "%zu elements over %s, %d ranks, buckets of %zu, messages of %zu: cell %zu of rank %d",
+                    spec->count, wire_name(spec->wire), ranks, spec->bucket, spec->message, cell, owner);
             }
         }
     }
@@ -232,15 +252,16 @@ static bool check_world(const CollectiveSpec *spec, int ranks) {
     return true;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Collectives
 
-// A vector of 1, shards below, at and above one message, and several messages with a short last one.
+// A vector of 1, shards below, at and above one message, and several messages with a
+// short last one.
 static void collectives_equal_plain_loops_bit_for_bit(void **state) {
     (void)state;
     bool fits = false;
     for (int ranks = 1; ranks <= MAX_RANKS; ranks++) {
-        size_t chunk = transport_chunk_elements(ranks), n = (size_t)ranks;
+        size_t chunk = host_chunk_elements(ranks), n = (size_t)ranks;
         size_t counts[] = {1, 32 * n, 1003 * n, chunk * n, chunk * n + 32, (2 * chunk + 96) * n};
         for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
             for (int wire = 0; wire < WIRE_FORMAT_COUNT; wire++) {
@@ -253,7 +274,8 @@ static void collectives_equal_plain_loops_bit_for_bit(void **state) {
     if (!fits) { skip(); }
 }
 
-// What is spread may stand elsewhere, and may travel as a difference to what all ranks hold.
+// What is spread may stand elsewhere, and may travel as a difference to what all ranks
+// hold.
 static void what_is_gathered_has_a_source_and_a_base(void **state) {
     (void)state;
     bool fits = false;
@@ -268,8 +290,9 @@ static void what_is_gathered_has_a_source_and_a_base(void **state) {
     if (!fits) { skip(); }
 }
 
-// How a vector is cut into buckets and messages changes nothing: check_world compares with whole pieces. The pieces of 70001 elements are
-// longer than these messages, those of 9001 are shorter.
+// How a vector is cut into buckets and messages changes nothing: check_world compares
+// with whole pieces. The pieces of 70001 elements are longer than these messages, those
+// of 9001 are shorter.
 static void buckets_and_messages_change_no_bit(void **state) {
     (void)state;
     static const size_t counts[] = {9001, 70001}, buckets[] = {3, 7, 64}, messages[] = {256, 512, 1024};
@@ -277,7 +300,8 @@ static void buckets_and_messages_change_no_bit(void **state) {
     for (int ranks = 1; ranks <= MAX_RANKS; ranks++) {
         for (int i = 0; i < 12; i++) {
             WireFormat wire = (WireFormat)(i % WIRE_FORMAT_COUNT);
-            CollectiveSpec spec = {counts[i % 5 % 2], wire, buckets[i % 3], messages[i / 4], i % 5 < 2, i / 2 % 2 == 1, 0, 0, 0};
+            CollectiveSpec spec = {
+                counts[i % 5 % 2], wire, buckets[i % 3], messages[i / 4], i % 5 < 2, i / 2 % 2 == 1, 0, 0, 0};
             fits = check_world(&spec, ranks) || fits;
         }
     }
@@ -303,9 +327,9 @@ static void run_partly(Transport *transport, void *context) {
     size_t piece = layout.piece, first = layout_cell_begin(&layout, 3), last = layout_cell_begin(&layout, 9);
     Buffers buffers;
     open_buffers(&buffers, &spec, &layout, transport);
-    Exchange exchange = {&layout, spec.wire, buffers.buffer, NULL, NULL};
-    transport_reduce_scatter(transport, &exchange, 3 * piece, 9 * piece);
-    transport_all_gather(transport, &exchange, 3 * piece, 9 * piece);
+    Collective collective = {&layout, spec.wire, buffers.buffer, NULL, NULL};
+    host_reduce_scatter(transport, &collective, 3 * piece, 9 * piece);
+    host_all_gather(transport, &collective, 3 * piece, 9 * piece);
     good[transport->rank] = true;
     for (size_t i = 0; i < layout_padded(&layout); i++) {
         bool same = buffers.buffer[i] == contribution(BUFFER_OF, transport->rank, i);
@@ -328,7 +352,7 @@ static void a_stretch_touches_nothing_else(void **state) {
     if (!fits) { skip(); }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Records
 
 typedef struct RecordCheck {
@@ -342,7 +366,7 @@ static void exchange_records(Transport *transport, void *context) {
     bool good = true;
     for (size_t bytes = 1; bytes <= sizeof mine; bytes += 19) {
         memset(mine, 16 * transport->rank + (int)bytes % 16, bytes);
-        transport_exchange(transport, "a test", mine, all, bytes);
+        transport_all_gather_records(transport, "a test", mine, all, bytes);
         for (size_t i = 0; i < bytes * (size_t)transport->size; i++) {
             good = good && all[i] == (unsigned char)(16 * (int)(i / bytes) + (int)bytes % 16);
         }
@@ -366,22 +390,26 @@ static void records_come_in_the_order_of_ranks(void **state) {
     if (!fits) { skip(); }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // The emulated link
 
-// A message cannot leave before the emulated link has let it through: a bound that no fast machine can beat.
+// A message cannot leave before the emulated link has let it through: a bound that no
+// fast machine can beat.
 static void the_emulated_link_is_as_slow_as_it_says(void **state) {
     (void)state;
     CollectiveSpec spec = {200000, WIRE_FP32, 0, 0, false, false, 0, 8e6, 0};
     CollectiveResult results[2];
     if (!run_world(&spec, 2, results)) { skip(); }
     for (int rank = 0; rank < 2; rank++) {
-        if (results[rank].gathered != NULL) { assert_true(results[rank].seconds >= (double)results[rank].bytes_sent / 8e6 * 0.999); }
+        if (results[rank].gathered != NULL) {
+            assert_true(results[rank].seconds >= (double)results[rank].bytes_sent / 8e6 * 0.999);
+        }
     }
     free_results(results, 2);
 }
 
-// Buckets wait for one another, so each of them is late once in the reduce-scatter and once in the all-gather; the bits do not care.
+// Buckets wait for one another, so each of them is late once in the reduce-scatter and
+// once in the all-gather; the bits do not care.
 static void the_emulated_link_is_as_late_as_it_says(void **state) {
     (void)state;
     CollectiveSpec spec = {9001, WIRE_E3M0, 50, 0, false, false, 0, 0, 10e-3};
@@ -392,7 +420,9 @@ static void the_emulated_link_is_as_late_as_it_says(void **state) {
         Layout layout = layout_make(spec.count, ranks);
         size_t buckets = (layout.cells + spec.bucket - 1) / spec.bucket;
         for (int rank = 0; rank < ranks; rank++) {
-            if (results[rank].gathered != NULL) { assert_true(results[rank].seconds >= 0.999 * 10e-3 * 2 * (double)buckets); }
+            if (results[rank].gathered != NULL) {
+                assert_true(results[rank].seconds >= 0.999 * 10e-3 * 2 * (double)buckets);
+            }
         }
         free_results(results, ranks);
         fits = check_world(&spec, ranks) || fits;
@@ -409,17 +439,20 @@ static void measure_link(Transport *transport, void *context) {
     Measures *measures = (Measures *)context;
     transport->link_bytes_per_second = measures->link_bytes_per_second;
     transport->link_latency = measures->link_latency;
-    measures->of[transport->rank] = transport_measure(transport);
+    measures->of[transport->rank] = link_measure(transport);
     LinkMeasure mine = measures->of[transport->rank], all[MAX_RANKS];
     transport->link_bytes_per_second = transport->link_latency = 0;
-    transport_exchange(transport, "a test", &mine, all, sizeof mine);
+    transport_all_gather_records(transport, "a test", &mine, all, sizeof mine);
     for (int rank = 0; rank < transport->size; rank++) {
-        if (memcmp(&all[rank], &mine, sizeof mine) != 0) { measures->of[transport->rank].rate = -1; } // ranks disagree
+        if (memcmp(&all[rank], &mine, sizeof mine) != 0) {
+            measures->of[transport->rank].rate = -1;
+        } // ranks disagree
     }
 }
 
-// All ranks choose from the same numbers. A link cannot seem faster than it is but for the noise of the latency that is taken off, so the
-// bounds are wide on the side of a busy machine.
+// All ranks choose from the same numbers. A link cannot seem faster than it is but for
+// the noise of the latency that is taken off, so the bounds are wide on the side of a
+// busy machine.
 static void a_measured_link_is_the_emulated_one_on_all_ranks(void **state) {
     (void)state;
     static const double rates[] = {2e6, 0, 20e6}, latencies[] = {0, 10e-3, 2e-3};
@@ -436,7 +469,9 @@ static void a_measured_link_is_the_emulated_one_on_all_ranks(void **state) {
             LinkMeasure measure = measures.of[rank];
             if (measure.latency == 0) { continue; } // another process
             assert_true(measure.rate > 0 && measure.latency >= latencies[i]);
-            if (rates[i] > 0) { assert_true(measure.rate < 1.5 * rates[i] && measure.rate > 0.02 * rates[i]); }
+            if (rates[i] > 0) {
+                assert_true(measure.rate < 1.5 * rates[i] && measure.rate > 0.02 * rates[i]);
+            }
         }
     }
     if (!fits) { skip(); }
@@ -446,15 +481,16 @@ static void a_world_of_one_has_no_link(void **state) {
     (void)state;
     Transport alone;
     transport_open_alone(&alone, "a test");
-    LinkMeasure measure = transport_measure(&alone);
+    LinkMeasure measure = link_measure(&alone);
     assert_true(measure.latency == 0 && measure.rate == INFINITY && alone.bytes_sent == 0);
     transport_close(&alone);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // A rank that does not come
 
-// In a child, because the program ends: rank 0 of two waits for a rank 1 that never comes.
+// In a child, because the program ends: rank 0 of two waits for a rank 1 that never
+// comes.
 static int run_lonely_rank(char *message, size_t size) {
     int pipe_ends[2];
     assert_int_equal(pipe(pipe_ends), 0);
@@ -472,7 +508,9 @@ static int run_lonely_rank(char *message, size_t size) {
     }
     close(pipe_ends[1]);
     size_t length = 0;
-    for (ssize_t count; (count = read(pipe_ends[0], message + length, size - 1 - length)) > 0;) { length += (size_t)count; }
+    for (ssize_t count; (count = read(pipe_ends[0], message + length, size - 1 - length)) > 0;) {
+        length += (size_t)count;
+    }
     message[length] = '\0';
     close(pipe_ends[0]);
     int status = 0;

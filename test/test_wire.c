@@ -1,22 +1,23 @@
-// test_wire.c: the number formats of the wire against a plain search over all values that a code can have.
+// test_wire.c: the number formats of the wire against a plain search over all values that
+// a code can have.
 
-#include "harness.h"
+#include "test/harness.h"
 
 #include <float.h>
 
-#include "../runtime/random.h"
-#include "../runtime/wire.h"
+#include "kernels/wire.h"
+#include "runtime/random.h"
 
 enum { MOST = 4 * WIRE_BLOCK + 8, GUARD = 64 };
 
-static const size_t COUNTS[] = {0,   1,   2,   3,   4,   5,   7,   8,   31,  33,  127, 128, 129,
+static const size_t COUNTS[] = {0,   1,   2,   3,   4,   5,   7,   8,   31,  33,  127,  128, 129,
                                 254, 255, 256, 257, 258, 259, 511, 512, 513, 769, 1024, MOST};
 
 enum { COUNT_COUNT = sizeof COUNTS / sizeof COUNTS[0] };
 
 static const WireFormat COARSE[] = {WIRE_INT8, WIRE_E3M0};
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Inputs: awkward in different ways
 
 typedef enum Family {
@@ -55,8 +56,9 @@ static void fill(float *values, size_t count, Family family, uint64_t seed) {
 
 static bool same_bits(const void *a, const void *b, size_t bytes) { return memcmp(a, b, bytes) == 0; }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
-// The oracle: one block, in double. Distances are exact where they decide, for then the number and the level are of about the same size.
+// ---------------------------------------------------------------------------------------
+// The oracle: one block, in double. Distances are exact where they decide, for then the
+// number and the level are of about the same size.
 
 static double largest_magnitude(const float *values, size_t count) {
     double largest = 0;
@@ -77,11 +79,13 @@ static double oracle_level(WireFormat format, int level, double scale) {
     return level == 0 ? 0 : copysign(scale * exp2(abs(level) - 7), level);
 }
 
-// The nearest level by trying all; of two at the same distance the even one (int8) or the one farther from 0 (e3m0).
+// The nearest level by trying all; of two at the same distance the even one (int8) or the
+// one farther from 0 (e3m0).
 static double oracle_value(WireFormat format, float value, double scale) {
     int last = format == WIRE_INT8 ? 127 : 7, best = 0;
     for (int level = -last; level <= last; level++) {
-        double distance = fabs(value - oracle_level(format, level, scale)), least = fabs(value - oracle_level(format, best, scale));
+        double distance = fabs(value - oracle_level(format, level, scale)),
+               least = fabs(value - oracle_level(format, best, scale));
         bool wins_tie = format == WIRE_INT8 ? level % 2 == 0 : abs(level) > abs(best);
         if (distance < least || (distance == least && wins_tie)) { best = level; }
     }
@@ -94,10 +98,12 @@ static void check_against_oracle(WireFormat format, const float *in, size_t coun
     wire_encode(format, wire, in, count);
     wire_decode(format, out, wire, count);
     for (size_t i = 0; i < count; i++) {
-        size_t begin = i / WIRE_BLOCK * WIRE_BLOCK, n = count - begin < (size_t)WIRE_BLOCK ? count - begin : (size_t)WIRE_BLOCK;
+        size_t begin = i / WIRE_BLOCK * WIRE_BLOCK,
+               n = count - begin < (size_t)WIRE_BLOCK ? count - begin : (size_t)WIRE_BLOCK;
         double expected = oracle_value(format, in[i], oracle_scale(format, largest_magnitude(in + begin, n)));
         if (!((double)out[i] == expected)) {
-            fail_msg("%s, %zu of %zu: %a became %a, expected %a", wire_name(format), i, count, in[i], out[i], expected);
+            fail_msg("%s, %zu of %zu: %a became %a, expected %a", wire_name(format), i, count, in[i], out[i],
+                     expected);
         }
     }
 }
@@ -113,7 +119,8 @@ static void coarse_formats_equal_a_search_over_all_codes(void **state) {
     }
 }
 
-// Blocks of nothing but the middles between two values of the format and the numbers next to them.
+// Blocks of nothing but the middles between two values of the format and the numbers next
+// to them.
 static void coarse_formats_are_exact_next_to_ties(void **state) {
     (void)state;
     Random random = {11};
@@ -125,7 +132,9 @@ static void coarse_formats_are_exact_next_to_ties(void **state) {
             double scale = oracle_scale(COARSE[f], largest);
             in[count++] = largest;
             for (int level = f == 0 ? -127 : -7; level < (f == 0 ? 127 : 7); level++) {
-                float middle = (float)((oracle_level(COARSE[f], level, scale) + oracle_level(COARSE[f], level + 1, scale)) / 2);
+                float middle = (float)((oracle_level(COARSE[f], level, scale) +
+                                        oracle_level(COARSE[f], level + 1, scale)) /
+                                       2);
                 float near[] = {middle, nextafterf(middle, INFINITY), nextafterf(middle, -INFINITY)};
                 for (int i = 0; i < 3; i++) {
                     if (count % WIRE_BLOCK == 0) { in[count++] = largest; }
@@ -137,7 +146,7 @@ static void coarse_formats_are_exact_next_to_ties(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Examples by hand
 
 static void e3m0_gives_the_worked_example(void **state) {
@@ -166,21 +175,35 @@ static void check_values(WireFormat format, const float *in, const float *expect
     wire_encode(format, wire, in, count);
     wire_decode(format, out, wire, count);
     for (size_t i = 0; i < count; i++) {
-        if (!(out[i] == expected[i])) { fail_msg("%s: %a became %a, expected %a", wire_name(format), in[i], out[i], expected[i]); }
+        if (!(out[i] == expected[i])) {
+            fail_msg("%s: %a became %a, expected %a", wire_name(format), in[i], out[i], expected[i]);
+        }
     }
 }
 
 static void e3m0_rounds_ties_away_from_zero(void **state) {
     (void)state;
     const float below = 0x1.fffffep-1f; // the last number before 1
-    const float in[] = {8, 6, -6, 6 * below, 3, -3 * below, 0.1875f, 0.1875f * below, 0.0625f, -0.0625f, 0.0625f * below, -0.0625f * below};
+    const float in[] = {8,
+                        6,
+                        -6,
+                        6 * below,
+                        3,
+                        -3 * below,
+                        0.1875f,
+                        0.1875f * below,
+                        0.0625f,
+                        -0.0625f,
+                        0.0625f * below,
+                        -0.0625f * below};
     const float expected[] = {8, 8, -8, 4, 4, -2, 0.25f, 0.125f, 0.125f, -0.125f, 0, 0};
     check_values(WIRE_E3M0, in, expected, sizeof in / sizeof in[0]);
 }
 
 static void int8_rounds_ties_to_even(void **state) {
     (void)state;
-    const float in[] = {127, -127, 0.5f, -0.5f, 0.50001f, 1.5f, -1.5f, 2.5f, -2.5f, 126.5f, -126.5f, 125.5f, 63.49f, -63.51f, 0};
+    const float in[] = {127,   -127,   0.5f,    -0.5f,  0.50001f, 1.5f,    -1.5f, 2.5f,
+                        -2.5f, 126.5f, -126.5f, 125.5f, 63.49f,   -63.51f, 0};
     const float expected[] = {127, -127, 0, 0, 1, 2, -2, 2, -2, 126, -126, 126, 63, -64, 0};
     check_values(WIRE_INT8, in, expected, sizeof in / sizeof in[0]);
     uint8_t bytes[20];
@@ -191,7 +214,7 @@ static void int8_rounds_ties_to_even(void **state) {
     assert_int_equal(bytes[5], 256 - 127);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // bf16
 
 static void bf16_gives_known_roundings(void **state) {
@@ -200,11 +223,15 @@ static void bf16_gives_known_roundings(void **state) {
         uint32_t bits;
         uint16_t half;
     } known[] = {
-        {0x3f800000u, 0x3f80}, {0x3f808000u, 0x3f80}, {0x3f818000u, 0x3f82}, {0x3f808001u, 0x3f81}, {0x3f807fffu, 0x3f80}, // around 1
-        {0xbf808000u, 0xbf80}, {0xbf818000u, 0xbf82}, {0x3fff8000u, 0x4000}, {0x80000000u, 0x8000}, {0x00000000u, 0x0000},
-        {0x00008000u, 0x0000}, {0x00008001u, 0x0001}, {0x00018000u, 0x0002}, // denormal
-        {0x7f7f7fffu, 0x7f7f}, {0x7f7f8000u, 0x7f80}, {0xff7fffffu, 0xff80}, {0x7f800000u, 0x7f80}, {0xff800000u, 0xff80}, // infinity
-        {0x7f800001u, 0x7fc0}, {0xff800001u, 0xffc0}, {0x7fc00000u, 0x7fc0}, {0x7fffffffu, 0x7fff}, {0xffffffffu, 0xffff}, // NaN
+        {0x3f800000u, 0x3f80}, {0x3f808000u, 0x3f80}, {0x3f818000u, 0x3f82},
+        {0x3f808001u, 0x3f81}, {0x3f807fffu, 0x3f80}, // around 1
+        {0xbf808000u, 0xbf80}, {0xbf818000u, 0xbf82}, {0x3fff8000u, 0x4000},
+        {0x80000000u, 0x8000}, {0x00000000u, 0x0000}, {0x00008000u, 0x0000},
+        {0x00008001u, 0x0001}, {0x00018000u, 0x0002}, // denormal
+        {0x7f7f7fffu, 0x7f7f}, {0x7f7f8000u, 0x7f80}, {0xff7fffffu, 0xff80},
+        {0x7f800000u, 0x7f80}, {0xff800000u, 0xff80}, // infinity
+        {0x7f800001u, 0x7fc0}, {0xff800001u, 0xffc0}, {0x7fc00000u, 0x7fc0},
+        {0x7fffffffu, 0x7fff}, {0xffffffffu, 0xffff}, // NaN
     };
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
         assert_int_equal(bf16_from_float(wire_float_from_bits(known[i].bits)), known[i].half);
@@ -212,7 +239,8 @@ static void bf16_gives_known_roundings(void **state) {
     }
 }
 
-// Nearest bf16 by trying both neighbours, ties to even; above the last one is 2^128, where infinity begins.
+// Nearest bf16 by trying both neighbours, ties to even; above the last one is 2^128,
+// where infinity begins.
 static uint16_t bf16_by_search(float value) {
     uint16_t below = (uint16_t)(wire_float_bits(value) >> 16), above = (uint16_t)(below + 1);
     double higher = (above & 0x7fff) == 0x7f80 ? exp2(128) : fabs((double)bf16_to_float(above));
@@ -225,12 +253,14 @@ static void bf16_equals_a_search_over_both_neighbours(void **state) {
     Random random = {5};
     for (int i = 0; i < 200000; i++) {
         float value = draw(FAMILY_BITS, &random);
-        if (i % 4 == 0) { value = wire_float_from_bits((wire_float_bits(value) & 0xffff0000u) | 0x8000u); } // exactly half way
+        if (i % 4 == 0) {
+            value = wire_float_from_bits((wire_float_bits(value) & 0xffff0000u) | 0x8000u);
+        } // exactly half way
         assert_int_equal(bf16_from_float(value), bf16_by_search(value));
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // What holds for every format
 
 // The bounds that the head of wire.h states.
@@ -246,14 +276,16 @@ static void errors_stay_within_the_stated_bounds(void **state) {
             wire_decode((WireFormat)format, out, wire, WIRE_BLOCK);
             for (int i = 0; i < WIRE_BLOCK; i++) {
                 double magnitude = fabs((double)in[i]);
-                double bounds[WIRE_FORMAT_COUNT] = {0, magnitude / 256, int8_scale / 2, fmax(magnitude / 3, largest / 128)};
+                double bounds[WIRE_FORMAT_COUNT] = {0, magnitude / 256, int8_scale / 2,
+                                                    fmax(magnitude / 3, largest / 128)};
                 assert_close(out[i], in[i], bounds[format], wire_name((WireFormat)format));
             }
         }
     }
 }
 
-// Writes nothing but wire_bytes bytes, every one of them, and decodes nothing but `count` values.
+// Writes nothing but wire_bytes bytes, every one of them, and decodes nothing but `count`
+// values.
 static void a_run_fills_its_bytes_and_no_others(void **state) {
     (void)state;
     float in[MOST], out[MOST + GUARD];
@@ -285,8 +317,14 @@ static void runs_have_the_bytes_of_the_table(void **state) {
     const struct {
         size_t count, bytes[WIRE_FORMAT_COUNT];
     } known[] = {
-        {0, {0, 0, 0, 0}},        {1, {4, 4, 8, 8}},          {3, {12, 8, 8, 8}},           {5, {20, 12, 12, 8}},
-        {9, {36, 20, 16, 12}},    {256, {1024, 512, 260, 132}}, {257, {1028, 516, 268, 140}}, {1024, {4096, 2048, 1040, 528}},
+        {0, {0, 0, 0, 0}},
+        {1, {4, 4, 8, 8}},
+        {3, {12, 8, 8, 8}},
+        {5, {20, 12, 12, 8}},
+        {9, {36, 20, 16, 12}},
+        {256, {1024, 512, 260, 132}},
+        {257, {1028, 516, 268, 140}},
+        {1024, {4096, 2048, 1040, 528}},
     };
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
         for (int format = 0; format < WIRE_FORMAT_COUNT; format++) {
@@ -295,7 +333,8 @@ static void runs_have_the_bytes_of_the_table(void **state) {
     }
 }
 
-// The parts follow each other in the wire, and each is also encoded, decoded and added at an address of its own.
+// The parts follow each other in the wire, and each is also encoded, decoded and added at
+// an address of its own.
 static void cutting_an_array_between_blocks_changes_no_bit(void **state) {
     (void)state;
     float in[MOST], whole[MOST], sum[MOST], cut_out[MOST], cut_sum[MOST];
@@ -341,12 +380,15 @@ static void adding_equals_decoding_and_then_adding(void **state) {
             wire_decode((WireFormat)format, decoded, wire, count);
             for (size_t j = 0; j < count; j++) { expected[j] = sum[j] + decoded[j]; }
             wire_add((WireFormat)format, sum, wire, count);
-            for (size_t j = 0; j < count; j++) { assert_int_equal(wire_float_bits(sum[j]), wire_float_bits(expected[j])); }
+            for (size_t j = 0; j < count; j++) {
+                assert_int_equal(wire_float_bits(sum[j]), wire_float_bits(expected[j]));
+            }
         }
     }
 }
 
-// A product that is exact before it is rounded is the same whether the compiler fuses it with an addition or not.
+// A product that is exact before it is rounded is the same whether the compiler fuses it
+// with an addition or not.
 static void fusing_a_coarse_value_into_a_sum_changes_no_bit(void **state) {
     (void)state;
     float in[MOST], sum[MOST], fused[MOST];
@@ -374,7 +416,9 @@ static void encoding_what_was_decoded_gives_the_same_bytes(void **state) {
         for (int i = 0; i < 200 * FAMILY_COUNT; i++) {
             size_t count = COUNTS[i / FAMILY_COUNT % COUNT_COUNT];
             fill(in, count, (Family)(i % FAMILY_COUNT), (uint64_t)i);
-            if (i % 7 == 0 && count > 0) { in[count / 2] = wire_float_from_bits(0x7f800000u + (uint32_t)(i % 3)); } // infinity, NaNs
+            if (i % 7 == 0 && count > 0) {
+                in[count / 2] = wire_float_from_bits(0x7f800000u + (uint32_t)(i % 3));
+            } // infinity, NaNs
             wire_encode((WireFormat)format, wire, in, count);
             wire_decode((WireFormat)format, out, wire, count);
             wire_encode((WireFormat)format, again, out, count);
@@ -383,7 +427,7 @@ static void encoding_what_was_decoded_gives_the_same_bytes(void **state) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // What must not get lost, and what must not appear
 
 static void check_not_finite(WireFormat format, const float *in, size_t count, size_t at) {
@@ -401,10 +445,12 @@ static void check_not_finite(WireFormat format, const float *in, size_t count, s
     }
 }
 
-// Wherever it stands in a run; and in the coarse formats its whole block, but no other block, is not finite.
+// Wherever it stands in a run; and in the coarse formats its whole block, but no other
+// block, is not finite.
 static void a_nan_or_an_infinity_is_seen(void **state) {
     (void)state;
-    const uint32_t bad[] = {0x7fc00000u, 0xffc00000u, 0x7f800001u, 0xff800001u, 0x7fffffffu, 0xffffffffu, 0x7f800000u, 0xff800000u};
+    const uint32_t bad[] = {0x7fc00000u, 0xffc00000u, 0x7f800001u, 0xff800001u,
+                            0x7fffffffu, 0xffffffffu, 0x7f800000u, 0xff800000u};
     float in[MOST];
     for (int format = 0; format < WIRE_FORMAT_COUNT; format++) {
         for (int i = 0; i < COUNT_COUNT; i++) {

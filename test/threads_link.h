@@ -1,11 +1,14 @@
-// threads_link.h: a link between threads of one process, so that a test can run N ranks without a launcher and under ThreadSanitizer.
+// threads_link.h: a link between threads of one process, so that a test can run N ranks
+// without a launcher and under ThreadSanitizer.
 //
-// One mailbox per ordered pair of ranks. A sender leaves a pointer to its data, the receiver copies it when both have come, and the send
-// is done when it was copied: as late as a link may say so, which is the hardest case for whoever reuses a buffer too early.
+// One mailbox per ordered pair of ranks. A sender leaves a pointer to its data, the
+// receiver copies it when both have come, and the send is done when it was copied: as
+// late as a link may say so, which is the hardest case for whoever reuses a buffer too
+// early.
 #ifndef ACCO_TEST_THREADS_LINK_H
 #define ACCO_TEST_THREADS_LINK_H
 
-#include "../runtime/transport.h"
+#include "comm/transport.h"
 
 enum { MAILBOX_CAPACITY = 16 };
 
@@ -97,7 +100,8 @@ static inline void threads_open(Transport *transport, ThreadsRank *self) {
     transport_prepare(transport);
 }
 
-// Runs body(transport, context) on `ranks` threads, each with a transport of its own, and waits for all.
+// Runs body(transport, context) on `ranks` threads, each with a transport of its own, and
+// waits for all.
 typedef void (*ThreadsBody)(Transport *transport, void *context);
 
 typedef struct ThreadsMember {

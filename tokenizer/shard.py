@@ -1,4 +1,4 @@
-"""A file of tokens with a header, written in one pass. shard.h, which reads it in C, shows the layout byte by byte.
+"""A file of tokens with a header, written in one pass. token_file.h, which reads it in C, shows the layout byte by byte.
 
     magic "\\x89ACCO\\r\\n\\x1a", version 1, bytes of a token, vocabulary, flags (1: a mask follows)     uint32 each
     count of tokens                                                                               uint64

@@ -1,12 +1,16 @@
-// bench_kernels.c: how fast the model trains on this machine, and what share of the matrix library's own rate that is.
+// bench_kernels.c: how fast the model trains on this machine, and what share of the
+// matrix library's own rate that is.
 //
 //   bench_kernels [THREADS [ROUNDS [MODEL B T]]]      defaults: all cores, 5 rounds, 36M and 125M at T=256 and T=1024
 //
-// The yardstick is measured in the same rounds as the model, because a shared machine changes from minute to minute: oneDNN's sgemm on the
-// model's own products (each counted by its FLOPs in a step) and on one large square product, threaded by the library itself and by our
-// tiles; the best of the four is the yardstick of its round. Data is random: zeros would draw less power and run at a higher clock.
-// FLOPs of the model are those of gpt_neo_flops_per_token; the share is the median over rounds of model rate / yardstick.
-// On a machine that others use as well, look at the share by processor time: seconds that other processes took do not enter it.
+// The yardstick is measured in the same rounds as the model, because a shared machine
+// changes from minute to minute: oneDNN's sgemm on the model's own products (each counted
+// by its FLOPs in a step) and on one large square product, threaded by the library itself
+// and by our tiles; the best of the four is the yardstick of its round. Data is random:
+// zeros would draw less power and run at a higher clock. FLOPs of the model are those of
+// gpt_neo_flops_per_token; the share is the median over rounds of model rate / yardstick.
+// On a machine that others use as well, look at the share by processor time: seconds that
+// other processes took do not enter it.
 #include <stdint.h>
 #include <stdio.h>
 
@@ -15,7 +19,8 @@
 enum { MAX_ROUNDS = 32, SQUARE = 2048 };
 
 typedef struct Span {
-    double wall, processor; // seconds; processor: of all threads of this process, divided by the number of threads
+    double wall,
+        processor; // seconds; processor: of all threads of this process, divided by the number of threads
 } Span;
 
 typedef struct Bench {
@@ -41,7 +46,8 @@ static void print_range(const char *what, const double *values, int count, const
     double sorted[MAX_ROUNDS];
     memcpy(sorted, values, (size_t)count * sizeof *sorted);
     qsort(sorted, (size_t)count, sizeof *sorted, compare_doubles);
-    printf("  %-44s %9.1f %-9s (%.1f .. %.1f)\n", what, sorted[count / 2], unit, sorted[0], sorted[count - 1]);
+    printf("  %-44s %9.1f %-9s (%.1f .. %.1f)\n", what, sorted[count / 2], unit, sorted[0],
+           sorted[count - 1]);
 }
 
 static Span span_now(const Bench *bench) {
@@ -66,8 +72,9 @@ static Span time_product(Bench *bench, bool by_library, const Matmul *work) {
 #ifndef ACCO_NO_ONEDNN
     if (by_library) {
         if (omp_set_num_threads != NULL) { omp_set_num_threads(bench->threads); }
-        dnnl_sgemm(work->a_transposed ? 'T' : 'N', work->b_transposed ? 'T' : 'N', work->M, work->N, work->K, 1.0f, work->a, work->a_stride,
-                   work->b, work->b_stride, work->accumulate ? 1.0f : 0.0f, work->result, work->result_stride);
+        dnnl_sgemm(work->a_transposed ? 'T' : 'N', work->b_transposed ? 'T' : 'N', work->M, work->N, work->K,
+                   1.0f, work->a, work->a_stride, work->b, work->b_stride, work->accumulate ? 1.0f : 0.0f,
+                   work->result, work->result_stride);
         return span_since(bench, started);
     }
 #endif
@@ -76,9 +83,10 @@ static Span time_product(Bench *bench, bool by_library, const Matmul *work) {
     return span_since(bench, started);
 }
 
-static Matmul product(float *result, int result_stride, const float *a, int a_stride, bool a_transposed, const float *b, int b_stride,
-                      bool b_transposed, int M, int N, int K, bool accumulate) {
-    Matmul work = {M, N, K, a, a_stride, a_transposed, b, b_stride, b_transposed, result, result_stride, accumulate};
+static Matmul product(float *result, int result_stride, const float *a, int a_stride, bool a_transposed,
+                      const float *b, int b_stride, bool b_transposed, int M, int N, int K, bool accumulate) {
+    Matmul work = {
+        M, N, K, a, a_stride, a_transposed, b, b_stride, b_transposed, result, result_stride, accumulate};
     return work;
 }
 
@@ -89,13 +97,16 @@ typedef struct Linear {
 } Linear;
 
 // Adds time and FLOPs of the three products of a linear layer, `times` each.
-static void time_linear(Bench *bench, bool by_library, Linear linear, double times, Span *seconds, double *flops) {
+static void time_linear(Bench *bench, bool by_library, Linear linear, double times, Span *seconds,
+                        double *flops) {
     float *weight = bench->parameters + linear.weight, *gradient = bench->gradients + linear.weight;
     int rows = linear.rows, inputs = linear.inputs, outputs = linear.outputs, stride = linear.output_stride;
-    Matmul products[3] = {
-        product(linear.output, stride, linear.input, inputs, false, weight, inputs, true, rows, outputs, inputs, false),
-        product(linear.d_input, linear.d_input_stride, linear.output, stride, false, weight, inputs, false, rows, inputs, outputs, false),
-        product(gradient, inputs, linear.output, stride, true, linear.input, inputs, false, outputs, inputs, rows, true)};
+    Matmul products[3] = {product(linear.output, stride, linear.input, inputs, false, weight, inputs, true,
+                                  rows, outputs, inputs, false),
+                          product(linear.d_input, linear.d_input_stride, linear.output, stride, false, weight,
+                                  inputs, false, rows, inputs, outputs, false),
+                          product(gradient, inputs, linear.output, stride, true, linear.input, inputs, false,
+                                  outputs, inputs, rows, true)};
     for (int i = 0; i < 3; i++) {
         Span span = time_product(bench, by_library, &products[i]);
         seconds->wall += times * span.wall;
@@ -104,19 +115,53 @@ static void time_linear(Bench *bench, bool by_library, Linear linear, double tim
     *flops += times * 6.0 * rows * (double)inputs * outputs;
 }
 
-// Seconds per FLOP over the products of one step: those of one layer are run and counted L times, those of the head as often as there are
-// chunks.
+// Seconds per FLOP over the products of one step: those of one layer are run and counted
+// L times, those of the head as often as there are chunks.
 static Span time_own_shapes(Bench *bench, bool by_library) {
     GptNeo *model = &bench->model;
-    int rows = bench->B * bench->T, C = bench->config.channels, F = bench->config.inner, wide = model->d_wide_stride, chunk = model->chunk;
+    int rows = bench->B * bench->T, C = bench->config.channels, F = bench->config.inner,
+        wide = model->d_wide_stride, chunk = model->chunk;
     int V = bench->config.vocabulary;
     double flops = 0.0, L = bench->config.layers;
     Span seconds = {0.0, 0.0};
-    Linear qkv = {model->normals, model->branch, model->d_wide, C, wide, rows, C, 3 * C, gpt_neo_at(model, 0, TENSOR_Q)};
-    Linear out = {model->attention, model->branch, model->d_residual, C, C, rows, C, C, gpt_neo_at(model, 0, TENSOR_OUT_WEIGHT)};
-    Linear fc = {model->normals, model->branch, model->d_wide, C, wide, rows, C, F, gpt_neo_at(model, 0, TENSOR_FC_WEIGHT)};
-    Linear proj = {model->inner, model->d_wide, model->d_residual, wide, C, rows, F, C, gpt_neo_at(model, 0, TENSOR_PROJ_WEIGHT)};
-    Linear head = {gpt_neo_hidden(model), model->branch, model->logits, C, V, chunk, C, V, model->offsets[GPT_NEO_WTE]};
+    Linear qkv = {model->normals,
+                  model->branch,
+                  model->d_wide,
+                  C,
+                  wide,
+                  rows,
+                  C,
+                  3 * C,
+                  gpt_neo_at(model, 0, TENSOR_Q)};
+    Linear out = {model->attention,
+                  model->branch,
+                  model->d_residual,
+                  C,
+                  C,
+                  rows,
+                  C,
+                  C,
+                  gpt_neo_at(model, 0, TENSOR_OUT_WEIGHT)};
+    Linear fc = {model->normals,
+                 model->branch,
+                 model->d_wide,
+                 C,
+                 wide,
+                 rows,
+                 C,
+                 F,
+                 gpt_neo_at(model, 0, TENSOR_FC_WEIGHT)};
+    Linear proj = {model->inner,
+                   model->d_wide,
+                   model->d_residual,
+                   wide,
+                   C,
+                   rows,
+                   F,
+                   C,
+                   gpt_neo_at(model, 0, TENSOR_PROJ_WEIGHT)};
+    Linear head = {gpt_neo_hidden(model),      model->branch, model->logits, C, V, chunk, C, V,
+                   model->offsets[GPT_NEO_WTE]};
     time_linear(bench, by_library, qkv, L, &seconds, &flops);
     time_linear(bench, by_library, out, L, &seconds, &flops);
     time_linear(bench, by_library, fc, L, &seconds, &flops);
@@ -130,8 +175,8 @@ static Span time_own_shapes(Bench *bench, bool by_library) {
 // The best of three.
 static Span time_square(Bench *bench, bool by_library) {
     Span best = {INFINITY, INFINITY};
-    Matmul work =
-        product(bench->square[0], SQUARE, bench->square[1], SQUARE, false, bench->square[2], SQUARE, false, SQUARE, SQUARE, SQUARE, false);
+    Matmul work = product(bench->square[0], SQUARE, bench->square[1], SQUARE, false, bench->square[2], SQUARE,
+                          false, SQUARE, SQUARE, SQUARE, false);
     for (int i = 0; i < 3; i++) {
         Span span = time_product(bench, by_library, &work);
         best.wall = fmin(best.wall, span.wall / (2.0 * SQUARE * SQUARE * SQUARE));
@@ -149,7 +194,8 @@ static void bench_open(Bench *bench) {
     arena_reserve(&bench->arena, MEMORY_WORKSPACE, "tokens", rows * sizeof(int32_t), &bench->tokens);
     arena_reserve(&bench->arena, MEMORY_WORKSPACE, "targets", rows * sizeof(int32_t), &bench->targets);
     for (int i = 0; i < 3; i++) {
-        arena_reserve(&bench->arena, MEMORY_WORKSPACE, "square", sizeof(float) * SQUARE * SQUARE, &bench->square[i]);
+        arena_reserve(&bench->arena, MEMORY_WORKSPACE, "square", sizeof(float) * SQUARE * SQUARE,
+                      &bench->square[i]);
     }
     GptNeoSettings settings = gpt_neo_on_cpu(bench->B, bench->T, bench->threads);
     gpt_neo_reserve(&bench->model, &bench->arena, &bench->config, &settings);
@@ -157,23 +203,29 @@ static void bench_open(Bench *bench) {
         fprintf(stderr, "%s\n", error.text);
         exit(EXIT_USER_MISTAKE);
     }
-    bench->stream.team = team_create(bench->threads, true);
-    gpt_neo_initialize(&bench->table, 1, bench->stream.team, bench->parameters);
+    bench->stream.pool = thread_pool_create(bench->threads, true);
+    gpt_neo_initialize(&bench->table, 1, bench->stream.pool, bench->parameters);
     Random random;
     random.state = 1;
-    for (size_t i = 0; i < rows; i++) { bench->tokens[i] = (int32_t)(random_uniform(&random) * bench->config.vocabulary); }
-    for (size_t i = 0; i < rows; i++) { bench->targets[i] = (int32_t)(random_uniform(&random) * bench->config.vocabulary); }
+    for (size_t i = 0; i < rows; i++) {
+        bench->tokens[i] = (int32_t)(random_uniform(&random) * bench->config.vocabulary);
+    }
+    for (size_t i = 0; i < rows; i++) {
+        bench->targets[i] = (int32_t)(random_uniform(&random) * bench->config.vocabulary);
+    }
     for (size_t i = 0; i < (size_t)SQUARE * SQUARE; i++) {
         for (int k = 0; k < 3; k++) { bench->square[k][i] = (float)random_uniform(&random) - 0.5f; }
     }
 }
 
 static void bench_rounds(Bench *bench) {
-    gpt_neo_loss_and_gradients(&bench->model, &bench->stream, bench->parameters, bench->gradients, bench->tokens, bench->targets, NULL); // warm
+    gpt_neo_loss_and_gradients(&bench->model, &bench->stream, bench->parameters, bench->gradients,
+                               bench->tokens, bench->targets, NULL); // warm
     bench->model.operation_seconds = bench->operations;
     for (int round = 0; round < bench->rounds; round++) {
         Span started = span_now(bench), *best = &bench->yardstick[round];
-        gpt_neo_loss_and_gradients(&bench->model, &bench->stream, bench->parameters, bench->gradients, bench->tokens, bench->targets, NULL);
+        gpt_neo_loss_and_gradients(&bench->model, &bench->stream, bench->parameters, bench->gradients,
+                                   bench->tokens, bench->targets, NULL);
         bench->seconds[round] = span_since(bench, started);
         best->wall = best->processor = INFINITY;
         for (int kind = 0; kind < 4; kind++) {
@@ -186,7 +238,8 @@ static void bench_rounds(Bench *bench) {
 }
 
 static void bench_report(Bench *bench) {
-    static const char *const kinds[4] = {"sgemm, the model's products, library's threads", "sgemm, the model's products, our tiles",
+    static const char *const kinds[4] = {"sgemm, the model's products, library's threads",
+                                         "sgemm, the model's products, our tiles",
                                          "sgemm, square, library's threads", "sgemm, square, our tiles"};
     int rounds = bench->rounds, rows = bench->B * bench->T;
     double speed[MAX_ROUNDS], rate[MAX_ROUNDS], share[MAX_ROUNDS], processor_share[MAX_ROUNDS], total = 0.0;
@@ -198,15 +251,16 @@ static void bench_report(Bench *bench) {
         processor_share[i] = 100.0 * flops * bench->yardstick[i].processor / bench->seconds[i].processor;
         total += bench->seconds[i].wall;
     }
-    printf("%s B=%d T=%d, %d threads, %d rounds: median (range)\n", bench->config.name, bench->B, bench->T, bench->threads, rounds);
+    printf("%s B=%d T=%d, %d threads, %d rounds: median (range)\n", bench->config.name, bench->B, bench->T,
+           bench->threads, rounds);
     print_range("training", speed, rounds, "tokens/s");
     print_range("training", rate, rounds, "GFLOP/s");
     for (int i = 0; i < 4; i++) { print_range(kinds[i], bench->rates[i], rounds, "GFLOP/s"); }
     print_range("share of the best sgemm", share, rounds, "%");
     print_range("share of the best sgemm, processor time", processor_share, rounds, "%");
     for (int i = 0; i < OPERATION_COUNT; i++) {
-        printf("    %-28s %8.1f ms %5.1f %%\n", gpt_neo_operation_name((GptNeoOperation)i), 1e3 * bench->operations[i] / rounds,
-               100.0 * bench->operations[i] / total);
+        printf("    %-28s %8.1f ms %5.1f %%\n", gpt_neo_operation_name((GptNeoOperation)i),
+               1e3 * bench->operations[i] / rounds, 100.0 * bench->operations[i] / total);
     }
     fflush(stdout);
 }
@@ -225,7 +279,7 @@ static void bench_run(const char *name, int B, int T, int threads, int rounds) {
     bench_open(bench);
     bench_rounds(bench);
     bench_report(bench);
-    team_destroy(bench->stream.team);
+    thread_pool_destroy(bench->stream.pool);
     parameter_table_free(&bench->table);
     arena_release(&bench->arena);
     free(bench);
@@ -241,7 +295,8 @@ int main(int count, char **arguments) {
     int threads = argument(count, arguments, 1, (int)sysconf(_SC_NPROCESSORS_ONLN), 1024);
     int rounds = argument(count, arguments, 2, 5, MAX_ROUNDS);
     if (count > 3) {
-        bench_run(arguments[3], argument(count, arguments, 4, 4, 1024), argument(count, arguments, 5, 256, 65536), threads, rounds);
+        bench_run(arguments[3], argument(count, arguments, 4, 4, 1024),
+                  argument(count, arguments, 5, 256, 65536), threads, rounds);
         return 0;
     }
     bench_run("36M", 8, 256, threads, rounds);

@@ -1,28 +1,26 @@
-// bench_cuda.cu: how long each kernel takes at the shapes of a model, and what share of this GPU's own ceilings that is.
+// bench_cuda.cu: how long each kernel takes at the shapes of a model, and what share of
+// this GPU's own ceilings that is.
 //
 //   bench_cuda gpu                    one line about the GPU; exit 3 where none can be used
 //   bench_cuda ceilings               the two ceilings alone
 //   bench_cuda kernels MODEL B T      the ceilings and the table
 //   bench_cuda tokens FILE COUNT V    a token file for the training runs: COUNT random ids below V; needs no GPU
 //
-// Ceilings are measured in the same run: a large copy from device to device, counting what is read and what is written, and a large
-// product of bf16 matrices, both on random data (zeros draw less power and clock higher). A kernel's bytes are those that it cannot avoid:
-// each input once, each output once. A product counts 2 m n k operations. Attention counts the keys that a query sees, 4 C operations each
-// forward and 10 C backward, where the scores are made again. A kernel is launched over sets of arrays that together are far larger than
-// any second-level cache, and filled anew before each trial; the time is the median over trials of the mean over a trial's sets.
+// Ceilings are measured in the same run: a large copy from device to device, counting
+// what is read and what is written, and a large product of bf16 matrices, both on random
+// data (zeros draw less power and clock higher). A kernel's bytes are those that it
+// cannot avoid: each input once, each output once. A product counts 2 m n k operations.
+// Attention counts the keys that a query sees, 4 C operations each forward and 10 C
+// backward, where the scores are made again. A kernel is launched over sets of arrays
+// that together are far larger than any second-level cache, and filled anew before each
+// trial; the time is the median over trials of the mean over a trial's sets.
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
 
 #include "gpt_neo.h"
 
-enum {
-    ARRAYS = 10,
-    CASES = 64,
-    TRIALS = 15,
-    MOST_SETS = 64,
-    FILL_BLOCK = 256
-};
+enum { ARRAYS = 10, CASES = 64, TRIALS = 15, MOST_SETS = 64, FILL_BLOCK = 256 };
 
 typedef enum Fill { FILL_NONE, FILL_REALS, FILL_FLOATS, FILL_SQUARES, FILL_TOKENS, FILL_ORDER } Fill;
 
@@ -53,7 +51,7 @@ struct Bench {
     size_t pool_bytes;
     void *spare;
     size_t spare_bytes;
-    int32_t *order; // (rows), of the tokens that every set has
+    int32_t *order;                 // (rows), of the tokens that every set has
     double copy_rate, product_rate; // the ceilings: bytes and operations a second
     Case cases[CASES];
     int count;
@@ -65,7 +63,7 @@ typedef struct Times {
 
 static cudaStream_t queue_of(const Bench *bench) { return (cudaStream_t)bench->stream->queue; }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Random data
 
 static __device__ __forceinline__ uint32_t fill_hash(uint64_t index, uint32_t seed) {
@@ -77,7 +75,8 @@ static __device__ __forceinline__ uint32_t fill_hash(uint64_t index, uint32_t se
 // About normal, of deviation 0.5: the sum of four uniform bytes.
 static __device__ __forceinline__ float fill_value(uint64_t index, uint32_t seed) {
     uint32_t bits = fill_hash(index, seed);
-    float sum = (float)(bits & 255) + (float)(bits >> 8 & 255) + (float)(bits >> 16 & 255) + (float)(bits >> 24);
+    float sum =
+        (float)(bits & 255) + (float)(bits >> 8 & 255) + (float)(bits >> 16 & 255) + (float)(bits >> 24);
     return (sum - 510.0f) * (0.5f / 147.8f);
 }
 
@@ -104,10 +103,20 @@ static void fill_array(Bench *bench, Fill fill, void *array, size_t bytes, uint3
     dim3 grid(cuda_blocks(count, FILL_BLOCK)), block(FILL_BLOCK);
     switch (fill) {
     case FILL_NONE: break;
-    case FILL_REALS: cuda_launch(stream, fill_reals_kernel<__nv_bfloat16>, grid, block, 0, (__nv_bfloat16 *)array, count, seed); break;
-    case FILL_FLOATS: cuda_launch(stream, fill_reals_kernel<float>, grid, block, 0, (float *)array, count, seed); break;
-    case FILL_SQUARES: cuda_launch(stream, fill_squares_kernel, grid, block, 0, (float *)array, count, seed); break;
-    case FILL_TOKENS: cuda_launch(stream, fill_tokens_kernel, grid, block, 0, (int32_t *)array, count, bench->config.vocabulary); break;
+    case FILL_REALS:
+        cuda_launch(stream, fill_reals_kernel<__nv_bfloat16>, grid, block, 0, (__nv_bfloat16 *)array, count,
+                    seed);
+        break;
+    case FILL_FLOATS:
+        cuda_launch(stream, fill_reals_kernel<float>, grid, block, 0, (float *)array, count, seed);
+        break;
+    case FILL_SQUARES:
+        cuda_launch(stream, fill_squares_kernel, grid, block, 0, (float *)array, count, seed);
+        break;
+    case FILL_TOKENS:
+        cuda_launch(stream, fill_tokens_kernel, grid, block, 0, (int32_t *)array, count,
+                    bench->config.vocabulary);
+        break;
     case FILL_ORDER:
         stream_copy(stream, array, bench->order, bytes);
         stream_settle(stream);
@@ -115,7 +124,7 @@ static void fill_array(Bench *bench, Fill fill, void *array, size_t bytes, uint3
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Timing
 
 static int compare_doubles(const void *a, const void *b) {
@@ -147,13 +156,15 @@ static void fill_sets(Bench *bench, const Case *work, int sets, uint32_t seed) {
         void *arrays[ARRAYS];
         place_set(bench, work, set, arrays);
         for (int i = 0; i < work->count; i++) {
-            fill_array(bench, work->fill[i], arrays[i], work->bytes[i], seed * 1000003u + (uint32_t)(set * ARRAYS + i));
+            fill_array(bench, work->fill[i], arrays[i], work->bytes[i],
+                       seed * 1000003u + (uint32_t)(set * ARRAYS + i));
         }
         if (work->prepare != NULL) { work->prepare(bench, work, arrays); }
     }
 }
 
-// Seconds of one launch, the mean over all sets. The GPU has something to do while the host puts the first of them into the queue.
+// Seconds of one launch, the mean over all sets. The GPU has something to do while the
+// host puts the first of them into the queue.
 static double time_sets(Bench *bench, const Case *work, int sets) {
     cudaEvent_t began, ended;
     float milliseconds = 0;
@@ -189,92 +200,115 @@ static Times time_case(Bench *bench, const Case *work) {
     return times;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // What is measured
 
 static Real *reals(void *array) { return (Real *)array; }
 
 static void run_copy(Bench *bench, const Case *work, void **arrays) {
-    CUDA_CHECK(cudaMemcpyAsync(arrays[1], arrays[0], work->bytes[0], cudaMemcpyDeviceToDevice, queue_of(bench)));
+    CUDA_CHECK(
+        cudaMemcpyAsync(arrays[1], arrays[0], work->bytes[0], cudaMemcpyDeviceToDevice, queue_of(bench)));
 }
 
 static void run_embedding_forward(Bench *bench, const Case *work, void **arrays) {
     (void)work;
-    embedding_forward(bench->stream, reals(arrays[0]), reals(arrays[1]), reals(arrays[2]), (const int32_t *)arrays[3], bench->B, bench->T,
-                      bench->config.channels);
+    embedding_forward(bench->stream, reals(arrays[0]), reals(arrays[1]), reals(arrays[2]),
+                      (const int32_t *)arrays[3], bench->B, bench->T, bench->config.channels);
 }
 
 static void run_embedding_backward(Bench *bench, const Case *work, void **arrays) {
     (void)work;
-    embedding_backward(bench->stream, (float *)arrays[0], (float *)arrays[1], (float *)arrays[2], reals(arrays[3]),
-                       (const int32_t *)arrays[4], (const int32_t *)arrays[5], bench->B, bench->T, bench->config.channels);
+    embedding_backward(bench->stream, (float *)arrays[0], (float *)arrays[1], (float *)arrays[2],
+                       reals(arrays[3]), (const int32_t *)arrays[4], (const int32_t *)arrays[5], bench->B,
+                       bench->T, bench->config.channels);
 }
 
 static void run_layernorm_forward(Bench *bench, const Case *work, void **arrays) {
-    LayernormForward layernorm = {reals(arrays[0]), (float *)arrays[1], reals(arrays[2]), reals(arrays[3]), reals(arrays[4]),
-                                  reals(arrays[5]), reals(arrays[6]),   reals(arrays[7]), 1e-5f,            work->rows,
-                                  bench->config.channels};
+    LayernormForward layernorm = {reals(arrays[0]), (float *)arrays[1],    reals(arrays[2]),
+                                  reals(arrays[3]), reals(arrays[4]),      reals(arrays[5]),
+                                  reals(arrays[6]), reals(arrays[7]),      1e-5f,
+                                  work->rows,       bench->config.channels};
     layernorm_forward(bench->stream, &layernorm);
 }
 
 static void run_layernorm_backward(Bench *bench, const Case *work, void **arrays) {
     float *sums = (float *)arrays[1];
     int C = bench->config.channels;
-    LayernormBackward layernorm = {reals(arrays[0]), true, sums, sums + C, sums + 2 * C, (float *)arrays[2], reals(arrays[3]),
-                                   reals(arrays[4]), (const float *)arrays[5], reals(arrays[6]), work->rows, C};
+    LayernormBackward layernorm = {reals(arrays[0]),
+                                   true,
+                                   sums,
+                                   sums + C,
+                                   sums + 2 * C,
+                                   (float *)arrays[2],
+                                   reals(arrays[3]),
+                                   reals(arrays[4]),
+                                   (const float *)arrays[5],
+                                   reals(arrays[6]),
+                                   work->rows,
+                                   C};
     layernorm_backward(bench->stream, &layernorm);
 }
 
 static void run_gelu_forward(Bench *bench, const Case *work, void **arrays) {
-    gelu_forward(bench->stream, reals(arrays[0]), reals(arrays[1]), reals(arrays[2]), work->rows, bench->config.inner);
+    gelu_forward(bench->stream, reals(arrays[0]), reals(arrays[1]), reals(arrays[2]), work->rows,
+                 bench->config.inner);
 }
 
 static void run_gelu_backward(Bench *bench, const Case *work, void **arrays) {
-    gelu_backward(bench->stream, reals(arrays[0]), bench->wide, (float *)arrays[3], (float *)arrays[4], reals(arrays[1]), reals(arrays[2]),
-                  work->rows, bench->config.inner);
+    gelu_backward(bench->stream, reals(arrays[0]), bench->wide, (float *)arrays[3], (float *)arrays[4],
+                  reals(arrays[1]), reals(arrays[2]), work->rows, bench->config.inner);
 }
 
 static void run_cross_entropy(Bench *bench, const Case *work, void **arrays) {
-    cross_entropy(bench->stream, reals(arrays[0]), bench->logits_stride, (float *)arrays[1], (const int32_t *)arrays[2], work->rows,
-                  bench->config.vocabulary, 1.0f);
+    cross_entropy(bench->stream, reals(arrays[0]), bench->logits_stride, (float *)arrays[1],
+                  (const int32_t *)arrays[2], work->rows, bench->config.vocabulary, 1.0f);
 }
 
 static void run_attention_forward(Bench *bench, const Case *work, void **arrays) {
-    attention_forward(bench->stream, reals(arrays[0]), (float *)arrays[1], NULL, reals(arrays[2]), bench->B, bench->T,
-                      bench->config.channels, bench->config.heads, work->window);
+    attention_forward(bench->stream, reals(arrays[0]), (float *)arrays[1], NULL, reals(arrays[2]), bench->B,
+                      bench->T, bench->config.channels, bench->config.heads, work->window);
 }
 
 static void run_attention_backward(Bench *bench, const Case *work, void **arrays) {
-    attention_backward(bench->stream, reals(arrays[3]), bench->wide, (float *)arrays[4], reals(arrays[5]), reals(arrays[0]),
-                       reals(arrays[2]), (const float *)arrays[1], bench->B, bench->T, bench->config.channels, bench->config.heads,
-                       work->window);
+    attention_backward(bench->stream, reals(arrays[3]), bench->wide, (float *)arrays[4], reals(arrays[5]),
+                       reals(arrays[0]), reals(arrays[2]), (const float *)arrays[1], bench->B, bench->T,
+                       bench->config.channels, bench->config.heads, work->window);
 }
 
 static void run_product_forward(Bench *bench, const Case *work, void **arrays) {
     int stride = work->outputs == bench->config.vocabulary ? bench->logits_stride : work->outputs;
-    matmul_forward(bench->stream, reals(arrays[0]), stride, reals(arrays[1]), reals(arrays[2]), work->rows, work->inputs, work->outputs);
+    matmul_forward(bench->stream, reals(arrays[0]), stride, reals(arrays[1]), reals(arrays[2]), work->rows,
+                   work->inputs, work->outputs);
 }
 
-// Gradients of wide outputs are rows `wide` apart, as in the model; those of logits and of narrow ones are not.
+// Gradients of wide outputs are rows `wide` apart, as in the model; those of logits and
+// of narrow ones are not.
 static int gradient_stride(const Bench *bench, const Case *work) {
     if (work->outputs == bench->config.vocabulary) { return bench->logits_stride; }
     return work->outputs > bench->config.channels ? bench->wide : work->outputs;
 }
 
 static void run_product_input(Bench *bench, const Case *work, void **arrays) {
-    matmul_backward_input(bench->stream, reals(arrays[1]), work->inputs, reals(arrays[0]), gradient_stride(bench, work), reals(arrays[2]),
-                          work->rows, work->inputs, work->outputs);
+    matmul_backward_input(bench->stream, reals(arrays[1]), work->inputs, reals(arrays[0]),
+                          gradient_stride(bench, work), reals(arrays[2]), work->rows, work->inputs,
+                          work->outputs);
 }
 
 static void run_product_weight(Bench *bench, const Case *work, void **arrays) {
-    matmul_backward_weight(bench->stream, (float *)arrays[2], reals(arrays[0]), gradient_stride(bench, work), reals(arrays[1]), work->rows,
-                           work->inputs, work->outputs);
+    matmul_backward_weight(bench->stream, (float *)arrays[2], reals(arrays[0]), gradient_stride(bench, work),
+                           reals(arrays[1]), work->rows, work->inputs, work->outputs);
 }
 
 static void run_adamw(Bench *bench, const Case *work, void **arrays) {
     (void)work;
-    AdamWRange range = {(float *)arrays[0], (float *)arrays[1], (float *)arrays[2], (float *)arrays[3], (const float *)arrays[4],
-                        bench->elements, adamw_step(0.9, 0.95, 10, 1e-8, 1e-3, 0.1), true};
+    AdamWRange range = {(float *)arrays[0],
+                        (float *)arrays[1],
+                        (float *)arrays[2],
+                        (float *)arrays[3],
+                        (const float *)arrays[4],
+                        bench->elements,
+                        adamw_step(0.9, 0.95, 10, 1e-8, 1e-3, 0.1),
+                        true};
     adamw(bench->stream, &range, true);
 }
 
@@ -290,23 +324,26 @@ static void run_buffer_move(Bench *bench, const Case *work, void **arrays) {
 
 static void run_sum_of_squares(Bench *bench, const Case *work, void **arrays) {
     (void)work;
-    cuda_buffer_sums_of_squares(bench->stream, (double *)arrays[1], (const float *)arrays[0], bench->elements, bench->elements, 1);
+    cuda_buffer_sums_of_squares(bench->stream, (double *)arrays[1], (const float *)arrays[0], bench->elements,
+                                bench->elements, 1);
 }
 
 static void run_outer_delta(Bench *bench, const Case *work, void **arrays) {
     (void)work;
-    outer_delta(bench->stream, (float *)arrays[0], (const float *)arrays[1], (const float *)arrays[2], bench->elements);
+    outer_pseudo_gradient(bench->stream, (float *)arrays[0], (const float *)arrays[1],
+                          (const float *)arrays[2], bench->elements);
 }
 
 static void run_outer_nesterov(Bench *bench, const Case *work, void **arrays) {
     (void)work;
     OuterStep step = {0.5f, 0.7f, 0.9f, 0.5f};
-    outer_nesterov(bench->stream, (float *)arrays[0], (float *)arrays[1], (float *)arrays[2], (const float *)arrays[3], bench->elements,
-                   &step);
+    outer_nesterov(bench->stream, (float *)arrays[0], (float *)arrays[1], (float *)arrays[2],
+                   (const float *)arrays[3], bench->elements, &step);
 }
 
 static void run_wire_encode(Bench *bench, const Case *work, void **arrays) {
-    wire_encode_on_gpu(bench->stream, work->format, arrays[0], (const float *)arrays[1], NULL, bench->elements);
+    wire_encode_on_gpu(bench->stream, work->format, arrays[0], (const float *)arrays[1], NULL,
+                       bench->elements);
 }
 
 static void run_wire_decode(Bench *bench, const Case *work, void **arrays) {
@@ -315,18 +352,22 @@ static void run_wire_decode(Bench *bench, const Case *work, void **arrays) {
 
 // Of two ranks.
 static void run_wire_sum(Bench *bench, const Case *work, void **arrays) {
-    wire_sum_on_gpu(bench->stream, work->format, (float *)arrays[2], arrays[0], arena_round_up(work->bytes[0]), 2, bench->elements);
+    wire_sum_on_gpu(bench->stream, work->format, (float *)arrays[2], arrays[0],
+                    arena_round_up(work->bytes[0]), 2, bench->elements);
 }
 
 static void prepare_wire(Bench *bench, const Case *work, void **arrays) {
-    wire_encode_on_gpu(bench->stream, work->format, arrays[0], (const float *)arrays[2], NULL, bench->elements);
-    wire_encode_on_gpu(bench->stream, work->format, arrays[1], (const float *)arrays[2], NULL, bench->elements);
+    wire_encode_on_gpu(bench->stream, work->format, arrays[0], (const float *)arrays[2], NULL,
+                       bench->elements);
+    wire_encode_on_gpu(bench->stream, work->format, arrays[1], (const float *)arrays[2], NULL,
+                       bench->elements);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // The table of cases
 
-static Case *add_case(Bench *bench, const char *name, void (*run)(Bench *, const Case *, void **), double traffic, double operations) {
+static Case *add_case(Bench *bench, const char *name, void (*run)(Bench *, const Case *, void **),
+                      double traffic, double operations) {
     assert(bench->count < CASES);
     Case *work = &bench->cases[bench->count++];
     memset(work, 0, sizeof *work);
@@ -345,14 +386,17 @@ static void add_array(Case *work, Fill fill, size_t bytes) {
 }
 
 static void add_embedding(Bench *bench) {
-    size_t rows = (size_t)bench->rows, C = (size_t)bench->config.channels, V = (size_t)bench->config.vocabulary, T = (size_t)bench->T;
+    size_t rows = (size_t)bench->rows, C = (size_t)bench->config.channels,
+           V = (size_t)bench->config.vocabulary, T = (size_t)bench->T;
     double touched = V * (1 - exp(-(double)rows / V)); // different tokens of a batch
-    Case *work = add_case(bench, "embedding forward", run_embedding_forward, 2.0 * C * (rows + touched + T) + 4.0 * rows, 0);
+    Case *work = add_case(bench, "embedding forward", run_embedding_forward,
+                          2.0 * C * (rows + touched + T) + 4.0 * rows, 0);
     add_array(work, FILL_NONE, rows * C * 2);
     add_array(work, FILL_REALS, V * C * 2);
     add_array(work, FILL_REALS, T * C * 2);
     add_array(work, FILL_TOKENS, rows * 4);
-    work = add_case(bench, "embedding backward", run_embedding_backward, 2.0 * C * rows + 8.0 * C * (touched + T) + 8.0 * rows, 0);
+    work = add_case(bench, "embedding backward", run_embedding_backward,
+                    2.0 * C * rows + 8.0 * C * (touched + T) + 8.0 * rows, 0);
     add_array(work, FILL_FLOATS, V * C * 4);
     add_array(work, FILL_FLOATS, T * C * 4);
     add_array(work, FILL_NONE, embedding_partials_floats(bench->rows, bench->config.channels) * 4);
@@ -394,7 +438,8 @@ static void add_gelu(Bench *bench) {
 
 static void add_cross_entropy(Bench *bench) {
     size_t rows = (size_t)bench->chunk;
-    Case *work = add_case(bench, "cross entropy, one chunk", run_cross_entropy, 4.0 * rows * bench->config.vocabulary + 8.0 * rows, 0);
+    Case *work = add_case(bench, "cross entropy, one chunk", run_cross_entropy,
+                          4.0 * rows * bench->config.vocabulary + 8.0 * rows, 0);
     work->rows = bench->chunk;
     add_array(work, FILL_REALS, rows * (size_t)bench->logits_stride * 2);
     add_array(work, FILL_NONE, rows * 4);
@@ -410,7 +455,8 @@ static void add_attention(Bench *bench, int window) {
     double work_unit = (double)rows * gpt_neo_mean_keys(&one, 0, bench->T) * (double)C;
     for (int backward = 0; backward < 2; backward++) {
         char name[48];
-        snprintf(name, sizeof name, "attention %s, %s", backward ? "backward" : "forward", window > 0 ? "local" : "global");
+        snprintf(name, sizeof name, "attention %s, %s", backward ? "backward" : "forward",
+                 window > 0 ? "local" : "global");
         Case *work = add_case(bench, name, backward ? run_attention_backward : run_attention_forward, 0,
                               (backward ? 10 : 4) * work_unit);
         work->window = window;
@@ -425,9 +471,11 @@ static void add_attention(Bench *bench, int window) {
     }
 }
 
-// The three products of a linear layer: output, gradient of the input, gradient of the weight.
+// The three products of a linear layer: output, gradient of the input, gradient of the
+// weight.
 static void add_linear(Bench *bench, const char *name, int rows, int inputs, int outputs) {
-    static void (*const runs[3])(Bench *, const Case *, void **) = {run_product_forward, run_product_input, run_product_weight};
+    static void (*const runs[3])(Bench *, const Case *, void **) = {run_product_forward, run_product_input,
+                                                                    run_product_weight};
     static const char *const passes[3] = {"forward", "d input", "d weight"};
     for (int pass = 0; pass < 3; pass++) {
         char full[48];
@@ -440,12 +488,14 @@ static void add_linear(Bench *bench, const char *name, int rows, int inputs, int
         size_t stride = (size_t)gradient_stride(bench, work);
         add_array(work, pass == 0 ? FILL_NONE : FILL_REALS, (size_t)rows * stride * 2);
         add_array(work, pass == 1 ? FILL_NONE : FILL_REALS, (size_t)rows * (size_t)inputs * 2);
-        add_array(work, pass == 2 ? FILL_FLOATS : FILL_REALS, (size_t)inputs * (size_t)outputs * (pass == 2 ? 4 : 2));
+        add_array(work, pass == 2 ? FILL_FLOATS : FILL_REALS,
+                  (size_t)inputs * (size_t)outputs * (pass == 2 ? 4 : 2));
     }
 }
 
 // floats: arrays of fp32, all filled.
-static Case *add_vector(Bench *bench, const char *name, void (*run)(Bench *, const Case *, void **), double bytes_per_element, int floats) {
+static Case *add_vector(Bench *bench, const char *name, void (*run)(Bench *, const Case *, void **),
+                        double bytes_per_element, int floats) {
     Case *work = add_case(bench, name, run, bytes_per_element * (double)bench->elements, 0);
     for (int i = 0; i < floats; i++) { add_array(work, FILL_FLOATS, bench->elements * 4); }
     return work;
@@ -453,14 +503,16 @@ static Case *add_vector(Bench *bench, const char *name, void (*run)(Bench *, con
 
 // The sum reads what two ranks sent.
 static void add_wire(Bench *bench, WireFormat format) {
-    static void (*const runs[3])(Bench *, const Case *, void **) = {run_wire_encode, run_wire_decode, run_wire_sum};
+    static void (*const runs[3])(Bench *, const Case *, void **) = {run_wire_encode, run_wire_decode,
+                                                                    run_wire_sum};
     static const char *const names[3] = {"encode", "decode", "sum of 2"};
     size_t bytes = wire_bytes(format, bench->elements);
     for (int kind = 0; kind < 3; kind++) {
         char name[48];
         int runs_read = kind == 2 ? 2 : 1;
         snprintf(name, sizeof name, "wire %s, %s", wire_name(format), names[kind]);
-        Case *work = add_case(bench, name, runs[kind], (double)runs_read * (double)bytes + 4.0 * (double)bench->elements, 0);
+        Case *work = add_case(bench, name, runs[kind],
+                              (double)runs_read * (double)bytes + 4.0 * (double)bench->elements, 0);
         work->format = format;
         work->prepare = kind == 0 ? NULL : kind == 1 ? run_wire_encode : prepare_wire;
         for (int i = 0; i < runs_read; i++) { add_array(work, FILL_NONE, bytes); }
@@ -480,7 +532,9 @@ static void add_vectors(Bench *bench) {
     add_array(work, FILL_NONE, buffer_blocks(elements) * sizeof(double));
     add_vector(bench, "outer delta", run_outer_delta, 12, 3);
     add_vector(bench, "outer nesterov", run_outer_nesterov, 28, 4);
-    for (int format = WIRE_BF16; format < WIRE_FORMAT_COUNT; format++) { add_wire(bench, (WireFormat)format); }
+    for (int format = WIRE_BF16; format < WIRE_FORMAT_COUNT; format++) {
+        add_wire(bench, (WireFormat)format);
+    }
 }
 
 static void add_cases(Bench *bench) {
@@ -500,7 +554,7 @@ static void add_cases(Bench *bench) {
     add_vectors(bench);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Running
 
 static void open_stream(Stream *stream, bool tune) {
@@ -537,16 +591,17 @@ static void measure_ceilings(Bench *bench) {
     add_array(copy, FILL_NONE, bytes);
     Times times = measure(bench, copy, false);
     bench->copy_rate = copy->traffic / times.median;
-    printf("ceiling copy    %8.1f GB/s    read and written, %zu MB (%.1f .. %.1f)\n", 1e-9 * bench->copy_rate, bytes >> 20,
-           1e-9 * copy->traffic / times.most, 1e-9 * copy->traffic / times.least);
+    printf("ceiling copy    %8.1f GB/s    read and written, %zu MB (%.1f .. %.1f)\n", 1e-9 * bench->copy_rate,
+           bytes >> 20, 1e-9 * copy->traffic / times.most, 1e-9 * copy->traffic / times.least);
     bench->count = 0;
     bench->config.channels = edge; // no wide outputs
     add_linear(bench, "square", edge, edge, edge);
     for (int tune = 0; tune < 2; tune++) {
         times = measure(bench, &bench->cases[0], tune == 1);
         bench->product_rate = fmax(bench->product_rate, bench->cases[0].operations / times.median);
-        printf("product, square %8.1f TFLOP/s %s, %d^3 (%.1f .. %.1f)\n", 1e-12 * bench->cases[0].operations / times.median,
-               tune == 1 ? "tuned" : "first offer", edge, 1e-12 * bench->cases[0].operations / times.most,
+        printf("product, square %8.1f TFLOP/s %s, %d^3 (%.1f .. %.1f)\n",
+               1e-12 * bench->cases[0].operations / times.median, tune == 1 ? "tuned" : "first offer", edge,
+               1e-12 * bench->cases[0].operations / times.most,
                1e-12 * bench->cases[0].operations / times.least);
     }
     printf("ceiling product %8.1f TFLOP/s\n", 1e-12 * bench->product_rate);
@@ -558,14 +613,14 @@ static void print_case(const Bench *bench, const Case *work, Times times, const 
     double rate = (work->operations > 0 ? work->operations : work->traffic) / times.median;
     double ceiling = work->operations > 0 ? bench->product_rate : bench->copy_rate;
     printf("%-34s %10.1f us %9.1f %-7s %5.1f %%  (%.1f .. %.1f us)%s\n", work->name, 1e6 * times.median,
-           rate * (work->operations > 0 ? 1e-12 : 1e-9), work->operations > 0 ? "TFLOP/s" : "GB/s", 100 * rate / ceiling,
-           1e6 * times.least, 1e6 * times.most, note);
+           rate * (work->operations > 0 ? 1e-12 : 1e-9), work->operations > 0 ? "TFLOP/s" : "GB/s",
+           100 * rate / ceiling, 1e6 * times.least, 1e6 * times.most, note);
     fflush(stdout);
 }
 
 static void measure_kernels(Bench *bench) {
-    printf("\nkernels at %s, B %d, T %d, bf16; logits in chunks of %d rows; vectors of %zu elements\n", bench->config.name, bench->B,
-           bench->T, bench->chunk, bench->elements);
+    printf("\nkernels at %s, B %d, T %d, bf16; logits in chunks of %d rows; vectors of %zu elements\n",
+           bench->config.name, bench->B, bench->T, bench->chunk, bench->elements);
     add_cases(bench);
     for (int i = 0; i < bench->count; i++) {
         const Case *work = &bench->cases[i];
@@ -597,7 +652,8 @@ static void choose_shapes(Bench *bench, const char *model, int B, int T) {
 // Host and device agree on the tokens: they are brought back once.
 static void choose_order(Bench *bench) {
     size_t rows = (size_t)bench->rows, bytes = rows * sizeof(int32_t);
-    int32_t *tokens = (int32_t *)malloc(bytes), *counts = (int32_t *)malloc(((size_t)bench->config.vocabulary + 1) * sizeof(int32_t));
+    int32_t *tokens = (int32_t *)malloc(bytes),
+            *counts = (int32_t *)malloc(((size_t)bench->config.vocabulary + 1) * sizeof(int32_t));
     void *device = gpu_allocate(bytes);
     bench->order = (int32_t *)malloc(bytes);
     fill_array(bench, FILL_TOKENS, device, bytes, 0);
@@ -637,10 +693,14 @@ static int write_tokens(const char *path, long long count, long long vocabulary)
 
 int main(int count, char **arguments) {
     const char *command = count > 1 ? arguments[1] : "";
-    if (strcmp(command, "tokens") == 0 && count == 5) { return write_tokens(arguments[2], atoll(arguments[3]), atoll(arguments[4])); }
-    bool kernels = strcmp(command, "kernels") == 0 && count == 5 && atoi(arguments[3]) > 0 && atoi(arguments[4]) > 0;
+    if (strcmp(command, "tokens") == 0 && count == 5) {
+        return write_tokens(arguments[2], atoll(arguments[3]), atoll(arguments[4]));
+    }
+    bool kernels =
+        strcmp(command, "kernels") == 0 && count == 5 && atoi(arguments[3]) > 0 && atoi(arguments[4]) > 0;
     if (!kernels && strcmp(command, "ceilings") != 0 && strcmp(command, "gpu") != 0) {
-        fprintf(stderr, "usage: bench_cuda gpu | ceilings | kernels MODEL B T | tokens FILE COUNT VOCABULARY\n");
+        fprintf(stderr,
+                "usage: bench_cuda gpu | ceilings | kernels MODEL B T | tokens FILE COUNT VOCABULARY\n");
         return EXIT_USER_MISTAKE;
     }
     Error error;
@@ -649,8 +709,9 @@ int main(int count, char **arguments) {
         fprintf(stderr, "bench_cuda: %s\n", error.text);
         return EXIT_SYSTEM_FAILURE;
     }
-    printf("%s, %d of them, compute capability %d.%d, %d processors, %.1f of %.1f GB free\n", gpu.name, gpu.count, gpu.capability / 10,
-           gpu.capability % 10, gpu.processors, (double)gpu.memory_available / 1e9, (double)gpu.memory_total / 1e9);
+    printf("%s, %d of them, compute capability %d.%d, %d processors, %.1f of %.1f GB free\n", gpu.name,
+           gpu.count, gpu.capability / 10, gpu.capability % 10, gpu.processors,
+           (double)gpu.memory_available / 1e9, (double)gpu.memory_total / 1e9);
     if (strcmp(command, "gpu") == 0) { return 0; }
     Bench *bench = (Bench *)calloc(1, sizeof *bench);
     bench->small = getenv("ACCO_SMALL") != NULL;

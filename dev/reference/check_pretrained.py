@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Checks models on their way from transformers to pretrained.h and back.
+"""Checks models on their way from transformers to hf_model.h and back.
 
     make build/test/test_pretrained
     python dev/reference/check_pretrained.py [--program build/test/test_pretrained]
 
 For three odd sizes transformers saves random weights in each of the ways that it knows: one file, shards, the bare model
-(names without "transformer."), float32, bfloat16, float16. test_pretrained loads the directory, computes logits, and saves
+(names without "transformer."), float32, bfloat16, float16. test_hf_model loads the directory, computes logits, and saves
 it again, in float32 and in bfloat16. Then from_pretrained must load what was saved, with
 
     the same weights, bit by bit (saved in bfloat16: as torch rounds them), and no name missing or left over
@@ -98,7 +98,7 @@ def main():
     """Checks everything; exit 1 where something differs."""
     root = pathlib.Path(__file__).resolve().parents[2]
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--program", type=pathlib.Path, default=root / "build" / "test" / "test_pretrained")
+    parser.add_argument("--program", type=pathlib.Path, default=root / "build" / "test" / "test_hf_model")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     logging.set_verbosity_error()

@@ -1,27 +1,31 @@
-// adamw.h: one optimizer step over a range of elements, fused into one pass, and plain SGD for worked examples.
+// adamw.h: one optimizer step over a range of elements, fused into one pass, and plain
+// SGD for worked examples.
 //
-// A step either commits (master and moments move) or estimates (they stay as they are and only the result is written, straight from
-// registers: no copy of the optimizer state is ever made). Both compute the same value with the same instructions, so an estimate equals
-// the commit that would follow on the same gradient, bit for bit.
+// A step either commits (master and moments move) or estimates (they stay as they are and
+// only the result is written, straight from registers: no copy of the optimizer state is
+// ever made). Both compute the same value with the same instructions, so an estimate
+// equals the commit that would follow on the same gradient, bit for bit.
 //
 //   g = gradient / divisor * scale              divisor: how many micro-batch gradients the sum holds; scale: gradient clipping
 //   theta = master * (1 - lr * weight_decay)    decoupled weight decay (Loshchilov and Hutter, 2019), in PyTorch's order
 //   m = beta1 * m + (1 - beta1) * g             v = beta2 * v + (1 - beta2) * g * g
 //   out = theta - lr * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + epsilon)
 //
-// `out` may be `master` itself (then an estimate is not allowed) or `gradient`, but must not overlap anything else.
+// `out` may be `master` itself (then an estimate is not allowed) or `gradient`, but must
+// not overlap anything else.
 #ifndef ACCO_KERNELS_CPU_ADAMW_H
 #define ACCO_KERNELS_CPU_ADAMW_H
 
 #include <math.h>
 #include <stddef.h>
 
-#include "../../runtime/device.h"
+#include "runtime/device.h"
 
 // Elements of one task: 5 arrays of 64 KB stay in the second-level cache.
 enum { ADAMW_BLOCK = 16384 };
 
-// The numbers of one step, each rounded once from double: 1 - beta in fp32 would be off by 1 % for a beta2 of 0.999999.
+// The numbers of one step, each rounded once from double: 1 - beta in fp32 would be off
+// by 1 % for a beta2 of 0.999999.
 typedef struct AdamWStep {
     float beta1, gain1, beta2, gain2; // gain: 1 - beta
     float correction1, correction2;   // 1 - beta^t
@@ -31,7 +35,8 @@ typedef struct AdamWStep {
 } AdamWStep;
 
 // t: the number of this step, from 1. Divisor and scale are 1.
-static inline AdamWStep adamw_step(double beta1, double beta2, double t, double epsilon, double learning_rate, double weight_decay) {
+static inline AdamWStep adamw_step(double beta1, double beta2, double t, double epsilon, double learning_rate,
+                                   double weight_decay) {
     AdamWStep step;
     step.beta1 = (float)beta1;
     step.gain1 = (float)(1.0 - beta1);
@@ -48,7 +53,7 @@ static inline AdamWStep adamw_step(double beta1, double beta2, double t, double 
 
 typedef struct AdamWRange {
     float *out, *master, *first_moment, *second_moment; // (count)
-    const float *gradient;                               // (count)
+    const float *gradient;                              // (count)
     size_t count;
     AdamWStep step;
     bool commit;
@@ -58,7 +63,8 @@ static inline void adamw_task(void *context, int task, int thread) {
     (void)thread;
     const AdamWRange *range = (const AdamWRange *)context;
     const AdamWStep step = range->step;
-    float *out = range->out, *master = range->master, *first = range->first_moment, *second = range->second_moment;
+    float *out = range->out, *master = range->master, *first = range->first_moment,
+          *second = range->second_moment;
     const float *gradient = range->gradient;
     size_t begin = (size_t)task * ADAMW_BLOCK, rest = range->count - begin;
     size_t end = rest < (size_t)ADAMW_BLOCK ? range->count : begin + (size_t)ADAMW_BLOCK;
@@ -68,7 +74,8 @@ static inline void adamw_task(void *context, int task, int thread) {
         float g = gradient[i] / step.divisor * step.scale;
         float m = step.beta1 * first[i] + step.gain1 * g;
         float v = step.beta2 * second[i] + step.gain2 * g * g;
-        float theta = master[i] * step.keep - step.learning_rate * (m / step.correction1) / (sqrtf(v / step.correction2) + step.epsilon);
+        float theta = master[i] * step.keep - step.learning_rate * (m / step.correction1) /
+                                                  (sqrtf(v / step.correction2) + step.epsilon);
         if (commit) {
             first[i] = m;
             second[i] = v;
@@ -78,19 +85,21 @@ static inline void adamw_task(void *context, int task, int thread) {
     }
 }
 
-// commit: moves master and moments and writes the new parameters to out. Otherwise writes to out what a commit would write, and nothing
-// else.
+// commit: moves master and moments and writes the new parameters to out. Otherwise writes
+// to out what a commit would write, and nothing else.
 static inline void cpu_adamw(Stream *stream, AdamWRange *range, bool commit) {
     assert(commit || range->out != range->master);
     range->commit = commit;
-    team_run(stream->team, (int)((range->count + ADAMW_BLOCK - 1) / ADAMW_BLOCK), adamw_task, range);
+    thread_pool_run(stream->pool, (int)((range->count + ADAMW_BLOCK - 1) / ADAMW_BLOCK), adamw_task, range);
 }
 
-// out = master - lr * g, and master with it when committing. For the worked examples of the update rules, which are exact with it.
+// out = master - lr * g, and master with it when committing. For the worked examples of
+// the update rules, which are exact with it.
 static inline void sgd_step(AdamWRange *range, bool commit) {
     const AdamWStep step = range->step;
     for (size_t i = 0; i < range->count; i++) {
-        float theta = range->master[i] - step.learning_rate * (range->gradient[i] / step.divisor * step.scale);
+        float theta =
+            range->master[i] - step.learning_rate * (range->gradient[i] / step.divisor * step.scale);
         if (commit) { range->master[i] = theta; }
         range->out[i] = theta;
     }

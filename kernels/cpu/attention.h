@@ -1,22 +1,26 @@
 // attention.h: causal attention, global or within a local window, forward and backward.
 //
-// One task is one (sample, head). It takes the queries in blocks of ATTENTION_ROWS and forms scores only for the keys the block may see:
-// keys 0..i for a global layer, i-window < j <= i for a local one, so blocks of keys outside the window cost nothing and a task needs
-// memory O(T) per row of the block. Scores are not scaled by 1/sqrt(D): GPT-Neo has none. Forward stores the logarithm of each row's sum of
-// exponentials; backward recomputes the scores block by block from it, so probabilities are never stored.
+// One task is one (sample, head). It takes the queries in blocks of ATTENTION_ROWS and
+// forms scores only for the keys the block may see: keys 0..i for a global layer,
+// i-window < j <= i for a local one, so blocks of keys outside the window cost nothing
+// and a task needs memory O(T) per row of the block. Scores are not scaled by 1/sqrt(D):
+// GPT-Neo has none. Forward stores the logarithm of each row's sum of exponentials;
+// backward recomputes the scores block by block from it, so probabilities are never
+// stored.
 //
-// Queries, keys and values are read where the fused projection left them, (B, T, 3C) with q, k, v of a position side by side, and their
-// gradients are written in the same form. Every sum runs inside one task, in order.
-#ifndef ACCO_ATTENTION_H
-#define ACCO_ATTENTION_H
+// Queries, keys and values are read where the fused projection left them, (B, T, 3C) with
+// q, k, v of a position side by side, and their gradients are written in the same form.
+// Every sum runs inside one task, in order.
+#ifndef ACCO_KERNELS_CPU_ATTENTION_H
+#define ACCO_KERNELS_CPU_ATTENTION_H
 
 #include <math.h>
 #include <stddef.h>
 #include <string.h>
 
-#include "../../runtime/device.h"
-#include "matmul.h"
-#include "vector_math.h"
+#include "kernels/cpu/matmul.h"
+#include "kernels/cpu/vector_math.h"
+#include "runtime/device.h"
 
 enum { ATTENTION_ROWS = 64 };
 
@@ -31,8 +35,10 @@ typedef struct Attention {
     int window; // keys a query sees, itself included; 0: all before it
 } Attention;
 
-// Workspace for a team of `threads`: two blocks of scores for each.
-static inline size_t attention_workspace_floats(int T, int threads) { return (size_t)threads * 2 * ATTENTION_ROWS * (size_t)T; }
+// Workspace for a pool of `threads`: two blocks of scores for each.
+static inline size_t attention_workspace_floats(int T, int threads) {
+    return (size_t)threads * 2 * ATTENTION_ROWS * (size_t)T;
+}
 
 // One block of queries of one head, and the keys it meets.
 typedef struct AttentionBlock {
@@ -52,7 +58,8 @@ static inline AttentionBlock attention_block(const Attention *work, int sample, 
     block.window = work->window;
     block.D = D;
     block.stride = 3 * C;
-    const float *base = work->qkv + (size_t)sample * (size_t)work->T * 3 * (size_t)C + (size_t)head * (size_t)D;
+    const float *base =
+        work->qkv + (size_t)sample * (size_t)work->T * 3 * (size_t)C + (size_t)head * (size_t)D;
     block.q = base + (size_t)first * 3 * (size_t)C;
     block.k = base + (size_t)block.keys * 3 * (size_t)C + C;
     block.v = block.k + C;
@@ -68,14 +75,16 @@ static inline void attention_visible(const AttentionBlock *block, int row, int *
 }
 
 // result (M, N) = or += a b, on the calling thread, with strides.
-static inline void attention_product(float *result, int result_stride, const float *a, int a_stride, bool a_transposed, const float *b,
-                                     int b_stride, bool b_transposed, int M, int N, int K, bool accumulate) {
-    Matmul work =
-        matmul_describe(result, result_stride, a, a_stride, a_transposed, b, b_stride, b_transposed, M, N, K, accumulate);
+static inline void attention_product(float *result, int result_stride, const float *a, int a_stride,
+                                     bool a_transposed, const float *b, int b_stride, bool b_transposed,
+                                     int M, int N, int K, bool accumulate) {
+    Matmul work = matmul_describe(result, result_stride, a, a_stride, a_transposed, b, b_stride, b_transposed,
+                                  M, N, K, accumulate);
     matmul_block(&work);
 }
 
-// Scores to probabilities in place, zero outside [begin, end). Returns the logarithm of the sum of exponentials.
+// Scores to probabilities in place, zero outside [begin, end). Returns the logarithm of
+// the sum of exponentials.
 static inline float attention_softmax(float *scores, int begin, int end, int columns) {
     float maximum = -INFINITY, sum = 0.0f;
 #pragma omp simd reduction(max : maximum)
@@ -95,25 +104,28 @@ static inline float attention_softmax(float *scores, int begin, int end, int col
 
 static inline void attention_forward_task(void *context, int task, int thread) {
     const Attention *work = (const Attention *)context;
-    int T = work->T, C = work->channels, D = C / work->heads, sample = task / work->heads, head = task % work->heads;
+    int T = work->T, C = work->channels, D = C / work->heads, sample = task / work->heads,
+        head = task % work->heads;
     float *scores = work->workspace + (size_t)thread * 2 * ATTENTION_ROWS * (size_t)T;
     float *output = work->output + (size_t)sample * (size_t)T * (size_t)C + (size_t)head * (size_t)D;
     float *log_sums = work->log_sums + (size_t)task * (size_t)T;
     for (int first = 0; first < T; first += ATTENTION_ROWS) {
         AttentionBlock block = attention_block(work, sample, head, first);
         int keys = block.key_count, stride = block.stride;
-        attention_product(scores, keys, block.q, stride, false, block.k, stride, true, block.rows, keys, D, false);
+        attention_product(scores, keys, block.q, stride, false, block.k, stride, true, block.rows, keys, D,
+                          false);
         for (int row = 0; row < block.rows; row++) {
             int begin, end;
             attention_visible(&block, row, &begin, &end);
             log_sums[first + row] = attention_softmax(scores + (size_t)row * (size_t)keys, begin, end, keys);
         }
-        attention_product(output + (size_t)first * (size_t)C, C, scores, keys, false, block.v, stride, false, block.rows, D, keys, false);
+        attention_product(output + (size_t)first * (size_t)C, C, scores, keys, false, block.v, stride, false,
+                          block.rows, D, keys, false);
     }
 }
 
-static inline void cpu_attention_forward(Stream *stream, float *output, float *log_sums, float *workspace, const float *qkv, int B, int T,
-                                     int C, int heads, int window) {
+static inline void cpu_attention_forward(Stream *stream, float *output, float *log_sums, float *workspace,
+                                         const float *qkv, int B, int T, int C, int heads, int window) {
     Attention work;
     memset(&work, 0, sizeof work);
     work.output = output;
@@ -125,12 +137,13 @@ static inline void cpu_attention_forward(Stream *stream, float *output, float *l
     work.channels = C;
     work.heads = heads;
     work.window = window;
-    team_run(stream->team, B * heads, attention_forward_task, &work);
+    thread_pool_run(stream->pool, B * heads, attention_forward_task, &work);
 }
 
-// Scores s and d_probabilities dp of one row become p = exp(s - log_sum) and ds = p (dp - sum(p dp)), both zero outside [begin, end).
-static inline void attention_softmax_backward(float *__restrict__ scores, float *__restrict__ d_scores, float log_sum, int begin, int end,
-                                              int columns) {
+// Scores s and d_probabilities dp of one row become p = exp(s - log_sum) and ds = p (dp -
+// sum(p dp)), both zero outside [begin, end).
+static inline void attention_softmax_backward(float *__restrict__ scores, float *__restrict__ d_scores,
+                                              float log_sum, int begin, int end, int columns) {
     float product = 0.0f;
 #pragma omp simd reduction(+ : product)
     for (int j = begin; j < end; j++) {
@@ -143,13 +156,15 @@ static inline void attention_softmax_backward(float *__restrict__ scores, float 
     for (int j = end; j < columns; j++) { scores[j] = d_scores[j] = 0.0f; }
 }
 
-// One block of queries: writes their gradient and adds to those of the keys and values it meets. d_qkv: row 0 and head of this sample.
-static inline void attention_backward_block(const Attention *work, const AttentionBlock *block, float *scores, float *d_qkv,
-                                            const float *d_output, const float *log_sums) {
+// One block of queries: writes their gradient and adds to those of the keys and values it
+// meets. d_qkv: row 0 and head of this sample.
+static inline void attention_backward_block(const Attention *work, const AttentionBlock *block, float *scores,
+                                            float *d_qkv, const float *d_output, const float *log_sums) {
     int C = work->channels, D = block->D, keys = block->key_count, stride = block->stride, rows = block->rows,
         d_stride = work->d_qkv_stride;
     float *d_scores = scores + ATTENTION_ROWS * (size_t)work->T;
-    float *d_q = d_qkv + (size_t)block->first * (size_t)d_stride, *d_k = d_qkv + (size_t)block->keys * (size_t)d_stride + C, *d_v = d_k + C;
+    float *d_q = d_qkv + (size_t)block->first * (size_t)d_stride,
+          *d_k = d_qkv + (size_t)block->keys * (size_t)d_stride + C, *d_v = d_k + C;
     attention_product(scores, keys, block->q, stride, false, block->k, stride, true, rows, keys, D, false);
     attention_product(d_scores, keys, d_output, C, false, block->v, stride, true, rows, keys, D, false);
     for (int row = 0; row < rows; row++) {
@@ -165,8 +180,10 @@ static inline void attention_backward_block(const Attention *work, const Attenti
 
 static inline void attention_backward_task(void *context, int task, int thread) {
     const Attention *work = (const Attention *)context;
-    int T = work->T, C = work->channels, D = C / work->heads, sample = task / work->heads, head = task % work->heads;
-    size_t first_row = (size_t)sample * (size_t)T, head_offset = (size_t)head * (size_t)D, d_stride = (size_t)work->d_qkv_stride;
+    int T = work->T, C = work->channels, D = C / work->heads, sample = task / work->heads,
+        head = task % work->heads;
+    size_t first_row = (size_t)sample * (size_t)T, head_offset = (size_t)head * (size_t)D,
+           d_stride = (size_t)work->d_qkv_stride;
     float *scores = work->workspace + (size_t)thread * 2 * ATTENTION_ROWS * (size_t)T,
           *d_qkv = work->d_qkv + first_row * d_stride + head_offset;
     for (int t = 0; t < T; t++) { // keys and values collect from several blocks of queries
@@ -175,13 +192,15 @@ static inline void attention_backward_task(void *context, int task, int thread) 
     }
     for (int first = 0; first < T; first += ATTENTION_ROWS) {
         AttentionBlock block = attention_block(work, sample, head, first);
-        attention_backward_block(work, &block, scores, d_qkv, work->d_output + (first_row + (size_t)first) * (size_t)C + head_offset,
+        attention_backward_block(work, &block, scores, d_qkv,
+                                 work->d_output + (first_row + (size_t)first) * (size_t)C + head_offset,
                                  work->log_sums + (size_t)task * (size_t)T + first);
     }
 }
 
-static inline void cpu_attention_backward(Stream *stream, float *d_qkv, int d_qkv_stride, float *workspace, const float *d_output,
-                                      const float *qkv, const float *log_sums, int B, int T, int C, int heads, int window) {
+static inline void cpu_attention_backward(Stream *stream, float *d_qkv, int d_qkv_stride, float *workspace,
+                                          const float *d_output, const float *qkv, const float *log_sums,
+                                          int B, int T, int C, int heads, int window) {
     Attention work;
     memset(&work, 0, sizeof work);
     work.d_qkv = d_qkv;
@@ -195,7 +214,7 @@ static inline void cpu_attention_backward(Stream *stream, float *d_qkv, int d_qk
     work.channels = C;
     work.heads = heads;
     work.window = window;
-    team_run(stream->team, B * heads, attention_backward_task, &work);
+    thread_pool_run(stream->pool, B * heads, attention_backward_task, &work);
 }
 
 typedef struct AttentionDecode {
@@ -226,8 +245,9 @@ static inline void attention_decode_task(void *context, int task, int thread) {
     }
 }
 
-static inline void cpu_attention_decode(Stream *stream, float *output, float *scores, const float *query, const float *keys,
-                                    const float *values, int position, int positions, int C, int heads, int window) {
+static inline void cpu_attention_decode(Stream *stream, float *output, float *scores, const float *query,
+                                        const float *keys, const float *values, int position, int positions,
+                                        int C, int heads, int window) {
     AttentionDecode work;
     work.output = output;
     work.scores = scores;
@@ -239,7 +259,7 @@ static inline void cpu_attention_decode(Stream *stream, float *output, float *sc
     work.channels = C;
     work.heads = heads;
     work.window = window;
-    team_run(stream->team, heads, attention_decode_task, &work);
+    thread_pool_run(stream->pool, heads, attention_decode_task, &work);
 }
 
 #endif

@@ -1,14 +1,16 @@
-// buffers.h: what the boundary between the two streams does to whole buffers, and the norm of a gradient.
+// buffers.h: what the boundary between the two streams does to whole buffers, and the
+// norm of a gradient.
 //
-// The copy and the clearing of the gradient accumulator are one pass: it is the only cost of a boundary. The sum of squares is taken over
-// blocks of a fixed size whose partial sums are added in order, in double: it does not depend on the number of threads.
+// The copy and the clearing of the gradient accumulator are one pass: it is the only cost
+// of a boundary. The sum of squares is taken over blocks of a fixed size whose partial
+// sums are added in order, in double: it does not depend on the number of threads.
 #ifndef ACCO_KERNELS_CPU_BUFFERS_H
 #define ACCO_KERNELS_CPU_BUFFERS_H
 
 #include <stddef.h>
 #include <string.h>
 
-#include "../../runtime/device.h"
+#include "runtime/device.h"
 
 enum { BUFFER_BLOCK = 32768 };
 
@@ -37,7 +39,7 @@ static inline void buffer_move_task(void *context, int task, int thread) {
 // out <- in where out is not NULL; then in <- 0 where `clear`.
 static inline void cpu_buffer_move(Stream *stream, float *out, float *in, size_t count, bool clear) {
     BufferJob job = {out, in, NULL, count, clear};
-    team_run(stream->team, (int)buffer_blocks(count), buffer_move_task, &job);
+    thread_pool_run(stream->pool, (int)buffer_blocks(count), buffer_move_task, &job);
 }
 
 static inline void buffer_square_task(void *context, int task, int thread) {
@@ -52,9 +54,10 @@ static inline void buffer_square_task(void *context, int task, int thread) {
 }
 
 // The sum of squares of in (count); partials (buffer_blocks(count)) is scratch.
-static inline double cpu_buffer_sum_of_squares(Stream *stream, const float *in, size_t count, double *partials) {
+static inline double cpu_buffer_sum_of_squares(Stream *stream, const float *in, size_t count,
+                                               double *partials) {
     BufferJob job = {NULL, (float *)in, partials, count, false};
-    team_run(stream->team, (int)buffer_blocks(count), buffer_square_task, &job);
+    thread_pool_run(stream->pool, (int)buffer_blocks(count), buffer_square_task, &job);
     double sum = 0;
     for (size_t i = 0; i < buffer_blocks(count); i++) { sum += partials[i]; }
     return sum;

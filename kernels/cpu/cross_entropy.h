@@ -1,9 +1,11 @@
-// cross_entropy.h: softmax, loss and gradient of a chunk of logits in one visit of each row, in place.
+// cross_entropy.h: softmax, loss and gradient of a chunk of logits in one visit of each
+// row, in place.
 //
-// A row of logits (200 KB at a vocabulary of 50257) stays in the second-level cache for its three passes: maximum; exponentials and their
-// sum; scaling into the gradient. Probabilities are never stored beside the logits: the gradient overwrites them.
-#ifndef ACCO_CROSS_ENTROPY_H
-#define ACCO_CROSS_ENTROPY_H
+// A row of logits (200 KB at a vocabulary of 50257) stays in the second-level cache for
+// its three passes: maximum; exponentials and their sum; scaling into the gradient.
+// Probabilities are never stored beside the logits: the gradient overwrites them.
+#ifndef ACCO_KERNELS_CPU_CROSS_ENTROPY_H
+#define ACCO_KERNELS_CPU_CROSS_ENTROPY_H
 
 #include <assert.h>
 #include <math.h>
@@ -11,8 +13,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "row_blocks.h"
-#include "vector_math.h"
+#include "kernels/cpu/row_blocks.h"
+#include "kernels/cpu/vector_math.h"
 
 enum { CROSS_ENTROPY_ROWS = 8 }; // rows of one task
 
@@ -57,12 +59,13 @@ static inline void cross_entropy_row(const CrossEntropy *work, int row) {
 static inline void cross_entropy_task(void *context, int task, int thread) {
     (void)thread;
     const CrossEntropy *work = (const CrossEntropy *)context;
-    int begin = task * CROSS_ENTROPY_ROWS, end = begin + CROSS_ENTROPY_ROWS < work->rows ? begin + CROSS_ENTROPY_ROWS : work->rows;
+    int begin = task * CROSS_ENTROPY_ROWS,
+        end = begin + CROSS_ENTROPY_ROWS < work->rows ? begin + CROSS_ENTROPY_ROWS : work->rows;
     for (int row = begin; row < end; row++) { cross_entropy_row(work, row); }
 }
 
-static inline void cpu_cross_entropy(Stream *stream, float *logits, float *losses, const int32_t *targets, int rows, int vocabulary,
-                                 float gradient_scale) {
+static inline void cpu_cross_entropy(Stream *stream, float *logits, float *losses, const int32_t *targets,
+                                     int rows, int vocabulary, float gradient_scale) {
     CrossEntropy work;
     work.logits = logits;
     work.losses = losses;
@@ -70,7 +73,8 @@ static inline void cpu_cross_entropy(Stream *stream, float *logits, float *losse
     work.rows = rows;
     work.vocabulary = vocabulary;
     work.gradient_scale = gradient_scale;
-    team_run(stream->team, (rows + CROSS_ENTROPY_ROWS - 1) / CROSS_ENTROPY_ROWS, cross_entropy_task, &work);
+    thread_pool_run(stream->pool, (rows + CROSS_ENTROPY_ROWS - 1) / CROSS_ENTROPY_ROWS, cross_entropy_task,
+                    &work);
 }
 
 #endif

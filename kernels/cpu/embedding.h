@@ -1,15 +1,16 @@
 // embedding.h: token plus position, and the gradient of both tables.
 //
-// Backward adds rows of d_output to rows of d_wte that several positions may share. Each task owns a strip of columns and walks all
-// positions in order: no atomics, no races, the same sums for any number of threads.
-#ifndef ACCO_EMBEDDING_H
-#define ACCO_EMBEDDING_H
+// Backward adds rows of d_output to rows of d_wte that several positions may share. Each
+// task owns a strip of columns and walks all positions in order: no atomics, no races,
+// the same sums for any number of threads.
+#ifndef ACCO_KERNELS_CPU_EMBEDDING_H
+#define ACCO_KERNELS_CPU_EMBEDDING_H
 
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
-#include "row_blocks.h"
+#include "kernels/cpu/row_blocks.h"
 
 enum { EMBEDDING_STRIP = 64 }; // columns of one task: four cache lines
 
@@ -27,14 +28,15 @@ static inline void embedding_forward_task(void *context, int task, int thread) {
     const Embedding *work = (const Embedding *)context;
     int rows = work->B * work->T, C = work->channels;
     for (int row = row_block_begin(task, rows); row < row_block_begin(task + 1, rows); row++) {
-        const float *token = work->wte + (size_t)work->tokens[row] * (size_t)C, *position = work->wpe + (size_t)(row % work->T) * (size_t)C;
+        const float *token = work->wte + (size_t)work->tokens[row] * (size_t)C,
+                    *position = work->wpe + (size_t)(row % work->T) * (size_t)C;
         float *output = work->output + (size_t)row * (size_t)C;
         for (int c = 0; c < C; c++) { output[c] = token[c] + position[c]; }
     }
 }
 
-static inline void cpu_embedding_forward(Stream *stream, float *output, const float *wte, const float *wpe, const int32_t *tokens, int B,
-                                         int T, int C) {
+static inline void cpu_embedding_forward(Stream *stream, float *output, const float *wte, const float *wpe,
+                                         const int32_t *tokens, int B, int T, int C) {
     Embedding work;
     memset(&work, 0, sizeof work);
     work.output = output;
@@ -44,23 +46,25 @@ static inline void cpu_embedding_forward(Stream *stream, float *output, const fl
     work.B = B;
     work.T = T;
     work.channels = C;
-    team_run(stream->team, row_block_count(B * T), embedding_forward_task, &work);
+    thread_pool_run(stream->pool, row_block_count(B * T), embedding_forward_task, &work);
 }
 
 static inline void embedding_backward_task(void *context, int task, int thread) {
     (void)thread;
     const Embedding *work = (const Embedding *)context;
-    int C = work->channels, begin = task * EMBEDDING_STRIP, end = begin + EMBEDDING_STRIP < C ? begin + EMBEDDING_STRIP : C;
+    int C = work->channels, begin = task * EMBEDDING_STRIP,
+        end = begin + EMBEDDING_STRIP < C ? begin + EMBEDDING_STRIP : C;
     for (int row = 0; row < work->B * work->T; row++) {
-        float *token = work->d_wte + (size_t)work->tokens[row] * (size_t)C, *position = work->d_wpe + (size_t)(row % work->T) * (size_t)C;
+        float *token = work->d_wte + (size_t)work->tokens[row] * (size_t)C,
+              *position = work->d_wpe + (size_t)(row % work->T) * (size_t)C;
         const float *d_output = work->d_output + (size_t)row * (size_t)C;
         for (int c = begin; c < end; c++) { token[c] += d_output[c]; }
         for (int c = begin; c < end; c++) { position[c] += d_output[c]; }
     }
 }
 
-static inline void cpu_embedding_backward(Stream *stream, float *d_wte, float *d_wpe, const float *d_output, const int32_t *tokens, int B,
-                                      int T, int C) {
+static inline void cpu_embedding_backward(Stream *stream, float *d_wte, float *d_wpe, const float *d_output,
+                                          const int32_t *tokens, int B, int T, int C) {
     Embedding work;
     memset(&work, 0, sizeof work);
     work.d_wte = d_wte;
@@ -70,11 +74,13 @@ static inline void cpu_embedding_backward(Stream *stream, float *d_wte, float *d
     work.B = B;
     work.T = T;
     work.channels = C;
-    team_run(stream->team, (C + EMBEDDING_STRIP - 1) / EMBEDDING_STRIP, embedding_backward_task, &work);
+    thread_pool_run(stream->pool, (C + EMBEDDING_STRIP - 1) / EMBEDDING_STRIP, embedding_backward_task,
+                    &work);
 }
 
-// order (rows) = the places of tokens (rows), sorted by token and then by place: the order in which a GPU adds up the gradient of the token
-// table. counts: workspace (V + 1).
+// order (rows) = the places of tokens (rows), sorted by token and then by place: the
+// order in which a GPU adds up the gradient of the token table. counts: workspace (V +
+// 1).
 static inline void embedding_order(int32_t *order, int32_t *counts, const int32_t *tokens, int rows, int V) {
     memset(counts, 0, ((size_t)V + 1) * sizeof *counts);
     for (int row = 0; row < rows; row++) { counts[tokens[row] + 1]++; }

@@ -1,17 +1,20 @@
-// layernorm.h: LayerNorm, fused with what stands before it: the residual addition and the bias of the branch that is added.
+// layernorm.h: LayerNorm, fused with what stands before it: the residual addition and the
+// bias of the branch that is added.
 //
-// A LayerNorm is memory bound: its input would otherwise be written by the residual addition and read again at once. So forward does
-// residual = residual_before + branch + branch_bias, normalises the row while it is in the first-level cache, and keeps mean and
-// 1/deviation. Backward adds its result to the gradient that arrives along the residual path; that sum is also the gradient of the branch,
-// whose sum over rows is the gradient of the branch's bias, and is taken in the same pass.
-#ifndef ACCO_LAYERNORM_H
-#define ACCO_LAYERNORM_H
+// A LayerNorm is memory bound: its input would otherwise be written by the residual
+// addition and read again at once. So forward does residual = residual_before + branch +
+// branch_bias, normalises the row while it is in the first-level cache, and keeps mean
+// and 1/deviation. Backward adds its result to the gradient that arrives along the
+// residual path; that sum is also the gradient of the branch, whose sum over rows is the
+// gradient of the branch's bias, and is taken in the same pass.
+#ifndef ACCO_KERNELS_CPU_LAYERNORM_H
+#define ACCO_KERNELS_CPU_LAYERNORM_H
 
 #include <math.h>
 #include <stddef.h>
 #include <string.h>
 
-#include "row_blocks.h"
+#include "kernels/cpu/row_blocks.h"
 
 typedef struct LayernormForward {
     Real *output;                // (rows, C)
@@ -57,7 +60,7 @@ static inline void layernorm_forward_task(void *context, int task, int thread) {
 }
 
 static inline void cpu_layernorm_forward(Stream *stream, const LayernormForward *work) {
-    team_run(stream->team, row_block_count(work->rows), layernorm_forward_task, (void *)work);
+    thread_pool_run(stream->pool, row_block_count(work->rows), layernorm_forward_task, (void *)work);
 }
 
 typedef struct LayernormBackward {
@@ -115,10 +118,12 @@ static inline void layernorm_backward_task(void *context, int task, int thread) 
 
 static inline void cpu_layernorm_backward(Stream *stream, const LayernormBackward *work) {
     int blocks = row_block_count(work->rows), C = work->channels;
-    team_run(stream->team, blocks, layernorm_backward_task, (void *)work);
+    thread_pool_run(stream->pool, blocks, layernorm_backward_task, (void *)work);
     column_sums_add(stream, work->d_weight, work->partials, blocks, 3 * C, C);
     column_sums_add(stream, work->d_bias, work->partials + C, blocks, 3 * C, C);
-    if (work->d_branch_bias != NULL) { column_sums_add(stream, work->d_branch_bias, work->partials + 2 * (size_t)C, blocks, 3 * C, C); }
+    if (work->d_branch_bias != NULL) {
+        column_sums_add(stream, work->d_branch_bias, work->partials + 2 * (size_t)C, blocks, 3 * C, C);
+    }
 }
 
 #endif

@@ -1,20 +1,25 @@
-// matmul.h: matrix products, row major, by a library that runs single-threaded inside each task.
+// matmul.h: matrix products, row major, by a library that runs single-threaded inside
+// each task.
 //
-// The result is cut into tiles whose size depends on the shape alone, never on the number of threads, and never across the inner
-// dimension: an element is one sum in one order whoever computes it, so results do not depend on the team. Measured on two AVX-512 cores,
-// tiles of this size reach the rate of oneDNN threading itself (300 GFLOP/s and more), and our threads stay the only ones in the process:
-// no second pool that spins while communication needs a core.
+// The result is cut into tiles whose size depends on the shape alone, never on the number
+// of threads, and never across the inner dimension: an element is one sum in one order
+// whoever computes it, so results do not depend on the pool. Measured on two AVX-512
+// cores, tiles of this size reach the rate of oneDNN threading itself (300 GFLOP/s and
+// more), and our threads stay the only ones in the process: no second pool that spins
+// while communication needs a core.
 //
-// oneDNN is told to stay single-threaded through the OpenMP setting of the calling thread; the symbols are weak, because a oneDNN built
-// without OpenMP needs none. Where the library is absent (ACCO_NO_ONEDNN) or refuses, matmul_block_plain computes: blocked, vectorised by
-// the compiler, several times slower; it is also what the tests compare against.
-#ifndef ACCO_MATMUL_H
-#define ACCO_MATMUL_H
+// oneDNN is told to stay single-threaded through the OpenMP setting of the calling
+// thread; the symbols are weak, because a oneDNN built without OpenMP needs none. Where
+// the library is absent (ACCO_NO_ONEDNN) or refuses, matmul_block_plain computes:
+// blocked, vectorised by the compiler, several times slower; it is also what the tests
+// compare against.
+#ifndef ACCO_KERNELS_CPU_MATMUL_H
+#define ACCO_KERNELS_CPU_MATMUL_H
 
 #include <stdbool.h>
 #include <stddef.h>
 
-#include "../../runtime/device.h"
+#include "runtime/device.h"
 
 #ifndef ACCO_NO_ONEDNN
 #include <oneapi/dnnl/dnnl.h>
@@ -28,7 +33,8 @@ extern void omp_set_num_threads(int threads) __attribute__((weak));
 #endif
 #endif
 
-// result (M, N) = a (M, K) b (K, N) [+ result]. A transposed operand is stored as (K, M) or (N, K). Strides are from row to row as stored.
+// result (M, N) = a (M, K) b (K, N) [+ result]. A transposed operand is stored as (K, M)
+// or (N, K). Strides are from row to row as stored.
 typedef struct Matmul {
     int M, N, K;
     const float *a;
@@ -45,30 +51,35 @@ typedef struct Matmul {
 enum {
     MATMUL_TILE_ELEMENTS = 512 * 1024, // of the result, at most: 2 MB
     MATMUL_TILE_LEAST = 64 * 1024,     // a tile is not made smaller than this for the sake of MATMUL_TILES
-    MATMUL_TILES = 4,                  // so many tiles at least: a long inner dimension makes a small result a long task
-    MATMUL_TILE_SIDE = 8192,           // so that a product with one row is shared among threads as well
-    MATMUL_TILE_STEP = 48,             // tile sides are multiples of this: whole register tiles of the library
-    MATMUL_PLAIN_BLOCK = 128           // inner dimension and columns of one packed block of matmul_block_plain: 64 KB
+    MATMUL_TILES = 4, // so many tiles at least: a long inner dimension makes a small result a long task
+    MATMUL_TILE_SIDE = 8192, // so that a product with one row is shared among threads as well
+    MATMUL_TILE_STEP = 48,   // tile sides are multiples of this: whole register tiles of the library
+    MATMUL_PLAIN_BLOCK = 128 // inner dimension and columns of one packed block of matmul_block_plain: 64 KB
 };
 
-// Copies block (k0.., n0..) of b, transposed if need be, to `packed` (depth, MATMUL_PLAIN_BLOCK).
+// Copies block (k0.., n0..) of b, transposed if need be, to `packed` (depth,
+// MATMUL_PLAIN_BLOCK).
 static inline void matmul_pack(const Matmul *work, int k0, int depth, int n0, int width, float *packed) {
     for (int k = 0; k < depth; k++) {
         for (int n = 0; n < width; n++) {
-            size_t row = (size_t)(work->b_transposed ? n0 + n : k0 + k), column = (size_t)(work->b_transposed ? k0 + k : n0 + n);
+            size_t row = (size_t)(work->b_transposed ? n0 + n : k0 + k),
+                   column = (size_t)(work->b_transposed ? k0 + k : n0 + n);
             packed[k * MATMUL_PLAIN_BLOCK + n] = work->b[row * (size_t)work->b_stride + column];
         }
     }
 }
 
-// One product without the library, on the calling thread. Every element is summed over k in ascending order.
+// One product without the library, on the calling thread. Every element is summed over k
+// in ascending order.
 static inline void matmul_block_plain(const Matmul *work) {
     float packed[MATMUL_PLAIN_BLOCK * MATMUL_PLAIN_BLOCK];
     for (int n0 = 0; n0 < work->N; n0 += MATMUL_PLAIN_BLOCK) {
         int width = work->N - n0 < MATMUL_PLAIN_BLOCK ? work->N - n0 : MATMUL_PLAIN_BLOCK;
         if (!work->accumulate) {
             for (int m = 0; m < work->M; m++) {
-                for (int n = 0; n < width; n++) { work->result[(size_t)m * (size_t)work->result_stride + (size_t)(n0 + n)] = 0.0f; }
+                for (int n = 0; n < width; n++) {
+                    work->result[(size_t)m * (size_t)work->result_stride + (size_t)(n0 + n)] = 0.0f;
+                }
             }
         }
         for (int k0 = 0; k0 < work->K; k0 += MATMUL_PLAIN_BLOCK) {
@@ -77,7 +88,8 @@ static inline void matmul_block_plain(const Matmul *work) {
             for (int m = 0; m < work->M; m++) {
                 float *row = work->result + (size_t)m * (size_t)work->result_stride + n0;
                 for (int k = 0; k < depth; k++) {
-                    size_t a_row = (size_t)(work->a_transposed ? k0 + k : m), a_column = (size_t)(work->a_transposed ? m : k0 + k);
+                    size_t a_row = (size_t)(work->a_transposed ? k0 + k : m),
+                           a_column = (size_t)(work->a_transposed ? m : k0 + k);
                     float factor = work->a[a_row * (size_t)work->a_stride + a_column];
                     const float *line = packed + k * MATMUL_PLAIN_BLOCK;
                     for (int n = 0; n < width; n++) { row[n] += factor * line[n]; }
@@ -92,8 +104,9 @@ static inline void matmul_block(const Matmul *work) {
 #ifndef ACCO_NO_ONEDNN
     if (omp_set_num_threads != NULL && omp_get_max_threads() != 1) { omp_set_num_threads(1); }
     dnnl_status_t status =
-        dnnl_sgemm(work->a_transposed ? 'T' : 'N', work->b_transposed ? 'T' : 'N', work->M, work->N, work->K, 1.0f, work->a, work->a_stride,
-                   work->b, work->b_stride, work->accumulate ? 1.0f : 0.0f, work->result, work->result_stride);
+        dnnl_sgemm(work->a_transposed ? 'T' : 'N', work->b_transposed ? 'T' : 'N', work->M, work->N, work->K,
+                   1.0f, work->a, work->a_stride, work->b, work->b_stride, work->accumulate ? 1.0f : 0.0f,
+                   work->result, work->result_stride);
     if (status == dnnl_success) { return; }
 #endif
     matmul_block_plain(work);
@@ -104,13 +117,17 @@ typedef struct MatmulTiles {
     int tile_M, tile_N, tiles_N;
 } MatmulTiles;
 
-// Row stride for a gradient of `columns` columns that a product reads transposed: rows a power of two apart fall into the same few sets of
-// the first-level cache, which cost a quarter of the rate (123 against 156 GFLOP/s a core for 3072 columns).
+// Row stride for a gradient of `columns` columns that a product reads transposed: rows a
+// power of two apart fall into the same few sets of the first-level cache, which cost a
+// quarter of the rate (123 against 156 GFLOP/s a core for 3072 columns).
 static inline int matmul_padded_stride(int columns) { return columns % 256 == 0 ? columns + 16 : columns; }
 
-static inline int matmul_halve(int side) { return (side / 2 + MATMUL_TILE_STEP - 1) / MATMUL_TILE_STEP * MATMUL_TILE_STEP; }
+static inline int matmul_halve(int side) {
+    return (side / 2 + MATMUL_TILE_STEP - 1) / MATMUL_TILE_STEP * MATMUL_TILE_STEP;
+}
 
-// Halves the longer side until tiles are small and many enough: the cut depends on M and N only.
+// Halves the longer side until tiles are small and many enough: the cut depends on M and
+// N only.
 static inline void matmul_choose_tile(int M, int N, int *tile_M, int *tile_N) {
     long long whole = (long long)M * N, most = whole / MATMUL_TILES;
     if (most < MATMUL_TILE_LEAST) { most = MATMUL_TILE_LEAST; }
@@ -144,11 +161,13 @@ static inline void matmul(Stream *stream, const Matmul *work) {
     tiles.whole = work;
     matmul_choose_tile(work->M, work->N, &tiles.tile_M, &tiles.tile_N);
     tiles.tiles_N = (work->N + tiles.tile_N - 1) / tiles.tile_N;
-    team_run(stream->team, (work->M + tiles.tile_M - 1) / tiles.tile_M * tiles.tiles_N, matmul_tile_task, &tiles);
+    thread_pool_run(stream->pool, (work->M + tiles.tile_M - 1) / tiles.tile_M * tiles.tiles_N,
+                    matmul_tile_task, &tiles);
 }
 
-static inline Matmul matmul_describe(float *result, int result_stride, const float *a, int a_stride, bool a_transposed, const float *b,
-                                     int b_stride, bool b_transposed, int M, int N, int K, bool accumulate) {
+static inline Matmul matmul_describe(float *result, int result_stride, const float *a, int a_stride,
+                                     bool a_transposed, const float *b, int b_stride, bool b_transposed,
+                                     int M, int N, int K, bool accumulate) {
     Matmul work;
     work.M = M;
     work.N = N;
@@ -166,22 +185,26 @@ static inline Matmul matmul_describe(float *result, int result_stride, const flo
 }
 
 // The three products of a linear layer differ in which operand is transposed.
-static inline void cpu_matmul_forward(Stream *stream, float *output, int output_stride, const float *input, const float *weight, int rows,
-                                      int inputs, int outputs) {
-    Matmul work = matmul_describe(output, output_stride, input, inputs, false, weight, inputs, true, rows, outputs, inputs, false);
+static inline void cpu_matmul_forward(Stream *stream, float *output, int output_stride, const float *input,
+                                      const float *weight, int rows, int inputs, int outputs) {
+    Matmul work = matmul_describe(output, output_stride, input, inputs, false, weight, inputs, true, rows,
+                                  outputs, inputs, false);
     matmul(stream, &work);
 }
 
-static inline void cpu_matmul_backward_input(Stream *stream, float *d_input, int d_input_stride, const float *d_output, int d_output_stride,
-                                         const float *weight, int rows, int inputs, int outputs) {
-    Matmul work = matmul_describe(d_input, d_input_stride, d_output, d_output_stride, false, weight, inputs, false, rows,
-                                  inputs, outputs, false);
+static inline void cpu_matmul_backward_input(Stream *stream, float *d_input, int d_input_stride,
+                                             const float *d_output, int d_output_stride, const float *weight,
+                                             int rows, int inputs, int outputs) {
+    Matmul work = matmul_describe(d_input, d_input_stride, d_output, d_output_stride, false, weight, inputs,
+                                  false, rows, inputs, outputs, false);
     matmul(stream, &work);
 }
 
-static inline void cpu_matmul_backward_weight(Stream *stream, float *d_weight, const float *d_output, int d_output_stride,
-                                              const float *input, int rows, int inputs, int outputs) {
-    Matmul work = matmul_describe(d_weight, inputs, d_output, d_output_stride, true, input, inputs, false, outputs, inputs, rows, true);
+static inline void cpu_matmul_backward_weight(Stream *stream, float *d_weight, const float *d_output,
+                                              int d_output_stride, const float *input, int rows, int inputs,
+                                              int outputs) {
+    Matmul work = matmul_describe(d_weight, inputs, d_output, d_output_stride, true, input, inputs, false,
+                                  outputs, inputs, rows, true);
     matmul(stream, &work);
 }
 

@@ -1,11 +1,15 @@
-// outer.h: the outer steps of rules whose workers take steps of their own: elementwise, over one contiguous range.
+// outer.h: the outer steps of rules whose workers take steps of their own: elementwise,
+// over one contiguous range.
 //
-// A worker walks from the copy that all share (outer, base) to parameters of its own (local). What is exchanged is the way back,
-// outer - local, taken in fp32 before any narrower format sees it; `sum` is the sum of it over all workers. outer_nesterov is PyTorch's SGD
-// with Nesterov momentum and no dampening (DiLoCo), outer_co2 is CO2's step with a momentum that is clipped.
+// A worker walks from the copy that all share (outer, base) to parameters of its own
+// (local). What is exchanged is the way back, outer - local, taken in fp32 before any
+// narrower format sees it; `sum` is the sum of it over all workers. outer_nesterov is
+// PyTorch's SGD with Nesterov momentum and no dampening (DiLoCo), outer_co2 is CO2's step
+// with a momentum that is clipped.
 //
-// Each runs in the thread that calls it. They are kept out of line: inlined, the compiler may fuse other multiplications and additions at
-// every place of call, and the result of a run would depend on how the vector was cut.
+// Each runs in the thread that calls it. They are kept out of line: inlined, the compiler
+// may fuse other multiplications and additions at every place of call, and the result of
+// a run would depend on how the vector was cut.
 #ifndef ACCO_KERNELS_CPU_OUTER_H
 #define ACCO_KERNELS_CPU_OUTER_H
 
@@ -34,9 +38,10 @@ OUTER_FUNCTION void cpu_outer_delta(float *delta, const float *outer, const floa
     for (size_t i = 0; i < count; i++) { delta[i] = outer[i] - local[i]; }
 }
 
-// momentum = mu * momentum + D; outer -= learning_rate * (D + mu * momentum); local = alpha * local + (1 - alpha) * outer, for the mean D
-// of what all workers sent.
-OUTER_FUNCTION void cpu_outer_nesterov(float *outer, float *momentum, float *local, const float *sum, size_t count, const OuterStep *step) {
+// momentum = mu * momentum + D; outer -= learning_rate * (D + mu * momentum); local =
+// alpha * local + (1 - alpha) * outer, for the mean D of what all workers sent.
+OUTER_FUNCTION void cpu_outer_nesterov(float *outer, float *momentum, float *local, const float *sum,
+                                       size_t count, const OuterStep *step) {
     const float inverse = step->inverse_ranks, rate = step->learning_rate, mu = step->momentum;
     const float alpha = step->alpha, rest = 1.0f - step->alpha;
 #pragma omp simd
@@ -55,9 +60,11 @@ static inline float outer_clip(float value, float phi) {
     return phi > 0.0f ? (below < -phi ? -phi : below) : value;
 }
 
-// exchange: in, where `received`, the sum of what was sent a round ago; out, base - local, to be sent now. Then base and local become
-// base - alpha * clip(momentum), with momentum = beta * momentum + D / gap; without a sum the base stays.
-OUTER_FUNCTION void cpu_outer_co2(float *base, float *momentum, float *local, float *exchange, size_t count, const Co2Step *step) {
+// exchange: in, where `received`, the sum of what was sent a round ago; out, base -
+// local, to be sent now. Then base and local become base - alpha * clip(momentum), with
+// momentum = beta * momentum + D / gap; without a sum the base stays.
+OUTER_FUNCTION void cpu_outer_co2(float *base, float *momentum, float *local, float *exchange, size_t count,
+                                  const Co2Step *step) {
     const Co2Step s = *step;
 #pragma omp simd
     for (size_t i = 0; i < count; i++) {

@@ -1,21 +1,26 @@
-// row_blocks.h: how kernels cut a (rows, columns) array into tasks, and how sums over rows stay independent of the number of threads.
+// row_blocks.h: how kernels cut a (rows, columns) array into tasks, and how sums over
+// rows stay independent of the number of threads.
 //
-// Rows are cut into at most ROW_BLOCKS blocks, a number that depends on the rows alone. A kernel that sums over rows (gradients of biases
-// and of LayerNorm weights) adds the rows of a block, in order, into that block's own partial sums; then the partial sums are added in the
-// order of the blocks. Whoever runs which block, the additions are the same: the bits repeat for any number of threads.
-#ifndef ACCO_ROW_BLOCKS_H
-#define ACCO_ROW_BLOCKS_H
+// Rows are cut into at most ROW_BLOCKS blocks, a number that depends on the rows alone. A
+// kernel that sums over rows (gradients of biases and of LayerNorm weights) adds the rows
+// of a block, in order, into that block's own partial sums; then the partial sums are
+// added in the order of the blocks. Whoever runs which block, the additions are the same:
+// the bits repeat for any number of threads.
+#ifndef ACCO_KERNELS_CPU_ROW_BLOCKS_H
+#define ACCO_KERNELS_CPU_ROW_BLOCKS_H
 
 #include <stddef.h>
 
-#include "../../runtime/device.h"
+#include "runtime/device.h"
 
 enum { ROW_BLOCKS = 32, COLUMN_BLOCK = 256 };
 
 static inline int row_block_count(int rows) { return rows < ROW_BLOCKS ? rows : ROW_BLOCKS; }
 
 // First row of block `block`; block row_block_count(rows) gives `rows`.
-static inline int row_block_begin(int block, int rows) { return (int)((long long)rows * block / row_block_count(rows)); }
+static inline int row_block_begin(int block, int rows) {
+    return (int)((long long)rows * block / row_block_count(rows));
+}
 
 typedef struct ColumnSums {
     float *sums;
@@ -26,7 +31,8 @@ typedef struct ColumnSums {
 static inline void column_sums_task(void *context, int task, int thread) {
     (void)thread;
     const ColumnSums *work = (const ColumnSums *)context;
-    int begin = task * COLUMN_BLOCK, end = begin + COLUMN_BLOCK < work->columns ? begin + COLUMN_BLOCK : work->columns;
+    int begin = task * COLUMN_BLOCK,
+        end = begin + COLUMN_BLOCK < work->columns ? begin + COLUMN_BLOCK : work->columns;
     for (int block = 0; block < work->blocks; block++) {
         const float *partial = work->partials + (size_t)block * (size_t)work->stride;
         for (int c = begin; c < end; c++) { work->sums[c] += partial[c]; }
@@ -34,14 +40,15 @@ static inline void column_sums_task(void *context, int task, int thread) {
 }
 
 // sums (columns) += the sum of `blocks` rows of partials (blocks, stride), in order.
-static inline void column_sums_add(Stream *stream, float *sums, const float *partials, int blocks, int stride, int columns) {
+static inline void column_sums_add(Stream *stream, float *sums, const float *partials, int blocks, int stride,
+                                   int columns) {
     ColumnSums work;
     work.sums = sums;
     work.partials = partials;
     work.blocks = blocks;
     work.stride = stride;
     work.columns = columns;
-    team_run(stream->team, (columns + COLUMN_BLOCK - 1) / COLUMN_BLOCK, column_sums_task, &work);
+    thread_pool_run(stream->pool, (columns + COLUMN_BLOCK - 1) / COLUMN_BLOCK, column_sums_task, &work);
 }
 
 #endif

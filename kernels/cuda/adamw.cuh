@@ -1,26 +1,30 @@
 // adamw.cuh: one optimizer step over a range of elements on a GPU.
 //
-// Contract: kernels/cpu/adamw.h, whose formula this is, in the same order. An estimate and the commit that would follow on the same
-// gradient give the same bits: both are one function of the element. Bits may differ from the CPU's where a multiplication and an addition
-// are fused.
+// Contract: kernels/cpu/adamw.h, whose formula this is, in the same order. An estimate
+// and the commit that would follow on the same gradient give the same bits: both are one
+// function of the element. Bits may differ from the CPU's where a multiplication and an
+// addition are fused.
 //
-// Bound by memory: a commit reads four arrays and writes four, an estimate writes one. Quads (buffers.cuh) move 16 bytes at a time, and all
-// four loads of a thread are under way before it needs the first.
+// Bound by memory: a commit reads four arrays and writes four, an estimate writes one.
+// Quads (buffers.cuh) move 16 bytes at a time, and all four loads of a thread are under
+// way before it needs the first.
 #ifndef ACCO_KERNELS_CUDA_ADAMW_CUH
 #define ACCO_KERNELS_CUDA_ADAMW_CUH
 
-#include "buffers.cuh"
+#include "kernels/cuda/buffers.cuh"
 
-#include "../cpu/adamw.h"
+#include "kernels/cpu/adamw.h"
 
 // The new parameter; *first and *second become the new moments.
-static __device__ __forceinline__ float adamw_element(const AdamWStep &step, float gradient, float master, float *first, float *second) {
+static __device__ __forceinline__ float adamw_element(const AdamWStep &step, float gradient, float master,
+                                                      float *first, float *second) {
     float g = gradient / step.divisor * step.scale;
     float m = step.beta1 * *first + step.gain1 * g;
     float v = step.beta2 * *second + step.gain2 * g * g;
     *first = m;
     *second = v;
-    return master * step.keep - step.learning_rate * (m / step.correction1) / (sqrtf(v / step.correction2) + step.epsilon);
+    return master * step.keep -
+           step.learning_rate * (m / step.correction1) / (sqrtf(v / step.correction2) + step.epsilon);
 }
 
 static __global__ void adamw_kernel(AdamWRange range, bool wide) {
@@ -30,7 +34,9 @@ static __global__ void adamw_kernel(AdamWRange range, bool wide) {
     quad_load(master, range.master, quad);
     quad_load(first, range.first_moment, quad);
     quad_load(second, range.second_moment, quad);
-    for (int i = 0; i < 4; i++) { master[i] = adamw_element(range.step, gradient[i], master[i], &first[i], &second[i]); }
+    for (int i = 0; i < 4; i++) {
+        master[i] = adamw_element(range.step, gradient[i], master[i], &first[i], &second[i]);
+    }
     if (range.commit) {
         quad_store(range.first_moment, first, quad);
         quad_store(range.second_moment, second, quad);

@@ -1,7 +1,10 @@
-// attention.cuh: causal attention on a GPU, global or within a local window, forward and backward: what kernels/cpu/attention.h computes.
+// attention.cuh: causal attention on a GPU, global or within a local window, forward and
+// backward: what kernels/cpu/attention.h computes.
 //
-// Scores and softmax are fp32 and scores are not scaled (GPT-Neo). Scores live only in registers: forward keeps the logarithm of each row's
-// sum of exponentials, and backward forms probabilities anew from it. qkv is (B, T, 3C), head h of q, k, v at columns h*D of each.
+// Scores and softmax are fp32 and scores are not scaled (GPT-Neo). Scores live only in
+// registers: forward keeps the logarithm of each row's sum of exponentials, and backward
+// forms probabilities anew from it. qkv is (B, T, 3C), head h of q, k, v at columns h*D
+// of each.
 //
 // Two families of kernels:
 //   tiles   bf16, usual head sizes, rows of whole 16 bytes: tensor cores. A block owns one tile of rows of one head (queries in forward
@@ -11,23 +14,26 @@
 //           scores nor probabilities pass through shared memory.
 //   rows    everything else: one warp for each row, its lanes over the columns of the head.
 //
-// Backward forms scores twice, once by queries for dQ and once by keys for dK, dV: each gradient then has one writer, which adds in the
-// order of rows. No atomic operations, so results have the same bits always.
+// Backward forms scores twice, once by queries for dQ and once by keys for dK, dV: each
+// gradient then has one writer, which adds in the order of rows. No atomic operations, so
+// results have the same bits always.
 //
-// A NaN goes through the sum of exponentials into the whole row: maxima pass over it, sums do not.
+// A NaN goes through the sum of exponentials into the whole row: maxima pass over it,
+// sums do not.
 #ifndef ACCO_KERNELS_CUDA_ATTENTION_CUH
 #define ACCO_KERNELS_CUDA_ATTENTION_CUH
 
 #include <assert.h>
 #include <math.h>
 
-#include "language.cuh"
+#include "kernels/cuda/language.cuh"
 
 enum {
     CUDA_ATTENTION_TILE = 64, // keys, or queries where a block owns keys
     CUDA_ATTENTION_WARPS = 4,
     CUDA_ATTENTION_THREADS = CUDA_ATTENTION_WARPS * WARP,
-    CUDA_ATTENTION_PADDING = 8, // elements behind a row in shared memory: any 8 rows then lie in different banks
+    CUDA_ATTENTION_PADDING =
+        8, // elements behind a row in shared memory: any 8 rows then lie in different banks
     CUDA_ATTENTION_MAX_HEAD = 256
 };
 
@@ -54,7 +60,7 @@ static __device__ __forceinline__ CudaAttentionPlace cuda_attention_place(const 
     return place;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // The band: query i sees keys i - window < j <= i
 
 static __device__ __forceinline__ int cuda_attention_oldest_key(int query, int window) {
@@ -69,54 +75,65 @@ static __device__ __forceinline__ int cuda_attention_end_query(int key, int wind
 enum CudaAttentionBand { CUDA_ATTENTION_OUTSIDE, CUDA_ATTENTION_EDGE, CUDA_ATTENTION_INSIDE };
 
 // Whether of a rectangle of queries and keys none, some or all see each other.
-static __device__ __forceinline__ CudaAttentionBand cuda_attention_band(int query, int queries, int key, int keys, int window) {
+static __device__ __forceinline__ CudaAttentionBand cuda_attention_band(int query, int queries, int key,
+                                                                        int keys, int window) {
     int last_query = query + queries - 1, last_key = key + keys - 1;
     if (key > last_query || (window > 0 && last_key <= query - window)) { return CUDA_ATTENTION_OUTSIDE; }
-    return last_key <= query && (window == 0 || key > last_query - window) ? CUDA_ATTENTION_INSIDE : CUDA_ATTENTION_EDGE;
+    return last_key <= query && (window == 0 || key > last_query - window) ? CUDA_ATTENTION_INSIDE
+                                                                           : CUDA_ATTENTION_EDGE;
 }
 
-// Takes out of 16 rows of scores what lies outside the band. Rows are queries and columns keys; TRANSPOSED: the other way round.
+// Takes out of 16 rows of scores what lies outside the band. Rows are queries and columns
+// keys; TRANSPOSED: the other way round.
 template <int N, bool TRANSPOSED>
-static __device__ __forceinline__ void cuda_attention_mask(float scores[N / 8][4], int first_row, int first_column, int window) {
+static __device__ __forceinline__ void cuda_attention_mask(float scores[N / 8][4], int first_row,
+                                                           int first_column, int window) {
     int row = first_row + lane_index() / 4, column = first_column + lane_index() % 4 * 2;
     UNROLL
     for (int n = 0; n < N / 8; n++) {
         UNROLL
         for (int i = 0; i < 4; i++) {
-            int y = row + i / 2 * 8, x = column + n * 8 + i % 2, query = TRANSPOSED ? x : y, key = TRANSPOSED ? y : x;
+            int y = row + i / 2 * 8, x = column + n * 8 + i % 2, query = TRANSPOSED ? x : y,
+                key = TRANSPOSED ? y : x;
             if (key > query || (window > 0 && key <= query - window)) { scores[n][i] = -INFINITY; }
         }
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
-// Tiles: rows of one head in shared memory, D columns and the padding. A warp has 16 rows, or M times 16 of them.
+// ---------------------------------------------------------------------------------------
+// Tiles: rows of one head in shared memory, D columns and the padding. A warp has 16
+// rows, or M times 16 of them.
 
 template <int D> static constexpr int cuda_attention_stride = D + CUDA_ATTENTION_PADDING;
 
-// Columns of scores that backward has in registers at a time, as many as fit beside the sums.
+// Columns of scores that backward has in registers at a time, as many as fit beside the
+// sums.
 template <int D> static constexpr int cuda_attention_chunk = D <= 80 ? 32 : 16;
 
 template <int D> static constexpr size_t cuda_attention_tile_bytes(int rows) {
     return (size_t)rows * cuda_attention_stride<D> * sizeof(__nv_bfloat16);
 }
 
-// Starts to copy rows [first, first + ROWS) of a head, `stride` apart; those from T on become zeros. The whole block.
+// Starts to copy rows [first, first + ROWS) of a head, `stride` apart; those from T on
+// become zeros. The whole block.
 template <int D, int ROWS>
-static __device__ __forceinline__ void cuda_attention_copy(__nv_bfloat16 *tile, const __nv_bfloat16 *head, unsigned stride, int first,
-                                                           int T) {
+static __device__ __forceinline__ void cuda_attention_copy(__nv_bfloat16 *tile, const __nv_bfloat16 *head,
+                                                           unsigned stride, int first, int T) {
     enum { PIECES = D / 8 };
     UNROLL
     for (int k = 0; k < ROWS * PIECES / CUDA_ATTENTION_THREADS; k++) {
         int i = k * CUDA_ATTENTION_THREADS + (int)threadIdx.x, row = i / PIECES, piece = i % PIECES;
         bool valid = first + row < T;
-        unsigned offset = (unsigned)(first + row) * stride + (unsigned)piece * 8; // 32 bits: these wait in registers between two tiles
+        unsigned offset = (unsigned)(first + row) * stride +
+                          (unsigned)piece * 8; // 32 bits: these wait in registers between two tiles
         copy_async(tile + row * cuda_attention_stride<D> + piece * 8, head + (valid ? offset : 0), valid);
     }
 }
 
 // 16 rows of a tile as the left side of a product.
-template <int D> static __device__ __forceinline__ void cuda_attention_left(uint32_t left[D / 16][4], const __nv_bfloat16 *rows) {
+template <int D>
+static __device__ __forceinline__ void cuda_attention_left(uint32_t left[D / 16][4],
+                                                           const __nv_bfloat16 *rows) {
     const __nv_bfloat16 *place = rows + lane_index() % 16 * cuda_attention_stride<D> + lane_index() / 16 * 8;
     UNROLL
     for (int k = 0; k < D / 16; k++) { matrix_load_x4<false>(left[k], place + k * 16); }
@@ -124,10 +141,12 @@ template <int D> static __device__ __forceinline__ void cuda_attention_left(uint
 
 // scores (16 M, N) = left (16 M, D) times N rows of a tile, transposed.
 template <int D, int M, int N>
-static __device__ __forceinline__ void cuda_attention_scores(float scores[M][N / 8][4], const uint32_t left[M][D / 16][4],
+static __device__ __forceinline__ void cuda_attention_scores(float scores[M][N / 8][4],
+                                                             const uint32_t left[M][D / 16][4],
                                                              const __nv_bfloat16 *rows) {
     int lane = lane_index();
-    const __nv_bfloat16 *place = rows + (lane / 16 * 8 + lane % 8) * cuda_attention_stride<D> + lane / 8 % 2 * 8;
+    const __nv_bfloat16 *place =
+        rows + (lane / 16 * 8 + lane % 8) * cuda_attention_stride<D> + lane / 8 % 2 * 8;
     UNROLL
     for (int i = 0; i < M * (N / 8) * 4; i++) { scores[i / (N / 2)][i / 4 % (N / 8)][i % 4] = 0.0f; }
     UNROLL
@@ -145,10 +164,11 @@ static __device__ __forceinline__ void cuda_attention_scores(float scores[M][N /
     }
 }
 
-// sums (16 M, D) += weights (16 M, N) times N rows of a tile. The weights are what scores became; they are rounded to bf16.
+// sums (16 M, D) += weights (16 M, N) times N rows of a tile. The weights are what scores
+// became; they are rounded to bf16.
 template <int D, int M, int N>
-static __device__ __forceinline__ void cuda_attention_collect(float sums[M][D / 8][4], const float weights[M][N / 8][4],
-                                                              const __nv_bfloat16 *rows) {
+static __device__ __forceinline__ void
+cuda_attention_collect(float sums[M][D / 8][4], const float weights[M][N / 8][4], const __nv_bfloat16 *rows) {
     const __nv_bfloat16 *place = rows + lane_index() % 16 * cuda_attention_stride<D> + lane_index() / 16 * 8;
     UNROLL
     for (int k = 0; k < N / 16; k++) {
@@ -178,11 +198,13 @@ struct __align__(4) CudaAttentionPair {
     __nv_bfloat16 low, high;
 };
 
-// Writes 16 rows of sums, each times its factor, as rows [first, first + 16) of the head, without those from T on. They pass through
-// `rows`, 16 rows of a tile that are this warp's own and no longer needed, so that global memory gets 16 bytes at a time.
+// Writes 16 rows of sums, each times its factor, as rows [first, first + 16) of the head,
+// without those from T on. They pass through `rows`, 16 rows of a tile that are this
+// warp's own and no longer needed, so that global memory gets 16 bytes at a time.
 template <int D>
-static __device__ __forceinline__ void cuda_attention_store(__nv_bfloat16 *head, size_t stride, int first, int T,
-                                                            const float sums[D / 8][4], const float factors[2], __nv_bfloat16 *rows) {
+static __device__ __forceinline__ void cuda_attention_store(__nv_bfloat16 *head, size_t stride, int first,
+                                                            int T, const float sums[D / 8][4],
+                                                            const float factors[2], __nv_bfloat16 *rows) {
     enum { PIECES = D / 8 };
     int lane = lane_index(), g = lane / 4, t = lane % 4;
     UNROLL
@@ -191,18 +213,20 @@ static __device__ __forceinline__ void cuda_attention_store(__nv_bfloat16 *head,
         for (int r = 0; r < 2; r++) {
             float low = sums[n][2 * r] * factors[r], high = sums[n][2 * r + 1] * factors[r];
             CudaAttentionPair pair = {from_float<__nv_bfloat16>(low), from_float<__nv_bfloat16>(high)};
-            *reinterpret_cast<CudaAttentionPair *>(rows + (g + r * 8) * cuda_attention_stride<D> + n * 8 + 2 * t) = pair;
+            *reinterpret_cast<CudaAttentionPair *>(rows + (g + r * 8) * cuda_attention_stride<D> + n * 8 +
+                                                   2 * t) = pair;
         }
     }
     __syncwarp();
     for (int i = lane; i < 16 * PIECES; i += WARP) {
         int row = i / PIECES, piece = i % PIECES;
         if (first + row >= T) { continue; }
-        pack_store(head + (size_t)(first + row) * stride + piece * 8, pack_load(rows + row * cuda_attention_stride<D> + piece * 8));
+        pack_store(head + (size_t)(first + row) * stride + piece * 8,
+                   pack_load(rows + row * cuda_attention_stride<D> + piece * 8));
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Forward by tiles
 
 // What one warp knows of 16 of its queries. A lane has two of the rows, g and g + 8.
@@ -211,19 +235,25 @@ struct CudaAttentionRows {
     float total[2]; // of exponentials of the scores less the maximum; of this lane's columns only
 };
 
-// scores (16, TILE) become exponentials of what they lie below the new maximum; what was collected under the old one is scaled to it.
+// scores (16, TILE) become exponentials of what they lie below the new maximum; what was
+// collected under the old one is scaled to it.
 template <int D>
-static __device__ __forceinline__ void cuda_attention_softmax(float scores[CUDA_ATTENTION_TILE / 8][4], float sums[D / 8][4],
-                                                              CudaAttentionRows &rows) {
+static __device__ __forceinline__ void cuda_attention_softmax(float scores[CUDA_ATTENTION_TILE / 8][4],
+                                                              float sums[D / 8][4], CudaAttentionRows &rows) {
     UNROLL
     for (int r = 0; r < 2; r++) {
         float maximum = rows.maximum[r];
         UNROLL
-        for (int n = 0; n < CUDA_ATTENTION_TILE / 8; n++) { maximum = fmaxf(maximum, fmaxf(scores[n][2 * r], scores[n][2 * r + 1])); }
+        for (int n = 0; n < CUDA_ATTENTION_TILE / 8; n++) {
+            maximum = fmaxf(maximum, fmaxf(scores[n][2 * r], scores[n][2 * r + 1]));
+        }
         maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffu, maximum, 1));
         maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffu, maximum, 2));
-        float base = maximum == -INFINITY ? 0.0f : maximum * CUDA_ATTENTION_LOG2E; // nothing seen yet: not -inf less -inf
-        float shrink = exp2_approximate(rows.maximum[r] * CUDA_ATTENTION_LOG2E - base), total = rows.total[r] * shrink;
+        float base = maximum == -INFINITY
+                         ? 0.0f
+                         : maximum * CUDA_ATTENTION_LOG2E; // nothing seen yet: not -inf less -inf
+        float shrink = exp2_approximate(rows.maximum[r] * CUDA_ATTENTION_LOG2E - base),
+              total = rows.total[r] * shrink;
         UNROLL
         for (int n = 0; n < CUDA_ATTENTION_TILE / 8; n++) {
             UNROLL
@@ -244,9 +274,9 @@ static __device__ __forceinline__ void cuda_attention_softmax(float scores[CUDA_
 
 // Ends 16 queries: divides by the sums of exponentials, writes output and log_sums (T).
 template <int D>
-static __device__ __forceinline__ void cuda_attention_finish(__nv_bfloat16 *output, float *log_sums, const CudaAttention &shape, int first,
-                                                             const float sums[D / 8][4], const CudaAttentionRows &rows,
-                                                             __nv_bfloat16 *own) {
+static __device__ __forceinline__ void
+cuda_attention_finish(__nv_bfloat16 *output, float *log_sums, const CudaAttention &shape, int first,
+                      const float sums[D / 8][4], const CudaAttentionRows &rows, __nv_bfloat16 *own) {
     float factors[2];
     UNROLL
     for (int r = 0; r < 2; r++) {
@@ -260,15 +290,23 @@ static __device__ __forceinline__ void cuda_attention_finish(__nv_bfloat16 *outp
     cuda_attention_store<D>(output, (size_t)shape.C, first, shape.T, sums, factors, own);
 }
 
-// Block (x, head, sample): 64 M queries, the last ones first, because they see most keys in a global layer.
+// Block (x, head, sample): 64 M queries, the last ones first, because they see most keys
+// in a global layer.
 template <int D, int M>
 static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
-    cuda_attention_forward_kernel(__nv_bfloat16 *output, float *log_sums, const __nv_bfloat16 *qkv, CudaAttention shape) {
-    enum { TILE = CUDA_ATTENTION_TILE, QUERIES = 16 * M * CUDA_ATTENTION_WARPS, STRIDE = cuda_attention_stride<D> };
-    __nv_bfloat16 *queries = (__nv_bfloat16 *)cuda_shared(), *keys = queries + QUERIES * STRIDE, *values = keys + 2 * TILE * STRIDE;
+    cuda_attention_forward_kernel(__nv_bfloat16 *output, float *log_sums, const __nv_bfloat16 *qkv,
+                                  CudaAttention shape) {
+    enum {
+        TILE = CUDA_ATTENTION_TILE,
+        QUERIES = 16 * M * CUDA_ATTENTION_WARPS,
+        STRIDE = cuda_attention_stride<D>
+    };
+    __nv_bfloat16 *queries = (__nv_bfloat16 *)cuda_shared(), *keys = queries + QUERIES * STRIDE,
+                  *values = keys + 2 * TILE * STRIDE;
     CudaAttentionPlace place = cuda_attention_place(shape);
     int T = shape.T, first = (int)(gridDim.x - 1 - blockIdx.x) * QUERIES, mine = warp_index() * 16 * M;
-    int begin = cuda_attention_oldest_key(first, shape.window) / TILE * TILE, end = first + QUERIES < T ? first + QUERIES : T;
+    int begin = cuda_attention_oldest_key(first, shape.window) / TILE * TILE,
+        end = first + QUERIES < T ? first + QUERIES : T;
     unsigned stride = 3 * (unsigned)shape.C;
     const __nv_bfloat16 *q = qkv + place.row * stride + place.column, *k = q + shape.C, *v = k + shape.C;
     cuda_attention_copy<D, QUERIES>(queries, q, stride, first, T);
@@ -299,20 +337,24 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
         cuda_attention_scores<D, M, TILE>(scores, left, keys + stage * TILE * STRIDE);
         UNROLL
         for (int m = 0; m < M; m++) {
-            if (band == CUDA_ATTENTION_EDGE) { cuda_attention_mask<TILE, false>(scores[m], first + mine + m * 16, key, shape.window); }
+            if (band == CUDA_ATTENTION_EDGE) {
+                cuda_attention_mask<TILE, false>(scores[m], first + mine + m * 16, key, shape.window);
+            }
             cuda_attention_softmax<D>(scores[m], sums[m], rows[m]);
         }
         cuda_attention_collect<D, M, TILE>(sums, scores, values + stage * TILE * STRIDE);
     }
     UNROLL
     for (int m = 0; m < M; m++) {
-        cuda_attention_finish<D>(output + place.row * (size_t)shape.C + place.column, log_sums + place.head * (size_t)T, shape,
-                                 first + mine + m * 16, sums[m], rows[m], queries + (mine + m * 16) * STRIDE);
+        cuda_attention_finish<D>(output + place.row * (size_t)shape.C + place.column,
+                                 log_sums + place.head * (size_t)T, shape, first + mine + m * 16, sums[m],
+                                 rows[m], queries + (mine + m * 16) * STRIDE);
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
-// Backward: with p = exp(s - log_sum), dp = dO v and delta = sum(dO O) of a row: ds = p (dp - delta)
+// ---------------------------------------------------------------------------------------
+// Backward: with p = exp(s - log_sum), dp = dO v and delta = sum(dO O) of a row: ds = p
+// (dp - delta)
 
 template <typename R> struct CudaAttentionBackward {
     CudaAttention shape;
@@ -324,7 +366,8 @@ template <typename R> struct CudaAttentionBackward {
 };
 
 // Writes deltas. Each row has a GROUP of lanes that take WIDTH elements at a time.
-template <typename R, int GROUP, int WIDTH> static __global__ void cuda_attention_delta_kernel(CudaAttentionBackward<R> work) {
+template <typename R, int GROUP, int WIDTH>
+static __global__ void cuda_attention_delta_kernel(CudaAttentionBackward<R> work) {
     CudaAttentionPlace place = cuda_attention_place(work.shape);
     int T = work.shape.T, D = work.shape.C / work.shape.heads, lane = (int)threadIdx.x % GROUP;
     int row = (int)(blockIdx.x * blockDim.x + threadIdx.x) / GROUP;
@@ -337,7 +380,9 @@ template <typename R, int GROUP, int WIDTH> static __global__ void cuda_attentio
         } else {
             Pack<R> a_pack = pack_load(a), b_pack = pack_load(b);
             UNROLL
-            for (int i = 0; i < WIDTH; i++) { sum += to_float(a_pack.values[i]) * to_float(b_pack.values[i]); }
+            for (int i = 0; i < WIDTH; i++) {
+                sum += to_float(a_pack.values[i]) * to_float(b_pack.values[i]);
+            }
         }
     }
     for (int lanes = GROUP / 2; lanes > 0; lanes /= 2) { sum += __shfl_xor_sync(0xffffffffu, sum, lanes); }
@@ -345,17 +390,19 @@ template <typename R, int GROUP, int WIDTH> static __global__ void cuda_attentio
 }
 
 // One score s becomes p, and dp becomes ds. log2_sum: log_sum in units of log 2.
-static __device__ __forceinline__ void cuda_attention_gradient(float &score, float &d_score, float log2_sum, float delta) {
+static __device__ __forceinline__ void cuda_attention_gradient(float &score, float &d_score, float log2_sum,
+                                                               float delta) {
     score = exp2_approximate(score * CUDA_ATTENTION_LOG2E - log2_sum);
     d_score = score * (d_score - delta);
 }
 
 // dQ of 16 queries against 64 keys: d_queries += ds K.
 template <int D>
-static __device__ __forceinline__ void cuda_attention_d_queries_tile(float d_queries[1][D / 8][4], const uint32_t q[1][D / 16][4],
-                                                                     const uint32_t d_output[1][D / 16][4], const __nv_bfloat16 *keys,
-                                                                     const __nv_bfloat16 *values, const float log2_sums[2],
-                                                                     const float deltas[2], int query, int key, int window) {
+static __device__ __forceinline__ void
+cuda_attention_d_queries_tile(float d_queries[1][D / 8][4], const uint32_t q[1][D / 16][4],
+                              const uint32_t d_output[1][D / 16][4], const __nv_bfloat16 *keys,
+                              const __nv_bfloat16 *values, const float log2_sums[2], const float deltas[2],
+                              int query, int key, int window) {
     enum { CHUNK = cuda_attention_chunk<D> };
     for (int c = 0; c < CUDA_ATTENTION_TILE; c += CHUNK) {
         CudaAttentionBand band = cuda_attention_band(query, 16, key + c, CHUNK, window);
@@ -363,10 +410,13 @@ static __device__ __forceinline__ void cuda_attention_d_queries_tile(float d_que
         float scores[1][CHUNK / 8][4], d_scores[1][CHUNK / 8][4];
         cuda_attention_scores<D, 1, CHUNK>(scores, q, keys + c * cuda_attention_stride<D>);
         cuda_attention_scores<D, 1, CHUNK>(d_scores, d_output, values + c * cuda_attention_stride<D>);
-        if (band == CUDA_ATTENTION_EDGE) { cuda_attention_mask<CHUNK, false>(scores[0], query, key + c, window); }
+        if (band == CUDA_ATTENTION_EDGE) {
+            cuda_attention_mask<CHUNK, false>(scores[0], query, key + c, window);
+        }
         UNROLL
         for (int i = 0; i < CHUNK / 2; i++) {
-            cuda_attention_gradient(scores[0][i / 4][i % 4], d_scores[0][i / 4][i % 4], log2_sums[i % 4 / 2], deltas[i % 4 / 2]);
+            cuda_attention_gradient(scores[0][i / 4][i % 4], d_scores[0][i / 4][i % 4], log2_sums[i % 4 / 2],
+                                    deltas[i % 4 / 2]);
         }
         cuda_attention_collect<D, 1, CHUNK>(d_queries, d_scores, keys + c * cuda_attention_stride<D>);
     }
@@ -378,11 +428,12 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
     cuda_attention_d_queries_kernel(CudaAttentionBackward<__nv_bfloat16> work) {
     const CudaAttention &shape = work.shape;
     enum { TILE = CUDA_ATTENTION_TILE, ELEMENTS = TILE * cuda_attention_stride<D> };
-    __nv_bfloat16 *queries = (__nv_bfloat16 *)cuda_shared(), *d_outputs = queries + ELEMENTS, *keys = d_outputs + ELEMENTS,
-                  *values = keys + 2 * ELEMENTS;
+    __nv_bfloat16 *queries = (__nv_bfloat16 *)cuda_shared(), *d_outputs = queries + ELEMENTS,
+                  *keys = d_outputs + ELEMENTS, *values = keys + 2 * ELEMENTS;
     CudaAttentionPlace place = cuda_attention_place(shape);
     int T = shape.T, first = (int)(gridDim.x - 1 - blockIdx.x) * TILE, query = first + warp_index() * 16;
-    int begin = cuda_attention_oldest_key(first, shape.window) / TILE * TILE, end = first + TILE < T ? first + TILE : T;
+    int begin = cuda_attention_oldest_key(first, shape.window) / TILE * TILE,
+        end = first + TILE < T ? first + TILE : T;
     int own = warp_index() * 16 * cuda_attention_stride<D>;
     unsigned C = (unsigned)shape.C, stride = 3 * C;
     const __nv_bfloat16 *q = work.qkv + place.row * stride + place.column, *k = q + C, *v = k + C;
@@ -395,7 +446,8 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
     UNROLL
     for (int r = 0; r < 2; r++) {
         int row = query + lane_index() / 4 + r * 8;
-        log2_sums[r] = row < T ? work.log_sums[place.head * (size_t)T + (size_t)row] * CUDA_ATTENTION_LOG2E : 0.0f;
+        log2_sums[r] =
+            row < T ? work.log_sums[place.head * (size_t)T + (size_t)row] * CUDA_ATTENTION_LOG2E : 0.0f;
         row_deltas[r] = row < T ? work.deltas[place.head * (size_t)T + (size_t)row] : 0.0f;
     }
     copy_async_wait<0>();
@@ -411,29 +463,34 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
             cuda_attention_copy<D, TILE>(values + (stage ^ 1) * ELEMENTS, v, stride, key + TILE, T);
             copy_async_commit();
         }
-        cuda_attention_d_queries_tile<D>(sums, left_q, left_d, keys + stage * ELEMENTS, values + stage * ELEMENTS, log2_sums, row_deltas,
-                                         query, key, shape.window);
+        cuda_attention_d_queries_tile<D>(sums, left_q, left_d, keys + stage * ELEMENTS,
+                                         values + stage * ELEMENTS, log2_sums, row_deltas, query, key,
+                                         shape.window);
     }
     const float factors[2] = {1.0f, 1.0f};
     __nv_bfloat16 *d_q = work.d_qkv + place.row * work.d_stride + place.column;
     cuda_attention_store<D>(d_q, work.d_stride, query, T, sums[0], factors, queries + own);
 }
 
-// What this thread brings of the numbers that go with 64 queries: the first half of the block log_sums, the second deltas. Queries from
-// T on are rows of zeros and so add nothing, whatever their probabilities.
-static __device__ __forceinline__ float cuda_attention_row_number(const float *log_sums, const float *deltas, int first, int T) {
+// What this thread brings of the numbers that go with 64 queries: the first half of the
+// block log_sums, the second deltas. Queries from T on are rows of zeros and so add
+// nothing, whatever their probabilities.
+static __device__ __forceinline__ float cuda_attention_row_number(const float *log_sums, const float *deltas,
+                                                                  int first, int T) {
     int query = first + (int)threadIdx.x % CUDA_ATTENTION_TILE;
     bool sums = (int)threadIdx.x < CUDA_ATTENTION_TILE;
     if (query >= T) { return 0.0f; }
     return sums ? log_sums[query] * CUDA_ATTENTION_LOG2E : deltas[query];
 }
 
-// dK and dV of 16 keys against 64 queries: d_values += p' dO, d_keys += ds' Q. numbers: 64 log_sums in units of log 2, then 64 deltas.
+// dK and dV of 16 keys against 64 queries: d_values += p' dO, d_keys += ds' Q. numbers:
+// 64 log_sums in units of log 2, then 64 deltas.
 template <int D>
-static __device__ __forceinline__ void cuda_attention_d_keys_tile(float d_keys[1][D / 8][4], float d_values[1][D / 8][4],
-                                                                  const uint32_t k[1][D / 16][4], const uint32_t v[1][D / 16][4],
-                                                                  const __nv_bfloat16 *queries, const __nv_bfloat16 *d_outputs,
-                                                                  const float *numbers, int query, int key, int window) {
+static __device__ __forceinline__ void
+cuda_attention_d_keys_tile(float d_keys[1][D / 8][4], float d_values[1][D / 8][4],
+                           const uint32_t k[1][D / 16][4], const uint32_t v[1][D / 16][4],
+                           const __nv_bfloat16 *queries, const __nv_bfloat16 *d_outputs, const float *numbers,
+                           int query, int key, int window) {
     enum { CHUNK = cuda_attention_chunk<D> };
     for (int c = 0; c < CUDA_ATTENTION_TILE; c += CHUNK) {
         CudaAttentionBand band = cuda_attention_band(query + c, CHUNK, key, 16, window);
@@ -441,7 +498,9 @@ static __device__ __forceinline__ void cuda_attention_d_keys_tile(float d_keys[1
         float scores[1][CHUNK / 8][4], d_scores[1][CHUNK / 8][4];
         cuda_attention_scores<D, 1, CHUNK>(scores, k, queries + c * cuda_attention_stride<D>);
         cuda_attention_scores<D, 1, CHUNK>(d_scores, v, d_outputs + c * cuda_attention_stride<D>);
-        if (band == CUDA_ATTENTION_EDGE) { cuda_attention_mask<CHUNK, true>(scores[0], key, query + c, window); }
+        if (band == CUDA_ATTENTION_EDGE) {
+            cuda_attention_mask<CHUNK, true>(scores[0], key, query + c, window);
+        }
         UNROLL
         for (int n = 0; n < CHUNK / 8; n++) {
             int column = c + n * 8 + lane_index() % 4 * 2;
@@ -449,7 +508,8 @@ static __device__ __forceinline__ void cuda_attention_d_keys_tile(float d_keys[1
             float2 deltas = *reinterpret_cast<const float2 *>(numbers + CUDA_ATTENTION_TILE + column);
             UNROLL
             for (int i = 0; i < 4; i++) {
-                cuda_attention_gradient(scores[0][n][i], d_scores[0][n][i], i % 2 == 0 ? log2_sums.x : log2_sums.y,
+                cuda_attention_gradient(scores[0][n][i], d_scores[0][n][i],
+                                        i % 2 == 0 ? log2_sums.x : log2_sums.y,
                                         i % 2 == 0 ? deltas.x : deltas.y);
             }
         }
@@ -458,22 +518,25 @@ static __device__ __forceinline__ void cuda_attention_d_keys_tile(float d_keys[1
     }
 }
 
-// Block (x, head, sample): 64 keys, the first ones first, because most queries see them in a global layer.
+// Block (x, head, sample): 64 keys, the first ones first, because most queries see them
+// in a global layer.
 template <int D>
 static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
     cuda_attention_d_keys_kernel(CudaAttentionBackward<__nv_bfloat16> work) {
     const CudaAttention &shape = work.shape;
     enum { TILE = CUDA_ATTENTION_TILE, ELEMENTS = TILE * cuda_attention_stride<D> };
-    __nv_bfloat16 *keys = (__nv_bfloat16 *)cuda_shared(), *values = keys + ELEMENTS, *queries = values + ELEMENTS,
-                  *d_outputs = queries + 2 * ELEMENTS;
+    __nv_bfloat16 *keys = (__nv_bfloat16 *)cuda_shared(), *values = keys + ELEMENTS,
+                  *queries = values + ELEMENTS, *d_outputs = queries + 2 * ELEMENTS;
     float *numbers = (float *)(void *)(d_outputs + 2 * ELEMENTS);
     CudaAttentionPlace place = cuda_attention_place(shape);
     int T = shape.T, first = (int)blockIdx.x * TILE, key = first + warp_index() * 16;
     int end = cuda_attention_end_query(first + TILE - 1, shape.window, T);
     int own = warp_index() * 16 * cuda_attention_stride<D>;
     unsigned C = (unsigned)shape.C, stride = 3 * C;
-    const __nv_bfloat16 *q = work.qkv + place.row * stride + place.column, *d_o = work.d_output + place.row * C + place.column;
-    const float *log_sums = work.log_sums + place.head * (size_t)T, *deltas = work.deltas + place.head * (size_t)T;
+    const __nv_bfloat16 *q = work.qkv + place.row * stride + place.column,
+                        *d_o = work.d_output + place.row * C + place.column;
+    const float *log_sums = work.log_sums + place.head * (size_t)T,
+                *deltas = work.deltas + place.head * (size_t)T;
     cuda_attention_copy<D, TILE>(keys, q + C, stride, first, T);
     cuda_attention_copy<D, TILE>(values, q + 2 * C, stride, first, T);
     cuda_attention_copy<D, TILE>(queries, q, stride, first, T);
@@ -495,10 +558,12 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
             cuda_attention_copy<D, TILE>(queries + (stage ^ 1) * ELEMENTS, q, stride, query + TILE, T);
             cuda_attention_copy<D, TILE>(d_outputs + (stage ^ 1) * ELEMENTS, d_o, C, query + TILE, T);
             copy_async_commit();
-            next = cuda_attention_row_number(log_sums, deltas, query + TILE, T); // stored behind the products, which hide the wait
+            next = cuda_attention_row_number(log_sums, deltas, query + TILE,
+                                             T); // stored behind the products, which hide the wait
         }
-        cuda_attention_d_keys_tile<D>(d_keys, d_values, left_k, left_v, queries + stage * ELEMENTS, d_outputs + stage * ELEMENTS,
-                                      numbers + stage * CUDA_ATTENTION_THREADS, query, key, shape.window);
+        cuda_attention_d_keys_tile<D>(d_keys, d_values, left_k, left_v, queries + stage * ELEMENTS,
+                                      d_outputs + stage * ELEMENTS, numbers + stage * CUDA_ATTENTION_THREADS,
+                                      query, key, shape.window);
         if (more) { numbers[(stage ^ 1) * CUDA_ATTENTION_THREADS + (int)threadIdx.x] = next; }
     }
     const float factors[2] = {1.0f, 1.0f};
@@ -507,10 +572,11 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
     cuda_attention_store<D>(d_k + C, work.d_stride, key, T, d_values[0], factors, values + own);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // By rows: a lane has columns lane, lane + 32, ... of the head, PARTS of them
 
-template <typename R, int PARTS> static __device__ __forceinline__ void cuda_attention_row_load(float row[PARTS], const R *place, int D) {
+template <typename R, int PARTS>
+static __device__ __forceinline__ void cuda_attention_row_load(float row[PARTS], const R *place, int D) {
     UNROLL
     for (int i = 0; i < PARTS; i++) {
         int d = lane_index() + i * WARP;
@@ -519,7 +585,8 @@ template <typename R, int PARTS> static __device__ __forceinline__ void cuda_att
 }
 
 template <typename R, int PARTS>
-static __device__ __forceinline__ void cuda_attention_row_store(R *place, const float row[PARTS], float factor, int D) {
+static __device__ __forceinline__ void cuda_attention_row_store(R *place, const float row[PARTS],
+                                                                float factor, int D) {
     UNROLL
     for (int i = 0; i < PARTS; i++) {
         int d = lane_index() + i * WARP;
@@ -527,7 +594,9 @@ static __device__ __forceinline__ void cuda_attention_row_store(R *place, const 
     }
 }
 
-template <int PARTS> static __device__ __forceinline__ float cuda_attention_row_product(const float a[PARTS], const float b[PARTS]) {
+template <int PARTS>
+static __device__ __forceinline__ float cuda_attention_row_product(const float a[PARTS],
+                                                                   const float b[PARTS]) {
     float sum = 0.0f;
     UNROLL
     for (int i = 0; i < PARTS; i++) { sum += a[i] * b[i]; }
@@ -535,14 +604,16 @@ template <int PARTS> static __device__ __forceinline__ float cuda_attention_row_
 }
 
 template <int PARTS>
-static __device__ __forceinline__ void cuda_attention_row_add(float sums[PARTS], float factor, const float row[PARTS]) {
+static __device__ __forceinline__ void cuda_attention_row_add(float sums[PARTS], float factor,
+                                                              const float row[PARTS]) {
     UNROLL
     for (int i = 0; i < PARTS; i++) { sums[i] += factor * row[i]; }
 }
 
 // Each warp one query.
 template <typename R, int PARTS>
-static __global__ void cuda_attention_forward_rows_kernel(R *output, float *log_sums, const R *qkv, CudaAttention shape) {
+static __global__ void cuda_attention_forward_rows_kernel(R *output, float *log_sums, const R *qkv,
+                                                          CudaAttention shape) {
     CudaAttentionPlace place = cuda_attention_place(shape);
     int T = shape.T, D = shape.C / shape.heads, query = (int)blockIdx.x * CUDA_ATTENTION_WARPS + warp_index();
     if (query >= T) { return; } // the whole warp
@@ -560,7 +631,8 @@ static __global__ void cuda_attention_forward_rows_kernel(R *output, float *log_
         total = total * shrink + p;
         maximum = next;
     }
-    cuda_attention_row_store<R, PARTS>(output + (place.row + (size_t)query) * C + place.column, sums, 1.0f / total, D);
+    cuda_attention_row_store<R, PARTS>(output + (place.row + (size_t)query) * C + place.column, sums,
+                                       1.0f / total, D);
     if (lane_index() == 0) { log_sums[place.head * (size_t)T + (size_t)query] = maximum + logf(total); }
 }
 
@@ -573,7 +645,8 @@ static __global__ void cuda_attention_d_queries_rows_kernel(CudaAttentionBackwar
     if (query >= T) { return; } // the whole warp
     size_t C = (size_t)shape.C, stride = 3 * C, row_number = place.head * (size_t)T + (size_t)query;
     const R *head = work.qkv + place.row * stride + place.column;
-    float q[PARTS], d_o[PARTS], k[PARTS], v[PARTS], sums[PARTS] = {}, log_sum = work.log_sums[row_number], delta = work.deltas[row_number];
+    float q[PARTS], d_o[PARTS], k[PARTS], v[PARTS], sums[PARTS] = {}, log_sum = work.log_sums[row_number],
+                                                    delta = work.deltas[row_number];
     cuda_attention_row_load<R, PARTS>(q, head + (size_t)query * stride, D);
     cuda_attention_row_load<R, PARTS>(d_o, work.d_output + (place.row + (size_t)query) * C + place.column, D);
     for (int key = cuda_attention_oldest_key(query, shape.window); key <= query; key++) {
@@ -582,7 +655,8 @@ static __global__ void cuda_attention_d_queries_rows_kernel(CudaAttentionBackwar
         float p = expf(cuda_attention_row_product<PARTS>(q, k) - log_sum);
         cuda_attention_row_add<PARTS>(sums, p * (cuda_attention_row_product<PARTS>(d_o, v) - delta), k);
     }
-    cuda_attention_row_store<R, PARTS>(work.d_qkv + (place.row + (size_t)query) * work.d_stride + place.column, sums, 1.0f, D);
+    cuda_attention_row_store<R, PARTS>(
+        work.d_qkv + (place.row + (size_t)query) * work.d_stride + place.column, sums, 1.0f, D);
 }
 
 // Each warp one key: dK and dV.
@@ -599,17 +673,19 @@ static __global__ void cuda_attention_d_keys_rows_kernel(CudaAttentionBackward<R
     cuda_attention_row_load<R, PARTS>(v, head + (size_t)key * stride + 2 * C, D);
     for (int query = key, end = cuda_attention_end_query(key, shape.window, T); query < end; query++) {
         cuda_attention_row_load<R, PARTS>(q, head + (size_t)query * stride, D);
-        cuda_attention_row_load<R, PARTS>(d_o, work.d_output + (place.row + (size_t)query) * C + place.column, D);
+        cuda_attention_row_load<R, PARTS>(d_o, work.d_output + (place.row + (size_t)query) * C + place.column,
+                                          D);
         float p = expf(cuda_attention_row_product<PARTS>(q, k) - work.log_sums[head_rows + (size_t)query]);
         cuda_attention_row_add<PARTS>(d_v, p, d_o);
-        cuda_attention_row_add<PARTS>(d_k, p * (cuda_attention_row_product<PARTS>(d_o, v) - work.deltas[head_rows + (size_t)query]), q);
+        cuda_attention_row_add<PARTS>(
+            d_k, p * (cuda_attention_row_product<PARTS>(d_o, v) - work.deltas[head_rows + (size_t)query]), q);
     }
     R *target = work.d_qkv + (place.row + (size_t)key) * work.d_stride + place.column + C;
     cuda_attention_row_store<R, PARTS>(target, d_k, 1.0f, D);
     cuda_attention_row_store<R, PARTS>(target + C, d_v, 1.0f, D);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Launches
 
 // Whether the kernels by tiles can take these arrays.
@@ -617,7 +693,8 @@ static inline bool cuda_attention_fits(const Real *array, size_t stride) {
     return pack_fits((const __nv_bfloat16 *)(const void *)array, stride);
 }
 
-// What the tiles of the backward pass take of shared memory; GPUs without that much, those of desktops with 128 channels a head, use rows.
+// What the tiles of the backward pass take of shared memory; GPUs without that much,
+// those of desktops with 128 channels a head, use rows.
 static inline size_t cuda_attention_backward_bytes(int D) {
     return (size_t)6 * CUDA_ATTENTION_TILE * (size_t)(D + CUDA_ATTENTION_PADDING) * sizeof(__nv_bfloat16) +
            2 * CUDA_ATTENTION_THREADS * sizeof(float);
@@ -640,30 +717,36 @@ static inline dim3 cuda_attention_grid(const CudaAttention &shape, int B, int ro
     return dim3(cuda_blocks((size_t)shape.T, (size_t)rows), (unsigned)shape.heads, (unsigned)B);
 }
 
-// Two 16-row tiles for each warp where registers allow it: what is read from shared memory then serves twice.
+// Two 16-row tiles for each warp where registers allow it: what is read from shared
+// memory then serves twice.
 template <int D>
-static inline void cuda_attention_forward_tiles(Stream *stream, Real *output, float *log_sums, const Real *qkv, int B,
-                                                CudaAttention shape) {
+static inline void cuda_attention_forward_tiles(Stream *stream, Real *output, float *log_sums,
+                                                const Real *qkv, int B, CudaAttention shape) {
     enum { M = D <= 64 ? 2 : 1, QUERIES = 16 * M * CUDA_ATTENTION_WARPS };
     size_t shared = cuda_attention_tile_bytes<D>(QUERIES + 4 * CUDA_ATTENTION_TILE);
-    cuda_launch(stream, cuda_attention_forward_kernel<D, M>, cuda_attention_grid(shape, B, QUERIES), dim3(CUDA_ATTENTION_THREADS), shared,
-                (__nv_bfloat16 *)(void *)output, log_sums, (const __nv_bfloat16 *)(const void *)qkv, shape);
+    cuda_launch(stream, cuda_attention_forward_kernel<D, M>, cuda_attention_grid(shape, B, QUERIES),
+                dim3(CUDA_ATTENTION_THREADS), shared, (__nv_bfloat16 *)(void *)output, log_sums,
+                (const __nv_bfloat16 *)(const void *)qkv, shape);
 }
 
 template <typename R, int PARTS>
-static inline void cuda_attention_forward_rows(Stream *stream, Real *output, float *log_sums, const Real *qkv, int B, CudaAttention shape) {
-    cuda_launch(stream, cuda_attention_forward_rows_kernel<R, PARTS>, cuda_attention_grid(shape, B, CUDA_ATTENTION_WARPS),
-                dim3(CUDA_ATTENTION_THREADS), 0, (R *)(void *)output, log_sums, (const R *)(const void *)qkv, shape);
+static inline void cuda_attention_forward_rows(Stream *stream, Real *output, float *log_sums, const Real *qkv,
+                                               int B, CudaAttention shape) {
+    cuda_launch(stream, cuda_attention_forward_rows_kernel<R, PARTS>,
+                cuda_attention_grid(shape, B, CUDA_ATTENTION_WARPS), dim3(CUDA_ATTENTION_THREADS), 0,
+                (R *)(void *)output, log_sums, (const R *)(const void *)qkv, shape);
 }
 
 template <typename R, int GROUP, int WIDTH>
 static inline void cuda_attention_deltas(Stream *stream, int B, const CudaAttentionBackward<R> &work) {
-    cuda_launch(stream, cuda_attention_delta_kernel<R, GROUP, WIDTH>, cuda_attention_grid(work.shape, B, CUDA_ATTENTION_THREADS / GROUP),
+    cuda_launch(stream, cuda_attention_delta_kernel<R, GROUP, WIDTH>,
+                cuda_attention_grid(work.shape, B, CUDA_ATTENTION_THREADS / GROUP),
                 dim3(CUDA_ATTENTION_THREADS), 0, work);
 }
 
 template <int D>
-static inline void cuda_attention_backward_tiles(Stream *stream, int B, const CudaAttentionBackward<__nv_bfloat16> &work) {
+static inline void cuda_attention_backward_tiles(Stream *stream, int B,
+                                                 const CudaAttentionBackward<__nv_bfloat16> &work) {
     enum { GROUP = D <= 16 ? 2 : D <= 32 ? 4 : D <= 64 ? 8 : 16 }; // lanes with 8 elements each, a power of 2
     size_t bytes = cuda_attention_backward_bytes(D), numbers = 2 * CUDA_ATTENTION_THREADS * sizeof(float);
     dim3 grid = cuda_attention_grid(work.shape, B, CUDA_ATTENTION_TILE), block(CUDA_ATTENTION_THREADS);
@@ -681,9 +764,10 @@ static inline void cuda_attention_backward_rows(Stream *stream, int B, const Cud
 }
 
 template <typename R>
-static inline CudaAttentionBackward<R> cuda_attention_backward_work(Real *d_qkv, int d_qkv_stride, float *workspace, const Real *d_output,
-                                                                    const Real *output, const Real *qkv, const float *log_sums,
-                                                                    CudaAttention shape) {
+static inline CudaAttentionBackward<R>
+cuda_attention_backward_work(Real *d_qkv, int d_qkv_stride, float *workspace, const Real *d_output,
+                             const Real *output, const Real *qkv, const float *log_sums,
+                             CudaAttention shape) {
     CudaAttentionBackward<R> work;
     work.shape = shape;
     work.d_qkv = (R *)(void *)d_qkv;
@@ -696,19 +780,22 @@ static inline CudaAttentionBackward<R> cuda_attention_backward_work(Real *d_qkv,
     return work;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // The operations
 
 // Of backward: the deltas.
-static inline size_t cuda_attention_workspace_floats(int B, int T, int heads) { return (size_t)B * (size_t)heads * (size_t)T; }
+static inline size_t cuda_attention_workspace_floats(int B, int T, int heads) {
+    return (size_t)B * (size_t)heads * (size_t)T;
+}
 
 // output (B, T, C) and log_sums (B, H, T) of qkv (B, T, 3C).
-static inline void cuda_attention_forward(Stream *stream, Real *output, float *log_sums, const Real *qkv, int B, int T, int C, int heads,
-                                          int window) {
+static inline void cuda_attention_forward(Stream *stream, Real *output, float *log_sums, const Real *qkv,
+                                          int B, int T, int C, int heads, int window) {
     CudaAttention shape = cuda_attention_shape(T, C, heads, window);
     int D = C / heads;
     bool half = stream->precision == PRECISION_BF16;
-    switch (half && cuda_attention_fits(qkv, 3 * (size_t)C) && cuda_attention_fits(output, (size_t)C) ? D : 0) {
+    switch (half && cuda_attention_fits(qkv, 3 * (size_t)C) && cuda_attention_fits(output, (size_t)C) ? D
+                                                                                                      : 0) {
     case 16: cuda_attention_forward_tiles<16>(stream, output, log_sums, qkv, B, shape); return;
     case 32: cuda_attention_forward_tiles<32>(stream, output, log_sums, qkv, B, shape); return;
     case 48: cuda_attention_forward_tiles<48>(stream, output, log_sums, qkv, B, shape); return;
@@ -719,13 +806,18 @@ static inline void cuda_attention_forward(Stream *stream, Real *output, float *l
     default: break;
     }
     bool narrow = D <= 2 * WARP;
-    if (half && narrow) { cuda_attention_forward_rows<__nv_bfloat16, 2>(stream, output, log_sums, qkv, B, shape); }
-    if (half && !narrow) { cuda_attention_forward_rows<__nv_bfloat16, 8>(stream, output, log_sums, qkv, B, shape); }
+    if (half && narrow) {
+        cuda_attention_forward_rows<__nv_bfloat16, 2>(stream, output, log_sums, qkv, B, shape);
+    }
+    if (half && !narrow) {
+        cuda_attention_forward_rows<__nv_bfloat16, 8>(stream, output, log_sums, qkv, B, shape);
+    }
     if (!half && narrow) { cuda_attention_forward_rows<float, 2>(stream, output, log_sums, qkv, B, shape); }
     if (!half && !narrow) { cuda_attention_forward_rows<float, 8>(stream, output, log_sums, qkv, B, shape); }
 }
 
-template <typename R> static inline void cuda_attention_backward_any(Stream *stream, int B, const CudaAttentionBackward<R> &work) {
+template <typename R>
+static inline void cuda_attention_backward_any(Stream *stream, int B, const CudaAttentionBackward<R> &work) {
     if (work.shape.C / work.shape.heads <= 2 * WARP) {
         cuda_attention_backward_rows<R, 2>(stream, B, work);
     } else {
@@ -733,20 +825,25 @@ template <typename R> static inline void cuda_attention_backward_any(Stream *str
     }
 }
 
-// d_qkv (B, T, 3C), rows d_qkv_stride apart, from d_output (B, T, C) and what forward took and made.
-static inline void cuda_attention_backward(Stream *stream, Real *d_qkv, int d_qkv_stride, float *workspace, const Real *d_output,
-                                           const Real *output, const Real *qkv, const float *log_sums, int B, int T, int C, int heads,
+// d_qkv (B, T, 3C), rows d_qkv_stride apart, from d_output (B, T, C) and what forward
+// took and made.
+static inline void cuda_attention_backward(Stream *stream, Real *d_qkv, int d_qkv_stride, float *workspace,
+                                           const Real *d_output, const Real *output, const Real *qkv,
+                                           const float *log_sums, int B, int T, int C, int heads,
                                            int window) {
     CudaAttention shape = cuda_attention_shape(T, C, heads, window);
     if (stream->precision == PRECISION_FP32) {
-        cuda_attention_backward_any(stream, B, cuda_attention_backward_work<float>(d_qkv, d_qkv_stride, workspace, d_output, output, qkv,
-                                                                                   log_sums, shape));
+        cuda_attention_backward_any(stream, B,
+                                    cuda_attention_backward_work<float>(d_qkv, d_qkv_stride, workspace,
+                                                                        d_output, output, qkv, log_sums,
+                                                                        shape));
         return;
     }
-    CudaAttentionBackward<__nv_bfloat16> work =
-        cuda_attention_backward_work<__nv_bfloat16>(d_qkv, d_qkv_stride, workspace, d_output, output, qkv, log_sums, shape);
+    CudaAttentionBackward<__nv_bfloat16> work = cuda_attention_backward_work<__nv_bfloat16>(
+        d_qkv, d_qkv_stride, workspace, d_output, output, qkv, log_sums, shape);
     bool fits = cuda_attention_fits(qkv, 3 * (size_t)C) && cuda_attention_fits(output, (size_t)C) &&
-                cuda_attention_fits(d_output, (size_t)C) && cuda_attention_fits(d_qkv, (size_t)d_qkv_stride) &&
+                cuda_attention_fits(d_output, (size_t)C) &&
+                cuda_attention_fits(d_qkv, (size_t)d_qkv_stride) &&
                 cuda_attention_has_room(stream, C / heads);
     switch (fits ? C / heads : 0) {
     case 16: cuda_attention_backward_tiles<16>(stream, B, work); break;

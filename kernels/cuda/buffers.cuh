@@ -1,26 +1,35 @@
-// buffers.cuh: what happens to whole buffers on a GPU, and how every elementwise kernel over flat fp32 buffers cuts its work.
+// buffers.cuh: what happens to whole buffers on a GPU, and how every elementwise kernel
+// over flat fp32 buffers cuts its work.
 //
-// Contract: kernels/cpu/buffers.h, except that the partial sums of squares stay on the device, for the caller to download and to add in
-// order. cuda_buffer_round and cuda_reals_from_floats are what the narrower format of parameters needs.
+// Contract: kernels/cpu/buffers.h, except that the partial sums of squares stay on the
+// device, for the caller to download and to add in order. cuda_buffer_round and
+// cuda_reals_from_floats are what the narrower format of parameters needs.
 //
-// All of these are bound by memory: each byte is read once and written once. A thread has a Quad, four elements that it loads and stores
-// with one access of 16 bytes each where the pointers allow that; shards begin anywhere, so all kernels also run on pointers of 4 bytes
-// alignment. A block of threads takes BUFFER_QUADS elements, the sum of squares one BUFFER_BLOCK: as many partial sums as on the CPU,
-// whatever the GPU.
+// All of these are bound by memory: each byte is read once and written once. A thread has
+// a Quad, four elements that it loads and stores with one access of 16 bytes each where
+// the pointers allow that; shards begin anywhere, so all kernels also run on pointers of
+// 4 bytes alignment. A block of threads takes BUFFER_QUADS elements, the sum of squares
+// one BUFFER_BLOCK: as many partial sums as on the CPU, whatever the GPU.
 #ifndef ACCO_KERNELS_CUDA_BUFFERS_CUH
 #define ACCO_KERNELS_CUDA_BUFFERS_CUH
 
-#include "language.cuh"
+#include "kernels/cuda/language.cuh"
 
-#include "../cpu/buffers.h"
+#include "kernels/cpu/buffers.h"
 
-enum { BUFFER_THREADS = 256, BUFFER_QUADS = 4 * BUFFER_THREADS, BUFFER_SQUARES_THREADS = 512, CUDA_GRID_ROWS = 65535 };
+enum {
+    BUFFER_THREADS = 256,
+    BUFFER_QUADS = 4 * BUFFER_THREADS,
+    BUFFER_SQUARES_THREADS = 512,
+    CUDA_GRID_ROWS = 65535
+};
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Four elements of a thread
 
-// Elements first, first + step, ... below end. Neighbours where four may be accessed at once, else a block's width apart: then the accesses
-// are narrow, but those of a warp still make whole lines.
+// Elements first, first + step, ... below end. Neighbours where four may be accessed at
+// once, else a block's width apart: then the accesses are narrow, but those of a warp
+// still make whole lines.
 struct Quad {
     size_t first, step, end;
     bool whole; // one access
@@ -41,12 +50,13 @@ static __device__ __forceinline__ Quad quad_of_kernel(size_t count, bool wide) {
     return quad_of_thread((size_t)blockIdx.x * BUFFER_QUADS, count, wide);
 }
 
-template <typename R> struct alignas(4 * sizeof(R)) QuadPack {
-    R values[4];
-};
+template <typename R> struct alignas(4 * sizeof(R)) QuadPack { R values[4]; };
 
-// Whether four neighbours of an array that begins at `place` are aligned for one access; NULL, an array that is not there, hinders nobody.
-template <typename R> static inline bool quad_fits(const R *place) { return (uintptr_t)place % sizeof(QuadPack<R>) == 0; }
+// Whether four neighbours of an array that begins at `place` are aligned for one access;
+// NULL, an array that is not there, hinders nobody.
+template <typename R> static inline bool quad_fits(const R *place) {
+    return (uintptr_t)place % sizeof(QuadPack<R>) == 0;
+}
 
 // Zeros where the array has ended.
 static __device__ __forceinline__ void quad_load(float values[4], const float *place, const Quad &quad) {
@@ -61,7 +71,8 @@ static __device__ __forceinline__ void quad_load(float values[4], const float *p
     }
 }
 
-template <typename R> static __device__ __forceinline__ void quad_store(R *place, const float values[4], const Quad &quad) {
+template <typename R>
+static __device__ __forceinline__ void quad_store(R *place, const float values[4], const Quad &quad) {
     if (quad.whole) {
         QuadPack<R> pack;
         for (int i = 0; i < 4; i++) { pack.values[i] = from_float<R>(values[i]); }
@@ -76,12 +87,14 @@ template <typename R> static __device__ __forceinline__ void quad_store(R *place
 
 // Launches an elementwise kernel over count elements; none, no launch.
 template <typename... Parameters, typename... Arguments>
-static inline void quad_launch(Stream *stream, void (*kernel)(Parameters...), size_t count, Arguments... arguments) {
+static inline void quad_launch(Stream *stream, void (*kernel)(Parameters...), size_t count,
+                               Arguments... arguments) {
     if (count == 0) { return; }
-    cuda_launch(stream, kernel, dim3(cuda_blocks(count, BUFFER_QUADS)), dim3(BUFFER_THREADS), 0, arguments...);
+    cuda_launch(stream, kernel, dim3(cuda_blocks(count, BUFFER_QUADS)), dim3(BUFFER_THREADS), 0,
+                arguments...);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Moving and clearing
 
 static __global__ void buffer_move_kernel(float *out, float *in, size_t count, bool clear, bool wide) {
@@ -101,13 +114,15 @@ static inline void cuda_buffer_move(Stream *stream, float *out, float *in, size_
     quad_launch(stream, buffer_move_kernel, count, out, in, count, clear, quad_fits(out) && quad_fits(in));
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Norm
 
 // Grid: (pieces, blocks of a piece).
-static __global__ void buffer_squares_kernel(double *partials, const float *pieces, size_t count, size_t stride, bool wide) {
+static __global__ void buffer_squares_kernel(double *partials, const float *pieces, size_t count,
+                                             size_t stride, bool wide) {
     const float *values = pieces + blockIdx.x * stride;
-    size_t begin = (size_t)blockIdx.y * BUFFER_BLOCK, end = count - begin < (size_t)BUFFER_BLOCK ? count : begin + BUFFER_BLOCK;
+    size_t begin = (size_t)blockIdx.y * BUFFER_BLOCK,
+           end = count - begin < (size_t)BUFFER_BLOCK ? count : begin + BUFFER_BLOCK;
     double sum = 0;
     for (size_t at = begin; at < end; at += 4u * blockDim.x) {
         float mine[4];
@@ -118,25 +133,28 @@ static __global__ void buffer_squares_kernel(double *partials, const float *piec
     if (threadIdx.x == 0) { partials[blockIdx.x * gridDim.y + blockIdx.y] = sum; }
 }
 
-// partials (pieces, buffer_blocks(count)): the sum of squares of each BUFFER_BLOCK of each piece of `count` values; pieces begin `stride`
-// values apart. The host can read partials, or will copy them.
-static inline void cuda_buffer_sums_of_squares(Stream *stream, double *partials, const float *values, size_t count, size_t stride,
-                                               size_t pieces) {
+// partials (pieces, buffer_blocks(count)): the sum of squares of each BUFFER_BLOCK of
+// each piece of `count` values; pieces begin `stride` values apart. The host can read
+// partials, or will copy them.
+static inline void cuda_buffer_sums_of_squares(Stream *stream, double *partials, const float *values,
+                                               size_t count, size_t stride, size_t pieces) {
     size_t blocks = buffer_blocks(count), scratch = BUFFER_SQUARES_THREADS / WARP * sizeof(double);
     bool wide = quad_fits(values) && (stride % 4 == 0 || pieces == 1);
     for (size_t first = 0; first < blocks; first += CUDA_GRID_ROWS) { // a grid has no more rows
         size_t rows = blocks - first < (size_t)CUDA_GRID_ROWS ? blocks - first : (size_t)CUDA_GRID_ROWS;
         assert(rows == blocks || pieces == 1);
         dim3 grid((unsigned)pieces, (unsigned)rows);
-        cuda_launch(stream, buffer_squares_kernel, grid, dim3(BUFFER_SQUARES_THREADS), scratch, partials + first,
-                    values + first * BUFFER_BLOCK, count - first * BUFFER_BLOCK, stride, wide);
+        cuda_launch(stream, buffer_squares_kernel, grid, dim3(BUFFER_SQUARES_THREADS), scratch,
+                    partials + first, values + first * BUFFER_BLOCK, count - first * BUFFER_BLOCK, stride,
+                    wide);
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Formats
 
-template <typename R> static __global__ void buffer_convert_kernel(R *out, const float *in, size_t count, bool wide) {
+template <typename R>
+static __global__ void buffer_convert_kernel(R *out, const float *in, size_t count, bool wide) {
     float values[4];
     Quad quad = quad_of_kernel(count, wide);
     quad_load(values, in, quad);
@@ -147,10 +165,12 @@ template <typename R> static __global__ void buffer_convert_kernel(R *out, const
 static inline void cuda_reals_from_floats(Stream *stream, Real *out, const float *in, size_t count) {
     if (stream->precision == PRECISION_BF16) {
         __nv_bfloat16 *halves = (__nv_bfloat16 *)(void *)out;
-        quad_launch(stream, buffer_convert_kernel<__nv_bfloat16>, count, halves, in, count, quad_fits(halves) && quad_fits(in));
+        quad_launch(stream, buffer_convert_kernel<__nv_bfloat16>, count, halves, in, count,
+                    quad_fits(halves) && quad_fits(in));
     } else {
         float *floats = real_floats(out);
-        quad_launch(stream, buffer_convert_kernel<float>, count, floats, in, count, quad_fits(floats) && quad_fits(in));
+        quad_launch(stream, buffer_convert_kernel<float>, count, floats, in, count,
+                    quad_fits(floats) && quad_fits(in));
     }
 }
 

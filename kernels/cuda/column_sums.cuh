@@ -1,32 +1,36 @@
-// column_sums.cuh: how kernels cut a (rows, columns) array into blocks and threads, and how sums over rows stay bit-reproducible.
+// column_sums.cuh: how kernels cut a (rows, columns) array into blocks and threads, and
+// how sums over rows stay bit-reproducible.
 //
-// A thread owns a piece of the columns, 16 bytes wide where rows are aligned and one element where not, and goes down some rows. Pieces lie
-// side by side in strips of at most COLUMN_STRIP threads: a warp reads one line, and what belongs to a column is loaded once.
+// A thread owns a piece of the columns, 16 bytes wide where rows are aligned and one
+// element where not, and goes down some rows. Pieces lie side by side in strips of at
+// most COLUMN_STRIP threads: a warp reads one line, and what belongs to a column is
+// loaded once.
 //
-// A kernel that sums over rows cuts them into at most CUDA_ROW_BLOCKS blocks, a number that depends on the rows alone, leaves the sums of
-// each in a workspace of (CUDA_ROW_BLOCKS, width) floats, and column_sums adds those in a fixed order. CUDA_ROW_BLOCKS is two blocks for
-// each multiprocessor of an H200: all of them run at once, and the workspace stays in the second-level cache. The few columns there are
-// would leave most of a GPU idle if one thread walked down all partial sums, so COLUMN_SLICES warps share the walk.
+// A kernel that sums over rows cuts them into at most CUDA_ROW_BLOCKS blocks, a number
+// that depends on the rows alone, leaves the sums of each in a workspace of
+// (CUDA_ROW_BLOCKS, width) floats, and column_sums adds those in a fixed order.
+// CUDA_ROW_BLOCKS is two blocks for each multiprocessor of an H200: all of them run at
+// once, and the workspace stays in the second-level cache. The few columns there are
+// would leave most of a GPU idle if one thread walked down all partial sums, so
+// COLUMN_SLICES warps share the walk.
 #ifndef ACCO_KERNELS_CUDA_COLUMN_SUMS_CUH
 #define ACCO_KERNELS_CUDA_COLUMN_SUMS_CUH
 
-#include "language.cuh"
+#include "kernels/cuda/language.cuh"
 
 enum { CUDA_ROW_BLOCKS = 264, COLUMN_STRIP = 384, COLUMN_SLICES = 16 };
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Pieces of rows
 
-// WIDTH elements that one thread loads or stores at once. Eight bf16 are kept as pairs: the compiler would give each a register of its own.
-template <typename R, int WIDTH> struct __align__(WIDTH * sizeof(R)) Piece {
-    R values[WIDTH];
-};
+// WIDTH elements that one thread loads or stores at once. Eight bf16 are kept as pairs:
+// the compiler would give each a register of its own.
+template <typename R, int WIDTH> struct __align__(WIDTH * sizeof(R)) Piece { R values[WIDTH]; };
 
-template <> struct __align__(16) Piece<__nv_bfloat16, 8> {
-    uint32_t pairs[4];
-};
+template <> struct __align__(16) Piece<__nv_bfloat16, 8> { uint32_t pairs[4]; };
 
-template <typename R, int WIDTH> static __device__ __forceinline__ void piece_unpack(float values[WIDTH], const Piece<R, WIDTH> &piece) {
+template <typename R, int WIDTH>
+static __device__ __forceinline__ void piece_unpack(float values[WIDTH], const Piece<R, WIDTH> &piece) {
     UNROLL
     for (int k = 0; k < WIDTH; k++) { values[k] = to_float(piece.values[k]); }
 }
@@ -40,7 +44,8 @@ static __device__ __forceinline__ void piece_unpack(float values[8], const Piece
 }
 
 // Rounds to R.
-template <int WIDTH, typename R> static __device__ __forceinline__ void piece_pack(Piece<R, WIDTH> &piece, const float values[WIDTH]) {
+template <int WIDTH, typename R>
+static __device__ __forceinline__ void piece_pack(Piece<R, WIDTH> &piece, const float values[WIDTH]) {
     UNROLL
     for (int k = 0; k < WIDTH; k++) { piece.values[k] = from_float<R>(values[k]); }
 }
@@ -50,16 +55,19 @@ static __device__ __forceinline__ void piece_pack(Piece<__nv_bfloat16, 8> &piece
     for (int k = 0; k < 4; k++) { piece.pairs[k] = bf16_pair(values[2 * k], values[2 * k + 1]); }
 }
 
-template <int WIDTH, typename R> static __device__ __forceinline__ Piece<R, WIDTH> piece_load(const R *place) {
+template <int WIDTH, typename R>
+static __device__ __forceinline__ Piece<R, WIDTH> piece_load(const R *place) {
     return *reinterpret_cast<const Piece<R, WIDTH> *>(place);
 }
 
-template <int WIDTH, typename R> static __device__ __forceinline__ void piece_store(R *place, const Piece<R, WIDTH> &piece) {
+template <int WIDTH, typename R>
+static __device__ __forceinline__ void piece_store(R *place, const Piece<R, WIDTH> &piece) {
     *reinterpret_cast<Piece<R, WIDTH> *>(place) = piece;
 }
 
 // place (WIDTH) += values, 16 bytes at a time.
-template <int WIDTH> static __device__ __forceinline__ void floats_add(float *place, const float values[WIDTH]) {
+template <int WIDTH>
+static __device__ __forceinline__ void floats_add(float *place, const float values[WIDTH]) {
     constexpr int STEP = WIDTH < 4 ? 1 : 4;
     UNROLL
     for (int i = 0; i < WIDTH; i += STEP) {
@@ -69,7 +77,8 @@ template <int WIDTH> static __device__ __forceinline__ void floats_add(float *pl
     }
 }
 
-template <int WIDTH> static __device__ __forceinline__ void floats_store(float *place, const float values[WIDTH]) {
+template <int WIDTH>
+static __device__ __forceinline__ void floats_store(float *place, const float values[WIDTH]) {
     constexpr int STEP = WIDTH < 4 ? 1 : 4;
     UNROLL
     for (int i = 0; i < WIDTH; i += STEP) {
@@ -79,7 +88,9 @@ template <int WIDTH> static __device__ __forceinline__ void floats_store(float *
     }
 }
 
-template <typename R> static __host__ __device__ __forceinline__ R *reals(Real *place) { return (R *)(void *)place; }
+template <typename R> static __host__ __device__ __forceinline__ R *reals(Real *place) {
+    return (R *)(void *)place;
+}
 template <typename R> static __host__ __device__ __forceinline__ const R *reals(const Real *place) {
     return (const R *)(const void *)place;
 }
@@ -97,14 +108,17 @@ static inline ColumnStrips cuda_column_strips(int pieces) {
 }
 
 // The first column of this thread's piece; blocks of one strip have the same blockIdx.y.
-static __device__ __forceinline__ int strip_column(int width) { return (int)(blockIdx.y * blockDim.x + threadIdx.x) * width; }
+static __device__ __forceinline__ int strip_column(int width) {
+    return (int)(blockIdx.y * blockDim.x + threadIdx.x) * width;
+}
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Sums over rows
 
 static inline int cuda_row_blocks(int rows) { return rows < CUDA_ROW_BLOCKS ? rows : CUDA_ROW_BLOCKS; }
 
-// First row of block `block` of `blocks`, the first of which have one row more than others; block `blocks` gives `rows`.
+// First row of block `block` of `blocks`, the first of which have one row more than
+// others; block `blocks` gives `rows`.
 static __device__ __forceinline__ int cuda_row_begin(int block, int blocks, int rows) {
     int longer = rows % blocks;
     return rows / blocks * block + (block < longer ? block : longer);
@@ -122,7 +136,9 @@ static __global__ void __launch_bounds__(WARP *COLUMN_SLICES)
     const float *mine = partials + (size_t)blockIdx.y * (size_t)columns + column;
     float sum = 0.0f;
     if (column < columns) {
-        for (int block = slice; block < blocks; block += COLUMN_SLICES) { sum += mine[(size_t)block * (size_t)stride]; }
+        for (int block = slice; block < blocks; block += COLUMN_SLICES) {
+            sum += mine[(size_t)block * (size_t)stride];
+        }
     }
     slices[slice * WARP + lane_index()] = sum;
     __syncthreads();
@@ -133,15 +149,17 @@ static __global__ void __launch_bounds__(WARP *COLUMN_SLICES)
 }
 
 // `arrays` arrays of `columns` columns at once, side by side in each row of partials.
-static inline void cuda_column_sums_add_all(Stream *stream, ColumnTargets targets, int arrays, const float *partials, int blocks,
-                                            int stride, int columns) {
+static inline void cuda_column_sums_add_all(Stream *stream, ColumnTargets targets, int arrays,
+                                            const float *partials, int blocks, int stride, int columns) {
     dim3 grid(cuda_blocks((size_t)columns, WARP), (unsigned)arrays);
-    cuda_launch(stream, column_sums_kernel, grid, dim3(WARP * COLUMN_SLICES), COLUMN_SLICES * WARP * sizeof(float), targets, partials,
-                blocks, stride, columns);
+    cuda_launch(stream, column_sums_kernel, grid, dim3(WARP * COLUMN_SLICES),
+                COLUMN_SLICES * WARP * sizeof(float), targets, partials, blocks, stride, columns);
 }
 
-// sums (columns) += the sum of `blocks` rows of partials (blocks, stride), in a fixed order.
-static inline void cuda_column_sums_add(Stream *stream, float *sums, const float *partials, int blocks, int stride, int columns) {
+// sums (columns) += the sum of `blocks` rows of partials (blocks, stride), in a fixed
+// order.
+static inline void cuda_column_sums_add(Stream *stream, float *sums, const float *partials, int blocks,
+                                        int stride, int columns) {
     ColumnTargets targets = {sums, NULL, NULL};
     cuda_column_sums_add_all(stream, targets, 1, partials, blocks, stride, columns);
 }

@@ -1,19 +1,23 @@
 // cross_entropy.cuh: softmax, loss and gradient of a chunk of logits on a GPU, in place.
 //
-// Contract: kernels/cpu/cross_entropy.h; moreover rows may be further apart than V, so that they can be read in packs and be an operand of
-// tensor cores: the columns from V to `stride` are padding, never read, and 0 wherever gradients are written.
+// Contract: kernels/cpu/cross_entropy.h; moreover rows may be further apart than V, so
+// that they can be read in packs and be an operand of tensor cores: the columns from V to
+// `stride` are padding, never read, and 0 wherever gradients are written.
 //
-// One block does one row. It reads the row from memory once, for the maximum and the sum of exponentials: every thread keeps both for what
-// it has seen, and scales its sum when its maximum grows. The second read walks backwards, from what was read last, so that it finds the
-// row in the first-level cache (two rows of 100 KB a multiprocessor, at a vocabulary of 50257 in bf16) or in the second-level cache, and
-// each pack is written once in its place. Blocks are made so that exactly two of them share a multiprocessor: one reads while the other
-// waits for its sums, and more of them would push each other's rows out of the caches.
+// One block does one row. It reads the row from memory once, for the maximum and the sum
+// of exponentials: every thread keeps both for what it has seen, and scales its sum when
+// its maximum grows. The second read walks backwards, from what was read last, so that it
+// finds the row in the first-level cache (two rows of 100 KB a multiprocessor, at a
+// vocabulary of 50257 in bf16) or in the second-level cache, and each pack is written
+// once in its place. Blocks are made so that exactly two of them share a multiprocessor:
+// one reads while the other waits for its sums, and more of them would push each other's
+// rows out of the caches.
 #ifndef ACCO_KERNELS_CUDA_CROSS_ENTROPY_CUH
 #define ACCO_KERNELS_CUDA_CROSS_ENTROPY_CUH
 
 #include <float.h>
 
-#include "language.cuh"
+#include "kernels/cuda/language.cuh"
 
 enum { CROSS_ENTROPY_THREADS = 768, CROSS_ENTROPY_SHARED = CROSS_ENTROPY_THREADS / WARP * 2 * sizeof(float) };
 
@@ -25,35 +29,48 @@ template <typename R> struct CrossEntropyRow {
 };
 
 // Columns from V on become -infinity, whose exponential is 0, and are not read.
-template <typename R> static __device__ __forceinline__ Pack<R> cross_entropy_load(const CrossEntropyRow<R> &row, int first) {
+template <typename R>
+static __device__ __forceinline__ Pack<R> cross_entropy_load(const CrossEntropyRow<R> &row, int first) {
     if (row.wide && first + Pack<R>::COUNT <= row.V) { return pack_load(row.logits + first); }
     Pack<R> pack;
-    for (int i = 0; i < Pack<R>::COUNT; i++) { pack.values[i] = first + i < row.V ? row.logits[first + i] : from_float<R>(-INFINITY); }
+    for (int i = 0; i < Pack<R>::COUNT; i++) {
+        pack.values[i] = first + i < row.V ? row.logits[first + i] : from_float<R>(-INFINITY);
+    }
     return pack;
 }
 
 // Padding becomes 0 whatever its values.
 template <typename R>
-static __device__ __forceinline__ void cross_entropy_store(const CrossEntropyRow<R> &row, const float values[Pack<R>::COUNT], int first) {
+static __device__ __forceinline__ void cross_entropy_store(const CrossEntropyRow<R> &row,
+                                                           const float values[Pack<R>::COUNT], int first) {
     if (row.wide) {
         Pack<R> pack;
-        for (int i = 0; i < Pack<R>::COUNT; i++) { pack.values[i] = from_float<R>(first + i < row.V ? values[i] : 0.0f); }
+        for (int i = 0; i < Pack<R>::COUNT; i++) {
+            pack.values[i] = from_float<R>(first + i < row.V ? values[i] : 0.0f);
+        }
         pack_store(row.logits + first, pack);
         return;
     }
     for (int i = 0; i < Pack<R>::COUNT; i++) {
-        if (first + i < row.stride) { row.logits[first + i] = from_float<R>(first + i < row.V ? values[i] : 0.0f); }
+        if (first + i < row.stride) {
+            row.logits[first + i] = from_float<R>(first + i < row.V ? values[i] : 0.0f);
+        }
     }
 }
 
-static __device__ __forceinline__ float cross_entropy_exp(float difference) { return exp2_approximate(difference * 1.44269504f); }
+static __device__ __forceinline__ float cross_entropy_exp(float difference) {
+    return exp2_approximate(difference * 1.44269504f);
+}
 
-// The maximum over the row, and the sum of exp(logit - maximum), for every thread. scratch: two floats for each warp.
+// The maximum over the row, and the sum of exp(logit - maximum), for every thread.
+// scratch: two floats for each warp.
 //
-// Maxima begin at the lowest finite number: a thread that has seen nothing, or nothing but -infinity, has a sum of 0 and no NaN. A NaN is
-// passed over by the maximum and stays in the sum.
+// Maxima begin at the lowest finite number: a thread that has seen nothing, or nothing
+// but -infinity, has a sum of 0 and no NaN. A NaN is passed over by the maximum and stays
+// in the sum.
 template <typename R>
-static __device__ __forceinline__ float cross_entropy_sum(const CrossEntropyRow<R> &row, float *maximum, float *scratch) {
+static __device__ __forceinline__ float cross_entropy_sum(const CrossEntropyRow<R> &row, float *maximum,
+                                                          float *scratch) {
     const int step = (int)blockDim.x * Pack<R>::COUNT;
     int first = (int)threadIdx.x * Pack<R>::COUNT;
     float largest = -FLT_MAX, sum = 0.0f;
@@ -63,7 +80,9 @@ static __device__ __forceinline__ float cross_entropy_sum(const CrossEntropyRow<
         float before = largest;
         for (int i = 0; i < Pack<R>::COUNT; i++) { largest = fmaxf(largest, to_float(pack.values[i])); }
         sum *= cross_entropy_exp(before - largest);
-        for (int i = 0; i < Pack<R>::COUNT; i++) { sum += cross_entropy_exp(to_float(pack.values[i]) - largest); }
+        for (int i = 0; i < Pack<R>::COUNT; i++) {
+            sum += cross_entropy_exp(to_float(pack.values[i]) - largest);
+        }
     }
     *maximum = block_max(largest, scratch);
     return block_sum(sum * cross_entropy_exp(largest - *maximum), scratch + blockDim.x / WARP);
@@ -71,8 +90,8 @@ static __device__ __forceinline__ float cross_entropy_sum(const CrossEntropyRow<
 
 // The row becomes gradient_scale * (softmax - one-hot), from the end to the beginning.
 template <typename R>
-static __device__ __forceinline__ void cross_entropy_gradient(const CrossEntropyRow<R> &row, float maximum, float sum, int target,
-                                                              float gradient_scale) {
+static __device__ __forceinline__ void cross_entropy_gradient(const CrossEntropyRow<R> &row, float maximum,
+                                                              float sum, int target, float gradient_scale) {
     const int step = (int)blockDim.x * Pack<R>::COUNT, mine = (int)threadIdx.x * Pack<R>::COUNT;
     float scale = gradient_scale / sum;
     for (int begin = (row.stride - 1) / step * step; begin >= 0; begin -= step) {
@@ -80,24 +99,31 @@ static __device__ __forceinline__ void cross_entropy_gradient(const CrossEntropy
         if (first >= row.stride) { continue; }
         float values[Pack<R>::COUNT];
         Pack<R> pack = cross_entropy_load(row, first);
-        for (int i = 0; i < Pack<R>::COUNT; i++) { values[i] = cross_entropy_exp(to_float(pack.values[i]) - maximum) * scale; }
+        for (int i = 0; i < Pack<R>::COUNT; i++) {
+            values[i] = cross_entropy_exp(to_float(pack.values[i]) - maximum) * scale;
+        }
         if (target >= first && target < first + Pack<R>::COUNT) {
-            for (int i = 0; i < Pack<R>::COUNT; i++) { values[i] -= target == first + i ? gradient_scale : 0.0f; }
+            for (int i = 0; i < Pack<R>::COUNT; i++) {
+                values[i] -= target == first + i ? gradient_scale : 0.0f;
+            }
         }
         cross_entropy_store(row, values, first);
     }
 }
 
-template <typename R> static __device__ __forceinline__ void cross_entropy_clear(const CrossEntropyRow<R> &row) {
+template <typename R>
+static __device__ __forceinline__ void cross_entropy_clear(const CrossEntropyRow<R> &row) {
     float zeros[Pack<R>::COUNT] = {};
-    for (int first = (int)threadIdx.x * Pack<R>::COUNT; first < row.stride; first += (int)blockDim.x * Pack<R>::COUNT) {
+    for (int first = (int)threadIdx.x * Pack<R>::COUNT; first < row.stride;
+         first += (int)blockDim.x * Pack<R>::COUNT) {
         cross_entropy_store(row, zeros, first);
     }
 }
 
 template <typename R>
 static __global__ void __launch_bounds__(CROSS_ENTROPY_THREADS, 2)
-    cross_entropy_kernel(R *logits, int stride, float *losses, const int32_t *targets, int V, float gradient_scale, bool wide) {
+    cross_entropy_kernel(R *logits, int stride, float *losses, const int32_t *targets, int V,
+                         float gradient_scale, bool wide) {
     int target = targets[blockIdx.x];
     CrossEntropyRow<R> row = {logits + (size_t)blockIdx.x * (size_t)stride, V, stride, wide};
     if (target < 0) { // the whole block
@@ -105,27 +131,32 @@ static __global__ void __launch_bounds__(CROSS_ENTROPY_THREADS, 2)
         if (gradient_scale != 0.0f) { cross_entropy_clear(row); }
         return;
     }
-    float maximum, chosen = to_float(row.logits[target]); // read by all before the barriers, behind which it is overwritten
+    float maximum,
+        chosen =
+            to_float(row.logits[target]); // read by all before the barriers, behind which it is overwritten
     float sum = cross_entropy_sum(row, &maximum, (float *)(void *)cuda_shared());
-    if (threadIdx.x == 0) { losses[blockIdx.x] = logf(sum) + (maximum - chosen); } // the difference first: it is exact where it is small
+    if (threadIdx.x == 0) {
+        losses[blockIdx.x] = logf(sum) + (maximum - chosen);
+    } // the difference first: it is exact where it is small
     if (gradient_scale != 0.0f) { cross_entropy_gradient(row, maximum, sum, target, gradient_scale); }
 }
 
 template <typename R>
-static inline void cross_entropy_launch(Stream *stream, R *logits, int stride, float *losses, const int32_t *targets, int rows, int V,
-                                        float gradient_scale) {
+static inline void cross_entropy_launch(Stream *stream, R *logits, int stride, float *losses,
+                                        const int32_t *targets, int rows, int V, float gradient_scale) {
     unsigned packs = cuda_blocks((size_t)stride, Pack<R>::COUNT), threads = cuda_blocks(packs, WARP) * WARP;
     if (threads > (unsigned)CROSS_ENTROPY_THREADS) { threads = CROSS_ENTROPY_THREADS; }
-    cuda_launch(stream, cross_entropy_kernel<R>, dim3((unsigned)rows), dim3(threads), CROSS_ENTROPY_SHARED, logits, stride, losses,
-                targets, V, gradient_scale, pack_fits(logits, (size_t)stride));
+    cuda_launch(stream, cross_entropy_kernel<R>, dim3((unsigned)rows), dim3(threads), CROSS_ENTROPY_SHARED,
+                logits, stride, losses, targets, V, gradient_scale, pack_fits(logits, (size_t)stride));
 }
 
 // As cpu_cross_entropy; logits (rows, V), rows `stride` elements apart.
-static inline void cuda_cross_entropy(Stream *stream, Real *logits, int stride, float *losses, const int32_t *targets, int rows, int V,
-                                      float gradient_scale) {
+static inline void cuda_cross_entropy(Stream *stream, Real *logits, int stride, float *losses,
+                                      const int32_t *targets, int rows, int V, float gradient_scale) {
     if (rows == 0) { return; }
     if (stream->precision == PRECISION_BF16) {
-        cross_entropy_launch(stream, (__nv_bfloat16 *)(void *)logits, stride, losses, targets, rows, V, gradient_scale);
+        cross_entropy_launch(stream, (__nv_bfloat16 *)(void *)logits, stride, losses, targets, rows, V,
+                             gradient_scale);
     } else {
         cross_entropy_launch(stream, real_floats(logits), stride, losses, targets, rows, V, gradient_scale);
     }

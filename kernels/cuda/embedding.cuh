@@ -1,26 +1,30 @@
 // embedding.cuh: token plus position, and the gradient of both tables.
 //
-// Forward: a thread owns a piece of columns and makes EMBEDDING_ROWS rows of it. d_wpe: one block for each position, which sums over the B
-// rows there.
+// Forward: a thread owns a piece of columns and makes EMBEDDING_ROWS rows of it. d_wpe:
+// one block for each position, which sums over the B rows there.
 //
-// d_wte has rows that any number of places may share, and no atomic addition gives the same bits twice. So the host sorts the places by
-// token (embedding_order in cpu/embedding.h), and each block sums EMBEDDING_SEGMENT consecutive places of that order. A token whose places
-// all lie in one segment is added to d_wte at once. A run of places that crosses segments leaves one partial sum in each of them, which a
-// second kernel adds in order: a token as frequent as the space of a byte vocabulary is shared by many blocks. A segment has at most two
-// such sums, that of the run it continues from the segment before, and that of the run which begins in it and goes on behind it.
+// d_wte has rows that any number of places may share, and no atomic addition gives the
+// same bits twice. So the host sorts the places by token (embedding_order in
+// cpu/embedding.h), and each block sums EMBEDDING_SEGMENT consecutive places of that
+// order. A token whose places all lie in one segment is added to d_wte at once. A run of
+// places that crosses segments leaves one partial sum in each of them, which a second
+// kernel adds in order: a token as frequent as the space of a byte vocabulary is shared
+// by many blocks. A segment has at most two such sums, that of the run it continues from
+// the segment before, and that of the run which begins in it and goes on behind it.
 #ifndef ACCO_KERNELS_CUDA_EMBEDDING_CUH
 #define ACCO_KERNELS_CUDA_EMBEDDING_CUH
 
-#include "column_sums.cuh"
+#include "kernels/cuda/column_sums.cuh"
 
 enum { EMBEDDING_ROWS = 4, EMBEDDING_SEGMENT = 64, EMBEDDING_AHEAD = 4, EMBEDDING_CROSSING_THREADS = 256 };
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Forward
 
 template <typename R, int WIDTH>
 static __global__ void __launch_bounds__(COLUMN_STRIP)
-    embedding_forward_kernel(R *output, const R *wte, const R *wpe, const int32_t *tokens, int rows, int T, int C) {
+    embedding_forward_kernel(R *output, const R *wte, const R *wpe, const int32_t *tokens, int rows, int T,
+                             int C) {
     int c = strip_column(WIDTH), first = (int)blockIdx.x * EMBEDDING_ROWS;
     if (c >= C) { return; }
     Piece<R, WIDTH> words[EMBEDDING_ROWS], positions[EMBEDDING_ROWS];
@@ -44,42 +48,48 @@ static __global__ void __launch_bounds__(COLUMN_STRIP)
 }
 
 template <typename R, int WIDTH>
-static inline void embedding_forward_start(Stream *stream, R *output, const R *wte, const R *wpe, const int32_t *tokens, int rows, int T,
-                                           int C) {
+static inline void embedding_forward_start(Stream *stream, R *output, const R *wte, const R *wpe,
+                                           const int32_t *tokens, int rows, int T, int C) {
     ColumnStrips strips = cuda_column_strips(C / WIDTH);
-    cuda_launch(stream, embedding_forward_kernel<R, WIDTH>, dim3(cuda_blocks((size_t)rows, EMBEDDING_ROWS), strips.strips),
-                dim3(strips.threads), 0, output, wte, wpe, tokens, rows, T, C);
+    cuda_launch(stream, embedding_forward_kernel<R, WIDTH>,
+                dim3(cuda_blocks((size_t)rows, EMBEDDING_ROWS), strips.strips), dim3(strips.threads), 0,
+                output, wte, wpe, tokens, rows, T, C);
 }
 
 template <typename R>
-static inline void embedding_forward_typed(Stream *stream, R *output, const R *wte, const R *wpe, const int32_t *tokens, int rows, int T,
-                                           int C) {
+static inline void embedding_forward_typed(Stream *stream, R *output, const R *wte, const R *wpe,
+                                           const int32_t *tokens, int rows, int T, int C) {
     bool packed = pack_fits(output, (size_t)C) && pack_fits(wte, (size_t)C) && pack_fits(wpe, (size_t)C);
     if (packed) { embedding_forward_start<R, Pack<R>::COUNT>(stream, output, wte, wpe, tokens, rows, T, C); }
     if (!packed) { embedding_forward_start<R, 1>(stream, output, wte, wpe, tokens, rows, T, C); }
 }
 
 // output (B, T, C) = wte[tokens] + wpe[position]; tokens must lie in the vocabulary.
-static inline void cuda_embedding_forward(Stream *stream, Real *output, const Real *wte, const Real *wpe, const int32_t *tokens, int B,
-                                          int T, int C) {
+static inline void cuda_embedding_forward(Stream *stream, Real *output, const Real *wte, const Real *wpe,
+                                          const int32_t *tokens, int B, int T, int C) {
     if (stream->precision == PRECISION_BF16) {
-        embedding_forward_typed(stream, reals<__nv_bfloat16>(output), reals<__nv_bfloat16>(wte), reals<__nv_bfloat16>(wpe), tokens, B * T,
-                                T, C);
+        embedding_forward_typed(stream, reals<__nv_bfloat16>(output), reals<__nv_bfloat16>(wte),
+                                reals<__nv_bfloat16>(wpe), tokens, B * T, T, C);
     } else {
-        embedding_forward_typed(stream, reals<float>(output), reals<float>(wte), reals<float>(wpe), tokens, B * T, T, C);
+        embedding_forward_typed(stream, reals<float>(output), reals<float>(wte), reals<float>(wpe), tokens,
+                                B * T, T, C);
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Backward
 
 static inline int embedding_segments(int rows) { return (int)cuda_blocks((size_t)rows, EMBEDDING_SEGMENT); }
 
-// The workspace of cuda_embedding_backward: for each segment the sum of the run it continues and of the run that goes on behind it.
-static inline size_t cuda_embedding_partials_floats(int rows, int C) { return (size_t)embedding_segments(rows) * 2 * (size_t)C; }
+// The workspace of cuda_embedding_backward: for each segment the sum of the run it
+// continues and of the run that goes on behind it.
+static inline size_t cuda_embedding_partials_floats(int rows, int C) {
+    return (size_t)embedding_segments(rows) * 2 * (size_t)C;
+}
 
 // sums += piece
-template <typename R, int WIDTH> static __device__ __forceinline__ void piece_add(float sums[WIDTH], const Piece<R, WIDTH> &piece) {
+template <typename R, int WIDTH>
+static __device__ __forceinline__ void piece_add(float sums[WIDTH], const Piece<R, WIDTH> &piece) {
     float values[WIDTH];
     piece_unpack(values, piece);
     UNROLL
@@ -87,19 +97,23 @@ template <typename R, int WIDTH> static __device__ __forceinline__ void piece_ad
 }
 
 template <typename R, int WIDTH>
-static __global__ void __launch_bounds__(COLUMN_STRIP) embedding_positions_kernel(float *d_wpe, const R *d_output, int B, int T, int C) {
+static __global__ void __launch_bounds__(COLUMN_STRIP)
+    embedding_positions_kernel(float *d_wpe, const R *d_output, int B, int T, int C) {
     int c = strip_column(WIDTH), position = (int)blockIdx.x;
     if (c >= C) { return; }
     float sums[WIDTH] = {};
     for (int b = 0; b < B; b++) {
-        Piece<R, WIDTH> piece = piece_load<WIDTH>(d_output + ((size_t)b * (size_t)T + (size_t)position) * (size_t)C + c);
+        Piece<R, WIDTH> piece =
+            piece_load<WIDTH>(d_output + ((size_t)b * (size_t)T + (size_t)position) * (size_t)C + c);
         piece_add(sums, piece);
     }
     floats_add<WIDTH>(d_wpe + (size_t)position * (size_t)C + c, sums);
 }
 
-// Whether the places before and at `place` have one token; at both ends of the order there is no such pair.
-static __device__ __forceinline__ bool embedding_continues(const int32_t *tokens, const int32_t *order, int place, int rows) {
+// Whether the places before and at `place` have one token; at both ends of the order
+// there is no such pair.
+static __device__ __forceinline__ bool embedding_continues(const int32_t *tokens, const int32_t *order,
+                                                           int place, int rows) {
     return place > 0 && place < rows && tokens[order[place - 1]] == tokens[order[place]];
 }
 
@@ -111,10 +125,11 @@ struct EmbeddingSegment {
     float *partials;           // (2, C), of this segment
 };
 
-// Adds the sum of the run that ends with `last`, an index into the segment, where it belongs, and begins the next one.
+// Adds the sum of the run that ends with `last`, an index into the segment, where it
+// belongs, and begins the next one.
 template <int WIDTH>
-static __device__ __forceinline__ void embedding_run_end(float sums[WIDTH], float *d_wte, const EmbeddingSegment &segment, int last, int c,
-                                                         int C) {
+static __device__ __forceinline__ void
+embedding_run_end(float sums[WIDTH], float *d_wte, const EmbeddingSegment &segment, int last, int c, int C) {
     int32_t token = segment.tokens[last];
     bool continued = segment.from_before && token == segment.tokens[0];
     if (continued) {
@@ -128,14 +143,16 @@ static __device__ __forceinline__ void embedding_run_end(float sums[WIDTH], floa
 }
 
 template <typename R, int WIDTH>
-static __device__ __forceinline__ void embedding_segment_sum(float *d_wte, const R *d_output, const EmbeddingSegment &segment, int c,
-                                                             int C) {
+static __device__ __forceinline__ void embedding_segment_sum(float *d_wte, const R *d_output,
+                                                             const EmbeddingSegment &segment, int c, int C) {
     float sums[WIDTH] = {};
     for (int first = 0; first < segment.count; first += EMBEDDING_AHEAD) {
         Piece<R, WIDTH> pieces[EMBEDDING_AHEAD];
         UNROLL
         for (int i = 0; i < EMBEDDING_AHEAD; i++) {
-            if (first + i < segment.count) { pieces[i] = piece_load<WIDTH>(d_output + (size_t)segment.places[first + i] * (size_t)C + c); }
+            if (first + i < segment.count) {
+                pieces[i] = piece_load<WIDTH>(d_output + (size_t)segment.places[first + i] * (size_t)C + c);
+            }
         }
         UNROLL
         for (int i = 0; i < EMBEDDING_AHEAD; i++) {
@@ -150,8 +167,8 @@ static __device__ __forceinline__ void embedding_segment_sum(float *d_wte, const
 
 template <typename R, int WIDTH>
 static __global__ void __launch_bounds__(COLUMN_STRIP)
-    embedding_segments_kernel(float *d_wte, float *partials, const R *d_output, const int32_t *tokens, const int32_t *order, int rows,
-                              int C) {
+    embedding_segments_kernel(float *d_wte, float *partials, const R *d_output, const int32_t *tokens,
+                              const int32_t *order, int rows, int C) {
     int32_t *places = (int32_t *)cuda_shared(), *words = places + EMBEDDING_SEGMENT;
     int c = strip_column(WIDTH), begin = (int)blockIdx.x * EMBEDDING_SEGMENT;
     EmbeddingSegment segment;
@@ -169,9 +186,10 @@ static __global__ void __launch_bounds__(COLUMN_STRIP)
     if (c < C) { embedding_segment_sum<R, WIDTH>(d_wte, d_output, segment, c, C); }
 }
 
-// How many segments from `first` on begin with the token: a warp looks at as many as it has lanes. Those that do come first, by the order.
-static __device__ __forceinline__ int embedding_run_segments(const int32_t *tokens, const int32_t *order, int first, int segments,
-                                                             int32_t token) {
+// How many segments from `first` on begin with the token: a warp looks at as many as it
+// has lanes. Those that do come first, by the order.
+static __device__ __forceinline__ int embedding_run_segments(const int32_t *tokens, const int32_t *order,
+                                                             int first, int segments, int32_t token) {
     for (int count = 0;; count += WARP) {
         int segment = first + count + lane_index();
         bool begins = segment < segments && tokens[order[segment * EMBEDDING_SEGMENT]] == token;
@@ -180,10 +198,13 @@ static __device__ __forceinline__ int embedding_run_segments(const int32_t *toke
     }
 }
 
-// The runs that cross segments. The block of the segment in which such a run begins adds all its sums; every other block has nothing to do.
+// The runs that cross segments. The block of the segment in which such a run begins adds
+// all its sums; every other block has nothing to do.
 static __global__ void __launch_bounds__(EMBEDDING_CROSSING_THREADS)
-    embedding_crossing_kernel(float *d_wte, const float *partials, const int32_t *tokens, const int32_t *order, int rows, int C) {
-    int c = strip_column(1), segment = (int)blockIdx.x, begin = segment * EMBEDDING_SEGMENT, next = begin + EMBEDDING_SEGMENT;
+    embedding_crossing_kernel(float *d_wte, const float *partials, const int32_t *tokens,
+                              const int32_t *order, int rows, int C) {
+    int c = strip_column(1), segment = (int)blockIdx.x, begin = segment * EMBEDDING_SEGMENT,
+        next = begin + EMBEDDING_SEGMENT;
     if (!embedding_continues(tokens, order, next, rows)) { return; }
     int32_t token = tokens[order[next]];
     bool began_earlier = tokens[order[begin]] == token && embedding_continues(tokens, order, begin, rows);
@@ -197,35 +218,50 @@ static __global__ void __launch_bounds__(EMBEDDING_CROSSING_THREADS)
 }
 
 template <typename R, int WIDTH>
-static inline void embedding_backward_start(Stream *stream, float *d_wte, float *d_wpe, float *partials, const R *d_output,
-                                            const int32_t *tokens, const int32_t *order, int B, int T, int C) {
+static inline void embedding_backward_start(Stream *stream, float *d_wte, float *d_wpe, float *partials,
+                                            const R *d_output, const int32_t *tokens, const int32_t *order,
+                                            int B, int T, int C) {
     ColumnStrips strips = cuda_column_strips(C / WIDTH);
     dim3 threads(strips.threads);
     int rows = B * T;
-    cuda_launch(stream, embedding_positions_kernel<R, WIDTH>, dim3((unsigned)T, strips.strips), threads, 0, d_wpe, d_output, B, T, C);
-    cuda_launch(stream, embedding_segments_kernel<R, WIDTH>, dim3((unsigned)embedding_segments(rows), strips.strips), threads,
+    cuda_launch(stream, embedding_positions_kernel<R, WIDTH>, dim3((unsigned)T, strips.strips), threads, 0,
+                d_wpe, d_output, B, T, C);
+    cuda_launch(stream, embedding_segments_kernel<R, WIDTH>,
+                dim3((unsigned)embedding_segments(rows), strips.strips), threads,
                 2 * EMBEDDING_SEGMENT * sizeof(int32_t), d_wte, partials, d_output, tokens, order, rows, C);
     dim3 crossing((unsigned)embedding_segments(rows), cuda_blocks((size_t)C, EMBEDDING_CROSSING_THREADS));
-    cuda_launch(stream, embedding_crossing_kernel, crossing, dim3(EMBEDDING_CROSSING_THREADS), 0, d_wte, partials, tokens, order, rows, C);
+    cuda_launch(stream, embedding_crossing_kernel, crossing, dim3(EMBEDDING_CROSSING_THREADS), 0, d_wte,
+                partials, tokens, order, rows, C);
 }
 
 template <typename R>
-static inline void embedding_backward_typed(Stream *stream, float *d_wte, float *d_wpe, float *partials, const R *d_output,
-                                            const int32_t *tokens, const int32_t *order, int B, int T, int C) {
+static inline void embedding_backward_typed(Stream *stream, float *d_wte, float *d_wpe, float *partials,
+                                            const R *d_output, const int32_t *tokens, const int32_t *order,
+                                            int B, int T, int C) {
     size_t width = (size_t)C;
-    bool packed = pack_fits(d_output, width) && pack_fits(d_wte, width) && pack_fits(d_wpe, width) && pack_fits(partials, width);
-    if (packed) { embedding_backward_start<R, Pack<R>::COUNT>(stream, d_wte, d_wpe, partials, d_output, tokens, order, B, T, C); }
-    if (!packed) { embedding_backward_start<R, 1>(stream, d_wte, d_wpe, partials, d_output, tokens, order, B, T, C); }
+    bool packed = pack_fits(d_output, width) && pack_fits(d_wte, width) && pack_fits(d_wpe, width) &&
+                  pack_fits(partials, width);
+    if (packed) {
+        embedding_backward_start<R, Pack<R>::COUNT>(stream, d_wte, d_wpe, partials, d_output, tokens, order,
+                                                    B, T, C);
+    }
+    if (!packed) {
+        embedding_backward_start<R, 1>(stream, d_wte, d_wpe, partials, d_output, tokens, order, B, T, C);
+    }
 }
 
-// d_wte (V, C) and d_wpe (positions, C) += the rows of d_output (B, T, C) that they produced. tokens (B, T) and their embedding_order are
-// on the device; partials: workspace of cuda_embedding_partials_floats(B T, C).
-static inline void cuda_embedding_backward(Stream *stream, float *d_wte, float *d_wpe, float *partials, const Real *d_output,
-                                           const int32_t *tokens, const int32_t *order, int B, int T, int C) {
+// d_wte (V, C) and d_wpe (positions, C) += the rows of d_output (B, T, C) that they
+// produced. tokens (B, T) and their embedding_order are on the device; partials:
+// workspace of cuda_embedding_partials_floats(B T, C).
+static inline void cuda_embedding_backward(Stream *stream, float *d_wte, float *d_wpe, float *partials,
+                                           const Real *d_output, const int32_t *tokens, const int32_t *order,
+                                           int B, int T, int C) {
     if (stream->precision == PRECISION_BF16) {
-        embedding_backward_typed(stream, d_wte, d_wpe, partials, reals<__nv_bfloat16>(d_output), tokens, order, B, T, C);
+        embedding_backward_typed(stream, d_wte, d_wpe, partials, reals<__nv_bfloat16>(d_output), tokens,
+                                 order, B, T, C);
     } else {
-        embedding_backward_typed(stream, d_wte, d_wpe, partials, reals<float>(d_output), tokens, order, B, T, C);
+        embedding_backward_typed(stream, d_wte, d_wpe, partials, reals<float>(d_output), tokens, order, B, T,
+                                 C);
     }
 }
 

@@ -1,26 +1,32 @@
-// gelu.cuh: the bias of the first half of the MLP and GELU (tanh form, "gelu_new") in one pass.
+// gelu.cuh: the bias of the first half of the MLP and GELU (tanh form, "gelu_new") in one
+// pass.
 //
-// 0.5 x (1 + tanh(u)) with u = sqrt(2/pi) (x + 0.044715 x^3) is x s, s the logistic function of 2u; the derivative is s + x s (1 - s) 2u'.
-// Other than on the CPU, where an exponential is dear, what is saved is the product before the bias, untouched: forward need not write it
-// and backward computes s anew, hidden behind its memory accesses.
+// 0.5 x (1 + tanh(u)) with u = sqrt(2/pi) (x + 0.044715 x^3) is x s, s the logistic
+// function of 2u; the derivative is s + x s (1 - s) 2u'. Other than on the CPU, where an
+// exponential is dear, what is saved is the product before the bias, untouched: forward
+// need not write it and backward computes s anew, hidden behind its memory accesses.
 //
-// Forward reads one array and writes one; backward reads two and writes one, and sums its result over rows on the way. A thread owns a
-// piece of columns (column_sums.cuh), keeps its bias, and loads GELU_ROWS rows before it works on them, to have enough loads in flight.
+// Forward reads one array and writes one; backward reads two and writes one, and sums its
+// result over rows on the way. A thread owns a piece of columns (column_sums.cuh), keeps
+// its bias, and loads GELU_ROWS rows before it works on them, to have enough loads in
+// flight.
 #ifndef ACCO_KERNELS_CUDA_GELU_CUH
 #define ACCO_KERNELS_CUDA_GELU_CUH
 
-#include "column_sums.cuh"
+#include "kernels/cuda/column_sums.cuh"
 
 enum { GELU_ROWS = 4 };
 
 #define GELU_LINEAR 1.59576912f  // 2 sqrt(2/pi)
 #define GELU_CUBIC 0.0713548163f // 0.044715 of it
 
-// Behind this bound of x^2 the logistic function has long reached its limits; without it the square of a large x would be infinite, and its
-// product with a complement of 0 a NaN.
+// Behind this bound of x^2 the logistic function has long reached its limits; without it
+// the square of a large x would be infinite, and its product with a complement of 0 a
+// NaN.
 static __device__ __forceinline__ float gelu_square(float x) { return fminf(x * x, 1e4f); }
 
-// 1 / (1 + exp(-2u)), and 1 - that, without cancellation. The bound keeps exp finite; a NaN fails the comparison and passes through.
+// 1 / (1 + exp(-2u)), and 1 - that, without cancellation. The bound keeps exp finite; a
+// NaN fails the comparison and passes through.
 static __device__ __forceinline__ float gelu_logistic(float x, float *complement) {
     float twice_u = x * (GELU_LINEAR + GELU_CUBIC * gelu_square(x));
     float e = __expf(twice_u < -87.0f ? 87.0f : -twice_u);
@@ -47,7 +53,9 @@ static __global__ void __launch_bounds__(COLUMN_STRIP)
     Piece<R, WIDTH> shift = piece_load<WIDTH>(bias + c), pieces[GELU_ROWS];
     UNROLL
     for (int i = 0; i < GELU_ROWS; i++) {
-        if (first + i < rows) { pieces[i] = piece_load<WIDTH>(saved + (size_t)(first + i) * (size_t)columns + c); }
+        if (first + i < rows) {
+            pieces[i] = piece_load<WIDTH>(saved + (size_t)(first + i) * (size_t)columns + c);
+        }
     }
     UNROLL
     for (int i = 0; i < GELU_ROWS; i++) {
@@ -63,33 +71,41 @@ static __global__ void __launch_bounds__(COLUMN_STRIP)
 }
 
 template <typename R, int WIDTH>
-static inline void gelu_forward_start(Stream *stream, R *output, const R *saved, const R *bias, int rows, int columns) {
+static inline void gelu_forward_start(Stream *stream, R *output, const R *saved, const R *bias, int rows,
+                                      int columns) {
     ColumnStrips strips = cuda_column_strips(columns / WIDTH);
-    cuda_launch(stream, gelu_forward_kernel<R, WIDTH>, dim3(cuda_blocks((size_t)rows, GELU_ROWS), strips.strips), dim3(strips.threads), 0,
-                output, saved, bias, rows, columns);
+    cuda_launch(stream, gelu_forward_kernel<R, WIDTH>,
+                dim3(cuda_blocks((size_t)rows, GELU_ROWS), strips.strips), dim3(strips.threads), 0, output,
+                saved, bias, rows, columns);
 }
 
 template <typename R>
-static inline void gelu_forward_typed(Stream *stream, R *output, const R *saved, const R *bias, int rows, int columns) {
+static inline void gelu_forward_typed(Stream *stream, R *output, const R *saved, const R *bias, int rows,
+                                      int columns) {
     size_t width = (size_t)columns;
     bool packed = pack_fits(output, width) && pack_fits(saved, width) && pack_fits(bias, width);
     if (packed) { gelu_forward_start<R, Pack<R>::COUNT>(stream, output, saved, bias, rows, columns); }
     if (!packed) { gelu_forward_start<R, 1>(stream, output, saved, bias, rows, columns); }
 }
 
-// output (rows, columns) = gelu_new(saved + bias); saved is the product without bias and stays so, for backward.
-static inline void cuda_gelu_forward(Stream *stream, Real *output, Real *saved, const Real *bias, int rows, int columns) {
+// output (rows, columns) = gelu_new(saved + bias); saved is the product without bias and
+// stays so, for backward.
+static inline void cuda_gelu_forward(Stream *stream, Real *output, Real *saved, const Real *bias, int rows,
+                                     int columns) {
     const Real *product = saved;
     if (stream->precision == PRECISION_BF16) {
-        gelu_forward_typed(stream, reals<__nv_bfloat16>(output), reals<__nv_bfloat16>(product), reals<__nv_bfloat16>(bias), rows, columns);
+        gelu_forward_typed(stream, reals<__nv_bfloat16>(output), reals<__nv_bfloat16>(product),
+                           reals<__nv_bfloat16>(bias), rows, columns);
     } else {
-        gelu_forward_typed(stream, reals<float>(output), reals<float>(product), reals<float>(bias), rows, columns);
+        gelu_forward_typed(stream, reals<float>(output), reals<float>(product), reals<float>(bias), rows,
+                           columns);
     }
 }
 
 // Adds GELU_ROWS rows from `row` on, as far as there are so many, to sums.
 template <typename R, int WIDTH>
-static __device__ __forceinline__ void gelu_backward_rows(float sums[WIDTH], R *gradient, size_t stride, const R *saved, size_t columns,
+static __device__ __forceinline__ void gelu_backward_rows(float sums[WIDTH], R *gradient, size_t stride,
+                                                          const R *saved, size_t columns,
                                                           const Piece<R, WIDTH> &shift, int row, int end) {
     Piece<R, WIDTH> gradients[GELU_ROWS], products[GELU_ROWS];
     UNROLL
@@ -117,46 +133,55 @@ static __device__ __forceinline__ void gelu_backward_rows(float sums[WIDTH], R *
 
 template <typename R, int WIDTH>
 static __global__ void __launch_bounds__(COLUMN_STRIP, 2)
-    gelu_backward_kernel(R *gradient, int gradient_stride, float *partials, const R *saved, const R *bias, int rows, int columns) {
+    gelu_backward_kernel(R *gradient, int gradient_stride, float *partials, const R *saved, const R *bias,
+                         int rows, int columns) {
     int c = strip_column(WIDTH), block = (int)blockIdx.x, blocks = (int)gridDim.x;
     if (c >= columns) { return; }
     Piece<R, WIDTH> shift = piece_load<WIDTH>(bias + c);
     float sums[WIDTH] = {};
     int end = cuda_row_begin(block + 1, blocks, rows);
     for (int row = cuda_row_begin(block, blocks, rows); row < end; row += GELU_ROWS) {
-        gelu_backward_rows<R, WIDTH>(sums, gradient + c, (size_t)gradient_stride, saved + c, (size_t)columns, shift, row, end);
+        gelu_backward_rows<R, WIDTH>(sums, gradient + c, (size_t)gradient_stride, saved + c, (size_t)columns,
+                                     shift, row, end);
     }
     floats_store<WIDTH>(partials + (size_t)block * (size_t)columns + c, sums);
 }
 
 template <typename R, int WIDTH>
-static inline void gelu_backward_start(Stream *stream, R *gradient, int gradient_stride, float *partials, const R *saved, const R *bias,
-                                       int rows, int columns) {
+static inline void gelu_backward_start(Stream *stream, R *gradient, int gradient_stride, float *partials,
+                                       const R *saved, const R *bias, int rows, int columns) {
     ColumnStrips strips = cuda_column_strips(columns / WIDTH);
-    cuda_launch(stream, gelu_backward_kernel<R, WIDTH>, dim3((unsigned)cuda_row_blocks(rows), strips.strips), dim3(strips.threads), 0,
-                gradient, gradient_stride, partials, saved, bias, rows, columns);
+    cuda_launch(stream, gelu_backward_kernel<R, WIDTH>, dim3((unsigned)cuda_row_blocks(rows), strips.strips),
+                dim3(strips.threads), 0, gradient, gradient_stride, partials, saved, bias, rows, columns);
 }
 
 template <typename R>
-static inline void gelu_backward_typed(Stream *stream, R *gradient, int gradient_stride, float *partials, const R *saved, const R *bias,
-                                       int rows, int columns) {
+static inline void gelu_backward_typed(Stream *stream, R *gradient, int gradient_stride, float *partials,
+                                       const R *saved, const R *bias, int rows, int columns) {
     size_t width = (size_t)columns;
-    bool packed =
-        pack_fits(gradient, (size_t)gradient_stride) && pack_fits(saved, width) && pack_fits(bias, width) && pack_fits(partials, width);
-    if (packed) { gelu_backward_start<R, Pack<R>::COUNT>(stream, gradient, gradient_stride, partials, saved, bias, rows, columns); }
-    if (!packed) { gelu_backward_start<R, 1>(stream, gradient, gradient_stride, partials, saved, bias, rows, columns); }
+    bool packed = pack_fits(gradient, (size_t)gradient_stride) && pack_fits(saved, width) &&
+                  pack_fits(bias, width) && pack_fits(partials, width);
+    if (packed) {
+        gelu_backward_start<R, Pack<R>::COUNT>(stream, gradient, gradient_stride, partials, saved, bias, rows,
+                                               columns);
+    }
+    if (!packed) {
+        gelu_backward_start<R, 1>(stream, gradient, gradient_stride, partials, saved, bias, rows, columns);
+    }
 }
 
-// gradient (rows, columns), rows gradient_stride apart, *= gelu_new'(saved + bias); d_bias (columns) += its sum over rows, taken before the
-// result is rounded; partials: workspace (CUDA_ROW_BLOCKS, columns).
-static inline void cuda_gelu_backward(Stream *stream, Real *gradient, int gradient_stride, float *d_bias, float *partials,
-                                      const Real *saved, const Real *bias, int rows, int columns) {
+// gradient (rows, columns), rows gradient_stride apart, *= gelu_new'(saved + bias);
+// d_bias (columns) += its sum over rows, taken before the result is rounded; partials:
+// workspace (CUDA_ROW_BLOCKS, columns).
+static inline void cuda_gelu_backward(Stream *stream, Real *gradient, int gradient_stride, float *d_bias,
+                                      float *partials, const Real *saved, const Real *bias, int rows,
+                                      int columns) {
     if (stream->precision == PRECISION_BF16) {
-        gelu_backward_typed(stream, reals<__nv_bfloat16>(gradient), gradient_stride, partials, reals<__nv_bfloat16>(saved),
-                            reals<__nv_bfloat16>(bias), rows, columns);
+        gelu_backward_typed(stream, reals<__nv_bfloat16>(gradient), gradient_stride, partials,
+                            reals<__nv_bfloat16>(saved), reals<__nv_bfloat16>(bias), rows, columns);
     } else {
-        gelu_backward_typed(stream, reals<float>(gradient), gradient_stride, partials, reals<float>(saved), reals<float>(bias), rows,
-                            columns);
+        gelu_backward_typed(stream, reals<float>(gradient), gradient_stride, partials, reals<float>(saved),
+                            reals<float>(bias), rows, columns);
     }
     cuda_column_sums_add(stream, d_bias, partials, cuda_row_blocks(rows), columns, columns);
 }

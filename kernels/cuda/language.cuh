@@ -1,13 +1,15 @@
-// language.cuh: what our kernels are written in: CUDA C++, and one wrapper for each thing that C++ alone cannot say.
+// language.cuh: what our kernels are written in: CUDA C++, and one wrapper for each thing
+// that C++ alone cannot say.
 //
-// The same source is compiled by nvcc for GPUs and by the host's compiler against an emulator (test/simt), which runs it in `make test`.
-// That costs some rules:
+// The same source is compiled by nvcc for GPUs and by the host's compiler against an
+// emulator (test/simt), which runs it in `make test`. That costs some rules:
 //   * a kernel is launched by cuda_launch; all shared memory is dynamic and comes from cuda_shared()
 //   * blocks have whole warps, and all 32 lanes take part in everything a warp does together
 //   * tensor cores, matrix loads and asynchronous copies are used through the wrappers below
 //   * results do not depend on the order of threads or blocks: no atomic operations on floats
 //
-// `R` in templates is the format of parameters and activations, float or __nv_bfloat16. Arithmetic is fp32 whatever R is.
+// `R` in templates is the format of parameters and activations, float or __nv_bfloat16.
+// Arithmetic is fp32 whatever R is.
 #ifndef ACCO_KERNELS_CUDA_LANGUAGE_CUH
 #define ACCO_KERNELS_CUDA_LANGUAGE_CUH
 
@@ -18,24 +20,26 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "../../runtime/device.h"
+#include "runtime/device.h"
 
 enum { WARP = 32, CUDA_SHARED_DEFAULT = 48 * 1024 };
 
-// Before a loop over arrays that must stay in registers: an index that is known only at run time would send them to memory.
+// Before a loop over arrays that must stay in registers: an index that is known only at
+// run time would send them to memory.
 #ifdef __CUDACC__
 #define UNROLL _Pragma("unroll")
 #else
 #define UNROLL
 #endif
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Launching
 
-// Puts the kernel into the stream. `shared` bytes of dynamic shared memory for each block.
+// Puts the kernel into the stream. `shared` bytes of dynamic shared memory for each
+// block.
 template <typename... Parameters, typename... Arguments>
-static inline void cuda_launch(Stream *stream, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared,
-                               Arguments... arguments) {
+static inline void cuda_launch(Stream *stream, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                               size_t shared, Arguments... arguments) {
     if (shared > (size_t)CUDA_SHARED_DEFAULT) {
         CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared));
     }
@@ -47,9 +51,12 @@ static inline void cuda_launch(Stream *stream, void (*kernel)(Parameters...), di
     CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
 }
 
-static inline unsigned cuda_blocks(size_t count, size_t block) { return (unsigned)((count + block - 1) / block); }
+static inline unsigned cuda_blocks(size_t count, size_t block) {
+    return (unsigned)((count + block - 1) / block);
+}
 
-// The dynamic shared memory of this block, aligned to 128 bytes where its size is a multiple of that.
+// The dynamic shared memory of this block, aligned to 128 bytes where its size is a
+// multiple of that.
 static __device__ __forceinline__ char *cuda_shared() {
 #ifdef __CUDACC__
     extern __shared__ __align__(128) char memory[];
@@ -59,7 +66,7 @@ static __device__ __forceinline__ char *cuda_shared() {
 #endif
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Numbers
 
 static __device__ __forceinline__ float to_float(float value) { return value; }
@@ -67,7 +74,9 @@ static __device__ __forceinline__ float to_float(__nv_bfloat16 value) { return _
 
 template <typename R> static __device__ __forceinline__ R from_float(float value);
 template <> __device__ __forceinline__ float from_float<float>(float value) { return value; }
-template <> __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float value) { return __float2bfloat16_rn(value); }
+template <> __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float value) {
+    return __float2bfloat16_rn(value);
+}
 
 // Two bf16 in one register, the first in the lower half, as tensor cores take them.
 static __device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
@@ -76,11 +85,13 @@ static __device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
 #else
-    return (uint32_t)__bfloat16_as_ushort(__float2bfloat16_rn(low)) | (uint32_t)__bfloat16_as_ushort(__float2bfloat16_rn(high)) << 16;
+    return (uint32_t)__bfloat16_as_ushort(__float2bfloat16_rn(low)) |
+           (uint32_t)__bfloat16_as_ushort(__float2bfloat16_rn(high)) << 16;
 #endif
 }
 
-// 2^x in one instruction, to about 2 units in the last place; results below the smallest normal number become 0.
+// 2^x in one instruction, to about 2 units in the last place; results below the smallest
+// normal number become 0.
 static __device__ __forceinline__ float exp2_approximate(float x) {
 #ifdef __CUDACC__
     float result;
@@ -91,7 +102,8 @@ static __device__ __forceinline__ float exp2_approximate(float x) {
 #endif
 }
 
-// 16 bytes at a time: what one thread loads or stores best. Addresses must be multiples of 16.
+// 16 bytes at a time: what one thread loads or stores best. Addresses must be multiples
+// of 16.
 template <typename R> struct __align__(16) Pack {
     enum { COUNT = 16 / sizeof(R) };
     R values[16 / sizeof(R)];
@@ -105,18 +117,20 @@ template <typename R> static __device__ __forceinline__ void pack_store(R *place
     *reinterpret_cast<Pack<R> *>(place) = pack;
 }
 
-// Whether rows of `columns` elements, one behind the other from `place` on, may be read in packs.
+// Whether rows of `columns` elements, one behind the other from `place` on, may be read
+// in packs.
 template <typename R> static inline bool pack_fits(const R *place, size_t columns) {
     return (uintptr_t)place % 16 == 0 && columns % (16 / sizeof(R)) == 0;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Within a warp and within a block
 
 static __device__ __forceinline__ int lane_index() { return (int)(threadIdx.x % WARP); }
 static __device__ __forceinline__ int warp_index() { return (int)(threadIdx.x / WARP); }
 
-// Every lane ends with the same bits: addition of two floats commutes, and each step adds the same two halves on both sides.
+// Every lane ends with the same bits: addition of two floats commutes, and each step adds
+// the same two halves on both sides.
 static __device__ __forceinline__ float warp_sum(float value) {
     for (int lanes = WARP / 2; lanes > 0; lanes /= 2) { value += __shfl_xor_sync(0xffffffffu, value, lanes); }
     return value;
@@ -129,12 +143,15 @@ static __device__ __forceinline__ double warp_sum(double value) {
 
 // A NaN is passed over.
 static __device__ __forceinline__ float warp_max(float value) {
-    for (int lanes = WARP / 2; lanes > 0; lanes /= 2) { value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, lanes)); }
+    for (int lanes = WARP / 2; lanes > 0; lanes /= 2) {
+        value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, lanes));
+    }
     return value;
 }
 
-// The sum over all threads of a block (of one dimension), for all of them. scratch: one T for each warp, in shared memory; free for reuse
-// after the next barrier of the block, not before.
+// The sum over all threads of a block (of one dimension), for all of them. scratch: one T
+// for each warp, in shared memory; free for reuse after the next barrier of the block,
+// not before.
 template <typename T> static __device__ __forceinline__ T block_sum(T value, T *scratch) {
     int warps = (int)(blockDim.x / WARP);
     value = warp_sum(value);
@@ -156,8 +173,9 @@ static __device__ __forceinline__ float block_max(float value, float *scratch) {
     return maximum;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
-// Tensor cores (PTX ISA, "Matrix fragments for mma.m16n8k16"). Lane l: g = l / 4, t = l % 4.
+// ---------------------------------------------------------------------------------------
+// Tensor cores (PTX ISA, "Matrix fragments for mma.m16n8k16"). Lane l: g = l / 4, t = l %
+// 4.
 //
 //   a (16, 16): a[0] = (row g, columns 2t, 2t+1)   a[1] = (row g + 8, the same)   a[2], a[3]: columns 8 further
 //   b (16, 8):  b[0] = (rows 2t, 2t+1 of column g)                                b[1]: rows 8 further
@@ -166,7 +184,8 @@ static __device__ __forceinline__ float block_max(float value, float *scratch) {
 // d += a b; a and b in bf16, sums in fp32. The whole warp.
 static __device__ __forceinline__ void mma_m16n8k16(float d[4], const uint32_t a[4], const uint32_t b[2]) {
 #ifdef __CUDACC__
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+                 "{%0,%1,%2,%3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #else
@@ -177,18 +196,22 @@ static __device__ __forceinline__ void mma_m16n8k16(float d[4], const uint32_t a
         int row = g + (i / 2) * 8, column = 2 * t + i % 2;
         for (int k = 0; k < 16; k++) {
             uint16_t left, right;
-            int a_lane = (row % 8) * 4 + (k % 8) / 2, a_register = row / 8 + (k / 8) * 2, b_lane = column * 4 + (k % 8) / 2;
+            int a_lane = (row % 8) * 4 + (k % 8) / 2, a_register = row / 8 + (k / 8) * 2,
+                b_lane = column * 4 + (k % 8) / 2;
             memcpy(&left, slots[a_lane] + a_register * 4 + k % 2 * 2, sizeof left);
             memcpy(&right, slots[b_lane] + 16 + k / 8 * 4 + k % 2 * 2, sizeof right);
-            d[i] += __bfloat162float(__ushort_as_bfloat16(left)) * __bfloat162float(__ushort_as_bfloat16(right));
+            d[i] +=
+                __bfloat162float(__ushort_as_bfloat16(left)) * __bfloat162float(__ushort_as_bfloat16(right));
         }
     }
 #endif
 }
 
-// Four 8 x 8 matrices of bf16 from shared memory: lane l gives the address of row l % 8 of matrix l / 8, a multiple of 16 bytes; r[i]
-// becomes, of matrix i, the elements (row g, columns 2t, 2t+1). TRANSPOSED: (rows 2t, 2t+1 of column g). The whole warp.
-template <bool TRANSPOSED> static __device__ __forceinline__ void matrix_load_x4(uint32_t r[4], const void *row) {
+// Four 8 x 8 matrices of bf16 from shared memory: lane l gives the address of row l % 8
+// of matrix l / 8, a multiple of 16 bytes; r[i] becomes, of matrix i, the elements (row
+// g, columns 2t, 2t+1). TRANSPOSED: (rows 2t, 2t+1 of column g). The whole warp.
+template <bool TRANSPOSED>
+static __device__ __forceinline__ void matrix_load_x4(uint32_t r[4], const void *row) {
 #ifdef __CUDACC__
     uint32_t address = (uint32_t)__cvta_generic_to_shared(row);
     if (TRANSPOSED) {
@@ -218,15 +241,17 @@ template <bool TRANSPOSED> static __device__ __forceinline__ void matrix_load_x4
 #endif
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Copies from global into shared memory that go on beside the computation
 
-// Starts to copy 16 bytes; both addresses are multiples of 16. Where not `valid`, zeros arrive and nothing is read.
+// Starts to copy 16 bytes; both addresses are multiples of 16. Where not `valid`, zeros
+// arrive and nothing is read.
 static __device__ __forceinline__ void copy_async(void *shared, const void *global, bool valid) {
 #ifdef __CUDACC__
     uint32_t address = (uint32_t)__cvta_generic_to_shared(shared);
     int bytes = valid ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global), "r"(bytes) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(address), "l"(global), "r"(bytes)
+                 : "memory");
 #else
     simt_copy_start(shared, global, 16, valid ? 16 : 0);
 #endif
@@ -241,7 +266,8 @@ static __device__ __forceinline__ void copy_async_commit() {
 #endif
 }
 
-// Until at most GROUPS of this thread's latest groups are under way. What other threads copied is visible after a barrier behind this.
+// Until at most GROUPS of this thread's latest groups are under way. What other threads
+// copied is visible after a barrier behind this.
 template <int GROUPS> static __device__ __forceinline__ void copy_async_wait() {
 #ifdef __CUDACC__
     asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");

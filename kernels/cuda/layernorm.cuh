@@ -1,27 +1,33 @@
-// layernorm.cuh: LayerNorm, fused with what stands before it: the residual addition and the bias of the branch that is added.
+// layernorm.cuh: LayerNorm, fused with what stands before it: the residual addition and
+// the bias of the branch that is added.
 //
-// A LayerNorm is bound by memory. Every array is read once and written once; a row stays in registers between its sums and its result.
+// A LayerNorm is bound by memory. Every array is read once and written once; a row stays
+// in registers between its sums and its result.
 //
-// A group of whole warps works on a row, a thread on COUNT pieces of it (column_sums.cuh), a block on as many rows as it has groups. All
-// groups go through the same barriers, also those without a row. Forward has one block for every few rows.
+// A group of whole warps works on a row, a thread on COUNT pieces of it
+// (column_sums.cuh), a block on as many rows as it has groups. All groups go through the
+// same barriers, also those without a row. Forward has one block for every few rows.
 //
-// Statistics are those of the residual as it is stored, in R, because backward finds no other.
+// Statistics are those of the residual as it is stored, in R, because backward finds no
+// other.
 //
-// Backward sums three things over rows: the gradients of weight and bias, and the finished d_residual. So each of at most CUDA_ROW_BLOCKS
-// blocks goes down rows of its own, and its threads keep the three sums of their columns in registers. While a row is worked on, the next
-// one is on its way (AHEAD): that keeps the memory busy through the reduction. Very wide rows, and those that are not aligned, lack the
-// registers for this.
+// Backward sums three things over rows: the gradients of weight and bias, and the
+// finished d_residual. So each of at most CUDA_ROW_BLOCKS blocks goes down rows of its
+// own, and its threads keep the three sums of their columns in registers. While a row is
+// worked on, the next one is on its way (AHEAD): that keeps the memory busy through the
+// reduction. Very wide rows, and those that are not aligned, lack the registers for this.
 #ifndef ACCO_KERNELS_CUDA_LAYERNORM_CUH
 #define ACCO_KERNELS_CUDA_LAYERNORM_CUH
 
-#include "../cpu/layernorm.h"
-#include "column_sums.cuh"
+#include "kernels/cpu/layernorm.h"
+#include "kernels/cuda/column_sums.cuh"
 
 enum {
-    LAYERNORM_CHANNELS = 8192,     // the widest row
-    LAYERNORM_THREADS = 512,       // of a block at most
-    LAYERNORM_BLOCK = 128,         // of a block that has several groups
-    LAYERNORM_AHEAD_THREADS = 768, // the same two for backward that loads ahead: two such blocks fit a multiprocessor
+    LAYERNORM_CHANNELS = 8192, // the widest row
+    LAYERNORM_THREADS = 512,   // of a block at most
+    LAYERNORM_BLOCK = 128,     // of a block that has several groups
+    LAYERNORM_AHEAD_THREADS =
+        768, // the same two for backward that loads ahead: two such blocks fit a multiprocessor
     LAYERNORM_AHEAD_BLOCK = 384,
     LAYERNORM_PIECES = 4,        // forward: of a thread
     LAYERNORM_WIDE_ELEMENTS = 16 // of a thread: of wide rows in backward, and wherever rows are not aligned
@@ -52,15 +58,17 @@ static __device__ __forceinline__ float layernorm_group_sum(float value, float *
     return sum;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Forward
 
-// The row of a thread: piece i begins with column first + i step; there is none from `channels` on.
+// The row of a thread: piece i begins with column first + i step; there is none from
+// `channels` on.
 struct LayernormColumns {
     int first, step, channels;
 };
 
-template <int WIDTH> static __device__ __forceinline__ LayernormColumns layernorm_columns(int channels, int warps, bool valid) {
+template <int WIDTH>
+static __device__ __forceinline__ LayernormColumns layernorm_columns(int channels, int warps, bool valid) {
     LayernormColumns columns;
     columns.first = (warp_index() % warps * WARP + lane_index()) * WIDTH;
     columns.step = warps * WARP * WIDTH;
@@ -70,9 +78,11 @@ template <int WIDTH> static __device__ __forceinline__ LayernormColumns layernor
 
 // x becomes the finished residual of the row at `place`, 0 behind its end.
 template <typename R, int WIDTH, int COUNT>
-static __device__ __forceinline__ void layernorm_residual(float x[COUNT][WIDTH], const LayernormForward &work, size_t place,
-                                                          const LayernormColumns &columns) {
-    const R *source = (work.branch != NULL ? reals<R>(work.residual_before) : reals<R>((const Real *)work.residual)) + place;
+static __device__ __forceinline__ void layernorm_residual(float x[COUNT][WIDTH], const LayernormForward &work,
+                                                          size_t place, const LayernormColumns &columns) {
+    const R *source =
+        (work.branch != NULL ? reals<R>(work.residual_before) : reals<R>((const Real *)work.residual)) +
+        place;
     Piece<R, WIDTH> before[COUNT], branch[COUNT];
     UNROLL
     for (int i = 0; i < COUNT; i++) {
@@ -104,8 +114,9 @@ static __device__ __forceinline__ void layernorm_residual(float x[COUNT][WIDTH],
 
 // 1/deviation; scratch: a float for each warp of the block.
 template <int WIDTH, int COUNT>
-static __device__ __forceinline__ float layernorm_scale(const float x[COUNT][WIDTH], float mean, float epsilon,
-                                                        const LayernormColumns &columns, float *scratch, int warps, int channels) {
+static __device__ __forceinline__ float layernorm_scale(const float x[COUNT][WIDTH], float mean,
+                                                        float epsilon, const LayernormColumns &columns,
+                                                        float *scratch, int warps, int channels) {
     float squares = 0.0f;
     UNROLL
     for (int i = 0; i < COUNT; i++) {
@@ -116,7 +127,8 @@ static __device__ __forceinline__ float layernorm_scale(const float x[COUNT][WID
 }
 
 template <typename R, int WIDTH, int COUNT>
-static __global__ void __launch_bounds__(LAYERNORM_THREADS) layernorm_forward_kernel(LayernormForward work, LayernormGroups shape) {
+static __global__ void __launch_bounds__(LAYERNORM_THREADS)
+    layernorm_forward_kernel(LayernormForward work, LayernormGroups shape) {
     float *scratch = (float *)cuda_shared(); // (2, warps of the block)
     int row = (int)blockIdx.x * shape.groups + warp_index() / shape.warps;
     LayernormColumns columns = layernorm_columns<WIDTH>(work.channels, shape.warps, row < work.rows);
@@ -129,12 +141,14 @@ static __global__ void __launch_bounds__(LAYERNORM_THREADS) layernorm_forward_ke
     }
     float mean = layernorm_group_sum(sum, scratch, shape.warps) / (float)work.channels;
     float *other_scratch = scratch + shape.warps * shape.groups;
-    float scale = layernorm_scale<WIDTH, COUNT>(x, mean, work.epsilon, columns, other_scratch, shape.warps, work.channels);
+    float scale = layernorm_scale<WIDTH, COUNT>(x, mean, work.epsilon, columns, other_scratch, shape.warps,
+                                                work.channels);
     UNROLL
     for (int i = 0; i < COUNT; i++) {
         int c = columns.first + i * columns.step;
         if (c >= columns.channels) { break; }
-        Piece<R, WIDTH> weight = piece_load<WIDTH>(reals<R>(work.weight) + c), bias = piece_load<WIDTH>(reals<R>(work.bias) + c), output;
+        Piece<R, WIDTH> weight = piece_load<WIDTH>(reals<R>(work.weight) + c),
+                        bias = piece_load<WIDTH>(reals<R>(work.bias) + c), output;
         float weights[WIDTH], biases[WIDTH];
         piece_unpack(weights, weight);
         piece_unpack(biases, bias);
@@ -149,27 +163,31 @@ static __global__ void __launch_bounds__(LAYERNORM_THREADS) layernorm_forward_ke
     }
 }
 
-template <typename R, int WIDTH, int COUNT> static inline void layernorm_forward_start(Stream *stream, const LayernormForward *work) {
+template <typename R, int WIDTH, int COUNT>
+static inline void layernorm_forward_start(Stream *stream, const LayernormForward *work) {
     LayernormGroups shape = layernorm_groups(work->channels, WIDTH * COUNT, LAYERNORM_BLOCK);
     int warps = shape.warps * shape.groups;
-    cuda_launch(stream, layernorm_forward_kernel<R, WIDTH, COUNT>, dim3(cuda_blocks((size_t)work->rows, (size_t)shape.groups)),
-                dim3((unsigned)warps * WARP), 2 * (size_t)warps * sizeof(float), *work, shape);
+    cuda_launch(stream, layernorm_forward_kernel<R, WIDTH, COUNT>,
+                dim3(cuda_blocks((size_t)work->rows, (size_t)shape.groups)), dim3((unsigned)warps * WARP),
+                2 * (size_t)warps * sizeof(float), *work, shape);
 }
 
-template <typename R> static inline void layernorm_forward_typed(Stream *stream, const LayernormForward *work) {
+template <typename R>
+static inline void layernorm_forward_typed(Stream *stream, const LayernormForward *work) {
     size_t C = (size_t)work->channels;
     const Real *residual = work->residual, *output = work->output;
-    bool packed = pack_fits(reals<R>(output), C) && pack_fits(reals<R>(residual), C) && pack_fits(reals<R>(work->weight), C) &&
-                  pack_fits(reals<R>(work->bias), C);
+    bool packed = pack_fits(reals<R>(output), C) && pack_fits(reals<R>(residual), C) &&
+                  pack_fits(reals<R>(work->weight), C) && pack_fits(reals<R>(work->bias), C);
     if (work->branch != NULL) {
-        packed = packed && pack_fits(reals<R>(work->residual_before), C) && pack_fits(reals<R>(work->branch), C) &&
-                 pack_fits(reals<R>(work->branch_bias), C);
+        packed = packed && pack_fits(reals<R>(work->residual_before), C) &&
+                 pack_fits(reals<R>(work->branch), C) && pack_fits(reals<R>(work->branch_bias), C);
     }
     if (packed) { layernorm_forward_start<R, Pack<R>::COUNT, LAYERNORM_PIECES>(stream, work); }
     if (!packed) { layernorm_forward_start<R, 1, LAYERNORM_WIDE_ELEMENTS>(stream, work); }
 }
 
-// residual = residual_before + branch + branch_bias (if branch), then output = LayerNorm(residual). At most LAYERNORM_CHANNELS channels.
+// residual = residual_before + branch + branch_bias (if branch), then output =
+// LayerNorm(residual). At most LAYERNORM_CHANNELS channels.
 static inline void cuda_layernorm_forward(Stream *stream, const LayernormForward *work) {
     if (stream->precision == PRECISION_BF16) {
         layernorm_forward_typed<__nv_bfloat16>(stream, work);
@@ -178,7 +196,7 @@ static inline void cuda_layernorm_forward(Stream *stream, const LayernormForward
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Backward. With n = (x - mean) scale and g = d_output weight:  dx = scale (g - mean(g) - n mean(g n)).
 
 // What a thread needs of a row for its sums.
@@ -194,7 +212,8 @@ template <typename R, int WIDTH, int COUNT> struct LayernormSums {
 };
 
 template <typename R, int WIDTH, int COUNT>
-static __device__ __forceinline__ void layernorm_slice_load(LayernormSlice<R, WIDTH, COUNT> &slice, const LayernormBackward &work, int row,
+static __device__ __forceinline__ void layernorm_slice_load(LayernormSlice<R, WIDTH, COUNT> &slice,
+                                                            const LayernormBackward &work, int row,
                                                             const LayernormColumns &columns) {
     size_t place = (size_t)row * (size_t)work.channels;
     slice.mean = work.statistics[2 * (size_t)row];
@@ -210,7 +229,8 @@ static __device__ __forceinline__ void layernorm_slice_load(LayernormSlice<R, WI
 
 // What is in d_residual, to be added to.
 template <typename R, int WIDTH, int COUNT>
-static __device__ __forceinline__ void layernorm_before_load(Piece<R, WIDTH> before[COUNT], const LayernormBackward &work, int row,
+static __device__ __forceinline__ void layernorm_before_load(Piece<R, WIDTH> before[COUNT],
+                                                             const LayernormBackward &work, int row,
                                                              const LayernormColumns &columns) {
     const Real *d_residual = work.d_residual;
     UNROLL
@@ -221,11 +241,12 @@ static __device__ __forceinline__ void layernorm_before_load(Piece<R, WIDTH> bef
     }
 }
 
-// Adds the row to the sums of its columns; sum and product: this thread's part of sum(g) and sum(g n).
+// Adds the row to the sums of its columns; sum and product: this thread's part of sum(g)
+// and sum(g n).
 template <typename R, int WIDTH, int COUNT>
-static __device__ __forceinline__ void layernorm_slice_sum(LayernormSums<R, WIDTH, COUNT> &sums,
-                                                           const LayernormSlice<R, WIDTH, COUNT> &slice, const LayernormColumns &columns,
-                                                           float *sum, float *product) {
+static __device__ __forceinline__ void
+layernorm_slice_sum(LayernormSums<R, WIDTH, COUNT> &sums, const LayernormSlice<R, WIDTH, COUNT> &slice,
+                    const LayernormColumns &columns, float *sum, float *product) {
     UNROLL
     for (int i = 0; i < COUNT; i++) {
         if (columns.first + i * columns.step >= columns.channels) { break; }
@@ -244,12 +265,13 @@ static __device__ __forceinline__ void layernorm_slice_sum(LayernormSums<R, WIDT
     }
 }
 
-// Writes the gradient of the row, and adds it to the sums of its columns; g_mean = mean(g), product_mean = mean(g n).
+// Writes the gradient of the row, and adds it to the sums of its columns; g_mean =
+// mean(g), product_mean = mean(g n).
 template <typename R, int WIDTH, int COUNT>
-static __device__ __forceinline__ void layernorm_slice_finish(LayernormSums<R, WIDTH, COUNT> &sums,
-                                                              const LayernormSlice<R, WIDTH, COUNT> &slice, Piece<R, WIDTH> before[COUNT],
-                                                              const LayernormBackward &work, int row, const LayernormColumns &columns,
-                                                              float g_mean, float product_mean) {
+static __device__ __forceinline__ void
+layernorm_slice_finish(LayernormSums<R, WIDTH, COUNT> &sums, const LayernormSlice<R, WIDTH, COUNT> &slice,
+                       Piece<R, WIDTH> before[COUNT], const LayernormBackward &work, int row,
+                       const LayernormColumns &columns, float g_mean, float product_mean) {
     R *d_residual = reals<R>(work.d_residual) + (size_t)row * (size_t)work.channels;
     UNROLL
     for (int i = 0; i < COUNT; i++) {
@@ -271,10 +293,12 @@ static __device__ __forceinline__ void layernorm_slice_finish(LayernormSums<R, W
     }
 }
 
-// Adds the sums of all groups of the block, in order, into its row of partials (3, C). shared: (groups, 3, C).
+// Adds the sums of all groups of the block, in order, into its row of partials (3, C).
+// shared: (groups, 3, C).
 template <typename R, int WIDTH, int COUNT>
-static __device__ __forceinline__ void layernorm_sums_store(const LayernormSums<R, WIDTH, COUNT> &sums, float *partials, float *shared,
-                                                            int group, int groups, const LayernormColumns &columns) {
+static __device__ __forceinline__ void layernorm_sums_store(const LayernormSums<R, WIDTH, COUNT> &sums,
+                                                            float *partials, float *shared, int group,
+                                                            int groups, const LayernormColumns &columns) {
     int C = columns.channels;
     float *mine = shared + (size_t)group * 3 * (size_t)C;
     UNROLL
@@ -288,13 +312,17 @@ static __device__ __forceinline__ void layernorm_sums_store(const LayernormSums<
     __syncthreads();
     for (int i = (int)threadIdx.x; i < 3 * C; i += (int)blockDim.x) {
         float sum = shared[i];
-        for (int other = 1; other < groups; other++) { sum += shared[(size_t)other * 3 * (size_t)C + (size_t)i]; }
+        for (int other = 1; other < groups; other++) {
+            sum += shared[(size_t)other * 3 * (size_t)C + (size_t)i];
+        }
         partials[i] = sum;
     }
 }
 
-// Both sums over a group, for all its threads, with one barrier. scratch: a float2 for each warp of the block.
-static __device__ __forceinline__ void layernorm_group_sums(float *sum, float *product, float2 *scratch, int warps) {
+// Both sums over a group, for all its threads, with one barrier. scratch: a float2 for
+// each warp of the block.
+static __device__ __forceinline__ void layernorm_group_sums(float *sum, float *product, float2 *scratch,
+                                                            int warps) {
     *sum = warp_sum(*sum);
     *product = warp_sum(*product);
     if (warps == 1) { return; }
@@ -308,33 +336,42 @@ static __device__ __forceinline__ void layernorm_group_sums(float *sum, float *p
     }
 }
 
-// The rows from `begin` to `end`, one for each group at a time. scratch: (2, warps of the block), two halves that take turns, so that one
-// barrier for each row is enough: who writes a half again has passed the barrier of the other, and so have those who read it before.
+// The rows from `begin` to `end`, one for each group at a time. scratch: (2, warps of the
+// block), two halves that take turns, so that one barrier for each row is enough: who
+// writes a half again has passed the barrier of the other, and so have those who read it
+// before.
 template <typename R, int WIDTH, int COUNT, bool AHEAD>
-static __device__ __forceinline__ void layernorm_backward_rows(LayernormSums<R, WIDTH, COUNT> &sums, const LayernormBackward &work,
-                                                               const LayernormGroups &shape, const LayernormColumns &columns, int begin,
-                                                               int end, float2 *scratch) {
+static __device__ __forceinline__ void
+layernorm_backward_rows(LayernormSums<R, WIDTH, COUNT> &sums, const LayernormBackward &work,
+                        const LayernormGroups &shape, const LayernormColumns &columns, int begin, int end,
+                        float2 *scratch) {
     LayernormSlice<R, WIDTH, COUNT> slice, next;
     int row = begin + warp_index() / shape.warps, rounds = (end - begin + shape.groups - 1) / shape.groups;
     if (AHEAD && row < end) { layernorm_slice_load(next, work, row, columns); }
     for (; rounds > 0; row += shape.groups, rounds--) {
         if (AHEAD) { slice = next; }
         if (!AHEAD && row < end) { layernorm_slice_load(slice, work, row, columns); }
-        if (AHEAD && row + shape.groups < end) { layernorm_slice_load(next, work, row + shape.groups, columns); }
+        if (AHEAD && row + shape.groups < end) {
+            layernorm_slice_load(next, work, row + shape.groups, columns);
+        }
         Piece<R, WIDTH> before[COUNT];
         float sum = 0.0f, product = 0.0f;
         if (row < end) { layernorm_before_load<R, WIDTH, COUNT>(before, work, row, columns); }
         if (row < end) { layernorm_slice_sum(sums, slice, columns, &sum, &product); }
         layernorm_group_sums(&sum, &product, scratch + rounds % 2 * shape.warps * shape.groups, shape.warps);
         float C = (float)work.channels;
-        if (row < end) { layernorm_slice_finish(sums, slice, before, work, row, columns, __fdividef(sum, C), __fdividef(product, C)); }
+        if (row < end) {
+            layernorm_slice_finish(sums, slice, before, work, row, columns, __fdividef(sum, C),
+                                   __fdividef(product, C));
+        }
     }
 }
 
 template <typename R, int WIDTH, int COUNT, bool AHEAD>
 static __global__ void __launch_bounds__(AHEAD ? LAYERNORM_AHEAD_THREADS : LAYERNORM_THREADS)
     layernorm_backward_kernel(LayernormBackward work, LayernormGroups shape) {
-    // Shared: (2, warps of the block) for the sums of rows, then (groups, 3, C) for those of columns.
+    // Shared: (2, warps of the block) for the sums of rows, then (groups, 3, C) for those
+    // of columns.
     float2 *scratch = (float2 *)cuda_shared();
     float *shared = (float *)(scratch + 2 * shape.warps * shape.groups);
     int block = (int)blockIdx.x, blocks = (int)gridDim.x;
@@ -344,9 +381,12 @@ static __global__ void __launch_bounds__(AHEAD ? LAYERNORM_AHEAD_THREADS : LAYER
     for (int i = 0; i < COUNT; i++) {
         int c = columns.first + i * columns.step;
         if (c < columns.channels) { sums.weight[i] = piece_load<WIDTH>(reals<R>(work.weight) + c); }
-        for (int k = 0; k < WIDTH; k++) { sums.d_weight[i][k] = sums.d_bias[i][k] = sums.d_branch[i][k] = 0.0f; }
+        for (int k = 0; k < WIDTH; k++) {
+            sums.d_weight[i][k] = sums.d_bias[i][k] = sums.d_branch[i][k] = 0.0f;
+        }
     }
-    layernorm_backward_rows<R, WIDTH, COUNT, AHEAD>(sums, work, shape, columns, cuda_row_begin(block, blocks, work.rows),
+    layernorm_backward_rows<R, WIDTH, COUNT, AHEAD>(sums, work, shape, columns,
+                                                    cuda_row_begin(block, blocks, work.rows),
                                                     cuda_row_begin(block + 1, blocks, work.rows), scratch);
     float *partials = work.partials + (size_t)block * 3 * (size_t)work.channels;
     layernorm_sums_store(sums, partials, shared, warp_index() / shape.warps, shape.groups, columns);
@@ -354,19 +394,22 @@ static __global__ void __launch_bounds__(AHEAD ? LAYERNORM_AHEAD_THREADS : LAYER
 
 template <typename R, int WIDTH, int COUNT, bool AHEAD>
 static inline void layernorm_backward_start(Stream *stream, const LayernormBackward *work) {
-    LayernormGroups shape = layernorm_groups(work->channels, WIDTH * COUNT, AHEAD ? LAYERNORM_AHEAD_BLOCK : LAYERNORM_BLOCK);
+    LayernormGroups shape =
+        layernorm_groups(work->channels, WIDTH * COUNT, AHEAD ? LAYERNORM_AHEAD_BLOCK : LAYERNORM_BLOCK);
     size_t warps = (size_t)shape.warps * (size_t)shape.groups;
     size_t shared = ((size_t)shape.groups * 3 * (size_t)work->channels + 4 * warps) * sizeof(float);
-    cuda_launch(stream, layernorm_backward_kernel<R, WIDTH, COUNT, AHEAD>, dim3((unsigned)cuda_row_blocks(work->rows)),
-                dim3((unsigned)warps * WARP), shared, *work, shape);
+    cuda_launch(stream, layernorm_backward_kernel<R, WIDTH, COUNT, AHEAD>,
+                dim3((unsigned)cuda_row_blocks(work->rows)), dim3((unsigned)warps * WARP), shared, *work,
+                shape);
 }
 
-template <typename R> static inline void layernorm_backward_typed(Stream *stream, const LayernormBackward *work) {
+template <typename R>
+static inline void layernorm_backward_typed(Stream *stream, const LayernormBackward *work) {
     constexpr int WIDTH = Pack<R>::COUNT;
     size_t C = (size_t)work->channels;
     const Real *d_residual = work->d_residual;
-    bool packed = pack_fits(reals<R>(d_residual), C) && pack_fits(reals<R>(work->d_output), C) && pack_fits(reals<R>(work->residual), C) &&
-                  pack_fits(reals<R>(work->weight), C);
+    bool packed = pack_fits(reals<R>(d_residual), C) && pack_fits(reals<R>(work->d_output), C) &&
+                  pack_fits(reals<R>(work->residual), C) && pack_fits(reals<R>(work->weight), C);
     if (!packed) {
         layernorm_backward_start<R, 1, LAYERNORM_WIDE_ELEMENTS, false>(stream, work);
     } else if (C <= (size_t)LAYERNORM_AHEAD_THREADS * WIDTH) {
@@ -376,8 +419,10 @@ template <typename R> static inline void layernorm_backward_typed(Stream *stream
     }
 }
 
-// d_residual = or += the gradient through the LayerNorm; d_weight, d_bias +=; d_branch_bias (if given) += the sum over rows of the finished
-// d_residual, before it is rounded. partials: workspace (CUDA_ROW_BLOCKS, 3, C). At most LAYERNORM_CHANNELS channels.
+// d_residual = or += the gradient through the LayerNorm; d_weight, d_bias +=;
+// d_branch_bias (if given) += the sum over rows of the finished d_residual, before it is
+// rounded. partials: workspace (CUDA_ROW_BLOCKS, 3, C). At most LAYERNORM_CHANNELS
+// channels.
 static inline void cuda_layernorm_backward(Stream *stream, const LayernormBackward *work) {
     if (stream->precision == PRECISION_BF16) {
         layernorm_backward_typed<__nv_bfloat16>(stream, work);

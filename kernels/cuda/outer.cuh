@@ -1,16 +1,19 @@
 // outer.cuh: the outer steps of rules whose workers take steps of their own, on a GPU.
 //
-// Contract: kernels/cpu/outer.h, whose formulas these are, in the same order; bits may differ from the CPU's where a multiplication and an
-// addition are fused. A result does not depend on how a vector is cut. Elementwise, in Quads (buffers.cuh): each array is read once and
-// written once, and a thread has all its loads under way before it needs the first.
+// Contract: kernels/cpu/outer.h, whose formulas these are, in the same order; bits may
+// differ from the CPU's where a multiplication and an addition are fused. A result does
+// not depend on how a vector is cut. Elementwise, in Quads (buffers.cuh): each array is
+// read once and written once, and a thread has all its loads under way before it needs
+// the first.
 #ifndef ACCO_KERNELS_CUDA_OUTER_CUH
 #define ACCO_KERNELS_CUDA_OUTER_CUH
 
-#include "buffers.cuh"
+#include "kernels/cuda/buffers.cuh"
 
-#include "../cpu/outer.h"
+#include "kernels/cpu/outer.h"
 
-static __global__ void outer_delta_kernel(float *delta, const float *outer, const float *local, size_t count, bool wide) {
+static __global__ void outer_delta_kernel(float *delta, const float *outer, const float *local, size_t count,
+                                          bool wide) {
     float from[4], to[4];
     Quad quad = quad_of_kernel(count, wide);
     quad_load(from, outer, quad);
@@ -20,13 +23,14 @@ static __global__ void outer_delta_kernel(float *delta, const float *outer, cons
 }
 
 // delta = outer - local
-static inline void cuda_outer_delta(Stream *stream, float *delta, const float *outer, const float *local, size_t count) {
+static inline void cuda_outer_delta(Stream *stream, float *delta, const float *outer, const float *local,
+                                    size_t count) {
     bool wide = quad_fits(delta) && quad_fits(outer) && quad_fits(local);
     quad_launch(stream, outer_delta_kernel, count, delta, outer, local, count, wide);
 }
 
-static __global__ void outer_nesterov_kernel(float *outer, float *momentum, float *local, const float *sum, size_t count, OuterStep step,
-                                             bool wide) {
+static __global__ void outer_nesterov_kernel(float *outer, float *momentum, float *local, const float *sum,
+                                             size_t count, OuterStep step, bool wide) {
     float place[4], velocity[4], worker[4], sent[4];
     Quad quad = quad_of_kernel(count, wide);
     quad_load(place, outer, quad);
@@ -45,8 +49,8 @@ static __global__ void outer_nesterov_kernel(float *outer, float *momentum, floa
 }
 
 // As cpu_outer_nesterov.
-static inline void cuda_outer_nesterov(Stream *stream, float *outer, float *momentum, float *local, const float *sum, size_t count,
-                                       const OuterStep *step) {
+static inline void cuda_outer_nesterov(Stream *stream, float *outer, float *momentum, float *local,
+                                       const float *sum, size_t count, const OuterStep *step) {
     bool wide = quad_fits(outer) && quad_fits(momentum) && quad_fits(local) && quad_fits(sum);
     quad_launch(stream, outer_nesterov_kernel, count, outer, momentum, local, sum, count, *step, wide);
 }
@@ -57,9 +61,10 @@ static __device__ __forceinline__ float outer_clip_element(float value, float ph
     return phi > 0.0f ? (below < -phi ? -phi : below) : value;
 }
 
-// Without a sum, what `exchange` and the momentum hold is neither used nor, in the momentum, touched.
-static __global__ void outer_co2_kernel(float *base, float *momentum, float *local, float *exchange, size_t count, Co2Step step,
-                                        bool wide) {
+// Without a sum, what `exchange` and the momentum hold is neither used nor, in the
+// momentum, touched.
+static __global__ void outer_co2_kernel(float *base, float *momentum, float *local, float *exchange,
+                                        size_t count, Co2Step step, bool wide) {
     float place[4], worker[4], delta[4];
     Quad quad = quad_of_kernel(count, wide);
     quad_load(place, base, quad);
@@ -81,8 +86,8 @@ static __global__ void outer_co2_kernel(float *base, float *momentum, float *loc
 }
 
 // As cpu_outer_co2.
-static inline void cuda_outer_co2(Stream *stream, float *base, float *momentum, float *local, float *exchange, size_t count,
-                                  const Co2Step *step) {
+static inline void cuda_outer_co2(Stream *stream, float *base, float *momentum, float *local, float *exchange,
+                                  size_t count, const Co2Step *step) {
     bool wide = quad_fits(base) && quad_fits(momentum) && quad_fits(local) && quad_fits(exchange);
     quad_launch(stream, outer_co2_kernel, count, base, momentum, local, exchange, count, *step, wide);
 }

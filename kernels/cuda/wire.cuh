@@ -1,30 +1,35 @@
 // wire.cuh: the number formats of the wire, encoded and decoded on a GPU.
 //
-// Contract: runtime/wire.h, bit for bit: what one machine encodes on its GPU another may decode on its CPU. Only the NaNs of arithmetic on
-// NaNs (a base, a sum) have the machine's own bits. With a base, differences are encoded and added again, which saves a pass over them.
+// Contract: kernels/wire.h, bit for bit: what one machine encodes on its GPU another may
+// decode on its CPU. Only the NaNs of arithmetic on NaNs (a base, a sum) have the
+// machine's own bits. With a base, differences are encoded and added again, which saves a
+// pass over them.
 //
-// A warp does one block of the wire. Lane l has eight of its elements: 4l to 4l + 3 of the lower part and the same of the upper part,
-// which begins at half of the block. That is how the bytes of e3m0 pair them, so that in every format a lane reads and writes whole words
-// of its own: two accesses of 16 bytes for the values where they are aligned, and for the codes one or two of 4 to 16 bytes. Each byte is
-// read once and written once. Warps share nothing.
+// A warp does one block of the wire. Lane l has eight of its elements: 4l to 4l + 3 of
+// the lower part and the same of the upper part, which begins at half of the block. That
+// is how the bytes of e3m0 pair them, so that in every format a lane reads and writes
+// whole words of its own: two accesses of 16 bytes for the values where they are aligned,
+// and for the codes one or two of 4 to 16 bytes. Each byte is read once and written once.
+// Warps share nothing.
 #ifndef ACCO_KERNELS_CUDA_WIRE_CUH
 #define ACCO_KERNELS_CUDA_WIRE_CUH
 
-#include "language.cuh"
+#include "kernels/cuda/language.cuh"
 
-#include "../../runtime/wire.h"
+#include "kernels/wire.h"
 
-enum { WIRE_WARPS = 8, WIRE_LANE = WIRE_BLOCK / WARP }; // wire blocks of a block of threads; elements of a lane
+enum {
+    WIRE_WARPS = 8,
+    WIRE_LANE = WIRE_BLOCK / WARP
+}; // wire blocks of a block of threads; elements of a lane
 
 static __device__ __forceinline__ uint32_t wire_bits(float value) { return __float_as_uint(value); }
 static __device__ __forceinline__ float wire_from_bits(uint32_t bits) { return __uint_as_float(bits); }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Words of a lane
 
-template <int COUNT, typename T> struct alignas(COUNT * sizeof(T)) WireWords {
-    T words[COUNT];
-};
+template <int COUNT, typename T> struct alignas(COUNT * sizeof(T)) WireWords { T words[COUNT]; };
 
 // words <- place[first] and the next ones, zeros from place[end] on.
 template <int COUNT, typename T>
@@ -58,19 +63,21 @@ template <WireFormat FORMAT> static __device__ __forceinline__ int wire_half(int
 }
 
 // The lane's elements of `block` (n); zeros where there are none.
-static __device__ __forceinline__ void wire_values_load(float values[WIRE_LANE], const float *block, int half, int n) {
+static __device__ __forceinline__ void wire_values_load(float values[WIRE_LANE], const float *block, int half,
+                                                        int n) {
     int first = 4 * lane_index();
     wire_load<4>(values, block, first, half < n ? half : n);
     wire_load<4>(values + 4, block, half + first, n);
 }
 
-static __device__ __forceinline__ void wire_values_store(float *block, const float values[WIRE_LANE], int half, int n) {
+static __device__ __forceinline__ void wire_values_store(float *block, const float values[WIRE_LANE],
+                                                         int half, int n) {
     int first = 4 * lane_index();
     wire_store<4>(block, values, first, half < n ? half : n);
     wire_store<4>(block, values + 4, half + first, n);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // bf16
 
 static __device__ __forceinline__ uint32_t wire_bf16(float value) {
@@ -79,7 +86,8 @@ static __device__ __forceinline__ uint32_t wire_bf16(float value) {
     return (bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16 | 0x40u) : rounded;
 }
 
-static __device__ __forceinline__ void wire_warp_encode_bf16(char *out, const float values[WIRE_LANE], int n) {
+static __device__ __forceinline__ void wire_warp_encode_bf16(char *out, const float values[WIRE_LANE],
+                                                             int n) {
     uint32_t words[4], *place = (uint32_t *)(void *)out;
     for (int i = 0; i < 4; i++) { words[i] = wire_bf16(values[2 * i]) | wire_bf16(values[2 * i + 1]) << 16; }
     wire_store<2>(place, words, 2 * lane_index(), (n + 1) / 2);
@@ -91,10 +99,12 @@ static __device__ __forceinline__ void wire_warp_decode_bf16(float values[WIRE_L
     uint32_t words[4];
     wire_load<2>(words, place, 2 * lane_index(), (n + 1) / 2);
     wire_load<2>(words + 2, place, WIRE_BLOCK / 4 + 2 * lane_index(), (n + 1) / 2);
-    for (int i = 0; i < WIRE_LANE; i++) { values[i] = wire_from_bits(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000u); }
+    for (int i = 0; i < WIRE_LANE; i++) {
+        values[i] = wire_from_bits(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000u);
+    }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // What the coarse formats share
 
 // The bits of the largest magnitude of the block, a NaN's above all, for every lane.
@@ -111,21 +121,29 @@ static __device__ __forceinline__ uint32_t wire_warp_largest(const float values[
     return largest;
 }
 
-enum { WIRE_INFINITE = 0x7f800000, WIRE_NAN = 0x7fc00000 }; // the least bits that are not finite; the NaN that the CPU writes as a scale
+enum {
+    WIRE_INFINITE = 0x7f800000,
+    WIRE_NAN = 0x7fc00000
+}; // the least bits that are not finite; the NaN that the CPU writes as a scale
 
 // A NaN keeps its bits, where arithmetic would make another of it.
-static __device__ __forceinline__ float wire_scaled(float level, float scale) { return scale == scale ? level * scale : scale; }
+static __device__ __forceinline__ float wire_scaled(float level, float scale) {
+    return scale == scale ? level * scale : scale;
+}
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // int8
 
-static __device__ __forceinline__ void wire_warp_encode_int8(char *out, const float values[WIRE_LANE], int n) {
+static __device__ __forceinline__ void wire_warp_encode_int8(char *out, const float values[WIRE_LANE],
+                                                             int n) {
     uint32_t largest = wire_warp_largest(values), words[2] = {0, 0}, *place = (uint32_t *)(void *)out;
     uint32_t scale_bits = WIRE_NAN;
     if (largest < WIRE_INFINITE) {
         float scale = fmaxf(wire_from_bits(wire_bits(wire_from_bits(largest) / 127.0f) & ~0xffu), 0x1p-126f);
         scale_bits = wire_bits(scale);
-        for (int i = 0; i < WIRE_LANE; i++) { words[i / 4] |= (wire_bits(values[i] / scale + 0x1.8p23f) & 0xffu) << (i % 4 * 8); }
+        for (int i = 0; i < WIRE_LANE; i++) {
+            words[i / 4] |= (wire_bits(values[i] / scale + 0x1.8p23f) & 0xffu) << (i % 4 * 8);
+        }
     }
     if (lane_index() == 0) { place[0] = scale_bits; }
     wire_store<1>(place + 1, words, lane_index(), (n + 3) / 4);
@@ -138,10 +156,12 @@ static __device__ __forceinline__ void wire_warp_decode_int8(float values[WIRE_L
     float scale = wire_from_bits(place[0]);
     wire_load<1>(words, place + 1, lane_index(), (n + 3) / 4);
     wire_load<1>(words + 1, place + 1, WIRE_BLOCK / 8 + lane_index(), (n + 3) / 4);
-    for (int i = 0; i < WIRE_LANE; i++) { values[i] = wire_scaled((float)(int8_t)(words[i / 4] >> (i % 4 * 8) & 0xffu), scale); }
+    for (int i = 0; i < WIRE_LANE; i++) {
+        values[i] = wire_scaled((float)(int8_t)(words[i / 4] >> (i % 4 * 8) & 0xffu), scale);
+    }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // e3m0
 
 static __device__ __forceinline__ WireE3M0Levels wire_levels(float scale) {
@@ -168,14 +188,17 @@ static __device__ __forceinline__ float wire_level(uint32_t code) {
     return wire_from_bits(c > 0 ? (code & 8u) << 28 | (c + 120u) << 23 : 0u);
 }
 
-static __device__ __forceinline__ void wire_warp_encode_e3m0(char *out, const float values[WIRE_LANE], int n) {
+static __device__ __forceinline__ void wire_warp_encode_e3m0(char *out, const float values[WIRE_LANE],
+                                                             int n) {
     uint32_t largest = wire_warp_largest(values), word = 0, *place = (uint32_t *)(void *)out;
     uint32_t scale_bits = WIRE_NAN;
     if (largest < WIRE_INFINITE) {
         float scale = fmaxf(wire_from_bits(largest), 0x1p-119f);
         scale_bits = wire_bits(scale);
         WireE3M0Levels levels = wire_levels(scale);
-        for (int i = 0; i < 4; i++) { word |= (wire_code(levels, values[i]) | wire_code(levels, values[4 + i]) << 4) << (8 * i); }
+        for (int i = 0; i < 4; i++) {
+            word |= (wire_code(levels, values[i]) | wire_code(levels, values[4 + i]) << 4) << (8 * i);
+        }
     }
     if (lane_index() == 0) { place[0] = scale_bits; }
     wire_store<1>(place + 1, &word, lane_index(), (n + 7) / 8);
@@ -192,25 +215,31 @@ static __device__ __forceinline__ void wire_warp_decode_e3m0(float values[WIRE_L
     }
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Blocks
 
-// out <- the n elements of which the lanes of this warp have `values`, with zeros for those that do not exist.
-template <WireFormat FORMAT> static __device__ __forceinline__ void wire_warp_encode(char *out, const float values[WIRE_LANE], int n) {
+// out <- the n elements of which the lanes of this warp have `values`, with zeros for
+// those that do not exist.
+template <WireFormat FORMAT>
+static __device__ __forceinline__ void wire_warp_encode(char *out, const float values[WIRE_LANE], int n) {
     if (FORMAT == WIRE_FP32) { wire_values_store((float *)(void *)out, values, wire_half<FORMAT>(n), n); }
     if (FORMAT == WIRE_BF16) { wire_warp_encode_bf16(out, values, n); }
     if (FORMAT == WIRE_INT8) { wire_warp_encode_int8(out, values, n); }
     if (FORMAT == WIRE_E3M0) { wire_warp_encode_e3m0(out, values, n); }
 }
 
-template <WireFormat FORMAT> static __device__ __forceinline__ void wire_warp_decode(float values[WIRE_LANE], const char *in, int n) {
-    if (FORMAT == WIRE_FP32) { wire_values_load(values, (const float *)(const void *)in, wire_half<FORMAT>(n), n); }
+template <WireFormat FORMAT>
+static __device__ __forceinline__ void wire_warp_decode(float values[WIRE_LANE], const char *in, int n) {
+    if (FORMAT == WIRE_FP32) {
+        wire_values_load(values, (const float *)(const void *)in, wire_half<FORMAT>(n), n);
+    }
     if (FORMAT == WIRE_BF16) { wire_warp_decode_bf16(values, in, n); }
     if (FORMAT == WIRE_INT8) { wire_warp_decode_int8(values, in, n); }
     if (FORMAT == WIRE_E3M0) { wire_warp_decode_e3m0(values, in, n); }
 }
 
-// The block of this warp: its first element, its place in encoded data, its size; 0 behind the last block.
+// The block of this warp: its first element, its place in encoded data, its size; 0
+// behind the last block.
 struct WireBlock {
     size_t begin, offset;
     int n;
@@ -226,19 +255,22 @@ static __device__ __forceinline__ WireBlock wire_block_of_warp(size_t count, siz
     return block;
 }
 
-// A kernel with a warp for each block of the wire; its last argument is the distance of encoded blocks.
+// A kernel with a warp for each block of the wire; its last argument is the distance of
+// encoded blocks.
 template <typename... Parameters, typename... Arguments>
-static inline void wire_launch(Stream *stream, void (*kernel)(Parameters...), WireFormat format, size_t count, Arguments... arguments) {
+static inline void wire_launch(Stream *stream, void (*kernel)(Parameters...), WireFormat format, size_t count,
+                               Arguments... arguments) {
     if (count == 0) { return; }
     dim3 blocks(cuda_blocks(count, WIRE_WARPS * WIRE_BLOCK)), threads(WIRE_WARPS * WARP);
     cuda_launch(stream, kernel, blocks, threads, 0, arguments..., count, wire_bytes(format, WIRE_BLOCK));
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Runs
 
 template <WireFormat FORMAT>
-static __global__ void wire_encode_kernel(char *out, const float *values, const float *base, size_t count, size_t stride) {
+static __global__ void wire_encode_kernel(char *out, const float *values, const float *base, size_t count,
+                                          size_t stride) {
     WireBlock block = wire_block_of_warp(count, stride);
     int half = wire_half<FORMAT>(block.n);
     if (block.n == 0) { return; }
@@ -252,15 +284,19 @@ static __global__ void wire_encode_kernel(char *out, const float *values, const 
     wire_warp_encode<FORMAT>(out + block.offset, mine, block.n);
 }
 
-// out (wire_bytes(format, count)) <- values (count), or values - base where base is not NULL.
-static inline void cuda_wire_encode(Stream *stream, WireFormat format, void *out, const float *values, const float *base, size_t count) {
+// out (wire_bytes(format, count)) <- values (count), or values - base where base is not
+// NULL.
+static inline void cuda_wire_encode(Stream *stream, WireFormat format, void *out, const float *values,
+                                    const float *base, size_t count) {
     static void (*const kernels[WIRE_FORMAT_COUNT])(char *, const float *, const float *, size_t, size_t) = {
-        wire_encode_kernel<WIRE_FP32>, wire_encode_kernel<WIRE_BF16>, wire_encode_kernel<WIRE_INT8>, wire_encode_kernel<WIRE_E3M0>};
+        wire_encode_kernel<WIRE_FP32>, wire_encode_kernel<WIRE_BF16>, wire_encode_kernel<WIRE_INT8>,
+        wire_encode_kernel<WIRE_E3M0>};
     wire_launch(stream, kernels[format], format, count, (char *)out, values, base);
 }
 
 template <WireFormat FORMAT>
-static __global__ void wire_decode_kernel(float *out, const char *in, const float *base, size_t count, size_t stride) {
+static __global__ void wire_decode_kernel(float *out, const char *in, const float *base, size_t count,
+                                          size_t stride) {
     WireBlock block = wire_block_of_warp(count, stride);
     int half = wire_half<FORMAT>(block.n);
     if (block.n == 0) { return; }
@@ -274,15 +310,19 @@ static __global__ void wire_decode_kernel(float *out, const char *in, const floa
     wire_values_store(out + block.begin, mine, half, block.n);
 }
 
-// out (count) <- what the run at `in` decodes to, on top of base where base is not NULL. out may be base.
-static inline void cuda_wire_decode(Stream *stream, WireFormat format, float *out, const void *in, const float *base, size_t count) {
+// out (count) <- what the run at `in` decodes to, on top of base where base is not NULL.
+// out may be base.
+static inline void cuda_wire_decode(Stream *stream, WireFormat format, float *out, const void *in,
+                                    const float *base, size_t count) {
     static void (*const kernels[WIRE_FORMAT_COUNT])(float *, const char *, const float *, size_t, size_t) = {
-        wire_decode_kernel<WIRE_FP32>, wire_decode_kernel<WIRE_BF16>, wire_decode_kernel<WIRE_INT8>, wire_decode_kernel<WIRE_E3M0>};
+        wire_decode_kernel<WIRE_FP32>, wire_decode_kernel<WIRE_BF16>, wire_decode_kernel<WIRE_INT8>,
+        wire_decode_kernel<WIRE_E3M0>};
     wire_launch(stream, kernels[format], format, count, out, (const char *)in, base);
 }
 
 template <WireFormat FORMAT>
-static __global__ void wire_sum_kernel(float *out, const char *in, size_t in_stride, int ranks, size_t count, size_t stride) {
+static __global__ void wire_sum_kernel(float *out, const char *in, size_t in_stride, int ranks, size_t count,
+                                       size_t stride) {
     WireBlock block = wire_block_of_warp(count, stride);
     if (block.n == 0) { return; }
     float sums[WIRE_LANE] = {};
@@ -294,10 +334,13 @@ static __global__ void wire_sum_kernel(float *out, const char *in, size_t in_str
     wire_values_store(out + block.begin, sums, wire_half<FORMAT>(block.n), block.n);
 }
 
-// out (count) <- the sum over ranks, from 0 and in their order, of what the runs decode to; rank's run is at in + rank * in_stride bytes.
-static inline void cuda_wire_sum(Stream *stream, WireFormat format, float *out, const void *in, size_t in_stride, int ranks, size_t count) {
+// out (count) <- the sum over ranks, from 0 and in their order, of what the runs decode
+// to; rank's run is at in + rank * in_stride bytes.
+static inline void cuda_wire_sum(Stream *stream, WireFormat format, float *out, const void *in,
+                                 size_t in_stride, int ranks, size_t count) {
     static void (*const kernels[WIRE_FORMAT_COUNT])(float *, const char *, size_t, int, size_t, size_t) = {
-        wire_sum_kernel<WIRE_FP32>, wire_sum_kernel<WIRE_BF16>, wire_sum_kernel<WIRE_INT8>, wire_sum_kernel<WIRE_E3M0>};
+        wire_sum_kernel<WIRE_FP32>, wire_sum_kernel<WIRE_BF16>, wire_sum_kernel<WIRE_INT8>,
+        wire_sum_kernel<WIRE_E3M0>};
     wire_launch(stream, kernels[format], format, count, out, (const char *)in, in_stride, ranks);
 }
 

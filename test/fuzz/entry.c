@@ -1,4 +1,5 @@
-// entry.c: a fuzz target as libFuzzer wants it. The Makefile includes one fuzz_NAME.h and says which function TARGET is.
+// entry.c: a fuzz target as libFuzzer wants it. The Makefile includes one fuzz_NAME.h and
+// says which function TARGET is.
 #include <stddef.h>
 #include <stdint.h>
 

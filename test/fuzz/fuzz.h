@@ -1,16 +1,19 @@
 // fuzz.h: what the fuzz targets share.
 //
-// A target is a function fuzz_NAME(data, size) in fuzz_NAME.h. It gives the bytes to one parser and checks what the parser promises: what
-// it accepts keeps its laws and may be read to the last byte, what it refuses has a message of one line. It ends the process where a law
-// is broken, as the sanitizers do, keeps nothing that an input could change, and returns whether the input was accepted. Seeds are in
-// corpus/NAME: good-* must be accepted, bad-* refused, so that they do not go stale when a format changes.
+// A target is a function fuzz_NAME(data, size) in fuzz_NAME.h. It gives the bytes to one
+// parser and checks what the parser promises: what it accepts keeps its laws and may be
+// read to the last byte, what it refuses has a message of one line. It ends the process
+// where a law is broken, as the sanitizers do, keeps nothing that an input could change,
+// and returns whether the input was accepted. Seeds are in corpus/NAME: good-* must be
+// accepted, bad-* refused, so that they do not go stale when a format changes.
 //
-// Two programs call targets: libFuzzer (entry.c, make fuzz), which looks for new inputs, and test_fuzz.c, which runs the seeds and
-// damaged copies of them under make test.
+// Two programs call targets: libFuzzer (entry.c, make fuzz), which looks for new inputs,
+// and test_fuzz.c, which runs the seeds and damaged copies of them under make test.
 //
-// Parsers that want files get them: one without a name (FuzzFile), or several in a folder under TMPDIR, or else in memory (FuzzFolder).
-#ifndef ACCO_FUZZ_H
-#define ACCO_FUZZ_H
+// Parsers that want files get them: one without a name (FuzzFile), or several in a folder
+// under TMPDIR, or else in memory (FuzzFolder).
+#ifndef ACCO_TEST_FUZZ_FUZZ_H
+#define ACCO_TEST_FUZZ_FUZZ_H
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -38,7 +41,8 @@ static inline bool fuzz_accepted(bool accepted, const Error *error) {
     size_t length = strnlen(error->text, sizeof error->text);
     fuzz_require(length > 0 && length < sizeof error->text, "a refusal has a message");
     for (size_t i = 0; i < length; i++) {
-        fuzz_require((uint8_t)error->text[i] >= 32 && error->text[i] != 127, "the message of a refusal is one line");
+        fuzz_require((uint8_t)error->text[i] >= 32 && error->text[i] != 127,
+                     "the message of a refusal is one line");
     }
     return false;
 }
@@ -65,7 +69,8 @@ static inline size_t fuzz_find_cut(const uint8_t *data, size_t size) {
     return size;
 }
 
-// Lines of five dashes part the files that an input holds. Those that it does not hold are empty.
+// Lines of five dashes part the files that an input holds. Those that it does not hold
+// are empty.
 static inline void fuzz_split(const uint8_t *data, size_t size, FuzzPart *parts, int count) {
     for (int i = 0; i < count; i++) {
         size_t cut = i + 1 < count ? fuzz_find_cut(data, size) : size, next = cut < size ? cut + 7 : size;
@@ -105,7 +110,8 @@ typedef struct FuzzFile {
     char path[32];
 } FuzzFile;
 
-// A file in memory. The system call and not its wrapper, which needs _GNU_SOURCE before the first system header.
+// A file in memory. The system call and not its wrapper, which needs _GNU_SOURCE before
+// the first system header.
 static inline void fuzz_file_open(FuzzFile *file, FuzzPart part) {
     file->descriptor = (int)syscall(SYS_memfd_create, "fuzz", 0u);
     fuzz_write(file->descriptor, part);

@@ -1,9 +1,10 @@
-// fuzz_config.h: a Hugging Face config.json. What is accepted is a model that can be laid out, and what is written of it is the same model.
-#ifndef ACCO_FUZZ_CONFIG_H
-#define ACCO_FUZZ_CONFIG_H
+// fuzz_config.h: a Hugging Face config.json. What is accepted is a model that can be laid
+// out, and what is written of it is the same model.
+#ifndef ACCO_TEST_FUZZ_FUZZ_CONFIG_H
+#define ACCO_TEST_FUZZ_FUZZ_CONFIG_H
 
-#include "fuzz.h"
-#include "pretrained.h"
+#include "checkpoint/hf_model.h"
+#include "test/fuzz/fuzz.h"
 
 static inline bool fuzz_config_load(FuzzPart part, GptNeoConfig *config) {
     FuzzFile file;
@@ -17,7 +18,7 @@ static inline bool fuzz_config_load(FuzzPart part, GptNeoConfig *config) {
 
 static inline void fuzz_config_again(const GptNeoConfig *config) {
     GptNeoConfig again;
-    json_t *root = pretrained_describe(config, SAFETENSORS_F32, NULL);
+    json_t *root = hf_model_describe(config, SAFETENSORS_F32, NULL);
     char *text = json_dumps(root, 0);
     fuzz_require(text != NULL, "a configuration can be written");
     FuzzPart part = {(const uint8_t *)text, strlen(text)};
@@ -32,7 +33,8 @@ static inline void fuzz_config_lay_out(const GptNeoConfig *config) {
     size_t position = 0;
     gpt_neo_parameter_table(config, &table);
     for (int i = 0; i < table.count; i++) {
-        fuzz_require(table.entries[i].offset == position && table.entries[i].count > 0, "tensors lie back to back");
+        fuzz_require(table.entries[i].offset == position && table.entries[i].count > 0,
+                     "tensors lie back to back");
         position += table.entries[i].count;
     }
     fuzz_require(position == table.parameter_count, "all parameters belong to tensors");
@@ -44,8 +46,10 @@ static inline bool fuzz_config(const uint8_t *data, size_t size) {
     FuzzPart part = {data, size};
     if (!fuzz_config_load(part, &config)) { return false; }
     fuzz_require(config.layers >= 1 && config.layers <= GPT_NEO_MAX_LAYERS, "there are 1 to 96 layers");
-    fuzz_require(config.channels >= 1 && config.heads >= 1 && config.channels % config.heads == 0, "heads divide the channels");
-    fuzz_require(config.inner >= 1 && config.window >= 1 && config.positions >= 1 && config.vocabulary >= 1, "sizes are at least 1");
+    fuzz_require(config.channels >= 1 && config.heads >= 1 && config.channels % config.heads == 0,
+                 "heads divide the channels");
+    fuzz_require(config.inner >= 1 && config.window >= 1 && config.positions >= 1 && config.vocabulary >= 1,
+                 "sizes are at least 1");
     fuzz_require(config.epsilon > 0 && config.epsilon <= 0.1f, "epsilon is above 0 and at most 0.1");
     fuzz_config_lay_out(&config);
     fuzz_config_again(&config);

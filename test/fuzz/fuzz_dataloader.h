@@ -1,26 +1,32 @@
-// fuzz_dataloader.h: files of tokens or text, whichever format they are in: shards, llm.c's, nanoGPT's, bytes. The first byte of an input
-// says how they are asked for (fuzz_dataloader_request), the rest are one or two files. What is accepted gives tokens below the vocabulary
-// in every window, and an epoch visits each window once.
-#ifndef ACCO_FUZZ_DATALOADER_H
-#define ACCO_FUZZ_DATALOADER_H
+// fuzz_dataloader.h: files of tokens or text, whichever format they are in: shards,
+// llm.c's, nanoGPT's, bytes. The first byte of an input says how they are asked for
+// (fuzz_dataloader_request), the rest are one or two files. What is accepted gives tokens
+// below the vocabulary in every window, and an epoch visits each window once.
+#ifndef ACCO_TEST_FUZZ_FUZZ_DATALOADER_H
+#define ACCO_TEST_FUZZ_FUZZ_DATALOADER_H
 
 #include "dataloader.h"
-#include "fuzz_shard.h"
+#include "test/fuzz/fuzz_token_file.h"
 
 enum { FUZZ_DATALOADER_WINDOWS = 64, FUZZ_DATALOADER_LENGTH = 16 };
 
-// Bit 0: text; bit 1: hold out; bits 2 and 3: the length of a window; bits 4 and 5: the vocabulary.
+// Bit 0: text; bit 1: hold out; bits 2 and 3: the length of a window; bits 4 and 5: the
+// vocabulary.
 static inline DataRequest fuzz_dataloader_request(uint8_t choice, const char *path) {
     static const int lengths[4] = {4, 1, 2, FUZZ_DATALOADER_LENGTH}, vocabularies[4] = {300, 256, 50257, 7};
-    DataRequest request = {path, lengths[choice >> 2 & 3], vocabularies[choice >> 4 & 3], 5, (choice & 2) != 0};
+    DataRequest request = {path, lengths[choice >> 2 & 3], vocabularies[choice >> 4 & 3], 5,
+                           (choice & 2) != 0};
     return request;
 }
 
-static inline void fuzz_dataloader_row(const DataLoader *loader, const int32_t *tokens, const int32_t *targets) {
+static inline void fuzz_dataloader_row(const DataLoader *loader, const int32_t *tokens,
+                                       const int32_t *targets) {
     for (int t = 0; t < loader->sequence_length; t++) {
         fuzz_require(tokens[t] >= 0 && tokens[t] < loader->vocabulary, "every token is below the vocabulary");
-        fuzz_require(targets[t] >= -1 && targets[t] < loader->vocabulary, "every target is below the vocabulary, or masked");
-        fuzz_require(t == 0 || targets[t - 1] == -1 || targets[t - 1] == tokens[t], "a target is the next token");
+        fuzz_require(targets[t] >= -1 && targets[t] < loader->vocabulary,
+                     "every target is below the vocabulary, or masked");
+        fuzz_require(t == 0 || targets[t - 1] == -1 || targets[t - 1] == tokens[t],
+                     "a target is the next token");
     }
 }
 
@@ -40,9 +46,11 @@ static inline void fuzz_dataloader_places(const DataLoader *loader) {
         const DataFile *file = &loader->files[i];
         const uint8_t *begin = (const uint8_t *)file->mapping, *end = begin + file->bytes;
         uint64_t width = (uint64_t)file->token_bytes, count = file->token_count;
-        bool inside = file->tokens >= begin && file->tokens <= end && count <= (uint64_t)(end - file->tokens) / width;
+        bool inside =
+            file->tokens >= begin && file->tokens <= end && count <= (uint64_t)(end - file->tokens) / width;
         fuzz_require(inside, "all tokens lie inside their file");
-        inside = file->mask == NULL || (file->mask >= file->tokens + count * width && (count + 7) / 8 <= (uint64_t)(end - file->mask));
+        inside = file->mask == NULL || (file->mask >= file->tokens + count * width &&
+                                        (count + 7) / 8 <= (uint64_t)(end - file->mask));
         fuzz_require(inside, "the mask lies behind the tokens, inside the file");
     }
 }
@@ -56,9 +64,12 @@ static inline void fuzz_dataloader_read(const DataLoader *loader) {
         if (windows <= FUZZ_DATALOADER_WINDOWS) { visited |= UINT64_C(1) << window; }
         fuzz_dataloader_fill(loader, i, false);
     }
-    fuzz_require(windows > FUZZ_DATALOADER_WINDOWS || visited == UINT64_MAX >> (64 - windows), "an epoch visits every window");
+    fuzz_require(windows > FUZZ_DATALOADER_WINDOWS || visited == UINT64_MAX >> (64 - windows),
+                 "an epoch visits every window");
     uint64_t held_out = data_loader_validation_samples(loader);
-    for (uint64_t i = 0; i < held_out && i < FUZZ_DATALOADER_WINDOWS; i++) { fuzz_dataloader_fill(loader, held_out - 1 - i, true); }
+    for (uint64_t i = 0; i < held_out && i < FUZZ_DATALOADER_WINDOWS; i++) {
+        fuzz_dataloader_fill(loader, held_out - 1 - i, true);
+    }
 }
 
 static inline bool fuzz_dataloader_open(const DataRequest *request) {

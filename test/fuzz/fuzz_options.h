@@ -1,12 +1,14 @@
-// fuzz_options.h: a command line, a word on each line, and behind a line of dashes the file of its --config. What is accepted is in the
-// ranges of the table, and what is saved of it is read back the same.
+// fuzz_options.h: a command line, a word on each line, and behind a line of dashes the
+// file of its --config. What is accepted is in the ranges of the table, and what is saved
+// of it is read back the same.
 //
-// Inputs with a --config of their own are left out: it could name anything on the machine.
-#ifndef ACCO_FUZZ_OPTIONS_H
-#define ACCO_FUZZ_OPTIONS_H
+// Inputs with a --config of their own are left out: it could name anything on the
+// machine.
+#ifndef ACCO_TEST_FUZZ_FUZZ_OPTIONS_H
+#define ACCO_TEST_FUZZ_FUZZ_OPTIONS_H
 
-#include "fuzz.h"
-#include "runtime/options.h"
+#include "program/options.h"
+#include "test/fuzz/fuzz.h"
 
 enum { FUZZ_OPTIONS_WORDS = 64 };
 
@@ -14,8 +16,11 @@ static inline void fuzz_options_range(const Options *options) {
     for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
         const OptionSpec *option = &option_table[i];
         const void *field = option_field_const(option, options);
-        bool number = option->type == OPTION_INTEGER || option->type == OPTION_COUNT || option->type == OPTION_REAL;
-        if (option->type == OPTION_TEXT) { fuzz_require(memchr(field, 0, sizeof(OptionText)) != NULL, "a text has an end"); }
+        bool number =
+            option->type == OPTION_INTEGER || option->type == OPTION_COUNT || option->type == OPTION_REAL;
+        if (option->type == OPTION_TEXT) {
+            fuzz_require(memchr(field, 0, sizeof(OptionText)) != NULL, "a text has an end");
+        }
         if (!number || option_has_word_value(option, options)) { continue; }
         double value = option->type == OPTION_REAL ? *(const double *)field : (double)*(const int64_t *)field;
         fuzz_require(value >= option->minimum && value <= option->maximum, "a number is in its range");
@@ -33,7 +38,8 @@ static inline void fuzz_options_again(const Options *options) {
     fuzz_require(options_read_file(file.path, &again, &error), "saved options are accepted");
     for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
         bool is_file = option_table[i].offset == offsetof(Options, config);
-        fuzz_require(is_file || option_is_same(&option_table[i], options, &again), "a saved option is the same");
+        fuzz_require(is_file || option_is_same(&option_table[i], options, &again),
+                     "a saved option is the same");
     }
     fuzz_file_close(&file);
 }
@@ -44,14 +50,18 @@ static inline void fuzz_options_use(const Options *options) {
     fuzz_options_again(options);
     json_t *object = options_as_json(options);
     char *text = json_dumps(object, 0);
-    fuzz_require(text != NULL && json_object_size(object) == (size_t)OPTION_COUNT_OF_TABLE, "every option can be logged");
+    fuzz_require(text != NULL && json_object_size(object) == (size_t)OPTION_COUNT_OF_TABLE,
+                 "every option can be logged");
     free(text);
     json_decref(object);
     if (!fuzz_accepted(options_check(options, &error), &error)) { return; }
-    for (int ranks = 1; ranks <= 3; ranks++) { fuzz_accepted(options_check_ranks(options, ranks, options->seq_len, &error), &error); }
+    for (int ranks = 1; ranks <= 3; ranks++) {
+        fuzz_accepted(options_check_ranks(options, ranks, options->seq_len, &error), &error);
+    }
 }
 
-// Cuts `text` into words, behind the name of the program. Returns how many; 0: not an input for us.
+// Cuts `text` into words, behind the name of the program. Returns how many; 0: not an
+// input for us.
 static inline int fuzz_options_cut(char *text, char *words[FUZZ_OPTIONS_WORDS]) {
     static char program[] = "train_gpt";
     int count = 0;

@@ -1,16 +1,19 @@
-// fuzz_safetensors.h: a safetensors file. What is accepted has every tensor inside the file, as large as its shape says, and each byte of
-// the data in one of them; all can be read as floats, and written and read again.
-#ifndef ACCO_FUZZ_SAFETENSORS_H
-#define ACCO_FUZZ_SAFETENSORS_H
+// fuzz_safetensors.h: a safetensors file. What is accepted has every tensor inside the
+// file, as large as its shape says, and each byte of the data in one of them; all can be
+// read as floats, and written and read again.
+#ifndef ACCO_TEST_FUZZ_FUZZ_SAFETENSORS_H
+#define ACCO_TEST_FUZZ_FUZZ_SAFETENSORS_H
 
-#include "fuzz.h"
-#include "runtime/safetensors.h"
+#include "checkpoint/safetensors.h"
+#include "test/fuzz/fuzz.h"
 
 static inline void fuzz_safetensors_entry(const SafetensorsFile *file, const SafetensorsEntry *entry) {
     size_t count = 1, width = safetensors_type(entry->type)->bytes;
     for (int i = 0; i < entry->dimensions; i++) { count *= entry->shape[i]; }
-    fuzz_require(entry->count == count && entry->bytes == count * width, "a tensor has as many bytes as its shape says");
-    fuzz_require(entry->data >= file->bytes + 8 && entry->bytes <= (size_t)(file->bytes + file->size - entry->data),
+    fuzz_require(entry->count == count && entry->bytes == count * width,
+                 "a tensor has as many bytes as its shape says");
+    fuzz_require(entry->data >= file->bytes + 8 &&
+                     entry->bytes <= (size_t)(file->bytes + file->size - entry->data),
                  "a tensor lies inside the file");
     fuzz_require(safetensors_find(file, entry->name) == entry, "a tensor is found by its name");
     fuzz_touch(entry->data, entry->bytes);
@@ -26,7 +29,9 @@ static inline void fuzz_safetensors_places(const SafetensorsFile *file, size_t d
     uint8_t *owners = (uint8_t *)calloc(file->size + 1, 1);
     fuzz_require(owners != NULL, "there is memory as large as the file");
     for (size_t i = 0; i < file->count; i++) {
-        for (size_t k = 0; k < file->entries[i].bytes; k++) { owners[file->entries[i].data - file->bytes + k]++; }
+        for (size_t k = 0; k < file->entries[i].bytes; k++) {
+            owners[file->entries[i].data - file->bytes + k]++;
+        }
     }
     for (size_t i = 0; i < file->size; i++) {
         fuzz_require(owners[i] == (i >= data_begin), "every byte of the data belongs to one tensor");
@@ -35,7 +40,8 @@ static inline void fuzz_safetensors_places(const SafetensorsFile *file, size_t d
 }
 
 static inline bool fuzz_safetensors_same(const SafetensorsEntry *a, const SafetensorsEntry *b) {
-    return strcmp(a->name, b->name) == 0 && a->type == b->type && safetensors_has_shape(a, b->dimensions, b->shape);
+    return strcmp(a->name, b->name) == 0 && a->type == b->type &&
+           safetensors_has_shape(a, b->dimensions, b->shape);
 }
 
 // A plan of the same tensors makes a header that is read as the same tensors.
@@ -53,11 +59,13 @@ static inline void fuzz_safetensors_again(const SafetensorsFile *file) {
     uint8_t *bytes = (uint8_t *)calloc(plan.file_bytes, 1);
     fuzz_require(bytes != NULL, "a file written again is not much larger");
     memcpy(bytes, plan.header, plan.header_bytes);
-    fuzz_require(safetensors_open_memory(&again, bytes, plan.file_bytes, "again", &error), "what is written can be read");
+    fuzz_require(safetensors_open_memory(&again, bytes, plan.file_bytes, "again", &error),
+                 "what is written can be read");
     fuzz_require(again.count == (size_t)plan.count, "all tensors are written");
     for (size_t i = 0; i < again.count; i++) {
         const SafetensorsEntry *entry = safetensors_find(file, again.entries[i].name);
-        fuzz_require(entry != NULL && fuzz_safetensors_same(entry, &again.entries[i]), "a tensor is written as it was read");
+        fuzz_require(entry != NULL && fuzz_safetensors_same(entry, &again.entries[i]),
+                     "a tensor is written as it was read");
     }
     safetensors_close(&again);
     safetensors_plan_free(&plan);
@@ -68,7 +76,9 @@ static inline bool fuzz_safetensors(const uint8_t *data, size_t size) {
     SafetensorsFile file;
     Error error = {""};
     uint64_t header = 0;
-    if (!fuzz_accepted(safetensors_open_memory(&file, data, size, "input.safetensors", &error), &error)) { return false; }
+    if (!fuzz_accepted(safetensors_open_memory(&file, data, size, "input.safetensors", &error), &error)) {
+        return false;
+    }
     for (int i = 7; i >= 0; i--) { header = header << 8 | data[i]; }
     for (size_t i = 0; i < file.count; i++) { fuzz_safetensors_entry(&file, &file.entries[i]); }
     fuzz_safetensors_places(&file, 8 + (size_t)header);

@@ -1,18 +1,24 @@
-// fuzz_text.h: any text, with one tokenizer that has a little of everything: merges, one on top of another, over spaces and over bytes that
-// are no text; added tokens that overlap, one of them special, one cut out later. The laws are those of fuzz_tokenizer.h, and its tokens
-// are those of plain byte-pair encoding, which looks for the best merge again and again.
-#ifndef ACCO_FUZZ_TEXT_H
-#define ACCO_FUZZ_TEXT_H
+// fuzz_text.h: any text, with one tokenizer that has a little of everything: merges, one
+// on top of another, over spaces and over bytes that are no text; added tokens that
+// overlap, one of them special, one cut out later. The laws are those of
+// fuzz_tokenizer.h, and its tokens are those of plain byte-pair encoding, which looks for
+// the best merge again and again.
+#ifndef ACCO_TEST_FUZZ_FUZZ_TEXT_H
+#define ACCO_TEST_FUZZ_FUZZ_TEXT_H
 
-#include "fuzz_tokenizer.h"
+#include "test/fuzz/fuzz_tokenizer.h"
 
 static inline void fuzz_text_open(Tokenizer *tokenizer) {
-    static const char json[] =
-        "{\"added_tokens\":[{\"id\":0,\"content\":\"<|endoftext|>\",\"special\":true},{\"id\":1,\"content\":\"<|end|>\"},"
-        "{\"id\":2,\"content\":\"<|e\"},{\"id\":3,\"content\":\"nd|>!\",\"normalized\":true}],\"pre_tokenizer\":{\"type\":\"ByteLevel\"},"
-        "\"model\":{\"type\":\"BPE\",\"vocab\":{\"th\":4,\"he\":5,\"the\":6,\"\\u0120the\":7,\"\\u0120t\":8,\"aa\":9,\"aaaa\":10,"
-        "\"\\u00c3\\u00a9\":11,\"\\u0120\\u0120\":12,\"12\":13,\"123\":14,\"er\":15,\"her\":16},\"merges\":[\"h e\",\"t he\",\"t h\","
-        "\"\\u0120 the\",\"\\u0120 t\",\"a a\",\"aa aa\",\"\\u00c3 \\u00a9\",\"\\u0120 \\u0120\",\"1 2\",\"12 3\",\"e r\",\"h er\"]}}";
+    static const char json[] = "{\"added_tokens\":[{\"id\":0,\"content\":\"<|endoftext|>\",\"special\":true},"
+                               "{\"id\":1,\"content\":\"<|end|>\"},"
+                               "{\"id\":2,\"content\":\"<|e\"},{\"id\":3,\"content\":\"nd|>!\","
+                               "\"normalized\":true}],\"pre_tokenizer\":{\"type\":\"ByteLevel\"},"
+                               "\"model\":{\"type\":\"BPE\",\"vocab\":{\"th\":4,\"he\":5,\"the\":6,"
+                               "\"\\u0120the\":7,\"\\u0120t\":8,\"aa\":9,\"aaaa\":10,"
+                               "\"\\u00c3\\u00a9\":11,\"\\u0120\\u0120\":12,\"12\":13,\"123\":14,\"er\":15,"
+                               "\"her\":16},\"merges\":[\"h e\",\"t he\",\"t h\","
+                               "\"\\u0120 the\",\"\\u0120 t\",\"a a\",\"aa aa\",\"\\u00c3 "
+                               "\\u00a9\",\"\\u0120 \\u0120\",\"1 2\",\"12 3\",\"e r\",\"h er\"]}}";
     FuzzPart part = {(const uint8_t *)json, sizeof json - 1};
     Error error = {""};
     fuzz_require(fuzz_tokenizer_complete(tokenizer, part, &error), "the tokenizer of this file is accepted");
@@ -25,7 +31,8 @@ static inline const Tokenizer *fuzz_text_tokenizer(void) {
     return &tokenizer;
 }
 
-// One piece without added tokens, merged as the definition says: of the merge that was learned first the leftmost pair.
+// One piece without added tokens, merged as the definition says: of the merge that was
+// learned first the leftmost pair.
 static inline size_t fuzz_merge_plainly(const Tokenizer *tokenizer, int32_t *ids, size_t count) {
     for (;;) {
         const TokenMerge *best = NULL;

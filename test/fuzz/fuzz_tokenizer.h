@@ -1,13 +1,14 @@
-// fuzz_tokenizer.h: a tokenizer.json, and text to encode with it. What is accepted has a token for every byte; every text becomes tokens
-// whose bytes are the text, and whatever tokens are decoded become UTF-8.
+// fuzz_tokenizer.h: a tokenizer.json, and text to encode with it. What is accepted has a
+// token for every byte; every text becomes tokens whose bytes are the text, and whatever
+// tokens are decoded become UTF-8.
 //
-// A vocabulary needs all 256 bytes, which would be most of every input. So a file is tried as it is, and once more with those bytes added
-// that it lacks.
-#ifndef ACCO_FUZZ_TOKENIZER_H
-#define ACCO_FUZZ_TOKENIZER_H
+// A vocabulary needs all 256 bytes, which would be most of every input. So a file is
+// tried as it is, and once more with those bytes added that it lacks.
+#ifndef ACCO_TEST_FUZZ_FUZZ_TOKENIZER_H
+#define ACCO_TEST_FUZZ_FUZZ_TOKENIZER_H
 
-#include "fuzz.h"
-#include "tokenizer.h"
+#include "test/fuzz/fuzz.h"
+#include "tokenizer/tokenizer.h"
 
 enum { FUZZ_BYTE_TOKENS = 1000 }; // ids of added bytes begin here
 
@@ -49,31 +50,38 @@ static inline void fuzz_require_utf8(const TextList *text) {
     }
 }
 
-// Decodes at once, and one token at a time, which must give the same. The caller frees the text.
+// Decodes at once, and one token at a time, which must give the same. The caller frees
+// the text.
 static inline TextList fuzz_decode(const Tokenizer *tokenizer, const int32_t *ids, size_t count) {
     TokenDecoder decoder, slow_decoder;
     TextList text = {NULL, 0, 0}, slow = {NULL, 0, 0};
     Error error = {""};
     memset(&decoder, 0, sizeof decoder);
     memset(&slow_decoder, 0, sizeof slow_decoder);
-    bool good = tokenizer_decode(tokenizer, &decoder, ids, count, true, &text, &error) && tokenizer_decode_end(&decoder, &text, &error);
-    for (size_t i = 0; i < count; i++) { good = good && tokenizer_decode(tokenizer, &slow_decoder, ids + i, 1, true, &slow, &error); }
+    bool good = tokenizer_decode(tokenizer, &decoder, ids, count, true, &text, &error) &&
+                tokenizer_decode_end(&decoder, &text, &error);
+    for (size_t i = 0; i < count; i++) {
+        good = good && tokenizer_decode(tokenizer, &slow_decoder, ids + i, 1, true, &slow, &error);
+    }
     good = good && tokenizer_decode_end(&slow_decoder, &slow, &error);
     fuzz_require(good && decoder.held_count == 0, "all tokens can be decoded");
-    fuzz_require(text.count == slow.count && (text.count == 0 || memcmp(text.bytes, slow.bytes, text.count) == 0),
+    fuzz_require(text.count == slow.count &&
+                     (text.count == 0 || memcmp(text.bytes, slow.bytes, text.count) == 0),
                  "decoding in parts is decoding");
     fuzz_require_utf8(&text);
     text_list_free(&slow);
     return text;
 }
 
-// An added token whose text could be the letters of other bytes stands for those, as in the library: then tokens need not spell the text.
+// An added token whose text could be the letters of other bytes stands for those, as in
+// the library: then tokens need not spell the text.
 static inline bool fuzz_added_spell_themselves(const Tokenizer *tokenizer) {
     bool themselves = true;
     for (int i = 0; i < tokenizer->added_count; i++) {
         size_t length;
         const uint8_t *bytes = tokenizer_bytes(tokenizer, tokenizer->added[i].id, &length);
-        themselves = themselves && length == tokenizer->added[i].length && memcmp(bytes, tokenizer->added[i].text, length) == 0;
+        themselves = themselves && length == tokenizer->added[i].length &&
+                     memcmp(bytes, tokenizer->added[i].text, length) == 0;
     }
     return themselves;
 }
@@ -84,19 +92,22 @@ static inline void fuzz_require_spelling(const Tokenizer *tokenizer, const Token
     for (size_t i = 0; i < list->count; i++) {
         size_t length;
         const uint8_t *bytes = tokenizer_bytes(tokenizer, list->ids[i], &length);
-        fuzz_require(length <= text.size - position && memcmp(bytes, text.bytes + position, length) == 0, "tokens spell the text");
+        fuzz_require(length <= text.size - position && memcmp(bytes, text.bytes + position, length) == 0,
+                     "tokens spell the text");
         position += length;
     }
     fuzz_require(position == text.size, "tokens spell all of the text");
 }
 
-// The text with U+FFFD for what is no UTF-8 in it, as it must come back. The caller frees it.
+// The text with U+FFFD for what is no UTF-8 in it, as it must come back. The caller frees
+// it.
 static inline TextList fuzz_readable(FuzzPart text) {
     TextList readable = {NULL, 0, 0};
     size_t length = 0;
     for (size_t i = 0; i < text.size; i += length) {
         bool good = utf8_scan(text.bytes + i, text.size - i, &length) == UTF8_GOOD;
-        bool added = good ? text_list_add(&readable, text.bytes + i, length) : text_list_add(&readable, "\xEF\xBF\xBD", 3);
+        bool added = good ? text_list_add(&readable, text.bytes + i, length)
+                          : text_list_add(&readable, "\xEF\xBF\xBD", 3);
         fuzz_require(added, "there is memory for the input");
     }
     return readable;
@@ -104,7 +115,8 @@ static inline TextList fuzz_readable(FuzzPart text) {
 
 static inline void fuzz_require_same_text(const TextList *decoded, FuzzPart text) {
     TextList readable = fuzz_readable(text);
-    bool same = decoded->count == readable.count && (readable.count == 0 || memcmp(decoded->bytes, readable.bytes, readable.count) == 0);
+    bool same = decoded->count == readable.count &&
+                (readable.count == 0 || memcmp(decoded->bytes, readable.bytes, readable.count) == 0);
     fuzz_require(same, "decoding gives the text back");
     text_list_free(&readable);
 }
@@ -115,9 +127,11 @@ static inline void fuzz_encode(const Tokenizer *tokenizer, FuzzPart text, bool s
     bool good = tokenizer_encode(tokenizer, (const char *)text.bytes, text.size, special, &list, &error);
     fuzz_require(good, "every text can be encoded");
     for (size_t i = 0; i < list.count; i++) {
-        fuzz_require(list.ids[i] >= 0 && list.ids[i] < tokenizer->vocabulary, "every id is below the vocabulary");
+        fuzz_require(list.ids[i] >= 0 && list.ids[i] < tokenizer->vocabulary,
+                     "every id is below the vocabulary");
         fuzz_require(tokenizer->kinds[list.ids[i]] != TOKEN_MISSING, "every id has a token");
-        fuzz_require(special || tokenizer->kinds[list.ids[i]] != TOKEN_SPECIAL, "special tokens only where they are allowed");
+        fuzz_require(special || tokenizer->kinds[list.ids[i]] != TOKEN_SPECIAL,
+                     "special tokens only where they are allowed");
     }
     TextList decoded = fuzz_decode(tokenizer, list.ids, list.count);
     if (fuzz_added_spell_themselves(tokenizer)) {

@@ -1,4 +1,5 @@
-// cublasLt.h: stands in for the library where kernels are emulated (simt.h): plain loops behind the part of its interface that we use.
+// cublasLt.h: stands in for the library where kernels are emulated (simt.h): plain loops
+// behind the part of its interface that we use.
 #ifndef ACCO_SIMT_CUBLASLT_H
 #define ACCO_SIMT_CUBLASLT_H
 
@@ -8,7 +9,11 @@
 #include "cuda_runtime.h"
 
 typedef enum cudaDataType_t { CUDA_R_32F = 0, CUDA_R_16BF = 14 } cudaDataType_t;
-typedef enum cublasStatus_t { CUBLAS_STATUS_SUCCESS = 0, CUBLAS_STATUS_INVALID_VALUE = 7, CUBLAS_STATUS_NOT_SUPPORTED = 15 } cublasStatus_t;
+typedef enum cublasStatus_t {
+    CUBLAS_STATUS_SUCCESS = 0,
+    CUBLAS_STATUS_INVALID_VALUE = 7,
+    CUBLAS_STATUS_NOT_SUPPORTED = 15
+} cublasStatus_t;
 typedef enum cublasComputeType_t { CUBLAS_COMPUTE_32F = 68 } cublasComputeType_t;
 typedef enum cublasOperation_t { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 } cublasOperation_t;
 enum cublasLtMatmulDescAttributes_t {
@@ -48,7 +53,8 @@ inline cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
     return CUBLAS_STATUS_SUCCESS;
 }
 inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t) { return CUBLAS_STATUS_SUCCESS; }
-inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *operation, cublasComputeType_t, cudaDataType_t) {
+inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *operation, cublasComputeType_t,
+                                               cudaDataType_t) {
     *operation = new SimtMatmulDesc{CUBLAS_OP_N, CUBLAS_OP_N};
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -56,14 +62,15 @@ inline cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t operation) 
     delete operation;
     return CUBLAS_STATUS_SUCCESS;
 }
-inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation, cublasLtMatmulDescAttributes_t attribute,
+inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation,
+                                                     cublasLtMatmulDescAttributes_t attribute,
                                                      const void *value, size_t) {
     if (attribute == CUBLASLT_MATMUL_DESC_TRANSA) { operation->a = *(const cublasOperation_t *)value; }
     if (attribute == CUBLASLT_MATMUL_DESC_TRANSB) { operation->b = *(const cublasOperation_t *)value; }
     return CUBLAS_STATUS_SUCCESS;
 }
-inline cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType_t type, uint64_t rows, uint64_t columns,
-                                                 int64_t stride) {
+inline cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType_t type,
+                                                 uint64_t rows, uint64_t columns, int64_t stride) {
     if (stride < (int64_t)rows) { return CUBLAS_STATUS_INVALID_VALUE; }
     *layout = new SimtMatrixLayout{type, rows, columns, stride};
     return CUBLAS_STATUS_SUCCESS;
@@ -76,42 +83,54 @@ inline cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t 
     *preference = nullptr;
     return CUBLAS_STATUS_SUCCESS;
 }
-inline cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t) { return CUBLAS_STATUS_SUCCESS; }
-inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t, const void *,
+inline cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t) {
+    return CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t,
+                                                           cublasLtMatmulPreferenceAttributes_t, const void *,
                                                            size_t) {
     return CUBLAS_STATUS_SUCCESS;
 }
-inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
-                                                     cublasLtMatrixLayout_t, cublasLtMatrixLayout_t, cublasLtMatmulPreference_t, int,
+inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t,
+                                                     cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                                     cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                                     cublasLtMatmulPreference_t, int,
                                                      cublasLtMatmulHeuristicResult_t *offers, int *count) {
     offers[0].algo.number = 0;
     *count = 1;
     return CUBLAS_STATUS_SUCCESS;
 }
 
-// The matrix as floats, (rows, columns) of the operand after transposition, row after row.
-inline std::vector<float> simt_operand(const void *data, const SimtMatrixLayout *layout, bool transposed, uint64_t rows, uint64_t columns) {
+// The matrix as floats, (rows, columns) of the operand after transposition, row after
+// row.
+inline std::vector<float> simt_operand(const void *data, const SimtMatrixLayout *layout, bool transposed,
+                                       uint64_t rows, uint64_t columns) {
     std::vector<float> result(rows * columns);
     for (uint64_t row = 0; row < rows; row++) {
         for (uint64_t column = 0; column < columns; column++) {
-            size_t place = transposed ? row * (size_t)layout->stride + column : column * (size_t)layout->stride + row;
-            result[row * columns + column] =
-                layout->type == CUDA_R_32F ? ((const float *)data)[place] : __bfloat162float(((const __nv_bfloat16 *)data)[place]);
+            size_t place =
+                transposed ? row * (size_t)layout->stride + column : column * (size_t)layout->stride + row;
+            result[row * columns + column] = layout->type == CUDA_R_32F
+                                                 ? ((const float *)data)[place]
+                                                 : __bfloat162float(((const __nv_bfloat16 *)data)[place]);
         }
     }
     return result;
 }
 
-inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, const void *alpha, const void *a,
-                                     cublasLtMatrixLayout_t a_layout, const void *b, cublasLtMatrixLayout_t b_layout, const void *beta,
-                                     const void *c, cublasLtMatrixLayout_t, void *d, cublasLtMatrixLayout_t d_layout,
+inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, const void *alpha,
+                                     const void *a, cublasLtMatrixLayout_t a_layout, const void *b,
+                                     cublasLtMatrixLayout_t b_layout, const void *beta, const void *c,
+                                     cublasLtMatrixLayout_t, void *d, cublasLtMatrixLayout_t d_layout,
                                      const cublasLtMatmulAlgo_t *, void *, size_t, cudaStream_t) {
     bool a_transposed = operation->a == CUBLAS_OP_T, b_transposed = operation->b == CUBLAS_OP_T;
     uint64_t m = d_layout->rows, n = d_layout->columns, k = a_transposed ? a_layout->rows : a_layout->columns;
-    uint64_t a_rows = a_transposed ? a_layout->columns : a_layout->rows, b_columns = b_transposed ? b_layout->rows : b_layout->columns;
+    uint64_t a_rows = a_transposed ? a_layout->columns : a_layout->rows,
+             b_columns = b_transposed ? b_layout->rows : b_layout->columns;
     uint64_t b_rows = b_transposed ? b_layout->columns : b_layout->rows;
     if (a_rows != m || b_columns != n || b_rows != k) { return CUBLAS_STATUS_INVALID_VALUE; }
-    std::vector<float> left = simt_operand(b, b_layout, !b_transposed, n, k), right = simt_operand(a, a_layout, !a_transposed, k, m);
+    std::vector<float> left = simt_operand(b, b_layout, !b_transposed, n, k),
+                       right = simt_operand(a, a_layout, !a_transposed, k, m);
     std::vector<float> sum(m);
     float scale = *(const float *)alpha, keep = *(const float *)beta;
     for (uint64_t column = 0; column < n; column++) {
@@ -123,7 +142,8 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t oper
         for (uint64_t row = 0; row < m; row++) {
             size_t place = column * (size_t)d_layout->stride + row;
             if (d_layout->type == CUDA_R_32F) {
-                ((float *)d)[place] = scale * sum[row] + (keep != 0.0f ? keep * ((const float *)c)[place] : 0.0f);
+                ((float *)d)[place] =
+                    scale * sum[row] + (keep != 0.0f ? keep * ((const float *)c)[place] : 0.0f);
             } else {
                 ((__nv_bfloat16 *)d)[place] = __float2bfloat16_rn(scale * sum[row]);
             }

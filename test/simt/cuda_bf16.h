@@ -1,4 +1,5 @@
-// cuda_bf16.h: stands in for the toolkit's where kernels are emulated (simt.h): the type and the conversions that our kernels use.
+// cuda_bf16.h: stands in for the toolkit's where kernels are emulated (simt.h): the type
+// and the conversions that our kernels use.
 #ifndef ACCO_SIMT_CUDA_BF16_H
 #define ACCO_SIMT_CUDA_BF16_H
 

@@ -1,6 +1,8 @@
-// cuda_runtime.h: stands in for the toolkit's where kernels are emulated (simt.h): the part of the language and of the runtime that we use.
+// cuda_runtime.h: stands in for the toolkit's where kernels are emulated (simt.h): the
+// part of the language and of the runtime that we use.
 //
-// A stream is a place in the program: what is put into it has ended when the call returns. Device memory is the host's.
+// A stream is a place in the program: what is put into it has ended when the call
+// returns. Device memory is the host's.
 #ifndef ACCO_SIMT_CUDA_RUNTIME_H
 #define ACCO_SIMT_CUDA_RUNTIME_H
 
@@ -11,7 +13,7 @@
 
 #include "simt.h"
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // The language
 
 #define __global__
@@ -21,11 +23,21 @@
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
 
-struct __align__(8) float2 { float x, y; };
-struct __align__(16) float4 { float x, y, z, w; };
-struct __align__(8) uint2 { unsigned x, y; };
-struct __align__(16) uint4 { unsigned x, y, z, w; };
-struct __align__(16) int4 { int x, y, z, w; };
+struct __align__(8) float2 {
+    float x, y;
+};
+struct __align__(16) float4 {
+    float x, y, z, w;
+};
+struct __align__(8) uint2 {
+    unsigned x, y;
+};
+struct __align__(16) uint4 {
+    unsigned x, y, z, w;
+};
+struct __align__(16) int4 {
+    int x, y, z, w;
+};
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
@@ -62,7 +74,9 @@ inline unsigned __ballot_sync(unsigned mask, int predicate) {
 }
 
 inline int atomicAdd(int *place, int value) { return __atomic_fetch_add(place, value, __ATOMIC_RELAXED); }
-inline unsigned atomicAdd(unsigned *place, unsigned value) { return __atomic_fetch_add(place, value, __ATOMIC_RELAXED); }
+inline unsigned atomicAdd(unsigned *place, unsigned value) {
+    return __atomic_fetch_add(place, value, __ATOMIC_RELAXED);
+}
 
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 
@@ -81,7 +95,7 @@ inline float __fdividef(float a, float b) { return a / b; }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 template <typename T> inline T __ldg(const T *place) { return *place; }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // The runtime
 
 typedef enum cudaError {
@@ -92,7 +106,13 @@ typedef enum cudaError {
 } cudaError_t;
 typedef struct SimtStream *cudaStream_t;
 typedef struct SimtEvent *cudaEvent_t;
-enum cudaMemcpyKind { cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault };
+enum cudaMemcpyKind {
+    cudaMemcpyHostToHost,
+    cudaMemcpyHostToDevice,
+    cudaMemcpyDeviceToHost,
+    cudaMemcpyDeviceToDevice,
+    cudaMemcpyDefault
+};
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 
@@ -117,12 +137,15 @@ struct cudaLaunchConfig_t {
 };
 
 inline const char *cudaGetErrorString(cudaError_t error) {
-    return error == cudaSuccess ? "no error" : error == cudaErrorMemoryAllocation ? "out of memory" : "invalid argument";
+    return error == cudaSuccess                 ? "no error"
+           : error == cudaErrorMemoryAllocation ? "out of memory"
+                                                : "invalid argument";
 }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 
-// The environment of a program says what it finds. SIMT_GPUS: how many devices, one number for each rank of Open MPI in turn, as 1,0;
-// SIMT_MEMORY_MB: what each of them has; SIMT_OWN_GPUS: every rank sees others, as where a launcher deals them out.
+// The environment of a program says what it finds. SIMT_GPUS: how many devices, one
+// number for each rank of Open MPI in turn, as 1,0; SIMT_MEMORY_MB: what each of them
+// has; SIMT_OWN_GPUS: every rank sees others, as where a launcher deals them out.
 inline int simt_devices() {
     const char *list = getenv("SIMT_GPUS"), *rank = getenv("OMPI_COMM_WORLD_RANK");
     if (list == nullptr) { return 1; }
@@ -140,7 +163,9 @@ inline cudaError_t cudaGetDeviceCount(int *count) {
     *count = simt_devices();
     return cudaSuccess;
 }
-inline cudaError_t cudaSetDevice(int device) { return device >= 0 && device < simt_devices() ? cudaSuccess : cudaErrorInvalidValue; }
+inline cudaError_t cudaSetDevice(int device) {
+    return device >= 0 && device < simt_devices() ? cudaSuccess : cudaErrorInvalidValue;
+}
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device) {
     if (device < 0 || device >= simt_devices()) { return cudaErrorInvalidValue; }
     memset(properties, 0, sizeof *properties);
@@ -160,7 +185,9 @@ inline cudaError_t cudaDeviceGetPCIBusId(char *text, int size, int device) {
 struct cudaFuncAttributes {
     int binaryVersion;
 };
-template <typename F> inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *, F *) { return cudaSuccess; }
+template <typename F> inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *, F *) {
+    return cudaSuccess;
+}
 inline cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
     *available = *total = simt_memory_bytes();
     return cudaSuccess;
@@ -174,8 +201,12 @@ inline cudaError_t simt_allocate(void **pointer, size_t bytes) {
     memset(*pointer, 0xff, bytes);
     return cudaSuccess;
 }
-template <typename T> inline cudaError_t cudaMalloc(T **pointer, size_t bytes) { return simt_allocate((void **)pointer, bytes); }
-template <typename T> inline cudaError_t cudaMallocHost(T **pointer, size_t bytes) { return simt_allocate((void **)pointer, bytes); }
+template <typename T> inline cudaError_t cudaMalloc(T **pointer, size_t bytes) {
+    return simt_allocate((void **)pointer, bytes);
+}
+template <typename T> inline cudaError_t cudaMallocHost(T **pointer, size_t bytes) {
+    return simt_allocate((void **)pointer, bytes);
+}
 inline cudaError_t cudaFree(void *pointer) {
     free(pointer);
     return cudaSuccess;
@@ -218,7 +249,8 @@ inline cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t, cudaEv
     return cudaSuccess;
 }
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
-inline cudaError_t cudaMemcpyAsync(void *target, const void *source, size_t bytes, cudaMemcpyKind, cudaStream_t) {
+inline cudaError_t cudaMemcpyAsync(void *target, const void *source, size_t bytes, cudaMemcpyKind,
+                                   cudaStream_t) {
     memmove(target, source, bytes);
     return cudaSuccess;
 }
@@ -226,10 +258,13 @@ inline cudaError_t cudaMemsetAsync(void *target, int value, size_t bytes, cudaSt
     memset(target, value, bytes);
     return cudaSuccess;
 }
-template <typename F> inline cudaError_t cudaFuncSetAttribute(F *, cudaFuncAttribute, int) { return cudaSuccess; }
+template <typename F> inline cudaError_t cudaFuncSetAttribute(F *, cudaFuncAttribute, int) {
+    return cudaSuccess;
+}
 
 template <typename... Parameters, typename... Arguments>
-inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(Parameters...), Arguments &&...arguments) {
+inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(Parameters...),
+                                      Arguments &&...arguments) {
     simt_launch(config->gridDim, config->blockDim, config->dynamicSmemBytes, [&] { kernel(arguments...); });
     return cudaSuccess;
 }

@@ -1,6 +1,8 @@
-// nccl.h: stands in for the library where kernels are emulated (simt.h): messages of a group travel over MPI when the group ends.
+// nccl.h: stands in for the library where kernels are emulated (simt.h): messages of a
+// group travel over MPI when the group ends.
 //
-// Like the library it may answer that a call is still under way; unlike it, it refuses nothing and never fails.
+// Like the library it may answer that a call is still under way; unlike it, it refuses
+// nothing and never fails.
 #ifndef ACCO_SIMT_NCCL_H
 #define ACCO_SIMT_NCCL_H
 
@@ -50,7 +52,8 @@ inline ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
     memset(id, 7, sizeof *id);
     return ncclSuccess;
 }
-inline ncclResult_t ncclCommInitRankConfig(ncclComm_t *communicator, int, ncclUniqueId id, int rank, ncclConfig_t *) {
+inline ncclResult_t ncclCommInitRankConfig(ncclComm_t *communicator, int, ncclUniqueId id, int rank,
+                                           ncclConfig_t *) {
     if (id.internal[0] != 7) { simt_fail("NCCL starts with an identity that is not rank 0's"); }
     *communicator = new SimtCommunicator{MPI_COMM_WORLD, rank, true, {}};
     return ncclInProgress;
@@ -73,10 +76,12 @@ inline ncclResult_t simt_message(ncclComm_t communicator, bool is_send, void *da
     communicator->messages.push_back({is_send, data, bytes, peer});
     return ncclSuccess;
 }
-inline ncclResult_t ncclSend(const void *data, size_t bytes, ncclDataType_t, int peer, ncclComm_t communicator, cudaStream_t) {
+inline ncclResult_t ncclSend(const void *data, size_t bytes, ncclDataType_t, int peer,
+                             ncclComm_t communicator, cudaStream_t) {
     return simt_message(communicator, true, (void *)data, bytes, peer);
 }
-inline ncclResult_t ncclRecv(void *data, size_t bytes, ncclDataType_t, int peer, ncclComm_t communicator, cudaStream_t) {
+inline ncclResult_t ncclRecv(void *data, size_t bytes, ncclDataType_t, int peer, ncclComm_t communicator,
+                             cudaStream_t) {
     return simt_message(communicator, false, data, bytes, peer);
 }
 inline ncclResult_t ncclGroupEnd() {
@@ -86,9 +91,11 @@ inline ncclResult_t ncclGroupEnd() {
     for (const SimtMessage &message : communicator->messages) {
         MPI_Request request;
         if (message.is_send) {
-            MPI_Isend(message.data, (int)message.bytes, MPI_BYTE, message.peer, SIMT_NCCL_TAG, communicator->world, &request);
+            MPI_Isend(message.data, (int)message.bytes, MPI_BYTE, message.peer, SIMT_NCCL_TAG,
+                      communicator->world, &request);
         } else {
-            MPI_Irecv(message.data, (int)message.bytes, MPI_BYTE, message.peer, SIMT_NCCL_TAG, communicator->world, &request);
+            MPI_Irecv(message.data, (int)message.bytes, MPI_BYTE, message.peer, SIMT_NCCL_TAG,
+                      communicator->world, &request);
         }
         requests.push_back(request);
     }

@@ -1,9 +1,11 @@
-// simt.h: runs CUDA kernels on the host, so that they can be tested where there is no GPU.
+// simt.h: runs CUDA kernels on the host, so that they can be tested where there is no
+// GPU.
 //
-// A kernel is compiled by the host's C++ compiler against the headers of this directory, which stand in for the toolkit's. A launch runs
-// its blocks one after another and returns when they have ended. The threads of a block are coroutines on stacks of their own: one runs
-// until it must wait for others (a barrier of the block or of the warp, an exchange within the warp, a tensor core instruction), then the
-// next one.
+// A kernel is compiled by the host's C++ compiler against the headers of this directory,
+// which stand in for the toolkit's. A launch runs its blocks one after another and
+// returns when they have ended. The threads of a block are coroutines on stacks of their
+// own: one runs until it must wait for others (a barrier of the block or of the warp, an
+// exchange within the warp, a tensor core instruction), then the next one.
 //
 // What it is for is finding mistakes:
 //   order         threads and blocks run in ascending, descending or shuffled order (simt_order). A kernel that lacks a barrier, or lets
@@ -15,11 +17,14 @@
 //                 somebody writes meanwhile ends the program.
 //   barriers      threads that leave, or wait elsewhere, while others wait at a barrier or an exchange are reported and end the program.
 //
-// What it does not see: updates that are lost because two threads read, add and write at the same time (but sums of floats in another
-// order have other bits); an exchange within a warp that stands in for __syncwarp, although it orders no memory; barriers of the block in
-// different places of the source; memory of the host in the hands of a kernel; a host that does not wait for a stream; launch bounds.
+// What it does not see: updates that are lost because two threads read, add and write at
+// the same time (but sums of floats in another order have other bits); an exchange within
+// a warp that stands in for __syncwarp, although it orders no memory; barriers of the
+// block in different places of the source; memory of the host in the hands of a kernel; a
+// host that does not wait for a stream; launch bounds.
 //
-// Nothing here says how fast anything is. One launch at a time in each thread of the host; several threads may launch at the same time.
+// Nothing here says how fast anything is. One launch at a time in each thread of the
+// host; several threads may launch at the same time.
 #ifndef ACCO_SIMT_H
 #define ACCO_SIMT_H
 
@@ -44,7 +49,13 @@ enum { SIMT_STACK = 1 << 18 };
 enum { SIMT_STACK = 1 << 16 };
 #endif
 
-enum { SIMT_WARP = 32, SIMT_MAX_THREADS = 1024, SIMT_SHARED_LIMIT = 227 * 1024, SIMT_SLOT = 64, SIMT_COPY = 16 };
+enum {
+    SIMT_WARP = 32,
+    SIMT_MAX_THREADS = 1024,
+    SIMT_SHARED_LIMIT = 227 * 1024,
+    SIMT_SLOT = 64,
+    SIMT_COPY = 16
+};
 
 struct dim3 {
     unsigned x, y, z;
@@ -56,7 +67,8 @@ inline thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 enum SimtOrder { SIMT_ASCENDING, SIMT_DESCENDING, SIMT_SHUFFLED, SIMT_ORDERS };
 
-// The order of all launches of this program from now on; SIMT_SHUFFLED shuffles anew for every block.
+// The order of all launches of this program from now on; SIMT_SHUFFLED shuffles anew for
+// every block.
 inline SimtOrder &simt_order() {
     static SimtOrder order = SIMT_ASCENDING;
     return order;
@@ -67,12 +79,13 @@ enum SimtState { SIMT_READY, SIMT_AT_BLOCK_BARRIER, SIMT_AT_WARP_BARRIER, SIMT_E
 struct SimtCopy {
     void *target;
     const void *source;
-    size_t bytes, valid; // the rest becomes zero
+    size_t bytes, valid;  // the rest becomes zero
     char seen[SIMT_COPY]; // what will arrive: the source at the start
 };
 
-// Where a thread of control stands, and the way to another: on x86-64 a few instructions, as a kernel of a thousand threads meets thousands
-// of times; the library's functions also save signals, and take twenty times as long.
+// Where a thread of control stands, and the way to another: on x86-64 a few instructions,
+// as a kernel of a thousand threads meets thousands of times; the library's functions
+// also save signals, and take twenty times as long.
 #if defined(__x86_64__)
 typedef void *SimtPlace;
 __asm__(".text\nsimt_switch_stack:\n"
@@ -82,7 +95,8 @@ __asm__(".text\nsimt_switch_stack:\n"
 extern "C" void simt_switch_stack(SimtPlace *from, SimtPlace to);
 inline void simt_switch(SimtPlace *from, SimtPlace *to) { simt_switch_stack(from, *to); }
 
-// A stack on which six registers lie, then where to return to, then a place that is never returned to.
+// A stack on which six registers lie, then where to return to, then a place that is never
+// returned to.
 inline void simt_place_start(SimtPlace *place, char *stack, size_t bytes, void (*entry)()) {
     void **top = (void **)(stack + bytes);
     top[-1] = nullptr;
@@ -103,7 +117,8 @@ inline void simt_place_start(SimtPlace *place, char *stack, size_t bytes, void (
 }
 #endif
 
-// A stack and where it stands. It outlives the launch: the thread that has ended waits for a body to run again.
+// A stack and where it stands. It outlives the launch: the thread that has ended waits
+// for a body to run again.
 struct SimtFiber {
     SimtPlace where;
     bool started;
@@ -116,13 +131,15 @@ struct SimtThread {
     dim3 index; // threadIdx
     int number; // within the block
     unsigned warp_mask;
-    size_t warp_bytes; // what it shows in an exchange
+    size_t warp_bytes;   // what it shows in an exchange
     uint64_t warp_round; // how many exchanges of its warp it has taken part in
     SimtFiber *fiber;
-    std::vector<std::vector<SimtCopy>> copies; // asynchronous copies: groups in their order, the last one open
+    std::vector<std::vector<SimtCopy>>
+        copies; // asynchronous copies: groups in their order, the last one open
 };
 
-// What the lanes of a warp show each other; two halves in turn, so that a fast lane cannot overwrite what a slow one has yet to read.
+// What the lanes of a warp show each other; two halves in turn, so that a fast lane
+// cannot overwrite what a slow one has yet to read.
 struct SimtWarp {
     char slots[2][SIMT_WARP][SIMT_SLOT];
 };
@@ -153,22 +170,25 @@ inline SimtThread *simt_self() { return simt_block()->running; }
     SimtBlock *block = simt_block();
     fprintf(stderr, "emulated kernel: %s", what);
     if (block != nullptr) {
-        fprintf(stderr, " (block %u,%u,%u of %u,%u,%u; %zu threads)", block->index.x, block->index.y, block->index.z, block->grid.x,
-                block->grid.y, block->grid.z, block->threads.size());
+        fprintf(stderr, " (block %u,%u,%u of %u,%u,%u; %zu threads)", block->index.x, block->index.y,
+                block->index.z, block->grid.x, block->grid.y, block->grid.z, block->threads.size());
         if (block->running != nullptr) { fprintf(stderr, ", thread %d", block->running->number); }
     }
     fprintf(stderr, "\n");
     abort();
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Coroutines
 
-// Back to the scheduler until it chooses this thread again, or the one that runs on the same stack in a later block.
+// Back to the scheduler until it chooses this thread again, or the one that runs on the
+// same stack in a later block.
 __attribute__((noinline)) inline void simt_yield() {
-    SIMT_SWITCH_BEGIN(&simt_self()->fiber->fake_stack, simt_block()->scheduler_stack, simt_block()->scheduler_stack_bytes);
+    SIMT_SWITCH_BEGIN(&simt_self()->fiber->fake_stack, simt_block()->scheduler_stack,
+                      simt_block()->scheduler_stack_bytes);
     simt_switch(&simt_self()->fiber->where, &simt_block()->scheduler);
-    SIMT_SWITCH_END(simt_self()->fiber->fake_stack, &simt_block()->scheduler_stack, &simt_block()->scheduler_stack_bytes);
+    SIMT_SWITCH_END(simt_self()->fiber->fake_stack, &simt_block()->scheduler_stack,
+                    &simt_block()->scheduler_stack_bytes);
 }
 
 inline void simt_fiber_main() {
@@ -196,7 +216,7 @@ __attribute__((noinline)) inline void simt_resume(SimtBlock *block, SimtThread *
     block->running = nullptr;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Waiting
 
 // All threads of the block.
@@ -205,7 +225,8 @@ inline void simt_block_barrier() {
     simt_yield();
 }
 
-// Shows `bytes` of `mine` to the lanes of `mask` and returns when all of them have shown theirs; [lane] of the result is what it showed.
+// Shows `bytes` of `mine` to the lanes of `mask` and returns when all of them have shown
+// theirs; [lane] of the result is what it showed.
 inline const char (*simt_warp_exchange(unsigned mask, const void *mine, size_t bytes))[SIMT_SLOT] {
     SimtBlock *block = simt_block();
     SimtThread *self = block->running;
@@ -238,7 +259,9 @@ inline bool simt_release_warp(SimtThread *lanes, int count) {
         }
         for (int other = 0; other < count; other++) {
             if ((mask >> other & 1u) == 0) { continue; }
-            if (lanes[other].warp_bytes != lanes[lane].warp_bytes) { simt_fail("lanes of a warp are in different exchanges"); }
+            if (lanes[other].warp_bytes != lanes[lane].warp_bytes) {
+                simt_fail("lanes of a warp are in different exchanges");
+            }
             lanes[other].state = SIMT_READY;
         }
         released = true;
@@ -246,7 +269,8 @@ inline bool simt_release_warp(SimtThread *lanes, int count) {
     return released;
 }
 
-// Lets go the threads of a block when all of them wait for each other. False: they do not.
+// Lets go the threads of a block when all of them wait for each other. False: they do
+// not.
 inline bool simt_release_block(SimtBlock *block) {
     for (SimtThread &thread : block->threads) {
         if (thread.state != SIMT_AT_BLOCK_BARRIER) { return false; }
@@ -255,7 +279,7 @@ inline bool simt_release_block(SimtBlock *block) {
     return true;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Blocks
 
 inline uint64_t simt_random(uint64_t *state) {
@@ -273,7 +297,8 @@ inline void simt_permutation(std::vector<size_t> *order, size_t count, uint64_t 
     }
 }
 
-// Runs the lanes of a warp until all of them have ended or wait for other warps: a warp gets as far ahead of others as the program allows.
+// Runs the lanes of a warp until all of them have ended or wait for other warps: a warp
+// gets as far ahead of others as the program allows.
 inline void simt_run_warp(SimtBlock *block, size_t first, const std::vector<size_t> &lanes) {
     do {
         for (size_t lane : lanes) {
@@ -338,7 +363,9 @@ inline void simt_launch(dim3 grid, dim3 size, size_t shared_bytes, std::function
     block.size = size;
     block.shared_bytes = shared_bytes;
     void *shared = nullptr; // of the exact size, so that its end is seen
-    if (posix_memalign(&shared, 128, shared_bytes > 0 ? shared_bytes : 1) != 0) { simt_fail("no memory for shared memory"); }
+    if (posix_memalign(&shared, 128, shared_bytes > 0 ? shared_bytes : 1) != 0) {
+        simt_fail("no memory for shared memory");
+    }
     block.shared = (char *)shared;
     block.threads.resize(threads);
     block.warps.resize((threads + SIMT_WARP - 1) / SIMT_WARP);
@@ -348,7 +375,8 @@ inline void simt_launch(dim3 grid, dim3 size, size_t shared_bytes, std::function
     for (size_t i = 0; i < threads; i++) {
         SimtThread *thread = &block.threads[i];
         thread->number = (int)i;
-        thread->index = dim3((unsigned)(i % size.x), (unsigned)(i / size.x % size.y), (unsigned)(i / size.x / size.y));
+        thread->index =
+            dim3((unsigned)(i % size.x), (unsigned)(i / size.x % size.y), (unsigned)(i / size.x / size.y));
         thread->fiber = simt_fiber(i);
     }
     simt_block() = &block;
@@ -357,7 +385,8 @@ inline void simt_launch(dim3 grid, dim3 size, size_t shared_bytes, std::function
     std::vector<size_t> order;
     simt_permutation(&order, blocks, &block.random);
     for (size_t i : order) {
-        block.index = dim3((unsigned)(i % grid.x), (unsigned)(i / grid.x % grid.y), (unsigned)(i / grid.x / grid.y));
+        block.index =
+            dim3((unsigned)(i % grid.x), (unsigned)(i / grid.x % grid.y), (unsigned)(i / grid.x / grid.y));
         blockIdx = block.index;
         simt_run_block(&block);
     }
@@ -365,7 +394,7 @@ inline void simt_launch(dim3 grid, dim3 size, size_t shared_bytes, std::function
     free(block.shared);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------------------
+// ---------------------------------------------------------------------------------------
 // Asynchronous copies into shared memory
 
 // Whether `bytes` bytes from `place` on are shared memory of this block.
@@ -391,7 +420,9 @@ inline void simt_copy_arrive(const SimtCopy *copy) {
     if (copy->valid > 0 && memcmp(copy->source, copy->seen, copy->valid) != 0) {
         simt_fail("the source of an asynchronous copy changes while it is under way");
     }
-    if (memcmp(copy->target, awaited, copy->bytes) != 0) { simt_fail("something is written where an asynchronous copy is to arrive"); }
+    if (memcmp(copy->target, awaited, copy->bytes) != 0) {
+        simt_fail("something is written where an asynchronous copy is to arrive");
+    }
     memcpy(copy->target, copy->seen, copy->bytes);
 }
 

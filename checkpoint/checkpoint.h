@@ -1,0 +1,414 @@
+// checkpoint.h: everything that a run needs to go on as if it had never stopped, on disk.
+//
+// A checkpoint is a directory of its own, OUT/checkpoints/step-N:
+//
+//   model/              the committed parameters as a Hugging Face directory, which transformers loads as it is
+//   state.safetensors   vectors of the optimizer and of the rule, cut into the model's tensors: master/NAME, exp_avg/NAME, ...
+//   checkpoint.json     numbers: the schedule, positions in the data, what the rule remembers; and a checksum of every block of the state
+//
+// Vectors are logical, never "rank 3's bytes": what ranks share is written once, by
+// whoever owns a piece of it, and what each worker has of its own stands under worker.R/.
+// So another number of ranks, and another rule, can go on from it; what is not exact then
+// is said.
+//
+//   vector       which rules                    what
+//   master       all                            the exact parameters; in local rules the outer ones
+//   exp_avg ...  all; local: of each worker     AdamW's moments
+//   parameters   sharded; local: of each worker what compute uses, where it is not the master: an estimate, a rounding, a walk of one's own
+//   gradients    dpu, acco-wp, acco: worker     what was handed over and waits for the next job
+//   momentum     local                          of the outer step
+//   exchange     co2                            the sum that the next boundary will apply
+//
+// checkpoint/save.h writes them, checkpoint/load.h reads them; here is what both must
+// agree on.
+#ifndef ACCO_CHECKPOINT_CHECKPOINT_H
+#define ACCO_CHECKPOINT_CHECKPOINT_H
+
+#include <dirent.h>
+#include <sys/stat.h>
+#include <zlib.h>
+
+#include "checkpoint/hf_model.h"
+#include "checkpoint/safetensors.h"
+#include "program/setup.h"
+
+enum {
+    CHECKPOINT_VERSION = 1,
+    CHECKPOINT_VECTORS = 8,
+    CHECKPOINT_BLOCK = 4 << 20, // bytes under one checksum
+    CHECKPOINT_STAGE = 1 << 20, // elements that are copied from or to a GPU at a time
+    CHECKPOINT_PATH = RUN_PATH_SIZE + 96
+};
+
+typedef enum SavedScope {
+    SAVED_SHARED, // the same on all ranks, whole
+    SAVED_SHARD,  // every rank has what it owns
+    SAVED_WORKER  // every rank has a whole one of its own
+} SavedScope;
+
+typedef struct SavedVector {
+    const char *name;
+    SavedScope scope;
+    float *data; // where kernels work; (parameter_count), of a shard its own elements
+} SavedVector;
+
+static inline void saved_vector_add(SavedVector *vectors, int *count, const char *name, SavedScope scope,
+                                    float *data) {
+    SavedVector vector = {name, scope, data};
+    assert(*count < CHECKPOINT_VECTORS);
+    vectors[(*count)++] = vector;
+}
+
+// What this run saves now. Returns how many there are.
+static inline int saved_vectors(Scheduler *s, SavedVector vectors[CHECKPOINT_VECTORS]) {
+    bool local = s->settings.kind == RULE_LOCAL, sharded = !local && !s->settings.replicated;
+    SavedScope moments = local ? SAVED_WORKER : sharded ? SAVED_SHARD : SAVED_SHARED;
+    int count = 0;
+    saved_vector_add(vectors, &count, "master", sharded ? SAVED_SHARD : SAVED_SHARED,
+                     local ? s->outer : s->optimizer.master);
+    saved_vector_add(vectors, &count, "exp_avg", moments, s->optimizer.first_moment);
+    saved_vector_add(vectors, &count, "exp_avg_sq", moments, s->optimizer.second_moment);
+    if (sharded || local) {
+        saved_vector_add(vectors, &count, "parameters", local ? SAVED_WORKER : SAVED_SHARED,
+                         s->parameters.data);
+    }
+    if (local) { saved_vector_add(vectors, &count, "momentum", SAVED_SHARED, s->momentum); }
+    if (local && s->job_in_flight) {
+        saved_vector_add(vectors, &count, "exchange", SAVED_SHARED, s->comm_buffer.data);
+    }
+    if (!local && is_handed_over(s)) {
+        saved_vector_add(vectors, &count, "gradients", SAVED_WORKER, s->comm_buffer.data);
+    }
+    return count;
+}
+
+// ---------------------------------------------------------------------------------------
+// Numbers
+
+// A double that comes back bit for bit, and may be NaN.
+static inline json_t *number_to_json(double value) {
+    char text[64];
+    snprintf(text, sizeof text, "%.17g", value);
+    return json_string(text);
+}
+
+static inline double number_from_json(const json_t *object, const char *key) {
+    const char *text = json_string_value(json_object_get(object, key));
+    return text == NULL ? 0 : strtod(text, NULL);
+}
+
+static inline int64_t integer_from_json(const json_t *object, const char *key) {
+    return (int64_t)json_integer_value(json_object_get(object, key));
+}
+
+static inline json_t *tally_to_json(const Tally *tally) {
+    const SpikeSite *site = &tally->site;
+    json_t *first = json_pack("{s:o, s:o, s:b}", "micro_batch", number_to_json(site->micro_batch), "element",
+                              number_to_json(site->element), "high_loss", site->high_loss ? 1 : 0);
+    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "micro_batches", number_to_json(tally->micro_batches),
+                     "loss", number_to_json(tally->loss), "perfect_loss", number_to_json(tally->perfect_loss),
+                     "not_finite", number_to_json(tally->not_finite), "left_out",
+                     number_to_json(tally->left_out), "site", first);
+}
+
+static inline Tally tally_from_json(const json_t *object) {
+    Tally tally;
+    memset(&tally, 0, sizeof tally);
+    tally.micro_batches = number_from_json(object, "micro_batches");
+    tally.loss = number_from_json(object, "loss");
+    tally.perfect_loss = number_from_json(object, "perfect_loss");
+    tally.not_finite = number_from_json(object, "not_finite");
+    tally.left_out = number_from_json(object, "left_out");
+    tally.site.micro_batch = number_from_json(json_object_get(object, "site"), "micro_batch");
+    tally.site.element = number_from_json(json_object_get(object, "site"), "element");
+    tally.site.high_loss = json_is_true(json_object_get(json_object_get(object, "site"), "high_loss"));
+    return tally;
+}
+
+// What one worker alone knows; travels between ranks as it is.
+typedef struct WorkerNumbers {
+    uint64_t micro_batches_begun;
+    Tally tally, handed_over; // of the accumulator, and of what waits for the next job
+    double local_norm, local_rate;
+    SpikeDetector norms, losses;
+    double spikes_in_a_row;
+} WorkerNumbers;
+
+// What is asked for, the limit, is no part of it.
+static inline json_t *detector_to_json(const SpikeDetector *detector) {
+    return json_pack("{s:o, s:o, s:o}", "learned", number_to_json(detector->learned), "mean",
+                     number_to_json(detector->mean), "variance", number_to_json(detector->variance));
+}
+
+static inline SpikeDetector detector_from_json(const json_t *object) {
+    SpikeDetector detector = {0, number_from_json(object, "learned"), number_from_json(object, "mean"),
+                              number_from_json(object, "variance")};
+    return detector;
+}
+
+static inline WorkerNumbers worker_numbers(const Scheduler *s) {
+    WorkerNumbers numbers = {s->micro_batches_begun, s->tally, s->job.tally, s->local_norm,
+                             s->local_rate,          s->norms, s->losses,    s->spikes_in_a_row};
+    return numbers;
+}
+
+static inline json_t *worker_numbers_to_json(const WorkerNumbers *numbers) {
+    return json_pack("{s:I, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "micro_batches_begun",
+                     (json_int_t)numbers->micro_batches_begun, "tally", tally_to_json(&numbers->tally),
+                     "handed_over", tally_to_json(&numbers->handed_over), "local_norm",
+                     number_to_json(numbers->local_norm), "local_rate", number_to_json(numbers->local_rate),
+                     "norms", detector_to_json(&numbers->norms), "losses", detector_to_json(&numbers->losses),
+                     "spikes_in_a_row", number_to_json(numbers->spikes_in_a_row));
+}
+
+static inline WorkerNumbers worker_numbers_from_json(const json_t *object) {
+    WorkerNumbers numbers = {(uint64_t)integer_from_json(object, "micro_batches_begun"),
+                             tally_from_json(json_object_get(object, "tally")),
+                             tally_from_json(json_object_get(object, "handed_over")),
+                             number_from_json(object, "local_norm"),
+                             number_from_json(object, "local_rate"),
+                             detector_from_json(json_object_get(object, "norms")),
+                             detector_from_json(json_object_get(object, "losses")),
+                             number_from_json(object, "spikes_in_a_row")};
+    return numbers;
+}
+
+// A job whose result waits for the next boundary.
+static inline json_t *job_to_json(const Job *job) {
+    return json_pack("{s:i, s:I, s:i, s:o, s:o, s:i, s:o}", "kind", (int)job->kind, "commit",
+                     (json_int_t)job->commit, "fragment", job->fragment, "learning_rate",
+                     number_to_json(job->learning_rate), "gradient_norm", number_to_json(job->gradient_norm),
+                     "first_bad_rank", job->first_bad_rank, "total", tally_to_json(&job->total));
+}
+
+static inline void job_from_json(const json_t *object, Job *job) {
+    job->kind = (JobKind)integer_from_json(object, "kind");
+    job->commit = integer_from_json(object, "commit");
+    job->fragment = (int)integer_from_json(object, "fragment");
+    job->learning_rate = number_from_json(object, "learning_rate");
+    job->gradient_norm = number_from_json(object, "gradient_norm");
+    job->first_bad_rank = (int)integer_from_json(object, "first_bad_rank");
+    job->spike = SPIKE_NONE; // no checkpoint is made of others
+    job->total = tally_from_json(json_object_get(object, "total"));
+}
+
+static inline json_t *fragments_to_json(const Scheduler *s) {
+    json_t *list = json_array();
+    for (int i = 0; s->fragments != NULL && i < s->settings.fragments; i++) {
+        json_array_append_new(list, json_integer((json_int_t)s->fragments[i].applied_at));
+    }
+    return list;
+}
+
+// What computes something else though its tensors may have the same sizes.
+static inline json_t *model_to_json(const Run *run) {
+    return hf_model_describe(&run->config, SAFETENSORS_F32, NULL);
+}
+
+// Everything but the vectors. workers (size): of all ranks.
+static inline json_t *checkpoint_numbers(const Run *run, const WorkerNumbers *workers) {
+    const Scheduler *s = &run->scheduler;
+    json_t *list = json_array();
+    for (int rank = 0; rank < run->transport.size; rank++) {
+        json_array_append_new(list, worker_numbers_to_json(&workers[rank]));
+    }
+    return json_pack("{s:i, s:s, s:s, s:I, s:o, s:s, s:i, s:i, s:I, s:o, s:o, s:o, s:I, s:I, s:o, s:i, s:o, "
+                     "s:b, s:o, s:o, s:o}",
+                     "checkpoint", CHECKPOINT_VERSION, "program", ACCO_VERSION, "optimizer", run->rule->name,
+                     "parameters", (json_int_t)run->table.parameter_count, "model", model_to_json(run),
+                     "device", run->placement.on_gpu ? "cuda" : "cpu", "sequences", run->B, "length", run->T,
+                     "commit", (json_int_t)s->optimizer.commits, "gradients_done",
+                     number_to_json(s->gradients_done), "spikes", number_to_json(s->spikes), "rollbacks",
+                     number_to_json(s->rollbacks), "reports", (json_int_t)s->reports, "data_base",
+                     (json_int_t)run->data_base, "seconds", number_to_json(training_seconds(run)), "fragment",
+                     s->fragment, "applied_at", fragments_to_json(s), "job_in_flight",
+                     s->job_in_flight ? 1 : 0, "job", job_to_json(&s->job), "workers", list, "options",
+                     options_as_json(&run->options));
+}
+
+// ---------------------------------------------------------------------------------------
+// Areas: one vector each, the model's tensors one behind the other, as they lie in memory
+
+static inline void area_name(char name[128], const char *vector, int worker, const char *tensor) {
+    if (worker >= 0) {
+        snprintf(name, 128, "worker.%d.%s/%s", worker, vector, tensor);
+    } else {
+        snprintf(name, 128, "%s/%s", vector, tensor);
+    }
+}
+
+static inline void area_plan(SafetensorsPlan *plan, const ParameterTable *table, const char *vector,
+                             int worker) {
+    for (int i = 0; i < table->count; i++) {
+        const ParameterInfo *entry = &table->entries[i];
+        char name[128];
+        size_t shape[2] = {(size_t)entry->rows, (size_t)entry->columns};
+        area_name(name, vector, worker, entry->name);
+        safetensors_plan_add(plan, name, SAFETENSORS_F32, entry->columns > 0 ? 2 : 1, shape);
+    }
+}
+
+// The first element of an area, or NULL where the file has none of this name and size.
+static inline const float *area_find(const SafetensorsFile *file, const ParameterTable *table,
+                                     const char *vector, int worker) {
+    const uint8_t *begin = NULL;
+    for (int i = 0; i < table->count; i++) {
+        char name[128];
+        area_name(name, vector, worker, table->entries[i].name);
+        const SafetensorsEntry *entry = safetensors_find(file, name);
+        if (entry == NULL || entry->type != SAFETENSORS_F32 ||
+            entry->bytes != table->entries[i].count * sizeof(float)) {
+            return NULL;
+        }
+        if (i == 0) { begin = entry->data; }
+        if (entry->data != begin + table->entries[i].offset * sizeof(float)) { return NULL; }
+    }
+    return (uintptr_t)begin % sizeof(float) == 0 ? (const float *)(const void *)begin : NULL;
+}
+
+// ---------------------------------------------------------------------------------------
+// Pieces: what of a vector this rank writes or needs
+
+// `host` (count) stands for elements [flat, flat + count) of the vector.
+typedef bool (*PieceVisit)(void *context, size_t flat, float *host, size_t count, Error *error);
+
+typedef struct PieceWalk {
+    Scheduler *scheduler;
+    bool writes_to_device; // what the visitor leaves in `host` is put where kernels work
+    float *stage;          // (CHECKPOINT_STAGE); on the CPU not used
+    PieceVisit visit;
+    void *context;
+} PieceWalk;
+
+static inline bool walk_piece(const PieceWalk *walk, float *data, size_t flat, size_t count, Error *error) {
+    Stream *stream = walk->scheduler->compute;
+    if (stream->queue == NULL) { return walk->visit(walk->context, flat, data, count, error); }
+    for (size_t done = 0; done < count; done += CHECKPOINT_STAGE) {
+        size_t part = count - done < (size_t)CHECKPOINT_STAGE ? count - done : (size_t)CHECKPOINT_STAGE;
+        if (!walk->writes_to_device) {
+            stream_copy(stream, walk->stage, data + done, part * sizeof(float));
+            stream_settle(stream);
+        }
+        if (!walk->visit(walk->context, flat + done, walk->stage, part, error)) { return false; }
+        if (walk->writes_to_device) {
+            stream_copy(stream, data + done, walk->stage, part * sizeof(float));
+            stream_settle(stream);
+        }
+    }
+    return true;
+}
+
+// All elements that this rank has. divided: of what all ranks have, only this rank's
+// share.
+static inline bool walk_vector(const PieceWalk *walk, const SavedVector *vector, bool divided, Error *error) {
+    Scheduler *s = walk->scheduler;
+    size_t count = s->problem.parameter_count, rank = (size_t)s->transport->rank,
+           size = (size_t)s->transport->size;
+    if (vector->scope != SAVED_SHARD) {
+        bool share = divided && vector->scope == SAVED_SHARED;
+        size_t begin = share ? count / size * rank : 0,
+               end = share && rank + 1 < size ? count / size * (rank + 1) : count;
+        return walk_piece(walk, vector->data + begin, begin, end - begin, error);
+    }
+    for (size_t own = 0; own < layout_shard(&s->layout); own += s->layout.piece) {
+        size_t flat = layout_flat(&s->layout, s->transport->rank, own), end = flat + s->layout.piece;
+        if (flat >= count) { break; }
+        if (!walk_piece(walk, vector->data + own, flat, (end < count ? end : count) - flat, error)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------
+// Agreement: a checkpoint is made by all ranks or by none
+
+// True when all ranks are good; otherwise `error` becomes that of the first rank that is
+// not.
+static inline bool all_ranks_good(Run *run, bool good, Error *error) {
+    Verdict bad;
+    int rank = first_bad_verdict(run, "checkpoint", good ? 0 : 1, error, &bad);
+    if (rank >= 0) { error_set(error, "rank %d on %s: %.900s", rank, bad.host, bad.error.text); }
+    return rank < 0;
+}
+
+static inline bool all_ranks_have(Run *run, uint64_t value) {
+    Transport *transport = &run->transport;
+    uint64_t *all = (uint64_t *)calloc((size_t)transport->size, sizeof value);
+    bool same = true;
+    transport_all_gather_records(transport, "checkpoint", &value, all, sizeof value);
+    for (int rank = 0; rank < transport->size; rank++) { same = same && all[rank] == all[0]; }
+    free(all);
+    return same;
+}
+
+// ---------------------------------------------------------------------------------------
+// Files and folders
+
+typedef struct CheckpointPaths {
+    char folder[CHECKPOINT_PATH];                            // OUT/checkpoints
+    char temporary[CHECKPOINT_PATH], final[CHECKPOINT_PATH]; // of this checkpoint
+    char state[CHECKPOINT_PATH + 32], manifest[CHECKPOINT_PATH + 32],
+        model[CHECKPOINT_PATH + 32]; // within temporary
+} CheckpointPaths;
+
+static inline CheckpointPaths checkpoint_paths(const char *directory, int64_t commit) {
+    CheckpointPaths paths;
+    snprintf(paths.folder, sizeof paths.folder, "%.*s/checkpoints", RUN_PATH_SIZE, directory);
+    snprintf(paths.temporary, sizeof paths.temporary, "%.*s/unfinished", CHECKPOINT_PATH - 16, paths.folder);
+    snprintf(paths.final, sizeof paths.final, "%.*s/step-%lld", CHECKPOINT_PATH - 32, paths.folder,
+             (long long)commit);
+    snprintf(paths.state, sizeof paths.state, "%s/state.safetensors", paths.temporary);
+    snprintf(paths.manifest, sizeof paths.manifest, "%s/checkpoint.json", paths.temporary);
+    snprintf(paths.model, sizeof paths.model, "%s/model", paths.temporary);
+    return paths;
+}
+
+// Of everything that checkpoint.json says but this.
+static inline json_int_t manifest_checksum(const json_t *numbers) {
+    json_t *others = json_copy((json_t *)numbers);
+    json_object_del(others, "checksum");
+    char *text = json_dumps(others, JSON_COMPACT | JSON_SORT_KEYS);
+    json_int_t sum =
+        text == NULL ? -1 : (json_int_t)crc32(0, (const unsigned char *)text, (uInt)strlen(text));
+    free(text);
+    json_decref(others);
+    return sum;
+}
+
+typedef struct CheckpointList {
+    int64_t *commits; // ascending
+    int count;
+} CheckpointList;
+
+static inline int checkpoint_compare(const void *left, const void *right) {
+    int64_t a = *(const int64_t *)left, b = *(const int64_t *)right;
+    return a < b ? -1 : a > b;
+}
+
+// The finished checkpoints in a folder; free with free(list.commits).
+static inline CheckpointList checkpoint_list(const char *folder) {
+    CheckpointList list = {NULL, 0};
+    DIR *directory = opendir(folder);
+    for (struct dirent *entry; directory != NULL && (entry = readdir(directory)) != NULL;) {
+        long long commit;
+        char rest;
+        if (sscanf(entry->d_name, "step-%lld%c", &commit, &rest) != 1 || commit < 0) { continue; }
+        list.commits = (int64_t *)realloc(list.commits, (size_t)(list.count + 1) * sizeof(int64_t));
+        list.commits[list.count++] = commit;
+    }
+    if (directory != NULL) { closedir(directory); }
+    if (list.count > 0) { qsort(list.commits, (size_t)list.count, sizeof(int64_t), checkpoint_compare); }
+    return list;
+}
+
+// The newest finished checkpoint of a run from before commit `before`; -1: there is none.
+static inline int64_t checkpoint_newest(const char *directory, int64_t before) {
+    CheckpointList list = checkpoint_list(checkpoint_paths(directory, 0).folder);
+    int64_t newest = -1;
+    for (int i = 0; i < list.count && list.commits[i] < before; i++) { newest = list.commits[i]; }
+    free(list.commits);
+    return newest;
+}
+
+#endif

@@ -1,0 +1,623 @@
+// hf_model.h: GPT-Neo as Hugging Face keeps it, in and out: a directory with config.json
+// and model.safetensors.
+//
+// In: what transformers' from_pretrained reads, without converting anything. One file or
+// shards with an index; names with or without "transformer."; fp32, bf16, fp16 or fp64.
+// The buffers that old versions stored (attention masks) are ignored by name.
+// lm_head.weight is wte: where a file has both they must be the same bits. All of it is
+// checked against the configuration when a directory is opened, before anybody allocates
+// parameters; reading them afterwards cannot fail. These bytes are not ours: whatever
+// they are, the worst is an Error.
+//
+// Out: what from_pretrained reads. The directory appears at once and whole: it is made
+// under another name beside, synced and renamed. The parts of that (plan, configuration,
+// tokenizer) are functions of their own, for a checkpoint is such a directory with more
+// in it.
+#ifndef ACCO_CHECKPOINT_HF_MODEL_H
+#define ACCO_CHECKPOINT_HF_MODEL_H
+
+#include <dirent.h>
+
+#include "checkpoint/safetensors.h"
+#include "gpt_neo_config.h"
+
+enum {
+    HF_MODEL_PREFIX = 12, // characters of "transformer."
+    HF_MODEL_MAX_SHARDS = 1000,
+    HF_MODEL_SHARD_NAME = 128,
+    HF_MODEL_NAMED_PROBLEMS = 4 // in one message
+};
+
+typedef struct HfModelFile {
+    char name[HF_MODEL_SHARD_NAME]; // within the directory
+    SafetensorsFile file;
+} HfModelFile;
+
+typedef struct HfModel {
+    GptNeoConfig config;
+    ParameterTable table;
+    HfModelFile *files; // (file_count)
+    int file_count;
+    const SafetensorsEntry **sources; // (table.count): where each tensor of the table is
+    const SafetensorsEntry *head;     // lm_head.weight, or NULL
+} HfModel;
+
+static inline bool hf_model_path(char path[PATH_MAX], const char *directory, const char *name, Error *error) {
+    int length = snprintf(path, PATH_MAX, "%s/%s", directory, name);
+    return length < PATH_MAX
+               ? true
+               : error_set(error, "the path of %.80s in %.200s... is too long", name, directory);
+}
+
+static inline bool hf_model_has(const char *directory, const char *name) {
+    Error ignored;
+    char path[PATH_MAX];
+    struct stat status;
+    return hf_model_path(path, directory, name, &ignored) && stat(path, &status) == 0;
+}
+
+// ---------------------------------------------------------------------------------------
+// In: the files
+
+// Opens another file; -1 where that fails.
+static inline int hf_model_add_file(HfModel *model, const char *directory, const char *name, Error *error) {
+    char path[PATH_MAX];
+    HfModelFile *files =
+        (HfModelFile *)realloc(model->files, ((size_t)model->file_count + 1) * sizeof *files);
+    if (files == NULL) {
+        error_set(error, "%.300s: no memory for a list of its files", directory);
+        return -1;
+    }
+    model->files = files;
+    HfModelFile *file = &files[model->file_count];
+    snprintf(file->name, sizeof file->name, "%s", name);
+    if (!hf_model_path(path, directory, name, error) || !safetensors_open(&file->file, path, error)) {
+        return -1;
+    }
+    return model->file_count++;
+}
+
+// One line of the index: tensor `name` is in `shard`, which is opened when it is first
+// met.
+static inline bool hf_model_add_shard(HfModel *model, const char *directory, const char *name,
+                                      const char *shard, Error *error) {
+    size_t length = shard != NULL ? strlen(shard) : 0;
+    if (length == 0 || length >= HF_MODEL_SHARD_NAME || shard[0] == '.' || strchr(shard, '/') != NULL) {
+        return error_set(
+            error,
+            "%.300s/model.safetensors.index.json: tensor %.80s must be in a file beside it, not \"%.80s\"",
+            directory, name, shard != NULL ? shard : "");
+    }
+    int index = 0;
+    while (index < model->file_count && strcmp(model->files[index].name, shard) != 0) { index++; }
+    if (index == HF_MODEL_MAX_SHARDS) {
+        return error_set(error, "%.300s/model.safetensors.index.json names more than %d files", directory,
+                         (int)HF_MODEL_MAX_SHARDS);
+    }
+    if (index == model->file_count) { index = hf_model_add_file(model, directory, shard, error); }
+    if (index < 0) { return false; }
+    if (safetensors_find(&model->files[index].file, name) != NULL) { return true; }
+    return error_set(error,
+                     "%.300s/model.safetensors.index.json says that tensor %.80s is in %.80s, but it is not",
+                     directory, name, shard);
+}
+
+static inline bool hf_model_open_shards(HfModel *model, const char *directory, Error *error) {
+    char path[PATH_MAX];
+    json_error_t problem;
+    if (!hf_model_path(path, directory, "model.safetensors.index.json", error)) { return false; }
+    json_t *root = json_load_file(path, JSON_REJECT_DUPLICATES, &problem),
+           *map = json_object_get(root, "weight_map"), *shard;
+    const char *name;
+    bool good = true;
+    if (root == NULL) {
+        good = error_set(error, "%.300s: %.120s", path, problem.text);
+    } else if (json_object_size(map) == 0) {
+        good = error_set(
+            error, "%.300s: \"weight_map\" must be a JSON object that gives a file for every tensor", path);
+    } else {
+        json_object_foreach(map, name, shard) {
+            good = good && hf_model_add_shard(model, directory, name, json_string_value(shard), error);
+        }
+    }
+    json_decref(root);
+    return good;
+}
+
+static inline bool hf_model_open_files(HfModel *model, const char *directory, Error *error) {
+    static const char *const pickles[2] = {"pytorch_model.bin", "pytorch_model.bin.index.json"};
+    if (hf_model_has(directory, "model.safetensors")) {
+        return hf_model_add_file(model, directory, "model.safetensors", error) >= 0;
+    }
+    if (hf_model_has(directory, "model.safetensors.index.json")) {
+        return hf_model_open_shards(model, directory, error);
+    }
+    for (int i = 0; i < 2; i++) {
+        if (!hf_model_has(directory, pickles[i])) { continue; }
+        return error_set(error,
+                         "%.300s has its weights in %s, which only Python can read: convert them with python "
+                         "-m tokenizer.from_pytorch DIR OUT",
+                         directory, pickles[i]);
+    }
+    return error_set(error,
+                     "%.300s has no weights: looked for model.safetensors and model.safetensors.index.json",
+                     directory);
+}
+
+// ---------------------------------------------------------------------------------------
+// In: the tensors
+
+// All that is wrong with a model, of which the first few are named.
+typedef struct HfModelProblems {
+    int count;
+    char text[800];
+} HfModelProblems;
+
+PRINTF_LIKE(2, 3) static inline void hf_model_problem(HfModelProblems *problems, const char *format, ...) {
+    if (problems->count++ >= HF_MODEL_NAMED_PROBLEMS) { return; }
+    size_t length = strlen(problems->text);
+    if (length > 0 && length + 2 < sizeof problems->text) {
+        length += (size_t)sprintf(problems->text + length, "; ");
+    }
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(problems->text + length, sizeof problems->text - length, format, arguments);
+    va_end(arguments);
+}
+
+static inline bool hf_model_report(const HfModelProblems *problems, const char *directory, Error *error) {
+    char more[32] = "";
+    if (problems->count == 0) { return true; }
+    if (problems->count > HF_MODEL_NAMED_PROBLEMS) {
+        snprintf(more, sizeof more, "; and %d more", problems->count - HF_MODEL_NAMED_PROBLEMS);
+    }
+    return error_set(error, "%.150s does not hold the model of its config.json: %s%s", directory,
+                     problems->text, more);
+}
+
+// "(61, 24)"
+static inline const char *hf_model_shape_text(int dimensions, const size_t *shape, char text[96]) {
+    size_t length = (size_t)sprintf(text, "(");
+    for (int i = 0; i < dimensions && length < 60; i++) {
+        length += (size_t)snprintf(text + length, 96 - length, "%s%zu", i > 0 ? ", " : "", shape[i]);
+    }
+    snprintf(text + length, 96 - length, ")");
+    return text;
+}
+
+static inline int hf_model_shape(const ParameterInfo *info, size_t shape[2]) {
+    shape[0] = (size_t)info->rows;
+    shape[1] = (size_t)info->columns;
+    return info->columns > 0 ? 2 : 1;
+}
+
+static inline void hf_model_check_entry(const SafetensorsEntry *entry, const ParameterInfo *info,
+                                        HfModelProblems *problems) {
+    size_t shape[2];
+    char got[96], wanted[96];
+    int dimensions = hf_model_shape(info, shape);
+    if (!safetensors_is_real(entry->type)) {
+        hf_model_problem(problems, "%.80s is %s, allowed are F32, BF16, F16 and F64", entry->name,
+                         safetensors_type(entry->type)->name);
+    } else if (!safetensors_has_shape(entry, dimensions, shape)) {
+        hf_model_problem(problems, "%.80s has shape %s, expected %s", entry->name,
+                         hf_model_shape_text(entry->dimensions, entry->shape, got),
+                         hf_model_shape_text(dimensions, shape, wanted));
+    }
+}
+
+// "h.3.attn.attention.bias" or "...masked_bias": constants that old versions of
+// transformers stored.
+static inline bool hf_model_is_buffer(const char *name, int layers) {
+    char *end;
+    if (strncmp(name, "h.", 2) != 0 || name[2] < '0' || name[2] > '9') { return false; }
+    long layer = strtol(name + 2, &end, 10);
+    return layer < layers &&
+           (strcmp(end, ".attn.attention.bias") == 0 || strcmp(end, ".attn.attention.masked_bias") == 0);
+}
+
+// Finds out which tensor of the table `entry` is.
+static inline void hf_model_place(HfModel *model, const SafetensorsEntry *entry, HfModelProblems *problems) {
+    const char *name = strncmp(entry->name, "transformer.", HF_MODEL_PREFIX) == 0
+                           ? entry->name + HF_MODEL_PREFIX
+                           : entry->name;
+    const SafetensorsEntry **source = strcmp(entry->name, "lm_head.weight") == 0 ? &model->head : NULL;
+    const ParameterInfo *info = &model->table.entries[GPT_NEO_WTE];
+    for (int i = 0; i < model->table.count && source == NULL; i++) {
+        if (strcmp(model->table.entries[i].name + HF_MODEL_PREFIX, name) != 0) { continue; }
+        source = &model->sources[i];
+        info = &model->table.entries[i];
+    }
+    if (source == NULL) {
+        if (!hf_model_is_buffer(name, model->config.layers)) {
+            hf_model_problem(problems, "%.80s is unknown", entry->name);
+        }
+        return;
+    }
+    if (*source != NULL) { hf_model_problem(problems, "%.80s occurs twice", entry->name); }
+    *source = entry;
+    hf_model_check_entry(entry, info, problems);
+}
+
+// Some libraries drop one of two tensors that are the same, and that may be wte.
+static inline void hf_model_tie(HfModel *model, HfModelProblems *problems) {
+    const SafetensorsEntry **wte = &model->sources[GPT_NEO_WTE], *head = model->head;
+    if (head == NULL) { return; }
+    if (*wte == NULL) { *wte = head; }
+    if (head->type != (*wte)->type || head->bytes != (*wte)->bytes ||
+        memcmp(head->data, (*wte)->data, head->bytes) != 0) {
+        hf_model_problem(problems, "lm_head.weight differs from %.80s, but it must be the same matrix",
+                         (*wte)->name);
+    }
+}
+
+static inline bool hf_model_match(HfModel *model, const char *directory, Error *error) {
+    HfModelProblems problems;
+    memset(&problems, 0, sizeof problems);
+    for (int f = 0; f < model->file_count; f++) {
+        const SafetensorsFile *file = &model->files[f].file;
+        for (size_t i = 0; i < file->count; i++) { hf_model_place(model, &file->entries[i], &problems); }
+    }
+    hf_model_tie(model, &problems);
+    for (int i = 0; i < model->table.count; i++) {
+        if (model->sources[i] == NULL) {
+            hf_model_problem(&problems, "%s is missing", model->table.entries[i].name);
+        }
+    }
+    return hf_model_report(&problems, directory, error);
+}
+
+static inline void hf_model_close(HfModel *model) {
+    for (int i = 0; i < model->file_count; i++) { safetensors_close(&model->files[i].file); }
+    free(model->files);
+    free(model->sources);
+    parameter_table_free(&model->table);
+    memset(model, 0, sizeof *model);
+}
+
+static inline bool hf_model_open_all(HfModel *model, const char *directory, Error *error) {
+    char path[PATH_MAX];
+    if (!hf_model_path(path, directory, "config.json", error) ||
+        !gpt_neo_config_load(path, &model->config, error)) {
+        return false;
+    }
+    gpt_neo_parameter_table(&model->config, &model->table);
+    model->sources = (const SafetensorsEntry **)calloc((size_t)model->table.count, sizeof *model->sources);
+    if (model->sources == NULL) {
+        return error_set(error, "%.300s: no memory for a list of its tensors", directory);
+    }
+    return hf_model_open_files(model, directory, error) && hf_model_match(model, directory, error);
+}
+
+// Opens the model in `directory` and checks that its files hold the tensors of its
+// configuration, no more and no fewer. Fills config and table, for the caller to allocate
+// by. On failure there is nothing to close.
+static inline bool hf_model_open(HfModel *model, const char *directory, Error *error) {
+    memset(model, 0, sizeof *model);
+    bool good = hf_model_open_all(model, directory, error);
+    if (!good) { hf_model_close(model); }
+    return good;
+}
+
+// Fills parameters (table.parameter_count).
+static inline void hf_model_read(const HfModel *model, float *parameters) {
+    for (int i = 0; i < model->table.count; i++) {
+        const ParameterInfo *info = &model->table.entries[i];
+        safetensors_read_floats(model->sources[i], 0, info->count, parameters + info->offset);
+    }
+}
+
+// ---------------------------------------------------------------------------------------
+// Out: files that are on the disk when a function returns
+
+// Syncs and closes a file that was written, well or not.
+static inline bool hf_model_finish_file(int descriptor, const char *path, bool written, Error *error) {
+    int reason = written && fsync(descriptor) == 0 ? 0 : errno;
+    if (close(descriptor) != 0 && reason == 0) { reason = errno; }
+    return reason == 0 ? true : error_set(error, "cannot write %.300s: %s", path, strerror(reason));
+}
+
+static inline bool hf_model_write_all(int descriptor, const char *text, size_t length) {
+    for (size_t done = 0; done < length;) {
+        ssize_t count = write(descriptor, text + done, length - done);
+        if (count < 0 && errno == EINTR) { continue; }
+        if (count < 0) { return false; }
+        done += (size_t)count;
+    }
+    return true;
+}
+
+static inline bool hf_model_write_file(const char *path, const char *text, Error *error) {
+    int descriptor = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (descriptor < 0) { return error_set(error, "cannot write %.300s: %s", path, strerror(errno)); }
+    return hf_model_finish_file(descriptor, path, hf_model_write_all(descriptor, text, strlen(text)), error);
+}
+
+static inline bool hf_model_copy_bytes(int input, const char *from, int output, const char *to,
+                                       Error *error) {
+    char buffer[1 << 16];
+    for (;;) {
+        ssize_t count = read(input, buffer, sizeof buffer);
+        if (count < 0 && errno == EINTR) { continue; }
+        if (count < 0) {
+            error_set(error, "cannot read %.300s: %s", from, strerror(errno));
+            close(output);
+            return false;
+        }
+        bool written = hf_model_write_all(output, buffer, (size_t)count);
+        if (count == 0 || !written) { return hf_model_finish_file(output, to, written, error); }
+    }
+}
+
+static inline bool hf_model_copy_file(const char *from, const char *to, Error *error) {
+    int input = open(from, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // not to hang on a pipe
+    if (input < 0) { return error_set(error, "cannot read %.300s: %s", from, strerror(errno)); }
+    int output = open(to, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    bool good = output >= 0 ? hf_model_copy_bytes(input, from, output, to, error)
+                            : error_set(error, "cannot write %.300s: %s", to, strerror(errno));
+    close(input);
+    return good;
+}
+
+// Names within a directory last only when it is synced itself.
+static inline bool hf_model_sync_directory(const char *path, Error *error) {
+    int descriptor = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    bool good = descriptor >= 0 && fsync(descriptor) == 0;
+    if (!good) { error_set(error, "cannot sync the directory %.300s: %s", path, strerror(errno)); }
+    if (descriptor >= 0) { close(descriptor); }
+    return good;
+}
+
+// ---------------------------------------------------------------------------------------
+// Out: the tokenizer
+
+// Copies the files of the tokenizer that are in `from`; there may be none. Others of
+// those names are replaced.
+static inline bool hf_model_copy_tokenizer(const char *from, const char *to, Error *error) {
+    static const char *const names[6] = {"tokenizer.json",    "tokenizer_config.json",
+                                         "vocab.json",        "merges.txt",
+                                         "added_tokens.json", "special_tokens_map.json"};
+    char source[PATH_MAX], target[PATH_MAX];
+    for (int i = 0; i < 6; i++) {
+        if (!hf_model_has(from, names[i])) { continue; }
+        if (!hf_model_path(source, from, names[i], error) || !hf_model_path(target, to, names[i], error) ||
+            !hf_model_copy_file(source, target, error)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// NULL: not there, or not JSON.
+static inline json_t *hf_model_load_json(const char *directory, const char *name) {
+    char path[PATH_MAX];
+    Error ignored;
+    return hf_model_path(path, directory, name, &ignored) ? json_load_file(path, JSON_ALLOW_NUL, NULL) : NULL;
+}
+
+// The id of the token spelled `content`, or NULL: from tokenizer.json, else from
+// vocab.json.
+static inline const json_t *hf_model_token_id(const json_t *tokenizer, const json_t *vocabulary,
+                                              const char *content) {
+    const json_t *added = json_object_get(tokenizer, "added_tokens");
+    for (size_t i = 0; i < json_array_size(added); i++) {
+        const json_t *token = json_array_get(added, i);
+        const char *spelling = json_string_value(json_object_get(token, "content"));
+        if (spelling != NULL && strcmp(spelling, content) == 0) { return json_object_get(token, "id"); }
+    }
+    return json_object_get(vocabulary, content);
+}
+
+// The id that the tokenizer in `directory`, which may be NULL, has for a role such as
+// "eos_token"; -1 where nobody knows it.
+static inline int hf_model_special_id(const char *directory, const char *role, int vocabulary) {
+    if (directory == NULL) { return -1; }
+    json_t *settings = hf_model_load_json(directory, "tokenizer_config.json");
+    json_t *tokenizer = hf_model_load_json(directory, "tokenizer.json"),
+           *words = hf_model_load_json(directory, "vocab.json");
+    const json_t *token = json_object_get(settings, role);
+    const char *content =
+        json_string_value(json_is_object(token) ? json_object_get(token, "content") : token);
+    const json_t *item = content != NULL ? hf_model_token_id(tokenizer, words, content) : NULL;
+    bool known =
+        json_is_integer(item) && json_integer_value(item) >= 0 && json_integer_value(item) < vocabulary;
+    int id = known ? (int)json_integer_value(item) : -1;
+    json_decref(settings);
+    json_decref(tokenizer);
+    json_decref(words);
+    return id;
+}
+
+// ---------------------------------------------------------------------------------------
+// Out: the configuration
+
+// [[[kind, ...], times]] with the shortest list of kinds that repeats.
+static inline json_t *hf_model_attention_types(const GptNeoConfig *config) {
+    int period = 0, l;
+    do {
+        period++;
+        for (l = period; l < config->layers && config->local[l] == config->local[l - period]; l++) {}
+    } while (l < config->layers || config->layers % period != 0);
+    json_t *kinds = json_array();
+    for (l = 0; l < period; l++) {
+        json_array_append_new(kinds, json_string(config->local[l] ? "local" : "global"));
+    }
+    return json_pack("[[o,i]]", kinds, config->layers / period);
+}
+
+// The shortest decimal that is the same float: 1e-05, not 9.99999974737875e-06.
+static inline double hf_model_shortest(float value) {
+    char text[32];
+    for (int digits = 1; digits <= 9; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, (double)value);
+        if (strtof(text, NULL) == value) { break; }
+    }
+    return strtod(text, NULL);
+}
+
+static inline json_t *hf_model_id(int id) { return id >= 0 ? json_integer(id) : json_null(); }
+
+// All that transformers asks for. tokenizer: a directory, or NULL.
+static inline json_t *hf_model_describe(const GptNeoConfig *config, SafetensorsType type,
+                                        const char *tokenizer) {
+    const char *format = type == SAFETENSORS_BF16
+                             ? "bfloat16"
+                             : "float32"; // one name until transformers 4.55, the other since
+    json_t *root = json_pack("{s:[s], s:s, s:s, s:s}", "architectures", "GPTNeoForCausalLM", "model_type",
+                             "gpt_neo", "torch_dtype", format, "dtype", format);
+    json_t *sizes =
+        json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:o}", "vocab_size", config->vocabulary,
+                  "max_position_embeddings", config->positions, "hidden_size", config->channels, "num_layers",
+                  config->layers, "num_heads", config->heads, "intermediate_size", config->inner,
+                  "window_size", config->window, "attention_types", hf_model_attention_types(config));
+    json_t *choices = json_pack(
+        "{s:s, s:f, s:f, s:f, s:f, s:f, s:b, s:b, s:o, s:o}", "activation_function", "gelu_new",
+        "attention_dropout", 0.0, "embed_dropout", 0.0, "resid_dropout", 0.0, "layer_norm_epsilon",
+        hf_model_shortest(config->epsilon), "initializer_range", 0.02, "tie_word_embeddings", 1, "use_cache",
+        1, "bos_token_id", hf_model_id(hf_model_special_id(tokenizer, "bos_token", config->vocabulary)),
+        "eos_token_id", hf_model_id(hf_model_special_id(tokenizer, "eos_token", config->vocabulary)));
+    int failures = json_object_update(root, sizes) + json_object_update(root, choices);
+    assert(failures == 0);
+    (void)failures;
+    json_decref(sizes);
+    json_decref(choices);
+    return root;
+}
+
+// Writes config.json into `directory`; type: of the weights beside it.
+static inline bool hf_model_write_config(const char *directory, const GptNeoConfig *config,
+                                         SafetensorsType type, const char *tokenizer, Error *error) {
+    char path[PATH_MAX];
+    if (!hf_model_path(path, directory, "config.json", error)) { return false; }
+    json_t *root = hf_model_describe(config, type, tokenizer);
+    char *text = json_dumps(root, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+    assert(text != NULL);
+    bool good = hf_model_write_file(path, text, error);
+    free(text);
+    json_decref(root);
+    return good;
+}
+
+// ---------------------------------------------------------------------------------------
+// Out: the weights, and all of it
+
+// Plans model.safetensors: tensor i is entry i of the table. The caller frees the plan.
+static inline void hf_model_plan(SafetensorsPlan *plan, const ParameterTable *table, SafetensorsType type) {
+    Error impossible;
+    safetensors_plan_start(plan);
+    for (int i = 0; i < table->count; i++) {
+        size_t shape[2];
+        int dimensions = hf_model_shape(&table->entries[i], shape);
+        safetensors_plan_add(plan, table->entries[i].name, type, dimensions, shape);
+    }
+    safetensors_plan_note(plan, "format", "pt", &impossible); // transformers insists on it
+    safetensors_plan_finish(plan);
+}
+
+// parameters (table->parameter_count).
+static inline bool hf_model_write_weights(const char *directory, const ParameterTable *table,
+                                          SafetensorsType type, const float *parameters, Error *error) {
+    char path[PATH_MAX];
+    SafetensorsPlan plan;
+    SafetensorsWriter writer;
+    if (!hf_model_path(path, directory, "model.safetensors", error)) { return false; }
+    hf_model_plan(&plan, table, type);
+    bool good = safetensors_create(&writer, path, &plan, error);
+    if (good) {
+        for (int i = 0; i < table->count && good; i++) {
+            const ParameterInfo *info = &table->entries[i];
+            good = safetensors_write_floats(&writer, i, 0, info->count, parameters + info->offset, error);
+        }
+        Error later;
+        good = safetensors_writer_finish(&writer, good ? error : &later) && good;
+    }
+    safetensors_plan_free(&plan);
+    return good;
+}
+
+// Removes a directory of files: one that was begun and cannot be finished.
+static inline void hf_model_discard(const char *path) {
+    DIR *directory = opendir(path);
+    if (directory == NULL) { return; }
+    for (struct dirent *entry; (entry = readdir(directory)) != NULL;) {
+        unlinkat(dirfd(directory), entry->d_name, 0);
+    }
+    closedir(directory);
+    rmdir(path);
+}
+
+// Whether `path` may become a directory of ours: nothing there, or an empty directory.
+static inline bool hf_model_check_target(const char *path, Error *error) {
+    DIR *directory = opendir(path);
+    if (directory == NULL && errno == ENOENT) { return true; }
+    if (directory == NULL) {
+        return error_set(error, "cannot write a model to %.300s: %s", path, strerror(errno));
+    }
+    int entries = 0;
+    while (readdir(directory) != NULL) { entries++; }
+    closedir(directory);
+    if (entries <= 2) { return true; } // . and ..
+    return error_set(error, "%.300s is not empty: choose a directory that does not exist yet", path);
+}
+
+// Makes a directory beside `path`, of a name that nobody has.
+static inline bool hf_model_begin(char temporary[PATH_MAX], const char *path, Error *error) {
+    for (int number = 1; number < 1000; number++) {
+        if (snprintf(temporary, PATH_MAX, "%s.partial%d", path, number) >= PATH_MAX) {
+            return error_set(error, "the path %.200s... is too long", path);
+        }
+        if (mkdir(temporary, 0777) == 0) { return true; }
+        if (errno != EEXIST) { break; }
+    }
+    return error_set(error, "cannot create the directory %.300s: %s", temporary, strerror(errno));
+}
+
+// Gives the finished directory its name, where there may be an empty one.
+static inline bool hf_model_commit(const char *temporary, const char *path, Error *error) {
+    char parent[PATH_MAX];
+    snprintf(parent, sizeof parent, "%s", path);
+    char *slash = strrchr(parent, '/');
+    if (slash != NULL) { slash[slash == parent] = '\0'; }
+    if (!hf_model_sync_directory(temporary, error)) { return false; }
+    if (rename(temporary, path) != 0) {
+        return error_set(error, "cannot rename %.300s to %.300s: %s", temporary, path, strerror(errno));
+    }
+    return hf_model_sync_directory(slash != NULL ? parent : ".", error);
+}
+
+// A checkpoint of ours stands for the model in it: `directory`, a text with room for
+// `capacity` bytes, then becomes that of the model.
+static inline void hf_model_find(char *directory, size_t capacity) {
+    char path[PATH_MAX];
+    struct stat status;
+    snprintf(path, sizeof path, "%s/config.json", directory);
+    bool here = directory[0] == '\0' || stat(path, &status) == 0;
+    snprintf(path, sizeof path, "%s/model/config.json", directory);
+    bool inside = !here && stat(path, &status) == 0 && strlen(directory) + sizeof "/model" <= capacity;
+    if (inside) { strcat(directory, "/model"); }
+}
+
+// Writes a model that transformers' GPTNeoForCausalLM.from_pretrained loads. type: F32 or
+// BF16. tokenizer: a directory whose tokenizer goes with it, or NULL. `directory` must
+// not exist, or be empty; on failure it is as it was.
+static inline bool hf_model_save(const char *directory, const GptNeoConfig *config,
+                                 const ParameterTable *table, const float *parameters, SafetensorsType type,
+                                 const char *tokenizer, Error *error) {
+    char path[PATH_MAX], temporary[PATH_MAX];
+    size_t length = strlen(directory);
+    while (length > 1 && directory[length - 1] == '/') { length--; }
+    if (length == 0 || length >= sizeof path) {
+        return error_set(error, "a directory must be named by 1 to %d characters", PATH_MAX - 1);
+    }
+    memcpy(path, directory, length);
+    path[length] = '\0';
+    if (!hf_model_check_target(path, error) || !hf_model_begin(temporary, path, error)) { return false; }
+    bool good = hf_model_write_config(temporary, config, type, tokenizer, error) &&
+                (tokenizer == NULL || hf_model_copy_tokenizer(tokenizer, temporary, error)) &&
+                hf_model_write_weights(temporary, table, type, parameters, error) &&
+                hf_model_commit(temporary, path, error);
+    if (!good) { hf_model_discard(temporary); }
+    return good;
+}
+
+#endif

@@ -1,0 +1,638 @@
+// safetensors.h: named tensors in a file.
+//
+// The format: 8 bytes little-endian N, N bytes of JSON, then the data.
+//
+//     {"__metadata__": {KEY: TEXT, ...}, NAME: {"dtype": "F32", "shape": [2, 3], "data_offsets": [BEGIN, END]}, ...}
+//
+// Offsets count from the end of the JSON, which spaces may pad. Every byte of the data
+// belongs to exactly one tensor.
+//
+// Reading: bytes that somebody else wrote. Whatever they are, an opened file is one in
+// which every tensor lies inside the data, has the size that its type and shape say, and
+// overlaps no other; anything else is one sentence in an Error. Files are mapped
+// read-only; a file that shrinks while it is mapped is beyond us and ends the process
+// with SIGBUS. Data may lie at any address: old files have headers of odd lengths, so
+// elements are copied, never pointed to.
+//
+// Writing: a plan says what the file will hold, and from it follows every byte but the
+// data. One process creates the file, then any number of them, each with the same plan,
+// write the parts that they own: no order, no locks, for no two own the same bytes. A
+// file is whole when all of them have returned from safetensors_writer_finish; whoever
+// creates it takes care that nobody takes it for whole before that.
+//
+// Numbers are in the byte order of the machine, which is taken to be little-endian as
+// everywhere in this program.
+#ifndef ACCO_CHECKPOINT_SAFETENSORS_H
+#define ACCO_CHECKPOINT_SAFETENSORS_H
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "kernels/wire.h"
+#include "runtime/errors.h"
+
+typedef enum SafetensorsType {
+    SAFETENSORS_BOOL,
+    SAFETENSORS_U8,
+    SAFETENSORS_I8,
+    SAFETENSORS_F8_E4M3,
+    SAFETENSORS_F8_E5M2,
+    SAFETENSORS_U16,
+    SAFETENSORS_I16,
+    SAFETENSORS_F16,
+    SAFETENSORS_BF16,
+    SAFETENSORS_U32,
+    SAFETENSORS_I32,
+    SAFETENSORS_F32,
+    SAFETENSORS_U64,
+    SAFETENSORS_I64,
+    SAFETENSORS_F64,
+    SAFETENSORS_TYPE_COUNT
+} SafetensorsType;
+
+enum {
+    SAFETENSORS_MAX_DIMENSIONS = 8,
+    SAFETENSORS_MAX_HEADER = 100000000, // bytes, as the format's own library has it
+    SAFETENSORS_NAME_SIZE = 128,        // of tensors that we write
+    SAFETENSORS_PATH_SIZE = 304         // of a path in messages
+};
+
+typedef struct SafetensorsTypeInfo {
+    const char *name;
+    size_t bytes;
+} SafetensorsTypeInfo;
+
+static inline const SafetensorsTypeInfo *safetensors_type(SafetensorsType type) {
+    static const SafetensorsTypeInfo types[SAFETENSORS_TYPE_COUNT] = {
+        {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1},
+        {"U16", 2},  {"I16", 2}, {"F16", 2}, {"BF16", 2},    {"U32", 4},
+        {"I32", 4},  {"F32", 4}, {"U64", 8}, {"I64", 8},     {"F64", 8}};
+    return &types[type];
+}
+
+// ---------------------------------------------------------------------------------------
+// Reading
+
+typedef struct SafetensorsEntry {
+    const char *name; // no control characters in it
+    SafetensorsType type;
+    int dimensions;
+    size_t shape[SAFETENSORS_MAX_DIMENSIONS];
+    size_t count;        // elements; 0 is possible
+    const uint8_t *data; // (bytes)
+    size_t bytes;
+} SafetensorsEntry;
+
+typedef struct SafetensorsFile {
+    char path[SAFETENSORS_PATH_SIZE]; // for messages; cut
+    const uint8_t *bytes;             // (size), the whole file
+    size_t size;
+    bool mapped;               // bytes are a mapping of ours
+    json_t *header;            // owns names and metadata
+    SafetensorsEntry *entries; // (count), sorted by name
+    size_t count;
+} SafetensorsFile;
+
+static inline bool safetensors_read_size(const json_t *item, size_t *value) {
+    if (!json_is_integer(item) || json_integer_value(item) < 0) { return false; }
+    *value = (size_t)json_integer_value(item);
+    return true;
+}
+
+static inline bool safetensors_read_type(const SafetensorsFile *file, const json_t *item,
+                                         SafetensorsEntry *entry, Error *error) {
+    const char *name = json_string_value(item);
+    for (int type = 0; name != NULL && type < SAFETENSORS_TYPE_COUNT; type++) {
+        entry->type = (SafetensorsType)type;
+        if (strcmp(name, safetensors_type(entry->type)->name) == 0) { return true; }
+    }
+    return error_set(error,
+                     "%s: tensor %.80s has the unknown \"dtype\" %.40s: known are F32, BF16, F16, F64, I64, "
+                     "U8 and their like",
+                     file->path, entry->name, name != NULL ? name : "that is no string");
+}
+
+static inline bool safetensors_read_shape(const SafetensorsFile *file, const json_t *shape,
+                                          SafetensorsEntry *entry, Error *error) {
+    size_t dimensions = json_array_size(shape);
+    bool good = json_is_array(shape) && dimensions <= SAFETENSORS_MAX_DIMENSIONS;
+    for (size_t i = 0; good && i < dimensions; i++) {
+        good = safetensors_read_size(json_array_get(shape, i), &entry->shape[i]);
+    }
+    if (!good) {
+        return error_set(
+            error, "%s: the \"shape\" of tensor %.80s must be a list of at most %d whole numbers from 0 on",
+            file->path, entry->name, (int)SAFETENSORS_MAX_DIMENSIONS);
+    }
+    entry->dimensions = (int)dimensions;
+    entry->count = 1;
+    bool overflow = false;
+    for (size_t i = 0; i < dimensions; i++) {
+        overflow |= __builtin_mul_overflow(entry->count, entry->shape[i], &entry->count);
+    }
+    overflow |= __builtin_mul_overflow(entry->count, safetensors_type(entry->type)->bytes, &entry->bytes);
+    if (overflow) {
+        return error_set(error, "%s: the \"shape\" of tensor %.80s is larger than any memory", file->path,
+                         entry->name);
+    }
+    return true;
+}
+
+// data (data_size): all that follows the header.
+static inline bool safetensors_read_offsets(const SafetensorsFile *file, const json_t *offsets,
+                                            const uint8_t *data, size_t data_size, SafetensorsEntry *entry,
+                                            Error *error) {
+    size_t begin = 0, end = 0;
+    if (json_array_size(offsets) != 2 || !safetensors_read_size(json_array_get(offsets, 0), &begin) ||
+        !safetensors_read_size(json_array_get(offsets, 1), &end) || begin > end) {
+        return error_set(error,
+                         "%s: \"data_offsets\" of tensor %.80s must be [BEGIN, END], two whole numbers from "
+                         "0 on, BEGIN <= END",
+                         file->path, entry->name);
+    }
+    if (end > data_size) {
+        return error_set(
+            error,
+            "%s: tensor %.80s ends at byte %zu of the data, but the file has only %zu: it is truncated",
+            file->path, entry->name, end, data_size);
+    }
+    if (end - begin != entry->bytes) {
+        return error_set(error, "%s: tensor %.80s has %zu bytes, but its dtype %s and its shape make %zu",
+                         file->path, entry->name, end - begin, safetensors_type(entry->type)->name,
+                         entry->bytes);
+    }
+    entry->data = data + begin;
+    return true;
+}
+
+static inline bool safetensors_read_entry(const SafetensorsFile *file, const char *name, const json_t *item,
+                                          const uint8_t *data, size_t data_size, SafetensorsEntry *entry,
+                                          Error *error) {
+    entry->name = name;
+    for (const char *c = name; *c != '\0'; c++) {
+        if ((unsigned char)*c < 32 || *c == 127) {
+            return error_set(error, "%s: the name of tensor %.80s has a control character in it", file->path,
+                             name);
+        }
+    }
+    if (!json_is_object(item)) {
+        return error_set(error, "%s: tensor %.80s must be described by a JSON object", file->path, name);
+    }
+    return safetensors_read_type(file, json_object_get(item, "dtype"), entry, error) &&
+           safetensors_read_shape(file, json_object_get(item, "shape"), entry, error) &&
+           safetensors_read_offsets(file, json_object_get(item, "data_offsets"), data, data_size, entry,
+                                    error);
+}
+
+static inline bool safetensors_check_metadata(const SafetensorsFile *file, Error *error) {
+    json_t *metadata = json_object_get(file->header, "__metadata__"), *value;
+    const char *key;
+    bool good = metadata == NULL || json_is_object(metadata);
+    if (metadata != NULL) {
+        json_object_foreach(metadata, key, value) { good = good && json_is_string(value); }
+    }
+    return good ? true
+                : error_set(error, "%s: \"__metadata__\" must be a JSON object of strings", file->path);
+}
+
+static inline int safetensors_compare_places(const void *a, const void *b) {
+    const SafetensorsEntry *one = (const SafetensorsEntry *)a, *other = (const SafetensorsEntry *)b;
+    if (one->data != other->data) { return one->data < other->data ? -1 : 1; }
+    return (one->bytes > other->bytes) - (one->bytes < other->bytes); // empty ones first: they touch nothing
+}
+
+static inline int safetensors_compare_names(const void *a, const void *b) {
+    return strcmp(((const SafetensorsEntry *)a)->name, ((const SafetensorsEntry *)b)->name);
+}
+
+// Every byte of the data (data_size) belongs to one tensor. Leaves the entries sorted by
+// place.
+static inline bool safetensors_check_places(const SafetensorsFile *file, const uint8_t *data,
+                                            size_t data_size, Error *error) {
+    size_t position = 0;
+    if (file->count > 0) {
+        qsort(file->entries, file->count, sizeof *file->entries, safetensors_compare_places);
+    }
+    for (size_t i = 0; i < file->count; i++) {
+        const SafetensorsEntry *entry = &file->entries[i];
+        size_t begin = (size_t)(entry->data - data);
+        if (begin < position) {
+            return error_set(error, "%s: tensors %.80s and %.80s overlap", file->path,
+                             file->entries[i - 1].name, entry->name);
+        }
+        if (begin > position) {
+            return error_set(error, "%s: the %zu bytes before tensor %.80s belong to no tensor", file->path,
+                             begin - position, entry->name);
+        }
+        position += entry->bytes;
+    }
+    if (position == data_size) { return true; }
+    return error_set(
+        error, "%s: the last %zu bytes belong to no tensor: they were appended, or the header is damaged",
+        file->path, data_size - position);
+}
+
+// data (data_size): all that follows the header.
+static inline bool safetensors_read_entries(SafetensorsFile *file, const uint8_t *data, size_t data_size,
+                                            Error *error) {
+    const char *name;
+    json_t *item;
+    file->entries = (SafetensorsEntry *)calloc(json_object_size(file->header) + 1, sizeof *file->entries);
+    if (file->entries == NULL) {
+        return error_set(error, "%s: no memory for a list of its tensors", file->path);
+    }
+    json_object_foreach(file->header, name, item) {
+        if (strcmp(name, "__metadata__") == 0) { continue; }
+        if (!safetensors_read_entry(file, name, item, data, data_size, &file->entries[file->count], error)) {
+            return false;
+        }
+        file->count++;
+    }
+    if (!safetensors_check_metadata(file, error) || !safetensors_check_places(file, data, data_size, error)) {
+        return false;
+    }
+    if (file->count > 0) {
+        qsort(file->entries, file->count, sizeof *file->entries, safetensors_compare_names);
+    }
+    return true;
+}
+
+// Reads the header of file->bytes.
+static inline bool safetensors_parse(SafetensorsFile *file, Error *error) {
+    static const char pointer[] = "version https://git-lfs";
+    uint64_t length = 0;
+    if (file->size >= sizeof pointer && memcmp(file->bytes, pointer, sizeof pointer - 1) == 0) {
+        return error_set(error,
+                         "%s is only the pointer that Git LFS leaves in place of a file: run git lfs pull",
+                         file->path);
+    }
+    if (file->size < 8) {
+        return error_set(error, "%s is truncated: it has %zu bytes, a header takes more", file->path,
+                         file->size);
+    }
+    for (int i = 7; i >= 0; i--) { length = length << 8 | file->bytes[i]; }
+    if (length > SAFETENSORS_MAX_HEADER) {
+        return error_set(error, "%s is no safetensors file: its header would have %llu bytes, allowed are %d",
+                         file->path, (unsigned long long)length, (int)SAFETENSORS_MAX_HEADER);
+    }
+    if (length > file->size - 8) {
+        return error_set(
+            error,
+            "%s is truncated or no safetensors file: a header of %llu bytes is promised, but %zu follow",
+            file->path, (unsigned long long)length, file->size - 8);
+    }
+    if (length < 2 || file->bytes[8] != '{') {
+        return error_set(error, "%s is no safetensors file: its header must be a JSON object", file->path);
+    }
+    json_error_t problem;
+    file->header =
+        json_loadb((const char *)file->bytes + 8, (size_t)length, JSON_REJECT_DUPLICATES, &problem);
+    if (file->header == NULL) {
+        return error_set(error, "%s: the header is not valid: %.120s", file->path, problem.text);
+    }
+    return safetensors_read_entries(file, file->bytes + 8 + length, file->size - 8 - (size_t)length, error);
+}
+
+static inline void safetensors_close(SafetensorsFile *file) {
+    if (file->mapped) { munmap((void *)file->bytes, file->size); }
+    json_decref(file->header);
+    free(file->entries);
+    memset(file, 0, sizeof *file);
+}
+
+// As safetensors_open, of a file that is in memory: `bytes` (size) stay the caller's, as
+// long as `file` is open. path: for messages.
+static inline bool safetensors_open_memory(SafetensorsFile *file, const void *bytes, size_t size,
+                                           const char *path, Error *error) {
+    memset(file, 0, sizeof *file);
+    snprintf(file->path, sizeof file->path, "%.*s", SAFETENSORS_PATH_SIZE - 1, path);
+    file->bytes = (const uint8_t *)bytes;
+    file->size = size;
+    if (safetensors_parse(file, error)) { return true; }
+    safetensors_close(file);
+    return false;
+}
+
+// Maps `path` and checks all of its header. On failure there is nothing to close.
+static inline bool safetensors_open(SafetensorsFile *file, const char *path, Error *error) {
+    struct stat status;
+    void *mapping = MAP_FAILED;
+    int descriptor =
+        open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // not to hang on a pipe, which is refused below
+    memset(file, 0, sizeof *file);
+    if (descriptor < 0 || fstat(descriptor, &status) != 0) {
+        error_set(error, "cannot read %.300s: %s", path, strerror(errno));
+    } else if (!S_ISREG(status.st_mode)) {
+        error_set(error, "%.300s is not a regular file", path);
+    } else if (status.st_size == 0) {
+        error_set(error, "%.300s is empty", path);
+    } else {
+        mapping = mmap(NULL, (size_t)status.st_size, PROT_READ, MAP_PRIVATE, descriptor, 0);
+        if (mapping == MAP_FAILED) { error_set(error, "cannot map %.300s: %s", path, strerror(errno)); }
+    }
+    if (descriptor >= 0) { close(descriptor); }
+    if (mapping == MAP_FAILED) { return false; }
+    bool good = safetensors_open_memory(file, mapping, (size_t)status.st_size, path, error);
+    file->mapped = good;
+    if (!good) { munmap(mapping, (size_t)status.st_size); }
+    return good;
+}
+
+// NULL: there is none of this name.
+static inline const SafetensorsEntry *safetensors_find(const SafetensorsFile *file, const char *name) {
+    SafetensorsEntry key;
+    memset(&key, 0, sizeof key);
+    key.name = name;
+    if (file->count == 0) { return NULL; }
+    return (const SafetensorsEntry *)bsearch(&key, file->entries, file->count, sizeof key,
+                                             safetensors_compare_names);
+}
+
+// NULL: there is none of this key.
+static inline const char *safetensors_metadata(const SafetensorsFile *file, const char *key) {
+    return json_string_value(json_object_get(json_object_get(file->header, "__metadata__"), key));
+}
+
+static inline bool safetensors_has_shape(const SafetensorsEntry *entry, int dimensions, const size_t *shape) {
+    return entry->dimensions == dimensions &&
+           memcmp(entry->shape, shape, (size_t)dimensions * sizeof *shape) == 0;
+}
+
+// ---- numbers
+
+// Exact: every fp16 is an fp32. A NaN keeps its bits.
+static inline float safetensors_half_to_float(uint16_t half) {
+    uint32_t sign = (uint32_t)(half & 0x8000u) << 16, exponent = (half >> 10) & 31u, fraction = half & 0x3ffu;
+    if (exponent == 31) { return wire_float_from_bits(sign | 0x7f800000u | fraction << 13); }
+    if (exponent > 0) { return wire_float_from_bits(sign | (exponent + 112) << 23 | fraction << 13); }
+    return wire_float_from_bits(
+        sign | wire_float_bits((float)fraction * 0x1p-24f)); // below the smallest normal fp16
+}
+
+static inline bool safetensors_is_real(SafetensorsType type) {
+    return type == SAFETENSORS_F32 || type == SAFETENSORS_BF16 || type == SAFETENSORS_F16 ||
+           type == SAFETENSORS_F64;
+}
+
+// Elements [first, first + count) as fp32: bf16 and fp16 exactly, F64 rounded to nearest.
+// The entry is of one of these types, and has them.
+static inline void safetensors_read_floats(const SafetensorsEntry *entry, size_t first, size_t count,
+                                           float *out) {
+    assert(safetensors_is_real(entry->type) && first <= entry->count && count <= entry->count - first);
+    const uint8_t *in = entry->data + first * safetensors_type(entry->type)->bytes;
+    if (count == 0) { return; }
+    if (entry->type == SAFETENSORS_F32) {
+        memcpy(out, in, count * sizeof *out);
+        return;
+    }
+    for (size_t i = 0; i < count; i++) {
+        uint16_t half;
+        double value;
+        if (entry->type == SAFETENSORS_F64) {
+            memcpy(&value, in + i * sizeof value, sizeof value);
+            out[i] = (float)value;
+        } else {
+            memcpy(&half, in + i * sizeof half, sizeof half);
+            out[i] = entry->type == SAFETENSORS_BF16 ? bf16_to_float(half) : safetensors_half_to_float(half);
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------
+// Writing
+
+typedef struct SafetensorsPlanned {
+    char name[SAFETENSORS_NAME_SIZE];
+    SafetensorsType type;
+    int dimensions;
+    size_t shape[SAFETENSORS_MAX_DIMENSIONS];
+    size_t count, offset; // elements; bytes from the start of the file
+} SafetensorsPlanned;
+
+typedef struct SafetensorsPlan {
+    SafetensorsPlanned *tensors; // (count), in the order in which they were added
+    int count, capacity;
+    json_t *metadata;
+    char *header; // (header_bytes), with the 8 bytes of its length
+    size_t header_bytes, file_bytes;
+} SafetensorsPlan;
+
+// An empty plan, which the caller frees.
+static inline void safetensors_plan_start(SafetensorsPlan *plan) {
+    memset(plan, 0, sizeof *plan);
+    plan->metadata = json_object();
+    assert(plan->metadata != NULL);
+}
+
+static inline void safetensors_plan_free(SafetensorsPlan *plan) {
+    json_decref(plan->metadata);
+    free(plan->tensors);
+    free(plan->header);
+    memset(plan, 0, sizeof *plan);
+}
+
+// Adds a tensor and returns its index. Names are the program's own: two of the same, or
+// one that is too long, is a bug.
+static inline int safetensors_plan_add(SafetensorsPlan *plan, const char *name, SafetensorsType type,
+                                       int dimensions, const size_t *shape) {
+    assert(plan->header == NULL && strlen(name) < SAFETENSORS_NAME_SIZE &&
+           dimensions <= SAFETENSORS_MAX_DIMENSIONS);
+    if (plan->count == plan->capacity) {
+        plan->capacity = plan->capacity * 2 + 16;
+        plan->tensors =
+            (SafetensorsPlanned *)realloc(plan->tensors, (size_t)plan->capacity * sizeof *plan->tensors);
+        assert(plan->tensors != NULL);
+    }
+    SafetensorsPlanned *tensor = &plan->tensors[plan->count];
+    memset(tensor, 0, sizeof *tensor);
+    strcpy(tensor->name, name);
+    tensor->type = type;
+    tensor->dimensions = dimensions;
+    tensor->count = 1;
+    for (int i = 0; i < dimensions; i++) {
+        tensor->shape[i] = shape[i];
+        tensor->count *= shape[i];
+    }
+    return plan->count++;
+}
+
+// Adds a line of metadata, or replaces it. Errors: `text` is not UTF-8, as a path may be.
+static inline bool safetensors_plan_note(SafetensorsPlan *plan, const char *key, const char *text,
+                                         Error *error) {
+    assert(plan->header == NULL);
+    if (json_object_set_new(plan->metadata, key, json_string(text)) == 0) { return true; }
+    return error_set(error, "%.40s \"%.200s\" cannot be stored: it is not valid UTF-8", key, text);
+}
+
+static inline json_t *safetensors_plan_describe(const SafetensorsPlanned *tensor, size_t begin) {
+    json_t *shape = json_array(), *offsets = json_array(), *item = json_object();
+    size_t end = begin + tensor->count * safetensors_type(tensor->type)->bytes;
+    int failures = 0;
+    for (int i = 0; i < tensor->dimensions; i++) {
+        failures += json_array_append_new(shape, json_integer((json_int_t)tensor->shape[i]));
+    }
+    failures += json_array_append_new(offsets, json_integer((json_int_t)begin));
+    failures += json_array_append_new(offsets, json_integer((json_int_t)end));
+    failures += json_object_set_new(item, "dtype", json_string(safetensors_type(tensor->type)->name));
+    failures += json_object_set_new(item, "shape", shape);
+    failures += json_object_set_new(item, "data_offsets", offsets);
+    assert(failures == 0);
+    (void)failures;
+    return item;
+}
+
+// Takes over `header`: prints it, padded so that the data begins at a multiple of 8.
+static inline void safetensors_plan_print(SafetensorsPlan *plan, json_t *header) {
+    char *text = json_dumps(header, JSON_COMPACT);
+    assert(text != NULL);
+    size_t length = strlen(text), padded = (length + 7) / 8 * 8;
+    assert(padded <= SAFETENSORS_MAX_HEADER);
+    plan->header_bytes = 8 + padded;
+    plan->header = (char *)malloc(plan->header_bytes);
+    assert(plan->header != NULL);
+    for (int i = 0; i < 8; i++) { plan->header[i] = (char)(padded >> (8 * i) & 0xffu); }
+    memcpy(plan->header + 8, text, length);
+    memset(plan->header + 8 + length, ' ', padded - length);
+    free(text);
+    json_decref(header);
+}
+
+// Gives every tensor its place. Wide elements come first: so all are aligned to
+// themselves, though the format allows no gaps.
+static inline void safetensors_plan_finish(SafetensorsPlan *plan) {
+    assert(plan->header == NULL);
+    json_t *header = json_object();
+    size_t position = 0;
+    int failures =
+        json_object_size(plan->metadata) > 0 ? json_object_set(header, "__metadata__", plan->metadata) : 0;
+    for (size_t width = 8; width >= 1; width /= 2) {
+        for (int i = 0; i < plan->count; i++) {
+            SafetensorsPlanned *tensor = &plan->tensors[i];
+            if (safetensors_type(tensor->type)->bytes != width) { continue; }
+            assert(json_object_get(header, tensor->name) == NULL);
+            failures +=
+                json_object_set_new(header, tensor->name, safetensors_plan_describe(tensor, position));
+            tensor->offset = position;
+            position += tensor->count * width;
+        }
+    }
+    assert(failures == 0);
+    (void)failures;
+    safetensors_plan_print(plan, header);
+    for (int i = 0; i < plan->count; i++) { plan->tensors[i].offset += plan->header_bytes; }
+    plan->file_bytes = plan->header_bytes + position;
+}
+
+typedef struct SafetensorsWriter {
+    int descriptor;
+    const SafetensorsPlan *plan;
+    char path[SAFETENSORS_PATH_SIZE]; // for messages; cut
+} SafetensorsWriter;
+
+static inline bool safetensors_write_bytes(const SafetensorsWriter *writer, size_t offset, const void *data,
+                                           size_t bytes, Error *error) {
+    for (size_t done = 0; done < bytes;) {
+        ssize_t count =
+            pwrite(writer->descriptor, (const char *)data + done, bytes - done, (off_t)(offset + done));
+        if (count < 0 && errno == EINTR) { continue; }
+        if (count <= 0) {
+            return error_set(error, "cannot write %s: %s", writer->path, strerror(count < 0 ? errno : EIO));
+        }
+        done += (size_t)count;
+    }
+    return true;
+}
+
+// Opens the file of `plan`, which stays where it is.
+static inline bool safetensors_writer_open(SafetensorsWriter *writer, const char *path,
+                                           const SafetensorsPlan *plan, int flags, Error *error) {
+    assert(plan->header != NULL);
+    writer->plan = plan;
+    snprintf(writer->path, sizeof writer->path, "%.*s", SAFETENSORS_PATH_SIZE - 1, path);
+    writer->descriptor = open(path, O_WRONLY | O_CLOEXEC | flags, 0666);
+    return writer->descriptor >= 0 ? true
+                                   : error_set(error, "cannot write %s: %s", writer->path, strerror(errno));
+}
+
+// Makes the file, or makes it anew: its header, and data that is zero until somebody
+// writes it. On failure there is nothing to finish.
+static inline bool safetensors_create(SafetensorsWriter *writer, const char *path,
+                                      const SafetensorsPlan *plan, Error *error) {
+    if (!safetensors_writer_open(writer, path, plan, O_CREAT | O_TRUNC, error)) { return false; }
+    bool good = ftruncate(writer->descriptor, (off_t)plan->file_bytes) == 0
+                    ? true
+                    : error_set(error, "cannot make %s as long as %zu bytes: %s", writer->path,
+                                plan->file_bytes, strerror(errno));
+    if (good && safetensors_write_bytes(writer, 0, plan->header, plan->header_bytes, error)) { return true; }
+    close(writer->descriptor);
+    return false;
+}
+
+// For another process than the one that created the file, after it has. On failure there
+// is nothing to finish.
+static inline bool safetensors_join(SafetensorsWriter *writer, const char *path, const SafetensorsPlan *plan,
+                                    Error *error) {
+    struct stat status;
+    if (!safetensors_writer_open(writer, path, plan, 0, error)) { return false; }
+    if (fstat(writer->descriptor, &status) == 0 && (size_t)status.st_size == plan->file_bytes) {
+        return true;
+    }
+    close(writer->descriptor);
+    return error_set(error,
+                     "%s is not the file that is to be written together: another process has changed it",
+                     writer->path);
+}
+
+static inline const SafetensorsPlanned *safetensors_planned(const SafetensorsWriter *writer, int tensor,
+                                                            size_t first, size_t count) {
+    assert(tensor >= 0 && tensor < writer->plan->count);
+    const SafetensorsPlanned *planned = &writer->plan->tensors[tensor];
+    assert(first <= planned->count && count <= planned->count - first);
+    (void)first, (void)count;
+    return planned;
+}
+
+// Writes elements [first, first + count) of tensor `tensor`: data (count), of its type.
+static inline bool safetensors_write(const SafetensorsWriter *writer, int tensor, size_t first, size_t count,
+                                     const void *data, Error *error) {
+    const SafetensorsPlanned *planned = safetensors_planned(writer, tensor, first, count);
+    size_t width = safetensors_type(planned->type)->bytes;
+    return safetensors_write_bytes(writer, planned->offset + first * width, data, count * width, error);
+}
+
+// The same from fp32 into a tensor of F32, or of BF16 with rounding to nearest even.
+static inline bool safetensors_write_floats(const SafetensorsWriter *writer, int tensor, size_t first,
+                                            size_t count, const float *data, Error *error) {
+    const SafetensorsPlanned *planned = safetensors_planned(writer, tensor, first, count);
+    if (planned->type == SAFETENSORS_F32) {
+        return safetensors_write(writer, tensor, first, count, data, error);
+    }
+    assert(planned->type == SAFETENSORS_BF16);
+    uint16_t halves[1 << 14];
+    const size_t block = sizeof halves / sizeof halves[0];
+    for (size_t done = 0; done < count; done += block) {
+        size_t length = count - done < block ? count - done : block;
+        for (size_t i = 0; i < length; i++) { halves[i] = bf16_from_float(data[done + i]); }
+        if (!safetensors_write(writer, tensor, first + done, length, halves, error)) { return false; }
+    }
+    return true;
+}
+
+// Closes the file, in any case. True: what this process wrote is on the disk.
+static inline bool safetensors_writer_finish(SafetensorsWriter *writer, Error *error) {
+    int reason = fsync(writer->descriptor) == 0 ? 0 : errno;
+    if (close(writer->descriptor) != 0 && reason == 0) { reason = errno; }
+    writer->descriptor = -1;
+    return reason == 0 ? true : error_set(error, "cannot write %s: %s", writer->path, strerror(reason));
+}
+
+#endif

@@ -1,0 +1,130 @@
+// transport_mpi.h: the link over MPI, and the choice between it and a world of one. The
+// only file that includes mpi.h.
+//
+// MPI offers far more than messages between two ranks, and its collectives are not used:
+// Open MPI 4.1 makes no progress on the non-blocking ones unless it is polled, spins in
+// the blocking ones, and leaves the order of summation to itself. Messages of one pair of
+// ranks share a tag: MPI keeps their order. With CUDA, buffers reach this link through
+// pinned host memory.
+//
+// A build without MPI has the same interface and is always a world of one.
+#ifndef ACCO_COMM_TRANSPORT_MPI_H
+#define ACCO_COMM_TRANSPORT_MPI_H
+
+#include "comm/transport.h"
+
+// What launchers set for the processes they start; without any of these there is nobody
+// to talk to, and MPI is not even initialised.
+static inline bool transport_was_launched(void) {
+    static const char *const variables[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK",
+                                            "MPI_LOCALNRANKS"};
+    for (size_t i = 0; i < sizeof variables / sizeof variables[0]; i++) {
+        if (getenv(variables[i]) != NULL) { return true; }
+    }
+    return false;
+}
+
+#ifdef ACCO_HAVE_MPI
+// To a C++ compiler, some versions of MPI also offer bindings that were withdrawn from
+// the standard.
+#ifndef OMPI_SKIP_MPICXX
+#define OMPI_SKIP_MPICXX 1
+#define MPICH_SKIP_MPICXX 1
+#endif
+#include <mpi.h>
+
+enum { TRANSPORT_MPI_TAG = 7 };
+
+static inline MPI_Request *transport_mpi_request(LinkRequest *request) {
+    return (MPI_Request *)(void *)request->words;
+}
+
+static inline void transport_mpi_send(void *state, LinkRequest *request, int peer, const void *data,
+                                      size_t bytes) {
+    (void)state;
+    MPI_Isend(data, (int)bytes, MPI_BYTE, peer, TRANSPORT_MPI_TAG, MPI_COMM_WORLD,
+              transport_mpi_request(request));
+}
+
+static inline void transport_mpi_receive(void *state, LinkRequest *request, int peer, void *data,
+                                         size_t bytes) {
+    (void)state;
+    MPI_Irecv(data, (int)bytes, MPI_BYTE, peer, TRANSPORT_MPI_TAG, MPI_COMM_WORLD,
+              transport_mpi_request(request));
+}
+
+static inline bool transport_mpi_is_done(void *state, LinkRequest *request) {
+    (void)state;
+    int done = 0;
+    MPI_Test(transport_mpi_request(request), &done, MPI_STATUS_IGNORE);
+    return done != 0;
+}
+
+static inline void transport_mpi_abort(void *state, int exit_code) {
+    (void)state;
+    MPI_Abort(MPI_COMM_WORLD, exit_code);
+}
+
+static inline void transport_mpi_close(void *state) {
+    (void)state;
+    MPI_Finalize();
+}
+
+// Open MPI sends the rest of a long message over TCP in one piece, and the go-ahead for
+// what comes the other way waits behind it: an exchange falls back to one direction at a
+// time, a third slower (dev/results has the numbers). Messages here are a megabyte at
+// most, so all of them may go at once. What the user has set stays.
+static inline void transport_mpi_tune(void) {
+    setenv("OMPI_MCA_btl_tcp_eager_limit", "2000000", 0);
+    setenv("OMPI_MCA_btl_tcp_max_send_size", "2000000", 0);
+    setenv("HWLOC_COMPONENTS", "-gl",
+           0); // nobody here needs to know which display has a GPU, and asking can take seconds
+}
+
+static inline bool transport_open_mpi(Transport *transport, Error *error) {
+    memset(transport, 0, sizeof *transport);
+    transport_mpi_tune();
+    int provided = 0;
+    if (MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &provided) != MPI_SUCCESS ||
+        provided < MPI_THREAD_SERIALIZED) {
+        return error_set(error, "this MPI library does not allow calls from a thread "
+                                "(MPI_THREAD_SERIALIZED): build it with thread support");
+    }
+    MPI_Comm_rank(MPI_COMM_WORLD, &transport->rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &transport->size);
+    MPI_Comm node;
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, transport->rank, MPI_INFO_NULL, &node);
+    MPI_Comm_rank(node, &transport->local_rank);
+    MPI_Comm_size(node, &transport->local_size);
+    MPI_Comm_free(&node);
+    Link link = {"MPI",
+                 NULL,
+                 transport_mpi_send,
+                 transport_mpi_receive,
+                 transport_mpi_is_done,
+                 transport_mpi_abort,
+                 transport_mpi_close};
+    transport->link = link;
+    transport->reason = "started by an MPI launcher";
+    transport_prepare(transport);
+    return true;
+}
+static inline bool transport_has_mpi(void) { return true; }
+#else
+static inline bool transport_has_mpi(void) { return false; }
+#endif
+
+// Joins the other ranks, or makes a world of one where no launcher started us or the
+// program was built without MPI.
+static inline bool transport_open(Transport *transport, Error *error) {
+    (void)error;
+#ifdef ACCO_HAVE_MPI
+    if (transport_was_launched()) { return transport_open_mpi(transport, error); }
+    transport_open_alone(transport, "not started by mpirun or srun");
+#else
+    transport_open_alone(transport, "built without MPI");
+#endif
+    return true;
+}
+
+#endif

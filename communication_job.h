@@ -1,0 +1,262 @@
+// communication_job.h: what the communication stream does between a launch and the next
+// boundary.
+//
+//   reduce     the gradient sums (or, in local rules, the ways back) of all workers are added up where they are owned
+//   summary    one small exchange: counts, losses, and the norm of the mean gradient over all shards
+//   step       the optimizer steps what this worker owns: a commit, an estimate that leaves its state bitwise as it was, or both in turn
+//   gather     what was stepped goes to everybody
+//
+//                     | reduce | summary | step | gather |
+//                                               ^ `stepped`   ^ `communicated`
+//
+// Reduce and gather go bucket by bucket. In synchronous rules the reduction follows the
+// last backward pass, from the end of the vector to its start, as the gate `finished`
+// opens; with zero1 the gather runs ahead of the next forward pass, from start to end,
+// and moves the gate `arrived`. The token embedding lies at the start: it is used first
+// and, tied to the head, finished last, so its buckets are the ones that nothing can
+// hide. They are cut like all others. Buckets decide when something travels, never what
+// is added in which order.
+#ifndef ACCO_COMMUNICATION_JOB_H
+#define ACCO_COMMUNICATION_JOB_H
+
+#include "scheduler_state.h"
+
+// ---------------------------------------------------------------------------------------
+// Buckets: whole cells of a layout
+
+static inline size_t job_bucket_cells(const Scheduler *s, const Layout *layout) {
+    size_t cell_bytes = layout->piece * (size_t)layout->size * sizeof(float);
+    bool bucketed = s->settings.kind == RULE_SYNCHRONOUS && s->settings.bucket > 0;
+    size_t cells = bucketed ? s->settings.bucket / cell_bytes : layout->cells;
+    return cells < 1 ? 1 : cells < layout->cells ? cells : layout->cells;
+}
+
+static inline void job_span(Scheduler *s, const Job *job, const char *name, double began) {
+    trace_add(&s->trace, TRACE_COMMUNICATION, name, job->commit, began, clock_seconds());
+}
+
+// ---------------------------------------------------------------------------------------
+// Parts of a job
+
+static inline Collective job_reduction(Scheduler *s, const Job *job) {
+    bool local = s->settings.kind == RULE_LOCAL;
+    Collective collective = {local ? &s->fragments[job->fragment].layout : &s->layout,
+                             job->kind == ESTIMATE ? s->settings.estimate_wire : s->settings.wire,
+                             scheduler_reduce_buffer(s)->data, NULL, NULL};
+    return collective;
+}
+
+enum { JOB_SEARCH = 4096 }; // elements that are looked at at a time
+
+// The last element of values [begin, end) that is not finite, counted from 1; 0: there is
+// none.
+static inline double job_last_bad_element(const float *values, size_t begin, size_t end, Stream *stream) {
+    float part[JOB_SEARCH];
+    while (end > begin) {
+        size_t count = end - begin < (size_t)JOB_SEARCH ? end - begin : (size_t)JOB_SEARCH;
+        stream_copy(stream, part, values + end - count, count * sizeof(float));
+        stream_settle(stream);
+        for (size_t i = count; i > 0; i--) {
+            if (!isfinite(part[i - 1])) { return (double)(end - count + i); }
+        }
+        end -= count;
+    }
+    return 0;
+}
+
+// Before values [begin, end) leave this rank: afterwards nobody can tell whose they were.
+// The sum of squares is the quickest look at all of them.
+static inline void job_inspect(Scheduler *s, Job *job, const float *values, size_t begin, size_t end,
+                               Stream *stream) {
+    double square =
+        buffer_sum_of_squares(stream, values + begin, end - begin, end - begin, 1, s->inspect_partials);
+    job->own_square += square;
+    if (isfinite(square) || job->bad_element > 0) { return; }
+    job->bad_element = job_last_bad_element(values, begin, end, stream);
+}
+
+// Everything that all workers need of each other's sums goes out again at once: then each
+// of them can do the same step.
+static inline void job_reduce(Scheduler *s, Job *job, Stream *stream) {
+    Collective collective = job_reduction(s, job);
+    const Layout *layout = collective.layout;
+    size_t bucket = job_bucket_cells(s, layout), padded = layout_padded(layout);
+    bool everybody = s->settings.replicated || s->settings.kind == RULE_LOCAL;
+    for (size_t end = layout->cells; end > 0;) {
+        size_t begin = end > bucket ? end - bucket : 0;
+        if (job->follows) { watermark_wait(&s->finished, padded - layout_cell_begin(layout, begin)); }
+        double began = clock_seconds();
+        if (job->kind != ESTIMATE) { // what it sends, the commit sends once more
+            job_inspect(s, job, collective.buffer, layout_cell_begin(layout, begin),
+                        layout_cell_begin(layout, end), stream);
+        }
+        comm_reduce_scatter(&s->comm, stream, &collective, begin * layout->piece, end * layout->piece);
+        job_span(s, job, "reduce-scatter", began);
+        if (everybody) {
+            began = clock_seconds();
+            comm_all_gather(&s->comm, stream, &collective, begin * layout->piece, end * layout->piece);
+            job_span(s, job, "all-gather", began);
+        }
+        end = begin;
+    }
+}
+
+// Of the gradient sum in what this rank owns, whether or not it also holds the rest,
+// piece by piece: the same bits for ddp and zero1, where the wire is fp32. (A narrower
+// one rounds the sums that ddp spreads, and it is they that are stepped.)
+static inline double job_sum_of_squares(Scheduler *s, Stream *stream) {
+    float *reduced = scheduler_reduce_buffer(s)->data;
+    return buffer_sum_of_squares(stream, reduced + layout_flat(&s->layout, s->transport->rank, 0),
+                                 s->layout.piece, layout_cell_begin(&s->layout, 1), s->layout.cells,
+                                 s->norm_partials);
+}
+
+// What decides comes first: a loss that is not finite (in local rules: parameters), then
+// a gradient, then steps that were left out.
+static inline int tally_badness(const Tally *tally) {
+    return tally->not_finite > 0 ? 3 : tally->site.element > 0 ? 2 : tally->left_out > 0 ? 1 : 0;
+}
+
+static inline void job_add_tallies(Scheduler *s, Job *job) {
+    memset(&job->total, 0, sizeof job->total);
+    memset(&job->site, 0, sizeof job->site);
+    job->first_bad_rank = -1;
+    int badness = 0;
+    for (int rank = 0; rank < s->transport->size; rank++) {
+        const Tally *tally = &s->tallies[rank];
+        tally_add(&job->total, tally);
+        if (tally_badness(tally) > badness) {
+            badness = tally_badness(tally);
+            job->first_bad_rank = rank;
+            job->site = tally->site;
+        }
+    }
+}
+
+// The rank whose own gradient, or loss, is the largest: whose a finite spike probably is.
+static inline int job_largest_rank(const Scheduler *s, SpikeKind kind) {
+    int largest = -1;
+    double most = -1;
+    for (int rank = 0; rank < s->transport->size; rank++) {
+        const Tally *tally = &s->tallies[rank];
+        double own = (kind == SPIKE_NORM ? sqrt(tally->own_square) : tally->loss) / tally->micro_batches;
+        if (!(own > most)) { continue; }
+        most = own;
+        largest = rank;
+    }
+    return largest;
+}
+
+// Why nothing may be stepped or applied after this job. What local rules left out on
+// their way is no reason where that was asked for; their parameters are one. An estimate
+// may be large: the commit has its half in it, and is judged.
+static inline SpikeKind job_judge(Scheduler *s, Job *job) {
+    bool local = s->settings.kind == RULE_LOCAL;
+    job->largest_norm = local ? NAN : spike_largest(&s->norms); // there compute may be asking them now
+    job->largest_loss = local ? NAN : spike_largest(&s->losses);
+    if (local && job->total.left_out > 0 && s->settings.on_spike != SPIKE_SKIP) {
+        return spike_kind_of(&job->site);
+    }
+    if (job->total.not_finite > 0) { return local ? SPIKE_PARAMETERS : SPIKE_LOSS; }
+    if (local) { return SPIKE_NONE; }
+    if (!isfinite(job->gradient_norm)) { return SPIKE_GRADIENT; }
+    if (job->kind == ESTIMATE) { return SPIKE_NONE; }
+    SpikeKind kind = spike_judge_both(&s->norms, &s->losses, job->gradient_norm,
+                                      job->total.loss / job->total.micro_batches);
+    if (kind != SPIKE_NONE) { job->first_bad_rank = job_largest_rank(s, kind); }
+    return kind;
+}
+
+// Counts, losses and the norm: they decide whether and how far everybody steps, the same
+// on all ranks.
+static inline void job_summarise(Scheduler *s, Job *job, Stream *stream) {
+    if (job->follows) { job->tally = s->tally; } // complete: the gate has been passed
+    double began = clock_seconds();
+    bool local = s->settings.kind == RULE_LOCAL;
+    if (local) {
+        job->tally.not_finite += job->bad_element > 0 ? 1 : 0;
+    } else {
+        job->tally.site.element = job->bad_element;
+    }
+    job->tally.own_square = job->own_square;
+    job->tally.square = local ? 0 : job_sum_of_squares(s, stream);
+    job->tally.stops = __atomic_load_n(&s->stop_requested, __ATOMIC_RELAXED) ? 1 : 0;
+    job->tally.ended = __atomic_load_n(&s->writer_done, __ATOMIC_ACQUIRE) ? 1 : 0;
+    transport_all_gather_records(s->transport, "summary exchange", &job->tally, s->tallies, sizeof(Tally));
+    job_add_tallies(s, job);
+    if (!local) { job->gradient_norm = sqrt(job->total.square) / job->total.micro_batches; }
+    job->spike = job_judge(s, job);
+    job_span(s, job, "summary", began);
+}
+
+static inline double clip_scale(double clip, double norm) {
+    return clip > 0 && norm > clip ? clip / norm : 1.0;
+}
+
+// Steps what this worker owns: a commit into the master, an estimate over the gradient it
+// is made from.
+static inline void job_step(Scheduler *s, const Job *job, Stream *stream) {
+    if (s->settings.kind == RULE_LOCAL || job->spike != SPIKE_NONE) { return; }
+    double began = clock_seconds();
+    float *reduced = scheduler_reduce_buffer(s)->data;
+    OptimizerStep step = {reduced,
+                          NULL,
+                          job->total.micro_batches,
+                          clip_scale(s->settings.gradient_clip, job->gradient_norm),
+                          job->learning_rate,
+                          true};
+    if (job->kind != ESTIMATE) { optimizer_step(&s->optimizer, stream, &step); }
+    step.out = reduced;
+    step.commit = false;
+    if (job->kind != COMMIT) { optimizer_step(&s->optimizer, stream, &step); }
+    stream_settle(stream);
+    job_span(s, job, "step", began);
+}
+
+// What goes to everybody: the master after a commit, or where nothing was stepped;
+// otherwise the estimate. Coarse wires carry the way from the parameters that compute
+// uses, which are the same on all ranks.
+static inline void job_gather(Scheduler *s, const Job *job, Stream *stream) {
+    if (s->settings.kind == RULE_LOCAL || s->settings.replicated) { return; }
+    bool overlapped = s->settings.kind == RULE_OVERLAPPED,
+         from_master = job->kind == COMMIT || job->spike != SPIKE_NONE;
+    Collective collective = job_reduction(s, job);
+    collective.buffer = overlapped ? s->comm_buffer.data : s->parameters.data;
+    collective.source = from_master ? s->optimizer.master : NULL;
+    collective.base = wire_is_coarse(collective.wire) ? s->parameters.data : NULL;
+    size_t bucket = job_bucket_cells(s, &s->layout);
+    for (size_t begin = 0; begin < s->layout.cells; begin += bucket) {
+        size_t end = begin + bucket < s->layout.cells ? begin + bucket : s->layout.cells;
+        double began = clock_seconds();
+        comm_all_gather(&s->comm, stream, &collective, begin * s->layout.piece, end * s->layout.piece);
+        job_span(s, job, "all-gather", began);
+        watermark_raise(&s->arrived, layout_cell_begin(&s->layout, end));
+    }
+}
+
+// ---------------------------------------------------------------------------------------
+// The two tasks of a job
+
+// Up to the step. What follows a backward pass has the threads of compute for the step,
+// for nobody else uses them then; a GPU is whoever's queue it is. The host may write
+// s->job again when `stepped` has happened, so what is left to do has a copy.
+static inline void job_task(void *context, Stream *stream) {
+    Scheduler *s = (Scheduler *)context;
+    Job *job = &s->job;
+    __atomic_store_n(&s->transport->commit, job->commit, __ATOMIC_RELAXED);
+    job_reduce(s, job, stream);
+    bool synchronous = s->settings.kind == RULE_SYNCHRONOUS;
+    Stream *stepping = synchronous && stream->queue == NULL ? s->compute : stream;
+    job_summarise(s, job, stepping);
+    if (synchronous && !s->settings.replicated) { watermark_reset(&s->arrived, 0); }
+    job_step(s, job, stepping);
+    s->gathering = *job;
+}
+
+static inline void job_gather_task(void *context, Stream *stream) {
+    Scheduler *s = (Scheduler *)context;
+    job_gather(s, &s->gathering, stream);
+    watermark_raise(&s->arrived, WATERMARK_ALL);
+}
+
+#endif

@@ -1,0 +1,306 @@
+// wire.h: the number formats in which ranks send each other arrays of fp32.
+//
+//   format   bits   what an element becomes                                                    an element is off by at most
+//   fp32     32     itself                                                                     nothing
+//   bf16     16     its upper half, to nearest even                                            2^-8 of itself
+//   int8      8     a multiple of its block's scale, -127 to 127, to nearest even              half of the scale
+//   e3m0      4     0, or its block's scale times 1, 1/2, ... 1/64, to nearest, ties outwards  a third of itself; near 0, scale / 128
+//
+// int8 and e3m0 are coarse: an element is off by a part of the largest in its block. Sums
+// of gradients and differences of parameters stand that; parameters themselves do not.
+//
+// A run of elements, 0 or more, is encoded by itself. It is cut into blocks of
+// WIRE_BLOCK, the last one shorter, so that a block depends on nothing else: an array may
+// be cut into runs at any multiple of WIRE_BLOCK and gives the same bytes in the same
+// order. A block is one fp32 scale (coarse formats), then the codes. Zeros fill the last
+// word of a run: every byte of it is defined. Encoded data is aligned to 4 bytes, in the
+// byte order of the machine, and overlaps neither input nor output.
+//
+// Every value of a coarse format is exact in fp32, for the scales are chosen so. Encoding
+// what was decoded finds the same bytes again, which lets the owner of a shard keep what
+// it sends; and a multiply-add that the compiler fuses gives the same bits as one it does
+// not.
+//
+// A block that holds a NaN or an infinity decodes to NaNs in the coarse formats; the
+// other two keep it as it is.
+#ifndef ACCO_KERNELS_WIRE_H
+#define ACCO_KERNELS_WIRE_H
+
+#include <math.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+typedef enum WireFormat { WIRE_FP32, WIRE_BF16, WIRE_INT8, WIRE_E3M0, WIRE_FORMAT_COUNT } WireFormat;
+
+enum { WIRE_BLOCK = 256 };
+
+static inline uint32_t wire_float_bits(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+static inline float wire_float_from_bits(uint32_t bits) {
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+// ---------------------------------------------------------------------------------------
+// fp32 and bf16. As in all formats below, `encode` and `decode` do one block: count <=
+// WIRE_BLOCK.
+
+static inline void wire_encode_fp32(void *out, const float *in, size_t count) {
+    memcpy(out, in, count * sizeof(float));
+}
+
+static inline void wire_decode_fp32(float *out, const void *in, size_t count) {
+    memcpy(out, in, count * sizeof(float));
+}
+
+// The upper half of an fp32, rounded to nearest even; what is too large becomes infinite,
+// NaN stays NaN.
+static inline uint16_t bf16_from_float(float value) {
+    uint32_t bits = wire_float_bits(value);
+    uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    uint32_t quiet = (bits >> 16) | 0x40u;
+    return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
+}
+
+static inline float bf16_to_float(uint16_t half) { return wire_float_from_bits((uint32_t)half << 16); }
+
+static inline void wire_encode_bf16(void *out, const float *in, size_t count) {
+    uint16_t *halves = (uint16_t *)out;
+#pragma omp simd
+    for (size_t i = 0; i < count; i++) { halves[i] = bf16_from_float(in[i]); }
+}
+
+static inline void wire_decode_bf16(float *out, const void *in, size_t count) {
+    const uint16_t *halves = (const uint16_t *)in;
+#pragma omp simd
+    for (size_t i = 0; i < count; i++) { out[i] = bf16_to_float(halves[i]); }
+}
+
+// ---------------------------------------------------------------------------------------
+// What the coarse formats share
+
+// The bits of the largest magnitude. Magnitudes are ordered as their bits are, and NaN is
+// above infinity: none is overlooked.
+static inline uint32_t wire_largest(const float *in, size_t count) {
+    uint32_t largest = 0;
+#pragma omp simd reduction(max : largest)
+    for (size_t i = 0; i < count; i++) {
+        uint32_t magnitude = wire_float_bits(in[i]) & 0x7fffffffu;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    return largest;
+}
+
+static inline bool wire_is_finite(uint32_t bits) { return bits < 0x7f800000u; }
+
+// A block that decodes to NaNs. code_bytes: of its codes.
+static inline void wire_encode_not_finite(void *out, size_t code_bytes) {
+    float scale = NAN;
+    memcpy(out, &scale, sizeof scale);
+    memset((char *)out + sizeof scale, 0, code_bytes);
+}
+
+// ---------------------------------------------------------------------------------------
+// int8
+
+// A 127th of the largest magnitude, cut to 16 significant bits: with the 8 bits of a code
+// and a half they fit into an fp32. So every multiple of the scale and every tie is
+// exact, and the division below cannot round a number onto a tie. It is cut, not rounded,
+// so that 127 times the scale never overflows. At least the smallest normal number:
+// nothing is divided by 0 or by a scale that has lost its bits.
+static inline float wire_int8_scale(uint32_t largest) {
+    float scale = wire_float_from_bits(wire_float_bits(wire_float_from_bits(largest) / 127.0f) & ~0xffu);
+    return fmaxf(scale, 0x1p-126f);
+}
+
+static inline void wire_encode_int8(void *out, const float *in, size_t count) {
+    uint32_t largest = wire_largest(in, count);
+    if (!wire_is_finite(largest)) {
+        wire_encode_not_finite(out, count);
+        return;
+    }
+    float scale = wire_int8_scale(largest);
+    uint8_t *codes = (uint8_t *)out + sizeof scale;
+    memcpy(out, &scale, sizeof scale);
+    // Near 1.5 * 2^23 the spacing of fp32 is 1, so the sum is rounded to a whole number,
+    // to nearest even, and its last byte is the code.
+#pragma omp simd
+    for (size_t i = 0; i < count; i++) { codes[i] = (uint8_t)wire_float_bits(in[i] / scale + 0x1.8p23f); }
+}
+
+static inline void wire_decode_int8(float *out, const void *in, size_t count) {
+    float scale;
+    memcpy(&scale, in, sizeof scale);
+    const int8_t *codes = (const int8_t *)in + sizeof scale;
+#pragma omp simd
+    for (size_t i = 0; i < count; i++) { out[i] = (float)codes[i] * scale; }
+}
+
+// ---------------------------------------------------------------------------------------
+// e3m0
+//
+// Code: a sign in bit 3 and c in bits 0 to 2. c = 0 is 0, without a sign; c = 1 to 7 is
+// scale * 2^(c-7). In a block of n elements, byte j holds element j in its lower half and
+// element j + (n + 1) / 2 in its upper half: both halves of the block are read as whole
+// vectors.
+
+// Magnitudes, as their bits, from which on c counts. In these bits one octave is 2^23.
+typedef struct WireE3M0Levels {
+    uint32_t one; // c >= 1: half of the smallest level, scale / 128
+    uint32_t two; // c >= 2: the middle between levels 1 and 2; the next middles follow one octave apart
+} WireE3M0Levels;
+
+// The highest middle is 3/4 of the scale. Where that has too many bits for fp32, the next
+// number above is the least that rounds up.
+static inline WireE3M0Levels wire_e3m0_levels(float scale) {
+    double middle = 0.75 * (double)scale;
+    float top = (float)middle;
+    uint32_t seven = wire_float_bits(top) + ((double)top < middle ? 1u : 0u);
+    WireE3M0Levels levels;
+    levels.one = wire_float_bits(scale) - (7u << 23);
+    levels.two = seven - (5u << 23);
+    return levels;
+}
+
+static inline uint8_t wire_e3m0_code(WireE3M0Levels levels, float value) {
+    uint32_t bits = wire_float_bits(value), magnitude = bits & 0x7fffffffu;
+    uint32_t below_two =
+        levels.two -
+        (2u << 23); // as if the middles went on downwards; level 1 begins a little earlier than that
+    uint32_t octaves = (magnitude > below_two ? magnitude - below_two : 0u) >> 23;
+    uint32_t least = magnitude >= levels.one ? 1u : 0u;
+    uint32_t c = octaves > least ? octaves : least;
+    return (uint8_t)(c > 0 ? c | (bits >> 28 & 8u) : 0u);
+}
+
+static inline float wire_e3m0_value(uint32_t code, float scale) {
+    uint32_t c = code & 7u;
+    uint32_t bits =
+        c > 0 ? (code & 8u) << 28 | (c + 120u) << 23 : 0u; // of a power of two: 127 - 7 + c is its exponent
+    return wire_float_from_bits(bits) * scale;
+}
+
+// The scale is the largest magnitude, at least 2^-119: then all levels and middles are
+// normal numbers, and exact.
+static inline void wire_encode_e3m0(void *out, const float *in, size_t count) {
+    uint32_t largest = wire_largest(in, count);
+    size_t pairs = count / 2, half = (count + 1) / 2;
+    if (!wire_is_finite(largest)) {
+        wire_encode_not_finite(out, half);
+        return;
+    }
+    float scale = fmaxf(wire_float_from_bits(largest), 0x1p-119f);
+    uint8_t *codes = (uint8_t *)out + sizeof scale;
+    memcpy(out, &scale, sizeof scale);
+    WireE3M0Levels levels = wire_e3m0_levels(scale);
+#pragma omp simd
+    for (size_t i = 0; i < pairs; i++) {
+        codes[i] = (uint8_t)(wire_e3m0_code(levels, in[i]) | wire_e3m0_code(levels, in[half + i]) << 4);
+    }
+    if (pairs < half) { codes[pairs] = wire_e3m0_code(levels, in[pairs]); }
+}
+
+static inline void wire_decode_e3m0(float *out, const void *in, size_t count) {
+    float scale;
+    memcpy(&scale, in, sizeof scale);
+    const uint8_t *codes = (const uint8_t *)in + sizeof scale;
+    size_t pairs = count / 2, half = (count + 1) / 2;
+#pragma omp simd
+    for (size_t i = 0; i < pairs; i++) {
+        out[i] = wire_e3m0_value(codes[i], scale);
+        out[half + i] = wire_e3m0_value((uint32_t)codes[i] >> 4, scale);
+    }
+    if (pairs < half) { out[pairs] = wire_e3m0_value(codes[pairs], scale); }
+}
+
+// ---------------------------------------------------------------------------------------
+// The table, and what everybody else calls
+
+typedef struct WireCodec {
+    const char *name;
+    size_t bits; // of an element
+    bool coarse; // blocks have a scale
+    void (*encode)(void *out, const float *in, size_t count);
+    void (*decode)(float *out, const void *in, size_t count);
+} WireCodec;
+
+// In the order of WireFormat.
+static const WireCodec WIRE_CODECS[WIRE_FORMAT_COUNT] = {
+    {"fp32", 32, false, wire_encode_fp32, wire_decode_fp32},
+    {"bf16", 16, false, wire_encode_bf16, wire_decode_bf16},
+    {"int8", 8, true, wire_encode_int8, wire_decode_int8},
+    {"e3m0", 4, true, wire_encode_e3m0, wire_decode_e3m0},
+};
+
+static inline const char *wire_name(WireFormat format) { return WIRE_CODECS[format].name; }
+
+// False, and *format as it was, for a name that is not in the table.
+static inline bool wire_find(const char *name, WireFormat *format) {
+    for (int i = 0; i < WIRE_FORMAT_COUNT; i++) {
+        if (strcmp(WIRE_CODECS[i].name, name) == 0) {
+            *format = (WireFormat)i;
+            return true;
+        }
+    }
+    return false;
+}
+
+// Whether the format is too coarse for parameters themselves.
+static inline bool wire_is_coarse(WireFormat format) { return WIRE_CODECS[format].coarse; }
+
+// Of an encoded run of `count` elements; a multiple of 4.
+static inline size_t wire_bytes(WireFormat format, size_t count) {
+    size_t blocks = (count + WIRE_BLOCK - 1) / WIRE_BLOCK,
+           words = (count * WIRE_CODECS[format].bits + 31) / 32;
+    return ((WIRE_CODECS[format].coarse ? blocks : 0) + words) * 4;
+}
+
+static inline size_t wire_block_size(size_t count, size_t begin) {
+    return count - begin < (size_t)WIRE_BLOCK ? count - begin : (size_t)WIRE_BLOCK;
+}
+
+// out (wire_bytes(format, count)) <- in (count).
+static inline void wire_encode(WireFormat format, void *out, const float *in, size_t count) {
+    const WireCodec *codec = &WIRE_CODECS[format];
+    size_t stride = wire_bytes(format, WIRE_BLOCK);
+    char *block = (char *)out;
+    if (count > 0) { memset(block + wire_bytes(format, count) - 4, 0, 4); }
+    for (size_t begin = 0; begin < count; begin += WIRE_BLOCK, block += stride) {
+        codec->encode(block, in + begin, wire_block_size(count, begin));
+    }
+}
+
+// out (count) <- the values of the run at `in`, which was encoded with the same format
+// and count.
+static inline void wire_decode(WireFormat format, float *out, const void *in, size_t count) {
+    const WireCodec *codec = &WIRE_CODECS[format];
+    size_t stride = wire_bytes(format, WIRE_BLOCK);
+    const char *block = (const char *)in;
+    for (size_t begin = 0; begin < count; begin += WIRE_BLOCK, block += stride) {
+        codec->decode(out + begin, block, wire_block_size(count, begin));
+    }
+}
+
+// sum (count) += what wire_decode gives, bit for bit: it is decoded a block at a time,
+// which stays in the first-level cache.
+static inline void wire_add(WireFormat format, float *sum, const void *in, size_t count) {
+    const WireCodec *codec = &WIRE_CODECS[format];
+    size_t stride = wire_bytes(format, WIRE_BLOCK);
+    const char *block = (const char *)in;
+    float values[WIRE_BLOCK];
+    for (size_t begin = 0; begin < count; begin += WIRE_BLOCK, block += stride) {
+        size_t n = wire_block_size(count, begin);
+        codec->decode(values, block, n);
+#pragma omp simd
+        for (size_t i = 0; i < n; i++) { sum[begin + i] += values[i]; }
+    }
+}
+
+#endif

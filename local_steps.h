@@ -1,0 +1,220 @@
+// local_steps.h: the verbs of rules whose workers walk by themselves and meet now and
+// then.
+//
+//   inner_steps(n)     n times: micro-batches, then a step of this worker's own optimizer, all on the compute stream
+//   send(f)            hands the way back from the local to the outer parameters, outer - local, of fragment f to a job that adds it up
+//   receive()          waits for that job: the exchange buffer then holds the sum over all workers
+//   apply(f, alpha)    an outer step with it, and the merge of its result into the local parameters
+//   local_settle()     the local parameters become the outer ones
+//
+//   compute         | inner step | ... | inner step | send | inner step | ... | receive . apply | inner step ...
+//   communication                                   | reduce . gather  |
+//
+// The parameters are the master of the inner optimizer, whose state stays with the worker
+// and is never exchanged. Outer parameters and momentum are the same bits on every rank,
+// because every rank makes the same outer step with the same sum. What is evaluated and
+// saved is the outer copy. Losses travel with the exchanges, so the report of a period
+// comes with the job that sent it.
+#ifndef ACCO_LOCAL_STEPS_H
+#define ACCO_LOCAL_STEPS_H
+
+#include "scheduler.h"
+
+// ---------------------------------------------------------------------------------------
+// Inner steps
+
+// Why this worker's gradient must not be stepped with.
+static inline SpikeKind inner_step_judge(Scheduler *s, Stream *stream, double norm) {
+    if (!isfinite(norm)) {
+        s->tally.site.element =
+            job_last_bad_element(s->gradients.data, 0, s->problem.parameter_count, stream);
+    }
+    if (s->tally.not_finite > 0) { return SPIKE_LOSS; }
+    if (!isfinite(norm)) { return SPIKE_GRADIENT; }
+    return spike_judge_both(&s->norms, &s->losses, norm, s->tally.loss / s->tally.micro_batches);
+}
+
+// Adds the step to what is known since the latest exchange; the losses of one that is not
+// made count for nothing. Where steps are not to be left out the worker stands still
+// after the first until all ranks know.
+static inline bool inner_step_is_good(Scheduler *s, Stream *stream, double norm) {
+    Tally step = s->tally;
+    bool skips = s->settings.on_spike == SPIKE_SKIP, waits = !skips && s->tally_before.left_out > 0;
+    SpikeKind spike = waits ? SPIKE_NONE : inner_step_judge(s, stream, norm);
+    SpikeSite site = s->tally.site;
+    site.high_loss = spike == SPIKE_HIGH_LOSS;
+    s->tally = s->tally_before;
+    if (spike == SPIKE_NONE && !waits) {
+        tally_add(&s->tally, &step);
+        s->spikes_in_a_row = 0;
+        return true;
+    }
+    if (s->tally.left_out == 0) { s->tally.site = site; }
+    s->tally.left_out += 1;
+    s->spikes_in_a_row += 1;
+    if (skips && s->spikes_in_a_row >= SPIKE_PATIENCE) { s->tally.not_finite = 1; }
+    return false;
+}
+
+// A step that is left out is counted like the others, so that all ranks count alike.
+static inline void inner_step_task(void *context, Stream *stream) {
+    Scheduler *s = (Scheduler *)context;
+    size_t count = s->problem.parameter_count;
+    double began = clock_seconds(), micro_batches = s->settings.round_size;
+    double norm = sqrt(buffer_sum_of_squares(stream, s->gradients.data, count, count, 1, s->norm_partials)) /
+                  micro_batches;
+    s->local_rate = scheduler_learning_rate(s);
+    OptimizerStep step = {s->gradients.data, NULL, micro_batches, clip_scale(s->settings.gradient_clip, norm),
+                          s->local_rate,     true};
+    if (inner_step_is_good(s, stream, norm)) {
+        s->local_norm = norm;
+        optimizer_step(&s->optimizer, stream, &step);
+    } else {
+        s->optimizer.commits++;
+    }
+    buffer_move(stream, NULL, s->gradients.data, count, true);
+    stream_settle(stream);
+    s->parameters_version++;
+    scheduler_compute_span(s, "inner step", began, clock_seconds());
+}
+
+static inline void inner_steps(Scheduler *s, int steps) {
+    for (int i = 0; i < steps; i++) {
+        s->tally_before = s->tally;
+        memset(&s->tally, 0, sizeof s->tally);
+        accumulate(s);
+        scheduler_call(s, s->compute, inner_step_task, s);
+        buffer_change(&s->gradients, BUFFER_READY, BUFFER_FREE);
+        s->gradients_done += (double)s->settings.round_size * s->transport->size;
+    }
+}
+
+// Inner steps of a period of `period`: fewer at the end of the run.
+static inline int steps_left(const Scheduler *s, int period) {
+    double left = ceil((s->settings.target - s->gradients_done) /
+                       ((double)s->settings.round_size * s->transport->size));
+    return left < period ? (int)left : period;
+}
+
+// ---------------------------------------------------------------------------------------
+// Elementwise work on a fragment, in blocks, on the threads of compute
+
+// On elements [flat, flat + count) of the parameters, which stand at `packed` in the
+// exchange buffer. On the CPU several threads call it.
+typedef void (*FragmentOperation)(Scheduler *s, const void *settings, size_t flat, size_t packed,
+                                  size_t count);
+
+typedef struct FragmentWork {
+    Scheduler *scheduler;
+    const Fragment *fragment;
+    FragmentOperation operation;
+    const void *settings;
+} FragmentWork;
+
+enum { FRAGMENT_BLOCK = 16384 };
+
+static inline void fragment_block_task(void *context, int task, int thread) {
+    (void)thread;
+    const FragmentWork *work = (const FragmentWork *)context;
+    size_t begin = (size_t)task * FRAGMENT_BLOCK, end = begin + FRAGMENT_BLOCK, packed = 0;
+    for (int i = 0; i < work->fragment->range_count; i++) {
+        const FragmentRange *range = &work->fragment->ranges[i];
+        size_t first = packed > begin ? packed : begin, next = packed + (range->end - range->begin);
+        size_t last = next < end ? next : end;
+        if (first < last) {
+            work->operation(work->scheduler, work->settings, range->begin + first - packed, first,
+                            last - first);
+        }
+        packed = next;
+    }
+}
+
+static inline void fragment_on_gpu(const FragmentWork *work) {
+    size_t packed = 0;
+    for (int i = 0; i < work->fragment->range_count; i++) {
+        const FragmentRange *range = &work->fragment->ranges[i];
+        work->operation(work->scheduler, work->settings, range->begin, packed, range->end - range->begin);
+        packed += range->end - range->begin;
+    }
+}
+
+static inline void fragment_task(void *context, Stream *stream) {
+    FragmentWork *work = (FragmentWork *)context;
+    double began = clock_seconds();
+    if (stream->queue != NULL) {
+        fragment_on_gpu(work);
+        stream_settle(stream);
+    } else {
+        thread_pool_run(stream->pool,
+                        (int)((work->fragment->layout.count + FRAGMENT_BLOCK - 1) / FRAGMENT_BLOCK),
+                        fragment_block_task, work);
+    }
+    work->scheduler->parameters_version++;
+    scheduler_compute_span(work->scheduler, "outer step", began, clock_seconds());
+}
+
+static inline void fragment_run(Scheduler *s, int fragment, FragmentOperation operation,
+                                const void *settings) {
+    FragmentWork work = {s, &s->fragments[fragment], operation, settings};
+    scheduler_call(s, s->compute, fragment_task, &work);
+}
+
+// ---------------------------------------------------------------------------------------
+// Exchanges
+
+static inline void launch_average(Scheduler *s, int fragment) {
+    s->job.tally = s->tally;
+    s->job.fragment = fragment;
+    s->job.gradient_norm = s->local_norm;
+    memset(&s->tally, 0, sizeof s->tally);
+    buffer_change(&s->comm_buffer, BUFFER_WRITING, BUFFER_READY);
+    launch(s, AVERAGE);
+}
+
+static inline void fragment_pseudo_gradient(Scheduler *s, const void *settings, size_t flat, size_t packed,
+                                            size_t count) {
+    (void)settings;
+    outer_pseudo_gradient(s->compute, s->comm_buffer.data + packed, s->outer + flat,
+                          s->parameters.data + flat, count);
+}
+
+// What a longer fragment left behind this one must not reach the scale of its last block.
+static inline void fragment_clear_padding(Scheduler *s, int fragment) {
+    const Layout *layout = &s->fragments[fragment].layout;
+    stream_clear(s->compute, s->comm_buffer.data + layout->count,
+                 (layout_padded(layout) - layout->count) * sizeof(float));
+    stream_settle(s->compute);
+}
+
+static inline void send(Scheduler *s, int fragment) {
+    buffer_change(&s->comm_buffer, BUFFER_FREE, BUFFER_WRITING);
+    fragment_run(s, fragment, fragment_pseudo_gradient, NULL);
+    fragment_clear_padding(s, fragment);
+    launch_average(s, fragment);
+}
+
+static inline void receive(Scheduler *s) { wait_for(s); }
+
+static inline void fragment_nesterov(Scheduler *s, const void *settings, size_t flat, size_t packed,
+                                     size_t count) {
+    outer_nesterov(s->compute, s->outer + flat, s->momentum + flat, s->parameters.data + flat,
+                   s->comm_buffer.data + packed, count, (const OuterStep *)settings);
+}
+
+// After receive(). alpha: the weight that the local parameters keep.
+static inline void apply(Scheduler *s, int fragment, float alpha) {
+    if (scheduler_is_halted(s)) { return; }
+    OuterStep step = s->settings.outer;
+    step.alpha = alpha;
+    fragment_run(s, fragment, fragment_nesterov, &step);
+    s->fragments[fragment].applied_at = s->optimizer.commits;
+}
+
+static inline void local_settle(Scheduler *s) {
+    stream_copy(s->compute, s->parameters.data, s->outer, s->problem.parameter_count * sizeof(float));
+    stream_settle(s->compute);
+}
+
+static inline const float *local_committed(Scheduler *s) { return s->outer; }
+
+#endif

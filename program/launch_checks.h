@@ -1,0 +1,210 @@
+// launch_checks.h: what goes wrong before training starts, found before it costs
+// anything.
+//
+// Three things that are silent everywhere else. Open MPI binds one or two ranks to one
+// core each, so that "threads do nothing". A launcher that does not speak the program's
+// MPI starts N copies that each believe to be alone: N times the work, one result. And a
+// mistyped option is reported once per rank.
+//
+// Decisions are pure functions of plain arguments (or of a getenv-like function), so that
+// tests can put them on any machine; thin wrappers read this one. A decision comes with
+// its reason in words, which the program prints. Nothing here prints, allocates or needs
+// MPI.
+#ifndef ACCO_PROGRAM_LAUNCH_CHECKS_H
+#define ACCO_PROGRAM_LAUNCH_CHECKS_H
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "runtime/errors.h"
+
+// getenv, or a test's replacement: the value of a variable, NULL where it is not set.
+typedef char *(*EnvironmentLookup)(const char *name);
+
+typedef struct ThreadChoice {
+    int threads;
+    char reason[256];  // why so many, to be printed once
+    char warning[512]; // empty: nothing to warn about
+} ThreadChoice;
+
+// A whole number >= 0 from the environment; -1 where the variable is not set or holds
+// something else.
+static inline long launch_environment_number(EnvironmentLookup lookup, const char *name) {
+    const char *text = lookup(name);
+    if (text == NULL || *text < '0' || *text > '9') { return -1; }
+    char *end;
+    long value = strtol(text, &end, 10);
+    return *end == '\0' ? value : -1;
+}
+
+// The rank that the launcher gave this process, before MPI is initialised; 0 where no
+// launcher is to be seen. Only rank 0 of these prints the user's mistakes. mpirun inside
+// a Slurm job sets both its own variable and inherits Slurm's, so its own come first.
+static inline int launch_launcher_rank(EnvironmentLookup lookup) {
+    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        long rank = launch_environment_number(lookup, names[i]);
+        if (rank >= 0) { return (int)rank; }
+    }
+    return 0;
+}
+
+// Refuses to run when a launcher started several processes and this one sees a world of
+// one. `world_size`: what the transport says; `has_mpi`: whether this program was built
+// with MPI. What mpirun says counts more than Slurm's variables, which mpirun inherits.
+static inline bool launch_check_copies(int world_size, bool has_mpi, EnvironmentLookup lookup, Error *error) {
+    if (world_size > 1) { return true; }
+    long started = launch_environment_number(lookup, "OMPI_COMM_WORLD_SIZE");
+    if (started < 0) { started = launch_environment_number(lookup, "PMI_SIZE"); }
+    bool by_mpirun = started >= 0;
+    if (started < 0) { started = launch_environment_number(lookup, "SLURM_STEP_NUM_TASKS"); }
+    long slurm_rank = launch_environment_number(lookup, "SLURM_PROCID");
+    bool certain = started >= 0 || slurm_rank > 0;
+    if (started < 0 && slurm_rank >= 0) { started = launch_environment_number(lookup, "SLURM_NTASKS"); }
+    if (started <= 1) { return true; }
+    if (!certain) { // a batch script that calls the program directly looks the same as task 0 of many
+        return error_set(error,
+                         "the Slurm job has %ld tasks but this program runs alone: use srun --mpi=pmix or "
+                         "mpirun%s, or srun -n 1 for one "
+                         "rank",
+                         started,
+                         has_mpi ? "" : " (and build with MPI: install libopenmpi-dev, then run make again)");
+    }
+    if (!has_mpi) {
+        return error_set(
+            error,
+            "%ld independent copies were started: this program was built without MPI; install libopenmpi-dev "
+            "(or load "
+            "your cluster's MPI module), run make again, and start it with mpirun or srun --mpi=pmix",
+            started);
+    }
+    if (by_mpirun) {
+        return error_set(
+            error,
+            "%ld independent copies were started: use the mpirun of the MPI that the program was built with "
+            "(ldd train_gpt names it), or srun --mpi=pmix",
+            started);
+    }
+    return error_set(error, "%ld independent copies were started: use srun --mpi=pmix or mpirun", started);
+}
+
+// How many threads this rank computes with, and why.
+//   mask_cores   cores this process may run on      node_cores   cores of the node that the job may use
+//   local_ranks  ranks on this node                 asked        --threads, 0: decide here
+// The fair share is node_cores / local_ranks, at least 1. A narrower mask is obeyed,
+// because more threads than cores only get in each other's way, and it is warned about
+// with the flag that lifts it; a wider one (no binding) still gives the fair share.
+static inline void launch_choose_threads(int mask_cores, int node_cores, int local_ranks, int asked,
+                                         ThreadChoice *choice) {
+    mask_cores = mask_cores < 1 ? 1 : mask_cores;
+    local_ranks = local_ranks < 1 ? 1 : local_ranks;
+    node_cores = node_cores < 1 ? mask_cores : node_cores;
+    int share = node_cores / local_ranks < 1 ? 1 : node_cores / local_ranks;
+    int threads = asked > 0 ? asked : mask_cores < share ? mask_cores : share;
+    choice->threads = threads;
+    choice->warning[0] = '\0';
+    if (asked > 0) {
+        snprintf(choice->reason, sizeof choice->reason, "asked for with --threads");
+    } else if (mask_cores < share) {
+        snprintf(choice->reason, sizeof choice->reason, "the launcher bound this rank to %d of %d cores",
+                 mask_cores, node_cores);
+    } else if (local_ranks > node_cores) {
+        snprintf(choice->reason, sizeof choice->reason, "%d ranks share %d core%s", local_ranks, node_cores,
+                 node_cores == 1 ? "" : "s");
+    } else if (local_ranks > 1) {
+        snprintf(choice->reason, sizeof choice->reason, "%d cores shared by %d ranks", node_cores,
+                 local_ranks);
+    } else {
+        snprintf(choice->reason, sizeof choice->reason, "all %d core%s of this node", node_cores,
+                 node_cores == 1 ? "" : "s");
+    }
+    if (mask_cores < share && (asked == 0 || asked > mask_cores)) {
+        snprintf(choice->warning, sizeof choice->warning,
+                 "this rank is bound to %d core%s where %d could be its share: start with mpirun --bind-to "
+                 "none ... (under srun: "
+                 "--cpus-per-task=%d), or say --threads %d if the binding is meant",
+                 mask_cores, mask_cores == 1 ? "" : "s", share, share, mask_cores);
+    } else if (asked > share) {
+        snprintf(choice->warning, sizeof choice->warning,
+                 "--threads %d for each of %d rank%s is more than the %d core%s here: slower than %d", asked,
+                 local_ranks, local_ranks == 1 ? "" : "s", node_cores, node_cores == 1 ? "" : "s", share);
+    }
+}
+
+// Number of cores in a kernel list such as "0-3,8,10-11"; 0 where it is not such a list.
+static inline int launch_count_core_list(const char *list) {
+    int count = 0;
+    for (const char *position = list; *position != '\0' && *position != '\n';) {
+        char *end;
+        if (*position < '0' || *position > '9') { return 0; }
+        long first = strtol(position, &end, 10), last = first;
+        if (*end == '-') {
+            if (end[1] < '0' || end[1] > '9') { return 0; }
+            last = strtol(end + 1, &end, 10);
+        }
+        if (last < first || last > 1000000 || count > 1000000) { return 0; }
+        count += (int)(last - first + 1);
+        if (*end != ',' && *end != '\0' && *end != '\n') { return 0; }
+        position = *end == ',' ? end + 1 : end;
+    }
+    return count;
+}
+
+// Cores worth of time in cgroup v2's cpu.max, "QUOTA PERIOD" in microseconds, rounded up;
+// 0 for "max" or anything else: no limit.
+static inline int launch_quota_cores(const char *text) {
+    long long quota, period;
+    if (sscanf(text, "%lld %lld", &quota, &period) != 2 || quota <= 0 || period <= 0) { return 0; }
+    long long cores = quota / period + (quota % period != 0);
+    return cores > 1000000 ? 0 : (int)cores;
+}
+
+static inline bool launch_read_line(const char *path, char *line, int size) {
+    FILE *file = fopen(path, "r");
+    if (file == NULL) { return false; }
+    bool read = fgets(line, size, file) != NULL;
+    fclose(file);
+    return read;
+}
+
+// Cores this process may run on. The system call and not its wrapper, whose macros need
+// _GNU_SOURCE before the first system header and whose set ends at 1024 cores.
+static inline int launch_mask_cores(void) {
+    unsigned long mask[512];
+    long bytes = syscall(SYS_sched_getaffinity, 0, sizeof mask, mask);
+    int cores = 0;
+    for (long i = 0; i < bytes / (long)sizeof mask[0]; i++) { cores += __builtin_popcountl(mask[i]); }
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    return cores > 0 ? cores : online < 1 ? 1 : (int)online;
+}
+
+// Cores of the node that this job may use: those online, less what a container takes away
+// (its core set, its share of time). Read from the kernel's list and not with sysconf,
+// which in some C libraries already looks through the affinity mask.
+static inline int launch_node_cores(void) {
+    char line[4096];
+    int cores = launch_read_line("/sys/devices/system/cpu/online", line, sizeof line)
+                    ? launch_count_core_list(line)
+                    : 0;
+    if (cores < 1) { cores = (int)sysconf(_SC_NPROCESSORS_ONLN); }
+    if (launch_read_line("/sys/fs/cgroup/cpuset.cpus.effective", line, sizeof line)) {
+        int allowed = launch_count_core_list(line);
+        if (allowed > 0 && allowed < cores) { cores = allowed; }
+    }
+    if (launch_read_line("/sys/fs/cgroup/cpu.max", line, sizeof line)) {
+        int allowed = launch_quota_cores(line);
+        if (allowed > 0 && allowed < cores) { cores = allowed; }
+    }
+    return cores < 1 ? 1 : cores;
+}
+
+// launch_choose_threads for this machine.
+static inline void launch_threads(int local_ranks, int asked, ThreadChoice *choice) {
+    launch_choose_threads(launch_mask_cores(), launch_node_cores(), local_ranks, asked, choice);
+}
+
+#endif

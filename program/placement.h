@@ -1,0 +1,264 @@
+// placement.h: where a rank computes, in what precision, how its vectors travel, and what
+// of the activations it keeps.
+//
+// Everything is chosen once, after the ranks have met and before memory is planned, and
+// printed with its reason. What was asked for and cannot be had ends the run.
+//
+//   device      a GPU where the program has CUDA in it and this node has one; otherwise the CPU. Ranks of one job may differ
+//   precision   bf16 on a GPU, fp32 on the CPU
+//   comm     NCCL where every rank has a GPU of its own; otherwise messages go through host memory
+//   recompute   the least that makes the activations fit
+#ifndef ACCO_PROGRAM_PLACEMENT_H
+#define ACCO_PROGRAM_PLACEMENT_H
+
+#include "comm/collectives.h"
+#include "gpt_neo.h"
+#include "program/options.h"
+
+typedef struct Placement {
+    Gpu gpu;
+    bool on_gpu;
+    Precision precision;
+    Nccl nccl;
+    bool uses_nccl;
+    int sharing;       // ranks that compute on this rank's GPU
+    int ranks_on_gpus; // of the whole job
+    char device_reason[1100], gpu_exchange_reason[128], recompute_reason[192];
+} Placement;
+
+static inline const Gpu *placement_gpu(const Placement *placement) {
+    return placement->on_gpu ? &placement->gpu : NULL;
+}
+
+// Of this rank alone. A plan needs no GPU: it is for the one that is asked for.
+static inline bool placement_choose_device(Placement *placement, const Options *options, int local_rank,
+                                           bool plan, Error *error) {
+    Error reason = {""};
+    bool asked = strcmp(options->device, "cuda") == 0, refused = strcmp(options->device, "cpu") == 0;
+    bool found = !refused && gpu_open(&placement->gpu, local_rank, &reason) &&
+                 kernels_can_run(&placement->gpu, &reason);
+    if (!found) { placement->gpu.number = -1; }
+    if (asked && !found && !plan) { return error_set(error, "--device cuda: %s", reason.text); }
+    placement->on_gpu = found || (asked && plan);
+    if (placement->on_gpu && !found) { placement->gpu.number = 0; }
+    if (found) {
+        snprintf(placement->device_reason, sizeof placement->device_reason,
+                 "GPU %d of %d, %s, %d processors, %.1f GB free", placement->gpu.number, placement->gpu.count,
+                 placement->gpu.name, placement->gpu.processors,
+                 (double)placement->gpu.memory_available / 1e9);
+    } else {
+        snprintf(placement->device_reason, sizeof placement->device_reason, "%s (%s)",
+                 placement->on_gpu ? "a GPU" : "CPU",
+                 refused || placement->on_gpu ? "as asked for" : reason.text);
+    }
+    return true;
+}
+
+static inline bool placement_choose_precision(Placement *placement, const Options *options, Error *error) {
+    bool bf16 = strcmp(options->precision, "bf16") == 0, fp32 = strcmp(options->precision, "fp32") == 0;
+    if (bf16 && !placement->on_gpu) {
+        return error_set(error, "--precision bf16 is for GPUs: on a CPU bf16 arithmetic is slower than fp32; "
+                                "use fp32, and --wire bf16 to "
+                                "halve the traffic");
+    }
+    placement->precision = placement->on_gpu && !fp32 ? PRECISION_BF16 : PRECISION_FP32;
+    return true;
+}
+
+// What the kernels for GPUs cannot do.
+static inline bool placement_check_shapes(const Placement *placement, const GptNeoConfig *config, int B,
+                                          int T, Error *error) {
+    int C = config->channels;
+    if (!placement->on_gpu) { return true; }
+    if (C > 8192 || C / config->heads > 256) {
+        return error_set(error,
+                         "on a GPU hidden_size is at most 8192 and a head at most 256 wide; %s has %d and "
+                         "%d: use --device cpu",
+                         config->name, C, C / config->heads);
+    }
+    if (B > 65535 || (double)T * 3 * C > 4294967295.0) {
+        return error_set(error,
+                         "--micro-batch %d x --seq-len %d is too large for a GPU's kernels: at most 65535 "
+                         "sequences, and 2^32 numbers in "
+                         "the queries, keys and values of one",
+                         B, T);
+    }
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------
+// The comm
+
+// What every rank tells the others.
+typedef struct GpuCard {
+    int capability; // 0: on the CPU
+    char host[64], bus[32];
+} GpuCard;
+
+// Ranks that compute on the same GPU as this one, which is one of them.
+static inline int ranks_on_gpu(const Transport *transport, const GpuCard *cards, int rank) {
+    int count = 0;
+    for (int other = 0; other < transport->size; other++) {
+        bool same_host = strcmp(cards[other].host, cards[rank].host) == 0,
+             same_bus = strcmp(cards[other].bus, cards[rank].bus) == 0;
+        count += cards[other].capability > 0 && same_host && same_bus;
+    }
+    return count;
+}
+
+// Where every rank makes the same step by itself, all must round alike: code for other
+// processors may fuse other operations.
+static inline bool ranks_are_alike(const Transport *transport, const GpuCard *cards) {
+    for (int rank = 1; rank < transport->size; rank++) {
+        if (cards[rank].capability != cards[0].capability) { return false; }
+    }
+    return true;
+}
+
+// NULL where NCCL can carry the vectors of this job.
+static inline const char *nccl_obstacle(const Transport *transport, const GpuCard *cards) {
+    if (!nccl_is_built_in()) { return "this program was built without NCCL"; }
+    const char *obstacle = NULL;
+    for (int rank = 0; rank < transport->size; rank++) {
+        if (cards[rank].capability == 0) { return "not every rank has a GPU"; }
+        if (ranks_on_gpu(transport, cards, rank) > 1) {
+            obstacle = "several ranks share a GPU, which NCCL refuses";
+        }
+    }
+    return obstacle;
+}
+
+// All ranks; they choose the same. alike: whether the rule needs ranks that all have a
+// GPU, or all have none.
+static inline bool placement_choose_gpu_exchange(Placement *placement, const Options *options,
+                                                 Transport *transport, bool alike, Error *error) {
+    placement->sharing = 1;
+    if (transport->size == 1) { return true; }
+    GpuCard mine;
+    memset(&mine, 0, sizeof mine);
+    mine.capability = placement->on_gpu ? placement->gpu.capability : 0;
+    memcpy(mine.host, transport->host, sizeof mine.host);
+    memcpy(mine.bus, placement->gpu.bus, sizeof mine.bus);
+    GpuCard *cards = (GpuCard *)calloc((size_t)transport->size, sizeof mine);
+    transport_all_gather_records(transport, "choice of the carrier", &mine, cards, sizeof mine);
+    const char *obstacle = nccl_obstacle(transport, cards);
+    bool mixed = !ranks_are_alike(transport, cards);
+    placement->sharing = placement->on_gpu ? ranks_on_gpu(transport, cards, transport->rank) : 1;
+    free(cards);
+    if (mixed && alike) {
+        return error_set(
+            error,
+            "with --optimizer %s every rank makes the same steps by itself, and GPUs and CPUs, or GPUs of "
+            "several kinds, "
+            "round them differently: use zero1, dpu, acco-wp or acco for such ranks, or --device cpu",
+            options->rule);
+    }
+    bool asked = strcmp(options->gpu_exchange, "nccl") == 0,
+         host = strcmp(options->gpu_exchange, "host") == 0;
+    if (asked && obstacle != NULL) { return error_set(error, "--gpu-exchange nccl: %s", obstacle); }
+    bool emulated = options->link_mbit > 0 || options->link_us > 0;
+    if (asked && emulated) {
+        return error_set(error,
+                         "--gpu-exchange nccl: links are emulated in host memory; leave one of the two away");
+    }
+    placement->uses_nccl = !host && !emulated && obstacle == NULL;
+    const char *reason = host ? "as asked for" : emulated ? "links are emulated there" : obstacle;
+    snprintf(placement->gpu_exchange_reason, sizeof placement->gpu_exchange_reason, "%s%s",
+             placement->uses_nccl ? "from GPU to GPU by NCCL" : "through host memory: ",
+             placement->uses_nccl ? "" : reason);
+    if (placement->uses_nccl) {
+        nccl_open(&placement->nccl, transport, (int)options->nccl_ctas);
+        gpu_measure(&placement->gpu); // NCCL has taken its part
+    }
+    return true;
+}
+
+// What a run on GPUs of their own would choose.
+static inline void placement_plan_gpu_exchange(Placement *placement, const Options *options) {
+    placement->uses_nccl = placement->on_gpu && nccl_is_built_in() &&
+                           strcmp(options->gpu_exchange, "host") != 0 && options->ranks > 1;
+}
+
+static inline void placement_close(Placement *placement) {
+    if (placement->uses_nccl) { nccl_close(&placement->nccl); }
+}
+
+// ---------------------------------------------------------------------------------------
+// What is kept of the activations
+
+static inline const char *recompute_name(Recompute recompute) {
+    static const char *const names[RECOMPUTE_LEVELS] = {"none", "gelu", "layernorm", "block"};
+    return names[recompute];
+}
+
+// Bytes that the model takes with these settings.
+static inline size_t model_bytes(const GptNeoConfig *config, const GptNeoSettings *settings) {
+    GptNeo *model = (GptNeo *)malloc(sizeof *model);
+    Arena *arena = (Arena *)calloc(1, sizeof *arena);
+    arena->on_gpu = settings->on_gpu;
+    gpt_neo_reserve(model, arena, config, settings);
+    size_t bytes = arena->bytes;
+    free(model);
+    free(arena);
+    return bytes;
+}
+
+// The largest micro-batch that fits with everything made again; 0: none.
+static inline int largest_micro_batch(const GptNeoConfig *config, GptNeoSettings settings, size_t room) {
+    settings.recompute = RECOMPUTE_BLOCK;
+    while (settings.B > 0 && model_bytes(config, &settings) > room) {
+        settings.B = settings.B > 16 ? settings.B * 3 / 4 : settings.B - 1;
+    }
+    return settings.B;
+}
+
+static inline bool placement_refuse(const GptNeoConfig *config, const GptNeoSettings *settings, size_t taken,
+                                    size_t room, Error *error) {
+    GptNeoSettings least = *settings;
+    least.recompute = RECOMPUTE_BLOCK;
+    int fits = taken < room ? largest_micro_batch(config, least, room - taken) : 0;
+    double needed = (double)(taken + model_bytes(config, &least)) / 1e9;
+    char hint[160] = "nor does any other: choose a smaller --model, --optimizer zero1, or more ranks";
+    if (fits > 0) { snprintf(hint, sizeof hint, "--micro-batch %d would, or a shorter --seq-len", fits); }
+    return error_set(error,
+                     "%s needs %.2f GB on the GPU with --recompute block, and there are %.2f GB for this "
+                     "rank: --micro-batch %d does not "
+                     "fit; %s",
+                     config->name, needed, (double)room / 1e9, settings->B, hint);
+}
+
+// taken: bytes that everything but the model takes. Fills settings->recompute. Ranks that
+// share a GPU share its memory; a twentieth stays free for CUDA itself. Where no GPU was
+// found, nothing is known to be too large.
+static inline bool placement_choose_recompute(Placement *placement, const Options *options,
+                                              const GptNeoConfig *config, size_t taken,
+                                              GptNeoSettings *settings, Error *error) {
+    int level = 0;
+    while (level < RECOMPUTE_LEVELS && strcmp(options->recompute, recompute_name((Recompute)level)) != 0) {
+        level++;
+    }
+    bool automatic = level == RECOMPUTE_LEVELS,
+         measured = placement->on_gpu && placement->gpu.memory_total > 0;
+    settings->recompute = automatic ? RECOMPUTE_NONE : (Recompute)level;
+    if (!placement->on_gpu &&
+        (settings->recompute == RECOMPUTE_GELU || settings->recompute == RECOMPUTE_LAYERNORM)) {
+        return error_set(error, "--recompute %s is for GPUs: the CPU program has none and block",
+                         options->recompute);
+    }
+    snprintf(placement->recompute_reason, sizeof placement->recompute_reason, "%s",
+             automatic ? "there is no GPU here to fit into" : "as asked for");
+    if (!measured) { return true; }
+    size_t room =
+        placement->gpu.memory_available / 20 * 19 / (size_t)(placement->sharing > 1 ? placement->sharing : 1);
+    while (automatic && settings->recompute < RECOMPUTE_BLOCK &&
+           taken + model_bytes(config, settings) > room) {
+        settings->recompute = (Recompute)(settings->recompute + 1);
+    }
+    size_t needed = taken + model_bytes(config, settings);
+    if (needed > room) { return placement_refuse(config, settings, taken, room, error); }
+    snprintf(placement->recompute_reason, sizeof placement->recompute_reason, "%s: %.3f of %.3f GB",
+             automatic ? "the least that fits" : "as asked for", (double)needed / 1e9, (double)room / 1e9);
+    return true;
+}
+
+#endif

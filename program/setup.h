@@ -1,0 +1,308 @@
+// setup.h: everything that is decided before training, in this order: model, rates, data, memory, bucket size.
+#ifndef ACCO_PROGRAM_SETUP_H
+#define ACCO_PROGRAM_SETUP_H
+
+#include "program/agreement.h"
+
+// ---------------------------------------------------------------------------------------
+// Setting up
+
+// Micro-batches of this rank per commit (in local rules: per inner step); with
+// --accumulate auto the least possible number.
+static inline int nominal_accumulation(const Run *run) {
+    int own = options_rank_accumulate(&run->options, run->transport.rank, run->transport.size);
+    return own > 0 ? own : run->rule->rounds_per_commit;
+}
+
+// The same of all ranks together.
+static inline int64_t nominal_micro_batches(const Run *run) {
+    return options_total_accumulate(&run->options, run->transport.size);
+}
+
+// Larger models want smaller rates: GPT-3's table (Brown et al., 2020, table 2.1), and
+// our own measurement for the tiny ones. What has been learned is kept by smaller ones:
+// ACCO's paper fine-tunes 2.7B with 2e-5.
+static inline double automatic_learning_rate(Run *run) {
+    double parameters = (double)run->table.parameter_count;
+    bool finetunes = run->options.finetune[0] != '\0';
+    snprintf(run->rate_reason, sizeof run->rate_reason, ", chosen for %s%.3g M parameters",
+             finetunes ? "fine-tuning " : "", parameters / 1e6);
+    double rate = parameters < 5e6     ? 2e-3
+                  : parameters < 60e6  ? 1e-3
+                  : parameters < 250e6 ? 6e-4
+                  : parameters < 900e6 ? 3e-4
+                                       : 1.6e-4;
+    return finetunes ? rate / 10 : rate;
+}
+
+static inline bool choose_model(Run *run, Error *error) {
+    Options *options = &run->options;
+    const char *start = options_start(options);
+    if (!gpt_neo_config_find(start[0] != '\0' ? start : options->model, &run->config, error)) {
+        return false;
+    }
+    int positions = run->config.positions;
+    if (options->seq_len > positions) {
+        return error_set(error, "--seq-len %lld is longer than the %d positions of %s: use at most %d",
+                         (long long)options->seq_len, positions, run->config.name, positions);
+    }
+    gpt_neo_parameter_table(&run->config, &run->table);
+    if (options->micro_batch == 0) { options->micro_batch = run->table.parameter_count < 5000000 ? 1 : 8; }
+    run->B = (int)options->micro_batch;
+    if (options->seq_len == 0) { options->seq_len = positions < 1024 ? positions : 1024; }
+    run->T = (int)options->seq_len;
+    // What follows counts tokens and elements in int and int64_t.
+    double per_rank = (double)run->B * run->T, per_commit = per_rank * (double)nominal_micro_batches(run);
+    if (per_rank > 1e9 || per_commit > 1e15) {
+        return error_set(
+            error,
+            "--micro-batch %d x --seq-len %d, %.3g tokens a commit: that is more than can be counted here",
+            run->B, run->T, per_commit);
+    }
+    int layers = run->config.layers;
+    for (int l = 0; l <= layers; l++) {
+        run->layer_begins[l] = run->table.entries[gpt_neo_tensor(l, TENSOR_LN_1_WEIGHT)].offset;
+    }
+    if (strcmp(run->rule->name, "streaming-diloco") == 0 && options->streaming_p > layers) {
+        return error_set(error, "--streaming-P %lld: %s has only %d layers to make fragments of",
+                         (long long)options->streaming_p, run->config.name, layers);
+    }
+    return true;
+}
+
+// The ranges of the flat parameter vector that decay. Returns how many there are.
+static inline int choose_decay_ranges(Run *run) {
+    bool all = strcmp(run->options.decay, "all") == 0;
+    int count = 0;
+    run->decay_ranges = (DecayRange *)calloc((size_t)run->table.count, sizeof *run->decay_ranges);
+    for (int i = 0; i < run->table.count; i++) {
+        const ParameterInfo *entry = &run->table.entries[i];
+        if (entry->is_matrix || all) {
+            decay_ranges_add(run->decay_ranges, &count, entry->offset, entry->offset + entry->count);
+        }
+    }
+    return count;
+}
+
+static inline int64_t nominal_tokens_per_commit(const Run *run) {
+    return nominal_micro_batches(run) * tokens_per_micro_batch(run);
+}
+
+static inline int64_t nominal_commits(const Run *run) {
+    int64_t per_commit = nominal_tokens_per_commit(run);
+    return (run->options.tokens + per_commit - 1) / per_commit;
+}
+
+// Spells out what was left to us, so that the saved configuration says it. A constant
+// rate has no minimum.
+static inline bool choose_rates(Run *run, Error *error) {
+    Options *options = &run->options;
+    bool constant = strcmp(options->schedule, "constant") == 0;
+    if (options->learning_rate == 0) { options->learning_rate = automatic_learning_rate(run); }
+    if (options->minimum_learning_rate < 0 && !constant) {
+        options->minimum_learning_rate = options->learning_rate / 10;
+    }
+    if (options->weight_decay < 0) { options->weight_decay = options->finetune[0] != '\0' ? 0 : 0.1; }
+    if (options->warmup < 0) {
+        options->warmup = nominal_commits(run) / 20 < 1000 ? nominal_commits(run) / 20 : 1000;
+    }
+    if (options->minimum_learning_rate > options->learning_rate) {
+        return error_set(error, "--min-lr %g is above the automatic --lr %g: give --lr too",
+                         options->minimum_learning_rate, options->learning_rate);
+    }
+    return true;
+}
+
+static inline LearningRate choose_schedule(const Run *run) {
+    const Options *options = &run->options;
+    LearningRate rate;
+    bool by_commits = strcmp(options->learning_rate_by, "commits") == 0;
+    double per_commit = (double)nominal_micro_batches(run);
+    double total = (double)options->tokens / (double)tokens_per_micro_batch(run);
+    rate.kind = strcmp(options->schedule, "cosine") == 0   ? SCHEDULE_COSINE
+                : strcmp(options->schedule, "linear") == 0 ? SCHEDULE_LINEAR
+                                                           : SCHEDULE_CONSTANT;
+    rate.peak = options->learning_rate;
+    rate.minimum = options->minimum_learning_rate;
+    rate.step = by_commits ? 1 : per_commit;
+    rate.warmup = (double)options->warmup * rate.step;
+    rate.total = by_commits ? total / per_commit : total;
+    return rate;
+}
+
+// Micro-batch gradients of all workers at which training ends.
+static inline double target_gradients(const Run *run) {
+    return ceil((double)run->options.tokens / (double)tokens_per_micro_batch(run));
+}
+
+static inline void choose_local_settings(const Run *run, SchedulerSettings *settings) {
+    const Options *options = &run->options;
+    bool streaming = strcmp(run->rule->name, "streaming-diloco") == 0;
+    double gap = 1;
+    Error error = {""};
+    options_co2_gap(options, &gap, &error); // was checked
+    settings->steps = (int)(strcmp(run->rule->name, "co2") == 0 ? options->co2_tau : options->diloco_h);
+    settings->fragments = streaming ? (int)options->streaming_p : 1;
+    settings->delay = (int)options->streaming_tau;
+    settings->strided = strcmp(options->streaming_order, "strided") == 0;
+    settings->outer.learning_rate = (float)options->diloco_outer_lr;
+    settings->outer.momentum = (float)options->diloco_mu;
+    settings->outer.alpha = (float)options->streaming_alpha;
+    settings->co2.beta = (float)options->co2_beta;
+    settings->co2.alpha = (float)options->co2_alpha;
+    settings->co2.phi = (float)options->co2_phi;
+    settings->co2.gap = (float)gap;
+}
+
+static inline SchedulerSettings choose_settings(Run *run) {
+    const Options *options = &run->options;
+    SchedulerSettings settings;
+    memset(&settings, 0, sizeof settings);
+    settings.kind = run->rule->kind;
+    settings.replicated = run->rule->replicated;
+    settings.overlap = options->overlap;
+    settings.adaptive = options->accumulate == 0 && options->rank_accumulate[0] == '\0';
+    settings.rounds_per_commit = run->rule->rounds_per_commit;
+    settings.round_size = nominal_accumulation(run) / run->rule->rounds_per_commit;
+    settings.first_round_size = (int)options->acco_init;
+    settings.sequential = options->sequential;
+    wire_find(options->wire, &settings.wire);
+    if (!wire_find(options->estimate_wire, &settings.estimate_wire)) {
+        settings.estimate_wire = settings.wire;
+    } // "same"
+    settings.gradient_clip = options->grad_clip;
+    settings.on_spike = strcmp(options->on_spike, "skip") == 0       ? SPIKE_SKIP
+                        : strcmp(options->on_spike, "rollback") == 0 ? SPIKE_ROLLBACK
+                                                                     : SPIKE_STOP;
+    settings.spike_limit = options->spike_limit;
+    settings.target = target_gradients(run);
+    settings.rate_by_commits = strcmp(options->learning_rate_by, "commits") == 0;
+    settings.rate = choose_schedule(run);
+    choose_local_settings(run, &settings);
+    settings.optimizer.kind = OPTIMIZER_ADAMW;
+    settings.optimizer.beta1 = options->beta1;
+    settings.optimizer.beta2 = options->beta2;
+    settings.optimizer.epsilon = options->eps;
+    settings.optimizer.weight_decay = options->weight_decay;
+    settings.optimizer.decay_range_count = choose_decay_ranges(run);
+    settings.optimizer.decay_ranges = run->decay_ranges;
+    settings.gpu = placement_gpu(&run->placement);
+    settings.precision = run->placement.precision;
+    settings.nccl = run->placement.uses_nccl ? &run->placement.nccl : NULL;
+    return settings;
+}
+
+// Whether a token is a byte of text.
+static inline bool data_is_bytes(const Run *run) {
+    return run->data.builtin || run->data.files[0].token_bytes == 1;
+}
+
+static inline bool open_files(DataLoader *loader, const DataRequest *request, Error *error) {
+    bool good = data_loader_open(loader, request, error);
+    for (int i = 0; good && !loader->builtin && i < loader->file_count; i++) {
+        good = data_file_check_length(&loader->files[i], request->sequence_length, error);
+    }
+    return good;
+}
+
+static inline bool open_data(Run *run, Error *error) {
+    const Options *options = &run->options;
+    bool separate = options->val_data[0] != '\0';
+    DataRequest request = {options->data, run->T, run->config.vocabulary, (uint64_t)options->seed,
+                           !separate && options->val_batches > 0};
+    if (!open_files(&run->data, &request, error)) { return false; }
+    if (!data_loader_require(&run->data, run->transport.size, run->B, error)) { return false; }
+    bool spelled = run->options.tokenizer[0] != '\0' || options_start(&run->options)[0] != '\0';
+    if (run->options.prompt[0] != '\0' && !data_is_bytes(run) && !spelled) {
+        return error_set(error,
+                         "--prompt needs data that are text, or a --tokenizer: %s holds token ids, and there "
+                         "is no vocabulary here to turn "
+                         "the prompt into ids",
+                         options->data);
+    }
+    if (!separate) { return true; }
+    DataRequest held = {options->val_data, run->T, run->config.vocabulary, (uint64_t)options->seed, false};
+    return open_files(&run->validation_data, &held, error);
+}
+
+// The scheduler's Problem: micro-batch `index` of this rank is sample number (index *
+// ranks + rank) * B and the next B-1 of the global order, counted from where a run that
+// is resumed had come.
+static inline MicroBatchResult train_micro_batch(void *self, Stream *stream, uint64_t index,
+                                                 const float *parameters, float *gradients,
+                                                 const Pace *pace) {
+    Run *run = (Run *)self;
+    const Transport *transport = &run->transport;
+    uint64_t first =
+        ((uint64_t)run->data_base + index * (uint64_t)transport->size + (uint64_t)transport->rank) *
+        (uint64_t)run->B;
+    MicroBatchResult result;
+    Error error = {""};
+    if (!data_loader_fill(&run->data, first, run->B, run->tokens, run->targets, &result.perfect_loss,
+                          &error)) {
+        transport_fail(&run->transport, "%s", error.text);
+    }
+    result.loss = gpt_neo_loss_and_gradients(&run->model, stream, parameters, gradients, run->tokens,
+                                             run->targets, pace);
+    if (run->options.slow_rank == transport->rank) { sleep_seconds(run->options.slow_ms / 1e3); }
+    return result;
+}
+
+static inline Problem training_problem(Run *run) {
+    Problem problem = {run, run->table.parameter_count, train_micro_batch, run->layer_begins,
+                       run->config.layers};
+    return problem;
+}
+
+// The one table of memory: what `plan` prints, what a run prints, and what is allocated.
+static inline bool reserve_memory(Run *run, Problem problem, Error *error) {
+    const Placement *placement = &run->placement;
+    SchedulerSettings settings = choose_settings(run);
+    GptNeoSettings model = {
+        run->B, run->T, run->threads.threads, placement->on_gpu, placement->precision, RECOMPUTE_NONE};
+    size_t bytes = (size_t)tokens_per_micro_batch(run) * sizeof(int32_t);
+    run->arena.on_gpu = placement->on_gpu;
+    scheduler_reserve(&run->scheduler, &run->arena, &settings, &problem, &run->transport);
+    arena_reserve_host(&run->arena, MEMORY_WORKSPACE, "tokens", bytes, &run->tokens);
+    arena_reserve_host(&run->arena, MEMORY_WORKSPACE, "targets", bytes, &run->targets);
+    if (!placement_check_shapes(placement, &run->config, run->B, run->T, error) ||
+        !placement_choose_recompute(&run->placement, &run->options, &run->config, run->arena.bytes, &model,
+                                    error)) {
+        return false;
+    }
+    gpt_neo_reserve(&run->model, &run->arena, &run->config, &model);
+    return true;
+}
+
+// How many bytes of gradients travel together where gradients are sent behind the
+// backward pass. More buckets leave less to wait for when the pass has ended, the last
+// bucket, but each costs the latency of a message: with n buckets of an exchange of C
+// seconds that is C / n + n times the latency, least at n = sqrt(C / latency). All ranks
+// call it and choose the same.
+static inline void choose_bucket(Run *run) {
+    SchedulerSettings *settings = &run->scheduler.settings;
+    const Layout *layout = &run->scheduler.layout;
+    double bytes = (double)layout_padded(layout) * sizeof(float);
+    if (settings->kind != RULE_SYNCHRONOUS || run->transport.size == 1) { return; }
+    settings->bucket = (size_t)(run->options.bucket_mb * 1e6);
+    snprintf(run->bucket_reason, sizeof run->bucket_reason, "as asked for");
+    if (settings->bucket > 0) { return; }
+    if (run->placement.uses_nccl) {
+        settings->bucket = NCCL_BUFFER_BYTES;
+        snprintf(run->bucket_reason, sizeof run->bucket_reason, "what fits into NCCL's message buffers");
+        return;
+    }
+    LinkMeasure link = link_measure(&run->transport);
+    double share = (double)wire_bytes(settings->wire, WIRE_BLOCK) / (WIRE_BLOCK * sizeof(float));
+    double passes = settings->replicated ? 2 : 1, ranks = run->transport.size;
+    double seconds = passes * bytes * share * (ranks - 1) / ranks / link.rate;
+    double latency =
+        fmax(link.latency, TRANSPORT_SPIN_SECONDS); // who waits longer than that sleeps, and must be woken
+    double buckets = fmin(fmax(sqrt(seconds / (passes * latency)), 1), (double)layout->cells);
+    settings->bucket = (size_t)(bytes / buckets);
+    snprintf(run->bucket_reason, sizeof run->bucket_reason,
+             "measured: %.3g us a message, %.3g MB/s; %.3g s for all of it", 1e6 * link.latency,
+             link.rate / 1e6, seconds);
+}
+
+#endif

@@ -1,0 +1,162 @@
+// thread_pool.h: a pool of threads that share one loop, for the inside of a kernel.
+//
+// The caller of thread_pool_run is member 0 and works too; a pool of one is a plain loop
+// and starts no thread. Tasks are claimed one by one from an atomic counter, so which
+// thread runs which task varies from call to call: a task must write what no other task
+// writes, and must not sum into anything shared. Then results do not depend on the number
+// of threads, which is how every kernel here stays bit-reproducible.
+//
+// OpenMP would do the same but for two things: its waiting threads spin by default, which
+// is ruin when ranks are oversubscribed, and its runtime is opaque to ThreadSanitizer.
+// Idle members spin for a moment (a kernel follows a kernel within microseconds), then
+// sleep.
+#ifndef ACCO_RUNTIME_THREAD_POOL_H
+#define ACCO_RUNTIME_THREAD_POOL_H
+
+#include <assert.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdlib.h>
+
+typedef void (*ThreadPoolTask)(void *context, int task, int thread);
+
+typedef struct ThreadPool ThreadPool;
+
+typedef struct PoolThread {
+    ThreadPool *pool;
+    int thread; // 1 .. threads-1; 0 is the caller of thread_pool_run
+    pthread_t handle;
+} PoolThread;
+
+struct ThreadPool {
+    int threads;
+    int spin_rounds; // how long an idle member looks before it sleeps
+    PoolThread *members;
+    pthread_mutex_t mutex;
+    pthread_cond_t work_ready;
+    pthread_cond_t work_done;
+    // The loop in progress. Written under the mutex before `generation` moves.
+    ThreadPoolTask task;
+    void *context;
+    int task_count;
+    int next_task;       // atomic: the next unclaimed task
+    unsigned generation; // atomic: how many loops have been started; wraps around
+    int working;         // atomic: members that have not finished the loop
+    bool stopping;
+};
+
+static inline void thread_pool_pause(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+}
+
+static inline void thread_pool_claim_tasks(ThreadPool *pool, int thread) {
+    for (;;) {
+        int task = __atomic_fetch_add(&pool->next_task, 1, __ATOMIC_RELAXED);
+        if (task >= pool->task_count) { return; }
+        pool->task(pool->context, task, thread);
+    }
+}
+
+// Waits until `generation` differs from `seen`: looks for a while, then sleeps. Returns
+// false when the pool is being destroyed.
+static inline bool thread_pool_wait_for_work(ThreadPool *pool, unsigned seen) {
+    for (int round = 0; round < pool->spin_rounds; round++) {
+        if (__atomic_load_n(&pool->generation, __ATOMIC_ACQUIRE) != seen) { break; }
+        thread_pool_pause();
+    }
+    pthread_mutex_lock(&pool->mutex);
+    while (!pool->stopping && pool->generation == seen) {
+        pthread_cond_wait(&pool->work_ready, &pool->mutex);
+    }
+    bool go_on = !pool->stopping;
+    pthread_mutex_unlock(&pool->mutex);
+    return go_on;
+}
+
+static inline void *thread_pool_member_main(void *argument) {
+    PoolThread *member = (PoolThread *)argument;
+    ThreadPool *pool = member->pool;
+    for (unsigned seen = 0; thread_pool_wait_for_work(pool, seen); seen++) {
+        thread_pool_claim_tasks(pool, member->thread);
+        if (__atomic_sub_fetch(&pool->working, 1, __ATOMIC_ACQ_REL) == 0) {
+            pthread_mutex_lock(&pool->mutex);
+            pthread_cond_signal(&pool->work_done);
+            pthread_mutex_unlock(&pool->mutex);
+        }
+    }
+    return NULL;
+}
+
+static inline void thread_pool_destroy(ThreadPool *pool) {
+    if (pool == NULL) { return; }
+    pthread_mutex_lock(&pool->mutex);
+    pool->stopping = true;
+    pthread_cond_broadcast(&pool->work_ready);
+    pthread_mutex_unlock(&pool->mutex);
+    for (int i = 1; i < pool->threads; i++) { pthread_join(pool->members[i].handle, NULL); }
+    pthread_cond_destroy(&pool->work_done);
+    pthread_cond_destroy(&pool->work_ready);
+    pthread_mutex_destroy(&pool->mutex);
+    free(pool->members);
+    free(pool);
+}
+
+// A pool of `threads` (>= 1) members, or NULL where the system does not give that many
+// threads. `spin`: members may look for work before they sleep; pass false where cores
+// are oversubscribed.
+static inline ThreadPool *thread_pool_create(int threads, bool spin) {
+    assert(threads >= 1);
+    ThreadPool *pool = (ThreadPool *)calloc(1, sizeof *pool);
+    pool->threads = threads;
+    pool->spin_rounds = spin ? 4000 : 0;
+    pool->members = (PoolThread *)calloc((size_t)threads, sizeof *pool->members);
+    pthread_mutex_init(&pool->mutex, NULL);
+    pthread_cond_init(&pool->work_ready, NULL);
+    pthread_cond_init(&pool->work_done, NULL);
+    for (int i = 1; i < threads; i++) {
+        pool->members[i].pool = pool;
+        pool->members[i].thread = i;
+        if (pthread_create(&pool->members[i].handle, NULL, thread_pool_member_main, &pool->members[i]) != 0) {
+            pool->threads = i;
+            thread_pool_destroy(pool);
+            return NULL;
+        }
+    }
+    return pool;
+}
+
+// Runs task(context, i, thread) for i in [0, tasks) and returns when all are done. Not to
+// be called from inside a task.
+static inline void thread_pool_run(ThreadPool *pool, int tasks, ThreadPoolTask task, void *context) {
+    // Otherwise the compiler may build a copy of the task into the loop below, and fuse
+    // multiplications and additions there that it does not fuse in the task itself: one
+    // thread would give other bits than two.
+    __asm__("" : "+r"(task));
+    if (pool->threads == 1 || tasks <= 1) {
+        for (int i = 0; i < tasks; i++) { task(context, i, 0); }
+        return;
+    }
+    pthread_mutex_lock(&pool->mutex);
+    pool->task = task;
+    pool->context = context;
+    pool->task_count = tasks;
+    pool->next_task = 0;
+    pool->working = pool->threads - 1;
+    __atomic_store_n(&pool->generation, pool->generation + 1, __ATOMIC_RELEASE);
+    pthread_cond_broadcast(&pool->work_ready);
+    pthread_mutex_unlock(&pool->mutex);
+    thread_pool_claim_tasks(pool, 0);
+    for (int round = 0; round < pool->spin_rounds && __atomic_load_n(&pool->working, __ATOMIC_ACQUIRE) > 0;
+         round++) {
+        thread_pool_pause();
+    }
+    pthread_mutex_lock(&pool->mutex);
+    while (__atomic_load_n(&pool->working, __ATOMIC_ACQUIRE) > 0) {
+        pthread_cond_wait(&pool->work_done, &pool->mutex);
+    }
+    pthread_mutex_unlock(&pool->mutex);
+}
+
+#endif

@@ -1,0 +1,763 @@
+// test_eval.c: perplexity, LAMBADA and HellaSwag are what plain code makes of the logits
+// of one sequence at a time; texts are prepared as the harness does; any number of ranks
+// gives the same bits; whatever is wrong with a line is said with its number.
+#include "test/harness.h"
+
+#include "program/eval.h"
+#include "test/threads_link.h"
+
+enum { POSITIONS = 40, BYTES = 256, MOST_SEQUENCES = 512 };
+
+static char scratch[] = "/tmp/test_evaluate.XXXXXX"; // a file
+
+static const char *write_file(const void *bytes, size_t count) {
+    FILE *file = fopen(scratch, "wb");
+    if (file == NULL || fwrite(bytes, 1, count, file) != count || fclose(file) != 0) {
+        fail_msg("cannot write %s", scratch);
+    }
+    return scratch;
+}
+
+static const char *write_text(const char *text) { return write_file(text, strlen(text)); }
+
+// ---- a model, and plain code that asks it
+
+typedef struct Fixture {
+    GptNeoConfig config;
+    ParameterTable table;
+    float *parameters;
+    Arena arena;
+    GptNeo plain; // one sequence of POSITIONS
+    Stream stream;
+} Fixture;
+
+static void fixture_open(Fixture *fixture, int vocabulary) {
+    Error error;
+    memset(fixture, 0, sizeof *fixture);
+    assert_true(gpt_neo_config_find("tiny", &fixture->config, &error));
+    fixture->config.positions = POSITIONS;
+    fixture->config.window = 5;
+    fixture->config.vocabulary = vocabulary;
+    gpt_neo_parameter_table(&fixture->config, &fixture->table);
+    arena_reserve(&fixture->arena, MEMORY_PARAMETERS, "parameters",
+                  fixture->table.parameter_count * sizeof(float), &fixture->parameters);
+    GptNeoSettings settings = gpt_neo_on_cpu(1, POSITIONS, 1);
+    gpt_neo_reserve(&fixture->plain, &fixture->arena, &fixture->config, &settings);
+    assert_true(arena_commit(&fixture->arena, &error));
+    fixture->stream.pool = thread_pool_create(1, true);
+    gpt_neo_initialize(&fixture->table, 3, fixture->stream.pool, fixture->parameters);
+    for (int t = 0; t < fixture->table.count;
+         t++) { // larger than at the start of training: what precedes must matter
+        const ParameterInfo *entry = &fixture->table.entries[t];
+        for (size_t i = entry->offset; i < entry->offset + entry->count && entry->is_matrix; i++) {
+            fixture->parameters[i] *= 4.0f;
+        }
+    }
+}
+
+static void fixture_close(Fixture *fixture) {
+    thread_pool_destroy(fixture->stream.pool);
+    arena_release(&fixture->arena);
+    parameter_table_free(&fixture->table);
+}
+
+// Log-likelihood of tokens [first, count) from those before each, by the logits of the
+// whole sequence. *greedy: whether each is the largest. *next: what the model would write
+// behind the last one.
+static double plain_score(Fixture *fixture, const int32_t *tokens, int count, int first, bool *greedy,
+                          int32_t *next) {
+    int32_t inputs[POSITIONS] = {0};
+    int V = fixture->config.vocabulary;
+    float *logits = (float *)malloc((size_t)POSITIONS * (size_t)V * sizeof(float));
+    double sum = 0;
+    memcpy(inputs, tokens, (size_t)(count < POSITIONS ? count : POSITIONS) * sizeof *tokens);
+    gpt_neo_forward(&fixture->plain, &fixture->stream, fixture->parameters, inputs, NULL);
+    cpu_matmul_forward(&fixture->stream, logits, V, real_floats_const(gpt_neo_hidden(&fixture->plain)),
+                       fixture->parameters, POSITIONS, fixture->config.channels, V);
+    *greedy = true;
+    for (int t = first; t < count; t++) {
+        const float *row = logits + (t - 1) * V;
+        double total = 0;
+        for (int v = 0; v < V; v++) {
+            total += exp((double)row[v]);
+            if (row[v] > row[tokens[t]]) { *greedy = false; }
+        }
+        sum += (double)row[tokens[t]] - log(total);
+    }
+    *next = count <= POSITIONS ? sampler_largest(logits + (count - 1) * V, V) : -1;
+    free(logits);
+    return sum;
+}
+
+// The same of a context and what follows it, as bytes.
+static double plain_bytes(Fixture *fixture, const char *context, const char *continuation, bool *greedy) {
+    int32_t tokens[256], next;
+    int given = (int)strlen(context), count = 0;
+    for (int i = 0; i < given; i++) { tokens[count++] = (uint8_t)context[i]; }
+    for (int i = 0; continuation[i] != '\0'; i++) { tokens[count++] = (uint8_t)continuation[i]; }
+    int cut = count > POSITIONS + 1 ? count - POSITIONS - 1 : 0;
+    return plain_score(fixture, tokens + cut, count - cut, given - cut, greedy, &next);
+}
+
+// ---- the module
+
+static EvaluateRequest make_request(const Fixture *fixture, EvaluateTask task, const char *path,
+                                    const Tokenizer *tokenizer) {
+    EvaluateRequest request = {task, path, tokenizer, fixture->config.vocabulary, 3, POSITIONS, 0, 0};
+    return request;
+}
+
+typedef struct Evaluated {
+    EvaluateSet set;
+    EvaluateScore scores[MOST_SEQUENCES];
+    EvaluateSummary summary;
+} Evaluated;
+
+// What one rank does.
+static bool evaluate_as(Fixture *fixture, const EvaluateSet *set, Transport *transport, EvaluateScore *scores,
+                        const EvaluateProgress *progress) {
+    Evaluator evaluator;
+    Arena arena;
+    Stream stream;
+    Error error;
+    memset(&arena, 0, sizeof arena);
+    memset(&stream, 0, sizeof stream);
+    GptNeoSettings settings = gpt_neo_on_cpu(set->request.B, set->request.T, 1);
+    evaluator_reserve(&evaluator, &arena, &fixture->config, &settings);
+    if (!arena_commit(&arena, &error) || set->count > MOST_SEQUENCES) { return false; }
+    stream.pool = thread_pool_create(1, true);
+    EvaluateScore *all = evaluate_run(&evaluator, &stream, fixture->parameters, set, transport, progress);
+    memcpy(scores, all, set->count * sizeof *all);
+    free(all);
+    thread_pool_destroy(stream.pool);
+    arena_release(&arena);
+    return true;
+}
+
+static void count_progress(void *context, int64_t done, int64_t total) {
+    int64_t *seen = (int64_t *)context;
+    assert_true(done > seen[0] && done <= total);
+    seen[0] = done;
+    seen[1] = total;
+}
+
+static void evaluate_alone(Fixture *fixture, const EvaluateRequest *request, Evaluated *result) {
+    Error error = {""};
+    Transport transport;
+    int64_t seen[2] = {0, 0};
+    EvaluateProgress progress = {count_progress, seen};
+    if (!evaluate_set_open(&result->set, request, &error)) { fail_msg("%s", error.text); }
+    transport_open_alone(&transport, "a test");
+    assert_true(evaluate_as(fixture, &result->set, &transport, result->scores, &progress));
+    transport_close(&transport);
+    assert_true(seen[0] == seen[1] && seen[0] > 0);
+    if (!evaluate_summarise(&result->set, result->scores, &result->summary, &error)) {
+        fail_msg("%s", error.text);
+    }
+}
+
+// ---- perplexity
+
+// Every window by gpt_neo_loss on one sequence, with a mark for each token that has been
+// counted.
+static double plain_perplexity(Fixture *fixture, const int32_t *tokens, const bool *masked, int count, int T,
+                               int stride, int *counted) {
+    bool *seen = (bool *)calloc((size_t)count, sizeof *seen);
+    double nats = 0;
+    *counted = 0;
+    for (int begin = 0; begin < count; begin += stride) {
+        int32_t inputs[POSITIONS] = {0}, targets[POSITIONS];
+        int here = 0;
+        for (int t = 0; t < POSITIONS; t++) {
+            int next = begin + t + 1;
+            bool inside = next < count && t + 1 < T;
+            inputs[t] = begin + t < count && t < T ? tokens[begin + t] : 0;
+            targets[t] = inside && !seen[next] && (masked == NULL || !masked[next]) ? tokens[next] : -1;
+            here += targets[t] >= 0;
+        }
+        for (int t = 0; t < T && begin + t < count; t++) { seen[begin + t] = true; }
+        nats += here *
+                (double)gpt_neo_loss(&fixture->plain, &fixture->stream, fixture->parameters, inputs, targets);
+        *counted += here;
+    }
+    free(seen);
+    return nats;
+}
+
+static void perplexity_is_that_of_a_plain_loop_over_windows(void **state) {
+    (void)state;
+    Fixture fixture;
+    uint8_t text[211];
+    int32_t tokens[211];
+    static const int cases[][2] = {{17, 0},  {17, 1},         {17, 5},
+                                   {17, 16}, {17, 17},        {2, 1},
+                                   {2, 2},   {POSITIONS, 21}, {POSITIONS, POSITIONS}};
+    fixture_open(&fixture, BYTES);
+    Random random = {5};
+    for (int i = 0; i < 211; i++) { tokens[i] = text[i] = (uint8_t)(random_uniform(&random) * 256); }
+    for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
+        for (int count = 211; count > 207; count--) {
+            EvaluateRequest request =
+                make_request(&fixture, EVALUATE_PERPLEXITY, write_file(text, (size_t)count), NULL);
+            Evaluated result;
+            int counted, T = cases[k][0], stride = cases[k][1] > 0 ? cases[k][1] : T / 2;
+            request.T = T;
+            request.stride = cases[k][1];
+            evaluate_alone(&fixture, &request, &result);
+            double nats = plain_perplexity(&fixture, tokens, NULL, count, T, stride, &counted);
+            assert_int_equal(result.summary.counted, counted);
+            if (stride < T) { assert_int_equal(counted, count - 1); }
+            assert_close(result.summary.nats, nats / counted, 1e-6 * nats / counted, "nats");
+            assert_close(result.summary.perplexity, exp(nats / counted), 1e-5 * exp(nats / counted),
+                         "perplexity");
+            assert_close(result.summary.bits_per_byte, nats / counted / log(2.0), 1e-5, "bits per byte");
+            evaluate_set_close(&result.set);
+        }
+    }
+    fixture_close(&fixture);
+}
+
+static void perplexity_leaves_out_what_a_shard_masks(void **state) {
+    (void)state;
+    Fixture fixture;
+    Tokenizer tokenizer;
+    TokenFile shard;
+    Error error;
+    Evaluated result;
+    if (!tokenizer_open(&tokenizer, "test/reference/tokenizer.json", &error)) { fail_msg("%s", error.text); }
+    if (!token_file_open(&shard, "test/reference/masked_shard.bin", TOKEN_FILE_CHECK_ALL, &error)) {
+        fail_msg("%s", error.text);
+    }
+    fixture_open(&fixture, (int)shard.vocabulary);
+    int count = (int)shard.token_count, counted;
+    int32_t *tokens = (int32_t *)calloc((size_t)count, sizeof *tokens);
+    bool *masked = (bool *)calloc((size_t)count, sizeof *masked);
+    size_t bytes = 0, length = 0;
+    for (int i = 0; i < count; i++) {
+        tokens[i] = (int32_t)token_file_token(&shard, (uint64_t)i);
+        masked[i] = !token_file_counts(&shard, (uint64_t)i);
+        tokenizer_bytes(&tokenizer, tokens[i], &length);
+        bytes += i > 0 && !masked[i] ? length : 0;
+    }
+    EvaluateRequest request =
+        make_request(&fixture, EVALUATE_PERPLEXITY, "test/reference/masked_shard.bin", &tokenizer);
+    request.T = 12;
+    evaluate_alone(&fixture, &request, &result);
+    double nats = plain_perplexity(&fixture, tokens, masked, count, 12, 6, &counted);
+    assert_true(counted > 0 && counted < count - 1);
+    assert_int_equal(result.summary.counted, counted);
+    assert_close(result.summary.nats, nats / counted, 1e-6 * nats / counted, "nats");
+    assert_close(result.summary.bits_per_byte, nats / log(2.0) / (double)bytes, 1e-5, "bits per byte");
+    evaluate_set_close(&result.set);
+    request.tokenizer = NULL;
+    evaluate_alone(&fixture, &request, &result);
+    assert_true(isnan(result.summary.bits_per_byte));
+    evaluate_set_close(&result.set);
+    request.tokenizer = &tokenizer;
+    tokenizer.hash[7] ^= 1;
+    assert_false(evaluate_set_open(&result.set, &request, &error));
+    assert_non_null(strstr(error.text, "another tokenizer"));
+    free(tokens);
+    free(masked);
+    token_file_close(&shard);
+    tokenizer_close(&tokenizer);
+    fixture_close(&fixture);
+}
+
+// ---- lambada
+
+// Only small letters and spaces are ever likely.
+static void speak_in_letters(Fixture *fixture) {
+    size_t C = (size_t)fixture->config.channels;
+    for (int v = 0; v < BYTES; v++) {
+        float scale = v == ' ' ? 2.0f : v >= 'a' && v <= 'z' ? 1.0f : 0.01f;
+        for (size_t c = 0; c < C; c++) { fixture->parameters[(size_t)v * C + c] *= scale; }
+    }
+}
+
+// A text of letters to which the model itself would add the last word, a letter.
+static bool find_greedy(Fixture *fixture, Random *random, char *text) {
+    int32_t tokens[16], next;
+    bool greedy;
+    for (int i = 0; i < 12; i++) { tokens[i] = 'a' + (int32_t)(random_uniform(random) * 26); }
+    for (int i = 12; i < 14; i++) {
+        plain_score(fixture, tokens, i, i, &greedy, &next);
+        tokens[i] = next;
+    }
+    for (int i = 0; i < 14; i++) { text[i] = (char)tokens[i]; }
+    text[14] = '\0';
+    return tokens[12] == ' ' && tokens[13] >= 'a' && tokens[13] <= 'z';
+}
+
+// The line's text in `escaped` is JSON's; context and continuation are what must come of
+// it.
+typedef struct Pair {
+    const char *escaped, *context, *continuation;
+} Pair;
+
+static const Pair pairs[] = {
+    {"the fox", "the", " fox"},
+    {"the red fox.", "the red", " fox."},
+    {"a\\n\\n b", "a", "\n\n b"},
+    {"a  b", "a", "  b"},
+    {"a ", "a", " "},
+    {"x\\u00a0\\u3000 y\\ty", "x", "\xC2\xA0\xE3\x80\x80 y\ty"},
+    {"alone", "\n", " alone"},
+    {" second", "\n", " second"},
+    {"na\\u00efve Fl\\u00fc\\u00dfe", "na\xC3\xAFve",
+     " Fl\xC3\xBC\xC3\x9F"
+     "e"},
+    {"this is much more than the model can see at once, so that it begins late enough", // cut on the left
+     "this is much more than the model can see at once, so that it begins late", " enough"},
+    {"fits in the fourty-one tokens it can hold", "fits in the fourty-one tokens it can", " hold"},
+};
+
+static void lambada_is_that_of_plain_code(void **state) {
+    (void)state;
+    enum { PAIRS = sizeof pairs / sizeof pairs[0], GREEDY = 4 };
+    Fixture fixture;
+    Evaluated result;
+    char text[8192] = "", words[GREEDY][16];
+    Random random = {7};
+    fixture_open(&fixture, BYTES);
+    speak_in_letters(&fixture);
+    for (int i = 0; i < PAIRS; i++) {
+        sprintf(text + strlen(text), "{\"text\": \"%s\", \"more\": [1]}\n%s", pairs[i].escaped,
+                i % 2 ? "\r\n" : "");
+    }
+    for (int i = 0; i < GREEDY; i++) {
+        int tries = 0;
+        while (!find_greedy(&fixture, &random, words[i])) { assert_true(tries++ < 1000); }
+        sprintf(text + strlen(text), "{\"text\": \"%s\"}%s", words[i], i + 1 < GREEDY ? "\n" : "");
+    }
+    EvaluateRequest request = make_request(&fixture, EVALUATE_LAMBADA, write_text(text), NULL);
+    evaluate_alone(&fixture, &request, &result);
+    assert_int_equal(result.set.count, PAIRS + GREEDY);
+    double sum = 0;
+    int right = 0;
+    for (int i = 0; i < PAIRS + GREEDY; i++) {
+        char context[16] = "";
+        bool greedy;
+        if (i >= PAIRS) { memcpy(context, words[i - PAIRS], 12); }
+        double expected = i < PAIRS ? plain_bytes(&fixture, pairs[i].context, pairs[i].continuation, &greedy)
+                                    : plain_bytes(&fixture, context, words[i - PAIRS] + 12, &greedy);
+        assert_close(result.scores[i].log_likelihood, expected, 1e-5 * fabs(expected),
+                     i < PAIRS ? pairs[i].escaped : words[i - PAIRS]);
+        assert_int_equal(result.scores[i].greedy, greedy);
+        sum += expected;
+        right += greedy;
+    }
+    assert_true(right >= GREEDY && right < PAIRS);
+    assert_close(result.summary.perplexity, exp(-sum / (PAIRS + GREEDY)), 1e-4 * exp(-sum / (PAIRS + GREEDY)),
+                 "perplexity");
+    assert_close(result.summary.accuracy, (double)right / (PAIRS + GREEDY), 1e-12, "acc");
+    evaluate_set_close(&result.set);
+    request.limit = 3;
+    evaluate_alone(&fixture, &request, &result);
+    assert_int_equal(result.summary.items, 3);
+    evaluate_set_close(&result.set);
+    fixture_close(&fixture);
+}
+
+// With merges across the border the harness takes what the whole has more than the
+// context.
+static void pairs_have_the_tokens_of_the_whole(void **state) {
+    (void)state;
+    Fixture fixture;
+    Tokenizer tokenizer;
+    Error error;
+    EvaluateSet set;
+    if (!tokenizer_open(&tokenizer, "test/reference/tokenizer.json", &error)) { fail_msg("%s", error.text); }
+    fixture_open(&fixture, tokenizer.vocabulary);
+    const char *path = write_text("{\"text\": \"the river was quiet and the mill\"}\n"
+                                  "{\"text\": \"the mill \\n stood\"}\n{\"text\": \"fox\"}\n"
+                                  "{\"text\": \"<|endoftext|>the fox\"}\n");
+    static const char *const wholes[4] = {"the river was quiet and the mill", "the mill \n stood", " fox",
+                                          "<|endoftext|>the fox"};
+    static const char *const contexts[4] = {"the river was quiet and the", "the mill", "",
+                                            "<|endoftext|>the"};
+    EvaluateRequest request = make_request(&fixture, EVALUATE_LAMBADA, path, &tokenizer);
+    if (!evaluate_set_open(&set, &request, &error)) { fail_msg("%s", error.text); }
+    assert_int_equal(set.count, 4);
+    for (int i = 0; i < 4; i++) {
+        TokenList whole = {NULL, 0, 0}, context = {NULL, 0, 0};
+        const EvaluateSequence *sequence = &set.sequences[i];
+        if (i == 2) { token_list_add(&whole, tokenizer_find_added(&tokenizer, "<|endoftext|>")); }
+        assert_true(tokenizer_encode(&tokenizer, wholes[i], strlen(wholes[i]), true, &whole, &error));
+        assert_true(tokenizer_encode(&tokenizer, contexts[i], strlen(contexts[i]), true, &context, &error));
+        assert_int_equal(sequence->length, whole.count);
+        assert_int_equal(sequence->scored, whole.count - (i == 2 ? 1 : context.count));
+        assert_memory_equal(set.texts[0].ids + sequence->begin, whole.ids, whole.count * sizeof *whole.ids);
+        token_list_free(&whole);
+        token_list_free(&context);
+    }
+    evaluate_set_close(&set);
+    tokenizer_close(&tokenizer);
+    fixture_close(&fixture);
+}
+
+// ---- hellaswag
+
+static void texts_are_cleaned_as_the_harness_does(void **state) {
+    (void)state;
+    static const char *const cases[][2] = {
+        {"plain", "plain"},
+        {"", ""},
+        {" \n\t\xC2\xA0 both ends\xE3\x80\x80\x1C ", "both ends"},
+        {"How to [title] do it [title]", "How to.  do it. "}, // stripped first, cleaned then
+        {"a [header] b", "a b"},
+        {"[a][b]c[[d]]e", "c]e"},
+        {"a [open b", "a [open b"},
+        {"a [two\nlines] b [one]", "a [two\nlines] b "},
+        {"a [two\n[in] b", "a [two\n b"},
+        {"a    b   c  d", "a  b  c d"},
+        {"[gone]", ""},
+        {"x [title][title]", "x. "},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        TextList out = {NULL, 0, 0};
+        assert_true(evaluate_add_clean(&out, cases[i][0], strlen(cases[i][0])));
+        const char *expected = i == 3 ? "How to. do it. " : cases[i][1]; // two spaces became one
+        if (out.count != strlen(expected) ||
+            memcmp(out.count > 0 ? out.bytes : "", expected, out.count) != 0) {
+            fail_msg("'%s' gives '%.*s', expected '%s'", cases[i][0], (int)out.count, out.bytes, expected);
+        }
+        text_list_free(&out);
+    }
+    static const char *const capitals[][2] = {
+        {"", ""},
+        {"he Runs FAST", "He runs fast"},
+        {"\xC3\x89"
+         "COLE \xC3\x89"
+         "cole",
+         "\xC3\x89"
+         "cole \xC3\xA9"
+         "cole"},
+        {"\xC3\xA9T\n\xC3\x89", "\xC3\x89t\n\xC3\xA9"},
+        {"1A", "1a"},
+        {" Ab", " ab"},
+        {"\xE7\x8B\x90 A", "\xE7\x8B\x90 a"},
+    };
+    for (size_t i = 0; i < sizeof capitals / sizeof capitals[0]; i++) {
+        TextList out = {NULL, 0, 0};
+        assert_true(evaluate_add_capitalised(&out, capitals[i][0], strlen(capitals[i][0])));
+        if (out.count != strlen(capitals[i][1]) ||
+            memcmp(out.count > 0 ? out.bytes : "", capitals[i][1], out.count) != 0) {
+            fail_msg("'%s' gives '%.*s'", capitals[i][0], (int)out.count, out.bytes);
+        }
+        text_list_free(&out);
+    }
+}
+
+typedef struct Question {
+    const char *line;    // JSON but for the label
+    const char *context; // what must come of it
+    const char *endings[3];
+    int characters[3];
+} Question;
+
+static const Question questions[] = {
+    {"\"activity_label\": \"Milling\", \"ctx_a\": \"[header] How to mill [title] Go.\", \"ctx_b\": \"THE "
+     "miller\", \"ctx\": \"unused\", "
+     "\"endings\": [\"sleeps.\", \"goes [substeps] home to his red fox.\", \"\\u00fcbt  \\u72d0 \"]",
+     "Milling: How to mill. Go. The miller",
+     {" sleeps.", " goes home to his red fox.",
+      " \xC3\xBC"
+      "bt \xE7\x8B\x90"},
+     {7, 25, 5}},
+    {"\"activity_label\": \"A\", \"ctx_a\": \"b\", \"ctx_b\": \"[c]\", \"endings\": [\"it is a long one\", "
+     "\"c\", \"dd\"]",
+     "A: b",
+     {"  it is a long one", "  c", "  dd"}, // the context's space belongs to them
+     {16, 1, 2}},
+    {"\"ctx\": \"As it [is]  here\", \"endings\": [\" one\", \"two  [x]\", \"3\"]",
+     "As it [is]  here",
+     {"  one", " two  [x]", " 3"},
+     {4, 8, 1}},
+};
+
+enum { QUESTIONS = sizeof questions / sizeof questions[0] };
+
+static int best_of(const double *values) {
+    int best = values[1] > values[0] ? 1 : 0;
+    return values[2] > values[best] ? 2 : best;
+}
+
+static void hellaswag_is_that_of_plain_code(void **state) {
+    (void)state;
+    Fixture fixture;
+    Evaluated result;
+    double values[QUESTIONS][3], norms[QUESTIONS][3];
+    char text[8192] = "";
+    int right = 0, right_norm = 0, lines = 0, differing = 0;
+    fixture_open(&fixture, BYTES);
+    speak_in_letters(&fixture);
+    for (int q = 0; q < QUESTIONS; q++) {
+        bool greedy;
+        for (int e = 0; e < 3; e++) {
+            values[q][e] = plain_bytes(&fixture, questions[q].context, questions[q].endings[e], &greedy);
+            norms[q][e] = values[q][e] / questions[q].characters[e];
+        }
+        int best = best_of(values[q]), best_norm = best_of(norms[q]);
+        differing += best != best_norm;
+        for (int label = 0; label < 3;
+             label++, lines++) { // each question with each label, as a number and as text
+            const char *quote = label == 1 ? "\"" : "";
+            sprintf(text + strlen(text), "{%s, \"label\": %s%d%s}\n", questions[q].line, quote, label, quote);
+            right += label == best && (q > 0 || label != 1);
+            right_norm += label == best_norm && (q > 0 || label != 1);
+        }
+    }
+    assert_true(differing > 0);
+    // Without one of the lines, so that the numbers are not a third whatever is chosen.
+    char *second = strchr(text, '\n') + 1, *third = strchr(second, '\n') + 1;
+    memmove(second, third, strlen(third) + 1);
+    EvaluateRequest request = make_request(&fixture, EVALUATE_HELLASWAG, write_text(text), NULL);
+    evaluate_alone(&fixture, &request, &result);
+    assert_int_equal(result.summary.items, lines - 1);
+    for (size_t i = 0; i < result.set.count; i++) {
+        size_t q = i < 6 ? 0 : (i + 3) / 9, e = i % 3;
+        assert_int_equal(result.set.sequences[i].characters, questions[q].characters[e]);
+        assert_close(result.scores[i].log_likelihood, values[q][e], 1e-5 * fabs(values[q][e]),
+                     questions[q].endings[e]);
+    }
+    assert_close(result.summary.accuracy, (double)right / (lines - 1), 1e-12, "acc");
+    assert_close(result.summary.accuracy_norm, (double)right_norm / (lines - 1), 1e-12, "acc_norm");
+    evaluate_set_close(&result.set);
+    fixture_close(&fixture);
+}
+
+// ---- ranks
+
+typedef struct RanksRun {
+    Fixture *fixture;
+    const EvaluateSet *set;
+    EvaluateScore scores[3][MOST_SEQUENCES];
+    bool good[3];
+} RanksRun;
+
+static void rank_main(Transport *transport, void *context) {
+    RanksRun *run = (RanksRun *)context;
+    run->good[transport->rank] =
+        evaluate_as(run->fixture, run->set, transport, run->scores[transport->rank], NULL);
+}
+
+static void any_number_of_ranks_gives_the_same_bits(void **state) {
+    (void)state;
+    Fixture fixture;
+    Evaluated alone;
+    static RanksRun run;
+    char text[16384] = "";
+    fixture_open(&fixture, BYTES);
+    for (int i = 0; i < 44; i++) {
+        sprintf(text + strlen(text), "{\"text\": \"%.*s word%d\"}\n", 1 + i * 5 % 31,
+                "the fox who lived near a river and a mill", i);
+    }
+    for (int task = 0; task < 2; task++) {
+        EvaluateRequest request = make_request(&fixture, task == 0 ? EVALUATE_PERPLEXITY : EVALUATE_LAMBADA,
+                                               write_text(text), NULL);
+        request.B = 2;
+        evaluate_alone(&fixture, &request, &alone);
+        assert_true(alone.set.batch_count > 6 &&
+                    alone.set.batch_count % 6 != 0); // in some last round there are idle ranks
+        for (int ranks = 1; ranks <= 3; ranks++) {
+            memset(&run, 0, sizeof run);
+            run.fixture = &fixture;
+            run.set = &alone.set;
+            threads_run(ranks, rank_main, &run);
+            for (int rank = 0; rank < ranks; rank++) {
+                assert_true(run.good[rank]);
+                assert_memory_equal(run.scores[rank], alone.scores, alone.set.count * sizeof(EvaluateScore));
+            }
+        }
+        evaluate_set_close(&alone.set);
+    }
+    fixture_close(&fixture);
+}
+
+// ---- what is wrong
+
+static void a_model_of_nan_has_no_numbers(void **state) {
+    (void)state;
+    Fixture fixture;
+    Evaluated result;
+    Error error = {""};
+    fixture_open(&fixture, BYTES);
+    EvaluateRequest request =
+        make_request(&fixture, EVALUATE_LAMBADA, write_text("{\"text\": \"the fox\"}"), NULL);
+    evaluate_alone(&fixture, &request, &result);
+    result.scores[0].log_likelihood = (double)NAN;
+    assert_false(evaluate_summarise(&result.set, result.scores, &result.summary, &error));
+    assert_non_null(strstr(error.text, "nan"));
+    fixture.parameters[fixture.table.entries[gpt_neo_ln_f(&fixture.config)].offset] = NAN;
+    Transport transport;
+    transport_open_alone(&transport, "a test");
+    assert_true(evaluate_as(&fixture, &result.set, &transport, result.scores, NULL));
+    transport_close(&transport);
+    assert_true(isnan(result.scores[0].log_likelihood) && result.scores[0].greedy == 0);
+    evaluate_set_close(&result.set);
+    fixture_close(&fixture);
+}
+
+// A file whose third line is wrong.
+typedef struct Damage {
+    EvaluateTask task;
+    const char *line, *complaint;
+} Damage;
+
+#define GOOD_PAIR "{\"text\": \"a good line\"}"
+#define GOOD_QUESTION "{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": 1}"
+
+static const Damage damages[] = {
+    {EVALUATE_LAMBADA, "{\"text\": \"a good li", "no JSON"},
+    {EVALUATE_LAMBADA, "{\"text\": \"a b\"} {}", "no JSON"},
+    {EVALUATE_LAMBADA, "{\"text\": \"\xFF b\"}", "no JSON"},
+    {EVALUATE_LAMBADA, "{\"text\": \"\\ud800 b\"}", "no JSON"},
+    {EVALUATE_LAMBADA, "{\"text\": \"a b\", \"text\": \"a c\"}", "no JSON"},
+    {EVALUATE_LAMBADA, "[\"a b\"]", "object"},
+    {EVALUATE_LAMBADA, "{\"txt\": \"a b\"}", "\"text\" is missing"},
+    {EVALUATE_LAMBADA, "{\"text\": 3}", "\"text\" is missing"},
+    {EVALUATE_LAMBADA, "{\"text\": \"\\n\\n b\"}", "only spaces"},
+    {EVALUATE_LAMBADA, "{\"text\": \"a 0123456789012345678901234567890123456789\"}", "41 tokens"},
+    {EVALUATE_HELLASWAG, "{\"ctx\": \"a\", \"endings\": [\"b\"], \"label\": 0}", "\"endings\" must"},
+    {EVALUATE_HELLASWAG, "{\"ctx\": \"a\", \"endings\": \"bc\", \"label\": 0}", "\"endings\" must"},
+    {EVALUATE_HELLASWAG, "{\"ctx\": \"a\", \"endings\": [\"b\", 2], \"label\": 0}", "ending 1"},
+    {EVALUATE_HELLASWAG, "{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": 2}", "0 to 1"},
+    {EVALUATE_HELLASWAG, "{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": -1}", "0 to 1"},
+    {EVALUATE_HELLASWAG, "{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": \"\"}", "0 to 1"},
+    {EVALUATE_HELLASWAG, "{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": \"1x\"}", "0 to 1"},
+    {EVALUATE_HELLASWAG, "{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": 18446744073709551617}",
+     "no JSON"},
+    {EVALUATE_HELLASWAG, "{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"]}", "0 to 1"},
+    {EVALUATE_HELLASWAG, "{\"ctx_a\": \"a\", \"ctx_b\": \"b\", \"endings\": [\"b\", \"c\"], \"label\": 0}",
+     "activity_label"},
+    {EVALUATE_HELLASWAG,
+     "{\"ctx_a\": \"a\", \"activity_label\": \"b\", \"endings\": [\"b\", \"c\"], \"label\": 0}", "ctx_b"},
+    {EVALUATE_HELLASWAG, "{\"ctx\": 5, \"endings\": [\"b\", \"c\"], \"label\": 0}", "\"ctx\""},
+    {EVALUATE_HELLASWAG, "{\"endings\": [\"b\", \"c\"], \"label\": 0}", "activity_label"},
+};
+
+static void damaged_lines_are_refused_with_their_number(void **state) {
+    (void)state;
+    Fixture fixture;
+    EvaluateSet set;
+    char text[1024];
+    fixture_open(&fixture, BYTES);
+    for (size_t i = 0; i < sizeof damages / sizeof damages[0]; i++) {
+        const Damage *damage = &damages[i];
+        Error error = {""};
+        snprintf(text, sizeof text, "%s\n\n%s\n",
+                 damage->task == EVALUATE_LAMBADA ? GOOD_PAIR : GOOD_QUESTION, damage->line);
+        EvaluateRequest request = make_request(&fixture, damage->task, write_text(text), NULL);
+        if (evaluate_set_open(&set, &request, &error)) { fail_msg("'%s' is taken", damage->line); }
+        if (strstr(error.text, "line 3: ") == NULL || strstr(error.text, damage->complaint) == NULL) {
+            fail_msg("'%s': '%s'", damage->line, error.text);
+        }
+        request.limit = 1; // what is not asked for is not looked at
+        if (!evaluate_set_open(&set, &request, &error)) { fail_msg("%s", error.text); }
+        evaluate_set_close(&set);
+    }
+    fixture_close(&fixture);
+}
+
+static void expect_refusal(const EvaluateRequest *request, const char *complaint) {
+    EvaluateSet set;
+    Error error = {""};
+    if (evaluate_set_open(&set, request, &error)) { fail_msg("taken, though: %s", complaint); }
+    if (strstr(error.text, complaint) == NULL) { fail_msg("'%s' is not about '%s'", error.text, complaint); }
+}
+
+static void requests_that_cannot_be_met_are_refused(void **state) {
+    (void)state;
+    Fixture fixture, wide;
+    Tokenizer tokenizer;
+    Error error;
+    fixture_open(&fixture, BYTES);
+    fixture_open(&wide, BYTES + 1);
+    if (!tokenizer_open(&tokenizer, "test/reference/tokenizer.json", &error)) { fail_msg("%s", error.text); }
+    for (int task = 0; task < 3; task++) {
+        EvaluateRequest request = make_request(&wide, (EvaluateTask)task, write_text("a b c"), NULL);
+        expect_refusal(&request, "vocabulary of 257"); // and no tokenizer
+        request = make_request(&fixture, (EvaluateTask)task, "/nowhere/at/all", NULL);
+        expect_refusal(&request, "/nowhere/at/all");
+        request = make_request(&fixture, (EvaluateTask)task, "/tmp", NULL);
+        expect_refusal(&request, "/tmp");
+        request = make_request(&fixture, (EvaluateTask)task, write_text(""), NULL);
+        expect_refusal(&request, "empty");
+    }
+    EvaluateRequest request = make_request(&fixture, EVALUATE_LAMBADA, write_text("\n \r\n"), NULL);
+    expect_refusal(&request, "no line");
+    request = make_request(&wide, EVALUATE_LAMBADA, write_text("{\"text\": \"the river the mill<|end|>\"}"),
+                           &tokenizer);
+    expect_refusal(&request, "beyond the model's vocabulary");
+    request = make_request(&fixture, EVALUATE_PERPLEXITY, "builtin", NULL);
+    expect_refusal(&request, "built-in");
+    request = make_request(&fixture, EVALUATE_PERPLEXITY, write_text("abc"), NULL);
+    request.T = 1;
+    expect_refusal(&request, "at least 2");
+    request.T = 10;
+    request.stride = 11;
+    expect_refusal(&request, "1 to 10");
+    request.stride = -1;
+    expect_refusal(&request, "1 to 10");
+    tokenizer_close(&tokenizer);
+    fixture_close(&fixture);
+    fixture_close(&wide);
+}
+
+// Bytes of good lines, with some of them turned into others: taken or refused, no crash.
+static void damaged_bytes_do_not_crash(void **state) {
+    (void)state;
+    Fixture fixture;
+    char good[4096] = "", text[4096];
+    Random random = {11};
+    fixture_open(&fixture, BYTES);
+    for (int q = 0; q < QUESTIONS; q++) {
+        sprintf(good + strlen(good), "{%s, \"label\": 1, \"text\": \"a b\"}\n", questions[q].line);
+    }
+    int taken = 0, refused = 0, count = (int)strlen(good);
+    for (int round = 0; round < 3000; round++) {
+        EvaluateSet set;
+        Error error = {""};
+        memcpy(text, good, sizeof text);
+        for (int k = 0; k < 1 + round % 4; k++) {
+            int at = (int)(random_uniform(&random) * count);
+            text[at] = round % 2 ? (char)(random_uniform(&random) * 256)
+                                 : good[(int)(random_uniform(&random) * count)];
+        }
+        int size = round % 3 == 0 ? (int)(random_uniform(&random) * count) + 1 : count;
+        EvaluateTask task = round % 5 ? EVALUATE_HELLASWAG : EVALUATE_LAMBADA;
+        EvaluateRequest request = make_request(&fixture, task, write_file(text, (size_t)size), NULL);
+        if (evaluate_set_open(&set, &request, &error)) {
+            taken++;
+            evaluate_set_close(&set);
+        } else {
+            refused++;
+            assert_true(error_is_set(&error));
+        }
+    }
+    assert_true(taken > 100 && refused > 100);
+    fixture_close(&fixture);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(perplexity_is_that_of_a_plain_loop_over_windows),
+        cmocka_unit_test(perplexity_leaves_out_what_a_shard_masks),
+        cmocka_unit_test(lambada_is_that_of_plain_code),
+        cmocka_unit_test(pairs_have_the_tokens_of_the_whole),
+        cmocka_unit_test(texts_are_cleaned_as_the_harness_does),
+        cmocka_unit_test(hellaswag_is_that_of_plain_code),
+        cmocka_unit_test(any_number_of_ranks_gives_the_same_bits),
+        cmocka_unit_test(a_model_of_nan_has_no_numbers),
+        cmocka_unit_test(damaged_lines_are_refused_with_their_number),
+        cmocka_unit_test(requests_that_cannot_be_met_are_refused),
+        cmocka_unit_test(damaged_bytes_do_not_crash),
+    };
+    int descriptor = mkstemp(scratch);
+    if (descriptor < 0) { return 1; }
+    close(descriptor);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    unlink(scratch);
+    return failed;
+}

@@ -1,0 +1,729 @@
+// test_hf_model.c: a directory of transformers comes in with its bits, computes its
+// logits, and goes out again as it came; every directory that is not the model of its
+// configuration is refused with a line that names what is wrong.
+//
+// test/reference/pretrained is such a directory; dev/reference/make_pretrained.py makes
+// it. With arguments this program is the other half of dev/reference/check_pretrained.py:
+//
+//     test_hf_model FROM TO f32|bf16     loads FROM, computes the logits of the tokens in FROM/logits.safetensors, saves both as TO
+#include "test/harness.h"
+
+#include <signal.h>
+#include <sys/resource.h>
+
+#include "checkpoint/hf_model.h"
+#include "gpt_neo.h"
+
+#define REFERENCE "test/reference/pretrained"
+
+static char scratch_directory[] = "/tmp/test_pretrained.XXXXXX";
+
+static void remove_tree(const char *path) {
+    DIR *directory = opendir(path);
+    char entry_path[PATH_MAX];
+    for (struct dirent *entry; directory != NULL && (entry = readdir(directory)) != NULL;) {
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) { continue; }
+        snprintf(entry_path, sizeof entry_path, "%s/%s", path, entry->d_name);
+        if (unlink(entry_path) != 0) { remove_tree(entry_path); }
+    }
+    if (directory != NULL) { closedir(directory); }
+    rmdir(path);
+}
+
+// One of two places, by turns.
+static const char *scratch(const char *name) {
+    static char paths[2][PATH_MAX];
+    static int turn = 0;
+    turn = !turn;
+    snprintf(paths[turn], PATH_MAX, "%s/%s", scratch_directory, name);
+    return paths[turn];
+}
+
+// ---- loading, and computing
+
+typedef struct Loaded {
+    GptNeoConfig config;
+    ParameterTable table;
+    float *parameters;
+} Loaded;
+
+static bool try_load(const char *directory, Loaded *loaded, Error *error) {
+    HfModel model;
+    error->text[0] = '\0';
+    if (!hf_model_open(&model, directory, error)) { return false; }
+    loaded->config = model.config;
+    gpt_neo_parameter_table(&model.config, &loaded->table);
+    loaded->parameters = (float *)malloc(loaded->table.parameter_count * sizeof(float));
+    hf_model_read(&model, loaded->parameters);
+    hf_model_close(&model);
+    return true;
+}
+
+static void load_or_fail(const char *directory, Loaded *loaded) {
+    Error error;
+    if (!try_load(directory, loaded, &error)) { fail_msg("%s", error.text); }
+}
+
+static void loaded_free(Loaded *loaded) {
+    parameter_table_free(&loaded->table);
+    free(loaded->parameters);
+}
+
+// logits (B, T, V); the caller frees them.
+static float *compute_logits(const Loaded *loaded, const int32_t *tokens, int B, int T) {
+    const GptNeoConfig *config = &loaded->config;
+    Arena arena;
+    Stream stream;
+    GptNeo model;
+    Error error;
+    memset(&arena, 0, sizeof arena);
+    memset(&stream, 0, sizeof stream);
+    GptNeoSettings settings = gpt_neo_on_cpu(B, T, 1);
+    gpt_neo_reserve(&model, &arena, config, &settings);
+    if (!arena_commit(&arena, &error)) { abort(); }
+    stream.pool = thread_pool_create(1, true);
+    float *logits = (float *)malloc((size_t)(B * T) * (size_t)config->vocabulary * sizeof(float));
+    gpt_neo_forward(&model, &stream, loaded->parameters, tokens, NULL);
+    cpu_matmul_forward(&stream, logits, config->vocabulary, real_floats_const(gpt_neo_hidden(&model)),
+                       loaded->parameters, B * T, config->channels, config->vocabulary);
+    thread_pool_destroy(stream.pool);
+    arena_release(&arena);
+    return logits;
+}
+
+// The tokens (B, T) beside a model.
+static int32_t *read_tokens(const SafetensorsFile *file, int *B, int *T) {
+    const SafetensorsEntry *entry = safetensors_find(file, "tokens");
+    if (entry == NULL || entry->type != SAFETENSORS_I32 || entry->dimensions != 2) { abort(); }
+    int32_t *tokens = (int32_t *)malloc(entry->bytes);
+    memcpy(tokens, entry->data, entry->bytes);
+    *B = (int)entry->shape[0];
+    *T = (int)entry->shape[1];
+    return tokens;
+}
+
+static void a_model_of_transformers_computes_its_logits(void **state) {
+    (void)state;
+    Loaded loaded;
+    SafetensorsFile file;
+    Error error;
+    int B, T;
+    load_or_fail(REFERENCE, &loaded);
+    assert_int_equal(loaded.config.layers, 3);
+    assert_true(!loaded.config.local[0] && loaded.config.local[1] && loaded.config.local[2]);
+    assert_true(safetensors_open(&file, REFERENCE "/logits.safetensors", &error));
+    const SafetensorsEntry *expected = safetensors_find(&file, "logits");
+    int32_t *tokens = read_tokens(&file, &B, &T);
+    float *logits = compute_logits(&loaded, tokens, B, T), value;
+    assert_int_equal(expected->count, B * T * loaded.config.vocabulary);
+    for (size_t i = 0; i < expected->count; i++) {
+        safetensors_read_floats(expected, i, 1, &value);
+        assert_close((double)logits[i], (double)value, 1e-4 * fmax(1.0, fabs((double)value)), "logit");
+    }
+    free(logits);
+    free(tokens);
+    safetensors_close(&file);
+    loaded_free(&loaded);
+}
+
+// ---- saving
+
+static void save_or_fail(const char *directory, const Loaded *loaded, SafetensorsType type,
+                         const char *tokenizer) {
+    Error error;
+    if (!hf_model_save(directory, &loaded->config, &loaded->table, loaded->parameters, type, tokenizer,
+                       &error)) {
+        fail_msg("%s", error.text);
+    }
+}
+
+static int entries_in(const char *path) {
+    DIR *directory = opendir(path);
+    int count = 0;
+    assert_non_null(directory);
+    while (readdir(directory) != NULL) { count++; }
+    closedir(directory);
+    return count - 2;
+}
+
+static void assert_same_config(const GptNeoConfig *config, const GptNeoConfig *expected) {
+    GptNeoConfig copy = *config;
+    memcpy(copy.name, expected->name, sizeof copy.name);
+    assert_memory_equal(&copy, expected, sizeof copy);
+}
+
+static void what_is_saved_has_the_bits_of_what_was_loaded(void **state) {
+    (void)state;
+    Loaded loaded, again;
+    SafetensorsFile before, after;
+    Error error;
+    load_or_fail(REFERENCE, &loaded);
+    save_or_fail(scratch("saved"), &loaded, SAFETENSORS_F32, NULL);
+    load_or_fail(scratch("saved"), &again);
+    assert_same_config(&again.config, &loaded.config);
+    assert_memory_equal(again.parameters, loaded.parameters, loaded.table.parameter_count * sizeof(float));
+    assert_true(safetensors_open(&before, REFERENCE "/model.safetensors", &error));
+    assert_true(safetensors_open(&after, scratch("saved/model.safetensors"), &error));
+    assert_int_equal(before.count, after.count);
+    for (size_t i = 0; i < before.count; i++) {
+        assert_string_equal(before.entries[i].name, after.entries[i].name);
+        assert_true(
+            safetensors_has_shape(&after.entries[i], before.entries[i].dimensions, before.entries[i].shape));
+        assert_memory_equal(before.entries[i].data, after.entries[i].data, before.entries[i].bytes);
+    }
+    assert_string_equal(safetensors_metadata(&after, "format"), "pt");
+    assert_int_equal(entries_in(scratch("saved")), 2);
+    safetensors_close(&before);
+    safetensors_close(&after);
+    loaded_free(&loaded);
+    loaded_free(&again);
+}
+
+static void bf16_is_the_model_rounded_once(void **state) {
+    (void)state;
+    Loaded loaded, again;
+    load_or_fail(REFERENCE, &loaded);
+    loaded.parameters[5] = NAN;
+    save_or_fail(scratch("rounded"), &loaded, SAFETENSORS_BF16, NULL);
+    load_or_fail(scratch("rounded"), &again);
+    for (size_t i = 0; i < loaded.table.parameter_count; i++) {
+        assert_int_equal(wire_float_bits(again.parameters[i]), (uint32_t)bf16_from_float(loaded.parameters[i])
+                                                                   << 16);
+    }
+    assert_true(isnan(again.parameters[5]));
+    loaded_free(&loaded);
+    loaded_free(&again);
+}
+
+static GptNeoConfig make_config(const char *layers, float epsilon) {
+    GptNeoConfig config;
+    memset(&config, 0, sizeof config);
+    config.layers = (int)strlen(layers);
+    for (int l = 0; l < config.layers; l++) { config.local[l] = layers[l] == 'l'; }
+    config.channels = 12;
+    config.heads = 3;
+    config.inner = 7;
+    config.window = 3;
+    config.positions = 5;
+    config.vocabulary = 11;
+    config.epsilon = epsilon;
+    return config;
+}
+
+static void every_configuration_is_read_back(void **state) {
+    (void)state;
+    static const char *const layers[] = {"g",   "l",      "gl",       "glgl",    "glglg",
+                                         "ggl", "gglggl", "llllllll", "lggggggg"};
+    static const float epsilons[] = {1e-5f,         1e-6f,  1.234567e-5f,   0.1f,
+                                     3.3333333e-7f, 1e-12f, 0x1.fffffep-10f};
+    mkdir(scratch("config"), 0777);
+    for (size_t i = 0; i < sizeof layers / sizeof *layers; i++) {
+        for (size_t j = 0; j < sizeof epsilons / sizeof *epsilons; j++) {
+            GptNeoConfig config = make_config(layers[i], epsilons[j]), again;
+            Error error;
+            bool good = hf_model_write_config(scratch("config"), &config, SAFETENSORS_F32, NULL, &error) &&
+                        gpt_neo_config_find(scratch("config"), &again, &error);
+            if (!good) { fail_msg("%s", error.text); }
+            assert_same_config(&again, &config);
+        }
+    }
+}
+
+// Text of a small file.
+static void read_text(const char *path, char text[4096]) {
+    FILE *file = fopen(path, "r");
+    if (file == NULL) { fail_msg("cannot open %s", path); }
+    text[fread(text, 1, 4095, file)] = '\0';
+    fclose(file);
+}
+
+static void write_text(const char *path, const char *text) {
+    FILE *file = fopen(path, "w");
+    if (file == NULL) { fail_msg("cannot open %s", path); }
+    fputs(text, file);
+    fclose(file);
+}
+
+static void the_configuration_is_short_and_plain(void **state) {
+    (void)state;
+    static const char *const lines[] = {
+        "\"layer_norm_epsilon\": 1e-",   "\"GPTNeoForCausalLM\"",
+        "\"model_type\": \"gpt_neo\"",   "\"activation_function\": \"gelu_new\"",
+        "\"torch_dtype\": \"bfloat16\"", "\"dtype\": \"bfloat16\"",
+        "\"eos_token_id\": null",        "\"tie_word_embeddings\": true",
+        "\"resid_dropout\": 0.0"};
+    GptNeoConfig config = make_config("glglgl", 1e-5f);
+    Error error;
+    char text[4096];
+    mkdir(scratch("plain"), 0777);
+    assert_true(hf_model_write_config(scratch("plain"), &config, SAFETENSORS_BF16, NULL, &error));
+    read_text(scratch("plain/config.json"), text);
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+        if (strstr(text, lines[i]) == NULL) { fail_msg("%s lacks %s", text, lines[i]); }
+    }
+    json_t *types = hf_model_attention_types(&config);
+    char *dumped = json_dumps(types, JSON_COMPACT);
+    assert_string_equal(dumped, "[[[\"global\",\"local\"],3]]");
+    free(dumped);
+    json_decref(types);
+}
+
+static void the_tokenizer_goes_with_the_model(void **state) {
+    (void)state;
+    Loaded loaded;
+    char text[4096];
+    load_or_fail(REFERENCE, &loaded);
+    mkdir(scratch("tokenizer"), 0777);
+    write_text(scratch("tokenizer/tokenizer.json"),
+               "{\"added_tokens\":[{\"id\":9},{\"id\":50,\"content\":\"<end>\"}]}\n");
+    write_text(scratch("tokenizer/tokenizer_config.json"),
+               "{\"eos_token\":{\"content\":\"<end>\"},\"bos_token\":\"<begin>\"}");
+    write_text(scratch("tokenizer/vocab.json"), "{\"<begin>\":52,\"<end>\":1}");
+    write_text(scratch("tokenizer/merges.txt"), "#version: 0.2\na b\n");
+    write_text(scratch("tokenizer/unrelated.txt"), "x");
+    save_or_fail(scratch("with_tokenizer"), &loaded, SAFETENSORS_F32, scratch("tokenizer"));
+    assert_int_equal(entries_in(scratch("with_tokenizer")), 6);
+    read_text(scratch("with_tokenizer/merges.txt"), text);
+    assert_string_equal(text, "#version: 0.2\na b\n");
+    read_text(scratch("with_tokenizer/config.json"), text);
+    assert_non_null(strstr(text, "\"eos_token_id\": 50"));
+    assert_non_null(strstr(text, "\"bos_token_id\": 52"));
+    assert_int_equal(hf_model_special_id(scratch("tokenizer"), "eos_token", 50), -1); // beyond the vocabulary
+    assert_int_equal(hf_model_special_id(scratch("tokenizer"), "pad_token", 53), -1);
+    write_text(scratch("tokenizer/tokenizer_config.json"), "{\"eos_token\":[7],");
+    assert_int_equal(hf_model_special_id(scratch("tokenizer"), "eos_token", 53), -1);
+    loaded_free(&loaded);
+}
+
+// ---- saving where it cannot be
+
+static void expect_words(const Error *error, const char *words) {
+    if (strstr(error->text, words) == NULL) { fail_msg("'%s' does not say '%s'", error->text, words); }
+    for (const char *c = error->text; *c != '\0'; c++) { assert_true((unsigned char)*c >= 32 && *c != 127); }
+}
+
+static void expect_no_save(const char *directory, const Loaded *loaded, const char *words) {
+    Error error = {""};
+    assert_false(hf_model_save(directory, &loaded->config, &loaded->table, loaded->parameters,
+                               SAFETENSORS_F32, NULL, &error));
+    expect_words(&error, words);
+}
+
+static void nothing_is_overwritten(void **state) {
+    (void)state;
+    Loaded loaded;
+    char text[4096];
+    load_or_fail(REFERENCE, &loaded);
+    mkdir(scratch("place"), 0777);
+    mkdir(scratch("place/full"), 0777);
+    write_text(scratch("place/full/mine"), "precious");
+    expect_no_save(scratch("place/full"), &loaded, "is not empty");
+    read_text(scratch("place/full/mine"), text);
+    assert_string_equal(text, "precious");
+    expect_no_save(scratch("place/full/mine"), &loaded, "Not a directory");
+    expect_no_save(scratch("place/none/x"), &loaded, "No such file");
+    expect_no_save("", &loaded, "must be named");
+    assert_int_equal(entries_in(scratch("place")), 1);
+    mkdir(scratch("place/empty"), 0777);
+    mkdir(scratch("place/empty.partial1"), 0777); // what a run that was killed has left
+    save_or_fail(scratch("place/empty//"), &loaded, SAFETENSORS_F32, NULL);
+    assert_int_equal(entries_in(scratch("place/empty")), 2);
+    assert_int_equal(entries_in(scratch("place")), 3);
+    loaded_free(&loaded);
+}
+
+static void a_save_that_fails_leaves_nothing(void **state) {
+    (void)state;
+    Loaded loaded;
+    load_or_fail(REFERENCE, &loaded);
+    mkdir(scratch("limited"), 0777);
+    struct rlimit old, small;
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
+    small = old;
+    small.rlim_cur = 10000; // config.json fits, the weights do not
+    void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
+    Error error = {""};
+    setrlimit(RLIMIT_FSIZE, &small);
+    const char *to = scratch("limited/model");
+    bool saved =
+        hf_model_save(to, &loaded.config, &loaded.table, loaded.parameters, SAFETENSORS_F32, NULL, &error);
+    small.rlim_cur = 100; // nor does config.json
+    setrlimit(RLIMIT_FSIZE, &small);
+    Error early = {""};
+    saved =
+        hf_model_save(to, &loaded.config, &loaded.table, loaded.parameters, SAFETENSORS_F32, NULL, &early) ||
+        saved;
+    setrlimit(RLIMIT_FSIZE, &old);
+    signal(SIGXFSZ, handler);
+    assert_false(saved);
+    expect_words(&error, "model.safetensors as long as");
+    expect_words(&early, "config.json: File too large");
+    assert_int_equal(entries_in(scratch("limited")), 0);
+    loaded_free(&loaded);
+}
+
+// ---- directories of others
+
+// How one file of weights is made from the reference's.
+typedef struct Change {
+    const char *skip;        // a tensor that is left out
+    const char *rename;      // a tensor that is called `name` instead
+    const char *name;        //
+    const char *transpose;   // a tensor that gets shape (columns, rows)
+    const char *retype;      // a tensor that becomes I32
+    const char *extra;       // a tensor that is added, (1, 1, 3, 3) of U8
+    bool bare;               // names without "transformer."
+    bool head, another_head; // lm_head.weight is added: wte, or wte with one bit changed
+    int part, parts;         // of the tensors only those whose number is part modulo parts; 0 parts: all
+} Change;
+
+static bool is_name(const char *name, const char *other) { return other != NULL && strcmp(name, other) == 0; }
+
+static void add_changed(SafetensorsPlan *plan, const SafetensorsEntry *entry, const Change *change) {
+    const char *name = is_name(entry->name, change->rename) ? change->name : entry->name;
+    size_t shape[2] = {entry->shape[0], entry->shape[1]};
+    if (is_name(entry->name, change->transpose)) {
+        shape[0] = entry->shape[1];
+        shape[1] = entry->shape[0];
+    }
+    if (change->bare) { name += strlen("transformer."); }
+    safetensors_plan_add(plan, name, is_name(entry->name, change->retype) ? SAFETENSORS_I32 : entry->type,
+                         entry->dimensions, shape);
+}
+
+static bool is_in_part(const Change *change, const SafetensorsEntry *entry, size_t index) {
+    return !is_name(entry->name, change->skip) &&
+           (change->parts == 0 || index % (size_t)change->parts == (size_t)change->part);
+}
+
+static void write_head(const SafetensorsWriter *writer, const SafetensorsEntry *wte, bool another,
+                       Error *error) {
+    uint8_t *copy = (uint8_t *)malloc(wte->bytes);
+    memcpy(copy, wte->data, wte->bytes);
+    copy[wte->bytes - 1] ^= another;
+    assert_true(safetensors_write(writer, writer->plan->count - 1, 0, wte->count, copy, error));
+    free(copy);
+}
+
+static void write_changed(const char *path, const Change *change) {
+    static const size_t mask[4] = {1, 1, 3, 3};
+    SafetensorsFile file;
+    SafetensorsPlan plan;
+    SafetensorsWriter writer;
+    Error error;
+    assert_true(safetensors_open(&file, REFERENCE "/model.safetensors", &error));
+    const SafetensorsEntry *wte = safetensors_find(&file, "transformer.wte.weight");
+    safetensors_plan_start(&plan);
+    for (size_t i = 0; i < file.count; i++) {
+        if (is_in_part(change, &file.entries[i], i)) { add_changed(&plan, &file.entries[i], change); }
+    }
+    if (change->extra != NULL) { safetensors_plan_add(&plan, change->extra, SAFETENSORS_U8, 4, mask); }
+    if (change->head || change->another_head) {
+        safetensors_plan_add(&plan, "lm_head.weight", SAFETENSORS_F32, 2, wte->shape);
+    }
+    safetensors_plan_finish(&plan);
+    assert_true(safetensors_create(&writer, path, &plan, &error));
+    int index = 0;
+    for (size_t i = 0; i < file.count; i++) {
+        const SafetensorsEntry *entry = &file.entries[i];
+        if (is_in_part(change, entry, i)) {
+            assert_true(safetensors_write(&writer, index++, 0, entry->count, entry->data, &error));
+        }
+    }
+    if (change->head || change->another_head) { write_head(&writer, wte, change->another_head, &error); }
+    assert_true(safetensors_writer_finish(&writer, &error));
+    safetensors_plan_free(&plan);
+    safetensors_close(&file);
+}
+
+// A fresh directory with the reference's configuration.
+static const char *fresh_directory(void) {
+    Error error;
+    remove_tree(scratch("model"));
+    mkdir(scratch("model"), 0777);
+    assert_true(hf_model_copy_file(REFERENCE "/config.json", scratch("model/config.json"), &error));
+    return scratch("model");
+}
+
+static Change no_change(void) {
+    Change change;
+    memset(&change, 0, sizeof change);
+    return change;
+}
+
+static void write_model(const Change *change) {
+    fresh_directory();
+    write_changed(scratch("model/model.safetensors"), change);
+}
+
+static void expect_reference(void) {
+    Loaded loaded, expected;
+    load_or_fail(scratch("model"), &loaded);
+    load_or_fail(REFERENCE, &expected);
+    assert_memory_equal(loaded.parameters, expected.parameters,
+                        expected.table.parameter_count * sizeof(float));
+    loaded_free(&loaded);
+    loaded_free(&expected);
+}
+
+static void expect_refusal(const char *words) {
+    Loaded loaded;
+    Error error;
+    if (try_load(scratch("model"), &loaded, &error)) { fail_msg("accepted: should say %s", words); }
+    expect_words(&error, words);
+    assert_non_null(strstr(error.text, scratch("model")));
+}
+
+static void names_without_transformer_are_read(void **state) {
+    (void)state;
+    Change change = no_change();
+    change.bare = true;
+    write_model(&change);
+    expect_reference();
+}
+
+static void buffers_of_old_versions_are_ignored(void **state) {
+    (void)state;
+    static const char *const good[] = {"transformer.h.0.attn.attention.bias",
+                                       "h.2.attn.attention.masked_bias"};
+    static const char *const bad[] = {"transformer.h.3.attn.attention.bias",
+                                      "transformer.h.0.attn.attention.q_proj.bias",
+                                      "h.-1.attn.attention.bias", "transformer.h.0.attn.attention.bias2",
+                                      "h.99999999999999999999.attn.attention.bias"};
+    for (size_t i = 0; i < 2; i++) {
+        Change change = no_change();
+        change.extra = good[i];
+        write_model(&change);
+        expect_reference();
+    }
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        Change change = no_change();
+        char words[128];
+        change.extra = bad[i];
+        write_model(&change);
+        snprintf(words, sizeof words, "%s is unknown", bad[i]);
+        expect_refusal(words);
+    }
+}
+
+static void the_head_must_be_the_embedding(void **state) {
+    (void)state;
+    Change change = no_change();
+    change.head = true;
+    write_model(&change);
+    expect_reference();
+    change.skip = "transformer.wte.weight"; // the head alone is the embedding too
+    write_model(&change);
+    expect_reference();
+    change = no_change();
+    change.another_head = true;
+    write_model(&change);
+    expect_refusal("lm_head.weight differs from transformer.wte.weight");
+    change = no_change();
+    change.rename = "transformer.wpe.weight";
+    change.name = "lm_head.weight";
+    write_model(&change);
+    expect_refusal("lm_head.weight has shape (17, 20), expected (53, 20)");
+}
+
+static void what_is_wrong_with_the_tensors_is_named(void **state) {
+    (void)state;
+    Change change = no_change();
+    change.skip = "transformer.h.1.ln_2.bias";
+    write_model(&change);
+    expect_refusal("transformer.h.1.ln_2.bias is missing");
+    change.rename = "transformer.wpe.weight";
+    change.name = "transformer.wpe.weigth\xc3\xbc";
+    change.transpose = "transformer.h.0.mlp.c_fc.weight";
+    change.retype = "transformer.ln_f.weight";
+    write_model(&change);
+    expect_refusal("transformer.h.0.mlp.c_fc.weight has shape (20, 27), expected (27, 20); "
+                   "transformer.ln_f.weight is I32, allowed are "
+                   "F32, BF16, F16 and F64; transformer.wpe.weigth\xc3\xbc is unknown; "
+                   "transformer.wpe.weight is missing; and 1 more");
+    change = no_change();
+    change.rename = "transformer.wpe.weight";
+    change.name = "wte.weight";
+    write_model(&change);
+    expect_refusal("wte.weight occurs twice");
+    change = no_change();
+    change.parts = 100;
+    change.part = 99;
+    write_model(&change);
+    expect_refusal("and 39 more");
+}
+
+// A file with a header and no data.
+static void write_header(const char *header) {
+    uint64_t length = strlen(header);
+    FILE *file = fopen(scratch("model/model.safetensors"), "wb");
+    assert_non_null(file);
+    fwrite(&length, sizeof length, 1, file);
+    fputs(header, file);
+    fclose(file);
+}
+
+static void a_long_shape_fits_into_the_line(void **state) {
+    (void)state;
+    char header[512] = "{\"wte.weight\":{\"dtype\":\"F32\",\"data_offsets\":[0,0],\"shape\":[0";
+    for (int i = 0; i < 7; i++) { strcat(header, ",9223372036854775807"); }
+    strcat(header, "]}}");
+    fresh_directory();
+    write_header(header);
+    expect_refusal("wte.weight has shape (0, 9223372036854775807, ");
+}
+
+static void without_weights_it_says_what_to_do(void **state) {
+    (void)state;
+    fresh_directory();
+    expect_refusal("has no weights");
+    write_text(scratch("model/pytorch_model.bin"), "PK");
+    expect_refusal("convert them with python -m tokenizer.from_pytorch DIR OUT");
+    remove(scratch("model/pytorch_model.bin"));
+    write_text(scratch("model/pytorch_model.bin.index.json"), "{}");
+    expect_refusal("convert them with python -m tokenizer.from_pytorch DIR OUT");
+    write_text(scratch("model/model.safetensors"), "version https://git-lfs.github.com/spec/v1\n");
+    expect_refusal("git lfs pull");
+    write_text(scratch("model/config.json"), "{\"model_type\":\"gpt2\"}");
+    expect_refusal("\"gpt_neo\"");
+    remove(scratch("model/config.json"));
+    expect_refusal("config.json");
+    remove_tree(scratch("model"));
+    expect_refusal("config.json");
+}
+
+// ---- shards
+
+// Three shards and the index that says so, or says `name` is in `shard`.
+static void write_shards(const char *name, const char *shard) {
+    SafetensorsFile file;
+    Error error;
+    Change change = no_change();
+    json_t *root = json_object(), *map = json_object();
+    fresh_directory();
+    assert_true(safetensors_open(&file, REFERENCE "/model.safetensors", &error));
+    change.parts = 3;
+    for (size_t i = 0; i < file.count; i++) {
+        char file_name[32];
+        snprintf(file_name, sizeof file_name, "model-0000%d.safetensors", (int)(i % 3));
+        json_object_set_new(map, file.entries[i].name,
+                            json_string(is_name(file.entries[i].name, name) ? shard : file_name));
+    }
+    json_object_set_new(root, "weight_map", map);
+    assert_int_equal(json_dump_file(root, scratch("model/model.safetensors.index.json"), 0), 0);
+    json_decref(root);
+    safetensors_close(&file);
+    for (change.part = 0; change.part < 3; change.part++) {
+        char path[64];
+        snprintf(path, sizeof path, "model/model-0000%d.safetensors", change.part);
+        write_changed(scratch(path), &change);
+    }
+}
+
+static void shards_are_read(void **state) {
+    (void)state;
+    write_shards(NULL, NULL);
+    expect_reference();
+    remove(scratch("model/model-00001.safetensors"));
+    expect_refusal("model-00001.safetensors: No such file");
+    write_shards(NULL, NULL);
+    assert_int_equal(truncate(scratch("model/model-00002.safetensors"), 2000), 0);
+    expect_refusal("model-00002.safetensors");
+}
+
+static void a_damaged_index_is_refused(void **state) {
+    (void)state;
+    static const char *const shards[] = {
+        "../model/model-00000.safetensors", "/etc/passwd", "", ".", "..", ".hidden"};
+    static const char *const texts[][2] = {
+        {"", "index.json"},
+        {"[]", "\"weight_map\""},
+        {"{}", "\"weight_map\""},
+        {"{\"weight_map\":{}}", "\"weight_map\""},
+        {"{\"weight_map\":[\"a\"]}", "\"weight_map\""},
+        {"{\"weight_map\":{\"a\":\"b\",\"a\":\"b\"}}", "duplicate"},
+        {"{\"weight_map\":{\"a\":7}}", "must be in a file beside it"},
+        {"{\"weight_map\":{\"a\":\"config.json\"}}", "config.json"},
+        {"{\"weight_map\":{\"a\":\"model-00000.safetensors\"}}", "but it is not"}};
+    for (size_t i = 0; i < sizeof shards / sizeof *shards; i++) {
+        write_shards("transformer.wpe.weight", shards[i]);
+        expect_refusal("must be in a file beside it");
+    }
+    write_shards("transformer.wpe.weight", "model-00009.safetensors");
+    expect_refusal("model-00009.safetensors: No such file");
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        write_shards(NULL, NULL);
+        write_text(scratch("model/model.safetensors.index.json"), texts[i][0]);
+        expect_refusal(texts[i][1]);
+    }
+}
+
+// ---- the other half of check_pretrained.py
+
+static bool write_logits(const char *directory, const float *logits, int B, int T, int V, Error *error) {
+    size_t shape[3] = {(size_t)B, (size_t)T, (size_t)V};
+    char path[PATH_MAX];
+    SafetensorsPlan plan;
+    SafetensorsWriter writer;
+    if (!hf_model_path(path, directory, "logits.safetensors", error)) { return false; }
+    safetensors_plan_start(&plan);
+    safetensors_plan_add(&plan, "logits", SAFETENSORS_F32, 3, shape);
+    safetensors_plan_finish(&plan);
+    bool good = safetensors_create(&writer, path, &plan, error) &&
+                safetensors_write_floats(&writer, 0, 0, plan.tensors[0].count, logits, error) &&
+                safetensors_writer_finish(&writer, error);
+    safetensors_plan_free(&plan);
+    return good;
+}
+
+static bool exchange(const char *from, const char *to, SafetensorsType type, Error *error) {
+    Loaded loaded;
+    SafetensorsFile file;
+    char path[PATH_MAX];
+    int B, T;
+    if (!try_load(from, &loaded, error) || !hf_model_path(path, from, "logits.safetensors", error) ||
+        !safetensors_open(&file, path, error)) {
+        return false;
+    }
+    int32_t *tokens = read_tokens(&file, &B, &T);
+    float *logits = compute_logits(&loaded, tokens, B, T);
+    bool good = hf_model_save(to, &loaded.config, &loaded.table, loaded.parameters, type, NULL, error) &&
+                write_logits(to, logits, B, T, loaded.config.vocabulary, error);
+    free(logits);
+    free(tokens);
+    safetensors_close(&file);
+    loaded_free(&loaded);
+    return good;
+}
+
+int main(int argc, char **argv) {
+    if (argc == 4) {
+        Error error;
+        bool good = exchange(argv[1], argv[2],
+                             strcmp(argv[3], "bf16") == 0 ? SAFETENSORS_BF16 : SAFETENSORS_F32, &error);
+        if (!good) { fprintf(stderr, "%s\n", error.text); }
+        return good ? 0 : EXIT_USER_MISTAKE;
+    }
+    if (mkdtemp(scratch_directory) == NULL) { return 1; }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_model_of_transformers_computes_its_logits),
+        cmocka_unit_test(what_is_saved_has_the_bits_of_what_was_loaded),
+        cmocka_unit_test(bf16_is_the_model_rounded_once),
+        cmocka_unit_test(every_configuration_is_read_back),
+        cmocka_unit_test(the_configuration_is_short_and_plain),
+        cmocka_unit_test(the_tokenizer_goes_with_the_model),
+        cmocka_unit_test(nothing_is_overwritten),
+        cmocka_unit_test(a_save_that_fails_leaves_nothing),
+        cmocka_unit_test(names_without_transformer_are_read),
+        cmocka_unit_test(buffers_of_old_versions_are_ignored),
+        cmocka_unit_test(the_head_must_be_the_embedding),
+        cmocka_unit_test(what_is_wrong_with_the_tensors_is_named),
+        cmocka_unit_test(a_long_shape_fits_into_the_line),
+        cmocka_unit_test(without_weights_it_says_what_to_do),
+        cmocka_unit_test(shards_are_read),
+        cmocka_unit_test(a_damaged_index_is_refused),
+    };
+    int failures = cmocka_run_group_tests(tests, NULL, NULL);
+    remove_tree(scratch_directory);
+    return failures;
+}

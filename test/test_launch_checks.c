@@ -1,0 +1,161 @@
+// test_launch_checks.c: launchers, bindings and containers of machines that are not here.
+
+#include "test/harness.h"
+
+#include "program/launch_checks.h"
+
+// A test's environment: "NAME=value NAME=value".
+static const char *environment_text;
+
+static char *environment(const char *name) {
+    static char value[64];
+    size_t length = strlen(name);
+    for (const char *entry = environment_text; *entry != '\0';) {
+        size_t size = strcspn(entry, " ");
+        if (size > length && strncmp(entry, name, length) == 0 && entry[length] == '=') {
+            snprintf(value, sizeof value, "%.*s", (int)(size - length - 1), entry + length + 1);
+            return value;
+        }
+        entry += size + (entry[size] == ' ');
+    }
+    return NULL;
+}
+
+static void test_launcher_rank(void **state) {
+    (void)state;
+    static const struct {
+        const char *text;
+        int rank;
+    } cases[] = {{"", 0},
+                 {"OMPI_COMM_WORLD_RANK=3", 3},
+                 {"PMI_RANK=1", 1},
+                 {"PMIX_RANK=2", 2},
+                 {"SLURM_PROCID=5", 5},
+                 {"SLURM_PROCID=0 OMPI_COMM_WORLD_RANK=3", 3}, // mpirun inside a batch job
+                 {"PMI_RANK=x SLURM_PROCID=5", 5},
+                 {"OMPI_COMM_WORLD_RANK=-1", 0},
+                 {"OMPI_COMM_WORLD_RANK=", 0},
+                 {"XPMI_RANK=4", 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        environment_text = cases[i].text;
+        assert_int_equal(launch_launcher_rank(environment), cases[i].rank);
+    }
+    (void)launch_launcher_rank(getenv); // the real one has the right type
+}
+
+static void expect_copies(const char *text, bool has_mpi, const char *part) {
+    Error error;
+    environment_text = text;
+    error.text[0] = '\0';
+    bool fine = launch_check_copies(1, has_mpi, environment, &error);
+    if (fine != (part == NULL)) { fail_msg("%s: %s", text, fine ? "accepted" : error.text); }
+    if (part != NULL && strstr(error.text, part) == NULL) { fail_msg("%s says %s", text, error.text); }
+    if (!launch_check_copies(2, has_mpi, environment, &error)) {
+        fail_msg("%s: refused with two ranks", text);
+    }
+}
+
+static void test_independent_copies(void **state) {
+    (void)state;
+    expect_copies("", true, NULL);
+    expect_copies("SLURM_STEP_NUM_TASKS=8 SLURM_PROCID=0", true,
+                  "8 independent copies were started: use srun --mpi=pmix or mpirun");
+    expect_copies("SLURM_STEP_NUM_TASKS=8 SLURM_PROCID=3", false,
+                  "8 independent copies were started: this program was built without MPI");
+    expect_copies("SLURM_STEP_NUM_TASKS=1 SLURM_NTASKS=8 SLURM_PROCID=0", true,
+                  NULL); // srun -n 1 inside a job of 8
+    expect_copies("SLURM_NTASKS=8 SLURM_PROCID=2", true, "8 independent copies were started");
+    expect_copies(
+        "SLURM_NTASKS=8 SLURM_PROCID=0", true,
+        "the Slurm job has 8 tasks but this program runs alone: use srun --mpi=pmix or mpirun, or srun -n 1");
+    expect_copies("SLURM_NTASKS=8 SLURM_PROCID=0", false, "libopenmpi-dev");
+    expect_copies("SLURM_NTASKS=8", true, NULL);
+    expect_copies("OMPI_COMM_WORLD_SIZE=4", true,
+                  "4 independent copies were started: use the mpirun of the MPI");
+    expect_copies("OMPI_COMM_WORLD_SIZE=4", false, "libopenmpi-dev");
+    expect_copies("PMI_SIZE=4", true, "4 independent copies");
+    expect_copies("OMPI_COMM_WORLD_SIZE=1 SLURM_NTASKS=8 SLURM_PROCID=0", true,
+                  NULL); // mpirun -np 1 inside a job of 8
+    expect_copies("PMI_SIZE=1 SLURM_STEP_NUM_TASKS=8", true, NULL);
+}
+
+static void expect_threads(int mask, int node, int ranks, int asked, int threads, const char *reason,
+                           const char *warning) {
+    ThreadChoice choice;
+    memset(&choice, 'x', sizeof choice);
+    launch_choose_threads(mask, node, ranks, asked, &choice);
+    if (choice.threads != threads || strstr(choice.reason, reason) == NULL) {
+        fail_msg("%d threads: %s", choice.threads, choice.reason);
+    }
+    if (warning == NULL ? choice.warning[0] != '\0' : strstr(choice.warning, warning) == NULL) {
+        fail_msg("warning: %s", choice.warning);
+    }
+}
+
+static void test_threads(void **state) {
+    (void)state;
+    expect_threads(8, 8, 1, 0, 8, "all 8 cores", NULL);
+    expect_threads(1, 1, 1, 0, 1, "all 1 core of", NULL);
+    expect_threads(8, 8, 2, 0, 4, "8 cores shared by 2 ranks", NULL);
+    expect_threads(8, 8, 3, 0, 2, "8 cores shared by 3 ranks", NULL);
+    expect_threads(2, 2, 4, 0, 1, "4 ranks share 2 cores", NULL);
+    expect_threads(1, 1, 4, 0, 1, "4 ranks share 1 core", NULL);
+    // Open MPI binds one or two ranks to a core each
+    expect_threads(1, 8, 1, 0, 1, "bound this rank to 1 of 8 cores", "start with mpirun --bind-to none ...");
+    expect_threads(1, 8, 2, 0, 1, "bound this rank to 1 of 8 cores",
+                   "bound to 1 core where 4 could be its share");
+    expect_threads(3, 8, 2, 0, 3, "bound this rank to 3 of 8 cores", "--cpus-per-task=4");
+    expect_threads(4, 8, 2, 0, 4, "shared by 2 ranks", NULL); // bound to its fair share
+    expect_threads(1, 2, 2, 0, 1, "shared by 2 ranks", NULL);
+    // asked for
+    expect_threads(8, 8, 1, 3, 3, "--threads", NULL);
+    expect_threads(1, 8, 2, 1, 1, "--threads", NULL); // the binding is meant
+    expect_threads(1, 8, 2, 4, 4, "--threads", "--bind-to none");
+    expect_threads(8, 8, 2, 4, 4, "--threads", NULL);
+    expect_threads(8, 8, 2, 5, 5, "--threads",
+                   "--threads 5 for each of 2 ranks is more than the 8 cores here: slower than 4");
+    // a container's share of time: fewer cores than the mask shows
+    expect_threads(64, 2, 1, 0, 2, "all 2 cores", NULL);
+    expect_threads(64, 2, 2, 0, 1, "2 cores shared by 2 ranks", NULL);
+    // nonsense from the system
+    expect_threads(0, 0, 0, 0, 1, "all 1 core", NULL);
+    expect_threads(-1, 4, -3, 0, 1, "bound", "--bind-to none");
+}
+
+static void test_core_lists(void **state) {
+    (void)state;
+    assert_int_equal(launch_count_core_list("0\n"), 1);
+    assert_int_equal(launch_count_core_list("0-1\n"), 2);
+    assert_int_equal(launch_count_core_list("0-3,8,10-11\n"), 7);
+    static const char *const bad[] = {
+        "", "\n", "x", "0-", "3-1", "0,,1", "0 1", "-1", "0-99999999999999999999", "1-x"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        assert_int_equal(launch_count_core_list(bad[i]), 0);
+    }
+    assert_int_equal(launch_quota_cores("200000 100000\n"), 2);
+    assert_int_equal(launch_quota_cores("150000 100000\n"), 2);
+    assert_int_equal(launch_quota_cores("50000 100000\n"), 1);
+    static const char *const none[] = {"max 100000\n", "", "5", "-1 100000", "1 0", "99999999999999 1"};
+    for (size_t i = 0; i < sizeof none / sizeof none[0]; i++) {
+        assert_int_equal(launch_quota_cores(none[i]), 0);
+    }
+}
+
+static void test_this_machine(void **state) {
+    (void)state;
+    ThreadChoice choice;
+    assert_true(launch_node_cores() >= 1 && launch_mask_cores() >= 1);
+    launch_threads(1, 0, &choice);
+    assert_true(choice.threads >= 1 && choice.threads <= launch_mask_cores() && choice.reason[0] != '\0');
+    launch_threads(1000000, 0, &choice);
+    assert_int_equal(choice.threads, 1);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_launcher_rank), cmocka_unit_test(test_independent_copies),
+        cmocka_unit_test(test_threads),       cmocka_unit_test(test_core_lists),
+        cmocka_unit_test(test_this_machine),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,195 @@
+// test_sample.c: one token at a time gives what a full forward pass gives; choosing
+// follows its distribution.
+#include "test/harness.h"
+
+#include "program/sample.h"
+
+typedef struct Fixture {
+    GptNeoConfig config;
+    ParameterTable table;
+    Arena training, sampling; // two arenas, as in the program
+    GptNeo model;
+    Sampler sampler;
+    Stream stream;
+    float *parameters;
+    int32_t tokens[64];
+} Fixture;
+
+enum { POSITIONS = 37 };
+
+static void fixture_open(Fixture *fixture, int threads) {
+    Error error;
+    Random random;
+    memset(fixture, 0, sizeof *fixture);
+    assert_true(gpt_neo_config_find("tiny", &fixture->config, &error));
+    fixture->config.positions = POSITIONS;
+    fixture->config.window = 5;
+    fixture->config.vocabulary = 211;
+    gpt_neo_parameter_table(&fixture->config, &fixture->table);
+    arena_reserve(&fixture->training, MEMORY_PARAMETERS, "parameters",
+                  fixture->table.parameter_count * sizeof(float), &fixture->parameters);
+    GptNeoSettings settings = gpt_neo_on_cpu(1, POSITIONS, threads);
+    gpt_neo_reserve(&fixture->model, &fixture->training, &fixture->config, &settings);
+    sampler_reserve(&fixture->sampler, &fixture->sampling, &fixture->config, threads);
+    assert_true(arena_commit(&fixture->training, &error) && arena_commit(&fixture->sampling, &error));
+    fixture->stream.pool = thread_pool_create(threads, true);
+    gpt_neo_initialize(&fixture->table, 3, fixture->stream.pool, fixture->parameters);
+    random.state = 11;
+    for (int t = 0; t < fixture->table.count;
+         t++) { // larger matrices than at the start of training: attention must choose
+        ParameterInfo *entry = &fixture->table.entries[t];
+        for (size_t i = entry->offset; i < entry->offset + entry->count && entry->is_matrix; i++) {
+            fixture->parameters[i] *= 4.0f;
+        }
+    }
+    for (int i = 0; i < POSITIONS; i++) {
+        fixture->tokens[i] = (int32_t)(random_uniform(&random) * fixture->config.vocabulary);
+    }
+}
+
+static void fixture_close(Fixture *fixture) {
+    thread_pool_destroy(fixture->stream.pool);
+    arena_release(&fixture->training);
+    arena_release(&fixture->sampling);
+    parameter_table_free(&fixture->table);
+}
+
+static void test_steps_equal_forward(void **state) {
+    (void)state;
+    Fixture fixture;
+    fixture_open(&fixture, 2);
+    int C = fixture.config.channels, V = fixture.config.vocabulary;
+    float *expected = (float *)malloc(sizeof(float) * (size_t)(POSITIONS * V));
+    gpt_neo_forward(&fixture.model, &fixture.stream, fixture.parameters, fixture.tokens, NULL);
+    cpu_matmul_forward(&fixture.stream, expected, V, real_floats_const(gpt_neo_hidden(&fixture.model)),
+                       fixture.parameters, POSITIONS, C, V);
+    for (int round = 0; round < 2; round++) { // the second round finds the cache of the first one
+        sampler_reset(&fixture.sampler);
+        for (int t = 0; t < POSITIONS; t++) {
+            const float *logits =
+                sampler_step(&fixture.sampler, &fixture.stream, fixture.parameters, fixture.tokens[t]);
+            for (int v = 0; v < V; v++) {
+                double reference = (double)expected[t * V + v];
+                if (!(fabs((double)logits[v] - reference) <= 1e-5 * fmax(1.0, fabs(reference)))) {
+                    fail_msg("position %d, token %d: %.9g, expected %.9g", t, v, (double)logits[v],
+                             reference);
+                }
+            }
+        }
+        assert_null(sampler_step(&fixture.sampler, &fixture.stream, fixture.parameters, 0));
+    }
+    free(expected);
+    fixture_close(&fixture);
+}
+
+static void test_generate(void **state) {
+    (void)state;
+    Fixture one, two;
+    fixture_open(&one, 1);
+    fixture_open(&two, 2);
+    int32_t first[64], second[64];
+    Random random_one, random_two;
+    random_one.state = random_two.state = 5;
+    sampler_reset(&one.sampler);
+    assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 7, first, 20,
+                                      0.8, 40, &random_one, NULL),
+                     20);
+    assert_int_equal(sampler_generate(&two.sampler, &two.stream, two.parameters, two.tokens, 7, second, 20,
+                                      0.8, 40, &random_two, NULL),
+                     20);
+    assert_memory_equal(first, second,
+                        20 * sizeof(int32_t)); // neither the threads nor anything else but the seed matters
+    sampler_reset(&one.sampler);
+    assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 7, second, 20,
+                                      0.8, 40, &random_one, NULL),
+                     20);
+    assert_true(memcmp(first, second, 20 * sizeof(int32_t)) != 0);
+    sampler_reset(
+        &one.sampler); // the positions end: 37 fit, and the logits of the last one still give a token
+    assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 30, first, 60,
+                                      0.0, 0, &random_one, NULL),
+                     8);
+    sampler_reset(&one.sampler);
+    assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, first, 8, second, 1, 0.0, 0,
+                                      &random_one, NULL),
+                     1);
+    assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 30, second, 5,
+                                      0.0, 0, &random_one, NULL),
+                     0);
+    one.parameters[one.table.entries[gpt_neo_ln_f(&one.config)].offset] = NAN;
+    sampler_reset(&one.sampler);
+    assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 3, second, 5,
+                                      0.7, 0, &random_one, NULL),
+                     0);
+    fixture_close(&one);
+    fixture_close(&two);
+}
+
+static void test_choose(void **state) {
+    (void)state;
+    float logits[6] = {0.0f, 1.0f, 3.0f, 2.0f, 3.0f, -INFINITY}, sorted[6];
+    Sampler sampler;
+    Random random;
+    memset(&sampler, 0, sizeof sampler);
+    sampler.model.logits = (Real *)(void *)logits;
+    sampler.model.config.vocabulary = 6;
+    sampler.sorted = sorted;
+    random.state = 1;
+    assert_int_equal(sampler_choose(&sampler, 0.0, 0, &random), 2);
+    const struct {
+        double temperature;
+        int top_k;
+    } cases[4] = {{1.0, 0}, {0.5, 0}, {2.0, 3}, {1.0, 1}};
+    for (int k = 0; k < 4; k++) {
+        double weights[6], sum = 0.0;
+        int counts[6] = {0}, draws = 20000;
+        float least = cases[k].top_k == 0 ? -INFINITY : cases[k].top_k == 3 ? 2.0f : 3.0f;
+        for (int v = 0; v < 6; v++) {
+            sum += weights[v] = logits[v] >= least ? exp((double)logits[v] / cases[k].temperature) : 0.0;
+        }
+        for (int i = 0; i < draws; i++) {
+            counts[sampler_choose(&sampler, cases[k].temperature, cases[k].top_k, &random)]++;
+        }
+        for (int v = 0; v < 6; v++) {
+            double p = weights[v] / sum, deviation = sqrt(p * (1 - p) / draws);
+            if (!(fabs((double)counts[v] / draws - p) <= 5.0 * deviation)) {
+                fail_msg("case %d token %d: %d draws, p %.4f", k, v, counts[v], p);
+            }
+        }
+    }
+    logits[3] = NAN;
+    assert_int_equal(sampler_choose(&sampler, 0.0, 0, &random), -1);
+}
+
+static int descending(const void *a, const void *b) {
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x < y) - (x > y);
+}
+
+static void test_kth_largest(void **state) {
+    (void)state;
+    Random random;
+    random.state = 9;
+    for (int round = 0; round < 300; round++) {
+        float values[50], expected[50], shuffled[50];
+        int count = 1 + (int)(random_uniform(&random) * 50);
+        for (int i = 0; i < count; i++) {
+            values[i] = expected[i] = (float)(int)(random_uniform(&random) * (1 + round % 60));
+        }
+        qsort(expected, (size_t)count, sizeof *expected, descending);
+        for (int k = 1; k <= count; k++) {
+            memcpy(shuffled, values, sizeof values);
+            assert_true(sampler_kth_largest(shuffled, count, k) == expected[k - 1]);
+        }
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_steps_equal_forward),
+        cmocka_unit_test(test_generate),
+        cmocka_unit_test(test_choose),
+        cmocka_unit_test(test_kth_largest),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

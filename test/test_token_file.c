@@ -1,0 +1,302 @@
+// test_token_file.c: a shard gives the tokens and the mask that were written, also by
+// Python; whatever is wrong with one is said in one line; no bytes crash it.
+#include <sys/stat.h>
+
+#include "runtime/random.h"
+#include "test/harness.h"
+#include "tokenizer/token_file.h"
+
+enum { COUNT = 21, PYTHON_COUNT = 52 };
+
+typedef struct Bytes {
+    uint8_t data[4096];
+    size_t size;
+} Bytes;
+
+static void put(uint8_t *bytes, uint64_t number, int count) {
+    for (int i = 0; i < count; i++) { bytes[i] = (uint8_t)(number >> (8 * i)); }
+}
+
+// The checksum again, after a change: so that what is tested is the check behind it.
+static void seal(Bytes *bytes) {
+    put(bytes->data + 64, 0, 8);
+    uLong sum = crc32(0, bytes->data + 256, (uInt)(bytes->size - 256));
+    put(bytes->data + 64, crc32(sum, bytes->data, 256), 8);
+}
+
+// COUNT tokens i * 7, of 2 or 4 bytes, of a vocabulary of 300; every third does not
+// count.
+static Bytes make_shard(int width, bool masked) {
+    Bytes bytes;
+    memset(&bytes, 0, sizeof bytes);
+    memcpy(bytes.data,
+           "\x89"
+           "ACCO\r\n\x1a",
+           8);
+    put(bytes.data + 8, 1, 4);
+    put(bytes.data + 12, (uint64_t)width, 4);
+    put(bytes.data + 16, 300, 4);
+    put(bytes.data + 20, masked, 4);
+    put(bytes.data + 24, COUNT, 8);
+    memset(bytes.data + 32, 0xAB, 32);
+    uint8_t *at = bytes.data + 256;
+    for (int i = 0; i < COUNT; i++, at += width) { put(at, (uint64_t)i * 7, width); }
+    for (int i = 0; masked && i < COUNT; i++) { at[i / 8] |= (uint8_t)((i % 3 != 2) << (i % 8)); }
+    bytes.size = (size_t)(at - bytes.data) + (masked ? (COUNT + 7) / 8 : 0);
+    seal(&bytes);
+    return bytes;
+}
+
+static bool try_open(TokenFile *shard, const Bytes *bytes, TokenFileCheck check, Error *error) {
+    void *copy = malloc(bytes->size +
+                        (bytes->size == 0)); // at its true size, so that the sanitizer sees a byte too far
+    memcpy(copy, bytes->data, bytes->size);
+    error->text[0] = '\0';
+    bool good = token_file_open_memory(shard, "data.bin", copy, bytes->size, check, error);
+    if (good) { // what a user of it may do
+        uint64_t sum = 0;
+        for (uint64_t i = 0; i < shard->token_count; i++) {
+            sum += token_file_token(shard, i) + token_file_counts(shard, i);
+        }
+        assert_true(sum + 1 > 0);
+    }
+    free(copy);
+    return good;
+}
+
+static void expect_refusal(const Bytes *bytes, TokenFileCheck check, const char *words) {
+    TokenFile shard;
+    Error error;
+    if (try_open(&shard, bytes, check, &error)) { fail_msg("opened, but should say '%s'", words); }
+    if (strstr(error.text, words) == NULL) { fail_msg("'%s' does not say '%s'", error.text, words); }
+    assert_non_null(strstr(error.text, "data.bin"));
+    assert_null(strchr(error.text, '\n'));
+    assert_int_equal(shard.token_count, 0);
+}
+
+static void tokens_and_mask_are_those_written(void **state) {
+    (void)state;
+    for (int masked = 0; masked < 2; masked++) {
+        for (int width = 2; width <= 4; width += 2) {
+            Bytes bytes = make_shard(width, masked);
+            TokenFile shard;
+            Error error;
+            if (!token_file_open_memory(&shard, "data.bin", bytes.data, bytes.size, TOKEN_FILE_CHECK_ALL,
+                                        &error)) {
+                fail_msg("%s", error.text);
+            }
+            assert_int_equal(shard.token_count, COUNT);
+            assert_int_equal(shard.vocabulary, 300);
+            assert_int_equal(shard.token_bytes, width);
+            assert_int_equal(shard.tokenizer_hash[31], 0xAB);
+            for (uint64_t i = 0; i < COUNT; i++) {
+                assert_int_equal(token_file_token(&shard, i), i * 7);
+                assert_int_equal(token_file_counts(&shard, i), !masked || i % 3 != 2);
+            }
+            token_file_close(&shard);
+        }
+    }
+}
+
+static void python_writes_what_we_read(void **state) {
+    (void)state;
+    TokenFile shard;
+    Error error;
+    if (!token_file_open(&shard, "test/reference/masked_shard.bin", TOKEN_FILE_CHECK_ALL, &error)) {
+        fail_msg("%s", error.text);
+    }
+    assert_int_equal(shard.token_count, PYTHON_COUNT);
+    assert_int_equal(shard.vocabulary, 406);
+    assert_int_equal(shard.token_bytes, 2);
+    for (uint64_t i = 0; i < PYTHON_COUNT; i++) {
+        assert_int_equal(token_file_counts(&shard, i), i % 3 != 2);
+    }
+    token_file_close(&shard);
+    assert_null(shard.mapping);
+}
+
+static void every_flipped_bit_is_found(void **state) {
+    (void)state;
+    Bytes bytes = make_shard(2, true);
+    TokenFile shard;
+    Error error;
+    for (size_t bit = 0; bit < 8 * bytes.size; bit++) {
+        bytes.data[bit / 8] ^= (uint8_t)(1u << (bit % 8));
+        if (try_open(&shard, &bytes, TOKEN_FILE_CHECK_ALL, &error)) {
+            fail_msg("bit %zu is flipped, and nobody sees it", bit);
+        }
+        assert_true(error_is_set(&error));
+        bytes.data[bit / 8] ^= (uint8_t)(1u << (bit % 8));
+    }
+}
+
+static void every_truncation_is_found_without_reading_it_all(void **state) {
+    (void)state;
+    TokenFile shard;
+    Error error;
+    for (int masked = 0; masked < 2; masked++) {
+        Bytes bytes = make_shard(4, masked), shorter = bytes;
+        for (shorter.size = 0; shorter.size < bytes.size; shorter.size++) {
+            if (try_open(&shard, &shorter, TOKEN_FILE_CHECK_HEADER, &error)) {
+                fail_msg("%zu bytes are enough", shorter.size);
+            }
+            assert_true(error_is_set(&error));
+        }
+        bytes.size++; // a zero behind it
+        expect_refusal(&bytes, TOKEN_FILE_CHECK_HEADER, "truncated or damaged");
+    }
+}
+
+// A number written somewhere into a good shard, and what is said then. `sealed`: with a
+// checksum that fits.
+typedef struct Damage {
+    int at, bytes;
+    uint64_t number;
+    TokenFileCheck check;
+    bool sealed;
+    const char *words;
+} Damage;
+
+static void damaged_headers_are_refused_in_one_line(void **state) {
+    (void)state;
+    static const Damage damages[] = {
+        {0, 8, 0, TOKEN_FILE_CHECK_HEADER, true, "is not a shard"},
+        {0, 4, 0, TOKEN_FILE_CHECK_HEADER, true, "is not a shard"},
+        {4, 1, 'o', TOKEN_FILE_CHECK_HEADER, true, "nearly those of a shard"},
+        {5, 3, 0x0A0A0A, TOKEN_FILE_CHECK_HEADER, true, "nearly those of a shard"},
+        {8, 4, 0, TOKEN_FILE_CHECK_HEADER, true, "version 0"},
+        {8, 4, 2, TOKEN_FILE_CHECK_HEADER, true, "only version 1"},
+        {8, 4, 0xFFFFFFFF, TOKEN_FILE_CHECK_HEADER, true, "version 4294967295"},
+        {12, 4, 0, TOKEN_FILE_CHECK_HEADER, true, "allowed: 2 or 4"},
+        {12, 4, 1, TOKEN_FILE_CHECK_HEADER, true, "allowed: 2 or 4"},
+        {12, 4, 3, TOKEN_FILE_CHECK_HEADER, true, "allowed: 2 or 4"},
+        {12, 4, 8, TOKEN_FILE_CHECK_HEADER, true, "allowed: 2 or 4"},
+        {12, 4, 0x80000002, TOKEN_FILE_CHECK_HEADER, true, "allowed: 2 or 4"},
+        {12, 4, 4, TOKEN_FILE_CHECK_HEADER, true, "truncated or damaged"},
+        {16, 4, 0, TOKEN_FILE_CHECK_HEADER, true, "vocabulary of 0"},
+        {16, 4, 65537, TOKEN_FILE_CHECK_HEADER, true, "1 to 65536"},
+        {16, 4, 0xFFFFFFFF, TOKEN_FILE_CHECK_HEADER, true, "vocabulary of 4294967295"},
+        {16, 4, 140, TOKEN_FILE_CHECK_ALL, true, "token 140 at position 20"},
+        {16, 4, 1, TOKEN_FILE_CHECK_ALL, true, "token 7 at position 1"},
+        {20, 4, 2, TOKEN_FILE_CHECK_HEADER, true, "flags 0x2"},
+        {20, 4, 0x80000001, TOKEN_FILE_CHECK_HEADER, true, "flags 0x80000001"},
+        {20, 4, 0, TOKEN_FILE_CHECK_HEADER, true, "truncated or damaged"},
+        {24, 8, 0, TOKEN_FILE_CHECK_HEADER, true, "holds no tokens"},
+        {24, 8, COUNT - 1, TOKEN_FILE_CHECK_HEADER, true, "promises 20 tokens"},
+        {24, 8, COUNT + 1, TOKEN_FILE_CHECK_HEADER, true, "promises 22 tokens"},
+        {24, 8, UINT64_MAX, TOKEN_FILE_CHECK_HEADER, true, "truncated or damaged"},
+        {24, 8, (uint64_t)COUNT << 32, TOKEN_FILE_CHECK_HEADER, true, "truncated or damaged"},
+        {32, 1, 0xAC, TOKEN_FILE_CHECK_ALL, false, "its checksum is"},
+        {64, 4, 0, TOKEN_FILE_CHECK_ALL, false, "its checksum is"},
+        {68, 4, 1, TOKEN_FILE_CHECK_ALL, false, "its checksum is"},
+        {72, 4, 65537, TOKEN_FILE_CHECK_HEADER, true, "padded to sequences of 65537"},
+        {76, 1, 1, TOKEN_FILE_CHECK_HEADER, true, "byte 76 of its header must be 0"},
+        {255, 1, 9, TOKEN_FILE_CHECK_HEADER, true, "byte 255 of its header must be 0"},
+        {256, 2, 1, TOKEN_FILE_CHECK_ALL, false, "its checksum is"},
+        {256, 2, 300, TOKEN_FILE_CHECK_ALL, true, "token 300 at position 0"},
+        {256 + 2 * COUNT - 2, 2, 0xFFFF, TOKEN_FILE_CHECK_ALL, true, "token 65535 at position 20"},
+        {256 + 2 * COUNT, 1, 0, TOKEN_FILE_CHECK_ALL, false, "its checksum is"},
+        {256 + 2 * COUNT + 2, 1, 0xFF, TOKEN_FILE_CHECK_HEADER, true, "bits behind the last token"},
+    };
+    for (size_t i = 0; i < sizeof damages / sizeof damages[0]; i++) {
+        const Damage *damage = &damages[i];
+        Bytes bytes = make_shard(2, true);
+        put(bytes.data + damage->at, damage->number, damage->bytes);
+        if (damage->sealed) { seal(&bytes); }
+        expect_refusal(&bytes, damage->check, damage->words);
+    }
+}
+
+// A count that makes the right size only because a product of 64 bits overflows.
+static void a_count_that_overflows_is_refused(void **state) {
+    (void)state;
+    for (int width = 2; width <= 4; width += 2) {
+        Bytes bytes = make_shard(width, false);
+        put(bytes.data + 24, UINT64_MAX / (uint64_t)width + 1 + COUNT, 8);
+        seal(&bytes);
+        expect_refusal(&bytes, TOKEN_FILE_CHECK_HEADER, "truncated or damaged");
+    }
+}
+
+static void the_checksum_is_not_read_where_only_the_header_is_checked(void **state) {
+    (void)state;
+    Bytes bytes = make_shard(2, true);
+    bytes.data[300] ^= 1;
+    TokenFile shard;
+    Error error;
+    assert_true(try_open(&shard, &bytes, TOKEN_FILE_CHECK_HEADER, &error));
+    expect_refusal(&bytes, TOKEN_FILE_CHECK_ALL, "its checksum is");
+}
+
+static void other_formats_are_not_taken_for_shards(void **state) {
+    (void)state;
+    const uint32_t llmc[2] = {20240520, 1};
+    Bytes bytes = make_shard(2, false);
+    assert_true(token_file_recognise(bytes.data, bytes.size));
+    assert_true(token_file_recognise(bytes.data, 5));
+    assert_false(token_file_recognise(bytes.data, 4));
+    assert_false(token_file_recognise("", 0));
+    assert_false(token_file_recognise(llmc, sizeof llmc));
+    assert_false(token_file_recognise("Once upon a time", 16));
+    bytes.data[0] = 0; // three wrong bytes are damage, four another format
+    bytes.data[3] = 0;
+    bytes.data[6] = 0;
+    assert_true(token_file_recognise(bytes.data, bytes.size));
+    bytes.data[7] = 0;
+    assert_false(token_file_recognise(bytes.data, bytes.size));
+}
+
+static void random_damage_never_crashes(void **state) {
+    (void)state;
+    Random random = {random_hash(42, 0)};
+    TokenFile shard;
+    Error error;
+    for (int round = 0; round < 20000; round++) {
+        Bytes bytes = make_shard(round % 2 == 0 ? 2 : 4, round % 3 == 0);
+        int changes = 1 + (int)(random_bits(&random) % 6);
+        for (int i = 0; i < changes; i++) {
+            bytes.data[8 + random_bits(&random) % (bytes.size - 8)] = (uint8_t)random_bits(&random);
+        }
+        if (random_bits(&random) % 4 == 0) { bytes.size = random_bits(&random) % (bytes.size + 64); }
+        try_open(&shard, &bytes, round % 5 == 0 ? TOKEN_FILE_CHECK_HEADER : TOKEN_FILE_CHECK_ALL, &error);
+        if (bytes.size < 256) { continue; }
+        seal(&bytes); // whoever made it knows how to compute a checksum
+        try_open(&shard, &bytes, TOKEN_FILE_CHECK_ALL, &error);
+    }
+}
+
+static void files_that_are_no_shards_are_refused(void **state) {
+    (void)state;
+    static const char *const words[3] = {"cannot read tokens", "not a regular file", "is empty"};
+    char empty[] = "/tmp/acco_shard_XXXXXX";
+    int descriptor = mkstemp(empty);
+    assert_true(descriptor >= 0);
+    close(descriptor);
+    const char *const paths[3] = {"/nowhere/at/all.bin", "/tmp", empty};
+    for (int i = 0; i < 3; i++) {
+        TokenFile shard;
+        Error error;
+        assert_false(token_file_open(&shard, paths[i], TOKEN_FILE_CHECK_ALL, &error));
+        if (strstr(error.text, words[i]) == NULL) {
+            fail_msg("'%s' does not say '%s'", error.text, words[i]);
+        }
+        assert_null(shard.mapping);
+    }
+    unlink(empty);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tokens_and_mask_are_those_written),
+        cmocka_unit_test(python_writes_what_we_read),
+        cmocka_unit_test(every_flipped_bit_is_found),
+        cmocka_unit_test(every_truncation_is_found_without_reading_it_all),
+        cmocka_unit_test(damaged_headers_are_refused_in_one_line),
+        cmocka_unit_test(a_count_that_overflows_is_refused),
+        cmocka_unit_test(the_checksum_is_not_read_where_only_the_header_is_checked),
+        cmocka_unit_test(other_formats_are_not_taken_for_shards),
+        cmocka_unit_test(random_damage_never_crashes),
+        cmocka_unit_test(files_that_are_no_shards_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,492 @@
+// corpus.h: the built-in corpus, small children's stories from a grammar, bytes as
+// tokens, endless, with known entropy.
+//
+// It is what a newcomer trains on in the first minute, without a file, a tokenizer or a
+// network, and it is a measuring device: because every story comes from a grammar, the
+// exact probability of every byte is known, and so is the loss that a perfect model would
+// reach. Most bytes are certain once the hero, the friend, the toy, its colour and the
+// place are chosen, but knowing them takes looking back up to 200 bytes: what remains
+// above the entropy is what the model has not yet learnt about long-range references.
+//
+// Window i of a seed is a pure function of (seed, i): the separator '\n', a fresh story,
+// '\n', the next story ..., cut at T+1 bytes. A window never starts inside a story, so
+// that "everything before this byte" is in the window and the conditional probability is
+// exact.
+//
+// The grammar is one table of strings. Rule 0 holds the plots; the other rules hold
+// words:
+//     {rule}   chooses one of the rule's alternatives, all equally likely; at most once in a plot
+//     <rule>   repeats that choice; a rule that follows another one gives its alternative with the same index: <he> after {hero}
+// At every choice the alternatives are prefix-free, and plots part at a plain byte
+// (corpus_check), so the text up to any byte tells which alternatives are still possible,
+// and the byte costs ln(possible before it / possible after it) nats.
+#ifndef ACCO_TOKENIZER_CORPUS_H
+#define ACCO_TOKENIZER_CORPUS_H
+
+#include <assert.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "runtime/errors.h"
+#include "runtime/random.h"
+
+typedef struct CorpusRule {
+    const char *name;
+    const char *follows;      // NULL: a choice of its own; otherwise the earlier rule whose choice decides
+    const char *alternatives; // separated by '|'
+} CorpusRule;
+
+static const CorpusRule corpus_rules[] = {
+    {"plot", NULL,
+     "{once} there was a little {animal} named {hero}. <He> had a {colour} {toy}. One day <he> lost it near "
+     "the {place}. "
+     "Then a {friend} came by. \"<Sound>! Is this your <colour> <toy>?\" <hero> hugged the <friend>. {end}"
+     "|"
+     "{once} there was a little {animal} named {hero}. <He> found a {colour} {toy} near the {place}. "
+     "A {friend} was looking for it. \"<Sound>! My <toy>!\" So <hero> gave the <colour> <toy> back to the "
+     "<friend>. {end}"
+     "|"
+     "{once} there was a little {animal} named {hero}. <He> made a {colour} {toy} for <his> friend, the "
+     "{friend}. "
+     "They met near the {place}. \"<Sound>! I love my <colour> <toy>!\" said the <friend>. <hero> smiled. "
+     "{end}"
+     "|"
+     "{once} there was a little {animal} named {hero}. <He> was afraid to go to the {place}. A {friend} took "
+     "<his> hand. "
+     "\"<Sound>! I will come with you.\" So <hero> and the <friend> went to the <place>. They saw a {colour} "
+     "{toy}. {end}"},
+    {"once", NULL, "Once upon a time|Long ago|One sunny day|In a far land"},
+    {"animal", NULL, "bunny|fox|bear|mouse|panda|lion"},
+    {"hero", NULL, "Lily|Ben|Mia|Tom|Rosie|Sam"},
+    {"He", "hero", "She|He|She|He|She|He"},
+    {"he", "hero", "she|he|she|he|she|he"},
+    {"his", "hero", "her|his|her|his|her|his"},
+    {"colour", NULL, "red|blue|green|yellow|pink"},
+    {"toy", NULL, "ball|kite|drum|hat|cup|train"},
+    {"place", NULL, "river|forest|hill|lake|castle"},
+    {"friend", NULL, "duck|frog|cow|hen|bee"},
+    {"Sound", "friend", "Quack|Ribbit|Moo|Cluck|Buzz"},
+    {"end", NULL,
+     "They played all day.|They danced and sang.|They were friends for ever.|Then they went home to eat "
+     "cake."},
+};
+
+enum {
+    CORPUS_RULES = (int)(sizeof corpus_rules / sizeof corpus_rules[0]),
+    CORPUS_MAX_RULES = 24,
+    CORPUS_MAX_ALTERNATIVES = 16, // of one rule; at most 32, they are bits of a word
+    CORPUS_MAX_STORY = 512        // bytes, separator included
+};
+
+// ------------------------------------------------------------------------------------------------------------------- the grammar, read
+
+// A piece of the table's strings; not terminated.
+typedef struct CorpusText {
+    const char *start;
+    int length;
+} CorpusText;
+
+typedef struct CorpusChoice {
+    CorpusText name;
+    int source; // the rule whose choice decides: itself, or the one it follows; -1: no such rule
+    int count;
+    CorpusText alternatives[CORPUS_MAX_ALTERNATIVES];
+} CorpusChoice;
+
+typedef struct CorpusGrammar {
+    int count;
+    CorpusChoice rules[CORPUS_MAX_RULES];
+} CorpusGrammar;
+
+// What stands at one place of a plot.
+typedef enum CorpusPieceKind { CORPUS_BYTE, CORPUS_CHOOSE, CORPUS_REPEAT } CorpusPieceKind;
+
+typedef struct CorpusPiece {
+    CorpusPieceKind kind;
+    int position; // of its first character in the plot
+    int rule;     // to choose or to repeat; -1: no such rule
+} CorpusPiece;
+
+static inline int corpus_find(const CorpusGrammar *grammar, const char *name, int length) {
+    for (int r = 0; r < grammar->count; r++) {
+        CorpusText candidate = grammar->rules[r].name;
+        if (candidate.length == length && memcmp(candidate.start, name, (size_t)length) == 0) { return r; }
+    }
+    return -1;
+}
+
+// Cuts the table into slices. Cheap enough (2 us) to do for every window, so that no
+// state outlives a call.
+static inline void corpus_read(const CorpusRule *rules, int count, CorpusGrammar *grammar) {
+    assert(count <= CORPUS_MAX_RULES);
+    grammar->count = count;
+    for (int r = 0; r < count; r++) {
+        CorpusChoice *choice = &grammar->rules[r];
+        choice->name.start = rules[r].name;
+        choice->name.length = (int)strlen(rules[r].name);
+        choice->count = 0;
+        for (const char *start = rules[r].alternatives; start != NULL;) {
+            assert(choice->count < CORPUS_MAX_ALTERNATIVES);
+            const char *bar = strchr(start, '|');
+            CorpusText *alternative = &choice->alternatives[choice->count++];
+            alternative->start = start;
+            alternative->length = bar != NULL ? (int)(bar - start) : (int)strlen(start);
+            start = bar != NULL ? bar + 1 : NULL;
+        }
+    }
+    for (int r = 0; r < count; r++) {
+        const char *follows = rules[r].follows;
+        grammar->rules[r].source = follows == NULL ? r : corpus_find(grammar, follows, (int)strlen(follows));
+    }
+}
+
+// Moves through a plot: fills `piece` with what stands at *position and steps over it;
+// false at the end.
+static inline bool corpus_next_piece(const CorpusGrammar *grammar, CorpusText plot, int *position,
+                                     CorpusPiece *piece) {
+    if (*position >= plot.length) { return false; }
+    const char *start = plot.start + *position;
+    piece->kind = *start == '{' ? CORPUS_CHOOSE : *start == '<' ? CORPUS_REPEAT : CORPUS_BYTE;
+    piece->position = *position;
+    piece->rule = -1;
+    if (piece->kind == CORPUS_BYTE) {
+        *position += 1;
+        return true;
+    }
+    char closing = piece->kind == CORPUS_CHOOSE ? '}' : '>';
+    const char *end = (const char *)memchr(start, closing, (size_t)(plot.length - *position));
+    *position = end != NULL ? (int)(end + 1 - plot.start) : plot.length;
+    if (end != NULL) { piece->rule = corpus_find(grammar, start + 1, (int)(end - start) - 1); }
+    return true;
+}
+
+// What byte j of alternative `chosen` tells, in nats. *alive has a bit for every
+// alternative that agrees up to j, and is narrowed.
+static inline double corpus_byte_nats(const CorpusChoice *choice, int chosen, int j, uint32_t *alive) {
+    if ((*alive & (*alive - 1)) == 0) { return 0.0; }
+    char byte = choice->alternatives[chosen].start[j];
+    uint32_t survivors = 0;
+    for (int k = 0; k < choice->count; k++) {
+        CorpusText other = choice->alternatives[k];
+        if ((*alive >> k & 1) != 0 && j < other.length && other.start[j] == byte) {
+            survivors |= UINT32_C(1) << k;
+        }
+    }
+    int before = __builtin_popcount(*alive), after = __builtin_popcount(survivors);
+    *alive = survivors;
+    return before == after ? 0.0 : log((double)before / (double)after);
+}
+
+static inline uint32_t corpus_all_alive(const CorpusChoice *choice) {
+    return (UINT32_C(1) << choice->count) - 1;
+}
+
+// ------------------------------------------------------------------------------------------------------------------------- the writer
+
+typedef struct CorpusWriter {
+    CorpusGrammar grammar;
+    Random random;
+    int chosen[CORPUS_MAX_RULES]; // in the story at hand
+    uint8_t *bytes;               // (capacity)
+    double *nats;                 // (capacity), or NULL
+    int length, capacity;
+    double total; // nats of all bytes so far
+} CorpusWriter;
+
+static inline void corpus_put(CorpusWriter *writer, char byte, double nats) {
+    if (writer->length >= writer->capacity) { return; }
+    writer->bytes[writer->length] = (uint8_t)byte;
+    if (writer->nats != NULL) { writer->nats[writer->length] = nats; }
+    writer->total += nats;
+    writer->length++;
+}
+
+static inline int corpus_choose(CorpusWriter *writer, int rule) {
+    writer->chosen[rule] = (int)(random_uniform(&writer->random) * writer->grammar.rules[rule].count);
+    return writer->chosen[rule];
+}
+
+static inline void corpus_put_choice(CorpusWriter *writer, int rule) {
+    const CorpusChoice *choice = &writer->grammar.rules[rule];
+    int chosen = corpus_choose(writer, rule);
+    uint32_t alive = corpus_all_alive(choice);
+    for (int j = 0; j < choice->alternatives[chosen].length; j++) {
+        double nats = corpus_byte_nats(choice, chosen, j, &alive);
+        corpus_put(writer, choice->alternatives[chosen].start[j], nats);
+    }
+}
+
+static inline void corpus_put_repeat(CorpusWriter *writer, int rule) {
+    const CorpusChoice *choice = &writer->grammar.rules[rule];
+    CorpusText text = choice->alternatives[writer->chosen[choice->source]];
+    for (int j = 0; j < text.length; j++) { corpus_put(writer, text.start[j], 0.0); }
+}
+
+// The separator and one story.
+static inline void corpus_put_story(CorpusWriter *writer) {
+    const CorpusChoice *plots = &writer->grammar.rules[0];
+    int plot = corpus_choose(writer, 0);
+    uint32_t alive = corpus_all_alive(plots);
+    CorpusPiece piece;
+    corpus_put(writer, '\n', 0.0);
+    for (int position = 0;
+         corpus_next_piece(&writer->grammar, plots->alternatives[plot], &position, &piece);) {
+        switch (piece.kind) {
+        case CORPUS_CHOOSE: corpus_put_choice(writer, piece.rule); break;
+        case CORPUS_REPEAT: corpus_put_repeat(writer, piece.rule); break;
+        case CORPUS_BYTE: {
+            double nats = corpus_byte_nats(plots, plot, piece.position, &alive);
+            corpus_put(writer, plots->alternatives[plot].start[piece.position], nats);
+            break;
+        }
+        }
+    }
+}
+
+// As corpus_fill, of any valid grammar.
+static inline double corpus_fill_from(const CorpusRule *rules, int count, uint64_t seed, uint64_t index,
+                                      int T, uint8_t *bytes, double *nats) {
+    CorpusWriter writer;
+    corpus_read(rules, count, &writer.grammar);
+    writer.random.state = random_hash(seed, index);
+    writer.bytes = bytes;
+    writer.nats = nats;
+    writer.length = 0;
+    writer.capacity = T + 1;
+    writer.total = 0.0;
+    while (writer.length < writer.capacity) { corpus_put_story(&writer); }
+    return writer.total;
+}
+
+// Window `index` of the stream of stories that `seed` names: fills bytes (T+1) and,
+// unless it is NULL, nats (T+1): -ln of the probability of every byte given all bytes
+// before it in the window; the first byte is always '\n' and costs 0. Returns the sum of
+// the nats: the loss that a perfect model would reach on the T predicted bytes, times T.
+static inline double corpus_fill(uint64_t seed, uint64_t index, int T, uint8_t *bytes, double *nats) {
+    return corpus_fill_from(corpus_rules, CORPUS_RULES, seed, index, T, bytes, nats);
+}
+
+// --------------------------------------------------------------------------------------------------------------- what a window is worth
+//
+// Where a choice stands in a story depends on the lengths of the words before it, and a
+// hero with a long name is mentioned more than once. Choices are independent, so the
+// distribution of an offset is the convolution, over the rules chosen so far, of the
+// bytes that each rule has put so far for each of its alternatives: exact, without
+// listing the millions of stories.
+
+typedef struct CorpusMeasure {
+    CorpusGrammar grammar;
+    int fixed; // bytes that are the same whatever is chosen
+    bool open[CORPUS_MAX_RULES];
+    int spent[CORPUS_MAX_RULES][CORPUS_MAX_ALTERNATIVES]; // bytes put so far if this alternative was chosen
+    // Over all stories, at each offset from the separator:
+    double nats[CORPUS_MAX_STORY];   // expected nats of the byte there, counting 0 where the story has ended
+    double length[CORPUS_MAX_STORY]; // probability that separator and story are this long
+} CorpusMeasure;
+
+// probability (CORPUS_MAX_STORY) of every offset of the next byte of the plot at hand.
+static inline void corpus_offsets(const CorpusMeasure *measure, double *probability) {
+    double previous[CORPUS_MAX_STORY];
+    memset(probability, 0, CORPUS_MAX_STORY * sizeof *probability);
+    probability[measure->fixed] = 1.0;
+    for (int r = 1; r < measure->grammar.count; r++) {
+        if (!measure->open[r]) { continue; }
+        memcpy(previous, probability, sizeof previous);
+        memset(probability, 0, CORPUS_MAX_STORY * sizeof *probability);
+        int count = measure->grammar.rules[r].count;
+        for (int k = 0; k < count; k++) {
+            int shift = measure->spent[r][k];
+            for (int i = 0; i + shift < CORPUS_MAX_STORY; i++) {
+                probability[i + shift] += previous[i] / count;
+            }
+        }
+    }
+}
+
+// Adds `nats`, which the byte at `distance` from the next one costs with the given
+// weight, at every offset where it may stand.
+static inline void corpus_spread(CorpusMeasure *measure, const double *probability, int distance, double nats,
+                                 double weight) {
+    for (int i = 0; i + distance < CORPUS_MAX_STORY; i++) {
+        measure->nats[i + distance] += weight * nats * probability[i];
+    }
+}
+
+static inline void corpus_measure_choice(CorpusMeasure *measure, int rule, double weight) {
+    const CorpusChoice *choice = &measure->grammar.rules[rule];
+    double probability[CORPUS_MAX_STORY];
+    corpus_offsets(measure, probability);
+    for (int k = 0; k < choice->count; k++) {
+        uint32_t alive = corpus_all_alive(choice);
+        for (int j = 0; j < choice->alternatives[k].length; j++) {
+            double nats = corpus_byte_nats(choice, k, j, &alive);
+            if (nats > 0.0) { corpus_spread(measure, probability, j, nats, weight / choice->count); }
+        }
+        measure->spent[rule][k] = choice->alternatives[k].length;
+    }
+    measure->open[rule] = true;
+}
+
+static inline void corpus_measure_plot(CorpusMeasure *measure, int plot) {
+    const CorpusChoice *plots = &measure->grammar.rules[0];
+    double weight = 1.0 / plots->count, probability[CORPUS_MAX_STORY];
+    uint32_t alive = corpus_all_alive(plots);
+    memset(measure->open, 0, sizeof measure->open);
+    measure->fixed = 1; // the separator
+    CorpusPiece piece;
+    for (int position = 0;
+         corpus_next_piece(&measure->grammar, plots->alternatives[plot], &position, &piece);) {
+        if (piece.kind == CORPUS_CHOOSE) {
+            corpus_measure_choice(measure, piece.rule, weight);
+        } else if (piece.kind == CORPUS_REPEAT) {
+            const CorpusChoice *choice = &measure->grammar.rules[piece.rule];
+            for (int k = 0; k < choice->count; k++) {
+                measure->spent[choice->source][k] += choice->alternatives[k].length;
+            }
+        } else {
+            double nats = corpus_byte_nats(plots, plot, piece.position, &alive);
+            if (nats > 0.0) {
+                corpus_offsets(measure, probability);
+                corpus_spread(measure, probability, 0, nats, weight);
+            }
+            measure->fixed++;
+        }
+    }
+    corpus_offsets(measure, probability);
+    for (int i = 0; i < CORPUS_MAX_STORY; i++) { measure->length[i] += weight * probability[i]; }
+}
+
+static inline void corpus_measure(const CorpusRule *rules, int count, CorpusMeasure *measure) {
+    memset(measure, 0, sizeof *measure);
+    corpus_read(rules, count, &measure->grammar);
+    for (int plot = 0; plot < measure->grammar.rules[0].count; plot++) { corpus_measure_plot(measure, plot); }
+}
+
+// Expected nats of one story, and expected bytes of one story with its separator. Their
+// ratio is the entropy of the endless stream.
+static inline void corpus_story_expectation(double *nats, double *bytes) {
+    CorpusMeasure measure;
+    corpus_measure(corpus_rules, CORPUS_RULES, &measure);
+    *nats = 0.0;
+    *bytes = 0.0;
+    for (int i = 0; i < CORPUS_MAX_STORY; i++) {
+        *nats += measure.nats[i];
+        *bytes += measure.length[i] * i;
+    }
+}
+
+// As corpus_entropy, of any valid grammar.
+static inline double corpus_entropy_from(const CorpusRule *rules, int count, int T) {
+    CorpusMeasure measure;
+    double *expected =
+        (double *)calloc((size_t)T + 1, sizeof *expected); // nats of the byte at each position of a window
+    if (expected == NULL) { return NAN; }
+    corpus_measure(rules, count, &measure);
+    double total = 0.0;
+    for (int t = 0; t <= T; t++) {
+        // Renewal: this byte belongs to the first story, or to a stream that begins anew
+        // where the first story ended.
+        if (t < CORPUS_MAX_STORY) { expected[t] = measure.nats[t]; }
+        for (int i = 1; i < CORPUS_MAX_STORY && i <= t; i++) {
+            expected[t] += measure.length[i] * expected[t - i];
+        }
+        total += expected[t];
+    }
+    free(expected);
+    return total / T;
+}
+
+// The loss of a perfect model: expected nats per predicted byte over windows of T+1 bytes
+// (T >= 1). Exact, not sampled. It falls slowly with T towards the entropy of the endless
+// stream, because a cut story has made its choices and not yet repeated them. NaN: no
+// memory.
+static inline double corpus_entropy(int T) { return corpus_entropy_from(corpus_rules, CORPUS_RULES, T); }
+
+// ----------------------------------------------------------------------------------------------------------- what makes a grammar valid
+
+// Whether two alternatives part at a plain byte before either of them ends.
+static inline bool corpus_part(CorpusText a, CorpusText b) {
+    for (int j = 0; j < a.length && j < b.length; j++) {
+        if (a.start[j] != b.start[j]) {
+            return strchr("{<", a.start[j]) == NULL && strchr("{<", b.start[j]) == NULL;
+        }
+        if (a.start[j] != '{' && a.start[j] != '<') { continue; }
+        char closing = a.start[j] == '{' ? '}' : '>';
+        for (; j < a.length && j < b.length && a.start[j] != closing; j++) {
+            if (a.start[j] != b.start[j]) { return false; }
+        }
+        if (j >= a.length || j >= b.length || b.start[j] != closing) { return false; }
+    }
+    return false;
+}
+
+static inline bool corpus_check_rule(const CorpusGrammar *grammar, int rule, Error *error) {
+    const CorpusChoice *choice = &grammar->rules[rule];
+    if (choice->source < 0 || grammar->rules[choice->source].count != choice->count) {
+        return error_set(error, "rule %s follows a rule that does not exist or has not as many alternatives",
+                         choice->name.start);
+    }
+    for (int a = 0; a < choice->count; a++) {
+        CorpusText text = choice->alternatives[a];
+        for (int j = 0; rule > 0 && j < text.length; j++) {
+            if (strchr("{}<>\n", text.start[j]) != NULL) {
+                return error_set(error, "rule %s: only plots refer to rules", choice->name.start);
+            }
+        }
+        for (int b = 0; b < a && choice->source == rule; b++) {
+            if (!corpus_part(text, choice->alternatives[b])) {
+                return error_set(error, "rule %s: alternatives %d and %d do not part at a plain byte",
+                                 choice->name.start, b, a);
+            }
+        }
+    }
+    return true;
+}
+
+static inline bool corpus_check_plot(const CorpusGrammar *grammar, CorpusText plot, Error *error) {
+    bool chosen[CORPUS_MAX_RULES] = {false};
+    int bytes = 1;
+    CorpusPiece piece;
+    for (int position = 0; corpus_next_piece(grammar, plot, &position, &piece);) {
+        int longest = 1;
+        if (piece.kind != CORPUS_BYTE) {
+            const CorpusChoice *choice = piece.rule > 0 ? &grammar->rules[piece.rule] : NULL;
+            bool allowed = choice != NULL &&
+                           (piece.kind == CORPUS_CHOOSE ? choice->source == piece.rule && !chosen[piece.rule]
+                                                        : chosen[choice->source]);
+            if (!allowed) {
+                return error_set(error,
+                                 "the plot's reference at character %d is unknown, too early or twice chosen",
+                                 piece.position);
+            }
+            if (piece.kind == CORPUS_CHOOSE) { chosen[piece.rule] = true; }
+            for (int k = 0; k < choice->count; k++) {
+                if (choice->alternatives[k].length > longest) { longest = choice->alternatives[k].length; }
+            }
+        }
+        bytes += longest;
+    }
+    if (bytes >= CORPUS_MAX_STORY) {
+        return error_set(error, "a plot may reach %d bytes, %d is the limit", bytes, CORPUS_MAX_STORY - 1);
+    }
+    return true;
+}
+
+// Whether the formulas above hold for a grammar: run by the tests, so that whoever
+// changes the stories learns what broke.
+static inline bool corpus_check(const CorpusRule *rules, int count, Error *error) {
+    CorpusGrammar grammar;
+    corpus_read(rules, count, &grammar);
+    for (int r = 0; r < count; r++) {
+        if (!corpus_check_rule(&grammar, r, error)) { return false; }
+    }
+    for (int p = 0; p < grammar.rules[0].count; p++) {
+        if (!corpus_check_plot(&grammar, grammar.rules[0].alternatives[p], error)) { return false; }
+    }
+    return true;
+}
+
+#endif

@@ -1,0 +1,898 @@
+// tokenizer.h: text to tokens and back, for prompts and samples: byte-level BPE as GPT-2
+// and GPT-Neo have it.
+//
+// Reads tokenizer.json of Hugging Face's `tokenizers` and gives what that library gives.
+// Encoding, in this order:
+//
+//   added tokens     such as <|endoftext|> are cut out of the text, the leftmost first, of those the longest
+//   pre-tokenizer    GPT-2's pattern cuts the rest into contractions, words, numbers, punctuation and spaces (PCRE2)
+//   merges           each piece begins as bytes; the pair whose merge was learned first becomes one token, until none is left
+//
+// Decoding joins the tokens' bytes. They are UTF-8 only as a whole, so TokenDecoder holds
+// back a character that is not complete yet, and what can never become one turns into
+// U+FFFD, as in the library.
+//
+// Text that is not UTF-8, which the library cannot be given, is encoded byte by byte
+// where it is broken; so every text has tokens, and the tokens' bytes are the text. A
+// difference that remains: letters and digits are what Unicode says they are, and PCRE2
+// and the library may know different versions of it. Characters that only one of them
+// knows may be cut differently from their neighbours.
+//
+// A tokenizer.json may ask for more than this: a normalizer, another pattern, dropout,
+// bytes that have no token. Each is refused in one line. Its post-processor is not
+// applied: no tokens are put around the text. Nothing here trusts a byte of the file.
+#ifndef ACCO_TOKENIZER_TOKENIZER_H
+#define ACCO_TOKENIZER_TOKENIZER_H
+
+#include <assert.h>
+#include <errno.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include <jansson.h>
+#ifndef PCRE2_CODE_UNIT_WIDTH
+#define PCRE2_CODE_UNIT_WIDTH 8
+#endif
+#include <pcre2.h>
+
+#include "runtime/errors.h"
+#include "runtime/random.h"
+#include "runtime/sha256.h"
+
+enum {
+    TOKENIZER_MOST_TOKENS =
+        1 << 20, // an id beyond it is damage: the largest vocabularies have a quarter of that
+    TOKENIZER_MOST_FILE_BYTES = 1 << 28, // GPT-2's tokenizer.json has 2 MB
+    TOKENIZER_MOST_TEXT_BYTES = 1 << 30  // positions are int32
+};
+
+typedef enum TokenKind { TOKEN_MISSING, TOKEN_PLAIN, TOKEN_ADDED, TOKEN_SPECIAL } TokenKind;
+
+// The pair (left, right), of the rank at which it was learned, becomes the token `id`.
+typedef struct TokenMerge {
+    uint64_t pair; // left << 32 | right; UINT64_MAX: an empty slot
+    uint32_t rank;
+    int32_t id;
+} TokenMerge;
+
+typedef struct AddedToken {
+    char *text;
+    size_t length;
+    int32_t id;
+    bool special;    // cut out only where the caller allows it
+    bool normalized; // cut out of what the others leave
+} AddedToken;
+
+typedef struct Tokenizer {
+    int vocabulary;    // the largest id and one
+    uint8_t *bytes;    // of all tokens, one behind the other
+    uint32_t *offsets; // (vocabulary + 1) token i is bytes[offsets[i]] up to bytes[offsets[i + 1]]
+    uint8_t *kinds;    // (vocabulary) TokenKind
+    int32_t byte_ids[256];
+    TokenMerge *merges; // an open hash table of merge_slots, a power of two
+    size_t merge_slots;
+    AddedToken *added;
+    int added_count;
+    pcre2_code *pattern;
+    uint8_t hash[SHA256_BYTES]; // of all tokens and merges, as shards carry it: tokenizer/vocabulary.py
+} Tokenizer;
+
+typedef struct TokenList {
+    int32_t *ids;
+    size_t count, capacity;
+} TokenList;
+
+typedef struct TextList {
+    char *bytes; // not terminated
+    size_t count, capacity;
+} TextList;
+
+// Zero it before the first token.
+typedef struct TokenDecoder {
+    uint8_t held[4]; // the beginning of a character
+    int held_count;
+} TokenDecoder;
+
+// Room for `more` elements of `size` bytes; false where memory is short.
+static inline bool tokenizer_reserve(void **list, size_t count, size_t *capacity, size_t more, size_t size) {
+    if (*capacity - count >= more) { return true; }
+    size_t wanted = *capacity < 16 ? 16 : *capacity;
+    while (wanted - count < more) {
+        if (wanted > SIZE_MAX / 2 / size) { return false; }
+        wanted *= 2;
+    }
+    void *larger = realloc(*list, wanted * size);
+    if (larger == NULL) { return false; }
+    *list = larger;
+    *capacity = wanted;
+    return true;
+}
+
+static inline bool token_list_add(TokenList *list, int32_t id) {
+    if (!tokenizer_reserve((void **)&list->ids, list->count, &list->capacity, 1, sizeof *list->ids)) {
+        return false;
+    }
+    list->ids[list->count++] = id;
+    return true;
+}
+
+static inline void token_list_free(TokenList *list) {
+    free(list->ids);
+    memset(list, 0, sizeof *list);
+}
+
+static inline bool text_list_add(TextList *list, const void *bytes, size_t count) {
+    if (!tokenizer_reserve((void **)&list->bytes, list->count, &list->capacity, count, 1)) { return false; }
+    if (count > 0) { memcpy(list->bytes + list->count, bytes, count); }
+    list->count += count;
+    return true;
+}
+
+static inline void text_list_free(TextList *list) {
+    free(list->bytes);
+    memset(list, 0, sizeof *list);
+}
+
+// ---------------------------------------------------------------------------------------------------------------------------- UTF-8
+
+typedef enum Utf8 { UTF8_GOOD, UTF8_BROKEN, UTF8_INCOMPLETE } Utf8;
+
+// What the bytes begin with (at least one): a character, a sequence that can never become
+// one, or the beginning of a character that needs more bytes than there are. *length: how
+// many bytes that is. Of a broken one, those that some character begins with: Unicode's
+// "maximal subpart", for which decoders put one U+FFFD.
+static inline Utf8 utf8_scan(const uint8_t *bytes, size_t count, size_t *length) {
+    uint8_t first = bytes[0], low = 0x80, high = 0xBF; // the range of the second byte
+    *length = 1;
+    if (first < 0x80) { return UTF8_GOOD; }
+    if (first < 0xC2 || first > 0xF4) { return UTF8_BROKEN; }
+    size_t needed = first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
+    if (first == 0xE0) { low = 0xA0; }  // else it would fit two bytes
+    if (first == 0xED) { high = 0x9F; } // else a surrogate
+    if (first == 0xF0) { low = 0x90; }  // else it would fit three
+    if (first == 0xF4) { high = 0x8F; } // else beyond the last one
+    for (; *length < needed; ++*length) {
+        if (*length == count) { return UTF8_INCOMPLETE; }
+        uint8_t next = bytes[*length];
+        if (next < low || next > high) { return UTF8_BROKEN; }
+        low = 0x80;
+        high = 0xBF;
+    }
+    return UTF8_GOOD;
+}
+
+// The number of the character that good UTF-8 begins with.
+static inline uint32_t utf8_character(const uint8_t *bytes, size_t length) {
+    uint32_t character = length == 1 ? bytes[0] : bytes[0] & (0x7Fu >> length);
+    for (size_t i = 1; i < length; i++) { character = character << 6 | (bytes[i] & 0x3Fu); }
+    return character;
+}
+
+// ------------------------------------------------------------------------------------------------------------------ bytes as letters
+
+enum { BYTE_LETTERS = 256 + 68 };
+
+// GPT-2 writes bytes as letters: those that print as themselves, the other 68 as the
+// characters from U+0100 on. letters: of each such character its byte, or -1.
+static inline void tokenizer_byte_letters(int letters[BYTE_LETTERS]) {
+    int next = 256;
+    for (int i = 0; i < BYTE_LETTERS; i++) { letters[i] = -1; }
+    for (int byte = 0; byte < 256; byte++) {
+        bool prints = (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
+        letters[prints ? byte : next++] = byte;
+    }
+}
+
+// The bytes that `text`, a token as it is in tokenizer.json, stands for. Returns how
+// many; never more than the text has. A text with a character that stands for no byte is
+// taken as it is, as added tokens are.
+static inline size_t tokenizer_token_bytes(const int letters[BYTE_LETTERS], const char *text,
+                                           uint8_t *bytes) {
+    const uint8_t *in = (const uint8_t *)text;
+    size_t total = strlen(text), count = 0, length = 0;
+    for (size_t i = 0; i < total; i += length) {
+        bool good = utf8_scan(in + i, total - i, &length) == UTF8_GOOD;
+        uint32_t character = good ? utf8_character(in + i, length) : 0; // 0 stands for no byte
+        if (character >= (uint32_t)BYTE_LETTERS || letters[character] < 0) {
+            memcpy(bytes, text, total);
+            return total;
+        }
+        bytes[count++] = (uint8_t)letters[character];
+    }
+    return count;
+}
+
+// --------------------------------------------------------------------------------------------------------------------------- loading
+
+// What is known of a tokenizer.json while it is read.
+typedef struct TokenizerFile {
+    const char *name;
+    const json_t *vocabulary, *merges, *added;
+    const char **texts; // (vocabulary) as they are in the file; NULL: no token has this id
+} TokenizerFile;
+
+static inline bool tokenizer_no_memory(const char *name, Error *error) {
+    return error_set(error, "no memory for the tokenizer %s", name);
+}
+
+// The value of a key that may be missing or null.
+static inline const json_t *tokenizer_get(const json_t *object, const char *key) {
+    const json_t *value = json_object_get(object, key);
+    return json_is_null(value) ? NULL : value;
+}
+
+// Whether the parts of the file are of the kinds that this module does.
+static inline bool tokenizer_check_kind(const TokenizerFile *file, const json_t *root, Error *error) {
+    const json_t *model = json_object_get(root, "model"), *before = json_object_get(root, "pre_tokenizer");
+    const char *type = json_string_value(json_object_get(model, "type")),
+               *cutter = json_string_value(json_object_get(before, "type"));
+    static const char *const switches[] = {"dropout", "continuing_subword_prefix", "end_of_word_suffix",
+                                           "byte_fallback", "ignore_merges"};
+    if (!json_is_object(model)) {
+        return error_set(error, "%s is no tokenizer.json: it has no object 'model'", file->name);
+    }
+    if (type != NULL ? strcmp(type, "BPE") != 0 : json_object_get(model, "type") != NULL) {
+        return error_set(error, "%s has a model of type '%.40s', but only BPE can be read", file->name,
+                         type != NULL ? type : "(no text)");
+    }
+    for (size_t i = 0; i < sizeof switches / sizeof switches[0]; i++) {
+        const json_t *value = tokenizer_get(model, switches[i]);
+        const char *text = json_string_value(value);
+        bool off = value == NULL || json_is_false(value) || (text != NULL && text[0] == '\0');
+        if (!off) {
+            return error_set(error, "%s sets the model's '%s', which is not supported", file->name,
+                             switches[i]);
+        }
+    }
+    if (tokenizer_get(root, "normalizer") != NULL) {
+        return error_set(error,
+                         "%s has a normalizer, which is not supported: GPT-2's and GPT-Neo's have none",
+                         file->name);
+    }
+    bool pattern = !json_is_false(json_object_get(before, "use_regex"));
+    if (cutter == NULL || strcmp(cutter, "ByteLevel") != 0 || !pattern ||
+        json_is_true(json_object_get(before, "add_prefix_space"))) {
+        return error_set(error,
+                         "%s has a pre-tokenizer other than GPT-2's: allowed is ByteLevel with its pattern, "
+                         "without a prefix",
+                         file->name);
+    }
+    return true;
+}
+
+// An id that the file gives to `text`; -1 with an error where it is none.
+static inline int32_t tokenizer_id(const TokenizerFile *file, const char *text, const json_t *value,
+                                   Error *error) {
+    json_int_t id = json_is_integer(value) ? json_integer_value(value) : -1;
+    if (id >= 0 && id < TOKENIZER_MOST_TOKENS) { return (int32_t)id; }
+    error_set(error, "%s: the id of the token '%.40s' is not a number from 0 to %d", file->name, text,
+              TOKENIZER_MOST_TOKENS - 1);
+    return -1;
+}
+
+static inline bool tokenizer_count_ids(Tokenizer *tokenizer, const TokenizerFile *file, Error *error) {
+    const char *text;
+    json_t *value;
+    json_object_foreach((json_t *)file->vocabulary, text, value) {
+        int32_t id = tokenizer_id(file, text, value, error);
+        if (id < 0) { return false; }
+        tokenizer->vocabulary = id >= tokenizer->vocabulary ? id + 1 : tokenizer->vocabulary;
+    }
+    for (size_t i = 0; i < json_array_size(file->added); i++) {
+        const json_t *added = json_array_get(file->added, i);
+        text = json_string_value(json_object_get(added, "content"));
+        if (text == NULL || text[0] == '\0') {
+            return error_set(error, "%s: added token %d has no 'content'", file->name, (int)i);
+        }
+        int32_t id = tokenizer_id(file, text, json_object_get(added, "id"), error);
+        if (id < 0) { return false; }
+        tokenizer->vocabulary = id >= tokenizer->vocabulary ? id + 1 : tokenizer->vocabulary;
+    }
+    return true;
+}
+
+static inline bool tokenizer_place(Tokenizer *tokenizer, TokenizerFile *file, int32_t id, const char *text,
+                                   TokenKind kind, Error *error) {
+    const char *present = file->texts[id];
+    if (present != NULL && strcmp(present, text) != 0) {
+        return error_set(error, "%s: the tokens '%.40s' and '%.40s' have the same id %d", file->name, present,
+                         text, (int)id);
+    }
+    file->texts[id] = text;
+    tokenizer->kinds[id] = (uint8_t)kind;
+    return true;
+}
+
+// One of added_tokens, whose content and id are known to be good.
+static inline bool tokenizer_read_added(Tokenizer *tokenizer, TokenizerFile *file, const json_t *value,
+                                        Error *error) {
+    static const char *const flags[] = {"single_word", "lstrip", "rstrip"};
+    AddedToken added;
+    const char *text = json_string_value(json_object_get(value, "content"));
+    const json_t *elsewhere = json_object_get(file->vocabulary, text);
+    added.id = (int32_t)json_integer_value(json_object_get(value, "id"));
+    added.special = json_is_true(json_object_get(value, "special"));
+    added.normalized = json_is_true(json_object_get(value, "normalized"));
+    for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++) {
+        if (!json_is_true(json_object_get(value, flags[i]))) { continue; }
+        return error_set(error, "%s: the added token '%.40s' sets '%s', which is not supported", file->name,
+                         text, flags[i]);
+    }
+    if (elsewhere != NULL && json_integer_value(elsewhere) != added.id) {
+        return error_set(error, "%s: the added token '%.40s' has the id %d, but %d in the vocabulary",
+                         file->name, text, (int)added.id, (int)json_integer_value(elsewhere));
+    }
+    if (!tokenizer_place(tokenizer, file, added.id, text, added.special ? TOKEN_SPECIAL : TOKEN_ADDED,
+                         error)) {
+        return false;
+    }
+    added.length = strlen(text);
+    added.text = strdup(text);
+    if (added.text == NULL) { return tokenizer_no_memory(file->name, error); }
+    tokenizer->added[tokenizer->added_count++] = added;
+    return true;
+}
+
+// Which text has which id: file->texts, kinds, added.
+static inline bool tokenizer_read_tokens(Tokenizer *tokenizer, TokenizerFile *file, Error *error) {
+    size_t added = json_array_size(file->added);
+    if (!tokenizer_count_ids(tokenizer, file, error)) { return false; }
+    file->texts = (const char **)calloc((size_t)tokenizer->vocabulary + 1, sizeof *file->texts);
+    tokenizer->kinds = (uint8_t *)calloc((size_t)tokenizer->vocabulary + 1, 1);
+    tokenizer->added = (AddedToken *)calloc(added + 1, sizeof *tokenizer->added);
+    if (file->texts == NULL || tokenizer->kinds == NULL || tokenizer->added == NULL) {
+        return tokenizer_no_memory(file->name, error);
+    }
+    const char *text;
+    json_t *value;
+    json_object_foreach((json_t *)file->vocabulary, text, value) {
+        if (!tokenizer_place(tokenizer, file, (int32_t)json_integer_value(value), text, TOKEN_PLAIN, error)) {
+            return false;
+        }
+    }
+    for (size_t i = 0; i < added; i++) {
+        if (!tokenizer_read_added(tokenizer, file, json_array_get(file->added, i), error)) { return false; }
+    }
+    return true;
+}
+
+// Which token stands for each byte. All letters are below U+0800, so they have one byte
+// or two.
+static inline bool tokenizer_find_bytes(Tokenizer *tokenizer, const TokenizerFile *file,
+                                        const int letters[BYTE_LETTERS], Error *error) {
+    for (int i = 0; i < BYTE_LETTERS; i++) {
+        if (letters[i] < 0) { continue; }
+        char letter[3] = {(char)(0xC0 | i >> 6), (char)(0x80 | (i & 0x3F)), '\0'};
+        if (i < 0x80) {
+            letter[0] = (char)i;
+            letter[1] = '\0';
+        }
+        const json_t *id = json_object_get(file->vocabulary, letter);
+        if (id == NULL) {
+            return error_set(
+                error, "%s: no token stands for the byte 0x%02X; allowed are vocabularies with all 256 bytes",
+                file->name, (unsigned)letters[i]);
+        }
+        tokenizer->byte_ids[letters[i]] = (int32_t)json_integer_value(id);
+    }
+    return true;
+}
+
+// The bytes of every token, and the token of every byte.
+static inline bool tokenizer_make_bytes(Tokenizer *tokenizer, const TokenizerFile *file, Error *error) {
+    int letters[BYTE_LETTERS];
+    size_t total = 0;
+    tokenizer_byte_letters(letters);
+    for (int i = 0; i < tokenizer->vocabulary; i++) {
+        total += file->texts[i] != NULL ? strlen(file->texts[i]) : 0;
+    }
+    tokenizer->bytes = (uint8_t *)malloc(total + 1);
+    tokenizer->offsets = (uint32_t *)calloc((size_t)tokenizer->vocabulary + 1, sizeof *tokenizer->offsets);
+    if (tokenizer->bytes == NULL || tokenizer->offsets == NULL) {
+        return tokenizer_no_memory(file->name, error);
+    }
+    for (int i = 0; i < tokenizer->vocabulary; i++) {
+        uint8_t *bytes = tokenizer->bytes + tokenizer->offsets[i];
+        size_t count = file->texts[i] != NULL ? tokenizer_token_bytes(letters, file->texts[i], bytes) : 0;
+        tokenizer->offsets[i + 1] = tokenizer->offsets[i] + (uint32_t)count;
+    }
+    return tokenizer_find_bytes(tokenizer, file, letters, error);
+}
+
+static inline TokenMerge *tokenizer_slot(const Tokenizer *tokenizer, uint64_t pair) {
+    size_t slot = (size_t)random_hash(0, pair) & (tokenizer->merge_slots - 1);
+    while (tokenizer->merges[slot].pair != pair && tokenizer->merges[slot].pair != UINT64_MAX) {
+        slot = (slot + 1) & (tokenizer->merge_slots - 1);
+    }
+    return &tokenizer->merges[slot];
+}
+
+static inline uint64_t tokenizer_pair(int32_t left, int32_t right) {
+    return (uint64_t)left << 32 | (uint32_t)right;
+}
+
+// A merge is "left right" in older files and ["left", "right"] in newer ones. Copies
+// both, joined, to `text`; returns the length of the left one, 0 where it is neither.
+static inline size_t tokenizer_split_merge(const json_t *merge, TextList *text) {
+    const char *left = json_string_value(json_is_array(merge) ? json_array_get(merge, 0) : merge);
+    const char *right = json_is_array(merge) ? json_string_value(json_array_get(merge, 1)) : NULL;
+    size_t length = left != NULL ? strlen(left) : 0;
+    bool pair = json_is_array(merge) && json_array_size(merge) == 2 && right != NULL;
+    if (json_is_string(merge)) {
+        length = strcspn(left, " ");
+        right = left[length] == ' ' ? left + length + 1 : "";
+        pair = strchr(right, ' ') == NULL;
+    }
+    text->count = 0;
+    if (!pair || length == 0 || right[0] == '\0') { return 0; }
+    bool good = text_list_add(text, left, length) && text_list_add(text, right, strlen(right) + 1);
+    return good ? length : 0;
+}
+
+static inline void tokenizer_hash_number(Sha256 *sha, uint32_t number) {
+    uint8_t bytes[4] = {(uint8_t)number, (uint8_t)(number >> 8), (uint8_t)(number >> 16),
+                        (uint8_t)(number >> 24)};
+    sha256_add(sha, bytes, sizeof bytes);
+}
+
+// Enters the merge of rank `rank` into the table and into the hash.
+static inline bool tokenizer_read_merge(Tokenizer *tokenizer, const TokenizerFile *file, size_t rank,
+                                        TextList *text, Sha256 *sha, Error *error) {
+    size_t left = tokenizer_split_merge(json_array_get(file->merges, rank), text);
+    if (left == 0) { return error_set(error, "%s: merge %zu is not a pair of tokens", file->name, rank); }
+    const json_t *whole = json_object_get(file->vocabulary, text->bytes);
+    const json_t *second = json_object_get(file->vocabulary, text->bytes + left);
+    char kept = text->bytes[left];
+    text->bytes[left] = '\0';
+    const json_t *first = json_object_get(file->vocabulary, text->bytes);
+    text->bytes[left] = kept;
+    if (whole == NULL || first == NULL || second == NULL) {
+        return error_set(error,
+                         "%s: merge %zu makes '%.80s': this, or a side of it, is not in the vocabulary",
+                         file->name, rank, text->bytes);
+    }
+    int32_t first_id = (int32_t)json_integer_value(first), second_id = (int32_t)json_integer_value(second);
+    TokenMerge *slot = tokenizer_slot(tokenizer, tokenizer_pair(first_id, second_id));
+    if (slot->pair != UINT64_MAX) {
+        return error_set(error, "%s: merges %u and %zu are the same", file->name, (unsigned)slot->rank, rank);
+    }
+    slot->pair = tokenizer_pair(first_id, second_id);
+    slot->rank = (uint32_t)rank;
+    slot->id = (int32_t)json_integer_value(whole);
+    tokenizer_hash_number(sha, (uint32_t)first_id);
+    tokenizer_hash_number(sha, (uint32_t)second_id);
+    return true;
+}
+
+// The first part of the hash: how many tokens and merges, then the tokens.
+static inline void tokenizer_hash_tokens(const Tokenizer *tokenizer, const TokenizerFile *file, Sha256 *sha) {
+    static const char prefix[] = "acco tokenizer 1\n";
+    uint32_t count = 0;
+    for (int i = 0; i < tokenizer->vocabulary; i++) { count += file->texts[i] != NULL; }
+    sha256_begin(sha);
+    sha256_add(sha, prefix, sizeof prefix - 1);
+    tokenizer_hash_number(sha, count);
+    tokenizer_hash_number(sha, (uint32_t)json_array_size(file->merges));
+    for (int i = 0; i < tokenizer->vocabulary; i++) {
+        if (file->texts[i] == NULL) { continue; }
+        size_t length = strlen(file->texts[i]);
+        tokenizer_hash_number(sha, (uint32_t)i);
+        tokenizer_hash_number(sha, (uint32_t)length);
+        sha256_add(sha, file->texts[i], length);
+    }
+}
+
+// The table of merges, and the hash of it all.
+static inline bool tokenizer_read_merges(Tokenizer *tokenizer, const TokenizerFile *file, Error *error) {
+    size_t count = json_array_size(file->merges);
+    if (count > TOKENIZER_MOST_TOKENS) {
+        return error_set(error, "%s has %zu merges; allowed: at most %d", file->name, count,
+                         (int)TOKENIZER_MOST_TOKENS);
+    }
+    Sha256 sha;
+    TextList text = {NULL, 0, 0};
+    tokenizer->merge_slots = 16;
+    while (tokenizer->merge_slots < 2 * count) { tokenizer->merge_slots *= 2; }
+    tokenizer->merges = (TokenMerge *)malloc(tokenizer->merge_slots * sizeof *tokenizer->merges);
+    bool good =
+        tokenizer->merges != NULL && tokenizer_reserve((void **)&text.bytes, 0, &text.capacity, 256, 1);
+    if (!good) { return tokenizer_no_memory(file->name, error); }
+    for (size_t i = 0; i < tokenizer->merge_slots; i++) { tokenizer->merges[i].pair = UINT64_MAX; }
+    tokenizer_hash_tokens(tokenizer, file, &sha);
+    for (size_t rank = 0; good && rank < count; rank++) {
+        good = tokenizer_read_merge(tokenizer, file, rank, &text, &sha, error);
+    }
+    text_list_free(&text);
+    sha256_end(&sha, tokenizer->hash);
+    return good;
+}
+
+// GPT-2's pattern. Space is written out: PCRE2 counts U+180E to it, Unicode and the
+// library do not.
+#define TOKENIZER_SPACE \
+    "\\x09-\\x0D\\x20\\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}\\x{202F}\\x{205F}\\x{" \
+    "3000}"
+#define TOKENIZER_PATTERN \
+    "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^" TOKENIZER_SPACE "\\p{L}\\p{N}]+|[" TOKENIZER_SPACE \
+    "]+(?![^" TOKENIZER_SPACE "])" \
+    "|[" TOKENIZER_SPACE "]+"
+
+static inline bool tokenizer_compile(Tokenizer *tokenizer, const char *name, Error *error) {
+    int code = 0;
+    PCRE2_SIZE offset = 0;
+    uint32_t options = PCRE2_UTF | PCRE2_ANCHORED;
+    tokenizer->pattern =
+        pcre2_compile((PCRE2_SPTR)TOKENIZER_PATTERN, PCRE2_ZERO_TERMINATED, options, &code, &offset, NULL);
+    if (tokenizer->pattern == NULL) {
+        return error_set(error,
+                         "%s: PCRE2 refuses the pattern of GPT-2 (error %d): it must be built with Unicode",
+                         name, code);
+    }
+    pcre2_jit_compile(tokenizer->pattern,
+                      PCRE2_JIT_COMPLETE); // where it cannot, it interprets: slower, the same result
+    return true;
+}
+
+static inline void tokenizer_close(Tokenizer *tokenizer) {
+    for (int i = 0; i < tokenizer->added_count; i++) { free(tokenizer->added[i].text); }
+    free(tokenizer->added);
+    free(tokenizer->bytes);
+    free(tokenizer->offsets);
+    free(tokenizer->kinds);
+    free(tokenizer->merges);
+    pcre2_code_free(tokenizer->pattern);
+    memset(tokenizer, 0, sizeof *tokenizer);
+}
+
+static inline bool tokenizer_read(Tokenizer *tokenizer, TokenizerFile *file, const json_t *root,
+                                  Error *error) {
+    const json_t *model = json_object_get(root, "model");
+    if (!tokenizer_check_kind(file, root, error)) { return false; }
+    file->vocabulary = json_object_get(model, "vocab");
+    file->merges = json_object_get(model, "merges");
+    file->added = tokenizer_get(root, "added_tokens");
+    if (!json_is_object(file->vocabulary)) {
+        return error_set(error, "%s: its model has no object 'vocab'", file->name);
+    }
+    if (!json_is_array(file->merges)) {
+        return error_set(error, "%s: its model has no list 'merges'", file->name);
+    }
+    if (file->added != NULL && !json_is_array(file->added)) {
+        return error_set(error, "%s: 'added_tokens' is not a list", file->name);
+    }
+    return tokenizer_read_tokens(tokenizer, file, error) && tokenizer_make_bytes(tokenizer, file, error) &&
+           tokenizer_read_merges(tokenizer, file, error) && tokenizer_compile(tokenizer, file->name, error);
+}
+
+// The bytes of a tokenizer.json; `name` is for messages. On failure there is nothing to
+// close.
+static inline bool tokenizer_open_memory(Tokenizer *tokenizer, const char *name, const void *bytes,
+                                         size_t size, Error *error) {
+    TokenizerFile file;
+    json_error_t trouble;
+    memset(tokenizer, 0, sizeof *tokenizer);
+    memset(&file, 0, sizeof file);
+    file.name = name;
+    json_t *root = json_loadb((const char *)bytes, size, JSON_REJECT_DUPLICATES, &trouble);
+    if (root == NULL) {
+        return error_set(error, "%s is not JSON: line %d: %s", name, trouble.line, trouble.text);
+    }
+    bool good = tokenizer_read(tokenizer, &file, root, error);
+    json_decref(root);
+    free(file.texts);
+    if (!good) { tokenizer_close(tokenizer); }
+    return good;
+}
+
+// All of a file, or NULL and an error.
+static inline char *tokenizer_read_file(const char *path, size_t *size, Error *error) {
+    struct stat status;
+    char *bytes = NULL;
+    FILE *file = fopen(path, "rbe");
+    if (file == NULL || fstat(fileno(file), &status) != 0) {
+        error_set(error, "cannot read the tokenizer %s: %s", path, strerror(errno));
+    } else if (!S_ISREG(status.st_mode) || status.st_size > TOKENIZER_MOST_FILE_BYTES) {
+        error_set(error, "%s is not a tokenizer.json: allowed is a file of at most %d MiB", path,
+                  TOKENIZER_MOST_FILE_BYTES >> 20);
+    } else {
+        *size = (size_t)status.st_size;
+        bytes = (char *)malloc(*size + 1);
+        if (bytes == NULL) {
+            tokenizer_no_memory(path, error);
+        } else if (fread(bytes, 1, *size, file) != *size) {
+            error_set(error, "cannot read all of %s", path);
+            free(bytes);
+            bytes = NULL;
+        }
+    }
+    if (file != NULL) { fclose(file); }
+    return bytes;
+}
+
+// path: a tokenizer.json, or a directory that holds one. On failure there is nothing to
+// close.
+static inline bool tokenizer_open(Tokenizer *tokenizer, const char *path, Error *error) {
+    struct stat status;
+    char inside[4096];
+    size_t size = 0;
+    bool directory = stat(path, &status) == 0 && S_ISDIR(status.st_mode);
+    memset(tokenizer, 0, sizeof *tokenizer);
+    if (snprintf(inside, sizeof inside, directory ? "%s/tokenizer.json" : "%s", path) >= (int)sizeof inside) {
+        return error_set(error, "the path of the tokenizer has more than %d bytes", (int)sizeof inside - 1);
+    }
+    char *bytes = tokenizer_read_file(inside, &size, error);
+    bool good = bytes != NULL && tokenizer_open_memory(tokenizer, inside, bytes, size, error);
+    free(bytes);
+    return good;
+}
+
+// The id of an added token such as "<|endoftext|>"; -1 where there is none.
+static inline int32_t tokenizer_find_added(const Tokenizer *tokenizer, const char *text) {
+    for (int i = 0; i < tokenizer->added_count; i++) {
+        if (strcmp(tokenizer->added[i].text, text) == 0) { return tokenizer->added[i].id; }
+    }
+    return -1;
+}
+
+// -------------------------------------------------------------------------------------------------------------------------- encoding
+
+// A token of a piece that is being merged, in a list from left to right.
+typedef struct PieceToken {
+    int32_t id;             // -1: merged into the one before it
+    int32_t previous, next; // -1: none
+} PieceToken;
+
+// A merge that was possible when it was entered; the lowest rank is on top of the heap,
+// of those the leftmost.
+typedef struct PieceMerge {
+    uint32_t rank;
+    int32_t position; // of the left one
+    int32_t id;       // what they become
+} PieceMerge;
+
+// What encoding needs besides its input; made for one call and reused from piece to
+// piece.
+typedef struct TokenizerWork {
+    const Tokenizer *tokenizer;
+    bool special;
+    TokenList *out;
+    PieceToken *tokens;
+    PieceMerge *heap;
+    size_t token_capacity, heap_count, heap_capacity;
+    pcre2_match_data *match;
+} TokenizerWork;
+
+static inline bool piece_before(const PieceMerge *a, const PieceMerge *b) {
+    return a->rank != b->rank ? a->rank < b->rank : a->position < b->position;
+}
+
+// Enters what the tokens at `left` and `right` become, if they become anything. False: no
+// memory.
+static inline bool piece_push(TokenizerWork *work, int32_t left, int32_t right) {
+    if (left < 0 || right < 0) { return true; }
+    const TokenMerge *merge =
+        tokenizer_slot(work->tokenizer, tokenizer_pair(work->tokens[left].id, work->tokens[right].id));
+    if (merge->pair == UINT64_MAX) { return true; }
+    if (!tokenizer_reserve((void **)&work->heap, work->heap_count, &work->heap_capacity, 1,
+                           sizeof *work->heap)) {
+        return false;
+    }
+    PieceMerge entry = {merge->rank, left, merge->id};
+    size_t at = work->heap_count++;
+    for (; at > 0 && piece_before(&entry, &work->heap[(at - 1) / 2]); at = (at - 1) / 2) {
+        work->heap[at] = work->heap[(at - 1) / 2];
+    }
+    work->heap[at] = entry;
+    return true;
+}
+
+static inline PieceMerge piece_pop(TokenizerWork *work) {
+    PieceMerge *heap = work->heap, top = heap[0], last = heap[--work->heap_count];
+    size_t at = 0, count = work->heap_count;
+    for (size_t child; (child = 2 * at + 1) < count; at = child) {
+        if (child + 1 < count && piece_before(&heap[child + 1], &heap[child])) { child++; }
+        if (!piece_before(&heap[child], &last)) { break; }
+        heap[at] = heap[child];
+    }
+    heap[at] = last;
+    return top;
+}
+
+// Carries out `merge` if it is still possible: its tokens may have become others since it
+// was entered. False: no memory.
+static inline bool piece_apply(TokenizerWork *work, const PieceMerge *merge) {
+    PieceToken *left = &work->tokens[merge->position];
+    if (left->id < 0 || left->next < 0) { return true; }
+    PieceToken *right = &work->tokens[left->next];
+    const TokenMerge *now = tokenizer_slot(work->tokenizer, tokenizer_pair(left->id, right->id));
+    if (now->pair == UINT64_MAX || now->id != merge->id) { return true; }
+    left->id = merge->id;
+    left->next = right->next;
+    right->id = -1;
+    if (left->next >= 0) { work->tokens[left->next].previous = merge->position; }
+    return piece_push(work, left->previous, merge->position) && piece_push(work, merge->position, left->next);
+}
+
+// One piece of the pattern, n bytes (at least one), in O(n log n).
+static inline bool tokenizer_encode_piece(TokenizerWork *work, const uint8_t *bytes, size_t count) {
+    const Tokenizer *tokenizer = work->tokenizer;
+    if (count == 1) { return token_list_add(work->out, tokenizer->byte_ids[bytes[0]]); }
+    if (!tokenizer_reserve((void **)&work->tokens, 0, &work->token_capacity, count, sizeof *work->tokens)) {
+        return false;
+    }
+    for (size_t i = 0; i < count; i++) {
+        PieceToken token = {tokenizer->byte_ids[bytes[i]], (int32_t)i - 1,
+                            i + 1 < count ? (int32_t)i + 1 : -1};
+        work->tokens[i] = token;
+    }
+    bool good = true;
+    work->heap_count = 0;
+    for (size_t i = 0; good && i + 1 < count; i++) { good = piece_push(work, (int32_t)i, (int32_t)i + 1); }
+    while (good && work->heap_count > 0) {
+        PieceMerge merge = piece_pop(work);
+        good = piece_apply(work, &merge);
+    }
+    for (int32_t i = 0; good && i >= 0; i = work->tokens[i].next) {
+        good = token_list_add(work->out, work->tokens[i].id);
+    }
+    return good;
+}
+
+// Text that is UTF-8, in the pieces of the pattern. Every character is in one of them.
+static inline bool tokenizer_encode_good(TokenizerWork *work, const uint8_t *text, size_t count,
+                                         Error *error) {
+    for (size_t at = 0; at < count;) {
+        int found =
+            pcre2_match(work->tokenizer->pattern, text, count, at, PCRE2_NO_UTF_CHECK, work->match, NULL);
+        size_t end = found > 0 ? pcre2_get_ovector_pointer(work->match)[1] : at;
+        if (end <= at) {
+            return error_set(error, "PCRE2 cannot cut the text at byte %zu (error %d)", at, found);
+        }
+        if (!tokenizer_encode_piece(work, text + at, end - at)) {
+            return error_set(error, "no memory for the tokens of a text");
+        }
+        at = end;
+    }
+    return true;
+}
+
+// Text without added tokens: stretches of UTF-8, and of what is none.
+static inline bool tokenizer_encode_plain(TokenizerWork *work, const uint8_t *text, size_t count,
+                                          Error *error) {
+    for (size_t begin = 0, length = 0, end; begin < count; begin = end) {
+        bool good = utf8_scan(text + begin, count - begin, &length) == UTF8_GOOD;
+        end = begin + length;
+        while (end < count && (utf8_scan(text + end, count - end, &length) == UTF8_GOOD) == good) {
+            end += length;
+        }
+        if (good && !tokenizer_encode_good(work, text + begin, end - begin, error)) { return false; }
+        for (size_t i = begin; !good && i < end; i++) {
+            if (!tokenizer_encode_piece(work, text + i, 1)) {
+                return error_set(error, "no memory for the tokens of a text");
+            }
+        }
+    }
+    return true;
+}
+
+// The longest added token that the text begins with, or NULL.
+static inline const AddedToken *tokenizer_match_added(const Tokenizer *tokenizer, const uint8_t *text,
+                                                      size_t count, bool normalized) {
+    const AddedToken *longest = NULL;
+    for (int i = 0; i < tokenizer->added_count; i++) {
+        const AddedToken *added = &tokenizer->added[i];
+        bool fits = added->normalized == normalized && added->length <= count &&
+                    memcmp(added->text, text, added->length) == 0;
+        if (fits && (longest == NULL || added->length > longest->length)) { longest = added; }
+    }
+    return longest;
+}
+
+// Cuts the added tokens out, first those that are not normalized, then out of each
+// stretch between them those that are.
+static inline bool tokenizer_encode_added(TokenizerWork *work, const uint8_t *text, size_t count,
+                                          bool normalized, Error *error) {
+    const Tokenizer *tokenizer = work->tokenizer;
+    bool begins[256] = {false};
+    for (int i = 0; i < tokenizer->added_count; i++) { begins[(uint8_t)tokenizer->added[i].text[0]] = true; }
+    for (size_t begin = 0, at = 0; begin < count;) {
+        const AddedToken *added = NULL;
+        for (; at < count; at += added != NULL ? added->length : 1) {
+            added =
+                begins[text[at]] ? tokenizer_match_added(tokenizer, text + at, count - at, normalized) : NULL;
+            if (added != NULL && (work->special || !added->special)) { break; }
+        }
+        bool good = normalized ? tokenizer_encode_plain(work, text + begin, at - begin, error)
+                               : tokenizer_encode_added(work, text + begin, at - begin, true, error);
+        if (!good) { return false; }
+        if (at >= count) { break; }
+        if (!token_list_add(work->out, added->id)) {
+            return error_set(error, "no memory for the tokens of a text");
+        }
+        begin = at = at + added->length;
+    }
+    return true;
+}
+
+// Appends the tokens of `count` bytes of text to `out`. special: whether the text of
+// special tokens, such as <|endoftext|>, stands for them, as in a prompt; otherwise it is
+// text like any other, as it should be in data of unknown origin. Safe from several
+// threads. On failure `out` holds some of them.
+static inline bool tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t count, bool special,
+                                    TokenList *out, Error *error) {
+    if (count > TOKENIZER_MOST_TEXT_BYTES) {
+        return error_set(error, "a text of %zu bytes is too long to encode at once: at most %d", count,
+                         TOKENIZER_MOST_TEXT_BYTES);
+    }
+    TokenizerWork work;
+    memset(&work, 0, sizeof work);
+    work.tokenizer = tokenizer;
+    work.special = special;
+    work.out = out;
+    work.match = pcre2_match_data_create_from_pattern(tokenizer->pattern, NULL);
+    bool good = work.match != NULL || error_set(error, "no memory for the tokens of a text");
+    good = good && tokenizer_encode_added(&work, (const uint8_t *)text, count, false, error);
+    pcre2_match_data_free(work.match);
+    free(work.tokens);
+    free(work.heap);
+    return good;
+}
+
+// -------------------------------------------------------------------------------------------------------------------------- decoding
+
+// The bytes of a token, *count of them. An id that no token has, such as of a vocabulary
+// that was rounded up, has none.
+static inline const uint8_t *tokenizer_bytes(const Tokenizer *tokenizer, int32_t id, size_t *count) {
+    bool known = id >= 0 && id < tokenizer->vocabulary;
+    *count = known ? tokenizer->offsets[id + 1] - tokenizer->offsets[id] : 0;
+    return tokenizer->bytes + (known ? tokenizer->offsets[id] : 0);
+}
+
+static inline bool tokenizer_is_special(const Tokenizer *tokenizer, int32_t id) {
+    return id >= 0 && id < tokenizer->vocabulary && tokenizer->kinds[id] == TOKEN_SPECIAL;
+}
+
+// Moves what is held and complete, or broken, to `out`. `end`: nothing follows, so that
+// what is incomplete is broken. False: no memory.
+static inline bool token_decoder_release(TokenDecoder *decoder, bool end, TextList *out) {
+    size_t length = 0;
+    while (decoder->held_count > 0) {
+        Utf8 what = utf8_scan(decoder->held, (size_t)decoder->held_count, &length);
+        if (what == UTF8_INCOMPLETE && !end) { break; }
+        bool good = what == UTF8_GOOD ? text_list_add(out, decoder->held, length)
+                                      : text_list_add(out, "\xEF\xBF\xBD", 3);
+        if (!good) { return false; }
+        decoder->held_count -= (int)length;
+        memmove(decoder->held, decoder->held + length, (size_t)decoder->held_count);
+    }
+    return true;
+}
+
+// Appends the text of `count` tokens to `out`, which is UTF-8 whatever the tokens are.
+// special: whether special tokens are written out.
+static inline bool tokenizer_decode(const Tokenizer *tokenizer, TokenDecoder *decoder, const int32_t *ids,
+                                    size_t count, bool special, TextList *out, Error *error) {
+    for (size_t i = 0; i < count; i++) {
+        size_t length = 0;
+        const uint8_t *bytes = tokenizer_bytes(tokenizer, ids[i], &length);
+        if (!special && tokenizer_is_special(tokenizer, ids[i])) { continue; }
+        for (size_t k = 0; k < length; k++) {
+            decoder->held[decoder->held_count++] = bytes[k];
+            if (!token_decoder_release(decoder, false, out)) {
+                return error_set(error, "no memory for the text of tokens");
+            }
+        }
+    }
+    return true;
+}
+
+// After the last token: what is still held can not become a character any more.
+static inline bool tokenizer_decode_end(TokenDecoder *decoder, TextList *out, Error *error) {
+    return token_decoder_release(decoder, true, out) || error_set(error, "no memory for the text of tokens");
+}
+
+#endif

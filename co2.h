@@ -20,17 +20,17 @@
 
 // The staleness gap penalty of this round, at least 1. It may depend on s->outer and
 // s->momentum, but must be the same on all ranks.
-static inline float co2_gap(const Scheduler *s) { return s->settings.co2.gap; }
+static inline float co2_gap(const Scheduler *s) { return s->settings.outer_momentum.gap; }
 
 static inline void co2_operation(Scheduler *s, const void *settings, size_t flat, size_t packed,
                                  size_t count) {
-    outer_co2(s->compute, s->outer + flat, s->momentum + flat, s->parameters.data + flat,
-              s->comm_buffer.data + packed, count, (const Co2Step *)settings);
+    outer_momentum(s->compute, s->outer + flat, s->momentum + flat, s->parameters.data + flat,
+                   s->comm_buffer.data + packed, count, (const MomentumStep *)settings);
 }
 
 // Takes what has arrived and leaves what is to be sent in the exchange buffer.
 static inline void co2_boundary(Scheduler *s) {
-    Co2Step step = s->settings.co2;
+    MomentumStep step = s->settings.outer_momentum;
     step.received = s->job_in_flight;
     step.gap = co2_gap(s);
     if (step.received) { receive(s); }

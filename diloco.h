@@ -44,7 +44,7 @@ static inline void streaming_diloco_commit(Scheduler *s) {
     send(s, s->fragment);
     inner_steps(s, s->settings.delay);
     receive(s);
-    apply(s, s->fragment, s->settings.outer.alpha);
+    apply(s, s->fragment, s->settings.outer_nesterov.alpha);
     s->fragment = (s->fragment + 1) % s->settings.fragments;
 }
 

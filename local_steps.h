@@ -198,13 +198,13 @@ static inline void receive(Scheduler *s) { wait_for(s); }
 static inline void fragment_nesterov(Scheduler *s, const void *settings, size_t flat, size_t packed,
                                      size_t count) {
     outer_nesterov(s->compute, s->outer + flat, s->momentum + flat, s->parameters.data + flat,
-                   s->comm_buffer.data + packed, count, (const OuterStep *)settings);
+                   s->comm_buffer.data + packed, count, (const NesterovStep *)settings);
 }
 
 // After receive(). alpha: the weight that the local parameters keep.
 static inline void apply(Scheduler *s, int fragment, float alpha) {
     if (scheduler_is_halted(s)) { return; }
-    OuterStep step = s->settings.outer;
+    NesterovStep step = s->settings.outer_nesterov;
     step.alpha = alpha;
     fragment_run(s, fragment, fragment_nesterov, &step);
     s->fragments[fragment].applied_at = s->optimizer.commits;

@@ -76,12 +76,12 @@ typedef struct SchedulerSettings {
     LearningRate rate;
     OptimizerSettings optimizer;
     // Local rules.
-    int steps;       // inner steps of a period: H of diloco, tau of co2
-    int fragments;   // P
-    int delay;       // inner steps between sending a fragment and applying it: tau of streaming-diloco
-    bool strided;    // layer l belongs to fragment l mod P; otherwise each fragment is a stretch of layers
-    OuterStep outer; // inverse_ranks is filled in
-    Co2Step co2;
+    int steps;     // inner steps of a period: H of diloco, tau of co2
+    int fragments; // P
+    int delay;     // inner steps between sending a fragment and applying it: tau of streaming-diloco
+    bool strided;  // layer l belongs to fragment l mod P; otherwise each fragment is a stretch of layers
+    NesterovStep outer_nesterov; // inverse_ranks is filled in
+    MomentumStep outer_momentum;
     // Where all of it lies and runs.
     const Gpu *gpu;      // NULL: on the CPU
     Precision precision; // of what a problem on a GPU computes in
@@ -326,7 +326,8 @@ static inline void scheduler_reserve(Scheduler *s, Arena *arena, const Scheduler
     s->comm.on_gpu = gpu_is_used(settings->gpu);
     s->comm.nccl = settings->nccl;
     s->layout = layout_make(problem->parameter_count, transport->size);
-    s->settings.outer.inverse_ranks = s->settings.co2.inverse_ranks = 1.0f / (float)transport->size;
+    s->settings.outer_nesterov.inverse_ranks = s->settings.outer_momentum.inverse_ranks =
+        1.0f / (float)transport->size;
     bool whole = settings->replicated || settings->kind == RULE_LOCAL;
     Layout owned = whole ? optimizer_whole(problem->parameter_count) : s->layout;
     size_t padded = layout_padded(&s->layout) * sizeof(float);

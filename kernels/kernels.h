@@ -289,15 +289,15 @@ static inline void outer_pseudo_gradient(Stream *stream, float *delta, const flo
 }
 
 static inline void outer_nesterov(Stream *stream, float *outer, float *momentum, float *local,
-                                  const float *sum, size_t count, const OuterStep *step) {
+                                  const float *sum, size_t count, const NesterovStep *step) {
     KERNEL_ON_GPU(stream, cuda_outer_nesterov(stream, outer, momentum, local, sum, count, step))
     cpu_outer_nesterov(outer, momentum, local, sum, count, step);
 }
 
-static inline void outer_co2(Stream *stream, float *base, float *momentum, float *local, float *exchange,
-                             size_t count, const Co2Step *step) {
-    KERNEL_ON_GPU(stream, cuda_outer_co2(stream, base, momentum, local, exchange, count, step))
-    cpu_outer_co2(base, momentum, local, exchange, count, step);
+static inline void outer_momentum(Stream *stream, float *base, float *momentum, float *local, float *exchange,
+                                  size_t count, const MomentumStep *step) {
+    KERNEL_ON_GPU(stream, cuda_outer_momentum(stream, base, momentum, local, exchange, count, step))
+    cpu_outer_momentum(base, momentum, local, exchange, count, step);
 }
 
 // ---------------------------------------------------------------------------------------

@@ -145,13 +145,13 @@ static inline void choose_local_settings(const Run *run, SchedulerSettings *sett
     settings->fragments = streaming ? (int)options->streaming_p : 1;
     settings->delay = (int)options->streaming_tau;
     settings->strided = strcmp(options->streaming_order, "strided") == 0;
-    settings->outer.learning_rate = (float)options->diloco_outer_lr;
-    settings->outer.momentum = (float)options->diloco_mu;
-    settings->outer.alpha = (float)options->streaming_alpha;
-    settings->co2.beta = (float)options->co2_beta;
-    settings->co2.alpha = (float)options->co2_alpha;
-    settings->co2.phi = (float)options->co2_phi;
-    settings->co2.gap = (float)gap;
+    settings->outer_nesterov.learning_rate = (float)options->diloco_outer_lr;
+    settings->outer_nesterov.momentum = (float)options->diloco_mu;
+    settings->outer_nesterov.alpha = (float)options->streaming_alpha;
+    settings->outer_momentum.beta = (float)options->co2_beta;
+    settings->outer_momentum.alpha = (float)options->co2_alpha;
+    settings->outer_momentum.phi = (float)options->co2_phi;
+    settings->outer_momentum.gap = (float)gap;
 }
 
 static inline SchedulerSettings choose_settings(Run *run) {

@@ -437,7 +437,7 @@ static inline void replay_acco(Replay *replay) {
 // The outer steps, as they are written on paper
 
 static inline void replay_plain_nesterov(float *outer, float *momentum, float *local, const float *sum,
-                                         size_t count, const OuterStep *step) {
+                                         size_t count, const NesterovStep *step) {
     for (size_t i = 0; i < count; i++) {
         float mean = sum[i] * step->inverse_ranks;
         momentum[i] = step->momentum * momentum[i] + mean;
@@ -447,7 +447,7 @@ static inline void replay_plain_nesterov(float *outer, float *momentum, float *l
 }
 
 static inline void replay_plain_co2(float *base, float *momentum, float *local, float *exchange, size_t count,
-                                    const Co2Step *step) {
+                                    const MomentumStep *step) {
     for (size_t i = 0; i < count; i++) {
         float before = base[i];
         if (step->received) {
@@ -550,8 +550,8 @@ static inline void replay_exchange(Replay *replay, int fragment) {
 // The outer step of a fragment from what replay_send wrote down.
 static inline void replay_apply(Replay *replay, int fragment, double alpha) {
     const ReplaySettings *settings = &replay->settings;
-    OuterStep step = {1.0f / (float)settings->workers, (float)settings->outer_rate, (float)settings->mu,
-                      (float)alpha};
+    NesterovStep step = {1.0f / (float)settings->workers, (float)settings->outer_rate, (float)settings->mu,
+                         (float)alpha};
     size_t begin, end = 0;
     replay_exchange(replay, fragment);
     while (replay_next_run(replay->fragment_of, replay->problem.parameter_count, fragment, &begin, &end)) {
@@ -578,12 +578,13 @@ static inline void replay_diloco(Replay *replay) {
 // The sum of a round is applied at the end of the next one.
 static inline void replay_co2_boundary(Replay *replay, bool received) {
     const ReplaySettings *settings = &replay->settings;
-    Co2Step step = {1.0f / (float)settings->workers, (float)settings->co2_beta, (float)settings->co2_alpha,
-                    (float)settings->co2_phi,        (float)settings->co2_gap,  received};
+    MomentumStep step = {1.0f / (float)settings->workers, (float)settings->co2_beta,
+                         (float)settings->co2_alpha,      (float)settings->co2_phi,
+                         (float)settings->co2_gap,        received};
     if (received) { replay_exchange(replay, 0); }
     for (int i = 0; i < settings->workers; i++) {
         ReplayWorker *w = &replay->workers[i];
-        (settings->plain_outer ? replay_plain_co2 : cpu_outer_co2)(
+        (settings->plain_outer ? replay_plain_co2 : cpu_outer_momentum)(
             w->outer, w->momentum, w->state.master, w->exchange, replay->problem.parameter_count, &step);
     }
     replay_tell(replay, replay->workers[0].outer);

@@ -530,10 +530,10 @@ static inline RunSpec scalar_spec(const char *rule, OptimizerKind optimizer, int
     settings->steps = 2;
     settings->fragments = 1;
     settings->strided = true;
-    OuterStep outer = {0, 0.5f, 0.5f, 0.5f};
-    Co2Step co2 = {0, 0.5f, 1, 0, 1, false};
-    settings->outer = outer;
-    settings->co2 = co2;
+    NesterovStep outer = {0, 0.5f, 0.5f, 0.5f};
+    MomentumStep co2 = {0, 0.5f, 1, 0, 1, false};
+    settings->outer_nesterov = outer;
+    settings->outer_momentum = co2;
     return spec;
 }
 
@@ -557,10 +557,10 @@ static inline RunSpec noisy_spec(const char *rule, size_t parameter_count) {
     settings->steps = is_streaming(rule) ? 6 : 3;
     settings->fragments = is_streaming(rule) ? 2 : 1;
     settings->delay = 1;
-    OuterStep outer = {0, 0.7f, 0.6f, 0.4f};
-    Co2Step co2 = {0, 0.3f, 0.9f, 0.02f, 1.25f, false};
-    settings->outer = outer;
-    settings->co2 = co2;
+    NesterovStep outer = {0, 0.7f, 0.6f, 0.4f};
+    MomentumStep co2 = {0, 0.3f, 0.9f, 0.02f, 1.25f, false};
+    settings->outer_nesterov = outer;
+    settings->outer_momentum = co2;
     return spec;
 }
 

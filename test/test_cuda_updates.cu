@@ -453,8 +453,8 @@ enum OuterKind {
 
 // On arrays (4, count): outer or base, momentum, local, sum or exchange.
 static void outer_run(bool on_device, int kind, float *const arrays[4], size_t count) {
-    OuterStep step = {1.0f / 3, 0.7f, 0.9f, kind == OUTER_NESTEROV_MERGED ? 0.25f : 0.0f};
-    Co2Step co2 = {
+    NesterovStep step = {1.0f / 3, 0.7f, 0.9f, kind == OUTER_NESTEROV_MERGED ? 0.25f : 0.0f};
+    MomentumStep co2 = {
         1.0f / 3, 0.8f, 0.6f, kind == OUTER_CO2_CLIPPED ? 0.05f : 0.0f, 1.7f, kind != OUTER_CO2_FIRST};
     Stream *stream = cuda_test_stream(PRECISION_FP32);
     float *outer = arrays[0], *momentum = arrays[1], *local = arrays[2], *sum = arrays[3];
@@ -467,9 +467,9 @@ static void outer_run(bool on_device, int kind, float *const arrays[4], size_t c
     } else if (kind < OUTER_CO2_FIRST) {
         cpu_outer_nesterov(outer, momentum, local, sum, count, &step);
     } else if (on_device) {
-        cuda_outer_co2(stream, outer, momentum, local, sum, count, &co2);
+        cuda_outer_momentum(stream, outer, momentum, local, sum, count, &co2);
     } else {
-        cpu_outer_co2(outer, momentum, local, sum, count, &co2);
+        cpu_outer_momentum(outer, momentum, local, sum, count, &co2);
     }
 }
 

@@ -236,9 +236,9 @@ static void co2_follows_the_worked_examples(void **state) {
     for (int i = 0; i < 4; i++) {
         RunSpec spec = scalar_spec("co2", OPTIMIZER_SGD, 1);
         spec.finish = true;
-        spec.settings.co2.beta = examples[i].beta;
-        spec.settings.co2.phi = examples[i].phi;
-        spec.settings.co2.gap = examples[i].gap;
+        spec.settings.outer_momentum.beta = examples[i].beta;
+        spec.settings.outer_momentum.phi = examples[i].phi;
+        spec.settings.outer_momentum.gap = examples[i].gap;
         RunResult results[2];
         if (!run_world(&spec, 2, results)) { skip(); }
         for (int rank = 0; rank < 2; rank++) {
@@ -295,7 +295,7 @@ static RunSpec two_fragments_spec(int steps, int delay, float alpha) {
     spec.settings.fragments = 2;
     spec.settings.steps = steps;
     spec.settings.delay = delay;
-    spec.settings.outer.alpha = alpha;
+    spec.settings.outer_nesterov.alpha = alpha;
     return spec;
 }
 
@@ -385,8 +385,8 @@ static const Sequence SEQUENCES[] = {
 static bool check_sequence(const Sequence *sequence, int ranks) {
     RunSpec spec = two_fragments_spec(6, sequence->delay, sequence->alpha);
     spec.settings.rate.peak = 1;
-    spec.settings.outer.learning_rate = 2;
-    spec.settings.outer.momentum = 0;
+    spec.settings.outer_nesterov.learning_rate = 2;
+    spec.settings.outer_nesterov.momentum = 0;
     spec.micro_batch = constant_micro_batch;
     spec.start = 1;
     spec.commits = 5;
@@ -496,10 +496,10 @@ static double largest_at_the_end(const Limit *limit, double rate) {
     spec.settings.rate.peak = rate;
     spec.settings.steps = limit->steps;
     spec.settings.delay = limit->delay;
-    OuterStep outer = {0, 1, limit->momentum, 0};
-    Co2Step co2 = {0, limit->momentum, 1, 0, 1, false};
-    spec.settings.outer = outer;
-    spec.settings.co2 = co2;
+    NesterovStep outer = {0, 1, limit->momentum, 0};
+    MomentumStep co2 = {0, limit->momentum, 1, 0, 1, false};
+    spec.settings.outer_nesterov = outer;
+    spec.settings.outer_momentum = co2;
     RunResult result;
     if (!run_world(&spec, 1, &result)) { return -1; }
     double largest = 0;
@@ -670,7 +670,7 @@ static void expect_streaming_equals_diloco(WireFormat wire, int ranks, int steps
         specs[i]->settings.steps = 4;
         specs[i]->settings.fragments = 1;
         specs[i]->settings.delay = 0;
-        specs[i]->settings.outer.alpha = 0;
+        specs[i]->settings.outer_nesterov.alpha = 0;
         specs[i]->settings.target = 2.0 * ranks * steps - 1; // the last step may exceed it
         specs[i]->commits = 20;
     }
@@ -721,8 +721,8 @@ static void diloco_of_single_steps_is_ddp(void **state) {
         ddp.micro_batch = diloco.micro_batch = noisy ? noisy_micro_batch : scalar_micro_batch;
         ddp.parameter_count = diloco.parameter_count = noisy ? 1003 : 1;
         if (noisy) { ddp.start = diloco.start = 0.25f; }
-        OuterStep outer = {0, 1, 0, 0};
-        diloco.settings.outer = outer;
+        NesterovStep outer = {0, 1, 0, 0};
+        diloco.settings.outer_nesterov = outer;
         diloco.settings.steps = 1;
         RunResult a[2], b[2];
         if (!run_world(&ddp, 2, a) || !run_world(&diloco, 2, b)) { skip(); }
@@ -888,13 +888,13 @@ static ReplaySettings replay_settings_of(const RunSpec *spec, int ranks) {
     replay.epsilon = settings->optimizer.epsilon;
     replay.weight_decay = settings->optimizer.weight_decay;
     replay.period = settings->steps;
-    replay.outer_rate = (double)settings->outer.learning_rate;
-    replay.mu = (double)settings->outer.momentum;
-    replay.alpha = (double)settings->outer.alpha;
-    replay.co2_beta = (double)settings->co2.beta;
-    replay.co2_alpha = (double)settings->co2.alpha;
-    replay.co2_phi = (double)settings->co2.phi;
-    replay.co2_gap = (double)settings->co2.gap;
+    replay.outer_rate = (double)settings->outer_nesterov.learning_rate;
+    replay.mu = (double)settings->outer_nesterov.momentum;
+    replay.alpha = (double)settings->outer_nesterov.alpha;
+    replay.co2_beta = (double)settings->outer_momentum.beta;
+    replay.co2_alpha = (double)settings->outer_momentum.alpha;
+    replay.co2_phi = (double)settings->outer_momentum.phi;
+    replay.co2_gap = (double)settings->outer_momentum.gap;
     replay.fragments = settings->fragments;
     replay.delay = settings->delay;
     return replay;
@@ -911,16 +911,16 @@ static void draw_local(Random *random, RunSpec *spec) {
     settings->steps = interval * settings->fragments;
     settings->delay = draw(random, 0, interval - 1);
     settings->strided = draw(random, 0, 1) == 1;
-    OuterStep outer = {0, 0.25f * (float)draw(random, 1, 4), 0.3f * (float)draw(random, 0, 3),
-                       0.25f * (float)draw(random, 0, 4)};
-    Co2Step co2 = {0,
-                   0.3f * (float)draw(random, 0, 3),
-                   0.5f * (float)draw(random, 1, 3),
-                   0.01f * (float)draw(random, 0, 2),
-                   1 + 0.3f * (float)draw(random, 0, 1),
-                   false};
-    settings->outer = outer;
-    settings->co2 = co2;
+    NesterovStep outer = {0, 0.25f * (float)draw(random, 1, 4), 0.3f * (float)draw(random, 0, 3),
+                          0.25f * (float)draw(random, 0, 4)};
+    MomentumStep co2 = {0,
+                        0.3f * (float)draw(random, 0, 3),
+                        0.5f * (float)draw(random, 1, 3),
+                        0.01f * (float)draw(random, 0, 2),
+                        1 + 0.3f * (float)draw(random, 0, 1),
+                        false};
+    settings->outer_nesterov = outer;
+    settings->outer_momentum = co2;
 }
 
 // A rule and everything that may be asked of it, for `ranks` ranks.

@@ -336,7 +336,7 @@ static void run_outer_delta(Bench *bench, const Case *work, void **arrays) {
 
 static void run_outer_nesterov(Bench *bench, const Case *work, void **arrays) {
     (void)work;
-    OuterStep step = {0.5f, 0.7f, 0.9f, 0.5f};
+    NesterovStep step = {0.5f, 0.7f, 0.9f, 0.5f};
     outer_nesterov(bench->stream, (float *)arrays[0], (float *)arrays[1], (float *)arrays[2],
                    (const float *)arrays[3], bench->elements, &step);
 }

@@ -30,7 +30,7 @@ static inline void cuda_outer_delta(Stream *stream, float *delta, const float *o
 }
 
 static __global__ void outer_nesterov_kernel(float *outer, float *momentum, float *local, const float *sum,
-                                             size_t count, OuterStep step, bool wide) {
+                                             size_t count, NesterovStep step, bool wide) {
     float place[4], velocity[4], worker[4], sent[4];
     Quad quad = quad_of_kernel(count, wide);
     quad_load(place, outer, quad);
@@ -50,7 +50,7 @@ static __global__ void outer_nesterov_kernel(float *outer, float *momentum, floa
 
 // As cpu_outer_nesterov.
 static inline void cuda_outer_nesterov(Stream *stream, float *outer, float *momentum, float *local,
-                                       const float *sum, size_t count, const OuterStep *step) {
+                                       const float *sum, size_t count, const NesterovStep *step) {
     bool wide = quad_fits(outer) && quad_fits(momentum) && quad_fits(local) && quad_fits(sum);
     quad_launch(stream, outer_nesterov_kernel, count, outer, momentum, local, sum, count, *step, wide);
 }
@@ -63,8 +63,8 @@ static __device__ __forceinline__ float outer_clip_element(float value, float ph
 
 // Without a sum, what `exchange` and the momentum hold is neither used nor, in the
 // momentum, touched.
-static __global__ void outer_co2_kernel(float *base, float *momentum, float *local, float *exchange,
-                                        size_t count, Co2Step step, bool wide) {
+static __global__ void outer_momentum_kernel(float *base, float *momentum, float *local, float *exchange,
+                                             size_t count, MomentumStep step, bool wide) {
     float place[4], worker[4], delta[4];
     Quad quad = quad_of_kernel(count, wide);
     quad_load(place, base, quad);
@@ -85,11 +85,11 @@ static __global__ void outer_co2_kernel(float *base, float *momentum, float *loc
     quad_store(exchange, delta, quad);
 }
 
-// As cpu_outer_co2.
-static inline void cuda_outer_co2(Stream *stream, float *base, float *momentum, float *local, float *exchange,
-                                  size_t count, const Co2Step *step) {
+// As cpu_outer_momentum.
+static inline void cuda_outer_momentum(Stream *stream, float *base, float *momentum, float *local,
+                                       float *exchange, size_t count, const MomentumStep *step) {
     bool wide = quad_fits(base) && quad_fits(momentum) && quad_fits(local) && quad_fits(exchange);
-    quad_launch(stream, outer_co2_kernel, count, base, momentum, local, exchange, count, *step, wide);
+    quad_launch(stream, outer_momentum_kernel, count, base, momentum, local, exchange, count, *step, wide);
 }
 
 #endif

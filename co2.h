@@ -1,25 +1,79 @@
-// co2.h: CO2 (Sun et al., ICLR 2024, arXiv 2401.16265): local steps, and an outer
-// momentum step that is one round late.
+// co2.h: CO2 (Sun et al., ICLR 2024, arXiv 2401.16265): local steps, and an outer momentum step that
+// is applied one round late.
 //
 //   compute         | tau inner steps from b(t)      | tau inner steps from b(t+1) ...
 //   communication   | sum of b(t-1) - x(t-1)         | sum of b(t) - x(t) ...
-//                                                    ^ boundary: takes D(t-1), sends b(t) - x, x <- b(t+1)
+//                                                    ^ boundary: receives D(t-1), sends b(t) - x,
+//                                                      then x = b(t+1)
 //
-//   m = beta m + D(t-1) / Lambda        D: mean over the workers of how far they came in a round
-//   b(t+1) = b(t) - alpha clip(m, phi)  b(1) = b(0): nothing has been received yet
+//   D: mean over the workers of the pseudo-gradient b - x, the distance that a round has covered
+//   m = beta m + D(t-1) / Lambda
+//   b(t+1) = b(t) - alpha clip(m, phi)        b(1) = b(0): nothing has been received yet
 //
-// A round has as long as its tau steps take to exchange the one before, so even a very
-// slow network is hidden; the price is information that is a round old. Lambda, the
-// penalty for that, is constant here, as in the released code; co2_gap is the place for
-// another. The paper's own formula was not at hand. At the end the last sum is waited for
-// and applied.
+// An exchange may take as long as the tau inner steps of the next round, so even a very slow network
+// is hidden. The price: the information is one round old. Lambda, the penalty for that, is a constant
+// here, as in the released code. co2_gap is the place for another formula; the paper's own was not at
+// hand. At the end the last sum is waited for and applied.
 #ifndef ACCO_CO2_H
 #define ACCO_CO2_H
 
 #include "local_steps.h"
+#include "rule.h"
 
-// The staleness gap penalty of this round, at least 1. It may depend on s->outer and
-// s->momentum, but must be the same on all ranks.
+// ---------------------------------------------------------------------------------------
+// Options
+
+typedef struct Co2Options {
+    int64_t inner_steps;     // tau
+    double beta, alpha, phi; // phi 0: no clipping
+    OptionText gap;          // "const:VALUE"
+} Co2Options;
+
+// The VALUE of const:VALUE, 1 .. 1e6. Returns false where `gap` is not of this form.
+static inline bool co2_read_gap(const char *gap, double *value) {
+    static const char kind[] = "const:";
+    const char *number = gap + sizeof kind - 1;
+    if (strncmp(gap, kind, sizeof kind - 1) != 0) { return false; }
+    char *end;
+    *value = strtod(number, &end);
+    bool plain = strspn(number, "0123456789+-.eE") == strlen(number); // no blanks, no "inf"
+    return plain && end != number && *end == '\0' && *value >= 1 && *value <= 1e6;
+}
+
+static inline bool co2_check(const void *own, int layers, Error *error) {
+    const Co2Options *options = (const Co2Options *)own;
+    double value;
+    char excerpt[64];
+    (void)layers;
+    if (co2_read_gap(options->gap, &value)) { return true; }
+    return error_set(
+        error, "--co2-gap: %s is no gap penalty; allowed: const:VALUE with VALUE 1 .. 1000000, as const:1",
+        text_excerpt(options->gap, excerpt));
+}
+
+static inline void co2_configure(const void *own, SchedulerSettings *settings) {
+    const Co2Options *options = (const Co2Options *)own;
+    double gap = 1;
+    co2_read_gap(options->gap, &gap);
+    settings->steps = (int)options->inner_steps;
+    settings->outer_momentum.beta = (float)options->beta;
+    settings->outer_momentum.alpha = (float)options->alpha;
+    settings->outer_momentum.phi = (float)options->phi;
+    settings->outer_momentum.gap = (float)gap;
+}
+
+static inline void co2_describe(const void *own, char text[RULE_TEXT]) {
+    const Co2Options *options = (const Co2Options *)own;
+    snprintf(text, RULE_TEXT, "tau %lld, beta %g, alpha %g, phi %g%s, gap %.100s",
+             (long long)options->inner_steps, options->beta, options->alpha, options->phi,
+             options->phi > 0 ? "" : " (no clipping)", options->gap);
+}
+
+// ---------------------------------------------------------------------------------------
+// The rule
+
+// The staleness gap penalty of this round, at least 1. It may depend on s->outer and s->momentum,
+// but must be the same on all ranks.
 static inline float co2_gap(const Scheduler *s) { return s->settings.outer_momentum.gap; }
 
 static inline void co2_operation(Scheduler *s, const void *settings, size_t flat, size_t packed,
@@ -28,12 +82,12 @@ static inline void co2_operation(Scheduler *s, const void *settings, size_t flat
                    s->comm_buffer.data + packed, count, (const MomentumStep *)settings);
 }
 
-// Takes what has arrived and leaves what is to be sent in the exchange buffer.
+// Applies what has arrived, and leaves in the buffer what is to be sent next.
 static inline void co2_boundary(Scheduler *s) {
     MomentumStep step = s->settings.outer_momentum;
     step.received = s->job_in_flight;
     step.gap = co2_gap(s);
-    if (step.received) { receive(s); }
+    if (step.received) { wait_for(s); }
     buffer_change(&s->comm_buffer, BUFFER_FREE, BUFFER_WRITING);
     if (!scheduler_is_halted(s)) { fragment_run(s, 0, co2_operation, &step); }
 }
@@ -44,6 +98,17 @@ static inline void co2_commit(Scheduler *s) {
     if (!scheduler_is_halted(s)) { launch_average(s, 0); }
 }
 
-static inline void co2_finish(Scheduler *s) { co2_boundary(s); }
+static const Rule co2_rule = {"co2",
+                              "local steps; their mean is exchanged during the next round",
+                              RULE_LOCAL,
+                              false, // replicated
+                              1,     // rounds per commit
+                              true,  // a job is in flight between commits
+                              co2_commit,
+                              co2_boundary,
+                              local_committed,
+                              co2_check,
+                              co2_configure,
+                              co2_describe};
 
 #endif

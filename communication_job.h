@@ -1,29 +1,30 @@
-// communication_job.h: what the communication stream does between a launch and the next
-// boundary.
+// communication_job.h: what the communication stream does between a launch and the next boundary.
 //
-//   reduce     the gradient sums (or, in local rules, the ways back) of all workers are added up where they are owned
-//   summary    one small exchange: counts, losses, and the norm of the mean gradient over all shards
-//   step       the optimizer steps what this worker owns: a commit, an estimate that leaves its state bitwise as it was, or both in turn
-//   gather     what was stepped goes to everybody
+//   reduce     adds up the gradient sums (in local rules the pseudo-gradients) of all workers, each
+//              element at the rank that owns it
+//   summary    one small exchange of records: counts, losses, the norm of the mean gradient
+//   step       the optimizer steps what this worker owns: a commit; or an estimate, which leaves the
+//              optimizer state bit for bit as it was; or first one and then the other
+//   gather     sends what was stepped to all ranks
 //
 //                     | reduce | summary | step | gather |
 //                                               ^ `stepped`   ^ `communicated`
 //
-// Reduce and gather go bucket by bucket. In synchronous rules the reduction follows the
-// last backward pass, from the end of the vector to its start, as the gate `finished`
-// opens; with zero1 the gather runs ahead of the next forward pass, from start to end,
-// and moves the gate `arrived`. The token embedding lies at the start: it is used first
-// and, tied to the head, finished last, so its buckets are the ones that nothing can
-// hide. They are cut like all others. Buckets decide when something travels, never what
-// is added in which order.
+// Reduce and gather work bucket by bucket. In synchronous rules the reduction follows the last backward
+// pass, from the end of the vector to its start, as the watermark `finished` rises. Where the state is
+// sharded, the gather then runs ahead of the next forward pass, from the start to the end, and raises the
+// watermark `arrived`. The token embedding lies at the start: it is used first and, being tied to the
+// head, its gradient is finished last. Its buckets are the ones that nothing can hide. Buckets decide
+// when something travels, never which values are added in which order.
 #ifndef ACCO_COMMUNICATION_JOB_H
 #define ACCO_COMMUNICATION_JOB_H
 
 #include "scheduler_state.h"
 
 // ---------------------------------------------------------------------------------------
-// Buckets: whole cells of a layout
+// Buckets
 
+// The cells of a bucket: at least one, at most all of the layout.
 static inline size_t job_bucket_cells(const Scheduler *s, const Layout *layout) {
     size_t cell_bytes = layout->piece * (size_t)layout->size * sizeof(float);
     bool bucketed = s->settings.kind == RULE_SYNCHRONOUS && s->settings.bucket > 0;
@@ -36,7 +37,7 @@ static inline void job_span(Scheduler *s, const Job *job, const char *name, doub
 }
 
 // ---------------------------------------------------------------------------------------
-// Parts of a job
+// Reduce
 
 static inline Collective job_reduction(Scheduler *s, const Job *job) {
     bool local = s->settings.kind == RULE_LOCAL;
@@ -46,10 +47,9 @@ static inline Collective job_reduction(Scheduler *s, const Job *job) {
     return collective;
 }
 
-enum { JOB_SEARCH = 4096 }; // elements that are looked at at a time
+enum { JOB_SEARCH = 4096 }; // elements that are copied to the host at a time
 
-// The last element of values [begin, end) that is not finite, counted from 1; 0: there is
-// none.
+// The last element of values [begin, end) that is not finite, counted from 1; 0: there is none.
 static inline double job_last_bad_element(const float *values, size_t begin, size_t end, Stream *stream) {
     float part[JOB_SEARCH];
     while (end > begin) {
@@ -64,8 +64,8 @@ static inline double job_last_bad_element(const float *values, size_t begin, siz
     return 0;
 }
 
-// Before values [begin, end) leave this rank: afterwards nobody can tell whose they were.
-// The sum of squares is the quickest look at all of them.
+// Checks values [begin, end) before the reduce-scatter, while it is still known which rank produced
+// them. The sum of squares is the quickest look at all of them.
 static inline void job_inspect(Scheduler *s, Job *job, const float *values, size_t begin, size_t end,
                                Stream *stream) {
     double square =
@@ -75,24 +75,23 @@ static inline void job_inspect(Scheduler *s, Job *job, const float *values, size
     job->bad_element = job_last_bad_element(values, begin, end, stream);
 }
 
-// Everything that all workers need of each other's sums goes out again at once: then each
-// of them can do the same step.
+// Where every worker steps everything, the sums are sent to all ranks at once.
 static inline void job_reduce(Scheduler *s, Job *job, Stream *stream) {
     Collective collective = job_reduction(s, job);
     const Layout *layout = collective.layout;
     size_t bucket = job_bucket_cells(s, layout), padded = layout_padded(layout);
-    bool everybody = s->settings.replicated || s->settings.kind == RULE_LOCAL;
+    bool all_reduce = s->settings.replicated || s->settings.kind == RULE_LOCAL;
     for (size_t end = layout->cells; end > 0;) {
         size_t begin = end > bucket ? end - bucket : 0;
-        if (job->follows) { watermark_wait(&s->finished, padded - layout_cell_begin(layout, begin)); }
+        if (job->follows) { watermark_wait(&s->finished, padded - layout_cell_begin(layout, begin)); } // H6
         double began = clock_seconds();
-        if (job->kind != ESTIMATE) { // what it sends, the commit sends once more
+        if (job->kind != ESTIMATE) { // the commit sends the same gradients once more
             job_inspect(s, job, collective.buffer, layout_cell_begin(layout, begin),
                         layout_cell_begin(layout, end), stream);
         }
         comm_reduce_scatter(&s->comm, stream, &collective, begin * layout->piece, end * layout->piece);
         job_span(s, job, "reduce-scatter", began);
-        if (everybody) {
+        if (all_reduce) {
             began = clock_seconds();
             comm_all_gather(&s->comm, stream, &collective, begin * layout->piece, end * layout->piece);
             job_span(s, job, "all-gather", began);
@@ -101,19 +100,12 @@ static inline void job_reduce(Scheduler *s, Job *job, Stream *stream) {
     }
 }
 
-// Of the gradient sum in what this rank owns, whether or not it also holds the rest,
-// piece by piece: the same bits for ddp and zero1, where the wire is fp32. (A narrower
-// one rounds the sums that ddp spreads, and it is they that are stepped.)
-static inline double job_sum_of_squares(Scheduler *s, Stream *stream) {
-    float *reduced = scheduler_reduce_buffer(s)->data;
-    return buffer_sum_of_squares(stream, reduced + layout_flat(&s->layout, s->transport->rank, 0),
-                                 s->layout.piece, layout_cell_begin(&s->layout, 1), s->layout.cells,
-                                 s->norm_partials);
-}
+// ---------------------------------------------------------------------------------------
+// Summary
 
-// What decides comes first: a loss that is not finite (in local rules: parameters), then
-// a gradient, then steps that were left out.
-static inline int tally_badness(const Tally *tally) {
+// The most severe problem names the rank: a loss that is not finite (in local rules: parameters), then a
+// gradient, then steps that were left out. 0: no problem.
+static inline int tally_severity(const Tally *tally) {
     return tally->not_finite > 0 ? 3 : tally->site.element > 0 ? 2 : tally->left_out > 0 ? 1 : 0;
 }
 
@@ -121,19 +113,19 @@ static inline void job_add_tallies(Scheduler *s, Job *job) {
     memset(&job->total, 0, sizeof job->total);
     memset(&job->site, 0, sizeof job->site);
     job->first_bad_rank = -1;
-    int badness = 0;
+    int worst = 0;
     for (int rank = 0; rank < s->transport->size; rank++) {
         const Tally *tally = &s->tallies[rank];
         tally_add(&job->total, tally);
-        if (tally_badness(tally) > badness) {
-            badness = tally_badness(tally);
+        if (tally_severity(tally) > worst) {
+            worst = tally_severity(tally);
             job->first_bad_rank = rank;
             job->site = tally->site;
         }
     }
 }
 
-// The rank whose own gradient, or loss, is the largest: whose a finite spike probably is.
+// The rank whose own gradient, or loss, is the largest: it is the likely cause of a finite spike.
 static inline int job_largest_rank(const Scheduler *s, SpikeKind kind) {
     int largest = -1;
     double most = -1;
@@ -147,12 +139,13 @@ static inline int job_largest_rank(const Scheduler *s, SpikeKind kind) {
     return largest;
 }
 
-// Why nothing may be stepped or applied after this job. What local rules left out on
-// their way is no reason where that was asked for; their parameters are one. An estimate
-// may be large: the commit has its half in it, and is judged.
+// Why nothing may be stepped or applied after this job; the same on all ranks. Inner steps that local
+// rules have skipped are no reason where the user asked for skipping; parameters that are not finite are.
+// A large estimate is no spike: its half of the batch is also in the commit, which is judged.
 static inline SpikeKind job_judge(Scheduler *s, Job *job) {
     bool local = s->settings.kind == RULE_LOCAL;
-    job->largest_norm = local ? NAN : spike_largest(&s->norms); // there compute may be asking them now
+    job->largest_norm =
+        local ? NAN : spike_largest(&s->norms); // in local rules compute may be using them now
     job->largest_loss = local ? NAN : spike_largest(&s->losses);
     if (local && job->total.left_out > 0 && s->settings.on_spike != SPIKE_SKIP) {
         return spike_kind_of(&job->site);
@@ -167,34 +160,45 @@ static inline SpikeKind job_judge(Scheduler *s, Job *job) {
     return kind;
 }
 
-// Counts, losses and the norm: they decide whether and how far everybody steps, the same
-// on all ranks.
+// Counts, losses and the norm decide whether and how far all ranks step. The norm is taken of the gradient
+// sum in this rank's shard, whether or not the rank also holds the rest, piece by piece: rules that shard
+// the state and rules that do not then find the same bits, where the wire is fp32. (On a narrower wire a
+// rule that does not shard takes the norm of the rounded sums, because those are what it steps with.)
 static inline void job_summarise(Scheduler *s, Job *job, Stream *stream) {
-    if (job->follows) { job->tally = s->tally; } // complete: the gate has been passed
+    if (job->follows) { job->tally = s->tally; } // complete: the last bucket has waited for `finished`
     double began = clock_seconds();
-    bool local = s->settings.kind == RULE_LOCAL;
-    if (local) {
+    if (s->settings.kind == RULE_LOCAL) {
         job->tally.not_finite += job->bad_element > 0 ? 1 : 0;
+        job->tally.square = 0;
     } else {
+        const float *reduced = scheduler_reduce_buffer(s)->data;
         job->tally.site.element = job->bad_element;
+        job->tally.square = buffer_sum_of_squares(
+            stream, reduced + layout_flat(&s->layout, s->transport->rank, 0), s->layout.piece,
+            layout_cell_begin(&s->layout, 1), s->layout.cells, s->norm_partials);
     }
     job->tally.own_square = job->own_square;
-    job->tally.square = local ? 0 : job_sum_of_squares(s, stream);
     job->tally.stops = __atomic_load_n(&s->stop_requested, __ATOMIC_RELAXED) ? 1 : 0;
     job->tally.ended = __atomic_load_n(&s->writer_done, __ATOMIC_ACQUIRE) ? 1 : 0;
-    transport_all_gather_records(s->transport, "summary exchange", &job->tally, s->tallies, sizeof(Tally));
+    transport_all_gather_records(s->transport, "summary", &job->tally, s->tallies, sizeof(Tally));
     job_add_tallies(s, job);
-    if (!local) { job->gradient_norm = sqrt(job->total.square) / job->total.micro_batches; }
+    if (s->settings.kind != RULE_LOCAL) {
+        job->gradient_norm = sqrt(job->total.square) / job->total.micro_batches;
+    }
     job->spike = job_judge(s, job);
     job_span(s, job, "summary", began);
 }
 
+// ---------------------------------------------------------------------------------------
+// Step
+
+// --grad-clip: what a gradient is multiplied by so that its norm is at most `clip`.
 static inline double clip_scale(double clip, double norm) {
     return clip > 0 && norm > clip ? clip / norm : 1.0;
 }
 
-// Steps what this worker owns: a commit into the master, an estimate over the gradient it
-// is made from.
+// Steps what this worker owns. A commit changes the master copy and the moments. An estimate is written
+// over the gradient it is made from.
 static inline void job_step(Scheduler *s, const Job *job, Stream *stream) {
     if (s->settings.kind == RULE_LOCAL || job->spike != SPIKE_NONE) { return; }
     double began = clock_seconds();
@@ -213,13 +217,15 @@ static inline void job_step(Scheduler *s, const Job *job, Stream *stream) {
     job_span(s, job, "step", began);
 }
 
-// What goes to everybody: the master after a commit, or where nothing was stepped;
-// otherwise the estimate. Coarse wires carry the way from the parameters that compute
-// uses, which are the same on all ranks.
+// ---------------------------------------------------------------------------------------
+// Gather
+
+// Sends to all ranks the master copy after a commit, or where nothing was stepped; otherwise the estimate.
+// Coarse wires carry the difference to the parameters that compute uses, which all ranks hold alike.
 static inline void job_gather(Scheduler *s, const Job *job, Stream *stream) {
     if (s->settings.kind == RULE_LOCAL || s->settings.replicated) { return; }
-    bool overlapped = s->settings.kind == RULE_OVERLAPPED,
-         from_master = job->kind == COMMIT || job->spike != SPIKE_NONE;
+    bool overlapped = s->settings.kind == RULE_OVERLAPPED;
+    bool from_master = job->kind == COMMIT || job->spike != SPIKE_NONE;
     Collective collective = job_reduction(s, job);
     collective.buffer = overlapped ? s->comm_buffer.data : s->parameters.data;
     collective.source = from_master ? s->optimizer.master : NULL;
@@ -230,16 +236,16 @@ static inline void job_gather(Scheduler *s, const Job *job, Stream *stream) {
         double began = clock_seconds();
         comm_all_gather(&s->comm, stream, &collective, begin * s->layout.piece, end * s->layout.piece);
         job_span(s, job, "all-gather", began);
-        watermark_raise(&s->arrived, layout_cell_begin(&s->layout, end));
+        watermark_raise(&s->arrived, layout_cell_begin(&s->layout, end)); // H7
     }
 }
 
 // ---------------------------------------------------------------------------------------
 // The two tasks of a job
 
-// Up to the step. What follows a backward pass has the threads of compute for the step,
-// for nobody else uses them then; a GPU is whoever's queue it is. The host may write
-// s->job again when `stepped` has happened, so what is left to do has a copy.
+// Everything up to the step. A job that follows a backward pass steps with the threads of compute, which
+// is idle then; on a GPU the step runs in the communication stream's own queue. The host may write s->job
+// again once `stepped` has happened, so the gather works on a copy of it.
 static inline void job_task(void *context, Stream *stream) {
     Scheduler *s = (Scheduler *)context;
     Job *job = &s->job;

@@ -1,25 +1,37 @@
-// ddp.h: data parallel training as everybody knows it. The baseline for time, and the
-// definition of what a commit computes.
+// ddp.h: data-parallel training as PyTorch's DistributedDataParallel does it. It is the baseline
+// for time, and it defines what a commit computes.
 //
 //   compute         | micro-batches | forward . backward |  idle  | step | micro-batches ...
 //   communication                              | all-reduce bucket by bucket |
 //
 //   theta(t+1) = Opt(theta(t), sum of all gradients / their number)
 //
-// Gradients of the last micro-batch are sent as the backward pass finishes them, so most
-// of the exchange is hidden where the network is fast enough. The verbs are those of
-// zero1; the difference is `replicated` in rules.h: every rank gets all the sums, holds
-// the whole optimizer state and steps all of it. The sums, and with an fp32 wire the
-// parameters, are the same bits as under zero1.
+// Gradients of the last micro-batch are sent as soon as its backward pass has finished them, so
+// that a fast network hides most of the exchange. The verbs are those of zero1; the difference is
+// `replicated`: every rank receives all the sums, holds the whole optimizer state and steps all of
+// it. The sums are the same bits as under zero1, and with an fp32 wire so are the parameters.
 #ifndef ACCO_DDP_H
 #define ACCO_DDP_H
 
-#include "scheduler.h"
+#include "rule.h"
 
 static inline void ddp_commit(Scheduler *s) {
     launch_following(s, COMMIT);
-    accumulate(s);
+    accumulate(s, s->settings.round_size);
     wait_for(s);
 }
+
+static const Rule ddp_rule = {"ddp",
+                              "all-reduce behind the last backward pass, then every rank steps everything",
+                              RULE_SYNCHRONOUS,
+                              true,  // replicated
+                              1,     // rounds per commit
+                              false, // no job in flight between commits
+                              ddp_commit,
+                              NULL,
+                              NULL,
+                              NULL,
+                              NULL,
+                              NULL};
 
 #endif

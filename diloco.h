@@ -1,37 +1,117 @@
-// diloco.h: DiLoCo (Douillard et al., 2023, arXiv 2311.08105) and Streaming DiLoCo
-// (Douillard et al., 2025, arXiv 2501.18512).
+// diloco.h: DiLoCo (Douillard et al., 2023, arXiv 2311.08105) and Streaming DiLoCo (Douillard et al.,
+// 2025, arXiv 2501.18512).
 //
 //   diloco
 //   compute         | H inner steps | idle                        | outer step | H inner steps ...
-//   communication                   | sum of outer - local        |
+//   communication                   | sum of pseudo-gradients     |
 //
-//   buf = mu buf + D;  outer -= lr_outer (D + mu buf);  local = outer       D: mean over the workers of outer - local
+//   D: mean over the workers of the pseudo-gradient, outer - local
+//   buf = mu buf + D;  outer -= lr_outer (D + mu buf);  local = outer
 //
-//   streaming-diloco, fragments p = 0, 1, .. P-1 in turn, one every H/P steps
+//   streaming-diloco: fragments p = 0, 1, .. P-1 in turn, one every H/P steps
 //   compute         | H/P - tau inner steps | send p | tau inner steps | apply p | ...
 //   communication                                    | sum of fragment p |
 //
 //   local = alpha local + (1 - alpha) outer, of the fragment
 //
-// Every element is exchanged once in H inner steps. Streaming sends a fragment at a time,
-// so bursts are P times smaller, and hides each behind tau steps; D is taken when it is
-// sent, and the steps that follow it are kept with weight alpha. All ranks count the same
-// steps, so they agree on which fragment is due without a word. Evaluated and saved is
-// the outer copy.
+// Every element is exchanged once in H inner steps. Streaming sends one fragment at a time, so bursts
+// are P times smaller, and hides each of them behind tau steps. D is computed when the fragment is
+// sent; the inner steps made after that are kept with weight alpha. All ranks count the same steps, so
+// they agree on which fragment is due without exchanging anything. The outer copy is what is evaluated
+// and saved.
 //
-// At the end DiLoCo does a shorter period. Streaming sends nothing that it could not
-// apply in time; then every fragment that has moved since its last exchange is exchanged
-// once more.
+// At the end of a run DiLoCo makes a shorter period. Streaming sends nothing that it could not apply in
+// time; then every fragment that has changed since its last exchange is exchanged once more.
 #ifndef ACCO_DILOCO_H
 #define ACCO_DILOCO_H
 
 #include "local_steps.h"
+#include "rule.h"
+
+// ---------------------------------------------------------------------------------------
+// Options
+
+// The way in which layers are divided into fragments; in the order of --streaming-order's choices.
+typedef enum FragmentOrder { FRAGMENTS_STRIDED, FRAGMENTS_SEQUENTIAL } FragmentOrder;
+
+// The last four are of streaming-diloco alone.
+typedef struct DilocoOptions {
+    int64_t inner_steps; // H
+    double outer_learning_rate, outer_momentum;
+    int64_t fragments, delay; // P, tau
+    double alpha;
+    int order; // FragmentOrder
+} DilocoOptions;
+
+// Fragments take turns: one is sent every H/P steps, and it has arrived before the next is sent.
+static inline bool streaming_diloco_check(const void *own, int layers, Error *error) {
+    const DilocoOptions *options = (const DilocoOptions *)own;
+    long long H = (long long)options->inner_steps, P = (long long)options->fragments,
+              tau = (long long)options->delay;
+    if (H < P) {
+        return error_set(
+            error,
+            "--diloco-H %lld is less than --streaming-P %lld: fragments are sent every H/P steps; use %lld",
+            H, P, P);
+    }
+    if (H % P != 0) {
+        return error_set(error,
+                         "--diloco-H %lld is not a multiple of --streaming-P %lld: fragments are sent every "
+                         "H/P steps; use %lld or %lld",
+                         H, P, H - H % P, H - H % P + P);
+    }
+    if (tau >= H / P) {
+        return error_set(error,
+                         "--streaming-tau %lld is not below H/P = %lld: a fragment must arrive before the "
+                         "next one is sent; use %s%lld",
+                         tau, H / P, H / P == 1 ? "" : "0 .. ", H / P - 1);
+    }
+    if (layers > 0 && P > layers) {
+        return error_set(error, "--streaming-P %lld: the model has only %d layers to make fragments of", P,
+                         layers);
+    }
+    return true;
+}
+
+static inline void diloco_configure(const void *own, SchedulerSettings *settings) {
+    const DilocoOptions *options = (const DilocoOptions *)own;
+    settings->steps = (int)options->inner_steps;
+    settings->outer_nesterov.learning_rate = (float)options->outer_learning_rate;
+    settings->outer_nesterov.momentum = (float)options->outer_momentum;
+}
+
+static inline void streaming_diloco_configure(const void *own, SchedulerSettings *settings) {
+    const DilocoOptions *options = (const DilocoOptions *)own;
+    diloco_configure(own, settings);
+    settings->fragments = (int)options->fragments;
+    settings->delay = (int)options->delay;
+    settings->strided = options->order == FRAGMENTS_STRIDED;
+    settings->outer_nesterov.alpha = (float)options->alpha;
+}
+
+static inline void diloco_describe(const void *own, char text[RULE_TEXT]) {
+    const DilocoOptions *options = (const DilocoOptions *)own;
+    snprintf(text, RULE_TEXT, "H %lld, outer rate %g, mu %g", (long long)options->inner_steps,
+             options->outer_learning_rate, options->outer_momentum);
+}
+
+static inline void streaming_diloco_describe(const void *own, char text[RULE_TEXT]) {
+    const DilocoOptions *options = (const DilocoOptions *)own;
+    diloco_describe(own, text);
+    size_t used = strlen(text);
+    snprintf(text + used, RULE_TEXT - used, "; P %lld (%s), tau %lld, alpha %g",
+             (long long)options->fragments, options->order == FRAGMENTS_STRIDED ? "strided" : "sequential",
+             (long long)options->delay, options->alpha);
+}
+
+// ---------------------------------------------------------------------------------------
+// The rules
 
 static inline void diloco_commit(Scheduler *s) {
     inner_steps(s, steps_left(s, s->settings.steps));
-    send(s, 0);
-    receive(s);
-    apply(s, 0, 0);
+    send_fragment(s, 0);
+    wait_for(s);
+    apply_fragment(s, 0, 0);
 }
 
 static inline void streaming_diloco_commit(Scheduler *s) {
@@ -41,21 +121,48 @@ static inline void streaming_diloco_commit(Scheduler *s) {
         return;
     }
     inner_steps(s, interval - s->settings.delay);
-    send(s, s->fragment);
+    send_fragment(s, s->fragment);
     inner_steps(s, s->settings.delay);
-    receive(s);
-    apply(s, s->fragment, s->settings.outer_nesterov.alpha);
+    wait_for(s);
+    apply_fragment(s, s->fragment, s->settings.outer_nesterov.alpha);
     s->fragment = (s->fragment + 1) % s->settings.fragments;
 }
 
 static inline void streaming_diloco_finish(Scheduler *s) {
     for (int fragment = 0; fragment < s->settings.fragments && !scheduler_is_halted(s); fragment++) {
         if (s->fragments[fragment].applied_at == s->optimizer.commits) { continue; }
-        send(s, fragment);
-        receive(s);
-        apply(s, fragment, 0);
+        send_fragment(s, fragment);
+        wait_for(s);
+        apply_fragment(s, fragment, 0);
     }
-    local_settle(s);
+    local_take_outer(s);
 }
+
+static const Rule diloco_rule = {"diloco",
+                                 "local steps, then an outer step with their mean",
+                                 RULE_LOCAL,
+                                 false, // replicated
+                                 1,     // rounds per commit
+                                 false, // no job in flight between commits
+                                 diloco_commit,
+                                 NULL,
+                                 local_committed,
+                                 NULL,
+                                 diloco_configure,
+                                 diloco_describe};
+
+static const Rule streaming_diloco_rule = {
+    "streaming-diloco",
+    "local steps; fragments of the model are averaged in turn, behind further steps",
+    RULE_LOCAL,
+    false, // replicated
+    1,     // rounds per commit
+    false, // no job in flight between commits
+    streaming_diloco_commit,
+    streaming_diloco_finish,
+    local_committed,
+    streaming_diloco_check,
+    streaming_diloco_configure,
+    streaming_diloco_describe};
 
 #endif

@@ -1,5 +1,5 @@
-// dpu.h: delayed parameter update (Pipe-SGD, Li et al., 2018; ZeRO-Offload, Ren et al.,
-// 2021), and ACCO-WP, which predicts.
+// dpu.h: delayed parameter updates (Pipe-SGD, Li et al., 2018; ZeRO-Offload, Ren et al., 2021), and
+// ACCO-WP, the same with a prediction of the weights.
 //
 //   dpu
 //   compute         | micro-batches at theta(t-1)      | micro-batches at theta(t) ...
@@ -8,36 +8,42 @@
 //
 //   theta(t+1) = Opt(theta(t), mean gradient at theta(t-1))
 //
-// Everything is hidden at the traffic of zero1, but a gradient is applied to parameters
-// that are one commit newer than those it was taken at: on a quadratic of curvature L it
-// is stable for learning rates below 1/L, where the others bear 2/L. Sequential commits
-// at the start help.
+// The traffic is that of zero1 and is hidden completely. The price: a gradient is applied to
+// parameters that are one commit newer than those it was computed at. On a quadratic of curvature L
+// this is stable for learning rates below 1/L, where the other rules are stable below 2/L. Some
+// sequential commits at the start help.
 //
-//   acco-wp (weight prediction; SAPipe's second option, Chen et al., 2022)
+//   acco-wp (weight prediction; the second option of SAPipe, Chen et al., 2022)
 //   communication   | COMMIT theta(t), then predict theta~(t+1) = Opt?(theta(t), the same gradient) |
 //
-// Compute goes on at the prediction; theta itself exists only in the masters of the
-// shards, so what is evaluated and saved is gathered for the occasion, into the
-// accumulator, which is empty then. The prediction uses the learning rate of the commit
-// just made.
+// Compute goes on at the prediction. theta itself exists only in the master copies of the shards, so
+// where it is needed (evaluation, saving) it is gathered into the gradient accumulator, which is
+// empty then. The prediction uses the learning rate of the commit just made.
 #ifndef ACCO_DPU_H
 #define ACCO_DPU_H
 
-#include "scheduler.h"
+#include "rule.h"
 
 static inline void delayed_commit(Scheduler *s, JobKind kind) {
     if (sequential_commit(s)) { return; }
     if (!is_handed_over(s)) {
-        accumulate(s);
+        accumulate(s, s->settings.round_size);
         hand_over(s, CLEAR);
     }
     launch(s, kind);
-    accumulate(s);
+    accumulate(s, s->settings.round_size);
     hand_over(s, CLEAR);
 }
 
 static inline void dpu_commit(Scheduler *s) { delayed_commit(s, COMMIT); }
 static inline void acco_wp_commit(Scheduler *s) { delayed_commit(s, COMMIT_THEN_PREDICT); }
+
+// At the end one gradient sum is still waiting: a last commit makes it count.
+static inline void delayed_finish(Scheduler *s) {
+    if (!is_handed_over(s)) { return; }
+    launch(s, COMMIT);
+    wait_for(s);
+}
 
 static inline void acco_wp_gather_task(void *context, Stream *stream) {
     Scheduler *s = (Scheduler *)context;
@@ -50,5 +56,32 @@ static inline const float *acco_wp_committed(Scheduler *s) {
     scheduler_call(s, s->communication, acco_wp_gather_task, s);
     return s->gradients.data;
 }
+
+static const Rule dpu_rule = {
+    "dpu",
+    "communicates a gradient while it computes the next: updates are one commit late",
+    RULE_OVERLAPPED,
+    false, // replicated
+    1,     // rounds per commit
+    false, // no job in flight between commits
+    dpu_commit,
+    delayed_finish,
+    NULL,
+    NULL,
+    NULL,
+    NULL};
+
+static const Rule acco_wp_rule = {"acco-wp",
+                                  "as dpu, but computes at a prediction of the next parameters",
+                                  RULE_OVERLAPPED,
+                                  false, // replicated
+                                  1,     // rounds per commit
+                                  false, // no job in flight between commits
+                                  acco_wp_commit,
+                                  delayed_finish,
+                                  acco_wp_committed,
+                                  NULL,
+                                  NULL,
+                                  NULL};
 
 #endif

@@ -1,20 +1,19 @@
-// local_steps.h: the verbs of rules whose workers walk by themselves and meet now and
-// then.
+// local_steps.h: the verbs of local rules, whose workers step on their own and exchange now and then.
 //
-//   inner_steps(n)     n times: micro-batches, then a step of this worker's own optimizer, all on the compute stream
-//   send(f)            hands the way back from the local to the outer parameters, outer - local, of fragment f to a job that adds it up
-//   receive()          waits for that job: the exchange buffer then holds the sum over all workers
-//   apply(f, alpha)    an outer step with it, and the merge of its result into the local parameters
-//   local_settle()     the local parameters become the outer ones
+//   inner_steps(n)           n times: micro-batches, then a step of this worker's own optimizer, all on the
+//                            compute stream
+//   send_fragment(f)         starts the all-reduce of fragment f's pseudo-gradient, outer - local
+//   wait_for()               waits for that job: the communication buffer then holds the sum over all workers
+//   apply_fragment(f, alpha) makes an outer step with it, and merges the result into the local parameters
+//   local_take_outer()       the local parameters become the outer ones
 //
-//   compute         | inner step | ... | inner step | send | inner step | ... | receive . apply | inner step ...
+//   compute         | inner step | ... | inner step | send | inner step | ... | wait_for . apply | ...
 //   communication                                   | reduce . gather  |
 //
-// The parameters are the master of the inner optimizer, whose state stays with the worker
-// and is never exchanged. Outer parameters and momentum are the same bits on every rank,
-// because every rank makes the same outer step with the same sum. What is evaluated and
-// saved is the outer copy. Losses travel with the exchanges, so the report of a period
-// comes with the job that sent it.
+// The local parameters are the master copy of the inner optimizer, whose state stays with the worker and is
+// never exchanged. Outer parameters and momentum are the same bits on every rank, because every rank makes
+// the same outer step with the same sum. The outer copy is what is evaluated and saved. Losses travel with the
+// exchanges, so the report of a period comes with the job that sent it.
 #ifndef ACCO_LOCAL_STEPS_H
 #define ACCO_LOCAL_STEPS_H
 
@@ -34,9 +33,10 @@ static inline SpikeKind inner_step_judge(Scheduler *s, Stream *stream, double no
     return spike_judge_both(&s->norms, &s->losses, norm, s->tally.loss / s->tally.micro_batches);
 }
 
-// Adds the step to what is known since the latest exchange; the losses of one that is not
-// made count for nothing. Where steps are not to be left out the worker stands still
-// after the first until all ranks know.
+// Decides whether this inner step is made, and adds it to the tally of the steps since the latest exchange;
+// the losses of a step that is not made are not counted. With --on-spike skip only bad steps are left out,
+// and SPIKE_PATIENCE of them in a row count as parameters that are not finite, which ends the run. Otherwise
+// a worker makes no further step after its first bad one: the next exchange tells all ranks.
 static inline bool inner_step_is_good(Scheduler *s, Stream *stream, double norm) {
     Tally step = s->tally;
     bool skips = s->settings.on_spike == SPIKE_SKIP, waits = !skips && s->tally_before.left_out > 0;
@@ -56,7 +56,7 @@ static inline bool inner_step_is_good(Scheduler *s, Stream *stream, double norm)
     return false;
 }
 
-// A step that is left out is counted like the others, so that all ranks count alike.
+// A step that is left out counts as a step, so that all ranks stay at the same number.
 static inline void inner_step_task(void *context, Stream *stream) {
     Scheduler *s = (Scheduler *)context;
     size_t count = s->problem.parameter_count;
@@ -78,18 +78,19 @@ static inline void inner_step_task(void *context, Stream *stream) {
     scheduler_compute_span(s, "inner step", began, clock_seconds());
 }
 
+// Compute stream; the host waits.
 static inline void inner_steps(Scheduler *s, int steps) {
     for (int i = 0; i < steps; i++) {
         s->tally_before = s->tally;
         memset(&s->tally, 0, sizeof s->tally);
-        accumulate(s);
+        accumulate(s, s->settings.round_size);
         scheduler_call(s, s->compute, inner_step_task, s);
         buffer_change(&s->gradients, BUFFER_READY, BUFFER_FREE);
         s->gradients_done += (double)s->settings.round_size * s->transport->size;
     }
 }
 
-// Inner steps of a period of `period`: fewer at the end of the run.
+// The inner steps of a period of `period` steps: fewer at the end of the run.
 static inline int steps_left(const Scheduler *s, int period) {
     double left = ceil((s->settings.target - s->gradients_done) /
                        ((double)s->settings.round_size * s->transport->size));
@@ -97,10 +98,10 @@ static inline int steps_left(const Scheduler *s, int period) {
 }
 
 // ---------------------------------------------------------------------------------------
-// Elementwise work on a fragment, in blocks, on the threads of compute
+// Elementwise operations on a fragment
 
-// On elements [flat, flat + count) of the parameters, which stand at `packed` in the
-// exchange buffer. On the CPU several threads call it.
+// On elements [flat, flat + count) of the parameters, which stand at `packed` in the communication buffer. On
+// the CPU several threads call it at once, each for its own elements.
 typedef void (*FragmentOperation)(Scheduler *s, const void *settings, size_t flat, size_t packed,
                                   size_t count);
 
@@ -111,16 +112,15 @@ typedef struct FragmentWork {
     const void *settings;
 } FragmentWork;
 
-enum { FRAGMENT_BLOCK = 16384 };
+enum { FRAGMENT_BLOCK = 16384 }; // elements of one task of the thread pool
 
-static inline void fragment_block_task(void *context, int task, int thread) {
-    (void)thread;
-    const FragmentWork *work = (const FragmentWork *)context;
-    size_t begin = (size_t)task * FRAGMENT_BLOCK, end = begin + FRAGMENT_BLOCK, packed = 0;
+// Calls the operation for packed elements [begin, end), range by range.
+static inline void fragment_for_ranges(const FragmentWork *work, size_t begin, size_t end) {
+    size_t packed = 0;
     for (int i = 0; i < work->fragment->range_count; i++) {
         const FragmentRange *range = &work->fragment->ranges[i];
-        size_t first = packed > begin ? packed : begin, next = packed + (range->end - range->begin);
-        size_t last = next < end ? next : end;
+        size_t next = packed + (range->end - range->begin);
+        size_t first = packed > begin ? packed : begin, last = next < end ? next : end;
         if (first < last) {
             work->operation(work->scheduler, work->settings, range->begin + first - packed, first,
                             last - first);
@@ -129,30 +129,28 @@ static inline void fragment_block_task(void *context, int task, int thread) {
     }
 }
 
-static inline void fragment_on_gpu(const FragmentWork *work) {
-    size_t packed = 0;
-    for (int i = 0; i < work->fragment->range_count; i++) {
-        const FragmentRange *range = &work->fragment->ranges[i];
-        work->operation(work->scheduler, work->settings, range->begin, packed, range->end - range->begin);
-        packed += range->end - range->begin;
-    }
+static inline void fragment_block_task(void *context, int task, int thread) {
+    size_t begin = (size_t)task * FRAGMENT_BLOCK;
+    (void)thread;
+    fragment_for_ranges((const FragmentWork *)context, begin, begin + FRAGMENT_BLOCK);
 }
 
 static inline void fragment_task(void *context, Stream *stream) {
     FragmentWork *work = (FragmentWork *)context;
+    size_t count = work->fragment->layout.count;
     double began = clock_seconds();
     if (stream->queue != NULL) {
-        fragment_on_gpu(work);
+        fragment_for_ranges(work, 0, count);
         stream_settle(stream);
     } else {
-        thread_pool_run(stream->pool,
-                        (int)((work->fragment->layout.count + FRAGMENT_BLOCK - 1) / FRAGMENT_BLOCK),
-                        fragment_block_task, work);
+        int blocks = (int)((count + FRAGMENT_BLOCK - 1) / FRAGMENT_BLOCK);
+        thread_pool_run(stream->pool, blocks, fragment_block_task, work);
     }
     work->scheduler->parameters_version++;
     scheduler_compute_span(work->scheduler, "outer step", began, clock_seconds());
 }
 
+// Compute stream; the host waits.
 static inline void fragment_run(Scheduler *s, int fragment, FragmentOperation operation,
                                 const void *settings) {
     FragmentWork work = {s, &s->fragments[fragment], operation, settings};
@@ -162,6 +160,8 @@ static inline void fragment_run(Scheduler *s, int fragment, FragmentOperation op
 // ---------------------------------------------------------------------------------------
 // Exchanges
 
+// Starts the all-reduce of what stands in the communication buffer. The tally of the steps since the latest
+// exchange goes with it.
 static inline void launch_average(Scheduler *s, int fragment) {
     s->job.tally = s->tally;
     s->job.fragment = fragment;
@@ -178,22 +178,17 @@ static inline void fragment_pseudo_gradient(Scheduler *s, const void *settings, 
                           s->parameters.data + flat, count);
 }
 
-// What a longer fragment left behind this one must not reach the scale of its last block.
-static inline void fragment_clear_padding(Scheduler *s, int fragment) {
+// Starts the all-reduce of a fragment's pseudo-gradient. The padding behind it is cleared: a longer fragment
+// may have left values there, which must not reach the scale of the last block on a coarse wire.
+static inline void send_fragment(Scheduler *s, int fragment) {
     const Layout *layout = &s->fragments[fragment].layout;
+    buffer_change(&s->comm_buffer, BUFFER_FREE, BUFFER_WRITING);
+    fragment_run(s, fragment, fragment_pseudo_gradient, NULL);
     stream_clear(s->compute, s->comm_buffer.data + layout->count,
                  (layout_padded(layout) - layout->count) * sizeof(float));
     stream_settle(s->compute);
-}
-
-static inline void send(Scheduler *s, int fragment) {
-    buffer_change(&s->comm_buffer, BUFFER_FREE, BUFFER_WRITING);
-    fragment_run(s, fragment, fragment_pseudo_gradient, NULL);
-    fragment_clear_padding(s, fragment);
     launch_average(s, fragment);
 }
-
-static inline void receive(Scheduler *s) { wait_for(s); }
 
 static inline void fragment_nesterov(Scheduler *s, const void *settings, size_t flat, size_t packed,
                                      size_t count) {
@@ -201,8 +196,9 @@ static inline void fragment_nesterov(Scheduler *s, const void *settings, size_t 
                    s->comm_buffer.data + packed, count, (const NesterovStep *)settings);
 }
 
-// After receive(). alpha: the weight that the local parameters keep.
-static inline void apply(Scheduler *s, int fragment, float alpha) {
+// The outer step of a fragment, with the sum that wait_for() has brought. alpha: the weight that the local
+// parameters keep.
+static inline void apply_fragment(Scheduler *s, int fragment, float alpha) {
     if (scheduler_is_halted(s)) { return; }
     NesterovStep step = s->settings.outer_nesterov;
     step.alpha = alpha;
@@ -210,7 +206,7 @@ static inline void apply(Scheduler *s, int fragment, float alpha) {
     s->fragments[fragment].applied_at = s->optimizer.commits;
 }
 
-static inline void local_settle(Scheduler *s) {
+static inline void local_take_outer(Scheduler *s) {
     stream_copy(s->compute, s->parameters.data, s->outer, s->problem.parameter_count * sizeof(float));
     stream_settle(s->compute);
 }

@@ -156,7 +156,8 @@ static inline void optimizer_step(Optimizer *optimizer, Stream *stream, const Op
 // linear, and its first commit has a rate above zero. An estimate uses the rate of the
 // commit that it anticipates: progress moves at commits only.
 
-typedef enum ScheduleKind { SCHEDULE_CONSTANT, SCHEDULE_LINEAR, SCHEDULE_COSINE } ScheduleKind;
+// --schedule, in the order of its choices.
+typedef enum ScheduleKind { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT } ScheduleKind;
 
 typedef struct LearningRate {
     ScheduleKind kind;

@@ -1,4 +1,4 @@
-// rules.h: the table of update rules. A new rule is a page of its own and one line here.
+// rules.h: the list of update rules, and of the options that single rules have.
 #ifndef ACCO_RULES_H
 #define ACCO_RULES_H
 
@@ -9,26 +9,28 @@
 #include "dpu.h"
 #include "zero.h"
 
-static const Rule RULES[] = {
-    // name, summary, kind, replicated, rounds per commit, commit, finish, committed
-    {"ddp", "all-reduce behind the last backward pass, then every rank steps everything", RULE_SYNCHRONOUS,
-     true, 1, ddp_commit, NULL, NULL},
-    {"zero1",
-     "reduce-scatter behind the last backward pass, each rank steps its shard, all-gather before the next "
-     "forward pass",
-     RULE_SYNCHRONOUS, false, 1, zero1_commit, NULL, NULL},
-    {"dpu", "communicates a gradient while it computes the next: updates are one commit late",
-     RULE_OVERLAPPED, false, 1, dpu_commit, drain, NULL},
-    {"acco-wp", "as dpu, but computes at a prediction of the next parameters", RULE_OVERLAPPED, false, 1,
-     acco_wp_commit, drain, acco_wp_committed},
-    {"acco", "communicates one half of the batch while it computes the other", RULE_OVERLAPPED, false, 2,
-     acco_commit, NULL, NULL},
-    {"co2", "local steps; their mean is exchanged during the next round", RULE_LOCAL, false, 1, co2_commit,
-     co2_finish, local_committed},
-    {"diloco", "local steps, then an outer step with their mean", RULE_LOCAL, false, 1, diloco_commit, NULL,
-     local_committed},
-    {"streaming-diloco", "local steps; fragments of the model are averaged in turn, behind further steps",
-     RULE_LOCAL, false, 1, streaming_diloco_commit, streaming_diloco_finish, local_committed},
+// The options that only some rules have. program/options_table.h says how a user writes them.
+typedef struct RuleOptions {
+    AccoOptions acco;
+    Co2Options co2;
+    DilocoOptions diloco;
+} RuleOptions;
+
+enum { RULE_WITHOUT_OPTIONS = 0 }; // no function of such a rule looks at them
+
+// In the order of the choices of --optimizer.
+static const struct {
+    const Rule *rule;
+    size_t own_options; // where RuleOptions has those of this rule
+} RULES[] = {
+    {&ddp_rule, RULE_WITHOUT_OPTIONS},
+    {&zero1_rule, RULE_WITHOUT_OPTIONS},
+    {&dpu_rule, RULE_WITHOUT_OPTIONS},
+    {&acco_wp_rule, RULE_WITHOUT_OPTIONS},
+    {&acco_rule, offsetof(RuleOptions, acco)},
+    {&co2_rule, offsetof(RuleOptions, co2)},
+    {&diloco_rule, offsetof(RuleOptions, diloco)},
+    {&streaming_diloco_rule, offsetof(RuleOptions, diloco)},
 };
 
 enum { RULE_COUNT = sizeof RULES / sizeof RULES[0] };
@@ -36,9 +38,33 @@ enum { RULE_COUNT = sizeof RULES / sizeof RULES[0] };
 // NULL for an unknown name.
 static inline const Rule *rule_find(const char *name) {
     for (int i = 0; i < RULE_COUNT; i++) {
-        if (strcmp(RULES[i].name, name) == 0) { return &RULES[i]; }
+        if (strcmp(RULES[i].rule->name, name) == 0) { return RULES[i].rule; }
     }
     return NULL;
+}
+
+// Whether each rank steps a shard, which it then sends to the others.
+static inline bool rule_shards(const Rule *rule) { return !rule->replicated && rule->kind != RULE_LOCAL; }
+static inline bool rule_overlaps(const Rule *rule) { return rule->kind == RULE_OVERLAPPED; }
+
+// The names of the rules for which `fits` is true, as "one, two or three", for messages.
+static inline const char *rule_list(bool (*fits)(const Rule *rule), char text[RULE_TEXT]) {
+    int left = 0, length = 0;
+    for (int i = 0; i < RULE_COUNT; i++) { left += fits(RULES[i].rule); }
+    for (int i = 0; i < RULE_COUNT; i++) {
+        if (!fits(RULES[i].rule)) { continue; }
+        left--;
+        length += snprintf(text + length, (size_t)(RULE_TEXT - length), "%s%s", RULES[i].rule->name,
+                           left > 1    ? ", "
+                           : left == 1 ? " or "
+                                       : "");
+    }
+    return text;
+}
+
+// What Rule::check, configure and describe call `own`.
+static inline const void *rule_own_options(int rule, const RuleOptions *options) {
+    return (const char *)options + RULES[rule].own_options;
 }
 
 #endif

@@ -1,16 +1,20 @@
 // scheduler.h: the verbs. Every update rule is a few lines of them.
 //
-//   launch(COMMIT | ESTIMATE | ...)   starts one job on the communication stream, on what the last hand_over gave
-//   launch_following(COMMIT)          the same, on what the coming accumulate() will yield: it starts while that still runs
-//   accumulate()                      micro-batches on the compute stream: a fixed number, or as long as the job still runs
-//   hand_over(CLEAR | KEEP)           the boundary, the only place where both streams' buffers meet: takes the parameters of the job that
-//                                     ran, gives the gradient sum to the next one, and clears the accumulator or lets it grow
-//   wait_for()                        the first half of the boundary alone: takes the parameters
+//   accumulate(n)               runs n micro-batches on the compute stream, and with an adaptive schedule
+//                               as many more as fit beside the job
+//   launch(COMMIT | ...)        starts a job on the communication stream, on the gradient sum that the last
+//                               hand_over gave it
+//   launch_following(COMMIT)    starts a job on the gradient sum of the coming accumulate(): it sends
+//                               gradients while the last backward pass still makes others
+//   hand_over(CLEAR | KEEP)     the boundary, the only place where the buffers of both streams meet: takes
+//                               the parameters from the job that ran, gives the gradient sum to the next
+//                               one, and clears the accumulator or lets it keep growing
+//   wait_for()                  the first half of the boundary alone: takes the parameters
 //
-// local_steps.h adds the verbs of rules whose workers step by themselves.
+// local_steps.h adds the verbs of local rules. The verbs have short names, because the pages of the rules
+// are written in them; all other functions are called scheduler_something.
 //
-// Timeline of an overlapped round, and of a synchronous one whose job follows the last
-// backward pass:
+// The timeline of an overlapped round, and of a synchronous one, whose job follows the last backward pass:
 //
 //   compute         | micro-batches                  |idle| hand_over | micro-batches ...
 //   communication   | reduce . summary . step . gather    |           | ...
@@ -20,20 +24,24 @@
 //   communication                              | reduce . step | gather |
 //                                                exposed ^       ^ runs ahead of the forward pass
 //
-// Happens-before, every line implemented where its number is named:
-//   H1  the gradient sum is complete before the boundary reads it     event `computed`, waited for by the host in accumulate()
-//   H2  the job has ended before the boundary touches its buffers      event `communicated`, or where it follows `stepped`: wait_for()
-//   H3  the boundary has ended before the next job starts             the boundary's work is waited for by the host; launch comes after it
-//   H4  the boundary has ended before the next micro-batch starts     same
-//   H5  what the job reports is complete before the host reads it     H2
-//   H6  a gradient is final before a job that follows sends it        gate `finished`: scheduler_finish() to job_reduce()
-//   H7  a parameter has arrived before a forward pass reads it        gate `arrived`: job_gather() to scheduler_need()
-// The host thread is the only one that calls these functions. Between two of its calls at
-// most one job and one round of micro-batches run, and in synchronous rules the gather of
-// the job before.
+// What must happen before what. The number stands where the code sees to it:
+//   H1  The gradient sum is complete before the boundary reads it. Event `computed`, for which the host
+//       waits in accumulate().
+//   H2  The job has ended before the boundary touches its buffers. Event `communicated`, or `stepped`
+//       where the job follows the backward pass: wait_for().
+//   H3  The boundary has ended before the next job starts. The host waits for the boundary's work, and
+//       launches after it.
+//   H4  The boundary has ended before the next micro-batch starts. The same.
+//   H5  What the job reports is complete before the host reads it. H2.
+//   H6  A gradient is final before a job that follows sends it. Watermark `finished`: scheduler_finish()
+//       to job_reduce().
+//   H7  A parameter has arrived before a forward pass reads it. Watermark `arrived`: job_gather() to
+//       scheduler_need().
+// Only the host thread calls these functions. Between two of its calls at most one job and one round of
+// micro-batches run, and in synchronous rules the gather of the job before.
 //
-// Overlapped rules exchange two pointers instead of copying the parameters, and copy and
-// clear the gradients in one pass.
+// Overlapped rules swap two pointers instead of copying the parameters, and copy and clear the gradients in
+// one pass.
 #ifndef ACCO_SCHEDULER_H
 #define ACCO_SCHEDULER_H
 
@@ -42,14 +50,14 @@
 // ---------------------------------------------------------------------------------------
 // Waiting
 
-// Grows while either stream gets anywhere.
+// Grows whenever either stream gets anywhere.
 static inline uint64_t scheduler_progress(Scheduler *s) {
     return __atomic_load_n(&s->micro_batches_begun, __ATOMIC_RELAXED) +
            __atomic_load_n(&s->transport->bytes_sent, __ATOMIC_RELAXED);
 }
 
-// The transport's own deadline comes first and says more; this one catches a program of
-// which nothing moves at all.
+// Waits for an event of the named stream. The transport's own deadline comes first and says more; this one
+// catches a program in which nothing moves at all.
 static inline void scheduler_wait_event(Scheduler *s, Event *event, const char *stream) {
     double patience = 10 * s->transport->timeout_seconds + 3600;
     uint64_t seen;
@@ -61,12 +69,12 @@ static inline void scheduler_wait_event(Scheduler *s, Event *event, const char *
                    stream);
 }
 
-// Until the whole of s->parameters has arrived.
+// Waits until the whole of s->parameters has arrived.
 static inline void scheduler_settle(Scheduler *s) {
     scheduler_wait_event(s, s->communicated, "communication");
 }
 
-// Runs a task on one of the streams, behind what is in it, and waits for it (H3, H4).
+// Runs a task on one of the streams, behind what is queued there, and waits for it (H3, H4).
 static inline void scheduler_call(Scheduler *s, Stream *stream, StreamTask task, void *context) {
     Event *event = stream == s->compute ? s->computed : s->communicated;
     stream_run(stream, task, context);
@@ -82,14 +90,6 @@ static inline double scheduler_learning_rate(const Scheduler *s) {
                             s->settings.rate_by_commits ? (double)s->optimizer.commits : s->gradients_done);
 }
 
-static inline void scheduler_enqueue_job(Scheduler *s) {
-    stream_run(s->communication, job_task, s); // H3
-    event_record(s->stepped, s->communication);
-    stream_run(s->communication, job_gather_task, s);
-    event_record(s->communicated, s->communication);
-    if (!s->settings.overlap) { scheduler_wait_event(s, s->communicated, "communication"); }
-}
-
 static inline void scheduler_prepare_job(Scheduler *s, JobKind kind, bool follows) {
     assert(!s->job_in_flight);
     s->job.kind = kind;
@@ -100,6 +100,14 @@ static inline void scheduler_prepare_job(Scheduler *s, JobKind kind, bool follow
     s->job_in_flight = true;
 }
 
+static inline void scheduler_enqueue_job(Scheduler *s) {
+    stream_run(s->communication, job_task, s); // H3
+    event_record(s->stepped, s->communication);
+    stream_run(s->communication, job_gather_task, s);
+    event_record(s->communicated, s->communication);
+    if (!s->settings.overlap) { scheduler_wait_event(s, s->communicated, "communication"); }
+}
+
 // Starts a job on what the last hand_over gave. Communication stream.
 static inline void launch(Scheduler *s, JobKind kind) {
     buffer_change(scheduler_reduce_buffer(s), BUFFER_READY, BUFFER_WRITING);
@@ -107,8 +115,8 @@ static inline void launch(Scheduler *s, JobKind kind) {
     scheduler_enqueue_job(s);
 }
 
-// Starts a job that sends the gradients of the next accumulate() as its last backward
-// pass finishes them. Without overlap accumulate() starts it at its end.
+// Starts a job that sends the gradients of the next accumulate() as its last backward pass finishes them.
+// Communication stream. Without overlap accumulate() starts the job when it has ended.
 static inline void launch_following(Scheduler *s, JobKind kind) {
     assert(s->settings.kind == RULE_SYNCHRONOUS && !s->settings.adaptive);
     watermark_reset(&s->finished, 0);
@@ -123,7 +131,7 @@ static inline void scheduler_compute_span(Scheduler *s, const char *name, double
     trace_add(&s->trace, TRACE_COMPUTE, name, s->job.commit, began, ended);
 }
 
-// Pace::need (H7). Time spent waiting is no compute.
+// Pace::need (H7): waits until parameters [0, end) have arrived. The time spent here is not compute time.
 static inline void scheduler_need(void *self, size_t end) {
     Scheduler *s = (Scheduler *)self;
     if (watermark_has_reached(&s->arrived, end)) { return; }
@@ -132,13 +140,14 @@ static inline void scheduler_need(void *self, size_t end) {
     s->span_began = clock_seconds();
 }
 
-// Pace::finish (H6). The last word is micro_batch_task's, when the tally is complete too.
+// Pace::finish (H6): gradients from `begin` on are final. The last step of the watermark is not taken here
+// but in micro_batch_task, when the tally is complete too.
 static inline void scheduler_finish(void *self, size_t begin) {
     Scheduler *s = (Scheduler *)self;
     if (!s->announcing || begin == 0) { return; }
-    size_t position = layout_padded(&s->layout) - begin,
-           bucket = layout_cell_begin(&s->layout, job_bucket_cells(s, &s->layout));
-    if (s->compute->queue != NULL) { // a GPU is waited for only where a bucket is complete
+    size_t position = layout_padded(&s->layout) - begin;
+    if (s->compute->queue != NULL) { // a GPU: the host waits for it only where a bucket is complete
+        size_t bucket = layout_cell_begin(&s->layout, job_bucket_cells(s, &s->layout));
         if (s->transport->size == 1 || position / bucket == s->announced / bucket) { return; }
         stream_settle(s->compute);
     }
@@ -163,6 +172,7 @@ static inline void micro_batch_task(void *context, Stream *stream) {
     scheduler_compute_span(s, "micro-batch", s->span_began, clock_seconds());
 }
 
+// The last micro-batch of a round that a job follows.
 static inline void last_micro_batch_task(void *context, Stream *stream) {
     Scheduler *s = (Scheduler *)context;
     s->announcing = true;
@@ -172,19 +182,20 @@ static inline void last_micro_batch_task(void *context, Stream *stream) {
     watermark_raise(&s->finished, layout_padded(&s->layout));
 }
 
-// `count` micro-batches, and with an adaptive schedule as many more as fit beside the
-// job. Compute stream.
-static inline void accumulate_count(Scheduler *s, int count) {
+// Runs `count` micro-batches, and with an adaptive schedule as many more as fit beside the job. Their
+// gradients are added to s->gradients. Compute stream; the host waits.
+static inline void accumulate(Scheduler *s, int count) {
     bool followed = s->job_in_flight && s->job.follows;
     buffer_change(&s->parameters, BUFFER_FREE, BUFFER_READING);
     buffer_change(&s->gradients, BUFFER_FREE, BUFFER_WRITING);
     do {
         for (int i = 0; i < count; i++) { // H4
-            stream_run(s->compute, followed && i == count - 1 ? last_micro_batch_task : micro_batch_task, s);
+            bool last = followed && i == count - 1;
+            stream_run(s->compute, last ? last_micro_batch_task : micro_batch_task, s);
         }
         event_record(s->computed, s->compute);
         scheduler_wait_event(s, s->computed,
-                             "compute"); // H1; also keeps the host from running ahead of a job that is late
+                             "compute"); // H1; the host must not run ahead of a late job either
         count = 1;
     } while (s->settings.adaptive && !event_query(s->communicated));
     buffer_change(&s->parameters, BUFFER_READING, BUFFER_FREE);
@@ -192,38 +203,13 @@ static inline void accumulate_count(Scheduler *s, int count) {
     if (followed && !s->settings.overlap) { scheduler_enqueue_job(s); }
 }
 
-static inline void accumulate(Scheduler *s) { accumulate_count(s, s->settings.round_size); }
-
 // ---------------------------------------------------------------------------------------
-// The boundary
+// What a job brings: the report, spikes
 
-typedef struct BoundaryWork {
-    Scheduler *scheduler;
-    float *out; // NULL: clear only
-    bool clear;
-} BoundaryWork;
-
-static inline void boundary_task(void *context, Stream *stream) {
-    const BoundaryWork *work = (const BoundaryWork *)context;
-    Scheduler *s = work->scheduler;
-    double began = clock_seconds();
-    buffer_move(stream, work->out, s->gradients.data, layout_padded(&s->layout), work->clear);
-    stream_settle(stream);
-    scheduler_compute_span(s, "boundary", began, clock_seconds());
-}
-
-// Copies the accumulator to `out` (or nowhere) and clears it; the host waits (H3, H4).
-// Compute stream.
-static inline void boundary_move_gradients(Scheduler *s, float *out, bool clear) {
-    BoundaryWork work = {s, out, clear};
-    scheduler_call(s, s->compute, boundary_task, &work);
-}
-
-// Whether a spike ended this stretch of training: what local rules have received must not
-// be applied.
+// Whether a spike ended this stretch of training. Local rules must not apply what they have received then.
 static inline bool scheduler_is_halted(const Scheduler *s) { return s->failed || s->rollback_due; }
 
-// Writes down what was not done, and why.
+// Records skipped steps for the report.
 static inline void scheduler_note_spike(Scheduler *s, SpikeKind kind, double steps) {
     const Job *job = &s->job;
     bool local = s->settings.kind == RULE_LOCAL, high = kind == SPIKE_HIGH_LOSS;
@@ -235,8 +221,8 @@ static inline void scheduler_note_spike(Scheduler *s, SpikeKind kind, double ste
     s->spikes += steps;
 }
 
-// What follows from a spike. An estimate that was not made costs nothing: the half batch
-// that it came from spoils the commit too, which knows more of it.
+// Decides what a spike leads to. An estimate that was not made costs nothing: the half batch that it came
+// from spoils the commit too, and the commit's job knows more about it.
 static inline void scheduler_account_spike(Scheduler *s) {
     const Job *job = &s->job;
     SpikePolicy policy = s->settings.on_spike;
@@ -278,51 +264,72 @@ static inline void scheduler_account_job(Scheduler *s) {
     report->exposed_seconds = sums.exposed_seconds;
 }
 
-static inline void scheduler_swap_parameters(Scheduler *s) {
-    float *taken = s->comm_buffer.data;
-    s->comm_buffer.data = s->parameters.data;
-    s->parameters.data = taken;
+// ---------------------------------------------------------------------------------------
+// The boundary
+
+typedef struct BoundaryWork {
+    Scheduler *scheduler;
+    float *out; // (padded); NULL: clear only
+    bool clear;
+} BoundaryWork;
+
+static inline void boundary_task(void *context, Stream *stream) {
+    const BoundaryWork *work = (const BoundaryWork *)context;
+    Scheduler *s = work->scheduler;
+    double began = clock_seconds();
+    buffer_move(stream, work->out, s->gradients.data, layout_padded(&s->layout), work->clear);
+    stream_settle(stream);
+    scheduler_compute_span(s, "boundary", began, clock_seconds());
 }
 
-// Waits for the job and takes what it produced. Where it followed the backward pass, its
-// parameters go on arriving.
+// Copies the gradient accumulator to `out` (padded; NULL: nowhere) and clears it where asked. Compute
+// stream; the host waits (H3, H4).
+static inline void scheduler_move_gradients(Scheduler *s, float *out, bool clear) {
+    BoundaryWork work = {s, out, clear};
+    scheduler_call(s, s->compute, boundary_task, &work);
+}
+
+// Waits for the job and takes what it produced. Where the job followed the backward pass, its parameters
+// keep arriving afterwards.
 static inline void wait_for(Scheduler *s) {
     scheduler_wait_event(s, s->job.follows ? s->stepped : s->communicated, "communication"); // H2, H5
     s->job_in_flight = false;
     s->parameters_version++;
     buffer_change(scheduler_reduce_buffer(s), BUFFER_WRITING, BUFFER_FREE);
     scheduler_account_job(s);
-    if (s->settings.kind == RULE_OVERLAPPED) { scheduler_swap_parameters(s); }
+    if (s->settings.kind == RULE_OVERLAPPED) { // the job gathered into the communication buffer
+        float *taken = s->comm_buffer.data;
+        s->comm_buffer.data = s->parameters.data;
+        s->parameters.data = taken;
+    }
     if (s->settings.kind == RULE_SYNCHRONOUS) {
-        boundary_move_gradients(s, NULL, true);
+        scheduler_move_gradients(s, NULL, true);
         memset(&s->tally, 0, sizeof s->tally);
     }
 }
 
-// The boundary: first takes the parameters of the job in flight, then gives the gradient
-// sum to the next one. The order matters: the exchange buffer is emptied before it is
-// filled. CLEAR: the accumulator starts anew; KEEP: it goes on growing on top of what was
-// given.
+// The boundary: first takes the parameters of the job in flight, then gives the gradient sum to the next
+// job. The order matters: the communication buffer must be emptied before it is filled. CLEAR: the
+// accumulator starts again from zero. KEEP: it keeps what was given, and the next gradients add to it.
 static inline void hand_over(Scheduler *s, HandOver mode) {
     assert(s->settings.kind == RULE_OVERLAPPED);
     if (s->job_in_flight) { wait_for(s); }
     s->job.tally = s->tally;
     buffer_change(&s->comm_buffer, BUFFER_FREE, BUFFER_WRITING);
-    boundary_move_gradients(s, s->comm_buffer.data, mode == CLEAR);
+    scheduler_move_gradients(s, s->comm_buffer.data, mode == CLEAR);
     buffer_change(&s->comm_buffer, BUFFER_WRITING, BUFFER_READY);
     buffer_change(&s->gradients, BUFFER_READY, BUFFER_FREE);
     if (mode == CLEAR) { memset(&s->tally, 0, sizeof s->tally); }
 }
 
-// Whether a gradient sum waits for the next launch: false before the first round of an
-// overlapped rule.
+// Whether a gradient sum waits for the next launch: false before the first round of an overlapped rule.
 static inline bool is_handed_over(const Scheduler *s) { return s->comm_buffer.state == BUFFER_READY; }
 
-// Forgets what has been computed since the latest commit, and what is under way: another
-// state is to be put in its place.
+// Forgets what has been computed since the latest commit, and the job in flight: the caller is going to put
+// another state in its place.
 static inline void scheduler_drop(Scheduler *s) {
     scheduler_settle(s);
-    boundary_move_gradients(s, NULL, true);
+    scheduler_move_gradients(s, NULL, true);
     memset(&s->tally, 0, sizeof s->tally);
     memset(&s->job, 0, sizeof s->job);
     s->parameters.state = s->gradients.state = s->comm_buffer.state = BUFFER_FREE;
@@ -332,51 +339,15 @@ static inline void scheduler_drop(Scheduler *s) {
 // ---------------------------------------------------------------------------------------
 // What overlapped rules share
 
-// The first commits of a run may be sequential: a whole batch, then its job, nothing
-// beside it. True when this commit was one of them.
+// --sequential: the first commits of a run may compute a whole batch and then wait for its job, with nothing
+// beside it. Returns true when this commit was one of them.
 static inline bool sequential_commit(Scheduler *s) {
     if (s->optimizer.commits >= s->settings.sequential || is_handed_over(s)) { return false; }
-    accumulate_count(s, s->settings.round_size * s->settings.rounds_per_commit);
+    accumulate(s, s->settings.round_size * s->settings.rounds_per_commit);
     hand_over(s, CLEAR);
     launch(s, COMMIT);
     wait_for(s);
     return true;
-}
-
-// At the end a gradient sum is still waiting: one more commit makes it count.
-static inline void drain(Scheduler *s) {
-    if (!is_handed_over(s)) { return; }
-    launch(s, COMMIT);
-    wait_for(s);
-}
-
-// ---------------------------------------------------------------------------------------
-// A rule: a name, what it needs, and functions over the verbs
-
-typedef struct Rule {
-    const char *name;
-    const char *summary; // one line for --help and the start-up block
-    RuleKind kind;
-    bool replicated;              // as in SchedulerSettings
-    int rounds_per_commit;        // accumulate() calls per commit
-    void (*commit)(Scheduler *s); // one commit, or one period of a local rule
-    void (*finish)(
-        Scheduler *
-            s); // after the last commit, unless stopped: s->parameters becomes the result on every rank; NULL: it is
-    // The committed parameters between two commits, the same on every rank, where they
-    // are not what compute uses; NULL: s->parameters.
-    const float *(*committed)(Scheduler *s);
-} Rule;
-
-// Lends the committed parameters (parameter_count), the same bits on every rank, between
-// two commits; all ranks call it.
-static inline const float *borrow_committed(Scheduler *s, const Rule *rule) {
-    scheduler_settle(s);
-    return rule->committed != NULL ? rule->committed(s) : s->parameters.data;
-}
-
-static inline void return_committed(Scheduler *s, const float *committed) {
-    if (committed == s->gradients.data) { boundary_move_gradients(s, NULL, true); }
 }
 
 #endif

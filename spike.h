@@ -1,51 +1,49 @@
-// spike.h: steps that must not be made, how they are recognised, and where they come
-// from.
+// spike.h: bad steps: how they are recognised, and where they come from.
 //
-// A spike is a loss or a gradient that is not finite, or a loss or the norm of a gradient
-// that is far above what those before it lead one to expect: bad data may show in either
-// alone. Every rank looks at its own gradients before it sends them, so it is known whose
-// they are and which tensor the backward pass met first; that nothing is stepped with
-// them all ranks decide alike, from the same few numbers (communication_job.h).
+// A spike is a loss or a gradient that is not finite; or a loss, or the norm of a gradient, that lies far
+// above what the commits before it make likely. Bad data may show in either of the two alone. Every rank
+// inspects its own gradients before it sends them, so it is known which rank they came from, and which tensor
+// the backward pass met first. Whether to step is decided by all ranks alike, from the same few numbers
+// (communication_job.h).
 //
-// A detector keeps mean and variance of the logarithm, over about the latest SPIKE_MEMORY
-// commits: norms and losses are spread over factors, not over differences. What it judges
-// too large it learns as if it had been at the limit, so that a level which has really
-// changed is believed after a while. A NaN leaves it as it was.
+// A detector keeps the mean and the variance of the logarithm over about the latest SPIKE_MEMORY commits,
+// because norms and losses vary by factors, not by differences. A value above the limit is learnt as if it
+// were at the limit, so that a level which has really changed is accepted after a while. A NaN changes nothing.
 #ifndef ACCO_SPIKE_H
 #define ACCO_SPIKE_H
 
 #include <math.h>
 #include <stdbool.h>
 
+// --on-spike, in the order of its choices.
 typedef enum SpikePolicy {
     SPIKE_STOP,    // the run ends
     SPIKE_SKIP,    // the step is left out, and its data with it
-    SPIKE_ROLLBACK // back to the latest checkpoint, and on with the data that come now
+    SPIKE_ROLLBACK // back to the latest checkpoint, then on with other data
 } SpikePolicy;
 
 typedef enum SpikeKind {
     SPIKE_NONE,
-    SPIKE_LOSS,      // of a micro-batch, is not finite
-    SPIKE_GRADIENT,  // is not finite
-    SPIKE_NORM,      // of the gradient, is too large
-    SPIKE_HIGH_LOSS, // mean of a commit, is too large
-    SPIKE_PARAMETERS // of a worker that walks by itself: they, or all gradients at them, are useless; leaving out steps mends nothing
+    SPIKE_LOSS,      // the loss of a micro-batch is not finite
+    SPIKE_GRADIENT,  // a gradient is not finite
+    SPIKE_NORM,      // the norm of a gradient is too large
+    SPIKE_HIGH_LOSS, // the mean loss of a commit is too large
+    SPIKE_PARAMETERS // local rules: a worker's parameters are useless; skipping steps cannot help
 } SpikeKind;
 
 enum {
-    SPIKE_MEMORY = 100,    // commits
-    SPIKE_APPRENTICE = 20, // commits before a detector judges
-    SPIKE_PATIENCE = 10    // steps in a row that are left out; then the run ends: it is not the data
+    SPIKE_MEMORY = 100, // commits
+    SPIKE_WARMUP = 20,  // commits before a detector judges
+    SPIKE_PATIENCE = 10 // skipped steps in a row after which the run ends: then it is not the data
 };
 
-#define SPIKE_LEAST_DEVIATION \
-    0.05 // of the logarithm: very even values are no reason to call 10 % more a spike
+// Of the logarithm. Where values are very even, 10 % more is still no spike.
+#define SPIKE_LEAST_DEVIATION 0.05
 
-// Where a worker met the first of them since it was last asked. Numbers from 1; 0: none.
+// Where a worker met the first bad value since it last reported one. Numbers count from 1; 0: none.
 typedef struct SpikeSite {
-    double micro_batch; // of this worker, whose loss is not finite
-    double
-        element; // of the gradient sum that is not finite: the last one, which the backward pass comes to first
+    double micro_batch; // of this worker: the micro-batch whose loss is not finite
+    double element; // of the gradient sum: the last that is not finite, which the backward pass makes first
     bool high_loss; // local rules
 } SpikeSite;
 
@@ -67,7 +65,7 @@ static inline double spike_deviation(const SpikeDetector *detector) {
 
 // The largest value that is no spike; infinite as long as nothing is known.
 static inline double spike_largest(const SpikeDetector *detector) {
-    if (!(detector->limit > 0) || detector->learned < SPIKE_APPRENTICE) { return INFINITY; }
+    if (!(detector->limit > 0) || detector->learned < SPIKE_WARMUP) { return INFINITY; }
     return exp(detector->mean + detector->limit * spike_deviation(detector));
 }
 
@@ -84,7 +82,7 @@ static inline bool spike_judge(SpikeDetector *detector, double value) {
     return spike;
 }
 
-// Both are asked, and learn, whatever the other says.
+// Asks both detectors, so that both learn, whatever the first one says.
 static inline SpikeKind spike_judge_both(SpikeDetector *norms, SpikeDetector *losses, double norm,
                                          double loss) {
     bool large = spike_judge(norms, norm), high = spike_judge(losses, loss);

@@ -527,7 +527,7 @@ int main(int argc, char **argv) {
     if (!options_parse(argc, argv, &run->options, &error) || !options_check(&run->options, &error)) {
         exit_user_mistake(&error);
     }
-    run->rule = rule_find(run->options.rule);
+    run->rule = RULES[run->options.rule].rule;
     hf_model_find(run->options.from, sizeof run->options.from);
     hf_model_find(run->options.finetune, sizeof run->options.finetune);
     int status = 0;

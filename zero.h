@@ -1,22 +1,37 @@
-// zero.h: ZeRO stage 1 (Rajbhandari et al., 2020). The same mathematics as ddp; each rank
-// steps the optimizer on what it owns only.
+// zero.h: ZeRO stage 1 (Rajbhandari et al., 2020). The same mathematics as ddp; each rank steps the
+// optimizer only on the shard that it owns.
 //
 //   compute         | micro-batches | forward . backward |idle| forward . backward ...
 //   communication                        | reduce-scatter . step | all-gather |
 //
-// Traffic is that of an all-reduce; the optimizer state is divided by the number of
-// ranks. Both halves overlap: gradients are sent as the last backward pass finishes them,
-// and the next forward pass starts while the parameters of its later layers are still
+// The traffic is that of an all-reduce; the optimizer state is divided by the number of ranks. Both
+// halves of the traffic overlap with computation: gradients are sent as the last backward pass
+// finishes them, and the next forward pass starts while the parameters of later layers are still
 // arriving.
 #ifndef ACCO_ZERO_H
 #define ACCO_ZERO_H
 
-#include "scheduler.h"
+#include "rule.h"
 
 static inline void zero1_commit(Scheduler *s) {
     launch_following(s, COMMIT);
-    accumulate(s);
+    accumulate(s, s->settings.round_size);
     wait_for(s);
 }
+
+static const Rule zero1_rule = {
+    "zero1",
+    "reduce-scatter behind the last backward pass, each rank steps its shard, all-gather before the "
+    "next forward pass",
+    RULE_SYNCHRONOUS,
+    false, // replicated
+    1,     // rounds per commit
+    false, // no job in flight between commits
+    zero1_commit,
+    NULL,
+    NULL,
+    NULL,
+    NULL,
+    NULL};
 
 #endif

@@ -170,7 +170,7 @@ static inline bool numbers_are_sane(const json_t *numbers, const Rule *rule) {
     }
     good = good && integer_from_json(numbers, "sequences") > 0 && integer_from_json(numbers, "length") > 0;
     if (good && json_is_true(in_flight)) {
-        good = rule->finish == co2_finish && integer_from_json(job, "kind") == AVERAGE &&
+        good = rule->job_in_flight_between_commits && integer_from_json(job, "kind") == AVERAGE &&
                integer_from_json(job, "fragment") == 0 && tally_is_sane(json_object_get(job, "total"));
     }
     return good && workers_are_sane(json_object_get(numbers, "workers")) && position_is_sane(numbers) &&
@@ -472,22 +472,6 @@ static inline void load_numbers(CheckpointSource *source, Run *run, bool same_ru
     }
 }
 
-// Whether another value leads to other bits. What only reports, places or times things
-// does not; rule and model are compared by themselves;
-// --val-batches decides whether a tail of the data is held out.
-static inline bool option_is_decisive(const char *name) {
-    static const char *const harmless[] = {
-        "optimizer",    "overlap",   "bucket-mb",    "model",   "from",         "finetune",  "device",
-        "gpu-exchange", "recompute", "nccl-ctas",    "threads", "ranks",        "timeout-s", "link-mbit",
-        "link-us",      "chaos-ms",  "slow-rank",    "slow-ms", "save-every",   "keep",      "keep-every",
-        "resume",       "out",       "config",       "trace",   "report-every", "val-every", "prompt",
-        "temperature",  "top-k",     "sample-tokens"};
-    for (size_t i = 0; i < sizeof harmless / sizeof harmless[0]; i++) {
-        if (strcmp(name, harmless[i]) == 0) { return false; }
-    }
-    return true;
-}
-
 // What cannot be as if nothing had happened.
 static inline void checkpoint_judge(CheckpointSource *source, const Run *run, bool same_rule) {
     const json_t *options = json_object_get(source->numbers, "options");
@@ -513,7 +497,7 @@ static inline void checkpoint_judge(CheckpointSource *source, const Run *run, bo
     }
     json_object_foreach(now, name, value) {
         const json_t *before = json_object_get(options, name);
-        if (!option_is_decisive(name) || json_equal(before, value)) { continue; }
+        if (option_find(name)->effect != OTHER_BITS || json_equal(before, value)) { continue; }
         bool holds_out =
             strcmp(name, "val-batches") == 0 && !run->data.builtin; // only with or without matters
         if (strcmp(name, "val-batches") == 0 &&

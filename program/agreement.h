@@ -185,7 +185,7 @@ static inline void open_run_directory(Run *run) {
         char path[RUN_PATH_SIZE + 16];
         bool traceable = run->options.trace[0] == '\0' || trace_path_check(run->options.trace, &error);
         bool made = traceable &&
-                    run_directory_create(run->options.out, run->options.model, run->options.rule,
+                    run_directory_create(run->options.out, run->options.model, run->rule->name,
                                          strcmp(run->options.resume, "auto") == 0, run->directory, &error);
         snprintf(path, sizeof path, "%s/config.txt", run->directory);
         bool good = made && options_save_file(&run->options, path, &error) &&

@@ -962,11 +962,7 @@ static inline void evaluate_print(FILE *file, const EvaluateSet *set, const Eval
 // ---------------------------------------------------------------------------------------
 // The command
 
-static inline EvaluateTask evaluate_task(const Options *options) {
-    int task = EVALUATE_PERPLEXITY;
-    while (strcmp(options->task, evaluate_task_name((EvaluateTask)task)) != 0) { task++; }
-    return (EvaluateTask)task;
-}
+static inline EvaluateTask evaluate_task(const Options *options) { return (EvaluateTask)options->task; }
 
 // What is to be evaluated and with what; errors of this rank alone.
 static inline bool open_evaluation(Run *run, HfModel *model, TextCodec *spelling, EvaluateSet *set,

@@ -34,7 +34,7 @@ static inline const Gpu *placement_gpu(const Placement *placement) {
 static inline bool placement_choose_device(Placement *placement, const Options *options, int local_rank,
                                            bool plan, Error *error) {
     Error reason = {""};
-    bool asked = strcmp(options->device, "cuda") == 0, refused = strcmp(options->device, "cpu") == 0;
+    bool asked = options->device == DEVICE_CUDA, refused = options->device == DEVICE_CPU;
     bool found = !refused && gpu_open(&placement->gpu, local_rank, &reason) &&
                  kernels_can_run(&placement->gpu, &reason);
     if (!found) { placement->gpu.number = -1; }
@@ -55,7 +55,7 @@ static inline bool placement_choose_device(Placement *placement, const Options *
 }
 
 static inline bool placement_choose_precision(Placement *placement, const Options *options, Error *error) {
-    bool bf16 = strcmp(options->precision, "bf16") == 0, fp32 = strcmp(options->precision, "fp32") == 0;
+    bool bf16 = options->precision == PRECISION_ASK_BF16, fp32 = options->precision == PRECISION_ASK_FP32;
     if (bf16 && !placement->on_gpu) {
         return error_set(error, "--precision bf16 is for GPUs: on a CPU bf16 arithmetic is slower than fp32; "
                                 "use fp32, and --wire bf16 to "
@@ -146,15 +146,16 @@ static inline bool placement_choose_gpu_exchange(Placement *placement, const Opt
     placement->sharing = placement->on_gpu ? ranks_on_gpu(transport, cards, transport->rank) : 1;
     free(cards);
     if (mixed && alike) {
+        char sharding[RULE_TEXT];
         return error_set(
             error,
             "with --optimizer %s every rank makes the same steps by itself, and GPUs and CPUs, or GPUs of "
             "several kinds, "
-            "round them differently: use zero1, dpu, acco-wp or acco for such ranks, or --device cpu",
-            options->rule);
+            "round them differently: use %s for such ranks, or --device cpu",
+            RULES[options->rule].rule->name, rule_list(rule_shards, sharding));
     }
-    bool asked = strcmp(options->gpu_exchange, "nccl") == 0,
-         host = strcmp(options->gpu_exchange, "host") == 0;
+    bool asked = options->gpu_exchange == GPU_EXCHANGE_NCCL,
+         host = options->gpu_exchange == GPU_EXCHANGE_HOST;
     if (asked && obstacle != NULL) { return error_set(error, "--gpu-exchange nccl: %s", obstacle); }
     bool emulated = options->link_mbit > 0 || options->link_us > 0;
     if (asked && emulated) {
@@ -176,7 +177,7 @@ static inline bool placement_choose_gpu_exchange(Placement *placement, const Opt
 // What a run on GPUs of their own would choose.
 static inline void placement_plan_gpu_exchange(Placement *placement, const Options *options) {
     placement->uses_nccl = placement->on_gpu && nccl_is_built_in() &&
-                           strcmp(options->gpu_exchange, "host") != 0 && options->ranks > 1;
+                           options->gpu_exchange != GPU_EXCHANGE_HOST && options->ranks > 1;
 }
 
 static inline void placement_close(Placement *placement) {
@@ -233,17 +234,13 @@ static inline bool placement_refuse(const GptNeoConfig *config, const GptNeoSett
 static inline bool placement_choose_recompute(Placement *placement, const Options *options,
                                               const GptNeoConfig *config, size_t taken,
                                               GptNeoSettings *settings, Error *error) {
-    int level = 0;
-    while (level < RECOMPUTE_LEVELS && strcmp(options->recompute, recompute_name((Recompute)level)) != 0) {
-        level++;
-    }
-    bool automatic = level == RECOMPUTE_LEVELS,
-         measured = placement->on_gpu && placement->gpu.memory_total > 0;
-    settings->recompute = automatic ? RECOMPUTE_NONE : (Recompute)level;
+    bool automatic = options->recompute == 0, // otherwise a Recompute + 1
+        measured = placement->on_gpu && placement->gpu.memory_total > 0;
+    settings->recompute = automatic ? RECOMPUTE_NONE : (Recompute)(options->recompute - 1);
     if (!placement->on_gpu &&
         (settings->recompute == RECOMPUTE_GELU || settings->recompute == RECOMPUTE_LAYERNORM)) {
         return error_set(error, "--recompute %s is for GPUs: the CPU program has none and block",
-                         options->recompute);
+                         recompute_name(settings->recompute));
     }
     snprintf(placement->recompute_reason, sizeof placement->recompute_reason, "%s",
              automatic ? "there is no GPU here to fit into" : "as asked for");

@@ -48,8 +48,9 @@ static inline void print_batch(const Run *run) {
     char text[LOG_NUMBER_SIZE], total[LOG_NUMBER_SIZE];
     int ranks = run->transport.size;
     const char *commit = step_name(run);
-    const char *drained =
-        run->rule->finish == drain ? ", and one more for the gradients under way at the end" : "";
+    const char *drained = run->rule->kind == RULE_OVERLAPPED && run->rule->finish != NULL
+                              ? ", and one more for the gradients under way at the end"
+                              : "";
     printf("batch      %lld micro-batches over %d rank%s x %d sequence%s x %d tokens = %s tokens per %s%s; "
            "%s tokens are %lld %ss%s\n",
            (long long)nominal_micro_batches(run), ranks, ranks == 1 ? "" : "s", run->B,
@@ -63,11 +64,11 @@ static inline void print_batch(const Run *run) {
                (double)(cells * layout->piece * (size_t)layout->size * sizeof(float)) / 1e6,
                run->bucket_reason);
     }
-    bool constant = strcmp(options->schedule, "constant") == 0;
+    bool constant = options->schedule == SCHEDULE_CONSTANT;
     printf("rate       peak %g%s, %s to %g, warm-up %lld %ss, moved by %s\n", options->learning_rate,
-           run->rate_reason, options->schedule,
+           run->rate_reason, options_choice_name(options, &options->schedule),
            constant ? options->learning_rate : options->minimum_learning_rate, (long long)options->warmup,
-           commit, strcmp(options->learning_rate_by, "commits") == 0 ? "commits" : "micro-batch gradients");
+           commit, options->learning_rate_by == RATE_BY_COMMITS ? "commits" : "micro-batch gradients");
 }
 
 // The rule and the numbers of its paper.
@@ -75,25 +76,18 @@ static inline void print_rule(const Run *run) {
     const Options *options = &run->options;
     printf("rule       %s: %s%s\n", run->rule->name, run->rule->summary,
            options->overlap ? "" : "; --overlap off: no two things at a time");
-    if (strcmp(run->rule->name, "co2") == 0) {
-        printf("           tau %lld, beta %g, alpha %g, phi %g%s, gap %s\n", (long long)options->co2_tau,
-               options->co2_beta, options->co2_alpha, options->co2_phi,
-               options->co2_phi > 0 ? "" : " (no clipping)", options->co2_gap);
-    } else if (run->rule->kind == RULE_LOCAL) {
-        printf("           H %lld, outer rate %g, mu %g", (long long)options->diloco_h,
-               options->diloco_outer_lr, options->diloco_mu);
-        if (strcmp(run->rule->name, "diloco") != 0) {
-            printf("; P %lld (%s), tau %lld, alpha %g", (long long)options->streaming_p,
-                   options->streaming_order, (long long)options->streaming_tau, options->streaming_alpha);
-        }
-        printf("\n");
+    if (run->rule->describe != NULL) {
+        char text[RULE_TEXT];
+        run->rule->describe(options_of_rule(options), text);
+        printf("           %s\n", text);
     }
-    if (options->spike_limit > 0 || strcmp(options->on_spike, "stop") != 0) {
+    if (options->spike_limit > 0 || options->on_spike != SPIKE_STOP) {
         char limit[64] = "";
         if (options->spike_limit > 0) {
             snprintf(limit, sizeof limit, ", or too large by limit %g", options->spike_limit);
         }
-        printf("           a loss or gradient that is not finite%s: %s\n", limit, options->on_spike);
+        printf("           a loss or gradient that is not finite%s: %s\n", limit,
+               options_choice_name(options, &options->on_spike));
     }
     if (options->sequential > 0) {
         printf("           the first %lld commits are sequential\n", (long long)options->sequential);
@@ -103,9 +97,9 @@ static inline void print_rule(const Run *run) {
 // What ranks send each other, and in which format.
 static inline void print_wire(const Run *run) {
     const Options *options = &run->options;
-    printf("%s on the wire", options->wire);
+    printf("%s on the wire", wire_name(run->scheduler.settings.wire));
     if (run->scheduler.settings.estimate_wire != run->scheduler.settings.wire) {
-        printf(", %s for estimates", options->estimate_wire);
+        printf(", %s for estimates", wire_name(run->scheduler.settings.estimate_wire));
     }
     if (options->link_mbit > 0) { printf(", at most %g Mbit/s", options->link_mbit); }
     if (options->link_us > 0) { printf(", every message %g us late", options->link_us); }
@@ -315,7 +309,8 @@ static inline void log_spike(Run *run, const SpikeReport *spike, const char *tex
         has_batch ? json_integer(run->B) : json_null(), "tensor",
         has_element ? json_string(tensor_of(run, (size_t)spike->site.element - 1)->name) : json_null(),
         "measured", log_real(spike->measured), "largest", log_real(spike->largest), "steps",
-        log_real(spike->steps), "action", run->scheduler.failed ? "stop" : run->options.on_spike, "text",
+        log_real(spike->steps), "action",
+        run->scheduler.failed ? "stop" : options_choice_name(&run->options, &run->options.on_spike), "text",
         log_text(text));
     json_object_set_new(event, "count", log_real(run->scheduler.spikes));
     Error error = {""};

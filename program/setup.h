@@ -63,16 +63,12 @@ static inline bool choose_model(Run *run, Error *error) {
     for (int l = 0; l <= layers; l++) {
         run->layer_begins[l] = run->table.entries[gpt_neo_tensor(l, TENSOR_LN_1_WEIGHT)].offset;
     }
-    if (strcmp(run->rule->name, "streaming-diloco") == 0 && options->streaming_p > layers) {
-        return error_set(error, "--streaming-P %lld: %s has only %d layers to make fragments of",
-                         (long long)options->streaming_p, run->config.name, layers);
-    }
-    return true;
+    return run->rule->check == NULL || run->rule->check(options_of_rule(options), layers, error);
 }
 
 // The ranges of the flat parameter vector that decay. Returns how many there are.
 static inline int choose_decay_ranges(Run *run) {
-    bool all = strcmp(run->options.decay, "all") == 0;
+    bool all = run->options.decay == DECAY_ALL;
     int count = 0;
     run->decay_ranges = (DecayRange *)calloc((size_t)run->table.count, sizeof *run->decay_ranges);
     for (int i = 0; i < run->table.count; i++) {
@@ -97,7 +93,7 @@ static inline int64_t nominal_commits(const Run *run) {
 // rate has no minimum.
 static inline bool choose_rates(Run *run, Error *error) {
     Options *options = &run->options;
-    bool constant = strcmp(options->schedule, "constant") == 0;
+    bool constant = options->schedule == SCHEDULE_CONSTANT;
     if (options->learning_rate == 0) { options->learning_rate = automatic_learning_rate(run); }
     if (options->minimum_learning_rate < 0 && !constant) {
         options->minimum_learning_rate = options->learning_rate / 10;
@@ -116,12 +112,10 @@ static inline bool choose_rates(Run *run, Error *error) {
 static inline LearningRate choose_schedule(const Run *run) {
     const Options *options = &run->options;
     LearningRate rate;
-    bool by_commits = strcmp(options->learning_rate_by, "commits") == 0;
+    bool by_commits = options->learning_rate_by == RATE_BY_COMMITS;
     double per_commit = (double)nominal_micro_batches(run);
     double total = (double)options->tokens / (double)tokens_per_micro_batch(run);
-    rate.kind = strcmp(options->schedule, "cosine") == 0   ? SCHEDULE_COSINE
-                : strcmp(options->schedule, "linear") == 0 ? SCHEDULE_LINEAR
-                                                           : SCHEDULE_CONSTANT;
+    rate.kind = (ScheduleKind)options->schedule;
     rate.peak = options->learning_rate;
     rate.minimum = options->minimum_learning_rate;
     rate.step = by_commits ? 1 : per_commit;
@@ -135,25 +129,6 @@ static inline double target_gradients(const Run *run) {
     return ceil((double)run->options.tokens / (double)tokens_per_micro_batch(run));
 }
 
-static inline void choose_local_settings(const Run *run, SchedulerSettings *settings) {
-    const Options *options = &run->options;
-    bool streaming = strcmp(run->rule->name, "streaming-diloco") == 0;
-    double gap = 1;
-    Error error = {""};
-    options_co2_gap(options, &gap, &error); // was checked
-    settings->steps = (int)(strcmp(run->rule->name, "co2") == 0 ? options->co2_tau : options->diloco_h);
-    settings->fragments = streaming ? (int)options->streaming_p : 1;
-    settings->delay = (int)options->streaming_tau;
-    settings->strided = strcmp(options->streaming_order, "strided") == 0;
-    settings->outer_nesterov.learning_rate = (float)options->diloco_outer_lr;
-    settings->outer_nesterov.momentum = (float)options->diloco_mu;
-    settings->outer_nesterov.alpha = (float)options->streaming_alpha;
-    settings->outer_momentum.beta = (float)options->co2_beta;
-    settings->outer_momentum.alpha = (float)options->co2_alpha;
-    settings->outer_momentum.phi = (float)options->co2_phi;
-    settings->outer_momentum.gap = (float)gap;
-}
-
 static inline SchedulerSettings choose_settings(Run *run) {
     const Options *options = &run->options;
     SchedulerSettings settings;
@@ -164,21 +139,16 @@ static inline SchedulerSettings choose_settings(Run *run) {
     settings.adaptive = options->accumulate == 0 && options->rank_accumulate[0] == '\0';
     settings.rounds_per_commit = run->rule->rounds_per_commit;
     settings.round_size = nominal_accumulation(run) / run->rule->rounds_per_commit;
-    settings.first_round_size = (int)options->acco_init;
     settings.sequential = options->sequential;
-    wire_find(options->wire, &settings.wire);
-    if (!wire_find(options->estimate_wire, &settings.estimate_wire)) {
-        settings.estimate_wire = settings.wire;
-    } // "same"
+    settings.wire = settings.estimate_wire = (WireFormat)options->wire;
     settings.gradient_clip = options->grad_clip;
-    settings.on_spike = strcmp(options->on_spike, "skip") == 0       ? SPIKE_SKIP
-                        : strcmp(options->on_spike, "rollback") == 0 ? SPIKE_ROLLBACK
-                                                                     : SPIKE_STOP;
+    settings.on_spike = (SpikePolicy)options->on_spike;
     settings.spike_limit = options->spike_limit;
     settings.target = target_gradients(run);
-    settings.rate_by_commits = strcmp(options->learning_rate_by, "commits") == 0;
+    settings.rate_by_commits = options->learning_rate_by == RATE_BY_COMMITS;
     settings.rate = choose_schedule(run);
-    choose_local_settings(run, &settings);
+    settings.fragments = 1;
+    if (run->rule->configure != NULL) { run->rule->configure(options_of_rule(options), &settings); }
     settings.optimizer.kind = OPTIMIZER_ADAMW;
     settings.optimizer.beta1 = options->beta1;
     settings.optimizer.beta2 = options->beta2;

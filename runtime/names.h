@@ -3,6 +3,7 @@
 #define ACCO_RUNTIME_NAMES_H
 
 #include <ctype.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>

@@ -91,7 +91,7 @@ typedef struct RunResult {
     TraceSums kept;       // of all spans, counted one by one
     TraceSums unreported; // what is left of the trace's own sums at the end
     Seconds seconds;      // that rank 0 has reported, on all ranks
-    bool stopped;
+    bool failed;
     SpikeReport spike; // the latest
     double spikes;
 } RunResult;
@@ -294,7 +294,7 @@ static inline void run_rank(const RunSpec *spec, Transport *transport, RunResult
     if (spec->counts_spans) { result->kept = count_spans(&bench->scheduler.trace); }
     result->unreported = trace_take(&bench->scheduler.trace, clock_seconds());
     result->gradients_done = bench->scheduler.gradients_done;
-    result->stopped = bench->scheduler.failed;
+    result->failed = bench->scheduler.failed;
     result->spike = bench->scheduler.spike;
     result->spikes = bench->scheduler.spikes;
     bench_close(bench);
@@ -523,6 +523,7 @@ static inline RunSpec scalar_spec(const char *rule, OptimizerKind optimizer, int
     SchedulerSettings *settings = &spec.settings;
     settings->overlap = true;
     settings->target = 1e9;
+    settings->rate.kind = SCHEDULE_CONSTANT;
     settings->rate.peak = optimizer == OPTIMIZER_SGD ? 0.5 : 0.1;
     settings->rate.step = 1;
     OptimizerSettings optimizer_settings = {optimizer, 0.9, 0.95, 1e-8, 0.1, &EVERYTHING, 1};

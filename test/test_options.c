@@ -2,7 +2,8 @@
 
 #include "test/harness.h"
 
-#include "program/options.h"
+#include "program/options_check.h"
+#include "program/options_print.h"
 
 enum { WORDS_MAX = 16 };
 
@@ -153,7 +154,7 @@ static void test_defaults(void **state) {
     Error error;
     expect_valid(&options, "");
     assert_int_equal(options.command, COMMAND_TRAIN);
-    assert_string_equal(options.rule, "acco");
+    assert_string_equal(options_choice_name(&options, &options.rule), "acco");
     assert_string_equal(options.model, "tiny");
     assert_string_equal(options.data, "builtin");
     assert_string_equal(options.val_data, "");
@@ -167,18 +168,20 @@ static void test_defaults(void **state) {
                 options.weight_decay == -1);
     assert_true(options.overlap && options.link_mbit == 0 && options.chaos_ms == 0 &&
                 options.slow_rank == -1);
-    assert_string_equal(options.wire, "fp32");
-    assert_string_equal(options.estimate_wire, "same");
+    assert_string_equal(options_choice_name(&options, &options.wire), "fp32");
+    assert_string_equal(options_choice_name(&options, &options.rules.acco.estimate_wire), "same");
     assert_string_equal(options.rank_accumulate, "");
     assert_string_equal(options.trace, "");
-    assert_string_equal(options.co2_gap, "const:1");
-    assert_string_equal(options.streaming_order, "strided");
-    assert_true(options.acco_init == 0 && options.sequential == 0 && options.bucket_mb == 0 &&
+    assert_string_equal(options.rules.co2.gap, "const:1");
+    assert_string_equal(options_choice_name(&options, &options.rules.diloco.order), "strided");
+    assert_true(options.rules.acco.first_round == 0 && options.sequential == 0 && options.bucket_mb == 0 &&
                 options.link_us == 0);
-    assert_true(options.co2_tau == 12 && options.co2_beta == 0 && options.co2_alpha == 1 &&
-                options.co2_phi == 0);
-    assert_true(options.diloco_h == 30 && options.diloco_outer_lr == 0.7 && options.diloco_mu == 0.9);
-    assert_true(options.streaming_p == 2 && options.streaming_tau == 1 && options.streaming_alpha == 0.5);
+    assert_true(options.rules.co2.inner_steps == 12 && options.rules.co2.beta == 0 &&
+                options.rules.co2.alpha == 1 && options.rules.co2.phi == 0);
+    assert_true(options.rules.diloco.inner_steps == 30 && options.rules.diloco.outer_learning_rate == 0.7 &&
+                options.rules.diloco.outer_momentum == 0.9);
+    assert_true(options.rules.diloco.fragments == 2 && options.rules.diloco.delay == 1 &&
+                options.rules.diloco.alpha == 0.5);
     assert_true(options_check(&options, &error));
     assert_true(options_check_ranks(&options, 2, 256, &error));
     static const char *const rules[] = {"ddp",  "zero1", "dpu",    "acco-wp",
@@ -196,7 +199,7 @@ static void test_values(void **state) {
     expect_valid(&options, "plan --optimizer zero1 --micro-batch=3 --seq-len 17 --accumulate auto --lr 3e-4 "
                            "--min-lr 0 --overlap off");
     assert_int_equal(options.command, COMMAND_PLAN);
-    assert_string_equal(options.rule, "zero1");
+    assert_string_equal(options_choice_name(&options, &options.rule), "zero1");
     assert_int_equal(options.micro_batch, 3);
     assert_int_equal(options.seq_len, 17);
     assert_int_equal(options.accumulate, 0);
@@ -207,29 +210,31 @@ static void test_values(void **state) {
     assert_true(options.slow_rank == 0 && options.slow_ms == 2.5 && options.grad_clip == 0 &&
                 options.chaos_ms == 0);
     assert_true(options.val_every == 0 && options.sample_tokens == 0);
-    assert_string_equal(options.learning_rate_by, "commits");
+    assert_string_equal(options_choice_name(&options, &options.learning_rate_by), "commits");
     expect_valid(&options, "--optimizer acco --wire int8 --estimate-wire e3m0 --acco-init 3 --sequential 5 "
                            "--link-us 2.5 --trace t.json");
-    assert_string_equal(options.wire, "int8");
-    assert_string_equal(options.estimate_wire, "e3m0");
+    assert_string_equal(options_choice_name(&options, &options.wire), "int8");
+    assert_string_equal(options_choice_name(&options, &options.rules.acco.estimate_wire), "e3m0");
     assert_string_equal(options.trace, "t.json");
-    assert_true(options.acco_init == 3 && options.sequential == 5 && options.link_us == 2.5);
+    assert_true(options.rules.acco.first_round == 3 && options.sequential == 5 && options.link_us == 2.5);
     expect_valid(&options, "--diloco-H 500 --diloco-outer-lr 1 --diloco-mu 0 --streaming-P=5 --streaming-tau "
                            "0 --streaming-alpha 1 "
                            "--streaming-order sequential");
-    assert_true(options.diloco_h == 500 && options.diloco_outer_lr == 1 && options.diloco_mu == 0);
-    assert_true(options.streaming_p == 5 && options.streaming_tau == 0 && options.streaming_alpha == 1);
-    assert_string_equal(options.streaming_order, "sequential");
+    assert_true(options.rules.diloco.inner_steps == 500 && options.rules.diloco.outer_learning_rate == 1 &&
+                options.rules.diloco.outer_momentum == 0);
+    assert_true(options.rules.diloco.fragments == 5 && options.rules.diloco.delay == 0 &&
+                options.rules.diloco.alpha == 1);
+    assert_string_equal(options_choice_name(&options, &options.rules.diloco.order), "sequential");
     expect_valid(&options,
                  "--co2-tau 48 --co2-beta 0.6 --co2-alpha 2 --co2-phi 1 --co2-gap const:2 --bucket-mb 0.25 "
                  "--rank-accumulate 4,1");
-    assert_true(options.co2_tau == 48 && options.co2_beta == 0.6 && options.co2_alpha == 2 &&
-                options.co2_phi == 1);
-    assert_string_equal(options.co2_gap, "const:2");
+    assert_true(options.rules.co2.inner_steps == 48 && options.rules.co2.beta == 0.6 &&
+                options.rules.co2.alpha == 2 && options.rules.co2.phi == 1);
+    assert_string_equal(options.rules.co2.gap, "const:2");
     assert_string_equal(options.rank_accumulate, "4,1");
     assert_true(options.bucket_mb == 0.25);
     expect_valid(&options, "--acco-init round --co2-phi 0 --link-us off --bucket-mb auto");
-    assert_true(options.acco_init == 0 && options.co2_phi == 0 && options.link_us == 0 &&
+    assert_true(options.rules.acco.first_round == 0 && options.rules.co2.phi == 0 && options.link_us == 0 &&
                 options.bucket_mb == 0);
 }
 
@@ -430,7 +435,7 @@ static void test_help_and_version_come_first(void **state) {
 static void test_file_and_precedence(void **state) {
     (void)state;
     static const char text[] = "# a comment\n\n  micro-batch = 4   # four\r\nlr=1e-3\n\tprompt = \"a # "
-                               "\\\"b\\\\\\n\\x01\" # c\ndata = "
+                               "\\\"b\\\\\\n\\u0001\" # c\ndata = "
                                "my#file.txt\n"
                                "seq-len = auto\nmodel = some name";
     Options options;
@@ -478,8 +483,8 @@ static void test_bad_files_name_the_line(void **state) {
         {"prompt = \"open\n", "bad.conf:1: prompt: the quoted value is not well formed"},
         {"prompt = \"a\" b\n", "not well formed"},
         {"prompt = \"\\q\"\n", "not well formed"},
-        {"prompt = \"\\x0\"\n", "not well formed"},
-        {"prompt = \"\\x00\"\n", "not well formed"},
+        {"prompt = \"\\u00\"\n", "not well formed"},
+        {"prompt = \"\\u0000\"\n", "not well formed"},
         {"prompt = \"a\\", "not well formed"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -497,7 +502,7 @@ static void test_bad_files_name_the_line(void **state) {
 // Whatever is in a file, reading it ends with options or with one line of text.
 static void test_random_files(void **state) {
     (void)state;
-    static const char letters[] = "lr=\n\"\\x0 #prompt-seed19.e\t\r";
+    static const char letters[] = "lr=\n\"\\u0 #prompt-seed19.e\t\r";
     uint64_t random = 88172645463325252u;
     char path[256], text[200];
     scratch_path("random.conf", path);
@@ -547,7 +552,7 @@ static void test_save_reloads_bit_for_bit(void **state) {
             if (option->type == OPTION_CHOICE) {
                 int count = 0;
                 while (option->choices[count] != NULL) { count++; }
-                *(const char **)field = option->choices[round % count];
+                *(OptionChoice *)field = round % count;
             }
             if (option->type == OPTION_INTEGER || option->type == OPTION_COUNT) {
                 bool word = round == 7 && option->word != NULL;
@@ -580,7 +585,7 @@ static void test_save_failures(void **state) {
 
 static void test_contradictions(void **state) {
     (void)state;
-    expect_contradiction("--accumulate 3", "--accumulate 3 is odd");
+    expect_contradiction("--accumulate 3", "--accumulate 3 is not a multiple of 2");
     expect_contradiction("--accumulate 1", "use 2 or 4");
     expect_contradiction("--accumulate auto --overlap off", "--overlap on");
     expect_contradiction("--accumulate auto --lr-by commits",
@@ -706,7 +711,7 @@ static void test_auto_needs_counts(void **state) {
     static const char local[] = "takes a fixed number, because its average gives every rank the same weight, "
                                 "so all must train on as much";
     expect_contradiction("--accumulate auto --optimizer ddp",
-                         "--accumulate auto needs --optimizer acco, acco-wp or dpu: ddp takes");
+                         "--accumulate auto needs --optimizer dpu, acco-wp or acco: ddp takes");
     expect_contradiction("--accumulate auto --optimizer ddp", synchronous);
     expect_contradiction("--accumulate auto --optimizer zero1", synchronous);
     expect_contradiction("--accumulate auto --optimizer co2", local);
@@ -761,9 +766,10 @@ static void test_gap_is_a_constant(void **state) {
         expect_text(bad[i], error.text, bad[i]);
     }
     expect_valid(&options, "--optimizer co2 --co2-gap const:2.5");
-    assert_true(options_check(&options, &error) && options_co2_gap(&options, &value, &error) && value == 2.5);
+    assert_true(options_check(&options, &error) && co2_read_gap(options.rules.co2.gap, &value) &&
+                value == 2.5);
     expect_valid(&options, "");
-    assert_true(options_co2_gap(&options, &value, &error) && value == 1);
+    assert_true(co2_read_gap(options.rules.co2.gap, &value) && value == 1);
 }
 
 static void test_rank_lists(void **state) {
@@ -781,10 +787,9 @@ static void test_rank_lists(void **state) {
                     "allowed: a whole number 1 .. 1000000 for each rank, with commas between, as 4,4,1,1");
     }
     expect_contradiction("--rank-accumulate 4,x", "--rank-accumulate 4,x: rank 1 has no valid number");
-    expect_contradiction(
-        "--rank-accumulate 4,3",
-        "--rank-accumulate: rank 1's 3 is odd: acco spends half of its micro-batches in each of "
-        "two half rounds; use 2 or 4");
+    expect_contradiction("--rank-accumulate 4,3", "--rank-accumulate: rank 1's 3 is not a multiple of 2: "
+                                                  "acco spends its micro-batches in 2 equal rounds; use "
+                                                  "2 or 4");
     expect_contradiction("--rank-accumulate 1,2", "use 2 or 4");
     expect_consistent("--rank-accumulate 4,2 --accumulate 3"); // the list counts
     expect_consistent("--rank-accumulate 4,3 --optimizer acco-wp");

@@ -7,7 +7,7 @@
 #include <dirent.h>
 
 #include "comm/layout.h"
-#include "program/options.h"
+#include "program/options_print.h"
 #include "tokenizer/corpus.h"
 
 enum { T = 32, MICRO_BATCH = 2 }; // of base.txt
@@ -863,7 +863,7 @@ static const Refusal refusals[] = {
     {"fp16", BASE "--precision fp16", "use fp32"},
     {"bf16 arithmetic", BASE "--precision bf16", "use fp32"},
     {"acco with an odd number", BASE "--optimizer acco --accumulate 3", "use 2 or 4"},
-    {"ddp with auto", BASE "--optimizer ddp --accumulate auto", "needs --optimizer acco, acco-wp or dpu"},
+    {"ddp with auto", BASE "--optimizer ddp --accumulate auto", "needs --optimizer dpu, acco-wp or acco"},
     {"diloco with auto", BASE "--optimizer diloco --accumulate auto", "gives every rank the same weight"},
     {"auto with a schedule by commits", BASE "--accumulate auto --lr-by commits", "use --lr-by grads"},
     {"auto with a list", BASE "--accumulate auto --rank-accumulate 2", "give --accumulate a number"},
@@ -876,7 +876,7 @@ static const Refusal refusals[] = {
     {"word in the list", BASE "--optimizer ddp --rank-accumulate 4,two", "rank 1 has no valid number"},
     {"zero in the list", BASE "--optimizer ddp --rank-accumulate 0,4", "rank 0 has no valid number"},
     {"list with an end", BASE "--optimizer ddp --rank-accumulate 4,", "rank 1 has no valid number"},
-    {"odd number in acco's list", BASE "--rank-accumulate 4,3", "rank 1's 3 is odd"},
+    {"odd number in acco's list", BASE "--rank-accumulate 4,3", "rank 1's 3 is not a multiple of 2"},
     {"list for more ranks", BASE "--rank-accumulate 4,2,2", "has 3 numbers for "},
     {"list for fewer ranks of a plan", "plan --config ../base.txt --ranks 3 --rank-accumulate 4,2",
      "has 2 numbers for 3 ranks"},

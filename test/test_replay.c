@@ -9,7 +9,7 @@
 #define _GNU_SOURCE
 #include "test/program.h"
 
-#include "program/run.h"
+#include "program/agreement.h"
 #include "test/replay.h"
 
 // ---------------------------------------------------------------------------------------
@@ -70,6 +70,7 @@ static ReplaySettings scalar_settings(const char *rule, bool sgd, int accumulate
     settings.accumulate[0] = settings.accumulate[1] = accumulate;
     settings.target = target;
     settings.sgd = sgd;
+    settings.rate.kind = SCHEDULE_CONSTANT;
     settings.rate.peak = sgd ? 0.5 : 0.1;
     settings.rate.step = 1;
     settings.beta1 = 0.9;

@@ -547,7 +547,7 @@ static void expect_estimate_without_trace(Scheduler *s) {
     uint64_t before = hash_optimizer(s), parameters_before = hash_floats(s->parameters.data, count);
     double rate_before = scheduler_learning_rate(s), done_before = s->gradients_done;
     launch(s, ESTIMATE);
-    accumulate(s);
+    accumulate(s, s->settings.round_size);
     hand_over(s, CLEAR);
     assert_true(hash_optimizer(s) == before);
     assert_true(hash_floats(s->parameters.data, count) != parameters_before); // it did estimate
@@ -567,13 +567,13 @@ static void an_estimate_leaves_the_optimizer_bitwise_unchanged(void **state) {
         Bench *bench = (Bench *)malloc(sizeof *bench);
         bench_open(bench, &spec, &transport, NULL);
         Scheduler *s = &bench->scheduler;
-        accumulate(s);
+        accumulate(s, s->settings.round_size);
         hand_over(s, KEEP);
         for (int round = 0; round < 4; round++) {
             expect_estimate_without_trace(s);
             uint64_t before = hash_optimizer(s);
             launch(s, COMMIT);
-            accumulate(s);
+            accumulate(s, s->settings.round_size);
             hand_over(s, KEEP);
             assert_true(hash_optimizer(s) != before);
             if (wire == WIRE_FP32) {
@@ -1035,7 +1035,7 @@ static void every_rule_equals_the_replay_bit_for_bit(void **state) {
     double left_out = 0;
     for (int i = 0; i < 20 * RULE_COUNT; i++) {
         int ranks = 1 + i / RULE_COUNT % 4;
-        RunSpec spec = draw_spec(&random, RULES[i % RULE_COUNT].name, ranks);
+        RunSpec spec = draw_spec(&random, RULES[i % RULE_COUNT].rule->name, ranks);
         left_out += check_draw(&spec, ranks, i);
     }
     assert_true(process_transport->size > 1 || left_out > 40); // or nothing was drawn that had to be left out

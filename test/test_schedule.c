@@ -32,7 +32,7 @@ static void overlap_and_delays_change_no_bit(void **state) {
     for (int rule = 0; rule < RULE_COUNT; rule++) {
         for (int ranks = 1; ranks <= 4; ranks++) {
             for (int wire = 0; wire < WIRE_FORMAT_COUNT; wire++) {
-                fits = expect_any_order(RULES[rule].name, (WireFormat)wire, ranks) || fits;
+                fits = expect_any_order(RULES[rule].rule->name, (WireFormat)wire, ranks) || fits;
             }
         }
     }
@@ -170,7 +170,7 @@ static void expect_report(const CommitReport *report, const MicroBatchResult *su
 static void reports_hold_the_means_of_what_the_problem_returned(void **state) {
     (void)state;
     for (int rule = 0; rule < RULE_COUNT; rule++) {
-        RunSpec spec = noisy_spec(RULES[rule].name, 103);
+        RunSpec spec = noisy_spec(RULES[rule].rule->name, 103);
         spec.micro_batch = graded_micro_batch;
         spec.round_size[0] = 2;
         spec.round_size[1] = is_local(spec.rule) ? 2 : 3;
@@ -199,7 +199,7 @@ static void the_rate_follows_gradients_or_commits(void **state) {
     static const double by_gradients[] = {0, 0.1, 0.2, 0.3, 0.3, 0.3},
                         by_commits[] = {0, 0.06, 0.12, 0.18, 0.24, 0.3};
     for (int i = 0; i < 2 * RULE_COUNT; i++) {
-        const Rule *rule = &RULES[i / 2];
+        const Rule *rule = RULES[i / 2].rule;
         RunSpec spec = noisy_spec(rule->name, 1); // four gradients per commit
         spec.settings.optimizer.kind = OPTIMIZER_SGD;
         spec.micro_batch = quadratic_micro_batch;
@@ -316,12 +316,12 @@ static void every_rule_sends_as_much_as_its_formula_says(void **state) {
 static void only_acco_wp_pays_for_a_look(void **state) {
     (void)state;
     for (int rule = 0; rule < RULE_COUNT; rule++) {
-        RunSpec looking = noisy_spec(RULES[rule].name, 4096), blind = looking;
+        RunSpec looking = noisy_spec(RULES[rule].rule->name, 4096), blind = looking;
         blind.blind = true;
         RunResult a[2], b[2];
         if (!run_world(&looking, 2, a) || !run_world(&blind, 2, b)) { skip(); }
-        uint64_t looks =
-            strcmp(RULES[rule].name, "acco-wp") == 0 ? (uint64_t)looking.commits : 0; // besides the first one
+        uint64_t looks = strcmp(RULES[rule].rule->name, "acco-wp") == 0 ? (uint64_t)looking.commits
+                                                                        : 0; // besides the first one
         assert_int_equal(a[first_rank()].bytes_sent - b[first_rank()].bytes_sent,
                          looks * 4096 / 2 * sizeof(float));
         free_results(a, 2);
@@ -370,7 +370,7 @@ static void expect_exposed(const RunSpec *spec, double least, double most) {
 static void without_overlap_all_communication_is_exposed(void **state) {
     (void)state;
     for (int rule = 0; rule < RULE_COUNT; rule++) {
-        RunSpec spec = noisy_spec(RULES[rule].name, 103);
+        RunSpec spec = noisy_spec(RULES[rule].rule->name, 103);
         spec.work_seconds = 4e-3;
         spec.chaos_seconds = 4e-3;
         spec.settings.overlap = false;
@@ -438,7 +438,7 @@ static void diloco_hides_nothing(void **state) {
 static void reports_count_every_span_once(void **state) {
     (void)state;
     for (int rule = 0; rule < RULE_COUNT; rule++) {
-        RunSpec spec = noisy_spec(RULES[rule].name, 3001);
+        RunSpec spec = noisy_spec(RULES[rule].rule->name, 3001);
         spec.counts_spans = true;
         spec.pause_seconds = 1e-3;
         RunSpec wild = restless(&spec, 1e-3);
@@ -565,8 +565,8 @@ static void expect_stop(const BadRow *row, const Poison *poison, WireFormat wire
     snprintf(what, sizeof what, "micro-batch %d: %.250s", (int)row->index, describe(&spec, ranks));
     for (int rank = 0; rank < ranks; rank++) {
         if (!have_rank(rank)) { continue; }
-        if (!results[rank].stopped || results[rank].last != row->look) {
-            fail_msg("%s: %s at look %d", what, results[rank].stopped ? "stopped" : "did not stop",
+        if (!results[rank].failed || results[rank].last != row->look) {
+            fail_msg("%s: %s at look %d", what, results[rank].failed ? "stopped" : "did not stop",
                      results[rank].last);
         }
         expect_site(&spec.poison, &spec, &results[rank].spike, what);
@@ -610,7 +610,7 @@ static void a_sum_that_overflows_stops_every_rank(void **state) {
         if (!run_world(&spec, 2, results)) { skip(); }
         for (int rank = 0; rank < 2; rank++) {
             if (!have_rank(rank)) { continue; }
-            assert_true(results[rank].stopped && results[rank].last == 2 && results[rank].spike.rank == -1);
+            assert_true(results[rank].failed && results[rank].last == 2 && results[rank].spike.rank == -1);
             expect_nothing_stepped(&spec, &results[rank], rules[i]);
         }
         free_results(results, 2);

@@ -25,7 +25,7 @@ static void a_detector_tells_large_from_usual(void **state) {
 
 static void a_detector_without_a_limit_or_experience_lets_all_pass(void **state) {
     (void)state;
-    SpikeDetector off = {0, 0, 0, 0}, young = learned_detector(6, SPIKE_APPRENTICE - 1);
+    SpikeDetector off = {0, 0, 0, 0}, young = learned_detector(6, SPIKE_WARMUP - 1);
     for (int i = 0; i < 100; i++) { assert_false(spike_judge(&off, i < 50 ? 1 : 1e30)); }
     assert_true(off.learned == 0);
     assert_false(spike_judge(&young, 1e30));
@@ -101,10 +101,10 @@ static void expect_late(const char *rule, double scale, bool in_loss, SpikePolic
         if (!(result->spikes == (scale > 1 ? 1 : 0))) {
             fail_msg("%s: %g spikes at scale %g", rule, result->spikes, scale);
         }
-        assert_true(result->stopped == (scale > 1 && policy == SPIKE_STOP));
+        assert_true(result->failed == (scale > 1 && policy == SPIKE_STOP));
         if (scale > 1) { assert_int_equal(result->spike.kind, in_loss ? SPIKE_HIGH_LOSS : SPIKE_NORM); }
         if (scale > 1) { assert_int_equal(result->spike.rank, 1); }
-        if (!result->stopped) { assert_true(result->gradients_done >= spec.settings.target); }
+        if (!result->failed) { assert_true(result->gradients_done >= spec.settings.target); }
     }
     expect_replicas_agree(2, results, rule);
     free_results(results, 2);
@@ -114,10 +114,10 @@ static void what_is_far_too_large_is_left_out_or_ends_the_run(void **state) {
     (void)state;
     if (process_transport->size > 2) { skip(); }
     for (int i = 0; i < RULE_COUNT; i++) {
-        expect_late(RULES[i].name, 1, false, SPIKE_SKIP);
-        expect_late(RULES[i].name, 1e3, false, SPIKE_SKIP);
-        expect_late(RULES[i].name, 1e3, true, SPIKE_SKIP);
-        expect_late(RULES[i].name, 1e3, i % 2 == 1, SPIKE_STOP);
+        expect_late(RULES[i].rule->name, 1, false, SPIKE_SKIP);
+        expect_late(RULES[i].rule->name, 1e3, false, SPIKE_SKIP);
+        expect_late(RULES[i].rule->name, 1e3, true, SPIKE_SKIP);
+        expect_late(RULES[i].rule->name, 1e3, i % 2 == 1, SPIKE_STOP);
     }
 }
 
@@ -134,7 +134,7 @@ static void patience_ends(void **state) {
     (void)state;
     if (process_transport->size > 2) { skip(); }
     for (int i = 0; i < RULE_COUNT; i++) {
-        RunSpec spec = noisy_spec(RULES[i].name, 301);
+        RunSpec spec = noisy_spec(RULES[i].rule->name, 301);
         spec.micro_batch = hopeless_micro_batch;
         spec.settings.on_spike = SPIKE_SKIP;
         spec.commits = 40;
@@ -143,7 +143,7 @@ static void patience_ends(void **state) {
         for (int rank = 0; rank < 2; rank++) {
             if (!have_rank(rank)) { continue; }
             const RunResult *result = &results[rank];
-            assert_true(result->stopped);
+            assert_true(result->failed);
             assert_true(result->spikes >= (is_local(spec.rule) ? 1 : SPIKE_PATIENCE));
             for (size_t j = 0; j < spec.parameter_count; j++) {
                 assert_true(isfinite(result->looks[result->last].committed[j]));

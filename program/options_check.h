@@ -1,0 +1,317 @@
+// options_check.h: options that are valid one by one and contradict each other.
+//
+// Every refusal says which option to change, and to what. Values that are automatic (0, or -1 for some rates) are
+// not compared here; a caller that has filled them in may check again. What depends on the model or on the number
+// of ranks is checked when it is known: Rule::check with the number of layers, options_check_ranks.
+#ifndef ACCO_PROGRAM_OPTIONS_CHECK_H
+#define ACCO_PROGRAM_OPTIONS_CHECK_H
+
+#include "program/options_parse.h"
+
+// ---------------------------------------------------------------------------------------
+// The rule and its options
+
+// Whether `rule` is a word of a list such as "dpu, acco-wp or acco".
+static inline bool option_list_names(const char *list, const char *rule) {
+    size_t length = strlen(rule);
+    for (const char *word = list; *word != '\0'; word += strspn(word, ", ")) {
+        size_t letters = strcspn(word, ", ");
+        if (letters == length && strncmp(word, rule, length) == 0) { return true; }
+        word += letters;
+    }
+    return false;
+}
+
+static inline bool option_is_same(const OptionSpec *option, const Options *a, const Options *b) {
+    const void *left = option_field_const(option, a), *right = option_field_const(option, b);
+    switch (option->type) {
+    case OPTION_TEXT: return strcmp((const char *)left, (const char *)right) == 0;
+    case OPTION_CHOICE: return *(const OptionChoice *)left == *(const OptionChoice *)right;
+    case OPTION_SWITCH: return *(const bool *)left == *(const bool *)right;
+    case OPTION_REAL: return *(const double *)left == *(const double *)right;
+    default: return *(const int64_t *)left == *(const int64_t *)right;
+    }
+}
+
+// An option of other rules than this run's would have no effect.
+static inline bool options_check_owners(const Options *options, Error *error) {
+    const char *rule = RULES[options->rule].rule->name;
+    Options defaults;
+    options_defaults(&defaults);
+    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
+        const OptionSpec *option = &option_table[i];
+        bool is_ours = option->rules == NULL || option_list_names(option->rules, rule);
+        if (is_ours || option_is_same(option, options, &defaults)) { continue; }
+        return error_set(error, "--%s belongs to --optimizer %s, this run uses %s: leave it %s%s",
+                         option->name, option->rules, rule, option->default_text[0] == '\0' ? "empty" : "at ",
+                         option->default_text);
+    }
+    return true;
+}
+
+// The micro-batches of a commit are shared out evenly over its rounds.
+static inline bool options_check_rounds(const Rule *rule, const char *where, int64_t count, Error *error) {
+    int rounds = rule->rounds_per_commit;
+    if (count % rounds == 0) { return true; }
+    int64_t below = count - count % rounds;
+    return error_set(
+        error,
+        "%s%lld is not a multiple of %d: %s spends its micro-batches in %d equal rounds; use %lld or %lld",
+        where, (long long)count, rounds, rule->name, rounds, (long long)(below > 0 ? below : rounds),
+        (long long)(below > 0 ? below + rounds : 2 * rounds));
+}
+
+static inline bool options_check_accumulate(const Options *options, Error *error) {
+    const Rule *rule = RULES[options->rule].rule;
+    bool is_auto = options->accumulate == 0, is_list = options->rank_accumulate[0] != '\0';
+    if (!is_auto) {
+        return is_list || options_check_rounds(rule, "--accumulate ", options->accumulate, error);
+    }
+    if (rule->kind != RULE_OVERLAPPED) {
+        char overlapped[RULE_TEXT];
+        return error_set(error, "--accumulate auto needs --optimizer %s: %s takes a fixed number, because %s",
+                         rule_list(rule_overlaps, overlapped), rule->name,
+                         rule->kind == RULE_LOCAL
+                             ? "its average gives every rank the same weight, so all must train on as much"
+                             : "it computes no further micro-batches while it communicates");
+    }
+    if (is_list) {
+        return error_set(error,
+                         "--accumulate auto with --rank-accumulate: either the program chooses how many "
+                         "micro-batches a rank computes, or the list does; give --accumulate a number");
+    }
+    if (options->learning_rate_by == RATE_BY_COMMITS) {
+        return error_set(error, "--accumulate auto with --lr-by commits: nobody knows how many commits there "
+                                "will be; use --lr-by grads");
+    }
+    return options->overlap ||
+           error_set(error,
+                     "--accumulate auto needs --overlap on: it fills the time that communication takes");
+}
+
+// Every number of the list is a count. Whether there are as many as ranks is checked later.
+static inline bool options_check_rank_list(const Options *options, Error *error) {
+    enum { MOST = 1000000, DIGITS = 7 };
+    const Rule *rule = RULES[options->rule].rule;
+    const char *number = options->rank_accumulate;
+    for (int rank = 0; options->rank_accumulate[0] != '\0'; rank++) {
+        size_t length = strcspn(number, ","), digits = strspn(number, "0123456789");
+        int64_t count = digits == length && length <= DIGITS ? strtoll(number, NULL, 10) : 0;
+        if (count < 1 || count > MOST) {
+            char excerpt[64];
+            return error_set(error,
+                             "--rank-accumulate %s: rank %d has no valid number; allowed: a whole number 1 "
+                             ".. %d for each rank, with "
+                             "commas between, as 4,4,1,1",
+                             text_excerpt(options->rank_accumulate, excerpt), rank, MOST);
+        }
+        char where[64];
+        snprintf(where, sizeof where, "--rank-accumulate: rank %d's ", rank);
+        if (!options_check_rounds(rule, where, count, error)) { return false; }
+        if (number[length] == '\0') { break; }
+        number += length + 1;
+    }
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------
+// Numbers that follow from the options
+
+// The numbers of --rank-accumulate; 0: there is no list.
+static inline int options_rank_list_length(const Options *options) {
+    int length = options->rank_accumulate[0] != '\0';
+    for (const char *c = options->rank_accumulate; *c != '\0'; c++) { length += *c == ','; }
+    return length;
+}
+
+// The micro-batches per commit of `rank`: its number of the list, or --accumulate where
+// there is no list. 0: auto. The options have passed options_check; where
+// options_check_ranks will refuse the list as too short, the ranks that it lacks have 1.
+static inline int options_rank_accumulate(const Options *options, int rank, int size) {
+    assert(rank >= 0 && rank < size);
+    (void)size;
+    if (options->rank_accumulate[0] == '\0') { return (int)options->accumulate; }
+    const char *number = options->rank_accumulate;
+    for (; rank > 0 && number != NULL; rank--) {
+        number = strchr(number, ',');
+        number = number == NULL ? NULL : number + 1;
+    }
+    return number == NULL ? 1 : (int)strtol(number, NULL, 10);
+}
+
+// The micro-batches per commit of all ranks. With --accumulate auto nobody knows: then
+// the least possible, one per rank and round.
+static inline int64_t options_total_accumulate(const Options *options, int size) {
+    int64_t total = 0, least = RULES[options->rule].rule->rounds_per_commit;
+    for (int rank = 0; rank < size; rank++) {
+        int count = options_rank_accumulate(options, rank, size);
+        total += count > 0 ? count : least;
+    }
+    return total;
+}
+
+// Tokens of one commit over all ranks, the least possible one where --accumulate is auto.
+static inline int64_t options_tokens_per_commit(const Options *options, int ranks, int64_t sequence_length) {
+    return options_total_accumulate(options, ranks) * options->micro_batch * sequence_length;
+}
+
+// The inner steps that a rank makes before it hears of the others; 1 where all ranks make every step together.
+static inline int64_t options_steps_between_exchanges(const Options *options) {
+    const Rule *rule = RULES[options->rule].rule;
+    SchedulerSettings settings;
+    memset(&settings, 0, sizeof settings);
+    settings.fragments = 1;
+    if (rule->kind != RULE_LOCAL) { return 1; }
+    rule->configure(options_of_rule(options), &settings);
+    return settings.steps / settings.fragments;
+}
+
+// ---------------------------------------------------------------------------------------
+// The rest
+
+static inline bool options_check_rate(const Options *options, Error *error) {
+    double rate = options->learning_rate, minimum = options->minimum_learning_rate;
+    if (!(options->beta1 < 1 && options->beta2 < 1)) {
+        return error_set(error, "--beta1 and --beta2 must be below 1");
+    }
+    if (rate > 0 && minimum > rate) {
+        return error_set(error, "--min-lr %g is above --lr %g: the schedule goes down from --lr to --min-lr",
+                         minimum, rate);
+    }
+    if (options->schedule == SCHEDULE_CONSTANT && minimum >= 0) {
+        return error_set(
+            error,
+            "--schedule constant never reaches --min-lr: leave --min-lr away, or choose cosine or linear");
+    }
+    if (rate > 0 && rate * options->weight_decay >= 1) {
+        return error_set(
+            error, "--lr %g times --weight-decay %g is 1 or more: each commit would erase the parameters",
+            rate, options->weight_decay);
+    }
+    return true;
+}
+
+// An emulated delay longer than the deadline would end the job with a message that blames
+// the network.
+static inline bool options_check_emulation(const Options *options, Error *error) {
+    if (options->slow_ms > 0 && options->slow_rank < 0) {
+        return error_set(error, "--slow-ms needs --slow-rank: which rank is to be slow?");
+    }
+    if (options->slow_rank >= 0 && options->slow_ms == 0) {
+        return error_set(error, "--slow-rank needs --slow-ms: how slow is it to be?");
+    }
+    int slow_rank = options->slow_rank < 0 ? 0 : (int)options->slow_rank;
+    int batches = options_rank_accumulate(options, slow_rank, slow_rank + 1);
+    double waiting = options->slow_ms * (double)(batches > 0 ? batches : 1) *
+                     (double)options_steps_between_exchanges(options);
+    if (waiting / 1000 >= options->timeout_s) {
+        return error_set(error,
+                         "--slow-ms %g makes the others wait %g s for an exchange, longer than --timeout-s "
+                         "%g: the job would end itself",
+                         options->slow_ms, waiting / 1000, options->timeout_s);
+    }
+    double chunk_megabits = 2 * 8.4; // two chunks of 1 MB may be under way
+    if (options->link_mbit > 0 && chunk_megabits / options->link_mbit >= options->timeout_s) {
+        return error_set(error,
+                         "--link-mbit %g needs %g s for two chunks of data, longer than --timeout-s %g: the "
+                         "job would end itself",
+                         options->link_mbit, chunk_megabits / options->link_mbit, options->timeout_s);
+    }
+    if (options->chaos_ms / 1000 + options->link_us / 1e6 >= options->timeout_s) {
+        return error_set(error,
+                         "--chaos-ms %g and --link-us %g together are longer than --timeout-s %g: the job "
+                         "would end itself",
+                         options->chaos_ms, options->link_us, options->timeout_s);
+    }
+    return true;
+}
+
+static inline bool options_check_start(const Options *options, Error *error) {
+    if (options->finetune[0] == '\0') { return true; }
+    if (options->from[0] != '\0') {
+        return error_set(error, "--from and --finetune both name a model to begin with: choose one");
+    }
+    if (options->command == COMMAND_SAMPLE || options->command == COMMAND_EVAL) {
+        return error_set(error, "--finetune is for training: give the model with --from");
+    }
+    return true;
+}
+
+// Options that ask for something which another option takes away.
+static inline bool options_check_reports(const Options *options, Error *error) {
+    if (options->on_spike == SPIKE_ROLLBACK && options->save_every == 0) {
+        return error_set(error,
+                         "--on-spike rollback needs --save-every: there must be checkpoints to go back to");
+    }
+    if (strcmp(options->resume, "auto") == 0 && strcmp(options->out, "auto") == 0) {
+        return error_set(error, "--resume auto needs --out: it goes on with what is in that directory, and "
+                                "--out auto is a new one");
+    }
+    if (options->val_data[0] != '\0' && options->val_batches == 0) {
+        return error_set(error, "--val-data with --val-batches none: there would be no validation");
+    }
+    if (options->val_data[0] != '\0' && strcmp(options->val_data, options->data) == 0 &&
+        strcmp(options->data, "builtin") != 0) {
+        return error_set(
+            error, "--val-data is the same as --data: leave it away, and the tail of --data is held out");
+    }
+    if (options->prompt[0] != '\0' && options->sample_tokens == 0) {
+        return error_set(error, "--prompt with --sample-tokens none: there would be no sample");
+    }
+    return true;
+}
+
+// Refuses options that are valid one by one and not together.
+static inline bool options_check(const Options *options, Error *error) {
+    const Rule *rule = RULES[options->rule].rule;
+    if (options->precision == PRECISION_ASK_FP16) {
+        return error_set(error, "--precision fp16 is refused: it needs loss scaling and gave NaN where that "
+                                "was left out; use fp32");
+    }
+    if (options->ranks != 1 && options->command != COMMAND_PLAN) {
+        return error_set(
+            error, "--ranks is for train_gpt plan: start %lld ranks with mpirun -np %lld ./train_gpt ...",
+            (long long)options->ranks, (long long)options->ranks);
+    }
+    return options_check_owners(options, error) && options_check_accumulate(options, error) &&
+           options_check_rank_list(options, error) &&
+           (rule->check == NULL || rule->check(options_of_rule(options), 0, error)) &&
+           options_check_rate(options, error) && options_check_emulation(options, error) &&
+           options_check_start(options, error) && options_check_reports(options, error);
+}
+
+// A list with a number for each of the ranks, no more and no less.
+static inline bool options_check_rank_list_length(const Options *options, int ranks, Error *error) {
+    int length = options_rank_list_length(options);
+    if (length == 0 || length == ranks) { return true; }
+    char excerpt[64];
+    return error_set(error, "--rank-accumulate %s has %d number%s for %d rank%s: give one for each rank",
+                     text_excerpt(options->rank_accumulate, excerpt), length, length == 1 ? "" : "s", ranks,
+                     ranks == 1 ? "" : "s");
+}
+
+// The contradictions that show only when the number of ranks and the sequence length
+// (tokens) are known.
+static inline bool options_check_ranks(const Options *options, int ranks, int64_t sequence_length,
+                                       Error *error) {
+    if (!options_check_rank_list_length(options, ranks, error)) { return false; }
+    if (options->slow_rank >= ranks) {
+        return error_set(error, "--slow-rank %lld: there %s; allowed: none or 0 .. %d",
+                         (long long)options->slow_rank, ranks == 1 ? "is one rank" : "are fewer ranks",
+                         ranks - 1);
+    }
+    int64_t commit = options_tokens_per_commit(options, ranks, sequence_length);
+    if (options->tokens < commit) {
+        return error_set(error,
+                         "--tokens %lld is less than one commit: %lld micro-batches on %d rank%s x %lld "
+                         "sequences x %lld tokens = %lld; "
+                         "raise --tokens or lower --micro-batch, --seq-len or --%s",
+                         (long long)options->tokens, (long long)options_total_accumulate(options, ranks),
+                         ranks, ranks == 1 ? "" : "s", (long long)options->micro_batch,
+                         (long long)sequence_length, (long long)commit,
+                         options->rank_accumulate[0] == '\0' ? "accumulate" : "rank-accumulate");
+    }
+    return true;
+}
+
+#endif

@@ -78,15 +78,15 @@ static inline Chunk host_next_chunk(const Transport *transport, const Layout *la
     return chunk;
 }
 
-typedef struct Run {
+typedef struct ChunkRun {
     size_t own;    // its first element
     size_t count;  // elements
     size_t offset; // of its bytes in the message
-} Run;
+} ChunkRun;
 
 // Steps to the next run of the chunk; `run` begins as {chunk.begin, 0, 0}. Returns false
 // behind the last one, when run->offset is the size of the message.
-static inline bool host_next_run(const Collective *collective, Chunk chunk, Run *run) {
+static inline bool host_next_run(const Collective *collective, Chunk chunk, ChunkRun *run) {
     run->own += run->count;
     run->offset += wire_bytes(collective->wire, run->count);
     if (run->own >= chunk.end) { return false; }
@@ -95,7 +95,7 @@ static inline bool host_next_run(const Collective *collective, Chunk chunk, Run 
 }
 
 static inline size_t host_chunk_bytes(const Collective *collective, Chunk chunk) {
-    Run run = {chunk.begin, 0, 0};
+    ChunkRun run = {chunk.begin, 0, 0};
     while (host_next_run(collective, chunk, &run)) {}
     return run.offset;
 }
@@ -144,7 +144,7 @@ static inline void host_start_scatter(Transport *transport, const Collective *co
         if (host_is_plain(collective, chunk)) {
             data = (char *)(collective->buffer + layout_flat(layout, to, chunk.begin));
         } else {
-            Run run = {chunk.begin, 0, 0};
+            ChunkRun run = {chunk.begin, 0, 0};
             while (host_next_run(collective, chunk, &run)) {
                 wire_encode(collective->wire, data + run.offset,
                             collective->buffer + layout_flat(layout, to, run.own), run.count);
@@ -157,7 +157,7 @@ static inline void host_start_scatter(Transport *transport, const Collective *co
 }
 
 // This rank's own elements of the run <- their sum over ranks.
-static inline void host_sum_run(Transport *transport, const Collective *collective, int lane, Run run) {
+static inline void host_sum_run(Transport *transport, const Collective *collective, int lane, ChunkRun run) {
     float *mine = collective->buffer + layout_flat(collective->layout, transport->rank, run.own);
     float sum[HOST_BLOCK];
     uint32_t own[HOST_BLOCK]; // encoded; the widest format is fp32
@@ -179,7 +179,7 @@ static inline void host_sum_run(Transport *transport, const Collective *collecti
 
 static inline void host_finish_scatter(Transport *transport, const Collective *collective, int lane,
                                        Chunk chunk) {
-    Run run = {chunk.begin, 0, 0};
+    ChunkRun run = {chunk.begin, 0, 0};
     while (host_next_run(collective, chunk, &run)) { host_sum_run(transport, collective, lane, run); }
 }
 
@@ -219,7 +219,7 @@ static inline void host_round_run(WireFormat wire, float *target, const float *s
 // message: as above.
 static inline void host_round_chunk(const Transport *transport, const Collective *collective, Chunk chunk,
                                     char *message) {
-    Run run = {chunk.begin, 0, 0};
+    ChunkRun run = {chunk.begin, 0, 0};
     while (host_next_run(collective, chunk, &run)) {
         size_t flat = layout_flat(collective->layout, transport->rank, run.own);
         host_round_run(collective->wire, collective->buffer + flat,
@@ -272,7 +272,7 @@ static inline void host_finish_gather(Transport *transport, const Collective *co
     for (int rank = 0; rank < transport->size; rank++) {
         if (rank == transport->rank) { continue; }
         const char *in = host_slot(transport, transport->receive_buffers, lane, rank);
-        Run run = {chunk.begin, 0, 0};
+        ChunkRun run = {chunk.begin, 0, 0};
         while (host_next_run(collective, chunk, &run)) {
             size_t flat = layout_flat(collective->layout, rank, run.own);
             host_decode_run(collective->wire, collective->buffer + flat, collective_base(collective, flat),

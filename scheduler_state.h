@@ -225,7 +225,6 @@ typedef struct Scheduler {
     uint64_t parameters_version;   // changes whenever what compute reads changes; Pace::version
     bool announcing;               // the running micro-batch is the last of a round, and a job follows it
     size_t announced;              // in that micro-batch, the position of `finished` so far
-    double span_began;             // of the compute span under way
     double local_norm, local_rate; // of the latest inner step
 
     // The job under way.

@@ -1,50 +1,50 @@
-// collectives_host.h: how ranks add up and spread vectors.
+// collectives_host.h: reduce-scatter and all-gather of vectors in host memory, with the
+// messages of a transport. The contract is in collective.h.
 //
-//   host_reduce_scatter   every rank ends with the sum of what it owns (layout.h)
-//   host_all_gather       everybody ends with what every rank owns
+//   host_reduce_scatter   every rank ends with the sum of what it owns
+//   host_all_gather       every rank ends with the whole vector
 //
-// Each rank sends a piece straight to its owner, and the owner adds what comes in the
-// order of ranks, in fp32. A ring moves the same number of bytes, but its order of
-// summation differs from piece to piece and a narrow wire would round every partial sum;
-// here a value is rounded once, the sum is the same for every owner, and it is the sum
-// that a plain loop over the workers gives, bit for bit. Every rank sends and receives at
-// the same time, so both directions of a link are busy. Messages are small enough to be
-// added while they are in the cache, and two to each rank are under way at any time.
+// A stretch is cut into chunks, a chunk into runs:
 //
-// Formats that are too coarse for parameters (wire.h) carry their difference to a vector
-// that all ranks hold already; what rounding left over is part of the next difference.
+//   own      | piece | piece | piece | piece | piece |       of one rank, [first, end)
+//   chunk    |<- a message to each ->|<-  the next  ->       whole pieces, or a part of one
+//   run      |<----->|<----->|<----->|                       in one piece, contiguous in the vector,
+//                                                            encoded by itself
+//
+// Chunks go in turn through the two lanes of the transport. While the received messages of
+// one are added up or decoded, those of the next are under way. Every rank sends and
+// receives at the same time, so both directions of its link are busy.
 #ifndef ACCO_COMM_COLLECTIVES_HOST_H
 #define ACCO_COMM_COLLECTIVES_HOST_H
 
-#include "comm/layout.h"
+#include "comm/collective.h"
 #include "comm/transport.h"
-#include "kernels/wire.h"
 
 // ---------------------------------------------------------------------------------------
-// Room for messages
+// Message buffers
 
-// About 1 MB of received chunks per lane: they are added while they are in the
-// second-level cache.
+// About 1 MB of received messages in each lane, so that they are added up while they are
+// in the second-level cache.
 static inline size_t host_chunk_elements(int size) {
     size_t chunk = ((size_t)1 << 18) / (size_t)(size > 1 ? size - 1 : 1);
     return chunk < 8192 ? 8192 : chunk / LAYOUT_BLOCK * LAYOUT_BLOCK;
 }
 
-// Reserves the buffers for exchanging shards of at most `shard` elements in any format:
-// no format needs more room than fp32.
+// Reserves the message buffers for shards of at most `shard` elements in any format: none
+// needs more room than fp32.
 static inline void host_collectives_reserve(Transport *transport, Arena *arena, size_t shard) {
     if (transport->size == 1) { return; }
-    size_t limit = host_chunk_elements(transport->size);
-    transport->chunk = layout_round_up(shard < limit ? shard : limit, LAYOUT_BLOCK);
+    transport->chunk = layout_round_up(size_min(shard, host_chunk_elements(transport->size)), LAYOUT_BLOCK);
     transport->slot_bytes = transport->chunk * sizeof(float);
-    size_t slots = (size_t)(shard <= transport->chunk ? 1 : TRANSPORT_LANES) * (size_t)(transport->size - 1);
-    arena_reserve_host(arena, MEMORY_COMMUNICATION, "messages being received", slots * transport->slot_bytes,
+    size_t lanes = shard <= transport->chunk ? 1 : TRANSPORT_LANES;
+    size_t bytes = lanes * (size_t)(transport->size - 1) * transport->slot_bytes;
+    arena_reserve_host(arena, MEMORY_COMMUNICATION, "messages being received", bytes,
                        &transport->receive_buffers);
-    arena_reserve_host(arena, MEMORY_COMMUNICATION, "messages being sent", slots * transport->slot_bytes,
-                       &transport->send_buffers);
+    arena_reserve_host(arena, MEMORY_COMMUNICATION, "messages being sent", bytes, &transport->send_buffers);
 }
 
-// The slot of another rank: slots are in the order in which ranks follow this one.
+// The buffer of the message to or from another rank: slots are in the order in which ranks
+// follow this one.
 static inline char *host_slot(const Transport *transport, char *buffers, int lane, int peer) {
     size_t others = (size_t)(transport->size - 1),
            slot = (size_t)(peer - transport->rank - 1 + transport->size) % (size_t)transport->size;
@@ -53,83 +53,102 @@ static inline char *host_slot(const Transport *transport, char *buffers, int lan
 }
 
 // ---------------------------------------------------------------------------------------
-// What travels
+// Chunks and runs
 
-// What a reduce-scatter or an all-gather moves. Both work on a stretch [first, end) of
-// everybody's own elements, whole cells of the layout.
-typedef struct Collective {
-    const Layout *layout;
-    WireFormat wire;
-    float *buffer; // (padded)
-    const float
-        *source; // all-gather: what this rank spreads, (shard) own elements; NULL: it stands in `buffer`
-    const float *
-        base; // all-gather: (padded) what all ranks hold already: the difference to it travels. NULL: the values themselves
-} Collective;
-
-// Own elements that travel in one message to each rank; empty past the end.
+// Own elements [begin, end) that travel in one message to each rank.
 typedef struct Chunk {
     size_t begin, end;
 } Chunk;
 
-// Whole pieces where they fit into a message, otherwise equal parts of a piece, cut where
-// the blocks of coarse formats are.
+// The chunk from `begin` on; empty at the end. Whole pieces where they fit into a message,
+// otherwise equal parts of a piece, whose cuts are multiples of LAYOUT_BLOCK.
 static inline Chunk host_next_chunk(const Transport *transport, const Layout *layout, size_t begin,
                                     size_t end) {
     size_t piece = layout->piece, length;
     if (begin >= end) {
         length = 0;
     } else if (piece <= transport->chunk) {
-        length = transport->chunk / piece * piece;
-        if (length > end - begin) { length = end - begin; }
+        length = size_min(transport->chunk / piece * piece, end - begin);
     } else {
         size_t parts = (piece + transport->chunk - 1) / transport->chunk;
         length = layout_round_up((piece + parts - 1) / parts, LAYOUT_BLOCK);
-        size_t run = layout_run(layout, begin, end);
-        if (length > run) { length = run; }
+        length = size_min(length, layout_run(layout, begin, end));
     }
     Chunk chunk = {begin, begin + length};
     return chunk;
 }
 
-static inline size_t host_chunk_bytes(const Collective *collective, Chunk chunk) {
-    size_t bytes = 0;
-    for (size_t own = chunk.begin; own < chunk.end;) {
-        size_t run = layout_run(collective->layout, own, chunk.end);
-        bytes += wire_bytes(collective->wire, run);
-        own += run;
-    }
-    return bytes;
+typedef struct ChunkRun {
+    size_t own;    // its first element
+    size_t count;  // elements
+    size_t offset; // of its bytes in the message
+} ChunkRun;
+
+// Steps to the next run of the chunk; `run` begins as {chunk.begin, 0, 0}. Returns false
+// behind the last one, when run->offset is the size of the message.
+static inline bool host_next_run(const Collective *collective, Chunk chunk, ChunkRun *run) {
+    run->own += run->count;
+    run->offset += wire_bytes(collective->wire, run->count);
+    if (run->own >= chunk.end) { return false; }
+    run->count = layout_run(collective->layout, run->own, chunk.end);
+    return true;
 }
 
-// Whether the chunk lies in one stretch of memory in the very format that travels: then
-// it needs no copy.
+static inline size_t host_chunk_bytes(const Collective *collective, Chunk chunk) {
+    ChunkRun run = {chunk.begin, 0, 0};
+    while (host_next_run(collective, chunk, &run)) {}
+    return run.offset;
+}
+
+// Whether the chunk is contiguous in the vector, in the very format that travels: then it
+// needs no copy.
 static inline bool host_is_plain(const Collective *collective, Chunk chunk) {
     size_t length = chunk.end - chunk.begin;
     return collective->wire == WIRE_FP32 && length > 0 &&
            layout_run(collective->layout, chunk.begin, chunk.end) == length;
 }
 
-static inline void host_encode_chunk(const Collective *collective, int rank, Chunk chunk, char *out) {
-    for (size_t own = chunk.begin; own < chunk.end;) {
-        size_t run = layout_run(collective->layout, own, chunk.end);
-        wire_encode(collective->wire, out, collective->buffer + layout_flat(collective->layout, rank, own),
-                    run);
-        out += wire_bytes(collective->wire, run);
-        own += run;
+// Elements that are added up or rounded at a time: whole blocks of the coarse formats.
+enum { HOST_BLOCK = 4 * WIRE_BLOCK };
+
+// Starts or finishes the messages of a chunk in a lane.
+typedef void (*HostStep)(Transport *transport, const Collective *collective, int lane, Chunk chunk);
+
+// All chunks of [first, end): the messages of the next are started before those of one are
+// waited for and finished.
+static inline void host_for_chunks(Transport *transport, const Collective *collective, size_t first,
+                                   size_t end, HostStep start, HostStep finish) {
+    int lane = 0;
+    Chunk chunk = host_next_chunk(transport, collective->layout, first, end);
+    start(transport, collective, lane, chunk);
+    while (chunk.begin < chunk.end) {
+        Chunk next = host_next_chunk(transport, collective->layout, chunk.end, end);
+        start(transport, collective, 1 - lane, next);
+        transport_wait(transport, lane);
+        finish(transport, collective, lane, chunk);
+        chunk = next;
+        lane = 1 - lane;
     }
 }
 
-static inline void host_post_scatter(Transport *transport, const Collective *collective, int lane,
-                                     Chunk chunk) {
+// ---------------------------------------------------------------------------------------
+// Reduce-scatter
+
+static inline void host_start_scatter(Transport *transport, const Collective *collective, int lane,
+                                      Chunk chunk) {
+    const Layout *layout = collective->layout;
     size_t bytes = host_chunk_bytes(collective, chunk);
     for (int step = 1; step < transport->size && bytes > 0; step++) {
         int to = transport_peer(transport, step), from = transport_peer(transport, transport->size - step);
-        void *data = host_slot(transport, transport->send_buffers, lane, to);
+        char *data = host_slot(transport, transport->send_buffers, lane, to);
         if (host_is_plain(collective, chunk)) {
-            data = collective->buffer + layout_flat(collective->layout, to, chunk.begin);
+            data = (char *)(collective->buffer + layout_flat(layout, to, chunk.begin));
         } else {
-            host_encode_chunk(collective, to, chunk, (char *)data);
+            ChunkRun run = {chunk.begin, 0, 0};
+            while (host_next_run(collective, chunk, &run)) {
+                wire_encode(collective->wire, data + run.offset,
+                            collective->buffer + layout_flat(layout, to, run.own), run.count);
+            }
         }
         transport_post(transport, lane, false, from,
                        host_slot(transport, transport->receive_buffers, lane, from), bytes);
@@ -137,107 +156,89 @@ static inline void host_post_scatter(Transport *transport, const Collective *col
     }
 }
 
-// Elements that are added or rounded at a time: whole blocks of the coarse formats.
-enum { HOST_SUM_BLOCK = 4 * WIRE_BLOCK };
-
-// mine (count), one run <- the sum over ranks in their order, each rounded once to the
-// wire; the others' runs start at `offset` bytes of their slots.
-static inline void host_sum_run(Transport *transport, const Collective *collective, int lane, float *mine,
-                                size_t count, size_t offset) {
-    float sum[HOST_SUM_BLOCK];
-    uint32_t own[HOST_SUM_BLOCK]; // the widest format is fp32
-    for (size_t begin = 0; begin < count; begin += HOST_SUM_BLOCK) {
-        size_t n = count - begin < (size_t)HOST_SUM_BLOCK ? count - begin : (size_t)HOST_SUM_BLOCK;
+// This rank's own elements of the run <- their sum over ranks.
+static inline void host_sum_run(Transport *transport, const Collective *collective, int lane, ChunkRun run) {
+    float *mine = collective->buffer + layout_flat(collective->layout, transport->rank, run.own);
+    float sum[HOST_BLOCK];
+    uint32_t own[HOST_BLOCK]; // encoded; the widest format is fp32
+    for (size_t begin = 0; begin < run.count; begin += HOST_BLOCK) {
+        size_t count = size_min(run.count - begin, HOST_BLOCK);
         memset(sum, 0, sizeof sum);
-        wire_encode(collective->wire, own, mine + begin, n);
+        wire_encode(collective->wire, own, mine + begin, count);
         for (int rank = 0; rank < transport->size; rank++) {
-            const char *slot = (const char *)own;
+            const char *in = (const char *)own;
             if (rank != transport->rank) {
-                slot = host_slot(transport, transport->receive_buffers, lane, rank) + offset +
-                       wire_bytes(collective->wire, begin);
+                in = host_slot(transport, transport->receive_buffers, lane, rank) + run.offset +
+                     wire_bytes(collective->wire, begin);
             }
-            wire_add(collective->wire, sum, slot, n);
+            wire_add(collective->wire, sum, in, count);
         }
-        memcpy(mine + begin, sum, n * sizeof(float));
+        memcpy(mine + begin, sum, count * sizeof(float));
     }
 }
 
-static inline void host_sum_chunk(Transport *transport, const Collective *collective, int lane, Chunk chunk) {
-    size_t offset = 0;
-    for (size_t own = chunk.begin; own < chunk.end;) {
-        size_t run = layout_run(collective->layout, own, chunk.end);
-        float *mine = collective->buffer + layout_flat(collective->layout, transport->rank, own);
-        host_sum_run(transport, collective, lane, mine, run, offset);
-        offset += wire_bytes(collective->wire, run);
-        own += run;
-    }
+static inline void host_finish_scatter(Transport *transport, const Collective *collective, int lane,
+                                       Chunk chunk) {
+    ChunkRun run = {chunk.begin, 0, 0};
+    while (host_next_run(collective, chunk, &run)) { host_sum_run(transport, collective, lane, run); }
 }
 
-// On return the own elements [first, end) of this rank hold the sum over all ranks; the
-// others' are as they were. A world of one has nothing to add and rounds nothing.
+// On return this rank's own elements [first, end) hold the sum over all ranks; the rest of
+// `buffer` is as it was. A world of one rank has nothing to add and rounds nothing.
 static inline void host_reduce_scatter(Transport *transport, const Collective *collective, size_t first,
                                        size_t end) {
     if (transport->size == 1) { return; }
     transport_begin(transport, "reduce-scatter");
-    int lane = 0;
-    Chunk chunk = host_next_chunk(transport, collective->layout, first, end);
-    host_post_scatter(transport, collective, lane, chunk);
-    while (chunk.begin < chunk.end) {
-        Chunk next = host_next_chunk(transport, collective->layout, chunk.end, end);
-        host_post_scatter(transport, collective, 1 - lane, next);
-        transport_wait(transport, lane);
-        host_sum_chunk(transport, collective, lane, chunk);
-        chunk = next;
-        lane = 1 - lane;
-    }
+    host_for_chunks(transport, collective, first, end, host_start_scatter, host_finish_scatter);
 }
 
-// target <- what arrives when source (count) travels: rounded to the wire, and on top of
-// `base` where there is one. out: the message, or NULL.
-static inline void host_round_run(const Collective *collective, float *target, const float *source,
-                                  const float *base, size_t count, char *out) {
-    float values[HOST_SUM_BLOCK];
-    uint32_t message[HOST_SUM_BLOCK];
-    for (size_t begin = 0; begin < count; begin += HOST_SUM_BLOCK) {
-        size_t n = count - begin < (size_t)HOST_SUM_BLOCK ? count - begin : (size_t)HOST_SUM_BLOCK;
-        char *encoded = out != NULL ? out + wire_bytes(collective->wire, begin) : (char *)message;
+// ---------------------------------------------------------------------------------------
+// All-gather
+
+// target (count) <- what the wire lets through of source (count), on top of base (count)
+// where it is not NULL. message: receives the encoded run; NULL: nobody needs it.
+static inline void host_round_run(WireFormat wire, float *target, const float *source, const float *base,
+                                  size_t count, char *message) {
+    float values[HOST_BLOCK];
+    uint32_t own[HOST_BLOCK];
+    for (size_t begin = 0; begin < count; begin += HOST_BLOCK) {
+        size_t n = size_min(count - begin, HOST_BLOCK);
+        char *encoded = message != NULL ? message + wire_bytes(wire, begin) : (char *)own;
         for (size_t i = 0; i < n; i++) {
             values[i] = base != NULL ? source[begin + i] - base[begin + i] : source[begin + i];
         }
-        wire_encode(collective->wire, encoded, values, n);
-        wire_decode(collective->wire, values, encoded, n);
+        wire_encode(wire, encoded, values, n);
+        wire_decode(wire, values, encoded, n);
         for (size_t i = 0; i < n; i++) {
             target[begin + i] = base != NULL ? base[begin + i] + values[i] : values[i];
         }
     }
 }
 
-// This rank's chunk: everybody, the owner too, ends with what the wire lets through.
-static inline void host_round_chunk(Transport *transport, const Collective *collective, Chunk chunk,
-                                    char *out) {
-    for (size_t own = chunk.begin; own < chunk.end;) {
-        size_t run = layout_run(collective->layout, own, chunk.end),
-               flat = layout_flat(collective->layout, transport->rank, own);
-        const float *source =
-            collective->source != NULL ? collective->source + own : collective->buffer + flat;
-        host_round_run(collective, collective->buffer + flat, source,
-                       collective->base != NULL ? collective->base + flat : NULL, run, out);
-        if (out != NULL) { out += wire_bytes(collective->wire, run); }
-        own += run;
+// This rank's own elements of the chunk in `buffer` <- what the other ranks get of them.
+// message: as above.
+static inline void host_round_chunk(const Transport *transport, const Collective *collective, Chunk chunk,
+                                    char *message) {
+    ChunkRun run = {chunk.begin, 0, 0};
+    while (host_next_run(collective, chunk, &run)) {
+        size_t flat = layout_flat(collective->layout, transport->rank, run.own);
+        host_round_run(collective->wire, collective->buffer + flat,
+                       collective_source(collective, transport->rank, run.own),
+                       collective_base(collective, flat), run.count,
+                       message != NULL ? message + run.offset : NULL);
     }
 }
 
-static inline void host_post_gather(Transport *transport, const Collective *collective, int lane,
-                                    Chunk chunk) {
+static inline void host_start_gather(Transport *transport, const Collective *collective, int lane,
+                                     Chunk chunk) {
     size_t bytes = host_chunk_bytes(collective, chunk);
     if (bytes == 0) { return; }
     bool plain = host_is_plain(collective, chunk) && collective->base == NULL;
     float *mine = collective->buffer + layout_flat(collective->layout, transport->rank, chunk.begin);
-    void *data = mine;
-    if (!plain) {
-        data = host_slot(transport, transport->send_buffers, lane,
-                         transport_peer(transport, 1)); // the same for everybody
-        host_round_chunk(transport, collective, chunk, (char *)data);
+    void *message = mine;
+    if (!plain) { // one message for all ranks: it needs one slot
+        message = host_slot(transport, transport->send_buffers, lane, transport_peer(transport, 1));
+        host_round_chunk(transport, collective, chunk, (char *)message);
     } else if (collective->source != NULL) {
         memcpy(mine, collective->source + chunk.begin, bytes);
     }
@@ -246,104 +247,51 @@ static inline void host_post_gather(Transport *transport, const Collective *coll
         void *target = host_slot(transport, transport->receive_buffers, lane, from);
         if (plain) { target = collective->buffer + layout_flat(collective->layout, from, chunk.begin); }
         transport_post(transport, lane, false, from, target, bytes);
-        transport_post(transport, lane, true, to, data, bytes);
+        transport_post(transport, lane, true, to, message, bytes);
     }
 }
 
-static inline void host_place_run(const Collective *collective, size_t flat, size_t count, const char *in) {
-    float *target = collective->buffer + flat;
-    if (collective->base == NULL) {
-        wire_decode(collective->wire, target, in, count);
+// target (count) <- the encoded run at `in`, on top of base where it is not NULL.
+static inline void host_decode_run(WireFormat wire, float *target, const float *base, const char *in,
+                                   size_t count) {
+    if (base == NULL) {
+        wire_decode(wire, target, in, count);
         return;
     }
-    float values[HOST_SUM_BLOCK];
-    const float *base = collective->base + flat;
-    for (size_t begin = 0; begin < count; begin += HOST_SUM_BLOCK) {
-        size_t n = count - begin < (size_t)HOST_SUM_BLOCK ? count - begin : (size_t)HOST_SUM_BLOCK;
-        wire_decode(collective->wire, values, in + wire_bytes(collective->wire, begin), n);
+    float values[HOST_BLOCK]; // target may be base
+    for (size_t begin = 0; begin < count; begin += HOST_BLOCK) {
+        size_t n = size_min(count - begin, HOST_BLOCK);
+        wire_decode(wire, values, in + wire_bytes(wire, begin), n);
         for (size_t i = 0; i < n; i++) { target[begin + i] = base[begin + i] + values[i]; }
     }
 }
 
-static inline void host_place_chunk(Transport *transport, const Collective *collective, int lane,
-                                    Chunk chunk) {
+static inline void host_finish_gather(Transport *transport, const Collective *collective, int lane,
+                                      Chunk chunk) {
     if (host_is_plain(collective, chunk) && collective->base == NULL) { return; }
     for (int rank = 0; rank < transport->size; rank++) {
         if (rank == transport->rank) { continue; }
         const char *in = host_slot(transport, transport->receive_buffers, lane, rank);
-        for (size_t own = chunk.begin; own < chunk.end;) {
-            size_t run = layout_run(collective->layout, own, chunk.end);
-            host_place_run(collective, layout_flat(collective->layout, rank, own), run, in);
-            in += wire_bytes(collective->wire, run);
-            own += run;
+        ChunkRun run = {chunk.begin, 0, 0};
+        while (host_next_run(collective, chunk, &run)) {
+            size_t flat = layout_flat(collective->layout, rank, run.own);
+            host_decode_run(collective->wire, collective->buffer + flat, collective_base(collective, flat),
+                            in + run.offset, run.count);
         }
     }
 }
 
-// On return `buffer` holds, for every rank, that rank's own elements [first, end): the
-// same bits everywhere, as the wire lets them through. A world of one rounds as more
-// would.
+// On return `buffer` holds every rank's own elements [first, end), as the wire lets them
+// through: the same bits on all ranks. A world of one rank rounds as a larger one would.
 static inline void host_all_gather(Transport *transport, const Collective *collective, size_t first,
                                    size_t end) {
-    Chunk all = {first, end};
     if (transport->size == 1) {
+        Chunk all = {first, end};
         host_round_chunk(transport, collective, all, NULL);
         return;
     }
     transport_begin(transport, "all-gather");
-    int lane = 0;
-    Chunk chunk = host_next_chunk(transport, collective->layout, first, end);
-    host_post_gather(transport, collective, lane, chunk);
-    while (chunk.begin < chunk.end) {
-        Chunk next = host_next_chunk(transport, collective->layout, chunk.end, end);
-        host_post_gather(transport, collective, 1 - lane, next);
-        transport_wait(transport, lane);
-        host_place_chunk(transport, collective, lane, chunk);
-        chunk = next;
-        lane = 1 - lane;
-    }
-}
-
-// ---------------------------------------------------------------------------------------
-// What the link is like
-
-typedef struct LinkMeasure {
-    double latency; // seconds of the smallest collective
-    double rate;    // bytes per second that leave one rank
-} LinkMeasure;
-
-enum { LINK_PROBES = 16, LINK_PROBE_BYTES = 4096 };
-
-// The mean time of an exchange of `bytes` records: the same number on all ranks, that of
-// the slowest.
-static inline double link_time_records(Transport *transport, size_t bytes, int tries) {
-    char *mine = (char *)calloc(1, bytes), *all = (char *)calloc((size_t)transport->size, bytes);
-    double *times = (double *)calloc((size_t)transport->size, sizeof(double));
-    double slowest = 0, began = clock_seconds();
-    for (int i = 0; i < tries; i++) {
-        transport_all_gather_records(transport, "measurement of the link", mine, all, bytes);
-    }
-    double mean = (clock_seconds() - began) / tries;
-    transport_all_gather_records(transport, "measurement of the link", &mean, times, sizeof mean);
-    for (int rank = 0; rank < transport->size; rank++) { slowest = fmax(slowest, times[rank]); }
-    free(mine);
-    free(all);
-    free(times);
-    return slowest;
-}
-
-// All ranks call it and get the same answer. Messages grow until one takes well over the
-// latency, or a twentieth of a second, so that a slow link is not kept busy for long.
-static inline LinkMeasure link_measure(Transport *transport) {
-    LinkMeasure measure = {0, INFINITY};
-    if (transport->size == 1) { return measure; }
-    measure.latency = link_time_records(transport, sizeof(double), LINK_PROBES);
-    for (size_t bytes = LINK_PROBE_BYTES; bytes <= (size_t)1 << 20; bytes *= 4) {
-        double seconds = link_time_records(transport, bytes, 2);
-        measure.rate = (double)bytes * (transport->size - 1) / fmax(seconds - measure.latency, 1e-9);
-        if (seconds > 20 * measure.latency && seconds > 0.05) { break; }
-    }
-    return measure;
+    host_for_chunks(transport, collective, first, end, host_start_gather, host_finish_gather);
 }
 
 #endif

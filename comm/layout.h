@@ -1,30 +1,41 @@
-// layout.h: who owns which element of a vector that all ranks exchange.
+// layout.h: which rank owns which element of a vector that all ranks reduce and gather.
 //
-// The vector is cut into cells of size * piece elements, and piece r of every cell
-// belongs to rank r:
+// The vector is cut into cells, every cell into one piece for each rank, and piece r of
+// every cell belongs to rank r. What a rank owns, its pieces one behind the other, is its
+// shard.
 //
-//   flat    | r0 | r1 | r2 | r0 | r1 | r2 | r0 | r1 | r2 |      3 ranks, 3 cells
-//   own       of rank 1: pieces 1, 4, 7, one behind the other: shard = cells * piece elements
+//            cell 0         cell 1         cell 2
+//   flat    | r0 | r1 | r2 | r0 | r1 | r2 | r0 | r1 | r2 |         3 ranks, 3 cells, 9 pieces
+//                 ____           ____           ____
+//   own           | 0 |          | 1 |          | 2 |              the shard of rank 1: 3 pieces
 //
-// So every stretch of whole cells is shared out evenly, and a bucket is a stretch of
-// cells: rules that send the gradients of the last layers while the first ones are still
-// being computed keep all ranks busy. The cut depends on the length and the number of
-// ranks alone. Neither the size of a bucket nor that of a message moves an element to
-// another owner, and no sum changes its order.
+// `flat` counts elements of the whole vector, padded to whole cells; `own` counts elements
+// of one rank's shard.
+//
+// Why cells: every stretch of whole cells is shared out evenly among the ranks. A bucket
+// (the part of a vector that travels at a time) is such a stretch. So rules that send the
+// gradients of the last layers while the first ones are still being computed keep all
+// ranks busy.
+//
+// The cut depends on nothing but the length of the vector and the number of ranks. Neither
+// the size of buckets nor that of messages moves an element to another owner or changes
+// the order of a sum.
 #ifndef ACCO_COMM_LAYOUT_H
 #define ACCO_COMM_LAYOUT_H
 
 #include <assert.h>
 #include <stddef.h>
 
-// At most this many cells; pieces are whole cache lines, and whole blocks of the coarse
-// wire formats where they are long enough.
+#include "runtime/numbers.h"
+
+// At most this many cells. Pieces are whole pairs of cache lines; where they are long
+// enough, whole blocks of the coarse wire formats (WIRE_BLOCK).
 enum { LAYOUT_CELLS = 128, LAYOUT_LINE = 32, LAYOUT_BLOCK = 256 };
 
 typedef struct Layout {
-    size_t count; // elements of the vector
-    int size;     // ranks
-    size_t piece; // elements
+    size_t count; // elements of the vector, without padding
+    int size;     // ranks, and pieces of a cell
+    size_t piece; // elements of a piece
     size_t cells;
 } Layout;
 
@@ -42,12 +53,15 @@ static inline Layout layout_make(size_t count, int size) {
     return layout;
 }
 
+// Elements of a shard: what each rank owns, padding included.
 static inline size_t layout_shard(const Layout *layout) { return layout->cells * layout->piece; }
+
+// Elements of the padded vector: all shards.
 static inline size_t layout_padded(const Layout *layout) {
     return layout_shard(layout) * (size_t)layout->size;
 }
 
-// First flat element of a cell; of cell `cells`: the padded length.
+// First flat element of a cell. Of cell `cells`, behind the last: the padded length.
 static inline size_t layout_cell_begin(const Layout *layout, size_t cell) {
     return cell * layout->piece * (size_t)layout->size;
 }
@@ -58,12 +72,12 @@ static inline size_t layout_flat(const Layout *layout, int rank, size_t own) {
            own % layout->piece;
 }
 
-// Elements from `own` to the end of its piece, but not beyond `end`: they lie side by
-// side in the flat vector too.
+// Elements from `own` to the end of its piece, but not beyond `end` (> own): a run, which
+// is contiguous in the flat vector too.
 static inline size_t layout_run(const Layout *layout, size_t own, size_t end) {
     size_t rest = layout->piece - own % layout->piece;
     assert(own < end);
-    return end - own < rest ? end - own : rest;
+    return size_min(end - own, rest);
 }
 
 #endif

@@ -1,20 +1,20 @@
-// transport_mpi.h: the link over MPI, and the choice between it and a world of one. The
-// only file that includes mpi.h.
+// transport_mpi.h: the link over MPI, and the choice between it and a world of one rank.
+// The only file that includes mpi.h.
 //
-// MPI offers far more than messages between two ranks, and its collectives are not used:
-// Open MPI 4.1 makes no progress on the non-blocking ones unless it is polled, spins in
-// the blocking ones, and leaves the order of summation to itself. Messages of one pair of
-// ranks share a tag: MPI keeps their order. With CUDA, buffers reach this link through
-// pinned host memory.
+// Only MPI_Isend, MPI_Irecv and MPI_Test carry data. MPI's collectives are not used: Open
+// MPI 4.1 makes no progress on the non-blocking ones unless it is polled, spins in the
+// blocking ones, and chooses the order of summation by itself. All messages between two
+// ranks have the same tag, because MPI keeps their order. With CUDA, buffers reach this
+// link through pinned host memory.
 //
-// A build without MPI has the same interface and is always a world of one.
+// A build without MPI has the same interface and is always a world of one rank.
 #ifndef ACCO_COMM_TRANSPORT_MPI_H
 #define ACCO_COMM_TRANSPORT_MPI_H
 
 #include "comm/transport.h"
 
-// What launchers set for the processes they start; without any of these there is nobody
-// to talk to, and MPI is not even initialised.
+// Whether a launcher (mpirun, srun) started this process: then one of these variables is
+// set. Otherwise there are no other ranks, and MPI is not even initialised.
 static inline bool transport_was_launched(void) {
     static const char *const variables[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK",
                                             "MPI_LOCALNRANKS"};
@@ -25,8 +25,8 @@ static inline bool transport_was_launched(void) {
 }
 
 #ifdef ACCO_HAVE_MPI
-// To a C++ compiler, some versions of MPI also offer bindings that were withdrawn from
-// the standard.
+// Some versions of MPI still offer a C++ compiler the bindings that were withdrawn from the
+// standard: leave them out.
 #ifndef OMPI_SKIP_MPICXX
 #define OMPI_SKIP_MPICXX 1
 #define MPICH_SKIP_MPICXX 1
@@ -70,15 +70,16 @@ static inline void transport_mpi_close(void *state) {
     MPI_Finalize();
 }
 
-// Open MPI sends the rest of a long message over TCP in one piece, and the go-ahead for
-// what comes the other way waits behind it: an exchange falls back to one direction at a
-// time, a third slower (dev/results has the numbers). Messages here are a megabyte at
-// most, so all of them may go at once. What the user has set stays.
+// Parameters of Open MPI; what the user has set stays. By default its TCP sends the rest of
+// a long message in one piece, and the go-ahead for a message in the other direction waits
+// behind it. Then only one direction is busy at a time, and both together take a third
+// longer (dev/results has the numbers). Our messages have a megabyte at most, so all of
+// them may be sent at once.
 static inline void transport_mpi_tune(void) {
     setenv("OMPI_MCA_btl_tcp_eager_limit", "2000000", 0);
     setenv("OMPI_MCA_btl_tcp_max_send_size", "2000000", 0);
-    setenv("HWLOC_COMPONENTS", "-gl",
-           0); // nobody here needs to know which display has a GPU, and asking can take seconds
+    // Nobody here needs to know which display has a GPU, and asking can take seconds.
+    setenv("HWLOC_COMPONENTS", "-gl", 0);
 }
 
 static inline bool transport_open_mpi(Transport *transport, Error *error) {
@@ -109,13 +110,17 @@ static inline bool transport_open_mpi(Transport *transport, Error *error) {
     transport_prepare(transport);
     return true;
 }
+
 static inline bool transport_has_mpi(void) { return true; }
+
 #else
+
 static inline bool transport_has_mpi(void) { return false; }
+
 #endif
 
-// Joins the other ranks, or makes a world of one where no launcher started us or the
-// program was built without MPI.
+// Joins the other ranks; a world of one where no launcher started this process, or where
+// the program was built without MPI. False, with the reason, where MPI cannot be used.
 static inline bool transport_open(Transport *transport, Error *error) {
     (void)error;
 #ifdef ACCO_HAVE_MPI

@@ -1,28 +1,34 @@
 // wire.h: the number formats in which ranks send each other arrays of fp32.
 //
-//   format   bits   what an element becomes                                                    an element is off by at most
-//   fp32     32     itself                                                                     nothing
-//   bf16     16     its upper half, to nearest even                                            2^-8 of itself
-//   int8      8     a multiple of its block's scale, -127 to 127, to nearest even              half of the scale
-//   e3m0      4     0, or its block's scale times 1, 1/2, ... 1/64, to nearest, ties outwards  a third of itself; near 0, scale / 128
+//   format   bits   an element becomes                           and is off by at most
+//   fp32     32     itself                                       nothing
+//   bf16     16     its upper half, to nearest even              2^-8 of itself
+//   int8      8     a multiple of its block's scale,             half of the scale
+//                   -127 to 127, to nearest even
+//   e3m0      4     0, or its block's scale times 1, 1/2, ...    a third of itself; near 0,
+//                   1/64, to nearest, ties outwards              scale / 128
 //
-// int8 and e3m0 are coarse: an element is off by a part of the largest in its block. Sums
-// of gradients and differences of parameters stand that; parameters themselves do not.
+// int8 and e3m0 are coarse: the error of an element depends on the largest one in its
+// block. Sums of gradients and differences of parameters tolerate that; parameters
+// themselves do not.
 //
-// A run of elements, 0 or more, is encoded by itself. It is cut into blocks of
-// WIRE_BLOCK, the last one shorter, so that a block depends on nothing else: an array may
-// be cut into runs at any multiple of WIRE_BLOCK and gives the same bytes in the same
+// A run of elements, 0 or more, is encoded by itself. It is cut into blocks of WIRE_BLOCK
+// elements, the last one shorter. A block depends on nothing but its elements, so an array
+// may be cut into runs at any multiple of WIRE_BLOCK and gives the same bytes in the same
 // order. A block is one fp32 scale (coarse formats), then the codes. Zeros fill the last
-// word of a run: every byte of it is defined. Encoded data is aligned to 4 bytes, in the
-// byte order of the machine, and overlaps neither input nor output.
+// word of a run: every byte of it is defined. Encoded data is aligned to 4 bytes, is in
+// the byte order of the machine, and overlaps neither input nor output.
 //
-// Every value of a coarse format is exact in fp32, for the scales are chosen so. Encoding
-// what was decoded finds the same bytes again, which lets the owner of a shard keep what
-// it sends; and a multiply-add that the compiler fuses gives the same bits as one it does
-// not.
+// Scales are chosen so that every value of a coarse format is exact in fp32. Therefore
+// encoding what was decoded gives the same bytes again, which lets the owner of a shard
+// keep what it sends; and a multiply-add that the compiler fuses gives the same bits as
+// one that it does not.
 //
-// A block that holds a NaN or an infinity decodes to NaNs in the coarse formats; the
-// other two keep it as it is.
+// A block that holds a NaN or an infinity decodes to NaNs in the coarse formats. fp32 and
+// bf16 keep it as it is.
+//
+// What becomes of one element is said once for both processors (WIRE_FUNCTION);
+// kernels/cuda/wire.cuh has blocks and runs on a GPU.
 #ifndef ACCO_KERNELS_WIRE_H
 #define ACCO_KERNELS_WIRE_H
 
@@ -32,25 +38,34 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "runtime/numbers.h"
+
 typedef enum WireFormat { WIRE_FP32, WIRE_BF16, WIRE_INT8, WIRE_E3M0, WIRE_FORMAT_COUNT } WireFormat;
 
 enum { WIRE_BLOCK = 256 };
 
-static inline uint32_t wire_float_bits(float value) {
+// A function of one element, for the CPU and for kernels.
+#ifdef __CUDACC__
+#define WIRE_FUNCTION static __host__ __device__ __forceinline__
+#else
+#define WIRE_FUNCTION static inline
+#endif
+
+WIRE_FUNCTION uint32_t wire_float_bits(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
     return bits;
 }
 
-static inline float wire_float_from_bits(uint32_t bits) {
+WIRE_FUNCTION float wire_float_from_bits(uint32_t bits) {
     float value;
     memcpy(&value, &bits, sizeof value);
     return value;
 }
 
 // ---------------------------------------------------------------------------------------
-// fp32 and bf16. As in all formats below, `encode` and `decode` do one block: count <=
-// WIRE_BLOCK.
+// fp32 and bf16. Here and below, wire_encode_FORMAT and wire_decode_FORMAT do one block:
+// count <= WIRE_BLOCK.
 
 static inline void wire_encode_fp32(void *out, const float *in, size_t count) {
     memcpy(out, in, count * sizeof(float));
@@ -60,16 +75,16 @@ static inline void wire_decode_fp32(float *out, const void *in, size_t count) {
     memcpy(out, in, count * sizeof(float));
 }
 
-// The upper half of an fp32, rounded to nearest even; what is too large becomes infinite,
-// NaN stays NaN.
-static inline uint16_t bf16_from_float(float value) {
+// The upper half of an fp32, rounded to nearest even. What is too large becomes infinity; a
+// NaN stays a NaN.
+WIRE_FUNCTION uint16_t bf16_from_float(float value) {
     uint32_t bits = wire_float_bits(value);
     uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     uint32_t quiet = (bits >> 16) | 0x40u;
     return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
 }
 
-static inline float bf16_to_float(uint16_t half) { return wire_float_from_bits((uint32_t)half << 16); }
+WIRE_FUNCTION float bf16_to_float(uint16_t half) { return wire_float_from_bits((uint32_t)half << 16); }
 
 static inline void wire_encode_bf16(void *out, const float *in, size_t count) {
     uint16_t *halves = (uint16_t *)out;
@@ -84,25 +99,30 @@ static inline void wire_decode_bf16(float *out, const void *in, size_t count) {
 }
 
 // ---------------------------------------------------------------------------------------
-// What the coarse formats share
+// Coarse formats: both
 
-// The bits of the largest magnitude. Magnitudes are ordered as their bits are, and NaN is
-// above infinity: none is overlooked.
+// The bits of the magnitude of a value. Magnitudes are ordered as their bits are, with NaN
+// above infinity, so a block's largest tells whether it holds either.
+WIRE_FUNCTION uint32_t wire_magnitude(float value) { return wire_float_bits(value) & 0x7fffffffu; }
+
 static inline uint32_t wire_largest(const float *in, size_t count) {
     uint32_t largest = 0;
 #pragma omp simd reduction(max : largest)
     for (size_t i = 0; i < count; i++) {
-        uint32_t magnitude = wire_float_bits(in[i]) & 0x7fffffffu;
+        uint32_t magnitude = wire_magnitude(in[i]);
         largest = magnitude > largest ? magnitude : largest;
     }
     return largest;
 }
 
-static inline bool wire_is_finite(uint32_t bits) { return bits < 0x7f800000u; }
+WIRE_FUNCTION bool wire_is_finite(uint32_t bits) { return bits < 0x7f800000u; }
+
+// The scale of a block that decodes to NaNs.
+enum { WIRE_NAN_BITS = 0x7fc00000 };
 
 // A block that decodes to NaNs. code_bytes: of its codes.
 static inline void wire_encode_not_finite(void *out, size_t code_bytes) {
-    float scale = NAN;
+    float scale = wire_float_from_bits(WIRE_NAN_BITS);
     memcpy(out, &scale, sizeof scale);
     memset((char *)out + sizeof scale, 0, code_bytes);
 }
@@ -110,14 +130,20 @@ static inline void wire_encode_not_finite(void *out, size_t code_bytes) {
 // ---------------------------------------------------------------------------------------
 // int8
 
-// A 127th of the largest magnitude, cut to 16 significant bits: with the 8 bits of a code
-// and a half they fit into an fp32. So every multiple of the scale and every tie is
-// exact, and the division below cannot round a number onto a tie. It is cut, not rounded,
-// so that 127 times the scale never overflows. At least the smallest normal number:
-// nothing is divided by 0 or by a scale that has lost its bits.
-static inline float wire_int8_scale(uint32_t largest) {
+// A 127th of the largest magnitude, cut to 16 significant bits. Together with the 8 bits of
+// a code and a half they fit into an fp32: so every multiple of the scale and every tie
+// is exact, and the division below cannot round a number onto a tie. It is cut and not
+// rounded, so that 127 times the scale never overflows. It is at least the smallest normal
+// number: nothing is divided by 0 or by a scale that has lost bits.
+WIRE_FUNCTION float wire_int8_scale(uint32_t largest) {
     float scale = wire_float_from_bits(wire_float_bits(wire_float_from_bits(largest) / 127.0f) & ~0xffu);
     return fmaxf(scale, 0x1p-126f);
+}
+
+// Near 1.5 * 2^23 the spacing of fp32 is 1. So the sum is rounded to a whole number, to
+// nearest even, and its last byte is the code.
+WIRE_FUNCTION uint8_t wire_int8_code(float value, float scale) {
+    return (uint8_t)wire_float_bits(value / scale + 0x1.8p23f);
 }
 
 static inline void wire_encode_int8(void *out, const float *in, size_t count) {
@@ -129,10 +155,8 @@ static inline void wire_encode_int8(void *out, const float *in, size_t count) {
     float scale = wire_int8_scale(largest);
     uint8_t *codes = (uint8_t *)out + sizeof scale;
     memcpy(out, &scale, sizeof scale);
-    // Near 1.5 * 2^23 the spacing of fp32 is 1, so the sum is rounded to a whole number,
-    // to nearest even, and its last byte is the code.
 #pragma omp simd
-    for (size_t i = 0; i < count; i++) { codes[i] = (uint8_t)wire_float_bits(in[i] / scale + 0x1.8p23f); }
+    for (size_t i = 0; i < count; i++) { codes[i] = wire_int8_code(in[i], scale); }
 }
 
 static inline void wire_decode_int8(float *out, const void *in, size_t count) {
@@ -146,20 +170,20 @@ static inline void wire_decode_int8(float *out, const void *in, size_t count) {
 // ---------------------------------------------------------------------------------------
 // e3m0
 //
-// Code: a sign in bit 3 and c in bits 0 to 2. c = 0 is 0, without a sign; c = 1 to 7 is
-// scale * 2^(c-7). In a block of n elements, byte j holds element j in its lower half and
-// element j + (n + 1) / 2 in its upper half: both halves of the block are read as whole
-// vectors.
+// A code has a sign in bit 3 and c in bits 0 to 2. c = 0 means 0, without a sign; c = 1 to 7
+// means scale * 2^(c-7). In a block of n elements, byte j holds element j in its lower half
+// and element j + (n + 1) / 2 in its upper half: so both halves of the block are read as
+// whole vectors.
 
-// Magnitudes, as their bits, from which on c counts. In these bits one octave is 2^23.
+// The least magnitudes of a code, as their bits. In these bits one octave is 2^23.
 typedef struct WireE3M0Levels {
     uint32_t one; // c >= 1: half of the smallest level, scale / 128
-    uint32_t two; // c >= 2: the middle between levels 1 and 2; the next middles follow one octave apart
+    uint32_t two; // c >= 2: the middle between levels 1 and 2; each next middle is an octave above
 } WireE3M0Levels;
 
-// The highest middle is 3/4 of the scale. Where that has too many bits for fp32, the next
-// number above is the least that rounds up.
-static inline WireE3M0Levels wire_e3m0_levels(float scale) {
+// The highest middle is 3/4 of the scale. Where that has too many bits for fp32, the least
+// number that rounds up is the next one above.
+WIRE_FUNCTION WireE3M0Levels wire_e3m0_levels(float scale) {
     double middle = 0.75 * (double)scale;
     float top = (float)middle;
     uint32_t seven = wire_float_bits(top) + ((double)top < middle ? 1u : 0u);
@@ -169,26 +193,29 @@ static inline WireE3M0Levels wire_e3m0_levels(float scale) {
     return levels;
 }
 
-static inline uint8_t wire_e3m0_code(WireE3M0Levels levels, float value) {
-    uint32_t bits = wire_float_bits(value), magnitude = bits & 0x7fffffffu;
-    uint32_t below_two =
-        levels.two -
-        (2u << 23); // as if the middles went on downwards; level 1 begins a little earlier than that
+WIRE_FUNCTION uint8_t wire_e3m0_code(WireE3M0Levels levels, float value) {
+    uint32_t bits = wire_float_bits(value), magnitude = wire_magnitude(value);
+    // As if the middles went on downwards; level 1 begins a little earlier than that.
+    uint32_t below_two = levels.two - (2u << 23);
     uint32_t octaves = (magnitude > below_two ? magnitude - below_two : 0u) >> 23;
     uint32_t least = magnitude >= levels.one ? 1u : 0u;
     uint32_t c = octaves > least ? octaves : least;
     return (uint8_t)(c > 0 ? c | (bits >> 28 & 8u) : 0u);
 }
 
-static inline float wire_e3m0_value(uint32_t code, float scale) {
+// What a code means as a multiple of the scale: 0, or a power of two with the biased
+// exponent 127 - 7 + c. Upper bits of `code` are ignored.
+WIRE_FUNCTION float wire_e3m0_level(uint32_t code) {
     uint32_t c = code & 7u;
-    uint32_t bits =
-        c > 0 ? (code & 8u) << 28 | (c + 120u) << 23 : 0u; // of a power of two: 127 - 7 + c is its exponent
-    return wire_float_from_bits(bits) * scale;
+    return wire_float_from_bits(c > 0 ? (code & 8u) << 28 | (c + 120u) << 23 : 0u);
 }
 
-// The scale is the largest magnitude, at least 2^-119: then all levels and middles are
-// normal numbers, and exact.
+// The largest magnitude, at least 2^-119: then all levels and middles are normal numbers,
+// and exact.
+WIRE_FUNCTION float wire_e3m0_scale(uint32_t largest) {
+    return fmaxf(wire_float_from_bits(largest), 0x1p-119f);
+}
+
 static inline void wire_encode_e3m0(void *out, const float *in, size_t count) {
     uint32_t largest = wire_largest(in, count);
     size_t pairs = count / 2, half = (count + 1) / 2;
@@ -196,7 +223,7 @@ static inline void wire_encode_e3m0(void *out, const float *in, size_t count) {
         wire_encode_not_finite(out, half);
         return;
     }
-    float scale = fmaxf(wire_float_from_bits(largest), 0x1p-119f);
+    float scale = wire_e3m0_scale(largest);
     uint8_t *codes = (uint8_t *)out + sizeof scale;
     memcpy(out, &scale, sizeof scale);
     WireE3M0Levels levels = wire_e3m0_levels(scale);
@@ -214,19 +241,19 @@ static inline void wire_decode_e3m0(float *out, const void *in, size_t count) {
     size_t pairs = count / 2, half = (count + 1) / 2;
 #pragma omp simd
     for (size_t i = 0; i < pairs; i++) {
-        out[i] = wire_e3m0_value(codes[i], scale);
-        out[half + i] = wire_e3m0_value((uint32_t)codes[i] >> 4, scale);
+        out[i] = wire_e3m0_level(codes[i]) * scale;
+        out[half + i] = wire_e3m0_level((uint32_t)codes[i] >> 4) * scale;
     }
-    if (pairs < half) { out[pairs] = wire_e3m0_value(codes[pairs], scale); }
+    if (pairs < half) { out[pairs] = wire_e3m0_level(codes[pairs]) * scale; }
 }
 
 // ---------------------------------------------------------------------------------------
-// The table, and what everybody else calls
+// The table of formats, and runs
 
 typedef struct WireCodec {
     const char *name;
     size_t bits; // of an element
-    bool coarse; // blocks have a scale
+    bool coarse; // blocks have a scale: too coarse for parameters themselves
     void (*encode)(void *out, const float *in, size_t count);
     void (*decode)(float *out, const void *in, size_t count);
 } WireCodec;
@@ -241,7 +268,7 @@ static const WireCodec WIRE_CODECS[WIRE_FORMAT_COUNT] = {
 
 static inline const char *wire_name(WireFormat format) { return WIRE_CODECS[format].name; }
 
-// False, and *format as it was, for a name that is not in the table.
+// Looks a name up. Returns false, and leaves *format, where it is not in the table.
 static inline bool wire_find(const char *name, WireFormat *format) {
     for (int i = 0; i < WIRE_FORMAT_COUNT; i++) {
         if (strcmp(WIRE_CODECS[i].name, name) == 0) {
@@ -255,15 +282,16 @@ static inline bool wire_find(const char *name, WireFormat *format) {
 // Whether the format is too coarse for parameters themselves.
 static inline bool wire_is_coarse(WireFormat format) { return WIRE_CODECS[format].coarse; }
 
-// Of an encoded run of `count` elements; a multiple of 4.
+// Bytes of an encoded run of `count` elements: a multiple of 4.
 static inline size_t wire_bytes(WireFormat format, size_t count) {
     size_t blocks = (count + WIRE_BLOCK - 1) / WIRE_BLOCK,
            words = (count * WIRE_CODECS[format].bits + 31) / 32;
     return ((WIRE_CODECS[format].coarse ? blocks : 0) + words) * 4;
 }
 
+// Elements of the block that begins at element `begin` of a run.
 static inline size_t wire_block_size(size_t count, size_t begin) {
-    return count - begin < (size_t)WIRE_BLOCK ? count - begin : (size_t)WIRE_BLOCK;
+    return size_min(count - begin, WIRE_BLOCK);
 }
 
 // out (wire_bytes(format, count)) <- in (count).
@@ -277,8 +305,7 @@ static inline void wire_encode(WireFormat format, void *out, const float *in, si
     }
 }
 
-// out (count) <- the values of the run at `in`, which was encoded with the same format
-// and count.
+// out (count) <- the values of the run at `in`, encoded with the same format and count.
 static inline void wire_decode(WireFormat format, float *out, const void *in, size_t count) {
     const WireCodec *codec = &WIRE_CODECS[format];
     size_t stride = wire_bytes(format, WIRE_BLOCK);
@@ -288,8 +315,8 @@ static inline void wire_decode(WireFormat format, float *out, const void *in, si
     }
 }
 
-// sum (count) += what wire_decode gives, bit for bit: it is decoded a block at a time,
-// which stays in the first-level cache.
+// sum (count) += what wire_decode gives, bit for bit. Blocks are decoded one at a time and
+// stay in the first-level cache.
 static inline void wire_add(WireFormat format, float *sum, const void *in, size_t count) {
     const WireCodec *codec = &WIRE_CODECS[format];
     size_t stride = wire_bytes(format, WIRE_BLOCK);

@@ -1,21 +1,24 @@
 // device.h: streams and events, the only way in which work is ordered here.
 //
-// A stream is a queue whose tasks run one after another; two streams run side by side. An
-// event marks a point of a stream that the host can wait for. A stream is a worker thread
-// that takes tasks from a queue, so overlap is real everywhere. On a GPU the tasks put
-// their kernels into the stream's CUDA queue, and the worker looks after them until they
-// have ended (gpu.h).
+//   host            run a | run b | record e | ...... wait e |
+//   stream          ......| a ....... | b ..... | e |
+//   other stream    ............| c ............... | d ...
 //
-//   stream_run(stream, task, context)   the task starts when everything before it in the stream has ended
-//   event_record(event, stream)         the event happens when everything before it in the stream has ended
-//   event_query / event_wait            the host looks, or waits with a deadline
+// A stream is a queue and a worker thread that runs its tasks one after another; two
+// streams run side by side. An event marks a point of a stream that the host can wait for.
+// Because a stream is a thread, overlap is real on any machine. On a GPU a task puts its
+// kernels into the stream's CUDA queue, and the worker waits until they have ended before
+// it takes the next task (gpu.h).
+//
+//   stream_run(stream, task, context)   queues a task, which starts when everything before it has ended
+//   event_record(event, stream)         the event happens when everything before it has ended
+//   event_query, event_wait             the host looks, or waits with a deadline
 //   stream_copy, stream_clear           memory of any kind, in the order of the stream
-//   stream_settle                       in a task: until what it has put into a CUDA queue has ended
+//   stream_settle                       in a task: waits for what it has put into the CUDA queue
 //
-// An event is recorded and waited for by one host thread; its time stamp is that of its
-// latest occurrence. `context` belongs to the caller and must live until the task has
-// run. A kernel is called with the stream whose task it is part of and uses that stream's
-// pool of threads.
+// One host thread records an event and waits for it. `context` belongs to the caller and
+// must live until the task has run. A kernel is called with the stream whose task it is
+// part of, and uses that stream's pool of threads.
 #ifndef ACCO_RUNTIME_DEVICE_H
 #define ACCO_RUNTIME_DEVICE_H
 
@@ -30,7 +33,8 @@
 typedef struct Stream Stream;
 typedef void (*StreamTask)(void *context, Stream *stream);
 
-// Bounds how far the host may run ahead: stream_run waits for room.
+// How many tasks may wait in a stream: stream_run waits for room, so the host cannot run
+// further ahead.
 enum { STREAM_CAPACITY = 256 };
 
 typedef struct StreamEntry {
@@ -44,7 +48,7 @@ struct Stream {
     const Gpu *gpu;      // NULL on the CPU; borrowed
     void *queue;         // CUDA's stream that kernels in this stream are put into; NULL on the CPU
     Precision precision; // of weights and activations
-    void *products;      // what matrix products on a GPU need: kernels/cuda/matmul.cuh
+    void *products;      // state of matrix products on a GPU: kernels/cuda/matmul.cuh
     pthread_t worker;
     pthread_mutex_t mutex;
     pthread_cond_t changed;
@@ -58,7 +62,6 @@ typedef struct Event {
     pthread_cond_t happened;
     uint64_t recorded;  // host: how often event_record was called
     uint64_t completed; // worker: how many of those points have been reached
-    double seconds;     // clock_seconds() at the latest completion
 } Event;
 
 // Seconds of a monotonic clock; only differences mean anything.
@@ -75,9 +78,12 @@ static inline void sleep_seconds(double seconds) {
     while (nanosleep(&duration, &duration) != 0 && errno == EINTR) {}
 }
 
-// Waits until everything that was put into the stream's CUDA queue has ended; nothing to
-// do on the CPU. Looks for a while, then sleeps between looks for an eighth of the time
-// waited, so that the host's cores stay free.
+// ---------------------------------------------------------------------------------------
+// Streams
+
+// Waits until everything in the stream's CUDA queue has ended; nothing to do on the CPU.
+// After 50 us it sleeps between looks, for an eighth of the time waited and 100 us at most,
+// so that the host's cores stay free.
 static inline void stream_settle(Stream *stream) {
     if (stream->queue == NULL) { return; }
     double began = clock_seconds();
@@ -87,7 +93,7 @@ static inline void stream_settle(Stream *stream) {
     }
 }
 
-// Between memories of any kind.
+// Copies between memories of any kind, in the order of the stream.
 static inline void stream_copy(Stream *stream, void *to, const void *from, size_t bytes) {
     if (stream->queue != NULL) {
         gpu_copy(stream->queue, to, from, bytes);
@@ -104,6 +110,7 @@ static inline void stream_clear(Stream *stream, void *memory, size_t bytes) {
     }
 }
 
+// The worker. It ends when the stream is being destroyed and its queue is empty.
 static inline void *stream_main(void *argument) {
     Stream *stream = (Stream *)argument;
     gpu_enter_thread(stream->gpu);
@@ -125,14 +132,14 @@ static inline void *stream_main(void *argument) {
     }
 }
 
-// Where kernels run and in what format.
+// Where the kernels of a stream run, and in what format.
 typedef struct StreamPlace {
     const Gpu *gpu; // NULL: on the CPU, in fp32
     Precision precision;
     bool high_priority; // on a GPU: its kernels go first
 } StreamPlace;
 
-// NULL where the system does not give another thread. `place` may be NULL: on the CPU.
+// NULL where the system does not give another thread. place: NULL means the CPU.
 static inline Stream *stream_create(const char *name, ThreadPool *pool, const StreamPlace *place) {
     Stream *stream = (Stream *)calloc(1, sizeof *stream);
     stream->name = name;
@@ -149,8 +156,8 @@ static inline Stream *stream_create(const char *name, ThreadPool *pool, const St
     return NULL;
 }
 
-// Puts a task at the end of the stream and returns; waits only while STREAM_CAPACITY
-// tasks are already waiting.
+// Puts a task at the end of the queue and returns. Waits only while STREAM_CAPACITY tasks
+// are waiting already.
 static inline void stream_run(Stream *stream, StreamTask task, void *context) {
     pthread_mutex_lock(&stream->mutex);
     while (stream->enqueued - stream->taken == STREAM_CAPACITY) {
@@ -178,6 +185,9 @@ static inline void stream_destroy(Stream *stream) {
     free(stream);
 }
 
+// ---------------------------------------------------------------------------------------
+// Events
+
 static inline Event *event_create(void) {
     Event *event = (Event *)calloc(1, sizeof *event);
     pthread_condattr_t attributes;
@@ -196,12 +206,12 @@ static inline void event_destroy(Event *event) {
     free(event);
 }
 
+// What event_record puts into the stream.
 static inline void event_complete_task(void *context, Stream *stream) {
     (void)stream;
     Event *event = (Event *)context;
     pthread_mutex_lock(&event->mutex);
     event->completed++;
-    event->seconds = clock_seconds();
     pthread_cond_broadcast(&event->happened);
     pthread_mutex_unlock(&event->mutex);
 }
@@ -222,8 +232,8 @@ static inline bool event_query(Event *event) {
     return happened;
 }
 
-// The host waits until every recording so far has happened. False when `timeout_seconds`
-// pass first.
+// The host waits until every recording so far has happened. False when `timeout_seconds`,
+// rounded up, pass first.
 static inline bool event_wait(Event *event, double timeout_seconds) {
     struct timespec deadline;
     clock_gettime(CLOCK_MONOTONIC, &deadline);
@@ -236,15 +246,6 @@ static inline bool event_wait(Event *event, double timeout_seconds) {
     bool happened = event->completed == event->recorded;
     pthread_mutex_unlock(&event->mutex);
     return happened;
-}
-
-// Time stamp of the latest occurrence; call it only when event_query or event_wait has
-// said that it happened.
-static inline double event_seconds(Event *event) {
-    pthread_mutex_lock(&event->mutex);
-    double seconds = event->seconds;
-    pthread_mutex_unlock(&event->mutex);
-    return seconds;
 }
 
 #endif

@@ -1,16 +1,15 @@
-// gpu.h: the GPU of this process: memory, queues, and waiting for them. With device.h the
-// only code that knows whether there is one.
+// gpu.h: the GPU of this process: its memory, its queues, and waiting for them. Nothing
+// outside of runtime/, comm/nccl.h and kernels/cuda/ calls CUDA.
 //
-// A GPU is driven the way the CPU is: a stream (device.h) is a thread that takes tasks
-// from a queue, and a task puts its kernels into the stream's CUDA queue. A task has
-// ended when its kernels have: the thread looks after them (stream_settle), so events,
-// gates and deadlines of the scheduler mean the same on both, and the host is never
-// further ahead of a GPU than one task. No wait blocks inside CUDA.
+// A GPU is driven the way the CPU is. A stream (device.h) is a thread that takes tasks from
+// a queue; a task puts its kernels into the stream's CUDA queue and has ended when they
+// have. So events, watermarks and deadlines of the scheduler mean the same on both, and
+// the host is never further ahead of a GPU than one task. No wait blocks inside CUDA.
 //
-//   gpu_open          finds this rank's GPU; false with the reason where there is none
-//   gpu_queue_*       CUDA's stream behind a Stream: the communication stream's has the higher priority
-//   gpu_allocate      device memory; gpu_allocate_host: pinned memory, which the host and kernels can both read and write
-//   stream_copy       between any two kinds of memory, in the order of the stream; stream_clear; both work on the CPU too
+//   gpu_open           finds this rank's GPU; false with the reason where there is none
+//   gpu_queue_*        the CUDA stream behind a Stream; the communication stream's has the higher priority
+//   gpu_allocate       device memory
+//   gpu_allocate_host  pinned host memory, which the host and kernels can both read and write
 //
 // A program built without CUDA has the same functions and never finds a GPU.
 #ifndef ACCO_RUNTIME_GPU_H
@@ -27,10 +26,10 @@ typedef struct Gpu {
     int number; // of this rank's on its node; -1: the CPU is used
     int count;  // how many this node has
     char name[256];
-    char bus[32];        // its place in the node: other ranks may see the same GPU under another number
+    char bus[32];        // its PCI address: another rank may see the same GPU under another number
     int capability;      // 10 * major + minor
     int processors;      // streaming multiprocessors
-    size_t shared_bytes; // of shared memory that a block may have
+    size_t shared_bytes; // of shared memory, at most, for a block of threads
     size_t memory_total, memory_available;
 } Gpu;
 
@@ -50,8 +49,7 @@ static inline void cuda_check(cudaError_t status, const char *call) {
 
 static inline bool gpu_is_built_in(void) { return true; }
 
-// The GPUs of a node are dealt out to its ranks in turn. Kernels need compute capability
-// 8.0.
+// Rank r of a node gets GPU r modulo their number. Kernels need compute capability 8.0.
 static inline bool gpu_open(Gpu *gpu, int local_rank, Error *error) {
     memset(gpu, 0, sizeof *gpu);
     gpu->number = -1;
@@ -81,12 +79,12 @@ static inline bool gpu_open(Gpu *gpu, int local_rank, Error *error) {
     return true;
 }
 
-// What is free now.
+// Measures again how much memory is free.
 static inline void gpu_measure(Gpu *gpu) {
     CUDA_CHECK(cudaMemGetInfo(&gpu->memory_available, &gpu->memory_total));
 }
 
-// Every thread that uses the GPU says so once.
+// Every thread that uses the GPU calls it once.
 static inline void gpu_enter_thread(const Gpu *gpu) {
     if (gpu != NULL && gpu->number >= 0) { CUDA_CHECK(cudaSetDevice(gpu->number)); }
 }
@@ -109,7 +107,7 @@ static inline bool gpu_queue_is_idle(void *queue) {
     return true;
 }
 
-// NULL where there is not enough.
+// NULL where there is not enough memory.
 static inline void *gpu_allocate(size_t bytes) {
     void *memory = NULL;
     return cudaMalloc(&memory, bytes) == cudaSuccess ? memory : NULL;
@@ -131,41 +129,32 @@ static inline void gpu_fill(void *queue, void *memory, int byte, size_t bytes) {
     CUDA_CHECK(cudaMemsetAsync(memory, byte, bytes, (cudaStream_t)queue));
 }
 
-#else
+#else // without CUDA: gpu_open never succeeds, so nobody calls the rest
 
+// clang-format off
 static inline bool gpu_is_built_in(void) { return false; }
-
 static inline bool gpu_open(Gpu *gpu, int local_rank, Error *error) {
     (void)local_rank;
     memset(gpu, 0, sizeof *gpu);
     gpu->number = -1;
     return error_set(error, "this program was built without CUDA");
 }
-
 static inline void gpu_measure(Gpu *gpu) { (void)gpu; }
 static inline void gpu_enter_thread(const Gpu *gpu) { (void)gpu; }
-static inline void *gpu_queue_create(bool high_priority) {
-    (void)high_priority;
-    return NULL;
-}
+static inline void *gpu_queue_create(bool high_priority) { (void)high_priority; return NULL; }
 static inline void gpu_queue_destroy(void *queue) { (void)queue; }
 static inline bool gpu_queue_is_idle(void *queue) { return queue == NULL; }
-static inline void *gpu_allocate(size_t bytes) {
-    (void)bytes;
-    return NULL;
-}
-static inline void *gpu_allocate_host(size_t bytes) { return gpu_allocate(bytes); }
+static inline void *gpu_allocate(size_t bytes) { (void)bytes; return NULL; }
+static inline void *gpu_allocate_host(size_t bytes) { (void)bytes; return NULL; }
 static inline void gpu_release(void *memory) { (void)memory; }
 static inline void gpu_release_host(void *memory) { (void)memory; }
-static inline void gpu_copy(void *queue, void *to, const void *from, size_t bytes) {
-    (void)queue, (void)to, (void)from, (void)bytes;
-}
-static inline void gpu_fill(void *queue, void *memory, int byte, size_t bytes) {
-    (void)queue, (void)memory, (void)byte, (void)bytes;
-}
+static inline void gpu_copy(void *queue, void *to, const void *from, size_t bytes) { (void)queue, (void)to, (void)from, (void)bytes; }
+static inline void gpu_fill(void *queue, void *memory, int byte, size_t bytes) { (void)queue, (void)memory, (void)byte, (void)bytes; }
+// clang-format on
 
 #endif
 
+// Whether this process uses a GPU. gpu: may be NULL.
 static inline bool gpu_is_used(const Gpu *gpu) { return gpu != NULL && gpu->number >= 0; }
 
 #endif

@@ -1,18 +1,20 @@
-// memory.h: one arena, planned before anything runs.
+// memory.h: one arena for all large memory, planned before anything runs.
 //
-// Every module reserves what it will need: a class, a name, a size, and the address of
-// the pointer to fill. The table of reservations is printed by `train_gpt plan` and by
-// every run, and the same table places the pointers: memory that was not planned cannot
-// be used.
+// Every module reserves what it will need: a class, a name, a size, and the address of the
+// pointer to fill. The same table of reservations is printed by `train_gpt plan` and by
+// every run, and places the pointers: memory that was not planned cannot be used.
 //
-//   arena_reserve(...) any number of times  ->  [arena_print]  ->  arena_commit(): one mapping, pointers set, zeroed  ->  arena_release()
+//   arena_reserve ... arena_reserve    any number of them
+//   arena_check                        is there as much?
+//   arena_commit                       maps it, zeroed, and sets the pointers
+//   arena_release
 //
-// Kernels work on what arena_reserve plans. On a GPU that is device memory; what the host
-// works on too (arena_reserve_host) is then pinned memory of the host, which kernels can
-// reach but slowly. On the CPU both are one mapping.
+// arena_reserve plans memory that kernels work on: on a GPU, device memory.
+// arena_reserve_host plans memory that the host works on too: on a GPU, pinned host memory,
+// which kernels can reach, but slowly. On the CPU both are one mapping.
 //
-// The mapping is anonymous and untouched pages cost nothing, so arena_resident_bytes()
-// tells how much of the plan was really used.
+// The mapping is anonymous, and pages that are never touched cost nothing.
+// arena_resident_bytes tells how much of the plan was really used.
 #ifndef ACCO_RUNTIME_MEMORY_H
 #define ACCO_RUNTIME_MEMORY_H
 
@@ -25,11 +27,12 @@
 #include <unistd.h>
 
 #include "runtime/gpu.h"
+#include "runtime/numbers.h"
 
 typedef enum MemoryClass {
     MEMORY_PARAMETERS,
     MEMORY_GRADIENTS,
-    MEMORY_COMMUNICATION, // communication buffers
+    MEMORY_COMMUNICATION,
     MEMORY_OPTIMIZER,
     MEMORY_ACTIVATIONS,
     MEMORY_WORKSPACE,
@@ -48,7 +51,7 @@ typedef struct Reservation {
     MemoryClass memory_class;
     const char *name; // static storage
     size_t bytes;
-    bool on_host;  // the host works on it too
+    bool on_host;  // in the mapping of the host, where there is one of its own
     size_t offset; // from the start of its mapping
     void *slot;    // address of the pointer that arena_commit fills
 } Reservation;
@@ -57,14 +60,14 @@ typedef struct Arena {
     Reservation reservations[ARENA_MAX_RESERVATIONS];
     int count;
     bool on_gpu;       // set before the first reservation
-    size_t bytes;      // planned so far, alignment included, where kernels work
-    size_t host_bytes; // on a GPU: the same on the host
+    size_t bytes;      // planned so far where kernels work, alignment included
+    size_t host_bytes; // on a GPU: planned so far in pinned host memory
     char *base;        // NULL until arena_commit
     char *host_base;   // on a GPU
 } Arena;
 
-// Keeps neighbours apart, for AVX-512 and for the adjacent-line prefetcher; and what
-// libraries on a GPU ask for.
+// The alignment serves AVX-512, keeps neighbours out of the adjacent-line prefetcher's reach,
+// and is what libraries on a GPU ask for.
 static inline size_t arena_round_up(size_t bytes) {
     return (bytes + ARENA_ALIGNMENT - 1) / ARENA_ALIGNMENT * ARENA_ALIGNMENT;
 }
@@ -83,14 +86,14 @@ static inline void arena_add(Arena *arena, MemoryClass memory_class, const char 
     *total += arena_round_up(bytes);
 }
 
-// Plans `bytes` bytes; `slot` is the address of a pointer variable that must stay where
-// it is until arena_commit, which sets it.
+// Plans `bytes` bytes. slot: the address of a pointer variable, which must stay where it is
+// until arena_commit sets it. name: a literal.
 static inline void arena_reserve(Arena *arena, MemoryClass memory_class, const char *name, size_t bytes,
                                  void *slot) {
     arena_add(arena, memory_class, name, bytes, false, slot);
 }
 
-// The same for what the host works on.
+// The same for memory that the host works on too.
 static inline void arena_reserve_host(Arena *arena, MemoryClass memory_class, const char *name, size_t bytes,
                                       void *slot) {
     arena_add(arena, memory_class, name, bytes, arena->on_gpu, slot);
@@ -104,8 +107,8 @@ static inline size_t arena_class_bytes(const Arena *arena, MemoryClass memory_cl
     return bytes;
 }
 
-// The limit of the memory control group in which this process sees itself, as in a
-// container; SIZE_MAX where there is none.
+// The memory limit of this process's control group, as in a container; SIZE_MAX where there
+// is none.
 static inline size_t memory_group_limit(void) {
     static const char *const files[] = {"/sys/fs/cgroup/memory.max",
                                         "/sys/fs/cgroup/memory/memory.limit_in_bytes"};
@@ -119,7 +122,7 @@ static inline size_t memory_group_limit(void) {
     return SIZE_MAX;
 }
 
-// Bytes that the system could give out now without swapping; 0 where it does not tell.
+// Bytes that the system could give now without swapping; 0 where it does not tell.
 static inline size_t memory_available(void) {
     FILE *file = fopen("/proc/meminfo", "r");
     char line[128];
@@ -128,19 +131,18 @@ static inline size_t memory_available(void) {
         if (sscanf(line, "MemAvailable: %llu kB", &kilobytes) == 1) { break; }
     }
     if (file != NULL) { fclose(file); }
-    size_t machine = (size_t)kilobytes * 1024, group = memory_group_limit();
-    return machine < group ? machine : group;
+    return size_min((size_t)kilobytes * 1024, memory_group_limit());
 }
 
-// Whether `ranks` processes of this node can each have what is planned on the host.
-// Without this the system would promise it, and kill them when they use it.
+// Whether `ranks` processes of this node can each have what is planned on the host. Without
+// this check the system would promise it, and kill them when they use it.
 static inline bool arena_check(const Arena *arena, int ranks, Error *error) {
     size_t available = memory_available(), needed = arena->on_gpu ? arena->host_bytes : arena->bytes;
     if (available == 0 || needed <= available / (size_t)ranks) { return true; }
     return error_set(error,
                      "%d rank%s of this node need%s %.2f GB each, and %.2f GB are available: lower "
-                     "--micro-batch or --seq-len, choose a smaller "
-                     "--model, or start fewer ranks here (train_gpt plan says what takes how much)",
+                     "--micro-batch or --seq-len, choose a smaller --model, or start fewer ranks here "
+                     "(train_gpt plan says what takes how much)",
                      ranks, ranks == 1 ? "" : "s", ranks == 1 ? "s" : "", (double)needed / 1e9,
                      (double)available / 1e9);
 }
@@ -151,7 +153,6 @@ static inline bool arena_refused(const char *what, size_t bytes, Error *error) {
         what, (double)bytes / 1e9);
 }
 
-// Device memory is zeroed by a queue of its own, which is waited for.
 static inline bool arena_map_gpu(Arena *arena, Error *error) {
     arena->base = (char *)gpu_allocate(arena->bytes + ARENA_ALIGNMENT);
     if (arena->base == NULL) { return arena_refused("the GPU", arena->bytes, error); }
@@ -173,8 +174,8 @@ static inline bool arena_map_host(Arena *arena, Error *error) {
     return true;
 }
 
-// Maps the planned bytes, zeroed, and sets every reserved pointer. On failure nothing is
-// mapped and `error` says how much was asked for.
+// Maps the planned bytes, zeroed, and sets every reserved pointer. False, with how much was
+// asked for, where the system or the GPU refuses.
 static inline bool arena_commit(Arena *arena, Error *error) {
     assert(arena->base == NULL);
     bool mapped = arena->on_gpu ? arena_map_gpu(arena, error) : arena_map_host(arena, error);
@@ -186,8 +187,8 @@ static inline bool arena_commit(Arena *arena, Error *error) {
     return mapped;
 }
 
-// Bytes of the mapping that are in memory now: what the run has touched of what it
-// planned. 0 where the system cannot tell; on a GPU all of it.
+// Bytes of the mapping that are in memory now: what the run has used of what it planned. 0
+// where the system cannot tell. On a GPU all of it.
 static inline size_t arena_resident_bytes(const Arena *arena) {
     if (arena->on_gpu) { return arena->bytes; }
     size_t page = (size_t)sysconf(_SC_PAGESIZE);

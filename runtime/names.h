@@ -1,4 +1,5 @@
-// names.h: the known name that is nearest to a misspelled one, for error messages.
+// names.h: what a misspelled name was probably meant to be, and quoting what the user
+// wrote, for error messages.
 #ifndef ACCO_RUNTIME_NAMES_H
 #define ACCO_RUNTIME_NAMES_H
 
@@ -8,40 +9,40 @@
 #include <stdio.h>
 #include <string.h>
 
-static inline int name_smaller(int a, int b) { return a < b ? a : b; }
+#include "runtime/numbers.h"
 
 // Edit distance with transpositions of neighbours (optimal string alignment), letters
 // compared without case; words are cut at 63 letters.
 static inline int name_distance(const char *a, const char *b) {
     enum { LETTERS = 64 };
-    int rows[3][LETTERS + 1];
+    int64_t rows[3][LETTERS + 1];
     int n = (int)strnlen(a, LETTERS - 1), m = (int)strnlen(b, LETTERS - 1);
     for (int j = 0; j <= m; j++) { rows[0][j] = j; }
     for (int i = 1; i <= n; i++) {
-        int *now = rows[i % 3], *before = rows[(i + 2) % 3], *earlier = rows[(i + 1) % 3];
+        int64_t *now = rows[i % 3], *before = rows[(i + 2) % 3], *earlier = rows[(i + 1) % 3];
         now[0] = i;
         for (int j = 1; j <= m; j++) {
             int x = tolower((unsigned char)a[i - 1]), y = tolower((unsigned char)b[j - 1]);
-            now[j] = name_smaller(before[j - 1] + (x != y), name_smaller(before[j], now[j - 1]) + 1);
+            now[j] = int64_min(before[j - 1] + (x != y), int64_min(before[j], now[j - 1]) + 1);
             if (i > 1 && j > 1 && x == tolower((unsigned char)b[j - 2]) &&
                 y == tolower((unsigned char)a[i - 2])) {
-                now[j] = name_smaller(now[j], earlier[j - 2] + 1);
+                now[j] = int64_min(now[j], earlier[j - 2] + 1);
             }
         }
     }
-    return rows[n % 3][m];
+    return (int)rows[n % 3][m];
 }
 
-// The name that `word` was probably meant to be, NULL where none is near: at most a third
-// of the letters and one more may differ, or the word is the beginning of a name. The
-// first of the nearest wins.
+// The name that `word` was probably meant to be; NULL where none is near. At most a third
+// of the letters and one more may differ, or the word is the beginning of a name. Of
+// several that are equally near the first wins.
 static inline const char *nearest_name(const char *word, const char *const *names, int count) {
     size_t length = strlen(word);
     const char *nearest = NULL;
     int best = 2 * (2 + (int)(length < 63 ? length : 63) / 3);
     for (int i = 0; i < count; i++) {
-        int distance =
-            2 * name_distance(word, names[i]); // twice, so that a beginning fits between one mistake and two
+        // Distances count twice: the beginning of a name, with 3, is between one mistake and two.
+        int distance = 2 * name_distance(word, names[i]);
         bool beginning = length >= 2 && strncmp(word, names[i], length) == 0;
         if (beginning && distance > 3) { distance = 3; }
         if (distance < best) {
@@ -52,8 +53,8 @@ static inline const char *nearest_name(const char *word, const char *const *name
     return nearest;
 }
 
-// What the user wrote, fit for a one-line message: control characters become '?', long
-// text is cut.
+// excerpt <- what the user wrote, made fit for a one-line message: control characters
+// become '?', and after 60 bytes it is cut. Returns excerpt.
 static inline const char *text_excerpt(const char *text, char excerpt[64]) {
     int length = 0;
     for (; text[length] != '\0' && length < 60; length++) {

@@ -1,20 +1,26 @@
 // pace.h: how a pass over a model keeps pace with the communication beside it.
+//
+// Parameters are stored in the order in which the forward pass uses them, so the backward
+// pass finishes their gradients from the end:
+//
+//   forward    need(end) before it reads parameters [0, end)         may wait until they have arrived
+//   backward   finish(begin) when gradients from `begin` on are done   they may now be sent
+//
+// The model is given a Pace and knows nothing of communication; the scheduler provides it.
+// A NULL Pace means that all parameters are there and that nobody waits for gradients.
 #ifndef ACCO_RUNTIME_PACE_H
 #define ACCO_RUNTIME_PACE_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-// How a pass over a model keeps pace with what runs beside it. Parameters lie in the
-// order in which the forward pass uses them, so the backward pass finishes their
-// gradients from the end. No Pace: everything is
-// there, and nobody asks.
 typedef struct Pace {
     void *self;
-    uint64_t version;                     // of the parameters, above 0: it changes when they do
-    void (*need)(void *self, size_t end); // returns when parameters [0, end) may be read
-    void (*finish)(void *self,
-                   size_t begin); // gradients from `begin` on will not change any more in this pass
+    uint64_t version; // of the parameters, above 0: it changes when they do
+    // Returns when parameters [0, end) may be read.
+    void (*need)(void *self, size_t end);
+    // Gradients from `begin` on will not change any more in this pass.
+    void (*finish)(void *self, size_t begin);
 } Pace;
 
 static inline void pace_need(const Pace *pace, size_t end) {

@@ -1,10 +1,12 @@
-// precision.h: the format of parameters and activations while a model computes.
+// precision.h: the number format of parameters and activations while a model computes.
 //
-// On the CPU it is fp32. On a GPU it is bf16, the upper half of fp32, or fp32 where one
-// asks for it; sums and everything that lasts (master parameters, moments, gradients) are
-// fp32 in any case. Code that is the same for both holds such arrays as pointers to Real,
-// a type that is never complete: no element can be touched, and no offset added, without
-// saying how wide an element is.
+// On the CPU it is fp32. On a GPU it is bf16, the upper half of fp32, or fp32 with
+// --precision fp32. Sums and everything that lasts (master parameters, optimizer state,
+// gradients) are fp32 in any case.
+//
+// Code that serves both formats holds such arrays as pointers to Real, a type without a
+// definition. So no element can be read and no offset added without saying how wide an
+// element is.
 #ifndef ACCO_RUNTIME_PRECISION_H
 #define ACCO_RUNTIME_PRECISION_H
 
@@ -20,7 +22,7 @@ static inline const char *precision_name(Precision precision) {
     return precision == PRECISION_FP32 ? "fp32" : "bf16";
 }
 
-// `elements` behind `base`; NULL stays NULL only with 0.
+// base + elements. A NULL base stays NULL only with 0 elements.
 static inline Real *real_at(Real *base, size_t elements, Precision precision) {
     return (Real *)(void *)((char *)base + elements * precision_bytes(precision));
 }
@@ -29,7 +31,7 @@ static inline const Real *real_at_const(const Real *base, size_t elements, Preci
     return (const Real *)(const void *)((const char *)base + elements * precision_bytes(precision));
 }
 
-// For those who know that they are fp32.
+// For callers who know that the format is fp32.
 static inline float *real_floats(Real *base) { return (float *)(void *)base; }
 static inline const float *real_floats_const(const Real *base) { return (const float *)(const void *)base; }
 

@@ -2,14 +2,14 @@
 //
 // The caller of thread_pool_run is member 0 and works too; a pool of one is a plain loop
 // and starts no thread. Tasks are claimed one by one from an atomic counter, so which
-// thread runs which task varies from call to call: a task must write what no other task
-// writes, and must not sum into anything shared. Then results do not depend on the number
-// of threads, which is how every kernel here stays bit-reproducible.
+// thread runs which task differs from call to call. Therefore a task must write only what
+// no other task writes, and must not add into anything shared. Then results do not depend
+// on the number of threads: this is what keeps every kernel reproducible bit for bit.
 //
-// OpenMP would do the same but for two things: its waiting threads spin by default, which
-// is ruin when ranks are oversubscribed, and its runtime is opaque to ThreadSanitizer.
-// Idle members spin for a moment (a kernel follows a kernel within microseconds), then
-// sleep.
+// OpenMP would do the same but for two things. Its waiting threads spin by default, which
+// costs far too much when ranks share cores, and ThreadSanitizer cannot look into its
+// runtime. Here, idle members spin for a moment, because one kernel follows another within
+// microseconds, and then sleep.
 #ifndef ACCO_RUNTIME_THREAD_POOL_H
 #define ACCO_RUNTIME_THREAD_POOL_H
 
@@ -30,7 +30,7 @@ typedef struct PoolThread {
 
 struct ThreadPool {
     int threads;
-    int spin_rounds; // how long an idle member looks before it sleeps
+    int spin_rounds; // how often an idle member looks for work before it sleeps
     PoolThread *members;
     pthread_mutex_t mutex;
     pthread_cond_t work_ready;
@@ -59,8 +59,8 @@ static inline void thread_pool_claim_tasks(ThreadPool *pool, int thread) {
     }
 }
 
-// Waits until `generation` differs from `seen`: looks for a while, then sleeps. Returns
-// false when the pool is being destroyed.
+// Waits until `generation` differs from `seen`. Returns false when the pool is being
+// destroyed.
 static inline bool thread_pool_wait_for_work(ThreadPool *pool, unsigned seen) {
     for (int round = 0; round < pool->spin_rounds; round++) {
         if (__atomic_load_n(&pool->generation, __ATOMIC_ACQUIRE) != seen) { break; }
@@ -104,8 +104,8 @@ static inline void thread_pool_destroy(ThreadPool *pool) {
 }
 
 // A pool of `threads` (>= 1) members, or NULL where the system does not give that many
-// threads. `spin`: members may look for work before they sleep; pass false where cores
-// are oversubscribed.
+// threads. spin: idle members look for work for a moment before they sleep; pass false
+// where there are more threads than cores.
 static inline ThreadPool *thread_pool_create(int threads, bool spin) {
     assert(threads >= 1);
     ThreadPool *pool = (ThreadPool *)calloc(1, sizeof *pool);
@@ -130,9 +130,9 @@ static inline ThreadPool *thread_pool_create(int threads, bool spin) {
 // Runs task(context, i, thread) for i in [0, tasks) and returns when all are done. Not to
 // be called from inside a task.
 static inline void thread_pool_run(ThreadPool *pool, int tasks, ThreadPoolTask task, void *context) {
-    // Otherwise the compiler may build a copy of the task into the loop below, and fuse
-    // multiplications and additions there that it does not fuse in the task itself: one
-    // thread would give other bits than two.
+    // Hides from the compiler which task it is. Otherwise it may inline the task into the
+    // loop below and fuse multiplications and additions there that it does not fuse in the
+    // task itself: one thread would give other bits than two.
     __asm__("" : "+r"(task));
     if (pool->threads == 1 || tasks <= 1) {
         for (int i = 0; i < tasks; i++) { task(context, i, 0); }

@@ -1,8 +1,11 @@
 // watermark.h: how far one stream has come, for another that follows it piece by piece.
 //
-// A position that only grows between two resets. One thread moves it, another waits until
-// it has passed a place. Events (device.h) mark points that the host has put into a
-// stream; a gate marks progress inside one task, where nobody else knows the order of the
+// A watermark is a position that only grows between two resets. One thread raises it, and
+// others wait until it has reached a position. What the one has written before it raises
+// the watermark, the others see behind it.
+//
+// Events (device.h) mark points between the tasks of a stream, where the host put them. A
+// watermark marks progress inside one task, where only the task knows the order of the
 // work.
 #ifndef ACCO_RUNTIME_WATERMARK_H
 #define ACCO_RUNTIME_WATERMARK_H
@@ -20,42 +23,42 @@ typedef struct Watermark {
     size_t position;
 } Watermark;
 
-static inline void watermark_create(Watermark *gate, size_t position) {
-    pthread_mutex_init(&gate->mutex, NULL);
-    pthread_cond_init(&gate->moved, NULL);
-    gate->position = position;
+static inline void watermark_create(Watermark *mark, size_t position) {
+    pthread_mutex_init(&mark->mutex, NULL);
+    pthread_cond_init(&mark->moved, NULL);
+    mark->position = position;
 }
 
-static inline void watermark_destroy(Watermark *gate) {
-    pthread_cond_destroy(&gate->moved);
-    pthread_mutex_destroy(&gate->mutex);
+static inline void watermark_destroy(Watermark *mark) {
+    pthread_cond_destroy(&mark->moved);
+    pthread_mutex_destroy(&mark->mutex);
 }
 
-// The only call that may take the position back: nobody waits at the gate.
-static inline void watermark_reset(Watermark *gate, size_t position) {
-    pthread_mutex_lock(&gate->mutex);
-    gate->position = position;
-    pthread_mutex_unlock(&gate->mutex);
+// The only call that may lower the position. Nobody may be waiting.
+static inline void watermark_reset(Watermark *mark, size_t position) {
+    pthread_mutex_lock(&mark->mutex);
+    mark->position = position;
+    pthread_mutex_unlock(&mark->mutex);
 }
 
-static inline void watermark_raise(Watermark *gate, size_t position) {
-    pthread_mutex_lock(&gate->mutex);
-    if (position > gate->position) { gate->position = position; }
-    pthread_cond_broadcast(&gate->moved);
-    pthread_mutex_unlock(&gate->mutex);
+static inline void watermark_raise(Watermark *mark, size_t position) {
+    pthread_mutex_lock(&mark->mutex);
+    if (position > mark->position) { mark->position = position; }
+    pthread_cond_broadcast(&mark->moved);
+    pthread_mutex_unlock(&mark->mutex);
 }
 
-static inline bool watermark_has_reached(Watermark *gate, size_t position) {
-    pthread_mutex_lock(&gate->mutex);
-    bool reached = gate->position >= position;
-    pthread_mutex_unlock(&gate->mutex);
+static inline bool watermark_has_reached(Watermark *mark, size_t position) {
+    pthread_mutex_lock(&mark->mutex);
+    bool reached = mark->position >= position;
+    pthread_mutex_unlock(&mark->mutex);
     return reached;
 }
 
-static inline void watermark_wait(Watermark *gate, size_t position) {
-    pthread_mutex_lock(&gate->mutex);
-    while (gate->position < position) { pthread_cond_wait(&gate->moved, &gate->mutex); }
-    pthread_mutex_unlock(&gate->mutex);
+static inline void watermark_wait(Watermark *mark, size_t position) {
+    pthread_mutex_lock(&mark->mutex);
+    while (mark->position < position) { pthread_cond_wait(&mark->moved, &mark->mutex); }
+    pthread_mutex_unlock(&mark->mutex);
 }
 
 #endif

@@ -1,16 +1,18 @@
-// wire.cuh: the number formats of the wire, encoded and decoded on a GPU.
+// wire.cuh: runs of elements in the formats of the wire, encoded, decoded and added on a
+// GPU.
 //
-// Contract: kernels/wire.h, bit for bit: what one machine encodes on its GPU another may
-// decode on its CPU. Only the NaNs of arithmetic on NaNs (a base, a sum) have the
-// machine's own bits. With a base, differences are encoded and added again, which saves a
-// pass over them.
+// The contract is in kernels/wire.h, and the bits are the same: what one machine encodes
+// on its GPU another may decode on its CPU. Only the NaNs that arithmetic on NaNs makes
+// (with a base, or in a sum) have the machine's own bits. What becomes of one element is
+// in kernels/wire.h for both; here is who does which element. With a base, differences to
+// it are encoded and added again, which saves a pass over memory.
 //
 // A warp does one block of the wire. Lane l has eight of its elements: 4l to 4l + 3 of
-// the lower part and the same of the upper part, which begins at half of the block. That
-// is how the bytes of e3m0 pair them, so that in every format a lane reads and writes
-// whole words of its own: two accesses of 16 bytes for the values where they are aligned,
-// and for the codes one or two of 4 to 16 bytes. Each byte is read once and written once.
-// Warps share nothing.
+// the lower part and the same of the upper part, which begins at half of the block. The
+// bytes of e3m0 pair them in this way. So in every format a lane reads and writes whole
+// words of its own: two accesses of 16 bytes for the values where they are aligned, one or
+// two of 4 to 16 bytes for the codes. Each byte is read once and written once. Warps share
+// nothing.
 #ifndef ACCO_KERNELS_CUDA_WIRE_CUH
 #define ACCO_KERNELS_CUDA_WIRE_CUH
 
@@ -19,12 +21,9 @@
 #include "kernels/wire.h"
 
 enum {
-    WIRE_WARPS = 8,
-    WIRE_LANE = WIRE_BLOCK / WARP
-}; // wire blocks of a block of threads; elements of a lane
-
-static __device__ __forceinline__ uint32_t wire_bits(float value) { return __float_as_uint(value); }
-static __device__ __forceinline__ float wire_from_bits(uint32_t bits) { return __uint_as_float(bits); }
+    WIRE_WARPS = 8,               // of a block of threads: each does one block of the wire
+    WIRE_LANE = WIRE_BLOCK / WARP // elements of a lane
+};
 
 // ---------------------------------------------------------------------------------------
 // Words of a lane
@@ -80,16 +79,12 @@ static __device__ __forceinline__ void wire_values_store(float *block, const flo
 // ---------------------------------------------------------------------------------------
 // bf16
 
-static __device__ __forceinline__ uint32_t wire_bf16(float value) {
-    uint32_t bits = wire_bits(value);
-    uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    return (bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16 | 0x40u) : rounded;
-}
-
 static __device__ __forceinline__ void wire_warp_encode_bf16(char *out, const float values[WIRE_LANE],
                                                              int n) {
     uint32_t words[4], *place = (uint32_t *)(void *)out;
-    for (int i = 0; i < 4; i++) { words[i] = wire_bf16(values[2 * i]) | wire_bf16(values[2 * i + 1]) << 16; }
+    for (int i = 0; i < 4; i++) {
+        words[i] = bf16_from_float(values[2 * i]) | (uint32_t)bf16_from_float(values[2 * i + 1]) << 16;
+    }
     wire_store<2>(place, words, 2 * lane_index(), (n + 1) / 2);
     wire_store<2>(place, words + 2, WIRE_BLOCK / 4 + 2 * lane_index(), (n + 1) / 2);
 }
@@ -100,18 +95,18 @@ static __device__ __forceinline__ void wire_warp_decode_bf16(float values[WIRE_L
     wire_load<2>(words, place, 2 * lane_index(), (n + 1) / 2);
     wire_load<2>(words + 2, place, WIRE_BLOCK / 4 + 2 * lane_index(), (n + 1) / 2);
     for (int i = 0; i < WIRE_LANE; i++) {
-        values[i] = wire_from_bits(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000u);
+        values[i] = bf16_to_float((uint16_t)(words[i / 2] >> (i % 2 * 16)));
     }
 }
 
 // ---------------------------------------------------------------------------------------
-// What the coarse formats share
+// Coarse formats: both
 
 // The bits of the largest magnitude of the block, a NaN's above all, for every lane.
 static __device__ __forceinline__ uint32_t wire_warp_largest(const float values[WIRE_LANE]) {
     uint32_t largest = 0;
     for (int i = 0; i < WIRE_LANE; i++) {
-        uint32_t magnitude = wire_bits(values[i]) & 0x7fffffffu;
+        uint32_t magnitude = wire_magnitude(values[i]);
         largest = magnitude > largest ? magnitude : largest;
     }
     for (int lanes = WARP / 2; lanes > 0; lanes /= 2) {
@@ -121,12 +116,7 @@ static __device__ __forceinline__ uint32_t wire_warp_largest(const float values[
     return largest;
 }
 
-enum {
-    WIRE_INFINITE = 0x7f800000,
-    WIRE_NAN = 0x7fc00000
-}; // the least bits that are not finite; the NaN that the CPU writes as a scale
-
-// A NaN keeps its bits, where arithmetic would make another of it.
+// level * scale. A scale that is a NaN keeps its bits, which arithmetic on a GPU would not.
 static __device__ __forceinline__ float wire_scaled(float level, float scale) {
     return scale == scale ? level * scale : scale;
 }
@@ -137,15 +127,14 @@ static __device__ __forceinline__ float wire_scaled(float level, float scale) {
 static __device__ __forceinline__ void wire_warp_encode_int8(char *out, const float values[WIRE_LANE],
                                                              int n) {
     uint32_t largest = wire_warp_largest(values), words[2] = {0, 0}, *place = (uint32_t *)(void *)out;
-    uint32_t scale_bits = WIRE_NAN;
-    if (largest < WIRE_INFINITE) {
-        float scale = fmaxf(wire_from_bits(wire_bits(wire_from_bits(largest) / 127.0f) & ~0xffu), 0x1p-126f);
-        scale_bits = wire_bits(scale);
+    float scale = wire_float_from_bits(WIRE_NAN_BITS);
+    if (wire_is_finite(largest)) {
+        scale = wire_int8_scale(largest);
         for (int i = 0; i < WIRE_LANE; i++) {
-            words[i / 4] |= (wire_bits(values[i] / scale + 0x1.8p23f) & 0xffu) << (i % 4 * 8);
+            words[i / 4] |= (uint32_t)wire_int8_code(values[i], scale) << (i % 4 * 8);
         }
     }
-    if (lane_index() == 0) { place[0] = scale_bits; }
+    if (lane_index() == 0) { place[0] = wire_float_bits(scale); }
     wire_store<1>(place + 1, words, lane_index(), (n + 3) / 4);
     wire_store<1>(place + 1, words + 1, WIRE_BLOCK / 8 + lane_index(), (n + 3) / 4);
 }
@@ -153,7 +142,7 @@ static __device__ __forceinline__ void wire_warp_encode_int8(char *out, const fl
 static __device__ __forceinline__ void wire_warp_decode_int8(float values[WIRE_LANE], const char *in, int n) {
     const uint32_t *place = (const uint32_t *)(const void *)in;
     uint32_t words[2];
-    float scale = wire_from_bits(place[0]);
+    float scale = wire_float_from_bits(place[0]);
     wire_load<1>(words, place + 1, lane_index(), (n + 3) / 4);
     wire_load<1>(words + 1, place + 1, WIRE_BLOCK / 8 + lane_index(), (n + 3) / 4);
     for (int i = 0; i < WIRE_LANE; i++) {
@@ -164,62 +153,38 @@ static __device__ __forceinline__ void wire_warp_decode_int8(float values[WIRE_L
 // ---------------------------------------------------------------------------------------
 // e3m0
 
-static __device__ __forceinline__ WireE3M0Levels wire_levels(float scale) {
-    double middle = 0.75 * (double)scale;
-    float top = (float)middle;
-    uint32_t seven = wire_bits(top) + ((double)top < middle ? 1u : 0u);
-    WireE3M0Levels levels;
-    levels.one = wire_bits(scale) - (7u << 23);
-    levels.two = seven - (5u << 23);
-    return levels;
-}
-
-static __device__ __forceinline__ uint32_t wire_code(WireE3M0Levels levels, float value) {
-    uint32_t bits = wire_bits(value), magnitude = bits & 0x7fffffffu;
-    uint32_t below_two = levels.two - (2u << 23);
-    uint32_t octaves = (magnitude > below_two ? magnitude - below_two : 0u) >> 23;
-    uint32_t least = magnitude >= levels.one ? 1u : 0u;
-    uint32_t c = octaves > least ? octaves : least;
-    return c > 0 ? c | (bits >> 28 & 8u) : 0u;
-}
-
-static __device__ __forceinline__ float wire_level(uint32_t code) {
-    uint32_t c = code & 7u;
-    return wire_from_bits(c > 0 ? (code & 8u) << 28 | (c + 120u) << 23 : 0u);
-}
-
 static __device__ __forceinline__ void wire_warp_encode_e3m0(char *out, const float values[WIRE_LANE],
                                                              int n) {
     uint32_t largest = wire_warp_largest(values), word = 0, *place = (uint32_t *)(void *)out;
-    uint32_t scale_bits = WIRE_NAN;
-    if (largest < WIRE_INFINITE) {
-        float scale = fmaxf(wire_from_bits(largest), 0x1p-119f);
-        scale_bits = wire_bits(scale);
-        WireE3M0Levels levels = wire_levels(scale);
+    float scale = wire_float_from_bits(WIRE_NAN_BITS);
+    if (wire_is_finite(largest)) {
+        scale = wire_e3m0_scale(largest);
+        WireE3M0Levels levels = wire_e3m0_levels(scale);
         for (int i = 0; i < 4; i++) {
-            word |= (wire_code(levels, values[i]) | wire_code(levels, values[4 + i]) << 4) << (8 * i);
+            uint32_t low = wire_e3m0_code(levels, values[i]), high = wire_e3m0_code(levels, values[4 + i]);
+            word |= (low | high << 4) << (8 * i);
         }
     }
-    if (lane_index() == 0) { place[0] = scale_bits; }
+    if (lane_index() == 0) { place[0] = wire_float_bits(scale); }
     wire_store<1>(place + 1, &word, lane_index(), (n + 7) / 8);
 }
 
 static __device__ __forceinline__ void wire_warp_decode_e3m0(float values[WIRE_LANE], const char *in, int n) {
     const uint32_t *place = (const uint32_t *)(const void *)in;
     uint32_t word;
-    float scale = wire_from_bits(place[0]);
+    float scale = wire_float_from_bits(place[0]);
     wire_load<1>(&word, place + 1, lane_index(), (n + 7) / 8);
     for (int i = 0; i < 4; i++) {
-        values[i] = wire_scaled(wire_level(word >> (8 * i)), scale);
-        values[4 + i] = wire_scaled(wire_level(word >> (8 * i + 4)), scale);
+        values[i] = wire_scaled(wire_e3m0_level(word >> (8 * i)), scale);
+        values[4 + i] = wire_scaled(wire_e3m0_level(word >> (8 * i + 4)), scale);
     }
 }
 
 // ---------------------------------------------------------------------------------------
 // Blocks
 
-// out <- the n elements of which the lanes of this warp have `values`, with zeros for
-// those that do not exist.
+// out <- a block of n elements. The lanes of this warp have them in `values`, with zeros
+// behind the n-th.
 template <WireFormat FORMAT>
 static __device__ __forceinline__ void wire_warp_encode(char *out, const float values[WIRE_LANE], int n) {
     if (FORMAT == WIRE_FP32) { wire_values_store((float *)(void *)out, values, wire_half<FORMAT>(n), n); }
@@ -238,11 +203,11 @@ static __device__ __forceinline__ void wire_warp_decode(float values[WIRE_LANE],
     if (FORMAT == WIRE_E3M0) { wire_warp_decode_e3m0(values, in, n); }
 }
 
-// The block of this warp: its first element, its place in encoded data, its size; 0
-// behind the last block.
+// The block of this warp.
 struct WireBlock {
-    size_t begin, offset;
-    int n;
+    size_t begin;  // its first element
+    size_t offset; // of its encoded bytes
+    int n;         // its elements; 0: there is no such block
 };
 
 static __device__ __forceinline__ WireBlock wire_block_of_warp(size_t count, size_t stride) {
@@ -255,8 +220,8 @@ static __device__ __forceinline__ WireBlock wire_block_of_warp(size_t count, siz
     return block;
 }
 
-// A kernel with a warp for each block of the wire; its last argument is the distance of
-// encoded blocks.
+// Launches a kernel with a warp for each block of the wire. Behind `arguments` it gets the
+// number of elements and the bytes of an encoded block.
 template <typename... Parameters, typename... Arguments>
 static inline void wire_launch(Stream *stream, void (*kernel)(Parameters...), WireFormat format, size_t count,
                                Arguments... arguments) {
@@ -284,8 +249,8 @@ static __global__ void wire_encode_kernel(char *out, const float *values, const 
     wire_warp_encode<FORMAT>(out + block.offset, mine, block.n);
 }
 
-// out (wire_bytes(format, count)) <- values (count), or values - base where base is not
-// NULL.
+// out (wire_bytes(format, count)) <- the encoding of values (count), or of values - base
+// where base is not NULL.
 static inline void cuda_wire_encode(Stream *stream, WireFormat format, void *out, const float *values,
                                     const float *base, size_t count) {
     static void (*const kernels[WIRE_FORMAT_COUNT])(char *, const float *, const float *, size_t, size_t) = {
@@ -334,8 +299,8 @@ static __global__ void wire_sum_kernel(float *out, const char *in, size_t in_str
     wire_values_store(out + block.begin, sums, wire_half<FORMAT>(block.n), block.n);
 }
 
-// out (count) <- the sum over ranks, from 0 and in their order, of what the runs decode
-// to; rank's run is at in + rank * in_stride bytes.
+// out (count) <- the sum over ranks, from 0 and in their order, of what their runs decode
+// to. The run of a rank is at in + rank * in_stride bytes.
 static inline void cuda_wire_sum(Stream *stream, WireFormat format, float *out, const void *in,
                                  size_t in_stride, int ranks, size_t count) {
     static void (*const kernels[WIRE_FORMAT_COUNT])(float *, const char *, size_t, int, size_t, size_t) = {

@@ -1,0 +1,48 @@
+// collective.h: what a reduce-scatter or an all-gather moves, and what both promise.
+//
+//                    before                      after
+//   reduce-scatter   every rank has a vector     every rank has the sum over ranks of what it owns
+//   all-gather       every rank has its shard    every rank has the whole vector
+//
+// Ownership is that of layout.h. Both work on a stretch [first, end) of every rank's own
+// elements, whole cells of the layout: one bucket, or the whole vector.
+//
+// Every rank sends each piece straight to its owner, encoded once in the wire format
+// (kernels/wire.h). The owner decodes and adds what comes in fp32, from 0 and in the order
+// of ranks, its own piece rounded like the others. A ring would move the same number of
+// bytes, but it would add in another order for every piece, and a narrow wire would round
+// every partial sum. Here a value is rounded once, and the sum is the one of a plain loop
+// over the ranks, bit for bit, whichever path the vector takes (collectives.h).
+//
+// After an all-gather all ranks have the same bits, the owner too: it keeps what the wire
+// made of its values. Formats too coarse for parameters themselves carry the difference to
+// a vector that all ranks have already (base). What rounding loses is then part of the
+// next difference.
+#ifndef ACCO_COMM_COLLECTIVE_H
+#define ACCO_COMM_COLLECTIVE_H
+
+#include "comm/layout.h"
+#include "kernels/wire.h"
+
+typedef struct Collective {
+    const Layout *layout;
+    WireFormat wire;
+    float *buffer; // (padded): the vector
+    // Of the all-gather only:
+    const float *source; // (shard): what this rank sends, its own elements; NULL: they are in `buffer`
+    const float *base;   // (padded), the same on all ranks: differences to it travel. NULL: the values
+                         // themselves. May be `buffer`
+} Collective;
+
+// What this rank sends of its own elements from `own` on, in an all-gather.
+static inline const float *collective_source(const Collective *collective, int rank, size_t own) {
+    if (collective->source != NULL) { return collective->source + own; }
+    return collective->buffer + layout_flat(collective->layout, rank, own);
+}
+
+// The base at flat element `flat`, NULL where there is none.
+static inline const float *collective_base(const Collective *collective, size_t flat) {
+    return collective->base != NULL ? collective->base + flat : NULL;
+}
+
+#endif

@@ -2,14 +2,18 @@
 #
 #   awk -v to=PREFIX -f plot.awk log.jsonl > FACTS
 #
-# Writes a file PREFIX.CURVE per curve, with "x y" on each line and an empty line where the curve is interrupted: where a value is null, and
-# where the run was resumed, because x may then jump back. PREFIX.CURVE.alone holds isolated points, which would draw no line.
-# PREFIX.CURVE.marks holds these and a few points along the curve, for markers. Standard output is the table of facts, "key TAB value".
+# Writes a file PREFIX.CURVE per curve, with "x y" on each line and an empty line where
+# the curve is interrupted: where a value is null, and where the run was resumed, because
+# x may then jump back. PREFIX.CURVE.alone holds isolated points, which would draw no
+# line. PREFIX.CURVE.marks holds these and a few points along the curve, for markers.
+# Standard output is the table of facts, "key TAB value".
 #
-# A curve of more than MOST points is thinned out: each point is the mean of equally many neighbours, and null if one of them is.
+# A curve of more than MOST points is thinned out: each point is the mean of equally many
+# neighbours, and null if one of them is.
 #
-# The log is JSON without spaces (runtime/log.h). So "key": with its quotes can only be a key, because quotes inside a string are escaped.
-# An incomplete last line is still being written and is ignored.
+# The log is JSON without spaces (runtime/log.h). So "key": with its quotes can only be a
+# key, because quotes inside a string are escaped. An incomplete last line is still being
+# written and is ignored.
 BEGIN { MOST = 200; MARKS = 7 }
 
 # After a crash of the machine a partial line may stand in front of a complete one.
@@ -29,7 +33,8 @@ END {
     for (key in fact) { print key "\t" fact[key] }
 }
 
-# The value of a key: a number, or a string without its quotes; "" for null and for a missing key.
+# The value of a key: a number, or a string without its quotes; "" for null and for a
+# missing key.
 function value(line, key,    at) {
     at = index(line, "\"" key "\":")
     if (at == 0) { return "" }
@@ -96,7 +101,8 @@ function report(line,    tokens, seconds, speed, exposed, ms, now) {
     fact["loss"] = value(line, "loss")
 }
 
-# The best possible loss of training batches varies from batch to batch. That of the held-out text is constant, so it is drawn if known.
+# The best possible loss of training batches varies from batch to batch. That of the
+# held-out text is constant, so it is drawn if known.
 function validation(line,    tokens, seconds, best) {
     tokens = value(line, "tokens")
     seconds = value(line, "seconds")

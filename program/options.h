@@ -2,7 +2,7 @@
 //
 // option_table is the only place where an option is written down: name, type, default,
 // allowed values, help. From it come the parser of the command line and of the
-// configuration file, --help, docs/options.md, the file that a run saves and the
+// configuration file, --help, the README's tables, the file that a run saves and the
 // log's start event, so that they cannot drift apart. To add an option, add a field to
 // Options and a row to the table; the compiler checks that the types agree. The table
 // also says which update rules an option is for: given with another rule it is refused,
@@ -1503,7 +1503,7 @@ static inline void options_print_cell(FILE *file, const char *text) {
     }
 }
 
-// The same as tables of GitHub's Markdown, one per group, for docs/options.md.
+// The same as tables of GitHub's Markdown, one per group, for the README.
 static inline void options_print_markdown(FILE *file) {
     char text[OPTION_VALUE_SIZE];
     for (int group = 0; group < GROUP_COUNT; group++) {

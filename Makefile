@@ -1,14 +1,20 @@
-# make            builds ./train_gpt and says what it can do: for the GPU where nvcc and a GPU are, otherwise for CPUs
-# make train_gpt_cuda   builds it for GPUs where there is only nvcc; ARCH="80 90" chooses for which
-# make run        installs what is missing, builds, and trains a small GPT-Neo on two ranks for about a minute
-# make test       installs what is missing and runs all tests; test-asan, test-tsan: under sanitizers
-# make fuzz       looks for inputs that break a parser, FUZZ_SECONDS=20 for each; needs clang
-# make bench      measures this machine
-# make test-gpu, bench-gpu   the same for a GPU; dev/gpu/README.md says how on a machine that has little else
-# make compare    all update rules at several link speeds, about ten minutes: dev/results/compare-DATE/index.html
-# make info       what was found here, where, and why not
-# make tokenizer  the Python environment that prepares data (build/venv)
-# make readme     writes the options into README.md
+# make                  builds ./train_gpt: for the GPU where nvcc and a GPU are, else for CPUs
+# make train_gpt_cuda   builds it for GPUs where there is only nvcc; ARCH="80 90" chooses for
+#                       which compute capabilities
+# make run              installs what is missing, builds, and trains a small model for a minute
+# make test             installs what is missing and runs all tests
+# make test-asan, test-tsan     the tests under sanitizers
+# make check            are layout, includes, names of rules and documentation in order?
+# make check-cxx        are the sources also valid C++?
+# make format           lays out every C and CUDA file as .clang-format says
+# make fuzz             looks for inputs that break a parser, FUZZ_SECONDS=20 each; needs clang
+# make bench            measures this machine
+# make test-gpu, bench-gpu      test and bench for a GPU; see dev/gpu/README.md
+# make compare          all update rules at several link speeds, about ten minutes
+# make info             what was found on this machine, where, what is missing, and why
+# make tokenizer        the Python environment that prepares data (build/venv)
+# make options          writes the tables of options into docs/options.md
+# make clean            removes what was built
 
 BUILD   := build
 CONFIG  := build/config.mk
@@ -44,14 +50,16 @@ NEEDED     = if [ "$(HAVE_JSON)$(HAVE_ZLIB)$(HAVE_PCRE2)" != yesyesyes ]; then \
              echo "jansson, zlib or PCRE2 is missing, and needed: make run installs them, make info says more"; exit 1; fi
 COMPILE    = $(CC) $(CFLAGS) $(CPPFLAGS) -MMD -MP
 
-# The CUDA program: the same lines, read by nvcc. PTX of the newest architecture lets later GPUs translate it for themselves.
+# The CUDA program: the same sources, compiled by nvcc. The PTX of the newest architecture
+# is included, so that the driver of a later GPU can translate it.
 ARCH       := 80 90
 CUDA_FLAGS := -std=c++17 -O3 --threads 0 $(foreach arch,$(ARCH),-gencode arch=compute_$(arch),code=sm_$(arch)) \
               -gencode arch=compute_$(lastword $(ARCH)),code=compute_$(lastword $(ARCH)) -I. -DACCO_HAVE_CUDA \
               $(if $(filter yes,$(HAVE_NCCL)),-DACCO_HAVE_NCCL) $(MPI_FLAGS) $(ONEDNN_FLAGS) -Xcompiler "$(OPTIMIZE) -g $(WARNINGS)"
 CUDA_LINK    := $(CUDA_LIBS) $(if $(filter yes,$(HAVE_NCCL)),-lnccl) $(LIBS)
 
-# The same lines once more, for the host's C++ compiler and an emulator of GPUs (test/simt): how `make test` runs CUDA kernels.
+# The same sources compiled by the host's C++ compiler against an emulator of GPUs
+# (test/simt): how `make test` runs CUDA kernels.
 EMULATE    = $(CXX) -std=gnu++17 $(EMULATE_OPTIMIZE) -g $(WARNINGS) -Itest/simt -I. -DACCO_HAVE_CUDA $(MPI_FLAGS) $(ONEDNN_FLAGS) \
              $(if $(filter yes,$(HAVE_MPI)),-DACCO_HAVE_NCCL) $(SANITIZE) -MMD -MP -x c++
 EMULATE_OPTIMIZE := -O2 $(ARCH_FLAGS) -fno-math-errno -fopenmp-simd
@@ -62,11 +70,13 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
-.PHONY: tokenizer all info run test test-asan test-tsan run-tests check-cxx bench run-bench compare run-compare readme clean install-for-run install-for-test
+.PHONY: all info run test test-asan test-tsan run-tests check check-cxx format options bench run-bench compare run-compare tokenizer clean \
+        install-for-run install-for-test install-for-check
 
 all: $(PROGRAM)
 
-# The probe's result; `make info` probes again, as does whatever installs something.
+# The result of the probe. `make info` probes again, and so does every target that
+# installs something.
 $(CONFIG): scripts/probe
 	@CC="$(CC)" CXX="$(CXX)" NVCC="$(NVCC)" scripts/probe $@
 	@touch $@
@@ -75,7 +85,7 @@ info:
 	@CC="$(CC)" CXX="$(CXX)" NVCC="$(NVCC)" scripts/probe $(CONFIG)
 	@cat $(CONFIG).txt
 
-# Sanitizers know nothing of GPUs: their builds are for CPUs.
+# Sanitizers do not work with nvcc, so builds with a sanitizer are always for CPUs.
 ifeq ($(HAVE_CUDA)$(HAVE_GPU)$(SANITIZE),yesyes)
 $(PROGRAM): train_gpt_cuda
 	@ln -f $< $@
@@ -137,13 +147,15 @@ install-for-test: | $(CONFIG)
 test: install-for-test
 	@$(MAKE) --no-print-directory -j $(CORES) run-tests
 
-# Sanitizers have builds of their own; everything that make test runs, runs in them, but for whole runs on emulated GPUs: their kernels are
-# run one by one.
+# Each sanitizer has a build directory of its own. AddressSanitizer runs everything that
+# make test runs except whole training runs on emulated GPUs (EMULATED= leaves them out);
+# test_cuda_* still run every kernel under it.
 test-asan: install-for-test
 	@$(MAKE) --no-print-directory -j $(CORES) run-tests BUILD=build/asan PROGRAM=build/asan/train_gpt EMULATED= \
 	    OPTIMIZE="-O1 $(ARCH_FLAGS) -fno-math-errno -fopenmp-simd -fno-omit-frame-pointer" \
 	    EMULATE_OPTIMIZE="-O1 $(ARCH_FLAGS) -fno-math-errno -fopenmp-simd" SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=all"
-# The threads of an emulated kernel are no threads to ThreadSanitizer.
+# The emulator runs the threads of a kernel as fibers (ucontext), which ThreadSanitizer
+# cannot follow: test_cuda_* are left out.
 test-tsan: install-for-test
 	@$(MAKE) --no-print-directory -j $(CORES) run-tests BUILD=build/tsan PROGRAM=build/tsan/train_gpt CUDA_TESTS= EMULATED= \
 	    OPTIMIZE="-O1 $(ARCH_FLAGS) -fno-math-errno -fopenmp-simd -fno-omit-frame-pointer" SANITIZE="-fsanitize=thread"
@@ -153,7 +165,8 @@ EMULATED = $(BUILD)/emulated/train_gpt
 run-tests: $(PROGRAM) $(EMULATED) $(TESTS:%=$(BUILD)/test/%) $(CUDA_TESTS:%=$(BUILD)/test/%)
 	@MPIRUN="$(MPIRUN)" HAVE_MPI=$(HAVE_MPI) EMULATED=$(EMULATED) test/run $(BUILD) $(PROGRAM) $(TESTS) $(CUDA_TESTS)
 
-# libFuzzer comes with clang. Its programs need neither MPI nor oneDNN: they read files and compute nothing.
+# libFuzzer comes with clang. Fuzz targets only read files, so they are built without MPI
+# and oneDNN.
 FUZZ_SECONDS := 20
 FUZZ_CC      := clang
 FUZZERS      := $(patsubst test/fuzz/fuzz_%.h,%,$(wildcard test/fuzz/fuzz_*.h))
@@ -175,11 +188,28 @@ $(BUILD)/fuzz/compiler:
 $(BUILD)/fuzz/%: test/fuzz/fuzz_%.h test/fuzz/entry.c Makefile $(CONFIG)
 	$(FUZZ_CC) $(FUZZ_FLAGS) -MMD -MP -include $< -DTARGET=fuzz_$* test/fuzz/entry.c -o $@ -ljansson -lz -lpcre2-8 -lm -lpthread
 
-# The sources must also be valid C++, because nvcc will read them as that.
+# Every header must compile by itself and be valid C++ as well as C, because nvcc compiles
+# it as C++.
 check-cxx: $(CONFIG)
 	@for header in *.h program/*.h checkpoint/*.h comm/*.h kernels/*.h tokenizer/*.h runtime/*.h; do \
 	    $(CXX) -std=c++17 $(ARCH_FLAGS) $(WARNINGS) $(MPI_FLAGS) $(ONEDNN_FLAGS) -I. -fopenmp-simd -fsyntax-only -x c++ $$header || exit 1; done
 	@$(CXX) -std=c++17 $(ARCH_FLAGS) $(WARNINGS) $(MPI_FLAGS) $(ONEDNN_FLAGS) -I. -fopenmp-simd -fsyntax-only -x c++ train_gpt.cu
+
+# --- checks and layout ---
+
+install-for-check: | $(CONFIG)
+	@scripts/install-dependencies $(CONFIG) CLANG_FORMAT --
+	@CC="$(CC)" CXX="$(CXX)" NVCC="$(NVCC)" scripts/probe $(CONFIG)
+
+# All of them are run, also where one has found something.
+check: $(PROGRAM) install-for-check
+	@failed=0; for script in arrows rules format docs; do dev/check-$$script || failed=1; done; exit $$failed
+
+format:
+	@dev/check-format --fix
+
+options: $(PROGRAM)
+	@scripts/update-options ./$(PROGRAM)
 
 # --- the rest ---
 
@@ -196,23 +226,21 @@ compare: install-for-run
 run-compare: $(PROGRAM)
 	@PROGRAM=./$(PROGRAM) dev/compare/run
 
-# Built by nvcc into build/gpu, which a machine without it can also be given.
+# dev/gpu/build compiles with nvcc into build/gpu, which can also be copied to a machine
+# without nvcc.
 .PHONY: test-gpu bench-gpu
 test-gpu bench-gpu: install-for-test
 	@if [ "$(HAVE_GPU)" != yes ]; then echo "no GPU here; for a machine that has one: dev/gpu/README.md"; exit 1; fi
 	@if [ "$(HAVE_CUDA)" = yes ]; then dev/gpu/build; fi
 	@dev/gpu/$(@:-gpu=)
 
-# What prepares data has an environment of its own.
+# The Python code that prepares data runs in its own virtual environment.
 tokenizer: build/venv/done
 
 build/venv/done: tokenizer/requirements.txt
 	@python3 -m venv build/venv
 	@build/venv/bin/pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
-
-readme: $(PROGRAM)
-	@scripts/update-readme ./$(PROGRAM)
 
 clean:
 	rm -rf build train_gpt train_gpt_cuda

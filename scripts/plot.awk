@@ -1,18 +1,22 @@
-# plot.awk: what scripts/plot draws of one run.
+# plot.awk: reads the log of one run and writes the curves and facts that scripts/plot draws.
 #
 #   awk -v to=PREFIX -f plot.awk log.jsonl > FACTS
 #
-# Writes a file PREFIX.CURVE per curve, "x y" per line, with an empty line where the pen is lifted: where a value is null, and where the run
-# was resumed, since what follows may begin further back. PREFIX.CURVE.alone holds the points that stand alone and would make no line, and
-# PREFIX.CURVE.marks these and a few along the way. What goes to standard output is the table of facts, "key TAB value".
+# Writes a file PREFIX.CURVE per curve, with "x y" on each line and an empty line where
+# the curve is interrupted: where a value is null, and where the run was resumed, because
+# x may then jump back. PREFIX.CURVE.alone holds isolated points, which would draw no
+# line. PREFIX.CURVE.marks holds these and a few points along the curve, for markers.
+# Standard output is the table of facts, "key TAB value".
 #
-# A curve of more than MOST points is drawn as means of as many neighbours each, and a mean with a null in it is null.
+# A curve of more than MOST points is thinned out: each point is the mean of equally many
+# neighbours, and null if one of them is.
 #
-# The log is JSON without spaces (runtime/log.h), so "key": with its quotes stands for a key only: quotes inside of a string have a
-# backslash before them. A line that is not whole is being written, and is left for the next time.
+# The log is JSON without spaces (runtime/log.h). So "key": with its quotes can only be a
+# key, because quotes inside a string are escaped. An incomplete last line is still being
+# written and is ignored.
 BEGIN { MOST = 200; MARKS = 7 }
 
-# After a crash of the machine a half line may stand before a whole one.
+# After a crash of the machine a partial line may stand in front of a complete one.
 { sub(/^.*\{"event":"/, "{\"event\":\"") }
 !/^\{"event":".*\}$/ { next }
 /^\{"event":"start"/ { begin($0) }
@@ -29,7 +33,8 @@ END {
     for (key in fact) { print key "\t" fact[key] }
 }
 
-# A number, or what is between the quotes of a string; "" for null and for a key that is not there.
+# The value of a key: a number, or a string without its quotes; "" for null and for a
+# missing key.
 function value(line, key,    at) {
     at = index(line, "\"" key "\":")
     if (at == 0) { return "" }
@@ -39,12 +44,12 @@ function value(line, key,    at) {
     return ""
 }
 
-# The curves break here, but for a best loss that is one number.
+# Interrupts all curves here, except a best possible loss that is constant.
 function lift(    c) {
     for (c in count) { if (!validated || c !~ /^best/) { add(c, 0, "") } }
 }
 
-# A run begins, or is resumed in the same file.
+# A start event: a run begins, or is resumed in the same file.
 function begin(line,    options) {
     lift()
     commit = 0
@@ -59,7 +64,7 @@ function begin(line,    options) {
     fact["end"] = ""
 }
 
-# A point of a curve; y "" lifts the pen.
+# Adds a point to a curve; an empty y interrupts it.
 function add(c, x, y) {
     count[c]++
     xs[c, count[c]] = x
@@ -79,7 +84,7 @@ function report(line,    tokens, seconds, speed, exposed, ms, now) {
     speed = value(line, "tokens_per_second")
     exposed = value(line, "exposed_ms")
     now = value(line, "commit")
-    ms = speed + 0 > 0 ? 1e3 * value(line, "grads_per_commit") * tokens / value(line, "grads") / speed : "" # of a commit, all in all
+    ms = speed + 0 > 0 ? 1e3 * value(line, "grads_per_commit") * tokens / value(line, "grads") / speed : "" # time per commit
     losses("train", tokens, seconds, value(line, "loss"))
     if (!validated) { losses("best", tokens, seconds, value(line, "perfect_loss")) }
     add("speed", tokens, speed)
@@ -96,7 +101,8 @@ function report(line,    tokens, seconds, speed, exposed, ms, now) {
     fact["loss"] = value(line, "loss")
 }
 
-# The best loss on the batch at hand wavers; that on the held-out text is one number, and where it is known it is drawn instead.
+# The best possible loss of training batches varies from batch to batch. That of the
+# held-out text is constant, so it is drawn if known.
 function validation(line,    tokens, seconds, best) {
     tokens = value(line, "tokens")
     seconds = value(line, "seconds")
@@ -112,7 +118,7 @@ function validation(line,    tokens, seconds, best) {
     fact["held"] = value(line, "loss")
 }
 
-# The last is not always the furthest: a resumed run may have gone back.
+# The last report is not always the furthest: a resumed run may have gone back.
 function reached(now, tokens, seconds) {
     fact["commits"] = now
     fact["tokens"] = tokens
@@ -121,7 +127,7 @@ function reached(now, tokens, seconds) {
     if (seconds + 0 > fact["most_time"] + 0) { fact["most_time"] = seconds + 0 }
 }
 
-# Means of neighbours, piece by piece: a piece is what is drawn without lifting the pen.
+# Writes a curve as means of neighbours, separately for each uninterrupted stretch.
 function draw(c,    i, every, held, sum, known, n) {
     every = int((count[c] + MOST - 1) / MOST)
     n = held = sum = 0

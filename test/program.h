@@ -2,8 +2,8 @@
 //
 // A Stage is where a test plays: a scratch directory with a small model in it, and how to
 // start ranks. The environment says what to test (test/run sets it): TRAIN_GPT the
-// binary, MPIRUN the launcher with its flags, HAVE_MPI yes or no, PROJECT_ROOT where
-// README.md is.
+// binary, MPIRUN the launcher with its flags, HAVE_MPI yes or no, PROJECT_ROOT the root of
+// the source tree.
 //
 // A command runs through /bin/sh in a process group of its own, its output in files,
 // under a time limit; several may run at once, since mpirun mostly sleeps while it

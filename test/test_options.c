@@ -855,7 +855,7 @@ static void test_help_is_complete_and_narrow(void **state) {
         snprintf(name, sizeof name, "\n  --%s ", option_table[i].name);
         if (strstr(help, name) == NULL) { fail_msg("--help lacks %s", name); }
         snprintf(name, sizeof name, "\n| `--%s", option_table[i].name);
-        if (strstr(markdown, name) == NULL) { fail_msg("the README lacks %s", name); }
+        if (strstr(markdown, name) == NULL) { fail_msg("help markdown lacks %s", name); }
     }
     for (int group = 0; group < GROUP_COUNT; group++) {
         assert_non_null(strstr(help, option_group_title((OptionGroup)group)));

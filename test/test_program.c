@@ -772,26 +772,26 @@ static void test_output_in_a_file_is_plain(void **state) {
     }
 }
 
-static void test_readme_has_the_options(void **state) {
+static void test_the_page_of_options_is_current(void **state) {
     char path[PATH_MAX + 16];
-    snprintf(path, sizeof path, "%s/README.md", stage_of(state)->root);
-    char *readme = file_read(path), *expected = NULL;
+    snprintf(path, sizeof path, "%s/docs/options.md", stage_of(state)->root);
+    char *page = file_read(path), *expected = NULL;
     size_t size = 0;
-    if (readme == NULL) { fail_msg("there is no %s: PROJECT_ROOT says where it is", path); }
+    if (page == NULL) { fail_msg("there is no %s: PROJECT_ROOT says where it is", path); }
     FILE *file = open_memstream(&expected, &size);
     options_print_markdown(file);
     fclose(file);
     const char *open_mark = "<!-- options -->\n", *close_mark = "<!-- /options -->";
-    char *begin = strstr(readme, open_mark), *end = strstr(readme, close_mark);
+    char *begin = strstr(page, open_mark), *end = strstr(page, close_mark);
     if (begin == NULL || end == NULL || end < begin) {
         fail_msg("%s has no section from %s to %s", path, "<!-- options -->", close_mark);
     }
     *end = '\0';
     if (strcmp(begin + strlen(open_mark), expected) != 0) {
-        fail_msg("the options of %s are not those of the program: make readme", path);
+        fail_msg("the options of %s are not those of the program: make options", path);
     }
     free(expected);
-    free(readme);
+    free(page);
 }
 
 static void test_help_names_every_option(void **state) {
@@ -1518,7 +1518,7 @@ int main(int argc, char **argv) {
         PROGRAM_TEST(test_learns_the_builtin_corpus),
         PROGRAM_TEST(test_trains_on_a_text),
         PROGRAM_TEST(test_output_in_a_file_is_plain),
-        PROGRAM_TEST(test_readme_has_the_options),
+        PROGRAM_TEST(test_the_page_of_options_is_current),
         PROGRAM_TEST(test_help_names_every_option),
         PROGRAM_TEST(test_version),
         PROGRAM_TEST(test_refusals_of_two_ranks),

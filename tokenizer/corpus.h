@@ -365,19 +365,6 @@ static inline void corpus_measure(const CorpusRule *rules, int count, CorpusMeas
     for (int plot = 0; plot < measure->grammar.rules[0].count; plot++) { corpus_measure_plot(measure, plot); }
 }
 
-// Expected nats of one story, and expected bytes of one story with its separator. Their
-// ratio is the entropy of the endless stream.
-static inline void corpus_story_expectation(double *nats, double *bytes) {
-    CorpusMeasure measure;
-    corpus_measure(corpus_rules, CORPUS_RULES, &measure);
-    *nats = 0.0;
-    *bytes = 0.0;
-    for (int i = 0; i < CORPUS_MAX_STORY; i++) {
-        *nats += measure.nats[i];
-        *bytes += measure.length[i] * i;
-    }
-}
-
 // As corpus_entropy, of any valid grammar.
 static inline double corpus_entropy_from(const CorpusRule *rules, int count, int T) {
     CorpusMeasure measure;

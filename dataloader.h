@@ -1,24 +1,33 @@
-// dataloader.h: tokens in, batches out.
+// dataloader.h: token files in, batches of sequences out.
 //
-// Sources: the built-in corpus (corpus.h); plain text as bytes; our own shards of tokens
-// (token_file.h), with a mask of what is to be predicted; nanoGPT's token files (".bin":
-// uint16 ids and nothing else); llm.c's (a header of 256 int32 and uint16 or uint32 ids).
-// One file, a directory of .bin files, or a glob; files are read in the order of their
-// names and mapped read-only.
+// A batch is inputs (B, T) and targets (B, T): targets[b, t] is the token that follows
+// tokens[b, t], or -1 where a mask says that it is not to be predicted.
 //
-// A window is T inputs and, one further, T targets: window w of a file is tokens [w*T,
-// w*T + T], so neighbours share one token and nothing is predicted twice; no window
-// crosses from one file into the next. With hold_out the last 5 % of all windows (at
-// least 1, at most 4096) are for validation and never trained on.
+// Sources: the built-in corpus (tokenizer/corpus.h); plain text, one token a byte; this
+// program's own token files (tokenizer/token_file.h), which may have a mask; nanoGPT's
+// files (".bin", uint16 ids and nothing else); llm.c's files (a header of 256 int32, then
+// uint16 or uint32 ids). The user names one file, a directory of .bin files, or a
+// pattern. Files are read in the order of their names and mapped read-only.
 //
-// Sample i of the training order is a pure function of (seed, epoch, index): epoch i / n
-// of the n windows visits each once, in an order that a keyed permutation computes on the
-// spot. Nothing is built, stored or exchanged; the position in the data is one number;
-// rank r of N takes samples j*N + r, or any other split: the data of a step depend on the
-// step alone, never on the number of ranks.
+// Files are cut into windows of T + 1 tokens: window w of a file is tokens [w*T, w*T +
+// T], of which the first T are inputs and the last T are targets. Neighbouring windows
+// share one token, so no token is predicted twice. No window crosses from one file into
+// the next. Windows are numbered through all files. With hold_out the last 5 % of them
+// (at least 1, at most 4096) are kept for validation and never trained on.
 //
-// Files that change while they are mapped are beyond us: a file that shrinks under a run
-// ends it with SIGBUS.
+// The order of training is a pure function of the seed and of one number, the index of
+// the sample, which counts on from epoch to epoch. With n training windows:
+//
+//     epoch  = sample / n
+//     window = data_permute(random_hash(seed, epoch), n, sample % n)
+//
+// data_permute is a keyed permutation that is computed for one index at a time: every
+// epoch visits each window once, in an order of its own, and no shuffled list is built,
+// stored or sent. So a run's position in its data is one number, the first sample not yet
+// used, and that is all that a checkpoint keeps of it. The samples of a step do not
+// depend on how many ranks share them: which rank takes which sample is up to the caller.
+//
+// Files must not change while they are mapped: one that shrinks ends the run with SIGBUS.
 #ifndef ACCO_DATALOADER_H
 #define ACCO_DATALOADER_H
 
@@ -42,22 +51,21 @@
 #include "tokenizer/token_file.h"
 
 typedef struct DataRequest {
-    const char *path;    // "builtin", a file, a directory of .bin files, or a glob
+    const char *path;    // "builtin", a file, a directory of .bin files, or a pattern
     int sequence_length; // T
     int vocabulary;      // of the model: every id must be below it
     uint64_t seed;
-    bool hold_out; // keep the tail of a file source for validation
+    bool hold_out; // keep the last windows for validation
 } DataRequest;
 
 typedef struct DataFile {
     char *path;
     void *mapping;
-    size_t bytes;          // of the mapping
-    const uint8_t *tokens; // (token_count, token_bytes), little-endian
-    const uint8_t
-        *mask; // (token_count) bits, of a shard: 0 is read and not predicted; NULL: all are predicted
-    const uint8_t *tokenizer_hash; // (SHARD_HASH_BYTES) of a shard; NULL: the file does not say
-    int padded;                    // TokenFile::padded
+    size_t bytes;                  // of the mapping
+    const uint8_t *tokens;         // (token_count, token_bytes), little-endian
+    const uint8_t *mask;           // (token_count) bits, see token_mask_counts; NULL: all are predicted
+    const uint8_t *tokenizer_hash; // (TOKEN_FILE_HASH_BYTES); NULL: the file does not say
+    int padded;                    // TokenFile.padded; 0: not padded
     int token_bytes;               // 1: text, 2 or 4: token ids
     uint64_t token_count;
     uint64_t first_window; // windows in the files before this one
@@ -82,9 +90,12 @@ enum {
     HOLD_OUT_MOST = 4096
 };
 
-#define DATA_SCAN_BYTES ((size_t)1 << 30) // token files are checked at open until this many bytes are read
+// Files are checked at open until this many bytes have been read; ids behind them are
+// checked when a batch uses them.
+#define DATA_SCAN_BYTES ((size_t)1 << 30)
 
-// ------------------------------------------------------------------------------------------------------------------------ one file
+// ---------------------------------------------------------------------------------------
+// One file
 
 static inline uint32_t data_token(const DataFile *file, uint64_t position) {
     if (file->token_bytes == 1) { return file->tokens[position]; }
@@ -103,8 +114,8 @@ static inline bool data_token_error(const DataFile *file, uint64_t position, int
                      file->path, data_token(file, position), (unsigned long long)position, vocabulary);
 }
 
-// Whether all ids are below the vocabulary. The maximum of a block vectorises; the
-// position matters only when something is wrong.
+// Whether all ids are below the vocabulary. Takes the maximum of whole blocks, which
+// vectorises; the position is looked for only when an id is too large.
 static inline bool data_file_scan(const DataFile *file, int vocabulary, Error *error) {
     enum { BLOCK = 1 << 16 };
     for (uint64_t begin = 0; begin < file->token_count; begin += BLOCK) {
@@ -121,103 +132,17 @@ static inline bool data_file_scan(const DataFile *file, int vocabulary, Error *e
     return true;
 }
 
-static inline bool data_name_ends_with(const char *name, const char *ending) {
-    size_t length = strlen(name), tail = strlen(ending);
-    return length >= tail && strcmp(name + length - tail, ending) == 0;
-}
-
-// llm.c's files: the caller has seen that there is a whole header.
-static inline bool data_file_read_header(DataFile *file, const int32_t *header, Error *error) {
-    bool wide = header[0] == LLMC_MAGIC_UINT32;
-    int32_t version = wide ? 7 : 1;
-    if (header[1] != version) {
-        return error_set(error,
-                         "%s is a token file of llm.c in version %d, but only version %d can be read: write "
-                         "it again with llm.c",
-                         file->path, (int)header[1], (int)version);
-    }
-    file->token_bytes = wide ? 4 : 2;
-    uint64_t body = file->bytes - LLMC_HEADER_BYTES;
-    if (header[2] < 0 || (uint64_t)header[2] * (uint64_t)file->token_bytes != body) {
-        return error_set(error,
-                         "%s: the header promises %d tokens of %d bytes, but %llu bytes follow it: the file "
-                         "is truncated or damaged",
-                         file->path, (int)header[2], file->token_bytes, (unsigned long long)body);
-    }
-    file->tokens = (const uint8_t *)file->mapping + LLMC_HEADER_BYTES;
-    file->token_count = (uint64_t)header[2];
-    return true;
-}
-
-// llm.c marks its files with the date of their format, as a number. Read as uint16 ids
-// that is 55013 to 56143, then 308, then a small one and 0: GPT-2 has no ids above 50256,
-// so a nanoGPT file is not mistaken for one of these.
-static inline bool data_looks_like_llmc(const int32_t *header) {
-    return header[0] >= 20240101 && header[0] <= 20241231 && header[1] >= 0 && header[1] < 100;
-}
-
-// Our own files.
-static inline bool data_file_read_shard(DataFile *file, int vocabulary, TokenFileCheck check, Error *error) {
-    TokenFile shard;
-    if (!token_file_open_memory(&shard, file->path, file->mapping, file->bytes, check, error)) {
-        return false;
-    }
-    if (shard.vocabulary > (uint32_t)vocabulary) {
-        return error_set(error,
-                         "%s was made by a tokenizer of %u tokens, but the model has a vocabulary of %d: it "
-                         "must have at least as many",
-                         file->path, shard.vocabulary, vocabulary);
-    }
-    file->tokenizer_hash = (const uint8_t *)file->mapping + SHARD_HASH_AT;
-    file->tokens = shard.tokens;
-    file->mask = shard.mask;
-    file->token_bytes = shard.token_bytes;
-    file->token_count = shard.token_count;
-    file->padded = shard.padded;
-    return true;
-}
-
-// A sequence of another length would begin and end in the midst of documents, and see
-// several.
+// Whether windows of T tokens are the sequences to which the file's documents were
+// padded, one document each. Windows of another length would cut documents and mix them.
 static inline bool data_file_check_length(const DataFile *file, int T, Error *error) {
     if (file->padded == 0 || file->padded == T) { return true; }
     return error_set(error, "%s was padded to sequences of %d tokens, and these have %d: give --seq-len %d",
                      file->path, file->padded, T, file->padded);
 }
 
-// Recognises the format of a mapped file and fills tokens, mask, token_bytes and
-// token_count.
-static inline bool data_file_recognise(DataFile *file, int vocabulary, TokenFileCheck check, Error *error) {
-    int32_t header[2] = {0, 0};
-    if (token_file_recognise(file->mapping, file->bytes)) {
-        return data_file_read_shard(file, vocabulary, check, error);
-    }
-    if (file->bytes >= sizeof header) { memcpy(header, file->mapping, sizeof header); }
-    bool marked = header[0] == LLMC_MAGIC_UINT16 || header[0] == LLMC_MAGIC_UINT32;
-    if (marked && file->bytes < LLMC_HEADER_BYTES) {
-        return error_set(
-            error,
-            "%s is truncated: a token file of llm.c has a header of %d bytes, this file ends after %llu",
-            file->path, (int)LLMC_HEADER_BYTES, (unsigned long long)file->bytes);
-    }
-    if (marked) { return data_file_read_header(file, (const int32_t *)file->mapping, error); }
-    bool binary = data_name_ends_with(file->path, ".bin");
-    if (binary && data_looks_like_llmc(header)) {
-        return error_set(error,
-                         "%s has llm.c's magic number %d, which is not that of a token file: that is %d "
-                         "(uint16) or %d (uint32)",
-                         file->path, (int)header[0], (int)LLMC_MAGIC_UINT16, (int)LLMC_MAGIC_UINT32);
-    }
-    if (binary && file->bytes % 2 != 0) {
-        return error_set(error,
-                         "%s has %llu bytes, an odd number, but .bin files hold uint16 ids: it is truncated, "
-                         "or misnamed text",
-                         file->path, (unsigned long long)file->bytes);
-    }
-    file->token_bytes = binary ? 2 : 1;
-    file->tokens = (const uint8_t *)file->mapping;
-    file->token_count = file->bytes / (uint64_t)file->token_bytes;
-    return true;
+static inline bool data_name_ends_with(const char *name, const char *ending) {
+    size_t length = strlen(name), tail = strlen(ending);
+    return length >= tail && strcmp(name + length - tail, ending) == 0;
 }
 
 // Maps file->path; on failure nothing stays mapped.
@@ -245,13 +170,98 @@ static inline bool data_file_map(DataFile *file, Error *error) {
     return file->mapping != NULL;
 }
 
-// -------------------------------------------------------------------------------------------------------------------- many files
+// Reads one of this program's own token files.
+static inline bool data_file_read_own(DataFile *file, int vocabulary, TokenFileCheck check, Error *error) {
+    TokenFile own;
+    if (!token_file_open(&own, file->path, file->mapping, file->bytes, check, error)) { return false; }
+    if (own.vocabulary > (uint32_t)vocabulary) {
+        return error_set(error,
+                         "%s was made by a tokenizer of %u tokens, but the model has a vocabulary of %d: it "
+                         "must have at least as many",
+                         file->path, own.vocabulary, vocabulary);
+    }
+    file->tokens = own.tokens;
+    file->mask = own.mask;
+    file->tokenizer_hash = own.tokenizer_hash;
+    file->token_bytes = own.token_bytes;
+    file->token_count = own.token_count;
+    file->padded = own.padded;
+    return true;
+}
+
+// Reads one of llm.c's token files, whose magic number has been recognised.
+static inline bool data_file_read_llmc(DataFile *file, Error *error) {
+    if (file->bytes < LLMC_HEADER_BYTES) {
+        return error_set(
+            error,
+            "%s is truncated: a token file of llm.c has a header of %d bytes, this file ends after %llu",
+            file->path, (int)LLMC_HEADER_BYTES, (unsigned long long)file->bytes);
+    }
+    const int32_t *header = (const int32_t *)file->mapping; // magic, version, tokens
+    bool wide = header[0] == LLMC_MAGIC_UINT32;
+    int32_t version = wide ? 7 : 1;
+    if (header[1] != version) {
+        return error_set(error,
+                         "%s is a token file of llm.c in version %d, but only version %d can be read: write "
+                         "it again with llm.c",
+                         file->path, (int)header[1], (int)version);
+    }
+    file->token_bytes = wide ? 4 : 2;
+    uint64_t body = file->bytes - LLMC_HEADER_BYTES;
+    if (header[2] < 0 || (uint64_t)header[2] * (uint64_t)file->token_bytes != body) {
+        return error_set(error,
+                         "%s: the header promises %d tokens of %d bytes, but %llu bytes follow it: the file "
+                         "is truncated or damaged",
+                         file->path, (int)header[2], file->token_bytes, (unsigned long long)body);
+    }
+    file->tokens = (const uint8_t *)file->mapping + LLMC_HEADER_BYTES;
+    file->token_count = (uint64_t)header[2];
+    return true;
+}
+
+// Recognises the format of a mapped file and fills in where its tokens are and how many.
+// A file without a magic is uint16 ids if its name ends with .bin, and text otherwise.
+static inline bool data_file_read(DataFile *file, int vocabulary, TokenFileCheck check, Error *error) {
+    if (token_file_recognise(file->mapping, file->bytes)) {
+        return data_file_read_own(file, vocabulary, check, error);
+    }
+    int32_t header[2] = {0, 0};
+    if (file->bytes >= sizeof header) { memcpy(header, file->mapping, sizeof header); }
+    if (header[0] == LLMC_MAGIC_UINT16 || header[0] == LLMC_MAGIC_UINT32) {
+        return data_file_read_llmc(file, error);
+    }
+    bool binary = data_name_ends_with(file->path, ".bin");
+    // llm.c's magic numbers are dates: this is one of its other files, a model perhaps. A
+    // nanoGPT file is not mistaken for it: as uint16 the date is 55013 to 56143 and 308,
+    // and GPT-2 has no ids above 50256.
+    bool dated = header[0] >= 20240101 && header[0] <= 20241231 && header[1] >= 0 && header[1] < 100;
+    if (binary && dated) {
+        return error_set(error,
+                         "%s has llm.c's magic number %d, which is not that of a token file: that is %d "
+                         "(uint16) or %d (uint32)",
+                         file->path, (int)header[0], (int)LLMC_MAGIC_UINT16, (int)LLMC_MAGIC_UINT32);
+    }
+    if (binary && file->bytes % 2 != 0) {
+        return error_set(error,
+                         "%s has %llu bytes, an odd number, but .bin files hold uint16 ids: it is truncated, "
+                         "or misnamed text",
+                         file->path, (unsigned long long)file->bytes);
+    }
+    file->token_bytes = binary ? 2 : 1;
+    file->tokens = (const uint8_t *)file->mapping;
+    file->token_count = file->bytes / (uint64_t)file->token_bytes;
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------
+// Finding and opening the files
 
 static inline int data_compare_files(const void *a, const void *b) {
     return strcmp(((const DataFile *)a)->path, ((const DataFile *)b)->path);
 }
 
-// Takes over `path`, which may be NULL where memory ran out.
+// Appends a file to the list, which owns `path` from now on. path: allocated, or NULL
+// where memory ran out.
 static inline bool data_loader_add(DataLoader *loader, char *path, Error *error) {
     DataFile *files =
         path != NULL ? (DataFile *)realloc(loader->files, ((size_t)loader->file_count + 1) * sizeof *files)
@@ -290,7 +300,7 @@ static inline bool data_loader_list_directory(DataLoader *loader, const char *pa
     return good;
 }
 
-static inline bool data_loader_list_glob(DataLoader *loader, const char *path, Error *error) {
+static inline bool data_loader_list_pattern(DataLoader *loader, const char *path, Error *error) {
     glob_t matches;
     memset(&matches, 0, sizeof matches);
     int result = glob(path, GLOB_ERR, NULL, &matches);
@@ -311,36 +321,37 @@ static inline bool data_loader_list_glob(DataLoader *loader, const char *path, E
                      result == GLOB_NOSPACE ? "no memory" : strerror(errno));
 }
 
-// Fills loader->files with the paths that the request names, sorted by bytes: the order
-// is part of the data, a locale must not move it.
+// Fills loader->files with what `path` names, sorted by the bytes of their names: the
+// order of the files is part of the data, so it must not depend on a locale.
 static inline bool data_loader_list(DataLoader *loader, const char *path, Error *error) {
     struct stat status;
-    bool exists = stat(path, &status) == 0; // a name with brackets in it may be a plain file
+    bool exists = stat(path, &status) == 0; // first: a plain file may have brackets in its name
     bool good = exists && S_ISDIR(status.st_mode) ? data_loader_list_directory(loader, path, error)
                 : exists                          ? data_loader_add(loader, strdup(path), error)
-                                                  : data_loader_list_glob(loader, path, error);
+                                                  : data_loader_list_pattern(loader, path, error);
     if (good) { qsort(loader->files, (size_t)loader->file_count, sizeof *loader->files, data_compare_files); }
     return good;
 }
 
-// Maps, recognises and checks every listed file.
+// Maps every listed file, recognises its format and checks its ids, and that all files
+// are of one kind and of one tokenizer.
 static inline bool data_loader_map(DataLoader *loader, Error *error) {
     size_t scanned = 0;
     for (int i = 0; i < loader->file_count; i++) {
         DataFile *file = &loader->files[i];
+        const DataFile *first = &loader->files[0];
         if (!data_file_map(file, error)) { return false; }
         TokenFileCheck check =
             file->bytes <= DATA_SCAN_BYTES - scanned ? TOKEN_FILE_CHECK_ALL : TOKEN_FILE_CHECK_HEADER;
-        if (!data_file_recognise(file, loader->vocabulary, check, error)) { return false; }
-        const uint8_t *first = loader->files[0].tokenizer_hash;
-        if (first != NULL && file->tokenizer_hash != NULL &&
-            memcmp(first, file->tokenizer_hash, SHARD_HASH_BYTES) != 0) {
+        if (!data_file_read(file, loader->vocabulary, check, error)) { return false; }
+        if (first->tokenizer_hash != NULL && file->tokenizer_hash != NULL &&
+            memcmp(first->tokenizer_hash, file->tokenizer_hash, TOKEN_FILE_HASH_BYTES) != 0) {
             return error_set(error, "%s and %s were made by different tokenizers: a run needs one",
-                             loader->files[0].path, file->path);
+                             first->path, file->path);
         }
-        if ((file->token_bytes == 1) != (loader->files[0].token_bytes == 1)) {
+        if ((file->token_bytes == 1) != (first->token_bytes == 1)) {
             return error_set(error, "%s and %s cannot be mixed: one is text, the other holds token ids",
-                             loader->files[0].path, file->path);
+                             first->path, file->path);
         }
         if (file->token_bytes == 1 && loader->vocabulary < 256) {
             return error_set(error,
@@ -355,7 +366,8 @@ static inline bool data_loader_map(DataLoader *loader, Error *error) {
     return true;
 }
 
-// ------------------------------------------------------------------------------------------------------------------- how many windows
+// ---------------------------------------------------------------------------------------
+// Windows
 
 static inline uint64_t data_loader_count_windows(const DataLoader *loader, int T) {
     uint64_t windows = 0;
@@ -365,14 +377,15 @@ static inline uint64_t data_loader_count_windows(const DataLoader *loader, int T
     return windows;
 }
 
+// How many of `windows` windows are kept for validation.
 static inline uint64_t data_held_out(const DataLoader *loader, uint64_t windows) {
     if (!loader->hold_out || windows == 0) { return 0; }
     uint64_t share = windows / HOLD_OUT_DIVISOR;
     return share < 1 ? 1 : share > HOLD_OUT_MOST ? (uint64_t)HOLD_OUT_MOST : share;
 }
 
-// The longest sequence at which one epoch of training holds `samples`; 0 if none does.
-// More T, fewer windows: bisection.
+// The longest T, at most the one asked for, at which there are `samples` training
+// windows; 0 if there is none. By bisection: the number of windows falls as T grows.
 static inline int data_loader_longest_sequence(const DataLoader *loader, uint64_t samples) {
     int fits = 0, too_long = loader->sequence_length + 1;
     while (too_long - fits > 1) {
@@ -387,6 +400,8 @@ static inline int data_loader_longest_sequence(const DataLoader *loader, uint64_
     return fits;
 }
 
+// Numbers the windows of all files and divides them into training and validation. An
+// error where nothing is left to train on.
 static inline bool data_loader_divide(DataLoader *loader, Error *error) {
     int T = loader->sequence_length;
     uint64_t windows = data_loader_count_windows(loader, T);
@@ -405,6 +420,9 @@ static inline bool data_loader_divide(DataLoader *loader, Error *error) {
                      windows > 0 ? ", and validation takes it" : "", remedy);
 }
 
+// ---------------------------------------------------------------------------------------
+// Opening and closing
+
 static inline void data_loader_close(DataLoader *loader) {
     for (int i = 0; i < loader->file_count; i++) {
         if (loader->files[i].mapping != NULL) { munmap(loader->files[i].mapping, loader->files[i].bytes); }
@@ -414,9 +432,9 @@ static inline void data_loader_close(DataLoader *loader) {
     memset(loader, 0, sizeof *loader);
 }
 
-// Opens what request->path names; files are mapped, recognised, and their ids checked
-// against the vocabulary (the first GiB of them; the rest when it is read). Afterwards
-// the request may be forgotten. On failure there is nothing to close.
+// Opens what request->path names. Files are mapped and recognised, and the ids of the
+// first GiB are checked against the vocabulary. Keeps nothing of the request. On failure
+// there is nothing to close.
 static inline bool data_loader_open(DataLoader *loader, const DataRequest *request, Error *error) {
     assert(request->sequence_length >= 1 && request->vocabulary >= 1);
     memset(loader, 0, sizeof *loader);
@@ -439,18 +457,8 @@ static inline bool data_loader_open(DataLoader *loader, const DataRequest *reque
     return good;
 }
 
-// Training windows; 0: endless.
-static inline uint64_t data_loader_samples_per_epoch(const DataLoader *loader) {
-    return loader->training_windows;
-}
-
-// Windows that data_loader_fill_validation visits before it begins again; 0: endless.
-static inline uint64_t data_loader_validation_samples(const DataLoader *loader) {
-    return loader->hold_out ? loader->validation_windows : loader->training_windows;
-}
-
-// Whether one epoch holds a micro-batch for every rank; if not, `error` says what would
-// fit.
+// Whether one epoch has a micro-batch for every rank. If not, `error` says which
+// --micro-batch, --seq-len or number of ranks would fit.
 static inline bool data_loader_require(const DataLoader *loader, int ranks, int micro_batch, Error *error) {
     assert(ranks >= 1 && micro_batch >= 1);
     uint64_t have = loader->training_windows, need = (uint64_t)ranks * (uint64_t)micro_batch;
@@ -498,13 +506,14 @@ static inline void data_loader_describe(const DataLoader *loader, char *text, si
              (unsigned long long)loader->validation_windows);
 }
 
-// --------------------------------------------------------------------------------------------------------------------- order and batches
+// ---------------------------------------------------------------------------------------
+// Order
 
-// Where a keyed permutation of [0, n) sends `index`. A Feistel network is a bijection of
-// the words of 2h bits whatever its round function; walking on until the word is below n
-// makes it one of [0, n), in less than four steps on average because 4^h < 4n. Black and
-// Rogaway, "Ciphers with arbitrary finite domains", 2002. Six rounds: four are enough for
-// a large domain, small ones profit from more.
+// Where the permutation of [0, n) that `key` names sends `index`. A Feistel network is a
+// bijection of the words of 2h bits whatever its round function is. Applied again and
+// again until the word is below n, it is a bijection of [0, n); that takes less than four
+// applications on average, because 4^h < 4n. Black and Rogaway, "Ciphers with arbitrary
+// finite domains", 2002. Four rounds would do for a large n; small ones profit from six.
 static inline uint64_t data_permute(uint64_t key, uint64_t n, uint64_t index) {
     assert(index < n && n <= (UINT64_C(1) << 62));
     int half_bits = 1;
@@ -522,15 +531,28 @@ static inline uint64_t data_permute(uint64_t key, uint64_t n, uint64_t index) {
     return index;
 }
 
-// The window that the training order visits at `sample`.
+// The window that training visits at `sample`.
 static inline uint64_t data_loader_window(const DataLoader *loader, uint64_t sample) {
     uint64_t n = loader->training_windows;
     return data_permute(random_hash(loader->seed, sample / n), n, sample % n);
 }
 
-// The file that window `window` lies in, and where in it, in tokens.
+// How many windows validation visits before it begins again; 0: endless.
+static inline uint64_t data_loader_validation_samples(const DataLoader *loader) {
+    return loader->hold_out ? loader->validation_windows : loader->training_windows;
+}
+
+// The window that validation visits at `sample`: with hold_out those that were kept, in
+// the order of the files; without it all of them, for data that were opened to validate
+// on.
+static inline uint64_t data_loader_validation_window(const DataLoader *loader, uint64_t sample) {
+    uint64_t first = loader->hold_out ? loader->training_windows : 0;
+    return first + sample % data_loader_validation_samples(loader);
+}
+
+// The file that window `window` lies in, and in *start its first token there.
 static inline const DataFile *data_loader_find(const DataLoader *loader, uint64_t window, uint64_t *start) {
-    int low = 0, high = loader->file_count - 1; // the last file whose first window is not behind this one
+    int low = 0, high = loader->file_count - 1; // the answer: the last file with first_window <= window
     while (low < high) {
         int middle = (low + high + 1) / 2;
         if (loader->files[middle].first_window <= window) {
@@ -544,7 +566,10 @@ static inline const DataFile *data_loader_find(const DataLoader *loader, uint64_
     return file;
 }
 
-// Copies window `window` of the files: tokens (T), targets (T).
+// ---------------------------------------------------------------------------------------
+// Batches
+
+// Copies window `window` of the files to tokens (T) and targets (T).
 static inline bool data_loader_copy(const DataLoader *loader, uint64_t window, int32_t *tokens,
                                     int32_t *targets, Error *error) {
     int T = loader->sequence_length;
@@ -562,15 +587,14 @@ static inline bool data_loader_copy(const DataLoader *loader, uint64_t window, i
             return data_token_error(file, position, loader->vocabulary, error);
         }
         tokens[t] = (int32_t)previous;
-        bool counts = file->mask == NULL || (file->mask[position / 8] >> (position % 8) & 1) != 0;
-        targets[t] = counts ? (int32_t)next : -1;
+        targets[t] = token_mask_counts(file->mask, position) ? (int32_t)next : -1;
         previous = next;
     }
     return true;
 }
 
-// A batch of the built-in corpus: windows first_sample .. first_sample+B-1 of the stream
-// `seed`.
+// A batch of the built-in corpus: windows first_sample to first_sample + B - 1 of the
+// stream that `seed` names.
 static inline bool data_fill_builtin(uint64_t seed, uint64_t first_sample, int B, int T, int32_t *tokens,
                                      int32_t *targets, double *perfect_loss, Error *error) {
     uint8_t *bytes = (uint8_t *)malloc((size_t)T + 1);
@@ -588,48 +612,41 @@ static inline bool data_fill_builtin(uint64_t seed, uint64_t first_sample, int B
     return true;
 }
 
-// Fills tokens (B, T) and targets (B, T) with samples first_sample .. first_sample+B-1 of
-// the training order, which goes on from epoch to epoch. *perfect_loss: the mean loss
-// that a perfect model would have on these targets, in nats per token; NaN where nobody
-// knows. Safe from several threads on one loader. False: an id beyond the vocabulary, in
-// a part of the data that was not checked at open.
-static inline bool data_loader_fill(const DataLoader *loader, uint64_t first_sample, int B, int32_t *tokens,
-                                    int32_t *targets, double *perfect_loss, Error *error) {
+// data_loader_fill and data_loader_fill_validation, which differ in their order.
+static inline bool data_loader_fill_rows(const DataLoader *loader, bool validation, uint64_t first_sample,
+                                         int B, int32_t *tokens, int32_t *targets, double *perfect_loss,
+                                         Error *error) {
     int T = loader->sequence_length;
     if (loader->builtin) {
-        return data_fill_builtin(random_hash(loader->seed, 0), first_sample, B, T, tokens, targets,
-                                 perfect_loss, error);
+        uint64_t stream = random_hash(loader->seed, validation ? 1 : 0);
+        return data_fill_builtin(stream, first_sample, B, T, tokens, targets, perfect_loss, error);
     }
     *perfect_loss = NAN;
     for (int b = 0; b < B; b++) {
         size_t row = (size_t)b * (size_t)T;
-        uint64_t window = data_loader_window(loader, first_sample + (uint64_t)b);
+        uint64_t sample = first_sample + (uint64_t)b;
+        uint64_t window =
+            validation ? data_loader_validation_window(loader, sample) : data_loader_window(loader, sample);
         if (!data_loader_copy(loader, window, tokens + row, targets + row, error)) { return false; }
     }
     return true;
 }
 
-// As data_loader_fill, of what is held out, in the order of the file, starting again
-// behind the last one (data_loader_validation_samples tells which that is). Without
-// hold_out: of all windows in the order of the files, for data that were opened to
-// validate on. Of the built-in corpus: another stream.
+// Fills tokens (B, T) and targets (B, T) with samples first_sample to first_sample + B -
+// 1 of the training order. *perfect_loss: the mean loss of a perfect model on these
+// targets, in nats per token, which is known for the built-in corpus; NaN for files. May
+// be called by several threads at once. False: an id beyond the vocabulary, in data that
+// were not checked at open.
+static inline bool data_loader_fill(const DataLoader *loader, uint64_t first_sample, int B, int32_t *tokens,
+                                    int32_t *targets, double *perfect_loss, Error *error) {
+    return data_loader_fill_rows(loader, false, first_sample, B, tokens, targets, perfect_loss, error);
+}
+
+// The same in the order of validation. The built-in corpus has a second stream for it.
 static inline bool data_loader_fill_validation(const DataLoader *loader, uint64_t first_sample, int B,
                                                int32_t *tokens, int32_t *targets, double *perfect_loss,
                                                Error *error) {
-    int T = loader->sequence_length;
-    if (loader->builtin) {
-        return data_fill_builtin(random_hash(loader->seed, 1), first_sample, B, T, tokens, targets,
-                                 perfect_loss, error);
-    }
-    *perfect_loss = NAN;
-    uint64_t first_window = loader->hold_out ? loader->training_windows : 0;
-    for (int b = 0; b < B; b++) {
-        size_t row = (size_t)b * (size_t)T;
-        uint64_t window =
-            first_window + (first_sample + (uint64_t)b) % data_loader_validation_samples(loader);
-        if (!data_loader_copy(loader, window, tokens + row, targets + row, error)) { return false; }
-    }
-    return true;
+    return data_loader_fill_rows(loader, true, first_sample, B, tokens, targets, perfect_loss, error);
 }
 
 #endif

@@ -31,6 +31,7 @@
 #include <unistd.h>
 
 #include "runtime/errors.h"
+#include "runtime/utf8.h"
 
 enum {
     RUN_PATH_SIZE = 1280,         // directory and file, longer than any option text
@@ -98,32 +99,15 @@ static inline const char *human_duration(double seconds, char text[LOG_NUMBER_SI
 // A JSON number, or null where the value is NaN or infinite.
 static inline json_t *log_real(double value) { return isfinite(value) ? json_real(value) : json_null(); }
 
-// Length in bytes of the well formed UTF-8 character at `text`, 0 where there is none: no
-// surrogates, no overlong forms (Unicode, D92).
-static inline int log_utf8_length(const unsigned char *text) {
-    if (text[0] < 0x80) { return 1; }
-    int length = text[0] >= 0xC2 && text[0] < 0xE0   ? 2
-                 : text[0] >= 0xE0 && text[0] < 0xF0 ? 3
-                 : text[0] >= 0xF0 && text[0] < 0xF5 ? 4
-                                                     : 0;
-    for (int i = 1; i < length; i++) {
-        if ((text[i] & 0xC0) != 0x80) { return 0; } // also stops at the end of the string
-    }
-    if (text[0] == 0xE0 && text[1] < 0xA0) { return 0; }
-    if (text[0] == 0xED && text[1] > 0x9F) { return 0; }
-    if (text[0] == 0xF0 && text[1] < 0x90) { return 0; }
-    if (text[0] == 0xF4 && text[1] > 0x8F) { return 0; }
-    return length;
-}
-
 // A JSON string of any zero-terminated bytes: each byte that is not part of UTF-8 becomes
 // '?'. (json_string would return NULL.)
 static inline json_t *log_text(const char *text) {
     char *clean = strdup(text);
-    for (char *position = clean; *position != '\0';) {
-        int length = log_utf8_length((const unsigned char *)position);
-        if (length == 0) { *position = '?'; }
-        position += length == 0 ? 1 : length;
+    size_t count = strlen(clean), length = 1;
+    for (size_t i = 0; i < count; i += length) {
+        if (utf8_scan((const uint8_t *)clean + i, count - i, &length) == UTF8_VALID) { continue; }
+        clean[i] = '?';
+        length = 1;
     }
     json_t *string = json_string(clean);
     free(clean);

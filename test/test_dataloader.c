@@ -147,7 +147,7 @@ static void test_every_epoch_visits_every_window_once(void **state) {
     int order[2][WINDOWS], same = 0;
     DataLoader loader, other;
     open_or_fail(&loader, write_ids(scratch, "order.bin", WINDOWS * T + 1, 0, 1000), T, 1000, false);
-    assert_true(data_loader_samples_per_epoch(&loader) == WINDOWS);
+    assert_true(loader.training_windows == WINDOWS);
     for (int epoch = 0; epoch < 2; epoch++) {
         bool seen[WINDOWS] = {false};
         for (int i = 0; i < WINDOWS; i++) {
@@ -264,7 +264,7 @@ static void test_builtin(void **state) {
     double perfect, one;
     DataLoader loader;
     open_or_fail(&loader, "builtin", T, 256, true);
-    assert_true(data_loader_samples_per_epoch(&loader) == 0 && data_loader_validation_samples(&loader) == 0);
+    assert_true(loader.training_windows == 0 && data_loader_validation_samples(&loader) == 0);
     fill(&loader, false, 1000, B, tokens, targets, &perfect);
     for (int b = 0; b < B; b++) {
         assert_int_equal(tokens[b * T], '\n');
@@ -310,7 +310,7 @@ static void test_llmc_files(void **state) {
         DataLoader loader;
         const char *path = write_llmc(scratch, "llmc.bin", magic[i], version[i], 25, 25, 2 + 2 * i);
         open_or_fail(&loader, path, 12, 25, false);
-        assert_true(data_loader_samples_per_epoch(&loader) == 2);
+        assert_true(loader.training_windows == 2);
         for (uint64_t s = 0; s < 2; s++) {
             fill(&loader, true, s, 1, tokens, targets, &perfect);
             assert_int_equal(tokens[0], 12 * s);
@@ -349,7 +349,7 @@ static void test_many_files_in_order_of_name(void **state) {
         if (i == 2) { write_file(scratch, "parts/readme.txt", "not a token file", 16); }
         open_or_fail(&loader, scratch_path(scratch, patterns[i]), 4, 1000, false);
         assert_int_equal(loader.file_count, 4);
-        assert_true(data_loader_samples_per_epoch(&loader) == 4);
+        assert_true(loader.training_windows == 4);
         for (uint64_t s = 0; s < 8; s++) { // and again from the start
             fill(&loader, true, s, 1, tokens, targets, &perfect);
             assert_int_equal(tokens[0], starts[s % 4]);
@@ -375,8 +375,7 @@ static void test_hold_out(void **state) {
     for (int i = 0; i < 6; i++) {
         DataLoader loader;
         open_or_fail(&loader, write_ids(scratch, "hold.bin", windows[i] + 1, 0, 65536), 1, 65536, true);
-        uint64_t training = data_loader_samples_per_epoch(&loader),
-                 held = data_loader_validation_samples(&loader);
+        uint64_t training = loader.training_windows, held = data_loader_validation_samples(&loader);
         assert_int_equal(held, expected[i]);
         assert_int_equal(training + held, windows[i]);
         for (uint64_t s = 0; s < training && s < 500; s++) {
@@ -513,7 +512,7 @@ static void test_random_bytes_never_crash(void **state) {
             continue;
         }
         opened++;
-        assert_true(data_loader_samples_per_epoch(&loader) > 0);
+        assert_true(loader.training_windows > 0);
         for (int i = 0; i < 4; i++) {
             bool good = i % 2 == 0 ? data_loader_fill(&loader, random_bits(&random) >> 8, 3, tokens, targets,
                                                       &perfect, &error)

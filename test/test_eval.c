@@ -1,6 +1,6 @@
-// test_eval.c: perplexity, LAMBADA and HellaSwag are what plain code makes of the logits
-// of one sequence at a time; texts are prepared as the harness does; any number of ranks
-// gives the same bits; whatever is wrong with a line is said with its number.
+// test_eval.c: perplexity, LAMBADA and HellaSwag are what plain code computes from the logits of one
+// sequence at a time; texts are prepared as the harness prepares them; any number of ranks gives the
+// same bits; whatever is wrong with a line is said with the line's number.
 #include "test/harness.h"
 
 #include "program/eval.h"
@@ -20,7 +20,8 @@ static const char *write_file(const void *bytes, size_t count) {
 
 static const char *write_text(const char *text) { return write_file(text, strlen(text)); }
 
-// ---- a model, and plain code that asks it
+// ---------------------------------------------------------------------------------------
+// A model, and plain code that scores with it
 
 typedef struct Fixture {
     GptNeoConfig config;
@@ -99,7 +100,8 @@ static double plain_bytes(Fixture *fixture, const char *context, const char *con
     return plain_score(fixture, tokens + cut, count - cut, given - cut, greedy, &next);
 }
 
-// ---- the module
+// ---------------------------------------------------------------------------------------
+// The module under test
 
 static EvaluateRequest make_request(const Fixture *fixture, EvaluateTask task, const char *path,
                                     const Tokenizer *tokenizer) {
@@ -156,7 +158,8 @@ static void evaluate_alone(Fixture *fixture, const EvaluateRequest *request, Eva
     }
 }
 
-// ---- perplexity
+// ---------------------------------------------------------------------------------------
+// Perplexity
 
 // Every window by gpt_neo_loss on one sequence, with a mark for each token that has been
 // counted.
@@ -217,25 +220,30 @@ static void perplexity_is_that_of_a_plain_loop_over_windows(void **state) {
     fixture_close(&fixture);
 }
 
-static void perplexity_leaves_out_what_a_shard_masks(void **state) {
+static void perplexity_leaves_out_masked_tokens(void **state) {
     (void)state;
     Fixture fixture;
     Tokenizer tokenizer;
-    TokenFile shard;
+    TokenFile file;
     Error error;
     Evaluated result;
+    uint8_t data[1024];
     if (!tokenizer_open(&tokenizer, "test/reference/tokenizer.json", &error)) { fail_msg("%s", error.text); }
-    if (!token_file_open(&shard, "test/reference/masked_shard.bin", TOKEN_FILE_CHECK_ALL, &error)) {
+    FILE *source = fopen("test/reference/masked_shard.bin", "rb");
+    assert_non_null(source);
+    size_t size = fread(data, 1, sizeof data, source);
+    fclose(source);
+    if (!token_file_open(&file, "masked_shard.bin", data, size, TOKEN_FILE_CHECK_ALL, &error)) {
         fail_msg("%s", error.text);
     }
-    fixture_open(&fixture, (int)shard.vocabulary);
-    int count = (int)shard.token_count, counted;
+    fixture_open(&fixture, (int)file.vocabulary);
+    int count = (int)file.token_count, counted;
     int32_t *tokens = (int32_t *)calloc((size_t)count, sizeof *tokens);
     bool *masked = (bool *)calloc((size_t)count, sizeof *masked);
     size_t bytes = 0, length = 0;
     for (int i = 0; i < count; i++) {
-        tokens[i] = (int32_t)token_file_token(&shard, (uint64_t)i);
-        masked[i] = !token_file_counts(&shard, (uint64_t)i);
+        tokens[i] = (int32_t)token_file_token(&file, (uint64_t)i);
+        masked[i] = !token_mask_counts(file.mask, (uint64_t)i);
         tokenizer_bytes(&tokenizer, tokens[i], &length);
         bytes += i > 0 && !masked[i] ? length : 0;
     }
@@ -259,12 +267,12 @@ static void perplexity_leaves_out_what_a_shard_masks(void **state) {
     assert_non_null(strstr(error.text, "another tokenizer"));
     free(tokens);
     free(masked);
-    token_file_close(&shard);
     tokenizer_close(&tokenizer);
     fixture_close(&fixture);
 }
 
-// ---- lambada
+// ---------------------------------------------------------------------------------------
+// LAMBADA
 
 // Only small letters and spaces are ever likely.
 static void speak_in_letters(Fixture *fixture) {
@@ -396,7 +404,8 @@ static void pairs_have_the_tokens_of_the_whole(void **state) {
     fixture_close(&fixture);
 }
 
-// ---- hellaswag
+// ---------------------------------------------------------------------------------------
+// HellaSwag
 
 static void texts_are_cleaned_as_the_harness_does(void **state) {
     (void)state;
@@ -527,7 +536,8 @@ static void hellaswag_is_that_of_plain_code(void **state) {
     fixture_close(&fixture);
 }
 
-// ---- ranks
+// ---------------------------------------------------------------------------------------
+// Ranks
 
 typedef struct RanksRun {
     Fixture *fixture;
@@ -575,7 +585,8 @@ static void any_number_of_ranks_gives_the_same_bits(void **state) {
     fixture_close(&fixture);
 }
 
-// ---- what is wrong
+// ---------------------------------------------------------------------------------------
+// Errors
 
 static void a_model_of_nan_has_no_numbers(void **state) {
     (void)state;
@@ -609,11 +620,11 @@ typedef struct Damage {
 #define GOOD_QUESTION "{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": 1}"
 
 static const Damage damages[] = {
-    {EVALUATE_LAMBADA, "{\"text\": \"a good li", "no JSON"},
-    {EVALUATE_LAMBADA, "{\"text\": \"a b\"} {}", "no JSON"},
-    {EVALUATE_LAMBADA, "{\"text\": \"\xFF b\"}", "no JSON"},
-    {EVALUATE_LAMBADA, "{\"text\": \"\\ud800 b\"}", "no JSON"},
-    {EVALUATE_LAMBADA, "{\"text\": \"a b\", \"text\": \"a c\"}", "no JSON"},
+    {EVALUATE_LAMBADA, "{\"text\": \"a good li", "not JSON"},
+    {EVALUATE_LAMBADA, "{\"text\": \"a b\"} {}", "not JSON"},
+    {EVALUATE_LAMBADA, "{\"text\": \"\xFF b\"}", "not JSON"},
+    {EVALUATE_LAMBADA, "{\"text\": \"\\ud800 b\"}", "not JSON"},
+    {EVALUATE_LAMBADA, "{\"text\": \"a b\", \"text\": \"a c\"}", "not JSON"},
     {EVALUATE_LAMBADA, "[\"a b\"]", "object"},
     {EVALUATE_LAMBADA, "{\"txt\": \"a b\"}", "\"text\" is missing"},
     {EVALUATE_LAMBADA, "{\"text\": 3}", "\"text\" is missing"},
@@ -627,7 +638,7 @@ static const Damage damages[] = {
     {EVALUATE_HELLASWAG, "{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": \"\"}", "0 to 1"},
     {EVALUATE_HELLASWAG, "{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": \"1x\"}", "0 to 1"},
     {EVALUATE_HELLASWAG, "{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"], \"label\": 18446744073709551617}",
-     "no JSON"},
+     "not JSON"},
     {EVALUATE_HELLASWAG, "{\"ctx\": \"a\", \"endings\": [\"b\", \"c\"]}", "0 to 1"},
     {EVALUATE_HELLASWAG, "{\"ctx_a\": \"a\", \"ctx_b\": \"b\", \"endings\": [\"b\", \"c\"], \"label\": 0}",
      "activity_label"},
@@ -743,7 +754,7 @@ static void damaged_bytes_do_not_crash(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(perplexity_is_that_of_a_plain_loop_over_windows),
-        cmocka_unit_test(perplexity_leaves_out_what_a_shard_masks),
+        cmocka_unit_test(perplexity_leaves_out_masked_tokens),
         cmocka_unit_test(lambada_is_that_of_plain_code),
         cmocka_unit_test(pairs_have_the_tokens_of_the_whole),
         cmocka_unit_test(texts_are_cleaned_as_the_harness_does),

@@ -30,7 +30,7 @@ static void a_window_is_a_document(void **state) {
     int32_t tokens[DOCUMENTS * LENGTH], targets[DOCUMENTS * LENGTH];
     double perfect;
     if (!data_loader_open(&loader, &request, &error)) { fail_msg("%s", error.text); }
-    assert_int_equal(data_loader_samples_per_epoch(&loader), DOCUMENTS);
+    assert_int_equal(loader.training_windows, DOCUMENTS);
     assert_true(data_file_check_length(&loader.files[0], LENGTH, &error));
     assert_false(data_file_check_length(&loader.files[0], LENGTH + 1,
                                         &error)); // its windows would see several documents

@@ -2,7 +2,7 @@
 // follows its distribution.
 #include "test/harness.h"
 
-#include "program/sample.h"
+#include "program/sampler.h"
 
 typedef struct Fixture {
     GptNeoConfig config;

@@ -1,7 +1,5 @@
-// test_token_file.c: a shard gives the tokens and the mask that were written, also by
-// Python; whatever is wrong with one is said in one line; no bytes crash it.
-#include <sys/stat.h>
-
+// test_token_file.c: a token file gives the tokens and the mask that were written, also by Python;
+// whatever is wrong with one is said in one line; no bytes crash the reader.
 #include "runtime/random.h"
 #include "test/harness.h"
 #include "tokenizer/token_file.h"
@@ -17,16 +15,16 @@ static void put(uint8_t *bytes, uint64_t number, int count) {
     for (int i = 0; i < count; i++) { bytes[i] = (uint8_t)(number >> (8 * i)); }
 }
 
-// The checksum again, after a change: so that what is tested is the check behind it.
+// Makes the checksum right again after a change, so that another check must find it.
 static void seal(Bytes *bytes) {
     put(bytes->data + 64, 0, 8);
     uLong sum = crc32(0, bytes->data + 256, (uInt)(bytes->size - 256));
     put(bytes->data + 64, crc32(sum, bytes->data, 256), 8);
 }
 
-// COUNT tokens i * 7, of 2 or 4 bytes, of a vocabulary of 300; every third does not
-// count.
-static Bytes make_shard(int width, bool masked) {
+// A file of COUNT tokens i * 7, of `width` bytes, of a vocabulary of 300; masked: every third does
+// not count.
+static Bytes make_file(int width, bool masked) {
     Bytes bytes;
     memset(&bytes, 0, sizeof bytes);
     memcpy(bytes.data,
@@ -47,16 +45,15 @@ static Bytes make_shard(int width, bool masked) {
     return bytes;
 }
 
-static bool try_open(TokenFile *shard, const Bytes *bytes, TokenFileCheck check, Error *error) {
-    void *copy = malloc(bytes->size +
-                        (bytes->size == 0)); // at its true size, so that the sanitizer sees a byte too far
+static bool try_open(TokenFile *file, const Bytes *bytes, TokenFileCheck check, Error *error) {
+    void *copy = malloc(bytes->size + (bytes->size == 0)); // exact, so that a sanitizer sees a byte too far
     memcpy(copy, bytes->data, bytes->size);
     error->text[0] = '\0';
-    bool good = token_file_open_memory(shard, "data.bin", copy, bytes->size, check, error);
+    bool good = token_file_open(file, "data.bin", copy, bytes->size, check, error);
     if (good) { // what a user of it may do
         uint64_t sum = 0;
-        for (uint64_t i = 0; i < shard->token_count; i++) {
-            sum += token_file_token(shard, i) + token_file_counts(shard, i);
+        for (uint64_t i = 0; i < file->token_count; i++) {
+            sum += token_file_token(file, i) + token_mask_counts(file->mask, i);
         }
         assert_true(sum + 1 > 0);
     }
@@ -65,64 +62,65 @@ static bool try_open(TokenFile *shard, const Bytes *bytes, TokenFileCheck check,
 }
 
 static void expect_refusal(const Bytes *bytes, TokenFileCheck check, const char *words) {
-    TokenFile shard;
+    TokenFile file;
     Error error;
-    if (try_open(&shard, bytes, check, &error)) { fail_msg("opened, but should say '%s'", words); }
+    if (try_open(&file, bytes, check, &error)) { fail_msg("opened, but should say '%s'", words); }
     if (strstr(error.text, words) == NULL) { fail_msg("'%s' does not say '%s'", error.text, words); }
     assert_non_null(strstr(error.text, "data.bin"));
     assert_null(strchr(error.text, '\n'));
-    assert_int_equal(shard.token_count, 0);
+    assert_int_equal(file.token_count, 0);
 }
 
 static void tokens_and_mask_are_those_written(void **state) {
     (void)state;
     for (int masked = 0; masked < 2; masked++) {
         for (int width = 2; width <= 4; width += 2) {
-            Bytes bytes = make_shard(width, masked);
-            TokenFile shard;
+            Bytes bytes = make_file(width, masked);
+            TokenFile file;
             Error error;
-            if (!token_file_open_memory(&shard, "data.bin", bytes.data, bytes.size, TOKEN_FILE_CHECK_ALL,
-                                        &error)) {
+            if (!token_file_open(&file, "data.bin", bytes.data, bytes.size, TOKEN_FILE_CHECK_ALL, &error)) {
                 fail_msg("%s", error.text);
             }
-            assert_int_equal(shard.token_count, COUNT);
-            assert_int_equal(shard.vocabulary, 300);
-            assert_int_equal(shard.token_bytes, width);
-            assert_int_equal(shard.tokenizer_hash[31], 0xAB);
+            assert_int_equal(file.token_count, COUNT);
+            assert_int_equal(file.vocabulary, 300);
+            assert_int_equal(file.token_bytes, width);
+            assert_int_equal(file.tokenizer_hash[31], 0xAB);
             for (uint64_t i = 0; i < COUNT; i++) {
-                assert_int_equal(token_file_token(&shard, i), i * 7);
-                assert_int_equal(token_file_counts(&shard, i), !masked || i % 3 != 2);
+                assert_int_equal(token_file_token(&file, i), i * 7);
+                assert_int_equal(token_mask_counts(file.mask, i), !masked || i % 3 != 2);
             }
-            token_file_close(&shard);
         }
     }
 }
 
 static void python_writes_what_we_read(void **state) {
     (void)state;
-    TokenFile shard;
+    TokenFile file;
     Error error;
-    if (!token_file_open(&shard, "test/reference/masked_shard.bin", TOKEN_FILE_CHECK_ALL, &error)) {
+    Bytes bytes;
+    FILE *source = fopen("test/reference/masked_shard.bin", "rb");
+    assert_non_null(source);
+    bytes.size = fread(bytes.data, 1, sizeof bytes.data, source);
+    fclose(source);
+    if (!token_file_open(&file, "data.bin", bytes.data, bytes.size, TOKEN_FILE_CHECK_ALL, &error)) {
         fail_msg("%s", error.text);
     }
-    assert_int_equal(shard.token_count, PYTHON_COUNT);
-    assert_int_equal(shard.vocabulary, 406);
-    assert_int_equal(shard.token_bytes, 2);
+    assert_int_equal(file.token_count, PYTHON_COUNT);
+    assert_int_equal(file.vocabulary, 406);
+    assert_int_equal(file.token_bytes, 2);
     for (uint64_t i = 0; i < PYTHON_COUNT; i++) {
-        assert_int_equal(token_file_counts(&shard, i), i % 3 != 2);
+        assert_int_equal(token_mask_counts(file.mask, i), i % 3 != 2);
     }
-    token_file_close(&shard);
-    assert_null(shard.mapping);
 }
 
 static void every_flipped_bit_is_found(void **state) {
     (void)state;
-    Bytes bytes = make_shard(2, true);
-    TokenFile shard;
+    Bytes bytes = make_file(2, true);
+    TokenFile file;
     Error error;
     for (size_t bit = 0; bit < 8 * bytes.size; bit++) {
         bytes.data[bit / 8] ^= (uint8_t)(1u << (bit % 8));
-        if (try_open(&shard, &bytes, TOKEN_FILE_CHECK_ALL, &error)) {
+        if (try_open(&file, &bytes, TOKEN_FILE_CHECK_ALL, &error)) {
             fail_msg("bit %zu is flipped, and nobody sees it", bit);
         }
         assert_true(error_is_set(&error));
@@ -132,12 +130,12 @@ static void every_flipped_bit_is_found(void **state) {
 
 static void every_truncation_is_found_without_reading_it_all(void **state) {
     (void)state;
-    TokenFile shard;
+    TokenFile file;
     Error error;
     for (int masked = 0; masked < 2; masked++) {
-        Bytes bytes = make_shard(4, masked), shorter = bytes;
+        Bytes bytes = make_file(4, masked), shorter = bytes;
         for (shorter.size = 0; shorter.size < bytes.size; shorter.size++) {
-            if (try_open(&shard, &shorter, TOKEN_FILE_CHECK_HEADER, &error)) {
+            if (try_open(&file, &shorter, TOKEN_FILE_CHECK_HEADER, &error)) {
                 fail_msg("%zu bytes are enough", shorter.size);
             }
             assert_true(error_is_set(&error));
@@ -147,7 +145,7 @@ static void every_truncation_is_found_without_reading_it_all(void **state) {
     }
 }
 
-// A number written somewhere into a good shard, and what is said then. `sealed`: with a
+// A number that is written into a good file, and the words that the error must have. sealed: with a
 // checksum that fits.
 typedef struct Damage {
     int at, bytes;
@@ -160,10 +158,10 @@ typedef struct Damage {
 static void damaged_headers_are_refused_in_one_line(void **state) {
     (void)state;
     static const Damage damages[] = {
-        {0, 8, 0, TOKEN_FILE_CHECK_HEADER, true, "is not a shard"},
-        {0, 4, 0, TOKEN_FILE_CHECK_HEADER, true, "is not a shard"},
-        {4, 1, 'o', TOKEN_FILE_CHECK_HEADER, true, "nearly those of a shard"},
-        {5, 3, 0x0A0A0A, TOKEN_FILE_CHECK_HEADER, true, "nearly those of a shard"},
+        {0, 8, 0, TOKEN_FILE_CHECK_HEADER, true, "is not a token file"},
+        {0, 4, 0, TOKEN_FILE_CHECK_HEADER, true, "is not a token file"},
+        {4, 1, 'o', TOKEN_FILE_CHECK_HEADER, true, "nearly those of a token file"},
+        {5, 3, 0x0A0A0A, TOKEN_FILE_CHECK_HEADER, true, "nearly those of a token file"},
         {8, 4, 0, TOKEN_FILE_CHECK_HEADER, true, "version 0"},
         {8, 4, 2, TOKEN_FILE_CHECK_HEADER, true, "only version 1"},
         {8, 4, 0xFFFFFFFF, TOKEN_FILE_CHECK_HEADER, true, "version 4294967295"},
@@ -200,18 +198,18 @@ static void damaged_headers_are_refused_in_one_line(void **state) {
     };
     for (size_t i = 0; i < sizeof damages / sizeof damages[0]; i++) {
         const Damage *damage = &damages[i];
-        Bytes bytes = make_shard(2, true);
+        Bytes bytes = make_file(2, true);
         put(bytes.data + damage->at, damage->number, damage->bytes);
         if (damage->sealed) { seal(&bytes); }
         expect_refusal(&bytes, damage->check, damage->words);
     }
 }
 
-// A count that makes the right size only because a product of 64 bits overflows.
+// A count with which the size fits only because a product of 64 bits overflows.
 static void a_count_that_overflows_is_refused(void **state) {
     (void)state;
     for (int width = 2; width <= 4; width += 2) {
-        Bytes bytes = make_shard(width, false);
+        Bytes bytes = make_file(width, false);
         put(bytes.data + 24, UINT64_MAX / (uint64_t)width + 1 + COUNT, 8);
         seal(&bytes);
         expect_refusal(&bytes, TOKEN_FILE_CHECK_HEADER, "truncated or damaged");
@@ -220,18 +218,18 @@ static void a_count_that_overflows_is_refused(void **state) {
 
 static void the_checksum_is_not_read_where_only_the_header_is_checked(void **state) {
     (void)state;
-    Bytes bytes = make_shard(2, true);
+    Bytes bytes = make_file(2, true);
     bytes.data[300] ^= 1;
-    TokenFile shard;
+    TokenFile file;
     Error error;
-    assert_true(try_open(&shard, &bytes, TOKEN_FILE_CHECK_HEADER, &error));
+    assert_true(try_open(&file, &bytes, TOKEN_FILE_CHECK_HEADER, &error));
     expect_refusal(&bytes, TOKEN_FILE_CHECK_ALL, "its checksum is");
 }
 
-static void other_formats_are_not_taken_for_shards(void **state) {
+static void other_formats_are_not_taken_for_token_files(void **state) {
     (void)state;
     const uint32_t llmc[2] = {20240520, 1};
-    Bytes bytes = make_shard(2, false);
+    Bytes bytes = make_file(2, false);
     assert_true(token_file_recognise(bytes.data, bytes.size));
     assert_true(token_file_recognise(bytes.data, 5));
     assert_false(token_file_recognise(bytes.data, 4));
@@ -249,40 +247,20 @@ static void other_formats_are_not_taken_for_shards(void **state) {
 static void random_damage_never_crashes(void **state) {
     (void)state;
     Random random = {random_hash(42, 0)};
-    TokenFile shard;
+    TokenFile file;
     Error error;
     for (int round = 0; round < 20000; round++) {
-        Bytes bytes = make_shard(round % 2 == 0 ? 2 : 4, round % 3 == 0);
+        Bytes bytes = make_file(round % 2 == 0 ? 2 : 4, round % 3 == 0);
         int changes = 1 + (int)(random_bits(&random) % 6);
         for (int i = 0; i < changes; i++) {
             bytes.data[8 + random_bits(&random) % (bytes.size - 8)] = (uint8_t)random_bits(&random);
         }
         if (random_bits(&random) % 4 == 0) { bytes.size = random_bits(&random) % (bytes.size + 64); }
-        try_open(&shard, &bytes, round % 5 == 0 ? TOKEN_FILE_CHECK_HEADER : TOKEN_FILE_CHECK_ALL, &error);
+        try_open(&file, &bytes, round % 5 == 0 ? TOKEN_FILE_CHECK_HEADER : TOKEN_FILE_CHECK_ALL, &error);
         if (bytes.size < 256) { continue; }
-        seal(&bytes); // whoever made it knows how to compute a checksum
-        try_open(&shard, &bytes, TOKEN_FILE_CHECK_ALL, &error);
+        seal(&bytes); // a hostile writer computes the checksum too
+        try_open(&file, &bytes, TOKEN_FILE_CHECK_ALL, &error);
     }
-}
-
-static void files_that_are_no_shards_are_refused(void **state) {
-    (void)state;
-    static const char *const words[3] = {"cannot read tokens", "not a regular file", "is empty"};
-    char empty[] = "/tmp/acco_shard_XXXXXX";
-    int descriptor = mkstemp(empty);
-    assert_true(descriptor >= 0);
-    close(descriptor);
-    const char *const paths[3] = {"/nowhere/at/all.bin", "/tmp", empty};
-    for (int i = 0; i < 3; i++) {
-        TokenFile shard;
-        Error error;
-        assert_false(token_file_open(&shard, paths[i], TOKEN_FILE_CHECK_ALL, &error));
-        if (strstr(error.text, words[i]) == NULL) {
-            fail_msg("'%s' does not say '%s'", error.text, words[i]);
-        }
-        assert_null(shard.mapping);
-    }
-    unlink(empty);
 }
 
 int main(void) {
@@ -294,9 +272,8 @@ int main(void) {
         cmocka_unit_test(damaged_headers_are_refused_in_one_line),
         cmocka_unit_test(a_count_that_overflows_is_refused),
         cmocka_unit_test(the_checksum_is_not_read_where_only_the_header_is_checked),
-        cmocka_unit_test(other_formats_are_not_taken_for_shards),
+        cmocka_unit_test(other_formats_are_not_taken_for_token_files),
         cmocka_unit_test(random_damage_never_crashes),
-        cmocka_unit_test(files_that_are_no_shards_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,24 +1,25 @@
-// corpus.h: the built-in corpus, small children's stories from a grammar, bytes as
-// tokens, endless, with known entropy.
+// corpus.h: the built-in corpus: an endless stream of small children's stories, bytes as
+// tokens, whose entropy is known.
 //
-// It is what a newcomer trains on in the first minute, without a file, a tokenizer or a
-// network, and it is a measuring device: because every story comes from a grammar, the
-// exact probability of every byte is known, and so is the loss that a perfect model would
-// reach. Most bytes are certain once the hero, the friend, the toy, its colour and the
-// place are chosen, but knowing them takes looking back up to 200 bytes: what remains
-// above the entropy is what the model has not yet learnt about long-range references.
+// It lets a newcomer train in the first minute, without a file, a tokenizer or a network.
+// And it measures: the stories come from a grammar, so the probability of every byte is
+// known exactly, and with it the loss of a perfect model. Most bytes are certain once the
+// hero, the friend, the toy, its colour and the place have been chosen, but knowing them
+// takes looking back up to 200 bytes. A loss above the entropy is what the model has not
+// yet learned about such long-range references.
 //
 // Window i of a seed is a pure function of (seed, i): the separator '\n', a fresh story,
-// '\n', the next story ..., cut at T+1 bytes. A window never starts inside a story, so
-// that "everything before this byte" is in the window and the conditional probability is
-// exact.
+// '\n', the next story and so on, cut at T + 1 bytes. A window never begins inside a
+// story, so all that a byte depends on is in the window, and its conditional probability
+// is exact.
 //
-// The grammar is one table of strings. Rule 0 holds the plots; the other rules hold
-// words:
+// The grammar is one table of strings. Rule 0 holds the plots, the other rules hold
+// words. In a plot
 //     {rule}   chooses one of the rule's alternatives, all equally likely; at most once in a plot
-//     <rule>   repeats that choice; a rule that follows another one gives its alternative with the same index: <he> after {hero}
-// At every choice the alternatives are prefix-free, and plots part at a plain byte
-// (corpus_check), so the text up to any byte tells which alternatives are still possible,
+//     <rule>   repeats that choice. A rule that follows another one gives its alternative of the
+//              same index: <he> after {hero}
+// The alternatives of a choice are prefix-free, and plots first differ at a plain byte
+// (corpus_check). So the text up to any byte tells which alternatives are still possible,
 // and the byte costs ln(possible before it / possible after it) nats.
 #ifndef ACCO_TOKENIZER_CORPUS_H
 #define ACCO_TOKENIZER_CORPUS_H
@@ -35,29 +36,27 @@
 
 typedef struct CorpusRule {
     const char *name;
-    const char *follows;      // NULL: a choice of its own; otherwise the earlier rule whose choice decides
+    const char *follows;      // the earlier rule whose choice decides; NULL: a choice of its own
     const char *alternatives; // separated by '|'
 } CorpusRule;
 
 static const CorpusRule corpus_rules[] = {
     {"plot", NULL,
-     "{once} there was a little {animal} named {hero}. <He> had a {colour} {toy}. One day <he> lost it near "
-     "the {place}. "
-     "Then a {friend} came by. \"<Sound>! Is this your <colour> <toy>?\" <hero> hugged the <friend>. {end}"
+     "{once} there was a little {animal} named {hero}. <He> had a {colour} {toy}. "
+     "One day <he> lost it near the {place}. Then a {friend} came by. "
+     "\"<Sound>! Is this your <colour> <toy>?\" <hero> hugged the <friend>. {end}"
      "|"
      "{once} there was a little {animal} named {hero}. <He> found a {colour} {toy} near the {place}. "
-     "A {friend} was looking for it. \"<Sound>! My <toy>!\" So <hero> gave the <colour> <toy> back to the "
-     "<friend>. {end}"
+     "A {friend} was looking for it. \"<Sound>! My <toy>!\" "
+     "So <hero> gave the <colour> <toy> back to the <friend>. {end}"
      "|"
-     "{once} there was a little {animal} named {hero}. <He> made a {colour} {toy} for <his> friend, the "
-     "{friend}. "
-     "They met near the {place}. \"<Sound>! I love my <colour> <toy>!\" said the <friend>. <hero> smiled. "
-     "{end}"
+     "{once} there was a little {animal} named {hero}. "
+     "<He> made a {colour} {toy} for <his> friend, the {friend}. They met near the {place}. "
+     "\"<Sound>! I love my <colour> <toy>!\" said the <friend>. <hero> smiled. {end}"
      "|"
-     "{once} there was a little {animal} named {hero}. <He> was afraid to go to the {place}. A {friend} took "
-     "<his> hand. "
-     "\"<Sound>! I will come with you.\" So <hero> and the <friend> went to the <place>. They saw a {colour} "
-     "{toy}. {end}"},
+     "{once} there was a little {animal} named {hero}. <He> was afraid to go to the {place}. "
+     "A {friend} took <his> hand. \"<Sound>! I will come with you.\" "
+     "So <hero> and the <friend> went to the <place>. They saw a {colour} {toy}. {end}"},
     {"once", NULL, "Once upon a time|Long ago|One sunny day|In a far land"},
     {"animal", NULL, "bunny|fox|bear|mouse|panda|lion"},
     {"hero", NULL, "Lily|Ben|Mia|Tom|Rosie|Sam"},
@@ -70,20 +69,21 @@ static const CorpusRule corpus_rules[] = {
     {"friend", NULL, "duck|frog|cow|hen|bee"},
     {"Sound", "friend", "Quack|Ribbit|Moo|Cluck|Buzz"},
     {"end", NULL,
-     "They played all day.|They danced and sang.|They were friends for ever.|Then they went home to eat "
-     "cake."},
+     "They played all day.|They danced and sang.|They were friends for ever.|"
+     "Then they went home to eat cake."},
 };
 
 enum {
     CORPUS_RULES = (int)(sizeof corpus_rules / sizeof corpus_rules[0]),
     CORPUS_MAX_RULES = 24,
-    CORPUS_MAX_ALTERNATIVES = 16, // of one rule; at most 32, they are bits of a word
+    CORPUS_MAX_ALTERNATIVES = 16, // of one rule; at most 32, because they are bits of a uint32
     CORPUS_MAX_STORY = 512        // bytes, separator included
 };
 
-// ------------------------------------------------------------------------------------------------------------------- the grammar, read
+// ---------------------------------------------------------------------------------------
+// Reading the grammar
 
-// A piece of the table's strings; not terminated.
+// A part of the table's strings, not terminated.
 typedef struct CorpusText {
     const char *start;
     int length;
@@ -101,7 +101,7 @@ typedef struct CorpusGrammar {
     CorpusChoice rules[CORPUS_MAX_RULES];
 } CorpusGrammar;
 
-// What stands at one place of a plot.
+// A piece of a plot: a plain byte, {rule} or <rule>.
 typedef enum CorpusPieceKind { CORPUS_BYTE, CORPUS_CHOOSE, CORPUS_REPEAT } CorpusPieceKind;
 
 typedef struct CorpusPiece {
@@ -118,8 +118,8 @@ static inline int corpus_find(const CorpusGrammar *grammar, const char *name, in
     return -1;
 }
 
-// Cuts the table into slices. Cheap enough (2 us) to do for every window, so that no
-// state outlives a call.
+// Cuts the table into rules and alternatives. It takes 2 us, so it is done for every
+// window, and no state has to outlive a call.
 static inline void corpus_read(const CorpusRule *rules, int count, CorpusGrammar *grammar) {
     assert(count <= CORPUS_MAX_RULES);
     grammar->count = count;
@@ -143,8 +143,8 @@ static inline void corpus_read(const CorpusRule *rules, int count, CorpusGrammar
     }
 }
 
-// Moves through a plot: fills `piece` with what stands at *position and steps over it;
-// false at the end.
+// Reads the piece of a plot at *position and moves behind it; false at the end of the
+// plot.
 static inline bool corpus_next_piece(const CorpusGrammar *grammar, CorpusText plot, int *position,
                                      CorpusPiece *piece) {
     if (*position >= plot.length) { return false; }
@@ -163,8 +163,8 @@ static inline bool corpus_next_piece(const CorpusGrammar *grammar, CorpusText pl
     return true;
 }
 
-// What byte j of alternative `chosen` tells, in nats. *alive has a bit for every
-// alternative that agrees up to j, and is narrowed.
+// The nats that byte j of alternative `chosen` costs. *alive has a bit for every
+// alternative that agrees with it before byte j; those that differ at byte j are cleared.
 static inline double corpus_byte_nats(const CorpusChoice *choice, int chosen, int j, uint32_t *alive) {
     if ((*alive & (*alive - 1)) == 0) { return 0.0; }
     char byte = choice->alternatives[chosen].start[j];
@@ -184,12 +184,13 @@ static inline uint32_t corpus_all_alive(const CorpusChoice *choice) {
     return (UINT32_C(1) << choice->count) - 1;
 }
 
-// ------------------------------------------------------------------------------------------------------------------------- the writer
+// ---------------------------------------------------------------------------------------
+// Writing stories
 
 typedef struct CorpusWriter {
     CorpusGrammar grammar;
     Random random;
-    int chosen[CORPUS_MAX_RULES]; // in the story at hand
+    int chosen[CORPUS_MAX_RULES]; // alternatives, in this story
     uint8_t *bytes;               // (capacity)
     double *nats;                 // (capacity), or NULL
     int length, capacity;
@@ -225,7 +226,7 @@ static inline void corpus_put_repeat(CorpusWriter *writer, int rule) {
     for (int j = 0; j < text.length; j++) { corpus_put(writer, text.start[j], 0.0); }
 }
 
-// The separator and one story.
+// Writes the separator and one story.
 static inline void corpus_put_story(CorpusWriter *writer) {
     const CorpusChoice *plots = &writer->grammar.rules[0];
     int plot = corpus_choose(writer, 0);
@@ -246,7 +247,7 @@ static inline void corpus_put_story(CorpusWriter *writer) {
     }
 }
 
-// As corpus_fill, of any valid grammar.
+// corpus_fill for any valid grammar.
 static inline double corpus_fill_from(const CorpusRule *rules, int count, uint64_t seed, uint64_t index,
                                       int T, uint8_t *bytes, double *nats) {
     CorpusWriter writer;
@@ -261,39 +262,42 @@ static inline double corpus_fill_from(const CorpusRule *rules, int count, uint64
     return writer.total;
 }
 
-// Window `index` of the stream of stories that `seed` names: fills bytes (T+1) and,
-// unless it is NULL, nats (T+1): -ln of the probability of every byte given all bytes
-// before it in the window; the first byte is always '\n' and costs 0. Returns the sum of
-// the nats: the loss that a perfect model would reach on the T predicted bytes, times T.
+// Window `index` of the stream that `seed` names: fills bytes (T + 1) and, unless it is
+// NULL, nats (T + 1): -ln of the probability of each byte given all bytes before it in
+// the window. The first byte is always '\n' and costs 0. Returns the sum of the nats,
+// which is T times the loss of a perfect model on the T predicted bytes.
 static inline double corpus_fill(uint64_t seed, uint64_t index, int T, uint8_t *bytes, double *nats) {
     return corpus_fill_from(corpus_rules, CORPUS_RULES, seed, index, T, bytes, nats);
 }
 
-// --------------------------------------------------------------------------------------------------------------- what a window is worth
+// ---------------------------------------------------------------------------------------
+// Entropy
 //
-// Where a choice stands in a story depends on the lengths of the words before it, and a
-// hero with a long name is mentioned more than once. Choices are independent, so the
-// distribution of an offset is the convolution, over the rules chosen so far, of the
-// bytes that each rule has put so far for each of its alternatives: exact, without
-// listing the millions of stories.
+// The place of a choice in a story depends on the lengths of the words before it, and a
+// long name may be repeated. But choices are independent. So the distribution of an
+// offset is a convolution over the rules chosen so far, each with the bytes that it has
+// put so far for each of its alternatives. That is exact, and no list of the millions of
+// stories is needed.
 
 typedef struct CorpusMeasure {
     CorpusGrammar grammar;
-    int fixed; // bytes that are the same whatever is chosen
-    bool open[CORPUS_MAX_RULES];
-    int spent[CORPUS_MAX_RULES][CORPUS_MAX_ALTERNATIVES]; // bytes put so far if this alternative was chosen
-    // Over all stories, at each offset from the separator:
-    double nats[CORPUS_MAX_STORY];   // expected nats of the byte there, counting 0 where the story has ended
+    // Of the plot being measured, up to its next byte:
+    int fixed;                                            // plain bytes, whatever is chosen
+    bool chosen[CORPUS_MAX_RULES];                        // whether the rule has been chosen
+    int spent[CORPUS_MAX_RULES][CORPUS_MAX_ALTERNATIVES]; // bytes that the rule put, by alternative
+    // Over all stories, by offset from the separator:
+    double nats[CORPUS_MAX_STORY];   // expected nats of the byte there; 0 where the story has ended
     double length[CORPUS_MAX_STORY]; // probability that separator and story are this long
 } CorpusMeasure;
 
-// probability (CORPUS_MAX_STORY) of every offset of the next byte of the plot at hand.
+// Fills probability (CORPUS_MAX_STORY): of each offset, that the next byte of the plot
+// stands there.
 static inline void corpus_offsets(const CorpusMeasure *measure, double *probability) {
     double previous[CORPUS_MAX_STORY];
     memset(probability, 0, CORPUS_MAX_STORY * sizeof *probability);
     probability[measure->fixed] = 1.0;
     for (int r = 1; r < measure->grammar.count; r++) {
-        if (!measure->open[r]) { continue; }
+        if (!measure->chosen[r]) { continue; }
         memcpy(previous, probability, sizeof previous);
         memset(probability, 0, CORPUS_MAX_STORY * sizeof *probability);
         int count = measure->grammar.rules[r].count;
@@ -306,8 +310,8 @@ static inline void corpus_offsets(const CorpusMeasure *measure, double *probabil
     }
 }
 
-// Adds `nats`, which the byte at `distance` from the next one costs with the given
-// weight, at every offset where it may stand.
+// Adds weight * nats, what the byte at `distance` from the next one costs, at every
+// offset where it may stand.
 static inline void corpus_spread(CorpusMeasure *measure, const double *probability, int distance, double nats,
                                  double weight) {
     for (int i = 0; i + distance < CORPUS_MAX_STORY; i++) {
@@ -327,14 +331,14 @@ static inline void corpus_measure_choice(CorpusMeasure *measure, int rule, doubl
         }
         measure->spent[rule][k] = choice->alternatives[k].length;
     }
-    measure->open[rule] = true;
+    measure->chosen[rule] = true;
 }
 
 static inline void corpus_measure_plot(CorpusMeasure *measure, int plot) {
     const CorpusChoice *plots = &measure->grammar.rules[0];
     double weight = 1.0 / plots->count, probability[CORPUS_MAX_STORY];
     uint32_t alive = corpus_all_alive(plots);
-    memset(measure->open, 0, sizeof measure->open);
+    memset(measure->chosen, 0, sizeof measure->chosen);
     measure->fixed = 1; // the separator
     CorpusPiece piece;
     for (int position = 0;
@@ -365,30 +369,17 @@ static inline void corpus_measure(const CorpusRule *rules, int count, CorpusMeas
     for (int plot = 0; plot < measure->grammar.rules[0].count; plot++) { corpus_measure_plot(measure, plot); }
 }
 
-// Expected nats of one story, and expected bytes of one story with its separator. Their
-// ratio is the entropy of the endless stream.
-static inline void corpus_story_expectation(double *nats, double *bytes) {
-    CorpusMeasure measure;
-    corpus_measure(corpus_rules, CORPUS_RULES, &measure);
-    *nats = 0.0;
-    *bytes = 0.0;
-    for (int i = 0; i < CORPUS_MAX_STORY; i++) {
-        *nats += measure.nats[i];
-        *bytes += measure.length[i] * i;
-    }
-}
-
-// As corpus_entropy, of any valid grammar.
+// corpus_entropy for any valid grammar.
 static inline double corpus_entropy_from(const CorpusRule *rules, int count, int T) {
     CorpusMeasure measure;
-    double *expected =
-        (double *)calloc((size_t)T + 1, sizeof *expected); // nats of the byte at each position of a window
+    // (T + 1) nats of the byte at each position of a window
+    double *expected = (double *)calloc((size_t)T + 1, sizeof *expected);
     if (expected == NULL) { return NAN; }
     corpus_measure(rules, count, &measure);
     double total = 0.0;
     for (int t = 0; t <= T; t++) {
-        // Renewal: this byte belongs to the first story, or to a stream that begins anew
-        // where the first story ended.
+        // Byte t belongs to the first story, or to the stream that begins again where
+        // that story ended: the renewal equation.
         if (t < CORPUS_MAX_STORY) { expected[t] = measure.nats[t]; }
         for (int i = 1; i < CORPUS_MAX_STORY && i <= t; i++) {
             expected[t] += measure.length[i] * expected[t - i];
@@ -399,16 +390,17 @@ static inline double corpus_entropy_from(const CorpusRule *rules, int count, int
     return total / T;
 }
 
-// The loss of a perfect model: expected nats per predicted byte over windows of T+1 bytes
-// (T >= 1). Exact, not sampled. It falls slowly with T towards the entropy of the endless
-// stream, because a cut story has made its choices and not yet repeated them. NaN: no
-// memory.
+// The loss of a perfect model: expected nats per predicted byte over windows of T + 1
+// bytes (T >= 1). Computed exactly, not sampled. It falls slowly with T, towards the
+// entropy of the endless stream, because a story that is cut has made its choices but not
+// yet repeated them. NaN: no memory.
 static inline double corpus_entropy(int T) { return corpus_entropy_from(corpus_rules, CORPUS_RULES, T); }
 
-// ----------------------------------------------------------------------------------------------------------- what makes a grammar valid
+// ---------------------------------------------------------------------------------------
+// Checking a grammar
 
-// Whether two alternatives part at a plain byte before either of them ends.
-static inline bool corpus_part(CorpusText a, CorpusText b) {
+// Whether two alternatives first differ at a plain byte, before either of them ends.
+static inline bool corpus_differ(CorpusText a, CorpusText b) {
     for (int j = 0; j < a.length && j < b.length; j++) {
         if (a.start[j] != b.start[j]) {
             return strchr("{<", a.start[j]) == NULL && strchr("{<", b.start[j]) == NULL;
@@ -426,7 +418,8 @@ static inline bool corpus_part(CorpusText a, CorpusText b) {
 static inline bool corpus_check_rule(const CorpusGrammar *grammar, int rule, Error *error) {
     const CorpusChoice *choice = &grammar->rules[rule];
     if (choice->source < 0 || grammar->rules[choice->source].count != choice->count) {
-        return error_set(error, "rule %s follows a rule that does not exist or has not as many alternatives",
+        return error_set(error,
+                         "rule %s follows a rule that does not exist or has another number of alternatives",
                          choice->name.start);
     }
     for (int a = 0; a < choice->count; a++) {
@@ -437,8 +430,8 @@ static inline bool corpus_check_rule(const CorpusGrammar *grammar, int rule, Err
             }
         }
         for (int b = 0; b < a && choice->source == rule; b++) {
-            if (!corpus_part(text, choice->alternatives[b])) {
-                return error_set(error, "rule %s: alternatives %d and %d do not part at a plain byte",
+            if (!corpus_differ(text, choice->alternatives[b])) {
+                return error_set(error, "rule %s: alternatives %d and %d do not first differ at a plain byte",
                                  choice->name.start, b, a);
             }
         }
@@ -459,7 +452,7 @@ static inline bool corpus_check_plot(const CorpusGrammar *grammar, CorpusText pl
                                                         : chosen[choice->source]);
             if (!allowed) {
                 return error_set(error,
-                                 "the plot's reference at character %d is unknown, too early or twice chosen",
+                                 "the plot's reference at character %d is unknown, too early or chosen twice",
                                  piece.position);
             }
             if (piece.kind == CORPUS_CHOOSE) { chosen[piece.rule] = true; }
@@ -475,8 +468,8 @@ static inline bool corpus_check_plot(const CorpusGrammar *grammar, CorpusText pl
     return true;
 }
 
-// Whether the formulas above hold for a grammar: run by the tests, so that whoever
-// changes the stories learns what broke.
+// Whether the formulas above hold for a grammar. Called by test/test_corpus.c, so that
+// whoever changes the stories learns which rule they broke.
 static inline bool corpus_check(const CorpusRule *rules, int count, Error *error) {
     CorpusGrammar grammar;
     corpus_read(rules, count, &grammar);

@@ -1,9 +1,10 @@
-"""Chunks to tokens, in a process of its own: parse, template, encode, decide the side, append the end of text.
+"""Turns chunks into tokens, in worker processes.
 
-Documents follow each other, and a sequence that train_gpt cuts out of them may begin in one and end in another: packed.
-Or each document is a sequence of its own, cut or filled up to `pad` tokens: train_gpt's window w is tokens w*T to w*T+T,
-of which the last is only predicted. So with T = pad it is document w and the first token of the next one, which is not
-to be predicted.
+Without padding, documents follow each other, so a sequence of train_gpt may begin in one
+document and end in another. With padding, each document is one sequence, cut or filled up
+to `pad` tokens. Window w of train_gpt is tokens [w*T, w*T + T], of which the last is only
+a target. So with T = pad, window w is document w and the first token of the next one,
+which the mask keeps from being predicted.
 """
 
 import json
@@ -23,49 +24,55 @@ from tokenizer.templates import TEMPLATES, Segments
 
 @dataclass
 class Tokens:
-    """Tokens of one side of the split. mask is empty where the template masks nothing."""
+    """Tokens of one side of the split."""
 
     ids: np.ndarray
-    mask: np.ndarray
+    mask: np.ndarray  # one uint8 per id; empty where nothing is masked
 
 
 @dataclass
 class Encoded:
+    """A chunk as tokens, and how many documents..."""
+
     sides: dict[str, Tokens]
-    documents: int  # that end in this chunk
-    replaced: int  # documents with bytes that are not UTF-8
-    cut: int  # documents that were longer than `pad`
-    left_out: int  # documents of which nothing would be predicted
+    documents: int  # ...end in it
+    replaced: int  # ...had bytes that are not UTF-8
+    cut: int  # ...were longer than `pad`
+    left_out: int  # ...were left out, because nothing of them would be predicted
 
 
 @dataclass
 class Document:
+    """A document, or the part of a long one that is in this chunk."""
+
     segments: Segments
     side: str
     begins: bool = True
-    ends: bool = True  # an end of text follows
+    ends: bool = True  # and an end-of-text token follows
 
 
 @dataclass
 class Job:
-    """All that a process needs to know, once."""
+    """What every worker process is told when it starts."""
 
     tokenizer: str
     template: str
     field: str
     masked: bool
-    pad: int  # length of a sequence that has one document; 0: packed
+    pad: int  # length of a sequence, each one document; 0: documents follow each other
     options: Options
 
 
 class Encoder:
+    """The tokenizer of one process."""
+
     def __init__(self, job: Job):
         self.job = job
         self.tokenizer = vocabulary.load(job.tokenizer)
-        self.tokenizer.encode_special_tokens = True  # "<|endoftext|>" inside of a document is text, not the end of it
+        self.tokenizer.encode_special_tokens = True  # "<|endoftext|>" inside a document is text
         self.tokenizer.no_truncation()
         self.end_of_text = self.tokenizer.token_to_id(vocabulary.END_OF_TEXT)
-        self.replaced = 0  # of the chunk at hand
+        self.replaced = 0  # documents of this chunk
         self.dtype = np.dtype(f"<u{token_bytes_for(vocabulary.size(self.tokenizer))}")
 
     def encode(self, chunk: Chunk) -> Encoded:
@@ -89,6 +96,7 @@ class Encoder:
         return Encoded(joined, sum(document.ends for document in documents), self.replaced, cut, left_out)
 
     def assemble(self, document: Document, ids: Iterator) -> Tokens:
+        """Joins the tokens of a document's pieces, which come next in `ids`, with their mask."""
         tokens, mask = [], []
         for text, counts in document.segments:
             for _ in pieces(text):
@@ -101,7 +109,7 @@ class Encoder:
         return Tokens(join(tokens, self.dtype), join(mask, np.uint8))
 
     def padded(self, document: Tokens) -> Tokens:
-        """One sequence: the first token has nothing before it, and what fills it up nothing to say."""
+        """One sequence of `pad` tokens. Its first token and the filling are not to be predicted."""
         kept = min(len(document.ids), self.job.pad)
         ids = np.full(self.job.pad, self.end_of_text, self.dtype)
         mask = np.zeros(self.job.pad, np.uint8)
@@ -110,6 +118,7 @@ class Encoder:
         return Tokens(ids, mask)
 
     def decode(self, data: bytes) -> str:
+        """The text of a document; bytes that are not UTF-8 become U+FFFD and are counted."""
         try:
             return data.decode()
         except UnicodeDecodeError:
@@ -117,7 +126,7 @@ class Encoder:
             return data.decode(errors="replace")
 
     def text(self, chunk: Chunk) -> list[Document]:
-        """Documents between separators; the first and the last may be parts of one that is longer than a chunk."""
+        """The documents between separators. The first and the last may be parts of a document longer than a chunk."""
         parts = SEPARATORS[self.job.options.separator].split(chunk.data)
         documents = []
         for index, part in enumerate(parts):
@@ -133,6 +142,7 @@ class Encoder:
         return documents
 
     def records(self, chunk: Chunk) -> list[Document]:
+        """The documents of JSON records or table rows; those without any text are skipped."""
         make = TEMPLATES[self.job.template]
         documents = []
         try:
@@ -151,6 +161,7 @@ class Encoder:
 
 
 def parse(chunk: Chunk):
+    """The records of a chunk, as dictionaries."""
     if chunk.kind == "table":
         yield from chunk.data.to_pylist()
         return
@@ -163,7 +174,7 @@ def parse(chunk: Chunk):
 
 
 def pieces(text: str) -> list[str]:
-    """The library needs a hundred times a text's size: long ones are encoded piece by piece, cut before a blank."""
+    """Cuts a long text before blanks: the library needs memory for a hundred times the text that it encodes at once."""
     result = []
     while len(text) > DOCUMENT_BYTES:
         cut = text.rfind(" ", DOCUMENT_BYTES // 2, DOCUMENT_BYTES)
@@ -186,6 +197,7 @@ def _leave_with_parent() -> None:
 
 
 def start_process(job: Job) -> None:
+    """Called once in every worker process."""
     global _encoder
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # processes are the parallelism
     threading.Thread(target=_leave_with_parent, daemon=True).start()  # a killed parent leaves no orphans

@@ -1,12 +1,14 @@
-"""Converts GPT-Neo as Hugging Face kept it before safetensors: what has pytorch_model.bin in, what train_gpt loads out.
+"""Converts a GPT-Neo from pytorch_model.bin to model.safetensors, which train_gpt loads.
 
     python -m tokenizer.from_pytorch DIR OUT
     ./train_gpt sample --from OUT --prompt 'Once upon a time'
 
-DIR: config.json and pytorch_model.bin, or its parts with pytorch_model.bin.index.json. OUT: a new directory with the
-same config.json, model.safetensors and the files of the tokenizer. Weights keep their names, types and bits. Left away
-are the attention masks that old versions stored, and lm_head.weight, which must be the embedding once more. One tensor
-is in memory at a time. What reads the .bin is in pytorch_file.py, and why it is not PyTorch.
+DIR has config.json and pytorch_model.bin, or its parts with pytorch_model.bin.index.json.
+OUT is a new directory; it gets the same config.json, model.safetensors and the files of
+the tokenizer. Weights keep their names, types and bits. Left out are the attention masks
+that old versions stored, and lm_head.weight, which must equal the embedding. Only one
+tensor is in memory at a time. pytorch_file.py reads the .bin without PyTorch, and says
+why.
 """
 
 import argparse
@@ -31,6 +33,7 @@ Source = tuple[PytorchFile, Tensor]
 
 
 def files_of(directory: Path) -> list[Path]:
+    """The files that hold the weights: one, or those that the index names."""
     if (directory / SINGLE).is_file():
         return [directory / SINGLE]
     if not (directory / INDEX).is_file():
@@ -38,7 +41,7 @@ def files_of(directory: Path) -> list[Path]:
     try:
         names = sorted(set(json.loads((directory / INDEX).read_bytes())["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise PytorchError(f"{directory / INDEX} is no JSON object with a \"weight_map\" of tensors to files") from None
+        raise PytorchError(f"{directory / INDEX} is not a JSON object with a \"weight_map\" of tensors to files") from None
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or not (directory / name).is_file():
             raise PytorchError(f"{directory / INDEX} names the file {name!r}, which is not beside it")
@@ -46,7 +49,7 @@ def files_of(directory: Path) -> list[Path]:
 
 
 def collect(paths: list[Path]) -> dict[str, Source]:
-    """All tensors that are weights, by name."""
+    """The tensors that are weights, by name."""
     sources: dict[str, Source] = {}
     for path in paths:
         file = PytorchFile(path)
@@ -62,7 +65,7 @@ def collect(paths: list[Path]) -> dict[str, Source]:
 
 
 def untie(sources: dict[str, Source]) -> None:
-    """Removes the head, which is the embedding once more."""
+    """Removes lm_head.weight, after checking that it equals the embedding."""
     embedding = next((sources[name] for name in EMBEDDINGS if name in sources), None)
     if HEAD not in sources or embedding is None:
         return
@@ -72,7 +75,7 @@ def untie(sources: dict[str, Source]) -> None:
 
 
 def write_safetensors(path: Path, sources: dict[str, Source]) -> int:
-    """8 bytes with the length of the header, the header in JSON, the tensors; returns the bytes of the tensors."""
+    """Writes the length of the header (8 bytes), the header in JSON, the tensors. Returns the bytes of the tensors."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}  # transformers insists on a format
     end = 0
     for name, (_, tensor) in sources.items():
@@ -90,7 +93,7 @@ def write_safetensors(path: Path, sources: dict[str, Source]) -> int:
 
 
 def convert(directory: Path, out: Path) -> tuple[int, int]:
-    """OUT appears at once and whole. Returns how many tensors there are, and their bytes."""
+    """Writes OUT under a temporary name and renames it, so it is complete or absent. Returns the tensors and their bytes."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise PytorchError(f"{out} is not empty: choose a directory that does not exist yet")
     if not (directory / "config.json").is_file():

@@ -1,7 +1,9 @@
-"""What is finished, so that an interrupted run goes on where its last finished part ends.
+"""The record of finished parts, from which an interrupted run goes on.
 
-PREFIX.journal holds a JSON object a line: first the request, then one line for each part once its shards are on disk under
-their names. A line that is cut short is no line. Parts end where chunks end, so a part that is made again is the same.
+PREFIX.journal has one JSON object a line: first the request, then one line for each part,
+written when the part's shards are on disk under their final names. A line without its
+line end was interrupted and is ignored. Parts end where chunks end, so a part that is
+made again is the same as before.
 """
 
 import json
@@ -14,21 +16,25 @@ from tokenizer.sources import Position
 
 
 class JournalError(Exception):
-    """A journal of another run."""
+    """A journal that is damaged or belongs to another request."""
 
 
 @dataclass
 class Part:
-    shards: dict[str, dict]  # by side: file, tokens, checksum; a side without tokens has none
+    """One shard for each side, and what went into them; see encode.Encoded for the counts."""
+
+    shards: dict[str, dict]  # by side: file, tokens, checksum; none for a side without tokens
     documents: int
     replaced: int
     cut: int
     left_out: int
-    next: Position
-    done: bool  # nothing follows
+    next: Position  # where the next part begins to read
+    done: bool  # this is the last part
 
 
 class Journal:
+    """PREFIX.journal. Parts whose shards are gone or changed, and all after them, are forgotten."""
+
     def __init__(self, prefix: Path, request: dict):
         self.path = prefix.with_name(prefix.name + ".journal")
         self.request = request
@@ -43,12 +49,12 @@ class Journal:
             entries = [json.loads(line) for line in lines]
         except ValueError as error:
             raise JournalError(f"{self.path} is damaged ({error}): remove it to begin again") from None
-        if len(entries) < 2:  # nothing is finished, so nothing is lost
+        if len(entries) < 2:  # no part is finished, so nothing is lost whatever the request was
             return
         for key, value in self.request.items():
             if entries[0].get(key) != value:
                 raise JournalError(
-                    f"{self.path} is of a run with another {key} ({entries[0].get(key)}, now {value}): "
+                    f"{self.path} belongs to a run with another {key} ({entries[0].get(key)}, now {value}): "
                     "repeat that run's command, remove the journal to begin again, or choose another --out"
                 )
         for entry in entries[1:]:

@@ -1,11 +1,12 @@
-"""Prepares token files: text, JSON, Parquet or data sets in, shards that train_gpt reads out.
+"""Makes token files that train_gpt reads, from text, JSON, Parquet or data sets.
 
     python -m tokenizer.prepare --tokenizer DIR --out data/stories stories.txt
     ./train_gpt --data 'data/stories_train_*.bin' ...
 
-One process reads and writes, all others tokenize. Memory does not grow with the input: a few chunks a process are under way.
-Shards are the same whatever the number of processes. Interrupted, even by kill -9, the same command goes on behind the
-last finished part.
+One process reads and writes, all others tokenize. Only a few chunks per process are in
+memory, however large the input is. The shards do not depend on the number of processes.
+If a run is interrupted, even by kill -9, the same command continues after the last
+finished part.
 """
 
 import argparse
@@ -30,8 +31,8 @@ from tokenizer.shard import ShardWriter
 from tokenizer.sources import Chunk, InputError, Options, Position, chunks, reader_for
 from tokenizer.templates import MASKED, TEMPLATES
 
-SIDES = {"train": "train", "validation": "val"}  # and what they are called in names of files
-UNDER_WAY = 3  # chunks for each process
+SIDES = {"train": "train", "validation": "val"}  # the sides of the split, and their names in file names
+UNDER_WAY = 3  # chunks per process
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
@@ -41,18 +42,21 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("inputs", nargs="+", help="files (.txt, .json, .jsonl, .parquet) or names of data sets")
     parser.add_argument("--tokenizer", required=True, help="a directory with a tokenizer, or a name such as gpt2")
     parser.add_argument("--out", required=True, type=Path, metavar="PREFIX", help="PREFIX_train_00000.bin and so on")
-    parser.add_argument("--val-fraction", type=float, default=0.01, help="of the documents, by their hash (%(default)s)")
+    parser.add_argument("--val-fraction", type=float, default=0.01,
+                        help="share of the documents, chosen by their hash (%(default)s)")
     parser.add_argument("--separator", choices=("endoftext", "blank-line"), default="endoftext",
-                        help="what is between documents of a text file: a line <|endoftext|>, or blank lines (%(default)s)")
+                        help="what separates the documents of a text file: a line <|endoftext|>, or blank lines (%(default)s)")
     parser.add_argument("--template", choices=tuple(TEMPLATES), default="plain",
-                        help="alpaca: instruction, input, output, of which only the output counts (%(default)s)")
+                        help="alpaca: instruction, input, output, of which only the output is predicted (%(default)s)")
     parser.add_argument("--pad", type=int, default=0, metavar="LENGTH",
-                        help="each document is a sequence of this length, cut or filled up, for train_gpt --seq-len "
-                        "LENGTH; otherwise documents follow each other")
-    parser.add_argument("--field", default="text", help="of JSON records and Parquet files (%(default)s)")
-    parser.add_argument("--dataset-split", default="train", help="of data sets by name (%(default)s)")
-    parser.add_argument("--shard-tokens", type=int, default=100_000_000, help="a shard ends behind these (%(default)s)")
-    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)), help="(all cores: %(default)s)")
+                        help="make each document one sequence of this length, cut or filled up, for train_gpt "
+                        "--seq-len LENGTH; otherwise documents follow each other")
+    parser.add_argument("--field", default="text", help="the text of JSON records and Parquet files (%(default)s)")
+    parser.add_argument("--dataset-split", default="train", help="the split of data sets by name (%(default)s)")
+    parser.add_argument("--shard-tokens", type=int, default=100_000_000,
+                        help="begin a new shard when one has this many tokens (%(default)s)")
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)),
+                        help="that tokenize (all cores: %(default)s)")
     found = parser.parse_args(arguments)
     if not 0.0 <= found.val_fraction < 1.0:
         parser.error(f"--val-fraction {found.val_fraction}: allowed: 0 to less than 1")
@@ -64,12 +68,13 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def describe_input(name: str) -> list:
-    """What must not change between a run and its continuation."""
+    """Name, size and time of an input, which must not change between a run and its continuation."""
     path = Path(name)
     return [name, path.stat().st_size, path.stat().st_mtime_ns] if path.exists() else [name, 0, 0]
 
 
 def describe(arguments: argparse.Namespace, tokenizer_hash: bytes) -> dict:
+    """The request, as the journal keeps it: everything that the shards depend on."""
     return {
         "tokenizer": tokenizer_hash.hex(),
         "inputs": [describe_input(name) for name in arguments.inputs],
@@ -79,7 +84,7 @@ def describe(arguments: argparse.Namespace, tokenizer_hash: bytes) -> dict:
 
 
 def encode_all(source: Iterator[Chunk], pool: ProcessPoolExecutor, processes: int) -> Iterator[tuple[Chunk, Encoded]]:
-    """Chunks in their order, with their tokens, and never more than a few of them in memory."""
+    """The chunks with their tokens, in order; UNDER_WAY chunks per process are in memory at most."""
     under_way = deque()
     for chunk in source:
         under_way.append((chunk, pool.submit(encode_chunk, chunk)))
@@ -91,7 +96,7 @@ def encode_all(source: Iterator[Chunk], pool: ProcessPoolExecutor, processes: in
 
 
 class PartWriter:
-    """The shards of one part, one for each side."""
+    """Writes the shards of one part, one for each side."""
 
     def __init__(self, prefix: Path, number: int, job: Job, size: int, end_of_text: int, tokenizer_hash: bytes):
         self.writers = {
@@ -115,7 +120,7 @@ class PartWriter:
     def finish(self, position: Position, done: bool) -> Part:
         shards = {}
         for side, writer in self.writers.items():
-            if self.pad and writer.count:  # the last window, too, ends with the first token behind it
+            if self.pad and writer.count:  # the last window, too, needs one token after its last input
                 writer.add(np.array([self.end_of_text]), np.zeros(1, np.uint8))
             if header := writer.finish():
                 shards[side] = {"file": writer.path.name, "tokens": header.count, "checksum": header.checksum}
@@ -127,7 +132,7 @@ class PartWriter:
 
 
 def write_all(results, new_part, journal: Journal, sizes: list[int], shard_tokens: int) -> None:
-    """Tokens into shards; a part that is full is finished, entered in the journal, and another one begun."""
+    """Writes all tokens. A part that is full is finished and entered in the journal, and the next one begins."""
     position, part = journal.next, new_part()
     before = [sum(sizes[:index]) for index in range(len(sizes))]
     begun = before[position.input] + position.offset if position != Position() else 0
@@ -146,7 +151,7 @@ def write_all(results, new_part, journal: Journal, sizes: list[int], shard_token
 
 
 def make_shards(arguments: argparse.Namespace, journal: Journal, tokenizer: Tokenizer, tokenizer_hash: bytes) -> None:
-    """All that the journal does not have yet."""
+    """Makes the parts that are not in the journal yet."""
     masked = arguments.template in MASKED or arguments.pad > 0
     columns = (arguments.field,) if arguments.template == "plain" else ("instruction", "input", "output")
     options = Options(arguments.separator, columns, arguments.val_fraction, arguments.dataset_split)
@@ -171,7 +176,7 @@ def run(arguments: argparse.Namespace) -> None:
     tokenizer = vocabulary.load(arguments.tokenizer)
     tokenizer_hash = vocabulary.hash_of(tokenizer)
     for name in arguments.inputs:
-        reader_for(name)  # what is not there is said before anything begins
+        reader_for(name)  # a missing input is reported before any work is done
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     journal = Journal(arguments.out, describe(arguments, tokenizer_hash))
     begun, finished_before = time.monotonic(), len(journal.parts)
@@ -181,7 +186,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def amount(arguments: argparse.Namespace, journal: Journal) -> str:
-    """What there is to train on and to validate."""
+    """One line about how much there is to train on and for validation."""
     if arguments.pad:
         train, held_out = (journal.sequences(side, arguments.pad) for side in SIDES)
         return f"{train} sequences of {arguments.pad} tokens to train on, {held_out} for validation"
@@ -195,11 +200,11 @@ def report(arguments: argparse.Namespace, journal: Journal, size: int, seconds: 
     print(f"{documents} documents: {amount(arguments, journal)}; vocabulary {size}; "
           f"{len(journal.parts)} parts, of which {finished_before} were finished before")
     if replaced:
-        print(f"{replaced} documents were not UTF-8 everywhere: the bytes that were not are replaced by U+FFFD")
+        print(f"{replaced} documents had bytes that are not UTF-8: they are replaced by U+FFFD")
     if cut:
         print(f"{cut} documents were longer than {arguments.pad} tokens and lost their end")
     if left_out:
-        print(f"{left_out} documents were left out, for nothing of them would have been predicted")
+        print(f"{left_out} documents were left out, because nothing of them would have been predicted")
     total = sum(describe_input(name)[1] for name in arguments.inputs)
     if finished_before == 0 and total > 0:
         speed = total / seconds / 1e6
@@ -213,11 +218,11 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"prepare: {error}", file=sys.stderr)
         return 2
     except BrokenProcessPool:
-        print("prepare: a process ended unexpectedly, perhaps for lack of memory: --processes, fewer of them, may help; "
-              "the same command goes on behind the last finished part", file=sys.stderr)
+        print("prepare: a process ended unexpectedly, perhaps for lack of memory: a lower --processes may help; "
+              "the same command continues after the last finished part", file=sys.stderr)
         return 3
     except KeyboardInterrupt:
-        print("prepare: interrupted; the same command goes on behind the last finished part", file=sys.stderr)
+        print("prepare: interrupted; the same command continues after the last finished part", file=sys.stderr)
         return 130
     return 0
 

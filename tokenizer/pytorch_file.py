@@ -1,10 +1,13 @@
-"""The tensors of a pytorch_model.bin, read without PyTorch and without running anything that is in it.
+"""Reads the tensors of a pytorch_model.bin without PyTorch, and without running its code.
 
-Since PyTorch 1.6 such a file is a zip archive: NAME/data.pkl, a pickle of a dictionary of tensors, and NAME/data/KEY,
-the bytes of each storage, not compressed. A pickle is a program. This one may name nine things, which are harmless; one
-that names anything else is refused. PyTorch itself would be 900 MB for what is done here.
+Since PyTorch 1.6 such a file is a zip archive of NAME/data.pkl, a pickle of a dictionary
+of tensors, and NAME/data/KEY, the uncompressed bytes of each storage. A pickle is a
+program that may call whatever it names, so one that names anything but the nine harmless
+things in ALLOWED is refused. PyTorch itself would be a dependency of 900 MB for this one
+purpose.
 
-Tensors keep their type and their bits. Only the pickle is read when a file is opened; a tensor when it is asked for.
+Tensors keep their types and bits. Opening a file reads only the pickle; a tensor is read
+when it is asked for.
 """
 
 import pickle
@@ -15,31 +18,35 @@ from pathlib import Path
 
 import numpy as np
 
-STORAGES = {  # what PyTorch calls them: the name in safetensors, bytes of an element
+STORAGES = {  # PyTorch's name: the name in safetensors, bytes of an element
     "FloatStorage": ("F32", 4),
     "HalfStorage": ("F16", 2),
     "BFloat16Storage": ("BF16", 2),
     "DoubleStorage": ("F64", 8),
-    "BoolStorage": ("BOOL", 1),  # old attention masks, as is the next
+    "BoolStorage": ("BOOL", 1),  # this and the next one: attention masks that old versions stored
     "ByteStorage": ("U8", 1),
 }
 
 
 class PytorchError(Exception):
-    """A file that is not one of PyTorch's, a damaged one, or one that wants more than tensors."""
+    """A file that is not PyTorch's, is damaged, or asks for more than tensors."""
 
 
 @dataclass(frozen=True)
 class Storage:
-    key: str  # NAME/data/KEY
+    """The bytes that one or more tensors are views of."""
+
+    key: str  # of NAME/data/KEY
     kind: str
     count: int
 
 
 @dataclass(frozen=True)
 class Tensor:
+    """A view of a storage; offset and strides are in elements."""
+
     storage: Storage
-    offset: int  # in elements, as are the strides
+    offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
@@ -73,9 +80,11 @@ ALLOWED = {
 
 
 class _Unpickler(pickle.Unpickler):
+    """Gives the pickle only what ALLOWED has."""
+
     def find_class(self, module: str, name: str):
         if (module, name) not in ALLOWED:
-            raise PytorchError(f"it wants {module}.{name}, which no weights need, and is not read any further")
+            raise PytorchError(f"it asks for {module}.{name}, which weights never need, so it is not read any further")
         return ALLOWED[module, name]
 
     def persistent_load(self, identity: tuple) -> Storage:
@@ -84,7 +93,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class PytorchFile:
-    """tensors: by name. Bytes are foreign: whatever they are, the worst is a PytorchError."""
+    """tensors: by name. The file may hold anything; whatever is wrong with it raises a PytorchError."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -105,13 +114,13 @@ class PytorchFile:
                 found = _Unpickler(file).load()
             if not isinstance(found, dict):
                 raise PytorchError("it holds no dictionary of tensors")
-            tensors = {key: tensor for key, tensor in dict.items(found)}  # what the pickle may have given `found` for methods counts for nothing
+            tensors = dict(dict.items(found))  # dict's own items(): the pickle may have overridden found.items
             for key, tensor in tensors.items():
                 self._check(key, tensor)
             return tensors
         except PytorchError as error:
             raise PytorchError(f"{self.path}: {error}") from None
-        except Exception as error:  # a damaged pickle can raise whatever there is
+        except Exception as error:  # a damaged pickle can raise anything
             raise PytorchError(f"{self.path} is damaged: {type(error).__name__} in its pickle: {error}") from None
 
     def _check_byte_order(self) -> None:
@@ -120,7 +129,7 @@ class PytorchFile:
             raise PytorchError("it was written by a big-endian machine, and only little-endian is read")
 
     def _check(self, key: str, tensor: Tensor) -> None:
-        """Whether the storage is there, as long as promised, and holds all elements of the tensor."""
+        """Raises unless the storage is in the file, has the promised length, and holds all elements of the tensor."""
         if not isinstance(key, str):
             raise PytorchError("it holds no dictionary of tensors")
         if not (isinstance(tensor, Tensor) and isinstance(tensor.storage, Storage) and tensor.storage.kind in STORAGES):
@@ -141,7 +150,7 @@ class PytorchFile:
         return f"{self.root}data/{tensor.storage.key}"
 
     def read(self, tensor: Tensor) -> bytes:
-        """Its elements in the order of its indices."""
+        """The bytes of its elements, in row-major order."""
         size = STORAGES[tensor.storage.kind][1]
         try:
             data = np.frombuffer(self.archive.read(self._entry(tensor)), f"V{size}")

@@ -1,13 +1,19 @@
-"""A file of tokens with a header, written in one pass. token_file.h, which reads it in C, shows the layout byte by byte.
+"""Writes token files, the shards of a data set, in one pass.
 
-    magic "\\x89ACCO\\r\\n\\x1a", version 1, bytes of a token, vocabulary, flags (1: a mask follows)     uint32 each
-    count of tokens                                                                               uint64
-    SHA-256 of the tokenizer                                                                      32 bytes
-    CRC-32 of everything behind the header, then of the header with zeros here                    uint64
-    length of the sequences that documents are padded to; 0: they follow each other               uint32
-    zeros up to 256 bytes; the tokens; the mask, (count + 7) // 8 bytes, lowest bit first, 1: to be predicted
+token_file.h, which reads them in C, gives the layout byte by byte:
 
-All numbers are little-endian. A shard is written under a temporary name, synced and renamed: one that has its name is whole.
+    magic "\\x89ACCO\\r\\n\\x1a"                                                    8 bytes
+    version 1, bytes of a token, vocabulary, flags (1: a mask follows)              uint32 each
+    number of tokens                                                                uint64
+    SHA-256 of the tokenizer                                                        32 bytes
+    CRC-32 of all after the header, then of the header with zeros in this field     uint64
+    length to which documents were padded; 0: they follow each other                uint32
+    zeros up to 256 bytes
+    the tokens
+    the mask, (count + 7) // 8 bytes, lowest bit first, 1: to be predicted
+
+All numbers are little-endian. A shard is written under a temporary name, synced and
+renamed, so one that has its final name is complete.
 """
 
 import os
@@ -26,11 +32,13 @@ FIELDS = struct.Struct("<8sIIIIQ32sQI")
 
 
 class ShardError(Exception):
-    """A file that is not a shard, or a damaged one."""
+    """A file that is not a token file, or a damaged one."""
 
 
 @dataclass(frozen=True)
 class Header:
+    """The fields of the header that are not the same in every file."""
+
     token_bytes: int
     vocabulary: int
     masked: bool
@@ -57,7 +65,7 @@ def token_bytes_for(vocabulary: int) -> int:
 
 
 class ShardWriter:
-    """Takes tokens (and their mask, where there is one) piece by piece. Memory: the mask, one byte for 8 tokens."""
+    """Takes tokens, and their mask if there is one, piece by piece. Only the mask is kept in memory, a byte for 8 tokens."""
 
     def __init__(self, path: Path, vocabulary: int, masked: bool, tokenizer_hash: bytes, padded: int = 0):
         self.path = Path(path)
@@ -67,7 +75,7 @@ class ShardWriter:
         self.count = 0
         self.checksum = 0
         self.mask = bytearray()
-        self.odd_bits = np.zeros(0, np.uint8)  # of the mask's last byte, while it is not full
+        self.odd_bits = np.zeros(0, np.uint8)  # the mask's last byte while it has fewer than 8 bits
         self.file = None
 
     def _write(self, data: bytes) -> None:
@@ -90,7 +98,7 @@ class ShardWriter:
             self.odd_bits = bits[whole:]
 
     def finish(self) -> Header | None:
-        """Writes mask and header, syncs and renames. None where no token came: there is no file then."""
+        """Writes mask and header, syncs and renames. None, and no file, if there were no tokens."""
         if self.count == 0:
             return None
         if self.masked:
@@ -106,18 +114,19 @@ class ShardWriter:
         return header
 
     def abandon(self) -> None:
+        """Removes what has been written so far."""
         if self.file is not None:
             self.file.close()
             self.temporary.unlink(missing_ok=True)
 
 
 def read_header(path: Path) -> Header:
-    """The header of a shard, checked against the size of the file, but not against its checksum."""
+    """The header of a token file, checked against the size of the file, but not the checksum."""
     with open(path, "rb") as file:
         data = file.read(HEADER_BYTES)
         size = os.fstat(file.fileno()).st_size
     if len(data) < HEADER_BYTES or data[: len(MAGIC)] != MAGIC:
-        raise ShardError(f"{path} is not a shard of tokens")
+        raise ShardError(f"{path} is not a token file")
     _, version, token_bytes, vocabulary, flags, count, tokenizer_hash, checksum, padded = FIELDS.unpack_from(data)
     header = Header(token_bytes, vocabulary, flags == HAS_MASK, count, tokenizer_hash, padded, checksum)
     if version != VERSION or token_bytes not in (2, 4) or flags > HAS_MASK or size != header.file_bytes:
@@ -126,7 +135,7 @@ def read_header(path: Path) -> Header:
 
 
 def read(path: Path) -> tuple[Header, np.ndarray, np.ndarray | None]:
-    """Header, tokens and mask of a whole shard, after its checksum: for checks and tests."""
+    """Header, tokens and mask (or None) of a token file, after checking its checksum."""
     header = read_header(path)
     body = Path(path).read_bytes()[HEADER_BYTES:]
     blank = Header(*[*vars(header).values()][:-1], 0)

@@ -1,12 +1,13 @@
-"""Inputs, cut into chunks: text, JSON Lines, JSON arrays, Parquet, and data sets by their Hugging Face name.
+"""Cuts inputs into chunks: text, JSON Lines, JSON arrays, Parquet, named data sets.
 
-A chunk holds whole documents, is about CHUNK_BYTES long, and knows the position that follows it, so that reading can go
-on there in another process on another day. Chunks depend on the input alone: not on the number of processes, and not on
-where a run was interrupted. Reading cuts, it does not parse: that is left to the processes that tokenize.
+A chunk holds whole documents, is about CHUNK_BYTES long, and knows the position after it,
+where another process can go on reading on another day. Chunks depend on the input alone,
+not on the number of processes nor on where a run was interrupted. Reading only cuts; the
+processes that tokenize do the parsing.
 
-The one exception to "whole documents" is a text document longer than DOCUMENT_BYTES. It is cut before the last line end
-(or else blank) of what was read, its parts stay on one side of the train/validation split, and no end-of-text token
-comes between them.
+There is one exception to "whole documents": a text document longer than DOCUMENT_BYTES.
+It is cut before the last line end, or blank, of what was read. Its parts stay on one side
+of the train/validation split, without an end-of-text token between.
 """
 
 import codecs
@@ -19,8 +20,8 @@ from pathlib import Path
 
 CHUNK_BYTES = 1 << 19
 DOCUMENT_BYTES = 1 << 22
-RECORD_BYTES = 1 << 28  # a longer JSON record is taken for a damaged file
-ROWS = 512  # of Parquet files and data sets
+RECORD_BYTES = 1 << 28  # a longer JSON record means a damaged file
+ROWS = 512  # of Parquet files and data sets, in a chunk
 
 SEPARATORS = {
     "endoftext": re.compile(rb"^<\|endoftext\|>[ \t]*\r?$\n?", re.MULTILINE),
@@ -29,31 +30,35 @@ SEPARATORS = {
 
 
 class InputError(Exception):
-    """An input that cannot be read as what it is taken for."""
+    """An input that is missing or not of the format that its name says."""
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where reading goes on: which input, an offset in it (bytes or rows), the side of a document that is not finished."""
+    """Where reading goes on."""
 
     input: int = 0
-    offset: int = 0
-    open_side: str | None = None
+    offset: int = 0  # bytes, or rows
+    open_side: str | None = None  # the side of the document that goes on there, if one does
 
 
 @dataclass(frozen=True)
 class Chunk:
-    kind: str  # "text": bytes with separators; "lines": bytes, a record each; "records": a list of str; "table": Arrow
+    """A part of an input. open_side: the side of the document that began in an earlier chunk, if one did."""
+
+    # "text": bytes with separators; "lines": bytes, a JSON record a line; "records": a list of
+    # JSON records, each a str; "table": an Arrow table
+    kind: str
     data: object
     where: str  # for messages
-    open_side: str | None  # the first document began in an earlier chunk, on this side
-    next: Position  # its open_side: the last document goes on, on that side
-    done: int  # bytes of this input, about, up to the end of this chunk
+    open_side: str | None
+    next: Position
+    done: int  # bytes of this input up to the end of this chunk, approximately
 
 
 @dataclass(frozen=True)
 class Options:
-    """What documents are, and which of them are for validation."""
+    """How to find documents, and how many of them are for validation."""
 
     separator: str
     columns: tuple[str, ...]  # of Parquet files and data sets
@@ -62,13 +67,13 @@ class Options:
 
 
 def side_of(document: bytes, validation_fraction: float) -> str:
-    """A document's side depends on its bytes alone: copies of a document never end up on both."""
+    """The side of a document, which depends on its bytes alone: copies of a document are never on both sides."""
     digest = hashlib.blake2b(document, digest_size=8).digest()
     return "validation" if int.from_bytes(digest, "little") < validation_fraction * 2.0**64 else "train"
 
 
 def last_separator(data: bytes, separator: str) -> int:
-    """Where the last separator of `data` ends that is complete whatever follows; 0 where there is none."""
+    """The end of the last separator in `data` that is complete whatever bytes follow; 0 if there is none."""
     if separator == "blank-line":
         return max(data.rfind(mark) + len(mark) if mark in data else 0 for mark in (b"\n\n", b"\n\r\n"))
     end = len(data)
@@ -81,7 +86,7 @@ def last_separator(data: bytes, separator: str) -> int:
 
 
 def cut_before_space(data: bytes) -> int:
-    """Where to cut a document that is too long: never inside of a UTF-8 sequence, and before a line end or a blank."""
+    """Where to cut a document that is too long: before a line end or a blank, and never inside a character."""
     for space in (b"\n", b" "):
         cut = data.rfind(space)
         if cut > len(data) // 2:
@@ -97,7 +102,7 @@ def text_chunks(path: Path, start: Position, options: Options) -> Iterator[Chunk
     with open(path, "rb") as file:
         file.seek(offset)
         while True:
-            block = file.read(CHUNK_BYTES - len(data) % CHUNK_BYTES)  # so that a chunk depends on where it begins alone
+            block = file.read(CHUNK_BYTES - len(data) % CHUNK_BYTES)  # a chunk depends only on where it begins
             data += block
             cut = last_separator(data, options.separator) if block else len(data)
             if cut == 0 and block and len(data) < DOCUMENT_BYTES:
@@ -121,7 +126,7 @@ def line_chunks(path: Path, start: Position, _options: Options) -> Iterator[Chun
     with open(path, "rb") as file:
         file.seek(offset)
         while True:
-            block = file.read(CHUNK_BYTES - len(data) % CHUNK_BYTES)  # so that a chunk depends on where it begins alone
+            block = file.read(CHUNK_BYTES - len(data) % CHUNK_BYTES)  # a chunk depends only on where it begins
             data += block
             cut = data.rfind(b"\n") + 1 if block else len(data)
             if cut > 0:
@@ -136,7 +141,7 @@ def line_chunks(path: Path, start: Position, _options: Options) -> Iterator[Chun
 
 
 def array_chunks(path: Path, start: Position, _options: Options) -> Iterator[Chunk]:
-    """The records of one JSON array, one after the other, without the array ever being in memory."""
+    """The records of one JSON array, without the whole array ever being in memory."""
     decoder, between = json.JSONDecoder(), re.compile(r"[\s,\[]*")
     utf8 = codecs.getincrementaldecoder("utf-8")("replace")
     offset, text, records, size = start.offset, "", [], 0
@@ -153,7 +158,7 @@ def array_chunks(path: Path, start: Position, _options: Options) -> Iterator[Chu
             while (at := between.match(text, at).end()) < len(text) and text[at] == "{":
                 try:
                     end = decoder.raw_decode(text, at)[1]
-                except json.JSONDecodeError:  # not whole yet
+                except json.JSONDecodeError:  # its end has not been read yet
                     break
                 records.append(text[at:end])
                 size += end - at
@@ -164,7 +169,7 @@ def array_chunks(path: Path, start: Position, _options: Options) -> Iterator[Chu
                     yield chunk()
                     records, size = [], 0
             if at < len(text) and text[at] not in "{]" or len(text) - used > RECORD_BYTES:
-                raise InputError(f"{path}: near byte {offset} is no record of a JSON array: {text[at:at + 40]!r}")
+                raise InputError(f"{path}: near byte {offset} there is no record of a JSON array: {text[at:at + 40]!r}")
             text = text[used:]
     if records:
         yield chunk()
@@ -202,7 +207,7 @@ def dataset_chunks(name: str, start: Position, options: Options) -> Iterator[Chu
     try:
         import datasets
     except ImportError as error:
-        raise InputError(f"'{name}' is no file, and for a data set by name the library `datasets` is missing") from error
+        raise InputError(f"'{name}' is not a file, and to read a data set of that name the library `datasets` is missing") from error
     try:
         rows = datasets.load_dataset(name, split=options.dataset_split, streaming=True).skip(start.offset)
     except Exception as error:  # the library has no base class for what can go wrong
@@ -224,7 +229,7 @@ def is_array(path: Path) -> bool:
 
 
 def reader_for(name: str):
-    """The function that reads this input, by the ending of its name."""
+    """The function that reads this input, chosen by the ending of its name."""
     path = Path(name)
     if not path.exists():
         if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) and path.suffix not in (".txt", ".json", ".jsonl", ".parquet"):
@@ -240,7 +245,7 @@ def reader_for(name: str):
 
 
 def chunks(inputs: list[str], start: Position, options: Options) -> Iterator[Chunk]:
-    """All inputs in their order, from `start` on."""
+    """The chunks of all inputs, in order, from `start` on."""
     for index in range(start.input, len(inputs)):
         read = reader_for(inputs[index])
         name = inputs[index] if read is dataset_chunks else Path(inputs[index])

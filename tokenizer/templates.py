@@ -1,4 +1,4 @@
-"""What a document is made of: a list of segments, (text, counts). Where counts is false, the model is not to predict it."""
+"""Turns a record into a document: a list of segments (text, counts), which are predicted where they count."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ ALPACA_WITHOUT_INPUT = (
 
 
 def plain(record: dict, field: str) -> Segments:
-    """One field, all of which counts."""
+    """One field, which counts."""
     text = record[field]
     if not isinstance(text, str):
         raise TypeError(f"field '{field}' holds {type(text).__name__}, not text")
@@ -25,9 +25,9 @@ def plain(record: dict, field: str) -> Segments:
 
 
 def alpaca(record: dict, _field: str) -> Segments:
-    """instruction and input as a prompt, which does not count, and output, which does.
+    """A prompt with instruction and input, which does not count, and the output, which counts.
 
-    The prompt ends with a line end and is encoded by itself, so that a prompt given at sampling has the same tokens.
+    The prompt ends with a line end and is encoded by itself, so the same prompt has the same tokens when sampling.
     """
     template = ALPACA_WITH_INPUT if record.get("input") else ALPACA_WITHOUT_INPUT
     prompt = template.format(instruction=record["instruction"], input=record.get("input", ""))

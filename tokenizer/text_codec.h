@@ -1,8 +1,11 @@
-// text_codec.h: between text and token ids, whichever way a model reads: bytes, a
-// tokenizer, or nothing that we know of.
+// text_codec.h: between text and the token ids of a model, whichever way the model reads
+// text.
 //
-//   text_codec_open     a tokenizer.json (or a directory with one), or none: then bytes, where the vocabulary is that of bytes
-//   text_codec_encode   a prompt to ids; without a prompt, what a text begins behind
+// A model may read bytes, or the tokens of a tokenizer.json; or nobody knows what its ids
+// mean, and then they are printed as numbers, and no text can be encoded.
+//
+//   text_codec_open     chooses among the three
+//   text_codec_encode   a prompt to ids
 //   text_codec_print    ids to text, as soon as whole characters are there
 #ifndef ACCO_TOKENIZER_TEXT_CODEC_H
 #define ACCO_TOKENIZER_TEXT_CODEC_H
@@ -18,46 +21,44 @@ typedef struct TextCodec {
     TokenDecoder decoder;
 } TextCodec;
 
-static inline void text_codec_close(TextCodec *spelling) {
-    if (spelling->kind == TEXT_CODEC_TOKENIZER) { tokenizer_close(&spelling->tokenizer); }
+static inline void text_codec_close(TextCodec *codec) {
+    if (codec->kind == TEXT_CODEC_TOKENIZER) { tokenizer_close(&codec->tokenizer); }
 }
 
-// path: of tokenizer.json or its directory; empty: none. bytes: what is to be spelled
-// without one are bytes.
-static inline bool text_codec_open(TextCodec *spelling, const char *path, bool bytes, int vocabulary,
+// path: a tokenizer.json or a directory with one; empty: none. bytes: whether tokens are
+// bytes where there is no tokenizer. vocabulary: of the model. On failure there is
+// nothing to close.
+static inline bool text_codec_open(TextCodec *codec, const char *path, bool bytes, int vocabulary,
                                    Error *error) {
-    memset(spelling, 0, sizeof *spelling);
-    spelling->kind = bytes ? TEXT_CODEC_BYTES : TEXT_CODEC_IDS;
-    spelling->vocabulary = vocabulary;
+    memset(codec, 0, sizeof *codec);
+    codec->kind = bytes ? TEXT_CODEC_BYTES : TEXT_CODEC_IDS;
+    codec->vocabulary = vocabulary;
     if (path[0] == '\0') { return true; }
-    char file[2048];
-    struct stat status;
-    bool directory = stat(path, &status) == 0 && S_ISDIR(status.st_mode);
-    snprintf(file, sizeof file, "%.1900s%s", path, directory ? "/tokenizer.json" : "");
-    if (!tokenizer_open(&spelling->tokenizer, file, error)) { return false; }
-    spelling->kind = TEXT_CODEC_TOKENIZER;
-    if (spelling->tokenizer.vocabulary <= vocabulary) { return true; }
-    int tokens = spelling->tokenizer.vocabulary;
-    text_codec_close(spelling);
-    return error_set(error, "%.400s has %d tokens, the model only %d", file, tokens, vocabulary);
+    if (!tokenizer_open(&codec->tokenizer, path, error)) { return false; }
+    codec->kind = TEXT_CODEC_TOKENIZER;
+    int tokens = codec->tokenizer.vocabulary;
+    if (tokens <= vocabulary) { return true; }
+    text_codec_close(codec);
+    return error_set(error, "the tokenizer %.400s has %d tokens, but the model has a vocabulary of only %d",
+                     path, tokens, vocabulary);
 }
 
 // The token that ends a text; -1: none is known.
-static inline int32_t text_codec_end(const TextCodec *spelling) {
-    return spelling->kind == TEXT_CODEC_TOKENIZER
-               ? tokenizer_find_added(&spelling->tokenizer, "<|endoftext|>")
-               : -1;
+static inline int32_t text_codec_end(const TextCodec *codec) {
+    return codec->kind == TEXT_CODEC_TOKENIZER ? tokenizer_find_added(&codec->tokenizer, "<|endoftext|>")
+                                               : -1;
 }
 
-// Without a prompt a text begins behind a line end where bytes are read, as every window
-// of the built-in corpus does; token ids begin behind the end of a text, which is
-// <|endoftext|>, or else the last id, as in GPT-2's vocabulary.
-static inline bool text_codec_encode(const TextCodec *spelling, const char *prompt, TokenList *out,
+// Appends the ids of the prompt to out. Without a prompt it is the token that precedes a
+// text: a line end where tokens are bytes, as in the built-in corpus; otherwise the end
+// of the text before, which is <|endoftext|>, or the last id where that is not known, as
+// in GPT-2's vocabulary.
+static inline bool text_codec_encode(const TextCodec *codec, const char *prompt, TokenList *out,
                                      Error *error) {
-    if (spelling->kind == TEXT_CODEC_TOKENIZER && prompt[0] != '\0') {
-        return tokenizer_encode(&spelling->tokenizer, prompt, strlen(prompt), true, out, error);
+    if (codec->kind == TEXT_CODEC_TOKENIZER && prompt[0] != '\0') {
+        return tokenizer_encode(&codec->tokenizer, prompt, strlen(prompt), true, out, error);
     }
-    if (spelling->kind == TEXT_CODEC_BYTES) {
+    if (codec->kind == TEXT_CODEC_BYTES) {
         const char *text = prompt[0] != '\0' ? prompt : "\n";
         bool good = true;
         for (const char *c = text; good && *c != '\0'; c++) { good = token_list_add(out, (unsigned char)*c); }
@@ -65,27 +66,25 @@ static inline bool text_codec_encode(const TextCodec *spelling, const char *prom
     }
     if (prompt[0] != '\0') {
         return error_set(
-            error,
-            "--prompt needs a vocabulary that turns it into token ids: give --tokenizer, or a --from with a "
-            "tokenizer.json");
+            error, "--prompt needs a tokenizer that turns it into token ids: give --tokenizer, or a --from "
+                   "with a tokenizer.json");
     }
-    int32_t end = text_codec_end(spelling);
-    return token_list_add(out, end >= 0 ? end : spelling->vocabulary - 1) ||
+    int32_t end = text_codec_end(codec);
+    return token_list_add(out, end >= 0 ? end : codec->vocabulary - 1) ||
            error_set(error, "no memory for the prompt");
 }
 
-// Writes what can be read so far; `last` after the last token, and then `id` is not
-// looked at.
-static inline void text_codec_print(TextCodec *spelling, int32_t id, bool last, FILE *file) {
+// Writes the text of token `id`, as far as its characters are complete. last: `id` is
+// ignored, and what is still held back is written.
+static inline void text_codec_print(TextCodec *codec, int32_t id, bool last, FILE *file) {
     Error error;
-    if (spelling->kind == TEXT_CODEC_TOKENIZER) {
+    if (codec->kind == TEXT_CODEC_TOKENIZER) {
         TextList text = {NULL, 0, 0};
-        bool good =
-            last ? tokenizer_decode_end(&spelling->decoder, &text, &error)
-                 : tokenizer_decode(&spelling->tokenizer, &spelling->decoder, &id, 1, false, &text, &error);
+        bool good = last ? tokenizer_decode_end(&codec->decoder, &text, &error)
+                         : tokenizer_decode(&codec->tokenizer, &codec->decoder, &id, 1, false, &text, &error);
         if (good) { fwrite(text.bytes, 1, text.count, file); }
         text_list_free(&text);
-    } else if (spelling->kind == TEXT_CODEC_BYTES && !last) {
+    } else if (codec->kind == TEXT_CODEC_BYTES && !last) {
         putc(id == '\n' || id >= ' ' ? id : '?', file);
     } else if (!last) {
         fprintf(file, "%d ", id);

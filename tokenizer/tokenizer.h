@@ -1,26 +1,29 @@
-// tokenizer.h: text to tokens and back, for prompts and samples: byte-level BPE as GPT-2
-// and GPT-Neo have it.
+// tokenizer.h: text to tokens and back, for prompts, samples and evaluations: the
+// byte-level BPE of GPT-2 and GPT-Neo.
 //
-// Reads tokenizer.json of Hugging Face's `tokenizers` and gives what that library gives.
-// Encoding, in this order:
+// Reads the tokenizer.json of Hugging Face's `tokenizers` and gives the same ids as that
+// library. Encoding has three stages:
 //
-//   added tokens     such as <|endoftext|> are cut out of the text, the leftmost first, of those the longest
-//   pre-tokenizer    GPT-2's pattern cuts the rest into contractions, words, numbers, punctuation and spaces (PCRE2)
-//   merges           each piece begins as bytes; the pair whose merge was learned first becomes one token, until none is left
+//   added tokens    Texts of added tokens, such as <|endoftext|>, are cut out first: the
+//                   leftmost, and among those that begin at one place the longest.
+//   pre-tokenizer   GPT-2's pattern cuts the rest into pieces: contractions, words, numbers,
+//                   punctuation and spaces (PCRE2).
+//   merges          Each piece begins as bytes. As long as two neighbours can be merged, the
+//                   pair whose merge was learned first becomes one token.
 //
-// Decoding joins the tokens' bytes. They are UTF-8 only as a whole, so TokenDecoder holds
-// back a character that is not complete yet, and what can never become one turns into
-// U+FFFD, as in the library.
+// Decoding joins the bytes of the tokens. One token's bytes need not be UTF-8, so
+// TokenDecoder holds back the beginning of a character until its other bytes come; bytes
+// that can never become a character turn into U+FFFD, as in the library.
 //
-// Text that is not UTF-8, which the library cannot be given, is encoded byte by byte
-// where it is broken; so every text has tokens, and the tokens' bytes are the text. A
-// difference that remains: letters and digits are what Unicode says they are, and PCRE2
-// and the library may know different versions of it. Characters that only one of them
-// knows may be cut differently from their neighbours.
+// The library takes only valid UTF-8. Here, bytes that are not valid become one token
+// each, so every text can be encoded and the tokens' bytes are the text again. One
+// difference remains: PCRE2 and the library may know different versions of Unicode, and
+// then may cut differently around a character that only one of them takes for a letter or
+// a digit.
 //
-// A tokenizer.json may ask for more than this: a normalizer, another pattern, dropout,
-// bytes that have no token. Each is refused in one line. Its post-processor is not
-// applied: no tokens are put around the text. Nothing here trusts a byte of the file.
+// A tokenizer.json that asks for more (a normalizer, another pattern, dropout, bytes
+// without a token) is refused in one line. Its post-processor is ignored: no tokens are
+// put around a text. The file may hold anything; every field is checked.
 #ifndef ACCO_TOKENIZER_TOKENIZER_H
 #define ACCO_TOKENIZER_TOKENIZER_H
 
@@ -42,17 +45,20 @@
 #include "runtime/errors.h"
 #include "runtime/random.h"
 #include "runtime/sha256.h"
+#include "runtime/utf8.h"
 
 enum {
-    TOKENIZER_MOST_TOKENS =
-        1 << 20, // an id beyond it is damage: the largest vocabularies have a quarter of that
+    // The largest vocabularies have a quarter of this; an id beyond it means a damaged
+    // file.
+    TOKENIZER_MOST_TOKENS = 1 << 20,
     TOKENIZER_MOST_FILE_BYTES = 1 << 28, // GPT-2's tokenizer.json has 2 MB
     TOKENIZER_MOST_TEXT_BYTES = 1 << 30  // positions are int32
 };
 
 typedef enum TokenKind { TOKEN_MISSING, TOKEN_PLAIN, TOKEN_ADDED, TOKEN_SPECIAL } TokenKind;
 
-// The pair (left, right), of the rank at which it was learned, becomes the token `id`.
+// The tokens (left, right) become the token `id`. rank: its place in the order in which
+// merges were learned.
 typedef struct TokenMerge {
     uint64_t pair; // left << 32 | right; UINT64_MAX: an empty slot
     uint32_t rank;
@@ -63,22 +69,22 @@ typedef struct AddedToken {
     char *text;
     size_t length;
     int32_t id;
-    bool special;    // cut out only where the caller allows it
-    bool normalized; // cut out of what the others leave
+    bool special;    // cut out only if the caller allows it
+    bool normalized; // cut out after those that are not
 } AddedToken;
 
 typedef struct Tokenizer {
-    int vocabulary;    // the largest id and one
-    uint8_t *bytes;    // of all tokens, one behind the other
+    int vocabulary;    // the largest id plus one
+    uint8_t *bytes;    // of all tokens, without gaps
     uint32_t *offsets; // (vocabulary + 1) token i is bytes[offsets[i]] up to bytes[offsets[i + 1]]
     uint8_t *kinds;    // (vocabulary) TokenKind
     int32_t byte_ids[256];
-    TokenMerge *merges; // an open hash table of merge_slots, a power of two
-    size_t merge_slots;
+    TokenMerge *merges; // (merge_slots), a hash table with open addressing
+    size_t merge_slots; // a power of two
     AddedToken *added;
     int added_count;
     pcre2_code *pattern;
-    uint8_t hash[SHA256_BYTES]; // of all tokens and merges, as shards carry it: tokenizer/vocabulary.py
+    uint8_t hash[SHA256_BYTES]; // of all tokens and merges: hash_of in tokenizer/vocabulary.py
 } Tokenizer;
 
 typedef struct TokenList {
@@ -91,14 +97,15 @@ typedef struct TextList {
     size_t count, capacity;
 } TextList;
 
-// Zero it before the first token.
+// All zeros before the first token.
 typedef struct TokenDecoder {
-    uint8_t held[4]; // the beginning of a character
+    uint8_t held[4]; // the beginning of a character whose other bytes have not come yet
     int held_count;
 } TokenDecoder;
 
-// Room for `more` elements of `size` bytes; false where memory is short.
-static inline bool tokenizer_reserve(void **list, size_t count, size_t *capacity, size_t more, size_t size) {
+// Makes room in a list of `count` elements of `size` bytes for `more` of them. False: no
+// memory.
+static inline bool list_reserve(void **list, size_t count, size_t *capacity, size_t more, size_t size) {
     if (*capacity - count >= more) { return true; }
     size_t wanted = *capacity < 16 ? 16 : *capacity;
     while (wanted - count < more) {
@@ -113,7 +120,7 @@ static inline bool tokenizer_reserve(void **list, size_t count, size_t *capacity
 }
 
 static inline bool token_list_add(TokenList *list, int32_t id) {
-    if (!tokenizer_reserve((void **)&list->ids, list->count, &list->capacity, 1, sizeof *list->ids)) {
+    if (!list_reserve((void **)&list->ids, list->count, &list->capacity, 1, sizeof *list->ids)) {
         return false;
     }
     list->ids[list->count++] = id;
@@ -126,7 +133,7 @@ static inline void token_list_free(TokenList *list) {
 }
 
 static inline bool text_list_add(TextList *list, const void *bytes, size_t count) {
-    if (!tokenizer_reserve((void **)&list->bytes, list->count, &list->capacity, count, 1)) { return false; }
+    if (!list_reserve((void **)&list->bytes, list->count, &list->capacity, count, 1)) { return false; }
     if (count > 0) { memcpy(list->bytes + list->count, bytes, count); }
     list->count += count;
     return true;
@@ -137,47 +144,14 @@ static inline void text_list_free(TextList *list) {
     memset(list, 0, sizeof *list);
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------- UTF-8
-
-typedef enum Utf8 { UTF8_GOOD, UTF8_BROKEN, UTF8_INCOMPLETE } Utf8;
-
-// What the bytes begin with (at least one): a character, a sequence that can never become
-// one, or the beginning of a character that needs more bytes than there are. *length: how
-// many bytes that is. Of a broken one, those that some character begins with: Unicode's
-// "maximal subpart", for which decoders put one U+FFFD.
-static inline Utf8 utf8_scan(const uint8_t *bytes, size_t count, size_t *length) {
-    uint8_t first = bytes[0], low = 0x80, high = 0xBF; // the range of the second byte
-    *length = 1;
-    if (first < 0x80) { return UTF8_GOOD; }
-    if (first < 0xC2 || first > 0xF4) { return UTF8_BROKEN; }
-    size_t needed = first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
-    if (first == 0xE0) { low = 0xA0; }  // else it would fit two bytes
-    if (first == 0xED) { high = 0x9F; } // else a surrogate
-    if (first == 0xF0) { low = 0x90; }  // else it would fit three
-    if (first == 0xF4) { high = 0x8F; } // else beyond the last one
-    for (; *length < needed; ++*length) {
-        if (*length == count) { return UTF8_INCOMPLETE; }
-        uint8_t next = bytes[*length];
-        if (next < low || next > high) { return UTF8_BROKEN; }
-        low = 0x80;
-        high = 0xBF;
-    }
-    return UTF8_GOOD;
-}
-
-// The number of the character that good UTF-8 begins with.
-static inline uint32_t utf8_character(const uint8_t *bytes, size_t length) {
-    uint32_t character = length == 1 ? bytes[0] : bytes[0] & (0x7Fu >> length);
-    for (size_t i = 1; i < length; i++) { character = character << 6 | (bytes[i] & 0x3Fu); }
-    return character;
-}
-
-// ------------------------------------------------------------------------------------------------------------------ bytes as letters
+// ---------------------------------------------------------------------------------------
+// Tokens as they are written in tokenizer.json
 
 enum { BYTE_LETTERS = 256 + 68 };
 
-// GPT-2 writes bytes as letters: those that print as themselves, the other 68 as the
-// characters from U+0100 on. letters: of each such character its byte, or -1.
+// GPT-2 writes each byte as a character: bytes that print as themselves, the other 68 as
+// the characters from U+0100 on. letters[c]: the byte that the character c stands for, or
+// -1.
 static inline void tokenizer_byte_letters(int letters[BYTE_LETTERS]) {
     int next = 256;
     for (int i = 0; i < BYTE_LETTERS; i++) { letters[i] = -1; }
@@ -187,16 +161,16 @@ static inline void tokenizer_byte_letters(int letters[BYTE_LETTERS]) {
     }
 }
 
-// The bytes that `text`, a token as it is in tokenizer.json, stands for. Returns how
-// many; never more than the text has. A text with a character that stands for no byte is
-// taken as it is, as added tokens are.
+// The bytes of a token whose text in tokenizer.json is `text`. Returns how many, at most
+// as many as the text has. A text with a character that stands for no byte is taken
+// literally, as added tokens are.
 static inline size_t tokenizer_token_bytes(const int letters[BYTE_LETTERS], const char *text,
                                            uint8_t *bytes) {
     const uint8_t *in = (const uint8_t *)text;
     size_t total = strlen(text), count = 0, length = 0;
     for (size_t i = 0; i < total; i += length) {
-        bool good = utf8_scan(in + i, total - i, &length) == UTF8_GOOD;
-        uint32_t character = good ? utf8_character(in + i, length) : 0; // 0 stands for no byte
+        bool valid = utf8_scan(in + i, total - i, &length) == UTF8_VALID;
+        uint32_t character = valid ? utf8_code_point(in + i, length) : 0; // 0 stands for no byte
         if (character >= (uint32_t)BYTE_LETTERS || letters[character] < 0) {
             memcpy(bytes, text, total);
             return total;
@@ -206,26 +180,27 @@ static inline size_t tokenizer_token_bytes(const int letters[BYTE_LETTERS], cons
     return count;
 }
 
-// --------------------------------------------------------------------------------------------------------------------------- loading
+// ---------------------------------------------------------------------------------------
+// Loading
 
-// What is known of a tokenizer.json while it is read.
+// A tokenizer.json while it is read.
 typedef struct TokenizerFile {
     const char *name;
     const json_t *vocabulary, *merges, *added;
-    const char **texts; // (vocabulary) as they are in the file; NULL: no token has this id
+    const char **texts; // (vocabulary) of the tokens, as in the file; NULL: no token has this id
 } TokenizerFile;
 
 static inline bool tokenizer_no_memory(const char *name, Error *error) {
     return error_set(error, "no memory for the tokenizer %s", name);
 }
 
-// The value of a key that may be missing or null.
+// The value of a key; NULL where it is missing or null.
 static inline const json_t *tokenizer_get(const json_t *object, const char *key) {
     const json_t *value = json_object_get(object, key);
     return json_is_null(value) ? NULL : value;
 }
 
-// Whether the parts of the file are of the kinds that this module does.
+// Whether the file asks only for what this module can do.
 static inline bool tokenizer_check_kind(const TokenizerFile *file, const json_t *root, Error *error) {
     const json_t *model = json_object_get(root, "model"), *before = json_object_get(root, "pre_tokenizer");
     const char *type = json_string_value(json_object_get(model, "type")),
@@ -233,7 +208,7 @@ static inline bool tokenizer_check_kind(const TokenizerFile *file, const json_t 
     static const char *const switches[] = {"dropout", "continuing_subword_prefix", "end_of_word_suffix",
                                            "byte_fallback", "ignore_merges"};
     if (!json_is_object(model)) {
-        return error_set(error, "%s is no tokenizer.json: it has no object 'model'", file->name);
+        return error_set(error, "%s is not a tokenizer.json: it has no object 'model'", file->name);
     }
     if (type != NULL ? strcmp(type, "BPE") != 0 : json_object_get(model, "type") != NULL) {
         return error_set(error, "%s has a model of type '%.40s', but only BPE can be read", file->name,
@@ -264,7 +239,7 @@ static inline bool tokenizer_check_kind(const TokenizerFile *file, const json_t 
     return true;
 }
 
-// An id that the file gives to `text`; -1 with an error where it is none.
+// The id that the file gives to `text`; -1 and an error where it is not an id.
 static inline int32_t tokenizer_id(const TokenizerFile *file, const char *text, const json_t *value,
                                    Error *error) {
     json_int_t id = json_is_integer(value) ? json_integer_value(value) : -1;
@@ -274,6 +249,7 @@ static inline int32_t tokenizer_id(const TokenizerFile *file, const char *text, 
     return -1;
 }
 
+// Checks the ids of all tokens, and finds the largest: tokenizer->vocabulary.
 static inline bool tokenizer_count_ids(Tokenizer *tokenizer, const TokenizerFile *file, Error *error) {
     const char *text;
     json_t *value;
@@ -295,6 +271,7 @@ static inline bool tokenizer_count_ids(Tokenizer *tokenizer, const TokenizerFile
     return true;
 }
 
+// Enters the token `id`. Error: the id has another text already.
 static inline bool tokenizer_place(Tokenizer *tokenizer, TokenizerFile *file, int32_t id, const char *text,
                                    TokenKind kind, Error *error) {
     const char *present = file->texts[id];
@@ -307,13 +284,13 @@ static inline bool tokenizer_place(Tokenizer *tokenizer, TokenizerFile *file, in
     return true;
 }
 
-// One of added_tokens, whose content and id are known to be good.
+// Enters one of added_tokens, whose content and id tokenizer_count_ids has checked.
 static inline bool tokenizer_read_added(Tokenizer *tokenizer, TokenizerFile *file, const json_t *value,
                                         Error *error) {
     static const char *const flags[] = {"single_word", "lstrip", "rstrip"};
     AddedToken added;
     const char *text = json_string_value(json_object_get(value, "content"));
-    const json_t *elsewhere = json_object_get(file->vocabulary, text);
+    const json_t *in_vocabulary = json_object_get(file->vocabulary, text);
     added.id = (int32_t)json_integer_value(json_object_get(value, "id"));
     added.special = json_is_true(json_object_get(value, "special"));
     added.normalized = json_is_true(json_object_get(value, "normalized"));
@@ -322,9 +299,9 @@ static inline bool tokenizer_read_added(Tokenizer *tokenizer, TokenizerFile *fil
         return error_set(error, "%s: the added token '%.40s' sets '%s', which is not supported", file->name,
                          text, flags[i]);
     }
-    if (elsewhere != NULL && json_integer_value(elsewhere) != added.id) {
+    if (in_vocabulary != NULL && json_integer_value(in_vocabulary) != added.id) {
         return error_set(error, "%s: the added token '%.40s' has the id %d, but %d in the vocabulary",
-                         file->name, text, (int)added.id, (int)json_integer_value(elsewhere));
+                         file->name, text, (int)added.id, (int)json_integer_value(in_vocabulary));
     }
     if (!tokenizer_place(tokenizer, file, added.id, text, added.special ? TOKEN_SPECIAL : TOKEN_ADDED,
                          error)) {
@@ -337,7 +314,7 @@ static inline bool tokenizer_read_added(Tokenizer *tokenizer, TokenizerFile *fil
     return true;
 }
 
-// Which text has which id: file->texts, kinds, added.
+// Enters all tokens: fills file->texts, kinds and added.
 static inline bool tokenizer_read_tokens(Tokenizer *tokenizer, TokenizerFile *file, Error *error) {
     size_t added = json_array_size(file->added);
     if (!tokenizer_count_ids(tokenizer, file, error)) { return false; }
@@ -360,8 +337,8 @@ static inline bool tokenizer_read_tokens(Tokenizer *tokenizer, TokenizerFile *fi
     return true;
 }
 
-// Which token stands for each byte. All letters are below U+0800, so they have one byte
-// or two.
+// Finds the token of each byte. All letters are below U+0800, so they have one or two
+// bytes in UTF-8.
 static inline bool tokenizer_find_bytes(Tokenizer *tokenizer, const TokenizerFile *file,
                                         const int letters[BYTE_LETTERS], Error *error) {
     for (int i = 0; i < BYTE_LETTERS; i++) {
@@ -382,7 +359,7 @@ static inline bool tokenizer_find_bytes(Tokenizer *tokenizer, const TokenizerFil
     return true;
 }
 
-// The bytes of every token, and the token of every byte.
+// Fills in the bytes of every token and the token of every byte.
 static inline bool tokenizer_make_bytes(Tokenizer *tokenizer, const TokenizerFile *file, Error *error) {
     int letters[BYTE_LETTERS];
     size_t total = 0;
@@ -403,6 +380,7 @@ static inline bool tokenizer_make_bytes(Tokenizer *tokenizer, const TokenizerFil
     return tokenizer_find_bytes(tokenizer, file, letters, error);
 }
 
+// The slot of a pair in the hash table: its merge, or the empty slot where it would be.
 static inline TokenMerge *tokenizer_slot(const Tokenizer *tokenizer, uint64_t pair) {
     size_t slot = (size_t)random_hash(0, pair) & (tokenizer->merge_slots - 1);
     while (tokenizer->merges[slot].pair != pair && tokenizer->merges[slot].pair != UINT64_MAX) {
@@ -416,7 +394,8 @@ static inline uint64_t tokenizer_pair(int32_t left, int32_t right) {
 }
 
 // A merge is "left right" in older files and ["left", "right"] in newer ones. Copies
-// both, joined, to `text`; returns the length of the left one, 0 where it is neither.
+// both, joined and terminated, to `text`. Returns the length of the left one; 0 where it
+// is not a merge.
 static inline size_t tokenizer_split_merge(const json_t *merge, TextList *text) {
     const char *left = json_string_value(json_is_array(merge) ? json_array_get(merge, 0) : merge);
     const char *right = json_is_array(merge) ? json_string_value(json_array_get(merge, 1)) : NULL;
@@ -439,7 +418,7 @@ static inline void tokenizer_hash_number(Sha256 *sha, uint32_t number) {
     sha256_add(sha, bytes, sizeof bytes);
 }
 
-// Enters the merge of rank `rank` into the table and into the hash.
+// Enters merge number `rank` into the table and into the hash. text: workspace.
 static inline bool tokenizer_read_merge(Tokenizer *tokenizer, const TokenizerFile *file, size_t rank,
                                         TextList *text, Sha256 *sha, Error *error) {
     size_t left = tokenizer_split_merge(json_array_get(file->merges, rank), text);
@@ -468,7 +447,7 @@ static inline bool tokenizer_read_merge(Tokenizer *tokenizer, const TokenizerFil
     return true;
 }
 
-// The first part of the hash: how many tokens and merges, then the tokens.
+// The first part of the hash: the numbers of tokens and merges, and all tokens.
 static inline void tokenizer_hash_tokens(const Tokenizer *tokenizer, const TokenizerFile *file, Sha256 *sha) {
     static const char prefix[] = "acco tokenizer 1\n";
     uint32_t count = 0;
@@ -486,7 +465,7 @@ static inline void tokenizer_hash_tokens(const Tokenizer *tokenizer, const Token
     }
 }
 
-// The table of merges, and the hash of it all.
+// Fills the table of merges and completes the hash.
 static inline bool tokenizer_read_merges(Tokenizer *tokenizer, const TokenizerFile *file, Error *error) {
     size_t count = json_array_size(file->merges);
     if (count > TOKENIZER_MOST_TOKENS) {
@@ -498,8 +477,7 @@ static inline bool tokenizer_read_merges(Tokenizer *tokenizer, const TokenizerFi
     tokenizer->merge_slots = 16;
     while (tokenizer->merge_slots < 2 * count) { tokenizer->merge_slots *= 2; }
     tokenizer->merges = (TokenMerge *)malloc(tokenizer->merge_slots * sizeof *tokenizer->merges);
-    bool good =
-        tokenizer->merges != NULL && tokenizer_reserve((void **)&text.bytes, 0, &text.capacity, 256, 1);
+    bool good = tokenizer->merges != NULL && list_reserve((void **)&text.bytes, 0, &text.capacity, 256, 1);
     if (!good) { return tokenizer_no_memory(file->name, error); }
     for (size_t i = 0; i < tokenizer->merge_slots; i++) { tokenizer->merges[i].pair = UINT64_MAX; }
     tokenizer_hash_tokens(tokenizer, file, &sha);
@@ -511,8 +489,8 @@ static inline bool tokenizer_read_merges(Tokenizer *tokenizer, const TokenizerFi
     return good;
 }
 
-// GPT-2's pattern. Space is written out: PCRE2 counts U+180E to it, Unicode and the
-// library do not.
+// GPT-2's pattern. The spaces are listed because PCRE2's \s has U+180E, which is no space
+// in Unicode and for the library.
 #define TOKENIZER_SPACE \
     "\\x09-\\x0D\\x20\\x{85}\\x{A0}\\x{1680}\\x{2000}-\\x{200A}\\x{2028}\\x{2029}\\x{202F}\\x{205F}\\x{" \
     "3000}"
@@ -532,8 +510,7 @@ static inline bool tokenizer_compile(Tokenizer *tokenizer, const char *name, Err
                          "%s: PCRE2 refuses the pattern of GPT-2 (error %d): it must be built with Unicode",
                          name, code);
     }
-    pcre2_jit_compile(tokenizer->pattern,
-                      PCRE2_JIT_COMPLETE); // where it cannot, it interprets: slower, the same result
+    pcre2_jit_compile(tokenizer->pattern, PCRE2_JIT_COMPLETE); // failure only means slower matching
     return true;
 }
 
@@ -568,8 +545,8 @@ static inline bool tokenizer_read(Tokenizer *tokenizer, TokenizerFile *file, con
            tokenizer_read_merges(tokenizer, file, error) && tokenizer_compile(tokenizer, file->name, error);
 }
 
-// The bytes of a tokenizer.json; `name` is for messages. On failure there is nothing to
-// close.
+// Opens the `size` bytes of a tokenizer.json. name: of the file, for messages. Keeps
+// nothing of the bytes. On failure there is nothing to close.
 static inline bool tokenizer_open_memory(Tokenizer *tokenizer, const char *name, const void *bytes,
                                          size_t size, Error *error) {
     TokenizerFile file;
@@ -588,7 +565,7 @@ static inline bool tokenizer_open_memory(Tokenizer *tokenizer, const char *name,
     return good;
 }
 
-// All of a file, or NULL and an error.
+// All bytes of a file, for the caller to free; NULL and an error where it cannot be read.
 static inline char *tokenizer_read_file(const char *path, size_t *size, Error *error) {
     struct stat status;
     char *bytes = NULL;
@@ -613,8 +590,7 @@ static inline char *tokenizer_read_file(const char *path, size_t *size, Error *e
     return bytes;
 }
 
-// path: a tokenizer.json, or a directory that holds one. On failure there is nothing to
-// close.
+// path: a tokenizer.json, or a directory with one. On failure there is nothing to close.
 static inline bool tokenizer_open(Tokenizer *tokenizer, const char *path, Error *error) {
     struct stat status;
     char inside[4096];
@@ -630,7 +606,7 @@ static inline bool tokenizer_open(Tokenizer *tokenizer, const char *path, Error 
     return good;
 }
 
-// The id of an added token such as "<|endoftext|>"; -1 where there is none.
+// The id of an added token such as "<|endoftext|>"; -1: there is none.
 static inline int32_t tokenizer_find_added(const Tokenizer *tokenizer, const char *text) {
     for (int i = 0; i < tokenizer->added_count; i++) {
         if (strcmp(tokenizer->added[i].text, text) == 0) { return tokenizer->added[i].id; }
@@ -638,27 +614,28 @@ static inline int32_t tokenizer_find_added(const Tokenizer *tokenizer, const cha
     return -1;
 }
 
-// -------------------------------------------------------------------------------------------------------------------------- encoding
+// ---------------------------------------------------------------------------------------
+// Encoding
 
-// A token of a piece that is being merged, in a list from left to right.
+// A token of the piece that is being merged; the tokens are a linked list from left to
+// right.
 typedef struct PieceToken {
-    int32_t id;             // -1: merged into the one before it
+    int32_t id;             // -1: it was merged into the token before it
     int32_t previous, next; // -1: none
 } PieceToken;
 
-// A merge that was possible when it was entered; the lowest rank is on top of the heap,
-// of those the leftmost.
+// A merge that was possible when it was pushed to the heap. On top is the lowest rank,
+// and among equal ranks the leftmost.
 typedef struct PieceMerge {
     uint32_t rank;
-    int32_t position; // of the left one
-    int32_t id;       // what they become
+    int32_t position; // of the left token
+    int32_t id;       // of the token that they become
 } PieceMerge;
 
-// What encoding needs besides its input; made for one call and reused from piece to
-// piece.
+// The state of one call of tokenizer_encode; its buffers are used for all pieces.
 typedef struct TokenizerWork {
     const Tokenizer *tokenizer;
-    bool special;
+    bool special; // cut special tokens out
     TokenList *out;
     PieceToken *tokens;
     PieceMerge *heap;
@@ -670,15 +647,14 @@ static inline bool piece_before(const PieceMerge *a, const PieceMerge *b) {
     return a->rank != b->rank ? a->rank < b->rank : a->position < b->position;
 }
 
-// Enters what the tokens at `left` and `right` become, if they become anything. False: no
+// Pushes the merge of the tokens at `left` and `right`, if there is one. False: no
 // memory.
 static inline bool piece_push(TokenizerWork *work, int32_t left, int32_t right) {
     if (left < 0 || right < 0) { return true; }
     const TokenMerge *merge =
         tokenizer_slot(work->tokenizer, tokenizer_pair(work->tokens[left].id, work->tokens[right].id));
     if (merge->pair == UINT64_MAX) { return true; }
-    if (!tokenizer_reserve((void **)&work->heap, work->heap_count, &work->heap_capacity, 1,
-                           sizeof *work->heap)) {
+    if (!list_reserve((void **)&work->heap, work->heap_count, &work->heap_capacity, 1, sizeof *work->heap)) {
         return false;
     }
     PieceMerge entry = {merge->rank, left, merge->id};
@@ -702,8 +678,8 @@ static inline PieceMerge piece_pop(TokenizerWork *work) {
     return top;
 }
 
-// Carries out `merge` if it is still possible: its tokens may have become others since it
-// was entered. False: no memory.
+// Carries out `merge` if it is still possible: other merges may have changed its tokens
+// since it was pushed. False: no memory.
 static inline bool piece_apply(TokenizerWork *work, const PieceMerge *merge) {
     PieceToken *left = &work->tokens[merge->position];
     if (left->id < 0 || left->next < 0) { return true; }
@@ -717,11 +693,12 @@ static inline bool piece_apply(TokenizerWork *work, const PieceMerge *merge) {
     return piece_push(work, left->previous, merge->position) && piece_push(work, merge->position, left->next);
 }
 
-// One piece of the pattern, n bytes (at least one), in O(n log n).
+// Encodes one piece of `count` bytes (at least one) in O(count log count). False: no
+// memory.
 static inline bool tokenizer_encode_piece(TokenizerWork *work, const uint8_t *bytes, size_t count) {
     const Tokenizer *tokenizer = work->tokenizer;
     if (count == 1) { return token_list_add(work->out, tokenizer->byte_ids[bytes[0]]); }
-    if (!tokenizer_reserve((void **)&work->tokens, 0, &work->token_capacity, count, sizeof *work->tokens)) {
+    if (!list_reserve((void **)&work->tokens, 0, &work->token_capacity, count, sizeof *work->tokens)) {
         return false;
     }
     for (size_t i = 0; i < count; i++) {
@@ -742,9 +719,9 @@ static inline bool tokenizer_encode_piece(TokenizerWork *work, const uint8_t *by
     return good;
 }
 
-// Text that is UTF-8, in the pieces of the pattern. Every character is in one of them.
-static inline bool tokenizer_encode_good(TokenizerWork *work, const uint8_t *text, size_t count,
-                                         Error *error) {
+// Encodes valid UTF-8, piece by piece. The pattern matches every character.
+static inline bool tokenizer_encode_valid(TokenizerWork *work, const uint8_t *text, size_t count,
+                                          Error *error) {
     for (size_t at = 0; at < count;) {
         int found =
             pcre2_match(work->tokenizer->pattern, text, count, at, PCRE2_NO_UTF_CHECK, work->match, NULL);
@@ -760,17 +737,17 @@ static inline bool tokenizer_encode_good(TokenizerWork *work, const uint8_t *tex
     return true;
 }
 
-// Text without added tokens: stretches of UTF-8, and of what is none.
+// Encodes text without added tokens: stretches of valid UTF-8, and of bytes that are not.
 static inline bool tokenizer_encode_plain(TokenizerWork *work, const uint8_t *text, size_t count,
                                           Error *error) {
     for (size_t begin = 0, length = 0, end; begin < count; begin = end) {
-        bool good = utf8_scan(text + begin, count - begin, &length) == UTF8_GOOD;
+        bool valid = utf8_scan(text + begin, count - begin, &length) == UTF8_VALID;
         end = begin + length;
-        while (end < count && (utf8_scan(text + end, count - end, &length) == UTF8_GOOD) == good) {
+        while (end < count && (utf8_scan(text + end, count - end, &length) == UTF8_VALID) == valid) {
             end += length;
         }
-        if (good && !tokenizer_encode_good(work, text + begin, end - begin, error)) { return false; }
-        for (size_t i = begin; !good && i < end; i++) {
+        if (valid && !tokenizer_encode_valid(work, text + begin, end - begin, error)) { return false; }
+        for (size_t i = begin; !valid && i < end; i++) {
             if (!tokenizer_encode_piece(work, text + i, 1)) {
                 return error_set(error, "no memory for the tokens of a text");
             }
@@ -779,7 +756,8 @@ static inline bool tokenizer_encode_plain(TokenizerWork *work, const uint8_t *te
     return true;
 }
 
-// The longest added token that the text begins with, or NULL.
+// The longest added token that the text begins with; NULL: none. normalized: which of the
+// two kinds.
 static inline const AddedToken *tokenizer_match_added(const Tokenizer *tokenizer, const uint8_t *text,
                                                       size_t count, bool normalized) {
     const AddedToken *longest = NULL;
@@ -792,8 +770,8 @@ static inline const AddedToken *tokenizer_match_added(const Tokenizer *tokenizer
     return longest;
 }
 
-// Cuts the added tokens out, first those that are not normalized, then out of each
-// stretch between them those that are.
+// Encodes any text: cuts out the added tokens that are not normalized, then out of each
+// stretch between them those that are, and encodes what is left.
 static inline bool tokenizer_encode_added(TokenizerWork *work, const uint8_t *text, size_t count,
                                           bool normalized, Error *error) {
     const Tokenizer *tokenizer = work->tokenizer;
@@ -818,10 +796,10 @@ static inline bool tokenizer_encode_added(TokenizerWork *work, const uint8_t *te
     return true;
 }
 
-// Appends the tokens of `count` bytes of text to `out`. special: whether the text of
-// special tokens, such as <|endoftext|>, stands for them, as in a prompt; otherwise it is
-// text like any other, as it should be in data of unknown origin. Safe from several
-// threads. On failure `out` holds some of them.
+// Appends the tokens of `count` bytes of text to `out`. special: the text of a special
+// token, such as <|endoftext|>, becomes that token, as it should in a prompt; otherwise
+// it is encoded as text, as it should be in data of unknown origin. May be called by
+// several threads at once. On failure `out` has some of the tokens.
 static inline bool tokenizer_encode(const Tokenizer *tokenizer, const char *text, size_t count, bool special,
                                     TokenList *out, Error *error) {
     if (count > TOKENIZER_MOST_TEXT_BYTES) {
@@ -842,10 +820,11 @@ static inline bool tokenizer_encode(const Tokenizer *tokenizer, const char *text
     return good;
 }
 
-// -------------------------------------------------------------------------------------------------------------------------- decoding
+// ---------------------------------------------------------------------------------------
+// Decoding
 
-// The bytes of a token, *count of them. An id that no token has, such as of a vocabulary
-// that was rounded up, has none.
+// The bytes of a token, *count of them: 0 for an id without a token, as there are in a
+// vocabulary that was rounded up.
 static inline const uint8_t *tokenizer_bytes(const Tokenizer *tokenizer, int32_t id, size_t *count) {
     bool known = id >= 0 && id < tokenizer->vocabulary;
     *count = known ? tokenizer->offsets[id + 1] - tokenizer->offsets[id] : 0;
@@ -856,15 +835,16 @@ static inline bool tokenizer_is_special(const Tokenizer *tokenizer, int32_t id) 
     return id >= 0 && id < tokenizer->vocabulary && tokenizer->kinds[id] == TOKEN_SPECIAL;
 }
 
-// Moves what is held and complete, or broken, to `out`. `end`: nothing follows, so that
-// what is incomplete is broken. False: no memory.
+// Moves complete characters from what is held back to `out`, and U+FFFD for bytes that
+// cannot become one. end: nothing follows, so an incomplete character cannot either.
+// False: no memory.
 static inline bool token_decoder_release(TokenDecoder *decoder, bool end, TextList *out) {
     size_t length = 0;
     while (decoder->held_count > 0) {
         Utf8 what = utf8_scan(decoder->held, (size_t)decoder->held_count, &length);
         if (what == UTF8_INCOMPLETE && !end) { break; }
-        bool good = what == UTF8_GOOD ? text_list_add(out, decoder->held, length)
-                                      : text_list_add(out, "\xEF\xBF\xBD", 3);
+        bool good = what == UTF8_VALID ? text_list_add(out, decoder->held, length)
+                                       : text_list_add(out, "\xEF\xBF\xBD", 3);
         if (!good) { return false; }
         decoder->held_count -= (int)length;
         memmove(decoder->held, decoder->held + length, (size_t)decoder->held_count);
@@ -872,8 +852,8 @@ static inline bool token_decoder_release(TokenDecoder *decoder, bool end, TextLi
     return true;
 }
 
-// Appends the text of `count` tokens to `out`, which is UTF-8 whatever the tokens are.
-// special: whether special tokens are written out.
+// Appends the text of `count` tokens to `out`: valid UTF-8, whatever the tokens are.
+// special: whether special tokens are written.
 static inline bool tokenizer_decode(const Tokenizer *tokenizer, TokenDecoder *decoder, const int32_t *ids,
                                     size_t count, bool special, TextList *out, Error *error) {
     for (size_t i = 0; i < count; i++) {
@@ -890,7 +870,7 @@ static inline bool tokenizer_decode(const Tokenizer *tokenizer, TokenDecoder *de
     return true;
 }
 
-// After the last token: what is still held can not become a character any more.
+// After the last token: appends what is still held back.
 static inline bool tokenizer_decode_end(TokenDecoder *decoder, TextList *out, Error *error) {
     return token_decoder_release(decoder, true, out) || error_set(error, "no memory for the text of tokens");
 }

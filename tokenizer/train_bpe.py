@@ -1,9 +1,10 @@
-"""Trains a byte-level BPE, as GPT-2's, on text, JSON or Parquet files, and saves it as transformers loads it.
+"""Trains a byte-level BPE like GPT-2's on text, JSON or Parquet files.
 
     python -m tokenizer.train_bpe --size 4096 --out DIR FILES...
 
-The first token is <|endoftext|>, then come the 256 bytes, then what the merges make. Memory grows with the number of
-different words, not with the size of the files.
+The result is saved as transformers loads it. The first token is <|endoftext|>; the 256
+bytes and the merged tokens follow. Memory grows with the number of different words, not
+with the size of the files.
 """
 
 import argparse
@@ -19,10 +20,11 @@ from tokenizer import vocabulary
 from tokenizer.encode import parse
 from tokenizer.sources import SEPARATORS, InputError, Options, Position, chunks
 
-SMALLEST = 257  # all bytes, and the end of text
+SMALLEST = 257  # all bytes and the end of text
 
 
 def texts(inputs: list[str], field: str, separator: str) -> Iterator[str]:
+    """The texts of all documents."""
     for chunk in chunks(inputs, Position(), Options(separator, (field,), 0.0, "train")):
         if chunk.kind == "text":
             for part in SEPARATORS[separator].split(chunk.data):
@@ -45,12 +47,13 @@ def train(documents: Iterator[str], size: int) -> Tokenizer:
 
 
 def save(tokenizer: Tokenizer, directory: Path) -> None:
-    """tokenizer.json, vocab.json and merges.txt, and what transformers wants to know besides."""
+    """Writes tokenizer.json, vocab.json, merges.txt, and tokenizer_config.json for transformers."""
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))
     tokenizer.model.save(str(directory))
     end = vocabulary.END_OF_TEXT
-    config = {"tokenizer_class": "GPT2TokenizerFast", "add_prefix_space": False, "bos_token": end, "eos_token": end, "unk_token": end}
+    config = {"tokenizer_class": "GPT2TokenizerFast", "add_prefix_space": False,
+              "bos_token": end, "eos_token": end, "unk_token": end}
     (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
@@ -59,11 +62,11 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m tokenizer.train_bpe", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("inputs", nargs="+", help="files: .txt, .json, .jsonl, .parquet")
-    parser.add_argument("--size", type=int, required=True, help=f"of the vocabulary, at least {SMALLEST}")
+    parser.add_argument("--size", type=int, required=True, help=f"tokens of the vocabulary, at least {SMALLEST}")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--field", default="text", help="of JSON records and Parquet files (%(default)s)")
+    parser.add_argument("--field", default="text", help="the text of JSON records and Parquet files (%(default)s)")
     parser.add_argument("--separator", choices=tuple(SEPARATORS), default="endoftext",
-                        help="what is between documents of a text file (%(default)s)")
+                        help="what separates the documents of a text file (%(default)s)")
     found = parser.parse_args(arguments)
     if found.size < SMALLEST:
         parser.error(f"--size {found.size}: allowed: at least {SMALLEST}, for all bytes and {vocabulary.END_OF_TEXT}")
@@ -74,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"train_bpe: {error}", file=sys.stderr)
         return 2
     if vocabulary.size(tokenizer) < found.size:
-        print(f"train_bpe: the text gives no more than {vocabulary.size(tokenizer)} tokens, {found.size} were asked for",
+        print(f"train_bpe: the text gives only {vocabulary.size(tokenizer)} tokens, {found.size} were asked for",
               file=sys.stderr)
     print(f"{vocabulary.size(tokenizer)} tokens in {found.out}, hash {vocabulary.hash_of(tokenizer).hex()[:16]}")
     return 0

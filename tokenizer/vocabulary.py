@@ -1,4 +1,4 @@
-"""Tokenizers: loading one from a directory or by name, and the hash by which shards and train_gpt know it."""
+"""Loads a tokenizer by directory or name; computes the hash that identifies it in token files and in train_gpt."""
 
 import hashlib
 import json
@@ -13,11 +13,11 @@ HASH_PREFIX = b"acco tokenizer 1\n"
 
 
 class TokenizerError(Exception):
-    """A tokenizer that is not there or that cannot be used."""
+    """A tokenizer that is missing or cannot be used."""
 
 
 def byte_level(model: BPE) -> Tokenizer:
-    """A tokenizer as GPT-2's: bytes as letters, GPT-2's pattern, no prefix, no normalization."""
+    """A tokenizer like GPT-2's: bytes as letters, GPT-2's pattern, no prefix space, no normalization."""
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -38,7 +38,7 @@ def _from_directory(path: Path) -> Tokenizer:
 
 
 def load(name: str) -> Tokenizer:
-    """From a directory, a tokenizer.json, or a name on the Hugging Face hub such as gpt2, which needs a network."""
+    """Loads a directory, a tokenizer.json, or a name on the Hugging Face hub such as gpt2, which needs a network."""
     path = Path(name)
     try:
         if path.is_dir():
@@ -52,22 +52,22 @@ def load(name: str) -> Tokenizer:
     except TokenizerError:
         raise
     except Exception as error:  # the library raises bare exceptions
-        raise TokenizerError(f"cannot load the tokenizer '{name}' ({error}): give a directory that has it") from error
+        raise TokenizerError(f"cannot load the tokenizer '{name}' ({error}): give a directory that holds it") from error
     if tokenizer.token_to_id(END_OF_TEXT) is None:
-        raise TokenizerError(f"the tokenizer '{name}' has no token {END_OF_TEXT}, which goes between documents")
+        raise TokenizerError(f"the tokenizer '{name}' has no token {END_OF_TEXT}, which is put between documents")
     return tokenizer
 
 
 def size(tokenizer: Tokenizer) -> int:
-    """The largest id and one: ids may have gaps."""
+    """The largest id plus one; ids may have gaps."""
     return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
 
 def hash_of(tokenizer: Tokenizer) -> bytes:
     """SHA-256 of all tokens in the order of their ids and all merges in theirs; tokenizer.h computes the same.
 
-    Hashed are HASH_PREFIX; the numbers of tokens and of merges; for each token its id, its length, and its text as it is
-    in tokenizer.json; for each merge the ids of both sides. Numbers are uint32, little-endian.
+    What is hashed: HASH_PREFIX; the numbers of tokens and of merges; for each token its id, the length of its text in UTF-8,
+    and that text as in tokenizer.json; for each merge the ids of both sides. Numbers are uint32, little-endian.
     """
     model = json.loads(tokenizer.to_str())["model"]
     vocabulary = model["vocab"]

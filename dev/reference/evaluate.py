@@ -1,17 +1,18 @@
-#!/usr/bin/env python3
-"""What `train_gpt eval` must print, computed by transformers: perplexity, LAMBADA, HellaSwag.
+"""Computes with transformers what `train_gpt eval` must print: perplexity, LAMBADA,
+HellaSwag.
 
     python dev/reference/evaluate.py --from DIR --task perplexity|lambada|hellaswag --data FILE
                                      [--tokenizer FILE] [--seq-len T] [--stride S] [--limit N]
 
-DIR is a model that from_pretrained loads; its tokenizer.json, where it has one, is the tokenizer unless --tokenizer names
-another. Without one a token is a byte. One sequence at a time and float32, so it is slow and has no padding to get wrong.
+DIR is a model that from_pretrained loads. The tokenizer is that of --tokenizer, or else
+DIR's tokenizer.json; without either a token is a byte. Scores one sequence at a time in
+float32, so it is slow, and there is no padding that could be wrong.
 
 perplexity   windows of T tokens, every S tokens, each token counted once: https://huggingface.co/docs/transformers/perplexity.
-             (That page weighs the mean loss of each window by a count that is one too small from the second window on; here
-             the sum of losses is divided by the number of losses.) FILE is text, a shard of tokenizer/, or raw uint16 ids.
-lambada      lambada_openai of EleutherAI's lm-evaluation-harness, its rules written out
-hellaswag    its hellaswag, likewise; lines with "ctx" and without "ctx_a" are taken as they are
+             (From the second window on, that page weighs the mean loss of a window by a count that is one too small. Here the
+             sum of losses is divided by the number of losses.) FILE is text, a token file of tokenizer/, or raw uint16 ids.
+lambada      the rules of lambada_openai in EleutherAI's lm-evaluation-harness
+hellaswag    the rules of its hellaswag; lines with "ctx" and without "ctx_a" are taken as prepared
 """
 
 import argparse
@@ -56,17 +57,17 @@ class Library:
         self.letters = {chr(byte): 1 for byte in letters} | {chr(256 + i): 1 for i in range(len(others))}
 
     def encode(self, text):
-        """Token ids of a text, without what a post-processor puts around it."""
+        """Token ids of a text, without those that a post-processor would put around it."""
         return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def count_bytes(self, tokens):
-        """Bytes of the tokens' text: a letter of an ordinary token is a byte, an added token is written out."""
+        """Bytes of the tokens' text: one for each letter of an ordinary token; an added token is its text."""
         texts = (self.tokenizer.id_to_token(token) for token in tokens)
         return sum(len(text) if all(letter in self.letters for letter in text) else len(text.encode()) for text in texts)
 
 
 class Scorer:
-    """A model and the longest sequence it is given."""
+    """A model, and the length of the longest sequence that it is given."""
 
     def __init__(self, directory, length):
         self.model = GPTNeoForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
@@ -80,7 +81,7 @@ class Scorer:
         return torch.log_softmax(logits, -1).gather(-1, targets[:, None])[:, 0], logits.argmax(-1) == targets
 
     def score_pair(self, tokenizer, context, continuation):
-        """Log-likelihood of a continuation, and whether it is what the model would write; the harness's _encode_pair and after."""
+        """Log-likelihood of a continuation, and whether greedy decoding would write it; after the harness's _encode_pair."""
         if context == "":
             given, whole = 1, tokenizer.encode(continuation)
             whole = whole if whole[0] == tokenizer.first else [tokenizer.first, *whole]
@@ -91,14 +92,14 @@ class Scorer:
 
 
 def read_lines(path, limit):
-    """The objects of JSON lines."""
+    """The objects of a file of JSON lines."""
     with open(path, encoding="utf-8") as file:
         lines = [json.loads(line) for line in file if line.strip()]
     return lines[:limit or None]
 
 
 def read_tokens(path, tokenizer):
-    """Token ids of a file, and which of them count."""
+    """Token ids of a file, and their mask or None."""
     data = path.read_bytes()
     if data.startswith(b"\x89ACCO"):
         _, tokens, mask = shard.read(path)
@@ -108,7 +109,7 @@ def read_tokens(path, tokenizer):
 
 
 def perplexity(scorer, tokenizer, options):
-    """Strided windows."""
+    """Perplexity over strided windows."""
     tokens, mask = read_tokens(options.data, tokenizer)
     stride, counted, nats, count, size, windows = options.stride or scorer.length // 2, 0, 0.0, 0, 0, 0
     for begin in range(0, len(tokens), stride):
@@ -130,7 +131,7 @@ def perplexity(scorer, tokenizer, options):
 
 
 def lambada(scorer, tokenizer, options):
-    """The last word of each text."""
+    """Predicts the last word of each text."""
     texts = [line["text"].split(" ") for line in read_lines(options.data, options.limit)]
     scores = [scorer.score_pair(tokenizer, " ".join(words[:-1]), " " + words[-1]) for words in texts]
     values, greedy = zip(*scores)
@@ -138,7 +139,7 @@ def lambada(scorer, tokenizer, options):
 
 
 def clean(text):
-    """The harness's preprocess."""
+    """What the harness does in preprocess."""
     text = text.strip().replace(" [title]", ". ")
     return re.sub("\\[.*?\\]", "", text).replace("  ", " ")
 
@@ -152,7 +153,7 @@ def question(line):
 
 
 def hellaswag(scorer, tokenizer, options):
-    """The most probable of four endings."""
+    """Chooses the most probable ending."""
     right = right_norm = 0
     lines = read_lines(options.data, options.limit)
     for line in lines:
@@ -164,7 +165,7 @@ def hellaswag(scorer, tokenizer, options):
 
 
 def find_tokenizer(options):
-    """What makes tokens of text; None for token files whose tokenizer nobody names."""
+    """The tokenizer; None for token files whose tokenizer is not named."""
     path = options.tokenizer or options.source / "tokenizer.json"
     if path.exists():
         return Library(path)

@@ -1,18 +1,20 @@
-#!/usr/bin/env python3
-"""Makes test/reference/tokenizer.json, tokenizer_cases.json and masked_shard.bin: what the `tokenizers` library and tokenizer/ give.
+"""Makes tokenizer.json, tokenizer_cases.json and masked_shard.bin of test/reference.
 
     python dev/reference/make_tokenizer.py            writes the files
-    python dev/reference/make_tokenizer.py --check    recomputes and compares with the files, exit 1 where they differ
+    python dev/reference/make_tokenizer.py --check    recomputes them and compares; exit 1 where they differ
 
-Needs tokenizer/requirements.txt. The tokenizer is a byte-level BPE of 400 tokens, trained on SENTENCES, with added tokens
-that are awkward: one begins with another, one is not special, one has characters that stand for no byte.
+Needs tokenizer/requirements.txt. The expected values are those of the `tokenizers`
+library. The tokenizer is a byte-level BPE of 400 tokens, trained on SENTENCES, with
+awkward added tokens: one begins with another, one is not special, one has characters that
+stand for no byte.
 
 tokenizer_cases.json:
-    hash     SHA-256 of the tokenizer, as shards carry it
+    hash     SHA-256 of the tokenizer, as token files carry it
     encode   text, its ids, and its ids where special tokens are text like any other
-    decode   ids, their text, and their text without special tokens; most are no UTF-8 at their ends or within
+    decode   ids, their text, and their text without special tokens; most are not valid UTF-8 at their ends or inside
 
-masked_shard.bin is a shard of the first case's ids and their mask: every third is not to be predicted.
+masked_shard.bin is a token file of the first case's ids, with a mask in which every third
+token is not to be predicted.
 """
 
 import argparse
@@ -42,7 +44,7 @@ SENTENCES = [
     "In the morning the river was quiet and the mill stood still, and there was nobody there to see the little fox.",
     "for (int i = 0; i < count; i++) {\n    total += values[i];\n}\n\nreturn total / count;",
     "Der Müller hörte den Fluß rauschen. Le renard était déjà là, près du café. Лиса жила у реки. 狐は川の近くに住んでいた。",
-    "?\u180e " * 60,  # one piece, and so one token: U+180E is no space
+    "?\u180e " * 60,  # becomes one piece, and so one token: U+180E is no space
     "!\u00a3 " * 60,  # a merge of "!" with the first byte of U+0080 to U+00BF, some of which are spaces
 ]
 
@@ -83,7 +85,7 @@ HARD = [
     " ".join(["a" * n for n in range(1, 30)]),
 ]
 
-BROKEN = [  # bytes that are no UTF-8, in all the ways there are
+INVALID = [  # bytes that are not UTF-8, in every way
     "80", "BFBF", "C080", "C1BF", "C2", "C2C2A9", "C3A9C3", "E08080", "E09FBF", "E0A080", "E282", "E28241", "EDA080", "EDBFBF",
     "ED9FBF", "EFBFBF", "F0808080", "F08FBFBF", "F0908080", "F09F98", "F09F9841", "F09F41", "F48FBFBF", "F4908080", "F5808080",
     "FF", "FEFF", "41E282F09F98C3", "F09F98F09F9880", "E2E282E282ACAC",
@@ -122,7 +124,7 @@ def decode_cases(tokenizer) -> list[dict]:
     letters = set(pre_tokenizers.ByteLevel.alphabet())  # bytes that print are themselves, the others U+0100 and on, in order
     others = iter(range(256, 512))
     of_byte = [chr(byte) if chr(byte) in letters else chr(next(others)) for byte in range(256)]
-    rows += [[tokenizer.token_to_id(of_byte[byte]) for byte in bytes.fromhex(text)] for text in BROKEN]
+    rows += [[tokenizer.token_to_id(of_byte[byte]) for byte in bytes.fromhex(text)] for text in INVALID]
     return [
         {"ids": ids, "text": tokenizer.decode(ids, skip_special_tokens=False), "text_without_special": tokenizer.decode(ids)}
         for ids in rows

@@ -1,7 +1,7 @@
-// fuzz_dataloader.h: files of tokens or text, whichever format they are in: shards,
-// llm.c's, nanoGPT's, bytes. The first byte of an input says how they are asked for
-// (fuzz_dataloader_request), the rest are one or two files. What is accepted gives tokens
-// below the vocabulary in every window, and an epoch visits each window once.
+// fuzz_dataloader.h: files of tokens or text in every format: our own, llm.c's, nanoGPT's, bytes. The
+// first byte of an input chooses the request (fuzz_dataloader_request), the rest is one or two files.
+// Files that are accepted give tokens below the vocabulary in every window, and an epoch visits each
+// window once.
 #ifndef ACCO_TEST_FUZZ_FUZZ_DATALOADER_H
 #define ACCO_TEST_FUZZ_FUZZ_DATALOADER_H
 
@@ -40,7 +40,7 @@ static inline void fuzz_dataloader_fill(const DataLoader *loader, uint64_t sampl
     fuzz_dataloader_row(loader, tokens, targets);
 }
 
-// Files are mapped, and behind their end a page has zeros that no sanitizer would mind.
+// Checked here because no sanitizer would: after the end of a mapped file its last page has zeros.
 static inline void fuzz_dataloader_places(const DataLoader *loader) {
     for (int i = 0; i < loader->file_count; i++) {
         const DataFile *file = &loader->files[i];
@@ -97,7 +97,7 @@ static inline bool fuzz_dataloader(const uint8_t *data, size_t size) {
         if (i > 0 && parts[i].size == 0) { continue; }
         uint8_t *sealed = fuzz_copy(parts[i]);
         FuzzPart part = {sealed, parts[i].size};
-        fuzz_shard_seal(sealed, part.size);
+        fuzz_token_file_seal(sealed, part.size);
         fuzz_folder_add(&folder, text ? (i == 0 ? "a.txt" : "b.txt") : (i == 0 ? "a.bin" : "b.bin"), part);
         free(sealed);
     }

@@ -1,11 +1,10 @@
-// fuzz_eval.h: data to evaluate on: the JSON lines of LAMBADA and HellaSwag, text and
-// token files. The first byte of an input says how they are asked for
-// (fuzz_evaluate_request), the rest is the file. What is accepted becomes sequences
-// inside their file that fit a batch.
+// fuzz_eval.h: data to evaluate on: the JSON lines of LAMBADA and HellaSwag, text and token files. The
+// first byte of an input chooses the request (fuzz_evaluate_request), the rest is the file. A file
+// that is accepted becomes sequences that lie inside it and fit a batch.
 #ifndef ACCO_TEST_FUZZ_FUZZ_EVAL_H
 #define ACCO_TEST_FUZZ_FUZZ_EVAL_H
 
-#include "program/eval.h"
+#include "program/eval_tasks.h"
 #include "test/fuzz/fuzz_text.h"
 
 // Bits 0 and 1: the task; bit 2: with a tokenizer; bit 3: a longer context; bit 4: a

@@ -46,7 +46,7 @@ static inline void fuzz_require_utf8(const TextList *text) {
     size_t length = 0;
     for (size_t i = 0; i < text->count; i += length) {
         Utf8 what = utf8_scan((const uint8_t *)text->bytes + i, text->count - i, &length);
-        fuzz_require(what == UTF8_GOOD, "what is decoded is UTF-8");
+        fuzz_require(what == UTF8_VALID, "what is decoded is UTF-8");
     }
 }
 
@@ -105,7 +105,7 @@ static inline TextList fuzz_readable(FuzzPart text) {
     TextList readable = {NULL, 0, 0};
     size_t length = 0;
     for (size_t i = 0; i < text.size; i += length) {
-        bool good = utf8_scan(text.bytes + i, text.size - i, &length) == UTF8_GOOD;
+        bool good = utf8_scan(text.bytes + i, text.size - i, &length) == UTF8_VALID;
         bool added = good ? text_list_add(&readable, text.bytes + i, length)
                           : text_list_add(&readable, "\xEF\xBF\xBD", 3);
         fuzz_require(added, "there is memory for the input");

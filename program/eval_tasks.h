@@ -1,0 +1,563 @@
+// eval_tasks.h: reads the data of an evaluation into sequences of tokens to score.
+//
+//   perplexity   windows of T tokens, one every S tokens. Each token counts once, in the first
+//                window that has it, so it is predicted from at least T - S tokens before it. The
+//                first token of a file has nothing before it and does not count; with S = T nor
+//                does that of any window. As in Hugging Face's guide to the perplexity of
+//                fixed-length models.
+//   lambada      JSON lines {"text"}: the last word, with the space before it, is predicted from
+//                all that precedes it.
+//   hellaswag    JSON lines as in the data set (ctx_a, ctx_b, activity_label, endings, label):
+//                each ending is predicted from the context. A line that has "ctx" and no "ctx_a"
+//                is taken as prepared, and its texts are not cleaned.
+//
+// The last two are those of EleutherAI's lm-evaluation-harness (lambada_openai,
+// hellaswag), so that the numbers can be compared. Context and continuation are encoded
+// together; the tokens to predict are those beyond as many as the context has by itself.
+// Spaces at the end of the context belong to the continuation. A sequence that is too
+// long loses its beginning. One difference remains: capital and small letters are
+// PCRE2's, which maps one character to one.
+//
+// The sequences are then put into batches, longest first, which depend on nothing but the
+// data and the size of a batch. Files may hold anything: every error is one line that
+// names the file and, for JSON lines, the line.
+#ifndef ACCO_PROGRAM_EVAL_TASKS_H
+#define ACCO_PROGRAM_EVAL_TASKS_H
+
+#include "dataloader.h"
+#include "tokenizer/tokenizer.h"
+
+enum {
+    EVALUATE_MOST_ROWS = 64,   // sequences of a batch
+    EVALUATE_MOST_CHOICES = 64 // HellaSwag has four
+};
+
+typedef enum EvaluateTask { EVALUATE_PERPLEXITY, EVALUATE_LAMBADA, EVALUATE_HELLASWAG } EvaluateTask;
+
+typedef struct EvaluateRequest {
+    EvaluateTask task;
+    const char *path;           // perplexity: what dataloader.h reads, except for the built-in corpus
+    const Tokenizer *tokenizer; // NULL: a token is a byte; otherwise it must live as long as the set
+    int vocabulary;             // of the model: every token must be below it
+    int B, T;                   // a batch has at most B x T positions, a sequence at most T inputs
+    int stride;                 // S of perplexity, 1 to T; 0: T / 2
+    int64_t limit;              // the first so many windows or lines; 0: all
+} EvaluateRequest;
+
+// Tokens [begin, begin + length) of a file, of which the last `scored` are predicted. The
+// inputs of the model are all but the last.
+typedef struct EvaluateSequence {
+    uint64_t begin;
+    int file, length, scored;
+    int characters; // hellaswag: of the ending
+} EvaluateSequence;
+
+// A line of lambada or hellaswag: sequences [first, first + choices).
+typedef struct EvaluateItem {
+    size_t first;
+    int64_t line;
+    int choices, label; // label: the right choice
+} EvaluateItem;
+
+// All sequences of a task and their batches, on every rank.
+typedef struct EvaluateSet {
+    EvaluateRequest request;
+    DataLoader data;  // the files; where they are text, DataFile.tokens is in `texts`
+    TokenList *texts; // (data.file_count)
+    EvaluateSequence *sequences;
+    size_t count, capacity;
+    EvaluateItem *items;
+    size_t item_count, item_capacity;
+    size_t *order;  // (count) sequences, the longest first
+    size_t *starts; // (batch_count + 1) batch b is order[starts[b]] up to order[starts[b + 1]]
+    size_t batch_count;
+} EvaluateSet;
+
+static inline const char *evaluate_task_name(EvaluateTask task) {
+    static const char *const names[3] = {"perplexity", "lambada", "hellaswag"};
+    return names[task];
+}
+
+// ---------------------------------------------------------------------------------------
+// Preparing text as the harness does
+
+// Whether Python's str.strip removes the character.
+static inline bool evaluate_is_space(uint32_t c) {
+    return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 || c == 0x1680 ||
+           (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F ||
+           c == 0x3000;
+}
+
+// The length of valid UTF-8 without the spaces at its end.
+static inline size_t evaluate_strip_end(const char *text, size_t count) {
+    while (count > 0) {
+        size_t begin = count - 1;
+        while (begin > 0 && ((uint8_t)text[begin] & 0xC0) == 0x80) { begin--; }
+        if (!evaluate_is_space(utf8_code_point((const uint8_t *)text + begin, count - begin))) { break; }
+        count = begin;
+    }
+    return count;
+}
+
+// How many bytes of valid UTF-8 are spaces at its beginning.
+static inline size_t evaluate_strip_begin(const char *text, size_t count) {
+    size_t begin = 0, length = 0;
+    for (; begin < count; begin += length) {
+        utf8_scan((const uint8_t *)text + begin, count - begin, &length);
+        if (!evaluate_is_space(utf8_code_point((const uint8_t *)text + begin, length))) { break; }
+    }
+    return begin;
+}
+
+// Removes what the pattern \[.*?\] matches: brackets on one line and all between them.
+// Returns the bytes that are left.
+static inline size_t evaluate_drop_brackets(char *text, size_t count) {
+    size_t kept = 0, stop = 0; // stop: the next ']' or line end, so that every byte is looked at twice only
+    for (size_t i = 0; i < count;) {
+        if (stop < i) { stop = i; }
+        while (stop < count && text[stop] != ']' && text[stop] != '\n') { stop++; }
+        bool bracket = text[i] == '[' && stop < count && text[stop] == ']';
+        if (!bracket) { text[kept++] = text[i]; }
+        i = bracket ? stop + 1 : i + 1;
+    }
+    return kept;
+}
+
+// Appends valid UTF-8 to `out`, which must be empty, without the spaces around it and
+// without what HellaSwag's texts still have of the web pages they come from: " [title]"
+// becomes ". ", everything else in brackets goes, and then two spaces become one. False:
+// no memory.
+static inline bool evaluate_add_clean(TextList *out, const char *text, size_t count) {
+    static const char title[] = " [title]";
+    const size_t title_length = sizeof title - 1;
+    size_t end = evaluate_strip_end(text, count), i = evaluate_strip_begin(text, end);
+    while (i < end) {
+        bool found = end - i >= title_length && memcmp(text + i, title, title_length) == 0;
+        if (!text_list_add(out, found ? ". " : text + i, found ? 2 : 1)) { return false; }
+        i += found ? title_length : 1;
+    }
+    size_t without = evaluate_drop_brackets(out->bytes, out->count), kept = 0;
+    for (i = 0; i < without; i++) {
+        out->bytes[kept++] = out->bytes[i];
+        if (out->bytes[i] == ' ' && i + 1 < without && out->bytes[i + 1] == ' ') { i++; }
+    }
+    out->count = kept;
+    return true;
+}
+
+// Appends valid UTF-8 with its first character as a capital and the others small, as
+// Python's str.capitalize. False: no memory.
+static inline bool evaluate_add_capitalised(TextList *out, const char *text, size_t count) {
+    static const char pattern[] = "(?s)\\A(.)(.*)\\z", replacement[] = "\\u${1}\\L${2}";
+    int code = 0;
+    PCRE2_SIZE offset = 0, size = 3 * count + 16; // one byte becomes three at most when its case changes
+    char *result = (char *)malloc(size);
+    pcre2_code *compiled =
+        pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF, &code, &offset, NULL);
+    bool good =
+        result != NULL && compiled != NULL &&
+        pcre2_substitute(compiled, (PCRE2_SPTR)text, count, 0, PCRE2_NO_UTF_CHECK | PCRE2_SUBSTITUTE_EXTENDED,
+                         NULL, NULL, (PCRE2_SPTR)replacement, PCRE2_ZERO_TERMINATED, (PCRE2_UCHAR *)result,
+                         &size) >= 0 &&
+        text_list_add(out, result, size);
+    pcre2_code_free(compiled);
+    free(result);
+    return good;
+}
+
+// ---------------------------------------------------------------------------------------
+// Adding sequences
+
+static inline bool evaluate_no_memory(const EvaluateSet *set, Error *error) {
+    return error_set(error, "no memory for the sequences of %.300s", set->request.path);
+}
+
+// Appends the tokens of a text to those of file `file`. The text of a special token, such
+// as <|endoftext|>, stands for the token, as it does in the harness.
+static inline bool evaluate_encode(EvaluateSet *set, int file, const char *text, size_t count, Error *error) {
+    TokenList *list = &set->texts[file];
+    if (set->request.tokenizer != NULL) {
+        return tokenizer_encode(set->request.tokenizer, text, count, true, list, error);
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (!token_list_add(list, (uint8_t)text[i])) { return evaluate_no_memory(set, error); }
+    }
+    return true;
+}
+
+// Makes the tokens of file `file` those that evaluate_encode made of its text.
+static inline bool evaluate_take_text(EvaluateSet *set, int file, Error *error) {
+    DataFile *data = &set->data.files[file];
+    data->tokens = (const uint8_t *)(const void *)set->texts[file].ids;
+    data->token_bytes = 4;
+    data->token_count = set->texts[file].count;
+    return data_file_scan(data, set->request.vocabulary, error);
+}
+
+static inline bool evaluate_add_sequence(EvaluateSet *set, int file, uint64_t begin, uint64_t length,
+                                         uint64_t scored, int characters, Error *error) {
+    EvaluateSequence sequence = {begin, file, (int)length, (int)scored, characters};
+    if (!list_reserve((void **)&set->sequences, set->count, &set->capacity, 1, sizeof *set->sequences)) {
+        return evaluate_no_memory(set, error);
+    }
+    set->sequences[set->count++] = sequence;
+    return true;
+}
+
+// An item of the latest `choices` sequences.
+static inline bool evaluate_add_item(EvaluateSet *set, int64_t line, int choices, int label, Error *error) {
+    EvaluateItem item = {set->count - (size_t)choices, line, choices, label};
+    if (!list_reserve((void **)&set->items, set->item_count, &set->item_capacity, 1, sizeof *set->items)) {
+        return evaluate_no_memory(set, error);
+    }
+    set->items[set->item_count++] = item;
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------
+// Perplexity
+
+// `counted`: the end of what earlier windows have counted.
+static inline bool evaluate_add_windows(EvaluateSet *set, int file, Error *error) {
+    const EvaluateRequest *request = &set->request;
+    uint64_t T = (uint64_t)request->T,
+             stride = (uint64_t)(request->stride > 0 ? request->stride : request->T / 2);
+    uint64_t count = set->data.files[file].token_count, counted = 0;
+    for (uint64_t begin = 0; counted < count; begin += stride) {
+        if (request->limit > 0 && set->count >= (uint64_t)request->limit) { break; }
+        uint64_t end = count - begin < T ? count : begin + T, from = counted > begin ? counted : begin + 1;
+        if (end > from && !evaluate_add_sequence(set, file, begin, end - begin, end - from, 0, error)) {
+            return false;
+        }
+        counted = end;
+    }
+    return true;
+}
+
+static inline bool evaluate_read_file(EvaluateSet *set, int file, Error *error) {
+    static const uint8_t unknown[TOKEN_FILE_HASH_BYTES] = {0};
+    const EvaluateRequest *request = &set->request;
+    DataFile *data = &set->data.files[file];
+    bool text = data->token_bytes == 1;
+    if (text && request->tokenizer != NULL) {
+        return evaluate_encode(set, file, (const char *)data->mapping, data->bytes, error) &&
+               evaluate_take_text(set, file, error) && evaluate_add_windows(set, file, error);
+    }
+    if (text && request->vocabulary != 256) {
+        return error_set(error,
+                         "%.300s is text, and the model has a vocabulary of %d: allowed without --tokenizer "
+                         "are token files, or text for a vocabulary of 256, as bytes",
+                         data->path, request->vocabulary);
+    }
+    if (request->tokenizer != NULL && data->tokenizer_hash != NULL &&
+        memcmp(data->tokenizer_hash, unknown, TOKEN_FILE_HASH_BYTES) != 0 &&
+        memcmp(data->tokenizer_hash, request->tokenizer->hash, TOKEN_FILE_HASH_BYTES) != 0) {
+        return error_set(error, "%.300s was made with another tokenizer than the one that is given",
+                         data->path);
+    }
+    // The windows of a padded file are its documents, so no other length or stride makes
+    // sense.
+    if (data->padded != 0 && (data->padded != request->T || request->stride != request->T)) {
+        return error_set(error, "%.300s was padded to sequences of %d tokens: give --seq-len %d --stride %d",
+                         data->path, data->padded, data->padded, data->padded);
+    }
+    return evaluate_add_windows(set, file, error);
+}
+
+static inline bool evaluate_read_files(EvaluateSet *set, Error *error) {
+    const EvaluateRequest *request = &set->request;
+    // A sequence length of 1, so that no file is too short here; the windows are made
+    // below.
+    DataRequest files = {request->path, 1, request->vocabulary, 0, false};
+    if (strcmp(request->path, "builtin") == 0) {
+        return error_set(error, "perplexity needs --data with a file: the built-in corpus has no end");
+    }
+    if (request->T < 2) {
+        return error_set(error,
+                         "perplexity needs --seq-len of at least 2: a window's first token is not predicted");
+    }
+    if (request->stride < 0 || request->stride > request->T) {
+        return error_set(error, "--stride %d: allowed is 1 to %d, the length of a window", request->stride,
+                         request->T);
+    }
+    if (!data_loader_open(&set->data, &files, error)) { return false; }
+    set->texts = (TokenList *)calloc((size_t)set->data.file_count, sizeof *set->texts);
+    if (set->texts == NULL) { return evaluate_no_memory(set, error); }
+    for (int i = 0; i < set->data.file_count; i++) {
+        if (!evaluate_read_file(set, i, error)) { return false; }
+    }
+    return set->count > 0 ||
+           error_set(error, "%.300s holds nothing to predict: it needs two tokens", request->path);
+}
+
+// ---------------------------------------------------------------------------------------
+// LAMBADA and HellaSwag
+
+PRINTF_LIKE(4, 5)
+static inline bool evaluate_line_error(const EvaluateSet *set, int64_t line, Error *error, const char *format,
+                                       ...) {
+    char text[512];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    return error_set(error, "%.300s, line %lld: %s", set->request.path, (long long)line, text);
+}
+
+// Adds the sequence of a text of which the first `context` bytes are given and the others
+// are to be predicted. Without a context the text follows <|endoftext|>, or a line end
+// where tokens are bytes.
+static inline bool evaluate_add_pair(EvaluateSet *set, int64_t line, const TextList *text, size_t context,
+                                     int characters, Error *error) {
+    TokenList *list = &set->texts[0];
+    const Tokenizer *tokenizer = set->request.tokenizer;
+    size_t T = (size_t)set->request.T, begin = list->count, given_tokens = 1;
+    size_t given = evaluate_strip_end(text->bytes, context);
+    int32_t start = tokenizer == NULL ? '\n' : tokenizer_find_added(tokenizer, "<|endoftext|>");
+    if (context > 0 && given == 0) {
+        return evaluate_line_error(set, line, error, "only spaces precede the text to predict");
+    }
+    if (given == 0 && start < 0) {
+        return evaluate_line_error(
+            set, line, error, "nothing precedes the text to predict, and the tokenizer has no <|endoftext|>");
+    }
+    if (given == 0 && !token_list_add(list, start)) { return evaluate_no_memory(set, error); }
+    if (given > 0) { // encoded by itself only to count its tokens
+        if (!evaluate_encode(set, 0, text->bytes, given, error)) { return false; }
+        given_tokens = list->count - begin;
+        list->count = begin;
+    }
+    if (!evaluate_encode(set, 0, text->bytes, text->count, error)) { return false; }
+    size_t total = list->count - begin;
+    if (total <= given_tokens) {
+        return evaluate_line_error(set, line, error, "there is no token to predict");
+    }
+    size_t scored = total - given_tokens;
+    if (scored > T) {
+        return evaluate_line_error(set, line, error,
+                                   "%zu tokens are to be predicted, more than --seq-len %zu", scored, T);
+    }
+    size_t cut = total > T + 1 ? total - T - 1 : 0;
+    return evaluate_add_sequence(set, 0, begin + cut, total - cut, scored, characters, error);
+}
+
+// A member of a line that must be a string; NULL and an error where it is not.
+static inline const char *evaluate_text(const EvaluateSet *set, int64_t line, const json_t *object,
+                                        const char *key, Error *error) {
+    const char *text = json_string_value(json_object_get(object, key));
+    if (text == NULL) { evaluate_line_error(set, line, error, "\"%s\" is missing or not a string", key); }
+    return text;
+}
+
+static inline bool evaluate_read_lambada(EvaluateSet *set, int64_t line, const json_t *object, Error *error) {
+    const char *text = evaluate_text(set, line, object, "text", error);
+    if (text == NULL) { return false; }
+    const char *space = strrchr(text, ' ');
+    TextList whole = {NULL, 0, 0};
+    bool good = (space != NULL || text_list_add(&whole, " ", 1)) && text_list_add(&whole, text, strlen(text));
+    good = good ? evaluate_add_pair(set, line, &whole, space != NULL ? (size_t)(space - text) : 0, 0, error)
+                : evaluate_no_memory(set, error);
+    text_list_free(&whole);
+    return good && evaluate_add_item(set, line, 1, 0, error);
+}
+
+// Appends what precedes the endings of a HellaSwag line to `out`, which must be empty.
+static inline bool evaluate_hellaswag_context(EvaluateSet *set, int64_t line, const json_t *object,
+                                              TextList *out, Error *error) {
+    if (json_object_get(object, "ctx_a") == NULL && json_object_get(object, "ctx") != NULL) {
+        const char *prepared = evaluate_text(set, line, object, "ctx", error);
+        return prepared != NULL &&
+               (text_list_add(out, prepared, strlen(prepared)) || evaluate_no_memory(set, error));
+    }
+    static const char *const keys[3] = {"activity_label", "ctx_a", "ctx_b"};
+    const char *parts[3];
+    for (int i = 0; i < 3; i++) {
+        parts[i] = evaluate_text(set, line, object, keys[i], error);
+        if (parts[i] == NULL) { return false; }
+    }
+    TextList raw = {NULL, 0, 0};
+    bool good = text_list_add(&raw, parts[0], strlen(parts[0])) && text_list_add(&raw, ": ", 2) &&
+                text_list_add(&raw, parts[1], strlen(parts[1])) && text_list_add(&raw, " ", 1) &&
+                evaluate_add_capitalised(&raw, parts[2], strlen(parts[2])) &&
+                evaluate_add_clean(out, raw.bytes, raw.count);
+    text_list_free(&raw);
+    return good || evaluate_no_memory(set, error);
+}
+
+// Adds the sequence of one ending. prepared: it is not cleaned.
+static inline bool evaluate_add_ending(EvaluateSet *set, int64_t line, const TextList *context,
+                                       const char *ending, bool prepared, Error *error) {
+    TextList text = {NULL, 0, 0}, whole = {NULL, 0, 0};
+    bool good = prepared ? text_list_add(&text, ending, strlen(ending))
+                         : evaluate_add_clean(&text, ending, strlen(ending));
+    good = good && text_list_add(&whole, context->bytes, context->count) && text_list_add(&whole, " ", 1) &&
+           text_list_add(&whole, text.bytes, text.count);
+    int characters = 0;
+    for (size_t i = 0; i < text.count; i++) { characters += ((uint8_t)text.bytes[i] & 0xC0) != 0x80; }
+    good = good ? evaluate_add_pair(set, line, &whole, context->count, characters, error)
+                : evaluate_no_memory(set, error);
+    text_list_free(&text);
+    text_list_free(&whole);
+    return good;
+}
+
+// The right choice, which the data set gives as a number or as a string of digits. -1:
+// neither.
+static inline int evaluate_label(const json_t *value, int choices) {
+    const char *text = json_string_value(value);
+    char *end = NULL;
+    json_int_t label = json_is_integer(value) ? json_integer_value(value) : -1;
+    if (text != NULL && text[0] >= '0' && text[0] <= '9') {
+        label = strtol(text, &end, 10);
+        label = *end == '\0' ? label : -1;
+    }
+    return label >= 0 && label < choices ? (int)label : -1;
+}
+
+static inline bool evaluate_read_hellaswag(EvaluateSet *set, int64_t line, const json_t *object,
+                                           Error *error) {
+    const json_t *endings = json_object_get(object, "endings");
+    int choices = json_array_size(endings) <= EVALUATE_MOST_CHOICES ? (int)json_array_size(endings) : 0;
+    int label = evaluate_label(json_object_get(object, "label"), choices);
+    if (choices < 2) {
+        return evaluate_line_error(set, line, error, "\"endings\" must be a list of 2 to %d texts",
+                                   (int)EVALUATE_MOST_CHOICES);
+    }
+    if (label < 0) {
+        return evaluate_line_error(set, line, error, "\"label\" must be a number from 0 to %d", choices - 1);
+    }
+    TextList context = {NULL, 0, 0};
+    bool good = evaluate_hellaswag_context(set, line, object, &context, error),
+         prepared = json_object_get(object, "ctx_a") == NULL;
+    for (int i = 0; good && i < choices; i++) {
+        const char *ending = json_string_value(json_array_get(endings, (size_t)i));
+        good = ending != NULL ? evaluate_add_ending(set, line, &context, ending, prepared, error)
+                              : evaluate_line_error(set, line, error, "ending %d is not a string", i);
+    }
+    text_list_free(&context);
+    return good && evaluate_add_item(set, line, choices, label, error);
+}
+
+static inline bool evaluate_read_line(EvaluateSet *set, int64_t line, const char *text, size_t count,
+                                      Error *error) {
+    json_error_t trouble;
+    json_t *object = json_loadb(text, count, JSON_REJECT_DUPLICATES, &trouble);
+    bool good = false;
+    if (object == NULL) {
+        evaluate_line_error(set, line, error, "not JSON: %.160s", trouble.text);
+    } else if (!json_is_object(object)) {
+        evaluate_line_error(set, line, error, "every line must be a JSON object");
+    } else {
+        good = set->request.task == EVALUATE_LAMBADA ? evaluate_read_lambada(set, line, object, error)
+                                                     : evaluate_read_hellaswag(set, line, object, error);
+    }
+    json_decref(object);
+    return good;
+}
+
+// Reads a file of JSON lines; lines of nothing but blanks are skipped.
+static inline bool evaluate_read_lines(EvaluateSet *set, Error *error) {
+    const EvaluateRequest *request = &set->request;
+    if (request->tokenizer == NULL && request->vocabulary != 256) {
+        return error_set(error,
+                         "%s needs a --tokenizer: without one a token is a byte, and the model has a "
+                         "vocabulary of %d, not 256",
+                         evaluate_task_name(request->task), request->vocabulary);
+    }
+    set->texts = (TokenList *)calloc(1, sizeof *set->texts);
+    if (set->texts == NULL || !data_loader_add(&set->data, strdup(request->path), error)) {
+        return evaluate_no_memory(set, error);
+    }
+    DataFile *file = &set->data.files[0];
+    if (!data_file_map(file, error)) { return false; }
+    const char *text = (const char *)file->mapping, *end = text + file->bytes;
+    for (int64_t line = 1; text < end && (request->limit == 0 || (int64_t)set->item_count < request->limit);
+         line++) {
+        const char *stop = (const char *)memchr(text, '\n', (size_t)(end - text));
+        size_t count = (size_t)((stop != NULL ? stop : end) - text), blank = 0;
+        while (blank < count && (text[blank] == ' ' || text[blank] == '\t' || text[blank] == '\r')) {
+            blank++;
+        }
+        if (blank < count && !evaluate_read_line(set, line, text, count, error)) { return false; }
+        text += count + (stop != NULL ? 1 : 0);
+    }
+    if (set->item_count == 0) {
+        return error_set(error, "%.300s holds no line with a question", request->path);
+    }
+    return evaluate_take_text(set, 0, error);
+}
+
+// ---------------------------------------------------------------------------------------
+// Batches
+
+typedef struct EvaluateLength {
+    size_t index;
+    int length;
+} EvaluateLength;
+
+// The longest first; among equals the order of the data.
+static inline int evaluate_compare_lengths(const void *a, const void *b) {
+    const EvaluateLength *x = (const EvaluateLength *)a, *y = (const EvaluateLength *)b;
+    return x->length != y->length ? (x->length < y->length ? 1 : -1) : x->index < y->index ? -1 : 1;
+}
+
+// Fills order and starts. The first sequence of a batch is its longest, and so determines
+// how many sequences fit.
+static inline bool evaluate_arrange(EvaluateSet *set, Error *error) {
+    size_t positions = (size_t)set->request.B * (size_t)set->request.T;
+    EvaluateLength *lengths = (EvaluateLength *)malloc(set->count * sizeof *lengths);
+    set->order = (size_t *)malloc(set->count * sizeof *set->order);
+    set->starts = (size_t *)malloc((set->count + 1) * sizeof *set->starts);
+    if (lengths == NULL || set->order == NULL || set->starts == NULL) {
+        free(lengths);
+        return evaluate_no_memory(set, error);
+    }
+    for (size_t i = 0; i < set->count; i++) {
+        lengths[i].index = i;
+        lengths[i].length = set->sequences[i].length;
+    }
+    qsort(lengths, set->count, sizeof *lengths, evaluate_compare_lengths);
+    for (size_t i = 0; i < set->count; i++) { set->order[i] = lengths[i].index; }
+    for (size_t i = 0; i < set->count;) {
+        size_t rows = positions / (size_t)(lengths[i].length - 1);
+        rows = rows < EVALUATE_MOST_ROWS ? rows : (size_t)EVALUATE_MOST_ROWS;
+        set->starts[set->batch_count++] = i;
+        i += rows < set->count - i ? rows : set->count - i;
+    }
+    set->starts[set->batch_count] = set->count;
+    free(lengths);
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------
+// The set
+
+static inline void evaluate_set_close(EvaluateSet *set) {
+    for (int i = 0; i < set->data.file_count && set->texts != NULL; i++) { token_list_free(&set->texts[i]); }
+    data_loader_close(&set->data);
+    free(set->texts);
+    free(set->sequences);
+    free(set->items);
+    free(set->order);
+    free(set->starts);
+    memset(set, 0, sizeof *set);
+}
+
+// Reads what the request names. The request's path must live as long as the set. On
+// failure there is nothing to close.
+static inline bool evaluate_set_open(EvaluateSet *set, const EvaluateRequest *request, Error *error) {
+    assert(request->B >= 1 && request->T >= 1 && request->vocabulary >= 1);
+    memset(set, 0, sizeof *set);
+    set->request = *request;
+    bool good = request->task == EVALUATE_PERPLEXITY ? evaluate_read_files(set, error)
+                                                     : evaluate_read_lines(set, error);
+    good = good && evaluate_arrange(set, error);
+    if (!good) { evaluate_set_close(set); }
+    return good;
+}
+
+static inline const EvaluateSequence *evaluate_sequence(const EvaluateSet *set, size_t batch, size_t row) {
+    return &set->sequences[set->order[set->starts[batch] + row]];
+}
+
+#endif

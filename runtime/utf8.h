@@ -1,0 +1,46 @@
+// utf8.h: reads text as UTF-8, one character at a time.
+//
+// Foreign bytes may be anything, so utf8_scan also says how a sequence that is not UTF-8
+// is to be skipped. Valid means well formed by the Unicode standard (table 3-7): no
+// overlong forms, no surrogates, nothing above U+10FFFF.
+#ifndef ACCO_RUNTIME_UTF8_H
+#define ACCO_RUNTIME_UTF8_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef enum Utf8 { UTF8_VALID, UTF8_INVALID, UTF8_INCOMPLETE } Utf8;
+
+// What the `count` bytes (at least one) begin with: a character; a sequence that no
+// further byte can complete; or the beginning of a character whose other bytes are
+// missing. *length: the bytes of it. For an invalid sequence these are the bytes that
+// could still have begun a character, Unicode's "maximal subpart", which decoders replace
+// by one U+FFFD.
+static inline Utf8 utf8_scan(const uint8_t *bytes, size_t count, size_t *length) {
+    uint8_t first = bytes[0], low = 0x80, high = 0xBF; // the range of the second byte
+    *length = 1;
+    if (first < 0x80) { return UTF8_VALID; }
+    if (first < 0xC2 || first > 0xF4) { return UTF8_INVALID; }
+    size_t needed = first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
+    if (first == 0xE0) { low = 0xA0; }  // below: overlong, it fits two bytes
+    if (first == 0xED) { high = 0x9F; } // above: a surrogate
+    if (first == 0xF0) { low = 0x90; }  // below: overlong, it fits three bytes
+    if (first == 0xF4) { high = 0x8F; } // above: beyond U+10FFFF
+    for (; *length < needed; ++*length) {
+        if (*length == count) { return UTF8_INCOMPLETE; }
+        uint8_t next = bytes[*length];
+        if (next < low || next > high) { return UTF8_INVALID; }
+        low = 0x80;
+        high = 0xBF;
+    }
+    return UTF8_VALID;
+}
+
+// The code point of a valid character of `length` bytes.
+static inline uint32_t utf8_code_point(const uint8_t *bytes, size_t length) {
+    uint32_t code_point = length == 1 ? bytes[0] : bytes[0] & (0x7Fu >> length);
+    for (size_t i = 1; i < length; i++) { code_point = code_point << 6 | (bytes[i] & 0x3Fu); }
+    return code_point;
+}
+
+#endif

@@ -30,7 +30,7 @@ enum { GPT_NEO_MAX_LAYERS = 96 };
 
 typedef struct GptNeoConfig {
     char name[64];
-    int layers, channels, heads, inner, window, positions, vocabulary; // L, C, H, F, w, -, V
+    int layers, channels, heads, mlp_channels, window, positions, vocabulary; // L, C, H, F, w, -, V
     bool local[GPT_NEO_MAX_LAYERS]; // layer sees a window of keys, else all before it
     float epsilon;                  // of LayerNorm
 } GptNeoConfig;
@@ -61,7 +61,7 @@ static inline void gpt_neo_config_from_preset(const GptNeoPreset *preset, GptNeo
     config->layers = preset->layers;
     config->channels = preset->channels;
     config->heads = preset->heads;
-    config->inner = 4 * preset->channels;
+    config->mlp_channels = 4 * preset->channels;
     config->window = preset->window;
     config->positions = preset->positions;
     config->vocabulary = preset->vocabulary;
@@ -192,7 +192,7 @@ static inline bool gpt_neo_config_read(const json_t *root, const char *path, Gpt
         !gpt_neo_config_integer(root, path, "hidden_size", 0, 65536, &config->channels, error) ||
         !gpt_neo_config_integer(root, path, "num_heads", 0, 65536, &config->heads, error) ||
         !gpt_neo_config_integer(root, path, "intermediate_size", 4 * config->channels, 1 << 20,
-                                &config->inner, error) ||
+                                &config->mlp_channels, error) ||
         !gpt_neo_config_integer(root, path, "window_size", 256, 1 << 20, &config->window, error) ||
         !gpt_neo_config_integer(root, path, "max_position_embeddings", 0, 1 << 20, &config->positions,
                                 error) ||
@@ -260,8 +260,8 @@ typedef struct ParameterInfo {
     char name[96];        // Hugging Face's
     size_t offset, count; // elements, in the flat array of parameters
     int rows, columns;    // a matrix (rows, columns) as PyTorch stores it: (out, in); columns 0: a vector
-    float deviation;      // initialised from N(0, deviation)
-    float fill;           // else, where deviation is 0, to this constant
+    float stddev;         // initialised from N(0, stddev^2)
+    float fill;           // else, where stddev is 0, to this constant
     bool is_matrix;       // Linear and Embedding weights: what weight decay means by "matrices"
 } ParameterInfo;
 
@@ -314,7 +314,7 @@ static inline void parameter_table_add(ParameterTable *table, int layer, const c
     entry->rows = rows;
     entry->columns = columns;
     entry->is_matrix = columns > 0;
-    entry->deviation = columns > 0 ? 0.02f : 0.0f;
+    entry->stddev = columns > 0 ? 0.02f : 0.0f;
     entry->fill = fill;
     table->parameter_count += entry->count;
 }
@@ -344,7 +344,7 @@ static inline void gpt_neo_parameter_table(const GptNeoConfig *config, Parameter
     parameter_table_add(table, -1, "wte.weight", config->vocabulary, config->channels, 0.0f);
     parameter_table_add(table, -1, "wpe.weight", config->positions, config->channels, 0.0f);
     for (int l = 0; l < config->layers; l++) {
-        parameter_table_add_layer(table, l, config->channels, config->inner);
+        parameter_table_add_layer(table, l, config->channels, config->mlp_channels);
     }
     parameter_table_add(table, -1, "ln_f.weight", config->channels, 0, 1.0f);
     parameter_table_add(table, -1, "ln_f.bias", config->channels, 0, 0.0f);
@@ -375,9 +375,8 @@ static inline void gpt_neo_initialize_task(void *context, int task, int thread) 
         if (j % GPT_NEO_INITIAL_BLOCK == 0) {
             random.state = random_hash(random_hash(work->seed, (uint64_t)task), j / GPT_NEO_INITIAL_BLOCK);
         }
-        float normal = entry->deviation > 0.0f ? (float)random_normal(&random) : 0.0f;
-        work->parameters[entry->offset + j] =
-            entry->deviation > 0.0f ? entry->deviation * normal : entry->fill;
+        float normal = entry->stddev > 0.0f ? (float)random_normal(&random) : 0.0f;
+        work->parameters[entry->offset + j] = entry->stddev > 0.0f ? entry->stddev * normal : entry->fill;
     }
 }
 
@@ -401,7 +400,8 @@ static inline double gpt_neo_mean_keys(const GptNeoConfig *config, int layer, in
 // not), and 6 * 2C for each key that a query sees.
 static inline double gpt_neo_flops_per_token(const GptNeoConfig *config, int T) {
     double C = config->channels, keys = 0.0;
-    double matrices = C * config->vocabulary + config->layers * (4.0 * C * C + 2.0 * C * config->inner);
+    double matrices =
+        C * config->vocabulary + config->layers * (4.0 * C * C + 2.0 * C * config->mlp_channels);
     for (int l = 0; l < config->layers; l++) { keys += gpt_neo_mean_keys(config, l, T); }
     return 6.0 * matrices + 6.0 * keys * 2.0 * C;
 }

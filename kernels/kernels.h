@@ -90,22 +90,22 @@ static inline size_t embedding_partials_floats(int rows, int C) {
 // Products
 
 // On a GPU a stream in whose tasks there are products needs this before the first of
-// them: a workspace of products_workspace_bytes in its memory. processors: of the GPU
+// them: a workspace of gemm_workspace_bytes in its memory. processors: of the GPU
 // that products may count on; 0: all.
-static inline size_t products_workspace_bytes(void) { return KERNEL_SIZE(true, CUDA_PRODUCTS_WORKSPACE, 0); }
+static inline size_t gemm_workspace_bytes(void) { return KERNEL_SIZE(true, CUDA_GEMM_WORKSPACE, 0); }
 
-static inline void products_open(Stream *stream, void *workspace, int processors) {
+static inline void gemm_open(Stream *stream, void *workspace, int processors) {
     (void)workspace, (void)processors;
-    KERNEL_ON_GPU(stream, cuda_products_open(stream, workspace, processors))
+    KERNEL_ON_GPU(stream, cuda_gemm_open(stream, workspace, processors))
 }
 
-static inline void products_close(Stream *stream) { KERNEL_ON_GPU(stream, cuda_products_close(stream)) }
+static inline void gemm_close(Stream *stream) { KERNEL_ON_GPU(stream, cuda_gemm_close(stream)) }
 
 // Whether shapes that are met for the first time are timed, at the price of their
 // results.
-static inline void products_tune(Stream *stream, bool tuning) {
+static inline void gemm_tune(Stream *stream, bool tuning) {
     (void)tuning;
-    KERNEL_ON_GPU(stream, cuda_products_tune(stream, tuning))
+    KERNEL_ON_GPU(stream, cuda_gemm_tune(stream, tuning))
 }
 
 // output (rows, outputs), rows output_stride apart, = input (rows, inputs) weight^T;
@@ -177,25 +177,25 @@ static inline void layernorm_backward(Stream *stream, const LayernormBackward *w
     cpu_layernorm_backward(stream, work);
 }
 
-// output (B, T, C) = softmax(q k^T over the visible keys) v for qkv (B, T, 3C); log_sums
+// output (B, T, C) = softmax(q k^T over the visible keys) v for qkv (B, T, 3C); logsumexp
 // (B, H, T); window 0: all keys up to the query. scratch: attention_scratch_floats.
-static inline void attention_forward(Stream *stream, Real *output, float *log_sums, float *scratch,
+static inline void attention_forward(Stream *stream, Real *output, float *logsumexp, float *scratch,
                                      const Real *qkv, int B, int T, int C, int heads, int window) {
-    KERNEL_ON_GPU(stream, cuda_attention_forward(stream, output, log_sums, qkv, B, T, C, heads, window))
-    cpu_attention_forward(stream, real_floats(output), log_sums, scratch, real_floats_const(qkv), B, T, C,
+    KERNEL_ON_GPU(stream, cuda_attention_forward(stream, output, logsumexp, qkv, B, T, C, heads, window))
+    cpu_attention_forward(stream, real_floats(output), logsumexp, scratch, real_floats_const(qkv), B, T, C,
                           heads, window);
 }
 
 // d_qkv (B, T, 3C), rows d_qkv_stride apart, from d_output (B, T, C) and what forward
-// read, stored in log_sums and wrote.
+// read, stored in logsumexp and wrote.
 static inline void attention_backward(Stream *stream, Real *d_qkv, int d_qkv_stride, float *scratch,
                                       const Real *d_output, const Real *output, const Real *qkv,
-                                      const float *log_sums, int B, int T, int C, int heads, int window) {
+                                      const float *logsumexp, int B, int T, int C, int heads, int window) {
     (void)output;
     KERNEL_ON_GPU(stream, cuda_attention_backward(stream, d_qkv, d_qkv_stride, scratch, d_output, output, qkv,
-                                                  log_sums, B, T, C, heads, window))
+                                                  logsumexp, B, T, C, heads, window))
     cpu_attention_backward(stream, real_floats(d_qkv), d_qkv_stride, scratch, real_floats_const(d_output),
-                           real_floats_const(qkv), log_sums, B, T, C, heads, window);
+                           real_floats_const(qkv), logsumexp, B, T, C, heads, window);
 }
 
 // output (rows, columns) = gelu_new(saved + bias) for the product without bias in

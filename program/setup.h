@@ -179,7 +179,6 @@ static inline SchedulerSettings choose_settings(Run *run) {
     settings.rate_by_commits = strcmp(options->learning_rate_by, "commits") == 0;
     settings.rate = choose_schedule(run);
     choose_local_settings(run, &settings);
-    settings.optimizer.kind = OPTIMIZER_ADAMW;
     settings.optimizer.beta1 = options->beta1;
     settings.optimizer.beta2 = options->beta2;
     settings.optimizer.epsilon = options->eps;

@@ -27,10 +27,10 @@ enum { ADAMW_BLOCK = 16384 };
 // The numbers of one step, each rounded once from double: 1 - beta in fp32 would be off
 // by 1 % for a beta2 of 0.999999.
 typedef struct AdamWStep {
-    float beta1, gain1, beta2, gain2; // gain: 1 - beta
-    float correction1, correction2;   // 1 - beta^t
+    float beta1, one_minus_beta1, beta2, one_minus_beta2; // gain: 1 - beta
+    float correction1, correction2;                       // 1 - beta^t
     float epsilon, learning_rate;
-    float keep;           // 1 - lr * weight_decay
+    float decay_factor;   // 1 - lr * weight_decay
     float divisor, scale; // of the gradient
 } AdamWStep;
 
@@ -39,14 +39,14 @@ static inline AdamWStep adamw_step(double beta1, double beta2, double t, double 
                                    double weight_decay) {
     AdamWStep step;
     step.beta1 = (float)beta1;
-    step.gain1 = (float)(1.0 - beta1);
+    step.one_minus_beta1 = (float)(1.0 - beta1);
     step.beta2 = (float)beta2;
-    step.gain2 = (float)(1.0 - beta2);
+    step.one_minus_beta2 = (float)(1.0 - beta2);
     step.correction1 = (float)(1.0 - pow(beta1, t));
     step.correction2 = (float)(1.0 - pow(beta2, t));
     step.epsilon = (float)epsilon;
     step.learning_rate = (float)learning_rate;
-    step.keep = (float)(1.0 - learning_rate * weight_decay);
+    step.decay_factor = (float)(1.0 - learning_rate * weight_decay);
     step.divisor = step.scale = 1.0f;
     return step;
 }
@@ -72,10 +72,10 @@ static inline void adamw_task(void *context, int task, int thread) {
 #pragma omp simd
     for (size_t i = begin; i < end; i++) {
         float g = gradient[i] / step.divisor * step.scale;
-        float m = step.beta1 * first[i] + step.gain1 * g;
-        float v = step.beta2 * second[i] + step.gain2 * g * g;
-        float theta = master[i] * step.keep - step.learning_rate * (m / step.correction1) /
-                                                  (sqrtf(v / step.correction2) + step.epsilon);
+        float m = step.beta1 * first[i] + step.one_minus_beta1 * g;
+        float v = step.beta2 * second[i] + step.one_minus_beta2 * g * g;
+        float theta = master[i] * step.decay_factor - step.learning_rate * (m / step.correction1) /
+                                                          (sqrtf(v / step.correction2) + step.epsilon);
         if (commit) {
             first[i] = m;
             second[i] = v;
@@ -91,18 +91,6 @@ static inline void cpu_adamw(Stream *stream, AdamWRange *range, bool commit) {
     assert(commit || range->out != range->master);
     range->commit = commit;
     thread_pool_run(stream->pool, (int)((range->count + ADAMW_BLOCK - 1) / ADAMW_BLOCK), adamw_task, range);
-}
-
-// out = master - lr * g, and master with it when committing. For the worked examples of
-// the update rules, which are exact with it.
-static inline void sgd_step(AdamWRange *range, bool commit) {
-    const AdamWStep step = range->step;
-    for (size_t i = 0; i < range->count; i++) {
-        float theta =
-            range->master[i] - step.learning_rate * (range->gradient[i] / step.divisor * step.scale);
-        if (commit) { range->master[i] = theta; }
-        range->out[i] = theta;
-    }
 }
 
 #endif

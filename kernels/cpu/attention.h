@@ -26,7 +26,7 @@ enum { ATTENTION_ROWS = 64 };
 
 typedef struct Attention {
     float *output;         // forward (B, T, C)
-    float *log_sums;       // (B, H, T)
+    float *logsumexp;      // (B, H, T)
     const float *qkv;      // (B, T, 3C)
     float *d_qkv;          // backward (B, T, 3C), rows d_qkv_stride apart
     const float *d_output; // backward (B, T, C)
@@ -108,7 +108,7 @@ static inline void attention_forward_task(void *context, int task, int thread) {
         head = task % work->heads;
     float *scores = work->workspace + (size_t)thread * 2 * ATTENTION_ROWS * (size_t)T;
     float *output = work->output + (size_t)sample * (size_t)T * (size_t)C + (size_t)head * (size_t)D;
-    float *log_sums = work->log_sums + (size_t)task * (size_t)T;
+    float *logsumexp = work->logsumexp + (size_t)task * (size_t)T;
     for (int first = 0; first < T; first += ATTENTION_ROWS) {
         AttentionBlock block = attention_block(work, sample, head, first);
         int keys = block.key_count, stride = block.stride;
@@ -117,19 +117,19 @@ static inline void attention_forward_task(void *context, int task, int thread) {
         for (int row = 0; row < block.rows; row++) {
             int begin, end;
             attention_visible(&block, row, &begin, &end);
-            log_sums[first + row] = attention_softmax(scores + (size_t)row * (size_t)keys, begin, end, keys);
+            logsumexp[first + row] = attention_softmax(scores + (size_t)row * (size_t)keys, begin, end, keys);
         }
         attention_product(output + (size_t)first * (size_t)C, C, scores, keys, false, block.v, stride, false,
                           block.rows, D, keys, false);
     }
 }
 
-static inline void cpu_attention_forward(Stream *stream, float *output, float *log_sums, float *workspace,
+static inline void cpu_attention_forward(Stream *stream, float *output, float *logsumexp, float *workspace,
                                          const float *qkv, int B, int T, int C, int heads, int window) {
     Attention work;
     memset(&work, 0, sizeof work);
     work.output = output;
-    work.log_sums = log_sums;
+    work.logsumexp = logsumexp;
     work.workspace = workspace;
     work.qkv = qkv;
     work.B = B;
@@ -140,14 +140,14 @@ static inline void cpu_attention_forward(Stream *stream, float *output, float *l
     thread_pool_run(stream->pool, B * heads, attention_forward_task, &work);
 }
 
-// Scores s and d_probabilities dp of one row become p = exp(s - log_sum) and ds = p (dp -
+// Scores s and d_probabilities dp of one row become p = exp(s - logsumexp) and ds = p (dp -
 // sum(p dp)), both zero outside [begin, end).
 static inline void attention_softmax_backward(float *__restrict__ scores, float *__restrict__ d_scores,
-                                              float log_sum, int begin, int end, int columns) {
+                                              float logsumexp, int begin, int end, int columns) {
     float product = 0.0f;
 #pragma omp simd reduction(+ : product)
     for (int j = begin; j < end; j++) {
-        float p = vector_exp(scores[j] - log_sum);
+        float p = vector_exp(scores[j] - logsumexp);
         scores[j] = p;
         product += p * d_scores[j];
     }
@@ -159,7 +159,7 @@ static inline void attention_softmax_backward(float *__restrict__ scores, float 
 // One block of queries: writes their gradient and adds to those of the keys and values it
 // meets. d_qkv: row 0 and head of this sample.
 static inline void attention_backward_block(const Attention *work, const AttentionBlock *block, float *scores,
-                                            float *d_qkv, const float *d_output, const float *log_sums) {
+                                            float *d_qkv, const float *d_output, const float *logsumexp) {
     int C = work->channels, D = block->D, keys = block->key_count, stride = block->stride, rows = block->rows,
         d_stride = work->d_qkv_stride;
     float *d_scores = scores + ATTENTION_ROWS * (size_t)work->T;
@@ -171,7 +171,7 @@ static inline void attention_backward_block(const Attention *work, const Attenti
         int begin, end;
         size_t offset = (size_t)row * (size_t)keys;
         attention_visible(block, row, &begin, &end);
-        attention_softmax_backward(scores + offset, d_scores + offset, log_sums[row], begin, end, keys);
+        attention_softmax_backward(scores + offset, d_scores + offset, logsumexp[row], begin, end, keys);
     }
     attention_product(d_v, d_stride, scores, keys, true, d_output, C, false, keys, D, rows, true);
     attention_product(d_q, d_stride, d_scores, keys, false, block->k, stride, false, rows, D, keys, false);
@@ -194,12 +194,12 @@ static inline void attention_backward_task(void *context, int task, int thread) 
         AttentionBlock block = attention_block(work, sample, head, first);
         attention_backward_block(work, &block, scores, d_qkv,
                                  work->d_output + (first_row + (size_t)first) * (size_t)C + head_offset,
-                                 work->log_sums + (size_t)task * (size_t)T + first);
+                                 work->logsumexp + (size_t)task * (size_t)T + first);
     }
 }
 
 static inline void cpu_attention_backward(Stream *stream, float *d_qkv, int d_qkv_stride, float *workspace,
-                                          const float *d_output, const float *qkv, const float *log_sums,
+                                          const float *d_output, const float *qkv, const float *logsumexp,
                                           int B, int T, int C, int heads, int window) {
     Attention work;
     memset(&work, 0, sizeof work);
@@ -208,7 +208,7 @@ static inline void cpu_attention_backward(Stream *stream, float *d_qkv, int d_qk
     work.workspace = workspace;
     work.d_output = d_output;
     work.qkv = qkv;
-    work.log_sums = (float *)log_sums;
+    work.logsumexp = (float *)logsumexp;
     work.B = B;
     work.T = T;
     work.channels = C;

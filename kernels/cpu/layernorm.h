@@ -4,7 +4,7 @@
 // A LayerNorm is memory bound: its input would otherwise be written by the residual
 // addition and read again at once. So forward does residual = residual_before + branch +
 // branch_bias, normalises the row while it is in the first-level cache, and keeps mean
-// and 1/deviation. Backward adds its result to the gradient that arrives along the
+// and 1/stddev. Backward adds its result to the gradient that arrives along the
 // residual path; that sum is also the gradient of the branch, whose sum over rows is the
 // gradient of the branch's bias, and is taken in the same pass.
 #ifndef ACCO_KERNELS_CPU_LAYERNORM_H
@@ -18,7 +18,7 @@
 
 typedef struct LayernormForward {
     Real *output;                // (rows, C)
-    float *statistics;           // (rows, 2): mean, 1/deviation
+    float *statistics;           // (rows, 2): mean, 1/stddev
     Real *residual;              // (rows, C); written if branch is given, else only read
     const Real *residual_before; // (rows, C)
     const Real *branch;          // (rows, C) or NULL

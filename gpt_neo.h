@@ -3,7 +3,7 @@
 //   x = wte[token] + wpe[position]
 //   in each layer:
 //     q, k, v = W_qkv LayerNorm_1(x)
-//     x = x + W_out attention(q, k, v) + b_out                  causal: over all earlier keys, or a window of them; scores not scaled
+//     x = x + W_out attention(q, k, v) + b_out      causal; all earlier keys, or a window of them
 //     x = x + W_proj gelu(W_fc LayerNorm_2(x) + b_fc) + b_proj
 //   loss = mean of cross_entropy(wte LayerNorm_f(x)) over the targets >= 0
 //

@@ -328,7 +328,7 @@ static void run_sum_of_squares(Bench *bench, const Case *work, void **arrays) {
                                 bench->elements, 1);
 }
 
-static void run_outer_delta(Bench *bench, const Case *work, void **arrays) {
+static void run_outer_pseudo_gradient(Bench *bench, const Case *work, void **arrays) {
     (void)work;
     outer_pseudo_gradient(bench->stream, (float *)arrays[0], (const float *)arrays[1],
                           (const float *)arrays[2], bench->elements);
@@ -530,7 +530,7 @@ static void add_vectors(Bench *bench) {
     add_vector(bench, "buffer move and clear", run_buffer_move, 12, 2);
     work = add_vector(bench, "sum of squares", run_sum_of_squares, 4, 1);
     add_array(work, FILL_NONE, buffer_blocks(elements) * sizeof(double));
-    add_vector(bench, "outer delta", run_outer_delta, 12, 3);
+    add_vector(bench, "outer pseudo-gradient", run_outer_pseudo_gradient, 12, 3);
     add_vector(bench, "outer nesterov", run_outer_nesterov, 28, 4);
     for (int format = WIRE_BF16; format < WIRE_FORMAT_COUNT; format++) {
         add_wire(bench, (WireFormat)format);

@@ -1,5 +1,5 @@
-// harness.h: what several tests share: cmocka with its includes, comparisons that NaN
-// fails, scratch directories.
+// harness.h: what every test written in C includes: cmocka with the headers it needs, and a
+// comparison of numbers that a NaN fails.
 #ifndef ACCO_TEST_HARNESS_H
 #define ACCO_TEST_HARNESS_H
 

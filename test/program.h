@@ -53,13 +53,13 @@ typedef struct Outcome {
     char *output, *errors;
 } Outcome;
 
-// How a command is started, beyond the command itself. All zero: in the stage's directory,
-// without limits.
+// How a command is started, beyond the command itself. All zero: in the stage's
+// directory, without limits.
 typedef struct Setting {
     const char *directory;
     long file_bytes; // RLIMIT_FSIZE; 0: none
-    // A write beyond the limit fails instead of killing the process. Every rank ignores the
-    // signal for itself, because mpirun does not pass on what it ignores.
+    // A write beyond the limit fails instead of killing the process. Every rank ignores
+    // the signal for itself, because mpirun does not pass on what it ignores.
     bool ignore_xfsz;
     const char *tasks, *task; // SLURM_STEP_NUM_TASKS and SLURM_PROCID; NULL: not set
     size_t stack_bytes;       // RLIMIT_STACK, the size of a new thread's stack; 0: as it is
@@ -167,7 +167,8 @@ static inline bool program_has_ended(Stage *stage, pid_t pid, double until, int 
     return true;
 }
 
-// Ends a program: with SIGTERM first, so that mpirun can end its ranks, then with SIGKILL.
+// Ends a program: with SIGTERM first, so that mpirun can end its ranks, then with
+// SIGKILL.
 static inline void program_end(Stage *stage, pid_t pid) {
     int exit_code;
     kill(-pid, SIGTERM);
@@ -245,8 +246,8 @@ static inline void program_become(const Program *program, const char *directory,
     _exit(125);
 }
 
-// Starts the binary with `ranks` ranks; 0: without a launcher. `arguments` are written as in
-// a shell.
+// Starts the binary with `ranks` ranks; 0: without a launcher. `arguments` are written as
+// in a shell.
 static inline Program program_start(Stage *stage, int ranks, const Setting *setting, const char *arguments) {
     char command[STAGE_COMMAND_SIZE + 3 * STAGE_PATH_SIZE], launcher[STAGE_PATH_SIZE + 32] = "", name[64];
     Program program;

@@ -2,19 +2,19 @@
 // user starts it, alone and under mpirun, on models so small that a run takes a moment:
 // what is tested here is the program, not its kernels. The sections are the promises:
 //
-//   Bits             what may change the time of a run only changes no bit of its result
-//   Rules            every option of an update rule does something; ranks may do unequal work
+//   Bits             what may change only the time of a run changes no bit of its result
+//   Rules            every option of a rule has an effect; ranks may do unequal work
 //   Wire formats     every format trains, and sends as many bytes as it promises
 //   Validation       is done on the parameters that the run would end with
 //   Learning         the built-in corpus is learned, and so is a text file
 //   Traces           --trace and the reports say the same; a slow rank holds nobody up
 //   Logs             every commit is counted, in JSON and as a table
-//   Memory           a run takes what the plan said, to the byte
+//   Memory           a run reserves what the plan says, to the byte, and touches about as much
 //   Texts            the saved configuration, the README, --help, --version
-//   User mistakes    one line that says what to do instead, exit code 2, nothing left behind
+//   User mistakes    one line that says what is wrong, exit code 2, nothing left behind
 //   Lost ranks       the whole job ends within seconds, and a message names the rank
 //   Ends by signals  the log is whole and no rank is left over
-//   System failures  no threads, a full disk: one line, exit code 3
+//   System failures  too many threads, a full disk: one line, exit code 3
 //   Spikes           a NaN stops the run; bad data can be skipped or rolled back
 #define _GNU_SOURCE // prlimit
 #include "test/fleet.h"
@@ -148,8 +148,8 @@ static void another_seed_gives_other_bits(void **state) {
     check_all_differ(fleet);
 }
 
-// The same global batch on 1, 2 and 4 ranks consists of the same samples. Only the order of
-// summation differs.
+// The same global batch on 1, 2 and 4 ranks consists of the same samples. Only the order
+// of summation differs.
 static void any_number_of_ranks_trains_on_the_same_data(void **state) {
     Fleet *fleet = fleet_new(stage_with_ranks(state));
     for (int ranks = 1; ranks <= 4; ranks *= 2) {
@@ -206,8 +206,8 @@ static void every_option_of_a_rule_matters(void **state) {
     }
 }
 
-// 6 micro-batches a commit, from whichever rank they come. (The program itself checks at the
-// end that both replicas agree.)
+// 6 micro-batches a commit, from whichever rank they come. (The program itself checks at
+// the end that both replicas agree.)
 static void ranks_may_do_unequal_work(void **state) {
     Fleet *fleet = fleet_new(stage_with_ranks(state));
     for (int i = DDP; i <= ACCO; i++) {
@@ -232,10 +232,10 @@ static void ranks_may_do_unequal_work(void **state) {
 // ---------------------------------------------------------------------------------------
 // Wire formats
 
-// The bytes that one of two ranks sends in a job: the other rank's half of the sum, then its
-// own half of the parameters, and in between its record of counts, losses and spikes. Narrow
-// formats send a scale before the codes of a piece; here every piece is shorter than a block
-// of codes, so it has one scale.
+// The bytes that one of two ranks sends in a job: the other rank's half of the sum, then
+// its own half of the parameters, and in between its record of counts, losses and spikes.
+// Narrow formats send a scale before the codes of a piece; here every piece is shorter
+// than a block of codes, so it has one scale.
 static double job_bytes(const char *wire, double parameters) {
     Layout layout = layout_make((size_t)parameters, 2);
     size_t piece = layout.piece, record = 12 * sizeof(double);
@@ -322,10 +322,10 @@ static double validation_at(const Fleet *fleet, int i, double commit) {
     return 0;
 }
 
-// A run that passes a commit validates there what a run that ends there ends with: neither
-// predicted parameters nor a worker's own. Of dpu and acco-wp the first two commits are the
-// same by definition, because their gradients are those at the initial parameters; the
-// fourth is not.
+// A run that passes a commit validates there what a run that ends there ends with:
+// neither predicted parameters nor a worker's own. Of dpu and acco-wp the first two
+// commits are the same by definition, because their gradients are those at the initial
+// parameters; the fourth is not.
 static void validation_is_of_the_committed_parameters(void **state) {
     static const char *const rules[] = {"zero1", "acco", "diloco --diloco-H 4", "ddp", "dpu", "acco-wp"};
     Fleet *fleet = fleet_new(stage_with_ranks(state));
@@ -489,8 +489,8 @@ static double spans_overlap(const Spans *a, const Spans *b, double until) {
     return overlap;
 }
 
-// The sum over all commits, in microseconds. A report has the mean over the commits since the
-// report before, in milliseconds.
+// The sum over all commits, in microseconds. A report has the mean over the commits since
+// the report before, in milliseconds.
 static double reported_us(json_t *events, const char *field) {
     double sum = 0, commit = 0;
     json_t *report;
@@ -511,8 +511,8 @@ static double spans_time_at(const Spans *spans, double busy) {
     return INFINITY;
 }
 
-// Behind `moment` a lane may do what is left of the last commit, such as a gather or an outer
-// step, for as long as the machine pleases. But it may not train.
+// Behind `moment` a lane may do what is left of the last commit, such as a gather or an
+// outer step, for as long as the machine pleases. But it may not train.
 static void check_no_training_behind(const Spans *spans, double moment, double last_commit,
                                      const char *what) {
     for (int i = 0; i < spans->count; i++) {
@@ -525,9 +525,9 @@ static void check_no_training_behind(const Spans *spans, double moment, double l
 }
 
 // Reports and trace are made of the same spans. So there is one moment, that of the last
-// report, up to which both have the same sums, however slow the machine is: times in the file
-// have three digits, so every span may add a nanosecond or two. Exposed is communication
-// during which nothing was computed.
+// report, up to which both have the same sums, however slow the machine is: times in the
+// file have three digits, so every span may add a nanosecond or two. Exposed is
+// communication during which nothing was computed.
 static void check_sums(json_t *events, const Spans *compute, const Spans *communication, const char *what) {
     double rounding = 0.001 * (compute->count + communication->count + 2);
     double computed = reported_us(events, "compute_ms"),
@@ -643,7 +643,8 @@ static void check_report_event(json_t *event, int64_t commit, int grads_per_comm
                 log_number(event, "loss") < 7);
 }
 
-// progress.tsv: a heading and one row for each report and each validation, eight cells each.
+// progress.tsv: a heading and one row for each report and each validation, eight cells
+// each.
 static void check_table(const Stage *stage, const char *out, int rows) {
     char path[STAGE_PATH_SIZE], name[128];
     snprintf(name, sizeof name, "%s/progress.tsv", out);
@@ -691,8 +692,8 @@ static void the_log_of_two_ranks_counts_every_commit(void **state) {
     check_log(stage_with_ranks(state), 2, "--val-every 7", 4);
 }
 
-// What goes into a file or a pipe is plain text: no progress bar, no cursor movements. That
-// holds under mpirun too, which gives its ranks a terminal.
+// What goes into a file or a pipe is plain text: no progress bar, no cursor movements.
+// That holds under mpirun too, which gives its ranks a terminal.
 static void output_in_a_file_is_plain_text(void **state) {
     Stage *stage = stage_of(state);
     for (int ranks = 0; ranks <= (stage->has_mpi ? 2 : 0); ranks += 2) {
@@ -710,9 +711,9 @@ static void output_in_a_file_is_plain_text(void **state) {
 // ---------------------------------------------------------------------------------------
 // Memory
 
-// The kernel gives memory in whole pages, so a model this small is the hardest to predict.
-// The buffer of messages is planned for the longest message; shorter ones, of small buckets
-// or of streaming-diloco's fragments, leave some of it untouched.
+// The kernel gives memory in whole pages, so a model this small is the hardest to
+// predict. The buffer of messages is planned for the longest message; shorter ones, of
+// small buckets or of streaming-diloco's fragments, leave some of it untouched.
 static void check_memory(void **state, int ranks) {
     Fleet *fleet = fleet_new(ranks > 0 ? stage_with_ranks(state) : stage_of(state));
     for (int i = 0; i < RULES_TESTED; i++) {
@@ -1077,8 +1078,8 @@ static void ranks_with_other_options_are_refused(void **state) {
 // ---------------------------------------------------------------------------------------
 // Lost ranks
 
-// Waits until the run has written a report, and takes the process ids of its ranks from the
-// start event.
+// Waits until the run has written a report, and takes the process ids of its ranks from
+// the start event.
 static void wait_for_report(Stage *stage, const Training *training, pid_t *pids, int ranks) {
     char path[STAGE_PATH_SIZE], name[128];
     double until = program_clock() + 60;
@@ -1124,8 +1125,8 @@ static bool process_is_gone(pid_t pid, double seconds) {
 static const char endless[] = "--tokens 1000G --report-every 20 --val-batches none";
 
 // What is wrong with the end of a job that lost rank `victim`, or NULL. A killed rank is
-// named by mpirun, and the surviving rank says in which commit and operation it was. A rank
-// that does not answer is named by the program itself.
+// named by mpirun, and the surviving rank says in which commit and operation it was. A
+// rank that does not answer is named by the program itself.
 static const char *loss_fault(const Outcome *outcome, int victim, bool killed) {
     char host[64] = "", expected[128];
     gethostname(host, sizeof host - 1);
@@ -1209,7 +1210,8 @@ static void check_signal(void **state, int ranks, int signal_number) {
     }
     for (int i = 0; i < size; i++) { assert_true(process_is_gone(pids[i], 5)); }
     json_t *events = log_read(stage, training.out), *end = log_event_of(events, "end", -1);
-    // A launcher passes SIGINT on as SIGTERM, and may follow with SIGKILL before a rank is done.
+    // A launcher passes SIGINT on as SIGTERM, and may follow with SIGKILL before a rank
+    // is done.
     if (end != NULL && (signal_number == SIGTERM || ranks > 0)) {
         assert_string_equal(json_string_value(json_object_get(end, "reason")), "asked to stop");
         assert_true(json_is_true(json_object_get(log_event_of(events, "checkpoint", -1), "saved")));
@@ -1259,8 +1261,8 @@ static void check_disk_full(const Outcome *outcome, int exit_code, const char *f
     text_check(outcome->errors, reason, "disk full");
 }
 
-// No file of this process may grow beyond 8 kB, which the log does after two dozen reports:
-// the disk fills while the run goes on.
+// No file of this process may grow beyond 8 kB, which the log does after two dozen
+// reports: the disk fills while the run goes on.
 static void a_disk_that_fills_ends_the_run(void **state) {
     Stage *stage = stage_of(state);
     Setting setting = {.file_bytes = 8192, .ignore_xfsz = true};
@@ -1391,7 +1393,8 @@ static json_t *saved_workers(Stage *stage, const char *out, int commit) {
     return workers;
 }
 
-// Bad data are skipped and the run goes on. A run that is resumed among them skips the same.
+// Bad data are skipped and the run goes on. A run that is resumed among them skips the
+// same.
 static void spikes_can_be_skipped(void **state) {
     Stage *stage = stage_with_ranks(state);
     write_garbage(stage);
@@ -1423,8 +1426,8 @@ static void spikes_can_be_skipped(void **state) {
 }
 
 // Every rollback goes back to an earlier checkpoint and then sees other data, so the run
-// ends. That holds too where the checkpoint was made just before the spike and contains its
-// cause. Returns how many rollbacks there were.
+// ends. That holds too where the checkpoint was made just before the spike and contains
+// its cause. Returns how many rollbacks there were.
 static int check_rollbacks(Stage *stage, const RuleCase *rule, int every) {
     char options[256], out[64];
     snprintf(out, sizeof out, "rollback-%s-%d", rule->name, every);
@@ -1481,8 +1484,9 @@ static void write_deep_model(const Stage *stage) {
     json_decref(model);
 }
 
-// llm.c's token file: a header of 256 words, the third of which is the number of tokens it
-// promises, then ids of two bytes each. All ids are 1, but the one at `strange` is 300.
+// llm.c's token file: a header of 256 words, the third of which is the number of tokens
+// it promises, then ids of two bytes each. All ids are 1, but the one at `strange` is
+// 300.
 static void write_tokens(const Stage *stage, const char *name, int promised, int count, int strange) {
     char path[STAGE_PATH_SIZE];
     unsigned char bytes[1024 + 2 * 512];

@@ -1,5 +1,6 @@
-// fleet.h: several runs of the binary at once, because mpirun mostly sleeps while it
-// starts; and the update rules that tests go through.
+// fleet.h: several training runs at once, which saves time because mpirun mostly sleeps
+// while it starts; comparisons of how they ended; and the update rules that tests go
+// through.
 #ifndef ACCO_TEST_FLEET_H
 #define ACCO_TEST_FLEET_H
 
@@ -7,25 +8,26 @@
 
 #include "runtime/errors.h"
 
-// An update rule, with options that make ranks meet several times within the few steps of
-// base.txt.
+// An update rule, with options that make ranks communicate several times within the few
+// steps of base.txt.
 typedef struct RuleCase {
     const char *name, *options;
-    int chaos_ms; // less where there are many small messages, each of which waits
+    int chaos_ms; // smaller where a rule sends many small messages, each of which is delayed
 } RuleCase;
 
-static const RuleCase rule_cases[] = {
-    {"ddp", "--optimizer ddp", 2},
-    {"zero1", "--optimizer zero1", 2},
-    {"dpu", "--optimizer dpu", 20},
-    {"acco-wp", "--optimizer acco-wp", 20},
-    {"acco", "--optimizer acco --accumulate 4", 20},
-    {"co2", "--optimizer co2 --co2-tau 3 --co2-beta 0.3", 20},
-    {"diloco", "--optimizer diloco --diloco-H 4", 20},
-    {"streaming-diloco", "--optimizer streaming-diloco --diloco-H 4", 20},
-};
+// Places in rule_cases.
+enum { DDP, ZERO1, DPU, ACCO_WP, ACCO, CO2, DILOCO, STREAMING_DILOCO, RULES_TESTED };
 
-enum { RULES_TESTED = sizeof rule_cases / sizeof rule_cases[0] };
+static const RuleCase rule_cases[RULES_TESTED] = {
+    [DDP] = {"ddp", "--optimizer ddp", 2},
+    [ZERO1] = {"zero1", "--optimizer zero1", 2},
+    [DPU] = {"dpu", "--optimizer dpu", 20},
+    [ACCO_WP] = {"acco-wp", "--optimizer acco-wp", 20},
+    [ACCO] = {"acco", "--optimizer acco --accumulate 4", 20},
+    [CO2] = {"co2", "--optimizer co2 --co2-tau 3 --co2-beta 0.3", 20},
+    [DILOCO] = {"diloco", "--optimizer diloco --diloco-H 4", 20},
+    [STREAMING_DILOCO] = {"streaming-diloco", "--optimizer streaming-diloco --diloco-H 4", 20},
+};
 
 enum { FLEET = STAGE_PROGRAMS };
 
@@ -33,20 +35,21 @@ typedef struct Fleet {
     Stage *stage;
     int count;
     Training trainings[FLEET];
-    json_t *events[FLEET]; // after fleet_finish
-    Fingerprint prints[FLEET];
+    json_t *events[FLEET];     // the logs, after fleet_finish
+    Fingerprint prints[FLEET]; // of the final parameters, after fleet_finish
 } Fleet;
 
-// Tests have one at a time: it is too large for a stack.
+// An empty fleet. It is static because it is too large for a stack: a test has one at a
+// time, and the next fleet_new frees the logs of this one.
 static inline Fleet *fleet_new(Stage *stage) {
     static Fleet fleet;
-    for (int i = 0; i < fleet.count; i++) { json_decref(fleet.events[i]); } // of the fleet before
+    for (int i = 0; i < fleet.count; i++) { json_decref(fleet.events[i]); }
     memset(&fleet, 0, sizeof fleet);
     fleet.stage = stage;
     return &fleet;
 }
 
-// Returns the number of the run.
+// Starts a run; returns its number.
 PRINTF_LIKE(3, 4) static inline int fleet_start(Fleet *fleet, int ranks, const char *format, ...) {
     char options[512];
     va_list arguments;
@@ -58,6 +61,7 @@ PRINTF_LIKE(3, 4) static inline int fleet_start(Fleet *fleet, int ranks, const c
     return fleet->count++;
 }
 
+// Waits for all runs, which must end well.
 static inline void fleet_finish(Fleet *fleet) {
     for (int i = 0; i < fleet->count; i++) {
         fleet->events[i] = training_finish(fleet->stage, &fleet->trainings[i]);
@@ -70,17 +74,19 @@ static inline const char *fleet_output(Fleet *fleet, int i) {
     return stage_read_text(fleet->stage, fleet->trainings[i].program.output_path);
 }
 
+// A number of the n-th event of a kind in the log of run `i`; n < 0 counts from the end.
 static inline double fleet_number(const Fleet *fleet, int i, const char *kind, int n, const char *field) {
     return log_number(log_event_of(fleet->events[i], kind, n), field);
 }
 
+// Runs a and b must end with the same bits.
 static inline void check_same(const Fleet *fleet, int a, int b) {
     if (strcmp(fleet->prints[a].text, fleet->prints[b].text) == 0) { return; }
     fail_msg("%s gives %s\n%s gives %s", fleet->trainings[a].what, fleet->prints[a].text,
              fleet->trainings[b].what, fleet->prints[b].text);
 }
 
-// No two of the runs may end with the same bits.
+// No two runs may end with the same bits.
 static inline void check_all_differ(const Fleet *fleet) {
     for (int a = 0; a < fleet->count; a++) {
         for (int b = a + 1; b < fleet->count; b++) {

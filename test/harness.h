@@ -1,5 +1,5 @@
-// harness.h: what several tests share: cmocka with its includes, comparisons that NaN
-// fails, scratch directories.
+// harness.h: what every test written in C includes: cmocka with the headers it needs, a
+// comparison of numbers that a NaN fails, and a way to see a program end.
 #ifndef ACCO_TEST_HARNESS_H
 #define ACCO_TEST_HARNESS_H
 
@@ -11,6 +11,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -22,6 +24,34 @@ static inline void assert_close(double value, double expected, double tolerance,
         fail_msg("%s: %.17g, expected %.17g, difference %.3g > %.3g", what, value, expected, difference,
                  tolerance);
     }
+}
+
+// Calls `run` in a child process. Returns the status it ends with, as waitpid does, and in
+// `message` what it wrote to stderr, as much as fits.
+static inline int run_in_child(void (*run)(const void *context), const void *context, char *message,
+                               size_t size) {
+    int pipe_ends[2];
+    assert_int_equal(pipe(pipe_ends), 0);
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        struct rlimit none = {0, 0};
+        setrlimit(RLIMIT_CORE, &none);
+        alarm(60); // in case it never ends
+        dup2(pipe_ends[1], STDERR_FILENO);
+        run(context);
+        _exit(0);
+    }
+    close(pipe_ends[1]);
+    size_t length = 0;
+    for (ssize_t count; (count = read(pipe_ends[0], message + length, size - 1 - length)) > 0;) {
+        length += (size_t)count;
+    }
+    message[length] = '\0';
+    close(pipe_ends[0]);
+    int status = 0;
+    waitpid(child, &status, 0);
+    return status;
 }
 
 #endif

@@ -1,15 +1,17 @@
-// program.h: starts the real binary the way a user does, for test_program.c.
+// program.h: starts the real binary the way a user does, and reads what it leaves behind.
 //
-// A Stage is where a test plays: a scratch directory with a small model in it, and how to
-// start ranks. The environment says what to test (test/run sets it): TRAIN_GPT the
-// binary, MPIRUN the launcher with its flags, HAVE_MPI yes or no, PROJECT_ROOT the root of
-// the source tree.
+// A Stage is where a test program works: a scratch directory with the files that its runs
+// need, and how to start ranks. The environment says what to test (test/run sets it):
+//   TRAIN_GPT      the binary
+//   MPIRUN         the launcher with its flags
+//   HAVE_MPI       yes or no; without it, tests that need several ranks are skipped
+//   PROJECT_ROOT   the root of the source tree
 //
-// A command runs through /bin/sh in a process group of its own, its output in files,
-// under a time limit; several may run at once, since mpirun mostly sleeps while it
-// starts. Each has a TMPDIR of its own: Open MPI makes and removes a directory there that
-// all mpiruns of a user share, and one fails when another removes it. stage_end_all, the
-// teardown of every test, ends what a failing test leaves behind.
+// A command runs through /bin/sh in a process group of its own, its output goes to files,
+// and it has a time limit. Several may run at once, because mpirun mostly sleeps while it
+// starts. Each has its own TMPDIR: Open MPI keeps a directory there that all mpiruns of a
+// user share, and one of them fails when another removes it. stage_end_test, the teardown
+// of every test, ends the programs that a failing test leaves running.
 #ifndef ACCO_TEST_PROGRAM_H
 #define ACCO_TEST_PROGRAM_H
 
@@ -33,9 +35,9 @@ typedef struct Stage {
     char directory[STAGE_PATH_SIZE / 2]; // absolute; removed at the end
     char binary[STAGE_PATH_SIZE], launcher[STAGE_PATH_SIZE], root[STAGE_PATH_SIZE];
     bool has_mpi;
-    int count;                     // of programs and directories made so far, for their names
+    int count;                     // programs and directories made so far: numbers their names
     pid_t running[STAGE_PROGRAMS]; // 0: a free place
-    char **texts;                  // what programs printed; freed when the test ends, however it ends
+    char **texts;                  // what programs printed; freed by stage_end_test
     int text_count;
 } Stage;
 
@@ -44,23 +46,23 @@ typedef struct Program {
     char output_path[STAGE_PATH_SIZE], error_path[STAGE_PATH_SIZE], scratch_path[STAGE_PATH_SIZE];
 } Program;
 
-// What a program left. exit_code is 128 + N after signal N, and -1 when the time limit
-// ended it. The texts are the stage's.
+// How a program ended and what it printed. exit_code is 128 + N after signal N, and -1
+// when the time limit ended it. The stage owns the texts.
 typedef struct Outcome {
     int exit_code;
     char *output, *errors;
 } Outcome;
 
-// How a command is started, beyond the command itself; all zero: in the stage's
+// How a command is started, beyond the command itself. All zero: in the stage's
 // directory, without limits.
 typedef struct Setting {
     const char *directory;
-    long file_bytes; // RLIMIT_FSIZE, 0: none
-    bool
-        ignore_xfsz; // a write beyond the limit fails instead of killing, in every rank (mpirun does not pass on what it ignores)
-    const char *tasks; // SLURM_STEP_NUM_TASKS, with SLURM_PROCID from
-    const char *task;
-    size_t stack_bytes; // RLIMIT_STACK, which is what a new thread asks for; 0: as it is
+    long file_bytes; // RLIMIT_FSIZE; 0: none
+    // A write beyond the limit fails instead of killing the process. Every rank ignores
+    // the signal for itself, because mpirun does not pass on what it ignores.
+    bool ignore_xfsz;
+    const char *tasks, *task; // SLURM_STEP_NUM_TASKS and SLURM_PROCID; NULL: not set
+    size_t stack_bytes;       // RLIMIT_STACK, the size of a new thread's stack; 0: as it is
 } Setting;
 
 static inline double program_clock(void) {
@@ -77,7 +79,7 @@ static inline void program_pause(double seconds) {
 // ---------------------------------------------------------------------------------------
 // Files
 
-// The whole file with a zero byte behind it; an absent one is NULL.
+// The whole file, followed by a zero byte. NULL: there is no such file.
 static inline char *file_read(const char *path) {
     FILE *file = fopen(path, "rb");
     if (file == NULL) { return NULL; }
@@ -107,8 +109,8 @@ static inline const char *stage_variable(const char *name, const char *otherwise
     return value != NULL && value[0] != '\0' ? value : otherwise;
 }
 
-// The test itself may run inside a job of some scheduler; the programs it starts must not
-// see that.
+// The test itself may run inside a job of a cluster, or as root. The programs that it
+// starts must not notice the first, and Open MPI must allow the second.
 static inline void stage_clean_environment(void) {
     static const char *const foreign[] = {
         "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_SIZE",     "PMI_RANK",    "PMIX_RANK",
@@ -139,7 +141,7 @@ static inline void stage_open(Stage *stage) {
     assert_non_null(mkdtemp(stage->directory));
 }
 
-// DIRECTORY/name of the stage, in a buffer of the caller.
+// DIRECTORY/name of the stage, in the caller's buffer.
 static inline const char *stage_path(const Stage *stage, const char *name, char path[STAGE_PATH_SIZE]) {
     snprintf(path, STAGE_PATH_SIZE, "%s/%.400s", stage->directory, name);
     return path;
@@ -150,28 +152,23 @@ static inline void stage_write(const Stage *stage, const char *name, const char 
     file_write(stage_path(stage, name, path), text, strlen(text));
 }
 
-static inline int program_collect(pid_t pid, int status, Stage *stage) {
-    for (int i = 0; i < STAGE_PROGRAMS; i++) {
-        if (stage->running[i] == pid) { stage->running[i] = 0; }
-    }
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-
-// Waits until `until` (program_clock) for the program to end; true when it has, with its
-// exit code.
+// Waits for the program to end until `until` (program_clock). True: it has ended, with
+// *exit_code.
 static inline bool program_has_ended(Stage *stage, pid_t pid, double until, int *exit_code) {
     int status;
-    for (;;) {
-        if (waitpid(pid, &status, WNOHANG) == pid) {
-            *exit_code = program_collect(pid, status, stage);
-            return true;
-        }
+    while (waitpid(pid, &status, WNOHANG) != pid) {
         if (program_clock() >= until) { return false; }
         program_pause(0.002);
     }
+    for (int i = 0; i < STAGE_PROGRAMS; i++) {
+        if (stage->running[i] == pid) { stage->running[i] = 0; }
+    }
+    *exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    return true;
 }
 
-// Ends a program: politely, so that mpirun ends its ranks, then not.
+// Ends a program: with SIGTERM first, so that mpirun can end its ranks, then with
+// SIGKILL.
 static inline void program_end(Stage *stage, pid_t pid) {
     int exit_code;
     kill(-pid, SIGTERM);
@@ -180,7 +177,7 @@ static inline void program_end(Stage *stage, pid_t pid) {
     program_has_ended(stage, pid, program_clock() + 3, &exit_code);
 }
 
-// The end of a test: ends what still runs, forgets what programs printed.
+// Ends the programs that still run and frees what programs printed.
 static inline void stage_end_all(Stage *stage) {
     for (int i = 0; i < STAGE_PROGRAMS; i++) {
         if (stage->running[i] != 0) { program_end(stage, stage->running[i]); }
@@ -198,11 +195,33 @@ static inline void stage_close(Stage *stage) {
     assert_int_equal(system(command), 0);
 }
 
+// Skips the test where there is no MPI.
+static inline void stage_need_mpi(const Stage *stage) {
+    if (stage->has_mpi) { return; }
+    print_message("no MPI here: left out\n");
+    skip();
+}
+
+// For tests whose state is the stage itself:
+
+static inline Stage *stage_of(void **state) { return (Stage *)*state; }
+
+static inline Stage *stage_with_ranks(void **state) {
+    stage_need_mpi(stage_of(state));
+    return stage_of(state);
+}
+
+// The teardown of a test.
+static inline int stage_end_test(void **state) {
+    stage_end_all(stage_of(state));
+    return 0;
+}
+
 // ---------------------------------------------------------------------------------------
 // Programs
 
-// In the child, between fork and exec. The limit comes last: the files of the output may
-// not be hit before exec.
+// In the child, between fork and exec. The file limit comes last, so that it cannot hit
+// what is written before exec.
 static inline void program_become(const Program *program, const char *directory, const Setting *setting,
                                   const char *command) {
     int in = open("/dev/null", O_RDONLY),
@@ -227,8 +246,8 @@ static inline void program_become(const Program *program, const char *directory,
     _exit(125);
 }
 
-// Starts the binary as a world of `ranks`; 0: without a launcher. `arguments` are written
-// as in a shell.
+// Starts the binary with `ranks` ranks; 0: without a launcher. `arguments` are written as
+// in a shell.
 static inline Program program_start(Stage *stage, int ranks, const Setting *setting, const char *arguments) {
     char command[STAGE_COMMAND_SIZE + 3 * STAGE_PATH_SIZE], launcher[STAGE_PATH_SIZE + 32] = "", name[64];
     Program program;
@@ -243,23 +262,24 @@ static inline Program program_start(Stage *stage, int ranks, const Setting *sett
     stage_path(stage, name, program.output_path);
     snprintf(name, sizeof name, "errors-%d", stage->count);
     stage_path(stage, name, program.error_path);
-    snprintf(name, sizeof name, "t%d", stage->count); // short: sockets below it must fit in 108 bytes
+    snprintf(name, sizeof name, "t%d", stage->count); // short: paths of sockets in it have at most 108 bytes
     stage_path(stage, name, program.scratch_path);
     program.pid = fork();
     assert_true(program.pid >= 0);
     const char *directory = setting->directory != NULL ? setting->directory : stage->directory;
     if (program.pid == 0) { program_become(&program, directory, setting, command); }
-    setpgid(program.pid, program.pid); // whoever comes first
+    setpgid(program.pid, program.pid); // the child does the same: one of the two is first
     stage->running[place] = program.pid;
     return program;
 }
 
+// The file's text, which the stage owns.
 static inline char *stage_read_text(Stage *stage, const char *path) {
     stage->texts = (char **)realloc(stage->texts, (size_t)(stage->text_count + 1) * sizeof *stage->texts);
     return stage->texts[stage->text_count++] = file_read(path);
 }
 
-// Waits for the end, at most `seconds` from now.
+// Waits for the end, for at most `seconds`; then ends the program.
 static inline Outcome program_finish_within(Stage *stage, const Program *program, double seconds) {
     Outcome outcome;
     if (!program_has_ended(stage, program->pid, program_clock() + seconds, &outcome.exit_code)) {
@@ -275,15 +295,20 @@ static inline Outcome program_finish(Stage *stage, const Program *program) {
     return program_finish_within(stage, program, PROGRAM_SECONDS);
 }
 
-// From start to end.
-static inline Outcome program_run(Stage *stage, int ranks, const char *arguments) {
-    Setting setting;
-    memset(&setting, 0, sizeof setting);
-    Program program = program_start(stage, ranks, &setting, arguments);
+// Runs the binary from start to end.
+static inline Outcome program_run_with(Stage *stage, int ranks, const Setting *setting,
+                                       const char *arguments) {
+    Program program = program_start(stage, ranks, setting, arguments);
     return program_finish(stage, &program);
 }
 
-// Fails with everything the program said unless it ended with `exit_code`.
+static inline Outcome program_run(Stage *stage, int ranks, const char *arguments) {
+    Setting setting;
+    memset(&setting, 0, sizeof setting);
+    return program_run_with(stage, ranks, &setting, arguments);
+}
+
+// Fails, and shows what the program printed, unless it ended with `exit_code`.
 static inline void outcome_check(const Outcome *outcome, int exit_code, const char *what) {
     if (outcome->exit_code == exit_code) { return; }
     fail_msg("%s: exit code %d%s, expected %d\nerrors: %.1500s\noutput: %.1500s", what, outcome->exit_code,
@@ -300,7 +325,7 @@ static inline void text_check(const char *text, const char *part, const char *wh
     if (strstr(text, part) == NULL) { fail_msg("%s: \"%s\" is not in: %.1500s", what, part, text); }
 }
 
-// Lines that hold anything.
+// Lines that are not empty.
 static inline int text_lines(const char *text) {
     int count = 0;
     for (const char *line = text; *line != '\0'; line += strcspn(line, "\n"), line += *line == '\n') {
@@ -312,8 +337,8 @@ static inline int text_lines(const char *text) {
 // ---------------------------------------------------------------------------------------
 // Runs and their logs
 
-// The events of DIRECTORY/log.jsonl as an array: every line must be whole, and an object
-// with an event.
+// The events of DIRECTORY/log.jsonl as an array. Fails unless every line is whole and an
+// object with a member "event".
 static inline json_t *log_read(const Stage *stage, const char *directory) {
     char path[STAGE_PATH_SIZE + 16];
     stage_path(stage, directory, path);
@@ -336,8 +361,7 @@ static inline json_t *log_read(const Stage *stage, const char *directory) {
     return events;
 }
 
-// The n-th event of a kind (borrowed), n < 0 counts from the end; NULL where there are
-// fewer.
+// The n-th event of a kind (borrowed); n < 0 counts from the end. NULL: there are fewer.
 static inline json_t *log_event_of(json_t *events, const char *kind, int n) {
     size_t count = json_array_size(events);
     for (size_t i = 0; i < count; i++) {
@@ -350,14 +374,14 @@ static inline json_t *log_event_of(json_t *events, const char *kind, int n) {
     return NULL;
 }
 
-// A number of an event; fails where it is absent, null, or no number.
+// A number of an event. Fails where it is absent, null or not a number.
 static inline double log_number(json_t *event, const char *field) {
     json_t *value = json_object_get(event, field);
     if (!json_is_number(value)) { fail_msg("%s is not a number in the log", field); }
     return json_number_value(value);
 }
 
-// A run that is under way, in a directory of its own within the stage.
+// A training run that is under way, in its own directory within the stage.
 typedef struct Training {
     Program program;
     char out[64], what[512];
@@ -375,8 +399,8 @@ static inline Training training_start(Stage *stage, int ranks, const char *optio
     return training;
 }
 
-// The log of a run that ended well. What it printed is in its output_path until the stage
-// closes.
+// Waits for a run that must end well; returns its log. What it printed stays in
+// output_path until the stage closes.
 static inline json_t *training_finish(Stage *stage, const Training *training) {
     Outcome outcome = program_finish(stage, &training->program);
     outcome_check(&outcome, 0, training->what);

@@ -35,16 +35,6 @@ static const Way ways[] = {
 
 enum { WAYS = sizeof ways / sizeof ways[0] };
 
-static Stage *stage_of(void **state) { return (Stage *)*state; }
-
-static Stage *stage_with_ranks(void **state) {
-    if (!stage_of(state)->has_mpi) {
-        print_message("no MPI here: left out\n");
-        skip();
-    }
-    return stage_of(state);
-}
-
 // ---------------------------------------------------------------------------------------
 // Checkpoints on disk
 
@@ -1018,13 +1008,8 @@ static void write_stage(const Stage *stage) {
     stage_write(stage, "text.txt", text);
 }
 
-static int end_programs(void **state) {
-    stage_end_all(stage_of(state));
-    return 0;
-}
-
 #define CHECKPOINT_TEST(function) \
-    cmocka_unit_test_prestate_setup_teardown(function, NULL, end_programs, &stage)
+    cmocka_unit_test_prestate_setup_teardown(function, NULL, stage_end_test, &stage)
 
 // test_checkpoint PATTERN runs the tests whose names match, as '*rank*'.
 int main(int argc, char **argv) {

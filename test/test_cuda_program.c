@@ -1,21 +1,18 @@
-// test_cuda_program.c: the CUDA program as its users start it, with its kernels emulated
-// (test/simt): every rule, alone and with several ranks, through the host and through
-// NCCL's stand-in; what it chooses, and what it refuses.
+// test_cuda_program.c: what the CUDA program promises to its users. Its kernels are
+// emulated (test/simt), so no GPU is needed. The sections are the promises:
 //
-// EMULATED is the binary; without it there is nothing to test.
+//   Bits      fp32 on a GPU trains as the CPU does; the order of events and the way that
+//             vectors travel, through the host or through NCCL's stand-in, change no bit
+//   Choices   which ranks get a GPU, whether NCCL is used, how much is recomputed;
+//             what cannot be had is refused
+//   Plan      a plan prints what a run reserves, also where there is no GPU
+//   eval      gives the same numbers wherever they are computed
+//
+// EMULATED is the binary.
 #include "test/fleet.h"
 
-static Stage *stage_of(void **state) { return (Stage *)*state; }
-
-static Stage *stage_with_ranks(void **state) {
-    if (!stage_of(state)->has_mpi) {
-        print_message("no MPI here: left out\n");
-        skip();
-    }
-    return stage_of(state);
-}
-
-// What the program finds; NULL: one GPU, of 4 GB.
+// The GPUs that programs find from now on, as SIMT_GPUS says them, and the memory of
+// each. NULL, NULL: one GPU of 4 GB.
 static void set_gpus(const char *gpus, const char *megabytes) {
     unsetenv("SIMT_GPUS");
     unsetenv("SIMT_OWN_GPUS");
@@ -24,6 +21,7 @@ static void set_gpus(const char *gpus, const char *megabytes) {
     if (megabytes != NULL) { setenv("SIMT_MEMORY_MB", megabytes, 1); }
 }
 
+// The validation loss at the end.
 static double fleet_loss(const Fleet *fleet, int i) {
     return fleet_number(fleet, i, "validation", -1, "loss");
 }
@@ -37,7 +35,7 @@ static void check_losses(const Fleet *fleet, int a, int b, double tolerance) {
 }
 
 // ---------------------------------------------------------------------------------------
-// Every rule
+// Bits
 
 // In fp32 a GPU trains as the CPU does, but for rounding.
 static void a_gpu_trains_as_the_cpu_does(void **state) {
@@ -51,8 +49,8 @@ static void a_gpu_trains_as_the_cpu_does(void **state) {
     }
 }
 
-// With bf16 it learns, and it repeats.
-static void it_learns_in_bf16(void **state) {
+// In bf16 it learns too, and two runs end with the same bits.
+static void bf16_learns_and_repeats(void **state) {
     Fleet *fleet = fleet_new(stage_of(state));
     for (int i = 0; i < 2; i++) { fleet_start(fleet, 0, "--lr 0.01 --micro-batch 2 --tokens 3k"); }
     fleet_start(fleet, 0, "--lr 0.01 --micro-batch 2 --tokens 3k --precision fp32");
@@ -63,17 +61,18 @@ static void it_learns_in_bf16(void **state) {
     assert_non_null(strstr(fleet_output(fleet, 0), "bf16"));
 }
 
-// Whatever the order of events, and whichever way vectors travel: the same bits. Then the
-// CPU, but for rounding.
+// The order of events and the way that vectors travel change no bit. And the ranks train
+// as on CPUs, but for rounding.
 static void check_ranks(Stage *stage, int ranks, const RuleCase *rule, const char *more) {
+    char delayed[64];
+    snprintf(delayed, sizeof delayed, "--chaos-ms %d --gpu-exchange host", rule->chaos_ms / 2);
+    const char *ways[] = {"--gpu-exchange nccl", "--gpu-exchange host", "--overlap off --gpu-exchange nccl",
+                          delayed};
     Fleet *fleet = fleet_new(stage);
     set_gpus("4", NULL);
-    fleet_start(fleet, ranks, "--precision fp32 --lr 0.003 %s %s --gpu-exchange nccl", rule->options, more);
-    fleet_start(fleet, ranks, "--precision fp32 --lr 0.003 %s %s --gpu-exchange host", rule->options, more);
-    fleet_start(fleet, ranks, "--precision fp32 --lr 0.003 %s %s --overlap off --gpu-exchange nccl",
-                rule->options, more);
-    fleet_start(fleet, ranks, "--precision fp32 --lr 0.003 %s %s --chaos-ms %d --gpu-exchange host",
-                rule->options, more, rule->chaos_ms / 2);
+    for (int i = 0; i < 4; i++) {
+        fleet_start(fleet, ranks, "--precision fp32 --lr 0.003 %s %s %s", rule->options, more, ways[i]);
+    }
     fleet_start(fleet, ranks, "--device cpu --lr 0.003 %s %s", rule->options, more);
     fleet_finish(fleet);
     for (int i = 1; i < 4; i++) { check_same(fleet, 0, i); }
@@ -83,15 +82,13 @@ static void check_ranks(Stage *stage, int ranks, const RuleCase *rule, const cha
 
 static void two_gpus_give_the_same_bits_in_any_order(void **state) {
     for (int i = 0; i < RULES_TESTED; i++) { check_ranks(stage_with_ranks(state), 2, &rule_cases[i], ""); }
-    set_gpus(NULL, NULL);
 }
 
 static void narrow_wires_give_the_same_bits_in_any_order(void **state) {
     Stage *stage = stage_with_ranks(state);
-    check_ranks(stage, 3, &rule_cases[1], "--wire bf16");
-    check_ranks(stage, 2, &rule_cases[4], "--wire int8 --estimate-wire e3m0");
-    check_ranks(stage, 3, &rule_cases[7], "--wire e3m0");
-    set_gpus(NULL, NULL);
+    check_ranks(stage, 3, &rule_cases[ZERO1], "--wire bf16");
+    check_ranks(stage, 2, &rule_cases[ACCO], "--wire int8 --estimate-wire e3m0");
+    check_ranks(stage, 3, &rule_cases[STREAMING_DILOCO], "--wire e3m0");
 }
 
 // ---------------------------------------------------------------------------------------
@@ -108,7 +105,6 @@ static void ranks_with_and_without_a_gpu_train_together(void **state) {
     check_losses(fleet, 0, 1, 2e-3);
     assert_non_null(strstr(fleet_output(fleet, 0), "through host memory: not every rank has a GPU"));
     assert_non_null(strstr(fleet_output(fleet, 2), "this node has no GPU"));
-    set_gpus(NULL, NULL);
 }
 
 static void nccl_is_used_where_every_rank_has_a_gpu(void **state) {
@@ -120,17 +116,17 @@ static void nccl_is_used_where_every_rank_has_a_gpu(void **state) {
     set_gpus("2", NULL);
     fleet_start(fleet, 2, "--tokens 200 --link-mbit 1000");
     set_gpus("1", NULL);
-    setenv("SIMT_OWN_GPUS", "1", 1); // as where a launcher lets every rank see one of its own
+    setenv("SIMT_OWN_GPUS", "1", 1); // the launcher shows every rank one GPU of its own
     fleet_start(fleet, 2, "--tokens 200");
     fleet_finish(fleet);
-    assert_non_null(strstr(fleet_output(fleet, 3), "from GPU to GPU by NCCL"));
     assert_non_null(strstr(fleet_output(fleet, 0), "from GPU to GPU by NCCL"));
     assert_non_null(strstr(fleet_output(fleet, 1), "several ranks share a GPU, which NCCL refuses"));
     assert_non_null(strstr(fleet_output(fleet, 2), "through host memory: links are emulated there"));
-    set_gpus(NULL, NULL);
+    assert_non_null(strstr(fleet_output(fleet, 3), "from GPU to GPU by NCCL"));
 }
 
-static void what_is_made_again_changes_no_bit(void **state) {
+// Each level keeps less in memory than the one before.
+static void recomputation_changes_no_bit(void **state) {
     static const char *const levels[] = {"none", "gelu", "layernorm", "block"};
     Fleet *fleet = fleet_new(stage_of(state));
     for (int i = 0; i < 4; i++) { fleet_start(fleet, 0, "--tokens 500 --recompute %s", levels[i]); }
@@ -143,8 +139,9 @@ static void what_is_made_again_changes_no_bit(void **state) {
     }
 }
 
-// The level that a plan for a GPU of so many megabytes prints; 0: it is refused with a
-// micro-batch that would fit.
+// The level of recomputation that a plan for a GPU of so many megabytes prints, from 4
+// (none) to 1 (whole blocks). 0: the plan is refused, and the message names a micro-batch
+// that fits.
 static int planned_level(Stage *stage, int megabytes) {
     static const char *const choices[] = {
         "recompute none (the least that fits", "recompute gelu (the least that fits",
@@ -153,7 +150,6 @@ static int planned_level(Stage *stage, int megabytes) {
     snprintf(text, sizeof text, "%d", megabytes);
     set_gpus("1", text);
     Outcome outcome = program_run(stage, 0, "plan --config base.txt --device cuda --micro-batch 16384");
-    set_gpus(NULL, NULL);
     for (int i = 0; i < 4; i++) {
         if (strstr(outcome.output, choices[i]) != NULL) { return 4 - i; }
     }
@@ -163,8 +159,8 @@ static int planned_level(Stage *stage, int megabytes) {
     return 0;
 }
 
-// The less memory, the more is made again.
-static void the_least_that_fits_is_made_again(void **state) {
+// The less memory there is, the more is recomputed; every level occurs.
+static void no_more_is_recomputed_than_needed(void **state) {
     int level = 5, seen = 0;
     for (int megabytes = 2400; level > 0; megabytes -= 15) {
         int now = planned_level(stage_of(state), megabytes);
@@ -201,11 +197,13 @@ static void what_cannot_be_had_is_refused(void **state) {
         text_check(outcome.errors, refused[i].part, refused[i].arguments);
         assert_int_equal(text_count(outcome.errors, "train_gpt: "), 1);
     }
-    set_gpus(NULL, NULL);
 }
 
-// The plan's table is the allocator's, for a machine that has no GPU, too.
-static void a_plan_is_what_a_run_takes(void **state) {
+// ---------------------------------------------------------------------------------------
+// Plan
+
+// On a machine with a GPU and on one without.
+static void a_plan_prints_what_a_run_reserves(void **state) {
     Stage *stage = stage_of(state);
     json_t *events = train(stage, 0, "--tokens 200");
     json_t *memory = json_object_get(log_event_of(events, "start", 0), "memory");
@@ -218,10 +216,12 @@ static void a_plan_is_what_a_run_takes(void **state) {
         text_check(outcome.output, expected, "a plan");
     }
     json_decref(events);
-    set_gpus(NULL, NULL);
 }
 
-// A number of the report of train_gpt eval.
+// ---------------------------------------------------------------------------------------
+// eval
+
+// The number behind `name` in the output of train_gpt eval.
 static double evaluated(Stage *stage, int ranks, const char *options, const char *name) {
     char arguments[512];
     snprintf(arguments, sizeof arguments, "eval --threads 1 --micro-batch 2 %s", options);
@@ -232,6 +232,8 @@ static double evaluated(Stage *stage, int ranks, const char *options, const char
     return strtod(line + strlen(name), NULL);
 }
 
+// Evaluates on the CPU, on a GPU in fp32 and in bf16, and with two ranks. bf16: the
+// relative error it may have.
 static void check_evaluation(Stage *stage, const char *model, const char *task, const char *name,
                              double bf16) {
     char options[3][400];
@@ -245,8 +247,8 @@ static void check_evaluation(Stage *stage, const char *model, const char *task, 
     if (stage->has_mpi) { assert_true(evaluated(stage, 2, options[1], name) == gpu); }
 }
 
-// What a model is worth does not hang on where that is computed, nor on how many ranks
-// share it.
+// What a model is worth depends neither on where it is computed nor on how many ranks
+// share the work.
 static void a_gpu_evaluates_as_the_cpu_does(void **state) {
     Stage *stage = stage_of(state);
     Training training = training_start(stage, 0, "--lr 0.01 --tokens 1600 --device cpu");
@@ -257,57 +259,57 @@ static void a_gpu_evaluates_as_the_cpu_does(void **state) {
         stage, "held.txt",
         "One day a little cat saw a red ball. \"Is it yours?\" asked the cat. So they played all day.\n");
     stage_write(stage, "words.jsonl",
-                "{\"text\": \"a little cat saw a cat\"}\n{\"text\": \"they played all day\"}\n{\"text\": \"a "
-                "a a a a a a\"}\n");
+                "{\"text\": \"a little cat saw a cat\"}\n"
+                "{\"text\": \"they played all day\"}\n"
+                "{\"text\": \"a a a a a a a\"}\n");
     check_evaluation(stage, model, "--data held.txt", "nats per token", 5e-3);
     check_evaluation(stage, model, "--task lambada --data words.jsonl", "perplexity", 5e-2);
     check_evaluation(stage, model, "--task lambada --data words.jsonl", "acc", 1e-9);
 }
 
 // ---------------------------------------------------------------------------------------
+// The stage's files
 
-// 16 channels a head: the tensor cores' attention in bf16.
+// 16 channels a head, for which attention in bf16 uses tensor cores.
 static void write_stage(const Stage *stage) {
     char path[STAGE_PATH_SIZE], base[2 * STAGE_PATH_SIZE];
     stage_write(stage, "model.json",
-                "{\"model_type\": \"gpt_neo\", \"num_layers\": 2, \"hidden_size\": 32, \"num_heads\": 2, "
-                "\"intermediate_size\": 48,\n"
-                " \"window_size\": 8, \"max_position_embeddings\": 16, \"vocab_size\": 256,\n"
-                " \"attention_types\": [[[\"global\", \"local\"], 1]]}\n");
+                "{\"model_type\": \"gpt_neo\", \"num_layers\": 2, \"hidden_size\": 32, \"num_heads\": 2,\n"
+                " \"intermediate_size\": 48, \"window_size\": 8, \"max_position_embeddings\": 16,\n"
+                " \"vocab_size\": 256, \"attention_types\": [[[\"global\", \"local\"], 1]]}\n");
     snprintf(base, sizeof base,
-             "model = %s\nmicro-batch = 1\ntokens = 320\nreport-every = 2\nval-batches = 2\nsample-tokens = "
-             "none\nthreads = 1\n"
-             "timeout-s = 100\n",
+             "model = %s\nmicro-batch = 1\ntokens = 320\nreport-every = 2\nval-batches = 2\n"
+             "sample-tokens = none\nthreads = 1\ntimeout-s = 100\n",
              stage_path(stage, "model.json", path));
     stage_write(stage, "base.txt", base);
-    stage_write(
-        stage, "wide.json",
-        "{\"model_type\": \"gpt_neo\", \"num_layers\": 1, \"hidden_size\": 640, \"num_heads\": 2, "
-        "\"window_size\": 8,\n"
-        " \"max_position_embeddings\": 16, \"vocab_size\": 256, \"attention_types\": [[[\"global\"], 1]]}\n");
+    stage_write(stage, "wide.json",
+                "{\"model_type\": \"gpt_neo\", \"num_layers\": 1, \"hidden_size\": 640, \"num_heads\": 2,\n"
+                " \"window_size\": 8, \"max_position_embeddings\": 16, \"vocab_size\": 256,\n"
+                " \"attention_types\": [[[\"global\"], 1]]}\n");
 }
 
-static int end_programs(void **state) {
-    stage_end_all(stage_of(state));
-    return 0;
+static int end_test(void **state) {
+    set_gpus(NULL, NULL);
+    return stage_end_test(state);
 }
 
-#define GPU_TEST(function) cmocka_unit_test_prestate_setup_teardown(function, NULL, end_programs, &stage)
+#define GPU_TEST(function) cmocka_unit_test_prestate_setup_teardown(function, NULL, end_test, &stage)
 
+// test_cuda_program PATTERN runs the tests whose names match, as '*bits*'.
 int main(int argc, char **argv) {
     static Stage stage;
     setenv("TRAIN_GPT", stage_variable("EMULATED", "build/emulated/train_gpt"), 1);
     const struct CMUnitTest tests[] = {
         GPU_TEST(a_gpu_trains_as_the_cpu_does),
-        GPU_TEST(it_learns_in_bf16),
+        GPU_TEST(bf16_learns_and_repeats),
         GPU_TEST(two_gpus_give_the_same_bits_in_any_order),
         GPU_TEST(narrow_wires_give_the_same_bits_in_any_order),
         GPU_TEST(ranks_with_and_without_a_gpu_train_together),
         GPU_TEST(nccl_is_used_where_every_rank_has_a_gpu),
-        GPU_TEST(what_is_made_again_changes_no_bit),
-        GPU_TEST(the_least_that_fits_is_made_again),
+        GPU_TEST(recomputation_changes_no_bit),
+        GPU_TEST(no_more_is_recomputed_than_needed),
         GPU_TEST(what_cannot_be_had_is_refused),
-        GPU_TEST(a_plan_is_what_a_run_takes),
+        GPU_TEST(a_plan_prints_what_a_run_reserves),
         GPU_TEST(a_gpu_evaluates_as_the_cpu_does),
     };
     if (argc > 1) { cmocka_set_test_filter(argv[1]); }

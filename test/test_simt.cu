@@ -1,24 +1,28 @@
-// test_simt.cu: the emulator of GPUs in test/simt, and the wrappers of
+// test_simt.cu: tests of the emulator of GPUs (test/simt) and of the wrappers in
 // kernels/cuda/language.cuh.
 //
-// First, that right kernels give right results. This part also runs on a GPU, where it
-// says whether the wrappers' instructions do what the emulator does in their place. Then
-// mistakes planted on purpose, because an emulator that finds nothing proves nothing:
-// each small kernel has a right version, which must give the oracle's bits in every
-// order, and a wrong one, which must not in at least one of them. Last, what must end the
-// program is seen from outside, in a child process.
+// The first part shows that right kernels give right results. It also runs on a real GPU,
+// where it shows that the instructions behind the wrappers do what the emulator does in
+// their place.
+//
+// The second part plants mistakes, because an emulator that finds nothing proves nothing.
+// Each small kernel has a right version, which must give the oracle's bits in every order
+// of threads and blocks, and a wrong version, which must give other bits in at least one
+// order.
+//
+// The third part is about mistakes that must end the program. It runs each in a child
+// process and looks at its exit status and message.
 
 #include "test/cuda_kernels.h"
+#include "test/harness.h"
 
 #include <pthread.h>
 #include <signal.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
 #include <time.h>
 
 static Random test_random;
 
-// Small whole numbers: their sums are exact in any order.
+// Small whole numbers, whose sums are exact in any order.
 static float *host_integers(size_t count) {
     float *values = (float *)malloc(count * sizeof(float));
     for (size_t i = 0; i < count; i++) { values[i] = (float)(1 + random_bits(&test_random) % 1000); }
@@ -44,8 +48,9 @@ static __global__ void rounding_kernel(const float *in, Rounded *out, int count)
     out[i].pair = bf16_pair(in[i], -in[i]);
 }
 
-// Of the two bf16 around the value the nearer one, of two equally near the even one.
-// Behind the largest comes 2^128, infinity's place.
+// The oracle of rounding: of the two bf16 around the value the nearer one, of two equally
+// near the even one. Above the largest finite bf16 stands infinity, in the place of
+// 2^128.
 static uint16_t nearest_half(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
@@ -97,8 +102,8 @@ static __device__ uint32_t halves_pair(const uint16_t *low, const uint16_t *high
     return (uint32_t)*low | (uint32_t)*high << 16;
 }
 
-// a (16, 16), b (16, 8), c and d (16, 8): d = c + a b. The fragments are filled as
-// language.cuh draws them.
+// d = c + a b, for a (16, 16), b (16, 8), c and d (16, 8). Lanes fill their fragments as
+// drawn in language.cuh.
 static __global__ void fragments_kernel(const uint16_t *a, const uint16_t *b, const float *c, float *d) {
     int g = lane_index() / 4, t = lane_index() % 4;
     uint32_t left[4], right[2];
@@ -115,8 +120,8 @@ static __global__ void fragments_kernel(const uint16_t *a, const uint16_t *b, co
     for (int i = 0; i < 4; i++) { d[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = sums[i]; }
 }
 
-// in: four matrices (8, 8). They stand in shared memory in reverse, rows 48 bytes apart.
-// out (4, 32): what each lane gets.
+// in: four matrices (8, 8), which are put into shared memory in reverse order, their rows
+// 48 bytes apart. out (4, 32): what each lane gets of each matrix.
 template <bool TRANSPOSED> static __global__ void matrix_load_kernel(const uint16_t *in, uint32_t *out) {
     uint16_t *shared = (uint16_t *)(void *)cuda_shared();
     int lane = lane_index();
@@ -128,8 +133,8 @@ template <bool TRANSPOSED> static __global__ void matrix_load_kernel(const uint1
     for (int i = 0; i < 4; i++) { out[i * WARP + lane] = r[i]; }
 }
 
-// a, b, d (16, 16): d = a b, as a kernel does it: both by matrix loads, b transposed on
-// the way.
+// d = a b, all (16, 16), as a real kernel does it: matrix loads fill the fragments, and
+// transpose b on the way.
 static __global__ void tile_product_kernel(const uint16_t *a, const uint16_t *b, float *d) {
     uint16_t *left = (uint16_t *)(void *)cuda_shared(), *right = left + 16 * 24;
     int lane = lane_index(), g = lane / 4, t = lane % 4;
@@ -148,7 +153,8 @@ static __global__ void tile_product_kernel(const uint16_t *a, const uint16_t *b,
     }
 }
 
-// c may be NULL. Tensor cores add in an order of their own.
+// d = c + a b, where c may be NULL. Only nearly, because tensor cores add in an order of
+// their own.
 static void check_product(const uint16_t *a, const uint16_t *b, const float *c, const float *d, int columns) {
     for (int i = 0; i < 16 * columns; i++) {
         double sum = c != NULL ? (double)c[i] : 0, size = fabs(sum);
@@ -165,7 +171,7 @@ static void check_product(const uint16_t *a, const uint16_t *b, const float *c, 
     }
 }
 
-static void tensor_cores_multiply(void **state) {
+static void tensor_cores_multiply_matrices(void **state) {
     (void)state;
     Stream *stream = cuda_test_stream(PRECISION_BF16);
     for (int round = 0; round < 3 * SIMT_ORDERS; round++) {
@@ -204,7 +210,7 @@ static void check_matrix_load(const uint16_t *in, const uint32_t *out, bool tran
     }
 }
 
-static void matrix_loads_deal_out_fragments(void **state) {
+static void matrix_loads_fill_fragments(void **state) {
     (void)state;
     Stream *stream = cuda_test_stream(PRECISION_BF16);
     uint16_t halves[256];
@@ -226,12 +232,13 @@ static void matrix_loads_deal_out_fragments(void **state) {
 }
 
 // ---------------------------------------------------------------------------------------
-// Within a warp and within a block
+// Exchanges and reductions within a warp and within a block
 
+// What a lane gets from others.
 typedef struct Exchanged {
-    float from, across, down, turned;
-    double wide;
-    unsigned positive;
+    float from, across, down, turned; // of a given lane, of lane ^ 5, of lane + 9, by 5 shuffles
+    double wide;                      // a double, which is moved in two halves
+    unsigned positive;                // the ballot
 } Exchanged;
 
 static __global__ void exchanges_kernel(const float *in, Exchanged *out) {
@@ -288,7 +295,7 @@ typedef struct Reduced {
 
 enum { REDUCTIONS_SHARED = WARP * (sizeof(double) + 2 * sizeof(float)) };
 
-// Maxima pass over a NaN, so every seventh thread brings one.
+// Every seventh thread has a NaN for the maxima, which must ignore it.
 static __global__ void reductions_kernel(const float *in, Reduced *out) {
     double *doubles = (double *)(void *)cuda_shared();
     float *sums = (float *)(void *)(doubles + WARP), *maxima = sums + WARP;
@@ -304,7 +311,7 @@ static __global__ void reductions_kernel(const float *in, Reduced *out) {
     out[i] = mine;
 }
 
-// Of the threads of [begin, end) of a block.
+// Whether these are the sums and the maximum of the threads [begin, end) of a block.
 static bool reduces_to(const float *block, int begin, int end, float sum, double wide, float maximum) {
     double expected = 0, size = 0;
     float largest = -INFINITY;
@@ -317,7 +324,8 @@ static bool reduces_to(const float *block, int begin, int end, float sum, double
            maximum == largest;
 }
 
-// All lanes of a warp, all threads of a block, must have the same bits.
+// Whether all results of a block are right. All lanes of a warp, and all threads of a
+// block, must have the same bits.
 static bool is_reduced(const float *block, const Reduced *got, int threads) {
     for (int i = 0; i < threads; i++) {
         const Reduced *mine = &got[i], *warp = &got[i / WARP * WARP];
@@ -337,8 +345,8 @@ static bool is_reduced(const float *block, const Reduced *got, int threads) {
 
 enum { MOST_THREADS = 1024, REDUCED_BLOCKS = 3 };
 
-// Blocks of this size over the first inputs; false where any result is wrong. Nothing in
-// here may call cmocka: threads do.
+// Launches blocks of `threads` threads on the first inputs; false: a result is wrong.
+// Threads call this, so it may not call cmocka.
 static bool reduce(Stream *stream, const float *values, const float *in, Reduced *out, Reduced *got,
                    int threads) {
     size_t bytes = (size_t)REDUCED_BLOCKS * (size_t)threads * sizeof(Reduced);
@@ -354,8 +362,7 @@ static bool reduce(Stream *stream, const float *values, const float *in, Reduced
     return true;
 }
 
-// What one thread of the host does: launches with blocks of all sizes, one after the
-// other.
+// A thread of the host, which launches blocks of many sizes one after another.
 typedef struct Reducer {
     uint64_t seed;
     int rounds, wrong;
@@ -387,7 +394,7 @@ static void *reduce_often(void *context) {
     return NULL;
 }
 
-static void warps_and_blocks_reduce_launch_after_launch(void **state) {
+static void launch_after_launch_reduces_warps_and_blocks(void **state) {
     (void)state;
     for (int order = 0; order < SIMT_ORDERS; order++) {
         cuda_use_order(order);
@@ -397,7 +404,7 @@ static void warps_and_blocks_reduce_launch_after_launch(void **state) {
     }
 }
 
-static void two_threads_of_the_host_launch_at_the_same_time(void **state) {
+static void two_host_threads_launch_at_the_same_time(void **state) {
     (void)state;
     pthread_t threads[2];
     Reducer reducers[2];
@@ -413,13 +420,14 @@ static void two_threads_of_the_host_launch_at_the_same_time(void **state) {
     }
 }
 
+// The built-in variables of a thread.
 typedef struct Place {
     unsigned thread[3], block[3], size[3], grid[3];
-    unsigned first; // thread of this warp, counted along x first
+    unsigned first; // of the threads of its warp; threads are counted along x first
 } Place;
 
-// Asked for behind a barrier and an exchange: a thread must find its own variables again
-// after others have run.
+// Reads them behind barriers: a thread must find its own variables again after others
+// have run.
 static __global__ void places_kernel(Place *out) {
     __syncthreads();
     __syncwarp();
@@ -461,7 +469,7 @@ static void threads_know_their_places(void **state) {
 }
 
 // ---------------------------------------------------------------------------------------
-// Copies beside the computation
+// Asynchronous copies
 
 enum {
     PIPELINE_THREADS = 64,
@@ -486,8 +494,8 @@ static __device__ void pipeline_copy(float *stages, const float *in, int tile) {
     copy_async_commit();
 }
 
-// The input in tiles of one pack for each thread; two tiles are under way at a time.
-// out[i]: the sum of what thread n-1-i copied.
+// Copies the input in tiles of one pack (four floats) for each thread, of which two are
+// under way at a time. out[i] is the sum of what thread n-1-i has copied.
 template <Pipeline MISTAKE> static __global__ void pipeline_kernel(const float *in, float *out) {
     float *stages = (float *)(void *)cuda_shared(), sum = 0;
     for (int tile = 0; tile < PIPELINE_STAGES; tile++) { pipeline_copy(stages, in, tile); }
@@ -515,7 +523,8 @@ static void pipeline_oracle(const float *in, float *out) {
 
 typedef void (*PlantedKernel)(const float *in, float *out);
 
-// out must hold `outputs` floats. Everything is exact, so bits are compared.
+// Whether the kernel gives the expected bits, one float for each thread. All sums are
+// exact.
 static bool kernel_agrees(PlantedKernel kernel, const float *values, const float *expected, size_t inputs,
                           dim3 blocks, dim3 threads, size_t shared) {
     size_t bytes = (size_t)blocks.x * threads.x * sizeof(float);
@@ -530,7 +539,7 @@ static bool kernel_agrees(PlantedKernel kernel, const float *values, const float
     return same;
 }
 
-static void copies_go_on_beside_the_computation(void **state) {
+static void copies_overlap_with_computation(void **state) {
     (void)state;
     float *values = host_integers(PIPELINE_INPUTS), expected[PIPELINE_THREADS];
     pipeline_oracle(values, expected);
@@ -551,7 +560,7 @@ enum { PLANTED_THREADS = 128, PLANTED_BLOCKS = 3, PLANTED_COUNT = PLANTED_THREAD
 static inline size_t planted_index() { return (size_t)blockIdx.x * blockDim.x + threadIdx.x; }
 static inline float *planted_shared() { return (float *)(void *)cuda_shared(); }
 
-// Each block in reverse.
+// Reverses each block.
 template <bool RIGHT> static __global__ void reverse_kernel(const float *in, float *out) {
     float *shared = planted_shared();
     shared[threadIdx.x] = in[planted_index()];
@@ -566,8 +575,8 @@ static void reverse_oracle(const float *in, float *out) {
     }
 }
 
-// The sum of each block and the sum of its squares through the same scratch: only warps
-// race.
+// Two sums over each block by way of the same scratch memory. Without the barrier in
+// between, only warps race.
 template <bool RIGHT> static __global__ void scratch_kernel(const float *in, float *out) {
     float value = in[planted_index()], sum = block_sum(value, planted_shared());
     if (RIGHT) { __syncthreads(); }
@@ -584,8 +593,9 @@ static void scratch_oracle(const float *in, float *out) {
     }
 }
 
-// Shared memory of a warp of its own: each lane's neighbour, three times over. FIRST: the
-// barrier between write and read; SECOND: between that read and the next write.
+// Takes the neighbouring lane's value, three times over, by way of shared memory that
+// belongs to the warp. FIRST: there is a barrier between write and read; SECOND: there is
+// one between that read and the next write.
 template <bool FIRST, bool SECOND> static __global__ void neighbours_kernel(const float *in, float *out) {
     float *shared = planted_shared() + warp_index() * WARP, value = in[planted_index()];
     for (int round = 0; round < 3; round++) {
@@ -601,8 +611,8 @@ static void neighbours_oracle(const float *in, float *out) {
     for (int i = 0; i < PLANTED_COUNT; i++) { out[i] = in[i / WARP * WARP + (i + 3) % WARP]; }
 }
 
-// What stands DISTANCE further on, where that is within the same GROUP of threads: one
-// way only, so that a missing barrier shows only where the others come later.
+// Takes the value DISTANCE threads further on, where that is within the same GROUP. All
+// values move the same way, so a missing barrier shows only if the others run later.
 template <int GROUP, int DISTANCE, bool RIGHT>
 static __global__ void shift_kernel(const float *in, float *out) {
     float *shared = planted_shared();
@@ -620,8 +630,8 @@ template <int GROUP, int DISTANCE> static void shift_oracle(const float *in, flo
     }
 }
 
-// Sums of what earlier blocks (DIRECTION -1), or later ones (1), and this one have.
-// Wrong: what the neighbour made of them is used.
+// Sums over this block and all earlier ones (DIRECTION -1), or all later ones (1). The
+// wrong version uses the neighbouring block's result.
 template <int DIRECTION, bool RIGHT> static __global__ void blocks_kernel(const float *in, float *out) {
     float sum = in[planted_index()];
     for (int block = (int)blockIdx.x + DIRECTION; block >= 0 && block < (int)gridDim.x; block += DIRECTION) {
@@ -645,17 +655,17 @@ static void later_oracle(const float *in, float *out) {
     }
 }
 
-// The input by way of a sum in shared memory; wrong: that is taken to be zero at first.
+// Adds the input to shared memory, which the wrong version does not set to zero first.
 template <bool RIGHT> static __global__ void uninitialised_kernel(const float *in, float *out) {
     float *shared = planted_shared();
     if (RIGHT) { shared[threadIdx.x] = 0; }
     shared[threadIdx.x] += in[planted_index()];
     out[planted_index()] = shared[threadIdx.x];
-    shared[threadIdx.x] = 0; // the next block must not find it
+    shared[threadIdx.x] = 0; // must not be what the next block finds
 }
 
-// Each thread copies in two groups and reads the second; wrong: it waits for the first
-// only.
+// Each thread copies in two groups and reads both. The wrong version waits only for the
+// first.
 template <bool RIGHT> static __global__ void groups_kernel(const float *in, float *out) {
     float *shared = planted_shared() + threadIdx.x * 8;
     for (int group = 0; group < 2; group++) {
@@ -675,7 +685,7 @@ static void groups_oracle(const float *in, float *out) {
 static void copy_oracle(const float *in, float *out) { memcpy(out, in, PLANTED_COUNT * sizeof(float)); }
 
 typedef struct Plant {
-    const char *name;
+    const char *name; // of the mistake
     PlantedKernel right, wrong;
     void (*oracle)(const float *in, float *out);
     size_t inputs;
@@ -687,7 +697,7 @@ typedef struct Plant {
 #define GROUPS_SHAPE PLANTED_COUNT, PLANTED_BLOCKS, PLANTED_THREADS, 8 * PLANTED_THREADS * sizeof(float)
 #define PIPELINE_SHAPE PIPELINE_INPUTS, 1, PIPELINE_THREADS, PIPELINE_SHARED
 
-static const Plant PLANTS[] = {
+static const Plant plants[] = {
     {"no barrier of the block between write and read", reverse_kernel<true>, reverse_kernel<false>,
      reverse_oracle, PLANTED_SHAPE},
     {"scratch used again without a barrier", scratch_kernel<true>, scratch_kernel<false>, scratch_oracle,
@@ -721,8 +731,8 @@ static const Plant PLANTS[] = {
 
 static void planted_mistakes_are_seen(void **state) {
     (void)state;
-    for (size_t i = 0; i < sizeof PLANTS / sizeof PLANTS[0]; i++) {
-        const Plant *plant = &PLANTS[i];
+    for (size_t i = 0; i < sizeof plants / sizeof plants[0]; i++) {
+        const Plant *plant = &plants[i];
         float *values = host_integers(plant->inputs), expected[PLANTED_COUNT];
         int seen = 0;
         plant->oracle(values, expected);
@@ -736,13 +746,12 @@ static void planted_mistakes_are_seen(void **state) {
             seen +=
                 !kernel_agrees(plant->wrong, values, expected, plant->inputs, blocks, threads, plant->shared);
         }
-        if (seen == 0) { fail_msg("nobody sees: %s", plant->name); }
+        if (seen == 0) { fail_msg("no order shows this mistake: %s", plant->name); }
         free(values);
     }
 }
 
-// A sum over a block in the order in which its threads come, which must not be relied
-// upon; right: block_sum.
+// A sum over a block. The wrong version adds in the order in which threads happen to run.
 template <bool RIGHT> static __global__ void in_turn_kernel(const float *in, float *out) {
     float *shared = planted_shared(), value = in[planted_index()];
     shared[threadIdx.x] = 0;
@@ -754,7 +763,7 @@ template <bool RIGHT> static __global__ void in_turn_kernel(const float *in, flo
     out[planted_index()] = RIGHT ? block_sum(value, shared) : sum;
 }
 
-// How many orders give other bits than the first.
+// In how many orders the kernel gives other bits than in the first.
 static int orders_that_differ(PlantedKernel kernel, const float *in) {
     float first[PLANTED_COUNT], *out = (float *)device_new(sizeof first);
     int differ = 0;
@@ -787,8 +796,8 @@ static void new_memory_is_full_of_nans(void **state) {
     CUDA_CHECK(cudaMallocHost(&pinned, sizeof expected));
     assert_memory_equal(device, expected, sizeof expected);
     assert_memory_equal(pinned, expected, sizeof expected);
-    for (int order = 0; order < SIMT_ORDERS;
-         order++) { // every block finds NaNs, whatever the one before has left
+    // Shared memory too: every block finds NaNs, whatever the block before has left.
+    for (int order = 0; order < SIMT_ORDERS; order++) {
         cuda_use_order(order);
         cuda_launch(cuda_test_stream(PRECISION_FP32), uninitialised_kernel<false>, dim3(PLANTED_BLOCKS),
                     dim3(PLANTED_THREADS), 4 * PLANTED_THREADS, values, device);
@@ -800,13 +809,13 @@ static void new_memory_is_full_of_nans(void **state) {
 }
 
 // ---------------------------------------------------------------------------------------
-// What ends the program
+// Mistakes that end the program
 
 enum { ENDING_FLOATS = 2048 };
 
 typedef void (*EndingKernel)(float *memory);
 
-// How a launch ends, seen from outside.
+// How a launch must end, seen from outside.
 typedef struct Ending {
     EndingKernel kernel;
     dim3 grid, block;
@@ -919,7 +928,7 @@ static __global__ void a_matrix_load_is_not_from_shared_memory(float *memory) {
 #define UNDER_WAY "a thread ends while asynchronous copies of it are under way"
 #define NO_SUCH_LAUNCH "a launch has no threads, no blocks, or too many of them"
 
-static const Ending ENDINGS[] = {
+static const Ending endings[] = {
     {all_is_well, dim3(2), dim3(64), 1024, NULL},
     {all_is_well, dim3(1), dim3(64), SIMT_SHARED_LIMIT, NULL},
     {some_threads_skip_a_barrier, dim3(1), dim3(64), 0, NEVER_REACHED},
@@ -952,33 +961,6 @@ static const Ending ENDINGS[] = {
      "a row of a matrix load is not in shared memory"},
 };
 
-// Runs the launch in a child: the status it ends with, and what it has said to stderr,
-// which may be cut short.
-static int run_child(void (*run)(const void *context), const void *context, char *message, size_t size) {
-    int pipe_ends[2];
-    assert_int_equal(pipe(pipe_ends), 0);
-    fflush(NULL);
-    pid_t child = fork();
-    if (child == 0) {
-        struct rlimit none = {0, 0};
-        setrlimit(RLIMIT_CORE, &none);
-        alarm(60); // should it never end
-        dup2(pipe_ends[1], STDERR_FILENO);
-        run(context);
-        _exit(0);
-    }
-    close(pipe_ends[1]);
-    size_t length = 0;
-    for (ssize_t count; (count = read(pipe_ends[0], message + length, size - 1 - length)) > 0;) {
-        length += (size_t)count;
-    }
-    message[length] = '\0';
-    close(pipe_ends[0]);
-    int status = 0;
-    waitpid(child, &status, 0);
-    return status;
-}
-
 static char child_message[1 << 17];
 
 static void run_ending(const void *context) {
@@ -989,12 +971,12 @@ static void run_ending(const void *context) {
                 memory);
 }
 
-static void what_cannot_go_on_ends_the_program(void **state) {
+static void mistakes_end_the_program(void **state) {
     (void)state;
-    for (size_t i = 0; i < SIMT_ORDERS * (sizeof ENDINGS / sizeof ENDINGS[0]); i++) {
-        const Ending *ending = &ENDINGS[i / SIMT_ORDERS];
+    for (size_t i = 0; i < SIMT_ORDERS * (sizeof endings / sizeof endings[0]); i++) {
+        const Ending *ending = &endings[i / SIMT_ORDERS];
         cuda_use_order((int)(i % SIMT_ORDERS));
-        int status = run_child(run_ending, ending, child_message, sizeof child_message);
+        int status = run_in_child(run_ending, ending, child_message, sizeof child_message);
         bool fine = WIFEXITED(status) && WEXITSTATUS(status) == 0 && child_message[0] == '\0';
         bool said = ending->message != NULL && strstr(child_message, "emulated kernel: ") == child_message &&
                     strstr(child_message, ending->message) != NULL && WIFSIGNALED(status) &&
@@ -1006,8 +988,8 @@ static void what_cannot_go_on_ends_the_program(void **state) {
     }
 }
 
-// How many elements a tile of `count` reads and writes; one more than there are is the
-// mistake.
+// How many elements a kernel reads, writes and copies. The mistake is one more than there
+// are.
 typedef struct Reach {
     const char *name;
     int read, shared_written, shared_read, written, copied;
@@ -1055,7 +1037,7 @@ enum { ENDS_ARE_SEEN = 1 };
 enum { ENDS_ARE_SEEN = 0 };
 #endif
 
-static void ends_of_memory_are_seen(void **state) {
+static void accesses_past_the_end_are_seen(void **state) {
     (void)state;
     static const Reach more[] = {{"nothing", 0, 0, 0, 0, 0},
                                  {"reads past an array", 1, 0, 0, 0, 0},
@@ -1064,13 +1046,13 @@ static void ends_of_memory_are_seen(void **state) {
                                  {"writes past an array", 0, 0, 0, 1, 0},
                                  {"copies from past an array", 0, 0, 0, 0, 4}};
     if (!ENDS_ARE_SEEN) {
-        print_message("only AddressSanitizer sees the ends of memory\n");
+        print_message("only AddressSanitizer sees accesses past the end: left out\n");
         skip();
     }
     for (int i = 0; i < 12; i++) {
-        ReachCase c = {i % 2 == 0 ? 96 : 100,
-                       more[i / 2]}; // shared memory of a multiple of 128 bytes, and not
-        int status = run_child(run_reach, &c, child_message, sizeof child_message);
+        int count = i % 2 == 0 ? 96 : 100; // shared memory of a multiple of 128 bytes, and not
+        ReachCase c = {count, more[i / 2]};
+        int status = run_in_child(run_reach, &c, child_message, sizeof child_message);
         bool clean = WIFEXITED(status) && WEXITSTATUS(status) == 0 && child_message[0] == '\0';
         bool seen = !clean && strstr(child_message, "AddressSanitizer: heap-buffer-overflow") != NULL;
         if (i < 2 ? !clean : !seen) {
@@ -1083,19 +1065,19 @@ static void ends_of_memory_are_seen(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(numbers_are_rounded_to_the_nearest_bf16),
-        cmocka_unit_test(tensor_cores_multiply),
-        cmocka_unit_test(matrix_loads_deal_out_fragments),
+        cmocka_unit_test(tensor_cores_multiply_matrices),
+        cmocka_unit_test(matrix_loads_fill_fragments),
         cmocka_unit_test(lanes_exchange_values),
-        cmocka_unit_test(warps_and_blocks_reduce_launch_after_launch),
-        cmocka_unit_test(two_threads_of_the_host_launch_at_the_same_time),
+        cmocka_unit_test(launch_after_launch_reduces_warps_and_blocks),
+        cmocka_unit_test(two_host_threads_launch_at_the_same_time),
         cmocka_unit_test(threads_know_their_places),
-        cmocka_unit_test(copies_go_on_beside_the_computation),
+        cmocka_unit_test(copies_overlap_with_computation),
 #ifdef ACCO_SIMT_H
         cmocka_unit_test(planted_mistakes_are_seen),
         cmocka_unit_test(sums_in_no_fixed_order_are_seen),
         cmocka_unit_test(new_memory_is_full_of_nans),
-        cmocka_unit_test(what_cannot_go_on_ends_the_program),
-        cmocka_unit_test(ends_of_memory_are_seen),
+        cmocka_unit_test(mistakes_end_the_program),
+        cmocka_unit_test(accesses_past_the_end_are_seen),
 #endif
     };
     test_random.state = (uint64_t)time(NULL);

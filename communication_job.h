@@ -31,8 +31,8 @@ static inline size_t job_bucket_cells(const Scheduler *s, const Layout *layout) 
     return cells < 1 ? 1 : cells < layout->cells ? cells : layout->cells;
 }
 
-static inline void job_span(Scheduler *s, const Job *job, const char *name, double began) {
-    trace_add(&s->trace, TRACE_COMMUNICATION, name, job->commit, began, clock_seconds());
+static inline void job_span_ended(Scheduler *s, const Job *job, const char *name) {
+    trace_end(&s->trace, TRACE_COMMUNICATION, name, job->commit);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -85,17 +85,17 @@ static inline void job_reduce(Scheduler *s, Job *job, Stream *stream) {
     for (size_t end = layout->cells; end > 0;) {
         size_t begin = end > bucket ? end - bucket : 0;
         if (job->follows) { watermark_wait(&s->finished, padded - layout_cell_begin(layout, begin)); }
-        double began = clock_seconds();
+        trace_begin(&s->trace, TRACE_COMMUNICATION);
         if (job->kind != ESTIMATE) { // what it sends, the commit sends once more
             job_inspect(s, job, collective.buffer, layout_cell_begin(layout, begin),
                         layout_cell_begin(layout, end), stream);
         }
         comm_reduce_scatter(&s->comm, stream, &collective, begin * layout->piece, end * layout->piece);
-        job_span(s, job, "reduce-scatter", began);
+        job_span_ended(s, job, "reduce-scatter");
         if (everybody) {
-            began = clock_seconds();
+            trace_begin(&s->trace, TRACE_COMMUNICATION);
             comm_all_gather(&s->comm, stream, &collective, begin * layout->piece, end * layout->piece);
-            job_span(s, job, "all-gather", began);
+            job_span_ended(s, job, "all-gather");
         }
         end = begin;
     }
@@ -171,7 +171,7 @@ static inline SpikeKind job_judge(Scheduler *s, Job *job) {
 // on all ranks.
 static inline void job_summarise(Scheduler *s, Job *job, Stream *stream) {
     if (job->follows) { job->tally = s->tally; } // complete: the gate has been passed
-    double began = clock_seconds();
+    trace_begin(&s->trace, TRACE_COMMUNICATION);
     bool local = s->settings.kind == RULE_LOCAL;
     if (local) {
         job->tally.not_finite += job->bad_element > 0 ? 1 : 0;
@@ -186,7 +186,7 @@ static inline void job_summarise(Scheduler *s, Job *job, Stream *stream) {
     job_add_tallies(s, job);
     if (!local) { job->gradient_norm = sqrt(job->total.square) / job->total.micro_batches; }
     job->spike = job_judge(s, job);
-    job_span(s, job, "summary", began);
+    job_span_ended(s, job, "summary");
 }
 
 static inline double clip_scale(double clip, double norm) {
@@ -197,7 +197,7 @@ static inline double clip_scale(double clip, double norm) {
 // is made from.
 static inline void job_step(Scheduler *s, const Job *job, Stream *stream) {
     if (s->settings.kind == RULE_LOCAL || job->spike != SPIKE_NONE) { return; }
-    double began = clock_seconds();
+    trace_begin(&s->trace, TRACE_COMMUNICATION);
     float *reduced = scheduler_reduce_buffer(s)->data;
     OptimizerStep step = {reduced,
                           NULL,
@@ -210,7 +210,7 @@ static inline void job_step(Scheduler *s, const Job *job, Stream *stream) {
     step.commit = false;
     if (job->kind != COMMIT) { optimizer_step(&s->optimizer, stream, &step); }
     stream_settle(stream);
-    job_span(s, job, "step", began);
+    job_span_ended(s, job, "step");
 }
 
 // What goes to everybody: the master after a commit, or where nothing was stepped;
@@ -227,9 +227,9 @@ static inline void job_gather(Scheduler *s, const Job *job, Stream *stream) {
     size_t bucket = job_bucket_cells(s, &s->layout);
     for (size_t begin = 0; begin < s->layout.cells; begin += bucket) {
         size_t end = begin + bucket < s->layout.cells ? begin + bucket : s->layout.cells;
-        double began = clock_seconds();
+        trace_begin(&s->trace, TRACE_COMMUNICATION);
         comm_all_gather(&s->comm, stream, &collective, begin * s->layout.piece, end * s->layout.piece);
-        job_span(s, job, "all-gather", began);
+        job_span_ended(s, job, "all-gather");
         watermark_raise(&s->arrived, layout_cell_begin(&s->layout, end));
     }
 }

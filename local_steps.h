@@ -60,7 +60,8 @@ static inline bool inner_step_is_good(Scheduler *s, Stream *stream, double norm)
 static inline void inner_step_task(void *context, Stream *stream) {
     Scheduler *s = (Scheduler *)context;
     size_t count = s->problem.parameter_count;
-    double began = clock_seconds(), micro_batches = s->settings.round_size;
+    double micro_batches = s->settings.round_size;
+    trace_begin(&s->trace, TRACE_COMPUTE);
     double norm = sqrt(buffer_sum_of_squares(stream, s->gradients.data, count, count, 1, s->norm_partials)) /
                   micro_batches;
     s->local_rate = scheduler_learning_rate(s);
@@ -75,7 +76,7 @@ static inline void inner_step_task(void *context, Stream *stream) {
     buffer_move(stream, NULL, s->gradients.data, count, true);
     stream_settle(stream);
     s->parameters_version++;
-    scheduler_compute_span(s, "inner step", began, clock_seconds());
+    scheduler_compute_ended(s, "inner step");
 }
 
 static inline void inner_steps(Scheduler *s, int steps) {
@@ -140,7 +141,7 @@ static inline void fragment_on_gpu(const FragmentWork *work) {
 
 static inline void fragment_task(void *context, Stream *stream) {
     FragmentWork *work = (FragmentWork *)context;
-    double began = clock_seconds();
+    trace_begin(&work->scheduler->trace, TRACE_COMPUTE);
     if (stream->queue != NULL) {
         fragment_on_gpu(work);
         stream_settle(stream);
@@ -150,7 +151,7 @@ static inline void fragment_task(void *context, Stream *stream) {
                         fragment_block_task, work);
     }
     work->scheduler->parameters_version++;
-    scheduler_compute_span(work->scheduler, "outer step", began, clock_seconds());
+    scheduler_compute_ended(work->scheduler, "outer step");
 }
 
 static inline void fragment_run(Scheduler *s, int fragment, FragmentOperation operation,

@@ -119,17 +119,17 @@ static inline void launch_following(Scheduler *s, JobKind kind) {
 // ---------------------------------------------------------------------------------------
 // Micro-batches
 
-static inline void scheduler_compute_span(Scheduler *s, const char *name, double began, double ended) {
-    trace_add(&s->trace, TRACE_COMPUTE, name, s->job.commit, began, ended);
+static inline void scheduler_compute_ended(Scheduler *s, const char *name) {
+    trace_end(&s->trace, TRACE_COMPUTE, name, s->job.commit);
 }
 
 // Pace::need (H7). Time spent waiting is no compute.
 static inline void scheduler_need(void *self, size_t end) {
     Scheduler *s = (Scheduler *)self;
     if (watermark_has_reached(&s->arrived, end)) { return; }
-    scheduler_compute_span(s, "micro-batch", s->span_began, clock_seconds());
+    scheduler_compute_ended(s, "micro-batch");
     watermark_wait(&s->arrived, end);
-    s->span_began = clock_seconds();
+    trace_begin(&s->trace, TRACE_COMPUTE);
 }
 
 // Pace::finish (H6). The last word is micro_batch_task's, when the tally is complete too.
@@ -149,7 +149,7 @@ static inline void scheduler_finish(void *self, size_t begin) {
 static inline void micro_batch_task(void *context, Stream *stream) {
     Scheduler *s = (Scheduler *)context;
     Pace pace = {s, s->parameters_version, scheduler_need, scheduler_finish};
-    s->span_began = clock_seconds();
+    trace_begin(&s->trace, TRACE_COMPUTE);
     uint64_t index = __atomic_fetch_add(&s->micro_batches_begun, 1, __ATOMIC_RELAXED);
     MicroBatchResult result =
         s->problem.micro_batch(s->problem.self, stream, index, s->parameters.data, s->gradients.data, &pace);
@@ -160,7 +160,7 @@ static inline void micro_batch_task(void *context, Stream *stream) {
     if (!isfinite(result.loss) && s->tally.site.micro_batch == 0) {
         s->tally.site.micro_batch = (double)index + 1;
     }
-    scheduler_compute_span(s, "micro-batch", s->span_began, clock_seconds());
+    scheduler_compute_ended(s, "micro-batch");
 }
 
 static inline void last_micro_batch_task(void *context, Stream *stream) {
@@ -206,10 +206,10 @@ typedef struct BoundaryWork {
 static inline void boundary_task(void *context, Stream *stream) {
     const BoundaryWork *work = (const BoundaryWork *)context;
     Scheduler *s = work->scheduler;
-    double began = clock_seconds();
+    trace_begin(&s->trace, TRACE_COMPUTE);
     buffer_move(stream, work->out, s->gradients.data, layout_padded(&s->layout), work->clear);
     stream_settle(stream);
-    scheduler_compute_span(s, "boundary", began, clock_seconds());
+    scheduler_compute_ended(s, "boundary");
 }
 
 // Copies the accumulator to `out` (or nowhere) and clears it; the host waits (H3, H4).
@@ -260,7 +260,7 @@ static inline void scheduler_account_job(Scheduler *s) {
     }
     if (job->total.left_out > 0) { scheduler_note_spike(s, spike_kind_of(&job->site), job->total.left_out); }
     if (job->kind == ESTIMATE || job->total.micro_batches == 0) { return; }
-    TraceSums sums = trace_take(&s->trace, clock_seconds());
+    TraceSums sums = trace_take(&s->trace);
     if (job->kind != AVERAGE) {
         s->gradients_done += job->total.micro_batches;
         s->spikes_in_a_row = 0;

@@ -215,7 +215,6 @@ typedef struct Scheduler {
     uint64_t parameters_version;  // changes whenever what compute reads does; Pace::version
     bool announcing;              // the micro-batch that runs is the last one of a round that a job follows
     size_t announced;             // in that one, the position of `finished` so far
-    double span_began;            // of the compute span under way
     Job job;
     Job gathering; // the job whose result is being spread; the communication stream's
     bool job_in_flight;

@@ -211,8 +211,7 @@ static void start_run(Run *run, const Hello *hellos) {
     initialize_parameters(run);
     run->transport.timeout_seconds = run->options.timeout_s;
     bool traced = run->options.trace[0] != '\0';
-    if (traced) { run->clock_offset = trace_clock_offset(&run->transport); }
-    run->trace_began = clock_seconds();
+    if (traced) { run->clock_at_start = trace_measure_clock(&run->transport, clock_seconds); }
     run->transport.chaos_seconds = run->options.chaos_ms / 1e3;
     run->transport.link_bytes_per_second = run->options.link_mbit * 1e6 / 8;
     run->transport.link_latency = run->options.link_us / 1e6;
@@ -236,9 +235,9 @@ static void write_trace(Run *run) {
     Error error = {""};
     run->transport.link_bytes_per_second = run->transport.link_latency = run->transport.chaos_seconds =
         0; // the emulated trouble is over
-    double now = clock_seconds(), offset = trace_clock_offset(&run->transport);
-    if (!trace_gather_and_write(&run->scheduler.trace, &run->transport, run->clock_offset, run->trace_began,
-                                offset, now, run->options.trace, &error)) {
+    ClockOffset end = trace_measure_clock(&run->transport, clock_seconds);
+    if (!trace_write(&run->scheduler.trace, &run->transport, &run->clock_at_start, &end, run->options.trace,
+                     &error)) {
         if (run_is_main(run)) { fprintf(stderr, "train_gpt: there is no trace: %s\n", error.text); }
         run->options.trace[0] = '\0';
     }

@@ -49,9 +49,9 @@ typedef struct Run {
     double seconds_before;  // of training before a checkpoint that this run goes on from
     int64_t data_base;      // micro-batches of all ranks that came before the first of this run's
     SignalWatch signal_watch;
-    double clock_offset, trace_began; // to rank 0's clock, and when that was
-    CommitReport sum;                 // over the commits since the latest report
-    int64_t sum_began_commit;         // those of the latest report
+    ClockOffset clock_at_start; // with --trace: this rank's clock against that of rank 0
+    CommitReport sum;           // over the commits since the latest report
+    int64_t sum_began_commit;   // those of the latest report
     double sum_began_gradients;
     int64_t commit_seen,
         reports_seen;      // the latest commit that was looked at; the scheduler's reports until then

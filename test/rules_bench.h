@@ -292,7 +292,7 @@ static inline void run_rank(const RunSpec *spec, Transport *transport, RunResult
     run_commits(bench, spec, result);
     result->micro_batches = bench->scheduler.micro_batches_begun;
     if (spec->counts_spans) { result->kept = count_spans(&bench->scheduler.trace); }
-    result->unreported = trace_take(&bench->scheduler.trace, clock_seconds());
+    result->unreported = trace_take(&bench->scheduler.trace);
     result->gradients_done = bench->scheduler.gradients_done;
     result->stopped = bench->scheduler.failed;
     result->spike = bench->scheduler.spike;

@@ -73,13 +73,10 @@ static inline bool save_checkpoint(Run *run) {
 // What the reports go on from.
 static inline void continue_reports(Run *run, double seconds) {
     const Scheduler *s = &run->scheduler;
-    run->commit_seen = run->sum_began_commit = run->saved_commit = s->optimizer.commits;
-    run->reports_seen = run->saved_reports = s->reports;
-    run->spikes_seen = s->spikes;
-    run->sum_began_gradients = s->gradients_done;
-    run->sum_began = seconds;
-    run->has_news = false;
-    memset(&run->sum, 0, sizeof run->sum);
+    begin_window(run, s->optimizer.commits, s->gradients_done, seconds);
+    run->seen.commit = run->saved_commit = s->optimizer.commits;
+    run->seen.reports = run->saved_reports = s->reports;
+    run->seen.spikes = s->spikes;
 }
 
 // Loads the newest checkpoint in the run's directory that is good; damaged ones are named

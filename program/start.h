@@ -8,6 +8,7 @@
 #ifndef ACCO_PROGRAM_START_H
 #define ACCO_PROGRAM_START_H
 
+#include "checkpoint/hf_model.h"
 #include "program/report.h"
 #include "program/run_directory.h"
 

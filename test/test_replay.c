@@ -9,7 +9,7 @@
 #define _GNU_SOURCE
 #include "test/program.h"
 
-#include "program/run.h"
+#include "program/agreement.h"
 #include "test/replay.h"
 
 // ---------------------------------------------------------------------------------------

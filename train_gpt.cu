@@ -186,7 +186,7 @@ static void choose_alone(Run *run) {
 // What depends on the other ranks: how GPUs exchange, and with it the plan of memory.
 static void choose_together(Run *run) {
     Error error = {""};
-    bool alike = run->rule->replicated || run->rule->kind == RULE_LOCAL;
+    bool alike = !rule_shards(run->rule);
     bool good =
         placement_choose_gpu_exchange(&run->placement, &run->options, &run->transport, alike, &error) &&
         reserve_memory(run, training_problem(run), &error) &&

@@ -1,5 +1,10 @@
-// agreement.h: what all ranks must agree on before they train together: that none of them has failed, that they were
+// agreement.h: what all ranks must agree on: that none of them has failed, that they were
 // started with the same options, that they hold the same parameters.
+//
+// Until memory is allocated, a mistake of the user ends all ranks with one line and exit
+// code 2. Some mistakes only one rank can see, such as a file that is missing on its node;
+// therefore all ranks meet in agree_or_exit, and leave in order. All functions but
+// exit_user_mistake are collective: every rank calls them, in the same order.
 #ifndef ACCO_PROGRAM_AGREEMENT_H
 #define ACCO_PROGRAM_AGREEMENT_H
 
@@ -8,9 +13,10 @@
 // ---------------------------------------------------------------------------------------
 // Ending early
 
-// Before MPI: prints once per job and exits 2. Open MPI's launcher may hang when many
-// ranks fail at once or when it has to end them, so the others leave in peace, and rank 0
-// fails when they have gone.
+// Prints the mistake once per job and exits with 2. For mistakes that every rank sees,
+// before MPI is initialised. Open MPI's launcher may hang when many ranks fail at once or
+// when it has to end them; so the other ranks exit with 0, and rank 0 waits for them to
+// be gone before it fails.
 static inline void exit_user_mistake(const Error *error) {
     if (launch_launcher_rank(getenv) != 0) { exit(0); }
     fprintf(stderr, "train_gpt: %s\n", error->text);
@@ -24,8 +30,9 @@ typedef struct Verdict {
     Error error;
 } Verdict;
 
-// All ranks meet here, and learn of the first of them that is not good. Returns its
-// number and its verdict; -1: all are good.
+// Exchanges the verdicts of all ranks. Returns the first rank whose verdict is not good,
+// and fills `found` with it; -1: all are good. operation: the name that messages give to
+// the exchange.
 static inline int first_bad_verdict(Run *run, const char *operation, int exit_code, const Error *error,
                                     Verdict *found) {
     Transport *transport = &run->transport;
@@ -34,8 +41,7 @@ static inline int first_bad_verdict(Run *run, const char *operation, int exit_co
     mine.exit_code = exit_code;
     memcpy(mine.host, transport->host, sizeof mine.host);
     mine.error = *error;
-    Verdict *all = (Verdict *)calloc((size_t)transport->size, sizeof *all);
-    transport_all_gather_records(transport, operation, &mine, all, sizeof mine);
+    Verdict *all = (Verdict *)transport_collect_records(transport, operation, &mine, sizeof mine);
     int bad = 0;
     while (bad < transport->size && all[bad].exit_code == 0) { bad++; }
     if (bad < transport->size) { *found = all[bad]; }
@@ -43,8 +49,8 @@ static inline int first_bad_verdict(Run *run, const char *operation, int exit_co
     return bad < transport->size ? bad : -1;
 }
 
-// If any rank has an error the first such rank's is printed, and all end with its exit
-// code.
+// Returns where every rank's exit_code is 0. Otherwise prints the error of the first rank
+// that has one, and ends all ranks with its exit code.
 static inline void agree_or_exit(Run *run, int exit_code, const Error *error) {
     Transport *transport = &run->transport;
     Verdict bad;
@@ -59,16 +65,16 @@ static inline void agree_or_exit(Run *run, int exit_code, const Error *error) {
 }
 
 // ---------------------------------------------------------------------------------------
-// Agreement between ranks
+// Exchanging facts
 
-// What every rank tells the others at the start.
-typedef struct Hello {
-    uint64_t options_hash;
-    int pid, threads, on_gpu;
-    char host[64], device[64];
-} Hello;
+// Overwrites `bytes` (count) on all ranks with those of rank 0.
+static inline void share_from_rank_zero(Run *run, void *bytes, size_t count) {
+    void *all = transport_collect_records(&run->transport, "sharing", bytes, count);
+    memcpy(bytes, all, count);
+    free(all);
+}
 
-// Goes on with `hash`; all parts but the last are whole words.
+// Continues a hash. Every part but the last must be a multiple of 4 bytes.
 static inline uint64_t hash_more(uint64_t hash, const void *bytes, size_t count) {
     for (size_t i = 0; i < count; i += 4) {
         uint32_t word = 0;
@@ -89,9 +95,16 @@ static inline uint64_t hash_options(const Options *options) {
     return hash;
 }
 
-// Ranks that run with other options would train nonsense without a word: refused. Returns
-// all hellos (size), for the caller to free.
-static inline Hello *greet(Run *run) {
+// What every rank tells the others at the start.
+typedef struct Hello {
+    uint64_t options_hash;
+    int pid, threads, on_gpu;
+    char host[64], device[64];
+} Hello;
+
+// Refuses ranks that were started with different options, which would otherwise train
+// nonsense in silence. Returns the hellos of all ranks (size), for the caller to free.
+static inline Hello *exchange_hellos(Run *run) {
     Transport *transport = &run->transport;
     Hello mine;
     memset(&mine, 0, sizeof mine);
@@ -101,8 +114,7 @@ static inline Hello *greet(Run *run) {
     mine.on_gpu = run->placement.on_gpu ? 1 : 0;
     snprintf(mine.device, sizeof mine.device, "%.60s", mine.on_gpu ? run->placement.gpu.name : "CPU");
     memcpy(mine.host, transport->host, sizeof mine.host);
-    Hello *all = (Hello *)calloc((size_t)transport->size, sizeof *all);
-    transport_all_gather_records(transport, "greeting", &mine, all, sizeof mine);
+    Hello *all = (Hello *)transport_collect_records(transport, "greeting", &mine, sizeof mine);
     Error error = {""};
     for (int rank = 1; rank < transport->size && !error_is_set(&error); rank++) {
         if (all[rank].options_hash == all[0].options_hash) { continue; }
@@ -114,8 +126,11 @@ static inline Hello *greet(Run *run) {
     return all;
 }
 
-// The parameters that compute uses (parameter_count), where the host can read them. The
-// streams have been started and are idle.
+// ---------------------------------------------------------------------------------------
+// The same parameters everywhere
+
+// Lends the parameters that compute uses (parameter_count), where the host can read them.
+// The streams must have been started and be idle.
 static inline float *borrow_host_parameters(Run *run) {
     Scheduler *s = &run->scheduler;
     if (!run->placement.on_gpu) { return s->parameters.data; }
@@ -133,8 +148,9 @@ static inline void return_host_parameters(Run *run, float *parameters) {
     if (run->placement.on_gpu) { free(parameters); }
 }
 
-enum { HASH_PIECE = 1 << 24 }; // elements that a GPU's parameters are copied at a time
+enum { HASH_PIECE = 1 << 24 }; // elements that are copied from a GPU at a time
 
+// parameters (parameter_count), on the device.
 static inline uint64_t hash_parameters(Run *run, const float *parameters) {
     size_t count = run->table.parameter_count;
     if (!run->placement.on_gpu) { return hash_bytes(parameters, count * sizeof(float)); }
@@ -151,51 +167,20 @@ static inline uint64_t hash_parameters(Run *run, const float *parameters) {
     return hash;
 }
 
-// All ranks must hold the same parameters, bit for bit: at the start, and at the end
-// whatever the rule did. Returns their fingerprint.
+// Fails the job unless all ranks hold the same parameters (parameter_count), bit for bit:
+// at the start and at the end of training they must, whatever the rule does. Returns
+// their fingerprint.
 static inline uint64_t check_replicas(Run *run, const float *parameters) {
     Transport *transport = &run->transport;
     uint64_t mine = hash_parameters(run, parameters);
-    uint64_t *all = (uint64_t *)calloc((size_t)transport->size, sizeof mine);
-    transport_all_gather_records(transport, "fingerprint", &mine, all, sizeof mine);
+    uint64_t *all = (uint64_t *)transport_collect_records(transport, "fingerprint", &mine, sizeof mine);
     for (int rank = 0; rank < transport->size; rank++) {
-        if (all[rank] != all[0]) {
-            transport_fail(transport, "rank %d holds other parameters than rank 0: this is a bug of ours",
-                           rank);
-        }
+        if (all[rank] == all[0]) { continue; }
+        transport_fail(transport, "the parameters of rank %d differ from those of rank 0: a bug in train_gpt",
+                       rank);
     }
     free(all);
     return mine;
-}
-
-// All ranks get rank 0's.
-static inline void share_from_rank_zero(Run *run, void *bytes, size_t count) {
-    char *all = (char *)malloc((size_t)run->transport.size * count);
-    transport_all_gather_records(&run->transport, "sharing", bytes, all, count);
-    memcpy(bytes, all, count);
-    free(all);
-}
-
-// The run directory, its files and the effective configuration; rank 0, but an error ends
-// everybody. All ranks learn its name.
-static inline void open_run_directory(Run *run) {
-    Error error = {""};
-    int exit_code = 0;
-    if (run_is_main(run)) {
-        char path[RUN_PATH_SIZE + 16];
-        bool traceable = run->options.trace[0] == '\0' || trace_path_check(run->options.trace, &error);
-        bool made = traceable &&
-                    run_directory_create(run->options.out, run->options.model, run->rule->name,
-                                         strcmp(run->options.resume, "auto") == 0, run->directory, &error);
-        snprintf(path, sizeof path, "%s/config.txt", run->directory);
-        bool good = made && options_save_file(&run->options, path, &error) &&
-                    log_open(&run->log, run->directory, &error);
-        exit_code = good   ? 0
-                    : made ? EXIT_SYSTEM_FAILURE
-                           : EXIT_USER_MISTAKE; // a directory that can be had but not filled: the disk
-    }
-    agree_or_exit(run, exit_code, &error);
-    share_from_rank_zero(run, run->directory, sizeof run->directory);
 }
 
 #endif

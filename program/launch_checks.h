@@ -1,13 +1,13 @@
-// launch_checks.h: what goes wrong before training starts, found before it costs
+// launch_checks.h: mistakes in how the program was launched, found before they cost
 // anything.
 //
-// Three things that are silent everywhere else. Open MPI binds one or two ranks to one
-// core each, so that "threads do nothing". A launcher that does not speak the program's
-// MPI starts N copies that each believe to be alone: N times the work, one result. And a
-// mistyped option is reported once per rank.
+// Three mistakes that show nowhere else. Open MPI binds each of one or two ranks to a
+// single core, so that more threads bring nothing. A launcher that does not speak the
+// program's MPI starts N copies that each believe to be alone: N times the work, one
+// result. And a mistyped option would be reported once per rank.
 //
-// Decisions are pure functions of plain arguments (or of a getenv-like function), so that
-// tests can put them on any machine; thin wrappers read this one. A decision comes with
+// The decisions are pure functions of numbers and of a getenv-like function, so that tests
+// can put them on any machine; thin wrappers read this machine. Each decision comes with
 // its reason in words, which the program prints. Nothing here prints, allocates or needs
 // MPI.
 #ifndef ACCO_PROGRAM_LAUNCH_CHECKS_H
@@ -22,16 +22,16 @@
 
 #include "runtime/errors.h"
 
-// getenv, or a test's replacement: the value of a variable, NULL where it is not set.
+// getenv, or what a test uses instead: the value of a variable; NULL: it is not set.
 typedef char *(*EnvironmentLookup)(const char *name);
 
 typedef struct ThreadChoice {
     int threads;
-    char reason[256];  // why so many, to be printed once
+    char reason[256];  // why this many
     char warning[512]; // empty: nothing to warn about
 } ThreadChoice;
 
-// A whole number >= 0 from the environment; -1 where the variable is not set or holds
+// A whole number >= 0 from the environment; -1: the variable is not set, or holds
 // something else.
 static inline long launch_environment_number(EnvironmentLookup lookup, const char *name) {
     const char *text = lookup(name);
@@ -41,9 +41,9 @@ static inline long launch_environment_number(EnvironmentLookup lookup, const cha
     return *end == '\0' ? value : -1;
 }
 
-// The rank that the launcher gave this process, before MPI is initialised; 0 where no
-// launcher is to be seen. Only rank 0 of these prints the user's mistakes. mpirun inside
-// a Slurm job sets both its own variable and inherits Slurm's, so its own come first.
+// The rank that the launcher gave this process, known before MPI is initialised; 0: there
+// is no sign of a launcher. Only this rank 0 prints the user's mistakes. A process that
+// mpirun started inside a Slurm job has the variables of both; mpirun's come first.
 static inline int launch_launcher_rank(EnvironmentLookup lookup) {
     static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
@@ -53,9 +53,9 @@ static inline int launch_launcher_rank(EnvironmentLookup lookup) {
     return 0;
 }
 
-// Refuses to run when a launcher started several processes and this one sees a world of
-// one. `world_size`: what the transport says; `has_mpi`: whether this program was built
-// with MPI. What mpirun says counts more than Slurm's variables, which mpirun inherits.
+// Refuses to run where a launcher started several processes, but this one sees a world of
+// one. world_size: ranks according to the transport; has_mpi: the program was built with
+// MPI. mpirun's variables count more than Slurm's, which its processes inherit.
 static inline bool launch_check_copies(int world_size, bool has_mpi, EnvironmentLookup lookup, Error *error) {
     if (world_size > 1) { return true; }
     long started = launch_environment_number(lookup, "OMPI_COMM_WORLD_SIZE");
@@ -66,11 +66,10 @@ static inline bool launch_check_copies(int world_size, bool has_mpi, Environment
     bool certain = started >= 0 || slurm_rank > 0;
     if (started < 0 && slurm_rank >= 0) { started = launch_environment_number(lookup, "SLURM_NTASKS"); }
     if (started <= 1) { return true; }
-    if (!certain) { // a batch script that calls the program directly looks the same as task 0 of many
+    if (!certain) { // task 0 of many looks the same as a batch script that calls the program directly
         return error_set(error,
                          "the Slurm job has %ld tasks but this program runs alone: use srun --mpi=pmix or "
-                         "mpirun%s, or srun -n 1 for one "
-                         "rank",
+                         "mpirun%s, or srun -n 1 for one rank",
                          started,
                          has_mpi ? "" : " (and build with MPI: install libopenmpi-dev, then run make again)");
     }
@@ -78,8 +77,8 @@ static inline bool launch_check_copies(int world_size, bool has_mpi, Environment
         return error_set(
             error,
             "%ld independent copies were started: this program was built without MPI; install libopenmpi-dev "
-            "(or load "
-            "your cluster's MPI module), run make again, and start it with mpirun or srun --mpi=pmix",
+            "(or load your cluster's MPI module), run make again, and start it with mpirun or srun "
+            "--mpi=pmix",
             started);
     }
     if (by_mpirun) {
@@ -92,12 +91,15 @@ static inline bool launch_check_copies(int world_size, bool has_mpi, Environment
     return error_set(error, "%ld independent copies were started: use srun --mpi=pmix or mpirun", started);
 }
 
-// How many threads this rank computes with, and why.
-//   mask_cores   cores this process may run on      node_cores   cores of the node that the job may use
-//   local_ranks  ranks on this node                 asked        --threads, 0: decide here
-// The fair share is node_cores / local_ranks, at least 1. A narrower mask is obeyed,
-// because more threads than cores only get in each other's way, and it is warned about
-// with the flag that lifts it; a wider one (no binding) still gives the fair share.
+// Chooses how many threads this rank computes with.
+//   mask_cores    cores that this process may run on
+//   node_cores    cores of the node that the job may use
+//   local_ranks   ranks on this node
+//   asked         --threads; 0: choose here
+// The fair share is node_cores / local_ranks, at least 1. A narrower affinity mask is
+// obeyed, because more threads than cores only get in each other's way, with a warning
+// that names the launcher's flag to lift it. A wider mask (no binding) still gives the
+// fair share.
 static inline void launch_choose_threads(int mask_cores, int node_cores, int local_ranks, int asked,
                                          ThreadChoice *choice) {
     mask_cores = mask_cores < 1 ? 1 : mask_cores;
@@ -125,8 +127,7 @@ static inline void launch_choose_threads(int mask_cores, int node_cores, int loc
     if (mask_cores < share && (asked == 0 || asked > mask_cores)) {
         snprintf(choice->warning, sizeof choice->warning,
                  "this rank is bound to %d core%s where %d could be its share: start with mpirun --bind-to "
-                 "none ... (under srun: "
-                 "--cpus-per-task=%d), or say --threads %d if the binding is meant",
+                 "none ... (under srun: --cpus-per-task=%d), or say --threads %d if the binding is meant",
                  mask_cores, mask_cores == 1 ? "" : "s", share, share, mask_cores);
     } else if (asked > share) {
         snprintf(choice->warning, sizeof choice->warning,
@@ -135,7 +136,8 @@ static inline void launch_choose_threads(int mask_cores, int node_cores, int loc
     }
 }
 
-// Number of cores in a kernel list such as "0-3,8,10-11"; 0 where it is not such a list.
+// How many cores a list of the Linux kernel names, such as "0-3,8,10-11"; 0: it is not such
+// a list.
 static inline int launch_count_core_list(const char *list) {
     int count = 0;
     for (const char *position = list; *position != '\0' && *position != '\n';) {
@@ -154,8 +156,8 @@ static inline int launch_count_core_list(const char *list) {
     return count;
 }
 
-// Cores worth of time in cgroup v2's cpu.max, "QUOTA PERIOD" in microseconds, rounded up;
-// 0 for "max" or anything else: no limit.
+// The share of time in cgroup v2's cpu.max, "QUOTA PERIOD" in microseconds, as a number of
+// cores, rounded up; 0 for "max" or anything else: no limit.
 static inline int launch_quota_cores(const char *text) {
     long long quota, period;
     if (sscanf(text, "%lld %lld", &quota, &period) != 2 || quota <= 0 || period <= 0) { return 0; }
@@ -171,8 +173,8 @@ static inline bool launch_read_line(const char *path, char *line, int size) {
     return read;
 }
 
-// Cores this process may run on. The system call and not its wrapper, whose macros need
-// _GNU_SOURCE before the first system header and whose set ends at 1024 cores.
+// Cores that this process may run on. Uses the system call, because the macros of its
+// wrapper need _GNU_SOURCE before the first system header, and its set ends at 1024 cores.
 static inline int launch_mask_cores(void) {
     unsigned long mask[512];
     long bytes = syscall(SYS_sched_getaffinity, 0, sizeof mask, mask);
@@ -182,9 +184,9 @@ static inline int launch_mask_cores(void) {
     return cores > 0 ? cores : online < 1 ? 1 : (int)online;
 }
 
-// Cores of the node that this job may use: those online, less what a container takes away
-// (its core set, its share of time). Read from the kernel's list and not with sysconf,
-// which in some C libraries already looks through the affinity mask.
+// Cores of the node that this job may use: those online, or fewer where a container limits
+// them (its core set, its share of time). Reads the kernel's list, because sysconf of some C
+// libraries already counts only the affinity mask.
 static inline int launch_node_cores(void) {
     char line[4096];
     int cores = launch_read_line("/sys/devices/system/cpu/online", line, sizeof line)

@@ -1,19 +1,22 @@
-// placement.h: where a rank computes, in what precision, how its vectors travel, and what
-// of the activations it keeps.
+// placement.h: where a rank computes, in what precision, how vectors travel between ranks,
+// and which activations are kept for the backward pass.
 //
-// Everything is chosen once, after the ranks have met and before memory is planned, and
-// printed with its reason. What was asked for and cannot be had ends the run.
+//   device         a GPU where the program was built with CUDA and this node has one;
+//                  otherwise the CPU. Ranks of one job may differ
+//   precision      bf16 on a GPU, fp32 on the CPU
+//   GPU exchange   NCCL where every rank has a GPU of its own; otherwise vectors pass
+//                  through host memory
+//   recompute      as little as makes the activations fit
 //
-//   device      a GPU where the program has CUDA in it and this node has one; otherwise the CPU. Ranks of one job may differ
-//   precision   bf16 on a GPU, fp32 on the CPU
-//   comm     NCCL where every rank has a GPU of its own; otherwise messages go through host memory
-//   recompute   the least that makes the activations fit
+// Each is chosen once, before memory is planned, and printed with its reason. What the
+// user asked for and cannot have ends the run; nothing is replaced in silence.
 #ifndef ACCO_PROGRAM_PLACEMENT_H
 #define ACCO_PROGRAM_PLACEMENT_H
 
 #include "comm/collectives.h"
 #include "gpt_neo.h"
 #include "program/options.h"
+#include "rules.h"
 
 typedef struct Placement {
     Gpu gpu;
@@ -21,16 +24,21 @@ typedef struct Placement {
     Precision precision;
     Nccl nccl;
     bool uses_nccl;
-    int sharing;       // ranks that compute on this rank's GPU
-    int ranks_on_gpus; // of the whole job
+    int sharing;       // how many ranks compute on this rank's GPU, itself included
+    int ranks_on_gpus; // how many ranks of the whole job compute on GPUs
     char device_reason[1100], gpu_exchange_reason[128], recompute_reason[192];
 } Placement;
 
+// NULL: this rank computes on the CPU.
 static inline const Gpu *placement_gpu(const Placement *placement) {
     return placement->on_gpu ? &placement->gpu : NULL;
 }
 
-// Of this rank alone. A plan needs no GPU: it is for the one that is asked for.
+// ---------------------------------------------------------------------------------------
+// Device and precision
+
+// Chooses for this rank alone. plan: --device cuda needs no GPU here, since the plan is for
+// a machine that has one.
 static inline bool placement_choose_device(Placement *placement, const Options *options, int local_rank,
                                            bool plan, Error *error) {
     Error reason = {""};
@@ -58,14 +66,13 @@ static inline bool placement_choose_precision(Placement *placement, const Option
     bool bf16 = options->precision == PRECISION_ASK_BF16, fp32 = options->precision == PRECISION_ASK_FP32;
     if (bf16 && !placement->on_gpu) {
         return error_set(error, "--precision bf16 is for GPUs: on a CPU bf16 arithmetic is slower than fp32; "
-                                "use fp32, and --wire bf16 to "
-                                "halve the traffic");
+                                "use fp32, and --wire bf16 to halve the traffic");
     }
     placement->precision = placement->on_gpu && !fp32 ? PRECISION_BF16 : PRECISION_FP32;
     return true;
 }
 
-// What the kernels for GPUs cannot do.
+// Refuses shapes that the kernels for GPUs cannot compute.
 static inline bool placement_check_shapes(const Placement *placement, const GptNeoConfig *config, int B,
                                           int T, Error *error) {
     int C = config->channels;
@@ -79,79 +86,72 @@ static inline bool placement_check_shapes(const Placement *placement, const GptN
     if (B > 65535 || (double)T * 3 * C > 4294967295.0) {
         return error_set(error,
                          "--micro-batch %d x --seq-len %d is too large for a GPU's kernels: at most 65535 "
-                         "sequences, and 2^32 numbers in "
-                         "the queries, keys and values of one",
+                         "sequences, and 2^32 numbers in the queries, keys and values of one",
                          B, T);
     }
     return true;
 }
 
 // ---------------------------------------------------------------------------------------
-// The comm
+// GPU exchange
 
-// What every rank tells the others.
-typedef struct GpuCard {
+// The GPU of a rank, as it tells the others.
+typedef struct GpuIdentity {
     int capability; // 0: on the CPU
     char host[64], bus[32];
-} GpuCard;
+} GpuIdentity;
 
-// Ranks that compute on the same GPU as this one, which is one of them.
-static inline int ranks_on_gpu(const Transport *transport, const GpuCard *cards, int rank) {
+// How many ranks compute on the GPU of `rank`, itself included. gpus (ranks).
+static inline int ranks_on_gpu_of(const GpuIdentity *gpus, int ranks, int rank) {
     int count = 0;
-    for (int other = 0; other < transport->size; other++) {
-        bool same_host = strcmp(cards[other].host, cards[rank].host) == 0,
-             same_bus = strcmp(cards[other].bus, cards[rank].bus) == 0;
-        count += cards[other].capability > 0 && same_host && same_bus;
+    for (int other = 0; other < ranks; other++) {
+        bool same_host = strcmp(gpus[other].host, gpus[rank].host) == 0,
+             same_bus = strcmp(gpus[other].bus, gpus[rank].bus) == 0;
+        count += gpus[other].capability > 0 && same_host && same_bus;
     }
     return count;
 }
 
-// Where every rank makes the same step by itself, all must round alike: code for other
-// processors may fuse other operations.
-static inline bool ranks_are_alike(const Transport *transport, const GpuCard *cards) {
-    for (int rank = 1; rank < transport->size; rank++) {
-        if (cards[rank].capability != cards[0].capability) { return false; }
-    }
-    return true;
-}
-
-// NULL where NCCL can carry the vectors of this job.
-static inline const char *nccl_obstacle(const Transport *transport, const GpuCard *cards) {
+// Why NCCL cannot carry the vectors of this job; NULL: it can.
+static inline const char *nccl_obstacle(const GpuIdentity *gpus, int ranks) {
     if (!nccl_is_built_in()) { return "this program was built without NCCL"; }
     const char *obstacle = NULL;
-    for (int rank = 0; rank < transport->size; rank++) {
-        if (cards[rank].capability == 0) { return "not every rank has a GPU"; }
-        if (ranks_on_gpu(transport, cards, rank) > 1) {
+    for (int rank = 0; rank < ranks; rank++) {
+        if (gpus[rank].capability == 0) { return "not every rank has a GPU"; }
+        if (ranks_on_gpu_of(gpus, ranks, rank) > 1) {
             obstacle = "several ranks share a GPU, which NCCL refuses";
         }
     }
     return obstacle;
 }
 
-// All ranks; they choose the same. alike: whether the rule needs ranks that all have a
-// GPU, or all have none.
+// Collective; all ranks choose the same. alike: the rule lets every rank make the same
+// steps by itself, so all must round alike. Kernels compiled for other GPUs, and those
+// for CPUs, may fuse other operations.
 static inline bool placement_choose_gpu_exchange(Placement *placement, const Options *options,
                                                  Transport *transport, bool alike, Error *error) {
     placement->sharing = 1;
     if (transport->size == 1) { return true; }
-    GpuCard mine;
+    GpuIdentity mine;
     memset(&mine, 0, sizeof mine);
     mine.capability = placement->on_gpu ? placement->gpu.capability : 0;
     memcpy(mine.host, transport->host, sizeof mine.host);
     memcpy(mine.bus, placement->gpu.bus, sizeof mine.bus);
-    GpuCard *cards = (GpuCard *)calloc((size_t)transport->size, sizeof mine);
-    transport_all_gather_records(transport, "choice of the carrier", &mine, cards, sizeof mine);
-    const char *obstacle = nccl_obstacle(transport, cards);
-    bool mixed = !ranks_are_alike(transport, cards);
-    placement->sharing = placement->on_gpu ? ranks_on_gpu(transport, cards, transport->rank) : 1;
-    free(cards);
+    GpuIdentity *gpus =
+        (GpuIdentity *)transport_collect_records(transport, "choice of the GPU exchange", &mine, sizeof mine);
+    const char *obstacle = nccl_obstacle(gpus, transport->size);
+    bool mixed = false;
+    for (int rank = 1; rank < transport->size; rank++) {
+        mixed = mixed || gpus[rank].capability != gpus[0].capability;
+    }
+    if (placement->on_gpu) { placement->sharing = ranks_on_gpu_of(gpus, transport->size, transport->rank); }
+    free(gpus);
     if (mixed && alike) {
         char sharding[RULE_TEXT];
         return error_set(
             error,
             "with --optimizer %s every rank makes the same steps by itself, and GPUs and CPUs, or GPUs of "
-            "several kinds, "
-            "round them differently: use %s for such ranks, or --device cpu",
+            "several kinds, round them differently: use %s for such ranks, or --device cpu",
             RULES[options->rule].rule->name, rule_list(rule_shards, sharding));
     }
     bool asked = options->gpu_exchange == GPU_EXCHANGE_NCCL,
@@ -159,8 +159,8 @@ static inline bool placement_choose_gpu_exchange(Placement *placement, const Opt
     if (asked && obstacle != NULL) { return error_set(error, "--gpu-exchange nccl: %s", obstacle); }
     bool emulated = options->link_mbit > 0 || options->link_us > 0;
     if (asked && emulated) {
-        return error_set(error,
-                         "--gpu-exchange nccl: links are emulated in host memory; leave one of the two away");
+        return error_set(
+            error, "--gpu-exchange nccl: links are emulated in host memory; drop one of the two options");
     }
     placement->uses_nccl = !host && !emulated && obstacle == NULL;
     const char *reason = host ? "as asked for" : emulated ? "links are emulated there" : obstacle;
@@ -169,12 +169,12 @@ static inline bool placement_choose_gpu_exchange(Placement *placement, const Opt
              placement->uses_nccl ? "" : reason);
     if (placement->uses_nccl) {
         nccl_open(&placement->nccl, transport, (int)options->nccl_ctas);
-        gpu_measure(&placement->gpu); // NCCL has taken its part
+        gpu_measure(&placement->gpu); // NCCL has taken some of the memory
     }
     return true;
 }
 
-// What a run on GPUs of their own would choose.
+// For a plan: what ranks with a GPU each would choose.
 static inline void placement_plan_gpu_exchange(Placement *placement, const Options *options) {
     placement->uses_nccl = placement->on_gpu && nccl_is_built_in() &&
                            options->gpu_exchange != GPU_EXCHANGE_HOST && options->ranks > 1;
@@ -185,14 +185,14 @@ static inline void placement_close(Placement *placement) {
 }
 
 // ---------------------------------------------------------------------------------------
-// What is kept of the activations
+// Recompute
 
 static inline const char *recompute_name(Recompute recompute) {
     static const char *const names[RECOMPUTE_LEVELS] = {"none", "gelu", "layernorm", "block"};
     return names[recompute];
 }
 
-// Bytes that the model takes with these settings.
+// Bytes of device memory that the model takes with these settings.
 static inline size_t model_bytes(const GptNeoConfig *config, const GptNeoSettings *settings) {
     GptNeo *model = (GptNeo *)malloc(sizeof *model);
     Arena *arena = (Arena *)calloc(1, sizeof *arena);
@@ -204,7 +204,7 @@ static inline size_t model_bytes(const GptNeoConfig *config, const GptNeoSetting
     return bytes;
 }
 
-// The largest micro-batch that fits with everything made again; 0: none.
+// The largest micro-batch that fits when every block is recomputed; 0: none does.
 static inline int largest_micro_batch(const GptNeoConfig *config, GptNeoSettings settings, size_t room) {
     settings.recompute = RECOMPUTE_BLOCK;
     while (settings.B > 0 && model_bytes(config, &settings) > room) {
@@ -213,24 +213,31 @@ static inline int largest_micro_batch(const GptNeoConfig *config, GptNeoSettings
     return settings.B;
 }
 
+// Says how much is missing, and what would fit. Arguments as in placement_choose_recompute;
+// room: bytes of the GPU that are this rank's.
 static inline bool placement_refuse(const GptNeoConfig *config, const GptNeoSettings *settings, size_t taken,
                                     size_t room, Error *error) {
     GptNeoSettings least = *settings;
     least.recompute = RECOMPUTE_BLOCK;
     int fits = taken < room ? largest_micro_batch(config, least, room - taken) : 0;
     double needed = (double)(taken + model_bytes(config, &least)) / 1e9;
-    char hint[160] = "nor does any other: choose a smaller --model, --optimizer zero1, or more ranks";
-    if (fits > 0) { snprintf(hint, sizeof hint, "--micro-batch %d would, or a shorter --seq-len", fits); }
+    char rules[RULE_TEXT], hint[512];
+    if (fits > 0) {
+        snprintf(hint, sizeof hint, "--micro-batch %d would, or a shorter --seq-len", fits);
+    } else {
+        snprintf(hint, sizeof hint,
+                 "nor does any other: choose a smaller --model, --optimizer %s, or more ranks",
+                 rule_list(rule_shards, rules));
+    }
     return error_set(error,
                      "%s needs %.2f GB on the GPU with --recompute block, and there are %.2f GB for this "
-                     "rank: --micro-batch %d does not "
-                     "fit; %s",
+                     "rank: --micro-batch %d does not fit; %s",
                      config->name, needed, (double)room / 1e9, settings->B, hint);
 }
 
-// taken: bytes that everything but the model takes. Fills settings->recompute. Ranks that
-// share a GPU share its memory; a twentieth stays free for CUDA itself. Where no GPU was
-// found, nothing is known to be too large.
+// Fills settings->recompute. taken: bytes that everything but the model takes. Ranks that
+// share a GPU share its memory; a twentieth stays free for CUDA itself. A plan without a
+// GPU recomputes nothing, since there is no memory to fit into.
 static inline bool placement_choose_recompute(Placement *placement, const Options *options,
                                               const GptNeoConfig *config, size_t taken,
                                               GptNeoSettings *settings, Error *error) {

@@ -1,10 +1,13 @@
-// run.h: one run: what was asked for, what was chosen, what it lives on.
+// run.h: one run of the program: what was asked for, what was chosen, what it lives on.
 //
-// Everything that is decided before training is decided here, in this order: model,
-// rates, data, agreement between ranks, run directory, memory. Until memory is allocated,
-// whatever is wrong with what the user asked for ends all ranks with one line and exit
-// code 2; ranks meet in agree_or_exit, so that a mistake which only one of them can see
-// (a file that is missing on its node) ends them all in order.
+// Everything that lives as long as the program does hangs on one Run, which main makes and
+// all commands share; there are no globals. The files of program/ fill it in this order:
+//
+//   options.h     options
+//   placement.h   placement: device, precision, how GPUs exchange
+//   setup.h       model, rates, data, memory
+//   start.h       memory is allocated, the run directory and the log are opened
+//   train_gpt.cu  training; its clock and the state of its reports
 #ifndef ACCO_PROGRAM_RUN_H
 #define ACCO_PROGRAM_RUN_H
 
@@ -15,66 +18,87 @@
 #include "program/options_check.h"
 #include "program/options_print.h"
 #include "program/placement.h"
+#include "program/progress.h"
 #include "program/signals.h"
 #include "rules.h"
-#include "runtime/log.h"
 
 enum { ROLLBACK_PATIENCE = 3 }; // how often a spike may send a run back to the same checkpoint
 
-// One run, or the plan of one. Everything that lives as long as the program does.
+// The commits since the latest report: what the next report is made of.
+typedef struct ReportWindow {
+    CommitReport sum;    // over these commits; losses weighted by micro-batches
+    bool has_commits;    // otherwise there is nothing to report
+    int64_t from_commit; // where the latest report stood, as the next two
+    double from_gradients, from_seconds;
+} ReportWindow;
+
+// How much of what the scheduler counts the loop has already looked at.
+typedef struct SchedulerSeen {
+    int64_t commit, reports;
+    double spikes;
+} SchedulerSeen;
+
+// One run, or the plan of one.
 typedef struct Run {
     Options options;
     Transport transport;
+    SignalWatch signal_watch;
+    // Chosen before training. The texts say why, for the start-up block.
+    const Rule *rule;
     ThreadChoice threads;
     Placement placement;
     GptNeoConfig config;
     ParameterTable table;
-    int B, T;
-    const Rule *rule;
+    int B, T; // sequences in a micro-batch, tokens in a sequence
     DecayRange *decay_ranges;
-    size_t layer_begins[GPT_NEO_MAX_LAYERS +
-                        1]; // where each layer begins in the flat vector, and where the last one ends
+    size_t layer_begins[GPT_NEO_MAX_LAYERS + 1]; // first element of each layer, and the end of the last one
     char rate_reason[64], bucket_reason[160];
+    // What it trains with.
     DataLoader data, validation_data; // the latter only with --val-data
+    int64_t data_base; // how many micro-batches of the data, of all ranks, earlier parts of the run have used
     Arena arena;
     ThreadPool *pool;
     GptNeo model;
     Scheduler scheduler;
     int32_t *tokens, *targets; // (B, T): the batch of the compute stream
-    // Rank 0 only.
-    char directory[RUN_PATH_SIZE];
-    Log log;
-    Terminal terminal;
-    // The report that is being collected, and clocks.
-    double started, paused; // clock_seconds() at the start of training; seconds spent on validation since
-    double seconds_before;  // of training before a checkpoint that this run goes on from
-    int64_t data_base;      // micro-batches of all ranks that came before the first of this run's
-    SignalWatch signal_watch;
+    // Its clock: training_seconds() reads it.
+    double started;             // clock_seconds() at the start of training
+    double paused;              // seconds since then that were not training: validation, checkpoints
+    double seconds_before;      // of training in earlier parts of a run that was resumed
     ClockOffset clock_at_start; // with --trace: this rank's clock against that of rank 0
-    CommitReport sum;           // over the commits since the latest report
-    int64_t sum_began_commit;   // those of the latest report
-    double sum_began_gradients;
-    int64_t commit_seen,
-        reports_seen;      // the latest commit that was looked at; the scheduler's reports until then
-    bool has_news;         // since the latest report
-    struct Saver *saver;   // the checkpoint that is being written; NULL: none
-    double saving_seconds; // that training has waited for it
-    int64_t saved_commit, saved_reports; // the scheduler's, of what is on disk
-    double spikes_seen;                  // of the scheduler's
-    int64_t rollback_commit; // that of the checkpoint which was gone back to last, and how often in a row
-    int rollback_repeats;
-    double sum_began;
-    double validation_loss, perfect_validation_loss; // of the latest validation
+    // What it says. The files and the terminal are those of rank 0.
+    char directory[RUN_PATH_SIZE]; // all ranks know it
+    Log log, curves;               // log.jsonl and progress.tsv
+    Terminal terminal;
+    ReportWindow window;
+    SchedulerSeen seen;
+    double validation_loss, perfect_validation_loss; // of the latest validation; NAN: there was none
+    // Checkpoints.
+    struct Saver *saver;                 // the checkpoint that is being written; NULL: none
+    double saving_seconds;               // for which training has waited for it
+    int64_t saved_commit, saved_reports; // the scheduler's numbers in the latest checkpoint on disk
+    int64_t rollback_commit;             // of the checkpoint that the latest rollback went to
+    int rollback_repeats;                // how often in a row rollbacks went to it
 } Run;
 
 static inline bool run_is_main(const Run *run) { return run->transport.rank == 0; }
 
-// Seconds of training, without validation, checkpoints and what came before; over all
-// parts of a run that was resumed.
+// Seconds of training over all parts of a run that was resumed, without validation and
+// without waiting for checkpoints.
 static inline double training_seconds(const Run *run) {
     return run->seconds_before + clock_seconds() - run->started - run->paused;
 }
 
 static inline int64_t tokens_per_micro_batch(const Run *run) { return (int64_t)run->B * run->T; }
+
+// Tokens that all ranks together have trained on so far.
+static inline int64_t tokens_done(const Run *run) {
+    return (int64_t)run->scheduler.gradients_done * tokens_per_micro_batch(run);
+}
+
+// What one step of the optimizer is called where the user reads it.
+static inline const char *step_name(const Run *run) {
+    return run->rule->kind == RULE_LOCAL ? "inner step" : "commit";
+}
 
 #endif

@@ -1,18 +1,20 @@
-// signals.h: a rank that is asked to stop, or ended from outside.
+// signals.h: what a rank does when it is asked to stop, or when it is killed from outside.
 //
-// SIGUSR1 and SIGTERM ask a rank that trains to stop: it sets a flag, all ranks learn of
-// it with the next exchange, save, and leave together. But when a rank dies, the launcher
-// ends the others with SIGTERM as well, and says only which rank it was and where. What
-// the others were doing is known to them alone. So on SIGTERM one line says where this
-// rank was; if it cannot leave in order, because it waits for a rank that is no more, the
-// launcher's SIGKILL ends it soon, and otherwise we do.
+// SIGUSR1 and SIGTERM ask a training rank to stop. The rank sets a flag; all ranks learn of
+// it with the next job, write a checkpoint, and exit together (Scheduler::stop_agreed).
 //
-// Two ranks speak, 0 and 1, so that one of them is left whoever has died; a job of a
-// thousand ranks does not need a thousand lines. A rank that leaves in order, or that has
-// said why the job must end, is silent.
+// But SIGTERM is also how the launcher ends the remaining ranks when one of them has died,
+// and it says only which rank died and where. What the others were waiting for, only they
+// know. So on SIGTERM a rank prints one line that says where it was. If it cannot leave in
+// order, because it waits for the dead rank, the launcher's SIGKILL ends it soon; where no
+// SIGKILL comes, it ends itself after SIGNAL_WATCH_PATIENCE.
 //
-//   signal_watch_block     before the first thread is made: the signals are blocked in all of them
-//   signal_watch_prepare   from now on a thread of its own waits for them
+// Only ranks 0 and 1 print the line: two, so that one is left whichever rank has died, and
+// not more, because a job of a thousand ranks does not need a thousand lines. A rank that
+// leaves in order, or that has already said why the job must end, prints nothing.
+//
+//   signal_watch_block     before the first thread is created: blocks the signals in all
+//   signal_watch_prepare   starts a thread that waits for them
 #ifndef ACCO_PROGRAM_SIGNALS_H
 #define ACCO_PROGRAM_SIGNALS_H
 
@@ -21,15 +23,15 @@
 
 #include "comm/transport.h"
 
-enum { SIGNAL_WATCH_RANKS = 2 };
+enum { SIGNAL_WATCH_RANKS = 2 }; // how many ranks print where they were
 
-#define SIGNAL_WATCH_PATIENCE 60.0 // seconds between SIGTERM and the end of a rank that does not come to one
+#define SIGNAL_WATCH_PATIENCE 60.0 // seconds after SIGTERM, in which a rank may still leave in order
 
-// Lives as long as the process.
+// Must live as long as the process: the thread reads it until the end.
 typedef struct SignalWatch {
     Transport *transport;
     bool *stop_requested; // atomic
-    bool accepting;       // atomic: somebody looks at stop_requested
+    bool accepting;       // atomic: training has begun, so that stop_requested is looked at
 } SignalWatch;
 
 static inline sigset_t signal_watch_signals(void) {
@@ -50,9 +52,10 @@ static inline void signal_watch_unblock(void) {
     pthread_sigmask(SIG_UNBLOCK, &signals, NULL);
 }
 
-static inline void signal_watch_speak(const Transport *transport) {
-    bool speaks = transport->size > 1 && transport->rank < SIGNAL_WATCH_RANKS;
-    if (!speaks || __atomic_load_n(&transport->leaving, __ATOMIC_RELAXED)) { return; }
+// Prints where this rank was, if it is one that prints.
+static inline void signal_watch_report(const Transport *transport) {
+    bool prints = transport->size > 1 && transport->rank < SIGNAL_WATCH_RANKS;
+    if (!prints || __atomic_load_n(&transport->leaving, __ATOMIC_RELAXED)) { return; }
     fprintf(stderr,
             "train_gpt: [rank %d of %d on %s, commit %lld] ended from outside; the latest operation between "
             "ranks was: %s\n",
@@ -62,8 +65,8 @@ static inline void signal_watch_speak(const Transport *transport) {
     fflush(stderr);
 }
 
-// Whether this rank comes to an orderly end.
-static inline bool signal_watch_leaves(const Transport *transport) {
+// Waits for this rank to leave in order. Returns whether it does in time.
+static inline bool signal_watch_wait_leaving(const Transport *transport) {
     for (double until = clock_seconds() + SIGNAL_WATCH_PATIENCE; clock_seconds() < until;) {
         if (__atomic_load_n(&transport->leaving, __ATOMIC_RELAXED)) { return true; }
         sleep_seconds(0.05);
@@ -80,16 +83,16 @@ static inline void *signal_watch_main(void *argument) {
         bool accepted = __atomic_load_n(&watch->accepting, __ATOMIC_RELAXED);
         if (accepted) { __atomic_store_n(watch->stop_requested, true, __ATOMIC_RELAXED); }
         if (number == SIGUSR1 && accepted) { continue; }
-        signal_watch_speak(watch->transport);
-        if (accepted && signal_watch_leaves(watch->transport)) { return NULL; }
+        signal_watch_report(watch->transport);
+        if (accepted && signal_watch_wait_leaving(watch->transport)) { return NULL; }
         break;
     }
     signal_watch_unblock();
-    raise(number);
+    raise(number); // with the default action, which ends the process
     return NULL;
 }
 
-// Where there is no thread for it the signals do their work in silence.
+// If the system gives no thread, the signals keep their default action.
 static inline void signal_watch_prepare(SignalWatch *watch) {
     pthread_t thread;
     if (pthread_create(&thread, NULL, signal_watch_main, watch) == 0) {

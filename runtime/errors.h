@@ -1,10 +1,12 @@
 // errors.h: the three kinds of failure, and what each of them looks like.
 //
-//   the user's mistake      Error text travels up to main, which prints one line and exits 2, before anything is allocated
-//   the system's failure    one line with rank, host, step, operation and a hint, then the whole job ends with exit 3
-//   our bug                 assert
+//   the user's mistake     the Error travels up to main, which prints one line and exits
+//                          with 2, before anything is allocated
+//   the system's failure   one line with rank, host, step, operation and a hint; then the
+//                          whole job ends with exit code 3
+//   our bug                assert
 //
-// Functions that read what the user gave us return bool and fill an Error; they never
+// Functions that read what the user gave us return bool and fill an Error. They never
 // print and never exit, so that tests can make them fail. Exit codes are named here and
 // nowhere else.
 #ifndef ACCO_RUNTIME_ERRORS_H
@@ -18,8 +20,8 @@
 enum {
     EXIT_USER_MISTAKE = 2,
     EXIT_SYSTEM_FAILURE = 3,
-    EXIT_ASKED_TO_STOP = 75
-}; // 75: try again later, as in sysexits.h
+    EXIT_ASKED_TO_STOP = 75 // EX_TEMPFAIL of sysexits.h: try again later
+};
 
 #if defined(__GNUC__)
 #define PRINTF_LIKE(format_index, first_argument) \
@@ -28,19 +30,19 @@ enum {
 #define PRINTF_LIKE(format_index, first_argument)
 #endif
 
+// One sentence without a newline: what was wrong, and what is allowed. Empty: no error.
 typedef struct Error {
-    char text
-        [1024]; // empty: no error; otherwise one sentence without a newline: what was wrong, what is allowed
+    char text[1024];
 } Error;
 
-// Fills `error` (cut at its size) and returns false, so that a caller can write: return
-// error_set(error, "...").
+// Fills `error`, cut at its size, and returns false, so that a caller can write
+// `return error_set(error, ...)`.
 PRINTF_LIKE(2, 3) static inline bool error_set(Error *error, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     vsnprintf(error->text, sizeof error->text, format, arguments);
     va_end(arguments);
-    for (char *c = error->text; *c != '\0'; c++) { // a name with a line end in it must not make two lines
+    for (char *c = error->text; *c != '\0'; c++) { // a file name with a newline must not make two lines
         if ((unsigned char)*c < 32 || *c == 127) { *c = '?'; }
     }
     return false;

@@ -1,11 +1,12 @@
-// test_log.c: the run directory, the log and its table, and the lines on the terminal.
+// test_log.c: the run directory, log.jsonl and progress.tsv, and the lines on the terminal.
 
 #include <signal.h>
 #include <sys/resource.h>
 
 #include "test/harness.h"
 
-#include "runtime/log.h"
+#include "program/progress.h"
+#include "program/run_directory.h"
 
 static char scratch[64]; // a directory of this program's own, and where it runs
 static char start_directory[1024];
@@ -25,23 +26,37 @@ static void expect_text(const char *text, const char *part) {
 }
 
 static Report sample_report(void) {
-    Report report;
-    memset(&report, 0, sizeof report);
+    Report report = report_unknown();
     report.commit = 120;
-    report.grads = 480;
+    report.gradients = 480;
     report.tokens = 983040;
+    report.seconds = 61.5;
     report.loss = 1.2345678;
     report.perfect_loss = 1.1;
-    report.lr = 6e-4;
-    report.grad_norm = 0.85;
+    report.learning_rate = 6e-4;
+    report.gradient_norm = 0.85;
     report.tokens_per_second = 12345;
     report.compute_ms = 123.4;
     report.communication_ms = 45.6;
     report.exposed_ms = 0.7;
-    report.grads_per_commit = 4;
+    report.gradients_per_commit = 4;
     report.bytes_sent = 123456789012;
-    report.seconds = 61.5;
     return report;
+}
+
+// Both files of a run, as rank 0 opens them.
+typedef struct Files {
+    Log log, curves;
+} Files;
+
+static bool files_open(Files *files, const char *directory, Error *error) {
+    return log_open(&files->log, directory, "log.jsonl", error) &&
+           progress_open_curves(&files->curves, directory, error);
+}
+
+static void files_close(Files *files) {
+    log_close(&files->log);
+    log_close(&files->curves);
 }
 
 // Line `index` of a JSON Lines text, parsed; every line up to it must be one whole
@@ -76,7 +91,7 @@ static void test_human_numbers(void **state) {
         const char *text;
     } durations[] = {{0, "0:00"},          {6.6, "0:07"}, {59.6, "1:00"}, {754, "12:34"}, {3723, "1:02:03"},
                      {183840, "2d 03:04"}, {NAN, "?"},    {-1, "?"},      {INFINITY, "?"}};
-    char text[LOG_NUMBER_SIZE];
+    char text[NUMBER_TEXT_SIZE];
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
         assert_string_equal(human_count(counts[i].value, text), counts[i].text);
     }
@@ -144,12 +159,12 @@ static void test_directories_that_are_named(void **state) {
     (void)state;
     char path[RUN_PATH_SIZE], again[RUN_PATH_SIZE];
     Error error;
-    Log log;
+    Files files;
     assert_true(run_directory_create("a/b//c", "tiny", "acco", false, path, &error));
     assert_string_equal(path, "a/b//c");
     assert_true(run_directory_create("a/b//c/", "tiny", "acco", false, path, &error)); // empty: may be used
-    assert_true(log_open(&log, path, &error));
-    log_close(&log);
+    assert_true(files_open(&files, path, &error));
+    files_close(&files);
     assert_false(run_directory_create("a/b/c", "tiny", "acco", false, again, &error));
     expect_text(error.text, "a/b/c already holds the log of a run");
     assert_false(run_directory_create("a/b/c/log.jsonl", "tiny", "acco", false, again, &error));
@@ -171,9 +186,9 @@ static void test_directory_without_permission(void **state) {
     bool inside = run_directory_create("closed", "tiny", "acco", false, path, &error);
     Error below_error;
     bool below = run_directory_create("closed/below", "tiny", "acco", false, path, &below_error);
-    Log log;
+    Files files;
     Error log_error;
-    bool opened = log_open(&log, "closed", &log_error);
+    bool opened = files_open(&files, "closed", &log_error);
     assert_int_equal(seteuid(user), 0);
     assert_false(inside || below || opened);
     expect_text(error.text,
@@ -186,18 +201,18 @@ static void test_directory_without_permission(void **state) {
 
 static void test_report_and_validation(void **state) {
     (void)state;
-    Log log;
+    Files files;
     Error error;
     Report report = sample_report();
     assert_int_equal(mkdir("reports", 0777), 0);
-    assert_true(log_open(&log, "reports", &error));
-    assert_true(log_report(&log, &report, &error));
+    assert_true(files_open(&files, "reports", &error));
+    assert_true(progress_log_report(&files.log, &files.curves, &report, &error));
     report.loss = NAN;
-    report.grad_norm = INFINITY;
+    report.gradient_norm = INFINITY;
     report.perfect_loss = -NAN;
-    assert_true(log_report(&log, &report, &error));
-    assert_true(log_validation(&log, 130, 1000000, 70, 1.3, NAN, &error));
-    log_close(&log);
+    assert_true(progress_log_report(&files.log, &files.curves, &report, &error));
+    assert_true(progress_log_validation(&files.log, &files.curves, 130, 1000000, 70, 1.3, NAN, &error));
+    files_close(&files);
     char *text = read_file("reports/log.jsonl");
     static const char *const keys[] = {"event",      "commit",
                                        "grads",      "tokens",
@@ -239,15 +254,16 @@ static void test_report_and_validation(void **state) {
 
 static void test_opening_again_appends(void **state) {
     (void)state;
-    Log log;
+    Files files;
     Error error;
     assert_int_equal(mkdir("again", 0777), 0);
     for (int i = 0; i < 3; i++) {
-        assert_true(log_open(&log, "again", &error));
+        assert_true(files_open(&files, "again", &error));
         assert_true(log_event(
-            &log, json_pack("{s:s, s:i, s:o}", "event", "start", "number", i, "text", log_text("a\nb\"\xff")),
+            &files.log,
+            json_pack("{s:s, s:i, s:o}", "event", "start", "number", i, "text", log_text("a\nb\"\xff")),
             &error));
-        log_close(&log);
+        files_close(&files);
     }
     char *text = read_file("again/log.jsonl");
     for (int i = 0; i < 3; i++) {
@@ -264,46 +280,48 @@ static void test_opening_again_appends(void **state) {
 
 static void test_missing_directory(void **state) {
     (void)state;
-    Log log;
+    Files files;
     Error error;
-    assert_false(log_open(&log, "no/such/place", &error));
+    assert_false(files_open(&files, "no/such/place", &error));
     expect_text(error.text, "cannot open no/such/place/log.jsonl for writing: No such file or directory");
-    assert_int_equal(log.events.descriptor, -1);
-    log_close(&log); // harmless
+    assert_int_equal(files.log.descriptor, -1);
+    log_close(&files.log); // harmless
+    assert_false(progress_open_curves(&files.curves, "no/such/place", &error));
+    expect_text(error.text, "cannot open no/such/place/progress.tsv for writing: No such file or directory");
 }
 
 static void test_disk_full(void **state) {
     (void)state;
-    Log log;
+    Files files;
     Error error;
     Report report = sample_report();
     assert_int_equal(mkdir("full", 0777), 0);
     assert_int_equal(symlink("/dev/full", "full/log.jsonl"), 0);
-    assert_true(log_open(&log, "full", &error));
-    assert_false(log_report(&log, &report, &error));
+    assert_true(files_open(&files, "full", &error));
+    assert_false(progress_log_report(&files.log, &files.curves, &report, &error));
     expect_text(error.text, "cannot write full/log.jsonl: No space left on device");
-    log_close(&log);
+    files_close(&files);
 }
 
 // A limit in the middle of a line: the part that did fit is cut off, and what is left is
 // whole lines.
 static void test_half_written_line_is_removed(void **state) {
     (void)state;
-    Log log;
+    Files files;
     Error error;
     Report report = sample_report();
     struct rlimit limit, small;
     int written = 0;
     assert_int_equal(mkdir("half", 0777), 0);
-    assert_true(log_open(&log, "half", &error));
+    assert_true(files_open(&files, "half", &error));
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &limit), 0);
     small = limit;
     small.rlim_cur = 1000;
     signal(SIGXFSZ, SIG_IGN);
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
-    while (written < 100 && log_report(&log, &report, &error)) { written++; }
+    while (written < 100 && progress_log_report(&files.log, &files.curves, &report, &error)) { written++; }
     setrlimit(RLIMIT_FSIZE, &limit);
-    log_close(&log);
+    files_close(&files);
     assert_in_range(written, 1, 20);
     expect_text(error.text, "cannot write half/log.jsonl: File too large");
     char *text = read_file("half/log.jsonl");
@@ -333,7 +351,7 @@ static void test_terminal_lines_are_aligned(void **state) {
     Report report = sample_report();
     terminal_on_memory(&terminal, &text, &size, false);
     terminal_report(&terminal, &report);
-    report.loss = report.grad_norm = -NAN;
+    report.loss = report.gradient_norm = -NAN;
     report.perfect_loss = NAN;
     terminal_report(&terminal, &report);
     terminal_bar(&terminal, 5, 10, 1); // nobody looks: nothing

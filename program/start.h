@@ -1,0 +1,103 @@
+// start.h: from what was chosen to a run that can train: its directory and log, memory,
+// threads, first parameters, streams.
+//
+// From here on only the system can fail, except that the start model may turn out to be
+// unreadable. The order matters: the directory exists before memory is filled, so that a
+// mistake in --out costs nothing; the emulated link and its delays begin after the clocks
+// of the ranks were compared; what is printed comes last, when everything in it is known.
+#ifndef ACCO_PROGRAM_START_H
+#define ACCO_PROGRAM_START_H
+
+#include "checkpoint/hf_model.h"
+#include "program/report.h"
+#include "program/run_directory.h"
+
+// Makes the run directory, with its log and the effective configuration in it. Rank 0
+// does, and an error ends all ranks; all ranks learn the name.
+static inline void open_run_directory(Run *run) {
+    Error error = {""};
+    int exit_code = 0;
+    if (run_is_main(run)) {
+        char config_path[RUN_PATH_SIZE + 16];
+        bool resumes = strcmp(run->options.resume, "auto") == 0;
+        bool made = (run->options.trace[0] == '\0' || trace_path_check(run->options.trace, &error)) &&
+                    run_directory_create(run->options.out, run->options.model, run->rule->name, resumes,
+                                         run->directory, &error);
+        snprintf(config_path, sizeof config_path, "%s/config.txt", run->directory);
+        bool filled = made && options_save_file(&run->options, config_path, &error) &&
+                      log_open(&run->log, run->directory, "log.jsonl", &error) &&
+                      progress_open_curves(&run->curves, run->directory, &error);
+        // A directory that can be made but not filled: the disk failed, not the user.
+        exit_code = filled ? 0 : made ? EXIT_SYSTEM_FAILURE : EXIT_USER_MISTAKE;
+    }
+    agree_or_exit(run, exit_code, &error);
+    share_from_rank_zero(run, run->directory, sizeof run->directory);
+}
+
+// Fills s->parameters (parameter_count) with a model on disk or with random numbers, the
+// same on all ranks.
+static inline void initialize_parameters(Run *run) {
+    float *target = run->scheduler.parameters.data;
+    const char *start = options_start(&run->options);
+    size_t bytes = run->table.parameter_count * sizeof(float);
+    float *host = run->placement.on_gpu ? (float *)malloc(bytes) : target;
+    if (host == NULL) {
+        transport_fail(&run->transport, "no memory for the first parameters: %zu bytes", bytes);
+    }
+    if (start[0] != '\0') {
+        HfModel model;
+        Error error = {""};
+        bool opened = hf_model_open(&model, start, &error);
+        agree_or_exit(run, opened ? 0 : EXIT_USER_MISTAKE, &error);
+        hf_model_read(&model, host);
+        hf_model_close(&model);
+    } else {
+        gpt_neo_initialize(&run->table, (uint64_t)run->options.seed, run->pool, host);
+    }
+    if (!run->placement.on_gpu) { return; }
+    void *queue = gpu_queue_create(false);
+    gpu_copy(queue, target, host, bytes);
+    while (!gpu_queue_is_idle(queue)) { sleep_seconds(1e-4); }
+    gpu_queue_destroy(queue);
+    free(host);
+}
+
+// Prepares the model's matrix products. The multiprocessors that NCCL occupies are not
+// there for products that run beside it, so these are planned for the remaining ones.
+static inline void prepare_model_task(void *context, Stream *stream) {
+    Run *run = (Run *)context;
+    int taken = run->placement.uses_nccl ? (int)run->options.nccl_ctas : 0;
+    gpt_neo_start(&run->model, stream, run->scheduler.parameters.data, run->scheduler.gradients.data,
+                  taken > 0 ? run->placement.gpu.processors - taken : 0, run->options.tune_products);
+}
+
+// hellos (size): of all ranks, for the log.
+static inline void start_run(Run *run, const Hello *hellos) {
+    Transport *transport = &run->transport;
+    Error error = {""};
+    agree_or_exit(run, arena_commit(&run->arena, &error) ? 0 : EXIT_SYSTEM_FAILURE, &error);
+    bool may_spin = run->threads.threads * transport->local_size <= launch_node_cores();
+    run->pool = thread_pool_create(run->threads.threads, may_spin);
+    if (run->pool == NULL) {
+        transport_fail(transport, "the system does not give %d threads: lower --threads",
+                       run->threads.threads);
+    }
+    initialize_parameters(run);
+    transport->timeout_seconds = run->options.timeout_s;
+    bool traced = run->options.trace[0] != '\0';
+    if (traced) { run->clock_at_start = trace_measure_clock(transport, clock_seconds); }
+    transport->chaos_seconds = run->options.chaos_ms / 1e3;
+    transport->link_bytes_per_second = run->options.link_mbit * 1e6 / 8;
+    transport->link_latency = run->options.link_us / 1e6;
+    choose_bucket(run);
+    transport->bytes_sent = 0; // counts what training sends, not what led up to it
+    scheduler_start(&run->scheduler, run->pool, traced);
+    check_replicas(run, run->scheduler.parameters.data);
+    scheduler_call(&run->scheduler, run->scheduler.compute, prepare_model_task, run);
+    if (!run_is_main(run)) { return; }
+    terminal_open(&run->terminal, stdout);
+    print_start(run);
+    log_start(run, hellos);
+}
+
+#endif

@@ -366,6 +366,9 @@ typedef struct Rule {
     // The committed parameters between two commits, the same on every rank, where they
     // are not what compute uses; NULL: s->parameters.
     const float *(*committed)(Scheduler *s);
+    // A job may still be in flight after a commit has returned: a checkpoint then holds
+    // the sum that the job exchanges.
+    bool job_in_flight_between_commits;
 } Rule;
 
 // Lends the committed parameters (parameter_count), the same bits on every rank, between

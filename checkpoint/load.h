@@ -170,7 +170,7 @@ static inline bool numbers_are_sane(const json_t *numbers, const Rule *rule) {
     }
     good = good && integer_from_json(numbers, "sequences") > 0 && integer_from_json(numbers, "length") > 0;
     if (good && json_is_true(in_flight)) {
-        good = rule->finish == co2_finish && integer_from_json(job, "kind") == AVERAGE &&
+        good = rule->job_in_flight_between_commits && integer_from_json(job, "kind") == AVERAGE &&
                integer_from_json(job, "fragment") == 0 && tally_is_sane(json_object_get(job, "total"));
     }
     return good && workers_are_sane(json_object_get(numbers, "workers")) && position_is_sane(numbers) &&

@@ -16,10 +16,9 @@
 #ifndef ACCO_CHECKPOINT_HF_MODEL_H
 #define ACCO_CHECKPOINT_HF_MODEL_H
 
-#include <dirent.h>
-
 #include "checkpoint/safetensors.h"
 #include "gpt_neo_config.h"
+#include "runtime/files.h"
 
 enum {
     HF_MODEL_PREFIX = 12, // characters of "transformer."
@@ -310,27 +309,11 @@ static inline void hf_model_read(const HfModel *model, float *parameters) {
 // ---------------------------------------------------------------------------------------
 // Out: files that are on the disk when a function returns
 
-// Syncs and closes a file that was written, well or not.
-static inline bool hf_model_finish_file(int descriptor, const char *path, bool written, Error *error) {
-    int reason = written && fsync(descriptor) == 0 ? 0 : errno;
-    if (close(descriptor) != 0 && reason == 0) { reason = errno; }
-    return reason == 0 ? true : error_set(error, "cannot write %.300s: %s", path, strerror(reason));
-}
-
-static inline bool hf_model_write_all(int descriptor, const char *text, size_t length) {
-    for (size_t done = 0; done < length;) {
-        ssize_t count = write(descriptor, text + done, length - done);
-        if (count < 0 && errno == EINTR) { continue; }
-        if (count < 0) { return false; }
-        done += (size_t)count;
-    }
-    return true;
-}
-
 static inline bool hf_model_write_file(const char *path, const char *text, Error *error) {
     int descriptor = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (descriptor < 0) { return error_set(error, "cannot write %.300s: %s", path, strerror(errno)); }
-    return hf_model_finish_file(descriptor, path, hf_model_write_all(descriptor, text, strlen(text)), error);
+    bool written = file_write_all(descriptor, text, strlen(text), FILE_POSITION);
+    return file_finish(descriptor, path, written, error);
 }
 
 static inline bool hf_model_copy_bytes(int input, const char *from, int output, const char *to,
@@ -344,8 +327,8 @@ static inline bool hf_model_copy_bytes(int input, const char *from, int output, 
             close(output);
             return false;
         }
-        bool written = hf_model_write_all(output, buffer, (size_t)count);
-        if (count == 0 || !written) { return hf_model_finish_file(output, to, written, error); }
+        bool written = file_write_all(output, buffer, (size_t)count, FILE_POSITION);
+        if (count == 0 || !written) { return file_finish(output, to, written, error); }
     }
 }
 
@@ -356,15 +339,6 @@ static inline bool hf_model_copy_file(const char *from, const char *to, Error *e
     bool good = output >= 0 ? hf_model_copy_bytes(input, from, output, to, error)
                             : error_set(error, "cannot write %.300s: %s", to, strerror(errno));
     close(input);
-    return good;
-}
-
-// Names within a directory last only when it is synced itself.
-static inline bool hf_model_sync_directory(const char *path, Error *error) {
-    int descriptor = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    bool good = descriptor >= 0 && fsync(descriptor) == 0;
-    if (!good) { error_set(error, "cannot sync the directory %.300s: %s", path, strerror(errno)); }
-    if (descriptor >= 0) { close(descriptor); }
     return good;
 }
 
@@ -535,17 +509,6 @@ static inline bool hf_model_write_weights(const char *directory, const Parameter
     return good;
 }
 
-// Removes a directory of files: one that was begun and cannot be finished.
-static inline void hf_model_discard(const char *path) {
-    DIR *directory = opendir(path);
-    if (directory == NULL) { return; }
-    for (struct dirent *entry; (entry = readdir(directory)) != NULL;) {
-        unlinkat(dirfd(directory), entry->d_name, 0);
-    }
-    closedir(directory);
-    rmdir(path);
-}
-
 // Whether `path` may become a directory of ours: nothing there, or an empty directory.
 static inline bool hf_model_check_target(const char *path, Error *error) {
     DIR *directory = opendir(path);
@@ -570,19 +533,6 @@ static inline bool hf_model_begin(char temporary[PATH_MAX], const char *path, Er
         if (errno != EEXIST) { break; }
     }
     return error_set(error, "cannot create the directory %.300s: %s", temporary, strerror(errno));
-}
-
-// Gives the finished directory its name, where there may be an empty one.
-static inline bool hf_model_commit(const char *temporary, const char *path, Error *error) {
-    char parent[PATH_MAX];
-    snprintf(parent, sizeof parent, "%s", path);
-    char *slash = strrchr(parent, '/');
-    if (slash != NULL) { slash[slash == parent] = '\0'; }
-    if (!hf_model_sync_directory(temporary, error)) { return false; }
-    if (rename(temporary, path) != 0) {
-        return error_set(error, "cannot rename %.300s to %.300s: %s", temporary, path, strerror(errno));
-    }
-    return hf_model_sync_directory(slash != NULL ? parent : ".", error);
 }
 
 // A checkpoint of ours stands for the model in it: `directory`, a text with room for
@@ -615,8 +565,8 @@ static inline bool hf_model_save(const char *directory, const GptNeoConfig *conf
     bool good = hf_model_write_config(temporary, config, type, tokenizer, error) &&
                 (tokenizer == NULL || hf_model_copy_tokenizer(tokenizer, temporary, error)) &&
                 hf_model_write_weights(temporary, table, type, parameters, error) &&
-                hf_model_commit(temporary, path, error);
-    if (!good) { hf_model_discard(temporary); }
+                directory_publish(temporary, path, false, error);
+    if (!good) { tree_remove(temporary); }
     return good;
 }
 

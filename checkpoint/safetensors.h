@@ -26,19 +26,14 @@
 #define ACCO_CHECKPOINT_SAFETENSORS_H
 
 #include <assert.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "kernels/wire.h"
-#include "runtime/errors.h"
+#include "runtime/files.h"
 
 typedef enum SafetensorsType {
     SAFETENSORS_BOOL,
@@ -324,27 +319,13 @@ static inline bool safetensors_open_memory(SafetensorsFile *file, const void *by
 
 // Maps `path` and checks all of its header. On failure there is nothing to close.
 static inline bool safetensors_open(SafetensorsFile *file, const char *path, Error *error) {
-    struct stat status;
-    void *mapping = MAP_FAILED;
-    int descriptor =
-        open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // not to hang on a pipe, which is refused below
+    size_t size = 0;
     memset(file, 0, sizeof *file);
-    if (descriptor < 0 || fstat(descriptor, &status) != 0) {
-        error_set(error, "cannot read %.300s: %s", path, strerror(errno));
-    } else if (!S_ISREG(status.st_mode)) {
-        error_set(error, "%.300s is not a regular file", path);
-    } else if (status.st_size == 0) {
-        error_set(error, "%.300s is empty", path);
-    } else {
-        mapping = mmap(NULL, (size_t)status.st_size, PROT_READ, MAP_PRIVATE, descriptor, 0);
-        if (mapping == MAP_FAILED) { error_set(error, "cannot map %.300s: %s", path, strerror(errno)); }
-    }
-    if (descriptor >= 0) { close(descriptor); }
-    if (mapping == MAP_FAILED) { return false; }
-    bool good = safetensors_open_memory(file, mapping, (size_t)status.st_size, path, error);
-    file->mapped = good;
-    if (!good) { munmap(mapping, (size_t)status.st_size); }
-    return good;
+    void *mapping = file_map(path, "expected a file of tensors", &size, error);
+    if (mapping == NULL) { return false; }
+    file->mapped = safetensors_open_memory(file, mapping, size, path, error);
+    if (!file->mapped) { munmap(mapping, size); }
+    return file->mapped;
 }
 
 // NULL: there is none of this name.
@@ -540,16 +521,8 @@ typedef struct SafetensorsWriter {
 
 static inline bool safetensors_write_bytes(const SafetensorsWriter *writer, size_t offset, const void *data,
                                            size_t bytes, Error *error) {
-    for (size_t done = 0; done < bytes;) {
-        ssize_t count =
-            pwrite(writer->descriptor, (const char *)data + done, bytes - done, (off_t)(offset + done));
-        if (count < 0 && errno == EINTR) { continue; }
-        if (count <= 0) {
-            return error_set(error, "cannot write %s: %s", writer->path, strerror(count < 0 ? errno : EIO));
-        }
-        done += (size_t)count;
-    }
-    return true;
+    return file_write_all(writer->descriptor, data, bytes, (off_t)offset) ||
+           error_set(error, "cannot write %s: %s", writer->path, strerror(errno));
 }
 
 // Opens the file of `plan`, which stays where it is.
@@ -629,10 +602,9 @@ static inline bool safetensors_write_floats(const SafetensorsWriter *writer, int
 
 // Closes the file, in any case. True: what this process wrote is on the disk.
 static inline bool safetensors_writer_finish(SafetensorsWriter *writer, Error *error) {
-    int reason = fsync(writer->descriptor) == 0 ? 0 : errno;
-    if (close(writer->descriptor) != 0 && reason == 0) { reason = errno; }
+    int descriptor = writer->descriptor;
     writer->descriptor = -1;
-    return reason == 0 ? true : error_set(error, "cannot write %s: %s", writer->path, strerror(reason));
+    return file_finish(descriptor, writer->path, true, error);
 }
 
 #endif

@@ -17,39 +17,15 @@
 #define ACCO_CHECKPOINT_SAVE_H
 
 #include <fcntl.h>
-#include <linux/fs.h>
-#include <sys/syscall.h>
 
 #include "checkpoint/checkpoint.h"
 
 // ---------------------------------------------------------------------------------------
 // Files and folders
 
-// A directory of ours with everything in it; what does not go stays.
-static inline void remove_tree(const char *path) {
-    if (unlink(path) == 0) { return; } // above all a link, whose target is not ours
-    DIR *directory = opendir(path);
-    for (struct dirent *entry; directory != NULL && (entry = readdir(directory)) != NULL;) {
-        char inner[CHECKPOINT_PATH + 300];
-        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) { continue; }
-        snprintf(inner, sizeof inner, "%.*s/%s", CHECKPOINT_PATH, path, entry->d_name);
-        remove_tree(inner);
-    }
-    if (directory != NULL) { closedir(directory); }
-    rmdir(path);
-}
-
-static inline bool sync_path(const char *path, Error *error) {
-    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
-    bool good = descriptor >= 0 && fsync(descriptor) == 0;
-    if (!good) { error_set(error, "cannot bring %.400s to disk: %s", path, strerror(errno)); }
-    if (descriptor >= 0) { close(descriptor); }
-    return good;
-}
-
 static inline bool checkpoint_prepare(const CheckpointPaths *paths, const SafetensorsPlan *plan,
                                       Error *error) {
-    remove_tree(paths->temporary);
+    tree_remove(paths->temporary);
     if ((mkdir(paths->folder, 0777) != 0 && errno != EEXIST) || mkdir(paths->temporary, 0777) != 0) {
         return error_set(error, "cannot create %.400s: %s", paths->temporary, strerror(errno));
     }
@@ -62,23 +38,7 @@ static inline bool checkpoint_write_manifest(const char *path, json_t *numbers, 
     json_object_set_new(numbers, "checksum", json_integer(manifest_checksum(numbers)));
     bool written = json_dump_file(numbers, path, JSON_INDENT(1)) == 0;
     if (!written) { error_set(error, "cannot write %.400s: %s", path, strerror(errno)); }
-    return written && sync_path(path, error);
-}
-
-// One of the same number, of a run that came by here before, gives way at the moment at
-// which the new one has its name.
-static inline bool checkpoint_publish(const CheckpointPaths *paths, Error *error) {
-    if (!sync_path(paths->temporary, error)) { return false; }
-    bool swapped =
-        syscall(SYS_renameat2, AT_FDCWD, paths->temporary, AT_FDCWD, paths->final, RENAME_EXCHANGE) == 0;
-    if (!swapped) {
-        remove_tree(paths->final);
-    } // mostly there is none; or a file system that cannot exchange names
-    if (!swapped && rename(paths->temporary, paths->final) != 0) {
-        return error_set(error, "cannot rename %.400s: %s", paths->temporary, strerror(errno));
-    }
-    if (swapped) { remove_tree(paths->temporary); }
-    return sync_path(paths->folder, error);
+    return written && path_sync(path, error);
 }
 
 // Of those up to `commit`, which was just saved, keeps the latest `keep`, and the first
@@ -92,7 +52,7 @@ static inline void checkpoint_retain(const char *directory, int64_t commit, int6
     for (int i = 0; i + keep < count; i++) {
         int64_t before = i > 0 ? list.commits[i - 1] : 0;
         if (every > 0 && list.commits[i] / every > before / every) { continue; }
-        remove_tree(checkpoint_paths(directory, list.commits[i]).final);
+        tree_remove(checkpoint_paths(directory, list.commits[i]).final);
     }
     free(list.commits);
 }
@@ -396,7 +356,7 @@ static inline bool checkpoint_begin(Run *run, bool beside, Error *error) {
         saver_start(saver);
         run->saver = saver;
     } else {
-        if (run_is_main(run)) { remove_tree(saver->paths.temporary); }
+        if (run_is_main(run)) { tree_remove(saver->paths.temporary); }
         saver_free(saver);
     }
     return_committed(s, committed);
@@ -408,7 +368,7 @@ static inline bool saver_publish(Saver *saver, const SavedPart *parts, size_t co
     json_object_set_new(saver->numbers, "block_bytes", json_integer(CHECKPOINT_BLOCK));
     json_object_set_new(saver->numbers, "block_crc32", saver_sums(saver, parts, count));
     return checkpoint_write_manifest(saver->paths.manifest, saver->numbers, error) &&
-           checkpoint_publish(&saver->paths, error);
+           directory_publish(saver->paths.temporary, saver->paths.final, true, error);
 }
 
 // What became of a checkpoint.
@@ -435,7 +395,7 @@ static inline bool checkpoint_end(Run *run, SavedReport *report, Error *error) {
     if (run_is_main(run) && good) {
         checkpoint_retain(run->directory, saver->commit, run->options.keep, run->options.keep_every);
     }
-    if (run_is_main(run) && !good) { remove_tree(saver->paths.temporary); }
+    if (run_is_main(run) && !good) { tree_remove(saver->paths.temporary); }
     report->commit = saver->commit;
     report->seconds = saver->beside ? fmax(saver->seconds - waited, 0) : 0;
     if (good) {

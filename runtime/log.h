@@ -31,6 +31,7 @@
 #include <unistd.h>
 
 #include "runtime/errors.h"
+#include "runtime/files.h"
 
 enum {
     RUN_PATH_SIZE = 1280,         // directory and file, longer than any option text
@@ -249,19 +250,10 @@ static inline bool log_file_open(LogFile *file, const char *directory, const cha
 static inline bool log_file_append(LogFile *file, const char *text, size_t length, Error *error) {
     struct stat status;
     bool regular = fstat(file->descriptor, &status) == 0 && S_ISREG(status.st_mode);
-    for (size_t written = 0; written < length;) {
-        ssize_t count = write(file->descriptor, text + written, length - written);
-        if (count < 0 && errno == EINTR) { continue; }
-        if (count < 0) {
-            int reason = errno;
-            if (regular && written > 0 && ftruncate(file->descriptor, status.st_size) != 0) {
-                reason = errno;
-            }
-            return error_set(error, "cannot write %.400s: %s", file->path, strerror(reason));
-        }
-        written += (size_t)count;
-    }
-    return true;
+    if (file_write_all(file->descriptor, text, length, FILE_POSITION)) { return true; }
+    int reason = errno;
+    if (regular && ftruncate(file->descriptor, status.st_size) != 0) { reason = errno; }
+    return error_set(error, "cannot write %.400s: %s", file->path, strerror(reason));
 }
 
 static inline void log_close(Log *log) {

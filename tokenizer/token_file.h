@@ -25,18 +25,15 @@
 #ifndef ACCO_TOKENIZER_TOKEN_FILE_H
 #define ACCO_TOKENIZER_TOKEN_FILE_H
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <zlib.h>
 
 #include "runtime/errors.h"
+#include "runtime/files.h"
 
 enum {
     SHARD_HEADER_BYTES = 256,
@@ -236,32 +233,12 @@ static inline void token_file_close(TokenFile *shard) {
     memset(shard, 0, sizeof *shard);
 }
 
-// NULL and an error where the path is not a file that can be mapped.
-static inline void *token_file_map(const char *path, size_t *size, Error *error) {
-    struct stat status;
-    void *mapping = MAP_FAILED;
-    int descriptor =
-        open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // not to hang on a pipe, which is refused below
-    if (descriptor < 0 || fstat(descriptor, &status) != 0) {
-        error_set(error, "cannot read tokens from %s: %s", path, strerror(errno));
-    } else if (!S_ISREG(status.st_mode) || status.st_size == 0) {
-        error_set(error, "%s is %s: a shard is a file of tokens", path,
-                  S_ISREG(status.st_mode) ? "empty" : "not a regular file");
-    } else {
-        *size = (size_t)status.st_size;
-        mapping = mmap(NULL, *size, PROT_READ, MAP_PRIVATE, descriptor, 0);
-        if (mapping == MAP_FAILED) { error_set(error, "cannot map %s: %s", path, strerror(errno)); }
-    }
-    if (descriptor >= 0) { close(descriptor); }
-    return mapping == MAP_FAILED ? NULL : mapping;
-}
-
 // Maps the file read-only. On failure there is nothing to close. A file that shrinks
 // while it is mapped ends the program with SIGBUS.
 static inline bool token_file_open(TokenFile *shard, const char *path, TokenFileCheck check, Error *error) {
     size_t size = 0;
     memset(shard, 0, sizeof *shard);
-    void *mapping = token_file_map(path, &size, error);
+    void *mapping = file_map(path, "a shard is a file of tokens", &size, error);
     if (mapping == NULL) { return false; }
     if (!token_file_open_memory(shard, path, mapping, size, check, error)) {
         munmap(mapping, size);

@@ -102,26 +102,31 @@ static inline int64_t integer_from_json(const json_t *object, const char *key) {
 }
 
 static inline json_t *tally_to_json(const Tally *tally) {
+    json_t *object = json_object();
+    for (int i = 0; i < TALLY_SUM_COUNT; i++) {
+        const TallySum *sum = &TALLY_SUMS[i];
+        if (sum->name == NULL) { continue; }
+        json_object_set_new(object, sum->name, number_to_json(*tally_sum((Tally *)tally, sum)));
+    }
     const SpikeSite *site = &tally->site;
-    json_t *first = json_pack("{s:o, s:o, s:b}", "micro_batch", number_to_json(site->micro_batch), "element",
-                              number_to_json(site->element), "high_loss", site->high_loss ? 1 : 0);
-    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "micro_batches", number_to_json(tally->micro_batches),
-                     "loss", number_to_json(tally->loss), "perfect_loss", number_to_json(tally->perfect_loss),
-                     "not_finite", number_to_json(tally->not_finite), "left_out",
-                     number_to_json(tally->left_out), "site", first);
+    json_object_set_new(object, "site",
+                        json_pack("{s:o, s:o, s:b}", "micro_batch", number_to_json(site->micro_batch),
+                                  "element", number_to_json(site->element), "high_loss",
+                                  site->high_loss ? 1 : 0));
+    return object;
 }
 
 static inline Tally tally_from_json(const json_t *object) {
     Tally tally;
     memset(&tally, 0, sizeof tally);
-    tally.micro_batches = number_from_json(object, "micro_batches");
-    tally.loss = number_from_json(object, "loss");
-    tally.perfect_loss = number_from_json(object, "perfect_loss");
-    tally.not_finite = number_from_json(object, "not_finite");
-    tally.left_out = number_from_json(object, "left_out");
-    tally.site.micro_batch = number_from_json(json_object_get(object, "site"), "micro_batch");
-    tally.site.element = number_from_json(json_object_get(object, "site"), "element");
-    tally.site.high_loss = json_is_true(json_object_get(json_object_get(object, "site"), "high_loss"));
+    for (int i = 0; i < TALLY_SUM_COUNT; i++) {
+        const TallySum *sum = &TALLY_SUMS[i];
+        if (sum->name != NULL) { *tally_sum(&tally, sum) = number_from_json(object, sum->name); }
+    }
+    const json_t *site = json_object_get(object, "site");
+    tally.site.micro_batch = number_from_json(site, "micro_batch");
+    tally.site.element = number_from_json(site, "element");
+    tally.site.high_loss = json_is_true(json_object_get(site, "high_loss"));
     return tally;
 }
 

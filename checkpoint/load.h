@@ -105,8 +105,12 @@ static inline bool is_amount(const json_t *object, const char *key) {
 
 static inline bool tally_is_sane(const json_t *tally) {
     const json_t *site = json_object_get(tally, "site");
-    return is_amount(tally, "micro_batches") && is_amount(tally, "not_finite") &&
-           is_amount(tally, "left_out") && is_amount(site, "micro_batch") && is_amount(site, "element");
+    bool good = is_amount(site, "micro_batch") && is_amount(site, "element");
+    for (int i = 0; i < TALLY_SUM_COUNT; i++) {
+        const TallySum *sum = &TALLY_SUMS[i];
+        good = good && (sum->name == NULL || !sum->is_amount || is_amount(tally, sum->name));
+    }
+    return good;
 }
 
 static inline bool detector_is_sane(const json_t *detector) {

@@ -266,6 +266,7 @@ static void finish_run(Run *run, bool saved) {
 static void release_run(Run *run) {
     gpt_neo_stop(&run->model, run->scheduler.compute);
     scheduler_stop(&run->scheduler);
+    close_checkpoints(run);
     thread_pool_destroy(run->pool);
     arena_release(&run->arena);
     parameter_table_free(&run->table);
@@ -304,6 +305,7 @@ static int command_train(Run *run) {
            reserve_memory(run, training_problem(run), &error) &&
            arena_check(&run->arena, run->transport.local_size, &error);
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
+    open_checkpoints(run);
     check_resume(run);
     open_run_directory(run);
     start_run(run, hellos);

@@ -227,7 +227,7 @@ enum { SPIKE_TEXT = 600 };
 // The first of the sequences that a micro-batch of a rank consists of, in the order of
 // the data.
 static inline int64_t first_sequence(const Run *run, int rank, double micro_batch) {
-    return (run->data_base + (int64_t)micro_batch * run->transport.size + rank) * run->B;
+    return (run->checkpointed.data_base + (int64_t)micro_batch * run->transport.size + rank) * run->B;
 }
 
 // Which tensor an element of the flat vector belongs to.

@@ -8,6 +8,7 @@
 #ifndef ACCO_PROGRAM_RUN_H
 #define ACCO_PROGRAM_RUN_H
 
+#include "checkpoint/checkpoint.h"
 #include "comm/transport_mpi.h"
 #include "dataloader.h"
 #include "gpt_neo.h"
@@ -47,19 +48,17 @@ typedef struct Run {
     // The report that is being collected, and clocks.
     double started, paused; // clock_seconds() at the start of training; seconds spent on validation since
     double seconds_before;  // of training before a checkpoint that this run goes on from
-    int64_t data_base;      // micro-batches of all ranks that came before the first of this run's
     SignalWatch signal_watch;
     double clock_offset, trace_began; // to rank 0's clock, and when that was
     CommitReport sum;                 // over the commits since the latest report
     int64_t sum_began_commit;         // those of the latest report
     double sum_began_gradients;
     int64_t commit_seen,
-        reports_seen;      // the latest commit that was looked at; the scheduler's reports until then
-    bool has_news;         // since the latest report
-    struct Saver *saver;   // the checkpoint that is being written; NULL: none
-    double saving_seconds; // that training has waited for it
-    int64_t saved_commit, saved_reports; // the scheduler's, of what is on disk
-    double spikes_seen;                  // of the scheduler's
+        reports_seen;             // the latest commit that was looked at; the scheduler's reports until then
+    bool has_news;                // since the latest report
+    CheckpointedRun checkpointed; // what its checkpoints are of (program/resume.h)
+    double saving_seconds;        // training was blocked by the current save
+    double spikes_seen;           // of the scheduler's
     int64_t rollback_commit; // that of the checkpoint which was gone back to last, and how often in a row
     int rollback_repeats;
     double sum_began;

@@ -46,6 +46,7 @@
 #include <unistd.h>
 
 #include "runtime/errors.h"
+#include "runtime/files.h"
 #include "runtime/random.h"
 #include "tokenizer/corpus.h"
 #include "tokenizer/token_file.h"
@@ -147,26 +148,7 @@ static inline bool data_name_ends_with(const char *name, const char *ending) {
 
 // Maps file->path; on failure nothing stays mapped.
 static inline bool data_file_map(DataFile *file, Error *error) {
-    struct stat status;
-    int descriptor =
-        open(file->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // not to hang on a pipe, which is refused below
-    if (descriptor < 0 || fstat(descriptor, &status) != 0) {
-        error_set(error, "cannot read data from %s: %s", file->path, strerror(errno));
-    } else if (!S_ISREG(status.st_mode)) {
-        error_set(error,
-                  "%s is not a regular file: data is mapped, so it cannot be a directory, a pipe or a device",
-                  file->path);
-    } else if (status.st_size == 0) {
-        error_set(error, "%s is empty: it must hold text or token ids", file->path);
-    } else {
-        file->bytes = (size_t)status.st_size;
-        file->mapping = mmap(NULL, file->bytes, PROT_READ, MAP_PRIVATE, descriptor, 0);
-        if (file->mapping == MAP_FAILED) {
-            file->mapping = NULL;
-            error_set(error, "cannot map %s: %s", file->path, strerror(errno));
-        }
-    }
-    if (descriptor >= 0) { close(descriptor); }
+    file->mapping = file_map(file->path, "data must be a file of text or token ids", &file->bytes, error);
     return file->mapping != NULL;
 }
 

@@ -22,6 +22,7 @@
 #define ACCO_SCHEDULER_STATE_H
 
 #include <math.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "comm/collectives.h"
@@ -122,15 +123,35 @@ typedef struct Tally {
     SpikeSite site;    // of this rank; not added up
 } Tally;
 
+// The members of a tally that are sums. They are added, written to a checkpoint and read
+// from it by this table (checkpoint/checkpoint.h).
+typedef struct TallySum {
+    const char *name; // in a checkpoint; NULL: filled in by the job, and not saved
+    size_t offset;
+    bool is_amount; // never negative, always finite: a checkpoint with another value is refused
+} TallySum;
+
+static const TallySum TALLY_SUMS[] = {
+    {"micro_batches", offsetof(Tally, micro_batches), true},
+    {"loss", offsetof(Tally, loss), false},
+    {"perfect_loss", offsetof(Tally, perfect_loss), false},
+    {"not_finite", offsetof(Tally, not_finite), true},
+    {"left_out", offsetof(Tally, left_out), true},
+    {NULL, offsetof(Tally, square), true},
+    {NULL, offsetof(Tally, stops), true},
+    {NULL, offsetof(Tally, ended), true},
+};
+
+enum { TALLY_SUM_COUNT = sizeof TALLY_SUMS / sizeof TALLY_SUMS[0] };
+
+static inline double *tally_sum(Tally *tally, const TallySum *sum) {
+    return (double *)(void *)((char *)tally + sum->offset);
+}
+
 static inline void tally_add(Tally *sum, const Tally *tally) {
-    sum->micro_batches += tally->micro_batches;
-    sum->loss += tally->loss;
-    sum->perfect_loss += tally->perfect_loss;
-    sum->not_finite += tally->not_finite;
-    sum->left_out += tally->left_out;
-    sum->square += tally->square;
-    sum->stops += tally->stops;
-    sum->ended += tally->ended;
+    for (int i = 0; i < TALLY_SUM_COUNT; i++) {
+        *tally_sum(sum, &TALLY_SUMS[i]) += *tally_sum((Tally *)tally, &TALLY_SUMS[i]);
+    }
 }
 
 // COMMIT steps the optimizer for good. ESTIMATE makes the parameters that such a step would give, and

@@ -241,6 +241,7 @@ static int finish_run(Run *run, bool saved) {
 static void release_run(Run *run) {
     gpt_neo_stop(&run->model, run->scheduler.compute);
     scheduler_stop(&run->scheduler);
+    close_checkpoints(run);
     thread_pool_destroy(run->pool);
     arena_release(&run->arena);
     parameter_table_free(&run->table);
@@ -263,6 +264,7 @@ static int command_train(Run *run) {
     choose_alone(run);
     Hello *hellos = exchange_hellos(run);
     choose_together(run);
+    open_checkpoints(run);
     check_resume(run);
     open_run_directory(run);
     start_run(run, hellos);

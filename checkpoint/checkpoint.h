@@ -1,44 +1,84 @@
-// checkpoint.h: everything that a run needs to go on as if it had never stopped, on disk.
+// checkpoint.h: the format of a checkpoint, on which checkpoint/save.h, its writer, and
+// checkpoint/load.h, its reader, must agree.
 //
-// A checkpoint is a directory of its own, OUT/checkpoints/step-N:
+// A checkpoint holds everything that a run needs to go on as if it had never stopped. It
+// is a directory of its own, OUT/checkpoints/step-N:
 //
 //   model/              the committed parameters as a Hugging Face directory, which transformers loads as it is
-//   state.safetensors   vectors of the optimizer and of the rule, cut into the model's tensors: master/NAME, exp_avg/NAME, ...
-//   checkpoint.json     numbers: the schedule, positions in the data, what the rule remembers; and a checksum of every block of the state
+//   state.safetensors   vectors of the optimizer and of the rule, cut into the model's tensors: master/NAME,
+//                       exp_avg/NAME, ...
+//   checkpoint.json     the manifest: what the run was, its counters, its position in the data, what the rule
+//                       remembers; and a CRC-32 of every block of state.safetensors and of the manifest itself
 //
-// Vectors are logical, never "rank 3's bytes": what ranks share is written once, by
-// whoever owns a piece of it, and what each worker has of its own stands under worker.R/.
-// So another number of ranks, and another rule, can go on from it; what is not exact then
-// is said.
+// Vectors are logical: none of them is "the bytes of rank 3". What all ranks share is
+// written once, each part by the rank that owns it; what every worker has of its own
+// stands under worker.R/. So a run with another number of ranks, or of another rule, can
+// go on from it. What is then not exactly as before is reported.
 //
-//   vector       which rules                    what
-//   master       all                            the exact parameters; in local rules the outer ones
-//   exp_avg ...  all; local: of each worker     AdamW's moments
-//   parameters   sharded; local: of each worker what compute uses, where it is not the master: an estimate, a rounding, a walk of one's own
-//   gradients    dpu, acco-wp, acco: worker     what was handed over and waits for the next job
-//   momentum     local                          of the outer step
-//   exchange     co2                            the sum that the next boundary will apply
-//
-// checkpoint/save.h writes them, checkpoint/load.h reads them; here is what both must
-// agree on.
+//   vector                which rules                   what
+//   master                all                           the exact parameters; in local rules the outer ones
+//   exp_avg, exp_avg_sq   all; local: of each worker    AdamW's moments
+//   parameters            sharded; local: of each       what compute uses, where that is not the master: an
+//                         worker                        estimate, rounded values, a worker's own parameters
+//   gradients             overlapped: of each worker    what was handed over and waits for the next job
+//   momentum              local                         of the outer step
+//   exchange              with a job in flight          the sum that the next boundary will apply
+//                         between commits
 #ifndef ACCO_CHECKPOINT_CHECKPOINT_H
 #define ACCO_CHECKPOINT_CHECKPOINT_H
 
-#include <dirent.h>
-#include <sys/stat.h>
 #include <zlib.h>
 
 #include "checkpoint/hf_model.h"
 #include "checkpoint/safetensors.h"
-#include "program/setup.h"
+#include "comm/verdict.h"
+#include "gpt_neo_config.h"
+#include "rules.h"
+#include "runtime/files.h"
+#include "runtime/log.h"
 
 enum {
     CHECKPOINT_VERSION = 1,
-    CHECKPOINT_VECTORS = 8,
+    CHECKPOINT_MAX_VECTORS = 8,
     CHECKPOINT_BLOCK = 4 << 20, // bytes under one checksum
     CHECKPOINT_STAGE = 1 << 20, // elements that are copied from or to a GPU at a time
-    CHECKPOINT_PATH = RUN_PATH_SIZE + 96
+    CHECKPOINT_PATH_SIZE = RUN_PATH_SIZE + 96
 };
+
+// What a checkpoint is of, and what is known about the checkpoints of this run. The
+// program fills in the first part before it saves or loads; what pointers point to
+// belongs to the program.
+typedef struct CheckpointedRun {
+    Transport *transport;
+    Scheduler *scheduler; // its vectors, numbers and streams
+    const Rule *rule;
+    const GptNeoConfig *config;
+    const ParameterTable *table;
+    int B, T;              // shape of a micro-batch
+    const char *directory; // OUT
+    const char *tokenizer; // where the tokenizer of the model may be; NULL: there is none
+    const char *version;   // of the program
+    int64_t keep;          // how many of the latest checkpoints stay
+    int64_t keep_every;    // the first one at or beyond each multiple of this stays too; 0: none
+    json_t *options;       // the effective options, name: value
+    // Whether going on with `now` instead of `before` (NULL: not known then) leads to
+    // other bits.
+    bool (*option_change_matters)(const void *context, const char *name, const json_t *before,
+                                  const json_t *now);
+    const void *option_context; // its first argument
+
+    // Saved and loaded with everything else.
+    int64_t
+        data_base;  // where this process began in the data: micro-batches of all ranks before its first one
+    double seconds; // of training so far; the program sets it before it saves
+
+    // Changed by saving.
+    struct Saver *saver;                 // the checkpoint that is being written; NULL: none
+    int64_t saved_commit, saved_reports; // the scheduler's, of the newest checkpoint on disk
+} CheckpointedRun;
+
+// ---------------------------------------------------------------------------------------
+// Vectors
 
 typedef enum SavedScope {
     SAVED_SHARED, // the same on all ranks, whole
@@ -55,12 +95,13 @@ typedef struct SavedVector {
 static inline void saved_vector_add(SavedVector *vectors, int *count, const char *name, SavedScope scope,
                                     float *data) {
     SavedVector vector = {name, scope, data};
-    assert(*count < CHECKPOINT_VECTORS);
+    assert(*count < CHECKPOINT_MAX_VECTORS);
     vectors[(*count)++] = vector;
 }
 
-// What this run saves now. Returns how many there are.
-static inline int saved_vectors(Scheduler *s, SavedVector vectors[CHECKPOINT_VECTORS]) {
+// The vectors of a run in its present state, in the order of the file. Returns how many
+// there are.
+static inline int saved_vectors(Scheduler *s, SavedVector vectors[CHECKPOINT_MAX_VECTORS]) {
     bool local = s->settings.kind == RULE_LOCAL, sharded = !local && !s->settings.replicated;
     SavedScope moments = local ? SAVED_WORKER : sharded ? SAVED_SHARD : SAVED_SHARED;
     int count = 0;
@@ -83,9 +124,9 @@ static inline int saved_vectors(Scheduler *s, SavedVector vectors[CHECKPOINT_VEC
 }
 
 // ---------------------------------------------------------------------------------------
-// Numbers
+// The manifest: numbers
 
-// A double that comes back bit for bit, and may be NaN.
+// As text: a double comes back bit for bit, and may be NaN.
 static inline json_t *number_to_json(double value) {
     char text[64];
     snprintf(text, sizeof text, "%.17g", value);
@@ -102,39 +143,35 @@ static inline int64_t integer_from_json(const json_t *object, const char *key) {
 }
 
 static inline json_t *tally_to_json(const Tally *tally) {
+    json_t *object = json_object();
+    for (int i = 0; i < TALLY_SUM_COUNT; i++) {
+        const TallySum *sum = &TALLY_SUMS[i];
+        if (sum->name == NULL) { continue; }
+        json_object_set_new(object, sum->name, number_to_json(*tally_sum((Tally *)tally, sum)));
+    }
     const SpikeSite *site = &tally->site;
-    json_t *first = json_pack("{s:o, s:o, s:b}", "micro_batch", number_to_json(site->micro_batch), "element",
-                              number_to_json(site->element), "high_loss", site->high_loss ? 1 : 0);
-    return json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "micro_batches", number_to_json(tally->micro_batches),
-                     "loss", number_to_json(tally->loss), "perfect_loss", number_to_json(tally->perfect_loss),
-                     "not_finite", number_to_json(tally->not_finite), "left_out",
-                     number_to_json(tally->left_out), "site", first);
+    json_object_set_new(object, "site",
+                        json_pack("{s:o, s:o, s:b}", "micro_batch", number_to_json(site->micro_batch),
+                                  "element", number_to_json(site->element), "high_loss",
+                                  site->high_loss ? 1 : 0));
+    return object;
 }
 
 static inline Tally tally_from_json(const json_t *object) {
     Tally tally;
     memset(&tally, 0, sizeof tally);
-    tally.micro_batches = number_from_json(object, "micro_batches");
-    tally.loss = number_from_json(object, "loss");
-    tally.perfect_loss = number_from_json(object, "perfect_loss");
-    tally.not_finite = number_from_json(object, "not_finite");
-    tally.left_out = number_from_json(object, "left_out");
-    tally.site.micro_batch = number_from_json(json_object_get(object, "site"), "micro_batch");
-    tally.site.element = number_from_json(json_object_get(object, "site"), "element");
-    tally.site.high_loss = json_is_true(json_object_get(json_object_get(object, "site"), "high_loss"));
+    for (int i = 0; i < TALLY_SUM_COUNT; i++) {
+        const TallySum *sum = &TALLY_SUMS[i];
+        if (sum->name != NULL) { *tally_sum(&tally, sum) = number_from_json(object, sum->name); }
+    }
+    const json_t *site = json_object_get(object, "site");
+    tally.site.micro_batch = number_from_json(site, "micro_batch");
+    tally.site.element = number_from_json(site, "element");
+    tally.site.high_loss = json_is_true(json_object_get(site, "high_loss"));
     return tally;
 }
 
-// What one worker alone knows; travels between ranks as it is.
-typedef struct WorkerNumbers {
-    uint64_t micro_batches_begun;
-    Tally tally, handed_over; // of the accumulator, and of what waits for the next job
-    double local_norm, local_rate;
-    SpikeDetector norms, losses;
-    double spikes_in_a_row;
-} WorkerNumbers;
-
-// What is asked for, the limit, is no part of it.
+// The limit of a detector is an option, and no part of what it has learned.
 static inline json_t *detector_to_json(const SpikeDetector *detector) {
     return json_pack("{s:o, s:o, s:o}", "learned", number_to_json(detector->learned), "mean",
                      number_to_json(detector->mean), "variance", number_to_json(detector->variance));
@@ -145,6 +182,15 @@ static inline SpikeDetector detector_from_json(const json_t *object) {
                               number_from_json(object, "variance")};
     return detector;
 }
+
+// What one worker alone knows. Ranks exchange it as a record.
+typedef struct WorkerNumbers {
+    uint64_t micro_batches_begun;
+    Tally tally, handed_over; // of the accumulator; of the gradients that wait for the next job
+    double local_norm, local_rate;
+    SpikeDetector norms, losses;
+    double spikes_in_a_row;
+} WorkerNumbers;
 
 static inline WorkerNumbers worker_numbers(const Scheduler *s) {
     WorkerNumbers numbers = {s->micro_batches_begun, s->tally, s->job.tally, s->local_norm,
@@ -161,7 +207,9 @@ static inline json_t *worker_numbers_to_json(const WorkerNumbers *numbers) {
                      "spikes_in_a_row", number_to_json(numbers->spikes_in_a_row));
 }
 
-static inline WorkerNumbers worker_numbers_from_json(const json_t *object) {
+// Of worker number `worker` of a manifest's list of them.
+static inline WorkerNumbers worker_numbers_from_json(const json_t *workers, int worker) {
+    const json_t *object = json_array_get(workers, (size_t)worker);
     WorkerNumbers numbers = {(uint64_t)integer_from_json(object, "micro_batches_begun"),
                              tally_from_json(json_object_get(object, "tally")),
                              tally_from_json(json_object_get(object, "handed_over")),
@@ -173,7 +221,7 @@ static inline WorkerNumbers worker_numbers_from_json(const json_t *object) {
     return numbers;
 }
 
-// A job whose result waits for the next boundary.
+// The latest job; where it is in flight, its result waits for the next boundary.
 static inline json_t *job_to_json(const Job *job) {
     return json_pack("{s:i, s:I, s:i, s:o, s:o, s:i, s:o}", "kind", (int)job->kind, "commit",
                      (json_int_t)job->commit, "fragment", job->fragment, "learning_rate",
@@ -188,7 +236,7 @@ static inline void job_from_json(const json_t *object, Job *job) {
     job->learning_rate = number_from_json(object, "learning_rate");
     job->gradient_norm = number_from_json(object, "gradient_norm");
     job->first_bad_rank = (int)integer_from_json(object, "first_bad_rank");
-    job->spike = SPIKE_NONE; // no checkpoint is made of others
+    job->spike = SPIKE_NONE; // checkpoint_begin saves no job with a spike
     job->total = tally_from_json(json_object_get(object, "total"));
 }
 
@@ -200,35 +248,53 @@ static inline json_t *fragments_to_json(const Scheduler *s) {
     return list;
 }
 
-// What computes something else though its tensors may have the same sizes.
-static inline json_t *model_to_json(const Run *run) {
-    return hf_model_describe(&run->config, SAFETENSORS_F32, NULL);
+// ---------------------------------------------------------------------------------------
+// The manifest
+
+// The model's whole configuration: two models may have tensors of the same shapes and
+// compute different things.
+static inline json_t *model_to_json(const CheckpointedRun *run) {
+    return hf_model_describe(run->config, SAFETENSORS_F32, NULL);
 }
 
-// Everything but the vectors. workers (size): of all ranks.
-static inline json_t *checkpoint_numbers(const Run *run, const WorkerNumbers *workers) {
-    const Scheduler *s = &run->scheduler;
+// All of it but the checksums. workers (size): of all ranks.
+static inline json_t *manifest_make(const CheckpointedRun *run, const WorkerNumbers *workers) {
+    const Scheduler *s = run->scheduler;
     json_t *list = json_array();
-    for (int rank = 0; rank < run->transport.size; rank++) {
+    for (int rank = 0; rank < run->transport->size; rank++) {
         json_array_append_new(list, worker_numbers_to_json(&workers[rank]));
     }
     return json_pack("{s:i, s:s, s:s, s:I, s:o, s:s, s:i, s:i, s:I, s:o, s:o, s:o, s:I, s:I, s:o, s:i, s:o, "
-                     "s:b, s:o, s:o, s:o}",
-                     "checkpoint", CHECKPOINT_VERSION, "program", ACCO_VERSION, "optimizer", run->rule->name,
-                     "parameters", (json_int_t)run->table.parameter_count, "model", model_to_json(run),
-                     "device", run->placement.on_gpu ? "cuda" : "cpu", "sequences", run->B, "length", run->T,
-                     "commit", (json_int_t)s->optimizer.commits, "gradients_done",
+                     "s:b, s:o, s:o, s:O}",
+                     "checkpoint", CHECKPOINT_VERSION, "program", run->version, "optimizer", run->rule->name,
+                     "parameters", (json_int_t)run->table->parameter_count, "model", model_to_json(run),
+                     "device", s->settings.gpu != NULL ? "cuda" : "cpu", "sequences", run->B, "length",
+                     run->T, "commit", (json_int_t)s->optimizer.commits, "gradients_done",
                      number_to_json(s->gradients_done), "spikes", number_to_json(s->spikes), "rollbacks",
                      number_to_json(s->rollbacks), "reports", (json_int_t)s->reports, "data_base",
-                     (json_int_t)run->data_base, "seconds", number_to_json(training_seconds(run)), "fragment",
+                     (json_int_t)run->data_base, "seconds", number_to_json(run->seconds), "fragment",
                      s->fragment, "applied_at", fragments_to_json(s), "job_in_flight",
                      s->job_in_flight ? 1 : 0, "job", job_to_json(&s->job), "workers", list, "options",
-                     options_as_json(&run->options));
+                     run->options);
+}
+
+// CRC-32 of everything in the manifest but the member "checksum" itself.
+static inline json_int_t manifest_checksum(const json_t *manifest) {
+    json_t *others = json_copy((json_t *)manifest);
+    json_object_del(others, "checksum");
+    char *text = json_dumps(others, JSON_COMPACT | JSON_SORT_KEYS);
+    json_int_t sum =
+        text == NULL ? -1 : (json_int_t)crc32(0, (const unsigned char *)text, (uInt)strlen(text));
+    free(text);
+    json_decref(others);
+    return sum;
 }
 
 // ---------------------------------------------------------------------------------------
-// Areas: one vector each, the model's tensors one behind the other, as they lie in memory
+// Areas of state.safetensors: one vector each, with the model's tensors one behind the
+// other in the order of the flat vector
 
+// worker: whose; -1: shared by all of them.
 static inline void area_name(char name[128], const char *vector, int worker, const char *tensor) {
     if (worker >= 0) {
         snprintf(name, 128, "worker.%d.%s/%s", worker, vector, tensor);
@@ -248,7 +314,8 @@ static inline void area_plan(SafetensorsPlan *plan, const ParameterTable *table,
     }
 }
 
-// The first element of an area, or NULL where the file has none of this name and size.
+// The first element of an area (parameter_count); NULL: the file has none of this name
+// and size.
 static inline const float *area_find(const SafetensorsFile *file, const ParameterTable *table,
                                      const char *vector, int worker) {
     const uint8_t *begin = NULL;
@@ -267,15 +334,15 @@ static inline const float *area_find(const SafetensorsFile *file, const Paramete
 }
 
 // ---------------------------------------------------------------------------------------
-// Pieces: what of a vector this rank writes or needs
+// Pieces: the parts of a vector that this rank writes or reads
 
 // `host` (count) stands for elements [flat, flat + count) of the vector.
 typedef bool (*PieceVisit)(void *context, size_t flat, float *host, size_t count, Error *error);
 
 typedef struct PieceWalk {
     Scheduler *scheduler;
-    bool writes_to_device; // what the visitor leaves in `host` is put where kernels work
-    float *stage;          // (CHECKPOINT_STAGE); on the CPU not used
+    bool writes_to_device; // what the visitor leaves in `host` is copied to where kernels work
+    float *stage;          // (CHECKPOINT_STAGE) on the host; not used on the CPU
     PieceVisit visit;
     void *context;
 } PieceWalk;
@@ -298,16 +365,16 @@ static inline bool walk_piece(const PieceWalk *walk, float *data, size_t flat, s
     return true;
 }
 
-// All elements that this rank has. divided: of what all ranks have, only this rank's
-// share.
+// Visits all elements that this rank has. divided: of a shared vector only this rank's
+// part, so that all ranks together visit every element once.
 static inline bool walk_vector(const PieceWalk *walk, const SavedVector *vector, bool divided, Error *error) {
     Scheduler *s = walk->scheduler;
     size_t count = s->problem.parameter_count, rank = (size_t)s->transport->rank,
            size = (size_t)s->transport->size;
     if (vector->scope != SAVED_SHARD) {
-        bool share = divided && vector->scope == SAVED_SHARED;
-        size_t begin = share ? count / size * rank : 0,
-               end = share && rank + 1 < size ? count / size * (rank + 1) : count;
+        bool part = divided && vector->scope == SAVED_SHARED;
+        size_t begin = part ? count / size * rank : 0,
+               end = part && rank + 1 < size ? count / size * (rank + 1) : count;
         return walk_piece(walk, vector->data + begin, begin, end - begin, error);
     }
     for (size_t own = 0; own < layout_shard(&s->layout); own += s->layout.piece) {
@@ -321,42 +388,35 @@ static inline bool walk_vector(const PieceWalk *walk, const SavedVector *vector,
 }
 
 // ---------------------------------------------------------------------------------------
-// Agreement: a checkpoint is made by all ranks or by none
+// Agreement: a checkpoint is made by all ranks or by none, and loaded by all or by none
 
-// True when all ranks are good; otherwise `error` becomes that of the first rank that is
-// not.
-static inline bool all_ranks_good(Run *run, bool good, Error *error) {
+// All ranks. True on all of them when all are good; otherwise false on all of them, and
+// `error` is that of the first rank that is not.
+static inline bool all_ranks_good(const CheckpointedRun *run, bool good, Error *error) {
     Verdict bad;
-    int rank = first_bad_verdict(run, "checkpoint", good ? 0 : 1, error, &bad);
+    int rank = transport_first_failure(run->transport, "checkpoint", good ? 0 : 1, error, &bad);
     if (rank >= 0) { error_set(error, "rank %d on %s: %.900s", rank, bad.host, bad.error.text); }
     return rank < 0;
 }
 
-static inline bool all_ranks_have(Run *run, uint64_t value) {
-    Transport *transport = &run->transport;
-    uint64_t *all = (uint64_t *)calloc((size_t)transport->size, sizeof value);
-    bool same = true;
-    transport_all_gather_records(transport, "checkpoint", &value, all, sizeof value);
-    for (int rank = 0; rank < transport->size; rank++) { same = same && all[rank] == all[0]; }
-    free(all);
-    return same;
-}
-
 // ---------------------------------------------------------------------------------------
-// Files and folders
+// Paths, and which checkpoints there are
 
 typedef struct CheckpointPaths {
-    char folder[CHECKPOINT_PATH];                            // OUT/checkpoints
-    char temporary[CHECKPOINT_PATH], final[CHECKPOINT_PATH]; // of this checkpoint
-    char state[CHECKPOINT_PATH + 32], manifest[CHECKPOINT_PATH + 32],
-        model[CHECKPOINT_PATH + 32]; // within temporary
+    char folder[CHECKPOINT_PATH_SIZE];    // OUT/checkpoints
+    char temporary[CHECKPOINT_PATH_SIZE]; // OUT/checkpoints/unfinished, where every checkpoint is made
+    char final[CHECKPOINT_PATH_SIZE];     // OUT/checkpoints/step-N
+    // Within temporary.
+    char state[CHECKPOINT_PATH_SIZE + 32], manifest[CHECKPOINT_PATH_SIZE + 32],
+        model[CHECKPOINT_PATH_SIZE + 32];
 } CheckpointPaths;
 
 static inline CheckpointPaths checkpoint_paths(const char *directory, int64_t commit) {
     CheckpointPaths paths;
     snprintf(paths.folder, sizeof paths.folder, "%.*s/checkpoints", RUN_PATH_SIZE, directory);
-    snprintf(paths.temporary, sizeof paths.temporary, "%.*s/unfinished", CHECKPOINT_PATH - 16, paths.folder);
-    snprintf(paths.final, sizeof paths.final, "%.*s/step-%lld", CHECKPOINT_PATH - 32, paths.folder,
+    snprintf(paths.temporary, sizeof paths.temporary, "%.*s/unfinished", CHECKPOINT_PATH_SIZE - 16,
+             paths.folder);
+    snprintf(paths.final, sizeof paths.final, "%.*s/step-%lld", CHECKPOINT_PATH_SIZE - 32, paths.folder,
              (long long)commit);
     snprintf(paths.state, sizeof paths.state, "%s/state.safetensors", paths.temporary);
     snprintf(paths.manifest, sizeof paths.manifest, "%s/checkpoint.json", paths.temporary);
@@ -364,20 +424,8 @@ static inline CheckpointPaths checkpoint_paths(const char *directory, int64_t co
     return paths;
 }
 
-// Of everything that checkpoint.json says but this.
-static inline json_int_t manifest_checksum(const json_t *numbers) {
-    json_t *others = json_copy((json_t *)numbers);
-    json_object_del(others, "checksum");
-    char *text = json_dumps(others, JSON_COMPACT | JSON_SORT_KEYS);
-    json_int_t sum =
-        text == NULL ? -1 : (json_int_t)crc32(0, (const unsigned char *)text, (uInt)strlen(text));
-    free(text);
-    json_decref(others);
-    return sum;
-}
-
 typedef struct CheckpointList {
-    int64_t *commits; // ascending
+    int64_t *commits; // (count), ascending
     int count;
 } CheckpointList;
 
@@ -386,7 +434,7 @@ static inline int checkpoint_compare(const void *left, const void *right) {
     return a < b ? -1 : a > b;
 }
 
-// The finished checkpoints in a folder; free with free(list.commits).
+// The finished checkpoints in a folder; the caller frees list.commits.
 static inline CheckpointList checkpoint_list(const char *folder) {
     CheckpointList list = {NULL, 0};
     DIR *directory = opendir(folder);
@@ -402,7 +450,8 @@ static inline CheckpointList checkpoint_list(const char *folder) {
     return list;
 }
 
-// The newest finished checkpoint of a run from before commit `before`; -1: there is none.
+// The commit of the newest finished checkpoint of the run in `directory` from before
+// commit `before`; -1: there is none.
 static inline int64_t checkpoint_newest(const char *directory, int64_t before) {
     CheckpointList list = checkpoint_list(checkpoint_paths(directory, 0).folder);
     int64_t newest = -1;

@@ -1,25 +1,23 @@
-// hf_model.h: GPT-Neo as Hugging Face keeps it, in and out: a directory with config.json
-// and model.safetensors.
+// hf_model.h: reads and writes GPT-Neo as Hugging Face keeps it: a directory with
+// config.json and model.safetensors.
 //
-// In: what transformers' from_pretrained reads, without converting anything. One file or
-// shards with an index; names with or without "transformer."; fp32, bf16, fp16 or fp64.
-// The buffers that old versions stored (attention masks) are ignored by name.
-// lm_head.weight is wte: where a file has both they must be the same bits. All of it is
-// checked against the configuration when a directory is opened, before anybody allocates
-// parameters; reading them afterwards cannot fail. These bytes are not ours: whatever
-// they are, the worst is an Error.
+// Reading takes what transformers' from_pretrained takes, without converting anything:
+// one file, or shards with an index; names with or without "transformer."; fp32, bf16,
+// fp16 or fp64. Buffers that old versions stored (attention masks) are ignored by name.
+// lm_head.weight is tied to wte: a file that has both must have the same bits in both.
+// All of that is checked against the configuration when the directory is opened, before
+// anybody allocates parameters; reading them afterwards cannot fail. The files come from
+// others: whatever their bytes are, the worst that follows is an Error.
 //
-// Out: what from_pretrained reads. The directory appears at once and whole: it is made
-// under another name beside, synced and renamed. The parts of that (plan, configuration,
-// tokenizer) are functions of their own, for a checkpoint is such a directory with more
-// in it.
+// Writing makes what from_pretrained takes. The directory is whole or absent: it is made
+// under a temporary name, synced, and renamed (runtime/files.h). A checkpoint contains
+// such a directory.
 #ifndef ACCO_CHECKPOINT_HF_MODEL_H
 #define ACCO_CHECKPOINT_HF_MODEL_H
 
-#include <dirent.h>
-
 #include "checkpoint/safetensors.h"
 #include "gpt_neo_config.h"
+#include "runtime/files.h"
 
 enum {
     HF_MODEL_PREFIX = 12, // characters of "transformer."
@@ -29,7 +27,7 @@ enum {
 };
 
 typedef struct HfModelFile {
-    char name[HF_MODEL_SHARD_NAME]; // within the directory
+    char name[HF_MODEL_SHARD_NAME]; // in the directory
     SafetensorsFile file;
 } HfModelFile;
 
@@ -38,7 +36,7 @@ typedef struct HfModel {
     ParameterTable table;
     HfModelFile *files; // (file_count)
     int file_count;
-    const SafetensorsEntry **sources; // (table.count): where each tensor of the table is
+    const SafetensorsEntry **sources; // (table.count): the file entry of each tensor of the table
     const SafetensorsEntry *head;     // lm_head.weight, or NULL
 } HfModel;
 
@@ -57,9 +55,9 @@ static inline bool hf_model_has(const char *directory, const char *name) {
 }
 
 // ---------------------------------------------------------------------------------------
-// In: the files
+// Reading: the files
 
-// Opens another file; -1 where that fails.
+// Opens a file of the model and returns its index; -1 with an error.
 static inline int hf_model_add_file(HfModel *model, const char *directory, const char *name, Error *error) {
     char path[PATH_MAX];
     HfModelFile *files =
@@ -77,8 +75,8 @@ static inline int hf_model_add_file(HfModel *model, const char *directory, const
     return model->file_count++;
 }
 
-// One line of the index: tensor `name` is in `shard`, which is opened when it is first
-// met.
+// One entry of the index: tensor `name` is in the file `shard`, which is opened when it
+// is first named.
 static inline bool hf_model_add_shard(HfModel *model, const char *directory, const char *name,
                                       const char *shard, Error *error) {
     size_t length = shard != NULL ? strlen(shard) : 0;
@@ -145,9 +143,9 @@ static inline bool hf_model_open_files(HfModel *model, const char *directory, Er
 }
 
 // ---------------------------------------------------------------------------------------
-// In: the tensors
+// Reading: the tensors
 
-// All that is wrong with a model, of which the first few are named.
+// What is wrong with the tensors of a model; a message names the first few problems.
 typedef struct HfModelProblems {
     int count;
     char text[800];
@@ -163,16 +161,6 @@ PRINTF_LIKE(2, 3) static inline void hf_model_problem(HfModelProblems *problems,
     va_start(arguments, format);
     vsnprintf(problems->text + length, sizeof problems->text - length, format, arguments);
     va_end(arguments);
-}
-
-static inline bool hf_model_report(const HfModelProblems *problems, const char *directory, Error *error) {
-    char more[32] = "";
-    if (problems->count == 0) { return true; }
-    if (problems->count > HF_MODEL_NAMED_PROBLEMS) {
-        snprintf(more, sizeof more, "; and %d more", problems->count - HF_MODEL_NAMED_PROBLEMS);
-    }
-    return error_set(error, "%.150s does not hold the model of its config.json: %s%s", directory,
-                     problems->text, more);
 }
 
 // "(61, 24)"
@@ -206,8 +194,8 @@ static inline void hf_model_check_entry(const SafetensorsEntry *entry, const Par
     }
 }
 
-// "h.3.attn.attention.bias" or "...masked_bias": constants that old versions of
-// transformers stored.
+// Whether `name` is "h.3.attn.attention.bias" or "...masked_bias": constants that old
+// versions of transformers stored.
 static inline bool hf_model_is_buffer(const char *name, int layers) {
     char *end;
     if (strncmp(name, "h.", 2) != 0 || name[2] < '0' || name[2] > '9') { return false; }
@@ -216,7 +204,7 @@ static inline bool hf_model_is_buffer(const char *name, int layers) {
            (strcmp(end, ".attn.attention.bias") == 0 || strcmp(end, ".attn.attention.masked_bias") == 0);
 }
 
-// Finds out which tensor of the table `entry` is.
+// Finds the tensor of the table that `entry` is, and checks its type and shape.
 static inline void hf_model_place(HfModel *model, const SafetensorsEntry *entry, HfModelProblems *problems) {
     const char *name = strncmp(entry->name, "transformer.", HF_MODEL_PREFIX) == 0
                            ? entry->name + HF_MODEL_PREFIX
@@ -239,7 +227,7 @@ static inline void hf_model_place(HfModel *model, const SafetensorsEntry *entry,
     hf_model_check_entry(entry, info, problems);
 }
 
-// Some libraries drop one of two tensors that are the same, and that may be wte.
+// Some libraries store only one of two tied tensors, which may be either of them.
 static inline void hf_model_tie(HfModel *model, HfModelProblems *problems) {
     const SafetensorsEntry **wte = &model->sources[GPT_NEO_WTE], *head = model->head;
     if (head == NULL) { return; }
@@ -251,6 +239,7 @@ static inline void hf_model_tie(HfModel *model, HfModelProblems *problems) {
     }
 }
 
+// Every tensor of the table is in the files once, with its shape, and nothing else is.
 static inline bool hf_model_match(HfModel *model, const char *directory, Error *error) {
     HfModelProblems problems;
     memset(&problems, 0, sizeof problems);
@@ -264,7 +253,13 @@ static inline bool hf_model_match(HfModel *model, const char *directory, Error *
             hf_model_problem(&problems, "%s is missing", model->table.entries[i].name);
         }
     }
-    return hf_model_report(&problems, directory, error);
+    if (problems.count == 0) { return true; }
+    char more[32] = "";
+    if (problems.count > HF_MODEL_NAMED_PROBLEMS) {
+        snprintf(more, sizeof more, "; and %d more", problems.count - HF_MODEL_NAMED_PROBLEMS);
+    }
+    return error_set(error, "%.150s does not hold the model of its config.json: %s%s", directory,
+                     problems.text, more);
 }
 
 static inline void hf_model_close(HfModel *model) {
@@ -289,9 +284,9 @@ static inline bool hf_model_open_all(HfModel *model, const char *directory, Erro
     return hf_model_open_files(model, directory, error) && hf_model_match(model, directory, error);
 }
 
-// Opens the model in `directory` and checks that its files hold the tensors of its
-// configuration, no more and no fewer. Fills config and table, for the caller to allocate
-// by. On failure there is nothing to close.
+// Opens the model in `directory` and checks that its files hold exactly the tensors of
+// its configuration. Fills config and table, so that the caller can allocate parameters.
+// On failure there is nothing to close.
 static inline bool hf_model_open(HfModel *model, const char *directory, Error *error) {
     memset(model, 0, sizeof *model);
     bool good = hf_model_open_all(model, directory, error);
@@ -299,7 +294,7 @@ static inline bool hf_model_open(HfModel *model, const char *directory, Error *e
     return good;
 }
 
-// Fills parameters (table.parameter_count).
+// Fills parameters (table.parameter_count), on the host.
 static inline void hf_model_read(const HfModel *model, float *parameters) {
     for (int i = 0; i < model->table.count; i++) {
         const ParameterInfo *info = &model->table.entries[i];
@@ -308,71 +303,31 @@ static inline void hf_model_read(const HfModel *model, float *parameters) {
 }
 
 // ---------------------------------------------------------------------------------------
-// Out: files that are on the disk when a function returns
+// Writing: the tokenizer
 
-// Syncs and closes a file that was written, well or not.
-static inline bool hf_model_finish_file(int descriptor, const char *path, bool written, Error *error) {
-    int reason = written && fsync(descriptor) == 0 ? 0 : errno;
-    if (close(descriptor) != 0 && reason == 0) { reason = errno; }
-    return reason == 0 ? true : error_set(error, "cannot write %.300s: %s", path, strerror(reason));
-}
-
-static inline bool hf_model_write_all(int descriptor, const char *text, size_t length) {
-    for (size_t done = 0; done < length;) {
-        ssize_t count = write(descriptor, text + done, length - done);
-        if (count < 0 && errno == EINTR) { continue; }
-        if (count < 0) { return false; }
-        done += (size_t)count;
-    }
-    return true;
-}
-
-static inline bool hf_model_write_file(const char *path, const char *text, Error *error) {
-    int descriptor = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    if (descriptor < 0) { return error_set(error, "cannot write %.300s: %s", path, strerror(errno)); }
-    return hf_model_finish_file(descriptor, path, hf_model_write_all(descriptor, text, strlen(text)), error);
-}
-
-static inline bool hf_model_copy_bytes(int input, const char *from, int output, const char *to,
-                                       Error *error) {
-    char buffer[1 << 16];
-    for (;;) {
-        ssize_t count = read(input, buffer, sizeof buffer);
-        if (count < 0 && errno == EINTR) { continue; }
-        if (count < 0) {
-            error_set(error, "cannot read %.300s: %s", from, strerror(errno));
-            close(output);
-            return false;
-        }
-        bool written = hf_model_write_all(output, buffer, (size_t)count);
-        if (count == 0 || !written) { return hf_model_finish_file(output, to, written, error); }
-    }
-}
-
+// Copies one file. True: the copy is on disk.
 static inline bool hf_model_copy_file(const char *from, const char *to, Error *error) {
-    int input = open(from, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // not to hang on a pipe
+    char buffer[1 << 16];
+    int input = open(from, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // opening a pipe must not wait
     if (input < 0) { return error_set(error, "cannot read %.300s: %s", from, strerror(errno)); }
     int output = open(to, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    bool good = output >= 0 ? hf_model_copy_bytes(input, from, output, to, error)
-                            : error_set(error, "cannot write %.300s: %s", to, strerror(errno));
+    bool good = output >= 0 || error_set(error, "cannot write %.300s: %s", to, strerror(errno));
+    for (ssize_t count = 1; good && count != 0;) {
+        count = read(input, buffer, sizeof buffer);
+        if (count < 0 && errno == EINTR) { continue; }
+        if (count < 0) {
+            good = error_set(error, "cannot read %.300s: %s", from, strerror(errno));
+        } else if (!file_write_all(output, buffer, (size_t)count, FILE_POSITION)) {
+            good = error_set(error, "cannot write %.300s: %s", to, strerror(errno));
+        }
+    }
+    Error later; // the first error counts
+    if (output >= 0) { good = file_finish(output, to, true, good ? error : &later) && good; }
     close(input);
     return good;
 }
 
-// Names within a directory last only when it is synced itself.
-static inline bool hf_model_sync_directory(const char *path, Error *error) {
-    int descriptor = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    bool good = descriptor >= 0 && fsync(descriptor) == 0;
-    if (!good) { error_set(error, "cannot sync the directory %.300s: %s", path, strerror(errno)); }
-    if (descriptor >= 0) { close(descriptor); }
-    return good;
-}
-
-// ---------------------------------------------------------------------------------------
-// Out: the tokenizer
-
-// Copies the files of the tokenizer that are in `from`; there may be none. Others of
-// those names are replaced.
+// Copies the files of the tokenizer that are in the directory `from`, if there are any.
 static inline bool hf_model_copy_tokenizer(const char *from, const char *to, Error *error) {
     static const char *const names[6] = {"tokenizer.json",    "tokenizer_config.json",
                                          "vocab.json",        "merges.txt",
@@ -388,15 +343,15 @@ static inline bool hf_model_copy_tokenizer(const char *from, const char *to, Err
     return true;
 }
 
-// NULL: not there, or not JSON.
+// A JSON file; NULL: it is not there, or is no JSON.
 static inline json_t *hf_model_load_json(const char *directory, const char *name) {
     char path[PATH_MAX];
     Error ignored;
     return hf_model_path(path, directory, name, &ignored) ? json_load_file(path, JSON_ALLOW_NUL, NULL) : NULL;
 }
 
-// The id of the token spelled `content`, or NULL: from tokenizer.json, else from
-// vocab.json.
+// The id of the token spelled `content`, from tokenizer.json or else from vocab.json;
+// NULL: unknown.
 static inline const json_t *hf_model_token_id(const json_t *tokenizer, const json_t *vocabulary,
                                               const char *content) {
     const json_t *added = json_object_get(tokenizer, "added_tokens");
@@ -408,8 +363,8 @@ static inline const json_t *hf_model_token_id(const json_t *tokenizer, const jso
     return json_object_get(vocabulary, content);
 }
 
-// The id that the tokenizer in `directory`, which may be NULL, has for a role such as
-// "eos_token"; -1 where nobody knows it.
+// The id of the token that has a role such as "eos_token" in the tokenizer in
+// `directory`; -1: it is unknown, or `directory` is NULL.
 static inline int hf_model_special_id(const char *directory, const char *role, int vocabulary) {
     if (directory == NULL) { return -1; }
     json_t *settings = hf_model_load_json(directory, "tokenizer_config.json");
@@ -429,9 +384,9 @@ static inline int hf_model_special_id(const char *directory, const char *role, i
 }
 
 // ---------------------------------------------------------------------------------------
-// Out: the configuration
+// Writing: the configuration
 
-// [[[kind, ...], times]] with the shortest list of kinds that repeats.
+// attention_types: [[[kind, ...], times]], with the shortest list of kinds that repeats.
 static inline json_t *hf_model_attention_types(const GptNeoConfig *config) {
     int period = 0, l;
     do {
@@ -457,12 +412,12 @@ static inline double hf_model_shortest(float value) {
 
 static inline json_t *hf_model_id(int id) { return id >= 0 ? json_integer(id) : json_null(); }
 
-// All that transformers asks for. tokenizer: a directory, or NULL.
+// config.json: everything that transformers asks for. type: of the weights beside it.
+// tokenizer: the directory of the tokenizer, or NULL.
 static inline json_t *hf_model_describe(const GptNeoConfig *config, SafetensorsType type,
                                         const char *tokenizer) {
-    const char *format = type == SAFETENSORS_BF16
-                             ? "bfloat16"
-                             : "float32"; // one name until transformers 4.55, the other since
+    const char *format = type == SAFETENSORS_BF16 ? "bfloat16" : "float32";
+    // "torch_dtype" is its name until transformers 4.55, "dtype" since.
     json_t *root = json_pack("{s:[s], s:s, s:s, s:s}", "architectures", "GPTNeoForCausalLM", "model_type",
                              "gpt_neo", "torch_dtype", format, "dtype", format);
     json_t *sizes =
@@ -484,7 +439,7 @@ static inline json_t *hf_model_describe(const GptNeoConfig *config, SafetensorsT
     return root;
 }
 
-// Writes config.json into `directory`; type: of the weights beside it.
+// Writes config.json into `directory`.
 static inline bool hf_model_write_config(const char *directory, const GptNeoConfig *config,
                                          SafetensorsType type, const char *tokenizer, Error *error) {
     char path[PATH_MAX];
@@ -492,61 +447,50 @@ static inline bool hf_model_write_config(const char *directory, const GptNeoConf
     json_t *root = hf_model_describe(config, type, tokenizer);
     char *text = json_dumps(root, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
     assert(text != NULL);
-    bool good = hf_model_write_file(path, text, error);
+    int descriptor = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    bool good = descriptor >= 0 || error_set(error, "cannot write %.300s: %s", path, strerror(errno));
+    if (good) {
+        bool written = file_write_all(descriptor, text, strlen(text), FILE_POSITION);
+        good = file_finish(descriptor, path, written, error);
+    }
     free(text);
     json_decref(root);
     return good;
 }
 
 // ---------------------------------------------------------------------------------------
-// Out: the weights, and all of it
+// Writing: the weights, and the whole directory
 
-// Plans model.safetensors: tensor i is entry i of the table. The caller frees the plan.
-static inline void hf_model_plan(SafetensorsPlan *plan, const ParameterTable *table, SafetensorsType type) {
-    Error impossible;
-    safetensors_plan_start(plan);
-    for (int i = 0; i < table->count; i++) {
-        size_t shape[2];
-        int dimensions = hf_model_shape(&table->entries[i], shape);
-        safetensors_plan_add(plan, table->entries[i].name, type, dimensions, shape);
-    }
-    safetensors_plan_note(plan, "format", "pt", &impossible); // transformers insists on it
-    safetensors_plan_finish(plan);
-}
-
-// parameters (table->parameter_count).
+// Writes model.safetensors into `directory`. parameters (table->parameter_count), on the
+// host.
 static inline bool hf_model_write_weights(const char *directory, const ParameterTable *table,
                                           SafetensorsType type, const float *parameters, Error *error) {
     char path[PATH_MAX];
     SafetensorsPlan plan;
     SafetensorsWriter writer;
+    Error later;
     if (!hf_model_path(path, directory, "model.safetensors", error)) { return false; }
-    hf_model_plan(&plan, table, type);
+    safetensors_plan_start(&plan);
+    for (int i = 0; i < table->count; i++) {
+        size_t shape[2];
+        int dimensions = hf_model_shape(&table->entries[i], shape);
+        safetensors_plan_add(&plan, table->entries[i].name, type, dimensions, shape);
+    }
+    safetensors_plan_note(&plan, "format", "pt", &later); // transformers insists on it
+    safetensors_plan_finish(&plan);
     bool good = safetensors_create(&writer, path, &plan, error);
     if (good) {
         for (int i = 0; i < table->count && good; i++) {
             const ParameterInfo *info = &table->entries[i];
             good = safetensors_write_floats(&writer, i, 0, info->count, parameters + info->offset, error);
         }
-        Error later;
-        good = safetensors_writer_finish(&writer, good ? error : &later) && good;
+        good = safetensors_writer_finish(&writer, good ? error : &later) && good; // the first error counts
     }
     safetensors_plan_free(&plan);
     return good;
 }
 
-// Removes a directory of files: one that was begun and cannot be finished.
-static inline void hf_model_discard(const char *path) {
-    DIR *directory = opendir(path);
-    if (directory == NULL) { return; }
-    for (struct dirent *entry; (entry = readdir(directory)) != NULL;) {
-        unlinkat(dirfd(directory), entry->d_name, 0);
-    }
-    closedir(directory);
-    rmdir(path);
-}
-
-// Whether `path` may become a directory of ours: nothing there, or an empty directory.
+// Whether a model may be written to `path`: nothing is there, or an empty directory.
 static inline bool hf_model_check_target(const char *path, Error *error) {
     DIR *directory = opendir(path);
     if (directory == NULL && errno == ENOENT) { return true; }
@@ -560,7 +504,7 @@ static inline bool hf_model_check_target(const char *path, Error *error) {
     return error_set(error, "%.300s is not empty: choose a directory that does not exist yet", path);
 }
 
-// Makes a directory beside `path`, of a name that nobody has.
+// Makes a temporary directory beside `path`, under a name that is not taken.
 static inline bool hf_model_begin(char temporary[PATH_MAX], const char *path, Error *error) {
     for (int number = 1; number < 1000; number++) {
         if (snprintf(temporary, PATH_MAX, "%s.partial%d", path, number) >= PATH_MAX) {
@@ -572,21 +516,8 @@ static inline bool hf_model_begin(char temporary[PATH_MAX], const char *path, Er
     return error_set(error, "cannot create the directory %.300s: %s", temporary, strerror(errno));
 }
 
-// Gives the finished directory its name, where there may be an empty one.
-static inline bool hf_model_commit(const char *temporary, const char *path, Error *error) {
-    char parent[PATH_MAX];
-    snprintf(parent, sizeof parent, "%s", path);
-    char *slash = strrchr(parent, '/');
-    if (slash != NULL) { slash[slash == parent] = '\0'; }
-    if (!hf_model_sync_directory(temporary, error)) { return false; }
-    if (rename(temporary, path) != 0) {
-        return error_set(error, "cannot rename %.300s to %.300s: %s", temporary, path, strerror(errno));
-    }
-    return hf_model_sync_directory(slash != NULL ? parent : ".", error);
-}
-
-// A checkpoint of ours stands for the model in it: `directory`, a text with room for
-// `capacity` bytes, then becomes that of the model.
+// Where `directory` is a checkpoint, changes it to the directory of the model in that
+// checkpoint. `directory` has room for `capacity` bytes.
 static inline void hf_model_find(char *directory, size_t capacity) {
     char path[PATH_MAX];
     struct stat status;
@@ -597,9 +528,10 @@ static inline void hf_model_find(char *directory, size_t capacity) {
     if (inside) { strcat(directory, "/model"); }
 }
 
-// Writes a model that transformers' GPTNeoForCausalLM.from_pretrained loads. type: F32 or
-// BF16. tokenizer: a directory whose tokenizer goes with it, or NULL. `directory` must
-// not exist, or be empty; on failure it is as it was.
+// Writes a model that transformers' GPTNeoForCausalLM.from_pretrained loads. parameters
+// (table->parameter_count), on the host. type: F32 or BF16. tokenizer: a directory whose
+// tokenizer is copied beside the weights, or NULL. `directory` must not exist, or be
+// empty; on failure it is as it was.
 static inline bool hf_model_save(const char *directory, const GptNeoConfig *config,
                                  const ParameterTable *table, const float *parameters, SafetensorsType type,
                                  const char *tokenizer, Error *error) {
@@ -615,8 +547,8 @@ static inline bool hf_model_save(const char *directory, const GptNeoConfig *conf
     bool good = hf_model_write_config(temporary, config, type, tokenizer, error) &&
                 (tokenizer == NULL || hf_model_copy_tokenizer(tokenizer, temporary, error)) &&
                 hf_model_write_weights(temporary, table, type, parameters, error) &&
-                hf_model_commit(temporary, path, error);
-    if (!good) { hf_model_discard(temporary); }
+                directory_publish(temporary, path, false, error);
+    if (!good) { tree_remove(temporary); }
     return good;
 }
 

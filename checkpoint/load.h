@@ -1,101 +1,44 @@
-// checkpoint/load.h: going on from a checkpoint: opening and judging it, which trusts
-// nothing that stands there, and putting its vectors and numbers where a run of now has
-// them.
+// checkpoint/load.h: going on from a checkpoint.
 //
-// Whatever is wrong is found before anything of the run is changed, and is an error that
-// all ranks share; every block of the state is read and summed up, shared out over the
-// ranks. What cannot be as if nothing had happened (another rule, other ranks, another
-// device) is said.
+// A checkpoint is opened and checked without trusting a byte of it, and then its vectors
+// and numbers are put where the present run has them. Everything that can be wrong is
+// found before anything of the run changes, and is an error on all ranks alike. Every
+// block of state.safetensors is read and its checksum compared; the ranks share that
+// work.
+//
+// What cannot go on as if nothing had happened (another rule, another number of ranks,
+// another kind of device, another option that changes the numbers) is no error, but a
+// remark.
 #ifndef ACCO_CHECKPOINT_LOAD_H
 #define ACCO_CHECKPOINT_LOAD_H
 
-#include <fcntl.h>
-
 #include "checkpoint/checkpoint.h"
 
-// ---------------------------------------------------------------------------------------
-// Checksums: CRC-32 of every block of the state, shared out over the ranks
+enum { CHECKPOINT_REMARKS_SIZE = 512 };
 
-static inline size_t checkpoint_block_count(size_t bytes) {
-    return (bytes + CHECKPOINT_BLOCK - 1) / CHECKPOINT_BLOCK;
-}
-
-// sums (blocks): those of this rank's blocks, 0 elsewhere.
-static inline bool checkpoint_sum_blocks(const Run *run, int descriptor, size_t bytes, uint32_t *sums,
-                                         Error *error) {
-    unsigned char *block = (unsigned char *)malloc(CHECKPOINT_BLOCK);
-    bool good = block != NULL || error_set(error, "no memory for a block of the state");
-    size_t step = (size_t)run->transport.size;
-    for (size_t i = (size_t)run->transport.rank; good && i < checkpoint_block_count(bytes); i += step) {
-        size_t begin = i * CHECKPOINT_BLOCK,
-               size = bytes - begin < (size_t)CHECKPOINT_BLOCK ? bytes - begin : (size_t)CHECKPOINT_BLOCK;
-        good = pread(descriptor, block, size, (off_t)begin) == (ssize_t)size ||
-               error_set(error, "the state ends early");
-        if (good) { sums[i] = (uint32_t)crc32(0, block, (uInt)size); }
-    }
-    free(block);
-    return good;
-}
-
-// All ranks; `sums` (blocks), for the caller to free. NULL with an error, the same on all
-// ranks.
-static inline uint32_t *checkpoint_sums(Run *run, const char *path, size_t *blocks, Error *error) {
-    Transport *transport = &run->transport;
-    struct stat status;
-    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
-    bool good = descriptor >= 0 && fstat(descriptor, &status) == 0;
-    if (!good) { error_set(error, "cannot open %.400s: %s", path, strerror(errno)); }
-    uint64_t size = good ? (uint64_t)status.st_size : 0;
-    if (!all_ranks_have(run, size)) {
-        good = false;
-        if (!error_is_set(error)) { error_set(error, "%.400s has not the same length on all ranks", path); }
-    }
-    *blocks = good ? checkpoint_block_count((size_t)status.st_size) : 0;
-    size_t bytes = *blocks * sizeof(uint32_t);
-    uint32_t *mine = (uint32_t *)calloc(*blocks + 1, sizeof *mine);
-    good = good && checkpoint_sum_blocks(run, descriptor, (size_t)status.st_size, mine, error);
-    if (descriptor >= 0) { close(descriptor); }
-    if (!all_ranks_good(run, good, error)) {
-        free(mine);
-        return NULL;
-    }
-    uint32_t *all = (uint32_t *)calloc((size_t)transport->size * (*blocks + 1), sizeof *all);
-    transport_all_gather_records(transport, "checkpoint", mine, all, bytes);
-    for (size_t i = 0; i < *blocks; i++) { mine[i] = all[(i % (size_t)transport->size) * *blocks + i]; }
-    free(all);
-    return mine;
-}
-
-// ---------------------------------------------------------------------------------------
-// Loading
-
+// A checkpoint on disk that has been opened. A run is loaded from it by one rank; `run`
+// in the functions below is always the present one.
 typedef struct CheckpointSource {
-    char path[CHECKPOINT_PATH];
-    json_t *numbers;
+    char path[CHECKPOINT_PATH_SIZE];
+    json_t *manifest;
     SafetensorsFile state;
-    const char *rule;
-    int workers;
-    char remarks[512]; // what is not exact; empty: everything is
+    const char *rule;                      // that of the run which saved it
+    bool same_rule;                        // as the present run's
+    int workers;                           // ranks of the run which saved it
+    char remarks[CHECKPOINT_REMARKS_SIZE]; // what is not exactly as before; empty: everything is
 } CheckpointSource;
 
-static inline void checkpoint_remark(CheckpointSource *source, const char *text) {
-    size_t used = strlen(source->remarks);
-    snprintf(source->remarks + used, sizeof source->remarks - used, "%s%s", used > 0 ? "; " : "", text);
-}
+// ---------------------------------------------------------------------------------------
+// Checking the manifest
 
-static inline void checkpoint_close(CheckpointSource *source) {
-    json_decref(source->numbers);
-    safetensors_close(&source->state);
-}
-
-// A whole number of a manifest that is a count.
+// A whole number from 0 to 2^53.
 static inline bool is_count(const json_t *object, const char *key) {
     const json_t *item = json_object_get(object, key);
     return json_is_integer(item) && json_integer_value(item) >= 0 &&
            json_integer_value(item) <= (json_int_t)1 << 53;
 }
 
-// A number in a string, finite and not negative.
+// A number in a string, from 0 to 2^53.
 static inline bool is_amount(const json_t *object, const char *key) {
     const char *text = json_string_value(json_object_get(object, key));
     char *end = NULL;
@@ -105,8 +48,12 @@ static inline bool is_amount(const json_t *object, const char *key) {
 
 static inline bool tally_is_sane(const json_t *tally) {
     const json_t *site = json_object_get(tally, "site");
-    return is_amount(tally, "micro_batches") && is_amount(tally, "not_finite") &&
-           is_amount(tally, "left_out") && is_amount(site, "micro_batch") && is_amount(site, "element");
+    bool good = is_amount(site, "micro_batch") && is_amount(site, "element");
+    for (int i = 0; i < TALLY_SUM_COUNT; i++) {
+        const TallySum *sum = &TALLY_SUMS[i];
+        good = good && (sum->name == NULL || !sum->is_amount || is_amount(tally, sum->name));
+    }
+    return good;
 }
 
 static inline bool detector_is_sane(const json_t *detector) {
@@ -129,136 +76,164 @@ static inline bool workers_are_sane(const json_t *workers) {
     return good;
 }
 
-static inline bool fragments_are_sane(const json_t *numbers, bool streaming) {
-    const json_t *applied = json_object_get(numbers, "applied_at");
-    int64_t count = (int64_t)json_array_size(applied), commit = integer_from_json(numbers, "commit");
-    bool good = json_is_array(applied) && is_count(numbers, "fragment") && (count > 0 || !streaming);
+// No fragment was applied in the future, and the next one is one of them.
+static inline bool fragments_are_sane(const json_t *manifest, bool local) {
+    const json_t *applied = json_object_get(manifest, "applied_at");
+    int64_t count = (int64_t)json_array_size(applied), commit = integer_from_json(manifest, "commit");
+    bool good = json_is_array(applied) && is_count(manifest, "fragment") && (count > 0 || !local);
     for (int64_t i = 0; good && i < count; i++) {
         const json_t *item = json_array_get(applied, (size_t)i);
         good = json_is_integer(item) && json_integer_value(item) >= 0 && json_integer_value(item) <= commit;
     }
-    return good && integer_from_json(numbers, "fragment") < (count > 1 ? count : 1);
+    return good && integer_from_json(manifest, "fragment") < (count > 1 ? count : 1);
 }
 
-// All tokens that the workers have begun with can be counted: load_position does so.
-static inline bool position_is_sane(const json_t *numbers) {
-    const json_t *workers = json_object_get(numbers, "workers");
+// Micro-batches that the worker which came furthest has begun.
+static inline int64_t furthest_worker(const json_t *manifest) {
+    const json_t *workers = json_object_get(manifest, "workers");
     int64_t furthest = 0;
     for (size_t i = 0; i < json_array_size(workers); i++) {
         int64_t begun = integer_from_json(json_array_get(workers, i), "micro_batches_begun");
-        furthest = begun > furthest ? begun : furthest;
+        if (begun > furthest) { furthest = begun; }
     }
+    return furthest;
+}
+
+// The position in the data, counted in tokens by load_position, is no more than 2^53.
+static inline bool position_is_sane(const json_t *manifest) {
+    double workers = (double)json_array_size(json_object_get(manifest, "workers"));
     double batches =
-        (double)integer_from_json(numbers, "data_base") + (double)furthest * (double)json_array_size(workers);
-    return batches * (double)integer_from_json(numbers, "sequences") *
-               (double)integer_from_json(numbers, "length") <=
+        (double)integer_from_json(manifest, "data_base") + (double)furthest_worker(manifest) * workers;
+    return batches * (double)integer_from_json(manifest, "sequences") *
+               (double)integer_from_json(manifest, "length") <=
            0x1p53;
 }
 
-// Everything that loading takes out of checkpoint.json is there and can be.
-static inline bool numbers_are_sane(const json_t *numbers, const Rule *rule) {
+// Everything that loading takes out of the manifest is there, and can be the state of a
+// run of `rule` (NULL: there is no rule of its name).
+static inline bool manifest_is_sane(const json_t *manifest, const Rule *rule) {
     static const char *const counts[] = {"parameters", "commit",    "reports",
                                          "data_base",  "sequences", "length"};
-    const json_t *job = json_object_get(numbers, "job"),
-                 *in_flight = json_object_get(numbers, "job_in_flight");
+    const json_t *job = json_object_get(manifest, "job"),
+                 *in_flight = json_object_get(manifest, "job_in_flight");
     bool good = rule != NULL && json_is_boolean(in_flight) && json_is_object(job) &&
-                is_amount(numbers, "gradients_done") && is_amount(numbers, "seconds") &&
-                is_amount(numbers, "spikes") && is_amount(numbers, "rollbacks") &&
-                json_is_array(json_object_get(numbers, "block_crc32"));
+                is_amount(manifest, "gradients_done") && is_amount(manifest, "seconds") &&
+                is_amount(manifest, "spikes") && is_amount(manifest, "rollbacks") &&
+                json_is_array(json_object_get(manifest, "block_crc32"));
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
-        good = good && is_count(numbers, counts[i]);
+        good = good && is_count(manifest, counts[i]);
     }
-    good = good && integer_from_json(numbers, "sequences") > 0 && integer_from_json(numbers, "length") > 0;
+    good = good && integer_from_json(manifest, "sequences") > 0 && integer_from_json(manifest, "length") > 0;
     if (good && json_is_true(in_flight)) {
         good = rule->job_in_flight_between_commits && integer_from_json(job, "kind") == AVERAGE &&
                integer_from_json(job, "fragment") == 0 && tally_is_sane(json_object_get(job, "total"));
     }
-    return good && workers_are_sane(json_object_get(numbers, "workers")) && position_is_sane(numbers) &&
-           fragments_are_sane(numbers, rule->kind == RULE_LOCAL);
+    return good && workers_are_sane(json_object_get(manifest, "workers")) && position_is_sane(manifest) &&
+           fragments_are_sane(manifest, rule->kind == RULE_LOCAL);
 }
 
-// The state holds what a run of its rule leaves.
-static inline bool source_is_complete(const CheckpointSource *source, const Run *run, const Rule *rule) {
+// ---------------------------------------------------------------------------------------
+// Opening
+
+static inline const float *source_area(const CheckpointSource *source, const CheckpointedRun *run,
+                                       const char *vector, int worker) {
+    return area_find(&source->state, run->table, vector, worker);
+}
+
+// The state holds every vector that a run of `rule`, which saved it, has.
+static inline bool source_is_complete(const CheckpointSource *source, const CheckpointedRun *run,
+                                      const Rule *rule) {
     static const char *const own[] = {"exp_avg", "exp_avg_sq", "parameters"};
     bool local = rule->kind == RULE_LOCAL,
-         in_flight = json_is_true(json_object_get(source->numbers, "job_in_flight"));
-    bool good = area_find(&source->state, &run->table, "master", -1) != NULL;
+         in_flight = json_is_true(json_object_get(source->manifest, "job_in_flight"));
+    bool good = source_area(source, run, "master", -1) != NULL;
     for (int worker = local ? 0 : -1; good && worker < (local ? source->workers : 0); worker++) {
         for (int i = 0; i < (local || !rule->replicated ? 3 : 2); i++) {
-            good = good && area_find(&source->state, &run->table, own[i], worker) != NULL;
+            good = good && source_area(source, run, own[i], worker) != NULL;
         }
     }
-    if (local) { good = good && area_find(&source->state, &run->table, "momentum", -1) != NULL; }
-    return good && in_flight == (area_find(&source->state, &run->table, "exchange", -1) != NULL);
+    if (local) { good = good && source_area(source, run, "momentum", -1) != NULL; }
+    return good && in_flight == (source_area(source, run, "exchange", -1) != NULL);
 }
 
-// Gradients wait in overlapped rules only, and of all workers.
-static inline bool source_gradients_fit(const CheckpointSource *source, const Run *run, const Rule *rule) {
-    bool first = area_find(&source->state, &run->table, "gradients", 0) != NULL,
+// Gradients that wait for a job are those of all workers or of none, and only overlapped
+// rules have them.
+static inline bool source_gradients_fit(const CheckpointSource *source, const CheckpointedRun *run,
+                                        const Rule *rule) {
+    bool first = source_area(source, run, "gradients", 0) != NULL,
          good = !first || rule->kind == RULE_OVERLAPPED;
     for (int worker = 1; good && worker < source->workers; worker++) {
-        good = (area_find(&source->state, &run->table, "gradients", worker) != NULL) == first;
+        good = (source_area(source, run, "gradients", worker) != NULL) == first;
     }
     return good;
 }
 
-static inline bool checkpoint_open_numbers(CheckpointSource *source, const char *path, Error *error) {
-    char file[CHECKPOINT_PATH + 32];
+static inline bool source_open_manifest(CheckpointSource *source, const CheckpointedRun *run,
+                                        const char *path, Error *error) {
+    char file[CHECKPOINT_PATH_SIZE + 32];
     json_error_t problem;
-    snprintf(file, sizeof file, "%.*s/checkpoint.json", CHECKPOINT_PATH, path);
-    source->numbers = json_load_file(file, JSON_REJECT_DUPLICATES, &problem);
-    if (source->numbers == NULL) { return error_set(error, "%.400s: %.120s", file, problem.text); }
-    source->rule = json_string_value(json_object_get(source->numbers, "optimizer"));
-    source->workers = (int)json_array_size(json_object_get(source->numbers, "workers"));
-    if (!json_is_integer(json_object_get(source->numbers, "checkpoint")) ||
-        integer_from_json(source->numbers, "checkpoint") != CHECKPOINT_VERSION || source->rule == NULL) {
+    snprintf(file, sizeof file, "%.*s/checkpoint.json", CHECKPOINT_PATH_SIZE, path);
+    source->manifest = json_load_file(file, JSON_REJECT_DUPLICATES, &problem);
+    if (source->manifest == NULL) { return error_set(error, "%.400s: %.120s", file, problem.text); }
+    source->rule = json_string_value(json_object_get(source->manifest, "optimizer"));
+    source->workers = (int)json_array_size(json_object_get(source->manifest, "workers"));
+    if (!json_is_integer(json_object_get(source->manifest, "checkpoint")) ||
+        integer_from_json(source->manifest, "checkpoint") != CHECKPOINT_VERSION || source->rule == NULL) {
         return error_set(error, "%.400s is no checkpoint of this version", path);
     }
-    if (integer_from_json(source->numbers, "checksum") != manifest_checksum(source->numbers)) {
+    source->same_rule = strcmp(source->rule, run->rule->name) == 0;
+    if (integer_from_json(source->manifest, "checksum") != manifest_checksum(source->manifest)) {
         return error_set(error, "%.400s is damaged: it is not what was written", file);
     }
-    if (!numbers_are_sane(source->numbers, rule_find(source->rule))) {
+    if (!manifest_is_sane(source->manifest, rule_find(source->rule))) {
         return error_set(error, "%.400s is no state that a run of %.40s can be in", file, source->rule);
     }
     return true;
 }
 
-static inline bool source_is_of_model(const CheckpointSource *source, const Run *run) {
+static inline bool source_is_of_model(const CheckpointSource *source, const CheckpointedRun *run) {
     json_t *model = model_to_json(run);
-    bool same = json_equal(json_object_get(source->numbers, "model"), model) != 0;
+    bool same = json_equal(json_object_get(source->manifest, "model"), model) != 0;
     json_decref(model);
     return same;
 }
 
-static inline bool checkpoint_open_all(CheckpointSource *source, const Run *run, const char *path,
-                                       Error *error) {
-    char file[CHECKPOINT_PATH + 32];
-    snprintf(file, sizeof file, "%.*s/state.safetensors", CHECKPOINT_PATH, path);
-    if (!checkpoint_open_numbers(source, path, error) || !safetensors_open(&source->state, file, error)) {
+static inline bool source_open_all(CheckpointSource *source, const CheckpointedRun *run, const char *path,
+                                   Error *error) {
+    char file[CHECKPOINT_PATH_SIZE + 32];
+    snprintf(file, sizeof file, "%.*s/state.safetensors", CHECKPOINT_PATH_SIZE, path);
+    if (!source_open_manifest(source, run, path, error) || !safetensors_open(&source->state, file, error)) {
         return false;
     }
     const Rule *rule = rule_find(source->rule);
     if (!source_is_of_model(source, run) ||
-        integer_from_json(source->numbers, "parameters") != (int64_t)run->table.parameter_count) {
-        return error_set(error, "%.400s is of another model than %s", path, run->config.name);
+        integer_from_json(source->manifest, "parameters") != (int64_t)run->table->parameter_count) {
+        return error_set(error, "%.400s is of another model than %s", path, run->config->name);
     }
     if (source_is_complete(source, run, rule) && source_gradients_fit(source, run, rule)) { return true; }
     return error_set(error, "%.400s does not hold what a run of %s leaves", file, rule->name);
 }
 
-// Of this rank alone: the files are there, sound, and for this model. On failure there is
-// nothing to close.
-static inline bool checkpoint_open(CheckpointSource *source, const Run *run, const char *path, Error *error) {
+static inline void checkpoint_close(CheckpointSource *source) {
+    json_decref(source->manifest);
+    safetensors_close(&source->state);
+}
+
+// One rank alone: opens a checkpoint, and checks that its files are there, sound, and of
+// this run's model; the bytes of the vectors are not read. On failure there is nothing to
+// close.
+static inline bool checkpoint_open(CheckpointSource *source, const CheckpointedRun *run, const char *path,
+                                   Error *error) {
     memset(source, 0, sizeof *source);
     snprintf(source->path, sizeof source->path, "%s", path);
-    bool good = checkpoint_open_all(source, run, path, error);
+    bool good = source_open_all(source, run, path, error);
     if (!good) { checkpoint_close(source); }
     return good;
 }
 
-// Of this rank alone: the newest checkpoint of the run in `directory`, if there is one
-// that can be read, is of this run's model.
-static inline bool checkpoint_check_model(const Run *run, const char *directory, Error *error) {
+// One rank alone: false if the newest checkpoint of the run in `directory` is of another
+// model. True if there is none, or if it cannot be read: then loading says so.
+static inline bool checkpoint_check_model(const CheckpointedRun *run, const char *directory, Error *error) {
     CheckpointSource source;
     Error unreadable = {""};
     memset(&source, 0, sizeof source);
@@ -266,22 +241,84 @@ static inline bool checkpoint_check_model(const Run *run, const char *directory,
     if (commit < 0) { return true; }
     CheckpointPaths paths = checkpoint_paths(directory, commit);
     bool same =
-        !checkpoint_open_numbers(&source, paths.final, &unreadable) || source_is_of_model(&source, run);
+        !source_open_manifest(&source, run, paths.final, &unreadable) || source_is_of_model(&source, run);
     checkpoint_close(&source);
     return same || error_set(error,
                              "%.400s is of another model than %s: give the --model that it was trained with, "
                              "or another --out",
-                             paths.final, run->config.name);
+                             paths.final, run->config->name);
 }
 
-// All ranks: every block is what was written.
-static inline bool checkpoint_verify(CheckpointSource *source, Run *run, Error *error) {
-    char file[CHECKPOINT_PATH + 32];
+// ---------------------------------------------------------------------------------------
+// Verifying: a CRC-32 of every block of the state, block i computed by rank i mod ranks
+
+// sums (blocks): of this rank's blocks; the others stay as they are.
+static inline bool sum_own_blocks(const CheckpointedRun *run, int descriptor, size_t bytes, size_t blocks,
+                                  uint32_t *sums, Error *error) {
+    unsigned char *block = (unsigned char *)malloc(CHECKPOINT_BLOCK);
+    bool good = block != NULL || error_set(error, "no memory for a block of the state");
+    for (size_t i = (size_t)run->transport->rank; good && i < blocks; i += (size_t)run->transport->size) {
+        size_t begin = i * CHECKPOINT_BLOCK,
+               size = bytes - begin < (size_t)CHECKPOINT_BLOCK ? bytes - begin : (size_t)CHECKPOINT_BLOCK;
+        good = pread(descriptor, block, size, (off_t)begin) == (ssize_t)size ||
+               error_set(error, "the state ends early");
+        if (good) { sums[i] = (uint32_t)crc32(0, block, (uInt)size); }
+    }
+    free(block);
+    return good;
+}
+
+// Opens a file that all ranks must see with the same length, the number of `bytes`. -1
+// with an error, on this rank or on all of them.
+static inline int open_on_all_ranks(const CheckpointedRun *run, const char *path, uint64_t *bytes,
+                                    Error *error) {
+    struct stat status;
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+    bool good = descriptor >= 0 && fstat(descriptor, &status) == 0;
+    if (!good) { error_set(error, "cannot open %.400s: %s", path, strerror(errno)); }
+    *bytes = good ? (uint64_t)status.st_size : 0;
+    uint64_t *all = (uint64_t *)calloc((size_t)run->transport->size, sizeof *all);
+    transport_all_gather_records(run->transport, "checkpoint", bytes, all, sizeof *bytes);
+    bool same = true;
+    for (int rank = 0; rank < run->transport->size; rank++) { same = same && all[rank] == all[0]; }
+    free(all);
+    if (good && !same) { error_set(error, "%.400s has not the same length on all ranks", path); }
+    if (good && same) { return descriptor; }
+    if (descriptor >= 0) { close(descriptor); }
+    return -1;
+}
+
+// All ranks. Returns the sums of all blocks of a file, which the caller frees. NULL with
+// an error, the same on all ranks.
+static inline uint32_t *sum_blocks(const CheckpointedRun *run, const char *path, size_t *blocks,
+                                   Error *error) {
+    Transport *transport = run->transport;
+    uint64_t bytes;
+    int descriptor = open_on_all_ranks(run, path, &bytes, error);
+    *blocks = descriptor >= 0 ? ((size_t)bytes + CHECKPOINT_BLOCK - 1) / CHECKPOINT_BLOCK : 0;
+    uint32_t *sums = (uint32_t *)calloc(*blocks + 1, sizeof *sums);
+    bool good = descriptor >= 0 && sum_own_blocks(run, descriptor, (size_t)bytes, *blocks, sums, error);
+    if (descriptor >= 0) { close(descriptor); }
+    if (!all_ranks_good(run, good, error)) {
+        free(sums);
+        return NULL;
+    }
+    uint32_t *all = (uint32_t *)calloc((size_t)transport->size * (*blocks + 1), sizeof *all);
+    transport_all_gather_records(transport, "checkpoint", sums, all, *blocks * sizeof *sums);
+    for (size_t i = 0; i < *blocks; i++) { sums[i] = all[(i % (size_t)transport->size) * *blocks + i]; }
+    free(all);
+    return sums;
+}
+
+// All ranks: every block of the state is what was written.
+static inline bool checkpoint_verify(const CheckpointSource *source, const CheckpointedRun *run,
+                                     Error *error) {
+    char file[CHECKPOINT_PATH_SIZE + 32];
     size_t blocks;
     snprintf(file, sizeof file, "%s/state.safetensors", source->path);
-    uint32_t *sums = checkpoint_sums(run, file, &blocks, error);
+    uint32_t *sums = sum_blocks(run, file, &blocks, error);
     if (sums == NULL) { return false; }
-    const json_t *expected = json_object_get(source->numbers, "block_crc32");
+    const json_t *expected = json_object_get(source->manifest, "block_crc32");
     bool good = json_array_size(expected) == blocks;
     for (size_t i = 0; good && i < blocks; i++) {
         good = json_integer_value(json_array_get(expected, i)) == (json_int_t)sums[i];
@@ -290,7 +327,64 @@ static inline bool checkpoint_verify(CheckpointSource *source, Run *run, Error *
     return good || error_set(error, "%.400s is damaged: its bytes are not those that were written", file);
 }
 
-static inline bool state_read_piece(void *context, size_t flat, float *host, size_t count, Error *error) {
+// ---------------------------------------------------------------------------------------
+// Vectors: where each of the present run's comes from
+
+// AdamW's moments. Another rule may keep them in another place: shared by all workers, or
+// each its own.
+static inline const float *source_moment(const CheckpointSource *source, const CheckpointedRun *run,
+                                         const SavedVector *vector) {
+    int worker = run->transport->rank % source->workers;
+    const float *shared = source_area(source, run, vector->name, -1),
+                *own = source_area(source, run, vector->name, worker);
+    if (vector->scope == SAVED_WORKER) { return own != NULL ? own : shared; }
+    return shared != NULL ? shared : source_area(source, run, vector->name, 0);
+}
+
+// What compute uses, where this worker was there before, under the same rule; otherwise
+// the exact parameters.
+static inline const float *source_parameters(const CheckpointSource *source, const CheckpointedRun *run,
+                                             const SavedVector *vector) {
+    bool of_worker = vector->scope == SAVED_WORKER;
+    bool usable = source->same_rule && (!of_worker || source->workers == run->transport->size);
+    const float *found =
+        usable ? source_area(source, run, vector->name, of_worker ? run->transport->rank : -1) : NULL;
+    return found != NULL ? found : source_area(source, run, "master", -1);
+}
+
+// The gradient sums that wait for the next job. Where the number of ranks has changed,
+// the workers of then are dealt out to the ranks of now, and each rank adds up those of
+// its workers. The caller frees the sum (parameter_count).
+static inline float *source_gradients(const CheckpointSource *source, const CheckpointedRun *run,
+                                      Tally *handed_over, Tally *kept) {
+    size_t count = run->table->parameter_count;
+    float *sum = (float *)calloc(count, sizeof(float));
+    const json_t *workers = json_object_get(source->manifest, "workers");
+    memset(handed_over, 0, sizeof *handed_over);
+    memset(kept, 0, sizeof *kept);
+    for (int worker = run->transport->rank; worker < source->workers; worker += run->transport->size) {
+        const float *gradients = source_area(source, run, "gradients", worker);
+        WorkerNumbers numbers = worker_numbers_from_json(workers, worker);
+        for (size_t i = 0; gradients != NULL && i < count; i++) { sum[i] += gradients[i]; }
+        tally_add(handed_over, &numbers.handed_over);
+        tally_add(kept, &numbers.tally);
+    }
+    return sum;
+}
+
+// The sum over the ranks that the job in flight has exchanged, scaled so that its mean
+// over the ranks of now is the mean over those of then. The caller frees it
+// (parameter_count).
+static inline float *source_exchange(const CheckpointSource *source, const CheckpointedRun *run) {
+    size_t count = run->table->parameter_count;
+    float *sum = (float *)malloc(count * sizeof(float)),
+          scale = (float)run->transport->size / (float)source->workers;
+    const float *saved = source_area(source, run, "exchange", -1);
+    for (size_t i = 0; i < count; i++) { sum[i] = saved[i] * scale; }
+    return sum;
+}
+
+static inline bool read_piece(void *context, size_t flat, float *host, size_t count, Error *error) {
     const float *from = (const float *)context;
     (void)error;
     if (from == NULL) {
@@ -301,235 +395,182 @@ static inline bool state_read_piece(void *context, size_t flat, float *host, siz
     return true;
 }
 
-// What this rank has of the vector <- from (parameter_count), or zeros.
-static inline void state_read(Run *run, const SavedVector *vector, const float *from, float *stage) {
-    PieceWalk walk = {&run->scheduler, true, stage, state_read_piece, (void *)from};
+// What this rank has of the vector <- from (parameter_count), or zeros where that is
+// NULL.
+static inline void read_vector(CheckpointedRun *run, const SavedVector *vector, const float *from,
+                               float *stage) {
+    PieceWalk walk = {run->scheduler, true, stage, read_piece, (void *)from};
     Error error = {""};
-    walk_vector(&walk, vector, false, &error);
+    walk_vector(&walk, vector, false, &error); // cannot fail: read_piece does not
 }
 
-static inline const float *source_area(const CheckpointSource *source, const Run *run, const char *vector,
-                                       int worker) {
-    return area_find(&source->state, &run->table, vector, worker);
-}
-
-// A vector of the optimizer, which other rules keep in another place: the whole one, or
-// that of one worker.
-static inline const float *source_moment(CheckpointSource *source, const Run *run,
-                                         const SavedVector *vector) {
-    int worker = run->transport.rank % source->workers;
-    const float *shared = source_area(source, run, vector->name, -1),
-                *own = source_area(source, run, vector->name, worker);
-    if (vector->scope == SAVED_WORKER) { return own != NULL ? own : shared; }
-    return shared != NULL ? shared : source_area(source, run, vector->name, 0);
-}
-
-// What compute uses, as it was; where that makes no sense any more the exact parameters.
-static inline const float *source_parameters(CheckpointSource *source, const Run *run,
-                                             const SavedVector *vector, bool same_rule) {
-    bool of_worker = vector->scope == SAVED_WORKER;
-    bool usable = same_rule && (!of_worker || source->workers == run->transport.size);
-    const float *found =
-        usable ? source_area(source, run, vector->name, of_worker ? run->transport.rank : -1) : NULL;
-    return found != NULL ? found : source_area(source, run, "master", -1);
-}
-
-// The gradient sums that wait for the next job: those of all workers that this rank
-// stands for, added up. Free it.
-static inline float *source_gradients(CheckpointSource *source, const Run *run, Tally *handed_over,
-                                      Tally *kept) {
-    size_t count = run->table.parameter_count;
-    float *sum = (float *)calloc(count, sizeof(float));
-    const json_t *workers = json_object_get(source->numbers, "workers");
-    memset(handed_over, 0, sizeof *handed_over);
-    memset(kept, 0, sizeof *kept);
-    for (int worker = run->transport.rank; worker < source->workers; worker += run->transport.size) {
-        const float *gradients = source_area(source, run, "gradients", worker);
-        WorkerNumbers numbers = worker_numbers_from_json(json_array_get(workers, (size_t)worker));
-        for (size_t i = 0; gradients != NULL && i < count; i++) { sum[i] += gradients[i]; }
-        tally_add(handed_over, &numbers.handed_over);
-        tally_add(kept, &numbers.tally);
-    }
-    return sum;
-}
-
-// The sum under way as the ranks of now would have sent it: their mean is that of those
-// who did. Free it.
-static inline float *source_exchange(const CheckpointSource *source, const Run *run) {
-    size_t count = run->table.parameter_count;
-    float *sum = (float *)malloc(count * sizeof(float)),
-          scale = (float)run->transport.size / (float)source->workers;
-    const float *saved = source_area(source, run, "exchange", -1);
-    for (size_t i = 0; i < count; i++) { sum[i] = saved[i] * scale; }
-    return sum;
-}
-
-// ACCO's half batch stands in the accumulator as well, and grows there.
-static inline void load_gradients(CheckpointSource *source, Run *run, float *stage) {
-    Scheduler *s = &run->scheduler;
+static inline void load_gradients(const CheckpointSource *source, CheckpointedRun *run, float *stage) {
+    Scheduler *s = run->scheduler;
     float *sum = source_gradients(source, run, &s->job.tally, &s->tally);
-    SavedVector exchange = {"gradients", SAVED_WORKER, s->comm_buffer.data},
+    SavedVector handed_over = {"gradients", SAVED_WORKER, s->comm_buffer.data},
                 accumulator = {"gradients", SAVED_WORKER, s->gradients.data};
-    state_read(run, &exchange, sum, stage);
-    if (s->tally.micro_batches > 0) { state_read(run, &accumulator, sum, stage); }
+    read_vector(run, &handed_over, sum, stage);
+    // After hand_over(KEEP) the accumulator holds the same sum, and grows.
+    if (s->tally.micro_batches > 0) { read_vector(run, &accumulator, sum, stage); }
     s->comm_buffer.state = BUFFER_READY;
     free(sum);
 }
 
-static inline void load_vectors(CheckpointSource *source, Run *run, bool same_rule) {
-    Scheduler *s = &run->scheduler;
-    SavedVector vectors[CHECKPOINT_VECTORS];
+static inline void load_vectors(const CheckpointSource *source, CheckpointedRun *run) {
+    Scheduler *s = run->scheduler;
+    SavedVector vectors[CHECKPOINT_MAX_VECTORS];
     float *stage = (float *)malloc(CHECKPOINT_STAGE * sizeof(float));
-    s->job_in_flight = same_rule && json_is_true(json_object_get(source->numbers, "job_in_flight"));
+    s->job_in_flight = source->same_rule && json_is_true(json_object_get(source->manifest, "job_in_flight"));
     float *exchange = s->job_in_flight ? source_exchange(source, run) : NULL;
     int count = saved_vectors(s, vectors);
     for (int i = 0; i < count; i++) {
-        bool moment = strncmp(vectors[i].name, "exp_avg", 7) == 0,
-             parameters = strcmp(vectors[i].name, "parameters") == 0;
-        const float *from = moment ? source_moment(source, run, &vectors[i])
-                            : strcmp(vectors[i].name, "exchange") == 0 ? exchange
-                            : parameters ? source_parameters(source, run, &vectors[i], same_rule)
-                                         : source_area(source, run, vectors[i].name, -1);
-        state_read(run, &vectors[i], from, stage);
+        const char *name = vectors[i].name;
+        const float *from = strncmp(name, "exp_avg", 7) == 0  ? source_moment(source, run, &vectors[i])
+                            : strcmp(name, "exchange") == 0   ? exchange
+                            : strcmp(name, "parameters") == 0 ? source_parameters(source, run, &vectors[i])
+                                                              : source_area(source, run, name, -1);
+        read_vector(run, &vectors[i], from, stage);
     }
     if (s->job_in_flight) { s->comm_buffer.state = BUFFER_WRITING; } // as if its job had just ended
-    bool waiting = same_rule && source_area(source, run, "gradients", 0) != NULL;
-    if (waiting) { load_gradients(source, run, stage); }
+    if (source->same_rule && source_area(source, run, "gradients", 0) != NULL) {
+        load_gradients(source, run, stage);
+    }
     free(exchange);
     free(stage);
 }
 
-// What this worker alone knows, where it is the same worker.
-static inline void load_own_numbers(CheckpointSource *source, Run *run, bool same_rule) {
-    Scheduler *s = &run->scheduler;
-    const json_t *workers = json_object_get(source->numbers, "workers");
-    WorkerNumbers mine = worker_numbers_from_json(json_array_get(workers, (size_t)run->transport.rank));
+// ---------------------------------------------------------------------------------------
+// Numbers
+
+// With the same number of ranks and tokens of a micro-batch: what this worker alone
+// knows.
+static inline void load_own_numbers(const CheckpointSource *source, CheckpointedRun *run) {
+    Scheduler *s = run->scheduler;
+    const json_t *workers = json_object_get(source->manifest, "workers");
+    WorkerNumbers mine = worker_numbers_from_json(workers, run->transport->rank);
     s->micro_batches_begun = mine.micro_batches_begun;
     s->local_norm = mine.local_norm;
     s->local_rate = mine.local_rate;
-    if (!same_rule || s->settings.kind != RULE_LOCAL) { return; }
+    if (!source->same_rule || s->settings.kind != RULE_LOCAL) { return; }
     s->tally = mine.tally;
     if (s->settings.on_spike == SPIKE_SKIP) { return; }
-    s->tally.left_out = 0; // or the run would end at once, as the other one has
+    // A spike in this tally ended the run that saved it, and would end this one at once.
+    s->tally.left_out = 0;
     memset(&s->tally.site, 0, sizeof s->tally.site);
 }
 
-// Micro-batches of then in those of now: other ranks or other micro-batches begin where
-// the furthest rank was.
-static inline void load_position(CheckpointSource *source, Run *run, double scale) {
-    const json_t *workers = json_object_get(source->numbers, "workers");
-    int64_t furthest = 0;
-    for (int worker = 0; worker < source->workers; worker++) {
-        int64_t begun = integer_from_json(json_array_get(workers, (size_t)worker), "micro_batches_begun");
-        if (begun > furthest) { furthest = begun; }
-    }
-    run->data_base = (int64_t)ceil(((double)run->data_base + (double)furthest * source->workers) * scale);
+// With another number of ranks or tokens: the data go on where the worker was that came
+// furthest, so that none are used twice. scale: micro-batches of now in one of then.
+static inline void load_position(const CheckpointSource *source, CheckpointedRun *run, double scale) {
+    double begun = (double)furthest_worker(source->manifest) * source->workers;
+    run->data_base = (int64_t)ceil(((double)run->data_base + begun) * scale);
 }
 
-static inline void load_fragments(CheckpointSource *source, Scheduler *s) {
-    const json_t *applied = json_object_get(source->numbers, "applied_at");
+static inline void load_fragments(const CheckpointSource *source, Scheduler *s) {
+    const json_t *applied = json_object_get(source->manifest, "applied_at");
     if (s->fragments == NULL || json_array_size(applied) != (size_t)s->settings.fragments) { return; }
-    s->fragment = (int)integer_from_json(source->numbers, "fragment");
+    s->fragment = (int)integer_from_json(source->manifest, "fragment");
     for (int i = 0; i < s->settings.fragments; i++) {
         s->fragments[i].applied_at = (int64_t)json_integer_value(json_array_get(applied, (size_t)i));
     }
 }
 
-// What is usual; under local rules for a worker, one with another number where there are
-// more of them now.
-static inline void load_detectors(CheckpointSource *source, Run *run) {
-    Scheduler *s = &run->scheduler;
-    const json_t *workers = json_object_get(source->numbers, "workers");
-    WorkerNumbers numbers =
-        worker_numbers_from_json(json_array_get(workers, (size_t)(run->transport.rank % source->workers)));
+// What is usual for a loss and a norm. In local rules every worker knows its own; where
+// there are more ranks now, some take over another worker's.
+static inline void load_detectors(const CheckpointSource *source, Scheduler *s) {
+    const json_t *workers = json_object_get(source->manifest, "workers");
+    WorkerNumbers numbers = worker_numbers_from_json(workers, s->transport->rank % source->workers);
     s->norms = numbers.norms;
     s->losses = numbers.losses;
     s->norms.limit = s->losses.limit = s->settings.spike_limit;
     s->spikes_in_a_row = numbers.spikes_in_a_row;
 }
 
-static inline void load_numbers(CheckpointSource *source, Run *run, bool same_rule) {
-    Scheduler *s = &run->scheduler;
-    const json_t *numbers = source->numbers;
+static inline void load_numbers(const CheckpointSource *source, CheckpointedRun *run) {
+    Scheduler *s = run->scheduler;
+    const json_t *manifest = source->manifest;
     double then =
-        (double)integer_from_json(numbers, "sequences") * (double)integer_from_json(numbers, "length");
-    double scale = then / (double)tokens_per_micro_batch(run);
-    s->optimizer.commits = integer_from_json(numbers, "commit");
-    s->gradients_done = number_from_json(numbers, "gradients_done") * scale;
-    s->reports = integer_from_json(numbers, "reports");
-    s->spikes = number_from_json(numbers, "spikes");
-    s->rollbacks = number_from_json(numbers, "rollbacks");
+        (double)integer_from_json(manifest, "sequences") * (double)integer_from_json(manifest, "length");
+    double scale = then / (double)((int64_t)run->B * run->T);
+    s->optimizer.commits = integer_from_json(manifest, "commit");
+    s->gradients_done = number_from_json(manifest, "gradients_done") * scale;
+    s->reports = integer_from_json(manifest, "reports");
+    s->spikes = number_from_json(manifest, "spikes");
+    s->rollbacks = number_from_json(manifest, "rollbacks");
     s->report.commit = s->optimizer.commits;
     s->report.gradients_done = s->gradients_done;
-    if (s->job_in_flight) { job_from_json(json_object_get(numbers, "job"), &s->job); }
-    if (same_rule) { load_fragments(source, s); }
-    run->data_base = integer_from_json(numbers, "data_base");
-    load_detectors(source, run);
-    if (source->workers != run->transport.size || scale != 1) {
+    if (s->job_in_flight) { job_from_json(json_object_get(manifest, "job"), &s->job); }
+    if (source->same_rule) { load_fragments(source, s); }
+    run->data_base = integer_from_json(manifest, "data_base");
+    run->seconds = number_from_json(manifest, "seconds");
+    load_detectors(source, s);
+    if (source->workers != run->transport->size || scale != 1) {
         load_position(source, run, scale);
     } else {
-        load_own_numbers(source, run, same_rule);
+        load_own_numbers(source, run);
     }
 }
 
-// What cannot be as if nothing had happened.
-static inline void checkpoint_judge(CheckpointSource *source, const Run *run, bool same_rule) {
-    const json_t *options = json_object_get(source->numbers, "options");
-    json_t *now = options_as_json(&run->options);
-    const char *name;
+// ---------------------------------------------------------------------------------------
+// Remarks
+
+static inline void source_remark(CheckpointSource *source, const char *text) {
+    size_t used = strlen(source->remarks);
+    snprintf(source->remarks + used, sizeof source->remarks - used, "%s%s", used > 0 ? "; " : "", text);
+}
+
+// Fills in what cannot go on as if nothing had happened.
+static inline void source_find_remarks(CheckpointSource *source, const CheckpointedRun *run) {
+    const json_t *options = json_object_get(source->manifest, "options");
+    const char *device = json_string_value(json_object_get(source->manifest, "device")), *name;
     json_t *value;
-    if (!same_rule) {
-        checkpoint_remark(source,
-                          "another rule: what the old one had under way is dropped, moments are taken over");
+    if (!source->same_rule) {
+        source_remark(source,
+                      "another rule: what the old one had under way is dropped, moments are taken over");
     }
-    if (source->workers != run->transport.size) {
-        bool local = run->rule->kind == RULE_LOCAL;
-        checkpoint_remark(
-            source,
-            local
-                ? "another number of ranks: all go on from the outer parameters"
-                : "another number of ranks: sums are rounded in another order, data go on where the furthest "
-                  "rank was");
+    if (source->workers != run->transport->size && run->rule->kind == RULE_LOCAL) {
+        source_remark(source, "another number of ranks: all go on from the outer parameters");
+    } else if (source->workers != run->transport->size) {
+        source_remark(source, "another number of ranks: sums are rounded in another order, data go on where "
+                              "the furthest rank was");
     }
-    const char *device = json_string_value(json_object_get(source->numbers, "device"));
-    if (device != NULL && (strcmp(device, "cuda") == 0) != run->placement.on_gpu) {
-        checkpoint_remark(source, "another kind of device rounds in another way");
+    if (device != NULL && (strcmp(device, "cuda") == 0) != (run->scheduler->settings.gpu != NULL)) {
+        source_remark(source, "another kind of device rounds in another way");
     }
-    json_object_foreach(now, name, value) {
+    json_object_foreach(run->options, name, value) {
         const json_t *before = json_object_get(options, name);
-        if (option_find(name)->effect != OTHER_BITS || json_equal(before, value)) { continue; }
-        bool holds_out =
-            strcmp(name, "val-batches") == 0 && !run->data.builtin; // only with or without matters
-        if (strcmp(name, "val-batches") == 0 &&
-            (!holds_out || json_is_string(before) == json_is_string(value))) {
+        char text[64];
+        if (json_equal(before, value) ||
+            !run->option_change_matters(run->option_context, name, before, value)) {
             continue;
         }
-        char text[64];
         snprintf(text, sizeof text, "another --%.40s", name);
-        checkpoint_remark(source, text);
+        source_remark(source, text);
     }
-    json_decref(now);
 }
 
-// All ranks, after scheduler_start: the run is where the checkpoint was made. On failure
+// ---------------------------------------------------------------------------------------
+// Loading
+
+// All ranks, after scheduler_start: puts the run into the state of a checkpoint, and
+// fills in data_base, seconds and remarks. False with an error, the same on all ranks:
 // the run is as it was.
-static inline bool checkpoint_load(Run *run, const char *path, char remarks[512], Error *error) {
+static inline bool checkpoint_load(CheckpointedRun *run, const char *path,
+                                   char remarks[CHECKPOINT_REMARKS_SIZE], Error *error) {
     CheckpointSource source;
     bool opened = checkpoint_open(&source, run, path, error);
     if (!all_ranks_good(run, opened, error)) {
         if (opened) { checkpoint_close(&source); }
         return false;
     }
-    bool good = checkpoint_verify(&source, run, error), same_rule = strcmp(source.rule, run->rule->name) == 0;
-    if (all_ranks_good(run, good, error)) {
-        load_vectors(&source, run, same_rule);
-        load_numbers(&source, run, same_rule);
-        run->scheduler.parameters_version++;
-        run->seconds_before = number_from_json(source.numbers, "seconds");
-        checkpoint_judge(&source, run, same_rule);
-        snprintf(remarks, 512, "%s", source.remarks);
-    } else {
-        good = false;
+    bool good = checkpoint_verify(&source, run, error);
+    good = all_ranks_good(run, good, error);
+    if (good) {
+        load_vectors(&source, run);
+        load_numbers(&source, run);
+        run->scheduler->parameters_version++;
+        source_find_remarks(&source, run);
+        snprintf(remarks, CHECKPOINT_REMARKS_SIZE, "%s", source.remarks);
     }
     checkpoint_close(&source);
     return good;

@@ -1,44 +1,39 @@
-// safetensors.h: named tensors in a file.
+// safetensors.h: reads and writes files of named tensors.
 //
 // The format: 8 bytes little-endian N, N bytes of JSON, then the data.
 //
-//     {"__metadata__": {KEY: TEXT, ...}, NAME: {"dtype": "F32", "shape": [2, 3], "data_offsets": [BEGIN, END]}, ...}
+//     {"__metadata__": {KEY: TEXT, ...},
+//      NAME: {"dtype": "F32", "shape": [2, 3], "data_offsets": [BEGIN, END]}, ...}
 //
-// Offsets count from the end of the JSON, which spaces may pad. Every byte of the data
-// belongs to exactly one tensor.
+// Offsets count from the end of the JSON, which may be padded with spaces. Every byte of
+// the data belongs to exactly one tensor.
 //
-// Reading: bytes that somebody else wrote. Whatever they are, an opened file is one in
-// which every tensor lies inside the data, has the size that its type and shape say, and
-// overlaps no other; anything else is one sentence in an Error. Files are mapped
-// read-only; a file that shrinks while it is mapped is beyond us and ends the process
-// with SIGBUS. Data may lie at any address: old files have headers of odd lengths, so
-// elements are copied, never pointed to.
+// Reading: the bytes come from others and may be anything. In a file that has been
+// opened, every tensor lies inside the data, has the size that its type and shape say,
+// and overlaps no other; any other file is refused with one sentence in an Error. Files
+// are mapped read-only. Data may lie at any address, because old files have headers of
+// odd lengths: so elements are copied, never pointed to.
 //
-// Writing: a plan says what the file will hold, and from it follows every byte but the
-// data. One process creates the file, then any number of them, each with the same plan,
-// write the parts that they own: no order, no locks, for no two own the same bytes. A
-// file is whole when all of them have returned from safetensors_writer_finish; whoever
-// creates it takes care that nobody takes it for whole before that.
+// Writing: a plan says what the file will hold, and determines every byte but the data.
+// One process creates the file; then any number of processes, each with the same plan,
+// write the parts that they own, in any order and without locks, because no two own the
+// same bytes. The file is whole when safetensors_writer_finish has returned in all of
+// them. Until then its creator must keep it under a name that nobody reads.
 //
-// Numbers are in the byte order of the machine, which is taken to be little-endian as
-// everywhere in this program.
+// Elements are in the byte order of the machine, which this program takes to be
+// little-endian.
 #ifndef ACCO_CHECKPOINT_SAFETENSORS_H
 #define ACCO_CHECKPOINT_SAFETENSORS_H
 
 #include <assert.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "kernels/wire.h"
-#include "runtime/errors.h"
+#include "runtime/files.h"
 
 typedef enum SafetensorsType {
     SAFETENSORS_BOOL,
@@ -61,9 +56,9 @@ typedef enum SafetensorsType {
 
 enum {
     SAFETENSORS_MAX_DIMENSIONS = 8,
-    SAFETENSORS_MAX_HEADER = 100000000, // bytes, as the format's own library has it
+    SAFETENSORS_MAX_HEADER = 100000000, // bytes; the limit of the format's own library
     SAFETENSORS_NAME_SIZE = 128,        // of tensors that we write
-    SAFETENSORS_PATH_SIZE = 304         // of a path in messages
+    SAFETENSORS_PATH_SIZE = 304         // of a path in messages; longer ones are cut
 };
 
 typedef struct SafetensorsTypeInfo {
@@ -93,10 +88,10 @@ typedef struct SafetensorsEntry {
 } SafetensorsEntry;
 
 typedef struct SafetensorsFile {
-    char path[SAFETENSORS_PATH_SIZE]; // for messages; cut
+    char path[SAFETENSORS_PATH_SIZE]; // for messages
     const uint8_t *bytes;             // (size), the whole file
     size_t size;
-    bool mapped;               // bytes are a mapping of ours
+    bool mapped;               // `bytes` are a mapping, for safetensors_close to end
     json_t *header;            // owns names and metadata
     SafetensorsEntry *entries; // (count), sorted by name
     size_t count;
@@ -147,7 +142,7 @@ static inline bool safetensors_read_shape(const SafetensorsFile *file, const jso
     return true;
 }
 
-// data (data_size): all that follows the header.
+// data (data_size): everything behind the header.
 static inline bool safetensors_read_offsets(const SafetensorsFile *file, const json_t *offsets,
                                             const uint8_t *data, size_t data_size, SafetensorsEntry *entry,
                                             Error *error) {
@@ -207,15 +202,16 @@ static inline bool safetensors_check_metadata(const SafetensorsFile *file, Error
 static inline int safetensors_compare_places(const void *a, const void *b) {
     const SafetensorsEntry *one = (const SafetensorsEntry *)a, *other = (const SafetensorsEntry *)b;
     if (one->data != other->data) { return one->data < other->data ? -1 : 1; }
-    return (one->bytes > other->bytes) - (one->bytes < other->bytes); // empty ones first: they touch nothing
+    // At the same address an empty tensor overlaps nothing: it comes first.
+    return (one->bytes > other->bytes) - (one->bytes < other->bytes);
 }
 
 static inline int safetensors_compare_names(const void *a, const void *b) {
     return strcmp(((const SafetensorsEntry *)a)->name, ((const SafetensorsEntry *)b)->name);
 }
 
-// Every byte of the data (data_size) belongs to one tensor. Leaves the entries sorted by
-// place.
+// Checks that every byte of the data (data_size) belongs to one tensor. Leaves the
+// entries sorted by place.
 static inline bool safetensors_check_places(const SafetensorsFile *file, const uint8_t *data,
                                             size_t data_size, Error *error) {
     size_t position = 0;
@@ -241,7 +237,7 @@ static inline bool safetensors_check_places(const SafetensorsFile *file, const u
         file->path, data_size - position);
 }
 
-// data (data_size): all that follows the header.
+// Reads and checks all entries of the header. data (data_size): everything behind it.
 static inline bool safetensors_read_entries(SafetensorsFile *file, const uint8_t *data, size_t data_size,
                                             Error *error) {
     const char *name;
@@ -266,7 +262,7 @@ static inline bool safetensors_read_entries(SafetensorsFile *file, const uint8_t
     return true;
 }
 
-// Reads the header of file->bytes.
+// Reads and checks the header of file->bytes.
 static inline bool safetensors_parse(SafetensorsFile *file, Error *error) {
     static const char pointer[] = "version https://git-lfs";
     uint64_t length = 0;
@@ -309,8 +305,8 @@ static inline void safetensors_close(SafetensorsFile *file) {
     memset(file, 0, sizeof *file);
 }
 
-// As safetensors_open, of a file that is in memory: `bytes` (size) stay the caller's, as
-// long as `file` is open. path: for messages.
+// Like safetensors_open, of a file in memory. `bytes` (size) belong to the caller, and
+// must stay as long as `file` is open. path: for messages.
 static inline bool safetensors_open_memory(SafetensorsFile *file, const void *bytes, size_t size,
                                            const char *path, Error *error) {
     memset(file, 0, sizeof *file);
@@ -322,32 +318,18 @@ static inline bool safetensors_open_memory(SafetensorsFile *file, const void *by
     return false;
 }
 
-// Maps `path` and checks all of its header. On failure there is nothing to close.
+// Maps the file `path` and checks its whole header. On failure there is nothing to close.
 static inline bool safetensors_open(SafetensorsFile *file, const char *path, Error *error) {
-    struct stat status;
-    void *mapping = MAP_FAILED;
-    int descriptor =
-        open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // not to hang on a pipe, which is refused below
+    size_t size = 0;
     memset(file, 0, sizeof *file);
-    if (descriptor < 0 || fstat(descriptor, &status) != 0) {
-        error_set(error, "cannot read %.300s: %s", path, strerror(errno));
-    } else if (!S_ISREG(status.st_mode)) {
-        error_set(error, "%.300s is not a regular file", path);
-    } else if (status.st_size == 0) {
-        error_set(error, "%.300s is empty", path);
-    } else {
-        mapping = mmap(NULL, (size_t)status.st_size, PROT_READ, MAP_PRIVATE, descriptor, 0);
-        if (mapping == MAP_FAILED) { error_set(error, "cannot map %.300s: %s", path, strerror(errno)); }
-    }
-    if (descriptor >= 0) { close(descriptor); }
-    if (mapping == MAP_FAILED) { return false; }
-    bool good = safetensors_open_memory(file, mapping, (size_t)status.st_size, path, error);
-    file->mapped = good;
-    if (!good) { munmap(mapping, (size_t)status.st_size); }
-    return good;
+    void *mapping = file_map(path, "expected a file of tensors", &size, error);
+    if (mapping == NULL) { return false; }
+    file->mapped = safetensors_open_memory(file, mapping, size, path, error);
+    if (!file->mapped) { munmap(mapping, size); }
+    return file->mapped;
 }
 
-// NULL: there is none of this name.
+// The tensor of this name; NULL: there is none.
 static inline const SafetensorsEntry *safetensors_find(const SafetensorsFile *file, const char *name) {
     SafetensorsEntry key;
     memset(&key, 0, sizeof key);
@@ -357,25 +339,21 @@ static inline const SafetensorsEntry *safetensors_find(const SafetensorsFile *fi
                                              safetensors_compare_names);
 }
 
-// NULL: there is none of this key.
-static inline const char *safetensors_metadata(const SafetensorsFile *file, const char *key) {
-    return json_string_value(json_object_get(json_object_get(file->header, "__metadata__"), key));
-}
-
 static inline bool safetensors_has_shape(const SafetensorsEntry *entry, int dimensions, const size_t *shape) {
     return entry->dimensions == dimensions &&
            memcmp(entry->shape, shape, (size_t)dimensions * sizeof *shape) == 0;
 }
 
-// ---- numbers
+// ---------------------------------------------------------------------------------------
+// Elements as fp32
 
 // Exact: every fp16 is an fp32. A NaN keeps its bits.
 static inline float safetensors_half_to_float(uint16_t half) {
     uint32_t sign = (uint32_t)(half & 0x8000u) << 16, exponent = (half >> 10) & 31u, fraction = half & 0x3ffu;
     if (exponent == 31) { return wire_float_from_bits(sign | 0x7f800000u | fraction << 13); }
     if (exponent > 0) { return wire_float_from_bits(sign | (exponent + 112) << 23 | fraction << 13); }
-    return wire_float_from_bits(
-        sign | wire_float_bits((float)fraction * 0x1p-24f)); // below the smallest normal fp16
+    // Subnormal as fp16, but normal as fp32.
+    return wire_float_from_bits(sign | wire_float_bits((float)fraction * 0x1p-24f));
 }
 
 static inline bool safetensors_is_real(SafetensorsType type) {
@@ -383,8 +361,9 @@ static inline bool safetensors_is_real(SafetensorsType type) {
            type == SAFETENSORS_F64;
 }
 
-// Elements [first, first + count) as fp32: bf16 and fp16 exactly, F64 rounded to nearest.
-// The entry is of one of these types, and has them.
+// out (count): elements [first, first + count) as fp32. F32, BF16 and F16 are exact, F64
+// is rounded to nearest. The caller has checked that the entry has one of these types,
+// and has these elements.
 static inline void safetensors_read_floats(const SafetensorsEntry *entry, size_t first, size_t count,
                                            float *out) {
     assert(safetensors_is_real(entry->type) && first <= entry->count && count <= entry->count - first);
@@ -426,7 +405,7 @@ typedef struct SafetensorsPlan {
     size_t header_bytes, file_bytes;
 } SafetensorsPlan;
 
-// An empty plan, which the caller frees.
+// Starts an empty plan, which the caller frees.
 static inline void safetensors_plan_start(SafetensorsPlan *plan) {
     memset(plan, 0, sizeof *plan);
     plan->metadata = json_object();
@@ -440,8 +419,8 @@ static inline void safetensors_plan_free(SafetensorsPlan *plan) {
     memset(plan, 0, sizeof *plan);
 }
 
-// Adds a tensor and returns its index. Names are the program's own: two of the same, or
-// one that is too long, is a bug.
+// Adds a tensor and returns its index. Names are chosen by the program: a name that
+// occurs twice or is too long is a bug.
 static inline int safetensors_plan_add(SafetensorsPlan *plan, const char *name, SafetensorsType type,
                                        int dimensions, const size_t *shape) {
     assert(plan->header == NULL && strlen(name) < SAFETENSORS_NAME_SIZE &&
@@ -465,7 +444,8 @@ static inline int safetensors_plan_add(SafetensorsPlan *plan, const char *name, 
     return plan->count++;
 }
 
-// Adds a line of metadata, or replaces it. Errors: `text` is not UTF-8, as a path may be.
+// Adds or replaces an item of metadata. Fails where `text`, which may be a path, is not
+// UTF-8.
 static inline bool safetensors_plan_note(SafetensorsPlan *plan, const char *key, const char *text,
                                          Error *error) {
     assert(plan->header == NULL);
@@ -473,6 +453,7 @@ static inline bool safetensors_plan_note(SafetensorsPlan *plan, const char *key,
     return error_set(error, "%.40s \"%.200s\" cannot be stored: it is not valid UTF-8", key, text);
 }
 
+// The entry of a tensor in the header, with its data at byte `begin`.
 static inline json_t *safetensors_plan_describe(const SafetensorsPlanned *tensor, size_t begin) {
     json_t *shape = json_array(), *offsets = json_array(), *item = json_object();
     size_t end = begin + tensor->count * safetensors_type(tensor->type)->bytes;
@@ -490,7 +471,8 @@ static inline json_t *safetensors_plan_describe(const SafetensorsPlanned *tensor
     return item;
 }
 
-// Takes over `header`: prints it, padded so that the data begins at a multiple of 8.
+// Fills in plan->header, padded so that the data begins at a multiple of 8. Takes
+// ownership of `header`.
 static inline void safetensors_plan_print(SafetensorsPlan *plan, json_t *header) {
     char *text = json_dumps(header, JSON_COMPACT);
     assert(text != NULL);
@@ -506,8 +488,8 @@ static inline void safetensors_plan_print(SafetensorsPlan *plan, json_t *header)
     json_decref(header);
 }
 
-// Gives every tensor its place. Wide elements come first: so all are aligned to
-// themselves, though the format allows no gaps.
+// Ends the planning: gives every tensor its place. Wide elements come first, so that
+// every element is aligned to its size although the format allows no gaps.
 static inline void safetensors_plan_finish(SafetensorsPlan *plan) {
     assert(plan->header == NULL);
     json_t *header = json_object();
@@ -535,24 +517,17 @@ static inline void safetensors_plan_finish(SafetensorsPlan *plan) {
 typedef struct SafetensorsWriter {
     int descriptor;
     const SafetensorsPlan *plan;
-    char path[SAFETENSORS_PATH_SIZE]; // for messages; cut
+    char path[SAFETENSORS_PATH_SIZE]; // for messages
 } SafetensorsWriter;
 
+// Writes bytes of the file at `offset`.
 static inline bool safetensors_write_bytes(const SafetensorsWriter *writer, size_t offset, const void *data,
                                            size_t bytes, Error *error) {
-    for (size_t done = 0; done < bytes;) {
-        ssize_t count =
-            pwrite(writer->descriptor, (const char *)data + done, bytes - done, (off_t)(offset + done));
-        if (count < 0 && errno == EINTR) { continue; }
-        if (count <= 0) {
-            return error_set(error, "cannot write %s: %s", writer->path, strerror(count < 0 ? errno : EIO));
-        }
-        done += (size_t)count;
-    }
-    return true;
+    return file_write_all(writer->descriptor, data, bytes, (off_t)offset) ||
+           error_set(error, "cannot write %s: %s", writer->path, strerror(errno));
 }
 
-// Opens the file of `plan`, which stays where it is.
+// Opens the file of `plan`. The writer keeps a pointer to the plan.
 static inline bool safetensors_writer_open(SafetensorsWriter *writer, const char *path,
                                            const SafetensorsPlan *plan, int flags, Error *error) {
     assert(plan->header != NULL);
@@ -563,8 +538,8 @@ static inline bool safetensors_writer_open(SafetensorsWriter *writer, const char
                                    : error_set(error, "cannot write %s: %s", writer->path, strerror(errno));
 }
 
-// Makes the file, or makes it anew: its header, and data that is zero until somebody
-// writes it. On failure there is nothing to finish.
+// Creates the file, or empties an existing one: writes the header, and leaves data of
+// zeros for others to write. On failure there is nothing to finish.
 static inline bool safetensors_create(SafetensorsWriter *writer, const char *path,
                                       const SafetensorsPlan *plan, Error *error) {
     if (!safetensors_writer_open(writer, path, plan, O_CREAT | O_TRUNC, error)) { return false; }
@@ -577,8 +552,8 @@ static inline bool safetensors_create(SafetensorsWriter *writer, const char *pat
     return false;
 }
 
-// For another process than the one that created the file, after it has. On failure there
-// is nothing to finish.
+// Opens a file that another process has created with the same plan. On failure there is
+// nothing to finish.
 static inline bool safetensors_join(SafetensorsWriter *writer, const char *path, const SafetensorsPlan *plan,
                                     Error *error) {
     struct stat status;
@@ -601,7 +576,8 @@ static inline const SafetensorsPlanned *safetensors_planned(const SafetensorsWri
     return planned;
 }
 
-// Writes elements [first, first + count) of tensor `tensor`: data (count), of its type.
+// Writes elements [first, first + count) of tensor number `tensor`. data (count), of the
+// tensor's type.
 static inline bool safetensors_write(const SafetensorsWriter *writer, int tensor, size_t first, size_t count,
                                      const void *data, Error *error) {
     const SafetensorsPlanned *planned = safetensors_planned(writer, tensor, first, count);
@@ -609,7 +585,7 @@ static inline bool safetensors_write(const SafetensorsWriter *writer, int tensor
     return safetensors_write_bytes(writer, planned->offset + first * width, data, count * width, error);
 }
 
-// The same from fp32 into a tensor of F32, or of BF16 with rounding to nearest even.
+// The same from fp32, into a tensor of F32, or of BF16 with rounding to nearest even.
 static inline bool safetensors_write_floats(const SafetensorsWriter *writer, int tensor, size_t first,
                                             size_t count, const float *data, Error *error) {
     const SafetensorsPlanned *planned = safetensors_planned(writer, tensor, first, count);
@@ -627,12 +603,11 @@ static inline bool safetensors_write_floats(const SafetensorsWriter *writer, int
     return true;
 }
 
-// Closes the file, in any case. True: what this process wrote is on the disk.
+// Closes the file, also after a failed write. True: what this process wrote is on disk.
 static inline bool safetensors_writer_finish(SafetensorsWriter *writer, Error *error) {
-    int reason = fsync(writer->descriptor) == 0 ? 0 : errno;
-    if (close(writer->descriptor) != 0 && reason == 0) { reason = errno; }
+    int descriptor = writer->descriptor;
     writer->descriptor = -1;
-    return reason == 0 ? true : error_set(error, "cannot write %s: %s", writer->path, strerror(reason));
+    return file_finish(descriptor, writer->path, true, error);
 }
 
 #endif

@@ -8,6 +8,7 @@
 #ifndef ACCO_PROGRAM_AGREEMENT_H
 #define ACCO_PROGRAM_AGREEMENT_H
 
+#include "comm/verdict.h"
 #include "program/run.h"
 
 // ---------------------------------------------------------------------------------------
@@ -24,37 +25,12 @@ static inline void exit_user_mistake(const Error *error) {
     exit(EXIT_USER_MISTAKE);
 }
 
-typedef struct Verdict {
-    int exit_code; // 0: good
-    char host[64];
-    Error error;
-} Verdict;
-
-// Exchanges the verdicts of all ranks. Returns the first rank whose verdict is not good,
-// and fills `found` with it; -1: all are good. operation: the name that messages give to
-// the exchange.
-static inline int first_bad_verdict(Run *run, const char *operation, int exit_code, const Error *error,
-                                    Verdict *found) {
-    Transport *transport = &run->transport;
-    Verdict mine;
-    memset(&mine, 0, sizeof mine);
-    mine.exit_code = exit_code;
-    memcpy(mine.host, transport->host, sizeof mine.host);
-    mine.error = *error;
-    Verdict *all = (Verdict *)transport_collect_records(transport, operation, &mine, sizeof mine);
-    int bad = 0;
-    while (bad < transport->size && all[bad].exit_code == 0) { bad++; }
-    if (bad < transport->size) { *found = all[bad]; }
-    free(all);
-    return bad < transport->size ? bad : -1;
-}
-
 // Returns where every rank's exit_code is 0. Otherwise prints the error of the first rank
 // that has one, and ends all ranks with its exit code.
 static inline void agree_or_exit(Run *run, int exit_code, const Error *error) {
     Transport *transport = &run->transport;
     Verdict bad;
-    if (first_bad_verdict(run, "agreement", exit_code, error, &bad) < 0) { return; }
+    if (transport_first_failure(transport, "agreement", exit_code, error, &bad) < 0) { return; }
     bool elsewhere = strcmp(bad.host, transport->host) != 0;
     if (run_is_main(run)) {
         fprintf(stderr, "train_gpt: %s%s%s\n", elsewhere ? bad.host : "", elsewhere ? ": " : "",

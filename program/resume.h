@@ -1,7 +1,9 @@
-// resume.h: saving a run, going on from a checkpoint, and going back to one after a spike.
+// resume.h: saving a run, resuming it from a checkpoint, and rolling it back to one after
+// a spike.
 //
-// checkpoint/ knows how a checkpoint is written and read; here is when, with what
-// messages, and what the clocks and reports of the run go on from afterwards.
+// checkpoint/ knows how a checkpoint is written and read. Here is decided when that
+// happens and what is printed and logged about it; and clocks, reports and the position
+// in the data are set so that they continue from the checkpoint.
 #ifndef ACCO_PROGRAM_RESUME_H
 #define ACCO_PROGRAM_RESUME_H
 
@@ -10,9 +12,49 @@
 #include "program/report.h"
 
 // ---------------------------------------------------------------------------------------
+// What the checkpoints of this run are of
+
+// CheckpointedRun::option_change_matters: whether a resumed run with another value of the option trains other
+// bits. The option table says so; only --val-batches depends on the values.
+static inline bool option_change_matters(const void *context, const char *name, const json_t *before,
+                                         const json_t *now) {
+    const Run *run = (const Run *)context;
+    if (strcmp(name, "val-batches") == 0) {
+        // Only "off" or a number matters: whether a tail of the training data is held
+        // out. None is where the data come from a grammar.
+        return !run->data.builtin && json_is_string(before) != json_is_string(now);
+    }
+    return option_find(name)->effect == OTHER_BITS;
+}
+
+// After everything about the run has been chosen: its options no longer change.
+static inline void open_checkpoints(Run *run) {
+    const Options *options = &run->options;
+    CheckpointedRun *checkpointed = &run->checkpointed;
+    checkpointed->transport = &run->transport;
+    checkpointed->scheduler = &run->scheduler;
+    checkpointed->rule = run->rule;
+    checkpointed->config = &run->config;
+    checkpointed->table = &run->table;
+    checkpointed->B = run->B;
+    checkpointed->T = run->T;
+    checkpointed->directory = run->directory;
+    checkpointed->tokenizer = options->tokenizer[0] != '\0' ? options->tokenizer : options_start(options);
+    checkpointed->version = ACCO_VERSION;
+    checkpointed->keep = options->keep;
+    checkpointed->keep_every = options->keep_every;
+    checkpointed->options = options_as_json(options);
+    checkpointed->option_change_matters = option_change_matters;
+    checkpointed->option_context = run;
+}
+
+static inline void close_checkpoints(Run *run) { json_decref(run->checkpointed.options); }
+
+// ---------------------------------------------------------------------------------------
 // Saving
 
-// A failure is said and costs the new checkpoint only.
+// waited: seconds that training was blocked. A checkpoint that failed is reported, and
+// training goes on without it.
 static inline void report_checkpoint(Run *run, const SavedReport *report, double waited, bool saved,
                                      const Error *error) {
     if (!run_is_main(run)) { return; }
@@ -38,21 +80,25 @@ static inline void report_checkpoint(Run *run, const SavedReport *report, double
 static inline bool end_checkpoint(Run *run) {
     SavedReport report;
     Error error = {""};
-    if (run->saver == NULL) { return false; }
+    if (run->checkpointed.saver == NULL) { return false; }
     double began = clock_seconds();
-    bool saved = checkpoint_end(run, &report, &error);
-    run->saving_seconds += clock_seconds() - began;
-    run->paused += clock_seconds() - began;
+    bool saved = checkpoint_end(&run->checkpointed, &report, &error);
+    double waited = clock_seconds() - began;
+    run->saving_seconds += waited;
+    run->paused += waited;
     report_checkpoint(run, &report, run->saving_seconds, saved, &error);
     return saved;
 }
 
+// Begins a checkpoint, after ending the one before. beside: training goes on while it is
+// written.
 static inline void begin_checkpoint(Run *run, bool beside) {
     SavedReport report = {run->scheduler.optimizer.commits, 0};
     Error error = {""};
     end_checkpoint(run);
     double began = clock_seconds();
-    bool begun = checkpoint_begin(run, beside, &error);
+    run->checkpointed.seconds = training_seconds(run);
+    bool begun = checkpoint_begin(&run->checkpointed, beside, &error);
     run->saving_seconds = clock_seconds() - began;
     run->paused += run->saving_seconds;
     if (!begun) { report_checkpoint(run, &report, run->saving_seconds, false, &error); }
@@ -61,40 +107,41 @@ static inline void begin_checkpoint(Run *run, bool beside) {
 // The state at the end of a run. Returns whether it is on disk.
 static inline bool save_checkpoint(Run *run) {
     const Scheduler *s = &run->scheduler;
+    const CheckpointedRun *checkpointed = &run->checkpointed;
     end_checkpoint(run);
-    if (run->saved_commit == s->optimizer.commits && run->saved_reports == s->reports) { return true; }
+    if (checkpointed->saved_commit == s->optimizer.commits && checkpointed->saved_reports == s->reports) {
+        return true;
+    }
     begin_checkpoint(run, false);
     return end_checkpoint(run);
 }
 
 // ---------------------------------------------------------------------------------------
-// Going on from a checkpoint
+// Resuming
 
-// What the reports go on from.
+// Reports continue from the state that was just loaded, at `seconds` of training.
 static inline void continue_reports(Run *run, double seconds) {
     const Scheduler *s = &run->scheduler;
     begin_window(run, s->optimizer.commits, s->gradients_done, seconds);
-    run->seen.commit = run->saved_commit = s->optimizer.commits;
-    run->seen.reports = run->saved_reports = s->reports;
+    run->seen.commit = run->checkpointed.saved_commit = s->optimizer.commits;
+    run->seen.reports = run->checkpointed.saved_reports = s->reports;
     run->seen.spikes = s->spikes;
 }
 
-// Loads the newest checkpoint in the run's directory that is good; damaged ones are named
-// and passed over. Returns its commit; -1: there is none.
-static inline int64_t load_newest(Run *run, char remarks[512]) {
-    int64_t commit = INT64_MAX;
-    for (bool loaded = false; !loaded && commit >= 0;) {
+// Loads the newest checkpoint in the run's directory that is sound; damaged ones are
+// named and skipped. Returns its commit; -1: there is none.
+static inline int64_t load_newest(Run *run, char remarks[CHECKPOINT_REMARKS_SIZE]) {
+    for (int64_t commit = INT64_MAX;;) {
         Error error = {""};
         commit = checkpoint_newest(run->directory, commit);
         share_from_rank_zero(run, &commit, sizeof commit);
-        loaded = commit >= 0 &&
-                 checkpoint_load(run, checkpoint_paths(run->directory, commit).final, remarks, &error);
-        bool damaged = commit >= 0 && !loaded;
-        if (damaged && run_is_main(run)) {
+        if (commit < 0) { return -1; }
+        CheckpointPaths paths = checkpoint_paths(run->directory, commit);
+        if (checkpoint_load(&run->checkpointed, paths.final, remarks, &error)) { return commit; }
+        if (run_is_main(run)) {
             printf("resumed    not from step-%lld: %s\n", (long long)commit, error.text);
         }
     }
-    return commit;
 }
 
 static inline void print_resumed(Run *run, const char *path, const char *remarks) {
@@ -109,53 +156,55 @@ static inline void print_resumed(Run *run, const char *path, const char *remarks
     check_written(run, log_event(&run->log, event, &error), &error);
 }
 
-// Before anything is made for the run: all ranks can read the checkpoint that was asked
-// for, and what is there is of this model.
+// Before anything is allocated or created: every rank can read the checkpoint that
+// --resume names, and it is of this model.
 static inline void check_resume(Run *run) {
     const char *resume = run->options.resume;
     CheckpointSource source;
     Error error = {""};
     bool good = true;
     if (strcmp(resume, "auto") == 0) {
-        good = checkpoint_check_model(run, run->options.out, &error);
+        good = checkpoint_check_model(&run->checkpointed, run->options.out, &error);
     } else if (strcmp(resume, "off") != 0) {
-        good = checkpoint_open(&source, run, resume, &error);
+        good = checkpoint_open(&source, &run->checkpointed, resume, &error);
         if (good) { checkpoint_close(&source); }
     }
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
 }
 
+// All ranks, after scheduler_start: does what --resume asks for.
 static inline void resume_run(Run *run) {
     const char *resume = run->options.resume;
-    bool newest = strcmp(resume, "auto") == 0;
-    char remarks[512];
-    Error error = {""};
-    int64_t commit = -1;
+    char remarks[CHECKPOINT_REMARKS_SIZE];
+    CheckpointPaths newest;
     if (strcmp(resume, "off") == 0) { return; }
-    if (newest) {
-        commit = load_newest(run, remarks);
-    } else if (!checkpoint_load(run, resume, remarks, &error)) {
-        agree_or_exit(run, EXIT_USER_MISTAKE, &error);
-    }
-    if (newest && commit < 0) {
-        if (run_is_main(run)) {
-            printf("resumed    nothing: there is no good checkpoint in %s; a new run begins\n\n",
-                   run->directory);
+    if (strcmp(resume, "auto") == 0) {
+        int64_t commit = load_newest(run, remarks);
+        if (commit < 0) {
+            if (run_is_main(run)) {
+                printf("resumed    nothing: there is no good checkpoint in %s; a new run begins\n\n",
+                       run->directory);
+            }
+            return;
         }
-        return;
+        newest = checkpoint_paths(run->directory, commit);
+        resume = newest.final;
+    } else {
+        Error error = {""};
+        bool loaded = checkpoint_load(&run->checkpointed, resume, remarks, &error);
+        if (!loaded) { agree_or_exit(run, EXIT_USER_MISTAKE, &error); }
     }
+    run->seconds_before = run->checkpointed.seconds;
     continue_reports(run, run->seconds_before);
-    if (run_is_main(run)) {
-        print_resumed(run, newest ? checkpoint_paths(run->directory, commit).final : resume, remarks);
-    }
+    if (run_is_main(run)) { print_resumed(run, resume, remarks); }
 }
 
 // ---------------------------------------------------------------------------------------
-// Going back after a spike
+// Rolling back after a spike
 
-// The number of micro-batches, counted over all ranks, at which data begin that no rank
-// has asked for.
-static inline int64_t fresh_data(Run *run, bool least) {
+// Where the next micro-batch of the least or the most advanced rank lies in the data:
+// micro-batches of all ranks.
+static inline int64_t data_position(Run *run, bool least) {
     Transport *transport = &run->transport;
     uint64_t mine = run->scheduler.micro_batches_begun;
     uint64_t *all = (uint64_t *)calloc((size_t)transport->size, sizeof mine);
@@ -165,7 +214,7 @@ static inline int64_t fresh_data(Run *run, bool least) {
         if (least ? all[rank] < found : all[rank] > found) { found = all[rank]; }
     }
     free(all);
-    return run->data_base + (int64_t)found * transport->size;
+    return run->checkpointed.data_base + (int64_t)found * transport->size;
 }
 
 static inline void report_rollback(Run *run, int64_t from, int64_t to) {
@@ -179,20 +228,21 @@ static inline void report_rollback(Run *run, int64_t from, int64_t to) {
     check_written(run, log_event(&run->log, event, &error), &error);
 }
 
-// Back to the newest good checkpoint of this run, and on with data behind those that it
-// had come to. False: the run ends.
+// Loads the newest sound checkpoint of this run, and continues from it with data that no
+// rank has used before. False: there is none, or that has not helped often enough: the
+// run ends.
 static inline bool roll_back(Run *run) {
     Scheduler *s = &run->scheduler;
-    char remarks[512];
+    char remarks[CHECKPOINT_REMARKS_SIZE];
     double began = clock_seconds() - run->paused;
-    scheduler_settle(s); // nobody else may be exchanging anything now
-    int64_t position = fresh_data(run, false), from = s->optimizer.commits;
-    double spikes = s->spikes, rollbacks = s->rollbacks + 1, seconds = run->seconds_before;
+    scheduler_settle(s); // the exchanges below must be the only ones
+    int64_t position = data_position(run, false), from = s->optimizer.commits;
+    double spikes = s->spikes, rollbacks = s->rollbacks + 1;
     end_checkpoint(run);
     scheduler_drop(s);
     int64_t commit = load_newest(run, remarks);
-    // Gradients that waited in a checkpoint, which may have been made just before the
-    // spike, would bring it back.
+    // Gradients that were saved while they waited for a job may be from just before the
+    // spike, and would bring it back.
     if (run->rule->kind == RULE_OVERLAPPED) { scheduler_drop(s); }
     run->rollback_repeats = commit == run->rollback_commit ? run->rollback_repeats + 1 : 1;
     run->rollback_commit = commit;
@@ -200,11 +250,11 @@ static inline bool roll_back(Run *run) {
     s->rollbacks = rollbacks;
     s->failed = commit < 0 || run->rollback_repeats > ROLLBACK_PATIENCE;
     if (s->failed) { return false; }
-    run->data_base += position - fresh_data(run, true);
-    run->seconds_before = seconds;
-    run->paused = clock_seconds() - began; // with what ending a checkpoint took
+    run->checkpointed.data_base += position - data_position(run, true);
+    run->paused =
+        clock_seconds() - began; // all of this is a pause; ending the checkpoint has counted part of it
     continue_reports(run, training_seconds(run));
-    run->saved_commit = -1; // what is on disk knows nothing of the rollback
+    run->checkpointed.saved_commit = -1; // the checkpoint on disk does not know of the rollback
     report_rollback(run, from, commit);
     return true;
 }

@@ -11,6 +11,7 @@
 #ifndef ACCO_PROGRAM_RUN_H
 #define ACCO_PROGRAM_RUN_H
 
+#include "checkpoint/checkpoint.h"
 #include "comm/transport_mpi.h"
 #include "dataloader.h"
 #include "gpt_neo.h"
@@ -55,7 +56,6 @@ typedef struct Run {
     char rate_reason[64], bucket_reason[160];
     // What it trains with.
     DataLoader data, validation_data; // the latter only with --val-data
-    int64_t data_base; // how many micro-batches of the data, of all ranks, earlier parts of the run have used
     Arena arena;
     ThreadPool *pool;
     GptNeo model;
@@ -74,11 +74,10 @@ typedef struct Run {
     SchedulerSeen seen;
     double validation_loss, perfect_validation_loss; // of the latest validation; NAN: there was none
     // Checkpoints.
-    struct Saver *saver;                 // the checkpoint that is being written; NULL: none
-    double saving_seconds;               // for which training has waited for it
-    int64_t saved_commit, saved_reports; // the scheduler's numbers in the latest checkpoint on disk
-    int64_t rollback_commit;             // of the checkpoint that the latest rollback went to
-    int rollback_repeats;                // how often in a row rollbacks went to it
+    CheckpointedRun checkpointed; // what checkpoints are of (program/resume.h)
+    double saving_seconds;        // for which training was blocked by the current save
+    int64_t rollback_commit;      // of the checkpoint that the latest rollback went to
+    int rollback_repeats;         // how often in a row rollbacks went to it
 } Run;
 
 static inline bool run_is_main(const Run *run) { return run->transport.rank == 0; }

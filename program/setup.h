@@ -202,9 +202,9 @@ static inline MicroBatchResult train_micro_batch(void *self, Stream *stream, uin
                                                  const Pace *pace) {
     Run *run = (Run *)self;
     const Transport *transport = &run->transport;
-    uint64_t first =
-        ((uint64_t)run->data_base + index * (uint64_t)transport->size + (uint64_t)transport->rank) *
-        (uint64_t)run->B;
+    uint64_t first = ((uint64_t)run->checkpointed.data_base + index * (uint64_t)transport->size +
+                      (uint64_t)transport->rank) *
+                     (uint64_t)run->B;
     MicroBatchResult result;
     Error error = {""};
     if (!data_loader_fill(&run->data, first, run->B, run->tokens, run->targets, &result.perfect_loss,

@@ -12,7 +12,7 @@ enum { SPIKE_TEXT_SIZE = 600 };
 
 // The number, in the order of training, of the first sequence of a rank's micro-batch.
 static inline int64_t spike_first_sequence(const Run *run, int rank, double micro_batch) {
-    return (run->data_base + (int64_t)micro_batch * run->transport.size + rank) * run->B;
+    return (run->checkpointed.data_base + (int64_t)micro_batch * run->transport.size + rank) * run->B;
 }
 
 // The tensor to which an element of the flat parameter vector belongs.

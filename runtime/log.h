@@ -25,6 +25,7 @@
 #include <unistd.h>
 
 #include "runtime/errors.h"
+#include "runtime/files.h"
 #include "runtime/utf8.h"
 
 enum {
@@ -57,17 +58,10 @@ static inline void log_close(Log *log) {
 static inline bool log_append(Log *log, const char *text, size_t length, Error *error) {
     struct stat status;
     bool regular = fstat(log->descriptor, &status) == 0 && S_ISREG(status.st_mode);
-    for (size_t written = 0; written < length;) {
-        ssize_t count = write(log->descriptor, text + written, length - written);
-        if (count < 0 && errno == EINTR) { continue; }
-        if (count < 0) {
-            int reason = errno;
-            if (regular && written > 0 && ftruncate(log->descriptor, status.st_size) != 0) { reason = errno; }
-            return error_set(error, "cannot write %.400s: %s", log->path, strerror(reason));
-        }
-        written += (size_t)count;
-    }
-    return true;
+    if (file_write_all(log->descriptor, text, length, FILE_POSITION)) { return true; }
+    int reason = errno;
+    if (regular && ftruncate(log->descriptor, status.st_size) != 0) { reason = errno; }
+    return error_set(error, "cannot write %.400s: %s", log->path, strerror(reason));
 }
 
 // A JSON number, or null where the value is NaN or infinite.

@@ -37,6 +37,7 @@
 #include <zlib.h>
 
 #include "runtime/errors.h"
+#include "runtime/files.h"
 
 enum {
     TOKEN_FILE_MAGIC_BYTES = 8,

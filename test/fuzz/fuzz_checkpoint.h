@@ -3,24 +3,39 @@
 // numbers that a run of one, two or three ranks can go on from, with the same rule or
 // another.
 //
-// The checksum and the model of checkpoint.json are made right, which no fuzzer would
-// guess: so that the checks behind them are reached. The model's configuration is that of
-// the smallest preset, but it has only two tensors, of three elements in all: inputs stay
-// small.
+// A fuzzer would never guess the checksum and the model in checkpoint.json. The harness
+// makes them right, so that the checks behind them are reached. The model's configuration
+// is that of the smallest preset, but it has only two tensors of three elements in all,
+// so that inputs stay small.
 #ifndef ACCO_TEST_FUZZ_FUZZ_CHECKPOINT_H
 #define ACCO_TEST_FUZZ_FUZZ_CHECKPOINT_H
 
 #include "checkpoint/load.h"
+#include "program/options.h"
 #include "test/fuzz/fuzz.h"
 
 enum { FUZZ_CHECKPOINT_FRAGMENTS = 2 };
 
-static inline void fuzz_checkpoint_run(Run *run, const char *rule, int rank, int ranks) {
-    run->rule = rule_find(rule);
+// What a CheckpointedRun points to.
+typedef struct FuzzRun {
+    CheckpointedRun checkpointed;
+    Transport transport;
+    Scheduler scheduler;
+    GptNeoConfig config;
+    ParameterTable table;
+    Options options;
+} FuzzRun;
+
+static inline bool fuzz_checkpoint_option_change(const void *context, const char *name, const json_t *before,
+                                                 const json_t *now) {
+    (void)context, (void)name, (void)before, (void)now;
+    return true;
+}
+
+static inline void fuzz_checkpoint_run(FuzzRun *run, const char *rule, int rank, int ranks) {
+    CheckpointedRun *checkpointed = &run->checkpointed;
     run->transport.rank = rank;
     run->transport.size = ranks;
-    run->B = 2;
-    run->T = 8;
     gpt_neo_config_from_preset(&gpt_neo_presets()[0], &run->config);
     options_defaults(&run->options);
     run->table.entries = (ParameterInfo *)calloc(2, sizeof *run->table.entries);
@@ -30,36 +45,48 @@ static inline void fuzz_checkpoint_run(Run *run, const char *rule, int rank, int
                  "there is memory for a small run");
     parameter_table_add(&run->table, -1, "a", 2, 0, 0.0f);
     parameter_table_add(&run->table, -1, "b", 1, 0, 0.0f);
+    checkpointed->transport = run->scheduler.transport = &run->transport;
+    checkpointed->scheduler = &run->scheduler;
+    checkpointed->rule = rule_find(rule);
+    checkpointed->config = &run->config;
+    checkpointed->table = &run->table;
+    checkpointed->B = 2;
+    checkpointed->T = 8;
+    checkpointed->options = options_as_json(&run->options);
+    checkpointed->option_change_matters = fuzz_checkpoint_option_change;
     run->scheduler.settings.fragments = FUZZ_CHECKPOINT_FRAGMENTS;
-    run->scheduler.settings.kind = run->rule->kind;
+    run->scheduler.settings.kind = checkpointed->rule->kind;
 }
 
-static inline void fuzz_checkpoint_run_free(Run *run) {
+static inline void fuzz_checkpoint_run_free(FuzzRun *run) {
+    json_decref(run->checkpointed.options);
     free(run->scheduler.fragments);
     parameter_table_free(&run->table);
     free(run);
 }
 
-// checkpoint.json with a model and a checksum that are right; what is no JSON object, as
-// it is.
-static inline void fuzz_checkpoint_seal(const FuzzFolder *folder, const Run *run, FuzzPart part) {
-    json_t *numbers = json_loadb((const char *)part.bytes, part.size, JSON_REJECT_DUPLICATES, NULL);
-    if (json_is_object(numbers)) {
-        json_object_set_new(numbers, "model", model_to_json(run));
-        json_object_set_new(numbers, "checksum", json_integer(manifest_checksum(numbers)));
+// Writes checkpoint.json with the right model and checksum; what is no JSON object, as it
+// is.
+static inline void fuzz_checkpoint_seal(const FuzzFolder *folder, const CheckpointedRun *run, FuzzPart part) {
+    json_t *manifest = json_loadb((const char *)part.bytes, part.size, JSON_REJECT_DUPLICATES, NULL);
+    if (json_is_object(manifest)) {
+        json_object_set_new(manifest, "model", model_to_json(run));
+        json_object_set_new(manifest, "checksum", json_integer(manifest_checksum(manifest)));
     }
-    char *text = json_dumps(numbers, JSON_ENCODE_ANY);
+    char *text = json_dumps(manifest, JSON_ENCODE_ANY);
     FuzzPart sealed = {(const uint8_t *)text, text != NULL ? strlen(text) : 0};
     fuzz_folder_add(folder, "checkpoint.json", text != NULL ? sealed : part);
     free(text);
-    json_decref(numbers);
+    json_decref(manifest);
 }
 
-// ----------------------------------------------------------------------------------------------------------------------------- laws
+// ---------------------------------------------------------------------------------------
+// What must hold of a checkpoint that was accepted
 
-static inline void fuzz_checkpoint_area(const CheckpointSource *source, const Run *run, const float *area) {
+static inline void fuzz_checkpoint_area(const CheckpointSource *source, const CheckpointedRun *run,
+                                        const float *area) {
     const uint8_t *bytes = (const uint8_t *)area, *end = source->state.bytes + source->state.size;
-    size_t needed = run->table.parameter_count * sizeof(float);
+    size_t needed = run->table->parameter_count * sizeof(float);
     if (area == NULL) { return; }
     fuzz_require(bytes >= source->state.bytes && needed <= (size_t)(end - bytes),
                  "a vector lies inside the file");
@@ -67,7 +94,7 @@ static inline void fuzz_checkpoint_area(const CheckpointSource *source, const Ru
 }
 
 // All that load_vectors takes out of the state.
-static inline void fuzz_checkpoint_vectors(CheckpointSource *source, Run *run, bool same_rule) {
+static inline void fuzz_checkpoint_vectors(const CheckpointSource *source, CheckpointedRun *run) {
     static const char *const moments[2] = {"exp_avg", "exp_avg_sq"};
     SavedScope scope = run->rule->kind == RULE_LOCAL ? SAVED_WORKER : SAVED_SHARED;
     for (int i = 0; i < 2; i++) {
@@ -75,19 +102,19 @@ static inline void fuzz_checkpoint_vectors(CheckpointSource *source, Run *run, b
         fuzz_checkpoint_area(source, run, source_moment(source, run, &vector));
     }
     SavedVector parameters = {"parameters", scope, NULL};
-    const float *found = source_parameters(source, run, &parameters, same_rule),
+    const float *found = source_parameters(source, run, &parameters),
                 *master = source_area(source, run, "master", -1);
     fuzz_require(found != NULL && master != NULL, "there are parameters to go on from");
     fuzz_checkpoint_area(source, run, found);
     fuzz_checkpoint_area(source, run, master);
     fuzz_checkpoint_area(source, run, source_area(source, run, "momentum", -1));
-    if (run->scheduler.job_in_flight) { free(source_exchange(source, run)); }
-    free(source_gradients(source, run, &run->scheduler.job.tally, &run->scheduler.tally));
+    if (run->scheduler->job_in_flight) { free(source_exchange(source, run)); }
+    free(source_gradients(source, run, &run->scheduler->job.tally, &run->scheduler->tally));
 }
 
-static inline void fuzz_checkpoint_numbers(CheckpointSource *source, Run *run, bool same_rule) {
-    Scheduler *s = &run->scheduler;
-    load_numbers(source, run, same_rule);
+static inline void fuzz_checkpoint_numbers(CheckpointSource *source, CheckpointedRun *run) {
+    Scheduler *s = run->scheduler;
+    load_numbers(source, run);
     fuzz_require(s->optimizer.commits >= 0 && s->optimizer.commits <= INT64_C(1) << 53,
                  "commits can be counted");
     fuzz_require(s->reports >= 0 && run->data_base >= 0, "reports and micro-batches can be counted");
@@ -99,7 +126,7 @@ static inline void fuzz_checkpoint_numbers(CheckpointSource *source, Run *run, b
         fuzz_require(s->fragments[i].applied_at >= 0 && s->fragments[i].applied_at <= s->optimizer.commits,
                      "no fragment is of the future");
     }
-    checkpoint_judge(source, run, same_rule);
+    source_find_remarks(source, run);
     fuzz_require(strnlen(source->remarks, sizeof source->remarks) < sizeof source->remarks,
                  "remarks have an end");
 }
@@ -108,19 +135,19 @@ static inline void fuzz_checkpoint_numbers(CheckpointSource *source, Run *run, b
 // whether it was accepted.
 static inline bool fuzz_checkpoint_open(const FuzzFolder *folder, const char *rule, int rank, int ranks,
                                         FuzzPart seal) {
-    Run *run = (Run *)calloc(1, sizeof *run);
+    FuzzRun *run = (FuzzRun *)calloc(1, sizeof *run);
     CheckpointSource source;
     Error error = {""};
     fuzz_require(run != NULL, "there is memory for a run");
     fuzz_checkpoint_run(run, rule, rank, ranks);
-    if (seal.size > 0) { fuzz_checkpoint_seal(folder, run, seal); }
-    bool good = fuzz_accepted(checkpoint_open(&source, run, folder->path, &error), &error);
+    CheckpointedRun *checkpointed = &run->checkpointed;
+    if (seal.size > 0) { fuzz_checkpoint_seal(folder, checkpointed, seal); }
+    bool good = fuzz_accepted(checkpoint_open(&source, checkpointed, folder->path, &error), &error);
     if (good) {
-        bool same_rule = strcmp(source.rule, rule) == 0;
         run->scheduler.job_in_flight =
-            same_rule && json_is_true(json_object_get(source.numbers, "job_in_flight"));
-        fuzz_checkpoint_vectors(&source, run, same_rule);
-        fuzz_checkpoint_numbers(&source, run, same_rule);
+            source.same_rule && json_is_true(json_object_get(source.manifest, "job_in_flight"));
+        fuzz_checkpoint_vectors(&source, checkpointed);
+        fuzz_checkpoint_numbers(&source, checkpointed);
         checkpoint_close(&source);
     }
     fuzz_checkpoint_run_free(run);

@@ -1,0 +1,136 @@
+// files.h: files and directories: mapping, writing, bringing to disk, publishing,
+// removing.
+//
+// What is here keeps two promises that plain system calls do not. A write is complete: it
+// goes on after a signal and after a short count. And what is reported as written
+// survives a power failure: fsync brings a file's bytes to disk, but its name is on disk
+// only when the directory that holds the name has been synced as well.
+//
+// So a directory that must be whole or absent is made in three steps: everything is
+// written and synced under a temporary name; the temporary directory is synced;
+// directory_publish renames it, which is atomic, and syncs the parent. A crash before the
+// rename leaves the temporary name, which nobody reads; a crash after it leaves the
+// finished directory.
+#ifndef ACCO_RUNTIME_FILES_H
+#define ACCO_RUNTIME_FILES_H
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/fs.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "runtime/errors.h"
+
+// ---------------------------------------------------------------------------------------
+// Reading
+
+// Maps a regular file that is not empty, read-only; munmap(result, *size) ends that. NULL
+// and an error otherwise. expected: what the file should be, for the message. A file that
+// shrinks while it is mapped ends the program with SIGBUS.
+static inline void *file_map(const char *path, const char *expected, size_t *size, Error *error) {
+    struct stat status;
+    void *mapping = MAP_FAILED;
+    // O_NONBLOCK: opening a pipe, which is refused below, must not wait for its writer.
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (descriptor < 0 || fstat(descriptor, &status) != 0) {
+        error_set(error, "cannot read %.400s: %s", path, strerror(errno));
+    } else if (!S_ISREG(status.st_mode)) {
+        error_set(error, "%.400s is not a regular file: %s", path, expected);
+    } else if (status.st_size == 0) {
+        error_set(error, "%.400s is empty: %s", path, expected);
+    } else {
+        *size = (size_t)status.st_size;
+        mapping = mmap(NULL, *size, PROT_READ, MAP_PRIVATE, descriptor, 0);
+        if (mapping == MAP_FAILED) { error_set(error, "cannot map %.400s: %s", path, strerror(errno)); }
+    }
+    if (descriptor >= 0) { close(descriptor); }
+    return mapping == MAP_FAILED ? NULL : mapping;
+}
+
+// ---------------------------------------------------------------------------------------
+// Writing
+
+enum { FILE_POSITION = -1 }; // as an offset: where the descriptor stands, or the end for O_APPEND
+
+// Writes all `count` bytes at `offset`. False: errno says why, and some of them may be
+// written.
+static inline bool file_write_all(int descriptor, const void *bytes, size_t count, off_t offset) {
+    for (size_t done = 0; done < count;) {
+        const char *rest = (const char *)bytes + done;
+        ssize_t written = offset == FILE_POSITION
+                              ? write(descriptor, rest, count - done)
+                              : pwrite(descriptor, rest, count - done, offset + (off_t)done);
+        if (written < 0 && errno == EINTR) { continue; }
+        if (written == 0) { errno = EIO; }
+        if (written <= 0) { return false; }
+        done += (size_t)written;
+    }
+    return true;
+}
+
+// Syncs and closes a file after its last write. written: whether all writes succeeded; if
+// not, errno still says why. True: its bytes are on disk.
+static inline bool file_finish(int descriptor, const char *path, bool written, Error *error) {
+    int reason = written && fsync(descriptor) == 0 ? 0 : errno;
+    if (close(descriptor) != 0 && reason == 0) { reason = errno; }
+    return reason == 0 || error_set(error, "cannot write %.400s: %s", path, strerror(reason));
+}
+
+// Brings a closed file's bytes, or the names in a directory, to disk.
+static inline bool path_sync(const char *path, Error *error) {
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+    bool good = descriptor >= 0 && fsync(descriptor) == 0;
+    if (!good) { error_set(error, "cannot bring %.400s to disk: %s", path, strerror(errno)); }
+    if (descriptor >= 0) { close(descriptor); }
+    return good;
+}
+
+// ---------------------------------------------------------------------------------------
+// Directories
+
+// Removes a file, or a directory with everything in it. What cannot be removed stays.
+static inline void tree_remove(const char *path) {
+    if (unlink(path) == 0) { return; } // a file, or a link, whose target is not ours
+    DIR *directory = opendir(path);
+    for (struct dirent *entry; directory != NULL && (entry = readdir(directory)) != NULL;) {
+        char inner[PATH_MAX];
+        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) { continue; }
+        if (snprintf(inner, sizeof inner, "%s/%s", path, entry->d_name) < (int)sizeof inner) {
+            tree_remove(inner);
+        }
+    }
+    if (directory != NULL) { closedir(directory); }
+    rmdir(path);
+}
+
+// Gives a finished directory, all files of which are synced, its final name. replaces:
+// what has that name already gives way at the same moment; otherwise only an empty
+// directory may have it. True: the new name is on disk.
+static inline bool directory_publish(const char *temporary, const char *final, bool replaces, Error *error) {
+    char parent[PATH_MAX];
+    snprintf(parent, sizeof parent, "%s", final);
+    char *slash = strrchr(parent, '/');
+    if (slash != NULL) { slash[slash == parent] = '\0'; } // "/name" is in "/"
+    if (!path_sync(temporary, error)) { return false; }
+    // An exchange of the two names leaves no moment without either directory. It fails
+    // where there is nothing to replace, which is usual, and on file systems that cannot
+    // exchange names.
+    bool exchanged =
+        replaces && syscall(SYS_renameat2, AT_FDCWD, temporary, AT_FDCWD, final, RENAME_EXCHANGE) == 0;
+    if (replaces) { tree_remove(exchanged ? temporary : final); }
+    if (!exchanged && rename(temporary, final) != 0) {
+        return error_set(error, "cannot rename %.400s to %.400s: %s", temporary, final, strerror(errno));
+    }
+    return path_sync(slash != NULL ? parent : ".", error);
+}
+
+#endif

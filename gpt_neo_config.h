@@ -1,15 +1,15 @@
 // gpt_neo_config.h: which GPT-Neo, and the one table of its tensors.
 //
-// A configuration is a preset or a Hugging Face config.json. From it follows the
-// parameter table: every tensor with its Hugging Face name, its place in the flat array
-// of parameters, its shape, how it is initialised and whether weight decay applies.
-// Initialisation, decay mask, checkpoints, export, the memory plan and the model's own
-// forward pass all read this table; there is no second list of tensors.
+// A configuration is a preset or a Hugging Face config.json. From it follows the parameter
+// table: every tensor with its Hugging Face name, its place in the flat array of parameters,
+// its shape, its initialisation, and whether it is a matrix (weight decay may apply to
+// matrices only). Initialisation, weight decay, checkpoints, export, the memory plan and the
+// model itself all read this table; there is no second list of tensors.
 //
-// Tensors lie back to back in the order in which forward uses them. Query, key and value
-// matrices (C, C) follow each other in this order, so that one product with their union
-// (3C, C) serves all three; the files keep the three names. lm_head.weight does not
-// occur: it is wte.
+// Tensors lie back to back in the order in which the forward pass uses them. The query, key
+// and value matrices (C, C) follow each other, so that one product with all of them, a (3C, C)
+// matrix, computes all three; files keep the three names. There is no lm_head.weight: it is
+// tied to wte.
 #ifndef ACCO_GPT_NEO_CONFIG_H
 #define ACCO_GPT_NEO_CONFIG_H
 
@@ -28,10 +28,19 @@
 
 enum { GPT_NEO_MAX_LAYERS = 96 };
 
+// ---------------------------------------------------------------------------------------
+// The configuration
+
 typedef struct GptNeoConfig {
     char name[64];
-    int layers, channels, heads, inner, window, positions, vocabulary; // L, C, H, F, w, -, V
-    bool local[GPT_NEO_MAX_LAYERS]; // layer sees a window of keys, else all before it
+    int layers;                     // L
+    int channels;                   // C: hidden_size
+    int heads;                      // H, of C / H channels each
+    int mlp_channels;               // F: intermediate_size
+    int window;                     // keys that a query of a local layer sees
+    int positions;                  // the longest sequence
+    int vocabulary;                 // V
+    bool local[GPT_NEO_MAX_LAYERS]; // the layer sees a window of keys, else all earlier ones
     float epsilon;                  // of LayerNorm
 } GptNeoConfig;
 
@@ -42,10 +51,9 @@ typedef struct GptNeoPreset {
 
 enum { GPT_NEO_PRESET_COUNT = 5 };
 
-// 125M as ACCO trains it; 1.3B and 2.7B as EleutherAI publishes them. The ACCO paper
-// gives no sizes for its 36M model with a vocabulary of 10000: this is the published
-// TinyStories-33M with that vocabulary, 36.8M parameters. tiny reads bytes and has 0.86M
-// parameters.
+// 125M as in the ACCO paper; 1.3B and 2.7B as EleutherAI publishes them. The paper gives no
+// sizes for its 36M model with a vocabulary of 10000: this is the published TinyStories-33M
+// with that vocabulary, 36.8M parameters. tiny reads bytes and has 0.86M parameters.
 static inline const GptNeoPreset *gpt_neo_presets(void) {
     static const GptNeoPreset presets[GPT_NEO_PRESET_COUNT] = {{"tiny", 4, 128, 4, 64, 256, 256},
                                                                {"36M", 4, 768, 16, 256, 1024, 10000},
@@ -61,7 +69,7 @@ static inline void gpt_neo_config_from_preset(const GptNeoPreset *preset, GptNeo
     config->layers = preset->layers;
     config->channels = preset->channels;
     config->heads = preset->heads;
-    config->inner = 4 * preset->channels;
+    config->mlp_channels = 4 * preset->channels;
     config->window = preset->window;
     config->positions = preset->positions;
     config->vocabulary = preset->vocabulary;
@@ -69,8 +77,7 @@ static inline void gpt_neo_config_from_preset(const GptNeoPreset *preset, GptNeo
     for (int l = 0; l < preset->layers; l++) { config->local[l] = l % 2 == 1; }
 }
 
-// Reads an integer in [1, maximum]; `fallback` > 0 stands for a value that is absent or
-// null.
+// Reads an integer in [1, maximum]. A `fallback` > 0 replaces a value that is absent or null.
 static inline bool gpt_neo_config_integer(const json_t *root, const char *path, const char *key, int fallback,
                                           int maximum, int *value, Error *error) {
     const json_t *item = json_object_get(root, key);
@@ -99,7 +106,8 @@ static inline bool gpt_neo_config_add_layer(const json_t *kind, const char *path
     return true;
 }
 
-// attention_types is [[[kind, ...], times], ...]: each list of kinds, repeated.
+// Reads "attention_types", [[[kind, ...], times], ...]: each list of kinds is repeated `times`
+// times.
 static inline bool gpt_neo_config_expand(const json_t *types, const char *path, GptNeoConfig *config,
                                          Error *error) {
     int count = 0;
@@ -125,6 +133,8 @@ static inline bool gpt_neo_config_expand(const json_t *types, const char *path, 
     return true;
 }
 
+// Reads which layers are local, from "attention_types" or "attention_layers", a flat list of
+// kinds. A file may have both if they agree.
 static inline bool gpt_neo_config_attention(const json_t *root, const char *path, GptNeoConfig *config,
                                             Error *error) {
     const json_t *types = json_object_get(root, "attention_types"),
@@ -153,8 +163,8 @@ static inline bool gpt_neo_config_attention(const json_t *root, const char *path
     return true;
 }
 
-// What is not supported is refused. classifier_dropout belongs to a head for
-// classification that language models do not have.
+// Refuses what is not supported. classifier_dropout is ignored: it belongs to a classification
+// head, which a language model does not have.
 static inline bool gpt_neo_config_check_choices(const json_t *root, const char *path, Error *error) {
     static const char *const dropouts[3] = {"attention_dropout", "embed_dropout", "resid_dropout"};
     for (int i = 0; i < 3; i++) {
@@ -192,7 +202,7 @@ static inline bool gpt_neo_config_read(const json_t *root, const char *path, Gpt
         !gpt_neo_config_integer(root, path, "hidden_size", 0, 65536, &config->channels, error) ||
         !gpt_neo_config_integer(root, path, "num_heads", 0, 65536, &config->heads, error) ||
         !gpt_neo_config_integer(root, path, "intermediate_size", 4 * config->channels, 1 << 20,
-                                &config->inner, error) ||
+                                &config->mlp_channels, error) ||
         !gpt_neo_config_integer(root, path, "window_size", 256, 1 << 20, &config->window, error) ||
         !gpt_neo_config_integer(root, path, "max_position_embeddings", 0, 1 << 20, &config->positions,
                                 error) ||
@@ -220,23 +230,13 @@ static inline bool gpt_neo_config_load(const char *path, GptNeoConfig *config, E
     return good;
 }
 
-static inline bool gpt_neo_config_unknown(const char *name, Error *error) {
-    const char *names[GPT_NEO_PRESET_COUNT];
-    char excerpt[64];
-    for (int i = 0; i < GPT_NEO_PRESET_COUNT; i++) { names[i] = gpt_neo_presets()[i].name; }
-    const char *nearest = nearest_name(name, names, GPT_NEO_PRESET_COUNT);
-    return error_set(
-        error,
-        "unknown model %s%s%s%s: choose tiny, 36M, 125M, 1.3B or 2.7B, or give a Hugging Face config.json",
-        text_excerpt(name, excerpt), nearest != NULL ? " (did you mean " : "", nearest != NULL ? nearest : "",
-        nearest != NULL ? "?)" : "");
-}
-
-// `name_or_path`: a preset, a config.json, or a directory that holds one. `error` names
-// what is wrong and what is allowed.
+// `name_or_path`: a preset, a config.json, or a directory that holds one. `error` says what is
+// wrong and what is allowed.
 static inline bool gpt_neo_config_find(const char *name_or_path, GptNeoConfig *config, Error *error) {
+    const char *names[GPT_NEO_PRESET_COUNT];
     for (int i = 0; i < GPT_NEO_PRESET_COUNT; i++) {
-        if (strcmp(name_or_path, gpt_neo_presets()[i].name) == 0) {
+        names[i] = gpt_neo_presets()[i].name;
+        if (strcmp(name_or_path, names[i]) == 0) {
             gpt_neo_config_from_preset(&gpt_neo_presets()[i], config);
             return true;
         }
@@ -253,15 +253,24 @@ static inline bool gpt_neo_config_find(const char *name_or_path, GptNeoConfig *c
     if (exists || strchr(name_or_path, '/') != NULL) {
         return gpt_neo_config_load(name_or_path, config, error);
     }
-    return gpt_neo_config_unknown(name_or_path, error);
+    char excerpt[64];
+    const char *nearest = nearest_name(name_or_path, names, GPT_NEO_PRESET_COUNT);
+    return error_set(
+        error,
+        "unknown model %s%s%s%s: choose tiny, 36M, 125M, 1.3B or 2.7B, or give a Hugging Face config.json",
+        text_excerpt(name_or_path, excerpt), nearest != NULL ? " (did you mean " : "",
+        nearest != NULL ? nearest : "", nearest != NULL ? "?)" : "");
 }
+
+// ---------------------------------------------------------------------------------------
+// The parameter table
 
 typedef struct ParameterInfo {
     char name[96];        // Hugging Face's
     size_t offset, count; // elements, in the flat array of parameters
     int rows, columns;    // a matrix (rows, columns) as PyTorch stores it: (out, in); columns 0: a vector
-    float deviation;      // initialised from N(0, deviation)
-    float fill;           // else, where deviation is 0, to this constant
+    float stddev;         // initialised from N(0, stddev^2)
+    float fill;           // else, where stddev is 0, to this constant
     bool is_matrix;       // Linear and Embedding weights: what weight decay means by "matrices"
 } ParameterInfo;
 
@@ -271,7 +280,7 @@ typedef struct ParameterTable {
     size_t parameter_count;
 } ParameterTable;
 
-// Place of a tensor in the table: wte, wpe, these for each layer, ln_f's two.
+// The table holds wte, wpe, then these tensors for each layer, then ln_f's weight and bias.
 typedef enum GptNeoTensor {
     TENSOR_LN_1_WEIGHT,
     TENSOR_LN_1_BIAS,
@@ -291,15 +300,19 @@ typedef enum GptNeoTensor {
 
 enum { GPT_NEO_WTE = 0, GPT_NEO_WPE = 1, GPT_NEO_FIRST_LAYER = 2 };
 
+// The index of a layer's tensor in the table.
 static inline int gpt_neo_tensor(int layer, GptNeoTensor tensor) {
     return GPT_NEO_FIRST_LAYER + layer * TENSORS_PER_LAYER + (int)tensor;
 }
+
+// The index of ln_f's weight: where a layer L would begin. Its bias is the next one.
 static inline int gpt_neo_ln_f(const GptNeoConfig *config) {
     return gpt_neo_tensor(config->layers, TENSOR_LN_1_WEIGHT);
-} // bias: + 1
+}
+
 static inline int gpt_neo_tensor_count(const GptNeoConfig *config) { return gpt_neo_ln_f(config) + 2; }
 
-// Appends a tensor; columns 0 makes it a vector, which starts as `fill`.
+// Appends a tensor; layer -1: outside the layers. columns 0: a vector, initialised to `fill`.
 static inline void parameter_table_add(ParameterTable *table, int layer, const char *name, int rows,
                                        int columns, float fill) {
     ParameterInfo *entry = &table->entries[table->count++];
@@ -314,40 +327,37 @@ static inline void parameter_table_add(ParameterTable *table, int layer, const c
     entry->rows = rows;
     entry->columns = columns;
     entry->is_matrix = columns > 0;
-    entry->deviation = columns > 0 ? 0.02f : 0.0f;
+    entry->stddev = columns > 0 ? 0.02f : 0.0f;
     entry->fill = fill;
     table->parameter_count += entry->count;
 }
 
-static inline void parameter_table_add_layer(ParameterTable *table, int layer, int C, int F) {
-    parameter_table_add(table, layer, "ln_1.weight", C, 0, 1.0f);
-    parameter_table_add(table, layer, "ln_1.bias", C, 0, 0.0f);
-    parameter_table_add(table, layer, "attn.attention.q_proj.weight", C, C, 0.0f);
-    parameter_table_add(table, layer, "attn.attention.k_proj.weight", C, C, 0.0f);
-    parameter_table_add(table, layer, "attn.attention.v_proj.weight", C, C, 0.0f);
-    parameter_table_add(table, layer, "attn.attention.out_proj.weight", C, C, 0.0f);
-    parameter_table_add(table, layer, "attn.attention.out_proj.bias", C, 0, 0.0f);
-    parameter_table_add(table, layer, "ln_2.weight", C, 0, 1.0f);
-    parameter_table_add(table, layer, "ln_2.bias", C, 0, 0.0f);
-    parameter_table_add(table, layer, "mlp.c_fc.weight", F, C, 0.0f);
-    parameter_table_add(table, layer, "mlp.c_fc.bias", F, 0, 0.0f);
-    parameter_table_add(table, layer, "mlp.c_proj.weight", C, F, 0.0f);
-    parameter_table_add(table, layer, "mlp.c_proj.bias", C, 0, 0.0f);
-}
-
 // Fills `table`, which the caller frees with parameter_table_free.
 static inline void gpt_neo_parameter_table(const GptNeoConfig *config, ParameterTable *table) {
+    int C = config->channels, F = config->mlp_channels;
     table->entries = (ParameterInfo *)calloc((size_t)gpt_neo_tensor_count(config), sizeof *table->entries);
     assert(table->entries != NULL);
     table->count = 0;
     table->parameter_count = 0;
-    parameter_table_add(table, -1, "wte.weight", config->vocabulary, config->channels, 0.0f);
-    parameter_table_add(table, -1, "wpe.weight", config->positions, config->channels, 0.0f);
+    parameter_table_add(table, -1, "wte.weight", config->vocabulary, C, 0.0f);
+    parameter_table_add(table, -1, "wpe.weight", config->positions, C, 0.0f);
     for (int l = 0; l < config->layers; l++) {
-        parameter_table_add_layer(table, l, config->channels, config->inner);
+        parameter_table_add(table, l, "ln_1.weight", C, 0, 1.0f);
+        parameter_table_add(table, l, "ln_1.bias", C, 0, 0.0f);
+        parameter_table_add(table, l, "attn.attention.q_proj.weight", C, C, 0.0f);
+        parameter_table_add(table, l, "attn.attention.k_proj.weight", C, C, 0.0f);
+        parameter_table_add(table, l, "attn.attention.v_proj.weight", C, C, 0.0f);
+        parameter_table_add(table, l, "attn.attention.out_proj.weight", C, C, 0.0f);
+        parameter_table_add(table, l, "attn.attention.out_proj.bias", C, 0, 0.0f);
+        parameter_table_add(table, l, "ln_2.weight", C, 0, 1.0f);
+        parameter_table_add(table, l, "ln_2.bias", C, 0, 0.0f);
+        parameter_table_add(table, l, "mlp.c_fc.weight", F, C, 0.0f);
+        parameter_table_add(table, l, "mlp.c_fc.bias", F, 0, 0.0f);
+        parameter_table_add(table, l, "mlp.c_proj.weight", C, F, 0.0f);
+        parameter_table_add(table, l, "mlp.c_proj.bias", C, 0, 0.0f);
     }
-    parameter_table_add(table, -1, "ln_f.weight", config->channels, 0, 1.0f);
-    parameter_table_add(table, -1, "ln_f.bias", config->channels, 0, 0.0f);
+    parameter_table_add(table, -1, "ln_f.weight", C, 0, 1.0f);
+    parameter_table_add(table, -1, "ln_f.bias", C, 0, 0.0f);
     assert(table->count == gpt_neo_tensor_count(config));
 }
 
@@ -355,6 +365,9 @@ static inline void parameter_table_free(ParameterTable *table) {
     free(table->entries);
     memset(table, 0, sizeof *table);
 }
+
+// ---------------------------------------------------------------------------------------
+// Initialisation
 
 enum { GPT_NEO_INITIAL_BLOCK = 4096 }; // elements drawn from one stream of random numbers
 
@@ -364,7 +377,7 @@ typedef struct GptNeoInitialization {
     float *parameters; // (parameter_count)
 } GptNeoInitialization;
 
-// One tensor, one block after another.
+// One tensor, block after block.
 static inline void gpt_neo_initialize_task(void *context, int task, int thread) {
     (void)thread;
     const GptNeoInitialization *work = (const GptNeoInitialization *)context;
@@ -375,33 +388,36 @@ static inline void gpt_neo_initialize_task(void *context, int task, int thread) 
         if (j % GPT_NEO_INITIAL_BLOCK == 0) {
             random.state = random_hash(random_hash(work->seed, (uint64_t)task), j / GPT_NEO_INITIAL_BLOCK);
         }
-        float normal = entry->deviation > 0.0f ? (float)random_normal(&random) : 0.0f;
-        work->parameters[entry->offset + j] =
-            entry->deviation > 0.0f ? entry->deviation * normal : entry->fill;
+        float normal = entry->stddev > 0.0f ? (float)random_normal(&random) : 0.0f;
+        work->parameters[entry->offset + j] = entry->stddev > 0.0f ? entry->stddev * normal : entry->fill;
     }
 }
 
-// Fills all of `parameters` (parameter_count). Each element is a pure function of (seed,
-// index of its tensor, its block of 4096 elements).
+// Fills `parameters` (parameter_count). Each element is a function of the seed, the index of its
+// tensor, its block of GPT_NEO_INITIAL_BLOCK elements and its place there, and of nothing else.
 static inline void gpt_neo_initialize(const ParameterTable *table, uint64_t seed, ThreadPool *pool,
                                       float *parameters) {
     GptNeoInitialization work = {table, seed, parameters};
     thread_pool_run(pool, table->count, gpt_neo_initialize_task, &work);
 }
 
-// Mean number of keys that a query of a sequence of T sees in layer `layer`: (T+1)/2, or
-// w - w(w-1)/(2T) for a window w < T.
+// ---------------------------------------------------------------------------------------
+// Operations
+
+// The mean number of keys that a query sees in `layer` for sequences of T: (T+1)/2, or
+// w - w(w-1)/(2T) with a window w < T.
 static inline double gpt_neo_mean_keys(const GptNeoConfig *config, int layer, int T) {
     double w = config->local[layer] && config->window < T ? config->window : T;
     return w - w * (w - 1.0) / (2.0 * T);
 }
 
 // FLOPs of forward and backward for one token of a sequence of T: 6 for each element of a
-// matrix that multiplies activations (the LM head counts, looking up wte and wpe does
+// matrix that multiplies activations (wte as the LM head counts, looking up embeddings does
 // not), and 6 * 2C for each key that a query sees.
 static inline double gpt_neo_flops_per_token(const GptNeoConfig *config, int T) {
     double C = config->channels, keys = 0.0;
-    double matrices = C * config->vocabulary + config->layers * (4.0 * C * C + 2.0 * C * config->inner);
+    double matrices =
+        C * config->vocabulary + config->layers * (4.0 * C * C + 2.0 * C * config->mlp_channels);
     for (int l = 0; l < config->layers; l++) { keys += gpt_neo_mean_keys(config, l, T); }
     return 6.0 * matrices + 6.0 * keys * 2.0 * C;
 }

@@ -468,7 +468,7 @@ static inline json_t *hf_model_describe(const GptNeoConfig *config, SafetensorsT
     json_t *sizes =
         json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:o}", "vocab_size", config->vocabulary,
                   "max_position_embeddings", config->positions, "hidden_size", config->channels, "num_layers",
-                  config->layers, "num_heads", config->heads, "intermediate_size", config->inner,
+                  config->layers, "num_heads", config->heads, "intermediate_size", config->mlp_channels,
                   "window_size", config->window, "attention_types", hf_model_attention_types(config));
     json_t *choices = json_pack(
         "{s:s, s:f, s:f, s:f, s:f, s:f, s:b, s:b, s:o, s:o}", "activation_function", "gelu_new",

@@ -175,7 +175,7 @@ static inline void evaluation_task(void *context, Stream *stream) {
     Run *run = evaluation->run;
     EvaluateProgress progress = {run_is_main(run) ? evaluation_tell : NULL, run};
     evaluation_read_parameters(evaluation, stream);
-    if (run->placement.on_gpu) { products_open(stream, evaluation->evaluator.model.product_workspace, 0); }
+    if (run->placement.on_gpu) { gemm_open(stream, evaluation->evaluator.model.gemm_workspace, 0); }
     run->started = clock_seconds();
     evaluation->scores = evaluate_run(&evaluation->evaluator, stream, evaluation->parameters, evaluation->set,
                                       &run->transport, &progress);

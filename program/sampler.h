@@ -51,14 +51,15 @@ static inline void sampler_reset(Sampler *sampler) { sampler->length = 0; }
 static inline void sampler_attend(Sampler *sampler, Stream *stream, int l) {
     GptNeo *model = &sampler->model;
     const GptNeoConfig *config = &model->config;
-    size_t C = (size_t)config->channels, layer = (size_t)l * (size_t)config->positions * C,
-           place = layer + (size_t)sampler->length * C;
-    const float *qkv = real_floats(gpt_neo_qkv(model, l));
+    GptNeoLayer layer = gpt_neo_layer(model, l);
+    size_t C = (size_t)config->channels, cache = (size_t)l * (size_t)config->positions * C,
+           place = cache + (size_t)sampler->length * C;
+    const float *qkv = real_floats(layer.qkv);
     memcpy(sampler->keys + place, qkv + C, C * sizeof(float));
     memcpy(sampler->values + place, qkv + 2 * C, C * sizeof(float));
-    cpu_attention_decode(stream, real_floats(gpt_neo_attended(model, l)), sampler->scores, qkv,
-                         sampler->keys + layer, sampler->values + layer, sampler->length, config->positions,
-                         config->channels, config->heads, gpt_neo_window(config, l));
+    cpu_attention_decode(stream, real_floats(layer.attention), sampler->scores, qkv, sampler->keys + cache,
+                         sampler->values + cache, sampler->length, config->positions, config->channels,
+                         config->heads, gpt_neo_window(config, l));
 }
 
 // Appends `token` to the text. Returns the logits (V) of the token that follows, valid
@@ -77,9 +78,10 @@ static inline const float *sampler_step(Sampler *sampler, Stream *stream, const 
         gpt_neo_weight(model, model->offsets[GPT_NEO_WPE] + (size_t)sampler->length * (size_t)C);
     embedding_forward(stream, model->residuals, wte, position, &token, 1, 1, C);
     for (int l = 0; l < L; l++) {
-        gpt_neo_layer_enter(model, stream, l, l > 0);
+        gpt_neo_qkv_forward(model, stream, l, l > 0);
         sampler_attend(sampler, stream, l);
-        gpt_neo_layer_leave(model, stream, l);
+        gpt_neo_mlp_forward(model, stream, l);
+        gpt_neo_projection_forward(model, stream, l);
     }
     gpt_neo_layernorm(model, stream, 2 * L, true);
     matmul_forward(stream, model->logits, config->vocabulary, gpt_neo_hidden(model), wte, 1, C,

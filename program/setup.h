@@ -149,7 +149,6 @@ static inline SchedulerSettings choose_settings(Run *run) {
     settings.rate = choose_schedule(run);
     settings.fragments = 1;
     if (run->rule->configure != NULL) { run->rule->configure(options_of_rule(options), &settings); }
-    settings.optimizer.kind = OPTIMIZER_ADAMW;
     settings.optimizer.beta1 = options->beta1;
     settings.optimizer.beta2 = options->beta2;
     settings.optimizer.epsilon = options->eps;

@@ -48,7 +48,7 @@ struct Stream {
     const Gpu *gpu;      // NULL on the CPU; borrowed
     void *queue;         // CUDA's stream that kernels in this stream are put into; NULL on the CPU
     Precision precision; // of weights and activations
-    void *products;      // state of matrix products on a GPU: kernels/cuda/matmul.cuh
+    void *gemm;          // what matrix products on a GPU need: kernels/cuda/matmul.cuh
     pthread_t worker;
     pthread_mutex_t mutex;
     pthread_cond_t changed;

@@ -123,9 +123,9 @@ static inline void host_reals(float *host, const Real *device, size_t count, Pre
 }
 
 // Fresh numbers for every run; the seed is printed by whoever fails.
-static inline float *host_normals(Random *random, size_t count, double deviation) {
+static inline float *host_normals(Random *random, size_t count, double stddev) {
     float *values = (float *)malloc(count * sizeof(float));
-    for (size_t i = 0; i < count; i++) { values[i] = (float)(deviation * random_normal(random)); }
+    for (size_t i = 0; i < count; i++) { values[i] = (float)(stddev * random_normal(random)); }
     return values;
 }
 

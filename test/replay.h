@@ -24,6 +24,7 @@
 #include "optimizer.h"
 #include "runtime/memory.h"
 #include "spike.h"
+#include "test/sgd.h"
 
 enum { REPLAY_WORKERS = 32, REPLAY_FRAGMENTS = 8 };
 
@@ -257,7 +258,7 @@ static inline void replay_optimize(Replay *replay, ReplayState *state, const flo
             range.step.divisor = (float)divisor;
             range.step.scale = (float)scale;
             if (settings->sgd) {
-                sgd_step(&range, commit);
+                sgd_step(&replay->stream, &range, commit);
             } else {
                 cpu_adamw(&replay->stream, &range, commit);
             }

@@ -16,6 +16,7 @@
 
 #include "comm/transport_mpi.h"
 #include "rules.h"
+#include "test/sgd.h"
 #include "test/threads_link.h"
 
 enum {
@@ -511,7 +512,8 @@ static inline void set_layers(RunSpec *spec) {
     }
 }
 
-static inline RunSpec scalar_spec(const char *rule, OptimizerKind optimizer, int round_size) {
+// step: sgd_step, or NULL for AdamW.
+static inline RunSpec scalar_spec(const char *rule, ElementwiseStep *step, int round_size) {
     RunSpec spec;
     memset(&spec, 0, sizeof spec);
     spec.rule = rule;
@@ -524,9 +526,9 @@ static inline RunSpec scalar_spec(const char *rule, OptimizerKind optimizer, int
     settings->overlap = true;
     settings->target = 1e9;
     settings->rate.kind = SCHEDULE_CONSTANT;
-    settings->rate.peak = optimizer == OPTIMIZER_SGD ? 0.5 : 0.1;
+    settings->rate.peak = step == sgd_step ? 0.5 : 0.1;
     settings->rate.step = 1;
-    OptimizerSettings optimizer_settings = {optimizer, 0.9, 0.95, 1e-8, 0.1, &EVERYTHING, 1};
+    OptimizerSettings optimizer_settings = {step, 0.9, 0.95, 1e-8, 0.1, &EVERYTHING, 1};
     settings->optimizer = optimizer_settings;
     settings->steps = 2;
     settings->fragments = 1;
@@ -545,7 +547,7 @@ static inline bool is_acco(const char *rule) { return strcmp(rule, "acco") == 0;
 // The same number of micro-batches per commit for all rules that step together. Epsilon
 // is of the size of the gradients, or AdamW would hide every constant factor.
 static inline RunSpec noisy_spec(const char *rule, size_t parameter_count) {
-    RunSpec spec = scalar_spec(rule, OPTIMIZER_ADAMW, is_acco(rule) ? 1 : 2);
+    RunSpec spec = scalar_spec(rule, NULL, is_acco(rule) ? 1 : 2);
     spec.commits = 5;
     spec.finish = true;
     spec.settings.gradient_clip = 0.05;

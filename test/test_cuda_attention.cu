@@ -48,12 +48,12 @@ typedef struct Problem {
     int C, d_stride;
     size_t rows, count, d_count;
     Real *qkv, *d_output, *output, *d_qkv;
-    float *log_sums, *workspace;
+    float *logsumexp, *workspace;
 } Problem;
 
 // What a run leaves on the host.
 typedef struct Results {
-    float *output, *log_sums, *d_qkv;
+    float *output, *logsumexp, *d_qkv;
 } Results;
 
 static Random test_random;
@@ -82,20 +82,20 @@ static Problem problem_new(AttentionCase shape, Precision precision) {
 static Results results_new(const Problem *problem) {
     Results results;
     results.output = (float *)malloc(problem->count * sizeof(float));
-    results.log_sums = (float *)malloc(problem->rows * (size_t)problem->shape.heads * sizeof(float));
+    results.logsumexp = (float *)malloc(problem->rows * (size_t)problem->shape.heads * sizeof(float));
     results.d_qkv = (float *)malloc(problem->d_count * sizeof(float));
     return results;
 }
 
 static void results_free(Results *results) {
     free(results->output);
-    free(results->log_sums);
+    free(results->logsumexp);
     free(results->d_qkv);
 }
 
 static bool results_same(const Problem *problem, const Results *a, const Results *b) {
     return memcmp(a->output, b->output, problem->count * sizeof(float)) == 0 &&
-           memcmp(a->log_sums, b->log_sums, problem->rows * (size_t)problem->shape.heads * sizeof(float)) ==
+           memcmp(a->logsumexp, b->logsumexp, problem->rows * (size_t)problem->shape.heads * sizeof(float)) ==
                0 &&
            memcmp(a->d_qkv, b->d_qkv, problem->d_count * sizeof(float)) == 0;
 }
@@ -110,29 +110,29 @@ static void device_run(Problem *problem, Results *results, const float *qkv, con
          *device_d = device_reals(d_output, problem->count, precision);
     Real *output = (Real *)device_new(problem->count * bytes),
          *d_qkv = (Real *)device_new(problem->d_count * bytes);
-    float *log_sums = (float *)device_new(numbers * sizeof(float));
+    float *logsumexp = (float *)device_new(numbers * sizeof(float));
     float *workspace =
         (float *)device_new(cuda_attention_workspace_floats(shape.B, shape.T, shape.heads) * sizeof(float));
     Stream *stream = cuda_test_stream(precision); // only now: those above set it to fp32
-    cuda_attention_forward(stream, output, log_sums, device_qkv, shape.B, shape.T, problem->C, shape.heads,
+    cuda_attention_forward(stream, output, logsumexp, device_qkv, shape.B, shape.T, problem->C, shape.heads,
                            shape.window);
     cuda_attention_backward(stream, d_qkv, problem->d_stride, workspace, device_d, output, device_qkv,
-                            log_sums, shape.B, shape.T, problem->C, shape.heads, shape.window);
+                            logsumexp, shape.B, shape.T, problem->C, shape.heads, shape.window);
     cuda_test_wait(stream);
     host_reals(results->output, output, problem->count, precision);
     host_reals(results->d_qkv, d_qkv, problem->d_count, precision);
-    device_to_host(results->log_sums, log_sums, numbers * sizeof(float));
-    void *all[6] = {device_qkv, device_d, output, d_qkv, log_sums, workspace};
+    device_to_host(results->logsumexp, logsumexp, numbers * sizeof(float));
+    void *all[6] = {device_qkv, device_d, output, d_qkv, logsumexp, workspace};
     for (int i = 0; i < 6; i++) { CUDA_CHECK(cudaFree(all[i])); }
 }
 
 static void oracle_run(const Problem *problem, Results *results, const float *qkv, const float *d_output) {
     AttentionCase shape = problem->shape;
     float *workspace = (float *)malloc(attention_workspace_floats(shape.T, 1) * sizeof(float));
-    cpu_attention_forward(cpu_stream(), results->output, results->log_sums, workspace, qkv, shape.B, shape.T,
+    cpu_attention_forward(cpu_stream(), results->output, results->logsumexp, workspace, qkv, shape.B, shape.T,
                           problem->C, shape.heads, shape.window);
     cpu_attention_backward(cpu_stream(), results->d_qkv, problem->d_stride, workspace, d_output, qkv,
-                           results->log_sums, shape.B, shape.T, problem->C, shape.heads, shape.window);
+                           results->logsumexp, shape.B, shape.T, problem->C, shape.heads, shape.window);
     free(workspace);
 }
 
@@ -196,8 +196,8 @@ static void check_results(const Problem *problem, const Results *got, const Resu
     describe(text, sizeof text, problem, "output");
     check_close(text, got->output, expected->output, problem->count,
                 problem->precision == PRECISION_BF16 ? 4e-3 : 2e-6);
-    describe(text, sizeof text, problem, "log_sums");
-    check_elements(text, got->log_sums, expected->log_sums, problem->rows * (size_t)problem->shape.heads,
+    describe(text, sizeof text, problem, "logsumexp");
+    check_elements(text, got->logsumexp, expected->logsumexp, problem->rows * (size_t)problem->shape.heads,
                    1e-5f);
     for (int part = 0; part < 3; part++) {
         float *a = gradient_part(problem, got->d_qkv, part),
@@ -249,7 +249,7 @@ static bool same_at(const float *a, const float *b, size_t place, int count) {
 }
 
 // One position of sample 0 changes altogether: q, k, v and d_output. Then only those rows
-// of output, log_sums and dQ may change that see it, and those of dK and dV that share a
+// of output, logsumexp and dQ may change that see it, and those of dK and dV that share a
 // query with it; all others keep their bits.
 static void check_band(AttentionCase shape, Precision precision, int changed) {
     Problem problem = problem_new(shape, precision);
@@ -267,7 +267,7 @@ static void check_band(AttentionCase shape, Precision precision, int changed) {
         }
         size_t d_row = (size_t)row * (size_t)problem.d_stride;
         assert_true(query_changes || same_at(before.output, after.output, (size_t)row * (size_t)C, C));
-        assert_true(query_changes || same_at(before.log_sums, after.log_sums, (size_t)row, 1));
+        assert_true(query_changes || same_at(before.logsumexp, after.logsumexp, (size_t)row, 1));
         assert_true(row != changed ||
                     !same_at(before.output, after.output, (size_t)row * (size_t)C, C)); // it did change
         assert_true(query_changes || same_at(before.d_qkv, after.d_qkv, d_row, C));
@@ -314,7 +314,7 @@ static void check_nan(AttentionCase shape, Precision precision, int part, float 
         const float *d_row = results.d_qkv + (size_t)row * (size_t)problem.d_stride;
         if (query && part != 3) { assert_false(isfinite(results.output[row * C + column])); }
         if (query && part < 2) {
-            assert_true(isnan(results.output[row * C]) && !isfinite(results.log_sums[row]));
+            assert_true(isnan(results.output[row * C]) && !isfinite(results.logsumexp[row]));
         }
         if (query) { assert_false(isfinite(d_row[0])); }
         if (key) { assert_false(isfinite(d_row[C])); }
@@ -353,7 +353,7 @@ static void test_large_scores(void **state) {
         oracle_run(&problem, &expected, qkv, d_output);
         device_run(&problem, &got, qkv, d_output);
         check_close("output of large scores", got.output, expected.output, problem.count, 1e-2);
-        check_close("log_sums of large scores", got.log_sums, expected.log_sums, problem.rows, 2e-6);
+        check_close("logsumexp of large scores", got.logsumexp, expected.logsumexp, problem.rows, 2e-6);
         results_free(&got);
         results_free(&expected);
         free(qkv);

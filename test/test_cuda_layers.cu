@@ -49,8 +49,8 @@ static Stream *cpu_stream(void) {
 }
 
 // Fresh numbers as they are in the precision.
-static float *numbers(size_t count, double deviation, Precision precision) {
-    float *host = keep(host_normals(&test_random, count, deviation));
+static float *numbers(size_t count, double stddev, Precision precision) {
+    float *host = keep(host_normals(&test_random, count, stddev));
     host_round(host, count, precision);
     return host;
 }

@@ -42,7 +42,7 @@ static void inputs_configure(GptNeoConfig *config, const Shape *shape) {
     config->layers = shape->layers;
     config->channels = shape->channels;
     config->heads = shape->heads;
-    config->inner = shape->inner;
+    config->mlp_channels = shape->inner;
     config->window = shape->window;
     config->positions = shape->T + 3;
     config->vocabulary = shape->vocabulary;
@@ -112,7 +112,7 @@ static size_t machine_bytes(const Machine *machine) { return machine->model.para
 // elements near 0 are stepped by their sign.
 static void machine_reserve_optimizer(Machine *machine) {
     const ParameterTable *table = &machine->inputs->table;
-    OptimizerSettings settings = {OPTIMIZER_ADAMW, 0.9, 0.95, 1e-1, 0.1, machine->ranges, 0};
+    OptimizerSettings settings = {NULL, 0.9, 0.95, 1e-1, 0.1, machine->ranges, 0};
     Layout layout = optimizer_whole(table->parameter_count);
     for (int i = 0; i < table->count; i++) {
         const ParameterInfo *entry = &table->entries[i];
@@ -156,7 +156,7 @@ static void machine_open(Machine *machine, const Inputs *inputs, GptNeoSettings 
     machine->stream.precision = settings.precision;
     if (settings.on_gpu) {
         machine->stream.queue = gpu_queue_create(false);
-        products_open(&machine->stream, machine->model.product_workspace, 0);
+        gemm_open(&machine->stream, machine->model.gemm_workspace, 0);
         machine_poison(machine);
     } else {
         machine->stream.pool = thread_pool_create(1, true);
@@ -392,7 +392,7 @@ static void check_start(const Inputs *inputs, Precision precision) {
     Machine *plain = machine_of_device(inputs, precision, RECOMPUTE_NONE),
             *tuned = machine_of_device(inputs, precision, RECOMPUTE_NONE);
     machine_pass(plain, NULL);
-    products_close(&tuned->stream);
+    gemm_close(&tuned->stream);
     gpu_fill(tuned->stream.queue, tuned->gradients, 0xff, machine_bytes(tuned));
     gpt_neo_start(&tuned->model, &tuned->stream, tuned->parameters, tuned->gradients, 2, true);
     stream_copy(&tuned->stream, tuned->results, tuned->gradients, machine_bytes(tuned));

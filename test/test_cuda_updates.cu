@@ -459,9 +459,9 @@ static void outer_run(bool on_device, int kind, float *const arrays[4], size_t c
     Stream *stream = cuda_test_stream(PRECISION_FP32);
     float *outer = arrays[0], *momentum = arrays[1], *local = arrays[2], *sum = arrays[3];
     if (kind == OUTER_DELTA && on_device) {
-        cuda_outer_delta(stream, sum, outer, local, count);
+        cuda_outer_pseudo_gradient(stream, sum, outer, local, count);
     } else if (kind == OUTER_DELTA) {
-        cpu_outer_delta(sum, outer, local, count);
+        cpu_outer_pseudo_gradient(sum, outer, local, count);
     } else if (kind < OUTER_CO2_FIRST && on_device) {
         cuda_outer_nesterov(stream, outer, momentum, local, sum, count, &step);
     } else if (kind < OUTER_CO2_FIRST) {

@@ -121,7 +121,7 @@ static GptNeoConfig small_config(int layers, int channels, int heads, int inner,
     config.layers = layers;
     config.channels = channels;
     config.heads = heads;
-    config.inner = inner;
+    config.mlp_channels = inner;
     config.window = window;
     config.positions = positions;
     config.vocabulary = vocabulary;
@@ -260,7 +260,6 @@ static SchedulerSettings reference_settings(const Tensors *tensors, const DecayR
     settings.rate.kind = SCHEDULE_CONSTANT;
     settings.rate.peak = tensors_number(tensors, "learning_rate");
     settings.rate.step = 1;
-    settings.optimizer.kind = OPTIMIZER_ADAMW;
     settings.optimizer.beta1 = tensors_number(tensors, "beta1");
     settings.optimizer.beta2 = tensors_number(tensors, "beta2");
     settings.optimizer.epsilon = tensors_number(tensors, "epsilon");
@@ -712,8 +711,8 @@ static void test_config_json(void **state) {
                                  "dropout\":0,\"resid_dropout\":0.0,"
                                  "\"activation_function\":\"gelu_new\",\"layer_norm_epsilon\":1e-5}",
                                  &config, &error));
-    assert_true(config.layers == 4 && config.channels == 768 && config.heads == 16 && config.inner == 3072 &&
-                config.window == 256);
+    assert_true(config.layers == 4 && config.channels == 768 && config.heads == 16 &&
+                config.mlp_channels == 3072 && config.window == 256);
     assert_true(config.positions == 2048 && config.vocabulary == 50257 && config.epsilon == 1e-5f);
     assert_true(!config.local[0] && config.local[1] && !config.local[2] && config.local[3]);
     const struct {

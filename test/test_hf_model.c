@@ -202,7 +202,7 @@ static GptNeoConfig make_config(const char *layers, float epsilon) {
     for (int l = 0; l < config.layers; l++) { config.local[l] = layers[l] == 'l'; }
     config.channels = 12;
     config.heads = 3;
-    config.inner = 7;
+    config.mlp_channels = 7;
     config.window = 3;
     config.positions = 5;
     config.vocabulary = 11;

@@ -530,15 +530,15 @@ static void check_attention(AttentionCase shape) {
     size_t rows = (size_t)shape.B * (size_t)shape.T, count = rows * (size_t)shape.C;
     float *qkv = random_array(3 * count), *output = random_array(count), *d_output = random_array(count),
           *d_qkv = random_array(3 * count);
-    float *log_sums = random_array(rows * (size_t)shape.H),
+    float *logsumexp = random_array(rows * (size_t)shape.H),
           *workspace = random_array(attention_workspace_floats(shape.T, shape.threads));
     double *expected = (double *)calloc(count, sizeof(double)),
            *d_expected = (double *)calloc(3 * count, sizeof(double));
     double *p = (double *)calloc((size_t)shape.T, sizeof(double));
     for (size_t i = 0; i < 3 * count; i++) { qkv[i] *= 0.5f; } // scores of a few units
-    cpu_attention_forward(&stream, output, log_sums, workspace, qkv, shape.B, shape.T, shape.C, shape.H,
+    cpu_attention_forward(&stream, output, logsumexp, workspace, qkv, shape.B, shape.T, shape.C, shape.H,
                           shape.window);
-    cpu_attention_backward(&stream, d_qkv, 3 * shape.C, workspace, d_output, qkv, log_sums, shape.B, shape.T,
+    cpu_attention_backward(&stream, d_qkv, 3 * shape.C, workspace, d_output, qkv, logsumexp, shape.B, shape.T,
                            shape.C, shape.H, shape.window);
     for (int b = 0; b < shape.B; b++) {
         for (int h = 0; h < shape.H; h++) {
@@ -550,11 +550,11 @@ static void check_attention(AttentionCase shape) {
     assert_arrays_close("attention", output, expected, count, 2e-5);
     assert_arrays_close("d_qkv", d_qkv, d_expected, 3 * count, 1e-4);
     qkv[(size_t)(shape.T - 1) * 3 * (size_t)shape.C] = NAN; // last query of the first sample, head 0
-    cpu_attention_forward(&stream, output, log_sums, workspace, qkv, shape.B, shape.T, shape.C, shape.H,
+    cpu_attention_forward(&stream, output, logsumexp, workspace, qkv, shape.B, shape.T, shape.C, shape.H,
                           shape.window);
     assert_true(isnan(output[(size_t)(shape.T - 1) * (size_t)shape.C]) &&
                 (shape.T == 1 || !isnan(output[0])));
-    float *all[6] = {qkv, output, d_output, d_qkv, log_sums, workspace};
+    float *all[6] = {qkv, output, d_output, d_qkv, logsumexp, workspace};
     for (int i = 0; i < 6; i++) { free(all[i]); }
     free(expected);
     free(d_expected);
@@ -576,14 +576,14 @@ static void test_attention_skips(void **state) {
     (void)state;
     enum { T = 300, C = 16, WINDOW = 40 };
     Stream stream = test_stream(2);
-    float *qkv = random_array(T * 3 * C), *output = random_array(T * C), *log_sums = random_array(T);
+    float *qkv = random_array(T * 3 * C), *output = random_array(T * C), *logsumexp = random_array(T);
     float *workspace = random_array(attention_workspace_floats(T, 2));
     for (int i = 0; i < 100 * 3 * C; i++) { qkv[i] = NAN; }
-    cpu_attention_forward(&stream, output, log_sums, workspace, qkv, 1, T, C, 1, WINDOW);
+    cpu_attention_forward(&stream, output, logsumexp, workspace, qkv, 1, T, C, 1, WINDOW);
     int first_block = (100 + WINDOW + ATTENTION_ROWS - 1) / ATTENTION_ROWS *
                       ATTENTION_ROWS; // the first block that sees none of them
     for (int i = first_block * C; i < T * C; i++) { assert_false(isnan(output[i])); }
-    float *all[4] = {qkv, output, log_sums, workspace};
+    float *all[4] = {qkv, output, logsumexp, workspace};
     for (int i = 0; i < 4; i++) { free(all[i]); }
     thread_pool_destroy(stream.pool);
 }

@@ -171,7 +171,7 @@ static void expect_steps(const OptimizerSettings *settings, const Layout *layout
 static OptimizerSettings adamw_settings(const DecayRange *ranges, int count) {
     // Gradients are about as large as epsilon, so that its place in the formula and every
     // factor of the gradient matter.
-    OptimizerSettings settings = {OPTIMIZER_ADAMW, 0.9, 0.95, 1e-3, 0.3, ranges, count};
+    OptimizerSettings settings = {NULL, 0.9, 0.95, 1e-3, 0.3, ranges, count};
     return settings;
 }
 

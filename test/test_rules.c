@@ -43,9 +43,9 @@ static void ddp_and_zero1_follow_the_worked_example(void **state) {
     Example adamw = {{8, a, b, 7.517874316291992}, 4, {8, 8, a, a, b, b}, 6, 12};
     static const char *const rules[] = {"ddp", "zero1"};
     for (int i = 0; i < 2; i++) {
-        RunSpec spec = scalar_spec(rules[i], OPTIMIZER_SGD, 2);
+        RunSpec spec = scalar_spec(rules[i], sgd_step, 2);
         expect_example(&spec, 2, &sgd, 0);
-        spec = scalar_spec(rules[i], OPTIMIZER_ADAMW, 2);
+        spec = scalar_spec(rules[i], NULL, 2);
         expect_example(&spec, 2, &adamw, 2e-6);
     }
 }
@@ -53,7 +53,7 @@ static void ddp_and_zero1_follow_the_worked_example(void **state) {
 // The gradient that is in flight at the end is committed too: 16 gradients, not 12.
 static void dpu_follows_the_worked_example(void **state) {
     (void)state;
-    RunSpec spec = scalar_spec("dpu", OPTIMIZER_SGD, 2);
+    RunSpec spec = scalar_spec("dpu", sgd_step, 2);
     Example undrained = {{8, 5.375, 4.25, 5.9375}, 4, {8, 8, 8, 8, 5.375, 5.375, 4.25, 4.25}, 8, 12};
     expect_example(&spec, 2, &undrained, 0);
     spec.finish = true;
@@ -61,7 +61,7 @@ static void dpu_follows_the_worked_example(void **state) {
     expect_example(&spec, 2, &sgd, 0);
     double a = 7.820000000190476, b = 7.650092549585583;
     Example adamw = {{8, a, b, 7.513295032542005}, 4, {8, 8, 8, 8, a, a, b, b}, 8, 12};
-    spec = scalar_spec("dpu", OPTIMIZER_ADAMW, 2);
+    spec = scalar_spec("dpu", NULL, 2);
     expect_example(&spec, 2, &adamw, 2e-6);
 }
 
@@ -81,13 +81,13 @@ static void expect_predictions(const RunSpec *spec, const double *expected, doub
 
 static void acco_wp_follows_the_worked_example(void **state) {
     (void)state;
-    RunSpec spec = scalar_spec("acco-wp", OPTIMIZER_SGD, 2);
+    RunSpec spec = scalar_spec("acco-wp", sgd_step, 2);
     spec.finish = true;
     Example sgd = {{8, 5.375, 4.25, 7.25, 11.5625}, 5, {8, 8, 8, 8, 2.75, 2.75, 3.125, 3.125}, 8, 16};
     static const double sgd_predictions[] = {8, 2.75, 3.125, 10.25};
     expect_example(&spec, 2, &sgd, 0);
     expect_predictions(&spec, sgd_predictions, 0);
-    spec = scalar_spec("acco-wp", OPTIMIZER_ADAMW, 2);
+    spec = scalar_spec("acco-wp", NULL, 2);
     static const double predictions[] = {8, 7.641800000379048, 7.48343317962174, 7.404604409304794};
     Example adamw = {{8, 7.820000000190476, 7.650092549585583, 7.515647789287045},
                      4,
@@ -103,7 +103,7 @@ static void acco_wp_follows_the_worked_example(void **state) {
 static void acco_follows_the_worked_example(void **state) {
     (void)state;
     Example sgd = {{8, 5.375, 5.65625, 7.2734375}, 4, {8, 8, 5, 5.375, 5.375, 5.65625, 6.96875}, 7, 12};
-    RunSpec spec = scalar_spec("acco", OPTIMIZER_SGD, 1);
+    RunSpec spec = scalar_spec("acco", sgd_step, 1);
     expect_example(&spec, 2, &sgd, 0);
     double a = 7.820000000190476, b = 7.651326351664015;
     Example adamw = {{8, a, b, 7.517904095233705},
@@ -111,7 +111,7 @@ static void acco_follows_the_worked_example(void **state) {
                      {8, 8, 7.820000000166667, a, 7.6468900592858775, b, 7.5082060760890466},
                      7,
                      12};
-    spec = scalar_spec("acco", OPTIMIZER_ADAMW, 1);
+    spec = scalar_spec("acco", NULL, 1);
     expect_example(&spec, 2, &adamw, 2e-6);
 }
 
@@ -154,7 +154,7 @@ static void acco_with_unequal_workers_follows_the_worked_example(void **state) {
     (void)state;
     static const double theta[] = {8, 7.4375, 12.203125, 19.26171875},
                         estimates[] = {6.25, 11.3125, 18.296875};
-    RunSpec spec = scalar_spec("acco", OPTIMIZER_SGD, 1);
+    RunSpec spec = scalar_spec("acco", sgd_step, 1);
     spec.round_size[1] = 3;
     expect_unequal(&spec, theta, estimates, 0, 24, 4);
     static const double theta1[] = {8, 6.416666666666667, 10.25, 16.770833333333332};
@@ -179,7 +179,7 @@ static void moments_follow_the_worked_examples(void **state) {
         {"acco-wp", 2, {0, 0.525, 0.6975, 0.5169300000379047}, {0, 1.378125, 1.56234375, 1.545631924457995}},
     };
     for (int i = 0; i < 3; i++) {
-        RunSpec spec = scalar_spec(examples[i].rule, OPTIMIZER_ADAMW, examples[i].round_size);
+        RunSpec spec = scalar_spec(examples[i].rule, NULL, examples[i].round_size);
         RunResult results[2];
         if (!run_world(&spec, 2, results)) { skip(); }
         if (have_rank(0)) { expect_moments(&results[0], examples[i].first, examples[i].second, 4); }
@@ -234,7 +234,7 @@ static void co2_follows_the_worked_examples(void **state) {
          {{8, 4, 8, 5, 6.125, 5.0625}, {8, 6, 8, 8, 6.125, 9.0625}}},
     };
     for (int i = 0; i < 4; i++) {
-        RunSpec spec = scalar_spec("co2", OPTIMIZER_SGD, 1);
+        RunSpec spec = scalar_spec("co2", sgd_step, 1);
         spec.finish = true;
         spec.settings.outer_momentum.beta = examples[i].beta;
         spec.settings.outer_momentum.phi = examples[i].phi;
@@ -268,7 +268,7 @@ static void diloco_follows_the_worked_example(void **state) {
     static const double seen[2][6] = {{8, 4, 5.1875, 3.59375, 5.17578125, 4.587890625},
                                       {8, 6, 5.1875, 6.59375, 5.17578125, 8.587890625}};
     static const double ends[2][3] = {{2.5, 3.296875, 4.7939453125}, {6, 8.296875, 11.2939453125}};
-    RunSpec spec = scalar_spec("diloco", OPTIMIZER_SGD, 1);
+    RunSpec spec = scalar_spec("diloco", sgd_step, 1);
     RunResult results[2];
     if (!run_world(&spec, 2, results)) { skip(); }
     for (int rank = 0; rank < 2; rank++) {
@@ -288,7 +288,7 @@ static void diloco_follows_the_worked_example(void **state) {
 
 // Two fragments of one element each, which are two layers.
 static RunSpec two_fragments_spec(int steps, int delay, float alpha) {
-    RunSpec spec = scalar_spec("streaming-diloco", OPTIMIZER_SGD, 1);
+    RunSpec spec = scalar_spec("streaming-diloco", sgd_step, 1);
     spec.parameter_count = 2;
     spec.layer_count = 2;
     for (int l = 0; l <= 2; l++) { spec.layer_begins[l] = (size_t)l; }
@@ -489,7 +489,7 @@ enum { LIMIT_COUNT = sizeof LIMITS / sizeof LIMITS[0], LIMIT_COMMITS = 120 };
 // The largest of the last parameters of a run that starts at 1. NaN and infinity count as
 // large. One worker: others would do the same.
 static double largest_at_the_end(const Limit *limit, double rate) {
-    RunSpec spec = scalar_spec(limit->rule, OPTIMIZER_SGD, 1);
+    RunSpec spec = scalar_spec(limit->rule, sgd_step, 1);
     spec.micro_batch = quadratic_micro_batch;
     spec.start = 1;
     spec.commits = LIMIT_COMMITS;
@@ -716,7 +716,7 @@ static void streaming_in_one_fragment_without_delay_is_diloco(void **state) {
 static void diloco_of_single_steps_is_ddp(void **state) {
     (void)state;
     for (int noisy = 0; noisy < 2; noisy++) {
-        RunSpec ddp = scalar_spec("ddp", OPTIMIZER_SGD, 1), diloco = scalar_spec("diloco", OPTIMIZER_SGD, 1);
+        RunSpec ddp = scalar_spec("ddp", sgd_step, 1), diloco = scalar_spec("diloco", sgd_step, 1);
         ddp.commits = diloco.commits = noisy ? 12 : 5;
         ddp.micro_batch = diloco.micro_batch = noisy ? noisy_micro_batch : scalar_micro_batch;
         ddp.parameter_count = diloco.parameter_count = noisy ? 1003 : 1;
@@ -1217,7 +1217,7 @@ static void commits_of_acco_have_every_gradient_in_full(void **state) {
     enum { COUNT = 1003, RANKS = 3 };
     for (int wire = 0; wire < WIRE_FORMAT_COUNT; wire++) {
         RunSpec spec = noisy_spec("acco", COUNT);
-        spec.settings.optimizer.kind = OPTIMIZER_SGD;
+        spec.settings.optimizer.elementwise_step = sgd_step;
         spec.settings.gradient_clip = 0;
         spec.settings.estimate_wire = (WireFormat)wire;
         spec.snapshots = true;
@@ -1250,7 +1250,7 @@ static void estimates_are_off_by_what_their_wire_loses(void **state) {
     static const double bounds[] = {1e-6, 4e-3, 2e-3, 0.12};
     for (int wire = 0; wire < WIRE_FORMAT_COUNT; wire++) {
         RunSpec spec = noisy_spec("acco", COUNT);
-        spec.settings.optimizer.kind = OPTIMIZER_SGD;
+        spec.settings.optimizer.elementwise_step = sgd_step;
         spec.settings.gradient_clip = 0;
         spec.settings.estimate_wire = (WireFormat)wire;
         spec.snapshots = true;

@@ -201,7 +201,7 @@ static void the_rate_follows_gradients_or_commits(void **state) {
     for (int i = 0; i < 2 * RULE_COUNT; i++) {
         const Rule *rule = RULES[i / 2].rule;
         RunSpec spec = noisy_spec(rule->name, 1); // four gradients per commit
-        spec.settings.optimizer.kind = OPTIMIZER_SGD;
+        spec.settings.optimizer.elementwise_step = sgd_step;
         spec.micro_batch = quadratic_micro_batch;
         spec.settings.gradient_clip = 0;
         spec.settings.rate.peak = 0.3;
@@ -267,7 +267,7 @@ static bool expect_traffic(const TrafficRow *row, WireFormat wire, WireFormat es
     // coarse formats, whole blocks.
     size_t count = wire_is_coarse(wire) || wire_is_coarse(estimate_wire) ? 393216 : 49152;
     RunSpec spec = noisy_spec(row->rule, count);
-    spec.settings.optimizer.kind = OPTIMIZER_SGD;
+    spec.settings.optimizer.elementwise_step = sgd_step;
     spec.micro_batch = light_micro_batch;
     for (int i = 0; i < ranks; i++) { spec.round_size[i] = 1; }
     spec.settings.steps = is_streaming(row->rule) ? 4 : 2;

@@ -119,7 +119,7 @@ static void time_linear(Bench *bench, bool by_library, Linear linear, double tim
 // L times, those of the head as often as there are chunks.
 static Span time_own_shapes(Bench *bench, bool by_library) {
     GptNeo *model = &bench->model;
-    int rows = bench->B * bench->T, C = bench->config.channels, F = bench->config.inner,
+    int rows = bench->B * bench->T, C = bench->config.channels, F = bench->config.mlp_channels,
         wide = model->d_wide_stride, chunk = model->chunk;
     int V = bench->config.vocabulary;
     double flops = 0.0, L = bench->config.layers;
@@ -151,7 +151,7 @@ static Span time_own_shapes(Bench *bench, bool by_library) {
                  C,
                  F,
                  gpt_neo_at(model, 0, TENSOR_FC_WEIGHT)};
-    Linear proj = {model->inner,
+    Linear proj = {model->mlp_hidden,
                    model->d_wide,
                    model->d_residual,
                    wide,

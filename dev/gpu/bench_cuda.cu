@@ -251,12 +251,12 @@ static void run_layernorm_backward(Bench *bench, const Case *work, void **arrays
 
 static void run_gelu_forward(Bench *bench, const Case *work, void **arrays) {
     gelu_forward(bench->stream, reals(arrays[0]), reals(arrays[1]), reals(arrays[2]), work->rows,
-                 bench->config.inner);
+                 bench->config.mlp_channels);
 }
 
 static void run_gelu_backward(Bench *bench, const Case *work, void **arrays) {
     gelu_backward(bench->stream, reals(arrays[0]), bench->wide, (float *)arrays[3], (float *)arrays[4],
-                  reals(arrays[1]), reals(arrays[2]), work->rows, bench->config.inner);
+                  reals(arrays[1]), reals(arrays[2]), work->rows, bench->config.mlp_channels);
 }
 
 static void run_cross_entropy(Bench *bench, const Case *work, void **arrays) {
@@ -328,7 +328,7 @@ static void run_sum_of_squares(Bench *bench, const Case *work, void **arrays) {
                                 bench->elements, 1);
 }
 
-static void run_outer_delta(Bench *bench, const Case *work, void **arrays) {
+static void run_outer_pseudo_gradient(Bench *bench, const Case *work, void **arrays) {
     (void)work;
     outer_pseudo_gradient(bench->stream, (float *)arrays[0], (const float *)arrays[1],
                           (const float *)arrays[2], bench->elements);
@@ -423,7 +423,7 @@ static void add_layernorm(Bench *bench) {
 }
 
 static void add_gelu(Bench *bench) {
-    size_t rows = (size_t)bench->rows, F = (size_t)bench->config.inner, wide = (size_t)bench->wide;
+    size_t rows = (size_t)bench->rows, F = (size_t)bench->config.mlp_channels, wide = (size_t)bench->wide;
     Case *work = add_case(bench, "gelu forward", run_gelu_forward, 4.0 * rows * F, 0);
     add_array(work, FILL_NONE, rows * F * 2);
     add_array(work, FILL_REALS, rows * F * 2);
@@ -530,7 +530,7 @@ static void add_vectors(Bench *bench) {
     add_vector(bench, "buffer move and clear", run_buffer_move, 12, 2);
     work = add_vector(bench, "sum of squares", run_sum_of_squares, 4, 1);
     add_array(work, FILL_NONE, buffer_blocks(elements) * sizeof(double));
-    add_vector(bench, "outer delta", run_outer_delta, 12, 3);
+    add_vector(bench, "outer pseudo-gradient", run_outer_pseudo_gradient, 12, 3);
     add_vector(bench, "outer nesterov", run_outer_nesterov, 28, 4);
     for (int format = WIRE_BF16; format < WIRE_FORMAT_COUNT; format++) {
         add_wire(bench, (WireFormat)format);
@@ -539,7 +539,7 @@ static void add_vectors(Bench *bench) {
 
 static void add_cases(Bench *bench) {
     const GptNeoConfig *config = &bench->config;
-    int C = config->channels, F = config->inner;
+    int C = config->channels, F = config->mlp_channels;
     add_embedding(bench);
     add_layernorm(bench);
     add_gelu(bench);
@@ -558,14 +558,14 @@ static void add_cases(Bench *bench) {
 // Running
 
 static void open_stream(Stream *stream, bool tune) {
-    void *workspace = gpu_allocate(products_workspace_bytes());
+    void *workspace = gpu_allocate(gemm_workspace_bytes());
     memset(stream, 0, sizeof *stream);
     stream->name = "bench";
     stream->queue = gpu_queue_create(false);
     stream->precision = PRECISION_BF16;
     if (workspace == NULL) { cuda_check(cudaErrorMemoryAllocation, "work space of products"); }
-    products_open(stream, workspace, 0);
-    products_tune(stream, tune);
+    gemm_open(stream, workspace, 0);
+    gemm_tune(stream, tune);
 }
 
 static void grow_pool(Bench *bench, const Case *work) {
@@ -644,7 +644,7 @@ static void choose_shapes(Bench *bench, const char *model, int B, int T) {
     bench->B = B;
     bench->T = T;
     bench->rows = B * T;
-    bench->wide = 3 * config->channels > config->inner ? 3 * config->channels : config->inner;
+    bench->wide = 3 * config->channels > config->mlp_channels ? 3 * config->channels : config->mlp_channels;
     bench->logits_stride = (config->vocabulary + 63) / 64 * 64;
     bench->chunk = gpt_neo_chunk_rows(bench->rows, bench->logits_stride, PRECISION_BF16);
 }
@@ -668,8 +668,8 @@ static void choose_order(Bench *bench) {
 static void bench_close(Bench *bench) {
     Stream *streams[2] = {&bench->plain, &bench->tuned};
     for (int i = 0; i < 2; i++) {
-        void *workspace = ((CudaProducts *)streams[i]->products)->workspace;
-        products_close(streams[i]);
+        void *workspace = ((CudaGemmLibrary *)streams[i]->gemm)->workspace;
+        gemm_close(streams[i]);
         gpu_release(workspace);
         gpu_queue_destroy(streams[i]->queue);
     }

@@ -1,18 +1,20 @@
-// adamw.h: one optimizer step over a range of elements, fused into one pass, and plain
-// SGD for worked examples.
+// adamw.h: one step of AdamW (Loshchilov and Hutter, 2019) over a range of elements.
 //
-// A step either commits (master and moments move) or estimates (they stay as they are and
-// only the result is written, straight from registers: no copy of the optimizer state is
-// ever made). Both compute the same value with the same instructions, so an estimate
-// equals the commit that would follow on the same gradient, bit for bit.
-//
-//   g = gradient / divisor * scale              divisor: how many micro-batch gradients the sum holds; scale: gradient clipping
-//   theta = master * (1 - lr * weight_decay)    decoupled weight decay (Loshchilov and Hutter, 2019), in PyTorch's order
-//   m = beta1 * m + (1 - beta1) * g             v = beta2 * v + (1 - beta2) * g * g
+//   g = gradient / divisor * scale              divisor: micro-batches in the sum; scale: gradient clipping
+//   theta = master * (1 - lr * weight_decay)    decoupled weight decay, in PyTorch's order
+//   m = beta1 * m + (1 - beta1) * g
+//   v = beta2 * v + (1 - beta2) * g * g
 //   out = theta - lr * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + epsilon)
 //
-// `out` may be `master` itself (then an estimate is not allowed) or `gradient`, but must
-// not overlap anything else.
+// All arrays are (count), fp32. One loop, one pass: every array is read once and written once,
+// because the step is limited by memory. A task takes ADAMW_BLOCK elements.
+//
+// A step either commits (master and moments move) or estimates (they stay, and only `out` is
+// written, straight from registers: the optimizer state is never copied). Both run the same
+// instructions, so an estimate equals, bit for bit, the commit that would follow on the same
+// gradient.
+//
+// `out` may be `gradient`, or for a commit `master`; otherwise arrays must not overlap.
 #ifndef ACCO_KERNELS_CPU_ADAMW_H
 #define ACCO_KERNELS_CPU_ADAMW_H
 
@@ -21,32 +23,32 @@
 
 #include "runtime/device.h"
 
-// Elements of one task: 5 arrays of 64 KB stay in the second-level cache.
+// Elements of a task: five arrays of 64 KB, which fit the second-level cache.
 enum { ADAMW_BLOCK = 16384 };
 
-// The numbers of one step, each rounded once from double: 1 - beta in fp32 would be off
-// by 1 % for a beta2 of 0.999999.
+// The numbers of one step, each rounded once from double. Computed in fp32, 1 - beta2 would be
+// off by 1 % for a beta2 of 0.999999.
 typedef struct AdamWStep {
-    float beta1, gain1, beta2, gain2; // gain: 1 - beta
-    float correction1, correction2;   // 1 - beta^t
+    float beta1, one_minus_beta1, beta2, one_minus_beta2;
+    float correction1, correction2; // 1 - beta^t
     float epsilon, learning_rate;
-    float keep;           // 1 - lr * weight_decay
+    float decay_factor;   // 1 - lr * weight_decay
     float divisor, scale; // of the gradient
 } AdamWStep;
 
-// t: the number of this step, from 1. Divisor and scale are 1.
+// t: the number of this step, from 1. The caller may change divisor and scale, which are 1.
 static inline AdamWStep adamw_step(double beta1, double beta2, double t, double epsilon, double learning_rate,
                                    double weight_decay) {
     AdamWStep step;
     step.beta1 = (float)beta1;
-    step.gain1 = (float)(1.0 - beta1);
+    step.one_minus_beta1 = (float)(1.0 - beta1);
     step.beta2 = (float)beta2;
-    step.gain2 = (float)(1.0 - beta2);
+    step.one_minus_beta2 = (float)(1.0 - beta2);
     step.correction1 = (float)(1.0 - pow(beta1, t));
     step.correction2 = (float)(1.0 - pow(beta2, t));
     step.epsilon = (float)epsilon;
     step.learning_rate = (float)learning_rate;
-    step.keep = (float)(1.0 - learning_rate * weight_decay);
+    step.decay_factor = (float)(1.0 - learning_rate * weight_decay);
     step.divisor = step.scale = 1.0f;
     return step;
 }
@@ -72,10 +74,10 @@ static inline void adamw_task(void *context, int task, int thread) {
 #pragma omp simd
     for (size_t i = begin; i < end; i++) {
         float g = gradient[i] / step.divisor * step.scale;
-        float m = step.beta1 * first[i] + step.gain1 * g;
-        float v = step.beta2 * second[i] + step.gain2 * g * g;
-        float theta = master[i] * step.keep - step.learning_rate * (m / step.correction1) /
-                                                  (sqrtf(v / step.correction2) + step.epsilon);
+        float m = step.beta1 * first[i] + step.one_minus_beta1 * g;
+        float v = step.beta2 * second[i] + step.one_minus_beta2 * g * g;
+        float theta = master[i] * step.decay_factor - step.learning_rate * (m / step.correction1) /
+                                                          (sqrtf(v / step.correction2) + step.epsilon);
         if (commit) {
             first[i] = m;
             second[i] = v;
@@ -85,24 +87,12 @@ static inline void adamw_task(void *context, int task, int thread) {
     }
 }
 
-// commit: moves master and moments and writes the new parameters to out. Otherwise writes
-// to out what a commit would write, and nothing else.
+// commit: moves master and moments and writes the new parameters to `out`. Otherwise writes to
+// `out` what a commit would write, and nothing else.
 static inline void cpu_adamw(Stream *stream, AdamWRange *range, bool commit) {
     assert(commit || range->out != range->master);
     range->commit = commit;
     thread_pool_run(stream->pool, (int)((range->count + ADAMW_BLOCK - 1) / ADAMW_BLOCK), adamw_task, range);
-}
-
-// out = master - lr * g, and master with it when committing. For the worked examples of
-// the update rules, which are exact with it.
-static inline void sgd_step(AdamWRange *range, bool commit) {
-    const AdamWStep step = range->step;
-    for (size_t i = 0; i < range->count; i++) {
-        float theta =
-            range->master[i] - step.learning_rate * (range->gradient[i] / step.divisor * step.scale);
-        if (commit) { range->master[i] = theta; }
-        range->out[i] = theta;
-    }
 }
 
 #endif

@@ -1,16 +1,26 @@
-// attention.h: causal attention, global or within a local window, forward and backward.
+// attention.h: causal self-attention, global or within a local window, forward and backward.
 //
-// One task is one (sample, head). It takes the queries in blocks of ATTENTION_ROWS and
-// forms scores only for the keys the block may see: keys 0..i for a global layer,
-// i-window < j <= i for a local one, so blocks of keys outside the window cost nothing
-// and a task needs memory O(T) per row of the block. Scores are not scaled by 1/sqrt(D):
-// GPT-Neo has none. Forward stores the logarithm of each row's sum of exponentials;
-// backward recomputes the scores block by block from it, so probabilities are never
-// stored.
+// For each sample and head, with q, k, v (T, D) and D = C / H:
 //
-// Queries, keys and values are read where the fused projection left them, (B, T, 3C) with
-// q, k, v of a position side by side, and their gradients are written in the same form.
-// Every sum runs inside one task, in order.
+//   s[i][j] = q[i] . k[j]                 GPT-Neo does not scale scores by 1/sqrt(D)
+//   p[i] = softmax of s[i] over visible j: j <= i, and j > i - window if there is a window
+//   output[i] = sum over j of p[i][j] v[j]
+//   logsumexp[i] = log(sum over j of exp(s[i][j]))
+//
+//   backward, from dO = d_output and with dp[i][j] = dO[i] . v[j]:
+//   ds[i][j] = p[i][j] (dp[i][j] - sum over j of p[i][j] dp[i][j])
+//   d_q[i] = sum over j of ds[i][j] k[j]
+//   d_k[j] = sum over i of ds[i][j] q[i]
+//   d_v[j] = sum over i of p[i][j] dO[i]
+//
+// qkv and d_qkv are (B, T, 3C), where the fused projection leaves them: q, k, v of a position
+// side by side, head h at columns h D of each. output (B, T, C), logsumexp (B, H, T).
+//
+// A task is one (sample, head). It takes queries in blocks of ATTENTION_ROWS and computes
+// scores only for the keys that a block may see; so keys outside the window cost nothing, and a
+// task needs O(T) memory for each row of a block. Probabilities are never stored: backward
+// computes the scores again, block by block, and p = exp(s - logsumexp). The limit is the
+// matrix products (matmul.h), then the exponential. Every sum runs inside one task, in order.
 #ifndef ACCO_KERNELS_CPU_ATTENTION_H
 #define ACCO_KERNELS_CPU_ATTENTION_H
 
@@ -26,13 +36,13 @@ enum { ATTENTION_ROWS = 64 };
 
 typedef struct Attention {
     float *output;         // forward (B, T, C)
-    float *log_sums;       // (B, H, T)
+    float *logsumexp;      // (B, H, T)
     const float *qkv;      // (B, T, 3C)
     float *d_qkv;          // backward (B, T, 3C), rows d_qkv_stride apart
     const float *d_output; // backward (B, T, C)
     float *workspace;      // attention_workspace_floats
     int B, T, channels, heads, d_qkv_stride;
-    int window; // keys a query sees, itself included; 0: all before it
+    int window; // keys that a query sees, its own included; 0: all up to its own
 } Attention;
 
 // Workspace for a pool of `threads`: two blocks of scores for each.
@@ -40,12 +50,12 @@ static inline size_t attention_workspace_floats(int T, int threads) {
     return (size_t)threads * 2 * ATTENTION_ROWS * (size_t)T;
 }
 
-// One block of queries of one head, and the keys it meets.
+// A block of queries of one head, and the keys that some of them see.
 typedef struct AttentionBlock {
     int first, rows;     // queries [first, first + rows)
     int keys, key_count; // keys [keys, keys + key_count)
     int window, D, stride;
-    const float *q, *k, *v; // row 0 of the block's queries, keys and values; rows are `stride` apart
+    const float *q, *k, *v; // the block's first query, key and value; rows are `stride` apart
 } AttentionBlock;
 
 static inline AttentionBlock attention_block(const Attention *work, int sample, int head, int first) {
@@ -66,7 +76,7 @@ static inline AttentionBlock attention_block(const Attention *work, int sample, 
     return block;
 }
 
-// The columns [*begin, *end) of the block's scores that query `row` of the block may see.
+// The columns [*begin, *end) of the block's scores that query `row` of the block sees.
 static inline void attention_visible(const AttentionBlock *block, int row, int *begin, int *end) {
     int query = block->first + row;
     int oldest = block->window > 0 && query - block->window + 1 > 0 ? query - block->window + 1 : 0;
@@ -74,17 +84,17 @@ static inline void attention_visible(const AttentionBlock *block, int row, int *
     *end = query + 1 - block->keys;
 }
 
-// result (M, N) = or += a b, on the calling thread, with strides.
-static inline void attention_product(float *result, int result_stride, const float *a, int a_stride,
-                                     bool a_transposed, const float *b, int b_stride, bool b_transposed,
-                                     int M, int N, int K, bool accumulate) {
+// result (M, N) = or += a (M, K) b (K, N), on the calling thread.
+static inline void attention_matmul(float *result, int result_stride, const float *a, int a_stride,
+                                    bool a_transposed, const float *b, int b_stride, bool b_transposed, int M,
+                                    int N, int K, bool accumulate) {
     Matmul work = matmul_describe(result, result_stride, a, a_stride, a_transposed, b, b_stride, b_transposed,
                                   M, N, K, accumulate);
     matmul_block(&work);
 }
 
-// Scores to probabilities in place, zero outside [begin, end). Returns the logarithm of
-// the sum of exponentials.
+// Turns a row of scores into probabilities in place, 0 outside [begin, end). Returns its
+// logsumexp.
 static inline float attention_softmax(float *scores, int begin, int end, int columns) {
     float maximum = -INFINITY, sum = 0.0f;
 #pragma omp simd reduction(max : maximum)
@@ -108,28 +118,28 @@ static inline void attention_forward_task(void *context, int task, int thread) {
         head = task % work->heads;
     float *scores = work->workspace + (size_t)thread * 2 * ATTENTION_ROWS * (size_t)T;
     float *output = work->output + (size_t)sample * (size_t)T * (size_t)C + (size_t)head * (size_t)D;
-    float *log_sums = work->log_sums + (size_t)task * (size_t)T;
+    float *logsumexp = work->logsumexp + (size_t)task * (size_t)T;
     for (int first = 0; first < T; first += ATTENTION_ROWS) {
         AttentionBlock block = attention_block(work, sample, head, first);
         int keys = block.key_count, stride = block.stride;
-        attention_product(scores, keys, block.q, stride, false, block.k, stride, true, block.rows, keys, D,
-                          false);
+        attention_matmul(scores, keys, block.q, stride, false, block.k, stride, true, block.rows, keys, D,
+                         false);
         for (int row = 0; row < block.rows; row++) {
             int begin, end;
             attention_visible(&block, row, &begin, &end);
-            log_sums[first + row] = attention_softmax(scores + (size_t)row * (size_t)keys, begin, end, keys);
+            logsumexp[first + row] = attention_softmax(scores + (size_t)row * (size_t)keys, begin, end, keys);
         }
-        attention_product(output + (size_t)first * (size_t)C, C, scores, keys, false, block.v, stride, false,
-                          block.rows, D, keys, false);
+        attention_matmul(output + (size_t)first * (size_t)C, C, scores, keys, false, block.v, stride, false,
+                         block.rows, D, keys, false);
     }
 }
 
-static inline void cpu_attention_forward(Stream *stream, float *output, float *log_sums, float *workspace,
+static inline void cpu_attention_forward(Stream *stream, float *output, float *logsumexp, float *workspace,
                                          const float *qkv, int B, int T, int C, int heads, int window) {
     Attention work;
     memset(&work, 0, sizeof work);
     work.output = output;
-    work.log_sums = log_sums;
+    work.logsumexp = logsumexp;
     work.workspace = workspace;
     work.qkv = qkv;
     work.B = B;
@@ -140,14 +150,14 @@ static inline void cpu_attention_forward(Stream *stream, float *output, float *l
     thread_pool_run(stream->pool, B * heads, attention_forward_task, &work);
 }
 
-// Scores s and d_probabilities dp of one row become p = exp(s - log_sum) and ds = p (dp -
-// sum(p dp)), both zero outside [begin, end).
+// Turns a row of scores s into p = exp(s - logsumexp), and a row of dp into ds = p (dp - sum(p dp)),
+// both 0 outside [begin, end).
 static inline void attention_softmax_backward(float *__restrict__ scores, float *__restrict__ d_scores,
-                                              float log_sum, int begin, int end, int columns) {
+                                              float logsumexp, int begin, int end, int columns) {
     float product = 0.0f;
 #pragma omp simd reduction(+ : product)
     for (int j = begin; j < end; j++) {
-        float p = vector_exp(scores[j] - log_sum);
+        float p = vector_exp(scores[j] - logsumexp);
         scores[j] = p;
         product += p * d_scores[j];
     }
@@ -156,26 +166,26 @@ static inline void attention_softmax_backward(float *__restrict__ scores, float 
     for (int j = end; j < columns; j++) { scores[j] = d_scores[j] = 0.0f; }
 }
 
-// One block of queries: writes their gradient and adds to those of the keys and values it
-// meets. d_qkv: row 0 and head of this sample.
+// A block of queries: writes their gradient and adds to those of the keys and values that they
+// see. d_qkv: this head's columns in row 0 of this sample.
 static inline void attention_backward_block(const Attention *work, const AttentionBlock *block, float *scores,
-                                            float *d_qkv, const float *d_output, const float *log_sums) {
+                                            float *d_qkv, const float *d_output, const float *logsumexp) {
     int C = work->channels, D = block->D, keys = block->key_count, stride = block->stride, rows = block->rows,
         d_stride = work->d_qkv_stride;
     float *d_scores = scores + ATTENTION_ROWS * (size_t)work->T;
     float *d_q = d_qkv + (size_t)block->first * (size_t)d_stride,
           *d_k = d_qkv + (size_t)block->keys * (size_t)d_stride + C, *d_v = d_k + C;
-    attention_product(scores, keys, block->q, stride, false, block->k, stride, true, rows, keys, D, false);
-    attention_product(d_scores, keys, d_output, C, false, block->v, stride, true, rows, keys, D, false);
+    attention_matmul(scores, keys, block->q, stride, false, block->k, stride, true, rows, keys, D, false);
+    attention_matmul(d_scores, keys, d_output, C, false, block->v, stride, true, rows, keys, D, false);
     for (int row = 0; row < rows; row++) {
         int begin, end;
         size_t offset = (size_t)row * (size_t)keys;
         attention_visible(block, row, &begin, &end);
-        attention_softmax_backward(scores + offset, d_scores + offset, log_sums[row], begin, end, keys);
+        attention_softmax_backward(scores + offset, d_scores + offset, logsumexp[row], begin, end, keys);
     }
-    attention_product(d_v, d_stride, scores, keys, true, d_output, C, false, keys, D, rows, true);
-    attention_product(d_q, d_stride, d_scores, keys, false, block->k, stride, false, rows, D, keys, false);
-    attention_product(d_k, d_stride, d_scores, keys, true, block->q, stride, false, keys, D, rows, true);
+    attention_matmul(d_v, d_stride, scores, keys, true, d_output, C, false, keys, D, rows, true);
+    attention_matmul(d_q, d_stride, d_scores, keys, false, block->k, stride, false, rows, D, keys, false);
+    attention_matmul(d_k, d_stride, d_scores, keys, true, block->q, stride, false, keys, D, rows, true);
 }
 
 static inline void attention_backward_task(void *context, int task, int thread) {
@@ -186,7 +196,7 @@ static inline void attention_backward_task(void *context, int task, int thread) 
            d_stride = (size_t)work->d_qkv_stride;
     float *scores = work->workspace + (size_t)thread * 2 * ATTENTION_ROWS * (size_t)T,
           *d_qkv = work->d_qkv + first_row * d_stride + head_offset;
-    for (int t = 0; t < T; t++) { // keys and values collect from several blocks of queries
+    for (int t = 0; t < T; t++) { // several blocks of queries add to the same keys and values
         memset(d_qkv + (size_t)t * d_stride + C, 0, (size_t)D * sizeof *d_qkv);
         memset(d_qkv + (size_t)t * d_stride + 2 * C, 0, (size_t)D * sizeof *d_qkv);
     }
@@ -194,12 +204,12 @@ static inline void attention_backward_task(void *context, int task, int thread) 
         AttentionBlock block = attention_block(work, sample, head, first);
         attention_backward_block(work, &block, scores, d_qkv,
                                  work->d_output + (first_row + (size_t)first) * (size_t)C + head_offset,
-                                 work->log_sums + (size_t)task * (size_t)T + first);
+                                 work->logsumexp + (size_t)task * (size_t)T + first);
     }
 }
 
 static inline void cpu_attention_backward(Stream *stream, float *d_qkv, int d_qkv_stride, float *workspace,
-                                          const float *d_output, const float *qkv, const float *log_sums,
+                                          const float *d_output, const float *qkv, const float *logsumexp,
                                           int B, int T, int C, int heads, int window) {
     Attention work;
     memset(&work, 0, sizeof work);
@@ -208,7 +218,7 @@ static inline void cpu_attention_backward(Stream *stream, float *d_qkv, int d_qk
     work.workspace = workspace;
     work.d_output = d_output;
     work.qkv = qkv;
-    work.log_sums = (float *)log_sums;
+    work.logsumexp = (float *)logsumexp;
     work.B = B;
     work.T = T;
     work.channels = C;
@@ -216,6 +226,9 @@ static inline void cpu_attention_backward(Stream *stream, float *d_qkv, int d_qk
     work.window = window;
     thread_pool_run(stream->pool, B * heads, attention_backward_task, &work);
 }
+
+// ---------------------------------------------------------------------------------------
+// Decoding: one query against the keys and values of all earlier positions
 
 typedef struct AttentionDecode {
     float *output, *scores;             // (C), (H, positions)
@@ -245,6 +258,8 @@ static inline void attention_decode_task(void *context, int task, int thread) {
     }
 }
 
+// output (C) = attention of query (C) at `position` over keys and values (positions, C) up to
+// there. scores (heads, positions) is workspace.
 static inline void cpu_attention_decode(Stream *stream, float *output, float *scores, const float *query,
                                         const float *keys, const float *values, int position, int positions,
                                         int C, int heads, int window) {

@@ -1,9 +1,11 @@
-// buffers.h: what the boundary between the two streams does to whole buffers, and the
-// norm of a gradient.
+// buffers.h: copying and clearing whole vectors, and the sum of squares for a gradient's norm.
 //
-// The copy and the clearing of the gradient accumulator are one pass: it is the only cost
-// of a boundary. The sum of squares is taken over blocks of a fixed size whose partial
-// sums are added in order, in double: it does not depend on the number of threads.
+//   buffer_move             out = in; in = 0            one pass: the only cost of handing gradients over
+//   buffer_sum_of_squares   sum of in[i]^2, in double
+//
+// Arrays are (count), fp32. A task takes BUFFER_BLOCK elements. The partial sum of each block
+// is added in the order of blocks, so the result does not depend on the number of threads.
+// Limited by memory.
 #ifndef ACCO_KERNELS_CPU_BUFFERS_H
 #define ACCO_KERNELS_CPU_BUFFERS_H
 
@@ -36,7 +38,7 @@ static inline void buffer_move_task(void *context, int task, int thread) {
     if (job->clear) { memset(job->in + begin, 0, count * sizeof(float)); }
 }
 
-// out <- in where out is not NULL; then in <- 0 where `clear`.
+// out = in unless out is NULL; then in = 0 if `clear`.
 static inline void cpu_buffer_move(Stream *stream, float *out, float *in, size_t count, bool clear) {
     BufferJob job = {out, in, NULL, count, clear};
     thread_pool_run(stream->pool, (int)buffer_blocks(count), buffer_move_task, &job);

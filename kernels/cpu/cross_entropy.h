@@ -1,9 +1,15 @@
-// cross_entropy.h: softmax, loss and gradient of a chunk of logits in one visit of each
-// row, in place.
+// cross_entropy.h: loss of a chunk of logits, and its gradient in place.
 //
-// A row of logits (200 KB at a vocabulary of 50257) stays in the second-level cache for
-// its three passes: maximum; exponentials and their sum; scaling into the gradient.
-// Probabilities are never stored beside the logits: the gradient overwrites them.
+//   p = softmax(logits[row])
+//   losses[row] = -log p[target]
+//   logits[row] = gradient_scale * (p - one_hot(target))
+//
+// logits (rows, V), targets (rows), losses (rows). The plain loop, for each row: the maximum;
+// exponentials of the differences to it, and their sum; scaling. A row (200 KB at a vocabulary
+// of 50257) stays in the second-level cache for its three passes, so memory sees one read and
+// one write of the logits; the limit is memory, and next to it the exponential. Probabilities
+// have no array of their own: the gradient overwrites the logits. A task takes
+// CROSS_ENTROPY_ROWS rows.
 #ifndef ACCO_KERNELS_CPU_CROSS_ENTROPY_H
 #define ACCO_KERNELS_CPU_CROSS_ENTROPY_H
 
@@ -21,16 +27,16 @@ enum { CROSS_ENTROPY_ROWS = 8 }; // rows of one task
 typedef struct CrossEntropy {
     float *logits;          // (rows, V)
     float *losses;          // (rows)
-    const int32_t *targets; // (rows); negative: does not count
+    const int32_t *targets; // (rows); negative: the row does not count
     int rows, vocabulary;
-    float gradient_scale; // 0: the loss only
+    float gradient_scale; // 0: only the loss
 } CrossEntropy;
 
 static inline float cross_entropy_maximum(const float *logits, int V) {
     float maximum = -INFINITY;
 #pragma omp simd reduction(max : maximum)
     for (int v = 0; v < V; v++) { maximum = logits[v] > maximum ? logits[v] : maximum; }
-    return maximum; // a NaN is passed over here and comes back through the sum of exponentials
+    return maximum; // skips a NaN, which comes back through the sum of exponentials
 }
 
 static inline void cross_entropy_row(const CrossEntropy *work, int row) {
@@ -49,7 +55,8 @@ static inline void cross_entropy_row(const CrossEntropy *work, int row) {
         logits[v] = e;
         sum += e;
     }
-    work->losses[row] = logf(sum) + (maximum - chosen); // the difference first: it is exact where it is small
+    // The difference first: it is exact where it is small.
+    work->losses[row] = logf(sum) + (maximum - chosen);
     if (work->gradient_scale == 0.0f) { return; }
     float scale = work->gradient_scale / sum;
     for (int v = 0; v < V; v++) { logits[v] *= scale; }
@@ -66,13 +73,7 @@ static inline void cross_entropy_task(void *context, int task, int thread) {
 
 static inline void cpu_cross_entropy(Stream *stream, float *logits, float *losses, const int32_t *targets,
                                      int rows, int vocabulary, float gradient_scale) {
-    CrossEntropy work;
-    work.logits = logits;
-    work.losses = losses;
-    work.targets = targets;
-    work.rows = rows;
-    work.vocabulary = vocabulary;
-    work.gradient_scale = gradient_scale;
+    CrossEntropy work = {logits, losses, targets, rows, vocabulary, gradient_scale};
     thread_pool_run(stream->pool, (rows + CROSS_ENTROPY_ROWS - 1) / CROSS_ENTROPY_ROWS, cross_entropy_task,
                     &work);
 }

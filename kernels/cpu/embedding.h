@@ -1,8 +1,14 @@
-// embedding.h: token plus position, and the gradient of both tables.
+// embedding.h: token embedding plus position embedding, and the gradients of both tables.
 //
-// Backward adds rows of d_output to rows of d_wte that several positions may share. Each
-// task owns a strip of columns and walks all positions in order: no atomics, no races,
-// the same sums for any number of threads.
+//   forward    output[b][t] = wte[tokens[b][t]] + wpe[t]
+//   backward   d_wte[tokens[b][t]] += d_output[b][t];  d_wpe[t] += d_output[b][t]
+//
+// output, d_output (B, T, C); wte (V, C); wpe (positions, C); tokens (B, T). Limited by memory,
+// and of little weight in a step.
+//
+// In backward several positions may add to the same row of d_wte. Each task owns a strip of
+// columns and visits all positions in order: no atomics, no races, and the same sums for any
+// number of threads.
 #ifndef ACCO_KERNELS_CPU_EMBEDDING_H
 #define ACCO_KERNELS_CPU_EMBEDDING_H
 
@@ -78,9 +84,8 @@ static inline void cpu_embedding_backward(Stream *stream, float *d_wte, float *d
                     &work);
 }
 
-// order (rows) = the places of tokens (rows), sorted by token and then by place: the
-// order in which a GPU adds up the gradient of the token table. counts: workspace (V +
-// 1).
+// order (rows) = the indices of tokens (rows), sorted by token, equal tokens by index: the order
+// in which a GPU sums the gradient of wte. A counting sort; counts (V + 1) is workspace.
 static inline void embedding_order(int32_t *order, int32_t *counts, const int32_t *tokens, int rows, int V) {
     memset(counts, 0, ((size_t)V + 1) * sizeof *counts);
     for (int row = 0; row < rows; row++) { counts[tokens[row] + 1]++; }

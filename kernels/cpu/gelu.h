@@ -1,10 +1,15 @@
-// gelu.h: the bias of the first half of the MLP and GELU (tanh form, "gelu_new") in one
-// pass.
+// gelu.h: bias and GELU (tanh form, "gelu_new") of the MLP in one pass.
 //
-// 0.5 x (1 + tanh(u)) with u = sqrt(2/pi) (x + 0.044715 x^3) is x s, s the logistic
-// function of 2u. Forward has s at hand and stores the derivative s + x s (1 - s) 2u'
-// over its own input, so that backward is one multiplication and no exponential. Backward
-// sums the gradient of the bias in the same pass.
+//   forward    x = saved + bias;  output = x s(x);  saved = GELU'(x)
+//   backward   gradient *= saved;  d_bias += sum over rows of gradient
+//
+// All arrays (rows, columns) with rows = B T and columns = F; bias, d_bias (F).
+//
+// 0.5 x (1 + tanh(u)) with u = sqrt(2/pi) (x + 0.044715 x^3) equals x s with s = logistic(2u),
+// which loses no digits for negative u. The derivative is s + x s (1 - s) 2u'. Forward, which
+// has s at hand, stores the derivative over its own input; so backward is one multiplication
+// and no exponential. Forward is limited by its arithmetic (one exponential an element),
+// backward by memory. Tasks and the sums over rows: row_blocks.h.
 #ifndef ACCO_KERNELS_CPU_GELU_H
 #define ACCO_KERNELS_CPU_GELU_H
 
@@ -16,9 +21,8 @@
 
 typedef struct Gelu {
     float *output;     // forward (rows, columns)
-    float *derivative; // forward: in the product without bias, out the derivative; backward: read
-    float *
-        gradient; // backward: in d_output, out the gradient of the product (rows, columns), rows gradient_stride apart
+    float *derivative; // forward: in, the product without bias; out, the derivative. Backward: read
+    float *gradient;   // backward, rows gradient_stride apart: in, d_output; out, the gradient of the product
     const float *bias; // (columns)
     float *partials;   // backward (ROW_BLOCKS, columns)
     int rows, columns, gradient_stride;

@@ -1,12 +1,22 @@
-// layernorm.h: LayerNorm, fused with what stands before it: the residual addition and the
-// bias of the branch that is added.
+// layernorm.h: LayerNorm, fused with the residual addition before it.
 //
-// A LayerNorm is memory bound: its input would otherwise be written by the residual
-// addition and read again at once. So forward does residual = residual_before + branch +
-// branch_bias, normalises the row while it is in the first-level cache, and keeps mean
-// and 1/deviation. Backward adds its result to the gradient that arrives along the
-// residual path; that sum is also the gradient of the branch, whose sum over rows is the
-// gradient of the branch's bias, and is taken in the same pass.
+//   forward    x = residual_before + branch + branch_bias      (if there is a branch)
+//              n = (x - mean(x)) / stddev(x)                   stddev = sqrt(variance + epsilon)
+//              output = n * weight + bias
+//   backward   g = d_output * weight
+//              d_residual = [d_residual] + (g - mean(g) - n * mean(g * n)) / stddev
+//              d_weight += sum of d_output * n
+//              d_bias += sum of d_output
+//              d_branch_bias += sum of d_residual
+//
+// x, output, branch and their gradients (rows, C) with rows = B T; weight and biases (C). Means
+// are over columns, sums over rows.
+//
+// The plain loop goes row by row; it is limited by memory. Unfused, the residual addition would
+// write its result and LayerNorm would read it again at once; here the row is normalised while
+// it is in the first-level cache. In backward the finished d_residual is also the gradient of
+// the branch, so its sum over rows, the gradient of branch_bias, is taken in the same pass.
+// Forward keeps mean and 1/stddev. Tasks and the sums over rows: row_blocks.h.
 #ifndef ACCO_KERNELS_CPU_LAYERNORM_H
 #define ACCO_KERNELS_CPU_LAYERNORM_H
 
@@ -18,8 +28,8 @@
 
 typedef struct LayernormForward {
     Real *output;                // (rows, C)
-    float *statistics;           // (rows, 2): mean, 1/deviation
-    Real *residual;              // (rows, C); written if branch is given, else only read
+    float *statistics;           // (rows, 2): mean, 1/stddev
+    Real *residual;              // (rows, C): x; written if there is a branch, else only read
     const Real *residual_before; // (rows, C)
     const Real *branch;          // (rows, C) or NULL
     const Real *branch_bias;     // (C)
@@ -75,7 +85,7 @@ typedef struct LayernormBackward {
     int rows, channels;
 } LayernormBackward;
 
-// With n = (x - mean) scale and g = d_output weight:  dx = scale (g - mean(g) - n mean(g n)).
+// Adds the row to the partial sums (3, C): d_weight, d_bias, d_branch_bias.
 static inline void layernorm_backward_row(const LayernormBackward *work, int row, float *partials) {
     int C = work->channels;
     const float *x = real_floats_const(work->residual) + (size_t)row * (size_t)C;

@@ -1,18 +1,23 @@
-// matmul.h: matrix products, row major, by a library that runs single-threaded inside
-// each task.
+// matmul.h: the matrix products of the linear layers, the LM head and attention.
 //
-// The result is cut into tiles whose size depends on the shape alone, never on the number
-// of threads, and never across the inner dimension: an element is one sum in one order
-// whoever computes it, so results do not depend on the pool. Measured on two AVX-512
-// cores, tiles of this size reach the rate of oneDNN threading itself (300 GFLOP/s and
-// more), and our threads stay the only ones in the process: no second pool that spins
-// while communication needs a core.
+//   forward           output = input weight^T         (rows, outputs) = (rows, inputs) (inputs, outputs)
+//   backward input    d_input = d_output weight       (rows, inputs) = (rows, outputs) (outputs, inputs)
+//   backward weight   d_weight += d_output^T input    (outputs, inputs) = (outputs, rows) (rows, inputs)
 //
-// oneDNN is told to stay single-threaded through the OpenMP setting of the calling
-// thread; the symbols are weak, because a oneDNN built without OpenMP needs none. Where
-// the library is absent (ACCO_NO_ONEDNN) or refuses, matmul_block_plain computes:
-// blocked, vectorised by the compiler, several times slower; it is also what the tests
-// compare against.
+// fp32, row-major, with strides; weight (outputs, inputs) as PyTorch stores it. All three are
+// result = a b [+ result] with some operand transposed; matmul_block_plain is the plain loop.
+//
+// oneDNN computes, single-threaded, inside our tasks. The result is cut into tiles whose size
+// depends on the shape alone, never on the number of threads, and never across the inner
+// dimension K: an element is one sum in one order whichever thread computes it. On two AVX-512
+// cores our tiles reach the rate of oneDNN's own threads (about 300 GFLOP/s; make bench prints
+// both), and our threads stay the only ones in the process: no second pool spins while
+// communication needs a core. The limit is the rate of the multiply-add units.
+//
+// oneDNN is kept single-threaded through the OpenMP setting of the calling thread; the symbols
+// are weak, because a oneDNN built without OpenMP does not need them. Where the library is
+// absent (ACCO_NO_ONEDNN) or refuses, matmul_block_plain computes: blocked, vectorised by the
+// compiler, several times slower. The tests also compare against it.
 #ifndef ACCO_KERNELS_CPU_MATMUL_H
 #define ACCO_KERNELS_CPU_MATMUL_H
 
@@ -33,8 +38,8 @@ extern void omp_set_num_threads(int threads) __attribute__((weak));
 #endif
 #endif
 
-// result (M, N) = a (M, K) b (K, N) [+ result]. A transposed operand is stored as (K, M)
-// or (N, K). Strides are from row to row as stored.
+// result (M, N) = a (M, K) b (K, N) [+ result]. A transposed operand is stored as (K, M) or
+// (N, K). Strides are between rows as stored.
 typedef struct Matmul {
     int M, N, K;
     const float *a;
@@ -49,15 +54,15 @@ typedef struct Matmul {
 } Matmul;
 
 enum {
-    MATMUL_TILE_ELEMENTS = 512 * 1024, // of the result, at most: 2 MB
-    MATMUL_TILE_LEAST = 64 * 1024,     // a tile is not made smaller than this for the sake of MATMUL_TILES
-    MATMUL_TILES = 4, // so many tiles at least: a long inner dimension makes a small result a long task
-    MATMUL_TILE_SIDE = 8192, // so that a product with one row is shared among threads as well
-    MATMUL_TILE_STEP = 48,   // tile sides are multiples of this: whole register tiles of the library
-    MATMUL_PLAIN_BLOCK = 128 // inner dimension and columns of one packed block of matmul_block_plain: 64 KB
+    MATMUL_TILE_ELEMENTS = 512 * 1024, // elements of a tile at most: 2 MB
+    MATMUL_TILES = 4,                  // tiles at least: with a large K even a small result is a long task,
+    MATMUL_TILE_LEAST = 64 * 1024,     // but no tile is cut below this many elements for that
+    MATMUL_TILE_SIDE = 8192,           // a side at most: threads also share a product with a single row
+    MATMUL_TILE_STEP = 48,             // tile sides are multiples of this: whole register tiles of oneDNN
+    MATMUL_PLAIN_BLOCK = 128           // sides of a packed block of matmul_block_plain: 64 KB
 };
 
-// Copies block (k0.., n0..) of b, transposed if need be, to `packed` (depth,
+// Copies rows k0 to k0 + depth and columns n0 to n0 + width of b to `packed` (depth,
 // MATMUL_PLAIN_BLOCK).
 static inline void matmul_pack(const Matmul *work, int k0, int depth, int n0, int width, float *packed) {
     for (int k = 0; k < depth; k++) {
@@ -69,8 +74,9 @@ static inline void matmul_pack(const Matmul *work, int k0, int depth, int n0, in
     }
 }
 
-// One product without the library, on the calling thread. Every element is summed over k
-// in ascending order.
+// One product without the library, on the calling thread:
+//   for m, for n, for k: result[m][n] += a[m][k] b[k][n]
+// in blocks of k and n, with b packed. Every element is summed over k in ascending order.
 static inline void matmul_block_plain(const Matmul *work) {
     float packed[MATMUL_PLAIN_BLOCK * MATMUL_PLAIN_BLOCK];
     for (int n0 = 0; n0 < work->N; n0 += MATMUL_PLAIN_BLOCK) {
@@ -99,7 +105,7 @@ static inline void matmul_block_plain(const Matmul *work) {
     }
 }
 
-// One product on the calling thread; kernels call it inside a task.
+// One product on the calling thread, for use inside a task.
 static inline void matmul_block(const Matmul *work) {
 #ifndef ACCO_NO_ONEDNN
     if (omp_set_num_threads != NULL && omp_get_max_threads() != 1) { omp_set_num_threads(1); }
@@ -117,17 +123,13 @@ typedef struct MatmulTiles {
     int tile_M, tile_N, tiles_N;
 } MatmulTiles;
 
-// Row stride for a gradient of `columns` columns that a product reads transposed: rows a
-// power of two apart fall into the same few sets of the first-level cache, which cost a
-// quarter of the rate (123 against 156 GFLOP/s a core for 3072 columns).
+// The row stride for a gradient of `columns` columns that a product reads transposed. Rows a
+// power of two apart fall into the same few sets of the first-level cache, which costs a
+// quarter of the rate (123 instead of 156 GFLOP/s a core at 3072 columns).
 static inline int matmul_padded_stride(int columns) { return columns % 256 == 0 ? columns + 16 : columns; }
 
-static inline int matmul_halve(int side) {
-    return (side / 2 + MATMUL_TILE_STEP - 1) / MATMUL_TILE_STEP * MATMUL_TILE_STEP;
-}
-
-// Halves the longer side until tiles are small and many enough: the cut depends on M and
-// N only.
+// Halves the longer side, rounded up to a multiple of MATMUL_TILE_STEP, until tiles are small
+// enough and there are enough of them. The result depends on M and N only.
 static inline void matmul_choose_tile(int M, int N, int *tile_M, int *tile_N) {
     long long whole = (long long)M * N, most = whole / MATMUL_TILES;
     if (most < MATMUL_TILE_LEAST) { most = MATMUL_TILE_LEAST; }
@@ -135,11 +137,8 @@ static inline void matmul_choose_tile(int M, int N, int *tile_M, int *tile_N) {
     *tile_M = M;
     *tile_N = N;
     while ((long long)*tile_M * *tile_N > most || *tile_M > MATMUL_TILE_SIDE || *tile_N > MATMUL_TILE_SIDE) {
-        if (*tile_M >= *tile_N) {
-            *tile_M = matmul_halve(*tile_M);
-        } else {
-            *tile_N = matmul_halve(*tile_N);
-        }
+        int *side = *tile_M >= *tile_N ? tile_M : tile_N;
+        *side = (*side / 2 + MATMUL_TILE_STEP - 1) / MATMUL_TILE_STEP * MATMUL_TILE_STEP;
     }
 }
 
@@ -156,6 +155,7 @@ static inline void matmul_tile_task(void *context, int task, int thread) {
     matmul_block(&tile);
 }
 
+// One product on the stream's pool, a tile a task.
 static inline void matmul(Stream *stream, const Matmul *work) {
     MatmulTiles tiles;
     tiles.whole = work;
@@ -184,7 +184,7 @@ static inline Matmul matmul_describe(float *result, int result_stride, const flo
     return work;
 }
 
-// The three products of a linear layer differ in which operand is transposed.
+// output = input weight^T
 static inline void cpu_matmul_forward(Stream *stream, float *output, int output_stride, const float *input,
                                       const float *weight, int rows, int inputs, int outputs) {
     Matmul work = matmul_describe(output, output_stride, input, inputs, false, weight, inputs, true, rows,
@@ -192,6 +192,7 @@ static inline void cpu_matmul_forward(Stream *stream, float *output, int output_
     matmul(stream, &work);
 }
 
+// d_input = d_output weight
 static inline void cpu_matmul_backward_input(Stream *stream, float *d_input, int d_input_stride,
                                              const float *d_output, int d_output_stride, const float *weight,
                                              int rows, int inputs, int outputs) {
@@ -200,6 +201,7 @@ static inline void cpu_matmul_backward_input(Stream *stream, float *d_input, int
     matmul(stream, &work);
 }
 
+// d_weight += d_output^T input
 static inline void cpu_matmul_backward_weight(Stream *stream, float *d_weight, const float *d_output,
                                               int d_output_stride, const float *input, int rows, int inputs,
                                               int outputs) {
@@ -208,7 +210,7 @@ static inline void cpu_matmul_backward_weight(Stream *stream, float *d_weight, c
     matmul(stream, &work);
 }
 
-// What computes products, for the start-up block.
+// The library that computes matrix products, for the start-up report.
 static inline const char *matmul_library(void) {
 #ifdef ACCO_NO_ONEDNN
     return "our own loops, several times slower than oneDNN (make info says why it is not used)";

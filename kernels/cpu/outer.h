@@ -1,15 +1,18 @@
-// outer.h: the outer steps of rules whose workers take steps of their own: elementwise,
-// over one contiguous range.
+// outer.h: the outer steps of local rules, whose workers train for a while on their own.
 //
-// A worker walks from the copy that all share (outer, base) to parameters of its own
-// (local). What is exchanged is the way back, outer - local, taken in fp32 before any
-// narrower format sees it; `sum` is the sum of it over all workers. outer_nesterov is
-// PyTorch's SGD with Nesterov momentum and no dampening (DiLoCo), outer_momentum is CO2's step
-// with a momentum that is clipped.
+// All workers share outer parameters (`outer`, `base`); each has trained local ones from
+// there. Their difference, outer - local, is the pseudo-gradient. Its sum over all workers,
+// `sum`, is what an outer step descends along:
 //
-// Each runs in the thread that calls it. They are kept out of line: inlined, the compiler
-// may fuse other multiplications and additions at every place of call, and the result of
-// a run would depend on how the vector was cut.
+//   outer_nesterov    SGD with Nesterov momentum and no dampening, as PyTorch's (Douillard et al., 2023)
+//   outer_momentum    heavy-ball momentum, clipped, on a sum that is one round old (Sun et al., 2024)
+//
+// All arrays are (count), fp32; the pseudo-gradient is taken in fp32 before any narrower wire
+// format rounds it. Each function is one plain loop in the calling thread, limited by memory.
+//
+// The functions are kept out of line. Inlined, the compiler might fuse multiplications and
+// additions differently at each call, and the result of a run would depend on how the vector
+// was cut.
 #ifndef ACCO_KERNELS_CPU_OUTER_H
 #define ACCO_KERNELS_CPU_OUTER_H
 
@@ -26,20 +29,23 @@ typedef struct NesterovStep {
 
 typedef struct MomentumStep {
     float inverse_ranks;
-    float beta, alpha; // memory and rate of the outer momentum
-    float phi;         // bound on every element of the momentum that is applied; 0: none
-    float gap;         // staleness gap penalty: divides what is one round old
-    bool received;     // there is a sum: false at the end of the first round only
+    float beta, alpha; // decay and learning rate of the outer momentum
+    float phi;         // the momentum that is applied is clipped to [-phi, phi]; 0: not clipped
+    float gap;         // staleness gap penalty: divides the sum, which is one round old
+    bool received;     // there is a sum: false only at the end of the first round
 } MomentumStep;
 
-// delta = outer - local
-OUTER_FUNCTION void cpu_outer_delta(float *delta, const float *outer, const float *local, size_t count) {
+// pseudo_gradient = outer - local
+OUTER_FUNCTION void cpu_outer_pseudo_gradient(float *pseudo_gradient, const float *outer, const float *local,
+                                              size_t count) {
 #pragma omp simd
-    for (size_t i = 0; i < count; i++) { delta[i] = outer[i] - local[i]; }
+    for (size_t i = 0; i < count; i++) { pseudo_gradient[i] = outer[i] - local[i]; }
 }
 
-// momentum = mu * momentum + D; outer -= learning_rate * (D + mu * momentum); local =
-// alpha * local + (1 - alpha) * outer, for the mean D of what all workers sent.
+// With the mean pseudo-gradient D = sum / ranks:
+//   momentum = mu * momentum + D
+//   outer = outer - learning_rate * (D + mu * momentum)
+//   local = alpha * local + (1 - alpha) * outer
 OUTER_FUNCTION void cpu_outer_nesterov(float *outer, float *momentum, float *local, const float *sum,
                                        size_t count, const NesterovStep *step) {
     const float inverse = step->inverse_ranks, rate = step->learning_rate, mu = step->momentum;
@@ -56,13 +62,15 @@ OUTER_FUNCTION void cpu_outer_nesterov(float *outer, float *momentum, float *loc
 }
 
 static inline float outer_clip(float value, float phi) {
-    float below = value > phi ? phi : value; // a NaN stays
+    float below = value > phi ? phi : value; // comparisons with NaN are false: it stays
     return phi > 0.0f ? (below < -phi ? -phi : below) : value;
 }
 
-// exchange: in, where `received`, the sum of what was sent a round ago; out, base -
-// local, to be sent now. Then base and local become base - alpha * clip(momentum), with
-// momentum = beta * momentum + D / gap; without a sum the base stays.
+// `exchange` holds, if `received`, the sum of the pseudo-gradients of the round before, with
+// mean D; it becomes the pseudo-gradient of this round. Then
+//   momentum = beta * momentum + D / gap
+//   base = local = base - alpha * clip(momentum)
+// Without a sum, momentum and base stay, and only local moves, to the base.
 OUTER_FUNCTION void cpu_outer_momentum(float *base, float *momentum, float *local, float *exchange,
                                        size_t count, const MomentumStep *step) {
     const MomentumStep s = *step;

@@ -1,11 +1,11 @@
-// row_blocks.h: how kernels cut a (rows, columns) array into tasks, and how sums over
-// rows stay independent of the number of threads.
+// row_blocks.h: how kernels cut a (rows, columns) array into tasks, and how sums over rows stay
+// independent of the number of threads.
 //
 // Rows are cut into at most ROW_BLOCKS blocks, a number that depends on the rows alone. A
-// kernel that sums over rows (gradients of biases and of LayerNorm weights) adds the rows
-// of a block, in order, into that block's own partial sums; then the partial sums are
-// added in the order of the blocks. Whoever runs which block, the additions are the same:
-// the bits repeat for any number of threads.
+// kernel that sums over rows (gradients of biases and of LayerNorm weights) adds the rows of a
+// block, in order, to partial sums of that block; then column_sums_add adds the partial sums
+// in the order of blocks. The additions are the same whichever thread runs a block, so the bits
+// repeat for any number of threads.
 #ifndef ACCO_KERNELS_CPU_ROW_BLOCKS_H
 #define ACCO_KERNELS_CPU_ROW_BLOCKS_H
 
@@ -13,11 +13,11 @@
 
 #include "runtime/device.h"
 
-enum { ROW_BLOCKS = 32, COLUMN_BLOCK = 256 };
+enum { ROW_BLOCKS = 32, COLUMN_BLOCK = 256 }; // blocks of rows at most; columns of a task of column_sums_add
 
 static inline int row_block_count(int rows) { return rows < ROW_BLOCKS ? rows : ROW_BLOCKS; }
 
-// First row of block `block`; block row_block_count(rows) gives `rows`.
+// The first row of block `block`; for block row_block_count(rows), one behind the last, `rows`.
 static inline int row_block_begin(int block, int rows) {
     return (int)((long long)rows * block / row_block_count(rows));
 }
@@ -39,15 +39,10 @@ static inline void column_sums_task(void *context, int task, int thread) {
     }
 }
 
-// sums (columns) += the sum of `blocks` rows of partials (blocks, stride), in order.
+// sums (columns) += the sum over blocks of partials (blocks, stride), in order.
 static inline void column_sums_add(Stream *stream, float *sums, const float *partials, int blocks, int stride,
                                    int columns) {
-    ColumnSums work;
-    work.sums = sums;
-    work.partials = partials;
-    work.blocks = blocks;
-    work.stride = stride;
-    work.columns = columns;
+    ColumnSums work = {sums, partials, blocks, stride, columns};
     thread_pool_run(stream->pool, (columns + COLUMN_BLOCK - 1) / COLUMN_BLOCK, column_sums_task, &work);
 }
 

@@ -1,14 +1,13 @@
-// vector_math.h: exponential and logistic function, written so that the compiler turns a
-// loop over them into vector instructions.
+// vector_math.h: the exponential and the logistic function, written so that the compiler turns
+// loops over them into vector instructions.
 //
-// The C library's expf is a call per element here: its vector versions need finite-math
-// flags, under which a NaN may vanish. These are branch-free (comparisons become masks),
-// so `for (...) { y[i] = vector_exp(x[i]); }` runs 8 or 16 elements at a time.
+// The C library's expf would be one call an element: its vector versions need finite-math
+// flags, under which a NaN may vanish. These functions have no branches (comparisons become
+// masks), so `for (...) { y[i] = vector_exp(x[i]); }` computes 8 or 16 elements at a time.
 //
-// Contract: relative error below 1e-6 where the result is a normal number, NaN in gives
-// NaN out, exp underflows to 0 and overflows to infinity. tanh is not here on purpose:
-// GELU's 0.5 (1 + tanh u) equals the logistic function of 2u, which loses no digits for
-// negative u.
+// Contract: relative error below 1e-6 where the result is a normal number; NaN in gives NaN
+// out; exp underflows to 0 and overflows to infinity. There is no tanh on purpose: gelu.h uses
+// the logistic function in its place.
 #ifndef ACCO_KERNELS_CPU_VECTOR_MATH_H
 #define ACCO_KERNELS_CPU_VECTOR_MATH_H
 
@@ -16,14 +15,15 @@
 #include <stdint.h>
 #include <string.h>
 
-// exp(x) = 2^n exp(r), n the nearest integer to x/log(2), |r| <= log(2)/2, exp(r) by its
-// Taylor polynomial of degree 7 (error 2e-9). The two steps of 2^n (n halved) keep the
-// scale a normal number over the whole range, denormal results included.
+// exp(x) = 2^n exp(r) with n the integer nearest to x/log(2), so |r| <= log(2)/2; exp(r) is its
+// Taylor polynomial of degree 7 (error 2e-9). 2^n is applied as two factors, each of about n/2,
+// which are normal numbers over the whole range, even where the result is denormal.
 static inline float vector_exp(float x) {
-    const float shifter =
-        12582912.0f; // 1.5 * 2^23: adding it rounds to an integer, which then sits in the low bits
+    // 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits.
+    const float shifter = 12582912.0f;
+    // Both comparisons are false for NaN, which passes through.
     float bounded = x < -104.0f ? -104.0f : x;
-    bounded = bounded > 89.0f ? 89.0f : bounded; // both comparisons are false for NaN, which passes through
+    bounded = bounded > 89.0f ? 89.0f : bounded;
     float shifted = bounded * 1.44269504f + shifter;
     float n = shifted - shifter;
     float r = bounded - n * 0.693145752f; // log(2) in two parts: n times the first one is exact
@@ -47,8 +47,8 @@ static inline float vector_exp(float x) {
     return p * first * second;
 }
 
-// 1 / (1 + exp(-x)); `complement` receives 1 - that, without cancellation. The bound
-// keeps exp finite, so that the product is never 0 * inf.
+// Returns 1 / (1 + exp(-x)); *complement becomes 1 minus that, without cancellation. The bound
+// keeps exp finite, so that the product below is never 0 * infinity.
 static inline float vector_logistic(float x, float *complement) {
     float bounded = x < -87.0f ? -87.0f : x;
     float e = vector_exp(-bounded);

@@ -19,11 +19,11 @@
 static __device__ __forceinline__ float adamw_element(const AdamWStep &step, float gradient, float master,
                                                       float *first, float *second) {
     float g = gradient / step.divisor * step.scale;
-    float m = step.beta1 * *first + step.gain1 * g;
-    float v = step.beta2 * *second + step.gain2 * g * g;
+    float m = step.beta1 * *first + step.one_minus_beta1 * g;
+    float v = step.beta2 * *second + step.one_minus_beta2 * g * g;
     *first = m;
     *second = v;
-    return master * step.keep -
+    return master * step.decay_factor -
            step.learning_rate * (m / step.correction1) / (sqrtf(v / step.correction2) + step.epsilon);
 }
 

@@ -49,7 +49,7 @@ struct CudaAttention {
 struct CudaAttentionPlace {
     size_t row;    // of this sample, in (B T, ...)
     size_t column; // of this head, in C
-    size_t head;   // in (B, H): what stands before T in log_sums
+    size_t head;   // in (B, H): what stands before T in logsumexp
 };
 
 static __device__ __forceinline__ CudaAttentionPlace cuda_attention_place(const CudaAttention &shape) {
@@ -272,10 +272,10 @@ static __device__ __forceinline__ void cuda_attention_softmax(float scores[CUDA_
     }
 }
 
-// Ends 16 queries: divides by the sums of exponentials, writes output and log_sums (T).
+// Ends 16 queries: divides by the sums of exponentials, writes output and logsumexp (T).
 template <int D>
 static __device__ __forceinline__ void
-cuda_attention_finish(__nv_bfloat16 *output, float *log_sums, const CudaAttention &shape, int first,
+cuda_attention_finish(__nv_bfloat16 *output, float *logsumexp, const CudaAttention &shape, int first,
                       const float sums[D / 8][4], const CudaAttentionRows &rows, __nv_bfloat16 *own) {
     float factors[2];
     UNROLL
@@ -285,7 +285,7 @@ cuda_attention_finish(__nv_bfloat16 *output, float *log_sums, const CudaAttentio
         total += __shfl_xor_sync(0xffffffffu, total, 1);
         total += __shfl_xor_sync(0xffffffffu, total, 2);
         factors[r] = 1.0f / total;
-        if (lane_index() % 4 == 0 && query < shape.T) { log_sums[query] = rows.maximum[r] + logf(total); }
+        if (lane_index() % 4 == 0 && query < shape.T) { logsumexp[query] = rows.maximum[r] + logf(total); }
     }
     cuda_attention_store<D>(output, (size_t)shape.C, first, shape.T, sums, factors, own);
 }
@@ -294,7 +294,7 @@ cuda_attention_finish(__nv_bfloat16 *output, float *log_sums, const CudaAttentio
 // in a global layer.
 template <int D, int M>
 static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
-    cuda_attention_forward_kernel(__nv_bfloat16 *output, float *log_sums, const __nv_bfloat16 *qkv,
+    cuda_attention_forward_kernel(__nv_bfloat16 *output, float *logsumexp, const __nv_bfloat16 *qkv,
                                   CudaAttention shape) {
     enum {
         TILE = CUDA_ATTENTION_TILE,
@@ -347,13 +347,13 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
     UNROLL
     for (int m = 0; m < M; m++) {
         cuda_attention_finish<D>(output + place.row * (size_t)shape.C + place.column,
-                                 log_sums + place.head * (size_t)T, shape, first + mine + m * 16, sums[m],
+                                 logsumexp + place.head * (size_t)T, shape, first + mine + m * 16, sums[m],
                                  rows[m], queries + (mine + m * 16) * STRIDE);
     }
 }
 
 // ---------------------------------------------------------------------------------------
-// Backward: with p = exp(s - log_sum), dp = dO v and delta = sum(dO O) of a row: ds = p
+// Backward: with p = exp(s - logsumexp), dp = dO v and delta = sum(dO O) of a row: ds = p
 // (dp - delta)
 
 template <typename R> struct CudaAttentionBackward {
@@ -361,7 +361,7 @@ template <typename R> struct CudaAttentionBackward {
     R *d_qkv; // rows d_stride apart
     size_t d_stride;
     const R *d_output, *output, *qkv;
-    const float *log_sums;
+    const float *logsumexp;
     float *deltas; // (B, H, T)
 };
 
@@ -389,10 +389,10 @@ static __global__ void cuda_attention_delta_kernel(CudaAttentionBackward<R> work
     if (row < T && lane == 0) { work.deltas[place.head * (size_t)T + (size_t)row] = sum; }
 }
 
-// One score s becomes p, and dp becomes ds. log2_sum: log_sum in units of log 2.
-static __device__ __forceinline__ void cuda_attention_gradient(float &score, float &d_score, float log2_sum,
-                                                               float delta) {
-    score = exp2_approximate(score * CUDA_ATTENTION_LOG2E - log2_sum);
+// One score s becomes p, and dp becomes ds. log2_sumexp: logsumexp in units of log 2.
+static __device__ __forceinline__ void cuda_attention_gradient(float &score, float &d_score,
+                                                               float log2_sumexp, float delta) {
+    score = exp2_approximate(score * CUDA_ATTENTION_LOG2E - log2_sumexp);
     d_score = score * (d_score - delta);
 }
 
@@ -401,7 +401,7 @@ template <int D>
 static __device__ __forceinline__ void
 cuda_attention_d_queries_tile(float d_queries[1][D / 8][4], const uint32_t q[1][D / 16][4],
                               const uint32_t d_output[1][D / 16][4], const __nv_bfloat16 *keys,
-                              const __nv_bfloat16 *values, const float log2_sums[2], const float deltas[2],
+                              const __nv_bfloat16 *values, const float log2_sumexp[2], const float deltas[2],
                               int query, int key, int window) {
     enum { CHUNK = cuda_attention_chunk<D> };
     for (int c = 0; c < CUDA_ATTENTION_TILE; c += CHUNK) {
@@ -415,8 +415,8 @@ cuda_attention_d_queries_tile(float d_queries[1][D / 8][4], const uint32_t q[1][
         }
         UNROLL
         for (int i = 0; i < CHUNK / 2; i++) {
-            cuda_attention_gradient(scores[0][i / 4][i % 4], d_scores[0][i / 4][i % 4], log2_sums[i % 4 / 2],
-                                    deltas[i % 4 / 2]);
+            cuda_attention_gradient(scores[0][i / 4][i % 4], d_scores[0][i / 4][i % 4],
+                                    log2_sumexp[i % 4 / 2], deltas[i % 4 / 2]);
         }
         cuda_attention_collect<D, 1, CHUNK>(d_queries, d_scores, keys + c * cuda_attention_stride<D>);
     }
@@ -442,12 +442,12 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
     cuda_attention_copy<D, TILE>(keys, k, stride, begin, T);
     cuda_attention_copy<D, TILE>(values, v, stride, begin, T);
     copy_async_commit();
-    float log2_sums[2], row_deltas[2], sums[1][D / 8][4] = {};
+    float log2_sumexp[2], row_deltas[2], sums[1][D / 8][4] = {};
     UNROLL
     for (int r = 0; r < 2; r++) {
         int row = query + lane_index() / 4 + r * 8;
-        log2_sums[r] =
-            row < T ? work.log_sums[place.head * (size_t)T + (size_t)row] * CUDA_ATTENTION_LOG2E : 0.0f;
+        log2_sumexp[r] =
+            row < T ? work.logsumexp[place.head * (size_t)T + (size_t)row] * CUDA_ATTENTION_LOG2E : 0.0f;
         row_deltas[r] = row < T ? work.deltas[place.head * (size_t)T + (size_t)row] : 0.0f;
     }
     copy_async_wait<0>();
@@ -464,7 +464,7 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
             copy_async_commit();
         }
         cuda_attention_d_queries_tile<D>(sums, left_q, left_d, keys + stage * ELEMENTS,
-                                         values + stage * ELEMENTS, log2_sums, row_deltas, query, key,
+                                         values + stage * ELEMENTS, log2_sumexp, row_deltas, query, key,
                                          shape.window);
     }
     const float factors[2] = {1.0f, 1.0f};
@@ -473,18 +473,18 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
 }
 
 // What this thread brings of the numbers that go with 64 queries: the first half of the
-// block log_sums, the second deltas. Queries from T on are rows of zeros and so add
+// block logsumexp, the second deltas. Queries from T on are rows of zeros and so add
 // nothing, whatever their probabilities.
-static __device__ __forceinline__ float cuda_attention_row_number(const float *log_sums, const float *deltas,
+static __device__ __forceinline__ float cuda_attention_row_number(const float *logsumexp, const float *deltas,
                                                                   int first, int T) {
     int query = first + (int)threadIdx.x % CUDA_ATTENTION_TILE;
     bool sums = (int)threadIdx.x < CUDA_ATTENTION_TILE;
     if (query >= T) { return 0.0f; }
-    return sums ? log_sums[query] * CUDA_ATTENTION_LOG2E : deltas[query];
+    return sums ? logsumexp[query] * CUDA_ATTENTION_LOG2E : deltas[query];
 }
 
 // dK and dV of 16 keys against 64 queries: d_values += p' dO, d_keys += ds' Q. numbers:
-// 64 log_sums in units of log 2, then 64 deltas.
+// 64 logsumexp in units of log 2, then 64 deltas.
 template <int D>
 static __device__ __forceinline__ void
 cuda_attention_d_keys_tile(float d_keys[1][D / 8][4], float d_values[1][D / 8][4],
@@ -504,12 +504,12 @@ cuda_attention_d_keys_tile(float d_keys[1][D / 8][4], float d_values[1][D / 8][4
         UNROLL
         for (int n = 0; n < CHUNK / 8; n++) {
             int column = c + n * 8 + lane_index() % 4 * 2;
-            float2 log2_sums = *reinterpret_cast<const float2 *>(numbers + column);
+            float2 log2_sumexp = *reinterpret_cast<const float2 *>(numbers + column);
             float2 deltas = *reinterpret_cast<const float2 *>(numbers + CUDA_ATTENTION_TILE + column);
             UNROLL
             for (int i = 0; i < 4; i++) {
                 cuda_attention_gradient(scores[0][n][i], d_scores[0][n][i],
-                                        i % 2 == 0 ? log2_sums.x : log2_sums.y,
+                                        i % 2 == 0 ? log2_sumexp.x : log2_sumexp.y,
                                         i % 2 == 0 ? deltas.x : deltas.y);
             }
         }
@@ -535,14 +535,14 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
     unsigned C = (unsigned)shape.C, stride = 3 * C;
     const __nv_bfloat16 *q = work.qkv + place.row * stride + place.column,
                         *d_o = work.d_output + place.row * C + place.column;
-    const float *log_sums = work.log_sums + place.head * (size_t)T,
+    const float *logsumexp = work.logsumexp + place.head * (size_t)T,
                 *deltas = work.deltas + place.head * (size_t)T;
     cuda_attention_copy<D, TILE>(keys, q + C, stride, first, T);
     cuda_attention_copy<D, TILE>(values, q + 2 * C, stride, first, T);
     cuda_attention_copy<D, TILE>(queries, q, stride, first, T);
     cuda_attention_copy<D, TILE>(d_outputs, d_o, C, first, T);
     copy_async_commit();
-    numbers[threadIdx.x] = cuda_attention_row_number(log_sums, deltas, first, T);
+    numbers[threadIdx.x] = cuda_attention_row_number(logsumexp, deltas, first, T);
     copy_async_wait<0>();
     __syncthreads();
     uint32_t left_k[1][D / 16][4], left_v[1][D / 16][4];
@@ -558,7 +558,7 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
             cuda_attention_copy<D, TILE>(queries + (stage ^ 1) * ELEMENTS, q, stride, query + TILE, T);
             cuda_attention_copy<D, TILE>(d_outputs + (stage ^ 1) * ELEMENTS, d_o, C, query + TILE, T);
             copy_async_commit();
-            next = cuda_attention_row_number(log_sums, deltas, query + TILE,
+            next = cuda_attention_row_number(logsumexp, deltas, query + TILE,
                                              T); // stored behind the products, which hide the wait
         }
         cuda_attention_d_keys_tile<D>(d_keys, d_values, left_k, left_v, queries + stage * ELEMENTS,
@@ -612,7 +612,7 @@ static __device__ __forceinline__ void cuda_attention_row_add(float sums[PARTS],
 
 // Each warp one query.
 template <typename R, int PARTS>
-static __global__ void cuda_attention_forward_rows_kernel(R *output, float *log_sums, const R *qkv,
+static __global__ void cuda_attention_forward_rows_kernel(R *output, float *logsumexp, const R *qkv,
                                                           CudaAttention shape) {
     CudaAttentionPlace place = cuda_attention_place(shape);
     int T = shape.T, D = shape.C / shape.heads, query = (int)blockIdx.x * CUDA_ATTENTION_WARPS + warp_index();
@@ -633,7 +633,7 @@ static __global__ void cuda_attention_forward_rows_kernel(R *output, float *log_
     }
     cuda_attention_row_store<R, PARTS>(output + (place.row + (size_t)query) * C + place.column, sums,
                                        1.0f / total, D);
-    if (lane_index() == 0) { log_sums[place.head * (size_t)T + (size_t)query] = maximum + logf(total); }
+    if (lane_index() == 0) { logsumexp[place.head * (size_t)T + (size_t)query] = maximum + logf(total); }
 }
 
 // Each warp one query: dQ.
@@ -645,14 +645,14 @@ static __global__ void cuda_attention_d_queries_rows_kernel(CudaAttentionBackwar
     if (query >= T) { return; } // the whole warp
     size_t C = (size_t)shape.C, stride = 3 * C, row_number = place.head * (size_t)T + (size_t)query;
     const R *head = work.qkv + place.row * stride + place.column;
-    float q[PARTS], d_o[PARTS], k[PARTS], v[PARTS], sums[PARTS] = {}, log_sum = work.log_sums[row_number],
+    float q[PARTS], d_o[PARTS], k[PARTS], v[PARTS], sums[PARTS] = {}, logsumexp = work.logsumexp[row_number],
                                                     delta = work.deltas[row_number];
     cuda_attention_row_load<R, PARTS>(q, head + (size_t)query * stride, D);
     cuda_attention_row_load<R, PARTS>(d_o, work.d_output + (place.row + (size_t)query) * C + place.column, D);
     for (int key = cuda_attention_oldest_key(query, shape.window); key <= query; key++) {
         cuda_attention_row_load<R, PARTS>(k, head + (size_t)key * stride + C, D);
         cuda_attention_row_load<R, PARTS>(v, head + (size_t)key * stride + 2 * C, D);
-        float p = expf(cuda_attention_row_product<PARTS>(q, k) - log_sum);
+        float p = expf(cuda_attention_row_product<PARTS>(q, k) - logsumexp);
         cuda_attention_row_add<PARTS>(sums, p * (cuda_attention_row_product<PARTS>(d_o, v) - delta), k);
     }
     cuda_attention_row_store<R, PARTS>(
@@ -675,7 +675,7 @@ static __global__ void cuda_attention_d_keys_rows_kernel(CudaAttentionBackward<R
         cuda_attention_row_load<R, PARTS>(q, head + (size_t)query * stride, D);
         cuda_attention_row_load<R, PARTS>(d_o, work.d_output + (place.row + (size_t)query) * C + place.column,
                                           D);
-        float p = expf(cuda_attention_row_product<PARTS>(q, k) - work.log_sums[head_rows + (size_t)query]);
+        float p = expf(cuda_attention_row_product<PARTS>(q, k) - work.logsumexp[head_rows + (size_t)query]);
         cuda_attention_row_add<PARTS>(d_v, p, d_o);
         cuda_attention_row_add<PARTS>(
             d_k, p * (cuda_attention_row_product<PARTS>(d_o, v) - work.deltas[head_rows + (size_t)query]), q);
@@ -720,21 +720,21 @@ static inline dim3 cuda_attention_grid(const CudaAttention &shape, int B, int ro
 // Two 16-row tiles for each warp where registers allow it: what is read from shared
 // memory then serves twice.
 template <int D>
-static inline void cuda_attention_forward_tiles(Stream *stream, Real *output, float *log_sums,
+static inline void cuda_attention_forward_tiles(Stream *stream, Real *output, float *logsumexp,
                                                 const Real *qkv, int B, CudaAttention shape) {
     enum { M = D <= 64 ? 2 : 1, QUERIES = 16 * M * CUDA_ATTENTION_WARPS };
     size_t shared = cuda_attention_tile_bytes<D>(QUERIES + 4 * CUDA_ATTENTION_TILE);
     cuda_launch(stream, cuda_attention_forward_kernel<D, M>, cuda_attention_grid(shape, B, QUERIES),
-                dim3(CUDA_ATTENTION_THREADS), shared, (__nv_bfloat16 *)(void *)output, log_sums,
+                dim3(CUDA_ATTENTION_THREADS), shared, (__nv_bfloat16 *)(void *)output, logsumexp,
                 (const __nv_bfloat16 *)(const void *)qkv, shape);
 }
 
 template <typename R, int PARTS>
-static inline void cuda_attention_forward_rows(Stream *stream, Real *output, float *log_sums, const Real *qkv,
-                                               int B, CudaAttention shape) {
+static inline void cuda_attention_forward_rows(Stream *stream, Real *output, float *logsumexp,
+                                               const Real *qkv, int B, CudaAttention shape) {
     cuda_launch(stream, cuda_attention_forward_rows_kernel<R, PARTS>,
                 cuda_attention_grid(shape, B, CUDA_ATTENTION_WARPS), dim3(CUDA_ATTENTION_THREADS), 0,
-                (R *)(void *)output, log_sums, (const R *)(const void *)qkv, shape);
+                (R *)(void *)output, logsumexp, (const R *)(const void *)qkv, shape);
 }
 
 template <typename R, int GROUP, int WIDTH>
@@ -766,7 +766,7 @@ static inline void cuda_attention_backward_rows(Stream *stream, int B, const Cud
 template <typename R>
 static inline CudaAttentionBackward<R>
 cuda_attention_backward_work(Real *d_qkv, int d_qkv_stride, float *workspace, const Real *d_output,
-                             const Real *output, const Real *qkv, const float *log_sums,
+                             const Real *output, const Real *qkv, const float *logsumexp,
                              CudaAttention shape) {
     CudaAttentionBackward<R> work;
     work.shape = shape;
@@ -775,7 +775,7 @@ cuda_attention_backward_work(Real *d_qkv, int d_qkv_stride, float *workspace, co
     work.d_output = (const R *)(const void *)d_output;
     work.output = (const R *)(const void *)output;
     work.qkv = (const R *)(const void *)qkv;
-    work.log_sums = log_sums;
+    work.logsumexp = logsumexp;
     work.deltas = workspace;
     return work;
 }
@@ -788,32 +788,32 @@ static inline size_t cuda_attention_workspace_floats(int B, int T, int heads) {
     return (size_t)B * (size_t)heads * (size_t)T;
 }
 
-// output (B, T, C) and log_sums (B, H, T) of qkv (B, T, 3C).
-static inline void cuda_attention_forward(Stream *stream, Real *output, float *log_sums, const Real *qkv,
+// output (B, T, C) and logsumexp (B, H, T) of qkv (B, T, 3C).
+static inline void cuda_attention_forward(Stream *stream, Real *output, float *logsumexp, const Real *qkv,
                                           int B, int T, int C, int heads, int window) {
     CudaAttention shape = cuda_attention_shape(T, C, heads, window);
     int D = C / heads;
     bool half = stream->precision == PRECISION_BF16;
     switch (half && cuda_attention_fits(qkv, 3 * (size_t)C) && cuda_attention_fits(output, (size_t)C) ? D
                                                                                                       : 0) {
-    case 16: cuda_attention_forward_tiles<16>(stream, output, log_sums, qkv, B, shape); return;
-    case 32: cuda_attention_forward_tiles<32>(stream, output, log_sums, qkv, B, shape); return;
-    case 48: cuda_attention_forward_tiles<48>(stream, output, log_sums, qkv, B, shape); return;
-    case 64: cuda_attention_forward_tiles<64>(stream, output, log_sums, qkv, B, shape); return;
-    case 80: cuda_attention_forward_tiles<80>(stream, output, log_sums, qkv, B, shape); return;
-    case 96: cuda_attention_forward_tiles<96>(stream, output, log_sums, qkv, B, shape); return;
-    case 128: cuda_attention_forward_tiles<128>(stream, output, log_sums, qkv, B, shape); return;
+    case 16: cuda_attention_forward_tiles<16>(stream, output, logsumexp, qkv, B, shape); return;
+    case 32: cuda_attention_forward_tiles<32>(stream, output, logsumexp, qkv, B, shape); return;
+    case 48: cuda_attention_forward_tiles<48>(stream, output, logsumexp, qkv, B, shape); return;
+    case 64: cuda_attention_forward_tiles<64>(stream, output, logsumexp, qkv, B, shape); return;
+    case 80: cuda_attention_forward_tiles<80>(stream, output, logsumexp, qkv, B, shape); return;
+    case 96: cuda_attention_forward_tiles<96>(stream, output, logsumexp, qkv, B, shape); return;
+    case 128: cuda_attention_forward_tiles<128>(stream, output, logsumexp, qkv, B, shape); return;
     default: break;
     }
     bool narrow = D <= 2 * WARP;
     if (half && narrow) {
-        cuda_attention_forward_rows<__nv_bfloat16, 2>(stream, output, log_sums, qkv, B, shape);
+        cuda_attention_forward_rows<__nv_bfloat16, 2>(stream, output, logsumexp, qkv, B, shape);
     }
     if (half && !narrow) {
-        cuda_attention_forward_rows<__nv_bfloat16, 8>(stream, output, log_sums, qkv, B, shape);
+        cuda_attention_forward_rows<__nv_bfloat16, 8>(stream, output, logsumexp, qkv, B, shape);
     }
-    if (!half && narrow) { cuda_attention_forward_rows<float, 2>(stream, output, log_sums, qkv, B, shape); }
-    if (!half && !narrow) { cuda_attention_forward_rows<float, 8>(stream, output, log_sums, qkv, B, shape); }
+    if (!half && narrow) { cuda_attention_forward_rows<float, 2>(stream, output, logsumexp, qkv, B, shape); }
+    if (!half && !narrow) { cuda_attention_forward_rows<float, 8>(stream, output, logsumexp, qkv, B, shape); }
 }
 
 template <typename R>
@@ -829,18 +829,18 @@ static inline void cuda_attention_backward_any(Stream *stream, int B, const Cuda
 // took and made.
 static inline void cuda_attention_backward(Stream *stream, Real *d_qkv, int d_qkv_stride, float *workspace,
                                            const Real *d_output, const Real *output, const Real *qkv,
-                                           const float *log_sums, int B, int T, int C, int heads,
+                                           const float *logsumexp, int B, int T, int C, int heads,
                                            int window) {
     CudaAttention shape = cuda_attention_shape(T, C, heads, window);
     if (stream->precision == PRECISION_FP32) {
         cuda_attention_backward_any(stream, B,
                                     cuda_attention_backward_work<float>(d_qkv, d_qkv_stride, workspace,
-                                                                        d_output, output, qkv, log_sums,
+                                                                        d_output, output, qkv, logsumexp,
                                                                         shape));
         return;
     }
     CudaAttentionBackward<__nv_bfloat16> work = cuda_attention_backward_work<__nv_bfloat16>(
-        d_qkv, d_qkv_stride, workspace, d_output, output, qkv, log_sums, shape);
+        d_qkv, d_qkv_stride, workspace, d_output, output, qkv, logsumexp, shape);
     bool fits = cuda_attention_fits(qkv, 3 * (size_t)C) && cuda_attention_fits(output, (size_t)C) &&
                 cuda_attention_fits(d_output, (size_t)C) &&
                 cuda_attention_fits(d_qkv, (size_t)d_qkv_stride) &&

@@ -112,7 +112,7 @@ static __device__ __forceinline__ void layernorm_residual(float x[COUNT][WIDTH],
     }
 }
 
-// 1/deviation; scratch: a float for each warp of the block.
+// 1/stddev; scratch: a float for each warp of the block.
 template <int WIDTH, int COUNT>
 static __device__ __forceinline__ float layernorm_scale(const float x[COUNT][WIDTH], float mean,
                                                         float epsilon, const LayernormColumns &columns,

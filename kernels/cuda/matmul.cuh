@@ -1,17 +1,22 @@
-// matmul.cuh: matrix products on a GPU, by cuBLASLt: a library's field, and tensor cores
-// for bf16.
+// matmul.cuh: the matrix products of the linear layers and of the LM head, on a GPU.
 //
-// The library counts columns first; a row-major (rows, columns) array is its (columns,
-// rows) matrix, so every product here is written for the transposed result. Operands are
-// in the stream's precision, sums are fp32 (never TF32). Weight gradients are fp32 and
-// added to by the product itself (beta = 1). No epilogue is used: bias and GELU need a
-// pass of their own for what they keep, and the residual addition is part of the next
-// LayerNorm.
+// Contract: kernels/kernels.h (matmul_forward, matmul_backward_input, matmul_backward_weight);
+// the plain loops are in kernels/cpu/matmul.h.
 //
-// For every shape the library offers several algorithms. Its first offer is taken, so
-// that runs repeat bit for bit. If asked to, they are timed instead, once, in a first
-// pass over a model whose results do not matter (products_tune); afterwards a shape
-// always uses the same one. All work space is the one buffer that was planned.
+// Layout: cuBLASLt, the library, decides; on bf16 it uses tensor cores. It stores matrices
+// column by column, so to it a row-major (rows, columns) array is the transposed matrix.
+// Therefore every product here is written for the transposed result: of y = x W^T it is told
+// y^T = W x^T. Operands are in the stream's precision, sums are fp32 (never TF32). Weight
+// gradients are fp32, and the product itself adds to them (beta = 1). No epilogue is used:
+// bias and GELU need a pass of their own anyway, because the backward pass needs their input,
+// and the residual addition is part of the next LayerNorm.
+//
+// Limit: the multiply-add rate, as long as rows, inputs and outputs are all a few hundred.
+//
+// For every shape the library offers several algorithms. Its first offer is taken, so that
+// runs repeat bit for bit. If asked to (--tune-products), they are timed instead, once, in a
+// first pass over the model whose results are thrown away; afterwards a shape always uses the
+// same one. The library's workspace is the one buffer that the memory plan lists.
 #ifndef ACCO_KERNELS_CUDA_MATMUL_CUH
 #define ACCO_KERNELS_CUDA_MATMUL_CUH
 
@@ -20,39 +25,41 @@
 #include "kernels/cuda/language.cuh"
 
 enum {
-    CUDA_PRODUCTS_WORKSPACE = 32 << 20,
-    CUDA_PRODUCT_SHAPES = 64,
-    CUDA_PRODUCT_OFFERS = 8,
-    CUDA_PRODUCT_TRIES = 3
+    CUDA_GEMM_WORKSPACE = 32 << 20, // bytes
+    CUDA_GEMM_SHAPES = 64,          // that one stream may use
+    CUDA_GEMM_OFFERS = 8,           // algorithms asked for, for each shape
+    CUDA_GEMM_TRIES = 3             // timed runs of an algorithm
 };
 
-// result (n, m), rows result_stride apart, = or += the product of b and a as the library
-// sees them: (m, k) (k, n), columns first.
-typedef struct CudaProduct {
+// result (n, m), rows result_stride apart, = or += the product of b and a. In the library's
+// order, columns first: (m, n) = (m, k) (k, n).
+typedef struct CudaGemm {
     int m, n, k;
     bool a_transposed, b_transposed;
     int a_stride, b_stride, result_stride;
-    Precision precision;        // of a and b
-    Precision result_precision; // of the result
-    bool accumulate;
-    uint32_t a_alignment, b_alignment, result_alignment; // bytes; filled in
-} CudaProduct;
+    Precision precision;                                 // of a and b
+    Precision result_precision;                          // of the result
+    bool accumulate;                                     // += instead of =
+    uint32_t a_alignment, b_alignment, result_alignment; // bytes; filled in by cuda_gemm
+} CudaGemm;
 
-typedef struct CudaProductPlan {
-    CudaProduct product;
+// A shape and the algorithm chosen for it.
+typedef struct CudaGemmPlan {
+    CudaGemm gemm;
     cublasLtMatmulDesc_t operation;
     cublasLtMatrixLayout_t a, b, result;
     cublasLtMatmulAlgo_t algorithm;
-} CudaProductPlan;
+} CudaGemmPlan;
 
-typedef struct CudaProducts {
+// What a stream keeps for its products.
+typedef struct CudaGemmLibrary {
     cublasLtHandle_t handle;
-    void *workspace; // (CUDA_PRODUCTS_WORKSPACE)
-    int processors;  // that products may count on; 0: all
+    void *workspace; // (CUDA_GEMM_WORKSPACE)
+    int sm_count;    // multiprocessors that algorithms may count on; 0: all
     bool tuning;
     int count;
-    CudaProductPlan plans[CUDA_PRODUCT_SHAPES];
-} CudaProducts;
+    CudaGemmPlan plans[CUDA_GEMM_SHAPES];
+} CudaGemmLibrary;
 
 #define CUBLAS_CHECK(call) cublas_check((call), #call)
 
@@ -70,7 +77,7 @@ static inline cudaDataType_t cuda_data_type(Precision precision) {
 // ---------------------------------------------------------------------------------------
 // Plans
 
-static inline bool cuda_product_is_same(const CudaProduct *x, const CudaProduct *y) {
+static inline bool cuda_gemm_is_same(const CudaGemm *x, const CudaGemm *y) {
     return x->m == y->m && x->n == y->n && x->k == y->k && x->a_transposed == y->a_transposed &&
            x->b_transposed == y->b_transposed && x->a_stride == y->a_stride && x->b_stride == y->b_stride &&
            x->result_stride == y->result_stride && x->precision == y->precision &&
@@ -79,38 +86,35 @@ static inline bool cuda_product_is_same(const CudaProduct *x, const CudaProduct 
            x->result_alignment == y->result_alignment;
 }
 
-static inline void cuda_product_layout(cublasLtMatrixLayout_t *layout, Precision precision, bool transposed,
-                                       int rows, int columns, int stride) {
+static inline void cuda_gemm_layout(cublasLtMatrixLayout_t *layout, Precision precision, bool transposed,
+                                    int rows, int columns, int stride) {
     CUBLAS_CHECK(cublasLtMatrixLayoutCreate(layout, cuda_data_type(precision),
                                             (uint64_t)(transposed ? columns : rows),
                                             (uint64_t)(transposed ? rows : columns), stride));
 }
 
-static inline void cuda_product_describe(const CudaProducts *products, CudaProductPlan *plan) {
-    const CudaProduct *product = &plan->product;
-    cublasOperation_t a_operation = product->a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
-    cublasOperation_t b_operation = product->b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
-    int32_t processors = products->processors;
+static inline void cuda_gemm_describe(const CudaGemmLibrary *library, CudaGemmPlan *plan) {
+    const CudaGemm *gemm = &plan->gemm;
+    cublasOperation_t a_operation = gemm->a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasOperation_t b_operation = gemm->b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+    int32_t sm_count = library->sm_count;
     CUBLAS_CHECK(cublasLtMatmulDescCreate(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(plan->operation, CUBLASLT_MATMUL_DESC_TRANSA, &a_operation,
                                                 sizeof a_operation));
     CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(plan->operation, CUBLASLT_MATMUL_DESC_TRANSB, &b_operation,
                                                 sizeof b_operation));
-    if (processors > 0) {
+    if (sm_count > 0) {
         CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(plan->operation, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET,
-                                                    &processors, sizeof processors));
+                                                    &sm_count, sizeof sm_count));
     }
-    cuda_product_layout(&plan->a, product->precision, product->a_transposed, product->m, product->k,
-                        product->a_stride);
-    cuda_product_layout(&plan->b, product->precision, product->b_transposed, product->k, product->n,
-                        product->b_stride);
-    cuda_product_layout(&plan->result, product->result_precision, false, product->m, product->n,
-                        product->result_stride);
+    cuda_gemm_layout(&plan->a, gemm->precision, gemm->a_transposed, gemm->m, gemm->k, gemm->a_stride);
+    cuda_gemm_layout(&plan->b, gemm->precision, gemm->b_transposed, gemm->k, gemm->n, gemm->b_stride);
+    cuda_gemm_layout(&plan->result, gemm->result_precision, false, gemm->m, gemm->n, gemm->result_stride);
 }
 
-// The largest power of two that divides the address and the row length, 16 at most; what
-// the library may rely on.
-static inline uint32_t cuda_product_alignment(const void *place, int stride, Precision precision) {
+// The alignment in bytes that the library may rely on: the largest power of two, 16 at most,
+// that divides both the address and the row length.
+static inline uint32_t cuda_gemm_alignment(const void *place, int stride, Precision precision) {
     size_t common = (size_t)(uintptr_t)place | (size_t)stride * precision_bytes(precision) | 16;
     return (uint32_t)(common & (~common + 1));
 }
@@ -121,49 +125,50 @@ static inline void cuda_prefer_alignment(cublasLtMatmulPreference_t preference,
     CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, attribute, bytes, sizeof *bytes));
 }
 
-static inline int cuda_product_offers(const CudaProducts *products, const CudaProductPlan *plan,
-                                      cublasLtMatmulHeuristicResult_t offers[CUDA_PRODUCT_OFFERS]) {
-    const CudaProduct *product = &plan->product;
+// The algorithms that the library proposes for a plan, best first; returns how many.
+static inline int cuda_gemm_offers(const CudaGemmLibrary *library, const CudaGemmPlan *plan,
+                                   cublasLtMatmulHeuristicResult_t offers[CUDA_GEMM_OFFERS]) {
+    const CudaGemm *gemm = &plan->gemm;
     cublasLtMatmulPreference_t preference;
-    size_t room = CUDA_PRODUCTS_WORKSPACE;
+    size_t workspace_bytes = CUDA_GEMM_WORKSPACE;
     int count = 0;
     CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
     CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                                      &room, sizeof room));
-    cuda_prefer_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &product->a_alignment);
-    cuda_prefer_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &product->b_alignment);
-    cuda_prefer_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &product->result_alignment);
-    cuda_prefer_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &product->result_alignment);
-    CUBLAS_CHECK(cublasLtMatmulAlgoGetHeuristic(products->handle, plan->operation, plan->a, plan->b,
-                                                plan->result, plan->result, preference, CUDA_PRODUCT_OFFERS,
+                                                      &workspace_bytes, sizeof workspace_bytes));
+    cuda_prefer_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &gemm->a_alignment);
+    cuda_prefer_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &gemm->b_alignment);
+    cuda_prefer_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &gemm->result_alignment);
+    cuda_prefer_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &gemm->result_alignment);
+    CUBLAS_CHECK(cublasLtMatmulAlgoGetHeuristic(library->handle, plan->operation, plan->a, plan->b,
+                                                plan->result, plan->result, preference, CUDA_GEMM_OFFERS,
                                                 offers, &count));
     CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference));
     if (count == 0) { cublas_check(CUBLAS_STATUS_NOT_SUPPORTED, "no algorithm for a product of this shape"); }
     return count;
 }
 
-static inline cublasStatus_t cuda_product_run(Stream *stream, const CudaProductPlan *plan,
-                                              const cublasLtMatmulAlgo_t *algorithm, const void *a,
-                                              const void *b, void *result) {
-    const CudaProducts *products = (const CudaProducts *)stream->products;
-    float one = 1.0f, beta = plan->product.accumulate ? 1.0f : 0.0f;
-    return cublasLtMatmul(products->handle, plan->operation, &one, a, plan->a, b, plan->b, &beta, result,
-                          plan->result, result, plan->result, algorithm, products->workspace,
-                          CUDA_PRODUCTS_WORKSPACE, (cudaStream_t)stream->queue);
+static inline cublasStatus_t cuda_gemm_run(Stream *stream, const CudaGemmPlan *plan,
+                                           const cublasLtMatmulAlgo_t *algorithm, const void *a,
+                                           const void *b, void *result) {
+    const CudaGemmLibrary *library = (const CudaGemmLibrary *)stream->gemm;
+    float one = 1.0f, beta = plan->gemm.accumulate ? 1.0f : 0.0f;
+    return cublasLtMatmul(library->handle, plan->operation, &one, a, plan->a, b, plan->b, &beta, result,
+                          plan->result, result, plan->result, algorithm, library->workspace,
+                          CUDA_GEMM_WORKSPACE, (cudaStream_t)stream->queue);
 }
 
-// Milliseconds of the quickest of some runs; infinite where the algorithm does not work.
-static inline float cuda_product_time(Stream *stream, const CudaProductPlan *plan,
-                                      const cublasLtMatmulAlgo_t *algorithm, const void *a, const void *b,
-                                      void *result) {
+// Milliseconds of the quickest of CUDA_GEMM_TRIES runs; infinity if the algorithm fails.
+static inline float cuda_gemm_time(Stream *stream, const CudaGemmPlan *plan,
+                                   const cublasLtMatmulAlgo_t *algorithm, const void *a, const void *b,
+                                   void *result) {
     cudaEvent_t began, ended;
     float best = INFINITY;
     CUDA_CHECK(cudaEventCreate(&began));
     CUDA_CHECK(cudaEventCreate(&ended));
-    for (int i = 0; i < CUDA_PRODUCT_TRIES; i++) {
+    for (int i = 0; i < CUDA_GEMM_TRIES; i++) {
         float milliseconds = INFINITY;
         CUDA_CHECK(cudaEventRecord(began, (cudaStream_t)stream->queue));
-        if (cuda_product_run(stream, plan, algorithm, a, b, result) != CUBLAS_STATUS_SUCCESS) { break; }
+        if (cuda_gemm_run(stream, plan, algorithm, a, b, result) != CUBLAS_STATUS_SUCCESS) { break; }
         CUDA_CHECK(cudaEventRecord(ended, (cudaStream_t)stream->queue));
         stream_settle(stream);
         CUDA_CHECK(cudaEventElapsedTime(&milliseconds, began, ended));
@@ -174,14 +179,15 @@ static inline float cuda_product_time(Stream *stream, const CudaProductPlan *pla
     return best;
 }
 
-static inline void cuda_product_choose(Stream *stream, CudaProductPlan *plan, const void *a, const void *b,
-                                       void *result) {
-    const CudaProducts *products = (const CudaProducts *)stream->products;
-    cublasLtMatmulHeuristicResult_t offers[CUDA_PRODUCT_OFFERS];
-    int count = cuda_product_offers(products, plan, offers), best = 0;
+// Takes the first offer; while tuning, the quickest.
+static inline void cuda_gemm_choose(Stream *stream, CudaGemmPlan *plan, const void *a, const void *b,
+                                    void *result) {
+    const CudaGemmLibrary *library = (const CudaGemmLibrary *)stream->gemm;
+    cublasLtMatmulHeuristicResult_t offers[CUDA_GEMM_OFFERS];
+    int count = cuda_gemm_offers(library, plan, offers), best = 0;
     float least = INFINITY;
-    for (int i = 0; products->tuning && i < count; i++) {
-        float milliseconds = cuda_product_time(stream, plan, &offers[i].algo, a, b, result);
+    for (int i = 0; library->tuning && i < count; i++) {
+        float milliseconds = cuda_gemm_time(stream, plan, &offers[i].algo, a, b, result);
         if (milliseconds < least) {
             least = milliseconds;
             best = i;
@@ -190,95 +196,101 @@ static inline void cuda_product_choose(Stream *stream, CudaProductPlan *plan, co
     plan->algorithm = offers[best].algo;
 }
 
-static inline CudaProductPlan *cuda_product_plan(Stream *stream, const CudaProduct *product, const void *a,
-                                                 const void *b, void *result) {
-    CudaProducts *products = (CudaProducts *)stream->products;
-    for (int i = 0; i < products->count; i++) {
-        if (cuda_product_is_same(&products->plans[i].product, product)) { return &products->plans[i]; }
+// The plan of a shape, made when the shape is first met.
+static inline CudaGemmPlan *cuda_gemm_plan(Stream *stream, const CudaGemm *gemm, const void *a, const void *b,
+                                           void *result) {
+    CudaGemmLibrary *library = (CudaGemmLibrary *)stream->gemm;
+    for (int i = 0; i < library->count; i++) {
+        if (cuda_gemm_is_same(&library->plans[i].gemm, gemm)) { return &library->plans[i]; }
     }
-    assert(products->count < CUDA_PRODUCT_SHAPES);
-    CudaProductPlan *plan = &products->plans[products->count++];
-    plan->product = *product;
-    cuda_product_describe(products, plan);
-    cuda_product_choose(stream, plan, a, b, result);
+    assert(library->count < CUDA_GEMM_SHAPES);
+    CudaGemmPlan *plan = &library->plans[library->count++];
+    plan->gemm = *gemm;
+    cuda_gemm_describe(library, plan);
+    cuda_gemm_choose(stream, plan, a, b, result);
     return plan;
 }
 
-static inline void cuda_product(Stream *stream, CudaProduct *product, const void *a, const void *b,
-                                void *result) {
-    product->a_alignment = cuda_product_alignment(a, product->a_stride, product->precision);
-    product->b_alignment = cuda_product_alignment(b, product->b_stride, product->precision);
-    product->result_alignment =
-        cuda_product_alignment(result, product->result_stride, product->result_precision);
-    const CudaProductPlan *plan = cuda_product_plan(stream, product, a, b, result);
-    CUBLAS_CHECK(cuda_product_run(stream, plan, &plan->algorithm, a, b, result));
+static inline void cuda_gemm(Stream *stream, CudaGemm *gemm, const void *a, const void *b, void *result) {
+    gemm->a_alignment = cuda_gemm_alignment(a, gemm->a_stride, gemm->precision);
+    gemm->b_alignment = cuda_gemm_alignment(b, gemm->b_stride, gemm->precision);
+    gemm->result_alignment = cuda_gemm_alignment(result, gemm->result_stride, gemm->result_precision);
+    const CudaGemmPlan *plan = cuda_gemm_plan(stream, gemm, a, b, result);
+    CUBLAS_CHECK(cuda_gemm_run(stream, plan, &plan->algorithm, a, b, result));
 }
 
 // ---------------------------------------------------------------------------------------
 // What kernels.h offers
 
-// The stream's products from now on. workspace: device memory; processors: as in
-// CudaProducts.
-static inline void cuda_products_open(Stream *stream, void *workspace, int processors) {
-    CudaProducts *products = (CudaProducts *)calloc(1, sizeof *products);
-    assert((uintptr_t)workspace % 256 == 0); // the library's wish
-    CUBLAS_CHECK(cublasLtCreate(&products->handle));
-    products->workspace = workspace;
-    products->processors = processors;
-    stream->products = products;
+// The stream's library from now on. workspace: device memory; processors: as in
+// CudaGemmLibrary.
+static inline void cuda_gemm_open(Stream *stream, void *workspace, int sm_count) {
+    CudaGemmLibrary *library = (CudaGemmLibrary *)calloc(1, sizeof *library);
+    assert((uintptr_t)workspace % 256 == 0); // the library requires this
+    CUBLAS_CHECK(cublasLtCreate(&library->handle));
+    library->workspace = workspace;
+    library->sm_count = sm_count;
+    stream->gemm = library;
 }
 
-static inline void cuda_products_close(Stream *stream) {
-    CudaProducts *products = (CudaProducts *)stream->products;
-    for (int i = 0; i < products->count; i++) {
-        CUBLAS_CHECK(cublasLtMatmulDescDestroy(products->plans[i].operation));
-        CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(products->plans[i].a));
-        CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(products->plans[i].b));
-        CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(products->plans[i].result));
+static inline void cuda_gemm_close(Stream *stream) {
+    CudaGemmLibrary *library = (CudaGemmLibrary *)stream->gemm;
+    for (int i = 0; i < library->count; i++) {
+        CUBLAS_CHECK(cublasLtMatmulDescDestroy(library->plans[i].operation));
+        CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(library->plans[i].a));
+        CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(library->plans[i].b));
+        CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(library->plans[i].result));
     }
-    CUBLAS_CHECK(cublasLtDestroy(products->handle));
-    free(products);
-    stream->products = NULL;
+    CUBLAS_CHECK(cublasLtDestroy(library->handle));
+    free(library);
+    stream->gemm = NULL;
 }
 
-static inline void cuda_products_tune(Stream *stream, bool tuning) {
-    ((CudaProducts *)stream->products)->tuning = tuning;
+static inline void cuda_gemm_tune(Stream *stream, bool tuning) {
+    ((CudaGemmLibrary *)stream->gemm)->tuning = tuning;
 }
 
+// A product of operands in the stream's precision, with a result of the same kind.
+static inline CudaGemm cuda_gemm_of(const Stream *stream, int m, int n, int k, bool a_transposed,
+                                    int a_stride, int b_stride, int result_stride) {
+    CudaGemm gemm;
+    memset(&gemm, 0, sizeof gemm);
+    gemm.m = m;
+    gemm.n = n;
+    gemm.k = k;
+    gemm.a_transposed = a_transposed;
+    gemm.a_stride = a_stride;
+    gemm.b_stride = b_stride;
+    gemm.result_stride = result_stride;
+    gemm.precision = gemm.result_precision = stream->precision;
+    return gemm;
+}
+
+// output^T (outputs, rows) = weight input^T
 static inline void cuda_matmul_forward(Stream *stream, Real *output, int output_stride, const Real *input,
                                        const Real *weight, int rows, int inputs, int outputs) {
-    CudaProduct product = {
-        outputs,           rows,  inputs, true, false, inputs, inputs, output_stride, stream->precision,
-        stream->precision, false, 0,      0,    0};
-    cuda_product(stream, &product, weight, input, output);
+    CudaGemm gemm = cuda_gemm_of(stream, outputs, rows, inputs, true, inputs, inputs, output_stride);
+    cuda_gemm(stream, &gemm, weight, input, output);
 }
 
+// d_input^T (inputs, rows) = weight^T d_output^T
 static inline void cuda_matmul_backward_input(Stream *stream, Real *d_input, int d_input_stride,
                                               const Real *d_output, int d_output_stride, const Real *weight,
                                               int rows, int inputs, int outputs) {
-    CudaProduct product = {inputs,
-                           rows,
-                           outputs,
-                           false,
-                           false,
-                           inputs,
-                           d_output_stride,
-                           d_input_stride,
-                           stream->precision,
-                           stream->precision,
-                           false,
-                           0,
-                           0,
-                           0};
-    cuda_product(stream, &product, weight, d_output, d_input);
+    CudaGemm gemm =
+        cuda_gemm_of(stream, inputs, rows, outputs, false, inputs, d_output_stride, d_input_stride);
+    cuda_gemm(stream, &gemm, weight, d_output, d_input);
 }
 
+// d_weight^T (inputs, outputs) += input^T d_output
 static inline void cuda_matmul_backward_weight(Stream *stream, float *d_weight, const Real *d_output,
                                                int d_output_stride, const Real *input, int rows, int inputs,
                                                int outputs) {
-    CudaProduct product = {inputs, outputs,           rows,           false, true, inputs, d_output_stride,
-                           inputs, stream->precision, PRECISION_FP32, true,  0,    0,      0};
-    cuda_product(stream, &product, input, d_output, d_weight);
+    CudaGemm gemm = cuda_gemm_of(stream, inputs, outputs, rows, false, inputs, d_output_stride, inputs);
+    gemm.b_transposed = true;
+    gemm.result_precision = PRECISION_FP32;
+    gemm.accumulate = true;
+    cuda_gemm(stream, &gemm, input, d_output, d_weight);
 }
 
 #endif

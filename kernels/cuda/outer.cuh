@@ -12,8 +12,8 @@
 
 #include "kernels/cpu/outer.h"
 
-static __global__ void outer_delta_kernel(float *delta, const float *outer, const float *local, size_t count,
-                                          bool wide) {
+static __global__ void outer_pseudo_gradient_kernel(float *delta, const float *outer, const float *local,
+                                                    size_t count, bool wide) {
     float from[4], to[4];
     Quad quad = quad_of_kernel(count, wide);
     quad_load(from, outer, quad);
@@ -23,10 +23,10 @@ static __global__ void outer_delta_kernel(float *delta, const float *outer, cons
 }
 
 // delta = outer - local
-static inline void cuda_outer_delta(Stream *stream, float *delta, const float *outer, const float *local,
-                                    size_t count) {
+static inline void cuda_outer_pseudo_gradient(Stream *stream, float *delta, const float *outer,
+                                              const float *local, size_t count) {
     bool wide = quad_fits(delta) && quad_fits(outer) && quad_fits(local);
-    quad_launch(stream, outer_delta_kernel, count, delta, outer, local, count, wide);
+    quad_launch(stream, outer_pseudo_gradient_kernel, count, delta, outer, local, count, wide);
 }
 
 static __global__ void outer_nesterov_kernel(float *outer, float *momentum, float *local, const float *sum,

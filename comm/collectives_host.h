@@ -9,7 +9,7 @@
 //   own      | piece | piece | piece | piece |   of one rank, [first, end)
 //   chunk    |<---- one ---->|<- the next -->|   a message to each rank: whole pieces, or
 //                                                a part of one
-//   run      |<----->|<----->|                  contiguous in the vector; encoded by itself
+//   run      |<----->|<----->|                   a piece or a part: encoded by itself
 //
 // Chunks go in turn through the two lanes of the transport. While the received messages
 // of one are added up or decoded, those of the next are under way. Every rank sends and
@@ -78,6 +78,7 @@ static inline Chunk host_next_chunk(const Transport *transport, const Layout *la
     return chunk;
 }
 
+// A stretch of a chunk that is contiguous in the vector.
 typedef struct ChunkRun {
     size_t own;    // its first element
     size_t count;  // elements

@@ -1,22 +1,23 @@
 // collective.h: what a reduce-scatter or an all-gather moves, and what both promise.
 //
-//                    before                      after
-//   reduce-scatter   every rank has a vector     every rank has the sum over ranks of what it owns
-//   all-gather       every rank has its shard    every rank has the whole vector
+//                    every rank begins with   and ends with
+//   reduce-scatter   a whole vector           its own elements of the sum over ranks
+//   all-gather       its own elements         the whole vector
 //
 // Ownership is that of layout.h. Both work on a stretch [first, end) of every rank's own
 // elements, whole cells of the layout: one bucket, or the whole vector.
 //
 // Every rank sends each piece straight to its owner, encoded once in the wire format
-// (kernels/wire.h). The owner decodes and adds what comes in fp32, from 0 and in the order
-// of ranks, its own piece rounded like the others. A ring would move the same number of
-// bytes, but it would add in another order for every piece, and a narrow wire would round
-// every partial sum. Here a value is rounded once, and the sum is the one of a plain loop
-// over the ranks, bit for bit, whichever path the vector takes (collectives.h).
+// (kernels/wire.h). The owner decodes and adds what comes in fp32, from 0 and in the
+// order of ranks, its own piece rounded like the others. A ring would move the same
+// number of bytes, but it would add in another order for every piece, and a narrow wire
+// would round every partial sum. Here a value is rounded once, and the sum is the one of
+// a plain loop over the ranks, bit for bit, whichever path the vector takes
+// (collectives.h).
 //
 // After an all-gather all ranks have the same bits, the owner too: it keeps what the wire
-// made of its values. Formats too coarse for parameters themselves carry the difference to
-// a vector that all ranks have already (base). What rounding loses is then part of the
+// made of its values. Formats too coarse for parameters themselves carry the difference
+// to a vector that all ranks have already (base). What rounding loses is then part of the
 // next difference.
 #ifndef ACCO_COMM_COLLECTIVE_H
 #define ACCO_COMM_COLLECTIVE_H

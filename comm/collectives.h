@@ -1,12 +1,13 @@
-// collectives.h: reduce-scatter and all-gather of vectors, wherever they are. This is what
-// the scheduler calls; the contract is in collective.h.
+// collectives.h: reduce-scatter and all-gather of vectors, wherever they are. This is
+// what the scheduler calls; the contract is in collective.h.
 //
 //   where the vector is   how it travels
 //   host memory           through the transport: collectives_host.h
 //   GPU, with NCCL        from GPU to GPU: collectives_nccl.h
-//   GPU, without NCCL     staged: copied to pinned host memory, and from there as above. For several
-//                         ranks on one GPU, for ranks with and without GPUs, and for builds without
-//                         NCCL. On a slow network the copies cost little
+//   GPU, without NCCL     staged: copied to pinned host memory, and from there as above
+//
+// Staging serves several ranks on one GPU, ranks with and without GPUs, and builds
+// without NCCL. On a slow network the copies cost little.
 //
 // All three give the same bits. Both functions return when the result is there: what the
 // stream does later sees it.
@@ -22,12 +23,13 @@ typedef struct CommBackend {
     Transport *transport;
     bool on_gpu; // the vectors are in GPU memory
     Nccl *nccl;  // NULL: through the transport
-    // (padded), pinned: copies on the host of `buffer` and `base` of a Collective, for staging
+    // (padded), pinned: copies on the host of `buffer` and `base` of a Collective, for
+    // staging
     float *host_buffer, *host_base;
 } CommBackend;
 
-// Reserves what is needed for vectors of at most this layout. `comm` must stay where it is
-// until the arena is committed. with_base: some collectives will have a base.
+// Reserves what is needed for vectors of at most this layout. `comm` must stay where it
+// is until the arena is committed. with_base: some collectives will have a base.
 static inline void comm_reserve(CommBackend *comm, Arena *arena, const Layout *layout, bool with_base) {
     bool alone = comm->transport->size == 1;
     size_t bytes = layout_padded(layout) * sizeof(float);
@@ -91,8 +93,8 @@ static inline void staged_all_gather(CommBackend *comm, Stream *stream, const Co
     stream_settle(stream);
 }
 
-// A world of one rank on a GPU: the buffer is rounded as the wire would. Coarse formats are
-// rare here, so they go through the host instead of having code of their own.
+// A world of one rank on a GPU: the buffer is rounded as the wire would. Coarse formats
+// are rare here, so they go through the host instead of having code of their own.
 static inline void gather_alone_on_gpu(CommBackend *comm, Stream *stream, const Collective *collective,
                                        size_t first, size_t end) {
     if (wire_is_coarse(collective->wire)) {

@@ -6,13 +6,13 @@
 //
 // A stretch is cut into chunks, a chunk into runs:
 //
-//   own      | piece | piece | piece | piece | piece |       of one rank, [first, end)
-//   chunk    |<- a message to each ->|<-  the next  ->       whole pieces, or a part of one
-//   run      |<----->|<----->|<----->|                       in one piece, contiguous in the vector,
-//                                                            encoded by itself
+//   own      | piece | piece | piece | piece |   of one rank, [first, end)
+//   chunk    |<---- one ---->|<- the next -->|   a message to each rank: whole pieces, or
+//                                                a part of one
+//   run      |<----->|<----->|                   a piece or a part: encoded by itself
 //
-// Chunks go in turn through the two lanes of the transport. While the received messages of
-// one are added up or decoded, those of the next are under way. Every rank sends and
+// Chunks go in turn through the two lanes of the transport. While the received messages
+// of one are added up or decoded, those of the next are under way. Every rank sends and
 // receives at the same time, so both directions of its link are busy.
 #ifndef ACCO_COMM_COLLECTIVES_HOST_H
 #define ACCO_COMM_COLLECTIVES_HOST_H
@@ -43,8 +43,8 @@ static inline void host_collectives_reserve(Transport *transport, Arena *arena, 
     arena_reserve_host(arena, MEMORY_COMMUNICATION, "messages being sent", bytes, &transport->send_buffers);
 }
 
-// The buffer of the message to or from another rank: slots are in the order in which ranks
-// follow this one.
+// The buffer of the message to or from another rank: slots are in the order in which
+// ranks follow this one.
 static inline char *host_slot(const Transport *transport, char *buffers, int lane, int peer) {
     size_t others = (size_t)(transport->size - 1),
            slot = (size_t)(peer - transport->rank - 1 + transport->size) % (size_t)transport->size;
@@ -60,8 +60,8 @@ typedef struct Chunk {
     size_t begin, end;
 } Chunk;
 
-// The chunk from `begin` on; empty at the end. Whole pieces where they fit into a message,
-// otherwise equal parts of a piece, whose cuts are multiples of LAYOUT_BLOCK.
+// The chunk from `begin` on; empty at the end. Whole pieces where they fit into a
+// message, otherwise equal parts of a piece, whose cuts are multiples of LAYOUT_BLOCK.
 static inline Chunk host_next_chunk(const Transport *transport, const Layout *layout, size_t begin,
                                     size_t end) {
     size_t piece = layout->piece, length;
@@ -78,6 +78,7 @@ static inline Chunk host_next_chunk(const Transport *transport, const Layout *la
     return chunk;
 }
 
+// A stretch of a chunk that is contiguous in the vector.
 typedef struct ChunkRun {
     size_t own;    // its first element
     size_t count;  // elements
@@ -114,8 +115,8 @@ enum { HOST_BLOCK = 4 * WIRE_BLOCK };
 // Starts or finishes the messages of a chunk in a lane.
 typedef void (*HostStep)(Transport *transport, const Collective *collective, int lane, Chunk chunk);
 
-// All chunks of [first, end): the messages of the next are started before those of one are
-// waited for and finished.
+// All chunks of [first, end): the messages of the next are started before those of one
+// are waited for and finished.
 static inline void host_for_chunks(Transport *transport, const Collective *collective, size_t first,
                                    size_t end, HostStep start, HostStep finish) {
     int lane = 0;
@@ -183,8 +184,8 @@ static inline void host_finish_scatter(Transport *transport, const Collective *c
     while (host_next_run(collective, chunk, &run)) { host_sum_run(transport, collective, lane, run); }
 }
 
-// On return this rank's own elements [first, end) hold the sum over all ranks; the rest of
-// `buffer` is as it was. A world of one rank has nothing to add and rounds nothing.
+// On return this rank's own elements [first, end) hold the sum over all ranks; the rest
+// of `buffer` is as it was. A world of one rank has nothing to add and rounds nothing.
 static inline void host_reduce_scatter(Transport *transport, const Collective *collective, size_t first,
                                        size_t end) {
     if (transport->size == 1) { return; }

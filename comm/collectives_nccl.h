@@ -7,10 +7,12 @@
 // As many cells as the message buffers hold go at a time. Encoded pieces lie like this,
 // with 3 ranks and 2 cells at a time:
 //
-//   reduce-scatter   sent      | c0 to r0 | c0 to r1 | c0 to r2 | c1 to r0 | c1 to r1 | c1 to r2 |
-//                    received  | c0 of r0 | c1 of r0 | c0 of r1 | c1 of r1 | c0 of r2 | c1 of r2 |
-//   all-gather       sent      | c0 | c1 |
-//                    received  | c0 of r0 | c0 of r1 | c0 of r2 | c1 of r0 | c1 of r1 | c1 of r2 |
+//   reduce-scatter
+//     sent       | c0 to r0 | c0 to r1 | c0 to r2 | c1 to r0 | c1 to r1 | c1 to r2 |
+//     received   | c0 of r0 | c1 of r0 | c0 of r1 | c1 of r1 | c0 of r2 | c1 of r2 |
+//   all-gather
+//     sent       | c0 | c1 |
+//     received   | c0 of r0 | c0 of r1 | c0 of r2 | c1 of r0 | c1 of r1 | c1 of r2 |
 //
 // A rank also sends to itself: NCCL treats it as any other, and the own pieces then need
 // no code of their own.
@@ -21,7 +23,8 @@
 #include "comm/nccl.h"
 #include "kernels/kernels.h"
 
-// Of encoded messages in each direction: enough to fill a fast link, small beside a model.
+// Of encoded messages in each direction: enough to fill a fast link, small beside a
+// model.
 enum { NCCL_BUFFER_BYTES = 32 << 20 };
 
 // Reserves the message buffers for vectors of this layout: at least one cell, at most the
@@ -68,8 +71,8 @@ static inline void nccl_reduce_cells(Nccl *nccl, Stream *stream, const Collectiv
     }
 }
 
-// Cells [first, first + cells). On return all pieces are decoded, the own ones too, in the
-// stream.
+// Cells [first, first + cells). On return all pieces are decoded, the own ones too, in
+// the stream.
 static inline void nccl_gather_cells(Nccl *nccl, Stream *stream, const Collective *collective, size_t first,
                                      size_t cells) {
     const Layout *layout = collective->layout;

@@ -5,21 +5,21 @@
 // shard.
 //
 //            cell 0         cell 1         cell 2
-//   flat    | r0 | r1 | r2 | r0 | r1 | r2 | r0 | r1 | r2 |         3 ranks, 3 cells, 9 pieces
-//                 ____           ____           ____
-//   own           | 0 |          | 1 |          | 2 |              the shard of rank 1: 3 pieces
+//   flat    | r0 | r1 | r2 | r0 | r1 | r2 | r0 | r1 | r2 |     3 ranks, 3 cells
+//                 ----           ----           ----
+//   own           | 0 |          | 1 |          | 2 |          the shard of rank 1
 //
-// `flat` counts elements of the whole vector, padded to whole cells; `own` counts elements
-// of one rank's shard.
+// `flat` counts elements of the whole vector, padded to whole cells; `own` counts
+// elements of one rank's shard.
 //
 // Why cells: every stretch of whole cells is shared out evenly among the ranks. A bucket
 // (the part of a vector that travels at a time) is such a stretch. So rules that send the
 // gradients of the last layers while the first ones are still being computed keep all
 // ranks busy.
 //
-// The cut depends on nothing but the length of the vector and the number of ranks. Neither
-// the size of buckets nor that of messages moves an element to another owner or changes
-// the order of a sum.
+// The cut depends on nothing but the length of the vector and the number of ranks.
+// Neither the size of buckets nor that of messages moves an element to another owner or
+// changes the order of a sum.
 #ifndef ACCO_COMM_LAYOUT_H
 #define ACCO_COMM_LAYOUT_H
 

@@ -66,8 +66,8 @@ static inline void nccl_settle(Nccl *nccl, void *queue, const char *what) {
 // Messages between nccl_begin and nccl_end travel together.
 static inline void nccl_begin(Nccl *nccl) { nccl_check(nccl, ncclGroupStart(), "begin of messages"); }
 
-// On return the messages are in the stream's queue: what the queue does later sees the data
-// received.
+// On return the messages are in the stream's queue: what the queue does later sees the
+// data received.
 static inline void nccl_end(Nccl *nccl) {
     nccl_check(nccl, ncclGroupEnd(), nccl->transport->operation);
     nccl_settle(nccl, NULL, nccl->transport->operation);
@@ -146,11 +146,15 @@ typedef struct Nccl {
 
 // clang-format off
 static inline bool nccl_is_built_in(void) { return false; }
-static inline void nccl_open(Nccl *nccl, Transport *transport, int ctas) { (void)nccl, (void)transport, (void)ctas; }
+static inline void nccl_open(Nccl *nccl, Transport *transport, int ctas) {
+    (void)nccl, (void)transport, (void)ctas;
+}
 static inline void nccl_close(Nccl *nccl) { (void)nccl; }
 static inline void nccl_begin(Nccl *nccl) { (void)nccl; }
 static inline void nccl_end(Nccl *nccl) { (void)nccl; }
-static inline void nccl_settle(Nccl *nccl, void *queue, const char *what) { (void)nccl, (void)queue, (void)what; }
+static inline void nccl_settle(Nccl *nccl, void *queue, const char *what) {
+    (void)nccl, (void)queue, (void)what;
+}
 static inline void nccl_send(Nccl *nccl, Stream *stream, int peer, const void *data, size_t bytes) {
     (void)nccl, (void)stream, (void)peer, (void)data, (void)bytes;
 }

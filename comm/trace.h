@@ -3,10 +3,10 @@
 // A task calls trace_begin when it starts and trace_end when it is done, each stream in a
 // lane of its own. Two readers:
 //
-//   the report of every commit   trace_take: seconds of compute, of communication, and of
-//                                exposed communication. Always on.
-//   --trace FILE                 trace_write: every span of every rank as Chrome trace
-//                                JSON. Spans are kept in memory until then.
+//   reports        trace_take: seconds of compute, of communication, and of exposed
+//                  communication since the report before. Always on.
+//   --trace FILE   trace_write: every span of every rank as Chrome trace JSON. Spans are
+//                  kept in memory until then.
 //
 // Exposed communication is the time in which communication ran and compute did not: what
 // overlapping failed to hide.
@@ -114,8 +114,8 @@ static inline void trace_count_until(Trace *trace, double now) {
     trace->counted_until = now;
 }
 
-// The following three do the work at a given time, for a caller who holds the mutex; times
-// may not go back.
+// The following three do the work at a given time, for a caller who holds the mutex;
+// times may not go back.
 static inline void trace_begin_at(Trace *trace, TraceLane lane, double now) {
     assert(!trace->running[lane]);
     trace_count_until(trace, now);
@@ -180,8 +180,8 @@ typedef struct ClockOffset {
 // and before rank 0 sent what this rank had at `received`. So on this rank's clock it was
 // read between the two, and the offset lies between stamp - received and stamp - sent.
 // This holds for all rounds, so the answer is the middle of what their intervals have in
-// common, and its error is at most half of the shortest round trip. That all ranks send at
-// once and wait for the slowest makes rounds longer but not wrong.
+// common, and its error is at most half of the shortest round trip. That all ranks send
+// at once and wait for the slowest makes rounds longer but not wrong.
 static inline ClockOffset trace_measure_clock(Transport *transport, double (*clock)(void)) {
     double received = 0, low = -INFINITY, high = INFINITY;
     for (int round = 0; round < TRACE_CLOCK_ROUNDS; round++) {
@@ -226,11 +226,7 @@ typedef struct TraceText {
     size_t next_span;
 } TraceText;
 
-static inline bool trace_piece_has_room(const TracePiece *piece) {
-    return piece->bytes + TRACE_EVENT_BYTES <= TRACE_PIECE_BYTES;
-}
-
-// One event, behind the comma that ends the one before.
+// Adds one event, with the comma before it.
 PRINTF_LIKE(2, 3) static inline void trace_piece_add(TracePiece *piece, const char *format, ...) {
     char *place = piece->text + piece->bytes;
     va_list arguments;
@@ -269,13 +265,14 @@ static inline void trace_piece_add_names(TracePiece *piece, const Trace *trace, 
     }
 }
 
-// piece <- the events that follow. Both ends of a span are rounded to nanoseconds, not its
-// duration: so spans that touch do not overlap in the file.
+// piece <- the events that follow. Both ends of a span are rounded to nanoseconds, not
+// its duration: so spans that touch do not overlap in the file.
 static inline void trace_text_fill(TraceText *text, TracePiece *piece) {
     piece->bytes = 0;
     if (!text->has_names) { trace_piece_add_names(piece, text->trace, text->transport); }
     text->has_names = true;
-    for (; text->next_span < text->trace->span_count && trace_piece_has_room(piece); text->next_span++) {
+    for (; text->next_span < text->trace->span_count; text->next_span++) {
+        if (piece->bytes + TRACE_EVENT_BYTES > TRACE_PIECE_BYTES) { return; }
         const Span *span = &text->trace->spans[text->next_span];
         double from = clock_on_rank_0(text->start, text->end, span->began) - text->origin;
         double to = clock_on_rank_0(text->start, text->end, span->ended) - text->origin;
@@ -319,8 +316,8 @@ static inline bool trace_path_check(const char *path, Error *error) {
 
 // Rank 0 receives one piece of every rank at a time and writes it: so it never holds more
 // than one piece of each, and nobody waits for long. Where it cannot write it goes on
-// receiving, for the others cannot know. file: NULL where it could not even be opened.
-// Returns errno of the first write that failed, 0 if none did.
+// receiving, because the others go on sending. file: NULL where it could not even be
+// opened. Returns errno of the first write that failed, 0 if none did.
 static inline int trace_receive_pieces(TraceText *text, Transport *transport, FILE *file) {
     TracePiece *pieces = (TracePiece *)calloc((size_t)transport->size, sizeof(TracePiece));
     if (pieces == NULL) { transport_fail(transport, "no memory to gather the trace"); }
@@ -379,8 +376,8 @@ static inline void trace_write_file(TraceText *text, Transport *transport, const
 
 // Writes the spans of all ranks to `path`, which only rank 0 looks at. All ranks call it
 // when no span is running, each with its own two measurements of the clock. All get the
-// same verdict and the same error. ts in the file: microseconds since the earliest span of
-// all ranks.
+// same verdict and the same error. ts in the file: microseconds since the earliest span
+// of all ranks.
 static inline bool trace_write(const Trace *trace, Transport *transport, const ClockOffset *start,
                                const ClockOffset *end, const char *path, Error *error) {
     TraceText text = {trace, transport, start, end, INFINITY, false, 0};

@@ -1,13 +1,13 @@
 // transport.h: the ranks of a job, messages between them, and the end of the job when one
 // does not answer.
 //
-//   collectives (collectives.h)                      reduce-scatter and all-gather of vectors
-//   transport_all_gather_records, transport_barrier  small records, and who has arrived
+//   collectives.h   reduce-scatter and all-gather of vectors
 //        |
-//   Transport                                        transfers, waits with deadlines, the emulated link
-//        |  start_send, start_receive, is_done
-//   Link                                             MPI (transport_mpi.h), threads (test/threads_link.h),
-//                                                    or none: a world of one rank
+//   Transport       transfers, waits with deadlines, the emulated link; built on them:
+//        |            transport_all_gather_records    a small record of every rank
+//        |            transport_barrier               every rank has arrived
+//   Link            start_send, start_receive, is_done: MPI (transport_mpi.h), threads
+//                   (test/threads_link.h), or none for a world of one rank
 //
 // A link only needs point-to-point messages; everything else is built on top of them.
 // One thread at a time uses a transport (the communication stream, once it runs), and all
@@ -35,7 +35,8 @@
 #include "runtime/memory.h"
 #include "runtime/random.h"
 
-// What a link needs to recognise a message that is under way: room for any link's request.
+// What a link needs to recognise a message that is under way: room for any link's
+// request.
 typedef struct LinkRequest {
     void *words[4];
 } LinkRequest;
@@ -70,8 +71,8 @@ typedef struct Transfer {
 // that came in one lane is added up, the next one is under way in the other.
 enum { TRANSPORT_LANES = 2, TRANSPORT_MAX_LISTED = 8 };
 
-// How long a wait polls before it sleeps: about as long as a chunk takes between two ranks
-// of one machine.
+// How long a wait polls before it sleeps: about as long as a chunk takes between two
+// ranks of one machine.
 #define TRANSPORT_SPIN_SECONDS 50e-6
 
 typedef struct Transport {
@@ -87,10 +88,10 @@ typedef struct Transport {
     double link_latency;          // of the emulated link, seconds
     double link_free_at;          // clock_seconds() when the emulated link has sent what it was given
     Random chaos;
-    // Where this rank is, for messages. Atomic: other threads read them when a signal ends the program.
+    // Where this rank is, for messages. Atomic: a signal is answered with them.
     int64_t commit;
     const char *operation;
-    bool leaving;        // the transport is closed, or the reason for the end of the job has been printed
+    bool leaving;        // closed, or the reason why the job ends has been printed
     Transfer *transfers; // (lanes, 2, size): receives, then sends
     // Message buffers of collectives_host.h, which reserves them in the arena.
     size_t chunk;          // most elements of one message
@@ -163,9 +164,9 @@ static inline void transport_start_transfer(Transport *transport, Transfer *tran
     transfer->state = TRANSFER_ACTIVE;
 }
 
-// Starts a message in a lane; transport_wait waits for it. `data` must stay as it is until
-// then. At most one message to and one from each peer may be under way in a lane. Both
-// sides must give the same number of bytes.
+// Starts a message in a lane; transport_wait waits for it. `data` must stay as it is
+// until then. At most one message to and one from each peer may be under way in a lane.
+// Both sides must give the same number of bytes.
 static inline void transport_post(Transport *transport, int lane, bool is_send, int peer, void *data,
                                   size_t bytes) {
     Transfer *transfer = transport_transfer(transport, lane, is_send, peer);
@@ -177,7 +178,8 @@ static inline void transport_post(Transport *transport, int lane, bool is_send, 
     if (is_send) { __atomic_fetch_add(&transport->bytes_sent, bytes, __ATOMIC_RELAXED); }
     double rate = transport->link_bytes_per_second;
     if (is_send && (rate > 0 || transport->link_latency > 0)) {
-        // Messages leave one after another at the link's rate, and each is late by its latency.
+        // Messages leave one after another at the link's rate, and each is late by its
+        // latency.
         transport->link_free_at =
             fmax(transport->link_free_at, clock_seconds()) + (rate > 0 ? (double)bytes / rate : 0);
         transfer->start_at = transport->link_free_at + transport->link_latency;
@@ -246,8 +248,8 @@ static inline void transport_wait(Transport *transport, int lane) {
         }
         if (open == 0) { return; }
         double now = clock_seconds();
-        // More than a second between two looks: this process itself was stopped, and that time
-        // does not count against the others.
+        // More than a second between two looks: this process itself was stopped, and that
+        // time does not count against the others.
         if (now - looked > 1) { began += now - looked; }
         looked = now;
         if (progress) { progressed = now; }

@@ -25,8 +25,8 @@ static inline bool transport_was_launched(void) {
 }
 
 #ifdef ACCO_HAVE_MPI
-// Some versions of MPI still offer a C++ compiler the bindings that were withdrawn from the
-// standard: leave them out.
+// Some versions of MPI still offer a C++ compiler the bindings that were withdrawn from
+// the standard: leave them out.
 #ifndef OMPI_SKIP_MPICXX
 #define OMPI_SKIP_MPICXX 1
 #define MPICH_SKIP_MPICXX 1
@@ -70,11 +70,11 @@ static inline void transport_mpi_close(void *state) {
     MPI_Finalize();
 }
 
-// Parameters of Open MPI; what the user has set stays. By default its TCP sends the rest of
-// a long message in one piece, and the go-ahead for a message in the other direction waits
-// behind it. Then only one direction is busy at a time, and both together take a third
-// longer (dev/results has the numbers). Our messages have a megabyte at most, so all of
-// them may be sent at once.
+// Parameters of Open MPI; what the user has set stays. By default its TCP sends the rest
+// of a long message in one piece, and the go-ahead for a message in the other direction
+// waits behind it. Then only one direction is busy at a time, and both together take a
+// third longer (dev/results has the numbers). Our messages have a megabyte at most, so
+// all of them may be sent at once.
 static inline void transport_mpi_tune(void) {
     setenv("OMPI_MCA_btl_tcp_eager_limit", "2000000", 0);
     setenv("OMPI_MCA_btl_tcp_max_send_size", "2000000", 0);

@@ -5,19 +5,19 @@
 //   bf16     16     its upper half, to nearest even              2^-8 of itself
 //   int8      8     a multiple of its block's scale,             half of the scale
 //                   -127 to 127, to nearest even
-//   e3m0      4     0, or its block's scale times 1, 1/2, ...    a third of itself; near 0,
-//                   1/64, to nearest, ties outwards              scale / 128
+//   e3m0      4     0, or its block's scale times 1, 1/2, ...    a third of itself; near
+//                   1/64, to nearest, ties outwards              0, scale / 128
 //
 // int8 and e3m0 are coarse: the error of an element depends on the largest one in its
 // block. Sums of gradients and differences of parameters tolerate that; parameters
 // themselves do not.
 //
 // A run of elements, 0 or more, is encoded by itself. It is cut into blocks of WIRE_BLOCK
-// elements, the last one shorter. A block depends on nothing but its elements, so an array
-// may be cut into runs at any multiple of WIRE_BLOCK and gives the same bytes in the same
-// order. A block is one fp32 scale (coarse formats), then the codes. Zeros fill the last
-// word of a run: every byte of it is defined. Encoded data is aligned to 4 bytes, is in
-// the byte order of the machine, and overlaps neither input nor output.
+// elements, the last one shorter. A block depends on nothing but its elements, so an
+// array may be cut into runs at any multiple of WIRE_BLOCK and gives the same bytes in
+// the same order. A block is one fp32 scale (coarse formats), then the codes. Zeros fill
+// the last word of a run: every byte of it is defined. Encoded data is aligned to 4
+// bytes, is in the byte order of the machine, and overlaps neither input nor output.
 //
 // Scales are chosen so that every value of a coarse format is exact in fp32. Therefore
 // encoding what was decoded gives the same bytes again, which lets the owner of a shard
@@ -75,8 +75,8 @@ static inline void wire_decode_fp32(float *out, const void *in, size_t count) {
     memcpy(out, in, count * sizeof(float));
 }
 
-// The upper half of an fp32, rounded to nearest even. What is too large becomes infinity; a
-// NaN stays a NaN.
+// The upper half of an fp32, rounded to nearest even. What is too large becomes infinity;
+// a NaN stays a NaN.
 WIRE_FUNCTION uint16_t bf16_from_float(float value) {
     uint32_t bits = wire_float_bits(value);
     uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
@@ -101,8 +101,8 @@ static inline void wire_decode_bf16(float *out, const void *in, size_t count) {
 // ---------------------------------------------------------------------------------------
 // Coarse formats: both
 
-// The bits of the magnitude of a value. Magnitudes are ordered as their bits are, with NaN
-// above infinity, so a block's largest tells whether it holds either.
+// The bits of the magnitude of a value. Magnitudes are ordered as their bits are, with
+// NaN above infinity, so a block's largest tells whether it holds either.
 WIRE_FUNCTION uint32_t wire_magnitude(float value) { return wire_float_bits(value) & 0x7fffffffu; }
 
 static inline uint32_t wire_largest(const float *in, size_t count) {
@@ -130,11 +130,11 @@ static inline void wire_encode_not_finite(void *out, size_t code_bytes) {
 // ---------------------------------------------------------------------------------------
 // int8
 
-// A 127th of the largest magnitude, cut to 16 significant bits. Together with the 8 bits of
-// a code and a half they fit into an fp32: so every multiple of the scale and every tie
-// is exact, and the division below cannot round a number onto a tie. It is cut and not
-// rounded, so that 127 times the scale never overflows. It is at least the smallest normal
-// number: nothing is divided by 0 or by a scale that has lost bits.
+// A 127th of the largest magnitude, cut to 16 significant bits. Together with the 8 bits
+// of a code and a half they fit into an fp32: so every multiple of the scale and every
+// tie is exact, and the division below cannot round a number onto a tie. It is cut and
+// not rounded, so that 127 times the scale never overflows. It is at least the smallest
+// normal number: nothing is divided by 0 or by a scale that has lost bits.
 WIRE_FUNCTION float wire_int8_scale(uint32_t largest) {
     float scale = wire_float_from_bits(wire_float_bits(wire_float_from_bits(largest) / 127.0f) & ~0xffu);
     return fmaxf(scale, 0x1p-126f);
@@ -170,10 +170,10 @@ static inline void wire_decode_int8(float *out, const void *in, size_t count) {
 // ---------------------------------------------------------------------------------------
 // e3m0
 //
-// A code has a sign in bit 3 and c in bits 0 to 2. c = 0 means 0, without a sign; c = 1 to 7
-// means scale * 2^(c-7). In a block of n elements, byte j holds element j in its lower half
-// and element j + (n + 1) / 2 in its upper half: so both halves of the block are read as
-// whole vectors.
+// A code has a sign in bit 3 and c in bits 0 to 2. c = 0 means 0, without a sign; c = 1
+// to 7 means scale * 2^(c-7). In a block of n elements, byte j holds element j in its
+// lower half and element j + (n + 1) / 2 in its upper half: so both halves of the block
+// are read as whole vectors.
 
 // The least magnitudes of a code, as their bits. In these bits one octave is 2^23.
 typedef struct WireE3M0Levels {
@@ -181,8 +181,8 @@ typedef struct WireE3M0Levels {
     uint32_t two; // c >= 2: the middle between levels 1 and 2; each next middle is an octave above
 } WireE3M0Levels;
 
-// The highest middle is 3/4 of the scale. Where that has too many bits for fp32, the least
-// number that rounds up is the next one above.
+// The highest middle is 3/4 of the scale. Where that has too many bits for fp32, the
+// least number that rounds up is the next one above.
 WIRE_FUNCTION WireE3M0Levels wire_e3m0_levels(float scale) {
     double middle = 0.75 * (double)scale;
     float top = (float)middle;
@@ -315,8 +315,8 @@ static inline void wire_decode(WireFormat format, float *out, const void *in, si
     }
 }
 
-// sum (count) += what wire_decode gives, bit for bit. Blocks are decoded one at a time and
-// stay in the first-level cache.
+// sum (count) += what wire_decode gives, bit for bit. Blocks are decoded one at a time
+// and stay in the first-level cache.
 static inline void wire_add(WireFormat format, float *sum, const void *in, size_t count) {
     const WireCodec *codec = &WIRE_CODECS[format];
     size_t stride = wire_bytes(format, WIRE_BLOCK);

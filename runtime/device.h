@@ -5,16 +5,16 @@
 //   other stream    ............| c ............... | d ...
 //
 // A stream is a queue and a worker thread that runs its tasks one after another; two
-// streams run side by side. An event marks a point of a stream that the host can wait for.
-// Because a stream is a thread, overlap is real on any machine. On a GPU a task puts its
-// kernels into the stream's CUDA queue, and the worker waits until they have ended before
-// it takes the next task (gpu.h).
+// streams run side by side. An event marks a point of a stream that the host can wait
+// for. Because a stream is a thread, overlap is real on any machine. On a GPU a task puts
+// its kernels into the stream's CUDA queue, and the worker waits until they have ended
+// before it takes the next task (gpu.h).
 //
-//   stream_run(stream, task, context)   queues a task, which starts when everything before it has ended
-//   event_record(event, stream)         the event happens when everything before it has ended
-//   event_query, event_wait             the host looks, or waits with a deadline
-//   stream_copy, stream_clear           memory of any kind, in the order of the stream
-//   stream_settle                       in a task: waits for what it has put into the CUDA queue
+//   stream_run                  queues a task; it starts when those before it have ended
+//   event_record                the event happens when everything before it has ended
+//   event_query, event_wait     the host looks, or waits with a deadline
+//   stream_copy, stream_clear   memory of any kind, in the order of the stream
+//   stream_settle               in a task: waits for what it has put into the CUDA queue
 //
 // One host thread records an event and waits for it. `context` belongs to the caller and
 // must live until the task has run. A kernel is called with the stream whose task it is
@@ -82,8 +82,8 @@ static inline void sleep_seconds(double seconds) {
 // Streams
 
 // Waits until everything in the stream's CUDA queue has ended; nothing to do on the CPU.
-// After 50 us it sleeps between looks, for an eighth of the time waited and 100 us at most,
-// so that the host's cores stay free.
+// After 50 us it sleeps between looks, for an eighth of the time waited and 100 us at
+// most, so that the host's cores stay free.
 static inline void stream_settle(Stream *stream) {
     if (stream->queue == NULL) { return; }
     double began = clock_seconds();

@@ -1,15 +1,15 @@
 // gpu.h: the GPU of this process: its memory, its queues, and waiting for them. Nothing
 // outside of runtime/, comm/nccl.h and kernels/cuda/ calls CUDA.
 //
-// A GPU is driven the way the CPU is. A stream (device.h) is a thread that takes tasks from
-// a queue; a task puts its kernels into the stream's CUDA queue and has ended when they
-// have. So events, watermarks and deadlines of the scheduler mean the same on both, and
-// the host is never further ahead of a GPU than one task. No wait blocks inside CUDA.
+// A GPU is driven the way the CPU is. A stream (device.h) is a thread that takes tasks
+// from a queue; a task puts its kernels into the stream's CUDA queue and has ended when
+// they have. So events, watermarks and deadlines of the scheduler mean the same on both,
+// and the host is never further ahead of a GPU than one task. No wait blocks inside CUDA.
 //
-//   gpu_open           finds this rank's GPU; false with the reason where there is none
-//   gpu_queue_*        the CUDA stream behind a Stream; the communication stream's has the higher priority
-//   gpu_allocate       device memory
-//   gpu_allocate_host  pinned host memory, which the host and kernels can both read and write
+//   gpu_open            finds this rank's GPU; false with the reason where there is none
+//   gpu_queue_*         the CUDA stream behind a Stream, of high or low priority
+//   gpu_allocate        device memory
+//   gpu_allocate_host   pinned host memory, which the host and kernels can read and write
 //
 // A program built without CUDA has the same functions and never finds a GPU.
 #ifndef ACCO_RUNTIME_GPU_H
@@ -148,8 +148,12 @@ static inline void *gpu_allocate(size_t bytes) { (void)bytes; return NULL; }
 static inline void *gpu_allocate_host(size_t bytes) { (void)bytes; return NULL; }
 static inline void gpu_release(void *memory) { (void)memory; }
 static inline void gpu_release_host(void *memory) { (void)memory; }
-static inline void gpu_copy(void *queue, void *to, const void *from, size_t bytes) { (void)queue, (void)to, (void)from, (void)bytes; }
-static inline void gpu_fill(void *queue, void *memory, int byte, size_t bytes) { (void)queue, (void)memory, (void)byte, (void)bytes; }
+static inline void gpu_copy(void *queue, void *to, const void *from, size_t bytes) {
+    (void)queue, (void)to, (void)from, (void)bytes;
+}
+static inline void gpu_fill(void *queue, void *memory, int byte, size_t bytes) {
+    (void)queue, (void)memory, (void)byte, (void)bytes;
+}
 // clang-format on
 
 #endif

@@ -1,8 +1,8 @@
 // memory.h: one arena for all large memory, planned before anything runs.
 //
-// Every module reserves what it will need: a class, a name, a size, and the address of the
-// pointer to fill. The same table of reservations is printed by `train_gpt plan` and by
-// every run, and places the pointers: memory that was not planned cannot be used.
+// Every module reserves what it will need: a class, a name, a size, and the address of
+// the pointer to fill. The same table of reservations is printed by `train_gpt plan` and
+// by every run, and places the pointers: memory that was not planned cannot be used.
 //
 //   arena_reserve ... arena_reserve    any number of them
 //   arena_check                        is there as much?
@@ -10,8 +10,8 @@
 //   arena_release
 //
 // arena_reserve plans memory that kernels work on: on a GPU, device memory.
-// arena_reserve_host plans memory that the host works on too: on a GPU, pinned host memory,
-// which kernels can reach, but slowly. On the CPU both are one mapping.
+// arena_reserve_host plans memory that the host works on too: on a GPU, pinned host
+// memory, which kernels can reach, but slowly. On the CPU both are one mapping.
 //
 // The mapping is anonymous, and pages that are never touched cost nothing.
 // arena_resident_bytes tells how much of the plan was really used.
@@ -66,8 +66,8 @@ typedef struct Arena {
     char *host_base;   // on a GPU
 } Arena;
 
-// The alignment serves AVX-512, keeps neighbours out of the adjacent-line prefetcher's reach,
-// and is what libraries on a GPU ask for.
+// The alignment serves AVX-512, keeps neighbours out of the adjacent-line prefetcher's
+// reach, and is what libraries on a GPU ask for.
 static inline size_t arena_round_up(size_t bytes) {
     return (bytes + ARENA_ALIGNMENT - 1) / ARENA_ALIGNMENT * ARENA_ALIGNMENT;
 }
@@ -86,8 +86,8 @@ static inline void arena_add(Arena *arena, MemoryClass memory_class, const char 
     *total += arena_round_up(bytes);
 }
 
-// Plans `bytes` bytes. slot: the address of a pointer variable, which must stay where it is
-// until arena_commit sets it. name: a literal.
+// Plans `bytes` bytes. slot: the address of a pointer variable, which must stay where it
+// is until arena_commit sets it. name: a literal.
 static inline void arena_reserve(Arena *arena, MemoryClass memory_class, const char *name, size_t bytes,
                                  void *slot) {
     arena_add(arena, memory_class, name, bytes, false, slot);
@@ -107,8 +107,8 @@ static inline size_t arena_class_bytes(const Arena *arena, MemoryClass memory_cl
     return bytes;
 }
 
-// The memory limit of this process's control group, as in a container; SIZE_MAX where there
-// is none.
+// The memory limit of this process's control group, as in a container; SIZE_MAX where
+// there is none.
 static inline size_t memory_group_limit(void) {
     static const char *const files[] = {"/sys/fs/cgroup/memory.max",
                                         "/sys/fs/cgroup/memory/memory.limit_in_bytes"};
@@ -134,8 +134,8 @@ static inline size_t memory_available(void) {
     return size_min((size_t)kilobytes * 1024, memory_group_limit());
 }
 
-// Whether `ranks` processes of this node can each have what is planned on the host. Without
-// this check the system would promise it, and kill them when they use it.
+// Whether `ranks` processes of this node can each have what is planned on the host.
+// Without this check the system would promise it, and kill them when they use it.
 static inline bool arena_check(const Arena *arena, int ranks, Error *error) {
     size_t available = memory_available(), needed = arena->on_gpu ? arena->host_bytes : arena->bytes;
     if (available == 0 || needed <= available / (size_t)ranks) { return true; }
@@ -174,8 +174,8 @@ static inline bool arena_map_host(Arena *arena, Error *error) {
     return true;
 }
 
-// Maps the planned bytes, zeroed, and sets every reserved pointer. False, with how much was
-// asked for, where the system or the GPU refuses.
+// Maps the planned bytes, zeroed, and sets every reserved pointer. False, with how much
+// was asked for, where the system or the GPU refuses.
 static inline bool arena_commit(Arena *arena, Error *error) {
     assert(arena->base == NULL);
     bool mapped = arena->on_gpu ? arena_map_gpu(arena, error) : arena_map_host(arena, error);
@@ -187,8 +187,8 @@ static inline bool arena_commit(Arena *arena, Error *error) {
     return mapped;
 }
 
-// Bytes of the mapping that are in memory now: what the run has used of what it planned. 0
-// where the system cannot tell. On a GPU all of it.
+// Bytes of the mapping that are in memory now: what the run has used of what it planned.
+// 0 where the system cannot tell. On a GPU all of it.
 static inline size_t arena_resident_bytes(const Arena *arena) {
     if (arena->on_gpu) { return arena->bytes; }
     size_t page = (size_t)sysconf(_SC_PAGESIZE);

@@ -3,11 +3,12 @@
 // Parameters are stored in the order in which the forward pass uses them, so the backward
 // pass finishes their gradients from the end:
 //
-//   forward    need(end) before it reads parameters [0, end)         may wait until they have arrived
-//   backward   finish(begin) when gradients from `begin` on are done   they may now be sent
+//   forward    calls need(end) before it reads parameters [0, end); may wait for them
+//   backward   calls finish(begin) when gradients from `begin` on are done; may send them
 //
-// The model is given a Pace and knows nothing of communication; the scheduler provides it.
-// A NULL Pace means that all parameters are there and that nobody waits for gradients.
+// The model is given a Pace and knows nothing of communication; the scheduler provides
+// it. A NULL Pace means that all parameters are there and that nobody waits for
+// gradients.
 #ifndef ACCO_RUNTIME_PACE_H
 #define ACCO_RUNTIME_PACE_H
 

@@ -1,9 +1,9 @@
 // random.h: the one source of randomness in this program.
 //
-// A Random is a splitmix64 stream: one word of state that moves by a fixed odd step and is
-// mixed on the way out. It was chosen because its whole state is one number. So a sample, a
-// weight or a story is a pure function of a few integers, on any number of ranks and in any
-// order, and a checkpoint need not save anything but those integers.
+// A Random is a splitmix64 stream: one word of state that moves by a fixed odd step and
+// is mixed on the way out. It was chosen because its whole state is one number. So a
+// sample, a weight or a story is a pure function of a few integers, on any number of
+// ranks and in any order, and a checkpoint need not save anything but those integers.
 //
 // Derive independent streams by hashing, never by adding: two seeds whose distance is a
 // multiple of the step share a stream.
@@ -41,17 +41,17 @@ static inline double random_uniform(Random *random) {
     return (double)(random_bits(random) >> 11) * 0x1.0p-53;
 }
 
-// Standard normal by Box and Muller. Both uniforms are drawn in a fixed order, and the sine
-// branch is not used: a second value kept for later would be hidden state. 1 - u is in
-// (0, 1], so the logarithm is finite. The largest possible value is about 8.6.
+// Standard normal by Box and Muller. Both uniforms are drawn in a fixed order, and the
+// sine branch is not used: a second value kept for later would be hidden state. 1 - u is
+// in (0, 1], so the logarithm is finite. The largest possible value is about 8.6.
 static inline double random_normal(Random *random) {
     double radius = sqrt(-2.0 * log(1.0 - random_uniform(random)));
     double angle = 6.283185307179586476925 * random_uniform(random);
     return radius * cos(angle);
 }
 
-// One well mixed word from two. Not symmetric. (0, 0) does not give 0, so seed 0 is as good
-// as any other.
+// One well mixed word from two. Not symmetric. (0, 0) does not give 0, so seed 0 is as
+// good as any other.
 static inline uint64_t random_hash(uint64_t a, uint64_t b) {
     return random_mix(random_mix(a + UINT64_C(0x9E3779B97F4A7C15)) ^ (b + UINT64_C(0xD1B54A32D192ED03)));
 }

@@ -8,8 +8,8 @@
 //
 // OpenMP would do the same but for two things. Its waiting threads spin by default, which
 // costs far too much when ranks share cores, and ThreadSanitizer cannot look into its
-// runtime. Here, idle members spin for a moment, because one kernel follows another within
-// microseconds, and then sleep.
+// runtime. Here, idle members spin for a moment, because one kernel follows another
+// within microseconds, and then sleep.
 #ifndef ACCO_RUNTIME_THREAD_POOL_H
 #define ACCO_RUNTIME_THREAD_POOL_H
 
@@ -131,8 +131,8 @@ static inline ThreadPool *thread_pool_create(int threads, bool spin) {
 // be called from inside a task.
 static inline void thread_pool_run(ThreadPool *pool, int tasks, ThreadPoolTask task, void *context) {
     // Hides from the compiler which task it is. Otherwise it may inline the task into the
-    // loop below and fuse multiplications and additions there that it does not fuse in the
-    // task itself: one thread would give other bits than two.
+    // loop below and fuse multiplications and additions there that it does not fuse in
+    // the task itself: one thread would give other bits than two.
     __asm__("" : "+r"(task));
     if (pool->threads == 1 || tasks <= 1) {
         for (int i = 0; i < tasks; i++) { task(context, i, 0); }

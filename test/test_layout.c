@@ -1,5 +1,5 @@
-// test_layout.c: who owns which element (comm/layout.h), and how one thread follows
-// another (runtime/watermark.h).
+// test_layout.c: which rank owns which element (comm/layout.h), and how one thread
+// follows another (runtime/watermark.h, runtime/pace.h).
 #include "test/harness.h"
 
 #include "comm/layout.h"
@@ -21,8 +21,8 @@ static const int SIZES[] = {1, 2, 3, 4, 5, 7, 8, 12, 16, 31, 32, 33, 63, 64};
 
 enum { COUNT_COUNT = sizeof COUNTS / sizeof COUNTS[0], SIZE_COUNT = sizeof SIZES / sizeof SIZES[0] };
 
-// Every element once: marks what each rank owns and looks for gaps. The padding is less
-// than one cell.
+// Marks what each rank owns: every element must be marked once, each rank's in their
+// order.
 static void expect_owners(const Layout *layout) {
     size_t padded = layout_padded(layout), shard = layout_shard(layout);
     uint8_t *owners = (uint8_t *)malloc(padded + 1);
@@ -81,7 +81,7 @@ static void cells_cover_the_vector_and_pad_less_than_one_of_them(void **state) {
     }
 }
 
-// Whoever reserves room for the longest of several vectors has room for all of them.
+// So room that is reserved for the longest of several vectors is enough for all of them.
 static void a_longer_vector_has_no_smaller_shard(void **state) {
     (void)state;
     for (int s = 0; s < SIZE_COUNT; s++) {
@@ -94,7 +94,7 @@ static void a_longer_vector_has_no_smaller_shard(void **state) {
     }
 }
 
-// What a run promises: the elements from `own` on lie side by side, in one piece.
+// What a run promises: its elements are contiguous in the flat vector, in one piece.
 static void runs_are_contiguous_and_end_with_their_piece(void **state) {
     (void)state;
     Random random = {5};
@@ -148,32 +148,33 @@ static void a_small_layout_is_as_drawn(void **state) {
 }
 
 // ---------------------------------------------------------------------------------------
-// Gates
+// Watermarks
 
-static void a_gate_only_moves_forward_until_it_is_reset(void **state) {
+static void a_watermark_only_rises_until_it_is_reset(void **state) {
     (void)state;
-    Watermark gate;
-    watermark_create(&gate, 5);
-    assert_true(watermark_has_reached(&gate, 0) && watermark_has_reached(&gate, 5) &&
-                !watermark_has_reached(&gate, 6));
-    watermark_raise(&gate, 3);
-    assert_true(watermark_has_reached(&gate, 5));
-    watermark_raise(&gate, 9);
-    watermark_wait(&gate, 9);
-    assert_true(!watermark_has_reached(&gate, 10));
-    watermark_reset(&gate, 2);
-    assert_true(watermark_has_reached(&gate, 2) && !watermark_has_reached(&gate, 3));
-    watermark_raise(&gate, WATERMARK_ALL);
-    watermark_wait(&gate, WATERMARK_ALL);
-    watermark_destroy(&gate);
+    Watermark mark;
+    watermark_create(&mark, 5);
+    assert_true(watermark_has_reached(&mark, 0) && watermark_has_reached(&mark, 5) &&
+                !watermark_has_reached(&mark, 6));
+    watermark_raise(&mark, 3);
+    assert_true(watermark_has_reached(&mark, 5));
+    watermark_raise(&mark, 9);
+    watermark_wait(&mark, 9);
+    assert_true(!watermark_has_reached(&mark, 10));
+    watermark_reset(&mark, 2);
+    assert_true(watermark_has_reached(&mark, 2) && !watermark_has_reached(&mark, 3));
+    watermark_raise(&mark, WATERMARK_ALL);
+    watermark_wait(&mark, WATERMARK_ALL);
+    watermark_destroy(&mark);
 }
 
-enum { GATE_STEPS = 4000, FOLLOWERS = 3 };
+enum { MARK_STEPS = 4000, FOLLOWERS = 3 };
 
 typedef struct Relay {
-    Watermark gate;
-    uint64_t values
-        [GATE_STEPS]; // written by the leader before the gate passes them, read by the followers behind it
+    Watermark mark;
+    // Written by the leader before it raises the mark over them, read by the followers
+    // behind it.
+    uint64_t values[MARK_STEPS];
 } Relay;
 
 typedef struct Follower {
@@ -185,8 +186,8 @@ typedef struct Follower {
 
 static void *follower_main(void *argument) {
     Follower *follower = (Follower *)argument;
-    for (size_t i = 0; i < GATE_STEPS; i += 1 + (size_t)follower->number * 7) {
-        watermark_wait(&follower->relay->gate, i + 1);
+    for (size_t i = 0; i < MARK_STEPS; i += 1 + (size_t)follower->number * 7) {
+        watermark_wait(&follower->relay->mark, i + 1);
         for (size_t j = 0; j <= i; j += 1 + i / 4) {
             follower->errors += follower->relay->values[j] != random_mix(j + 1) ? 1 : 0;
         }
@@ -194,28 +195,28 @@ static void *follower_main(void *argument) {
     return NULL;
 }
 
-// What the leader wrote before it moved the gate is there for whoever has passed it.
-// ThreadSanitizer sees to the rest.
-static void who_passes_a_gate_sees_what_was_written_before_it_moved(void **state) {
+// What the leader wrote before it raised the mark is there for whoever has waited for it.
+// ThreadSanitizer finds what the values do not show.
+static void who_waits_for_a_watermark_sees_what_was_written_before_it_rose(void **state) {
     (void)state;
     Relay *relay = (Relay *)calloc(1, sizeof *relay);
     Follower followers[FOLLOWERS];
-    watermark_create(&relay->gate, 0);
+    watermark_create(&relay->mark, 0);
     for (int i = 0; i < FOLLOWERS; i++) {
         Follower follower = {relay, i, 0, 0};
         followers[i] = follower;
         pthread_create(&followers[i].thread, NULL, follower_main, &followers[i]);
     }
-    for (size_t i = 0; i < GATE_STEPS; i++) {
+    for (size_t i = 0; i < MARK_STEPS; i++) {
         relay->values[i] = random_mix(i + 1);
-        watermark_raise(&relay->gate, i + 1);
+        watermark_raise(&relay->mark, i + 1);
         if (i % 1000 == 0) { sleep_seconds(1e-3); } // the followers come to wait
     }
     for (int i = 0; i < FOLLOWERS; i++) {
         pthread_join(followers[i].thread, NULL);
         assert_int_equal(followers[i].errors, 0);
     }
-    watermark_destroy(&relay->gate);
+    watermark_destroy(&relay->mark);
     free(relay);
 }
 
@@ -226,7 +227,7 @@ typedef struct PaceCalls {
 static void note_need(void *self, size_t end) { ((PaceCalls *)self)->needed = end; }
 static void note_finish(void *self, size_t begin) { ((PaceCalls *)self)->finished = begin; }
 
-static void a_pace_passes_on_and_none_asks_nobody(void **state) {
+static void a_pace_calls_its_owner_and_no_pace_calls_nobody(void **state) {
     (void)state;
     PaceCalls calls = {0, 0};
     Pace pace = {&calls, 1, note_need, note_finish};
@@ -245,9 +246,9 @@ int main(void) {
         cmocka_unit_test(runs_are_contiguous_and_end_with_their_piece),
         cmocka_unit_test(any_stretch_of_cells_is_shared_out_evenly),
         cmocka_unit_test(a_small_layout_is_as_drawn),
-        cmocka_unit_test(a_gate_only_moves_forward_until_it_is_reset),
-        cmocka_unit_test(who_passes_a_gate_sees_what_was_written_before_it_moved),
-        cmocka_unit_test(a_pace_passes_on_and_none_asks_nobody),
+        cmocka_unit_test(a_watermark_only_rises_until_it_is_reset),
+        cmocka_unit_test(who_waits_for_a_watermark_sees_what_was_written_before_it_rose),
+        cmocka_unit_test(a_pace_calls_its_owner_and_no_pace_calls_nobody),
     };
     return cmocka_run_group_tests(tests, NULL, NULL) == 0 ? 0 : 1;
 }

@@ -1,9 +1,8 @@
 // test_trace.c: the sums of a trace against pictures and a count of unit cells, clocks
 // that run apart, and the file.
 //
-// Times are small multiples of a power of two, so that sums have no rounding and are
-// compared exactly where no clock is involved.
-
+// Where a test gives the times itself they are small multiples of a power of two: sums
+// have no rounding and are compared exactly.
 #include "test/harness.h"
 
 #include <fcntl.h>
@@ -474,7 +473,7 @@ static void the_lines_of_the_file_are_as_promised(void **state) {
     trace_open(&trace, true);
     begin_communication(&trace, 1000.5);
     begin_compute(&trace, 1000.5 + 0x1p-16);
-    trace_end_at(&trace, TRACE_COMMUNICATION, "count exchange", 7, 1000.75);
+    trace_end_at(&trace, TRACE_COMMUNICATION, "a record", 7, 1000.75);
     trace_end_at(&trace, TRACE_COMPUTE, "micro-batch", 8, 1001.5);
     trace.dropped = 3;
     assert_true(trace_write(&trace, &transport, &same, &same, path_of("lines.json").text, &error));
@@ -491,8 +490,8 @@ static void the_lines_of_the_file_are_as_promised(void **state) {
         "{\"ph\":\"M\",\"pid\":0,\"tid\":1,\"name\":\"thread_name\",\"args\":{\"name\":\"communication\"}},\n"
         "{\"ph\":\"M\",\"pid\":0,\"tid\":0,\"name\":\"process_labels\",\"args\":{\"labels\":\"3 spans "
         "dropped\"}},\n"
-        "{\"ph\":\"X\",\"pid\":0,\"tid\":1,\"name\":\"count "
-        "exchange\",\"ts\":0.000,\"dur\":250000.000,\"args\":{\"commit\":7}},\n"
+        "{\"ph\":\"X\",\"pid\":0,\"tid\":1,\"name\":\"a "
+        "record\",\"ts\":0.000,\"dur\":250000.000,\"args\":{\"commit\":7}},\n"
         "{\"ph\":\"X\",\"pid\":0,\"tid\":0,\"name\":\"micro-batch\",\"ts\":15.259,\"dur\":999984.741,"
         "\"args\":{\"commit\":8}}\n"
         "]}\n");

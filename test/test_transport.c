@@ -1,8 +1,8 @@
 // test_transport.c: collectives against plain loops, deadlines, the emulated link and its
 // measurement.
 //
-// As test_rules.c: ranks are threads of this process, or processes under mpirun. The
-// formats themselves are in test_wire.c.
+// As in test_rules.c, ranks are threads of this process, or processes under mpirun. The
+// number formats have a test of their own, test_wire.c.
 
 #include "test/harness.h"
 
@@ -15,8 +15,7 @@ enum { MAX_RANKS = 4 };
 static Transport *process_transport; // set once in main
 
 // ---------------------------------------------------------------------------------------
-// One exchange: a reduce-scatter and an all-gather of a vector, in one stretch or in
-// several
+// A reduce-scatter and then an all-gather of a vector, in one stretch or in several
 
 typedef struct CollectiveSpec {
     size_t count;
@@ -35,8 +34,8 @@ typedef struct CollectiveResult {
     double delay; // what chaos_seconds adds at least: a draw before each operation
 } CollectiveResult;
 
-// What rank `rank` brings at element i: signs, sizes and fractions vary. `what`: a
-// gradient sum, a master, a base.
+// What rank `rank` contributes at element i: signs, sizes and fractions vary. what: the
+// vector that is reduced, the source of the gather, or its base.
 typedef enum Contribution { BUFFER_OF = 1, SOURCE_OF = 101, BASE_OF_ALL = 201 } Contribution;
 
 static float contribution(Contribution what, int rank, size_t i) {
@@ -166,7 +165,7 @@ static void free_results(CollectiveResult *results, int ranks) {
 }
 
 // ---------------------------------------------------------------------------------------
-// What must come out, by plain loops over whole pieces
+// The expected results, by plain loops over whole pieces
 
 // What arrives when `values` (count) travel as one run.
 static void through_wire(WireFormat wire, float *values, size_t count) {
@@ -306,7 +305,7 @@ static void buckets_and_messages_change_no_bit(void **state) {
     if (!fits) { skip(); }
 }
 
-// And they do take their time: check_world compares it with the numbers drawn.
+// The delays do happen: check_world compares the time taken with the numbers drawn.
 static void delays_change_no_bit(void **state) {
     (void)state;
     bool fits = false;
@@ -317,7 +316,7 @@ static void delays_change_no_bit(void **state) {
     if (!fits) { skip(); }
 }
 
-// A stretch that is exchanged touches nothing else.
+// A collective on a stretch of a vector touches nothing else.
 static void run_partly(Transport *transport, void *context) {
     bool *good = (bool *)context;
     CollectiveSpec spec = {9001, WIRE_INT8, 0, 256, false, false, 0, 0, 0};
@@ -358,7 +357,7 @@ typedef struct RecordCheck {
 } RecordCheck;
 
 // Records of odd sizes, one after another, come in the order of ranks; then a barrier.
-static void exchange_records(Transport *transport, void *context) {
+static void gather_records(Transport *transport, void *context) {
     RecordCheck *check = (RecordCheck *)context;
     unsigned char mine[77], all[MAX_RANKS * 77];
     bool good = true;
@@ -379,7 +378,7 @@ static void records_come_in_the_order_of_ranks(void **state) {
     for (int ranks = 1; ranks <= MAX_RANKS; ranks++) {
         RecordCheck check;
         memset(&check, 0, sizeof check);
-        bool ran = run_ranks(ranks, exchange_records, &check);
+        bool ran = run_ranks(ranks, gather_records, &check);
         fits = ran || fits;
         for (int rank = 0; rank < ranks && ran; rank++) {
             assert_true(check.good[rank] || (process_transport->size > 1 && rank != process_transport->rank));
@@ -407,7 +406,7 @@ static void the_emulated_link_is_as_slow_as_it_says(void **state) {
 }
 
 // Buckets wait for one another, so each of them is late once in the reduce-scatter and
-// once in the all-gather; the bits do not care.
+// once in the all-gather. No bit depends on it.
 static void the_emulated_link_is_as_late_as_it_says(void **state) {
     (void)state;
     CollectiveSpec spec = {9001, WIRE_E3M0, 50, 0, false, false, 0, 0, 10e-3};
@@ -442,15 +441,14 @@ static void measure_link(Transport *transport, void *context) {
     transport->link_bytes_per_second = transport->link_latency = 0;
     transport_all_gather_records(transport, "a test", &mine, all, sizeof mine);
     for (int rank = 0; rank < transport->size; rank++) {
-        if (memcmp(&all[rank], &mine, sizeof mine) != 0) {
-            measures->of[transport->rank].rate = -1;
-        } // ranks disagree
+        bool same = memcmp(&all[rank], &mine, sizeof mine) == 0;
+        if (!same) { measures->of[transport->rank].rate = -1; } // fails below
     }
 }
 
-// All ranks choose from the same numbers. A link cannot seem faster than it is but for
-// the noise of the latency that is taken off, so the bounds are wide on the side of a
-// busy machine.
+// All ranks get the same numbers. A link can only seem faster than it is by the noise of
+// the latency that is subtracted. On a busy machine it may seem far slower, so the bound
+// is wide on that side.
 static void a_measured_link_is_the_emulated_one_on_all_ranks(void **state) {
     (void)state;
     static const double rates[] = {2e6, 0, 20e6}, latencies[] = {0, 10e-3, 2e-3};
@@ -487,15 +485,33 @@ static void a_world_of_one_has_no_link(void **state) {
 // ---------------------------------------------------------------------------------------
 // A rank that does not come
 
-// Rank 0 of two waits for a rank 1 that never comes.
-static void wait_in_vain(const void *context) {
-    (void)context;
-    ThreadsRank self = {threads_world_create(2), 0};
-    Transport transport;
-    threads_open(&transport, &self);
-    transport.timeout_seconds = 0.3;
-    transport.commit = 12;
-    transport_barrier(&transport, "count exchange");
+// In a child, because the program ends: rank 0 of two waits for a rank 1 that never
+// comes.
+static int run_lonely_rank(char *message, size_t size) {
+    int pipe_ends[2];
+    assert_int_equal(pipe(pipe_ends), 0);
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        dup2(pipe_ends[1], STDERR_FILENO);
+        ThreadsRank self = {threads_world_create(2), 0};
+        Transport transport;
+        threads_open(&transport, &self);
+        transport.timeout_seconds = 0.3;
+        transport.commit = 12;
+        transport_barrier(&transport, "a barrier");
+        _exit(0);
+    }
+    close(pipe_ends[1]);
+    size_t length = 0;
+    for (ssize_t count; (count = read(pipe_ends[0], message + length, size - 1 - length)) > 0;) {
+        length += (size_t)count;
+    }
+    message[length] = '\0';
+    close(pipe_ends[0]);
+    int status = 0;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
 static void a_rank_that_does_not_arrive_is_named(void **state) {
@@ -507,7 +523,7 @@ static void a_rank_that_does_not_arrive_is_named(void **state) {
     assert_int_equal(WEXITSTATUS(status), EXIT_SYSTEM_FAILURE);
     assert_non_null(strstr(message, "rank 0 of 2 on "));
     assert_non_null(strstr(message, "commit 12"));
-    assert_non_null(strstr(message, "count exchange: rank 1 did not arrive"));
+    assert_non_null(strstr(message, "a barrier: rank 1 did not arrive"));
     assert_non_null(strstr(message, "--timeout-s"));
 }
 

@@ -57,8 +57,8 @@ static void fill(float *values, size_t count, Family family, uint64_t seed) {
 static bool same_bits(const void *a, const void *b, size_t bytes) { return memcmp(a, b, bytes) == 0; }
 
 // ---------------------------------------------------------------------------------------
-// The oracle: one block, in double. Distances are exact where they decide, for then the
-// number and the level are of about the same size.
+// The oracle: one block, in double. Where a distance decides, the number and the level
+// are of about the same size, so their difference is exact.
 
 static double largest_magnitude(const float *values, size_t count) {
     double largest = 0;
@@ -79,8 +79,8 @@ static double oracle_level(WireFormat format, int level, double scale) {
     return level == 0 ? 0 : copysign(scale * exp2(abs(level) - 7), level);
 }
 
-// The nearest level by trying all; of two at the same distance the even one (int8) or the
-// one farther from 0 (e3m0).
+// The nearest level, by trying all of them. Of two at the same distance the even one
+// (int8) or the one farther from 0 (e3m0).
 static double oracle_value(WireFormat format, float value, double scale) {
     int last = format == WIRE_INT8 ? 127 : 7, best = 0;
     for (int level = -last; level <= last; level++) {
@@ -119,8 +119,8 @@ static void coarse_formats_equal_a_search_over_all_codes(void **state) {
     }
 }
 
-// Blocks of nothing but the middles between two values of the format and the numbers next
-// to them.
+// Fills a block with the middles between two values of the format, and with the numbers
+// next to these middles.
 static void coarse_formats_are_exact_next_to_ties(void **state) {
     (void)state;
     Random random = {11};
@@ -239,8 +239,8 @@ static void bf16_gives_known_roundings(void **state) {
     }
 }
 
-// Nearest bf16 by trying both neighbours, ties to even; above the last one is 2^128,
-// where infinity begins.
+// The nearest bf16, by trying both neighbours, ties to even. Above the largest one is
+// 2^128, where infinity begins.
 static uint16_t bf16_by_search(float value) {
     uint16_t below = (uint16_t)(wire_float_bits(value) >> 16), above = (uint16_t)(below + 1);
     double higher = (above & 0x7fff) == 0x7f80 ? exp2(128) : fabs((double)bf16_to_float(above));
@@ -428,7 +428,7 @@ static void encoding_what_was_decoded_gives_the_same_bytes(void **state) {
 }
 
 // ---------------------------------------------------------------------------------------
-// What must not get lost, and what must not appear
+// NaN, infinity and overflow
 
 static void check_not_finite(WireFormat format, const float *in, size_t count, size_t at) {
     uint32_t wire[MOST * 2];
@@ -445,8 +445,8 @@ static void check_not_finite(WireFormat format, const float *in, size_t count, s
     }
 }
 
-// Wherever it stands in a run; and in the coarse formats its whole block, but no other
-// block, is not finite.
+// A NaN or an infinity survives anywhere in a run. In the coarse formats its whole block
+// is not finite, and no other block.
 static void a_nan_or_an_infinity_is_seen(void **state) {
     (void)state;
     const uint32_t bad[] = {0x7fc00000u, 0xffc00000u, 0x7f800001u, 0xff800001u,
@@ -477,7 +477,7 @@ static void zeros_stay_zeros(void **state) {
     }
 }
 
-// 127 times a rounded 127th can be more than fp32 holds.
+// A 127th that is rounded up, times 127, could be more than fp32 holds.
 static void the_largest_numbers_do_not_overflow(void **state) {
     (void)state;
     for (uint32_t bits = 0x7f7fffffu; bits > 0x7f7fffffu - 100000u; bits--) {

@@ -1,10 +1,10 @@
 // threads_link.h: a link between threads of one process, so that a test can run N ranks
 // without a launcher and under ThreadSanitizer.
 //
-// One mailbox per ordered pair of ranks. A sender leaves a pointer to its data, the
-// receiver copies it when both have come, and the send is done when it was copied: as
-// late as a link may say so, which is the hardest case for whoever reuses a buffer too
-// early.
+// There is one mailbox for each ordered pair of ranks. A sender leaves a pointer to its
+// data, and the receiver copies them when both have come. A send is done only when it was
+// copied, as late as a link may say so: the hardest case for code that reuses a buffer
+// too early.
 #ifndef ACCO_TEST_THREADS_LINK_H
 #define ACCO_TEST_THREADS_LINK_H
 

@@ -129,7 +129,8 @@ static void bench_waiting(Transport *transport, double megabits) {
     Arena arena;
     memset(&arena, 0, sizeof arena);
     Error error = {""};
-    // A rank sends (size - 1) shards in either collective: about 0.7 s on the link for both.
+    // A rank sends (size - 1) shards in either collective: about 0.7 s on the link for
+    // both.
     double elements = megabits * 1e6 / 8 / sizeof(float) * 0.35;
     int size = transport->size;
     Layout layout = layout_make((size_t)(elements / (size > 1 ? size - 1 : 1)) * (size_t)size, size);

@@ -10,9 +10,9 @@
 // A warp does one block of the wire. Lane l has eight of its elements: 4l to 4l + 3 of
 // the lower part and the same of the upper part, which begins at half of the block. The
 // bytes of e3m0 pair them in this way. So in every format a lane reads and writes whole
-// words of its own: two accesses of 16 bytes for the values where they are aligned, one or
-// two of 4 to 16 bytes for the codes. Each byte is read once and written once. Warps share
-// nothing.
+// words of its own: two accesses of 16 bytes for the values where they are aligned, one
+// or two of 4 to 16 bytes for the codes. Each byte is read once and written once. Warps
+// share nothing.
 #ifndef ACCO_KERNELS_CUDA_WIRE_CUH
 #define ACCO_KERNELS_CUDA_WIRE_CUH
 
@@ -116,7 +116,8 @@ static __device__ __forceinline__ uint32_t wire_warp_largest(const float values[
     return largest;
 }
 
-// level * scale. A scale that is a NaN keeps its bits, which arithmetic on a GPU would not.
+// level * scale. A scale that is a NaN keeps its bits, which arithmetic on a GPU would
+// not.
 static __device__ __forceinline__ float wire_scaled(float level, float scale) {
     return scale == scale ? level * scale : scale;
 }
@@ -220,8 +221,8 @@ static __device__ __forceinline__ WireBlock wire_block_of_warp(size_t count, siz
     return block;
 }
 
-// Launches a kernel with a warp for each block of the wire. Behind `arguments` it gets the
-// number of elements and the bytes of an encoded block.
+// Launches a kernel with a warp for each block of the wire. Behind `arguments` it gets
+// the number of elements and the bytes of an encoded block.
 template <typename... Parameters, typename... Arguments>
 static inline void wire_launch(Stream *stream, void (*kernel)(Parameters...), WireFormat format, size_t count,
                                Arguments... arguments) {

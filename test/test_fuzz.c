@@ -1,10 +1,11 @@
-// test_fuzz.c: no input breaks a parser. What the fuzzer looks for with clang (make fuzz)
-// is looked for here with any compiler, in seconds: the targets of test/fuzz run on their
-// seeds, and on damaged copies of them that are the same in every run.
+// test_fuzz.c: no input breaks a parser. make fuzz searches for such inputs with clang's
+// libFuzzer. This test does a part of that in seconds and with any compiler: it runs the
+// targets of test/fuzz on their seeds and on damaged copies of them, the same ones every
+// time.
 //
-// Every target runs in a process of its own, with what it is about to read in memory that
-// both see. So whatever ends it, a broken law, a sanitizer, a signal, the alarm, the test
-// can say which input did, and leaves it in a file.
+// Every target runs in a process of its own and keeps its current input in memory that it
+// shares with the test. So whatever ends it (a violated property, a sanitizer, a signal,
+// the alarm), the test can say which input it was, and leaves that in a file.
 #include <dirent.h>
 #include <errno.h>
 #include <sys/mman.h>
@@ -27,8 +28,8 @@ enum {
     MOST_SEEDS = 64,
     SEED_BYTES = 1 << 13,
     INPUT_BYTES = 2 * SEED_BYTES,
-    DAMAGED = 1000, // copies of every seed
-    PATIENCE = 120  // seconds for a target, under any sanitizer
+    DAMAGED = 1000, // damaged copies of every seed
+    PATIENCE = 120  // seconds for a target; enough under every sanitizer
 };
 
 typedef struct Named {
@@ -49,7 +50,7 @@ static const Named targets[] = {{"checkpoint", fuzz_checkpoint},
 
 enum { TARGET_COUNT = sizeof targets / sizeof targets[0] };
 
-// What the child reads at the moment; shared.
+// The input that the child is working on. Shared.
 typedef struct Input {
     char label[300];
     size_t size;
@@ -67,8 +68,10 @@ typedef struct Seeds {
     Seed seeds[MOST_SEEDS];
 } Seeds;
 
-// ---- seeds
+// ---------------------------------------------------------------------------------------
+// Seeds
 
+// The path of test/fuzz with `inside` behind it.
 static const char *folder_of(const char *inside, char path[512]) {
     const char *root = getenv("PROJECT_ROOT");
     snprintf(path, 512, "%.300s/test/fuzz%s", root != NULL ? root : ".", inside);
@@ -90,7 +93,7 @@ static void read_seed(Seed *seed, const char *folder, const char *name) {
     fclose(file);
 }
 
-// The seeds of a target in the order of their names, for the caller to free.
+// The seeds of a target in the order of their names. Free with free.
 static Seeds *read_seeds(const char *name) {
     char inside[64], folder[512];
     Seeds *seeds = (Seeds *)calloc(1, sizeof *seeds);
@@ -109,13 +112,15 @@ static Seeds *read_seeds(const char *name) {
     return seeds;
 }
 
-// ---- damage
+// ---------------------------------------------------------------------------------------
+// Damage
 
+// A number below `count`; 0 if count is 0.
 static size_t pick(Random *random, size_t count) {
     return count > 0 ? (size_t)(random_bits(random) % count) : 0;
 }
 
-// Replaces `removed` bytes at `at` by `count` others, as far as there is room.
+// Replaces `removed` bytes at `at` by `count` others; does nothing if there is no room.
 static void replace(Input *input, size_t at, size_t removed, const uint8_t *bytes, size_t count) {
     size_t rest = input->size - at - removed;
     if (at + count + rest > INPUT_BYTES) { return; }
@@ -124,6 +129,7 @@ static void replace(Input *input, size_t at, size_t removed, const uint8_t *byte
     input->size = at + count + rest;
 }
 
+// Flips a bit, or writes a byte that means something to a parser.
 static void damage_bytes(Input *input, Random *random) {
     static const uint8_t telling[] = {0,  1,  9,  10,  32,  34,  35,  45,  48, 57,
                                       92, 91, 93, 123, 125, 127, 128, 192, 255};
@@ -136,7 +142,7 @@ static void damage_bytes(Input *input, Random *random) {
     }
 }
 
-// A number in the text becomes another.
+// Replaces a number in a text by another one.
 static void damage_number(Input *input, Random *random) {
     static const char *const numbers[] = {
         "0", "-1", "1e400", "2147483648", "4294967295", "9223372036854775807", "1.5", "null", "nan"};
@@ -147,7 +153,7 @@ static void damage_number(Input *input, Random *random) {
     if (at < end) { replace(input, at, end - at, (const uint8_t *)number, strlen(number)); }
 }
 
-// A stretch of another seed of the target takes the place of one here.
+// Inserts a stretch of another seed of the target, or replaces a stretch by it.
 static void damage_splice(Input *input, const Seeds *seeds, Random *random) {
     const Seed *other = &seeds->seeds[pick(random, (size_t)seeds->count)];
     size_t from = pick(random, other->size), count = pick(random, other->size - from + 1);
@@ -169,9 +175,10 @@ static void damage(Input *input, const Seeds *seeds, Random *random) {
     }
 }
 
-// ---- running
+// ---------------------------------------------------------------------------------------
+// Running targets
 
-// At its true size and in memory of its own, for the sanitizer.
+// Gives the target a copy of exactly the input's size, for the sanitizer.
 static bool run_input(FuzzTarget target, const Input *input) {
     FuzzPart part = {input->bytes, input->size};
     uint8_t *copy = fuzz_copy(part);
@@ -186,7 +193,8 @@ static void take_seed(Input *input, const Seed *seed) {
     input->size = seed->size;
 }
 
-// In the child: all seeds, then damaged copies of all. Exits 0 if nothing was broken.
+// In the child: all seeds, then damaged copies of all. Returns if no input broke the
+// parser.
 static void run_target(const Named *named, const Seeds *seeds, Input *input) {
     Random random = {20261120};
     alarm(PATIENCE);
@@ -205,7 +213,7 @@ static void run_target(const Named *named, const Seeds *seeds, Input *input) {
     }
 }
 
-// Leaves the input that ended the child where somebody can look at it.
+// Writes the input that ended the child into a file.
 static void save_input(const Named *named, const Input *input, char path[512]) {
     const char *parent = getenv("TMPDIR");
     snprintf(path, 512, "%.300s/fuzz-%s-%d", parent != NULL ? parent : "/tmp", named->name, (int)getpid());
@@ -226,7 +234,7 @@ static void no_input_breaks_it(void **state) {
     pid_t child = fork();
     if (child == 0) {
         run_target(named, seeds, input);
-        exit(0); // and not _exit: what has leaked is found there
+        exit(0); // and not _exit, because exit looks for leaks
     }
     int status = 0;
     assert_true(child > 0);
@@ -241,8 +249,8 @@ static void no_input_breaks_it(void **state) {
     munmap(input, sizeof *input);
 }
 
-// The Makefile finds targets by the names of their files: those are the ones that are run
-// here.
+// make fuzz finds the targets by the names of their files. The table above has the same
+// ones.
 static void every_target_is_run_here(void **state) {
     char path[512];
     int found = 0;

@@ -9,7 +9,7 @@
 //   Learning         the built-in corpus is learned, and so is a text file
 //   Traces           --trace and the reports say the same; a slow rank holds nobody up
 //   Logs             every commit is counted, in JSON and as a table
-//   Memory           a run reserves what the plan says, to the byte, and touches about as much
+//   Memory           a run reserves what the plan says, to the byte, and uses about that
 //   Texts            the saved configuration, the README, --help, --version
 //   User mistakes    one line that says what is wrong, exit code 2, nothing left behind
 //   Lost ranks       the whole job ends within seconds, and a message names the rank

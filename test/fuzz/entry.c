@@ -1,5 +1,5 @@
-// entry.c: a fuzz target as libFuzzer wants it. The Makefile includes one fuzz_NAME.h and
-// says which function TARGET is.
+// entry.c: the entry point of libFuzzer. The Makefile includes one fuzz_NAME.h in front
+// of it and defines TARGET as the name of its function.
 #include <stddef.h>
 #include <stdint.h>
 

@@ -1,17 +1,19 @@
-// fuzz.h: what the fuzz targets share.
+// fuzz.h: what all fuzz targets share.
 //
 // A target is a function fuzz_NAME(data, size) in fuzz_NAME.h. It gives the bytes to one
-// parser and checks what the parser promises: what it accepts keeps its laws and may be
-// read to the last byte, what it refuses has a message of one line. It ends the process
-// where a law is broken, as the sanitizers do, keeps nothing that an input could change,
-// and returns whether the input was accepted. Seeds are in corpus/NAME: good-* must be
-// accepted, bad-* refused, so that they do not go stale when a format changes.
+// parser and checks the properties that the parser promises. What it accepts can be read
+// to the last byte and is consistent; what it refuses, it refuses with a message of one
+// line. Where a property is violated the target ends the process, as sanitizers do. It
+// returns whether the input was accepted, and keeps no state from one input to the next.
 //
-// Two programs call targets: libFuzzer (entry.c, make fuzz), which looks for new inputs,
-// and test_fuzz.c, which runs the seeds and damaged copies of them under make test.
+// Seeds are in corpus/NAME. A seed good-* must be accepted and a seed bad-* refused, so
+// that seeds do not go stale when a format changes.
 //
-// Parsers that want files get them: one without a name (FuzzFile), or several in a folder
-// under TMPDIR, or else in memory (FuzzFolder).
+// Two programs call targets: libFuzzer (entry.c, make fuzz), which searches for new
+// inputs, and test_fuzz.c (make test), which runs the seeds and damaged copies of them.
+//
+// A parser that wants a file gets one in memory, without a name (FuzzFile). One that
+// wants several files gets a directory (FuzzFolder) in TMPDIR, or else in memory.
 #ifndef ACCO_TEST_FUZZ_FUZZ_H
 #define ACCO_TEST_FUZZ_FUZZ_H
 
@@ -29,13 +31,15 @@
 
 typedef bool (*FuzzTarget)(const uint8_t *data, size_t size);
 
-static inline void fuzz_require(bool holds, const char *law) {
+// Ends the process unless the property holds.
+static inline void fuzz_require(bool holds, const char *property) {
     if (holds) { return; }
-    fprintf(stderr, "a law is broken: %s\n", law);
+    fprintf(stderr, "a property is violated: %s\n", property);
     abort();
 }
 
-// Returns what a parser returned, once it is sure that a refusal says why.
+// Returns `accepted`, what a parser has returned. A refusal must have a message of one
+// line.
 static inline bool fuzz_accepted(bool accepted, const Error *error) {
     if (accepted) { return true; }
     size_t length = strnlen(error->text, sizeof error->text);
@@ -47,21 +51,22 @@ static inline bool fuzz_accepted(bool accepted, const Error *error) {
     return false;
 }
 
-// Looks at every byte, for the sanitizer to see where that is not allowed.
+// Reads every byte, so that the sanitizer sees where that is not allowed.
 static inline void fuzz_touch(const void *bytes, size_t size) {
     uint8_t sum = 0;
     for (size_t i = 0; i < size; i++) { sum = (uint8_t)(sum + ((const uint8_t *)bytes)[i]); }
-    __asm__ volatile("" : : "r"(sum)); // or the loop would go away
+    __asm__ volatile("" : : "r"(sum)); // keeps the compiler from removing the loop
 }
 
-// ----------------------------------------------------------------------------------------------------------------------------- parts
+// ---------------------------------------------------------------------------------------
+// Parts of an input
 
 typedef struct FuzzPart {
     const uint8_t *bytes;
     size_t size;
 } FuzzPart;
 
-// Where a line of five dashes begins, or size.
+// Where the first line of five dashes begins; `size`: there is none.
 static inline size_t fuzz_find_cut(const uint8_t *data, size_t size) {
     for (size_t i = 0; i + 7 <= size; i++) {
         if (memcmp(data + i, "\n-----\n", 7) == 0) { return i; }
@@ -69,8 +74,8 @@ static inline size_t fuzz_find_cut(const uint8_t *data, size_t size) {
     return size;
 }
 
-// Lines of five dashes part the files that an input holds. Those that it does not hold
-// are empty.
+// Cuts an input into `count` parts, which are separated by lines of five dashes. Parts
+// that it does not have are empty.
 static inline void fuzz_split(const uint8_t *data, size_t size, FuzzPart *parts, int count) {
     for (int i = 0; i < count; i++) {
         size_t cut = i + 1 < count ? fuzz_find_cut(data, size) : size, next = cut < size ? cut + 7 : size;
@@ -81,7 +86,8 @@ static inline void fuzz_split(const uint8_t *data, size_t size, FuzzPart *parts,
     }
 }
 
-// A copy with nothing behind it, so that the sanitizer sees a byte too far.
+// A copy of exactly its size, so that the sanitizer sees accesses past its end. Free with
+// free.
 static inline uint8_t *fuzz_copy(FuzzPart part) {
     uint8_t *copy = (uint8_t *)malloc(part.size + (part.size == 0));
     fuzz_require(copy != NULL, "there is memory for a copy of the input");
@@ -89,7 +95,7 @@ static inline uint8_t *fuzz_copy(FuzzPart part) {
     return copy;
 }
 
-// The same as a text; what follows a zero byte is not part of it.
+// A copy that ends with a zero byte, for parsers of texts. Free with free.
 static inline char *fuzz_copy_text(FuzzPart part) {
     char *copy = (char *)malloc(part.size + 1);
     fuzz_require(copy != NULL, "there is memory for a copy of the input");
@@ -98,7 +104,8 @@ static inline char *fuzz_copy_text(FuzzPart part) {
     return copy;
 }
 
-// ----------------------------------------------------------------------------------------------------------------------------- files
+// ---------------------------------------------------------------------------------------
+// Files for parsers
 
 static inline void fuzz_write(int descriptor, FuzzPart part) {
     bool written = descriptor >= 0 && write(descriptor, part.bytes, part.size) == (ssize_t)part.size;
@@ -110,7 +117,7 @@ typedef struct FuzzFile {
     char path[32];
 } FuzzFile;
 
-// A file in memory. The system call and not its wrapper, which needs _GNU_SOURCE before
+// A file in memory. It uses the system call because the wrapper needs _GNU_SOURCE before
 // the first system header.
 static inline void fuzz_file_open(FuzzFile *file, FuzzPart part) {
     file->descriptor = (int)syscall(SYS_memfd_create, "fuzz", 0u);

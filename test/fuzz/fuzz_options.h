@@ -1,9 +1,8 @@
-// fuzz_options.h: a command line, a word on each line, and behind a line of dashes the
-// file of its --config. What is accepted is in the ranges of the table, and what is saved
-// of it is read back the same.
+// fuzz_options.h: a command line, one word on each line, and after a line of dashes the
+// file of its --config. What is accepted lies in the ranges of the option table, and
+// saved options read back the same.
 //
-// Inputs with a --config of their own are left out: it could name anything on the
-// machine.
+// Inputs with a --config of their own are ignored: it could name any file of the machine.
 #ifndef ACCO_TEST_FUZZ_FUZZ_OPTIONS_H
 #define ACCO_TEST_FUZZ_FUZZ_OPTIONS_H
 
@@ -13,6 +12,7 @@
 
 enum { FUZZ_OPTIONS_WORDS = 64 };
 
+// Every number is in its range, every text has an end.
 static inline void fuzz_options_range(const Options *options) {
     for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
         const OptionSpec *option = &option_table[i];
@@ -28,6 +28,7 @@ static inline void fuzz_options_range(const Options *options) {
     }
 }
 
+// Saves the options and reads them again.
 static inline void fuzz_options_again(const Options *options) {
     Options again;
     FuzzFile file;
@@ -61,8 +62,8 @@ static inline void fuzz_options_use(const Options *options) {
     }
 }
 
-// Cuts `text` into words, behind the name of the program. Returns how many; 0: not an
-// input for us.
+// Cuts `text` into the words of a command line, after the name of the program. Returns
+// how many there are; 0: it has a --config of its own.
 static inline int fuzz_options_cut(char *text, char *words[FUZZ_OPTIONS_WORDS]) {
     static char program[] = "train_gpt";
     int count = 0;

@@ -1,5 +1,6 @@
-// cublasLt.h: stands in for the library where kernels are emulated (simt.h): plain loops
-// behind the part of its interface that we use.
+// cublasLt.h: stands in for the library where kernels are emulated (simt.h). Behind the
+// part of its interface that this project uses there are plain loops. It offers one
+// algorithm and ignores preferences and workspaces.
 #ifndef ACCO_SIMT_CUBLASLT_H
 #define ACCO_SIMT_CUBLASLT_H
 
@@ -101,8 +102,8 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtM
     return CUBLAS_STATUS_SUCCESS;
 }
 
-// The matrix as floats, (rows, columns) of the operand after transposition, row after
-// row.
+// The operand as floats: (rows, columns) after transposition, row after row. The
+// library's matrices are stored column after column.
 inline std::vector<float> simt_operand(const void *data, const SimtMatrixLayout *layout, bool transposed,
                                        uint64_t rows, uint64_t columns) {
     std::vector<float> result(rows * columns);
@@ -118,6 +119,7 @@ inline std::vector<float> simt_operand(const void *data, const SimtMatrixLayout 
     return result;
 }
 
+// d = alpha op(a) op(b) + beta c. c has the layout of d, and is read only if d is float.
 inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, const void *alpha,
                                      const void *a, cublasLtMatrixLayout_t a_layout, const void *b,
                                      cublasLtMatrixLayout_t b_layout, const void *beta, const void *c,

@@ -1,5 +1,5 @@
-// cuda_bf16.h: stands in for the toolkit's where kernels are emulated (simt.h): the type
-// and the conversions that our kernels use.
+// cuda_bf16.h: stands in for the toolkit's header where kernels are emulated (simt.h). It
+// has the type and the conversions that this project uses.
 #ifndef ACCO_SIMT_CUDA_BF16_H
 #define ACCO_SIMT_CUDA_BF16_H
 
@@ -10,7 +10,7 @@ struct __nv_bfloat16 {
     uint16_t bits;
 };
 
-// To nearest even; a NaN stays one.
+// Rounds to the nearest bf16, of two equally near to the even one. A NaN stays a NaN.
 inline __nv_bfloat16 __float2bfloat16_rn(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);

@@ -1,8 +1,8 @@
-// cuda_runtime.h: stands in for the toolkit's where kernels are emulated (simt.h): the
-// part of the language and of the runtime that we use.
+// cuda_runtime.h: stands in for the toolkit's header where kernels are emulated (simt.h).
+// It has the parts of the language and of the runtime that this project uses.
 //
-// A stream is a place in the program: what is put into it has ended when the call
-// returns. Device memory is the host's.
+// Streams do not run beside the host: a call that puts work into a stream does it and
+// then returns. Device memory is memory of the host.
 #ifndef ACCO_SIMT_CUDA_RUNTIME_H
 #define ACCO_SIMT_CUDA_RUNTIME_H
 
@@ -120,7 +120,7 @@ struct SimtStream {
     int priority;
 };
 struct SimtEvent {
-    int recorded;
+    int recorded; // how often
 };
 struct cudaDeviceProp {
     char name[256];
@@ -143,9 +143,11 @@ inline const char *cudaGetErrorString(cudaError_t error) {
 }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 
-// The environment of a program says what it finds. SIMT_GPUS: how many devices, one
-// number for each rank of Open MPI in turn, as 1,0; SIMT_MEMORY_MB: what each of them
-// has; SIMT_OWN_GPUS: every rank sees others, as where a launcher deals them out.
+// The environment says which GPUs a program finds:
+//   SIMT_GPUS        how many. A list such as 1,0 has a number for each rank of Open MPI
+//                    in turn, and begins again at its end
+//   SIMT_MEMORY_MB   the memory of each
+//   SIMT_OWN_GPUS    set: every rank sees GPUs of its own, as some launchers arrange it
 inline int simt_devices() {
     const char *list = getenv("SIMT_GPUS"), *rank = getenv("OMPI_COMM_WORLD_RANK");
     if (list == nullptr) { return 1; }

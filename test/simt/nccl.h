@@ -1,8 +1,8 @@
-// nccl.h: stands in for the library where kernels are emulated (simt.h): messages of a
-// group travel over MPI when the group ends.
+// nccl.h: stands in for the library where kernels are emulated (simt.h). The messages of
+// a group travel over MPI when the group ends.
 //
-// Like the library it may answer that a call is still under way; unlike it, it refuses
-// nothing and never fails.
+// Like the library it may answer that a call is still in progress, which the program must
+// wait for. Unlike the library it refuses nothing and never fails.
 #ifndef ACCO_SIMT_NCCL_H
 #define ACCO_SIMT_NCCL_H
 
@@ -35,7 +35,7 @@ struct SimtMessage {
 struct SimtCommunicator {
     MPI_Comm world;
     int rank;
-    bool busy; // answers once that it is not done yet
+    bool busy; // ncclCommGetAsyncError must say once more that a call is in progress
     std::vector<SimtMessage> messages;
 };
 typedef SimtCommunicator *ncclComm_t;
@@ -54,7 +54,7 @@ inline ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
 }
 inline ncclResult_t ncclCommInitRankConfig(ncclComm_t *communicator, int, ncclUniqueId id, int rank,
                                            ncclConfig_t *) {
-    if (id.internal[0] != 7) { simt_fail("NCCL starts with an identity that is not rank 0's"); }
+    if (id.internal[0] != 7) { simt_fail("NCCL starts with an id that is not the one of rank 0"); }
     *communicator = new SimtCommunicator{MPI_COMM_WORLD, rank, true, {}};
     return ncclInProgress;
 }
@@ -71,7 +71,7 @@ inline ncclResult_t ncclCommDestroy(ncclComm_t communicator) {
 
 inline ncclResult_t ncclGroupStart() { return ncclSuccess; }
 inline ncclResult_t simt_message(ncclComm_t communicator, bool is_send, void *data, size_t bytes, int peer) {
-    if (communicator->busy) { simt_fail("a message while NCCL has not taken up the call before"); }
+    if (communicator->busy) { simt_fail("a message while an earlier call of NCCL is in progress"); }
     simt_open_group() = communicator;
     communicator->messages.push_back({is_send, data, bytes, peer});
     return ncclSuccess;

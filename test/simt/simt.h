@@ -1,30 +1,40 @@
-// simt.h: runs CUDA kernels on the host, so that they can be tested where there is no
-// GPU.
+// simt.h: an emulator of GPUs. It runs CUDA kernels on the host, so that they can be
+// tested where there is no GPU, and it finds mistakes that a GPU may hide.
 //
-// A kernel is compiled by the host's C++ compiler against the headers of this directory,
-// which stand in for the toolkit's. A launch runs its blocks one after another and
-// returns when they have ended. The threads of a block are coroutines on stacks of their
-// own: one runs until it must wait for others (a barrier of the block or of the warp, an
-// exchange within the warp, a tensor core instruction), then the next one.
+// The host's C++ compiler compiles a kernel against the headers of this directory, which
+// stand in for those of the CUDA toolkit. A launch runs its blocks one after another and
+// returns when the last has ended. The threads of a block are coroutines, each with its
+// own stack. One runs until it must wait for others (a barrier of the block or of the
+// warp, an exchange within the warp, a tensor core instruction), then the next one runs.
 //
-// What it is for is finding mistakes:
-//   order         threads and blocks run in ascending, descending or shuffled order (simt_order). A kernel that lacks a barrier, or lets
-//                 one block rely on another, gives other results in one of them.
-//   memory        device memory, pinned memory and the shared memory of a block come from malloc, so AddressSanitizer sees their ends; new
-//                 memory and shared memory are filled with bytes of 0xff, which are NaNs in every format.
-//   copies        an asynchronous copy into shared memory arrives as late as the program allows, at the wait that makes it visible. From
-//                 its start on its place holds NaNs, so whoever still needs what was there gets them. A source or a place that
-//                 somebody writes meanwhile ends the program.
-//   barriers      threads that leave, or wait elsewhere, while others wait at a barrier or an exchange are reported and end the program.
+// How it finds mistakes:
 //
-// What it does not see: updates that are lost because two threads read, add and write at
-// the same time (but sums of floats in another order have other bits); an exchange within
-// a warp that stands in for __syncwarp, although it orders no memory; barriers of the
-// block in different places of the source; memory of the host in the hands of a kernel; a
-// host that does not wait for a stream; launch bounds.
+//   order      Threads and blocks run in ascending, descending or shuffled order
+//              (simt_order). A kernel that lacks a barrier, or in which one block relies
+//              on another, gives other results in at least one of them.
+//   memory     Device memory, pinned memory and the shared memory of a block come from
+//              malloc, so AddressSanitizer sees accesses past their ends. New memory is
+//              filled with bytes of 0xff, which are NaNs in every format.
+//   copies     An asynchronous copy into shared memory arrives as late as the program
+//              allows: at the wait that makes it visible. Until then its target holds
+//              NaNs, so a kernel that still needs the old values, or reads the new ones
+//              too early, gets NaNs. Writing to the source or the target meanwhile ends
+//              the program.
+//   barriers   When some threads wait at a barrier or an exchange, and the others have
+//              ended or wait elsewhere, the program ends with a message.
 //
-// Nothing here says how fast anything is. One launch at a time in each thread of the
-// host; several threads may launch at the same time.
+// What it does not see:
+//
+//   * updates that are lost because two threads read, add and write at the same time (but
+//     a sum of floats in another order has other bits)
+//   * an exchange within a warp in the place of __syncwarp, although it orders no memory
+//   * threads of a block that meet at barriers in different places of the source
+//   * a kernel that is given memory of the host
+//   * a host that does not wait for a stream
+//   * launch bounds
+//
+// It says nothing about speed. Each thread of the host has one launch at a time; several
+// threads may launch at once.
 #ifndef ACCO_SIMT_H
 #define ACCO_SIMT_H
 
@@ -51,10 +61,10 @@ enum { SIMT_STACK = 1 << 16 };
 
 enum {
     SIMT_WARP = 32,
-    SIMT_MAX_THREADS = 1024,
-    SIMT_SHARED_LIMIT = 227 * 1024,
-    SIMT_SLOT = 64,
-    SIMT_COPY = 16
+    SIMT_MAX_THREADS = 1024,        // of a block
+    SIMT_SHARED_LIMIT = 227 * 1024, // bytes of shared memory of a block
+    SIMT_SLOT = 64,                 // bytes that a lane can show in an exchange
+    SIMT_COPY = 16                  // bytes of the largest asynchronous copy
 };
 
 struct dim3 {
@@ -62,13 +72,13 @@ struct dim3 {
     constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
 };
 
-// The built-in variables of a kernel: those of the thread that runs.
+// The built-in variables of a kernel, for the thread that is running.
 inline thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 enum SimtOrder { SIMT_ASCENDING, SIMT_DESCENDING, SIMT_SHUFFLED, SIMT_ORDERS };
 
-// The order of all launches of this program from now on; SIMT_SHUFFLED shuffles anew for
-// every block.
+// The order of threads and blocks in all launches from now on. SIMT_SHUFFLED shuffles
+// anew for every block.
 inline SimtOrder &simt_order() {
     static SimtOrder order = SIMT_ASCENDING;
     return order;
@@ -79,13 +89,14 @@ enum SimtState { SIMT_READY, SIMT_AT_BLOCK_BARRIER, SIMT_AT_WARP_BARRIER, SIMT_E
 struct SimtCopy {
     void *target;
     const void *source;
-    size_t bytes, valid;  // the rest becomes zero
-    char seen[SIMT_COPY]; // what will arrive: the source at the start
+    size_t bytes, valid;  // `valid` of them come from the source, the others become zero
+    char seen[SIMT_COPY]; // what will arrive: the source when the copy was started
 };
 
-// Where a thread of control stands, and the way to another: on x86-64 a few instructions,
-// as a kernel of a thousand threads meets thousands of times; the library's functions
-// also save signals, and take twenty times as long.
+// A suspended thread of control. simt_switch suspends the running one in `from` and goes
+// on with `to`. A kernel of a thousand threads switches many thousands of times, so on
+// x86-64 this is done in a few instructions. The functions of the C library also save the
+// mask of signals, with system calls, and take twenty times as long.
 #if defined(__x86_64__)
 typedef void *SimtPlace;
 __asm__(".text\nsimt_switch_stack:\n"
@@ -95,8 +106,8 @@ __asm__(".text\nsimt_switch_stack:\n"
 extern "C" void simt_switch_stack(SimtPlace *from, SimtPlace to);
 inline void simt_switch(SimtPlace *from, SimtPlace *to) { simt_switch_stack(from, *to); }
 
-// A stack on which six registers lie, then where to return to, then a place that is never
-// returned to.
+// Makes a stack that simt_switch_stack can switch to: six registers, then the return
+// address, which is `entry`, then the return address of `entry`, which never returns.
 inline void simt_place_start(SimtPlace *place, char *stack, size_t bytes, void (*entry)()) {
     void **top = (void **)(stack + bytes);
     top[-1] = nullptr;
@@ -117,29 +128,30 @@ inline void simt_place_start(SimtPlace *place, char *stack, size_t bytes, void (
 }
 #endif
 
-// A stack and where it stands. It outlives the launch: the thread that has ended waits
-// for a body to run again.
+// A stack, and where the code on it is suspended. It outlives the launch: when its thread
+// has ended, it waits for the next body to run.
 struct SimtFiber {
     SimtPlace where;
     bool started;
     char *stack;
-    void *fake_stack;
+    void *fake_stack; // AddressSanitizer's
 };
 
 struct SimtThread {
     SimtState state;
-    dim3 index; // threadIdx
-    int number; // within the block
-    unsigned warp_mask;
-    size_t warp_bytes;   // what it shows in an exchange
-    uint64_t warp_round; // how many exchanges of its warp it has taken part in
+    dim3 index;          // threadIdx
+    int number;          // within the block
+    unsigned warp_mask;  // the lanes that its exchange waits for
+    size_t warp_bytes;   // how much it shows in the exchange
+    uint64_t warp_round; // in how many exchanges of its warp it has taken part
     SimtFiber *fiber;
-    std::vector<std::vector<SimtCopy>>
-        copies; // asynchronous copies: groups in their order, the last one open
+    // Asynchronous copies under way, as groups in the order of their commits. The last
+    // group is open.
+    std::vector<std::vector<SimtCopy>> copies;
 };
 
-// What the lanes of a warp show each other; two halves in turn, so that a fast lane
-// cannot overwrite what a slow one has yet to read.
+// What the lanes of a warp show each other. Exchanges use the two halves in turn, so that
+// a fast lane cannot overwrite what a slow one has yet to read.
 struct SimtWarp {
     char slots[2][SIMT_WARP][SIMT_SLOT];
 };
@@ -150,15 +162,16 @@ struct SimtBlock {
     size_t shared_bytes;
     std::vector<SimtThread> threads;
     std::vector<SimtWarp> warps;
-    SimtThread *running;
-    SimtPlace scheduler;
-    void *scheduler_fake_stack;
+    SimtThread *running;        // nullptr: the scheduler is running
+    SimtPlace scheduler;        // simt_resume, which a thread returns to when it waits
+    void *scheduler_fake_stack; // AddressSanitizer's; also the next two
     const void *scheduler_stack;
     size_t scheduler_stack_bytes;
-    std::function<void()> body;
-    uint64_t random;
+    std::function<void()> body; // the kernel with its arguments
+    uint64_t random;            // state of simt_random
 };
 
+// The block that this thread of the host runs.
 inline SimtBlock *&simt_block() {
     static thread_local SimtBlock *block = nullptr;
     return block;
@@ -166,6 +179,7 @@ inline SimtBlock *&simt_block() {
 
 inline SimtThread *simt_self() { return simt_block()->running; }
 
+// Ends the program. The kernel has made a mistake.
 [[noreturn]] inline void simt_fail(const char *what) {
     SimtBlock *block = simt_block();
     fprintf(stderr, "emulated kernel: %s", what);
@@ -181,8 +195,8 @@ inline SimtThread *simt_self() { return simt_block()->running; }
 // ---------------------------------------------------------------------------------------
 // Coroutines
 
-// Back to the scheduler until it chooses this thread again, or the one that runs on the
-// same stack in a later block.
+// Returns to the scheduler until it chooses this thread again, or the thread that runs on
+// this stack in a later block.
 __attribute__((noinline)) inline void simt_yield() {
     SIMT_SWITCH_BEGIN(&simt_self()->fiber->fake_stack, simt_block()->scheduler_stack,
                       simt_block()->scheduler_stack_bytes);
@@ -191,6 +205,7 @@ __attribute__((noinline)) inline void simt_yield() {
                     &simt_block()->scheduler_stack_bytes);
 }
 
+// What runs on every stack: the threads that use it, one after another.
 inline void simt_fiber_main() {
     SIMT_SWITCH_END(nullptr, &simt_block()->scheduler_stack, &simt_block()->scheduler_stack_bytes);
     for (;;) {
@@ -204,6 +219,7 @@ inline void simt_fiber_main() {
     }
 }
 
+// Runs the thread until it waits or has ended.
 __attribute__((noinline)) inline void simt_resume(SimtBlock *block, SimtThread *thread) {
     SimtFiber *fiber = thread->fiber;
     block->running = thread;
@@ -219,14 +235,14 @@ __attribute__((noinline)) inline void simt_resume(SimtBlock *block, SimtThread *
 // ---------------------------------------------------------------------------------------
 // Waiting
 
-// All threads of the block.
+// Waits for all threads of the block.
 inline void simt_block_barrier() {
     simt_self()->state = SIMT_AT_BLOCK_BARRIER;
     simt_yield();
 }
 
-// Shows `bytes` of `mine` to the lanes of `mask` and returns when all of them have shown
-// theirs; [lane] of the result is what it showed.
+// Shows `bytes` bytes of `mine` to the lanes of `mask`, and returns when all of them have
+// shown theirs. result[lane] is what that lane has shown.
 inline const char (*simt_warp_exchange(unsigned mask, const void *mine, size_t bytes))[SIMT_SLOT] {
     SimtBlock *block = simt_block();
     SimtThread *self = block->running;
@@ -243,12 +259,13 @@ inline const char (*simt_warp_exchange(unsigned mask, const void *mine, size_t b
     return warp->slots[half];
 }
 
-// Lets go the lanes of a warp that wait for nobody any more. False: there are none.
+// Releases lanes of a warp that wait for each other and are all there. False: there are
+// none.
 inline bool simt_release_warp(SimtThread *lanes, int count) {
     bool released = false;
     for (int lane = 0; lane < count; lane++) {
         if (lanes[lane].state != SIMT_AT_WARP_BARRIER) { continue; }
-        unsigned mask = lanes[lane].warp_mask, there = 0;
+        unsigned mask = lanes[lane].warp_mask, there = 0; // there: who waits in the same exchange
         for (int other = 0; other < count; other++) {
             bool together = lanes[other].state == SIMT_AT_WARP_BARRIER && lanes[other].warp_mask == mask;
             there |= together && lanes[other].warp_round == lanes[lane].warp_round ? 1u << other : 0u;
@@ -269,8 +286,8 @@ inline bool simt_release_warp(SimtThread *lanes, int count) {
     return released;
 }
 
-// Lets go the threads of a block when all of them wait for each other. False: they do
-// not.
+// Releases the threads of a block if all of them wait at a barrier of the block. False:
+// they do not.
 inline bool simt_release_block(SimtBlock *block) {
     for (SimtThread &thread : block->threads) {
         if (thread.state != SIMT_AT_BLOCK_BARRIER) { return false; }
@@ -287,6 +304,7 @@ inline uint64_t simt_random(uint64_t *state) {
     return *state >> 33;
 }
 
+// The order in which `count` threads, warps or blocks run.
 inline void simt_permutation(std::vector<size_t> *order, size_t count, uint64_t *random) {
     order->resize(count);
     for (size_t i = 0; i < count; i++) { (*order)[i] = simt_order() == SIMT_DESCENDING ? count - 1 - i : i; }
@@ -297,8 +315,8 @@ inline void simt_permutation(std::vector<size_t> *order, size_t count, uint64_t 
     }
 }
 
-// Runs the lanes of a warp until all of them have ended or wait for other warps: a warp
-// gets as far ahead of others as the program allows.
+// Runs the lanes of a warp until all of them have ended or wait for other warps. So a
+// warp gets as far ahead of the others as the kernel allows.
 inline void simt_run_warp(SimtBlock *block, size_t first, const std::vector<size_t> &lanes) {
     do {
         for (size_t lane : lanes) {
@@ -328,7 +346,8 @@ inline void simt_run_block(SimtBlock *block) {
     }
 }
 
-// The fibers of a thread of the host; those who start it take what they need.
+// The fibers of one thread of the host, made at its first launch. Memory is used only by
+// those that have run.
 struct SimtFibers {
     std::vector<SimtFiber> fibers;
     char *stacks;
@@ -362,7 +381,7 @@ inline void simt_launch(dim3 grid, dim3 size, size_t shared_bytes, std::function
     block.grid = grid;
     block.size = size;
     block.shared_bytes = shared_bytes;
-    void *shared = nullptr; // of the exact size, so that its end is seen
+    void *shared = nullptr; // exactly as large, so that AddressSanitizer sees its end
     if (posix_memalign(&shared, 128, shared_bytes > 0 ? shared_bytes : 1) != 0) {
         simt_fail("no memory for shared memory");
     }
@@ -404,6 +423,8 @@ inline bool simt_is_shared(const void *place, size_t bytes) {
     return at >= begin && bytes <= block->shared_bytes && at - begin <= block->shared_bytes - bytes;
 }
 
+// Starts a copy of `bytes` bytes, of which `valid` come from `source` and the others are
+// zero.
 inline void simt_copy_start(void *target, const void *source, size_t bytes, size_t valid) {
     if (!simt_is_shared(target, bytes)) { simt_fail("an asynchronous copy misses shared memory"); }
     bool aligned = (uintptr_t)target % bytes == 0 && (valid == 0 || (uintptr_t)source % bytes == 0);
@@ -428,7 +449,7 @@ inline void simt_copy_arrive(const SimtCopy *copy) {
 
 inline void simt_copy_commit() { simt_self()->copies.push_back({}); }
 
-// At most `groups` of the committed groups may still be under way.
+// Lets copies arrive until at most `groups` of the committed groups are under way.
 inline void simt_copy_wait(size_t groups) {
     std::vector<std::vector<SimtCopy>> &copies = simt_self()->copies;
     while (copies.size() - 1 > groups) {

@@ -1,5 +1,5 @@
-// progress.h: how far training has come, told in three places: to people on the terminal, to
-// programs in log.jsonl, to gnuplot and spreadsheets in progress.tsv.
+// progress.h: how far training has come, told in three places: to people on the terminal,
+// to programs in log.jsonl, to gnuplot and spreadsheets in progress.tsv.
 //
 //   DIRECTORY/log.jsonl      one JSON object per line with an "event": start, report, ...
 //   DIRECTORY/progress.tsv   the learning curves: a row per report and per validation
@@ -86,7 +86,8 @@ typedef struct Report {
 } Report;
 
 // A field of the report and how it is shown. The rows below stand in the order in which
-// progress.tsv and the terminal show them; the keys of log.jsonl have an order of their own.
+// progress.tsv and the terminal show them; the keys of log.jsonl have an order of their
+// own.
 typedef struct ReportField {
     size_t offset;       // in Report
     bool whole;          // a whole number
@@ -256,8 +257,8 @@ static inline void terminal_clear(Terminal *terminal) {
     terminal->bar_shown = false;
 }
 
-// Prints a report as one aligned line of at most 100 columns, under a heading that returns
-// every TERMINAL_HEADER_INTERVAL reports.
+// Prints a report as one aligned line of at most 100 columns, under a heading that
+// returns every TERMINAL_HEADER_INTERVAL reports.
 static inline void terminal_report(Terminal *terminal, const Report *report) {
     bool headed = terminal->reports++ % TERMINAL_HEADER_INTERVAL == 0;
     terminal_clear(terminal);

@@ -1,5 +1,5 @@
-// spike_report.h: what a run says about spikes (spike.h): losses, gradients and norms with
-// which no step was made. Rank 0 only.
+// spike_report.h: what a run says about spikes (spike.h): losses, gradients and norms
+// with which no step was made. Rank 0 only.
 //
 // A spike is useful to know about only if the user can find its cause. So the text names
 // the rank, and where it can the sequences that went in or the tensor that came out.

@@ -99,7 +99,7 @@ static void follow_commits(Run *run, bool last) {
     const Scheduler *s = &run->scheduler;
     bool is_new = s->reports > run->seen.reports;
     if (!is_new && !last) { return; }
-    if (is_new) { collect_commit(run); }
+    if (is_new) { window_add_commit(run); }
     int64_t before = run->seen.commit, now = s->report.commit;
     run->seen.reports = s->reports;
     run->seen.commit = now;

@@ -185,7 +185,7 @@ static inline void log_start(Run *run, const Hello *hellos) {
 // While it trains
 
 // Adds the latest commit to the window of the next report.
-static inline void collect_commit(Run *run) {
+static inline void window_add_commit(Run *run) {
     const CommitReport *commit = &run->scheduler.report;
     CommitReport *sum = &run->window.sum;
     run->window.has_commits = true;
@@ -199,7 +199,7 @@ static inline void collect_commit(Run *run) {
 
 // Begins a new window: the next report covers what comes after `commit` commits,
 // `gradients` micro-batch gradients and `seconds` seconds of training.
-static inline void begin_window(Run *run, int64_t commit, double gradients, double seconds) {
+static inline void window_begin(Run *run, int64_t commit, double gradients, double seconds) {
     memset(&run->window, 0, sizeof run->window);
     run->window.from_commit = commit;
     run->window.from_gradients = gradients;
@@ -227,7 +227,7 @@ static inline void report_window(Run *run) {
     report.exposed_ms = 1e3 * sum->exposed_seconds / commits;
     report.gradients_per_commit = gradients / commits;
     report.bytes_sent = (double)__atomic_load_n(&run->transport.bytes_sent, __ATOMIC_RELAXED);
-    begin_window(run, last->commit, last->gradients_done, now);
+    window_begin(run, last->commit, last->gradients_done, now);
     Error error = {""};
     terminal_report(&run->terminal, &report);
     check_written(run, progress_log_report(&run->log, &run->curves, &report, &error), &error);

@@ -73,7 +73,7 @@ static inline bool save_checkpoint(Run *run) {
 // What the reports go on from.
 static inline void continue_reports(Run *run, double seconds) {
     const Scheduler *s = &run->scheduler;
-    begin_window(run, s->optimizer.commits, s->gradients_done, seconds);
+    window_begin(run, s->optimizer.commits, s->gradients_done, seconds);
     run->seen.commit = run->saved_commit = s->optimizer.commits;
     run->seen.reports = run->saved_reports = s->reports;
     run->seen.spikes = s->spikes;

@@ -4,7 +4,7 @@
 //   train_gpt [train] OPTIONS    trains, alone or as one rank under mpirun or srun
 //   train_gpt sample OPTIONS     prints a text that a model on disk continues
 //   train_gpt eval OPTIONS       perplexity, LAMBADA or HellaSwag of a model on disk
-//   train_gpt plan OPTIONS       prints how much memory each rank needs, and allocates nothing
+//   train_gpt plan OPTIONS       prints the memory that each rank needs; allocates nothing
 //   train_gpt help               every option
 //
 // What a commit is, and what runs beside what, is the update rule's (rules.h); this file
@@ -99,7 +99,7 @@ static void follow_commits(Run *run, bool last) {
     const Scheduler *s = &run->scheduler;
     bool is_new = s->reports > run->seen.reports;
     if (!is_new && !last) { return; }
-    if (is_new) { collect_commit(run); }
+    if (is_new) { window_add_commit(run); }
     int64_t before = run->seen.commit, now = s->report.commit;
     run->seen.reports = s->reports;
     run->seen.commit = now;
@@ -215,8 +215,8 @@ static int finish_run(Run *run, bool saved) {
     scheduler_settle(s);
     write_trace(run); // of a failed run too: it shows what led to that
     if (s->failed) { return EXIT_SYSTEM_FAILURE; }
-    // Stopped workers of a local rule may each hold parameters of their own; the committed
-    // ones are the same everywhere.
+    // Stopped workers of a local rule may each hold parameters of their own; the
+    // committed ones are the same everywhere.
     const float *committed = borrow_committed(s, run->rule);
     uint64_t fingerprint = check_replicas(run, committed);
     return_committed(s, committed);
@@ -248,8 +248,8 @@ static void release_run(Run *run) {
     free(run->decay_ranges);
     data_loader_close(&run->data);
     if (run->options.val_data[0] != '\0') { data_loader_close(&run->validation_data); }
-    // Rank 0 may still be printing a long sample. The barrier sleeps while it waits for that;
-    // MPI_Finalize would spin.
+    // Rank 0 may still be printing a long sample. The barrier sleeps while it waits for
+    // that; MPI_Finalize would spin.
     run->transport.timeout_seconds = 1e6;
     transport_barrier(&run->transport, "end");
     placement_close(&run->placement);

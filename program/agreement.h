@@ -2,8 +2,8 @@
 // started with the same options, that they hold the same parameters.
 //
 // Until memory is allocated, a mistake of the user ends all ranks with one line and exit
-// code 2. Some mistakes only one rank can see, such as a file that is missing on its node;
-// therefore all ranks meet in agree_or_exit, and leave in order. All functions but
+// code 2. Some mistakes only one rank can see, such as a file that is missing on its
+// node; therefore all ranks meet in agree_or_exit, and leave in order. All functions but
 // exit_user_mistake are collective: every rank calls them, in the same order.
 #ifndef ACCO_PROGRAM_AGREEMENT_H
 #define ACCO_PROGRAM_AGREEMENT_H
@@ -103,7 +103,7 @@ static inline Hello *exchange_hellos(Run *run) {
 }
 
 // ---------------------------------------------------------------------------------------
-// The same parameters everywhere
+// Parameters
 
 // Lends the parameters that compute uses (parameter_count), where the host can read them.
 // The streams must have been started and be idle.

@@ -6,10 +6,10 @@
 // program's MPI starts N copies that each believe to be alone: N times the work, one
 // result. And a mistyped option would be reported once per rank.
 //
-// The decisions are pure functions of numbers and of a getenv-like function, so that tests
-// can put them on any machine; thin wrappers read this machine. Each decision comes with
-// its reason in words, which the program prints. Nothing here prints, allocates or needs
-// MPI.
+// The decisions are pure functions of numbers and of a getenv-like function, so that
+// tests can put them on any machine; thin wrappers read this machine. Each decision comes
+// with its reason in words, which the program prints. Nothing here prints, allocates or
+// needs MPI.
 #ifndef ACCO_PROGRAM_LAUNCH_CHECKS_H
 #define ACCO_PROGRAM_LAUNCH_CHECKS_H
 
@@ -136,8 +136,8 @@ static inline void launch_choose_threads(int mask_cores, int node_cores, int loc
     }
 }
 
-// How many cores a list of the Linux kernel names, such as "0-3,8,10-11"; 0: it is not such
-// a list.
+// How many cores a list of the Linux kernel names, such as "0-3,8,10-11"; 0: it is not
+// such a list.
 static inline int launch_count_core_list(const char *list) {
     int count = 0;
     for (const char *position = list; *position != '\0' && *position != '\n';) {
@@ -156,8 +156,8 @@ static inline int launch_count_core_list(const char *list) {
     return count;
 }
 
-// The share of time in cgroup v2's cpu.max, "QUOTA PERIOD" in microseconds, as a number of
-// cores, rounded up; 0 for "max" or anything else: no limit.
+// The share of time in cgroup v2's cpu.max, "QUOTA PERIOD" in microseconds, as a number
+// of cores, rounded up; 0 for "max" or anything else: no limit.
 static inline int launch_quota_cores(const char *text) {
     long long quota, period;
     if (sscanf(text, "%lld %lld", &quota, &period) != 2 || quota <= 0 || period <= 0) { return 0; }
@@ -174,7 +174,8 @@ static inline bool launch_read_line(const char *path, char *line, int size) {
 }
 
 // Cores that this process may run on. Uses the system call, because the macros of its
-// wrapper need _GNU_SOURCE before the first system header, and its set ends at 1024 cores.
+// wrapper need _GNU_SOURCE before the first system header, and its set ends at 1024
+// cores.
 static inline int launch_mask_cores(void) {
     unsigned long mask[512];
     long bytes = syscall(SYS_sched_getaffinity, 0, sizeof mask, mask);
@@ -184,9 +185,9 @@ static inline int launch_mask_cores(void) {
     return cores > 0 ? cores : online < 1 ? 1 : (int)online;
 }
 
-// Cores of the node that this job may use: those online, or fewer where a container limits
-// them (its core set, its share of time). Reads the kernel's list, because sysconf of some C
-// libraries already counts only the affinity mask.
+// Cores of the node that this job may use: those online, or fewer where a container
+// limits them (its core set, its share of time). Reads the kernel's list, because sysconf
+// of some C libraries already counts only the affinity mask.
 static inline int launch_node_cores(void) {
     char line[4096];
     int cores = launch_read_line("/sys/devices/system/cpu/online", line, sizeof line)

@@ -1,5 +1,5 @@
-// placement.h: where a rank computes, in what precision, how vectors travel between ranks,
-// and which activations are kept for the backward pass.
+// placement.h: where a rank computes, in what precision, how vectors travel between
+// ranks, and which activations are kept for the backward pass.
 //
 //   device         a GPU where the program was built with CUDA and this node has one;
 //                  otherwise the CPU. Ranks of one job may differ
@@ -37,8 +37,8 @@ static inline const Gpu *placement_gpu(const Placement *placement) {
 // ---------------------------------------------------------------------------------------
 // Device and precision
 
-// Chooses for this rank alone. plan: --device cuda needs no GPU here, since the plan is for
-// a machine that has one.
+// Chooses for this rank alone. plan: --device cuda needs no GPU here, since the plan is
+// for a machine that has one.
 static inline bool placement_choose_device(Placement *placement, const Options *options, int local_rank,
                                            bool plan, Error *error) {
     Error reason = {""};
@@ -213,8 +213,8 @@ static inline int largest_micro_batch(const GptNeoConfig *config, GptNeoSettings
     return settings.B;
 }
 
-// Says how much is missing, and what would fit. Arguments as in placement_choose_recompute;
-// room: bytes of the GPU that are this rank's.
+// Says how much is missing, and what would fit. Arguments as in
+// placement_choose_recompute; room: bytes of the GPU that are this rank's.
 static inline bool placement_refuse(const GptNeoConfig *config, const GptNeoSettings *settings, size_t taken,
                                     size_t room, Error *error) {
     GptNeoSettings least = *settings;

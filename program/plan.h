@@ -1,4 +1,5 @@
-// plan.h: train_gpt plan, which prints what memory a rank would need and allocates nothing.
+// plan.h: train_gpt plan, which prints what memory a rank would need and allocates
+// nothing.
 //
 // The numbers are those of the run itself: a plan makes the same choices and the same
 // reservations (reserve_memory), and ends where a run would allocate.

@@ -1,5 +1,5 @@
-// progress.h: how far training has come, told in three places: to people on the terminal, to
-// programs in log.jsonl, to gnuplot and spreadsheets in progress.tsv.
+// progress.h: how far training has come, told in three places: to people on the terminal,
+// to programs in log.jsonl, to gnuplot and spreadsheets in progress.tsv.
 //
 //   DIRECTORY/log.jsonl      one JSON object per line with an "event": start, report, ...
 //   DIRECTORY/progress.tsv   the learning curves: a row per report and per validation
@@ -86,7 +86,8 @@ typedef struct Report {
 } Report;
 
 // A field of the report and how it is shown. The rows below stand in the order in which
-// progress.tsv and the terminal show them; the keys of log.jsonl have an order of their own.
+// progress.tsv and the terminal show them; the keys of log.jsonl have an order of their
+// own.
 typedef struct ReportField {
     size_t offset;       // in Report
     bool whole;          // a whole number
@@ -149,37 +150,28 @@ static inline const char *report_cell(const Report *report, const ReportField *f
 // ---------------------------------------------------------------------------------------
 // The files
 
-// Opens progress.tsv in an existing directory for appending; a new file gets its heading.
-static inline bool progress_open_curves(Log *curves, const char *directory, Error *error) {
-    char line[REPORT_FIELD_COUNT * NUMBER_TEXT_SIZE] = "";
-    struct stat status;
-    if (!log_open(curves, directory, "progress.tsv", error)) { return false; }
-    if (fstat(curves->descriptor, &status) != 0 || status.st_size > 0) { return true; }
-    for (int i = 0; i < REPORT_FIELD_COUNT; i++) {
-        if (REPORT_FIELDS[i].column == NULL) { continue; }
-        size_t used = strlen(line);
-        snprintf(line + used, sizeof line - used, "%s%s", used > 0 ? "\t" : "", REPORT_FIELDS[i].column);
-    }
-    strcat(line, "\n");
-    return log_append(curves, line, strlen(line), error);
-}
-
+// Appends a row to progress.tsv; report NULL: the heading.
 static inline bool progress_append_row(Log *curves, const Report *report, Error *error) {
     char line[REPORT_FIELD_COUNT * NUMBER_TEXT_SIZE] = "";
     for (int i = 0; i < REPORT_FIELD_COUNT; i++) {
         const ReportField *field = &REPORT_FIELDS[i];
         if (field->column == NULL) { continue; }
-        double value = report_value(report, field);
-        size_t used = strlen(line);
-        used += (size_t)snprintf(line + used, sizeof line - used, "%s", used > 0 ? "\t" : "");
-        if (isfinite(value)) {
-            snprintf(line + used, sizeof line - used, field->whole ? "%.0f" : "%.9g", value);
-        } else { // printf may write -nan; gnuplot leaves a gap for nan
-            snprintf(line + used, sizeof line - used, "nan");
-        }
+        char cell[NUMBER_TEXT_SIZE] = "nan"; // printf may write -nan; gnuplot leaves a gap for nan
+        double value = report != NULL ? report_value(report, field) : NAN;
+        if (isfinite(value)) { snprintf(cell, sizeof cell, field->whole ? "%.0f" : "%.9g", value); }
+        if (line[0] != '\0') { strcat(line, "\t"); }
+        strcat(line, report != NULL ? cell : field->column);
     }
     strcat(line, "\n");
     return log_append(curves, line, strlen(line), error);
+}
+
+// Opens progress.tsv in an existing directory for appending; a new file gets its heading.
+static inline bool progress_open_curves(Log *curves, const char *directory, Error *error) {
+    struct stat status;
+    if (!log_open(curves, directory, "progress.tsv", error)) { return false; }
+    bool is_new = fstat(curves->descriptor, &status) == 0 && status.st_size == 0;
+    return !is_new || progress_append_row(curves, NULL, error);
 }
 
 // Appends the event "report" to log.jsonl and its row to progress.tsv.
@@ -256,8 +248,8 @@ static inline void terminal_clear(Terminal *terminal) {
     terminal->bar_shown = false;
 }
 
-// Prints a report as one aligned line of at most 100 columns, under a heading that returns
-// every TERMINAL_HEADER_INTERVAL reports.
+// Prints a report as one aligned line of at most 100 columns, under a heading that
+// returns every TERMINAL_HEADER_INTERVAL reports.
 static inline void terminal_report(Terminal *terminal, const Report *report) {
     bool headed = terminal->reports++ % TERMINAL_HEADER_INTERVAL == 0;
     terminal_clear(terminal);

@@ -1,5 +1,5 @@
-// report.h: what a run says: the block at the start, reports while it trains, the end. Rank
-// 0 only.
+// report.h: what a run says: the block at the start, reports while it trains, the end.
+// Rank 0 only.
 //
 // The same facts go to the terminal and, as JSON, to the log. Every choice that the
 // program made by itself is printed once, in the first block, with its reason.
@@ -25,15 +25,6 @@ static inline void report_event(Run *run, json_t *event) {
 // ---------------------------------------------------------------------------------------
 // The start
 
-static inline void print_memory(const Run *run) {
-    printf("memory     %.1f MB per rank:", (double)run->arena.bytes / 1e6);
-    for (int i = 0; i < MEMORY_CLASS_COUNT; i++) {
-        printf("%s %s %.1f", i > 0 ? "," : "", memory_class_name((MemoryClass)i),
-               (double)arena_class_bytes(&run->arena, (MemoryClass)i) / 1e6);
-    }
-    printf("\n");
-}
-
 static inline void print_model(const Run *run) {
     const GptNeoConfig *config = &run->config;
     char data[512];
@@ -45,11 +36,13 @@ static inline void print_model(const Run *run) {
     printf("data       %s\n", data);
 }
 
+// What goes into a commit, and how the learning rate moves.
 static inline void print_batch(const Run *run) {
     const Options *options = &run->options;
     char text[NUMBER_TEXT_SIZE], total[NUMBER_TEXT_SIZE];
     int ranks = run->transport.size;
     const char *commit = step_name(run);
+    // Such a rule ends with a commit of what was computed beside the last one.
     bool drains = run->rule->kind == RULE_OVERLAPPED && run->rule->finish != NULL;
     printf("batch      %lld micro-batches over %d rank%s x %d sequence%s x %d tokens = %s tokens per %s%s; "
            "%s tokens are %lld %ss%s\n",
@@ -126,6 +119,16 @@ static inline void print_device(const Run *run) {
            matmul_library());
 }
 
+static inline void print_memory(const Run *run) {
+    printf("memory     %.1f MB per rank:", (double)run->arena.bytes / 1e6);
+    for (int i = 0; i < MEMORY_CLASS_COUNT; i++) {
+        printf("%s %s %.1f", i > 0 ? "," : "", memory_class_name((MemoryClass)i),
+               (double)arena_class_bytes(&run->arena, (MemoryClass)i) / 1e6);
+    }
+    printf("\n");
+}
+
+// The start-up block, once everything in it is known.
 static inline void print_start(const Run *run) {
     const Transport *transport = &run->transport;
     printf("acco.c %s\n", ACCO_VERSION);
@@ -155,6 +158,7 @@ static inline json_t *memory_as_json(const Run *run) {
     return object;
 }
 
+// The event "start": all that is needed to repeat the run. hellos (size): of all ranks.
 static inline void log_start(Run *run, const Hello *hellos) {
     json_t *ranks = json_array();
     for (int rank = 0; rank < run->transport.size; rank++) {
@@ -174,7 +178,7 @@ static inline void log_start(Run *run, const Hello *hellos) {
 // While it trains
 
 // Adds the latest commit to the window of the next report.
-static inline void collect_commit(Run *run) {
+static inline void window_add_commit(Run *run) {
     const CommitReport *commit = &run->scheduler.report;
     CommitReport *sum = &run->window.sum;
     run->window.has_commits = true;
@@ -188,7 +192,7 @@ static inline void collect_commit(Run *run) {
 
 // Begins a new window: the next report covers what comes after `commit` commits,
 // `gradients` micro-batch gradients and `seconds` seconds of training.
-static inline void begin_window(Run *run, int64_t commit, double gradients, double seconds) {
+static inline void window_begin(Run *run, int64_t commit, double gradients, double seconds) {
     memset(&run->window, 0, sizeof run->window);
     run->window.from_commit = commit;
     run->window.from_gradients = gradients;
@@ -216,12 +220,13 @@ static inline void report_window(Run *run) {
     report.exposed_ms = 1e3 * sum->exposed_seconds / commits;
     report.gradients_per_commit = gradients / commits;
     report.bytes_sent = (double)__atomic_load_n(&run->transport.bytes_sent, __ATOMIC_RELAXED);
-    begin_window(run, last->commit, last->gradients_done, now);
+    window_begin(run, last->commit, last->gradients_done, now);
     Error error = {""};
     terminal_report(&run->terminal, &report);
     check_written(run, progress_log_report(&run->log, &run->curves, &report, &error), &error);
 }
 
+// Prints and logs the latest validation.
 static inline void report_validation(Run *run) {
     int64_t commit = run->scheduler.optimizer.commits;
     double loss = run->validation_loss, perfect = run->perfect_validation_loss;
@@ -240,7 +245,8 @@ static inline void report_validation(Run *run) {
 // ---------------------------------------------------------------------------------------
 // The end
 
-// fingerprint: of the parameters, as check_replicas returns it.
+// Prints and logs how training ended. fingerprint: of the parameters, from
+// check_replicas.
 static inline void print_end(Run *run, uint64_t fingerprint) {
     const CommitReport *last = &run->scheduler.report;
     double seconds = training_seconds(run),
@@ -270,6 +276,7 @@ static inline void print_end(Run *run, uint64_t fingerprint) {
                                 "parameters_fingerprint", text));
 }
 
+// Where everything is that the run has written.
 static inline void print_files(const Run *run) {
     printf("\nlog        %s/log.jsonl\ncurves     %s/progress.tsv (scripts/plot %s makes "
            "%s/plot.html)\nsettings   %s/config.txt (train_gpt "

@@ -1,7 +1,8 @@
 // run.h: one run of the program: what was asked for, what was chosen, what it lives on.
 //
-// Everything that lives as long as the program does hangs on one Run, which main makes and
-// all commands share; there are no globals. The files of program/ fill it in this order:
+// Everything that lives as long as the program does hangs on one Run, which main makes
+// and all commands share; there are no globals. The files of program/ fill it in this
+// order:
 //
 //   options.h     options
 //   placement.h   placement: device, precision, how GPUs exchange

@@ -1,17 +1,19 @@
-// signals.h: what a rank does when it is asked to stop, or when it is killed from outside.
+// signals.h: what a rank does when it is asked to stop, or when it is killed from
+// outside.
 //
-// SIGUSR1 and SIGTERM ask a training rank to stop. The rank sets a flag; all ranks learn of
-// it with the next job, write a checkpoint, and exit together (Scheduler::stop_agreed).
+// SIGUSR1 and SIGTERM ask a training rank to stop. The rank sets a flag; all ranks learn
+// of it with the next job, write a checkpoint, and exit together
+// (Scheduler::stop_agreed).
 //
-// But SIGTERM is also how the launcher ends the remaining ranks when one of them has died,
-// and it says only which rank died and where. What the others were waiting for, only they
-// know. So on SIGTERM a rank prints one line that says where it was. If it cannot leave in
-// order, because it waits for the dead rank, the launcher's SIGKILL ends it soon; where no
-// SIGKILL comes, it ends itself after SIGNAL_WATCH_PATIENCE.
+// But SIGTERM is also how the launcher ends the remaining ranks when one of them has
+// died, and it says only which rank died and where. What the others were waiting for,
+// only they know. So on SIGTERM a rank prints one line that says where it was. If it
+// cannot leave in order, because it waits for the dead rank, the launcher's SIGKILL ends
+// it soon; where no SIGKILL comes, it ends itself after SIGNAL_WATCH_PATIENCE.
 //
-// Only ranks 0 and 1 print the line: two, so that one is left whichever rank has died, and
-// not more, because a job of a thousand ranks does not need a thousand lines. A rank that
-// leaves in order, or that has already said why the job must end, prints nothing.
+// Only ranks 0 and 1 print the line: two, so that one is left whichever rank has died,
+// and not more, because a job of a thousand ranks does not need a thousand lines. A rank
+// that leaves in order, or that has already said why the job must end, prints nothing.
 //
 //   signal_watch_block     before the first thread is created: blocks the signals in all
 //   signal_watch_prepare   starts a thread that waits for them

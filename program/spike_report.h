@@ -1,5 +1,5 @@
-// spike_report.h: what a run says about spikes (spike.h): losses, gradients and norms with
-// which no step was made. Rank 0 only.
+// spike_report.h: what a run says about spikes (spike.h): losses, gradients and norms
+// with which no step was made. Rank 0 only.
 //
 // A spike is useful to know about only if the user can find its cause. So the text names
 // the rank, and where it can the sequences that went in or the tensor that came out.
@@ -24,9 +24,9 @@ static inline const ParameterInfo *spike_tensor(const Run *run, size_t element) 
 
 static inline void spike_describe_loss(const Run *run, const SpikeReport *spike, char *text, size_t size) {
     size_t used = (size_t)snprintf(text, size, "the loss of rank %d is not a finite number", spike->rank);
-    if (spike->site.micro_batch == 0) {
-        return;
-    } // handed over before the run was resumed: nobody knows which
+    // Where it was handed over before the run was resumed, nobody knows which micro-batch
+    // it was.
+    if (spike->site.micro_batch == 0) { return; }
     double micro_batch = spike->site.micro_batch - 1;
     uint64_t first = (uint64_t)spike_first_sequence(run, spike->rank, micro_batch), token;
     used += (size_t)snprintf(text + used, size - used,

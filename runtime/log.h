@@ -6,9 +6,9 @@
 // the caller gets an Error.
 //
 // JSON has no NaN: a number that is not finite becomes null, because a single `nan` makes
-// the whole file unreadable to a strict parser, just when somebody wants to know what went
-// wrong. Text that is not UTF-8 (a small model samples arbitrary bytes) is repaired for
-// the same reason.
+// the whole file unreadable to a strict parser, just when somebody wants to know what
+// went wrong. Text that is not UTF-8 (a small model samples arbitrary bytes) is repaired
+// for the same reason.
 //
 // Not thread safe: one thread of one rank owns a Log.
 #ifndef ACCO_RUNTIME_LOG_H

@@ -1,10 +1,11 @@
-// test_launch_checks.c: launchers, bindings and containers of machines that are not here.
+// test_launch_checks.c: what launch_checks.h decides under the launchers, core bindings
+// and containers of other machines, whose numbers and variables are given here.
 
 #include "test/harness.h"
 
 #include "program/launch_checks.h"
 
-// A test's environment: "NAME=value NAME=value".
+// The environment that the functions under test see: "NAME=value NAME=value".
 static const char *environment_text;
 
 static char *environment(const char *name) {
@@ -43,6 +44,8 @@ static void test_launcher_rank(void **state) {
     (void)launch_launcher_rank(getenv); // the real one has the right type
 }
 
+// Expects that a world of one is refused with a message that contains `part`, or accepted
+// where that is NULL; and that a world of two is always accepted.
 static void expect_copies(const char *text, bool has_mpi, const char *part) {
     Error error;
     environment_text = text;
@@ -62,8 +65,8 @@ static void test_independent_copies(void **state) {
                   "8 independent copies were started: use srun --mpi=pmix or mpirun");
     expect_copies("SLURM_STEP_NUM_TASKS=8 SLURM_PROCID=3", false,
                   "8 independent copies were started: this program was built without MPI");
-    expect_copies("SLURM_STEP_NUM_TASKS=1 SLURM_NTASKS=8 SLURM_PROCID=0", true,
-                  NULL); // srun -n 1 inside a job of 8
+    // srun -n 1 inside a job of 8
+    expect_copies("SLURM_STEP_NUM_TASKS=1 SLURM_NTASKS=8 SLURM_PROCID=0", true, NULL);
     expect_copies("SLURM_NTASKS=8 SLURM_PROCID=2", true, "8 independent copies were started");
     expect_copies(
         "SLURM_NTASKS=8 SLURM_PROCID=0", true,
@@ -74,8 +77,8 @@ static void test_independent_copies(void **state) {
                   "4 independent copies were started: use the mpirun of the MPI");
     expect_copies("OMPI_COMM_WORLD_SIZE=4", false, "libopenmpi-dev");
     expect_copies("PMI_SIZE=4", true, "4 independent copies");
-    expect_copies("OMPI_COMM_WORLD_SIZE=1 SLURM_NTASKS=8 SLURM_PROCID=0", true,
-                  NULL); // mpirun -np 1 inside a job of 8
+    // mpirun -np 1 inside a job of 8
+    expect_copies("OMPI_COMM_WORLD_SIZE=1 SLURM_NTASKS=8 SLURM_PROCID=0", true, NULL);
     expect_copies("PMI_SIZE=1 SLURM_STEP_NUM_TASKS=8", true, NULL);
 }
 
@@ -107,17 +110,17 @@ static void test_threads(void **state) {
     expect_threads(3, 8, 2, 0, 3, "bound this rank to 3 of 8 cores", "--cpus-per-task=4");
     expect_threads(4, 8, 2, 0, 4, "shared by 2 ranks", NULL); // bound to its fair share
     expect_threads(1, 2, 2, 0, 1, "shared by 2 ranks", NULL);
-    // asked for
+    // --threads
     expect_threads(8, 8, 1, 3, 3, "--threads", NULL);
     expect_threads(1, 8, 2, 1, 1, "--threads", NULL); // the binding is meant
     expect_threads(1, 8, 2, 4, 4, "--threads", "--bind-to none");
     expect_threads(8, 8, 2, 4, 4, "--threads", NULL);
     expect_threads(8, 8, 2, 5, 5, "--threads",
                    "--threads 5 for each of 2 ranks is more than the 8 cores here: slower than 4");
-    // a container's share of time: fewer cores than the mask shows
+    // a container limits the share of time: fewer cores than the mask shows
     expect_threads(64, 2, 1, 0, 2, "all 2 cores", NULL);
     expect_threads(64, 2, 2, 0, 1, "2 cores shared by 2 ranks", NULL);
-    // nonsense from the system
+    // numbers that no system should report
     expect_threads(0, 0, 0, 0, 1, "all 1 core", NULL);
     expect_threads(-1, 4, -3, 0, 1, "bound", "--bind-to none");
 }

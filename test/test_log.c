@@ -1,4 +1,5 @@
-// test_log.c: the run directory, log.jsonl and progress.tsv, and the lines on the terminal.
+// test_log.c: the run directory, log.jsonl and progress.tsv, and the lines on the
+// terminal.
 
 #include <signal.h>
 #include <sys/resource.h>
@@ -8,7 +9,7 @@
 #include "program/progress.h"
 #include "program/run_directory.h"
 
-static char scratch[64]; // a directory of this program's own, and where it runs
+static char scratch[64]; // a directory of this test's own, in which it runs
 static char start_directory[1024];
 
 static char *read_file(const char *path) {

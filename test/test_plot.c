@@ -1,10 +1,9 @@
-// test_plot.c: scripts/plot on logs made here: what is in the page, the pictures, and
-// what a mistake says.
+// test_plot.c: scripts/plot on logs that this test writes: the page, the pictures, and
+// the messages about mistakes.
 //
-// Two runs: one that went well, whose directory has a name that HTML must escape; one
-// with nulls, resumed from an earlier commit, whose last line is still being written.
-// Drawing needs gnuplot, and is left out where there is none; mistakes are found without
-// it.
+// Two runs: one that went well, in a directory whose name HTML must escape; and one with
+// nulls, resumed from an earlier commit, whose last line is still being written. Tests
+// that draw need gnuplot and are skipped where there is none.
 #include "test/program.h"
 
 static Stage stage;
@@ -79,7 +78,8 @@ static void write_broken_run(void) {
     write_run("it's", &log);
 }
 
-// scripts/plot with `arguments`: its exit code, and one line at most where it fails.
+// Runs scripts/plot with `arguments`; expects that exit code, and one line of error where
+// it is not 0.
 static Outcome plot(const char *arguments, int exit_code) {
     Outcome outcome = program_run(&stage, 0, arguments);
     outcome_check(&outcome, exit_code, arguments);
@@ -96,12 +96,12 @@ static const char *drawn(const char *name) {
 
 static void need_gnuplot(void) {
     if (has_gnuplot) { return; }
-    print_message("no gnuplot here: left out\n");
+    print_message("there is no gnuplot here: skipped\n");
     skip();
 }
 
-// How often the pen moves on in the curve that is drawn in `colour`, in the panel of that
-// name: points less pieces.
+// How many line segments curve number `which` in `colour` has in a panel: its points
+// minus its pieces.
 static int pen_moves(const char *page, const char *panel, const char *colour, int which) {
     char mark[64], stroke[64];
     snprintf(mark, sizeof mark, "id=\"%s_plot_", panel);
@@ -117,7 +117,7 @@ static int pen_moves(const char *page, const char *panel, const char *colour, in
     return moves;
 }
 
-// Drawn once.
+// The page of both runs, which is drawn by the first test that needs it.
 static const char *page_of_both(void) {
     char path[STAGE_PATH_SIZE];
     need_gnuplot();
@@ -169,8 +169,8 @@ static void the_page_needs_nothing_else(void **state) {
     for (size_t i = 0; i < sizeof absent / sizeof absent[0]; i++) { assert_null(strstr(page, absent[i])); }
 }
 
-// The thin curve of the broken run has 10 reports, 1 of them null, then 3 more: pieces of
-// 4, 5 and 3.
+// The thin curve of the broken run has 10 reports, one of them null, then 3 more after
+// the run was resumed: pieces of 4, 5 and 3 points.
 static void the_pen_is_lifted_where_nothing_is_known_and_where_a_run_was_resumed(void **state) {
     (void)state;
     const char *page = page_of_both();

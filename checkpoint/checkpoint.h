@@ -1,29 +1,34 @@
-// checkpoint.h: the format of a checkpoint, on which checkpoint/save.h, its writer, and
-// checkpoint/load.h, its reader, must agree.
+// checkpoint.h: the format of a checkpoint, on which its writer, checkpoint/save.h, and its
+// reader, checkpoint/load.h, must agree.
 //
-// A checkpoint holds everything that a run needs to go on as if it had never stopped. It
-// is a directory of its own, OUT/checkpoints/step-N:
+// A checkpoint holds everything that a run needs to go on as if it had never stopped. It is
+// a directory of its own, OUT/checkpoints/step-N:
 //
-//   model/              the committed parameters as a Hugging Face directory, which transformers loads as it is
-//   state.safetensors   vectors of the optimizer and of the rule, cut into the model's tensors: master/NAME,
-//                       exp_avg/NAME, ...
-//   checkpoint.json     the manifest: what the run was, its counters, its position in the data, what the rule
-//                       remembers; and a CRC-32 of every block of state.safetensors and of the manifest itself
+//   model/              the committed parameters as a Hugging Face directory, which
+//                       transformers loads as it is
+//   state.safetensors   vectors of the optimizer and of the rule, cut into the model's
+//                       tensors: master/NAME, exp_avg/NAME, ...
+//   checkpoint.json     the manifest: what the run was, its counters, its position in the
+//                       data, what the rule remembers; and a CRC-32 of every block of
+//                       state.safetensors, and of the manifest itself
 //
 // Vectors are logical: none of them is "the bytes of rank 3". What all ranks share is
-// written once, each part by the rank that owns it; what every worker has of its own
-// stands under worker.R/. So a run with another number of ranks, or of another rule, can
-// go on from it. What is then not exactly as before is reported.
+// written once, each part by the rank that owns it; what every worker has of its own stands
+// under worker.R/. So a run with another number of ranks, or of another rule, can go on from
+// it. What is then not exactly as before is reported.
 //
-//   vector                which rules                   what
-//   master                all                           the exact parameters; in local rules the outer ones
-//   exp_avg, exp_avg_sq   all; local: of each worker    AdamW's moments
-//   parameters            sharded; local: of each       what compute uses, where that is not the master: an
-//                         worker                        estimate, rounded values, a worker's own parameters
-//   gradients             overlapped: of each worker    what was handed over and waits for the next job
-//   momentum              local                         of the outer step
-//   exchange              with a job in flight          the sum that the next boundary will apply
-//                         between commits
+//   vector              of which rules        what
+//   master              all                   the exact parameters; in local rules the outer ones
+//   exp_avg,            all; in local rules   AdamW's moments
+//   exp_avg_sq            of each worker
+//   parameters          sharded; local:       what compute uses, where it is not the master: an
+//                         of each worker      estimate, rounded, or a worker's own parameters
+//   gradients           overlapped:           what was handed over and waits for the next job
+//                         of each worker
+//   momentum            local                 of the outer step
+//   exchange            those with a job in   the sum that the next boundary will apply
+//                         flight between
+//                         commits
 #ifndef ACCO_CHECKPOINT_CHECKPOINT_H
 #define ACCO_CHECKPOINT_CHECKPOINT_H
 

@@ -1,27 +1,33 @@
 // checkpoint/save.h: writing a checkpoint, beside training where memory allows.
 //
-//   compute, communication   | training | begin |  training ...                     | end | training ...
-//   writer (a thread)                           | parts to disk . sync . model/ |
+//   compute, communication   training | begin | training ...               | end | training
+//   writer (a thread)                         | parts to disk, sync, model/ |
 //
-//   begin    between two commits, both streams idle: makes the temporary directory, gathers the numbers, and
-//            copies what this rank has to write; where there is no memory for a copy it is written at once
+//   begin    between two commits, both streams idle: makes the temporary directory, gathers
+//            the numbers, and copies what this rank has to write; where there is no memory
+//            for a copy it is written at once
 //   writer   writes the copies and computes their checksums; uses files only, no other rank
-//   end      between two commits, after the writer of every rank has ended, which all ranks learn with the
-//            same job (Tally::ended): writes checkpoint.json and renames the directory
+//   end      between two commits, when the writer of every rank has ended, which all ranks
+//            learn with the same job (Tally::ended): writes checkpoint.json, and renames
+//            the directory
 //
 // All ranks write their parts of one file, in a directory that all of them see.
 //
-// A checkpoint is whole or absent, whenever the program or the machine stops. The order
-// of the steps ensures that:
-//   1. every rank writes its parts of state.safetensors under the temporary name and syncs them; rank 0
-//      also writes and syncs model/
+// A checkpoint is whole or absent, whenever the program or the machine stops. The order of
+// the steps ensures that:
+//
+//   1. every rank writes its parts of state.safetensors under the temporary name and syncs
+//      the file; rank 0 also writes and syncs model/
 //   2. all ranks agree that all of that is on disk
-//   3. rank 0 writes and syncs checkpoint.json: it comes last, with the checksums of everything before it
-//   4. rank 0 syncs the temporary directory, renames it to step-N, and syncs the folder (runtime/files.h)
-//   5. only then are older checkpoints removed
+//   3. rank 0 writes and syncs checkpoint.json, which comes last because it holds the
+//      checksums of the state
+//   4. rank 0 syncs the temporary directory, renames it to step-N, and syncs the folder
+//      that holds it (directory_publish in runtime/files.h)
+//   5. only then older checkpoints are removed
+//
 // A failure at any step leaves the older checkpoints as they were, and the run goes on.
-// Checksums are computed from memory, of what was meant to be written: so a disk that
-// stores something else is found out when the checkpoint is loaded.
+// Checksums are computed from memory, of what was meant to be written: if the disk stores
+// something else, loading finds out.
 #ifndef ACCO_CHECKPOINT_SAVE_H
 #define ACCO_CHECKPOINT_SAVE_H
 

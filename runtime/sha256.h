@@ -1,5 +1,5 @@
-// sha256.h: SHA-256 (FIPS 180-4), to name things by their content: a tokenizer in the
-// files of tokens that were made with it.
+// sha256.h: SHA-256 (FIPS 180-4). A file of tokens names the tokenizer that it was made
+// with by the hash of that tokenizer.
 #ifndef ACCO_RUNTIME_SHA256_H
 #define ACCO_RUNTIME_SHA256_H
 
@@ -15,6 +15,7 @@ typedef struct Sha256 {
     uint8_t block[SHA256_BLOCK];
 } Sha256;
 
+// Hashing is begin, any number of add, end.
 static inline void sha256_begin(Sha256 *sha) {
     static const uint32_t initial[8] = {0x6A09E667u, 0xBB67AE85u, 0x3C6EF372u, 0xA54FF53Au,
                                         0x510E527Fu, 0x9B05688Cu, 0x1F83D9ABu, 0x5BE0CD19u};
@@ -24,7 +25,7 @@ static inline void sha256_begin(Sha256 *sha) {
 
 static inline uint32_t sha256_rotate(uint32_t word, int bits) { return word >> bits | word << (32 - bits); }
 
-// The sixteen words of a block, and 48 that are made of them.
+// The message schedule of a block: its sixteen words, and 48 that are computed from them.
 static inline void sha256_schedule(const uint8_t *block, uint32_t words[64]) {
     for (int i = 0; i < 16; i++, block += 4) {
         words[i] = (uint32_t)block[0] << 24 | (uint32_t)block[1] << 16 | (uint32_t)block[2] << 8 |

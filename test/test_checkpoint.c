@@ -1,25 +1,25 @@
-// test_checkpoint.c: runs that stop and go on, as their users do it: the same bits as if
-// they had never stopped, under every rule; on another number of ranks or under another
-// rule without surprises; and what happens when they are killed, the disk is full, or a
-// checkpoint is damaged.
+// test_checkpoint.c: runs that stop and are resumed, through the command line, as users
+// do it. Under every rule a resumed run has the same bits as one that never stopped; with
+// another number of ranks or another rule it trains on sensibly; and it survives being
+// killed, a full disk, and damaged checkpoints.
 //
-// The model is so small that a checkpoint takes a millisecond: starting ranks is what
-// these tests wait for, so they start many at once.
+// The model is so small that a checkpoint takes a millisecond. These tests mostly wait
+// for ranks to start, so they start many at once.
 #define _GNU_SOURCE // prlimit
 #include "test/fleet.h"
 
 #include <dirent.h>
 #include <zlib.h>
 
-enum { COMMITS = 24 }; // of two micro-batches of one rank: what base.txt trains for
+enum { COMMITS = 24 }; // that base.txt trains for: of two micro-batches each, on one rank
 
-// A rule, with a wire.
-typedef struct Way {
+// A rule, possibly with a wire format.
+typedef struct Variant {
     const char *options;
     int period; // inner steps between two checkpoints
-} Way;
+} Variant;
 
-static const Way ways[] = {
+static const Variant variants[] = {
     {"--optimizer ddp", 1},
     {"--optimizer zero1", 1},
     {"--optimizer dpu", 1},
@@ -33,17 +33,17 @@ static const Way ways[] = {
     {"--optimizer streaming-diloco --diloco-H 6 --wire e3m0", 3},
 };
 
-enum { WAYS = sizeof ways / sizeof ways[0] };
+enum { VARIANTS = sizeof variants / sizeof variants[0] };
 
 // ---------------------------------------------------------------------------------------
 // Checkpoints on disk
 
-// The names in OUT/checkpoints, as "8 16 24": numbers of steps, ascending, then whatever
-// else there is. NULL: no such directory.
+// What is in OUT/checkpoints.
 typedef struct Saved {
-    char text[512];
-    long steps[128];
-    int count, strangers;
+    char text[512];  // the steps, as "8 16 24"
+    long steps[128]; // (count), ascending
+    int count;
+    int strangers; // files and directories of other names
 } Saved;
 
 static int compare_longs(const void *left, const void *right) {
@@ -90,7 +90,7 @@ PRINTF_LIKE(2, 3) static void shell(const Stage *stage, const char *format, ...)
     if (system(command) != 0) { fail_msg("%s", command); }
 }
 
-// A checkpoint in the middle of those that a run has left.
+// The step of a checkpoint in the middle of those that a run has left.
 static long middle_step(const Stage *stage, const char *out) {
     Saved saved = saved_in(stage, out);
     if (saved.count < 3) { fail_msg("%s has only these checkpoints: %s", out, saved.text); }
@@ -112,7 +112,7 @@ static json_t *manifest_read(const Stage *stage, const char *checkpoint) {
 }
 
 // ---------------------------------------------------------------------------------------
-// What is compared
+// Comparing runs
 
 static json_t *resume_event(const Fleet *fleet, int i) {
     json_t *event = log_event_of(fleet->events[i], "resume", -1);
@@ -128,7 +128,7 @@ static double final_loss(const Fleet *fleet, int i) {
     return fleet_number(fleet, i, "validation", -1, "loss");
 }
 
-// The run says that it went on from commit `step`, and whether that is exact.
+// Run i says that it was resumed at commit `step`, and whether that is exact.
 static void check_resumed(Fleet *fleet, int i, long step, bool exact) {
     const char *what = fleet->trainings[i].what;
     json_t *event = resume_event(fleet, i);
@@ -141,8 +141,8 @@ static void check_resumed(Fleet *fleet, int i, long step, bool exact) {
     text_check(fleet_output(fleet, i), exact ? "; exact\n" : "; not exact: ", what);
 }
 
-// All that the events of a kind say of training, not of time. Run b has the last ones of
-// run a, from where it went on.
+// The events of a kind say the same about training (about time they may differ). Run b
+// was resumed from run a, and has only the last of a's events.
 static void check_same_events(const Fleet *fleet, int a, int b, const char *kind) {
     static const char *const fields[] = {"commit", "tokens",    "loss", "perfect_loss",
                                          "lr",     "grad_norm", "grads"};
@@ -159,33 +159,34 @@ static void check_same_events(const Fleet *fleet, int a, int b, const char *kind
 }
 
 // ---------------------------------------------------------------------------------------
-// Exactly as if nothing had happened
+// The same bits as without the interruption
 
-// Run i is uninterrupted; run count + i goes on from a checkpoint in its middle.
+// Of every variant an uninterrupted run, and one that is resumed from a checkpoint in its
+// middle.
 static void check_exact(Stage *stage, int ranks) {
     Fleet *fleet = fleet_new(stage);
-    Fingerprint prints[WAYS];
-    static Training whole[WAYS];
-    long steps[WAYS];
-    for (int i = 0; i < WAYS; i++) {
-        fleet_start(fleet, ranks, "--save-every 1 --keep 100 %s", ways[i].options);
+    Fingerprint prints[VARIANTS];
+    static Training whole[VARIANTS];
+    long steps[VARIANTS];
+    for (int i = 0; i < VARIANTS; i++) {
+        fleet_start(fleet, ranks, "--save-every 1 --keep 100 %s", variants[i].options);
     }
     fleet_finish(fleet);
     memcpy(prints, fleet->prints, sizeof prints);
     memcpy(whole, fleet->trainings, sizeof whole);
-    double losses[WAYS];
-    for (int i = 0; i < WAYS; i++) {
+    double losses[VARIANTS];
+    for (int i = 0; i < VARIANTS; i++) {
         steps[i] = middle_step(stage, whole[i].out);
         losses[i] = fleet_number(fleet, i, "report", -1, "loss");
-        assert_true(steps[i] % ways[i].period == 0);
+        assert_true(steps[i] % variants[i].period == 0);
     }
     stage_end_all(stage);
     fleet = fleet_new(stage);
-    for (int i = 0; i < WAYS; i++) {
-        fleet_start(fleet, ranks, "%s --resume %s", ways[i].options, step_path(&whole[i], steps[i]));
+    for (int i = 0; i < VARIANTS; i++) {
+        fleet_start(fleet, ranks, "%s --resume %s", variants[i].options, step_path(&whole[i], steps[i]));
     }
     fleet_finish(fleet);
-    for (int i = 0; i < WAYS; i++) {
+    for (int i = 0; i < VARIANTS; i++) {
         check_resumed(fleet, i, steps[i], true);
         if (strcmp(fleet->prints[i].text, prints[i].text) != 0) {
             fail_msg("%s: %s, without an interruption %s", fleet->trainings[i].what, fleet->prints[i].text,
@@ -202,13 +203,13 @@ static void one_rank_goes_on_with_the_same_bits(void **state) { check_exact(stag
 static void two_ranks_go_on_with_the_same_bits(void **state) { check_exact(stage_with_ranks(state), 2); }
 static void three_ranks_go_on_with_the_same_bits(void **state) { check_exact(stage_with_ranks(state), 3); }
 
-// From every checkpoint that there is, reports and validations included; also from the
-// last one, when nothing is left to do.
+// Resumed from each of a run's checkpoints, with the same reports and validations; also
+// from the last one, where nothing is left to do.
 static void every_checkpoint_will_do(void **state) {
     static const int chosen[] = {1, 4, 5, 7};
     for (int c = 0; c < 4; c++) {
         Stage *stage = stage_of(state);
-        const char *options = ways[chosen[c]].options;
+        const char *options = variants[chosen[c]].options;
         Fleet *fleet = fleet_new(stage);
         fleet_start(fleet, 0, "%s --tokens 384 --save-every 1 --keep 100 --report-every 1 --val-every 2",
                     options);
@@ -236,11 +237,12 @@ static void every_checkpoint_will_do(void **state) {
     }
 }
 
-// A checkpoint of co2 lies between a sum that was sent and the boundary that takes it.
+// A checkpoint of co2 is made after a sum was sent and before the boundary that applies
+// it.
 static void co2_is_saved_with_its_exchange_under_way(void **state) {
     Stage *stage = stage_of(state);
     Fleet *fleet = fleet_new(stage);
-    fleet_start(fleet, 0, "%s --save-every 1 --keep 100", ways[5].options);
+    fleet_start(fleet, 0, "%s --save-every 1 --keep 100", variants[5].options);
     fleet_finish(fleet);
     json_t *manifest = manifest_read(stage, step_path(&fleet->trainings[0], 12));
     assert_true(json_is_true(json_object_get(manifest, "job_in_flight")));
@@ -248,10 +250,10 @@ static void co2_is_saved_with_its_exchange_under_way(void **state) {
 }
 
 // ---------------------------------------------------------------------------------------
-// Another number of ranks, another rule, other options: it goes on, and says what is not
-// exact
+// Another number of ranks, another rule, other options: the run trains on, and says what
+// is not exact
 
-// What a run reported at a commit, or latest before.
+// The loss that a run reported at a commit, or else last before it.
 static double loss_at(const Fleet *fleet, int i, double commit) {
     json_t *report, *found = NULL;
     for (int n = 0; (report = log_event_of(fleet->events[i], "report", n)) != NULL; n++) {
@@ -261,6 +263,8 @@ static double loss_at(const Fleet *fleet, int i, double commit) {
     return log_number(found, "loss");
 }
 
+// Run i, which was resumed from run `whole`, trains on: its loss does not jump up and
+// ends near that of the whole run. It remarks `remark`.
 static void check_goes_on(Fleet *fleet, int i, int whole, double tolerance, const char *remark) {
     const char *what = fleet->trainings[i].what;
     double began = fleet_number(fleet, whole, "report", 0, "loss"), loss = final_loss(fleet, i);
@@ -270,8 +274,8 @@ static void check_goes_on(Fleet *fleet, int i, int whole, double tolerance, cons
     if (!(loss < began - 0.5 && loss < there + 0.1)) {
         fail_msg("%s: ends at %.4f, was at %.4f when it was saved, began at %.4f", what, loss, there, began);
     }
-    if (!(loss - final_loss(fleet, whole) <
-          tolerance)) { // fewer ranks make more commits of the same tokens, and may end lower
+    // Fewer ranks make more commits of the same tokens, and may end lower.
+    if (!(loss - final_loss(fleet, whole) < tolerance)) {
         fail_msg("%s: ends at %.4f, the uninterrupted one at %.4f", what, loss, final_loss(fleet, whole));
     }
 }
@@ -305,7 +309,8 @@ static void other_numbers_of_ranks_go_on(void **state) {
     }
 }
 
-// A sum over four workers is a mean over four, whoever takes it.
+// The sum of four workers that is in flight becomes the mean of four, also where one rank
+// applies it.
 static void a_sum_under_way_belongs_to_those_who_sent_it(void **state) {
     static const char *const options =
         "--optimizer co2 --co2-tau 6 --co2-beta 0 --lr 0.01 --warmup 0 --schedule constant --val-every 1";
@@ -316,8 +321,8 @@ static void a_sum_under_way_belongs_to_those_who_sent_it(void **state) {
     const char *path = step_path(&fleet->trainings[0], 6);
     fleet_start(fleet, 1, "%s --tokens 900 --micro-batch 1 --resume %s", options, path);
     fleet->events[1] = training_finish(stage, &fleet->trainings[1]);
-    // The first boundary after step 6 takes the sum of the four, whatever the one has
-    // done since.
+    // The first boundary after step 6 applies the sum of the four, whatever the one rank
+    // has done since.
     double four = fleet_number(fleet, 0, "validation", 0, "loss"),
            one = fleet_number(fleet, 1, "validation", 0, "loss");
     assert_close(one, four, 1e-3, "the loss after a boundary that takes the sum of four workers");
@@ -328,12 +333,12 @@ static void other_rules_go_on(void **state) {
     Stage *stage = stage_with_ranks(state);
     Fleet *fleet = fleet_new(stage);
     for (int i = 0; i < 6; i++) {
-        fleet_start(fleet, 2, "%s %s --save-every 1 --keep 100", longer, ways[pairs[i][0]].options);
+        fleet_start(fleet, 2, "%s %s --save-every 1 --keep 100", longer, variants[pairs[i][0]].options);
     }
     fleet_finish(fleet);
     for (int i = 0; i < 6; i++) {
         long step = middle_step(stage, fleet->trainings[i].out);
-        fleet_start(fleet, 2, "%s %s --resume %s", longer, ways[pairs[i][1]].options,
+        fleet_start(fleet, 2, "%s %s --resume %s", longer, variants[pairs[i][1]].options,
                     step_path(&fleet->trainings[i], step));
     }
     for (int i = 6; i < 12; i++) {
@@ -342,7 +347,7 @@ static void other_rules_go_on(void **state) {
     }
 }
 
-// What changes the bits is said; what does not, is not.
+// A change of an option that changes the bits is remarked, a change of any other is not.
 static void other_options_are_named(void **state) {
     static const char *const rule = "--optimizer streaming-diloco";
     static const char *const changed[] = {"--diloco-H 6",
@@ -378,7 +383,8 @@ static void other_options_are_named(void **state) {
     }
 }
 
-// Twice the batch is not twice as much trained.
+// The commits before the checkpoint count with the batch that they had, not twice with
+// twice the batch.
 static void tokens_are_counted_on_with_another_batch(void **state) {
     Stage *stage = stage_of(state);
     Fleet *fleet = fleet_new(stage);
@@ -393,7 +399,7 @@ static void tokens_are_counted_on_with_another_batch(void **state) {
 // ---------------------------------------------------------------------------------------
 // --resume auto
 
-// One run in OUT, from the start or from what is there.
+// Starts or resumes the run in OUT.
 static Training auto_start(Stage *stage, int ranks, const char *out, const char *options) {
     char arguments[1024];
     Setting setting;
@@ -447,15 +453,14 @@ static void auto_goes_on_where_the_log_is(void **state) {
     json_decref(events);
 }
 
-// What is done to the newest checkpoint, step 24; the word by which it is recognised, and
-// the step from which the run goes on.
 typedef struct Damage {
-    const char *command, *named;
-    long from; // 0: from nothing
+    const char *command; // what is done to the newest checkpoint, of step 24
+    const char *named;   // part of the message about it
+    long from;           // the step from which the run is resumed then; 0: it starts anew
 } Damage;
 
-// In the stage's directory; $d: the checkpoint of step 24, $c: the folder with all of
-// them.
+// Commands run in the run's directory. $d: the checkpoint of step 24, $c: the folder of
+// all of them.
 static const Damage damages[] = {
     {"printf '\\377' | dd of=$d/state.safetensors bs=1 seek=50000 conv=notrunc 2>/dev/null", "is damaged",
      20},
@@ -508,8 +513,8 @@ static void damaged_checkpoints_are_named_and_passed_over(void **state) {
     for (int i = 0; i < DAMAGES; i++) { check_damage(stage, &trainings[i], &damages[i], &expected); }
 }
 
-// The run that goes on from before the damaged ones keeps what it saves now, not what is
-// damaged and has larger numbers.
+// A run that is resumed from before damaged checkpoints keeps those that it saves now,
+// and does not count the damaged ones, which have larger numbers.
 static void new_checkpoints_are_not_given_up_for_damaged_ones(void **state) {
     Stage *stage = stage_of(state);
     Training whole = training_start(stage, 0, "--save-every 8 --keep 100");
@@ -529,7 +534,7 @@ static void new_checkpoints_are_not_given_up_for_damaged_ones(void **state) {
     json_decref(events);
 }
 
-// A finished run that is started again does nothing, and above all loses nothing.
+// A finished run that is resumed trains nothing, writes no checkpoint, and loses nothing.
 static void a_finished_run_stays_finished(void **state) {
     for (int i = 0; i < RULES_TESTED; i++) {
         Stage *stage = stage_of(state);
@@ -544,7 +549,7 @@ static void a_finished_run_stays_finished(void **state) {
         json_t *one = log_event_of(events, "end", 0), *other = log_event_of(events, "end", 1);
         assert_true(log_number(one, "commit") == log_number(other, "commit"));
         assert_true(log_number(one, "tokens") == log_number(other, "tokens"));
-        size_t written_again = 0; // nothing was trained, so nothing is written anew: that could only go wrong
+        size_t written_again = 0;
         for (size_t n = json_array_size(events);
              n > 0 && log_event_of(events, "start", 1) != json_array_get(events, n - 1); n--) {
             const char *kind = json_string_value(json_object_get(json_array_get(events, n - 1), "event"));
@@ -552,19 +557,19 @@ static void a_finished_run_stays_finished(void **state) {
         }
         if (written_again > 0) { fail_msg("%s: a checkpoint that was there is written again", out); }
         if (strstr(training_output(stage, &second), "loss       0.0000") != NULL) {
-            fail_msg("%s: a loss that nobody measured", out);
+            fail_msg("%s: prints a loss that was not measured", out);
         }
         json_decref(events);
     }
 }
 
 // ---------------------------------------------------------------------------------------
-// Asked to stop, and killed
+// Runs that are asked to stop, and runs that are killed
 
 static const char *const slow = "--slow-rank 0 --slow-ms 10 --report-every 1 --val-batches none";
 
-// Waits for event number `count` of a kind, and tells which processes the latest start of
-// the run has.
+// Waits until the log has `count` events of a kind since the latest start of the run.
+// pids (ranks): the processes of that start.
 static void wait_for_events(Stage *stage, const Training *training, const char *kind, int count,
                             pid_t *pids) {
     char path[STAGE_PATH_SIZE], name[128], wanted[64];
@@ -598,7 +603,7 @@ static void wait_for_events(Stage *stage, const Training *training, const char *
     }
 }
 
-// A launcher that ends a job gives an exit code of its own choice when ranks had theirs.
+// The run was asked to stop, said so, and saved its last commit.
 static void check_stopped(Stage *stage, const Training *training) {
     Outcome outcome = program_finish(stage, &training->program);
     outcome_check(&outcome, 75, training->what);
@@ -612,7 +617,8 @@ static void check_stopped(Stage *stage, const Training *training) {
     json_decref(events);
 }
 
-// `victim` is asked; all ranks save, leave, and go on in the next run.
+// Rank `victim` is asked to stop by a signal: all ranks save and leave, and can be
+// resumed.
 static void check_stop(Stage *stage, int ranks, int victim, int signal_number) {
     Training stopped[RULES_TESTED], whole[RULES_TESTED];
     pid_t pids[2];
@@ -646,8 +652,8 @@ static void one_rank_that_is_asked_stops_all(void **state) {
     check_stop(stage_with_ranks(state), 2, 1, SIGUSR1);
 }
 
-// Killed three times at any moment of a run that always saves, among others while it
-// saves.
+// Killed three times, at moments that vary, in a run that saves after every commit, and
+// so sometimes while it saves.
 static void check_kills(Stage *stage, int ranks, const char *options) {
     char all[512];
     pid_t pids[2] = {0, 0};
@@ -678,9 +684,9 @@ static void a_run_that_lost_a_rank_goes_on(void **state) {
 }
 
 // ---------------------------------------------------------------------------------------
-// Nowhere to write
+// Checkpoints that cannot be written
 
-// The run goes on, the old checkpoint stays as it was.
+// The run trains on, and the older checkpoint stays as it was.
 static void a_full_disk_costs_the_new_checkpoint_only(void **state) {
     Stage *stage = stage_of(state);
     Setting setting = {NULL, 60000, true, NULL, NULL, 0}; // no file may be as long as the state
@@ -717,7 +723,7 @@ static void a_folder_that_cannot_be_made_costs_only_checkpoints(void **state) {
     assert_int_equal(text_count(outcome.output, "no checkpoint: "), 3);
 }
 
-// Only rank 1 has no room: nobody waits for it, and the message names it.
+// Only rank 1 cannot write: the others do not wait for it, and the message names it.
 static void one_rank_without_room_is_named(void **state) {
     Stage *stage = stage_with_ranks(state);
     pid_t pids[2];
@@ -736,7 +742,7 @@ static void one_rank_without_room_is_named(void **state) {
 }
 
 // ---------------------------------------------------------------------------------------
-// What is kept, and models in
+// Which checkpoints are kept, and models as a start
 
 static void some_checkpoints_are_kept(void **state) {
     Stage *stage = stage_of(state);
@@ -754,7 +760,7 @@ static void some_checkpoints_are_kept(void **state) {
     check_saved(stage, fleet->trainings[3].out, "12 18 24"); // the first ones beyond 8 and 16
 }
 
-// Of a checkpoint that somebody has moved away and left a link to, only the link goes.
+// Somebody has moved a checkpoint away and left a link: only the link is removed.
 static void links_are_not_followed(void **state) {
     Stage *stage = stage_of(state);
     Training first = training_start(stage, 0, "--optimizer ddp --save-every 8 --keep 9");
@@ -769,17 +775,18 @@ static void links_are_not_followed(void **state) {
     shell(stage, "[ -s archive/state.safetensors ] && [ -s archive/model/config.json ]");
 }
 
-// With steps that are too small to change anything, what is validated is what was loaded.
+// Steps that are too small to change anything: the validation shows the loaded model.
 static void a_saved_model_begins_another_run(void **state) {
     static const int chosen[] = {1, 3, 5, 7};
     static const char *const still = "--lr 1e-12 --tokens 64 --optimizer ddp";
     Stage *stage = stage_of(state);
     Fleet *fleet = fleet_new(stage);
     for (int i = 0; i < 4; i++) {
-        fleet_start(fleet, 0, "%s --save-every 1 --keep 100 --val-every 1", ways[chosen[i]].options);
+        fleet_start(fleet, 0, "%s --save-every 1 --keep 100 --val-every 1", variants[chosen[i]].options);
     }
     fleet_finish(fleet);
-    for (int i = 0; i < 4; i++) { // by either option, and a checkpoint stands for the model in it
+    // By either option, from model/ in a checkpoint or from the checkpoint itself.
+    for (int i = 0; i < 4; i++) {
         fleet_start(fleet, 0, "%s --%s %s%s", still, i < 2 ? "from" : "finetune",
                     step_path(&fleet->trainings[i], 12), i % 2 == 0 ? "/model" : "");
     }
@@ -827,7 +834,7 @@ static void a_model_of_others_begins_a_run(void **state) {
 }
 
 // ---------------------------------------------------------------------------------------
-// Refused: exit code 2, one line, and nothing left behind that is in the way of the next
+// Refused: exit code 2, one line, and nothing left behind that would hinder the next
 // attempt
 
 typedef struct Refusal {
@@ -874,18 +881,18 @@ static void mistakes_are_refused(void **state) {
     }
     shell(stage, "mkdir -p held/checkpoints && cp -r SAVED held/checkpoints/step-24");
     check_refused(stage, 0, "held", "--resume auto --model wide.json", "another model");
-    Outcome outcome = program_run(
-        stage, 0, "--config base.txt --resume auto"); // a directory of a new name has nothing to go on from
+    // Without --out the run gets a new directory, in which there is nothing to resume.
+    Outcome outcome = program_run(stage, 0, "--config base.txt --resume auto");
     outcome_check(&outcome, 2, "--resume auto without --out");
     text_check(outcome.errors, "--out", "--resume auto without --out");
     assert_int_equal(text_lines(outcome.errors), 1);
     if (stage->has_mpi) { check_refused(stage, 2, "refused", refusals[0].arguments, refusals[0].part); }
 }
 
-// Each is a change to checkpoint.json: a key and what is put there; null: the key is
-// taken away. rule: for which it is nonsense.
+// A change to checkpoint.json that makes it nonsense.
 typedef struct Hostile {
-    const char *key, *value, *rule;
+    const char *key, *value; // "null": the key is removed
+    const char *rule;        // for which it is nonsense; NULL: for all
 } Hostile;
 
 static const Hostile hostile[] = {
@@ -925,7 +932,7 @@ static const Hostile hostile[] = {
 
 enum { HOSTILE = sizeof hostile / sizeof hostile[0] };
 
-// As checkpoint.h does it: whoever means harm can do that too.
+// Makes the checksum right, as checkpoint.h does it: an attacker can do that too.
 static void sign(json_t *manifest) {
     json_object_del(manifest, "checksum");
     char *text = json_dumps(manifest, JSON_COMPACT | JSON_SORT_KEYS);
@@ -946,8 +953,8 @@ static void write_hostile(const Stage *stage, const json_t *good, const Hostile 
     json_decref(changed);
 }
 
-// Whatever checkpoint.json says: one line and exit code 2, whether or not its checksum is
-// right.
+// Every nonsense in checkpoint.json is refused with one line and exit code 2, whether or
+// not its checksum is right.
 static void check_hostile(Stage *stage, const char *rule, const char *options) {
     int faults = 0;
     save_one(stage, options);
@@ -977,6 +984,7 @@ static void hostile_manifests_are_refused(void **state) {
 }
 
 // ---------------------------------------------------------------------------------------
+// The stage
 
 static void write_model(const Stage *stage, const char *name, int channels, int heads) {
     char text[512];
@@ -1011,7 +1019,8 @@ static void write_stage(const Stage *stage) {
 #define CHECKPOINT_TEST(function) \
     cmocka_unit_test_prestate_setup_teardown(function, NULL, stage_end_test, &stage)
 
-// test_checkpoint PATTERN runs the tests whose names match, as '*rank*'.
+// test_checkpoint PATTERN runs only the tests whose names match PATTERN, such as
+// '*rank*'.
 int main(int argc, char **argv) {
     static Stage stage;
     const struct CMUnitTest tests[] = {

@@ -1,11 +1,15 @@
-// test_hf_model.c: a directory of transformers comes in with its bits, computes its
-// logits, and goes out again as it came; every directory that is not the model of its
-// configuration is refused with a line that names what is wrong.
+// test_hf_model.c: models in Hugging Face directories. A directory that transformers
+// wrote is read bit by bit, gives transformers' logits, and is written again as it was; a
+// directory that does not hold the model of its configuration is refused with a line that
+// names what is wrong.
 //
 // test/reference/pretrained is such a directory; dev/reference/make_pretrained.py makes
-// it. With arguments this program is the other half of dev/reference/check_pretrained.py:
+// it. With arguments this program is the C half of dev/reference/check_pretrained.py:
 //
-//     test_hf_model FROM TO f32|bf16     loads FROM, computes the logits of the tokens in FROM/logits.safetensors, saves both as TO
+//     test_hf_model FROM TO f32|bf16
+//
+// loads FROM, computes the logits of the tokens in FROM/logits.safetensors, and saves
+// both as TO.
 #include "test/harness.h"
 
 #include <signal.h>
@@ -16,21 +20,10 @@
 
 #define REFERENCE "test/reference/pretrained"
 
-static char scratch_directory[] = "/tmp/test_pretrained.XXXXXX";
+static char scratch_directory[] = "/tmp/test_hf_model.XXXXXX";
 
-static void remove_tree(const char *path) {
-    DIR *directory = opendir(path);
-    char entry_path[PATH_MAX];
-    for (struct dirent *entry; directory != NULL && (entry = readdir(directory)) != NULL;) {
-        if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0) { continue; }
-        snprintf(entry_path, sizeof entry_path, "%s/%s", path, entry->d_name);
-        if (unlink(entry_path) != 0) { remove_tree(entry_path); }
-    }
-    if (directory != NULL) { closedir(directory); }
-    rmdir(path);
-}
-
-// One of two places, by turns.
+// A path in the scratch directory; stays valid during the next call, but not during the
+// one after.
 static const char *scratch(const char *name) {
     static char paths[2][PATH_MAX];
     static int turn = 0;
@@ -39,7 +32,8 @@ static const char *scratch(const char *name) {
     return paths[turn];
 }
 
-// ---- loading, and computing
+// ---------------------------------------------------------------------------------------
+// Loading a model and computing its logits
 
 typedef struct Loaded {
     GptNeoConfig config;
@@ -126,7 +120,8 @@ static void a_model_of_transformers_computes_its_logits(void **state) {
     loaded_free(&loaded);
 }
 
-// ---- saving
+// ---------------------------------------------------------------------------------------
+// Saving
 
 // An item of the metadata; NULL: there is none of this key.
 static const char *metadata(const SafetensorsFile *file, const char *key) {
@@ -300,7 +295,8 @@ static void the_tokenizer_goes_with_the_model(void **state) {
     loaded_free(&loaded);
 }
 
-// ---- saving where it cannot be
+// ---------------------------------------------------------------------------------------
+// Saving where it must fail
 
 static void expect_words(const Error *error, const char *words) {
     if (strstr(error->text, words) == NULL) { fail_msg("'%s' does not say '%s'", error->text, words); }
@@ -330,7 +326,7 @@ static void nothing_is_overwritten(void **state) {
     expect_no_save("", &loaded, "must be named");
     assert_int_equal(entries_in(scratch("place")), 1);
     mkdir(scratch("place/empty"), 0777);
-    mkdir(scratch("place/empty.partial1"), 0777); // what a run that was killed has left
+    mkdir(scratch("place/empty.partial1"), 0777); // as a killed run leaves it
     save_or_fail(scratch("place/empty//"), &loaded, SAFETENSORS_F32, NULL);
     assert_int_equal(entries_in(scratch("place/empty")), 2);
     assert_int_equal(entries_in(scratch("place")), 3);
@@ -345,14 +341,14 @@ static void a_save_that_fails_leaves_nothing(void **state) {
     struct rlimit old, small;
     assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
     small = old;
-    small.rlim_cur = 10000; // config.json fits, the weights do not
+    small.rlim_cur = 10000; // room for config.json, but not for the weights
     void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
     Error error = {""};
     setrlimit(RLIMIT_FSIZE, &small);
     const char *to = scratch("limited/model");
     bool saved =
         hf_model_save(to, &loaded.config, &loaded.table, loaded.parameters, SAFETENSORS_F32, NULL, &error);
-    small.rlim_cur = 100; // nor does config.json
+    small.rlim_cur = 100; // not even for config.json
     setrlimit(RLIMIT_FSIZE, &small);
     Error early = {""};
     saved =
@@ -367,18 +363,19 @@ static void a_save_that_fails_leaves_nothing(void **state) {
     loaded_free(&loaded);
 }
 
-// ---- directories of others
+// ---------------------------------------------------------------------------------------
+// Directories that others wrote
 
-// How one file of weights is made from the reference's.
+// How the weights of a test differ from those of the reference.
 typedef struct Change {
-    const char *skip;        // a tensor that is left out
-    const char *rename;      // a tensor that is called `name` instead
-    const char *name;        //
+    const char *skip;   // a tensor that is left out
+    const char *rename; // a tensor that is called `name` instead
+    const char *name;
     const char *transpose;   // a tensor that gets shape (columns, rows)
     const char *retype;      // a tensor that becomes I32
     const char *extra;       // a tensor that is added, (1, 1, 3, 3) of U8
     bool bare;               // names without "transformer."
-    bool head, another_head; // lm_head.weight is added: wte, or wte with one bit changed
+    bool head, another_head; // lm_head.weight is added: equal to wte, or with one bit changed
     int part, parts;         // of the tensors only those whose number is part modulo parts; 0 parts: all
 } Change;
 
@@ -444,7 +441,7 @@ static void write_changed(const char *path, const Change *change) {
 // A fresh directory with the reference's configuration.
 static const char *fresh_directory(void) {
     Error error;
-    remove_tree(scratch("model"));
+    tree_remove(scratch("model"));
     mkdir(scratch("model"), 0777);
     assert_true(hf_model_copy_file(REFERENCE "/config.json", scratch("model/config.json"), &error));
     return scratch("model");
@@ -517,7 +514,7 @@ static void the_head_must_be_the_embedding(void **state) {
     change.head = true;
     write_model(&change);
     expect_reference();
-    change.skip = "transformer.wte.weight"; // the head alone is the embedding too
+    change.skip = "transformer.wte.weight"; // then the head stands for both
     write_model(&change);
     expect_reference();
     change = no_change();
@@ -593,13 +590,14 @@ static void without_weights_it_says_what_to_do(void **state) {
     expect_refusal("\"gpt_neo\"");
     remove(scratch("model/config.json"));
     expect_refusal("config.json");
-    remove_tree(scratch("model"));
+    tree_remove(scratch("model"));
     expect_refusal("config.json");
 }
 
-// ---- shards
+// ---------------------------------------------------------------------------------------
+// Shards
 
-// Three shards and the index that says so, or says `name` is in `shard`.
+// Three shards with their index; or with an index that says that `name` is in `shard`.
 static void write_shards(const char *name, const char *shard) {
     SafetensorsFile file;
     Error error;
@@ -663,7 +661,8 @@ static void a_damaged_index_is_refused(void **state) {
     }
 }
 
-// ---- the other half of check_pretrained.py
+// ---------------------------------------------------------------------------------------
+// The C half of check_pretrained.py
 
 static bool write_logits(const char *directory, const float *logits, int B, int T, int V, Error *error) {
     size_t shape[3] = {(size_t)B, (size_t)T, (size_t)V};
@@ -729,6 +728,6 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_damaged_index_is_refused),
     };
     int failures = cmocka_run_group_tests(tests, NULL, NULL);
-    remove_tree(scratch_directory);
+    tree_remove(scratch_directory);
     return failures;
 }

@@ -1,6 +1,6 @@
-// test_safetensors.c: what is written is read again bit by bit, by one process or by
-// several; every damaged file gives one clear line; no bytes whatever lead outside the
-// file, which the sanitizers would see.
+// test_safetensors.c: what one process or several write is read again bit by bit; every
+// damaged file is refused with one clear line; and whatever its bytes are, nothing
+// outside the file is read, which the sanitizers would report.
 #include "test/harness.h"
 
 #include <float.h>
@@ -35,7 +35,8 @@ static const SafetensorsEntry *find_or_fail(const SafetensorsFile *file, const c
     return entry;
 }
 
-// ---- a file of every type
+// ---------------------------------------------------------------------------------------
+// A file of every type
 
 enum { ODD = 7 * 5 };
 
@@ -171,7 +172,8 @@ static void files_of_the_formats_own_library_are_read(void **state) {
     safetensors_close(&file);
 }
 
-// ---- numbers
+// ---------------------------------------------------------------------------------------
+// Numbers
 
 static double half_value(uint16_t half) {
     int exponent = half >> 10 & 31, fraction = half & 0x3ff;
@@ -188,7 +190,7 @@ static SafetensorsEntry entry_of(SafetensorsType type, size_t count, const void 
     return entry;
 }
 
-// All of them: denormals, both zeros, infinities and NaNs.
+// All 65536 of them, with subnormals, both zeros, infinities and NaNs.
 static void every_half_is_converted_exactly(void **state) {
     (void)state;
     enum { ALL = 1 << 16 };
@@ -242,7 +244,7 @@ static void data_at_an_odd_address_is_read(void **state) {
     assert_memory_equal(floats, values, sizeof values);
 }
 
-// More than one block, with a NaN, an infinity, denormals and ties.
+// More than one block, with NaNs, infinities, subnormals and ties.
 static void floats_are_written_as_bf16(void **state) {
     (void)state;
     enum { COUNT = 40001 };
@@ -280,11 +282,12 @@ static void floats_are_written_as_bf16(void **state) {
     free(floats);
 }
 
-// ---- several processes
+// ---------------------------------------------------------------------------------------
+// Several processes write one file
 
 enum { WRITERS = 4, LARGE = 30011 };
 
-// One rank's share of every tensor; shares meet in the middle of a page.
+// One rank's part of every tensor. The parts meet in the middle of a page.
 static bool write_share(const SafetensorsWriter *writer, const float *values, int rank, Error *error) {
     bool good = true;
     for (int i = 0; i < writer->plan->count && good; i++) {
@@ -340,7 +343,8 @@ static void processes_write_one_file_together(void **state) {
     safetensors_plan_free(&plan);
 }
 
-// ---- what the system refuses
+// ---------------------------------------------------------------------------------------
+// Failures of the system
 
 static void expect_words(const Error *error, const char *words) {
     if (strstr(error->text, words) == NULL) { fail_msg("'%s' does not say '%s'", error->text, words); }
@@ -419,7 +423,8 @@ static void metadata_must_be_text(void **state) {
     safetensors_plan_free(&plan);
 }
 
-// ---- damaged files
+// ---------------------------------------------------------------------------------------
+// Damaged files
 
 // Opens a copy that ends where the bytes end, so that a sanitizer sees a read beyond;
 // touches all that an opened file promises.
@@ -580,7 +585,7 @@ static void lengths_that_cannot_be_are_refused(void **state) {
     expect_refusal((const uint8_t *)pointer, sizeof pointer - 1, "pointer", "git lfs pull");
 }
 
-// What an older or other writer may do, and may be done to it.
+// Files that another writer may make, and that must be read.
 static void unusual_but_whole_files_are_read(void **state) {
     (void)state;
     static const Damage good[] = {
@@ -614,7 +619,8 @@ static void deep_nesting_is_refused(void **state) {
     free(bytes);
 }
 
-// Every bit flipped, and the file cut everywhere: refused or read, never a step outside.
+// Every bit of the header flipped, and the file cut at every byte: it is refused or read,
+// and nothing outside it is touched.
 static void no_flipped_bit_leads_outside_the_file(void **state) {
     (void)state;
     SafetensorsPlan plan;
@@ -634,7 +640,7 @@ static void no_flipped_bit_leads_outside_the_file(void **state) {
             bytes[i] ^= (uint8_t)(1 << bit);
         }
     }
-    assert_true(refused > read); // in names a flipped letter is another letter
+    assert_true(refused > read); // in a name, a flipped bit makes just another name
     for (size_t size = 0; size < plan.file_bytes; size++) { assert_false(try_bytes(bytes, size, &error)); }
     safetensors_plan_free(&plan);
     free(bytes);

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Checks models on their way from transformers to hf_model.h and back.
+"""Checks the round trip of models from transformers through hf_model.h and back.
 
-    make build/test/test_pretrained
-    python dev/reference/check_pretrained.py [--program build/test/test_pretrained]
+    make build/test/test_hf_model
+    python dev/reference/check_pretrained.py [--program build/test/test_hf_model]
 
-For three odd sizes transformers saves random weights in each of the ways that it knows: one file, shards, the bare model
-(names without "transformer."), float32, bfloat16, float16. test_hf_model loads the directory, computes logits, and saves
-it again, in float32 and in bfloat16. Then from_pretrained must load what was saved, with
+For models of three odd sizes, transformers saves random weights in every way that it knows: one file, shards, the bare
+model (names without "transformer."), float32, bfloat16, float16. test_hf_model loads the directory, computes logits, and
+saves it again, in float32 and in bfloat16. from_pretrained must load what was saved, with
 
     the same weights, bit by bit (saved in bfloat16: as torch rounds them), and no name missing or left over
     the same layers, window and epsilon
-    logits within 1e-4: of our forward pass, and of transformers' on what we saved, of transformers' on what it saved
+    logits within 1e-4 of transformers' on what it saved: ours, and transformers' on what we saved
 """
 
 import argparse
@@ -50,7 +50,7 @@ def variants():
 
 
 def load(directory, dtype):
-    """from_pretrained, and what it complains about; dtype: what config.json must say."""
+    """The model, and what from_pretrained complains about. dtype: what config.json must say."""
     model, remarks = GPTNeoForCausalLM.from_pretrained(directory, dtype="auto", output_loading_info=True)
     remarks["dtype"] = model.dtype if model.dtype != dtype else None
     return model.eval(), [f"{key}: {value}" for key, value in remarks.items() if value]

@@ -1,5 +1,5 @@
 // fuzz_config.h: a Hugging Face config.json. What is accepted is a model that can be laid
-// out, and what is written of it is the same model.
+// out, and the config.json that is written for it describes the same model.
 #ifndef ACCO_TEST_FUZZ_FUZZ_CONFIG_H
 #define ACCO_TEST_FUZZ_FUZZ_CONFIG_H
 

@@ -1,15 +1,15 @@
-// fuzz_hf_model.h: a directory as Hugging Face keeps a model: its parts are the files
-// named below, in this order. What is accepted has every tensor of its configuration, and
-// reading them all cannot fail.
+// fuzz_hf_model.h: a directory of a Hugging Face model. The parts of the input are the
+// files named below, in this order. What is accepted has every tensor of its
+// configuration, and reading them all cannot fail.
 #ifndef ACCO_TEST_FUZZ_FUZZ_HF_MODEL_H
 #define ACCO_TEST_FUZZ_FUZZ_HF_MODEL_H
 
 #include "checkpoint/hf_model.h"
 #include "test/fuzz/fuzz.h"
 
-enum { FUZZ_PRETRAINED_FILES = 8 };
+enum { FUZZ_HF_MODEL_FILES = 8 };
 
-static inline void fuzz_pretrained_tensors(const HfModel *model) {
+static inline void fuzz_hf_model_tensors(const HfModel *model) {
     for (int i = 0; i < model->table.count; i++) {
         const SafetensorsEntry *source = model->sources[i];
         const ParameterInfo *info = &model->table.entries[i];
@@ -25,22 +25,22 @@ static inline void fuzz_pretrained_tensors(const HfModel *model) {
 }
 
 static inline bool fuzz_hf_model(const uint8_t *data, size_t size) {
-    static const char *const names[FUZZ_PRETRAINED_FILES] = {
+    static const char *const names[FUZZ_HF_MODEL_FILES] = {
         "config.json",    "model.safetensors", "model.safetensors.index.json",
         "a.safetensors",  "b.safetensors",     "tokenizer_config.json",
         "tokenizer.json", "vocab.json"};
-    FuzzPart parts[FUZZ_PRETRAINED_FILES];
+    FuzzPart parts[FUZZ_HF_MODEL_FILES];
     FuzzFolder folder;
     HfModel model;
     Error error = {""};
-    fuzz_split(data, size, parts, FUZZ_PRETRAINED_FILES);
+    fuzz_split(data, size, parts, FUZZ_HF_MODEL_FILES);
     fuzz_folder_open(&folder);
-    for (int i = 0; i < FUZZ_PRETRAINED_FILES; i++) {
+    for (int i = 0; i < FUZZ_HF_MODEL_FILES; i++) {
         if (parts[i].size > 0) { fuzz_folder_add(&folder, names[i], parts[i]); }
     }
     bool good = fuzz_accepted(hf_model_open(&model, folder.path, &error), &error);
     if (good) {
-        fuzz_pretrained_tensors(&model);
+        fuzz_hf_model_tensors(&model);
         hf_model_close(&model);
     }
     int id = hf_model_special_id(folder.path, "eos_token", 300);

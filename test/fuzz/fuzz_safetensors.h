@@ -1,6 +1,6 @@
-// fuzz_safetensors.h: a safetensors file. What is accepted has every tensor inside the
-// file, as large as its shape says, and each byte of the data in one of them; all can be
-// read as floats, and written and read again.
+// fuzz_safetensors.h: a safetensors file. In what is accepted every tensor lies inside
+// the file and is as large as its shape says, and each byte of the data belongs to one of
+// them. All can be read as floats, and can be written and read again.
 #ifndef ACCO_TEST_FUZZ_FUZZ_SAFETENSORS_H
 #define ACCO_TEST_FUZZ_FUZZ_SAFETENSORS_H
 

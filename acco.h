@@ -1,9 +1,10 @@
-// acco.h: Accumulate while you Communicate (Nabli et al., NeurIPS 2025, arXiv 2406.02613).
+// acco.h: Accumulate while you Communicate (Nabli et al., NeurIPS 2025, arXiv
+// 2406.02613).
 //
-// A batch is computed in two halves, A and B. While the communication stream makes an estimate of
-// the next parameters from half A, the compute stream computes half B at the true parameters.
-// While the communication stream commits both halves, compute already works on the next half A,
-// at the estimate:
+// A batch is computed in two halves, A and B. While the communication stream makes an
+// estimate of the next parameters from half A, the compute stream computes half B at the
+// true parameters. While the communication stream commits both halves, compute already
+// works on the next half A, at the estimate:
 //
 //   compute         | half B at theta(t)       | half A of t+1 at theta~(t+1)  | half B ...
 //   communication   | ESTIMATE theta~(t+1)     | COMMIT theta(t+1)             | ESTIMATE ...
@@ -13,14 +14,14 @@
 //   theta~(t+1) = Opt?(theta(t), A / count(A))               the optimizer state does not change
 //   theta (t+1) = Opt (theta(t), (A + B) / count(A + B))     starts from the same theta(t)
 //
-// KEEP: after a commit the accumulator holds the new half A. It is given to the estimate and also
-// stays in the accumulator, so that half B adds to it. Counts are sums over all workers, so workers
-// may contribute different numbers of micro-batches.
+// KEEP: after a commit the accumulator holds the new half A. It is given to the estimate
+// and also stays in the accumulator, so that half B adds to it. Counts are sums over all
+// workers, so workers may contribute different numbers of micro-batches.
 //
-// The traffic of a commit is twice that of zero1. A coarser wire for the estimate touches only
-// theta~: the commit still adds up every gradient in full. The first half A is computed at theta(0)
-// before anything is sent, so the first commit is exactly that of zero1. The half A that the last
-// round computes is not used.
+// The traffic of a commit is twice that of zero1. A coarser wire for the estimate touches
+// only theta~: the commit still adds up every gradient in full. The first half A is
+// computed at theta(0) before anything is sent, so the first commit is exactly that of
+// zero1. The half A that the last round computes is not used.
 #ifndef ACCO_ACCO_H
 #define ACCO_ACCO_H
 

@@ -1,5 +1,5 @@
-// co2.h: CO2 (Sun et al., ICLR 2024, arXiv 2401.16265): local steps, and an outer momentum step that
-// is applied one round late.
+// co2.h: CO2 (Sun et al., ICLR 2024, arXiv 2401.16265): local steps, and an outer
+// momentum step that is applied one round late.
 //
 //   compute         | tau inner steps from b(t)      | tau inner steps from b(t+1) ...
 //   communication   | sum of b(t-1) - x(t-1)         | sum of b(t) - x(t) ...
@@ -10,10 +10,11 @@
 //   m = beta m + D(t-1) / Lambda
 //   b(t+1) = b(t) - alpha clip(m, phi)        b(1) = b(0): nothing has been received yet
 //
-// An exchange may take as long as the tau inner steps of the next round, so even a very slow network
-// is hidden. The price: the information is one round old. Lambda, the penalty for that, is a constant
-// here, as in the released code. co2_gap is the place for another formula; the paper's own was not at
-// hand. At the end the last sum is waited for and applied.
+// An exchange may take as long as the tau inner steps of the next round, so even a very
+// slow network is hidden. The price: the information is one round old. Lambda, the
+// penalty for that, is a constant here, as in the released code. co2_gap is the place for
+// another formula; the paper's own was not at hand. At the end the last sum is waited for
+// and applied.
 #ifndef ACCO_CO2_H
 #define ACCO_CO2_H
 
@@ -72,8 +73,8 @@ static inline void co2_describe(const void *own, char text[RULE_TEXT]) {
 // ---------------------------------------------------------------------------------------
 // The rule
 
-// The staleness gap penalty of this round, at least 1. It may depend on s->outer and s->momentum,
-// but must be the same on all ranks.
+// The staleness gap penalty of this round, at least 1. It may depend on s->outer and
+// s->momentum, but must be the same on all ranks.
 static inline float co2_gap(const Scheduler *s) { return s->settings.outer_momentum.gap; }
 
 static inline void co2_operation(Scheduler *s, const void *settings, size_t flat, size_t packed,

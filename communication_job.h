@@ -1,21 +1,25 @@
-// communication_job.h: what the communication stream does between a launch and the next boundary.
+// communication_job.h: what the communication stream does between a launch and the next
+// boundary.
 //
-//   reduce     adds up the gradient sums (in local rules the pseudo-gradients) of all workers, each
-//              element at the rank that owns it
-//   summary    one small exchange of records: counts, losses, the norm of the mean gradient
-//   step       the optimizer steps what this worker owns: a commit; or an estimate, which leaves the
-//              optimizer state bit for bit as it was; or first one and then the other
+//   reduce     adds up the gradient sums (in local rules the pseudo-gradients) of all
+//              workers, each element at the rank that owns it
+//   summary    one small exchange of records: counts, losses, the norm of the mean
+//              gradient
+//   step       the optimizer steps what this worker owns: a commit; or an estimate, which
+//              leaves the optimizer state bit for bit as it was; or first one and then
+//              the other
 //   gather     sends what was stepped to all ranks
 //
 //                     | reduce | summary | step | gather |
 //                                               ^ `stepped`   ^ `communicated`
 //
-// Reduce and gather work bucket by bucket. In synchronous rules the reduction follows the last backward
-// pass, from the end of the vector to its start, as the watermark `finished` rises. Where the state is
-// sharded, the gather then runs ahead of the next forward pass, from the start to the end, and raises the
-// watermark `arrived`. The token embedding lies at the start: it is used first and, being tied to the
-// head, its gradient is finished last. Its buckets are the ones that nothing can hide. Buckets decide
-// when something travels, never which values are added in which order.
+// Reduce and gather work bucket by bucket. In synchronous rules the reduction follows the
+// last backward pass, from the end of the vector to its start, as the watermark
+// `finished` rises. Where the state is sharded, the gather then runs ahead of the next
+// forward pass, from the start to the end, and raises the watermark `arrived`. The token
+// embedding lies at the start: it is used first and, being tied to the head, its gradient
+// is finished last. Its buckets are the ones that nothing can hide. Buckets decide when
+// something travels, never which values are added in which order.
 #ifndef ACCO_COMMUNICATION_JOB_H
 #define ACCO_COMMUNICATION_JOB_H
 
@@ -49,7 +53,8 @@ static inline Collective job_reduction(Scheduler *s, const Job *job) {
 
 enum { JOB_SEARCH = 4096 }; // elements that are copied to the host at a time
 
-// The last element of values [begin, end) that is not finite, counted from 1; 0: there is none.
+// The last element of values [begin, end) that is not finite, counted from 1; 0: there is
+// none.
 static inline double job_last_bad_element(const float *values, size_t begin, size_t end, Stream *stream) {
     float part[JOB_SEARCH];
     while (end > begin) {
@@ -64,8 +69,8 @@ static inline double job_last_bad_element(const float *values, size_t begin, siz
     return 0;
 }
 
-// Checks values [begin, end) before the reduce-scatter, while it is still known which rank produced
-// them. The sum of squares is the quickest look at all of them.
+// Checks values [begin, end) before the reduce-scatter, while it is still known which
+// rank produced them. The sum of squares is the quickest look at all of them.
 static inline void job_inspect(Scheduler *s, Job *job, const float *values, size_t begin, size_t end,
                                Stream *stream) {
     double square =
@@ -103,8 +108,8 @@ static inline void job_reduce(Scheduler *s, Job *job, Stream *stream) {
 // ---------------------------------------------------------------------------------------
 // Summary
 
-// The most severe problem names the rank: a loss that is not finite (in local rules: parameters), then a
-// gradient, then steps that were left out. 0: no problem.
+// The most severe problem names the rank: a loss that is not finite (in local rules:
+// parameters), then a gradient, then steps that were left out. 0: no problem.
 static inline int tally_severity(const Tally *tally) {
     return tally->not_finite > 0 ? 3 : tally->site.element > 0 ? 2 : tally->left_out > 0 ? 1 : 0;
 }
@@ -125,7 +130,8 @@ static inline void job_add_tallies(Scheduler *s, Job *job) {
     }
 }
 
-// The rank whose own gradient, or loss, is the largest: it is the likely cause of a finite spike.
+// The rank whose own gradient, or loss, is the largest: it is the likely cause of a
+// finite spike.
 static inline int job_largest_rank(const Scheduler *s, SpikeKind kind) {
     int largest = -1;
     double most = -1;
@@ -139,9 +145,10 @@ static inline int job_largest_rank(const Scheduler *s, SpikeKind kind) {
     return largest;
 }
 
-// Why nothing may be stepped or applied after this job; the same on all ranks. Inner steps that local
-// rules have skipped are no reason where the user asked for skipping; parameters that are not finite are.
-// A large estimate is no spike: its half of the batch is also in the commit, which is judged.
+// Why nothing may be stepped or applied after this job; the same on all ranks. Inner
+// steps that local rules have skipped are no reason where the user asked for skipping;
+// parameters that are not finite are. A large estimate is no spike: its half of the batch
+// is also in the commit, which is judged.
 static inline SpikeKind job_judge(Scheduler *s, Job *job) {
     bool local = s->settings.kind == RULE_LOCAL;
     job->largest_norm =
@@ -160,10 +167,11 @@ static inline SpikeKind job_judge(Scheduler *s, Job *job) {
     return kind;
 }
 
-// Counts, losses and the norm decide whether and how far all ranks step. The norm is taken of the gradient
-// sum in this rank's shard, whether or not the rank also holds the rest, piece by piece: rules that shard
-// the state and rules that do not then find the same bits, where the wire is fp32. (On a narrower wire a
-// rule that does not shard takes the norm of the rounded sums, because those are what it steps with.)
+// Counts, losses and the norm decide whether and how far all ranks step. The norm is
+// taken of the gradient sum in this rank's shard, whether or not the rank also holds the
+// rest, piece by piece: rules that shard the state and rules that do not then find the
+// same bits, where the wire is fp32. (On a narrower wire a rule that does not shard takes
+// the norm of the rounded sums, because those are what it steps with.)
 static inline void job_summarise(Scheduler *s, Job *job, Stream *stream) {
     if (job->follows) { job->tally = s->tally; } // complete: the last bucket has waited for `finished`
     trace_begin(&s->trace, TRACE_COMMUNICATION);
@@ -197,8 +205,8 @@ static inline double clip_scale(double clip, double norm) {
     return clip > 0 && norm > clip ? clip / norm : 1.0;
 }
 
-// Steps what this worker owns. A commit changes the master copy and the moments. An estimate is written
-// over the gradient it is made from.
+// Steps what this worker owns. A commit changes the master copy and the moments. An
+// estimate is written over the gradient it is made from.
 static inline void job_step(Scheduler *s, const Job *job, Stream *stream) {
     if (s->settings.kind == RULE_LOCAL || job->spike != SPIKE_NONE) { return; }
     trace_begin(&s->trace, TRACE_COMMUNICATION);
@@ -220,8 +228,9 @@ static inline void job_step(Scheduler *s, const Job *job, Stream *stream) {
 // ---------------------------------------------------------------------------------------
 // Gather
 
-// Sends to all ranks the master copy after a commit, or where nothing was stepped; otherwise the estimate.
-// Coarse wires carry the difference to the parameters that compute uses, which all ranks hold alike.
+// Sends to all ranks the master copy after a commit, or where nothing was stepped;
+// otherwise the estimate. Coarse wires carry the difference to the parameters that
+// compute uses, which all ranks hold alike.
 static inline void job_gather(Scheduler *s, const Job *job, Stream *stream) {
     if (s->settings.kind == RULE_LOCAL || s->settings.replicated) { return; }
     bool overlapped = s->settings.kind == RULE_OVERLAPPED;
@@ -243,9 +252,10 @@ static inline void job_gather(Scheduler *s, const Job *job, Stream *stream) {
 // ---------------------------------------------------------------------------------------
 // The two tasks of a job
 
-// Everything up to the step. A job that follows a backward pass steps with the threads of compute, which
-// is idle then; on a GPU the step runs in the communication stream's own queue. The host may write s->job
-// again once `stepped` has happened, so the gather works on a copy of it.
+// Everything up to the step. A job that follows a backward pass steps with the threads of
+// compute, which is idle then; on a GPU the step runs in the communication stream's own
+// queue. The host may write s->job again once `stepped` has happened, so the gather works
+// on a copy of it.
 static inline void job_task(void *context, Stream *stream) {
     Scheduler *s = (Scheduler *)context;
     Job *job = &s->job;

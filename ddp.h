@@ -1,15 +1,16 @@
-// ddp.h: data-parallel training as PyTorch's DistributedDataParallel does it. It is the baseline
-// for time, and it defines what a commit computes.
+// ddp.h: data-parallel training as PyTorch's DistributedDataParallel does it. It is the
+// baseline for time, and it defines what a commit computes.
 //
 //   compute         | micro-batches | forward . backward |  idle  | step | micro-batches ...
 //   communication                              | all-reduce bucket by bucket |
 //
 //   theta(t+1) = Opt(theta(t), sum of all gradients / their number)
 //
-// Gradients of the last micro-batch are sent as soon as its backward pass has finished them, so
-// that a fast network hides most of the exchange. The verbs are those of zero1; the difference is
-// `replicated`: every rank receives all the sums, holds the whole optimizer state and steps all of
-// it. The sums are the same bits as under zero1, and with an fp32 wire so are the parameters.
+// Gradients of the last micro-batch are sent as soon as its backward pass has finished
+// them, so that a fast network hides most of the exchange. The verbs are those of zero1;
+// the difference is `replicated`: every rank receives all the sums, holds the whole
+// optimizer state and steps all of it. The sums are the same bits as under zero1, and
+// with an fp32 wire so are the parameters.
 #ifndef ACCO_DDP_H
 #define ACCO_DDP_H
 

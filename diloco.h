@@ -1,5 +1,5 @@
-// diloco.h: DiLoCo (Douillard et al., 2023, arXiv 2311.08105) and Streaming DiLoCo (Douillard et al.,
-// 2025, arXiv 2501.18512).
+// diloco.h: DiLoCo (Douillard et al., 2023, arXiv 2311.08105) and Streaming DiLoCo
+// (Douillard et al., 2025, arXiv 2501.18512).
 //
 //   diloco
 //   compute         | H inner steps | idle                        | outer step | H inner steps ...
@@ -14,14 +14,15 @@
 //
 //   local = alpha local + (1 - alpha) outer, of the fragment
 //
-// Every element is exchanged once in H inner steps. Streaming sends one fragment at a time, so bursts
-// are P times smaller, and hides each of them behind tau steps. D is computed when the fragment is
-// sent; the inner steps made after that are kept with weight alpha. All ranks count the same steps, so
-// they agree on which fragment is due without exchanging anything. The outer copy is what is evaluated
-// and saved.
+// Every element is exchanged once in H inner steps. Streaming sends one fragment at a
+// time, so bursts are P times smaller, and hides each of them behind tau steps. D is
+// computed when the fragment is sent; the inner steps made after that are kept with
+// weight alpha. All ranks count the same steps, so they agree on which fragment is due
+// without exchanging anything. The outer copy is what is evaluated and saved.
 //
-// At the end of a run DiLoCo makes a shorter period. Streaming sends nothing that it could not apply in
-// time; then every fragment that has changed since its last exchange is exchanged once more.
+// At the end of a run DiLoCo makes a shorter period. Streaming sends nothing that it
+// could not apply in time; then every fragment that has changed since its last exchange
+// is exchanged once more.
 #ifndef ACCO_DILOCO_H
 #define ACCO_DILOCO_H
 
@@ -31,7 +32,8 @@
 // ---------------------------------------------------------------------------------------
 // Options
 
-// The way in which layers are divided into fragments; in the order of --streaming-order's choices.
+// The way in which layers are divided into fragments; in the order of --streaming-order's
+// choices.
 typedef enum FragmentOrder { FRAGMENTS_STRIDED, FRAGMENTS_SEQUENTIAL } FragmentOrder;
 
 // The last four are of streaming-diloco alone.
@@ -43,7 +45,8 @@ typedef struct DilocoOptions {
     int order; // FragmentOrder
 } DilocoOptions;
 
-// Fragments take turns: one is sent every H/P steps, and it has arrived before the next is sent.
+// Fragments take turns: one is sent every H/P steps, and it has arrived before the next
+// is sent.
 static inline bool streaming_diloco_check(const void *own, int layers, Error *error) {
     const DilocoOptions *options = (const DilocoOptions *)own;
     long long H = (long long)options->inner_steps, P = (long long)options->fragments,

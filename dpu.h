@@ -1,5 +1,5 @@
-// dpu.h: delayed parameter updates (Pipe-SGD, Li et al., 2018; ZeRO-Offload, Ren et al., 2021), and
-// ACCO-WP, the same with a prediction of the weights.
+// dpu.h: delayed parameter updates (Pipe-SGD, Li et al., 2018; ZeRO-Offload, Ren et al.,
+// 2021), and ACCO-WP, the same with a prediction of the weights.
 //
 //   dpu
 //   compute         | micro-batches at theta(t-1)      | micro-batches at theta(t) ...
@@ -8,17 +8,18 @@
 //
 //   theta(t+1) = Opt(theta(t), mean gradient at theta(t-1))
 //
-// The traffic is that of zero1 and is hidden completely. The price: a gradient is applied to
-// parameters that are one commit newer than those it was computed at. On a quadratic of curvature L
-// this is stable for learning rates below 1/L, where the other rules are stable below 2/L. Some
-// sequential commits at the start help.
+// The traffic is that of zero1 and is hidden completely. The price: a gradient is applied
+// to parameters that are one commit newer than those it was computed at. On a quadratic
+// of curvature L this is stable for learning rates below 1/L, where the other rules are
+// stable below 2/L. Some sequential commits at the start help.
 //
 //   acco-wp (weight prediction; the second option of SAPipe, Chen et al., 2022)
 //   communication   | COMMIT theta(t), then predict theta~(t+1) = Opt?(theta(t), the same gradient) |
 //
-// Compute goes on at the prediction. theta itself exists only in the master copies of the shards, so
-// where it is needed (evaluation, saving) it is gathered into the gradient accumulator, which is
-// empty then. The prediction uses the learning rate of the commit just made.
+// Compute goes on at the prediction. theta itself exists only in the master copies of the
+// shards, so where it is needed (evaluation, saving) it is gathered into the gradient
+// accumulator, which is empty then. The prediction uses the learning rate of the commit
+// just made.
 #ifndef ACCO_DPU_H
 #define ACCO_DPU_H
 

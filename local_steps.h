@@ -1,19 +1,24 @@
-// local_steps.h: the verbs of local rules, whose workers step on their own and exchange now and then.
+// local_steps.h: the verbs of local rules, whose workers step on their own and exchange
+// now and then.
 //
-//   inner_steps(n)           n times: micro-batches, then a step of this worker's own optimizer, all on the
-//                            compute stream
-//   send_fragment(f)         starts the all-reduce of fragment f's pseudo-gradient, outer - local
-//   wait_for()               waits for that job: the communication buffer then holds the sum over all workers
-//   apply_fragment(f, alpha) makes an outer step with it, and merges the result into the local parameters
+//   inner_steps(n)           n times: micro-batches, then a step of this worker's own
+//                            optimizer, all on the compute stream
+//   send_fragment(f)         starts the all-reduce of fragment f's pseudo-gradient, outer
+//                            - local
+//   wait_for()               waits for that job: the communication buffer then holds the
+//                            sum over all workers
+//   apply_fragment(f, alpha) makes an outer step with it, and merges the result into the
+//                            local parameters
 //   local_take_outer()       the local parameters become the outer ones
 //
 //   compute         | inner step | ... | inner step | send | inner step | ... | wait_for . apply | ...
 //   communication                                   | reduce . gather  |
 //
-// The local parameters are the master copy of the inner optimizer, whose state stays with the worker and is
-// never exchanged. Outer parameters and momentum are the same bits on every rank, because every rank makes
-// the same outer step with the same sum. The outer copy is what is evaluated and saved. Losses travel with the
-// exchanges, so the report of a period comes with the job that sent it.
+// The local parameters are the master copy of the inner optimizer, whose state stays with
+// the worker and is never exchanged. Outer parameters and momentum are the same bits on
+// every rank, because every rank makes the same outer step with the same sum. The outer
+// copy is what is evaluated and saved. Losses travel with the exchanges, so the report of
+// a period comes with the job that sent it.
 #ifndef ACCO_LOCAL_STEPS_H
 #define ACCO_LOCAL_STEPS_H
 
@@ -33,10 +38,11 @@ static inline SpikeKind inner_step_judge(Scheduler *s, Stream *stream, double no
     return spike_judge_both(&s->norms, &s->losses, norm, s->tally.loss / s->tally.micro_batches);
 }
 
-// Decides whether this inner step is made, and adds it to the tally of the steps since the latest exchange;
-// the losses of a step that is not made are not counted. With --on-spike skip only bad steps are left out,
-// and SPIKE_PATIENCE of them in a row count as parameters that are not finite, which ends the run. Otherwise
-// a worker makes no further step after its first bad one: the next exchange tells all ranks.
+// Decides whether this inner step is made, and adds it to the tally of the steps since
+// the latest exchange; the losses of a step that is not made are not counted. With
+// --on-spike skip only bad steps are left out, and SPIKE_PATIENCE of them in a row count
+// as parameters that are not finite, which ends the run. Otherwise a worker makes no
+// further step after its first bad one: the next exchange tells all ranks.
 static inline bool inner_step_is_good(Scheduler *s, Stream *stream, double norm) {
     Tally step = s->tally;
     bool skips = s->settings.on_spike == SPIKE_SKIP, waits = !skips && s->tally_before.left_out > 0;
@@ -101,8 +107,9 @@ static inline int steps_left(const Scheduler *s, int period) {
 // ---------------------------------------------------------------------------------------
 // Elementwise operations on a fragment
 
-// On elements [flat, flat + count) of the parameters, which stand at `packed` in the communication buffer. On
-// the CPU several threads call it at once, each for its own elements.
+// On elements [flat, flat + count) of the parameters, which stand at `packed` in the
+// communication buffer. On the CPU several threads call it at once, each for its own
+// elements.
 typedef void (*FragmentOperation)(Scheduler *s, const void *settings, size_t flat, size_t packed,
                                   size_t count);
 
@@ -161,8 +168,8 @@ static inline void fragment_run(Scheduler *s, int fragment, FragmentOperation op
 // ---------------------------------------------------------------------------------------
 // Exchanges
 
-// Starts the all-reduce of what stands in the communication buffer. The tally of the steps since the latest
-// exchange goes with it.
+// Starts the all-reduce of what stands in the communication buffer. The tally of the
+// steps since the latest exchange goes with it.
 static inline void launch_average(Scheduler *s, int fragment) {
     s->job.tally = s->tally;
     s->job.fragment = fragment;
@@ -179,8 +186,9 @@ static inline void fragment_pseudo_gradient(Scheduler *s, const void *settings, 
                           s->parameters.data + flat, count);
 }
 
-// Starts the all-reduce of a fragment's pseudo-gradient. The padding behind it is cleared: a longer fragment
-// may have left values there, which must not reach the scale of the last block on a coarse wire.
+// Starts the all-reduce of a fragment's pseudo-gradient. The padding behind it is
+// cleared: a longer fragment may have left values there, which must not reach the scale
+// of the last block on a coarse wire.
 static inline void send_fragment(Scheduler *s, int fragment) {
     const Layout *layout = &s->fragments[fragment].layout;
     buffer_change(&s->comm_buffer, BUFFER_FREE, BUFFER_WRITING);
@@ -197,8 +205,8 @@ static inline void fragment_nesterov(Scheduler *s, const void *settings, size_t 
                    s->comm_buffer.data + packed, count, (const NesterovStep *)settings);
 }
 
-// The outer step of a fragment, with the sum that wait_for() has brought. alpha: the weight that the local
-// parameters keep.
+// The outer step of a fragment, with the sum that wait_for() has brought. alpha: the
+// weight that the local parameters keep.
 static inline void apply_fragment(Scheduler *s, int fragment, float alpha) {
     if (scheduler_is_halted(s)) { return; }
     NesterovStep step = s->settings.outer_nesterov;

@@ -1,9 +1,10 @@
-// rule.h: what an update rule is. Each rule is one page (acco.h, ddp.h, ...), and rules.h lists
-// them.
+// rule.h: what an update rule is. Each rule is one page (acco.h, ddp.h, ...), and rules.h
+// lists them.
 //
-// A page opens with the rule's timeline and formulas. Below stand its options, its checks, its
-// settings and its commit, which is a few lines of the scheduler's verbs; a `Rule` at the end of
-// the page names them. Everybody else asks the Rule and knows no rule by name.
+// A page opens with the rule's timeline and formulas. Below stand its options, its
+// checks, its settings and its commit, which is a few lines of the scheduler's verbs; a
+// `Rule` at the end of the page names them. Everybody else asks the Rule and knows no
+// rule by name.
 #ifndef ACCO_RULE_H
 #define ACCO_RULE_H
 
@@ -20,31 +21,32 @@ typedef struct Rule {
     RuleKind kind;         // what compute does while data travel (scheduler_state.h)
     bool replicated;       // every rank holds and steps the whole optimizer state
     int rounds_per_commit; // calls of accumulate() per commit
-    // After a commit a job may still be under way, so a checkpoint must hold the sum it made.
+    // After a commit a job may still be under way, so a checkpoint must hold the sum it
+    // made.
     bool job_in_flight_between_commits;
 
     // One commit; of a local rule the inner steps up to its next exchange.
     void (*commit)(Scheduler *s);
-    // After the last commit, unless the run failed: afterwards s->parameters is the result, the
-    // same on every rank. NULL: it is already.
+    // After the last commit, unless the run failed: afterwards s->parameters is the
+    // result, the same on every rank. NULL: it is already.
     void (*finish)(Scheduler *s);
-    // The committed parameters (parameter_count) between two commits, the same on every rank.
-    // NULL: they are what compute uses, s->parameters.
+    // The committed parameters (parameter_count) between two commits, the same on every
+    // rank. NULL: they are what compute uses, s->parameters.
     const float *(*committed)(Scheduler *s);
 
-    // What a user may ask of this rule alone. `own` is the rule's part of RuleOptions (rules.h),
-    // a struct of its page. All three are NULL where a rule has no options.
+    // What a user may ask of this rule alone. `own` is the rule's part of RuleOptions
+    // (rules.h), a struct of its page. All three are NULL where a rule has no options.
     //
-    // check: whether the options fit together, and to a model of `layers` layers (0: not known
-    // yet). configure: the options as settings of the scheduler; they have passed check.
-    // describe: the numbers of the rule's paper, for the start-up block.
+    // check: whether the options fit together, and to a model of `layers` layers (0: not
+    // known yet). configure: the options as settings of the scheduler; they have passed
+    // check. describe: the numbers of the rule's paper, for the start-up block.
     bool (*check)(const void *own, int layers, Error *error);
     void (*configure)(const void *own, SchedulerSettings *settings);
     void (*describe)(const void *own, char text[RULE_TEXT]);
 } Rule;
 
-// Lends the committed parameters (parameter_count), the same bits on every rank, between two
-// commits. All ranks call it together, and give them back with return_committed.
+// Lends the committed parameters (parameter_count), the same bits on every rank, between
+// two commits. All ranks call it together, and give them back with return_committed.
 static inline const float *borrow_committed(Scheduler *s, const Rule *rule) {
     scheduler_settle(s);
     return rule->committed != NULL ? rule->committed(s) : s->parameters.data;

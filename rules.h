@@ -9,7 +9,8 @@
 #include "dpu.h"
 #include "zero.h"
 
-// The options that only some rules have. program/options_table.h says how a user writes them.
+// The options that only some rules have. program/options_table.h says how a user writes
+// them.
 typedef struct RuleOptions {
     AccoOptions acco;
     Co2Options co2;

@@ -1,20 +1,24 @@
 // scheduler.h: the verbs. Every update rule is a few lines of them.
 //
-//   accumulate(n)               runs n micro-batches on the compute stream, and with an adaptive schedule
-//                               as many more as fit beside the job
-//   launch(COMMIT | ...)        starts a job on the communication stream, on the gradient sum that the last
-//                               hand_over gave it
-//   launch_following(COMMIT)    starts a job on the gradient sum of the coming accumulate(): it sends
-//                               gradients while the last backward pass still makes others
-//   hand_over(CLEAR | KEEP)     the boundary, the only place where the buffers of both streams meet: takes
-//                               the parameters from the job that ran, gives the gradient sum to the next
-//                               one, and clears the accumulator or lets it keep growing
-//   wait_for()                  the first half of the boundary alone: takes the parameters
+//   accumulate(n)              runs n micro-batches on the compute stream, and with an
+//                              adaptive schedule as many more as fit beside the job
+//   launch(COMMIT | ...)       starts a job on the communication stream, on the gradient
+//                              sum that the last hand_over gave it
+//   launch_following(COMMIT)   starts a job on the gradient sum of the coming
+//                              accumulate(): it sends gradients while the last backward
+//                              pass still makes others
+//   hand_over(CLEAR | KEEP)    the boundary, the only place where the buffers of both
+//                              streams meet: takes the parameters from the job that ran,
+//                              gives the gradient sum to the next one, and clears the
+//                              accumulator or lets it keep growing
+//   wait_for()                 the first half of the boundary alone: takes the parameters
 //
-// local_steps.h adds the verbs of local rules. The verbs have short names, because the pages of the rules
-// are written in them; all other functions are called scheduler_something.
+// local_steps.h adds the verbs of local rules. The verbs have short names, because the
+// pages of the rules are written in them; all other functions are called
+// scheduler_something.
 //
-// The timeline of an overlapped round, and of a synchronous one, whose job follows the last backward pass:
+// The timeline of an overlapped round, and of a synchronous one, whose job follows the
+// last backward pass:
 //
 //   compute         | micro-batches                  |idle| hand_over | micro-batches ...
 //   communication   | reduce . summary . step . gather    |           | ...
@@ -25,23 +29,24 @@
 //                                                exposed ^       ^ runs ahead of the forward pass
 //
 // What must happen before what. The number stands where the code sees to it:
-//   H1  The gradient sum is complete before the boundary reads it. Event `computed`, for which the host
-//       waits in accumulate().
-//   H2  The job has ended before the boundary touches its buffers. Event `communicated`, or `stepped`
-//       where the job follows the backward pass: wait_for().
-//   H3  The boundary has ended before the next job starts. The host waits for the boundary's work, and
-//       launches after it.
+//   H1  The gradient sum is complete before the boundary reads it. Event `computed`, for
+//       which the host waits in accumulate().
+//   H2  The job has ended before the boundary touches its buffers. Event `communicated`,
+//       or `stepped` where the job follows the backward pass: wait_for().
+//   H3  The boundary has ended before the next job starts. The host waits for the
+//       boundary's work, and launches after it.
 //   H4  The boundary has ended before the next micro-batch starts. The same.
 //   H5  What the job reports is complete before the host reads it. H2.
-//   H6  A gradient is final before a job that follows sends it. Watermark `finished`: scheduler_finish()
-//       to job_reduce().
-//   H7  A parameter has arrived before a forward pass reads it. Watermark `arrived`: job_gather() to
-//       scheduler_need().
-// Only the host thread calls these functions. Between two of its calls at most one job and one round of
-// micro-batches run, and in synchronous rules the gather of the job before.
+//   H6  A gradient is final before a job that follows sends it. Watermark `finished`:
+//       scheduler_finish() to job_reduce().
+//   H7  A parameter has arrived before a forward pass reads it. Watermark `arrived`:
+//       job_gather() to scheduler_need().
+// Only the host thread calls these functions. Between two of its calls at most one job
+// and one round of micro-batches run, and in synchronous rules the gather of the job
+// before.
 //
-// Overlapped rules swap two pointers instead of copying the parameters, and copy and clear the gradients in
-// one pass.
+// Overlapped rules swap two pointers instead of copying the parameters, and copy and
+// clear the gradients in one pass.
 #ifndef ACCO_SCHEDULER_H
 #define ACCO_SCHEDULER_H
 
@@ -56,8 +61,8 @@ static inline uint64_t scheduler_progress(Scheduler *s) {
            __atomic_load_n(&s->transport->bytes_sent, __ATOMIC_RELAXED);
 }
 
-// Waits for an event of the named stream. The transport's own deadline comes first and says more; this one
-// catches a program in which nothing moves at all.
+// Waits for an event of the named stream. The transport's own deadline comes first and
+// says more; this one catches a program in which nothing moves at all.
 static inline void scheduler_wait_event(Scheduler *s, Event *event, const char *stream) {
     double patience = 10 * s->transport->timeout_seconds + 3600;
     uint64_t seen;
@@ -74,7 +79,8 @@ static inline void scheduler_settle(Scheduler *s) {
     scheduler_wait_event(s, s->communicated, "communication");
 }
 
-// Runs a task on one of the streams, behind what is queued there, and waits for it (H3, H4).
+// Runs a task on one of the streams, behind what is queued there, and waits for it (H3,
+// H4).
 static inline void scheduler_call(Scheduler *s, Stream *stream, StreamTask task, void *context) {
     Event *event = stream == s->compute ? s->computed : s->communicated;
     stream_run(stream, task, context);
@@ -115,8 +121,9 @@ static inline void launch(Scheduler *s, JobKind kind) {
     scheduler_enqueue_job(s);
 }
 
-// Starts a job that sends the gradients of the next accumulate() as its last backward pass finishes them.
-// Communication stream. Without overlap accumulate() starts the job when it has ended.
+// Starts a job that sends the gradients of the next accumulate() as its last backward
+// pass finishes them. Communication stream. Without overlap accumulate() starts the job
+// when it has ended.
 static inline void launch_following(Scheduler *s, JobKind kind) {
     assert(s->settings.kind == RULE_SYNCHRONOUS && !s->settings.adaptive);
     watermark_reset(&s->finished, 0);
@@ -131,7 +138,8 @@ static inline void scheduler_compute_ended(Scheduler *s, const char *name) {
     trace_end(&s->trace, TRACE_COMPUTE, name, s->job.commit);
 }
 
-// Pace::need (H7): waits until parameters [0, end) have arrived. The time spent here is not compute time.
+// Pace::need (H7): waits until parameters [0, end) have arrived. The time spent here is
+// not compute time.
 static inline void scheduler_need(void *self, size_t end) {
     Scheduler *s = (Scheduler *)self;
     if (watermark_has_reached(&s->arrived, end)) { return; }
@@ -140,8 +148,8 @@ static inline void scheduler_need(void *self, size_t end) {
     trace_begin(&s->trace, TRACE_COMPUTE);
 }
 
-// Pace::finish (H6): gradients from `begin` on are final. The last step of the watermark is not taken here
-// but in micro_batch_task, when the tally is complete too.
+// Pace::finish (H6): gradients from `begin` on are final. The last step of the watermark
+// is not taken here but in micro_batch_task, when the tally is complete too.
 static inline void scheduler_finish(void *self, size_t begin) {
     Scheduler *s = (Scheduler *)self;
     if (!s->announcing || begin == 0) { return; }
@@ -182,8 +190,8 @@ static inline void last_micro_batch_task(void *context, Stream *stream) {
     watermark_raise(&s->finished, layout_padded(&s->layout));
 }
 
-// Runs `count` micro-batches, and with an adaptive schedule as many more as fit beside the job. Their
-// gradients are added to s->gradients. Compute stream; the host waits.
+// Runs `count` micro-batches, and with an adaptive schedule as many more as fit beside
+// the job. Their gradients are added to s->gradients. Compute stream; the host waits.
 static inline void accumulate(Scheduler *s, int count) {
     bool followed = s->job_in_flight && s->job.follows;
     buffer_change(&s->parameters, BUFFER_FREE, BUFFER_READING);
@@ -206,7 +214,8 @@ static inline void accumulate(Scheduler *s, int count) {
 // ---------------------------------------------------------------------------------------
 // What a job brings: the report, spikes
 
-// Whether a spike ended this stretch of training. Local rules must not apply what they have received then.
+// Whether a spike ended this stretch of training. Local rules must not apply what they
+// have received then.
 static inline bool scheduler_is_halted(const Scheduler *s) { return s->failed || s->rollback_due; }
 
 // Records skipped steps for the report.
@@ -221,8 +230,9 @@ static inline void scheduler_note_spike(Scheduler *s, SpikeKind kind, double ste
     s->spikes += steps;
 }
 
-// Decides what a spike leads to. An estimate that was not made costs nothing: the half batch that it came
-// from spoils the commit too, and the commit's job knows more about it.
+// Decides what a spike leads to. An estimate that was not made costs nothing: the half
+// batch that it came from spoils the commit too, and the commit's job knows more about
+// it.
 static inline void scheduler_account_spike(Scheduler *s) {
     const Job *job = &s->job;
     SpikePolicy policy = s->settings.on_spike;
@@ -282,15 +292,15 @@ static inline void boundary_task(void *context, Stream *stream) {
     scheduler_compute_ended(s, "boundary");
 }
 
-// Copies the gradient accumulator to `out` (padded; NULL: nowhere) and clears it where asked. Compute
-// stream; the host waits (H3, H4).
+// Copies the gradient accumulator to `out` (padded; NULL: nowhere) and clears it where
+// asked. Compute stream; the host waits (H3, H4).
 static inline void scheduler_move_gradients(Scheduler *s, float *out, bool clear) {
     BoundaryWork work = {s, out, clear};
     scheduler_call(s, s->compute, boundary_task, &work);
 }
 
-// Waits for the job and takes what it produced. Where the job followed the backward pass, its parameters
-// keep arriving afterwards.
+// Waits for the job and takes what it produced. Where the job followed the backward pass,
+// its parameters keep arriving afterwards.
 static inline void wait_for(Scheduler *s) {
     scheduler_wait_event(s, s->job.follows ? s->stepped : s->communicated, "communication"); // H2, H5
     s->job_in_flight = false;
@@ -308,9 +318,10 @@ static inline void wait_for(Scheduler *s) {
     }
 }
 
-// The boundary: first takes the parameters of the job in flight, then gives the gradient sum to the next
-// job. The order matters: the communication buffer must be emptied before it is filled. CLEAR: the
-// accumulator starts again from zero. KEEP: it keeps what was given, and the next gradients add to it.
+// The boundary: first takes the parameters of the job in flight, then gives the gradient
+// sum to the next job. The order matters: the communication buffer must be emptied before
+// it is filled. CLEAR: the accumulator starts again from zero. KEEP: it keeps what was
+// given, and the next gradients add to it.
 static inline void hand_over(Scheduler *s, HandOver mode) {
     assert(s->settings.kind == RULE_OVERLAPPED);
     if (s->job_in_flight) { wait_for(s); }
@@ -322,11 +333,12 @@ static inline void hand_over(Scheduler *s, HandOver mode) {
     if (mode == CLEAR) { memset(&s->tally, 0, sizeof s->tally); }
 }
 
-// Whether a gradient sum waits for the next launch: false before the first round of an overlapped rule.
+// Whether a gradient sum waits for the next launch: false before the first round of an
+// overlapped rule.
 static inline bool is_handed_over(const Scheduler *s) { return s->comm_buffer.state == BUFFER_READY; }
 
-// Forgets what has been computed since the latest commit, and the job in flight: the caller is going to put
-// another state in its place.
+// Forgets what has been computed since the latest commit, and the job in flight: the
+// caller is going to put another state in its place.
 static inline void scheduler_drop(Scheduler *s) {
     scheduler_settle(s);
     scheduler_move_gradients(s, NULL, true);

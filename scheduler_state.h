@@ -1,5 +1,6 @@
-// scheduler_state.h: what one worker holds: settings, buffers, streams and the state of the round.
-// communication_job.h and scheduler.h say what happens to it. A worker is one rank.
+// scheduler_state.h: what one worker holds: settings, buffers, streams and the state of
+// the round. communication_job.h and scheduler.h say what happens to it. A worker is one
+// rank.
 //
 //   buffer       elements   who writes it                             who reads it            for which rules
 //   parameters   padded     hand_over; in synchronous rules the job   compute; the job, on    all
@@ -13,11 +14,13 @@
 //   optimizer    its own    the job; in local rules compute           the same                all
 //
 // There are three kinds of rules:
-//   synchronous   compute waits for the optimizer step; gradients and parameters travel beside the
-//                 passes that make and use them
-//   overlapped    compute goes on beside the whole job, at parameters that an earlier job made
-//   local         every worker steps an optimizer of its own; workers exchange pseudo-gradients, the
-//                 distance from the parameters that all share to their own
+//   synchronous   compute waits for the optimizer step; gradients and parameters travel
+//                 beside the passes that make and use them
+//   overlapped    compute goes on beside the whole job, at parameters that an earlier job
+//                 made
+//   local         every worker steps an optimizer of its own; workers exchange
+//                 pseudo-gradients, the distance from the parameters that all share to
+//                 their own
 #ifndef ACCO_SCHEDULER_STATE_H
 #define ACCO_SCHEDULER_STATE_H
 
@@ -43,14 +46,14 @@ typedef struct MicroBatchResult {
 typedef struct Problem {
     void *self;
     size_t parameter_count;
-    // gradients (parameter_count) += the gradient of the mean loss of this worker's micro-batch
-    // number `index` (0, 1, ...) at `parameters`. The compute stream calls it; the pointers differ
-    // from call to call. It must call pace->need before it reads parameters, and may call
-    // pace->finish.
+    // gradients (parameter_count) += the gradient of the mean loss of this worker's
+    // micro-batch number `index` (0, 1, ...) at `parameters`. The compute stream calls
+    // it; the pointers differ from call to call. It must call pace->need before it reads
+    // parameters, and may call pace->finish.
     MicroBatchResult (*micro_batch)(void *self, Stream *stream, uint64_t index, const float *parameters,
                                     float *gradients, const Pace *pace);
-    // Where each layer begins, and where the last one ends: (layer_count + 1). For fragments;
-    // what lies outside belongs to no layer.
+    // Where each layer begins, and where the last one ends: (layer_count + 1). For
+    // fragments; what lies outside belongs to no layer.
     const size_t *layer_begins;
     int layer_count;
 } Problem;
@@ -74,8 +77,8 @@ typedef struct SchedulerSettings {
     double gradient_clip; // 0: none
     SpikePolicy on_spike;
     double spike_limit; // SpikeDetector::limit
-    // Training ends after so many micro-batch gradients of all workers. What remains bounds the last
-    // period of local rules.
+    // Training ends after so many micro-batch gradients of all workers. What remains
+    // bounds the last period of local rules.
     double target;
     bool rate_by_commits; // the learning rate follows commits, not micro-batch gradients
     LearningRate rate;
@@ -96,7 +99,8 @@ typedef struct SchedulerSettings {
 // ---------------------------------------------------------------------------------------
 // State
 
-// FREE: no stream uses it. READY: its content waits for its reader. Others: a stream uses it.
+// FREE: no stream uses it. READY: its content waits for its reader. Others: a stream uses
+// it.
 typedef enum BufferState { BUFFER_FREE, BUFFER_WRITING, BUFFER_READY, BUFFER_READING } BufferState;
 
 typedef struct Buffer {
@@ -109,8 +113,8 @@ static inline void buffer_change(Buffer *buffer, BufferState from, BufferState t
     buffer->state = to;
 }
 
-// The record that travels with a gradient sum. The ranks exchange their records with every job and
-// add them up in the order of ranks, so that all take the same decisions.
+// The record that travels with a gradient sum. The ranks exchange their records with
+// every job and add them up in the order of ranks, so that all take the same decisions.
 typedef struct Tally {
     double micro_batches;
     double loss, perfect_loss; // sums over the micro-batches
@@ -154,16 +158,16 @@ static inline void tally_add(Tally *sum, const Tally *tally) {
     }
 }
 
-// COMMIT steps the optimizer for good. ESTIMATE makes the parameters that such a step would give, and
-// leaves the optimizer state as it was. COMMIT_THEN_PREDICT commits, and then spreads an estimate of
-// the next commit. AVERAGE adds up pseudo-gradients.
+// COMMIT steps the optimizer for good. ESTIMATE makes the parameters that such a step
+// would give, and leaves the optimizer state as it was. COMMIT_THEN_PREDICT commits, and
+// then spreads an estimate of the next commit. AVERAGE adds up pseudo-gradients.
 typedef enum JobKind { COMMIT, ESTIMATE, COMMIT_THEN_PREDICT, AVERAGE } JobKind;
 
 // What hand_over does with the gradient accumulator: clear it, or let it keep growing.
 typedef enum HandOver { CLEAR, KEEP } HandOver;
 
-// One run through the communication stream. The host writes it before the launch, the communication
-// stream fills it in, and the host reads it after H2 (scheduler.h).
+// One run through the communication stream. The host writes it before the launch, the
+// communication stream fills it in, and the host reads it after H2 (scheduler.h).
 typedef struct Job {
     JobKind kind;
     int64_t commit; // commits before it, for messages and traces
@@ -176,13 +180,13 @@ typedef struct Job {
     double bad_element;   // of what this worker sends: SpikeSite::element
     double own_square;    // of what this worker sends: the sum of squares
     SpikeKind spike;      // out: why no step was made; the same on all ranks
-    int first_bad_rank; // out: the lowest rank with a value that is not finite, or the one with the largest; -1: unknown
-    SpikeSite site;                    // out: of that rank
+    int first_bad_rank;   // out: the lowest rank with a bad value, or the one with the largest; -1: unknown
+    SpikeSite site;       // out: of that rank
     double largest_norm, largest_loss; // out: the largest values that are no spike
 } Job;
 
-// What happened between two commits. A local rule reports once per exchange; micro_batches and losses
-// are then those of the steps before the exchange was sent.
+// What happened between two commits. A local rule reports once per exchange;
+// micro_batches and losses are then those of the steps before the exchange was sent.
 typedef struct CommitReport {
     int64_t commit;        // number of commits so far; in local rules of inner steps
     double micro_batches;  // in this report, of all workers
@@ -208,7 +212,8 @@ typedef struct FragmentRange {
     size_t begin, end;
 } FragmentRange;
 
-// Local rules: ranges of the flat vector that travel together, packed one behind the other.
+// Local rules: ranges of the flat vector that travel together, packed one behind the
+// other.
 typedef struct Fragment {
     FragmentRange *ranges;
     int range_count;
@@ -286,8 +291,8 @@ static inline void fragment_add(Fragment *fragment, size_t begin, size_t end) {
     fragment->layout.count += end - begin;
 }
 
-// Every layer belongs to one fragment. What is in no layer, above all the tied embedding, belongs to
-// the first fragment.
+// Every layer belongs to one fragment. What is in no layer, above all the tied embedding,
+// belongs to the first fragment.
 static inline void fragments_make(Scheduler *s) {
     const Problem *problem = &s->problem;
     int layers = problem->layer_count, fragments = s->settings.fragments;
@@ -333,8 +338,8 @@ static inline void scheduler_reserve_local(Scheduler *s, Arena *arena) {
     arena_reserve(arena, MEMORY_OPTIMIZER, "outer momentum", bytes, &s->momentum);
 }
 
-// Plans every buffer of the scheduler and of the transport; allocates nothing of them. The scheduler
-// must not move in memory afterwards.
+// Plans every buffer of the scheduler and of the transport; allocates nothing of them.
+// The scheduler must not move in memory afterwards.
 static inline void scheduler_reserve(Scheduler *s, Arena *arena, const SchedulerSettings *settings,
                                      const Problem *problem, Transport *transport) {
     memset(s, 0, sizeof *s);
@@ -371,8 +376,8 @@ static inline void scheduler_reserve(Scheduler *s, Arena *arena, const Scheduler
     if (settings->kind != RULE_LOCAL) { comm_reserve(&s->comm, arena, &s->layout, coarse); }
 }
 
-// Initialises the master and outer copies from the parameters. Where parameters are sent in bf16, every
-// rank starts with parameters rounded in the same way.
+// Initialises the master and outer copies from the parameters. Where parameters are sent
+// in bf16, every rank starts with parameters rounded in the same way.
 static inline void scheduler_spread_parameters(Scheduler *s) {
     bool sharded = !s->settings.replicated && s->settings.kind != RULE_LOCAL;
     size_t count = s->problem.parameter_count;
@@ -388,9 +393,9 @@ static inline void scheduler_spread_parameters(Scheduler *s) {
     stream_settle(s->compute);
 }
 
-// Starts the streams. To be called after arena_commit, when the caller has filled s->parameters.data,
-// the same on every rank. `pool` serves the compute stream, and those parts of a job that compute must
-// wait for. keep_trace: spans are kept for a trace file.
+// Starts the streams. To be called after arena_commit, when the caller has filled
+// s->parameters.data, the same on every rank. `pool` serves the compute stream, and those
+// parts of a job that compute must wait for. keep_trace: spans are kept for a trace file.
 static inline void scheduler_start(Scheduler *s, ThreadPool *pool, bool keep_trace) {
     StreamPlace computing = {s->settings.gpu, s->settings.precision, false},
                 communicating = {s->settings.gpu, s->settings.precision, true};

@@ -1,14 +1,16 @@
 // spike.h: bad steps: how they are recognised, and where they come from.
 //
-// A spike is a loss or a gradient that is not finite; or a loss, or the norm of a gradient, that lies far
-// above what the commits before it make likely. Bad data may show in either of the two alone. Every rank
-// inspects its own gradients before it sends them, so it is known which rank they came from, and which tensor
-// the backward pass met first. Whether to step is decided by all ranks alike, from the same few numbers
+// A spike is a loss or a gradient that is not finite; or a loss, or the norm of a
+// gradient, that lies far above what the commits before it make likely. Bad data may show
+// in either of the two alone. Every rank inspects its own gradients before it sends them,
+// so it is known which rank they came from, and which tensor the backward pass met first.
+// Whether to step is decided by all ranks alike, from the same few numbers
 // (communication_job.h).
 //
-// A detector keeps the mean and the variance of the logarithm over about the latest SPIKE_MEMORY commits,
-// because norms and losses vary by factors, not by differences. A value above the limit is learnt as if it
-// were at the limit, so that a level which has really changed is accepted after a while. A NaN changes nothing.
+// A detector keeps the mean and the variance of the logarithm over about the latest
+// SPIKE_MEMORY commits, because norms and losses vary by factors, not by differences. A
+// value above the limit is learnt as if it were at the limit, so that a level which has
+// really changed is accepted after a while. A NaN changes nothing.
 #ifndef ACCO_SPIKE_H
 #define ACCO_SPIKE_H
 
@@ -40,7 +42,8 @@ enum {
 // Of the logarithm. Where values are very even, 10 % more is still no spike.
 #define SPIKE_LEAST_DEVIATION 0.05
 
-// Where a worker met the first bad value since it last reported one. Numbers count from 1; 0: none.
+// Where a worker met the first bad value since it last reported one. Numbers count from
+// 1; 0: none.
 typedef struct SpikeSite {
     double micro_batch; // of this worker: the micro-batch whose loss is not finite
     double element; // of the gradient sum: the last that is not finite, which the backward pass makes first

@@ -1,13 +1,13 @@
-// zero.h: ZeRO stage 1 (Rajbhandari et al., 2020). The same mathematics as ddp; each rank steps the
-// optimizer only on the shard that it owns.
+// zero.h: ZeRO stage 1 (Rajbhandari et al., 2020). The same mathematics as ddp; each rank
+// steps the optimizer only on the shard that it owns.
 //
 //   compute         | micro-batches | forward . backward |idle| forward . backward ...
 //   communication                        | reduce-scatter . step | all-gather |
 //
-// The traffic is that of an all-reduce; the optimizer state is divided by the number of ranks. Both
-// halves of the traffic overlap with computation: gradients are sent as the last backward pass
-// finishes them, and the next forward pass starts while the parameters of later layers are still
-// arriving.
+// The traffic is that of an all-reduce; the optimizer state is divided by the number of
+// ranks. Both halves of the traffic overlap with computation: gradients are sent as the
+// last backward pass finishes them, and the next forward pass starts while the parameters
+// of later layers are still arriving.
 #ifndef ACCO_ZERO_H
 #define ACCO_ZERO_H
 

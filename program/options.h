@@ -7,8 +7,9 @@
 //   options_check.h   options that are valid one by one and contradict each other
 //   options_print.h   --help, docs/options.md, the log's JSON
 //
-// To add an option, add a field here and a row to the table; the compiler checks that the types agree. The
-// parser, the help, the documentation, the saved configuration and the log all come from the table.
+// To add an option, add a field here and a row to the table; the compiler checks that the
+// types agree. The parser, the help, the documentation, the saved configuration and the
+// log all come from the table.
 #ifndef ACCO_PROGRAM_OPTIONS_H
 #define ACCO_PROGRAM_OPTIONS_H
 
@@ -29,8 +30,9 @@ typedef enum OptionsCommand {
     COMMAND_VERSION
 } OptionsCommand;
 
-// A choice is the index of one of the option's words in the table. The enums whose values they are list
-// them in the same order: those below, and WireFormat, SpikePolicy, ScheduleKind, FragmentOrder elsewhere.
+// A choice is the index of one of the option's words in the table. The enums whose values
+// they are list them in the same order: those below, and WireFormat, SpikePolicy,
+// ScheduleKind, FragmentOrder elsewhere.
 typedef int OptionChoice;
 
 typedef enum DeviceChoice { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA } DeviceChoice;

@@ -1,8 +1,9 @@
 // options_check.h: options that are valid one by one and contradict each other.
 //
-// Every refusal says which option to change, and to what. Values that are automatic (0, or -1 for some rates) are
-// not compared here; a caller that has filled them in may check again. What depends on the model or on the number
-// of ranks is checked when it is known: Rule::check with the number of layers, options_check_ranks.
+// Every refusal says which option to change, and to what. Values that are automatic (0,
+// or -1 for some rates) are not compared here; a caller that has filled them in may check
+// again. What depends on the model or on the number of ranks is checked when it is known:
+// Rule::check with the number of layers, options_check_ranks.
 #ifndef ACCO_PROGRAM_OPTIONS_CHECK_H
 #define ACCO_PROGRAM_OPTIONS_CHECK_H
 
@@ -11,7 +12,7 @@
 // ---------------------------------------------------------------------------------------
 // The rule and its options
 
-// Whether `rule` is a word of a list such as "dpu, acco-wp or acco".
+// Whether `rule` is a word of a list such as "one, two or three".
 static inline bool option_list_names(const char *list, const char *rule) {
     size_t length = strlen(rule);
     for (const char *word = list; *word != '\0'; word += strspn(word, ", ")) {
@@ -89,7 +90,8 @@ static inline bool options_check_accumulate(const Options *options, Error *error
                      "--accumulate auto needs --overlap on: it fills the time that communication takes");
 }
 
-// Every number of the list is a count. Whether there are as many as ranks is checked later.
+// Every number of the list is a count. Whether there are as many as ranks is checked
+// later.
 static inline bool options_check_rank_list(const Options *options, Error *error) {
     enum { MOST = 1000000, DIGITS = 7 };
     const Rule *rule = RULES[options->rule].rule;
@@ -155,7 +157,8 @@ static inline int64_t options_tokens_per_commit(const Options *options, int rank
     return options_total_accumulate(options, ranks) * options->micro_batch * sequence_length;
 }
 
-// The inner steps that a rank makes before it hears of the others; 1 where all ranks make every step together.
+// The inner steps that a rank makes before it hears of the others; 1 where all ranks make
+// every step together.
 static inline int64_t options_steps_between_exchanges(const Options *options) {
     const Rule *rule = RULES[options->rule].rule;
     SchedulerSettings settings;

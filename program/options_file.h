@@ -1,7 +1,9 @@
-// options_file.h: the configuration file. --config reads one, and every run saves the one that repeats it.
+// options_file.h: the configuration file. --config reads one, and every run saves the one
+// that repeats it.
 //
-// Lines are `name = value`, with # before comments. A value that would not be read back as it stands (blanks at
-// its ends, a #, a quote at its start, control characters) is written as a JSON string.
+// Lines are `name = value`, with # before comments. A value that would not be read back
+// as it stands (blanks at its ends, a #, a quote at its start, control characters) is
+// written as a JSON string.
 #ifndef ACCO_PROGRAM_OPTIONS_FILE_H
 #define ACCO_PROGRAM_OPTIONS_FILE_H
 
@@ -33,8 +35,8 @@ static inline char *options_trim(char *text) {
     return text;
 }
 
-// Decodes the JSON string at the start of `text` in place: decoded it is never longer. Only a comment may
-// follow. Returns NULL where it is no such thing.
+// Decodes the JSON string at the start of `text` in place: decoded it is never longer.
+// Only a comment may follow. Returns NULL where it is no such thing.
 static inline char *options_unquote(char *text) {
     json_error_t problem;
     json_t *value = json_loads(text, JSON_DECODE_ANY | JSON_DISABLE_EOF_CHECK, &problem);

@@ -1,8 +1,8 @@
 // options_parse.h: the command line: argv to Options.
 //
 // --name value or --name=value; a value that begins with -- needs the second form. A leading word is the command.
-// The command line wins over the file of --config, wherever --config stands. An unknown name, a bad value or an
-// option given twice is refused.
+// The command line wins over the file of --config, wherever --config stands. An unknown
+// name, a bad value or an option given twice is refused.
 #ifndef ACCO_PROGRAM_OPTIONS_PARSE_H
 #define ACCO_PROGRAM_OPTIONS_PARSE_H
 

@@ -1,4 +1,5 @@
-// options_print.h: all options as text: --help, the tables of docs/options.md, and JSON for the log.
+// options_print.h: all options as text: --help, the tables of docs/options.md, and JSON
+// for the log.
 #ifndef ACCO_PROGRAM_OPTIONS_PRINT_H
 #define ACCO_PROGRAM_OPTIONS_PRINT_H
 
@@ -76,9 +77,10 @@ static inline void options_print_help(FILE *file) {
           "       train_gpt eval --from DIR --data FILE   measure a model: perplexity, LAMBADA, HellaSwag\n"
           "       train_gpt plan [--name value ...]       print the memory that a rank would need, and stop\n"
           "       train_gpt help | --help | -h            print this\n"
-          "       train_gpt --version\n\n"
-          "  mpirun --bind-to none -np 2 ./train_gpt --optimizer acco --tokens 2M\n",
+          "       train_gpt --version\n\n",
           file);
+    fprintf(file, "  mpirun --bind-to none -np 2 ./train_gpt --optimizer %s --tokens 2M\n",
+            option_find("optimizer")->default_text);
     for (int group = 0; group < GROUP_COUNT; group++) {
         fprintf(file, "\n%s\n", option_group_title((OptionGroup)group));
         for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
@@ -106,7 +108,7 @@ static inline void options_print_cell(FILE *file, const char *text) {
     }
 }
 
-// The same as tables of GitHub's Markdown, one per group, for the README.
+// The same as tables of GitHub's Markdown, one per group, for docs/options.md.
 static inline void options_print_markdown(FILE *file) {
     char text[OPTION_VALUE_SIZE];
     for (int group = 0; group < GROUP_COUNT; group++) {

@@ -1,11 +1,11 @@
 // options_table.h: every option of the program, written down once.
 //
-// A row also says for which update rules the option is. Given with another rule it is refused, so that nobody
-// tunes what has no effect. An option at its default is accepted with every rule, because a saved configuration
-// holds them all.
+// A row also says for which update rules the option is. Given with another rule it is
+// refused, so that nobody tunes what has no effect. An option at its default is accepted
+// with every rule, because a saved configuration holds them all.
 //
-// Some numbers have a word that means "the program decides" or "off". It is stored as 0 (for --min-lr and other
-// options where 0 is a value of its own: as -1).
+// Some numbers have a word that means "the program decides" or "off". It is stored as 0
+// (for --min-lr and other options where 0 is a value of its own: as -1).
 #ifndef ACCO_PROGRAM_OPTIONS_TABLE_H
 #define ACCO_PROGRAM_OPTIONS_TABLE_H
 
@@ -39,8 +39,9 @@ enum { OPTION_CHOICES_MAX = 12, OPTION_VALUE_SIZE = 512, OPTION_LINE_SIZE = 8192
 // Integers stay below 2^53, so that ranges can be doubles. Printed as "or more".
 #define OPTION_NO_LIMIT 9007199254740992.0
 
-// Whether a run that is resumed with another value of the option trains the same bits as before. The model,
-// the rule and the device are compared by themselves: two options may name the same one.
+// Whether a run that is resumed with another value of the option trains the same bits as
+// before. The model, the rule and the device are compared by themselves: two options may
+// name the same one.
 typedef enum OptionEffect { SAME_BITS, OTHER_BITS, COMPARED_APART } OptionEffect;
 
 typedef struct OptionSpec {
@@ -430,7 +431,8 @@ static inline const OptionSpec *option_find(const char *name) {
     return NULL;
 }
 
-// The error for a name that no option has. `dashes`: "--" on the command line, "" in a file.
+// The error for a name that no option has. `dashes`: "--" on the command line, "" in a
+// file.
 static inline bool option_unknown(const char *written, const char *dashes, Error *error) {
     const char *names[OPTION_COUNT_OF_TABLE + 2];
     char excerpt[64];

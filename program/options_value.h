@@ -1,8 +1,8 @@
 // options_value.h: the value of an option as text, to and from its field of Options.
 //
-// Nothing is changed silently: a value out of range or an unknown word is refused in one sentence that says what
-// is allowed and, where there is one, the nearest valid name. What option_print_value writes option_set reads back
-// to the same bits.
+// Nothing is changed silently: a value out of range or an unknown word is refused in one
+// sentence that says what is allowed and, where there is one, the nearest valid name.
+// What option_print_value writes option_set reads back to the same bits.
 #ifndef ACCO_PROGRAM_OPTIONS_VALUE_H
 #define ACCO_PROGRAM_OPTIONS_VALUE_H
 

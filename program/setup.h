@@ -1,4 +1,5 @@
-// setup.h: everything that is decided before training, in this order: model, rates, data, memory, bucket size.
+// setup.h: everything that is decided before training, in this order: model, rates, data,
+// memory, bucket size.
 #ifndef ACCO_PROGRAM_SETUP_H
 #define ACCO_PROGRAM_SETUP_H
 

@@ -91,13 +91,15 @@ static inline void log_spike(Run *run, const SpikeReport *spike, const char *tex
     if (spike->site.element > 0 && spike->kind == SPIKE_GRADIENT) {
         tensor = json_string(spike_tensor(run, (size_t)spike->site.element - 1)->name);
     }
-    report_event(run, json_pack("{s:s, s:s, s:I, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:s, s:o, s:o}", "event",
-                                "spike", "kind", kinds[spike->kind], "commit", (json_int_t)spike->commit,
-                                "rank", spike->rank, "first_sequence", first, "sequences", sequences,
-                                "tensor", tensor, "measured", log_real(spike->measured), "largest",
-                                log_real(spike->largest), "steps", log_real(spike->steps), "action",
-                                run->scheduler.failed ? "stop" : options_choice_name(&run->options, &run->options.on_spike), "text",
-                                log_text(text), "count", log_real(run->scheduler.spikes)));
+    report_event(
+        run,
+        json_pack("{s:s, s:s, s:I, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:s, s:o, s:o}", "event", "spike",
+                  "kind", kinds[spike->kind], "commit", (json_int_t)spike->commit, "rank", spike->rank,
+                  "first_sequence", first, "sequences", sequences, "tensor", tensor, "measured",
+                  log_real(spike->measured), "largest", log_real(spike->largest), "steps",
+                  log_real(spike->steps), "action",
+                  run->scheduler.failed ? "stop" : options_choice_name(&run->options, &run->options.on_spike),
+                  "text", log_text(text), "count", log_real(run->scheduler.spikes)));
 }
 
 // Reports the spikes since the last call. The end of the run is announced by fail_spike,

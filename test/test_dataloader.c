@@ -95,7 +95,8 @@ static void fill(const DataLoader *loader, bool validation, uint64_t first, int 
     if (!good) { fail_msg("%s", error.text); }
 }
 
-// -------------------------------------------------------------------------------------------------------------------------- the order
+// ---------------------------------------------------------------------------------------
+// The order
 
 static void test_permutation_is_a_bijection(void **state) {
     (void)state;
@@ -253,7 +254,8 @@ static void test_threads_share_a_loader(void **state) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------------------- the sources
+// ---------------------------------------------------------------------------------------
+// The sources
 
 static void test_builtin(void **state) {
     (void)state;
@@ -389,7 +391,8 @@ static void test_hold_out(void **state) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------------------- bad inputs
+// ---------------------------------------------------------------------------------------
+// Bad inputs
 
 static void test_bad_paths_and_files(void **state) {
     Scratch *scratch = (Scratch *)*state;
@@ -529,7 +532,8 @@ static void test_random_bytes_never_crash(void **state) {
     assert_true(opened > 300); // the valid ones among them were read
 }
 
-// ----------------------------------------------------------------------------------------------------------------------------- the rest
+// ---------------------------------------------------------------------------------------
+// The rest
 
 static int make_scratch(void **state) {
     Scratch *scratch = (Scratch *)calloc(1, sizeof *scratch);

@@ -3,7 +3,7 @@
 //   x = wte[token] + wpe[position]
 //   in each layer:
 //     q, k, v = W_qkv LayerNorm_1(x)
-//     x = x + W_out attention(q, k, v) + b_out    causal; some layers see a window of keys
+//     x = x + W_out attention(q, k, v) + b_out    causal; in some layers within a window
 //     x = x + W_proj gelu(W_fc LayerNorm_2(x) + b_fc) + b_proj
 //   loss = mean of cross_entropy(wte LayerNorm_f(x)) over the targets >= 0
 //
@@ -145,6 +145,8 @@ static inline void gpt_neo_lap(GptNeo *model, GptNeoOperation operation) {
 // ---------------------------------------------------------------------------------------
 // Memory
 
+static inline size_t gpt_neo_rows(const GptNeo *model) { return (size_t)model->B * (size_t)model->T; }
+
 // Rows of logits at a time: equal chunks, as few as GPT_NEO_LOGITS_BYTES allows.
 static inline int gpt_neo_chunk_rows(int rows, int logits_stride, Precision precision) {
     int most = (int)(GPT_NEO_LOGITS_BYTES / ((size_t)logits_stride * precision_bytes(precision)));
@@ -155,8 +157,8 @@ static inline int gpt_neo_chunk_rows(int rows, int logits_stride, Precision prec
 
 static inline void gpt_neo_reserve_activations(GptNeo *model, Arena *arena) {
     const GptNeoConfig *config = &model->config;
-    size_t rows = (size_t)model->B * (size_t)model->T, L = (size_t)config->layers,
-           C = (size_t)config->channels, F = (size_t)config->mlp_channels;
+    size_t rows = gpt_neo_rows(model), L = (size_t)config->layers, C = (size_t)config->channels,
+           F = (size_t)config->mlp_channels;
     size_t row = rows * precision_bytes(model->settings.precision), float_row = rows * sizeof(float);
     Recompute recompute = model->settings.recompute;
     size_t layers = recompute >= RECOMPUTE_BLOCK ? 1 : L,
@@ -181,8 +183,7 @@ static inline void gpt_neo_reserve_activations(GptNeo *model, Arena *arena) {
 static inline void gpt_neo_reserve_workspace(GptNeo *model, Arena *arena) {
     const GptNeoConfig *config = &model->config;
     const GptNeoSettings *settings = &model->settings;
-    size_t rows = (size_t)model->B * (size_t)model->T, C = (size_t)config->channels,
-           F = (size_t)config->mlp_channels;
+    size_t rows = gpt_neo_rows(model), C = (size_t)config->channels, F = (size_t)config->mlp_channels;
     size_t wide = 3 * C > F ? 3 * C : F, element = precision_bytes(settings->precision);
     model->d_wide_stride = settings->on_gpu ? (int)wide : matmul_padded_stride((int)wide);
     model->logits_stride = settings->on_gpu ? (config->vocabulary + 63) / 64 * 64 : config->vocabulary;
@@ -204,7 +205,7 @@ static inline void gpt_neo_reserve_workspace(GptNeo *model, Arena *arena) {
 }
 
 static inline void gpt_neo_reserve_batch(GptNeo *model, Arena *arena) {
-    size_t rows = (size_t)model->B * (size_t)model->T, bytes = rows * sizeof(int32_t);
+    size_t rows = gpt_neo_rows(model), bytes = rows * sizeof(int32_t);
     arena_reserve(arena, MEMORY_WORKSPACE, "tokens on the device", bytes, &model->tokens);
     arena_reserve(arena, MEMORY_WORKSPACE, "targets on the device", bytes, &model->targets);
     arena_reserve(arena, MEMORY_WORKSPACE, "order of tokens on the device", bytes, &model->order);
@@ -261,8 +262,6 @@ static inline const Real *gpt_neo_weight(const GptNeo *model, size_t offset) {
     return real_at_const(model->weights, offset, model->settings.precision);
 }
 
-static inline size_t gpt_neo_rows(const GptNeo *model) { return (size_t)model->B * (size_t)model->T; }
-
 // Part `index` of an activation array of (..., B, T, width).
 static inline Real *gpt_neo_slice(const GptNeo *model, Real *base, int index, int width) {
     return real_at(base, (size_t)index * gpt_neo_rows(model) * (size_t)width, model->settings.precision);
@@ -295,37 +294,38 @@ static inline int gpt_neo_window(const GptNeoConfig *config, int l) {
     return config->local[l] ? config->window : 0;
 }
 
-// LayerNorms are numbered: 2l and 2l + 1 in layer l, 2L after the last layer. This is the
-// output (B, T, C) of LayerNorm `norm`,
+// LayerNorms have numbers: 2l and 2l + 1 in layer l, 2L after the last layer.
+
+// The output (B, T, C) of LayerNorm `norm`.
 static inline Real *gpt_neo_normal(const GptNeo *model, int norm) {
     int slot = model->settings.recompute >= RECOMPUTE_LAYERNORM ? norm % 2 : norm;
     return gpt_neo_slice(model, model->normals, slot, model->config.channels);
 }
 
-// its input (B, T, C), the residual,
+// The input (B, T, C) of LayerNorm `norm`, which is the residual there.
 static inline Real *gpt_neo_residual(const GptNeo *model, int norm) {
     int l = norm / 2, slot = model->settings.recompute >= RECOMPUTE_BLOCK ? 0 : l, C = model->config.channels;
     return norm % 2 == 0 ? gpt_neo_slice(model, model->residuals, l, C)
                          : gpt_neo_slice(model, model->residual_mid, slot, C);
 }
 
-// its mean and 1/stddev (B, T, 2),
+// Mean and 1/stddev (B, T, 2) of LayerNorm `norm`.
 static inline float *gpt_neo_statistics(const GptNeo *model, int norm) {
     int slot = model->settings.recompute >= RECOMPUTE_BLOCK ? norm % 2 : norm;
     return model->statistics + (size_t)slot * gpt_neo_rows(model) * 2;
 }
 
-// the offset of its weight,
+// The offset of the weight of LayerNorm `norm`.
 static inline size_t gpt_neo_norm_weight(const GptNeo *model, int norm) {
     return gpt_neo_at(model, norm / 2, norm % 2 == 0 ? TENSOR_LN_1_WEIGHT : TENSOR_LN_2_WEIGHT);
 }
 
-// of its bias, which follows the weight in the table,
+// The offset of the bias of LayerNorm `norm`.
 static inline size_t gpt_neo_norm_bias(const GptNeo *model, int norm) {
     return gpt_neo_at(model, norm / 2, norm % 2 == 0 ? TENSOR_LN_1_BIAS : TENSOR_LN_2_BIAS);
 }
 
-// and of the bias that is added to the residual right before it (norm > 0).
+// The offset of the bias that is added to the residual right before LayerNorm `norm` > 0.
 static inline size_t gpt_neo_branch_bias(const GptNeo *model, int norm) {
     return norm % 2 == 0 ? gpt_neo_at(model, norm / 2 - 1, TENSOR_PROJ_BIAS)
                          : gpt_neo_at(model, norm / 2, TENSOR_OUT_BIAS);

@@ -1,7 +1,7 @@
 // buffers.h: copying and clearing whole vectors, and the sum of squares for a gradient's
 // norm.
 //
-//   buffer_move             out = in; in = 0    in one pass: all that handing gradients over costs
+//   buffer_move             out = in; in = 0    in one pass, to hand gradients over
 //   buffer_sum_of_squares   sum of in[i]^2, in double
 //
 // Arrays are (count), fp32. A task takes BUFFER_BLOCK elements. The partial sum of each

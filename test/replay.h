@@ -51,8 +51,8 @@ typedef struct ReplayProblem {
 typedef struct ReplaySettings {
     const char *rule;
     int workers;
-    int accumulate
-        [REPLAY_WORKERS]; // micro-batches of each worker per commit or per inner step; acco: half of them per half round
+    // Micro-batches of each worker per commit or per inner step; acco: half of them per half round.
+    int accumulate[REPLAY_WORKERS];
     int first_half[REPLAY_WORKERS]; // acco: of the very first half round; 0: as in the others
     int sequential;                 // commits before the overlapped scheme begins
     double target;                  // gradients

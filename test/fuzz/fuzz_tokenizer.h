@@ -83,7 +83,7 @@ static inline bool fuzz_added_are_literal(const Tokenizer *tokenizer) {
         size_t length;
         const uint8_t *bytes = tokenizer_bytes(tokenizer, tokenizer->added[i].id, &length);
         literal = literal && length == tokenizer->added[i].length &&
-                     memcmp(bytes, tokenizer->added[i].text, length) == 0;
+                  memcmp(bytes, tokenizer->added[i].text, length) == 0;
     }
     return literal;
 }

@@ -91,8 +91,8 @@ enum {
     HOLD_OUT_MOST = 4096
 };
 
-// Files are checked at open until this many bytes have been read; ids behind them are
-// checked when a batch uses them.
+// Files are checked at open until this many bytes have been read; the ids in later files
+// are checked when a batch uses them.
 #define DATA_SCAN_BYTES ((size_t)1 << 30)
 
 // ---------------------------------------------------------------------------------------

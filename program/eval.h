@@ -15,15 +15,17 @@
 // Summary
 
 typedef struct EvaluateSummary {
-    uint64_t items;       // windows or lines
-    uint64_t counted;     // tokens
-    double nats;          // per token
-    double perplexity;    // perplexity: exp of nats; lambada: exp of the mean -log-likelihood of a last word
+    uint64_t items;   // windows or lines
+    uint64_t counted; // tokens
+    double nats;      // per token
+    // perplexity: exp of nats; lambada: exp of minus the mean log-likelihood of a last
+    // word
+    double perplexity;
     double bits_per_byte; // NaN: the bytes are unknown
-    double accuracy;      // lambada: lines in which every token of the word is the most probable one;
-                          // hellaswag: lines in which the right ending has the largest
-                          // log-likelihood
-    double accuracy_norm; // hellaswag: the same, with log-likelihoods divided by characters
+    // lambada: share of lines in which every token of the word is the most probable one;
+    // hellaswag: in which the right ending has the largest log-likelihood
+    double accuracy;
+    double accuracy_norm; // hellaswag: the same for log-likelihoods divided by characters
 } EvaluateSummary;
 
 // The choice with the largest log-likelihood, or with the largest per character; the

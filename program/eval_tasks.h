@@ -1,15 +1,15 @@
 // eval_tasks.h: reads the data of an evaluation into sequences of tokens to score.
 //
-//   perplexity   windows of T tokens, one every S tokens. Each token counts once, in the first
-//                window that has it, so it is predicted from at least T - S tokens before it. The
-//                first token of a file has nothing before it and does not count; with S = T nor
-//                does that of any window. As in Hugging Face's guide to the perplexity of
-//                fixed-length models.
-//   lambada      JSON lines {"text"}: the last word, with the space before it, is predicted from
-//                all that precedes it.
-//   hellaswag    JSON lines as in the data set (ctx_a, ctx_b, activity_label, endings, label):
-//                each ending is predicted from the context. A line that has "ctx" and no "ctx_a"
-//                is taken as prepared, and its texts are not cleaned.
+//   perplexity   windows of T tokens, one every S tokens. Each token counts once, in the
+//                first window that has it, so it is predicted from at least T - S tokens
+//                before it. The first token of a file has nothing before it and does not
+//                count; with S = T nor does that of any window. As in Hugging Face's
+//                guide to the perplexity of fixed-length models.
+//   lambada      JSON lines {"text"}: the last word, with the space before it, is
+//                predicted from all that precedes it.
+//   hellaswag    JSON lines as in the data set (ctx_a, ctx_b, activity_label, endings,
+//                label): each ending is predicted from the context. A line that has "ctx"
+//                and no "ctx_a" is taken as prepared, and its texts are not cleaned.
 //
 // The last two are those of EleutherAI's lm-evaluation-harness (lambada_openai,
 // hellaswag), so that the numbers can be compared. Context and continuation are encoded

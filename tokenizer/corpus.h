@@ -15,9 +15,10 @@
 //
 // The grammar is one table of strings. Rule 0 holds the plots, the other rules hold
 // words. In a plot
-//     {rule}   chooses one of the rule's alternatives, all equally likely; at most once in a plot
-//     <rule>   repeats that choice. A rule that follows another one gives its alternative of the
-//              same index: <he> after {hero}
+//     {rule}   chooses one of the rule's alternatives, all equally likely; at most once
+//              in a plot
+//     <rule>   repeats that choice. A rule that follows another one gives its alternative
+//              of the same index: <he> after {hero}
 // The alternatives of a choice are prefix-free, and plots first differ at a plain byte
 // (test/test_corpus.c checks it). So the text up to any byte tells which alternatives are
 // still possible, and the byte costs ln(possible before it / possible after it) nats.
@@ -142,8 +143,7 @@ static inline void corpus_read(const CorpusRule *rules, int count, CorpusGrammar
     }
 }
 
-// Reads the piece of a plot at *position and moves behind it; false at the end of the
-// plot.
+// Reads the piece of a plot at *position and moves on to the next; false at the end.
 static inline bool corpus_next_piece(const CorpusGrammar *grammar, CorpusText plot, int *position,
                                      CorpusPiece *piece) {
     if (*position >= plot.length) { return false; }

@@ -6,10 +6,10 @@
 //
 //   added tokens    Texts of added tokens, such as <|endoftext|>, are cut out first: the
 //                   leftmost, and among those that begin at one place the longest.
-//   pre-tokenizer   GPT-2's pattern cuts the rest into pieces: contractions, words, numbers,
-//                   punctuation and spaces (PCRE2).
-//   merges          Each piece begins as bytes. As long as two neighbours can be merged, the
-//                   pair whose merge was learned first becomes one token.
+//   pre-tokenizer   GPT-2's pattern cuts the rest into pieces: contractions, words,
+//                   numbers, punctuation and spaces (PCRE2).
+//   merges          Each piece begins as bytes. As long as two neighbours can be merged,
+//                   the pair whose merge was learned first becomes one token.
 //
 // Decoding joins the bytes of the tokens. One token's bytes need not be UTF-8, so
 // TokenDecoder holds back the beginning of a character until its other bytes come; bytes
@@ -48,9 +48,7 @@
 #include "runtime/utf8.h"
 
 enum {
-    // The largest vocabularies have a quarter of this; an id beyond it means a damaged
-    // file.
-    TOKENIZER_MOST_TOKENS = 1 << 20,
+    TOKENIZER_MOST_TOKENS = 1 << 20,     // the largest vocabularies have a quarter of this
     TOKENIZER_MOST_FILE_BYTES = 1 << 28, // GPT-2's tokenizer.json has 2 MB
     TOKENIZER_MOST_TEXT_BYTES = 1 << 30  // positions are int32
 };

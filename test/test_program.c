@@ -10,7 +10,7 @@
 //   Traces           --trace and the reports say the same; a slow rank holds nobody up
 //   Logs             every commit is counted, in JSON and as a table
 //   Memory           a run reserves what the plan says, to the byte, and uses about that
-//   Texts            the saved configuration, the README, --help, --version
+//   Texts            the saved configuration, docs/options.md, --help, --version
 //   User mistakes    one line that says what is wrong, exit code 2, nothing left behind
 //   Lost ranks       the whole job ends within seconds, and a message names the rank
 //   Ends by signals  the log is whole and no rank is left over

@@ -3,15 +3,15 @@
 //   x = wte[token] + wpe[position]
 //   in each layer:
 //     q, k, v = W_qkv LayerNorm_1(x)
-//     x = x + W_out attention(q, k, v) + b_out      causal; all earlier keys, or a window of them
+//     x = x + W_out attention(q, k, v) + b_out    causal; in some layers within a window
 //     x = x + W_proj gelu(W_fc LayerNorm_2(x) + b_fc) + b_proj
 //   loss = mean of cross_entropy(wte LayerNorm_f(x)) over the targets >= 0
 //
-// The model owns no parameters. It keeps the offset of every tensor in a flat array (the table
-// is in gpt_neo_config.h), because the scheduler passes another buffer from call to call.
-// Where it computes in bf16 it keeps a copy of the parameters in that format: its weights. It
-// reserves activations and workspace in an arena and never allocates. Tokens and targets come
-// from the host, the loss is returned there.
+// The model owns no parameters. It keeps the offset of every tensor in a flat array (the
+// table is in gpt_neo_config.h), because the scheduler passes another buffer from call to
+// call. Where it computes in bf16 it keeps a copy of the parameters in that format: its
+// weights. It reserves activations and workspace in an arena and never allocates. Tokens
+// and targets come from the host, the loss is returned there.
 //
 // What the backward pass needs is either kept or computed again (Recompute). Each level
 // includes the one before:
@@ -19,8 +19,8 @@
 //   layernorm   the outputs of the LayerNorms, from the residuals
 //   block       everything in a layer, from the layer's input
 // The logits of a whole batch never exist. They are computed in chunks of at most
-// GPT_NEO_LOGITS_BYTES; each chunk becomes its own gradient in place, and that gradient is
-// used at once for the gradients of the last hidden state and of wte.
+// GPT_NEO_LOGITS_BYTES; each chunk becomes its own gradient in place, and that gradient
+// is used at once for the gradients of the last hidden state and of wte.
 #ifndef ACCO_GPT_NEO_H
 #define ACCO_GPT_NEO_H
 
@@ -60,15 +60,16 @@ typedef struct GptNeo {
     size_t parameter_count;
     size_t offsets[GPT_NEO_MAX_TENSORS]; // of each tensor of the table
 
-    // The parameters in the model's precision. In fp32 `weights` are the caller's parameters,
-    // otherwise weight_copy, of which the first `prepared` elements are up to date.
+    // The parameters in the model's precision. In fp32 `weights` are the caller's
+    // parameters, otherwise weight_copy, of which the first `prepared` elements are up to
+    // date.
     const Real *weights;
     Real *weight_copy;
     size_t prepared;
     uint64_t weights_version; // the caller's, of the parameters that were copied; 0: unknown
 
-    // Activations. Where they are computed again, L is 1 and 2L + 1 is 2: there is room for
-    // one layer, which the layers share.
+    // Activations. Where they are computed again, L is 1 and 2L + 1 is 2: there is room
+    // for one layer, which the layers share.
     Real *residuals;    // (L + 1, B, T, C), always: the input of each layer, and the output of the last
     Real *residual_mid; // (L, B, T, C): the residual between attention and MLP
     Real *normals;      // (2L + 1, B, T, C): the output of each LayerNorm
@@ -81,7 +82,8 @@ typedef struct GptNeo {
 
     // Workspace
     Real *branch;     // (B, T, C): forward: W_out's or W_proj's product, before it is added to the residual;
-                      // backward: the gradient of the output of a LayerNorm or of attention
+                      // backward: the gradient of the output of a LayerNorm or of
+                      // attention
     Real *d_residual; // (B, T, C)
     Real *d_wide;     // (B, T, max(3C, F)), rows d_wide_stride apart: gradient of qkv or of mlp_hidden
     float *partials;  // (row_partials_floats(max(3C, F))): of sums over rows
@@ -97,7 +99,8 @@ typedef struct GptNeo {
     float *embedding_partials;         // (embedding_partials_floats)
     void *gemm_workspace;              // (gemm_workspace_bytes)
 
-    // Benchmarks point this to OPERATION_COUNT sums of seconds; NULL: nothing is measured.
+    // Benchmarks point this to OPERATION_COUNT sums of seconds; NULL: nothing is
+    // measured.
     double *operation_seconds;
     double lap_started;
 } GptNeo;
@@ -142,6 +145,8 @@ static inline void gpt_neo_lap(GptNeo *model, GptNeoOperation operation) {
 // ---------------------------------------------------------------------------------------
 // Memory
 
+static inline size_t gpt_neo_rows(const GptNeo *model) { return (size_t)model->B * (size_t)model->T; }
+
 // Rows of logits at a time: equal chunks, as few as GPT_NEO_LOGITS_BYTES allows.
 static inline int gpt_neo_chunk_rows(int rows, int logits_stride, Precision precision) {
     int most = (int)(GPT_NEO_LOGITS_BYTES / ((size_t)logits_stride * precision_bytes(precision)));
@@ -152,8 +157,8 @@ static inline int gpt_neo_chunk_rows(int rows, int logits_stride, Precision prec
 
 static inline void gpt_neo_reserve_activations(GptNeo *model, Arena *arena) {
     const GptNeoConfig *config = &model->config;
-    size_t rows = (size_t)model->B * (size_t)model->T, L = (size_t)config->layers,
-           C = (size_t)config->channels, F = (size_t)config->mlp_channels;
+    size_t rows = gpt_neo_rows(model), L = (size_t)config->layers, C = (size_t)config->channels,
+           F = (size_t)config->mlp_channels;
     size_t row = rows * precision_bytes(model->settings.precision), float_row = rows * sizeof(float);
     Recompute recompute = model->settings.recompute;
     size_t layers = recompute >= RECOMPUTE_BLOCK ? 1 : L,
@@ -178,8 +183,7 @@ static inline void gpt_neo_reserve_activations(GptNeo *model, Arena *arena) {
 static inline void gpt_neo_reserve_workspace(GptNeo *model, Arena *arena) {
     const GptNeoConfig *config = &model->config;
     const GptNeoSettings *settings = &model->settings;
-    size_t rows = (size_t)model->B * (size_t)model->T, C = (size_t)config->channels,
-           F = (size_t)config->mlp_channels;
+    size_t rows = gpt_neo_rows(model), C = (size_t)config->channels, F = (size_t)config->mlp_channels;
     size_t wide = 3 * C > F ? 3 * C : F, element = precision_bytes(settings->precision);
     model->d_wide_stride = settings->on_gpu ? (int)wide : matmul_padded_stride((int)wide);
     model->logits_stride = settings->on_gpu ? (config->vocabulary + 63) / 64 * 64 : config->vocabulary;
@@ -201,7 +205,7 @@ static inline void gpt_neo_reserve_workspace(GptNeo *model, Arena *arena) {
 }
 
 static inline void gpt_neo_reserve_batch(GptNeo *model, Arena *arena) {
-    size_t rows = (size_t)model->B * (size_t)model->T, bytes = rows * sizeof(int32_t);
+    size_t rows = gpt_neo_rows(model), bytes = rows * sizeof(int32_t);
     arena_reserve(arena, MEMORY_WORKSPACE, "tokens on the device", bytes, &model->tokens);
     arena_reserve(arena, MEMORY_WORKSPACE, "targets on the device", bytes, &model->targets);
     arena_reserve(arena, MEMORY_WORKSPACE, "order of tokens on the device", bytes, &model->order);
@@ -258,8 +262,6 @@ static inline const Real *gpt_neo_weight(const GptNeo *model, size_t offset) {
     return real_at_const(model->weights, offset, model->settings.precision);
 }
 
-static inline size_t gpt_neo_rows(const GptNeo *model) { return (size_t)model->B * (size_t)model->T; }
-
 // Part `index` of an activation array of (..., B, T, width).
 static inline Real *gpt_neo_slice(const GptNeo *model, Real *base, int index, int width) {
     return real_at(base, (size_t)index * gpt_neo_rows(model) * (size_t)width, model->settings.precision);
@@ -292,44 +294,45 @@ static inline int gpt_neo_window(const GptNeoConfig *config, int l) {
     return config->local[l] ? config->window : 0;
 }
 
-// LayerNorms are numbered: 2l and 2l + 1 in layer l, 2L after the last layer. This is the
-// output (B, T, C) of LayerNorm `norm`,
+// LayerNorms have numbers: 2l and 2l + 1 in layer l, 2L after the last layer.
+
+// The output (B, T, C) of LayerNorm `norm`.
 static inline Real *gpt_neo_normal(const GptNeo *model, int norm) {
     int slot = model->settings.recompute >= RECOMPUTE_LAYERNORM ? norm % 2 : norm;
     return gpt_neo_slice(model, model->normals, slot, model->config.channels);
 }
 
-// its input (B, T, C), the residual,
+// The input (B, T, C) of LayerNorm `norm`, which is the residual there.
 static inline Real *gpt_neo_residual(const GptNeo *model, int norm) {
     int l = norm / 2, slot = model->settings.recompute >= RECOMPUTE_BLOCK ? 0 : l, C = model->config.channels;
     return norm % 2 == 0 ? gpt_neo_slice(model, model->residuals, l, C)
                          : gpt_neo_slice(model, model->residual_mid, slot, C);
 }
 
-// its mean and 1/stddev (B, T, 2),
+// Mean and 1/stddev (B, T, 2) of LayerNorm `norm`.
 static inline float *gpt_neo_statistics(const GptNeo *model, int norm) {
     int slot = model->settings.recompute >= RECOMPUTE_BLOCK ? norm % 2 : norm;
     return model->statistics + (size_t)slot * gpt_neo_rows(model) * 2;
 }
 
-// the offset of its weight,
+// The offset of the weight of LayerNorm `norm`.
 static inline size_t gpt_neo_norm_weight(const GptNeo *model, int norm) {
     return gpt_neo_at(model, norm / 2, norm % 2 == 0 ? TENSOR_LN_1_WEIGHT : TENSOR_LN_2_WEIGHT);
 }
 
-// of its bias, which follows the weight in the table,
+// The offset of the bias of LayerNorm `norm`.
 static inline size_t gpt_neo_norm_bias(const GptNeo *model, int norm) {
     return gpt_neo_at(model, norm / 2, norm % 2 == 0 ? TENSOR_LN_1_BIAS : TENSOR_LN_2_BIAS);
 }
 
-// and of the bias that is added to the residual right before it (norm > 0).
+// The offset of the bias that is added to the residual right before LayerNorm `norm` > 0.
 static inline size_t gpt_neo_branch_bias(const GptNeo *model, int norm) {
     return norm % 2 == 0 ? gpt_neo_at(model, norm / 2 - 1, TENSOR_PROJ_BIAS)
                          : gpt_neo_at(model, norm / 2, TENSOR_OUT_BIAS);
 }
 
-// The last hidden state, LayerNorm_f(x) (B, T, C), of the latest forward pass. Times wte^T it
-// gives the logits.
+// The last hidden state, LayerNorm_f(x) (B, T, C), of the latest forward pass. Times
+// wte^T it gives the logits.
 static inline Real *gpt_neo_hidden(const GptNeo *model) {
     return gpt_neo_normal(model, 2 * model->config.layers);
 }
@@ -345,7 +348,8 @@ static inline const int32_t *gpt_neo_upload(const GptNeo *model, Stream *stream,
 // ---------------------------------------------------------------------------------------
 // Weights
 
-// To be called before a pass over `parameters`. A weight copy of the same version stays valid.
+// To be called before a pass over `parameters`. A weight copy of the same version stays
+// valid.
 static inline void gpt_neo_take_parameters(GptNeo *model, const float *parameters, const Pace *pace) {
     uint64_t version = pace != NULL ? pace->version : 0;
     bool copied = model->settings.precision != PRECISION_FP32;
@@ -368,8 +372,8 @@ static inline void gpt_neo_need(GptNeo *model, Stream *stream, const float *para
 // ---------------------------------------------------------------------------------------
 // Forward
 
-// LayerNorm `norm`. add_branch: the residual before it is first computed, from the one before
-// that, model->branch and the branch's bias.
+// LayerNorm `norm`. add_branch: the residual before it is first computed, from the one
+// before that, model->branch and the branch's bias.
 static inline void gpt_neo_layernorm(GptNeo *model, Stream *stream, int norm, bool add_branch) {
     LayernormForward work;
     work.output = gpt_neo_normal(model, norm);
@@ -387,7 +391,8 @@ static inline void gpt_neo_layernorm(GptNeo *model, Stream *stream, int norm, bo
     gpt_neo_lap(model, OPERATION_LAYERNORM);
 }
 
-// output (B, T, outputs) = input (B, T, inputs) W^T for the layer's weight W (outputs, inputs).
+// output (B, T, outputs) = input (B, T, inputs) W^T for the layer's weight W (outputs,
+// inputs).
 static inline void gpt_neo_linear(GptNeo *model, Stream *stream, Real *output, const Real *input, int l,
                                   GptNeoTensor weight, int inputs, int outputs) {
     matmul_forward(stream, output, outputs, input, gpt_neo_weight(model, gpt_neo_at(model, l, weight)),
@@ -438,8 +443,8 @@ static inline void gpt_neo_projection_forward(GptNeo *model, Stream *stream, int
                    model->config.mlp_channels, model->config.channels);
 }
 
-// Runs all layers on tokens (B, T); the result is gpt_neo_hidden(model). Waits with `pace` for
-// the parameters of each layer before that layer.
+// Runs all layers on tokens (B, T); the result is gpt_neo_hidden(model). Waits with
+// `pace` for the parameters of each layer before that layer.
 static inline void gpt_neo_forward(GptNeo *model, Stream *stream, const float *parameters,
                                    const int32_t *tokens, const Pace *pace) {
     int L = model->config.layers;
@@ -465,9 +470,10 @@ static inline void gpt_neo_forward(GptNeo *model, Stream *stream, const float *p
 // ---------------------------------------------------------------------------------------
 // LM head and loss
 
-// losses = cross_entropy(wte hidden, targets), chunk by chunk. With gradients (NULL: none) also
-// gradients of wte += and model->branch = the gradient of the hidden state, both of the mean
-// loss. Returns how many targets count; if none does, model->branch becomes 0.
+// losses = cross_entropy(wte hidden, targets), chunk by chunk. With gradients (NULL:
+// none) also gradients of wte += and model->branch = the gradient of the hidden state,
+// both of the mean loss. Returns how many targets count; if none does, model->branch
+// becomes 0.
 static inline int gpt_neo_head(GptNeo *model, Stream *stream, float *gradients, const int32_t *targets) {
     Precision precision = model->settings.precision;
     int C = model->config.channels, V = model->config.vocabulary, stride = model->logits_stride,
@@ -510,9 +516,9 @@ static inline float gpt_neo_mean_loss(const GptNeo *model, Stream *stream, int c
 // ---------------------------------------------------------------------------------------
 // Backward. `gradients` has the layout of the parameters and is added to.
 
-// Through LayerNorm `norm`: model->branch is the gradient of its output. The gradient of its
-// input is added to model->d_residual (the last LayerNorm overwrites it). The sum of that over
-// rows is the gradient of the bias that was added to the residual right before.
+// Through LayerNorm `norm`: model->branch is the gradient of its output. The gradient of
+// its input is added to model->d_residual (the last LayerNorm overwrites it). The sum of
+// that over rows is the gradient of the bias that was added to the residual right before.
 static inline void gpt_neo_layernorm_backward(GptNeo *model, Stream *stream, float *gradients, int norm) {
     LayernormBackward work;
     work.d_residual = model->d_residual;
@@ -546,8 +552,8 @@ static inline void gpt_neo_linear_backward(GptNeo *model, Stream *stream, float 
     gpt_neo_lap(model, OPERATION_LINEAR_BACKWARD_INPUT);
 }
 
-// Computes what the backward pass of layer l needs and the forward pass has not kept, except
-// the LayerNorm outputs at RECOMPUTE_LAYERNORM.
+// Computes what the backward pass of layer l needs and the forward pass has not kept,
+// except the LayerNorm outputs at RECOMPUTE_LAYERNORM.
 static inline void gpt_neo_recompute(GptNeo *model, Stream *stream, int l) {
     if (model->settings.recompute >= RECOMPUTE_BLOCK) {
         gpt_neo_qkv_forward(model, stream, l, false);
@@ -558,8 +564,9 @@ static inline void gpt_neo_recompute(GptNeo *model, Stream *stream, int l) {
     }
 }
 
-// Through layer l: model->d_residual is the gradient of its output and becomes that of its
-// input. Tells `pace` twice that gradients are finished, from the end towards the beginning.
+// Through layer l: model->d_residual is the gradient of its output and becomes that of
+// its input. Tells `pace` twice that gradients are finished, from the end towards the
+// beginning.
 static inline void gpt_neo_layer_backward(GptNeo *model, Stream *stream, float *gradients, int l,
                                           const Pace *pace) {
     const GptNeoConfig *config = &model->config;
@@ -614,11 +621,11 @@ static inline void gpt_neo_embedding_backward(GptNeo *model, Stream *stream, flo
 // ---------------------------------------------------------------------------------------
 // Loss and gradients
 
-// gradients (layout of the parameters) += d(mean loss)/d(parameters) of tokens and targets
-// (B, T each). Returns the mean loss over the targets >= 0; if none counts, the loss and what
-// is added are 0. Tokens and targets must lie in the vocabulary. Waits with `pace` for
-// parameters and tells it which gradients are finished; those of wte, which the head begins,
-// are finished last.
+// gradients (layout of the parameters) += d(mean loss)/d(parameters) of tokens and
+// targets (B, T each). Returns the mean loss over the targets >= 0; if none counts, the
+// loss and what is added are 0. Tokens and targets must lie in the vocabulary. Waits with
+// `pace` for parameters and tells it which gradients are finished; those of wte, which
+// the head begins, are finished last.
 static inline float gpt_neo_loss_and_gradients(GptNeo *model, Stream *stream, const float *parameters,
                                                float *gradients, const int32_t *tokens,
                                                const int32_t *targets, const Pace *pace) {
@@ -639,10 +646,10 @@ static inline float gpt_neo_loss(GptNeo *model, Stream *stream, const float *par
     return gpt_neo_mean_loss(model, stream, gpt_neo_head(model, stream, NULL, targets));
 }
 
-// Prepares a GPU before the first pass, on the stream that will compute: one pass over random
-// tokens loads all kernels and, if `tune`, times the algorithms for matrix products.
-// `gradients` is overwritten and left at 0. sm_count: multiprocessors that matrix products may
-// count on; 0: all.
+// Prepares a GPU before the first pass, on the stream that will compute: one pass over
+// random tokens loads all kernels and, if `tune`, times the algorithms for matrix
+// products. `gradients` is overwritten and left at 0. sm_count: multiprocessors that
+// matrix products may count on; 0: all.
 static inline void gpt_neo_start(GptNeo *model, Stream *stream, const float *parameters, float *gradients,
                                  int sm_count, bool tune) {
     if (!model->settings.on_gpu) { return; }

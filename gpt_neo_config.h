@@ -1,15 +1,16 @@
 // gpt_neo_config.h: which GPT-Neo, and the one table of its tensors.
 //
-// A configuration is a preset or a Hugging Face config.json. From it follows the parameter
-// table: every tensor with its Hugging Face name, its place in the flat array of parameters,
-// its shape, its initialisation, and whether it is a matrix (weight decay may apply to
-// matrices only). Initialisation, weight decay, checkpoints, export, the memory plan and the
-// model itself all read this table; there is no second list of tensors.
+// A configuration is a preset or a Hugging Face config.json. From it follows the
+// parameter table: every tensor with its Hugging Face name, its place in the flat array
+// of parameters, its shape, its initialisation, and whether it is a matrix (weight decay
+// may apply to matrices only). Initialisation, weight decay, checkpoints, export, the
+// memory plan and the model itself all read this table; there is no second list of
+// tensors.
 //
-// Tensors lie back to back in the order in which the forward pass uses them. The query, key
-// and value matrices (C, C) follow each other, so that one product with all of them, a (3C, C)
-// matrix, computes all three; files keep the three names. There is no lm_head.weight: it is
-// tied to wte.
+// Tensors lie back to back in the order in which the forward pass uses them. The query,
+// key and value matrices (C, C) follow each other, so that one product with all of them,
+// a (3C, C) matrix, computes all three; files keep the three names. There is no
+// lm_head.weight: it is tied to wte.
 #ifndef ACCO_GPT_NEO_CONFIG_H
 #define ACCO_GPT_NEO_CONFIG_H
 
@@ -51,9 +52,10 @@ typedef struct GptNeoPreset {
 
 enum { GPT_NEO_PRESET_COUNT = 5 };
 
-// 125M as in the ACCO paper; 1.3B and 2.7B as EleutherAI publishes them. The paper gives no
-// sizes for its 36M model with a vocabulary of 10000: this is the published TinyStories-33M
-// with that vocabulary, 36.8M parameters. tiny reads bytes and has 0.86M parameters.
+// 125M as in the ACCO paper; 1.3B and 2.7B as EleutherAI publishes them. The paper gives
+// no sizes for its 36M model with a vocabulary of 10000: this is the published
+// TinyStories-33M with that vocabulary, 36.8M parameters. tiny reads bytes and has 0.86M
+// parameters.
 static inline const GptNeoPreset *gpt_neo_presets(void) {
     static const GptNeoPreset presets[GPT_NEO_PRESET_COUNT] = {{"tiny", 4, 128, 4, 64, 256, 256},
                                                                {"36M", 4, 768, 16, 256, 1024, 10000},
@@ -77,7 +79,8 @@ static inline void gpt_neo_config_from_preset(const GptNeoPreset *preset, GptNeo
     for (int l = 0; l < preset->layers; l++) { config->local[l] = l % 2 == 1; }
 }
 
-// Reads an integer in [1, maximum]. A `fallback` > 0 replaces a value that is absent or null.
+// Reads an integer in [1, maximum]. A `fallback` > 0 replaces a value that is absent or
+// null.
 static inline bool gpt_neo_config_integer(const json_t *root, const char *path, const char *key, int fallback,
                                           int maximum, int *value, Error *error) {
     const json_t *item = json_object_get(root, key);
@@ -106,8 +109,8 @@ static inline bool gpt_neo_config_add_layer(const json_t *kind, const char *path
     return true;
 }
 
-// Reads "attention_types", [[[kind, ...], times], ...]: each list of kinds is repeated `times`
-// times.
+// Reads "attention_types", [[[kind, ...], times], ...]: each list of kinds is repeated
+// `times` times.
 static inline bool gpt_neo_config_expand(const json_t *types, const char *path, GptNeoConfig *config,
                                          Error *error) {
     int count = 0;
@@ -133,8 +136,8 @@ static inline bool gpt_neo_config_expand(const json_t *types, const char *path, 
     return true;
 }
 
-// Reads which layers are local, from "attention_types" or "attention_layers", a flat list of
-// kinds. A file may have both if they agree.
+// Reads which layers are local, from "attention_types" or "attention_layers", a flat list
+// of kinds. A file may have both if they agree.
 static inline bool gpt_neo_config_attention(const json_t *root, const char *path, GptNeoConfig *config,
                                             Error *error) {
     const json_t *types = json_object_get(root, "attention_types"),
@@ -163,8 +166,8 @@ static inline bool gpt_neo_config_attention(const json_t *root, const char *path
     return true;
 }
 
-// Refuses what is not supported. classifier_dropout is ignored: it belongs to a classification
-// head, which a language model does not have.
+// Refuses what is not supported. classifier_dropout is ignored: it belongs to a
+// classification head, which a language model does not have.
 static inline bool gpt_neo_config_check_choices(const json_t *root, const char *path, Error *error) {
     static const char *const dropouts[3] = {"attention_dropout", "embed_dropout", "resid_dropout"};
     for (int i = 0; i < 3; i++) {
@@ -230,8 +233,8 @@ static inline bool gpt_neo_config_load(const char *path, GptNeoConfig *config, E
     return good;
 }
 
-// `name_or_path`: a preset, a config.json, or a directory that holds one. `error` says what is
-// wrong and what is allowed.
+// `name_or_path`: a preset, a config.json, or a directory that holds one. `error` says
+// what is wrong and what is allowed.
 static inline bool gpt_neo_config_find(const char *name_or_path, GptNeoConfig *config, Error *error) {
     const char *names[GPT_NEO_PRESET_COUNT];
     for (int i = 0; i < GPT_NEO_PRESET_COUNT; i++) {
@@ -280,7 +283,8 @@ typedef struct ParameterTable {
     size_t parameter_count;
 } ParameterTable;
 
-// The table holds wte, wpe, then these tensors for each layer, then ln_f's weight and bias.
+// The table holds wte, wpe, then these tensors for each layer, then ln_f's weight and
+// bias.
 typedef enum GptNeoTensor {
     TENSOR_LN_1_WEIGHT,
     TENSOR_LN_1_BIAS,
@@ -312,7 +316,8 @@ static inline int gpt_neo_ln_f(const GptNeoConfig *config) {
 
 static inline int gpt_neo_tensor_count(const GptNeoConfig *config) { return gpt_neo_ln_f(config) + 2; }
 
-// Appends a tensor; layer -1: outside the layers. columns 0: a vector, initialised to `fill`.
+// Appends a tensor; layer -1: outside the layers. columns 0: a vector, initialised to
+// `fill`.
 static inline void parameter_table_add(ParameterTable *table, int layer, const char *name, int rows,
                                        int columns, float fill) {
     ParameterInfo *entry = &table->entries[table->count++];
@@ -393,8 +398,9 @@ static inline void gpt_neo_initialize_task(void *context, int task, int thread) 
     }
 }
 
-// Fills `parameters` (parameter_count). Each element is a function of the seed, the index of its
-// tensor, its block of GPT_NEO_INITIAL_BLOCK elements and its place there, and of nothing else.
+// Fills `parameters` (parameter_count). Each element is a function of the seed, the index
+// of its tensor, its block of GPT_NEO_INITIAL_BLOCK elements and its place there, and of
+// nothing else.
 static inline void gpt_neo_initialize(const ParameterTable *table, uint64_t seed, ThreadPool *pool,
                                       float *parameters) {
     GptNeoInitialization work = {table, seed, parameters};
@@ -412,8 +418,8 @@ static inline double gpt_neo_mean_keys(const GptNeoConfig *config, int layer, in
 }
 
 // FLOPs of forward and backward for one token of a sequence of T: 6 for each element of a
-// matrix that multiplies activations (wte as the LM head counts, looking up embeddings does
-// not), and 6 * 2C for each key that a query sees.
+// matrix that multiplies activations (wte as the LM head counts, looking up embeddings
+// does not), and 6 * 2C for each key that a query sees.
 static inline double gpt_neo_flops_per_token(const GptNeoConfig *config, int T) {
     double C = config->channels, keys = 0.0;
     double matrices =

@@ -1,12 +1,13 @@
 // optimizer.h: AdamW on what one worker owns, and the learning rate that it steps with.
 //
-// A worker owns pieces of the flat parameter vector (comm/layout.h): one piece that is the
-// whole vector under rules that do not shard, its share of every cell under rules that do.
-// Its state (master copy and two moments) lies in the order of its own elements, without
-// gaps. Weight decay applies to some tensors only, given as ranges of the flat vector; a
-// piece may begin or end anywhere inside a tensor. Nothing here communicates.
+// A worker owns pieces of the flat parameter vector (comm/layout.h): one piece that is
+// the whole vector under rules that do not shard, its share of every cell under rules
+// that do. Its state (master copy and two moments) lies in the order of its own elements,
+// without gaps. Weight decay applies to some tensors only, given as ranges of the flat
+// vector; a piece may begin or end anywhere inside a tensor. Nothing here communicates.
 //
-//   progress -> learning_rate_at -> rate -> optimizer_step: commit (the state moves) or estimate (it stays)
+//   learning_rate_at(progress) -> optimizer_step: a commit (the state moves)
+//                                              or an estimate (the state stays)
 #ifndef ACCO_OPTIMIZER_H
 #define ACCO_OPTIMIZER_H
 
@@ -21,9 +22,10 @@
 // The learning rate
 
 // Progress is counted in micro-batch gradients that all workers together have committed
-// (--lr-by grads), so that rules and runs with different or varying batch sizes have the same
-// rate at the same number of tokens; or in commits (--lr-by commits). An estimate uses the
-// rate of the commit that it anticipates, because progress moves at commits only.
+// (--lr-by grads), so that rules and runs with different or varying batch sizes have the
+// same rate at the same number of tokens; or in commits (--lr-by commits). An estimate
+// uses the rate of the commit that it anticipates, because progress moves at commits
+// only.
 
 // --schedule, in the order of its choices.
 typedef enum ScheduleKind { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT } ScheduleKind;
@@ -36,8 +38,8 @@ typedef struct LearningRate {
     double total;  // progress at which the minimum is reached
 } LearningRate;
 
-// The rate of the commit that starts when `progress` has been made. The warm-up is linear;
-// its first commit already has a rate above zero.
+// The rate of the commit that starts when `progress` has been made. The warm-up is
+// linear; its first commit already has a rate above zero.
 static inline double learning_rate_at(const LearningRate *schedule, double progress) {
     if (progress + schedule->step < schedule->warmup) {
         return schedule->peak * (progress + schedule->step) / schedule->warmup;
@@ -59,8 +61,8 @@ typedef struct DecayRange {
     size_t begin, end;
 } DecayRange;
 
-// Appends [begin, end) to `ranges`, merged with the last range where the two touch. Call in
-// ascending order.
+// Appends [begin, end) to `ranges`, merged with the last range where the two touch. Call
+// in ascending order.
 static inline void decay_ranges_add(DecayRange *ranges, int *count, size_t begin, size_t end) {
     if (*count > 0 && ranges[*count - 1].end == begin) {
         ranges[*count - 1].end = end;
@@ -97,8 +99,8 @@ static inline Layout optimizer_whole(size_t count) {
     return layout;
 }
 
-// Plans the state for the pieces of `rank`. `master_is_elsewhere`: the caller points `master`
-// to a buffer that it keeps anyway.
+// Plans the state for the pieces of `rank`. `master_is_elsewhere`: the caller points
+// `master` to a buffer that it keeps anyway.
 static inline void optimizer_reserve(Optimizer *optimizer, Arena *arena, const OptimizerSettings *settings,
                                      const Layout *layout, int rank, bool master_is_elsewhere) {
     optimizer->settings = *settings;
@@ -135,8 +137,8 @@ typedef struct OptimizerStep {
     bool commit; // moves the state; otherwise an estimate, and the state stays bitwise as it was
 } OptimizerStep;
 
-// The end of the longest run of elements from `position` on, at most to `end`, in which all
-// elements decay or none does; *decays says which.
+// The end of the longest run of elements from `position` on, at most to `end`, in which
+// all elements decay or none does; *decays says which.
 static inline size_t optimizer_run_end(const OptimizerSettings *settings, size_t position, size_t end,
                                        bool *decays) {
     *decays = false;
@@ -150,8 +152,8 @@ static inline size_t optimizer_run_end(const OptimizerSettings *settings, size_t
     return end;
 }
 
-// Steps all elements that this worker owns, run by run: a run is contiguous in the flat vector
-// and has one weight decay.
+// Steps all elements that this worker owns, run by run: a run is contiguous in the flat
+// vector and has one weight decay.
 static inline void optimizer_step(Optimizer *optimizer, Stream *stream, const OptimizerStep *step) {
     const OptimizerSettings *settings = &optimizer->settings;
     const Layout *layout = &optimizer->layout;

@@ -1,8 +1,8 @@
-// checkpoint.h: the format of a checkpoint, on which its writer, checkpoint/save.h, and its
-// reader, checkpoint/load.h, must agree.
+// checkpoint.h: the format of a checkpoint, on which its writer, checkpoint/save.h, and
+// its reader, checkpoint/load.h, must agree.
 //
-// A checkpoint holds everything that a run needs to go on as if it had never stopped. It is
-// a directory of its own, OUT/checkpoints/step-N:
+// A checkpoint holds everything that a run needs to go on as if it had never stopped. It
+// is a directory of its own, OUT/checkpoints/step-N:
 //
 //   model/              the committed parameters as a Hugging Face directory, which
 //                       transformers loads as it is
@@ -13,22 +13,21 @@
 //                       state.safetensors, and of the manifest itself
 //
 // Vectors are logical: none of them is "the bytes of rank 3". What all ranks share is
-// written once, each part by the rank that owns it; what every worker has of its own stands
-// under worker.R/. So a run with another number of ranks, or of another rule, can go on from
-// it. What is then not exactly as before is reported.
+// written once, each part by the rank that owns it; what every worker has of its own
+// stands under worker.R/. So a run with another number of ranks, or of another rule, can
+// go on from it. What is then not exactly as before is reported.
 //
-//   vector              of which rules        what
-//   master              all                   the exact parameters; in local rules the outer ones
-//   exp_avg,            all; in local rules   AdamW's moments
-//   exp_avg_sq            of each worker
-//   parameters          sharded; local:       what compute uses, where it is not the master: an
-//                         of each worker      estimate, rounded, or a worker's own parameters
-//   gradients           overlapped:           what was handed over and waits for the next job
-//                         of each worker
-//   momentum            local                 of the outer step
-//   exchange            those with a job in   the sum that the next boundary will apply
-//                         flight between
-//                         commits
+//   vector        of which rules         what
+//   master        all                    the exact parameters; local: the outer ones
+//   exp_avg,      all; local: of each    AdamW's moments
+//   exp_avg_sq    worker
+//   parameters    sharded; local: of     what compute uses, where it is not the
+//                 each worker            master: an estimate, rounded, or a worker's own
+//   gradients     overlapped: of each    handed over, and waiting for the next job
+//                 worker
+//   momentum      local                  of the outer step
+//   exchange      with a job in flight   the sum that the next boundary will apply
+//                 between commits
 #ifndef ACCO_CHECKPOINT_CHECKPOINT_H
 #define ACCO_CHECKPOINT_CHECKPOINT_H
 
@@ -72,9 +71,9 @@ typedef struct CheckpointedRun {
                                   const json_t *now);
     const void *option_context; // its first argument
 
-    // Saved and loaded with everything else.
-    int64_t
-        data_base;  // where this process began in the data: micro-batches of all ranks before its first one
+    // Saved and loaded with everything else. data_base counts micro-batches of all ranks:
+    // the data before it was used before this process began, or before it rolled back.
+    int64_t data_base;
     double seconds; // of training so far; the program sets it before it saves
 
     // Changed by saving.

@@ -16,15 +16,15 @@
 
 enum { CHECKPOINT_REMARKS_SIZE = 512 };
 
-// A checkpoint on disk that has been opened. A run is loaded from it by one rank; `run`
-// in the functions below is always the present one.
+// A checkpoint that this rank has opened. In the functions below, `run` is always the
+// present run, never the one that saved the checkpoint.
 typedef struct CheckpointSource {
     char path[CHECKPOINT_PATH_SIZE];
     json_t *manifest;
     SafetensorsFile state;
-    const char *rule;                      // that of the run which saved it
+    const char *rule;                      // of the run that saved it
     bool same_rule;                        // as the present run's
-    int workers;                           // ranks of the run which saved it
+    int workers;                           // ranks of the run that saved it
     char remarks[CHECKPOINT_REMARKS_SIZE]; // what is not exactly as before; empty: everything is
 } CheckpointSource;
 
@@ -99,7 +99,8 @@ static inline int64_t furthest_worker(const json_t *manifest) {
     return furthest;
 }
 
-// The position in the data, counted in tokens by load_position, is no more than 2^53.
+// The position in the data, counted in tokens, is at most 2^53: load_position can compute
+// with it.
 static inline bool position_is_sane(const json_t *manifest) {
     double workers = (double)json_array_size(json_object_get(manifest, "workers"));
     double batches =

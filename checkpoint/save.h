@@ -1,23 +1,23 @@
 // checkpoint/save.h: writing a checkpoint, beside training where memory allows.
 //
-//   compute, communication   training | begin | training ...               | end | training
-//   writer (a thread)                         | parts to disk, sync, model/ |
+//   streams             training | begin | training ...                | end | training
+//   writer (a thread)                    | parts to disk, sync, model/ |
 //
-//   begin    between two commits, both streams idle: makes the temporary directory, gathers
-//            the numbers, and copies what this rank has to write; where there is no memory
+//   begin    between two commits, both streams idle: makes the temporary directory,
+//            gathers the numbers, and copies what this rank has to write; without memory
 //            for a copy it is written at once
-//   writer   writes the copies and computes their checksums; uses files only, no other rank
-//   end      between two commits, when the writer of every rank has ended, which all ranks
-//            learn with the same job (Tally::ended): writes checkpoint.json, and renames
-//            the directory
+//   writer   writes the copies and computes their checksums; needs no other rank
+//   end      between two commits, when the writer of every rank has ended, which all
+//            ranks learn with the same job (Tally::ended): writes checkpoint.json, and
+//            renames the directory
 //
 // All ranks write their parts of one file, in a directory that all of them see.
 //
-// A checkpoint is whole or absent, whenever the program or the machine stops. The order of
-// the steps ensures that:
+// A checkpoint is whole or absent, whenever the program or the machine stops. The order
+// of the steps ensures that:
 //
-//   1. every rank writes its parts of state.safetensors under the temporary name and syncs
-//      the file; rank 0 also writes and syncs model/
+//   1. every rank writes its parts of state.safetensors under the temporary name and
+//      syncs the file; rank 0 also writes and syncs model/
 //   2. all ranks agree that all of that is on disk
 //   3. rank 0 writes and syncs checkpoint.json, which comes last because it holds the
 //      checksums of the state
@@ -266,7 +266,7 @@ static inline bool checkpoint_begin(CheckpointedRun *run, bool beside, Error *er
     bool is_main = run->transport->rank == 0;
     scheduler_settle(s);
     if (s->job_in_flight && s->job.spike != SPIKE_NONE) {
-        return error_set(error, "what is under way between the ranks is a spike");
+        return error_set(error, "the exchange between the ranks that is in flight holds a spike");
     }
     const float *committed = borrow_committed(s, run->rule);
     int count = saved_vectors(s, vectors);

@@ -1,15 +1,17 @@
 // kernels.h: every operation, and the one place that chooses where it runs.
 //
-// The contract of all operations: arrays are row-major, with the shapes written beside each
-// declaration. A kernel is called in a task of `stream` and allocates nothing. On the CPU it
-// runs on the stream's thread pool, in fp32, and has finished when it returns. On a GPU the
-// call puts it into the stream's queue and returns; later kernels of the stream see its result.
-// Arrays of Real are in the stream's precision; arithmetic and sums are fp32 everywhere.
+// The contract of all operations: arrays are row-major, with the shapes written beside
+// each declaration. A kernel is called in a task of `stream` and allocates nothing. On
+// the CPU it runs on the stream's thread pool, in fp32, and has finished when it returns.
+// On a GPU the call puts it into the stream's queue and returns; later kernels of the
+// stream see its result. Arrays of Real are in the stream's precision; arithmetic and
+// sums are fp32 everywhere.
 //
 // Results repeat bit for bit and do not depend on the number of threads. Gradients of
-// parameters are added to (+=); other outputs are overwritten unless stated. NaN and infinity
-// in an input reach the output. The CPU version is the specification; test/test_cuda_*.cu
-// compare the CUDA version with it at odd shapes. docs/kernels.md explains each operation.
+// parameters are added to (+=); other outputs are overwritten unless stated. NaN and
+// infinity in an input reach the output. The CPU version is the specification;
+// test/test_cuda_*.cu compare the CUDA version with it at odd shapes. docs/kernels.md
+// explains each operation.
 #ifndef ACCO_KERNELS_KERNELS_H
 #define ACCO_KERNELS_KERNELS_H
 
@@ -38,7 +40,8 @@
 #include "kernels/cuda/matmul.cuh"
 #include "kernels/cuda/outer.cuh"
 #include "kernels/cuda/wire.cuh"
-// If the stream is a GPU's: makes the call, which puts a kernel into its queue, and returns.
+// If the stream is a GPU's: makes the call, which puts a kernel into its queue, and
+// returns.
 #define KERNEL_ON_GPU(stream, call) \
     if ((stream)->queue != NULL) { \
         call; \
@@ -93,8 +96,9 @@ static inline size_t embedding_partials_floats(int rows, int C) {
 
 static inline size_t gemm_workspace_bytes(void) { return KERNEL_SIZE(true, CUDA_GEMM_WORKSPACE, 0); }
 
-// To be called before the first product of a GPU's stream. workspace (gemm_workspace_bytes):
-// device memory. sm_count: multiprocessors of the GPU that products may count on; 0: all.
+// To be called before the first product of a GPU's stream. workspace
+// (gemm_workspace_bytes): device memory. sm_count: multiprocessors of the GPU that
+// products may count on; 0: all.
 static inline void gemm_open(Stream *stream, void *workspace, int sm_count) {
     (void)workspace, (void)sm_count;
     KERNEL_ON_GPU(stream, cuda_gemm_open(stream, workspace, sm_count))
@@ -102,15 +106,15 @@ static inline void gemm_open(Stream *stream, void *workspace, int sm_count) {
 
 static inline void gemm_close(Stream *stream) { KERNEL_ON_GPU(stream, cuda_gemm_close(stream)) }
 
-// While `tuning`, the algorithms for a shape that is used for the first time are timed and the
-// quickest is kept. The results of such products are wrong.
+// While `tuning`, the algorithms for a shape that is used for the first time are timed
+// and the quickest is kept. The results of such products are wrong.
 static inline void gemm_tune(Stream *stream, bool tuning) {
     (void)tuning;
     KERNEL_ON_GPU(stream, cuda_gemm_tune(stream, tuning))
 }
 
-// output (rows, outputs), rows output_stride apart, = input (rows, inputs) weight^T for weight
-// (outputs, inputs), as PyTorch stores it.
+// output (rows, outputs), rows output_stride apart, = input (rows, inputs) weight^T for
+// weight (outputs, inputs), as PyTorch stores it.
 static inline void matmul_forward(Stream *stream, Real *output, int output_stride, const Real *input,
                                   const Real *weight, int rows, int inputs, int outputs) {
     KERNEL_ON_GPU(stream,
@@ -119,8 +123,8 @@ static inline void matmul_forward(Stream *stream, Real *output, int output_strid
                        real_floats_const(weight), rows, inputs, outputs);
 }
 
-// d_input (rows, inputs) = d_output (rows, outputs) weight. Rows of both are their strides
-// apart.
+// d_input (rows, inputs) = d_output (rows, outputs) weight. Rows of both are their
+// strides apart.
 static inline void matmul_backward_input(Stream *stream, Real *d_input, int d_input_stride,
                                          const Real *d_output, int d_output_stride, const Real *weight,
                                          int rows, int inputs, int outputs) {
@@ -130,8 +134,8 @@ static inline void matmul_backward_input(Stream *stream, Real *d_input, int d_in
                               d_output_stride, real_floats_const(weight), rows, inputs, outputs);
 }
 
-// d_weight (outputs, inputs) += d_output^T input. On the CPU matmul_padded_stride gives the
-// stride at which d_output is read fastest.
+// d_weight (outputs, inputs) += d_output^T input. On the CPU matmul_padded_stride gives
+// the stride at which d_output is read fastest.
 static inline void matmul_backward_weight(Stream *stream, float *d_weight, const Real *d_output,
                                           int d_output_stride, const Real *input, int rows, int inputs,
                                           int outputs) {
@@ -152,9 +156,9 @@ static inline void embedding_forward(Stream *stream, Real *output, const Real *w
                           B, T, C);
 }
 
-// d_wte (V, C) and d_wpe (positions, C) += the rows of d_output (B, T, C) that they produced.
-// Only on a GPU: order (B, T), the rows sorted by token (embedding_order), and partials
-// (embedding_partials_floats).
+// d_wte (V, C) and d_wpe (positions, C) += the rows of d_output (B, T, C) that they
+// produced. Only on a GPU: order (B, T), the rows sorted by token (embedding_order), and
+// partials (embedding_partials_floats).
 static inline void embedding_backward(Stream *stream, float *d_wte, float *d_wpe, float *partials,
                                       const Real *d_output, const int32_t *tokens, const int32_t *order,
                                       int B, int T, int C) {
@@ -171,16 +175,16 @@ static inline void layernorm_forward(Stream *stream, const LayernormForward *wor
     cpu_layernorm_forward(stream, work);
 }
 
-// d_residual = or += the gradient through the LayerNorm; d_weight, d_bias +=; d_branch_bias +=
-// the sum over rows of the finished d_residual.
+// d_residual = or += the gradient through the LayerNorm; d_weight, d_bias +=;
+// d_branch_bias += the sum over rows of the finished d_residual.
 static inline void layernorm_backward(Stream *stream, const LayernormBackward *work) {
     KERNEL_ON_GPU(stream, cuda_layernorm_backward(stream, work))
     cpu_layernorm_backward(stream, work);
 }
 
-// output (B, T, C) = softmax(q k^T over the visible keys) v for qkv (B, T, 3C); logsumexp (B, H,
-// T) of the scores, for backward. A query sees the `window` latest keys, its own included; 0:
-// all. scratch (attention_scratch_floats).
+// output (B, T, C) = softmax(q k^T over the visible keys) v for qkv (B, T, 3C); logsumexp
+// (B, H, T) of the scores, for backward. A query sees the `window` latest keys, its own
+// included; 0: all. scratch (attention_scratch_floats).
 static inline void attention_forward(Stream *stream, Real *output, float *logsumexp, float *scratch,
                                      const Real *qkv, int B, int T, int C, int heads, int window) {
     KERNEL_ON_GPU(stream, cuda_attention_forward(stream, output, logsumexp, qkv, B, T, C, heads, window))
@@ -200,18 +204,18 @@ static inline void attention_backward(Stream *stream, Real *d_qkv, int d_qkv_str
                            real_floats_const(qkv), logsumexp, B, T, C, heads, window);
 }
 
-// output (rows, columns) = gelu_new(saved + bias), where `saved` holds the product without bias.
-// It then holds what gelu_backward needs. On the CPU that is the derivative, which costs more
-// to compute again than to keep; on a GPU `saved` does not change, and the same call computes
-// the output again.
+// output (rows, columns) = gelu_new(saved + bias), where `saved` holds the product
+// without bias. It then holds what gelu_backward needs. On the CPU that is the
+// derivative, which costs more to compute again than to keep; on a GPU `saved` does not
+// change, and the same call computes the output again.
 static inline void gelu_forward(Stream *stream, Real *output, Real *saved, const Real *bias, int rows,
                                 int columns) {
     KERNEL_ON_GPU(stream, cuda_gelu_forward(stream, output, saved, bias, rows, columns))
     cpu_gelu_forward(stream, real_floats(output), real_floats(saved), real_floats_const(bias), rows, columns);
 }
 
-// gradient (rows, columns), rows gradient_stride apart, *= the derivative; d_bias (columns) +=
-// its sum over rows; partials (row_partials_floats(columns)).
+// gradient (rows, columns), rows gradient_stride apart, *= the derivative; d_bias
+// (columns) += its sum over rows; partials (row_partials_floats(columns)).
 static inline void gelu_backward(Stream *stream, Real *gradient, int gradient_stride, float *d_bias,
                                  float *partials, const Real *saved, const Real *bias, int rows,
                                  int columns) {
@@ -222,9 +226,9 @@ static inline void gelu_backward(Stream *stream, Real *gradient, int gradient_st
                       real_floats_const(saved), rows, columns);
 }
 
-// losses (rows) = -log softmax(logits)[target], 0 where target < 0. logits (rows, V), rows
-// `stride` apart, are overwritten by gradient_scale (softmax - one-hot), 0 where target < 0;
-// if gradient_scale is 0, their new values mean nothing.
+// losses (rows) = -log softmax(logits)[target], 0 where target < 0. logits (rows, V),
+// rows `stride` apart, are overwritten by gradient_scale (softmax - one-hot), 0 where
+// target < 0; if gradient_scale is 0, their new values mean nothing.
 static inline void cross_entropy(Stream *stream, Real *logits, int stride, float *losses,
                                  const int32_t *targets, int rows, int vocabulary, float gradient_scale) {
     KERNEL_ON_GPU(
@@ -236,8 +240,8 @@ static inline void cross_entropy(Stream *stream, Real *logits, int stride, float
 // ---------------------------------------------------------------------------------------
 // Updates: whole vectors of fp32
 
-// A step over a range (kernels/cpu/adamw.h). commit: moves master and moments; otherwise only
-// writes to range->out what a commit would write.
+// A step over a range (kernels/cpu/adamw.h). commit: moves master and moments; otherwise
+// only writes to range->out what a commit would write.
 static inline void adamw(Stream *stream, AdamWRange *range, bool commit) {
     KERNEL_ON_GPU(stream, cuda_adamw(stream, range, commit))
     cpu_adamw(stream, range, commit);
@@ -249,9 +253,9 @@ static inline void buffer_move(Stream *stream, float *out, float *in, size_t cou
     cpu_buffer_move(stream, out, in, count, clear);
 }
 
-// The sum of squares of `pieces` pieces of `count` values, `stride` apart, added in a fixed
-// order. partials (pieces, buffer_blocks(count)) is workspace that the host can read. Waits for
-// the stream.
+// The sum of squares of `pieces` pieces of `count` values, `stride` apart, added in a
+// fixed order. partials (pieces, buffer_blocks(count)) is workspace that the host can
+// read. Waits for the stream.
 static inline double buffer_sum_of_squares(Stream *stream, const float *values, size_t count, size_t stride,
                                            size_t pieces, double *partials) {
     double sum = 0;
@@ -275,8 +279,8 @@ static inline void buffer_round(Stream *stream, float *values, size_t count) {
     for (size_t i = 0; i < count; i++) { values[i] = bf16_to_float(bf16_from_float(values[i])); }
 }
 
-// out (count), in the stream's precision, = in (count). Only on a GPU: on the CPU parameters are
-// used as they are.
+// out (count), in the stream's precision, = in (count). Only on a GPU: on the CPU
+// parameters are used as they are.
 static inline void reals_from_floats(Stream *stream, Real *out, const float *in, size_t count) {
     KERNEL_ON_GPU(stream, cuda_reals_from_floats(stream, out, in, count))
     assert(out == NULL || count == 0);
@@ -303,10 +307,11 @@ static inline void outer_momentum(Stream *stream, float *base, float *momentum, 
 }
 
 // ---------------------------------------------------------------------------------------
-// Wire formats in GPU memory, the same bytes as kernels/wire.h makes. Nothing calls these on
-// the CPU.
+// Wire formats in GPU memory, the same bytes as kernels/wire.h makes. Nothing calls these
+// on the CPU.
 
-// out (wire_bytes(format, count)) = values (count) encoded, or values - base if there is a base.
+// out (wire_bytes(format, count)) = values (count) encoded, or values - base if there is
+// a base.
 static inline void wire_encode_on_gpu(Stream *stream, WireFormat format, void *out, const float *values,
                                       const float *base, size_t count) {
     (void)format, (void)out, (void)values, (void)base, (void)count;
@@ -320,7 +325,8 @@ static inline void wire_decode_on_gpu(Stream *stream, WireFormat format, float *
     KERNEL_ON_GPU(stream, cuda_wire_decode(stream, format, out, in, base, count))
 }
 
-// out (count) = the sum, in the order of ranks, of the runs at in + rank * stride, decoded.
+// out (count) = the sum, in the order of ranks, of the runs at in + rank * stride,
+// decoded.
 static inline void wire_sum_on_gpu(Stream *stream, WireFormat format, float *out, const void *in,
                                    size_t stride, int ranks, size_t count) {
     (void)format, (void)out, (void)in, (void)stride, (void)ranks, (void)count;

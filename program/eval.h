@@ -156,25 +156,21 @@ static inline void evaluation_tell(void *context, int64_t done, int64_t total) {
     terminal_bar(&run->terminal, done, total, clock_seconds() - run->started);
 }
 
-static inline void evaluation_read_parameters(Evaluation *evaluation, Stream *stream) {
-    const HfModel *model = evaluation->model;
-    size_t bytes = model->table.parameter_count * sizeof(float);
-    float *host = stream->queue != NULL ? (float *)malloc(bytes) : evaluation->parameters;
-    if (host == NULL) {
-        transport_fail(&evaluation->run->transport, "no memory for the parameters: %zu bytes", bytes);
-    }
-    hf_model_read(model, host);
-    if (stream->queue == NULL) { return; }
-    stream_copy(stream, evaluation->parameters, host, bytes);
-    stream_settle(stream);
-    free(host);
-}
-
+// Runs on the stream: reads the parameters to where the kernels want them, and scores.
 static inline void evaluation_task(void *context, Stream *stream) {
     Evaluation *evaluation = (Evaluation *)context;
     Run *run = evaluation->run;
     EvaluateProgress progress = {run_is_main(run) ? evaluation_tell : NULL, run};
-    evaluation_read_parameters(evaluation, stream);
+    size_t bytes = evaluation->model->table.parameter_count * sizeof(float);
+    bool on_gpu = stream->queue != NULL;
+    float *host = on_gpu ? (float *)malloc(bytes) : evaluation->parameters;
+    if (host == NULL) { transport_fail(&run->transport, "no memory for the parameters: %zu bytes", bytes); }
+    hf_model_read(evaluation->model, host);
+    if (on_gpu) {
+        stream_copy(stream, evaluation->parameters, host, bytes);
+        stream_settle(stream);
+        free(host);
+    }
     if (run->placement.on_gpu) { gemm_open(stream, evaluation->evaluator.model.gemm_workspace, 0); }
     run->started = clock_seconds();
     evaluation->scores = evaluate_run(&evaluation->evaluator, stream, evaluation->parameters, evaluation->set,
@@ -182,28 +178,23 @@ static inline void evaluation_task(void *context, Stream *stream) {
     gpt_neo_stop(&evaluation->evaluator.model, stream);
 }
 
-static inline void evaluation_reserve(Evaluation *evaluation) {
-    Run *run = evaluation->run;
+// Reserves memory, scores on a stream of its own, and prints the summary.
+static inline void evaluation_run(Run *run, const HfModel *model, const EvaluateSet *set) {
+    Evaluation *evaluation = (Evaluation *)calloc(1, sizeof *evaluation);
     const Placement *placement = &run->placement;
     GptNeoSettings settings = {
         run->B, run->T, run->threads.threads, placement->on_gpu, placement->precision, RECOMPUTE_NONE};
-    Error error = {""};
-    run->arena.on_gpu = placement->on_gpu;
-    evaluator_reserve(&evaluation->evaluator, &run->arena, &evaluation->model->config, &settings);
-    arena_reserve(&run->arena, MEMORY_PARAMETERS, "parameters",
-                  evaluation->model->table.parameter_count * sizeof(float), &evaluation->parameters);
-    agree_or_exit(run, arena_commit(&run->arena, &error) ? 0 : EXIT_SYSTEM_FAILURE, &error);
-}
-
-static inline void evaluation_run(Run *run, const HfModel *model, const EvaluateSet *set) {
-    Evaluation *evaluation = (Evaluation *)calloc(1, sizeof *evaluation);
     EvaluateSummary summary;
     Error error = {""};
     evaluation->run = run;
     evaluation->model = model;
     evaluation->set = set;
-    evaluation_reserve(evaluation);
-    StreamPlace place = {placement_gpu(&run->placement), run->placement.precision, false};
+    run->arena.on_gpu = placement->on_gpu;
+    evaluator_reserve(&evaluation->evaluator, &run->arena, &model->config, &settings);
+    arena_reserve(&run->arena, MEMORY_PARAMETERS, "parameters", model->table.parameter_count * sizeof(float),
+                  &evaluation->parameters);
+    agree_or_exit(run, arena_commit(&run->arena, &error) ? 0 : EXIT_SYSTEM_FAILURE, &error);
+    StreamPlace place = {placement_gpu(placement), placement->precision, false};
     run->pool = thread_pool_create(run->threads.threads, true);
     Stream *stream = stream_create("evaluation", run->pool, &place);
     Event *ended = event_create();

@@ -166,19 +166,6 @@ static inline void evaluator_find_largest(Evaluator *evaluator, Stream *stream, 
     }
 }
 
-// Losses of targets [first, first + count) into model->losses. largest (count): their
-// most probable tokens; or NULL.
-static inline void evaluator_score_chunk(Evaluator *evaluator, Stream *stream, const int32_t *targets,
-                                         int first, int count, int32_t *largest) {
-    GptNeo *model = &evaluator->model;
-    int C = model->config.channels, V = model->config.vocabulary, stride = model->logits_stride;
-    const Real *hidden = real_at_const(model->branch, (size_t)first * (size_t)C, model->settings.precision);
-    matmul_forward(stream, model->logits, stride, hidden, gpt_neo_weight(model, model->offsets[GPT_NEO_WTE]),
-                   count, C, V);
-    if (largest != NULL) { evaluator_find_largest(evaluator, stream, count, largest); }
-    cross_entropy(stream, model->logits, stride, model->losses + first, targets + first, count, V, 0.0f);
-}
-
 static inline void evaluator_pace_nothing(void *self, size_t at) { (void)self, (void)at; }
 
 // Scores of the sequences of a batch, in its order (EVALUATE_MOST_ROWS at most).
@@ -188,6 +175,7 @@ static inline bool evaluator_score(Evaluator *evaluator, Stream *stream, const f
                                    const EvaluateSet *set, size_t batch, EvaluateScore *scores,
                                    Error *error) {
     GptNeo *model = &evaluator->model;
+    int C = model->config.channels, V = model->config.vocabulary, stride = model->logits_stride;
     // Version 1 in every batch: the parameters do not change, so a GPU converts its
     // weights once.
     const Pace pace = {NULL, 1, evaluator_pace_nothing, evaluator_pace_nothing};
@@ -196,12 +184,16 @@ static inline bool evaluator_score(Evaluator *evaluator, Stream *stream, const f
     gpt_neo_forward(model, stream, parameters, evaluator->tokens, &pace);
     evaluator_gather(evaluator, stream, set, batch);
     const int32_t *targets = gpt_neo_upload(model, stream, model->targets, evaluator->targets);
+    const Real *wte = gpt_neo_weight(model, model->offsets[GPT_NEO_WTE]);
     // The inputs are used up, and there are at least as many of them as targets.
     int32_t *largest = set->request.task == EVALUATE_LAMBADA ? evaluator->tokens : NULL;
     for (int first = 0; first < scored; first += model->chunk) {
         int count = scored - first < model->chunk ? scored - first : model->chunk;
-        evaluator_score_chunk(evaluator, stream, targets, first, count,
-                              largest != NULL ? largest + first : NULL);
+        const Real *hidden =
+            real_at_const(model->branch, (size_t)first * (size_t)C, model->settings.precision);
+        matmul_forward(stream, model->logits, stride, hidden, wte, count, C, V);
+        if (largest != NULL) { evaluator_find_largest(evaluator, stream, count, largest + first); }
+        cross_entropy(stream, model->logits, stride, model->losses + first, targets + first, count, V, 0.0f);
     }
     stream_settle(stream);
     for (int row = 0; row < model->B; row++) {

@@ -251,8 +251,7 @@ static inline bool roll_back(Run *run) {
     s->failed = commit < 0 || run->rollback_repeats > ROLLBACK_PATIENCE;
     if (s->failed) { return false; }
     run->checkpointed.data_base += position - data_position(run, true);
-    run->paused =
-        clock_seconds() - began; // all of this is a pause; ending the checkpoint has counted part of it
+    run->paused = clock_seconds() - began; // of all this, with what end_checkpoint has already counted
     continue_reports(run, training_seconds(run));
     run->checkpointed.saved_commit = -1; // the checkpoint on disk does not know of the rollback
     report_rollback(run, from, commit);

@@ -1,11 +1,11 @@
 // cuda_kernels.h: what the tests of CUDA kernels share: device copies of exactly the size
-// that a kernel may touch, fresh random numbers, a CPU stream for the oracle and a CUDA
-// stream for what is tested.
+// that a kernel may touch, random numbers, a CPU stream for the oracle and a CUDA stream
+// for the kernel under test.
 //
 // `make test` compiles these tests with the host's compiler against the emulator
-// (test/simt) and runs every case in each of its orders; `make test-gpu` compiles them
-// with nvcc and runs them on a GPU, which gets larger shapes: unless ACCO_SMALL is set,
-// for tools under which everything takes a hundred times as long.
+// (test/simt) and runs every case in each of its orders. `make test-gpu` compiles them
+// with nvcc and runs them on a GPU, with larger shapes unless ACCO_SMALL is set, which is
+// for tools that make everything a hundred times slower.
 #ifndef ACCO_TEST_CUDA_KERNELS_H
 #define ACCO_TEST_CUDA_KERNELS_H
 
@@ -28,7 +28,7 @@ enum { CUDA_EMULATED = 1 };
 enum { CUDA_EMULATED = 0, SIMT_ORDERS = 1 };
 #endif
 
-// Whether only the shapes that an emulator can bear are run.
+// Whether only shapes that are small enough for the emulator are run.
 static inline bool cuda_small_shapes(void) { return CUDA_EMULATED || getenv("ACCO_SMALL") != NULL; }
 
 // Every case runs once for each order; on a GPU there is one.
@@ -93,7 +93,7 @@ static inline float host_from_bf16(uint16_t half) {
     return value;
 }
 
-// What the precision leaves of host (count), in place: the oracle must start from the
+// Rounds host (count) to the precision, in place, because the oracle must start from the
 // same numbers.
 static inline void host_round(float *host, size_t count, Precision precision) {
     for (size_t i = 0; precision == PRECISION_BF16 && i < count; i++) {
@@ -101,7 +101,7 @@ static inline void host_round(float *host, size_t count, Precision precision) {
     }
 }
 
-// Device copy of host (count) in the precision; host should be rounded already.
+// A device copy of host (count) in the precision; host should be rounded already.
 static inline Real *device_reals(const float *host, size_t count, Precision precision) {
     if (precision == PRECISION_FP32) { return (Real *)device_from_host(host, count * sizeof(float)); }
     uint16_t *halves = (uint16_t *)malloc(count * sizeof(uint16_t));
@@ -122,7 +122,7 @@ static inline void host_reals(float *host, const Real *device, size_t count, Pre
     free(halves);
 }
 
-// Fresh numbers for every run; the seed is printed by whoever fails.
+// Other numbers in every run; a failing test prints the seed.
 static inline float *host_normals(Random *random, size_t count, double stddev) {
     float *values = (float *)malloc(count * sizeof(float));
     for (size_t i = 0; i < count; i++) { values[i] = (float)(stddev * random_normal(random)); }

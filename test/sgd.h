@@ -1,12 +1,12 @@
-// sgd.h: plain SGD in the place of AdamW, for worked examples of the update rules: with it
-// their numbers are exact and can be checked by hand.
+// sgd.h: plain SGD in the place of AdamW, for worked examples of the update rules: with
+// it their numbers are exact and can be checked by hand.
 #ifndef ACCO_TEST_SGD_H
 #define ACCO_TEST_SGD_H
 
 #include "kernels/cpu/adamw.h"
 
-// out = master - lr * g, and master too if `commit`; an ElementwiseStep (optimizer.h). It uses
-// neither moments nor weight decay.
+// out = master - lr * g, and master too if `commit`; an ElementwiseStep (optimizer.h). It
+// uses neither moments nor weight decay.
 static inline void sgd_step(Stream *stream, AdamWRange *range, bool commit) {
     (void)stream;
     const AdamWStep step = range->step;

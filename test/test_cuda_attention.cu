@@ -1,9 +1,9 @@
 // test_cuda_attention.cu: attention on the device against the CPU's, with both families
-// of kernels, at odd shapes.
+// of kernels (tiles and rows), at odd shapes.
 //
-// Both start from the same rounded numbers. Beyond closeness: the same bits in every
-// order of threads, nothing written that is not theirs, nothing seen outside the band,
-// and no NaN lost within it.
+// Device and CPU start from the same rounded numbers. Besides being close, results must
+// have the same bits in every order of threads, nothing may be written outside the
+// outputs, nothing outside the band may have an effect, and no NaN inside it may be lost.
 #include "test/cuda_kernels.h"
 
 #include <time.h>
@@ -29,7 +29,7 @@ static const AttentionCase
                 {1, 193, 1, 16, 70, 0},  {1, 197, 1, 32, 0, 0},
                 {1, 128, 2, 16, 500, 0}, {2, 17, 3, 20, 5, 0},
                 {1, 21, 2, 64, 4, 1},    {1, 130, 1, 32, 95, 0},
-                {1, 100, 1, 16, 34, 0}, // rectangles all seen but for one pair, and none seen but for one
+                {1, 100, 1, 16, 34, 0}, // rectangles with one pair outside the band, and with one pair inside
 };
 static const AttentionCase fp32_cases[] = {
     {1, 70, 1, 64, 0, 0}, {2, 17, 3, 20, 5, 0}, {1, 40, 1, 200, 0, 2},
@@ -41,7 +41,7 @@ static const AttentionCase gpu_cases[] = {
     {3, 777, 5, 96, 0, 0},         {1, 333, 3, 40, 50, 1},
 };
 
-// One problem and its places on the device.
+// One problem and its arrays on the device.
 typedef struct Problem {
     AttentionCase shape;
     Precision precision;
@@ -51,7 +51,7 @@ typedef struct Problem {
     float *logsumexp, *workspace;
 } Problem;
 
-// What a run leaves on the host.
+// The results of a run, on the host.
 typedef struct Results {
     float *output, *logsumexp, *d_qkv;
 } Results;
@@ -136,7 +136,7 @@ static void oracle_run(const Problem *problem, Results *results, const float *qk
     free(workspace);
 }
 
-// Scores of a few units, so that softmax is neither flat nor a single one.
+// Scores of a few units, so that softmax is neither flat nor one-hot.
 static float *random_qkv(const Problem *problem) {
     float *qkv = host_normals(&test_random, 3 * problem->count, sqrt(2.0 / sqrt((double)problem->shape.D)));
     host_round(qkv, 3 * problem->count, problem->precision);
@@ -176,8 +176,8 @@ static void check_elements(const char *what, const float *got, const float *expe
     }
 }
 
-// dQ and dK in bf16 suffer from the rounding of output in delta, which shows where only a
-// few rows take part in the mean.
+// In bf16, dQ and dK suffer from the rounding of `output` in delta, which shows where the
+// mean is over a few rows only.
 static void check_gradient(const Problem *problem, const char *name, const float *got,
                            const float *expected) {
     bool half = problem->precision == PRECISION_BF16, small = problem->shape.T < 32;
@@ -206,7 +206,7 @@ static void check_results(const Problem *problem, const Results *got, const Resu
         free(a);
         free(b);
     }
-    for (size_t i = 0; i < problem->d_count; i++) { // what lies between rows is somebody else's
+    for (size_t i = 0; i < problem->d_count; i++) { // the gaps between rows must not be written
         if (i % (size_t)problem->d_stride >= 3 * (size_t)problem->C) { assert_true(isnan(got->d_qkv[i])); }
     }
 }
@@ -248,9 +248,9 @@ static bool same_at(const float *a, const float *b, size_t place, int count) {
     return memcmp(a + place, b + place, (size_t)count * sizeof(float)) == 0;
 }
 
-// One position of sample 0 changes altogether: q, k, v and d_output. Then only those rows
-// of output, logsumexp and dQ may change that see it, and those of dK and dV that share a
-// query with it; all others keep their bits.
+// Changes q, k, v and d_output of one position of sample 0. Only those rows of output,
+// logsumexp and dQ may change that see it, and those of dK and dV that share a query with
+// it; all others keep their bits.
 static void check_band(AttentionCase shape, Precision precision, int changed) {
     Problem problem = problem_new(shape, precision);
     float *qkv = random_qkv(&problem), *d_output = random_d_output(&problem);
@@ -298,7 +298,8 @@ static void test_band(void **state) {
     check_band(narrow, PRECISION_FP32, 29);
 }
 
-// A bad number in q, k, v or d_output of one position must show wherever it is seen.
+// A NaN or infinity in q, k, v or d_output of one position must reach every row that sees
+// it.
 static void check_nan(AttentionCase shape, Precision precision, int part, float bad) {
     Problem problem = problem_new(shape, precision);
     float *qkv = random_qkv(&problem), *d_output = random_d_output(&problem);
@@ -339,7 +340,7 @@ static void test_nan(void **state) {
     }
 }
 
-// Scores far from 0, of both signs: exponentials only of differences.
+// Scores far from 0, of both signs: only exponentials of differences do not overflow.
 static void test_large_scores(void **state) {
     (void)state;
     AttentionCase shapes[] = {{1, 130, 1, 64, 0, 0}, {1, 40, 1, 20, 0, 0}};

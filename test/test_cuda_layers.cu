@@ -1,9 +1,10 @@
 // test_cuda_layers.cu: LayerNorm, GELU, the embedding and the sums over rows on the
 // device, against the CPU's kernels.
 //
-// Both start from the same rounded inputs. Results must be close, and the same bits in
-// every order of threads and blocks. Shapes are odd on purpose: rows that no number of
-// blocks divides, columns that allow no 16-byte access, rows wider than a block.
+// Device and CPU start from the same rounded inputs. Results must be close, and have the
+// same bits in every order of threads and blocks. Shapes are odd on purpose: rows that no
+// number of blocks divides, columns that allow no 16-byte access, rows wider than a
+// block.
 #include "test/cuda_kernels.h"
 
 #include <time.h>
@@ -48,7 +49,7 @@ static Stream *cpu_stream(void) {
     return &stream;
 }
 
-// Fresh numbers as they are in the precision.
+// Random numbers, rounded to the precision.
 static float *numbers(size_t count, double stddev, Precision precision) {
     float *host = keep(host_normals(&test_random, count, stddev));
     host_round(host, count, precision);
@@ -89,8 +90,8 @@ static float *floats_from_device(const float *device, size_t count) {
 // Outputs are rounded once; half a unit of bf16 is 2^-8 of a number at most.
 static double rounding(Precision precision) { return precision == PRECISION_FP32 ? 1e-5 : 0x1p-8 + 1e-5; }
 
-// A result of one kernel in all orders: the first must be close to what is expected, the
-// others the same bits.
+// The results of one kernel in all orders: the first must be close to what is expected,
+// the others must have its bits.
 typedef struct Result {
     const char *what;
     const float *expected;
@@ -181,7 +182,8 @@ static const NormCase real_norm_cases[] = {{8192, 768, true, true},
                                            {2048, 2048, false, true},
                                            {1025, 4097, true, true}};
 
-// With statistics as the CPU finds them in what the device has stored.
+// Expected are output and statistics that the CPU computes from the residual that the device
+// stored.
 static void check_norm_forward(const NormCase *shape, Precision precision, const LayernormForward *device,
                                const float *weight, const float *bias, Result results[2], int order) {
     size_t rows = (size_t)shape->rows, C = (size_t)shape->channels;
@@ -339,8 +341,7 @@ static void test_layernorm(void **state) {
     }
 }
 
-// What is not a number spoils its row, and in backward the columns' sums, and nothing
-// else.
+// A NaN spoils its row, and in backward the sums of columns, and nothing else.
 static void test_layernorm_passes_nan(void **state) {
     (void)state;
     enum { ROWS = 6, C = 40, BAD = 4 };
@@ -454,8 +455,8 @@ static void test_gelu(void **state) {
     }
 }
 
-// Element by element against the definition in double, from the smallest to numbers whose
-// square no float holds.
+// Element by element against the definition in double, from the smallest numbers to those
+// whose square overflows.
 static void test_gelu_far_out(void **state) {
     (void)state;
     enum { COUNT = 24 };
@@ -498,7 +499,7 @@ static void test_gelu_far_out(void **state) {
 
 typedef struct EmbeddingCase {
     int B, T, channels, vocabulary;
-    double skew; // share of the places that have token V / 2
+    double skew; // share of the positions that have token V / 2
 } EmbeddingCase;
 
 static const EmbeddingCase embedding_cases[] = {

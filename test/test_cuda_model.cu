@@ -1,10 +1,10 @@
 // test_cuda_model.cu: the whole model on the device against the CPU's, and against
 // itself.
 //
-// Kernels have tests of their own; here it is how the model puts them together: which
-// activations a layer finds where, what is made again, what is cast when, in which order
-// gradients are added up. Before its first pass all activations and all workspace of a
-// model on the device are NaNs, so that nothing can be read that the pass has not made.
+// Kernels have tests of their own. These test how the model combines them: where a layer
+// finds its activations, what is computed again, when weights are converted, in which
+// order gradients are added. Before its first pass all activations and all workspace of a
+// model on the device are NaN, so that the pass reads nothing that it has not computed.
 // Bounds are about twice the worst of fifty runs.
 #include "test/cuda_kernels.h"
 
@@ -17,17 +17,18 @@ typedef struct Shape {
     int layers, channels, heads, inner, window, vocabulary, B, T;
 } Shape;
 
-// Heads of 16 columns (tiles of tensor cores), of 20, and rows that nothing is aligned
-// in. Layers 1, 3, ... see a window.
+// Heads of 16 columns (tiles of tensor cores), of 20, and rows that are not aligned.
+// Layers 1, 3, ... see a window.
 static const Shape shapes[] = {
     {2, 32, 2, 128, 5, 61, 2, 9}, {2, 40, 2, 160, 5, 61, 1, 19}, {3, 60, 3, 75, 4, 61, 1, 13}};
 static const Shape small = {2, 32, 2, 50, 3, 29, 1, 5}, real = {2, 768, 12, 3072, 256, 50257, 2, 1024};
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
 static Random test_random;
-static char test_name[128]; // what a failure says of the case at hand
+static char test_name[128]; // describes the current case in a failure
 
-// ---- what both sides start from
+// ---------------------------------------------------------------------------------------
+// What both sides start from
 
 typedef struct Inputs {
     GptNeoConfig config;
@@ -50,8 +51,8 @@ static void inputs_configure(GptNeoConfig *config, const Shape *shape) {
     for (int l = 0; l < shape->layers; l++) { config->local[l] = l % 2 == 1; }
 }
 
-// Fresh numbers. Parameters are what bf16 can hold: both precisions start from the same.
-// The last target counts in any case.
+// Random inputs. Parameters are rounded to bf16, so that both precisions start from the
+// same. The last target always counts.
 static void inputs_open(Inputs *inputs, const Shape *shape) {
     int rows = shape->B * shape->T;
     memset(inputs, 0, sizeof *inputs);
@@ -83,7 +84,8 @@ static void inputs_close(Inputs *inputs) {
     free(inputs->targets);
 }
 
-// ---- a model with its memory, here or on the device
+// ---------------------------------------------------------------------------------------
+// A model with its memory, here or on the device
 
 typedef struct Machine {
     const Inputs *inputs;
@@ -108,8 +110,8 @@ static GptNeoSettings settings_on_device(const Inputs *inputs, Precision precisi
 
 static size_t machine_bytes(const Machine *machine) { return machine->model.parameter_count * sizeof(float); }
 
-// Epsilon is large so that a step is about proportional to the gradient: otherwise
-// elements near 0 are stepped by their sign.
+// Epsilon is large, so that a step is about proportional to the gradient. Otherwise
+// elements near 0 would step by their sign.
 static void machine_reserve_optimizer(Machine *machine) {
     const ParameterTable *table = &machine->inputs->table;
     OptimizerSettings settings = {NULL, 0.9, 0.95, 1e-1, 0.1, machine->ranges, 0};
@@ -209,10 +211,11 @@ static void machine_free(Machine *machine) {
     free(machine);
 }
 
-// ---- comparisons
+// ---------------------------------------------------------------------------------------
+// Comparisons
 
-// Queries and keys of attention: their gradients are differences of products, of which
-// the rounding of each product remains.
+// Queries and keys of attention: their gradients are differences of products, and the
+// rounding of the products remains.
 static bool is_query_or_key(const Inputs *inputs, int tensor) {
     for (int l = 0; l < inputs->config.layers; l++) {
         if (tensor == gpt_neo_tensor(l, TENSOR_Q) || tensor == gpt_neo_tensor(l, TENSOR_K)) { return true; }
@@ -265,7 +268,7 @@ static void name_case(const char *what, const Shape *shape, Precision precision)
              shape->T, precision_name(precision));
 }
 
-// Each case once in each precision, with fresh inputs.
+// Each case once in each precision, with random inputs.
 static void for_both_precisions(const char *what, const Shape *shape,
                                 void (*check)(const Inputs *inputs, Precision precision)) {
     for (int precision = PRECISION_FP32; precision <= PRECISION_BF16; precision++) {
@@ -282,7 +285,8 @@ static void for_all_shapes(const char *what, void (*check)(const Inputs *inputs,
     if (!cuda_small_shapes()) { for_both_precisions(what, &real, check); }
 }
 
-// ---- against the CPU
+// ---------------------------------------------------------------------------------------
+// Against the CPU
 
 // Every order of threads and blocks gives the bits of the first.
 static void check_against_cpu(const Inputs *inputs, Precision precision) {
@@ -345,7 +349,8 @@ static void test_optimizer_steps(void **state) {
     for_all_shapes("steps of AdamW", check_training);
 }
 
-// ---- against itself
+// ---------------------------------------------------------------------------------------
+// Against itself
 
 static void check_recompute(const Inputs *inputs, Precision precision) {
     Machine *kept = machine_of_device(inputs, precision, RECOMPUTE_NONE);
@@ -386,8 +391,7 @@ static void test_gradients_accumulate(void **state) {
     for_both_precisions("accumulation", &shapes[2], check_accumulation);
 }
 
-// What the first pass decides must not show. On a GPU other algorithms may be chosen,
-// with other bits.
+// Tuning must not change results, except on a GPU, where other algorithms may be chosen.
 static void check_start(const Inputs *inputs, Precision precision) {
     Machine *plain = machine_of_device(inputs, precision, RECOMPUTE_NONE),
             *tuned = machine_of_device(inputs, precision, RECOMPUTE_NONE);
@@ -410,8 +414,8 @@ static void test_start(void **state) {
     for_both_precisions("start", &small, check_start);
 }
 
-// The rows of the last chunk are fewer. Sums over rows that end between two chunks have
-// other bits.
+// The last chunk has fewer rows. Sums over rows that are split between chunks have other
+// bits.
 static void check_chunks(const Inputs *inputs, Precision precision) {
     Machine *whole = machine_of_device(inputs, precision, RECOMPUTE_NONE),
             *parts = machine_of_device(inputs, precision, RECOMPUTE_NONE);
@@ -430,7 +434,8 @@ static void test_chunks_of_logits(void **state) {
     for_both_precisions("chunks", &shapes[2], check_chunks);
 }
 
-// ---- keeping pace
+// ---------------------------------------------------------------------------------------
+// Pace: waiting for parameters, announcing gradients
 
 static void pace_is_open(void *self, size_t position) { (void)self, (void)position; }
 
@@ -445,8 +450,8 @@ static void pass_with_version(Machine *machine, uint64_t version, float loss, co
     check_same_bits(machine, loss, gradients);
 }
 
-// A copy is good as long as the version is; without a version it never is. In fp32 there
-// is no copy, and every change is seen.
+// A weight copy is used as long as the version is the same; without a version, never. In
+// fp32 there is no copy, and every change has an effect.
 static void check_versions(const Inputs *inputs, Precision precision) {
     bool copied = precision == PRECISION_BF16;
     Machine *machine = machine_of_device(inputs, precision, RECOMPUTE_NONE);
@@ -478,8 +483,8 @@ static void test_versions_of_weights(void **state) {
     for_both_precisions("versions", &small, check_versions);
 }
 
-// Parameters on the device are NaNs until they are asked for, and gradients that are
-// called finished are copied.
+// Parameters on the device are NaN until they are asked for, and gradients are copied
+// when the pass says that they are finished.
 typedef struct Watch {
     Machine *machine;
     size_t needed, open; // [0, needed) has been asked for; [open, parameter_count) is finished
@@ -532,7 +537,8 @@ static void test_the_passes_keep_pace(void **state) {
     for_both_precisions("pace", &shapes[2], check_pace);
 }
 
-// ---- edges
+// ---------------------------------------------------------------------------------------
+// Edges
 
 static void check_no_target(const Inputs *inputs, Precision precision) {
     Machine *machine = machine_of_device(inputs, precision, RECOMPUTE_NONE);
@@ -554,7 +560,7 @@ static void check_nan(const Inputs *inputs, Precision precision) {
     for (int i = 0; i < inputs->table.count; i++) {
         const ParameterInfo *entry = &inputs->table.entries[i];
         size_t row = i == GPT_NEO_WTE ? (size_t)inputs->tokens[0] * (size_t)inputs->config.channels
-                                      : 0; // of wte, a row that is used
+                                      : 0; // of wte: a row that is used
         machine_set_parameters(machine, inputs->parameters);
         stream_copy(&machine->stream, machine->parameters + entry->offset + row, &missing, sizeof missing);
         if (!isnan(machine_loss(machine))) { fail_msg("%s: NaN in %s is lost", test_name, entry->name); }
@@ -569,7 +575,7 @@ static void test_nan_is_seen(void **state) {
     for_both_precisions("NaN", &small, check_nan);
 }
 
-// Other inputs in every run; a failure is repeated by writing the seed in here.
+// Other inputs in every run; to repeat a failure, put its seed here.
 static int seed_test(void **state) {
     (void)state;
     uint64_t seed = (uint64_t)time(NULL);

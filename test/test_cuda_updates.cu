@@ -1,9 +1,10 @@
 // test_cuda_updates.cu: the CUDA kernels that have no matrix product in them: loss,
 // optimizer, whole buffers, outer steps, codecs of the wire.
 //
-// Oracles are the CPU's kernels on the same numbers. The codecs must give the same bytes;
-// elsewhere a fused multiplication and addition may round once less. Outputs are poisoned
-// with NaNs, arrays end where they end, and every order of threads gives the same bits.
+// The oracles are the CPU's kernels on the same numbers. Codecs must give the same bytes;
+// elsewhere a fused multiplication and addition may round once less. Outputs are filled
+// with NaN beforehand, memory ends where an array ends, and every order of threads must
+// give the same bits.
 
 #include "test/cuda_kernels.h"
 
@@ -21,7 +22,7 @@ static Random test_random;
 static Stream cpu_stream;
 
 // Device arrays that begin `offset` elements behind an aligned address; the memory ends
-// with the array.
+// where the array ends.
 static float *device_floats(const float *host, size_t count, size_t offset) {
     float *device = (float *)device_new((count + offset) * sizeof(float)) + offset;
     CUDA_CHECK(cudaMemcpyAsync(device, host, count * sizeof(float), cudaMemcpyHostToDevice,
@@ -46,7 +47,7 @@ static void check_repeats(const char *what, void *first, const void *now, size_t
     if (memcmp(first, now, bytes) != 0) { fail_msg("%s: another order of threads gives other bits", what); }
 }
 
-// Bits, but any NaN equals any other.
+// Compares bits, but any NaN equals any other.
 static void check_same(const char *what, const float *got, const float *expected, size_t count) {
     for (size_t i = 0; i < count; i++) {
         bool same =
@@ -74,7 +75,7 @@ static const LossCase LOSS_CASES[] = {{5, 97, 104, 0, 0.125f},
                                       {1, 6200, 6208, 0, 0.01f},
                                       {cuda_small_shapes() ? 2 : 1031, cuda_small_shapes() ? 12301 : 50257,
                                        cuda_small_shapes() ? 12304 : 50264, 0, 1e-3f}};
-// Of fp32 only: rows that no pack fits.
+// Only in fp32: rows that are not whole packs.
 static const LossCase LOSS_CASES_FP32[] = {
     {5, 97, 97, 0, 0.125f}, {3, 1031, 1033, 0, 1.0f}, {2, 3200, 3200, 1, 0.5f}};
 
@@ -99,8 +100,8 @@ static float *loss_logits(int rows, int V, Precision precision) {
     return logits;
 }
 
-// logits (rows, V) in and out by way of a device array whose padding holds NaNs, and must
-// hold zeros when there are gradients.
+// logits (rows, V) in and out, through a device array whose padding is NaN before and
+// must be 0 after, if there are gradients.
 static void loss_run(const LossCase *c, Precision precision, float *logits, float *losses,
                      const int32_t *targets) {
     size_t V = (size_t)c->V, stride = (size_t)c->stride, count = (size_t)c->rows * stride,
@@ -175,8 +176,8 @@ static void cross_entropy_equals_the_cpu(void **state) {
     }
 }
 
-// Rows: a NaN; +infinity; mostly -infinity; nothing but -infinity; ordinary. What is not
-// finite reaches its own row and no other.
+// Rows: a NaN; +infinity; mostly -infinity; only -infinity; ordinary. What is not finite
+// reaches its own row and no other.
 static void cross_entropy_shows_what_is_not_finite(void **state) {
     (void)state;
     enum { ROWS = 5, V = 1031 };
@@ -300,8 +301,8 @@ static void adamw_equals_the_cpu(void **state) {
     }
 }
 
-// An estimate is the commit that would follow, and moves nothing; a NaN in a gradient
-// reaches what it should reach.
+// An estimate equals the commit that would follow, and moves nothing. A NaN in a gradient
+// reaches parameter and moments.
 static void adamw_estimates_what_it_would_commit(void **state) {
     (void)state;
     enum { COUNT = 1027 };
@@ -323,7 +324,7 @@ static void adamw_estimates_what_it_would_commit(void **state) {
 // ---------------------------------------------------------------------------------------
 // Buffers
 
-// Neither copying nor clearing is allowed too.
+// Neither copying nor clearing is allowed, too.
 static void move_check(size_t count, bool copy, bool clear, size_t out_offset, size_t in_offset) {
     float *start = host_normals(&test_random, count, 1.0), *expected = host_copy(start, count),
           *got = host_copy(start, count);
@@ -418,7 +419,7 @@ static void convert_check(const float *host, const float *rounded, size_t count,
     free(got);
 }
 
-// Ties to both sides, a NaN, what becomes infinite, the smallest number.
+// Ties to both sides, a NaN, numbers that round to infinity, the smallest number.
 static void conversions_round_to_nearest_even(void **state) {
     (void)state;
     const float special[3] = {NAN, FLT_MAX, 0x1p-149f};
@@ -568,8 +569,8 @@ static void check_bytes(const char *what, const WireCase *c, const void *got, co
     }
 }
 
-// What the kernel wrote must be what the CPU writes, every byte. With a base the NaNs of
-// a difference may have other bits: then what the two decode to is compared.
+// The kernel must write what the CPU writes, every byte. With a base the NaNs of a
+// difference may have other bits; then the decoded values are compared.
 static void wire_check_encode(const WireCase *c, const float *base, const float *sent, void *encoded) {
     Stream *stream = cuda_test_stream(PRECISION_FP32);
     float *values = device_floats(c->values, c->count, c->offset),
@@ -621,8 +622,8 @@ static void wire_check_decode(const WireCase *c, const void *encoded) {
     free(expected);
 }
 
-// The runs of three ranks: encoded values, differences, values again; a gap between them
-// holds NaNs.
+// The runs of three ranks: encoded values, differences, values again; the gaps between
+// them are NaN.
 static void wire_check_sum(const WireCase *c, const void *runs[WIRE_RANKS]) {
     Stream *stream = cuda_test_stream(PRECISION_FP32);
     size_t stride = c->bytes + 4 * (1 + c->offset), bytes = (WIRE_RANKS - 1) * stride + c->bytes;
@@ -680,8 +681,8 @@ static void wire_formats_equal_the_cpu_bit_for_bit(void **state) {
     }
 }
 
-// Blocks of nothing but the middles between two values of a coarse format and the numbers
-// next to them, at every size of the scale.
+// Blocks of only the midpoints between two values of a coarse format and the numbers next
+// to them, at every scale.
 static void wire_formats_round_ties_as_the_cpu(void **state) {
     (void)state;
     for (int trial = 0; trial < (cuda_small_shapes() ? 60 : 600); trial++) {

@@ -1,7 +1,6 @@
 // test_dataloader.c: every source gives the tokens that are in it, in an order that
-// depends on nothing but (seed, index); every bad input gives one clear sentence; bytes
-// that nobody meant as tokens never crash. All files are made here, in a directory of
-// their own.
+// depends only on (seed, index); every bad input gives one clear sentence; no bytes crash
+// the loader. All files are made here, in a temporary directory.
 #include <math.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -35,7 +34,7 @@ static const char *write_file(Scratch *scratch, const char *name, const void *by
 }
 
 // A file of `count` uint16 ids start, start+1, ... modulo `vocabulary`, so that a token
-// tells where it stood.
+// tells its position.
 static const char *write_ids(Scratch *scratch, const char *name, int count, int start, int vocabulary) {
     uint16_t *ids = (uint16_t *)malloc((size_t)count * sizeof *ids + 1);
     for (int i = 0; i < count; i++) { ids[i] = (uint16_t)((start + i) % vocabulary); }
@@ -44,8 +43,8 @@ static const char *write_ids(Scratch *scratch, const char *name, int count, int 
     return scratch->path;
 }
 
-// A file as llm.c writes it: `said` tokens in the header, `count` of `width` bytes behind
-// it.
+// A file as llm.c writes it: the header says `said` tokens, and `count` of `width` bytes
+// follow it.
 static const char *write_llmc(Scratch *scratch, const char *name, int32_t magic, int32_t version,
                               int32_t said, int count, int width) {
     size_t size = 1024 + (size_t)count * (size_t)width;
@@ -73,8 +72,7 @@ static void open_or_fail(DataLoader *loader, const char *path, int T, int vocabu
     if (!try_open(loader, path, T, vocabulary, hold_out, &error)) { fail_msg("%s", error.text); }
 }
 
-// One clear sentence: it has the words that we expect, names the file where there is one,
-// and has no newline.
+// Expects an error of one line that has `words` and names the file, where there is one.
 static void expect_refusal(const char *path, int T, int vocabulary, const char *words) {
     DataLoader loader;
     Error error;
@@ -95,7 +93,8 @@ static void fill(const DataLoader *loader, bool validation, uint64_t first, int 
     if (!good) { fail_msg("%s", error.text); }
 }
 
-// -------------------------------------------------------------------------------------------------------------------------- the order
+// ---------------------------------------------------------------------------------------
+// Order
 
 static void test_permutation_is_a_bijection(void **state) {
     (void)state;
@@ -113,7 +112,7 @@ static void test_permutation_is_a_bijection(void **state) {
         }
         if (n >= 97) { assert_true(moved > n * 9 / 10); }
     }
-    // Where a domain is too large to visit: distinct inputs stay distinct, and within it.
+    // A domain too large to visit: distinct inputs stay distinct, and inside it.
     uint64_t n = (UINT64_C(1) << 40) + 12345, previous = 0;
     for (uint64_t i = 0; i < 1000; i++) {
         uint64_t image = data_permute(9, n, n - 1 - i);
@@ -122,8 +121,8 @@ static void test_permutation_is_a_bijection(void **state) {
     }
 }
 
-// Over many keys every window must come first equally often, and neighbours must not stay
-// neighbours.
+// Over many keys, every window comes first equally often, and neighbours stay neighbours
+// no more often than by chance.
 static void test_permutation_is_fair(void **state) {
     (void)state;
     enum { N = 10, KEYS = 20000 };
@@ -133,10 +132,9 @@ static void test_permutation_is_fair(void **state) {
         first[a]++;
         neighbours += b == a + 1;
     }
-    for (int i = 0; i < N; i++) {
-        assert_in_range(first[i], KEYS / N - 250, KEYS / N + 250);
-    }                                                              // about 6 standard deviations
-    assert_in_range(neighbours, KEYS / 10 - 300, KEYS / 10 + 300); // nine pairs of ninety
+    // About 6 standard deviations; nine of the ninety ordered pairs are neighbours.
+    for (int i = 0; i < N; i++) { assert_in_range(first[i], KEYS / N - 250, KEYS / N + 250); }
+    assert_in_range(neighbours, KEYS / 10 - 300, KEYS / 10 + 300);
 }
 
 static void test_every_epoch_visits_every_window_once(void **state) {
@@ -193,8 +191,8 @@ static void check_batches_and_ranks(const DataLoader *loader, bool validation) {
     } else {
         assert_true(isnan(perfect) && isnan(sum));
     }
-    for (int rank = 0; rank < RANKS;
-         rank++) { // rank r takes samples j*RANKS + r: the same set, whatever RANKS is
+    // Rank r takes samples j*RANKS + r: together the same samples, whatever RANKS is.
+    for (int rank = 0; rank < RANKS; rank++) {
         for (int j = 0; j < B / RANKS; j++) {
             fill(loader, validation, (uint64_t)(FIRST + j * RANKS + rank), 1, single[0], single[1], &one);
             assert_memory_equal(single[0], batch[0] + (j * RANKS + rank) * T, sizeof single[0]);
@@ -205,8 +203,8 @@ static void check_batches_and_ranks(const DataLoader *loader, bool validation) {
 static void test_a_batch_is_its_samples(void **state) {
     Scratch *scratch = (Scratch *)*state;
     DataLoader loader;
-    open_or_fail(&loader, write_ids(scratch, "batch.bin", 40 * 16 + 1, 0, 1000), 16, 1000,
-                 true); // 38 windows: the batch crosses an epoch
+    // 38 windows to train on, so that the batch crosses from one epoch into the next.
+    open_or_fail(&loader, write_ids(scratch, "batch.bin", 40 * 16 + 1, 0, 1000), 16, 1000, true);
     check_batches_and_ranks(&loader, false);
     check_batches_and_ranks(&loader, true);
     data_loader_close(&loader);
@@ -231,7 +229,7 @@ static void *read_batch(void *argument) {
     return NULL;
 }
 
-// For ThreadSanitizer, above all.
+// Above all for ThreadSanitizer to watch.
 static void test_threads_share_a_loader(void **state) {
     Scratch *scratch = (Scratch *)*state;
     for (int source = 0; source < 2; source++) {
@@ -253,7 +251,8 @@ static void test_threads_share_a_loader(void **state) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------------------- the sources
+// ---------------------------------------------------------------------------------------
+// Sources
 
 static void test_builtin(void **state) {
     (void)state;
@@ -362,8 +361,8 @@ static void test_many_files_in_order_of_name(void **state) {
     }
     expect_refusal(scratch_path(scratch, "parts/*"), 4, 1000, "cannot be mixed");
     DataLoader loader;
-    open_or_fail(&loader, write_ids(scratch, "parts/odd[1]*.bin", 9, 0, 1000), 4, 1000,
-                 false); // a name, not a pattern
+    // The name of a file, not a pattern.
+    open_or_fail(&loader, write_ids(scratch, "parts/odd[1]*.bin", 9, 0, 1000), 4, 1000, false);
     data_loader_close(&loader);
 }
 
@@ -389,7 +388,8 @@ static void test_hold_out(void **state) {
     }
 }
 
-// ------------------------------------------------------------------------------------------------------------------------- bad inputs
+// ---------------------------------------------------------------------------------------
+// Bad inputs
 
 static void test_bad_paths_and_files(void **state) {
     Scratch *scratch = (Scratch *)*state;
@@ -419,8 +419,8 @@ static void test_too_little_data(void **state) {
     expect_refusal(scratch->path, 4, 100, "holds 1 window of 5 tokens, and validation takes it");
     expect_refusal(write_ids(scratch, "one.bin", 1, 0, 100), 8, 100, "even --seq-len 1 does not fit");
 
-    open_or_fail(&loader, write_ids(scratch, "some.bin", 20 * 64 + 1, 0, 100), 64, 100,
-                 true); // 19 windows and 1
+    // 19 windows to train on and 1 for validation.
+    open_or_fail(&loader, write_ids(scratch, "some.bin", 20 * 64 + 1, 0, 100), 64, 100, true);
     assert_true(data_loader_require(&loader, 4, 4, &error));
     assert_false(data_loader_require(&loader, 4, 5, &error));
     assert_non_null(strstr(
@@ -438,8 +438,7 @@ static void test_too_little_data(void **state) {
     data_loader_close(&loader);
     open_or_fail(&loader, scratch->path, sequence_length + 1, 100, true); // it is the longest that fits
     assert_false(data_loader_require(&loader, 4, 5, &error));
-    assert_false(
-        data_loader_require(&loader, 1000, 1, &error)); // 1000 ranks: a shorter sequence is the only way
+    assert_false(data_loader_require(&loader, 1000, 1, &error)); // only a shorter sequence helps
     assert_non_null(strstr(error.text, "lower --seq-len to 1, or start at most"));
     assert_false(data_loader_require(&loader, 2, 1000000000, &error));
     assert_null(strstr(error.text, "--seq-len to"));
@@ -448,8 +447,8 @@ static void test_too_little_data(void **state) {
     data_loader_close(&loader);
 }
 
-// What was not checked at open is checked when it is read: here the loader is told of a
-// smaller vocabulary afterwards.
+// Tokens that were not checked at open are checked when a batch uses them. To get there,
+// the test lowers the vocabulary after opening.
 static void test_bad_token_at_fill(void **state) {
     Scratch *scratch = (Scratch *)*state;
     int32_t tokens[16], targets[16];
@@ -469,7 +468,7 @@ static void test_bad_token_at_fill(void **state) {
     data_loader_close(&loader);
 }
 
-// The block-wise scan finds the first bad id wherever it stands.
+// The scan by blocks finds the first bad id wherever it is.
 static void test_scan_finds_the_position(void **state) {
     Scratch *scratch = (Scratch *)*state;
     enum { COUNT = 200000 };
@@ -486,8 +485,7 @@ static void test_scan_finds_the_position(void **state) {
     }
 }
 
-// Whatever the bytes are: a refusal with a sentence, or batches of valid ids. The
-// sanitizers watch.
+// Any bytes give either an error or batches of valid ids.
 static void test_random_bytes_never_crash(void **state) {
     Scratch *scratch = (Scratch *)*state;
     static uint8_t bytes[4096];
@@ -529,7 +527,8 @@ static void test_random_bytes_never_crash(void **state) {
     assert_true(opened > 300); // the valid ones among them were read
 }
 
-// ----------------------------------------------------------------------------------------------------------------------------- the rest
+// ---------------------------------------------------------------------------------------
+// Setup and the list of tests
 
 static int make_scratch(void **state) {
     Scratch *scratch = (Scratch *)calloc(1, sizeof *scratch);

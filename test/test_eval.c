@@ -1,6 +1,7 @@
-// test_eval.c: perplexity, LAMBADA and HellaSwag are what plain code computes from the logits of one
-// sequence at a time; texts are prepared as the harness prepares them; any number of ranks gives the
-// same bits; whatever is wrong with a line is said with the line's number.
+// test_eval.c: perplexity, LAMBADA and HellaSwag are what plain code computes from the
+// logits of one sequence at a time; texts are prepared as the harness prepares them; any
+// number of ranks gives the same bits; whatever is wrong with a line is said with the
+// line's number.
 #include "test/harness.h"
 
 #include "program/eval.h"
@@ -47,8 +48,8 @@ static void fixture_open(Fixture *fixture, int vocabulary) {
     assert_true(arena_commit(&fixture->arena, &error));
     fixture->stream.pool = thread_pool_create(1, true);
     gpt_neo_initialize(&fixture->table, 3, fixture->stream.pool, fixture->parameters);
-    for (int t = 0; t < fixture->table.count;
-         t++) { // larger than at the start of training: what precedes must matter
+    // Larger matrices than at the start of training, so that the context matters.
+    for (int t = 0; t < fixture->table.count; t++) {
         const ParameterInfo *entry = &fixture->table.entries[t];
         for (size_t i = entry->offset; i < entry->offset + entry->count && entry->is_matrix; i++) {
             fixture->parameters[i] *= 4.0f;
@@ -62,9 +63,9 @@ static void fixture_close(Fixture *fixture) {
     parameter_table_free(&fixture->table);
 }
 
-// Log-likelihood of tokens [first, count) from those before each, by the logits of the
-// whole sequence. *greedy: whether each is the largest. *next: what the model would write
-// behind the last one.
+// Log-likelihood of tokens [first, count), each given those before it, from the logits of
+// the whole sequence. *greedy: whether each is the most probable. *next: the most
+// probable token after the last.
 static double plain_score(Fixture *fixture, const int32_t *tokens, int count, int first, bool *greedy,
                           int32_t *next) {
     int32_t inputs[POSITIONS] = {0};
@@ -90,7 +91,7 @@ static double plain_score(Fixture *fixture, const int32_t *tokens, int count, in
     return sum;
 }
 
-// The same of a context and what follows it, as bytes.
+// The same for a context and its continuation, as bytes.
 static double plain_bytes(Fixture *fixture, const char *context, const char *continuation, bool *greedy) {
     int32_t tokens[256], next;
     int given = (int)strlen(context), count = 0;
@@ -115,7 +116,7 @@ typedef struct Evaluated {
     EvaluateSummary summary;
 } Evaluated;
 
-// What one rank does.
+// What each rank does.
 static bool evaluate_as(Fixture *fixture, const EvaluateSet *set, Transport *transport, EvaluateScore *scores,
                         const EvaluateProgress *progress) {
     Evaluator evaluator;
@@ -161,8 +162,8 @@ static void evaluate_alone(Fixture *fixture, const EvaluateRequest *request, Eva
 // ---------------------------------------------------------------------------------------
 // Perplexity
 
-// Every window by gpt_neo_loss on one sequence, with a mark for each token that has been
-// counted.
+// Scores each window with gpt_neo_loss on one sequence, and marks every token that has
+// been counted.
 static double plain_perplexity(Fixture *fixture, const int32_t *tokens, const bool *masked, int count, int T,
                                int stride, int *counted) {
     bool *seen = (bool *)calloc((size_t)count, sizeof *seen);
@@ -274,7 +275,7 @@ static void perplexity_leaves_out_masked_tokens(void **state) {
 // ---------------------------------------------------------------------------------------
 // LAMBADA
 
-// Only small letters and spaces are ever likely.
+// Makes small letters and spaces likely, and all other bytes unlikely.
 static void speak_in_letters(Fixture *fixture) {
     size_t C = (size_t)fixture->config.channels;
     for (int v = 0; v < BYTES; v++) {
@@ -283,7 +284,7 @@ static void speak_in_letters(Fixture *fixture) {
     }
 }
 
-// A text of letters to which the model itself would add the last word, a letter.
+// A text whose last word, one letter, is what the model itself would write.
 static bool find_greedy(Fixture *fixture, Random *random, char *text) {
     int32_t tokens[16], next;
     bool greedy;
@@ -297,8 +298,8 @@ static bool find_greedy(Fixture *fixture, Random *random, char *text) {
     return tokens[12] == ' ' && tokens[13] >= 'a' && tokens[13] <= 'z';
 }
 
-// The line's text in `escaped` is JSON's; context and continuation are what must come of
-// it.
+// escaped: the text of a line, as in JSON. It must be divided into context and
+// continuation.
 typedef struct Pair {
     const char *escaped, *context, *continuation;
 } Pair;
@@ -367,8 +368,8 @@ static void lambada_is_that_of_plain_code(void **state) {
     fixture_close(&fixture);
 }
 
-// With merges across the border the harness takes what the whole has more than the
-// context.
+// Where a merge crosses the border between context and continuation, the harness predicts
+// the tokens beyond as many as the context has by itself.
 static void pairs_have_the_tokens_of_the_whole(void **state) {
     (void)state;
     Fixture fixture;
@@ -459,8 +460,8 @@ static void texts_are_cleaned_as_the_harness_does(void **state) {
 }
 
 typedef struct Question {
-    const char *line;    // JSON but for the label
-    const char *context; // what must come of it
+    const char *line;    // JSON, without the label
+    const char *context; // expected
     const char *endings[3];
     int characters[3];
 } Question;
@@ -509,8 +510,8 @@ static void hellaswag_is_that_of_plain_code(void **state) {
         }
         int best = best_of(values[q]), best_norm = best_of(norms[q]);
         differing += best != best_norm;
-        for (int label = 0; label < 3;
-             label++, lines++) { // each question with each label, as a number and as text
+        // Each question with each label, as a number or as a string.
+        for (int label = 0; label < 3; label++, lines++) {
             const char *quote = label == 1 ? "\"" : "";
             sprintf(text + strlen(text), "{%s, \"label\": %s%d%s}\n", questions[q].line, quote, label, quote);
             right += label == best && (q > 0 || label != 1);
@@ -518,7 +519,8 @@ static void hellaswag_is_that_of_plain_code(void **state) {
         }
     }
     assert_true(differing > 0);
-    // Without one of the lines, so that the numbers are not a third whatever is chosen.
+    // One line is removed: with all labels of every question, the accuracy would be a
+    // third for any model.
     char *second = strchr(text, '\n') + 1, *third = strchr(second, '\n') + 1;
     memmove(second, third, strlen(third) + 1);
     EvaluateRequest request = make_request(&fixture, EVALUATE_HELLASWAG, write_text(text), NULL);
@@ -568,8 +570,8 @@ static void any_number_of_ranks_gives_the_same_bits(void **state) {
                                                write_text(text), NULL);
         request.B = 2;
         evaluate_alone(&fixture, &request, &alone);
-        assert_true(alone.set.batch_count > 6 &&
-                    alone.set.batch_count % 6 != 0); // in some last round there are idle ranks
+        // In the last round of 2 or of 3 ranks, some rank is idle.
+        assert_true(alone.set.batch_count > 6 && alone.set.batch_count % 6 != 0);
         for (int ranks = 1; ranks <= 3; ranks++) {
             memset(&run, 0, sizeof run);
             run.fixture = &fixture;
@@ -664,7 +666,7 @@ static void damaged_lines_are_refused_with_their_number(void **state) {
         if (strstr(error.text, "line 3: ") == NULL || strstr(error.text, damage->complaint) == NULL) {
             fail_msg("'%s': '%s'", damage->line, error.text);
         }
-        request.limit = 1; // what is not asked for is not looked at
+        request.limit = 1; // the damaged line is not read
         if (!evaluate_set_open(&set, &request, &error)) { fail_msg("%s", error.text); }
         evaluate_set_close(&set);
     }
@@ -716,7 +718,7 @@ static void requests_that_cannot_be_met_are_refused(void **state) {
     fixture_close(&wide);
 }
 
-// Bytes of good lines, with some of them turned into others: taken or refused, no crash.
+// Good lines with some bytes changed are accepted or refused, and never crash.
 static void damaged_bytes_do_not_crash(void **state) {
     (void)state;
     Fixture fixture;

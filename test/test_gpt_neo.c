@@ -1,15 +1,16 @@
 // test_gpt_neo.c: the model against Hugging Face's values, against finite differences,
-// and against itself (threads, calls, accumulation).
+// and against itself (threads, repeated calls, accumulation).
 //
-// Reference files: test/reference, made by dev/reference (its README has the format).
-// ACCO_REFERENCE names another directory.
+// Reference files are in test/reference; dev/reference makes them and describes their
+// format. ACCO_REFERENCE names another directory.
 #include "test/harness.h"
 
 #include "gpt_neo.h"
 #include "rules.h"
 #include "test/threads_link.h"
 
-// ---- a safetensors file, read whole
+// ---------------------------------------------------------------------------------------
+// A safetensors file, read whole
 
 typedef struct Tensors {
     char *bytes;
@@ -57,14 +58,15 @@ static double tensors_number(const Tensors *tensors, const char *key) {
     return atof(tensors_text(tensors, key));
 }
 
-// ---- a model with its memory
+// ---------------------------------------------------------------------------------------
+// A model with its memory
 
 typedef struct Fixture {
     GptNeoConfig config;
     ParameterTable table;
     Arena arena;
     GptNeo model;
-    Stream stream; // only its pool is used: kernels run on the calling thread and the pool
+    Stream stream; // only its pool is used
     float *parameters, *gradients;
     int32_t *tokens, *targets;
 } Fixture;
@@ -144,7 +146,8 @@ static void assert_arrays_close(const char *what, const float *got, const float 
     if (getenv("ACCO_TEST_VERBOSE") != NULL) { printf("%-60s %.2e\n", what, worst); }
 }
 
-// ---- parity with Hugging Face
+// ---------------------------------------------------------------------------------------
+// Parity with Hugging Face
 
 static GptNeoConfig reference_config(const Tensors *tensors) {
     const char *layers = tensors_text(tensors, "layers");
@@ -157,7 +160,8 @@ static GptNeoConfig reference_config(const Tensors *tensors) {
     return config;
 }
 
-// The weights of the reference are made from their names.
+// The weights of the reference are computed from their names
+// (dev/reference/make_reference.py).
 static void reference_weights(const Tensors *tensors, const ParameterInfo *entry, float *weights) {
     size_t length = strlen(entry->name);
     bool bias = strcmp(entry->name + length - 5, ".bias") == 0,
@@ -222,7 +226,8 @@ static void check_first_pass(Fixture *fixture, const Tensors *tensors) {
     check_tensors(fixture, tensors, "grad", fixture->gradients);
 }
 
-// ---- training as the program trains: the model as the problem of a real scheduler, every rank on the same batch
+// ---------------------------------------------------------------------------------------
+// Training with the real scheduler, every rank on the same batch
 
 enum { MAX_STEPS = 16 };
 
@@ -235,8 +240,8 @@ typedef struct ReferenceRank {
     bool forward_agrees;
 } ReferenceRank;
 
-// The gradients come first: they keep pace with what arrives, and then all of it is
-// there.
+// Gradients first, because that pass waits for parameters as they arrive; afterwards all
+// have arrived.
 static MicroBatchResult reference_micro_batch(void *self, Stream *stream, uint64_t index,
                                               const float *parameters, float *gradients, const Pace *pace) {
     (void)index;
@@ -256,7 +261,7 @@ static SchedulerSettings reference_settings(const Tensors *tensors, const DecayR
     settings.kind = RULE_SYNCHRONOUS;
     settings.overlap = true;
     settings.round_size = settings.rounds_per_commit = 1;
-    settings.bucket = 20000; // bytes: several buckets, so that both passes really keep pace
+    settings.bucket = 20000; // bytes: several buckets, so that both passes really wait
     settings.rate.kind = SCHEDULE_CONSTANT;
     settings.rate.peak = tensors_number(tensors, "learning_rate");
     settings.rate.step = 1;
@@ -269,7 +274,7 @@ static SchedulerSettings reference_settings(const Tensors *tensors, const DecayR
     return settings;
 }
 
-// No assertions of cmocka in here: with two ranks this is not the main thread.
+// No assertions of cmocka here: with two ranks this is not the main thread.
 static void train_rank(ReferenceRank *rank, Transport *transport) {
     size_t count = rank->fixture.table.parameter_count;
     Problem problem = {rank, count, reference_micro_batch, NULL, 0};
@@ -329,8 +334,8 @@ static void check_training(ReferenceRank *rank, const Tensors *tensors) {
     assert_true(rank->forward_agrees);
 }
 
-// The mean of two equal gradients is that gradient: two ranks must end with the bits of
-// one.
+// The mean of two equal gradients is that gradient, so two ranks must end with the bits
+// of one.
 static void check_reference(const char *name, int threads) {
     Tensors tensors = tensors_open(name);
     DecayRange ranges[256];
@@ -371,18 +376,19 @@ static void test_masked_targets(void **state) {
     check_reference("masked_targets", 3);
 }
 
-// ---- finite differences
+// ---------------------------------------------------------------------------------------
+// Finite differences
 
-// d(loss)/d(parameter) by central differences at several steps of a float loss: loose,
-// but independent of any other program.
+// d(loss)/d(parameter) by central differences of a float loss, with several step sizes.
+// Loose, but independent of any other program.
 static void check_differences(const GptNeoConfig *config, int B, int T) {
     Fixture fixture;
     fixture_open(&fixture, config, B, T, 2);
     fixture_gradients(&fixture);
     for (int i = 0; i < fixture.table.count; i++) {
         const ParameterInfo *entry = &fixture.table.entries[i];
-        // Along the direction of the tensor's own gradient the derivative of the loss is
-        // the gradient's norm.
+        // In the direction of the tensor's own gradient the derivative of the loss is the
+        // norm of the gradient.
         float *gradient = fixture.gradients + entry->offset, *parameters = fixture.parameters + entry->offset;
         double square = 0.0, difference = 0.0, step = 2e-3;
         for (size_t j = 0; j < entry->count; j++) { square += (double)gradient[j] * (double)gradient[j]; }
@@ -416,7 +422,8 @@ static void test_finite_differences(void **state) {
     check_differences(&one, 1, 1);
 }
 
-// ---- against itself
+// ---------------------------------------------------------------------------------------
+// Against itself
 
 static void fixture_copy_inputs(Fixture *to, const Fixture *from) {
     size_t bytes = gpt_neo_rows(&from->model) * sizeof(int32_t);
@@ -469,8 +476,8 @@ static void test_gradients_accumulate(void **state) {
     fixture_close(&fixture);
 }
 
-// Activations that are made again are the bits that would have been kept, also where the
-// layers' windows differ.
+// Recomputed activations have the same bits as kept ones, also where layers have
+// different windows.
 static void check_recompute(const GptNeoConfig *config, int B, int T, int threads) {
     Fixture kept, again;
     fixture_open(&kept, config, B, T, threads);
@@ -478,7 +485,7 @@ static void check_recompute(const GptNeoConfig *config, int B, int T, int thread
     fixture_copy_inputs(&again, &kept);
     size_t bytes = kept.table.parameter_count * sizeof(float);
     assert_true(again.arena.bytes < kept.arena.bytes);
-    for (int repetition = 0; repetition < 2; repetition++) { // the second time over what the first has left
+    for (int repetition = 0; repetition < 2; repetition++) { // the second on what the first leaves behind
         assert_true(fixture_gradients(&again) == fixture_gradients(&kept));
         assert_memory_equal(again.gradients, kept.gradients, bytes);
     }
@@ -513,14 +520,14 @@ static void test_nan_is_seen(void **state) {
         Fixture fixture;
         fixture_open(&fixture, &config, 2, 8, 2);
         const ParameterInfo *entry = &fixture.table.entries[i];
-        size_t row = i == GPT_NEO_WTE ? (size_t)fixture.tokens[0] * 16 : 0; // of wte, a row that is used
+        size_t row = i == GPT_NEO_WTE ? (size_t)fixture.tokens[0] * 16 : 0; // of wte: a row that is used
         fixture.parameters[entry->offset + row] = NAN;
         if (!isnan(fixture_gradients(&fixture))) { fail_msg("NaN in %s is lost", entry->name); }
         fixture_close(&fixture);
     }
 }
 
-// A small chunk of logits must give what one chunk gives.
+// Small chunks of logits give what one chunk gives.
 static void test_chunks_of_logits(void **state) {
     (void)state;
     GptNeoConfig config = small_config(1, 24, 2, 30, 5, 20, 53);
@@ -541,14 +548,15 @@ static void test_chunks_of_logits(void **state) {
     assert_int_equal(gpt_neo_chunk_rows(5, 1 << 30, PRECISION_FP32), 1);
 }
 
-// ---- keeping pace
+// ---------------------------------------------------------------------------------------
+// Pace: waiting for parameters, announcing gradients
 
-// Parameters that have not been asked for are NaN, and gradients that were called
-// finished are written down.
+// Parameters that have not been asked for are NaN, and gradients are copied when the pass
+// says that they are finished.
 typedef struct Watch {
     Fixture *fixture;
     float *arrived;      // (parameter_count): what the pass may read
-    float *finished;     // (parameter_count): gradients as they were when they were called finished
+    float *finished;     // (parameter_count): gradients as they were when the pass finished them
     size_t needed, open; // [0, needed) has been asked for; [open, parameter_count) is finished
     int needs, finishes;
 } Watch;
@@ -570,8 +578,8 @@ static void watch_finish(void *self, size_t begin) {
     watch->finishes++;
 }
 
-// A pass asks before it reads, part by part, and what it calls finished is final: all but
-// the embeddings, as half layers.
+// A pass asks for parameters before it reads them, part by part. What it says is finished
+// does not change any more: all but the embeddings, in half layers.
 static void test_the_passes_keep_pace(void **state) {
     (void)state;
     GptNeoConfig config = small_config(4, 24, 3, 40, 5, 20, 53);
@@ -600,7 +608,8 @@ static void test_the_passes_keep_pace(void **state) {
     fixture_close(&fixture);
 }
 
-// ---- configuration and table
+// ---------------------------------------------------------------------------------------
+// Configuration and table
 
 static void test_presets(void **state) {
     (void)state;

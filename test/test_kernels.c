@@ -1,8 +1,8 @@
 // test_kernels.c: each operation against its plain definition in double, at odd shapes,
 // with NaN, and with 1 and 3 threads.
 //
-// The model as a whole is compared with Hugging Face in test_gpt_neo.c; here a failure
-// names the operation.
+// test_gpt_neo.c compares the whole model with Hugging Face; here a failure names the
+// operation.
 #include "test/harness.h"
 
 #include <dirent.h>
@@ -47,7 +47,8 @@ static Stream test_stream(int threads) {
     return stream;
 }
 
-// ---- vector math
+// ---------------------------------------------------------------------------------------
+// Vector math
 
 static void test_exp(void **state) {
     (void)state;
@@ -96,7 +97,8 @@ static void test_vectorised_loops(void **state) {
     }
 }
 
-// ---- matmul
+// ---------------------------------------------------------------------------------------
+// Matmul
 
 static double product_element(const Matmul *work, int m, int n) {
     double sum = 0.0;
@@ -110,7 +112,7 @@ static double product_element(const Matmul *work, int m, int n) {
     return sum;
 }
 
-enum { BY_TEAM_1, BY_TEAM_3, BY_PLAIN, WAYS };
+enum { BY_ONE_THREAD, BY_THREE_THREADS, BY_PLAIN, WAYS };
 
 static void check_product(int M, int N, int K, int transposed, bool accumulate, int padding) {
     Stream one = test_stream(1), three = test_stream(3);
@@ -130,13 +132,13 @@ static void check_product(int M, int N, int K, int transposed, bool accumulate, 
     work.b = b;
     size_t count = (size_t)M * (size_t)work.result_stride;
     float *start = random_array(count), *results[WAYS];
-    if (!accumulate) { start[0] = NAN; } // what stood there must not matter
+    if (!accumulate) { start[0] = NAN; } // must be overwritten
     for (int way = 0; way < WAYS; way++) {
         work.result = results[way] = copy_array(start, count);
         if (way == BY_PLAIN) {
             matmul_block_plain(&work);
         } else {
-            matmul(way == BY_TEAM_1 ? &one : &three, &work);
+            matmul(way == BY_ONE_THREAD ? &one : &three, &work);
         }
     }
     for (int m = 0; m < M; m++) {
@@ -150,7 +152,7 @@ static void check_product(int M, int N, int K, int transposed, bool accumulate, 
         }
     }
     for (size_t i = 0; i < count; i++) {
-        assert_memory_equal(&results[BY_TEAM_1][i], &results[BY_TEAM_3][i], sizeof(float));
+        assert_memory_equal(&results[BY_ONE_THREAD][i], &results[BY_THREE_THREADS][i], sizeof(float));
     }
     for (int way = 0; way < WAYS; way++) { free(results[way]); }
     free(start);
@@ -173,8 +175,8 @@ static void test_matmul(void **state) {
     }
 }
 
-// The library must not start threads of its own beside ours: a pool of one leaves the
-// process with as many threads as before.
+// oneDNN must not start threads of its own: with a pool of one the process has as many
+// threads as before.
 static void test_matmul_starts_no_threads(void **state) {
     (void)state;
     Stream stream = test_stream(1);
@@ -244,10 +246,11 @@ static void test_linear(void **state) {
     thread_pool_destroy(stream.pool);
 }
 
-// ---- LayerNorm
+// ---------------------------------------------------------------------------------------
+// LayerNorm
 
-// Loss = sum(d_output * output) + sum(d_residual * residual): its derivative by x is what
-// backward must give.
+// Of a row x in double: y, the normalised row, and the gradient dx for the gradient dy of
+// y.
 static void layernorm_reference(const double *x, const float *weight, const float *bias, const float *dy,
                                 int C, double epsilon, double *y, double *dx, double *normalised) {
     double mean = 0.0, variance = 0.0, sum = 0.0, product = 0.0;
@@ -345,7 +348,8 @@ static void test_layernorm(void **state) {
     check_layernorm(33, 17, false, true, 2);
 }
 
-// ---- GELU
+// ---------------------------------------------------------------------------------------
+// GELU
 
 static double gelu_reference(double x) {
     return 0.5 * x * (1.0 + tanh(sqrt(2.0 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
@@ -389,7 +393,8 @@ static void test_gelu(void **state) {
     thread_pool_destroy(stream.pool);
 }
 
-// ---- embedding
+// ---------------------------------------------------------------------------------------
+// Embedding
 
 static void test_embedding(void **state) {
     (void)state;
@@ -420,7 +425,8 @@ static void test_embedding(void **state) {
     thread_pool_destroy(stream.pool);
 }
 
-// ---- cross entropy
+// ---------------------------------------------------------------------------------------
+// Cross entropy
 
 static void check_cross_entropy(int rows, int V, float scale, double offset) {
     Stream stream = test_stream(3);
@@ -468,7 +474,8 @@ static void test_cross_entropy(void **state) {
     check_cross_entropy(6, 1, 0.5f, 0.0);
 }
 
-// ---- attention, by brute force over all pairs
+// ---------------------------------------------------------------------------------------
+// Attention, by brute force over all pairs
 
 typedef struct AttentionCase {
     int B, T, C, H, window, threads;
@@ -580,8 +587,8 @@ static void test_attention_skips(void **state) {
     float *workspace = random_array(attention_workspace_floats(T, 2));
     for (int i = 0; i < 100 * 3 * C; i++) { qkv[i] = NAN; }
     cpu_attention_forward(&stream, output, logsumexp, workspace, qkv, 1, T, C, 1, WINDOW);
-    int first_block = (100 + WINDOW + ATTENTION_ROWS - 1) / ATTENTION_ROWS *
-                      ATTENTION_ROWS; // the first block that sees none of them
+    // The first block of queries that sees none of them.
+    int first_block = (100 + WINDOW + ATTENTION_ROWS - 1) / ATTENTION_ROWS * ATTENTION_ROWS;
     for (int i = first_block * C; i < T * C; i++) { assert_false(isnan(output[i])); }
     float *all[4] = {qkv, output, logsumexp, workspace};
     for (int i = 0; i < 4; i++) { free(all[i]); }
@@ -591,7 +598,7 @@ static void test_attention_skips(void **state) {
 int main(void) {
     test_random.state = 1;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_matmul_starts_no_threads), // first: other tests have teams
+        cmocka_unit_test(test_matmul_starts_no_threads), // first: other tests have pools
         cmocka_unit_test(test_exp),
         cmocka_unit_test(test_logistic),
         cmocka_unit_test(test_vectorised_loops),

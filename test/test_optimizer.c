@@ -1,8 +1,8 @@
 // test_optimizer.c: one step of AdamW, its decay ranges and the schedule of the learning
 // rate, against the formulas written out in double.
 //
-// The oracle knows nothing of runs or blocks: it asks for every element of a piece
-// whether a range covers it.
+// The oracle knows nothing of runs or blocks: for every element it asks whether a range
+// covers it.
 
 #include "test/harness.h"
 
@@ -58,9 +58,8 @@ static void bench_open(Bench *bench, const OptimizerSettings *settings, const La
     bench->theta = (double *)calloc(3 * bench->count, sizeof(double));
     bench->m = bench->theta + bench->count;
     bench->v = bench->m + bench->count;
-    for (size_t i = 0; i < bench->padded; i++) {
-        bench->gradient[i] = start_value(i);
-    } // stands in for the parameters
+    // For a moment the gradient holds the parameters.
+    for (size_t i = 0; i < bench->padded; i++) { bench->gradient[i] = start_value(i); }
     optimizer_take_master(&bench->optimizer, &bench->stream, bench->gradient);
     for (size_t i = 0; i < bench->count; i++) { bench->theta[i] = start_value(bench_flat(bench, i)); }
 }
@@ -117,7 +116,7 @@ static void expect_state(const Bench *bench, double tolerance) {
     }
 }
 
-// What other ranks own is not touched: it keeps what `bench_mark` put there.
+// Marks all elements; those that other ranks own must keep their marks.
 static void bench_mark(const Bench *bench, float *values) {
     for (size_t i = 0; i < bench->padded; i++) { values[i] = -777.0f - (float)(i % 1000); }
 }
@@ -130,7 +129,7 @@ static void expect_marks(const Bench *bench, const float *values) {
     }
 }
 
-// What an estimate must leave as it is.
+// Copies the state, which an estimate must not change.
 static void copy_state(const Bench *bench, float *copy) { // (3, count)
     size_t bytes = bench->count * sizeof(float);
     memcpy(copy, bench->optimizer.master, bytes);
@@ -203,8 +202,7 @@ static void a_state_that_is_not_shared_out_is_one_piece(void **state) {
     assert_true(layout_run(&whole, 0, 1003) == 1003 && layout_flat(&whole, 0, 1002) == 1002);
 }
 
-// An estimate goes over the gradient that it was made from, and gives what it gives
-// elsewhere.
+// An estimate may overwrite the gradient that it is computed from, with the same result.
 static void an_estimate_may_replace_its_gradient(void **state) {
     (void)state;
     static const DecayRange ranges[] = {{20, 90}};
@@ -223,8 +221,7 @@ static void an_estimate_may_replace_its_gradient(void **state) {
     bench_close(&bench);
 }
 
-// A commit may also write nothing but the master: ddp's whole state, and every rank's
-// share of it.
+// A commit may also write only the master: of a whole state, and of a rank's share.
 static void a_commit_in_place_gives_the_same_bits(void **state) {
     (void)state;
     static const DecayRange ranges[] = {{20, 90}};
@@ -250,7 +247,7 @@ static void a_commit_in_place_gives_the_same_bits(void **state) {
     }
 }
 
-// The master of who keeps no copy of it is elsewhere, and nothing is reserved for it.
+// Where the caller keeps the master anyway, no memory is reserved for it.
 static void a_master_that_is_elsewhere_takes_no_room(void **state) {
     (void)state;
     OptimizerSettings settings = adamw_settings(NULL, 0);
@@ -266,7 +263,7 @@ static void a_master_that_is_elsewhere_takes_no_room(void **state) {
     }
 }
 
-// 1 - 0.99999 taken in fp32 would be off by more than a thousandth.
+// 1 - 0.99999, computed in fp32, would be off by more than a thousandth.
 static void a_slow_second_moment_keeps_its_precision(void **state) {
     (void)state;
     OptimizerSettings settings = adamw_settings(NULL, 0);
@@ -276,9 +273,8 @@ static void a_slow_second_moment_keeps_its_precision(void **state) {
     OptimizerStep asked = {NULL, NULL, 1, 1, 0.01, true};
     Bench bench;
     bench_open(&bench, &settings, &layout, 0);
-    for (size_t i = 0; i < bench.count; i++) {
-        bench.theta[i] = bench.optimizer.master[i] = 0;
-    } // the steps alone remain
+    // Parameters start at 0, so that they become the sum of the steps.
+    for (size_t i = 0; i < bench.count; i++) { bench.theta[i] = bench.optimizer.master[i] = 0; }
     for (int step = 0; step < STEPS; step++) {
         bench_fill_gradient(&bench, step);
         oracle_step(&bench, step + 1, &asked);
@@ -325,8 +321,8 @@ static void expect_rates(const LearningRate *schedule, const RateAt *expected, i
     }
 }
 
-// The first commit has a rate above zero, and the peak comes with the commit that
-// completes the warm-up.
+// The first commit has a rate above zero, and the commit that completes the warm-up has
+// the peak.
 static void the_rate_warms_up_linearly(void **state) {
     (void)state;
     static const RateAt warmup[] = {{0, 0.4}, {4, 0.8}, {8, 1.2}, {12, 1.6}, {16, 2.0}, {20, 2.0}};
@@ -362,7 +358,8 @@ static void the_rate_starts_at_the_peak_without_warmup(void **state) {
     }
 }
 
-// A run that ends before or with its warm-up: only the ramp, never a division by nothing.
+// A run that ends before or with its warm-up has only the ramp, and nothing is divided by
+// 0.
 static void a_run_shorter_than_its_warmup_has_rates(void **state) {
     (void)state;
     static const RateAt ramp[] = {{0, 0.4}, {8, 1.2}, {12, 1.6}};

@@ -1,17 +1,20 @@
-// test_padded.c: with --pad, a window of the data loader holds one document, and nothing
-// that fills it up or follows it is predicted.
+// test_padded.c: with --pad, a window of the data loader is one document, and neither the
+// filling nor what follows it is predicted.
 //
-// test/reference/padded_shard.bin is what tokenizer/prepare.py made of five documents,
-// each of a letter of its own:
+// test/reference/padded_shard.bin was made by tokenizer/prepare.py from five documents,
+// each of one letter, repeated:
 //
-//     for text in aaaa bbbbbbbbbbbbbbb cccccccccccccccc dddddddddddddddddddddddd f; do echo "{\"text\": \"$text\"}"; done > letters.jsonl
-//     python -m tokenizer.prepare --tokenizer test/reference --val-fraction 0 --pad 16 --out letters letters.jsonl
+//     for text in aaaa bbbbbbbbbbbbbbb cccccccccccccccc dddddddddddddddddddddddd f; do
+//         echo "{\"text\": \"$text\"}"; done > letters.jsonl
+//     python -m tokenizer.prepare --tokenizer test/reference --val-fraction 0 --pad 16
+//         --out letters letters.jsonl
 #include "dataloader.h"
 #include "test/harness.h"
 
 enum { LENGTH = 16, DOCUMENTS = 5, VOCABULARY = 406, END_OF_TEXT = 0 };
 
-// Document `w`: that many tokens of its letter, then an end of text where it has a place.
+// Document w has letters[w] tokens of its letter, then an end of text if there is room
+// for it.
 static const int letters[DOCUMENTS] = {4, 15, 16, 24, 1};
 static const int tokens_of_letters[DOCUMENTS] = {65, 66, 67, 68, 70};
 
@@ -32,11 +35,11 @@ static void a_window_is_a_document(void **state) {
     if (!data_loader_open(&loader, &request, &error)) { fail_msg("%s", error.text); }
     assert_int_equal(loader.training_windows, DOCUMENTS);
     assert_true(data_file_check_length(&loader.files[0], LENGTH, &error));
-    assert_false(data_file_check_length(&loader.files[0], LENGTH + 1,
-                                        &error)); // its windows would see several documents
+    // Windows of another length would see several documents.
+    assert_false(data_file_check_length(&loader.files[0], LENGTH + 1, &error));
     if (strstr(error.text, "give --seq-len 16") == NULL) { fail_msg("%s", error.text); }
-    assert_true(data_loader_fill_validation(&loader, 0, DOCUMENTS, tokens, targets, &perfect,
-                                            &error)); // in the order of the file
+    // Validation reads in the order of the file.
+    assert_true(data_loader_fill_validation(&loader, 0, DOCUMENTS, tokens, targets, &perfect, &error));
     for (int i = 0; i < DOCUMENTS * LENGTH; i++) {
         int w = i / LENGTH, t = i % LENGTH, target = expected_target(w, t);
         if (tokens[i] != expected_token(w, t)) { fail_msg("window %d: token %d is %d", w, t, tokens[i]); }

@@ -1,5 +1,5 @@
-// test_sample.c: one token at a time gives what a full forward pass gives; choosing
-// follows its distribution.
+// test_sample.c: one token at a time gives the logits of a full forward pass; tokens are
+// drawn with the right probabilities.
 #include "test/harness.h"
 
 #include "program/sampler.h"
@@ -35,8 +35,9 @@ static void fixture_open(Fixture *fixture, int threads) {
     fixture->stream.pool = thread_pool_create(threads, true);
     gpt_neo_initialize(&fixture->table, 3, fixture->stream.pool, fixture->parameters);
     random.state = 11;
-    for (int t = 0; t < fixture->table.count;
-         t++) { // larger matrices than at the start of training: attention must choose
+    // Larger matrices than at the start of training, so that attention is not nearly
+    // uniform.
+    for (int t = 0; t < fixture->table.count; t++) {
         ParameterInfo *entry = &fixture->table.entries[t];
         for (size_t i = entry->offset; i < entry->offset + entry->count && entry->is_matrix; i++) {
             fixture->parameters[i] *= 4.0f;
@@ -97,15 +98,15 @@ static void test_generate(void **state) {
     assert_int_equal(sampler_generate(&two.sampler, &two.stream, two.parameters, two.tokens, 7, second, 20,
                                       0.8, 40, &random_two, NULL),
                      20);
-    assert_memory_equal(first, second,
-                        20 * sizeof(int32_t)); // neither the threads nor anything else but the seed matters
+    // Only the seed matters, not the number of threads.
+    assert_memory_equal(first, second, 20 * sizeof(int32_t));
     sampler_reset(&one.sampler);
     assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 7, second, 20,
                                       0.8, 40, &random_one, NULL),
                      20);
     assert_true(memcmp(first, second, 20 * sizeof(int32_t)) != 0);
-    sampler_reset(
-        &one.sampler); // the positions end: 37 fit, and the logits of the last one still give a token
+    // The positions end: 37 fit, and the logits of the last one still give a token.
+    sampler_reset(&one.sampler);
     assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 30, first, 60,
                                       0.0, 0, &random_one, NULL),
                      8);

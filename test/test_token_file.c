@@ -1,5 +1,5 @@
-// test_token_file.c: a token file gives the tokens and the mask that were written, also by Python;
-// whatever is wrong with one is said in one line; no bytes crash the reader.
+// test_token_file.c: a token file gives the tokens and the mask that were written, also
+// by Python; whatever is wrong with one is said in one line; no bytes crash the reader.
 #include "runtime/random.h"
 #include "test/harness.h"
 #include "tokenizer/token_file.h"
@@ -22,8 +22,8 @@ static void seal(Bytes *bytes) {
     put(bytes->data + 64, crc32(sum, bytes->data, 256), 8);
 }
 
-// A file of COUNT tokens i * 7, of `width` bytes, of a vocabulary of 300; masked: every third does
-// not count.
+// A file of COUNT tokens i * 7, of `width` bytes, of a vocabulary of 300; masked: every
+// third does not count.
 static Bytes make_file(int width, bool masked) {
     Bytes bytes;
     memset(&bytes, 0, sizeof bytes);
@@ -145,8 +145,8 @@ static void every_truncation_is_found_without_reading_it_all(void **state) {
     }
 }
 
-// A number that is written into a good file, and the words that the error must have. sealed: with a
-// checksum that fits.
+// A number that is written into a good file, and the words that the error must have.
+// sealed: with a checksum that fits.
 typedef struct Damage {
     int at, bytes;
     uint64_t number;

@@ -1,6 +1,7 @@
 // test_tokenizer.c: ids and texts are those of the `tokenizers` library
-// (dev/reference/make_tokenizer.py), also token by token and for text that is no UTF-8;
-// whatever is wrong with a tokenizer.json is said in one line; no bytes crash it.
+// (dev/reference/make_tokenizer.py), also when decoded token by token; bytes that are not
+// UTF-8 come back as they were; whatever is wrong with a tokenizer.json is said in one
+// line; no bytes crash it.
 #include "runtime/random.h"
 #include "test/harness.h"
 #include "tokenizer/tokenizer.h"
@@ -36,7 +37,7 @@ static TokenList encode(const Tokenizer *tokenizer, const char *text, size_t cou
     return list;
 }
 
-// The text of ids, `step` of them at a time.
+// The text of ids, decoded `step` at a time.
 static TextList decode(const Tokenizer *tokenizer, const int32_t *ids, size_t count, size_t step,
                        bool special) {
     TextList text = {NULL, 0, 0};
@@ -114,7 +115,7 @@ static void merges_as_one_string_are_the_same_as_pairs(void **state) {
     json_decref(cases);
 }
 
-static void the_hash_is_that_of_the_shards(void **state) {
+static void the_hash_is_that_of_the_token_files(void **state) {
     (void)state;
     Tokenizer tokenizer = open_reference();
     json_t *cases = load_json("test/reference/tokenizer_cases.json");
@@ -188,7 +189,7 @@ static void a_character_appears_when_its_last_byte_does(void **state) {
     tokenizer_close(&tokenizer);
 }
 
-static void text_that_is_no_utf8_comes_back_byte_by_byte(void **state) {
+static void text_that_is_not_utf8_comes_back_byte_by_byte(void **state) {
     (void)state;
     Tokenizer tokenizer = open_reference();
     Random random = {random_hash(3, 0)};
@@ -213,7 +214,7 @@ static void text_that_is_no_utf8_comes_back_byte_by_byte(void **state) {
     tokenizer_close(&tokenizer);
 }
 
-// A quadratic merge would take minutes.
+// With a quadratic merge this would take minutes.
 static void a_word_of_a_million_letters_takes_no_time(void **state) {
     (void)state;
     Tokenizer tokenizer = open_reference();
@@ -248,8 +249,8 @@ static void ids_without_a_token_have_no_text(void **state) {
     tokenizer_close(&tokenizer);
 }
 
-// What is put at a path of a good file (a JSON text, or NULL: it is taken out), and what
-// is said then.
+// value: the JSON that is put at a path of a good file; NULL: the path is removed. words:
+// those that the error must have.
 typedef struct Damage {
     const char *path, *value, *words;
 } Damage;
@@ -360,7 +361,7 @@ static void damaged_files_are_refused_in_one_line(void **state) {
     }
 }
 
-static void text_that_is_no_json_is_refused_in_one_line(void **state) {
+static void text_that_is_not_json_is_refused_in_one_line(void **state) {
     (void)state;
     static const char *const texts[] = {"",
                                         "{",
@@ -402,8 +403,9 @@ static void truncated_files_are_refused(void **state) {
     (void)state;
     size_t size = 0;
     char *bytes = read_reference(&size);
-    for (size_t shorter = 0; shorter < size - 2;
-         shorter += 1 + shorter / 64) { // the last two bytes are a brace and a line end
+    // The last two bytes are a brace and a line end, so without the last one the file is
+    // still whole.
+    for (size_t shorter = 0; shorter < size - 2; shorter += 1 + shorter / 64) {
         Tokenizer tokenizer;
         Error error;
         char *copy = (char *)malloc(shorter + 1);
@@ -451,15 +453,15 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(hard_strings_have_the_ids_of_the_library),
         cmocka_unit_test(merges_as_one_string_are_the_same_as_pairs),
-        cmocka_unit_test(the_hash_is_that_of_the_shards),
+        cmocka_unit_test(the_hash_is_that_of_the_token_files),
         cmocka_unit_test(sha256_gives_the_published_values),
         cmocka_unit_test(decoding_is_that_of_the_library_in_steps_of_any_length),
         cmocka_unit_test(a_character_appears_when_its_last_byte_does),
-        cmocka_unit_test(text_that_is_no_utf8_comes_back_byte_by_byte),
+        cmocka_unit_test(text_that_is_not_utf8_comes_back_byte_by_byte),
         cmocka_unit_test(a_word_of_a_million_letters_takes_no_time),
         cmocka_unit_test(ids_without_a_token_have_no_text),
         cmocka_unit_test(damaged_files_are_refused_in_one_line),
-        cmocka_unit_test(text_that_is_no_json_is_refused_in_one_line),
+        cmocka_unit_test(text_that_is_not_json_is_refused_in_one_line),
         cmocka_unit_test(truncated_files_are_refused),
         cmocka_unit_test(random_damage_never_crashes),
     };

@@ -19,8 +19,8 @@
 //     <rule>   repeats that choice. A rule that follows another one gives its alternative of the
 //              same index: <he> after {hero}
 // The alternatives of a choice are prefix-free, and plots first differ at a plain byte
-// (corpus_check). So the text up to any byte tells which alternatives are still possible,
-// and the byte costs ln(possible before it / possible after it) nats.
+// (test/test_corpus.c checks it). So the text up to any byte tells which alternatives are
+// still possible, and the byte costs ln(possible before it / possible after it) nats.
 #ifndef ACCO_TOKENIZER_CORPUS_H
 #define ACCO_TOKENIZER_CORPUS_H
 
@@ -31,7 +31,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/errors.h"
 #include "runtime/random.h"
 
 typedef struct CorpusRule {
@@ -395,91 +394,5 @@ static inline double corpus_entropy_from(const CorpusRule *rules, int count, int
 // entropy of the endless stream, because a story that is cut has made its choices but not
 // yet repeated them. NaN: no memory.
 static inline double corpus_entropy(int T) { return corpus_entropy_from(corpus_rules, CORPUS_RULES, T); }
-
-// ---------------------------------------------------------------------------------------
-// Checking a grammar
-
-// Whether two alternatives first differ at a plain byte, before either of them ends.
-static inline bool corpus_differ(CorpusText a, CorpusText b) {
-    for (int j = 0; j < a.length && j < b.length; j++) {
-        if (a.start[j] != b.start[j]) {
-            return strchr("{<", a.start[j]) == NULL && strchr("{<", b.start[j]) == NULL;
-        }
-        if (a.start[j] != '{' && a.start[j] != '<') { continue; }
-        char closing = a.start[j] == '{' ? '}' : '>';
-        for (; j < a.length && j < b.length && a.start[j] != closing; j++) {
-            if (a.start[j] != b.start[j]) { return false; }
-        }
-        if (j >= a.length || j >= b.length || b.start[j] != closing) { return false; }
-    }
-    return false;
-}
-
-static inline bool corpus_check_rule(const CorpusGrammar *grammar, int rule, Error *error) {
-    const CorpusChoice *choice = &grammar->rules[rule];
-    if (choice->source < 0 || grammar->rules[choice->source].count != choice->count) {
-        return error_set(error,
-                         "rule %s follows a rule that does not exist or has another number of alternatives",
-                         choice->name.start);
-    }
-    for (int a = 0; a < choice->count; a++) {
-        CorpusText text = choice->alternatives[a];
-        for (int j = 0; rule > 0 && j < text.length; j++) {
-            if (strchr("{}<>\n", text.start[j]) != NULL) {
-                return error_set(error, "rule %s: only plots refer to rules", choice->name.start);
-            }
-        }
-        for (int b = 0; b < a && choice->source == rule; b++) {
-            if (!corpus_differ(text, choice->alternatives[b])) {
-                return error_set(error, "rule %s: alternatives %d and %d do not first differ at a plain byte",
-                                 choice->name.start, b, a);
-            }
-        }
-    }
-    return true;
-}
-
-static inline bool corpus_check_plot(const CorpusGrammar *grammar, CorpusText plot, Error *error) {
-    bool chosen[CORPUS_MAX_RULES] = {false};
-    int bytes = 1;
-    CorpusPiece piece;
-    for (int position = 0; corpus_next_piece(grammar, plot, &position, &piece);) {
-        int longest = 1;
-        if (piece.kind != CORPUS_BYTE) {
-            const CorpusChoice *choice = piece.rule > 0 ? &grammar->rules[piece.rule] : NULL;
-            bool allowed = choice != NULL &&
-                           (piece.kind == CORPUS_CHOOSE ? choice->source == piece.rule && !chosen[piece.rule]
-                                                        : chosen[choice->source]);
-            if (!allowed) {
-                return error_set(error,
-                                 "the plot's reference at character %d is unknown, too early or chosen twice",
-                                 piece.position);
-            }
-            if (piece.kind == CORPUS_CHOOSE) { chosen[piece.rule] = true; }
-            for (int k = 0; k < choice->count; k++) {
-                if (choice->alternatives[k].length > longest) { longest = choice->alternatives[k].length; }
-            }
-        }
-        bytes += longest;
-    }
-    if (bytes >= CORPUS_MAX_STORY) {
-        return error_set(error, "a plot may reach %d bytes, %d is the limit", bytes, CORPUS_MAX_STORY - 1);
-    }
-    return true;
-}
-
-// Whether the formulas above hold for a grammar. Called by test/test_corpus.c, so that
-// whoever changes the stories learns which rule they broke.
-static inline bool corpus_check(const CorpusRule *rules, int count, Error *error) {
-    CorpusGrammar grammar;
-    corpus_read(rules, count, &grammar);
-    for (int r = 0; r < count; r++) {
-        if (!corpus_check_rule(&grammar, r, error)) { return false; }
-    }
-    for (int p = 0; p < grammar.rules[0].count; p++) {
-        if (!corpus_check_plot(&grammar, grammar.rules[0].alternatives[p], error)) { return false; }
-    }
-    return true;
-}
 
 #endif

@@ -337,28 +337,6 @@ static inline bool tokenizer_read_tokens(Tokenizer *tokenizer, TokenizerFile *fi
     return true;
 }
 
-// Finds the token of each byte. All letters are below U+0800, so they have one or two
-// bytes in UTF-8.
-static inline bool tokenizer_find_bytes(Tokenizer *tokenizer, const TokenizerFile *file,
-                                        const int letters[BYTE_LETTERS], Error *error) {
-    for (int i = 0; i < BYTE_LETTERS; i++) {
-        if (letters[i] < 0) { continue; }
-        char letter[3] = {(char)(0xC0 | i >> 6), (char)(0x80 | (i & 0x3F)), '\0'};
-        if (i < 0x80) {
-            letter[0] = (char)i;
-            letter[1] = '\0';
-        }
-        const json_t *id = json_object_get(file->vocabulary, letter);
-        if (id == NULL) {
-            return error_set(
-                error, "%s: no token stands for the byte 0x%02X; allowed are vocabularies with all 256 bytes",
-                file->name, (unsigned)letters[i]);
-        }
-        tokenizer->byte_ids[letters[i]] = (int32_t)json_integer_value(id);
-    }
-    return true;
-}
-
 // Fills in the bytes of every token and the token of every byte.
 static inline bool tokenizer_make_bytes(Tokenizer *tokenizer, const TokenizerFile *file, Error *error) {
     int letters[BYTE_LETTERS];
@@ -377,7 +355,22 @@ static inline bool tokenizer_make_bytes(Tokenizer *tokenizer, const TokenizerFil
         size_t count = file->texts[i] != NULL ? tokenizer_token_bytes(letters, file->texts[i], bytes) : 0;
         tokenizer->offsets[i + 1] = tokenizer->offsets[i] + (uint32_t)count;
     }
-    return tokenizer_find_bytes(tokenizer, file, letters, error);
+    for (int i = 0; i < BYTE_LETTERS; i++) {
+        if (letters[i] < 0) { continue; }
+        char letter[3] = {(char)i, '\0', '\0'}; // in UTF-8, where letters below U+0800 have at most two bytes
+        if (i >= 0x80) {
+            letter[0] = (char)(0xC0 | i >> 6);
+            letter[1] = (char)(0x80 | (i & 0x3F));
+        }
+        const json_t *id = json_object_get(file->vocabulary, letter);
+        if (id == NULL) {
+            return error_set(
+                error, "%s: no token stands for the byte 0x%02X; allowed are vocabularies with all 256 bytes",
+                file->name, (unsigned)letters[i]);
+        }
+        tokenizer->byte_ids[letters[i]] = (int32_t)json_integer_value(id);
+    }
+    return true;
 }
 
 // The slot of a pair in the hash table: its merge, or the empty slot where it would be.

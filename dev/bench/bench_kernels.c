@@ -1,16 +1,18 @@
 // bench_kernels.c: how fast the model trains on this machine, and what share of the
 // matrix library's own rate that is.
 //
-//   bench_kernels [THREADS [ROUNDS [MODEL B T]]]      defaults: all cores, 5 rounds, 36M and 125M at T=256 and T=1024
+//   bench_kernels [THREADS [ROUNDS [MODEL B T]]]
+//
+// Defaults: all cores, 5 rounds, 36M and 125M at T=256 and T=1024.
 //
 // The yardstick is measured in the same rounds as the model, because a shared machine
-// changes from minute to minute: oneDNN's sgemm on the model's own products (each counted
-// by its FLOPs in a step) and on one large square product, threaded by the library itself
-// and by our tiles; the best of the four is the yardstick of its round. Data is random:
-// zeros would draw less power and run at a higher clock. FLOPs of the model are those of
-// gpt_neo_flops_per_token; the share is the median over rounds of model rate / yardstick.
-// On a machine that others use as well, look at the share by processor time: seconds that
-// other processes took do not enter it.
+// changes from minute to minute. It is oneDNN's sgemm on the model's own products
+// (weighted by their FLOPs in a step) and on one large square product, each threaded by
+// the library itself and by our tiles; the best of the four is the yardstick of its
+// round. Data is random, because zeros would draw less power and run at a higher clock.
+// FLOPs of the model are those of gpt_neo_flops_per_token. The share is the median over
+// rounds of the model's rate divided by the yardstick. On a machine that others use too,
+// read the share by processor time, which the time of other processes does not enter.
 #include <stdint.h>
 #include <stdio.h>
 
@@ -19,8 +21,8 @@
 enum { MAX_ROUNDS = 32, SQUARE = 2048 };
 
 typedef struct Span {
-    double wall,
-        processor; // seconds; processor: of all threads of this process, divided by the number of threads
+    double wall;      // seconds
+    double processor; // seconds of all threads of this process, divided by their number
 } Span;
 
 typedef struct Bench {
@@ -32,7 +34,8 @@ typedef struct Bench {
     ParameterTable table;
     float *parameters, *gradients, *square[3];
     int32_t *tokens, *targets;
-    Span seconds[MAX_ROUNDS], yardstick[MAX_ROUNDS]; // of the model; yardstick: seconds per FLOP
+    Span seconds[MAX_ROUNDS];   // of the model
+    Span yardstick[MAX_ROUNDS]; // seconds per FLOP
     double operations[OPERATION_COUNT];
     double rates[4][MAX_ROUNDS]; // own shapes and square, by the library's threads and by our tiles
 } Bench;
@@ -66,7 +69,7 @@ static Span span_since(const Bench *bench, Span started) {
     return now;
 }
 
-// One product; by_library: threaded by oneDNN, else cut into our tiles.
+// One product, threaded by oneDNN (by_library) or cut into our tiles.
 static Span time_product(Bench *bench, bool by_library, const Matmul *work) {
     Span started = span_now(bench);
 #ifndef ACCO_NO_ONEDNN
@@ -91,10 +94,24 @@ static Matmul product(float *result, int result_stride, const float *a, int a_st
 }
 
 typedef struct Linear {
-    float *input, *d_input, *output; // output stands for its gradient as well
+    float *input, *d_input, *output; // output serves as its gradient too
     int d_input_stride, output_stride, rows, inputs, outputs;
     size_t weight;
 } Linear;
+
+static Linear linear_of(Real *input, Real *d_input, Real *output, int d_input_stride, int output_stride,
+                        int rows, int inputs, int outputs, size_t weight) {
+    Linear linear = {real_floats(input),
+                     real_floats(d_input),
+                     real_floats(output),
+                     d_input_stride,
+                     output_stride,
+                     rows,
+                     inputs,
+                     outputs,
+                     weight};
+    return linear;
+}
 
 // Adds time and FLOPs of the three products of a linear layer, `times` each.
 static void time_linear(Bench *bench, bool by_library, Linear linear, double times, Span *seconds,
@@ -115,8 +132,8 @@ static void time_linear(Bench *bench, bool by_library, Linear linear, double tim
     *flops += times * 6.0 * rows * (double)inputs * outputs;
 }
 
-// Seconds per FLOP over the products of one step: those of one layer are run and counted
-// L times, those of the head as often as there are chunks.
+// Seconds per FLOP over the products of one step. Those of one layer are run once and
+// counted L times, those of the head as often as there are chunks.
 static Span time_own_shapes(Bench *bench, bool by_library) {
     GptNeo *model = &bench->model;
     int rows = bench->B * bench->T, C = bench->config.channels, F = bench->config.mlp_channels,
@@ -124,44 +141,16 @@ static Span time_own_shapes(Bench *bench, bool by_library) {
     int V = bench->config.vocabulary;
     double flops = 0.0, L = bench->config.layers;
     Span seconds = {0.0, 0.0};
-    Linear qkv = {model->normals,
-                  model->branch,
-                  model->d_wide,
-                  C,
-                  wide,
-                  rows,
-                  C,
-                  3 * C,
-                  gpt_neo_at(model, 0, TENSOR_Q)};
-    Linear out = {model->attention,
-                  model->branch,
-                  model->d_residual,
-                  C,
-                  C,
-                  rows,
-                  C,
-                  C,
-                  gpt_neo_at(model, 0, TENSOR_OUT_WEIGHT)};
-    Linear fc = {model->normals,
-                 model->branch,
-                 model->d_wide,
-                 C,
-                 wide,
-                 rows,
-                 C,
-                 F,
-                 gpt_neo_at(model, 0, TENSOR_FC_WEIGHT)};
-    Linear proj = {model->mlp_hidden,
-                   model->d_wide,
-                   model->d_residual,
-                   wide,
-                   C,
-                   rows,
-                   F,
-                   C,
-                   gpt_neo_at(model, 0, TENSOR_PROJ_WEIGHT)};
-    Linear head = {gpt_neo_hidden(model),      model->branch, model->logits, C, V, chunk, C, V,
-                   model->offsets[GPT_NEO_WTE]};
+    Real *normal = model->normals, *branch = model->branch, *d_wide = model->d_wide;
+    Linear qkv = linear_of(normal, branch, d_wide, C, wide, rows, C, 3 * C, gpt_neo_at(model, 0, TENSOR_Q));
+    Linear out = linear_of(model->attention, branch, model->d_residual, C, C, rows, C, C,
+                           gpt_neo_at(model, 0, TENSOR_OUT_WEIGHT));
+    Linear fc =
+        linear_of(normal, branch, d_wide, C, wide, rows, C, F, gpt_neo_at(model, 0, TENSOR_FC_WEIGHT));
+    Linear proj = linear_of(model->mlp_hidden, d_wide, model->d_residual, wide, C, rows, F, C,
+                            gpt_neo_at(model, 0, TENSOR_PROJ_WEIGHT));
+    Linear head = linear_of(gpt_neo_hidden(model), branch, model->logits, C, V, chunk, C, V,
+                            model->offsets[GPT_NEO_WTE]);
     time_linear(bench, by_library, qkv, L, &seconds, &flops);
     time_linear(bench, by_library, out, L, &seconds, &flops);
     time_linear(bench, by_library, fc, L, &seconds, &flops);

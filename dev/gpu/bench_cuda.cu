@@ -1,19 +1,21 @@
 // bench_cuda.cu: how long each kernel takes at the shapes of a model, and what share of
 // this GPU's own ceilings that is.
 //
-//   bench_cuda gpu                    one line about the GPU; exit 3 where none can be used
-//   bench_cuda ceilings               the two ceilings alone
+//   bench_cuda gpu                    one line about the GPU; exit 3 if none can be used
+//   bench_cuda ceilings               only the two ceilings
 //   bench_cuda kernels MODEL B T      the ceilings and the table
-//   bench_cuda tokens FILE COUNT V    a token file for the training runs: COUNT random ids below V; needs no GPU
+//   bench_cuda tokens FILE COUNT V    a token file for training runs: COUNT random ids
+//                                     below V; needs no GPU
 //
 // Ceilings are measured in the same run: a large copy from device to device, counting
 // what is read and what is written, and a large product of bf16 matrices, both on random
-// data (zeros draw less power and clock higher). A kernel's bytes are those that it
-// cannot avoid: each input once, each output once. A product counts 2 m n k operations.
-// Attention counts the keys that a query sees, 4 C operations each forward and 10 C
-// backward, where the scores are made again. A kernel is launched over sets of arrays
-// that together are far larger than any second-level cache, and filled anew before each
-// trial; the time is the median over trials of the mean over a trial's sets.
+// data (zeros draw less power and run at a higher clock). A kernel's bytes are those that
+// it cannot avoid: each input once, each output once. A product counts 2 m n k
+// operations. Attention counts the keys that a query sees, with 4 C operations each in
+// forward and 10 C in backward, where the scores are computed again. A kernel is launched
+// over sets of arrays that together are far larger than any second-level cache and are
+// filled anew before each trial. The time is the median over trials of the mean over a
+// trial's sets.
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -72,7 +74,7 @@ static __device__ __forceinline__ uint32_t fill_hash(uint64_t index, uint32_t se
     return (uint32_t)(x >> 32);
 }
 
-// About normal, of deviation 0.5: the sum of four uniform bytes.
+// Nearly normal with standard deviation 0.5: the sum of four uniform bytes.
 static __device__ __forceinline__ float fill_value(uint64_t index, uint32_t seed) {
     uint32_t bits = fill_hash(index, seed);
     float sum =

@@ -1,18 +1,18 @@
 // adamw.h: one step of AdamW (Loshchilov and Hutter, 2019) over a range of elements.
 //
-//   g = gradient / divisor * scale              divisor: micro-batches in the sum; scale: gradient clipping
-//   theta = master * (1 - lr * weight_decay)    decoupled weight decay, in PyTorch's order
+//   g = gradient / divisor * scale            the mean over micro-batches, clipped
+//   theta = master * (1 - lr * weight_decay)  decoupled weight decay, in PyTorch's order
 //   m = beta1 * m + (1 - beta1) * g
 //   v = beta2 * v + (1 - beta2) * g * g
 //   out = theta - lr * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + epsilon)
 //
-// All arrays are (count), fp32. One loop, one pass: every array is read once and written once,
-// because the step is limited by memory. A task takes ADAMW_BLOCK elements.
+// All arrays are (count), fp32. One loop, one pass: every array is read once and written
+// once, because the step is limited by memory. A task takes ADAMW_BLOCK elements.
 //
-// A step either commits (master and moments move) or estimates (they stay, and only `out` is
-// written, straight from registers: the optimizer state is never copied). Both run the same
-// instructions, so an estimate equals, bit for bit, the commit that would follow on the same
-// gradient.
+// A step either commits (master and moments move) or estimates (they stay, and only `out`
+// is written, straight from registers: the optimizer state is never copied). Both run the
+// same instructions, so an estimate equals, bit for bit, the commit that would follow on
+// the same gradient.
 //
 // `out` may be `gradient`, or for a commit `master`; otherwise arrays must not overlap.
 #ifndef ACCO_KERNELS_CPU_ADAMW_H
@@ -26,8 +26,8 @@
 // Elements of a task: five arrays of 64 KB, which fit the second-level cache.
 enum { ADAMW_BLOCK = 16384 };
 
-// The numbers of one step, each rounded once from double. Computed in fp32, 1 - beta2 would be
-// off by 1 % for a beta2 of 0.999999.
+// The numbers of one step, each rounded once from double. Computed in fp32, 1 - beta2
+// would be off by 1 % for a beta2 of 0.999999.
 typedef struct AdamWStep {
     float beta1, one_minus_beta1, beta2, one_minus_beta2;
     float correction1, correction2; // 1 - beta^t
@@ -36,7 +36,8 @@ typedef struct AdamWStep {
     float divisor, scale; // of the gradient
 } AdamWStep;
 
-// t: the number of this step, from 1. The caller may change divisor and scale, which are 1.
+// t: the number of this step, from 1. The caller may change divisor and scale, which are
+// 1.
 static inline AdamWStep adamw_step(double beta1, double beta2, double t, double epsilon, double learning_rate,
                                    double weight_decay) {
     AdamWStep step;
@@ -87,8 +88,8 @@ static inline void adamw_task(void *context, int task, int thread) {
     }
 }
 
-// commit: moves master and moments and writes the new parameters to `out`. Otherwise writes to
-// `out` what a commit would write, and nothing else.
+// commit: moves master and moments and writes the new parameters to `out`. Otherwise
+// writes to `out` what a commit would write, and nothing else.
 static inline void cpu_adamw(Stream *stream, AdamWRange *range, bool commit) {
     assert(commit || range->out != range->master);
     range->commit = commit;

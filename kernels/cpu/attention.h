@@ -1,9 +1,10 @@
-// attention.h: causal self-attention, global or within a local window, forward and backward.
+// attention.h: causal self-attention, global or within a local window, forward and
+// backward.
 //
 // For each sample and head, with q, k, v (T, D) and D = C / H:
 //
 //   s[i][j] = q[i] . k[j]                 GPT-Neo does not scale scores by 1/sqrt(D)
-//   p[i] = softmax of s[i] over visible j: j <= i, and j > i - window if there is a window
+//   p[i] = softmax of s[i] over visible j: j <= i and, with a window, j > i - window
 //   output[i] = sum over j of p[i][j] v[j]
 //   logsumexp[i] = log(sum over j of exp(s[i][j]))
 //
@@ -13,14 +14,16 @@
 //   d_k[j] = sum over i of ds[i][j] q[i]
 //   d_v[j] = sum over i of p[i][j] dO[i]
 //
-// qkv and d_qkv are (B, T, 3C), where the fused projection leaves them: q, k, v of a position
-// side by side, head h at columns h D of each. output (B, T, C), logsumexp (B, H, T).
+// qkv and d_qkv are (B, T, 3C), where the fused projection leaves them: q, k, v of a
+// position side by side, head h at columns h D of each. output (B, T, C), logsumexp (B,
+// H, T).
 //
 // A task is one (sample, head). It takes queries in blocks of ATTENTION_ROWS and computes
-// scores only for the keys that a block may see; so keys outside the window cost nothing, and a
-// task needs O(T) memory for each row of a block. Probabilities are never stored: backward
-// computes the scores again, block by block, and p = exp(s - logsumexp). The limit is the
-// matrix products (matmul.h), then the exponential. Every sum runs inside one task, in order.
+// scores only for the keys that a block may see; so keys outside the window cost nothing,
+// and a task needs O(T) memory for each row of a block. Probabilities are never stored:
+// backward computes the scores again, block by block, and p = exp(s - logsumexp). The
+// limit is the matrix products (matmul.h), then the exponential. Every sum runs inside
+// one task, in order.
 #ifndef ACCO_KERNELS_CPU_ATTENTION_H
 #define ACCO_KERNELS_CPU_ATTENTION_H
 
@@ -150,8 +153,8 @@ static inline void cpu_attention_forward(Stream *stream, float *output, float *l
     thread_pool_run(stream->pool, B * heads, attention_forward_task, &work);
 }
 
-// Turns a row of scores s into p = exp(s - logsumexp), and a row of dp into ds = p (dp - sum(p dp)),
-// both 0 outside [begin, end).
+// Turns a row of scores s into p = exp(s - logsumexp), and a row of dp into ds = p (dp -
+// sum(p dp)), both 0 outside [begin, end).
 static inline void attention_softmax_backward(float *__restrict__ scores, float *__restrict__ d_scores,
                                               float logsumexp, int begin, int end, int columns) {
     float product = 0.0f;
@@ -166,8 +169,8 @@ static inline void attention_softmax_backward(float *__restrict__ scores, float 
     for (int j = end; j < columns; j++) { scores[j] = d_scores[j] = 0.0f; }
 }
 
-// A block of queries: writes their gradient and adds to those of the keys and values that they
-// see. d_qkv: this head's columns in row 0 of this sample.
+// A block of queries: writes their gradient and adds to those of the keys and values that
+// they see. d_qkv: this head's columns in row 0 of this sample.
 static inline void attention_backward_block(const Attention *work, const AttentionBlock *block, float *scores,
                                             float *d_qkv, const float *d_output, const float *logsumexp) {
     int C = work->channels, D = block->D, keys = block->key_count, stride = block->stride, rows = block->rows,
@@ -258,8 +261,8 @@ static inline void attention_decode_task(void *context, int task, int thread) {
     }
 }
 
-// output (C) = attention of query (C) at `position` over keys and values (positions, C) up to
-// there. scores (heads, positions) is workspace.
+// output (C) = attention of query (C) at `position` over keys and values (positions, C)
+// up to there. scores (heads, positions) is workspace.
 static inline void cpu_attention_decode(Stream *stream, float *output, float *scores, const float *query,
                                         const float *keys, const float *values, int position, int positions,
                                         int C, int heads, int window) {

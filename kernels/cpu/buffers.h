@@ -1,11 +1,12 @@
-// buffers.h: copying and clearing whole vectors, and the sum of squares for a gradient's norm.
+// buffers.h: copying and clearing whole vectors, and the sum of squares for a gradient's
+// norm.
 //
-//   buffer_move             out = in; in = 0            one pass: the only cost of handing gradients over
+//   buffer_move             out = in; in = 0    in one pass, to hand gradients over
 //   buffer_sum_of_squares   sum of in[i]^2, in double
 //
-// Arrays are (count), fp32. A task takes BUFFER_BLOCK elements. The partial sum of each block
-// is added in the order of blocks, so the result does not depend on the number of threads.
-// Limited by memory.
+// Arrays are (count), fp32. A task takes BUFFER_BLOCK elements. The partial sum of each
+// block is added in the order of blocks, so the result does not depend on the number of
+// threads. Limited by memory.
 #ifndef ACCO_KERNELS_CPU_BUFFERS_H
 #define ACCO_KERNELS_CPU_BUFFERS_H
 

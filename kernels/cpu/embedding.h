@@ -3,12 +3,12 @@
 //   forward    output[b][t] = wte[tokens[b][t]] + wpe[t]
 //   backward   d_wte[tokens[b][t]] += d_output[b][t];  d_wpe[t] += d_output[b][t]
 //
-// output, d_output (B, T, C); wte (V, C); wpe (positions, C); tokens (B, T). Limited by memory,
-// and of little weight in a step.
+// output, d_output (B, T, C); wte (V, C); wpe (positions, C); tokens (B, T). Limited by
+// memory, and of little weight in a step.
 //
-// In backward several positions may add to the same row of d_wte. Each task owns a strip of
-// columns and visits all positions in order: no atomics, no races, and the same sums for any
-// number of threads.
+// In backward several positions may add to the same row of d_wte. Each task owns a strip
+// of columns and visits all positions in order: no atomics, no races, and the same sums
+// for any number of threads.
 #ifndef ACCO_KERNELS_CPU_EMBEDDING_H
 #define ACCO_KERNELS_CPU_EMBEDDING_H
 
@@ -84,8 +84,9 @@ static inline void cpu_embedding_backward(Stream *stream, float *d_wte, float *d
                     &work);
 }
 
-// order (rows) = the indices of tokens (rows), sorted by token, equal tokens by index: the order
-// in which a GPU sums the gradient of wte. A counting sort; counts (V + 1) is workspace.
+// order (rows) = the indices of tokens (rows), sorted by token, equal tokens by index:
+// the order in which a GPU sums the gradient of wte. A counting sort; counts (V + 1) is
+// workspace.
 static inline void embedding_order(int32_t *order, int32_t *counts, const int32_t *tokens, int rows, int V) {
     memset(counts, 0, ((size_t)V + 1) * sizeof *counts);
     for (int row = 0; row < rows; row++) { counts[tokens[row] + 1]++; }

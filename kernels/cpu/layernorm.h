@@ -1,7 +1,7 @@
 // layernorm.h: LayerNorm, fused with the residual addition before it.
 //
 //   forward    x = residual_before + branch + branch_bias      (if there is a branch)
-//              n = (x - mean(x)) / stddev(x)                   stddev = sqrt(variance + epsilon)
+//              n = (x - mean(x)) / stddev(x), stddev = sqrt(variance + epsilon)
 //              output = n * weight + bias
 //   backward   g = d_output * weight
 //              d_residual = [d_residual] + (g - mean(g) - n * mean(g * n)) / stddev
@@ -9,14 +9,15 @@
 //              d_bias += sum of d_output
 //              d_branch_bias += sum of d_residual
 //
-// x, output, branch and their gradients (rows, C) with rows = B T; weight and biases (C). Means
-// are over columns, sums over rows.
+// x, output, branch and their gradients (rows, C) with rows = B T; weight and biases (C).
+// Means are over columns, sums over rows.
 //
-// The plain loop goes row by row; it is limited by memory. Unfused, the residual addition would
-// write its result and LayerNorm would read it again at once; here the row is normalised while
-// it is in the first-level cache. In backward the finished d_residual is also the gradient of
-// the branch, so its sum over rows, the gradient of branch_bias, is taken in the same pass.
-// Forward keeps mean and 1/stddev. Tasks and the sums over rows: row_blocks.h.
+// The plain loop goes row by row; it is limited by memory. Unfused, the residual addition
+// would write its result and LayerNorm would read it again at once; here the row is
+// normalised while it is in the first-level cache. In backward the finished d_residual is
+// also the gradient of the branch, so its sum over rows, the gradient of branch_bias, is
+// taken in the same pass. Forward keeps mean and 1/stddev. Tasks and the sums over rows:
+// row_blocks.h.
 #ifndef ACCO_KERNELS_CPU_LAYERNORM_H
 #define ACCO_KERNELS_CPU_LAYERNORM_H
 

@@ -1,23 +1,25 @@
 // matmul.h: the matrix products of the linear layers, the LM head and attention.
 //
-//   forward           output = input weight^T         (rows, outputs) = (rows, inputs) (inputs, outputs)
-//   backward input    d_input = d_output weight       (rows, inputs) = (rows, outputs) (outputs, inputs)
-//   backward weight   d_weight += d_output^T input    (outputs, inputs) = (outputs, rows) (rows, inputs)
+//   forward           output = input weight^T       (rows, outputs), sums over inputs
+//   backward input    d_input = d_output weight     (rows, inputs), sums over outputs
+//   backward weight   d_weight += d_output^T input  (outputs, inputs), sums over rows
 //
-// fp32, row-major, with strides; weight (outputs, inputs) as PyTorch stores it. All three are
-// result = a b [+ result] with some operand transposed; matmul_block_plain is the plain loop.
+// fp32, row-major, with strides; weight (outputs, inputs) as PyTorch stores it. All three
+// are result = a b [+ result] with some operand transposed; matmul_block_plain is the
+// plain loop.
 //
-// oneDNN computes, single-threaded, inside our tasks. The result is cut into tiles whose size
-// depends on the shape alone, never on the number of threads, and never across the inner
-// dimension K: an element is one sum in one order whichever thread computes it. On two AVX-512
-// cores our tiles reach the rate of oneDNN's own threads (about 300 GFLOP/s; make bench prints
-// both), and our threads stay the only ones in the process: no second pool spins while
-// communication needs a core. The limit is the rate of the multiply-add units.
+// oneDNN computes, single-threaded, inside our tasks. The result is cut into tiles whose
+// size depends on the shape alone, never on the number of threads, and never across the
+// inner dimension K: an element is one sum in one order whichever thread computes it. On
+// two AVX-512 cores our tiles reach the rate of oneDNN's own threads (about 300 GFLOP/s;
+// make bench prints both), and our threads stay the only ones in the process: no second
+// pool spins while communication needs a core. The limit is the rate of the multiply-add
+// units.
 //
-// oneDNN is kept single-threaded through the OpenMP setting of the calling thread; the symbols
-// are weak, because a oneDNN built without OpenMP does not need them. Where the library is
-// absent (ACCO_NO_ONEDNN) or refuses, matmul_block_plain computes: blocked, vectorised by the
-// compiler, several times slower. The tests also compare against it.
+// oneDNN is kept single-threaded through the OpenMP setting of the calling thread; the
+// symbols are weak, because a oneDNN built without OpenMP does not need them. Where the
+// library is absent (ACCO_NO_ONEDNN) or refuses, matmul_block_plain computes: blocked,
+// vectorised by the compiler, several times slower. The tests also compare against it.
 #ifndef ACCO_KERNELS_CPU_MATMUL_H
 #define ACCO_KERNELS_CPU_MATMUL_H
 
@@ -38,8 +40,8 @@ extern void omp_set_num_threads(int threads) __attribute__((weak));
 #endif
 #endif
 
-// result (M, N) = a (M, K) b (K, N) [+ result]. A transposed operand is stored as (K, M) or
-// (N, K). Strides are between rows as stored.
+// result (M, N) = a (M, K) b (K, N) [+ result]. A transposed operand is stored as (K, M)
+// or (N, K). Strides are between rows as stored.
 typedef struct Matmul {
     int M, N, K;
     const float *a;
@@ -123,13 +125,13 @@ typedef struct MatmulTiles {
     int tile_M, tile_N, tiles_N;
 } MatmulTiles;
 
-// The row stride for a gradient of `columns` columns that a product reads transposed. Rows a
-// power of two apart fall into the same few sets of the first-level cache, which costs a
-// quarter of the rate (123 instead of 156 GFLOP/s a core at 3072 columns).
+// The row stride for a gradient of `columns` columns that a product reads transposed.
+// Rows a power of two apart fall into the same few sets of the first-level cache, which
+// costs a quarter of the rate (123 instead of 156 GFLOP/s a core at 3072 columns).
 static inline int matmul_padded_stride(int columns) { return columns % 256 == 0 ? columns + 16 : columns; }
 
-// Halves the longer side, rounded up to a multiple of MATMUL_TILE_STEP, until tiles are small
-// enough and there are enough of them. The result depends on M and N only.
+// Halves the longer side, rounded up to a multiple of MATMUL_TILE_STEP, until tiles are
+// small enough and there are enough of them. The result depends on M and N only.
 static inline void matmul_choose_tile(int M, int N, int *tile_M, int *tile_N) {
     long long whole = (long long)M * N, most = whole / MATMUL_TILES;
     if (most < MATMUL_TILE_LEAST) { most = MATMUL_TILE_LEAST; }

@@ -1,18 +1,21 @@
 // outer.h: the outer steps of local rules, whose workers train for a while on their own.
 //
 // All workers share outer parameters (`outer`, `base`); each has trained local ones from
-// there. Their difference, outer - local, is the pseudo-gradient. Its sum over all workers,
-// `sum`, is what an outer step descends along:
+// there. Their difference, outer - local, is the pseudo-gradient. Its sum over all
+// workers, `sum`, is what an outer step descends along:
 //
-//   outer_nesterov    SGD with Nesterov momentum and no dampening, as PyTorch's (Douillard et al., 2023)
-//   outer_momentum    heavy-ball momentum, clipped, on a sum that is one round old (Sun et al., 2024)
+//   outer_nesterov    SGD with Nesterov momentum, no dampening, as PyTorch's
+//                     (Douillard et al., 2023)
+//   outer_momentum    heavy-ball momentum, clipped, on a sum that is one round old
+//                     (Sun et al., 2024)
 //
-// All arrays are (count), fp32; the pseudo-gradient is taken in fp32 before any narrower wire
-// format rounds it. Each function is one plain loop in the calling thread, limited by memory.
+// All arrays are (count), fp32; the pseudo-gradient is taken in fp32 before any narrower
+// wire format rounds it. Each function is one plain loop in the calling thread, limited
+// by memory.
 //
-// The functions are kept out of line. Inlined, the compiler might fuse multiplications and
-// additions differently at each call, and the result of a run would depend on how the vector
-// was cut.
+// The functions are kept out of line. Inlined, the compiler might fuse multiplications
+// and additions differently at each call, and the result of a run would depend on how the
+// vector was cut.
 #ifndef ACCO_KERNELS_CPU_OUTER_H
 #define ACCO_KERNELS_CPU_OUTER_H
 
@@ -66,8 +69,8 @@ static inline float outer_clip(float value, float phi) {
     return phi > 0.0f ? (below < -phi ? -phi : below) : value;
 }
 
-// `exchange` holds, if `received`, the sum of the pseudo-gradients of the round before, with
-// mean D; it becomes the pseudo-gradient of this round. Then
+// `exchange` holds, if `received`, the sum of the pseudo-gradients of the round before,
+// with mean D; it becomes the pseudo-gradient of this round. Then
 //   momentum = beta * momentum + D / gap
 //   base = local = base - alpha * clip(momentum)
 // Without a sum, momentum and base stay, and only local moves, to the base.

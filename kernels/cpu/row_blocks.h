@@ -1,11 +1,11 @@
-// row_blocks.h: how kernels cut a (rows, columns) array into tasks, and how sums over rows stay
-// independent of the number of threads.
+// row_blocks.h: how kernels cut a (rows, columns) array into tasks, and how sums over
+// rows stay independent of the number of threads.
 //
 // Rows are cut into at most ROW_BLOCKS blocks, a number that depends on the rows alone. A
-// kernel that sums over rows (gradients of biases and of LayerNorm weights) adds the rows of a
-// block, in order, to partial sums of that block; then column_sums_add adds the partial sums
-// in the order of blocks. The additions are the same whichever thread runs a block, so the bits
-// repeat for any number of threads.
+// kernel that sums over rows (gradients of biases and of LayerNorm weights) adds the rows
+// of a block, in order, to partial sums of that block; then column_sums_add adds the
+// partial sums in the order of blocks. The additions are the same whichever thread runs a
+// block, so the bits repeat for any number of threads.
 #ifndef ACCO_KERNELS_CPU_ROW_BLOCKS_H
 #define ACCO_KERNELS_CPU_ROW_BLOCKS_H
 
@@ -17,7 +17,8 @@ enum { ROW_BLOCKS = 32, COLUMN_BLOCK = 256 }; // blocks of rows at most; columns
 
 static inline int row_block_count(int rows) { return rows < ROW_BLOCKS ? rows : ROW_BLOCKS; }
 
-// The first row of block `block`; for block row_block_count(rows), one behind the last, `rows`.
+// The first row of block `block`; for block row_block_count(rows), one behind the last,
+// `rows`.
 static inline int row_block_begin(int block, int rows) {
     return (int)((long long)rows * block / row_block_count(rows));
 }

@@ -1,13 +1,14 @@
-// vector_math.h: the exponential and the logistic function, written so that the compiler turns
-// loops over them into vector instructions.
+// vector_math.h: the exponential and the logistic function, written so that the compiler
+// turns loops over them into vector instructions.
 //
 // The C library's expf would be one call an element: its vector versions need finite-math
-// flags, under which a NaN may vanish. These functions have no branches (comparisons become
-// masks), so `for (...) { y[i] = vector_exp(x[i]); }` computes 8 or 16 elements at a time.
+// flags, under which a NaN may vanish. These functions have no branches (comparisons
+// become masks), so `for (...) { y[i] = vector_exp(x[i]); }` computes 8 or 16 elements at
+// a time.
 //
-// Contract: relative error below 1e-6 where the result is a normal number; NaN in gives NaN
-// out; exp underflows to 0 and overflows to infinity. There is no tanh on purpose: gelu.h uses
-// the logistic function in its place.
+// Contract: relative error below 1e-6 where the result is a normal number; NaN in gives
+// NaN out; exp underflows to 0 and overflows to infinity. There is no tanh on purpose:
+// gelu.h uses the logistic function in its place.
 #ifndef ACCO_KERNELS_CPU_VECTOR_MATH_H
 #define ACCO_KERNELS_CPU_VECTOR_MATH_H
 
@@ -15,9 +16,10 @@
 #include <stdint.h>
 #include <string.h>
 
-// exp(x) = 2^n exp(r) with n the integer nearest to x/log(2), so |r| <= log(2)/2; exp(r) is its
-// Taylor polynomial of degree 7 (error 2e-9). 2^n is applied as two factors, each of about n/2,
-// which are normal numbers over the whole range, even where the result is denormal.
+// exp(x) = 2^n exp(r) with n the integer nearest to x/log(2), so |r| <= log(2)/2; exp(r)
+// is its Taylor polynomial of degree 7 (error 2e-9). 2^n is applied as two factors, each
+// of about n/2, which are normal numbers over the whole range, even where the result is
+// denormal.
 static inline float vector_exp(float x) {
     // 1.5 * 2^23: adding it rounds to an integer, which is then in the low bits.
     const float shifter = 12582912.0f;
@@ -47,8 +49,8 @@ static inline float vector_exp(float x) {
     return p * first * second;
 }
 
-// Returns 1 / (1 + exp(-x)); *complement becomes 1 minus that, without cancellation. The bound
-// keeps exp finite, so that the product below is never 0 * infinity.
+// Returns 1 / (1 + exp(-x)); *complement becomes 1 minus that, without cancellation. The
+// bound keeps exp finite, so that the product below is never 0 * infinity.
 static inline float vector_logistic(float x, float *complement) {
     float bounded = x < -87.0f ? -87.0f : x;
     float e = vector_exp(-bounded);

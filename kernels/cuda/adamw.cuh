@@ -1,13 +1,13 @@
-// adamw.cuh: one optimizer step over a range of elements on a GPU.
+// adamw.cuh: one step of AdamW over a range of elements, on a GPU.
 //
-// Contract: kernels/cpu/adamw.h, whose formula this is, in the same order. An estimate
-// and the commit that would follow on the same gradient give the same bits: both are one
-// function of the element. Bits may differ from the CPU's where a multiplication and an
+// Computes what kernels/cpu/adamw.h defines, in the same order. An estimate and the
+// commit that would follow on the same gradient give the same bits, because both call one
+// function for each element. Bits may differ from the CPU's where a multiplication and an
 // addition are fused.
 //
-// Bound by memory: a commit reads four arrays and writes four, an estimate writes one.
-// Quads (buffers.cuh) move 16 bytes at a time, and all four loads of a thread are under
-// way before it needs the first.
+// Layout: a thread has a Quad of four elements, a block BUFFER_QUADS (buffers.cuh).
+// Limit: memory. A commit reads four arrays and writes four, an estimate reads four and
+// writes one. A thread issues all its loads before it needs the first.
 #ifndef ACCO_KERNELS_CUDA_ADAMW_CUH
 #define ACCO_KERNELS_CUDA_ADAMW_CUH
 
@@ -15,7 +15,7 @@
 
 #include "kernels/cpu/adamw.h"
 
-// The new parameter; *first and *second become the new moments.
+// Returns the new parameter; *first and *second become the new moments.
 static __device__ __forceinline__ float adamw_element(const AdamWStep &step, float gradient, float master,
                                                       float *first, float *second) {
     float g = gradient / step.divisor * step.scale;
@@ -45,7 +45,7 @@ static __global__ void adamw_kernel(AdamWRange range, bool wide) {
     quad_store(range.out, master, quad);
 }
 
-// As cpu_adamw; the pointers of the range are the device's.
+// As cpu_adamw, with device pointers in the range.
 static inline void cuda_adamw(Stream *stream, AdamWRange *range, bool commit) {
     assert(commit || range->out != range->master);
     range->commit = commit;

@@ -1,25 +1,34 @@
 // attention.cuh: causal attention on a GPU, global or within a local window, forward and
-// backward: what kernels/cpu/attention.h computes.
+// backward.
 //
-// Scores and softmax are fp32 and scores are not scaled (GPT-Neo). Scores live only in
-// registers: forward keeps the logarithm of each row's sum of exponentials, and backward
-// forms probabilities anew from it. qkv is (B, T, 3C), head h of q, k, v at columns h*D
-// of each.
+// Computes what kernels/cpu/attention.h defines. Scores and softmax are fp32. Scores live
+// only in registers: forward keeps the logsumexp of each row, and backward computes the
+// probabilities again from it. qkv is (B, T, 3C), head h of q, k, v at columns h D of
+// each.
 //
-// Two families of kernels:
-//   tiles   bf16, usual head sizes, rows of whole 16 bytes: tensor cores. A block owns one tile of rows of one head (queries in forward
-//           and for dQ, keys for dK and dV), each of its 4 warps 16 or 32 of them, and walks over the tiles of the other side that its
-//           band meets; the next tile is copied while this one is used. Tiles outside the band are never read, and only those on its
-//           edge are masked. What a product leaves in registers is already what the next product takes from its left side, so neither
-//           scores nor probabilities pass through shared memory.
-//   rows    everything else: one warp for each row, its lanes over the columns of the head.
+// There are two families of kernels.
 //
-// Backward forms scores twice, once by queries for dQ and once by keys for dK, dV: each
-// gradient then has one writer, which adds in the order of rows. No atomic operations, so
-// results have the same bits always.
+// Tiles (bf16, usual head sizes, rows of whole 16 bytes) use tensor cores. A block owns
+// one tile of rows of one head (queries in forward and for dQ, keys for dK and dV). Each
+// of its 4 warps has 16 or 32 of the rows. The block walks over the tiles of the other
+// side that its band of the (query, key) plane meets; the next tile is copied while this
+// one is used. Tiles outside the band are never read, and only those on its edge are
+// masked. The registers in which a product leaves its result are those from which the
+// next product takes its left operand, so neither scores nor probabilities pass through
+// shared memory.
+// Limit: the tensor cores' rate, and close to it the exponentials and the reads of shared
+// memory.
 //
-// A NaN goes through the sum of exponentials into the whole row: maxima pass over it,
-// sums do not.
+// Rows (everything else) give each row a warp, whose lanes share the columns of the head.
+// Limit: the reductions over the lanes, one for each score. These kernels are for
+// correctness.
+//
+// Backward computes scores twice, by queries for dQ and by keys for dK and dV. So each
+// gradient has one writer, which adds in the order of rows: no atomic operations, and the
+// same bits always.
+//
+// A NaN reaches the whole row through the sum of exponentials: the maximum skips it, the
+// sum does not.
 #ifndef ACCO_KERNELS_CUDA_ATTENTION_CUH
 #define ACCO_KERNELS_CUDA_ATTENTION_CUH
 
@@ -32,24 +41,23 @@ enum {
     CUDA_ATTENTION_TILE = 64, // keys, or queries where a block owns keys
     CUDA_ATTENTION_WARPS = 4,
     CUDA_ATTENTION_THREADS = CUDA_ATTENTION_WARPS * WARP,
-    CUDA_ATTENTION_PADDING =
-        8, // elements behind a row in shared memory: any 8 rows then lie in different banks
+    CUDA_ATTENTION_PADDING = 8, // elements behind a row in shared memory: 8 rows lie in different banks
     CUDA_ATTENTION_MAX_HEAD = 256
 };
 
 static constexpr float CUDA_ATTENTION_LOG2E = 1.44269504f;
 
-// What kernels need to know of the problem.
+// The problem, as kernels see it.
 struct CudaAttention {
     int T, C, heads;
-    int window; // keys a query sees, itself included; 0: all before it
+    int window; // keys that a query sees, its own included; 0: all up to its own
 };
 
-// Where a block works.
+// The sample and the head on which a block works.
 struct CudaAttentionPlace {
-    size_t row;    // of this sample, in (B T, ...)
-    size_t column; // of this head, in C
-    size_t head;   // in (B, H): what stands before T in logsumexp
+    size_t row;    // the sample's first, in (B T, ...)
+    size_t column; // the head's first, in C
+    size_t head;   // in (B, H)
 };
 
 static __device__ __forceinline__ CudaAttentionPlace cuda_attention_place(const CudaAttention &shape) {
@@ -61,20 +69,20 @@ static __device__ __forceinline__ CudaAttentionPlace cuda_attention_place(const 
 }
 
 // ---------------------------------------------------------------------------------------
-// The band: query i sees keys i - window < j <= i
+// The band of the (query, key) plane: query i sees the keys j with i - window < j <= i
 
 static __device__ __forceinline__ int cuda_attention_oldest_key(int query, int window) {
     return window > 0 && query - window + 1 > 0 ? query - window + 1 : 0;
 }
 
-// One behind the latest query that sees the key.
+// One more than the last query that sees the key.
 static __device__ __forceinline__ int cuda_attention_end_query(int key, int window, int T) {
     return window > 0 && key + window < T ? key + window : T;
 }
 
 enum CudaAttentionBand { CUDA_ATTENTION_OUTSIDE, CUDA_ATTENTION_EDGE, CUDA_ATTENTION_INSIDE };
 
-// Whether of a rectangle of queries and keys none, some or all see each other.
+// Whether none, some or all pairs of a rectangle of queries and keys are in the band.
 static __device__ __forceinline__ CudaAttentionBand cuda_attention_band(int query, int queries, int key,
                                                                         int keys, int window) {
     int last_query = query + queries - 1, last_key = key + keys - 1;
@@ -83,7 +91,7 @@ static __device__ __forceinline__ CudaAttentionBand cuda_attention_band(int quer
                                                                            : CUDA_ATTENTION_EDGE;
 }
 
-// Takes out of 16 rows of scores what lies outside the band. Rows are queries and columns
+// Sets 16 rows of scores to -infinity outside the band. Rows are queries and columns are
 // keys; TRANSPOSED: the other way round.
 template <int N, bool TRANSPOSED>
 static __device__ __forceinline__ void cuda_attention_mask(float scores[N / 8][4], int first_row,
@@ -101,12 +109,12 @@ static __device__ __forceinline__ void cuda_attention_mask(float scores[N / 8][4
 }
 
 // ---------------------------------------------------------------------------------------
-// Tiles: rows of one head in shared memory, D columns and the padding. A warp has 16
-// rows, or M times 16 of them.
+// Tiles: rows of one head in shared memory, D columns and the padding. A warp has M times
+// 16 rows.
 
 template <int D> static constexpr int cuda_attention_stride = D + CUDA_ATTENTION_PADDING;
 
-// Columns of scores that backward has in registers at a time, as many as fit beside the
+// Columns of scores that backward holds in registers at a time: as many as fit beside the
 // sums.
 template <int D> static constexpr int cuda_attention_chunk = D <= 80 ? 32 : 16;
 
@@ -114,8 +122,8 @@ template <int D> static constexpr size_t cuda_attention_tile_bytes(int rows) {
     return (size_t)rows * cuda_attention_stride<D> * sizeof(__nv_bfloat16);
 }
 
-// Starts to copy rows [first, first + ROWS) of a head, `stride` apart; those from T on
-// become zeros. The whole block.
+// Starts to copy rows [first, first + ROWS) of a head, `stride` apart, to `tile`; rows
+// from T on become 0. Called by the whole block.
 template <int D, int ROWS>
 static __device__ __forceinline__ void cuda_attention_copy(__nv_bfloat16 *tile, const __nv_bfloat16 *head,
                                                            unsigned stride, int first, int T) {
@@ -124,13 +132,13 @@ static __device__ __forceinline__ void cuda_attention_copy(__nv_bfloat16 *tile, 
     for (int k = 0; k < ROWS * PIECES / CUDA_ATTENTION_THREADS; k++) {
         int i = k * CUDA_ATTENTION_THREADS + (int)threadIdx.x, row = i / PIECES, piece = i % PIECES;
         bool valid = first + row < T;
-        unsigned offset = (unsigned)(first + row) * stride +
-                          (unsigned)piece * 8; // 32 bits: these wait in registers between two tiles
+        // 32 bits, because offsets stay in registers from tile to tile.
+        unsigned offset = (unsigned)(first + row) * stride + (unsigned)piece * 8;
         copy_async(tile + row * cuda_attention_stride<D> + piece * 8, head + (valid ? offset : 0), valid);
     }
 }
 
-// 16 rows of a tile as the left side of a product.
+// Loads 16 rows of a tile as the left operand of a product.
 template <int D>
 static __device__ __forceinline__ void cuda_attention_left(uint32_t left[D / 16][4],
                                                            const __nv_bfloat16 *rows) {
@@ -164,8 +172,8 @@ static __device__ __forceinline__ void cuda_attention_scores(float scores[M][N /
     }
 }
 
-// sums (16 M, D) += weights (16 M, N) times N rows of a tile. The weights are what scores
-// became; they are rounded to bf16.
+// sums (16 M, D) += weights (16 M, N) times N rows of a tile. The weights, probabilities
+// or ds, are rounded to bf16.
 template <int D, int M, int N>
 static __device__ __forceinline__ void
 cuda_attention_collect(float sums[M][D / 8][4], const float weights[M][N / 8][4], const __nv_bfloat16 *rows) {
@@ -199,8 +207,8 @@ struct __align__(4) CudaAttentionPair {
 };
 
 // Writes 16 rows of sums, each times its factor, as rows [first, first + 16) of the head,
-// without those from T on. They pass through `rows`, 16 rows of a tile that are this
-// warp's own and no longer needed, so that global memory gets 16 bytes at a time.
+// except those from T on. They pass through `rows`, 16 rows of a tile that belong to this
+// warp and are no longer needed, so that global memory is written 16 bytes at a time.
 template <int D>
 static __device__ __forceinline__ void cuda_attention_store(__nv_bfloat16 *head, size_t stride, int first,
                                                             int T, const float sums[D / 8][4],
@@ -229,14 +237,14 @@ static __device__ __forceinline__ void cuda_attention_store(__nv_bfloat16 *head,
 // ---------------------------------------------------------------------------------------
 // Forward by tiles
 
-// What one warp knows of 16 of its queries. A lane has two of the rows, g and g + 8.
+// The running softmax of 16 queries of a warp. A lane has two of the rows, g and g + 8.
 struct CudaAttentionRows {
     float maximum[2];
-    float total[2]; // of exponentials of the scores less the maximum; of this lane's columns only
+    float total[2]; // the sum of exp(score - maximum) over this lane's columns
 };
 
-// scores (16, TILE) become exponentials of what they lie below the new maximum; what was
-// collected under the old one is scaled to it.
+// scores (16, TILE) become exp(score - maximum) for the new maximum; total and sums,
+// collected under the old one, are rescaled to it.
 template <int D>
 static __device__ __forceinline__ void cuda_attention_softmax(float scores[CUDA_ATTENTION_TILE / 8][4],
                                                               float sums[D / 8][4], CudaAttentionRows &rows) {
@@ -249,9 +257,9 @@ static __device__ __forceinline__ void cuda_attention_softmax(float scores[CUDA_
         }
         maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffu, maximum, 1));
         maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffu, maximum, 2));
-        float base = maximum == -INFINITY
-                         ? 0.0f
-                         : maximum * CUDA_ATTENTION_LOG2E; // nothing seen yet: not -inf less -inf
+        // As long as nothing has been seen, 0, because -infinity minus -infinity would be
+        // NaN.
+        float base = maximum == -INFINITY ? 0.0f : maximum * CUDA_ATTENTION_LOG2E;
         float shrink = exp2_approximate(rows.maximum[r] * CUDA_ATTENTION_LOG2E - base),
               total = rows.total[r] * shrink;
         UNROLL
@@ -272,7 +280,8 @@ static __device__ __forceinline__ void cuda_attention_softmax(float scores[CUDA_
     }
 }
 
-// Ends 16 queries: divides by the sums of exponentials, writes output and logsumexp (T).
+// Finishes 16 queries: divides by the sums of exponentials, writes output and logsumexp
+// (T).
 template <int D>
 static __device__ __forceinline__ void
 cuda_attention_finish(__nv_bfloat16 *output, float *logsumexp, const CudaAttention &shape, int first,
@@ -290,8 +299,8 @@ cuda_attention_finish(__nv_bfloat16 *output, float *logsumexp, const CudaAttenti
     cuda_attention_store<D>(output, (size_t)shape.C, first, shape.T, sums, factors, own);
 }
 
-// Block (x, head, sample): 64 M queries, the last ones first, because they see most keys
-// in a global layer.
+// Block (x, head, sample): 64 M queries. The last queries come first, because in a global
+// layer they see most keys.
 template <int D, int M>
 static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
     cuda_attention_forward_kernel(__nv_bfloat16 *output, float *logsumexp, const __nv_bfloat16 *qkv,
@@ -324,7 +333,7 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
         rows[m] = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
     }
     for (int key = begin, stage = 0; key < end; key += TILE, stage ^= 1) {
-        copy_async_wait<0>(); // this stage is there, and after the barrier nobody reads the other one
+        copy_async_wait<0>(); // this stage has arrived; after the barrier no thread reads the other one
         __syncthreads();
         if (key + TILE < end) {
             cuda_attention_copy<D, TILE>(keys + (stage ^ 1) * TILE * STRIDE, k, stride, key + TILE, T);
@@ -353,8 +362,8 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
 }
 
 // ---------------------------------------------------------------------------------------
-// Backward: with p = exp(s - logsumexp), dp = dO v and delta = sum(dO O) of a row: ds = p
-// (dp - delta)
+// Backward: ds = p (dp - delta) with p = exp(s - logsumexp), dp = dO v, and delta =
+// sum(dO O) of a row, which equals sum(p dp)
 
 template <typename R> struct CudaAttentionBackward {
     CudaAttention shape;
@@ -365,7 +374,7 @@ template <typename R> struct CudaAttentionBackward {
     float *deltas; // (B, H, T)
 };
 
-// Writes deltas. Each row has a GROUP of lanes that take WIDTH elements at a time.
+// Writes deltas. A GROUP of lanes shares a row, WIDTH elements at a time.
 template <typename R, int GROUP, int WIDTH>
 static __global__ void cuda_attention_delta_kernel(CudaAttentionBackward<R> work) {
     CudaAttentionPlace place = cuda_attention_place(work.shape);
@@ -389,14 +398,14 @@ static __global__ void cuda_attention_delta_kernel(CudaAttentionBackward<R> work
     if (row < T && lane == 0) { work.deltas[place.head * (size_t)T + (size_t)row] = sum; }
 }
 
-// One score s becomes p, and dp becomes ds. log2_sumexp: logsumexp in units of log 2.
+// Turns one s into p, and one dp into ds. log2_sumexp: the logsumexp divided by log(2).
 static __device__ __forceinline__ void cuda_attention_gradient(float &score, float &d_score,
                                                                float log2_sumexp, float delta) {
     score = exp2_approximate(score * CUDA_ATTENTION_LOG2E - log2_sumexp);
     d_score = score * (d_score - delta);
 }
 
-// dQ of 16 queries against 64 keys: d_queries += ds K.
+// d_queries += ds K, for 16 queries and 64 keys.
 template <int D>
 static __device__ __forceinline__ void
 cuda_attention_d_queries_tile(float d_queries[1][D / 8][4], const uint32_t q[1][D / 16][4],
@@ -422,7 +431,7 @@ cuda_attention_d_queries_tile(float d_queries[1][D / 8][4], const uint32_t q[1][
     }
 }
 
-// Block (x, head, sample): 64 queries, the last ones first.
+// Block (x, head, sample): 64 queries, the last ones first, as in forward.
 template <int D>
 static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
     cuda_attention_d_queries_kernel(CudaAttentionBackward<__nv_bfloat16> work) {
@@ -456,7 +465,7 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
     cuda_attention_left<D>(left_q[0], queries + own);
     cuda_attention_left<D>(left_d[0], d_outputs + own);
     for (int key = begin, stage = 0; key < end; key += TILE, stage ^= 1) {
-        copy_async_wait<0>(); // this stage is there, and after the barrier nobody reads the other one
+        copy_async_wait<0>(); // this stage has arrived; after the barrier no thread reads the other one
         __syncthreads();
         if (key + TILE < end) {
             cuda_attention_copy<D, TILE>(keys + (stage ^ 1) * ELEMENTS, k, stride, key + TILE, T);
@@ -472,9 +481,9 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
     cuda_attention_store<D>(d_q, work.d_stride, query, T, sums[0], factors, queries + own);
 }
 
-// What this thread brings of the numbers that go with 64 queries: the first half of the
-// block logsumexp, the second deltas. Queries from T on are rows of zeros and so add
-// nothing, whatever their probabilities.
+// This thread's part of the numbers that go with 64 queries: the first half of the block
+// loads logsumexp, divided by log(2), the second half deltas. Queries from T on add
+// nothing whatever their probabilities, because their rows are 0.
 static __device__ __forceinline__ float cuda_attention_row_number(const float *logsumexp, const float *deltas,
                                                                   int first, int T) {
     int query = first + (int)threadIdx.x % CUDA_ATTENTION_TILE;
@@ -483,8 +492,8 @@ static __device__ __forceinline__ float cuda_attention_row_number(const float *l
     return sums ? logsumexp[query] * CUDA_ATTENTION_LOG2E : deltas[query];
 }
 
-// dK and dV of 16 keys against 64 queries: d_values += p' dO, d_keys += ds' Q. numbers:
-// 64 logsumexp in units of log 2, then 64 deltas.
+// d_values += p^T dO and d_keys += ds^T Q, for 16 keys and 64 queries. numbers: 64 times
+// the logsumexp divided by log(2), then 64 deltas.
 template <int D>
 static __device__ __forceinline__ void
 cuda_attention_d_keys_tile(float d_keys[1][D / 8][4], float d_values[1][D / 8][4],
@@ -518,8 +527,8 @@ cuda_attention_d_keys_tile(float d_keys[1][D / 8][4], float d_values[1][D / 8][4
     }
 }
 
-// Block (x, head, sample): 64 keys, the first ones first, because most queries see them
-// in a global layer.
+// Block (x, head, sample): 64 keys. The first keys come first, because in a global layer
+// most queries see them.
 template <int D>
 static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
     cuda_attention_d_keys_kernel(CudaAttentionBackward<__nv_bfloat16> work) {
@@ -550,7 +559,7 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
     cuda_attention_left<D>(left_k[0], keys + own);
     cuda_attention_left<D>(left_v[0], values + own);
     for (int query = first, stage = 0; query < end; query += TILE, stage ^= 1) {
-        copy_async_wait<0>(); // this stage is there, and after the barrier nobody reads the other one
+        copy_async_wait<0>(); // this stage has arrived; after the barrier no thread reads the other one
         __syncthreads();
         bool more = query + TILE < end;
         float next = 0.0f;
@@ -558,8 +567,8 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
             cuda_attention_copy<D, TILE>(queries + (stage ^ 1) * ELEMENTS, q, stride, query + TILE, T);
             cuda_attention_copy<D, TILE>(d_outputs + (stage ^ 1) * ELEMENTS, d_o, C, query + TILE, T);
             copy_async_commit();
-            next = cuda_attention_row_number(logsumexp, deltas, query + TILE,
-                                             T); // stored behind the products, which hide the wait
+            // Stored only after the products, which hide the wait for it.
+            next = cuda_attention_row_number(logsumexp, deltas, query + TILE, T);
         }
         cuda_attention_d_keys_tile<D>(d_keys, d_values, left_k, left_v, queries + stage * ELEMENTS,
                                       d_outputs + stage * ELEMENTS, numbers + stage * CUDA_ATTENTION_THREADS,
@@ -573,7 +582,7 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
 }
 
 // ---------------------------------------------------------------------------------------
-// By rows: a lane has columns lane, lane + 32, ... of the head, PARTS of them
+// Rows: a lane has PARTS columns of the head: lane, lane + 32, ...
 
 template <typename R, int PARTS>
 static __device__ __forceinline__ void cuda_attention_row_load(float row[PARTS], const R *place, int D) {
@@ -610,13 +619,13 @@ static __device__ __forceinline__ void cuda_attention_row_add(float sums[PARTS],
     for (int i = 0; i < PARTS; i++) { sums[i] += factor * row[i]; }
 }
 
-// Each warp one query.
+// A warp does one query.
 template <typename R, int PARTS>
 static __global__ void cuda_attention_forward_rows_kernel(R *output, float *logsumexp, const R *qkv,
                                                           CudaAttention shape) {
     CudaAttentionPlace place = cuda_attention_place(shape);
     int T = shape.T, D = shape.C / shape.heads, query = (int)blockIdx.x * CUDA_ATTENTION_WARPS + warp_index();
-    if (query >= T) { return; } // the whole warp
+    if (query >= T) { return; } // all lanes of the warp
     size_t C = (size_t)shape.C, stride = 3 * C;
     const R *head = qkv + place.row * stride + place.column;
     float q[PARTS], row[PARTS], sums[PARTS] = {}, maximum = -INFINITY, total = 0.0f;
@@ -636,13 +645,13 @@ static __global__ void cuda_attention_forward_rows_kernel(R *output, float *logs
     if (lane_index() == 0) { logsumexp[place.head * (size_t)T + (size_t)query] = maximum + logf(total); }
 }
 
-// Each warp one query: dQ.
+// A warp does dQ of one query.
 template <typename R, int PARTS>
 static __global__ void cuda_attention_d_queries_rows_kernel(CudaAttentionBackward<R> work) {
     const CudaAttention &shape = work.shape;
     CudaAttentionPlace place = cuda_attention_place(shape);
     int T = shape.T, D = shape.C / shape.heads, query = (int)blockIdx.x * CUDA_ATTENTION_WARPS + warp_index();
-    if (query >= T) { return; } // the whole warp
+    if (query >= T) { return; } // all lanes of the warp
     size_t C = (size_t)shape.C, stride = 3 * C, row_number = place.head * (size_t)T + (size_t)query;
     const R *head = work.qkv + place.row * stride + place.column;
     float q[PARTS], d_o[PARTS], k[PARTS], v[PARTS], sums[PARTS] = {}, logsumexp = work.logsumexp[row_number],
@@ -659,13 +668,13 @@ static __global__ void cuda_attention_d_queries_rows_kernel(CudaAttentionBackwar
         work.d_qkv + (place.row + (size_t)query) * work.d_stride + place.column, sums, 1.0f, D);
 }
 
-// Each warp one key: dK and dV.
+// A warp does dK and dV of one key.
 template <typename R, int PARTS>
 static __global__ void cuda_attention_d_keys_rows_kernel(CudaAttentionBackward<R> work) {
     const CudaAttention &shape = work.shape;
     CudaAttentionPlace place = cuda_attention_place(shape);
     int T = shape.T, D = shape.C / shape.heads, key = (int)blockIdx.x * CUDA_ATTENTION_WARPS + warp_index();
-    if (key >= T) { return; } // the whole warp
+    if (key >= T) { return; } // all lanes of the warp
     size_t C = (size_t)shape.C, stride = 3 * C, head_rows = place.head * (size_t)T;
     const R *head = work.qkv + place.row * stride + place.column;
     float q[PARTS], d_o[PARTS], k[PARTS], v[PARTS], d_k[PARTS] = {}, d_v[PARTS] = {};
@@ -688,13 +697,13 @@ static __global__ void cuda_attention_d_keys_rows_kernel(CudaAttentionBackward<R
 // ---------------------------------------------------------------------------------------
 // Launches
 
-// Whether the kernels by tiles can take these arrays.
+// Whether the tile kernels can use an array with rows of `stride` elements.
 static inline bool cuda_attention_fits(const Real *array, size_t stride) {
     return pack_fits((const __nv_bfloat16 *)(const void *)array, stride);
 }
 
-// What the tiles of the backward pass take of shared memory; GPUs without that much,
-// those of desktops with 128 channels a head, use rows.
+// Bytes of shared memory that the tile kernels of the backward pass use. Where a GPU has
+// less (desktop GPUs, with D = 128), the row kernels run.
 static inline size_t cuda_attention_backward_bytes(int D) {
     return (size_t)6 * CUDA_ATTENTION_TILE * (size_t)(D + CUDA_ATTENTION_PADDING) * sizeof(__nv_bfloat16) +
            2 * CUDA_ATTENTION_THREADS * sizeof(float);
@@ -704,7 +713,8 @@ static inline bool cuda_attention_has_room(const Stream *stream, int D) {
     return stream->gpu == NULL || cuda_attention_backward_bytes(D) <= stream->gpu->shared_bytes;
 }
 
-// A window of T keys is none. Within one sample kernels count elements in 32 bits.
+// A window of T keys or more is no window. Within a sample, kernels count elements in 32
+// bits.
 static inline CudaAttention cuda_attention_shape(int T, int C, int heads, int window) {
     assert(heads > 0 && C % heads == 0 && C / heads <= CUDA_ATTENTION_MAX_HEAD && window >= 0);
     assert((size_t)T * 3 * (size_t)C <= UINT32_MAX);
@@ -717,8 +727,8 @@ static inline dim3 cuda_attention_grid(const CudaAttention &shape, int B, int ro
     return dim3(cuda_blocks((size_t)shape.T, (size_t)rows), (unsigned)shape.heads, (unsigned)B);
 }
 
-// Two 16-row tiles for each warp where registers allow it: what is read from shared
-// memory then serves twice.
+// Where registers allow it, a warp has 32 rows: what it reads from shared memory then
+// serves twice.
 template <int D>
 static inline void cuda_attention_forward_tiles(Stream *stream, Real *output, float *logsumexp,
                                                 const Real *qkv, int B, CudaAttention shape) {
@@ -783,7 +793,7 @@ cuda_attention_backward_work(Real *d_qkv, int d_qkv_stride, float *workspace, co
 // ---------------------------------------------------------------------------------------
 // The operations
 
-// Of backward: the deltas.
+// The workspace of the backward pass: the deltas.
 static inline size_t cuda_attention_workspace_floats(int B, int T, int heads) {
     return (size_t)B * (size_t)heads * (size_t)T;
 }
@@ -825,8 +835,8 @@ static inline void cuda_attention_backward_any(Stream *stream, int B, const Cuda
     }
 }
 
-// d_qkv (B, T, 3C), rows d_qkv_stride apart, from d_output (B, T, C) and what forward
-// took and made.
+// d_qkv (B, T, 3C), rows d_qkv_stride apart, from d_output (B, T, C) and forward's input
+// and results.
 static inline void cuda_attention_backward(Stream *stream, Real *d_qkv, int d_qkv_stride, float *workspace,
                                            const Real *d_output, const Real *output, const Real *qkv,
                                            const float *logsumexp, int B, int T, int C, int heads,

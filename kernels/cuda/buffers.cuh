@@ -1,15 +1,16 @@
-// buffers.cuh: what happens to whole buffers on a GPU, and how every elementwise kernel
-// over flat fp32 buffers cuts its work.
+// buffers.cuh: copying, clearing and converting whole vectors on a GPU, their sum of
+// squares, and how every elementwise kernel over flat fp32 vectors cuts its work.
 //
-// Contract: kernels/cpu/buffers.h, except that the partial sums of squares stay on the
-// device, for the caller to download and to add in order. cuda_buffer_round and
-// cuda_reals_from_floats are what the narrower format of parameters needs.
+// Computes what kernels/cpu/buffers.h defines, except that the partial sums of squares
+// stay on the device; the caller downloads and adds them in order. cuda_buffer_round and
+// cuda_reals_from_floats round to bf16.
 //
-// All of these are bound by memory: each byte is read once and written once. A thread has
-// a Quad, four elements that it loads and stores with one access of 16 bytes each where
-// the pointers allow that; shards begin anywhere, so all kernels also run on pointers of
-// 4 bytes alignment. A block of threads takes BUFFER_QUADS elements, the sum of squares
-// one BUFFER_BLOCK: as many partial sums as on the CPU, whatever the GPU.
+// Layout: a thread has a Quad, four elements, which it loads and stores in one access of
+// 16 bytes where the pointers are aligned. Shards begin anywhere, so all kernels also run
+// on pointers aligned to 4 bytes. A block takes BUFFER_QUADS elements; for the sum of
+// squares one BUFFER_BLOCK, so that there are as many partial sums as on the CPU,
+// whatever the GPU.
+// Limit: memory. Each byte is read once and written once.
 #ifndef ACCO_KERNELS_CUDA_BUFFERS_CUH
 #define ACCO_KERNELS_CUDA_BUFFERS_CUH
 
@@ -27,15 +28,16 @@ enum {
 // ---------------------------------------------------------------------------------------
 // Four elements of a thread
 
-// Elements first, first + step, ... below end. Neighbours where four may be accessed at
-// once, else a block's width apart: then the accesses are narrow, but those of a warp
-// still make whole lines.
+// The elements first, first + step, first + 2 step, first + 3 step, as far as they are
+// below end. If four may be accessed at once, they are neighbours. Otherwise they are a
+// block's width apart: each access is narrow, but those of a warp together are whole
+// cache lines.
 struct Quad {
     size_t first, step, end;
     bool whole; // one access
 };
 
-// Of the 4 * blockDim.x elements from `begin` on.
+// This thread's part of the 4 * blockDim.x elements from `begin` on.
 static __device__ __forceinline__ Quad quad_of_thread(size_t begin, size_t end, bool wide) {
     Quad quad;
     quad.first = begin + (wide ? 4u * threadIdx.x : threadIdx.x);
@@ -45,20 +47,20 @@ static __device__ __forceinline__ Quad quad_of_thread(size_t begin, size_t end, 
     return quad;
 }
 
-// Of an elementwise kernel, launched by quad_launch.
+// This thread's part in an elementwise kernel that quad_launch launches.
 static __device__ __forceinline__ Quad quad_of_kernel(size_t count, bool wide) {
     return quad_of_thread((size_t)blockIdx.x * BUFFER_QUADS, count, wide);
 }
 
 template <typename R> struct alignas(4 * sizeof(R)) QuadPack { R values[4]; };
 
-// Whether four neighbours of an array that begins at `place` are aligned for one access;
-// NULL, an array that is not there, hinders nobody.
+// Whether four neighbours of the array at `place` are aligned for one access. True for
+// NULL, an array that is not used.
 template <typename R> static inline bool quad_fits(const R *place) {
     return (uintptr_t)place % sizeof(QuadPack<R>) == 0;
 }
 
-// Zeros where the array has ended.
+// Elements from `end` on become 0.
 static __device__ __forceinline__ void quad_load(float values[4], const float *place, const Quad &quad) {
     if (quad.whole) {
         QuadPack<float> pack = *reinterpret_cast<const QuadPack<float> *>(place + quad.first);
@@ -85,7 +87,7 @@ static __device__ __forceinline__ void quad_store(R *place, const float values[4
     }
 }
 
-// Launches an elementwise kernel over count elements; none, no launch.
+// Launches an elementwise kernel over `count` elements, which may be 0.
 template <typename... Parameters, typename... Arguments>
 static inline void quad_launch(Stream *stream, void (*kernel)(Parameters...), size_t count,
                                Arguments... arguments) {
@@ -108,7 +110,7 @@ static __global__ void buffer_move_kernel(float *out, float *in, size_t count, b
     if (clear) { quad_store(in, zeros, quad); }
 }
 
-// out <- in where out is not NULL; then in <- 0 where `clear`.
+// out = in unless out is NULL; then in = 0 if `clear`.
 static inline void cuda_buffer_move(Stream *stream, float *out, float *in, size_t count, bool clear) {
     if (out == NULL && !clear) { return; }
     quad_launch(stream, buffer_move_kernel, count, out, in, count, clear, quad_fits(out) && quad_fits(in));
@@ -133,14 +135,14 @@ static __global__ void buffer_squares_kernel(double *partials, const float *piec
     if (threadIdx.x == 0) { partials[blockIdx.x * gridDim.y + blockIdx.y] = sum; }
 }
 
-// partials (pieces, buffer_blocks(count)): the sum of squares of each BUFFER_BLOCK of
-// each piece of `count` values; pieces begin `stride` values apart. The host can read
-// partials, or will copy them.
+// partials (pieces, buffer_blocks(count)) = the sum of squares of each BUFFER_BLOCK of
+// each piece of `count` values; pieces begin `stride` values apart. `partials` is memory
+// that the host can read, or copies.
 static inline void cuda_buffer_sums_of_squares(Stream *stream, double *partials, const float *values,
                                                size_t count, size_t stride, size_t pieces) {
     size_t blocks = buffer_blocks(count), scratch = BUFFER_SQUARES_THREADS / WARP * sizeof(double);
     bool wide = quad_fits(values) && (stride % 4 == 0 || pieces == 1);
-    for (size_t first = 0; first < blocks; first += CUDA_GRID_ROWS) { // a grid has no more rows
+    for (size_t first = 0; first < blocks; first += CUDA_GRID_ROWS) { // a grid has at most so many rows
         size_t rows = blocks - first < (size_t)CUDA_GRID_ROWS ? blocks - first : (size_t)CUDA_GRID_ROWS;
         assert(rows == blocks || pieces == 1);
         dim3 grid((unsigned)pieces, (unsigned)rows);
@@ -161,7 +163,7 @@ static __global__ void buffer_convert_kernel(R *out, const float *in, size_t cou
     quad_store(out, values, quad);
 }
 
-// out (count), in the stream's precision <- in (count).
+// out (count), in the stream's precision, = in (count).
 static inline void cuda_reals_from_floats(Stream *stream, Real *out, const float *in, size_t count) {
     if (stream->precision == PRECISION_BF16) {
         __nv_bfloat16 *halves = (__nv_bfloat16 *)(void *)out;
@@ -182,7 +184,7 @@ static __global__ void buffer_round_kernel(float *values, size_t count, bool wid
     quad_store(values, mine, quad);
 }
 
-// Each of values (count) becomes the nearest bf16.
+// Rounds each of values (count) to the nearest bf16.
 static inline void cuda_buffer_round(Stream *stream, float *values, size_t count) {
     quad_launch(stream, buffer_round_kernel, count, values, count, quad_fits(values));
 }

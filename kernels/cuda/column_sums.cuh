@@ -1,18 +1,18 @@
 // column_sums.cuh: how kernels cut a (rows, columns) array into blocks and threads, and
 // how sums over rows stay bit-reproducible.
 //
-// A thread owns a piece of the columns, 16 bytes wide where rows are aligned and one
-// element where not, and goes down some rows. Pieces lie side by side in strips of at
-// most COLUMN_STRIP threads: a warp reads one line, and what belongs to a column is
-// loaded once.
+// Layout: a thread owns some neighbouring columns, a Piece: 16 bytes where rows are
+// aligned, one element where not. It goes down some rows. Threads lie side by side in
+// strips of at most COLUMN_STRIP: a warp reads whole cache lines, and what belongs to a
+// column (a bias, a sum) is loaded once.
 //
 // A kernel that sums over rows cuts them into at most CUDA_ROW_BLOCKS blocks, a number
-// that depends on the rows alone, leaves the sums of each in a workspace of
-// (CUDA_ROW_BLOCKS, width) floats, and column_sums adds those in a fixed order.
-// CUDA_ROW_BLOCKS is two blocks for each multiprocessor of an H200: all of them run at
-// once, and the workspace stays in the second-level cache. The few columns there are
-// would leave most of a GPU idle if one thread walked down all partial sums, so
-// COLUMN_SLICES warps share the walk.
+// that depends on the rows alone. Each block leaves its sums in a workspace
+// (CUDA_ROW_BLOCKS, width) of floats, and cuda_column_sums_add adds those in a fixed
+// order. CUDA_ROW_BLOCKS is two blocks for each multiprocessor of an H200: all of them
+// run at once, and the workspace stays in the second-level cache. One thread a column
+// would leave most of a GPU idle while it adds the partial sums, because there are few
+// columns; so COLUMN_SLICES warps share that.
 #ifndef ACCO_KERNELS_CUDA_COLUMN_SUMS_CUH
 #define ACCO_KERNELS_CUDA_COLUMN_SUMS_CUH
 
@@ -23,8 +23,8 @@ enum { CUDA_ROW_BLOCKS = 264, COLUMN_STRIP = 384, COLUMN_SLICES = 16 };
 // ---------------------------------------------------------------------------------------
 // Pieces of rows
 
-// WIDTH elements that one thread loads or stores at once. Eight bf16 are kept as pairs:
-// the compiler would give each a register of its own.
+// WIDTH elements that one thread loads or stores at once. Eight bf16 are kept as pairs,
+// because the compiler would otherwise give each a register of its own.
 template <typename R, int WIDTH> struct __align__(WIDTH * sizeof(R)) Piece { R values[WIDTH]; };
 
 template <> struct __align__(16) Piece<__nv_bfloat16, 8> { uint32_t pairs[4]; };
@@ -95,7 +95,7 @@ template <typename R> static __host__ __device__ __forceinline__ const R *reals(
     return (const R *)(const void *)place;
 }
 
-// Strips of `threads` threads each that cover `pieces`.
+// How many strips of how many threads cover `pieces` pieces.
 struct ColumnStrips {
     unsigned strips, threads;
 };
@@ -117,14 +117,15 @@ static __device__ __forceinline__ int strip_column(int width) {
 
 static inline int cuda_row_blocks(int rows) { return rows < CUDA_ROW_BLOCKS ? rows : CUDA_ROW_BLOCKS; }
 
-// First row of block `block` of `blocks`, the first of which have one row more than
-// others; block `blocks` gives `rows`.
+// The first row of block `block` of `blocks`; for block `blocks`, one behind the last,
+// `rows`. If rows do not divide evenly, the first blocks have one row more.
 static __device__ __forceinline__ int cuda_row_begin(int block, int blocks, int rows) {
     int longer = rows % blocks;
     return rows / blocks * block + (block < longer ? block : longer);
 }
 
-// Where the sums of up to three arrays go that lie side by side in a row of partials.
+// The destinations of up to three arrays of sums that lie side by side in a row of
+// partials.
 struct ColumnTargets {
     float *first, *second, *third;
 };
@@ -148,7 +149,8 @@ static __global__ void __launch_bounds__(WARP *COLUMN_SLICES)
     sums[column] += sum;
 }
 
-// `arrays` arrays of `columns` columns at once, side by side in each row of partials.
+// Adds the partial sums of `arrays` arrays of `columns` columns at once. They lie side by
+// side in each row of partials (blocks, stride).
 static inline void cuda_column_sums_add_all(Stream *stream, ColumnTargets targets, int arrays,
                                             const float *partials, int blocks, int stride, int columns) {
     dim3 grid(cuda_blocks((size_t)columns, WARP), (unsigned)arrays);
@@ -156,8 +158,7 @@ static inline void cuda_column_sums_add_all(Stream *stream, ColumnTargets target
                 COLUMN_SLICES * WARP * sizeof(float), targets, partials, blocks, stride, columns);
 }
 
-// sums (columns) += the sum of `blocks` rows of partials (blocks, stride), in a fixed
-// order.
+// sums (columns) += the sum over blocks of partials (blocks, stride), in a fixed order.
 static inline void cuda_column_sums_add(Stream *stream, float *sums, const float *partials, int blocks,
                                         int stride, int columns) {
     ColumnTargets targets = {sums, NULL, NULL};

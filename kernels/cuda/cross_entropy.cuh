@@ -1,17 +1,17 @@
-// cross_entropy.cuh: softmax, loss and gradient of a chunk of logits on a GPU, in place.
+// cross_entropy.cuh: loss of a chunk of logits and its gradient in place, on a GPU.
 //
-// Contract: kernels/cpu/cross_entropy.h; moreover rows may be further apart than V, so
-// that they can be read in packs and be an operand of tensor cores: the columns from V to
-// `stride` are padding, never read, and 0 wherever gradients are written.
+// Computes what kernels/cpu/cross_entropy.h defines. Rows may be further apart than V, so
+// that they can be read in packs and be operands of tensor cores. The columns from V to
+// `stride` are padding: they are never read, and become 0 wherever gradients are written.
 //
-// One block does one row. It reads the row from memory once, for the maximum and the sum
-// of exponentials: every thread keeps both for what it has seen, and scales its sum when
-// its maximum grows. The second read walks backwards, from what was read last, so that it
-// finds the row in the first-level cache (two rows of 100 KB a multiprocessor, at a
-// vocabulary of 50257 in bf16) or in the second-level cache, and each pack is written
-// once in its place. Blocks are made so that exactly two of them share a multiprocessor:
-// one reads while the other waits for its sums, and more of them would push each other's
-// rows out of the caches.
+// Layout: one block does one row. It first reads the row for the maximum and the sum of
+// exponentials: each thread keeps both for what it has seen, and rescales its sum when
+// its maximum grows. Then it reads the row again, backwards, to begin with what it read
+// last and the caches still hold (two rows of 100 KB a multiprocessor, at a vocabulary of
+// 50257 in bf16), and writes each pack once in its place. Block sizes are such that
+// exactly two blocks share a multiprocessor: one reads while the other waits for its
+// sums, and more would evict each other's rows.
+// Limit: memory, one read and one write of the logits.
 #ifndef ACCO_KERNELS_CUDA_CROSS_ENTROPY_CUH
 #define ACCO_KERNELS_CUDA_CROSS_ENTROPY_CUH
 
@@ -21,14 +21,14 @@
 
 enum { CROSS_ENTROPY_THREADS = 768, CROSS_ENTROPY_SHARED = CROSS_ENTROPY_THREADS / WARP * 2 * sizeof(float) };
 
-// One row; first: of a pack's columns.
+// One row of logits. Below, `first` is the first column of a pack.
 template <typename R> struct CrossEntropyRow {
     R *logits;
     int V, stride;
-    bool wide; // packs are aligned, and rows hold whole packs
+    bool wide; // packs are aligned, and a row is a whole number of them
 };
 
-// Columns from V on become -infinity, whose exponential is 0, and are not read.
+// Columns from V on are not read; they become -infinity, whose exponential is 0.
 template <typename R>
 static __device__ __forceinline__ Pack<R> cross_entropy_load(const CrossEntropyRow<R> &row, int first) {
     if (row.wide && first + Pack<R>::COUNT <= row.V) { return pack_load(row.logits + first); }
@@ -39,7 +39,7 @@ static __device__ __forceinline__ Pack<R> cross_entropy_load(const CrossEntropyR
     return pack;
 }
 
-// Padding becomes 0 whatever its values.
+// Columns from V on become 0, whatever `values` says.
 template <typename R>
 static __device__ __forceinline__ void cross_entropy_store(const CrossEntropyRow<R> &row,
                                                            const float values[Pack<R>::COUNT], int first) {
@@ -62,12 +62,12 @@ static __device__ __forceinline__ float cross_entropy_exp(float difference) {
     return exp2_approximate(difference * 1.44269504f);
 }
 
-// The maximum over the row, and the sum of exp(logit - maximum), for every thread.
-// scratch: two floats for each warp.
+// Every thread gets *maximum, the maximum over the row, and returns the sum of
+// exp(logit - *maximum). scratch: two floats for each warp.
 //
-// Maxima begin at the lowest finite number: a thread that has seen nothing, or nothing
-// but -infinity, has a sum of 0 and no NaN. A NaN is passed over by the maximum and stays
-// in the sum.
+// Maxima begin at the lowest finite number, so that a thread that has seen nothing, or
+// nothing but -infinity, has a sum of 0 and not NaN. The maximum skips a NaN; the sum
+// keeps it.
 template <typename R>
 static __device__ __forceinline__ float cross_entropy_sum(const CrossEntropyRow<R> &row, float *maximum,
                                                           float *scratch) {
@@ -76,7 +76,7 @@ static __device__ __forceinline__ float cross_entropy_sum(const CrossEntropyRow<
     float largest = -FLT_MAX, sum = 0.0f;
     for (Pack<R> next = cross_entropy_load(row, first); first < row.V; first += step) {
         Pack<R> pack = next;
-        next = cross_entropy_load(row, first + step); // under way while this one is added
+        next = cross_entropy_load(row, first + step); // in flight while `pack` is added
         float before = largest;
         for (int i = 0; i < Pack<R>::COUNT; i++) { largest = fmaxf(largest, to_float(pack.values[i])); }
         sum *= cross_entropy_exp(before - largest);
@@ -88,7 +88,7 @@ static __device__ __forceinline__ float cross_entropy_sum(const CrossEntropyRow<
     return block_sum(sum * cross_entropy_exp(largest - *maximum), scratch + blockDim.x / WARP);
 }
 
-// The row becomes gradient_scale * (softmax - one-hot), from the end to the beginning.
+// The row becomes gradient_scale * (softmax - one-hot), from its end to its beginning.
 template <typename R>
 static __device__ __forceinline__ void cross_entropy_gradient(const CrossEntropyRow<R> &row, float maximum,
                                                               float sum, int target, float gradient_scale) {
@@ -126,18 +126,17 @@ static __global__ void __launch_bounds__(CROSS_ENTROPY_THREADS, 2)
                          float gradient_scale, bool wide) {
     int target = targets[blockIdx.x];
     CrossEntropyRow<R> row = {logits + (size_t)blockIdx.x * (size_t)stride, V, stride, wide};
-    if (target < 0) { // the whole block
+    if (target < 0) { // in all threads of the block
         if (threadIdx.x == 0) { losses[blockIdx.x] = 0.0f; }
         if (gradient_scale != 0.0f) { cross_entropy_clear(row); }
         return;
     }
-    float maximum,
-        chosen =
-            to_float(row.logits[target]); // read by all before the barriers, behind which it is overwritten
+    // All threads read the chosen logit before the barriers in cross_entropy_sum; behind
+    // them it is overwritten.
+    float maximum, chosen = to_float(row.logits[target]);
     float sum = cross_entropy_sum(row, &maximum, (float *)(void *)cuda_shared());
-    if (threadIdx.x == 0) {
-        losses[blockIdx.x] = logf(sum) + (maximum - chosen);
-    } // the difference first: it is exact where it is small
+    // The difference first: it is exact where it is small.
+    if (threadIdx.x == 0) { losses[blockIdx.x] = logf(sum) + (maximum - chosen); }
     if (gradient_scale != 0.0f) { cross_entropy_gradient(row, maximum, sum, target, gradient_scale); }
 }
 

@@ -1,16 +1,21 @@
-// embedding.cuh: token plus position, and the gradient of both tables.
+// embedding.cuh: token embedding plus position embedding, and the gradients of both
+// tables, on a GPU.
 //
-// Forward: a thread owns a piece of columns and makes EMBEDDING_ROWS rows of it. d_wpe:
-// one block for each position, which sums over the B rows there.
+// Computes what kernels/cpu/embedding.h defines.
 //
-// d_wte has rows that any number of places may share, and no atomic addition gives the
-// same bits twice. So the host sorts the places by token (embedding_order in
-// cpu/embedding.h), and each block sums EMBEDDING_SEGMENT consecutive places of that
-// order. A token whose places all lie in one segment is added to d_wte at once. A run of
-// places that crosses segments leaves one partial sum in each of them, which a second
-// kernel adds in order: a token as frequent as the space of a byte vocabulary is shared
-// by many blocks. A segment has at most two such sums, that of the run it continues from
-// the segment before, and that of the run which begins in it and goes on behind it.
+// Layout, forward: a thread owns a Piece of columns (column_sums.cuh) in EMBEDDING_ROWS
+// rows.
+// Layout, d_wpe: one block for each position sums over the B rows there.
+// Layout, d_wte: many positions may share a row, and atomic additions would not give the
+// same bits twice. So the host sorts the positions by token (embedding_order in
+// kernels/cpu/embedding.h), which makes equal tokens a run. Each block sums a segment of
+// EMBEDDING_SEGMENT positions of that order. A run inside one segment is added to d_wte
+// at once. A run that crosses segments leaves one partial sum in each of them, and a
+// second kernel adds those in order; thus many blocks share a frequent token, such as the
+// space in a vocabulary of bytes. A segment has at most two such sums: of the run that it
+// continues from the segment before, and of the run that begins in it and continues
+// behind it.
+// Limit: memory.
 #ifndef ACCO_KERNELS_CUDA_EMBEDDING_CUH
 #define ACCO_KERNELS_CUDA_EMBEDDING_CUH
 
@@ -81,8 +86,8 @@ static inline void cuda_embedding_forward(Stream *stream, Real *output, const Re
 
 static inline int embedding_segments(int rows) { return (int)cuda_blocks((size_t)rows, EMBEDDING_SEGMENT); }
 
-// The workspace of cuda_embedding_backward: for each segment the sum of the run it
-// continues and of the run that goes on behind it.
+// The workspace of cuda_embedding_backward: for each segment the sum of the run that it
+// continues and of the run that continues behind it.
 static inline size_t cuda_embedding_partials_floats(int rows, int C) {
     return (size_t)embedding_segments(rows) * 2 * (size_t)C;
 }
@@ -110,23 +115,24 @@ static __global__ void __launch_bounds__(COLUMN_STRIP)
     floats_add<WIDTH>(d_wpe + (size_t)position * (size_t)C + c, sums);
 }
 
-// Whether the places before and at `place` have one token; at both ends of the order
-// there is no such pair.
+// Whether the positions at `place` - 1 and `place` of the order have the same token.
+// False at both ends of the order.
 static __device__ __forceinline__ bool embedding_continues(const int32_t *tokens, const int32_t *order,
                                                            int place, int rows) {
     return place > 0 && place < rows && tokens[order[place - 1]] == tokens[order[place]];
 }
 
-// A segment of the order as its block sees it; tokens and places in shared memory.
+// A segment of the order as its block sees it, with tokens and positions in shared
+// memory.
 struct EmbeddingSegment {
     const int32_t *tokens, *places; // (count)
     int count;
-    bool from_before, goes_on; // whether its first run began earlier, whether its last run ends later
+    bool from_before, goes_on; // its first run began earlier; its last run ends later
     float *partials;           // (2, C), of this segment
 };
 
-// Adds the sum of the run that ends with `last`, an index into the segment, where it
-// belongs, and begins the next one.
+// Adds the sum of the run that ends at index `last` of the segment to its destination,
+// and clears it for the next run.
 template <int WIDTH>
 static __device__ __forceinline__ void
 embedding_run_end(float sums[WIDTH], float *d_wte, const EmbeddingSegment &segment, int last, int c, int C) {
@@ -186,8 +192,8 @@ static __global__ void __launch_bounds__(COLUMN_STRIP)
     if (c < C) { embedding_segment_sum<R, WIDTH>(d_wte, d_output, segment, c, C); }
 }
 
-// How many segments from `first` on begin with the token: a warp looks at as many as it
-// has lanes. Those that do come first, by the order.
+// How many segments from `first` on begin with the token. By the order, those that do
+// come first. A warp looks at one segment a lane at a time.
 static __device__ __forceinline__ int embedding_run_segments(const int32_t *tokens, const int32_t *order,
                                                              int first, int segments, int32_t token) {
     for (int count = 0;; count += WARP) {
@@ -198,8 +204,8 @@ static __device__ __forceinline__ int embedding_run_segments(const int32_t *toke
     }
 }
 
-// The runs that cross segments. The block of the segment in which such a run begins adds
-// all its sums; every other block has nothing to do.
+// Finishes the runs that cross segments. The block of the segment in which such a run
+// begins adds all its partial sums; the other blocks return.
 static __global__ void __launch_bounds__(EMBEDDING_CROSSING_THREADS)
     embedding_crossing_kernel(float *d_wte, const float *partials, const int32_t *tokens,
                               const int32_t *order, int rows, int C) {
@@ -251,8 +257,8 @@ static inline void embedding_backward_typed(Stream *stream, float *d_wte, float 
 }
 
 // d_wte (V, C) and d_wpe (positions, C) += the rows of d_output (B, T, C) that they
-// produced. tokens (B, T) and their embedding_order are on the device; partials:
-// workspace of cuda_embedding_partials_floats(B T, C).
+// produced. tokens (B, T) and their embedding_order are on the device. partials
+// (cuda_embedding_partials_floats(B T, C)) is workspace.
 static inline void cuda_embedding_backward(Stream *stream, float *d_wte, float *d_wpe, float *partials,
                                            const Real *d_output, const int32_t *tokens, const int32_t *order,
                                            int B, int T, int C) {

@@ -1,15 +1,17 @@
-// gelu.cuh: the bias of the first half of the MLP and GELU (tanh form, "gelu_new") in one
-// pass.
+// gelu.cuh: bias and GELU (tanh form, "gelu_new") of the MLP in one pass, on a GPU.
 //
-// 0.5 x (1 + tanh(u)) with u = sqrt(2/pi) (x + 0.044715 x^3) is x s, s the logistic
-// function of 2u; the derivative is s + x s (1 - s) 2u'. Other than on the CPU, where an
-// exponential is dear, what is saved is the product before the bias, untouched: forward
-// need not write it and backward computes s anew, hidden behind its memory accesses.
+//   forward    output = x s(x) with x = saved + bias
+//   backward   gradient *= GELU'(saved + bias);  d_bias += sum over rows of gradient
 //
-// Forward reads one array and writes one; backward reads two and writes one, and sums its
-// result over rows on the way. A thread owns a piece of columns (column_sums.cuh), keeps
-// its bias, and loads GELU_ROWS rows before it works on them, to have enough loads in
-// flight.
+// The formulas of s and GELU' are in kernels/cpu/gelu.h. On the CPU, where an exponential
+// is expensive, `saved` becomes the derivative. Here it stays the product without bias:
+// forward need not write it, and backward computes s again while it waits for memory.
+//
+// Layout: a thread owns a Piece of columns (column_sums.cuh) and keeps its bias. It loads
+// GELU_ROWS rows before it computes, to have enough loads in flight. In backward it goes
+// down the rows of its block and leaves its sums for cuda_column_sums_add.
+// Limit: memory. Forward reads one array and writes one; backward reads two and writes
+// one.
 #ifndef ACCO_KERNELS_CUDA_GELU_CUH
 #define ACCO_KERNELS_CUDA_GELU_CUH
 
@@ -18,15 +20,15 @@
 enum { GELU_ROWS = 4 };
 
 #define GELU_LINEAR 1.59576912f  // 2 sqrt(2/pi)
-#define GELU_CUBIC 0.0713548163f // 0.044715 of it
+#define GELU_CUBIC 0.0713548163f // 0.044715 GELU_LINEAR
 
-// Behind this bound of x^2 the logistic function has long reached its limits; without it
-// the square of a large x would be infinite, and its product with a complement of 0 a
-// NaN.
+// x^2, bounded. At the bound the logistic function has long reached its limits; without
+// it the square of a large x would be infinite, and its product with a complement of 0
+// would be NaN.
 static __device__ __forceinline__ float gelu_square(float x) { return fminf(x * x, 1e4f); }
 
-// 1 / (1 + exp(-2u)), and 1 - that, without cancellation. The bound keeps exp finite; a
-// NaN fails the comparison and passes through.
+// Returns 1 / (1 + exp(-2u)); *complement becomes 1 minus that, without cancellation. The
+// bound keeps exp finite; the comparison is false for NaN, which passes through.
 static __device__ __forceinline__ float gelu_logistic(float x, float *complement) {
     float twice_u = x * (GELU_LINEAR + GELU_CUBIC * gelu_square(x));
     float e = __expf(twice_u < -87.0f ? 87.0f : -twice_u);
@@ -88,8 +90,8 @@ static inline void gelu_forward_typed(Stream *stream, R *output, const R *saved,
     if (!packed) { gelu_forward_start<R, 1>(stream, output, saved, bias, rows, columns); }
 }
 
-// output (rows, columns) = gelu_new(saved + bias); saved is the product without bias and
-// stays so, for backward.
+// output (rows, columns) = gelu_new(saved + bias); `saved`, the product without bias,
+// does not change.
 static inline void cuda_gelu_forward(Stream *stream, Real *output, Real *saved, const Real *bias, int rows,
                                      int columns) {
     const Real *product = saved;
@@ -102,7 +104,7 @@ static inline void cuda_gelu_forward(Stream *stream, Real *output, Real *saved, 
     }
 }
 
-// Adds GELU_ROWS rows from `row` on, as far as there are so many, to sums.
+// Finishes GELU_ROWS rows from `row` on, not beyond `end`, and adds them to sums.
 template <typename R, int WIDTH>
 static __device__ __forceinline__ void gelu_backward_rows(float sums[WIDTH], R *gradient, size_t stride,
                                                           const R *saved, size_t columns,
@@ -170,9 +172,9 @@ static inline void gelu_backward_typed(Stream *stream, R *gradient, int gradient
     }
 }
 
-// gradient (rows, columns), rows gradient_stride apart, *= gelu_new'(saved + bias);
-// d_bias (columns) += its sum over rows, taken before the result is rounded; partials:
-// workspace (CUDA_ROW_BLOCKS, columns).
+// gradient (rows, columns), rows gradient_stride apart, *= gelu_new'(saved + bias).
+// d_bias (columns) += its sum over rows, taken before the result is rounded. partials
+// (CUDA_ROW_BLOCKS, columns) is workspace.
 static inline void cuda_gelu_backward(Stream *stream, Real *gradient, int gradient_stride, float *d_bias,
                                       float *partials, const Real *saved, const Real *bias, int rows,
                                       int columns) {

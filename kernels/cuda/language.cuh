@@ -1,14 +1,16 @@
-// language.cuh: what our kernels are written in: CUDA C++, and one wrapper for each thing
-// that C++ alone cannot say.
+// language.cuh: the language of our kernels: CUDA C++, and one wrapper for each thing
+// that C++ alone cannot express.
 //
-// The same source is compiled by nvcc for GPUs and by the host's compiler against an
-// emulator (test/simt), which runs it in `make test`. That costs some rules:
-//   * a kernel is launched by cuda_launch; all shared memory is dynamic and comes from cuda_shared()
-//   * blocks have whole warps, and all 32 lanes take part in everything a warp does together
-//   * tensor cores, matrix loads and asynchronous copies are used through the wrappers below
-//   * results do not depend on the order of threads or blocks: no atomic operations on floats
+// nvcc compiles the source for GPUs; the host's compiler compiles the same source against
+// an emulator (test/simt), with which `make test` runs the kernels. That imposes some
+// rules:
+//   * a kernel is launched by cuda_launch
+//   * all shared memory is dynamic and comes from cuda_shared()
+//   * blocks consist of whole warps; all 32 lanes take part in what a warp does together
+//   * tensor cores, matrix loads and asynchronous copies are used by the wrappers below
+//   * results do not depend on the order of threads or blocks: no atomic float operations
 //
-// `R` in templates is the format of parameters and activations, float or __nv_bfloat16.
+// `R` in templates is the type of parameters and activations, float or __nv_bfloat16.
 // Arithmetic is fp32 whatever R is.
 #ifndef ACCO_KERNELS_CUDA_LANGUAGE_CUH
 #define ACCO_KERNELS_CUDA_LANGUAGE_CUH
@@ -24,8 +26,8 @@
 
 enum { WARP = 32, CUDA_SHARED_DEFAULT = 48 * 1024 };
 
-// Before a loop over arrays that must stay in registers: an index that is known only at
-// run time would send them to memory.
+// Stands before loops over arrays that must stay in registers. With an index that is
+// known only at run time the compiler would put them into memory.
 #ifdef __CUDACC__
 #define UNROLL _Pragma("unroll")
 #else
@@ -35,7 +37,7 @@ enum { WARP = 32, CUDA_SHARED_DEFAULT = 48 * 1024 };
 // ---------------------------------------------------------------------------------------
 // Launching
 
-// Puts the kernel into the stream. `shared` bytes of dynamic shared memory for each
+// Puts the kernel into the stream's queue. shared: bytes of dynamic shared memory of a
 // block.
 template <typename... Parameters, typename... Arguments>
 static inline void cuda_launch(Stream *stream, void (*kernel)(Parameters...), dim3 grid, dim3 block,
@@ -55,8 +57,8 @@ static inline unsigned cuda_blocks(size_t count, size_t block) {
     return (unsigned)((count + block - 1) / block);
 }
 
-// The dynamic shared memory of this block, aligned to 128 bytes where its size is a
-// multiple of that.
+// The dynamic shared memory of this block, aligned to 128 bytes if its size is a multiple
+// of that.
 static __device__ __forceinline__ char *cuda_shared() {
 #ifdef __CUDACC__
     extern __shared__ __align__(128) char memory[];
@@ -90,8 +92,7 @@ static __device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
 #endif
 }
 
-// 2^x in one instruction, to about 2 units in the last place; results below the smallest
-// normal number become 0.
+// 2^x in one instruction, to about 2 units in the last place; denormal results become 0.
 static __device__ __forceinline__ float exp2_approximate(float x) {
 #ifdef __CUDACC__
     float result;
@@ -102,8 +103,7 @@ static __device__ __forceinline__ float exp2_approximate(float x) {
 #endif
 }
 
-// 16 bytes at a time: what one thread loads or stores best. Addresses must be multiples
-// of 16.
+// 16 bytes, the widest access of one thread. Addresses must be multiples of 16.
 template <typename R> struct __align__(16) Pack {
     enum { COUNT = 16 / sizeof(R) };
     R values[16 / sizeof(R)];
@@ -129,8 +129,8 @@ template <typename R> static inline bool pack_fits(const R *place, size_t column
 static __device__ __forceinline__ int lane_index() { return (int)(threadIdx.x % WARP); }
 static __device__ __forceinline__ int warp_index() { return (int)(threadIdx.x / WARP); }
 
-// Every lane ends with the same bits: addition of two floats commutes, and each step adds
-// the same two halves on both sides.
+// The sum over the lanes of a warp, for all of them, with the same bits: float addition
+// commutes, and each step adds the same two halves in both lanes.
 static __device__ __forceinline__ float warp_sum(float value) {
     for (int lanes = WARP / 2; lanes > 0; lanes /= 2) { value += __shfl_xor_sync(0xffffffffu, value, lanes); }
     return value;
@@ -141,7 +141,7 @@ static __device__ __forceinline__ double warp_sum(double value) {
     return value;
 }
 
-// A NaN is passed over.
+// The maximum over the lanes; a NaN is skipped.
 static __device__ __forceinline__ float warp_max(float value) {
     for (int lanes = WARP / 2; lanes > 0; lanes /= 2) {
         value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, lanes));
@@ -149,9 +149,9 @@ static __device__ __forceinline__ float warp_max(float value) {
     return value;
 }
 
-// The sum over all threads of a block (of one dimension), for all of them. scratch: one T
-// for each warp, in shared memory; free for reuse after the next barrier of the block,
-// not before.
+// The sum over all threads of a one-dimensional block, for all of them. scratch: one T
+// for each warp, in shared memory; it may be used again only after the next barrier of
+// the block.
 template <typename T> static __device__ __forceinline__ T block_sum(T value, T *scratch) {
     int warps = (int)(blockDim.x / WARP);
     value = warp_sum(value);
@@ -174,14 +174,14 @@ static __device__ __forceinline__ float block_max(float value, float *scratch) {
 }
 
 // ---------------------------------------------------------------------------------------
-// Tensor cores (PTX ISA, "Matrix fragments for mma.m16n8k16"). Lane l: g = l / 4, t = l %
-// 4.
+// Tensor cores (PTX ISA, "Matrix fragments for mma.m16n8k16"). With g = lane / 4, t =
+// lane % 4 a lane holds:
 //
-//   a (16, 16): a[0] = (row g, columns 2t, 2t+1)   a[1] = (row g + 8, the same)   a[2], a[3]: columns 8 further
-//   b (16, 8):  b[0] = (rows 2t, 2t+1 of column g)                                b[1]: rows 8 further
-//   d (16, 8):  d[0], d[1] = (row g, columns 2t, 2t+1)                            d[2], d[3]: row g + 8
+//   a (16, 16)   a[0]: row g, columns 2t, 2t+1; a[1]: row g + 8; a[2], a[3]: 8 columns on
+//   b (16, 8)    b[0]: rows 2t, 2t+1 of column g; b[1]: 8 rows on
+//   d (16, 8)    d[0], d[1]: row g, columns 2t, 2t+1; d[2], d[3]: row g + 8
 
-// d += a b; a and b in bf16, sums in fp32. The whole warp.
+// d += a b; a and b in bf16, sums in fp32. Called by the whole warp.
 static __device__ __forceinline__ void mma_m16n8k16(float d[4], const uint32_t a[4], const uint32_t b[2]) {
 #ifdef __CUDACC__
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
@@ -207,9 +207,10 @@ static __device__ __forceinline__ void mma_m16n8k16(float d[4], const uint32_t a
 #endif
 }
 
-// Four 8 x 8 matrices of bf16 from shared memory: lane l gives the address of row l % 8
-// of matrix l / 8, a multiple of 16 bytes; r[i] becomes, of matrix i, the elements (row
-// g, columns 2t, 2t+1). TRANSPOSED: (rows 2t, 2t+1 of column g). The whole warp.
+// Loads four 8 x 8 matrices of bf16 from shared memory. Lane l gives the address of row l
+// % 8 of matrix l / 8, a multiple of 16 bytes. r[i] becomes the elements (row g, columns
+// 2t, 2t+1) of matrix i; TRANSPOSED: (rows 2t, 2t+1 of column g). Called by the whole
+// warp.
 template <bool TRANSPOSED>
 static __device__ __forceinline__ void matrix_load_x4(uint32_t r[4], const void *row) {
 #ifdef __CUDACC__
@@ -242,9 +243,9 @@ static __device__ __forceinline__ void matrix_load_x4(uint32_t r[4], const void 
 }
 
 // ---------------------------------------------------------------------------------------
-// Copies from global into shared memory that go on beside the computation
+// Asynchronous copies from global to shared memory
 
-// Starts to copy 16 bytes; both addresses are multiples of 16. Where not `valid`, zeros
+// Starts to copy 16 bytes; both addresses are multiples of 16. If not `valid`, zeros
 // arrive and nothing is read.
 static __device__ __forceinline__ void copy_async(void *shared, const void *global, bool valid) {
 #ifdef __CUDACC__
@@ -257,7 +258,7 @@ static __device__ __forceinline__ void copy_async(void *shared, const void *glob
 #endif
 }
 
-// Ends a group of this thread's copies.
+// Closes a group of this thread's copies.
 static __device__ __forceinline__ void copy_async_commit() {
 #ifdef __CUDACC__
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -266,8 +267,8 @@ static __device__ __forceinline__ void copy_async_commit() {
 #endif
 }
 
-// Until at most GROUPS of this thread's latest groups are under way. What other threads
-// copied is visible after a barrier behind this.
+// Waits until at most GROUPS of this thread's latest groups are unfinished. What other
+// threads copied is visible after a barrier behind this wait.
 template <int GROUPS> static __device__ __forceinline__ void copy_async_wait() {
 #ifdef __CUDACC__
     asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS) : "memory");

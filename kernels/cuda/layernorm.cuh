@@ -1,21 +1,20 @@
-// layernorm.cuh: LayerNorm, fused with what stands before it: the residual addition and
-// the bias of the branch that is added.
+// layernorm.cuh: LayerNorm, fused with the residual addition before it, on a GPU.
 //
-// A LayerNorm is bound by memory. Every array is read once and written once; a row stays
-// in registers between its sums and its result.
+// Computes what kernels/cpu/layernorm.h defines. Statistics are those of the residual as
+// it is stored, in R, because backward reads no other.
 //
-// A group of whole warps works on a row, a thread on COUNT pieces of it
-// (column_sums.cuh), a block on as many rows as it has groups. All groups go through the
-// same barriers, also those without a row. Forward has one block for every few rows.
-//
-// Statistics are those of the residual as it is stored, in R, because backward finds no
-// other.
+// Layout: a group of whole warps works on a row, each thread on COUNT Pieces of it
+// (column_sums.cuh), and a block on as many rows as it has groups. All groups pass the
+// same barriers, including those without a row. A row stays in registers between its sums
+// and its result. Forward has one block for every few rows.
 //
 // Backward sums three things over rows: the gradients of weight and bias, and the
 // finished d_residual. So each of at most CUDA_ROW_BLOCKS blocks goes down rows of its
 // own, and its threads keep the three sums of their columns in registers. While a row is
-// worked on, the next one is on its way (AHEAD): that keeps the memory busy through the
-// reduction. Very wide rows, and those that are not aligned, lack the registers for this.
+// computed, the next one is loaded (AHEAD), which keeps memory busy during the reduction.
+// Very wide rows, and rows that are not aligned, lack the registers for this.
+//
+// Limit: memory. Every array is read once and written once.
 #ifndef ACCO_KERNELS_CUDA_LAYERNORM_CUH
 #define ACCO_KERNELS_CUDA_LAYERNORM_CUH
 
@@ -26,14 +25,14 @@ enum {
     LAYERNORM_CHANNELS = 8192, // the widest row
     LAYERNORM_THREADS = 512,   // of a block at most
     LAYERNORM_BLOCK = 128,     // of a block that has several groups
-    LAYERNORM_AHEAD_THREADS =
-        768, // the same two for backward that loads ahead: two such blocks fit a multiprocessor
+    // The same two for backward with AHEAD: two such blocks fit a multiprocessor.
+    LAYERNORM_AHEAD_THREADS = 768,
     LAYERNORM_AHEAD_BLOCK = 384,
-    LAYERNORM_PIECES = 4,        // forward: of a thread
-    LAYERNORM_WIDE_ELEMENTS = 16 // of a thread: of wide rows in backward, and wherever rows are not aligned
+    LAYERNORM_PIECES = 4,        // of a thread, in forward
+    LAYERNORM_WIDE_ELEMENTS = 16 // of a thread, in backward of wide rows and wherever rows are not aligned
 };
 
-// The groups of a block.
+// How the warps of a block are grouped.
 struct LayernormGroups {
     int warps, groups; // of a group, of a block
 };
@@ -46,7 +45,8 @@ static inline LayernormGroups layernorm_groups(int channels, int elements, int b
     return result;
 }
 
-// The sum over a group, for all its threads. scratch: a float for each warp of the block.
+// The sum over a group, for all its threads. scratch: one float for each warp of the
+// block.
 static __device__ __forceinline__ float layernorm_group_sum(float value, float *scratch, int warps) {
     value = warp_sum(value);
     if (warps == 1) { return value; }
@@ -61,8 +61,8 @@ static __device__ __forceinline__ float layernorm_group_sum(float value, float *
 // ---------------------------------------------------------------------------------------
 // Forward
 
-// The row of a thread: piece i begins with column first + i step; there is none from
-// `channels` on.
+// A thread's columns of its row: piece i begins with column first + i step and exists if
+// that is below `channels`.
 struct LayernormColumns {
     int first, step, channels;
 };
@@ -76,7 +76,7 @@ static __device__ __forceinline__ LayernormColumns layernorm_columns(int channel
     return columns;
 }
 
-// x becomes the finished residual of the row at `place`, 0 behind its end.
+// x becomes the finished residual of the row at offset `place`; 0 behind the row's end.
 template <typename R, int WIDTH, int COUNT>
 static __device__ __forceinline__ void layernorm_residual(float x[COUNT][WIDTH], const LayernormForward &work,
                                                           size_t place, const LayernormColumns &columns) {
@@ -186,7 +186,7 @@ static inline void layernorm_forward_typed(Stream *stream, const LayernormForwar
     if (!packed) { layernorm_forward_start<R, 1, LAYERNORM_WIDE_ELEMENTS>(stream, work); }
 }
 
-// residual = residual_before + branch + branch_bias (if branch), then output =
+// residual = residual_before + branch + branch_bias (if there is a branch), then output =
 // LayerNorm(residual). At most LAYERNORM_CHANNELS channels.
 static inline void cuda_layernorm_forward(Stream *stream, const LayernormForward *work) {
     if (stream->precision == PRECISION_BF16) {
@@ -197,15 +197,16 @@ static inline void cuda_layernorm_forward(Stream *stream, const LayernormForward
 }
 
 // ---------------------------------------------------------------------------------------
-// Backward. With n = (x - mean) scale and g = d_output weight:  dx = scale (g - mean(g) - n mean(g n)).
+// Backward. With n = (x - mean) scale and g = d_output weight:  dx = scale (g - mean(g) -
+// n mean(g n)).
 
-// What a thread needs of a row for its sums.
+// What a thread loads of a row.
 template <typename R, int WIDTH, int COUNT> struct LayernormSlice {
     Piece<R, WIDTH> x[COUNT], d_output[COUNT];
     float mean = 0.0f, scale = 0.0f;
 };
 
-// What a thread keeps of its columns, from row to row.
+// What a thread keeps for its columns from row to row.
 template <typename R, int WIDTH, int COUNT> struct LayernormSums {
     Piece<R, WIDTH> weight[COUNT];
     float d_weight[COUNT][WIDTH], d_bias[COUNT][WIDTH], d_branch[COUNT][WIDTH];
@@ -227,7 +228,7 @@ static __device__ __forceinline__ void layernorm_slice_load(LayernormSlice<R, WI
     }
 }
 
-// What is in d_residual, to be added to.
+// Loads d_residual, if it is to be added to.
 template <typename R, int WIDTH, int COUNT>
 static __device__ __forceinline__ void layernorm_before_load(Piece<R, WIDTH> before[COUNT],
                                                              const LayernormBackward &work, int row,
@@ -241,8 +242,8 @@ static __device__ __forceinline__ void layernorm_before_load(Piece<R, WIDTH> bef
     }
 }
 
-// Adds the row to the sums of its columns; sum and product: this thread's part of sum(g)
-// and sum(g n).
+// Adds the row to d_weight and d_bias of its columns. *sum and *product become this
+// thread's part of sum(g) and sum(g n).
 template <typename R, int WIDTH, int COUNT>
 static __device__ __forceinline__ void
 layernorm_slice_sum(LayernormSums<R, WIDTH, COUNT> &sums, const LayernormSlice<R, WIDTH, COUNT> &slice,
@@ -265,7 +266,7 @@ layernorm_slice_sum(LayernormSums<R, WIDTH, COUNT> &sums, const LayernormSlice<R
     }
 }
 
-// Writes the gradient of the row, and adds it to the sums of its columns; g_mean =
+// Writes the gradient of the row and adds it to d_branch of its columns. g_mean =
 // mean(g), product_mean = mean(g n).
 template <typename R, int WIDTH, int COUNT>
 static __device__ __forceinline__ void
@@ -293,8 +294,8 @@ layernorm_slice_finish(LayernormSums<R, WIDTH, COUNT> &sums, const LayernormSlic
     }
 }
 
-// Adds the sums of all groups of the block, in order, into its row of partials (3, C).
-// shared: (groups, 3, C).
+// partials (3, C) = the sums of the block: those of its groups, added in order. shared
+// (groups, 3, C).
 template <typename R, int WIDTH, int COUNT>
 static __device__ __forceinline__ void layernorm_sums_store(const LayernormSums<R, WIDTH, COUNT> &sums,
                                                             float *partials, float *shared, int group,
@@ -336,10 +337,10 @@ static __device__ __forceinline__ void layernorm_group_sums(float *sum, float *p
     }
 }
 
-// The rows from `begin` to `end`, one for each group at a time. scratch: (2, warps of the
-// block), two halves that take turns, so that one barrier for each row is enough: who
-// writes a half again has passed the barrier of the other, and so have those who read it
-// before.
+// The rows from `begin` to `end`, one for each group at a time. scratch (2, warps of the
+// block): two halves that take turns, so that one barrier a row is enough. A thread that
+// writes a half again has passed the barrier of the other half, and all threads that read
+// the first have reached that barrier.
 template <typename R, int WIDTH, int COUNT, bool AHEAD>
 static __device__ __forceinline__ void
 layernorm_backward_rows(LayernormSums<R, WIDTH, COUNT> &sums, const LayernormBackward &work,
@@ -370,8 +371,8 @@ layernorm_backward_rows(LayernormSums<R, WIDTH, COUNT> &sums, const LayernormBac
 template <typename R, int WIDTH, int COUNT, bool AHEAD>
 static __global__ void __launch_bounds__(AHEAD ? LAYERNORM_AHEAD_THREADS : LAYERNORM_THREADS)
     layernorm_backward_kernel(LayernormBackward work, LayernormGroups shape) {
-    // Shared: (2, warps of the block) for the sums of rows, then (groups, 3, C) for those
-    // of columns.
+    // Shared memory: (2, warps of the block) for sums over columns, then (groups, 3, C)
+    // for sums over rows.
     float2 *scratch = (float2 *)cuda_shared();
     float *shared = (float *)(scratch + 2 * shape.warps * shape.groups);
     int block = (int)blockIdx.x, blocks = (int)gridDim.x;
@@ -421,7 +422,7 @@ static inline void layernorm_backward_typed(Stream *stream, const LayernormBackw
 
 // d_residual = or += the gradient through the LayerNorm; d_weight, d_bias +=;
 // d_branch_bias (if given) += the sum over rows of the finished d_residual, before it is
-// rounded. partials: workspace (CUDA_ROW_BLOCKS, 3, C). At most LAYERNORM_CHANNELS
+// rounded. partials (CUDA_ROW_BLOCKS, 3, C) is workspace. At most LAYERNORM_CHANNELS
 // channels.
 static inline void cuda_layernorm_backward(Stream *stream, const LayernormBackward *work) {
     if (stream->precision == PRECISION_BF16) {

@@ -1,22 +1,24 @@
 // matmul.cuh: the matrix products of the linear layers and of the LM head, on a GPU.
 //
-// Contract: kernels/kernels.h (matmul_forward, matmul_backward_input, matmul_backward_weight);
-// the plain loops are in kernels/cpu/matmul.h.
+// Contract: kernels/kernels.h (matmul_forward, matmul_backward_input,
+// matmul_backward_weight); the plain loops are in kernels/cpu/matmul.h.
 //
-// Layout: cuBLASLt, the library, decides; on bf16 it uses tensor cores. It stores matrices
-// column by column, so to it a row-major (rows, columns) array is the transposed matrix.
-// Therefore every product here is written for the transposed result: of y = x W^T it is told
-// y^T = W x^T. Operands are in the stream's precision, sums are fp32 (never TF32). Weight
-// gradients are fp32, and the product itself adds to them (beta = 1). No epilogue is used:
-// bias and GELU need a pass of their own anyway, because the backward pass needs their input,
-// and the residual addition is part of the next LayerNorm.
+// Layout: cuBLASLt, the library, decides; on bf16 it uses tensor cores. It stores
+// matrices column by column, so to it a row-major (rows, columns) array is the transposed
+// matrix. Therefore every product here is written for the transposed result: of y = x W^T
+// it is told y^T = W x^T. Operands are in the stream's precision, sums are fp32 (never
+// TF32). Weight gradients are fp32, and the product itself adds to them (beta = 1). No
+// epilogue is used: bias and GELU need a pass of their own anyway, because the backward
+// pass needs their input, and the residual addition is part of the next LayerNorm.
 //
-// Limit: the multiply-add rate, as long as rows, inputs and outputs are all a few hundred.
+// Limit: the multiply-add rate, as long as rows, inputs and outputs are all a few
+// hundred.
 //
-// For every shape the library offers several algorithms. Its first offer is taken, so that
-// runs repeat bit for bit. If asked to (--tune-products), they are timed instead, once, in a
-// first pass over the model whose results are thrown away; afterwards a shape always uses the
-// same one. The library's workspace is the one buffer that the memory plan lists.
+// For every shape the library offers several algorithms. Its first offer is taken, so
+// that runs repeat bit for bit. If asked to (--tune-products), they are timed instead,
+// once, in a first pass over the model whose results are thrown away; afterwards a shape
+// always uses the same one. The library's workspace is the one buffer that the memory
+// plan lists.
 #ifndef ACCO_KERNELS_CUDA_MATMUL_CUH
 #define ACCO_KERNELS_CUDA_MATMUL_CUH
 
@@ -31,8 +33,8 @@ enum {
     CUDA_GEMM_TRIES = 3             // timed runs of an algorithm
 };
 
-// result (n, m), rows result_stride apart, = or += the product of b and a. In the library's
-// order, columns first: (m, n) = (m, k) (k, n).
+// result (n, m), rows result_stride apart, = or += the product of b and a. In the
+// library's order, columns first: (m, n) = (m, k) (k, n).
 typedef struct CudaGemm {
     int m, n, k;
     bool a_transposed, b_transposed;
@@ -112,8 +114,8 @@ static inline void cuda_gemm_describe(const CudaGemmLibrary *library, CudaGemmPl
     cuda_gemm_layout(&plan->result, gemm->result_precision, false, gemm->m, gemm->n, gemm->result_stride);
 }
 
-// The alignment in bytes that the library may rely on: the largest power of two, 16 at most,
-// that divides both the address and the row length.
+// The alignment in bytes that the library may rely on: the largest power of two, 16 at
+// most, that divides both the address and the row length.
 static inline uint32_t cuda_gemm_alignment(const void *place, int stride, Precision precision) {
     size_t common = (size_t)(uintptr_t)place | (size_t)stride * precision_bytes(precision) | 16;
     return (uint32_t)(common & (~common + 1));
@@ -220,10 +222,10 @@ static inline void cuda_gemm(Stream *stream, CudaGemm *gemm, const void *a, cons
 }
 
 // ---------------------------------------------------------------------------------------
-// What kernels.h offers
+// The operations
 
-// The stream's library from now on. workspace: device memory; processors: as in
-// CudaGemmLibrary.
+// Opens the library for a stream. workspace (CUDA_GEMM_WORKSPACE): device memory.
+// sm_count: as in CudaGemmLibrary.
 static inline void cuda_gemm_open(Stream *stream, void *workspace, int sm_count) {
     CudaGemmLibrary *library = (CudaGemmLibrary *)calloc(1, sizeof *library);
     assert((uintptr_t)workspace % 256 == 0); // the library requires this

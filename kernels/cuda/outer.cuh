@@ -1,10 +1,12 @@
-// outer.cuh: the outer steps of rules whose workers take steps of their own, on a GPU.
+// outer.cuh: the outer steps of local rules, on a GPU.
 //
-// Contract: kernels/cpu/outer.h, whose formulas these are, in the same order; bits may
-// differ from the CPU's where a multiplication and an addition are fused. A result does
-// not depend on how a vector is cut. Elementwise, in Quads (buffers.cuh): each array is
-// read once and written once, and a thread has all its loads under way before it needs
-// the first.
+// Computes what kernels/cpu/outer.h defines, in the same order; bits may differ from the
+// CPU's where a multiplication and an addition are fused. A result does not depend on how
+// a vector is cut.
+//
+// Layout: a thread has a Quad of four elements, a block BUFFER_QUADS (buffers.cuh).
+// Limit: memory. Each array is read once and written once; a thread issues all its loads
+// before it needs the first.
 #ifndef ACCO_KERNELS_CUDA_OUTER_CUH
 #define ACCO_KERNELS_CUDA_OUTER_CUH
 
@@ -12,21 +14,21 @@
 
 #include "kernels/cpu/outer.h"
 
-static __global__ void outer_pseudo_gradient_kernel(float *delta, const float *outer, const float *local,
-                                                    size_t count, bool wide) {
+static __global__ void outer_pseudo_gradient_kernel(float *pseudo_gradient, const float *outer,
+                                                    const float *local, size_t count, bool wide) {
     float from[4], to[4];
     Quad quad = quad_of_kernel(count, wide);
     quad_load(from, outer, quad);
     quad_load(to, local, quad);
     for (int i = 0; i < 4; i++) { from[i] -= to[i]; }
-    quad_store(delta, from, quad);
+    quad_store(pseudo_gradient, from, quad);
 }
 
-// delta = outer - local
-static inline void cuda_outer_pseudo_gradient(Stream *stream, float *delta, const float *outer,
+// pseudo_gradient = outer - local
+static inline void cuda_outer_pseudo_gradient(Stream *stream, float *pseudo_gradient, const float *outer,
                                               const float *local, size_t count) {
-    bool wide = quad_fits(delta) && quad_fits(outer) && quad_fits(local);
-    quad_launch(stream, outer_pseudo_gradient_kernel, count, delta, outer, local, count, wide);
+    bool wide = quad_fits(pseudo_gradient) && quad_fits(outer) && quad_fits(local);
+    quad_launch(stream, outer_pseudo_gradient_kernel, count, pseudo_gradient, outer, local, count, wide);
 }
 
 static __global__ void outer_nesterov_kernel(float *outer, float *momentum, float *local, const float *sum,
@@ -55,14 +57,14 @@ static inline void cuda_outer_nesterov(Stream *stream, float *outer, float *mome
     quad_launch(stream, outer_nesterov_kernel, count, outer, momentum, local, sum, count, *step, wide);
 }
 
-// A NaN stays, as in outer_clip.
+// As outer_clip: a NaN stays.
 static __device__ __forceinline__ float outer_clip_element(float value, float phi) {
     float below = value > phi ? phi : value;
     return phi > 0.0f ? (below < -phi ? -phi : below) : value;
 }
 
-// Without a sum, what `exchange` and the momentum hold is neither used nor, in the
-// momentum, touched.
+// Without a sum, `exchange` and the momentum are not read, and the momentum is not
+// written.
 static __global__ void outer_momentum_kernel(float *base, float *momentum, float *local, float *exchange,
                                              size_t count, MomentumStep step, bool wide) {
     float place[4], worker[4], delta[4];

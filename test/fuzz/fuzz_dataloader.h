@@ -1,7 +1,7 @@
-// fuzz_dataloader.h: files of tokens or text in every format: our own, llm.c's, nanoGPT's, bytes. The
-// first byte of an input chooses the request (fuzz_dataloader_request), the rest is one or two files.
-// Files that are accepted give tokens below the vocabulary in every window, and an epoch visits each
-// window once.
+// fuzz_dataloader.h: files of tokens or text in every format: our own, llm.c's,
+// nanoGPT's, bytes. The first byte of an input chooses the request
+// (fuzz_dataloader_request), the rest is one or two files. Files that are accepted give
+// tokens below the vocabulary in every window, and an epoch visits each window once.
 #ifndef ACCO_TEST_FUZZ_FUZZ_DATALOADER_H
 #define ACCO_TEST_FUZZ_FUZZ_DATALOADER_H
 
@@ -40,7 +40,8 @@ static inline void fuzz_dataloader_fill(const DataLoader *loader, uint64_t sampl
     fuzz_dataloader_row(loader, tokens, targets);
 }
 
-// Checked here because no sanitizer would: after the end of a mapped file its last page has zeros.
+// Checked here because no sanitizer would: after the end of a mapped file its last page
+// has zeros.
 static inline void fuzz_dataloader_places(const DataLoader *loader) {
     for (int i = 0; i < loader->file_count; i++) {
         const DataFile *file = &loader->files[i];

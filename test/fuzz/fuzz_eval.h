@@ -1,6 +1,7 @@
-// fuzz_eval.h: data to evaluate on: the JSON lines of LAMBADA and HellaSwag, text and token files. The
-// first byte of an input chooses the request (fuzz_evaluate_request), the rest is the file. A file
-// that is accepted becomes sequences that lie inside it and fit a batch.
+// fuzz_eval.h: data to evaluate on: the JSON lines of LAMBADA and HellaSwag, text and
+// token files. The first byte of an input chooses the request (fuzz_evaluate_request),
+// the rest is the file. A file that is accepted becomes sequences that lie inside it and
+// fit a batch.
 #ifndef ACCO_TEST_FUZZ_FUZZ_EVAL_H
 #define ACCO_TEST_FUZZ_FUZZ_EVAL_H
 

@@ -1,8 +1,8 @@
-// fuzz_text.h: any text, with one tokenizer that has a little of everything: merges, one
-// on top of another, over spaces and over bytes that are no text; added tokens that
-// overlap, one of them special, one cut out later. The laws are those of
-// fuzz_tokenizer.h, and its tokens are those of plain byte-pair encoding, which looks for
-// the best merge again and again.
+// fuzz_text.h: any text, encoded by one tokenizer that has a little of everything: merges
+// on top of merges, over spaces and over bytes that are not letters; added tokens that
+// overlap, one of them special, one normalized. It must keep the laws of
+// fuzz_tokenizer.h, and its tokens must be those of plain byte-pair encoding, which
+// searches for the best merge again and again.
 #ifndef ACCO_TEST_FUZZ_FUZZ_TEXT_H
 #define ACCO_TEST_FUZZ_FUZZ_TEXT_H
 
@@ -24,15 +24,15 @@ static inline void fuzz_text_open(Tokenizer *tokenizer) {
     fuzz_require(fuzz_tokenizer_complete(tokenizer, part, &error), "the tokenizer of this file is accepted");
 }
 
-// Made once: that takes three times as long as all that is done with it for an input.
+// Made once: making it takes three times as long as the work on one input.
 static inline const Tokenizer *fuzz_text_tokenizer(void) {
     static Tokenizer tokenizer;
     if (tokenizer.vocabulary == 0) { fuzz_text_open(&tokenizer); }
     return &tokenizer;
 }
 
-// One piece without added tokens, merged as the definition says: of the merge that was
-// learned first the leftmost pair.
+// Merges one piece as the definition says: again and again the merge that was learned
+// first, and of its pairs the leftmost.
 static inline size_t fuzz_merge_plainly(const Tokenizer *tokenizer, int32_t *ids, size_t count) {
     for (;;) {
         const TokenMerge *best = NULL;
@@ -50,7 +50,7 @@ static inline size_t fuzz_merge_plainly(const Tokenizer *tokenizer, int32_t *ids
     }
 }
 
-// Letters of the input: a text that is one piece of the pattern.
+// Encodes the letters of the input alone, which are one piece of the pattern.
 static inline void fuzz_text_piece(const Tokenizer *tokenizer, FuzzPart text) {
     enum { MOST = 128 };
     char piece[MOST];

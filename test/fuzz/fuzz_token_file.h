@@ -1,12 +1,13 @@
-// fuzz_token_file.h: token files in this program's own format. One that is accepted has the size
-// that its header says, and every token is below the vocabulary.
+// fuzz_token_file.h: token files in this program's own format. One that is accepted has
+// the size that its header says, and every token is below the vocabulary.
 #ifndef ACCO_TEST_FUZZ_FUZZ_TOKEN_FILE_H
 #define ACCO_TEST_FUZZ_FUZZ_TOKEN_FILE_H
 
 #include "test/fuzz/fuzz.h"
 #include "tokenizer/token_file.h"
 
-// Makes the checksum right, which no fuzzer would guess, so that the checks after it are reached.
+// Makes the checksum right, which no fuzzer would guess, so that the checks after it are
+// reached.
 static inline void fuzz_token_file_seal(uint8_t *bytes, size_t size) {
     if (size < TOKEN_FILE_HEADER_BYTES || !token_file_recognise(bytes, size)) { return; }
     memset(bytes + TOKEN_FILE_CHECKSUM_AT, 0, TOKEN_FILE_CHECKSUM_BYTES);

@@ -1,9 +1,9 @@
-// fuzz_tokenizer.h: a tokenizer.json, and text to encode with it. What is accepted has a
-// token for every byte; every text becomes tokens whose bytes are the text, and whatever
-// tokens are decoded become UTF-8.
+// fuzz_tokenizer.h: a tokenizer.json, and text to encode with it. A file that is accepted
+// has a token for every byte; the tokens of every text have the bytes of the text; and
+// decoding any tokens gives valid UTF-8.
 //
 // A vocabulary needs all 256 bytes, which would be most of every input. So a file is
-// tried as it is, and once more with those bytes added that it lacks.
+// tried as it is, and once more with the missing bytes added.
 #ifndef ACCO_TEST_FUZZ_FUZZ_TOKENIZER_H
 #define ACCO_TEST_FUZZ_FUZZ_TOKENIZER_H
 
@@ -34,13 +34,14 @@ static inline bool fuzz_tokenizer_complete(Tokenizer *tokenizer, FuzzPart part, 
     if (json_is_object(vocabulary)) { fuzz_add_letters(vocabulary); }
     char *text = json_dumps(root, JSON_COMPACT);
     bool good = text != NULL ? tokenizer_open_memory(tokenizer, "input.json", text, strlen(text), error)
-                             : error_set(error, "an input that is no JSON");
+                             : error_set(error, "an input that is not JSON");
     free(text);
     json_decref(root);
     return good;
 }
 
-// ---------------------------------------------------------------------------------------------------------------------------- laws
+// ---------------------------------------------------------------------------------------
+// Laws
 
 static inline void fuzz_require_utf8(const TextList *text) {
     size_t length = 0;
@@ -50,8 +51,8 @@ static inline void fuzz_require_utf8(const TextList *text) {
     }
 }
 
-// Decodes at once, and one token at a time, which must give the same. The caller frees
-// the text.
+// Decodes at once and one token at a time, which must give the same text. The caller
+// frees it.
 static inline TextList fuzz_decode(const Tokenizer *tokenizer, const int32_t *ids, size_t count) {
     TokenDecoder decoder, slow_decoder;
     TextList text = {NULL, 0, 0}, slow = {NULL, 0, 0};
@@ -73,34 +74,34 @@ static inline TextList fuzz_decode(const Tokenizer *tokenizer, const int32_t *id
     return text;
 }
 
-// An added token whose text could be the letters of other bytes stands for those, as in
-// the library: then tokens need not spell the text.
-static inline bool fuzz_added_spell_themselves(const Tokenizer *tokenizer) {
-    bool themselves = true;
+// Whether each added token has the bytes of its text. One whose text consists of byte
+// letters stands for those bytes, as in the library, and then the tokens of a text need
+// not have its bytes.
+static inline bool fuzz_added_are_literal(const Tokenizer *tokenizer) {
+    bool literal = true;
     for (int i = 0; i < tokenizer->added_count; i++) {
         size_t length;
         const uint8_t *bytes = tokenizer_bytes(tokenizer, tokenizer->added[i].id, &length);
-        themselves = themselves && length == tokenizer->added[i].length &&
+        literal = literal && length == tokenizer->added[i].length &&
                      memcmp(bytes, tokenizer->added[i].text, length) == 0;
     }
-    return themselves;
+    return literal;
 }
 
-// The bytes of the tokens, one behind the other, are the text.
-static inline void fuzz_require_spelling(const Tokenizer *tokenizer, const TokenList *list, FuzzPart text) {
+// The bytes of the tokens, joined, are the text.
+static inline void fuzz_require_bytes(const Tokenizer *tokenizer, const TokenList *list, FuzzPart text) {
     size_t position = 0;
     for (size_t i = 0; i < list->count; i++) {
         size_t length;
         const uint8_t *bytes = tokenizer_bytes(tokenizer, list->ids[i], &length);
         fuzz_require(length <= text.size - position && memcmp(bytes, text.bytes + position, length) == 0,
-                     "tokens spell the text");
+                     "tokens have the bytes of the text");
         position += length;
     }
-    fuzz_require(position == text.size, "tokens spell all of the text");
+    fuzz_require(position == text.size, "tokens have all bytes of the text");
 }
 
-// The text with U+FFFD for what is no UTF-8 in it, as it must come back. The caller frees
-// it.
+// The text as it must come back: with U+FFFD for what is not UTF-8. The caller frees it.
 static inline TextList fuzz_readable(FuzzPart text) {
     TextList readable = {NULL, 0, 0};
     size_t length = 0;
@@ -134,15 +135,15 @@ static inline void fuzz_encode(const Tokenizer *tokenizer, FuzzPart text, bool s
                      "special tokens only where they are allowed");
     }
     TextList decoded = fuzz_decode(tokenizer, list.ids, list.count);
-    if (fuzz_added_spell_themselves(tokenizer)) {
-        fuzz_require_spelling(tokenizer, &list, text);
+    if (fuzz_added_are_literal(tokenizer)) {
+        fuzz_require_bytes(tokenizer, &list, text);
         fuzz_require_same_text(&decoded, text);
     }
     text_list_free(&decoded);
     token_list_free(&list);
 }
 
-// The input's bytes as ids, most of which no token has.
+// Decodes the input's bytes as ids, most of which have no token.
 static inline void fuzz_decode_anything(const Tokenizer *tokenizer, FuzzPart text) {
     size_t count = text.size / sizeof(int16_t);
     int32_t *ids = (int32_t *)malloc((count + 1) * sizeof *ids);

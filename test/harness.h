@@ -26,8 +26,8 @@ static inline void assert_close(double value, double expected, double tolerance,
     }
 }
 
-// Calls `run` in a child process. Returns the status it ends with, as waitpid does, and in
-// `message` what it wrote to stderr, as much as fits.
+// Calls `run` in a child process. Returns the status it ends with, as waitpid does, and
+// in `message` what it wrote to stderr, as much as fits.
 static inline int run_in_child(void (*run)(const void *context), const void *context, char *message,
                                size_t size) {
     int pipe_ends[2];

@@ -128,17 +128,6 @@ static inline SchedulerSettings settings_of(const RunSpec *spec, const Rule *rul
     return settings;
 }
 
-// Shorter messages than the transport would take: then a small vector travels in many of
-// them. Room that is reserved again replaces what was reserved before.
-static inline void shorten_messages(Transport *transport, Arena *arena, size_t message) {
-    transport->chunk = message;
-    transport->slot_bytes = message * sizeof(float);
-    size_t bytes = (size_t)TRANSPORT_LANES * (size_t)transport->size * transport->slot_bytes;
-    arena_reserve(arena, MEMORY_COMMUNICATION, "short messages being received", bytes,
-                  &transport->receive_buffers);
-    arena_reserve(arena, MEMORY_COMMUNICATION, "short messages being sent", bytes, &transport->send_buffers);
-}
-
 // No assertions of cmocka in here and below: ranks that are threads have no test to fail.
 static inline void bench_open(Bench *bench, const RunSpec *spec, Transport *transport, RunResult *result) {
     memset(bench, 0, sizeof *bench);

@@ -10,7 +10,7 @@
 //   Traces           --trace and the reports say the same; a slow rank holds nobody up
 //   Logs             every commit is counted, in JSON and as a table
 //   Memory           a run reserves what the plan says, to the byte, and uses about that
-//   Texts            the saved configuration, the README, --help, --version
+//   Texts            the saved configuration, docs/options.md, --help, --version
 //   User mistakes    one line that says what is wrong, exit code 2, nothing left behind
 //   Lost ranks       the whole job ends within seconds, and a message names the rank
 //   Ends by signals  the log is whole and no rank is left over
@@ -519,15 +519,15 @@ static void check_no_training_behind(const Spans *spans, double moment, double l
         if (spans->ended[i] <= moment || (!spans->trains[i] && spans->commit[i] >= last_commit - 1)) {
             continue;
         }
-        fail_msg("%s: a span of commit %g from %.3f to %.3f is in no report, which end at %.3f", what,
-                 spans->commit[i], spans->began[i], spans->ended[i], moment);
+        fail_msg("%s: no report counts the span of commit %g from %.3f to %.3f; the last one ends at %.3f",
+                 what, spans->commit[i], spans->began[i], spans->ended[i], moment);
     }
 }
 
 // Reports and trace are made of the same spans. So there is one moment, that of the last
-// report, up to which both have the same sums, however slow the machine is: times in the
-// file have three digits, so every span may add a nanosecond or two. Exposed is
-// communication during which nothing was computed.
+// report, up to which both have the same sums, however slow the machine is. Times in the
+// file are rounded to nanoseconds, which adds up over the spans. Exposed is communication
+// during which nothing was computed.
 static void check_sums(json_t *events, const Spans *compute, const Spans *communication, const char *what) {
     double rounding = 0.001 * (compute->count + communication->count + 2);
     double computed = reported_us(events, "compute_ms"),
@@ -538,10 +538,9 @@ static void check_sums(json_t *events, const Spans *compute, const Spans *commun
     double to = fmin(spans_time_at(compute, computed + rounding),
                      spans_time_at(communication, communicated + rounding));
     if (!(from <= to && isfinite(from))) {
-        fail_msg(
-            "%s: %.3f us of compute and %.3f of communication are reported, but the trace has the one not "
-            "before %.3f and the other not behind %.3f",
-            what, computed, communicated, from, to);
+        fail_msg("%s: at no moment does the trace have %.3f us of compute and %.3f of communication, as "
+                 "reported: the one sum is reached at %.3f, the other is exceeded at %.3f",
+                 what, computed, communicated, from, to);
     }
     double hidden = spans_overlap(compute, communication, from);
     assert_close(exposed, communicated - hidden, 4 * rounding, what);

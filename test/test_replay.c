@@ -11,6 +11,7 @@
 
 #include "program/agreement.h"
 #include "test/replay.h"
+#include "test/worked_streaming.h"
 
 // ---------------------------------------------------------------------------------------
 // Worked examples
@@ -285,24 +286,6 @@ static const uint8_t two_fragments[HAND_ELEMENTS] = {0, 1};
 
 static void streaming_with_two_workers_follows_the_worked_example(void **state) {
     (void)state;
-    static const double local[2][9][2] = {{{8, 8},
-                                           {4, 4},
-                                           {4.125, 2.25},
-                                           {3.0625, 1.625},
-                                           {3.03125, 2.8359375},
-                                           {3.515625, 2.41796875},
-                                           {5.23828125, 2.458984375},
-                                           {5.619140625, 2.7294921875},
-                                           {6.3095703125, 3.5782470703125}},
-                                          {{8, 8},
-                                           {6, 5},
-                                           {5.875, 4},
-                                           {6.9375, 4},
-                                           {8.46875, 4.3046875},
-                                           {10.234375, 5.15234375},
-                                           {9.16796875, 6.076171875},
-                                           {12.583984375, 7.0380859375},
-                                           {15.2919921875, 6.0303955078125}}};
     static const double outer[4] = {5.75, 4.109375, 6.21875, 4.041748046875};
     ReplaySettings settings = outer_settings("streaming-diloco", 4, 9);
     settings.fragments = 2;
@@ -316,7 +299,7 @@ static void streaming_with_two_workers_follows_the_worked_example(void **state) 
     hand_train(&hand, &settings, 8);
     for (int step = 0; step < 9; step++) {
         for (int i = 0; i < 4; i++) {
-            assert_close(hand.evaluations[i / 2][step][i % 2], local[i / 2][step][i % 2], 0,
+            assert_close(hand.evaluations[i / 2][step][i % 2], streaming_local[i / 2][step][i % 2], 0,
                          "local parameters");
         }
     }
@@ -337,48 +320,18 @@ static float constant_gradient(int worker, uint64_t index, int element, float pa
     return 2;
 }
 
-// Six sequences of torchft's regression tests: H 6, two fragments, inner and outer SGD,
-// the values before each of 16 steps.
 static void streaming_follows_the_sequences_of_torchft(void **state) {
     (void)state;
-    const struct {
-        int delay;
-        double alpha, values[2][16];
-    } rows[] = {
-        {0,
-         0,
-         {{1, -1, -3, -11, -13, -15, -17, -19, -21, -35, -37, -39, -41, -43, -45, -59},
-          {1, -1, -3, -5, -7, -9, -23, -25, -27, -29, -31, -33, -47, -49, -51, -53}}},
-        {0,
-         0.5,
-         {{1, -1, -3, -8, -10, -12, -14, -16, -18, -24.5, -26.5, -28.5, -30.5, -32.5, -34.5, -40.25},
-          {1, -1, -3, -5, -7, -9, -17, -19, -21, -23, -25, -27, -32, -34, -36, -38}}},
-        {1,
-         0,
-         {{1, -1, -3, -7, -9, -11, -13, -15, -17, -27, -29, -31, -33, -35, -37, -47},
-          {1, -1, -3, -5, -7, -9, -19, -21, -23, -25, -27, -29, -39, -41, -43, -45}}},
-        {1,
-         0.5,
-         {{1, -1, -3, -6, -8, -10, -12, -14, -16, -21.5, -23.5, -25.5, -27.5, -29.5, -31.5, -35.75},
-          {1, -1, -3, -5, -7, -9, -15, -17, -19, -21, -23, -25, -29, -31, -33, -35}}},
-        {0,
-         1,
-         {{1, -1, -3, -5, -7, -9, -11, -13, -15, -17, -19, -21, -23, -25, -27, -29},
-          {1, -1, -3, -5, -7, -9, -11, -13, -15, -17, -19, -21, -23, -25, -27, -29}}},
-        {1,
-         1,
-         {{1, -1, -3, -5, -7, -9, -11, -13, -15, -17, -19, -21, -23, -25, -27, -29},
-          {1, -1, -3, -5, -7, -9, -11, -13, -15, -17, -19, -21, -23, -25, -27, -29}}},
-    };
     for (int i = 0; i < 12; i++) {
+        const StreamingSequence *sequence = &streaming_sequences[i / 2];
         ReplaySettings settings = outer_settings("streaming-diloco", 6, 16);
         settings.rate.peak = 1;
         settings.outer_rate = 2;
         settings.mu = 0;
         settings.fragments = 2;
         settings.fragment_of = two_fragments;
-        settings.delay = rows[i / 2].delay;
-        settings.alpha = rows[i / 2].alpha;
+        settings.delay = sequence->delay;
+        settings.alpha = sequence->alpha;
         settings.plain_outer = i % 2 == 1;
         Hand hand;
         memset(&hand, 0, sizeof hand);
@@ -387,8 +340,7 @@ static void streaming_follows_the_sequences_of_torchft(void **state) {
         hand_train(&hand, &settings, 1);
         for (int step = 0; step < 16; step++) {
             for (int j = 0; j < 2; j++) {
-                assert_close(hand.evaluations[0][step][j], rows[i / 2].values[j][step], 0,
-                             "local parameters");
+                assert_close(hand.evaluations[0][step][j], sequence->values[j][step], 0, "local parameters");
             }
         }
     }

@@ -7,6 +7,7 @@
 #include "test/rules_bench.h"
 
 #include "test/replay.h"
+#include "test/worked_streaming.h"
 
 // ---------------------------------------------------------------------------------------
 // Worked examples: rules whose workers step together
@@ -304,24 +305,6 @@ static RunSpec two_fragments_spec(int steps, int delay, float alpha) {
 // -4.58203125, momentum 0.1875 + D = -4.39453125, outer 6.21875 - (D + momentum / 2) / 2 = 9.6083984375.
 static void streaming_diloco_follows_the_worked_example(void **state) {
     (void)state;
-    static const double local[2][9][2] = {{{8, 8},
-                                           {4, 4},
-                                           {4.125, 2.25},
-                                           {3.0625, 1.625},
-                                           {3.03125, 2.8359375},
-                                           {3.515625, 2.41796875},
-                                           {5.23828125, 2.458984375},
-                                           {5.619140625, 2.7294921875},
-                                           {6.3095703125, 3.5782470703125}},
-                                          {{8, 8},
-                                           {6, 5},
-                                           {5.875, 4},
-                                           {6.9375, 4},
-                                           {8.46875, 4.3046875},
-                                           {10.234375, 5.15234375},
-                                           {9.16796875, 6.076171875},
-                                           {12.583984375, 7.0380859375},
-                                           {15.2919921875, 6.0303955078125}}};
     static const double outer[2][6] = {{8, 5.75, 5.75, 6.21875, 6.21875, 9.6083984375},
                                        {8, 8, 4.109375, 4.109375, 4.041748046875, 4.041748046875}};
     static const double momentum[2][6] = {{0, 3, 3, 0.375, 0.375, -4.39453125},
@@ -334,9 +317,9 @@ static void streaming_diloco_follows_the_worked_example(void **state) {
     for (int rank = 0; rank < 2; rank++) {
         for (int element = 0; element < 2 && have_rank(rank); element++) {
             double seen[8];
-            for (int step = 0; step < 8; step++) { seen[step] = local[rank][step][element]; }
+            for (int step = 0; step < 8; step++) { seen[step] = streaming_local[rank][step][element]; }
             expect_seen(&results[rank], element, seen, 8, 0);
-            assert_close(results[rank].looks[4].local[element], local[rank][8][element], 0,
+            assert_close(results[rank].looks[4].local[element], streaming_local[rank][8][element], 0,
                          "local parameters after the last step");
             expect_committed(&results[rank], element, outer[element], 6, 0);
             expect_momentum(&results[rank], element, momentum[element], 6);
@@ -346,43 +329,7 @@ static void streaming_diloco_follows_the_worked_example(void **state) {
     free_results(results, 2);
 }
 
-// Values before each of 15 steps and after the last: a constant gradient of 2 with inner
-// rate 1, H = 6, plain outer SGD with rate 2. The workers do the same, so their number
-// does not matter.
-typedef struct Sequence {
-    int delay;
-    float alpha;
-    double values[2][16]; // of the two fragments
-} Sequence;
-
-static const Sequence SEQUENCES[] = {
-    {0,
-     0,
-     {{1, -1, -3, -11, -13, -15, -17, -19, -21, -35, -37, -39, -41, -43, -45, -59},
-      {1, -1, -3, -5, -7, -9, -23, -25, -27, -29, -31, -33, -47, -49, -51, -53}}},
-    {0,
-     0.5f,
-     {{1, -1, -3, -8, -10, -12, -14, -16, -18, -24.5, -26.5, -28.5, -30.5, -32.5, -34.5, -40.25},
-      {1, -1, -3, -5, -7, -9, -17, -19, -21, -23, -25, -27, -32, -34, -36, -38}}},
-    {0,
-     1,
-     {{1, -1, -3, -5, -7, -9, -11, -13, -15, -17, -19, -21, -23, -25, -27, -29},
-      {1, -1, -3, -5, -7, -9, -11, -13, -15, -17, -19, -21, -23, -25, -27, -29}}},
-    {1,
-     0,
-     {{1, -1, -3, -7, -9, -11, -13, -15, -17, -27, -29, -31, -33, -35, -37, -47},
-      {1, -1, -3, -5, -7, -9, -19, -21, -23, -25, -27, -29, -39, -41, -43, -45}}},
-    {1,
-     0.5f,
-     {{1, -1, -3, -6, -8, -10, -12, -14, -16, -21.5, -23.5, -25.5, -27.5, -29.5, -31.5, -35.75},
-      {1, -1, -3, -5, -7, -9, -15, -17, -19, -21, -23, -25, -29, -31, -33, -35}}},
-    {1,
-     1,
-     {{1, -1, -3, -5, -7, -9, -11, -13, -15, -17, -19, -21, -23, -25, -27, -29},
-      {1, -1, -3, -5, -7, -9, -11, -13, -15, -17, -19, -21, -23, -25, -27, -29}}},
-};
-
-static bool check_sequence(const Sequence *sequence, int ranks) {
+static bool check_sequence(const StreamingSequence *sequence, int ranks) {
     RunSpec spec = two_fragments_spec(6, sequence->delay, sequence->alpha);
     spec.settings.rate.peak = 1;
     spec.settings.outer_nesterov.learning_rate = 2;
@@ -407,9 +354,9 @@ static void streaming_diloco_follows_the_sequences_of_torchft(void **state) {
     (void)state;
     bool fits = false;
     for (int ranks = 1; ranks <= 4; ranks++) {
-        for (int i = 0; i < 6 && ranks != 3; i++) {
-            fits = check_sequence(&SEQUENCES[i], ranks) || fits;
-        } // a third is not exact
+        for (int i = 0; i < 6 && ranks != 3; i++) { // a third is not exact
+            fits = check_sequence(&streaming_sequences[i], ranks) || fits;
+        }
     }
     if (!fits) { skip(); }
 }

@@ -49,17 +49,6 @@ static void fill(float *values, size_t count, Contribution what, int rank) {
     for (size_t i = 0; i < count; i++) { values[i] = contribution(what, rank, i); }
 }
 
-// Shorter messages than the transport would take: then a small vector travels in many of
-// them. Room that is reserved again replaces what was reserved before.
-static void shorten_messages(Transport *transport, Arena *arena, size_t message) {
-    transport->chunk = message;
-    transport->slot_bytes = message * sizeof(float);
-    size_t bytes = (size_t)TRANSPORT_LANES * (size_t)transport->size * transport->slot_bytes;
-    arena_reserve(arena, MEMORY_COMMUNICATION, "short messages being received", bytes,
-                  &transport->receive_buffers);
-    arena_reserve(arena, MEMORY_COMMUNICATION, "short messages being sent", bytes, &transport->send_buffers);
-}
-
 typedef struct Buffers {
     Arena arena;
     float *buffer, *source, *base; // (padded), (shard), (padded)

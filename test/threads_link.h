@@ -135,4 +135,15 @@ static inline void threads_run(int ranks, ThreadsBody body, void *context) {
     threads_world_destroy(world);
 }
 
+// Gives the transport shorter messages than it would take, so that a small vector travels
+// in many of them. Memory that is reserved again replaces what was reserved before.
+static inline void shorten_messages(Transport *transport, Arena *arena, size_t message) {
+    transport->chunk = message;
+    transport->slot_bytes = message * sizeof(float);
+    size_t bytes = (size_t)TRANSPORT_LANES * (size_t)transport->size * transport->slot_bytes;
+    arena_reserve(arena, MEMORY_COMMUNICATION, "short messages being received", bytes,
+                  &transport->receive_buffers);
+    arena_reserve(arena, MEMORY_COMMUNICATION, "short messages being sent", bytes, &transport->send_buffers);
+}
+
 #endif

@@ -292,7 +292,8 @@ static inline void transport_all_gather_records(Transport *transport, const char
     transport_wait(transport, 0);
 }
 
-// The records of all ranks, (size, bytes) in the order of ranks, for the caller to free. Fails the job where there is no memory for them.
+// The records of all ranks, (size, bytes) in the order of ranks, for the caller to free.
+// Fails the job where there is no memory for them.
 static inline void *transport_collect_records(Transport *transport, const char *operation, const void *mine,
                                               size_t bytes) {
     void *all = calloc((size_t)transport->size, bytes);

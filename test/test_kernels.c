@@ -285,30 +285,16 @@ static void check_layernorm(int rows, int C, bool branch, bool accumulate, int t
     for (int s = 0; s < 3; s++) {
         for (size_t c = 0; c < width; c++) { expected_sums[(size_t)s * width + c] = (double)sums[s][c]; }
     }
-    LayernormForward forward = {reals(output),
-                                statistics,
-                                reals(residual),
-                                reals(branch ? before : NULL),
-                                reals(branch ? added : NULL),
-                                reals(branch ? added_bias : NULL),
-                                reals(weight),
-                                reals(bias),
-                                1e-5f,
-                                rows,
-                                C};
+    // clang-format off
+    LayernormForward forward = {
+        reals(output), statistics, reals(residual), reals(branch ? before : NULL),
+        reals(branch ? added : NULL), reals(branch ? added_bias : NULL), reals(weight), reals(bias),
+        1e-5f, rows, C};
+    LayernormBackward backward = {
+        reals(d_residual), accumulate, sums[0], sums[1], branch ? sums[2] : NULL, partials,
+        reals(dy), reals(residual), statistics, reals(weight), rows, C};
+    // clang-format on
     cpu_layernorm_forward(&stream, &forward);
-    LayernormBackward backward = {reals(d_residual),
-                                  accumulate,
-                                  sums[0],
-                                  sums[1],
-                                  branch ? sums[2] : NULL,
-                                  partials,
-                                  reals(dy),
-                                  reals(residual),
-                                  statistics,
-                                  reals(weight),
-                                  rows,
-                                  C};
     cpu_layernorm_backward(&stream, &backward);
     double *work = (double *)malloc(5 * width * sizeof(double)), *x = work, *y = x + width, *dx = y + width,
            *normalised = dx + width;

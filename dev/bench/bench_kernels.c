@@ -86,13 +86,6 @@ static Span time_product(Bench *bench, bool by_library, const Matmul *work) {
     return span_since(bench, started);
 }
 
-static Matmul product(float *result, int result_stride, const float *a, int a_stride, bool a_transposed,
-                      const float *b, int b_stride, bool b_transposed, int M, int N, int K, bool accumulate) {
-    Matmul work = {
-        M, N, K, a, a_stride, a_transposed, b, b_stride, b_transposed, result, result_stride, accumulate};
-    return work;
-}
-
 typedef struct Linear {
     float *input, *d_input, *output; // output serves as its gradient too
     int d_input_stride, output_stride, rows, inputs, outputs;
@@ -118,12 +111,12 @@ static void time_linear(Bench *bench, bool by_library, Linear linear, double tim
                         double *flops) {
     float *weight = bench->parameters + linear.weight, *gradient = bench->gradients + linear.weight;
     int rows = linear.rows, inputs = linear.inputs, outputs = linear.outputs, stride = linear.output_stride;
-    Matmul products[3] = {product(linear.output, stride, linear.input, inputs, false, weight, inputs, true,
-                                  rows, outputs, inputs, false),
-                          product(linear.d_input, linear.d_input_stride, linear.output, stride, false, weight,
-                                  inputs, false, rows, inputs, outputs, false),
-                          product(gradient, inputs, linear.output, stride, true, linear.input, inputs, false,
-                                  outputs, inputs, rows, true)};
+    Matmul products[3] = {matmul_describe(linear.output, stride, linear.input, inputs, false, weight, inputs,
+                                          true, rows, outputs, inputs, false),
+                          matmul_describe(linear.d_input, linear.d_input_stride, linear.output, stride, false,
+                                          weight, inputs, false, rows, inputs, outputs, false),
+                          matmul_describe(gradient, inputs, linear.output, stride, true, linear.input, inputs,
+                                          false, outputs, inputs, rows, true)};
     for (int i = 0; i < 3; i++) {
         Span span = time_product(bench, by_library, &products[i]);
         seconds->wall += times * span.wall;
@@ -164,8 +157,8 @@ static Span time_own_shapes(Bench *bench, bool by_library) {
 // The best of three.
 static Span time_square(Bench *bench, bool by_library) {
     Span best = {INFINITY, INFINITY};
-    Matmul work = product(bench->square[0], SQUARE, bench->square[1], SQUARE, false, bench->square[2], SQUARE,
-                          false, SQUARE, SQUARE, SQUARE, false);
+    Matmul work = matmul_describe(bench->square[0], SQUARE, bench->square[1], SQUARE, false, bench->square[2],
+                                  SQUARE, false, SQUARE, SQUARE, SQUARE, false);
     for (int i = 0; i < 3; i++) {
         Span span = time_product(bench, by_library, &work);
         best.wall = fmin(best.wall, span.wall / (2.0 * SQUARE * SQUARE * SQUARE));

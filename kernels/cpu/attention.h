@@ -266,17 +266,7 @@ static inline void attention_decode_task(void *context, int task, int thread) {
 static inline void cpu_attention_decode(Stream *stream, float *output, float *scores, const float *query,
                                         const float *keys, const float *values, int position, int positions,
                                         int C, int heads, int window) {
-    AttentionDecode work;
-    work.output = output;
-    work.scores = scores;
-    work.query = query;
-    work.keys = keys;
-    work.values = values;
-    work.position = position;
-    work.positions = positions;
-    work.channels = C;
-    work.heads = heads;
-    work.window = window;
+    AttentionDecode work = {output, scores, query, keys, values, position, positions, C, heads, window};
     thread_pool_run(stream->pool, heads, attention_decode_task, &work);
 }
 

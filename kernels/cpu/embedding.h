@@ -43,15 +43,7 @@ static inline void embedding_forward_task(void *context, int task, int thread) {
 
 static inline void cpu_embedding_forward(Stream *stream, float *output, const float *wte, const float *wpe,
                                          const int32_t *tokens, int B, int T, int C) {
-    Embedding work;
-    memset(&work, 0, sizeof work);
-    work.output = output;
-    work.wte = wte;
-    work.wpe = wpe;
-    work.tokens = tokens;
-    work.B = B;
-    work.T = T;
-    work.channels = C;
+    Embedding work = {output, wte, wpe, NULL, NULL, NULL, tokens, B, T, C};
     thread_pool_run(stream->pool, row_block_count(B * T), embedding_forward_task, &work);
 }
 
@@ -71,15 +63,7 @@ static inline void embedding_backward_task(void *context, int task, int thread) 
 
 static inline void cpu_embedding_backward(Stream *stream, float *d_wte, float *d_wpe, const float *d_output,
                                           const int32_t *tokens, int B, int T, int C) {
-    Embedding work;
-    memset(&work, 0, sizeof work);
-    work.d_wte = d_wte;
-    work.d_wpe = d_wpe;
-    work.d_output = d_output;
-    work.tokens = tokens;
-    work.B = B;
-    work.T = T;
-    work.channels = C;
+    Embedding work = {NULL, NULL, NULL, d_wte, d_wpe, d_output, tokens, B, T, C};
     thread_pool_run(stream->pool, (C + EMBEDDING_STRIP - 1) / EMBEDDING_STRIP, embedding_backward_task,
                     &work);
 }

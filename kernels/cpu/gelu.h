@@ -51,13 +51,7 @@ static inline void gelu_forward_task(void *context, int task, int thread) {
 
 static inline void cpu_gelu_forward(Stream *stream, float *output, float *derivative, const float *bias,
                                     int rows, int columns) {
-    Gelu work;
-    memset(&work, 0, sizeof work);
-    work.output = output;
-    work.derivative = derivative;
-    work.bias = bias;
-    work.rows = rows;
-    work.columns = columns;
+    Gelu work = {output, derivative, NULL, bias, NULL, rows, columns, 0};
     thread_pool_run(stream->pool, row_block_count(rows), gelu_forward_task, &work);
 }
 
@@ -84,14 +78,7 @@ static inline void gelu_backward_task(void *context, int task, int thread) {
 
 static inline void cpu_gelu_backward(Stream *stream, float *gradient, int gradient_stride, float *d_bias,
                                      float *partials, const float *derivative, int rows, int columns) {
-    Gelu work;
-    memset(&work, 0, sizeof work);
-    work.gradient = gradient;
-    work.gradient_stride = gradient_stride;
-    work.derivative = (float *)derivative;
-    work.partials = partials;
-    work.rows = rows;
-    work.columns = columns;
+    Gelu work = {NULL, (float *)derivative, gradient, NULL, partials, rows, columns, gradient_stride};
     thread_pool_run(stream->pool, row_block_count(rows), gelu_backward_task, &work);
     column_sums_add(stream, d_bias, partials, row_block_count(rows), columns, columns);
 }

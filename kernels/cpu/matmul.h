@@ -170,19 +170,8 @@ static inline void matmul(Stream *stream, const Matmul *work) {
 static inline Matmul matmul_describe(float *result, int result_stride, const float *a, int a_stride,
                                      bool a_transposed, const float *b, int b_stride, bool b_transposed,
                                      int M, int N, int K, bool accumulate) {
-    Matmul work;
-    work.M = M;
-    work.N = N;
-    work.K = K;
-    work.a = a;
-    work.a_stride = a_stride;
-    work.a_transposed = a_transposed;
-    work.b = b;
-    work.b_stride = b_stride;
-    work.b_transposed = b_transposed;
-    work.result = result;
-    work.result_stride = result_stride;
-    work.accumulate = accumulate;
+    Matmul work = {
+        M, N, K, a, a_stride, a_transposed, b, b_stride, b_transposed, result, result_stride, accumulate};
     return work;
 }
 

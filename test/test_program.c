@@ -1137,10 +1137,9 @@ static const char *loss_fault(const Outcome *outcome, int victim, bool killed) {
     const char *message = strstr(outcome->errors, expected),
                *place = message == NULL ? NULL : strstr(message, "] ");
     if (killed) {
-        const char *words =
-            place == NULL ? NULL
-                          : strstr(place, "] ended from outside; the latest operation between ranks was: ");
-        return words != place || place == NULL ? "the survivor does not say where it was" : NULL;
+        static const char words[] = "] ended from outside; the latest operation between ranks was: ";
+        bool said = place != NULL && strncmp(place, words, sizeof words - 1) == 0;
+        return said ? NULL : "the survivor does not say where it was";
     }
     if (outcome->exit_code != 3) { return "the exit code is not 3"; }
     snprintf(expected, sizeof expected, ": rank %d did not ", victim);

@@ -52,8 +52,7 @@ static inline bool placement_choose_device(Placement *placement, const Options *
     if (found) {
         snprintf(placement->device_reason, sizeof placement->device_reason,
                  "GPU %d of %d, %s, %d processors, %.1f GB free", placement->gpu.number, placement->gpu.count,
-                 placement->gpu.name, placement->gpu.processors,
-                 (double)placement->gpu.memory_available / 1e9);
+                 placement->gpu.name, placement->gpu.sm_count, (double)placement->gpu.memory_available / 1e9);
     } else {
         snprintf(placement->device_reason, sizeof placement->device_reason, "%s (%s)",
                  placement->on_gpu ? "a GPU" : "CPU",

@@ -68,7 +68,7 @@ static inline void prepare_model_task(void *context, Stream *stream) {
     Run *run = (Run *)context;
     int taken = run->placement.uses_nccl ? (int)run->options.nccl_ctas : 0;
     gpt_neo_start(&run->model, stream, run->scheduler.parameters.data, run->scheduler.gradients.data,
-                  taken > 0 ? run->placement.gpu.processors - taken : 0, run->options.tune_products);
+                  taken > 0 ? run->placement.gpu.sm_count - taken : 0, run->options.tune_products);
 }
 
 // hellos (size): of all ranks, for the log.

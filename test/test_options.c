@@ -862,7 +862,7 @@ static void test_help_is_complete_and_narrow(void **state) {
     }
     assert_non_null(strstr(help, "[default auto; auto or 1 .. 65536]"));
     assert_non_null(strstr(help, "--accumulate N|auto"));
-    assert_non_null(strstr(help, "  --co2-phi X|off             Only for co2. No element"));
+    assert_non_null(strstr(help, "  --co2-phi X|off             Only for co2. Limit for every"));
     assert_non_null(
         strstr(help, "  --diloco-H N                Only for diloco or streaming-diloco. Inner steps"));
     assert_non_null(strstr(help, "[default round; round or 1 .. 1000000]"));

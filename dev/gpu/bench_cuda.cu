@@ -712,7 +712,7 @@ int main(int count, char **arguments) {
         return EXIT_SYSTEM_FAILURE;
     }
     printf("%s, %d of them, compute capability %d.%d, %d processors, %.1f of %.1f GB free\n", gpu.name,
-           gpu.count, gpu.capability / 10, gpu.capability % 10, gpu.processors,
+           gpu.count, gpu.capability / 10, gpu.capability % 10, gpu.sm_count,
            (double)gpu.memory_available / 1e9, (double)gpu.memory_total / 1e9);
     if (strcmp(command, "gpu") == 0) { return 0; }
     Bench *bench = (Bench *)calloc(1, sizeof *bench);

@@ -28,7 +28,7 @@ typedef struct Gpu {
     char name[256];
     char bus[32];        // its PCI address: another rank may see the same GPU under another number
     int capability;      // 10 * major + minor
-    int sm_count;      // streaming multiprocessors
+    int sm_count;        // streaming multiprocessors
     size_t shared_bytes; // of shared memory, at most, for a block of threads
     size_t memory_total, memory_available;
 } Gpu;

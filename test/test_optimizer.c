@@ -349,12 +349,16 @@ static void the_rate_decays_as_it_says(void **state) {
 
 static void the_rate_starts_at_the_peak_without_warmup(void **state) {
     (void)state;
-    static const RateAt expected[3][3] = {
-        {{0, 2}, {50, 2}, {100, 2}}, {{0, 2}, {50, 1.1}, {100, 0.2}}, {{0, 2}, {50, 1.1}, {100, 0.2}}};
-    for (int kind = 0; kind < 3; kind++) {
-        LearningRate schedule = schedule_of((ScheduleKind)kind);
+    static const struct {
+        ScheduleKind kind;
+        RateAt expected[3];
+    } cases[] = {{SCHEDULE_CONSTANT, {{0, 2}, {50, 2}, {100, 2}}},
+                 {SCHEDULE_LINEAR, {{0, 2}, {50, 1.1}, {100, 0.2}}},
+                 {SCHEDULE_COSINE, {{0, 2}, {50, 1.1}, {100, 0.2}}}};
+    for (int i = 0; i < 3; i++) {
+        LearningRate schedule = schedule_of(cases[i].kind);
         schedule.warmup = 0;
-        expect_rates(&schedule, expected[kind], 3);
+        expect_rates(&schedule, cases[i].expected, 3);
     }
 }
 

@@ -70,7 +70,7 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
-.PHONY: all info run test test-asan test-tsan run-tests check check-cxx format options bench run-bench compare run-compare tokenizer clean \
+.PHONY: all info run test test-asan test-tsan run-tests check check-cxx format options bench benches run-bench compare run-compare tokenizer clean \
         install-for-run install-for-test install-for-check
 
 all: $(PROGRAM)
@@ -216,7 +216,10 @@ options: $(PROGRAM)
 bench: install-for-run
 	@$(MAKE) --no-print-directory run-bench
 
-run-bench: $(PROGRAM) $(BENCHES:%=$(BUILD)/bench/%)
+# Builds the benchmarks and runs none: a change of the sources must not leave them behind.
+benches: $(BENCHES:%=$(BUILD)/bench/%)
+
+run-bench: $(PROGRAM) benches
 	@MPIRUN="$(MPIRUN)" dev/bench/run $(BUILD)
 
 compare: install-for-run

@@ -11,8 +11,11 @@
 //                   |   from half A            |   from halves A + B           |
 //                                              ^ hand_over CLEAR               ^ hand_over KEEP
 //
-//   theta~(t+1) = Opt?(theta(t), A / count(A))               the optimizer state does not change
+//   theta~(t+1) = Opt?(theta(t), A / count(A))
 //   theta (t+1) = Opt (theta(t), (A + B) / count(A + B))     starts from the same theta(t)
+//
+// Opt is the optimizer's step. Opt? is the parameters that this step would give, while
+// moments, master copy and number of steps stay as they are (OptimizerStep in optimizer.h).
 //
 // KEEP: after a commit the accumulator holds the new half A. It is given to the estimate
 // and also stays in the accumulator, so that half B adds to it. Counts are sums over all

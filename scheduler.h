@@ -35,8 +35,9 @@
 //       or `stepped` where the job follows the backward pass: wait_for().
 //   H3  The boundary has ended before the next job starts. The host waits for the
 //       boundary's work, and launches after it.
-//   H4  The boundary has ended before the next micro-batch starts. The same.
-//   H5  What the job reports is complete before the host reads it. H2.
+//   H4  The boundary has ended before the next micro-batch starts. The host waits for the
+//       boundary's work, and calls accumulate() after it.
+//   H5  What the job reports is complete before the host reads it. The same event as H2.
 //   H6  A gradient is final before a job that follows sends it. Watermark `finished`:
 //       scheduler_finish() to job_reduce().
 //   H7  A parameter has arrived before a forward pass reads it. Watermark `arrived`:

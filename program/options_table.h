@@ -259,8 +259,8 @@ static const OptionSpec option_table[] = {
     {"eps", GROUP_RATE, EVERY_RULE, OTHER_BITS, REAL_OPTION(eps, "1e-8", 1e-30, 1, "X", NO_WORD),
      "Added to AdamW's divisor. Larger damps parameters whose gradients are tiny."},
     {"grad-clip", GROUP_RATE, EVERY_RULE, OTHER_BITS, REAL_OPTION(grad_clip, "1", 0, 1e6, "NORM", "off", 0),
-     "A gradient whose global norm is larger is scaled down to it. Lower tames spikes and may slow "
-     "learning."},
+     "A gradient whose norm is larger is scaled down to it: the norm over all ranks, for local rules that of "
+     "the rank. Lower tames spikes and may slow learning."},
     {"on-spike", GROUP_RATE, EVERY_RULE, OTHER_BITS,
      CHOICE_OPTION(on_spike, "stop", "stop", "skip", "rollback"),
      "What to do when a loss or gradient is not finite or, by --spike-limit, too large. No step is "

@@ -3,7 +3,7 @@
 #ifndef ACCO_PROGRAM_SETUP_H
 #define ACCO_PROGRAM_SETUP_H
 
-#include "program/agreement.h"
+#include "program/training_problem.h"
 
 // ---------------------------------------------------------------------------------------
 // Setting up
@@ -193,35 +193,6 @@ static inline bool open_data(Run *run, Error *error) {
     if (!separate) { return true; }
     DataRequest held = {options->val_data, run->T, run->config.vocabulary, (uint64_t)options->seed, false};
     return open_files(&run->validation_data, &held, error);
-}
-
-// The scheduler's Problem: micro-batch `index` of this rank is sample number (index *
-// ranks + rank) * B and the next B-1 of the global order, counted from where a run that
-// is resumed had come.
-static inline MicroBatchResult train_micro_batch(void *self, Stream *stream, uint64_t index,
-                                                 const float *parameters, float *gradients,
-                                                 const Pace *pace) {
-    Run *run = (Run *)self;
-    const Transport *transport = &run->transport;
-    uint64_t first = ((uint64_t)run->checkpointed.data_base + index * (uint64_t)transport->size +
-                      (uint64_t)transport->rank) *
-                     (uint64_t)run->B;
-    MicroBatchResult result;
-    Error error = {""};
-    if (!data_loader_fill(&run->data, first, run->B, run->tokens, run->targets, &result.perfect_loss,
-                          &error)) {
-        transport_fail(&run->transport, "%s", error.text);
-    }
-    result.loss = gpt_neo_loss_and_gradients(&run->model, stream, parameters, gradients, run->tokens,
-                                             run->targets, pace);
-    if (run->options.slow_rank == transport->rank) { sleep_seconds(run->options.slow_ms / 1e3); }
-    return result;
-}
-
-static inline Problem training_problem(Run *run) {
-    Problem problem = {run, run->table.parameter_count, train_micro_batch, run->layer_begins,
-                       run->config.layers};
-    return problem;
 }
 
 // The one table of memory: what `plan` prints, what a run prints, and what is allocated.

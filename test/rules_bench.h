@@ -67,8 +67,8 @@ typedef struct RunSpec {
     size_t message; // elements of a message, a multiple of LAYOUT_BLOCK; 0: what the transport takes
 } RunSpec;
 
-// What a rank holds between two commits. Arrays are NULL where the bench did not look, and
-// where the rule has no such array.
+// What a rank holds between two commits. Arrays are NULL where the bench did not look,
+// and where the rule has no such array.
 typedef struct Look {
     float *committed;                             // (parameter_count): what all ranks share
     float *local;                                 // (parameter_count): what compute uses next
@@ -559,9 +559,9 @@ static inline RunSpec noisy_spec(const char *rule, size_t parameter_count) {
     return spec;
 }
 
-// The same run, changed so that a wrong order of events is most likely to show: many small
-// buckets and messages, pauses in both passes, delayed messages, and no looks, because
-// they wait.
+// The same run, changed so that a wrong order of events is most likely to show: many
+// small buckets and messages, pauses in both passes, delayed messages, and no looks,
+// because they wait.
 static inline RunSpec restless(const RunSpec *spec, double chaos_seconds) {
     RunSpec other = *spec;
     other.settings.overlap = true;

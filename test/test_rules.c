@@ -67,8 +67,8 @@ static void dpu_follows_the_worked_example(void **state) {
     expect_example(&spec, 2, &adamw, 2e-6);
 }
 
-// After each commit compute uses the prediction. At the end of the run it is the committed
-// parameters again.
+// After each commit compute uses the prediction. At the end of the run it is the
+// committed parameters again.
 static void expect_predictions(const RunSpec *spec, const double *expected, double tolerance) {
     RunResult results[2];
     if (!run_world(spec, 2, results)) { skip(); }
@@ -118,8 +118,8 @@ static void acco_follows_the_worked_example(void **state) {
     expect_example(&spec, 2, &adamw, 2e-6);
 }
 
-// Compares what the micro-batches of a rank see: `first` of them are the first half A, and
-// every other half has `half`.
+// Compares what the micro-batches of a rank see: `first` of them are the first half A,
+// and every other half has `half`.
 static void expect_halves(const RunResult *result, int first, int half, const double *theta,
                           const double *estimates, double tolerance) {
     for (int i = 0; i < first; i++) {
@@ -203,8 +203,8 @@ static void expect_momentum(const RunResult *result, int element, const double *
     }
 }
 
-// What micro-batches see tells where the local parameters are. base: the outer parameters,
-// which are what CO2 commits.
+// What micro-batches see tells where the local parameters are. base: the outer
+// parameters, which are what CO2 commits.
 static void co2_follows_the_worked_examples(void **state) {
     (void)state;
     static const struct {
@@ -402,8 +402,8 @@ static void fragments_take_layers_in_turn_or_as_neighbours(void **state) {
 // ---------------------------------------------------------------------------------------
 // Stability: SGD on f = theta^2 / 2
 
-// The largest learning rate h below which theta converges to 0. A rule is stable where all
-// roots z of its recurrence lie inside the unit circle.
+// The largest learning rate h below which theta converges to 0. A rule is stable where
+// all roots z of its recurrence lie inside the unit circle.
 //   ddp, zero1    z = 1 - h
 //   acco          |h (h - 1) / 2| < 1, besides h^2 / 2 + h > 0 and (h - 2)^2 / 2 > 0
 //   dpu           z^2 - z + h: a pair of modulus sqrt(h)
@@ -412,8 +412,8 @@ static void fragments_take_layers_in_turn_or_as_neighbours(void **state) {
 //   diloco        outer rate 1, theta' = theta - (D + mu momentum'), so
 //                 z^2 - (1 + mu)(1 - h) z + mu (1 - h), which has z = -1 at
 //                 h = 2 (1 + mu) / (1 + 2 mu): 2 without momentum, 1.5 with mu = 1/2
-//   co2           alpha = gap = 1; D is a round old: z^2 - (1 + beta) z + beta + h, a pair
-//                 of modulus sqrt(beta + h)
+//   co2           alpha = gap = 1; D is a round old: z^2 - (1 + beta) z + beta + h, a
+//                 pair of modulus sqrt(beta + h)
 //   streaming     P = 1: as diloco; with alpha = 0 the steps after the sending are
 //                 dropped, so a delay changes nothing
 typedef struct Limit {
@@ -620,8 +620,8 @@ static void sequential_commits_equal_zero1(void **state) {
 }
 
 // P = 1, no delay, alpha 0. steps: inner steps of the run. Where the last period is
-// shorter than the others, DiLoCo ends it with an exchange, and streaming DiLoCo exchanges
-// when the run ends.
+// shorter than the others, DiLoCo ends it with an exchange, and streaming DiLoCo
+// exchanges when the run ends.
 static void expect_streaming_equals_diloco(WireFormat wire, int ranks, int steps) {
     RunSpec diloco = noisy_spec("diloco", 1003), streaming = noisy_spec("streaming-diloco", 1003);
     RunSpec *const specs[] = {&diloco, &streaming};
@@ -927,10 +927,10 @@ static RunSpec draw_spec(Random *random, const char *rule, int ranks) {
     return spec;
 }
 
-// The replay reports each update before it goes over the wire. So the updates are compared
-// with the masters where ranks own shards, otherwise with what is committed. Commits that
-// were left out because of a spike have no update. Streaming DiLoCo is left out: a look at
-// its end comes after several updates.
+// The replay reports each update before it goes over the wire. So the updates are
+// compared with the masters where ranks own shards, otherwise with what is committed.
+// Commits that were left out because of a spike have no update. Streaming DiLoCo is left
+// out: a look at its end comes after several updates.
 static void expect_updates(const RunSpec *spec, const RunResult *result, int rank, const Reference *reference,
                            const char *what) {
     const Layout *owned = &result->owned;
@@ -1010,9 +1010,9 @@ static void every_rule_equals_the_replay_bit_for_bit(void **state) {
 // ---------------------------------------------------------------------------------------
 // Wires
 
-// found (count): what a rank computes with. Its piece that starts at own element `own` must
-// be the master as the wire rounds it; or, on a wire that sends differences, `base` plus
-// the rounded difference of the master to it. Elements past the vector are 0.
+// found (count): what a rank computes with. Its piece that starts at own element `own`
+// must be the master as the wire rounds it; or, on a wire that sends differences, `base`
+// plus the rounded difference of the master to it. Elements past the vector are 0.
 static void expect_piece(const RunResult *result, WireFormat wire, int rank, size_t own, const float *master,
                          const float *base, const float *found, size_t count, int commit) {
     const Layout *layout = &result->owned;
@@ -1035,8 +1035,8 @@ static void expect_piece(const RunResult *result, WireFormat wire, int rank, siz
     free(message);
 }
 
-// From look `first` on, this rank's own pieces of what it computes with. bases: by commit,
-// as expect_piece; or NULL.
+// From look `first` on, this rank's own pieces of what it computes with. bases: by
+// commit, as expect_piece; or NULL.
 static void expect_arrived(const RunSpec *spec, const RunResult *result, int rank, int first,
                            const float *const *bases) {
     for (int i = first; i <= spec->commits; i++) {
@@ -1077,8 +1077,8 @@ static void parameters_are_the_masters_as_the_wire_rounds_them(void **state) {
     if (!fits) { skip(); }
 }
 
-// While compute uses a prediction, what is evaluated and saved are the masters. Before the
-// first prediction and after the last commit both are the same.
+// While compute uses a prediction, what is evaluated and saved are the masters. Before
+// the first prediction and after the last commit both are the same.
 static void acco_wp_evaluates_its_masters_not_its_predictions(void **state) {
     (void)state;
     for (int wire = 0; wire < WIRE_FORMAT_COUNT; wire++) {
@@ -1170,10 +1170,10 @@ static void add_gradients(const RunSpec *spec, int ranks, uint64_t index, const 
     }
 }
 
-// Whatever the wire of the estimate, a commit uses both halves in fp32, half A as computed
-// at the estimate, and starts from the same parameters as the estimate did. The gradients
-// are computed again here, at the parameters of the run's snapshots, which are the same on
-// all ranks. SGD, because AdamW would hide constant factors.
+// Whatever the wire of the estimate, a commit uses both halves in fp32, half A as
+// computed at the estimate, and starts from the same parameters as the estimate did. The
+// gradients are computed again here, at the parameters of the run's snapshots, which are
+// the same on all ranks. SGD, because AdamW would hide constant factors.
 static void acco_commits_in_full_whatever_the_wire_of_the_estimate(void **state) {
     (void)state;
     enum { COUNT = 1003, RANKS = 3 };
@@ -1203,10 +1203,10 @@ static void acco_commits_in_full_whatever_the_wire_of_the_estimate(void **state)
     }
 }
 
-// An estimate is an SGD step with half A alone, from the committed parameters, but for the
-// rounding of its wire. bf16 is off by 2^-9 of the sums and of the parameters. int8 is off
-// by half a 127th of the largest value of the block. e3m0 is off by a third of an element;
-// elements near 0 are off by half of the block's smallest level.
+// An estimate is an SGD step with half A alone, from the committed parameters, but for
+// the rounding of its wire. bf16 is off by 2^-9 of the sums and of the parameters. int8
+// is off by half a 127th of the largest value of the block. e3m0 is off by a third of an
+// element; elements near 0 are off by half of the block's smallest level.
 static void estimates_are_off_by_the_rounding_of_their_wire(void **state) {
     (void)state;
     enum { COUNT = 1003, RANKS = 2 };

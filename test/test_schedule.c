@@ -82,8 +82,8 @@ static void buckets_and_messages_change_no_bit(void **state) {
     if (!fits) { skip(); }
 }
 
-// Pieces of 512 elements in messages of 256, and several messages in a bucket: one rule of
-// each kind, each on a wire of its own.
+// Pieces of 512 elements in messages of 256, and several messages in a bucket: one rule
+// of each kind, each on a wire of its own.
 static void long_pieces_travel_in_several_messages(void **state) {
     (void)state;
     static const char *const rules[] = {"zero1", "acco", "diloco"};
@@ -96,8 +96,8 @@ static void long_pieces_travel_in_several_messages(void **state) {
     }
 }
 
-// The link is so slow that an exchange takes as long as a pass. So parameters really arrive
-// during the forward pass, and gradients leave during the backward pass.
+// The link is so slow that an exchange takes as long as a pass. So parameters really
+// arrive during the forward pass, and gradients leave during the backward pass.
 static void keeping_pace_changes_no_bit(void **state) {
     (void)state;
     static const char *const rules[] = {"ddp", "zero1"};
@@ -200,9 +200,10 @@ static void reports_hold_the_means_of_what_the_problem_returned(void **state) {
     }
 }
 
-// The reported learning rate is that of the schedule, and it is the one that was used: with
-// SGD on f = theta^2 / 2 a commit multiplies theta by 1 - rate. Local rules take one inner
-// step a period here, and their outer step takes over the mean of the workers' steps.
+// The reported learning rate is that of the schedule, and it is the one that was used:
+// with SGD on f = theta^2 / 2 a commit multiplies theta by 1 - rate. Local rules take one
+// inner step a period here, and their outer step takes over the mean of the workers'
+// steps.
 static void the_rate_follows_gradients_or_commits(void **state) {
     (void)state;
     static const double by_gradients[] = {0, 0.1, 0.2, 0.3, 0.3, 0.3},
@@ -255,9 +256,10 @@ static MicroBatchResult light_micro_batch(void *self, Stream *stream, uint64_t i
 // formats.
 static const double WIRE_ELEMENT_BYTES[WIRE_FORMAT_COUNT] = {4, 2, 1 + 4.0 / 256, 0.5 + 4.0 / 256};
 
-// What a rank sends in two commits. An exchange of all elements is a reduce-scatter and an
-// all-gather, which together send 2 (N - 1) / N elements for each element of the vector.
-// Streaming DiLoCo with two fragments exchanges half of the vector in each commit.
+// What a rank sends in two commits. An exchange of all elements is a reduce-scatter and
+// an all-gather, which together send 2 (N - 1) / N elements for each element of the
+// vector. Streaming DiLoCo with two fragments exchanges half of the vector in each
+// commit.
 typedef struct TrafficRow {
     const char *rule;
     double exchanges; // of all elements, on the wire
@@ -272,8 +274,8 @@ static const TrafficRow TRAFFIC[] = {
 
 // Returns false where run_world cannot run.
 static bool expect_traffic(const TrafficRow *row, WireFormat wire, WireFormat estimate_wire, int ranks) {
-    // The vector and its halves are whole cells for 2, 3 and 4 ranks, and in coarse formats
-    // whole blocks, so nothing is padded.
+    // The vector and its halves are whole cells for 2, 3 and 4 ranks, and in coarse
+    // formats whole blocks, so nothing is padded.
     size_t count = wire_is_coarse(wire) || wire_is_coarse(estimate_wire) ? 393216 : 49152;
     RunSpec spec = noisy_spec(row->rule, count);
     spec.settings.optimizer.elementwise_step = sgd_step;
@@ -351,7 +353,8 @@ static void expect_reported_seconds(const RunSpec *spec, const RunResult *result
         assert_true(report->communication_seconds > 0);
         assert_true(report->exposed_seconds >= 0 && report->exposed_seconds <= report->communication_seconds);
     }
-    // The last round may be in no report; under streaming DiLoCo much more may be missing.
+    // The last round may be in no report; under streaming DiLoCo much more may be
+    // missing.
     double worked = spec->work_seconds * (double)result->micro_batches;
     assert_true(sum_seconds(result).compute >= 0.6 * worked || is_streaming(spec->rule));
 }
@@ -498,8 +501,8 @@ static void adaptive_workers_differ_in_count_and_agree_in_everything_else(void *
 // Values that are not finite
 
 // In which commit a bad micro-batch is found. A round, or an inner step, has two
-// micro-batches; acco's halves have one each. Rules whose workers step together find it in
-// the job of its sum, local rules in the next exchange, whose result co2 takes a round
+// micro-batches; acco's halves have one each. Rules whose workers step together find it
+// in the job of its sum, local rules in the next exchange, whose result co2 takes a round
 // later. What is still to be committed at the end of a run is found there.
 typedef struct BadRow {
     const char *rule;
@@ -534,8 +537,8 @@ static const BadRow BAD[] = {
 static void expect_nothing_stepped(const RunSpec *spec, const RunResult *result, const char *what) {
     const Look *last = &result->looks[result->last], *before = last - 1;
     size_t owned = is_local(spec->rule) ? 0 : layout_shard(&result->owned);
-    // On a coarse wire, parameters may still come closer to the master. On any narrow wire
-    // acco-wp ends with rounded parameters, and the look before showed the masters.
+    // On a coarse wire, parameters may still come closer to the master. On any narrow
+    // wire acco-wp ends with rounded parameters, and the look before showed the masters.
     bool same = is_local(spec->rule) || spec->settings.wire == WIRE_FP32 ||
                 (!wire_is_coarse(spec->settings.wire) && strcmp(spec->rule, "acco-wp") != 0);
     if (same) {

@@ -37,8 +37,8 @@ static void a_detector_lets_all_pass_without_a_limit_or_while_it_warms_up(void *
     assert_false(spike_judge(&young, 1e30));
 }
 
-// If a NaN or an infinity got into the mean and the variance, the detector would never find
-// a spike again.
+// If a NaN or an infinity got into the mean and the variance, the detector would never
+// find a spike again.
 static void a_detector_stays_finite_whatever_it_is_given(void **state) {
     (void)state;
     SpikeDetector detector = learned_detector(6, 100), before = detector;

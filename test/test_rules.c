@@ -405,7 +405,8 @@ static void fragments_take_layers_in_turn_or_as_neighbours(void **state) {
 // The largest learning rate h below which theta converges to 0. A rule is stable where
 // all roots z of its recurrence lie inside the unit circle.
 //   ddp, zero1    z = 1 - h
-//   acco          |h (h - 1) / 2| < 1, besides h^2 / 2 + h > 0 and (h - 2)^2 / 2 > 0
+//   acco          a quadratic. Of Jury's three conditions |h (h - 1) / 2| < 1 decides; the
+//                 others, h^2 / 2 + h > 0 and (h - 2)^2 / 2 > 0, hold for all h below 2
 //   dpu           z^2 - z + h: a pair of modulus sqrt(h)
 //   acco-wp       z^3 - z^2 + 2 h z - h: on the circle at the golden section
 // Local rules that take a single inner step send D = h theta:

@@ -2,17 +2,19 @@
 // the whole program.
 //
 // N workers take turns. There are no streams, no messages, no scheduler and no shards,
-// only the definitions of the rules, in the order in which they are written on paper.
-// What a real run of N ranks computes with a fixed schedule must be what comes out here,
-// bit for bit:
+// only the definitions of the rules, in the order in which they are written on paper. A
+// real run of N ranks with a fixed number of micro-batches must end in the same bits as
+// this simulation. For that, the simulation does in the same order what rounds:
 //
-//   sums over workers   element by element in the order of workers, in fp32, of what arrives of each contribution
+//   sums over workers   element by element, in the order of workers, in fp32, after each
+//                       contribution has gone through the wire format
 //   the norm            owner by owner, piece by piece (comm/layout.h), in double
-//   wire formats        piece by piece (kernels/wire.h); coarse ones carry the way from the parameters that workers compute with
+//   wire formats        piece by piece (kernels/wire.h); coarse ones encode the
+//                       difference to the parameters that workers compute with
 //   elementwise steps   the same kernels, over whole vectors
 //
-// The problem is a callback, so that the scalar examples that can be checked by hand run
-// through the same lines as a model does.
+// The problem is a callback: the scalar examples that can be checked by hand run through
+// the same lines as a model does.
 #ifndef ACCO_TEST_REPLAY_H
 #define ACCO_TEST_REPLAY_H
 
@@ -23,20 +25,20 @@
 #include "kernels/wire.h"
 #include "optimizer.h"
 #include "runtime/memory.h"
+#include "runtime/numbers.h"
 #include "spike.h"
 #include "test/sgd.h"
 
 enum { REPLAY_WORKERS = 32, REPLAY_FRAGMENTS = 8 };
 
 // ---------------------------------------------------------------------------------------
-// What is asked for
+// Settings and problem
 
-// An update that all workers have seen: a commit, or an outer step of a rule with local
-// ones.
+// An update that all workers make: a commit, or the outer step of a local rule.
 typedef struct ReplayUpdate {
     const float *parameters;             // (parameter_count): what all workers share from now on
     double gradients_done;               // micro-batch gradients committed so far, of all workers
-    double learning_rate, gradient_norm; // of the latest step; with local steps: of worker 0
+    double learning_rate, gradient_norm; // of the latest step; local rules: of worker 0
 } ReplayUpdate;
 
 typedef struct ReplayProblem {
@@ -45,32 +47,33 @@ typedef struct ReplayProblem {
     // gradients (parameter_count) += the gradient of micro-batch `index` (0, 1, ...) of
     // `worker` at `parameters`. Returns its mean loss.
     double (*micro_batch)(void *self, int worker, uint64_t index, const float *parameters, float *gradients);
-    void (*updated)(void *self, const ReplayUpdate *update); // NULL: nobody looks
+    void (*updated)(void *self, const ReplayUpdate *update); // NULL: not wanted
 } ReplayProblem;
 
 typedef struct ReplaySettings {
     const char *rule;
     int workers;
-    // Micro-batches of each worker per commit or per inner step; acco: half of them per half round.
+    // Micro-batches of each worker per commit, or per inner step; acco: half of them per
+    // half.
     int accumulate[REPLAY_WORKERS];
-    int first_half[REPLAY_WORKERS]; // acco: of the very first half round; 0: as in the others
-    int sequential;                 // commits before the overlapped scheme begins
-    double target;                  // gradients
+    int first_half[REPLAY_WORKERS]; // acco: of the first half A; 0: as in the others
+    int sequential;                 // overlapped rules: commits at the start that overlap nothing
+    double target;                  // gradients after which training ends
     double clip;                    // 0: none
     WireFormat wire, estimate_wire;
     LearningRate rate;
     bool rate_by_commits;
-    double spike_limit; // a step with a gradient that is not finite or, by this, too large is left out
-    bool sgd;           // plain, instead of AdamW
+    double spike_limit; // SpikeDetector::limit; spikes are left out
+    bool sgd;           // plain SGD instead of AdamW
     double beta1, beta2, epsilon, weight_decay;
     const uint8_t *decays; // (parameter_count): 1 where weight decay applies; NULL: everywhere
-    // Rules with local steps.
+    // Local rules.
     int period; // inner steps between two outer ones (co2: tau; diloco, streaming: H)
     double outer_rate, mu, alpha;
     double co2_beta, co2_alpha, co2_phi, co2_gap;
     int fragments, delay;       // streaming: P and tau
     const uint8_t *fragment_of; // (parameter_count); NULL: all in fragment 0
-    bool plain_outer; // the outer steps as they are written here, not the kernels: equal but for rounding
+    bool plain_outer; // the formulas of the outer steps below, not the kernels: equal but for rounding
 } ReplaySettings;
 
 // ---------------------------------------------------------------------------------------
@@ -83,13 +86,13 @@ typedef struct ReplayState {
 
 typedef struct ReplayWorker {
     float *gradients;       // accumulator
-    uint64_t micro_batches; // begun so far
-    // Rules with local steps.
+    double loss;            // sum over the micro-batches in it
+    uint64_t micro_batches; // so far
+    // Local rules.
     ReplayState state;
     float *outer, *momentum;
-    float *exchange; // what this worker sends, until the sum over all workers replaces it
+    float *exchange; // the pseudo-gradient, until the sum over all workers replaces it
     SpikeDetector norms, losses;
-    double loss; // of what the accumulator holds
 } ReplayWorker;
 
 typedef struct ReplayTotal {
@@ -106,17 +109,18 @@ typedef struct Replay {
     Stream stream; // only its pool is used
     uint8_t *decays, *fragment_of;
     double *partials; // scratch of the norm
-    size_t room;      // of what follows: as long as a fragment can be when it is padded
-    float *parcel;    // (room) what one worker sends
+    size_t room;      // elements of the next three: of the longest fragment with its padding
+    float *parcel;    // (room): what one worker sends
     float *sum;       // (room)
-    char *message;    // of one piece
+    char *message;    // a piece as the wire encodes it
     ReplayWorker workers[REPLAY_WORKERS];
-    double held;       // micro-batches in all accumulators
-    ReplayState state; // of rules whose workers step together
+    double held; // micro-batches in all accumulators
+    // Rules whose workers step together.
+    ReplayState state;
     SpikeDetector norms, losses;
-    float *stepped;    // what the latest step gave
-    float *parameters; // where they compute
-    ReplayTotal half, full;
+    float *stepped;         // the result of the latest step
+    float *parameters;      // at which all workers compute
+    ReplayTotal half, full; // gradient sums: of half A, of a whole commit
     double gradients_done;
     double learning_rate, gradient_norm; // of the latest step
 } Replay;
@@ -191,8 +195,8 @@ static inline void replay_close(Replay *replay) {
     arena_release(&replay->arena);
 }
 
-// The next stretch [*begin, *end) of elements that bear `label`, at or behind *end.
-// False: there is none.
+// Finds the next stretch [*begin, *end) of elements with this label, from *end on. False:
+// there is none.
 static inline bool replay_next_run(const uint8_t *labels, size_t count, int label, size_t *begin,
                                    size_t *end) {
     *begin = *end;
@@ -205,8 +209,9 @@ static inline bool replay_next_run(const uint8_t *labels, size_t count, int labe
 // ---------------------------------------------------------------------------------------
 // What all rules do
 
-// values (layout_padded) <- what arrives of them. Every piece is encoded by itself.
-static inline void replay_travel(Replay *replay, const Layout *layout, WireFormat wire, float *values) {
+// values (layout_padded) <- what arrives of them at the other end of the wire. Every
+// piece is encoded by itself.
+static inline void replay_through_wire(Replay *replay, const Layout *layout, WireFormat wire, float *values) {
     for (size_t begin = 0; begin < layout_padded(layout); begin += layout->piece) {
         wire_encode(wire, replay->message, values + begin, layout->piece);
         wire_decode(wire, values + begin, replay->message, layout->piece);
@@ -237,8 +242,8 @@ static inline double replay_rate(const Replay *replay, int64_t commits) {
                             replay->settings.rate_by_commits ? (double)commits : replay->gradients_done);
 }
 
-// out <- what a step from `state` gives; only a commit moves the state. out may be the
-// master of a commit.
+// out <- the parameters after a step from `state`. Only a commit changes the state; it
+// may have the master as `out`.
 static inline void replay_optimize(Replay *replay, ReplayState *state, const float *gradients, float *out,
                                    double divisor, double scale, double rate, bool commit) {
     const ReplaySettings *settings = &replay->settings;
@@ -267,7 +272,7 @@ static inline void replay_optimize(Replay *replay, ReplayState *state, const flo
     if (commit) { state->steps++; }
 }
 
-static inline void replay_tell(const Replay *replay, const float *parameters) {
+static inline void replay_report(const Replay *replay, const float *parameters) {
     ReplayUpdate update = {parameters, replay->gradients_done, replay->learning_rate, replay->gradient_norm};
     if (replay->problem.updated != NULL) { replay->problem.updated(replay->problem.self, &update); }
 }
@@ -275,37 +280,33 @@ static inline void replay_tell(const Replay *replay, const float *parameters) {
 // ---------------------------------------------------------------------------------------
 // Rules whose workers step together
 
-// Every worker computes one of `parts` equal parts of its micro-batches of a commit.
-static inline void replay_round_of(Replay *replay, int parts) {
+// Every worker computes its micro-batches of a commit, or one of `parts` equal parts.
+static inline void replay_compute(Replay *replay, int parts) {
     for (int worker = 0; worker < replay->settings.workers; worker++) {
         replay_accumulate(replay, worker, replay->parameters, replay->settings.accumulate[worker] / parts);
     }
 }
 
+// total <- the sum over the accumulators of all workers.
 static inline void replay_add_up(Replay *replay, ReplayTotal *total, WireFormat wire) {
     memset(total->sum, 0, replay->padded * sizeof(float));
     total->loss = 0;
     for (int worker = 0; worker < replay->settings.workers; worker++) {
         total->loss += replay->workers[worker].loss;
         memcpy(replay->parcel, replay->workers[worker].gradients, replay->padded * sizeof(float));
-        replay_travel(replay, &replay->layout, wire, replay->parcel);
+        replay_through_wire(replay, &replay->layout, wire, replay->parcel);
         for (size_t i = 0; i < replay->padded; i++) { total->sum[i] += replay->parcel[i]; }
     }
     total->count = replay->held;
 }
 
-static inline void replay_clear_all(Replay *replay) {
+static inline void replay_add_up_and_clear(Replay *replay, ReplayTotal *total) {
+    replay_add_up(replay, total, replay->settings.wire);
     for (int worker = 0; worker < replay->settings.workers; worker++) { replay_clear(replay, worker); }
     replay->held = 0;
 }
 
-// Adds up the accumulators and clears them.
-static inline void replay_take(Replay *replay, ReplayTotal *total) {
-    replay_add_up(replay, total, replay->settings.wire);
-    replay_clear_all(replay);
-}
-
-// Of the mean gradient.
+// The norm of the mean gradient.
 static inline double replay_norm(Replay *replay, const ReplayTotal *total) {
     const Layout *layout = &replay->layout;
     double squares = 0;
@@ -325,11 +326,12 @@ static inline bool replay_is_replicated(const Replay *replay) {
     return strcmp(replay->settings.rule, "ddp") == 0;
 }
 
-// stepped <- what a step with `total` gives. Under ddp the sums go out to everybody, and
-// the norm is that of what arrives. False: the step was left out.
+// stepped <- the parameters after a step with `total`. Under ddp all workers receive the
+// sums, and the norm is that of what arrives. False: this is a spike, and no step was
+// made.
 static inline bool replay_step(Replay *replay, ReplayTotal *total, double rate, bool commit) {
     if (replay_is_replicated(replay)) {
-        replay_travel(replay, &replay->layout, replay->settings.wire, total->sum);
+        replay_through_wire(replay, &replay->layout, replay->settings.wire, total->sum);
     }
     double norm = replay_norm(replay, total);
     if (!isfinite(norm) || (commit && spike_judge_both(&replay->norms, &replay->losses, norm,
@@ -347,18 +349,19 @@ static inline bool replay_step(Replay *replay, ReplayTotal *total, double rate, 
 static inline bool replay_commit(Replay *replay, ReplayTotal *total) {
     if (!replay_step(replay, total, replay_rate(replay, replay->state.steps), true)) { return false; }
     replay->gradients_done += total->count;
-    replay_tell(replay, replay->stepped);
+    replay_report(replay, replay->stepped);
     return true;
 }
 
-// parameters <- what arrives of `stepped`. Under ddp everybody has made the step.
+// parameters <- what arrives of `stepped`. Under ddp every worker has made the step
+// itself.
 static inline void replay_spread(Replay *replay, WireFormat wire) {
     bool differences = wire_is_coarse(wire) && !replay_is_replicated(replay);
     float *parcel = replay->parcel, *parameters = replay->parameters;
     for (size_t i = 0; i < replay->padded; i++) {
         parcel[i] = differences ? replay->stepped[i] - parameters[i] : replay->stepped[i];
     }
-    if (!replay_is_replicated(replay)) { replay_travel(replay, &replay->layout, wire, parcel); }
+    if (!replay_is_replicated(replay)) { replay_through_wire(replay, &replay->layout, wire, parcel); }
     for (size_t i = 0; i < replay->padded; i++) {
         parameters[i] = differences ? parameters[i] + parcel[i] : parcel[i];
     }
@@ -369,13 +372,13 @@ static inline bool replay_is_done(const Replay *replay) {
 }
 
 static inline void replay_zero1_commit(Replay *replay) {
-    replay_round_of(replay, 1);
-    replay_take(replay, &replay->full);
+    replay_compute(replay, 1);
+    replay_add_up_and_clear(replay, &replay->full);
     replay_commit(replay, &replay->full);
     replay_spread(replay, replay->settings.wire);
 }
 
-// ddp is the same mathematics.
+// Also ddp.
 static inline void replay_zero1(Replay *replay) {
     while (!replay_is_done(replay)) { replay_zero1_commit(replay); }
 }
@@ -387,20 +390,20 @@ static inline void replay_sequential(Replay *replay) {
 }
 
 // The gradients of a round are committed after those of the next round have been
-// computed, at parameters that do not know of them. With `predicts` these are what a
-// second step with the same gradients would give.
+// computed. That next round uses the parameters of the commit before; with `predicts` it
+// uses those that a second step with the same gradients would give.
 static inline void replay_delayed(Replay *replay, bool predicts) {
     replay_sequential(replay);
     if (replay_is_done(replay)) { return; }
-    replay_round_of(replay, 1);
-    replay_take(replay, &replay->full);
+    replay_compute(replay, 1);
+    replay_add_up_and_clear(replay, &replay->full);
     while (!replay_is_done(replay)) {
         double rate = replay_rate(replay, replay->state.steps);
-        replay_round_of(replay, 1);
+        replay_compute(replay, 1);
         bool committed = replay_commit(replay, &replay->full);
         if (predicts && committed) { replay_step(replay, &replay->full, rate, false); }
         replay_spread(replay, replay->settings.wire);
-        replay_take(replay, &replay->full);
+        replay_add_up_and_clear(replay, &replay->full);
     }
     replay_commit(replay, &replay->full);
     replay_spread(replay, replay->settings.wire);
@@ -423,19 +426,19 @@ static inline void replay_acco(Replay *replay) {
     if (replay_is_done(replay)) { return; }
     replay_acco_first_half(replay);
     while (!replay_is_done(replay)) {
-        replay_add_up(replay, &replay->half, replay->settings.estimate_wire); // and half B goes on top
-        replay_round_of(replay, 2);
+        replay_add_up(replay, &replay->half, replay->settings.estimate_wire); // half B is added to it
+        replay_compute(replay, 2);
         replay_step(replay, &replay->half, replay_rate(replay, replay->state.steps), false);
         replay_spread(replay, replay->settings.estimate_wire);
-        replay_take(replay, &replay->full);
-        replay_round_of(replay, 2); // the next half A, at the estimate
+        replay_add_up_and_clear(replay, &replay->full);
+        replay_compute(replay, 2); // the next half A, at the estimate
         replay_commit(replay, &replay->full);
         replay_spread(replay, replay->settings.wire);
     }
 }
 
 // ---------------------------------------------------------------------------------------
-// The outer steps, as they are written on paper
+// The formulas of the outer steps
 
 static inline void replay_plain_nesterov(float *outer, float *momentum, float *local, const float *sum,
                                          size_t count, const NesterovStep *step) {
@@ -464,10 +467,10 @@ static inline void replay_plain_co2(float *base, float *momentum, float *local, 
 }
 
 // ---------------------------------------------------------------------------------------
-// Rules whose workers take steps of their own
+// Local rules
 
-// One step of every worker with gradients of its own. `commits` of the schedule are inner
-// steps.
+// Every worker steps with its own gradients. A schedule that counts commits counts these
+// inner steps.
 static inline void replay_inner_step(Replay *replay) {
     const ReplaySettings *settings = &replay->settings;
     double rate = replay_rate(replay, replay->workers[0].state.steps);
@@ -492,15 +495,14 @@ static inline void replay_inner_step(Replay *replay) {
     replay->held = 0;
 }
 
+// Inner steps until the target.
 static inline int64_t replay_inner_steps(const Replay *replay) {
     double per_step = 0;
     for (int i = 0; i < replay->settings.workers; i++) { per_step += replay->settings.accumulate[i]; }
     return (int64_t)ceil(replay->settings.target / per_step);
 }
 
-static inline int64_t replay_smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-
-// Everybody writes down how far it is from the outer parameters, in fp32.
+// exchange <- outer - local, of every worker: its pseudo-gradient.
 static inline void replay_send(Replay *replay, int fragment) {
     size_t begin, end = 0;
     while (replay_next_run(replay->fragment_of, replay->problem.parameter_count, fragment, &begin, &end)) {
@@ -513,8 +515,8 @@ static inline void replay_send(Replay *replay, int fragment) {
     }
 }
 
-// Copies the elements of a fragment between their places in `flat` and one stretch.
-// Returns how many they are.
+// Copies the elements of a fragment from their places in `flat` to `packed`, side by
+// side, or back. Returns their number.
 static inline size_t replay_pack(const Replay *replay, int fragment, float *flat, float *packed,
                                  bool unpack) {
     size_t begin, end = 0, count = 0;
@@ -526,8 +528,8 @@ static inline size_t replay_pack(const Replay *replay, int fragment, float *flat
     return count;
 }
 
-// Everybody gets the sum of what everybody has written down, as it arrives. A fragment
-// travels as a vector of its own.
+// exchange <- the sum over all workers, as it arrives. A fragment travels as a vector of
+// its own.
 static inline void replay_exchange(Replay *replay, int fragment) {
     int workers = replay->settings.workers;
     size_t count = 0, room = replay->room * sizeof(float);
@@ -538,17 +540,17 @@ static inline void replay_exchange(Replay *replay, int fragment) {
         count = replay_pack(replay, fragment, replay->workers[i].exchange, replay->parcel, false);
         layout = layout_make(count, workers);
         assert(layout_padded(&layout) <= replay->room);
-        replay_travel(replay, &layout, replay->settings.wire, replay->parcel);
+        replay_through_wire(replay, &layout, replay->settings.wire, replay->parcel);
         for (size_t j = 0; j < count; j++) { replay->sum[j] += replay->parcel[j]; }
     }
     layout = layout_make(count, workers);
-    replay_travel(replay, &layout, replay->settings.wire, replay->sum);
+    replay_through_wire(replay, &layout, replay->settings.wire, replay->sum);
     for (int i = 0; i < workers; i++) {
         replay_pack(replay, fragment, replay->workers[i].exchange, replay->sum, true);
     }
 }
 
-// The outer step of a fragment from what replay_send wrote down.
+// The outer step of a fragment with what replay_send has left in `exchange`.
 static inline void replay_apply(Replay *replay, int fragment, double alpha) {
     const ReplaySettings *settings = &replay->settings;
     NesterovStep step = {1.0f / (float)settings->workers, (float)settings->outer_rate, (float)settings->mu,
@@ -563,20 +565,21 @@ static inline void replay_apply(Replay *replay, int fragment, double alpha) {
                 end - begin, &step);
         }
     }
-    replay_tell(replay, replay->workers[0].outer);
+    replay_report(replay, replay->workers[0].outer);
 }
 
 static inline void replay_diloco(Replay *replay) {
     int64_t steps;
     for (int64_t left = replay_inner_steps(replay); left > 0; left -= steps) {
-        steps = replay_smaller(left, replay->settings.period);
+        steps = int64_min(left, replay->settings.period);
         for (int64_t i = 0; i < steps; i++) { replay_inner_step(replay); }
         replay_send(replay, 0);
         replay_apply(replay, 0, 0.0);
     }
 }
 
-// The sum of a round is applied at the end of the next one.
+// The end of a round: applies the sum of the round before, if one was received, and sends
+// the pseudo-gradient of this one.
 static inline void replay_co2_boundary(Replay *replay, bool received) {
     const ReplaySettings *settings = &replay->settings;
     MomentumStep step = {1.0f / (float)settings->workers, (float)settings->co2_beta,
@@ -588,13 +591,13 @@ static inline void replay_co2_boundary(Replay *replay, bool received) {
         (settings->plain_outer ? replay_plain_co2 : cpu_outer_momentum)(
             w->outer, w->momentum, w->state.master, w->exchange, replay->problem.parameter_count, &step);
     }
-    replay_tell(replay, replay->workers[0].outer);
+    replay_report(replay, replay->workers[0].outer);
 }
 
 static inline void replay_co2(Replay *replay) {
     int64_t steps, all = replay_inner_steps(replay);
     for (int64_t left = all; left > 0; left -= steps) {
-        steps = replay_smaller(left, replay->settings.period);
+        steps = int64_min(left, replay->settings.period);
         for (int64_t i = 0; i < steps; i++) { replay_inner_step(replay); }
         replay_co2_boundary(replay, left < all);
     }
@@ -609,8 +612,8 @@ static inline void replay_streaming_interval(Replay *replay, int interval, int f
     replay_apply(replay, fragment, replay->settings.alpha);
 }
 
-// Fragments take turns. At the end every one that has moved since its turn is exchanged
-// once more.
+// Fragments take turns. At the end every fragment that was trained since its turn is
+// exchanged once more.
 static inline void replay_streaming(Replay *replay) {
     const ReplaySettings *settings = &replay->settings;
     int fragments = settings->fragments, interval = settings->period / fragments, turn = 0;
@@ -633,8 +636,8 @@ static inline void replay_streaming(Replay *replay) {
 
 typedef struct ReplayRule {
     const char *name;
-    bool local;   // workers take steps of their own
-    bool sharded; // parameters go through the wire
+    bool local;   // workers make inner steps
+    bool sharded; // parameters travel
     void (*train)(Replay *replay);
 } ReplayRule;
 
@@ -655,18 +658,17 @@ static inline const ReplayRule *replay_rule_find(const char *name) {
     return NULL;
 }
 
-// Trains `parameters` (parameter_count): in, the initial ones; out, those that a run ends
-// with. Returns the gradients committed.
+// Trains `parameters` (parameter_count), from the initial ones to those at the end of a
+// run. Returns the number of gradients committed.
 static inline double replay_run(const ReplaySettings *settings, const ReplayProblem *problem,
                                 float *parameters) {
     const ReplayRule *rule = replay_rule_find(settings->rule);
     assert(rule != NULL);
     Replay *replay = (Replay *)malloc(sizeof *replay);
     replay_open(replay, settings, problem, parameters);
-    bool rounded =
-        rule->sharded &&
-        !wire_is_coarse(settings->wire); // who starts, starts with what others could have been sent
-    if (rounded) { replay_travel(replay, &replay->layout, settings->wire, replay->parameters); }
+    // All workers start at the parameters as the wire rounds them.
+    bool rounded = rule->sharded && !wire_is_coarse(settings->wire);
+    if (rounded) { replay_through_wire(replay, &replay->layout, settings->wire, replay->parameters); }
     rule->train(replay);
     memcpy(parameters, rule->local ? replay->workers[0].outer : replay->parameters,
            problem->parameter_count * sizeof(float));

@@ -1,14 +1,17 @@
-// rules_bench.h: one update rule on some ranks: what to do, what came out, and how two
-// runs are compared.
+// rules_bench.h: runs one update rule on a few ranks, and compares runs.
 //
-// The real scheduler, the real streams and a real transport. Started plainly, ranks are
-// threads of this process (worlds of 1 to 4). Started by mpirun, each process is one
-// rank, and run_world runs what fits the number of ranks; a test looks at the ranks that
-// it has.
+// A test fills in a RunSpec, and run_world returns a RunResult for each rank. Scheduler,
+// streams and collectives are the program's own. Between two commits the bench takes a
+// look (Look): it copies what the rank holds then.
 //
-// The problems are small enough to be checked by hand: S1, the scalar problem of the
-// worked examples; a quadratic; and a noisy vector problem with awkward sizes for
-// comparing execution orders bit for bit, which keeps pace as a model does.
+// A test program that is started plainly makes its ranks out of threads, in worlds of 1
+// to 4. Started by mpirun, each process is one rank; run_world then runs only worlds of
+// exactly that size, and a process has only the results of its own rank (have_rank).
+//
+// What is trained is small: the scalar problem of the worked examples; a quadratic
+// without noise; and a vector of noisy quadratics of an awkward length, for comparing
+// orders of execution bit for bit. The last one keeps pace as a model does: it waits for
+// parameters and announces gradients part by part.
 #ifndef ACCO_TEST_RULES_BENCH_H
 #define ACCO_TEST_RULES_BENCH_H
 
@@ -34,46 +37,46 @@ enum {
 typedef MicroBatchResult (*MicroBatch)(void *self, Stream *stream, uint64_t index, const float *parameters,
                                        float *gradients, const Pace *pace);
 
-// Something that is not a number, on all ranks but the first.
+// A value that is not finite, in one micro-batch of every rank but 0.
 typedef struct Poison {
-    uint64_t index; // of the micro-batch; 0: none
+    uint64_t index; // of the micro-batch; 0: no poison
     bool in_loss, in_gradient;
     float value;
 } Poison;
 
 typedef struct RunSpec {
     const char *rule;
-    SchedulerSettings settings; // but for what hangs on the rule, and the two lines below
+    SchedulerSettings settings; // bench_open fills in what the rule decides, and the round sizes
     int round_size[MAX_RANKS], first_round_size[MAX_RANKS];
     int commits; // at most; settings.target may end the run earlier
-    bool finish; // as a run that comes to its end
-    bool blind;  // look at the parameters at the end only: nothing waits for what is still arriving
+    bool finish; // call Rule::finish after the last commit, as at the end of a run
+    bool blind;  // look only at the end, so that nothing waits for parameters that are still arriving
     size_t parameter_count;
     size_t layer_begins[LAYERS + 1];
     int layer_count;
     float start, start_step; // element i starts at start + i * start_step
     MicroBatch micro_batch;
-    int parts;            // in which the noisy problem asks for parameters and announces gradients
-    double pause_seconds; // up to so much before each of them, at random
-    double work_seconds;  // of a micro-batch
-    double slow_seconds;  // more of it, on rank 1
-    bool snapshots;       // keep the parameters of every micro-batch
-    bool counts_spans;
+    int parts;            // in which the noisy problem waits for parameters and announces gradients
+    double pause_seconds; // before each part, at random up to this
+    double work_seconds;  // that a micro-batch takes
+    double slow_seconds;  // that it takes longer on rank 1
+    bool snapshots;       // keep the parameters at which every micro-batch was computed
+    bool counts_spans;    // fill in RunResult::kept
     Poison poison;
     double chaos_seconds, link_bytes_per_second;
     size_t message; // elements of a message, a multiple of LAYOUT_BLOCK; 0: what the transport takes
 } RunSpec;
 
-// What there is to see between two commits. Arrays are NULL where nobody looked, or the
-// rule has none.
+// What a rank holds between two commits. Arrays are NULL where the bench did not look,
+// and where the rule has no such array.
 typedef struct Look {
     float *committed;                             // (parameter_count): what all ranks share
-    float *local;                                 // (parameter_count): where compute goes on
+    float *local;                                 // (parameter_count): what compute uses next
     float *master, *first_moment, *second_moment; // (shard): own elements
     float *momentum;                              // (parameter_count): of the outer steps
-    uint64_t hashes[MAX_RANKS];                   // of what must be the same on all ranks: of every rank
+    uint64_t hashes[MAX_RANKS];                   // by rank: a hash of what must be the same on all ranks
     CommitReport report;
-    int64_t reports; // how many there have been
+    int64_t reports; // number of reports so far
 } Look;
 
 typedef struct Seconds {
@@ -81,17 +84,17 @@ typedef struct Seconds {
 } Seconds;
 
 typedef struct RunResult {
-    Look looks[MAX_LOOKS];   // at the start, after each commit, and where the run came to its end once more
-    int last;                // look
-    Layout owned;            // of master and moments
-    float seen[MAX_SEEN][2]; // where each micro-batch was evaluated: the first two elements
+    Look looks[MAX_LOOKS];           // at the start, after each commit, and after RunSpec::finish
+    int last;                        // the last look
+    Layout owned;                    // of master and moments
+    float seen[MAX_SEEN][2];         // where each micro-batch was evaluated: the first two elements
     float *snapshots[MAX_SNAPSHOTS]; // (parameter_count): all of them
     uint64_t micro_batches;          // begun by this rank
     uint64_t bytes_sent;
     double gradients_done;
-    TraceSums kept;       // of all spans, counted one by one
-    TraceSums unreported; // what is left of the trace's own sums at the end
-    Seconds seconds;      // that rank 0 has reported, on all ranks
+    TraceSums kept;       // added up span by span
+    TraceSums unreported; // what the trace's own sums hold at the end, after the last report
+    Seconds seconds;      // that rank 0 has reported; the same number on all ranks
     bool failed;
     SpikeReport spike; // the latest
     double spikes;
@@ -99,8 +102,8 @@ typedef struct RunResult {
 
 typedef struct TestProblem {
     const RunSpec *spec;
-    RunResult *result;  // NULL: nobody looks
-    float *differences; // (parameter_count), between the two passes
+    RunResult *result;  // NULL: nothing is recorded
+    float *differences; // (parameter_count): what the forward pass leaves for the backward pass
     int rank;
 } TestProblem;
 
@@ -109,7 +112,7 @@ static inline TestProblem problem_open(const RunSpec *spec, RunResult *result, i
     return problem;
 }
 
-// A scheduler and what it lives on.
+// A scheduler with all that it needs.
 typedef struct Bench {
     const Rule *rule;
     TestProblem problem;
@@ -118,22 +121,19 @@ typedef struct Bench {
     ThreadPool *pool;
 } Bench;
 
-static inline SchedulerSettings settings_of(const RunSpec *spec, const Rule *rule, int rank) {
+// This function and all others that run on a rank must not use cmocka's assertions: they
+// work only on the thread that runs the test.
+static inline void bench_open(Bench *bench, const RunSpec *spec, Transport *transport, RunResult *result) {
+    const Rule *rule = rule_find(spec->rule);
+    memset(bench, 0, sizeof *bench);
+    bench->rule = rule;
+    bench->problem = problem_open(spec, result, transport->rank);
     SchedulerSettings settings = spec->settings;
     settings.kind = rule->kind;
     settings.replicated = rule->replicated;
     settings.rounds_per_commit = rule->rounds_per_commit;
-    settings.round_size = spec->round_size[rank];
-    settings.first_round_size = spec->first_round_size[rank];
-    return settings;
-}
-
-// No assertions of cmocka in here and below: ranks that are threads have no test to fail.
-static inline void bench_open(Bench *bench, const RunSpec *spec, Transport *transport, RunResult *result) {
-    memset(bench, 0, sizeof *bench);
-    bench->rule = rule_find(spec->rule);
-    bench->problem = problem_open(spec, result, transport->rank);
-    SchedulerSettings settings = settings_of(spec, bench->rule, transport->rank);
+    settings.round_size = spec->round_size[transport->rank];
+    settings.first_round_size = spec->first_round_size[transport->rank];
     Problem problem = {&bench->problem, spec->parameter_count, spec->micro_batch, spec->layer_begins,
                        spec->layer_count};
     Scheduler *s = &bench->scheduler;
@@ -203,7 +203,7 @@ static inline void look_at(Bench *bench, Look *look) {
 static inline void run_commits(Bench *bench, const RunSpec *spec, RunResult *result) {
     Scheduler *s = &bench->scheduler;
     look_at(bench, &result->looks[0]);
-    s->transport->bytes_sent = 0; // of the commits alone
+    s->transport->bytes_sent = 0; // counts the commits alone
     while (result->last < spec->commits && s->gradients_done < spec->settings.target && !s->failed) {
         bench->rule->commit(s);
         Look *look = &result->looks[++result->last];
@@ -220,7 +220,8 @@ static inline void run_commits(Bench *bench, const RunSpec *spec, RunResult *res
     if (result->looks[result->last].committed == NULL) { look_at(bench, &result->looks[result->last]); }
 }
 
-// Sums over all spans by looking at every pair of them.
+// The sums that a trace keeps, computed the slow way: every span of communication against
+// every span of compute.
 static inline TraceSums count_spans(const Trace *trace) {
     TraceSums sums = {0, 0, 0};
     for (size_t i = 0; i < trace->span_count; i++) {
@@ -241,7 +242,8 @@ static inline TraceSums count_spans(const Trace *trace) {
     return sums;
 }
 
-// Of all reports, each of them once: a look may find that of the look before.
+// Adds up the reports, each once: where no new one has come, a look holds the report of
+// the look before.
 static inline Seconds sum_seconds(const RunResult *result) {
     Seconds sum = {0, 0, 0};
     for (int look = 1; look <= result->last; look++) {
@@ -254,7 +256,7 @@ static inline Seconds sum_seconds(const RunResult *result) {
     return sum;
 }
 
-// What everybody tells the others about a run.
+// What each rank tells the others after a run.
 typedef struct Summary {
     uint64_t hashes[MAX_LOOKS];
     Seconds seconds;
@@ -315,10 +317,11 @@ static inline void free_results(RunResult *results, int ranks) {
     }
 }
 
-// Under mpirun this process is one rank of `process_transport`; otherwise all ranks are
-// threads. Returns false where the world does not fit.
-static Transport *process_transport; // set once in main
+// The ranks of this test program: more than one under mpirun. main sets it once.
+static Transport *process_transport;
 
+// Runs `spec` on `ranks` ranks: on threads, or under mpirun on the processes. Returns
+// false where mpirun has started another number of them.
 static inline bool run_world(const RunSpec *spec, int ranks, RunResult *results) {
     World world = {spec, results};
     memset(results, 0, sizeof(RunResult) * (size_t)ranks);
@@ -330,14 +333,15 @@ static inline bool run_world(const RunSpec *spec, int ranks, RunResult *results)
     return true;
 }
 
-// Which of the results are ours to look at.
+// Whether this process has the results of the rank.
 static inline bool have_rank(int rank) {
     return process_transport->size == 1 || process_transport->rank == rank;
 }
 
+// The lowest rank of which this process has the results.
 static inline int first_rank(void) { return process_transport->rank; }
 
-// For messages.
+// The run in words, for messages of failed tests.
 static const char *describe(const RunSpec *spec, int ranks) {
     static char text[256];
     snprintf(text, sizeof text,
@@ -350,7 +354,7 @@ static const char *describe(const RunSpec *spec, int ranks) {
 }
 
 // ---------------------------------------------------------------------------------------
-// The problems
+// What is trained
 
 static inline void note_seen(const TestProblem *problem, uint64_t index, const float *parameters) {
     if (problem->result == NULL || index >= MAX_SEEN) { return; }
@@ -359,8 +363,9 @@ static inline void note_seen(const TestProblem *problem, uint64_t index, const f
     }
 }
 
-// S1: gradient of micro-batch j on worker i is theta - X[i][j], X[0][j] = j, X[1][j] = 4
-// + 2j; data used in order. A second element has half the target.
+// The scalar problem of the worked examples. The gradient of micro-batch j on rank i is
+// theta - X[i][j], where X[0][j] = j and X[1][j] = 4 + 2j. A second element has half the
+// target.
 static inline MicroBatchResult scalar_micro_batch(void *self, Stream *stream, uint64_t index,
                                                   const float *parameters, float *gradients,
                                                   const Pace *pace) {
@@ -416,13 +421,8 @@ static inline void take_time(const TestProblem *problem, Random *pauses) {
     if (seconds > 0) { sleep_seconds(seconds); }
 }
 
-static inline void take_snapshot(const TestProblem *problem, uint64_t index, const float *parameters) {
-    if (problem->result == NULL || !problem->spec->snapshots || index >= MAX_SNAPSHOTS) { return; }
-    problem->result->snapshots[index] = copy_floats(parameters, problem->spec->parameter_count);
-}
-
-// Forward: asks for the parameters and writes down how far each is from its target, which
-// is noise around 0.2. Returns the loss.
+// Forward: waits for the parameters, part by part, and stores how far each is from its
+// target, which is noise around 0.2. Returns the loss.
 static inline double noisy_forward(TestProblem *problem, uint64_t seed, const float *parameters,
                                    const Pace *pace, Random *pauses) {
     double loss = 0;
@@ -439,7 +439,8 @@ static inline double noisy_forward(TestProblem *problem, uint64_t seed, const fl
     return loss / (double)problem->spec->parameter_count;
 }
 
-// Backward: adds the gradients from the end to the start, and announces them.
+// Backward: adds the gradients, from the end of the vector to its start, and announces
+// them.
 static inline void noisy_backward(TestProblem *problem, float *gradients, const Pace *pace, Random *pauses) {
     for (int part = (problem->spec->parts > 1 ? problem->spec->parts : 1) - 1; part >= 0; part--) {
         size_t begin = part_begin(problem->spec, part), end = part_begin(problem->spec, part + 1);
@@ -449,8 +450,8 @@ static inline void noisy_backward(TestProblem *problem, float *gradients, const 
     }
 }
 
-// A vector of independent quadratics whose targets are noise: nothing about its bits is
-// simple. As a model, it keeps pace.
+// A vector of independent quadratics whose targets are noise, so that every bit of the
+// result depends on the order of the additions. It keeps pace, as a model does.
 static inline MicroBatchResult noisy_micro_batch(void *self, Stream *stream, uint64_t index,
                                                  const float *parameters, float *gradients,
                                                  const Pace *pace) {
@@ -460,7 +461,9 @@ static inline MicroBatchResult noisy_micro_batch(void *self, Stream *stream, uin
     uint64_t seed = random_hash((uint64_t)problem->rank + 1, index);
     Random pauses = {seed};
     MicroBatchResult result = {noisy_forward(problem, seed, parameters, pace, &pauses), 0.0};
-    take_snapshot(problem, index, parameters);
+    if (problem->result != NULL && problem->spec->snapshots && index < MAX_SNAPSHOTS) {
+        problem->result->snapshots[index] = copy_floats(parameters, problem->spec->parameter_count);
+    }
     if (poison->index > 0 && poison->index == index && problem->rank > 0) {
         if (poison->in_loss) { result.loss = (double)poison->value; }
         if (poison->in_gradient) { problem->differences[problem->spec->parameter_count / 2] = poison->value; }
@@ -469,7 +472,7 @@ static inline MicroBatchResult noisy_micro_batch(void *self, Stream *stream, uin
     return result;
 }
 
-// What micro-batch `index` of a rank reports: binary fractions, so that sums are exact in
+// What micro-batch `index` of a rank returns: binary fractions, so that sums are exact in
 // any order.
 static inline MicroBatchResult graded_result(int rank, uint64_t index) {
     MicroBatchResult result = {1.0 + 0.5 * rank + 0.25 * (double)index, 100.0 * rank + 0.125 * (double)index};
@@ -484,7 +487,7 @@ static inline MicroBatchResult graded_micro_batch(void *self, Stream *stream, ui
 }
 
 // ---------------------------------------------------------------------------------------
-// What to run
+// Specs
 
 static const DecayRange EVERYTHING = {0, SIZE_MAX};
 
@@ -492,8 +495,7 @@ static inline void set_wire(RunSpec *spec, WireFormat wire) {
     spec->settings.wire = spec->settings.estimate_wire = wire;
 }
 
-// Where the layers of a vector of `count` elements begin: something lies before the first
-// and behind the last.
+// Cuts the vector into layers. Some elements lie before the first and behind the last.
 static inline void set_layers(RunSpec *spec) {
     spec->layer_count = LAYERS;
     for (int l = 0; l <= LAYERS; l++) {
@@ -533,8 +535,9 @@ static inline bool is_local(const char *rule) { return rule_find(rule)->kind == 
 static inline bool is_streaming(const char *rule) { return strcmp(rule, "streaming-diloco") == 0; }
 static inline bool is_acco(const char *rule) { return strcmp(rule, "acco") == 0; }
 
-// The same number of micro-batches per commit for all rules that step together. Epsilon
-// is of the size of the gradients, or AdamW would hide every constant factor.
+// The noisy problem under a rule. All rules whose workers step together take as many
+// micro-batches per commit. Epsilon is as large as the gradients: with a small one AdamW
+// divides gradients by their own size, and a wrong constant factor would not show.
 static inline RunSpec noisy_spec(const char *rule, size_t parameter_count) {
     RunSpec spec = scalar_spec(rule, NULL, is_acco(rule) ? 1 : 2);
     spec.commits = 5;
@@ -556,8 +559,9 @@ static inline RunSpec noisy_spec(const char *rule, size_t parameter_count) {
     return spec;
 }
 
-// A copy that does all it can to show a difference: many buckets and messages, pauses in
-// both passes, delays, nobody who looks and waits.
+// The same run, changed so that a wrong order of events is most likely to show: many
+// small buckets and messages, pauses in both passes, delayed messages, and no looks,
+// because they wait.
 static inline RunSpec restless(const RunSpec *spec, double chaos_seconds) {
     RunSpec other = *spec;
     other.settings.overlap = true;
@@ -623,8 +627,8 @@ static inline void expect_same_report(const CommitReport *a, const CommitReport 
     expect_number((double)b->commit, (double)a->commit, 0, what, look);
 }
 
-// Everything that both have looked at is the same, bit for bit, on every rank that is
-// ours; and it has moved.
+// On every rank of this process, everything that both runs have looked at is the same,
+// bit for bit; and parameters have moved.
 static inline void expect_same_results(const RunSpec *spec, int ranks, const RunResult *a, const RunResult *b,
                                        const char *what) {
     for (int rank = 0; rank < ranks; rank++) {
@@ -653,7 +657,7 @@ static inline void expect_replicas_agree(int ranks, const RunResult *results, co
     }
 }
 
-// Runs `other` and compares it with what came out of a run before.
+// Runs `other` and compares it with the results of an earlier run.
 static inline void expect_same_run(const RunSpec *other, int ranks, const RunResult *before) {
     RunResult results[MAX_RANKS];
     run_world(other, ranks, results);
@@ -663,7 +667,7 @@ static inline void expect_same_run(const RunSpec *other, int ranks, const RunRes
     free_results(results, ranks);
 }
 
-// Runs both and compares them. Returns false where the world does not fit.
+// Runs both and compares them. Returns false where run_world does.
 static inline bool compare_runs(const RunSpec *one, const RunSpec *other, int ranks) {
     RunResult results[MAX_RANKS];
     if (!run_world(one, ranks, results)) { return false; }
@@ -673,7 +677,7 @@ static inline bool compare_runs(const RunSpec *one, const RunSpec *other, int ra
     return true;
 }
 
-// What main of a test program returns. Under mpirun this process is one rank.
+// The main function of a test program. Returns its exit code.
 static inline int run_rules_tests(const struct CMUnitTest *tests, size_t count) {
     Transport transport;
     Error error = {""};

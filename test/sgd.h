@@ -1,5 +1,5 @@
-// sgd.h: plain SGD in the place of AdamW, for worked examples of the update rules: with
-// it their numbers are exact and can be checked by hand.
+// sgd.h: plain SGD in the place of AdamW. With it the worked examples of the update rules
+// are exact in fp32, and can be checked by hand.
 #ifndef ACCO_TEST_SGD_H
 #define ACCO_TEST_SGD_H
 

@@ -1,5 +1,12 @@
-// test_options.c: the option table, its parser, its file and what is printed from it.
-
+// test_options.c: everything that is made from the option table.
+//
+//   - the table itself: no name and no field twice, rules that exist
+//   - the command line: every kind of value, and for every mistake one line that names
+//     the option and says what is allowed
+//   - the configuration file: the same, with the number of the line; what is saved reads
+//     back bit for bit
+//   - options that contradict each other, the rule, or the number of ranks are refused
+//   - --help, the tables of docs/options.md and the JSON of the log have every option
 #include "test/harness.h"
 
 #include "program/options_check.h"
@@ -7,7 +14,7 @@
 
 enum { WORDS_MAX = 16 };
 
-static char scratch[64]; // a directory of this program's own
+static char scratch[64]; // a temporary directory
 
 static void scratch_path(const char *name, char path[256]) { snprintf(path, 256, "%s/%s", scratch, name); }
 
@@ -50,7 +57,7 @@ static void expect_text(const char *line, const char *text, const char *part) {
     if (strpbrk(text, "\n\r") != NULL) { fail_msg("%s: more than one line", line); }
 }
 
-// The line is refused by the parser, and every part is in the message.
+// The parser refuses the line, and both parts are in the message.
 static void expect_refused(const char *line, const char *part, const char *other_part) {
     Options options;
     Error error;
@@ -59,6 +66,7 @@ static void expect_refused(const char *line, const char *part, const char *other
     expect_text(line, error.text, other_part);
 }
 
+// The options of the line are valid and do not contradict each other.
 static void expect_consistent(const char *line) {
     Options options;
     Error error;
@@ -66,6 +74,7 @@ static void expect_consistent(const char *line) {
     if (!options_check(&options, &error)) { fail_msg("%s: %s", line, error.text); }
 }
 
+// Each option of the line is valid, but options_check refuses them together.
 static void expect_contradiction(const char *line, const char *part) {
     Options options;
     Error error;
@@ -97,6 +106,7 @@ static char *print_to_text(void (*print)(FILE *)) {
 }
 
 // ---------------------------------------------------------------------------------------
+// The table
 
 static void test_table_is_sound(void **state) {
     (void)state;
@@ -119,8 +129,9 @@ static void test_table_is_sound(void **state) {
     }
 }
 
-// Names of rules that nobody can choose would make an option one that nobody can give.
-static void test_owners_are_rules(void **state) {
+// An option that is only for some rules names rules that can be chosen. Otherwise nobody
+// could ever give it.
+static void test_options_of_rules_name_rules_that_exist(void **state) {
     (void)state;
     const OptionSpec *optimizer = option_find("optimizer");
     int owned = 0;
@@ -143,10 +154,13 @@ static void test_owners_are_rules(void **state) {
     assert_true(option_list_names("dpu, acco-wp or acco", "dpu") &&
                 option_list_names("dpu, acco-wp or acco", "acco"));
     assert_true(option_list_names("co2", "co2"));
-    assert_false(option_list_names("dpu or acco-wp", "acco")); // no part of a name
+    assert_false(option_list_names("dpu or acco-wp", "acco")); // whole names only
     assert_false(option_list_names("diloco", "streaming-diloco"));
     assert_false(option_list_names("streaming-diloco", "diloco"));
 }
+
+// ---------------------------------------------------------------------------------------
+// The command line
 
 static void test_defaults(void **state) {
     (void)state;
@@ -260,9 +274,10 @@ static void test_counts_take_suffixes(void **state) {
     expect_refused("--tokens 2Mk", "not a whole number", "2Mk");
     expect_refused("--tokens 2T", "not a whole number", "2T");
     expect_refused("--tokens 20000000000G", "out of range", "1 or more");
-    expect_refused("--micro-batch 2k", "not a whole number", "1 .. 65536"); // batches are no token counts
+    expect_refused("--micro-batch 2k", "not a whole number", "1 .. 65536"); // not a count of tokens
 }
 
+// At most 1023 bytes; empty texts and texts that begin with -- are allowed.
 static void test_texts(void **state) {
     (void)state;
     Options options;
@@ -312,7 +327,7 @@ static void test_names_are_suggested(void **state) {
     expect_refused("serve", "unknown command serve; commands: train, sample, eval, plan, help", "");
     expect_refused("plan there", "unexpected word there", "--name value");
     const char *const names[] = {"tiny", "36M", "125M"};
-    assert_int_equal(name_distance("acco", "caco"), 1); // neighbours that changed places are one mistake
+    assert_int_equal(name_distance("acco", "caco"), 1); // two letters swapped are one mistake
     assert_int_equal(name_distance("kitten", "sitting"), 3);
     assert_int_equal(name_distance("", "abc"), 3);
     assert_string_equal(nearest_name("126m", names, 3), "125M");
@@ -355,12 +370,12 @@ static void test_bad_numbers(void **state) {
     assert_false(parse(&options, &error, words));
 }
 
+// Words such as auto stand for a number that cannot be given as a number.
 static void test_ranges(void **state) {
     (void)state;
     expect_refused("--micro-batch 0", "0 is out of range", "allowed: auto or 1 .. 65536");
     expect_refused("--micro-batch 65537", "out of range", "1 .. 65536");
-    expect_refused("--seq-len 0", "0 is out of range",
-                   "auto or 1 .. 1048576"); // auto is a word, not the number that stands for it
+    expect_refused("--seq-len 0", "0 is out of range", "auto or 1 .. 1048576");
     expect_refused("--threads 0", "0 is out of range", "auto or 1");
     expect_refused("--min-lr -1", "out of range", "auto or 0 .. 100");
     expect_refused("--slow-rank -1", "out of range", "none or 0");
@@ -370,8 +385,7 @@ static void test_ranges(void **state) {
     expect_refused("--tokens 99999999999999999999", "out of range", "1 or more");
     expect_refused("--seed -1", "out of range", "0 .. 4294967295");
     expect_refused("--overlap yes", "neither on nor off", "on or off");
-    expect_refused("--acco-init 0", "0 is out of range",
-                   "round or 1 .. 1000000"); // round is a word, not the number that stands for it
+    expect_refused("--acco-init 0", "0 is out of range", "round or 1 .. 1000000");
     expect_refused("--sequential -1", "out of range", "0 or more");
     expect_refused("--bucket-mb 0", "0 is out of range", "auto or 0.001 .. 1000000");
     expect_refused("--co2-tau 0", "out of range", "1 .. 1000000");
@@ -388,7 +402,7 @@ static void test_ranges(void **state) {
     expect_refused("--link-us -1", "out of range", "off or 0.001 .. 1000000");
 }
 
-static void test_missing_and_double(void **state) {
+static void test_missing_values_and_options_given_twice(void **state) {
     (void)state;
     expect_refused("--model", "--model needs a value: --model NAME|PATH", "");
     expect_refused("--model --data x", "--model needs a value", "NAME|PATH");
@@ -431,7 +445,9 @@ static void test_help_and_version_come_first(void **state) {
 }
 
 // ---------------------------------------------------------------------------------------
+// The configuration file
 
+// The command line wins over the file, whether it stands before or behind --config.
 static void test_file_and_precedence(void **state) {
     (void)state;
     static const char text[] = "# a comment\n\n  micro-batch = 4   # four\r\nlr=1e-3\n\tprompt = \"a # "
@@ -447,10 +463,9 @@ static void test_file_and_precedence(void **state) {
     assert_int_equal(options.micro_batch, 4);
     assert_string_equal(options.prompt, "a # \"b\\\n\x01");
     assert_string_equal(options.data, "my#file.txt");
-    assert_string_equal(options.model, "some name"); // the last line needs no end
+    assert_string_equal(options.model, "some name"); // the last line has no newline
     assert_string_equal(options.config, path);
-    assert_true(options.learning_rate == 2e-3 &&
-                options.seq_len == 9); // before and behind --config, the command line wins
+    assert_true(options.learning_rate == 2e-3 && options.seq_len == 9);
 }
 
 static void expect_file_refused(const char *text, size_t length, const char *part) {
@@ -499,7 +514,7 @@ static void test_bad_files_name_the_line(void **state) {
     expect_refused("--config /", "cannot read /: Is a directory", "--config");
 }
 
-// Whatever is in a file, reading it ends with options or with one line of text.
+// Whatever bytes a file has, reading it gives options or a message of one line.
 static void test_random_files(void **state) {
     (void)state;
     static const char letters[] = "lr=\n\"\\u0 #prompt-seed19.e\t\r";
@@ -582,6 +597,7 @@ static void test_save_failures(void **state) {
 }
 
 // ---------------------------------------------------------------------------------------
+// Options that do not fit together
 
 static void test_contradictions(void **state) {
     (void)state;
@@ -683,9 +699,9 @@ static void test_options_of_other_rules_are_refused(void **state) {
     for (size_t i = 0; i < sizeof fine / sizeof fine[0]; i++) { expect_consistent(fine[i]); }
 }
 
-// A run saves every option; its file must be good for another rule as long as nothing of
+// A run saves every option. Its file can be used with another rule, unless an option of
 // the old rule was set.
-static void test_owners_hold_for_files(void **state) {
+static void test_options_of_other_rules_are_refused_in_files(void **state) {
     (void)state;
     Options options;
     Error error;
@@ -704,7 +720,8 @@ static void test_owners_hold_for_files(void **state) {
                          "--co2-gap belongs to --optimizer co2, this run uses ddp: leave it at const:1");
 }
 
-static void test_auto_needs_counts(void **state) {
+// --accumulate auto is for overlapped rules only: the message says why.
+static void test_accumulate_auto_is_for_overlapped_rules(void **state) {
     (void)state;
     static const char synchronous[] =
         "takes a fixed number, because it computes no further micro-batches while it communicates";
@@ -721,12 +738,12 @@ static void test_auto_needs_counts(void **state) {
     expect_consistent("--accumulate auto --optimizer acco");
     expect_consistent("--accumulate auto --optimizer acco-wp");
     expect_consistent("--accumulate auto --optimizer dpu");
-    expect_consistent("--accumulate 1 --optimizer acco-wp"); // only acco has two half rounds
+    expect_consistent("--accumulate 1 --optimizer acco-wp"); // only acco has two rounds per commit
     expect_consistent("--accumulate 3 --optimizer dpu");
     expect_consistent("--accumulate 3 --optimizer co2");
 }
 
-static void test_fragments_take_turns(void **state) {
+static void test_fragments_fit_their_period(void **state) {
     (void)state;
 #define STREAMING "--optimizer streaming-diloco "
     expect_contradiction(STREAMING "--streaming-P 4",
@@ -791,7 +808,7 @@ static void test_rank_lists(void **state) {
                                                   "acco spends its micro-batches in 2 equal rounds; use "
                                                   "2 or 4");
     expect_contradiction("--rank-accumulate 1,2", "use 2 or 4");
-    expect_consistent("--rank-accumulate 4,2 --accumulate 3"); // the list counts
+    expect_consistent("--rank-accumulate 4,2 --accumulate 3"); // the list wins
     expect_consistent("--rank-accumulate 4,3 --optimizer acco-wp");
     expect_consistent("--rank-accumulate 1000000,1 --optimizer ddp");
 }
@@ -818,7 +835,7 @@ static void test_micro_batches_of_ranks(void **state) {
     expect_valid(&options, "--accumulate 6");
     assert_int_equal(options_rank_accumulate(&options, 2, 3), 6);
     assert_int_equal(options_total_accumulate(&options, 3), 18);
-    expect_valid(&options, "--accumulate auto"); // the least: one in each of two half rounds
+    expect_valid(&options, "--accumulate auto"); // at least one in each of two rounds
     assert_int_equal(options_rank_accumulate(&options, 1, 2), 0);
     assert_int_equal(options_total_accumulate(&options, 2), 4);
     expect_valid(&options, "--accumulate auto --optimizer dpu");
@@ -846,6 +863,9 @@ static void test_contradictions_with_ranks(void **state) {
     assert_false(options_check_ranks(&options, 2, 256, &error));
     expect_text("tokens", error.text, "or --rank-accumulate");
 }
+
+// ---------------------------------------------------------------------------------------
+// What is printed
 
 static void test_help_is_complete_and_narrow(void **state) {
     (void)state;
@@ -875,13 +895,13 @@ static void test_help_is_complete_and_narrow(void **state) {
     assert_non_null(strstr(markdown, "| `--accumulate N\\|auto` | 2 | auto or 1 .. 1000000 | "));
     for (char *line = strtok(help, "\n"); line != NULL; line = strtok(NULL, "\n")) {
         if (strlen(line) > 100 || line[strlen(line) - 1] == ' ') {
-            fail_msg("too wide or a blank at the end: %s", line);
+            fail_msg("--help: a line over 100 columns, or with a blank at its end: %s", line);
         }
     }
     for (char *line = strtok(markdown, "\n"); line != NULL; line = strtok(NULL, "\n")) {
         int bars = 0;
         for (char *c = line; *c != '\0'; c++) { bars += *c == '|' && (c == line || c[-1] != '\\'); }
-        if (line[0] == '|' && bars != 5) { fail_msg("not four cells: %s", line); }
+        if (line[0] == '|' && bars != 5) { fail_msg("help markdown: a row without four cells: %s", line); }
     }
     free(help);
     free(markdown);
@@ -924,7 +944,7 @@ static int remove_scratch(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_table_is_sound),
-        cmocka_unit_test(test_owners_are_rules),
+        cmocka_unit_test(test_options_of_rules_name_rules_that_exist),
         cmocka_unit_test(test_defaults),
         cmocka_unit_test(test_values),
         cmocka_unit_test(test_counts_take_suffixes),
@@ -932,7 +952,7 @@ int main(void) {
         cmocka_unit_test(test_names_are_suggested),
         cmocka_unit_test(test_bad_numbers),
         cmocka_unit_test(test_ranges),
-        cmocka_unit_test(test_missing_and_double),
+        cmocka_unit_test(test_missing_values_and_options_given_twice),
         cmocka_unit_test(test_messages_stay_one_short_line),
         cmocka_unit_test(test_help_and_version_come_first),
         cmocka_unit_test(test_file_and_precedence),
@@ -942,9 +962,9 @@ int main(void) {
         cmocka_unit_test(test_save_failures),
         cmocka_unit_test(test_contradictions),
         cmocka_unit_test(test_options_of_other_rules_are_refused),
-        cmocka_unit_test(test_owners_hold_for_files),
-        cmocka_unit_test(test_auto_needs_counts),
-        cmocka_unit_test(test_fragments_take_turns),
+        cmocka_unit_test(test_options_of_other_rules_are_refused_in_files),
+        cmocka_unit_test(test_accumulate_auto_is_for_overlapped_rules),
+        cmocka_unit_test(test_fragments_fit_their_period),
         cmocka_unit_test(test_gap_is_a_constant),
         cmocka_unit_test(test_rank_lists),
         cmocka_unit_test(test_micro_batches_of_ranks),

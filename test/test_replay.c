@@ -1,11 +1,11 @@
-// test_replay.c: the program against the plain loop of replay.h, bit for bit, for every
-// rule; and the plain loop against worked examples.
+// test_replay.c: under every rule the program ends in the same bits as the sequential
+// simulation of replay.h, the replay.
 //
-// First the oracle itself: what it makes of problems that can be followed by hand. Then
-// the real binary under mpirun, as its users start it, with 2, 3 and 32 ranks: the replay
-// reads from the run's log what was asked for, does it again in this process, and must
-// end with the same parameters, the same validation loss, and the same gradient norm and
-// learning rate at every commit.
+// First the replay itself is tested, on examples that were worked out by hand. Then the
+// real binary runs under mpirun, as its users start it, with 2, 3 and 32 ranks. The
+// replay reads the options from the run's log and trains once more in this process. It
+// must end with the same parameters and validation loss, and have the same gradient norm
+// and learning rate at every commit.
 #define _GNU_SOURCE
 #include "test/program.h"
 
@@ -18,14 +18,14 @@
 
 enum { HAND_UPDATES = 32, HAND_EVALUATIONS = 64, HAND_ELEMENTS = 2 };
 
-// A problem of one or two elements, and what was seen while it was trained.
+// A problem of one or two elements, and a record of its training.
 typedef struct Hand {
     int element_count;
     float (*gradient)(int worker, uint64_t index, int element, float parameter);
-    float updates[HAND_UPDATES][HAND_ELEMENTS];
+    float updates[HAND_UPDATES][HAND_ELEMENTS]; // what the workers share after each update
     int update_count;
-    float evaluations[2][HAND_EVALUATIONS]
-                     [HAND_ELEMENTS]; // where each micro-batch of each worker was evaluated
+    // The parameters at which each micro-batch of each worker was computed.
+    float evaluations[2][HAND_EVALUATIONS][HAND_ELEMENTS];
     int evaluation_count[2];
     float end[HAND_ELEMENTS];
     double gradients_done;
@@ -56,8 +56,8 @@ static void hand_train(Hand *hand, const ReplaySettings *settings, float start) 
     hand->gradients_done = replay_run(settings, &problem, hand->end);
 }
 
-// S1: theta - X, with X = j on worker 0 and 4 + 2j on worker 1; a second element has half
-// the target.
+// theta - X of micro-batch j, where X is j on worker 0 and 4 + 2j on worker 1. A second
+// element has half the target.
 static float scalar_gradient(int worker, uint64_t index, int element, float parameter) {
     float target = worker == 0 ? (float)index : 4.0f + 2.0f * (float)index;
     return parameter - (element == 0 ? target : target / 2);
@@ -82,15 +82,15 @@ static ReplaySettings scalar_settings(const char *rule, bool sgd, int accumulate
     return settings;
 }
 
-// What must be seen of element 0; NaN ends a list, and a rule may be seen longer than the
-// list.
+// What is expected of element 0. UNCHECKED ends a list; what comes after it may be
+// anything.
 typedef struct Path {
     double updates[6];
     double evaluations[8]; // of worker 0
-    double end;            // NaN: not said
+    double end;            // after training
 } Path;
 
-#define REST NAN
+#define UNCHECKED NAN
 
 static void expect_list(const double *expected, int room, const float (*seen)[HAND_ELEMENTS], int count,
                         double tolerance, const char *what) {
@@ -113,15 +113,16 @@ static Hand expect_path(const ReplaySettings *settings, const Path *path, double
     return hand;
 }
 
-// The examples in AdamW are in double.
+// The examples with AdamW were computed in double, the replay computes in fp32.
 #define ADAMW_TOLERANCE 2e-6
 
 static void ddp_and_zero1_follow_the_worked_example(void **state) {
     (void)state;
     static const char *const rules[] = {"ddp", "zero1"};
-    const Path sgd = {{5.375, 5.5625, 7.15625, REST}, {8, 8, 5.375, 5.375, 5.5625, 5.5625, REST}, 7.15625};
+    const Path sgd = {
+        {5.375, 5.5625, 7.15625, UNCHECKED}, {8, 8, 5.375, 5.375, 5.5625, 5.5625, UNCHECKED}, 7.15625};
     const Path adamw = {
-        {7.820000000190476, 7.651326351663929, 7.517874316291992, REST}, {REST}, 7.517874316291992};
+        {7.820000000190476, 7.651326351663929, 7.517874316291992, UNCHECKED}, {UNCHECKED}, 7.517874316291992};
     for (int i = 0; i < 2; i++) {
         ReplaySettings settings = scalar_settings(rules[i], true, 2, 12);
         expect_path(&settings, &sgd, 0);
@@ -133,26 +134,30 @@ static void ddp_and_zero1_follow_the_worked_example(void **state) {
 static void dpu_follows_the_worked_example(void **state) {
     (void)state;
     ReplaySettings settings = scalar_settings("dpu", true, 2, 12);
-    const Path sgd = {{5.375, 4.25, 5.9375, 9.6875, REST}, {8, 8, 8, 8, 5.375, 5.375, 4.25, 4.25}, 9.6875};
+    const Path sgd = {
+        {5.375, 4.25, 5.9375, 9.6875, UNCHECKED}, {8, 8, 8, 8, 5.375, 5.375, 4.25, 4.25}, 9.6875};
     Hand hand = expect_path(&settings, &sgd, 0);
     assert_int_equal(hand.update_count, 4);
     assert_true(hand.gradients_done == 16);
     settings = scalar_settings("dpu", false, 2, 12);
-    const Path adamw = {{7.820000000190476, 7.650092549585583, 7.513295032542005, REST}, {REST}, NAN};
+    const Path adamw = {
+        {7.820000000190476, 7.650092549585583, 7.513295032542005, UNCHECKED}, {UNCHECKED}, UNCHECKED};
     expect_path(&settings, &adamw, ADAMW_TOLERANCE);
 }
 
 static void acco_wp_follows_the_worked_example(void **state) {
     (void)state;
     ReplaySettings settings = scalar_settings("acco-wp", true, 2, 12);
-    const Path sgd = {{5.375, 4.25, 7.25, 11.5625, REST}, {8, 8, 8, 8, 2.75, 2.75, 3.125, 3.125}, 11.5625};
+    const Path sgd = {
+        {5.375, 4.25, 7.25, 11.5625, UNCHECKED}, {8, 8, 8, 8, 2.75, 2.75, 3.125, 3.125}, 11.5625};
     Hand hand = expect_path(&settings, &sgd, 0);
     assert_int_equal(hand.update_count, 4);
     settings.target = 16;
     hand = expect_path(&settings, &sgd, 100); // one round more sees the third prediction
     assert_true(hand.updates[3][0] == 11.5625f && hand.evaluations[0][8][0] == 10.25f);
     settings = scalar_settings("acco-wp", false, 2, 16);
-    const Path adamw = {{7.820000000190476, 7.650092549585583, 7.515647789287045, REST}, {REST}, NAN};
+    const Path adamw = {
+        {7.820000000190476, 7.650092549585583, 7.515647789287045, UNCHECKED}, {UNCHECKED}, UNCHECKED};
     hand = expect_path(&settings, &adamw, ADAMW_TOLERANCE);
     static const double predicted[] = {7.641800000379048, 7.48343317962174, 7.404604409304794};
     for (int i = 0; i < 3; i++) {
@@ -163,15 +168,16 @@ static void acco_wp_follows_the_worked_example(void **state) {
 static void acco_follows_the_worked_example(void **state) {
     (void)state;
     ReplaySettings settings = scalar_settings("acco", true, 2, 12);
-    const Path sgd = {
-        {5.375, 5.65625, 7.2734375, REST}, {8, 8, 5, 5.375, 5.375, 5.65625, 6.96875, REST}, 7.2734375};
+    const Path sgd = {{5.375, 5.65625, 7.2734375, UNCHECKED},
+                      {8, 8, 5, 5.375, 5.375, 5.65625, 6.96875, UNCHECKED},
+                      7.2734375};
     Hand hand = expect_path(&settings, &sgd, 0);
     assert_int_equal(hand.update_count, 3);
     assert_true(hand.gradients_done == 12 && hand.evaluation_count[0] == 7); // the last half A is thrown away
     settings = scalar_settings("acco", false, 2, 12);
-    const Path adamw = {{7.820000000190476, 7.651326351664015, 7.517904095233705, REST},
+    const Path adamw = {{7.820000000190476, 7.651326351664015, 7.517904095233705, UNCHECKED},
                         {8, 8, 7.820000000166667, 7.820000000190476, 7.6468900592858775, 7.651326351664015,
-                         7.5082060760890466, REST},
+                         7.5082060760890466, UNCHECKED},
                         7.517904095233705};
     expect_path(&settings, &adamw, ADAMW_TOLERANCE);
 }
@@ -180,28 +186,27 @@ static void acco_with_unequal_workers_follows_the_worked_example(void **state) {
     (void)state;
     ReplaySettings settings = scalar_settings("acco", true, 2, 24);
     settings.accumulate[1] = 6;
-    const Path round = {{7.4375, 12.203125, 19.26171875, REST},
-                        {8, 8, 6.25, 7.4375, 11.3125, 12.203125, 18.296875, REST},
+    const Path round = {{7.4375, 12.203125, 19.26171875, UNCHECKED},
+                        {8, 8, 6.25, 7.4375, 11.3125, 12.203125, 18.296875, UNCHECKED},
                         19.26171875};
     expect_path(&settings, &round, 0);
     settings.first_half[0] = settings.first_half[1] = 1;
     settings.target = 22;
-    const Path one = {{6.416666666666667, 10.25, 16.770833333333332, REST},
-                      {8, 8, 5, 6.416666666666667, 9.416666666666668, 10.25, 15.791666666666666, REST},
+    const Path one = {{6.416666666666667, 10.25, 16.770833333333332, UNCHECKED},
+                      {8, 8, 5, 6.416666666666667, 9.416666666666668, 10.25, 15.791666666666666, UNCHECKED},
                       16.770833333333332};
     Hand hand = expect_path(&settings, &one, 4e-6);
     assert_true(hand.gradients_done == 22);
 }
 
-// Two commits as under zero1; then the overlapped scheme starts where they ended, with
-// the next data.
+// With --sequential 2, two commits are as under zero1. Then the overlapped rule starts at
+// their result, with the next data; its first commit is as under zero1, too.
 static void a_sequential_start_is_zero1(void **state) {
     (void)state;
     static const char *const rules[] = {"dpu", "acco-wp", "acco"};
-    const Path longer = {{5.375, 5.5625, 7.15625, REST},
-                         {8, 8, 5.375, 5.375, 5.5625, 5.5625, REST},
-                         NAN}; // the third one, too
-    const Path shorter = {{5.375, 5.5625, REST}, {8, 8, 5.375, 5.375, REST}, 5.5625};
+    const Path longer = {
+        {5.375, 5.5625, 7.15625, UNCHECKED}, {8, 8, 5.375, 5.375, 5.5625, 5.5625, UNCHECKED}, UNCHECKED};
+    const Path shorter = {{5.375, 5.5625, UNCHECKED}, {8, 8, 5.375, 5.375, UNCHECKED}, 5.5625};
     for (int i = 0; i < 3; i++) {
         ReplaySettings settings = scalar_settings(rules[i], true, 2, 12);
         settings.sequential = 2;
@@ -228,10 +233,10 @@ static void co2_follows_the_worked_example(void **state) {
         double beta, phi, gap;
         Path path;
     } rows[] = {
-        {0.5, 0, 1, {{8, 4.25, 0.875, 2.75, REST}, {8, 4, 8, 5, 4.25, REST}, 2.75}},
-        {0.5, 1, 1, {{8, 7, 6, 5.8125, REST}, {8, 4, 8, 5, 7, REST}, 5.8125}},
-        {0, 0, 1, {{8, 4.25, 2.75, 6.3125, REST}, {8, 4, 8, 5, 4.25, REST}, 6.3125}},
-        {0.5, 0, 2, {{8, 6.125, 4.4375, 4.671875, REST}, {8, 4, 8, 5, 6.125, REST}, 4.671875}},
+        {0.5, 0, 1, {{8, 4.25, 0.875, 2.75, UNCHECKED}, {8, 4, 8, 5, 4.25, UNCHECKED}, 2.75}},
+        {0.5, 1, 1, {{8, 7, 6, 5.8125, UNCHECKED}, {8, 4, 8, 5, 7, UNCHECKED}, 5.8125}},
+        {0, 0, 1, {{8, 4.25, 2.75, 6.3125, UNCHECKED}, {8, 4, 8, 5, 4.25, UNCHECKED}, 6.3125}},
+        {0.5, 0, 2, {{8, 6.125, 4.4375, 4.671875, UNCHECKED}, {8, 4, 8, 5, 6.125, UNCHECKED}, 4.671875}},
     };
     for (int i = 0; i < 8; i++) {
         ReplaySettings settings = outer_settings("co2", 2, 6);
@@ -246,7 +251,8 @@ static void co2_follows_the_worked_example(void **state) {
 
 static void diloco_follows_the_worked_example(void **state) {
     (void)state;
-    const Path path = {{5.1875, 5.17578125, 7.168701171875, REST}, {8, 4, 5.1875, REST}, 7.168701171875};
+    const Path path = {
+        {5.1875, 5.17578125, 7.168701171875, UNCHECKED}, {8, 4, 5.1875, UNCHECKED}, 7.168701171875};
     for (int i = 0; i < 4; i++) {
         ReplaySettings settings = outer_settings(i / 2 == 0 ? "diloco" : "streaming-diloco", 2, 6);
         settings.plain_outer = i % 2 == 1;
@@ -260,25 +266,27 @@ static void diloco_of_single_steps_is_ddp(void **state) {
     ReplaySettings settings = outer_settings("diloco", 1, 6), ddp = scalar_settings("ddp", true, 1, 12);
     settings.outer_rate = 1;
     settings.mu = 0;
-    Path path = {{REST}, {REST}, NAN};
+    Path path = {{UNCHECKED}, {UNCHECKED}, UNCHECKED};
     Hand one = expect_path(&settings, &path, 0), other = expect_path(&ddp, &path, 0);
     assert_int_equal(one.update_count, 6);
     assert_memory_equal(one.updates, other.updates, sizeof one.updates);
 }
 
-// A round that is cut short by the end still ends with an outer step.
-static void local_rules_end_with_what_they_have_learned(void **state) {
+// A last period that is shorter than the others still ends with an outer step.
+static void a_short_last_period_ends_with_an_outer_step(void **state) {
     (void)state;
     ReplaySettings settings = outer_settings("diloco", 2, 5);
-    // The third round has one step: locals 5.17578125 -> 4.587890625 and 8.587890625, D
-    // 0.58789.. and -3.41210.., mean -1.412109375, momentum 0.5 * 1.265625 - 1.412109375
-    // = -0.779296875, theta 5.17578125 - 0.5 * (-1.412109375 - 0.3896484375)
-    const Path diloco = {{5.1875, 5.17578125, 6.07666015625, REST}, {REST}, 6.07666015625};
+    // The third period has one step, from 5.17578125 to 4.587890625 and 8.587890625:
+    //   mean D     (0.587890625 - 3.412109375) / 2        = -1.412109375
+    //   momentum   1.265625 / 2 + D                       = -0.779296875
+    //   theta      5.17578125 - (D + momentum / 2) / 2    =  6.07666015625
+    const Path diloco = {{5.1875, 5.17578125, 6.07666015625, UNCHECKED}, {UNCHECKED}, 6.07666015625};
     expect_path(&settings, &diloco, 0);
     settings = outer_settings("co2", 2, 5);
-    // The third round starts at 4.25 with X 4 and 12: locals 4.125 and 8.125; mean D
-    // -1.875; momentum 0.5 * 3.375 - 1.875 = -0.1875
-    const Path co2 = {{8, 4.25, 0.875, 1.0625, REST}, {REST}, 1.0625};
+    // The third period starts at 4.25 with X 4 and 12 and ends at 4.125 and 8.125:
+    //   mean D     (0.125 - 3.875) / 2    = -1.875
+    //   momentum   3.375 / 2 + D          = -0.1875
+    const Path co2 = {{8, 4.25, 0.875, 1.0625, UNCHECKED}, {UNCHECKED}, 1.0625};
     expect_path(&settings, &co2, 0);
 }
 
@@ -304,12 +312,14 @@ static void streaming_with_two_workers_follows_the_worked_example(void **state) 
         }
     }
     for (int i = 0; i < 4; i++) { assert_close(hand.updates[i][i % 2], outer[i], 0, "outer parameters"); }
-    // After step 9 both fragments are exchanged once more, and become what the outer ones
-    // become.
-    // 0: locals 7.15478515625 and 17.64599609375, mean D -6.181640625, momentum 0.5 *
-    // 0.375 - 6.181640625, outer 6.21875 - 0.5 * ... 1: locals 3.78912353515625 and
-    // 8.01519775390625, mean D -1.86041259765625, momentum 0.5 * 1.8193359375 -
-    // 1.86041259765625
+    // After step 9 both fragments are exchanged once more, and the local parameters
+    // become the outer ones:
+    //              fragment 0                      fragment 1
+    //   local      7.15478515625, 17.64599609375   3.78912353515625, 8.01519775390625
+    //   mean D     -6.181640625                    -1.86041259765625
+    //   momentum   0.375 / 2 + D                   1.8193359375 / 2 + D
+    //   outer      6.21875 - step                  4.041748046875 - step
+    // with step = (D + momentum / 2) / 2.
     assert_int_equal(hand.update_count, 6);
     assert_close(hand.end[0], 10.80810546875, 0, "outer parameters at the end");
     assert_close(hand.end[1], 5.2096405029296875, 0, "outer parameters at the end");
@@ -364,7 +374,7 @@ static void expect_near(const float *values, const float *expected, const char *
     }
 }
 
-// Arrays of one kernel and of the plain loop beside it.
+// The arrays of a kernel, or of the formulas beside it.
 typedef struct OuterArrays {
     float outer[OUTER_ELEMENTS], momentum[OUTER_ELEMENTS], local[OUTER_ELEMENTS], exchange[OUTER_ELEMENTS];
 } OuterArrays;
@@ -401,37 +411,38 @@ static void outer_kernels_equal_the_formulas_but_for_rounding(void **state) {
 }
 
 // ---------------------------------------------------------------------------------------
-// A run of the program, done again
+// A run of the program, and the replay of it
 
-// A rank has 14 and a bit micro-batches, or 8 and a bit where there are many ranks.
-enum { MODEL_POSITIONS = 32, TOKENS_OF_FEW = 450, TOKENS_OF_MANY = 260, MANY_RANKS = 32, AGAIN_COMMITS = 64 };
+// A rank gets 14 micro-batches and a part of one; 8 and a part where there are many
+// ranks.
+enum { MODEL_POSITIONS = 32, TOKENS_OF_FEW = 450, TOKENS_OF_MANY = 260, MANY_RANKS = 32, RERUN_COMMITS = 64 };
 
-// What the options of a run say, as its log has them.
-typedef struct Asked {
+// The options of a run, as its log has them.
+typedef struct LoggedOptions {
     json_t *options; // borrowed
     int ranks;
-} Asked;
+} LoggedOptions;
 
-// A number; `otherwise` where a word stands for it.
-static double asked_number(const Asked *asked, const char *name, double otherwise) {
-    json_t *value = json_object_get(asked->options, name);
+// A number; `otherwise` where the option has a word instead.
+static double logged_number(const LoggedOptions *logged, const char *name, double otherwise) {
+    json_t *value = json_object_get(logged->options, name);
     if (value == NULL) { fail_msg("--%s is not in the log", name); }
     return json_is_number(value) ? json_number_value(value) : otherwise;
 }
 
-static const char *asked_text(const Asked *asked, const char *name) {
-    const char *text = json_string_value(json_object_get(asked->options, name));
+static const char *logged_text(const LoggedOptions *logged, const char *name) {
+    const char *text = json_string_value(json_object_get(logged->options, name));
     if (text == NULL) { fail_msg("--%s is not in the log as a word", name); }
     return text;
 }
 
-static bool asked_is(const Asked *asked, const char *name, const char *word) {
-    return strcmp(asked_text(asked, name), word) == 0;
+static bool logged_is(const LoggedOptions *logged, const char *name, const char *word) {
+    return strcmp(logged_text(logged, name), word) == 0;
 }
 
-// The model and the data that all workers of the replay use in turns.
-typedef struct Again {
-    Asked asked;
+// The model and the data, which all workers of the replay use in turns.
+typedef struct Rerun {
+    LoggedOptions logged;
     GptNeoConfig config;
     ParameterTable table;
     DataLoader data;
@@ -442,172 +453,173 @@ typedef struct Again {
     int32_t *tokens, *targets; // (B, T)
     float *parameters;
     uint8_t *decays, *fragment_of; // (parameter_count)
-    ReplayUpdate updates[AGAIN_COMMITS];
+    ReplayUpdate updates[RERUN_COMMITS];
     int update_count;
-} Again;
+} Rerun;
 
-static double again_micro_batch(void *self, int worker, uint64_t index, const float *parameters,
+static double rerun_micro_batch(void *self, int worker, uint64_t index, const float *parameters,
                                 float *gradients) {
-    Again *again = (Again *)self;
-    uint64_t first = (index * (uint64_t)again->asked.ranks + (uint64_t)worker) * (uint64_t)again->B;
+    Rerun *rerun = (Rerun *)self;
+    uint64_t first = (index * (uint64_t)rerun->logged.ranks + (uint64_t)worker) * (uint64_t)rerun->B;
     double perfect;
     Error error = {""};
     assert_true(
-        data_loader_fill(&again->data, first, again->B, again->tokens, again->targets, &perfect, &error));
-    return gpt_neo_loss_and_gradients(&again->model, &again->stream, parameters, gradients, again->tokens,
-                                      again->targets, NULL);
+        data_loader_fill(&rerun->data, first, rerun->B, rerun->tokens, rerun->targets, &perfect, &error));
+    return gpt_neo_loss_and_gradients(&rerun->model, &rerun->stream, parameters, gradients, rerun->tokens,
+                                      rerun->targets, NULL);
 }
 
-static void again_updated(void *self, const ReplayUpdate *update) {
-    Again *again = (Again *)self;
-    assert_true(again->update_count < AGAIN_COMMITS);
-    again->updates[again->update_count++] = *update;
+static void rerun_updated(void *self, const ReplayUpdate *update) {
+    Rerun *rerun = (Rerun *)self;
+    assert_true(rerun->update_count < RERUN_COMMITS);
+    rerun->updates[rerun->update_count++] = *update;
 }
 
-static void again_open_model(Again *again) {
-    const Asked *asked = &again->asked;
+static void rerun_open_model(Rerun *rerun) {
+    const LoggedOptions *logged = &rerun->logged;
     Error error = {""};
-    assert_true(gpt_neo_config_find(asked_text(asked, "model"), &again->config, &error));
-    gpt_neo_parameter_table(&again->config, &again->table);
-    again->B = (int)asked_number(asked, "micro-batch", 0);
-    again->T = (int)asked_number(asked, "seq-len", 0);
-    DataRequest request = {asked_text(asked, "data"), again->T, again->config.vocabulary,
-                           (uint64_t)asked_number(asked, "seed", 0), true};
-    assert_true(data_loader_open(&again->data, &request, &error));
-    size_t bytes = (size_t)(again->B * again->T) * sizeof(int32_t), count = again->table.parameter_count;
-    again->stream.pool = thread_pool_create(1, false);
-    GptNeoSettings settings = gpt_neo_on_cpu(again->B, again->T, 1);
-    gpt_neo_reserve(&again->model, &again->arena, &again->config, &settings);
-    arena_reserve(&again->arena, MEMORY_WORKSPACE, "tokens", bytes, &again->tokens);
-    arena_reserve(&again->arena, MEMORY_WORKSPACE, "targets", bytes, &again->targets);
-    arena_reserve(&again->arena, MEMORY_PARAMETERS, "parameters", count * sizeof(float), &again->parameters);
-    arena_reserve(&again->arena, MEMORY_WORKSPACE, "decays", count, &again->decays);
-    arena_reserve(&again->arena, MEMORY_WORKSPACE, "fragments", count, &again->fragment_of);
-    assert_true(arena_commit(&again->arena, &error));
-    gpt_neo_initialize(&again->table, (uint64_t)asked_number(asked, "seed", 0), again->stream.pool,
-                       again->parameters);
+    assert_true(gpt_neo_config_find(logged_text(logged, "model"), &rerun->config, &error));
+    gpt_neo_parameter_table(&rerun->config, &rerun->table);
+    rerun->B = (int)logged_number(logged, "micro-batch", 0);
+    rerun->T = (int)logged_number(logged, "seq-len", 0);
+    DataRequest request = {logged_text(logged, "data"), rerun->T, rerun->config.vocabulary,
+                           (uint64_t)logged_number(logged, "seed", 0), true};
+    assert_true(data_loader_open(&rerun->data, &request, &error));
+    size_t bytes = (size_t)(rerun->B * rerun->T) * sizeof(int32_t), count = rerun->table.parameter_count;
+    rerun->stream.pool = thread_pool_create(1, false);
+    GptNeoSettings settings = gpt_neo_on_cpu(rerun->B, rerun->T, 1);
+    gpt_neo_reserve(&rerun->model, &rerun->arena, &rerun->config, &settings);
+    arena_reserve(&rerun->arena, MEMORY_WORKSPACE, "tokens", bytes, &rerun->tokens);
+    arena_reserve(&rerun->arena, MEMORY_WORKSPACE, "targets", bytes, &rerun->targets);
+    arena_reserve(&rerun->arena, MEMORY_PARAMETERS, "parameters", count * sizeof(float), &rerun->parameters);
+    arena_reserve(&rerun->arena, MEMORY_WORKSPACE, "decays", count, &rerun->decays);
+    arena_reserve(&rerun->arena, MEMORY_WORKSPACE, "fragments", count, &rerun->fragment_of);
+    assert_true(arena_commit(&rerun->arena, &error));
+    gpt_neo_initialize(&rerun->table, (uint64_t)logged_number(logged, "seed", 0), rerun->stream.pool,
+                       rerun->parameters);
 }
 
-static void again_close(Again *again) {
-    data_loader_close(&again->data);
-    parameter_table_free(&again->table);
-    thread_pool_destroy(again->stream.pool);
-    arena_release(&again->arena);
+static void rerun_close(Rerun *rerun) {
+    data_loader_close(&rerun->data);
+    parameter_table_free(&rerun->table);
+    thread_pool_destroy(rerun->stream.pool);
+    arena_release(&rerun->arena);
 }
 
-// The layer of a tensor; -1: of none.
+// The layer that a tensor belongs to; -1: none.
 static int layer_of(const char *name) {
     const char *part = strstr(name, ".h.");
     return part != NULL ? atoi(part + 3) : strncmp(name, "h.", 2) == 0 ? atoi(name + 2) : -1;
 }
 
-static void again_label(Again *again, ReplaySettings *settings) {
-    bool all = asked_is(&again->asked, "decay", "all");
-    for (int i = 0; i < again->table.count; i++) {
-        const ParameterInfo *entry = &again->table.entries[i];
-        memset(again->decays + entry->offset, all || entry->is_matrix ? 1 : 0, entry->count);
+static void rerun_label(Rerun *rerun, ReplaySettings *settings) {
+    bool all = logged_is(&rerun->logged, "decay", "all");
+    for (int i = 0; i < rerun->table.count; i++) {
+        const ParameterInfo *entry = &rerun->table.entries[i];
+        memset(rerun->decays + entry->offset, all || entry->is_matrix ? 1 : 0, entry->count);
         int layer = layer_of(entry->name), fragment = 0;
         if (layer >= 0 && settings->fragments > 1) {
-            bool strided = asked_is(&again->asked, "streaming-order", "strided");
+            bool strided = logged_is(&rerun->logged, "streaming-order", "strided");
             fragment =
-                strided ? layer % settings->fragments : layer * settings->fragments / again->config.layers;
+                strided ? layer % settings->fragments : layer * settings->fragments / rerun->config.layers;
         }
-        memset(again->fragment_of + entry->offset, fragment, entry->count);
+        memset(rerun->fragment_of + entry->offset, fragment, entry->count);
     }
-    settings->decays = again->decays;
-    settings->fragment_of = again->fragment_of;
+    settings->decays = rerun->decays;
+    settings->fragment_of = rerun->fragment_of;
 }
 
 // --rank-accumulate is a list with a number for each rank, or empty.
-static void ask_accumulate(const Asked *asked, ReplaySettings *settings) {
-    const char *list = asked_text(asked, "rank-accumulate");
-    for (int rank = 0; rank < asked->ranks; rank++) {
-        settings->accumulate[rank] = list[0] != '\0' ? atoi(list) : (int)asked_number(asked, "accumulate", 0);
+static void read_accumulate(const LoggedOptions *logged, ReplaySettings *settings) {
+    const char *list = logged_text(logged, "rank-accumulate");
+    for (int rank = 0; rank < logged->ranks; rank++) {
+        settings->accumulate[rank] =
+            list[0] != '\0' ? atoi(list) : (int)logged_number(logged, "accumulate", 0);
         list += strcspn(list, ",");
         list += *list == ',';
     }
 }
 
-static void ask_rate(const Asked *asked, ReplaySettings *settings, double tokens_per_micro_batch) {
+static void read_rate(const LoggedOptions *logged, ReplaySettings *settings, double tokens_per_micro_batch) {
     LearningRate *rate = &settings->rate;
     double per_commit = 0;
-    for (int rank = 0; rank < asked->ranks; rank++) { per_commit += settings->accumulate[rank]; }
-    settings->target = ceil(asked_number(asked, "tokens", 0) / tokens_per_micro_batch);
-    settings->rate_by_commits = asked_is(asked, "lr-by", "commits");
-    rate->kind = asked_is(asked, "schedule", "cosine")   ? SCHEDULE_COSINE
-                 : asked_is(asked, "schedule", "linear") ? SCHEDULE_LINEAR
-                                                         : SCHEDULE_CONSTANT;
-    rate->peak = asked_number(asked, "lr", NAN);
-    rate->minimum = asked_number(asked, "min-lr", NAN);
+    for (int rank = 0; rank < logged->ranks; rank++) { per_commit += settings->accumulate[rank]; }
+    settings->target = ceil(logged_number(logged, "tokens", 0) / tokens_per_micro_batch);
+    settings->rate_by_commits = logged_is(logged, "lr-by", "commits");
+    rate->kind = logged_is(logged, "schedule", "cosine")   ? SCHEDULE_COSINE
+                 : logged_is(logged, "schedule", "linear") ? SCHEDULE_LINEAR
+                                                           : SCHEDULE_CONSTANT;
+    rate->peak = logged_number(logged, "lr", NAN);
+    rate->minimum = logged_number(logged, "min-lr", NAN);
     rate->step = settings->rate_by_commits ? 1 : per_commit;
-    rate->warmup = asked_number(asked, "warmup", NAN) * rate->step;
-    rate->total = asked_number(asked, "tokens", 0) / tokens_per_micro_batch /
+    rate->warmup = logged_number(logged, "warmup", NAN) * rate->step;
+    rate->total = logged_number(logged, "tokens", 0) / tokens_per_micro_batch /
                   (settings->rate_by_commits ? per_commit : 1);
 }
 
-static void ask_local(const Asked *asked, ReplaySettings *settings) {
+static void read_local(const LoggedOptions *logged, ReplaySettings *settings) {
     if (strcmp(settings->rule, "co2") == 0) {
-        settings->period = (int)asked_number(asked, "co2-tau", 0);
-        settings->co2_beta = asked_number(asked, "co2-beta", 0);
-        settings->co2_alpha = asked_number(asked, "co2-alpha", 0);
-        settings->co2_phi = asked_number(asked, "co2-phi", 0);
-        settings->co2_gap = atof(strchr(asked_text(asked, "co2-gap"), ':') + 1);
+        settings->period = (int)logged_number(logged, "co2-tau", 0);
+        settings->co2_beta = logged_number(logged, "co2-beta", 0);
+        settings->co2_alpha = logged_number(logged, "co2-alpha", 0);
+        settings->co2_phi = logged_number(logged, "co2-phi", 0);
+        settings->co2_gap = atof(strchr(logged_text(logged, "co2-gap"), ':') + 1);
         return;
     }
-    settings->period = (int)asked_number(asked, "diloco-H", 0);
-    settings->outer_rate = asked_number(asked, "diloco-outer-lr", 0);
-    settings->mu = asked_number(asked, "diloco-mu", 0);
+    settings->period = (int)logged_number(logged, "diloco-H", 0);
+    settings->outer_rate = logged_number(logged, "diloco-outer-lr", 0);
+    settings->mu = logged_number(logged, "diloco-mu", 0);
     if (strcmp(settings->rule, "streaming-diloco") != 0) { return; }
-    settings->fragments = (int)asked_number(asked, "streaming-P", 0);
-    settings->delay = (int)asked_number(asked, "streaming-tau", 0);
-    settings->alpha = asked_number(asked, "streaming-alpha", 0);
+    settings->fragments = (int)logged_number(logged, "streaming-P", 0);
+    settings->delay = (int)logged_number(logged, "streaming-tau", 0);
+    settings->alpha = logged_number(logged, "streaming-alpha", 0);
 }
 
-static ReplaySettings ask(const Asked *asked, double tokens_per_micro_batch) {
+static ReplaySettings read_settings(const LoggedOptions *logged, double tokens_per_micro_batch) {
     ReplaySettings settings;
     memset(&settings, 0, sizeof settings);
-    settings.rule = asked_text(asked, "optimizer");
-    settings.workers = asked->ranks;
-    ask_accumulate(asked, &settings);
-    for (int rank = 0; rank < asked->ranks; rank++) {
-        settings.first_half[rank] = (int)asked_number(asked, "acco-init", 0);
+    settings.rule = logged_text(logged, "optimizer");
+    settings.workers = logged->ranks;
+    read_accumulate(logged, &settings);
+    for (int rank = 0; rank < logged->ranks; rank++) {
+        settings.first_half[rank] = (int)logged_number(logged, "acco-init", 0);
     }
-    settings.sequential = (int)asked_number(asked, "sequential", 0);
-    settings.clip = asked_number(asked, "grad-clip", 0);
-    assert_true(wire_find(asked_text(asked, "wire"), &settings.wire));
+    settings.sequential = (int)logged_number(logged, "sequential", 0);
+    settings.clip = logged_number(logged, "grad-clip", 0);
+    assert_true(wire_find(logged_text(logged, "wire"), &settings.wire));
     settings.estimate_wire = settings.wire;
-    assert_true(wire_find(asked_text(asked, "estimate-wire"), &settings.estimate_wire) ||
-                asked_is(asked, "estimate-wire", "same"));
-    settings.beta1 = asked_number(asked, "beta1", NAN);
-    settings.beta2 = asked_number(asked, "beta2", NAN);
-    settings.epsilon = asked_number(asked, "eps", NAN);
-    settings.weight_decay = asked_number(asked, "weight-decay", NAN);
-    ask_rate(asked, &settings, tokens_per_micro_batch);
-    if (replay_rule_find(settings.rule)->local) { ask_local(asked, &settings); }
+    assert_true(wire_find(logged_text(logged, "estimate-wire"), &settings.estimate_wire) ||
+                logged_is(logged, "estimate-wire", "same"));
+    settings.beta1 = logged_number(logged, "beta1", NAN);
+    settings.beta2 = logged_number(logged, "beta2", NAN);
+    settings.epsilon = logged_number(logged, "eps", NAN);
+    settings.weight_decay = logged_number(logged, "weight-decay", NAN);
+    read_rate(logged, &settings, tokens_per_micro_batch);
+    if (replay_rule_find(settings.rule)->local) { read_local(logged, &settings); }
     return settings;
 }
 
-// As the program does it: every rank adds up its share, then the sums are added in the
-// order of ranks.
-static double again_validate(Again *again) {
-    int batches = (int)asked_number(&again->asked, "val-batches", 0);
+// The validation loss. As in the program, every rank adds up its share, and then the sums
+// are added in the order of ranks.
+static double rerun_validate(Rerun *rerun) {
+    int batches = (int)logged_number(&rerun->logged, "val-batches", 0);
     double sum = 0, perfect;
-    for (int rank = 0; rank < again->asked.ranks; rank++) {
+    for (int rank = 0; rank < rerun->logged.ranks; rank++) {
         double mine = 0;
-        for (int batch = rank; batch < batches; batch += again->asked.ranks) {
+        for (int batch = rank; batch < batches; batch += rerun->logged.ranks) {
             Error error = {""};
-            uint64_t first = (uint64_t)(batch * again->B);
-            assert_true(data_loader_fill_validation(&again->data, first, again->B, again->tokens,
-                                                    again->targets, &perfect, &error));
+            uint64_t first = (uint64_t)(batch * rerun->B);
+            assert_true(data_loader_fill_validation(&rerun->data, first, rerun->B, rerun->tokens,
+                                                    rerun->targets, &perfect, &error));
             mine +=
-                gpt_neo_loss(&again->model, &again->stream, again->parameters, again->tokens, again->targets);
+                gpt_neo_loss(&rerun->model, &rerun->stream, rerun->parameters, rerun->tokens, rerun->targets);
         }
         sum += mine;
     }
     return sum / batches;
 }
 
-// The same number, as far as the log writes it down.
+// The log has this number, with the digits that a log has.
 static void expect_logged(json_t *event, const char *field, double expected, const char *what) {
     char text[600], number[64];
     snprintf(text, sizeof text, "%.500s: %s", what, field);
@@ -615,19 +627,19 @@ static void expect_logged(json_t *event, const char *field, double expected, con
     assert_close(log_number(event, field), strtod(number, NULL), 0, text);
 }
 
-// At every commit of a rule whose workers step together.
-static void expect_commits(json_t *events, const Again *again, const char *what) {
+// Compares every report of a rule whose workers step together.
+static void expect_commits(json_t *events, const Rerun *rerun, const char *what) {
     int count = 0;
     for (json_t *event; (event = log_event_of(events, "report", count)) != NULL; count++) {
-        const ReplayUpdate *update = &again->updates[count];
+        const ReplayUpdate *update = &rerun->updates[count];
         char text[512];
-        assert_true(count < again->update_count);
+        assert_true(count < rerun->update_count);
         snprintf(text, sizeof text, "%.400s, commit %d", what, count + 1);
         expect_logged(event, "lr", update->learning_rate, text);
         expect_logged(event, "grad_norm", update->gradient_norm, text);
         expect_logged(event, "grads", update->gradients_done, text);
     }
-    assert_int_equal(count, again->update_count);
+    assert_int_equal(count, rerun->update_count);
 }
 
 typedef struct Case {
@@ -636,36 +648,36 @@ typedef struct Case {
 } Case;
 
 static void expect_same_bits(Stage *stage, const Case *c) {
-    static Again again;
+    static Rerun rerun;
     char options[STAGE_COMMAND_SIZE / 2];
     int tokens = c->ranks < MANY_RANKS ? TOKENS_OF_FEW : TOKENS_OF_MANY;
     snprintf(options, sizeof options, "%s --tokens %d", c->options, tokens * c->ranks);
     Training training = training_start(stage, c->ranks, options);
     json_t *events = training_finish(stage, &training), *end = log_event_of(events, "end", -1);
-    memset(&again, 0, sizeof again);
-    again.asked.options = json_object_get(log_event_of(events, "start", 0), "options");
-    again.asked.ranks = c->ranks;
-    again_open_model(&again);
-    ReplaySettings settings = ask(&again.asked, again.B * again.T);
-    again_label(&again, &settings);
-    ReplayProblem problem = {&again, again.table.parameter_count, again_micro_batch, again_updated};
-    double gradients = replay_run(&settings, &problem, again.parameters);
-    if (!replay_rule_find(settings.rule)->local) { expect_commits(events, &again, training.what); }
-    expect_logged(end, "tokens", gradients * again.B * again.T, training.what);
+    memset(&rerun, 0, sizeof rerun);
+    rerun.logged.options = json_object_get(log_event_of(events, "start", 0), "options");
+    rerun.logged.ranks = c->ranks;
+    rerun_open_model(&rerun);
+    ReplaySettings settings = read_settings(&rerun.logged, rerun.B * rerun.T);
+    rerun_label(&rerun, &settings);
+    ReplayProblem problem = {&rerun, rerun.table.parameter_count, rerun_micro_batch, rerun_updated};
+    double gradients = replay_run(&settings, &problem, rerun.parameters);
+    if (!replay_rule_find(settings.rule)->local) { expect_commits(events, &rerun, training.what); }
+    expect_logged(end, "tokens", gradients * rerun.B * rerun.T, training.what);
     char text[32];
-    uint64_t hash = hash_bytes(again.parameters, again.table.parameter_count * sizeof(float));
+    uint64_t hash = hash_bytes(rerun.parameters, rerun.table.parameter_count * sizeof(float));
     snprintf(text, sizeof text, "%016llx", (unsigned long long)hash);
     Fingerprint print = log_fingerprint(events);
     if (strcmp(print.text, text) != 0) {
         fail_msg("%s: the parameters are %s, the replay's %s", training.what, print.text, text);
     }
-    expect_logged(log_event_of(events, "validation", -1), "loss", again_validate(&again), training.what);
-    again_close(&again);
+    expect_logged(log_event_of(events, "validation", -1), "loss", rerun_validate(&rerun), training.what);
+    rerun_close(&rerun);
     json_decref(events);
 }
 
-// Sizes that do not fit: steps that do not divide, clips that bite, warm-ups that end,
-// shards that are padded.
+// Awkward settings: numbers of steps that do not divide each other, gradients that are
+// clipped, warm-ups that end, shards that are padded.
 static const Case cases[] = {
     {2, "--optimizer ddp --accumulate 3 --grad-clip 0.9 --bucket-mb 0.05"},
     {3, "--optimizer ddp --wire bf16"},
@@ -723,10 +735,10 @@ typedef struct Scene {
     const Case *one;
 } Scene;
 
-static void the_program_does_what_the_replay_does(void **state) {
+static void the_program_equals_the_replay(void **state) {
     const Scene *scene = (const Scene *)*state;
     if (!scene->stage->has_mpi) {
-        print_message("no MPI here: left out\n");
+        print_message("no MPI here: skipped\n");
         skip();
     }
     expect_same_bits(scene->stage, scene->one);
@@ -737,7 +749,8 @@ static int end_programs(void **state) {
     return 0;
 }
 
-// Three layers, so that two fragments differ and one order from the other.
+// Three layers, so that two fragments differ in size, and so do the two orders of
+// --streaming-order.
 static void write_stage(const Stage *stage) {
     char path[STAGE_PATH_SIZE], base[2 * STAGE_PATH_SIZE];
     json_t *model = json_pack("{s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:[[[s, s, s], i]]}", "model_type",
@@ -769,7 +782,7 @@ int main(void) {
         cmocka_unit_test(co2_follows_the_worked_example),
         cmocka_unit_test(diloco_follows_the_worked_example),
         cmocka_unit_test(diloco_of_single_steps_is_ddp),
-        cmocka_unit_test(local_rules_end_with_what_they_have_learned),
+        cmocka_unit_test(a_short_last_period_ends_with_an_outer_step),
         cmocka_unit_test(streaming_with_two_workers_follows_the_worked_example),
         cmocka_unit_test(streaming_follows_the_sequences_of_torchft),
         cmocka_unit_test(outer_kernels_equal_the_formulas_but_for_rounding),
@@ -781,10 +794,9 @@ int main(void) {
     for (int i = 0; i < CASES; i++) {
         scenes[i].stage = &stage;
         scenes[i].one = &cases[i];
-        snprintf(names[i], sizeof names[i], "%d ranks do what the replay does: %s", cases[i].ranks,
+        snprintf(names[i], sizeof names[i], "%d ranks equal the replay: %s", cases[i].ranks,
                  cases[i].options);
-        struct CMUnitTest test = {names[i], the_program_does_what_the_replay_does, NULL, end_programs,
-                                  &scenes[i]};
+        struct CMUnitTest test = {names[i], the_program_equals_the_replay, NULL, end_programs, &scenes[i]};
         all[NAMED + i] = test;
     }
     stage_open(&stage);

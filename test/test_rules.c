@@ -1,9 +1,12 @@
-// test_rules.c: what update rules compute.
+// test_rules.c: every update rule computes what its definition says.
 //
-// The oracles share nothing with the scheduler: numbers worked out by hand, limits of
-// stability, rules that must agree with one another, a plain loop in double, and
-// replay.h. How rules are carried out, and that it does not show in what they compute, is
-// in test_schedule.c.
+// What is expected comes from elsewhere than the scheduler: numbers worked out by hand,
+// learning rates up to which a rule is stable, rules that must agree with one another, a
+// plain loop in double, and the simulation of all rules in replay.h. That the order of
+// execution does not change the results is tested in test_schedule.c.
+//
+// Examples follow one element, theta. Where a micro-batch "sees" theta, its gradient is
+// computed at that value.
 #include "test/rules_bench.h"
 
 #include "test/replay.h"
@@ -12,12 +15,10 @@
 // ---------------------------------------------------------------------------------------
 // Worked examples: rules whose workers step together
 
-// What is known of an example: where the committed parameters are at each look, and where
-// each micro-batch of a rank is evaluated.
 typedef struct Example {
-    double committed[6];
+    double committed[6]; // theta at each look
     int looks;
-    double seen[20];
+    double seen[20]; // by each micro-batch of a rank
     int micro_batches;
     double gradients_done; // at the end
 } Example;
@@ -51,7 +52,7 @@ static void ddp_and_zero1_follow_the_worked_example(void **state) {
     }
 }
 
-// The gradient that is in flight at the end is committed too: 16 gradients, not 12.
+// With `finish` the gradients of the last round are committed, too: 16 gradients, not 12.
 static void dpu_follows_the_worked_example(void **state) {
     (void)state;
     RunSpec spec = scalar_spec("dpu", sgd_step, 2);
@@ -66,7 +67,8 @@ static void dpu_follows_the_worked_example(void **state) {
     expect_example(&spec, 2, &adamw, 2e-6);
 }
 
-// What compute uses after each commit is the prediction; what is lent is not.
+// After each commit compute uses the prediction. At the end of the run it is the
+// committed parameters again.
 static void expect_predictions(const RunSpec *spec, const double *expected, double tolerance) {
     RunResult results[2];
     if (!run_world(spec, 2, results)) { skip(); }
@@ -99,8 +101,8 @@ static void acco_wp_follows_the_worked_example(void **state) {
     expect_predictions(&spec, predictions, 2e-6);
 }
 
-// Half A, then half B at theta and half A at the estimate in turn. What the last round
-// computes is not used.
+// The first half A, then in turn half B at theta and the next half A at the estimate. The
+// last half A is not used.
 static void acco_follows_the_worked_example(void **state) {
     (void)state;
     Example sgd = {{8, 5.375, 5.65625, 7.2734375}, 4, {8, 8, 5, 5.375, 5.375, 5.65625, 6.96875}, 7, 12};
@@ -116,8 +118,8 @@ static void acco_follows_the_worked_example(void **state) {
     expect_example(&spec, 2, &adamw, 2e-6);
 }
 
-// Where the micro-batches of a rank with `first` of them in the first half A and `half`
-// in all others are evaluated.
+// Compares what the micro-batches of a rank see: `first` of them are the first half A,
+// and every other half has `half`.
 static void expect_halves(const RunResult *result, int first, int half, const double *theta,
                           const double *estimates, double tolerance) {
     for (int i = 0; i < first; i++) {
@@ -130,8 +132,7 @@ static void expect_halves(const RunResult *result, int first, int half, const do
     }
 }
 
-// Unequal workers: 1 and 3 micro-batches. `left_over`: gradients that were computed and
-// not used.
+// done: gradients committed. left_over: gradients that were computed and not used.
 static void expect_unequal(const RunSpec *spec, const double *theta, const double *estimates,
                            double tolerance, int done, int left_over) {
     RunResult results[2];
@@ -151,6 +152,7 @@ static void expect_unequal(const RunSpec *spec, const double *theta, const doubl
     free_results(results, 2);
 }
 
+// A half has 1 micro-batch on rank 0 and 3 on rank 1.
 static void acco_with_unequal_workers_follows_the_worked_example(void **state) {
     (void)state;
     static const double theta[] = {8, 7.4375, 12.203125, 19.26171875},
@@ -164,13 +166,13 @@ static void acco_with_unequal_workers_follows_the_worked_example(void **state) {
     expect_unequal(&spec, theta1, estimates1, 2e-6, 22, 4);
 }
 
-// (m, v) after each commit. Element 0 is rank 0's; under ddp everybody has it.
+// AdamW's moments of element 0, which rank 0 owns, at every look.
 static void moments_follow_the_worked_examples(void **state) {
     (void)state;
     static const struct {
         const char *rule;
         int round_size;
-        double first[4], second[4];
+        double first[4], second[4]; // m, v
     } examples[] = {
         {"acco",
          1,
@@ -192,17 +194,17 @@ static void moments_follow_the_worked_examples(void **state) {
 }
 
 // ---------------------------------------------------------------------------------------
-// Worked examples: rules with steps of their own
+// Worked examples: rules with local steps
 
-// Momentum of the outer steps, element 0, at every look.
+// The momentum of the outer steps at every look.
 static void expect_momentum(const RunResult *result, int element, const double *expected, int count) {
     for (int i = 0; i < count; i++) {
         expect_number(result->looks[i].momentum[element], expected[i], 0, "momentum at look", i);
     }
 }
 
-// Where inner steps begin tells where the local parameters are; where they end, the next
-// base and the momentum.
+// What micro-batches see tells where the local parameters are. base: the outer
+// parameters, which are what CO2 commits.
 static void co2_follows_the_worked_examples(void **state) {
     (void)state;
     static const struct {
@@ -249,7 +251,7 @@ static void co2_follows_the_worked_examples(void **state) {
             expect_seen(&results[rank], 0, examples[i].seen[rank], 6, 0);
             assert_true(results[rank].looks[4].local[0] == (float)examples[i].base[4]);
             assert_close(results[rank].gradients_done, 12, 0, "gradients");
-            for (int look = 2; look <= 4; look++) { // what was sent a round ago
+            for (int look = 2; look <= 4; look++) { // the report is about what was sent a round ago
                 assert_close(results[rank].looks[look].report.micro_batches, 4, 0,
                              "micro-batches in a report");
                 assert_close(results[rank].looks[look].report.gradients_done, fmin(4 * look, 12), 0,
@@ -264,8 +266,8 @@ static void diloco_follows_the_worked_example(void **state) {
     (void)state;
     static const double theta[] = {8, 5.1875, 5.17578125, 7.168701171875},
                         momentum[] = {0, 3.75, 1.265625, -2.2353515625};
-    // The local ends are (2.5, 6), (3.296875, 8.296875), (4.7939453125, 11.2939453125):
-    // half way from the second point to its target.
+    // `ends`: the local parameters at the end of each period, half way from the second
+    // point to its target.
     static const double seen[2][6] = {{8, 4, 5.1875, 3.59375, 5.17578125, 4.587890625},
                                       {8, 6, 5.1875, 6.59375, 5.17578125, 8.587890625}};
     static const double ends[2][3] = {{2.5, 3.296875, 4.7939453125}, {6, 8.296875, 11.2939453125}};
@@ -300,9 +302,10 @@ static RunSpec two_fragments_spec(int steps, int delay, float alpha) {
     return spec;
 }
 
-// At the end fragment 0, which was exchanged two steps ago, is exchanged once more: D =
-// 6.21875 - (6.3095703125 + 15.2919921875) / 2 =
-// -4.58203125, momentum 0.1875 + D = -4.39453125, outer 6.21875 - (D + momentum / 2) / 2 = 9.6083984375.
+// At the end fragment 0, which was exchanged two steps before, is exchanged once more:
+//   D        = 6.21875 - (6.3095703125 + 15.2919921875) / 2 = -4.58203125
+//   momentum = 0.375 / 2 + D                                = -4.39453125
+//   outer    = 6.21875 - (D + momentum / 2) / 2             =  9.6083984375
 static void streaming_diloco_follows_the_worked_example(void **state) {
     (void)state;
     static const double outer[2][6] = {{8, 5.75, 5.75, 6.21875, 6.21875, 9.6083984375},
@@ -361,9 +364,9 @@ static void streaming_diloco_follows_the_sequences_of_torchft(void **state) {
     if (!fits) { skip(); }
 }
 
-// Which elements travel together: layers in turn or in stretches; what is in no layer
-// goes with the first fragment.
-static void fragments_are_layers_in_turn_or_in_stretches(void **state) {
+// Which elements travel together: each fragment takes layers in turn, or neighbouring
+// layers. What is in no layer belongs to the first fragment.
+static void fragments_take_layers_in_turn_or_as_neighbours(void **state) {
     (void)state;
     // 16 elements: 0 and 1 before the layers [2, 4) [4, 6) [6, 8) [8, 10) [10, 12), 12 to
     // 15 behind them.
@@ -397,20 +400,26 @@ static void fragments_are_layers_in_turn_or_in_stretches(void **state) {
 }
 
 // ---------------------------------------------------------------------------------------
-// Stability on f = theta^2 / 2: a learning rate of lr is the product of rate and
-// curvature
+// Stability: SGD on f = theta^2 / 2
 
-// Where each rule stops converging. Plain gradient descent multiplies theta by 1 - h.
-// acco: h^2 / 2 + h > 0 and (h - 2)^2 / 2 > 0 leave
-// |h (h - 1) / 2| < 1. dpu: z^2 - z + h, whose roots are a pair of modulus sqrt(h). acco-wp: z^3 - z^2 + 2 h z - h, on the circle at the
-// golden section. Local rules of a single inner step send D = h theta:
-//   diloco, outer rate 1    theta' = theta - (D + mu buf'), so z^2 - (1 + mu)(1 - h) z + mu (1 - h), which has z = -1 at
-//                           h = 2 (1 + mu) / (1 + 2 mu): 2 without momentum, 1.5 with mu = 1/2
-//   co2, alpha = gap = 1    D is a round old: z^2 - (1 + beta) z + beta + h, a pair of modulus sqrt(beta + h): as dpu, less beta
-//   streaming, P = 1        without delay as diloco; with alpha = 0 the steps behind the sending are dropped, so a delay changes nothing
+// The largest learning rate h below which theta converges to 0. A rule is stable where
+// all roots z of its recurrence lie inside the unit circle.
+//   ddp, zero1    z = 1 - h
+//   acco          a quadratic. Of Jury's three conditions |h (h - 1) / 2| < 1 decides; the
+//                 others, h^2 / 2 + h > 0 and (h - 2)^2 / 2 > 0, hold for all h below 2
+//   dpu           z^2 - z + h: a pair of modulus sqrt(h)
+//   acco-wp       z^3 - z^2 + 2 h z - h: on the circle at the golden section
+// Local rules that take a single inner step send D = h theta:
+//   diloco        outer rate 1, theta' = theta - (D + mu momentum'), so
+//                 z^2 - (1 + mu)(1 - h) z + mu (1 - h), which has z = -1 at
+//                 h = 2 (1 + mu) / (1 + 2 mu): 2 without momentum, 1.5 with mu = 1/2
+//   co2           alpha = gap = 1; D is a round old: z^2 - (1 + beta) z + beta + h, a
+//                 pair of modulus sqrt(beta + h)
+//   streaming     P = 1: as diloco; with alpha = 0 the steps after the sending are
+//                 dropped, so a delay changes nothing
 typedef struct Limit {
     const char *rule;
-    double limit;
+    double limit;   // of h
     float momentum; // mu or beta
     int steps, delay;
 } Limit;
@@ -433,8 +442,9 @@ static const Limit LIMITS[] = {
 
 enum { LIMIT_COUNT = sizeof LIMITS / sizeof LIMITS[0], LIMIT_COMMITS = 120 };
 
-// The largest of the last parameters of a run that starts at 1. NaN and infinity count as
-// large. One worker: others would do the same.
+// The largest |theta| at the last 13 looks of a run that starts at 1; NaN counts as
+// large. One worker: further ones would compute the same. Returns -1 where run_world
+// cannot run.
 static double largest_at_the_end(const Limit *limit, double rate) {
     RunSpec spec = scalar_spec(limit->rule, sgd_step, 1);
     spec.micro_batch = quadratic_micro_batch;
@@ -479,7 +489,7 @@ static void acco_is_stable_where_delayed_updates_are_not(void **state) {
 }
 
 // ---------------------------------------------------------------------------------------
-// Estimates leave no trace
+// Estimates and predictions leave the optimizer as it was
 
 static uint64_t hash_optimizer(const Scheduler *s) {
     size_t count = layout_shard(&s->optimizer.layout);
@@ -489,7 +499,8 @@ static uint64_t hash_optimizer(const Scheduler *s) {
     return random_hash(hash, (uint64_t)s->optimizer.commits);
 }
 
-static void expect_estimate_without_trace(Scheduler *s) {
+// Makes an estimate, and finds parameters changed but not the optimizer.
+static void expect_optimizer_unchanged(Scheduler *s) {
     size_t count = s->problem.parameter_count;
     uint64_t before = hash_optimizer(s), parameters_before = hash_floats(s->parameters.data, count);
     double rate_before = scheduler_learning_rate(s), done_before = s->gradients_done;
@@ -497,7 +508,7 @@ static void expect_estimate_without_trace(Scheduler *s) {
     accumulate(s, s->settings.round_size);
     hand_over(s, CLEAR);
     assert_true(hash_optimizer(s) == before);
-    assert_true(hash_floats(s->parameters.data, count) != parameters_before); // it did estimate
+    assert_true(hash_floats(s->parameters.data, count) != parameters_before);
     assert_true(scheduler_learning_rate(s) == rate_before && s->gradients_done == done_before);
 }
 
@@ -517,7 +528,7 @@ static void an_estimate_leaves_the_optimizer_bitwise_unchanged(void **state) {
         accumulate(s, s->settings.round_size);
         hand_over(s, KEEP);
         for (int round = 0; round < 4; round++) {
-            expect_estimate_without_trace(s);
+            expect_optimizer_unchanged(s);
             uint64_t before = hash_optimizer(s);
             launch(s, COMMIT);
             accumulate(s, s->settings.round_size);
@@ -534,9 +545,10 @@ static void an_estimate_leaves_the_optimizer_bitwise_unchanged(void **state) {
     }
 }
 
-// The first two gradients of both are taken at the start, so until the second commit a
-// prediction may have changed nothing at all.
-static void a_prediction_leaves_the_commits_of_dpu(void **state) {
+// Under both rules the first two rounds are computed at the initial parameters. So the
+// first two commits of acco-wp are those of dpu, unless a prediction has changed the
+// optimizer.
+static void a_prediction_does_not_change_the_commits_of_dpu(void **state) {
     (void)state;
     for (int wire = 0; wire < WIRE_FORMAT_COUNT; wire++) {
         RunSpec dpu = noisy_spec("dpu", 1003), predicting = noisy_spec("acco-wp", 1003);
@@ -553,9 +565,8 @@ static void a_prediction_leaves_the_commits_of_dpu(void **state) {
                 expect_same_floats(one->master, other->master, owned, "master", i);
                 expect_same_floats(one->first_moment, other->first_moment, owned, "m", i);
                 expect_same_floats(one->second_moment, other->second_moment, owned, "v", i);
-                if (i > 0) {
-                    assert_true(memcmp(one->local, other->local, 1003 * sizeof(float)) != 0);
-                } // it did predict
+                bool predicted = memcmp(one->local, other->local, 1003 * sizeof(float)) != 0;
+                assert_true(i == 0 || predicted);
             }
         }
         free_results(a, 2);
@@ -581,10 +592,12 @@ static void zero1_equals_ddp(void **state) {
     if (!fits) { skip(); }
 }
 
-// The first commit of ACCO is exact: both halves are evaluated at the start.
+// Both halves of ACCO's first commit are computed at the initial parameters. Coarse wires
+// are left out: they send the difference to what compute uses, and that is the estimate
+// under one rule and the initial parameters under the other.
 static void the_first_commit_of_acco_equals_zero1(void **state) {
     (void)state;
-    for (int wire = 0; wire <= WIRE_BF16; wire++) { // coarse wires carry the way from different parameters
+    for (int wire = 0; wire <= WIRE_BF16; wire++) {
         RunSpec acco = noisy_spec("acco", 1003), zero1 = noisy_spec("zero1", 1003);
         acco.commits = zero1.commits = 1;
         set_wire(&acco, (WireFormat)wire);
@@ -602,13 +615,14 @@ static void sequential_commits_equal_zero1(void **state) {
         set_wire(&sequential, (WireFormat)(i / 3));
         set_wire(&zero1, (WireFormat)(i / 3));
         sequential.settings.sequential = 5 + i / 3;
-        sequential.first_round_size[0] = sequential.first_round_size[1] = 3; // of a round that does not come
+        sequential.first_round_size[0] = sequential.first_round_size[1] = 3; // must not matter
         if (!compare_runs(&zero1, &sequential, 2)) { skip(); }
     }
 }
 
-// P = 1, no delay, alpha 0. `steps`: inner steps of the run, which DiLoCo ends with a
-// shorter period and streaming with a last exchange.
+// P = 1, no delay, alpha 0. steps: inner steps of the run. Where the last period is
+// shorter than the others, DiLoCo ends it with an exchange, and streaming DiLoCo
+// exchanges when the run ends.
 static void expect_streaming_equals_diloco(WireFormat wire, int ranks, int steps) {
     RunSpec diloco = noisy_spec("diloco", 1003), streaming = noisy_spec("streaming-diloco", 1003);
     RunSpec *const specs[] = {&diloco, &streaming};
@@ -631,7 +645,7 @@ static void expect_streaming_equals_diloco(WireFormat wire, int ranks, int steps
                     b[rank].micro_batches == 2 * (uint64_t)steps);
         for (int i = 0; i <= a[rank].last; i++) {
             const Look *one = &a[rank].looks[i], *other = &b[rank].looks[i];
-            if (i == a[rank].last - 1 && steps % 4 != 0) { continue; } // streaming has not sent the rest yet
+            if (i == a[rank].last - 1 && steps % 4 != 0) { continue; } // streaming has yet to exchange
             expect_same_floats(one->committed, other->committed, 1003, "committed", i);
             expect_same_floats(one->local, other->local, 1003, "local", i);
             expect_same_floats(one->momentum, other->momentum, 1003, "momentum", i);
@@ -656,10 +670,11 @@ static void streaming_in_one_fragment_without_delay_is_diloco(void **state) {
 }
 
 // H = 1, outer rate 1, no momentum, inner SGD: the mean of the workers' steps is the step
-// with the mean gradient. On S1 both are exact. On noise, |theta| < 2 and steps < 2, so
-// each rounding on the way (local step, difference, sum, outer step; sum, mean and step
-// of ddp) is off by 2^-24 times 4 at most, eight of them by 2e-6; and as every commit
-// halves what is left of that, the sum of all is below 4e-6.
+// with the mean gradient. On the scalar problem both are exact. On the noisy problem both
+// round: |theta| < 2 and steps < 2, so each of the eight roundings (local step,
+// difference, sum, outer step; sum, mean and step of ddp) is off by 4 * 2^-24 at most,
+// together by 2e-6. Every commit halves the difference that is there, so all commits
+// together stay below 4e-6.
 static void diloco_of_single_steps_is_ddp(void **state) {
     (void)state;
     for (int noisy = 0; noisy < 2; noisy++) {
@@ -686,11 +701,11 @@ static void diloco_of_single_steps_is_ddp(void **state) {
 }
 
 // ---------------------------------------------------------------------------------------
-// Plain loops
+// A plain loop in double
 
 // The sum in the order of ranks, its mean, clipping by the norm of the mean, then AdamW
-// in double. Pieces are of 32 elements, so both decayed ranges are cut by the ends of
-// some. Workers contribute 2, 1 and 3 micro-batches.
+// in double. Ranks own pieces of 32 elements, so piece ends cut both ranges with weight
+// decay. Ranks contribute 2, 1 and 3 micro-batches.
 enum { LOOP_COUNT = 77, LOOP_RANKS = 3 };
 
 static const DecayRange LOOP_DECAY[] = {{20, 40}, {50, 70}};
@@ -770,7 +785,10 @@ static void zero1_and_ddp_equal_a_plain_loop(void **state) {
     }
 }
 
-// Every rule against replay.h, bit for bit, at settings drawn by lot.
+// ---------------------------------------------------------------------------------------
+// Every rule against replay.h, bit for bit, at random settings
+
+// What the replay trains, and what it reported.
 typedef struct Reference {
     const RunSpec *spec;
     TestProblem problems[MAX_RANKS];
@@ -793,7 +811,8 @@ static void reference_updated(void *self, const ReplayUpdate *update) {
         copy_floats(update->parameters, reference->spec->parameter_count);
 }
 
-// labels (parameter_count): 1 where weight decay applies; the fragment of every element.
+// decays (parameter_count): 1 where weight decay applies. fragment_of (parameter_count):
+// the fragment of every element.
 static void reference_labels(const RunSpec *spec, uint8_t *decays, uint8_t *fragment_of) {
     const SchedulerSettings *settings = &spec->settings;
     for (size_t i = 0; i < spec->parameter_count; i++) {
@@ -870,14 +889,14 @@ static void draw_local(Random *random, RunSpec *spec) {
     settings->outer_momentum = co2;
 }
 
-// A rule and everything that may be asked of it, for `ranks` ranks.
+// Random settings of a rule for `ranks` ranks. A world of one rank gets fp32: it adds up
+// nothing, so it rounds no gradients, while the replay would.
 static RunSpec draw_spec(Random *random, const char *rule, int ranks) {
     static const DecayRange ranges[] = {{3, 50}, {77, 78}, {200, 900}};
     RunSpec spec = noisy_spec(rule, (size_t)draw(random, 1, 2500));
     SchedulerSettings *settings = &spec.settings;
     bool overlapped = rule_find(rule)->kind == RULE_OVERLAPPED;
-    int coarsest =
-        ranks > 1 ? WIRE_E3M0 : WIRE_FP32; // a world of one adds up nothing, and rounds nothing before it
+    int coarsest = ranks > 1 ? WIRE_E3M0 : WIRE_FP32;
     settings->wire = (WireFormat)draw(random, WIRE_FP32, coarsest);
     settings->estimate_wire = is_acco(rule) ? (WireFormat)draw(random, WIRE_FP32, coarsest) : settings->wire;
     settings->sequential = overlapped ? draw(random, 0, 2) : 0;
@@ -909,13 +928,14 @@ static RunSpec draw_spec(Random *random, const char *rule, int ranks) {
     return spec;
 }
 
-// What the replay calls updated is what all share, before it travels: the masters where
-// they are shared out, otherwise what is committed. Streaming updates more than once at
-// its end; a commit that was left out updates nothing.
+// The replay reports each update before it goes over the wire. So the updates are
+// compared with the masters where ranks own shards, otherwise with what is committed.
+// Commits that were left out because of a spike have no update. Streaming DiLoCo is left
+// out: a look at its end comes after several updates.
 static void expect_updates(const RunSpec *spec, const RunResult *result, int rank, const Reference *reference,
                            const char *what) {
     const Layout *owned = &result->owned;
-    bool shared_out = owned->size > 1;
+    bool sharded = owned->size > 1;
     for (int i = 1, update = 0;
          update < reference->update_count && i < result->last && !is_streaming(spec->rule); i++) {
         const Look *look = &result->looks[i];
@@ -925,8 +945,8 @@ static void expect_updates(const RunSpec *spec, const RunResult *result, int ran
             expect_number(look->report.gradient_norm, reference->norms[update], 0, what, i);
             expect_number(look->report.learning_rate, reference->rates[update], 0, what, i);
         }
-        if (!shared_out) { expect_same_floats(look->committed, updated, spec->parameter_count, what, i); }
-        for (size_t own = 0; own < layout_shard(owned) && shared_out; own++) {
+        if (!sharded) { expect_same_floats(look->committed, updated, spec->parameter_count, what, i); }
+        for (size_t own = 0; own < layout_shard(owned) && sharded; own++) {
             size_t flat = layout_flat(owned, rank, own);
             if (flat < spec->parameter_count) {
                 expect_same_floats(look->master + own, updated + flat, 1, what, i);
@@ -936,7 +956,7 @@ static void expect_updates(const RunSpec *spec, const RunResult *result, int ran
     }
 }
 
-// Returns how many steps were left out.
+// Returns how many steps were left out because of a spike.
 static double check_draw(const RunSpec *spec, int ranks, int number) {
     RunResult results[MAX_RANKS];
     size_t count = spec->parameter_count;
@@ -985,32 +1005,26 @@ static void every_rule_equals_the_replay_bit_for_bit(void **state) {
         RunSpec spec = draw_spec(&random, RULES[i % RULE_COUNT].rule->name, ranks);
         left_out += check_draw(&spec, ranks, i);
     }
-    assert_true(process_transport->size > 1 || left_out > 40); // or nothing was drawn that had to be left out
+    assert_true(process_transport->size > 1 || left_out > 40); // the draws do contain spikes
 }
 
 // ---------------------------------------------------------------------------------------
 // Wires
 
-// values (count) <- what arrives of them when they travel as one run.
-static void through_wire(WireFormat wire, float *values, size_t count) {
-    char *message = (char *)malloc(wire_bytes(wire, count) + 1);
-    wire_encode(wire, message, values, count);
-    wire_decode(wire, values, message, count);
-    free(message);
-}
-
-// What everybody must have of the piece of a rank that starts at own element `own`: the
-// master over the wire, or on top of `base` the way to it. Elements past the vector are
-// 0.
+// found (count): what a rank computes with. Its piece that starts at own element `own`
+// must be the master as the wire rounds it; or, on a wire that sends differences, `base`
+// plus the rounded difference of the master to it. Elements past the vector are 0.
 static void expect_piece(const RunResult *result, WireFormat wire, int rank, size_t own, const float *master,
                          const float *base, const float *found, size_t count, int commit) {
     const Layout *layout = &result->owned;
     size_t flat = layout_flat(layout, rank, own), n = layout->piece;
     float *values = (float *)calloc(n, sizeof(float));
+    char *message = (char *)malloc(wire_bytes(wire, n) + 1);
     for (size_t i = 0; i < n; i++) {
         values[i] = master[own + i] - (base != NULL && flat + i < count ? base[flat + i] : 0);
     }
-    through_wire(wire, values, n);
+    wire_encode(wire, message, values, n);
+    wire_decode(wire, values, message, n);
     for (size_t i = 0; i < n && flat + i < count; i++) {
         float expected = base != NULL ? base[flat + i] + values[i] : values[i];
         if (wire_float_bits(found[flat + i]) != wire_float_bits(expected)) {
@@ -1019,9 +1033,11 @@ static void expect_piece(const RunResult *result, WireFormat wire, int rank, siz
         }
     }
     free(values);
+    free(message);
 }
 
-// `bases`: by commit, what the way to the master starts from, or NULL.
+// From look `first` on, this rank's own pieces of what it computes with. bases: by
+// commit, as expect_piece; or NULL.
 static void expect_arrived(const RunSpec *spec, const RunResult *result, int rank, int first,
                            const float *const *bases) {
     for (int i = first; i <= spec->commits; i++) {
@@ -1032,8 +1048,9 @@ static void expect_arrived(const RunSpec *spec, const RunResult *result, int ran
     }
 }
 
-// Compute sees what the wire carries, from the very start; the masters keep everything.
-static void parameters_are_masters_as_the_wire_lets_them_through(void **state) {
+// Compute uses what came over the wire, from the first micro-batch on, also on the rank
+// that owns it. The masters keep all digits.
+static void parameters_are_the_masters_as_the_wire_rounds_them(void **state) {
     (void)state;
     static const char *const rules[] = {"zero1", "dpu", "acco"};
     bool fits = false;
@@ -1061,9 +1078,9 @@ static void parameters_are_masters_as_the_wire_lets_them_through(void **state) {
     if (!fits) { skip(); }
 }
 
-// While compute is at a prediction; before the first one and after the last commit, what
-// everybody has.
-static void acco_wp_lends_its_masters(void **state) {
+// While compute uses a prediction, what is evaluated and saved are the masters. Before
+// the first prediction and after the last commit both are the same.
+static void acco_wp_evaluates_its_masters_not_its_predictions(void **state) {
     (void)state;
     for (int wire = 0; wire < WIRE_FORMAT_COUNT; wire++) {
         RunSpec spec = noisy_spec("acco-wp", 1003);
@@ -1091,10 +1108,10 @@ static void acco_wp_lends_its_masters(void **state) {
     }
 }
 
-// A coarse wire carries the way from the parameters that compute uses while the job runs,
-// and loses nothing for good: what rounding left over is part of the next way. Under acco
-// these are the estimates, which half A is evaluated at.
-static void coarse_wires_carry_the_way_from_what_compute_uses(void **state) {
+// A coarse wire sends the difference between the master and the parameters that compute
+// uses while the job runs. So what one rounding loses is part of the next difference.
+// Under acco compute uses the estimate then, at which half A is computed.
+static void coarse_wires_send_differences_to_what_compute_uses(void **state) {
     (void)state;
     static const char *const rules[] = {"zero1", "dpu", "acco"};
     bool fits = false;
@@ -1120,9 +1137,9 @@ static void coarse_wires_carry_the_way_from_what_compute_uses(void **state) {
     if (!fits) { skip(); }
 }
 
-// Half A and half B of the first commit are taken at the same place, so how coarse the
-// estimate is shows only afterwards.
-static void a_coarse_estimate_leaves_the_first_commit_alone(void **state) {
+// Both halves of the first commit are computed at the initial parameters, so the wire of
+// the estimate matters only from the second commit on.
+static void a_coarse_estimate_does_not_change_the_first_commit(void **state) {
     (void)state;
     static const WireFormat wires[] = {WIRE_FP32, WIRE_BF16}, estimates[] = {WIRE_INT8, WIRE_E3M0};
     for (int i = 0; i < 4; i++) {
@@ -1143,8 +1160,7 @@ static void a_coarse_estimate_leaves_the_first_commit_alone(void **state) {
     }
 }
 
-// sum (count) <- the gradients of micro-batch `index` of all ranks, on top of own (ranks,
-// count): what has accumulated so far.
+// own (ranks, parameter_count) += the gradient of micro-batch `index` of every rank.
 static void add_gradients(const RunSpec *spec, int ranks, uint64_t index, const float *parameters,
                           float *own) {
     for (int rank = 0; rank < ranks; rank++) {
@@ -1155,11 +1171,11 @@ static void add_gradients(const RunSpec *spec, int ranks, uint64_t index, const 
     }
 }
 
-// Whatever the estimate's wire: a commit has every gradient in full, half A as taken at
-// the estimate and half B, and starts from the same parameters as the estimate. The sums
-// are taken again here, at the places where the run took them; SGD, so that nothing is
-// hidden. The places are the same on all ranks, because replicas agree.
-static void commits_of_acco_have_every_gradient_in_full(void **state) {
+// Whatever the wire of the estimate, a commit uses both halves in fp32, half A as
+// computed at the estimate, and starts from the same parameters as the estimate did. The
+// gradients are computed again here, at the parameters of the run's snapshots, which are
+// the same on all ranks. SGD, because AdamW would hide constant factors.
+static void acco_commits_in_full_whatever_the_wire_of_the_estimate(void **state) {
     (void)state;
     enum { COUNT = 1003, RANKS = 3 };
     for (int wire = 0; wire < WIRE_FORMAT_COUNT; wire++) {
@@ -1188,10 +1204,11 @@ static void commits_of_acco_have_every_gradient_in_full(void **state) {
     }
 }
 
-// And the estimate is what it should be but for its wire: with SGD, a step of half A
-// alone from the true parameters. bf16 is off by 2^-9 of the sums and of the parameters;
-// int8 by half a 127th, and e3m0 by a third, of an element or of what is largest near it.
-static void estimates_are_off_by_what_their_wire_loses(void **state) {
+// An estimate is an SGD step with half A alone, from the committed parameters, but for
+// the rounding of its wire. bf16 is off by 2^-9 of the sums and of the parameters. int8
+// is off by half a 127th of the largest value of the block. e3m0 is off by a third of an
+// element; elements near 0 are off by half of the block's smallest level.
+static void estimates_are_off_by_the_rounding_of_their_wire(void **state) {
     (void)state;
     enum { COUNT = 1003, RANKS = 2 };
     static const double bounds[] = {1e-6, 4e-3, 2e-3, 0.12};
@@ -1233,11 +1250,11 @@ int main(void) {
         cmocka_unit_test(diloco_follows_the_worked_example),
         cmocka_unit_test(streaming_diloco_follows_the_worked_example),
         cmocka_unit_test(streaming_diloco_follows_the_sequences_of_torchft),
-        cmocka_unit_test(fragments_are_layers_in_turn_or_in_stretches),
+        cmocka_unit_test(fragments_take_layers_in_turn_or_as_neighbours),
         cmocka_unit_test(every_rule_converges_below_its_limit_and_diverges_above),
         cmocka_unit_test(acco_is_stable_where_delayed_updates_are_not),
         cmocka_unit_test(an_estimate_leaves_the_optimizer_bitwise_unchanged),
-        cmocka_unit_test(a_prediction_leaves_the_commits_of_dpu),
+        cmocka_unit_test(a_prediction_does_not_change_the_commits_of_dpu),
         cmocka_unit_test(zero1_equals_ddp),
         cmocka_unit_test(the_first_commit_of_acco_equals_zero1),
         cmocka_unit_test(sequential_commits_equal_zero1),
@@ -1245,12 +1262,12 @@ int main(void) {
         cmocka_unit_test(diloco_of_single_steps_is_ddp),
         cmocka_unit_test(zero1_and_ddp_equal_a_plain_loop),
         cmocka_unit_test(every_rule_equals_the_replay_bit_for_bit),
-        cmocka_unit_test(parameters_are_masters_as_the_wire_lets_them_through),
-        cmocka_unit_test(acco_wp_lends_its_masters),
-        cmocka_unit_test(coarse_wires_carry_the_way_from_what_compute_uses),
-        cmocka_unit_test(a_coarse_estimate_leaves_the_first_commit_alone),
-        cmocka_unit_test(commits_of_acco_have_every_gradient_in_full),
-        cmocka_unit_test(estimates_are_off_by_what_their_wire_loses),
+        cmocka_unit_test(parameters_are_the_masters_as_the_wire_rounds_them),
+        cmocka_unit_test(acco_wp_evaluates_its_masters_not_its_predictions),
+        cmocka_unit_test(coarse_wires_send_differences_to_what_compute_uses),
+        cmocka_unit_test(a_coarse_estimate_does_not_change_the_first_commit),
+        cmocka_unit_test(acco_commits_in_full_whatever_the_wire_of_the_estimate),
+        cmocka_unit_test(estimates_are_off_by_the_rounding_of_their_wire),
     };
     return run_rules_tests(tests, sizeof tests / sizeof tests[0]);
 }

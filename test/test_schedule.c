@@ -1,13 +1,21 @@
-// test_schedule.c: how update rules are carried out: in whatever order and pieces, the
-// same bits; what is reported, sent and hidden; workers of different speed; what is not a
-// number. What rules compute is in test_rules.c.
+// test_schedule.c: how the scheduler carries the update rules out.
+//
+//   - overlap, delays, buckets and messages of any size change no bit
+//   - reports hold the right losses, counts and rates
+//   - each rule sends as many bytes as its formula says
+//   - each rule hides as much communication as it promises
+//   - with --accumulate auto, workers of different speed still agree in everything
+//   - a value that is not finite stops all ranks before anything is stepped with it
+//
+// What the rules compute is tested in test_rules.c.
 #include "test/rules_bench.h"
 
 // ---------------------------------------------------------------------------------------
 // The same bits
 
-// A full wait after everything, against overlap, and against overlap with everything cut
-// small and random delays everywhere.
+// Compares a run that waits after every operation with one that overlaps, and with one
+// that overlaps, has small buckets and messages, and random delays everywhere. Returns
+// false where run_world cannot run.
 static bool expect_any_order(const char *rule, WireFormat wire, int ranks) {
     static const size_t counts[] = {103, 12007, 5003, 1003};
     RunSpec off = noisy_spec(rule, counts[ranks - 1]);
@@ -39,7 +47,7 @@ static void overlap_and_delays_change_no_bit(void **state) {
     if (!fits) { skip(); }
 }
 
-// Buckets of one cell, of a few, of almost everything, of more than there is; and
+// Buckets of one cell, of a few cells, of all but one, of more than there are; and
 // messages of several sizes.
 static bool expect_any_bucket(const char *rule, WireFormat wire, int ranks) {
     RunSpec whole = noisy_spec(rule, 3001);
@@ -74,8 +82,8 @@ static void buckets_and_messages_change_no_bit(void **state) {
     if (!fits) { skip(); }
 }
 
-// Pieces of 512 elements in messages of 256, and several messages in a bucket: every kind
-// of rule, at a size of its own.
+// Pieces of 512 elements in messages of 256, and several messages in a bucket: one rule
+// of each kind, each on a wire of its own.
 static void long_pieces_travel_in_several_messages(void **state) {
     (void)state;
     static const char *const rules[] = {"zero1", "acco", "diloco"};
@@ -88,8 +96,8 @@ static void long_pieces_travel_in_several_messages(void **state) {
     }
 }
 
-// Over a link on which an exchange takes as long as a pass: parameters really arrive
-// while the forward pass goes on, and gradients leave while the backward pass does.
+// The link is so slow that an exchange takes as long as a pass. So parameters really
+// arrive during the forward pass, and gradients leave during the backward pass.
 static void keeping_pace_changes_no_bit(void **state) {
     (void)state;
     static const char *const rules[] = {"ddp", "zero1"};
@@ -108,6 +116,7 @@ static void keeping_pace_changes_no_bit(void **state) {
 // ---------------------------------------------------------------------------------------
 // What a commit reports
 
+// Micro-batches [begin, end) of a rank.
 typedef struct Stretch {
     uint64_t begin, end;
 } Stretch;
@@ -117,9 +126,10 @@ static Stretch stretch_of(int begin, int end) {
     return stretch;
 }
 
-// Which micro-batches of a rank the report of a look is about. Rules that step together
-// report what they have just committed, co2 what it sent a round ago, streaming what it
-// had when it sent: everything up to `delay` steps before the look.
+// Which micro-batches of a rank the report of a look is about. Rules whose workers step
+// together report what they have just committed. co2 reports what it sent a round ago.
+// Streaming DiLoCo reports what it had trained when it sent: all up to `delay` steps
+// before the look.
 static Stretch reported(const RunSpec *spec, int rank, int look) {
     const SchedulerSettings *settings = &spec->settings;
     int size = spec->round_size[rank], commit = rule_find(spec->rule)->rounds_per_commit * size,
@@ -133,7 +143,7 @@ static Stretch reported(const RunSpec *spec, int rank, int look) {
     return stretch_of((look - 1) * interval - (look > 1 ? late : 0), look * interval - late);
 }
 
-// The sums of what is reported, of all ranks.
+// The sums over the reported micro-batches of all ranks.
 static MicroBatchResult graded_sum(const RunSpec *spec, int ranks, int look, double *count) {
     MicroBatchResult sum = {0, 0};
     *count = 0;
@@ -148,9 +158,9 @@ static MicroBatchResult graded_sum(const RunSpec *spec, int ranks, int look, dou
     return sum;
 }
 
-// Of two ranks, after so many commits. Local rules count their steps, whether or not they
-// have been exchanged.
-static double gradients_by(const RunSpec *spec, int commits) {
+// The gradients that two ranks have committed after `commits` commits. Under local rules
+// every inner step counts, whether or not it has been exchanged.
+static double gradients_after(const RunSpec *spec, int commits) {
     const SchedulerSettings *settings = &spec->settings;
     int rounds = is_local(spec->rule) ? settings->steps / settings->fragments
                                       : rule_find(spec->rule)->rounds_per_commit;
@@ -165,8 +175,7 @@ static void expect_report(const CommitReport *report, const MicroBatchResult *su
     expect_number(report->gradients_done, done, 0, "gradients committed", look);
 }
 
-// Ranks contribute 2 and 3 micro-batches to a round; acco's first commit has the first
-// half as well, so every commit of it has two rounds.
+// Ranks contribute 2 and 3 micro-batches to a round, under local rules 2 each.
 static void reports_hold_the_means_of_what_the_problem_returned(void **state) {
     (void)state;
     for (int rule = 0; rule < RULE_COUNT; rule++) {
@@ -180,7 +189,7 @@ static void reports_hold_the_means_of_what_the_problem_returned(void **state) {
         for (int look = 1; look <= results[first_rank()].last; look++) {
             double count;
             MicroBatchResult sum = graded_sum(&spec, 2, look, &count);
-            double done = gradients_by(&spec, look < spec.commits ? look : spec.commits);
+            double done = gradients_after(&spec, look < spec.commits ? look : spec.commits);
             for (int rank = 0; rank < 2 && count > 0; rank++) {
                 if (have_rank(rank)) {
                     expect_report(&results[rank].looks[look].report, &sum, count, done, look);
@@ -191,9 +200,10 @@ static void reports_hold_the_means_of_what_the_problem_returned(void **state) {
     }
 }
 
-// With SGD on f = theta^2 / 2 a commit multiplies theta by 1 - rate: the reported rate is
-// the one that was used. Local rules take one step a period here, and their outer step
-// makes the mean of the workers' steps their own.
+// The reported learning rate is that of the schedule, and it is the one that was used:
+// with SGD on f = theta^2 / 2 a commit multiplies theta by 1 - rate. Local rules take one
+// inner step a period here, and their outer step takes over the mean of the workers'
+// steps.
 static void the_rate_follows_gradients_or_commits(void **state) {
     (void)state;
     static const double by_gradients[] = {0, 0.1, 0.2, 0.3, 0.3, 0.3},
@@ -246,14 +256,15 @@ static MicroBatchResult light_micro_batch(void *self, Stream *stream, uint64_t i
 // formats.
 static const double WIRE_ELEMENT_BYTES[WIRE_FORMAT_COUNT] = {4, 2, 1 + 4.0 / 256, 0.5 + 4.0 / 256};
 
-// What two commits of a rule exchange. An exchange of everything is a reduce-scatter and
-// an all-gather: 2 f b bytes of an element leave each rank, f = (N - 1) / N. A round of
-// streaming sends half of it; everything has been sent after both.
+// What a rank sends in two commits. An exchange of all elements is a reduce-scatter and
+// an all-gather, which together send 2 (N - 1) / N elements for each element of the
+// vector. Streaming DiLoCo with two fragments exchanges half of the vector in each
+// commit.
 typedef struct TrafficRow {
     const char *rule;
-    double exchanges; // of everything, over the wire
-    double estimates; // over the wire of the estimate
-    int jobs;         // each with one record from every rank to every other
+    double exchanges; // of all elements, on the wire
+    double estimates; // the same, on the wire of the estimate
+    int jobs;         // in each, every rank sends one tally to every other
 } TrafficRow;
 
 static const TrafficRow TRAFFIC[] = {
@@ -261,10 +272,10 @@ static const TrafficRow TRAFFIC[] = {
     {"acco", 2, 2, 4}, {"co2", 2, 0, 2},   {"diloco", 2, 0, 2}, {"streaming-diloco", 1, 0, 2},
 };
 
-// Returns false where the world does not fit.
+// Returns false where run_world cannot run.
 static bool expect_traffic(const TrafficRow *row, WireFormat wire, WireFormat estimate_wire, int ranks) {
-    // Whole cells for 2, 3 and 4 ranks, and so are the halves: nothing is padded. In the
-    // coarse formats, whole blocks.
+    // The vector and its halves are whole cells for 2, 3 and 4 ranks, and in coarse
+    // formats whole blocks, so nothing is padded.
     size_t count = wire_is_coarse(wire) || wire_is_coarse(estimate_wire) ? 393216 : 49152;
     RunSpec spec = noisy_spec(row->rule, count);
     spec.settings.optimizer.elementwise_step = sgd_step;
@@ -311,17 +322,17 @@ static void every_rule_sends_as_much_as_its_formula_says(void **state) {
     if (!fits) { skip(); }
 }
 
-// Evaluating a prediction's masters is the one look that costs anything: an all-gather in
-// fp32.
-static void only_acco_wp_pays_for_a_look(void **state) {
+// An evaluation between commits needs the committed parameters on every rank. Only where
+// compute uses predictions must they be sent: an all-gather of the masters in fp32. The
+// first evaluation is free, because nothing has been predicted yet.
+static void only_acco_wp_sends_bytes_for_an_evaluation(void **state) {
     (void)state;
     for (int rule = 0; rule < RULE_COUNT; rule++) {
         RunSpec looking = noisy_spec(RULES[rule].rule->name, 4096), blind = looking;
         blind.blind = true;
         RunResult a[2], b[2];
         if (!run_world(&looking, 2, a) || !run_world(&blind, 2, b)) { skip(); }
-        uint64_t looks = strcmp(RULES[rule].rule->name, "acco-wp") == 0 ? (uint64_t)looking.commits
-                                                                        : 0; // besides the first one
+        uint64_t looks = strcmp(RULES[rule].rule->name, "acco-wp") == 0 ? (uint64_t)looking.commits : 0;
         assert_int_equal(a[first_rank()].bytes_sent - b[first_rank()].bytes_sent,
                          looks * 4096 / 2 * sizeof(float));
         free_results(a, 2);
@@ -330,25 +341,26 @@ static void only_acco_wp_pays_for_a_look(void **state) {
 }
 
 // ---------------------------------------------------------------------------------------
-// Where the time goes. Margins are wide, and one good measurement of three is enough:
-// this machine has other things to do.
+// What is hidden. Other programs may disturb a measurement of time, so margins are wide,
+// and one good measurement of three is enough.
 
 enum { TRIES = 3 };
 
 static void expect_reported_seconds(const RunSpec *spec, const RunResult *result) {
     for (int look = 1; look <= result->last; look++) {
         const CommitReport *report = &result->looks[look].report;
-        if (result->looks[look].reports == 0) { continue; } // nothing has come back yet
+        if (result->looks[look].reports == 0) { continue; } // no job has reported yet
         assert_true(report->communication_seconds > 0);
         assert_true(report->exposed_seconds >= 0 && report->exposed_seconds <= report->communication_seconds);
     }
-    double worked = spec->work_seconds *
-                    (double)result->micro_batches; // the last round may be in no report, nor a late fragment
+    // The last round may be in no report; under streaming DiLoCo much more may be
+    // missing.
+    double worked = spec->work_seconds * (double)result->micro_batches;
     assert_true(sum_seconds(result).compute >= 0.6 * worked || is_streaming(spec->rule));
 }
 
-// Runs `spec` on two ranks until exposed <= most and >= least of the communication that
-// rank 0 reports: all ranks decide the same.
+// Runs `spec` on two ranks, a few times if need be, until the exposed part of the
+// communication lies in [least, most]. All ranks decide by rank 0's report, alike.
 static void expect_exposed(const RunSpec *spec, double least, double most) {
     Seconds seconds = {0, 0, 0};
     for (int i = 0; i < TRIES; i++) {
@@ -365,8 +377,8 @@ static void expect_exposed(const RunSpec *spec, double least, double most) {
     fail_msg("%s: %.4f s exposed of %.4f s", describe(spec, 2), seconds.exposed, seconds.communication);
 }
 
-// Delays before every operation of a job, beside micro-batches that take their time; with
-// a full wait after everything nothing is hidden.
+// Both micro-batches and the operations of a job take milliseconds; with --overlap off
+// nothing is hidden.
 static void without_overlap_all_communication_is_exposed(void **state) {
     (void)state;
     for (int rule = 0; rule < RULE_COUNT; rule++) {
@@ -379,8 +391,8 @@ static void without_overlap_all_communication_is_exposed(void **state) {
     }
 }
 
-// 20000 elements in fp32, each pass of an exchange with one other rank: `passes` of them
-// take so long.
+// Makes the link so slow that `passes` of an exchange of the whole vector in fp32 between
+// two ranks take `seconds`. A reduce-scatter is one pass, and so is an all-gather.
 static void set_link(RunSpec *spec, double passes, double seconds) {
     spec->link_bytes_per_second = passes * (double)spec->parameter_count / 2 * sizeof(float) / seconds;
 }
@@ -396,10 +408,9 @@ static RunSpec slow_spec(const char *rule, double work_seconds) {
     return spec;
 }
 
-// Compute takes three times as long as a job: what has room beside a round is hidden, all
-// but a part of what the machine's other work does to it. Streaming sends a half at a
-// time.
-static void communication_is_hidden_where_a_round_has_room_for_it(void **state) {
+// A round computes for three times as long as its job takes, so the job is hidden, up to
+// the margin. Streaming DiLoCo sends half of the vector at a time.
+static void overlapped_rules_hide_a_job_that_is_shorter_than_a_round(void **state) {
     (void)state;
     static const char *const rules[] = {"dpu", "acco-wp", "acco", "co2", "streaming-diloco"};
     for (int i = 0; i < 5; i++) {
@@ -409,9 +420,9 @@ static void communication_is_hidden_where_a_round_has_room_for_it(void **state) 
     }
 }
 
-// In one bucket nothing leaves before the backward pass has ended, and a pass that asks
-// for all parameters at once waits for all of them. In buckets, and with a pass that
-// keeps pace, most of both is hidden, for compute takes three times as long.
+// With a single bucket nothing leaves before the backward pass has ended, and the next
+// forward pass waits for all parameters. With several buckets, and passes that keep pace,
+// most of both is hidden: compute takes three times as long as the exchange.
 static void buckets_hide_what_a_single_one_cannot(void **state) {
     (void)state;
     static const char *const rules[] = {"ddp", "zero1"};
@@ -433,8 +444,8 @@ static void diloco_hides_nothing(void **state) {
     expect_exposed(&spec, 0.99, 1);
 }
 
-// What the reports add up to, and what is left for the next one, is what the kept spans
-// add up to.
+// The seconds of all reports, and those not yet reported, add up to the seconds of all
+// spans.
 static void reports_count_every_span_once(void **state) {
     (void)state;
     for (int rule = 0; rule < RULE_COUNT; rule++) {
@@ -462,6 +473,7 @@ static void reports_count_every_span_once(void **state) {
 // ---------------------------------------------------------------------------------------
 // Workers of different speed
 
+// With an adaptive schedule rank 0 computes many more micro-batches than the slow rank 1.
 static void adaptive_workers_differ_in_count_and_agree_in_everything_else(void **state) {
     (void)state;
     static const char *const rules[] = {"acco", "dpu", "acco-wp"};
@@ -473,7 +485,7 @@ static void adaptive_workers_differ_in_count_and_agree_in_everything_else(void *
         spec.settings.gradient_clip = 0;
         RunResult results[2];
         if (!run_world(&spec, 2, results)) { skip(); }
-        expect_replicas_agree(2, results, describe(&spec, 2)); // the number of gradients, too
+        expect_replicas_agree(2, results, describe(&spec, 2)); // also in the number of gradients
         uint64_t least = (uint64_t)(1 + rule_find(rules[i])->rounds_per_commit * spec.commits);
         for (int rank = 0; rank < 2; rank++) {
             if (!have_rank(rank)) { continue; }
@@ -486,15 +498,16 @@ static void adaptive_workers_differ_in_count_and_agree_in_everything_else(void *
 }
 
 // ---------------------------------------------------------------------------------------
-// What is not a number
+// Values that are not finite
 
-// A round or step has two micro-batches; acco has single ones, A B A B A B. The rule
-// finds the bad one together with what it was added to, local rules with the next thing
-// they send, which co2 takes a round later. What is in flight at the end is found there.
+// In which commit a bad micro-batch is found. A round, or an inner step, has two
+// micro-batches; acco's halves have one each. Rules whose workers step together find it
+// in the job of its sum, local rules in the next exchange, whose result co2 takes a round
+// later. What is still to be committed at the end of a run is found there.
 typedef struct BadRow {
     const char *rule;
-    uint64_t index;
-    int look; // that of the commit that finds it
+    uint64_t index; // of the bad micro-batch
+    int look;       // after the commit that finds it
 } BadRow;
 
 static const BadRow BAD[] = {
@@ -519,13 +532,13 @@ static const BadRow BAD[] = {
     {"streaming-diloco", 19, 6},
 };
 
-// Nothing was stepped with it: what all share is what it was, all of it is finite, and so
-// is what this worker has.
+// No step was made with the bad value: what all ranks share is as before, and all numbers
+// of this rank are finite.
 static void expect_nothing_stepped(const RunSpec *spec, const RunResult *result, const char *what) {
     const Look *last = &result->looks[result->last], *before = last - 1;
     size_t owned = is_local(spec->rule) ? 0 : layout_shard(&result->owned);
-    // Over a coarse wire the rest of the way to the master may still come, and acco-wp
-    // lends no masters when it has come to its end.
+    // On a coarse wire, parameters may still come closer to the master. On any narrow
+    // wire acco-wp ends with rounded parameters, and the look before showed the masters.
     bool same = is_local(spec->rule) || spec->settings.wire == WIRE_FP32 ||
                 (!wire_is_coarse(spec->settings.wire) && strcmp(spec->rule, "acco-wp") != 0);
     if (same) {
@@ -543,7 +556,7 @@ static void expect_nothing_stepped(const RunSpec *spec, const RunResult *result,
     }
 }
 
-// Whose it was, and where.
+// The report names the kind of spike, the rank, and the micro-batch or the element.
 static void expect_site(const Poison *poison, const RunSpec *spec, const SpikeReport *spike,
                         const char *what) {
     expect_number(spike->kind, poison->in_loss ? SPIKE_LOSS : SPIKE_GRADIENT, 0, what, 0);
@@ -575,7 +588,7 @@ static void expect_stop(const BadRow *row, const Poison *poison, WireFormat wire
     free_results(results, ranks);
 }
 
-static void what_is_not_a_number_stops_every_rank_and_is_named(void **state) {
+static void a_value_that_is_not_finite_stops_every_rank_and_is_named(void **state) {
     (void)state;
     static const Poison poisons[] = {{0, true, false, NAN},
                                      {0, true, true, NAN},
@@ -592,7 +605,7 @@ static void what_is_not_a_number_stops_every_rank_and_is_named(void **state) {
     }
 }
 
-// The last to send is the first to be bad: finite on every rank, but not as a sum.
+// A gradient that is finite on every rank; the sum over two ranks is not.
 static MicroBatchResult huge_micro_batch(void *self, Stream *stream, uint64_t index, const float *parameters,
                                          float *gradients, const Pace *pace) {
     MicroBatchResult result = noisy_micro_batch(self, stream, index, parameters, gradients, pace);
@@ -626,14 +639,14 @@ int main(void) {
         cmocka_unit_test(reports_hold_the_means_of_what_the_problem_returned),
         cmocka_unit_test(the_rate_follows_gradients_or_commits),
         cmocka_unit_test(every_rule_sends_as_much_as_its_formula_says),
-        cmocka_unit_test(only_acco_wp_pays_for_a_look),
+        cmocka_unit_test(only_acco_wp_sends_bytes_for_an_evaluation),
         cmocka_unit_test(without_overlap_all_communication_is_exposed),
-        cmocka_unit_test(communication_is_hidden_where_a_round_has_room_for_it),
+        cmocka_unit_test(overlapped_rules_hide_a_job_that_is_shorter_than_a_round),
         cmocka_unit_test(buckets_hide_what_a_single_one_cannot),
         cmocka_unit_test(diloco_hides_nothing),
         cmocka_unit_test(reports_count_every_span_once),
         cmocka_unit_test(adaptive_workers_differ_in_count_and_agree_in_everything_else),
-        cmocka_unit_test(what_is_not_a_number_stops_every_rank_and_is_named),
+        cmocka_unit_test(a_value_that_is_not_finite_stops_every_rank_and_is_named),
         cmocka_unit_test(a_sum_that_overflows_stops_every_rank),
     };
     return run_rules_tests(tests, sizeof tests / sizeof tests[0]);

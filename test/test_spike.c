@@ -1,8 +1,11 @@
-// test_spike.c: steps that must not be made: what is recognised as a spike, and what each
-// rule does about one. That a run which leaves them out ends in the same bits as a plain
-// loop that does is test_rules.c's; who is named when it stops is test_schedule.c's.
+// test_spike.c: which losses and gradients are spikes, and what each rule does about one.
+//
+// Here spikes are finite, but far too large. Values that are not finite, and whom the
+// message names, are in test_schedule.c. That a run which leaves spikes out ends in the
+// same bits as a plain loop which leaves them out is in test_rules.c.
 #include "test/rules_bench.h"
 
+// A usual gradient norm: its logarithm is uniform in [-0.2, 0.2).
 static double even_norm(uint64_t i) { return exp(0.2 * (double)noise(7, i)); }
 
 static SpikeDetector learned_detector(double limit, int count) {
@@ -11,10 +14,13 @@ static SpikeDetector learned_detector(double limit, int count) {
     return detector;
 }
 
-static void a_detector_tells_large_from_usual(void **state) {
+// ---------------------------------------------------------------------------------------
+// The detector
+
+static void a_detector_finds_what_is_far_above_the_usual(void **state) {
     (void)state;
     SpikeDetector detector = learned_detector(6, 200);
-    // log is uniform in +-0.2: mean 0, deviation 0.2 / sqrt(3)
+    // of the logarithm: mean 0, deviation 0.2 / sqrt(3)
     assert_close(detector.mean, 0, 0.05, "mean");
     assert_close(sqrt(detector.variance), 0.1155, 0.03, "deviation");
     assert_true(spike_largest(&detector) > 1.5 && spike_largest(&detector) < 2.8);
@@ -23,7 +29,7 @@ static void a_detector_tells_large_from_usual(void **state) {
     assert_false(spike_judge(&detector, 1e-9)); // small is no spike
 }
 
-static void a_detector_without_a_limit_or_experience_lets_all_pass(void **state) {
+static void a_detector_lets_all_pass_without_a_limit_or_while_it_warms_up(void **state) {
     (void)state;
     SpikeDetector off = {0, 0, 0, 0}, young = learned_detector(6, SPIKE_WARMUP - 1);
     for (int i = 0; i < 100; i++) { assert_false(spike_judge(&off, i < 50 ? 1 : 1e30)); }
@@ -31,8 +37,9 @@ static void a_detector_without_a_limit_or_experience_lets_all_pass(void **state)
     assert_false(spike_judge(&young, 1e30));
 }
 
-// What made another program's guard blind for good.
-static void a_detector_survives_what_is_not_a_number(void **state) {
+// If a NaN or an infinity got into the mean and the variance, the detector would never
+// find a spike again.
+static void a_detector_stays_finite_whatever_it_is_given(void **state) {
     (void)state;
     SpikeDetector detector = learned_detector(6, 100), before = detector;
     assert_false(spike_judge(&detector, NAN));
@@ -43,7 +50,8 @@ static void a_detector_survives_what_is_not_a_number(void **state) {
     assert_true(spike_judge(&detector, 100));
 }
 
-static void a_detector_believes_a_new_level_after_a_while(void **state) {
+// A level that is four times as high is refused at first and accepted later.
+static void a_detector_accepts_a_new_level_after_a_while(void **state) {
     (void)state;
     SpikeDetector detector = learned_detector(6, 200);
     int refused = 0;
@@ -56,9 +64,11 @@ static void a_detector_believes_a_new_level_after_a_while(void **state) {
 // ---------------------------------------------------------------------------------------
 // Rules
 
-enum { LATE = 70 }; // micro-batch, behind an apprenticeship of commits and of inner steps
+// The micro-batch that is a spike on rank 1: late enough for the detectors of commits and
+// of inner steps to have warmed up.
+enum { LATE = 70 };
 
-static double scale_of_late; // of the gradient, or the loss, of micro-batch LATE on rank 1
+static double scale_of_late; // what its gradient, or its loss, is multiplied by; 1: no spike
 static bool late_in_loss;
 
 static MicroBatchResult late_micro_batch(void *self, Stream *stream, uint64_t index, const float *parameters,
@@ -66,7 +76,7 @@ static MicroBatchResult late_micro_batch(void *self, Stream *stream, uint64_t in
     const TestProblem *problem = (const TestProblem *)self;
     size_t count = problem->spec->parameter_count;
     bool late = index == LATE && problem->rank == 1;
-    pace_need(pace, count); // and nothing is announced, as gradients change after the backward pass
+    pace_need(pace, count); // without announcing any: gradients change after the backward pass
     float *before = late && !late_in_loss ? copy_floats(gradients, count) : NULL;
     MicroBatchResult result = noisy_micro_batch(self, stream, index, parameters, gradients, NULL);
     for (size_t i = 0; before != NULL && i < count; i++) {
@@ -110,7 +120,7 @@ static void expect_late(const char *rule, double scale, bool in_loss, SpikePolic
     free_results(results, 2);
 }
 
-static void what_is_far_too_large_is_left_out_or_ends_the_run(void **state) {
+static void a_step_far_too_large_is_left_out_or_ends_the_run(void **state) {
     (void)state;
     if (process_transport->size > 2) { skip(); }
     for (int i = 0; i < RULE_COUNT; i++) {
@@ -128,9 +138,9 @@ static MicroBatchResult hopeless_micro_batch(void *self, Stream *stream, uint64_
     return result;
 }
 
-// It is not the data: after ten in a row the run ends, and what is committed is finite
-// and that of the last good commit.
-static void patience_ends(void **state) {
+// When every step is bad it is not the data. After ten in a row the run ends, and what is
+// committed is finite.
+static void ten_bad_steps_in_a_row_end_the_run(void **state) {
     (void)state;
     if (process_transport->size > 2) { skip(); }
     for (int i = 0; i < RULE_COUNT; i++) {
@@ -156,12 +166,12 @@ static void patience_ends(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_detector_tells_large_from_usual),
-        cmocka_unit_test(a_detector_without_a_limit_or_experience_lets_all_pass),
-        cmocka_unit_test(a_detector_survives_what_is_not_a_number),
-        cmocka_unit_test(a_detector_believes_a_new_level_after_a_while),
-        cmocka_unit_test(what_is_far_too_large_is_left_out_or_ends_the_run),
-        cmocka_unit_test(patience_ends),
+        cmocka_unit_test(a_detector_finds_what_is_far_above_the_usual),
+        cmocka_unit_test(a_detector_lets_all_pass_without_a_limit_or_while_it_warms_up),
+        cmocka_unit_test(a_detector_stays_finite_whatever_it_is_given),
+        cmocka_unit_test(a_detector_accepts_a_new_level_after_a_while),
+        cmocka_unit_test(a_step_far_too_large_is_left_out_or_ends_the_run),
+        cmocka_unit_test(ten_bad_steps_in_a_row_end_the_run),
     };
     return run_rules_tests(tests, sizeof tests / sizeof tests[0]);
 }

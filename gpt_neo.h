@@ -184,7 +184,7 @@ static inline void gpt_neo_reserve_workspace(GptNeo *model, Arena *arena) {
     const GptNeoConfig *config = &model->config;
     const GptNeoSettings *settings = &model->settings;
     size_t rows = gpt_neo_rows(model), C = (size_t)config->channels, F = (size_t)config->mlp_channels;
-    size_t wide = 3 * C > F ? 3 * C : F, element = precision_bytes(settings->precision);
+    size_t wide = size_max(3 * C, F), element = precision_bytes(settings->precision);
     model->d_wide_stride = settings->on_gpu ? (int)wide : matmul_padded_stride((int)wide);
     model->logits_stride = settings->on_gpu ? (config->vocabulary + 63) / 64 * 64 : config->vocabulary;
     model->chunk = gpt_neo_chunk_rows((int)rows, model->logits_stride, settings->precision);
@@ -552,18 +552,6 @@ static inline void gpt_neo_linear_backward(GptNeo *model, Stream *stream, float 
     gpt_neo_lap(model, OPERATION_LINEAR_BACKWARD_INPUT);
 }
 
-// Computes what the backward pass of layer l needs and the forward pass has not kept,
-// except the LayerNorm outputs at RECOMPUTE_LAYERNORM.
-static inline void gpt_neo_recompute(GptNeo *model, Stream *stream, int l) {
-    if (model->settings.recompute >= RECOMPUTE_BLOCK) {
-        gpt_neo_qkv_forward(model, stream, l, false);
-        gpt_neo_attention_forward(model, stream, l);
-        gpt_neo_mlp_forward(model, stream, l);
-    } else if (model->settings.recompute >= RECOMPUTE_GELU) {
-        gpt_neo_gelu_forward(model, stream, l);
-    }
-}
-
 // Through layer l: model->d_residual is the gradient of its output and becomes that of
 // its input. Tells `pace` twice that gradients are finished, from the end towards the
 // beginning.
@@ -571,8 +559,15 @@ static inline void gpt_neo_layer_backward(GptNeo *model, Stream *stream, float *
                                           const Pace *pace) {
     const GptNeoConfig *config = &model->config;
     int C = config->channels, F = config->mlp_channels, wide = model->d_wide_stride;
-    bool again = model->settings.recompute == RECOMPUTE_LAYERNORM;
-    gpt_neo_recompute(model, stream, l);
+    Recompute recompute = model->settings.recompute;
+    bool again = recompute == RECOMPUTE_LAYERNORM; // then each LayerNorm right before its output is used
+    if (recompute >= RECOMPUTE_BLOCK) {
+        gpt_neo_qkv_forward(model, stream, l, false);
+        gpt_neo_attention_forward(model, stream, l);
+        gpt_neo_mlp_forward(model, stream, l);
+    } else if (recompute >= RECOMPUTE_GELU) {
+        gpt_neo_gelu_forward(model, stream, l);
+    }
     GptNeoLayer layer = gpt_neo_layer(model, l);
 
     // x = x + W_proj gelu(W_fc LayerNorm_2(x) + b_fc) + b_proj

@@ -128,7 +128,7 @@ static inline void fragment_for_ranges(const FragmentWork *work, size_t begin, s
     for (int i = 0; i < work->fragment->range_count; i++) {
         const FragmentRange *range = &work->fragment->ranges[i];
         size_t next = packed + (range->end - range->begin);
-        size_t first = packed > begin ? packed : begin, last = next < end ? next : end;
+        size_t first = size_max(packed, begin), last = size_min(next, end);
         if (first < last) {
             work->operation(work->scheduler, work->settings, range->begin + first - packed, first,
                             last - first);

@@ -327,8 +327,7 @@ static inline void scheduler_reserve_local(Scheduler *s, Arena *arena) {
     size_t bytes = s->problem.parameter_count * sizeof(float), longest_count = 0;
     fragments_make(s);
     for (int f = 0; f < s->settings.fragments; f++) {
-        size_t count = s->fragments[f].layout.count;
-        longest_count = count > longest_count ? count : longest_count;
+        longest_count = size_max(longest_count, s->fragments[f].layout.count);
     }
     Layout longest = layout_make(longest_count, s->transport->size);
     comm_reserve(&s->comm, arena, &longest, wire_is_coarse(s->settings.wire));
@@ -364,9 +363,9 @@ static inline void scheduler_reserve(Scheduler *s, Arena *arena, const Scheduler
     if (settings->kind == RULE_LOCAL) { scheduler_reserve_local(s, arena); }
     optimizer_reserve(&s->optimizer, arena, &settings->optimizer, &owned, whole ? 0 : transport->rank, whole);
     // A norm is taken of whole pieces, or of all of the vector.
-    size_t pieces = s->layout.cells * buffer_blocks(s->layout.piece),
-           all = buffer_blocks(layout_padded(&s->layout));
-    size_t partials = (pieces > all ? pieces : all) * sizeof(double);
+    size_t blocks =
+        size_max(s->layout.cells * buffer_blocks(s->layout.piece), buffer_blocks(layout_padded(&s->layout)));
+    size_t partials = blocks * sizeof(double);
     arena_reserve_host(arena, MEMORY_WORKSPACE, "partial sums of the norm", partials, &s->norm_partials);
     arena_reserve_host(arena, MEMORY_WORKSPACE, "partial sums of what is sent", partials,
                        &s->inspect_partials);

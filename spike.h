@@ -62,14 +62,11 @@ typedef struct SpikeDetector {
     double learned, mean, variance;
 } SpikeDetector;
 
-static inline double spike_deviation(const SpikeDetector *detector) {
-    return fmax(sqrt(detector->variance), SPIKE_LEAST_DEVIATION);
-}
-
 // The largest value that is no spike; infinite as long as nothing is known.
 static inline double spike_largest(const SpikeDetector *detector) {
     if (!(detector->limit > 0) || detector->learned < SPIKE_WARMUP) { return INFINITY; }
-    return exp(detector->mean + detector->limit * spike_deviation(detector));
+    double deviation = fmax(sqrt(detector->variance), SPIKE_LEAST_DEVIATION);
+    return exp(detector->mean + detector->limit * deviation);
 }
 
 // Whether a finite value is too large. Learns it in any case.

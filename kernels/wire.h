@@ -289,11 +289,6 @@ static inline size_t wire_bytes(WireFormat format, size_t count) {
     return ((WIRE_CODECS[format].coarse ? blocks : 0) + words) * 4;
 }
 
-// Elements of the block that begins at element `begin` of a run.
-static inline size_t wire_block_size(size_t count, size_t begin) {
-    return size_min(count - begin, WIRE_BLOCK);
-}
-
 // out (wire_bytes(format, count)) <- in (count).
 static inline void wire_encode(WireFormat format, void *out, const float *in, size_t count) {
     const WireCodec *codec = &WIRE_CODECS[format];
@@ -301,7 +296,7 @@ static inline void wire_encode(WireFormat format, void *out, const float *in, si
     char *block = (char *)out;
     if (count > 0) { memset(block + wire_bytes(format, count) - 4, 0, 4); }
     for (size_t begin = 0; begin < count; begin += WIRE_BLOCK, block += stride) {
-        codec->encode(block, in + begin, wire_block_size(count, begin));
+        codec->encode(block, in + begin, size_min(count - begin, WIRE_BLOCK));
     }
 }
 
@@ -311,7 +306,7 @@ static inline void wire_decode(WireFormat format, float *out, const void *in, si
     size_t stride = wire_bytes(format, WIRE_BLOCK);
     const char *block = (const char *)in;
     for (size_t begin = 0; begin < count; begin += WIRE_BLOCK, block += stride) {
-        codec->decode(out + begin, block, wire_block_size(count, begin));
+        codec->decode(out + begin, block, size_min(count - begin, WIRE_BLOCK));
     }
 }
 
@@ -323,7 +318,7 @@ static inline void wire_add(WireFormat format, float *sum, const void *in, size_
     const char *block = (const char *)in;
     float values[WIRE_BLOCK];
     for (size_t begin = 0; begin < count; begin += WIRE_BLOCK, block += stride) {
-        size_t n = wire_block_size(count, begin);
+        size_t n = size_min(count - begin, WIRE_BLOCK);
         codec->decode(values, block, n);
 #pragma omp simd
         for (size_t i = 0; i < n; i++) { sum[begin + i] += values[i]; }

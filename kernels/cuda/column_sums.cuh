@@ -88,23 +88,14 @@ static __device__ __forceinline__ void floats_store(float *place, const float va
     }
 }
 
-template <typename R> static __host__ __device__ __forceinline__ R *reals(Real *place) {
-    return (R *)(void *)place;
-}
-template <typename R> static __host__ __device__ __forceinline__ const R *reals(const Real *place) {
-    return (const R *)(const void *)place;
-}
-
-// How many strips of how many threads cover `pieces` pieces.
-struct ColumnStrips {
-    unsigned strips, threads;
-};
-
-static inline ColumnStrips cuda_column_strips(int pieces) {
-    ColumnStrips result;
-    result.strips = cuda_blocks((size_t)pieces, COLUMN_STRIP);
-    result.threads = cuda_blocks(cuda_blocks((size_t)pieces, result.strips), WARP) * WARP;
-    return result;
+// Launches `blocks` blocks for each strip of columns. A thread has `width` of the columns.
+template <typename... Parameters, typename... Arguments>
+static inline void strips_launch(Stream *stream, void (*kernel)(Parameters...), unsigned blocks, int columns,
+                                 int width, size_t shared, Arguments... arguments) {
+    size_t pieces = (size_t)(columns / width);
+    unsigned strips = cuda_blocks(pieces, COLUMN_STRIP);
+    unsigned threads = cuda_blocks(cuda_blocks(pieces, strips), WARP) * WARP;
+    cuda_launch(stream, kernel, dim3(blocks, strips), dim3(threads), shared, arguments...);
 }
 
 // The first column of this thread's piece; blocks of one strip have the same blockIdx.y.

@@ -80,6 +80,14 @@ template <> __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(f
     return __float2bfloat16_rn(value);
 }
 
+// An array of Real, for code that knows what R is.
+template <typename R> static __host__ __device__ __forceinline__ R *reals(Real *place) {
+    return (R *)(void *)place;
+}
+template <typename R> static __host__ __device__ __forceinline__ const R *reals(const Real *place) {
+    return (const R *)(const void *)place;
+}
+
 // Two bf16 in one register, the first in the lower half, as tensor cores take them.
 static __device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
 #ifdef __CUDACC__
@@ -117,10 +125,10 @@ template <typename R> static __device__ __forceinline__ void pack_store(R *place
     *reinterpret_cast<Pack<R> *>(place) = pack;
 }
 
-// Whether rows of `columns` elements, one behind the other from `place` on, may be read
-// in packs.
-template <typename R> static inline bool pack_fits(const R *place, size_t columns) {
-    return (uintptr_t)place % 16 == 0 && columns % (16 / sizeof(R)) == 0;
+// Whether rows of `columns` elements, one behind the other from each of the places on, may
+// be read in packs.
+template <typename... R> static inline bool pack_fits(size_t columns, const R *...places) {
+    return (((uintptr_t)places % 16 == 0 && columns % (16 / sizeof(R)) == 0) && ...);
 }
 
 // ---------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@
 //
 // An exchange may take as long as the tau inner steps of the next round, so even a very
 // slow network is hidden. The price: the information is one round old. Lambda is the
-// penalty for that. Here it is a constant (--co2-gap), as in the released code. At the end
-// of a run the last sum is waited for and applied.
+// penalty for that, here a constant (--co2-gap) as in the released code. At the end of a
+// run the last sum is waited for and applied.
 #ifndef ACCO_CO2_H
 #define ACCO_CO2_H
 

@@ -70,7 +70,7 @@ static inline double job_last_bad_element(const float *values, size_t begin, siz
 }
 
 // Checks values [begin, end) before the reduce-scatter, while it is still known which
-// rank produced them. The sum of squares is the quickest look at all of them.
+// rank produced them. One value that is not finite makes the sum of squares not finite.
 static inline void job_inspect(Scheduler *s, Job *job, const float *values, size_t begin, size_t end,
                                Stream *stream) {
     double square =

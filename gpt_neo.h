@@ -8,10 +8,10 @@
 //   loss = mean of cross_entropy(wte LayerNorm_f(x)) over the targets >= 0
 //
 // The model owns no parameters. It keeps the offset of every tensor in a flat array (the
-// table is in gpt_neo_config.h), because the scheduler passes another buffer from call to
-// call. Where it computes in bf16 it keeps a copy of the parameters in that format: its
-// weights. It reserves activations and workspace in an arena and never allocates. Tokens
-// and targets come from the host, the loss is returned there.
+// table is in gpt_neo_config.h), because the buffer that the scheduler passes may be
+// another one at every call. Where it computes in bf16 it keeps a copy of the parameters
+// in that format: its weights. It reserves activations and workspace in an arena and
+// never allocates. Tokens and targets come from the host, the loss is returned there.
 //
 // What the backward pass needs is either kept or computed again (Recompute). Each level
 // includes the one before:
@@ -516,9 +516,10 @@ static inline float gpt_neo_mean_loss(const GptNeo *model, Stream *stream, int c
 // ---------------------------------------------------------------------------------------
 // Backward. `gradients` has the layout of the parameters and is added to.
 
-// Through LayerNorm `norm`: model->branch is the gradient of its output. The gradient of
-// its input is added to model->d_residual (the last LayerNorm overwrites it). The sum of
-// that over rows is the gradient of the bias that was added to the residual right before.
+// Back through LayerNorm `norm`: model->branch is the gradient of its output. The gradient
+// of its input is added to model->d_residual (the last LayerNorm overwrites it). The sum
+// of that over rows is the gradient of the bias that was added to the residual right
+// before.
 static inline void gpt_neo_layernorm_backward(GptNeo *model, Stream *stream, float *gradients, int norm) {
     LayernormBackward work;
     work.d_residual = model->d_residual;
@@ -537,7 +538,7 @@ static inline void gpt_neo_layernorm_backward(GptNeo *model, Stream *stream, flo
     gpt_neo_lap(model, OPERATION_LAYERNORM);
 }
 
-// Through output = input W^T: the gradients of W (outputs, inputs) and of the input.
+// Back through output = input W^T: the gradients of W (outputs, inputs) and of the input.
 static inline void gpt_neo_linear_backward(GptNeo *model, Stream *stream, float *gradients, int l,
                                            GptNeoTensor weight, Real *d_input, int d_input_stride,
                                            const Real *d_output, int d_output_stride, const Real *input,
@@ -552,15 +553,15 @@ static inline void gpt_neo_linear_backward(GptNeo *model, Stream *stream, float 
     gpt_neo_lap(model, OPERATION_LINEAR_BACKWARD_INPUT);
 }
 
-// Through layer l: model->d_residual is the gradient of its output and becomes that of
-// its input. Tells `pace` twice that gradients are finished, from the end towards the
-// beginning.
+// Back through layer l: model->d_residual is the gradient of its output and becomes that
+// of its input. What the forward pass has not kept is computed again. Tells `pace` twice
+// that gradients are finished, from the end of the layer towards its beginning.
 static inline void gpt_neo_layer_backward(GptNeo *model, Stream *stream, float *gradients, int l,
                                           const Pace *pace) {
     const GptNeoConfig *config = &model->config;
     int C = config->channels, F = config->mlp_channels, wide = model->d_wide_stride;
     Recompute recompute = model->settings.recompute;
-    bool again = recompute == RECOMPUTE_LAYERNORM; // then each LayerNorm right before its output is used
+    bool again = recompute == RECOMPUTE_LAYERNORM; // each LayerNorm is computed again before its use
     if (recompute >= RECOMPUTE_BLOCK) {
         gpt_neo_qkv_forward(model, stream, l, false);
         gpt_neo_attention_forward(model, stream, l);
@@ -598,7 +599,8 @@ static inline void gpt_neo_layer_backward(GptNeo *model, Stream *stream, float *
     pace_finish(pace, gpt_neo_at(model, l, TENSOR_LN_1_WEIGHT));
 }
 
-// x = wte[token] + wpe[position]: adds model->d_residual to the rows of both tables.
+// Back through x = wte[token] + wpe[position]: adds model->d_residual to the gradients of
+// the rows of both tables.
 static inline void gpt_neo_embedding_backward(GptNeo *model, Stream *stream, float *gradients,
                                               const int32_t *tokens) {
     if (model->settings.on_gpu) {

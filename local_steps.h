@@ -27,7 +27,7 @@
 // ---------------------------------------------------------------------------------------
 // Inner steps
 
-// Why this worker's gradient must not be stepped with.
+// Why this worker must not step with its gradient.
 static inline SpikeKind inner_step_judge(Scheduler *s, Stream *stream, double norm) {
     if (!isfinite(norm)) {
         s->tally.site.element =
@@ -62,7 +62,7 @@ static inline bool inner_step_is_good(Scheduler *s, Stream *stream, double norm)
     return false;
 }
 
-// A step that is left out counts as a step, so that all ranks stay at the same number.
+// A step that is left out counts as a step, so that all ranks count the same steps.
 static inline void inner_step_task(void *context, Stream *stream) {
     Scheduler *s = (Scheduler *)context;
     size_t count = s->problem.parameter_count;

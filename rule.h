@@ -1,10 +1,10 @@
 // rule.h: what an update rule is. Each rule is one page (acco.h, ddp.h, ...), and rules.h
 // lists them.
 //
-// A page opens with the rule's timeline and formulas. Below stand its options, its
-// checks, its settings and its commit, which is a few lines of the scheduler's verbs; a
-// `Rule` at the end of the page names them. Everybody else asks the Rule and knows no
-// rule by name.
+// A page opens with the rule's timeline and formulas. Then come its options, its checks,
+// its settings and its commit, which is a few lines of the scheduler's verbs. A `Rule` at
+// the end of the page lists them. All other code works through a Rule and knows no rule
+// by its name.
 #ifndef ACCO_RULE_H
 #define ACCO_RULE_H
 

@@ -11,7 +11,7 @@
 //   outer        count      the outer step                            the outer step,         local
 //                                                                     validation
 //   momentum     count      the outer step                            the outer step          local
-//   optimizer    its own    the job; in local rules compute           the same                all
+//   optimizer    owned      the job; in local rules compute           the same                all
 //
 // There are three kinds of rules:
 //   synchronous   compute waits for the optimizer step; gradients and parameters travel
@@ -120,11 +120,13 @@ typedef struct Tally {
     double loss, perfect_loss; // sums over the micro-batches
     double not_finite;         // how many of them had a loss that is not a finite number
     double left_out;           // local rules: inner steps that were not made
-    double square;     // of the gradient sum in this rank's shard: the sum of squares; the job fills it in
-    double stops;      // ranks that were asked to stop: all learn of it with the same job, which fills it in
-    double ended;      // ranks whose checkpoint writer has ended; the job fills it in
-    double own_square; // sum of squares of this rank's own gradients; the job fills it in; not added up
-    SpikeSite site;    // of this rank; not added up
+    // The job fills in these.
+    double square; // sum of squares of the gradient sum in this rank's shard
+    double stops;  // ranks that were asked to stop: all ranks learn of it with the same job
+    double ended;  // ranks whose checkpoint writer has ended
+    // Of this rank, and not added up.
+    double own_square; // sum of squares of its own gradients; the job fills it in
+    SpikeSite site;
 } Tally;
 
 // The members of a tally that are sums. They are added, written to a checkpoint and read
@@ -203,8 +205,8 @@ typedef struct SpikeReport {
     int64_t commit; // commits before it
     int rank;       // which rank caused it; -1: unknown
     SpikeSite site;
-    double measured,
-        largest;  // where it was too large: the norm or the loss, and the largest that is no spike
+    // Where it was too large: the norm or the loss, and the largest that is no spike.
+    double measured, largest;
     double steps; // how many steps; above 1 where a local rule reports a period
 } SpikeReport;
 

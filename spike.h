@@ -1,4 +1,4 @@
-// spike.h: bad steps: how they are recognised, and where they come from.
+// spike.h: how bad steps are recognised, and where they come from.
 //
 // A spike is a loss or a gradient that is not finite; or a loss, or the norm of a
 // gradient, that lies far above what the commits before it make likely. Bad data may show
@@ -47,7 +47,7 @@ enum {
 typedef struct SpikeSite {
     double micro_batch; // of this worker: the micro-batch whose loss is not finite
     double element; // of the gradient sum: the last that is not finite, which the backward pass makes first
-    bool high_loss; // local rules
+    bool high_loss; // local rules: the loss of the step was too large
 } SpikeSite;
 
 static inline SpikeKind spike_kind_of(const SpikeSite *site) {

@@ -27,7 +27,7 @@
 // A block that holds a NaN or an infinity decodes to NaNs in the coarse formats. fp32 and
 // bf16 keep it as it is.
 //
-// What becomes of one element is said once for both processors (WIRE_FUNCTION);
+// How one element is converted is written once for CPU and GPU (WIRE_FUNCTION);
 // kernels/cuda/wire.cuh has blocks and runs on a GPU.
 #ifndef ACCO_KERNELS_WIRE_H
 #define ACCO_KERNELS_WIRE_H

@@ -52,19 +52,16 @@ static __device__ __forceinline__ Quad quad_of_kernel(size_t count, bool wide) {
     return quad_of_thread((size_t)blockIdx.x * BUFFER_QUADS, count, wide);
 }
 
-template <typename R> struct alignas(4 * sizeof(R)) QuadPack { R values[4]; };
-
-// Whether four neighbours of each of the arrays are aligned for one access. NULL, an array
-// that is not used, does not matter.
+// Whether four neighbours of each array are aligned for one access. NULL stands for an
+// array that is not used, and fits.
 template <typename... R> static inline bool quad_fits(const R *...places) {
-    return (((uintptr_t)places % sizeof(QuadPack<R>) == 0) && ...);
+    return (((uintptr_t)places % (4 * sizeof(R)) == 0) && ...);
 }
 
 // Elements from `end` on become 0.
 static __device__ __forceinline__ void quad_load(float values[4], const float *place, const Quad &quad) {
     if (quad.whole) {
-        QuadPack<float> pack = *reinterpret_cast<const QuadPack<float> *>(place + quad.first);
-        for (int i = 0; i < 4; i++) { values[i] = pack.values[i]; }
+        piece_unpack(values, piece_load<4>(place + quad.first));
         return;
     }
     for (int i = 0; i < 4; i++) {
@@ -76,9 +73,9 @@ static __device__ __forceinline__ void quad_load(float values[4], const float *p
 template <typename R>
 static __device__ __forceinline__ void quad_store(R *place, const float values[4], const Quad &quad) {
     if (quad.whole) {
-        QuadPack<R> pack;
-        for (int i = 0; i < 4; i++) { pack.values[i] = from_float<R>(values[i]); }
-        *reinterpret_cast<QuadPack<R> *>(place + quad.first) = pack;
+        Piece<R, 4> piece;
+        piece_pack(piece, values);
+        piece_store<4>(place + quad.first, piece);
         return;
     }
     for (int i = 0; i < 4; i++) {

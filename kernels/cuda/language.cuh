@@ -80,7 +80,7 @@ template <> __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(f
     return __float2bfloat16_rn(value);
 }
 
-// An array of Real, for code that knows what R is.
+// An array of Real as an array of R.
 template <typename R> static __host__ __device__ __forceinline__ R *reals(Real *place) {
     return (R *)(void *)place;
 }
@@ -111,6 +111,51 @@ static __device__ __forceinline__ float exp2_approximate(float x) {
 #endif
 }
 
+// ---------------------------------------------------------------------------------------
+// Several elements in one access
+
+// WIDTH elements that one thread loads or stores at once. Eight bf16 are kept as pairs,
+// because the compiler would otherwise give each a register of its own.
+template <typename R, int WIDTH> struct __align__(WIDTH * sizeof(R)) Piece { R values[WIDTH]; };
+
+template <> struct __align__(16) Piece<__nv_bfloat16, 8> { uint32_t pairs[4]; };
+
+template <typename R, int WIDTH>
+static __device__ __forceinline__ void piece_unpack(float values[WIDTH], const Piece<R, WIDTH> &piece) {
+    UNROLL
+    for (int k = 0; k < WIDTH; k++) { values[k] = to_float(piece.values[k]); }
+}
+
+static __device__ __forceinline__ void piece_unpack(float values[8], const Piece<__nv_bfloat16, 8> &piece) {
+    UNROLL
+    for (int k = 0; k < 4; k++) {
+        values[2 * k] = __uint_as_float(piece.pairs[k] << 16);
+        values[2 * k + 1] = __uint_as_float(piece.pairs[k] & 0xffff0000u);
+    }
+}
+
+// Rounds to R.
+template <int WIDTH, typename R>
+static __device__ __forceinline__ void piece_pack(Piece<R, WIDTH> &piece, const float values[WIDTH]) {
+    UNROLL
+    for (int k = 0; k < WIDTH; k++) { piece.values[k] = from_float<R>(values[k]); }
+}
+
+static __device__ __forceinline__ void piece_pack(Piece<__nv_bfloat16, 8> &piece, const float values[8]) {
+    UNROLL
+    for (int k = 0; k < 4; k++) { piece.pairs[k] = bf16_pair(values[2 * k], values[2 * k + 1]); }
+}
+
+template <int WIDTH, typename R>
+static __device__ __forceinline__ Piece<R, WIDTH> piece_load(const R *place) {
+    return *reinterpret_cast<const Piece<R, WIDTH> *>(place);
+}
+
+template <int WIDTH, typename R>
+static __device__ __forceinline__ void piece_store(R *place, const Piece<R, WIDTH> &piece) {
+    *reinterpret_cast<Piece<R, WIDTH> *>(place) = piece;
+}
+
 // 16 bytes, the widest access of one thread. Addresses must be multiples of 16.
 template <typename R> struct __align__(16) Pack {
     enum { COUNT = 16 / sizeof(R) };
@@ -125,7 +170,7 @@ template <typename R> static __device__ __forceinline__ void pack_store(R *place
     *reinterpret_cast<Pack<R> *>(place) = pack;
 }
 
-// Whether rows of `columns` elements, one behind the other from each of the places on, may
+// Whether rows of `columns` elements, one behind the other from each of `places` on, may
 // be read in packs.
 template <typename... R> static inline bool pack_fits(size_t columns, const R *...places) {
     return (((uintptr_t)places % 16 == 0 && columns % (16 / sizeof(R)) == 0) && ...);

@@ -105,7 +105,8 @@ typedef struct GptNeo {
     double lap_started;
 } GptNeo;
 
-// What the time of a pass is divided into, for benchmarks.
+// What the time of a pass is divided into, for benchmarks (dev/bench/bench_kernels.c names
+// them).
 typedef enum GptNeoOperation {
     OPERATION_EMBEDDING,
     OPERATION_LAYERNORM,
@@ -119,20 +120,6 @@ typedef enum GptNeoOperation {
     OPERATION_CROSS_ENTROPY,
     OPERATION_COUNT
 } GptNeoOperation;
-
-static inline const char *gpt_neo_operation_name(GptNeoOperation operation) {
-    static const char *const names[OPERATION_COUNT] = {"embedding",
-                                                       "layernorm",
-                                                       "linear forward",
-                                                       "linear backward input",
-                                                       "linear backward weight",
-                                                       "attention forward",
-                                                       "attention backward",
-                                                       "gelu",
-                                                       "head products",
-                                                       "cross entropy"};
-    return names[operation];
-}
 
 // Adds the time since the last lap to `operation`.
 static inline void gpt_neo_lap(GptNeo *model, GptNeoOperation operation) {
@@ -516,10 +503,9 @@ static inline float gpt_neo_mean_loss(const GptNeo *model, Stream *stream, int c
 // ---------------------------------------------------------------------------------------
 // Backward. `gradients` has the layout of the parameters and is added to.
 
-// Back through LayerNorm `norm`: model->branch is the gradient of its output. The gradient
-// of its input is added to model->d_residual (the last LayerNorm overwrites it). The sum
-// of that over rows is the gradient of the bias that was added to the residual right
-// before.
+// Back through LayerNorm `norm`: model->branch is the gradient of its output. That of its
+// input is added to model->d_residual (the last LayerNorm overwrites it); the sum of it
+// over rows is the gradient of the bias that was added to the residual right before.
 static inline void gpt_neo_layernorm_backward(GptNeo *model, Stream *stream, float *gradients, int norm) {
     LayernormBackward work;
     work.d_residual = model->d_residual;

@@ -35,7 +35,7 @@ typedef struct Rule {
     const float *(*committed)(Scheduler *s);
 
     // What a user may ask of this rule alone. `own` is the rule's part of RuleOptions
-    // (rules.h), a struct of its page. All three are NULL where a rule has no options.
+    // (rules.h), a struct of its page. Each of the three may be NULL.
     //
     // check: whether the options fit together, and to a model of `layers` layers (0: not
     // known yet). configure: the options as settings of the scheduler; they have passed

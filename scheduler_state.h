@@ -70,7 +70,7 @@ typedef struct SchedulerSettings {
     bool adaptive;         // accumulate() goes on for as long as the job runs
     int rounds_per_commit; // calls of accumulate() per commit
     int round_size;        // micro-batches of a round: exactly, or at least where adaptive
-    int first_round_size;  // of a run's first round where the rule has such an option; 0: as the others
+    int first_round_size;  // the same of a run's first round; 0: as in the others
     int64_t sequential;    // overlapped rules: so many commits at the start wait for their jobs
     size_t bucket;         // synchronous rules: bytes of gradients that travel together; 0: all of them
     WireFormat wire, estimate_wire;
@@ -87,7 +87,7 @@ typedef struct SchedulerSettings {
     int steps;     // inner steps between two exchanges of the same element
     int fragments; // of the model, exchanged in turn
     int delay;     // inner steps between sending a fragment and applying it
-    bool strided;  // layer l belongs to fragment l mod fragments; otherwise neighbours share a fragment
+    bool strided;  // layer l is in fragment l mod fragments; otherwise neighbours share a fragment
     NesterovStep outer_nesterov; // scheduler_reserve fills in inverse_ranks, here and in the next
     MomentumStep outer_momentum;
     // Where all of it lies and runs.
@@ -174,11 +174,11 @@ typedef struct Job {
     JobKind kind;
     int64_t commit; // commits before it, for messages and traces
     int fragment;   // local rules: the fragment that travels
-    bool follows;   // gradients are sent while the last backward pass of the coming accumulate() makes them
+    bool follows;   // it sends gradients while the last backward pass of accumulate() makes them
     Tally tally;    // in: of this worker
     double learning_rate;
     Tally total;          // out: of all workers
-    double gradient_norm; // out: of the mean gradient, before clipping; in local rules in: of this worker
+    double gradient_norm; // out: of the mean gradient, before clipping; local rules: in, of this worker
     double bad_element;   // of what this worker sends: SpikeSite::element
     double own_square;    // of what this worker sends: the sum of squares
     SpikeKind spike;      // out: why no step was made; the same on all ranks

@@ -268,17 +268,6 @@ static const WireCodec WIRE_CODECS[WIRE_FORMAT_COUNT] = {
 
 static inline const char *wire_name(WireFormat format) { return WIRE_CODECS[format].name; }
 
-// Looks a name up. Returns false, and leaves *format, where it is not in the table.
-static inline bool wire_find(const char *name, WireFormat *format) {
-    for (int i = 0; i < WIRE_FORMAT_COUNT; i++) {
-        if (strcmp(WIRE_CODECS[i].name, name) == 0) {
-            *format = (WireFormat)i;
-            return true;
-        }
-    }
-    return false;
-}
-
 // Whether the format is too coarse for parameters themselves.
 static inline bool wire_is_coarse(WireFormat format) { return WIRE_CODECS[format].coarse; }
 

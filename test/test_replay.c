@@ -563,6 +563,17 @@ static void ask_local(const Asked *asked, ReplaySettings *settings) {
     settings->alpha = asked_number(asked, "streaming-alpha", 0);
 }
 
+// Looks a format up. Returns false, and leaves *format, for any other word.
+static bool wire_find(const char *name, WireFormat *format) {
+    for (int i = 0; i < WIRE_FORMAT_COUNT; i++) {
+        if (strcmp(wire_name((WireFormat)i), name) == 0) {
+            *format = (WireFormat)i;
+            return true;
+        }
+    }
+    return false;
+}
+
 static ReplaySettings ask(const Asked *asked, double tokens_per_micro_batch) {
     ReplaySettings settings;
     memset(&settings, 0, sizeof settings);

@@ -11,10 +11,9 @@
 //   b(t+1) = b(t) - alpha clip(m, phi)        b(1) = b(0): nothing has been received yet
 //
 // An exchange may take as long as the tau inner steps of the next round, so even a very
-// slow network is hidden. The price: the information is one round old. Lambda, the
-// penalty for that, is a constant here, as in the released code. co2_gap is the place for
-// another formula; the paper's own was not at hand. At the end the last sum is waited for
-// and applied.
+// slow network is hidden. The price: the information is one round old. Lambda is the
+// penalty for that, here a constant (--co2-gap) as in the released code. At the end of a
+// run the last sum is waited for and applied.
 #ifndef ACCO_CO2_H
 #define ACCO_CO2_H
 
@@ -73,10 +72,6 @@ static inline void co2_describe(const void *own, char text[RULE_TEXT]) {
 // ---------------------------------------------------------------------------------------
 // The rule
 
-// The staleness gap penalty of this round, at least 1. It may depend on s->outer and
-// s->momentum, but must be the same on all ranks.
-static inline float co2_gap(const Scheduler *s) { return s->settings.outer_momentum.gap; }
-
 static inline void co2_operation(Scheduler *s, const void *settings, size_t flat, size_t packed,
                                  size_t count) {
     outer_momentum(s->compute, s->outer + flat, s->momentum + flat, s->parameters.data + flat,
@@ -87,7 +82,6 @@ static inline void co2_operation(Scheduler *s, const void *settings, size_t flat
 static inline void co2_boundary(Scheduler *s) {
     MomentumStep step = s->settings.outer_momentum;
     step.received = s->job_in_flight;
-    step.gap = co2_gap(s);
     if (step.received) { wait_for(s); }
     buffer_change(&s->comm_buffer, BUFFER_FREE, BUFFER_WRITING);
     if (!scheduler_is_halted(s)) { fragment_run(s, 0, co2_operation, &step); }

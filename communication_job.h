@@ -33,7 +33,7 @@ static inline size_t job_bucket_cells(const Scheduler *s, const Layout *layout) 
     size_t cell_bytes = layout->piece * (size_t)layout->size * sizeof(float);
     bool bucketed = s->settings.kind == RULE_SYNCHRONOUS && s->settings.bucket > 0;
     size_t cells = bucketed ? s->settings.bucket / cell_bytes : layout->cells;
-    return cells < 1 ? 1 : cells < layout->cells ? cells : layout->cells;
+    return size_max(1, size_min(cells, layout->cells));
 }
 
 static inline void job_span_ended(Scheduler *s, const Job *job, const char *name) {
@@ -58,7 +58,7 @@ enum { JOB_SEARCH = 4096 }; // elements that are copied to the host at a time
 static inline double job_last_bad_element(const float *values, size_t begin, size_t end, Stream *stream) {
     float part[JOB_SEARCH];
     while (end > begin) {
-        size_t count = end - begin < (size_t)JOB_SEARCH ? end - begin : (size_t)JOB_SEARCH;
+        size_t count = size_min(end - begin, JOB_SEARCH);
         stream_copy(stream, part, values + end - count, count * sizeof(float));
         stream_settle(stream);
         for (size_t i = count; i > 0; i--) {
@@ -70,7 +70,7 @@ static inline double job_last_bad_element(const float *values, size_t begin, siz
 }
 
 // Checks values [begin, end) before the reduce-scatter, while it is still known which
-// rank produced them. The sum of squares is the quickest look at all of them.
+// rank produced them. One value that is not finite makes the sum of squares not finite.
 static inline void job_inspect(Scheduler *s, Job *job, const float *values, size_t begin, size_t end,
                                Stream *stream) {
     double square =
@@ -241,7 +241,7 @@ static inline void job_gather(Scheduler *s, const Job *job, Stream *stream) {
     collective.base = wire_is_coarse(collective.wire) ? s->parameters.data : NULL;
     size_t bucket = job_bucket_cells(s, &s->layout);
     for (size_t begin = 0; begin < s->layout.cells; begin += bucket) {
-        size_t end = begin + bucket < s->layout.cells ? begin + bucket : s->layout.cells;
+        size_t end = size_min(begin + bucket, s->layout.cells);
         trace_begin(&s->trace, TRACE_COMMUNICATION);
         comm_all_gather(&s->comm, stream, &collective, begin * s->layout.piece, end * s->layout.piece);
         job_span_ended(s, job, "all-gather");

@@ -6,11 +6,11 @@
 //
 //   theta(t+1) = Opt(theta(t), sum of all gradients / their number)
 //
-// Gradients of the last micro-batch are sent as soon as its backward pass has finished
-// them, so that a fast network hides most of the exchange. The verbs are those of zero1;
+// Gradients are sent bucket by bucket while the last backward pass still computes others,
+// so that on a fast network most of the exchange is hidden. The verbs are those of zero1;
 // the difference is `replicated`: every rank receives all the sums, holds the whole
-// optimizer state and steps all of it. The sums are the same bits as under zero1, and
-// with an fp32 wire so are the parameters.
+// optimizer state and steps all of it. The sums have the same bits as under zero1, and
+// with an fp32 wire so have the parameters.
 #ifndef ACCO_DDP_H
 #define ACCO_DDP_H
 

@@ -11,7 +11,7 @@
 // The traffic is that of zero1 and is hidden completely. The price: a gradient is applied
 // to parameters that are one commit newer than those it was computed at. On a quadratic
 // of curvature L this is stable for learning rates below 1/L, where the other rules are
-// stable below 2/L. Some sequential commits at the start help.
+// stable below 2/L. Some sequential commits at the start of a run help (--sequential).
 //
 //   acco-wp (weight prediction; the second option of SAPipe, Chen et al., 2022)
 //   communication   | COMMIT theta(t), then predict theta~(t+1) = Opt?(theta(t), the same gradient) |

@@ -8,10 +8,10 @@
 //   loss = mean of cross_entropy(wte LayerNorm_f(x)) over the targets >= 0
 //
 // The model owns no parameters. It keeps the offset of every tensor in a flat array (the
-// table is in gpt_neo_config.h), because the scheduler passes another buffer from call to
-// call. Where it computes in bf16 it keeps a copy of the parameters in that format: its
-// weights. It reserves activations and workspace in an arena and never allocates. Tokens
-// and targets come from the host, the loss is returned there.
+// table is in gpt_neo_config.h), because the buffer that the scheduler passes may be
+// another one at every call. Where it computes in bf16 it keeps a copy of the parameters
+// in that format: its weights. It reserves activations and workspace in an arena and
+// never allocates. Tokens and targets come from the host, the loss is returned there.
 //
 // What the backward pass needs is either kept or computed again (Recompute). Each level
 // includes the one before:
@@ -105,7 +105,8 @@ typedef struct GptNeo {
     double lap_started;
 } GptNeo;
 
-// What the time of a pass is divided into, for benchmarks.
+// What the time of a pass is divided into, for benchmarks (dev/bench/bench_kernels.c names
+// them).
 typedef enum GptNeoOperation {
     OPERATION_EMBEDDING,
     OPERATION_LAYERNORM,
@@ -119,20 +120,6 @@ typedef enum GptNeoOperation {
     OPERATION_CROSS_ENTROPY,
     OPERATION_COUNT
 } GptNeoOperation;
-
-static inline const char *gpt_neo_operation_name(GptNeoOperation operation) {
-    static const char *const names[OPERATION_COUNT] = {"embedding",
-                                                       "layernorm",
-                                                       "linear forward",
-                                                       "linear backward input",
-                                                       "linear backward weight",
-                                                       "attention forward",
-                                                       "attention backward",
-                                                       "gelu",
-                                                       "head products",
-                                                       "cross entropy"};
-    return names[operation];
-}
 
 // Adds the time since the last lap to `operation`.
 static inline void gpt_neo_lap(GptNeo *model, GptNeoOperation operation) {
@@ -184,7 +171,7 @@ static inline void gpt_neo_reserve_workspace(GptNeo *model, Arena *arena) {
     const GptNeoConfig *config = &model->config;
     const GptNeoSettings *settings = &model->settings;
     size_t rows = gpt_neo_rows(model), C = (size_t)config->channels, F = (size_t)config->mlp_channels;
-    size_t wide = 3 * C > F ? 3 * C : F, element = precision_bytes(settings->precision);
+    size_t wide = size_max(3 * C, F), element = precision_bytes(settings->precision);
     model->d_wide_stride = settings->on_gpu ? (int)wide : matmul_padded_stride((int)wide);
     model->logits_stride = settings->on_gpu ? (config->vocabulary + 63) / 64 * 64 : config->vocabulary;
     model->chunk = gpt_neo_chunk_rows((int)rows, model->logits_stride, settings->precision);
@@ -516,9 +503,9 @@ static inline float gpt_neo_mean_loss(const GptNeo *model, Stream *stream, int c
 // ---------------------------------------------------------------------------------------
 // Backward. `gradients` has the layout of the parameters and is added to.
 
-// Through LayerNorm `norm`: model->branch is the gradient of its output. The gradient of
-// its input is added to model->d_residual (the last LayerNorm overwrites it). The sum of
-// that over rows is the gradient of the bias that was added to the residual right before.
+// Back through LayerNorm `norm`: model->branch is the gradient of its output. That of its
+// input is added to model->d_residual (the last LayerNorm overwrites it); the sum of it
+// over rows is the gradient of the bias that was added to the residual right before.
 static inline void gpt_neo_layernorm_backward(GptNeo *model, Stream *stream, float *gradients, int norm) {
     LayernormBackward work;
     work.d_residual = model->d_residual;
@@ -537,7 +524,7 @@ static inline void gpt_neo_layernorm_backward(GptNeo *model, Stream *stream, flo
     gpt_neo_lap(model, OPERATION_LAYERNORM);
 }
 
-// Through output = input W^T: the gradients of W (outputs, inputs) and of the input.
+// Back through output = input W^T: the gradients of W (outputs, inputs) and of the input.
 static inline void gpt_neo_linear_backward(GptNeo *model, Stream *stream, float *gradients, int l,
                                            GptNeoTensor weight, Real *d_input, int d_input_stride,
                                            const Real *d_output, int d_output_stride, const Real *input,
@@ -552,27 +539,22 @@ static inline void gpt_neo_linear_backward(GptNeo *model, Stream *stream, float 
     gpt_neo_lap(model, OPERATION_LINEAR_BACKWARD_INPUT);
 }
 
-// Computes what the backward pass of layer l needs and the forward pass has not kept,
-// except the LayerNorm outputs at RECOMPUTE_LAYERNORM.
-static inline void gpt_neo_recompute(GptNeo *model, Stream *stream, int l) {
-    if (model->settings.recompute >= RECOMPUTE_BLOCK) {
-        gpt_neo_qkv_forward(model, stream, l, false);
-        gpt_neo_attention_forward(model, stream, l);
-        gpt_neo_mlp_forward(model, stream, l);
-    } else if (model->settings.recompute >= RECOMPUTE_GELU) {
-        gpt_neo_gelu_forward(model, stream, l);
-    }
-}
-
-// Through layer l: model->d_residual is the gradient of its output and becomes that of
-// its input. Tells `pace` twice that gradients are finished, from the end towards the
-// beginning.
+// Back through layer l: model->d_residual is the gradient of its output and becomes that
+// of its input. What the forward pass has not kept is computed again. Tells `pace` twice
+// that gradients are finished, from the end of the layer towards its beginning.
 static inline void gpt_neo_layer_backward(GptNeo *model, Stream *stream, float *gradients, int l,
                                           const Pace *pace) {
     const GptNeoConfig *config = &model->config;
     int C = config->channels, F = config->mlp_channels, wide = model->d_wide_stride;
-    bool again = model->settings.recompute == RECOMPUTE_LAYERNORM;
-    gpt_neo_recompute(model, stream, l);
+    Recompute recompute = model->settings.recompute;
+    bool again = recompute == RECOMPUTE_LAYERNORM; // each LayerNorm is computed again before its use
+    if (recompute >= RECOMPUTE_BLOCK) {
+        gpt_neo_qkv_forward(model, stream, l, false);
+        gpt_neo_attention_forward(model, stream, l);
+        gpt_neo_mlp_forward(model, stream, l);
+    } else if (recompute >= RECOMPUTE_GELU) {
+        gpt_neo_gelu_forward(model, stream, l);
+    }
     GptNeoLayer layer = gpt_neo_layer(model, l);
 
     // x = x + W_proj gelu(W_fc LayerNorm_2(x) + b_fc) + b_proj
@@ -603,7 +585,8 @@ static inline void gpt_neo_layer_backward(GptNeo *model, Stream *stream, float *
     pace_finish(pace, gpt_neo_at(model, l, TENSOR_LN_1_WEIGHT));
 }
 
-// x = wte[token] + wpe[position]: adds model->d_residual to the rows of both tables.
+// Back through x = wte[token] + wpe[position]: adds model->d_residual to the gradients of
+// the rows of both tables.
 static inline void gpt_neo_embedding_backward(GptNeo *model, Stream *stream, float *gradients,
                                               const int32_t *tokens) {
     if (model->settings.on_gpu) {

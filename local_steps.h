@@ -27,7 +27,7 @@
 // ---------------------------------------------------------------------------------------
 // Inner steps
 
-// Why this worker's gradient must not be stepped with.
+// Why this worker must not step with its gradient.
 static inline SpikeKind inner_step_judge(Scheduler *s, Stream *stream, double norm) {
     if (!isfinite(norm)) {
         s->tally.site.element =
@@ -62,7 +62,7 @@ static inline bool inner_step_is_good(Scheduler *s, Stream *stream, double norm)
     return false;
 }
 
-// A step that is left out counts as a step, so that all ranks stay at the same number.
+// A step that is left out counts as a step, so that all ranks count the same steps.
 static inline void inner_step_task(void *context, Stream *stream) {
     Scheduler *s = (Scheduler *)context;
     size_t count = s->problem.parameter_count;
@@ -128,7 +128,7 @@ static inline void fragment_for_ranges(const FragmentWork *work, size_t begin, s
     for (int i = 0; i < work->fragment->range_count; i++) {
         const FragmentRange *range = &work->fragment->ranges[i];
         size_t next = packed + (range->end - range->begin);
-        size_t first = packed > begin ? packed : begin, last = next < end ? next : end;
+        size_t first = size_max(packed, begin), last = size_min(next, end);
         if (first < last) {
             work->operation(work->scheduler, work->settings, range->begin + first - packed, first,
                             last - first);

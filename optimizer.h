@@ -146,8 +146,7 @@ static inline size_t optimizer_run_end(const OptimizerSettings *settings, size_t
         const DecayRange *range = &settings->decay_ranges[i];
         if (range->end <= position) { continue; }
         *decays = range->begin <= position;
-        size_t stop = *decays ? range->end : range->begin;
-        return stop < end ? stop : end;
+        return size_min(*decays ? range->end : range->begin, end);
     }
     return end;
 }

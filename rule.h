@@ -1,10 +1,10 @@
 // rule.h: what an update rule is. Each rule is one page (acco.h, ddp.h, ...), and rules.h
 // lists them.
 //
-// A page opens with the rule's timeline and formulas. Below stand its options, its
-// checks, its settings and its commit, which is a few lines of the scheduler's verbs; a
-// `Rule` at the end of the page names them. Everybody else asks the Rule and knows no
-// rule by name.
+// A page opens with the rule's timeline and formulas. Then come its options, its checks,
+// its settings and its commit, which is a few lines of the scheduler's verbs. A `Rule` at
+// the end of the page lists them. All other code works through a Rule and knows no rule
+// by its name.
 #ifndef ACCO_RULE_H
 #define ACCO_RULE_H
 
@@ -35,7 +35,7 @@ typedef struct Rule {
     const float *(*committed)(Scheduler *s);
 
     // What a user may ask of this rule alone. `own` is the rule's part of RuleOptions
-    // (rules.h), a struct of its page. All three are NULL where a rule has no options.
+    // (rules.h), a struct of its page. Each of the three may be NULL.
     //
     // check: whether the options fit together, and to a model of `layers` layers (0: not
     // known yet). configure: the options as settings of the scheduler; they have passed

@@ -22,7 +22,7 @@ enum { RULE_WITHOUT_OPTIONS = 0 }; // no function of such a rule looks at them
 // In the order of the choices of --optimizer.
 static const struct {
     const Rule *rule;
-    size_t own_options; // where RuleOptions has those of this rule
+    size_t own_options; // offset of this rule's part of RuleOptions
 } RULES[] = {
     {&ddp_rule, RULE_WITHOUT_OPTIONS},
     {&zero1_rule, RULE_WITHOUT_OPTIONS},
@@ -63,7 +63,7 @@ static inline const char *rule_list(bool (*fits)(const Rule *rule), char text[RU
     return text;
 }
 
-// What Rule::check, configure and describe call `own`.
+// The argument `own` of Rule::check, configure and describe.
 static inline const void *rule_own_options(int rule, const RuleOptions *options) {
     return (const char *)options + RULES[rule].own_options;
 }

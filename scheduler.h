@@ -28,7 +28,8 @@
 //   communication                              | reduce . step | gather |
 //                                                exposed ^       ^ runs ahead of the forward pass
 //
-// What must happen before what. The number stands where the code sees to it:
+// What must happen before what. Each number also stands in the code, at the place that
+// makes sure of it:
 //   H1  The gradient sum is complete before the boundary reads it. Event `computed`, for
 //       which the host waits in accumulate().
 //   H2  The job has ended before the boundary touches its buffers. Event `communicated`,
@@ -56,7 +57,7 @@
 // ---------------------------------------------------------------------------------------
 // Waiting
 
-// Grows whenever either stream gets anywhere.
+// Grows whenever one of the streams makes progress.
 static inline uint64_t scheduler_progress(Scheduler *s) {
     return __atomic_load_n(&s->micro_batches_begun, __ATOMIC_RELAXED) +
            __atomic_load_n(&s->transport->bytes_sent, __ATOMIC_RELAXED);
@@ -352,8 +353,8 @@ static inline void scheduler_drop(Scheduler *s) {
 // ---------------------------------------------------------------------------------------
 // What overlapped rules share
 
-// --sequential: the first commits of a run may compute a whole batch and then wait for its job, with nothing
-// beside it. Returns true when this commit was one of them.
+// --sequential: each of the first commits of a run computes a whole batch and then waits
+// for its job, with nothing beside it. Returns true when this commit was one of them.
 static inline bool sequential_commit(Scheduler *s) {
     if (s->optimizer.commits >= s->settings.sequential || is_handed_over(s)) { return false; }
     accumulate(s, s->settings.round_size * s->settings.rounds_per_commit);

@@ -11,7 +11,7 @@
 //   outer        count      the outer step                            the outer step,         local
 //                                                                     validation
 //   momentum     count      the outer step                            the outer step          local
-//   optimizer    its own    the job; in local rules compute           the same                all
+//   optimizer    owned      the job; in local rules compute           the same                all
 //
 // There are three kinds of rules:
 //   synchronous   compute waits for the optimizer step; gradients and parameters travel
@@ -70,7 +70,7 @@ typedef struct SchedulerSettings {
     bool adaptive;         // accumulate() goes on for as long as the job runs
     int rounds_per_commit; // calls of accumulate() per commit
     int round_size;        // micro-batches of a round: exactly, or at least where adaptive
-    int first_round_size;  // of a run's first round where the rule has such an option; 0: as the others
+    int first_round_size;  // the same of a run's first round; 0: as in the others
     int64_t sequential;    // overlapped rules: so many commits at the start wait for their jobs
     size_t bucket;         // synchronous rules: bytes of gradients that travel together; 0: all of them
     WireFormat wire, estimate_wire;
@@ -87,7 +87,7 @@ typedef struct SchedulerSettings {
     int steps;     // inner steps between two exchanges of the same element
     int fragments; // of the model, exchanged in turn
     int delay;     // inner steps between sending a fragment and applying it
-    bool strided;  // layer l belongs to fragment l mod fragments; otherwise neighbours share a fragment
+    bool strided;  // layer l is in fragment l mod fragments; otherwise neighbours share a fragment
     NesterovStep outer_nesterov; // scheduler_reserve fills in inverse_ranks, here and in the next
     MomentumStep outer_momentum;
     // Where all of it lies and runs.
@@ -120,11 +120,13 @@ typedef struct Tally {
     double loss, perfect_loss; // sums over the micro-batches
     double not_finite;         // how many of them had a loss that is not a finite number
     double left_out;           // local rules: inner steps that were not made
-    double square;     // of the gradient sum in this rank's shard: the sum of squares; the job fills it in
-    double stops;      // ranks that were asked to stop: all learn of it with the same job, which fills it in
-    double ended;      // ranks whose checkpoint writer has ended; the job fills it in
-    double own_square; // sum of squares of this rank's own gradients; the job fills it in; not added up
-    SpikeSite site;    // of this rank; not added up
+    // The job fills in these.
+    double square; // sum of squares of the gradient sum in this rank's shard
+    double stops;  // ranks that were asked to stop: all ranks learn of it with the same job
+    double ended;  // ranks whose checkpoint writer has ended
+    // Of this rank, and not added up.
+    double own_square; // sum of squares of its own gradients; the job fills it in
+    SpikeSite site;
 } Tally;
 
 // The members of a tally that are sums. They are added, written to a checkpoint and read
@@ -172,11 +174,11 @@ typedef struct Job {
     JobKind kind;
     int64_t commit; // commits before it, for messages and traces
     int fragment;   // local rules: the fragment that travels
-    bool follows;   // gradients are sent while the last backward pass of the coming accumulate() makes them
+    bool follows;   // it sends gradients while the last backward pass of accumulate() makes them
     Tally tally;    // in: of this worker
     double learning_rate;
     Tally total;          // out: of all workers
-    double gradient_norm; // out: of the mean gradient, before clipping; in local rules in: of this worker
+    double gradient_norm; // out: of the mean gradient, before clipping; local rules: in, of this worker
     double bad_element;   // of what this worker sends: SpikeSite::element
     double own_square;    // of what this worker sends: the sum of squares
     SpikeKind spike;      // out: why no step was made; the same on all ranks
@@ -203,8 +205,8 @@ typedef struct SpikeReport {
     int64_t commit; // commits before it
     int rank;       // which rank caused it; -1: unknown
     SpikeSite site;
-    double measured,
-        largest;  // where it was too large: the norm or the loss, and the largest that is no spike
+    // Where it was too large: the norm or the loss, and the largest that is no spike.
+    double measured, largest;
     double steps; // how many steps; above 1 where a local rule reports a period
 } SpikeReport;
 
@@ -327,8 +329,7 @@ static inline void scheduler_reserve_local(Scheduler *s, Arena *arena) {
     size_t bytes = s->problem.parameter_count * sizeof(float), longest_count = 0;
     fragments_make(s);
     for (int f = 0; f < s->settings.fragments; f++) {
-        size_t count = s->fragments[f].layout.count;
-        longest_count = count > longest_count ? count : longest_count;
+        longest_count = size_max(longest_count, s->fragments[f].layout.count);
     }
     Layout longest = layout_make(longest_count, s->transport->size);
     comm_reserve(&s->comm, arena, &longest, wire_is_coarse(s->settings.wire));
@@ -364,9 +365,9 @@ static inline void scheduler_reserve(Scheduler *s, Arena *arena, const Scheduler
     if (settings->kind == RULE_LOCAL) { scheduler_reserve_local(s, arena); }
     optimizer_reserve(&s->optimizer, arena, &settings->optimizer, &owned, whole ? 0 : transport->rank, whole);
     // A norm is taken of whole pieces, or of all of the vector.
-    size_t pieces = s->layout.cells * buffer_blocks(s->layout.piece),
-           all = buffer_blocks(layout_padded(&s->layout));
-    size_t partials = (pieces > all ? pieces : all) * sizeof(double);
+    size_t blocks =
+        size_max(s->layout.cells * buffer_blocks(s->layout.piece), buffer_blocks(layout_padded(&s->layout)));
+    size_t partials = blocks * sizeof(double);
     arena_reserve_host(arena, MEMORY_WORKSPACE, "partial sums of the norm", partials, &s->norm_partials);
     arena_reserve_host(arena, MEMORY_WORKSPACE, "partial sums of what is sent", partials,
                        &s->inspect_partials);

@@ -1,4 +1,4 @@
-// spike.h: bad steps: how they are recognised, and where they come from.
+// spike.h: how bad steps are recognised, and where they come from.
 //
 // A spike is a loss or a gradient that is not finite; or a loss, or the norm of a
 // gradient, that lies far above what the commits before it make likely. Bad data may show
@@ -47,7 +47,7 @@ enum {
 typedef struct SpikeSite {
     double micro_batch; // of this worker: the micro-batch whose loss is not finite
     double element; // of the gradient sum: the last that is not finite, which the backward pass makes first
-    bool high_loss; // local rules
+    bool high_loss; // local rules: the loss of the step was too large
 } SpikeSite;
 
 static inline SpikeKind spike_kind_of(const SpikeSite *site) {
@@ -62,14 +62,11 @@ typedef struct SpikeDetector {
     double learned, mean, variance;
 } SpikeDetector;
 
-static inline double spike_deviation(const SpikeDetector *detector) {
-    return fmax(sqrt(detector->variance), SPIKE_LEAST_DEVIATION);
-}
-
 // The largest value that is no spike; infinite as long as nothing is known.
 static inline double spike_largest(const SpikeDetector *detector) {
     if (!(detector->limit > 0) || detector->learned < SPIKE_WARMUP) { return INFINITY; }
-    return exp(detector->mean + detector->limit * spike_deviation(detector));
+    double deviation = fmax(sqrt(detector->variance), SPIKE_LEAST_DEVIATION);
+    return exp(detector->mean + detector->limit * deviation);
 }
 
 // Whether a finite value is too large. Learns it in any case.

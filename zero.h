@@ -1,5 +1,5 @@
-// zero.h: ZeRO stage 1 (Rajbhandari et al., 2020). The same mathematics as ddp; each rank
-// steps the optimizer only on the shard that it owns.
+// zero.h: ZeRO stage 1 (Rajbhandari et al., 2020). The mathematics is that of ddp, but
+// each rank steps the optimizer only on the shard that it owns.
 //
 //   compute         | micro-batches | forward . backward |idle| forward . backward ...
 //   communication                        | reduce-scatter . step | all-gather |

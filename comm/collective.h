@@ -15,10 +15,10 @@
 // a plain loop over the ranks, bit for bit, whichever path the vector takes
 // (collectives.h).
 //
-// After an all-gather all ranks have the same bits, the owner too: it keeps what the wire
-// made of its values. Formats too coarse for parameters themselves carry the difference
-// to a vector that all ranks have already (base). What rounding loses is then part of the
-// next difference.
+// After an all-gather all ranks have the same bits: the owner, too, keeps its values as
+// the wire has rounded them. Formats that are too coarse for parameters themselves carry
+// the difference to a vector that all ranks have already (base). What rounding loses is
+// then part of the next difference.
 #ifndef ACCO_COMM_COLLECTIVE_H
 #define ACCO_COMM_COLLECTIVE_H
 

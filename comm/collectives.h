@@ -93,8 +93,9 @@ static inline void staged_all_gather(CommBackend *comm, Stream *stream, const Co
     stream_settle(stream);
 }
 
-// A world of one rank on a GPU: the buffer is rounded as the wire would. Coarse formats
-// are rare here, so they go through the host instead of having code of their own.
+// A world of one rank on a GPU: the values are rounded as the wire would round them.
+// Coarse formats are rare here, so they go through the host instead of having code of
+// their own.
 static inline void gather_alone_on_gpu(CommBackend *comm, Stream *stream, const Collective *collective,
                                        size_t first, size_t end) {
     if (wire_is_coarse(collective->wire)) {

@@ -101,8 +101,8 @@ static inline size_t host_chunk_bytes(const Collective *collective, Chunk chunk)
     return run.offset;
 }
 
-// Whether the chunk is contiguous in the vector, in the very format that travels: then it
-// needs no copy.
+// Whether the chunk can be sent from the vector as it is, without a copy: it is
+// contiguous there, and fp32 travels.
 static inline bool host_is_plain(const Collective *collective, Chunk chunk) {
     size_t length = chunk.end - chunk.begin;
     return collective->wire == WIRE_FP32 && length > 0 &&
@@ -196,8 +196,9 @@ static inline void host_reduce_scatter(Transport *transport, const Collective *c
 // ---------------------------------------------------------------------------------------
 // All-gather
 
-// target (count) <- what the wire lets through of source (count), on top of base (count)
-// where it is not NULL. message: receives the encoded run; NULL: nobody needs it.
+// target (count) <- source (count), rounded by the wire: encoded and decoded again. Where
+// base (count) is not NULL, the difference to it is rounded, and base is added again.
+// message: receives the encoded run; NULL: nobody needs it.
 static inline void host_round_run(WireFormat wire, float *target, const float *source, const float *base,
                                   size_t count, char *message) {
     float values[HOST_BLOCK];
@@ -216,8 +217,8 @@ static inline void host_round_run(WireFormat wire, float *target, const float *s
     }
 }
 
-// This rank's own elements of the chunk in `buffer` <- what the other ranks get of them.
-// message: as above.
+// This rank's own elements of the chunk in `buffer` <- what the other ranks receive of
+// them. message: as above.
 static inline void host_round_chunk(const Transport *transport, const Collective *collective, Chunk chunk,
                                     char *message) {
     ChunkRun run = {chunk.begin, 0, 0};
@@ -282,8 +283,8 @@ static inline void host_finish_gather(Transport *transport, const Collective *co
     }
 }
 
-// On return `buffer` holds every rank's own elements [first, end), as the wire lets them
-// through: the same bits on all ranks. A world of one rank rounds as a larger one would.
+// On return `buffer` holds every rank's own elements [first, end), rounded by the wire:
+// the same bits on all ranks. A world of one rank rounds as a larger one would.
 static inline void host_all_gather(Transport *transport, const Collective *collective, size_t first,
                                    size_t end) {
     if (transport->size == 1) {

@@ -88,8 +88,7 @@ static inline void trace_close(Trace *trace) {
 
 static inline void trace_keep_span(Trace *trace, Span span) {
     if (trace->span_count == trace->span_capacity && trace->span_capacity < TRACE_MAX_SPANS) {
-        size_t capacity = trace->span_capacity == 0 ? 4096 : 2 * trace->span_capacity;
-        if (capacity > TRACE_MAX_SPANS) { capacity = TRACE_MAX_SPANS; }
+        size_t capacity = size_min(size_max(4096, 2 * trace->span_capacity), TRACE_MAX_SPANS);
         Span *grown = (Span *)realloc(trace->spans, capacity * sizeof *grown);
         if (grown != NULL) {
             trace->spans = grown;

@@ -82,7 +82,7 @@ typedef struct Transport {
     const char *reason; // why this link was chosen, for the start-up block
     Link link;
     double timeout_seconds; // of every wait
-    // Trouble that is made on purpose.
+    // Injected on purpose, for tests and measurements: delays, and a slow link.
     double chaos_seconds;         // a random delay up to this before every operation; results must not change
     double link_bytes_per_second; // rate of the emulated link; 0: no limit
     double link_latency;          // of the emulated link, seconds
@@ -261,7 +261,8 @@ static inline void transport_wait(Transport *transport, int lane) {
     }
 }
 
-// The peer of a step (1 .. size - 1): in no step do two ranks send to the same one.
+// The rank to which this one sends in a step (1 .. size - 1). In one step no two ranks
+// send to the same peer.
 static inline int transport_peer(const Transport *transport, int step) {
     return (transport->rank + step) % transport->size;
 }

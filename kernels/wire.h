@@ -27,7 +27,7 @@
 // A block that holds a NaN or an infinity decodes to NaNs in the coarse formats. fp32 and
 // bf16 keep it as it is.
 //
-// What becomes of one element is said once for both processors (WIRE_FUNCTION);
+// How one element is converted is written once for CPU and GPU (WIRE_FUNCTION);
 // kernels/cuda/wire.cuh has blocks and runs on a GPU.
 #ifndef ACCO_KERNELS_WIRE_H
 #define ACCO_KERNELS_WIRE_H
@@ -268,17 +268,6 @@ static const WireCodec WIRE_CODECS[WIRE_FORMAT_COUNT] = {
 
 static inline const char *wire_name(WireFormat format) { return WIRE_CODECS[format].name; }
 
-// Looks a name up. Returns false, and leaves *format, where it is not in the table.
-static inline bool wire_find(const char *name, WireFormat *format) {
-    for (int i = 0; i < WIRE_FORMAT_COUNT; i++) {
-        if (strcmp(WIRE_CODECS[i].name, name) == 0) {
-            *format = (WireFormat)i;
-            return true;
-        }
-    }
-    return false;
-}
-
 // Whether the format is too coarse for parameters themselves.
 static inline bool wire_is_coarse(WireFormat format) { return WIRE_CODECS[format].coarse; }
 
@@ -289,11 +278,6 @@ static inline size_t wire_bytes(WireFormat format, size_t count) {
     return ((WIRE_CODECS[format].coarse ? blocks : 0) + words) * 4;
 }
 
-// Elements of the block that begins at element `begin` of a run.
-static inline size_t wire_block_size(size_t count, size_t begin) {
-    return size_min(count - begin, WIRE_BLOCK);
-}
-
 // out (wire_bytes(format, count)) <- in (count).
 static inline void wire_encode(WireFormat format, void *out, const float *in, size_t count) {
     const WireCodec *codec = &WIRE_CODECS[format];
@@ -301,7 +285,7 @@ static inline void wire_encode(WireFormat format, void *out, const float *in, si
     char *block = (char *)out;
     if (count > 0) { memset(block + wire_bytes(format, count) - 4, 0, 4); }
     for (size_t begin = 0; begin < count; begin += WIRE_BLOCK, block += stride) {
-        codec->encode(block, in + begin, wire_block_size(count, begin));
+        codec->encode(block, in + begin, size_min(count - begin, WIRE_BLOCK));
     }
 }
 
@@ -311,7 +295,7 @@ static inline void wire_decode(WireFormat format, float *out, const void *in, si
     size_t stride = wire_bytes(format, WIRE_BLOCK);
     const char *block = (const char *)in;
     for (size_t begin = 0; begin < count; begin += WIRE_BLOCK, block += stride) {
-        codec->decode(out + begin, block, wire_block_size(count, begin));
+        codec->decode(out + begin, block, size_min(count - begin, WIRE_BLOCK));
     }
 }
 
@@ -323,7 +307,7 @@ static inline void wire_add(WireFormat format, float *sum, const void *in, size_
     const char *block = (const char *)in;
     float values[WIRE_BLOCK];
     for (size_t begin = 0; begin < count; begin += WIRE_BLOCK, block += stride) {
-        size_t n = wire_block_size(count, begin);
+        size_t n = size_min(count - begin, WIRE_BLOCK);
         codec->decode(values, block, n);
 #pragma omp simd
         for (size_t i = 0; i < n; i++) { sum[begin + i] += values[i]; }

@@ -5,7 +5,7 @@
 // by every run, and places the pointers: memory that was not planned cannot be used.
 //
 //   arena_reserve ... arena_reserve    any number of them
-//   arena_check                        is there as much?
+//   arena_check                        is that much memory available?
 //   arena_commit                       maps it, zeroed, and sets the pointers
 //   arena_release
 //

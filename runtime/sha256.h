@@ -7,6 +7,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "runtime/numbers.h"
+
 enum { SHA256_BYTES = 32, SHA256_BLOCK = 64 };
 
 typedef struct Sha256 {
@@ -25,20 +27,6 @@ static inline void sha256_begin(Sha256 *sha) {
 
 static inline uint32_t sha256_rotate(uint32_t word, int bits) { return word >> bits | word << (32 - bits); }
 
-// The message schedule of a block: its sixteen words, and 48 that are computed from them.
-static inline void sha256_schedule(const uint8_t *block, uint32_t words[64]) {
-    for (int i = 0; i < 16; i++, block += 4) {
-        words[i] = (uint32_t)block[0] << 24 | (uint32_t)block[1] << 16 | (uint32_t)block[2] << 8 |
-                   (uint32_t)block[3];
-    }
-    for (int i = 16; i < 64; i++) {
-        uint32_t a = words[i - 15], b = words[i - 2];
-        uint32_t s0 = sha256_rotate(a, 7) ^ sha256_rotate(a, 18) ^ a >> 3;
-        uint32_t s1 = sha256_rotate(b, 17) ^ sha256_rotate(b, 19) ^ b >> 10;
-        words[i] = words[i - 16] + s0 + words[i - 7] + s1;
-    }
-}
-
 static inline void sha256_block(Sha256 *sha) {
     static const uint32_t constants[64] = {
         0x428A2F98u, 0x71374491u, 0xB5C0FBCFu, 0xE9B5DBA5u, 0x3956C25Bu, 0x59F111F1u, 0x923F82A4u,
@@ -52,7 +40,19 @@ static inline void sha256_block(Sha256 *sha) {
         0x748F82EEu, 0x78A5636Fu, 0x84C87814u, 0x8CC70208u, 0x90BEFFFAu, 0xA4506CEBu, 0xBEF9A3F7u,
         0xC67178F2u};
     uint32_t words[64], v[8];
-    sha256_schedule(sha->block, words);
+    // The message schedule: the sixteen words of the block, and 48 that are computed from
+    // them.
+    for (int i = 0; i < 16; i++) {
+        const uint8_t *bytes = sha->block + 4 * i;
+        words[i] = (uint32_t)bytes[0] << 24 | (uint32_t)bytes[1] << 16 | (uint32_t)bytes[2] << 8 | bytes[3];
+    }
+    for (int i = 16; i < 64; i++) {
+        uint32_t a = words[i - 15], b = words[i - 2];
+        uint32_t s0 = sha256_rotate(a, 7) ^ sha256_rotate(a, 18) ^ a >> 3;
+        uint32_t s1 = sha256_rotate(b, 17) ^ sha256_rotate(b, 19) ^ b >> 10;
+        words[i] = words[i - 16] + s0 + words[i - 7] + s1;
+    }
+    // The compression.
     memcpy(v, sha->state, sizeof v);
     for (int i = 0; i < 64; i++) {
         uint32_t s1 = sha256_rotate(v[4], 6) ^ sha256_rotate(v[4], 11) ^ sha256_rotate(v[4], 25);
@@ -70,13 +70,12 @@ static inline void sha256_block(Sha256 *sha) {
 static inline void sha256_add(Sha256 *sha, const void *bytes, size_t count) {
     const uint8_t *byte = (const uint8_t *)bytes;
     while (count > 0) {
-        size_t filled = (size_t)(sha->count % SHA256_BLOCK), space = SHA256_BLOCK - filled;
-        size_t taken = count < space ? count : space;
+        size_t filled = (size_t)(sha->count % SHA256_BLOCK), taken = size_min(count, SHA256_BLOCK - filled);
         memcpy(sha->block + filled, byte, taken);
         sha->count += taken;
         byte += taken;
         count -= taken;
-        if (taken == space) { sha256_block(sha); }
+        if (filled + taken == SHA256_BLOCK) { sha256_block(sha); }
     }
 }
 

@@ -1,8 +1,8 @@
 // watermark.h: how far one stream has come, for another that follows it piece by piece.
 //
 // A watermark is a position that only grows between two resets. One thread raises it, and
-// others wait until it has reached a position. What the one has written before it raises
-// the watermark, the others see behind it.
+// others wait until it has reached a position. After the wait they see everything that
+// the first thread wrote before it raised the watermark.
 //
 // Events (device.h) mark points between the tasks of a stream, where the host put them. A
 // watermark marks progress inside one task, where only the task knows the order of the

@@ -575,6 +575,17 @@ static void read_local(const LoggedOptions *logged, ReplaySettings *settings) {
     settings->alpha = logged_number(logged, "streaming-alpha", 0);
 }
 
+// Looks a format up. Returns false, and leaves *format, for any other word.
+static bool wire_find(const char *name, WireFormat *format) {
+    for (int i = 0; i < WIRE_FORMAT_COUNT; i++) {
+        if (strcmp(wire_name((WireFormat)i), name) == 0) {
+            *format = (WireFormat)i;
+            return true;
+        }
+    }
+    return false;
+}
+
 static ReplaySettings read_settings(const LoggedOptions *logged, double tokens_per_micro_batch) {
     ReplaySettings settings;
     memset(&settings, 0, sizeof settings);

@@ -22,6 +22,7 @@
 #include <stddef.h>
 
 #include "runtime/device.h"
+#include "runtime/numbers.h"
 
 // Elements of a task: five arrays of 64 KB, which fit the second-level cache.
 enum { ADAMW_BLOCK = 16384 };
@@ -69,8 +70,7 @@ static inline void adamw_task(void *context, int task, int thread) {
     float *out = range->out, *master = range->master, *first = range->first_moment,
           *second = range->second_moment;
     const float *gradient = range->gradient;
-    size_t begin = (size_t)task * ADAMW_BLOCK, rest = range->count - begin;
-    size_t end = rest < (size_t)ADAMW_BLOCK ? range->count : begin + (size_t)ADAMW_BLOCK;
+    size_t begin = (size_t)task * ADAMW_BLOCK, end = size_min(begin + ADAMW_BLOCK, range->count);
     bool commit = range->commit;
 #pragma omp simd
     for (size_t i = begin; i < end; i++) {

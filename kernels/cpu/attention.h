@@ -139,17 +139,7 @@ static inline void attention_forward_task(void *context, int task, int thread) {
 
 static inline void cpu_attention_forward(Stream *stream, float *output, float *logsumexp, float *workspace,
                                          const float *qkv, int B, int T, int C, int heads, int window) {
-    Attention work;
-    memset(&work, 0, sizeof work);
-    work.output = output;
-    work.logsumexp = logsumexp;
-    work.workspace = workspace;
-    work.qkv = qkv;
-    work.B = B;
-    work.T = T;
-    work.channels = C;
-    work.heads = heads;
-    work.window = window;
+    Attention work = {output, logsumexp, qkv, NULL, NULL, workspace, B, T, C, heads, 0, window};
     thread_pool_run(stream->pool, B * heads, attention_forward_task, &work);
 }
 
@@ -214,19 +204,8 @@ static inline void attention_backward_task(void *context, int task, int thread) 
 static inline void cpu_attention_backward(Stream *stream, float *d_qkv, int d_qkv_stride, float *workspace,
                                           const float *d_output, const float *qkv, const float *logsumexp,
                                           int B, int T, int C, int heads, int window) {
-    Attention work;
-    memset(&work, 0, sizeof work);
-    work.d_qkv = d_qkv;
-    work.d_qkv_stride = d_qkv_stride;
-    work.workspace = workspace;
-    work.d_output = d_output;
-    work.qkv = qkv;
-    work.logsumexp = (float *)logsumexp;
-    work.B = B;
-    work.T = T;
-    work.channels = C;
-    work.heads = heads;
-    work.window = window;
+    Attention work = {NULL,  (float *)logsumexp, qkv,   d_qkv, d_output, workspace, B, T, C,
+                      heads, d_qkv_stride,       window};
     thread_pool_run(stream->pool, B * heads, attention_backward_task, &work);
 }
 

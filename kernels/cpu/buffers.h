@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "runtime/device.h"
+#include "runtime/numbers.h"
 
 enum { BUFFER_BLOCK = 32768 };
 
@@ -27,14 +28,10 @@ typedef struct BufferJob {
 
 static inline size_t buffer_blocks(size_t count) { return (count + BUFFER_BLOCK - 1) / BUFFER_BLOCK; }
 
-static inline size_t buffer_block_size(const BufferJob *job, size_t begin) {
-    return job->count - begin < (size_t)BUFFER_BLOCK ? job->count - begin : (size_t)BUFFER_BLOCK;
-}
-
 static inline void buffer_move_task(void *context, int task, int thread) {
     (void)thread;
     const BufferJob *job = (const BufferJob *)context;
-    size_t begin = (size_t)task * BUFFER_BLOCK, count = buffer_block_size(job, begin);
+    size_t begin = (size_t)task * BUFFER_BLOCK, count = size_min(job->count - begin, BUFFER_BLOCK);
     if (job->out != NULL) { memcpy(job->out + begin, job->in + begin, count * sizeof(float)); }
     if (job->clear) { memset(job->in + begin, 0, count * sizeof(float)); }
 }
@@ -48,7 +45,7 @@ static inline void cpu_buffer_move(Stream *stream, float *out, float *in, size_t
 static inline void buffer_square_task(void *context, int task, int thread) {
     (void)thread;
     const BufferJob *job = (const BufferJob *)context;
-    size_t begin = (size_t)task * BUFFER_BLOCK, count = buffer_block_size(job, begin);
+    size_t begin = (size_t)task * BUFFER_BLOCK, count = size_min(job->count - begin, BUFFER_BLOCK);
     const float *in = job->in + begin;
     double sum = 0;
 #pragma omp simd reduction(+ : sum)

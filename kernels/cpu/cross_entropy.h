@@ -32,13 +32,6 @@ typedef struct CrossEntropy {
     float gradient_scale; // 0: only the loss
 } CrossEntropy;
 
-static inline float cross_entropy_maximum(const float *logits, int V) {
-    float maximum = -INFINITY;
-#pragma omp simd reduction(max : maximum)
-    for (int v = 0; v < V; v++) { maximum = logits[v] > maximum ? logits[v] : maximum; }
-    return maximum; // skips a NaN, which comes back through the sum of exponentials
-}
-
 static inline void cross_entropy_row(const CrossEntropy *work, int row) {
     int V = work->vocabulary, target = work->targets[row];
     float *logits = work->logits + (size_t)row * (size_t)V;
@@ -48,7 +41,10 @@ static inline void cross_entropy_row(const CrossEntropy *work, int row) {
         return;
     }
     assert(target < V);
-    float maximum = cross_entropy_maximum(logits, V), chosen = logits[target], sum = 0.0f;
+    float maximum = -INFINITY, chosen = logits[target], sum = 0.0f;
+    // A NaN is skipped here; it comes back through the sum of exponentials.
+#pragma omp simd reduction(max : maximum)
+    for (int v = 0; v < V; v++) { maximum = logits[v] > maximum ? logits[v] : maximum; }
 #pragma omp simd reduction(+ : sum)
     for (int v = 0; v < V; v++) {
         float e = vector_exp(logits[v] - maximum);

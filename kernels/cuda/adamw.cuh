@@ -49,8 +49,8 @@ static __global__ void adamw_kernel(AdamWRange range, bool wide) {
 static inline void cuda_adamw(Stream *stream, AdamWRange *range, bool commit) {
     assert(commit || range->out != range->master);
     range->commit = commit;
-    bool wide = quad_fits(range->out) && quad_fits(range->master) && quad_fits(range->first_moment) &&
-                quad_fits(range->second_moment) && quad_fits(range->gradient);
+    bool wide =
+        quad_fits(range->out, range->master, range->first_moment, range->second_moment, range->gradient);
     quad_launch(stream, adamw_kernel, range->count, *range, wide);
 }
 

@@ -697,20 +697,11 @@ static __global__ void cuda_attention_d_keys_rows_kernel(CudaAttentionBackward<R
 // ---------------------------------------------------------------------------------------
 // Launches
 
-// Whether the tile kernels can use an array with rows of `stride` elements.
-static inline bool cuda_attention_fits(const Real *array, size_t stride) {
-    return pack_fits((const __nv_bfloat16 *)(const void *)array, stride);
-}
-
 // Bytes of shared memory that the tile kernels of the backward pass use. Where a GPU has
 // less (desktop GPUs, with D = 128), the row kernels run.
 static inline size_t cuda_attention_backward_bytes(int D) {
     return (size_t)6 * CUDA_ATTENTION_TILE * (size_t)(D + CUDA_ATTENTION_PADDING) * sizeof(__nv_bfloat16) +
            2 * CUDA_ATTENTION_THREADS * sizeof(float);
-}
-
-static inline bool cuda_attention_has_room(const Stream *stream, int D) {
-    return stream->gpu == NULL || cuda_attention_backward_bytes(D) <= stream->gpu->shared_bytes;
 }
 
 // A window of T keys or more is no window. Within a sample, kernels count elements in 32
@@ -735,16 +726,18 @@ static inline void cuda_attention_forward_tiles(Stream *stream, Real *output, fl
     enum { M = D <= 64 ? 2 : 1, QUERIES = 16 * M * CUDA_ATTENTION_WARPS };
     size_t shared = cuda_attention_tile_bytes<D>(QUERIES + 4 * CUDA_ATTENTION_TILE);
     cuda_launch(stream, cuda_attention_forward_kernel<D, M>, cuda_attention_grid(shape, B, QUERIES),
-                dim3(CUDA_ATTENTION_THREADS), shared, (__nv_bfloat16 *)(void *)output, logsumexp,
-                (const __nv_bfloat16 *)(const void *)qkv, shape);
+                dim3(CUDA_ATTENTION_THREADS), shared, reals<__nv_bfloat16>(output), logsumexp,
+                reals<__nv_bfloat16>(qkv), shape);
 }
 
-template <typename R, int PARTS>
+template <typename R>
 static inline void cuda_attention_forward_rows(Stream *stream, Real *output, float *logsumexp,
                                                const Real *qkv, int B, CudaAttention shape) {
-    cuda_launch(stream, cuda_attention_forward_rows_kernel<R, PARTS>,
+    bool narrow = shape.C / shape.heads <= 2 * WARP;
+    cuda_launch(stream,
+                narrow ? cuda_attention_forward_rows_kernel<R, 2> : cuda_attention_forward_rows_kernel<R, 8>,
                 cuda_attention_grid(shape, B, CUDA_ATTENTION_WARPS), dim3(CUDA_ATTENTION_THREADS), 0,
-                (R *)(void *)output, logsumexp, (const R *)(const void *)qkv, shape);
+                reals<R>(output), logsumexp, reals<R>(qkv), shape);
 }
 
 template <typename R, int GROUP, int WIDTH>
@@ -765,12 +758,18 @@ static inline void cuda_attention_backward_tiles(Stream *stream, int B,
     cuda_launch(stream, cuda_attention_d_keys_kernel<D>, grid, block, bytes, work);
 }
 
-template <typename R, int PARTS>
+template <typename R>
 static inline void cuda_attention_backward_rows(Stream *stream, int B, const CudaAttentionBackward<R> &work) {
+    bool narrow = work.shape.C / work.shape.heads <= 2 * WARP;
     dim3 grid = cuda_attention_grid(work.shape, B, CUDA_ATTENTION_WARPS), block(CUDA_ATTENTION_THREADS);
     cuda_attention_deltas<R, WARP, 1>(stream, B, work);
-    cuda_launch(stream, cuda_attention_d_queries_rows_kernel<R, PARTS>, grid, block, 0, work);
-    cuda_launch(stream, cuda_attention_d_keys_rows_kernel<R, PARTS>, grid, block, 0, work);
+    cuda_launch(stream,
+                narrow ? cuda_attention_d_queries_rows_kernel<R, 2>
+                       : cuda_attention_d_queries_rows_kernel<R, 8>,
+                grid, block, 0, work);
+    cuda_launch(stream,
+                narrow ? cuda_attention_d_keys_rows_kernel<R, 2> : cuda_attention_d_keys_rows_kernel<R, 8>,
+                grid, block, 0, work);
 }
 
 template <typename R>
@@ -778,16 +777,9 @@ static inline CudaAttentionBackward<R>
 cuda_attention_backward_work(Real *d_qkv, int d_qkv_stride, float *workspace, const Real *d_output,
                              const Real *output, const Real *qkv, const float *logsumexp,
                              CudaAttention shape) {
-    CudaAttentionBackward<R> work;
-    work.shape = shape;
-    work.d_qkv = (R *)(void *)d_qkv;
-    work.d_stride = (size_t)d_qkv_stride;
-    work.d_output = (const R *)(const void *)d_output;
-    work.output = (const R *)(const void *)output;
-    work.qkv = (const R *)(const void *)qkv;
-    work.logsumexp = logsumexp;
-    work.deltas = workspace;
-    return work;
+    return {
+        shape,     reals<R>(d_qkv), (size_t)d_qkv_stride, reals<R>(d_output), reals<R>(output), reals<R>(qkv),
+        logsumexp, workspace};
 }
 
 // ---------------------------------------------------------------------------------------
@@ -804,8 +796,9 @@ static inline void cuda_attention_forward(Stream *stream, Real *output, float *l
     CudaAttention shape = cuda_attention_shape(T, C, heads, window);
     int D = C / heads;
     bool half = stream->precision == PRECISION_BF16;
-    switch (half && cuda_attention_fits(qkv, 3 * (size_t)C) && cuda_attention_fits(output, (size_t)C) ? D
-                                                                                                      : 0) {
+    bool fits = half && pack_fits(3 * (size_t)C, reals<__nv_bfloat16>(qkv)) &&
+                pack_fits((size_t)C, reals<__nv_bfloat16>(output));
+    switch (fits ? D : 0) {
     case 16: cuda_attention_forward_tiles<16>(stream, output, logsumexp, qkv, B, shape); return;
     case 32: cuda_attention_forward_tiles<32>(stream, output, logsumexp, qkv, B, shape); return;
     case 48: cuda_attention_forward_tiles<48>(stream, output, logsumexp, qkv, B, shape); return;
@@ -815,24 +808,8 @@ static inline void cuda_attention_forward(Stream *stream, Real *output, float *l
     case 128: cuda_attention_forward_tiles<128>(stream, output, logsumexp, qkv, B, shape); return;
     default: break;
     }
-    bool narrow = D <= 2 * WARP;
-    if (half && narrow) {
-        cuda_attention_forward_rows<__nv_bfloat16, 2>(stream, output, logsumexp, qkv, B, shape);
-    }
-    if (half && !narrow) {
-        cuda_attention_forward_rows<__nv_bfloat16, 8>(stream, output, logsumexp, qkv, B, shape);
-    }
-    if (!half && narrow) { cuda_attention_forward_rows<float, 2>(stream, output, logsumexp, qkv, B, shape); }
-    if (!half && !narrow) { cuda_attention_forward_rows<float, 8>(stream, output, logsumexp, qkv, B, shape); }
-}
-
-template <typename R>
-static inline void cuda_attention_backward_any(Stream *stream, int B, const CudaAttentionBackward<R> &work) {
-    if (work.shape.C / work.shape.heads <= 2 * WARP) {
-        cuda_attention_backward_rows<R, 2>(stream, B, work);
-    } else {
-        cuda_attention_backward_rows<R, 8>(stream, B, work);
-    }
+    (half ? cuda_attention_forward_rows<__nv_bfloat16>
+          : cuda_attention_forward_rows<float>)(stream, output, logsumexp, qkv, B, shape);
 }
 
 // d_qkv (B, T, 3C), rows d_qkv_stride apart, from d_output (B, T, C) and forward's input
@@ -843,18 +820,18 @@ static inline void cuda_attention_backward(Stream *stream, Real *d_qkv, int d_qk
                                            int window) {
     CudaAttention shape = cuda_attention_shape(T, C, heads, window);
     if (stream->precision == PRECISION_FP32) {
-        cuda_attention_backward_any(stream, B,
-                                    cuda_attention_backward_work<float>(d_qkv, d_qkv_stride, workspace,
-                                                                        d_output, output, qkv, logsumexp,
-                                                                        shape));
+        cuda_attention_backward_rows(stream, B,
+                                     cuda_attention_backward_work<float>(d_qkv, d_qkv_stride, workspace,
+                                                                         d_output, output, qkv, logsumexp,
+                                                                         shape));
         return;
     }
     CudaAttentionBackward<__nv_bfloat16> work = cuda_attention_backward_work<__nv_bfloat16>(
         d_qkv, d_qkv_stride, workspace, d_output, output, qkv, logsumexp, shape);
-    bool fits = cuda_attention_fits(qkv, 3 * (size_t)C) && cuda_attention_fits(output, (size_t)C) &&
-                cuda_attention_fits(d_output, (size_t)C) &&
-                cuda_attention_fits(d_qkv, (size_t)d_qkv_stride) &&
-                cuda_attention_has_room(stream, C / heads);
+    bool fits =
+        pack_fits(3 * (size_t)C, work.qkv) && pack_fits((size_t)C, work.output, work.d_output) &&
+        pack_fits(work.d_stride, work.d_qkv) &&
+        (stream->gpu == NULL || cuda_attention_backward_bytes(C / heads) <= stream->gpu->shared_bytes);
     switch (fits ? C / heads : 0) {
     case 16: cuda_attention_backward_tiles<16>(stream, B, work); break;
     case 32: cuda_attention_backward_tiles<32>(stream, B, work); break;
@@ -863,7 +840,7 @@ static inline void cuda_attention_backward(Stream *stream, Real *d_qkv, int d_qk
     case 80: cuda_attention_backward_tiles<80>(stream, B, work); break;
     case 96: cuda_attention_backward_tiles<96>(stream, B, work); break;
     case 128: cuda_attention_backward_tiles<128>(stream, B, work); break;
-    default: cuda_attention_backward_any(stream, B, work); break;
+    default: cuda_attention_backward_rows(stream, B, work); break;
     }
 }
 

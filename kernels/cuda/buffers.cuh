@@ -52,19 +52,16 @@ static __device__ __forceinline__ Quad quad_of_kernel(size_t count, bool wide) {
     return quad_of_thread((size_t)blockIdx.x * BUFFER_QUADS, count, wide);
 }
 
-template <typename R> struct alignas(4 * sizeof(R)) QuadPack { R values[4]; };
-
-// Whether four neighbours of the array at `place` are aligned for one access. True for
-// NULL, an array that is not used.
-template <typename R> static inline bool quad_fits(const R *place) {
-    return (uintptr_t)place % sizeof(QuadPack<R>) == 0;
+// Whether four neighbours of each array are aligned for one access. NULL stands for an
+// array that is not used, and fits.
+template <typename... R> static inline bool quad_fits(const R *...places) {
+    return (((uintptr_t)places % (4 * sizeof(R)) == 0) && ...);
 }
 
 // Elements from `end` on become 0.
 static __device__ __forceinline__ void quad_load(float values[4], const float *place, const Quad &quad) {
     if (quad.whole) {
-        QuadPack<float> pack = *reinterpret_cast<const QuadPack<float> *>(place + quad.first);
-        for (int i = 0; i < 4; i++) { values[i] = pack.values[i]; }
+        piece_unpack(values, piece_load<4>(place + quad.first));
         return;
     }
     for (int i = 0; i < 4; i++) {
@@ -76,9 +73,9 @@ static __device__ __forceinline__ void quad_load(float values[4], const float *p
 template <typename R>
 static __device__ __forceinline__ void quad_store(R *place, const float values[4], const Quad &quad) {
     if (quad.whole) {
-        QuadPack<R> pack;
-        for (int i = 0; i < 4; i++) { pack.values[i] = from_float<R>(values[i]); }
-        *reinterpret_cast<QuadPack<R> *>(place + quad.first) = pack;
+        Piece<R, 4> piece;
+        piece_pack(piece, values);
+        piece_store<4>(place + quad.first, piece);
         return;
     }
     for (int i = 0; i < 4; i++) {
@@ -113,7 +110,7 @@ static __global__ void buffer_move_kernel(float *out, float *in, size_t count, b
 // out = in unless out is NULL; then in = 0 if `clear`.
 static inline void cuda_buffer_move(Stream *stream, float *out, float *in, size_t count, bool clear) {
     if (out == NULL && !clear) { return; }
-    quad_launch(stream, buffer_move_kernel, count, out, in, count, clear, quad_fits(out) && quad_fits(in));
+    quad_launch(stream, buffer_move_kernel, count, out, in, count, clear, quad_fits(out, in));
 }
 
 // ---------------------------------------------------------------------------------------
@@ -143,7 +140,7 @@ static inline void cuda_buffer_sums_of_squares(Stream *stream, double *partials,
     size_t blocks = buffer_blocks(count), scratch = BUFFER_SQUARES_THREADS / WARP * sizeof(double);
     bool wide = quad_fits(values) && (stride % 4 == 0 || pieces == 1);
     for (size_t first = 0; first < blocks; first += CUDA_GRID_ROWS) { // a grid has at most so many rows
-        size_t rows = blocks - first < (size_t)CUDA_GRID_ROWS ? blocks - first : (size_t)CUDA_GRID_ROWS;
+        size_t rows = size_min(blocks - first, CUDA_GRID_ROWS);
         assert(rows == blocks || pieces == 1);
         dim3 grid((unsigned)pieces, (unsigned)rows);
         cuda_launch(stream, buffer_squares_kernel, grid, dim3(BUFFER_SQUARES_THREADS), scratch,
@@ -166,13 +163,12 @@ static __global__ void buffer_convert_kernel(R *out, const float *in, size_t cou
 // out (count), in the stream's precision, = in (count).
 static inline void cuda_reals_from_floats(Stream *stream, Real *out, const float *in, size_t count) {
     if (stream->precision == PRECISION_BF16) {
-        __nv_bfloat16 *halves = (__nv_bfloat16 *)(void *)out;
+        __nv_bfloat16 *halves = reals<__nv_bfloat16>(out);
         quad_launch(stream, buffer_convert_kernel<__nv_bfloat16>, count, halves, in, count,
-                    quad_fits(halves) && quad_fits(in));
+                    quad_fits(halves, in));
     } else {
         float *floats = real_floats(out);
-        quad_launch(stream, buffer_convert_kernel<float>, count, floats, in, count,
-                    quad_fits(floats) && quad_fits(in));
+        quad_launch(stream, buffer_convert_kernel<float>, count, floats, in, count, quad_fits(floats, in));
     }
 }
 

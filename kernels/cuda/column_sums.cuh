@@ -21,49 +21,7 @@
 enum { CUDA_ROW_BLOCKS = 264, COLUMN_STRIP = 384, COLUMN_SLICES = 16 };
 
 // ---------------------------------------------------------------------------------------
-// Pieces of rows
-
-// WIDTH elements that one thread loads or stores at once. Eight bf16 are kept as pairs,
-// because the compiler would otherwise give each a register of its own.
-template <typename R, int WIDTH> struct __align__(WIDTH * sizeof(R)) Piece { R values[WIDTH]; };
-
-template <> struct __align__(16) Piece<__nv_bfloat16, 8> { uint32_t pairs[4]; };
-
-template <typename R, int WIDTH>
-static __device__ __forceinline__ void piece_unpack(float values[WIDTH], const Piece<R, WIDTH> &piece) {
-    UNROLL
-    for (int k = 0; k < WIDTH; k++) { values[k] = to_float(piece.values[k]); }
-}
-
-static __device__ __forceinline__ void piece_unpack(float values[8], const Piece<__nv_bfloat16, 8> &piece) {
-    UNROLL
-    for (int k = 0; k < 4; k++) {
-        values[2 * k] = __uint_as_float(piece.pairs[k] << 16);
-        values[2 * k + 1] = __uint_as_float(piece.pairs[k] & 0xffff0000u);
-    }
-}
-
-// Rounds to R.
-template <int WIDTH, typename R>
-static __device__ __forceinline__ void piece_pack(Piece<R, WIDTH> &piece, const float values[WIDTH]) {
-    UNROLL
-    for (int k = 0; k < WIDTH; k++) { piece.values[k] = from_float<R>(values[k]); }
-}
-
-static __device__ __forceinline__ void piece_pack(Piece<__nv_bfloat16, 8> &piece, const float values[8]) {
-    UNROLL
-    for (int k = 0; k < 4; k++) { piece.pairs[k] = bf16_pair(values[2 * k], values[2 * k + 1]); }
-}
-
-template <int WIDTH, typename R>
-static __device__ __forceinline__ Piece<R, WIDTH> piece_load(const R *place) {
-    return *reinterpret_cast<const Piece<R, WIDTH> *>(place);
-}
-
-template <int WIDTH, typename R>
-static __device__ __forceinline__ void piece_store(R *place, const Piece<R, WIDTH> &piece) {
-    *reinterpret_cast<Piece<R, WIDTH> *>(place) = piece;
-}
+// Pieces of rows, in strips
 
 // place (WIDTH) += values, 16 bytes at a time.
 template <int WIDTH>
@@ -88,23 +46,14 @@ static __device__ __forceinline__ void floats_store(float *place, const float va
     }
 }
 
-template <typename R> static __host__ __device__ __forceinline__ R *reals(Real *place) {
-    return (R *)(void *)place;
-}
-template <typename R> static __host__ __device__ __forceinline__ const R *reals(const Real *place) {
-    return (const R *)(const void *)place;
-}
-
-// How many strips of how many threads cover `pieces` pieces.
-struct ColumnStrips {
-    unsigned strips, threads;
-};
-
-static inline ColumnStrips cuda_column_strips(int pieces) {
-    ColumnStrips result;
-    result.strips = cuda_blocks((size_t)pieces, COLUMN_STRIP);
-    result.threads = cuda_blocks(cuda_blocks((size_t)pieces, result.strips), WARP) * WARP;
-    return result;
+// Launches `blocks` blocks for each strip of columns; a thread has `width` columns.
+template <typename... Parameters, typename... Arguments>
+static inline void strips_launch(Stream *stream, void (*kernel)(Parameters...), unsigned blocks, int columns,
+                                 int width, size_t shared, Arguments... arguments) {
+    size_t pieces = (size_t)(columns / width);
+    unsigned strips = cuda_blocks(pieces, COLUMN_STRIP);
+    unsigned threads = cuda_blocks(cuda_blocks(pieces, strips), WARP) * WARP;
+    cuda_launch(stream, kernel, dim3(blocks, strips), dim3(threads), shared, arguments...);
 }
 
 // The first column of this thread's piece; blocks of one strip have the same blockIdx.y.

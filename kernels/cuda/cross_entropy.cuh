@@ -141,24 +141,22 @@ static __global__ void __launch_bounds__(CROSS_ENTROPY_THREADS, 2)
 }
 
 template <typename R>
-static inline void cross_entropy_launch(Stream *stream, R *logits, int stride, float *losses,
-                                        const int32_t *targets, int rows, int V, float gradient_scale) {
+static inline void cross_entropy_typed(Stream *stream, Real *logits, int stride, float *losses,
+                                       const int32_t *targets, int rows, int V, float gradient_scale) {
     unsigned packs = cuda_blocks((size_t)stride, Pack<R>::COUNT), threads = cuda_blocks(packs, WARP) * WARP;
     if (threads > (unsigned)CROSS_ENTROPY_THREADS) { threads = CROSS_ENTROPY_THREADS; }
+    R *values = reals<R>(logits);
     cuda_launch(stream, cross_entropy_kernel<R>, dim3((unsigned)rows), dim3(threads), CROSS_ENTROPY_SHARED,
-                logits, stride, losses, targets, V, gradient_scale, pack_fits(logits, (size_t)stride));
+                values, stride, losses, targets, V, gradient_scale, pack_fits((size_t)stride, values));
 }
 
 // As cpu_cross_entropy; logits (rows, V), rows `stride` elements apart.
 static inline void cuda_cross_entropy(Stream *stream, Real *logits, int stride, float *losses,
                                       const int32_t *targets, int rows, int V, float gradient_scale) {
     if (rows == 0) { return; }
-    if (stream->precision == PRECISION_BF16) {
-        cross_entropy_launch(stream, (__nv_bfloat16 *)(void *)logits, stride, losses, targets, rows, V,
-                             gradient_scale);
-    } else {
-        cross_entropy_launch(stream, real_floats(logits), stride, losses, targets, rows, V, gradient_scale);
-    }
+    bool half = stream->precision == PRECISION_BF16;
+    (half ? cross_entropy_typed<__nv_bfloat16>
+          : cross_entropy_typed<float>)(stream, logits, stride, losses, targets, rows, V, gradient_scale);
 }
 
 #endif

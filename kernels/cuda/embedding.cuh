@@ -52,44 +52,33 @@ static __global__ void __launch_bounds__(COLUMN_STRIP)
     }
 }
 
-template <typename R, int WIDTH>
-static inline void embedding_forward_start(Stream *stream, R *output, const R *wte, const R *wpe,
-                                           const int32_t *tokens, int rows, int T, int C) {
-    ColumnStrips strips = cuda_column_strips(C / WIDTH);
-    cuda_launch(stream, embedding_forward_kernel<R, WIDTH>,
-                dim3(cuda_blocks((size_t)rows, EMBEDDING_ROWS), strips.strips), dim3(strips.threads), 0,
-                output, wte, wpe, tokens, rows, T, C);
-}
-
 template <typename R>
-static inline void embedding_forward_typed(Stream *stream, R *output, const R *wte, const R *wpe,
+static inline void embedding_forward_typed(Stream *stream, Real *output, const Real *wte, const Real *wpe,
                                            const int32_t *tokens, int rows, int T, int C) {
-    bool packed = pack_fits(output, (size_t)C) && pack_fits(wte, (size_t)C) && pack_fits(wpe, (size_t)C);
-    if (packed) { embedding_forward_start<R, Pack<R>::COUNT>(stream, output, wte, wpe, tokens, rows, T, C); }
-    if (!packed) { embedding_forward_start<R, 1>(stream, output, wte, wpe, tokens, rows, T, C); }
+    R *sums = reals<R>(output);
+    const R *words = reals<R>(wte), *positions = reals<R>(wpe);
+    bool packed = pack_fits((size_t)C, sums, words, positions);
+    strips_launch(stream,
+                  packed ? embedding_forward_kernel<R, Pack<R>::COUNT> : embedding_forward_kernel<R, 1>,
+                  cuda_blocks((size_t)rows, EMBEDDING_ROWS), C, packed ? (int)Pack<R>::COUNT : 1, 0, sums,
+                  words, positions, tokens, rows, T, C);
 }
 
 // output (B, T, C) = wte[tokens] + wpe[position]; tokens must lie in the vocabulary.
 static inline void cuda_embedding_forward(Stream *stream, Real *output, const Real *wte, const Real *wpe,
                                           const int32_t *tokens, int B, int T, int C) {
-    if (stream->precision == PRECISION_BF16) {
-        embedding_forward_typed(stream, reals<__nv_bfloat16>(output), reals<__nv_bfloat16>(wte),
-                                reals<__nv_bfloat16>(wpe), tokens, B * T, T, C);
-    } else {
-        embedding_forward_typed(stream, reals<float>(output), reals<float>(wte), reals<float>(wpe), tokens,
-                                B * T, T, C);
-    }
+    bool half = stream->precision == PRECISION_BF16;
+    (half ? embedding_forward_typed<__nv_bfloat16> : embedding_forward_typed<float>)(stream, output, wte, wpe,
+                                                                                     tokens, B * T, T, C);
 }
 
 // ---------------------------------------------------------------------------------------
 // Backward
 
-static inline int embedding_segments(int rows) { return (int)cuda_blocks((size_t)rows, EMBEDDING_SEGMENT); }
-
 // The workspace of cuda_embedding_backward: for each segment the sum of the run that it
 // continues and of the run that continues behind it.
 static inline size_t cuda_embedding_partials_floats(int rows, int C) {
-    return (size_t)embedding_segments(rows) * 2 * (size_t)C;
+    return (size_t)cuda_blocks((size_t)rows, EMBEDDING_SEGMENT) * 2 * (size_t)C;
 }
 
 // sums += piece
@@ -227,33 +216,25 @@ template <typename R, int WIDTH>
 static inline void embedding_backward_start(Stream *stream, float *d_wte, float *d_wpe, float *partials,
                                             const R *d_output, const int32_t *tokens, const int32_t *order,
                                             int B, int T, int C) {
-    ColumnStrips strips = cuda_column_strips(C / WIDTH);
-    dim3 threads(strips.threads);
     int rows = B * T;
-    cuda_launch(stream, embedding_positions_kernel<R, WIDTH>, dim3((unsigned)T, strips.strips), threads, 0,
-                d_wpe, d_output, B, T, C);
-    cuda_launch(stream, embedding_segments_kernel<R, WIDTH>,
-                dim3((unsigned)embedding_segments(rows), strips.strips), threads,
-                2 * EMBEDDING_SEGMENT * sizeof(int32_t), d_wte, partials, d_output, tokens, order, rows, C);
-    dim3 crossing((unsigned)embedding_segments(rows), cuda_blocks((size_t)C, EMBEDDING_CROSSING_THREADS));
+    unsigned segments = cuda_blocks((size_t)rows, EMBEDDING_SEGMENT);
+    strips_launch(stream, embedding_positions_kernel<R, WIDTH>, (unsigned)T, C, WIDTH, 0, d_wpe, d_output, B,
+                  T, C);
+    strips_launch(stream, embedding_segments_kernel<R, WIDTH>, segments, C, WIDTH,
+                  2 * EMBEDDING_SEGMENT * sizeof(int32_t), d_wte, partials, d_output, tokens, order, rows, C);
+    dim3 crossing(segments, cuda_blocks((size_t)C, EMBEDDING_CROSSING_THREADS));
     cuda_launch(stream, embedding_crossing_kernel, crossing, dim3(EMBEDDING_CROSSING_THREADS), 0, d_wte,
                 partials, tokens, order, rows, C);
 }
 
 template <typename R>
 static inline void embedding_backward_typed(Stream *stream, float *d_wte, float *d_wpe, float *partials,
-                                            const R *d_output, const int32_t *tokens, const int32_t *order,
+                                            const Real *d_output, const int32_t *tokens, const int32_t *order,
                                             int B, int T, int C) {
-    size_t width = (size_t)C;
-    bool packed = pack_fits(d_output, width) && pack_fits(d_wte, width) && pack_fits(d_wpe, width) &&
-                  pack_fits(partials, width);
-    if (packed) {
-        embedding_backward_start<R, Pack<R>::COUNT>(stream, d_wte, d_wpe, partials, d_output, tokens, order,
-                                                    B, T, C);
-    }
-    if (!packed) {
-        embedding_backward_start<R, 1>(stream, d_wte, d_wpe, partials, d_output, tokens, order, B, T, C);
-    }
+    bool packed = pack_fits((size_t)C, reals<R>(d_output), d_wte, d_wpe, partials);
+    (packed ? embedding_backward_start<R, Pack<R>::COUNT>
+            : embedding_backward_start<R, 1>)(stream, d_wte, d_wpe, partials, reals<R>(d_output), tokens,
+                                              order, B, T, C);
 }
 
 // d_wte (V, C) and d_wpe (positions, C) += the rows of d_output (B, T, C) that they
@@ -262,13 +243,10 @@ static inline void embedding_backward_typed(Stream *stream, float *d_wte, float 
 static inline void cuda_embedding_backward(Stream *stream, float *d_wte, float *d_wpe, float *partials,
                                            const Real *d_output, const int32_t *tokens, const int32_t *order,
                                            int B, int T, int C) {
-    if (stream->precision == PRECISION_BF16) {
-        embedding_backward_typed(stream, d_wte, d_wpe, partials, reals<__nv_bfloat16>(d_output), tokens,
-                                 order, B, T, C);
-    } else {
-        embedding_backward_typed(stream, d_wte, d_wpe, partials, reals<float>(d_output), tokens, order, B, T,
-                                 C);
-    }
+    bool half = stream->precision == PRECISION_BF16;
+    (half
+         ? embedding_backward_typed<__nv_bfloat16>
+         : embedding_backward_typed<float>)(stream, d_wte, d_wpe, partials, d_output, tokens, order, B, T, C);
 }
 
 #endif

@@ -72,36 +72,24 @@ static __global__ void __launch_bounds__(COLUMN_STRIP)
     }
 }
 
-template <typename R, int WIDTH>
-static inline void gelu_forward_start(Stream *stream, R *output, const R *saved, const R *bias, int rows,
-                                      int columns) {
-    ColumnStrips strips = cuda_column_strips(columns / WIDTH);
-    cuda_launch(stream, gelu_forward_kernel<R, WIDTH>,
-                dim3(cuda_blocks((size_t)rows, GELU_ROWS), strips.strips), dim3(strips.threads), 0, output,
-                saved, bias, rows, columns);
-}
-
 template <typename R>
-static inline void gelu_forward_typed(Stream *stream, R *output, const R *saved, const R *bias, int rows,
-                                      int columns) {
-    size_t width = (size_t)columns;
-    bool packed = pack_fits(output, width) && pack_fits(saved, width) && pack_fits(bias, width);
-    if (packed) { gelu_forward_start<R, Pack<R>::COUNT>(stream, output, saved, bias, rows, columns); }
-    if (!packed) { gelu_forward_start<R, 1>(stream, output, saved, bias, rows, columns); }
+static inline void gelu_forward_typed(Stream *stream, Real *output, const Real *saved, const Real *bias,
+                                      int rows, int columns) {
+    R *results = reals<R>(output);
+    const R *products = reals<R>(saved), *shifts = reals<R>(bias);
+    bool packed = pack_fits((size_t)columns, results, products, shifts);
+    strips_launch(stream, packed ? gelu_forward_kernel<R, Pack<R>::COUNT> : gelu_forward_kernel<R, 1>,
+                  cuda_blocks((size_t)rows, GELU_ROWS), columns, packed ? (int)Pack<R>::COUNT : 1, 0, results,
+                  products, shifts, rows, columns);
 }
 
 // output (rows, columns) = gelu_new(saved + bias); `saved`, the product without bias,
 // does not change.
 static inline void cuda_gelu_forward(Stream *stream, Real *output, Real *saved, const Real *bias, int rows,
                                      int columns) {
-    const Real *product = saved;
-    if (stream->precision == PRECISION_BF16) {
-        gelu_forward_typed(stream, reals<__nv_bfloat16>(output), reals<__nv_bfloat16>(product),
-                           reals<__nv_bfloat16>(bias), rows, columns);
-    } else {
-        gelu_forward_typed(stream, reals<float>(output), reals<float>(product), reals<float>(bias), rows,
-                           columns);
-    }
+    bool half = stream->precision == PRECISION_BF16;
+    (half ? gelu_forward_typed<__nv_bfloat16> : gelu_forward_typed<float>)(stream, output, saved, bias, rows,
+                                                                           columns);
 }
 
 // Finishes GELU_ROWS rows from `row` on, not beyond `end`, and adds them to sums.
@@ -149,27 +137,16 @@ static __global__ void __launch_bounds__(COLUMN_STRIP, 2)
     floats_store<WIDTH>(partials + (size_t)block * (size_t)columns + c, sums);
 }
 
-template <typename R, int WIDTH>
-static inline void gelu_backward_start(Stream *stream, R *gradient, int gradient_stride, float *partials,
-                                       const R *saved, const R *bias, int rows, int columns) {
-    ColumnStrips strips = cuda_column_strips(columns / WIDTH);
-    cuda_launch(stream, gelu_backward_kernel<R, WIDTH>, dim3((unsigned)cuda_row_blocks(rows), strips.strips),
-                dim3(strips.threads), 0, gradient, gradient_stride, partials, saved, bias, rows, columns);
-}
-
 template <typename R>
-static inline void gelu_backward_typed(Stream *stream, R *gradient, int gradient_stride, float *partials,
-                                       const R *saved, const R *bias, int rows, int columns) {
-    size_t width = (size_t)columns;
-    bool packed = pack_fits(gradient, (size_t)gradient_stride) && pack_fits(saved, width) &&
-                  pack_fits(bias, width) && pack_fits(partials, width);
-    if (packed) {
-        gelu_backward_start<R, Pack<R>::COUNT>(stream, gradient, gradient_stride, partials, saved, bias, rows,
-                                               columns);
-    }
-    if (!packed) {
-        gelu_backward_start<R, 1>(stream, gradient, gradient_stride, partials, saved, bias, rows, columns);
-    }
+static inline void gelu_backward_typed(Stream *stream, Real *gradient, int gradient_stride, float *partials,
+                                       const Real *saved, const Real *bias, int rows, int columns) {
+    R *gradients = reals<R>(gradient);
+    const R *products = reals<R>(saved), *shifts = reals<R>(bias);
+    bool packed = pack_fits((size_t)gradient_stride, gradients) &&
+                  pack_fits((size_t)columns, products, shifts, partials);
+    strips_launch(stream, packed ? gelu_backward_kernel<R, Pack<R>::COUNT> : gelu_backward_kernel<R, 1>,
+                  (unsigned)cuda_row_blocks(rows), columns, packed ? (int)Pack<R>::COUNT : 1, 0, gradients,
+                  gradient_stride, partials, products, shifts, rows, columns);
 }
 
 // gradient (rows, columns), rows gradient_stride apart, *= gelu_new'(saved + bias).
@@ -178,13 +155,10 @@ static inline void gelu_backward_typed(Stream *stream, R *gradient, int gradient
 static inline void cuda_gelu_backward(Stream *stream, Real *gradient, int gradient_stride, float *d_bias,
                                       float *partials, const Real *saved, const Real *bias, int rows,
                                       int columns) {
-    if (stream->precision == PRECISION_BF16) {
-        gelu_backward_typed(stream, reals<__nv_bfloat16>(gradient), gradient_stride, partials,
-                            reals<__nv_bfloat16>(saved), reals<__nv_bfloat16>(bias), rows, columns);
-    } else {
-        gelu_backward_typed(stream, reals<float>(gradient), gradient_stride, partials, reals<float>(saved),
-                            reals<float>(bias), rows, columns);
-    }
+    bool half = stream->precision == PRECISION_BF16;
+    (half ? gelu_backward_typed<__nv_bfloat16> : gelu_backward_typed<float>)(stream, gradient,
+                                                                             gradient_stride, partials, saved,
+                                                                             bias, rows, columns);
     cuda_column_sums_add(stream, d_bias, partials, cuda_row_blocks(rows), columns, columns);
 }
 

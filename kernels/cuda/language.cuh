@@ -10,8 +10,9 @@
 //   * tensor cores, matrix loads and asynchronous copies are used by the wrappers below
 //   * results do not depend on the order of threads or blocks: no atomic float operations
 //
-// `R` in templates is the type of parameters and activations, float or __nv_bfloat16.
-// Arithmetic is fp32 whatever R is.
+// `R` in templates is the type of parameters and activations, float or __nv_bfloat16. Of
+// an operation X, X_typed<R> launches the kernels for one R, and cuda_X calls the one for
+// the stream's precision. Arithmetic is fp32 whatever R is.
 #ifndef ACCO_KERNELS_CUDA_LANGUAGE_CUH
 #define ACCO_KERNELS_CUDA_LANGUAGE_CUH
 
@@ -80,6 +81,14 @@ template <> __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(f
     return __float2bfloat16_rn(value);
 }
 
+// An array of Real as an array of R.
+template <typename R> static __host__ __device__ __forceinline__ R *reals(Real *place) {
+    return (R *)(void *)place;
+}
+template <typename R> static __host__ __device__ __forceinline__ const R *reals(const Real *place) {
+    return (const R *)(const void *)place;
+}
+
 // Two bf16 in one register, the first in the lower half, as tensor cores take them.
 static __device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
 #ifdef __CUDACC__
@@ -103,6 +112,51 @@ static __device__ __forceinline__ float exp2_approximate(float x) {
 #endif
 }
 
+// ---------------------------------------------------------------------------------------
+// Several elements in one access
+
+// WIDTH elements that one thread loads or stores at once. Eight bf16 are kept as pairs,
+// because the compiler would otherwise give each a register of its own.
+template <typename R, int WIDTH> struct __align__(WIDTH * sizeof(R)) Piece { R values[WIDTH]; };
+
+template <> struct __align__(16) Piece<__nv_bfloat16, 8> { uint32_t pairs[4]; };
+
+template <typename R, int WIDTH>
+static __device__ __forceinline__ void piece_unpack(float values[WIDTH], const Piece<R, WIDTH> &piece) {
+    UNROLL
+    for (int k = 0; k < WIDTH; k++) { values[k] = to_float(piece.values[k]); }
+}
+
+static __device__ __forceinline__ void piece_unpack(float values[8], const Piece<__nv_bfloat16, 8> &piece) {
+    UNROLL
+    for (int k = 0; k < 4; k++) {
+        values[2 * k] = __uint_as_float(piece.pairs[k] << 16);
+        values[2 * k + 1] = __uint_as_float(piece.pairs[k] & 0xffff0000u);
+    }
+}
+
+// Rounds to R.
+template <int WIDTH, typename R>
+static __device__ __forceinline__ void piece_pack(Piece<R, WIDTH> &piece, const float values[WIDTH]) {
+    UNROLL
+    for (int k = 0; k < WIDTH; k++) { piece.values[k] = from_float<R>(values[k]); }
+}
+
+static __device__ __forceinline__ void piece_pack(Piece<__nv_bfloat16, 8> &piece, const float values[8]) {
+    UNROLL
+    for (int k = 0; k < 4; k++) { piece.pairs[k] = bf16_pair(values[2 * k], values[2 * k + 1]); }
+}
+
+template <int WIDTH, typename R>
+static __device__ __forceinline__ Piece<R, WIDTH> piece_load(const R *place) {
+    return *reinterpret_cast<const Piece<R, WIDTH> *>(place);
+}
+
+template <int WIDTH, typename R>
+static __device__ __forceinline__ void piece_store(R *place, const Piece<R, WIDTH> &piece) {
+    *reinterpret_cast<Piece<R, WIDTH> *>(place) = piece;
+}
+
 // 16 bytes, the widest access of one thread. Addresses must be multiples of 16.
 template <typename R> struct __align__(16) Pack {
     enum { COUNT = 16 / sizeof(R) };
@@ -117,10 +171,10 @@ template <typename R> static __device__ __forceinline__ void pack_store(R *place
     *reinterpret_cast<Pack<R> *>(place) = pack;
 }
 
-// Whether rows of `columns` elements, one behind the other from `place` on, may be read
-// in packs.
-template <typename R> static inline bool pack_fits(const R *place, size_t columns) {
-    return (uintptr_t)place % 16 == 0 && columns % (16 / sizeof(R)) == 0;
+// Whether rows of `columns` elements, one behind the other from each of `places` on, may
+// be read in packs.
+template <typename... R> static inline bool pack_fits(size_t columns, const R *...places) {
+    return (((uintptr_t)places % 16 == 0 && columns % (16 / sizeof(R)) == 0) && ...);
 }
 
 // ---------------------------------------------------------------------------------------

@@ -175,25 +175,21 @@ static inline void layernorm_forward_start(Stream *stream, const LayernormForwar
 template <typename R>
 static inline void layernorm_forward_typed(Stream *stream, const LayernormForward *work) {
     size_t C = (size_t)work->channels;
-    const Real *residual = work->residual, *output = work->output;
-    bool packed = pack_fits(reals<R>(output), C) && pack_fits(reals<R>(residual), C) &&
-                  pack_fits(reals<R>(work->weight), C) && pack_fits(reals<R>(work->bias), C);
+    bool packed = pack_fits(C, reals<R>(work->output), reals<R>(work->residual), reals<R>(work->weight),
+                            reals<R>(work->bias));
     if (work->branch != NULL) {
-        packed = packed && pack_fits(reals<R>(work->residual_before), C) &&
-                 pack_fits(reals<R>(work->branch), C) && pack_fits(reals<R>(work->branch_bias), C);
+        packed = packed && pack_fits(C, reals<R>(work->residual_before), reals<R>(work->branch),
+                                     reals<R>(work->branch_bias));
     }
-    if (packed) { layernorm_forward_start<R, Pack<R>::COUNT, LAYERNORM_PIECES>(stream, work); }
-    if (!packed) { layernorm_forward_start<R, 1, LAYERNORM_WIDE_ELEMENTS>(stream, work); }
+    (packed ? layernorm_forward_start<R, Pack<R>::COUNT, LAYERNORM_PIECES>
+            : layernorm_forward_start<R, 1, LAYERNORM_WIDE_ELEMENTS>)(stream, work);
 }
 
 // residual = residual_before + branch + branch_bias (if there is a branch), then output =
 // LayerNorm(residual). At most LAYERNORM_CHANNELS channels.
 static inline void cuda_layernorm_forward(Stream *stream, const LayernormForward *work) {
-    if (stream->precision == PRECISION_BF16) {
-        layernorm_forward_typed<__nv_bfloat16>(stream, work);
-    } else {
-        layernorm_forward_typed<float>(stream, work);
-    }
+    bool half = stream->precision == PRECISION_BF16;
+    (half ? layernorm_forward_typed<__nv_bfloat16> : layernorm_forward_typed<float>)(stream, work);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -408,9 +404,8 @@ template <typename R>
 static inline void layernorm_backward_typed(Stream *stream, const LayernormBackward *work) {
     constexpr int WIDTH = Pack<R>::COUNT;
     size_t C = (size_t)work->channels;
-    const Real *d_residual = work->d_residual;
-    bool packed = pack_fits(reals<R>(d_residual), C) && pack_fits(reals<R>(work->d_output), C) &&
-                  pack_fits(reals<R>(work->residual), C) && pack_fits(reals<R>(work->weight), C);
+    bool packed = pack_fits(C, reals<R>(work->d_residual), reals<R>(work->d_output), reals<R>(work->residual),
+                            reals<R>(work->weight));
     if (!packed) {
         layernorm_backward_start<R, 1, LAYERNORM_WIDE_ELEMENTS, false>(stream, work);
     } else if (C <= (size_t)LAYERNORM_AHEAD_THREADS * WIDTH) {
@@ -425,11 +420,8 @@ static inline void layernorm_backward_typed(Stream *stream, const LayernormBackw
 // rounded. partials (CUDA_ROW_BLOCKS, 3, C) is workspace. At most LAYERNORM_CHANNELS
 // channels.
 static inline void cuda_layernorm_backward(Stream *stream, const LayernormBackward *work) {
-    if (stream->precision == PRECISION_BF16) {
-        layernorm_backward_typed<__nv_bfloat16>(stream, work);
-    } else {
-        layernorm_backward_typed<float>(stream, work);
-    }
+    bool half = stream->precision == PRECISION_BF16;
+    (half ? layernorm_backward_typed<__nv_bfloat16> : layernorm_backward_typed<float>)(stream, work);
     ColumnTargets targets = {work->d_weight, work->d_bias, work->d_branch_bias};
     int arrays = work->d_branch_bias != NULL ? 3 : 2, C = work->channels;
     cuda_column_sums_add_all(stream, targets, arrays, work->partials, cuda_row_blocks(work->rows), 3 * C, C);

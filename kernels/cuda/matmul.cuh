@@ -72,10 +72,6 @@ static inline void cublas_check(cublasStatus_t status, const char *call) {
     _exit(EXIT_SYSTEM_FAILURE);
 }
 
-static inline cudaDataType_t cuda_data_type(Precision precision) {
-    return precision == PRECISION_FP32 ? CUDA_R_32F : CUDA_R_16BF;
-}
-
 // ---------------------------------------------------------------------------------------
 // Plans
 
@@ -90,7 +86,7 @@ static inline bool cuda_gemm_is_same(const CudaGemm *x, const CudaGemm *y) {
 
 static inline void cuda_gemm_layout(cublasLtMatrixLayout_t *layout, Precision precision, bool transposed,
                                     int rows, int columns, int stride) {
-    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(layout, cuda_data_type(precision),
+    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(layout, precision == PRECISION_FP32 ? CUDA_R_32F : CUDA_R_16BF,
                                             (uint64_t)(transposed ? columns : rows),
                                             (uint64_t)(transposed ? rows : columns), stride));
 }

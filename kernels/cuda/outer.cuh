@@ -27,7 +27,7 @@ static __global__ void outer_pseudo_gradient_kernel(float *pseudo_gradient, cons
 // pseudo_gradient = outer - local
 static inline void cuda_outer_pseudo_gradient(Stream *stream, float *pseudo_gradient, const float *outer,
                                               const float *local, size_t count) {
-    bool wide = quad_fits(pseudo_gradient) && quad_fits(outer) && quad_fits(local);
+    bool wide = quad_fits(pseudo_gradient, outer, local);
     quad_launch(stream, outer_pseudo_gradient_kernel, count, pseudo_gradient, outer, local, count, wide);
 }
 
@@ -53,7 +53,7 @@ static __global__ void outer_nesterov_kernel(float *outer, float *momentum, floa
 // As cpu_outer_nesterov.
 static inline void cuda_outer_nesterov(Stream *stream, float *outer, float *momentum, float *local,
                                        const float *sum, size_t count, const NesterovStep *step) {
-    bool wide = quad_fits(outer) && quad_fits(momentum) && quad_fits(local) && quad_fits(sum);
+    bool wide = quad_fits(outer, momentum, local, sum);
     quad_launch(stream, outer_nesterov_kernel, count, outer, momentum, local, sum, count, *step, wide);
 }
 
@@ -90,7 +90,7 @@ static __global__ void outer_momentum_kernel(float *base, float *momentum, float
 // As cpu_outer_momentum.
 static inline void cuda_outer_momentum(Stream *stream, float *base, float *momentum, float *local,
                                        float *exchange, size_t count, const MomentumStep *step) {
-    bool wide = quad_fits(base) && quad_fits(momentum) && quad_fits(local) && quad_fits(exchange);
+    bool wide = quad_fits(base, momentum, local, exchange);
     quad_launch(stream, outer_momentum_kernel, count, base, momentum, local, exchange, count, *step, wide);
 }
 

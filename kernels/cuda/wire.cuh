@@ -3,9 +3,9 @@
 //
 // The contract is in kernels/wire.h, and the bits are the same: what one machine encodes
 // on its GPU another may decode on its CPU. Only the NaNs that arithmetic on NaNs makes
-// (with a base, or in a sum) have the machine's own bits. What becomes of one element is
-// in kernels/wire.h for both; here is who does which element. With a base, differences to
-// it are encoded and added again, which saves a pass over memory.
+// (with a base, or in a sum) have the machine's own bits. How one element is converted is
+// in kernels/wire.h, for both; this file says which thread converts which elements. With
+// a base, differences to it are encoded and added again, which saves a pass over memory.
 //
 // A warp does one block of the wire. Lane l has eight of its elements: 4l to 4l + 3 of
 // the lower part and the same of the upper part, which begins at half of the block. The
@@ -28,15 +28,13 @@ enum {
 // ---------------------------------------------------------------------------------------
 // Words of a lane
 
-template <int COUNT, typename T> struct alignas(COUNT * sizeof(T)) WireWords { T words[COUNT]; };
-
 // words <- place[first] and the next ones, zeros from place[end] on.
 template <int COUNT, typename T>
 static __device__ __forceinline__ void wire_load(T words[COUNT], const T *place, int first, int end) {
     const T *mine = place + first;
-    if (first + COUNT <= end && (uintptr_t)mine % sizeof(WireWords<COUNT, T>) == 0) {
-        WireWords<COUNT, T> pack = *reinterpret_cast<const WireWords<COUNT, T> *>(mine);
-        for (int i = 0; i < COUNT; i++) { words[i] = pack.words[i]; }
+    if (first + COUNT <= end && (uintptr_t)mine % sizeof(Piece<T, COUNT>) == 0) {
+        Piece<T, COUNT> piece = piece_load<COUNT>(mine);
+        for (int i = 0; i < COUNT; i++) { words[i] = piece.values[i]; }
         return;
     }
     for (int i = 0; i < COUNT; i++) { words[i] = first + i < end ? mine[i] : T(0); }
@@ -45,10 +43,10 @@ static __device__ __forceinline__ void wire_load(T words[COUNT], const T *place,
 template <int COUNT, typename T>
 static __device__ __forceinline__ void wire_store(T *place, const T words[COUNT], int first, int end) {
     T *mine = place + first;
-    if (first + COUNT <= end && (uintptr_t)mine % sizeof(WireWords<COUNT, T>) == 0) {
-        WireWords<COUNT, T> pack;
-        for (int i = 0; i < COUNT; i++) { pack.words[i] = words[i]; }
-        *reinterpret_cast<WireWords<COUNT, T> *>(mine) = pack;
+    if (first + COUNT <= end && (uintptr_t)mine % sizeof(Piece<T, COUNT>) == 0) {
+        Piece<T, COUNT> piece;
+        for (int i = 0; i < COUNT; i++) { piece.values[i] = words[i]; }
+        piece_store<COUNT>(mine, piece);
         return;
     }
     for (int i = 0; i < COUNT; i++) {

@@ -64,7 +64,7 @@ static inline void co2_configure(const void *own, SchedulerSettings *settings) {
 
 static inline void co2_describe(const void *own, char text[RULE_TEXT]) {
     const Co2Options *options = (const Co2Options *)own;
-    snprintf(text, RULE_TEXT, "tau %lld, beta %g, alpha %g, phi %g%s, gap %.100s",
+    snprintf(text, RULE_TEXT, "tau %lld, beta %g, alpha %g, phi %g%s, gap %s",
              (long long)options->inner_steps, options->beta, options->alpha, options->phi,
              options->phi > 0 ? "" : " (no clipping)", options->gap);
 }

@@ -13,7 +13,7 @@
 
 typedef char OptionText[1024]; // a text that a user gave, with its zero byte
 
-enum { RULE_TEXT = 256 };
+enum { RULE_TEXT = sizeof(OptionText) + 256 };
 
 typedef struct Rule {
     const char *name;      // of --optimizer

@@ -25,6 +25,9 @@
 #include "comm/layout.h"
 #include "kernels/wire.h"
 
+// Blocks of a coarse format are never cut by a message.
+static_assert((int)LAYOUT_BLOCK % (int)WIRE_BLOCK == 0, "messages hold whole blocks of every wire format");
+
 typedef struct Collective {
     const Layout *layout;
     WireFormat wire;

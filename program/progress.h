@@ -137,13 +137,15 @@ static inline Report report_unknown(void) {
     return report;
 }
 
+enum { REPORT_CELL_SIZE = 330 }; // the largest double with %.4f
+
 // What the terminal shows of a field.
 static inline const char *report_cell(const Report *report, const ReportField *field,
-                                      char text[NUMBER_TEXT_SIZE]) {
+                                      char text[REPORT_CELL_SIZE]) {
     double value = report_value(report, field);
     if (isnan(value)) { return field->unknown; }
     if (field->format == NULL) { return human_count(value, text); }
-    snprintf(text, NUMBER_TEXT_SIZE, field->format, value);
+    snprintf(text, REPORT_CELL_SIZE, field->format, value);
     return text;
 }
 
@@ -257,7 +259,7 @@ static inline void terminal_report(Terminal *terminal, const Report *report) {
         const char *space = "";
         for (int i = 0; i < REPORT_FIELD_COUNT; i++) {
             const ReportField *field = &REPORT_FIELDS[i];
-            char text[NUMBER_TEXT_SIZE];
+            char text[REPORT_CELL_SIZE];
             if (field->heading == NULL) { continue; }
             const char *cell = line == 0 ? field->heading : report_cell(report, field, text);
             fprintf(terminal->stream, "%s%*s", space, (int)strlen(field->heading), cell);

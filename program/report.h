@@ -207,8 +207,9 @@ static inline void report_window(Run *run) {
     double tokens = (double)tokens_per_micro_batch(run);
     Report report = report_unknown();
     report.commit = (double)last->commit;
-    report.gradients = last->gradients_done;
-    report.tokens = last->gradients_done * tokens;
+    // A run that was resumed with other sequences may have done part of a micro-batch.
+    report.gradients = floor(last->gradients_done);
+    report.tokens = report.gradients * tokens;
     report.seconds = now;
     report.loss = sum->loss / sum->micro_batches;
     report.perfect_loss = sum->perfect_loss / sum->micro_batches;

@@ -44,7 +44,8 @@ static inline void *file_map(const char *path, const char *expected, size_t *siz
     if (descriptor < 0 || fstat(descriptor, &status) != 0) {
         error_set(error, "cannot read %.400s: %s", path, strerror(errno));
     } else if (!S_ISREG(status.st_mode)) {
-        error_set(error, "%.400s is not a regular file: %s", path, expected);
+        error_set(error, "%.400s is not a regular file (but a directory, a pipe or a device): %s", path,
+                  expected);
     } else if (status.st_size == 0) {
         error_set(error, "%.400s is empty: %s", path, expected);
     } else {

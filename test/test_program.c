@@ -194,6 +194,14 @@ static const char *const varied[][FLEET] = {
      SOME_STREAMING "--streaming-order sequential", SOME_STREAMING "--diloco-mu 0.5"},
 };
 
+// A rule that somebody adds must not be left out of fleet.h, whose cases most tests of whole
+// runs go through.
+static void every_rule_is_tested(void **state) {
+    (void)state;
+    assert_int_equal(RULES_TESTED, RULE_COUNT);
+    for (int i = 0; i < RULE_COUNT; i++) { assert_string_equal(rule_cases[i].name, RULES[i].rule->name); }
+}
+
 static void every_option_of_a_rule_matters(void **state) {
     Stage *stage = stage_with_ranks(state);
     for (size_t row = 0; row < sizeof varied / sizeof varied[0]; row++) {
@@ -1554,6 +1562,7 @@ int main(int argc, char **argv) {
         PROGRAM_TEST(threads_change_no_bit),
         PROGRAM_TEST(another_seed_gives_other_bits),
         PROGRAM_TEST(any_number_of_ranks_trains_on_the_same_data),
+        PROGRAM_TEST(every_rule_is_tested),
         PROGRAM_TEST(every_option_of_a_rule_matters),
         PROGRAM_TEST(ranks_may_do_unequal_work),
         PROGRAM_TEST(every_wire_format_sends_what_it_promises),

@@ -741,6 +741,23 @@ static const Case cases[] = {
 
 enum { CASES = sizeof cases / sizeof cases[0] };
 
+// A rule that somebody adds must not be left out of the lists here.
+static void every_rule_is_replayed(void **state) {
+    (void)state;
+    assert_int_equal(REPLAY_RULE_COUNT, RULE_COUNT);
+    for (int rule = 0; rule < RULE_COUNT; rule++) {
+        char option[64];
+        size_t length = (size_t)snprintf(option, sizeof option, "--optimizer %s", RULES[rule].rule->name);
+        bool found = false;
+        for (size_t i = 0; i < CASES; i++) {
+            const char *options = cases[i].options;
+            found = found || (strncmp(options, option, length) == 0 && strchr(" ", options[length]) != NULL);
+        }
+        if (!found) { fail_msg("no case has %s", option); }
+        assert_non_null(replay_rule_find(RULES[rule].rule->name));
+    }
+}
+
 typedef struct Scene {
     Stage *stage;
     const Case *one;
@@ -784,6 +801,7 @@ int main(void) {
     static Stage stage;
     static Scene scenes[CASES];
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_rule_is_replayed),
         cmocka_unit_test(ddp_and_zero1_follow_the_worked_example),
         cmocka_unit_test(dpu_follows_the_worked_example),
         cmocka_unit_test(acco_wp_follows_the_worked_example),

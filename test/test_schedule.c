@@ -309,6 +309,7 @@ static bool expect_traffic(const TrafficRow *row, WireFormat wire, WireFormat es
 static void every_rule_sends_as_much_as_its_formula_says(void **state) {
     (void)state;
     bool fits = false;
+    assert_int_equal(sizeof TRAFFIC / sizeof TRAFFIC[0], RULE_COUNT);
     for (size_t i = 0; i < sizeof TRAFFIC / sizeof TRAFFIC[0]; i++) {
         for (int ranks = 2; ranks <= 4; ranks++) {
             for (int wire = 0; wire < WIRE_FORMAT_COUNT; wire++) {

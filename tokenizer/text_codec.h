@@ -39,8 +39,9 @@ static inline bool text_codec_open(TextCodec *codec, const char *path, bool byte
     int tokens = codec->tokenizer.vocabulary;
     if (tokens <= vocabulary) { return true; }
     text_codec_close(codec);
-    return error_set(error, "the tokenizer %.400s has %d tokens, but the model has a vocabulary of only %d",
-                     path, tokens, vocabulary);
+    return error_set(error,
+                     "the tokenizer of %.400s has %d tokens, but the model has a vocabulary of only %d", path,
+                     tokens, vocabulary);
 }
 
 // The token that ends a text; -1: none is known.
@@ -82,7 +83,7 @@ static inline void text_codec_print(TextCodec *codec, int32_t id, bool last, FIL
         TextList text = {NULL, 0, 0};
         bool good = last ? tokenizer_decode_end(&codec->decoder, &text, &error)
                          : tokenizer_decode(&codec->tokenizer, &codec->decoder, &id, 1, false, &text, &error);
-        if (good) { fwrite(text.bytes, 1, text.count, file); }
+        if (good && text.count > 0) { fwrite(text.bytes, 1, text.count, file); }
         text_list_free(&text);
     } else if (codec->kind == TEXT_CODEC_BYTES && !last) {
         putc(id == '\n' || id >= ' ' ? id : '?', file);

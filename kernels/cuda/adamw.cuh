@@ -6,8 +6,8 @@
 // addition are fused.
 //
 // Layout: a thread has a Quad of four elements, a block BUFFER_QUADS (buffers.cuh).
-// Limit: memory. A commit reads four arrays and writes four, an estimate reads four and
-// writes one. A thread issues all its loads before it needs the first.
+// Limit: memory. A commit reads four arrays and writes three (four where `out` is not the
+// master copy), an estimate reads four and writes one. A thread issues all its loads before it needs the first.
 #ifndef ACCO_KERNELS_CUDA_ADAMW_CUH
 #define ACCO_KERNELS_CUDA_ADAMW_CUH
 

@@ -47,6 +47,7 @@
 
 #include "runtime/errors.h"
 #include "runtime/files.h"
+#include "runtime/numbers.h"
 #include "runtime/random.h"
 #include "tokenizer/corpus.h"
 #include "tokenizer/token_file.h"
@@ -120,7 +121,7 @@ static inline bool data_token_error(const DataFile *file, uint64_t position, int
 static inline bool data_file_scan(const DataFile *file, int vocabulary, Error *error) {
     enum { BLOCK = 1 << 16 };
     for (uint64_t begin = 0; begin < file->token_count; begin += BLOCK) {
-        uint64_t end = file->token_count - begin < BLOCK ? file->token_count : begin + BLOCK;
+        uint64_t end = size_min(file->token_count, begin + BLOCK);
         uint32_t largest = 0;
         for (uint64_t i = begin; i < end; i++) {
             uint32_t id = data_token(file, i);
@@ -362,8 +363,7 @@ static inline uint64_t data_loader_count_windows(const DataLoader *loader, int T
 // How many of `windows` windows are kept for validation.
 static inline uint64_t data_held_out(const DataLoader *loader, uint64_t windows) {
     if (!loader->hold_out || windows == 0) { return 0; }
-    uint64_t share = windows / HOLD_OUT_DIVISOR;
-    return share < 1 ? 1 : share > HOLD_OUT_MOST ? (uint64_t)HOLD_OUT_MOST : share;
+    return size_min(size_max(windows / HOLD_OUT_DIVISOR, 1), HOLD_OUT_MOST);
 }
 
 // The longest T, at most the one asked for, at which there are `samples` training

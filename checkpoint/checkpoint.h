@@ -244,14 +244,6 @@ static inline void job_from_json(const json_t *object, Job *job) {
     job->total = tally_from_json(json_object_get(object, "total"));
 }
 
-static inline json_t *fragments_to_json(const Scheduler *s) {
-    json_t *list = json_array();
-    for (int i = 0; s->fragments != NULL && i < s->settings.fragments; i++) {
-        json_array_append_new(list, json_integer((json_int_t)s->fragments[i].applied_at));
-    }
-    return list;
-}
-
 // ---------------------------------------------------------------------------------------
 // The manifest
 
@@ -264,9 +256,12 @@ static inline json_t *model_to_json(const CheckpointedRun *run) {
 // All of it but the checksums. workers (size): of all ranks.
 static inline json_t *manifest_make(const CheckpointedRun *run, const WorkerNumbers *workers) {
     const Scheduler *s = run->scheduler;
-    json_t *list = json_array();
+    json_t *list = json_array(), *applied = json_array();
     for (int rank = 0; rank < run->transport->size; rank++) {
         json_array_append_new(list, worker_numbers_to_json(&workers[rank]));
+    }
+    for (int i = 0; s->fragments != NULL && i < s->settings.fragments; i++) {
+        json_array_append_new(applied, json_integer((json_int_t)s->fragments[i].applied_at));
     }
     return json_pack("{s:i, s:s, s:s, s:I, s:o, s:s, s:i, s:i, s:I, s:o, s:o, s:o, s:I, s:I, s:o, s:i, s:o, "
                      "s:b, s:o, s:o, s:O}",
@@ -277,9 +272,8 @@ static inline json_t *manifest_make(const CheckpointedRun *run, const WorkerNumb
                      number_to_json(s->gradients_done), "spikes", number_to_json(s->spikes), "rollbacks",
                      number_to_json(s->rollbacks), "reports", (json_int_t)s->reports, "data_base",
                      (json_int_t)run->data_base, "seconds", number_to_json(run->seconds), "fragment",
-                     s->fragment, "applied_at", fragments_to_json(s), "job_in_flight",
-                     s->job_in_flight ? 1 : 0, "job", job_to_json(&s->job), "workers", list, "options",
-                     run->options);
+                     s->fragment, "applied_at", applied, "job_in_flight", s->job_in_flight ? 1 : 0, "job",
+                     job_to_json(&s->job), "workers", list, "options", run->options);
 }
 
 // CRC-32 of everything in the manifest but the member "checksum" itself.
@@ -312,9 +306,10 @@ static inline void area_plan(SafetensorsPlan *plan, const ParameterTable *table,
     for (int i = 0; i < table->count; i++) {
         const ParameterInfo *entry = &table->entries[i];
         char name[128];
-        size_t shape[2] = {(size_t)entry->rows, (size_t)entry->columns};
+        size_t shape[2];
+        int dimensions = hf_model_shape(entry, shape);
         area_name(name, vector, worker, entry->name);
-        safetensors_plan_add(plan, name, SAFETENSORS_F32, entry->columns > 0 ? 2 : 1, shape);
+        safetensors_plan_add(plan, name, SAFETENSORS_F32, dimensions, shape);
     }
 }
 
@@ -355,7 +350,7 @@ static inline bool walk_piece(const PieceWalk *walk, float *data, size_t flat, s
     Stream *stream = walk->scheduler->compute;
     if (stream->queue == NULL) { return walk->visit(walk->context, flat, data, count, error); }
     for (size_t done = 0; done < count; done += CHECKPOINT_STAGE) {
-        size_t part = count - done < (size_t)CHECKPOINT_STAGE ? count - done : (size_t)CHECKPOINT_STAGE;
+        size_t part = size_min(count - done, CHECKPOINT_STAGE);
         if (!walk->writes_to_device) {
             stream_copy(stream, walk->stage, data + done, part * sizeof(float));
             stream_settle(stream);
@@ -384,9 +379,7 @@ static inline bool walk_vector(const PieceWalk *walk, const SavedVector *vector,
     for (size_t own = 0; own < layout_shard(&s->layout); own += s->layout.piece) {
         size_t flat = layout_flat(&s->layout, s->transport->rank, own), end = flat + s->layout.piece;
         if (flat >= count) { break; }
-        if (!walk_piece(walk, vector->data + own, flat, (end < count ? end : count) - flat, error)) {
-            return false;
-        }
+        if (!walk_piece(walk, vector->data + own, flat, size_min(end, count) - flat, error)) { return false; }
     }
     return true;
 }

@@ -42,9 +42,8 @@ typedef struct HfModel {
 
 static inline bool hf_model_path(char path[PATH_MAX], const char *directory, const char *name, Error *error) {
     int length = snprintf(path, PATH_MAX, "%s/%s", directory, name);
-    return length < PATH_MAX
-               ? true
-               : error_set(error, "the path of %.80s in %.200s... is too long", name, directory);
+    return length < PATH_MAX ||
+           error_set(error, "the path of %.80s in %.200s... is too long", name, directory);
 }
 
 static inline bool hf_model_has(const char *directory, const char *name) {
@@ -179,21 +178,6 @@ static inline int hf_model_shape(const ParameterInfo *info, size_t shape[2]) {
     return info->columns > 0 ? 2 : 1;
 }
 
-static inline void hf_model_check_entry(const SafetensorsEntry *entry, const ParameterInfo *info,
-                                        HfModelProblems *problems) {
-    size_t shape[2];
-    char got[96], wanted[96];
-    int dimensions = hf_model_shape(info, shape);
-    if (!safetensors_is_real(entry->type)) {
-        hf_model_problem(problems, "%.80s is %s, allowed are F32, BF16, F16 and F64", entry->name,
-                         safetensors_type(entry->type)->name);
-    } else if (!safetensors_has_shape(entry, dimensions, shape)) {
-        hf_model_problem(problems, "%.80s has shape %s, expected %s", entry->name,
-                         hf_model_shape_text(entry->dimensions, entry->shape, got),
-                         hf_model_shape_text(dimensions, shape, wanted));
-    }
-}
-
 // Whether `name` is "h.3.attn.attention.bias" or "...masked_bias": constants that old
 // versions of transformers stored.
 static inline bool hf_model_is_buffer(const char *name, int layers) {
@@ -224,7 +208,17 @@ static inline void hf_model_place(HfModel *model, const SafetensorsEntry *entry,
     }
     if (*source != NULL) { hf_model_problem(problems, "%.80s occurs twice", entry->name); }
     *source = entry;
-    hf_model_check_entry(entry, info, problems);
+    size_t shape[2];
+    int dimensions = hf_model_shape(info, shape);
+    char got[96], wanted[96];
+    if (!safetensors_is_real(entry->type)) {
+        hf_model_problem(problems, "%.80s is %s, allowed are F32, BF16, F16 and F64", entry->name,
+                         safetensors_type(entry->type)->name);
+    } else if (!safetensors_has_shape(entry, dimensions, shape)) {
+        hf_model_problem(problems, "%.80s has shape %s, expected %s", entry->name,
+                         hf_model_shape_text(entry->dimensions, entry->shape, got),
+                         hf_model_shape_text(dimensions, shape, wanted));
+    }
 }
 
 // Some libraries store only one of two tied tensors, which may be either of them.
@@ -270,26 +264,21 @@ static inline void hf_model_close(HfModel *model) {
     memset(model, 0, sizeof *model);
 }
 
-static inline bool hf_model_open_all(HfModel *model, const char *directory, Error *error) {
+// Opens the model in `directory` and checks that its files hold exactly the tensors of
+// its configuration. Fills config and table, so that the caller can allocate parameters.
+// On failure there is nothing to close.
+static inline bool hf_model_open(HfModel *model, const char *directory, Error *error) {
     char path[PATH_MAX];
+    memset(model, 0, sizeof *model);
     if (!hf_model_path(path, directory, "config.json", error) ||
         !gpt_neo_config_load(path, &model->config, error)) {
         return false;
     }
     gpt_neo_parameter_table(&model->config, &model->table);
     model->sources = (const SafetensorsEntry **)calloc((size_t)model->table.count, sizeof *model->sources);
-    if (model->sources == NULL) {
-        return error_set(error, "%.300s: no memory for a list of its tensors", directory);
-    }
-    return hf_model_open_files(model, directory, error) && hf_model_match(model, directory, error);
-}
-
-// Opens the model in `directory` and checks that its files hold exactly the tensors of
-// its configuration. Fills config and table, so that the caller can allocate parameters.
-// On failure there is nothing to close.
-static inline bool hf_model_open(HfModel *model, const char *directory, Error *error) {
-    memset(model, 0, sizeof *model);
-    bool good = hf_model_open_all(model, directory, error);
+    bool good =
+        model->sources != NULL || error_set(error, "%.300s: no memory for a list of its tensors", directory);
+    good = good && hf_model_open_files(model, directory, error) && hf_model_match(model, directory, error);
     if (!good) { hf_model_close(model); }
     return good;
 }
@@ -445,17 +434,10 @@ static inline bool hf_model_write_config(const char *directory, const GptNeoConf
     char path[PATH_MAX];
     if (!hf_model_path(path, directory, "config.json", error)) { return false; }
     json_t *root = hf_model_describe(config, type, tokenizer);
-    char *text = json_dumps(root, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
-    assert(text != NULL);
-    int descriptor = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    bool good = descriptor >= 0 || error_set(error, "cannot write %.300s: %s", path, strerror(errno));
-    if (good) {
-        bool written = file_write_all(descriptor, text, strlen(text), FILE_POSITION);
-        good = file_finish(descriptor, path, written, error);
-    }
-    free(text);
+    bool good = json_dump_file(root, path, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) == 0 ||
+                error_set(error, "cannot write %.300s: %s", path, strerror(errno));
     json_decref(root);
-    return good;
+    return good && path_sync(path, error);
 }
 
 // ---------------------------------------------------------------------------------------

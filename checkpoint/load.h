@@ -19,13 +19,11 @@ enum { CHECKPOINT_REMARKS_SIZE = 512 };
 // A checkpoint that this rank has opened. In the functions below, `run` is always the
 // present run, never the one that saved the checkpoint.
 typedef struct CheckpointSource {
-    char path[CHECKPOINT_PATH_SIZE];
     json_t *manifest;
     SafetensorsFile state;
-    const char *rule;                      // of the run that saved it
-    bool same_rule;                        // as the present run's
-    int workers;                           // ranks of the run that saved it
-    char remarks[CHECKPOINT_REMARKS_SIZE]; // what is not exactly as before; empty: everything is
+    const char *rule; // of the run that saved it
+    bool same_rule;   // as the present run's
+    int workers;      // ranks of the run that saved it
 } CheckpointSource;
 
 // ---------------------------------------------------------------------------------------
@@ -99,17 +97,6 @@ static inline int64_t furthest_worker(const json_t *manifest) {
     return furthest;
 }
 
-// The position in the data, counted in tokens, is at most 2^53: load_position can compute
-// with it.
-static inline bool position_is_sane(const json_t *manifest) {
-    double workers = (double)json_array_size(json_object_get(manifest, "workers"));
-    double batches =
-        (double)integer_from_json(manifest, "data_base") + (double)furthest_worker(manifest) * workers;
-    return batches * (double)integer_from_json(manifest, "sequences") *
-               (double)integer_from_json(manifest, "length") <=
-           0x1p53;
-}
-
 // Everything that loading takes out of the manifest is there, and can be the state of a
 // run of `rule` (NULL: there is no rule of its name).
 static inline bool manifest_is_sane(const json_t *manifest, const Rule *rule) {
@@ -129,8 +116,16 @@ static inline bool manifest_is_sane(const json_t *manifest, const Rule *rule) {
         good = rule->job_in_flight_between_commits && integer_from_json(job, "kind") == AVERAGE &&
                integer_from_json(job, "fragment") == 0 && tally_is_sane(json_object_get(job, "total"));
     }
-    return good && workers_are_sane(json_object_get(manifest, "workers")) && position_is_sane(manifest) &&
+    good = good && workers_are_sane(json_object_get(manifest, "workers")) &&
            fragments_are_sane(manifest, rule->kind == RULE_LOCAL);
+    if (!good) { return false; }
+    // The position in the data, counted in tokens: load_numbers computes with it.
+    double workers = (double)json_array_size(json_object_get(manifest, "workers"));
+    double batches =
+        (double)integer_from_json(manifest, "data_base") + (double)furthest_worker(manifest) * workers;
+    return batches * (double)integer_from_json(manifest, "sequences") *
+               (double)integer_from_json(manifest, "length") <=
+           0x1p53;
 }
 
 // ---------------------------------------------------------------------------------------
@@ -154,17 +149,13 @@ static inline bool source_is_complete(const CheckpointSource *source, const Chec
         }
     }
     if (local) { good = good && source_area(source, run, "momentum", -1) != NULL; }
-    return good && in_flight == (source_area(source, run, "exchange", -1) != NULL);
-}
-
-// Gradients that wait for a job are those of all workers or of none, and only overlapped
-// rules have them.
-static inline bool source_gradients_fit(const CheckpointSource *source, const CheckpointedRun *run,
-                                        const Rule *rule) {
-    bool first = source_area(source, run, "gradients", 0) != NULL,
-         good = !first || rule->kind == RULE_OVERLAPPED;
+    good = good && in_flight == (source_area(source, run, "exchange", -1) != NULL);
+    // Gradients that wait for a job are those of all workers or of none, and only
+    // overlapped rules have them.
+    bool waiting = source_area(source, run, "gradients", 0) != NULL;
+    good = good && (!waiting || rule->kind == RULE_OVERLAPPED);
     for (int worker = 1; good && worker < source->workers; worker++) {
-        good = (source_area(source, run, "gradients", worker) != NULL) == first;
+        good = (source_area(source, run, "gradients", worker) != NULL) == waiting;
     }
     return good;
 }
@@ -199,22 +190,6 @@ static inline bool source_is_of_model(const CheckpointSource *source, const Chec
     return same;
 }
 
-static inline bool source_open_all(CheckpointSource *source, const CheckpointedRun *run, const char *path,
-                                   Error *error) {
-    char file[CHECKPOINT_PATH_SIZE + 32];
-    snprintf(file, sizeof file, "%.*s/state.safetensors", CHECKPOINT_PATH_SIZE, path);
-    if (!source_open_manifest(source, run, path, error) || !safetensors_open(&source->state, file, error)) {
-        return false;
-    }
-    const Rule *rule = rule_find(source->rule);
-    if (!source_is_of_model(source, run) ||
-        integer_from_json(source->manifest, "parameters") != (int64_t)run->table->parameter_count) {
-        return error_set(error, "%.400s is of another model than %s", path, run->config->name);
-    }
-    if (source_is_complete(source, run, rule) && source_gradients_fit(source, run, rule)) { return true; }
-    return error_set(error, "%.400s does not hold what a run of %s leaves", file, rule->name);
-}
-
 static inline void checkpoint_close(CheckpointSource *source) {
     json_decref(source->manifest);
     safetensors_close(&source->state);
@@ -225,9 +200,18 @@ static inline void checkpoint_close(CheckpointSource *source) {
 // close.
 static inline bool checkpoint_open(CheckpointSource *source, const CheckpointedRun *run, const char *path,
                                    Error *error) {
+    char file[CHECKPOINT_PATH_SIZE + 32];
+    snprintf(file, sizeof file, "%.*s/state.safetensors", CHECKPOINT_PATH_SIZE, path);
     memset(source, 0, sizeof *source);
-    snprintf(source->path, sizeof source->path, "%s", path);
-    bool good = source_open_all(source, run, path, error);
+    bool good =
+        source_open_manifest(source, run, path, error) && safetensors_open(&source->state, file, error);
+    if (good && (!source_is_of_model(source, run) ||
+                 integer_from_json(source->manifest, "parameters") != (int64_t)run->table->parameter_count)) {
+        good = error_set(error, "%.400s is of another model than %s", path, run->config->name);
+    }
+    if (good && !source_is_complete(source, run, rule_find(source->rule))) {
+        good = error_set(error, "%.400s does not hold what a run of %s leaves", file, source->rule);
+    }
     if (!good) { checkpoint_close(source); }
     return good;
 }
@@ -259,8 +243,7 @@ static inline bool sum_own_blocks(const CheckpointedRun *run, int descriptor, si
     unsigned char *block = (unsigned char *)malloc(CHECKPOINT_BLOCK);
     bool good = block != NULL || error_set(error, "no memory for a block of the state");
     for (size_t i = (size_t)run->transport->rank; good && i < blocks; i += (size_t)run->transport->size) {
-        size_t begin = i * CHECKPOINT_BLOCK,
-               size = bytes - begin < (size_t)CHECKPOINT_BLOCK ? bytes - begin : (size_t)CHECKPOINT_BLOCK;
+        size_t begin = i * CHECKPOINT_BLOCK, size = size_min(bytes - begin, CHECKPOINT_BLOCK);
         good = pread(descriptor, block, size, (off_t)begin) == (ssize_t)size ||
                error_set(error, "the state ends early");
         if (good) { sums[i] = (uint32_t)crc32(0, block, (uInt)size); }
@@ -278,8 +261,7 @@ static inline int open_on_all_ranks(const CheckpointedRun *run, const char *path
     bool good = descriptor >= 0 && fstat(descriptor, &status) == 0;
     if (!good) { error_set(error, "cannot open %.400s: %s", path, strerror(errno)); }
     *bytes = good ? (uint64_t)status.st_size : 0;
-    uint64_t *all = (uint64_t *)calloc((size_t)run->transport->size, sizeof *all);
-    transport_all_gather_records(run->transport, "checkpoint", bytes, all, sizeof *bytes);
+    uint64_t *all = (uint64_t *)transport_collect_records(run->transport, "checkpoint", bytes, sizeof *bytes);
     bool same = true;
     for (int rank = 0; rank < run->transport->size; rank++) { same = same && all[rank] == all[0]; }
     free(all);
@@ -289,43 +271,32 @@ static inline int open_on_all_ranks(const CheckpointedRun *run, const char *path
     return -1;
 }
 
-// All ranks. Returns the sums of all blocks of a file, which the caller frees. NULL with
-// an error, the same on all ranks.
-static inline uint32_t *sum_blocks(const CheckpointedRun *run, const char *path, size_t *blocks,
-                                   Error *error) {
-    Transport *transport = run->transport;
-    uint64_t bytes;
-    int descriptor = open_on_all_ranks(run, path, &bytes, error);
-    *blocks = descriptor >= 0 ? ((size_t)bytes + CHECKPOINT_BLOCK - 1) / CHECKPOINT_BLOCK : 0;
-    uint32_t *sums = (uint32_t *)calloc(*blocks + 1, sizeof *sums);
-    bool good = descriptor >= 0 && sum_own_blocks(run, descriptor, (size_t)bytes, *blocks, sums, error);
-    if (descriptor >= 0) { close(descriptor); }
-    if (!all_ranks_good(run, good, error)) {
-        free(sums);
-        return NULL;
-    }
-    uint32_t *all = (uint32_t *)calloc((size_t)transport->size * (*blocks + 1), sizeof *all);
-    transport_all_gather_records(transport, "checkpoint", sums, all, *blocks * sizeof *sums);
-    for (size_t i = 0; i < *blocks; i++) { sums[i] = all[(i % (size_t)transport->size) * *blocks + i]; }
-    free(all);
-    return sums;
-}
-
 // All ranks: every block of the state is what was written.
 static inline bool checkpoint_verify(const CheckpointSource *source, const CheckpointedRun *run,
-                                     Error *error) {
+                                     const char *path, Error *error) {
     char file[CHECKPOINT_PATH_SIZE + 32];
-    size_t blocks;
-    snprintf(file, sizeof file, "%s/state.safetensors", source->path);
-    uint32_t *sums = sum_blocks(run, file, &blocks, error);
-    if (sums == NULL) { return false; }
-    const json_t *expected = json_object_get(source->manifest, "block_crc32");
-    bool good = json_array_size(expected) == blocks;
-    for (size_t i = 0; good && i < blocks; i++) {
-        good = json_integer_value(json_array_get(expected, i)) == (json_int_t)sums[i];
+    uint64_t bytes;
+    snprintf(file, sizeof file, "%.*s/state.safetensors", CHECKPOINT_PATH_SIZE, path);
+    int descriptor = open_on_all_ranks(run, file, &bytes, error);
+    size_t blocks = descriptor >= 0 ? ((size_t)bytes + CHECKPOINT_BLOCK - 1) / CHECKPOINT_BLOCK : 0;
+    uint32_t *sums = (uint32_t *)calloc(blocks + 1, sizeof *sums);
+    bool good = descriptor >= 0 && sum_own_blocks(run, descriptor, (size_t)bytes, blocks, sums, error);
+    if (descriptor >= 0) { close(descriptor); }
+    good = all_ranks_good(run, good, error);
+    if (good) {
+        const json_t *expected = json_object_get(source->manifest, "block_crc32");
+        uint32_t *all =
+            (uint32_t *)transport_collect_records(run->transport, "checkpoint", sums, blocks * sizeof *sums);
+        good = json_array_size(expected) == blocks;
+        for (size_t i = 0; good && i < blocks; i++) {
+            uint32_t found = all[i % (size_t)run->transport->size * blocks + i];
+            good = json_integer_value(json_array_get(expected, i)) == (json_int_t)found;
+        }
+        free(all);
+        if (!good) { error_set(error, "%.400s is damaged: its bytes are not those that were written", file); }
     }
     free(sums);
-    return good || error_set(error, "%.400s is damaged: its bytes are not those that were written", file);
+    return good;
 }
 
 // ---------------------------------------------------------------------------------------
@@ -405,18 +376,6 @@ static inline void read_vector(CheckpointedRun *run, const SavedVector *vector, 
     walk_vector(&walk, vector, false, &error); // cannot fail: read_piece does not
 }
 
-static inline void load_gradients(const CheckpointSource *source, CheckpointedRun *run, float *stage) {
-    Scheduler *s = run->scheduler;
-    float *sum = source_gradients(source, run, &s->job.tally, &s->tally);
-    SavedVector handed_over = {"gradients", SAVED_WORKER, s->comm_buffer.data},
-                accumulator = {"gradients", SAVED_WORKER, s->gradients.data};
-    read_vector(run, &handed_over, sum, stage);
-    // After hand_over(KEEP) the accumulator holds the same sum, and grows.
-    if (s->tally.micro_batches > 0) { read_vector(run, &accumulator, sum, stage); }
-    s->comm_buffer.state = BUFFER_READY;
-    free(sum);
-}
-
 static inline void load_vectors(const CheckpointSource *source, CheckpointedRun *run) {
     Scheduler *s = run->scheduler;
     SavedVector vectors[CHECKPOINT_MAX_VECTORS];
@@ -434,7 +393,14 @@ static inline void load_vectors(const CheckpointSource *source, CheckpointedRun 
     }
     if (s->job_in_flight) { s->comm_buffer.state = BUFFER_WRITING; } // as if its job had just ended
     if (source->same_rule && source_area(source, run, "gradients", 0) != NULL) {
-        load_gradients(source, run, stage);
+        float *sum = source_gradients(source, run, &s->job.tally, &s->tally);
+        SavedVector handed_over = {"gradients", SAVED_WORKER, s->comm_buffer.data},
+                    accumulator = {"gradients", SAVED_WORKER, s->gradients.data};
+        read_vector(run, &handed_over, sum, stage);
+        // After hand_over(KEEP) the accumulator holds the same sum, and grows.
+        if (s->tally.micro_batches > 0) { read_vector(run, &accumulator, sum, stage); }
+        s->comm_buffer.state = BUFFER_READY;
+        free(sum);
     }
     free(exchange);
     free(stage);
@@ -443,12 +409,43 @@ static inline void load_vectors(const CheckpointSource *source, CheckpointedRun 
 // ---------------------------------------------------------------------------------------
 // Numbers
 
-// With the same number of ranks and tokens of a micro-batch: what this worker alone
-// knows.
-static inline void load_own_numbers(const CheckpointSource *source, CheckpointedRun *run) {
+// Where there are more ranks now, some take over the numbers of another worker.
+static inline void load_numbers(const CheckpointSource *source, CheckpointedRun *run) {
     Scheduler *s = run->scheduler;
-    const json_t *workers = json_object_get(source->manifest, "workers");
-    WorkerNumbers mine = worker_numbers_from_json(workers, run->transport->rank);
+    const json_t *manifest = source->manifest, *applied = json_object_get(manifest, "applied_at");
+    WorkerNumbers mine = worker_numbers_from_json(json_object_get(manifest, "workers"),
+                                                  run->transport->rank % source->workers);
+    double then =
+        (double)integer_from_json(manifest, "sequences") * (double)integer_from_json(manifest, "length");
+    double scale = then / (double)((int64_t)run->B * run->T); // micro-batches of now in one of then
+    s->optimizer.commits = integer_from_json(manifest, "commit");
+    s->gradients_done = number_from_json(manifest, "gradients_done") * scale;
+    s->reports = integer_from_json(manifest, "reports");
+    s->spikes = number_from_json(manifest, "spikes");
+    s->rollbacks = number_from_json(manifest, "rollbacks");
+    s->report.commit = s->optimizer.commits;
+    s->report.gradients_done = s->gradients_done;
+    if (s->job_in_flight) { job_from_json(json_object_get(manifest, "job"), &s->job); }
+    if (source->same_rule && s->fragments != NULL &&
+        json_array_size(applied) == (size_t)s->settings.fragments) {
+        s->fragment = (int)integer_from_json(manifest, "fragment");
+        for (int i = 0; i < s->settings.fragments; i++) {
+            s->fragments[i].applied_at = (int64_t)json_integer_value(json_array_get(applied, (size_t)i));
+        }
+    }
+    s->norms = mine.norms;
+    s->losses = mine.losses;
+    s->norms.limit = s->losses.limit = s->settings.spike_limit;
+    s->spikes_in_a_row = mine.spikes_in_a_row;
+    run->data_base = integer_from_json(manifest, "data_base");
+    run->seconds = number_from_json(manifest, "seconds");
+    if (source->workers != run->transport->size || scale != 1) {
+        // The data go on where the worker was that came furthest, so that none are used
+        // twice.
+        double begun = (double)furthest_worker(manifest) * source->workers;
+        run->data_base = (int64_t)ceil(((double)run->data_base + begun) * scale);
+        return;
+    }
     s->micro_batches_begun = mine.micro_batches_begun;
     s->local_norm = mine.local_norm;
     s->local_rate = mine.local_rate;
@@ -460,83 +457,33 @@ static inline void load_own_numbers(const CheckpointSource *source, Checkpointed
     memset(&s->tally.site, 0, sizeof s->tally.site);
 }
 
-// With another number of ranks or tokens: the data go on where the worker was that came
-// furthest, so that none are used twice. scale: micro-batches of now in one of then.
-static inline void load_position(const CheckpointSource *source, CheckpointedRun *run, double scale) {
-    double begun = (double)furthest_worker(source->manifest) * source->workers;
-    run->data_base = (int64_t)ceil(((double)run->data_base + begun) * scale);
-}
-
-static inline void load_fragments(const CheckpointSource *source, Scheduler *s) {
-    const json_t *applied = json_object_get(source->manifest, "applied_at");
-    if (s->fragments == NULL || json_array_size(applied) != (size_t)s->settings.fragments) { return; }
-    s->fragment = (int)integer_from_json(source->manifest, "fragment");
-    for (int i = 0; i < s->settings.fragments; i++) {
-        s->fragments[i].applied_at = (int64_t)json_integer_value(json_array_get(applied, (size_t)i));
-    }
-}
-
-// What is usual for a loss and a norm. In local rules every worker knows its own; where
-// there are more ranks now, some take over another worker's.
-static inline void load_detectors(const CheckpointSource *source, Scheduler *s) {
-    const json_t *workers = json_object_get(source->manifest, "workers");
-    WorkerNumbers numbers = worker_numbers_from_json(workers, s->transport->rank % source->workers);
-    s->norms = numbers.norms;
-    s->losses = numbers.losses;
-    s->norms.limit = s->losses.limit = s->settings.spike_limit;
-    s->spikes_in_a_row = numbers.spikes_in_a_row;
-}
-
-static inline void load_numbers(const CheckpointSource *source, CheckpointedRun *run) {
-    Scheduler *s = run->scheduler;
-    const json_t *manifest = source->manifest;
-    double then =
-        (double)integer_from_json(manifest, "sequences") * (double)integer_from_json(manifest, "length");
-    double scale = then / (double)((int64_t)run->B * run->T);
-    s->optimizer.commits = integer_from_json(manifest, "commit");
-    s->gradients_done = number_from_json(manifest, "gradients_done") * scale;
-    s->reports = integer_from_json(manifest, "reports");
-    s->spikes = number_from_json(manifest, "spikes");
-    s->rollbacks = number_from_json(manifest, "rollbacks");
-    s->report.commit = s->optimizer.commits;
-    s->report.gradients_done = s->gradients_done;
-    if (s->job_in_flight) { job_from_json(json_object_get(manifest, "job"), &s->job); }
-    if (source->same_rule) { load_fragments(source, s); }
-    run->data_base = integer_from_json(manifest, "data_base");
-    run->seconds = number_from_json(manifest, "seconds");
-    load_detectors(source, s);
-    if (source->workers != run->transport->size || scale != 1) {
-        load_position(source, run, scale);
-    } else {
-        load_own_numbers(source, run);
-    }
-}
-
 // ---------------------------------------------------------------------------------------
 // Remarks
 
-static inline void source_remark(CheckpointSource *source, const char *text) {
-    size_t used = strlen(source->remarks);
-    snprintf(source->remarks + used, sizeof source->remarks - used, "%s%s", used > 0 ? "; " : "", text);
+static inline void remarks_add(char remarks[CHECKPOINT_REMARKS_SIZE], const char *text) {
+    size_t used = strlen(remarks);
+    snprintf(remarks + used, CHECKPOINT_REMARKS_SIZE - used, "%s%s", used > 0 ? "; " : "", text);
 }
 
-// Fills in what cannot go on as if nothing had happened.
-static inline void source_find_remarks(CheckpointSource *source, const CheckpointedRun *run) {
+// Fills in what cannot go on as if nothing had happened; empty: everything does.
+static inline void source_find_remarks(const CheckpointSource *source, const CheckpointedRun *run,
+                                       char remarks[CHECKPOINT_REMARKS_SIZE]) {
     const json_t *options = json_object_get(source->manifest, "options");
     const char *device = json_string_value(json_object_get(source->manifest, "device")), *name;
     json_t *value;
+    remarks[0] = '\0';
     if (!source->same_rule) {
-        source_remark(source,
-                      "another rule: what the old one had under way is dropped, moments are taken over");
+        remarks_add(remarks,
+                    "another rule: what the old one had under way is dropped, moments are taken over");
     }
-    if (source->workers != run->transport->size && run->rule->kind == RULE_LOCAL) {
-        source_remark(source, "another number of ranks: all go on from the outer parameters");
-    } else if (source->workers != run->transport->size) {
-        source_remark(source, "another number of ranks: sums are rounded in another order, data go on where "
-                              "the furthest rank was");
+    if (source->workers != run->transport->size) {
+        remarks_add(remarks, run->rule->kind == RULE_LOCAL
+                                 ? "another number of ranks: all go on from the outer parameters"
+                                 : "another number of ranks: sums are rounded in another order, data go on "
+                                   "where the furthest rank was");
     }
     if (device != NULL && (strcmp(device, "cuda") == 0) != (run->scheduler->settings.gpu != NULL)) {
-        source_remark(source, "another kind of device rounds in another way");
+        remarks_add(remarks, "another kind of device rounds in another way");
     }
     json_object_foreach(run->options, name, value) {
         const json_t *before = json_object_get(options, name);
@@ -546,7 +493,7 @@ static inline void source_find_remarks(CheckpointSource *source, const Checkpoin
             continue;
         }
         snprintf(text, sizeof text, "another --%.40s", name);
-        source_remark(source, text);
+        remarks_add(remarks, text);
     }
 }
 
@@ -560,20 +507,15 @@ static inline bool checkpoint_load(CheckpointedRun *run, const char *path,
                                    char remarks[CHECKPOINT_REMARKS_SIZE], Error *error) {
     CheckpointSource source;
     bool opened = checkpoint_open(&source, run, path, error);
-    if (!all_ranks_good(run, opened, error)) {
-        if (opened) { checkpoint_close(&source); }
-        return false;
-    }
-    bool good = checkpoint_verify(&source, run, error);
-    good = all_ranks_good(run, good, error);
+    bool good = all_ranks_good(run, opened, error) &&
+                all_ranks_good(run, checkpoint_verify(&source, run, path, error), error);
     if (good) {
         load_vectors(&source, run);
         load_numbers(&source, run);
         run->scheduler->parameters_version++;
-        source_find_remarks(&source, run);
-        snprintf(remarks, CHECKPOINT_REMARKS_SIZE, "%s", source.remarks);
+        source_find_remarks(&source, run, remarks);
     }
-    checkpoint_close(&source);
+    if (opened) { checkpoint_close(&source); }
     return good;
 }
 

@@ -34,6 +34,7 @@
 
 #include "kernels/wire.h"
 #include "runtime/files.h"
+#include "runtime/numbers.h"
 
 typedef enum SafetensorsType {
     SAFETENSORS_BOOL,
@@ -195,8 +196,7 @@ static inline bool safetensors_check_metadata(const SafetensorsFile *file, Error
     if (metadata != NULL) {
         json_object_foreach(metadata, key, value) { good = good && json_is_string(value); }
     }
-    return good ? true
-                : error_set(error, "%s: \"__metadata__\" must be a JSON object of strings", file->path);
+    return good || error_set(error, "%s: \"__metadata__\" must be a JSON object of strings", file->path);
 }
 
 static inline int safetensors_compare_places(const void *a, const void *b) {
@@ -455,41 +455,18 @@ static inline bool safetensors_plan_note(SafetensorsPlan *plan, const char *key,
 
 // The entry of a tensor in the header, with its data at byte `begin`.
 static inline json_t *safetensors_plan_describe(const SafetensorsPlanned *tensor, size_t begin) {
-    json_t *shape = json_array(), *offsets = json_array(), *item = json_object();
-    size_t end = begin + tensor->count * safetensors_type(tensor->type)->bytes;
-    int failures = 0;
+    const SafetensorsTypeInfo *type = safetensors_type(tensor->type);
+    json_t *shape = json_array();
     for (int i = 0; i < tensor->dimensions; i++) {
-        failures += json_array_append_new(shape, json_integer((json_int_t)tensor->shape[i]));
+        json_array_append_new(shape, json_integer((json_int_t)tensor->shape[i]));
     }
-    failures += json_array_append_new(offsets, json_integer((json_int_t)begin));
-    failures += json_array_append_new(offsets, json_integer((json_int_t)end));
-    failures += json_object_set_new(item, "dtype", json_string(safetensors_type(tensor->type)->name));
-    failures += json_object_set_new(item, "shape", shape);
-    failures += json_object_set_new(item, "data_offsets", offsets);
-    assert(failures == 0);
-    (void)failures;
-    return item;
+    return json_pack("{s:s, s:o, s:[I, I]}", "dtype", type->name, "shape", shape, "data_offsets",
+                     (json_int_t)begin, (json_int_t)(begin + tensor->count * type->bytes));
 }
 
-// Fills in plan->header, padded so that the data begins at a multiple of 8. Takes
-// ownership of `header`.
-static inline void safetensors_plan_print(SafetensorsPlan *plan, json_t *header) {
-    char *text = json_dumps(header, JSON_COMPACT);
-    assert(text != NULL);
-    size_t length = strlen(text), padded = (length + 7) / 8 * 8;
-    assert(padded <= SAFETENSORS_MAX_HEADER);
-    plan->header_bytes = 8 + padded;
-    plan->header = (char *)malloc(plan->header_bytes);
-    assert(plan->header != NULL);
-    for (int i = 0; i < 8; i++) { plan->header[i] = (char)(padded >> (8 * i) & 0xffu); }
-    memcpy(plan->header + 8, text, length);
-    memset(plan->header + 8 + length, ' ', padded - length);
-    free(text);
-    json_decref(header);
-}
-
-// Ends the planning: gives every tensor its place. Wide elements come first, so that
-// every element is aligned to its size although the format allows no gaps.
+// Ends the planning: gives every tensor its place and makes the header. Wide elements come
+// first, and the header is padded to a multiple of 8 bytes, so that every element is
+// aligned to its size although the format allows no gaps.
 static inline void safetensors_plan_finish(SafetensorsPlan *plan) {
     assert(plan->header == NULL);
     json_t *header = json_object();
@@ -507,9 +484,19 @@ static inline void safetensors_plan_finish(SafetensorsPlan *plan) {
             position += tensor->count * width;
         }
     }
-    assert(failures == 0);
+    char *text = json_dumps(header, JSON_COMPACT);
+    assert(failures == 0 && text != NULL);
     (void)failures;
-    safetensors_plan_print(plan, header);
+    size_t length = strlen(text), padded = (length + 7) / 8 * 8;
+    assert(padded <= SAFETENSORS_MAX_HEADER);
+    plan->header_bytes = 8 + padded;
+    plan->header = (char *)malloc(plan->header_bytes);
+    assert(plan->header != NULL);
+    for (int i = 0; i < 8; i++) { plan->header[i] = (char)(padded >> (8 * i) & 0xffu); }
+    memcpy(plan->header + 8, text, length);
+    memset(plan->header + 8 + length, ' ', padded - length);
+    free(text);
+    json_decref(header);
     for (int i = 0; i < plan->count; i++) { plan->tensors[i].offset += plan->header_bytes; }
     plan->file_bytes = plan->header_bytes + position;
 }
@@ -534,8 +521,7 @@ static inline bool safetensors_writer_open(SafetensorsWriter *writer, const char
     writer->plan = plan;
     snprintf(writer->path, sizeof writer->path, "%.*s", SAFETENSORS_PATH_SIZE - 1, path);
     writer->descriptor = open(path, O_WRONLY | O_CLOEXEC | flags, 0666);
-    return writer->descriptor >= 0 ? true
-                                   : error_set(error, "cannot write %s: %s", writer->path, strerror(errno));
+    return writer->descriptor >= 0 || error_set(error, "cannot write %s: %s", writer->path, strerror(errno));
 }
 
 // Creates the file, or empties an existing one: writes the header, and leaves data of
@@ -543,10 +529,9 @@ static inline bool safetensors_writer_open(SafetensorsWriter *writer, const char
 static inline bool safetensors_create(SafetensorsWriter *writer, const char *path,
                                       const SafetensorsPlan *plan, Error *error) {
     if (!safetensors_writer_open(writer, path, plan, O_CREAT | O_TRUNC, error)) { return false; }
-    bool good = ftruncate(writer->descriptor, (off_t)plan->file_bytes) == 0
-                    ? true
-                    : error_set(error, "cannot make %s as long as %zu bytes: %s", writer->path,
-                                plan->file_bytes, strerror(errno));
+    bool good = ftruncate(writer->descriptor, (off_t)plan->file_bytes) == 0 ||
+                error_set(error, "cannot make %s as long as %zu bytes: %s", writer->path, plan->file_bytes,
+                          strerror(errno));
     if (good && safetensors_write_bytes(writer, 0, plan->header, plan->header_bytes, error)) { return true; }
     close(writer->descriptor);
     return false;
@@ -596,7 +581,7 @@ static inline bool safetensors_write_floats(const SafetensorsWriter *writer, int
     uint16_t halves[1 << 14];
     const size_t block = sizeof halves / sizeof halves[0];
     for (size_t done = 0; done < count; done += block) {
-        size_t length = count - done < block ? count - done : block;
+        size_t length = size_min(count - done, block);
         for (size_t i = 0; i < length; i++) { halves[i] = bf16_from_float(data[done + i]); }
         if (!safetensors_write(writer, tensor, first + done, length, halves, error)) { return false; }
     }

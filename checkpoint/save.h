@@ -66,19 +66,29 @@ struct Saver {
 
 typedef struct Saver Saver;
 
-// All ranks. Gathers what each of them knows alone.
-static inline Saver *saver_create(CheckpointedRun *run) {
+// All ranks. Gathers what each of them knows alone, and plans state.safetensors: the
+// areas of all vectors (count) in their order, those of workers one behind the other.
+static inline Saver *saver_create(CheckpointedRun *run, const SavedVector *vectors, int count) {
     Saver *saver = (Saver *)calloc(1, sizeof *saver);
+    int ranks = run->transport->size;
     saver->run = run;
     saver->commit = run->scheduler->optimizer.commits;
     saver->reports = run->scheduler->reports;
     saver->paths = checkpoint_paths(run->directory, saver->commit);
     saver->file.descriptor = -1;
     WorkerNumbers mine = worker_numbers(run->scheduler);
-    WorkerNumbers *all = (WorkerNumbers *)calloc((size_t)run->transport->size, sizeof mine);
-    transport_all_gather_records(run->transport, "checkpoint", &mine, all, sizeof mine);
+    WorkerNumbers *all =
+        (WorkerNumbers *)transport_collect_records(run->transport, "checkpoint", &mine, sizeof mine);
     if (run->transport->rank == 0) { saver->manifest = manifest_make(run, all); }
     free(all);
+    safetensors_plan_start(&saver->plan);
+    for (int i = 0; i < count; i++) {
+        bool of_workers = vectors[i].scope == SAVED_WORKER;
+        for (int worker = 0; worker < (of_workers ? ranks : 1); worker++) {
+            area_plan(&saver->plan, run->table, vectors[i].name, of_workers ? worker : -1);
+        }
+    }
+    safetensors_plan_finish(&saver->plan);
     return saver;
 }
 
@@ -90,19 +100,6 @@ static inline void saver_free(Saver *saver) {
     free(saver->copies);
     free(saver->parts);
     free(saver);
-}
-
-// Plans state.safetensors: the areas of all vectors in their order, those of workers one
-// behind the other.
-static inline void saver_plan(Saver *saver, const SavedVector *vectors, int count) {
-    safetensors_plan_start(&saver->plan);
-    for (int i = 0; i < count; i++) {
-        bool of_workers = vectors[i].scope == SAVED_WORKER;
-        for (int worker = 0; worker < (of_workers ? saver->run->transport->size : 1); worker++) {
-            area_plan(&saver->plan, saver->run->table, vectors[i].name, of_workers ? worker : -1);
-        }
-    }
-    safetensors_plan_finish(&saver->plan);
 }
 
 // Rank 0: the temporary directory, and state.safetensors in it, full of zeros.
@@ -128,7 +125,7 @@ static inline bool saver_write_part(const Saver *saver, SavedPart *part, const v
 // Takes `bytes` of the file, which stand at `from`, as parts of this rank.
 static inline bool saver_take(Saver *saver, size_t place, const char *from, size_t bytes, Error *error) {
     while (bytes > 0) {
-        size_t room = CHECKPOINT_BLOCK - place % CHECKPOINT_BLOCK, size = bytes < room ? bytes : room;
+        size_t size = size_min(bytes, CHECKPOINT_BLOCK - place % CHECKPOINT_BLOCK);
         SavedPart part = {place, size, 0};
         if (saver->copies != NULL) {
             memcpy(saver->copies + saver->copied, from, size);
@@ -191,25 +188,17 @@ static inline bool saver_take_model(Saver *saver, const float *committed, Error 
     return true;
 }
 
-// The bytes that copies of this rank's parts take at most.
-static inline size_t saver_copy_bytes(const Saver *saver, const SavedVector *vectors, int count) {
-    const CheckpointedRun *run = saver->run;
-    size_t whole = run->table->parameter_count * sizeof(float), bytes = saver->plan.header_bytes;
-    size_t part =
-        layout_shard(&run->scheduler->layout) * sizeof(float) + (size_t)run->transport->size * sizeof(float);
-    for (int i = 0; i < count; i++) { bytes += vectors[i].scope == SAVED_WORKER ? whole : part; }
-    return bytes;
-}
-
 // Takes everything that this rank writes. Copies may take half of the memory that the
 // node has left for each of its ranks.
 static inline bool saver_collect(Saver *saver, const SavedVector *vectors, int count, const float *committed,
                                  bool beside, Error *error) {
     const CheckpointedRun *run = saver->run;
     bool is_main = run->transport->rank == 0;
-    size_t copies = saver_copy_bytes(saver, vectors, count),
-           model = is_main ? run->table->parameter_count * sizeof(float) : 0;
-    bool fits = copies + model < memory_available() / 2 / (size_t)run->transport->local_size;
+    size_t whole = run->table->parameter_count * sizeof(float), ranks = (size_t)run->transport->size;
+    size_t part = (layout_shard(&run->scheduler->layout) + ranks) * sizeof(float); // at most
+    size_t copies = saver->plan.header_bytes;
+    for (int i = 0; i < count; i++) { copies += vectors[i].scope == SAVED_WORKER ? whole : part; }
+    bool fits = copies + (is_main ? whole : 0) < memory_available() / 2 / (size_t)run->transport->local_size;
     if (!safetensors_join(&saver->file, saver->paths.state, &saver->plan, error)) { return false; }
     saver->copies = beside && fits ? (char *)malloc(copies) : NULL;
     saver->beside = saver->copies != NULL;
@@ -245,18 +234,6 @@ static inline void *saver_main(void *argument) {
     return NULL;
 }
 
-// Starts the writer; without a thread it has ended when this returns.
-static inline void saver_start(Saver *saver) {
-    Scheduler *s = saver->run->scheduler;
-    s->writer_done = s->all_writers_done = false;
-    s->job.total.ended = 0; // a job in flight has counted the writers of the checkpoint before
-    saver->beside =
-        saver->beside && saver->good && pthread_create(&saver->thread, NULL, saver_main, saver) == 0;
-    if (saver->beside) { return; }
-    if (saver->good) { saver_main(saver); }
-    __atomic_store_n(&s->writer_done, true, __ATOMIC_RELEASE);
-}
-
 // All ranks, between two commits, while no other checkpoint is being made; sets
 // run->saver. beside: training goes on while it is written, where memory allows. False
 // with an error, the same on all ranks: there is nothing to end.
@@ -270,12 +247,16 @@ static inline bool checkpoint_begin(CheckpointedRun *run, bool beside, Error *er
     }
     const float *committed = borrow_committed(s, run->rule);
     int count = saved_vectors(s, vectors);
-    Saver *saver = saver_create(run);
-    saver_plan(saver, vectors, count);
+    Saver *saver = saver_create(run, vectors, count);
     bool good = all_ranks_good(run, !is_main || saver_create_files(saver, error), error);
     if (good) {
         saver->good = saver_collect(saver, vectors, count, committed, beside, &saver->error);
-        saver_start(saver);
+        s->writer_done = s->all_writers_done = false;
+        s->job.total.ended = 0; // a job in flight has counted the writers of the checkpoint before
+        saver->beside =
+            saver->beside && saver->good && pthread_create(&saver->thread, NULL, saver_main, saver) == 0;
+        if (!saver->beside && saver->good) { saver_main(saver); }
+        if (!saver->beside) { __atomic_store_n(&s->writer_done, true, __ATOMIC_RELEASE); }
         run->saver = saver;
     } else {
         if (is_main) { tree_remove(saver->paths.temporary); }
@@ -297,20 +278,18 @@ static inline int saved_part_compare(const void *left, const void *right) {
 // frees, and their number.
 static inline SavedPart *saver_gather_parts(const Saver *saver, size_t *total) {
     Transport *transport = saver->run->transport;
-    uint64_t count = saver->count, most = 0;
-    uint64_t *counts = (uint64_t *)calloc((size_t)transport->size, sizeof count);
-    transport_all_gather_records(transport, "checkpoint", &count, counts, sizeof count);
-    for (int rank = 0; rank < transport->size; rank++) { most = counts[rank] > most ? counts[rank] : most; }
-    // Every rank's record has room for the longest list, and at least for one part.
-    size_t room = (size_t)most + 1;
+    size_t room = 1; // every rank's record has room for the longest list, and at least for one part
+    size_t *counts =
+        (size_t *)transport_collect_records(transport, "checkpoint", &saver->count, sizeof saver->count);
+    for (int rank = 0; rank < transport->size; rank++) { room = size_max(room, counts[rank]); }
     SavedPart *mine = (SavedPart *)calloc(room, sizeof *mine);
-    SavedPart *all = (SavedPart *)calloc((size_t)transport->size * room, sizeof *all);
-    if (count > 0) { memcpy(mine, saver->parts, (size_t)count * sizeof *mine); }
-    transport_all_gather_records(transport, "checkpoint", mine, all, room * sizeof *mine);
+    if (saver->count > 0) { memcpy(mine, saver->parts, saver->count * sizeof *mine); }
+    SavedPart *all =
+        (SavedPart *)transport_collect_records(transport, "checkpoint", mine, room * sizeof *mine);
     *total = 0;
     for (int rank = 0; rank < transport->size; rank++) {
-        memmove(all + *total, all + (size_t)rank * room, (size_t)counts[rank] * sizeof *all);
-        *total += (size_t)counts[rank];
+        memmove(all + *total, all + (size_t)rank * room, counts[rank] * sizeof *all);
+        *total += counts[rank];
     }
     qsort(all, *total, sizeof *all, saved_part_compare);
     free(mine);

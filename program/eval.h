@@ -109,8 +109,6 @@ static inline void evaluate_print(FILE *file, const EvaluateSet *set, const Eval
 // ---------------------------------------------------------------------------------------
 // The command
 
-static inline EvaluateTask evaluate_task(const Options *options) { return (EvaluateTask)options->task; }
-
 // Opens the model, the tokenizer and the data, and chooses B and T. Errors may be this
 // rank's alone.
 static inline bool evaluation_open(Run *run, HfModel *model, TextCodec *codec, EvaluateSet *set,
@@ -124,7 +122,7 @@ static inline bool evaluation_open(Run *run, HfModel *model, TextCodec *codec, E
     }
     if (!hf_model_open(model, options->from, error)) { return false; }
     int vocabulary = model->config.vocabulary, positions = model->config.positions;
-    run->T = options->seq_len > 0 ? (int)options->seq_len : positions < 1024 ? positions : 1024;
+    run->T = (int)(options->seq_len > 0 ? options->seq_len : int64_min(positions, 1024));
     run->B = options->micro_batch > 0 ? (int)options->micro_batch : 8;
     if (run->T > positions) {
         return error_set(error, "--seq-len %d is longer than the model's %d positions", run->T, positions);
@@ -132,7 +130,7 @@ static inline bool evaluation_open(Run *run, HfModel *model, TextCodec *codec, E
     if (!text_codec_open(codec, tokenizer_path(options, path), vocabulary == 256, vocabulary, error)) {
         return false;
     }
-    EvaluateRequest request = {evaluate_task(options),
+    EvaluateRequest request = {(EvaluateTask)options->task,
                                options->data,
                                codec->kind == TEXT_CODEC_TOKENIZER ? &codec->tokenizer : NULL,
                                vocabulary,

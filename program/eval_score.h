@@ -214,7 +214,7 @@ static inline bool evaluator_score(Evaluator *evaluator, Stream *stream, const f
 static inline void evaluate_check_ranks(const EvaluateSet *set, Transport *transport) {
     uint64_t mine = random_hash((uint64_t)set->request.task, (uint64_t)set->request.B);
     for (size_t i = 0; i < set->count; i++) {
-        const EvaluateSequence *sequence = &set->sequences[set->order[i]];
+        const EvaluateSequence *sequence = set->order[i];
         mine = random_hash(mine, sequence->begin);
         mine = random_hash(mine, (uint64_t)sequence->length << 32 | (uint32_t)sequence->scored);
     }
@@ -235,9 +235,8 @@ static inline EvaluateScore *evaluate_run(Evaluator *evaluator, Stream *stream, 
                                           const EvaluateProgress *progress) {
     size_t ranks = (size_t)transport->size, record = EVALUATE_MOST_ROWS * sizeof(EvaluateScore);
     EvaluateScore mine[EVALUATE_MOST_ROWS];
-    EvaluateScore *all = (EvaluateScore *)calloc(ranks, record),
-                  *scores = (EvaluateScore *)calloc(set->count, sizeof *scores);
-    if (all == NULL || scores == NULL) {
+    EvaluateScore *scores = (EvaluateScore *)calloc(set->count, sizeof *scores);
+    if (scores == NULL) {
         transport_fail(transport, "no memory for the scores of %zu sequences", set->count);
     }
     int64_t done = 0, total = 0;
@@ -251,16 +250,17 @@ static inline EvaluateScore *evaluate_run(Evaluator *evaluator, Stream *stream, 
             !evaluator_score(evaluator, stream, parameters, set, batch, mine, &error)) {
             transport_fail(transport, "%s", error.text);
         }
-        transport_all_gather_records(transport, "scores", mine, all, record);
+        EvaluateScore *all = (EvaluateScore *)transport_collect_records(transport, "scores", mine, record);
         for (size_t rank = 0; rank < ranks && first + rank < set->batch_count; rank++) {
             for (size_t i = set->starts[first + rank]; i < set->starts[first + rank + 1]; i++) {
-                scores[set->order[i]] = all[rank * EVALUATE_MOST_ROWS + i - set->starts[first + rank]];
-                done += set->sequences[set->order[i]].scored;
+                scores[set->order[i] - set->sequences] =
+                    all[rank * EVALUATE_MOST_ROWS + i - set->starts[first + rank]];
+                done += set->order[i]->scored;
             }
         }
+        free(all);
         if (progress != NULL && progress->tell != NULL) { progress->tell(progress->context, done, total); }
     }
-    free(all);
     return scores;
 }
 

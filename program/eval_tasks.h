@@ -68,7 +68,7 @@ typedef struct EvaluateSet {
     size_t count, capacity;
     EvaluateItem *items;
     size_t item_count, item_capacity;
-    size_t *order;  // (count) sequences, the longest first
+    const EvaluateSequence **order; // (count) the longest first
     size_t *starts; // (batch_count + 1) batch b is order[starts[b]] up to order[starts[b + 1]]
     size_t batch_count;
 } EvaluateSet;
@@ -490,42 +490,27 @@ static inline bool evaluate_read_lines(EvaluateSet *set, Error *error) {
 // ---------------------------------------------------------------------------------------
 // Batches
 
-typedef struct EvaluateLength {
-    size_t index;
-    int length;
-} EvaluateLength;
-
 // The longest first; among equals the order of the data.
 static inline int evaluate_compare_lengths(const void *a, const void *b) {
-    const EvaluateLength *x = (const EvaluateLength *)a, *y = (const EvaluateLength *)b;
-    return x->length != y->length ? (x->length < y->length ? 1 : -1) : x->index < y->index ? -1 : 1;
+    const EvaluateSequence *x = *(const EvaluateSequence *const *)a, *y = *(const EvaluateSequence *const *)b;
+    return x->length != y->length ? y->length - x->length : x < y ? -1 : x > y;
 }
 
 // Fills order and starts. The first sequence of a batch is its longest, and so determines
 // how many sequences fit.
 static inline bool evaluate_arrange(EvaluateSet *set, Error *error) {
     size_t positions = (size_t)set->request.B * (size_t)set->request.T;
-    EvaluateLength *lengths = (EvaluateLength *)malloc(set->count * sizeof *lengths);
-    set->order = (size_t *)malloc(set->count * sizeof *set->order);
+    set->order = (const EvaluateSequence **)malloc(set->count * sizeof *set->order);
     set->starts = (size_t *)malloc((set->count + 1) * sizeof *set->starts);
-    if (lengths == NULL || set->order == NULL || set->starts == NULL) {
-        free(lengths);
-        return evaluate_no_memory(set, error);
-    }
-    for (size_t i = 0; i < set->count; i++) {
-        lengths[i].index = i;
-        lengths[i].length = set->sequences[i].length;
-    }
-    qsort(lengths, set->count, sizeof *lengths, evaluate_compare_lengths);
-    for (size_t i = 0; i < set->count; i++) { set->order[i] = lengths[i].index; }
+    if (set->order == NULL || set->starts == NULL) { return evaluate_no_memory(set, error); }
+    for (size_t i = 0; i < set->count; i++) { set->order[i] = &set->sequences[i]; }
+    qsort(set->order, set->count, sizeof *set->order, evaluate_compare_lengths);
     for (size_t i = 0; i < set->count;) {
-        size_t rows = positions / (size_t)(lengths[i].length - 1);
-        rows = rows < EVALUATE_MOST_ROWS ? rows : (size_t)EVALUATE_MOST_ROWS;
+        size_t rows = positions / (size_t)(set->order[i]->length - 1);
         set->starts[set->batch_count++] = i;
-        i += rows < set->count - i ? rows : set->count - i;
+        i += size_min(size_min(rows, EVALUATE_MOST_ROWS), set->count - i);
     }
     set->starts[set->batch_count] = set->count;
-    free(lengths);
     return true;
 }
 
@@ -557,7 +542,7 @@ static inline bool evaluate_set_open(EvaluateSet *set, const EvaluateRequest *re
 }
 
 static inline const EvaluateSequence *evaluate_sequence(const EvaluateSet *set, size_t batch, size_t row) {
-    return &set->sequences[set->order[set->starts[batch] + row]];
+    return set->order[set->starts[batch] + row];
 }
 
 #endif

@@ -22,9 +22,9 @@
 // Those from COMMAND_HELP on take no options.
 typedef enum OptionsCommand {
     COMMAND_TRAIN,
-    COMMAND_PLAN,
     COMMAND_SAMPLE,
     COMMAND_EVAL,
+    COMMAND_PLAN,
     COMMAND_HELP,
     COMMAND_HELP_MARKDOWN,
     COMMAND_VERSION

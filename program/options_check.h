@@ -119,13 +119,6 @@ static inline bool options_check_rank_list(const Options *options, Error *error)
 // ---------------------------------------------------------------------------------------
 // Numbers that follow from the options
 
-// The numbers of --rank-accumulate; 0: there is no list.
-static inline int options_rank_list_length(const Options *options) {
-    int length = options->rank_accumulate[0] != '\0';
-    for (const char *c = options->rank_accumulate; *c != '\0'; c++) { length += *c == ','; }
-    return length;
-}
-
 // The micro-batches per commit of `rank`: its number of the list, or --accumulate where
 // there is no list. 0: auto. The options have passed options_check; where
 // options_check_ranks will refuse the list as too short, the ranks that it lacks have 1.
@@ -229,19 +222,15 @@ static inline bool options_check_emulation(const Options *options, Error *error)
     return true;
 }
 
-static inline bool options_check_start(const Options *options, Error *error) {
-    if (options->finetune[0] == '\0') { return true; }
-    if (options->from[0] != '\0') {
+// Options that need another one, or ask for something which another one takes away.
+static inline bool options_check_pairs(const Options *options, Error *error) {
+    bool finetunes = options->finetune[0] != '\0';
+    if (finetunes && options->from[0] != '\0') {
         return error_set(error, "--from and --finetune both name a model to begin with: choose one");
     }
-    if (options->command == COMMAND_SAMPLE || options->command == COMMAND_EVAL) {
+    if (finetunes && (options->command == COMMAND_SAMPLE || options->command == COMMAND_EVAL)) {
         return error_set(error, "--finetune is for training: give the model with --from");
     }
-    return true;
-}
-
-// Options that ask for something which another option takes away.
-static inline bool options_check_reports(const Options *options, Error *error) {
     if (options->on_spike == SPIKE_ROLLBACK && options->save_every == 0) {
         return error_set(error,
                          "--on-spike rollback needs --save-every: there must be checkpoints to go back to");
@@ -280,13 +269,14 @@ static inline bool options_check(const Options *options, Error *error) {
            options_check_rank_list(options, error) &&
            (rule->check == NULL || rule->check(options_of_rule(options), 0, error)) &&
            options_check_rate(options, error) && options_check_emulation(options, error) &&
-           options_check_start(options, error) && options_check_reports(options, error);
+           options_check_pairs(options, error);
 }
 
 // A list with a number for each of the ranks, no more and no less.
 static inline bool options_check_rank_list_length(const Options *options, int ranks, Error *error) {
-    int length = options_rank_list_length(options);
-    if (length == 0 || length == ranks) { return true; }
+    int length = 1;
+    for (const char *c = options->rank_accumulate; *c != '\0'; c++) { length += *c == ','; }
+    if (options->rank_accumulate[0] == '\0' || length == ranks) { return true; }
     char excerpt[64];
     return error_set(error, "--rank-accumulate %s has %d number%s for %d rank%s: give one for each rank",
                      text_excerpt(options->rank_accumulate, excerpt), length, length == 1 ? "" : "s", ranks,

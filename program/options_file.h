@@ -131,10 +131,12 @@ static inline void options_save_text(const char *text, FILE *file) {
     json_decref(value);
 }
 
-// Writes every option as `name = value`, grouped. --config reads the file back to equal
-// options. Look at ferror(file) afterwards.
-static inline void options_save(const Options *options, FILE *file) {
+// Writes every option to a new file as `name = value`, grouped. --config reads the file
+// back to equal options.
+static inline bool options_save_file(const Options *options, const char *path, Error *error) {
     char text[OPTION_VALUE_SIZE];
+    FILE *file = fopen(path, "w");
+    if (file == NULL) { return error_set(error, "cannot create %.400s: %s", path, strerror(errno)); }
     fprintf(
         file,
         "# acco.c %s: the effective configuration of a run. To run it again: train_gpt --config THIS_FILE\n",
@@ -153,17 +155,10 @@ static inline void options_save(const Options *options, FILE *file) {
             fputc('\n', file);
         }
     }
-}
-
-// options_save to a new file.
-static inline bool options_save_file(const Options *options, const char *path, Error *error) {
-    FILE *file = fopen(path, "w");
-    if (file == NULL) { return error_set(error, "cannot create %.400s: %s", path, strerror(errno)); }
-    options_save(options, file);
     bool failed = fflush(file) != 0 || ferror(file);
     int reason = errno;
     failed = fclose(file) != 0 || failed;
-    return failed ? error_set(error, "cannot write %.400s: %s", path, strerror(reason)) : true;
+    return !failed || error_set(error, "cannot write %.400s: %s", path, strerror(reason));
 }
 
 #endif

@@ -1,8 +1,8 @@
 // options_parse.h: the command line: argv to Options.
 //
-// --name value or --name=value; a value that begins with -- needs the second form. A leading word is the command.
-// The command line wins over the file of --config, wherever --config stands. An unknown
-// name, a bad value or an option given twice is refused.
+// --name value or --name=value; a value that begins with -- needs the second form. A
+// leading word is the command. The command line wins over the file of --config, wherever
+// --config stands. An unknown name, a bad value or an option given twice is refused.
 #ifndef ACCO_PROGRAM_OPTIONS_PARSE_H
 #define ACCO_PROGRAM_OPTIONS_PARSE_H
 
@@ -40,10 +40,8 @@ static inline bool options_next(int argc, char **argv, int *position, const Opti
 // first option.
 static inline bool options_parse_command(int argc, char **argv, Options *options, int *position,
                                          Error *error) {
-    enum { COMMANDS = 5 };
+    enum { COMMANDS = COMMAND_HELP + 1 };
     static const char *const names[COMMANDS] = {"train", "sample", "eval", "plan", "help"};
-    static const OptionsCommand commands[COMMANDS] = {COMMAND_TRAIN, COMMAND_SAMPLE, COMMAND_EVAL,
-                                                      COMMAND_PLAN, COMMAND_HELP};
     *position = 1;
     if (argc > 1 && argv[1][0] != '-') {
         char excerpt[64];
@@ -51,16 +49,11 @@ static inline bool options_parse_command(int argc, char **argv, Options *options
         while (found < COMMANDS && strcmp(argv[1], names[found]) != 0) { found++; }
         if (found == COMMANDS) {
             const char *nearest = nearest_name(argv[1], names, COMMANDS);
-            text_excerpt(argv[1], excerpt);
-            if (nearest == NULL) {
-                return error_set(error, "unknown command %s; commands: train, sample, eval, plan, help",
-                                 excerpt);
-            }
-            return error_set(error,
-                             "unknown command %s: did you mean %s? commands: train, sample, eval, plan, help",
-                             excerpt, nearest);
+            return error_set(error, "unknown command %s%s%s%s commands: train, sample, eval, plan, help",
+                             text_excerpt(argv[1], excerpt), nearest == NULL ? "" : ": did you mean ",
+                             nearest == NULL ? "" : nearest, nearest == NULL ? ";" : "?");
         }
-        options->command = commands[found];
+        options->command = (OptionsCommand)found;
         *position = 2;
         if (options->command == COMMAND_HELP && argc == 3 && strcmp(argv[2], "markdown") == 0) {
             options->command = COMMAND_HELP_MARKDOWN;
@@ -87,8 +80,7 @@ static inline bool options_parse(int argc, char **argv, Options *options, Error 
     options_defaults(options);
     if (!options_parse_command(argc, argv, options, &start, error)) { return false; }
     if (options->command >= COMMAND_HELP) { return true; }
-    for (int position = start;
-         position < argc;) { // names first: a typing mistake is reported before anything is read
+    for (int position = start; position < argc;) { // names first: before a file is read
         if (!options_next(argc, argv, &position, &option, &value, error)) { return false; }
         if (given[option - option_table]) { return error_set(error, "--%s is given twice", option->name); }
         given[option - option_table] = true;

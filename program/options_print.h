@@ -54,9 +54,8 @@ static inline void options_print_wrapped(FILE *file, int column, const char *tex
     enum { LEFT = 30, RIGHT = 100 };
     if (column > LEFT - 2) { column = RIGHT; } // no room on this line
     while (*text != '\0') {
-        int length =
-            (int)(*text == '[' ? strlen(text)
-                               : strcspn(text, " ")); // the closing bracket of an option stays in one piece
+        // The bracket that ends an option stays in one piece.
+        int length = (int)(*text == '[' ? strlen(text) : strcspn(text, " "));
         if (column + 1 + length > RIGHT) {
             fputc('\n', file);
             column = 0;

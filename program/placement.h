@@ -203,26 +203,19 @@ static inline size_t model_bytes(const GptNeoConfig *config, const GptNeoSetting
     return bytes;
 }
 
-// The largest micro-batch that fits when every block is recomputed; 0: none does.
-static inline int largest_micro_batch(const GptNeoConfig *config, GptNeoSettings settings, size_t room) {
-    settings.recompute = RECOMPUTE_BLOCK;
-    while (settings.B > 0 && model_bytes(config, &settings) > room) {
-        settings.B = settings.B > 16 ? settings.B * 3 / 4 : settings.B - 1;
-    }
-    return settings.B;
-}
-
 // Says how much is missing, and what would fit. Arguments as in
 // placement_choose_recompute; room: bytes of the GPU that are this rank's.
 static inline bool placement_refuse(const GptNeoConfig *config, const GptNeoSettings *settings, size_t taken,
                                     size_t room, Error *error) {
     GptNeoSettings least = *settings;
     least.recompute = RECOMPUTE_BLOCK;
-    int fits = taken < room ? largest_micro_batch(config, least, room - taken) : 0;
     double needed = (double)(taken + model_bytes(config, &least)) / 1e9;
+    while (least.B > 0 && (taken >= room || taken + model_bytes(config, &least) > room)) {
+        least.B = least.B > 16 ? least.B * 3 / 4 : least.B - 1;
+    }
     char rules[RULE_TEXT], hint[512];
-    if (fits > 0) {
-        snprintf(hint, sizeof hint, "--micro-batch %d would, or a shorter --seq-len", fits);
+    if (least.B > 0) {
+        snprintf(hint, sizeof hint, "--micro-batch %d would, or a shorter --seq-len", least.B);
     } else {
         snprintf(hint, sizeof hint,
                  "nor does any other: choose a smaller --model, --optimizer %s, or more ranks",

@@ -9,7 +9,11 @@
 #include "program/sample.h"
 #include "program/setup.h"
 
-static inline void print_reservations(const Arena *arena) {
+static inline void print_plan(const Run *run) {
+    int ranks = run->transport.size, threads = run->threads.threads;
+    const Arena *arena = &run->arena;
+    printf("%s, %s, %d rank%s, micro-batch %d x %d, %d thread%s: bytes of one rank\n\n", run->config.name,
+           run->rule->name, ranks, ranks == 1 ? "" : "s", run->B, run->T, threads, threads == 1 ? "" : "s");
     for (int i = 0; i < MEMORY_CLASS_COUNT; i++) {
         printf("%-20s %15zu\n", memory_class_name((MemoryClass)i), arena_class_bytes(arena, (MemoryClass)i));
         for (int j = 0; j < arena->count; j++) {
@@ -19,14 +23,6 @@ static inline void print_reservations(const Arena *arena) {
                    reservation->on_host ? "  on the host" : "");
         }
     }
-}
-
-static inline void print_plan(const Run *run) {
-    int ranks = run->transport.size, threads = run->threads.threads;
-    const Arena *arena = &run->arena;
-    printf("%s, %s, %d rank%s, micro-batch %d x %d, %d thread%s: bytes of one rank\n\n", run->config.name,
-           run->rule->name, ranks, ranks == 1 ? "" : "s", run->B, run->T, threads, threads == 1 ? "" : "s");
-    print_reservations(arena);
     printf("%-20s %15zu  (with alignment; %.2f bytes per parameter)\n",
            arena->on_gpu ? "total on the GPU" : "total", arena->bytes,
            (double)arena->bytes / (double)run->table.parameter_count);

@@ -19,6 +19,7 @@
 #include <sys/ioctl.h>
 
 #include "runtime/log.h"
+#include "runtime/numbers.h"
 
 enum {
     NUMBER_TEXT_SIZE = 32,        // text of one number
@@ -85,13 +86,10 @@ typedef struct Report {
     double bytes_sent; // by rank 0 to others, since the start
 } Report;
 
-// A field of the report and how it is shown. The rows below stand in the order in which
-// progress.tsv and the terminal show them; the keys of log.jsonl have an order of their
-// own.
+// A field of the report and how it is shown.
 typedef struct ReportField {
     size_t offset;       // in Report
     bool whole;          // a whole number
-    int key_place;       // its place among the keys of log.jsonl, from 0
     const char *key;     // in log.jsonl; NULL: not there
     const char *column;  // of progress.tsv; NULL: not there
     const char *heading; // on the terminal, as wide as what stands below it; NULL: not there
@@ -102,22 +100,22 @@ typedef struct ReportField {
 // clang-format off
 #define AT(member) offsetof(Report, member)
 static const ReportField REPORT_FIELDS[] = {
-    // in Report         whole   log.jsonl               progress.tsv         terminal
-    {AT(commit),               1,  0, "commit",            "commit",            " commit",     "%.0f", "nan"},
-    {AT(gradients),            1,  1, "grads",             NULL,                NULL,          NULL,   NULL},
-    {AT(tokens),               1,  2, "tokens",            "tokens",            " tokens",     NULL,   "-"},
-    {AT(seconds),              0, 12, "seconds",           "seconds",           NULL,          NULL,   NULL},
-    {AT(loss),                 0,  3, "loss",              "loss",              "    loss",    "%.4f", "nan"},
-    {AT(perfect_loss),         0, 13, "perfect_loss",      NULL,                " perfect",    "%.4f", "-"},
-    {AT(validation_loss),      0, -1, NULL,                "validation_loss",   NULL,          NULL,   NULL},
-    {AT(learning_rate),        0,  4, "lr",                "learning_rate",     "        lr",  "%.3e", "nan"},
-    {AT(gradient_norm),        0,  5, "grad_norm",         "gradient_norm",     "    norm",    "%.3g", "nan"},
-    {AT(tokens_per_second),    0,  6, "tokens_per_second", "tokens_per_second", "  tok/s",     NULL,   "-"},
-    {AT(compute_ms),           0,  7, "compute_ms",        NULL,                "compute ms",  "%.1f", "nan"},
-    {AT(communication_ms),     0,  8, "communication_ms",  NULL,                " comm ms",    "%.1f", "nan"},
-    {AT(exposed_ms),           0,  9, "exposed_ms",        NULL,                " exposed ms", "%.1f", "nan"},
-    {AT(gradients_per_commit), 0, 10, "grads_per_commit",  NULL,                " grads",      "%.4g", "nan"},
-    {AT(bytes_sent),           1, 11, "bytes_sent",        NULL,                NULL,          NULL,   NULL},
+    // in Report         whole  log.jsonl            progress.tsv         terminal
+    {AT(commit),               1, "commit",            "commit",            " commit",     "%.0f", "nan"},
+    {AT(gradients),            1, "grads",             NULL,                NULL,          NULL,   NULL},
+    {AT(tokens),               1, "tokens",            "tokens",            " tokens",     NULL,   "-"},
+    {AT(seconds),              0, "seconds",           "seconds",           NULL,          NULL,   NULL},
+    {AT(loss),                 0, "loss",              "loss",              "    loss",    "%.4f", "nan"},
+    {AT(perfect_loss),         0, "perfect_loss",      NULL,                " perfect",    "%.4f", "-"},
+    {AT(validation_loss),      0, NULL,                "validation_loss",   NULL,          NULL,   NULL},
+    {AT(learning_rate),        0, "lr",                "learning_rate",     "        lr",  "%.3e", "nan"},
+    {AT(gradient_norm),        0, "grad_norm",         "gradient_norm",     "    norm",    "%.3g", "nan"},
+    {AT(tokens_per_second),    0, "tokens_per_second", "tokens_per_second", "  tok/s",     NULL,   "-"},
+    {AT(compute_ms),           0, "compute_ms",        NULL,                "compute ms",  "%.1f", "nan"},
+    {AT(communication_ms),     0, "communication_ms",  NULL,                " comm ms",    "%.1f", "nan"},
+    {AT(exposed_ms),           0, "exposed_ms",        NULL,                " exposed ms", "%.1f", "nan"},
+    {AT(gradients_per_commit), 0, "grads_per_commit",  NULL,                " grads",      "%.4g", "nan"},
+    {AT(bytes_sent),           1, "bytes_sent",        NULL,                NULL,          NULL,   NULL},
 };
 #undef AT
 // clang-format on
@@ -179,14 +177,12 @@ static inline bool progress_open_curves(Log *curves, const char *directory, Erro
 // Appends the event "report" to log.jsonl and its row to progress.tsv.
 static inline bool progress_log_report(Log *log, Log *curves, const Report *report, Error *error) {
     json_t *event = json_pack("{s:s}", "event", "report");
-    for (int place = 0; place < REPORT_FIELD_COUNT; place++) {
-        for (int i = 0; i < REPORT_FIELD_COUNT; i++) {
-            const ReportField *field = &REPORT_FIELDS[i];
-            double value = report_value(report, field);
-            if (field->key_place != place) { continue; }
-            json_object_set_new(event, field->key,
-                                field->whole ? json_integer((json_int_t)value) : log_real(value));
-        }
+    for (int i = 0; i < REPORT_FIELD_COUNT; i++) {
+        const ReportField *field = &REPORT_FIELDS[i];
+        if (field->key == NULL) { continue; }
+        double value = report_value(report, field);
+        json_object_set_new(event, field->key,
+                            field->whole ? json_integer((json_int_t)value) : log_real(value));
     }
     return log_event(log, event, error) && progress_append_row(curves, report, error);
 }
@@ -276,15 +272,13 @@ static inline void terminal_bar(Terminal *terminal, int64_t done, int64_t total,
     bool recent = terminal->bar_shown && seconds - terminal->bar_seconds < 0.1;
     if (!terminal->interactive || total <= 0 || (recent && done < total)) { return; }
     char have[NUMBER_TEXT_SIZE], all[NUMBER_TEXT_SIZE], left[NUMBER_TEXT_SIZE], text[160], bar[64];
-    double share = (double)done / (double)total;
-    share = share < 0 ? 0 : share > 1 ? 1 : share;
+    double share = fmin(fmax((double)done / (double)total, 0), 1);
     double seconds_left = done > 0 ? seconds * (1 - share) / share : NAN;
     int length = snprintf(text, sizeof text, " %3.0f %%  %s of %s tokens, %s left", 100 * share,
                           human_count((double)done, have), human_count((double)total, all),
                           human_duration(seconds_left, left));
-    int width = terminal->columns - length -
-                4; // two brackets, and the last column stays free: some terminals wrap there
-    width = width > 40 ? 40 : width;
+    // Room for two brackets; the last column stays free, because some terminals wrap there.
+    int width = (int)int64_min(terminal->columns - length - 4, 40);
     for (int i = 0; i < width; i++) {
         bar[i] = i < (int)(share * width) ? '=' : i == (int)(share * width) ? '>' : ' ';
     }

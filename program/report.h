@@ -25,17 +25,6 @@ static inline void report_event(Run *run, json_t *event) {
 // ---------------------------------------------------------------------------------------
 // The start
 
-static inline void print_model(const Run *run) {
-    const GptNeoConfig *config = &run->config;
-    char data[512];
-    data_loader_describe(&run->data, data, sizeof data);
-    printf("model      %s: %.2f M parameters, %d layers, %d channels, %d heads, window %d, %d positions, "
-           "vocabulary %d\n",
-           config->name, (double)run->table.parameter_count / 1e6, config->layers, config->channels,
-           config->heads, config->window, config->positions, config->vocabulary);
-    printf("data       %s\n", data);
-}
-
 // What goes into a commit, and how the learning rate moves.
 static inline void print_batch(const Run *run) {
     const Options *options = &run->options;
@@ -119,20 +108,18 @@ static inline void print_device(const Run *run) {
            matmul_library());
 }
 
-static inline void print_memory(const Run *run) {
-    printf("memory     %.1f MB per rank:", (double)run->arena.bytes / 1e6);
-    for (int i = 0; i < MEMORY_CLASS_COUNT; i++) {
-        printf("%s %s %.1f", i > 0 ? "," : "", memory_class_name((MemoryClass)i),
-               (double)arena_class_bytes(&run->arena, (MemoryClass)i) / 1e6);
-    }
-    printf("\n");
-}
-
 // The start-up block, once everything in it is known.
 static inline void print_start(const Run *run) {
     const Transport *transport = &run->transport;
+    const GptNeoConfig *config = &run->config;
+    char data[512];
+    data_loader_describe(&run->data, data, sizeof data);
     printf("acco.c %s\n", ACCO_VERSION);
-    print_model(run);
+    printf("model      %s: %.2f M parameters, %d layers, %d channels, %d heads, window %d, %d positions, "
+           "vocabulary %d\n",
+           config->name, (double)run->table.parameter_count / 1e6, config->layers, config->channels,
+           config->heads, config->window, config->positions, config->vocabulary);
+    printf("data       %s\n", data);
     print_rule(run);
     if (transport->size == 1) {
         printf("ranks      1 (%s)\n", transport->reason);
@@ -142,36 +129,36 @@ static inline void print_start(const Run *run) {
     }
     print_device(run);
     print_batch(run);
-    print_memory(run);
+    printf("memory     %.1f MB per rank:", (double)run->arena.bytes / 1e6);
+    for (int i = 0; i < MEMORY_CLASS_COUNT; i++) {
+        printf("%s %s %.1f", i > 0 ? "," : "", memory_class_name((MemoryClass)i),
+               (double)arena_class_bytes(&run->arena, (MemoryClass)i) / 1e6);
+    }
+    printf("\n");
     if (run->threads.warning[0] != '\0') { printf("warning    %s\n", run->threads.warning); }
     printf("run        %s\n\n", run->directory);
     fflush(stdout);
 }
 
-static inline json_t *memory_as_json(const Run *run) {
-    json_t *object = json_object();
-    for (int i = 0; i < MEMORY_CLASS_COUNT; i++) {
-        json_object_set_new(object, memory_class_name((MemoryClass)i),
-                            json_integer((json_int_t)arena_class_bytes(&run->arena, (MemoryClass)i)));
-    }
-    json_object_set_new(object, "total", json_integer((json_int_t)run->arena.bytes));
-    return object;
-}
-
 // The event "start": all that is needed to repeat the run. hellos (size): of all ranks.
 static inline void log_start(Run *run, const Hello *hellos) {
-    json_t *ranks = json_array();
+    json_t *ranks = json_array(), *memory = json_object();
     for (int rank = 0; rank < run->transport.size; rank++) {
         json_array_append_new(ranks, json_pack("{s:o, s:i, s:i, s:o}", "host", log_text(hellos[rank].host),
                                                "pid", hellos[rank].pid, "threads", hellos[rank].threads,
                                                "device", log_text(hellos[rank].device)));
     }
+    for (int i = 0; i < MEMORY_CLASS_COUNT; i++) {
+        json_object_set_new(memory, memory_class_name((MemoryClass)i),
+                            json_integer((json_int_t)arena_class_bytes(&run->arena, (MemoryClass)i)));
+    }
+    json_object_set_new(memory, "total", json_integer((json_int_t)run->arena.bytes));
     report_event(run,
                  json_pack("{s:s, s:s, s:I, s:s, s:I, s:I, s:o, s:o, s:o}", "event", "start", "version",
                            ACCO_VERSION, "time", (json_int_t)time(NULL), "transport",
                            run->transport.link.name, "parameters", (json_int_t)run->table.parameter_count,
                            "bucket_bytes", (json_int_t)run->scheduler.settings.bucket, "ranks", ranks,
-                           "memory", memory_as_json(run), "options", options_as_json(&run->options)));
+                           "memory", memory, "options", options_as_json(&run->options)));
 }
 
 // ---------------------------------------------------------------------------------------

@@ -68,11 +68,10 @@ static inline void report_checkpoint(Run *run, const SavedReport *report, double
         printf("%7lld checkpoint in %.1f s\n", (long long)report->commit, waited);
     }
     fflush(stdout);
-    Error log_error = {""};
-    json_t *event = json_pack("{s:s, s:I, s:b, s:o, s:o, s:o}", "event", "checkpoint", "commit",
-                              (json_int_t)report->commit, "saved", saved ? 1 : 0, "seconds", log_real(waited),
-                              "beside_seconds", log_real(report->seconds), "problem", log_text(error->text));
-    check_written(run, log_event(&run->log, event, &log_error), &log_error);
+    report_event(run,
+                 json_pack("{s:s, s:I, s:b, s:o, s:o, s:o}", "event", "checkpoint", "commit",
+                           (json_int_t)report->commit, "saved", saved ? 1 : 0, "seconds", log_real(waited),
+                           "beside_seconds", log_real(report->seconds), "problem", log_text(error->text)));
 }
 
 // Ends the checkpoint that is being written, if there is one. Returns whether it is on
@@ -144,18 +143,6 @@ static inline int64_t load_newest(Run *run, char remarks[CHECKPOINT_REMARKS_SIZE
     }
 }
 
-static inline void print_resumed(Run *run, const char *path, const char *remarks) {
-    long long commit = (long long)run->scheduler.optimizer.commits;
-    printf("resumed    from %s at %s %lld; %s%s\n\n", path, step_name(run), commit,
-           remarks[0] == '\0' ? "exact" : "not exact: ", remarks);
-    fflush(stdout);
-    Error error = {""};
-    json_t *event =
-        json_pack("{s:s, s:I, s:o, s:b, s:o}", "event", "resume", "commit", (json_int_t)commit, "checkpoint",
-                  log_text(path), "exact", remarks[0] == '\0' ? 1 : 0, "remarks", log_text(remarks));
-    check_written(run, log_event(&run->log, event, &error), &error);
-}
-
 // Before anything is allocated or created: every rank can read the checkpoint that
 // --resume names, and it is of this model.
 static inline void check_resume(Run *run) {
@@ -196,7 +183,15 @@ static inline void resume_run(Run *run) {
     }
     run->seconds_before = run->checkpointed.seconds;
     continue_reports(run, run->seconds_before);
-    if (run_is_main(run)) { print_resumed(run, resume, remarks); }
+    if (!run_is_main(run)) { return; }
+    long long commit = (long long)run->scheduler.optimizer.commits;
+    bool exact = remarks[0] == '\0';
+    printf("resumed    from %s at %s %lld; %s%s\n\n", resume, step_name(run), commit,
+           exact ? "exact" : "not exact: ", remarks);
+    fflush(stdout);
+    report_event(run, json_pack("{s:s, s:I, s:o, s:b, s:o}", "event", "resume", "commit", (json_int_t)commit,
+                                "checkpoint", log_text(resume), "exact", exact ? 1 : 0, "remarks",
+                                log_text(remarks)));
 }
 
 // ---------------------------------------------------------------------------------------
@@ -207,25 +202,14 @@ static inline void resume_run(Run *run) {
 static inline int64_t data_position(Run *run, bool least) {
     Transport *transport = &run->transport;
     uint64_t mine = run->scheduler.micro_batches_begun;
-    uint64_t *all = (uint64_t *)calloc((size_t)transport->size, sizeof mine);
-    transport_all_gather_records(transport, "position in the data", &mine, all, sizeof mine);
+    uint64_t *all =
+        (uint64_t *)transport_collect_records(transport, "position in the data", &mine, sizeof mine);
     uint64_t found = all[0];
     for (int rank = 1; rank < transport->size; rank++) {
         if (least ? all[rank] < found : all[rank] > found) { found = all[rank]; }
     }
     free(all);
     return run->checkpointed.data_base + (int64_t)found * transport->size;
-}
-
-static inline void report_rollback(Run *run, int64_t from, int64_t to) {
-    Error error = {""};
-    if (!run_is_main(run)) { return; }
-    printf("%7lld back to the checkpoint of %s %lld, rollback %.0f; on with new data\n", (long long)from,
-           step_name(run), (long long)to, run->scheduler.rollbacks);
-    fflush(stdout);
-    json_t *event = json_pack("{s:s, s:I, s:I, s:o}", "event", "rollback", "from", (json_int_t)from, "commit",
-                              (json_int_t)to, "count", log_real(run->scheduler.rollbacks));
-    check_written(run, log_event(&run->log, event, &error), &error);
 }
 
 // Loads the newest sound checkpoint of this run, and continues from it with data that no
@@ -254,7 +238,12 @@ static inline bool roll_back(Run *run) {
     run->paused = clock_seconds() - began; // of all this, with what end_checkpoint has already counted
     continue_reports(run, training_seconds(run));
     run->checkpointed.saved_commit = -1; // the checkpoint on disk does not know of the rollback
-    report_rollback(run, from, commit);
+    if (!run_is_main(run)) { return true; }
+    printf("%7lld back to the checkpoint of %s %lld, rollback %.0f; on with new data\n", (long long)from,
+           step_name(run), (long long)commit, rollbacks);
+    fflush(stdout);
+    report_event(run, json_pack("{s:s, s:I, s:I, s:o}", "event", "rollback", "from", (json_int_t)from,
+                                "commit", (json_int_t)commit, "count", log_real(rollbacks)));
     return true;
 }
 

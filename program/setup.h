@@ -8,14 +8,8 @@
 // ---------------------------------------------------------------------------------------
 // Setting up
 
-// Micro-batches of this rank per commit (in local rules: per inner step); with
+// Micro-batches of all ranks per commit (in local rules: per inner step); with
 // --accumulate auto the least possible number.
-static inline int nominal_accumulation(const Run *run) {
-    int own = options_rank_accumulate(&run->options, run->transport.rank, run->transport.size);
-    return own > 0 ? own : run->rule->rounds_per_commit;
-}
-
-// The same of all ranks together.
 static inline int64_t nominal_micro_batches(const Run *run) {
     return options_total_accumulate(&run->options, run->transport.size);
 }
@@ -50,7 +44,7 @@ static inline bool choose_model(Run *run, Error *error) {
     gpt_neo_parameter_table(&run->config, &run->table);
     if (options->micro_batch == 0) { options->micro_batch = run->table.parameter_count < 5000000 ? 1 : 8; }
     run->B = (int)options->micro_batch;
-    if (options->seq_len == 0) { options->seq_len = positions < 1024 ? positions : 1024; }
+    if (options->seq_len == 0) { options->seq_len = int64_min(positions, 1024); }
     run->T = (int)options->seq_len;
     // What follows counts tokens and elements in int and int64_t.
     double per_rank = (double)run->B * run->T, per_commit = per_rank * (double)nominal_micro_batches(run);
@@ -100,9 +94,7 @@ static inline bool choose_rates(Run *run, Error *error) {
         options->minimum_learning_rate = options->learning_rate / 10;
     }
     if (options->weight_decay < 0) { options->weight_decay = options->finetune[0] != '\0' ? 0 : 0.1; }
-    if (options->warmup < 0) {
-        options->warmup = nominal_commits(run) / 20 < 1000 ? nominal_commits(run) / 20 : 1000;
-    }
+    if (options->warmup < 0) { options->warmup = int64_min(nominal_commits(run) / 20, 1000); }
     if (options->minimum_learning_rate > options->learning_rate) {
         return error_set(error, "--min-lr %g is above the automatic --lr %g: give --lr too",
                          options->minimum_learning_rate, options->learning_rate);
@@ -139,7 +131,8 @@ static inline SchedulerSettings choose_settings(Run *run) {
     settings.overlap = options->overlap;
     settings.adaptive = options->accumulate == 0 && options->rank_accumulate[0] == '\0';
     settings.rounds_per_commit = run->rule->rounds_per_commit;
-    settings.round_size = nominal_accumulation(run) / run->rule->rounds_per_commit;
+    int own = options_rank_accumulate(options, run->transport.rank, run->transport.size);
+    settings.round_size = own > 0 ? own / run->rule->rounds_per_commit : 1; // auto: the least possible
     settings.sequential = options->sequential;
     settings.wire = settings.estimate_wire = (WireFormat)options->wire;
     settings.gradient_clip = options->grad_clip;
@@ -237,8 +230,8 @@ static inline void choose_bucket(Run *run) {
     double share = (double)wire_bytes(settings->wire, WIRE_BLOCK) / (WIRE_BLOCK * sizeof(float));
     double passes = settings->replicated ? 2 : 1, ranks = run->transport.size;
     double seconds = passes * bytes * share * (ranks - 1) / ranks / link.rate;
-    double latency =
-        fmax(link.latency, TRANSPORT_SPIN_SECONDS); // who waits longer than that sleeps, and must be woken
+    // Who waits longer than it spins is asleep, and must be woken.
+    double latency = fmax(link.latency, TRANSPORT_SPIN_SECONDS);
     double buckets = fmin(fmax(sqrt(seconds / (passes * latency)), 1), (double)layout->cells);
     settings->bucket = (size_t)(bytes / buckets);
     snprintf(run->bucket_reason, sizeof run->bucket_reason,

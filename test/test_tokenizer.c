@@ -386,7 +386,7 @@ static void text_that_is_not_json_is_refused_in_one_line(void **state) {
     assert_false(tokenizer_open_memory(&tokenizer, "file.json", deep, sizeof deep, &error));
     expect_one_line(&error, "JSON");
     assert_false(tokenizer_open(&tokenizer, "/nowhere/at/all", &error));
-    assert_non_null(strstr(error.text, "cannot read the tokenizer /nowhere/at/all"));
+    assert_non_null(strstr(error.text, "cannot read /nowhere/at/all"));
     assert_false(tokenizer_open(&tokenizer, "test", &error)); // a directory without one
     assert_non_null(strstr(error.text, "test/tokenizer.json"));
 }
@@ -394,8 +394,11 @@ static void text_that_is_not_json_is_refused_in_one_line(void **state) {
 // The bytes of the reference file, to be damaged.
 static char *read_reference(size_t *size) {
     Error error;
-    char *bytes = tokenizer_read_file(REFERENCE, size, &error);
-    assert_non_null(bytes);
+    void *mapping = file_map(REFERENCE, "expected a tokenizer.json", size, &error);
+    assert_non_null(mapping);
+    char *bytes = (char *)malloc(*size);
+    memcpy(bytes, mapping, *size);
+    munmap(mapping, *size);
     return bytes;
 }
 

@@ -219,12 +219,6 @@ static inline void corpus_put_choice(CorpusWriter *writer, int rule) {
     }
 }
 
-static inline void corpus_put_repeat(CorpusWriter *writer, int rule) {
-    const CorpusChoice *choice = &writer->grammar.rules[rule];
-    CorpusText text = choice->alternatives[writer->chosen[choice->source]];
-    for (int j = 0; j < text.length; j++) { corpus_put(writer, text.start[j], 0.0); }
-}
-
 // Writes the separator and one story.
 static inline void corpus_put_story(CorpusWriter *writer) {
     const CorpusChoice *plots = &writer->grammar.rules[0];
@@ -236,7 +230,12 @@ static inline void corpus_put_story(CorpusWriter *writer) {
          corpus_next_piece(&writer->grammar, plots->alternatives[plot], &position, &piece);) {
         switch (piece.kind) {
         case CORPUS_CHOOSE: corpus_put_choice(writer, piece.rule); break;
-        case CORPUS_REPEAT: corpus_put_repeat(writer, piece.rule); break;
+        case CORPUS_REPEAT: {
+            const CorpusChoice *choice = &writer->grammar.rules[piece.rule];
+            CorpusText text = choice->alternatives[writer->chosen[choice->source]];
+            for (int j = 0; j < text.length; j++) { corpus_put(writer, text.start[j], 0.0); }
+            break;
+        }
         case CORPUS_BYTE: {
             double nats = corpus_byte_nats(plots, plot, piece.position, &alive);
             corpus_put(writer, plots->alternatives[plot].start[piece.position], nats);

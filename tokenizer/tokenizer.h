@@ -43,6 +43,7 @@
 #include <pcre2.h>
 
 #include "runtime/errors.h"
+#include "runtime/files.h"
 #include "runtime/random.h"
 #include "runtime/sha256.h"
 #include "runtime/utf8.h"
@@ -237,35 +238,15 @@ static inline bool tokenizer_check_kind(const TokenizerFile *file, const json_t 
     return true;
 }
 
-// The id that the file gives to `text`; -1 and an error where it is not an id.
-static inline int32_t tokenizer_id(const TokenizerFile *file, const char *text, const json_t *value,
-                                   Error *error) {
+// Whether the file gives an id to `text`. tokenizer->vocabulary grows to hold it.
+static inline bool tokenizer_check_id(Tokenizer *tokenizer, const TokenizerFile *file, const char *text,
+                                      const json_t *value, Error *error) {
     json_int_t id = json_is_integer(value) ? json_integer_value(value) : -1;
-    if (id >= 0 && id < TOKENIZER_MOST_TOKENS) { return (int32_t)id; }
-    error_set(error, "%s: the id of the token '%.40s' is not a number from 0 to %d", file->name, text,
-              TOKENIZER_MOST_TOKENS - 1);
-    return -1;
-}
-
-// Checks the ids of all tokens, and finds the largest: tokenizer->vocabulary.
-static inline bool tokenizer_count_ids(Tokenizer *tokenizer, const TokenizerFile *file, Error *error) {
-    const char *text;
-    json_t *value;
-    json_object_foreach((json_t *)file->vocabulary, text, value) {
-        int32_t id = tokenizer_id(file, text, value, error);
-        if (id < 0) { return false; }
-        tokenizer->vocabulary = id >= tokenizer->vocabulary ? id + 1 : tokenizer->vocabulary;
+    if (id < 0 || id >= TOKENIZER_MOST_TOKENS) {
+        return error_set(error, "%s: the id of the token '%.40s' is not a number from 0 to %d", file->name,
+                         text, TOKENIZER_MOST_TOKENS - 1);
     }
-    for (size_t i = 0; i < json_array_size(file->added); i++) {
-        const json_t *added = json_array_get(file->added, i);
-        text = json_string_value(json_object_get(added, "content"));
-        if (text == NULL || text[0] == '\0') {
-            return error_set(error, "%s: added token %d has no 'content'", file->name, (int)i);
-        }
-        int32_t id = tokenizer_id(file, text, json_object_get(added, "id"), error);
-        if (id < 0) { return false; }
-        tokenizer->vocabulary = id >= tokenizer->vocabulary ? id + 1 : tokenizer->vocabulary;
-    }
+    if (id >= tokenizer->vocabulary) { tokenizer->vocabulary = (int)id + 1; }
     return true;
 }
 
@@ -282,7 +263,7 @@ static inline bool tokenizer_place(Tokenizer *tokenizer, TokenizerFile *file, in
     return true;
 }
 
-// Enters one of added_tokens, whose content and id tokenizer_count_ids has checked.
+// Enters one of added_tokens, whose content and id have been checked.
 static inline bool tokenizer_read_added(Tokenizer *tokenizer, TokenizerFile *file, const json_t *value,
                                         Error *error) {
     static const char *const flags[] = {"single_word", "lstrip", "rstrip"};
@@ -315,15 +296,26 @@ static inline bool tokenizer_read_added(Tokenizer *tokenizer, TokenizerFile *fil
 // Enters all tokens: fills file->texts, kinds and added.
 static inline bool tokenizer_read_tokens(Tokenizer *tokenizer, TokenizerFile *file, Error *error) {
     size_t added = json_array_size(file->added);
-    if (!tokenizer_count_ids(tokenizer, file, error)) { return false; }
+    const char *text;
+    json_t *value;
+    // First all ids are checked, and the largest is found.
+    json_object_foreach((json_t *)file->vocabulary, text, value) {
+        if (!tokenizer_check_id(tokenizer, file, text, value, error)) { return false; }
+    }
+    for (size_t i = 0; i < added; i++) {
+        const json_t *token = json_array_get(file->added, i);
+        text = json_string_value(json_object_get(token, "content"));
+        if (text == NULL || text[0] == '\0') {
+            return error_set(error, "%s: added token %d has no 'content'", file->name, (int)i);
+        }
+        if (!tokenizer_check_id(tokenizer, file, text, json_object_get(token, "id"), error)) { return false; }
+    }
     file->texts = (const char **)calloc((size_t)tokenizer->vocabulary + 1, sizeof *file->texts);
     tokenizer->kinds = (uint8_t *)calloc((size_t)tokenizer->vocabulary + 1, 1);
     tokenizer->added = (AddedToken *)calloc(added + 1, sizeof *tokenizer->added);
     if (file->texts == NULL || tokenizer->kinds == NULL || tokenizer->added == NULL) {
         return tokenizer_no_memory(file->name, error);
     }
-    const char *text;
-    json_t *value;
     json_object_foreach((json_t *)file->vocabulary, text, value) {
         if (!tokenizer_place(tokenizer, file, (int32_t)json_integer_value(value), text, TOKEN_PLAIN, error)) {
             return false;
@@ -556,31 +548,6 @@ static inline bool tokenizer_open_memory(Tokenizer *tokenizer, const char *name,
     return good;
 }
 
-// All bytes of a file, for the caller to free; NULL and an error where it cannot be read.
-static inline char *tokenizer_read_file(const char *path, size_t *size, Error *error) {
-    struct stat status;
-    char *bytes = NULL;
-    FILE *file = fopen(path, "rbe");
-    if (file == NULL || fstat(fileno(file), &status) != 0) {
-        error_set(error, "cannot read the tokenizer %s: %s", path, strerror(errno));
-    } else if (!S_ISREG(status.st_mode) || status.st_size > TOKENIZER_MOST_FILE_BYTES) {
-        error_set(error, "%s is not a tokenizer.json: allowed is a file of at most %d MiB", path,
-                  TOKENIZER_MOST_FILE_BYTES >> 20);
-    } else {
-        *size = (size_t)status.st_size;
-        bytes = (char *)malloc(*size + 1);
-        if (bytes == NULL) {
-            tokenizer_no_memory(path, error);
-        } else if (fread(bytes, 1, *size, file) != *size) {
-            error_set(error, "cannot read all of %s", path);
-            free(bytes);
-            bytes = NULL;
-        }
-    }
-    if (file != NULL) { fclose(file); }
-    return bytes;
-}
-
 // path: a tokenizer.json, or a directory with one. On failure there is nothing to close.
 static inline bool tokenizer_open(Tokenizer *tokenizer, const char *path, Error *error) {
     struct stat status;
@@ -591,9 +558,13 @@ static inline bool tokenizer_open(Tokenizer *tokenizer, const char *path, Error 
     if (snprintf(inside, sizeof inside, directory ? "%s/tokenizer.json" : "%s", path) >= (int)sizeof inside) {
         return error_set(error, "the path of the tokenizer has more than %d bytes", (int)sizeof inside - 1);
     }
-    char *bytes = tokenizer_read_file(inside, &size, error);
-    bool good = bytes != NULL && tokenizer_open_memory(tokenizer, inside, bytes, size, error);
-    free(bytes);
+    void *bytes = file_map(inside, "expected a tokenizer.json", &size, error);
+    if (bytes == NULL) { return false; }
+    bool good = size <= TOKENIZER_MOST_FILE_BYTES
+                    ? tokenizer_open_memory(tokenizer, inside, bytes, size, error)
+                    : error_set(error, "%s is not a tokenizer.json: allowed is a file of at most %d MiB",
+                                inside, TOKENIZER_MOST_FILE_BYTES >> 20);
+    munmap(bytes, size);
     return good;
 }
 

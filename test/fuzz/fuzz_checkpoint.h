@@ -126,9 +126,9 @@ static inline void fuzz_checkpoint_numbers(CheckpointSource *source, Checkpointe
         fuzz_require(s->fragments[i].applied_at >= 0 && s->fragments[i].applied_at <= s->optimizer.commits,
                      "no fragment is of the future");
     }
-    source_find_remarks(source, run);
-    fuzz_require(strnlen(source->remarks, sizeof source->remarks) < sizeof source->remarks,
-                 "remarks have an end");
+    char remarks[CHECKPOINT_REMARKS_SIZE];
+    source_find_remarks(source, run, remarks);
+    fuzz_require(strnlen(remarks, sizeof remarks) < sizeof remarks, "remarks have an end");
 }
 
 // Opens the checkpoint in `folder` for a run of `rule`, as every rank does. Returns

@@ -160,7 +160,7 @@ static bool train(Run *run) {
 // Opens the transport; from now on signals reach this rank in order (program/signals.h).
 static void meet_ranks(Run *run) {
     Error error = {""};
-    signal_watch_block(); // before MPI or anything else makes a thread
+    signal_watch_mask(SIG_BLOCK); // before MPI or anything else makes a thread
     if (!transport_open(&run->transport, &error)) { exit_user_mistake(&error); }
     run->signal_watch.transport = &run->transport;
     run->signal_watch.stop_requested = &run->scheduler.stop_requested;

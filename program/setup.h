@@ -102,21 +102,6 @@ static inline bool choose_rates(Run *run, Error *error) {
     return true;
 }
 
-static inline LearningRate choose_schedule(const Run *run) {
-    const Options *options = &run->options;
-    LearningRate rate;
-    bool by_commits = options->learning_rate_by == RATE_BY_COMMITS;
-    double per_commit = (double)nominal_micro_batches(run);
-    double total = (double)options->tokens / (double)tokens_per_micro_batch(run);
-    rate.kind = (ScheduleKind)options->schedule;
-    rate.peak = options->learning_rate;
-    rate.minimum = options->minimum_learning_rate;
-    rate.step = by_commits ? 1 : per_commit;
-    rate.warmup = (double)options->warmup * rate.step;
-    rate.total = by_commits ? total / per_commit : total;
-    return rate;
-}
-
 // Micro-batch gradients of all workers at which training ends.
 static inline double target_gradients(const Run *run) {
     return ceil((double)run->options.tokens / (double)tokens_per_micro_batch(run));
@@ -125,6 +110,9 @@ static inline double target_gradients(const Run *run) {
 static inline SchedulerSettings choose_settings(Run *run) {
     const Options *options = &run->options;
     SchedulerSettings settings;
+    bool by_commits = options->learning_rate_by == RATE_BY_COMMITS;
+    double per_commit = (double)nominal_micro_batches(run);
+    double total = (double)options->tokens / (double)tokens_per_micro_batch(run);
     memset(&settings, 0, sizeof settings);
     settings.kind = run->rule->kind;
     settings.replicated = run->rule->replicated;
@@ -139,8 +127,13 @@ static inline SchedulerSettings choose_settings(Run *run) {
     settings.on_spike = (SpikePolicy)options->on_spike;
     settings.spike_limit = options->spike_limit;
     settings.target = target_gradients(run);
-    settings.rate_by_commits = options->learning_rate_by == RATE_BY_COMMITS;
-    settings.rate = choose_schedule(run);
+    settings.rate_by_commits = by_commits;
+    settings.rate.kind = (ScheduleKind)options->schedule;
+    settings.rate.peak = options->learning_rate;
+    settings.rate.minimum = options->minimum_learning_rate;
+    settings.rate.step = by_commits ? 1 : per_commit;
+    settings.rate.warmup = (double)options->warmup * settings.rate.step;
+    settings.rate.total = by_commits ? total / per_commit : total;
     settings.fragments = 1;
     if (run->rule->configure != NULL) { run->rule->configure(options_of_rule(options), &settings); }
     settings.optimizer.beta1 = options->beta1;
@@ -179,8 +172,7 @@ static inline bool open_data(Run *run, Error *error) {
     if (run->options.prompt[0] != '\0' && !data_is_bytes(run) && !spelled) {
         return error_set(error,
                          "--prompt needs data that are text, or a --tokenizer: %s holds token ids, and there "
-                         "is no vocabulary here to turn "
-                         "the prompt into ids",
+                         "is no vocabulary here to turn the prompt into ids",
                          options->data);
     }
     if (!separate) { return true; }

@@ -65,9 +65,8 @@ static inline bool text_codec_encode(const TextCodec *codec, const char *prompt,
         return good || error_set(error, "no memory for the prompt");
     }
     if (prompt[0] != '\0') {
-        return error_set(
-            error, "--prompt needs a tokenizer that turns it into token ids: give --tokenizer, or a --from "
-                   "with a tokenizer.json");
+        return error_set(error, "--prompt needs a tokenizer that turns it into token ids: give --tokenizer, "
+                                "or a --from with a tokenizer.json");
     }
     int32_t end = text_codec_end(codec);
     return token_list_add(out, end >= 0 ? end : codec->vocabulary - 1) ||

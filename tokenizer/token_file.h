@@ -176,12 +176,11 @@ static inline bool token_file_check_size(TokenFile *file, const char *name, size
     bool fits = count <= body / width; // before the product, which a hostile count would overflow
     uint64_t promised = fits ? count * width + (file->mask != NULL ? (count + 7) / 8 : 0) : 0;
     if (!fits || promised != body) {
-        return error_set(
-            error,
-            "%s: the header promises %llu tokens of %d bytes%s, but %llu bytes follow it: the file is "
-            "truncated or damaged",
-            name, (unsigned long long)count, file->token_bytes, file->mask != NULL ? " and a mask" : "",
-            (unsigned long long)body);
+        return error_set(error,
+                         "%s: the header promises %llu tokens of %d bytes%s, but %llu bytes follow it: the "
+                         "file is truncated or damaged",
+                         name, (unsigned long long)count, file->token_bytes,
+                         file->mask != NULL ? " and a mask" : "", (unsigned long long)body);
     }
     if (file->mask == NULL) { return true; }
     file->mask = file->tokens + count * width;

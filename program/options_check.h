@@ -162,7 +162,7 @@ static inline int64_t options_steps_between_exchanges(const Options *options) {
 }
 
 // ---------------------------------------------------------------------------------------
-// The rest
+// Other options
 
 static inline bool options_check_rate(const Options *options, Error *error) {
     double rate = options->learning_rate, minimum = options->minimum_learning_rate;

@@ -80,7 +80,7 @@ static inline const char *option_group_title(OptionGroup group) {
 
 // What stands between the effect and the help of a row: the type with the field, the
 // default, the least and the most (of a text: the least length), what --help calls the
-// value, and a word for one value. After the table they are gone.
+// value, and a word for one value. They are undefined again after the table.
 #define NUMBER_OPTION(kind, type, field, value, least, most, metavariable, ...) \
     kind, OPTION_FIELD(type, field), value, least, most, __VA_ARGS__, {NULL}, metavariable
 #define INTEGER_OPTION(...) NUMBER_OPTION(OPTION_INTEGER, int64_t, __VA_ARGS__)

@@ -6,7 +6,7 @@
 #include "program/agreement.h"
 
 // ---------------------------------------------------------------------------------------
-// Setting up
+// The model, and the numbers that follow from it
 
 // Micro-batches of all ranks per commit (in local rules: per inner step); with
 // --accumulate auto the least possible number.
@@ -15,8 +15,8 @@ static inline int64_t nominal_micro_batches(const Run *run) {
 }
 
 // Larger models want smaller rates: GPT-3's table (Brown et al., 2020, table 2.1), and
-// our own measurement for the tiny ones. What has been learned is kept by smaller ones:
-// ACCO's paper fine-tunes 2.7B with 2e-5.
+// our own measurement for the tiny ones. Fine-tuning takes a tenth, so that what was
+// learned is kept: ACCO's paper fine-tunes 2.7B with 2e-5.
 static inline double automatic_learning_rate(Run *run) {
     double parameters = (double)run->table.parameter_count;
     bool finetunes = run->options.finetune[0] != '\0';
@@ -84,8 +84,8 @@ static inline int64_t nominal_commits(const Run *run) {
     return (run->options.tokens + per_commit - 1) / per_commit;
 }
 
-// Spells out what was left to us, so that the saved configuration says it. A constant
-// rate has no minimum.
+// Fills in the rates that were left to the program, so that the saved configuration has
+// them. A constant rate has no minimum.
 static inline bool choose_rates(Run *run, Error *error) {
     Options *options = &run->options;
     bool constant = options->schedule == SCHEDULE_CONSTANT;
@@ -148,6 +148,9 @@ static inline SchedulerSettings choose_settings(Run *run) {
     return settings;
 }
 
+// ---------------------------------------------------------------------------------------
+// The data
+
 // Whether a token is a byte of text.
 static inline bool data_is_bytes(const Run *run) {
     return run->data.builtin || run->data.files[0].token_bytes == 1;
@@ -180,9 +183,10 @@ static inline bool open_data(Run *run, Error *error) {
     return open_files(&run->validation_data, &held, error);
 }
 
-// The scheduler's Problem: micro-batch `index` of this rank is sample number (index *
-// ranks + rank) * B and the next B-1 of the global order, counted from where a run that
-// is resumed had come.
+// What the scheduler calls for a micro-batch. Number `index` of this rank is number
+// data_base + index * ranks + rank of all ranks, and that number times B is its first
+// sample in the global order. data_base: the first micro-batch that was not yet used when
+// the run was resumed.
 static inline MicroBatchResult train_micro_batch(void *self, Stream *stream, uint64_t index,
                                                  const float *parameters, float *gradients,
                                                  const Pace *pace) {
@@ -209,7 +213,10 @@ static inline Problem training_problem(Run *run) {
     return problem;
 }
 
-// The one table of memory: what `plan` prints, what a run prints, and what is allocated.
+// ---------------------------------------------------------------------------------------
+// Memory and buckets
+
+// Makes the one table of memory: what `plan` prints, what a run prints, what is allocated.
 static inline bool reserve_memory(Run *run, Problem problem, Error *error) {
     const Placement *placement = &run->placement;
     SchedulerSettings settings = choose_settings(run);
@@ -229,11 +236,11 @@ static inline bool reserve_memory(Run *run, Problem problem, Error *error) {
     return true;
 }
 
-// How many bytes of gradients travel together where gradients are sent behind the
-// backward pass. More buckets leave less to wait for when the pass has ended, the last
-// bucket, but each costs the latency of a message: with n buckets of an exchange of C
-// seconds that is C / n + n times the latency, least at n = sqrt(C / latency). All ranks
-// call it and choose the same.
+// Chooses how many bytes of gradients travel together where they are sent during the
+// backward pass. When the pass has ended, the last bucket is still to be waited for, so
+// more buckets leave less; but each costs the latency of a message. With n buckets of an
+// exchange that takes C seconds, both together are C / n + n * latency, which is least at
+// n = sqrt(C / latency). All ranks call it and choose the same.
 static inline void choose_bucket(Run *run) {
     SchedulerSettings *settings = &run->scheduler.settings;
     const Layout *layout = &run->scheduler.layout;

@@ -1,5 +1,4 @@
-// text_codec.h: between text and the token ids of a model, whichever way the model reads
-// text.
+// text_codec.h: converts between text and the token ids of a model.
 //
 // A model may read bytes, or the tokens of a tokenizer.json; or nobody knows what its ids
 // mean, and then they are printed as numbers, and no text can be encoded.

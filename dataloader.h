@@ -9,8 +9,8 @@
 // uint16 or uint32 ids). The user names one file, a directory of .bin files, or a
 // pattern. Files are read in the order of their names and mapped read-only.
 //
-// Files are cut into windows of T + 1 tokens: window w of a file is tokens [w*T, w*T +
-// T], of which the first T are inputs and the last T are targets. Neighbouring windows
+// Files are cut into windows of T + 1 tokens: window w of a file begins at token w * T;
+// its first T tokens are the inputs and its last T are the targets. Neighbouring windows
 // share one token, so no token is predicted twice. No window crosses from one file into
 // the next. Windows are numbered through all files. With hold_out the last 5 % of them
 // (at least 1, at most 4096) are kept for validation and never trained on.
@@ -575,8 +575,8 @@ static inline bool data_loader_copy(const DataLoader *loader, uint64_t window, i
     return true;
 }
 
-// A batch of the built-in corpus: windows first_sample to first_sample + B - 1 of the
-// stream that `seed` names.
+// A batch of the built-in corpus: B windows, from first_sample on, of the stream that
+// `seed` names.
 static inline bool data_fill_builtin(uint64_t seed, uint64_t first_sample, int B, int T, int32_t *tokens,
                                      int32_t *targets, double *perfect_loss, Error *error) {
     uint8_t *bytes = (uint8_t *)malloc((size_t)T + 1);
@@ -614,11 +614,11 @@ static inline bool data_loader_fill_rows(const DataLoader *loader, bool validati
     return true;
 }
 
-// Fills tokens (B, T) and targets (B, T) with samples first_sample to first_sample + B -
-// 1 of the training order. *perfect_loss: the mean loss of a perfect model on these
-// targets, in nats per token, which is known for the built-in corpus; NaN for files. May
-// be called by several threads at once. False: an id beyond the vocabulary, in data that
-// were not checked at open.
+// Fills tokens (B, T) and targets (B, T) with B samples of the training order, from
+// first_sample on. *perfect_loss: the mean loss of a perfect model on these targets, in
+// nats per token, which is known for the built-in corpus; NaN for files. May be called by
+// several threads at once. False: an id beyond the vocabulary, in data that were not
+// checked at open.
 static inline bool data_loader_fill(const DataLoader *loader, uint64_t first_sample, int B, int32_t *tokens,
                                     int32_t *targets, double *perfect_loss, Error *error) {
     return data_loader_fill_rows(loader, false, first_sample, B, tokens, targets, perfect_loss, error);

@@ -7,7 +7,7 @@
 //   train_gpt plan OPTIONS       prints the memory that each rank needs; allocates nothing
 //   train_gpt help               every option
 //
-// What a commit is, and what runs beside what, is the update rule's (rules.h); this file
+// The update rule (rules.h) decides what a commit is and what runs beside what; this file
 // calls one commit after another. A mistake of the user ends all ranks with one line and
 // exit code 2 before anything is allocated (program/agreement.h). Afterwards only the
 // system can fail: one line with rank, host and operation, and exit code 3 for the whole
@@ -93,7 +93,7 @@ static bool is_due(int64_t before, int64_t now, int64_t every) {
 }
 
 // Looks at the commits since the last call: reports, validates and redraws the bar where
-// that is due. last: training ends here, so that everything is due.
+// that is due. last: training ends here, so everything is due.
 static void follow_commits(Run *run, bool last) {
     const Options *options = &run->options;
     const Scheduler *s = &run->scheduler;
@@ -115,13 +115,13 @@ static void follow_commits(Run *run, bool last) {
     }
 }
 
-// Commits until enough tokens were trained on, a spike halts the run, or somebody asks it
-// to stop.
+// Makes commits until enough tokens have been trained on, a spike halts the run, or
+// somebody asks it to stop.
 static void train_to_target(Run *run) {
     Scheduler *s = &run->scheduler;
     const Rule *rule = run->rule;
     double target = target_gradients(run);
-    bool was_done = s->gradients_done >= target; // the run that this one goes on from had reached it
+    bool was_done = s->gradients_done >= target; // a resumed run may have come this far before
     while (s->gradients_done < target && !scheduler_is_halted(s) && !s->stop_agreed) {
         int64_t before = s->optimizer.commits;
         rule->commit(s);
@@ -160,14 +160,14 @@ static bool train(Run *run) {
 // Opens the transport; from now on signals reach this rank in order (program/signals.h).
 static void meet_ranks(Run *run) {
     Error error = {""};
-    signal_watch_block(); // before MPI or anything else makes a thread
+    signal_watch_mask(SIG_BLOCK); // before MPI or anything else makes a thread
     if (!transport_open(&run->transport, &error)) { exit_user_mistake(&error); }
     run->signal_watch.transport = &run->transport;
     run->signal_watch.stop_requested = &run->scheduler.stop_requested;
     signal_watch_prepare(&run->signal_watch);
 }
 
-// What each rank can decide by itself: device, model, rates, data.
+// Decides what a rank can decide by itself: device, model, rates, data.
 static void choose_alone(Run *run) {
     Options *options = &run->options;
     Placement *placement = &run->placement;
@@ -183,7 +183,7 @@ static void choose_alone(Run *run) {
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
 }
 
-// What depends on the other ranks: how GPUs exchange, and with it the plan of memory.
+// Decides what depends on the other ranks: how GPUs exchange, and so the plan of memory.
 static void choose_together(Run *run) {
     Error error = {""};
     bool alike = !rule_shards(run->rule);
@@ -194,8 +194,8 @@ static void choose_together(Run *run) {
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
 }
 
-// With --trace, all ranks: gathers their spans in one file, in the clock of rank 0. A
-// trace that cannot be written is no reason to lose the end of a run.
+// All ranks, with --trace: writes their spans to one file, in the time of rank 0's clock.
+// A trace that cannot be written is no reason to lose the end of a run.
 static void write_trace(Run *run) {
     if (run->options.trace[0] == '\0') { return; }
     Transport *transport = &run->transport;

@@ -49,7 +49,7 @@ enum {
     CHECKPOINT_PATH_SIZE = RUN_PATH_SIZE + 96
 };
 
-// What a checkpoint is of, and what is known about the checkpoints of this run. The
+// The run that a checkpoint describes, and what is known about its checkpoints. The
 // program fills in the first part before it saves or loads; what pointers point to
 // belongs to the program.
 typedef struct CheckpointedRun {
@@ -247,13 +247,13 @@ static inline void job_from_json(const json_t *object, Job *job) {
 // ---------------------------------------------------------------------------------------
 // The manifest
 
-// The model's whole configuration: two models may have tensors of the same shapes and
+// The model's whole configuration: two models may have tensors of the same shapes and yet
 // compute different things.
 static inline json_t *model_to_json(const CheckpointedRun *run) {
     return hf_model_describe(run->config, SAFETENSORS_F32, NULL);
 }
 
-// All of it but the checksums. workers (size): of all ranks.
+// The manifest without its checksums. workers (size): the numbers of all ranks.
 static inline json_t *manifest_make(const CheckpointedRun *run, const WorkerNumbers *workers) {
     const Scheduler *s = run->scheduler;
     json_t *list = json_array(), *applied = json_array();

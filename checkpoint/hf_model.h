@@ -472,22 +472,19 @@ static inline bool hf_model_write_weights(const char *directory, const Parameter
     return good;
 }
 
-// Whether a model may be written to `path`: nothing is there, or an empty directory.
-static inline bool hf_model_check_target(const char *path, Error *error) {
+// Makes a temporary directory beside `path`, under a name that is not taken. Fails where
+// there is something at `path`, unless it is an empty directory.
+static inline bool hf_model_begin(char temporary[PATH_MAX], const char *path, Error *error) {
     DIR *directory = opendir(path);
-    if (directory == NULL && errno == ENOENT) { return true; }
-    if (directory == NULL) {
+    int entries = 0;
+    if (directory == NULL && errno != ENOENT) {
         return error_set(error, "cannot write a model to %.300s: %s", path, strerror(errno));
     }
-    int entries = 0;
-    while (readdir(directory) != NULL) { entries++; }
-    closedir(directory);
-    if (entries <= 2) { return true; } // . and ..
-    return error_set(error, "%.300s is not empty: choose a directory that does not exist yet", path);
-}
-
-// Makes a temporary directory beside `path`, under a name that is not taken.
-static inline bool hf_model_begin(char temporary[PATH_MAX], const char *path, Error *error) {
+    while (directory != NULL && readdir(directory) != NULL) { entries++; }
+    if (directory != NULL) { closedir(directory); }
+    if (entries > 2) { // . and ..
+        return error_set(error, "%.300s is not empty: choose a directory that does not exist yet", path);
+    }
     for (int number = 1; number < 1000; number++) {
         if (snprintf(temporary, PATH_MAX, "%s.partial%d", path, number) >= PATH_MAX) {
             return error_set(error, "the path %.200s... is too long", path);
@@ -525,7 +522,7 @@ static inline bool hf_model_save(const char *directory, const GptNeoConfig *conf
     }
     memcpy(path, directory, length);
     path[length] = '\0';
-    if (!hf_model_check_target(path, error) || !hf_model_begin(temporary, path, error)) { return false; }
+    if (!hf_model_begin(temporary, path, error)) { return false; }
     bool good = hf_model_write_config(temporary, config, type, tokenizer, error) &&
                 (tokenizer == NULL || hf_model_copy_tokenizer(tokenizer, temporary, error)) &&
                 hf_model_write_weights(temporary, table, type, parameters, error) &&

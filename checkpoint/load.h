@@ -7,8 +7,8 @@
 // work.
 //
 // What cannot go on as if nothing had happened (another rule, another number of ranks,
-// another kind of device, another option that changes the numbers) is no error, but a
-// remark.
+// another kind of device, another option that changes the numbers) is no error: it
+// becomes a remark, which the program prints.
 #ifndef ACCO_CHECKPOINT_LOAD_H
 #define ACCO_CHECKPOINT_LOAD_H
 
@@ -313,8 +313,8 @@ static inline const float *source_moment(const CheckpointSource *source, const C
     return shared != NULL ? shared : source_area(source, run, vector->name, 0);
 }
 
-// What compute uses, where this worker was there before, under the same rule; otherwise
-// the exact parameters.
+// What compute uses: the saved parameters, where this worker existed before under the
+// same rule; otherwise the exact ones, master.
 static inline const float *source_parameters(const CheckpointSource *source, const CheckpointedRun *run,
                                              const SavedVector *vector) {
     bool of_worker = vector->scope == SAVED_WORKER;
@@ -325,8 +325,8 @@ static inline const float *source_parameters(const CheckpointSource *source, con
 }
 
 // The gradient sums that wait for the next job. Where the number of ranks has changed,
-// the workers of then are dealt out to the ranks of now, and each rank adds up those of
-// its workers. The caller frees the sum (parameter_count).
+// the old workers are dealt out to the present ranks, and each rank adds up those of its
+// workers. The caller frees the sum (parameter_count).
 static inline float *source_gradients(const CheckpointSource *source, const CheckpointedRun *run,
                                       Tally *handed_over, Tally *kept) {
     size_t count = run->table->parameter_count;
@@ -344,8 +344,8 @@ static inline float *source_gradients(const CheckpointSource *source, const Chec
     return sum;
 }
 
-// The sum over the ranks that the job in flight has exchanged, scaled so that its mean
-// over the ranks of now is the mean over those of then. The caller frees it
+// The sum over the ranks that the job in flight has exchanged, scaled so that divided by
+// the present number of ranks it is the same mean as before. The caller frees it
 // (parameter_count).
 static inline float *source_exchange(const CheckpointSource *source, const CheckpointedRun *run) {
     size_t count = run->table->parameter_count;
@@ -409,7 +409,9 @@ static inline void load_vectors(const CheckpointSource *source, CheckpointedRun 
 // ---------------------------------------------------------------------------------------
 // Numbers
 
-// Where there are more ranks now, some take over the numbers of another worker.
+// Sets the counters of the run. Every worker has its own spike detectors; where there are
+// more ranks now, some take over those of another worker. What else a worker alone knows
+// is of use only with the same number of ranks, and of tokens in a micro-batch.
 static inline void load_numbers(const CheckpointSource *source, CheckpointedRun *run) {
     Scheduler *s = run->scheduler;
     const json_t *manifest = source->manifest, *applied = json_object_get(manifest, "applied_at");
@@ -417,7 +419,7 @@ static inline void load_numbers(const CheckpointSource *source, CheckpointedRun 
                                                   run->transport->rank % source->workers);
     double then =
         (double)integer_from_json(manifest, "sequences") * (double)integer_from_json(manifest, "length");
-    double scale = then / (double)((int64_t)run->B * run->T); // micro-batches of now in one of then
+    double scale = then / (double)((int64_t)run->B * run->T); // micro-batches of this run in a saved one
     s->optimizer.commits = integer_from_json(manifest, "commit");
     s->gradients_done = number_from_json(manifest, "gradients_done") * scale;
     s->reports = integer_from_json(manifest, "reports");
@@ -440,8 +442,7 @@ static inline void load_numbers(const CheckpointSource *source, CheckpointedRun 
     run->data_base = integer_from_json(manifest, "data_base");
     run->seconds = number_from_json(manifest, "seconds");
     if (source->workers != run->transport->size || scale != 1) {
-        // The data go on where the worker was that came furthest, so that none are used
-        // twice.
+        // The data go on where the furthest worker was, so that none are used twice.
         double begun = (double)furthest_worker(manifest) * source->workers;
         run->data_base = (int64_t)ceil(((double)run->data_base + begun) * scale);
         return;
@@ -465,7 +466,7 @@ static inline void remarks_add(char remarks[CHECKPOINT_REMARKS_SIZE], const char
     snprintf(remarks + used, CHECKPOINT_REMARKS_SIZE - used, "%s%s", used > 0 ? "; " : "", text);
 }
 
-// Fills in what cannot go on as if nothing had happened; empty: everything does.
+// Fills remarks with what cannot go on as if nothing had happened; empty: everything can.
 static inline void source_find_remarks(const CheckpointSource *source, const CheckpointedRun *run,
                                        char remarks[CHECKPOINT_REMARKS_SIZE]) {
     const json_t *options = json_object_get(source->manifest, "options");

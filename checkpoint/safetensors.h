@@ -189,16 +189,6 @@ static inline bool safetensors_read_entry(const SafetensorsFile *file, const cha
                                     error);
 }
 
-static inline bool safetensors_check_metadata(const SafetensorsFile *file, Error *error) {
-    json_t *metadata = json_object_get(file->header, "__metadata__"), *value;
-    const char *key;
-    bool good = metadata == NULL || json_is_object(metadata);
-    if (metadata != NULL) {
-        json_object_foreach(metadata, key, value) { good = good && json_is_string(value); }
-    }
-    return good || error_set(error, "%s: \"__metadata__\" must be a JSON object of strings", file->path);
-}
-
 static inline int safetensors_compare_places(const void *a, const void *b) {
     const SafetensorsEntry *one = (const SafetensorsEntry *)a, *other = (const SafetensorsEntry *)b;
     if (one->data != other->data) { return one->data < other->data ? -1 : 1; }
@@ -240,22 +230,25 @@ static inline bool safetensors_check_places(const SafetensorsFile *file, const u
 // Reads and checks all entries of the header. data (data_size): everything behind it.
 static inline bool safetensors_read_entries(SafetensorsFile *file, const uint8_t *data, size_t data_size,
                                             Error *error) {
-    const char *name;
-    json_t *item;
+    const char *name, *key;
+    json_t *item, *value;
     file->entries = (SafetensorsEntry *)calloc(json_object_size(file->header) + 1, sizeof *file->entries);
     if (file->entries == NULL) {
         return error_set(error, "%s: no memory for a list of its tensors", file->path);
     }
     json_object_foreach(file->header, name, item) {
-        if (strcmp(name, "__metadata__") == 0) { continue; }
+        bool is_metadata = strcmp(name, "__metadata__") == 0, good = json_is_object(item);
+        if (is_metadata) {
+            json_object_foreach(item, key, value) { good = good && json_is_string(value); }
+            if (good) { continue; }
+            return error_set(error, "%s: \"__metadata__\" must be a JSON object of strings", file->path);
+        }
         if (!safetensors_read_entry(file, name, item, data, data_size, &file->entries[file->count], error)) {
             return false;
         }
         file->count++;
     }
-    if (!safetensors_check_metadata(file, error) || !safetensors_check_places(file, data, data_size, error)) {
-        return false;
-    }
+    if (!safetensors_check_places(file, data, data_size, error)) { return false; }
     if (file->count > 0) {
         qsort(file->entries, file->count, sizeof *file->entries, safetensors_compare_names);
     }
@@ -552,20 +545,13 @@ static inline bool safetensors_join(SafetensorsWriter *writer, const char *path,
                      writer->path);
 }
 
-static inline const SafetensorsPlanned *safetensors_planned(const SafetensorsWriter *writer, int tensor,
-                                                            size_t first, size_t count) {
-    assert(tensor >= 0 && tensor < writer->plan->count);
-    const SafetensorsPlanned *planned = &writer->plan->tensors[tensor];
-    assert(first <= planned->count && count <= planned->count - first);
-    (void)first, (void)count;
-    return planned;
-}
-
 // Writes elements [first, first + count) of tensor number `tensor`. data (count), of the
 // tensor's type.
 static inline bool safetensors_write(const SafetensorsWriter *writer, int tensor, size_t first, size_t count,
                                      const void *data, Error *error) {
-    const SafetensorsPlanned *planned = safetensors_planned(writer, tensor, first, count);
+    assert(tensor >= 0 && tensor < writer->plan->count);
+    const SafetensorsPlanned *planned = &writer->plan->tensors[tensor];
+    assert(first <= planned->count && count <= planned->count - first);
     size_t width = safetensors_type(planned->type)->bytes;
     return safetensors_write_bytes(writer, planned->offset + first * width, data, count * width, error);
 }
@@ -573,11 +559,9 @@ static inline bool safetensors_write(const SafetensorsWriter *writer, int tensor
 // The same from fp32, into a tensor of F32, or of BF16 with rounding to nearest even.
 static inline bool safetensors_write_floats(const SafetensorsWriter *writer, int tensor, size_t first,
                                             size_t count, const float *data, Error *error) {
-    const SafetensorsPlanned *planned = safetensors_planned(writer, tensor, first, count);
-    if (planned->type == SAFETENSORS_F32) {
-        return safetensors_write(writer, tensor, first, count, data, error);
-    }
-    assert(planned->type == SAFETENSORS_BF16);
+    SafetensorsType type = writer->plan->tensors[tensor].type;
+    if (type == SAFETENSORS_F32) { return safetensors_write(writer, tensor, first, count, data, error); }
+    assert(type == SAFETENSORS_BF16);
     uint16_t halves[1 << 14];
     const size_t block = sizeof halves / sizeof halves[0];
     for (size_t done = 0; done < count; done += block) {

@@ -54,7 +54,7 @@ static inline void share_from_rank_zero(Run *run, void *bytes, size_t count) {
 static inline uint64_t hash_more(uint64_t hash, const void *bytes, size_t count) {
     for (size_t i = 0; i < count; i += 4) {
         uint32_t word = 0;
-        memcpy(&word, (const char *)bytes + i, count - i < sizeof word ? count - i : sizeof word);
+        memcpy(&word, (const char *)bytes + i, size_min(count - i, sizeof word));
         hash = random_hash(hash, word);
     }
     return hash;
@@ -130,11 +130,11 @@ enum { HASH_PIECE = 1 << 24 }; // elements that are copied from a GPU at a time
 static inline uint64_t hash_parameters(Run *run, const float *parameters) {
     size_t count = run->table.parameter_count;
     if (!run->placement.on_gpu) { return hash_bytes(parameters, count * sizeof(float)); }
-    size_t most = count < (size_t)HASH_PIECE ? count : (size_t)HASH_PIECE;
+    size_t most = size_min(count, HASH_PIECE);
     float *piece = (float *)malloc(most * sizeof(float));
     uint64_t hash = count * sizeof(float);
     for (size_t begin = 0; begin < count; begin += most) {
-        size_t part = count - begin < most ? count - begin : most;
+        size_t part = size_min(count - begin, most);
         stream_copy(run->scheduler.compute, piece, parameters + begin, part * sizeof(float));
         stream_settle(run->scheduler.compute);
         hash = hash_more(hash, piece, part * sizeof(float));

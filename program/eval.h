@@ -54,11 +54,10 @@ static inline bool evaluate_summarise(const EvaluateSet *set, const EvaluateScor
     memset(summary, 0, sizeof *summary);
     for (size_t i = 0; i < set->count; i++) {
         if (!isfinite(scores[i].log_likelihood)) { // such a model must not look like a bad one
-            return error_set(
-                error,
-                "the model gives %g as a log-likelihood (sequence %zu of %.300s): its weights or "
-                "outputs are not numbers",
-                scores[i].log_likelihood, i, set->request.path);
+            return error_set(error,
+                             "the model gives %g as a log-likelihood (sequence %zu of %.300s): its weights "
+                             "or outputs are not numbers",
+                             scores[i].log_likelihood, i, set->request.path);
         }
         sum -= scores[i].log_likelihood;
         counted += scores[i].counted;

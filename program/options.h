@@ -46,7 +46,8 @@ typedef enum RateCounter { RATE_BY_GRADIENTS, RATE_BY_COMMITS } RateCounter;
 typedef enum DecayChoice { DECAY_MATRICES, DECAY_ALL } DecayChoice;
 typedef enum GpuExchange { GPU_EXCHANGE_AUTO, GPU_EXCHANGE_NCCL, GPU_EXCHANGE_HOST } GpuExchange;
 
-// The option names with underscores; only lr, lr-by and min-lr are spelled out.
+// Fields are called as their options, with underscores; lr, lr-by and min-lr are spelled
+// out, and --optimizer is called rule.
 typedef struct Options {
     OptionsCommand command;
     OptionText config; // the file that was read; empty: none
@@ -118,7 +119,7 @@ typedef struct Options {
     double slow_ms;
 } Options;
 
-// What the run's rule calls `own`.
+// The options of the run's rule: what Rule::check, configure and describe are given.
 static inline const void *options_of_rule(const Options *options) {
     return rule_own_options(options->rule, &options->rules);
 }

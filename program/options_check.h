@@ -103,8 +103,7 @@ static inline bool options_check_rank_list(const Options *options, Error *error)
             char excerpt[64];
             return error_set(error,
                              "--rank-accumulate %s: rank %d has no valid number; allowed: a whole number 1 "
-                             ".. %d for each rank, with "
-                             "commas between, as 4,4,1,1",
+                             ".. %d for each rank, with commas between, as 4,4,1,1",
                              text_excerpt(options->rank_accumulate, excerpt), rank, MOST);
         }
         char where[64];
@@ -163,7 +162,7 @@ static inline int64_t options_steps_between_exchanges(const Options *options) {
 }
 
 // ---------------------------------------------------------------------------------------
-// The rest
+// Other options
 
 static inline bool options_check_rate(const Options *options, Error *error) {
     double rate = options->learning_rate, minimum = options->minimum_learning_rate;
@@ -295,14 +294,13 @@ static inline bool options_check_ranks(const Options *options, int ranks, int64_
     }
     int64_t commit = options_tokens_per_commit(options, ranks, sequence_length);
     if (options->tokens < commit) {
-        return error_set(error,
-                         "--tokens %lld is less than one commit: %lld micro-batches on %d rank%s x %lld "
-                         "sequences x %lld tokens = %lld; "
-                         "raise --tokens or lower --micro-batch, --seq-len or --%s",
-                         (long long)options->tokens, (long long)options_total_accumulate(options, ranks),
-                         ranks, ranks == 1 ? "" : "s", (long long)options->micro_batch,
-                         (long long)sequence_length, (long long)commit,
-                         options->rank_accumulate[0] == '\0' ? "accumulate" : "rank-accumulate");
+        return error_set(
+            error,
+            "--tokens %lld is less than one commit: %lld micro-batches on %d rank%s x %lld sequences x %lld "
+            "tokens = %lld; raise --tokens or lower --micro-batch, --seq-len or --%s",
+            (long long)options->tokens, (long long)options_total_accumulate(options, ranks), ranks,
+            ranks == 1 ? "" : "s", (long long)options->micro_batch, (long long)sequence_length,
+            (long long)commit, options->rank_accumulate[0] == '\0' ? "accumulate" : "rank-accumulate");
     }
     return true;
 }

@@ -80,7 +80,7 @@ static inline const char *option_group_title(OptionGroup group) {
 
 // What stands between the effect and the help of a row: the type with the field, the
 // default, the least and the most (of a text: the least length), what --help calls the
-// value, and a word for one value. After the table they are gone.
+// value, and a word for one value. They are undefined again after the table.
 #define NUMBER_OPTION(kind, type, field, value, least, most, metavariable, ...) \
     kind, OPTION_FIELD(type, field), value, least, most, __VA_ARGS__, {NULL}, metavariable
 #define INTEGER_OPTION(...) NUMBER_OPTION(OPTION_INTEGER, int64_t, __VA_ARGS__)
@@ -99,117 +99,115 @@ static const OptionSpec option_table[] = {
     {"optimizer", GROUP_RULE, EVERY_RULE, COMPARED_APART,
      CHOICE_OPTION(rule, "acco", "ddp", "zero1", "dpu", "acco-wp", "acco", "co2", "diloco",
                    "streaming-diloco"),
-     "The update rule. ddp: every rank holds the whole optimizer state; zero1: each rank holds a shard"
-     " of it; both exchange gradients and parameters beside the backward and forward passes. dpu, "
-     "acco-wp and acco shard the state, too, and exchange beside the whole next batch. dpu: gradients "
-     "are one commit old; acco-wp: dpu, but gradients are computed at predicted parameters; acco: no "
-     "gradient is old, but half of each batch is computed at an estimate of the next parameters, and "
-     "the traffic is doubled. co2, diloco and streaming-diloco hold the whole state on every rank, "
-     "take local steps, and exchange seldom. co2: hides the exchange and applies it one round later; "
-     "diloco: waits for it; streaming-diloco: hides it, one fragment of the model at a time."},
+     "The update rule. ddp: every rank holds the whole optimizer state; zero1: each rank holds a shard of "
+     "it; both exchange gradients and parameters beside the backward and forward passes. dpu, acco-wp and "
+     "acco shard the state, too, and exchange beside the whole next batch. dpu: gradients are one commit "
+     "old; acco-wp: dpu, but gradients are computed at predicted parameters; acco: no gradient is old, but "
+     "half of each batch is computed at an estimate of the next parameters, and the traffic is doubled. co2, "
+     "diloco and streaming-diloco hold the whole state on every rank, take local steps, and exchange seldom. "
+     "co2: hides the exchange and applies it one round later; diloco: waits for it; streaming-diloco: hides "
+     "it, one fragment of the model at a time."},
     {"accumulate", GROUP_RULE, EVERY_RULE, OTHER_BITS,
      INTEGER_OPTION(accumulate, "2", 1, 1e6, "N", "auto", 0),
-     "Micro-batches per rank and commit; for co2, diloco and streaming-diloco per inner step. acco "
-     "computes half of them in each of its two rounds, so the number must be even. auto (acco, "
-     "acco-wp, dpu): as many as fit beside the communication, at least one in each round; the batch "
-     "then varies, and runs do not repeat bit for bit."},
+     "Micro-batches per rank and commit; for co2, diloco and streaming-diloco per inner step. acco computes "
+     "half of them in each of its two rounds, so the number must be even. auto (acco, acco-wp, dpu): as many "
+     "as fit beside the communication, at least one in each round; the batch then varies, and runs do not "
+     "repeat bit for bit."},
     {"rank-accumulate", GROUP_RULE, "ddp, zero1, dpu, acco-wp or acco", OTHER_BITS,
      TEXT_OPTION(rank_accumulate, "", 0, "LIST"),
-     "A number of micro-batches for each rank, as in 4,4,1,1, instead of --accumulate. It lets fast "
-     "and slow ranks finish together; every micro-batch still has the same weight. For acco every "
-     "number must be even."},
+     "A number of micro-batches for each rank, as in 4,4,1,1, instead of --accumulate. It lets fast and slow "
+     "ranks finish together; every micro-batch still has the same weight. For acco every number must be "
+     "even."},
     {"wire", GROUP_RULE, EVERY_RULE, OTHER_BITS, CHOICE_OPTION(wire, "fp32", "fp32", "bf16", "int8", "e3m0"),
      "Number format in which ranks send vectors to each other; sums are always fp32. bf16 halves the "
-     "traffic, and rounds every gradient and parameter. int8 needs about a quarter of it, e3m0 (4 "
-     "bits: a sign and a power of two) about an eighth; both are coarser. Their gradients travel in "
-     "blocks of 256 with one scale, their parameters as differences to what all ranks already hold."},
+     "traffic, and rounds every gradient and parameter. int8 needs about a quarter of it, e3m0 (4 bits: a "
+     "sign and a power of two) about an eighth; both are coarser. Their gradients travel in blocks of 256 "
+     "with one scale, their parameters as differences to what all ranks already hold."},
     {"overlap", GROUP_RULE, EVERY_RULE, SAME_BITS, SWITCH_OPTION(overlap, "on"),
-     "off waits for every operation before the next one starts: the same bits, but slower. It shows "
-     "what overlap brings."},
+     "off waits for every operation before the next one starts: the same bits, but slower. It shows what "
+     "overlap brings."},
 
     {"bucket-mb", GROUP_SHARED, "ddp or zero1", SAME_BITS,
      REAL_OPTION(bucket_mb, "auto", 1e-3, 1e6, "MB", "auto", 0),
-     "Size of the buckets in which gradients are sent during the backward pass. Small buckets leave "
-     "earlier but cost more messages; large ones leave more to wait for at the end. auto: chosen from "
-     "the measured link, and printed."},
+     "Size of the buckets in which gradients are sent during the backward pass. Small buckets leave earlier "
+     "but cost more messages; large ones leave more to wait for at the end. auto: chosen from the measured "
+     "link, and printed."},
     {"sequential", GROUP_SHARED, "dpu, acco-wp or acco", OTHER_BITS,
      INTEGER_OPTION(sequential, "0", 0, OPTION_NO_LIMIT, "COMMITS", NO_WORD),
-     "The first COMMITS commits run without overlap, as under zero1: safer while the parameters change"
-     " fastest, and slower meanwhile."},
+     "The first COMMITS commits run without overlap, as under zero1: safer while the parameters change "
+     "fastest, and slower meanwhile."},
     {"acco-init", GROUP_SHARED, "acco", OTHER_BITS,
      INTEGER_OPTION(rules.acco.first_round, "round", 1, 1e6, "N", "round", 0),
-     "Micro-batches per rank of the very first round, which has no communication beside it. round: as "
-     "many as in every other round, so that the first commit has a full batch. 1, as in the paper's "
-     "code: starts sooner, with a smaller batch."},
+     "Micro-batches per rank of the very first round, which has no communication beside it. round: as many "
+     "as in every other round, so that the first commit has a full batch. 1, as in the paper's code: starts "
+     "sooner, with a smaller batch."},
     {"estimate-wire", GROUP_SHARED, "acco", OTHER_BITS,
      CHOICE_OPTION(rules.acco.estimate_wire, "same", "same", "fp32", "bf16", "int8", "e3m0"),
-     "Number format in which the estimate is exchanged; the commit keeps --wire. A coarser format "
-     "saves up to half of acco's traffic. It does not round the parameters, but half of the gradients "
-     "are computed at a coarser estimate of them. same: as --wire."},
+     "Number format in which the estimate is exchanged; the commit keeps --wire. A coarser format saves up "
+     "to half of acco's traffic. It does not round the parameters, but half of the gradients are computed at "
+     "a coarser estimate of them. same: as --wire."},
 
     {"co2-tau", GROUP_LOCAL, "co2", OTHER_BITS,
      INTEGER_OPTION(rules.co2.inner_steps, "12", 1, 1e6, "N", NO_WORD),
-     "Inner steps of each rank between two exchanges (the paper's tau). More of them send less and "
-     "give the exchange more time, but ranks drift further apart and receive older information."},
+     "Inner steps of each rank between two exchanges (the paper's tau). More of them send less and give the "
+     "exchange more time, but ranks drift further apart and receive older information."},
     {"co2-beta", GROUP_LOCAL, "co2", OTHER_BITS, REAL_OPTION(rules.co2.beta, "0", 0, 0.999999, "X", NO_WORD),
-     "Momentum of the outer step (beta). More keeps its direction over several rounds, but overshoots "
-     "more, because what it receives is one round old: 0 for few ranks, 0.5 for 64."},
+     "Momentum of the outer step (beta). More keeps its direction over several rounds, but overshoots more, "
+     "because what it receives is one round old: 0 for few ranks, 0.5 for 64."},
     {"co2-alpha", GROUP_LOCAL, "co2", OTHER_BITS, REAL_OPTION(rules.co2.alpha, "1", 1e-6, 100, "X", NO_WORD),
-     "Length of the outer step (alpha). 1 moves as far as the ranks have moved on average; less is "
-     "steadier and slower."},
+     "Length of the outer step (alpha). 1 moves as far as the ranks have moved on average; less is steadier "
+     "and slower."},
     {"co2-phi", GROUP_LOCAL, "co2", OTHER_BITS, REAL_OPTION(rules.co2.phi, "off", 1e-12, 1e6, "X", "off", 0),
      "Limit for every element of the outer momentum (phi). Lower tames spikes and may slow learning."},
     {"co2-gap", GROUP_LOCAL, "co2", OTHER_BITS, TEXT_OPTION(rules.co2.gap, "const:1", 1, "const:VALUE"),
-     "Divides the mean pseudo-gradient by VALUE, 1 or more, because it is one round old (the staleness"
-     " gap penalty). Larger is steadier and slower."},
+     "Divides the mean pseudo-gradient by VALUE, 1 or more, because it is one round old (the staleness gap "
+     "penalty). Larger is steadier and slower."},
     {"diloco-H", GROUP_LOCAL, "diloco or streaming-diloco", OTHER_BITS,
      INTEGER_OPTION(rules.diloco.inner_steps, "30", 1, 1e6, "N", NO_WORD),
-     "Inner steps of each rank between two exchanges (the paper's H); for streaming-diloco between two"
-     " exchanges of the same fragment. More of them send less, but the ranks drift further apart."},
+     "Inner steps of each rank between two exchanges (the paper's H); for streaming-diloco between two "
+     "exchanges of the same fragment. More of them send less, but the ranks drift further apart."},
     {"diloco-outer-lr", GROUP_LOCAL, "diloco or streaming-diloco", OTHER_BITS,
      REAL_OPTION(rules.diloco.outer_learning_rate, "0.7", 1e-6, 100, "RATE", NO_WORD),
-     "Learning rate of the outer step along the mean pseudo-gradient. Lower is steadier and slower; 1 "
-     "with --diloco-mu 0 is the plain average of the ranks."},
+     "Learning rate of the outer step along the mean pseudo-gradient. Lower is steadier and slower; 1 with "
+     "--diloco-mu 0 is the plain average of the ranks."},
     {"diloco-mu", GROUP_LOCAL, "diloco or streaming-diloco", OTHER_BITS,
      REAL_OPTION(rules.diloco.outer_momentum, "0.9", 0, 0.999999, "X", NO_WORD),
-     "Nesterov momentum of the outer step (mu). Higher gains speed where the direction stays the same,"
-     " and overshoots where it turns."},
+     "Nesterov momentum of the outer step (mu). Higher gains speed where the direction stays the same, and "
+     "overshoots where it turns."},
     {"streaming-P", GROUP_LOCAL, "streaming-diloco", OTHER_BITS,
      INTEGER_OPTION(rules.diloco.fragments, "2", 1, 1e6, "N", NO_WORD),
-     "Fragments of the model (P), exchanged one at a time, every H/P steps; H must be a multiple of P."
-     " More fragments make smaller bursts, which are easier to hide; the traffic in all stays the "
-     "same."},
+     "Fragments of the model (P), exchanged one at a time, every H/P steps; H must be a multiple of P. More "
+     "fragments make smaller bursts, which are easier to hide; the traffic in all stays the same."},
     {"streaming-tau", GROUP_LOCAL, "streaming-diloco", OTHER_BITS,
      INTEGER_OPTION(rules.diloco.delay, "1", 0, 1e6, "N", NO_WORD),
-     "Inner steps that an exchange may take while training goes on (tau), below H/P. More of them "
-     "tolerate a slower network, but what arrives is as many steps old; 0 waits."},
+     "Inner steps that an exchange may take while training goes on (tau), below H/P. More of them tolerate a "
+     "slower network, but what arrives is as many steps old; 0 waits."},
     {"streaming-alpha", GROUP_LOCAL, "streaming-diloco", OTHER_BITS,
      REAL_OPTION(rules.diloco.alpha, "0.5", 0, 1, "X", NO_WORD),
-     "Weight that a rank's own parameters keep when a fragment arrives (alpha). 0 takes the common "
-     "ones and drops the steps made since the fragment was sent; 1 keeps the rank's own, and the ranks"
-     " never agree."},
+     "Weight that a rank's own parameters keep when a fragment arrives (alpha). 0 takes the common ones and "
+     "drops the steps made since the fragment was sent; 1 keeps the rank's own, and the ranks never agree."},
     {"streaming-order", GROUP_LOCAL, "streaming-diloco", OTHER_BITS,
      CHOICE_OPTION(rules.diloco.order, "strided", "strided", "sequential"),
-     "How layers are divided into fragments. strided: every P-th layer; sequential: neighbours. The "
-     "traffic is the same, the trained model is not."},
+     "How layers are divided into fragments. strided: every P-th layer; sequential: neighbours. The traffic "
+     "is the same, the trained model is not."},
 
     {"model", GROUP_DATA, EVERY_RULE, COMPARED_APART, TEXT_OPTION(model, "tiny", 1, "NAME|PATH"),
      "A preset (tiny, 36M, 125M, 1.3B, 2.7B) or the path of a Hugging Face config.json with model_type "
      "gpt_neo."},
     {"from", GROUP_DATA, EVERY_RULE, COMPARED_APART, TEXT_OPTION(from, "", 0, "DIR"),
-     "A Hugging Face directory of a GPT-Neo model to start from (config.json and model.safetensors), "
-     "or a checkpoint, which contains one. --model is then not needed."},
+     "A Hugging Face directory of a GPT-Neo model to start from (config.json and model.safetensors), or a "
+     "checkpoint, which contains one. --model is then not needed."},
     {"finetune", GROUP_DATA, EVERY_RULE, COMPARED_APART, TEXT_OPTION(finetune, "", 0, "DIR"),
-     "As --from DIR, for fine-tuning: --lr auto is then a tenth of its usual value, --weight-decay "
-     "auto is 0. The optimizer state starts from zero. Tokens that the mask of a token file excludes "
-     "are read, but their loss does not count."},
+     "As --from DIR, for fine-tuning: --lr auto is then a tenth of its usual value, --weight-decay auto is "
+     "0. The optimizer state starts from zero. Tokens that the mask of a token file excludes are read, but "
+     "their loss does not count."},
     {"data", GROUP_DATA, EVERY_RULE, OTHER_BITS, TEXT_OPTION(data, "builtin", 1, "PATH|builtin"),
-     "Training text: builtin is an endless source of small stories whose entropy is known; otherwise a"
-     " text file, read as bytes, or token files (a quoted glob names several)."},
+     "Training text: builtin is an endless source of small stories whose entropy is known; otherwise a text "
+     "file, read as bytes, or token files (a quoted glob names several)."},
     {"tokenizer", GROUP_DATA, EVERY_RULE, OTHER_BITS, TEXT_OPTION(tokenizer, "", 0, "PATH"),
-     "The tokenizer.json of a byte-level BPE, or its directory: encodes prompts and decodes samples of"
-     " models that read token ids, and is copied with the model into checkpoints. Not given: that of "
-     "--from, if there is one."},
+     "The tokenizer.json of a byte-level BPE, or its directory: encodes prompts and decodes samples of "
+     "models that read token ids, and is copied with the model into checkpoints. Not given: that of --from, "
+     "if there is one."},
     {"val-data", GROUP_DATA, EVERY_RULE, OTHER_BITS, TEXT_OPTION(val_data, "", 0, "PATH"),
      "Validation text. Not given: the end of --data is held out (for builtin: another random stream)."},
     {"micro-batch", GROUP_DATA, EVERY_RULE, OTHER_BITS,
@@ -224,8 +222,8 @@ static const OptionSpec option_table[] = {
      COUNT_OPTION(tokens, "1500k", 1, OPTION_NO_LIMIT, "N", NO_WORD),
      "Length of the training in tokens over all ranks. k, M and G may follow the number: 1500k, 2M, 1.5G."},
     {"seed", GROUP_DATA, EVERY_RULE, OTHER_BITS, INTEGER_OPTION(seed, "1", 0, 4294967295.0, "N", NO_WORD),
-     "Determines the initial parameters, the order of the data and the sample. With the same seed and "
-     "the same ranks a run repeats bit for bit."},
+     "Determines the initial parameters, the order of the data and the sample. With the same seed and the "
+     "same ranks a run repeats bit for bit."},
 
     {"lr", GROUP_RATE, EVERY_RULE, OTHER_BITS,
      REAL_OPTION(learning_rate, "auto", 1e-12, 100, "RATE", "auto", 0),
@@ -235,21 +233,20 @@ static const OptionSpec option_table[] = {
      "Learning rate at the end of the schedule. auto: a tenth of --lr."},
     {"lr-by", GROUP_RATE, EVERY_RULE, OTHER_BITS,
      CHOICE_OPTION(learning_rate_by, "grads", "grads", "commits"),
-     "What the schedule counts. grads: micro-batches trained on, so that rules with other or varying "
-     "batches have the same rate after the same tokens; commits: updates."},
+     "What the schedule counts. grads: micro-batches trained on, so that rules with other or varying batches "
+     "have the same rate after the same tokens; commits: updates."},
     {"schedule", GROUP_RATE, EVERY_RULE, OTHER_BITS,
      CHOICE_OPTION(schedule, "cosine", "cosine", "linear", "constant"),
-     "Shape of the decrease from --lr to --min-lr after the warm-up. constant stays at --lr, which "
-     "suits runs without a fixed end."},
+     "Shape of the decrease from --lr to --min-lr after the warm-up. constant stays at --lr, which suits "
+     "runs without a fixed end."},
     {"warmup", GROUP_RATE, EVERY_RULE, OTHER_BITS,
      INTEGER_OPTION(warmup, "auto", 0, OPTION_NO_LIMIT, "COMMITS", "auto", -1),
      "The learning rate rises linearly over the first COMMITS updates. Longer is safer at a high rate and "
-     "slower at the start. auto: a "
-     "twentieth of the run, at most 1000."},
+     "slower at the start. auto: a twentieth of the run, at most 1000."},
     {"weight-decay", GROUP_RATE, EVERY_RULE, OTHER_BITS,
      REAL_OPTION(weight_decay, "auto", 0, 100, "X", "auto", -1),
-     "AdamW shrinks the parameters by this times the learning rate at each commit. auto: 0.1; for "
-     "--finetune 0."},
+     "AdamW shrinks the parameters by this times the learning rate at each commit. auto: 0.1; for --finetune "
+     "0."},
     {"decay", GROUP_RATE, EVERY_RULE, OTHER_BITS, CHOICE_OPTION(decay, "matrices", "matrices", "all"),
      "What decays: weight matrices and embeddings only, or biases and normalisation as well."},
     {"beta1", GROUP_RATE, EVERY_RULE, OTHER_BITS, REAL_OPTION(beta1, "0.9", 0, 0.999999, "X", NO_WORD),
@@ -263,48 +260,48 @@ static const OptionSpec option_table[] = {
      "the rank. Lower tames spikes and may slow learning."},
     {"on-spike", GROUP_RATE, EVERY_RULE, OTHER_BITS,
      CHOICE_OPTION(on_spike, "stop", "stop", "skip", "rollback"),
-     "What to do when a loss or gradient is not finite or, by --spike-limit, too large. No step is "
-     "ever made with it, and the message names rank, batch and tensor (for a value that is only too "
-     "large: the rank). stop: end the run. skip: leave out the step and its data, up to ten times in a"
-     " row. rollback: return to the latest checkpoint and continue with the data that come next."},
+     "What to do when a loss or gradient is not finite or, by --spike-limit, too large. No step is ever made "
+     "with it, and the message names rank, batch and tensor (for a value that is only too large: the rank). "
+     "stop: end the run. skip: leave out the step and its data, up to ten times in a row. rollback: return "
+     "to the latest checkpoint and continue with the data that come next."},
     {"spike-limit", GROUP_RATE, EVERY_RULE, OTHER_BITS,
      REAL_OPTION(spike_limit, "off", 1, 1000, "X", "off", 0),
-     "A loss or gradient norm is too large when its logarithm is X standard deviations above the mean "
-     "of about the latest hundred. Lower catches more, also more that is harmless; 6 is seldom wrong. "
-     "off: only values that are not finite are spikes."},
+     "A loss or gradient norm is too large when its logarithm is X standard deviations above the mean of "
+     "about the latest hundred. Lower catches more, also more that is harmless; 6 is seldom wrong. off: only "
+     "values that are not finite are spikes."},
 
     {"device", GROUP_MACHINE, EVERY_RULE, COMPARED_APART,
      CHOICE_OPTION(device, "auto", "auto", "cpu", "cuda"),
-     "Where a rank computes. auto: on a GPU, where the program was built for it and the node has one "
-     "(the ranks of a node take its GPUs in turn); otherwise on the CPU. Ranks of one run may differ."},
+     "Where a rank computes. auto: on a GPU, where the program was built for it and the node has one (the "
+     "ranks of a node take its GPUs in turn); otherwise on the CPU. Ranks of one run may differ."},
     {"precision", GROUP_MACHINE, EVERY_RULE, OTHER_BITS,
      CHOICE_OPTION(precision, "auto", "auto", "fp32", "bf16", "fp16"),
-     "Number format of weights and activations; sums, master parameters, moments and gradients are "
-     "always fp32. auto: bf16 on a GPU, fp32 on a CPU, where bf16 arithmetic is slower and refused. "
-     "fp32 on a GPU is for comparisons: exact, and many times slower. fp16 is refused with the reason."},
+     "Number format of weights and activations; sums, master parameters, moments and gradients are always "
+     "fp32. auto: bf16 on a GPU, fp32 on a CPU, where bf16 arithmetic is slower and refused. fp32 on a GPU "
+     "is for comparisons: exact, and many times slower. fp16 is refused with the reason."},
     {"recompute", GROUP_MACHINE, EVERY_RULE, SAME_BITS,
      CHOICE_OPTION(recompute, "auto", "auto", "none", "gelu", "layernorm", "block"),
-     "What the backward pass computes again instead of reading it from memory. gelu: the outputs of "
-     "GELU; layernorm: those of the LayerNorms, too; block: whole layers, which takes a third more "
-     "time and a fraction of the memory. auto: the least that fits into the GPU. On a CPU: none or "
-     "block, and auto is none."},
+     "What the backward pass computes again instead of reading it from memory. gelu: the outputs of GELU; "
+     "layernorm: those of the LayerNorms, too; block: whole layers, which takes a third more time and a "
+     "fraction of the memory. auto: the least that fits into the GPU. On a CPU: none or block, and auto is "
+     "none."},
     {"gpu-exchange", GROUP_MACHINE, EVERY_RULE, SAME_BITS,
      CHOICE_OPTION(gpu_exchange, "auto", "auto", "nccl", "host"),
-     "How GPUs send each other what --wire encodes. nccl: directly; every rank needs a GPU of its own."
-     " host: through host memory and MPI, which leaves the GPU's processors free. auto: nccl where "
-     "possible. Both give the same bits."},
+     "How GPUs send each other what --wire encodes. nccl: directly; every rank needs a GPU of its own. host: "
+     "through host memory and MPI, which leaves the GPU's processors free. auto: nccl where possible. Both "
+     "give the same bits."},
     {"nccl-ctas", GROUP_MACHINE, EVERY_RULE, SAME_BITS,
      INTEGER_OPTION(nccl_ctas, "auto", 1, 1024, "N", "auto", 0),
-     "Multiprocessors of the GPU that NCCL may occupy beside the computation. Fewer leave more for "
-     "matrix products but may not fill a fast link. auto: NCCL decides."},
+     "Multiprocessors of the GPU that NCCL may occupy beside the computation. Fewer leave more for matrix "
+     "products but may not fill a fast link. auto: NCCL decides."},
     {"tune-products", GROUP_MACHINE, EVERY_RULE, OTHER_BITS, SWITCH_OPTION(tune_products, "off"),
-     "on: times the algorithms of the GPU's library of matrix products at the start and takes the "
-     "fastest for each shape. Which is fastest may change from run to run, and with it the last bits. "
-     "off: the library's first choice, so that runs repeat bit for bit."},
+     "on: times the algorithms of the GPU's library of matrix products at the start and takes the fastest "
+     "for each shape. Which is fastest may change from run to run, and with it the last bits. off: the "
+     "library's first choice, so that runs repeat bit for bit."},
     {"threads", GROUP_MACHINE, EVERY_RULE, SAME_BITS,
      INTEGER_OPTION(threads, "auto", 1, 4096, "N", "auto", 0),
-     "Compute threads per rank. auto: the cores of the node divided by its ranks, or those that the "
-     "launcher bound this rank to."},
+     "Compute threads per rank. auto: the cores of the node divided by its ranks, or those that the launcher "
+     "bound this rank to."},
     {"ranks", GROUP_MACHINE, EVERY_RULE, SAME_BITS, INTEGER_OPTION(ranks, "1", 1, 1e6, "N", NO_WORD),
      "How many ranks `train_gpt plan` plans for. A run has as many as mpirun or srun started."},
     {"timeout-s", GROUP_MACHINE, EVERY_RULE, SAME_BITS,
@@ -325,64 +322,62 @@ static const OptionSpec option_table[] = {
      "validation."},
     {"save-every", GROUP_REPORT, EVERY_RULE, SAME_BITS,
      INTEGER_OPTION(save_every, "end", 1, OPTION_NO_LIMIT, "COMMITS", "end", 0),
-     "Commits between two checkpoints in OUT/checkpoints. Each needs about 16 bytes a parameter and is"
-     " written beside training where there is memory for a copy. end: only at the end, and when "
-     "SIGUSR1 or SIGTERM asks the run to stop (exit code 75: start it again with --resume auto)."},
+     "Commits between two checkpoints in OUT/checkpoints. Each needs about 16 bytes a parameter and is "
+     "written beside training where there is memory for a copy. end: only at the end, and when SIGUSR1 or "
+     "SIGTERM asks the run to stop (exit code 75: start it again with --resume auto)."},
     {"keep", GROUP_REPORT, EVERY_RULE, SAME_BITS, INTEGER_OPTION(keep, "2", 1, 1e6, "N", NO_WORD),
      "How many of the latest checkpoints are kept."},
     {"keep-every", GROUP_REPORT, EVERY_RULE, SAME_BITS,
      INTEGER_OPTION(keep_every, "off", 1, OPTION_NO_LIMIT, "COMMITS", "off", 0),
      "Checkpoints at multiples of this number of commits are kept as well."},
     {"resume", GROUP_REPORT, EVERY_RULE, SAME_BITS, TEXT_OPTION(resume, "off", 1, "off|auto|PATH"),
-     "Continues from a checkpoint. auto: from the newest sound one in --out, where the log continues, "
-     "too; a new run begins where there is none. PATH: from that one, in a new --out. Ranks, rule and "
-     "device may differ; the run then says what is not exact."},
+     "Continues from a checkpoint. auto: from the newest sound one in --out, where the log continues, too; a "
+     "new run begins where there is none. PATH: from that one, in a new --out. Ranks, rule and device may "
+     "differ; the run then says what is not exact."},
     {"out", GROUP_REPORT, EVERY_RULE, SAME_BITS, TEXT_OPTION(out, "auto", 1, "DIR|auto"),
-     "The run's directory, created with its parents; a directory that already holds a run is refused. "
-     "auto: runs/MODEL-OPTIMIZER-N with the first free N."},
+     "The run's directory, created with its parents; a directory that already holds a run is refused. auto: "
+     "runs/MODEL-OPTIMIZER-N with the first free N."},
     {"trace", GROUP_REPORT, EVERY_RULE, SAME_BITS, TEXT_OPTION(trace, "", 0, "FILE"),
-     "Writes what both streams of every rank do and when, as Chrome trace JSON, which ui.perfetto.dev "
-     "shows. The file grows with every commit: meant for short runs."},
+     "Writes what both streams of every rank do and when, as Chrome trace JSON, which ui.perfetto.dev shows. "
+     "The file grows with every commit: meant for short runs."},
     {"config", GROUP_REPORT, EVERY_RULE, SAME_BITS, TEXT_OPTION(config, "", 1, "FILE"),
      "Reads options from lines `name = value`, with # before comments; a run saves such a file. The command "
      "line wins over it."},
 
     {"task", GROUP_EVALUATION, EVERY_RULE, OTHER_BITS,
      CHOICE_OPTION(task, "perplexity", "perplexity", "lambada", "hellaswag"),
-     "What train_gpt eval measures on --data: the perplexity of a text or of tokens; or LAMBADA or "
-     "HellaSwag from their JSON lines, counted as lm-evaluation-harness does. --seq-len is the longest"
-     " context."},
+     "What train_gpt eval measures on --data: the perplexity of a text or of tokens; or LAMBADA or HellaSwag "
+     "from their JSON lines, counted as lm-evaluation-harness does. --seq-len is the longest context."},
     {"stride", GROUP_EVALUATION, EVERY_RULE, OTHER_BITS,
      INTEGER_OPTION(stride, "half", 1, 1048576, "N", "half", 0),
-     "Tokens between the starts of two perplexity windows: fewer give every token more context and "
-     "take longer. half: half a window."},
+     "Tokens between the starts of two perplexity windows: fewer give every token more context and take "
+     "longer. half: half a window."},
     {"limit", GROUP_EVALUATION, EVERY_RULE, OTHER_BITS,
      INTEGER_OPTION(limit, "all", 1, OPTION_NO_LIMIT, "N", "all", 0), "Only the first N windows or lines."},
 
     {"sample-tokens", GROUP_SAMPLE, EVERY_RULE, SAME_BITS,
      COUNT_OPTION(sample_tokens, "256", 1, 1e6, "N", "none", 0),
-     "Tokens of text that the trained model writes at the end; fewer where the model ends the text "
-     "itself."},
+     "Tokens of text that the trained model writes at the end; fewer where the model ends the text itself."},
     {"temperature", GROUP_SAMPLE, EVERY_RULE, SAME_BITS,
      REAL_OPTION(temperature, "0.8", 0, 100, "X", NO_WORD),
      "Lower is safer and duller, higher is wilder; 0 always takes the most likely token."},
     {"top-k", GROUP_SAMPLE, EVERY_RULE, SAME_BITS, INTEGER_OPTION(top_k, "40", 1, 1e6, "N", "off", 0),
      "Chooses only among the N most likely tokens, which keeps odd tokens out."},
     {"prompt", GROUP_SAMPLE, EVERY_RULE, SAME_BITS, TEXT_OPTION(prompt, "", 0, "TEXT"),
-     "What the sample starts with. Empty: the model starts by itself. Models that read token ids need "
-     "a --tokenizer."},
+     "What the sample starts with. Empty: the model starts by itself. Models that read token ids need a "
+     "--tokenizer."},
 
     {"link-mbit", GROUP_EMULATION, EVERY_RULE, SAME_BITS,
      REAL_OPTION(link_mbit, "off", 1e-3, 1e6, "MBIT", "off", 0),
      "Emulates a slow network: no rank sends more than MBIT million bits a second."},
     {"link-us", GROUP_EMULATION, EVERY_RULE, SAME_BITS,
      REAL_OPTION(link_us, "off", 1e-3, 1e6, "US", "off", 0),
-     "Emulates a distant network: every message arrives US microseconds late. Many small messages "
-     "suffer most."},
+     "Emulates a distant network: every message arrives US microseconds late. Many small messages suffer "
+     "most."},
     {"chaos-ms", GROUP_EMULATION, EVERY_RULE, SAME_BITS,
      REAL_OPTION(chaos_ms, "off", 1e-3, 6e4, "MS", "off", 0),
-     "Waits for a random time of up to MS milliseconds before every communication operation. No bit of"
-     " a result may change: a test of the scheduler."},
+     "Waits for a random time of up to MS milliseconds before every communication operation. No bit of a "
+     "result may change: a test of the scheduler."},
     {"slow-rank", GROUP_EMULATION, EVERY_RULE, SAME_BITS,
      INTEGER_OPTION(slow_rank, "none", 0, 1e6, "RANK", "none", -1),
      "Emulates one slow machine: this rank sleeps for --slow-ms at every micro-batch."},

@@ -29,8 +29,8 @@ enum {
 // ---------------------------------------------------------------------------------------
 // Numbers for people
 
-// Numbers for people: 999, 12.3k, 1.50M, 2.00G. Three significant digits; the unit is
-// chosen after rounding (999950 is 1.00M).
+// 999, 12.3k, 1.50M, 2.00G: three significant digits; the unit is chosen after rounding
+// (999950 is 1.00M).
 static inline const char *human_count(double value, char text[NUMBER_TEXT_SIZE]) {
     static const char *const units[] = {"", "k", "M", "G", "T", "P"};
     if (!isfinite(value)) {
@@ -49,7 +49,7 @@ static inline const char *human_count(double value, char text[NUMBER_TEXT_SIZE])
     return text;
 }
 
-// Durations for people: 0:07, 12:34, 1:02:03, 2d 03:04. Unknown or absurd: "?".
+// Durations: 0:07, 12:34, 1:02:03, 2d 03:04. Unknown or absurd: "?".
 static inline const char *human_duration(double seconds, char text[NUMBER_TEXT_SIZE]) {
     if (!(seconds >= 0 && seconds < 1e9)) {
         snprintf(text, NUMBER_TEXT_SIZE, "%s", "?");
@@ -215,8 +215,8 @@ typedef struct Terminal {
 } Terminal;
 
 // Whether a person sees what is written to `stream`. Open MPI gives every rank a terminal
-// of its own and passes on what it reads there, to a file perhaps: then what counts is
-// where mpirun, the parent of a rank on its node, writes to.
+// of its own and forwards what the rank writes there, perhaps to a file. So under mpirun,
+// which is the parent of the ranks on its own node, its own output decides.
 static inline bool terminal_is_watched(FILE *stream) {
     if (isatty(fileno(stream)) != 1) { return false; }
     if (getenv("OMPI_COMM_WORLD_SIZE") == NULL) { return true; }

@@ -267,8 +267,7 @@ static inline void print_end(Run *run, uint64_t fingerprint) {
 // Where everything is that the run has written.
 static inline void print_files(const Run *run) {
     printf("\nlog        %s/log.jsonl\ncurves     %s/progress.tsv (scripts/plot %s makes "
-           "%s/plot.html)\nsettings   %s/config.txt (train_gpt "
-           "--config it)\n",
+           "%s/plot.html)\nsettings   %s/config.txt (train_gpt --config it)\n",
            run->directory, run->directory, run->directory, run->directory, run->directory);
     if (run->options.trace[0] != '\0') {
         printf("trace      %s (https://ui.perfetto.dev opens it)\n", run->options.trace);

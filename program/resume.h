@@ -1,9 +1,9 @@
 // resume.h: saving a run, resuming it from a checkpoint, and rolling it back to one after
 // a spike.
 //
-// checkpoint/ knows how a checkpoint is written and read. Here is decided when that
-// happens and what is printed and logged about it; and clocks, reports and the position
-// in the data are set so that they continue from the checkpoint.
+// checkpoint/ knows how a checkpoint is written and read. This file decides when that
+// happens, and prints and logs it. After loading it sets clocks, reports and the position
+// in the data, so that they continue from the checkpoint.
 #ifndef ACCO_PROGRAM_RESUME_H
 #define ACCO_PROGRAM_RESUME_H
 
@@ -12,16 +12,17 @@
 #include "program/report.h"
 
 // ---------------------------------------------------------------------------------------
-// What the checkpoints of this run are of
+// What checkpoint/ is told about the run
 
-// CheckpointedRun::option_change_matters: whether a resumed run with another value of the option trains other
-// bits. The option table says so; only --val-batches depends on the values.
+// CheckpointedRun::option_change_matters: whether a run that is resumed with another
+// value of the option trains other bits. The option table says so; only --val-batches
+// depends on the values.
 static inline bool option_change_matters(const void *context, const char *name, const json_t *before,
                                          const json_t *now) {
     const Run *run = (const Run *)context;
     if (strcmp(name, "val-batches") == 0) {
-        // Only "off" or a number matters: whether a tail of the training data is held
-        // out. None is where the data come from a grammar.
+        // All that matters is whether a tail of the training data is held out: it is with
+        // a number, not with the word "none", and never of the built-in corpus.
         return !run->data.builtin && json_is_string(before) != json_is_string(now);
     }
     return option_find(name)->effect == OTHER_BITS;
@@ -197,8 +198,8 @@ static inline void resume_run(Run *run) {
 // ---------------------------------------------------------------------------------------
 // Rolling back after a spike
 
-// Where the next micro-batch of the least or the most advanced rank lies in the data:
-// micro-batches of all ranks.
+// The position in the data of the next micro-batch of the least or the most advanced
+// rank, counted in micro-batches of all ranks.
 static inline int64_t data_position(Run *run, bool least) {
     Transport *transport = &run->transport;
     uint64_t mine = run->scheduler.micro_batches_begun;
@@ -213,8 +214,8 @@ static inline int64_t data_position(Run *run, bool least) {
 }
 
 // Loads the newest sound checkpoint of this run, and continues from it with data that no
-// rank has used before. False: there is none, or that has not helped often enough: the
-// run ends.
+// rank has used before. False: there is none, or going back to the same one has already
+// failed ROLLBACK_PATIENCE times; the run ends.
 static inline bool roll_back(Run *run) {
     Scheduler *s = &run->scheduler;
     char remarks[CHECKPOINT_REMARKS_SIZE];

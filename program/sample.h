@@ -120,9 +120,8 @@ static inline int command_sample(Run *run) {
     HfModel model;
     char path[2048];
     if (run->options.from[0] == '\0') {
-        error_set(&error,
-                  "sample needs --from DIR, a directory with config.json and model.safetensors, such as "
-                  "RUN/checkpoints/step-N/model");
+        error_set(&error, "sample needs --from DIR, a directory with config.json and model.safetensors, such "
+                          "as RUN/checkpoints/step-N/model");
         exit_user_mistake(&error);
     }
     Sample *sample = (Sample *)calloc(1, sizeof *sample);

@@ -6,7 +6,7 @@
 #include "program/training_problem.h"
 
 // ---------------------------------------------------------------------------------------
-// Setting up
+// The model, and the numbers that follow from it
 
 // Micro-batches of all ranks per commit (in local rules: per inner step); with
 // --accumulate auto the least possible number.
@@ -15,8 +15,8 @@ static inline int64_t nominal_micro_batches(const Run *run) {
 }
 
 // Larger models want smaller rates: GPT-3's table (Brown et al., 2020, table 2.1), and
-// our own measurement for the tiny ones. What has been learned is kept by smaller ones:
-// ACCO's paper fine-tunes 2.7B with 2e-5.
+// our own measurement for the tiny ones. Fine-tuning takes a tenth, so that what was
+// learned is kept: ACCO's paper fine-tunes 2.7B with 2e-5.
 static inline double automatic_learning_rate(Run *run) {
     double parameters = (double)run->table.parameter_count;
     bool finetunes = run->options.finetune[0] != '\0';
@@ -84,8 +84,8 @@ static inline int64_t nominal_commits(const Run *run) {
     return (run->options.tokens + per_commit - 1) / per_commit;
 }
 
-// Spells out what was left to us, so that the saved configuration says it. A constant
-// rate has no minimum.
+// Fills in the rates that were left to the program, so that the saved configuration has
+// them. A constant rate has no minimum.
 static inline bool choose_rates(Run *run, Error *error) {
     Options *options = &run->options;
     bool constant = options->schedule == SCHEDULE_CONSTANT;
@@ -102,21 +102,6 @@ static inline bool choose_rates(Run *run, Error *error) {
     return true;
 }
 
-static inline LearningRate choose_schedule(const Run *run) {
-    const Options *options = &run->options;
-    LearningRate rate;
-    bool by_commits = options->learning_rate_by == RATE_BY_COMMITS;
-    double per_commit = (double)nominal_micro_batches(run);
-    double total = (double)options->tokens / (double)tokens_per_micro_batch(run);
-    rate.kind = (ScheduleKind)options->schedule;
-    rate.peak = options->learning_rate;
-    rate.minimum = options->minimum_learning_rate;
-    rate.step = by_commits ? 1 : per_commit;
-    rate.warmup = (double)options->warmup * rate.step;
-    rate.total = by_commits ? total / per_commit : total;
-    return rate;
-}
-
 // Micro-batch gradients of all workers at which training ends.
 static inline double target_gradients(const Run *run) {
     return ceil((double)run->options.tokens / (double)tokens_per_micro_batch(run));
@@ -125,6 +110,9 @@ static inline double target_gradients(const Run *run) {
 static inline SchedulerSettings choose_settings(Run *run) {
     const Options *options = &run->options;
     SchedulerSettings settings;
+    bool by_commits = options->learning_rate_by == RATE_BY_COMMITS;
+    double per_commit = (double)nominal_micro_batches(run);
+    double total = (double)options->tokens / (double)tokens_per_micro_batch(run);
     memset(&settings, 0, sizeof settings);
     settings.kind = run->rule->kind;
     settings.replicated = run->rule->replicated;
@@ -139,8 +127,13 @@ static inline SchedulerSettings choose_settings(Run *run) {
     settings.on_spike = (SpikePolicy)options->on_spike;
     settings.spike_limit = options->spike_limit;
     settings.target = target_gradients(run);
-    settings.rate_by_commits = options->learning_rate_by == RATE_BY_COMMITS;
-    settings.rate = choose_schedule(run);
+    settings.rate_by_commits = by_commits;
+    settings.rate.kind = (ScheduleKind)options->schedule;
+    settings.rate.peak = options->learning_rate;
+    settings.rate.minimum = options->minimum_learning_rate;
+    settings.rate.step = by_commits ? 1 : per_commit;
+    settings.rate.warmup = (double)options->warmup * settings.rate.step;
+    settings.rate.total = by_commits ? total / per_commit : total;
     settings.fragments = 1;
     if (run->rule->configure != NULL) { run->rule->configure(options_of_rule(options), &settings); }
     settings.optimizer.beta1 = options->beta1;
@@ -154,6 +147,9 @@ static inline SchedulerSettings choose_settings(Run *run) {
     settings.nccl = run->placement.uses_nccl ? &run->placement.nccl : NULL;
     return settings;
 }
+
+// ---------------------------------------------------------------------------------------
+// The data
 
 // Whether a token is a byte of text.
 static inline bool data_is_bytes(const Run *run) {
@@ -179,8 +175,7 @@ static inline bool open_data(Run *run, Error *error) {
     if (run->options.prompt[0] != '\0' && !data_is_bytes(run) && !spelled) {
         return error_set(error,
                          "--prompt needs data that are text, or a --tokenizer: %s holds token ids, and there "
-                         "is no vocabulary here to turn "
-                         "the prompt into ids",
+                         "is no vocabulary here to turn the prompt into ids",
                          options->data);
     }
     if (!separate) { return true; }
@@ -188,7 +183,10 @@ static inline bool open_data(Run *run, Error *error) {
     return open_files(&run->validation_data, &held, error);
 }
 
-// The one table of memory: what `plan` prints, what a run prints, and what is allocated.
+// ---------------------------------------------------------------------------------------
+// Memory and buckets
+
+// Makes the one table of memory: what `plan` prints, what a run prints, what is allocated.
 static inline bool reserve_memory(Run *run, Problem problem, Error *error) {
     const Placement *placement = &run->placement;
     SchedulerSettings settings = choose_settings(run);
@@ -208,11 +206,11 @@ static inline bool reserve_memory(Run *run, Problem problem, Error *error) {
     return true;
 }
 
-// How many bytes of gradients travel together where gradients are sent behind the
-// backward pass. More buckets leave less to wait for when the pass has ended, the last
-// bucket, but each costs the latency of a message: with n buckets of an exchange of C
-// seconds that is C / n + n times the latency, least at n = sqrt(C / latency). All ranks
-// call it and choose the same.
+// Chooses how many bytes of gradients travel together where they are sent during the
+// backward pass. When the pass has ended, the last bucket is still to be waited for, so
+// more buckets leave less; but each costs the latency of a message. With n buckets of an
+// exchange that takes C seconds, both together are C / n + n * latency, which is least at
+// n = sqrt(C / latency). All ranks call it and choose the same.
 static inline void choose_bucket(Run *run) {
     SchedulerSettings *settings = &run->scheduler.settings;
     const Layout *layout = &run->scheduler.layout;

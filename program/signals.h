@@ -15,7 +15,7 @@
 // and not more, because a job of a thousand ranks does not need a thousand lines. A rank
 // that leaves in order, or that has already said why the job must end, prints nothing.
 //
-//   signal_watch_block     before the first thread is created: blocks the signals in all
+//   signal_watch_mask      before the first thread is created: blocks the signals in all
 //   signal_watch_prepare   starts a thread that waits for them
 #ifndef ACCO_PROGRAM_SIGNALS_H
 #define ACCO_PROGRAM_SIGNALS_H
@@ -44,14 +44,10 @@ static inline sigset_t signal_watch_signals(void) {
     return signals;
 }
 
-static inline void signal_watch_block(void) {
+// how: SIG_BLOCK or SIG_UNBLOCK, for this thread and those that it will make.
+static inline void signal_watch_mask(int how) {
     sigset_t signals = signal_watch_signals();
-    pthread_sigmask(SIG_BLOCK, &signals, NULL);
-}
-
-static inline void signal_watch_unblock(void) {
-    sigset_t signals = signal_watch_signals();
-    pthread_sigmask(SIG_UNBLOCK, &signals, NULL);
+    pthread_sigmask(how, &signals, NULL);
 }
 
 // Prints where this rank was, if it is one that prints.
@@ -89,7 +85,7 @@ static inline void *signal_watch_main(void *argument) {
         if (accepted && signal_watch_wait_leaving(watch->transport)) { return NULL; }
         break;
     }
-    signal_watch_unblock();
+    signal_watch_mask(SIG_UNBLOCK);
     raise(number); // with the default action, which ends the process
     return NULL;
 }
@@ -100,7 +96,7 @@ static inline void signal_watch_prepare(SignalWatch *watch) {
     if (pthread_create(&thread, NULL, signal_watch_main, watch) == 0) {
         pthread_detach(thread);
     } else {
-        signal_watch_unblock();
+        signal_watch_mask(SIG_UNBLOCK);
     }
 }
 

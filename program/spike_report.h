@@ -29,10 +29,10 @@ static inline void spike_describe_loss(const Run *run, const SpikeReport *spike,
     if (spike->site.micro_batch == 0) { return; }
     double micro_batch = spike->site.micro_batch - 1;
     uint64_t first = (uint64_t)spike_first_sequence(run, spike->rank, micro_batch), token;
-    used += (size_t)snprintf(text + used, size - used,
-                             " in its micro-batch %.0f (of %d sequence%s, the first is number %llu in the "
-                             "order of training",
-                             micro_batch, run->B, run->B == 1 ? "" : "s", (unsigned long long)first);
+    used += (size_t)snprintf(
+        text + used, size - used,
+        " in its micro-batch %.0f (of %d sequence%s, the first is number %llu in the order of training",
+        micro_batch, run->B, run->B == 1 ? "" : "s", (unsigned long long)first);
     if (!run->data.builtin) {
         const DataFile *file = data_loader_find(&run->data, data_loader_window(&run->data, first), &token);
         used += (size_t)snprintf(text + used, size - used, ": %.200s from token %llu", file->path,
@@ -73,11 +73,10 @@ static inline void spike_describe(const Run *run, const SpikeReport *spike, char
         snprintf(text, size, "%s of rank %d is far larger than those before it",
                  high_loss ? "a loss" : "a gradient", spike->rank);
     } else {
-        snprintf(text, size,
-                 "%s is %.3g, and at most %.3g was expected after those before it; that of rank %d is the "
-                 "largest",
-                 high_loss ? "the loss" : "the gradient's norm", spike->measured, spike->largest,
-                 spike->rank);
+        snprintf(
+            text, size,
+            "%s is %.3g, and at most %.3g was expected after those before it; that of rank %d is the largest",
+            high_loss ? "the loss" : "the gradient's norm", spike->measured, spike->largest, spike->rank);
     }
 }
 

@@ -5,9 +5,10 @@
 
 #include "program/agreement.h"
 
-// The scheduler's Problem: micro-batch `index` of this rank is sample number (index *
-// ranks + rank) * B and the next B-1 of the global order, counted from where a run that
-// is resumed had come.
+// What the scheduler calls for a micro-batch. Number `index` of this rank is number
+// data_base + index * ranks + rank of all ranks, and that number times B is its first
+// sample in the global order. data_base: the first micro-batch that was not yet used when
+// the run was resumed.
 static inline MicroBatchResult train_micro_batch(void *self, Stream *stream, uint64_t index,
                                                  const float *parameters, float *gradients,
                                                  const Pace *pace) {

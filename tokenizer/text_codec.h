@@ -1,5 +1,4 @@
-// text_codec.h: between text and the token ids of a model, whichever way the model reads
-// text.
+// text_codec.h: converts between text and the token ids of a model.
 //
 // A model may read bytes, or the tokens of a tokenizer.json; or nobody knows what its ids
 // mean, and then they are printed as numbers, and no text can be encoded.
@@ -66,9 +65,8 @@ static inline bool text_codec_encode(const TextCodec *codec, const char *prompt,
         return good || error_set(error, "no memory for the prompt");
     }
     if (prompt[0] != '\0') {
-        return error_set(
-            error, "--prompt needs a tokenizer that turns it into token ids: give --tokenizer, or a --from "
-                   "with a tokenizer.json");
+        return error_set(error, "--prompt needs a tokenizer that turns it into token ids: give --tokenizer, "
+                                "or a --from with a tokenizer.json");
     }
     int32_t end = text_codec_end(codec);
     return token_list_add(out, end >= 0 ? end : codec->vocabulary - 1) ||

@@ -10,16 +10,14 @@
 //                     converts line ends destroys it, so the damage is noticed)
 //          8      4   version: 1
 //         12      4   bytes of a token: 2 or 4
-//         16      4   vocabulary: every token is below it; at most 65536 where tokens
-//                 have
+//         16      4   vocabulary: every token is below it; at most 65536 where tokens have
 //                     2 bytes
 //         20      4   flags: bit 0, a mask follows the tokens; all others are 0
 //         24      8   number of tokens, at least 1
 //         32     32   SHA-256 of the tokenizer (Tokenizer.hash); zeros: unknown
 //         64      8   checksum: CRC-32 (as in zlib) of everything after the header,
 //                     continued over the header with zeros in this field
-//         72      4   length to which each document was padded, at most 65536; 0:
-//                 documents
+//         72      4   length to which each document was padded, at most 65536; 0: documents
 //                     follow each other without padding
 //         76    180   zeros
 //        256          tokens, then the mask: (count + 7) / 8 bytes; token i is bit i % 8
@@ -176,12 +174,11 @@ static inline bool token_file_check_size(TokenFile *file, const char *name, size
     bool fits = count <= body / width; // before the product, which a hostile count would overflow
     uint64_t promised = fits ? count * width + (file->mask != NULL ? (count + 7) / 8 : 0) : 0;
     if (!fits || promised != body) {
-        return error_set(
-            error,
-            "%s: the header promises %llu tokens of %d bytes%s, but %llu bytes follow it: the file is "
-            "truncated or damaged",
-            name, (unsigned long long)count, file->token_bytes, file->mask != NULL ? " and a mask" : "",
-            (unsigned long long)body);
+        return error_set(error,
+                         "%s: the header promises %llu tokens of %d bytes%s, but %llu bytes follow it: the "
+                         "file is truncated or damaged",
+                         name, (unsigned long long)count, file->token_bytes,
+                         file->mask != NULL ? " and a mask" : "", (unsigned long long)body);
     }
     if (file->mask == NULL) { return true; }
     file->mask = file->tokens + count * width;

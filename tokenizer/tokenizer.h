@@ -28,7 +28,6 @@
 #define ACCO_TOKENIZER_TOKENIZER_H
 
 #include <assert.h>
-#include <errno.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -125,6 +125,20 @@ static void job_task(void *context, Stream *stream) {
     job->processor_seconds = thread_seconds() - processor_began;
 }
 
+// The seconds of the work on the compute stream, beside a job on the other one; NULL: alone.
+static double work_beside(Stream *compute, Work *work, Stream *communication, Job *job) {
+    Event *computed = event_create(), *communicated = event_create();
+    if (job != NULL) { stream_run(communication, job_task, job); }
+    event_record(communicated, communication);
+    stream_run(compute, work_task, work);
+    event_record(computed, compute);
+    event_wait(computed, 600);
+    event_wait(communicated, 600);
+    event_destroy(computed);
+    event_destroy(communicated);
+    return work->seconds;
+}
+
 static void bench_waiting(Transport *transport, double megabits) {
     Arena arena;
     memset(&arena, 0, sizeof arena);
@@ -149,7 +163,6 @@ static void bench_waiting(Transport *transport, double megabits) {
     ThreadPool *pool = thread_pool_create(1, false), *own = thread_pool_create(1, false);
     Stream *compute = stream_create("compute", pool, NULL),
            *communication = stream_create("communication", own, NULL);
-    Event *computed = event_create(), *communicated = event_create();
     Job job = {transport, {&layout, WIRE_FP32, buffer, NULL, NULL}, 0, 0};
     work.products = 1500;
     double ratios[REPEATS];
@@ -160,13 +173,7 @@ static void bench_waiting(Transport *transport, double megabits) {
             transport->link_bytes_per_second = 0;
             transport_barrier(transport, "barrier");
             transport->link_bytes_per_second = megabits * 1e6 / 8;
-            if (in_flight == 1) { stream_run(communication, job_task, &job); }
-            event_record(communicated, communication);
-            stream_run(compute, work_task, &work);
-            event_record(computed, compute);
-            event_wait(computed, 600);
-            event_wait(communicated, 600);
-            seconds[in_flight] = work.seconds;
+            seconds[in_flight] = work_beside(compute, &work, communication, in_flight == 1 ? &job : NULL);
         }
         if (repeat >= 0) { ratios[repeat] = seconds[1] / seconds[0]; }
         job_seconds = job.seconds;
@@ -183,8 +190,6 @@ static void bench_waiting(Transport *transport, double megabits) {
     }
     stream_destroy(compute);
     stream_destroy(communication);
-    event_destroy(computed);
-    event_destroy(communicated);
     thread_pool_destroy(pool);
     thread_pool_destroy(own);
     arena_release(&arena);

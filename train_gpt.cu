@@ -186,11 +186,9 @@ static void choose_alone(Run *run) {
 // Decides what depends on the other ranks: how GPUs exchange, and so the plan of memory.
 static void choose_together(Run *run) {
     Error error = {""};
-    bool alike = !rule_shards(run->rule);
-    bool good =
-        placement_choose_gpu_exchange(&run->placement, &run->options, &run->transport, alike, &error) &&
-        reserve_memory(run, training_problem(run), &error) &&
-        arena_check(&run->arena, run->transport.local_size, &error);
+    bool good = placement_choose_gpu_exchange(&run->placement, &run->options, &run->transport, &error) &&
+                reserve_memory(run, training_problem(run), &error) &&
+                arena_check(&run->arena, run->transport.local_size, &error);
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
 }
 
@@ -283,7 +281,7 @@ int main(int argc, char **argv) {
     if (!options_parse(argc, argv, &run->options, &error) || !options_check(&run->options, &error)) {
         exit_user_mistake(&error);
     }
-    run->rule = RULES[run->options.rule].rule;
+    run->rule = options_rule(&run->options);
     hf_model_find(run->options.from, sizeof run->options.from);
     hf_model_find(run->options.finetune, sizeof run->options.finetune);
     int exit_code = 0;

@@ -119,6 +119,8 @@ typedef struct Options {
     double slow_ms;
 } Options;
 
+static inline const Rule *options_rule(const Options *options) { return RULES[options->rule].rule; }
+
 // The options of the run's rule: what Rule::check, configure and describe are given.
 static inline const void *options_of_rule(const Options *options) {
     return rule_own_options(options->rule, &options->rules);

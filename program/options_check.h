@@ -36,7 +36,7 @@ static inline bool option_is_same(const OptionSpec *option, const Options *a, co
 
 // An option of other rules than this run's would have no effect.
 static inline bool options_check_owners(const Options *options, Error *error) {
-    const char *rule = RULES[options->rule].rule->name;
+    const char *rule = options_rule(options)->name;
     Options defaults;
     options_defaults(&defaults);
     for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
@@ -63,7 +63,7 @@ static inline bool options_check_rounds(const Rule *rule, const char *where, int
 }
 
 static inline bool options_check_accumulate(const Options *options, Error *error) {
-    const Rule *rule = RULES[options->rule].rule;
+    const Rule *rule = options_rule(options);
     bool is_auto = options->accumulate == 0, is_list = options->rank_accumulate[0] != '\0';
     if (!is_auto) {
         return is_list || options_check_rounds(rule, "--accumulate ", options->accumulate, error);
@@ -94,7 +94,7 @@ static inline bool options_check_accumulate(const Options *options, Error *error
 // later.
 static inline bool options_check_rank_list(const Options *options, Error *error) {
     enum { MOST = 1000000, DIGITS = 7 };
-    const Rule *rule = RULES[options->rule].rule;
+    const Rule *rule = options_rule(options);
     const char *number = options->rank_accumulate;
     for (int rank = 0; options->rank_accumulate[0] != '\0'; rank++) {
         size_t length = strcspn(number, ","), digits = strspn(number, "0123456789");
@@ -136,7 +136,7 @@ static inline int options_rank_accumulate(const Options *options, int rank, int 
 // The micro-batches per commit of all ranks. With --accumulate auto nobody knows: then
 // the least possible, one per rank and round.
 static inline int64_t options_total_accumulate(const Options *options, int size) {
-    int64_t total = 0, least = RULES[options->rule].rule->rounds_per_commit;
+    int64_t total = 0, least = options_rule(options)->rounds_per_commit;
     for (int rank = 0; rank < size; rank++) {
         int count = options_rank_accumulate(options, rank, size);
         total += count > 0 ? count : least;
@@ -152,7 +152,7 @@ static inline int64_t options_tokens_per_commit(const Options *options, int rank
 // The inner steps that a rank makes before it hears of the others; 1 where all ranks make
 // every step together.
 static inline int64_t options_steps_between_exchanges(const Options *options) {
-    const Rule *rule = RULES[options->rule].rule;
+    const Rule *rule = options_rule(options);
     SchedulerSettings settings;
     memset(&settings, 0, sizeof settings);
     settings.fragments = 1;
@@ -254,7 +254,7 @@ static inline bool options_check_pairs(const Options *options, Error *error) {
 
 // Refuses options that are valid one by one and not together.
 static inline bool options_check(const Options *options, Error *error) {
-    const Rule *rule = RULES[options->rule].rule;
+    const Rule *rule = options_rule(options);
     if (options->precision == PRECISION_ASK_FP16) {
         return error_set(error, "--precision fp16 is refused: it needs loss scaling and gave NaN where that "
                                 "was left out; use fp32");

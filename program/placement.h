@@ -124,11 +124,11 @@ static inline const char *nccl_obstacle(const GpuIdentity *gpus, int ranks) {
     return obstacle;
 }
 
-// Collective; all ranks choose the same. alike: the rule lets every rank make the same
-// steps by itself, so all must round alike. Kernels compiled for other GPUs, and those
-// for CPUs, may fuse other operations.
+// Collective; all ranks choose the same. Where the rule does not shard, every rank makes
+// the same steps by itself, so all must round alike; but kernels compiled for other GPUs,
+// and those for CPUs, may fuse other operations.
 static inline bool placement_choose_gpu_exchange(Placement *placement, const Options *options,
-                                                 Transport *transport, bool alike, Error *error) {
+                                                 Transport *transport, Error *error) {
     placement->sharing = 1;
     if (transport->size == 1) { return true; }
     GpuIdentity mine;
@@ -145,13 +145,13 @@ static inline bool placement_choose_gpu_exchange(Placement *placement, const Opt
     }
     if (placement->on_gpu) { placement->sharing = ranks_on_gpu_of(gpus, transport->size, transport->rank); }
     free(gpus);
-    if (mixed && alike) {
+    if (mixed && !rule_shards(options_rule(options))) {
         char sharding[RULE_TEXT];
         return error_set(
             error,
             "with --optimizer %s every rank makes the same steps by itself, and GPUs and CPUs, or GPUs of "
             "several kinds, round them differently: use %s for such ranks, or --device cpu",
-            RULES[options->rule].rule->name, rule_list(rule_shards, sharding));
+            options_rule(options)->name, rule_list(rule_shards, sharding));
     }
     bool asked = options->gpu_exchange == GPU_EXCHANGE_NCCL,
          host = options->gpu_exchange == GPU_EXCHANGE_HOST;

@@ -40,11 +40,11 @@ static inline bool co2_read_gap(const char *gap, double *value) {
     return plain && end != number && *end == '\0' && *value >= 1 && *value <= 1e6;
 }
 
-static inline bool co2_check(const void *own, int layers, Error *error) {
+static inline bool co2_check(const void *own, const RuleFacts *facts, Error *error) {
     const Co2Options *options = (const Co2Options *)own;
     double value;
     char excerpt[64];
-    (void)layers;
+    (void)facts;
     if (co2_read_gap(options->gap, &value)) { return true; }
     return error_set(
         error, "--co2-gap: %s is no gap penalty; allowed: const:VALUE with VALUE 1 .. 1000000, as const:1",
@@ -62,8 +62,9 @@ static inline void co2_configure(const void *own, SchedulerSettings *settings) {
     settings->outer_momentum.gap = (float)gap;
 }
 
-static inline void co2_describe(const void *own, char text[RULE_TEXT]) {
+static inline void co2_describe(const void *own, const SchedulerSettings *settings, char text[RULE_TEXT]) {
     const Co2Options *options = (const Co2Options *)own;
+    (void)settings;
     snprintf(text, RULE_TEXT, "tau %lld, beta %g, alpha %g, phi %g%s, gap %s",
              (long long)options->inner_steps, options->beta, options->alpha, options->phi,
              options->phi > 0 ? "" : " (no clipping)", options->gap);
@@ -104,6 +105,7 @@ static const Rule co2_rule = {"co2",
                               local_committed,
                               co2_check,
                               co2_configure,
+                              NULL,
                               co2_describe};
 
 #endif

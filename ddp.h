@@ -18,7 +18,7 @@
 
 static inline void ddp_commit(Scheduler *s) {
     launch_following(s, COMMIT);
-    accumulate(s, s->settings.round_size);
+    accumulate(s, s->settings.micro_batches);
     wait_for(s);
 }
 
@@ -29,6 +29,7 @@ static const Rule ddp_rule = {"ddp",
                               1,     // rounds per commit
                               false, // no job in flight between commits
                               ddp_commit,
+                              NULL,
                               NULL,
                               NULL,
                               NULL,

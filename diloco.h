@@ -47,7 +47,7 @@ typedef struct DilocoOptions {
 
 // Fragments take turns: one is sent every H/P steps, and it has arrived before the next
 // is sent.
-static inline bool streaming_diloco_check(const void *own, int layers, Error *error) {
+static inline bool streaming_diloco_check(const void *own, const RuleFacts *facts, Error *error) {
     const DilocoOptions *options = (const DilocoOptions *)own;
     long long H = (long long)options->inner_steps, P = (long long)options->fragments,
               tau = (long long)options->delay;
@@ -69,9 +69,9 @@ static inline bool streaming_diloco_check(const void *own, int layers, Error *er
                          "next one is sent; use %s%lld",
                          tau, H / P, H / P == 1 ? "" : "0 .. ", H / P - 1);
     }
-    if (layers > 0 && P > layers) {
+    if (facts->layers > 0 && P > facts->layers) {
         return error_set(error, "--streaming-P %lld: the model has only %d layers to make fragments of", P,
-                         layers);
+                         facts->layers);
     }
     return true;
 }
@@ -92,15 +92,17 @@ static inline void streaming_diloco_configure(const void *own, SchedulerSettings
     settings->outer_nesterov.alpha = (float)options->alpha;
 }
 
-static inline void diloco_describe(const void *own, char text[RULE_TEXT]) {
+static inline void diloco_describe(const void *own, const SchedulerSettings *settings, char text[RULE_TEXT]) {
     const DilocoOptions *options = (const DilocoOptions *)own;
+    (void)settings;
     snprintf(text, RULE_TEXT, "H %lld, outer rate %g, mu %g", (long long)options->inner_steps,
              options->outer_learning_rate, options->outer_momentum);
 }
 
-static inline void streaming_diloco_describe(const void *own, char text[RULE_TEXT]) {
+static inline void streaming_diloco_describe(const void *own, const SchedulerSettings *settings,
+                                             char text[RULE_TEXT]) {
     const DilocoOptions *options = (const DilocoOptions *)own;
-    diloco_describe(own, text);
+    diloco_describe(own, settings, text);
     size_t used = strlen(text);
     snprintf(text + used, RULE_TEXT - used, "; P %lld (%s), tau %lld, alpha %g",
              (long long)options->fragments, options->order == FRAGMENTS_STRIDED ? "strided" : "sequential",
@@ -152,6 +154,7 @@ static const Rule diloco_rule = {"diloco",
                                  local_committed,
                                  NULL,
                                  diloco_configure,
+                                 NULL,
                                  diloco_describe};
 
 static const Rule streaming_diloco_rule = {
@@ -166,6 +169,7 @@ static const Rule streaming_diloco_rule = {
     local_committed,
     streaming_diloco_check,
     streaming_diloco_configure,
+    NULL,
     streaming_diloco_describe};
 
 #endif

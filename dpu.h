@@ -28,11 +28,11 @@
 static inline void delayed_commit(Scheduler *s, JobKind kind) {
     if (sequential_commit(s)) { return; }
     if (!is_handed_over(s)) {
-        accumulate(s, s->settings.round_size);
+        accumulate(s, s->settings.micro_batches);
         hand_over(s, CLEAR);
     }
     launch(s, kind);
-    accumulate(s, s->settings.round_size);
+    accumulate(s, s->settings.micro_batches);
     hand_over(s, CLEAR);
 }
 
@@ -70,6 +70,7 @@ static const Rule dpu_rule = {
     NULL,
     NULL,
     NULL,
+    NULL,
     NULL};
 
 static const Rule acco_wp_rule = {"acco-wp",
@@ -81,6 +82,7 @@ static const Rule acco_wp_rule = {"acco-wp",
                                   acco_wp_commit,
                                   delayed_finish,
                                   acco_wp_committed,
+                                  NULL,
                                   NULL,
                                   NULL,
                                   NULL};

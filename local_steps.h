@@ -66,7 +66,7 @@ static inline bool inner_step_is_good(Scheduler *s, Stream *stream, double norm)
 static inline void inner_step_task(void *context, Stream *stream) {
     Scheduler *s = (Scheduler *)context;
     size_t count = s->problem.parameter_count;
-    double micro_batches = s->settings.round_size;
+    double micro_batches = s->settings.micro_batches;
     trace_begin(&s->trace, TRACE_COMPUTE);
     double norm = sqrt(buffer_sum_of_squares(stream, s->gradients.data, count, count, 1, s->norm_partials)) /
                   micro_batches;
@@ -90,17 +90,17 @@ static inline void inner_steps(Scheduler *s, int steps) {
     for (int i = 0; i < steps; i++) {
         s->tally_before = s->tally;
         memset(&s->tally, 0, sizeof s->tally);
-        accumulate(s, s->settings.round_size);
+        accumulate(s, s->settings.micro_batches);
         scheduler_call(s, s->compute, inner_step_task, s);
         buffer_change(&s->gradients, BUFFER_READY, BUFFER_FREE);
-        s->gradients_done += (double)s->settings.round_size * s->transport->size;
+        s->gradients_done += (double)s->settings.micro_batches * s->transport->size;
     }
 }
 
 // The inner steps of a period of `period` steps: fewer at the end of the run.
 static inline int steps_left(const Scheduler *s, int period) {
     double left = ceil((s->settings.target - s->gradients_done) /
-                       ((double)s->settings.round_size * s->transport->size));
+                       ((double)s->settings.micro_batches * s->transport->size));
     return left < period ? (int)left : period;
 }
 

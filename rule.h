@@ -15,12 +15,18 @@ typedef char OptionText[1024]; // a text that a user gave, with its zero byte
 
 enum { RULE_TEXT = sizeof(OptionText) + 256 };
 
+// What a rule's own options are checked against.
+typedef struct RuleFacts {
+    int layers;    // of the model; 0: not known yet
+    bool adaptive; // --accumulate auto
+} RuleFacts;
+
 typedef struct Rule {
     const char *name;      // of --optimizer
     const char *summary;   // one line for the start-up block
     RuleKind kind;         // what compute does while data travel (scheduler_state.h)
     bool replicated;       // every rank holds and steps the whole optimizer state
-    int rounds_per_commit; // calls of accumulate() per commit
+    int rounds_per_commit; // calls of accumulate() per commit, of a micro-batch or more each
     // After a commit a job may still be under way, so a checkpoint must hold the sum it
     // made.
     bool job_in_flight_between_commits;
@@ -35,14 +41,19 @@ typedef struct Rule {
     const float *(*committed)(Scheduler *s);
 
     // What a user may ask of this rule alone. `own` is the rule's part of RuleOptions
-    // (rules.h), a struct of its page. Each of the three may be NULL.
+    // (rules.h), a struct of its page. Each of the four may be NULL.
     //
-    // check: whether the options fit together, and to a model of `layers` layers (0: not
-    // known yet). configure: the options as settings of the scheduler; they have passed
-    // check. describe: the numbers of the rule's paper, for the start-up block.
-    bool (*check)(const void *own, int layers, Error *error);
+    // check: whether the options fit together, and to what else is known of the run.
+    // configure: the options as settings of the scheduler; they have passed check.
+    // measure: makes the choices that the options leave to a measurement, before training
+    // and while nothing else runs; all ranks call it together. It writes them into `own`
+    // as a user would have, and why into `reason`, which it leaves as it is where there
+    // was nothing to choose; rank 0's are those that count. describe: the numbers of the
+    // rule, for the start-up block.
+    bool (*check)(const void *own, const RuleFacts *facts, Error *error);
     void (*configure)(const void *own, SchedulerSettings *settings);
-    void (*describe)(const void *own, char text[RULE_TEXT]);
+    void (*measure)(void *own, Scheduler *s, char reason[RULE_TEXT]);
+    void (*describe)(const void *own, const SchedulerSettings *settings, char text[RULE_TEXT]);
 } Rule;
 
 // Lends the committed parameters (parameter_count), the same bits on every rank, between

@@ -63,9 +63,9 @@ static inline const char *rule_list(bool (*fits)(const Rule *rule), char text[RU
     return text;
 }
 
-// The argument `own` of Rule::check, configure and describe.
-static inline const void *rule_own_options(int rule, const RuleOptions *options) {
-    return (const char *)options + RULES[rule].own_options;
+// The argument `own` of Rule::check, configure, measure and describe.
+static inline void *rule_own_options(int rule, const RuleOptions *options) {
+    return (char *)options + RULES[rule].own_options;
 }
 
 #endif

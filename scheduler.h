@@ -357,7 +357,7 @@ static inline void scheduler_drop(Scheduler *s) {
 // for its job, with nothing beside it. Returns true when this commit was one of them.
 static inline bool sequential_commit(Scheduler *s) {
     if (s->optimizer.commits >= s->settings.sequential || is_handed_over(s)) { return false; }
-    accumulate(s, s->settings.round_size * s->settings.rounds_per_commit);
+    accumulate(s, s->settings.micro_batches);
     hand_over(s, CLEAR);
     launch(s, COMMIT);
     wait_for(s);

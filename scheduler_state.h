@@ -65,14 +65,16 @@ typedef enum RuleKind { RULE_SYNCHRONOUS, RULE_OVERLAPPED, RULE_LOCAL } RuleKind
 
 typedef struct SchedulerSettings {
     RuleKind kind;
-    bool replicated;       // every rank holds and steps the whole optimizer state
-    bool overlap;          // false: the same schedule, with a full wait after every operation
-    bool adaptive;         // accumulate() goes on for as long as the job runs
-    int rounds_per_commit; // calls of accumulate() per commit
-    int round_size;        // micro-batches of a round: exactly, or at least where adaptive
-    int first_round_size;  // the same of a run's first round; 0: as in the others
-    int64_t sequential;    // overlapped rules: so many commits at the start wait for their jobs
-    size_t bucket;         // synchronous rules: bytes of gradients that travel together; 0: all of them
+    bool replicated; // every rank holds and steps the whole optimizer state
+    bool overlap;    // false: the same schedule, with a full wait after every operation
+    bool adaptive;   // accumulate() goes on for as long as the job runs
+    // Micro-batches of this worker per commit, in local rules per inner step: exactly, or
+    // at least where adaptive.
+    int micro_batches;
+    double split;         // two rounds per commit: the share of micro_batches beside the COMMIT job
+    int first_round_size; // micro-batches of a run's first round; 0: as in later ones
+    int64_t sequential;   // overlapped rules: so many commits at the start wait for their jobs
+    size_t bucket;        // synchronous rules: bytes of gradients that travel together; 0: all of them
     WireFormat wire, estimate_wire;
     double gradient_clip; // 0: none
     SpikePolicy on_spike;

@@ -15,7 +15,7 @@
 
 static inline void zero1_commit(Scheduler *s) {
     launch_following(s, COMMIT);
-    accumulate(s, s->settings.round_size);
+    accumulate(s, s->settings.micro_batches);
     wait_for(s);
 }
 
@@ -28,6 +28,7 @@ static const Rule zero1_rule = {
     1,     // rounds per commit
     false, // no job in flight between commits
     zero1_commit,
+    NULL,
     NULL,
     NULL,
     NULL,

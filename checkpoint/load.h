@@ -234,6 +234,18 @@ static inline bool checkpoint_check_model(const CheckpointedRun *run, const char
                              paths.final, run->config->name);
 }
 
+// One rank alone: the options of a checkpoint that a run of the same rule saved, name:
+// value; the caller releases them. NULL: there are none to be read.
+static inline json_t *checkpoint_options(const CheckpointedRun *run, const char *path) {
+    CheckpointSource source;
+    Error unreadable = {""};
+    memset(&source, 0, sizeof source);
+    bool good = source_open_manifest(&source, run, path, &unreadable) && source.same_rule;
+    json_t *options = good ? json_incref(json_object_get(source.manifest, "options")) : NULL;
+    checkpoint_close(&source);
+    return options;
+}
+
 // ---------------------------------------------------------------------------------------
 // Verifying: a CRC-32 of every block of the state, block i computed by rank i mod ranks
 

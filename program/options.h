@@ -121,8 +121,8 @@ typedef struct Options {
 
 static inline const Rule *options_rule(const Options *options) { return RULES[options->rule].rule; }
 
-// The options of the run's rule: what Rule::check, configure and describe are given.
-static inline const void *options_of_rule(const Options *options) {
+// The options of the run's rule: what its functions (rule.h) are given.
+static inline void *options_of_rule(const Options *options) {
     return rule_own_options(options->rule, &options->rules);
 }
 

@@ -50,16 +50,14 @@ static inline bool options_check_owners(const Options *options, Error *error) {
     return true;
 }
 
-// The micro-batches of a commit are shared out evenly over its rounds.
+// Every round of a commit has a micro-batch at least.
 static inline bool options_check_rounds(const Rule *rule, const char *where, int64_t count, Error *error) {
     int rounds = rule->rounds_per_commit;
-    if (count % rounds == 0) { return true; }
-    int64_t below = count - count % rounds;
-    return error_set(
-        error,
-        "%s%lld is not a multiple of %d: %s spends its micro-batches in %d equal rounds; use %lld or %lld",
-        where, (long long)count, rounds, rule->name, rounds, (long long)(below > 0 ? below : rounds),
-        (long long)(below > 0 ? below + rounds : 2 * rounds));
+    return count >= rounds ||
+           error_set(error,
+                     "%s%lld: %s computes a commit in %d rounds, of one micro-batch each at least; "
+                     "use %d or more",
+                     where, (long long)count, rule->name, rounds, rounds);
 }
 
 static inline bool options_check_accumulate(const Options *options, Error *error) {
@@ -255,6 +253,7 @@ static inline bool options_check_pairs(const Options *options, Error *error) {
 // Refuses options that are valid one by one and not together.
 static inline bool options_check(const Options *options, Error *error) {
     const Rule *rule = options_rule(options);
+    RuleFacts facts = {0, options->accumulate == 0};
     if (options->precision == PRECISION_ASK_FP16) {
         return error_set(error, "--precision fp16 is refused: it needs loss scaling and gave NaN where that "
                                 "was left out; use fp32");
@@ -266,7 +265,7 @@ static inline bool options_check(const Options *options, Error *error) {
     }
     return options_check_owners(options, error) && options_check_accumulate(options, error) &&
            options_check_rank_list(options, error) &&
-           (rule->check == NULL || rule->check(options_of_rule(options), 0, error)) &&
+           (rule->check == NULL || rule->check(options_of_rule(options), &facts, error)) &&
            options_check_rate(options, error) && options_check_emulation(options, error) &&
            options_check_pairs(options, error);
 }

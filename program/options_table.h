@@ -42,7 +42,9 @@ enum { OPTION_CHOICES_MAX = 12, OPTION_VALUE_SIZE = 512, OPTION_LINE_SIZE = 8192
 // Whether a run that is resumed with another value of the option trains the same bits as
 // before. The model, the rule and the device are compared by themselves: two options may
 // name the same one.
-typedef enum OptionEffect { SAME_BITS, OTHER_BITS, COMPARED_APART } OptionEffect;
+// MEASURED: other bits, too; "auto" stands for a choice that a run makes by measuring at
+// its start, and that it keeps when it is resumed.
+typedef enum OptionEffect { SAME_BITS, OTHER_BITS, MEASURED, COMPARED_APART } OptionEffect;
 
 typedef struct OptionSpec {
     const char *name;
@@ -103,21 +105,21 @@ static const OptionSpec option_table[] = {
      "it; both exchange gradients and parameters beside the backward and forward passes. dpu, acco-wp and "
      "acco shard the state, too, and exchange beside the whole next batch. dpu: gradients are one commit "
      "old; acco-wp: dpu, but gradients are computed at predicted parameters; acco: no gradient is old, but "
-     "half of each batch is computed at an estimate of the next parameters, and the traffic is doubled. co2, "
+     "part of each batch is computed at an estimate of the next parameters, which travels, too. co2, "
      "diloco and streaming-diloco hold the whole state on every rank, take local steps, and exchange seldom. "
      "co2: hides the exchange and applies it one round later; diloco: waits for it; streaming-diloco: hides "
      "it, one fragment of the model at a time."},
     {"accumulate", GROUP_RULE, EVERY_RULE, OTHER_BITS,
      INTEGER_OPTION(accumulate, "2", 1, 1e6, "N", "auto", 0),
      "Micro-batches per rank and commit; for co2, diloco and streaming-diloco per inner step. acco computes "
-     "half of them in each of its two rounds, so the number must be even. auto (acco, acco-wp, dpu): as many "
-     "as fit beside the communication, at least one in each round; the batch then varies, and runs do not "
-     "repeat bit for bit."},
+     "them in two rounds (--acco-split), so it needs two at least. auto (acco, acco-wp, dpu): as many as fit "
+     "beside the communication, at least one in each round; the batch then varies, and runs do not repeat "
+     "bit for bit."},
     {"rank-accumulate", GROUP_RULE, "ddp, zero1, dpu, acco-wp or acco", OTHER_BITS,
      TEXT_OPTION(rank_accumulate, "", 0, "LIST"),
      "A number of micro-batches for each rank, as in 4,4,1,1, instead of --accumulate. It lets fast and slow "
-     "ranks finish together; every micro-batch still has the same weight. For acco every number must be "
-     "even."},
+     "ranks finish together; every micro-batch still has the same weight. For acco every number must be 2 "
+     "or more."},
     {"wire", GROUP_RULE, EVERY_RULE, OTHER_BITS, CHOICE_OPTION(wire, "fp32", "fp32", "bf16", "int8", "e3m0"),
      "Number format in which ranks send vectors to each other; sums are always fp32. bf16 halves the "
      "traffic, and rounds every gradient and parameter. int8 needs about a quarter of it, e3m0 (4 bits: a "
@@ -136,16 +138,27 @@ static const OptionSpec option_table[] = {
      INTEGER_OPTION(sequential, "0", 0, OPTION_NO_LIMIT, "COMMITS", NO_WORD),
      "The first COMMITS commits run without overlap, as under zero1: safer while the parameters change "
      "fastest, and slower meanwhile."},
+    {"acco-split", GROUP_SHARED, "acco", MEASURED,
+     TEXT_OPTION(rules.acco.split, "wire", 1, "wire|auto|half|SHARE"),
+     "How a rank's micro-batches are divided between the round beside the exchange of a commit, computed at "
+     "an estimate of the next parameters, and the round beside the exchange of an estimate, computed at the "
+     "true ones. SHARE, as 0.875: the first round has so much of them; half: 0.5, as in the paper; each has "
+     "one at least. wire: in proportion to the bytes of the two exchanges, which hides them best: halves "
+     "where --estimate-wire is same, 4 of 5 beside the commit for int8 under fp32. auto: what hides best by "
+     "the measured time of a micro-batch and of the exchanges, and among equals the largest share; bits then "
+     "follow from a measurement, which is made once: the log, the configuration and the checkpoint hold the "
+     "share, and a resumed run keeps it."},
     {"acco-init", GROUP_SHARED, "acco", OTHER_BITS,
      INTEGER_OPTION(rules.acco.first_round, "round", 1, 1e6, "N", "round", 0),
      "Micro-batches per rank of the very first round, which has no communication beside it. round: as many "
-     "as in every other round, so that the first commit has a full batch. 1, as in the paper's code: starts "
-     "sooner, with a smaller batch."},
-    {"estimate-wire", GROUP_SHARED, "acco", OTHER_BITS,
-     CHOICE_OPTION(rules.acco.estimate_wire, "same", "same", "fp32", "bf16", "int8", "e3m0"),
+     "as in every later round beside a commit, so that the first commit has a full batch. 1, as in the "
+     "paper's code: starts sooner, with a smaller batch."},
+    {"estimate-wire", GROUP_SHARED, "acco", MEASURED,
+     CHOICE_OPTION(rules.acco.estimate_wire, "same", "same", "auto", "fp32", "bf16", "int8", "e3m0"),
      "Number format in which the estimate is exchanged; the commit keeps --wire. A coarser format saves up "
-     "to half of acco's traffic. It does not round the parameters, but half of the gradients are computed at "
-     "a coarser estimate of them. same: as --wire."},
+     "to half of acco's traffic. It does not round the parameters, but the gradients of the round beside the "
+     "commit are computed at a coarser estimate of them. same: as --wire. auto: the finest that hides as "
+     "well as any, by a measurement that is made once and kept, as that of --acco-split auto is."},
 
     {"co2-tau", GROUP_LOCAL, "co2", OTHER_BITS,
      INTEGER_OPTION(rules.co2.inner_steps, "12", 1, 1e6, "N", NO_WORD),

@@ -61,9 +61,10 @@ static inline void print_rule(const Run *run) {
            options->overlap ? "" : "; --overlap off: no two things at a time");
     if (run->rule->describe != NULL) {
         char text[RULE_TEXT];
-        run->rule->describe(options_of_rule(options), text);
+        run->rule->describe(options_of_rule(options), &run->scheduler.settings, text);
         printf("           %s\n", text);
     }
+    if (run->rule_reason[0] != '\0') { printf("           %s\n", run->rule_reason); }
     if (options->spike_limit > 0 || options->on_spike != SPIKE_STOP) {
         char limit[64] = "";
         if (options->spike_limit > 0) {
@@ -153,12 +154,12 @@ static inline void log_start(Run *run, const Hello *hellos) {
                             json_integer((json_int_t)arena_class_bytes(&run->arena, (MemoryClass)i)));
     }
     json_object_set_new(memory, "total", json_integer((json_int_t)run->arena.bytes));
-    report_event(run,
-                 json_pack("{s:s, s:s, s:I, s:s, s:I, s:I, s:o, s:o, s:o}", "event", "start", "version",
-                           ACCO_VERSION, "time", (json_int_t)time(NULL), "transport",
-                           run->transport.link.name, "parameters", (json_int_t)run->table.parameter_count,
-                           "bucket_bytes", (json_int_t)run->scheduler.settings.bucket, "ranks", ranks,
-                           "memory", memory, "options", options_as_json(&run->options)));
+    report_event(
+        run, json_pack("{s:s, s:s, s:I, s:s, s:I, s:I, s:o, s:o, s:o, s:o}", "event", "start", "version",
+                       ACCO_VERSION, "time", (json_int_t)time(NULL), "transport", run->transport.link.name,
+                       "parameters", (json_int_t)run->table.parameter_count, "bucket_bytes",
+                       (json_int_t)run->scheduler.settings.bucket, "measured", log_text(run->rule_reason),
+                       "ranks", ranks, "memory", memory, "options", options_as_json(&run->options)));
 }
 
 // ---------------------------------------------------------------------------------------

@@ -25,10 +25,10 @@ static inline bool option_change_matters(const void *context, const char *name, 
         // a number, not with the word "none", and never of the built-in corpus.
         return !run->data.builtin && json_is_string(before) != json_is_string(now);
     }
-    return option_find(name)->effect == OTHER_BITS;
+    OptionEffect effect = option_find(name)->effect;
+    return effect == OTHER_BITS || effect == MEASURED;
 }
 
-// After everything about the run has been chosen: its options no longer change.
 static inline void open_checkpoints(Run *run) {
     const Options *options = &run->options;
     CheckpointedRun *checkpointed = &run->checkpointed;
@@ -44,7 +44,6 @@ static inline void open_checkpoints(Run *run) {
     checkpointed->version = ACCO_VERSION;
     checkpointed->keep = options->keep;
     checkpointed->keep_every = options->keep_every;
-    checkpointed->options = options_as_json(options);
     checkpointed->option_change_matters = option_change_matters;
     checkpointed->option_context = run;
 }
@@ -144,6 +143,40 @@ static inline int64_t load_newest(Run *run, char remarks[CHECKPOINT_REMARKS_SIZE
     }
 }
 
+// The options with which the run that --resume names was last saved; NULL: there are
+// none. The caller releases them.
+static inline json_t *resumed_options(const Run *run) {
+    const char *resume = run->options.resume;
+    if (strcmp(resume, "off") == 0) { return NULL; }
+    if (strcmp(resume, "auto") != 0) { return checkpoint_options(&run->checkpointed, resume); }
+    json_t *options = NULL;
+    for (int64_t commit = INT64_MAX; options == NULL;) {
+        commit = checkpoint_newest(run->options.out, commit);
+        if (commit < 0) { return NULL; }
+        CheckpointPaths paths = checkpoint_paths(run->options.out, commit);
+        options = checkpoint_options(&run->checkpointed, paths.final);
+    }
+    return options;
+}
+
+// What a run has once chosen by a measurement stays when it is resumed.
+static inline void keep_measured_choices(Run *run) {
+    json_t *before = resumed_options(run), *now = options_as_json(&run->options);
+    for (int i = 0; before != NULL && i < OPTION_COUNT_OF_TABLE; i++) {
+        const OptionSpec *option = &option_table[i];
+        const char *asked = json_string_value(json_object_get(now, option->name)),
+                   *kept = json_string_value(json_object_get(before, option->name));
+        Error error = {""};
+        if (option->effect != MEASURED || asked == NULL || kept == NULL || strcmp(asked, "auto") != 0) {
+            continue;
+        }
+        option_set(option, &run->options, kept, &error); // a checkpoint holds what was valid
+    }
+    json_decref(before);
+    json_decref(now);
+    share_from_rank_zero(run, &run->options.rules, sizeof run->options.rules);
+}
+
 // Before anything is allocated or created: every rank can read the checkpoint that
 // --resume names, and it is of this model.
 static inline void check_resume(Run *run) {
@@ -158,6 +191,7 @@ static inline void check_resume(Run *run) {
         if (good) { checkpoint_close(&source); }
     }
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
+    keep_measured_choices(run);
 }
 
 // All ranks, after scheduler_start: does what --resume asks for.

@@ -54,7 +54,7 @@ typedef struct Run {
     int B, T; // sequences in a micro-batch, tokens in a sequence
     DecayRange *decay_ranges;
     size_t layer_begins[GPT_NEO_MAX_LAYERS + 1]; // first element of each layer, and the end of the last one
-    char rate_reason[64], bucket_reason[160];
+    char rate_reason[64], bucket_reason[160], rule_reason[RULE_TEXT];
     // What it trains with.
     DataLoader data, validation_data; // the latter only with --val-data
     Arena arena;

@@ -58,7 +58,8 @@ static inline bool choose_model(Run *run, Error *error) {
     for (int l = 0; l <= layers; l++) {
         run->layer_begins[l] = run->table.entries[gpt_neo_tensor(l, TENSOR_LN_1_WEIGHT)].offset;
     }
-    return run->rule->check == NULL || run->rule->check(options_of_rule(options), layers, error);
+    RuleFacts facts = {layers, options->accumulate == 0};
+    return run->rule->check == NULL || run->rule->check(options_of_rule(options), &facts, error);
 }
 
 // The ranges of the flat parameter vector that decay. Returns how many there are.
@@ -118,9 +119,8 @@ static inline SchedulerSettings choose_settings(Run *run) {
     settings.replicated = run->rule->replicated;
     settings.overlap = options->overlap;
     settings.adaptive = options->accumulate == 0 && options->rank_accumulate[0] == '\0';
-    settings.rounds_per_commit = run->rule->rounds_per_commit;
     int own = options_rank_accumulate(options, run->transport.rank, run->transport.size);
-    settings.round_size = own > 0 ? own / run->rule->rounds_per_commit : 1; // auto: the least possible
+    settings.micro_batches = own > 0 ? own : run->rule->rounds_per_commit; // auto: the least possible
     settings.sequential = options->sequential;
     settings.wire = settings.estimate_wire = (WireFormat)options->wire;
     settings.gradient_clip = options->grad_clip;

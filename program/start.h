@@ -12,19 +12,23 @@
 #include "program/report.h"
 #include "program/run_directory.h"
 
+static inline bool save_configuration(const Run *run, Error *error) {
+    char path[RUN_PATH_SIZE + 16];
+    snprintf(path, sizeof path, "%s/config.txt", run->directory);
+    return options_save_file(&run->options, path, error);
+}
+
 // Makes the run directory, with its log and the effective configuration in it. Rank 0
 // does, and an error ends all ranks; all ranks learn the name.
 static inline void open_run_directory(Run *run) {
     Error error = {""};
     int exit_code = 0;
     if (run_is_main(run)) {
-        char config_path[RUN_PATH_SIZE + 16];
         bool resumes = strcmp(run->options.resume, "auto") == 0;
         bool made = (run->options.trace[0] == '\0' || trace_path_check(run->options.trace, &error)) &&
                     run_directory_create(run->options.out, run->options.model, run->rule->name, resumes,
                                          run->directory, &error);
-        snprintf(config_path, sizeof config_path, "%s/config.txt", run->directory);
-        bool filled = made && options_save_file(&run->options, config_path, &error) &&
+        bool filled = made && save_configuration(run, &error) &&
                       log_open(&run->log, run->directory, "log.jsonl", &error) &&
                       progress_open_curves(&run->curves, run->directory, &error);
         // A directory that can be made but not filled: the disk failed, not the user.
@@ -71,6 +75,22 @@ static inline void prepare_model_task(void *context, Stream *stream) {
                   taken > 0 ? run->placement.gpu.sm_count - taken : 0, run->options.tune_products);
 }
 
+// Makes the choices that the rule leaves to a measurement; the effective configuration,
+// which was saved before, and checkpoints get to know them.
+static inline void choose_by_measurement(Run *run) {
+    const Rule *rule = run->rule;
+    Options *options = &run->options;
+    if (rule->measure != NULL) {
+        rule->measure(options_of_rule(options), &run->scheduler, run->rule_reason);
+        share_from_rank_zero(run, &options->rules, sizeof options->rules);
+        rule->configure(options_of_rule(options), &run->scheduler.settings);
+    }
+    run->checkpointed.options = options_as_json(options); // from here on they do not change
+    if (rule->measure == NULL || !run_is_main(run)) { return; }
+    Error error = {""};
+    check_written(run, save_configuration(run, &error), &error);
+}
+
 // hellos (size): of all ranks, for the log.
 static inline void start_run(Run *run, const Hello *hellos) {
     Transport *transport = &run->transport;
@@ -90,10 +110,11 @@ static inline void start_run(Run *run, const Hello *hellos) {
     transport->link_bytes_per_second = run->options.link_mbit * 1e6 / 8;
     transport->link_latency = run->options.link_us / 1e6;
     choose_bucket(run);
-    transport->bytes_sent = 0; // counts what training sends, not what led up to it
     scheduler_start(&run->scheduler, run->pool, traced);
     check_replicas(run, run->scheduler.parameters.data);
     scheduler_call(&run->scheduler, run->scheduler.compute, prepare_model_task, run);
+    choose_by_measurement(run);
+    transport->bytes_sent = 0; // counts what training sends, not what led up to it
     if (!run_is_main(run)) { return; }
     terminal_open(&run->terminal, stdout);
     print_start(run);

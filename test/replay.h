@@ -53,13 +53,13 @@ typedef struct ReplayProblem {
 typedef struct ReplaySettings {
     const char *rule;
     int workers;
-    // Micro-batches of each worker per commit, or per inner step; acco: half of them per
-    // half.
-    int accumulate[REPLAY_WORKERS];
-    int first_half[REPLAY_WORKERS]; // acco: of the first half A; 0: as in the others
-    int sequential;                 // overlapped rules: commits at the start that overlap nothing
-    double target;                  // gradients after which training ends
-    double clip;                    // 0: none
+    int accumulate[REPLAY_WORKERS]; // micro-batches of each worker per commit, or per inner step
+    // acco: how many of them are in round A, the rest being in round B; of the very first
+    // round A, 0: as in the others.
+    int round_a[REPLAY_WORKERS], first_round[REPLAY_WORKERS];
+    int sequential; // overlapped rules: commits at the start that overlap nothing
+    double target;  // gradients after which training ends
+    double clip;    // 0: none
     WireFormat wire, estimate_wire;
     LearningRate rate;
     bool rate_by_commits;
@@ -120,7 +120,7 @@ typedef struct Replay {
     SpikeDetector norms, losses;
     float *stepped;         // the result of the latest step
     float *parameters;      // at which all workers compute
-    ReplayTotal half, full; // gradient sums: of half A, of a whole commit
+    ReplayTotal part, full; // gradient sums: of round A, of a whole commit
     double gradients_done;
     double learning_rate, gradient_norm; // of the latest step
 } Replay;
@@ -146,7 +146,7 @@ static inline void replay_reserve(Replay *replay) {
     replay_reserve_state(replay, &replay->state);
     arena_reserve(arena, MEMORY_PARAMETERS, "parameters", bytes, &replay->parameters);
     arena_reserve(arena, MEMORY_PARAMETERS, "stepped parameters", bytes, &replay->stepped);
-    arena_reserve(arena, MEMORY_COMMUNICATION, "sum", bytes, &replay->half.sum);
+    arena_reserve(arena, MEMORY_COMMUNICATION, "sum", bytes, &replay->part.sum);
     arena_reserve(arena, MEMORY_COMMUNICATION, "sum", bytes, &replay->full.sum);
     arena_reserve(arena, MEMORY_WORKSPACE, "decays", replay->padded, &replay->decays);
     arena_reserve(arena, MEMORY_WORKSPACE, "fragments", replay->padded, &replay->fragment_of);
@@ -280,10 +280,10 @@ static inline void replay_report(const Replay *replay, const float *parameters) 
 // ---------------------------------------------------------------------------------------
 // Rules whose workers step together
 
-// Every worker computes its micro-batches of a commit, or one of `parts` equal parts.
-static inline void replay_compute(Replay *replay, int parts) {
+// Every worker computes its micro-batches of a commit.
+static inline void replay_compute(Replay *replay) {
     for (int worker = 0; worker < replay->settings.workers; worker++) {
-        replay_accumulate(replay, worker, replay->parameters, replay->settings.accumulate[worker] / parts);
+        replay_accumulate(replay, worker, replay->parameters, replay->settings.accumulate[worker]);
     }
 }
 
@@ -372,7 +372,7 @@ static inline bool replay_is_done(const Replay *replay) {
 }
 
 static inline void replay_zero1_commit(Replay *replay) {
-    replay_compute(replay, 1);
+    replay_compute(replay);
     replay_add_up_and_clear(replay, &replay->full);
     replay_commit(replay, &replay->full);
     replay_spread(replay, replay->settings.wire);
@@ -395,11 +395,11 @@ static inline void replay_sequential(Replay *replay) {
 static inline void replay_delayed(Replay *replay, bool predicts) {
     replay_sequential(replay);
     if (replay_is_done(replay)) { return; }
-    replay_compute(replay, 1);
+    replay_compute(replay);
     replay_add_up_and_clear(replay, &replay->full);
     while (!replay_is_done(replay)) {
         double rate = replay_rate(replay, replay->state.steps);
-        replay_compute(replay, 1);
+        replay_compute(replay);
         bool committed = replay_commit(replay, &replay->full);
         if (predicts && committed) { replay_step(replay, &replay->full, rate, false); }
         replay_spread(replay, replay->settings.wire);
@@ -412,26 +412,34 @@ static inline void replay_delayed(Replay *replay, bool predicts) {
 static inline void replay_dpu(Replay *replay) { replay_delayed(replay, false); }
 static inline void replay_acco_wp(Replay *replay) { replay_delayed(replay, true); }
 
-static inline void replay_acco_first_half(Replay *replay) {
+static inline void replay_acco_first_round(Replay *replay) {
     const ReplaySettings *settings = &replay->settings;
     for (int worker = 0; worker < settings->workers; worker++) {
-        int half = settings->first_half[worker] > 0 ? settings->first_half[worker]
-                                                    : settings->accumulate[worker] / 2;
-        replay_accumulate(replay, worker, replay->parameters, half);
+        int first =
+            settings->first_round[worker] > 0 ? settings->first_round[worker] : settings->round_a[worker];
+        replay_accumulate(replay, worker, replay->parameters, first);
+    }
+}
+
+static inline void replay_acco_round(Replay *replay, bool is_a) {
+    const ReplaySettings *settings = &replay->settings;
+    for (int worker = 0; worker < settings->workers; worker++) {
+        int a = settings->round_a[worker];
+        replay_accumulate(replay, worker, replay->parameters, is_a ? a : settings->accumulate[worker] - a);
     }
 }
 
 static inline void replay_acco(Replay *replay) {
     replay_sequential(replay);
     if (replay_is_done(replay)) { return; }
-    replay_acco_first_half(replay);
+    replay_acco_first_round(replay);
     while (!replay_is_done(replay)) {
-        replay_add_up(replay, &replay->half, replay->settings.estimate_wire); // half B is added to it
-        replay_compute(replay, 2);
-        replay_step(replay, &replay->half, replay_rate(replay, replay->state.steps), false);
+        replay_add_up(replay, &replay->part, replay->settings.estimate_wire); // round B is added to it
+        replay_acco_round(replay, false);
+        replay_step(replay, &replay->part, replay_rate(replay, replay->state.steps), false);
         replay_spread(replay, replay->settings.estimate_wire);
         replay_add_up_and_clear(replay, &replay->full);
-        replay_compute(replay, 2); // the next half A, at the estimate
+        replay_acco_round(replay, true); // the next round A, at the estimate
         replay_commit(replay, &replay->full);
         replay_spread(replay, replay->settings.wire);
     }

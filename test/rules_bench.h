@@ -46,8 +46,8 @@ typedef struct Poison {
 
 typedef struct RunSpec {
     const char *rule;
-    SchedulerSettings settings; // bench_open fills in what the rule decides, and the round sizes
-    int round_size[MAX_RANKS], first_round_size[MAX_RANKS];
+    SchedulerSettings settings; // bench_open fills in what the rule decides, and the numbers of micro-batches
+    int micro_batches[MAX_RANKS], first_round_size[MAX_RANKS];
     int commits; // at most; settings.target may end the run earlier
     bool finish; // call Rule::finish after the last commit, as at the end of a run
     bool blind;  // look only at the end, so that nothing waits for parameters that are still arriving
@@ -131,8 +131,7 @@ static inline void bench_open(Bench *bench, const RunSpec *spec, Transport *tran
     SchedulerSettings settings = spec->settings;
     settings.kind = rule->kind;
     settings.replicated = rule->replicated;
-    settings.rounds_per_commit = rule->rounds_per_commit;
-    settings.round_size = spec->round_size[transport->rank];
+    settings.micro_batches = spec->micro_batches[transport->rank];
     settings.first_round_size = spec->first_round_size[transport->rank];
     Problem problem = {&bench->problem, spec->parameter_count, spec->micro_batch, spec->layer_begins,
                        spec->layer_count};
@@ -504,17 +503,18 @@ static inline void set_layers(RunSpec *spec) {
 }
 
 // step: sgd_step, or NULL for AdamW.
-static inline RunSpec scalar_spec(const char *rule, ElementwiseStep *step, int round_size) {
+static inline RunSpec scalar_spec(const char *rule, ElementwiseStep *step, int micro_batches) {
     RunSpec spec;
     memset(&spec, 0, sizeof spec);
     spec.rule = rule;
-    for (int i = 0; i < MAX_RANKS; i++) { spec.round_size[i] = round_size; }
+    for (int i = 0; i < MAX_RANKS; i++) { spec.micro_batches[i] = micro_batches; }
     spec.commits = 3;
     spec.parameter_count = 1;
     spec.micro_batch = scalar_micro_batch;
     spec.start = 8;
     SchedulerSettings *settings = &spec.settings;
     settings->overlap = true;
+    settings->split = 0.5;
     settings->target = 1e9;
     settings->rate.kind = SCHEDULE_CONSTANT;
     settings->rate.peak = step == sgd_step ? 0.5 : 0.1;
@@ -539,7 +539,7 @@ static inline bool is_acco(const char *rule) { return strcmp(rule, "acco") == 0;
 // micro-batches per commit. Epsilon is as large as the gradients: with a small one AdamW
 // divides gradients by their own size, and a wrong constant factor would not show.
 static inline RunSpec noisy_spec(const char *rule, size_t parameter_count) {
-    RunSpec spec = scalar_spec(rule, NULL, is_acco(rule) ? 1 : 2);
+    RunSpec spec = scalar_spec(rule, NULL, 2);
     spec.commits = 5;
     spec.finish = true;
     spec.settings.gradient_clip = 0.05;

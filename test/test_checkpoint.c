@@ -30,6 +30,8 @@ static const Variant variants[] = {
     {"--optimizer streaming-diloco --diloco-H 4", 2},
     {"--optimizer zero1 --wire bf16", 1},
     {"--optimizer acco --accumulate 4 --wire int8 --estimate-wire e3m0", 1},
+    {"--optimizer acco --accumulate 4 --acco-split 0.75", 1},
+    {"--optimizer acco --accumulate 5 --acco-split 0.25 --acco-init 1 --estimate-wire int8", 1},
     {"--optimizer streaming-diloco --diloco-H 6 --wire e3m0", 3},
 };
 
@@ -453,6 +455,43 @@ static void auto_goes_on_where_the_log_is(void **state) {
     json_decref(events);
 }
 
+// The split and the wire that a run has measured stand in its log, its configuration and
+// its checkpoints. So a resumed run, and another one with the same configuration, end in
+// the same bits, and measure nothing.
+static void what_was_measured_is_kept(void **state) {
+    static const char *const options =
+        "--optimizer acco --accumulate 6 --acco-split auto --estimate-wire auto --save-every 1 --keep 100 "
+        "--tokens 1536"; // 8 commits
+    Stage *stage = stage_with_ranks(state);
+    Training first = auto_start(stage, 2, "measured", options);
+    json_t *events = training_finish(stage, &first), *start = log_event_of(events, "start", 0),
+           *chosen = json_object_get(start, "options");
+    Fingerprint expected = log_fingerprint(events);
+    const char *split = json_string_value(json_object_get(chosen, "acco-split")),
+               *wire = json_string_value(json_object_get(chosen, "estimate-wire"));
+    double share = atof(split);
+    assert_true(share > 0 && share < 1 && fabs(6 * share - nearbyint(6 * share)) < 1e-6);
+    assert_string_not_equal(wire, "auto");
+    text_check(json_string_value(json_object_get(start, "measured")), "measured: a commit's exchange", "log");
+    text_check(training_output(stage, &first), "measured: a commit's exchange", "start block");
+    json_t *manifest = manifest_read(stage, "measured/checkpoints/step-8");
+    assert_true(json_equal(json_object_get(manifest, "options"), chosen));
+    json_decref(manifest);
+    shell(stage, "grep -q '^acco-split = 0[.]' measured/config.txt && ! grep -q '^estimate-wire = auto' "
+                 "measured/config.txt && rm -r measured/checkpoints/step-[5-8]");
+    Training resumed = auto_start(stage, 2, "measured", options);
+    json_t *later = training_finish(stage, &resumed);
+    Fingerprint print = log_fingerprint(later);
+    check_print(&print, &expected, "resumed");
+    assert_true(json_is_true(json_object_get(log_event_of(later, "resume", 0), "exact")));
+    start = log_event_of(later, "start", 1);
+    assert_true(json_equal(json_object_get(json_object_get(start, "options"), "acco-split"),
+                           json_object_get(chosen, "acco-split")));
+    assert_string_equal(json_string_value(json_object_get(start, "measured")), "");
+    json_decref(events);
+    json_decref(later);
+}
+
 typedef struct Damage {
     const char *command; // what is done to the newest checkpoint, of step 24
     const char *named;   // part of the message about it
@@ -650,6 +689,35 @@ static void check_stop(Stage *stage, int ranks, int victim, int signal_number) {
 static void who_is_asked_to_stop_saves(void **state) { check_stop(stage_of(state), 0, 0, SIGTERM); }
 static void one_rank_that_is_asked_stops_all(void **state) {
     check_stop(stage_with_ranks(state), 2, 1, SIGUSR1);
+}
+
+// A commit of 3 and 1 micro-batches of 150 ms each: a signal 50 ms after a report comes
+// in the short round, one 350 ms after it in the long one.
+static void a_stop_in_either_round_goes_on(void **state) {
+    static const char *const options = "--optimizer acco --accumulate 4 --acco-split 0.75";
+    Stage *stage = stage_with_ranks(state);
+    Training stopped[2];
+    pid_t pids[2];
+    char slowly[256];
+    snprintf(slowly, sizeof slowly, "--slow-rank 0 --slow-ms 150 --report-every 1 --val-batches none %s",
+             options);
+    Fingerprint expected = plain_fingerprint(stage, 2, options);
+    for (int i = 0; i < 2; i++) {
+        char out[64];
+        snprintf(out, sizeof out, "stop-in-round-%d", i);
+        stopped[i] = auto_start(stage, 2, out, slowly);
+    }
+    for (int i = 0; i < 2; i++) {
+        wait_for_events(stage, &stopped[i], "report", 2, pids);
+        program_pause(i == 0 ? 0.05 : 0.35);
+        assert_int_equal(kill(pids[0], SIGTERM), 0);
+    }
+    for (int i = 0; i < 2; i++) {
+        check_stopped(stage, &stopped[i]);
+        Training resumed = auto_start(stage, 2, stopped[i].out, options);
+        Fingerprint print = training_fingerprint(stage, &resumed);
+        check_print(&print, &expected, resumed.what);
+    }
 }
 
 // Killed three times, at moments that vary, in a run that saves after every commit, and
@@ -1035,11 +1103,13 @@ int main(int argc, char **argv) {
         CHECKPOINT_TEST(other_options_are_named),
         CHECKPOINT_TEST(tokens_are_counted_on_with_another_batch),
         CHECKPOINT_TEST(auto_goes_on_where_the_log_is),
+        CHECKPOINT_TEST(what_was_measured_is_kept),
         CHECKPOINT_TEST(damaged_checkpoints_are_named_and_passed_over),
         CHECKPOINT_TEST(new_checkpoints_are_not_given_up_for_damaged_ones),
         CHECKPOINT_TEST(a_finished_run_stays_finished),
         CHECKPOINT_TEST(who_is_asked_to_stop_saves),
         CHECKPOINT_TEST(one_rank_that_is_asked_stops_all),
+        CHECKPOINT_TEST(a_stop_in_either_round_goes_on),
         CHECKPOINT_TEST(a_killed_run_goes_on),
         CHECKPOINT_TEST(a_run_that_lost_a_rank_goes_on),
         CHECKPOINT_TEST(a_full_disk_costs_the_new_checkpoint_only),

@@ -260,7 +260,7 @@ static SchedulerSettings reference_settings(const Tensors *tensors, const DecayR
     memset(&settings, 0, sizeof settings);
     settings.kind = RULE_SYNCHRONOUS;
     settings.overlap = true;
-    settings.round_size = settings.rounds_per_commit = 1;
+    settings.micro_batches = 1;
     settings.bucket = 20000; // bytes: several buckets, so that both passes really wait
     settings.rate.kind = SCHEDULE_CONSTANT;
     settings.rate.peak = tensors_number(tensors, "learning_rate");

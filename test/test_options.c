@@ -150,7 +150,7 @@ static void test_options_of_rules_name_rules_that_exist(void **state) {
             }
         }
     }
-    assert_int_equal(owned, 17);
+    assert_int_equal(owned, 18);
     assert_true(option_list_names("dpu, acco-wp or acco", "dpu") &&
                 option_list_names("dpu, acco-wp or acco", "acco"));
     assert_true(option_list_names("co2", "co2"));
@@ -184,6 +184,7 @@ static void test_defaults(void **state) {
                 options.slow_rank == -1);
     assert_string_equal(options_choice_name(&options, &options.wire), "fp32");
     assert_string_equal(options_choice_name(&options, &options.rules.acco.estimate_wire), "same");
+    assert_string_equal(options.rules.acco.split, "wire");
     assert_string_equal(options.rank_accumulate, "");
     assert_string_equal(options.trace, "");
     assert_string_equal(options.rules.co2.gap, "const:1");
@@ -322,7 +323,7 @@ static void test_names_are_suggested(void **state) {
     expect_refused("--optimizer DiLoCo", "did you mean diloco?", "");
     expect_refused("--wire fp4", "fp4 is unknown", "fp32, bf16, int8 or e3m0");
     expect_refused("--wire same", "same is unknown", "fp32, bf16, int8 or e3m0");
-    expect_refused("--estimate-wire int4", "did you mean int8?", "same, fp32, bf16, int8 or e3m0");
+    expect_refused("--estimate-wire int4", "did you mean int8?", "same, auto, fp32, bf16, int8 or e3m0");
     expect_refused("trian", "unknown command trian: did you mean train?", "");
     expect_refused("serve", "unknown command serve; commands: train, sample, eval, plan, help", "");
     expect_refused("plan there", "unexpected word there", "--name value");
@@ -601,8 +602,28 @@ static void test_save_failures(void **state) {
 
 static void test_contradictions(void **state) {
     (void)state;
-    expect_contradiction("--accumulate 3", "--accumulate 3 is not a multiple of 2");
-    expect_contradiction("--accumulate 1", "use 2 or 4");
+    expect_contradiction("--accumulate 1", "--accumulate 1: acco computes a commit in 2 rounds, of one "
+                                           "micro-batch each at least; use 2 or more");
+    expect_consistent("--accumulate 3");
+    expect_contradiction("--acco-split haf",
+                         "--acco-split haf is no split; allowed: wire, auto, half, or the "
+                         "share of the micro-batches beside the commit, above 0 and below "
+                         "1, as 0.875; did you mean half?");
+    static const char *const splits[] = {"0",   "1",      "-0.5", "1e3", "nan",
+                                         "inf", "0x1p-1", "0.5x", "3:1", "+.5"};
+    for (size_t i = 0; i < sizeof splits / sizeof splits[0]; i++) {
+        char line[64];
+        snprintf(line, sizeof line, "--acco-split %s", splits[i]);
+        expect_contradiction(line, "is no split; allowed: wire");
+    }
+    expect_consistent("--acco-split 0.875 --accumulate 3");
+    expect_consistent("--acco-split 1e-3 --estimate-wire auto");
+    expect_contradiction("--acco-split 0.875 --accumulate auto",
+                         "there is nothing to divide; leave it at wire");
+    expect_contradiction("--acco-split auto --accumulate auto",
+                         "there is nothing to divide; leave it at wire");
+    expect_contradiction("--estimate-wire auto --accumulate auto", "there is nothing to choose by");
+    expect_contradiction("--acco-split half --optimizer dpu", "--acco-split belongs to --optimizer acco");
     expect_contradiction("--accumulate auto --overlap off", "--overlap on");
     expect_contradiction("--accumulate auto --lr-by commits",
                          "nobody knows how many commits there will be; use --lr-by grads");
@@ -804,10 +825,10 @@ static void test_rank_lists(void **state) {
                     "allowed: a whole number 1 .. 1000000 for each rank, with commas between, as 4,4,1,1");
     }
     expect_contradiction("--rank-accumulate 4,x", "--rank-accumulate 4,x: rank 1 has no valid number");
-    expect_contradiction("--rank-accumulate 4,3", "--rank-accumulate: rank 1's 3 is not a multiple of 2: "
-                                                  "acco spends its micro-batches in 2 equal rounds; use "
-                                                  "2 or 4");
-    expect_contradiction("--rank-accumulate 1,2", "use 2 or 4");
+    expect_contradiction("--rank-accumulate 4,1",
+                         "--rank-accumulate: rank 1's 1: acco computes a commit in 2 "
+                         "rounds, of one micro-batch each at least; use 2 or more");
+    expect_consistent("--rank-accumulate 4,3");
     expect_consistent("--rank-accumulate 4,2 --accumulate 3"); // the list wins
     expect_consistent("--rank-accumulate 4,3 --optimizer acco-wp");
     expect_consistent("--rank-accumulate 1000000,1 --optimizer ddp");

@@ -69,6 +69,7 @@ static ReplaySettings scalar_settings(const char *rule, bool sgd, int accumulate
     settings.rule = rule;
     settings.workers = 2;
     settings.accumulate[0] = settings.accumulate[1] = accumulate;
+    settings.round_a[0] = settings.round_a[1] = accumulate / 2;
     settings.target = target;
     settings.sgd = sgd;
     settings.rate.kind = SCHEDULE_CONSTANT;
@@ -173,7 +174,8 @@ static void acco_follows_the_worked_example(void **state) {
                       7.2734375};
     Hand hand = expect_path(&settings, &sgd, 0);
     assert_int_equal(hand.update_count, 3);
-    assert_true(hand.gradients_done == 12 && hand.evaluation_count[0] == 7); // the last half A is thrown away
+    assert_true(hand.gradients_done == 12 &&
+                hand.evaluation_count[0] == 7); // the last round A is thrown away
     settings = scalar_settings("acco", false, 2, 12);
     const Path adamw = {{7.820000000190476, 7.651326351664015, 7.517904095233705, UNCHECKED},
                         {8, 8, 7.820000000166667, 7.820000000190476, 7.6468900592858775, 7.651326351664015,
@@ -186,11 +188,12 @@ static void acco_with_unequal_workers_follows_the_worked_example(void **state) {
     (void)state;
     ReplaySettings settings = scalar_settings("acco", true, 2, 24);
     settings.accumulate[1] = 6;
+    settings.round_a[1] = 3;
     const Path round = {{7.4375, 12.203125, 19.26171875, UNCHECKED},
                         {8, 8, 6.25, 7.4375, 11.3125, 12.203125, 18.296875, UNCHECKED},
                         19.26171875};
     expect_path(&settings, &round, 0);
-    settings.first_half[0] = settings.first_half[1] = 1;
+    settings.first_round[0] = settings.first_round[1] = 1;
     settings.target = 22;
     const Path one = {{6.416666666666667, 10.25, 16.770833333333332, UNCHECKED},
                       {8, 8, 5, 6.416666666666667, 9.416666666666668, 10.25, 15.791666666666666, UNCHECKED},
@@ -540,6 +543,23 @@ static void read_accumulate(const LoggedOptions *logged, ReplaySettings *setting
     }
 }
 
+// The split is a share of round A, "half", or "wire": as the bits of the two formats,
+// with the scales of coarse blocks of 256. At least one micro-batch is in each round.
+static void read_rounds(const LoggedOptions *logged, ReplaySettings *settings) {
+    static const double bits[] = {32, 16, 8 + 32.0 / 256, 4 + 32.0 / 256};
+    double share = atof(logged_text(logged, "acco-split"));
+    if (logged_is(logged, "acco-split", "half")) { share = 0.5; }
+    if (logged_is(logged, "acco-split", "wire")) {
+        share = bits[settings->wire] / (bits[settings->wire] + bits[settings->estimate_wire]);
+    }
+    assert_true(share > 0 && share < 1);
+    for (int rank = 0; rank < logged->ranks; rank++) {
+        int k = settings->accumulate[rank], a = (int)lround(share * k);
+        settings->round_a[rank] = a < 1 ? 1 : a >= k ? k - 1 : a;
+        settings->first_round[rank] = (int)logged_number(logged, "acco-init", 0);
+    }
+}
+
 static void read_rate(const LoggedOptions *logged, ReplaySettings *settings, double tokens_per_micro_batch) {
     LearningRate *rate = &settings->rate;
     double per_commit = 0;
@@ -592,15 +612,13 @@ static ReplaySettings read_settings(const LoggedOptions *logged, double tokens_p
     settings.rule = logged_text(logged, "optimizer");
     settings.workers = logged->ranks;
     read_accumulate(logged, &settings);
-    for (int rank = 0; rank < logged->ranks; rank++) {
-        settings.first_half[rank] = (int)logged_number(logged, "acco-init", 0);
-    }
     settings.sequential = (int)logged_number(logged, "sequential", 0);
     settings.clip = logged_number(logged, "grad-clip", 0);
     assert_true(wire_find(logged_text(logged, "wire"), &settings.wire));
     settings.estimate_wire = settings.wire;
     assert_true(wire_find(logged_text(logged, "estimate-wire"), &settings.estimate_wire) ||
                 logged_is(logged, "estimate-wire", "same"));
+    if (strcmp(settings.rule, "acco") == 0) { read_rounds(logged, &settings); }
     settings.beta1 = logged_number(logged, "beta1", NAN);
     settings.beta2 = logged_number(logged, "beta2", NAN);
     settings.epsilon = logged_number(logged, "eps", NAN);
@@ -713,6 +731,14 @@ static const Case cases[] = {
     {2, "--optimizer acco --wire bf16 --estimate-wire fp32"},
     {3, "--optimizer acco --estimate-wire e3m0 --grad-clip 0.9"},
     {3, "--optimizer acco --wire int8 --acco-init 1 --accumulate 4"},
+    {2, "--optimizer acco --accumulate 4 --acco-split 0.75"},
+    {2, "--optimizer acco --accumulate 4 --acco-split 0.25 --overlap off"},
+    {3, "--optimizer acco --accumulate 8 --acco-split 0.875 --chaos-ms 3"},
+    {3, "--optimizer acco --rank-accumulate 8,3,5 --acco-split 0.75 --sequential 1 --grad-clip 0.9"},
+    {2, "--optimizer acco --accumulate 5 --estimate-wire int8"},
+    {3, "--optimizer acco --rank-accumulate 2,9,4 --wire bf16 --estimate-wire e3m0 --acco-init 2"},
+    {2, "--optimizer acco --accumulate 3 --acco-split half"},
+    {2, "--optimizer acco --accumulate 8 --acco-split auto --estimate-wire auto --link-mbit 50"},
     {MANY_RANKS, "--optimizer acco"},
     {2, "--optimizer co2 --co2-tau 3 --co2-beta 0.5 --co2-phi 0.001 --co2-gap const:1.5"},
     {3,

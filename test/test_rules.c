@@ -101,12 +101,12 @@ static void acco_wp_follows_the_worked_example(void **state) {
     expect_predictions(&spec, predictions, 2e-6);
 }
 
-// The first half A, then in turn half B at theta and the next half A at the estimate. The
-// last half A is not used.
+// The first round A, then in turn round B at theta and the next round A at the estimate.
+// The last round A is not used.
 static void acco_follows_the_worked_example(void **state) {
     (void)state;
     Example sgd = {{8, 5.375, 5.65625, 7.2734375}, 4, {8, 8, 5, 5.375, 5.375, 5.65625, 6.96875}, 7, 12};
-    RunSpec spec = scalar_spec("acco", sgd_step, 1);
+    RunSpec spec = scalar_spec("acco", sgd_step, 2);
     expect_example(&spec, 2, &sgd, 0);
     double a = 7.820000000190476, b = 7.651326351664015;
     Example adamw = {{8, a, b, 7.517904095233705},
@@ -114,21 +114,21 @@ static void acco_follows_the_worked_example(void **state) {
                      {8, 8, 7.820000000166667, a, 7.6468900592858775, b, 7.5082060760890466},
                      7,
                      12};
-    spec = scalar_spec("acco", NULL, 1);
+    spec = scalar_spec("acco", NULL, 2);
     expect_example(&spec, 2, &adamw, 2e-6);
 }
 
-// Compares what the micro-batches of a rank see: `first` of them are the first half A,
-// and every other half has `half`.
-static void expect_halves(const RunResult *result, int first, int half, const double *theta,
+// Compares what the micro-batches of a rank see: `first` of them are the first round A;
+// then rounds B and A take turns.
+static void expect_rounds(const RunResult *result, int first, int a, int b, const double *theta,
                           const double *estimates, double tolerance) {
     for (int i = 0; i < first; i++) {
-        expect_number(result->seen[i][0], theta[0], tolerance, "first half A", i);
+        expect_number(result->seen[i][0], theta[0], tolerance, "first round A", i);
     }
-    for (int i = 0; i < 6 * half; i++) {
-        int round = i / half;
-        double expected = round % 2 == 0 ? theta[round / 2] : estimates[round / 2];
-        expect_number(result->seen[first + i][0], expected, tolerance, "half B, half A in turn", i);
+    for (int i = 0; i < 3 * (a + b); i++) {
+        int commit = i / (a + b);
+        double expected = i % (a + b) < b ? theta[commit] : estimates[commit];
+        expect_number(result->seen[first + i][0], expected, tolerance, "round B, round A in turn", i);
     }
 }
 
@@ -139,26 +139,26 @@ static void expect_unequal(const RunSpec *spec, const double *theta, const doubl
     int begun = 0;
     if (!run_world(spec, 2, results)) { skip(); }
     for (int rank = 0; rank < 2; rank++) {
-        int half = spec->round_size[rank],
-            first = spec->first_round_size[rank] > 0 ? spec->first_round_size[rank] : half;
-        begun += first + 6 * half;
+        int k = spec->micro_batches[rank], a = (int)(spec->settings.split * k),
+            first = spec->first_round_size[rank] > 0 ? spec->first_round_size[rank] : a;
+        begun += first + 3 * k;
         if (!have_rank(rank)) { continue; }
         expect_committed(&results[rank], 0, theta, 4, tolerance);
-        expect_halves(&results[rank], first, half, theta, estimates, tolerance);
-        assert_int_equal(results[rank].micro_batches, first + 6 * half);
+        expect_rounds(&results[rank], first, a, k - a, theta, estimates, tolerance);
+        assert_int_equal(results[rank].micro_batches, first + 3 * k);
         assert_close(results[rank].gradients_done, done, 0, "gradients committed");
     }
     assert_int_equal(begun - done, left_over);
     free_results(results, 2);
 }
 
-// A half has 1 micro-batch on rank 0 and 3 on rank 1.
+// A round has 1 micro-batch on rank 0 and 3 on rank 1.
 static void acco_with_unequal_workers_follows_the_worked_example(void **state) {
     (void)state;
     static const double theta[] = {8, 7.4375, 12.203125, 19.26171875},
                         estimates[] = {6.25, 11.3125, 18.296875};
-    RunSpec spec = scalar_spec("acco", sgd_step, 1);
-    spec.round_size[1] = 3;
+    RunSpec spec = scalar_spec("acco", sgd_step, 2);
+    spec.micro_batches[1] = 6;
     expect_unequal(&spec, theta, estimates, 0, 24, 4);
     static const double theta1[] = {8, 6.416666666666667, 10.25, 16.770833333333332};
     static const double estimates1[] = {5, 9.416666666666668, 15.791666666666666};
@@ -166,23 +166,36 @@ static void acco_with_unequal_workers_follows_the_worked_example(void **state) {
     expect_unequal(&spec, theta1, estimates1, 2e-6, 22, 4);
 }
 
+// The same problem with 3 and 1, then 1 and 3 micro-batches in the rounds A and B. All
+// numbers are exact in fp32.
+static void acco_with_unequal_rounds_follows_the_worked_example(void **state) {
+    (void)state;
+    static const double theta[] = {8, 6.125, 8.328125, 12.412109375}, estimates[] = {5.75, 8, 12.078125};
+    RunSpec spec = scalar_spec("acco", sgd_step, 4);
+    spec.settings.split = 0.75;
+    expect_unequal(&spec, theta, estimates, 0, 24, 6);
+    static const double theta1[] = {8, 6.125, 8.328125, 12.376953125}, estimates1[] = {5, 7.625, 11.515625};
+    spec.settings.split = 0.25;
+    expect_unequal(&spec, theta1, estimates1, 0, 24, 2);
+}
+
 // AdamW's moments of element 0, which rank 0 owns, at every look.
 static void moments_follow_the_worked_examples(void **state) {
     (void)state;
     static const struct {
         const char *rule;
-        int round_size;
+        int micro_batches;
         double first[4], second[4]; // m, v
     } examples[] = {
         {"acco",
-         1,
+         2,
          {0, 0.525, 0.6795000000178571, 0.5014608205635661},
          {0, 1.378125, 1.5234637500369657, 1.507888699697747}},
         {"dpu", 2, {0, 0.525, 0.6975, 0.5347500000190476}, {0, 1.378125, 1.56234375, 1.5274715624822868}},
         {"acco-wp", 2, {0, 0.525, 0.6975, 0.5169300000379047}, {0, 1.378125, 1.56234375, 1.545631924457995}},
     };
     for (int i = 0; i < 3; i++) {
-        RunSpec spec = scalar_spec(examples[i].rule, NULL, examples[i].round_size);
+        RunSpec spec = scalar_spec(examples[i].rule, NULL, examples[i].micro_batches);
         RunResult results[2];
         if (!run_world(&spec, 2, results)) { skip(); }
         if (have_rank(0)) { expect_moments(&results[0], examples[i].first, examples[i].second, 4); }
@@ -405,8 +418,8 @@ static void fragments_take_layers_in_turn_or_as_neighbours(void **state) {
 // The largest learning rate h below which theta converges to 0. A rule is stable where
 // all roots z of its recurrence lie inside the unit circle.
 //   ddp, zero1    z = 1 - h
-//   acco          a quadratic. Of Jury's three conditions |h (h - 1) / 2| < 1 decides; the
-//                 others, h^2 / 2 + h > 0 and (h - 2)^2 / 2 > 0, hold for all h below 2
+//   acco          z = 1 - h and z = -(1-s) h, where s is the share of round A (acco.h). The
+//                 second is that of the distance from theta to its estimate
 //   dpu           z^2 - z + h: a pair of modulus sqrt(h)
 //   acco-wp       z^3 - z^2 + 2 h z - h: on the circle at the golden section
 // Local rules that take a single inner step send D = h theta:
@@ -422,32 +435,48 @@ typedef struct Limit {
     double limit;   // of h
     float momentum; // mu or beta
     int steps, delay;
+    int a, b; // acco: micro-batches of the rounds; 0: one each
 } Limit;
 
 static const Limit LIMITS[] = {
-    {"ddp", 2, 0, 0, 0},
-    {"zero1", 2, 0, 0, 0},
-    {"dpu", 1, 0, 0, 0},
-    {"acco-wp", 0.6180339887498949, 0, 0, 0},
-    {"acco", 2, 0, 0, 0},
-    {"co2", 1, 0, 1, 0},
-    {"co2", 0.5, 0.5f, 1, 0},
-    {"diloco", 2, 0, 1, 0},
-    {"diloco", 2, 0, 2, 0},
-    {"diloco", 1.5, 0.5f, 1, 0},
-    {"streaming-diloco", 2, 0, 1, 0},
-    {"streaming-diloco", 1.5, 0.5f, 1, 0},
-    {"streaming-diloco", 2, 0, 2, 1},
+    {"ddp", 2, 0, 0, 0, 0, 0},
+    {"zero1", 2, 0, 0, 0, 0, 0},
+    {"dpu", 1, 0, 0, 0, 0, 0},
+    {"acco-wp", 0.6180339887498949, 0, 0, 0, 0, 0},
+    {"acco", 2, 0, 0, 0, 1, 1},
+    {"acco", 2, 0, 0, 0, 3, 1},
+    {"acco", 2, 0, 0, 0, 7, 1},
+    {"acco", 5.0 / 3, 0, 0, 0, 2, 3},
+    {"acco", 4.0 / 3, 0, 0, 0, 1, 3},
+    {"acco", 8.0 / 7, 0, 0, 0, 1, 7},
+    {"co2", 1, 0, 1, 0, 0, 0},
+    {"co2", 0.5, 0.5f, 1, 0, 0, 0},
+    {"diloco", 2, 0, 1, 0, 0, 0},
+    {"diloco", 2, 0, 2, 0, 0, 0},
+    {"diloco", 1.5, 0.5f, 1, 0, 0, 0},
+    {"streaming-diloco", 2, 0, 1, 0, 0, 0},
+    {"streaming-diloco", 1.5, 0.5f, 1, 0, 0, 0},
+    {"streaming-diloco", 2, 0, 2, 1, 0, 0},
 };
 
 enum { LIMIT_COUNT = sizeof LIMITS / sizeof LIMITS[0], LIMIT_COMMITS = 120 };
+
+// The gradient of theta^2 / 2, but for the first one: a push that excites every root.
+static MicroBatchResult pushed_micro_batch(void *self, Stream *stream, uint64_t index,
+                                           const float *parameters, float *gradients, const Pace *pace) {
+    MicroBatchResult result = quadratic_micro_batch(self, stream, index, parameters, gradients, pace);
+    if (index == 0) { gradients[0] += 0.5f; }
+    return result;
+}
 
 // The largest |theta| at the last 13 looks of a run that starts at 1; NaN counts as
 // large. One worker: further ones would compute the same. Returns -1 where run_world
 // cannot run.
 static double largest_at_the_end(const Limit *limit, double rate) {
-    RunSpec spec = scalar_spec(limit->rule, sgd_step, 1);
-    spec.micro_batch = quadratic_micro_batch;
+    int k = limit->a + limit->b;
+    RunSpec spec = scalar_spec(limit->rule, sgd_step, k > 0 ? k : 1);
+    spec.settings.split = k > 0 ? (double)limit->a / k : 0;
+    spec.micro_batch = pushed_micro_batch;
     spec.start = 1;
     spec.commits = LIMIT_COMMITS;
     spec.settings.rate.peak = rate;
@@ -482,7 +511,7 @@ static void every_rule_converges_below_its_limit_and_diverges_above(void **state
 
 static void acco_is_stable_where_delayed_updates_are_not(void **state) {
     (void)state;
-    static const Limit acco = {"acco", 2, 0, 0, 0}, dpu = {"dpu", 1, 0, 0, 0};
+    static const Limit acco = {"acco", 2, 0, 0, 0, 1, 1}, dpu = {"dpu", 1, 0, 0, 0, 0, 0};
     double kept = largest_at_the_end(&acco, 1.5), lost = largest_at_the_end(&dpu, 1.5);
     if (kept < 0) { skip(); }
     assert_true(kept < 1e-6 && !(lost < 1e6));
@@ -505,7 +534,7 @@ static void expect_optimizer_unchanged(Scheduler *s) {
     uint64_t before = hash_optimizer(s), parameters_before = hash_floats(s->parameters.data, count);
     double rate_before = scheduler_learning_rate(s), done_before = s->gradients_done;
     launch(s, ESTIMATE);
-    accumulate(s, s->settings.round_size);
+    accumulate(s, 1);
     hand_over(s, CLEAR);
     assert_true(hash_optimizer(s) == before);
     assert_true(hash_floats(s->parameters.data, count) != parameters_before);
@@ -525,13 +554,13 @@ static void an_estimate_leaves_the_optimizer_bitwise_unchanged(void **state) {
         Bench *bench = (Bench *)malloc(sizeof *bench);
         bench_open(bench, &spec, &transport, NULL);
         Scheduler *s = &bench->scheduler;
-        accumulate(s, s->settings.round_size);
+        accumulate(s, 1);
         hand_over(s, KEEP);
         for (int round = 0; round < 4; round++) {
             expect_optimizer_unchanged(s);
             uint64_t before = hash_optimizer(s);
             launch(s, COMMIT);
-            accumulate(s, s->settings.round_size);
+            accumulate(s, 1);
             hand_over(s, KEEP);
             assert_true(hash_optimizer(s) != before);
             if (wire == WIRE_FP32) {
@@ -592,7 +621,7 @@ static void zero1_equals_ddp(void **state) {
     if (!fits) { skip(); }
 }
 
-// Both halves of ACCO's first commit are computed at the initial parameters. Coarse wires
+// Both rounds of ACCO's first commit are computed at the initial parameters. Coarse wires
 // are left out: they send the difference to what compute uses, and that is the estimate
 // under one rule and the initial parameters under the other.
 static void the_first_commit_of_acco_equals_zero1(void **state) {
@@ -774,7 +803,7 @@ static void zero1_and_ddp_equal_a_plain_loop(void **state) {
     static const char *const rules[] = {"zero1", "ddp"};
     for (int i = 0; i < 8; i++) {
         RunSpec spec = noisy_spec(rules[i % 2], LOOP_COUNT);
-        memcpy(spec.round_size, LOOP_SIZES, sizeof LOOP_SIZES);
+        memcpy(spec.micro_batches, LOOP_SIZES, sizeof LOOP_SIZES);
         spec.settings.gradient_clip = clips[i / 2];
         spec.settings.optimizer.epsilon = 0.01;
         spec.settings.optimizer.weight_decay = 0.3;
@@ -838,8 +867,10 @@ static ReplaySettings replay_settings_of(const RunSpec *spec, int ranks) {
     replay.rule = spec->rule;
     replay.workers = ranks;
     for (int i = 0; i < ranks; i++) {
-        replay.accumulate[i] = spec->round_size[i] * (is_acco(spec->rule) ? 2 : 1);
-        replay.first_half[i] = spec->first_round_size[i];
+        int k = spec->micro_batches[i], a = (int)(settings->split * k + 0.5);
+        replay.accumulate[i] = k;
+        replay.round_a[i] = a < 1 ? 1 : a > k - 1 ? k - 1 : a;
+        replay.first_round[i] = spec->first_round_size[i];
     }
     replay.sequential = (int)settings->sequential;
     replay.target = settings->target;
@@ -901,9 +932,11 @@ static RunSpec draw_spec(Random *random, const char *rule, int ranks) {
     settings->estimate_wire = is_acco(rule) ? (WireFormat)draw(random, WIRE_FP32, coarsest) : settings->wire;
     settings->sequential = overlapped ? draw(random, 0, 2) : 0;
     for (int i = 1; i < ranks; i++) {
-        spec.round_size[i] = is_local(rule) ? spec.round_size[0] : draw(random, 1, 3);
+        spec.micro_batches[i] =
+            is_local(rule) ? spec.micro_batches[0] : draw(random, is_acco(rule) ? 2 : 1, 8);
     }
     for (int i = 0; i < ranks && is_acco(rule); i++) { spec.first_round_size[i] = draw(random, 0, 2); }
+    settings->split = draw(random, 1, 9) / 10.0;
     settings->gradient_clip = draw(random, 0, 2) * 0.05 * sqrt((double)spec.parameter_count);
     settings->rate.kind = (ScheduleKind)draw(random, 0, 2);
     settings->rate.minimum = 0.01;
@@ -1110,7 +1143,7 @@ static void acco_wp_evaluates_its_masters_not_its_predictions(void **state) {
 
 // A coarse wire sends the difference between the master and the parameters that compute
 // uses while the job runs. So what one rounding loses is part of the next difference.
-// Under acco compute uses the estimate then, at which half A is computed.
+// Under acco compute uses the estimate then, at which round A is computed.
 static void coarse_wires_send_differences_to_what_compute_uses(void **state) {
     (void)state;
     static const char *const rules[] = {"zero1", "dpu", "acco"};
@@ -1137,7 +1170,7 @@ static void coarse_wires_send_differences_to_what_compute_uses(void **state) {
     if (!fits) { skip(); }
 }
 
-// Both halves of the first commit are computed at the initial parameters, so the wire of
+// Both rounds of the first commit are computed at the initial parameters, so the wire of
 // the estimate matters only from the second commit on.
 static void a_coarse_estimate_does_not_change_the_first_commit(void **state) {
     (void)state;
@@ -1171,7 +1204,7 @@ static void add_gradients(const RunSpec *spec, int ranks, uint64_t index, const 
     }
 }
 
-// Whatever the wire of the estimate, a commit uses both halves in fp32, half A as
+// Whatever the wire of the estimate, a commit uses both rounds in fp32, round A as
 // computed at the estimate, and starts from the same parameters as the estimate did. The
 // gradients are computed again here, at the parameters of the run's snapshots, which are
 // the same on all ranks. SGD, because AdamW would hide constant factors.
@@ -1204,7 +1237,7 @@ static void acco_commits_in_full_whatever_the_wire_of_the_estimate(void **state)
     }
 }
 
-// An estimate is an SGD step with half A alone, from the committed parameters, but for
+// An estimate is an SGD step with round A alone, from the committed parameters, but for
 // the rounding of its wire. bf16 is off by 2^-9 of the sums and of the parameters. int8
 // is off by half a 127th of the largest value of the block. e3m0 is off by a third of an
 // element; elements near 0 are off by half of the block's smallest level.
@@ -1245,6 +1278,7 @@ int main(void) {
         cmocka_unit_test(acco_wp_follows_the_worked_example),
         cmocka_unit_test(acco_follows_the_worked_example),
         cmocka_unit_test(acco_with_unequal_workers_follows_the_worked_example),
+        cmocka_unit_test(acco_with_unequal_rounds_follows_the_worked_example),
         cmocka_unit_test(moments_follow_the_worked_examples),
         cmocka_unit_test(co2_follows_the_worked_examples),
         cmocka_unit_test(diloco_follows_the_worked_example),

@@ -132,9 +132,8 @@ static Stretch stretch_of(int begin, int end) {
 // before the look.
 static Stretch reported(const RunSpec *spec, int rank, int look) {
     const SchedulerSettings *settings = &spec->settings;
-    int size = spec->round_size[rank], commit = rule_find(spec->rule)->rounds_per_commit * size,
-        period = settings->steps * size;
-    if (!is_local(spec->rule)) { return stretch_of((look - 1) * commit, look * commit); }
+    int size = spec->micro_batches[rank], period = settings->steps * size;
+    if (!is_local(spec->rule)) { return stretch_of((look - 1) * size, look * size); }
     if (strcmp(spec->rule, "co2") == 0) {
         return look < 2 ? stretch_of(0, 0) : stretch_of((look - 2) * period, (look - 1) * period);
     }
@@ -162,9 +161,8 @@ static MicroBatchResult graded_sum(const RunSpec *spec, int ranks, int look, dou
 // every inner step counts, whether or not it has been exchanged.
 static double gradients_after(const RunSpec *spec, int commits) {
     const SchedulerSettings *settings = &spec->settings;
-    int rounds = is_local(spec->rule) ? settings->steps / settings->fragments
-                                      : rule_find(spec->rule)->rounds_per_commit;
-    return (double)(commits * rounds * (spec->round_size[0] + spec->round_size[1]));
+    int steps = is_local(spec->rule) ? settings->steps / settings->fragments : 1;
+    return (double)(commits * steps * (spec->micro_batches[0] + spec->micro_batches[1]));
 }
 
 static void expect_report(const CommitReport *report, const MicroBatchResult *sum, double count, double done,
@@ -175,14 +173,14 @@ static void expect_report(const CommitReport *report, const MicroBatchResult *su
     expect_number(report->gradients_done, done, 0, "gradients committed", look);
 }
 
-// Ranks contribute 2 and 3 micro-batches to a round, under local rules 2 each.
+// Ranks contribute 2 and 3 micro-batches to a commit, under local rules 2 each.
 static void reports_hold_the_means_of_what_the_problem_returned(void **state) {
     (void)state;
     for (int rule = 0; rule < RULE_COUNT; rule++) {
         RunSpec spec = noisy_spec(RULES[rule].rule->name, 103);
         spec.micro_batch = graded_micro_batch;
-        spec.round_size[0] = 2;
-        spec.round_size[1] = is_local(spec.rule) ? 2 : 3;
+        spec.micro_batches[0] = 2;
+        spec.micro_batches[1] = is_local(spec.rule) ? 2 : 3;
         spec.finish = strcmp(spec.rule, "co2") == 0;
         RunResult results[2];
         if (!run_world(&spec, 2, results)) { skip(); }
@@ -280,7 +278,7 @@ static bool expect_traffic(const TrafficRow *row, WireFormat wire, WireFormat es
     RunSpec spec = noisy_spec(row->rule, count);
     spec.settings.optimizer.elementwise_step = sgd_step;
     spec.micro_batch = light_micro_batch;
-    for (int i = 0; i < ranks; i++) { spec.round_size[i] = 1; }
+    for (int i = 0; i < ranks; i++) { spec.micro_batches[i] = is_acco(spec.rule) ? 2 : 1; }
     spec.settings.steps = is_streaming(row->rule) ? 4 : 2;
     spec.layer_count = 2;
     for (size_t l = 0; l <= 2; l++) { spec.layer_begins[l] = l * count / 2; }
@@ -404,7 +402,7 @@ static RunSpec slow_spec(const char *rule, double work_seconds) {
     spec.finish = false;
     spec.commits = 4;
     spec.work_seconds = work_seconds;
-    for (int rank = 0; rank < 2; rank++) { spec.round_size[rank] = 1; }
+    for (int rank = 0; rank < 2; rank++) { spec.micro_batches[rank] = is_acco(rule) ? 2 : 1; }
     spec.settings.steps = spec.settings.fragments * 2;
     return spec;
 }
@@ -481,7 +479,7 @@ static void adaptive_workers_differ_in_count_and_agree_in_everything_else(void *
     for (int i = 0; i < 3; i++) {
         RunSpec spec = noisy_spec(rules[i], 2003);
         spec.settings.adaptive = true;
-        for (int rank = 0; rank < 2; rank++) { spec.round_size[rank] = 1; }
+        for (int rank = 0; rank < 2; rank++) { spec.micro_batches[rank] = is_acco(rules[i]) ? 2 : 1; }
         spec.slow_seconds = 20e-3;
         spec.settings.gradient_clip = 0;
         RunResult results[2];
@@ -502,7 +500,7 @@ static void adaptive_workers_differ_in_count_and_agree_in_everything_else(void *
 // Values that are not finite
 
 // In which commit a bad micro-batch is found. A round, or an inner step, has two
-// micro-batches; acco's halves have one each. Rules whose workers step together find it
+// micro-batches; acco's rounds have one each. Rules whose workers step together find it
 // in the job of its sum, local rules in the next exchange, whose result co2 takes a round
 // later. What is still to be committed at the end of a run is found there.
 typedef struct BadRow {

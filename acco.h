@@ -121,7 +121,7 @@ static inline void acco_configure(const void *own, SchedulerSettings *settings) 
     if (options->estimate_wire >= ESTIMATE_WIRE_FORMATS) {
         settings->estimate_wire = (WireFormat)(options->estimate_wire - ESTIMATE_WIRE_FORMATS);
     } else if (options->estimate_wire == ESTIMATE_WIRE_AUTO) { // until it is measured
-        settings->estimate_wire = WIRE_E3M0;                   // buffers are planned for a coarse format
+        settings->estimate_wire = WIRE_INT4;                   // buffers are planned for a coarse format
     }
     if (!acco_read_share(options->split, &settings->split)) { // "wire"; "auto", until it is measured
         settings->split = acco_share_of_wires(settings->wire, settings->estimate_wire);
@@ -201,7 +201,8 @@ static inline int acco_candidates(const AccoOptions *options, Scheduler *s, cons
                                   AccoCandidate list[WIRE_FORMAT_COUNT]) {
     bool any_wire = options->estimate_wire == ESTIMATE_WIRE_AUTO;
     WireFormat wire = s->settings.wire;
-    WireFormat finest = any_wire ? wire : s->settings.estimate_wire, coarsest = any_wire ? WIRE_E3M0 : finest;
+    WireFormat finest = any_wire ? wire : s->settings.estimate_wire, coarsest = finest;
+    if (any_wire && wire < WIRE_INT4) { coarsest = WIRE_INT4; } // e3m0 is as short, and rounds steps more
     int count = 0, size = s->transport->size;
     for (int format = finest; format <= (int)coarsest; format++) {
         AccoCandidate *candidate = &list[count++];

@@ -5,12 +5,14 @@
 //   bf16     16     its upper half, to nearest even              2^-8 of itself
 //   int8      8     a multiple of its block's scale,             half of the scale
 //                   -127 to 127, to nearest even
+//   int4      4     the same, -7 to 7                            half of the scale
 //   e3m0      4     0, or its block's scale times 1, 1/2, ...    a third of itself; near
 //                   1/64, to nearest, ties outwards              0, scale / 128
 //
-// int8 and e3m0 are coarse: the error of an element depends on the largest one in its
-// block. Sums of gradients and differences of parameters tolerate that; parameters
-// themselves do not.
+// All but the first two are coarse: the error of an element depends on the largest one in
+// its block. Sums of gradients and differences of parameters tolerate that; parameters
+// themselves do not. int4 suits elements of about one size, as AdamW's steps are; e3m0
+// elements of many sizes.
 //
 // A run of elements, 0 or more, is encoded by itself. It is cut into blocks of WIRE_BLOCK
 // elements, the last one shorter. A block depends on nothing but its elements, so an
@@ -40,7 +42,14 @@
 
 #include "runtime/numbers.h"
 
-typedef enum WireFormat { WIRE_FP32, WIRE_BF16, WIRE_INT8, WIRE_E3M0, WIRE_FORMAT_COUNT } WireFormat;
+typedef enum WireFormat {
+    WIRE_FP32,
+    WIRE_BF16,
+    WIRE_INT8,
+    WIRE_INT4,
+    WIRE_E3M0,
+    WIRE_FORMAT_COUNT
+} WireFormat;
 
 enum { WIRE_BLOCK = 256 };
 
@@ -128,23 +137,30 @@ static inline void wire_encode_not_finite(void *out, size_t code_bytes) {
 }
 
 // ---------------------------------------------------------------------------------------
-// int8
+// int8 and int4
 
-// A 127th of the largest magnitude, cut to 16 significant bits. Together with the 8 bits
-// of a code and a half they fit into an fp32: so every multiple of the scale and every
-// tie is exact, and the division below cannot round a number onto a tie. It is cut and
-// not rounded, so that 127 times the scale never overflows. It is at least the smallest
-// normal number: nothing is divided by 0 or by a scale that has lost bits.
-WIRE_FUNCTION float wire_int8_scale(uint32_t largest) {
-    float scale = wire_float_from_bits(wire_float_bits(wire_float_from_bits(largest) / 127.0f) & ~0xffu);
+enum { WIRE_INT8_STEPS = 127, WIRE_INT4_STEPS = 7 };
+
+// The largest magnitude divided by the number of steps, cut to 16 significant bits.
+// Together with the 8 bits of a code and a half they fit into an fp32: so every multiple
+// of the scale and every tie is exact, and the division below cannot round a number onto
+// a tie. It is cut and not rounded, so that the largest multiple never overflows. It is
+// at least the smallest normal number: nothing is divided by 0 or by a scale that has
+// lost bits.
+WIRE_FUNCTION float wire_int_scale(uint32_t largest, int steps) {
+    float scale =
+        wire_float_from_bits(wire_float_bits(wire_float_from_bits(largest) / (float)steps) & ~0xffu);
     return fmaxf(scale, 0x1p-126f);
 }
 
 // Near 1.5 * 2^23 the spacing of fp32 is 1. So the sum is rounded to a whole number, to
-// nearest even, and its last byte is the code.
-WIRE_FUNCTION uint8_t wire_int8_code(float value, float scale) {
+// nearest even, and its last bits are the code, a signed number.
+WIRE_FUNCTION uint8_t wire_int_code(float value, float scale) {
     return (uint8_t)wire_float_bits(value / scale + 0x1.8p23f);
 }
+
+// The number that the lower four bits of `code` are.
+WIRE_FUNCTION float wire_int4_level(uint32_t code) { return (float)((int32_t)(code << 28) >> 28); }
 
 static inline void wire_encode_int8(void *out, const float *in, size_t count) {
     uint32_t largest = wire_largest(in, count);
@@ -152,11 +168,11 @@ static inline void wire_encode_int8(void *out, const float *in, size_t count) {
         wire_encode_not_finite(out, count);
         return;
     }
-    float scale = wire_int8_scale(largest);
+    float scale = wire_int_scale(largest, WIRE_INT8_STEPS);
     uint8_t *codes = (uint8_t *)out + sizeof scale;
     memcpy(out, &scale, sizeof scale);
 #pragma omp simd
-    for (size_t i = 0; i < count; i++) { codes[i] = wire_int8_code(in[i], scale); }
+    for (size_t i = 0; i < count; i++) { codes[i] = wire_int_code(in[i], scale); }
 }
 
 static inline void wire_decode_int8(float *out, const void *in, size_t count) {
@@ -167,13 +183,44 @@ static inline void wire_decode_int8(float *out, const void *in, size_t count) {
     for (size_t i = 0; i < count; i++) { out[i] = (float)codes[i] * scale; }
 }
 
+// In a block of n elements of 4 bits, byte j holds element j in its lower half and
+// element j + (n + 1) / 2 in its upper half: so both halves of the block are read as
+// whole vectors.
+static inline void wire_encode_int4(void *out, const float *in, size_t count) {
+    uint32_t largest = wire_largest(in, count);
+    size_t pairs = count / 2, half = (count + 1) / 2;
+    if (!wire_is_finite(largest)) {
+        wire_encode_not_finite(out, half);
+        return;
+    }
+    float scale = wire_int_scale(largest, WIRE_INT4_STEPS);
+    uint8_t *codes = (uint8_t *)out + sizeof scale;
+    memcpy(out, &scale, sizeof scale);
+#pragma omp simd
+    for (size_t i = 0; i < pairs; i++) {
+        codes[i] = (uint8_t)((wire_int_code(in[i], scale) & 15u) | wire_int_code(in[half + i], scale) << 4);
+    }
+    if (pairs < half) { codes[pairs] = wire_int_code(in[pairs], scale) & 15u; }
+}
+
+static inline void wire_decode_int4(float *out, const void *in, size_t count) {
+    float scale;
+    memcpy(&scale, in, sizeof scale);
+    const uint8_t *codes = (const uint8_t *)in + sizeof scale;
+    size_t pairs = count / 2, half = (count + 1) / 2;
+#pragma omp simd
+    for (size_t i = 0; i < pairs; i++) {
+        out[i] = wire_int4_level(codes[i]) * scale;
+        out[half + i] = wire_int4_level((uint32_t)codes[i] >> 4) * scale;
+    }
+    if (pairs < half) { out[pairs] = wire_int4_level(codes[pairs]) * scale; }
+}
+
 // ---------------------------------------------------------------------------------------
 // e3m0
 //
 // A code has a sign in bit 3 and c in bits 0 to 2. c = 0 means 0, without a sign; c = 1
-// to 7 means scale * 2^(c-7). In a block of n elements, byte j holds element j in its
-// lower half and element j + (n + 1) / 2 in its upper half: so both halves of the block
-// are read as whole vectors.
+// to 7 means scale * 2^(c-7). Codes lie in a block as those of int4 do.
 
 // The least magnitudes of a code, as their bits. In these bits one octave is 2^23.
 typedef struct WireE3M0Levels {
@@ -263,6 +310,7 @@ static const WireCodec WIRE_CODECS[WIRE_FORMAT_COUNT] = {
     {"fp32", 32, false, wire_encode_fp32, wire_decode_fp32},
     {"bf16", 16, false, wire_encode_bf16, wire_decode_bf16},
     {"int8", 8, true, wire_encode_int8, wire_decode_int8},
+    {"int4", 4, true, wire_encode_int4, wire_decode_int4},
     {"e3m0", 4, true, wire_encode_e3m0, wire_decode_e3m0},
 };
 

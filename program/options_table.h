@@ -120,11 +120,12 @@ static const OptionSpec option_table[] = {
      "A number of micro-batches for each rank, as in 4,4,1,1, instead of --accumulate. It lets fast and slow "
      "ranks finish together; every micro-batch still has the same weight. For acco every number must be 2 "
      "or more."},
-    {"wire", GROUP_RULE, EVERY_RULE, OTHER_BITS, CHOICE_OPTION(wire, "fp32", "fp32", "bf16", "int8", "e3m0"),
+    {"wire", GROUP_RULE, EVERY_RULE, OTHER_BITS,
+     CHOICE_OPTION(wire, "fp32", "fp32", "bf16", "int8", "int4", "e3m0"),
      "Number format in which ranks send vectors to each other; sums are always fp32. bf16 halves the "
-     "traffic, and rounds every gradient and parameter. int8 needs about a quarter of it, e3m0 (4 bits: a "
-     "sign and a power of two) about an eighth; both are coarser. Their gradients travel in blocks of 256 "
-     "with one scale, their parameters as differences to what all ranks already hold."},
+     "traffic, and rounds every gradient and parameter. int8 needs about a quarter of it, int4 and e3m0 (a "
+     "sign and a power of two) about an eighth; all three are coarser. Their gradients travel in blocks of "
+     "256 with one scale, their parameters as differences to what all ranks already hold."},
     {"overlap", GROUP_RULE, EVERY_RULE, SAME_BITS, SWITCH_OPTION(overlap, "on"),
      "off waits for every operation before the next one starts: the same bits, but slower. It shows what "
      "overlap brings."},
@@ -154,7 +155,7 @@ static const OptionSpec option_table[] = {
      "as in every later round beside a commit, so that the first commit has a full batch. 1, as in the "
      "paper's code: starts sooner, with a smaller batch."},
     {"estimate-wire", GROUP_SHARED, "acco", MEASURED,
-     CHOICE_OPTION(rules.acco.estimate_wire, "same", "same", "auto", "fp32", "bf16", "int8", "e3m0"),
+     CHOICE_OPTION(rules.acco.estimate_wire, "same", "same", "auto", "fp32", "bf16", "int8", "int4", "e3m0"),
      "Number format in which the estimate is exchanged; the commit keeps --wire. A coarser format saves up "
      "to half of acco's traffic. It does not round the parameters, but the gradients of the round beside the "
      "commit are computed at a coarser estimate of them. same: as --wire. auto: the finest that hides as "

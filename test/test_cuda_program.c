@@ -87,7 +87,7 @@ static void two_gpus_give_the_same_bits_in_any_order(void **state) {
 static void narrow_wires_give_the_same_bits_in_any_order(void **state) {
     Stage *stage = stage_with_ranks(state);
     check_ranks(stage, 3, &rule_cases[ZERO1], "--wire bf16");
-    check_ranks(stage, 2, &rule_cases[ACCO], "--wire int8 --estimate-wire e3m0");
+    check_ranks(stage, 2, &rule_cases[ACCO], "--wire int8 --estimate-wire int4");
     check_ranks(stage, 3, &rule_cases[STREAMING_DILOCO], "--wire e3m0");
 }
 

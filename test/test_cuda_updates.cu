@@ -686,14 +686,16 @@ static void wire_formats_equal_the_cpu_bit_for_bit(void **state) {
 static void wire_formats_round_ties_as_the_cpu(void **state) {
     (void)state;
     for (int trial = 0; trial < (cuda_small_shapes() ? 60 : 600); trial++) {
-        WireFormat format = trial % 2 == 0 ? WIRE_INT8 : WIRE_E3M0;
+        static const WireFormat coarse[] = {WIRE_INT8, WIRE_INT4, WIRE_E3M0};
+        WireFormat format = coarse[trial % 3];
+        int steps = format == WIRE_INT8 ? WIRE_INT8_STEPS : WIRE_INT4_STEPS;
         float values[4 * WIRE_BLOCK],
             base[4 * WIRE_BLOCK] = {0}, largest = (float)exp2(-140 + 267 * random_uniform(&test_random));
-        float unit = format == WIRE_INT8 ? wire_int8_scale(wire_float_bits(largest)) : largest / 128;
+        float unit = format == WIRE_E3M0 ? largest / 128 : wire_int_scale(wire_float_bits(largest), steps);
         char encoded[4 * WIRE_BLOCK + 16];
         for (size_t i = 0; i < 4 * WIRE_BLOCK; i++) {
-            double level = format == WIRE_INT8 ? (double)(i / 3 % 254) - 126.5
-                                               : exp2((double)(i / 3 % 8)) * (i % 2 == 0 ? 1.5 : -0.75);
+            double level = format == WIRE_E3M0 ? exp2((double)(i / 3 % 8)) * (i % 2 == 0 ? 1.5 : -0.75)
+                                               : (double)(i / 3 % (size_t)(2 * steps)) - steps + 0.5;
             float middle = (float)(level * (double)unit),
                   near[3] = {middle, nextafterf(middle, INFINITY), nextafterf(middle, -INFINITY)};
             values[i] = i % WIRE_BLOCK == 0 || fabsf(near[i % 3]) > largest ? largest : near[i % 3];

@@ -321,9 +321,10 @@ static void test_names_are_suggested(void **state) {
         "--optimizer adamw",
         "adamw is unknown; allowed: ddp, zero1, dpu, acco-wp, acco, co2, diloco or streaming-diloco", "");
     expect_refused("--optimizer DiLoCo", "did you mean diloco?", "");
-    expect_refused("--wire fp4", "fp4 is unknown", "fp32, bf16, int8 or e3m0");
-    expect_refused("--wire same", "same is unknown", "fp32, bf16, int8 or e3m0");
-    expect_refused("--estimate-wire int4", "did you mean int8?", "same, auto, fp32, bf16, int8 or e3m0");
+    expect_refused("--wire fp4", "fp4 is unknown", "fp32, bf16, int8, int4 or e3m0");
+    expect_refused("--wire same", "same is unknown", "fp32, bf16, int8, int4 or e3m0");
+    expect_refused("--estimate-wire int5", "did you mean int8?",
+                   "same, auto, fp32, bf16, int8, int4 or e3m0");
     expect_refused("trian", "unknown command trian: did you mean train?", "");
     expect_refused("serve", "unknown command serve; commands: train, sample, eval, plan, help", "");
     expect_refused("plan there", "unexpected word there", "--name value");

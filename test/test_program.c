@@ -291,6 +291,7 @@ static const WireCase wire_cases[] = {
     {"acco", "fp32", "bf16"},
     {"acco", "bf16", "int8"},
     {"acco", "fp32", "e3m0"},
+    {"acco", "fp32", "int4"},
 };
 
 static void every_wire_format_sends_what_it_promises(void **state) {
@@ -943,7 +944,7 @@ static const Refusal refusals[] = {
     {"list for more ranks", BASE "--rank-accumulate 4,2,2", "has 3 numbers for "},
     {"list for fewer ranks of a plan", "plan --config ../base.txt --ranks 3 --rank-accumulate 4,2",
      "has 2 numbers for 3 ranks"},
-    {"unknown wire", BASE "--wire fp8", "fp32, bf16, int8 or e3m0"},
+    {"unknown wire", BASE "--wire fp8", "fp32, bf16, int8, int4 or e3m0"},
     {"gap below 1", BASE "--optimizer co2 --co2-gap const:0.5", "VALUE 1 .. "},
     {"unknown gap", BASE "--optimizer co2 --co2-gap paper", "const:VALUE"},
     {"steps that fragments do not share", BASE "--optimizer streaming-diloco --diloco-H 7", "use 6 or 8"},

@@ -546,7 +546,7 @@ static void read_accumulate(const LoggedOptions *logged, ReplaySettings *setting
 // The split is a share of round A, "half", or "wire": as the bits of the two formats,
 // with the scales of coarse blocks of 256. At least one micro-batch is in each round.
 static void read_rounds(const LoggedOptions *logged, ReplaySettings *settings) {
-    static const double bits[] = {32, 16, 8 + 32.0 / 256, 4 + 32.0 / 256};
+    static const double bits[] = {32, 16, 8 + 32.0 / 256, 4 + 32.0 / 256, 4 + 32.0 / 256};
     double share = atof(logged_text(logged, "acco-split"));
     if (logged_is(logged, "acco-split", "half")) { share = 0.5; }
     if (logged_is(logged, "acco-split", "wire")) {
@@ -738,6 +738,8 @@ static const Case cases[] = {
     {2, "--optimizer acco --accumulate 5 --estimate-wire int8"},
     {3, "--optimizer acco --rank-accumulate 2,9,4 --wire bf16 --estimate-wire e3m0 --acco-init 2"},
     {2, "--optimizer acco --accumulate 3 --acco-split half"},
+    {3, "--optimizer acco --accumulate 4 --estimate-wire int4 --grad-clip 0.9"},
+    {2, "--optimizer zero1 --wire int4"},
     {2, "--optimizer acco --accumulate 8 --acco-split auto --estimate-wire auto --link-mbit 50"},
     {MANY_RANKS, "--optimizer acco"},
     {2, "--optimizer co2 --co2-tau 3 --co2-beta 0.5 --co2-phi 0.001 --co2-gap const:1.5"},

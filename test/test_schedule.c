@@ -252,7 +252,8 @@ static MicroBatchResult light_micro_batch(void *self, Stream *stream, uint64_t i
 
 // Bytes of an element on a wire: a block of 256 has a scale of 4 bytes in the coarse
 // formats.
-static const double WIRE_ELEMENT_BYTES[WIRE_FORMAT_COUNT] = {4, 2, 1 + 4.0 / 256, 0.5 + 4.0 / 256};
+static const double WIRE_ELEMENT_BYTES[WIRE_FORMAT_COUNT] = {4, 2, 1 + 4.0 / 256, 0.5 + 4.0 / 256,
+                                                             0.5 + 4.0 / 256};
 
 // What a rank sends in two commits. An exchange of all elements is a reduce-scatter and
 // an all-gather, which together send 2 (N - 1) / N elements for each element of the

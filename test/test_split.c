@@ -34,7 +34,7 @@ static void the_wires_divide_a_batch_as_their_bytes(void **state) {
     assert_int_equal(round_a_of(WIRE_FP32, WIRE_BF16, 3), 2);
     assert_int_equal(round_a_of(WIRE_FP32, WIRE_INT8, 5), 4);
     assert_int_equal(round_a_of(WIRE_FP32, WIRE_INT8, 10), 8);
-    assert_int_equal(round_a_of(WIRE_FP32, WIRE_E3M0, 9), 8);
+    assert_int_equal(round_a_of(WIRE_FP32, WIRE_INT4, 9), 8);
     assert_int_equal(round_a_of(WIRE_FP32, WIRE_E3M0, 32), 28);
     assert_int_equal(round_a_of(WIRE_BF16, WIRE_INT8, 3), 2);
     assert_int_equal(round_a_of(WIRE_INT8, WIRE_FP32, 5), 1);

@@ -15,7 +15,9 @@ static const size_t COUNTS[] = {0,   1,   2,   3,   4,   5,   7,   8,   31,  33,
 
 enum { COUNT_COUNT = sizeof COUNTS / sizeof COUNTS[0] };
 
-static const WireFormat COARSE[] = {WIRE_INT8, WIRE_E3M0};
+static const WireFormat COARSE[] = {WIRE_INT8, WIRE_INT4, WIRE_E3M0};
+
+enum { COARSE_COUNT = sizeof COARSE / sizeof COARSE[0] };
 
 // ---------------------------------------------------------------------------------------
 // Inputs: awkward in different ways
@@ -66,27 +68,30 @@ static double largest_magnitude(const float *values, size_t count) {
     return largest;
 }
 
+// The largest level; the least is its negative.
+static int last_level(WireFormat format) { return format == WIRE_INT8 ? 127 : 7; }
+
 static double oracle_scale(WireFormat format, double largest) {
     if (format == WIRE_E3M0) { return fmax(largest, exp2(-119)); }
     int exponent;
-    double fraction = frexp((double)(float)(largest / 127), &exponent);
+    double fraction = frexp((double)(float)(largest / last_level(format)), &exponent);
     return fmax(ldexp(floor(ldexp(fraction, 16)), exponent - 16), exp2(-126));
 }
 
 // What code `level` stands for; levels are ordered by value, 0 in the middle.
 static double oracle_level(WireFormat format, int level, double scale) {
-    if (format == WIRE_INT8) { return level * scale; }
+    if (format != WIRE_E3M0) { return level * scale; }
     return level == 0 ? 0 : copysign(scale * exp2(abs(level) - 7), level);
 }
 
 // The nearest level, by trying all of them. Of two at the same distance the even one
-// (int8) or the one farther from 0 (e3m0).
+// (int8, int4) or the one farther from 0 (e3m0).
 static double oracle_value(WireFormat format, float value, double scale) {
-    int last = format == WIRE_INT8 ? 127 : 7, best = 0;
+    int last = last_level(format), best = 0;
     for (int level = -last; level <= last; level++) {
         double distance = fabs(value - oracle_level(format, level, scale)),
                least = fabs(value - oracle_level(format, best, scale));
-        bool wins_tie = format == WIRE_INT8 ? level % 2 == 0 : abs(level) > abs(best);
+        bool wins_tie = format != WIRE_E3M0 ? level % 2 == 0 : abs(level) > abs(best);
         if (distance < least || (distance == least && wins_tie)) { best = level; }
     }
     return oracle_level(format, best, scale);
@@ -114,7 +119,7 @@ static void coarse_formats_equal_a_search_over_all_codes(void **state) {
     for (int i = 0; i < COUNT_COUNT; i++) {
         for (int family = 0; family < FAMILY_COUNT; family++) {
             fill(in, COUNTS[i], (Family)family, (uint64_t)i);
-            for (int f = 0; f < 2; f++) { check_against_oracle(COARSE[f], in, COUNTS[i]); }
+            for (int f = 0; f < COARSE_COUNT; f++) { check_against_oracle(COARSE[f], in, COUNTS[i]); }
         }
     }
 }
@@ -126,12 +131,12 @@ static void coarse_formats_are_exact_next_to_ties(void **state) {
     Random random = {11};
     for (int trial = 0; trial < 400; trial++) {
         float largest = (float)exp2(-140 + 267 * random_uniform(&random));
-        for (int f = 0; f < 2; f++) {
+        for (int f = 0; f < COARSE_COUNT; f++) {
             float in[MOST];
             size_t count = 0;
             double scale = oracle_scale(COARSE[f], largest);
             in[count++] = largest;
-            for (int level = f == 0 ? -127 : -7; level < (f == 0 ? 127 : 7); level++) {
+            for (int level = -last_level(COARSE[f]); level < last_level(COARSE[f]); level++) {
                 float middle = (float)((oracle_level(COARSE[f], level, scale) +
                                         oracle_level(COARSE[f], level + 1, scale)) /
                                        2);
@@ -214,6 +219,19 @@ static void int8_rounds_ties_to_even(void **state) {
     assert_int_equal(bytes[5], 256 - 127);
 }
 
+static void int4_rounds_ties_to_even(void **state) {
+    (void)state;
+    const float in[] = {7, -7, 0.5f, -0.5f, 0.51f, 1.5f, -1.5f, 2.5f, 6.5f, -6.5f, 3.49f, -0.4f, 5};
+    const float expected[] = {7, -7, 0, 0, 1, 2, -2, 2, 6, -6, 3, 0, 5};
+    check_values(WIRE_INT4, in, expected, sizeof in / sizeof in[0]);
+    uint8_t bytes[12];
+    uint32_t wire[3];
+    wire_encode(WIRE_INT4, wire, in, sizeof in / sizeof in[0]);
+    memcpy(bytes, wire, sizeof bytes);
+    assert_int_equal(bytes[4], 7 | 2 << 4); // elements 0 and 7
+    assert_int_equal(bytes[5], (16 - 7) | 6 << 4);
+}
+
 // ---------------------------------------------------------------------------------------
 // bf16
 
@@ -270,13 +288,14 @@ static void errors_stay_within_the_stated_bounds(void **state) {
     uint32_t wire[WIRE_BLOCK + 1];
     for (int trial = 0; trial < 400; trial++) {
         fill(in, WIRE_BLOCK, trial % 2 == 0 ? FAMILY_NORMAL : FAMILY_WIDE, (uint64_t)trial);
-        double largest = largest_magnitude(in, WIRE_BLOCK), int8_scale = oracle_scale(WIRE_INT8, largest);
+        double largest = largest_magnitude(in, WIRE_BLOCK);
         for (int format = 0; format < WIRE_FORMAT_COUNT; format++) {
             wire_encode((WireFormat)format, wire, in, WIRE_BLOCK);
             wire_decode((WireFormat)format, out, wire, WIRE_BLOCK);
             for (int i = 0; i < WIRE_BLOCK; i++) {
                 double magnitude = fabs((double)in[i]);
-                double bounds[WIRE_FORMAT_COUNT] = {0, magnitude / 256, int8_scale / 2,
+                double bounds[WIRE_FORMAT_COUNT] = {0, magnitude / 256, oracle_scale(WIRE_INT8, largest) / 2,
+                                                    oracle_scale(WIRE_INT4, largest) / 2,
                                                     fmax(magnitude / 3, largest / 128)};
                 assert_close(out[i], in[i], bounds[format], wire_name((WireFormat)format));
             }
@@ -317,14 +336,14 @@ static void runs_have_the_bytes_of_the_table(void **state) {
     const struct {
         size_t count, bytes[WIRE_FORMAT_COUNT];
     } known[] = {
-        {0, {0, 0, 0, 0}},
-        {1, {4, 4, 8, 8}},
-        {3, {12, 8, 8, 8}},
-        {5, {20, 12, 12, 8}},
-        {9, {36, 20, 16, 12}},
-        {256, {1024, 512, 260, 132}},
-        {257, {1028, 516, 268, 140}},
-        {1024, {4096, 2048, 1040, 528}},
+        {0, {0, 0, 0, 0, 0}},
+        {1, {4, 4, 8, 8, 8}},
+        {3, {12, 8, 8, 8, 8}},
+        {5, {20, 12, 12, 8, 8}},
+        {9, {36, 20, 16, 12, 12}},
+        {256, {1024, 512, 260, 132, 132}},
+        {257, {1028, 516, 268, 140, 140}},
+        {1024, {4096, 2048, 1040, 528, 528}},
     };
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
         for (int format = 0; format < WIRE_FORMAT_COUNT; format++) {
@@ -483,7 +502,7 @@ static void the_largest_numbers_do_not_overflow(void **state) {
     for (uint32_t bits = 0x7f7fffffu; bits > 0x7f7fffffu - 100000u; bits--) {
         float in[2] = {wire_float_from_bits(bits), -1}, out[2];
         uint32_t wire[2];
-        for (int f = 0; f < 2; f++) {
+        for (int f = 0; f < COARSE_COUNT; f++) {
             wire_encode(COARSE[f], wire, in, 2);
             wire_decode(COARSE[f], out, wire, 2);
             assert_close(out[0], in[0], ldexp(FLT_MAX, -14), wire_name(COARSE[f]));
@@ -494,8 +513,8 @@ static void the_largest_numbers_do_not_overflow(void **state) {
 
 static void formats_have_their_names(void **state) {
     (void)state;
-    const char *names[WIRE_FORMAT_COUNT] = {"fp32", "bf16", "int8", "e3m0"};
-    const bool coarse[WIRE_FORMAT_COUNT] = {false, false, true, true};
+    const char *names[WIRE_FORMAT_COUNT] = {"fp32", "bf16", "int8", "int4", "e3m0"};
+    const bool coarse[WIRE_FORMAT_COUNT] = {false, false, true, true, true};
     for (int i = 0; i < WIRE_FORMAT_COUNT; i++) {
         assert_string_equal(wire_name((WireFormat)i), names[i]);
         assert_int_equal(wire_is_coarse((WireFormat)i), coarse[i]);
@@ -509,6 +528,7 @@ int main(void) {
         cmocka_unit_test(e3m0_gives_the_worked_example),
         cmocka_unit_test(e3m0_rounds_ties_away_from_zero),
         cmocka_unit_test(int8_rounds_ties_to_even),
+        cmocka_unit_test(int4_rounds_ties_to_even),
         cmocka_unit_test(bf16_gives_known_roundings),
         cmocka_unit_test(bf16_equals_a_search_over_both_neighbours),
         cmocka_unit_test(errors_stay_within_the_stated_bounds),

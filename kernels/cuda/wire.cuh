@@ -56,7 +56,7 @@ static __device__ __forceinline__ void wire_store(T *place, const T words[COUNT]
 
 // Where the upper part of a block of n begins.
 template <WireFormat FORMAT> static __device__ __forceinline__ int wire_half(int n) {
-    return FORMAT == WIRE_E3M0 ? (n + 1) / 2 : WIRE_BLOCK / 2;
+    return FORMAT == WIRE_E3M0 || FORMAT == WIRE_INT4 ? (n + 1) / 2 : WIRE_BLOCK / 2;
 }
 
 // The lane's elements of `block` (n); zeros where there are none.
@@ -128,9 +128,9 @@ static __device__ __forceinline__ void wire_warp_encode_int8(char *out, const fl
     uint32_t largest = wire_warp_largest(values), words[2] = {0, 0}, *place = (uint32_t *)(void *)out;
     float scale = wire_float_from_bits(WIRE_NAN_BITS);
     if (wire_is_finite(largest)) {
-        scale = wire_int8_scale(largest);
+        scale = wire_int_scale(largest, WIRE_INT8_STEPS);
         for (int i = 0; i < WIRE_LANE; i++) {
-            words[i / 4] |= (uint32_t)wire_int8_code(values[i], scale) << (i % 4 * 8);
+            words[i / 4] |= (uint32_t)wire_int_code(values[i], scale) << (i % 4 * 8);
         }
     }
     if (lane_index() == 0) { place[0] = wire_float_bits(scale); }
@@ -146,6 +146,36 @@ static __device__ __forceinline__ void wire_warp_decode_int8(float values[WIRE_L
     wire_load<1>(words + 1, place + 1, WIRE_BLOCK / 8 + lane_index(), (n + 3) / 4);
     for (int i = 0; i < WIRE_LANE; i++) {
         values[i] = wire_scaled((float)(int8_t)(words[i / 4] >> (i % 4 * 8) & 0xffu), scale);
+    }
+}
+
+// ---------------------------------------------------------------------------------------
+// int4
+
+static __device__ __forceinline__ void wire_warp_encode_int4(char *out, const float values[WIRE_LANE],
+                                                             int n) {
+    uint32_t largest = wire_warp_largest(values), word = 0, *place = (uint32_t *)(void *)out;
+    float scale = wire_float_from_bits(WIRE_NAN_BITS);
+    if (wire_is_finite(largest)) {
+        scale = wire_int_scale(largest, WIRE_INT4_STEPS);
+        for (int i = 0; i < 4; i++) {
+            uint32_t low = wire_int_code(values[i], scale) & 15u,
+                     high = wire_int_code(values[4 + i], scale) & 15u;
+            word |= (low | high << 4) << (8 * i);
+        }
+    }
+    if (lane_index() == 0) { place[0] = wire_float_bits(scale); }
+    wire_store<1>(place + 1, &word, lane_index(), (n + 7) / 8);
+}
+
+static __device__ __forceinline__ void wire_warp_decode_int4(float values[WIRE_LANE], const char *in, int n) {
+    const uint32_t *place = (const uint32_t *)(const void *)in;
+    uint32_t word;
+    float scale = wire_float_from_bits(place[0]);
+    wire_load<1>(&word, place + 1, lane_index(), (n + 7) / 8);
+    for (int i = 0; i < 4; i++) {
+        values[i] = wire_scaled(wire_int4_level(word >> (8 * i)), scale);
+        values[4 + i] = wire_scaled(wire_int4_level(word >> (8 * i + 4)), scale);
     }
 }
 
@@ -189,6 +219,7 @@ static __device__ __forceinline__ void wire_warp_encode(char *out, const float v
     if (FORMAT == WIRE_FP32) { wire_values_store((float *)(void *)out, values, wire_half<FORMAT>(n), n); }
     if (FORMAT == WIRE_BF16) { wire_warp_encode_bf16(out, values, n); }
     if (FORMAT == WIRE_INT8) { wire_warp_encode_int8(out, values, n); }
+    if (FORMAT == WIRE_INT4) { wire_warp_encode_int4(out, values, n); }
     if (FORMAT == WIRE_E3M0) { wire_warp_encode_e3m0(out, values, n); }
 }
 
@@ -199,6 +230,7 @@ static __device__ __forceinline__ void wire_warp_decode(float values[WIRE_LANE],
     }
     if (FORMAT == WIRE_BF16) { wire_warp_decode_bf16(values, in, n); }
     if (FORMAT == WIRE_INT8) { wire_warp_decode_int8(values, in, n); }
+    if (FORMAT == WIRE_INT4) { wire_warp_decode_int4(values, in, n); }
     if (FORMAT == WIRE_E3M0) { wire_warp_decode_e3m0(values, in, n); }
 }
 
@@ -254,7 +286,7 @@ static inline void cuda_wire_encode(Stream *stream, WireFormat format, void *out
                                     const float *base, size_t count) {
     static void (*const kernels[WIRE_FORMAT_COUNT])(char *, const float *, const float *, size_t, size_t) = {
         wire_encode_kernel<WIRE_FP32>, wire_encode_kernel<WIRE_BF16>, wire_encode_kernel<WIRE_INT8>,
-        wire_encode_kernel<WIRE_E3M0>};
+        wire_encode_kernel<WIRE_INT4>, wire_encode_kernel<WIRE_E3M0>};
     wire_launch(stream, kernels[format], format, count, (char *)out, values, base);
 }
 
@@ -280,7 +312,7 @@ static inline void cuda_wire_decode(Stream *stream, WireFormat format, float *ou
                                     const float *base, size_t count) {
     static void (*const kernels[WIRE_FORMAT_COUNT])(float *, const char *, const float *, size_t, size_t) = {
         wire_decode_kernel<WIRE_FP32>, wire_decode_kernel<WIRE_BF16>, wire_decode_kernel<WIRE_INT8>,
-        wire_decode_kernel<WIRE_E3M0>};
+        wire_decode_kernel<WIRE_INT4>, wire_decode_kernel<WIRE_E3M0>};
     wire_launch(stream, kernels[format], format, count, out, (const char *)in, base);
 }
 
@@ -304,7 +336,7 @@ static inline void cuda_wire_sum(Stream *stream, WireFormat format, float *out, 
                                  size_t in_stride, int ranks, size_t count) {
     static void (*const kernels[WIRE_FORMAT_COUNT])(float *, const char *, size_t, int, size_t, size_t) = {
         wire_sum_kernel<WIRE_FP32>, wire_sum_kernel<WIRE_BF16>, wire_sum_kernel<WIRE_INT8>,
-        wire_sum_kernel<WIRE_E3M0>};
+        wire_sum_kernel<WIRE_INT4>, wire_sum_kernel<WIRE_E3M0>};
     wire_launch(stream, kernels[format], format, count, out, (const char *)in, in_stride, ranks);
 }
 

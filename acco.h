@@ -15,7 +15,8 @@
 //   theta (t+1) = Opt (theta(t), (A + B) / count(A + B))     starts from the same theta(t)
 //
 // Opt is the optimizer's step. Opt? is the parameters that this step would give, while
-// moments, master copy and number of steps stay as they are (OptimizerStep in optimizer.h).
+// moments, master copy and number of steps stay as they are (see OptimizerStep in
+// optimizer.h).
 //
 // KEEP: after a commit the accumulator holds the new round A. It is given to the estimate
 // and also stays in the accumulator, so that round B adds to it. Counts are sums over all
@@ -28,15 +29,17 @@
 // In the paper both rounds have half of the micro-batches. Here A has the share s of them
 // (--acco-split). Three things depend on it:
 //
-//   time       A micro-batch takes c, the exchange of a commit S, that of an estimate E.
-//              A commit takes max(A c, S) + max(B c, E). That is least, max(k c, S + E),
-//              where A : B = S : E: equal rounds where both exchanges are equally large,
-//              and a long A where the estimate travels in a coarser format.
-//   noise      Where micro-batch gradients are independent with variance v, the mean over
-//              A differs from the mean over the batch by v (1/A - 1/k) = v B / (A k). That
-//              is how far, but for the learning rate, an estimate lies from its commit. At
-//              s = 7/8 it is a seventh of what it is at s = 1/2; at s = 1 there would be
-//              nothing left to hide behind, and the rule would be that of zero1.
+//   time       Let a micro-batch take c, the exchange of a commit S, that of an estimate
+//              E. On equally fast ranks a commit takes max(A c, S) + max(B c, E). That is
+//              least, max(k c, S + E), where A : B = S : E: equal rounds where both
+//              exchanges are equally large, and a long A where the estimate travels in a
+//              coarser format. acco_times() has the general formula.
+//   noise      Count A, B and k = A + B over all workers, and let micro-batch gradients be
+//              independent with variance v. Then the mean over A differs from the mean
+//              over the batch with variance v (1/A - 1/k) = v B / (A k). Under SGD that,
+//              times the squared learning rate, is how far an estimate lies from its
+//              commit. At s = 7/8 it is a seventh of what it is at s = 1/2; at s = 1
+//              nothing would be left of it, but also nothing to hide the estimate behind.
 //   stability  On a quadratic of curvature L, with exact gradients and h = learning rate
 //              times L,
 //                theta (t+1) = theta(t) - (1-s) h theta(t) - s h theta~(t)
@@ -44,11 +47,12 @@
 //              Where theta~ = theta both are multiplied by 1 - h, as under gradient
 //              descent; their difference by -(1-s) h. So the rule is stable for
 //              h < min(2, 1/(1-s)): as far as gradient descent for every s >= 1/2, less
-//              far below, and for s = 0 as far as dpu, 1.
+//              far below, and no farther than dpu, 1, as s goes to 0.
 //
-// All three speak for a long A. Against it speaks a coarse format of the estimate: A is
-// computed where rounding has put the estimate, B at the exact parameters. A coarse
-// format touches only theta~: the commit still adds up every gradient in full.
+// Noise and stability ask for a long A, time for one that suits the two exchanges.
+// Against a long A speaks a coarse format of the estimate: A is computed where rounding
+// has put the estimate, B at the exact parameters. A coarse format touches only theta~:
+// the commit still adds up every gradient in full.
 #ifndef ACCO_ACCO_H
 #define ACCO_ACCO_H
 
@@ -98,7 +102,7 @@ static inline bool acco_check(const void *own, const RuleFacts *facts, Error *er
         const char *near = nearest_name(split, words, 3);
         return error_set(error,
                          "--acco-split %s is no split; allowed: wire, auto, half, or the share of the "
-                         "micro-batches beside the commit, above 0 and below 1, as 0.875%s%s%s",
+                         "micro-batches beside the commit, above 0 and below 1, such as 0.875%s%s%s",
                          text_excerpt(split, excerpt), near != NULL ? "; did you mean " : "",
                          near != NULL ? near : "", near != NULL ? "?" : "");
     }
@@ -129,14 +133,16 @@ static inline void acco_configure(const void *own, SchedulerSettings *settings) 
 }
 
 static inline void acco_describe(const void *own, const SchedulerSettings *settings, char text[RULE_TEXT]) {
-    int k = settings->micro_batches, a = acco_round_a(settings->split, k);
+    int k = settings->micro_batches;
     bool by_wires = strcmp(((const AccoOptions *)own)->split, "wire") == 0;
     if (settings->adaptive) {
-        snprintf(text, RULE_TEXT, "rounds as long as what is sent beside them");
+        snprintf(text, RULE_TEXT, "each round lasts as long as the exchange beside it");
     } else {
-        snprintf(text, RULE_TEXT,
-                 "%d micro-batches beside the exchange of a commit, %d beside that of an estimate%s", a,
-                 k - a, by_wires ? " (in proportion to their bytes)" : "");
+        snprintf(
+            text, RULE_TEXT,
+            "rank 0 computes %d of its %d micro-batches beside the exchange of a commit, the others beside "
+            "that of an estimate%s",
+            acco_round_a(settings->split, k), k, by_wires ? " (as near to their bytes as possible)" : "");
     }
 }
 
@@ -145,107 +151,133 @@ static inline void acco_describe(const void *own, const SchedulerSettings *setti
 
 // Of one rank.
 typedef struct AccoRank {
-    double micro_batches; // per commit
-    double seconds;       // of one
+    int micro_batches; // per commit, 2 or more
+    double seconds;    // of one
 } AccoRank;
 
-// Seconds of a commit, and of its two parts, that are left to wait for.
-typedef struct AccoExposed {
-    double a, b;    // the two rounds of the slowest rank
-    double exposed; // of both exchanges, what lasts longer than its round
-} AccoExposed;
+// Seconds.
+typedef struct AccoTimes {
+    double a, b;   // the two rounds, each on the rank where it lasts longest
+    double commit; // from one commit to the next
+} AccoTimes;
 
-static inline AccoExposed acco_exposed(const AccoRank *ranks, int size, double share, double commit,
-                                       double estimate) {
-    AccoExposed times = {0, 0, 0};
+// How long commits take with a share of round A and exchanges of so many seconds: the
+// longest of the cycles that keep each other waiting. A rank's own rounds follow each
+// other; the estimate waits for the longest round A, the commit for the longest round B,
+// and the two exchanges follow each other.
+static inline AccoTimes acco_times(const AccoRank *ranks, int size, double share, double commit,
+                                   double estimate) {
+    AccoTimes times = {0, 0, commit + estimate};
     for (int rank = 0; rank < size; rank++) {
-        int k = (int)ranks[rank].micro_batches, a = acco_round_a(share, k);
+        int k = ranks[rank].micro_batches, a = acco_round_a(share, k);
         times.a = fmax(times.a, a * ranks[rank].seconds);
         times.b = fmax(times.b, (k - a) * ranks[rank].seconds);
+        times.commit = fmax(times.commit, k * ranks[rank].seconds);
     }
-    times.exposed = fmax(commit - times.a, 0) + fmax(estimate - times.b, 0);
+    times.commit = fmax(times.commit, fmax(times.a + estimate, times.b + commit));
     return times;
 }
 
-// The share with the least exposed time, and among those that hide equally well, within
+// The share with which commits take least, and among those that are equally good, within
 // `tolerance` seconds, the largest.
 static inline double acco_best_share(const AccoRank *ranks, int size, double commit, double estimate,
                                      double tolerance) {
-    int k = 2, best_a = 1;
+    int k = 2, best = 1;
     double least = INFINITY;
-    for (int rank = 0; rank < size; rank++) { k = (int)fmax(k, ranks[rank].micro_batches); }
-    for (int a = 1; a < k; a++) {
-        least = fmin(least, acco_exposed(ranks, size, (double)a / k, commit, estimate).exposed);
+    for (int rank = 0; rank < size; rank++) {
+        k = ranks[rank].micro_batches > k ? ranks[rank].micro_batches : k;
     }
     for (int a = 1; a < k; a++) {
-        AccoExposed times = acco_exposed(ranks, size, (double)a / k, commit, estimate);
-        best_a = times.exposed <= least + tolerance ? a : best_a;
+        least = fmin(least, acco_times(ranks, size, (double)a / k, commit, estimate).commit);
     }
-    return (double)best_a / k;
+    for (int a = 1; a < k; a++) {
+        AccoTimes times = acco_times(ranks, size, (double)a / k, commit, estimate);
+        best = times.commit <= least + tolerance ? a : best;
+    }
+    return (double)best / k;
 }
 
+// What a choice is made from. Times are in seconds.
+typedef struct AccoMeasured {
+    const AccoRank *ranks; // (size)
+    int size;
+    WireFormat wire;
+    double commit;    // the exchange of a commit, in `wire`
+    double computing; // what a rank computes per commit, the longest
+} AccoMeasured;
+
+// A format of the estimate, with the split that goes with it.
 typedef struct AccoCandidate {
     WireFormat wire;
     double estimate; // seconds of the estimate's exchange
     double share;
-    AccoExposed times;
+    AccoTimes times;
 } AccoCandidate;
 
-// A measured exchange may take so much longer during training.
+// An exchange may take so much longer during training than it took when it was measured;
+// and commits that differ by so much of the computation are equally good.
 #define ACCO_MARGIN 1.1
+#define ACCO_TOLERANCE 0.01
 
-// All ranks, before training: the formats that an estimate may travel in, from fine to
-// coarse, with the split of each. Returns their number.
-static inline int acco_candidates(const AccoOptions *options, Scheduler *s, const MeasuredRound *commit,
-                                  const AccoRank *ranks, double tolerance,
-                                  AccoCandidate list[WIRE_FORMAT_COUNT]) {
-    bool any_wire = options->estimate_wire == ESTIMATE_WIRE_AUTO;
-    WireFormat wire = s->settings.wire;
-    WireFormat finest = any_wire ? wire : s->settings.estimate_wire, coarsest = finest;
-    if (any_wire && wire < WIRE_INT4) { coarsest = WIRE_INT4; } // e3m0 is as short, and rounds steps more
-    int count = 0, size = s->transport->size;
-    for (int format = finest; format <= (int)coarsest; format++) {
-        AccoCandidate *candidate = &list[count++];
-        candidate->wire = (WireFormat)format;
-        candidate->estimate =
-            candidate->wire == wire ? commit->exchange : measure_round(s, candidate->wire).exchange;
-        double sent = ACCO_MARGIN * commit->exchange, estimated = ACCO_MARGIN * candidate->estimate;
-        if (strcmp(options->split, "auto") == 0) {
-            candidate->share = acco_best_share(ranks, size, sent, estimated, tolerance);
-        } else if (!acco_read_share(options->split, &candidate->share)) {
-            candidate->share = acco_share_of_wires(wire, candidate->wire);
-        }
-        candidate->times = acco_exposed(ranks, size, candidate->share, sent, estimated);
+// estimate: the seconds of an exchange in `wire`.
+static inline AccoCandidate acco_candidate(const AccoOptions *options, const AccoMeasured *measured,
+                                           WireFormat wire, double estimate) {
+    double commit_late = ACCO_MARGIN * measured->commit, estimate_late = ACCO_MARGIN * estimate;
+    AccoCandidate candidate = {wire, estimate, 0, {0, 0, 0}};
+    if (strcmp(options->split, "auto") == 0) {
+        candidate.share = acco_best_share(measured->ranks, measured->size, commit_late, estimate_late,
+                                          ACCO_TOLERANCE * measured->computing);
+    } else if (!acco_read_share(options->split, &candidate.share)) {
+        candidate.share = acco_share_of_wires(measured->wire, wire);
     }
-    return count;
+    candidate.times =
+        acco_times(measured->ranks, measured->size, candidate.share, commit_late, estimate_late);
+    return candidate;
 }
 
-// The finest format that hides as well as the one that hides best, with its split.
+// The first, and so the finest, whose commits take no longer than those of any other.
+static inline const AccoCandidate *acco_choose(const AccoCandidate *list, int count, double computing) {
+    double least = INFINITY;
+    int chosen = 0;
+    for (int i = 0; i < count; i++) { least = fmin(least, list[i].times.commit); }
+    while (!(list[chosen].times.commit <= least + ACCO_TOLERANCE * computing)) { chosen++; }
+    return &list[chosen];
+}
+
+// Measures from fine to coarse, as far as computation does not hide everything yet. Of
+// the formats of 4 bits int4 rounds an estimate less (kernels/wire.h).
 static inline void acco_measure(void *own, Scheduler *s, char reason[RULE_TEXT]) {
     AccoOptions *options = (AccoOptions *)own;
-    bool any_split = strcmp(options->split, "auto") == 0,
-         any_wire = options->estimate_wire == ESTIMATE_WIRE_AUTO;
-    if (!any_split && !any_wire) { return; }
-    MeasuredRound commit = measure_round(s, s->settings.wire);
-    AccoRank mine = {(double)s->settings.micro_batches, commit.micro_batch};
+    bool any_wire = options->estimate_wire == ESTIMATE_WIRE_AUTO;
+    AccoMeasured measured = {NULL, s->transport->size, s->settings.wire, 0, 0};
+    MeasuredRound round = measure_round(s, measured.wire);
+    AccoRank mine = {s->settings.micro_batches, round.micro_batch};
     AccoRank *ranks =
         (AccoRank *)transport_collect_records(s->transport, "measuring the ranks", &mine, sizeof mine);
-    double longest = 0, least = INFINITY;
-    for (int rank = 0; rank < s->transport->size; rank++) {
-        longest = fmax(longest, ranks[rank].micro_batches * ranks[rank].seconds);
+    measured.ranks = ranks;
+    measured.commit = round.exchange;
+    for (int rank = 0; rank < measured.size; rank++) {
+        measured.computing = fmax(measured.computing, ranks[rank].micro_batches * ranks[rank].seconds);
     }
-    double tolerance = 0.01 * longest;
     AccoCandidate list[WIRE_FORMAT_COUNT];
-    int count = acco_candidates(options, s, &commit, ranks, tolerance, list), chosen = 0;
-    for (int i = 0; i < count; i++) { least = fmin(least, list[i].times.exposed); }
-    while (!(list[chosen].times.exposed <= least + tolerance)) { chosen++; }
-    const AccoCandidate *best = &list[chosen];
-    if (any_split) { snprintf(options->split, sizeof options->split, "%.9g", best->share); }
-    options->estimate_wire = ESTIMATE_WIRE_FORMATS + (int)best->wire;
-    snprintf(reason, RULE_TEXT,
-             "measured: a commit's exchange takes %.3g s, the round beside it %.3g s; an estimate's, in %s, "
-             "%.3g s, its round %.3g s",
-             commit.exchange, best->times.a, wire_name(best->wire), best->estimate, best->times.b);
+    int finest = any_wire ? measured.wire : s->settings.estimate_wire, count = 0;
+    int coarsest = any_wire && measured.wire < WIRE_INT4 ? WIRE_INT4 : finest;
+    for (int wire = finest; wire <= coarsest; wire++) {
+        double estimate =
+            wire == (int)measured.wire ? measured.commit : measure_round(s, (WireFormat)wire).exchange;
+        list[count++] = acco_candidate(options, &measured, (WireFormat)wire, estimate);
+        if (list[count - 1].times.commit <= (1 + ACCO_TOLERANCE) * measured.computing) { break; }
+    }
+    const AccoCandidate *chosen = acco_choose(list, count, measured.computing);
+    if (strcmp(options->split, "auto") == 0) {
+        snprintf(options->split, sizeof options->split, "%.9g", chosen->share);
+    }
+    if (any_wire) { options->estimate_wire = ESTIMATE_WIRE_FORMATS + (int)chosen->wire; }
+    snprintf(
+        reason, RULE_TEXT,
+        "measured: the exchange of a commit takes %.3g s and the round beside it %.3g s, that of an estimate "
+        "(%s) %.3g s and its round %.3g s",
+        measured.commit, chosen->times.a, wire_name(chosen->wire), chosen->estimate, chosen->times.b);
     free(ranks);
 }
 
@@ -270,7 +302,7 @@ static inline void acco_commit(Scheduler *s) {
 }
 
 static const Rule acco_rule = {"acco",
-                               "commits a batch and estimates the next parameters beside the computation",
+                               "communicates one part of the batch while it computes the other",
                                RULE_OVERLAPPED,
                                false, // replicated
                                2,     // rounds per commit

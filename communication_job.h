@@ -147,8 +147,8 @@ static inline int job_largest_rank(const Scheduler *s, SpikeKind kind) {
 
 // Why nothing may be stepped or applied after this job; the same on all ranks. Inner
 // steps that local rules have skipped are no reason where the user asked for skipping;
-// parameters that are not finite are. A large estimate is no spike: its half of the batch
-// is also in the commit, which is judged.
+// parameters that are not finite are. A large estimate is no spike: its gradients are also
+// in the commit, which is judged.
 static inline SpikeKind job_judge(Scheduler *s, Job *job) {
     bool local = s->settings.kind == RULE_LOCAL;
     job->largest_norm =

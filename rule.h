@@ -45,11 +45,10 @@ typedef struct Rule {
     //
     // check: whether the options fit together, and to what else is known of the run.
     // configure: the options as settings of the scheduler; they have passed check.
-    // measure: makes the choices that the options leave to a measurement, before training
-    // and while nothing else runs; all ranks call it together. It writes them into `own`
-    // as a user would have, and why into `reason`, which it leaves as it is where there
-    // was nothing to choose; rank 0's are those that count. describe: the numbers of the
-    // rule, for the start-up block.
+    // measure: makes the choices that some options ("auto") leave to a measurement, before
+    // training and while nothing else runs; all ranks call it together. It writes them
+    // into `own` as a user would have, and why into `reason`; rank 0's are those that
+    // count. describe: the numbers of the rule, for the start-up block.
     bool (*check)(const void *own, const RuleFacts *facts, Error *error);
     void (*configure)(const void *own, SchedulerSettings *settings);
     void (*measure)(void *own, Scheduler *s, char reason[RULE_TEXT]);

@@ -232,9 +232,9 @@ static inline void scheduler_note_spike(Scheduler *s, SpikeKind kind, double ste
     s->spikes += steps;
 }
 
-// Decides what a spike leads to. An estimate that was not made costs nothing: the half
-// batch that it came from spoils the commit too, and the commit's job knows more about
-// it.
+// Decides what a spike leads to. An estimate that was not made costs nothing: the
+// gradients that it came from spoil the commit too, and the commit's job knows more about
+// them.
 static inline void scheduler_account_spike(Scheduler *s) {
     const Job *job = &s->job;
     SpikePolicy policy = s->settings.on_spike;

@@ -234,16 +234,17 @@ static inline bool checkpoint_check_model(const CheckpointedRun *run, const char
                              paths.final, run->config->name);
 }
 
-// One rank alone: the options of a checkpoint that a run of the same rule saved, name:
-// value; the caller releases them. NULL: there are none to be read.
-static inline json_t *checkpoint_options(const CheckpointedRun *run, const char *path) {
+// One rank alone: the manifest of a checkpoint that a run of the same rule and number of
+// ranks has saved; the caller releases it. NULL: there is none to be read.
+static inline json_t *checkpoint_manifest(const CheckpointedRun *run, const char *path) {
     CheckpointSource source;
     Error unreadable = {""};
     memset(&source, 0, sizeof source);
-    bool good = source_open_manifest(&source, run, path, &unreadable) && source.same_rule;
-    json_t *options = good ? json_incref(json_object_get(source.manifest, "options")) : NULL;
+    bool good = source_open_manifest(&source, run, path, &unreadable) && source.same_rule &&
+                source.workers == run->transport->size;
+    json_t *manifest = good ? json_incref(source.manifest) : NULL;
     checkpoint_close(&source);
-    return options;
+    return manifest;
 }
 
 // ---------------------------------------------------------------------------------------

@@ -114,7 +114,12 @@ static inline bool options_check_rank_list(const Options *options, Error *error)
 }
 
 // ---------------------------------------------------------------------------------------
-// Numbers that follow from the options
+// What follows from the options
+
+// Whether a rank computes for as long as the communication beside it lasts.
+static inline bool options_are_adaptive(const Options *options) {
+    return options->accumulate == 0 && options->rank_accumulate[0] == '\0';
+}
 
 // The micro-batches per commit of `rank`: its number of the list, or --accumulate where
 // there is no list. 0: auto. The options have passed options_check; where
@@ -253,7 +258,7 @@ static inline bool options_check_pairs(const Options *options, Error *error) {
 // Refuses options that are valid one by one and not together.
 static inline bool options_check(const Options *options, Error *error) {
     const Rule *rule = options_rule(options);
-    RuleFacts facts = {0, options->accumulate == 0};
+    RuleFacts facts = {0, options_are_adaptive(options)};
     if (options->precision == PRECISION_ASK_FP16) {
         return error_set(error, "--precision fp16 is refused: it needs loss scaling and gave NaN where that "
                                 "was left out; use fp32");

@@ -141,14 +141,13 @@ static const OptionSpec option_table[] = {
      "fastest, and slower meanwhile."},
     {"acco-split", GROUP_SHARED, "acco", MEASURED,
      TEXT_OPTION(rules.acco.split, "wire", 1, "wire|auto|half|SHARE"),
-     "How a rank's micro-batches are divided between the round beside the exchange of a commit, computed at "
-     "an estimate of the next parameters, and the round beside the exchange of an estimate, computed at the "
-     "true ones. SHARE, as 0.875: the first round has so much of them; half: 0.5, as in the paper; each has "
-     "one at least. wire: in proportion to the bytes of the two exchanges, which hides them best: halves "
-     "where --estimate-wire is same, 4 of 5 beside the commit for int8 under fp32. auto: what hides best by "
-     "the measured time of a micro-batch and of the exchanges, and among equals the largest share; bits then "
-     "follow from a measurement, which is made once: the log, the configuration and the checkpoint hold the "
-     "share, and a resumed run keeps it."},
+     "How a rank's micro-batches are divided between round A, beside the exchange of a commit, and round B, "
+     "beside that of an estimate. Each round has one at least. SHARE: what round A has, such as 0.875. half: "
+     "0.5, as in the paper. wire: in proportion to the bytes of the two exchanges, which hides both equally "
+     "well: halves where --estimate-wire is same, 4 of 5 in round A for int8 under fp32. auto: what makes "
+     "commits shortest by the measured times of a micro-batch and of the exchanges, and among equals the "
+     "largest round A. Then the bits follow from a measurement. It is made once: log, configuration and "
+     "checkpoints hold the share, and a run that is resumed as it was keeps it."},
     {"acco-init", GROUP_SHARED, "acco", OTHER_BITS,
      INTEGER_OPTION(rules.acco.first_round, "round", 1, 1e6, "N", "round", 0),
      "Micro-batches per rank of the very first round, which has no communication beside it. round: as many "
@@ -158,8 +157,9 @@ static const OptionSpec option_table[] = {
      CHOICE_OPTION(rules.acco.estimate_wire, "same", "same", "auto", "fp32", "bf16", "int8", "int4", "e3m0"),
      "Number format in which the estimate is exchanged; the commit keeps --wire. A coarser format saves up "
      "to half of acco's traffic. It does not round the parameters, but the gradients of the round beside the "
-     "commit are computed at a coarser estimate of them. same: as --wire. auto: the finest that hides as "
-     "well as any, by a measurement that is made once and kept, as that of --acco-split auto is."},
+     "commit are computed at a coarser estimate of them. same: as --wire. auto: the finest with which "
+     "commits take no longer than with any other, by a measurement, as --acco-split auto; bits then follow "
+     "from it."},
 
     {"co2-tau", GROUP_LOCAL, "co2", OTHER_BITS,
      INTEGER_OPTION(rules.co2.inner_steps, "12", 1, 1e6, "N", NO_WORD),
@@ -237,7 +237,7 @@ static const OptionSpec option_table[] = {
      "Length of the training in tokens over all ranks. k, M and G may follow the number: 1500k, 2M, 1.5G."},
     {"seed", GROUP_DATA, EVERY_RULE, OTHER_BITS, INTEGER_OPTION(seed, "1", 0, 4294967295.0, "N", NO_WORD),
      "Determines the initial parameters, the order of the data and the sample. With the same seed and the "
-     "same ranks a run repeats bit for bit."},
+     "same ranks a run repeats bit for bit, unless an option makes it follow a measurement."},
 
     {"lr", GROUP_RATE, EVERY_RULE, OTHER_BITS,
      REAL_OPTION(learning_rate, "auto", 1e-12, 100, "RATE", "auto", 0),

@@ -255,6 +255,22 @@ static inline const char *option_print_value(const OptionSpec *option, const Opt
     return text;
 }
 
+static inline bool option_is_auto(const OptionSpec *option, const Options *options) {
+    char text[OPTION_VALUE_SIZE];
+    const char *value = option->type == OPTION_TEXT ? (const char *)option_field_const(option, options)
+                                                    : option_print_value(option, options, text);
+    return strcmp(value, "auto") == 0;
+}
+
+// Whether a choice is left to a measurement that has not been made yet.
+static inline bool options_left_to_measure(const Options *options) {
+    bool left = false;
+    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
+        left = left || (option_table[i].effect == MEASURED && option_is_auto(&option_table[i], options));
+    }
+    return left;
+}
+
 // The word of a choice: options_choice_name(options, &options->wire).
 static inline const char *options_choice_name(const Options *options, const OptionChoice *field) {
     for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {

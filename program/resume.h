@@ -143,36 +143,56 @@ static inline int64_t load_newest(Run *run, char remarks[CHECKPOINT_REMARKS_SIZE
     }
 }
 
-// The options with which the run that --resume names was last saved; NULL: there are
-// none. The caller releases them.
-static inline json_t *resumed_options(const Run *run) {
+// The manifest with which the run that --resume names was last saved; NULL: there is
+// none. The caller releases it.
+static inline json_t *resumed_manifest(const Run *run) {
     const char *resume = run->options.resume;
     if (strcmp(resume, "off") == 0) { return NULL; }
-    if (strcmp(resume, "auto") != 0) { return checkpoint_options(&run->checkpointed, resume); }
-    json_t *options = NULL;
-    for (int64_t commit = INT64_MAX; options == NULL;) {
+    if (strcmp(resume, "auto") != 0) { return checkpoint_manifest(&run->checkpointed, resume); }
+    json_t *manifest = NULL;
+    for (int64_t commit = INT64_MAX; manifest == NULL;) {
         commit = checkpoint_newest(run->options.out, commit);
         if (commit < 0) { return NULL; }
         CheckpointPaths paths = checkpoint_paths(run->options.out, commit);
-        options = checkpoint_options(&run->checkpointed, paths.final);
+        manifest = checkpoint_manifest(&run->checkpointed, paths.final);
     }
-    return options;
+    return manifest;
 }
 
-// What a run has once chosen by a measurement stays when it is resumed.
+// Whether a resumed run has all options that matter as they were, but for those that a
+// run chooses by a measurement.
+static inline bool others_are_unchanged(const Run *run, const json_t *before, const json_t *now) {
+    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
+        const char *name = option_table[i].name;
+        const json_t *old = json_object_get(before, name), *new_value = json_object_get(now, name);
+        if (option_table[i].effect == MEASURED || json_equal(old, new_value)) { continue; }
+        if (option_change_matters(run, name, old, new_value)) { return false; }
+    }
+    return true;
+}
+
+// What a run has chosen by a measurement stays when it is resumed, so that it goes on
+// with the same bits. Where it cannot do that anyway, because something else has changed,
+// it is measured again.
 static inline void keep_measured_choices(Run *run) {
-    json_t *before = resumed_options(run), *now = options_as_json(&run->options);
-    for (int i = 0; before != NULL && i < OPTION_COUNT_OF_TABLE; i++) {
+    if (!options_left_to_measure(&run->options)) { return; }
+    json_t *manifest = resumed_manifest(run), *now = options_as_json(&run->options);
+    const json_t *before = json_object_get(manifest, "options");
+    const char *measured = json_string_value(json_object_get(manifest, "measured"));
+    bool keeps = measured != NULL && measured[0] != '\0' && others_are_unchanged(run, before, now);
+    for (int i = 0; keeps && i < OPTION_COUNT_OF_TABLE; i++) {
         const OptionSpec *option = &option_table[i];
-        const char *asked = json_string_value(json_object_get(now, option->name)),
-                   *kept = json_string_value(json_object_get(before, option->name));
+        const char *kept = json_string_value(json_object_get(before, option->name));
         Error error = {""};
-        if (option->effect != MEASURED || asked == NULL || kept == NULL || strcmp(asked, "auto") != 0) {
+        if (option->effect != MEASURED || kept == NULL || !option_is_auto(option, &run->options)) {
             continue;
         }
         option_set(option, &run->options, kept, &error); // a checkpoint holds what was valid
     }
-    json_decref(before);
+    if (keeps) {
+        snprintf(run->rule_reason, sizeof run->rule_reason, "kept from the checkpoint: %s", measured);
+    }
+    json_decref(manifest);
     json_decref(now);
     share_from_rank_zero(run, &run->options.rules, sizeof run->options.rules);
 }

@@ -58,7 +58,7 @@ static inline bool choose_model(Run *run, Error *error) {
     for (int l = 0; l <= layers; l++) {
         run->layer_begins[l] = run->table.entries[gpt_neo_tensor(l, TENSOR_LN_1_WEIGHT)].offset;
     }
-    RuleFacts facts = {layers, options->accumulate == 0};
+    RuleFacts facts = {layers, options_are_adaptive(options)};
     return run->rule->check == NULL || run->rule->check(options_of_rule(options), &facts, error);
 }
 
@@ -118,7 +118,7 @@ static inline SchedulerSettings choose_settings(Run *run) {
     settings.kind = run->rule->kind;
     settings.replicated = run->rule->replicated;
     settings.overlap = options->overlap;
-    settings.adaptive = options->accumulate == 0 && options->rank_accumulate[0] == '\0';
+    settings.adaptive = options_are_adaptive(options);
     int own = options_rank_accumulate(options, run->transport.rank, run->transport.size);
     settings.micro_batches = own > 0 ? own : run->rule->rounds_per_commit; // auto: the least possible
     settings.sequential = options->sequential;

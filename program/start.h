@@ -75,20 +75,26 @@ static inline void prepare_model_task(void *context, Stream *stream) {
                   taken > 0 ? run->placement.gpu.sm_count - taken : 0, run->options.tune_products);
 }
 
-// Makes the choices that the rule leaves to a measurement; the effective configuration,
-// which was saved before, and checkpoints get to know them.
+// Makes the choices that are left to a measurement. The scheduler, checkpoints and the
+// configuration, which was saved before, get to know what was chosen.
 static inline void choose_by_measurement(Run *run) {
     const Rule *rule = run->rule;
     Options *options = &run->options;
-    if (rule->measure != NULL) {
+    Error error = {""};
+    if (options_left_to_measure(options)) {
+        if (run_is_main(run)) {
+            printf("measuring  a micro-batch and the exchanges, to choose what is auto\n");
+        }
+        fflush(stdout);
         rule->measure(options_of_rule(options), &run->scheduler, run->rule_reason);
         share_from_rank_zero(run, &options->rules, sizeof options->rules);
+    }
+    if (run->rule_reason[0] != '\0') { // now, or before the run was resumed
         rule->configure(options_of_rule(options), &run->scheduler.settings);
+        if (run_is_main(run)) { check_written(run, save_configuration(run, &error), &error); }
     }
     run->checkpointed.options = options_as_json(options); // from here on they do not change
-    if (rule->measure == NULL || !run_is_main(run)) { return; }
-    Error error = {""};
-    check_written(run, save_configuration(run, &error), &error);
+    run->checkpointed.measured = run->rule_reason;
 }
 
 // hellos (size): of all ranks, for the log.

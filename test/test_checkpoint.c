@@ -472,8 +472,9 @@ static void what_was_measured_is_kept(void **state) {
     double share = atof(split);
     assert_true(share > 0 && share < 1 && fabs(6 * share - nearbyint(6 * share)) < 1e-6);
     assert_string_not_equal(wire, "auto");
-    text_check(json_string_value(json_object_get(start, "measured")), "measured: a commit's exchange", "log");
-    text_check(training_output(stage, &first), "measured: a commit's exchange", "start block");
+    text_check(json_string_value(json_object_get(start, "measured")), "measured: the exchange of a commit",
+               "log");
+    text_check(training_output(stage, &first), "measured: the exchange of a commit", "start block");
     json_t *manifest = manifest_read(stage, "measured/checkpoints/step-8");
     assert_true(json_equal(json_object_get(manifest, "options"), chosen));
     json_decref(manifest);
@@ -485,11 +486,61 @@ static void what_was_measured_is_kept(void **state) {
     check_print(&print, &expected, "resumed");
     assert_true(json_is_true(json_object_get(log_event_of(later, "resume", 0), "exact")));
     start = log_event_of(later, "start", 1);
-    assert_true(json_equal(json_object_get(json_object_get(start, "options"), "acco-split"),
-                           json_object_get(chosen, "acco-split")));
+    assert_true(json_equal(json_object_get(start, "options"), chosen));
+    text_check(json_string_value(json_object_get(start, "measured")),
+               "kept from the checkpoint: measured: ", "log");
+    json_decref(later);
+    Training again = {.out = "once-more", .what = "the configuration of that run"};
+    Setting setting = {0};
+    again.program =
+        program_start(stage, 2, &setting, "--config measured/config.txt --resume off --out once-more");
+    later = training_finish(stage, &again);
+    print = log_fingerprint(later);
+    check_print(&print, &expected, "with the configuration of that run");
+    start = log_event_of(later, "start", 0);
     assert_string_equal(json_string_value(json_object_get(start, "measured")), "");
+    // What is sent to measure is not counted as sent by training.
+    assert_true(log_number(log_event_of(events, "report", 0), "bytes_sent") <
+                1.6 * log_number(log_event_of(later, "report", 0), "bytes_sent"));
     json_decref(events);
     json_decref(later);
+}
+
+// Resumes a run of --acco-split auto with `options`, and looks at what it says.
+static void check_split(Stage *stage, const char *checkpoint, const char *options, const char *remark,
+                        const char *measured) {
+    char arguments[512];
+    snprintf(arguments, sizeof arguments, "--optimizer acco --resume %s %s", checkpoint, options);
+    Training training = training_start(stage, 2, arguments);
+    json_t *events = training_finish(stage, &training), *resumed = log_event_of(events, "resume", 0);
+    const char *remarks = json_string_value(json_object_get(resumed, "remarks")),
+               *why = json_string_value(json_object_get(log_event_of(events, "start", 0), "measured"));
+    if (strstr(remarks, remark) == NULL || (remark[0] == '\0' && remarks[0] != '\0')) {
+        fail_msg("%s: the remark is not \"%s\" but \"%s\"", options, remark, remarks);
+    }
+    if (strncmp(why, measured, strlen(measured)) != 0 || (measured[0] == '\0' && why[0] != '\0')) {
+        fail_msg("%s: measured \"%s\", not \"%s\"", options, why, measured);
+    }
+    json_decref(events);
+}
+
+// Whoever names a share gets it. A choice is kept only where the run can go on exactly;
+// one that a user has made is no measurement.
+static void a_measured_split_is_kept_only_where_that_is_exact(void **state) {
+    Stage *stage = stage_with_ranks(state);
+    Training first = training_start(
+        stage, 2, "--optimizer acco --accumulate 4 --acco-split auto --save-every 1 --keep 100");
+    Training by_hand = training_start(
+        stage, 2, "--optimizer acco --accumulate 4 --acco-split 0.3 --save-every 1 --keep 100");
+    json_decref(training_finish(stage, &first));
+    json_decref(training_finish(stage, &by_hand));
+    const char *path = step_path(&first, 2);
+    check_split(stage, path, "--accumulate 4 --acco-split auto", "", "kept from the checkpoint: measured: ");
+    check_split(stage, path, "--accumulate 4 --acco-split 0.6", "another --acco-split", "");
+    check_split(stage, path, "--accumulate 6 --acco-split auto", "another --accumulate", "measured: ");
+    check_split(stage, path, "--accumulate 4 --acco-split auto --wire bf16", "another --wire", "measured: ");
+    check_split(stage, step_path(&by_hand, 2), "--accumulate 4 --acco-split auto", "another --acco-split",
+                "measured: ");
 }
 
 typedef struct Damage {
@@ -1104,6 +1155,7 @@ int main(int argc, char **argv) {
         CHECKPOINT_TEST(tokens_are_counted_on_with_another_batch),
         CHECKPOINT_TEST(auto_goes_on_where_the_log_is),
         CHECKPOINT_TEST(what_was_measured_is_kept),
+        CHECKPOINT_TEST(a_measured_split_is_kept_only_where_that_is_exact),
         CHECKPOINT_TEST(damaged_checkpoints_are_named_and_passed_over),
         CHECKPOINT_TEST(new_checkpoints_are_not_given_up_for_damaged_ones),
         CHECKPOINT_TEST(a_finished_run_stays_finished),

@@ -609,7 +609,7 @@ static void test_contradictions(void **state) {
     expect_contradiction("--acco-split haf",
                          "--acco-split haf is no split; allowed: wire, auto, half, or the "
                          "share of the micro-batches beside the commit, above 0 and below "
-                         "1, as 0.875; did you mean half?");
+                         "1, such as 0.875; did you mean half?");
     static const char *const splits[] = {"0",   "1",      "-0.5", "1e3", "nan",
                                          "inf", "0x1p-1", "0.5x", "3:1", "+.5"};
     for (size_t i = 0; i < sizeof splits / sizeof splits[0]; i++) {

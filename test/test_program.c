@@ -290,7 +290,6 @@ static const WireCase wire_cases[] = {
     {"acco", "e3m0", "same"},
     {"acco", "fp32", "bf16"},
     {"acco", "bf16", "int8"},
-    {"acco", "fp32", "e3m0"},
     {"acco", "fp32", "int4"},
 };
 

@@ -91,40 +91,114 @@ static void rounds_as_long_as_their_exchanges_hide_best(void **state) {
     }
 }
 
-// Against trying every split by hand: none has less exposed, and none with a longer round
-// A has as little.
-static void the_best_share_exposes_least_and_is_the_largest_such(void **state) {
+// The end of every round, step by step: a round begins when the one before it has ended
+// on that rank and the parameters of the exchange beside that one have arrived; an
+// exchange begins when all ranks have ended the round before it.
+static double simulated_commit(const AccoRank *ranks, int size, double share, double commit,
+                               double estimate) {
+    enum { COMMITS = 400 };
+    double free_at[8] = {0}, sent = 0, half_way = 0, end = 0;
+    for (int i = 0; i < 2 * COMMITS; i++) { // rounds B and A in turn, with an estimate and a commit
+        bool is_a = i % 2 == 1;
+        double computed = 0, took = is_a ? commit : estimate;
+        for (int rank = 0; rank < size; rank++) {
+            int k = ranks[rank].micro_batches, a = acco_round_a(share, k);
+            free_at[rank] = fmax(free_at[rank], sent) + (is_a ? a : k - a) * ranks[rank].seconds;
+            computed = fmax(computed, free_at[rank]);
+        }
+        sent = fmax(sent, end) + took;
+        end = computed;
+        if (i == COMMITS - 1) { half_way = computed; }
+    }
+    return 2 * (end - half_way) / COMMITS;
+}
+
+static AccoRank draw_rank(Random *random) {
+    AccoRank rank = {2 + (int)(random_bits(random) % 31), 1e-3 * (1 + 9 * random_uniform(random))};
+    return rank;
+}
+
+static void commits_take_as_long_as_a_simulation_of_them(void **state) {
+    (void)state;
+    Random random = {13};
+    for (int i = 0; i < 2000; i++) {
+        int size = 1 + i % 3;
+        AccoRank ranks[3] = {draw_rank(&random), draw_rank(&random), draw_rank(&random)};
+        double share = random_uniform(&random), commit = 0.2 * random_uniform(&random),
+               estimate = commit * random_uniform(&random);
+        double expected = simulated_commit(ranks, size, share, commit, estimate);
+        assert_close(acco_times(ranks, size, share, commit, estimate).commit, expected, 1e-9, "a commit");
+    }
+}
+
+// Against trying every split by hand: no commit is shorter, and none with a longer round
+// A is as short.
+static void the_best_share_makes_the_shortest_commits_and_is_the_largest_such(void **state) {
     (void)state;
     Random random = {11};
     for (int i = 0; i < 2000; i++) {
-        int k = 2 + (int)(random_bits(&random) % 63);
-        AccoRank rank = {k, 1e-3};
+        AccoRank rank = {2 + (int)(random_bits(&random) % 63), 1e-3};
+        int k = rank.micro_batches;
         double commit = 1e-3 * 2 * k * random_uniform(&random), estimate = commit * random_uniform(&random);
         int a = acco_round_a(acco_best_share(&rank, 1, commit, estimate, 1e-9), k);
-        double chosen = acco_exposed(&rank, 1, (double)a / k, commit, estimate).exposed;
+        double chosen = commit_seconds(k, a, 1e-3, commit, estimate);
         for (int other = 1; other < k; other++) {
-            double exposed = fmax(commit - other * 1e-3, 0) + fmax(estimate - (k - other) * 1e-3, 0);
-            assert_true(exposed >= chosen - 2e-9);
-            assert_true(other <= a || exposed > chosen + 1e-10);
+            double seconds = commit_seconds(k, other, 1e-3, commit, estimate);
+            assert_true(seconds >= chosen - 2e-9);
+            assert_true(other <= a || seconds > chosen + 1e-10);
         }
     }
 }
 
-static void the_slowest_rank_of_each_round_hides(void **state) {
+static void unequal_ranks_wait_for_each_other(void **state) {
     (void)state;
-    // 4 micro-batches of 30 ms beside 16 of 10 ms: at 3/4 the rounds last 120 and 40 ms.
-    AccoRank ranks[2] = {{4, 30e-3}, {16, 10e-3}};
-    AccoExposed times = acco_exposed(ranks, 2, 0.75, 130e-3, 50e-3);
+    // Rounds of 120 and 40 ms on one rank, of 60 and 20 ms on the other.
+    AccoRank ranks[3] = {{4, 40e-3}, {16, 5e-3}, {2, 1e-3}};
+    AccoTimes times = acco_times(ranks, 3, 0.75, 130e-3, 50e-3);
     assert_close(times.a, 120e-3, 1e-12, "round A");
     assert_close(times.b, 40e-3, 1e-12, "round B");
-    assert_close(times.exposed, 20e-3, 1e-12, "exposed");
-    assert_int_equal(acco_round_a(acco_best_share(ranks, 2, 0, 0, 1e-9), 16), 15);
+    assert_close(times.commit, 180e-3, 1e-12, "a commit");
+    // 1 of 2 slow micro-batches is in each round, whatever the fast rank with its 60 does.
+    AccoRank uneven[2] = {{2, 430e-3}, {60, 13e-3}};
+    assert_close(acco_times(uneven, 2, 59.0 / 60, 290e-3, 290e-3).commit, 1057e-3, 1e-12, "59 of 60");
+    assert_true(acco_best_share(uneven, 2, 290e-3, 290e-3, 1e-9) < 0.8);
 }
 
-static void a_whole_batch_beside_a_link_without_delay_is_round_a(void **state) {
+// A run of two ranks with 8 micro-batches of 10 ms each, and a commit of 50 ms.
+static const AccoRank RANKS[2] = {{8, 10e-3}, {8, 10e-3}};
+static const AccoMeasured MEASURED = {RANKS, 2, WIRE_FP32, 50e-3, 80e-3};
+
+static AccoCandidate candidate(const char *split, WireFormat wire, double estimate) {
+    AccoOptions options;
+    memset(&options, 0, sizeof options);
+    snprintf(options.split, sizeof options.split, "%s", split);
+    return acco_candidate(&options, &MEASURED, wire, estimate);
+}
+
+static void a_candidate_has_the_split_that_was_asked_for(void **state) {
     (void)state;
-    AccoRank rank = {8, 1e-3};
-    assert_true(acco_best_share(&rank, 1, 0, 0, 0) == 7.0 / 8);
+    assert_true(candidate("half", WIRE_INT8, 10e-3).share == 0.5);
+    assert_true(candidate("0.25", WIRE_INT8, 10e-3).share == 0.25);
+    assert_true(candidate("wire", WIRE_BF16, 10e-3).share == acco_share_of_wires(WIRE_FP32, WIRE_BF16));
+    // A tenth more than measured must fit: 10 ms do not fit beside one micro-batch, 9 do.
+    assert_true(candidate("auto", WIRE_INT8, 10e-3).share == 6.0 / 8);
+    assert_true(candidate("auto", WIRE_INT8, 9e-3).share == 7.0 / 8);
+    // An hundredth of the computation is no reason for a shorter round A.
+    assert_true(candidate("auto", WIRE_INT8, 9.8e-3).share == 7.0 / 8);
+    assert_close(candidate("half", WIRE_FP32, 50e-3).times.commit, 110e-3, 1e-12, "a commit");
+}
+
+static void the_finest_format_that_is_as_fast_is_chosen(void **state) {
+    (void)state;
+    AccoCandidate list[4] = {candidate("auto", WIRE_FP32, 50e-3), candidate("auto", WIRE_BF16, 26e-3),
+                             candidate("auto", WIRE_INT8, 14e-3), candidate("auto", WIRE_INT4, 8e-3)};
+    assert_int_equal(acco_choose(list, 4, 80e-3)->wire, WIRE_INT8); // bf16 needs 84 of 80 ms
+    assert_int_equal(acco_choose(list, 2, 80e-3)->wire, WIRE_BF16);
+    assert_int_equal(acco_choose(list, 1, 80e-3)->wire, WIRE_FP32);
+    list[1].times.commit = 80.7e-3; // within the tolerance
+    assert_int_equal(acco_choose(list, 4, 80e-3)->wire, WIRE_BF16);
+    for (int i = 0; i < 4; i++) { list[i].times.commit = 1 - 0.1 * i; } // nothing hides: the fastest
+    assert_int_equal(acco_choose(list, 4, 80e-3)->wire, WIRE_INT4);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -132,10 +206,12 @@ static void a_whole_batch_beside_a_link_without_delay_is_round_a(void **state) {
 
 typedef struct Measured {
     bool measures;
+    double slow_seconds, link; // RunSpec
     AccoOptions options[2];
     char reasons[2][RULE_TEXT];
     MeasuredRound rounds[2];
     uint64_t hashes[2];
+    bool has_changed_the_state;
 } Measured;
 
 static uint64_t hash_state(const Scheduler *s) {
@@ -146,72 +222,72 @@ static uint64_t hash_state(const Scheduler *s) {
     return random_hash(hash, s->micro_batches_begun);
 }
 
-static RunSpec measured_spec(void) {
-    RunSpec spec = noisy_spec("acco", 40000);
-    spec.settings.split = 0.75;
-    spec.work_seconds = 2e-3;
-    for (int rank = 0; rank < MAX_RANKS; rank++) { spec.micro_batches[rank] = 8; }
-    return spec;
-}
-
-// Measures on a link of 4 MB/s, where 40000 elements in fp32 take 40 ms, and then makes
-// three commits.
+// Measures, and then makes three commits.
 static void measure_rank(Transport *transport, void *context) {
     Measured *measured = (Measured *)context;
     int rank = transport->rank;
-    RunSpec spec = measured_spec();
+    RunSpec spec = noisy_spec("acco", 40000);
+    spec.settings.split = 0.75;
+    spec.work_seconds = 2e-3;
+    spec.slow_seconds = measured->slow_seconds;
+    for (int i = 0; i < MAX_RANKS; i++) { spec.micro_batches[i] = 8; }
     Bench *bench = (Bench *)malloc(sizeof *bench);
     bench_open(bench, &spec, transport, NULL);
     Scheduler *s = &bench->scheduler;
-    transport->link_bytes_per_second = 4e6;
+    transport->link_bytes_per_second = measured->link;
     AccoOptions *options = &measured->options[rank];
     snprintf(options->split, sizeof options->split, "auto");
     options->estimate_wire = ESTIMATE_WIRE_AUTO;
     if (measured->measures) {
         uint64_t before = hash_state(s);
         measured->rounds[rank] = measure_round(s, WIRE_FP32);
-        acco_measure(options, s, measured->reasons[rank]);
-        if (hash_state(s) != before) {
-            snprintf(measured->reasons[rank], RULE_TEXT, "the state has changed");
-        }
+        if (measured->slow_seconds == 0) { acco_measure(options, s, measured->reasons[rank]); }
+        if (hash_state(s) != before) { measured->has_changed_the_state = true; }
     }
     transport->link_bytes_per_second = 0;
-    for (int commit = 0; commit < 3; commit++) { bench->rule->commit(s); }
+    for (int commit = 0; commit < 3 && measured->slow_seconds == 0; commit++) { bench->rule->commit(s); }
     scheduler_settle(s);
     measured->hashes[rank] = hash_state(s);
     bench_close(bench);
     free(bench);
 }
 
+// At 4 MB/s the exchange of 40000 elements in fp32 takes 40 ms.
 static void measuring_leaves_training_as_it_was(void **state) {
     (void)state;
-    Measured with = {.measures = true}, without = {.measures = false};
+    Measured with = {.measures = true, .link = 4e6}, without = {.measures = false, .link = 4e6};
     threads_run(2, measure_rank, &with);
     threads_run(2, measure_rank, &without);
+    assert_false(with.has_changed_the_state);
     for (int rank = 0; rank < 2; rank++) {
         double share;
         assert_true(with.hashes[rank] == without.hashes[rank]);
-        assert_string_equal(without.reasons[rank], "");
         assert_memory_equal(with.reasons[rank], "measured: ", 10);
         assert_true(acco_read_share(with.options[rank].split, &share) && share > 0 && share < 1);
         assert_true(with.options[rank].estimate_wire >= ESTIMATE_WIRE_FORMATS);
-        // The link cannot be faster than it is, nor the work shorter; both ranks hear the same of the link.
+        // The link cannot be faster than it is, nor the work shorter; both ranks hear the
+        // same of the link.
         assert_true(with.rounds[rank].exchange >= 30e-3 && with.rounds[rank].micro_batch >= 2e-3);
         assert_true(with.rounds[rank].exchange == with.rounds[0].exchange);
     }
 }
 
-// What is named is not measured: no message is sent, nothing changes.
-static void what_the_user_has_chosen_is_not_measured(void **state) {
+// What one rank computes longer than the other is no part of the exchange between them.
+static void a_slow_rank_does_not_lengthen_the_exchange(void **state) {
     (void)state;
-    AccoOptions options;
-    memset(&options, 0, sizeof options);
-    snprintf(options.split, sizeof options.split, "0.75");
-    options.estimate_wire = ESTIMATE_WIRE_FORMATS + WIRE_INT8;
-    char reason[RULE_TEXT] = "";
-    acco_measure(&options, NULL, reason);
-    assert_string_equal(options.split, "0.75");
-    assert_string_equal(reason, "");
+    Measured measured = {.measures = true, .slow_seconds = 0.4, .link = 4e6};
+    threads_run(2, measure_rank, &measured);
+    assert_true(measured.rounds[0].exchange >= 30e-3 && measured.rounds[0].exchange < 0.3);
+    assert_true(measured.rounds[1].micro_batch >= 0.4 && measured.rounds[0].micro_batch < 0.3);
+}
+
+// Of an exchange of 1.6 s only a part is sent. Many micro-batches are computed beside it.
+static void a_long_exchange_is_measured_in_part(void **state) {
+    (void)state;
+    Measured measured = {.measures = true, .slow_seconds = 1e-9, .link = 1e5};
+    threads_run(2, measure_rank, &measured);
+    assert_true(measured.rounds[0].exchange >= 1.2 && measured.rounds[0].exchange < 5);
+    assert_true(measured.rounds[0].micro_batch >= 2e-3 && measured.rounds[0].micro_batch < 0.2);
 }
 
 int main(void) {
@@ -220,11 +296,14 @@ int main(void) {
         cmocka_unit_test(the_wires_divide_a_batch_as_their_bytes),
         cmocka_unit_test(options_become_settings),
         cmocka_unit_test(rounds_as_long_as_their_exchanges_hide_best),
-        cmocka_unit_test(the_best_share_exposes_least_and_is_the_largest_such),
-        cmocka_unit_test(the_slowest_rank_of_each_round_hides),
-        cmocka_unit_test(a_whole_batch_beside_a_link_without_delay_is_round_a),
+        cmocka_unit_test(commits_take_as_long_as_a_simulation_of_them),
+        cmocka_unit_test(the_best_share_makes_the_shortest_commits_and_is_the_largest_such),
+        cmocka_unit_test(unequal_ranks_wait_for_each_other),
+        cmocka_unit_test(a_candidate_has_the_split_that_was_asked_for),
+        cmocka_unit_test(the_finest_format_that_is_as_fast_is_chosen),
         cmocka_unit_test(measuring_leaves_training_as_it_was),
-        cmocka_unit_test(what_the_user_has_chosen_is_not_measured),
+        cmocka_unit_test(a_slow_rank_does_not_lengthen_the_exchange),
+        cmocka_unit_test(a_long_exchange_is_measured_in_part),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -331,6 +331,20 @@ static void a_run_fills_its_bytes_and_no_others(void **state) {
     }
 }
 
+// Of the last byte of an odd number of 4-bit codes the upper half is zero.
+static void half_a_byte_is_filled_with_zeros(void **state) {
+    (void)state;
+    static const WireFormat formats[] = {WIRE_INT4, WIRE_E3M0};
+    for (int i = 0; i < 2; i++) {
+        const float in[1] = {-3};
+        uint8_t bytes[8];
+        uint32_t wire[2];
+        wire_encode(formats[i], wire, in, 1);
+        memcpy(bytes, wire, sizeof bytes);
+        assert_true(bytes[4] > 0 && bytes[4] < 16 && bytes[5] == 0 && bytes[6] == 0 && bytes[7] == 0);
+    }
+}
+
 static void runs_have_the_bytes_of_the_table(void **state) {
     (void)state;
     const struct {
@@ -533,6 +547,7 @@ int main(void) {
         cmocka_unit_test(bf16_equals_a_search_over_both_neighbours),
         cmocka_unit_test(errors_stay_within_the_stated_bounds),
         cmocka_unit_test(a_run_fills_its_bytes_and_no_others),
+        cmocka_unit_test(half_a_byte_is_filled_with_zeros),
         cmocka_unit_test(runs_have_the_bytes_of_the_table),
         cmocka_unit_test(cutting_an_array_between_blocks_changes_no_bit),
         cmocka_unit_test(adding_equals_decoding_and_then_adding),

@@ -5,14 +5,18 @@
 //   bf16     16     its upper half, to nearest even              2^-8 of itself
 //   int8      8     a multiple of its block's scale,             half of the scale
 //                   -127 to 127, to nearest even
-//   int4      4     the same, -7 to 7                            half of the scale
+//   int4      4     the same, -7 to 7, up or down at random      the scale
 //   e3m0      4     0, or its block's scale times 1, 1/2, ...    a third of itself; near
 //                   1/64, to nearest, ties outwards              0, scale / 128
 //
 // All but the first two are coarse: the error of an element depends on the largest one in
 // its block. Sums of gradients and differences of parameters tolerate that; parameters
-// themselves do not. int4 suits elements of about one size, as AdamW's steps are; e3m0
-// elements of many sizes.
+// themselves do not.
+//
+// int4 rounds stochastically: an element between two multiples becomes the nearer one
+// more often, so that the mean of many roundings is the element itself. Rounded to
+// nearest, all elements below half of the scale would be lost every time. e3m0 suits
+// elements of many sizes, int4 those of about one size, as AdamW's steps are.
 //
 // A run of elements, 0 or more, is encoded by itself. It is cut into blocks of WIRE_BLOCK
 // elements, the last one shorter. A block depends on nothing but its elements, so an
@@ -159,6 +163,25 @@ WIRE_FUNCTION uint8_t wire_int_code(float value, float scale) {
     return (uint8_t)wire_float_bits(value / scale + 0x1.8p23f);
 }
 
+// Stochastic rounding: what is added to element `i` of a block, in multiples of its scale,
+// before it is rounded to nearest. A multiple of 2^-12, above -1/2 and below 1/2, from a
+// hash of the block's largest magnitude and i: the same block gives the same bytes, and
+// an exact multiple of the scale stays itself.
+WIRE_FUNCTION float wire_dither(uint32_t largest, uint32_t i) {
+    uint32_t hash = largest ^ i * 0x9e3779b1u;
+    hash = (hash ^ hash >> 16) * 0x7feb352du;
+    hash = (hash ^ hash >> 15) * 0x846ca68bu;
+    return ((float)(hash >> 20) + 0.5f) * 0x1p-12f - 0.5f;
+}
+
+// As wire_int_code. The scale was cut, so the largest element may be a little more than 7
+// times as large.
+WIRE_FUNCTION uint8_t wire_int4_code(float value, float scale, float dither) {
+    float steps = value / scale;
+    steps = steps > 7.0f ? 7.0f : steps < -7.0f ? -7.0f : steps;
+    return (uint8_t)(wire_float_bits(steps + dither + 0x1.8p23f) & 15u);
+}
+
 // The number that the lower four bits of `code` are.
 WIRE_FUNCTION float wire_int4_level(uint32_t code) { return (float)((int32_t)(code << 28) >> 28); }
 
@@ -197,10 +220,14 @@ static inline void wire_encode_int4(void *out, const float *in, size_t count) {
     uint8_t *codes = (uint8_t *)out + sizeof scale;
     memcpy(out, &scale, sizeof scale);
 #pragma omp simd
-    for (size_t i = 0; i < pairs; i++) {
-        codes[i] = (uint8_t)((wire_int_code(in[i], scale) & 15u) | wire_int_code(in[half + i], scale) << 4);
+    for (uint32_t i = 0; i < (uint32_t)pairs; i++) {
+        uint32_t high = (uint32_t)half + i;
+        codes[i] = (uint8_t)(wire_int4_code(in[i], scale, wire_dither(largest, i)) |
+                             wire_int4_code(in[high], scale, wire_dither(largest, high)) << 4);
     }
-    if (pairs < half) { codes[pairs] = wire_int_code(in[pairs], scale) & 15u; }
+    if (pairs < half) {
+        codes[pairs] = wire_int4_code(in[pairs], scale, wire_dither(largest, (uint32_t)pairs));
+    }
 }
 
 static inline void wire_decode_int4(float *out, const void *in, size_t count) {

@@ -15,7 +15,7 @@ static const size_t COUNTS[] = {0,   1,   2,   3,   4,   5,   7,   8,   31,  33,
 
 enum { COUNT_COUNT = sizeof COUNTS / sizeof COUNTS[0] };
 
-static const WireFormat COARSE[] = {WIRE_INT8, WIRE_INT4, WIRE_E3M0};
+static const WireFormat COARSE[] = {WIRE_INT8, WIRE_E3M0}; // rounded to nearest
 
 enum { COARSE_COUNT = sizeof COARSE / sizeof COARSE[0] };
 
@@ -85,7 +85,7 @@ static double oracle_level(WireFormat format, int level, double scale) {
 }
 
 // The nearest level, by trying all of them. Of two at the same distance the even one
-// (int8, int4) or the one farther from 0 (e3m0).
+// (int8) or the one farther from 0 (e3m0).
 static double oracle_value(WireFormat format, float value, double scale) {
     int last = last_level(format), best = 0;
     for (int level = -last; level <= last; level++) {
@@ -219,17 +219,78 @@ static void int8_rounds_ties_to_even(void **state) {
     assert_int_equal(bytes[5], 256 - 127);
 }
 
-static void int4_rounds_ties_to_even(void **state) {
+// Multiples of the scale, here 1, stay; element 0 is in the lower half of the first byte.
+static void int4_keeps_what_it_can_hold(void **state) {
     (void)state;
-    const float in[] = {7, -7, 0.5f, -0.5f, 0.51f, 1.5f, -1.5f, 2.5f, 6.5f, -6.5f, 3.49f, -0.4f, 5};
-    const float expected[] = {7, -7, 0, 0, 1, 2, -2, 2, 6, -6, 3, 0, 5};
-    check_values(WIRE_INT4, in, expected, sizeof in / sizeof in[0]);
+    const float in[] = {7, -7, 0, -0.0f, 1, -1, 2, -2, 3, -3, 4, 5, -6};
+    check_values(WIRE_INT4, in, in, sizeof in / sizeof in[0]);
     uint8_t bytes[12];
     uint32_t wire[3];
     wire_encode(WIRE_INT4, wire, in, sizeof in / sizeof in[0]);
     memcpy(bytes, wire, sizeof bytes);
-    assert_int_equal(bytes[4], 7 | 2 << 4); // elements 0 and 7
-    assert_int_equal(bytes[5], (16 - 7) | 6 << 4);
+    assert_int_equal(bytes[4], 7 | (16 - 2) << 4); // elements 0 and 7
+    assert_int_equal(bytes[5], (16 - 7) | 3 << 4);
+}
+
+// An element becomes one of the two multiples next to it.
+static void int4_rounds_to_a_neighbour(void **state) {
+    (void)state;
+    float in[MOST], out[MOST];
+    uint32_t wire[MOST];
+    for (int i = 0; i < COUNT_COUNT * FAMILY_COUNT; i++) {
+        size_t count = COUNTS[i / FAMILY_COUNT];
+        fill(in, count, (Family)(i % FAMILY_COUNT), (uint64_t)i);
+        wire_encode(WIRE_INT4, wire, in, count);
+        wire_decode(WIRE_INT4, out, wire, count);
+        for (size_t j = 0; j < count; j++) {
+            size_t begin = j / WIRE_BLOCK * WIRE_BLOCK,
+                   n = count - begin < (size_t)WIRE_BLOCK ? count - begin : (size_t)WIRE_BLOCK;
+            double scale = oracle_scale(WIRE_INT4, largest_magnitude(in + begin, n));
+            double steps = fmin(fmax(in[j] / scale, -7), 7), below = floor(steps) * scale,
+                   above = ceil(steps) * scale;
+            // Very near to a multiple the division in fp32 may reach it.
+            bool exact = fabs(steps - nearbyint(steps)) < 1e-6 && (double)out[j] == nearbyint(steps) * scale;
+            if (!((double)out[j] == below || (double)out[j] == above || exact)) {
+                fail_msg("%zu of %zu: %a became %a, between %a and %a", j, count, in[j], out[j], below,
+                         above);
+            }
+        }
+    }
+}
+
+// The mean of what elements of one size become, in steps above the one below them, and
+// that of those in the first half of their blocks.
+static void mean_of_roundings(double part, double *all, double *first_half) {
+    enum { BLOCKS = 400 };
+    Random random = {17};
+    *all = *first_half = 0;
+    for (int block = 0; block < BLOCKS; block++) {
+        float in[WIRE_BLOCK], out[WIRE_BLOCK], largest = (float)exp2(20 * random_uniform(&random) - 10);
+        uint32_t wire[WIRE_BLOCK];
+        double scale = oracle_scale(WIRE_INT4, largest), level = -6 + (double)(block % 12);
+        for (int i = 0; i < WIRE_BLOCK; i++) { in[i] = (float)((level + part) * scale); }
+        in[WIRE_BLOCK - 1] = largest;
+        wire_encode(WIRE_INT4, wire, in, WIRE_BLOCK);
+        wire_decode(WIRE_INT4, out, wire, WIRE_BLOCK);
+        for (int i = 0; i < WIRE_BLOCK - 1; i++) {
+            double steps = out[i] / scale - level;
+            *all += steps / (BLOCKS * (WIRE_BLOCK - 1));
+            *first_half += i < WIRE_BLOCK / 2 ? steps / (BLOCKS * WIRE_BLOCK / 2) : 0;
+        }
+    }
+}
+
+// Of many elements of one size so many go up that their mean stays, at any place of a
+// block. Four standard deviations are allowed, and half of the dither's step.
+static void int4_rounds_without_a_bias(void **state) {
+    (void)state;
+    static const double parts[] = {0.02, 0.1, 0.25, 0.5, 0.75, 0.9, 0.98};
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        double all, first_half, deviation = sqrt(parts[i] * (1 - parts[i]) / (400 * 255));
+        mean_of_roundings(parts[i], &all, &first_half);
+        assert_close(all, parts[i], 4 * deviation + 0x1p-13, "mean");
+        assert_close(first_half, parts[i], 4 * 1.42 * deviation + 0x1p-13, "mean of the first half");
+    }
 }
 
 // ---------------------------------------------------------------------------------------
@@ -295,7 +356,7 @@ static void errors_stay_within_the_stated_bounds(void **state) {
             for (int i = 0; i < WIRE_BLOCK; i++) {
                 double magnitude = fabs((double)in[i]);
                 double bounds[WIRE_FORMAT_COUNT] = {0, magnitude / 256, oracle_scale(WIRE_INT8, largest) / 2,
-                                                    oracle_scale(WIRE_INT4, largest) / 2,
+                                                    oracle_scale(WIRE_INT4, largest),
                                                     fmax(magnitude / 3, largest / 128)};
                 assert_close(out[i], in[i], bounds[format], wire_name((WireFormat)format));
             }
@@ -542,7 +603,9 @@ int main(void) {
         cmocka_unit_test(e3m0_gives_the_worked_example),
         cmocka_unit_test(e3m0_rounds_ties_away_from_zero),
         cmocka_unit_test(int8_rounds_ties_to_even),
-        cmocka_unit_test(int4_rounds_ties_to_even),
+        cmocka_unit_test(int4_keeps_what_it_can_hold),
+        cmocka_unit_test(int4_rounds_to_a_neighbour),
+        cmocka_unit_test(int4_rounds_without_a_bias),
         cmocka_unit_test(bf16_gives_known_roundings),
         cmocka_unit_test(bf16_equals_a_search_over_both_neighbours),
         cmocka_unit_test(errors_stay_within_the_stated_bounds),

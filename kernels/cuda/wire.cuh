@@ -159,8 +159,10 @@ static __device__ __forceinline__ void wire_warp_encode_int4(char *out, const fl
     if (wire_is_finite(largest)) {
         scale = wire_int_scale(largest, WIRE_INT4_STEPS);
         for (int i = 0; i < 4; i++) {
-            uint32_t low = wire_int_code(values[i], scale) & 15u,
-                     high = wire_int_code(values[4 + i], scale) & 15u;
+            uint32_t at = 4u * (uint32_t)lane_index() + (uint32_t)i,
+                     up = at + (uint32_t)wire_half<WIRE_INT4>(n);
+            uint32_t low = wire_int4_code(values[i], scale, wire_dither(largest, at)),
+                     high = wire_int4_code(values[4 + i], scale, wire_dither(largest, up));
             word |= (low | high << 4) << (8 * i);
         }
     }

@@ -72,9 +72,12 @@ typedef struct AccoOptions {
 
 // The share of round A that a text says outright. Returns false for any other text.
 static inline bool acco_read_share(const char *text, double *share) {
+    if (strcmp(text, "half") == 0) {
+        *share = 0.5;
+        return true;
+    }
     char *end;
-    *share = strcmp(text, "half") == 0 ? 0.5 : strtod(text, &end);
-    if (strcmp(text, "half") == 0) { return true; }
+    *share = strtod(text, &end);
     bool plain = text[0] != '\0' && strspn(text, "0123456789.e-") == strlen(text); // no blanks, no "inf"
     return plain && *end == '\0' && *share > 0 && *share < 1;
 }

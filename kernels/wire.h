@@ -209,6 +209,21 @@ static inline void wire_decode_int8(float *out, const void *in, size_t count) {
 // In a block of n elements of 4 bits, byte j holds element j in its lower half and
 // element j + (n + 1) / 2 in its upper half: so both halves of the block are read as
 // whole vectors.
+//
+// level: what the lower four bits of a code mean, as a multiple of the scale.
+static inline void wire_decode_halves(float *out, const void *in, size_t count, float (*level)(uint32_t)) {
+    float scale;
+    memcpy(&scale, in, sizeof scale);
+    const uint8_t *codes = (const uint8_t *)in + sizeof scale;
+    size_t pairs = count / 2, half = (count + 1) / 2;
+#pragma omp simd
+    for (size_t i = 0; i < pairs; i++) {
+        out[i] = level(codes[i]) * scale;
+        out[half + i] = level((uint32_t)codes[i] >> 4) * scale;
+    }
+    if (pairs < half) { out[pairs] = level(codes[pairs]) * scale; }
+}
+
 static inline void wire_encode_int4(void *out, const float *in, size_t count) {
     uint32_t largest = wire_largest(in, count);
     size_t pairs = count / 2, half = (count + 1) / 2;
@@ -231,16 +246,7 @@ static inline void wire_encode_int4(void *out, const float *in, size_t count) {
 }
 
 static inline void wire_decode_int4(float *out, const void *in, size_t count) {
-    float scale;
-    memcpy(&scale, in, sizeof scale);
-    const uint8_t *codes = (const uint8_t *)in + sizeof scale;
-    size_t pairs = count / 2, half = (count + 1) / 2;
-#pragma omp simd
-    for (size_t i = 0; i < pairs; i++) {
-        out[i] = wire_int4_level(codes[i]) * scale;
-        out[half + i] = wire_int4_level((uint32_t)codes[i] >> 4) * scale;
-    }
-    if (pairs < half) { out[pairs] = wire_int4_level(codes[pairs]) * scale; }
+    wire_decode_halves(out, in, count, wire_int4_level);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -309,16 +315,7 @@ static inline void wire_encode_e3m0(void *out, const float *in, size_t count) {
 }
 
 static inline void wire_decode_e3m0(float *out, const void *in, size_t count) {
-    float scale;
-    memcpy(&scale, in, sizeof scale);
-    const uint8_t *codes = (const uint8_t *)in + sizeof scale;
-    size_t pairs = count / 2, half = (count + 1) / 2;
-#pragma omp simd
-    for (size_t i = 0; i < pairs; i++) {
-        out[i] = wire_e3m0_level(codes[i]) * scale;
-        out[half + i] = wire_e3m0_level((uint32_t)codes[i] >> 4) * scale;
-    }
-    if (pairs < half) { out[pairs] = wire_e3m0_level(codes[pairs]) * scale; }
+    wire_decode_halves(out, in, count, wire_e3m0_level);
 }
 
 // ---------------------------------------------------------------------------------------

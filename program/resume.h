@@ -189,8 +189,10 @@ static inline void keep_measured_choices(Run *run) {
         }
         option_set(option, &run->options, kept, &error); // a checkpoint holds what was valid
     }
-    if (keeps) {
-        snprintf(run->rule_reason, sizeof run->rule_reason, "kept from the checkpoint: %s", measured);
+    if (keeps) { // a run that was resumed before says so already
+        static const char kept[] = "kept from the checkpoint: ";
+        bool again = strncmp(measured, kept, sizeof kept - 1) == 0;
+        snprintf(run->rule_reason, sizeof run->rule_reason, "%s%s", again ? "" : kept, measured);
     }
     json_decref(manifest);
     json_decref(now);

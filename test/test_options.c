@@ -601,11 +601,8 @@ static void test_save_failures(void **state) {
 // ---------------------------------------------------------------------------------------
 // Options that do not fit together
 
-static void test_contradictions(void **state) {
+static void test_acco_split(void **state) {
     (void)state;
-    expect_contradiction("--accumulate 1", "--accumulate 1: acco computes a commit in 2 rounds, of one "
-                                           "micro-batch each at least; use 2 or more");
-    expect_consistent("--accumulate 3");
     expect_contradiction("--acco-split haf",
                          "--acco-split haf is no split; allowed: wire, auto, half, or the "
                          "share of the micro-batches beside the commit, above 0 and below "
@@ -625,6 +622,13 @@ static void test_contradictions(void **state) {
                          "there is nothing to divide; leave it at wire");
     expect_contradiction("--estimate-wire auto --accumulate auto", "there is nothing to choose by");
     expect_contradiction("--acco-split half --optimizer dpu", "--acco-split belongs to --optimizer acco");
+}
+
+static void test_contradictions(void **state) {
+    (void)state;
+    expect_contradiction("--accumulate 1", "--accumulate 1: acco computes a commit in 2 rounds, of one "
+                                           "micro-batch each at least; use 2 or more");
+    expect_consistent("--accumulate 3");
     expect_contradiction("--accumulate auto --overlap off", "--overlap on");
     expect_contradiction("--accumulate auto --lr-by commits",
                          "nobody knows how many commits there will be; use --lr-by grads");
@@ -982,6 +986,7 @@ int main(void) {
         cmocka_unit_test(test_random_files),
         cmocka_unit_test(test_save_reloads_bit_for_bit),
         cmocka_unit_test(test_save_failures),
+        cmocka_unit_test(test_acco_split),
         cmocka_unit_test(test_contradictions),
         cmocka_unit_test(test_options_of_other_rules_are_refused),
         cmocka_unit_test(test_options_of_other_rules_are_refused_in_files),

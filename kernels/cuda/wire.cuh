@@ -170,14 +170,22 @@ static __device__ __forceinline__ void wire_warp_encode_int4(char *out, const fl
     wire_store<1>(place + 1, &word, lane_index(), (n + 7) / 8);
 }
 
-static __device__ __forceinline__ void wire_warp_decode_int4(float values[WIRE_LANE], const char *in, int n) {
+// What the lower four bits of a code mean, as a multiple of the scale.
+template <WireFormat FORMAT> static __device__ __forceinline__ float wire_half_level(uint32_t code) {
+    return FORMAT == WIRE_INT4 ? wire_int4_level(code) : wire_e3m0_level(code);
+}
+
+// int4 and e3m0.
+template <WireFormat FORMAT>
+static __device__ __forceinline__ void wire_warp_decode_halves(float values[WIRE_LANE], const char *in,
+                                                               int n) {
     const uint32_t *place = (const uint32_t *)(const void *)in;
     uint32_t word;
     float scale = wire_float_from_bits(place[0]);
     wire_load<1>(&word, place + 1, lane_index(), (n + 7) / 8);
     for (int i = 0; i < 4; i++) {
-        values[i] = wire_scaled(wire_int4_level(word >> (8 * i)), scale);
-        values[4 + i] = wire_scaled(wire_int4_level(word >> (8 * i + 4)), scale);
+        values[i] = wire_scaled(wire_half_level<FORMAT>(word >> (8 * i)), scale);
+        values[4 + i] = wire_scaled(wire_half_level<FORMAT>(word >> (8 * i + 4)), scale);
     }
 }
 
@@ -198,17 +206,6 @@ static __device__ __forceinline__ void wire_warp_encode_e3m0(char *out, const fl
     }
     if (lane_index() == 0) { place[0] = wire_float_bits(scale); }
     wire_store<1>(place + 1, &word, lane_index(), (n + 7) / 8);
-}
-
-static __device__ __forceinline__ void wire_warp_decode_e3m0(float values[WIRE_LANE], const char *in, int n) {
-    const uint32_t *place = (const uint32_t *)(const void *)in;
-    uint32_t word;
-    float scale = wire_float_from_bits(place[0]);
-    wire_load<1>(&word, place + 1, lane_index(), (n + 7) / 8);
-    for (int i = 0; i < 4; i++) {
-        values[i] = wire_scaled(wire_e3m0_level(word >> (8 * i)), scale);
-        values[4 + i] = wire_scaled(wire_e3m0_level(word >> (8 * i + 4)), scale);
-    }
 }
 
 // ---------------------------------------------------------------------------------------
@@ -232,8 +229,7 @@ static __device__ __forceinline__ void wire_warp_decode(float values[WIRE_LANE],
     }
     if (FORMAT == WIRE_BF16) { wire_warp_decode_bf16(values, in, n); }
     if (FORMAT == WIRE_INT8) { wire_warp_decode_int8(values, in, n); }
-    if (FORMAT == WIRE_INT4) { wire_warp_decode_int4(values, in, n); }
-    if (FORMAT == WIRE_E3M0) { wire_warp_decode_e3m0(values, in, n); }
+    if (FORMAT == WIRE_INT4 || FORMAT == WIRE_E3M0) { wire_warp_decode_halves<FORMAT>(values, in, n); }
 }
 
 // The block of this warp.

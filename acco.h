@@ -181,6 +181,20 @@ static inline AccoTimes acco_times(const AccoRank *ranks, int size, double share
     return times;
 }
 
+// An exchange may take so much longer during training than it took when it was measured;
+// and commits that differ by so much of the computation are equally good.
+#define ACCO_MARGIN 1.1
+#define ACCO_TOLERANCE 0.01
+
+// How long commits take, between exchanges as they were measured and slower ones. Slower
+// ones alone would not tell splits apart that hide all that was measured from splits that
+// hide none of an estimate.
+static inline double acco_expected_commit(const AccoRank *ranks, int size, double share, double commit,
+                                          double estimate) {
+    double late = acco_times(ranks, size, share, ACCO_MARGIN * commit, ACCO_MARGIN * estimate).commit;
+    return (acco_times(ranks, size, share, commit, estimate).commit + late) / 2;
+}
+
 // The share with which commits take least, and among those that are equally good, within
 // `tolerance` seconds, the largest.
 static inline double acco_best_share(const AccoRank *ranks, int size, double commit, double estimate,
@@ -191,11 +205,11 @@ static inline double acco_best_share(const AccoRank *ranks, int size, double com
         k = ranks[rank].micro_batches > k ? ranks[rank].micro_batches : k;
     }
     for (int a = 1; a < k; a++) {
-        least = fmin(least, acco_times(ranks, size, (double)a / k, commit, estimate).commit);
+        least = fmin(least, acco_expected_commit(ranks, size, (double)a / k, commit, estimate));
     }
     for (int a = 1; a < k; a++) {
-        AccoTimes times = acco_times(ranks, size, (double)a / k, commit, estimate);
-        best = times.commit <= least + tolerance ? a : best;
+        bool good = acco_expected_commit(ranks, size, (double)a / k, commit, estimate) <= least + tolerance;
+        best = good ? a : best;
     }
     return (double)best / k;
 }
@@ -217,24 +231,18 @@ typedef struct AccoCandidate {
     AccoTimes times;
 } AccoCandidate;
 
-// An exchange may take so much longer during training than it took when it was measured;
-// and commits that differ by so much of the computation are equally good.
-#define ACCO_MARGIN 1.1
-#define ACCO_TOLERANCE 0.01
-
 // estimate: the seconds of an exchange in `wire`.
 static inline AccoCandidate acco_candidate(const AccoOptions *options, const AccoMeasured *measured,
                                            WireFormat wire, double estimate) {
-    double commit_late = ACCO_MARGIN * measured->commit, estimate_late = ACCO_MARGIN * estimate;
     AccoCandidate candidate = {wire, estimate, 0, {0, 0, 0}};
     if (strcmp(options->split, "auto") == 0) {
-        candidate.share = acco_best_share(measured->ranks, measured->size, commit_late, estimate_late,
+        candidate.share = acco_best_share(measured->ranks, measured->size, measured->commit, estimate,
                                           ACCO_TOLERANCE * measured->computing);
     } else if (!acco_read_share(options->split, &candidate.share)) {
         candidate.share = acco_share_of_wires(measured->wire, wire);
     }
-    candidate.times =
-        acco_times(measured->ranks, measured->size, candidate.share, commit_late, estimate_late);
+    candidate.times = acco_times(measured->ranks, measured->size, candidate.share,
+                                 ACCO_MARGIN * measured->commit, ACCO_MARGIN * estimate);
     return candidate;
 }
 

@@ -131,6 +131,12 @@ static void commits_take_as_long_as_a_simulation_of_them(void **state) {
     }
 }
 
+// The mean of exchanges as measured and of some that take a tenth longer.
+static double expected_seconds(int k, int a, double c, double commit, double estimate) {
+    double measured = commit_seconds(k, a, c, commit, estimate);
+    return (measured + commit_seconds(k, a, c, 1.1 * commit, 1.1 * estimate)) / 2;
+}
+
 // Against trying every split by hand: no commit is shorter, and none with a longer round
 // A is as short.
 static void the_best_share_makes_the_shortest_commits_and_is_the_largest_such(void **state) {
@@ -141,13 +147,21 @@ static void the_best_share_makes_the_shortest_commits_and_is_the_largest_such(vo
         int k = rank.micro_batches;
         double commit = 1e-3 * 2 * k * random_uniform(&random), estimate = commit * random_uniform(&random);
         int a = acco_round_a(acco_best_share(&rank, 1, commit, estimate, 1e-9), k);
-        double chosen = commit_seconds(k, a, 1e-3, commit, estimate);
+        double chosen = expected_seconds(k, a, 1e-3, commit, estimate);
         for (int other = 1; other < k; other++) {
-            double seconds = commit_seconds(k, other, 1e-3, commit, estimate);
+            double seconds = expected_seconds(k, other, 1e-3, commit, estimate);
             assert_true(seconds >= chosen - 2e-9);
             assert_true(other <= a || seconds > chosen + 1e-10);
         }
     }
+}
+
+// Measured on two hosts at 115 Mbit/s. If both exchanges take a tenth longer, 393 ms are
+// needed with 30 : 2 as with 28 : 4. As measured it is 383 and 362.
+static void a_margin_does_not_expose_what_was_measured_to_fit(void **state) {
+    (void)state;
+    AccoRank rank = {32, 10.4e-3};
+    assert_int_equal(acco_round_a(acco_best_share(&rank, 1, 286e-3, 71.3e-3, 3.3e-3), 32), 28);
 }
 
 static void unequal_ranks_wait_for_each_other(void **state) {
@@ -180,11 +194,11 @@ static void a_candidate_has_the_split_that_was_asked_for(void **state) {
     assert_true(candidate("half", WIRE_INT8, 10e-3).share == 0.5);
     assert_true(candidate("0.25", WIRE_INT8, 10e-3).share == 0.25);
     assert_true(candidate("wire", WIRE_BF16, 10e-3).share == acco_share_of_wires(WIRE_FP32, WIRE_BF16));
-    // A tenth more than measured must fit: 10 ms do not fit beside one micro-batch, 9 do.
-    assert_true(candidate("auto", WIRE_INT8, 10e-3).share == 6.0 / 8);
+    // 12 ms do not fit beside one micro-batch; 9 do, and a tenth more.
+    assert_true(candidate("auto", WIRE_INT8, 12e-3).share == 6.0 / 8);
     assert_true(candidate("auto", WIRE_INT8, 9e-3).share == 7.0 / 8);
     // An hundredth of the computation is no reason for a shorter round A.
-    assert_true(candidate("auto", WIRE_INT8, 9.8e-3).share == 7.0 / 8);
+    assert_true(candidate("auto", WIRE_INT8, 10e-3).share == 7.0 / 8);
     assert_close(candidate("half", WIRE_FP32, 50e-3).times.commit, 110e-3, 1e-12, "a commit");
 }
 
@@ -298,6 +312,7 @@ int main(void) {
         cmocka_unit_test(rounds_as_long_as_their_exchanges_hide_best),
         cmocka_unit_test(commits_take_as_long_as_a_simulation_of_them),
         cmocka_unit_test(the_best_share_makes_the_shortest_commits_and_is_the_largest_such),
+        cmocka_unit_test(a_margin_does_not_expose_what_was_measured_to_fit),
         cmocka_unit_test(unequal_ranks_wait_for_each_other),
         cmocka_unit_test(a_candidate_has_the_split_that_was_asked_for),
         cmocka_unit_test(the_finest_format_that_is_as_fast_is_chosen),

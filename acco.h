@@ -186,12 +186,18 @@ static inline AccoTimes acco_times(const AccoRank *ranks, int size, double share
 #define ACCO_MARGIN 1.1
 #define ACCO_TOLERANCE 0.01
 
+// The times with exchanges that take so much longer.
+static inline AccoTimes acco_late_times(const AccoRank *ranks, int size, double share, double commit,
+                                        double estimate) {
+    return acco_times(ranks, size, share, ACCO_MARGIN * commit, ACCO_MARGIN * estimate);
+}
+
 // How long commits take, between exchanges as they were measured and slower ones. Slower
 // ones alone would not tell splits apart that hide all that was measured from splits that
 // hide none of an estimate.
 static inline double acco_expected_commit(const AccoRank *ranks, int size, double share, double commit,
                                           double estimate) {
-    double late = acco_times(ranks, size, share, ACCO_MARGIN * commit, ACCO_MARGIN * estimate).commit;
+    double late = acco_late_times(ranks, size, share, commit, estimate).commit;
     return (acco_times(ranks, size, share, commit, estimate).commit + late) / 2;
 }
 
@@ -241,8 +247,8 @@ static inline AccoCandidate acco_candidate(const AccoOptions *options, const Acc
     } else if (!acco_read_share(options->split, &candidate.share)) {
         candidate.share = acco_share_of_wires(measured->wire, wire);
     }
-    candidate.times = acco_times(measured->ranks, measured->size, candidate.share,
-                                 ACCO_MARGIN * measured->commit, ACCO_MARGIN * estimate);
+    candidate.times =
+        acco_late_times(measured->ranks, measured->size, candidate.share, measured->commit, estimate);
     return candidate;
 }
 

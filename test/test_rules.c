@@ -1239,8 +1239,8 @@ static void acco_commits_in_full_whatever_the_wire_of_the_estimate(void **state)
 
 // An estimate is an SGD step with round A alone, from the committed parameters, but for
 // the rounding of its wire. bf16 is off by 2^-9 of the sums and of the parameters. int8
-// is off by half a 127th of the largest value of the block, int4 by a seventh. e3m0 is off by a third of an
-// element; elements near 0 are off by half of the block's smallest level.
+// is off by half a 127th of the largest value of the block, int4 by a seventh. e3m0 is off
+// by a third of an element; elements near 0 are off by half of the block's smallest level.
 static void estimates_are_off_by_the_rounding_of_their_wire(void **state) {
     (void)state;
     enum { COUNT = 1003, RANKS = 2 };

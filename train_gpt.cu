@@ -186,6 +186,8 @@ static void choose_alone(Run *run) {
 // Decides what depends on the other ranks: how GPUs exchange, and so the plan of memory.
 static void choose_together(Run *run) {
     Error error = {""};
+    placement_meet_hosts(&run->options, &run->transport);
+    placement_choose_exchange(&run->placement, &run->options, &run->transport);
     bool good = placement_choose_gpu_exchange(&run->placement, &run->options, &run->transport, &error) &&
                 reserve_memory(run, training_problem(run), &error) &&
                 arena_check(&run->arena, run->transport.local_size, &error);

@@ -258,6 +258,8 @@ static inline json_t *model_to_json(const CheckpointedRun *run) {
 static inline json_t *manifest_make(const CheckpointedRun *run, const WorkerNumbers *workers) {
     const Scheduler *s = run->scheduler;
     json_t *list = json_array(), *applied = json_array();
+    char exchange[64];
+    groups_order(transport_groups(run->transport), exchange, sizeof exchange);
     for (int rank = 0; rank < run->transport->size; rank++) {
         json_array_append_new(list, worker_numbers_to_json(&workers[rank]));
     }
@@ -265,7 +267,7 @@ static inline json_t *manifest_make(const CheckpointedRun *run, const WorkerNumb
         json_array_append_new(applied, json_integer((json_int_t)s->fragments[i].applied_at));
     }
     return json_pack("{s:i, s:s, s:s, s:I, s:o, s:s, s:i, s:i, s:I, s:o, s:o, s:o, s:I, s:I, s:o, s:i, s:o, "
-                     "s:b, s:o, s:o, s:O, s:s}",
+                     "s:b, s:o, s:o, s:O, s:s, s:s}",
                      "checkpoint", CHECKPOINT_VERSION, "program", run->version, "optimizer", run->rule->name,
                      "parameters", (json_int_t)run->table->parameter_count, "model", model_to_json(run),
                      "device", s->settings.gpu != NULL ? "cuda" : "cpu", "sequences", run->B, "length",
@@ -275,7 +277,7 @@ static inline json_t *manifest_make(const CheckpointedRun *run, const WorkerNumb
                      (json_int_t)run->data_base, "seconds", number_to_json(run->seconds), "fragment",
                      s->fragment, "applied_at", applied, "job_in_flight", s->job_in_flight ? 1 : 0, "job",
                      job_to_json(&s->job), "workers", list, "options", run->options, "measured",
-                     run->measured);
+                     run->measured, "exchange", exchange);
 }
 
 // CRC-32 of everything in the manifest but the member "checksum" itself.

@@ -484,7 +484,10 @@ static inline void source_find_remarks(const CheckpointSource *source, const Che
                                        char remarks[CHECKPOINT_REMARKS_SIZE]) {
     const json_t *options = json_object_get(source->manifest, "options");
     const char *device = json_string_value(json_object_get(source->manifest, "device")), *name;
+    const char *exchange = json_string_value(json_object_get(source->manifest, "exchange"));
+    char today[64];
     json_t *value;
+    groups_order(transport_groups(run->transport), today, sizeof today);
     remarks[0] = '\0';
     if (!source->same_rule) {
         remarks_add(remarks,
@@ -495,6 +498,9 @@ static inline void source_find_remarks(const CheckpointSource *source, const Che
                                  ? "another number of ranks: all go on from the outer parameters"
                                  : "another number of ranks: sums are rounded in another order, data go on "
                                    "where the furthest rank was");
+    }
+    if (source->workers == run->transport->size && exchange != NULL && strcmp(exchange, today) != 0) {
+        remarks_add(remarks, "other hosts, or another --exchange: sums are rounded in another order");
     }
     if (device != NULL && (strcmp(device, "cuda") == 0) != (run->scheduler->settings.gpu != NULL)) {
         remarks_add(remarks, "another kind of device rounds in another way");

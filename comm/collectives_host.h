@@ -4,16 +4,37 @@
 //   host_reduce_scatter   every rank ends with the sum of what it owns
 //   host_all_gather       every rank ends with the whole vector
 //
+// Both work on two levels, so that a vector crosses the slow link between hosts only once
+// per host. groups.h says which rank is whose delegate.
+//
+//                    first                                  then
+//   reduce-scatter   inside hosts: delegates add up what    between hosts: a delegate sends
+//                    the ranks of their host have for       the sum of its host to the owner,
+//                    each owner, in fp32                    in the wire format; it adds
+//   all-gather       between hosts: an owner sends its      inside hosts: the delegate passes
+//                    elements to its delegates, in the      the very message on
+//                    wire format
+//
+// In the flat exchange every rank is a host, and only what is between hosts remains.
+//
 // A stretch is cut into chunks, a chunk into runs:
 //
 //   own      | piece | piece | piece | piece |   of one rank, [first, end)
-//   chunk    |<---- one ---->|<- the next -->|   a message to each rank: whole pieces, or
-//                                                a part of one
+//   chunk    |<---- one ---->|<- the next -->|   what each rank owns of one exchange: whole
+//                                                pieces, or a part of one
 //   run      |<----->|<----->|                   a piece or a part: encoded by itself
 //
-// Chunks go in turn through the two lanes of the transport. While the received messages
-// of one are added up or decoded, those of the next are under way. Every rank sends and
-// receives at the same time, so both directions of its link are busy.
+// Chunks go in turn through the two lanes of each level. While one is added up or decoded,
+// messages of the others are under way on both levels, and on the link between hosts those
+// of the next chunk always wait behind those of the one before:
+//
+//   reduce-scatter   inside hosts     | 0 | 1 | 2 |
+//                    between hosts        |   0   |   1   |   2   |
+//   all-gather       between hosts    |   0   |   1   |   2   |
+//                    inside hosts             | 0 |   | 1 |   | 2 |
+//
+// All ranks start the messages of a level in the order of chunks, and none waits for a
+// message that another starts only after waiting for one of its own: nothing can lock.
 #ifndef ACCO_COMM_COLLECTIVES_HOST_H
 #define ACCO_COMM_COLLECTIVES_HOST_H
 
@@ -24,38 +45,52 @@
 // Message buffers
 
 // About 1 MB of received messages in each lane, so that they are added up while they are
-// in the second-level cache.
-static inline size_t host_chunk_elements(int size) {
-    size_t chunk = ((size_t)1 << 18) / (size_t)(size > 1 ? size - 1 : 1);
-    return chunk < 8192 ? 8192 : chunk / LAYOUT_BLOCK * LAYOUT_BLOCK;
+// in the second-level cache. On two levels messages for several owners are collected, and
+// those between hosts should not become too short. The same on all ranks.
+static inline size_t host_chunk_elements(const Transport *transport) {
+    const Groups *groups = transport_groups(transport);
+    size_t lane = groups_are_flat(groups) ? (size_t)1 << 18 : (size_t)1 << 20;
+    size_t chunk = lane / (size_t)size_max((size_t)groups->size - 1, 1);
+    chunk = chunk < 8192 ? 8192 : size_min(chunk, (size_t)1 << 18) / LAYOUT_BLOCK * LAYOUT_BLOCK;
+    return transport->messages.limit > 0 ? transport->messages.limit : chunk;
 }
 
-// Reserves the message buffers for shards of at most `shard` elements in any format: none
+// Plans the message buffers for shards of at most `shard` elements in any format: none
 // needs more room than fp32.
 static inline void host_collectives_reserve(Transport *transport, Arena *arena, size_t shard) {
     if (transport->size == 1) { return; }
-    transport->chunk = layout_round_up(size_min(shard, host_chunk_elements(transport->size)), LAYOUT_BLOCK);
-    transport->slot_bytes = transport->chunk * sizeof(float);
-    size_t lanes = shard <= transport->chunk ? 1 : TRANSPORT_LANES;
-    size_t bytes = lanes * (size_t)(transport->size - 1) * transport->slot_bytes;
-    arena_reserve_host(arena, MEMORY_COMMUNICATION, "messages being received", bytes,
-                       &transport->receive_buffers);
-    arena_reserve_host(arena, MEMORY_COMMUNICATION, "messages being sent", bytes, &transport->send_buffers);
+    const Groups *groups = transport_groups(transport);
+    MessageBuffers *messages = &transport->messages;
+    size_t mine = (size_t)owners_count(groups, transport->rank), hosts = (size_t)groups->hosts;
+    size_t mates = (size_t)groups_count(groups, groups->host_of[transport->rank]) - 1;
+    messages->chunk = layout_round_up(size_min(shard, host_chunk_elements(transport)), LAYOUT_BLOCK);
+    messages->slot_bytes = messages->chunk * sizeof(float);
+    messages->lanes = shard <= messages->chunk ? 1 : TRANSPORT_LANES;
+    messages->inside_slots = mates > 0 ? size_max(mates * mine, (size_t)transport->size - mine) : 0;
+    messages->sent_slots = mine;
+    messages->received_slots = size_max(hosts - 1, mine);
+    size_t slot = messages->lanes * messages->slot_bytes;
+    arena_reserve_host(arena, MEMORY_COMMUNICATION, "messages being sent", messages->sent_slots * slot,
+                       &messages->sent);
+    arena_reserve_host(arena, MEMORY_COMMUNICATION, "messages being received",
+                       messages->received_slots * slot, &messages->received);
+    if (messages->inside_slots == 0) { return; }
+    arena_reserve_host(arena, MEMORY_COMMUNICATION, "messages being sent inside the host",
+                       messages->inside_slots * slot, &messages->inside_sent);
+    arena_reserve_host(arena, MEMORY_COMMUNICATION, "messages being received inside the host",
+                       messages->inside_slots * slot, &messages->inside_received);
 }
 
-// The buffer of the message to or from another rank: slots are in the order in which
-// ranks follow this one.
-static inline char *host_slot(const Transport *transport, char *buffers, int lane, int peer) {
-    size_t others = (size_t)(transport->size - 1),
-           slot = (size_t)(peer - transport->rank - 1 + transport->size) % (size_t)transport->size;
-    assert(slot < others);
-    return buffers + ((size_t)lane * others + slot) * transport->slot_bytes;
+// The messages of a lane, one behind the other: `buffer` is one of the four above.
+static inline char *host_lane(const MessageBuffers *messages, char *buffer, size_t slots, Lane lane) {
+    assert((size_t)lane.number < messages->lanes);
+    return buffer + (size_t)lane.number * slots * messages->slot_bytes;
 }
 
 // ---------------------------------------------------------------------------------------
 // Chunks and runs
 
-// Own elements [begin, end) that travel in one message to each rank.
+// Own elements [begin, end), of every rank, that travel at a time.
 typedef struct Chunk {
     size_t begin, end;
 } Chunk;
@@ -64,13 +99,13 @@ typedef struct Chunk {
 // message, otherwise equal parts of a piece, whose cuts are multiples of LAYOUT_BLOCK.
 static inline Chunk host_next_chunk(const Transport *transport, const Layout *layout, size_t begin,
                                     size_t end) {
-    size_t piece = layout->piece, length;
+    size_t piece = layout->piece, most = transport->messages.chunk, length;
     if (begin >= end) {
         length = 0;
-    } else if (piece <= transport->chunk) {
-        length = size_min(transport->chunk / piece * piece, end - begin);
+    } else if (piece <= most) {
+        length = size_min(most / piece * piece, end - begin);
     } else {
-        size_t parts = (piece + transport->chunk - 1) / transport->chunk;
+        size_t parts = (piece + most - 1) / most;
         length = layout_round_up((piece + parts - 1) / parts, LAYOUT_BLOCK);
         length = size_min(length, layout_run(layout, begin, end));
     }
@@ -95,10 +130,20 @@ static inline bool host_next_run(const Collective *collective, Chunk chunk, Chun
     return true;
 }
 
+// Of one rank's elements of the chunk, encoded.
 static inline size_t host_chunk_bytes(const Collective *collective, Chunk chunk) {
     ChunkRun run = {chunk.begin, 0, 0};
     while (host_next_run(collective, chunk, &run)) {}
     return run.offset;
+}
+
+// message <- what `buffer` holds of a rank's elements of the chunk, encoded.
+static inline void host_encode_chunk(const Collective *collective, int owner, Chunk chunk, char *message) {
+    ChunkRun run = {chunk.begin, 0, 0};
+    while (host_next_run(collective, chunk, &run)) {
+        wire_encode(collective->wire, message + run.offset,
+                    collective->buffer + layout_flat(collective->layout, owner, run.own), run.count);
+    }
 }
 
 // Whether the chunk can be sent from the vector as it is, without a copy: it is
@@ -112,85 +157,209 @@ static inline bool host_is_plain(const Collective *collective, Chunk chunk) {
 // Elements that are added up or rounded at a time: whole blocks of the coarse formats.
 enum { HOST_BLOCK = 4 * WIRE_BLOCK };
 
-// Starts or finishes the messages of a chunk in a lane.
-typedef void (*HostStep)(Transport *transport, const Collective *collective, int lane, Chunk chunk);
+// A collective under way, as its steps see it.
+typedef struct HostExchange {
+    Transport *transport;
+    const Collective *collective;
+    const Groups *groups;
+    int rank, host, mates; // of this rank; ranks on its host, itself included
+} HostExchange;
 
-// All chunks of [first, end): the messages of the next are started before those of one
-// are waited for and finished.
-static inline void host_for_chunks(Transport *transport, const Collective *collective, size_t first,
-                                   size_t end, HostStep start, HostStep finish) {
-    int lane = 0;
-    Chunk chunk = host_next_chunk(transport, collective->layout, first, end);
-    start(transport, collective, lane, chunk);
-    while (chunk.begin < chunk.end) {
-        Chunk next = host_next_chunk(transport, collective->layout, chunk.end, end);
-        start(transport, collective, 1 - lane, next);
-        transport_wait(transport, lane);
-        finish(transport, collective, lane, chunk);
-        chunk = next;
-        lane = 1 - lane;
+static inline HostExchange host_exchange(Transport *transport, const Collective *collective) {
+    const Groups *groups = transport_groups(transport);
+    int host = groups->host_of[transport->rank];
+    HostExchange exchange = {transport, collective, groups, transport->rank, host, groups_count(groups, host)};
+    return exchange;
+}
+
+// The ranks of this host take turns: in a step no two of them send to the same one.
+static inline int host_mate(const HostExchange *exchange, int step) {
+    int place = (exchange->groups->place[exchange->rank] + step + exchange->mates) % exchange->mates;
+    return groups_rank(exchange->groups, exchange->host, place);
+}
+
+// Likewise the hosts.
+static inline int host_other(const HostExchange *exchange, int step) {
+    return (exchange->host + step + exchange->groups->hosts) % exchange->groups->hosts;
+}
+
+// A chunk passes three stages, one a turn, and each turn works on three chunks: on the
+// newest, on that of the turn before, and on the one before that. `number` counts chunks,
+// so that their lanes alternate.
+typedef struct HostStage {
+    void (*work)(const HostExchange *exchange, int number, Chunk chunk);
+    int age; // of the chunk that it works on, in turns
+} HostStage;
+
+enum { HOST_STAGES = 3 };
+
+// All chunks of [first, end). stages (HOST_STAGES): in the order of their work in a turn.
+static inline void host_for_chunks(const HostExchange *exchange, size_t first, size_t end,
+                                   const HostStage *stages) {
+    const Layout *layout = exchange->collective->layout;
+    Chunk none = {end, end}, chunks[HOST_STAGES] = {none, none, none}; // by age
+    chunks[0] = host_next_chunk(exchange->transport, layout, first, end);
+    for (int turn = 0; chunks[0].begin < end || chunks[1].begin < end || chunks[2].begin < end; turn++) {
+        for (int i = 0; i < HOST_STAGES; i++) {
+            Chunk chunk = chunks[stages[i].age];
+            if (chunk.begin < end) { stages[i].work(exchange, turn - stages[i].age, chunk); }
+        }
+        chunks[2] = chunks[1];
+        chunks[1] = chunks[0];
+        chunks[0] = host_next_chunk(exchange->transport, layout, chunks[1].end, end);
     }
 }
 
 // ---------------------------------------------------------------------------------------
 // Reduce-scatter
 
-static inline void host_start_scatter(Transport *transport, const Collective *collective, int lane,
-                                      Chunk chunk) {
-    const Layout *layout = collective->layout;
-    size_t bytes = host_chunk_bytes(collective, chunk);
-    for (int step = 1; step < transport->size && bytes > 0; step++) {
-        int to = transport_peer(transport, step), from = transport_peer(transport, transport->size - step);
-        char *data = host_slot(transport, transport->send_buffers, lane, to);
-        if (host_is_plain(collective, chunk)) {
-            data = (char *)(collective->buffer + layout_flat(layout, to, chunk.begin));
-        } else {
-            ChunkRun run = {chunk.begin, 0, 0};
-            while (host_next_run(collective, chunk, &run)) {
-                wire_encode(collective->wire, data + run.offset,
-                            collective->buffer + layout_flat(layout, to, run.own), run.count);
-            }
+// message <- the chunk of all owners whose delegate a rank is, one owner behind the other.
+// Returns its elements.
+static inline size_t host_pack_owners(const HostExchange *exchange, int delegate, Chunk chunk, float *message) {
+    const Collective *collective = exchange->collective;
+    size_t packed = 0;
+    OwnerWalk walk = owners_of(exchange->groups, delegate);
+    while (owners_next(&walk)) {
+        for (size_t own = chunk.begin, count; own < chunk.end; own += count) {
+            count = layout_run(collective->layout, own, chunk.end);
+            memcpy(message + packed, collective->buffer + layout_flat(collective->layout, walk.owner, own),
+                   count * sizeof(float));
+            packed += count;
         }
-        transport_post(transport, lane, false, from,
-                       host_slot(transport, transport->receive_buffers, lane, from), bytes);
-        transport_post(transport, lane, true, to, data, bytes);
+    }
+    return packed;
+}
+
+// Every rank of this host gets what it adds up.
+static inline void host_reduce_inside(const HostExchange *exchange, int number, Chunk chunk) {
+    MessageBuffers *messages = &exchange->transport->messages;
+    Lane lane = {INSIDE_HOSTS, number % TRANSPORT_LANES};
+    if (exchange->mates == 1) { return; }
+    size_t received = (size_t)owners_count(exchange->groups, exchange->rank) * (chunk.end - chunk.begin);
+    float *out = (float *)(void *)host_lane(messages, messages->inside_sent, messages->inside_slots, lane);
+    float *in = (float *)(void *)host_lane(messages, messages->inside_received, messages->inside_slots, lane);
+    for (int step = 1; step < exchange->mates; step++) {
+        int to = host_mate(exchange, step), from = host_mate(exchange, -step);
+        size_t packed = host_pack_owners(exchange, to, chunk, out);
+        transport_post(exchange->transport, lane, false, from, in, received * sizeof(float));
+        transport_post(exchange->transport, lane, true, to, out, packed * sizeof(float));
+        in += received;
+        out += packed;
     }
 }
 
-// This rank's own elements of the run <- their sum over ranks.
-static inline void host_sum_run(Transport *transport, const Collective *collective, int lane, ChunkRun run) {
-    float *mine = collective->buffer + layout_flat(collective->layout, transport->rank, run.own);
+// What this host has for an owner <- its sum over the ranks of the host, in their order.
+// in: the owner's elements in the first message. stride: from one message to the next.
+static inline void host_sum_mates(const HostExchange *exchange, Chunk chunk, int owner, const float *in,
+                                  size_t stride) {
+    const Collective *collective = exchange->collective;
+    int place = exchange->groups->place[exchange->rank];
+    float sum[HOST_BLOCK];
+    for (size_t own = chunk.begin, count; own < chunk.end; own += count) {
+        float *mine = collective->buffer + layout_flat(collective->layout, owner, own);
+        count = size_min(layout_run(collective->layout, own, chunk.end), HOST_BLOCK);
+        memset(sum, 0, sizeof sum);
+        for (int mate = 0; mate < exchange->mates; mate++) {
+            size_t message = (size_t)((place - mate + exchange->mates) % exchange->mates); // 0: this rank
+            const float *part = mate == place ? mine : in + (message - 1) * stride + (own - chunk.begin);
+            wire_add(WIRE_FP32, sum, part, count);
+        }
+        memcpy(mine, sum, count * sizeof(float));
+    }
+}
+
+static inline void host_sum_inside(const HostExchange *exchange, int number, Chunk chunk) {
+    MessageBuffers *messages = &exchange->transport->messages;
+    Lane lane = {INSIDE_HOSTS, number % TRANSPORT_LANES};
+    if (exchange->mates == 1) { return; }
+    size_t count = chunk.end - chunk.begin;
+    size_t stride = (size_t)owners_count(exchange->groups, exchange->rank) * count;
+    const float *in = (const float *)(void *)host_lane(messages, messages->inside_received, messages->inside_slots, lane);
+    transport_wait(exchange->transport, lane, false);
+    OwnerWalk walk = owners_of(exchange->groups, exchange->rank);
+    for (; owners_next(&walk); in += count) { host_sum_mates(exchange, chunk, walk.owner, in, stride); }
+}
+
+// The sums of this host are made, and go to their owners.
+static inline void host_reduce_between(const HostExchange *exchange, int number, Chunk chunk) {
+    const Collective *collective = exchange->collective;
+    const Groups *groups = exchange->groups;
+    MessageBuffers *messages = &exchange->transport->messages;
+    Lane lane = {BETWEEN_HOSTS, number % TRANSPORT_LANES};
+    host_sum_inside(exchange, number, chunk);
+    size_t bytes = host_chunk_bytes(collective, chunk);
+    bool plain = host_is_plain(collective, chunk);
+    char *out = host_lane(messages, messages->sent, messages->sent_slots, lane);
+    char *in = host_lane(messages, messages->received, messages->received_slots, lane);
+    for (int step = 1; step < groups->hosts; step++) {
+        int from = groups_delegate(groups, host_other(exchange, -step), exchange->rank);
+        int host = host_other(exchange, step);
+        transport_post(exchange->transport, lane, false, from, in, bytes);
+        in += bytes;
+        OwnerWalk walk = owners_on(groups, exchange->rank, host, host + 1);
+        while (owners_next(&walk)) {
+            void *message = collective->buffer + layout_flat(collective->layout, walk.owner, chunk.begin);
+            if (!plain) {
+                message = out;
+                host_encode_chunk(collective, walk.owner, chunk, out);
+                out += bytes;
+            }
+            transport_post(exchange->transport, lane, true, walk.owner, message, bytes);
+        }
+    }
+}
+
+// This rank's own elements of the run <- their sum over the hosts, in their order. in: the
+// first message. bytes: of a message.
+static inline void host_sum_run(const HostExchange *exchange, ChunkRun run, const char *in, size_t bytes) {
+    const Collective *collective = exchange->collective;
+    WireFormat wire = collective->wire;
+    int hosts = exchange->groups->hosts;
+    float *mine = collective->buffer + layout_flat(collective->layout, exchange->rank, run.own);
     float sum[HOST_BLOCK];
     uint32_t own[HOST_BLOCK]; // encoded; the widest format is fp32
     for (size_t begin = 0; begin < run.count; begin += HOST_BLOCK) {
         size_t count = size_min(run.count - begin, HOST_BLOCK);
         memset(sum, 0, sizeof sum);
-        wire_encode(collective->wire, own, mine + begin, count);
-        for (int rank = 0; rank < transport->size; rank++) {
-            const char *in = (const char *)own;
-            if (rank != transport->rank) {
-                in = host_slot(transport, transport->receive_buffers, lane, rank) + run.offset +
-                     wire_bytes(collective->wire, begin);
+        wire_encode(wire, own, mine + begin, count);
+        for (int host = 0; host < hosts; host++) {
+            const char *message = (const char *)own;
+            if (host != exchange->host) {
+                size_t slot = (size_t)((exchange->host - host + hosts) % hosts - 1);
+                message = in + slot * bytes + run.offset + wire_bytes(wire, begin);
             }
-            wire_add(collective->wire, sum, in, count);
+            wire_add(wire, sum, message, count);
         }
         memcpy(mine + begin, sum, count * sizeof(float));
     }
 }
 
-static inline void host_finish_scatter(Transport *transport, const Collective *collective, int lane,
-                                       Chunk chunk) {
+static inline void host_reduce_finish(const HostExchange *exchange, int number, Chunk chunk) {
+    const Collective *collective = exchange->collective;
+    MessageBuffers *messages = &exchange->transport->messages;
+    Lane lane = {BETWEEN_HOSTS, number % TRANSPORT_LANES};
+    size_t bytes = host_chunk_bytes(collective, chunk);
+    const char *in = host_lane(messages, messages->received, messages->received_slots, lane);
+    if (exchange->groups->hosts == 1) { return; }
+    transport_wait(exchange->transport, lane, true);
     ChunkRun run = {chunk.begin, 0, 0};
-    while (host_next_run(collective, chunk, &run)) { host_sum_run(transport, collective, lane, run); }
+    while (host_next_run(collective, chunk, &run)) {
+        host_sum_run(exchange, run, in, bytes);
+    }
 }
 
-// On return this rank's own elements [first, end) hold the sum over all ranks; the rest
-// of `buffer` is as it was. A world of one rank has nothing to add and rounds nothing.
+// On return this rank's own elements [first, end) hold the sum over all ranks. Of the rest
+// of `buffer`, what this rank is a delegate for holds sums of its host, and what is left is
+// as it was. A world of one rank has nothing to add and rounds nothing, and neither does
+// an exchange on two levels with only one host.
 static inline void host_reduce_scatter(Transport *transport, const Collective *collective, size_t first,
                                        size_t end) {
     if (transport->size == 1) { return; }
+    HostExchange exchange = host_exchange(transport, collective);
     transport_begin(transport, "reduce-scatter");
-    host_for_chunks(transport, collective, first, end, host_start_scatter, host_finish_scatter);
+    static const HostStage stages[HOST_STAGES] = {
+        {host_reduce_inside, 0}, {host_reduce_between, 1}, {host_reduce_finish, 2}};
+    host_for_chunks(&exchange, first, end, stages);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -231,28 +400,6 @@ static inline void host_round_chunk(const Transport *transport, const Collective
     }
 }
 
-static inline void host_start_gather(Transport *transport, const Collective *collective, int lane,
-                                     Chunk chunk) {
-    size_t bytes = host_chunk_bytes(collective, chunk);
-    if (bytes == 0) { return; }
-    bool plain = host_is_plain(collective, chunk) && collective->base == NULL;
-    float *mine = collective->buffer + layout_flat(collective->layout, transport->rank, chunk.begin);
-    void *message = mine;
-    if (!plain) { // one message for all ranks: it needs one slot
-        message = host_slot(transport, transport->send_buffers, lane, transport_peer(transport, 1));
-        host_round_chunk(transport, collective, chunk, (char *)message);
-    } else if (collective->source != NULL) {
-        memcpy(mine, collective->source + chunk.begin, bytes);
-    }
-    for (int step = 1; step < transport->size; step++) {
-        int to = transport_peer(transport, step), from = transport_peer(transport, transport->size - step);
-        void *target = host_slot(transport, transport->receive_buffers, lane, from);
-        if (plain) { target = collective->buffer + layout_flat(collective->layout, from, chunk.begin); }
-        transport_post(transport, lane, false, from, target, bytes);
-        transport_post(transport, lane, true, to, message, bytes);
-    }
-}
-
 // target (count) <- the encoded run at `in`, on top of base where it is not NULL.
 static inline void host_decode_run(WireFormat wire, float *target, const float *base, const char *in,
                                    size_t count) {
@@ -268,18 +415,90 @@ static inline void host_decode_run(WireFormat wire, float *target, const float *
     }
 }
 
-static inline void host_finish_gather(Transport *transport, const Collective *collective, int lane,
-                                      Chunk chunk) {
-    if (host_is_plain(collective, chunk) && collective->base == NULL) { return; }
-    for (int rank = 0; rank < transport->size; rank++) {
-        if (rank == transport->rank) { continue; }
-        const char *in = host_slot(transport, transport->receive_buffers, lane, rank);
+// Whether received messages are what `buffer` shall hold, and nobody waits for them to be
+// passed on: then they arrive there.
+static inline bool host_arrives_in_place(const HostExchange *exchange, Chunk chunk) {
+    return exchange->mates == 1 && exchange->collective->base == NULL && host_is_plain(exchange->collective, chunk);
+}
+
+// This rank's own elements go to its delegates on the other hosts. What it receives as a
+// delegate, its own among it, lies owner behind owner.
+static inline void host_gather_between(const HostExchange *exchange, int number, Chunk chunk) {
+    const Collective *collective = exchange->collective;
+    const Groups *groups = exchange->groups;
+    MessageBuffers *messages = &exchange->transport->messages;
+    Lane lane = {BETWEEN_HOSTS, number % TRANSPORT_LANES};
+    size_t bytes = host_chunk_bytes(collective, chunk);
+    bool in_place = host_arrives_in_place(exchange, chunk);
+    char *in = host_lane(messages, messages->received, messages->received_slots, lane), *mine = in;
+    OwnerWalk walk = owners_of(groups, exchange->rank);
+    for (; owners_next(&walk); in += bytes) {
+        if (walk.owner == exchange->rank) {
+            mine = in;
+            continue;
+        }
+        void *target = in_place ? collective->buffer + layout_flat(collective->layout, walk.owner, chunk.begin) : (float *)(void *)in;
+        transport_post(exchange->transport, lane, false, walk.owner, target, bytes);
+    }
+    if (in_place) {
+        mine = (char *)(collective->buffer + layout_flat(collective->layout, exchange->rank, chunk.begin));
+        if (collective->source != NULL) { memcpy(mine, collective->source + chunk.begin, bytes); }
+    } else {
+        host_round_chunk(exchange->transport, collective, chunk, mine);
+    }
+    for (int step = 1; step < groups->hosts; step++) {
+        int to = groups_delegate(groups, host_other(exchange, step), exchange->rank);
+        transport_post(exchange->transport, lane, true, to, mine, bytes);
+    }
+}
+
+// What this rank has received from the other hosts goes to its mates, with its own.
+static inline void host_gather_inside(const HostExchange *exchange, int number, Chunk chunk) {
+    MessageBuffers *messages = &exchange->transport->messages;
+    Lane lane = {INSIDE_HOSTS, number % TRANSPORT_LANES}, between = {BETWEEN_HOSTS, lane.number};
+    size_t bytes = host_chunk_bytes(exchange->collective, chunk);
+    transport_wait(exchange->transport, between, false);
+    if (exchange->mates == 1) { return; }
+    char *out = host_lane(messages, messages->received, messages->received_slots, between);
+    char *in = host_lane(messages, messages->inside_received, messages->inside_slots, lane);
+    size_t sent = (size_t)owners_count(exchange->groups, exchange->rank) * bytes;
+    for (int step = 1; step < exchange->mates; step++) {
+        int to = host_mate(exchange, step), from = host_mate(exchange, -step);
+        size_t received = (size_t)owners_count(exchange->groups, from) * bytes;
+        transport_post(exchange->transport, lane, false, from, in, received);
+        transport_post(exchange->transport, lane, true, to, out, sent);
+        in += received;
+    }
+}
+
+// Decodes the chunk of all owners whose delegate a rank is. Returns the end of `in`.
+static inline const char *host_decode_owners(const HostExchange *exchange, int delegate, Chunk chunk,
+                                             const char *in) {
+    const Collective *collective = exchange->collective;
+    size_t bytes = host_chunk_bytes(collective, chunk);
+    OwnerWalk walk = owners_of(exchange->groups, delegate);
+    for (; owners_next(&walk); in += bytes) {
         ChunkRun run = {chunk.begin, 0, 0};
-        while (host_next_run(collective, chunk, &run)) {
-            size_t flat = layout_flat(collective->layout, rank, run.own);
+        while (walk.owner != exchange->rank && host_next_run(collective, chunk, &run)) {
+            size_t flat = layout_flat(collective->layout, walk.owner, run.own);
             host_decode_run(collective->wire, collective->buffer + flat, collective_base(collective, flat),
                             in + run.offset, run.count);
         }
+    }
+    return in;
+}
+
+static inline void host_gather_finish(const HostExchange *exchange, int number, Chunk chunk) {
+    MessageBuffers *messages = &exchange->transport->messages;
+    Lane lane = {INSIDE_HOSTS, number % TRANSPORT_LANES}, between = {BETWEEN_HOSTS, lane.number};
+    if (host_arrives_in_place(exchange, chunk)) { return; }
+    host_decode_owners(exchange, exchange->rank, chunk,
+                       host_lane(messages, messages->received, messages->received_slots, between));
+    if (exchange->mates == 1) { return; }
+    transport_wait(exchange->transport, lane, true);
+    const char *in = host_lane(messages, messages->inside_received, messages->inside_slots, lane);
+    for (int step = 1; step < exchange->mates; step++) {
+        in = host_decode_owners(exchange, host_mate(exchange, -step), chunk, in);
     }
 }
 
@@ -292,8 +511,12 @@ static inline void host_all_gather(Transport *transport, const Collective *colle
         host_round_chunk(transport, collective, all, NULL);
         return;
     }
+    HostExchange exchange = host_exchange(transport, collective);
     transport_begin(transport, "all-gather");
-    host_for_chunks(transport, collective, first, end, host_start_gather, host_finish_gather);
+    // The oldest chunk first: it frees the lanes that the newest takes.
+    static const HostStage stages[HOST_STAGES] = {
+        {host_gather_finish, 2}, {host_gather_between, 0}, {host_gather_inside, 1}};
+    host_for_chunks(&exchange, first, end, stages);
 }
 
 #endif

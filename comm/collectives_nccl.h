@@ -43,6 +43,11 @@ static inline size_t nccl_run_pieces(const Collective *collective, size_t pieces
     return joins ? pieces : 1;
 }
 
+// The rank to which this one sends in a step: in one step no two ranks send to the same.
+static inline size_t nccl_peer(const Nccl *nccl, size_t step) {
+    return ((size_t)nccl->transport->rank + step) % (size_t)nccl->transport->size;
+}
+
 // Cells [first, first + cells). On return the own pieces hold the sums, in the stream.
 static inline void nccl_reduce_cells(Nccl *nccl, Stream *stream, const Collective *collective, size_t first,
                                      size_t cells) {
@@ -56,8 +61,8 @@ static inline void nccl_reduce_cells(Nccl *nccl, Stream *stream, const Collectiv
     }
     nccl_begin(nccl);
     for (size_t step = 0; step < size; step++) {
-        size_t to = (size_t)transport_peer(nccl->transport, (int)step),
-               from = (size_t)transport_peer(nccl->transport, (int)(size - step));
+        size_t to = nccl_peer(nccl, step),
+               from = nccl_peer(nccl, size - step);
         for (size_t cell = 0; cell < cells; cell++) {
             nccl_send(nccl, stream, (int)to, nccl->send + (cell * size + to) * bytes, bytes);
             nccl_receive(nccl, stream, (int)from, nccl->receive + (from * cells + cell) * bytes, bytes);
@@ -87,8 +92,8 @@ static inline void nccl_gather_cells(Nccl *nccl, Stream *stream, const Collectiv
     }
     nccl_begin(nccl);
     for (size_t step = 0; step < size; step++) {
-        size_t to = (size_t)transport_peer(nccl->transport, (int)step),
-               from = (size_t)transport_peer(nccl->transport, (int)(size - step));
+        size_t to = nccl_peer(nccl, step),
+               from = nccl_peer(nccl, size - step);
         for (size_t cell = 0; cell < cells; cell++) {
             nccl_send(nccl, stream, (int)to, nccl->send + cell * bytes, bytes);
             nccl_receive(nccl, stream, (int)from, nccl->receive + (cell * size + from) * bytes, bytes);

@@ -318,6 +318,7 @@ static inline bool trace_path_check(const char *path, Error *error) {
 // receiving, because the others go on sending. file: NULL where it could not even be
 // opened. Returns errno of the first write that failed, 0 if none did.
 static inline int trace_receive_pieces(TraceText *text, Transport *transport, FILE *file) {
+    const Lane lane = {BETWEEN_HOSTS, 0};
     TracePiece *pieces = (TracePiece *)calloc((size_t)transport->size, sizeof(TracePiece));
     if (pieces == NULL) { transport_fail(transport, "no memory to gather the trace"); }
     for (int rank = 0; rank < transport->size; rank++) { pieces[rank].bytes = 1; } // not at its end
@@ -327,9 +328,9 @@ static inline int trace_receive_pieces(TraceText *text, Transport *transport, FI
         if (pieces[0].bytes > 0) { trace_text_fill(text, &pieces[0]); }
         for (int rank = 1; rank < transport->size; rank++) {
             if (pieces[rank].bytes == 0) { continue; }
-            transport_post(transport, 0, false, rank, &pieces[rank], sizeof(TracePiece));
+            transport_post(transport, lane, false, rank, &pieces[rank], sizeof(TracePiece));
         }
-        transport_wait(transport, 0);
+        transport_wait(transport, lane, false);
         more = false;
         for (int rank = 0; rank < transport->size; rank++) {
             size_t bytes = (size_t)pieces[rank].bytes;
@@ -345,12 +346,13 @@ static inline int trace_receive_pieces(TraceText *text, Transport *transport, FI
 }
 
 static inline void trace_send_pieces(TraceText *text, Transport *transport) {
+    const Lane lane = {BETWEEN_HOSTS, 0};
     TracePiece *piece = (TracePiece *)calloc(1, sizeof(TracePiece));
     if (piece == NULL) { transport_fail(transport, "no memory to gather the trace"); }
     do {
         trace_text_fill(text, piece);
-        transport_post(transport, 0, true, 0, piece, sizeof(TracePiece));
-        transport_wait(transport, 0);
+        transport_post(transport, lane, true, 0, piece, sizeof(TracePiece));
+        transport_wait(transport, lane, false);
     } while (piece->bytes > 0);
     free(piece);
 }

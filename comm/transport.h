@@ -30,6 +30,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "comm/groups.h"
 #include "runtime/device.h"
 #include "runtime/errors.h"
 #include "runtime/memory.h"
@@ -67,18 +68,49 @@ typedef struct Transfer {
     LinkRequest request;
 } Transfer;
 
-// Transfers are grouped into two lanes, which are waited for separately: while the chunk
-// that came in one lane is added up, the next one is under way in the other.
-enum { TRANSPORT_LANES = 2, TRANSPORT_MAX_LISTED = 8 };
+// Transfers are grouped into lanes, which are waited for separately. Each level has two:
+// while the chunk that came in one lane is added up, the next one is under way in the
+// other.
+typedef enum Level { INSIDE_HOSTS, BETWEEN_HOSTS } Level;
+
+enum { TRANSPORT_LANES = 2, TRANSPORT_LEVELS = 2, TRANSPORT_MAX_LISTED = 8 };
+
+typedef struct Lane {
+    Level level;
+    int number; // 0 .. TRANSPORT_LANES - 1
+} Lane;
+
+// What comes second in an operation waits this much longer, so that those who wait for a
+// silent rank itself are the first to name it.
+#define TRANSPORT_GRACE_SECONDS 2.0
 
 // How long a wait polls before it sleeps: about as long as a chunk takes between two
 // ranks of one machine.
 #define TRANSPORT_SPIN_SECONDS 50e-6
 
+enum { TRANSPORT_HOST_BYTES = 64 };
+
+// Message buffers of the collectives in host memory, which reserve them in the arena
+// (collectives_host.h). One lane has so many slots of each kind.
+typedef struct MessageBuffers {
+    size_t limit;      // of elements in a chunk; 0: chosen. For tests
+    size_t chunk;      // most elements that one rank owns of what is sent at a time
+    size_t slot_bytes; // room for a chunk in any format
+    size_t lanes;      // 1 where everything is one chunk
+    size_t inside_slots, sent_slots, received_slots;
+    char *inside_sent, *inside_received; // (lanes, inside_slots, slot_bytes)
+    char *sent;                          // (lanes, sent_slots, slot_bytes): between hosts
+    char *received;                      // (lanes, received_slots, slot_bytes)
+} MessageBuffers;
+
 typedef struct Transport {
     int rank, size;
     int local_rank, local_size; // among the ranks of this node
-    char host[64];
+    char host[TRANSPORT_HOST_BYTES];
+    char *host_names;           // (size, TRANSPORT_HOST_BYTES); NULL until transport_meet
+    Groups hosts;               // which ranks share a host: the slow link lies between these
+    Groups flat;                // every rank by itself
+    bool two_level;             // the exchange adds up inside hosts first
     const char *reason; // why this link was chosen, for the start-up block
     Link link;
     double timeout_seconds; // of every wait
@@ -91,14 +123,14 @@ typedef struct Transport {
     // Where this rank is, for messages. Atomic: a signal is answered with them.
     int64_t commit;
     const char *operation;
-    bool leaving;        // closed, or the reason why the job ends has been printed
-    Transfer *transfers; // (lanes, 2, size): receives, then sends
-    // Message buffers of collectives_host.h, which reserves them in the arena.
-    size_t chunk;          // most elements of one message
-    size_t slot_bytes;     // of one message
-    char *receive_buffers; // (lanes, size - 1, slot_bytes): one slot for each other rank
-    char *send_buffers;    // the same
-    uint64_t bytes_sent;   // atomic: other threads read it to show progress
+    bool leaving;         // closed, or the reason why the job ends has been printed
+    Transfer *transfers;  // (levels, lanes, 2, size): receives, then sends
+    Transfer **delayed;   // (levels * lanes * size): a ring of those that the emulated link holds back
+    size_t delayed_first; // of them, in the order in which they were posted
+    size_t delayed_count;
+    MessageBuffers messages;
+    uint64_t bytes_sent;         // atomic: other threads read it to show progress
+    uint64_t bytes_sent_outside; // of these, to other hosts; atomic
 } Transport;
 
 // Prints one line with rank, host, commit and the given text, and ends all ranks with
@@ -126,9 +158,15 @@ static inline void transport_prepare(Transport *transport) {
     transport->operation = "start";
     transport->timeout_seconds = 300;
     transport->chaos.state = 77u + (uint64_t)transport->rank;
-    transport->transfers =
-        (Transfer *)calloc((size_t)(TRANSPORT_LANES * 2 * transport->size), sizeof(Transfer));
+    size_t lanes = (size_t)(TRANSPORT_LEVELS * TRANSPORT_LANES * transport->size);
+    transport->transfers = (Transfer *)calloc(2 * lanes, sizeof(Transfer));
+    transport->delayed = (Transfer **)calloc(lanes, sizeof(Transfer *));
     gethostname(transport->host, sizeof transport->host - 1);
+    if (transport->transfers == NULL || transport->delayed == NULL ||
+        !groups_make_flat(&transport->flat, transport->size) ||
+        !groups_make_flat(&transport->hosts, transport->size)) {
+        transport_fail(transport, "no memory for %d ranks", transport->size);
+    }
 }
 
 // A world of one rank: every operation returns at once.
@@ -140,15 +178,52 @@ static inline void transport_open_alone(Transport *transport, const char *reason
     transport_prepare(transport);
 }
 
+// For a plan: a world of so many ranks, of which every `ranks_per_host` share a host. It
+// cannot send anything.
+static inline void transport_open_supposed(Transport *transport, int size, int ranks_per_host) {
+    memset(transport, 0, sizeof *transport);
+    transport->size = size;
+    transport->local_size = 1;
+    transport->link.name = "supposed";
+    transport->reason = "a plan";
+    transport_prepare(transport);
+    int *leader_of = (int *)calloc((size_t)size, sizeof(int));
+    for (int rank = 0; leader_of != NULL && rank < size; rank++) {
+        leader_of[rank] = rank / ranks_per_host * ranks_per_host;
+    }
+    groups_free(&transport->hosts);
+    if (leader_of == NULL || !groups_make(&transport->hosts, size, leader_of)) {
+        transport_fail(transport, "no memory for %d ranks", size);
+    }
+    free(leader_of);
+}
+
 static inline void transport_close(Transport *transport) {
     __atomic_store_n(&transport->leaving, true, __ATOMIC_RELAXED);
     free(transport->transfers);
+    free(transport->delayed);
+    free(transport->host_names);
     transport->transfers = NULL;
+    transport->delayed = NULL;
+    transport->host_names = NULL;
+    groups_free(&transport->hosts);
+    groups_free(&transport->flat);
     if (transport->link.close != NULL) { transport->link.close(transport->link.state); }
 }
 
-static inline Transfer *transport_transfer(Transport *transport, int lane, bool is_send, int peer) {
-    return &transport->transfers[(lane * 2 + (is_send ? 1 : 0)) * transport->size + peer];
+// How the exchange sees the ranks.
+static inline const Groups *transport_groups(const Transport *transport) {
+    return transport->two_level ? &transport->hosts : &transport->flat;
+}
+
+// Whether a message to this rank leaves the host.
+static inline bool transport_is_outside(const Transport *transport, int peer) {
+    return transport->hosts.host_of[peer] != transport->hosts.host_of[transport->rank];
+}
+
+static inline Transfer *transport_transfer(Transport *transport, Lane lane, bool is_send, int peer) {
+    int row = ((int)lane.level * TRANSPORT_LANES + lane.number) * 2 + (is_send ? 1 : 0);
+    return &transport->transfers[row * transport->size + peer];
 }
 
 // ---------------------------------------------------------------------------------------
@@ -164,26 +239,54 @@ static inline void transport_start_transfer(Transport *transport, Transfer *tran
     transfer->state = TRANSFER_ACTIVE;
 }
 
+static inline size_t transport_delayed_capacity(const Transport *transport) {
+    return (size_t)(TRANSPORT_LEVELS * TRANSPORT_LANES * transport->size);
+}
+
+// The emulated link: messages leave one after another at its rate, and each is late by
+// its latency.
+static inline void transport_delay(Transport *transport, Transfer *transfer) {
+    double rate = transport->link_bytes_per_second;
+    size_t capacity = transport_delayed_capacity(transport);
+    transport->link_free_at =
+        fmax(transport->link_free_at, clock_seconds()) + (rate > 0 ? (double)transfer->bytes / rate : 0);
+    transfer->start_at = transport->link_free_at + transport->link_latency;
+    transfer->state = TRANSFER_DELAYED;
+    assert(transport->delayed_count < capacity);
+    transport->delayed[(transport->delayed_first + transport->delayed_count++) % capacity] = transfer;
+}
+
+// Starts the messages, of any lane, that the emulated link has let through. They start in
+// the order in which they were posted, because a link keeps it.
+static inline void transport_start_due(Transport *transport) {
+    while (transport->delayed_count > 0) {
+        Transfer *transfer = transport->delayed[transport->delayed_first];
+        if (clock_seconds() < transfer->start_at) { return; }
+        transport_start_transfer(transport, transfer);
+        transport->delayed_first = (transport->delayed_first + 1) % transport_delayed_capacity(transport);
+        transport->delayed_count--;
+    }
+}
+
 // Starts a message in a lane; transport_wait waits for it. `data` must stay as it is
 // until then. At most one message to and one from each peer may be under way in a lane.
 // Both sides must give the same number of bytes.
-static inline void transport_post(Transport *transport, int lane, bool is_send, int peer, void *data,
+static inline void transport_post(Transport *transport, Lane lane, bool is_send, int peer, void *data,
                                   size_t bytes) {
     Transfer *transfer = transport_transfer(transport, lane, is_send, peer);
+    bool outside = transport_is_outside(transport, peer);
+    bool emulated = transport->link_bytes_per_second > 0 || transport->link_latency > 0;
     assert(transfer->state == TRANSFER_NONE);
     transfer->is_send = is_send;
     transfer->peer = peer;
     transfer->data = data;
     transfer->bytes = bytes;
-    if (is_send) { __atomic_fetch_add(&transport->bytes_sent, bytes, __ATOMIC_RELAXED); }
-    double rate = transport->link_bytes_per_second;
-    if (is_send && (rate > 0 || transport->link_latency > 0)) {
-        // Messages leave one after another at the link's rate, and each is late by its
-        // latency.
-        transport->link_free_at =
-            fmax(transport->link_free_at, clock_seconds()) + (rate > 0 ? (double)bytes / rate : 0);
-        transfer->start_at = transport->link_free_at + transport->link_latency;
-        transfer->state = TRANSFER_DELAYED;
+    if (is_send) {
+        __atomic_fetch_add(&transport->bytes_sent, bytes, __ATOMIC_RELAXED);
+        if (outside) { __atomic_fetch_add(&transport->bytes_sent_outside, bytes, __ATOMIC_RELAXED); }
+    }
+    if (is_send && outside && emulated) {
+        transport_delay(transport, transfer);
     } else {
         transport_start_transfer(transport, transfer);
     }
@@ -191,22 +294,22 @@ static inline void transport_post(Transport *transport, int lane, bool is_send, 
 
 // Makes progress with one transfer; true when it has ended.
 static inline bool transport_advance(Transport *transport, Transfer *transfer) {
-    if (transfer->state == TRANSFER_DELAYED && clock_seconds() >= transfer->start_at) {
-        transport_start_transfer(transport, transfer);
-    }
-    if (transfer->state == TRANSFER_ACTIVE &&
-        transport->link.is_done(transport->link.state, &transfer->request)) {
-        transfer->state = TRANSFER_NONE;
-        return true;
-    }
-    return false;
+    bool ended = transfer->state == TRANSFER_ACTIVE &&
+                 transport->link.is_done(transport->link.state, &transfer->request);
+    if (ended) { transfer->state = TRANSFER_NONE; }
+    return ended;
+}
+
+// The name of a rank's host, for messages; "" where the ranks have not met.
+static inline const char *transport_host_name(const Transport *transport, int rank) {
+    return transport->host_names == NULL ? "" : transport->host_names + (size_t)rank * TRANSPORT_HOST_BYTES;
 }
 
 // Fails the job and names the ranks that this rank still waits for: those that have not
 // sent, or if there are none, those that have not received.
-static inline void transport_fail_overdue(Transport *transport, int lane, double waited) {
+static inline void transport_fail_overdue(Transport *transport, Lane lane, double waited) {
     for (int is_send = 0; is_send < 2; is_send++) {
-        char list[256] = "";
+        char list[512] = "";
         int listed = 0;
         size_t bytes = 0;
         for (int peer = 0; peer < transport->size; peer++) {
@@ -214,30 +317,39 @@ static inline void transport_fail_overdue(Transport *transport, int lane, double
             if (transfer->state == TRANSFER_NONE) { continue; }
             bytes += transfer->bytes;
             size_t used = strlen(list);
+            const char *host = transport_host_name(transport, peer);
             if (listed++ < TRANSPORT_MAX_LISTED) {
-                snprintf(list + used, sizeof list - used, "%s%d", used > 0 ? ", " : "", peer);
+                snprintf(list + used, sizeof list - used, "%s%d%s%s", used > 0 ? ", " : "", peer,
+                         host[0] != '\0' ? " on " : "", host);
             }
         }
         if (listed > 0) {
+            const char *level = !transport->two_level            ? ""
+                                : lane.level == INSIDE_HOSTS ? " inside the host"
+                                                             : " between hosts";
             transport_fail(transport,
-                           "%s: rank %s%s did not %s for %.0f s (%zu bytes outstanding). It may have died, "
-                           "hang, or be much slower than the others: look at its node; --timeout-s sets how "
-                           "long to wait",
-                           transport->operation, list, listed > TRANSPORT_MAX_LISTED ? ", ..." : "",
+                           "%s%s: rank %s%s did not %s for %.0f s (%zu bytes outstanding). It may have "
+                           "died, hang, or be much slower than the others: look at its node; --timeout-s "
+                           "sets how long to wait",
+                           transport->operation, level, list,
+                           listed > TRANSPORT_MAX_LISTED ? ", ..." : "",
                            is_send == 1 ? "take its data" : "arrive", waited, bytes);
         }
     }
 }
 
-// Waits until all transfers of a lane have ended, or fails the job at the deadline.
-static inline void transport_wait(Transport *transport, int lane) {
+// Waits until all transfers of a lane have ended, or fails the job at the deadline. They
+// are the first or second part of an operation (TRANSPORT_GRACE_SECONDS).
+static inline void transport_wait(Transport *transport, Lane lane, bool is_second) {
     Transfer *transfers = transport_transfer(transport, lane, false, 0);
     int count = 2 * transport->size;
+    double patience = transport->timeout_seconds + (is_second ? TRANSPORT_GRACE_SECONDS : 0);
     double began = clock_seconds();
     double progressed = began, looked = began;
     for (;;) {
         int open = 0;
         bool progress = false;
+        transport_start_due(transport);
         for (int i = 0; i < count; i++) {
             if (transfers[i].state == TRANSFER_NONE) { continue; }
             if (transport_advance(transport, &transfers[i])) {
@@ -253,18 +365,10 @@ static inline void transport_wait(Transport *transport, int lane) {
         if (now - looked > 1) { began += now - looked; }
         looked = now;
         if (progress) { progressed = now; }
-        if (now - began > transport->timeout_seconds) {
-            transport_fail_overdue(transport, lane, now - began);
-        }
+        if (now - began > patience) { transport_fail_overdue(transport, lane, now - began); }
         double waited = now - progressed;
         if (waited > TRANSPORT_SPIN_SECONDS) { sleep_seconds(fmin(fmax(waited / 8, 50e-6), 5e-3)); }
     }
-}
-
-// The rank to which this one sends in a step (1 .. size - 1). In one step no two ranks
-// send to the same peer.
-static inline int transport_peer(const Transport *transport, int step) {
-    return (transport->rank + step) % transport->size;
 }
 
 // Every operation begins with this. operation: a literal, for messages.
@@ -278,19 +382,78 @@ static inline void transport_begin(Transport *transport, const char *operation) 
 // ---------------------------------------------------------------------------------------
 // Operations
 
+// Records travel from every rank to the first one of its host, between these, and back.
+//
+// Between n hosts they go round by round. In a round a host exchanges with up to
+// RECORD_FAN - 1 others, and afterwards knows RECORD_FAN times as many hosts: its own and
+// those that follow it. So up to 8 hosts know all after one round, and 1024 after four,
+// with 22 messages sent by each instead of 1023.
+enum { RECORD_FAN = 8 };
+
+// Where the records of the host `distance` behind this one begin in `ring`, in records.
+static inline size_t records_before(const Groups *groups, int host, int distance) {
+    int from = groups->begins[host], to = host + distance;
+    return (size_t)(to <= groups->hosts ? groups->begins[to] - from
+                                        : groups->size - from + groups->begins[to - groups->hosts]);
+}
+
+// ring (size, bytes): the records of the hosts in their order, from this one on. On entry
+// only its own are there.
+static inline void records_between_hosts(Transport *transport, char *ring, size_t bytes) {
+    const Groups *groups = transport_groups(transport);
+    const Lane lane = {BETWEEN_HOSTS, 0};
+    int hosts = groups->hosts, host = groups->host_of[transport->rank];
+    for (int known = 1; known < hosts; known *= RECORD_FAN) {
+        for (int i = 1; i < RECORD_FAN && i * known < hosts; i++) {
+            int distance = i * known, count = distance + known < hosts ? known : hosts - distance;
+            int from = (host + distance) % hosts, to = (host - distance + hosts) % hosts;
+            size_t begin = records_before(groups, host, distance),
+                   end = records_before(groups, host, distance + count);
+            transport_post(transport, lane, false, groups_rank(groups, from, 0), ring + begin * bytes,
+                           (end - begin) * bytes);
+            transport_post(transport, lane, true, groups_rank(groups, to, 0), ring,
+                           records_before(groups, host, count) * bytes);
+        }
+        transport_wait(transport, lane, true);
+    }
+}
+
 // all (size, bytes) <- the records of all ranks in the order of ranks; `mine` (bytes) is
 // this rank's. Returns when every rank has called it.
 static inline void transport_all_gather_records(Transport *transport, const char *operation, const void *mine,
                                                 void *all, size_t bytes) {
     memcpy((char *)all + (size_t)transport->rank * bytes, mine, bytes);
     if (transport->size == 1) { return; }
+    const Groups *groups = transport_groups(transport);
+    const Lane lane = {INSIDE_HOSTS, 0};
+    int host = groups->host_of[transport->rank], first = groups_rank(groups, host, 0);
     transport_begin(transport, operation);
-    for (int step = 1; step < transport->size; step++) {
-        int peer = transport_peer(transport, step);
-        transport_post(transport, 0, false, peer, (char *)all + (size_t)peer * bytes, bytes);
-        transport_post(transport, 0, true, peer, (char *)all + (size_t)transport->rank * bytes, bytes);
+    if (transport->rank != first) {
+        transport_post(transport, lane, true, first, (char *)all + (size_t)transport->rank * bytes, bytes);
+        transport_wait(transport, lane, false);
+        transport_post(transport, lane, false, first, all, (size_t)transport->size * bytes);
+        transport_wait(transport, lane, true);
+        return;
     }
-    transport_wait(transport, 0);
+    char *ring = (char *)malloc((size_t)transport->size * bytes);
+    if (ring == NULL) { transport_fail(transport, "%s: no memory for the records of all ranks", operation); }
+    memcpy(ring, mine, bytes);
+    for (int place = 1; place < groups_count(groups, host); place++) {
+        transport_post(transport, lane, false, groups_rank(groups, host, place), ring + (size_t)place * bytes,
+                       bytes);
+    }
+    transport_wait(transport, lane, false);
+    records_between_hosts(transport, ring, bytes);
+    for (int i = 0; i < transport->size; i++) {
+        int rank = groups->ranks[(groups->begins[host] + i) % transport->size];
+        memcpy((char *)all + (size_t)rank * bytes, ring + (size_t)i * bytes, bytes);
+    }
+    free(ring);
+    for (int place = 1; place < groups_count(groups, host); place++) {
+        transport_post(transport, lane, true, groups_rank(groups, host, place), all,
+                       (size_t)transport->size * bytes);
+    }
+    transport_wait(transport, lane, true);
 }
 
 // The records of all ranks, (size, bytes) in the order of ranks, for the caller to free.
@@ -307,6 +470,36 @@ static inline void *transport_collect_records(Transport *transport, const char *
 static inline void transport_barrier(Transport *transport, const char *operation) {
     char mine = 0;
     free(transport_collect_records(transport, operation, &mine, 1));
+}
+
+typedef struct HostRecord {
+    int leader; // the lowest rank of the host
+    char name[TRANSPORT_HOST_BYTES];
+} HostRecord;
+
+// All ranks tell each other where they are. leader: the lowest rank on this rank's host.
+// Until then every rank counts as a host of its own.
+static inline void transport_meet(Transport *transport, int leader) {
+    size_t size = (size_t)transport->size;
+    HostRecord mine;
+    memset(&mine, 0, sizeof mine);
+    mine.leader = leader;
+    snprintf(mine.name, sizeof mine.name, "%s", transport->host);
+    HostRecord *all = (HostRecord *)transport_collect_records(transport, "meeting", &mine, sizeof mine);
+    int *leader_of = (int *)calloc(size, sizeof(int));
+    free(transport->host_names);
+    transport->host_names = (char *)calloc(size, TRANSPORT_HOST_BYTES);
+    for (size_t i = 0; leader_of != NULL && transport->host_names != NULL && i < size; i++) {
+        leader_of[i] = all[i].leader;
+        memcpy(transport->host_names + i * TRANSPORT_HOST_BYTES, all[i].name, TRANSPORT_HOST_BYTES);
+    }
+    groups_free(&transport->hosts);
+    if (leader_of == NULL || transport->host_names == NULL ||
+        !groups_make(&transport->hosts, transport->size, leader_of)) {
+        transport_fail(transport, "no memory for %d ranks", transport->size);
+    }
+    free(leader_of);
+    free(all);
 }
 
 // ---------------------------------------------------------------------------------------

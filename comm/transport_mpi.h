@@ -97,6 +97,8 @@ static inline bool transport_open_mpi(Transport *transport, Error *error) {
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, transport->rank, MPI_INFO_NULL, &node);
     MPI_Comm_rank(node, &transport->local_rank);
     MPI_Comm_size(node, &transport->local_size);
+    int leader = transport->rank;
+    MPI_Bcast(&leader, 1, MPI_INT, 0, node); // ranks keep their order in `node`: 0 is the lowest
     MPI_Comm_free(&node);
     Link link = {"MPI",
                  NULL,
@@ -108,6 +110,7 @@ static inline bool transport_open_mpi(Transport *transport, Error *error) {
     transport->link = link;
     transport->reason = "started by an MPI launcher";
     transport_prepare(transport);
+    transport_meet(transport, leader);
     return true;
 }
 

@@ -44,6 +44,7 @@ typedef enum PrecisionChoice {
 } PrecisionChoice;
 typedef enum RateCounter { RATE_BY_GRADIENTS, RATE_BY_COMMITS } RateCounter;
 typedef enum DecayChoice { DECAY_MATRICES, DECAY_ALL } DecayChoice;
+typedef enum ExchangeChoice { EXCHANGE_AUTO, EXCHANGE_FLAT, EXCHANGE_TWO_LEVEL } ExchangeChoice;
 typedef enum GpuExchange { GPU_EXCHANGE_AUTO, GPU_EXCHANGE_NCCL, GPU_EXCHANGE_HOST } GpuExchange;
 
 // Fields are called as their options, with underscores; lr, lr-by and min-lr are spelled
@@ -57,6 +58,7 @@ typedef struct Options {
     int64_t accumulate;         // micro-batches per rank and commit, of local rules per inner step; 0: auto
     OptionText rank_accumulate; // empty: accumulate for every rank; ask options_rank_accumulate
     OptionChoice wire;          // WireFormat
+    OptionChoice exchange; // ExchangeChoice
     bool overlap;
     double bucket_mb;   // 0: auto
     int64_t sequential; // commits
@@ -89,8 +91,9 @@ typedef struct Options {
     OptionChoice gpu_exchange; // GpuExchange
     int64_t nccl_ctas;         // 0: NCCL's own choice
     bool tune_products;
-    int64_t threads; // 0: auto
-    int64_t ranks;   // of a plan
+    int64_t threads;        // 0: auto
+    int64_t ranks;          // of a plan
+    int64_t ranks_per_host; // 0: as they are
     double timeout_s;
 
     // Reports and files.

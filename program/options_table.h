@@ -127,6 +127,11 @@ static const OptionSpec option_table[] = {
      "at random, but repeatably) and e3m0 (a sign and a power of two) about an eighth; all three are "
      "coarser. Their gradients travel in blocks of "
      "256 with one scale, their parameters as differences to what all ranks already hold."},
+    {"exchange", GROUP_RULE, EVERY_RULE, COMPARED_APART,
+     CHOICE_OPTION(exchange, "auto", "auto", "flat", "two-level"),
+     "How vectors are added up and spread. flat: every rank sends straight to every other. two-level: the "
+     "ranks of a host add up among themselves in fp32 first, so that a vector crosses the link between "
+     "hosts only once per host, and is rounded by --wire only there. auto: two-level where several hosts have several ranks, otherwise flat."},
     {"overlap", GROUP_RULE, EVERY_RULE, SAME_BITS, SWITCH_OPTION(overlap, "on"),
      "off waits for every operation before the next one starts: the same bits, but slower. It shows what "
      "overlap brings."},
@@ -384,7 +389,12 @@ static const OptionSpec option_table[] = {
 
     {"link-mbit", GROUP_EMULATION, EVERY_RULE, SAME_BITS,
      REAL_OPTION(link_mbit, "off", 1e-3, 1e6, "MBIT", "off", 0),
-     "Emulates a slow network: no rank sends more than MBIT million bits a second."},
+     "Emulates a slow network: no host sends more than MBIT million bits a second to others. The ranks of "
+     "one machine count as a host each, unless --ranks-per-host says otherwise."},
+    {"ranks-per-host", GROUP_EMULATION, EVERY_RULE, COMPARED_APART,
+     INTEGER_OPTION(ranks_per_host, "auto", 1, 1e6, "N", "auto", 0),
+     "Lets every N ranks that follow each other count as one host, whatever machine they are on: for an "
+     "emulated link, and to resume a run with the sums of other hosts. auto: the machines."},
     {"link-us", GROUP_EMULATION, EVERY_RULE, SAME_BITS,
      REAL_OPTION(link_us, "off", 1e-3, 1e6, "US", "off", 0),
      "Emulates a distant network: every message arrives US microseconds late. Many small messages suffer "

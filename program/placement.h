@@ -26,7 +26,7 @@ typedef struct Placement {
     bool uses_nccl;
     int sharing;       // how many ranks compute on this rank's GPU, itself included
     int ranks_on_gpus; // how many ranks of the whole job compute on GPUs
-    char device_reason[1100], gpu_exchange_reason[128], recompute_reason[192];
+    char device_reason[1100], exchange_reason[192], gpu_exchange_reason[128], recompute_reason[192];
 } Placement;
 
 // NULL: this rank computes on the CPU.
@@ -89,6 +89,32 @@ static inline bool placement_check_shapes(const Placement *placement, const GptN
                          B, T);
     }
     return true;
+}
+
+// ---------------------------------------------------------------------------------------
+// Exchange
+
+// Collective: which ranks count as one host. Links are emulated between the ranks of one
+// machine, so there each is a host by itself unless the user says otherwise.
+static inline void placement_meet_hosts(const Options *options, Transport *transport) {
+    int per_host = (int)options->ranks_per_host;
+    bool emulated = options->link_mbit > 0 || options->link_us > 0;
+    if (per_host == 0 && emulated && transport->hosts.hosts == 1) { per_host = 1; }
+    if (per_host > 0) { transport_meet(transport, transport->rank / per_host * per_host); }
+}
+
+// Before memory is planned: whether a host adds up first (comm/groups.h).
+static inline void placement_choose_exchange(Placement *placement, const Options *options,
+                                             Transport *transport) {
+    const Groups *hosts = &transport->hosts;
+    int size = transport->size;
+    bool helps = hosts->hosts > 1 && hosts->hosts < size;
+    transport->two_level = options->exchange == EXCHANGE_TWO_LEVEL || (options->exchange == EXCHANGE_AUTO && helps);
+    char counts[64];
+    groups_describe(hosts, counts, sizeof counts);
+    snprintf(placement->exchange_reason, sizeof placement->exchange_reason, "%s, %s%s",
+             transport->two_level ? "on two levels" : "flat", counts,
+             transport->two_level || !helps ? "" : ": several ranks of a host send the same sums over its link");
 }
 
 // ---------------------------------------------------------------------------------------

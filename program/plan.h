@@ -43,14 +43,15 @@ static inline void print_plan(const Run *run) {
 static inline int command_plan(Run *run) {
     Options *options = &run->options;
     Error error = {""};
-    transport_open_alone(&run->transport, "a plan");
-    run->transport.size = (int)options->ranks;
+    int per_host = options->ranks_per_host > 0 ? (int)options->ranks_per_host : 1;
+    transport_open_supposed(&run->transport, (int)options->ranks, per_host);
     launch_threads(1, (int)options->threads, &run->threads);
     bool good = options_check_rank_list_length(options, run->transport.size, &error) &&
                 choose_model(run, &error) && choose_rates(run, &error) &&
                 placement_choose_device(&run->placement, options, 0, true, &error) &&
                 placement_choose_precision(&run->placement, options, &error);
     if (!good) { exit_user_mistake(&error); }
+    placement_choose_exchange(&run->placement, options, &run->transport);
     placement_plan_gpu_exchange(&run->placement, options);
     if (!reserve_memory(run, training_problem(run), &error)) { exit_user_mistake(&error); }
     print_plan(run);

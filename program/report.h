@@ -102,7 +102,7 @@ static inline void print_device(const Run *run) {
     if (placement->on_gpu) {
         printf("keeps      recompute %s (%s)\n", recompute_name(run->model.settings.recompute),
                placement->recompute_reason);
-        if (run->transport.size > 1) { printf("exchange   %s\n", placement->gpu_exchange_reason); }
+        if (run->transport.size > 1) { printf("           %s\n", placement->gpu_exchange_reason); }
         return;
     }
     printf("threads    %d per rank (%s); matrix products by %s\n", threads, run->threads.reason,
@@ -127,6 +127,7 @@ static inline void print_start(const Run *run) {
     } else {
         printf("ranks      %d over %s (%s), ", transport->size, transport->link.name, transport->reason);
         print_wire(run);
+        printf("exchange   %s\n", run->placement.exchange_reason);
     }
     print_device(run);
     print_batch(run);
@@ -154,10 +155,12 @@ static inline void log_start(Run *run, const Hello *hellos) {
                             json_integer((json_int_t)arena_class_bytes(&run->arena, (MemoryClass)i)));
     }
     json_object_set_new(memory, "total", json_integer((json_int_t)run->arena.bytes));
+    char exchange[64];
+    groups_order(transport_groups(&run->transport), exchange, sizeof exchange);
     report_event(
-        run, json_pack("{s:s, s:s, s:I, s:s, s:I, s:I, s:o, s:o, s:o, s:o}", "event", "start", "version",
+        run, json_pack("{s:s, s:s, s:I, s:s, s:s, s:I, s:I, s:o, s:o, s:o, s:o}", "event", "start", "version",
                        ACCO_VERSION, "time", (json_int_t)time(NULL), "transport", run->transport.link.name,
-                       "parameters", (json_int_t)run->table.parameter_count, "bucket_bytes",
+                       "exchange", exchange, "parameters", (json_int_t)run->table.parameter_count, "bucket_bytes",
                        (json_int_t)run->scheduler.settings.bucket, "measured", log_text(run->rule_reason),
                        "ranks", ranks, "memory", memory, "options", options_as_json(&run->options)));
 }

@@ -113,14 +113,15 @@ static inline void start_run(Run *run, const Hello *hellos) {
     bool traced = run->options.trace[0] != '\0';
     if (traced) { run->clock_at_start = trace_measure_clock(transport, clock_seconds); }
     transport->chaos_seconds = run->options.chaos_ms / 1e3;
-    transport->link_bytes_per_second = run->options.link_mbit * 1e6 / 8;
+    int sharing = groups_count(&transport->hosts, transport->hosts.host_of[transport->rank]);
+    transport->link_bytes_per_second = run->options.link_mbit * 1e6 / 8 / sharing;
     transport->link_latency = run->options.link_us / 1e6;
     choose_bucket(run);
     scheduler_start(&run->scheduler, run->pool, traced);
     check_replicas(run, run->scheduler.parameters.data);
     scheduler_call(&run->scheduler, run->scheduler.compute, prepare_model_task, run);
     choose_by_measurement(run);
-    transport->bytes_sent = 0; // counts what training sends, not what led up to it
+    transport->bytes_sent = transport->bytes_sent_outside = 0; // what training sends, not what led up to it
     if (!run_is_main(run)) { return; }
     terminal_open(&run->terminal, stdout);
     print_start(run);

@@ -53,6 +53,9 @@ typedef struct ReplayProblem {
 typedef struct ReplaySettings {
     const char *rule;
     int workers;
+    // Workers that follow each other and share a host, which adds them up before anything
+    // is rounded; 0: every worker is a host.
+    int workers_per_host;
     int accumulate[REPLAY_WORKERS]; // micro-batches of each worker per commit, or per inner step
     // acco: how many of them are in round A, the rest being in round B; of the very first
     // round A, 0: as in the others.
@@ -109,8 +112,9 @@ typedef struct Replay {
     Stream stream; // only its pool is used
     uint8_t *decays, *fragment_of;
     double *partials; // scratch of the norm
-    size_t room;      // elements of the next three: of the longest fragment with its padding
+    size_t room;      // elements of the next four: of the longest fragment with its padding
     float *parcel;    // (room): what one worker sends
+    float *host;      // (room): the sum of one host
     float *sum;       // (room)
     char *message;    // a piece as the wire encodes it
     ReplayWorker workers[REPLAY_WORKERS];
@@ -153,6 +157,7 @@ static inline void replay_reserve(Replay *replay) {
     arena_reserve(arena, MEMORY_WORKSPACE, "partial sums", buffer_blocks(replay->padded) * sizeof(double),
                   &replay->partials);
     arena_reserve(arena, MEMORY_WORKSPACE, "parcel", replay->room * sizeof(float), &replay->parcel);
+    arena_reserve(arena, MEMORY_WORKSPACE, "host", replay->room * sizeof(float), &replay->host);
     arena_reserve(arena, MEMORY_WORKSPACE, "sum", replay->room * sizeof(float), &replay->sum);
     arena_reserve(arena, MEMORY_WORKSPACE, "message", replay->room * sizeof(float), &replay->message);
 }
@@ -287,15 +292,31 @@ static inline void replay_compute(Replay *replay) {
     }
 }
 
+// sum (padded) += what one worker has. The workers come in their order, and each host adds
+// them up by itself; its sum is rounded as it travels, where there is another host.
+static inline void replay_add_worker(Replay *replay, const Layout *layout, WireFormat wire, int worker,
+                                     const float *values, float *sum) {
+    const ReplaySettings *settings = &replay->settings;
+    int mates = settings->workers_per_host > 0 ? settings->workers_per_host : 1;
+    size_t padded = layout_padded(layout);
+    bool first = worker % mates == 0, last = worker % mates == mates - 1 || worker == settings->workers - 1;
+    if (first && last) {
+        memcpy(replay->host, values, padded * sizeof(float));
+    } else {
+        for (size_t i = 0; i < padded; i++) { replay->host[i] = (first ? 0.0f : replay->host[i]) + values[i]; }
+    }
+    if (!last) { return; }
+    if (mates < settings->workers || mates == 1) { replay_through_wire(replay, layout, wire, replay->host); }
+    for (size_t i = 0; i < padded; i++) { sum[i] += replay->host[i]; }
+}
+
 // total <- the sum over the accumulators of all workers.
 static inline void replay_add_up(Replay *replay, ReplayTotal *total, WireFormat wire) {
     memset(total->sum, 0, replay->padded * sizeof(float));
     total->loss = 0;
     for (int worker = 0; worker < replay->settings.workers; worker++) {
         total->loss += replay->workers[worker].loss;
-        memcpy(replay->parcel, replay->workers[worker].gradients, replay->padded * sizeof(float));
-        replay_through_wire(replay, &replay->layout, wire, replay->parcel);
-        for (size_t i = 0; i < replay->padded; i++) { total->sum[i] += replay->parcel[i]; }
+        replay_add_worker(replay, &replay->layout, wire, worker, replay->workers[worker].gradients, total->sum);
     }
     total->count = replay->held;
 }
@@ -548,8 +569,7 @@ static inline void replay_exchange(Replay *replay, int fragment) {
         count = replay_pack(replay, fragment, replay->workers[i].exchange, replay->parcel, false);
         layout = layout_make(count, workers);
         assert(layout_padded(&layout) <= replay->room);
-        replay_through_wire(replay, &layout, replay->settings.wire, replay->parcel);
-        for (size_t j = 0; j < count; j++) { replay->sum[j] += replay->parcel[j]; }
+        replay_add_worker(replay, &layout, replay->settings.wire, i, replay->parcel, replay->sum);
     }
     layout = layout_make(count, workers);
     replay_through_wire(replay, &layout, replay->settings.wire, replay->sum);

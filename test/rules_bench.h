@@ -65,6 +65,7 @@ typedef struct RunSpec {
     Poison poison;
     double chaos_seconds, link_bytes_per_second;
     size_t message; // elements of a message, a multiple of LAYOUT_BLOCK; 0: what the transport takes
+    int ranks_per_host; // 0: every rank by itself
 } RunSpec;
 
 // What a rank holds between two commits. Arrays are NULL where the bench did not look,
@@ -137,10 +138,9 @@ static inline void bench_open(Bench *bench, const RunSpec *spec, Transport *tran
                        spec->layer_count};
     Scheduler *s = &bench->scheduler;
     Error error = {""};
+    transport->messages.limit = spec->message;
+    join_hosts(transport, spec->ranks_per_host);
     scheduler_reserve(s, &bench->arena, &settings, &problem, transport);
-    if (spec->message > 0 && transport->size > 1) {
-        shorten_messages(transport, &bench->arena, spec->message);
-    }
     if (!arena_commit(&bench->arena, &error)) { abort(); }
     for (size_t i = 0; i < spec->parameter_count; i++) {
         s->parameters.data[i] = spec->start + (float)i * spec->start_step;

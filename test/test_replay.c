@@ -612,6 +612,7 @@ static ReplaySettings read_settings(const LoggedOptions *logged, double tokens_p
     settings.rule = logged_text(logged, "optimizer");
     settings.workers = logged->ranks;
     read_accumulate(logged, &settings);
+    settings.workers_per_host = (int)logged_number(logged, "ranks-per-host", 0);
     settings.sequential = (int)logged_number(logged, "sequential", 0);
     settings.clip = logged_number(logged, "grad-clip", 0);
     assert_true(wire_find(logged_text(logged, "wire"), &settings.wire));
@@ -765,6 +766,24 @@ static const Case cases[] = {
         "sequential --wire e3m0"},
     {MANY_RANKS,
      "--optimizer streaming-diloco --diloco-H 4 --streaming-P 2 --streaming-tau 1 --accumulate 1"},
+    // On two levels: the sum is a tree of ranks and hosts.
+    {4, "--optimizer ddp --ranks-per-host 2 --bucket-mb 0.02"},
+    {6, "--optimizer ddp --ranks-per-host 3 --wire int8"},
+    {4, "--optimizer zero1 --ranks-per-host 2 --wire bf16 --chaos-ms 2"},
+    {6, "--optimizer zero1 --ranks-per-host 2 --wire int4 --bucket-mb 0.02"},
+    {5, "--optimizer zero1 --ranks-per-host 2 --wire e3m0"},
+    {6, "--optimizer dpu --ranks-per-host 3 --wire int8"},
+    {4, "--optimizer acco-wp --ranks-per-host 2 --overlap off"},
+    {4, "--optimizer acco --ranks-per-host 2 --accumulate 4 --estimate-wire int4"},
+    {6, "--optimizer acco --ranks-per-host 2 --wire bf16 --link-mbit 100"},
+    {7, "--optimizer acco --ranks-per-host 3 --wire int8 --chaos-ms 2"},
+    {MANY_RANKS, "--optimizer acco --ranks-per-host 8"},
+    {4, "--optimizer co2 --ranks-per-host 2 --co2-tau 2 --wire bf16"},
+    {6, "--optimizer diloco --ranks-per-host 3 --diloco-H 3 --wire e3m0"},
+    {6, "--optimizer streaming-diloco --ranks-per-host 2 --diloco-H 4 --streaming-P 2 --streaming-tau 1 "
+        "--wire int8"},
+    {3, "--optimizer zero1 --exchange two-level --ranks-per-host 3 --wire bf16"},
+    {4, "--optimizer zero1 --exchange flat --wire bf16"},
 };
 
 enum { CASES = sizeof cases / sizeof cases[0] };

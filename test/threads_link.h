@@ -135,15 +135,11 @@ static inline void threads_run(int ranks, ThreadsBody body, void *context) {
     threads_world_destroy(world);
 }
 
-// Gives the transport shorter messages than it would take, so that a small vector travels
-// in many of them. Memory that is reserved again replaces what was reserved before.
-static inline void shorten_messages(Transport *transport, Arena *arena, size_t message) {
-    transport->chunk = message;
-    transport->slot_bytes = message * sizeof(float);
-    size_t bytes = (size_t)TRANSPORT_LANES * (size_t)transport->size * transport->slot_bytes;
-    arena_reserve(arena, MEMORY_COMMUNICATION, "short messages being received", bytes,
-                  &transport->receive_buffers);
-    arena_reserve(arena, MEMORY_COMMUNICATION, "short messages being sent", bytes, &transport->send_buffers);
+// Lets so many consecutive ranks count as one host. 0: every rank by itself.
+static inline void join_hosts(Transport *transport, int ranks_per_host) {
+    transport->two_level = ranks_per_host > 1;
+    transport_meet(transport, ranks_per_host > 1 ? transport->rank - transport->rank % ranks_per_host
+                                                 : transport->rank);
 }
 
 #endif

@@ -1,0 +1,167 @@
+// groups.h: which ranks share a host, and which of them speaks to whom on the slow link.
+//
+// The links between hosts are the slow ones. A vector crosses them only once per host if
+// the ranks of a host first add up among themselves (collectives_host.h):
+//
+//   level 1   inside a host   every rank of it receives a part of the others' vectors and
+//                             adds it up
+//   level 2   between hosts   that part of the host's sum goes to the ranks that own it
+//
+// For every owner, each host has one rank that does this: the owner's delegate there. It
+// is the rank with the owner's place in its own host, counted round where the host has
+// fewer ranks. An owner is its own delegate on its own host.
+//
+//   host 0      host 1            owner   its delegate on host 0, 1, 2
+//   | r0 r1 |   | r2 r3 |         r0      r0, r2, r4
+//   host 2                        r1      r1, r3, r4
+//   | r4 |                        r3      r1, r3, r4
+//
+// So hosts need not have equally many ranks, and nothing goes to a rank that does not
+// need it. If every rank counts as a host of its own, level 1 is empty, and every rank
+// sends straight to every owner: the flat exchange.
+//
+// The order of a sum follows from the groups alone: host after host, in each the ranks in
+// ascending order. Hosts are in the order of their lowest ranks.
+#ifndef ACCO_COMM_GROUPS_H
+#define ACCO_COMM_GROUPS_H
+
+#include <assert.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "runtime/random.h"
+
+typedef struct Groups {
+    int size, hosts;
+    int *ranks;   // (size): host after host
+    int *begins;  // (hosts + 1): where the ranks of a host begin in `ranks`
+    int *host_of; // (size): of a rank
+    int *place;   // (size): of a rank among those of its host
+} Groups;
+
+static inline void groups_free(Groups *groups) {
+    free(groups->ranks);
+    free(groups->begins);
+    free(groups->host_of);
+    free(groups->place);
+    groups->ranks = groups->begins = groups->host_of = groups->place = NULL;
+}
+
+// leader_of (size): for every rank, the lowest rank of its host. False: no memory. The
+// caller frees the groups in any case.
+static inline bool groups_make(Groups *groups, int size, const int *leader_of) {
+    groups->size = size;
+    groups->hosts = 0;
+    groups->ranks = (int *)calloc((size_t)size, sizeof(int));
+    groups->begins = (int *)calloc((size_t)size + 1, sizeof(int));
+    groups->host_of = (int *)calloc((size_t)size, sizeof(int));
+    groups->place = (int *)calloc((size_t)size, sizeof(int));
+    if (!groups->ranks || !groups->begins || !groups->host_of || !groups->place) { return false; }
+    for (int rank = 0; rank < size; rank++) {
+        int leader = leader_of[rank];
+        assert(leader >= 0 && leader <= rank && leader_of[leader] == leader);
+        groups->host_of[rank] = leader == rank ? groups->hosts++ : groups->host_of[leader];
+        groups->place[rank] = groups->begins[groups->host_of[rank] + 1]++; // counts, until the sums below
+    }
+    for (int host = 0; host < groups->hosts; host++) { groups->begins[host + 1] += groups->begins[host]; }
+    for (int rank = 0; rank < size; rank++) {
+        groups->ranks[groups->begins[groups->host_of[rank]] + groups->place[rank]] = rank;
+    }
+    return true;
+}
+
+// Every rank a host of its own.
+static inline bool groups_make_flat(Groups *groups, int size) {
+    int *leader_of = (int *)calloc((size_t)size, sizeof(int));
+    for (int rank = 0; leader_of != NULL && rank < size; rank++) { leader_of[rank] = rank; }
+    bool made = leader_of != NULL && groups_make(groups, size, leader_of);
+    free(leader_of);
+    return made;
+}
+
+static inline bool groups_are_flat(const Groups *groups) { return groups->hosts == groups->size; }
+
+// How many ranks a host has.
+static inline int groups_count(const Groups *groups, int host) {
+    return groups->begins[host + 1] - groups->begins[host];
+}
+
+static inline int groups_rank(const Groups *groups, int host, int place) {
+    assert(place < groups_count(groups, host));
+    return groups->ranks[groups->begins[host] + place];
+}
+
+static inline int groups_delegate(const Groups *groups, int host, int owner) {
+    return groups_rank(groups, host, groups->place[owner] % groups_count(groups, host));
+}
+
+// For the user: "2 hosts of 4 ranks", "3 hosts of 1 to 4 ranks".
+static inline void groups_describe(const Groups *groups, char *text, size_t size) {
+    int least = groups->size, most = 0;
+    for (int host = 0; host < groups->hosts; host++) {
+        int count = groups_count(groups, host);
+        least = count < least ? count : least;
+        most = count > most ? count : most;
+    }
+    if (least == most) {
+        snprintf(text, size, "%d host%s of %d rank%s", groups->hosts, groups->hosts == 1 ? "" : "s", most,
+                 most == 1 ? "" : "s");
+    } else {
+        snprintf(text, size, "%d hosts of %d to %d ranks", groups->hosts, least, most);
+    }
+}
+
+// A text that is the same where sums are added in the same order. For checkpoints.
+static inline void groups_order(const Groups *groups, char *text, size_t size) {
+    uint64_t hash = 0;
+    for (int rank = 0; rank < groups->size; rank++) { hash = random_hash(hash, (uint64_t)groups->host_of[rank]); }
+    if (groups_are_flat(groups)) {
+        snprintf(text, size, "flat");
+    } else {
+        snprintf(text, size, "%d hosts, %016llx", groups->hosts, (unsigned long long)hash);
+    }
+}
+
+// ---------------------------------------------------------------------------------------
+// The owners whose delegate on its host a rank is, host after host
+
+typedef struct OwnerWalk {
+    const Groups *groups;
+    int place, mates;     // of the delegate on its host; ranks on that host
+    int host, end;        // hosts still to be visited
+    int next;             // the next owner's place on `host`
+    int owner;            // the current one
+} OwnerWalk;
+
+// Of the owners on hosts [host, end) only.
+static inline OwnerWalk owners_on(const Groups *groups, int delegate, int host, int end) {
+    int place = groups->place[delegate];
+    OwnerWalk walk = {groups, place, groups_count(groups, groups->host_of[delegate]), host, end, place, -1};
+    return walk;
+}
+
+static inline OwnerWalk owners_of(const Groups *groups, int delegate) {
+    return owners_on(groups, delegate, 0, groups->hosts);
+}
+
+// Steps to the next owner; false behind the last one.
+static inline bool owners_next(OwnerWalk *walk) {
+    while (walk->host < walk->end && walk->next >= groups_count(walk->groups, walk->host)) {
+        walk->host++;
+        walk->next = walk->place;
+    }
+    if (walk->host >= walk->end) { return false; }
+    walk->owner = groups_rank(walk->groups, walk->host, walk->next);
+    walk->next += walk->mates;
+    return true;
+}
+
+static inline int owners_count(const Groups *groups, int delegate) {
+    OwnerWalk walk = owners_of(groups, delegate);
+    int count = 0;
+    while (owners_next(&walk)) { count++; }
+    return count;
+}
+
+#endif

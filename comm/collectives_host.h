@@ -67,8 +67,8 @@ static inline void host_collectives_reserve(Transport *transport, Arena *arena, 
     messages->slot_bytes = messages->chunk * sizeof(float);
     messages->lanes = shard <= messages->chunk ? 1 : TRANSPORT_LANES;
     messages->inside_slots = mates > 0 ? size_max(mates * mine, (size_t)transport->size - mine) : 0;
-    messages->sent_slots = mine;
-    messages->received_slots = size_max(hosts - 1, mine);
+    messages->sent_slots = size_max(mine - 1, 1);
+    messages->received_slots = size_max(hosts - 1, mates > 0 ? mine : mine - 1);
     size_t slot = messages->lanes * messages->slot_bytes;
     arena_reserve_host(arena, MEMORY_COMMUNICATION, "messages being sent", messages->sent_slots * slot,
                        &messages->sent);
@@ -168,7 +168,8 @@ typedef struct HostExchange {
 static inline HostExchange host_exchange(Transport *transport, const Collective *collective) {
     const Groups *groups = transport_groups(transport);
     int host = groups->host_of[transport->rank];
-    HostExchange exchange = {transport, collective, groups, transport->rank, host, groups_count(groups, host)};
+    HostExchange exchange = {transport,       collective, groups,
+                             transport->rank, host,       groups_count(groups, host)};
     return exchange;
 }
 
@@ -215,7 +216,8 @@ static inline void host_for_chunks(const HostExchange *exchange, size_t first, s
 
 // message <- the chunk of all owners whose delegate a rank is, one owner behind the other.
 // Returns its elements.
-static inline size_t host_pack_owners(const HostExchange *exchange, int delegate, Chunk chunk, float *message) {
+static inline size_t host_pack_owners(const HostExchange *exchange, int delegate, Chunk chunk,
+                                      float *message) {
     const Collective *collective = exchange->collective;
     size_t packed = 0;
     OwnerWalk walk = owners_of(exchange->groups, delegate);
@@ -274,7 +276,8 @@ static inline void host_sum_inside(const HostExchange *exchange, int number, Chu
     if (exchange->mates == 1) { return; }
     size_t count = chunk.end - chunk.begin;
     size_t stride = (size_t)owners_count(exchange->groups, exchange->rank) * count;
-    const float *in = (const float *)(void *)host_lane(messages, messages->inside_received, messages->inside_slots, lane);
+    const float *in =
+        (const float *)(void *)host_lane(messages, messages->inside_received, messages->inside_slots, lane);
     transport_wait(exchange->transport, lane, false);
     OwnerWalk walk = owners_of(exchange->groups, exchange->rank);
     for (; owners_next(&walk); in += count) { host_sum_mates(exchange, chunk, walk.owner, in, stride); }
@@ -343,9 +346,7 @@ static inline void host_reduce_finish(const HostExchange *exchange, int number, 
     if (exchange->groups->hosts == 1) { return; }
     transport_wait(exchange->transport, lane, true);
     ChunkRun run = {chunk.begin, 0, 0};
-    while (host_next_run(collective, chunk, &run)) {
-        host_sum_run(exchange, run, in, bytes);
-    }
+    while (host_next_run(collective, chunk, &run)) { host_sum_run(exchange, run, in, bytes); }
 }
 
 // On return this rank's own elements [first, end) hold the sum over all ranks. Of the rest
@@ -418,11 +419,12 @@ static inline void host_decode_run(WireFormat wire, float *target, const float *
 // Whether received messages are what `buffer` shall hold, and nobody waits for them to be
 // passed on: then they arrive there.
 static inline bool host_arrives_in_place(const HostExchange *exchange, Chunk chunk) {
-    return exchange->mates == 1 && exchange->collective->base == NULL && host_is_plain(exchange->collective, chunk);
+    return exchange->mates == 1 && exchange->collective->base == NULL &&
+           host_is_plain(exchange->collective, chunk);
 }
 
 // This rank's own elements go to its delegates on the other hosts. What it receives as a
-// delegate, its own among it, lies owner behind owner.
+// delegate lies owner behind owner, its own among it where mates are to get it all.
 static inline void host_gather_between(const HostExchange *exchange, int number, Chunk chunk) {
     const Collective *collective = exchange->collective;
     const Groups *groups = exchange->groups;
@@ -432,13 +434,18 @@ static inline void host_gather_between(const HostExchange *exchange, int number,
     bool in_place = host_arrives_in_place(exchange, chunk);
     char *in = host_lane(messages, messages->received, messages->received_slots, lane), *mine = in;
     OwnerWalk walk = owners_of(groups, exchange->rank);
-    for (; owners_next(&walk); in += bytes) {
+    while (owners_next(&walk)) {
         if (walk.owner == exchange->rank) {
-            mine = in;
+            bool passed_on = exchange->mates > 1;
+            mine = passed_on ? in : host_lane(messages, messages->sent, messages->sent_slots, lane);
+            in += passed_on ? bytes : 0;
             continue;
         }
-        void *target = in_place ? collective->buffer + layout_flat(collective->layout, walk.owner, chunk.begin) : (float *)(void *)in;
+        void *target = in_place
+                           ? collective->buffer + layout_flat(collective->layout, walk.owner, chunk.begin)
+                           : (float *)(void *)in;
         transport_post(exchange->transport, lane, false, walk.owner, target, bytes);
+        in += bytes;
     }
     if (in_place) {
         mine = (char *)(collective->buffer + layout_flat(collective->layout, exchange->rank, chunk.begin));
@@ -477,13 +484,15 @@ static inline const char *host_decode_owners(const HostExchange *exchange, int d
     const Collective *collective = exchange->collective;
     size_t bytes = host_chunk_bytes(collective, chunk);
     OwnerWalk walk = owners_of(exchange->groups, delegate);
-    for (; owners_next(&walk); in += bytes) {
+    while (owners_next(&walk)) {
+        bool own = walk.owner == exchange->rank;
         ChunkRun run = {chunk.begin, 0, 0};
-        while (walk.owner != exchange->rank && host_next_run(collective, chunk, &run)) {
+        while (!own && host_next_run(collective, chunk, &run)) {
             size_t flat = layout_flat(collective->layout, walk.owner, run.own);
             host_decode_run(collective->wire, collective->buffer + flat, collective_base(collective, flat),
                             in + run.offset, run.count);
         }
+        in += own && exchange->mates == 1 ? 0 : bytes;
     }
     return in;
 }

@@ -61,8 +61,7 @@ static inline void nccl_reduce_cells(Nccl *nccl, Stream *stream, const Collectiv
     }
     nccl_begin(nccl);
     for (size_t step = 0; step < size; step++) {
-        size_t to = nccl_peer(nccl, step),
-               from = nccl_peer(nccl, size - step);
+        size_t to = nccl_peer(nccl, step), from = nccl_peer(nccl, size - step);
         for (size_t cell = 0; cell < cells; cell++) {
             nccl_send(nccl, stream, (int)to, nccl->send + (cell * size + to) * bytes, bytes);
             nccl_receive(nccl, stream, (int)from, nccl->receive + (from * cells + cell) * bytes, bytes);
@@ -92,8 +91,7 @@ static inline void nccl_gather_cells(Nccl *nccl, Stream *stream, const Collectiv
     }
     nccl_begin(nccl);
     for (size_t step = 0; step < size; step++) {
-        size_t to = nccl_peer(nccl, step),
-               from = nccl_peer(nccl, size - step);
+        size_t to = nccl_peer(nccl, step), from = nccl_peer(nccl, size - step);
         for (size_t cell = 0; cell < cells; cell++) {
             nccl_send(nccl, stream, (int)to, nccl->send + cell * bytes, bytes);
             nccl_receive(nccl, stream, (int)from, nccl->receive + (cell * size + from) * bytes, bytes);

@@ -115,7 +115,9 @@ static inline void groups_describe(const Groups *groups, char *text, size_t size
 // A text that is the same where sums are added in the same order. For checkpoints.
 static inline void groups_order(const Groups *groups, char *text, size_t size) {
     uint64_t hash = 0;
-    for (int rank = 0; rank < groups->size; rank++) { hash = random_hash(hash, (uint64_t)groups->host_of[rank]); }
+    for (int rank = 0; rank < groups->size; rank++) {
+        hash = random_hash(hash, (uint64_t)groups->host_of[rank]);
+    }
     if (groups_are_flat(groups)) {
         snprintf(text, size, "flat");
     } else {
@@ -128,10 +130,10 @@ static inline void groups_order(const Groups *groups, char *text, size_t size) {
 
 typedef struct OwnerWalk {
     const Groups *groups;
-    int place, mates;     // of the delegate on its host; ranks on that host
-    int host, end;        // hosts still to be visited
-    int next;             // the next owner's place on `host`
-    int owner;            // the current one
+    int place, mates; // of the delegate on its host; ranks on that host
+    int host, end;    // hosts still to be visited
+    int next;         // the next owner's place on `host`
+    int owner;        // the current one
 } OwnerWalk;
 
 // Of the owners on hosts [host, end) only.

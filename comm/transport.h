@@ -80,8 +80,8 @@ typedef struct Lane {
     int number; // 0 .. TRANSPORT_LANES - 1
 } Lane;
 
-// What comes second in an operation waits this much longer, so that those who wait for a
-// silent rank itself are the first to name it.
+// What comes second in an operation waits a tenth longer, so that those who wait for a
+// silent rank itself are the first to name it; at least so many seconds.
 #define TRANSPORT_GRACE_SECONDS 2.0
 
 // How long a wait polls before it sleeps: about as long as a chunk takes between two
@@ -107,10 +107,10 @@ typedef struct Transport {
     int rank, size;
     int local_rank, local_size; // among the ranks of this node
     char host[TRANSPORT_HOST_BYTES];
-    char *host_names;           // (size, TRANSPORT_HOST_BYTES); NULL until transport_meet
-    Groups hosts;               // which ranks share a host: the slow link lies between these
-    Groups flat;                // every rank by itself
-    bool two_level;             // the exchange adds up inside hosts first
+    char *host_names;   // (size, TRANSPORT_HOST_BYTES); NULL until transport_meet
+    Groups hosts;       // which ranks share a host: the slow link lies between these
+    Groups flat;        // every rank by itself
+    bool two_level;     // the exchange adds up inside hosts first
     const char *reason; // why this link was chosen, for the start-up block
     Link link;
     double timeout_seconds; // of every wait
@@ -324,15 +324,14 @@ static inline void transport_fail_overdue(Transport *transport, Lane lane, doubl
             }
         }
         if (listed > 0) {
-            const char *level = !transport->two_level            ? ""
+            const char *level = !transport->two_level        ? ""
                                 : lane.level == INSIDE_HOSTS ? " inside the host"
                                                              : " between hosts";
             transport_fail(transport,
                            "%s%s: rank %s%s did not %s for %.0f s (%zu bytes outstanding). It may have "
                            "died, hang, or be much slower than the others: look at its node; --timeout-s "
                            "sets how long to wait",
-                           transport->operation, level, list,
-                           listed > TRANSPORT_MAX_LISTED ? ", ..." : "",
+                           transport->operation, level, list, listed > TRANSPORT_MAX_LISTED ? ", ..." : "",
                            is_send == 1 ? "take its data" : "arrive", waited, bytes);
         }
     }
@@ -343,7 +342,8 @@ static inline void transport_fail_overdue(Transport *transport, Lane lane, doubl
 static inline void transport_wait(Transport *transport, Lane lane, bool is_second) {
     Transfer *transfers = transport_transfer(transport, lane, false, 0);
     int count = 2 * transport->size;
-    double patience = transport->timeout_seconds + (is_second ? TRANSPORT_GRACE_SECONDS : 0);
+    double grace = is_second ? fmax(transport->timeout_seconds / 10, TRANSPORT_GRACE_SECONDS) : 0;
+    double patience = transport->timeout_seconds + grace;
     double began = clock_seconds();
     double progressed = began, looked = began;
     for (;;) {

@@ -58,7 +58,7 @@ typedef struct Options {
     int64_t accumulate;         // micro-batches per rank and commit, of local rules per inner step; 0: auto
     OptionText rank_accumulate; // empty: accumulate for every rank; ask options_rank_accumulate
     OptionChoice wire;          // WireFormat
-    OptionChoice exchange; // ExchangeChoice
+    OptionChoice exchange;      // ExchangeChoice
     bool overlap;
     double bucket_mb;   // 0: auto
     int64_t sequential; // commits

@@ -131,7 +131,8 @@ static const OptionSpec option_table[] = {
      CHOICE_OPTION(exchange, "auto", "auto", "flat", "two-level"),
      "How vectors are added up and spread. flat: every rank sends straight to every other. two-level: the "
      "ranks of a host add up among themselves in fp32 first, so that a vector crosses the link between "
-     "hosts only once per host, and is rounded by --wire only there. auto: two-level where several hosts have several ranks, otherwise flat."},
+     "hosts only once per host, and is rounded by --wire only there. auto: two-level where several hosts "
+     "have several ranks, otherwise flat."},
     {"overlap", GROUP_RULE, EVERY_RULE, SAME_BITS, SWITCH_OPTION(overlap, "on"),
      "off waits for every operation before the next one starts: the same bits, but slower. It shows what "
      "overlap brings."},

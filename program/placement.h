@@ -109,12 +109,14 @@ static inline void placement_choose_exchange(Placement *placement, const Options
     const Groups *hosts = &transport->hosts;
     int size = transport->size;
     bool helps = hosts->hosts > 1 && hosts->hosts < size;
-    transport->two_level = options->exchange == EXCHANGE_TWO_LEVEL || (options->exchange == EXCHANGE_AUTO && helps);
+    transport->two_level =
+        options->exchange == EXCHANGE_TWO_LEVEL || (options->exchange == EXCHANGE_AUTO && helps);
     char counts[64];
     groups_describe(hosts, counts, sizeof counts);
     snprintf(placement->exchange_reason, sizeof placement->exchange_reason, "%s, %s%s",
              transport->two_level ? "on two levels" : "flat", counts,
-             transport->two_level || !helps ? "" : ": several ranks of a host send the same sums over its link");
+             transport->two_level || !helps ? ""
+                                            : ": several ranks of a host send the same sums over its link");
 }
 
 // ---------------------------------------------------------------------------------------

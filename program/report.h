@@ -157,12 +157,13 @@ static inline void log_start(Run *run, const Hello *hellos) {
     json_object_set_new(memory, "total", json_integer((json_int_t)run->arena.bytes));
     char exchange[64];
     groups_order(transport_groups(&run->transport), exchange, sizeof exchange);
-    report_event(
-        run, json_pack("{s:s, s:s, s:I, s:s, s:s, s:I, s:I, s:o, s:o, s:o, s:o}", "event", "start", "version",
-                       ACCO_VERSION, "time", (json_int_t)time(NULL), "transport", run->transport.link.name,
-                       "exchange", exchange, "parameters", (json_int_t)run->table.parameter_count, "bucket_bytes",
-                       (json_int_t)run->scheduler.settings.bucket, "measured", log_text(run->rule_reason),
-                       "ranks", ranks, "memory", memory, "options", options_as_json(&run->options)));
+    report_event(run,
+                 json_pack("{s:s, s:s, s:I, s:s, s:s, s:I, s:I, s:o, s:o, s:o, s:o}", "event", "start",
+                           "version", ACCO_VERSION, "time", (json_int_t)time(NULL), "transport",
+                           run->transport.link.name, "exchange", exchange, "parameters",
+                           (json_int_t)run->table.parameter_count, "bucket_bytes",
+                           (json_int_t)run->scheduler.settings.bucket, "measured", log_text(run->rule_reason),
+                           "ranks", ranks, "memory", memory, "options", options_as_json(&run->options)));
 }
 
 // ---------------------------------------------------------------------------------------

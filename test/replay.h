@@ -303,7 +303,9 @@ static inline void replay_add_worker(Replay *replay, const Layout *layout, WireF
     if (first && last) {
         memcpy(replay->host, values, padded * sizeof(float));
     } else {
-        for (size_t i = 0; i < padded; i++) { replay->host[i] = (first ? 0.0f : replay->host[i]) + values[i]; }
+        for (size_t i = 0; i < padded; i++) {
+            replay->host[i] = (first ? 0.0f : replay->host[i]) + values[i];
+        }
     }
     if (!last) { return; }
     if (mates < settings->workers || mates == 1) { replay_through_wire(replay, layout, wire, replay->host); }
@@ -316,7 +318,8 @@ static inline void replay_add_up(Replay *replay, ReplayTotal *total, WireFormat 
     total->loss = 0;
     for (int worker = 0; worker < replay->settings.workers; worker++) {
         total->loss += replay->workers[worker].loss;
-        replay_add_worker(replay, &replay->layout, wire, worker, replay->workers[worker].gradients, total->sum);
+        replay_add_worker(replay, &replay->layout, wire, worker, replay->workers[worker].gradients,
+                          total->sum);
     }
     total->count = replay->held;
 }

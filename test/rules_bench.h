@@ -64,7 +64,7 @@ typedef struct RunSpec {
     bool counts_spans;    // fill in RunResult::kept
     Poison poison;
     double chaos_seconds, link_bytes_per_second;
-    size_t message; // elements of a message, a multiple of LAYOUT_BLOCK; 0: what the transport takes
+    size_t message;     // elements of a message, a multiple of LAYOUT_BLOCK; 0: what the transport takes
     int ranks_per_host; // 0: every rank by itself
 } RunSpec;
 

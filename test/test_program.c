@@ -1136,58 +1136,79 @@ static bool process_is_gone(pid_t pid, double seconds) {
 
 static const char endless[] = "--tokens 1000G --report-every 20 --val-batches none";
 
-// What is wrong with the end of a job that lost rank `victim`, or NULL. A killed rank is
-// named by mpirun, and the surviving rank says in which commit and operation it was. A
-// rank that does not answer is named by the program itself.
-static const char *loss_fault(const Outcome *outcome, int victim, bool killed) {
+enum { MOST_LOST_RANKS = 4 };
+
+// How a rank is lost.
+typedef struct Loss {
+    int ranks, victim, signal_number;
+    int rules[RULES_TESTED], rule_count; // one job for each, all at once
+    const char *options;                 // beside those of the rule
+} Loss;
+
+// Whether a survivor says where it was when the job ended, in words that begin like this.
+static bool survivor_says(const Outcome *outcome, const Loss *loss, const char *host, const char *words) {
+    for (int rank = 0; rank < loss->ranks; rank++) {
+        char expected[160];
+        snprintf(expected, sizeof expected, "train_gpt: [rank %d of %d on %.63s, commit ", rank, loss->ranks,
+                 host);
+        const char *message = rank == loss->victim ? NULL : strstr(outcome->errors, expected);
+        const char *place = message == NULL ? NULL : strstr(message, "] ");
+        if (place != NULL && strncmp(place + 2, words, strlen(words)) == 0) { return true; }
+    }
+    return false;
+}
+
+// What is wrong with the end of a job that lost a rank, or NULL. A killed rank is named by
+// mpirun, and a surviving rank says in which commit and operation it was. A rank that does
+// not answer is named by the program itself.
+static const char *loss_fault(const Outcome *outcome, const Loss *loss) {
     char host[64] = "", expected[128];
     gethostname(host, sizeof host - 1);
-    snprintf(expected, sizeof expected, "rank %d", victim);
+    snprintf(expected, sizeof expected, "rank %d", loss->victim);
     if (outcome->exit_code <= 0) { return "it did not fail, or not in time"; }
     if (strstr(outcome->errors, expected) == NULL) { return "the rank is not named"; }
     if (strstr(outcome->errors, host) == NULL) { return "the host is not named"; }
-    snprintf(expected, sizeof expected, "train_gpt: [rank %d of 2 on %.63s, commit ", 1 - victim, host);
-    const char *message = strstr(outcome->errors, expected),
-               *place = message == NULL ? NULL : strstr(message, "] ");
-    if (killed) {
-        static const char words[] = "] ended from outside; the latest operation between ranks was: ";
-        bool said = place != NULL && strncmp(place, words, sizeof words - 1) == 0;
-        return said ? NULL : "the survivor does not say where it was";
+    if (loss->signal_number == SIGKILL) {
+        bool said = survivor_says(outcome, loss, host,
+                                  "ended from outside; the latest operation between ranks was: ");
+        return said ? NULL : "no survivor says where it was";
     }
     if (outcome->exit_code != 3) { return "the exit code is not 3"; }
-    snprintf(expected, sizeof expected, ": rank %d did not ", victim);
-    const char *end = place == NULL ? NULL : strstr(place, expected);
-    if (end == NULL || end < place + 5) { return "no message names host, commit, operation and rank"; }
-    // mpirun wakes the stopped rank in order to end it. It must not blame the other then.
-    snprintf(expected, sizeof expected, ": rank %d did not ", 1 - victim);
-    return strstr(outcome->errors, expected) != NULL ? "the other rank is blamed, too" : NULL;
+    // mpirun wakes the stopped rank in order to end it. It must not blame another then.
+    for (int rank = 0; rank < loss->ranks; rank++) {
+        snprintf(expected, sizeof expected, ": rank %d on %.63s did not ", rank, host);
+        bool named = strstr(outcome->errors, expected) != NULL;
+        if (rank == loss->victim && !named) { return "no message names host, operation and rank"; }
+        if (rank != loss->victim && named) { return "another rank is blamed"; }
+    }
+    return NULL;
 }
 
-// One job for every rule, all at once. One rank of each is killed or stopped.
-static void check_lost_rank(void **state, int victim, int signal_number) {
+// One rank of every job is killed or stopped.
+static void check_loss(void **state, const Loss *loss) {
     enum { DEADLINE = 4 };
     Stage *stage = stage_with_ranks(state);
     Training trainings[RULES_TESTED];
-    pid_t pids[RULES_TESTED][2];
-    bool killed = signal_number == SIGKILL;
-    int faults = 0;
-    for (int i = 0; i < RULES_TESTED; i++) {
+    pid_t pids[RULES_TESTED][MOST_LOST_RANKS];
+    bool killed = loss->signal_number == SIGKILL;
+    int faults = 0, jobs = loss->rule_count;
+    for (int i = 0; i < jobs; i++) {
         char options[512];
-        snprintf(options, sizeof options, "%s %s --timeout-s %d", rule_cases[i].options, endless,
-                 killed ? 100 : DEADLINE);
-        trainings[i] = training_start(stage, 2, options);
+        snprintf(options, sizeof options, "%s %s %s --timeout-s %d", rule_cases[loss->rules[i]].options,
+                 endless, loss->options, killed ? 100 : DEADLINE);
+        trainings[i] = training_start(stage, loss->ranks, options);
     }
-    for (int i = 0; i < RULES_TESTED; i++) { wait_for_report(stage, &trainings[i], pids[i], 2); }
-    for (int i = 0; i < RULES_TESTED; i++) { assert_int_equal(kill(pids[i][victim], signal_number), 0); }
+    for (int i = 0; i < jobs; i++) { wait_for_report(stage, &trainings[i], pids[i], loss->ranks); }
+    for (int i = 0; i < jobs; i++) { assert_int_equal(kill(pids[i][loss->victim], loss->signal_number), 0); }
     double until = program_clock() + (killed ? 10 : DEADLINE + 10);
-    for (int i = 0; i < RULES_TESTED; i++) {
+    for (int i = 0; i < jobs; i++) {
         Outcome outcome = program_finish_within(stage, &trainings[i].program, until - program_clock());
-        const char *fault = loss_fault(&outcome, victim, killed);
-        if (fault == NULL && !(process_is_gone(pids[i][0], 5) && process_is_gone(pids[i][1], 5))) {
-            fault = "a rank is still there";
+        const char *fault = loss_fault(&outcome, loss);
+        for (int rank = 0; rank < loss->ranks && fault == NULL; rank++) {
+            fault = process_is_gone(pids[i][rank], 5) ? NULL : "a rank is still there";
         }
         json_decref(log_read(stage, trainings[i].out)); // fails unless every line is whole
-        kill(pids[i][victim], SIGKILL);
+        kill(pids[i][loss->victim], SIGKILL);
         if (fault == NULL) { continue; }
         print_error("%s: %s: exit code %d\n%.1500s\n", trainings[i].what, fault, outcome.exit_code,
                     outcome.errors);
@@ -1196,10 +1217,31 @@ static void check_lost_rank(void **state, int victim, int signal_number) {
     assert_int_equal(faults, 0);
 }
 
+static void check_lost_rank(void **state, int victim, int signal_number) {
+    Loss loss = {2, victim, signal_number, {0}, RULES_TESTED, ""};
+    for (int i = 0; i < RULES_TESTED; i++) { loss.rules[i] = i; }
+    check_loss(state, &loss);
+}
+
 static void a_killed_rank_0_ends_the_job(void **state) { check_lost_rank(state, 0, SIGKILL); }
 static void a_killed_rank_1_ends_the_job(void **state) { check_lost_rank(state, 1, SIGKILL); }
 static void a_stopped_rank_0_ends_the_job(void **state) { check_lost_rank(state, 0, SIGSTOP); }
 static void a_stopped_rank_1_ends_the_job(void **state) { check_lost_rank(state, 1, SIGSTOP); }
+
+// On two hosts of two ranks. Most ranks wait for the lost one only through others, and
+// must not blame these.
+static void check_lost_on_two_levels(void **state, int victim, int signal_number) {
+    Loss loss = {4, victim, signal_number, {ZERO1, ACCO, DILOCO}, 3, "--ranks-per-host 2"};
+    check_loss(state, &loss);
+}
+
+static void a_killed_rank_on_two_levels_ends_the_job(void **state) {
+    check_lost_on_two_levels(state, 3, SIGKILL);
+}
+static void a_stopped_leader_of_a_host_is_named(void **state) { check_lost_on_two_levels(state, 2, SIGSTOP); }
+static void a_stopped_rank_inside_a_host_is_named(void **state) {
+    check_lost_on_two_levels(state, 1, SIGSTOP);
+}
 
 // ---------------------------------------------------------------------------------------
 // Ends by signals
@@ -1601,6 +1643,9 @@ int main(int argc, char **argv) {
         PROGRAM_TEST(a_killed_rank_1_ends_the_job),
         PROGRAM_TEST(a_stopped_rank_0_ends_the_job),
         PROGRAM_TEST(a_stopped_rank_1_ends_the_job),
+        PROGRAM_TEST(a_killed_rank_on_two_levels_ends_the_job),
+        PROGRAM_TEST(a_stopped_leader_of_a_host_is_named),
+        PROGRAM_TEST(a_stopped_rank_inside_a_host_is_named),
         PROGRAM_TEST(one_rank_ends_well_by_signal),
         PROGRAM_TEST(two_ranks_end_well_by_signal),
         PROGRAM_TEST(threads_that_cannot_be_had_end_the_run),

@@ -335,7 +335,8 @@ static void what_is_gathered_has_a_source_and_a_base(void **state) {
     for (int ranks = 1; ranks <= MAX_FLAT; ranks++) {
         for (int kind = 1; kind < 4; kind++) {
             for (int wire = 0; wire < WIRE_FORMAT_COUNT; wire++) {
-                CollectiveSpec spec = {30011, (WireFormat)wire, 0, 0, kind % 2 == 1, kind / 2 == 1, 0, 0, 0, NULL};
+                CollectiveSpec spec = {30011, (WireFormat)wire, 0, 0, kind % 2 == 1, kind / 2 == 1, 0, 0, 0,
+                                       NULL};
                 fits = check_world(&spec, ranks) || fits;
             }
         }
@@ -353,8 +354,16 @@ static void buckets_and_messages_change_no_bit(void **state) {
     for (int ranks = 1; ranks <= MAX_FLAT; ranks++) {
         for (int i = 0; i < 12; i++) {
             WireFormat wire = (WireFormat)(i % WIRE_FORMAT_COUNT);
-            CollectiveSpec spec = {
-                counts[i % 5 % 2], wire, buckets[i % 3], messages[i / 4], i % 5 < 2, i / 2 % 2 == 1, 0, 0, 0, NULL};
+            CollectiveSpec spec = {counts[i % 5 % 2],
+                                   wire,
+                                   buckets[i % 3],
+                                   messages[i / 4],
+                                   i % 5 < 2,
+                                   i / 2 % 2 == 1,
+                                   0,
+                                   0,
+                                   0,
+                                   NULL};
             fits = check_world(&spec, ranks) || fits;
         }
     }
@@ -366,9 +375,16 @@ static void buckets_and_messages_change_no_bit(void **state) {
 static const struct {
     int ranks, leaders[MAX_RANKS];
 } HOSTS[] = {
-    {4, {0, 0, 2, 2}},       {4, {0, 1, 0, 1}}, {6, {0, 0, 0, 3, 3, 3}},       {6, {0, 0, 2, 2, 4, 4}},
-    {5, {0, 0, 2, 2, 4}},    {5, {0, 1, 1, 1, 1}}, {7, {0, 0, 0, 3, 0, 3, 6}}, {8, {0, 0, 0, 0, 4, 4, 4, 4}},
-    {8, {0, 0, 2, 2, 4, 4, 6, 6}}, {3, {0, 0, 0}},
+    {4, {0, 0, 2, 2}},
+    {4, {0, 1, 0, 1}},
+    {6, {0, 0, 0, 3, 3, 3}},
+    {6, {0, 0, 2, 2, 4, 4}},
+    {5, {0, 0, 2, 2, 4}},
+    {5, {0, 1, 1, 1, 1}},
+    {7, {0, 0, 0, 3, 0, 3, 6}},
+    {8, {0, 0, 0, 0, 4, 4, 4, 4}},
+    {8, {0, 0, 2, 2, 4, 4, 6, 6}},
+    {3, {0, 0, 0}},
 };
 
 static void two_levels_equal_plain_loops_bit_for_bit(void **state) {
@@ -378,8 +394,16 @@ static void two_levels_equal_plain_loops_bit_for_bit(void **state) {
     for (size_t i = 0; i < sizeof HOSTS / sizeof HOSTS[0]; i++) {
         for (int wire = 0; wire < WIRE_FORMAT_COUNT; wire++) {
             for (int kind = 0; kind < 3; kind++) {
-                CollectiveSpec spec = {counts[(kind + wire) % 3], (WireFormat)wire, kind == 1 ? 7 : 0, messages[kind],
-                                       kind != 1, (wire + kind) % 2 == 1, kind == 2 ? 1e-3 : 0, 0, 0, HOSTS[i].leaders};
+                CollectiveSpec spec = {counts[(kind + wire) % 3],
+                                       (WireFormat)wire,
+                                       kind == 1 ? 7 : 0,
+                                       messages[kind],
+                                       kind != 1,
+                                       (wire + kind) % 2 == 1,
+                                       kind == 2 ? 1e-3 : 0,
+                                       0,
+                                       0,
+                                       HOSTS[i].leaders};
                 fits = check_world(&spec, HOSTS[i].ranks) || fits;
             }
         }

@@ -138,8 +138,8 @@ static inline void threads_run(int ranks, ThreadsBody body, void *context) {
 // Lets so many consecutive ranks count as one host. 0: every rank by itself.
 static inline void join_hosts(Transport *transport, int ranks_per_host) {
     transport->two_level = ranks_per_host > 1;
-    transport_meet(transport, ranks_per_host > 1 ? transport->rank - transport->rank % ranks_per_host
-                                                 : transport->rank);
+    transport_meet(transport,
+                   ranks_per_host > 1 ? transport->rank - transport->rank % ranks_per_host : transport->rank);
 }
 
 #endif

@@ -34,7 +34,7 @@ static inline void comm_reserve(CommBackend *comm, Arena *arena, const Layout *l
     bool alone = comm->transport->size == 1;
     size_t bytes = layout_padded(layout) * sizeof(float);
     if (comm->nccl != NULL && !alone) {
-        nccl_collectives_reserve(comm->nccl, arena, layout);
+        nccl_collectives_reserve(comm->nccl, comm->transport, arena, layout);
         return;
     }
     host_collectives_reserve(comm->transport, arena, layout_shard(layout));

@@ -2,20 +2,27 @@
 // GPU with the messages of NCCL. The contract is in collective.h.
 //
 // NCCL only moves bytes. Our own kernels encode, add and decode (kernels/cuda/wire.cuh),
-// so any wire format travels, and the sums are those of collectives_host.h bit for bit.
+// so any wire format travels, and the sums are those of collectives_host.h bit for bit:
+// on the same two levels, or flat.
 //
-// As many cells as the message buffers hold go at a time. Encoded pieces lie like this,
-// with 3 ranks and 2 cells at a time:
+// As many cells as the message buffers hold go at a time, a batch. A message has the
+// pieces of one owner or of several:
 //
-//   reduce-scatter
-//     sent       | c0 to r0 | c0 to r1 | c0 to r2 | c1 to r0 | c1 to r1 | c1 to r2 |
-//     received   | c0 of r0 | c1 of r0 | c0 of r1 | c1 of r1 | c0 of r2 | c1 of r2 |
+//   | owner a: cell 0, cell 1, ... | owner b: cell 0, cell 1, ... | ...
+//
+// so that one kernel encodes what goes to all ranks, another one adds up all that has
+// come, and there is one message to each rank. Owners begin at multiples of 128 bytes.
+//
+//   reduce-scatter   queue    first                             then
+//     inside         own      pack for every rank of the host   add up, into the vector
+//     between        stream   encode for every remote owner     add up, into own pieces
 //   all-gather
-//     sent       | c0 | c1 |
-//     received   | c0 of r0 | c0 of r1 | c0 of r2 | c1 of r0 | c1 of r1 | c1 of r2 |
+//     between        stream   encode own pieces                 -
+//     inside         own      pass on what has come             decode all
 //
-// A rank also sends to itself: NCCL treats it as any other, and the own pieces then need
-// no code of their own.
+// Each level has a communicator and a queue, so that both are busy at the same time, with
+// batches that follow each other. All ranks put the same messages into them in the same
+// order.
 #ifndef ACCO_COMM_COLLECTIVES_NCCL_H
 #define ACCO_COMM_COLLECTIVES_NCCL_H
 
@@ -25,113 +32,244 @@
 
 // Of encoded messages in each direction: enough to fill a fast link, small beside a
 // model.
-enum { NCCL_BUFFER_BYTES = 32 << 20 };
+enum { NCCL_BUFFER_BYTES = 32 << 20, NCCL_ALIGNMENT = 128 };
 
-// Reserves the message buffers for vectors of this layout: at least one cell, at most the
-// whole vector.
-static inline void nccl_collectives_reserve(Nccl *nccl, Arena *arena, const Layout *layout) {
+// ---------------------------------------------------------------------------------------
+// Message buffers
+
+// Bytes of an owner's pieces in a message.
+static inline size_t nccl_piece_bytes(WireFormat wire, size_t piece) {
+    return layout_round_up(wire_bytes(wire, piece), 16);
+}
+
+static inline size_t nccl_owner_bytes(WireFormat wire, size_t piece, size_t cells) {
+    return layout_round_up(cells * nccl_piece_bytes(wire, piece), NCCL_ALIGNMENT);
+}
+
+// Reserves the message buffers for vectors of this layout: for at least one cell, at most
+// all of them. A plan calls it without nccl_open.
+static inline void nccl_collectives_reserve(Nccl *nccl, const Transport *transport, Arena *arena,
+                                            const Layout *layout) {
+    const Groups *groups = transport_groups(transport);
+    size_t mine = (size_t)owners_count(groups, transport->rank), others = (size_t)layout->size - mine;
+    size_t mates = (size_t)groups_count(groups, groups->host_of[transport->rank]);
     size_t cell = layout->piece * (size_t)layout->size * sizeof(float);
-    nccl->buffer_bytes = size_min(cell * layout->cells, size_max(cell, NCCL_BUFFER_BYTES));
-    arena_reserve(arena, MEMORY_COMMUNICATION, "messages being received", nccl->buffer_bytes, &nccl->receive);
-    arena_reserve(arena, MEMORY_COMMUNICATION, "messages being sent", nccl->buffer_bytes, &nccl->send);
+    size_t most = nccl->buffer_limit > 0 ? nccl->buffer_limit : (size_t)NCCL_BUFFER_BYTES;
+    nccl->cells = size_max(1, size_min(layout->cells, most / cell));
+    size_t owner = nccl_owner_bytes(WIRE_FP32, layout->piece, nccl->cells);
+    nccl->received_bytes = size_max((size_t)groups->hosts, mine) * owner;
+    arena_reserve(arena, MEMORY_COMMUNICATION, "messages being received", 2 * nccl->received_bytes,
+                  &nccl->received);
+    arena_reserve(arena, MEMORY_COMMUNICATION, "messages being sent", mine * owner, &nccl->sent);
+    if (mates == 1) { return; }
+    arena_reserve(arena, MEMORY_COMMUNICATION, "messages being received inside the host",
+                  size_max(mates * mine, others) * owner, &nccl->inside_received);
+    arena_reserve(arena, MEMORY_COMMUNICATION, "messages being sent inside the host", others * owner,
+                  &nccl->inside_sent);
 }
 
-// Pieces that are contiguous may be encoded as one run where blocks of the format do not
-// cross their borders: then one kernel does `pieces` of them, otherwise each has its own.
-static inline size_t nccl_run_pieces(const Collective *collective, size_t pieces) {
-    bool joins = !wire_is_coarse(collective->wire) || collective->layout->piece % WIRE_BLOCK == 0;
-    return joins ? pieces : 1;
+// ---------------------------------------------------------------------------------------
+// Batches
+
+// Cells [first, first + cells) of a collective.
+typedef struct NcclBatch {
+    Nccl *nccl;
+    Stream *stream; // between hosts
+    Stream inside;  // the same with the queue for messages inside the host
+    const Collective *collective;
+    size_t first, cells;
+    int number; // of the batch: buffers alternate
+} NcclBatch;
+
+// The pieces of so many owners; owners: in GPU memory.
+static inline WirePieces nccl_pieces(const NcclBatch *batch, WireFormat wire, const int *owners, int count) {
+    const Layout *layout = batch->collective->layout;
+    size_t cell = layout->piece * (size_t)layout->size;
+    WirePieces pieces = {layout->piece,
+                         nccl_piece_bytes(wire, layout->piece),
+                         nccl_owner_bytes(wire, layout->piece, batch->cells),
+                         batch->cells,
+                         (size_t)count,
+                         owners,
+                         layout->piece,
+                         cell,
+                         cell};
+    return pieces;
 }
 
-// The rank to which this one sends in a step: in one step no two ranks send to the same.
-static inline size_t nccl_peer(const Nccl *nccl, size_t step) {
-    return ((size_t)nccl->transport->rank + step) % (size_t)nccl->transport->size;
+// Where the batch begins in the vector.
+static inline float *nccl_vector(const NcclBatch *batch) {
+    return batch->collective->buffer + layout_cell_begin(batch->collective->layout, batch->first);
 }
 
-// Cells [first, first + cells). On return the own pieces hold the sums, in the stream.
-static inline void nccl_reduce_cells(Nccl *nccl, Stream *stream, const Collective *collective, size_t first,
-                                     size_t cells) {
-    const Layout *layout = collective->layout;
-    size_t size = (size_t)layout->size, piece = layout->piece, bytes = wire_bytes(collective->wire, piece);
-    float *begin = collective->buffer + layout_cell_begin(layout, first);
-    size_t run = nccl_run_pieces(collective, cells * size);
-    for (size_t i = 0; i < cells * size; i += run) {
-        wire_encode_on_gpu(stream, collective->wire, nccl->send + i * bytes, begin + i * piece, NULL,
-                           run * piece);
-    }
+static inline const float *nccl_base(const NcclBatch *batch) {
+    return collective_base(batch->collective, layout_cell_begin(batch->collective->layout, batch->first));
+}
+
+// What other hosts send: two buffers, because those of an all-gather are passed on while
+// the next batch arrives.
+static inline char *nccl_received(const NcclBatch *batch) {
+    return batch->nccl->received + (size_t)(batch->number % 2) * batch->nccl->received_bytes;
+}
+
+static inline size_t nccl_batch_owner_bytes(const NcclBatch *batch, WireFormat wire) {
+    return nccl_owner_bytes(wire, batch->collective->layout->piece, batch->cells);
+}
+
+// ---------------------------------------------------------------------------------------
+// Reduce-scatter
+
+// Every rank of this host adds up what the others have for the owners whose delegate it
+// is. Its own part is packed to where the others' arrive.
+static inline void nccl_reduce_inside(NcclBatch *batch) {
+    Nccl *nccl = batch->nccl;
+    size_t owner = nccl_batch_owner_bytes(batch, WIRE_FP32), mine = (size_t)nccl->mine_count * owner;
+    WirePieces others = nccl_pieces(batch, WIRE_FP32, nccl->sent_owners, nccl->other_count),
+               own = nccl_pieces(batch, WIRE_FP32, nccl->own_owners, nccl->mine_count);
+    if (nccl->mates == 1) { return; }
+    wire_encode_on_gpu(&batch->inside, WIRE_FP32, nccl->inside_sent, nccl_vector(batch), NULL, &others);
+    wire_encode_on_gpu(&batch->inside, WIRE_FP32, nccl->inside_received + (size_t)nccl->place * mine,
+                       nccl_vector(batch), NULL, &own);
+    char *out = nccl->inside_sent;
     nccl_begin(nccl);
-    for (size_t step = 0; step < size; step++) {
-        size_t to = nccl_peer(nccl, step), from = nccl_peer(nccl, size - step);
-        for (size_t cell = 0; cell < cells; cell++) {
-            nccl_send(nccl, stream, (int)to, nccl->send + (cell * size + to) * bytes, bytes);
-            nccl_receive(nccl, stream, (int)from, nccl->receive + (from * cells + cell) * bytes, bytes);
-        }
+    for (int step = 1; step < nccl->mates; step++) {
+        int to = nccl_mate(nccl, step), from = nccl_mate(nccl, -step);
+        size_t bytes = (size_t)owners_count(transport_groups(nccl->transport), to) * owner;
+        size_t place = (size_t)transport_groups(nccl->transport)->place[from];
+        nccl_send(nccl, INSIDE_HOSTS, &batch->inside, to, out, bytes);
+        nccl_receive(nccl, INSIDE_HOSTS, &batch->inside, from, nccl->inside_received + place * mine, mine);
+        out += bytes;
     }
-    nccl_end(nccl);
-    for (size_t cell = 0; cell < cells; cell++) {
-        float *mine = begin + (cell * size + (size_t)nccl->transport->rank) * piece;
-        wire_sum_on_gpu(stream, collective->wire, mine, nccl->receive + cell * bytes, cells * bytes,
-                        layout->size, piece);
-    }
+    nccl_end(nccl, INSIDE_HOSTS);
+    wire_sum_on_gpu(&batch->inside, WIRE_FP32, nccl_vector(batch), nccl->inside_received, mine, nccl->mates,
+                    &own);
+    gpu_mark(nccl->inside_done[batch->number % 2], batch->inside.queue);
+    gpu_wait_for(batch->stream->queue, nccl->inside_done[batch->number % 2]);
 }
 
-// Cells [first, first + cells). On return all pieces are decoded, the own ones too, in
-// the stream.
-static inline void nccl_gather_cells(Nccl *nccl, Stream *stream, const Collective *collective, size_t first,
-                                     size_t cells) {
+// The sums of this host go to their owners, and those of all hosts are added up.
+static inline void nccl_reduce_between(NcclBatch *batch) {
+    Nccl *nccl = batch->nccl;
+    const Groups *groups = transport_groups(nccl->transport);
+    WireFormat wire = batch->collective->wire;
+    size_t owner = nccl_batch_owner_bytes(batch, wire), piece = batch->collective->layout->piece;
+    WirePieces remote = nccl_pieces(batch, wire, nccl->remote_owners, nccl->mine_count - 1),
+               own = nccl_pieces(batch, wire, NULL, 1);
+    float *mine = nccl_vector(batch) + (size_t)nccl->transport->rank * piece;
+    char *out = nccl->sent, *in = nccl_received(batch);
+    if (groups->hosts == 1) { return; }
+    wire_encode_on_gpu(batch->stream, wire, out, nccl_vector(batch), NULL, &remote);
+    wire_encode_on_gpu(batch->stream, wire, in + (size_t)nccl->host * owner, mine, NULL, &own);
+    nccl_begin(nccl);
+    for (int step = 1; step < groups->hosts; step++) {
+        int host = (nccl->host + step) % groups->hosts;
+        OwnerWalk walk = owners_on(groups, nccl->transport->rank, host, host + 1);
+        for (; owners_next(&walk); out += owner) {
+            nccl_send(nccl, BETWEEN_HOSTS, batch->stream, walk.owner, out, owner);
+        }
+        int other = (nccl->host - step + groups->hosts) % groups->hosts;
+        int from = groups_delegate(groups, other, nccl->transport->rank);
+        nccl_receive(nccl, BETWEEN_HOSTS, batch->stream, from, in + (size_t)other * owner, owner);
+    }
+    nccl_end(nccl, BETWEEN_HOSTS);
+    wire_sum_on_gpu(batch->stream, wire, mine, in, owner, groups->hosts, &own);
+}
+
+// ---------------------------------------------------------------------------------------
+// All-gather
+
+// This rank's own pieces go to its delegates on the other hosts. What it receives as a
+// delegate, its own among it, lies owner behind owner.
+static inline void nccl_gather_between(NcclBatch *batch) {
+    Nccl *nccl = batch->nccl;
+    const Groups *groups = transport_groups(nccl->transport);
+    const Collective *collective = batch->collective;
     const Layout *layout = collective->layout;
-    size_t size = (size_t)layout->size, piece = layout->piece, bytes = wire_bytes(collective->wire, piece),
-           begin = layout_cell_begin(layout, first);
     int rank = nccl->transport->rank;
-    for (size_t cell = 0; cell < cells; cell++) {
-        size_t own = (first + cell) * piece;
-        wire_encode_on_gpu(stream, collective->wire, nccl->send + cell * bytes,
-                           collective_source(collective, rank, own),
-                           collective_base(collective, layout_flat(layout, rank, own)), piece);
-    }
-    nccl_begin(nccl);
-    for (size_t step = 0; step < size; step++) {
-        size_t to = nccl_peer(nccl, step), from = nccl_peer(nccl, size - step);
-        for (size_t cell = 0; cell < cells; cell++) {
-            nccl_send(nccl, stream, (int)to, nccl->send + cell * bytes, bytes);
-            nccl_receive(nccl, stream, (int)from, nccl->receive + (cell * size + from) * bytes, bytes);
+    size_t owner = nccl_batch_owner_bytes(batch, collective->wire);
+    char *in = nccl_received(batch), *mine = in + (size_t)nccl->mine_index * owner;
+    WirePieces own = nccl_pieces(batch, collective->wire, NULL, 1);
+    const float *base = nccl_base(batch);
+    if (collective->source != NULL) { own.cell_stride = layout->piece; }
+    gpu_wait_for(batch->stream->queue, nccl->inside_done[batch->number % 2]); // of two batches ago
+    wire_encode_on_gpu(batch->stream, collective->wire, mine,
+                       collective_source(collective, rank, batch->first * layout->piece),
+                       base != NULL ? base + (size_t)rank * layout->piece : NULL, &own);
+    if (groups->hosts > 1) {
+        nccl_begin(nccl);
+        for (int step = 1; step < groups->hosts; step++) {
+            int to = groups_delegate(groups, (nccl->host + step) % groups->hosts, rank);
+            nccl_send(nccl, BETWEEN_HOSTS, batch->stream, to, mine, owner);
         }
+        OwnerWalk walk = owners_of(groups, rank);
+        for (; owners_next(&walk); in += owner) {
+            if (walk.owner == rank) { continue; }
+            nccl_receive(nccl, BETWEEN_HOSTS, batch->stream, walk.owner, in, owner);
+        }
+        nccl_end(nccl, BETWEEN_HOSTS);
     }
-    nccl_end(nccl);
-    size_t run = nccl_run_pieces(collective, cells * size);
-    for (size_t i = 0; i < cells * size; i += run) {
-        size_t flat = begin + i * piece;
-        wire_decode_on_gpu(stream, collective->wire, collective->buffer + flat, nccl->receive + i * bytes,
-                           collective_base(collective, flat), run * piece);
-    }
+    gpu_mark(nccl->between_done, batch->stream->queue);
+    gpu_wait_for(batch->inside.queue, nccl->between_done);
 }
 
-typedef void (*NcclCells)(Nccl *nccl, Stream *stream, const Collective *collective, size_t first,
-                          size_t cells);
-
-// Own elements [first, end), whole cells, as many at a time as the buffers hold. Returns
-// when all is done.
-static inline void nccl_for_cells(Nccl *nccl, Stream *stream, const Collective *collective, size_t first,
-                                  size_t end, NcclCells work) {
-    const Layout *layout = collective->layout;
-    size_t piece = layout->piece, cell_bytes = piece * (size_t)layout->size * sizeof(float);
-    size_t most = size_max(nccl->buffer_bytes / cell_bytes, 1);
-    for (size_t cell = first / piece; cell < end / piece; cell += most) {
-        work(nccl, stream, collective, cell, size_min(end / piece - cell, most));
+// What has come goes to the other ranks of this host, and all of it is decoded.
+static inline void nccl_gather_inside(NcclBatch *batch) {
+    Nccl *nccl = batch->nccl;
+    WireFormat wire = batch->collective->wire;
+    size_t owner = nccl_batch_owner_bytes(batch, wire), mine = (size_t)nccl->mine_count * owner;
+    WirePieces others = nccl_pieces(batch, wire, nccl->received_owners, nccl->other_count),
+               own = nccl_pieces(batch, wire, nccl->own_owners, nccl->mine_count);
+    if (nccl->mates > 1) {
+        char *in = nccl->inside_received;
+        nccl_begin(nccl);
+        for (int step = 1; step < nccl->mates; step++) {
+            int to = nccl_mate(nccl, step), from = nccl_mate(nccl, -step);
+            size_t bytes = (size_t)owners_count(transport_groups(nccl->transport), from) * owner;
+            nccl_send(nccl, INSIDE_HOSTS, &batch->inside, to, nccl_received(batch), mine);
+            nccl_receive(nccl, INSIDE_HOSTS, &batch->inside, from, in, bytes);
+            in += bytes;
+        }
+        nccl_end(nccl, INSIDE_HOSTS);
+        wire_decode_on_gpu(&batch->inside, wire, nccl_vector(batch), nccl->inside_received, nccl_base(batch),
+                           &others);
     }
-    nccl_settle(nccl, stream->queue, nccl->transport->operation);
+    wire_decode_on_gpu(&batch->inside, wire, nccl_vector(batch), nccl_received(batch), nccl_base(batch),
+                       &own);
+    gpu_mark(nccl->inside_done[batch->number % 2], batch->inside.queue);
+}
+
+// ---------------------------------------------------------------------------------------
+// Own elements [first, end), whole cells, as many at a time as the buffers hold. Both
+// return when all is done.
+
+typedef void (*NcclStep)(NcclBatch *batch);
+
+static inline void nccl_for_batches(Nccl *nccl, Stream *stream, const Collective *collective, size_t first,
+                                    size_t end, NcclStep one, NcclStep two) {
+    size_t piece = collective->layout->piece;
+    NcclBatch batch = {nccl, stream, *stream, collective, first / piece, 0, 0};
+    batch.inside.queue = nccl->inside_queue;
+    gpu_mark(nccl->between_done, stream->queue);
+    gpu_wait_for(nccl->inside_queue, nccl->between_done); // what the stream has done so far
+    for (; batch.first < end / piece; batch.first += batch.cells, batch.number++) {
+        batch.cells = size_min(end / piece - batch.first, nccl->cells);
+        one(&batch);
+        two(&batch);
+    }
+    for (int i = 0; i < 2; i++) { gpu_wait_for(stream->queue, nccl->inside_done[i]); }
+    nccl_settle(nccl, BETWEEN_HOSTS, stream->queue, nccl->transport->operation);
 }
 
 static inline void nccl_reduce_scatter(Nccl *nccl, Stream *stream, const Collective *collective, size_t first,
                                        size_t end) {
     transport_begin(nccl->transport, "reduce-scatter");
-    nccl_for_cells(nccl, stream, collective, first, end, nccl_reduce_cells);
+    nccl_for_batches(nccl, stream, collective, first, end, nccl_reduce_inside, nccl_reduce_between);
 }
 
 static inline void nccl_all_gather(Nccl *nccl, Stream *stream, const Collective *collective, size_t first,
                                    size_t end) {
     transport_begin(nccl->transport, "all-gather");
-    nccl_for_cells(nccl, stream, collective, first, end, nccl_gather_cells);
+    nccl_for_batches(nccl, stream, collective, first, end, nccl_gather_between, nccl_gather_inside);
 }
 
 #endif

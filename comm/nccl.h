@@ -15,47 +15,77 @@
 
 #ifdef ACCO_HAVE_NCCL
 #include <nccl.h>
+#endif
 
 typedef struct Nccl {
-    ncclComm_t communicator;
+    void *communicators[TRANSPORT_LEVELS]; // ncclComm_t, by Level; inside hosts only on two levels
     Transport *transport;
-    char *send, *receive; // (buffer_bytes): reserved by collectives_nccl.h
-    size_t buffer_bytes;
+    // This rank among the groups of the exchange.
+    int host, place, mates; // its host, its place there, and the ranks on it
+    int mine_count;         // the owners whose delegate it is
+    int mine_index;         // its own place among these
+    int other_count;        // the owners whose delegates its mates are
+    // Lists of owners in GPU memory: those whose delegate this rank is; the same without
+    // itself, in the order in which they are sent to; and those of its mates, in the order
+    // in which this rank sends to and receives from them.
+    int *owners, *own_owners, *remote_owners, *sent_owners, *received_owners;
+    void *inside_queue;                  // of messages inside the host
+    void *between_done, *inside_done[2]; // marks in the queues, the latter of every other batch
+    size_t buffer_limit;                 // bytes of the messages of all ranks that are under way; 0: chosen
+    // collectives_nccl.h reserves these.
+    size_t cells;          // that travel at a time, at most
+    size_t received_bytes; // of one of two buffers
+    char *received, *sent; // (2, received_bytes): between hosts
+    char *inside_received, *inside_sent;
 } Nccl;
 
+// The ranks of this host take turns: in a step no two of them send to the same one.
+static inline int nccl_mate(const Nccl *nccl, int step) {
+    return groups_rank(transport_groups(nccl->transport), nccl->host,
+                       (nccl->place + step + nccl->mates) % nccl->mates);
+}
+
+#ifdef ACCO_HAVE_NCCL
 static inline bool nccl_is_built_in(void) { return true; }
 
+static inline ncclComm_t nccl_communicator(const Nccl *nccl, Level level) {
+    return (ncclComm_t)nccl->communicators[level];
+}
+
 // Fails the job. Does not return.
-static inline void nccl_fail(Nccl *nccl, const char *what, const char *why) {
-    const char *last = nccl->communicator != NULL ? ncclGetLastError(nccl->communicator) : "";
-    transport_fail(nccl->transport, "NCCL, %s: %s%s%s", what, why, last[0] != '\0' ? "; " : "", last);
+static inline void nccl_fail(Nccl *nccl, Level level, const char *what, const char *why) {
+    ncclComm_t communicator = nccl_communicator(nccl, level);
+    const char *last = communicator != NULL ? ncclGetLastError(communicator) : "";
+    transport_fail(nccl->transport, "NCCL, %s%s: %s%s%s", what, transport_level_name(nccl->transport, level),
+                   why, last[0] != '\0' ? "; " : "", last);
 }
 
 // Fails the job unless the call succeeded or goes on in the background.
-static inline void nccl_check(Nccl *nccl, ncclResult_t status, const char *what) {
+static inline void nccl_check(Nccl *nccl, Level level, ncclResult_t status, const char *what) {
     if (status != ncclSuccess && status != ncclInProgress) {
-        nccl_fail(nccl, what, ncclGetErrorString(status));
+        nccl_fail(nccl, level, what, ncclGetErrorString(status));
     }
 }
 
 // Whether NCCL has accepted the last call on the communicator.
-static inline bool nccl_is_ready(Nccl *nccl, const char *what) {
+static inline bool nccl_is_ready(Nccl *nccl, Level level, const char *what) {
     ncclResult_t state = ncclSuccess;
-    nccl_check(nccl, ncclCommGetAsyncError(nccl->communicator, &state), what);
-    nccl_check(nccl, state, what);
+    if (nccl->communicators[level] == NULL) { return true; }
+    nccl_check(nccl, level, ncclCommGetAsyncError(nccl_communicator(nccl, level), &state), what);
+    nccl_check(nccl, level, state, what);
     return state == ncclSuccess;
 }
 
-// Waits until NCCL has accepted the last call and, with a queue, until everything in that
-// CUDA queue has ended. what: for messages.
-static inline void nccl_settle(Nccl *nccl, void *queue, const char *what) {
+// Waits until NCCL has accepted the last call on a level and, with a queue, until
+// everything in that CUDA queue has ended. what: for messages.
+static inline void nccl_settle(Nccl *nccl, Level level, void *queue, const char *what) {
     double began = clock_seconds(), looked = began;
-    while (!nccl_is_ready(nccl, what) || (queue != NULL && !gpu_queue_is_idle(queue))) {
+    while (!nccl_is_ready(nccl, level, what) || (queue != NULL && !gpu_queue_is_idle(queue))) {
         double now = clock_seconds(), waited = now - began;
         if (now - looked > 1) { began += now - looked; } // this process was stopped: see transport_wait
         looked = now;
         if (waited > nccl->transport->timeout_seconds) {
-            nccl_fail(nccl, what,
+            nccl_fail(nccl, level, what,
                       "a rank did not take part in time: it may have died or hang; --timeout-s sets how "
                       "long to wait");
         }
@@ -63,103 +93,170 @@ static inline void nccl_settle(Nccl *nccl, void *queue, const char *what) {
     }
 }
 
-// Messages between nccl_begin and nccl_end travel together.
-static inline void nccl_begin(Nccl *nccl) { nccl_check(nccl, ncclGroupStart(), "begin of messages"); }
+// Messages between nccl_begin and nccl_end travel together; they are of one level.
+static inline void nccl_begin(Nccl *nccl) {
+    nccl_check(nccl, BETWEEN_HOSTS, ncclGroupStart(), "begin of messages");
+}
 
 // On return the messages are in the stream's queue: what the queue does later sees the
 // data received.
-static inline void nccl_end(Nccl *nccl) {
-    nccl_check(nccl, ncclGroupEnd(), nccl->transport->operation);
-    nccl_settle(nccl, NULL, nccl->transport->operation);
+static inline void nccl_end(Nccl *nccl, Level level) {
+    nccl_check(nccl, level, ncclGroupEnd(), nccl->transport->operation);
+    nccl_settle(nccl, level, NULL, nccl->transport->operation);
 }
 
-static inline void nccl_send(Nccl *nccl, Stream *stream, int peer, const void *data, size_t bytes) {
-    if (peer != nccl->transport->rank) {
-        __atomic_fetch_add(&nccl->transport->bytes_sent, bytes, __ATOMIC_RELAXED);
-    }
-    nccl_check(nccl, ncclSend(data, bytes, ncclChar, peer, nccl->communicator, (cudaStream_t)stream->queue),
-               "send");
+static inline void nccl_send(Nccl *nccl, Level level, Stream *stream, int peer, const void *data,
+                             size_t bytes) {
+    transport_count(nccl->transport, peer, bytes);
+    nccl_check(
+        nccl, level,
+        ncclSend(data, bytes, ncclChar, peer, nccl_communicator(nccl, level), (cudaStream_t)stream->queue),
+        "send");
 }
 
-static inline void nccl_receive(Nccl *nccl, Stream *stream, int peer, void *data, size_t bytes) {
-    nccl_check(nccl, ncclRecv(data, bytes, ncclChar, peer, nccl->communicator, (cudaStream_t)stream->queue),
-               "receive");
+static inline void nccl_receive(Nccl *nccl, Level level, Stream *stream, int peer, void *data, size_t bytes) {
+    nccl_check(
+        nccl, level,
+        ncclRecv(data, bytes, ncclChar, peer, nccl_communicator(nccl, level), (cudaStream_t)stream->queue),
+        "receive");
 }
 
 // ---------------------------------------------------------------------------------------
 // Opening
 
-// Sends a byte from every rank to every rank, so that NCCL connects them and takes its
-// memory now, and not in the first collective.
-static inline void nccl_connect(Nccl *nccl) {
-    int size = nccl->transport->size;
+// Sends a byte to every rank that this one has messages for, and receives one, so that
+// NCCL connects them and takes its memory now, and not in the first collective.
+static inline void nccl_connect(Nccl *nccl, Level level) {
+    const Groups *groups = transport_groups(nccl->transport);
+    int size = nccl->transport->size, rank = nccl->transport->rank;
+    if (level == INSIDE_HOSTS ? nccl->mates == 1 : groups->hosts == 1) { return; }
     char *bytes = (char *)gpu_allocate((size_t)size + 1);
-    void *queue = gpu_queue_create(false);
-    if (bytes == NULL) { nccl_fail(nccl, "start", "the GPU has no memory left"); }
+    Stream stream;
+    memset(&stream, 0, sizeof stream);
+    stream.queue = gpu_queue_create(false);
+    if (bytes == NULL) { nccl_fail(nccl, level, "start", "the GPU has no memory left"); }
     nccl_begin(nccl);
     for (int peer = 0; peer < size; peer++) {
-        nccl_check(nccl, ncclSend(bytes, 1, ncclChar, peer, nccl->communicator, (cudaStream_t)queue),
-                   "start");
-        nccl_check(nccl,
-                   ncclRecv(bytes + 1 + peer, 1, ncclChar, peer, nccl->communicator, (cudaStream_t)queue),
-                   "start");
+        int host = groups->host_of[peer];
+        bool inside = host == nccl->host && peer != rank;
+        bool sends = host != nccl->host && groups_delegate(groups, nccl->host, peer) == rank;
+        bool receives = host != nccl->host && groups_delegate(groups, host, rank) == peer;
+        // An all-gather goes the other way.
+        bool meets = level == INSIDE_HOSTS ? inside : sends || receives;
+        if (!meets) { continue; }
+        nccl_send(nccl, level, &stream, peer, bytes, 1);
+        nccl_receive(nccl, level, &stream, peer, bytes + 1 + peer, 1);
     }
-    nccl_end(nccl);
-    nccl_settle(nccl, queue, "start");
-    gpu_queue_destroy(queue);
+    nccl_end(nccl, level);
+    nccl_settle(nccl, level, stream.queue, "start");
+    gpu_queue_destroy(stream.queue);
     gpu_release(bytes);
 }
 
-// All ranks call it, after transport_open and gpu_open. ctas: at most this many thread
-// blocks of the GPU for NCCL; 0: NCCL chooses.
-static inline void nccl_open(Nccl *nccl, Transport *transport, int ctas) {
-    ncclUniqueId mine; // of rank 0: how the others find it
-    memset(&mine, 0, sizeof mine);
+// Lists the owners that the kernels for messages need.
+static inline void nccl_list_owners(Nccl *nccl) {
+    Transport *transport = nccl->transport;
+    const Groups *groups = transport_groups(transport);
+    int rank = transport->rank, size = transport->size, count = 0;
+    nccl->host = groups->host_of[rank];
+    nccl->place = groups->place[rank];
+    nccl->mates = groups_count(groups, nccl->host);
+    int *lists = (int *)gpu_allocate_host(4 * (size_t)size * sizeof(int));
+    nccl->owners = (int *)gpu_allocate(4 * (size_t)size * sizeof(int));
+    if (lists == NULL || nccl->owners == NULL) {
+        nccl_fail(nccl, BETWEEN_HOSTS, "start", "there is no memory left");
+    }
+    nccl->own_owners = nccl->owners;
+    for (OwnerWalk walk = owners_of(groups, rank); owners_next(&walk); count++) {
+        if (walk.owner == rank) { nccl->mine_index = count; }
+        lists[count] = walk.owner;
+    }
+    nccl->mine_count = count;
+    nccl->remote_owners = nccl->owners + count;
+    for (int step = 1; step < groups->hosts; step++) {
+        int host = (nccl->host + step) % groups->hosts;
+        for (OwnerWalk walk = owners_on(groups, rank, host, host + 1); owners_next(&walk);) {
+            lists[count++] = walk.owner;
+        }
+    }
+    for (int direction = 1; direction >= -1; direction -= 2) {
+        *(direction == 1 ? &nccl->sent_owners : &nccl->received_owners) = nccl->owners + count;
+        for (int step = 1; step < nccl->mates; step++) {
+            for (OwnerWalk walk = owners_of(groups, nccl_mate(nccl, direction * step)); owners_next(&walk);) {
+                lists[count++] = walk.owner;
+            }
+        }
+    }
+    nccl->other_count = size - nccl->mine_count;
+    gpu_copy(nccl->inside_queue, nccl->owners, lists, (size_t)count * sizeof(int));
+    nccl_settle(nccl, BETWEEN_HOSTS, nccl->inside_queue, "start");
+    gpu_release_host(lists);
+}
+
+// All ranks call it, after transport_open, gpu_open and the choice of the groups. ctas: at
+// most this many thread blocks of the GPU for NCCL on each level; 0: NCCL chooses.
+// buffer_limit: see Nccl.
+static inline void nccl_open(Nccl *nccl, Transport *transport, int ctas, size_t buffer_limit) {
+    memset(nccl, 0, sizeof *nccl);
     nccl->transport = transport;
-    if (transport->rank == 0) { nccl_check(nccl, ncclGetUniqueId(&mine), "start"); }
-    ncclUniqueId *all =
-        (ncclUniqueId *)transport_collect_records(transport, "start of NCCL", &mine, sizeof mine);
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
-    if (ctas > 0) { config.maxCTAs = ctas; }
-    nccl_check(nccl,
-               ncclCommInitRankConfig(&nccl->communicator, transport->size, all[0], transport->rank, &config),
-               "start");
-    nccl_settle(nccl, NULL, "start");
-    nccl_connect(nccl);
-    free(all);
+    nccl->buffer_limit = buffer_limit;
+    nccl->inside_queue = gpu_queue_create(true);
+    nccl->between_done = gpu_mark_create();
+    nccl->inside_done[0] = gpu_mark_create();
+    nccl->inside_done[1] = gpu_mark_create();
+    nccl_list_owners(nccl);
+    for (int level = transport->two_level ? INSIDE_HOSTS : BETWEEN_HOSTS; level < TRANSPORT_LEVELS; level++) {
+        ncclUniqueId mine; // of rank 0: how the others find it
+        ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+        ncclComm_t communicator = NULL;
+        memset(&mine, 0, sizeof mine);
+        config.blocking = 0;
+        if (ctas > 0) { config.maxCTAs = ctas; }
+        if (transport->rank == 0) { nccl_check(nccl, (Level)level, ncclGetUniqueId(&mine), "start"); }
+        ncclUniqueId *all =
+            (ncclUniqueId *)transport_collect_records(transport, "start of NCCL", &mine, sizeof mine);
+        ncclResult_t status =
+            ncclCommInitRankConfig(&communicator, transport->size, all[0], transport->rank, &config);
+        nccl->communicators[level] = communicator;
+        nccl_check(nccl, (Level)level, status, "start");
+        nccl_settle(nccl, (Level)level, NULL, "start");
+        nccl_connect(nccl, (Level)level);
+        free(all);
+    }
 }
 
 static inline void nccl_close(Nccl *nccl) {
-    ncclCommFinalize(nccl->communicator);
-    nccl_settle(nccl, NULL, "end");
-    ncclCommDestroy(nccl->communicator);
+    for (int level = 0; level < TRANSPORT_LEVELS; level++) {
+        if (nccl->communicators[level] == NULL) { continue; }
+        ncclCommFinalize(nccl_communicator(nccl, (Level)level));
+        nccl_settle(nccl, (Level)level, NULL, "end");
+        ncclCommDestroy(nccl_communicator(nccl, (Level)level));
+    }
+    gpu_queue_destroy(nccl->inside_queue);
+    gpu_mark_destroy(nccl->between_done);
+    gpu_mark_destroy(nccl->inside_done[0]);
+    gpu_mark_destroy(nccl->inside_done[1]);
+    gpu_release(nccl->owners);
 }
 
 #else // without NCCL: nccl_is_built_in() is false, so nobody calls the rest
 
-typedef struct Nccl {
-    Transport *transport;
-    char *send, *receive;
-    size_t buffer_bytes;
-} Nccl;
-
 // clang-format off
 static inline bool nccl_is_built_in(void) { return false; }
-static inline void nccl_open(Nccl *nccl, Transport *transport, int ctas) {
-    (void)nccl, (void)transport, (void)ctas;
+static inline void nccl_open(Nccl *nccl, Transport *transport, int ctas, size_t buffer_limit) {
+    (void)nccl, (void)transport, (void)ctas, (void)buffer_limit;
 }
 static inline void nccl_close(Nccl *nccl) { (void)nccl; }
 static inline void nccl_begin(Nccl *nccl) { (void)nccl; }
-static inline void nccl_end(Nccl *nccl) { (void)nccl; }
-static inline void nccl_settle(Nccl *nccl, void *queue, const char *what) {
-    (void)nccl, (void)queue, (void)what;
+static inline void nccl_end(Nccl *nccl, Level level) { (void)nccl, (void)level; }
+static inline void nccl_settle(Nccl *nccl, Level level, void *queue, const char *what) {
+    (void)nccl, (void)level, (void)queue, (void)what;
 }
-static inline void nccl_send(Nccl *nccl, Stream *stream, int peer, const void *data, size_t bytes) {
-    (void)nccl, (void)stream, (void)peer, (void)data, (void)bytes;
+static inline void nccl_send(Nccl *nccl, Level level, Stream *stream, int peer, const void *data, size_t bytes) {
+    (void)nccl, (void)level, (void)stream, (void)peer, (void)data, (void)bytes;
 }
-static inline void nccl_receive(Nccl *nccl, Stream *stream, int peer, void *data, size_t bytes) {
-    (void)nccl, (void)stream, (void)peer, (void)data, (void)bytes;
+static inline void nccl_receive(Nccl *nccl, Level level, Stream *stream, int peer, void *data, size_t bytes) {
+    (void)nccl, (void)level, (void)stream, (void)peer, (void)data, (void)bytes;
 }
 // clang-format on
 

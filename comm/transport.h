@@ -268,6 +268,13 @@ static inline void transport_start_due(Transport *transport) {
     }
 }
 
+// Counts a message that this rank sends.
+static inline void transport_count(Transport *transport, int peer, size_t bytes) {
+    uint64_t outside = transport_is_outside(transport, peer) ? bytes : 0;
+    __atomic_fetch_add(&transport->bytes_sent, bytes, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&transport->bytes_sent_outside, outside, __ATOMIC_RELAXED);
+}
+
 // Starts a message in a lane; transport_wait waits for it. `data` must stay as it is
 // until then. At most one message to and one from each peer may be under way in a lane.
 // Both sides must give the same number of bytes.
@@ -281,10 +288,7 @@ static inline void transport_post(Transport *transport, Lane lane, bool is_send,
     transfer->peer = peer;
     transfer->data = data;
     transfer->bytes = bytes;
-    if (is_send) {
-        __atomic_fetch_add(&transport->bytes_sent, bytes, __ATOMIC_RELAXED);
-        if (outside) { __atomic_fetch_add(&transport->bytes_sent_outside, bytes, __ATOMIC_RELAXED); }
-    }
+    if (is_send) { transport_count(transport, peer, bytes); }
     if (is_send && outside && emulated) {
         transport_delay(transport, transfer);
     } else {
@@ -298,6 +302,11 @@ static inline bool transport_advance(Transport *transport, Transfer *transfer) {
                  transport->link.is_done(transport->link.state, &transfer->request);
     if (ended) { transfer->state = TRANSFER_NONE; }
     return ended;
+}
+
+// Which level, for messages, as in "reduce-scatter inside the host"; "" where there is one.
+static inline const char *transport_level_name(const Transport *transport, Level level) {
+    return !transport->two_level ? "" : level == INSIDE_HOSTS ? " inside the host" : " between hosts";
 }
 
 // The name of a rank's host, for messages; "" where the ranks have not met.
@@ -324,14 +333,12 @@ static inline void transport_fail_overdue(Transport *transport, Lane lane, doubl
             }
         }
         if (listed > 0) {
-            const char *level = !transport->two_level        ? ""
-                                : lane.level == INSIDE_HOSTS ? " inside the host"
-                                                             : " between hosts";
             transport_fail(transport,
                            "%s%s: rank %s%s did not %s for %.0f s (%zu bytes outstanding). It may have "
                            "died, hang, or be much slower than the others: look at its node; --timeout-s "
                            "sets how long to wait",
-                           transport->operation, level, list, listed > TRANSPORT_MAX_LISTED ? ", ..." : "",
+                           transport->operation, transport_level_name(transport, lane.level), list,
+                           listed > TRANSPORT_MAX_LISTED ? ", ..." : "",
                            is_send == 1 ? "take its data" : "arrive", waited, bytes);
         }
     }

@@ -307,30 +307,29 @@ static inline void outer_momentum(Stream *stream, float *base, float *momentum, 
 }
 
 // ---------------------------------------------------------------------------------------
-// Wire formats in GPU memory, the same bytes as kernels/wire.h makes. Nothing calls these
-// on the CPU.
+// Messages in GPU memory, the same bytes as kernels/wire.h makes. Nothing calls these on
+// the CPU.
 
-// out (wire_bytes(format, count)) = values (count) encoded, or values - base if there is
-// a base.
-static inline void wire_encode_on_gpu(Stream *stream, WireFormat format, void *out, const float *values,
-                                      const float *base, size_t count) {
-    (void)format, (void)out, (void)values, (void)base, (void)count;
-    KERNEL_ON_GPU(stream, cuda_wire_encode(stream, format, out, values, base, count))
+// message = the pieces of `values` encoded, or of values - base if there is a base.
+static inline void wire_encode_on_gpu(Stream *stream, WireFormat format, void *message, const float *values,
+                                      const float *base, const WirePieces *pieces) {
+    (void)format, (void)message, (void)values, (void)base, (void)pieces;
+    KERNEL_ON_GPU(stream, cuda_wire_encode(stream, format, message, values, base, pieces))
 }
 
-// out (count) = the run at `in` decoded, plus base if there is one.
-static inline void wire_decode_on_gpu(Stream *stream, WireFormat format, float *out, const void *in,
-                                      const float *base, size_t count) {
-    (void)format, (void)out, (void)in, (void)base, (void)count;
-    KERNEL_ON_GPU(stream, cuda_wire_decode(stream, format, out, in, base, count))
+// The pieces of `out` = the message decoded, plus base if there is one.
+static inline void wire_decode_on_gpu(Stream *stream, WireFormat format, float *out, const void *message,
+                                      const float *base, const WirePieces *pieces) {
+    (void)format, (void)out, (void)message, (void)base, (void)pieces;
+    KERNEL_ON_GPU(stream, cuda_wire_decode(stream, format, out, message, base, pieces))
 }
 
-// out (count) = the sum, in the order of ranks, of the runs at in + rank * stride,
-// decoded.
-static inline void wire_sum_on_gpu(Stream *stream, WireFormat format, float *out, const void *in,
-                                   size_t stride, int ranks, size_t count) {
-    (void)format, (void)out, (void)in, (void)stride, (void)ranks, (void)count;
-    KERNEL_ON_GPU(stream, cuda_wire_sum(stream, format, out, in, stride, ranks, count))
+// The pieces of `out` = the sum of `count` messages, decoded, in their order. They begin
+// message_stride bytes apart.
+static inline void wire_sum_on_gpu(Stream *stream, WireFormat format, float *out, const void *messages,
+                                   size_t message_stride, int count, const WirePieces *pieces) {
+    (void)format, (void)out, (void)messages, (void)message_stride, (void)count, (void)pieces;
+    KERNEL_ON_GPU(stream, cuda_wire_sum(stream, format, out, messages, message_stride, count, pieces))
 }
 
 #endif

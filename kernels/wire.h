@@ -350,6 +350,27 @@ static inline size_t wire_bytes(WireFormat format, size_t count) {
     return ((WIRE_CODECS[format].coarse ? blocks : 0) + words) * 4;
 }
 
+// Which pieces of a vector a message holds, for kernels on a GPU. They are equally long,
+// each is a run, and they lie owner after owner in the message, and of each owner cell
+// after cell. comm/layout.h has owners and cells; here they are only distances.
+typedef struct WirePieces {
+    size_t count;        // elements of a piece
+    size_t bytes;        // in the message, from a piece to the owner's next one
+    size_t owner_bytes;  // in the message, from an owner to the next one
+    size_t cells;        // of each owner
+    size_t owner_count;  // in the message
+    const int *owners;   // (owner_count) in GPU memory; NULL: 0, 1, ...
+    size_t owner_stride; // elements of the vector from an owner's piece to the next owner's
+    size_t cell_stride;  // and from a piece to that of the next cell
+    size_t base_stride;  // the same in the base
+} WirePieces;
+
+// A single run.
+static inline WirePieces wire_run(WireFormat format, size_t count) {
+    WirePieces run = {count, wire_bytes(format, count), 0, 1, 1, NULL, 0, 0, 0};
+    return run;
+}
+
 // out (wire_bytes(format, count)) <- in (count).
 static inline void wire_encode(WireFormat format, void *out, const float *in, size_t count) {
     const WireCodec *codec = &WIRE_CODECS[format];

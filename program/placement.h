@@ -195,7 +195,9 @@ static inline bool placement_choose_gpu_exchange(Placement *placement, const Opt
              placement->uses_nccl ? "from GPU to GPU by NCCL" : "through host memory: ",
              placement->uses_nccl ? "" : reason);
     if (placement->uses_nccl) {
-        nccl_open(&placement->nccl, transport, (int)options->nccl_ctas);
+        size_t limit =
+            size_min(NCCL_BUFFER_BYTES, placement->gpu.memory_total / 1000); // small beside the model
+        nccl_open(&placement->nccl, transport, (int)options->nccl_ctas, limit);
         gpu_measure(&placement->gpu); // NCCL has taken some of the memory
     }
     return true;

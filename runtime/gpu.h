@@ -99,6 +99,26 @@ static inline void *gpu_queue_create(bool high_priority) {
 
 static inline void gpu_queue_destroy(void *queue) { CUDA_CHECK(cudaStreamDestroy((cudaStream_t)queue)); }
 
+// A point of a queue that another queue can wait for. The host never waits for it.
+static inline void *gpu_mark_create(void) {
+    cudaEvent_t mark = NULL;
+    CUDA_CHECK(cudaEventCreateWithFlags(&mark, cudaEventDisableTiming));
+    return (void *)mark;
+}
+
+static inline void gpu_mark_destroy(void *mark) { CUDA_CHECK(cudaEventDestroy((cudaEvent_t)mark)); }
+
+// Moves the mark behind everything that is in the queue now.
+static inline void gpu_mark(void *mark, void *queue) {
+    CUDA_CHECK(cudaEventRecord((cudaEvent_t)mark, (cudaStream_t)queue));
+}
+
+// What is put into the queue from now on starts when the mark, as it is now, was reached.
+// Nothing waits for a mark that was never moved.
+static inline void gpu_wait_for(void *queue, void *mark) {
+    CUDA_CHECK(cudaStreamWaitEvent((cudaStream_t)queue, (cudaEvent_t)mark, 0));
+}
+
 // Whether everything in the queue has ended.
 static inline bool gpu_queue_is_idle(void *queue) {
     cudaError_t status = cudaStreamQuery((cudaStream_t)queue);
@@ -143,6 +163,10 @@ static inline void gpu_measure(Gpu *gpu) { (void)gpu; }
 static inline void gpu_enter_thread(const Gpu *gpu) { (void)gpu; }
 static inline void *gpu_queue_create(bool high_priority) { (void)high_priority; return NULL; }
 static inline void gpu_queue_destroy(void *queue) { (void)queue; }
+static inline void *gpu_mark_create(void) { return NULL; }
+static inline void gpu_mark_destroy(void *mark) { (void)mark; }
+static inline void gpu_mark(void *mark, void *queue) { (void)mark, (void)queue; }
+static inline void gpu_wait_for(void *queue, void *mark) { (void)queue, (void)mark; }
 static inline bool gpu_queue_is_idle(void *queue) { return queue == NULL; }
 static inline void *gpu_allocate(size_t bytes) { (void)bytes; return NULL; }
 static inline void *gpu_allocate_host(size_t bytes) { (void)bytes; return NULL; }

@@ -63,13 +63,14 @@ static void bf16_learns_and_repeats(void **state) {
 
 // The order of events and the way that vectors travel change no bit. And the ranks train
 // as on CPUs, but for rounding.
-static void check_ranks(Stage *stage, int ranks, const RuleCase *rule, const char *more) {
+static void check_ranks(Stage *stage, int ranks, const RuleCase *rule, const char *megabytes,
+                        const char *more) {
     char delayed[64];
     snprintf(delayed, sizeof delayed, "--chaos-ms %d --gpu-exchange host", rule->chaos_ms / 2);
     const char *ways[] = {"--gpu-exchange nccl", "--gpu-exchange host", "--overlap off --gpu-exchange nccl",
                           delayed};
     Fleet *fleet = fleet_new(stage);
-    set_gpus("4", NULL);
+    set_gpus("4", megabytes);
     for (int i = 0; i < 4; i++) {
         fleet_start(fleet, ranks, "--precision fp32 --lr 0.003 %s %s %s", rule->options, more, ways[i]);
     }
@@ -81,14 +82,27 @@ static void check_ranks(Stage *stage, int ranks, const RuleCase *rule, const cha
 }
 
 static void two_gpus_give_the_same_bits_in_any_order(void **state) {
-    for (int i = 0; i < RULES_TESTED; i++) { check_ranks(stage_with_ranks(state), 2, &rule_cases[i], ""); }
+    for (int i = 0; i < RULES_TESTED; i++) {
+        check_ranks(stage_with_ranks(state), 2, &rule_cases[i], NULL, "");
+    }
 }
 
 static void narrow_wires_give_the_same_bits_in_any_order(void **state) {
     Stage *stage = stage_with_ranks(state);
-    check_ranks(stage, 3, &rule_cases[ZERO1], "--wire bf16");
-    check_ranks(stage, 2, &rule_cases[ACCO], "--wire int8 --estimate-wire int4");
-    check_ranks(stage, 3, &rule_cases[STREAMING_DILOCO], "--wire e3m0");
+    check_ranks(stage, 3, &rule_cases[ZERO1], NULL, "--wire bf16");
+    check_ranks(stage, 2, &rule_cases[ACCO], NULL, "--wire int8 --estimate-wire int4");
+    check_ranks(stage, 3, &rule_cases[STREAMING_DILOCO], NULL, "--wire e3m0");
+}
+
+// On GPUs with little memory a vector travels in several batches.
+static void two_levels_give_the_same_bits_in_any_order(void **state) {
+    Stage *stage = stage_with_ranks(state);
+    check_ranks(stage, 4, &rule_cases[ZERO1], NULL, "--ranks-per-host 2");
+    check_ranks(stage, 4, &rule_cases[ZERO1], "64", "--ranks-per-host 2");
+    check_ranks(stage, 3, &rule_cases[ACCO], "64", "--ranks-per-host 2 --wire int8 --estimate-wire int4");
+    check_ranks(stage, 4, &rule_cases[DDP], "64", "--ranks-per-host 2 --wire bf16");
+    check_ranks(stage, 4, &rule_cases[STREAMING_DILOCO], "64", "--ranks-per-host 3 --wire e3m0");
+    check_ranks(stage, 3, &rule_cases[ACCO], "64", "");
 }
 
 // ---------------------------------------------------------------------------------------
@@ -304,6 +318,7 @@ int main(int argc, char **argv) {
         GPU_TEST(bf16_learns_and_repeats),
         GPU_TEST(two_gpus_give_the_same_bits_in_any_order),
         GPU_TEST(narrow_wires_give_the_same_bits_in_any_order),
+        GPU_TEST(two_levels_give_the_same_bits_in_any_order),
         GPU_TEST(ranks_with_and_without_a_gpu_train_together),
         GPU_TEST(nccl_is_used_where_every_rank_has_a_gpu),
         GPU_TEST(recomputation_changes_no_bit),

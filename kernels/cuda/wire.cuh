@@ -1,5 +1,5 @@
-// wire.cuh: runs of elements in the formats of the wire, encoded, decoded and added on a
-// GPU.
+// wire.cuh: messages in the formats of the wire, encoded, decoded and added on a GPU. A
+// message holds pieces of a vector (WirePieces); one kernel does all of them.
 //
 // The contract is in kernels/wire.h, and the bits are the same: what one machine encodes
 // on its GPU another may decode on its CPU. Only the NaNs that arithmetic on NaNs makes
@@ -234,108 +234,119 @@ static __device__ __forceinline__ void wire_warp_decode(float values[WIRE_LANE],
 
 // The block of this warp.
 struct WireBlock {
-    size_t begin;  // its first element
+    size_t begin;  // its first element in the vector
+    size_t base;   // and in the base
     size_t offset; // of its encoded bytes
     int n;         // its elements; 0: there is no such block
 };
 
-static __device__ __forceinline__ WireBlock wire_block_of_warp(size_t count, size_t stride) {
+// stride: the bytes of an encoded block.
+static __device__ __forceinline__ WireBlock wire_block_of_warp(const WirePieces &pieces, size_t stride) {
     WireBlock block;
     size_t index = (size_t)blockIdx.x * WIRE_WARPS + (size_t)warp_index();
-    block.begin = index * WIRE_BLOCK;
-    block.offset = index * stride;
-    size_t rest = block.begin < count ? count - block.begin : 0;
+    size_t per_piece = (pieces.count + WIRE_BLOCK - 1) / WIRE_BLOCK;
+    size_t piece = index / per_piece, inside = index % per_piece * WIRE_BLOCK;
+    size_t place = piece / pieces.cells, cell = piece % pieces.cells;
+    size_t rest = place < pieces.owner_count ? pieces.count - inside : 0;
+    size_t owner = pieces.owners != NULL && rest > 0 ? (size_t)pieces.owners[place] : place;
+    block.begin = cell * pieces.cell_stride + owner * pieces.owner_stride + inside;
+    block.base = cell * pieces.base_stride + owner * pieces.owner_stride + inside;
+    block.offset = place * pieces.owner_bytes + cell * pieces.bytes + inside / WIRE_BLOCK * stride;
     block.n = rest < (size_t)WIRE_BLOCK ? (int)rest : (int)WIRE_BLOCK;
     return block;
 }
 
-// Launches a kernel with a warp for each block of the wire. Behind `arguments` it gets
-// the number of elements and the bytes of an encoded block.
+// Launches a kernel with a warp for each block of the wire. Behind `arguments` it gets the
+// pieces and the bytes of an encoded block.
 template <typename... Parameters, typename... Arguments>
-static inline void wire_launch(Stream *stream, void (*kernel)(Parameters...), WireFormat format, size_t count,
-                               Arguments... arguments) {
-    if (count == 0) { return; }
-    dim3 blocks(cuda_blocks(count, WIRE_WARPS * WIRE_BLOCK)), threads(WIRE_WARPS * WARP);
-    cuda_launch(stream, kernel, blocks, threads, 0, arguments..., count, wire_bytes(format, WIRE_BLOCK));
+static inline void wire_launch(Stream *stream, void (*kernel)(Parameters...), WireFormat format,
+                               const WirePieces *pieces, Arguments... arguments) {
+    size_t blocks = (pieces->count + WIRE_BLOCK - 1) / WIRE_BLOCK * pieces->cells * pieces->owner_count;
+    if (blocks == 0) { return; }
+    dim3 grid(cuda_blocks(blocks, WIRE_WARPS)), threads(WIRE_WARPS * WARP);
+    cuda_launch(stream, kernel, grid, threads, 0, arguments..., *pieces, wire_bytes(format, WIRE_BLOCK));
 }
 
 // ---------------------------------------------------------------------------------------
-// Runs
+// Messages
 
 template <WireFormat FORMAT>
-static __global__ void wire_encode_kernel(char *out, const float *values, const float *base, size_t count,
-                                          size_t stride) {
-    WireBlock block = wire_block_of_warp(count, stride);
+static __global__ void wire_encode_kernel(char *message, const float *values, const float *base,
+                                          WirePieces pieces, size_t stride) {
+    WireBlock block = wire_block_of_warp(pieces, stride);
     int half = wire_half<FORMAT>(block.n);
     if (block.n == 0) { return; }
     float mine[WIRE_LANE];
     wire_values_load(mine, values + block.begin, half, block.n);
     if (base != NULL) {
         float from[WIRE_LANE];
-        wire_values_load(from, base + block.begin, half, block.n);
+        wire_values_load(from, base + block.base, half, block.n);
         for (int i = 0; i < WIRE_LANE; i++) { mine[i] -= from[i]; }
     }
-    wire_warp_encode<FORMAT>(out + block.offset, mine, block.n);
+    wire_warp_encode<FORMAT>(message + block.offset, mine, block.n);
 }
 
-// out (wire_bytes(format, count)) <- the encoding of values (count), or of values - base
-// where base is not NULL.
-static inline void cuda_wire_encode(Stream *stream, WireFormat format, void *out, const float *values,
-                                    const float *base, size_t count) {
-    static void (*const kernels[WIRE_FORMAT_COUNT])(char *, const float *, const float *, size_t, size_t) = {
+// message <- the encodings of the pieces of `values`, or of values - base where base is
+// not NULL.
+static inline void cuda_wire_encode(Stream *stream, WireFormat format, void *message, const float *values,
+                                    const float *base, const WirePieces *pieces) {
+    static void (*const kernels[WIRE_FORMAT_COUNT])(char *, const float *, const float *, WirePieces,
+                                                    size_t) = {
         wire_encode_kernel<WIRE_FP32>, wire_encode_kernel<WIRE_BF16>, wire_encode_kernel<WIRE_INT8>,
         wire_encode_kernel<WIRE_INT4>, wire_encode_kernel<WIRE_E3M0>};
-    wire_launch(stream, kernels[format], format, count, (char *)out, values, base);
+    wire_launch(stream, kernels[format], format, pieces, (char *)message, values, base);
 }
 
 template <WireFormat FORMAT>
-static __global__ void wire_decode_kernel(float *out, const char *in, const float *base, size_t count,
-                                          size_t stride) {
-    WireBlock block = wire_block_of_warp(count, stride);
+static __global__ void wire_decode_kernel(float *out, const char *message, const float *base,
+                                          WirePieces pieces, size_t stride) {
+    WireBlock block = wire_block_of_warp(pieces, stride);
     int half = wire_half<FORMAT>(block.n);
     if (block.n == 0) { return; }
     float mine[WIRE_LANE];
-    wire_warp_decode<FORMAT>(mine, in + block.offset, block.n);
+    wire_warp_decode<FORMAT>(mine, message + block.offset, block.n);
     if (base != NULL) {
         float from[WIRE_LANE];
-        wire_values_load(from, base + block.begin, half, block.n);
+        wire_values_load(from, base + block.base, half, block.n);
         for (int i = 0; i < WIRE_LANE; i++) { mine[i] = from[i] + mine[i]; }
     }
     wire_values_store(out + block.begin, mine, half, block.n);
 }
 
-// out (count) <- what the run at `in` decodes to, on top of base where base is not NULL.
-// out may be base.
-static inline void cuda_wire_decode(Stream *stream, WireFormat format, float *out, const void *in,
-                                    const float *base, size_t count) {
-    static void (*const kernels[WIRE_FORMAT_COUNT])(float *, const char *, const float *, size_t, size_t) = {
+// The pieces of `out` <- what they decode to, on top of base where base is not NULL. out
+// may be base.
+static inline void cuda_wire_decode(Stream *stream, WireFormat format, float *out, const void *message,
+                                    const float *base, const WirePieces *pieces) {
+    static void (*const kernels[WIRE_FORMAT_COUNT])(float *, const char *, const float *, WirePieces,
+                                                    size_t) = {
         wire_decode_kernel<WIRE_FP32>, wire_decode_kernel<WIRE_BF16>, wire_decode_kernel<WIRE_INT8>,
         wire_decode_kernel<WIRE_INT4>, wire_decode_kernel<WIRE_E3M0>};
-    wire_launch(stream, kernels[format], format, count, out, (const char *)in, base);
+    wire_launch(stream, kernels[format], format, pieces, out, (const char *)message, base);
 }
 
 template <WireFormat FORMAT>
-static __global__ void wire_sum_kernel(float *out, const char *in, size_t in_stride, int ranks, size_t count,
-                                       size_t stride) {
-    WireBlock block = wire_block_of_warp(count, stride);
+static __global__ void wire_sum_kernel(float *out, const char *messages, size_t message_stride, int count,
+                                       WirePieces pieces, size_t stride) {
+    WireBlock block = wire_block_of_warp(pieces, stride);
     if (block.n == 0) { return; }
     float sums[WIRE_LANE] = {};
-    for (int rank = 0; rank < ranks; rank++) {
+    for (int i = 0; i < count; i++) {
         float mine[WIRE_LANE];
-        wire_warp_decode<FORMAT>(mine, in + (size_t)rank * in_stride + block.offset, block.n);
-        for (int i = 0; i < WIRE_LANE; i++) { sums[i] += mine[i]; }
+        wire_warp_decode<FORMAT>(mine, messages + (size_t)i * message_stride + block.offset, block.n);
+        for (int j = 0; j < WIRE_LANE; j++) { sums[j] += mine[j]; }
     }
     wire_values_store(out + block.begin, sums, wire_half<FORMAT>(block.n), block.n);
 }
 
-// out (count) <- the sum over ranks, from 0 and in their order, of what their runs decode
-// to. The run of a rank is at in + rank * in_stride bytes.
-static inline void cuda_wire_sum(Stream *stream, WireFormat format, float *out, const void *in,
-                                 size_t in_stride, int ranks, size_t count) {
-    static void (*const kernels[WIRE_FORMAT_COUNT])(float *, const char *, size_t, int, size_t, size_t) = {
+// The pieces of `out` <- the sums, from 0 and in their order, of what `count` messages
+// decode to. They begin message_stride bytes apart.
+static inline void cuda_wire_sum(Stream *stream, WireFormat format, float *out, const void *messages,
+                                 size_t message_stride, int count, const WirePieces *pieces) {
+    static void (*const kernels[WIRE_FORMAT_COUNT])(float *, const char *, size_t, int, WirePieces,
+                                                    size_t) = {
         wire_sum_kernel<WIRE_FP32>, wire_sum_kernel<WIRE_BF16>, wire_sum_kernel<WIRE_INT8>,
         wire_sum_kernel<WIRE_INT4>, wire_sum_kernel<WIRE_E3M0>};
-    wire_launch(stream, kernels[format], format, count, out, (const char *)in, in_stride, ranks);
+    wire_launch(stream, kernels[format], format, pieces, out, (const char *)messages, message_stride, count);
 }
 
 #endif

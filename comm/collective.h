@@ -7,13 +7,17 @@
 // Ownership is that of layout.h. Both work on a stretch [first, end) of every rank's own
 // elements, whole cells of the layout: one bucket, or the whole vector.
 //
-// Every rank sends each piece straight to its owner, encoded once in the wire format
-// (kernels/wire.h). The owner decodes and adds what comes in fp32, from 0 and in the
-// order of ranks, its own piece rounded like the others. A ring would move the same
-// number of bytes, but it would add in another order for every piece, and a narrow wire
-// would round every partial sum. Here a value is rounded once, and the sum is the one of
-// a plain loop over the ranks, bit for bit, whichever path the vector takes
-// (collectives.h).
+// The links between hosts are the slow ones, and a vector crosses them once per host
+// (groups.h). The ranks of a host first add up each piece among themselves, in fp32, from 0
+// and in the order of ranks. The host's sum goes straight to the owner of the piece, encoded
+// once in the wire format (kernels/wire.h). The owner decodes and adds what comes in fp32,
+// from 0 and in the order of hosts, the sum of its own host rounded like the others. Where
+// every rank counts as a host, that is the sum over ranks.
+//
+// A ring would move the same number of bytes, but it would add in another order for every
+// piece, and a narrow wire would round every partial sum. Here a value is rounded once per
+// host, and the sum is the one of two plain loops, bit for bit, whichever path the vector
+// takes (collectives.h).
 //
 // After an all-gather all ranks have the same bits: the owner, too, keeps its values as
 // the wire has rounded them. Formats that are too coarse for parameters themselves carry

@@ -236,6 +236,7 @@ static inline void job_gather(Scheduler *s, const Job *job, Stream *stream) {
     bool overlapped = s->settings.kind == RULE_OVERLAPPED;
     bool from_master = job->kind == COMMIT || job->spike != SPIKE_NONE;
     Collective collective = job_reduction(s, job);
+    if (s->settings.gathers_casts && collective.wire == WIRE_FP32) { collective.wire = WIRE_BF16; }
     collective.buffer = overlapped ? s->comm_buffer.data : s->parameters.data;
     collective.source = from_master ? s->optimizer.master : NULL;
     collective.base = wire_is_coarse(collective.wire) ? s->parameters.data : NULL;

@@ -37,7 +37,7 @@ typedef struct Rule {
     // result, the same on every rank. NULL: it is already.
     void (*finish)(Scheduler *s);
     // The committed parameters (parameter_count) between two commits, the same on every
-    // rank. NULL: they are what compute uses, s->parameters.
+    // rank. NULL: compute uses them, or casts of them.
     const float *(*committed)(Scheduler *s);
 
     // What a user may ask of this rule alone. `own` is the rule's part of RuleOptions
@@ -59,11 +59,12 @@ typedef struct Rule {
 // two commits. All ranks call it together, and give them back with return_committed.
 static inline const float *borrow_committed(Scheduler *s, const Rule *rule) {
     scheduler_settle(s);
-    return rule->committed != NULL ? rule->committed(s) : s->parameters.data;
+    return rule->committed != NULL ? rule->committed(s) : exact_parameters(s);
 }
 
 static inline void return_committed(Scheduler *s, const float *committed) {
     if (committed == s->gradients.data) { scheduler_move_gradients(s, NULL, true); }
+    if (committed == s->parameters.data) { scheduler_cast_parameters(s); }
 }
 
 #endif

@@ -91,6 +91,46 @@ static inline void scheduler_call(Scheduler *s, Stream *stream, StreamTask task,
 }
 
 // ---------------------------------------------------------------------------------------
+// Exact parameters
+
+typedef struct MastersGather {
+    Scheduler *scheduler;
+    float *target;
+} MastersGather;
+
+static inline void gather_masters_task(void *context, Stream *stream) {
+    MastersGather *gather = (MastersGather *)context;
+    Scheduler *s = gather->scheduler;
+    Collective collective = {&s->layout, WIRE_FP32, gather->target, s->optimizer.master, NULL};
+    comm_all_gather(&s->comm, stream, &collective, 0, layout_shard(&s->layout));
+}
+
+// target (padded) <- the master copies of all ranks, which call it together while no job
+// is under way. Returns target.
+static inline const float *gather_masters(Scheduler *s, float *target) {
+    MastersGather gather = {s, target};
+    scheduler_call(s, s->communication, gather_masters_task, &gather);
+    return target;
+}
+
+// What compute uses, s->parameters: where it holds only casts, they become the master
+// copies that were cast, until scheduler_cast_parameters. All ranks call it together.
+static inline const float *exact_parameters(Scheduler *s) {
+    return s->settings.gathers_casts ? gather_masters(s, s->parameters.data) : s->parameters.data;
+}
+
+static inline void cast_parameters_task(void *context, Stream *stream) {
+    Scheduler *s = (Scheduler *)context;
+    buffer_round(stream, s->parameters.data, s->problem.parameter_count);
+}
+
+// Without it the next estimate on a coarse wire would be a difference to something else
+// than if nobody had looked.
+static inline void scheduler_cast_parameters(Scheduler *s) {
+    if (s->settings.gathers_casts) { scheduler_call(s, s->compute, cast_parameters_task, s); }
+}
+
+// ---------------------------------------------------------------------------------------
 // Jobs
 
 static inline double scheduler_learning_rate(const Scheduler *s) {

@@ -76,6 +76,9 @@ typedef struct SchedulerSettings {
     int64_t sequential;   // overlapped rules: so many commits at the start wait for their jobs
     size_t bucket;        // synchronous rules: bytes of gradients that travel together; 0: all of them
     WireFormat wire, estimate_wire;
+    // All ranks compute with bf16 casts of the parameters, so casts are gathered where the
+    // wire is fp32: the same weights with half of the bytes. s->parameters hold casts then.
+    bool gathers_casts;
     double gradient_clip; // 0: none
     SpikePolicy on_spike;
     double spike_limit; // SpikeDetector::limit
@@ -380,7 +383,7 @@ static inline void scheduler_reserve(Scheduler *s, Arena *arena, const Scheduler
 }
 
 // Initialises the master and outer copies from the parameters. Where parameters are sent
-// in bf16, every rank starts with parameters rounded in the same way.
+// in bf16, or casts of them, every rank starts with parameters rounded in the same way.
 static inline void scheduler_spread_parameters(Scheduler *s) {
     bool sharded = !s->settings.replicated && s->settings.kind != RULE_LOCAL;
     size_t count = s->problem.parameter_count;
@@ -389,7 +392,8 @@ static inline void scheduler_spread_parameters(Scheduler *s) {
     } else {
         s->optimizer.master = s->parameters.data;
     }
-    if (sharded && s->settings.wire == WIRE_BF16) { buffer_round(s->compute, s->parameters.data, count); }
+    bool rounded = s->settings.wire == WIRE_BF16 || s->settings.gathers_casts;
+    if (sharded && rounded) { buffer_round(s->compute, s->parameters.data, count); }
     if (s->settings.kind == RULE_LOCAL) {
         stream_copy(s->compute, s->outer, s->parameters.data, count * sizeof(float));
     }

@@ -26,6 +26,7 @@ typedef struct Placement {
     bool uses_nccl;
     int sharing;       // how many ranks compute on this rank's GPU, itself included
     int ranks_on_gpus; // how many ranks of the whole job compute on GPUs
+    bool all_cast;     // there are several ranks, and all compute with bf16 casts of the parameters
     char device_reason[1100], exchange_reason[192], gpu_exchange_reason[128], recompute_reason[192];
 } Placement;
 
@@ -168,6 +169,10 @@ static inline bool placement_choose_gpu_exchange(Placement *placement, const Opt
         (GpuIdentity *)transport_collect_records(transport, "choice of the GPU exchange", &mine, sizeof mine);
     const char *obstacle = nccl_obstacle(gpus, transport->size);
     bool mixed = false;
+    placement->all_cast = placement->precision == PRECISION_BF16; // all were given the same --precision
+    for (int rank = 0; rank < transport->size; rank++) {
+        placement->all_cast = placement->all_cast && gpus[rank].capability > 0;
+    }
     for (int rank = 1; rank < transport->size; rank++) {
         mixed = mixed || gpus[rank].capability != gpus[0].capability;
     }

@@ -85,6 +85,7 @@ static inline void print_wire(const Run *run) {
     if (run->scheduler.settings.estimate_wire != run->scheduler.settings.wire) {
         printf(", %s for estimates", wire_name(run->scheduler.settings.estimate_wire));
     }
+    if (run->scheduler.settings.gathers_casts) { printf(", bf16 for the parameters that all compute with"); }
     if (options->link_mbit > 0) { printf(", at most %g Mbit/s", options->link_mbit); }
     if (options->link_us > 0) { printf(", every message %g us late", options->link_us); }
     printf("%s\n", options->link_mbit > 0 || options->link_us > 0 ? " (emulated)" : "");

@@ -145,6 +145,7 @@ static inline SchedulerSettings choose_settings(Run *run) {
     settings.gpu = placement_gpu(&run->placement);
     settings.precision = run->placement.precision;
     settings.nccl = run->placement.uses_nccl ? &run->placement.nccl : NULL;
+    settings.gathers_casts = run->placement.all_cast && rule_shards(run->rule) && settings.wire == WIRE_FP32;
     return settings;
 }
 

@@ -259,7 +259,7 @@ static inline json_t *manifest_make(const CheckpointedRun *run, const WorkerNumb
     const Scheduler *s = run->scheduler;
     json_t *list = json_array(), *applied = json_array();
     char exchange[64];
-    groups_order(transport_groups(run->transport), exchange, sizeof exchange);
+    transport_sum_order(run->transport, exchange, sizeof exchange);
     for (int rank = 0; rank < run->transport->size; rank++) {
         json_array_append_new(list, worker_numbers_to_json(&workers[rank]));
     }

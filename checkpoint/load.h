@@ -487,7 +487,7 @@ static inline void source_find_remarks(const CheckpointSource *source, const Che
     const char *exchange = json_string_value(json_object_get(source->manifest, "exchange"));
     char today[64];
     json_t *value;
-    groups_order(transport_groups(run->transport), today, sizeof today);
+    transport_sum_order(run->transport, today, sizeof today);
     remarks[0] = '\0';
     if (!source->same_rule) {
         remarks_add(remarks,

@@ -239,6 +239,61 @@ static inline void nccl_gather_inside(NcclBatch *batch) {
 }
 
 // ---------------------------------------------------------------------------------------
+// The library's own collectives (--exchange library): for those to whom speed at scale is
+// worth more than bits that depend on nothing but the ranks. A cell is one call, and the
+// calls of a batch are a group. In bf16 the library also adds in bf16.
+
+// The numbers of the batch, one behind the other.
+static inline WirePieces nccl_whole(const NcclBatch *batch) {
+    const Layout *layout = batch->collective->layout;
+    return wire_run(WIRE_BF16, batch->cells * layout->piece * (size_t)layout->size);
+}
+
+static inline void nccl_library_reduce(NcclBatch *batch) {
+    Nccl *nccl = batch->nccl;
+    const Layout *layout = batch->collective->layout;
+    bool bf16 = batch->collective->wire == WIRE_BF16;
+    size_t element = bf16 ? 2 : 4, cell = layout->piece * (size_t)layout->size * element,
+           own = (size_t)nccl->transport->rank * layout->piece;
+    char *data = bf16 ? nccl->sent : (char *)nccl_vector(batch);
+    WirePieces whole = nccl_whole(batch), mine = nccl_pieces(batch, WIRE_BF16, NULL, 1);
+    if (bf16) { wire_encode_on_gpu(batch->stream, WIRE_BF16, data, nccl_vector(batch), NULL, &whole); }
+    nccl_begin(nccl);
+    for (size_t i = 0; i < batch->cells; i++) {
+        char *in = data + i * cell; // each rank's part is written to its place in it
+        nccl_collect(nccl, batch->stream, true, bf16, in, in + own * element, layout->piece);
+    }
+    nccl_end(nccl, BETWEEN_HOSTS);
+    mine.bytes = cell;
+    if (bf16) {
+        wire_decode_on_gpu(batch->stream, WIRE_BF16, nccl_vector(batch) + own, data + own * element, NULL,
+                           &mine);
+    }
+}
+
+static inline void nccl_library_gather(NcclBatch *batch) {
+    Nccl *nccl = batch->nccl;
+    const Collective *collective = batch->collective;
+    const Layout *layout = collective->layout;
+    bool bf16 = collective->wire == WIRE_BF16;
+    size_t piece = layout->piece, element = bf16 ? 2 : 4, cell = piece * (size_t)layout->size * element;
+    const float *source = collective_source(collective, nccl->transport->rank, batch->first * piece);
+    size_t step = collective->source != NULL ? piece : piece * (size_t)layout->size; // between own pieces
+    char *data = bf16 ? nccl_received(batch) : (char *)nccl_vector(batch);
+    WirePieces whole = nccl_whole(batch), mine = nccl_pieces(batch, WIRE_BF16, NULL, 1);
+    mine.cell_stride = step;
+    mine.bytes = piece * element;
+    if (bf16) { wire_encode_on_gpu(batch->stream, WIRE_BF16, nccl->sent, source, NULL, &mine); }
+    nccl_begin(nccl);
+    for (size_t i = 0; i < batch->cells; i++) {
+        const void *in = bf16 ? (const void *)(nccl->sent + i * mine.bytes) : source + i * step;
+        nccl_collect(nccl, batch->stream, false, bf16, in, data + i * cell, piece);
+    }
+    nccl_end(nccl, BETWEEN_HOSTS);
+    if (bf16) { wire_decode_on_gpu(batch->stream, WIRE_BF16, nccl_vector(batch), data, NULL, &whole); }
+}
+
+// ---------------------------------------------------------------------------------------
 // Own elements [first, end), whole cells, as many at a time as the buffers hold. Both
 // return when all is done.
 
@@ -254,7 +309,7 @@ static inline void nccl_for_batches(Nccl *nccl, Stream *stream, const Collective
     for (; batch.first < end / piece; batch.first += batch.cells, batch.number++) {
         batch.cells = size_min(end / piece - batch.first, nccl->cells);
         one(&batch);
-        two(&batch);
+        if (two != NULL) { two(&batch); }
     }
     for (int i = 0; i < 2; i++) { gpu_wait_for(stream->queue, nccl->inside_done[i]); }
     nccl_settle(nccl, BETWEEN_HOSTS, stream->queue, nccl->transport->operation);
@@ -263,13 +318,17 @@ static inline void nccl_for_batches(Nccl *nccl, Stream *stream, const Collective
 static inline void nccl_reduce_scatter(Nccl *nccl, Stream *stream, const Collective *collective, size_t first,
                                        size_t end) {
     transport_begin(nccl->transport, "reduce-scatter");
-    nccl_for_batches(nccl, stream, collective, first, end, nccl_reduce_inside, nccl_reduce_between);
+    nccl_for_batches(nccl, stream, collective, first, end,
+                     nccl->transport->library ? nccl_library_reduce : nccl_reduce_inside,
+                     nccl->transport->library ? NULL : nccl_reduce_between);
 }
 
 static inline void nccl_all_gather(Nccl *nccl, Stream *stream, const Collective *collective, size_t first,
                                    size_t end) {
     transport_begin(nccl->transport, "all-gather");
-    nccl_for_batches(nccl, stream, collective, first, end, nccl_gather_between, nccl_gather_inside);
+    nccl_for_batches(nccl, stream, collective, first, end,
+                     nccl->transport->library ? nccl_library_gather : nccl_gather_between,
+                     nccl->transport->library ? NULL : nccl_gather_inside);
 }
 
 #endif

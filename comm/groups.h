@@ -112,7 +112,7 @@ static inline void groups_describe(const Groups *groups, char *text, size_t size
     }
 }
 
-// A text that is the same where sums are added in the same order. For checkpoints.
+// A text that is the same where sums are added in the same order.
 static inline void groups_order(const Groups *groups, char *text, size_t size) {
     uint64_t hash = 0;
     for (int rank = 0; rank < groups->size; rank++) {

@@ -121,6 +121,26 @@ static inline void nccl_receive(Nccl *nccl, Level level, Stream *stream, int pee
         "receive");
 }
 
+// A reduce-scatter or an all-gather of one cell by the library: `count` fp32 or bf16 numbers
+// of each rank. Between nccl_begin and nccl_end, as messages are.
+static inline void nccl_collect(Nccl *nccl, Stream *stream, bool reduces, bool bf16, const void *in,
+                                void *out, size_t count) {
+    ncclComm_t communicator = nccl_communicator(nccl, BETWEEN_HOSTS);
+    ncclDataType_t type = bf16 ? ncclBfloat16 : ncclFloat;
+    cudaStream_t queue = (cudaStream_t)stream->queue;
+    nccl_check(nccl, BETWEEN_HOSTS,
+               reduces ? ncclReduceScatter(in, out, count, type, ncclSum, communicator, queue)
+                       : ncclAllGather(in, out, count, type, communicator, queue),
+               nccl->transport->operation);
+    // As in a ring: what a rank passes on, and of it what the ranks of a host let through.
+    const Groups *hosts = &nccl->transport->hosts;
+    size_t bytes = count * (bf16 ? 2 : 4) * (size_t)(nccl->transport->size - 1);
+    size_t sharing = (size_t)groups_count(hosts, hosts->host_of[nccl->transport->rank]);
+    __atomic_fetch_add(&nccl->transport->bytes_sent, bytes, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&nccl->transport->bytes_sent_outside, hosts->hosts > 1 ? bytes / sharing : 0,
+                       __ATOMIC_RELAXED);
+}
+
 // ---------------------------------------------------------------------------------------
 // Opening
 
@@ -257,6 +277,10 @@ static inline void nccl_send(Nccl *nccl, Level level, Stream *stream, int peer, 
 }
 static inline void nccl_receive(Nccl *nccl, Level level, Stream *stream, int peer, void *data, size_t bytes) {
     (void)nccl, (void)level, (void)stream, (void)peer, (void)data, (void)bytes;
+}
+static inline void nccl_collect(Nccl *nccl, Stream *stream, bool reduces, bool bf16, const void *in, void *out,
+                                size_t count) {
+    (void)nccl, (void)stream, (void)reduces, (void)bf16, (void)in, (void)out, (void)count;
 }
 // clang-format on
 

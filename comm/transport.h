@@ -111,6 +111,7 @@ typedef struct Transport {
     Groups hosts;       // which ranks share a host: the slow link lies between these
     Groups flat;        // every rank by itself
     bool two_level;     // the exchange adds up inside hosts first
+    bool library;       // NCCL's own collectives carry vectors, and add in an order of their own
     const char *reason; // why this link was chosen, for the start-up block
     Link link;
     double timeout_seconds; // of every wait
@@ -214,6 +215,16 @@ static inline void transport_close(Transport *transport) {
 // How the exchange sees the ranks.
 static inline const Groups *transport_groups(const Transport *transport) {
     return transport->two_level ? &transport->hosts : &transport->flat;
+}
+
+// A text that is the same where sums are added in the same order. For the log and
+// checkpoints.
+static inline void transport_sum_order(const Transport *transport, char *text, size_t size) {
+    if (transport->library) {
+        snprintf(text, size, "library");
+    } else {
+        groups_order(transport_groups(transport), text, size);
+    }
 }
 
 // Whether a message to this rank leaves the host.

@@ -44,7 +44,12 @@ typedef enum PrecisionChoice {
 } PrecisionChoice;
 typedef enum RateCounter { RATE_BY_GRADIENTS, RATE_BY_COMMITS } RateCounter;
 typedef enum DecayChoice { DECAY_MATRICES, DECAY_ALL } DecayChoice;
-typedef enum ExchangeChoice { EXCHANGE_AUTO, EXCHANGE_FLAT, EXCHANGE_TWO_LEVEL } ExchangeChoice;
+typedef enum ExchangeChoice {
+    EXCHANGE_AUTO,
+    EXCHANGE_FLAT,
+    EXCHANGE_TWO_LEVEL,
+    EXCHANGE_LIBRARY
+} ExchangeChoice;
 typedef enum GpuExchange { GPU_EXCHANGE_AUTO, GPU_EXCHANGE_NCCL, GPU_EXCHANGE_HOST } GpuExchange;
 
 // Fields are called as their options, with underscores; lr, lr-by and min-lr are spelled

@@ -256,6 +256,22 @@ static inline bool options_check_pairs(const Options *options, Error *error) {
 }
 
 // Refuses options that are valid one by one and not together.
+// The library adds fp32 and bf16 numbers, and nothing else.
+static inline bool options_check_exchange(const Options *options, Error *error) {
+    const Rule *rule = options_rule(options);
+    SchedulerSettings settings;
+    memset(&settings, 0, sizeof settings);
+    settings.wire = settings.estimate_wire = (WireFormat)options->wire;
+    if (rule->configure != NULL) { rule->configure(options_of_rule(options), &settings); }
+    bool coarse = wire_is_coarse(settings.wire) || wire_is_coarse(settings.estimate_wire);
+    if (options->exchange == EXCHANGE_LIBRARY && coarse) {
+        return error_set(error,
+                         "--exchange library carries fp32 and bf16 only: choose one of them for --wire "
+                         "and --estimate-wire, or another --exchange");
+    }
+    return true;
+}
+
 static inline bool options_check(const Options *options, Error *error) {
     const Rule *rule = options_rule(options);
     RuleFacts facts = {0, options_are_adaptive(options)};
@@ -272,7 +288,7 @@ static inline bool options_check(const Options *options, Error *error) {
            options_check_rank_list(options, error) &&
            (rule->check == NULL || rule->check(options_of_rule(options), &facts, error)) &&
            options_check_rate(options, error) && options_check_emulation(options, error) &&
-           options_check_pairs(options, error);
+           options_check_exchange(options, error) && options_check_pairs(options, error);
 }
 
 // A list with a number for each of the ranks, no more and no less.

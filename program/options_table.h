@@ -128,10 +128,12 @@ static const OptionSpec option_table[] = {
      "coarser. Their gradients travel in blocks of "
      "256 with one scale, their parameters as differences to what all ranks already hold."},
     {"exchange", GROUP_RULE, EVERY_RULE, COMPARED_APART,
-     CHOICE_OPTION(exchange, "auto", "auto", "flat", "two-level"),
+     CHOICE_OPTION(exchange, "auto", "auto", "flat", "two-level", "library"),
      "How vectors are added up and spread. flat: every rank sends straight to every other. two-level: the "
      "ranks of a host add up among themselves in fp32 first, so that a vector crosses the link between "
-     "hosts only once per host, and is rounded by --wire only there. auto: two-level where several hosts "
+     "hosts only once per host, and is rounded by --wire only there. library: by NCCL's own collectives, "
+     "for GPUs with fp32 or bf16 on the wire: made for speed at scale, but the bits then depend on the "
+     "library and on how the GPUs are connected. auto: two-level where several hosts "
      "have several ranks, otherwise flat."},
     {"overlap", GROUP_RULE, EVERY_RULE, SAME_BITS, SWITCH_OPTION(overlap, "on"),
      "off waits for every operation before the next one starts: the same bits, but slower. It shows what "

@@ -112,12 +112,18 @@ static inline void placement_choose_exchange(Placement *placement, const Options
     bool helps = hosts->hosts > 1 && hosts->hosts < size;
     transport->two_level =
         options->exchange == EXCHANGE_TWO_LEVEL || (options->exchange == EXCHANGE_AUTO && helps);
+    transport->library = options->exchange == EXCHANGE_LIBRARY;
     char counts[64];
     groups_describe(hosts, counts, sizeof counts);
     snprintf(placement->exchange_reason, sizeof placement->exchange_reason, "%s, %s%s",
-             transport->two_level ? "on two levels" : "flat", counts,
-             transport->two_level || !helps ? ""
-                                            : ": several ranks of a host send the same sums over its link");
+             transport->two_level ? "on two levels"
+             : transport->library
+                 ? "by NCCL's own collectives: bits depend on it and on how GPUs are connected"
+                 : "flat",
+             counts,
+             transport->two_level || transport->library || !helps
+                 ? ""
+                 : ": several ranks of a host send the same sums over its link");
 }
 
 // ---------------------------------------------------------------------------------------
@@ -195,6 +201,12 @@ static inline bool placement_choose_gpu_exchange(Placement *placement, const Opt
             error, "--gpu-exchange nccl: links are emulated in host memory; drop one of the two options");
     }
     placement->uses_nccl = !host && !emulated && obstacle == NULL;
+    if (transport->library && !placement->uses_nccl) {
+        return error_set(error, "--exchange library is NCCL's, which cannot be used here: %s",
+                         host       ? "--gpu-exchange is host"
+                         : emulated ? "links are emulated in host memory"
+                                    : obstacle);
+    }
     const char *reason = host ? "as asked for" : emulated ? "links are emulated there" : obstacle;
     snprintf(placement->gpu_exchange_reason, sizeof placement->gpu_exchange_reason, "%s%s",
              placement->uses_nccl ? "from GPU to GPU by NCCL" : "through host memory: ",

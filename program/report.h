@@ -157,7 +157,7 @@ static inline void log_start(Run *run, const Hello *hellos) {
     }
     json_object_set_new(memory, "total", json_integer((json_int_t)run->arena.bytes));
     char exchange[64];
-    groups_order(transport_groups(&run->transport), exchange, sizeof exchange);
+    transport_sum_order(&run->transport, exchange, sizeof exchange);
     report_event(run,
                  json_pack("{s:s, s:s, s:I, s:s, s:s, s:I, s:I, s:o, s:o, s:o, s:o}", "event", "start",
                            "version", ACCO_VERSION, "time", (json_int_t)time(NULL), "transport",

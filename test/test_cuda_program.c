@@ -113,6 +113,27 @@ static void casts_travel_and_change_no_bit(void **state) {
     assert_true(bytes[1] < 0.77 * bytes[0] && bytes[1] > 0.73 * bytes[0]);
 }
 
+// NCCL's own collectives, here a stand-in that adds in the opposite order, end within
+// rounding of ours, with as many bytes.
+static void the_library_is_within_rounding_of_ours(void **state) {
+    static const char *const options[] = {"--optimizer zero1", "--optimizer ddp --wire bf16",
+                                          "--optimizer acco --accumulate 4 --precision fp32",
+                                          "--optimizer diloco --diloco-H 2 --wire bf16"};
+    for (int i = 0; i < 4; i++) {
+        Fleet *fleet = fleet_new(stage_with_ranks(state));
+        set_gpus("4", i % 2 == 0 ? NULL : "64"); // in one batch, and in several
+        fleet_start(fleet, 3, "--lr 0.003 --exchange library %s", options[i]);
+        fleet_start(fleet, 3, "--lr 0.003 --exchange flat %s", options[i]);
+        fleet_finish(fleet);
+        check_losses(fleet, 0, 1, strstr(options[i], "bf16") != NULL ? 2e-2 : 2e-3);
+        text_check(fleet_output(fleet, 0), "by NCCL's own collectives", options[i]);
+        double bytes[2];
+        for (int j = 0; j < 2; j++) { bytes[j] = fleet_number(fleet, j, "report", -1, "bytes_sent"); }
+        assert_true(bytes[0] < 1.02 * bytes[1] && bytes[0] > 0.98 * bytes[1]);
+        stage_end_all(stage_of(state));
+    }
+}
+
 // On GPUs with little memory a vector travels in several batches.
 static void two_levels_give_the_same_bits_in_any_order(void **state) {
     Stage *stage = stage_with_ranks(state);
@@ -219,6 +240,9 @@ static void what_cannot_be_had_is_refused(void **state) {
         {"1,0", "--optimizer ddp", "round them differently", 2},
         {"1,0", "--optimizer diloco", "round them differently", 2},
         {"1,0", "--gpu-exchange nccl --optimizer zero1", "not every rank has a GPU", 2},
+        {"1", "--exchange library", "which cannot be used here: several ranks share a GPU", 2},
+        {"2", "--exchange library --gpu-exchange host", "--gpu-exchange is host", 2},
+        {"2", "--exchange library --estimate-wire int8", "carries fp32 and bf16 only", 2},
     };
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
         char arguments[256];
@@ -339,6 +363,7 @@ int main(int argc, char **argv) {
         GPU_TEST(narrow_wires_give_the_same_bits_in_any_order),
         GPU_TEST(casts_travel_and_change_no_bit),
         GPU_TEST(two_levels_give_the_same_bits_in_any_order),
+        GPU_TEST(the_library_is_within_rounding_of_ours),
         GPU_TEST(ranks_with_and_without_a_gpu_train_together),
         GPU_TEST(nccl_is_used_where_every_rank_has_a_gpu),
         GPU_TEST(recomputation_changes_no_bit),

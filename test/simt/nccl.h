@@ -12,10 +12,12 @@
 
 #include <vector>
 
+#include "cuda_bf16.h"
 #include "cuda_runtime.h"
 
 typedef enum ncclResult_t { ncclSuccess = 0, ncclInProgress = 7 } ncclResult_t;
-typedef enum ncclDataType_t { ncclChar = 0 } ncclDataType_t;
+typedef enum ncclDataType_t { ncclChar = 0, ncclFloat = 7, ncclBfloat16 = 9 } ncclDataType_t;
+typedef enum ncclRedOp_t { ncclSum = 0 } ncclRedOp_t;
 struct ncclUniqueId {
     char internal[128];
 };
@@ -32,11 +34,21 @@ struct SimtMessage {
     int peer;
 };
 
+// A collective of the library, done when the group ends.
+struct SimtCollective {
+    bool reduces;
+    const void *in;
+    void *out;
+    size_t count; // elements that each rank receives, or sends
+    ncclDataType_t type;
+};
+
 struct SimtCommunicator {
     MPI_Comm world;
     int rank;
     bool busy; // ncclCommGetAsyncError must say once more that a call is in progress
     std::vector<SimtMessage> messages;
+    std::vector<SimtCollective> collectives;
 };
 typedef SimtCommunicator *ncclComm_t;
 
@@ -55,7 +67,7 @@ inline ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
 inline ncclResult_t ncclCommInitRankConfig(ncclComm_t *communicator, int, ncclUniqueId id, int rank,
                                            ncclConfig_t *) {
     if (id.internal[0] != 7) { simt_fail("NCCL starts with an id that is not the one of rank 0"); }
-    *communicator = new SimtCommunicator{MPI_COMM_WORLD, rank, true, {}};
+    *communicator = new SimtCommunicator{MPI_COMM_WORLD, rank, true, {}, {}};
     return ncclInProgress;
 }
 inline ncclResult_t ncclCommGetAsyncError(ncclComm_t communicator, ncclResult_t *state) {
@@ -84,6 +96,51 @@ inline ncclResult_t ncclRecv(void *data, size_t bytes, ncclDataType_t, int peer,
                              cudaStream_t) {
     return simt_message(communicator, false, data, bytes, peer);
 }
+inline ncclResult_t simt_collective(ncclComm_t communicator, const SimtCollective &collective) {
+    if (communicator->busy) { simt_fail("a collective while an earlier call of NCCL is in progress"); }
+    simt_open_group() = communicator;
+    communicator->collectives.push_back(collective);
+    return ncclSuccess;
+}
+inline ncclResult_t ncclReduceScatter(const void *in, void *out, size_t count, ncclDataType_t type,
+                                      ncclRedOp_t, ncclComm_t communicator, cudaStream_t) {
+    return simt_collective(communicator, {true, in, out, count, type});
+}
+inline ncclResult_t ncclAllGather(const void *in, void *out, size_t count, ncclDataType_t type,
+                                  ncclComm_t communicator, cudaStream_t) {
+    return simt_collective(communicator, {false, in, out, count, type});
+}
+
+// Adds in fp32, from the last rank to the first: another order than the program's, as the
+// library may choose.
+inline void simt_run_collective(ncclComm_t communicator, const SimtCollective &work) {
+    int size;
+    MPI_Comm_size(communicator->world, &size);
+    size_t element = work.type == ncclFloat ? 4 : 2, mine = work.count * element, all = mine * (size_t)size;
+    if (!work.reduces) {
+        std::vector<char> sent((const char *)work.in, (const char *)work.in + mine); // may be part of `out`
+        MPI_Allgather(sent.data(), (int)mine, MPI_BYTE, work.out, (int)mine, MPI_BYTE, communicator->world);
+        return;
+    }
+    std::vector<char> parts(all);
+    MPI_Alltoall(work.in, (int)mine, MPI_BYTE, parts.data(), (int)mine, MPI_BYTE, communicator->world);
+    for (size_t i = 0; i < work.count; i++) {
+        float sum = 0;
+        for (int rank = size - 1; rank >= 0; rank--) {
+            const char *part = parts.data() + (size_t)rank * mine + i * element;
+            uint32_t bits = 0;
+            memcpy((char *)&bits + 4 - element, part, element);
+            float value;
+            memcpy(&value, &bits, 4);
+            sum += value;
+        }
+        if (work.type == ncclFloat) {
+            ((float *)work.out)[i] = sum;
+        } else {
+            ((__nv_bfloat16 *)work.out)[i] = __float2bfloat16_rn(sum);
+        }
+    }
+}
 inline ncclResult_t ncclGroupEnd() {
     enum { SIMT_NCCL_TAG = 99 };
     ncclComm_t communicator = simt_open_group();
@@ -101,6 +158,8 @@ inline ncclResult_t ncclGroupEnd() {
     }
     MPI_Waitall((int)requests.size(), requests.data(), MPI_STATUSES_IGNORE);
     communicator->messages.clear();
+    for (const SimtCollective &work : communicator->collectives) { simt_run_collective(communicator, work); }
+    communicator->collectives.clear();
     communicator->busy = true;
     return ncclInProgress;
 }

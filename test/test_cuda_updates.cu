@@ -708,6 +708,103 @@ static void wire_formats_round_ties_as_the_cpu(void **state) {
     }
 }
 
+// ---------------------------------------------------------------------------------------
+// Messages of pieces
+
+enum { PIECES_RANKS = 5, PIECES_CELLS = 3, PIECES_OWNERS = 3 };
+static const int PIECES_LIST[PIECES_OWNERS] = {3, 0, 4};
+
+// A message of the pieces of three owners out of five, in an order of its own; or of one
+// owner, as differences to a base that lies otherwise than the values, as a shard does
+// beside the vector.
+typedef struct PiecesCase {
+    WireFormat format;
+    bool on_base;
+    WirePieces pieces, target; // as it is encoded; as it is decoded and added up
+    size_t all;                // elements of the vector
+    float *values, *base;      // (all)
+} PiecesCase;
+
+static PiecesCase pieces_case(WireFormat format, size_t piece, bool on_base) {
+    size_t bytes = wire_bytes(format, piece) + 12, owners = on_base ? 1 : PIECES_OWNERS,
+           cell = PIECES_RANKS * piece;
+    PiecesCase c;
+    WirePieces pieces = {piece, bytes, PIECES_CELLS * bytes + 4, PIECES_CELLS, owners, NULL, piece,
+                         cell,  cell};
+    c.format = format;
+    c.on_base = on_base;
+    c.pieces = c.target = pieces;
+    c.pieces.base_stride = on_base ? piece : cell;
+    c.all = PIECES_CELLS * cell;
+    c.values = host_normals(&test_random, c.all, 1e-3);
+    c.base = host_normals(&test_random, c.all, 1e-3);
+    return c;
+}
+
+// Every piece against a run of its own: the message, and what it decodes to and adds up
+// to, twice, on top of `base`.
+static void check_pieces(const PiecesCase *c, const char *message, const float *decoded, const float *sums) {
+    size_t piece = c->pieces.count, bytes = wire_bytes(c->format, piece);
+    float *run = host_copy(c->values, piece), *plain = host_copy(c->values, piece);
+    char *encoded = (char *)malloc(bytes);
+    for (size_t i = 0; i < c->pieces.owner_count * PIECES_CELLS; i++) {
+        size_t cell = i % PIECES_CELLS, owner = c->on_base ? 0 : (size_t)PIECES_LIST[i / PIECES_CELLS];
+        size_t flat = (cell * PIECES_RANKS + owner) * piece;
+        const char *place = message + i / PIECES_CELLS * c->pieces.owner_bytes + cell * c->pieces.bytes;
+        for (size_t j = 0; j < piece; j++) {
+            run[j] = c->values[flat + j] - (c->on_base ? c->base[cell * piece + j] : 0);
+        }
+        wire_encode(c->format, encoded, run, piece);
+        wire_decode(c->format, plain, encoded, piece);
+        assert_memory_equal(place, encoded, bytes);
+        for (size_t j = 0; j < piece; j++) { run[j] = plain[j] + plain[j]; }
+        check_same("summed pieces", sums + flat, run, piece);
+        for (size_t j = 0; j < piece; j++) { run[j] = c->on_base ? c->base[flat + j] + plain[j] : plain[j]; }
+        check_same("decoded pieces", decoded + flat, run, piece);
+    }
+    free(run);
+    free(plain);
+    free(encoded);
+}
+
+static void run_pieces(PiecesCase *c) {
+    Stream *stream = cuda_test_stream(PRECISION_FP32);
+    size_t message_bytes = c->pieces.owner_count * c->pieces.owner_bytes;
+    float *values = device_floats(c->values, c->all, 0), *base = device_floats(c->base, c->all, 0),
+          *decoded = device_floats(c->base, c->all, 0), *sums = device_floats(c->base, c->all, 0);
+    int *list = (int *)device_new(sizeof PIECES_LIST);
+    char *messages = (char *)device_new(2 * message_bytes), *got = (char *)malloc(message_bytes);
+    CUDA_CHECK(cudaMemcpyAsync(list, PIECES_LIST, sizeof PIECES_LIST, cudaMemcpyHostToDevice,
+                               (cudaStream_t)stream->queue));
+    if (!c->on_base) { c->pieces.owners = c->target.owners = list; }
+    for (size_t i = 0; i < 2; i++) {
+        cuda_wire_encode(stream, c->format, messages + i * message_bytes, values, c->on_base ? base : NULL,
+                         &c->pieces);
+    }
+    cuda_wire_decode(stream, c->format, decoded, messages, c->on_base ? decoded : NULL, &c->target);
+    cuda_wire_sum(stream, c->format, sums, messages, message_bytes, 2, &c->target);
+    cuda_test_wait(stream);
+    float *seen = host_copy(c->base, c->all), *seen_sums = host_copy(c->base, c->all);
+    device_to_host(got, messages, message_bytes);
+    host_floats(seen, decoded, c->all);
+    host_floats(seen_sums, sums, c->all);
+    check_pieces(c, got, seen, seen_sums);
+    void *on_gpu[] = {values, base, decoded, sums, list, messages};
+    void *on_host[] = {seen, seen_sums, got, c->values, c->base};
+    for (int i = 0; i < 6; i++) { CUDA_CHECK(cudaFree(on_gpu[i])); }
+    for (int i = 0; i < 5; i++) { free(on_host[i]); }
+}
+
+static void messages_of_pieces_equal_their_runs(void **state) {
+    (void)state;
+    static const size_t counts[] = {32, 256, 416, 768};
+    for (int trial = 0; trial < 8 * WIRE_FORMAT_COUNT; trial++) {
+        PiecesCase c = pieces_case((WireFormat)(trial / 8), counts[trial / 2 % 4], trial % 2 == 1);
+        cuda_use_order(trial % SIMT_ORDERS);
+        run_pieces(&c);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(cross_entropy_equals_the_cpu),
@@ -720,6 +817,7 @@ int main(void) {
         cmocka_unit_test(outer_steps_equal_the_cpu),
         cmocka_unit_test(wire_formats_equal_the_cpu_bit_for_bit),
         cmocka_unit_test(wire_formats_round_ties_as_the_cpu),
+        cmocka_unit_test(messages_of_pieces_equal_their_runs),
     };
     test_random.state = (uint64_t)time(NULL);
     printf("seed %llu\n", (unsigned long long)test_random.state);

@@ -51,7 +51,7 @@ static inline size_t host_chunk_elements(const Transport *transport) {
     const Groups *groups = transport_groups(transport);
     size_t lane = groups_are_flat(groups) ? (size_t)1 << 18 : (size_t)1 << 20;
     size_t chunk = lane / (size_t)size_max((size_t)groups->size - 1, 1);
-    chunk = chunk < 8192 ? 8192 : size_min(chunk, (size_t)1 << 18) / LAYOUT_BLOCK * LAYOUT_BLOCK;
+    chunk = chunk < 2048 ? 2048 : size_min(chunk, (size_t)1 << 18) / LAYOUT_BLOCK * LAYOUT_BLOCK;
     return transport->messages.limit > 0 ? transport->messages.limit : chunk;
 }
 

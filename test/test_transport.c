@@ -505,6 +505,69 @@ static void records_come_in_the_order_of_ranks(void **state) {
 }
 
 // ---------------------------------------------------------------------------------------
+// Many ranks
+
+enum { MANY_RANKS = 64 };
+
+typedef struct ManyRanks {
+    int ranks_per_host;
+    int records[MANY_RANKS], vectors[MANY_RANKS]; // messages that each rank sends
+    bool good[MANY_RANKS];
+} ManyRanks;
+
+static void count_messages(Transport *transport, void *context) {
+    ManyRanks *many = (ManyRanks *)context;
+    ThreadsRank *self = (ThreadsRank *)transport->link.state;
+    int rank = transport->rank, size = transport->size, all[MANY_RANKS];
+    join_hosts(transport, many->ranks_per_host);
+    int before = self->messages;
+    transport_all_gather_records(transport, "a test", &rank, all, sizeof rank);
+    many->records[rank] = self->messages - before;
+    many->good[rank] = true;
+    for (int i = 0; i < size; i++) { many->good[rank] = many->good[rank] && all[i] == i; }
+    Layout layout = layout_make(32 * (size_t)size, size); // one chunk
+    Arena arena;
+    Error error = {""};
+    Collective collective = {&layout, WIRE_BF16, NULL, NULL, NULL};
+    memset(&arena, 0, sizeof arena);
+    arena_reserve(&arena, MEMORY_COMMUNICATION, "buffer", layout_padded(&layout) * sizeof(float),
+                  &collective.buffer);
+    host_collectives_reserve(transport, &arena, layout_shard(&layout));
+    if (!arena_commit(&arena, &error)) { abort(); }
+    for (size_t i = 0; i < layout_padded(&layout); i++) { collective.buffer[i] = 1; }
+    before = self->messages;
+    host_reduce_scatter(transport, &collective, 0, layout_shard(&layout));
+    many->vectors[rank] = self->messages - before;
+    host_all_gather(transport, &collective, 0, layout_shard(&layout));
+    for (size_t i = 0; i < layout_padded(&layout); i++) {
+        many->good[rank] = many->good[rank] && collective.buffer[i] == (float)size;
+    }
+    arena_release(&arena);
+}
+
+// Records: between hosts 7 messages for every factor of 8, inside hosts one from and one to
+// every rank. Vectors: one to every rank of the host, and one to every other host.
+static void messages_are_few_among_many_ranks(void **state) {
+    (void)state;
+    if (process_transport->size > 1) { skip(); }
+    static const struct {
+        int ranks, per_host, records, vectors;
+    } rows[] = {{8, 0, 7, 7}, {MANY_RANKS, 0, 14, 63}, {MANY_RANKS, 8, 14, 14}, {MANY_RANKS, 16, 18, 18}};
+    for (int i = 0; i < 4; i++) {
+        ManyRanks many;
+        memset(&many, 0, sizeof many);
+        many.ranks_per_host = rows[i].per_host;
+        threads_run(rows[i].ranks, count_messages, &many);
+        for (int rank = 0; rank < rows[i].ranks; rank++) {
+            assert_true(many.good[rank]);
+            assert_true(many.records[rank] <= rows[i].records);
+            assert_int_equal(many.vectors[rank], rows[i].vectors);
+        }
+        assert_int_equal(many.records[0], rows[i].records);
+    }
+}
+
+// ---------------------------------------------------------------------------------------
 // The emulated link
 
 // A message cannot leave before the emulated link has let it through: a bound that no
@@ -605,7 +668,7 @@ static void a_world_of_one_has_no_link(void **state) {
 // Rank 0 of two waits for a rank 1 that never comes.
 static void wait_in_vain(const void *context) {
     (void)context;
-    ThreadsRank self = {threads_world_create(2), 0};
+    ThreadsRank self = {threads_world_create(2), 0, 0};
     Transport transport;
     threads_open(&transport, &self);
     transport.timeout_seconds = 0.3;
@@ -639,6 +702,7 @@ int main(void) {
         cmocka_unit_test(delays_change_no_bit),
         cmocka_unit_test(a_stretch_touches_nothing_else),
         cmocka_unit_test(records_come_in_the_order_of_ranks),
+        cmocka_unit_test(messages_are_few_among_many_ranks),
         cmocka_unit_test(the_emulated_link_is_as_slow_as_it_says),
         cmocka_unit_test(the_emulated_link_is_as_late_as_it_says),
         cmocka_unit_test(a_measured_link_is_the_emulated_one_on_all_ranks),

@@ -31,6 +31,7 @@ typedef struct ThreadsWorld {
 typedef struct ThreadsRank {
     ThreadsWorld *world;
     int rank;
+    int messages; // sent so far
 } ThreadsRank;
 
 static inline ThreadsWorld *threads_world_create(int size) {
@@ -59,6 +60,7 @@ static inline void threads_send(void *state, LinkRequest *request, int peer, con
     request->words[0] = mailbox;
     request->words[1] = (void *)mailbox->sent++;
     request->words[2] = NULL;
+    self->messages++;
     pthread_mutex_unlock(&self->world->mutex);
 }
 
@@ -126,6 +128,7 @@ static inline void threads_run(int ranks, ThreadsBody body, void *context) {
     for (int i = 0; i < ranks; i++) {
         members[i].rank.world = world;
         members[i].rank.rank = i;
+        members[i].rank.messages = 0;
         members[i].body = body;
         members[i].context = context;
         pthread_create(&members[i].thread, NULL, threads_member_main, &members[i]);

@@ -27,7 +27,7 @@ typedef struct Placement {
     int sharing;       // how many ranks compute on this rank's GPU, itself included
     int ranks_on_gpus; // how many ranks of the whole job compute on GPUs
     bool all_cast;     // there are several ranks, and all compute with bf16 casts of the parameters
-    char device_reason[1100], exchange_reason[192], gpu_exchange_reason[128], recompute_reason[192];
+    char device_reason[1100], exchange_reason[256], gpu_exchange_reason[128], recompute_reason[192];
 } Placement;
 
 // NULL: this rank computes on the CPU.

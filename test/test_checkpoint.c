@@ -349,6 +349,36 @@ static void other_rules_go_on(void **state) {
     }
 }
 
+// A run on two levels goes on with the same bits on hosts of as many ranks, wherever they
+// are; with other hosts, or flat, it says that it adds in another order. Where every rank
+// is a host, both exchanges are the same.
+static void other_hosts_are_named(void **state) {
+    static const char *const options = "--optimizer acco --accumulate 4 --wire int8";
+    static const char *const again[] = {"--ranks-per-host 2", "--exchange two-level --ranks-per-host 2",
+                                        "--ranks-per-host 2 --exchange flat", "--ranks-per-host 3", ""};
+    Stage *stage = stage_with_ranks(state);
+    Fleet *fleet = fleet_new(stage);
+    fleet_start(fleet, 4, "%s --ranks-per-host 2 --save-every 1 --keep 100", options);
+    fleet_start(fleet, 2, "%s --ranks-per-host 1 --save-every 1 --keep 100", options);
+    fleet_finish(fleet);
+    char four[128], two[128];
+    strcpy(four, step_path(&fleet->trainings[0], middle_step(stage, fleet->trainings[0].out)));
+    strcpy(two, step_path(&fleet->trainings[1], middle_step(stage, fleet->trainings[1].out)));
+    for (int i = 0; i < 5; i++) { fleet_start(fleet, 4, "%s %s --resume %s", options, again[i], four); }
+    fleet_start(fleet, 2, "%s --exchange flat --resume %s", options, two);
+    for (int i = 2; i < fleet->count; i++) {
+        bool exact = i < 4 || i == 7;
+        fleet->events[i] = training_finish(stage, &fleet->trainings[i]);
+        fleet->prints[i] = log_fingerprint(fleet->events[i]);
+        check_resumed(fleet, i, (long)log_number(resume_event(fleet, i), "commit"), exact);
+        if (exact) {
+            check_same(fleet, i == 7 ? 1 : 0, i);
+        } else {
+            text_check(remarks_of(fleet, i), "sums are rounded in another order", fleet->trainings[i].what);
+        }
+    }
+}
+
 // A change of an option that changes the bits is remarked, a change of any other is not.
 static void other_options_are_named(void **state) {
     static const char *const rule = "--optimizer streaming-diloco";
@@ -1151,6 +1181,7 @@ int main(int argc, char **argv) {
         CHECKPOINT_TEST(other_numbers_of_ranks_go_on),
         CHECKPOINT_TEST(a_sum_under_way_belongs_to_those_who_sent_it),
         CHECKPOINT_TEST(other_rules_go_on),
+        CHECKPOINT_TEST(other_hosts_are_named),
         CHECKPOINT_TEST(other_options_are_named),
         CHECKPOINT_TEST(tokens_are_counted_on_with_another_batch),
         CHECKPOINT_TEST(auto_goes_on_where_the_log_is),

@@ -83,7 +83,8 @@ typedef struct Report {
     double compute_ms, communication_ms; // per commit, on rank 0
     double exposed_ms;                   // communication that compute had to wait for
     double gradients_per_commit;
-    double bytes_sent; // by rank 0 to others, since the start
+    // By rank 0, since the start: to all others, and of it what left its host.
+    double bytes_sent, bytes_sent_outside;
 } Report;
 
 // A field of the report and how it is shown.
@@ -116,6 +117,7 @@ static const ReportField REPORT_FIELDS[] = {
     {AT(exposed_ms),           0, "exposed_ms",        NULL,                " exposed ms", "%.1f", "nan"},
     {AT(gradients_per_commit), 0, "grads_per_commit",  NULL,                " grads",      "%.4g", "nan"},
     {AT(bytes_sent),           1, "bytes_sent",        NULL,                NULL,          NULL,   NULL},
+    {AT(bytes_sent_outside),   1, "bytes_sent_outside", NULL,               NULL,          NULL,   NULL},
 };
 #undef AT
 // clang-format on

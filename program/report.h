@@ -214,6 +214,7 @@ static inline void report_window(Run *run) {
     report.exposed_ms = 1e3 * sum->exposed_seconds / commits;
     report.gradients_per_commit = gradients / commits;
     report.bytes_sent = (double)__atomic_load_n(&run->transport.bytes_sent, __ATOMIC_RELAXED);
+    report.bytes_sent_outside = (double)__atomic_load_n(&run->transport.bytes_sent_outside, __ATOMIC_RELAXED);
     window_begin(run, last->commit, last->gradients_done, now);
     Error error = {""};
     terminal_report(&run->terminal, &report);

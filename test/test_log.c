@@ -222,7 +222,7 @@ static void test_report_and_validation(void **state) {
                                        "compute_ms", "communication_ms",
                                        "exposed_ms", "grads_per_commit",
                                        "seconds",    "perfect_loss",
-                                       "bytes_sent"};
+                                       "bytes_sent", "bytes_sent_outside"};
     json_t *first = parse_line(text, 0), *second = parse_line(text, 1), *third = parse_line(text, 2);
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         assert_non_null(json_object_get(first, keys[i]));

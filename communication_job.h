@@ -80,6 +80,19 @@ static inline void job_inspect(Scheduler *s, Job *job, const float *values, size
     job->bad_element = job_last_bad_element(values, begin, end, stream);
 }
 
+// H6: waits until the last `count` elements of the gradients are final. On a GPU the host
+// announces that ahead of the kernels; the mark says when they have ended.
+static inline void job_wait_for_gradients(Scheduler *s, size_t count) {
+    watermark_wait(&s->finished, count);
+    int i = 0, announcements = __atomic_load_n(&s->announcements, __ATOMIC_ACQUIRE);
+    while (i < announcements && s->announced[i] < count) { i++; }
+    if (i == announcements) { return; } // on a CPU, or the micro-batch has ended
+    double began = clock_seconds();
+    while (!gpu_mark_is_reached(s->announced_marks[i])) {
+        sleep_seconds(fmin((clock_seconds() - began) / 8, 100e-6));
+    }
+}
+
 // Where every worker steps everything, the sums are sent to all ranks at once.
 static inline void job_reduce(Scheduler *s, Job *job, Stream *stream) {
     Collective collective = job_reduction(s, job);
@@ -88,7 +101,7 @@ static inline void job_reduce(Scheduler *s, Job *job, Stream *stream) {
     bool all_reduce = s->settings.replicated || s->settings.kind == RULE_LOCAL;
     for (size_t end = layout->cells; end > 0;) {
         size_t begin = end > bucket ? end - bucket : 0;
-        if (job->follows) { watermark_wait(&s->finished, padded - layout_cell_begin(layout, begin)); } // H6
+        if (job->follows) { job_wait_for_gradients(s, padded - layout_cell_begin(layout, begin)); }
         trace_begin(&s->trace, TRACE_COMMUNICATION);
         if (job->kind != ESTIMATE) { // the commit sends the same gradients once more
             job_inspect(s, job, collective.buffer, layout_cell_begin(layout, begin),

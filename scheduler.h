@@ -196,12 +196,15 @@ static inline void scheduler_finish(void *self, size_t begin) {
     Scheduler *s = (Scheduler *)self;
     if (!s->announcing || begin == 0) { return; }
     size_t position = layout_padded(&s->layout) - begin;
-    if (s->compute->queue != NULL) { // a GPU: the host waits for it only where a bucket is complete
+    if (s->compute->queue != NULL) { // a GPU: the job waits for a mark, and only where a bucket is complete
         size_t bucket = layout_cell_begin(&s->layout, job_bucket_cells(s, &s->layout));
-        if (s->transport->size == 1 || position / bucket == s->announced / bucket) { return; }
-        stream_settle(s->compute);
+        size_t before = s->announcements > 0 ? s->announced[s->announcements - 1] : 0;
+        if (s->transport->size == 1 || position / bucket == before / bucket) { return; }
+        assert(s->announcements <= LAYOUT_CELLS);
+        gpu_mark(s->announced_marks[s->announcements], s->compute->queue);
+        s->announced[s->announcements] = position;
+        __atomic_fetch_add(&s->announcements, 1, __ATOMIC_RELEASE); // the job reads it meanwhile
     }
-    s->announced = position;
     watermark_raise(&s->finished, position);
 }
 
@@ -226,9 +229,10 @@ static inline void micro_batch_task(void *context, Stream *stream) {
 static inline void last_micro_batch_task(void *context, Stream *stream) {
     Scheduler *s = (Scheduler *)context;
     s->announcing = true;
-    s->announced = 0;
+    s->announcements = 0;
     micro_batch_task(context, stream);
     s->announcing = false;
+    stream_settle(stream);
     watermark_raise(&s->finished, layout_padded(&s->layout));
 }
 

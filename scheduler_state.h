@@ -252,12 +252,16 @@ typedef struct Scheduler {
     Tally *tallies;           // (size) records of all ranks
 
     // The round under way.
-    Tally tally;                   // what `gradients` holds; in local rules since the latest exchange
-    Tally tally_before;            // local rules: since the latest exchange, without the inner step under way
-    uint64_t micro_batches_begun;  // by this worker, since the start of the run
-    uint64_t parameters_version;   // changes whenever what compute reads changes; Pace::version
-    bool announcing;               // the running micro-batch is the last of a round, and a job follows it
-    size_t announced;              // in that micro-batch, the position of `finished` so far
+    Tally tally;                  // what `gradients` holds; in local rules since the latest exchange
+    Tally tally_before;           // local rules: since the latest exchange, without the inner step under way
+    uint64_t micro_batches_begun; // by this worker, since the start of the run
+    uint64_t parameters_version;  // changes whenever what compute reads changes; Pace::version
+    bool announcing;              // the running micro-batch is the last of a round, and a job follows it
+    // Of that micro-batch: how often it has raised `finished`, and where to. On a GPU each
+    // has a mark in compute's queue, because the host is ahead of it.
+    int announcements;
+    size_t announced[LAYOUT_CELLS + 1];
+    void *announced_marks[LAYOUT_CELLS + 1];
     double local_norm, local_rate; // of the latest inner step
 
     // The job under way.
@@ -419,10 +423,14 @@ static inline void scheduler_start(Scheduler *s, ThreadPool *pool, bool keep_tra
         transport_fail(s->transport, "the system gives no more threads");
     }
     s->parameters_version = 1;
+    for (int i = 0; s->compute->queue != NULL && i <= LAYOUT_CELLS; i++) {
+        s->announced_marks[i] = gpu_mark_create();
+    }
     scheduler_spread_parameters(s);
 }
 
 static inline void scheduler_stop(Scheduler *s) {
+    bool on_gpu = s->compute->queue != NULL;
     stream_destroy(s->compute);
     stream_destroy(s->communication);
     event_destroy(s->computed);
@@ -431,6 +439,7 @@ static inline void scheduler_stop(Scheduler *s) {
     watermark_destroy(&s->finished);
     watermark_destroy(&s->arrived);
     thread_pool_destroy(s->communication_pool);
+    for (int i = 0; on_gpu && i <= LAYOUT_CELLS; i++) { gpu_mark_destroy(s->announced_marks[i]); }
     trace_close(&s->trace);
     fragments_free(s);
 }

@@ -99,7 +99,7 @@ static inline void *gpu_queue_create(bool high_priority) {
 
 static inline void gpu_queue_destroy(void *queue) { CUDA_CHECK(cudaStreamDestroy((cudaStream_t)queue)); }
 
-// A point of a queue that another queue can wait for. The host never waits for it.
+// A point of a queue that another queue can wait for.
 static inline void *gpu_mark_create(void) {
     cudaEvent_t mark = NULL;
     CUDA_CHECK(cudaEventCreateWithFlags(&mark, cudaEventDisableTiming));
@@ -111,6 +111,14 @@ static inline void gpu_mark_destroy(void *mark) { CUDA_CHECK(cudaEventDestroy((c
 // Moves the mark behind everything that is in the queue now.
 static inline void gpu_mark(void *mark, void *queue) {
     CUDA_CHECK(cudaEventRecord((cudaEvent_t)mark, (cudaStream_t)queue));
+}
+
+// Whether everything before the mark has ended; also where it was never moved.
+static inline bool gpu_mark_is_reached(void *mark) {
+    cudaError_t status = cudaEventQuery((cudaEvent_t)mark);
+    if (status == cudaErrorNotReady) { return false; }
+    cuda_check(status, "what a kernel did");
+    return true;
 }
 
 // What is put into the queue from now on starts when the mark, as it is now, was reached.
@@ -166,6 +174,7 @@ static inline void gpu_queue_destroy(void *queue) { (void)queue; }
 static inline void *gpu_mark_create(void) { return NULL; }
 static inline void gpu_mark_destroy(void *mark) { (void)mark; }
 static inline void gpu_mark(void *mark, void *queue) { (void)mark, (void)queue; }
+static inline bool gpu_mark_is_reached(void *mark) { (void)mark; return true; }
 static inline void gpu_wait_for(void *queue, void *mark) { (void)queue, (void)mark; }
 static inline bool gpu_queue_is_idle(void *queue) { return queue == NULL; }
 static inline void *gpu_allocate(size_t bytes) { (void)bytes; return NULL; }

@@ -241,6 +241,28 @@ static inline void job_step(Scheduler *s, const Job *job, Stream *stream) {
 // ---------------------------------------------------------------------------------------
 // Gather
 
+// In what an all-gather on a wire sends.
+static inline WireFormat job_gather_wire(const Scheduler *s, WireFormat wire) {
+    return s->settings.gathers_casts && wire == WIRE_FP32 ? WIRE_BF16 : wire;
+}
+
+// casts (padded): own elements of cells [begin, end) <- those of `own` (layout_shard), or
+// where that is NULL of the communication buffer; the others <- those of the other ranks.
+static inline void gather_casts(Scheduler *s, Stream *stream, const float *own, Real *casts, size_t begin,
+                                size_t end) {
+    const Layout *layout = &s->layout, words = layout_of_pairs(layout);
+    size_t piece = layout->piece, cell = layout_cell_begin(layout, 1),
+           first = layout_flat(layout, s->transport->rank, begin * piece);
+    WirePieces pieces = wire_run(WIRE_BF16, piece);
+    pieces.cells = end - begin;
+    pieces.bytes = cell * 2;
+    pieces.cell_stride = own != NULL ? piece : cell;
+    wire_encode_on_gpu(stream, WIRE_BF16, real_at(casts, first, PRECISION_BF16),
+                       own != NULL ? own + begin * piece : s->comm_buffer.data + first, NULL, &pieces);
+    Collective collective = {&words, WIRE_FP32, (float *)(void *)casts, NULL, NULL};
+    comm_all_gather(&s->comm, stream, &collective, begin * words.piece, end * words.piece);
+}
+
 // Sends to all ranks the master copy after a commit, or where nothing was stepped;
 // otherwise the estimate. Coarse wires carry the difference to the parameters that
 // compute uses, which all ranks hold alike.
@@ -249,7 +271,7 @@ static inline void job_gather(Scheduler *s, const Job *job, Stream *stream) {
     bool overlapped = s->settings.kind == RULE_OVERLAPPED;
     bool from_master = job->kind == COMMIT || job->spike != SPIKE_NONE;
     Collective collective = job_reduction(s, job);
-    if (s->settings.gathers_casts && collective.wire == WIRE_FP32) { collective.wire = WIRE_BF16; }
+    collective.wire = job_gather_wire(s, collective.wire);
     collective.buffer = overlapped ? s->comm_buffer.data : s->parameters.data;
     collective.source = from_master ? s->optimizer.master : NULL;
     collective.base = wire_is_coarse(collective.wire) ? s->parameters.data : NULL;
@@ -257,7 +279,11 @@ static inline void job_gather(Scheduler *s, const Job *job, Stream *stream) {
     for (size_t begin = 0; begin < s->layout.cells; begin += bucket) {
         size_t end = size_min(begin + bucket, s->layout.cells);
         trace_begin(&s->trace, TRACE_COMMUNICATION);
-        comm_all_gather(&s->comm, stream, &collective, begin * s->layout.piece, end * s->layout.piece);
+        if (s->settings.keeps_casts) {
+            gather_casts(s, stream, collective.source, overlapped ? s->arriving_casts : s->casts, begin, end);
+        } else {
+            comm_all_gather(&s->comm, stream, &collective, begin * s->layout.piece, end * s->layout.piece);
+        }
         job_span_ended(s, job, "all-gather");
         watermark_raise(&s->arrived, layout_cell_begin(&s->layout, end)); // H7
     }

@@ -34,6 +34,7 @@ static const Rule ddp_rule = {"ddp",
                               NULL,
                               NULL,
                               NULL,
+                              NULL,
                               NULL};
 
 #endif

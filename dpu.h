@@ -46,11 +46,6 @@ static inline void delayed_finish(Scheduler *s) {
     wait_for(s);
 }
 
-static inline const float *acco_wp_committed(Scheduler *s) {
-    bool predicted = is_handed_over(s); // otherwise the last job made nothing but the commit
-    return predicted ? gather_masters(s, s->gradients.data) : exact_parameters(s);
-}
-
 static const Rule dpu_rule = {
     "dpu",
     "communicates a gradient while it computes the next: updates are one commit late",
@@ -60,6 +55,7 @@ static const Rule dpu_rule = {
     false, // no job in flight between commits
     dpu_commit,
     delayed_finish,
+    NULL,
     NULL,
     NULL,
     NULL,
@@ -74,7 +70,8 @@ static const Rule acco_wp_rule = {"acco-wp",
                                   false, // no job in flight between commits
                                   acco_wp_commit,
                                   delayed_finish,
-                                  acco_wp_committed,
+                                  NULL,
+                                  is_handed_over, // otherwise the last job made nothing but the commit
                                   NULL,
                                   NULL,
                                   NULL,

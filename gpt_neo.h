@@ -9,9 +9,9 @@
 //
 // The model owns no parameters. It keeps the offset of every tensor in a flat array (the
 // table is in gpt_neo_config.h), because the buffer that the scheduler passes may be
-// another one at every call. Where it computes in bf16 it keeps a copy of the parameters
-// in that format: its weights. It reserves activations and workspace in an arena and
-// never allocates. Tokens and targets come from the host, the loss is returned there.
+// another one at every call. Where it computes in bf16 and is given floats, it keeps a copy
+// of the parameters in that format: its weights. It reserves activations and workspace in
+// an arena and never allocates. Tokens and targets come from the host, the loss is returned there.
 //
 // What the backward pass needs is either kept or computed again (Recompute). Each level
 // includes the one before:
@@ -49,6 +49,8 @@ typedef struct GptNeoSettings {
     bool on_gpu;         // kernels run there
     Precision precision; // of weights and activations
     Recompute recompute; // on the CPU RECOMPUTE_NONE or RECOMPUTE_BLOCK
+    bool
+        given_weights; // the caller's parameters are in the precision of the weights; otherwise they are floats
 } GptNeoSettings;
 
 enum { GPT_NEO_MAX_TENSORS = GPT_NEO_FIRST_LAYER + TENSORS_PER_LAYER * GPT_NEO_MAX_LAYERS + 2 };
@@ -60,9 +62,8 @@ typedef struct GptNeo {
     size_t parameter_count;
     size_t offsets[GPT_NEO_MAX_TENSORS]; // of each tensor of the table
 
-    // The parameters in the model's precision. In fp32 `weights` are the caller's
-    // parameters, otherwise weight_copy, of which the first `prepared` elements are up to
-    // date.
+    // The parameters in the model's precision: the caller's own, or weight_copy, of which
+    // the first `prepared` elements are up to date.
     const Real *weights;
     Real *weight_copy;
     size_t prepared;
@@ -207,8 +208,13 @@ static inline void gpt_neo_reserve_batch(GptNeo *model, Arena *arena) {
 
 // Settings for a model on the CPU with a pool of `threads`.
 static inline GptNeoSettings gpt_neo_on_cpu(int B, int T, int threads) {
-    GptNeoSettings settings = {B, T, threads, false, PRECISION_FP32, RECOMPUTE_NONE};
+    GptNeoSettings settings = {B, T, threads, false, PRECISION_FP32, RECOMPUTE_NONE, true};
     return settings;
+}
+
+// Whether the caller's parameters can be used as they are.
+static inline bool gpt_neo_has_weights(const GptNeo *model) {
+    return model->settings.given_weights || model->settings.precision == PRECISION_FP32;
 }
 
 // Plans weights, activations and workspace. T must not exceed the positions. `model` must
@@ -227,7 +233,7 @@ static inline void gpt_neo_reserve(GptNeo *model, Arena *arena, const GptNeoConf
     model->parameter_count = table.parameter_count;
     for (int i = 0; i < table.count; i++) { model->offsets[i] = table.entries[i].offset; }
     parameter_table_free(&table);
-    if (settings->precision != PRECISION_FP32) {
+    if (!gpt_neo_has_weights(model)) {
         arena_reserve(arena, MEMORY_PARAMETERS, "weights",
                       model->parameter_count * precision_bytes(settings->precision), &model->weight_copy);
     }
@@ -335,24 +341,25 @@ static inline const int32_t *gpt_neo_upload(const GptNeo *model, Stream *stream,
 // ---------------------------------------------------------------------------------------
 // Weights
 
-// To be called before a pass over `parameters`. A weight copy of the same version stays
+// To be called before a pass over `parameters` (parameter_count), which are floats unless
+// the model is given its weights. A weight copy of the same version stays
 // valid.
-static inline void gpt_neo_take_parameters(GptNeo *model, const float *parameters, const Pace *pace) {
+static inline void gpt_neo_take_parameters(GptNeo *model, const void *parameters, const Pace *pace) {
     uint64_t version = pace != NULL ? pace->version : 0;
-    bool copied = model->settings.precision != PRECISION_FP32;
-    model->weights = copied ? model->weight_copy : (const Real *)(const void *)parameters;
+    bool copied = !gpt_neo_has_weights(model);
+    model->weights = copied ? model->weight_copy : (const Real *)parameters;
     model->prepared =
         copied && (version == 0 || version != model->weights_version) ? 0 : model->parameter_count;
     model->weights_version = version;
 }
 
 // Waits until parameters [0, end) have arrived; then the weights [0, end) are up to date.
-static inline void gpt_neo_need(GptNeo *model, Stream *stream, const float *parameters, const Pace *pace,
+static inline void gpt_neo_need(GptNeo *model, Stream *stream, const void *parameters, const Pace *pace,
                                 size_t end) {
     pace_need(pace, end);
     if (model->prepared >= end) { return; }
     reals_from_floats(stream, real_at(model->weight_copy, model->prepared, model->settings.precision),
-                      parameters + model->prepared, end - model->prepared);
+                      (const float *)parameters + model->prepared, end - model->prepared);
     model->prepared = end;
 }
 
@@ -432,7 +439,7 @@ static inline void gpt_neo_projection_forward(GptNeo *model, Stream *stream, int
 
 // Runs all layers on tokens (B, T); the result is gpt_neo_hidden(model). Waits with
 // `pace` for the parameters of each layer before that layer.
-static inline void gpt_neo_forward(GptNeo *model, Stream *stream, const float *parameters,
+static inline void gpt_neo_forward(GptNeo *model, Stream *stream, const void *parameters,
                                    const int32_t *tokens, const Pace *pace) {
     int L = model->config.layers;
     if (model->operation_seconds != NULL) { model->lap_started = clock_seconds(); }
@@ -609,7 +616,7 @@ static inline void gpt_neo_embedding_backward(GptNeo *model, Stream *stream, flo
 // loss and what is added are 0. Tokens and targets must lie in the vocabulary. Waits with
 // `pace` for parameters and tells it which gradients are finished; those of wte, which
 // the head begins, are finished last.
-static inline float gpt_neo_loss_and_gradients(GptNeo *model, Stream *stream, const float *parameters,
+static inline float gpt_neo_loss_and_gradients(GptNeo *model, Stream *stream, const void *parameters,
                                                float *gradients, const int32_t *tokens,
                                                const int32_t *targets, const Pace *pace) {
     gpt_neo_forward(model, stream, parameters, tokens, pace);
@@ -623,8 +630,8 @@ static inline float gpt_neo_loss_and_gradients(GptNeo *model, Stream *stream, co
 }
 
 // The same loss without gradients.
-static inline float gpt_neo_loss(GptNeo *model, Stream *stream, const float *parameters,
-                                 const int32_t *tokens, const int32_t *targets) {
+static inline float gpt_neo_loss(GptNeo *model, Stream *stream, const void *parameters, const int32_t *tokens,
+                                 const int32_t *targets) {
     gpt_neo_forward(model, stream, parameters, tokens, NULL);
     return gpt_neo_mean_loss(model, stream, gpt_neo_head(model, stream, NULL, targets));
 }
@@ -633,7 +640,7 @@ static inline float gpt_neo_loss(GptNeo *model, Stream *stream, const float *par
 // random tokens loads all kernels and, if `tune`, times the algorithms for matrix
 // products. `gradients` is overwritten and left at 0. sm_count: multiprocessors that
 // matrix products may count on; 0: all.
-static inline void gpt_neo_start(GptNeo *model, Stream *stream, const float *parameters, float *gradients,
+static inline void gpt_neo_start(GptNeo *model, Stream *stream, const void *parameters, float *gradients,
                                  int sm_count, bool tune) {
     if (!model->settings.on_gpu) { return; }
     size_t rows = gpt_neo_rows(model);

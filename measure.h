@@ -44,7 +44,9 @@ static inline void measure_exchange_task(void *context, Stream *stream) {
     MeasureWork *work = (MeasureWork *)context;
     Scheduler *s = work->scheduler;
     Collective collective = {&s->layout, work->wire, s->comm_buffer.data, NULL,
-                             wire_is_coarse(work->wire) ? s->parameters.data : NULL};
+                             wire_is_coarse(work->wire) ? s->parameters.data : NULL},
+               gather = collective;
+    gather.wire = job_gather_wire(s, work->wire);
     size_t end = work->cells * s->layout.piece;
     double seconds[MEASURE_REPEATS];
     for (int i = 0; i < MEASURE_REPEATS; i++) {
@@ -52,7 +54,7 @@ static inline void measure_exchange_task(void *context, Stream *stream) {
         transport_barrier(s->transport, "measuring"); // after the second one all are awake
         double began = clock_seconds();
         comm_reduce_scatter(&s->comm, stream, &collective, 0, end);
-        comm_all_gather(&s->comm, stream, &collective, 0, end);
+        comm_all_gather(&s->comm, stream, &gather, 0, end);
         stream_settle(stream);
         seconds[i] = clock_seconds() - began;
     }
@@ -67,7 +69,7 @@ static inline void measure_micro_batch_task(void *context, Stream *stream) {
     Scheduler *s = work->scheduler;
     Pace pace = {s, s->parameters_version, scheduler_need, scheduler_finish};
     double began = clock_seconds();
-    s->problem.micro_batch(s->problem.self, stream, s->micro_batches_begun, s->parameters.data,
+    s->problem.micro_batch(s->problem.self, stream, s->micro_batches_begun, scheduler_weights(s),
                            s->gradients.data, &pace);
     stream_settle(stream);
     work->compute_seconds += clock_seconds() - began;

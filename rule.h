@@ -37,8 +37,10 @@ typedef struct Rule {
     // result, the same on every rank. NULL: it is already.
     void (*finish)(Scheduler *s);
     // The committed parameters (parameter_count) between two commits, the same on every
-    // rank. NULL: compute uses them, or casts of them.
+    // rank. NULL: compute uses them or casts of them, or where is_ahead says so, a
+    // prediction from them.
     const float *(*committed)(Scheduler *s);
+    bool (*is_ahead)(const Scheduler *s);
 
     // What a user may ask of this rule alone. `own` is the rule's part of RuleOptions
     // (rules.h), a struct of its page. Each of the four may be NULL.
@@ -59,12 +61,22 @@ typedef struct Rule {
 // two commits. All ranks call it together, and give them back with return_committed.
 static inline const float *borrow_committed(Scheduler *s, const Rule *rule) {
     scheduler_settle(s);
-    return rule->committed != NULL ? rule->committed(s) : exact_parameters(s);
+    if (rule->committed != NULL) { return rule->committed(s); }
+    bool elsewhere = s->settings.gathers_casts || (rule->is_ahead != NULL && rule->is_ahead(s));
+    return elsewhere ? borrow_masters(s) : s->parameters.data;
 }
 
-static inline void return_committed(Scheduler *s, const float *committed) {
-    if (committed == s->gradients.data) { scheduler_move_gradients(s, NULL, true); }
-    if (committed == s->parameters.data) { scheduler_cast_parameters(s); }
+// The same as what a micro-batch computes with (scheduler_weights): casts are good enough.
+static inline const void *borrow_committed_weights(Scheduler *s, const Rule *rule) {
+    scheduler_settle(s);
+    if (rule->committed != NULL) { return rule->committed(s); }
+    bool ahead = rule->is_ahead != NULL && rule->is_ahead(s);
+    if (!ahead) { return scheduler_weights(s); }
+    return s->settings.keeps_casts ? (const void *)cast_masters(s) : borrow_masters(s);
+}
+
+static inline void return_committed(Scheduler *s, const void *committed) {
+    if (committed == s->gradients.data) { restore_gradients(s); }
 }
 
 #endif

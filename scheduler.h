@@ -91,46 +91,6 @@ static inline void scheduler_call(Scheduler *s, Stream *stream, StreamTask task,
 }
 
 // ---------------------------------------------------------------------------------------
-// Exact parameters
-
-typedef struct MastersGather {
-    Scheduler *scheduler;
-    float *target;
-} MastersGather;
-
-static inline void gather_masters_task(void *context, Stream *stream) {
-    MastersGather *gather = (MastersGather *)context;
-    Scheduler *s = gather->scheduler;
-    Collective collective = {&s->layout, WIRE_FP32, gather->target, s->optimizer.master, NULL};
-    comm_all_gather(&s->comm, stream, &collective, 0, layout_shard(&s->layout));
-}
-
-// target (padded) <- the master copies of all ranks, which call it together while no job
-// is under way. Returns target.
-static inline const float *gather_masters(Scheduler *s, float *target) {
-    MastersGather gather = {s, target};
-    scheduler_call(s, s->communication, gather_masters_task, &gather);
-    return target;
-}
-
-// What compute uses, s->parameters: where it holds only casts, they become the master
-// copies that were cast, until scheduler_cast_parameters. All ranks call it together.
-static inline const float *exact_parameters(Scheduler *s) {
-    return s->settings.gathers_casts ? gather_masters(s, s->parameters.data) : s->parameters.data;
-}
-
-static inline void cast_parameters_task(void *context, Stream *stream) {
-    Scheduler *s = (Scheduler *)context;
-    buffer_round(stream, s->parameters.data, s->problem.parameter_count);
-}
-
-// Without it the next estimate on a coarse wire would be a difference to something else
-// than if nobody had looked.
-static inline void scheduler_cast_parameters(Scheduler *s) {
-    if (s->settings.gathers_casts) { scheduler_call(s, s->compute, cast_parameters_task, s); }
-}
-
-// ---------------------------------------------------------------------------------------
 // Jobs
 
 static inline double scheduler_learning_rate(const Scheduler *s) {
@@ -213,8 +173,8 @@ static inline void micro_batch_task(void *context, Stream *stream) {
     Pace pace = {s, s->parameters_version, scheduler_need, scheduler_finish};
     trace_begin(&s->trace, TRACE_COMPUTE);
     uint64_t index = __atomic_fetch_add(&s->micro_batches_begun, 1, __ATOMIC_RELAXED);
-    MicroBatchResult result =
-        s->problem.micro_batch(s->problem.self, stream, index, s->parameters.data, s->gradients.data, &pace);
+    MicroBatchResult result = s->problem.micro_batch(s->problem.self, stream, index, scheduler_weights(s),
+                                                     s->gradients.data, &pace);
     s->tally.micro_batches += 1;
     s->tally.loss += result.loss;
     s->tally.perfect_loss += result.perfect_loss;
@@ -355,8 +315,14 @@ static inline void wait_for(Scheduler *s) {
     scheduler_account_job(s);
     if (s->settings.kind == RULE_OVERLAPPED) { // the job gathered into the communication buffer
         float *taken = s->comm_buffer.data;
-        s->comm_buffer.data = s->parameters.data;
-        s->parameters.data = taken;
+        Real *taken_casts = s->arriving_casts;
+        if (s->settings.keeps_casts) {
+            s->arriving_casts = s->casts;
+            s->casts = taken_casts;
+        } else {
+            s->comm_buffer.data = s->parameters.data;
+            s->parameters.data = taken;
+        }
     }
     if (s->settings.kind == RULE_SYNCHRONOUS) {
         scheduler_move_gradients(s, NULL, true);
@@ -392,6 +358,48 @@ static inline void scheduler_drop(Scheduler *s) {
     memset(&s->job, 0, sizeof s->job);
     s->parameters.state = s->gradients.state = s->comm_buffer.state = BUFFER_FREE;
     s->job_in_flight = s->rollback_due = false;
+}
+
+// ---------------------------------------------------------------------------------------
+// Exact parameters
+
+static inline void gather_masters_task(void *context, Stream *stream) {
+    Scheduler *s = (Scheduler *)context;
+    Collective collective = {&s->layout, WIRE_FP32, s->gradients.data, s->optimizer.master, NULL};
+    comm_all_gather(&s->comm, stream, &collective, 0, layout_shard(&s->layout));
+}
+
+// The gradient accumulator (padded) <- the master copies of all ranks, which call it
+// together, between two commits, while no job is under way. Returns it; it is to be given
+// back with restore_gradients.
+static inline const float *borrow_masters(Scheduler *s) {
+    scheduler_call(s, s->communication, gather_masters_task, s);
+    return s->gradients.data;
+}
+
+// Between two commits the accumulator is empty, or holds what was handed over and is to be
+// added to (hand_over).
+static inline void restore_gradients(Scheduler *s) {
+    if (s->tally.micro_batches == 0) {
+        scheduler_move_gradients(s, NULL, true);
+    } else {
+        assert(is_handed_over(s));
+        stream_copy(s->compute, s->gradients.data, s->comm_buffer.data,
+                    layout_padded(&s->layout) * sizeof(float));
+        stream_settle(s->compute);
+    }
+}
+
+static inline void cast_masters_task(void *context, Stream *stream) {
+    Scheduler *s = (Scheduler *)context;
+    gather_casts(s, stream, s->optimizer.master, s->arriving_casts, 0, s->layout.cells);
+}
+
+// Casts of the master copies of all ranks (padded), where casts are kept and while no job
+// is under way; valid until the next one. All ranks call it together.
+static inline const Real *cast_masters(Scheduler *s) {
+    scheduler_call(s, s->communication, cast_masters_task, s);
+    return s->arriving_casts;
 }
 
 // ---------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ typedef struct Problem {
     // micro-batch number `index` (0, 1, ...) at `parameters`. The compute stream calls
     // it; the pointers differ from call to call. It must call pace->need before it reads
     // parameters, and may call pace->finish.
-    MicroBatchResult (*micro_batch)(void *self, Stream *stream, uint64_t index, const float *parameters,
+    MicroBatchResult (*micro_batch)(void *self, Stream *stream, uint64_t index, const void *parameters,
                                     float *gradients, const Pace *pace);
     // Where each layer begins, and where the last one ends: (layer_count + 1). For
     // fragments; what lies outside belongs to no layer.
@@ -78,7 +78,9 @@ typedef struct SchedulerSettings {
     WireFormat wire, estimate_wire;
     // All ranks compute with bf16 casts of the parameters, so casts are gathered where the
     // wire is fp32: the same weights with half of the bytes. s->parameters hold casts then.
-    bool gathers_casts;
+    // keeps_casts: as bf16 numbers, in s->casts, and not as floats. A coarse wire needs
+    // the floats, because it carries differences to them.
+    bool gathers_casts, keeps_casts;
     double gradient_clip; // 0: none
     SpikePolicy on_spike;
     double spike_limit; // SpikeDetector::limit
@@ -239,8 +241,10 @@ typedef struct Scheduler {
     Event *computed, *stepped, *communicated;
 
     // Vectors.
-    Layout layout; // of parameters and gradients over the ranks
-    Buffer parameters, gradients, comm_buffer;
+    Layout layout;                             // of parameters and gradients over the ranks
+    Buffer parameters, gradients, comm_buffer; // where casts are kept, parameters.data is NULL
+    Real *casts,
+        *arriving_casts; // (padded) where casts are kept; the latter of overlapped rules: what a job gathers
     float *outer, *momentum; // (parameter_count)
     Fragment *fragments;     // (settings.fragments)
     int fragment;            // the next one to be sent
@@ -366,10 +370,17 @@ static inline void scheduler_reserve(Scheduler *s, Arena *arena, const Scheduler
     bool whole = settings->replicated || settings->kind == RULE_LOCAL;
     Layout owned = whole ? optimizer_whole(problem->parameter_count) : s->layout;
     size_t padded = layout_padded(&s->layout) * sizeof(float);
-    arena_reserve(arena, MEMORY_PARAMETERS, "parameters", padded, &s->parameters.data);
+    if (settings->keeps_casts) {
+        arena_reserve(arena, MEMORY_PARAMETERS, "parameters", padded / 2, &s->casts);
+    } else {
+        arena_reserve(arena, MEMORY_PARAMETERS, "parameters", padded, &s->parameters.data);
+    }
     arena_reserve(arena, MEMORY_GRADIENTS, "gradient accumulator", padded, &s->gradients.data);
     if (settings->kind == RULE_OVERLAPPED) {
         arena_reserve(arena, MEMORY_COMMUNICATION, "communication buffer", padded, &s->comm_buffer.data);
+    }
+    if (settings->kind == RULE_OVERLAPPED && settings->keeps_casts) {
+        arena_reserve(arena, MEMORY_COMMUNICATION, "arriving parameters", padded / 2, &s->arriving_casts);
     }
     if (settings->kind == RULE_LOCAL) { scheduler_reserve_local(s, arena); }
     optimizer_reserve(&s->optimizer, arena, &settings->optimizer, &owned, whole ? 0 : transport->rank, whole);
@@ -386,15 +397,32 @@ static inline void scheduler_reserve(Scheduler *s, Arena *arena, const Scheduler
     if (settings->kind != RULE_LOCAL) { comm_reserve(&s->comm, arena, &s->layout, coarse); }
 }
 
-// Initialises the master and outer copies from the parameters. Where parameters are sent
-// in bf16, or casts of them, every rank starts with parameters rounded in the same way.
+// Where the caller puts the first parameters (parameter_count).
+static inline float *scheduler_first_parameters(Scheduler *s) {
+    return s->settings.keeps_casts ? s->gradients.data : s->parameters.data;
+}
+
+// What a micro-batch computes with.
+static inline const void *scheduler_weights(const Scheduler *s) {
+    return s->settings.keeps_casts ? (const void *)s->casts : s->parameters.data;
+}
+
+// Initialises the master and outer copies, and the casts, from the first parameters. Where
+// parameters are sent in bf16, or casts of them, every rank starts with parameters rounded
+// in the same way.
 static inline void scheduler_spread_parameters(Scheduler *s) {
     bool sharded = !s->settings.replicated && s->settings.kind != RULE_LOCAL;
-    size_t count = s->problem.parameter_count;
+    size_t count = s->problem.parameter_count, padded = layout_padded(&s->layout);
     if (sharded) {
-        optimizer_take_master(&s->optimizer, s->compute, s->parameters.data);
+        optimizer_take_master(&s->optimizer, s->compute, scheduler_first_parameters(s));
     } else {
         s->optimizer.master = s->parameters.data;
+    }
+    if (s->settings.keeps_casts) {
+        reals_from_floats(s->compute, s->casts, s->gradients.data, padded);
+        stream_clear(s->compute, s->gradients.data, padded * sizeof(float));
+        stream_settle(s->compute);
+        return;
     }
     bool rounded = s->settings.wire == WIRE_BF16 || s->settings.gathers_casts;
     if (sharded && rounded) { buffer_round(s->compute, s->parameters.data, count); }
@@ -405,7 +433,7 @@ static inline void scheduler_spread_parameters(Scheduler *s) {
 }
 
 // Starts the streams. To be called after arena_commit, when the caller has filled
-// s->parameters.data, the same on every rank. `pool` serves the compute stream, and those
+// scheduler_first_parameters, the same on every rank. `pool` serves the compute stream, and those
 // parts of a job that compute must wait for. keep_trace: spans are kept for a trace file.
 static inline void scheduler_start(Scheduler *s, ThreadPool *pool, bool keep_trace) {
     StreamPlace computing = {s->settings.gpu, s->settings.precision, false},

@@ -29,7 +29,7 @@
 
 typedef struct Validation {
     Run *run;
-    const float *parameters;
+    const void *parameters;             // the committed ones, as the model takes them
     double loss, perfect_loss, batches; // sums: first over this rank's batches, then over all ranks'
 } Validation;
 
@@ -74,7 +74,7 @@ static void validate(Run *run) {
     Scheduler *s = &run->scheduler;
     scheduler_settle(s); // waiting for communication under way still counts as training
     double began = clock_seconds();
-    Validation sum = {run, borrow_committed(s, run->rule), 0, 0, 0};
+    Validation sum = {run, borrow_committed_weights(s, run->rule), 0, 0, 0};
     scheduler_call(s, s->compute, validate_task, &sum);
     return_committed(s, sum.parameters);
     scheduler_call(s, s->communication, validate_exchange_task, &sum);

@@ -33,6 +33,7 @@ static const Rule zero1_rule = {
     NULL,
     NULL,
     NULL,
+    NULL,
     NULL};
 
 #endif

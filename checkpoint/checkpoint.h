@@ -95,11 +95,12 @@ typedef struct SavedVector {
     const char *name;
     SavedScope scope;
     float *data; // where kernels work; (parameter_count), of a shard its own elements
+    Real *casts; // instead of `data`: bf16 numbers on a GPU; in the file they are floats
 } SavedVector;
 
 static inline void saved_vector_add(SavedVector *vectors, int *count, const char *name, SavedScope scope,
                                     float *data) {
-    SavedVector vector = {name, scope, data};
+    SavedVector vector = {name, scope, data, NULL};
     assert(*count < CHECKPOINT_MAX_VECTORS);
     vectors[(*count)++] = vector;
 }
@@ -117,6 +118,7 @@ static inline int saved_vectors(Scheduler *s, SavedVector vectors[CHECKPOINT_MAX
     if (sharded || local) {
         saved_vector_add(vectors, &count, "parameters", local ? SAVED_WORKER : SAVED_SHARED,
                          s->parameters.data);
+        if (s->settings.keeps_casts) { vectors[count - 1].casts = s->casts; }
     }
     if (local) { saved_vector_add(vectors, &count, "momentum", SAVED_SHARED, s->momentum); }
     if (local && s->job_in_flight) {
@@ -350,20 +352,36 @@ typedef struct PieceWalk {
     void *context;
 } PieceWalk;
 
-static inline bool walk_piece(const PieceWalk *walk, float *data, size_t flat, size_t count, Error *error) {
+// Copies `count` elements of the vector, from its element `begin` on, from a GPU to the
+// stage or back.
+static inline void walk_copy(const PieceWalk *walk, const SavedVector *vector, size_t begin, size_t count) {
     Stream *stream = walk->scheduler->compute;
-    if (stream->queue == NULL) { return walk->visit(walk->context, flat, data, count, error); }
+    bool writes = walk->writes_to_device;
+    if (vector->casts != NULL) {
+        Real *casts = real_at(vector->casts, begin, PRECISION_BF16);
+        if (writes) {
+            casts_from_host(stream, casts, walk->stage, count);
+        } else {
+            casts_to_host(stream, walk->stage, casts, count);
+        }
+        return;
+    }
+    float *data = vector->data + begin;
+    stream_copy(stream, writes ? data : walk->stage, writes ? walk->stage : data, count * sizeof(float));
+    stream_settle(stream);
+}
+
+// Elements [begin, begin + count) of the vector as it lies on this rank.
+static inline bool walk_piece(const PieceWalk *walk, const SavedVector *vector, size_t begin, size_t flat,
+                              size_t count, Error *error) {
+    if (walk->scheduler->compute->queue == NULL) {
+        return walk->visit(walk->context, flat, vector->data + begin, count, error);
+    }
     for (size_t done = 0; done < count; done += CHECKPOINT_STAGE) {
         size_t part = size_min(count - done, CHECKPOINT_STAGE);
-        if (!walk->writes_to_device) {
-            stream_copy(stream, walk->stage, data + done, part * sizeof(float));
-            stream_settle(stream);
-        }
+        if (!walk->writes_to_device) { walk_copy(walk, vector, begin + done, part); }
         if (!walk->visit(walk->context, flat + done, walk->stage, part, error)) { return false; }
-        if (walk->writes_to_device) {
-            stream_copy(stream, data + done, walk->stage, part * sizeof(float));
-            stream_settle(stream);
-        }
+        if (walk->writes_to_device) { walk_copy(walk, vector, begin + done, part); }
     }
     return true;
 }
@@ -378,12 +396,12 @@ static inline bool walk_vector(const PieceWalk *walk, const SavedVector *vector,
         bool part = divided && vector->scope == SAVED_SHARED;
         size_t begin = part ? count / size * rank : 0,
                end = part && rank + 1 < size ? count / size * (rank + 1) : count;
-        return walk_piece(walk, vector->data + begin, begin, end - begin, error);
+        return walk_piece(walk, vector, begin, begin, end - begin, error);
     }
     for (size_t own = 0; own < layout_shard(&s->layout); own += s->layout.piece) {
         size_t flat = layout_flat(&s->layout, s->transport->rank, own), end = flat + s->layout.piece;
         if (flat >= count) { break; }
-        if (!walk_piece(walk, vector->data + own, flat, size_min(end, count) - flat, error)) { return false; }
+        if (!walk_piece(walk, vector, own, flat, size_min(end, count) - flat, error)) { return false; }
     }
     return true;
 }

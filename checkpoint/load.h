@@ -407,8 +407,8 @@ static inline void load_vectors(const CheckpointSource *source, CheckpointedRun 
     if (s->job_in_flight) { s->comm_buffer.state = BUFFER_WRITING; } // as if its job had just ended
     if (source->same_rule && source_area(source, run, "gradients", 0) != NULL) {
         float *sum = source_gradients(source, run, &s->job.tally, &s->tally);
-        SavedVector handed_over = {"gradients", SAVED_WORKER, s->comm_buffer.data},
-                    accumulator = {"gradients", SAVED_WORKER, s->gradients.data};
+        SavedVector handed_over = {"gradients", SAVED_WORKER, s->comm_buffer.data, NULL},
+                    accumulator = {"gradients", SAVED_WORKER, s->gradients.data, NULL};
         read_vector(run, &handed_over, sum, stage);
         // After hand_over(KEEP) the accumulator holds the same sum, and grows.
         if (s->tally.micro_batches > 0) { read_vector(run, &accumulator, sum, stage); }

@@ -80,4 +80,13 @@ static inline size_t layout_run(const Layout *layout, size_t own, size_t end) {
     return size_min(end - own, rest);
 }
 
+// The same vector where its elements are halves of others: pairs of bf16 numbers as words
+// of 32 bits. Pieces are even.
+static inline Layout layout_of_pairs(const Layout *layout) {
+    Layout pairs = *layout;
+    pairs.count = (layout->count + 1) / 2;
+    pairs.piece = layout->piece / 2;
+    return pairs;
+}
+
 #endif

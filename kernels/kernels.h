@@ -287,6 +287,30 @@ static inline void reals_from_floats(Stream *stream, Real *out, const float *in,
     (void)in;
 }
 
+enum { CASTS_ON_THE_WAY = 1 << 15 }; // that are copied at a time
+
+// host (count), floats, = casts (count), bf16 on a GPU. Waits for the stream.
+static inline void casts_to_host(Stream *stream, float *host, const Real *casts, size_t count) {
+    uint16_t part[CASTS_ON_THE_WAY];
+    for (size_t done = 0; done < count; done += CASTS_ON_THE_WAY) {
+        size_t n = size_min(count - done, CASTS_ON_THE_WAY);
+        stream_copy(stream, part, real_at_const(casts, done, PRECISION_BF16), n * sizeof part[0]);
+        stream_settle(stream);
+        for (size_t i = 0; i < n; i++) { host[done + i] = bf16_to_float(part[i]); }
+    }
+}
+
+// The other way.
+static inline void casts_from_host(Stream *stream, Real *casts, const float *host, size_t count) {
+    uint16_t part[CASTS_ON_THE_WAY];
+    for (size_t done = 0; done < count; done += CASTS_ON_THE_WAY) {
+        size_t n = size_min(count - done, CASTS_ON_THE_WAY);
+        for (size_t i = 0; i < n; i++) { part[i] = bf16_from_float(host[done + i]); }
+        stream_copy(stream, real_at(casts, done, PRECISION_BF16), part, n * sizeof part[0]);
+        stream_settle(stream);
+    }
+}
+
 // The outer steps of kernels/cpu/outer.h; on the CPU they run in the calling thread.
 static inline void outer_pseudo_gradient(Stream *stream, float *pseudo_gradient, const float *outer,
                                          const float *local, size_t count) {

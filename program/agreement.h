@@ -115,7 +115,11 @@ static inline float *borrow_host_parameters(Run *run) {
     if (copy == NULL) {
         transport_fail(&run->transport, "no memory for a copy of the parameters: %zu bytes", bytes);
     }
-    stream_copy(s->compute, copy, s->parameters.data, bytes);
+    if (s->settings.keeps_casts) {
+        casts_to_host(s->compute, copy, s->casts, run->table.parameter_count);
+    } else {
+        stream_copy(s->compute, copy, s->parameters.data, bytes);
+    }
     stream_settle(s->compute);
     return copy;
 }

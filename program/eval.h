@@ -182,7 +182,7 @@ static inline void evaluation_run(Run *run, const HfModel *model, const Evaluate
     Evaluation *evaluation = (Evaluation *)calloc(1, sizeof *evaluation);
     const Placement *placement = &run->placement;
     GptNeoSettings settings = {
-        run->B, run->T, run->threads.threads, placement->on_gpu, placement->precision, RECOMPUTE_NONE};
+        run->B, run->T, run->threads.threads, placement->on_gpu, placement->precision, RECOMPUTE_NONE, false};
     EvaluateSummary summary;
     Error error = {""};
     evaluation->run = run;

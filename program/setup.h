@@ -146,6 +146,7 @@ static inline SchedulerSettings choose_settings(Run *run) {
     settings.precision = run->placement.precision;
     settings.nccl = run->placement.uses_nccl ? &run->placement.nccl : NULL;
     settings.gathers_casts = run->placement.all_cast && rule_shards(run->rule) && settings.wire == WIRE_FP32;
+    settings.keeps_casts = settings.gathers_casts && !wire_is_coarse(settings.estimate_wire);
     return settings;
 }
 
@@ -191,8 +192,13 @@ static inline bool open_data(Run *run, Error *error) {
 static inline bool reserve_memory(Run *run, Problem problem, Error *error) {
     const Placement *placement = &run->placement;
     SchedulerSettings settings = choose_settings(run);
-    GptNeoSettings model = {
-        run->B, run->T, run->threads.threads, placement->on_gpu, placement->precision, RECOMPUTE_NONE};
+    GptNeoSettings model = {run->B,
+                            run->T,
+                            run->threads.threads,
+                            placement->on_gpu,
+                            placement->precision,
+                            RECOMPUTE_NONE,
+                            settings.keeps_casts};
     size_t bytes = (size_t)tokens_per_micro_batch(run) * sizeof(int32_t);
     run->arena.on_gpu = placement->on_gpu;
     scheduler_reserve(&run->scheduler, &run->arena, &settings, &problem, &run->transport);

@@ -38,10 +38,10 @@ static inline void open_run_directory(Run *run) {
     share_from_rank_zero(run, run->directory, sizeof run->directory);
 }
 
-// Fills s->parameters (parameter_count) with a model on disk or with random numbers, the
+// Fills the scheduler's first parameters with a model on disk or with random numbers, the
 // same on all ranks.
 static inline void initialize_parameters(Run *run) {
-    float *target = run->scheduler.parameters.data;
+    float *target = scheduler_first_parameters(&run->scheduler);
     const char *start = options_start(&run->options);
     size_t bytes = run->table.parameter_count * sizeof(float);
     float *host = run->placement.on_gpu ? (float *)malloc(bytes) : target;
@@ -71,7 +71,7 @@ static inline void initialize_parameters(Run *run) {
 static inline void prepare_model_task(void *context, Stream *stream) {
     Run *run = (Run *)context;
     int taken = run->placement.uses_nccl ? (int)run->options.nccl_ctas : 0;
-    gpt_neo_start(&run->model, stream, run->scheduler.parameters.data, run->scheduler.gradients.data,
+    gpt_neo_start(&run->model, stream, scheduler_weights(&run->scheduler), run->scheduler.gradients.data,
                   taken > 0 ? run->placement.gpu.sm_count - taken : 0, run->options.tune_products);
 }
 
@@ -118,7 +118,9 @@ static inline void start_run(Run *run, const Hello *hellos) {
     transport->link_latency = run->options.link_us / 1e6;
     choose_bucket(run);
     scheduler_start(&run->scheduler, run->pool, traced);
-    check_replicas(run, run->scheduler.parameters.data);
+    const float *committed = borrow_committed(&run->scheduler, run->rule);
+    check_replicas(run, committed);
+    return_committed(&run->scheduler, committed);
     scheduler_call(&run->scheduler, run->scheduler.compute, prepare_model_task, run);
     choose_by_measurement(run);
     transport->bytes_sent = transport->bytes_sent_outside = 0; // what training sends, not what led up to it

@@ -10,8 +10,7 @@
 // sample in the global order. data_base: the first micro-batch that was not yet used when
 // the run was resumed.
 static inline MicroBatchResult train_micro_batch(void *self, Stream *stream, uint64_t index,
-                                                 const float *parameters, float *gradients,
-                                                 const Pace *pace) {
+                                                 const void *weights, float *gradients, const Pace *pace) {
     Run *run = (Run *)self;
     const Transport *transport = &run->transport;
     uint64_t first = ((uint64_t)run->checkpointed.data_base + index * (uint64_t)transport->size +
@@ -23,8 +22,8 @@ static inline MicroBatchResult train_micro_batch(void *self, Stream *stream, uin
                           &error)) {
         transport_fail(&run->transport, "%s", error.text);
     }
-    result.loss = gpt_neo_loss_and_gradients(&run->model, stream, parameters, gradients, run->tokens,
-                                             run->targets, pace);
+    result.loss =
+        gpt_neo_loss_and_gradients(&run->model, stream, weights, gradients, run->tokens, run->targets, pace);
     if (run->options.slow_rank == transport->rank) { sleep_seconds(run->options.slow_ms / 1e3); }
     return result;
 }

@@ -34,7 +34,7 @@ enum {
 // ---------------------------------------------------------------------------------------
 // One run: what to do, and what came out
 
-typedef MicroBatchResult (*MicroBatch)(void *self, Stream *stream, uint64_t index, const float *parameters,
+typedef MicroBatchResult (*MicroBatch)(void *self, Stream *stream, uint64_t index, const void *weights,
                                        float *gradients, const Pace *pace);
 
 // A value that is not finite, in one micro-batch of every rank but 0.
@@ -366,8 +366,8 @@ static inline void note_seen(const TestProblem *problem, uint64_t index, const f
 // theta - X[i][j], where X[0][j] = j and X[1][j] = 4 + 2j. A second element has half the
 // target.
 static inline MicroBatchResult scalar_micro_batch(void *self, Stream *stream, uint64_t index,
-                                                  const float *parameters, float *gradients,
-                                                  const Pace *pace) {
+                                                  const void *weights, float *gradients, const Pace *pace) {
+    const float *parameters = (const float *)weights;
     (void)stream;
     const TestProblem *problem = (const TestProblem *)self;
     size_t count = problem->spec->parameter_count;
@@ -380,8 +380,8 @@ static inline MicroBatchResult scalar_micro_batch(void *self, Stream *stream, ui
 }
 
 static inline MicroBatchResult constant_micro_batch(void *self, Stream *stream, uint64_t index,
-                                                    const float *parameters, float *gradients,
-                                                    const Pace *pace) {
+                                                    const void *weights, float *gradients, const Pace *pace) {
+    const float *parameters = (const float *)weights;
     (void)stream;
     const TestProblem *problem = (const TestProblem *)self;
     pace_need(pace, problem->spec->parameter_count);
@@ -393,8 +393,9 @@ static inline MicroBatchResult constant_micro_batch(void *self, Stream *stream, 
 
 // f = theta^2 / 2 without noise.
 static inline MicroBatchResult quadratic_micro_batch(void *self, Stream *stream, uint64_t index,
-                                                     const float *parameters, float *gradients,
+                                                     const void *weights, float *gradients,
                                                      const Pace *pace) {
+    const float *parameters = (const float *)weights;
     (void)self, (void)stream, (void)index;
     pace_need(pace, 1);
     gradients[0] += parameters[0];
@@ -452,8 +453,8 @@ static inline void noisy_backward(TestProblem *problem, float *gradients, const 
 // A vector of independent quadratics whose targets are noise, so that every bit of the
 // result depends on the order of the additions. It keeps pace, as a model does.
 static inline MicroBatchResult noisy_micro_batch(void *self, Stream *stream, uint64_t index,
-                                                 const float *parameters, float *gradients,
-                                                 const Pace *pace) {
+                                                 const void *weights, float *gradients, const Pace *pace) {
+    const float *parameters = (const float *)weights;
     (void)stream;
     TestProblem *problem = (TestProblem *)self;
     const Poison *poison = &problem->spec->poison;
@@ -479,8 +480,8 @@ static inline MicroBatchResult graded_result(int rank, uint64_t index) {
 }
 
 static inline MicroBatchResult graded_micro_batch(void *self, Stream *stream, uint64_t index,
-                                                  const float *parameters, float *gradients,
-                                                  const Pace *pace) {
+                                                  const void *weights, float *gradients, const Pace *pace) {
+    const float *parameters = (const float *)weights;
     noisy_micro_batch(self, stream, index, parameters, gradients, pace);
     return graded_result(((const TestProblem *)self)->rank, index);
 }

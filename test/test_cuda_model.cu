@@ -104,7 +104,7 @@ static GptNeoSettings settings_on_cpu(const Inputs *inputs) {
 }
 
 static GptNeoSettings settings_on_device(const Inputs *inputs, Precision precision, Recompute recompute) {
-    GptNeoSettings settings = {inputs->B, inputs->T, 0, true, precision, recompute};
+    GptNeoSettings settings = {inputs->B, inputs->T, 0, true, precision, recompute, false};
     return settings;
 }
 

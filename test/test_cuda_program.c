@@ -96,25 +96,50 @@ static void narrow_wires_give_the_same_bits_in_any_order(void **state) {
 
 // Where all ranks compute in bf16, a sharded rule gathers casts of the parameters: the
 // weights are those of ddp, where every rank has made the same step itself, bit for bit,
-// with 6 bytes a parameter instead of 8. Looking at exact parameters in between changes no
-// bit, not even of an estimate that is a difference to them.
+// with 6 bytes a parameter instead of 8.
 static void casts_travel_and_change_no_bit(void **state) {
+    static const char *const ways[] = {"ddp", "zero1", "zero1 --gpu-exchange host", "zero1 --overlap off"};
     Fleet *fleet = fleet_new(stage_with_ranks(state));
     set_gpus("2", NULL);
-    fleet_start(fleet, 2, "--lr 0.01 --optimizer ddp");
-    fleet_start(fleet, 2, "--lr 0.01 --optimizer zero1");
-    fleet_start(fleet, 2, "--lr 0.01 --optimizer acco --accumulate 4 --estimate-wire int4 --val-every end");
-    fleet_start(fleet, 2, "--lr 0.01 --optimizer acco --accumulate 4 --estimate-wire int4 --val-every 1");
+    for (int i = 0; i < 4; i++) { fleet_start(fleet, 2, "--lr 0.01 --optimizer %s", ways[i]); }
     fleet_finish(fleet);
-    check_same(fleet, 0, 1);
-    check_same(fleet, 2, 3);
-    double bytes[2];
-    for (int i = 0; i < 2; i++) { bytes[i] = fleet_number(fleet, i, "report", -1, "bytes_sent"); }
-    assert_true(bytes[1] < 0.77 * bytes[0] && bytes[1] > 0.73 * bytes[0]);
+    for (int i = 1; i < 4; i++) { check_same(fleet, 0, i); }
+    double bytes[2], kept[2];
+    for (int i = 0; i < 2; i++) {
+        bytes[i] = fleet_number(fleet, i, "report", -1, "bytes_sent");
+        kept[i] =
+            log_number(json_object_get(log_event_of(fleet->events[i], "start", 0), "memory"), "parameters");
+    }
+    // At the last report the last all-gather may still be under way.
+    assert_true(bytes[1] < 0.77 * bytes[0] && bytes[1] > 0.69 * bytes[0]);
+    assert_true(kept[1] < 0.34 * kept[0] && kept[1] > 0.32 * kept[0]); // casts instead of floats and casts
+}
+
+// Where only casts are kept, exact parameters are gathered into the gradient accumulator,
+// and what it held comes back: validation and checkpoints in between change no bit. The
+// same where a coarse estimate needs floats, and after a run was resumed.
+static void looking_at_exact_parameters_changes_no_bit(void **state) {
+    static const char *const rules[] = {"zero1", "acco", "acco --estimate-wire int4", "acco-wp"};
+    for (int i = 0; i < 4; i++) {
+        char options[200], resume[512], from[200];
+        Fleet *fleet = fleet_new(stage_with_ranks(state));
+        set_gpus("2", NULL);
+        snprintf(options, sizeof options, "--lr 0.01 --accumulate 4 --tokens 640 --optimizer %s", rules[i]);
+        fleet_start(fleet, 2, "%s --val-every end", options);
+        fleet_start(fleet, 2, "%s --val-every 1 --save-every 2", options);
+        fleet_finish(fleet);
+        check_same(fleet, 0, 1);
+        snprintf(from, sizeof from, "%.100s/checkpoints/step-4", fleet->trainings[1].out);
+        snprintf(resume, sizeof resume, "%s --resume %s", options, from);
+        Training resumed = training_start(stage_of(state), 2, resume);
+        Fingerprint print = training_fingerprint(stage_of(state), &resumed);
+        assert_string_equal(print.text, fleet->prints[0].text);
+        stage_end_all(stage_of(state));
+    }
 }
 
 // NCCL's own collectives, here a stand-in that adds in the opposite order, end within
-// rounding of ours, with as many bytes.
+// rounding of ours, with as many bytes, but for our messages' multiples of 128.
 static void the_library_is_within_rounding_of_ours(void **state) {
     static const char *const options[] = {"--optimizer zero1", "--optimizer ddp --wire bf16",
                                           "--optimizer acco --accumulate 4 --precision fp32",
@@ -129,7 +154,7 @@ static void the_library_is_within_rounding_of_ours(void **state) {
         text_check(fleet_output(fleet, 0), "by NCCL's own collectives", options[i]);
         double bytes[2];
         for (int j = 0; j < 2; j++) { bytes[j] = fleet_number(fleet, j, "report", -1, "bytes_sent"); }
-        assert_true(bytes[0] < 1.02 * bytes[1] && bytes[0] > 0.98 * bytes[1]);
+        assert_true(bytes[0] <= bytes[1] && bytes[0] > 0.8 * bytes[1]);
         stage_end_all(stage_of(state));
     }
 }
@@ -362,6 +387,7 @@ int main(int argc, char **argv) {
         GPU_TEST(two_gpus_give_the_same_bits_in_any_order),
         GPU_TEST(narrow_wires_give_the_same_bits_in_any_order),
         GPU_TEST(casts_travel_and_change_no_bit),
+        GPU_TEST(looking_at_exact_parameters_changes_no_bit),
         GPU_TEST(two_levels_give_the_same_bits_in_any_order),
         GPU_TEST(the_library_is_within_rounding_of_ours),
         GPU_TEST(ranks_with_and_without_a_gpu_train_together),

@@ -242,8 +242,9 @@ typedef struct ReferenceRank {
 
 // Gradients first, because that pass waits for parameters as they arrive; afterwards all
 // have arrived.
-static MicroBatchResult reference_micro_batch(void *self, Stream *stream, uint64_t index,
-                                              const float *parameters, float *gradients, const Pace *pace) {
+static MicroBatchResult reference_micro_batch(void *self, Stream *stream, uint64_t index, const void *weights,
+                                              float *gradients, const Pace *pace) {
+    const float *parameters = (const float *)weights;
     (void)index;
     ReferenceRank *rank = (ReferenceRank *)self;
     Fixture *fixture = &rank->fixture;

@@ -462,8 +462,9 @@ static const Limit LIMITS[] = {
 enum { LIMIT_COUNT = sizeof LIMITS / sizeof LIMITS[0], LIMIT_COMMITS = 120 };
 
 // The gradient of theta^2 / 2, but for the first one: a push that excites every root.
-static MicroBatchResult pushed_micro_batch(void *self, Stream *stream, uint64_t index,
-                                           const float *parameters, float *gradients, const Pace *pace) {
+static MicroBatchResult pushed_micro_batch(void *self, Stream *stream, uint64_t index, const void *weights,
+                                           float *gradients, const Pace *pace) {
+    const float *parameters = (const float *)weights;
     MicroBatchResult result = quadratic_micro_batch(self, stream, index, parameters, gradients, pace);
     if (index == 0) { gradients[0] += 0.5f; }
     return result;

@@ -240,8 +240,9 @@ static void the_rate_follows_gradients_or_commits(void **state) {
 // Traffic
 
 // A gradient of ones: nothing but the exchange takes time.
-static MicroBatchResult light_micro_batch(void *self, Stream *stream, uint64_t index, const float *parameters,
+static MicroBatchResult light_micro_batch(void *self, Stream *stream, uint64_t index, const void *weights,
                                           float *gradients, const Pace *pace) {
+    const float *parameters = (const float *)weights;
     (void)stream, (void)index;
     const TestProblem *problem = (const TestProblem *)self;
     pace_need(pace, problem->spec->parameter_count);
@@ -606,8 +607,9 @@ static void a_value_that_is_not_finite_stops_every_rank_and_is_named(void **stat
 }
 
 // A gradient that is finite on every rank; the sum over two ranks is not.
-static MicroBatchResult huge_micro_batch(void *self, Stream *stream, uint64_t index, const float *parameters,
+static MicroBatchResult huge_micro_batch(void *self, Stream *stream, uint64_t index, const void *weights,
                                          float *gradients, const Pace *pace) {
+    const float *parameters = (const float *)weights;
     MicroBatchResult result = noisy_micro_batch(self, stream, index, parameters, gradients, pace);
     if (index == 2) { gradients[1] = 3e38f; }
     return result;

@@ -71,8 +71,9 @@ enum { LATE = 70 };
 static double scale_of_late; // what its gradient, or its loss, is multiplied by; 1: no spike
 static bool late_in_loss;
 
-static MicroBatchResult late_micro_batch(void *self, Stream *stream, uint64_t index, const float *parameters,
+static MicroBatchResult late_micro_batch(void *self, Stream *stream, uint64_t index, const void *weights,
                                          float *gradients, const Pace *pace) {
+    const float *parameters = (const float *)weights;
     const TestProblem *problem = (const TestProblem *)self;
     size_t count = problem->spec->parameter_count;
     bool late = index == LATE && problem->rank == 1;
@@ -131,8 +132,9 @@ static void a_step_far_too_large_is_left_out_or_ends_the_run(void **state) {
     }
 }
 
-static MicroBatchResult hopeless_micro_batch(void *self, Stream *stream, uint64_t index,
-                                             const float *parameters, float *gradients, const Pace *pace) {
+static MicroBatchResult hopeless_micro_batch(void *self, Stream *stream, uint64_t index, const void *weights,
+                                             float *gradients, const Pace *pace) {
+    const float *parameters = (const float *)weights;
     MicroBatchResult result = noisy_micro_batch(self, stream, index, parameters, gradients, pace);
     if (index >= 6) { result.loss = NAN; }
     return result;

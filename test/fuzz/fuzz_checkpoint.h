@@ -98,10 +98,10 @@ static inline void fuzz_checkpoint_vectors(const CheckpointSource *source, Check
     static const char *const moments[2] = {"exp_avg", "exp_avg_sq"};
     SavedScope scope = run->rule->kind == RULE_LOCAL ? SAVED_WORKER : SAVED_SHARED;
     for (int i = 0; i < 2; i++) {
-        SavedVector vector = {moments[i], scope, NULL};
+        SavedVector vector = {moments[i], scope, NULL, NULL};
         fuzz_checkpoint_area(source, run, source_moment(source, run, &vector));
     }
-    SavedVector parameters = {"parameters", scope, NULL};
+    SavedVector parameters = {"parameters", scope, NULL, NULL};
     const float *found = source_parameters(source, run, &parameters),
                 *master = source_area(source, run, "master", -1);
     fuzz_require(found != NULL && master != NULL, "there are parameters to go on from");

@@ -49,8 +49,7 @@ typedef struct GptNeoSettings {
     bool on_gpu;         // kernels run there
     Precision precision; // of weights and activations
     Recompute recompute; // on the CPU RECOMPUTE_NONE or RECOMPUTE_BLOCK
-    bool
-        given_weights; // the caller's parameters are in the precision of the weights; otherwise they are floats
+    bool given_weights;  // the caller's parameters are in `precision`; otherwise they are floats
 } GptNeoSettings;
 
 enum { GPT_NEO_MAX_TENSORS = GPT_NEO_FIRST_LAYER + TENSORS_PER_LAYER * GPT_NEO_MAX_LAYERS + 2 };

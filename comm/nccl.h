@@ -272,14 +272,15 @@ static inline void nccl_end(Nccl *nccl, Level level) { (void)nccl, (void)level; 
 static inline void nccl_settle(Nccl *nccl, Level level, void *queue, const char *what) {
     (void)nccl, (void)level, (void)queue, (void)what;
 }
-static inline void nccl_send(Nccl *nccl, Level level, Stream *stream, int peer, const void *data, size_t bytes) {
+static inline void nccl_send(Nccl *nccl, Level level, Stream *stream, int peer, const void *data,
+                             size_t bytes) {
     (void)nccl, (void)level, (void)stream, (void)peer, (void)data, (void)bytes;
 }
 static inline void nccl_receive(Nccl *nccl, Level level, Stream *stream, int peer, void *data, size_t bytes) {
     (void)nccl, (void)level, (void)stream, (void)peer, (void)data, (void)bytes;
 }
-static inline void nccl_collect(Nccl *nccl, Stream *stream, bool reduces, bool bf16, const void *in, void *out,
-                                size_t count) {
+static inline void nccl_collect(Nccl *nccl, Stream *stream, bool reduces, bool bf16, const void *in,
+                                void *out, size_t count) {
     (void)nccl, (void)stream, (void)reduces, (void)bf16, (void)in, (void)out, (void)count;
 }
 // clang-format on

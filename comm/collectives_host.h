@@ -278,7 +278,7 @@ static inline void host_sum_inside(const HostExchange *exchange, int number, Chu
     size_t stride = (size_t)owners_count(exchange->groups, exchange->rank) * count;
     const float *in =
         (const float *)(void *)host_lane(messages, messages->inside_received, messages->inside_slots, lane);
-    transport_wait(exchange->transport, lane, false);
+    transport_wait(exchange->transport, lane);
     OwnerWalk walk = owners_of(exchange->groups, exchange->rank);
     for (; owners_next(&walk); in += count) { host_sum_mates(exchange, chunk, walk.owner, in, stride); }
 }
@@ -344,7 +344,7 @@ static inline void host_reduce_finish(const HostExchange *exchange, int number, 
     size_t bytes = host_chunk_bytes(collective, chunk);
     const char *in = host_lane(messages, messages->received, messages->received_slots, lane);
     if (exchange->groups->hosts == 1) { return; }
-    transport_wait(exchange->transport, lane, true);
+    transport_wait(exchange->transport, lane);
     ChunkRun run = {chunk.begin, 0, 0};
     while (host_next_run(collective, chunk, &run)) { host_sum_run(exchange, run, in, bytes); }
 }
@@ -464,7 +464,7 @@ static inline void host_gather_inside(const HostExchange *exchange, int number, 
     MessageBuffers *messages = &exchange->transport->messages;
     Lane lane = {INSIDE_HOSTS, number % TRANSPORT_LANES}, between = {BETWEEN_HOSTS, lane.number};
     size_t bytes = host_chunk_bytes(exchange->collective, chunk);
-    transport_wait(exchange->transport, between, false);
+    transport_wait(exchange->transport, between);
     if (exchange->mates == 1) { return; }
     char *out = host_lane(messages, messages->received, messages->received_slots, between);
     char *in = host_lane(messages, messages->inside_received, messages->inside_slots, lane);
@@ -504,7 +504,7 @@ static inline void host_gather_finish(const HostExchange *exchange, int number, 
     host_decode_owners(exchange, exchange->rank, chunk,
                        host_lane(messages, messages->received, messages->received_slots, between));
     if (exchange->mates == 1) { return; }
-    transport_wait(exchange->transport, lane, true);
+    transport_wait(exchange->transport, lane);
     const char *in = host_lane(messages, messages->inside_received, messages->inside_slots, lane);
     for (int step = 1; step < exchange->mates; step++) {
         in = host_decode_owners(exchange, host_mate(exchange, -step), chunk, in);

@@ -330,7 +330,7 @@ static inline int trace_receive_pieces(TraceText *text, Transport *transport, FI
             if (pieces[rank].bytes == 0) { continue; }
             transport_post(transport, lane, false, rank, &pieces[rank], sizeof(TracePiece));
         }
-        transport_wait(transport, lane, false);
+        transport_wait(transport, lane);
         more = false;
         for (int rank = 0; rank < transport->size; rank++) {
             size_t bytes = (size_t)pieces[rank].bytes;
@@ -352,7 +352,7 @@ static inline void trace_send_pieces(TraceText *text, Transport *transport) {
     do {
         trace_text_fill(text, piece);
         transport_post(transport, lane, true, 0, piece, sizeof(TracePiece));
-        transport_wait(transport, lane, false);
+        transport_wait(transport, lane);
     } while (piece->bytes > 0);
     free(piece);
 }

@@ -42,6 +42,14 @@ typedef struct LinkRequest {
     void *words[4];
 } LinkRequest;
 
+// What ranks ask each other when one has waited too long (transport_fail_overdue).
+typedef enum NoteKind { NOTE_QUESTION, NOTE_ANSWER } NoteKind;
+
+typedef struct Note {
+    int32_t kind, from;
+    int32_t awaited; // of an answer: which rank the sender waits for
+} Note;
+
 // Point-to-point messages. Messages between two ranks arrive in the order in which they
 // were started.
 typedef struct Link {
@@ -51,7 +59,10 @@ typedef struct Link {
     void (*start_receive)(void *state, LinkRequest *request, int peer, void *data, size_t bytes);
     // Also makes progress. True once; then the request is gone.
     bool (*is_done)(void *state, LinkRequest *request);
-    void (*abort)(void *state, int exit_code); // ends every rank; does not return
+    // Notes travel beside messages, and may be lost. NULL: this link has none.
+    void (*send_note)(void *state, int peer, const Note *note);
+    bool (*take_note)(void *state, Note *note); // false: none has arrived
+    void (*abort)(void *state, int exit_code);  // ends every rank; does not return
     void (*close)(void *state);
 } Link;
 
@@ -80,9 +91,9 @@ typedef struct Lane {
     int number; // 0 .. TRANSPORT_LANES - 1
 } Lane;
 
-// What comes second in an operation waits a tenth longer, so that those who wait for a
-// silent rank itself are the first to name it; at least so many seconds.
-#define TRANSPORT_GRACE_SECONDS 2.0
+// From when on a rank that waits answers questions, and how long one waits for an answer.
+#define TRANSPORT_LISTENS_SECONDS 0.1
+#define TRANSPORT_ANSWER_SECONDS 1.0
 
 // How long a wait polls before it sleeps: about as long as a chunk takes between two
 // ranks of one machine.
@@ -325,43 +336,135 @@ static inline const char *transport_host_name(const Transport *transport, int ra
     return transport->host_names == NULL ? "" : transport->host_names + (size_t)rank * TRANSPORT_HOST_BYTES;
 }
 
-// Fails the job and names the ranks that this rank still waits for: those that have not
-// sent, or if there are none, those that have not received.
-static inline void transport_fail_overdue(Transport *transport, Lane lane, double waited) {
-    for (int is_send = 0; is_send < 2; is_send++) {
-        char list[512] = "";
-        int listed = 0;
-        size_t bytes = 0;
+// ---------------------------------------------------------------------------------------
+// The deadline
+//
+// A rank may be waited for because it waits itself: for a rank of its host, or in the
+// operation before. So whoever has waited too long asks first, and blames none that answers:
+//
+//   rank 2 to 0   do you wait, too?
+//   rank 0 to 2   yes, for rank 1
+//   rank 2 to 1   do you wait, too?      no answer: it has died, hangs, or still computes
+
+// Those whom this rank waits for in a lane.
+typedef struct Overdue {
+    Lane lane;
+    bool senders; // they have not sent; otherwise they have not received
+    size_t bytes; // outstanding
+    int count;    // of all; the first TRANSPORT_MAX_LISTED are listed
+    int listed;
+    int ranks[TRANSPORT_MAX_LISTED];   // (listed)
+    int awaited[TRANSPORT_MAX_LISTED]; // (listed): whom each of them waits for; -1: no answer
+} Overdue;
+
+static inline Overdue transport_overdue(Transport *transport, Lane lane) {
+    Overdue overdue;
+    memset(&overdue, 0, sizeof overdue);
+    overdue.lane = lane;
+    for (int is_send = 0; is_send < 2 && overdue.count == 0; is_send++) {
+        overdue.senders = is_send == 0;
         for (int peer = 0; peer < transport->size; peer++) {
-            Transfer *transfer = transport_transfer(transport, lane, is_send == 1, peer);
+            const Transfer *transfer = transport_transfer(transport, lane, is_send == 1, peer);
             if (transfer->state == TRANSFER_NONE) { continue; }
-            bytes += transfer->bytes;
-            size_t used = strlen(list);
-            const char *host = transport_host_name(transport, peer);
-            if (listed++ < TRANSPORT_MAX_LISTED) {
-                snprintf(list + used, sizeof list - used, "%s%d%s%s", used > 0 ? ", " : "", peer,
-                         host[0] != '\0' ? " on " : "", host);
-            }
+            overdue.bytes += transfer->bytes;
+            overdue.count++;
+            if (overdue.listed < TRANSPORT_MAX_LISTED) { overdue.ranks[overdue.listed++] = peer; }
         }
-        if (listed > 0) {
-            transport_fail(transport,
-                           "%s%s: rank %s%s did not %s for %.0f s (%zu bytes outstanding). It may have "
-                           "died, hang, or be much slower than the others: look at its node; --timeout-s "
-                           "sets how long to wait",
-                           transport->operation, transport_level_name(transport, lane.level), list,
-                           listed > TRANSPORT_MAX_LISTED ? ", ..." : "",
-                           is_send == 1 ? "take its data" : "arrive", waited, bytes);
+    }
+    return overdue;
+}
+
+// Answers questions, and takes the answers to those that were asked (NULL: none).
+static inline void transport_listen(Transport *transport, Lane lane, Overdue *asked) {
+    Note note;
+    while (transport->link.take_note != NULL && transport->link.take_note(transport->link.state, &note)) {
+        if (note.kind == NOTE_QUESTION) {
+            Note answer = {NOTE_ANSWER, transport->rank, transport_overdue(transport, lane).ranks[0]};
+            transport->link.send_note(transport->link.state, note.from, &answer);
+        }
+        for (int i = 0; note.kind == NOTE_ANSWER && asked != NULL && i < asked->listed; i++) {
+            if (asked->ranks[i] == note.from) { asked->awaited[i] = note.awaited; }
         }
     }
 }
 
-// Waits until all transfers of a lane have ended, or fails the job at the deadline. They
-// are the first or second part of an operation (TRANSPORT_GRACE_SECONDS).
-static inline void transport_wait(Transport *transport, Lane lane, bool is_second) {
+// Asks the listed ranks whom they wait for, and keeps those of them that do not answer. If
+// all answer, keeps all. Returns how many were silent.
+static inline int transport_keep_silent(Transport *transport, Overdue *overdue) {
+    double until = clock_seconds() + TRANSPORT_ANSWER_SECONDS;
+    int silent = overdue->listed;
+    Note question = {NOTE_QUESTION, transport->rank, -1};
+    for (int i = 0; i < overdue->listed; i++) {
+        overdue->awaited[i] = -1;
+        if (transport->link.send_note == NULL) { continue; }
+        transport->link.send_note(transport->link.state, overdue->ranks[i], &question);
+    }
+    while (transport->link.take_note != NULL && silent > 0 && clock_seconds() < until) {
+        sleep_seconds(1e-3);
+        transport_listen(transport, overdue->lane, overdue);
+        silent = 0;
+        for (int i = 0; i < overdue->listed; i++) { silent += overdue->awaited[i] < 0; }
+    }
+    for (int i = 0, kept = 0; silent > 0 && i < overdue->listed; i++) {
+        if (overdue->awaited[i] < 0) { overdue->ranks[kept++] = overdue->ranks[i]; }
+    }
+    if (silent > 0) {
+        overdue->count -= overdue->listed - silent;
+        overdue->listed = silent;
+    }
+    return silent;
+}
+
+static inline void transport_name_rank(const Transport *transport, int rank, char *text, size_t size) {
+    const char *host = transport_host_name(transport, rank);
+    snprintf(text, size, "%d%s%s", rank, host[0] != '\0' ? " on " : "", host);
+}
+
+// Where all that are overdue wait themselves: looks for the rank at the end of the chain that
+// begins with the first of them. -1: everybody waits.
+static inline int transport_find_silent(Transport *transport, const Overdue *overdue) {
+    Overdue next = *overdue;
+    for (int step = 0; step < transport->size; step++) {
+        next.ranks[0] = next.awaited[0];
+        next.listed = next.count = 1;
+        if (transport_keep_silent(transport, &next) > 0) { return next.ranks[0]; }
+    }
+    return -1;
+}
+
+// Fails the job and names the ranks that this rank waits for, or the one that those wait
+// for.
+static inline void transport_fail_overdue(Transport *transport, Lane lane, double waited) {
+    static const char advice[] = "It may have died, hang, or be much slower than the others: look at its "
+                                 "node; --timeout-s sets how long to wait";
+    const char *operation = transport->operation, *level = transport_level_name(transport, lane.level);
+    char list[TRANSPORT_MAX_LISTED * 80] = "", one[80], other[80];
+    Overdue overdue = transport_overdue(transport, lane);
+    int silent = transport_keep_silent(transport, &overdue) > 0 ? overdue.ranks[0]
+                                                                : transport_find_silent(transport, &overdue);
+    const char *what = overdue.senders ? "arrive" : "take its data";
+    if (silent >= 0 && silent != overdue.ranks[0]) {
+        transport_name_rank(transport, silent, one, sizeof one);
+        transport_name_rank(transport, overdue.ranks[0], other, sizeof other);
+        transport_fail(transport,
+                       "%s%s: rank %s did not answer, and rank %s, which did not %s for %.0f s, waits for it "
+                       "(%zu bytes outstanding). %s",
+                       operation, level, one, other, what, waited, overdue.bytes, advice);
+    }
+    for (int i = 0; i < overdue.listed; i++) {
+        size_t used = strlen(list);
+        transport_name_rank(transport, overdue.ranks[i], one, sizeof one);
+        snprintf(list + used, sizeof list - used, "%s%s", used > 0 ? ", " : "", one);
+    }
+    transport_fail(transport, "%s%s: rank %s%s did not %s for %.0f s (%zu bytes outstanding). %s", operation,
+                   level, list, overdue.count > overdue.listed ? ", ..." : "", what, waited, overdue.bytes,
+                   advice);
+}
+
+// Waits until all transfers of a lane have ended, or fails the job at the deadline.
+static inline void transport_wait(Transport *transport, Lane lane) {
     Transfer *transfers = transport_transfer(transport, lane, false, 0);
     int count = 2 * transport->size;
-    double grace = is_second ? fmax(transport->timeout_seconds / 10, TRANSPORT_GRACE_SECONDS) : 0;
-    double patience = transport->timeout_seconds + grace;
     double began = clock_seconds();
     double progressed = began, looked = began;
     for (;;) {
@@ -383,7 +486,10 @@ static inline void transport_wait(Transport *transport, Lane lane, bool is_secon
         if (now - looked > 1) { began += now - looked; }
         looked = now;
         if (progress) { progressed = now; }
-        if (now - began > patience) { transport_fail_overdue(transport, lane, now - began); }
+        if (now - began > transport->timeout_seconds) {
+            transport_fail_overdue(transport, lane, now - began);
+        }
+        if (now - began > TRANSPORT_LISTENS_SECONDS) { transport_listen(transport, lane, NULL); }
         double waited = now - progressed;
         if (waited > TRANSPORT_SPIN_SECONDS) { sleep_seconds(fmin(fmax(waited / 8, 50e-6), 5e-3)); }
     }
@@ -432,7 +538,7 @@ static inline void records_between_hosts(Transport *transport, char *ring, size_
             transport_post(transport, lane, true, groups_rank(groups, to, 0), ring,
                            records_before(groups, host, count) * bytes);
         }
-        transport_wait(transport, lane, true);
+        transport_wait(transport, lane);
     }
 }
 
@@ -448,9 +554,9 @@ static inline void transport_all_gather_records(Transport *transport, const char
     transport_begin(transport, operation);
     if (transport->rank != first) {
         transport_post(transport, lane, true, first, (char *)all + (size_t)transport->rank * bytes, bytes);
-        transport_wait(transport, lane, false);
+        transport_wait(transport, lane);
         transport_post(transport, lane, false, first, all, (size_t)transport->size * bytes);
-        transport_wait(transport, lane, true);
+        transport_wait(transport, lane);
         return;
     }
     char *ring = (char *)malloc((size_t)transport->size * bytes);
@@ -460,7 +566,7 @@ static inline void transport_all_gather_records(Transport *transport, const char
         transport_post(transport, lane, false, groups_rank(groups, host, place), ring + (size_t)place * bytes,
                        bytes);
     }
-    transport_wait(transport, lane, false);
+    transport_wait(transport, lane);
     records_between_hosts(transport, ring, bytes);
     for (int i = 0; i < transport->size; i++) {
         int rank = groups->ranks[(groups->begins[host] + i) % transport->size];
@@ -471,7 +577,7 @@ static inline void transport_all_gather_records(Transport *transport, const char
         transport_post(transport, lane, true, groups_rank(groups, host, place), all,
                        (size_t)transport->size * bytes);
     }
-    transport_wait(transport, lane, true);
+    transport_wait(transport, lane);
 }
 
 // The records of all ranks, (size, bytes) in the order of ranks, for the caller to free.

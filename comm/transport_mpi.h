@@ -1,7 +1,7 @@
 // transport_mpi.h: the link over MPI, and the choice between it and a world of one rank.
 // The only file that includes mpi.h.
 //
-// Only MPI_Isend, MPI_Irecv and MPI_Test carry data. MPI's collectives are not used: Open
+// Only MPI_Isend, MPI_Irecv and MPI_Test carry vectors and records. MPI's collectives are not used: Open
 // MPI 4.1 makes no progress on the non-blocking ones unless it is polled, spins in the
 // blocking ones, and chooses the order of summation by itself. All messages between two
 // ranks have the same tag, because MPI keeps their order. With CUDA, buffers reach this
@@ -33,7 +33,7 @@ static inline bool transport_was_launched(void) {
 #endif
 #include <mpi.h>
 
-enum { TRANSPORT_MPI_TAG = 7 };
+enum { TRANSPORT_MPI_TAG = 7, TRANSPORT_MPI_NOTE_TAG = 8 };
 
 static inline MPI_Request *transport_mpi_request(LinkRequest *request) {
     return (MPI_Request *)(void *)request->words;
@@ -58,6 +58,29 @@ static inline bool transport_mpi_is_done(void *state, LinkRequest *request) {
     int done = 0;
     MPI_Test(transport_mpi_request(request), &done, MPI_STATUS_IGNORE);
     return done != 0;
+}
+
+// The copy is never freed: notes are sent when a job is about to end, and their receivers may
+// not take them.
+static inline void transport_mpi_send_note(void *state, int peer, const Note *note) {
+    (void)state;
+    MPI_Request request;
+    Note *copy = (Note *)malloc(sizeof *copy);
+    if (copy == NULL) { return; }
+    *copy = *note;
+    MPI_Isend(copy, (int)sizeof *copy, MPI_BYTE, peer, TRANSPORT_MPI_NOTE_TAG, MPI_COMM_WORLD, &request);
+    MPI_Request_free(&request);
+}
+
+static inline bool transport_mpi_take_note(void *state, Note *note) {
+    (void)state;
+    int found = 0;
+    MPI_Status status;
+    MPI_Iprobe(MPI_ANY_SOURCE, TRANSPORT_MPI_NOTE_TAG, MPI_COMM_WORLD, &found, &status);
+    if (!found) { return false; }
+    MPI_Recv(note, (int)sizeof *note, MPI_BYTE, status.MPI_SOURCE, TRANSPORT_MPI_NOTE_TAG, MPI_COMM_WORLD,
+             MPI_STATUS_IGNORE);
+    return true;
 }
 
 static inline void transport_mpi_abort(void *state, int exit_code) {
@@ -105,6 +128,8 @@ static inline bool transport_open_mpi(Transport *transport, Error *error) {
                  transport_mpi_send,
                  transport_mpi_receive,
                  transport_mpi_is_done,
+                 transport_mpi_send_note,
+                 transport_mpi_take_note,
                  transport_mpi_abort,
                  transport_mpi_close};
     transport->link = link;

@@ -96,7 +96,7 @@ static inline void threads_open(Transport *transport, ThreadsRank *self) {
     memset(transport, 0, sizeof *transport);
     transport->rank = transport->local_rank = self->rank;
     transport->size = transport->local_size = self->world->size;
-    Link link = {"threads", self, threads_send, threads_receive, threads_is_done, NULL, NULL};
+    Link link = {"threads", self, threads_send, threads_receive, threads_is_done, NULL, NULL, NULL, NULL};
     transport->link = link;
     transport->reason = "a test";
     transport_prepare(transport);

@@ -217,9 +217,14 @@ static int finish_run(Run *run, bool saved) {
     if (s->failed) { return EXIT_SYSTEM_FAILURE; }
     // Stopped workers of a local rule may each hold parameters of their own; the
     // committed ones are the same everywhere.
-    const float *committed = borrow_committed(s, run->rule);
-    uint64_t fingerprint = check_replicas(run, committed);
-    return_committed(s, committed);
+    const void *weights = borrow_committed_weights(s, run->rule);
+    uint64_t fingerprint = check_replicas(run, weights, weights_bytes(run));
+    return_committed(s, weights);
+    if (s->settings.gathers_casts) { // the weights are casts of what counts
+        const float *committed = borrow_committed(s, run->rule);
+        fingerprint = check_replicas(run, committed, run->table.parameter_count * sizeof(float));
+        return_committed(s, committed);
+    }
     if (run_is_main(run)) {
         print_end(run, fingerprint);
         if (s->stop_agreed) {

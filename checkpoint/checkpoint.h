@@ -22,7 +22,8 @@
 //   exp_avg,      all; local: of each    AdamW's moments
 //   exp_avg_sq    worker
 //   parameters    sharded; local: of     what compute uses, where it is not the
-//                 each worker            master: an estimate, rounded, or a worker's own
+//                 each worker            master: an estimate, rounded, or a worker's
+//                                        own. "casts": they are casts of the master
 //   gradients     overlapped: of each    handed over, and waiting for the next job
 //                 worker
 //   momentum      local                  of the outer step
@@ -261,6 +262,7 @@ static inline json_t *manifest_make(const CheckpointedRun *run, const WorkerNumb
     const Scheduler *s = run->scheduler;
     json_t *list = json_array(), *applied = json_array();
     char exchange[64];
+    bool ahead = run->rule->is_ahead != NULL && run->rule->is_ahead(s);
     transport_sum_order(run->transport, exchange, sizeof exchange);
     for (int rank = 0; rank < run->transport->size; rank++) {
         json_array_append_new(list, worker_numbers_to_json(&workers[rank]));
@@ -269,7 +271,7 @@ static inline json_t *manifest_make(const CheckpointedRun *run, const WorkerNumb
         json_array_append_new(applied, json_integer((json_int_t)s->fragments[i].applied_at));
     }
     return json_pack("{s:i, s:s, s:s, s:I, s:o, s:s, s:i, s:i, s:I, s:o, s:o, s:o, s:I, s:I, s:o, s:i, s:o, "
-                     "s:b, s:o, s:o, s:O, s:s, s:s}",
+                     "s:b, s:o, s:o, s:O, s:s, s:s, s:b}",
                      "checkpoint", CHECKPOINT_VERSION, "program", run->version, "optimizer", run->rule->name,
                      "parameters", (json_int_t)run->table->parameter_count, "model", model_to_json(run),
                      "device", s->settings.gpu != NULL ? "cuda" : "cpu", "sequences", run->B, "length",
@@ -279,7 +281,7 @@ static inline json_t *manifest_make(const CheckpointedRun *run, const WorkerNumb
                      (json_int_t)run->data_base, "seconds", number_to_json(run->seconds), "fragment",
                      s->fragment, "applied_at", applied, "job_in_flight", s->job_in_flight ? 1 : 0, "job",
                      job_to_json(&s->job), "workers", list, "options", run->options, "measured",
-                     run->measured, "exchange", exchange);
+                     run->measured, "exchange", exchange, "casts", s->settings.gathers_casts && !ahead);
 }
 
 // CRC-32 of everything in the manifest but the member "checksum" itself.

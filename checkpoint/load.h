@@ -327,11 +327,14 @@ static inline const float *source_moment(const CheckpointSource *source, const C
 }
 
 // What compute uses: the saved parameters, where this worker existed before under the
-// same rule; otherwise the exact ones, master.
+// same rule; otherwise the exact ones, master. Where casts of the master were saved and
+// this run has no use for casts, the master is what they stand for.
 static inline const float *source_parameters(const CheckpointSource *source, const CheckpointedRun *run,
                                              const SavedVector *vector) {
     bool of_worker = vector->scope == SAVED_WORKER;
-    bool usable = source->same_rule && (!of_worker || source->workers == run->transport->size);
+    bool cast =
+        json_is_true(json_object_get(source->manifest, "casts")) && !run->scheduler->settings.gathers_casts;
+    bool usable = source->same_rule && !cast && (!of_worker || source->workers == run->transport->size);
     const float *found =
         usable ? source_area(source, run, vector->name, of_worker ? run->transport->rank : -1) : NULL;
     return found != NULL ? found : source_area(source, run, "master", -1);

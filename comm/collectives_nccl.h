@@ -294,13 +294,13 @@ static inline void nccl_library_gather(NcclBatch *batch) {
 }
 
 // ---------------------------------------------------------------------------------------
-// Own elements [first, end), whole cells, as many at a time as the buffers hold. Both
-// return when all is done.
+// Own elements [first, end), whole cells, as many at a time as the buffers hold. Of each
+// batch first one level is served, then the other. Returns when all is done.
 
 typedef void (*NcclStep)(NcclBatch *batch);
 
 static inline void nccl_for_batches(Nccl *nccl, Stream *stream, const Collective *collective, size_t first,
-                                    size_t end, NcclStep one, NcclStep two) {
+                                    size_t end, Level level, NcclStep one, NcclStep two) {
     size_t piece = collective->layout->piece;
     NcclBatch batch = {nccl, stream, *stream, collective, first / piece, 0, 0};
     batch.inside.queue = nccl->inside_queue;
@@ -311,14 +311,17 @@ static inline void nccl_for_batches(Nccl *nccl, Stream *stream, const Collective
         one(&batch);
         if (two != NULL) { two(&batch); }
     }
-    for (int i = 0; i < 2; i++) { gpu_wait_for(stream->queue, nccl->inside_done[i]); }
-    nccl_settle(nccl, BETWEEN_HOSTS, stream->queue, nccl->transport->operation);
+    // What the other level waits for is waited for first, so that who is late is named there.
+    void *queues[TRANSPORT_LEVELS] = {nccl->inside_queue, stream->queue};
+    Level last = level == INSIDE_HOSTS ? BETWEEN_HOSTS : INSIDE_HOSTS;
+    nccl_settle(nccl, level, queues[level], nccl->transport->operation);
+    nccl_settle(nccl, last, queues[last], nccl->transport->operation);
 }
 
 static inline void nccl_reduce_scatter(Nccl *nccl, Stream *stream, const Collective *collective, size_t first,
                                        size_t end) {
     transport_begin(nccl->transport, "reduce-scatter");
-    nccl_for_batches(nccl, stream, collective, first, end,
+    nccl_for_batches(nccl, stream, collective, first, end, INSIDE_HOSTS,
                      nccl->transport->library ? nccl_library_reduce : nccl_reduce_inside,
                      nccl->transport->library ? NULL : nccl_reduce_between);
 }
@@ -326,7 +329,7 @@ static inline void nccl_reduce_scatter(Nccl *nccl, Stream *stream, const Collect
 static inline void nccl_all_gather(Nccl *nccl, Stream *stream, const Collective *collective, size_t first,
                                    size_t end) {
     transport_begin(nccl->transport, "all-gather");
-    nccl_for_batches(nccl, stream, collective, first, end,
+    nccl_for_batches(nccl, stream, collective, first, end, BETWEEN_HOSTS,
                      nccl->transport->library ? nccl_library_gather : nccl_gather_between,
                      nccl->transport->library ? NULL : nccl_gather_inside);
 }

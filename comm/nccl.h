@@ -1,10 +1,11 @@
 // nccl.h: messages between GPUs over NCCL, and every wait for them. The only file that
 // includes nccl.h of the library; collectives_nccl.h builds the collectives.
 //
-// The communicator is non-blocking, and nothing here waits inside NCCL or CUDA:
-// nccl_settle polls both, with a deadline. When it passes or NCCL reports an error,
-// transport_fail ends all ranks. ncclCommAbort is not used: it would wait for ranks that
-// may have died.
+// There is a communicator of all ranks for what travels between hosts, and on two levels one
+// of the ranks of each host. They are non-blocking, and nothing here waits inside NCCL or
+// CUDA: nccl_settle polls both, with a deadline. When it passes or NCCL reports an error,
+// transport_fail ends all ranks. ncclCommAbort is not used: it would wait for ranks that may
+// have died.
 //
 // NCCL needs a GPU of its own for every rank. program/placement.h decides whether it is
 // used. A build without NCCL never creates a communicator.
@@ -18,7 +19,7 @@
 #endif
 
 typedef struct Nccl {
-    void *communicators[TRANSPORT_LEVELS]; // ncclComm_t, by Level; inside hosts only on two levels
+    void *communicators[TRANSPORT_LEVELS]; // ncclComm_t, by Level; NULL: nothing travels there
     Transport *transport;
     // This rank among the groups of the exchange.
     int host, place, mates; // its host, its place there, and the ranks on it
@@ -84,6 +85,7 @@ static inline void nccl_settle(Nccl *nccl, Level level, void *queue, const char 
         double now = clock_seconds(), waited = now - began;
         if (now - looked > 1) { began += now - looked; } // this process was stopped: see transport_wait
         looked = now;
+        if (waited > TRANSPORT_LISTENS_SECONDS) { transport_listen(nccl->transport, NULL, NULL); }
         if (waited > nccl->transport->timeout_seconds) {
             nccl_fail(nccl, level, what,
                       "a rank did not take part in time: it may have died or hang; --timeout-s sets how "
@@ -98,6 +100,11 @@ static inline void nccl_begin(Nccl *nccl) {
     nccl_check(nccl, BETWEEN_HOSTS, ncclGroupStart(), "begin of messages");
 }
 
+// The number of a rank in the communicator of a level.
+static inline int nccl_peer(const Nccl *nccl, Level level, int rank) {
+    return level == INSIDE_HOSTS ? transport_groups(nccl->transport)->place[rank] : rank;
+}
+
 // On return the messages are in the stream's queue: what the queue does later sees the
 // data received.
 static inline void nccl_end(Nccl *nccl, Level level) {
@@ -108,17 +115,17 @@ static inline void nccl_end(Nccl *nccl, Level level) {
 static inline void nccl_send(Nccl *nccl, Level level, Stream *stream, int peer, const void *data,
                              size_t bytes) {
     transport_count(nccl->transport, peer, bytes);
-    nccl_check(
-        nccl, level,
-        ncclSend(data, bytes, ncclChar, peer, nccl_communicator(nccl, level), (cudaStream_t)stream->queue),
-        "send");
+    nccl_check(nccl, level,
+               ncclSend(data, bytes, ncclChar, nccl_peer(nccl, level, peer), nccl_communicator(nccl, level),
+                        (cudaStream_t)stream->queue),
+               "send");
 }
 
 static inline void nccl_receive(Nccl *nccl, Level level, Stream *stream, int peer, void *data, size_t bytes) {
-    nccl_check(
-        nccl, level,
-        ncclRecv(data, bytes, ncclChar, peer, nccl_communicator(nccl, level), (cudaStream_t)stream->queue),
-        "receive");
+    nccl_check(nccl, level,
+               ncclRecv(data, bytes, ncclChar, nccl_peer(nccl, level, peer), nccl_communicator(nccl, level),
+                        (cudaStream_t)stream->queue),
+               "receive");
 }
 
 // A reduce-scatter or an all-gather of one cell by the library: `count` fp32 or bf16 numbers
@@ -213,6 +220,30 @@ static inline void nccl_list_owners(Nccl *nccl) {
     gpu_release_host(lists);
 }
 
+// All ranks call it. The first rank of a communicator makes the number by which the others
+// find it.
+static inline void nccl_open_level(Nccl *nccl, Level level, int ctas) {
+    Transport *transport = nccl->transport;
+    int first = level == INSIDE_HOSTS ? groups_rank(transport_groups(transport), nccl->host, 0) : 0;
+    ncclUniqueId mine;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclComm_t communicator = NULL;
+    memset(&mine, 0, sizeof mine);
+    config.blocking = 0;
+    if (ctas > 0) { config.maxCTAs = ctas; }
+    if (transport->rank == first) { nccl_check(nccl, level, ncclGetUniqueId(&mine), "start"); }
+    ncclUniqueId *all =
+        (ncclUniqueId *)transport_collect_records(transport, "start of NCCL", &mine, sizeof mine);
+    ncclResult_t status =
+        ncclCommInitRankConfig(&communicator, level == INSIDE_HOSTS ? nccl->mates : transport->size,
+                               all[first], nccl_peer(nccl, level, transport->rank), &config);
+    nccl->communicators[level] = communicator;
+    nccl_check(nccl, level, status, "start");
+    nccl_settle(nccl, level, NULL, "start");
+    nccl_connect(nccl, level);
+    free(all);
+}
+
 // All ranks call it, after transport_open, gpu_open and the choice of the groups. ctas: at
 // most this many thread blocks of the GPU for NCCL on each level; 0: NCCL chooses.
 // buffer_limit: see Nccl.
@@ -225,23 +256,9 @@ static inline void nccl_open(Nccl *nccl, Transport *transport, int ctas, size_t 
     nccl->inside_done[0] = gpu_mark_create();
     nccl->inside_done[1] = gpu_mark_create();
     nccl_list_owners(nccl);
-    for (int level = transport->two_level ? INSIDE_HOSTS : BETWEEN_HOSTS; level < TRANSPORT_LEVELS; level++) {
-        ncclUniqueId mine; // of rank 0: how the others find it
-        ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-        ncclComm_t communicator = NULL;
-        memset(&mine, 0, sizeof mine);
-        config.blocking = 0;
-        if (ctas > 0) { config.maxCTAs = ctas; }
-        if (transport->rank == 0) { nccl_check(nccl, (Level)level, ncclGetUniqueId(&mine), "start"); }
-        ncclUniqueId *all =
-            (ncclUniqueId *)transport_collect_records(transport, "start of NCCL", &mine, sizeof mine);
-        ncclResult_t status =
-            ncclCommInitRankConfig(&communicator, transport->size, all[0], transport->rank, &config);
-        nccl->communicators[level] = communicator;
-        nccl_check(nccl, (Level)level, status, "start");
-        nccl_settle(nccl, (Level)level, NULL, "start");
-        nccl_connect(nccl, (Level)level);
-        free(all);
+    bool used[TRANSPORT_LEVELS] = {transport->two_level, transport_groups(transport)->hosts > 1};
+    for (int level = 0; level < TRANSPORT_LEVELS; level++) {
+        if (used[level]) { nccl_open_level(nccl, (Level)level, ctas); }
     }
 }
 

@@ -47,7 +47,7 @@ typedef enum NoteKind { NOTE_QUESTION, NOTE_ANSWER } NoteKind;
 
 typedef struct Note {
     int32_t kind, from;
-    int32_t awaited; // of an answer: which rank the sender waits for
+    int32_t awaited; // of an answer: which rank the sender waits for; itself: it cannot tell
 } Note;
 
 // Point-to-point messages. Messages between two ranks arrive in the order in which they
@@ -195,6 +195,7 @@ static inline void transport_open_alone(Transport *transport, const char *reason
 static inline void transport_open_supposed(Transport *transport, int size, int ranks_per_host) {
     memset(transport, 0, sizeof *transport);
     transport->size = size;
+    transport->rank = size % ranks_per_host == 0 ? 0 : size - 1; // alone it is the delegate of more owners
     transport->local_size = 1;
     transport->link.name = "supposed";
     transport->reason = "a plan";
@@ -374,12 +375,14 @@ static inline Overdue transport_overdue(Transport *transport, Lane lane) {
     return overdue;
 }
 
-// Answers questions, and takes the answers to those that were asked (NULL: none).
-static inline void transport_listen(Transport *transport, Lane lane, Overdue *asked) {
+// Answers questions, and takes the answers to those that were asked (NULL: none). lane:
+// where this rank waits; NULL: elsewhere, for it does not know whom.
+static inline void transport_listen(Transport *transport, const Lane *lane, Overdue *asked) {
     Note note;
     while (transport->link.take_note != NULL && transport->link.take_note(transport->link.state, &note)) {
         if (note.kind == NOTE_QUESTION) {
-            Note answer = {NOTE_ANSWER, transport->rank, transport_overdue(transport, lane).ranks[0]};
+            int awaited = lane != NULL ? transport_overdue(transport, *lane).ranks[0] : transport->rank;
+            Note answer = {NOTE_ANSWER, transport->rank, awaited};
             transport->link.send_note(transport->link.state, note.from, &answer);
         }
         for (int i = 0; note.kind == NOTE_ANSWER && asked != NULL && i < asked->listed; i++) {
@@ -401,7 +404,7 @@ static inline int transport_keep_silent(Transport *transport, Overdue *overdue) 
     }
     while (transport->link.take_note != NULL && silent > 0 && clock_seconds() < until) {
         sleep_seconds(1e-3);
-        transport_listen(transport, overdue->lane, overdue);
+        transport_listen(transport, &overdue->lane, overdue);
         silent = 0;
         for (int i = 0; i < overdue->listed; i++) { silent += overdue->awaited[i] < 0; }
     }
@@ -424,7 +427,7 @@ static inline void transport_name_rank(const Transport *transport, int rank, cha
 // begins with the first of them. -1: everybody waits.
 static inline int transport_find_silent(Transport *transport, const Overdue *overdue) {
     Overdue next = *overdue;
-    for (int step = 0; step < transport->size; step++) {
+    for (int step = 0; step < transport->size && next.awaited[0] != next.ranks[0]; step++) {
         next.ranks[0] = next.awaited[0];
         next.listed = next.count = 1;
         if (transport_keep_silent(transport, &next) > 0) { return next.ranks[0]; }
@@ -489,7 +492,7 @@ static inline void transport_wait(Transport *transport, Lane lane) {
         if (now - began > transport->timeout_seconds) {
             transport_fail_overdue(transport, lane, now - began);
         }
-        if (now - began > TRANSPORT_LISTENS_SECONDS) { transport_listen(transport, lane, NULL); }
+        if (now - began > TRANSPORT_LISTENS_SECONDS) { transport_listen(transport, &lane, NULL); }
         double waited = now - progressed;
         if (waited > TRANSPORT_SPIN_SECONDS) { sleep_seconds(fmin(fmax(waited / 8, 50e-6), 5e-3)); }
     }
@@ -658,7 +661,8 @@ static inline LinkMeasure link_measure(Transport *transport) {
     LinkMeasure measure = {0, INFINITY};
     if (transport->size == 1) { return measure; }
     measure.latency = link_time_records(transport, sizeof(double), LINK_PROBES);
-    for (size_t bytes = LINK_PROBE_BYTES; bytes <= (size_t)1 << 20; bytes *= 4) {
+    size_t most = size_min((size_t)1 << 20, ((size_t)1 << 28) / (size_t)transport->size);
+    for (size_t bytes = LINK_PROBE_BYTES; bytes <= most; bytes *= 4) {
         double seconds = link_time_records(transport, bytes, 2);
         measure.rate = (double)bytes * (transport->size - 1) / fmax(seconds - measure.latency, 1e-9);
         if (seconds > 20 * measure.latency && seconds > 0.05) { break; }

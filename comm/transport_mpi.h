@@ -96,8 +96,8 @@ static inline void transport_mpi_close(void *state) {
 // Parameters of Open MPI; what the user has set stays. By default its TCP sends the rest
 // of a long message in one piece, and the go-ahead for a message in the other direction
 // waits behind it. Then only one direction is busy at a time, and both together take a
-// third longer (dev/results has the numbers). Our messages have a megabyte at most, so
-// all of them may be sent at once.
+// third longer (dev/results has the numbers). Our messages between hosts have about
+// a megabyte, so all of them may be sent at once.
 static inline void transport_mpi_tune(void) {
     setenv("OMPI_MCA_btl_tcp_eager_limit", "2000000", 0);
     setenv("OMPI_MCA_btl_tcp_max_send_size", "2000000", 0);

@@ -105,6 +105,11 @@ static inline Hello *exchange_hellos(Run *run) {
 // ---------------------------------------------------------------------------------------
 // Parameters
 
+// Bytes of what a micro-batch computes with (scheduler_weights).
+static inline size_t weights_bytes(const Run *run) {
+    return run->table.parameter_count * (run->scheduler.settings.keeps_casts ? 2 : sizeof(float));
+}
+
 // Lends the parameters that compute uses (parameter_count), where the host can read them.
 // The streams must have been started and be idle.
 static inline float *borrow_host_parameters(Run *run) {
@@ -128,31 +133,29 @@ static inline void return_host_parameters(Run *run, float *parameters) {
     if (run->placement.on_gpu) { free(parameters); }
 }
 
-enum { HASH_PIECE = 1 << 24 }; // elements that are copied from a GPU at a time
+enum { HASH_PIECE = 1 << 26 }; // bytes that are copied from a GPU at a time
 
-// parameters (parameter_count), on the device.
-static inline uint64_t hash_parameters(Run *run, const float *parameters) {
-    size_t count = run->table.parameter_count;
-    if (!run->placement.on_gpu) { return hash_bytes(parameters, count * sizeof(float)); }
-    size_t most = size_min(count, HASH_PIECE);
-    float *piece = (float *)malloc(most * sizeof(float));
-    uint64_t hash = count * sizeof(float);
-    for (size_t begin = 0; begin < count; begin += most) {
-        size_t part = size_min(count - begin, most);
-        stream_copy(run->scheduler.compute, piece, parameters + begin, part * sizeof(float));
+// data (bytes), on the device.
+static inline uint64_t hash_on_device(Run *run, const void *data, size_t bytes) {
+    if (!run->placement.on_gpu) { return hash_bytes(data, bytes); }
+    size_t most = size_min(bytes, HASH_PIECE);
+    char *piece = (char *)malloc(most);
+    uint64_t hash = bytes;
+    for (size_t begin = 0; begin < bytes; begin += most) {
+        size_t part = size_min(bytes - begin, most);
+        stream_copy(run->scheduler.compute, piece, (const char *)data + begin, part);
         stream_settle(run->scheduler.compute);
-        hash = hash_more(hash, piece, part * sizeof(float));
+        hash = hash_more(hash, piece, part);
     }
     free(piece);
     return hash;
 }
 
-// Fails the job unless all ranks hold the same parameters (parameter_count), bit for bit:
-// at the start and at the end of training they must, whatever the rule does. Returns
-// their fingerprint.
-static inline uint64_t check_replicas(Run *run, const float *parameters) {
+// Fails the job unless all ranks hold the same parameters (bytes), bit for bit: at the start
+// and at the end of training they must, whatever the rule does. Returns their fingerprint.
+static inline uint64_t check_replicas(Run *run, const void *parameters, size_t bytes) {
     Transport *transport = &run->transport;
-    uint64_t mine = hash_parameters(run, parameters);
+    uint64_t mine = hash_on_device(run, parameters, bytes);
     uint64_t *all = (uint64_t *)transport_collect_records(transport, "fingerprint", &mine, sizeof mine);
     for (int rank = 0; rank < transport->size; rank++) {
         if (all[rank] == all[0]) { continue; }

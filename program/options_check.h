@@ -255,7 +255,6 @@ static inline bool options_check_pairs(const Options *options, Error *error) {
     return true;
 }
 
-// Refuses options that are valid one by one and not together.
 // The library adds fp32 and bf16 numbers, and nothing else.
 static inline bool options_check_exchange(const Options *options, Error *error) {
     const Rule *rule = options_rule(options);
@@ -272,6 +271,7 @@ static inline bool options_check_exchange(const Options *options, Error *error) 
     return true;
 }
 
+// Refuses options that are valid one by one and not together.
 static inline bool options_check(const Options *options, Error *error) {
     const Rule *rule = options_rule(options);
     RuleFacts facts = {0, options_are_adaptive(options)};

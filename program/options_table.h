@@ -392,8 +392,9 @@ static const OptionSpec option_table[] = {
 
     {"link-mbit", GROUP_EMULATION, EVERY_RULE, SAME_BITS,
      REAL_OPTION(link_mbit, "off", 1e-3, 1e6, "MBIT", "off", 0),
-     "Emulates a slow network: no host sends more than MBIT million bits a second to others. The ranks of "
-     "one machine count as a host each, unless --ranks-per-host says otherwise."},
+     "Emulates a slow network: no host sends more than MBIT million bits a second to others; its ranks have "
+     "equal shares of that. Where all ranks are on one machine, each counts as a host, unless "
+     "--ranks-per-host says otherwise."},
     {"ranks-per-host", GROUP_EMULATION, EVERY_RULE, COMPARED_APART,
      INTEGER_OPTION(ranks_per_host, "auto", 1, 1e6, "N", "auto", 0),
      "Lets every N ranks that follow each other count as one host, whatever machine they are on: for an "

@@ -132,6 +132,7 @@ static inline void placement_choose_exchange(Placement *placement, const Options
 // The GPU of a rank, as it tells the others.
 typedef struct GpuIdentity {
     int capability; // 0: on the CPU
+    size_t memory;  // bytes
     char host[64], bus[32];
 } GpuIdentity;
 
@@ -165,19 +166,26 @@ static inline const char *nccl_obstacle(const GpuIdentity *gpus, int ranks) {
 static inline bool placement_choose_gpu_exchange(Placement *placement, const Options *options,
                                                  Transport *transport, Error *error) {
     placement->sharing = 1;
-    if (transport->size == 1) { return true; }
+    if (transport->size == 1) {
+        return !transport->library ||
+               error_set(error,
+                         "--exchange library: there is one rank, so nothing is exchanged; leave it away");
+    }
     GpuIdentity mine;
     memset(&mine, 0, sizeof mine);
     mine.capability = placement->on_gpu ? placement->gpu.capability : 0;
+    mine.memory = placement->gpu.memory_total;
     memcpy(mine.host, transport->host, sizeof mine.host);
     memcpy(mine.bus, placement->gpu.bus, sizeof mine.bus);
     GpuIdentity *gpus =
         (GpuIdentity *)transport_collect_records(transport, "choice of the GPU exchange", &mine, sizeof mine);
     const char *obstacle = nccl_obstacle(gpus, transport->size);
     bool mixed = false;
+    size_t buffers = NCCL_BUFFER_BYTES; // the same on all ranks: messages depend on it
     placement->all_cast = placement->precision == PRECISION_BF16; // all were given the same --precision
     for (int rank = 0; rank < transport->size; rank++) {
         placement->all_cast = placement->all_cast && gpus[rank].capability > 0;
+        buffers = size_min(buffers, gpus[rank].memory / 1000); // small beside the model
     }
     for (int rank = 1; rank < transport->size; rank++) {
         mixed = mixed || gpus[rank].capability != gpus[0].capability;
@@ -212,9 +220,7 @@ static inline bool placement_choose_gpu_exchange(Placement *placement, const Opt
              placement->uses_nccl ? "from GPU to GPU by NCCL" : "through host memory: ",
              placement->uses_nccl ? "" : reason);
     if (placement->uses_nccl) {
-        size_t limit =
-            size_min(NCCL_BUFFER_BYTES, placement->gpu.memory_total / 1000); // small beside the model
-        nccl_open(&placement->nccl, transport, (int)options->nccl_ctas, limit);
+        nccl_open(&placement->nccl, transport, (int)options->nccl_ctas, buffers);
         gpu_measure(&placement->gpu); // NCCL has taken some of the memory
     }
     return true;
@@ -224,6 +230,7 @@ static inline bool placement_choose_gpu_exchange(Placement *placement, const Opt
 static inline void placement_plan_gpu_exchange(Placement *placement, const Options *options) {
     placement->uses_nccl = placement->on_gpu && nccl_is_built_in() &&
                            options->gpu_exchange != GPU_EXCHANGE_HOST && options->ranks > 1;
+    placement->all_cast = placement->on_gpu && placement->precision == PRECISION_BF16 && options->ranks > 1;
 }
 
 static inline void placement_close(Placement *placement) {

@@ -227,7 +227,7 @@ static inline void choose_bucket(Run *run) {
     snprintf(run->bucket_reason, sizeof run->bucket_reason, "as asked for");
     if (settings->bucket > 0) { return; }
     if (run->placement.uses_nccl) {
-        settings->bucket = NCCL_BUFFER_BYTES;
+        settings->bucket = run->placement.nccl.buffer_limit;
         snprintf(run->bucket_reason, sizeof run->bucket_reason, "what fits into NCCL's message buffers");
         return;
     }

@@ -118,9 +118,7 @@ static inline void start_run(Run *run, const Hello *hellos) {
     transport->link_latency = run->options.link_us / 1e6;
     choose_bucket(run);
     scheduler_start(&run->scheduler, run->pool, traced);
-    const float *committed = borrow_committed(&run->scheduler, run->rule);
-    check_replicas(run, committed);
-    return_committed(&run->scheduler, committed);
+    check_replicas(run, scheduler_weights(&run->scheduler), weights_bytes(run));
     scheduler_call(&run->scheduler, run->scheduler.compute, prepare_model_task, run);
     choose_by_measurement(run);
     transport->bytes_sent = transport->bytes_sent_outside = 0; // what training sends, not what led up to it

@@ -134,8 +134,45 @@ static void looking_at_exact_parameters_changes_no_bit(void **state) {
         Training resumed = training_start(stage_of(state), 2, resume);
         Fingerprint print = training_fingerprint(stage_of(state), &resumed);
         assert_string_equal(print.text, fleet->prints[0].text);
+        // Whoever does not compute with casts goes on from what they are casts of.
+        snprintf(from, sizeof from, "%.100s/checkpoints/step-%d", fleet->trainings[1].out,
+                 (int)fleet_number(fleet, 1, "end", -1, "commit"));
+        snprintf(resume, sizeof resume, "%s --resume %s --device cpu", options, from);
+        resumed = training_start(stage_of(state), 2, resume);
+        print = training_fingerprint(stage_of(state), &resumed);
+        assert_string_equal(print.text, fleet->prints[0].text);
         stage_end_all(stage_of(state));
     }
+}
+
+// Ranks that begin with different models are noticed, although masters and casts would be
+// the same everywhere after the first exchange.
+static void ranks_with_other_models_are_refused(void **state) {
+    Stage *stage = stage_with_ranks(state);
+    char path[STAGE_PATH_SIZE], program[STAGE_PATH_SIZE], text[2 * STAGE_PATH_SIZE];
+    set_gpus("2", NULL);
+    for (int rank = 0; rank < 2; rank++) {
+        char options[64], target[200], link[64];
+        snprintf(options, sizeof options, "--tokens 64 --seed %d", rank + 1);
+        Training training = training_start(stage, 0, options);
+        json_decref(training_finish(stage, &training));
+        snprintf(target, sizeof target, "../%.100s/checkpoints/step-2/model", training.out);
+        snprintf(link, sizeof link, "rank-%d", rank);
+        assert_int_equal(mkdir(stage_path(stage, link, path), 0777), 0);
+        snprintf(link, sizeof link, "rank-%d/model", rank);
+        assert_int_equal(symlink(target, stage_path(stage, link, path)), 0);
+    }
+    snprintf(text, sizeof text, "#!/bin/sh\ncd rank-$OMPI_COMM_WORLD_RANK && exec %.1000s \"$@\"\n",
+             stage->binary);
+    stage_write(stage, "script", text);
+    assert_int_equal(chmod(stage_path(stage, "script", path), 0777), 0);
+    memcpy(program, stage->binary, sizeof program);
+    memcpy(stage->binary, path, sizeof path);
+    Outcome outcome =
+        program_run(stage, 2, "--config ../base.txt --from model --optimizer zero1 --out ../others");
+    memcpy(stage->binary, program, sizeof program);
+    outcome_check(&outcome, 3, "two models");
+    text_check(outcome.errors, "the parameters of rank 1 differ from those of rank 0", "two models");
 }
 
 // NCCL's own collectives, here a stand-in that adds in the opposite order, end within
@@ -168,6 +205,7 @@ static void two_levels_give_the_same_bits_in_any_order(void **state) {
     check_ranks(stage, 4, &rule_cases[DDP], "64", "--ranks-per-host 2 --wire bf16");
     check_ranks(stage, 4, &rule_cases[STREAMING_DILOCO], "64", "--ranks-per-host 3 --wire e3m0");
     check_ranks(stage, 3, &rule_cases[ACCO], "64", "");
+    check_ranks(stage, 3, &rule_cases[ACCO], "64,4096,1024", ""); // messages are those of the smallest
 }
 
 // ---------------------------------------------------------------------------------------
@@ -285,19 +323,30 @@ static void what_cannot_be_had_is_refused(void **state) {
 // Plan
 
 // On a machine with a GPU and on one without.
-static void a_plan_prints_what_a_run_reserves(void **state) {
-    Stage *stage = stage_of(state);
-    json_t *events = train(stage, 0, "--tokens 200");
+static void check_plan(Stage *stage, int ranks, const char *options) {
+    char run[200], plan[300], expected[64];
+    set_gpus("2", NULL);
+    snprintf(run, sizeof run, "--tokens 200 %s", options);
+    json_t *events = train(stage, ranks, run);
     json_t *memory = json_object_get(log_event_of(events, "start", 0), "memory");
-    char expected[64];
     snprintf(expected, sizeof expected, " %lld  (with alignment", (long long)log_number(memory, "total"));
     for (int gpus = 0; gpus < 2; gpus++) {
         set_gpus(gpus == 0 ? "0" : "1", NULL);
-        Outcome outcome = program_run(stage, 0, "plan --config base.txt --device cuda");
+        snprintf(plan, sizeof plan, "plan --config base.txt --device cuda --ranks %d %s",
+                 ranks > 0 ? ranks : 1, options);
+        Outcome outcome = program_run(stage, 0, plan);
         outcome_check(&outcome, 0, "a plan");
         text_check(outcome.output, expected, "a plan");
     }
     json_decref(events);
+}
+
+static void a_plan_prints_what_a_run_reserves(void **state) {
+    check_plan(stage_of(state), 0, "");
+    Stage *stage = stage_with_ranks(state);
+    check_plan(stage, 2, "--optimizer zero1");
+    check_plan(stage, 2, "--optimizer acco");
+    check_plan(stage, 2, "--optimizer acco --estimate-wire int4 --gpu-exchange host");
 }
 
 // ---------------------------------------------------------------------------------------
@@ -388,6 +437,7 @@ int main(int argc, char **argv) {
         GPU_TEST(narrow_wires_give_the_same_bits_in_any_order),
         GPU_TEST(casts_travel_and_change_no_bit),
         GPU_TEST(looking_at_exact_parameters_changes_no_bit),
+        GPU_TEST(ranks_with_other_models_are_refused),
         GPU_TEST(two_levels_give_the_same_bits_in_any_order),
         GPU_TEST(the_library_is_within_rounding_of_ours),
         GPU_TEST(ranks_with_and_without_a_gpu_train_together),

@@ -146,21 +146,19 @@ inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 // The environment says which GPUs a program finds:
 //   SIMT_GPUS        how many. A list such as 1,0 has a number for each rank of Open MPI
 //                    in turn, and begins again at its end
-//   SIMT_MEMORY_MB   the memory of each
+//   SIMT_MEMORY_MB   the memory of each; of every rank's, where it is a list
 //   SIMT_OWN_GPUS    set: every rank sees GPUs of its own, as some launchers arrange it
-inline int simt_devices() {
-    const char *list = getenv("SIMT_GPUS"), *rank = getenv("OMPI_COMM_WORLD_RANK");
-    if (list == nullptr) { return 1; }
+inline int simt_number_of_rank(const char *variable, int otherwise) {
+    const char *list = getenv(variable), *rank = getenv("OMPI_COMM_WORLD_RANK");
+    if (list == nullptr) { return otherwise; }
     for (int i = rank != nullptr ? atoi(rank) : 0; i > 0; i--) {
         const char *comma = strchr(list, ',');
-        list = comma != nullptr ? comma + 1 : getenv("SIMT_GPUS");
+        list = comma != nullptr ? comma + 1 : getenv(variable);
     }
     return atoi(list);
 }
-inline size_t simt_memory_bytes() {
-    const char *megabytes = getenv("SIMT_MEMORY_MB");
-    return (size_t)(megabytes != nullptr ? atoll(megabytes) : 4096) << 20;
-}
+inline int simt_devices() { return simt_number_of_rank("SIMT_GPUS", 1); }
+inline size_t simt_memory_bytes() { return (size_t)simt_number_of_rank("SIMT_MEMORY_MB", 4096) << 20; }
 inline cudaError_t cudaGetDeviceCount(int *count) {
     *count = simt_devices();
     return cudaSuccess;

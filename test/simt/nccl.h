@@ -60,14 +60,25 @@ inline ncclComm_t &simt_open_group() {
 
 inline const char *ncclGetErrorString(ncclResult_t) { return "no error"; }
 inline const char *ncclGetLastError(ncclComm_t) { return ""; }
+// The id says which rank of the world has made it.
 inline ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
+    int rank;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     memset(id, 7, sizeof *id);
+    memcpy(id->internal + 4, &rank, sizeof rank);
     return ncclSuccess;
 }
-inline ncclResult_t ncclCommInitRankConfig(ncclComm_t *communicator, int, ncclUniqueId id, int rank,
+// All ranks of the world open their communicators at the same time.
+inline ncclResult_t ncclCommInitRankConfig(ncclComm_t *communicator, int size, ncclUniqueId id, int rank,
                                            ncclConfig_t *) {
-    if (id.internal[0] != 7) { simt_fail("NCCL starts with an id that is not the one of rank 0"); }
-    *communicator = new SimtCommunicator{MPI_COMM_WORLD, rank, true, {}, {}};
+    int first, found, number;
+    memcpy(&first, id.internal + 4, sizeof first);
+    if (id.internal[0] != 7) { simt_fail("NCCL starts with an id that no rank has made"); }
+    *communicator = new SimtCommunicator{MPI_COMM_NULL, rank, true, {}, {}};
+    MPI_Comm_split(MPI_COMM_WORLD, first, rank, &(*communicator)->world);
+    MPI_Comm_size((*communicator)->world, &found);
+    MPI_Comm_rank((*communicator)->world, &number);
+    if (found != size || number != rank) { simt_fail("NCCL starts with ranks that do not fit together"); }
     return ncclInProgress;
 }
 inline ncclResult_t ncclCommGetAsyncError(ncclComm_t communicator, ncclResult_t *state) {
@@ -77,6 +88,7 @@ inline ncclResult_t ncclCommGetAsyncError(ncclComm_t communicator, ncclResult_t 
 }
 inline ncclResult_t ncclCommFinalize(ncclComm_t) { return ncclSuccess; }
 inline ncclResult_t ncclCommDestroy(ncclComm_t communicator) {
+    MPI_Comm_free(&communicator->world);
     delete communicator;
     return ncclSuccess;
 }

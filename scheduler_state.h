@@ -5,7 +5,7 @@
 //   buffer       elements   who writes it                             who reads it            for which rules
 //   parameters   padded     hand_over; in synchronous rules the job   compute; the job, on    all
 //                                                                     coarse wires
-//   casts        padded     as parameters, in whose place they are    compute                 zero1, overlapped;
+//   casts        padded     as parameters, in whose place they are    compute                 synchronous, overlapped;
 //                                                                                             GPUs in bf16
 //   gradients    padded     compute adds; hand_over clears; the job   hand_over; in           all
 //                           where compute waits for it                synchronous rules the job

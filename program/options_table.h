@@ -122,7 +122,8 @@ static const OptionSpec option_table[] = {
      "or more."},
     {"wire", GROUP_RULE, EVERY_RULE, OTHER_BITS,
      CHOICE_OPTION(wire, "fp32", "fp32", "bf16", "int8", "int4", "e3m0"),
-     "Number format in which ranks send vectors to each other; sums are fp32 (but see --exchange library). bf16 halves the "
+     "Number format in which ranks send vectors to each other; sums are fp32 (but see --exchange library). "
+     "bf16 halves the "
      "traffic, and rounds every gradient and parameter. int8 needs about a quarter of it, int4 (rounded "
      "at random, but repeatably) and e3m0 (a sign and a power of two) about an eighth; all three are "
      "coarser. Their gradients travel in blocks of "

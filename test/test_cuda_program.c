@@ -191,7 +191,8 @@ static void the_library_is_within_rounding_of_ours(void **state) {
         text_check(fleet_output(fleet, 0), "by NCCL's own collectives", options[i]);
         double bytes[2];
         for (int j = 0; j < 2; j++) { bytes[j] = fleet_number(fleet, j, "report", -1, "bytes_sent"); }
-        assert_true(bytes[0] <= bytes[1] && bytes[0] > 0.8 * bytes[1]);
+        // At the last report the last all-gather, one of ten collectives, may be under way.
+        assert_true(bytes[0] < 1.25 * bytes[1] && bytes[0] > 0.75 * bytes[1]);
         stage_end_all(stage_of(state));
     }
 }

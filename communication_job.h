@@ -241,7 +241,7 @@ static inline void job_step(Scheduler *s, const Job *job, Stream *stream) {
 // ---------------------------------------------------------------------------------------
 // Gather
 
-// In what an all-gather on a wire sends.
+// The format in which an all-gather sends where sums travel in `wire`.
 static inline WireFormat job_gather_wire(const Scheduler *s, WireFormat wire) {
     return s->settings.gathers_casts && wire == WIRE_FP32 ? WIRE_BF16 : wire;
 }

@@ -424,7 +424,7 @@ static inline void transport_name_rank(const Transport *transport, int rank, cha
 }
 
 // Where all that are overdue wait themselves: looks for the rank at the end of the chain that
-// begins with the first of them. -1: everybody waits.
+// begins with the first of them. -1: everybody waits, or one cannot tell for whom.
 static inline int transport_find_silent(Transport *transport, const Overdue *overdue) {
     Overdue next = *overdue;
     for (int step = 0; step < transport->size && next.awaited[0] != next.ranks[0]; step++) {

@@ -115,6 +115,26 @@ static void casts_travel_and_change_no_bit(void **state) {
     assert_true(kept[1] < 0.34 * kept[0] && kept[1] > 0.32 * kept[0]); // casts instead of floats and casts
 }
 
+// In overlapped rules casts arrive beside those in use: of the master, of an estimate, of a
+// prediction. They train as fp32 on CPUs does, but for the rounding of bf16.
+static void arriving_casts_train_as_floats_do(void **state) {
+    static const char *const rules[] = {"acco", "acco-wp", "dpu"};
+    for (int i = 0; i < 3; i++) {
+        char options[100];
+        Fleet *fleet = fleet_new(stage_with_ranks(state));
+        set_gpus("2", NULL);
+        snprintf(options, sizeof options, "--lr 0.01 --tokens 1600 --optimizer %s", rules[i]);
+        fleet_start(fleet, 2, "%s", options);
+        fleet_start(fleet, 2, "%s --gpu-exchange host --chaos-ms 5", options);
+        fleet_start(fleet, 2, "%s --device cpu", options);
+        fleet_finish(fleet);
+        check_same(fleet, 0, 1);
+        check_losses(fleet, 0, 2, 0.02);
+        assert_true(fleet_loss(fleet, 0) < fleet_number(fleet, 0, "report", 0, "loss") - 0.3);
+        stage_end_all(stage_of(state));
+    }
+}
+
 // Where only casts are kept, exact parameters are gathered into the gradient accumulator,
 // and what it held comes back: validation and checkpoints in between change no bit. The
 // same where a coarse estimate needs floats, and after a run was resumed.
@@ -437,6 +457,7 @@ int main(int argc, char **argv) {
         GPU_TEST(two_gpus_give_the_same_bits_in_any_order),
         GPU_TEST(narrow_wires_give_the_same_bits_in_any_order),
         GPU_TEST(casts_travel_and_change_no_bit),
+        GPU_TEST(arriving_casts_train_as_floats_do),
         GPU_TEST(looking_at_exact_parameters_changes_no_bit),
         GPU_TEST(ranks_with_other_models_are_refused),
         GPU_TEST(two_levels_give_the_same_bits_in_any_order),

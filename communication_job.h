@@ -150,7 +150,8 @@ static inline int job_largest_rank(const Scheduler *s, SpikeKind kind) {
     double most = -1;
     for (int rank = 0; rank < s->transport->size; rank++) {
         const Tally *tally = &s->tallies[rank];
-        double own = (kind == SPIKE_NORM ? sqrt(tally->own_square) : tally->loss) / tally->micro_batches;
+        double own =
+            kind == SPIKE_NORM ? sqrt(tally->own_square) / tally->micro_batches : tally_mean_loss(tally);
         if (!(own > most)) { continue; }
         most = own;
         largest = rank;
@@ -174,8 +175,8 @@ static inline SpikeKind job_judge(Scheduler *s, Job *job) {
     if (local) { return SPIKE_NONE; }
     if (!isfinite(job->gradient_norm)) { return SPIKE_GRADIENT; }
     if (job->kind == ESTIMATE) { return SPIKE_NONE; }
-    SpikeKind kind = spike_judge_both(&s->norms, &s->losses, job->gradient_norm,
-                                      job->total.loss / job->total.micro_batches);
+    SpikeKind kind =
+        spike_judge_both(&s->norms, &s->losses, job->gradient_norm, tally_mean_loss(&job->total));
     if (kind != SPIKE_NONE) { job->first_bad_rank = job_largest_rank(s, kind); }
     return kind;
 }

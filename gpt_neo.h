@@ -463,6 +463,13 @@ static inline void gpt_neo_forward(GptNeo *model, Stream *stream, const void *pa
 // ---------------------------------------------------------------------------------------
 // LM head and loss
 
+// How many of the targets (B, T) are predicted: those that a mask leaves out are -1.
+static inline int gpt_neo_predicted(const GptNeo *model, const int32_t *targets) {
+    int predicted = 0;
+    for (size_t i = 0; i < gpt_neo_rows(model); i++) { predicted += targets[i] >= 0; }
+    return predicted;
+}
+
 // losses = cross_entropy(wte hidden, targets), chunk by chunk. With gradients (NULL:
 // none) also gradients of wte += and model->branch = the gradient of the hidden state,
 // both of the mean loss. Returns how many targets count; if none does, model->branch
@@ -470,8 +477,7 @@ static inline void gpt_neo_forward(GptNeo *model, Stream *stream, const void *pa
 static inline int gpt_neo_head(GptNeo *model, Stream *stream, float *gradients, const int32_t *targets) {
     Precision precision = model->settings.precision;
     int C = model->config.channels, V = model->config.vocabulary, stride = model->logits_stride,
-        rows = (int)gpt_neo_rows(model), counting = 0;
-    for (int i = 0; i < rows; i++) { counting += targets[i] >= 0; }
+        rows = (int)gpt_neo_rows(model), counting = gpt_neo_predicted(model, targets);
     if (counting == 0) {
         stream_clear(stream, model->branch, (size_t)rows * (size_t)C * precision_bytes(precision));
         return 0;

@@ -18,7 +18,7 @@
 // the worker and is never exchanged. Outer parameters and momentum are the same bits on
 // every rank, because every rank makes the same outer step with the same sum. The outer
 // copy is what is evaluated and saved. Losses travel with the exchanges, so the report of
-// a period comes with the job that sent it.
+// the steps up to a sending comes with the job that sent them.
 #ifndef ACCO_LOCAL_STEPS_H
 #define ACCO_LOCAL_STEPS_H
 
@@ -35,7 +35,7 @@ static inline SpikeKind inner_step_judge(Scheduler *s, Stream *stream, double no
     }
     if (s->tally.not_finite > 0) { return SPIKE_LOSS; }
     if (!isfinite(norm)) { return SPIKE_GRADIENT; }
-    return spike_judge_both(&s->norms, &s->losses, norm, s->tally.loss / s->tally.micro_batches);
+    return spike_judge_both(&s->norms, &s->losses, norm, tally_mean_loss(&s->tally));
 }
 
 // Decides whether this inner step is made, and adds it to the tally of the steps since

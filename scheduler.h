@@ -104,6 +104,7 @@ static inline void scheduler_prepare_job(Scheduler *s, JobKind kind, bool follow
     s->job.follows = follows;
     s->job.bad_element = s->job.own_square = 0;
     s->job.commit = s->optimizer.commits;
+    s->job.gradients_done = s->gradients_done;
     s->job.learning_rate = kind == AVERAGE ? s->local_rate : scheduler_learning_rate(s);
     s->job_in_flight = true;
 }
@@ -176,8 +177,9 @@ static inline void micro_batch_task(void *context, Stream *stream) {
     MicroBatchResult result = s->problem.micro_batch(s->problem.self, stream, index, scheduler_weights(s),
                                                      s->gradients.data, &pace);
     s->tally.micro_batches += 1;
-    s->tally.loss += result.loss;
-    s->tally.perfect_loss += result.perfect_loss;
+    s->tally.predicted += result.predicted;
+    s->tally.loss += result.loss * result.predicted;
+    s->tally.perfect_loss += result.perfect_loss * result.predicted;
     s->tally.not_finite += isfinite(result.loss) ? 0 : 1;
     if (!isfinite(result.loss) && s->tally.site.micro_batch == 0) {
         s->tally.site.micro_batch = (double)index + 1;
@@ -228,7 +230,7 @@ static inline bool scheduler_is_halted(const Scheduler *s) { return s->failed ||
 static inline void scheduler_note_spike(Scheduler *s, SpikeKind kind, double steps) {
     const Job *job = &s->job;
     bool local = s->settings.kind == RULE_LOCAL, high = kind == SPIKE_HIGH_LOSS;
-    double measured = local ? NAN : high ? job->total.loss / job->total.micro_batches : job->gradient_norm;
+    double measured = local ? NAN : high ? tally_mean_loss(&job->total) : job->gradient_norm;
     SpikeReport report = {kind,      job->commit, job->first_bad_rank,
                           job->site, measured,    high ? job->largest_loss : job->largest_norm,
                           steps};
@@ -263,16 +265,18 @@ static inline void scheduler_account_job(Scheduler *s) {
     if (job->total.left_out > 0) { scheduler_note_spike(s, spike_kind_of(&job->site), job->total.left_out); }
     if (job->kind == ESTIMATE || job->total.micro_batches == 0) { return; }
     TraceSums sums = trace_take(&s->trace);
-    if (job->kind != AVERAGE) {
+    bool local = job->kind == AVERAGE;
+    if (!local) {
         s->gradients_done += job->total.micro_batches;
         s->spikes_in_a_row = 0;
     }
     s->reports++;
-    report->commit = s->optimizer.commits;
+    report->commit = local ? job->commit : s->optimizer.commits;
+    report->gradients_done = local ? job->gradients_done : s->gradients_done;
     report->micro_batches = job->total.micro_batches;
-    report->gradients_done = s->gradients_done;
-    report->loss = job->total.loss / job->total.micro_batches;
-    report->perfect_loss = job->total.perfect_loss / job->total.micro_batches;
+    report->predicted = job->total.predicted;
+    report->loss = tally_mean_loss(&job->total);
+    report->perfect_loss = job->total.perfect_loss / job->total.predicted;
     report->learning_rate = job->learning_rate;
     report->gradient_norm = job->gradient_norm;
     report->compute_seconds = sums.compute_seconds;

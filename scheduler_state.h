@@ -41,8 +41,9 @@
 // What is trained: anything that yields gradients
 
 typedef struct MicroBatchResult {
-    double loss;         // mean over the micro-batch
-    double perfect_loss; // what a perfect model would reach on it; NaN where unknown
+    double loss;         // mean over the predicted tokens; 0 where none is predicted
+    double perfect_loss; // what a perfect model would reach on them; NaN where unknown
+    double predicted;    // tokens that count: the weight of both losses
 } MicroBatchResult;
 
 typedef struct Problem {
@@ -124,9 +125,16 @@ static inline void buffer_change(Buffer *buffer, BufferState from, BufferState t
 
 // The record that travels with a gradient sum. The ranks exchange their records with
 // every job and add them up in the order of ranks, so that all take the same decisions.
+//
+// Losses are means over predicted tokens, gradients are means over micro-batches, each of
+// which has the gradient of its own mean loss. The two differ only where a mask leaves
+// tokens out: a token in a micro-batch with few predicted ones then weighs more in the
+// gradient than in the loss, and a micro-batch without any adds nothing to either but
+// counts in the divisor of the gradient.
 typedef struct Tally {
     double micro_batches;
-    double loss, perfect_loss; // sums over the micro-batches
+    double predicted;          // tokens
+    double loss, perfect_loss; // sums over the predicted tokens
     double not_finite;         // how many of them had a loss that is not a finite number
     double left_out;           // local rules: inner steps that were not made
     // The job fills in these.
@@ -148,6 +156,7 @@ typedef struct TallySum {
 
 static const TallySum TALLY_SUMS[] = {
     {"micro_batches", offsetof(Tally, micro_batches), true},
+    {"predicted", offsetof(Tally, predicted), true},
     {"loss", offsetof(Tally, loss), false},
     {"perfect_loss", offsetof(Tally, perfect_loss), false},
     {"not_finite", offsetof(Tally, not_finite), true},
@@ -169,6 +178,9 @@ static inline void tally_add(Tally *sum, const Tally *tally) {
     }
 }
 
+// Nats per predicted token; NaN where none is predicted.
+static inline double tally_mean_loss(const Tally *tally) { return tally->loss / tally->predicted; }
+
 // COMMIT steps the optimizer for good. ESTIMATE makes the parameters that such a step
 // would give, and leaves the optimizer state as it was. COMMIT_THEN_PREDICT commits, and
 // then spreads an estimate of the next commit. AVERAGE adds up pseudo-gradients.
@@ -181,10 +193,11 @@ typedef enum HandOver { CLEAR, KEEP } HandOver;
 // communication stream fills it in, and the host reads it after H2 (scheduler.h).
 typedef struct Job {
     JobKind kind;
-    int64_t commit; // commits before it, for messages and traces
-    int fragment;   // local rules: the fragment that travels
-    bool follows;   // it sends gradients while the last backward pass of accumulate() makes them
-    Tally tally;    // in: of this worker
+    int64_t commit;        // commits before it, for messages and traces
+    double gradients_done; // micro-batch gradients committed before it, of all workers
+    int fragment;          // local rules: the fragment that travels
+    bool follows;          // it sends gradients while the last backward pass of accumulate() makes them
+    Tally tally;           // in: of this worker
     double learning_rate;
     Tally total;          // out: of all workers
     double gradient_norm; // out: of the mean gradient, before clipping; local rules: in, of this worker
@@ -196,13 +209,14 @@ typedef struct Job {
     double largest_norm, largest_loss; // out: the largest values that are no spike
 } Job;
 
-// What happened between two commits. A local rule reports once per exchange;
-// micro_batches and losses are then those of the steps before the exchange was sent.
+// What happened between two commits. A local rule reports once per exchange, and what it
+// reports are the steps up to the sending: the result may come some steps later.
 typedef struct CommitReport {
-    int64_t commit;        // number of commits so far; in local rules of inner steps
-    double micro_batches;  // in this report, of all workers
-    double gradients_done; // micro-batch gradients committed so far, of all workers
-    double loss, perfect_loss;
+    int64_t commit;            // number of commits until then; in local rules of inner steps
+    double gradients_done;     // micro-batch gradients committed until then, of all workers
+    double micro_batches;      // in this report, of all workers
+    double predicted;          // tokens in them
+    double loss, perfect_loss; // means over these tokens; NaN where there are none
     double learning_rate, gradient_norm;
     // Of this worker. Exposed: compute was idle while data travelled.
     double compute_seconds, communication_seconds, exposed_seconds;

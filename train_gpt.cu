@@ -29,9 +29,24 @@
 
 typedef struct Validation {
     Run *run;
-    const void *parameters;             // the committed ones, as the model takes them
-    double loss, perfect_loss, batches; // sums: first over this rank's batches, then over all ranks'
+    const void *parameters; // the committed ones, as the model takes them
+    // Sums over the predicted tokens, and their number: first of this rank's batches, then
+    // of all ranks'.
+    double loss, perfect_loss, predicted;
 } Validation;
+
+// Fills a batch of held-out windows, the first of which is number `first`. Every window
+// counts once: rows behind the last one are not predicted.
+static void fill_held_out(Run *run, const DataLoader *data, uint64_t first, double *perfect) {
+    uint64_t windows = data_loader_validation_samples(data); // 0: endless
+    Error error = {""};
+    if (!data_loader_fill_validation(data, first, run->B, run->tokens, run->targets, perfect, &error)) {
+        transport_fail(&run->transport, "%s", error.text);
+    }
+    for (int i = 0; windows > 0 && i < run->B * run->T; i++) {
+        if (first + (uint64_t)(i / run->T) >= windows) { run->targets[i] = -1; }
+    }
+}
 
 // The held-out batches are dealt out to the ranks in turn. Compute stream.
 static void validate_task(void *context, Stream *stream) {
@@ -41,14 +56,13 @@ static void validate_task(void *context, Stream *stream) {
     for (int64_t batch = run->transport.rank; batch < run->options.val_batches;
          batch += run->transport.size) {
         double perfect;
-        Error error = {""};
-        if (!data_loader_fill_validation(data, (uint64_t)(batch * run->B), run->B, run->tokens, run->targets,
-                                         &perfect, &error)) {
-            transport_fail(&run->transport, "%s", error.text);
-        }
-        sum->loss += gpt_neo_loss(&run->model, stream, sum->parameters, run->tokens, run->targets);
-        sum->perfect_loss += perfect;
-        sum->batches += 1;
+        fill_held_out(run, data, (uint64_t)(batch * run->B), &perfect);
+        double predicted = gpt_neo_predicted(&run->model, run->targets);
+        if (predicted == 0) { continue; }
+        double loss = gpt_neo_loss(&run->model, stream, sum->parameters, run->tokens, run->targets);
+        sum->loss += loss * predicted;
+        sum->perfect_loss += perfect * predicted;
+        sum->predicted += predicted;
     }
 }
 
@@ -57,19 +71,19 @@ static void validate_exchange_task(void *context, Stream *stream) {
     (void)stream;
     Validation *sum = (Validation *)context;
     Transport *transport = &sum->run->transport;
-    double mine[3] = {sum->loss, sum->perfect_loss, sum->batches};
+    double mine[3] = {sum->loss, sum->perfect_loss, sum->predicted};
     double *all = (double *)transport_collect_records(transport, "validation", mine, sizeof mine);
-    sum->loss = sum->perfect_loss = sum->batches = 0;
+    sum->loss = sum->perfect_loss = sum->predicted = 0;
     for (int rank = 0; rank < transport->size; rank++) {
         sum->loss += all[3 * rank];
         sum->perfect_loss += all[3 * rank + 1];
-        sum->batches += all[3 * rank + 2];
+        sum->predicted += all[3 * rank + 2];
     }
     free(all);
 }
 
-// The mean loss of the committed parameters over the held-out batches, and that of a
-// perfect model, on all ranks.
+// The mean loss of the committed parameters over the predicted tokens of the held-out
+// batches, and that of a perfect model, on all ranks.
 static void validate(Run *run) {
     Scheduler *s = &run->scheduler;
     scheduler_settle(s); // waiting for communication under way still counts as training
@@ -79,8 +93,8 @@ static void validate(Run *run) {
     return_committed(s, sum.parameters);
     scheduler_call(s, s->communication, validate_exchange_task, &sum);
     run->paused += clock_seconds() - began;
-    run->validation_loss = sum.loss / sum.batches;
-    run->perfect_validation_loss = sum.perfect_loss / sum.batches;
+    run->validation_loss = sum.loss / sum.predicted;
+    run->perfect_validation_loss = sum.perfect_loss / sum.predicted;
 }
 
 // ---------------------------------------------------------------------------------------
@@ -100,7 +114,7 @@ static void follow_commits(Run *run, bool last) {
     bool is_new = s->reports > run->seen.reports;
     if (!is_new && !last) { return; }
     if (is_new) { window_add_commit(run); }
-    int64_t before = run->seen.commit, now = s->report.commit;
+    int64_t before = run->seen.commit, now = s->optimizer.commits;
     run->seen.reports = s->reports;
     run->seen.commit = now;
     if (run_is_main(run) && run->window.has_commits && (last || is_due(before, now, options->report_every))) {

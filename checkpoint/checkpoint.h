@@ -43,7 +43,7 @@
 #include "runtime/log.h"
 
 enum {
-    CHECKPOINT_VERSION = 1,
+    CHECKPOINT_VERSION = 2,
     CHECKPOINT_MAX_VECTORS = 8,
     CHECKPOINT_BLOCK = 4 << 20, // bytes under one checksum
     CHECKPOINT_STAGE = 1 << 20, // elements that are copied from or to a GPU at a time
@@ -231,15 +231,17 @@ static inline WorkerNumbers worker_numbers_from_json(const json_t *workers, int 
 
 // The latest job; where it is in flight, its result waits for the next boundary.
 static inline json_t *job_to_json(const Job *job) {
-    return json_pack("{s:i, s:I, s:i, s:o, s:o, s:i, s:o}", "kind", (int)job->kind, "commit",
-                     (json_int_t)job->commit, "fragment", job->fragment, "learning_rate",
-                     number_to_json(job->learning_rate), "gradient_norm", number_to_json(job->gradient_norm),
-                     "first_bad_rank", job->first_bad_rank, "total", tally_to_json(&job->total));
+    return json_pack("{s:i, s:I, s:o, s:i, s:o, s:o, s:i, s:o}", "kind", (int)job->kind, "commit",
+                     (json_int_t)job->commit, "gradients_done", number_to_json(job->gradients_done),
+                     "fragment", job->fragment, "learning_rate", number_to_json(job->learning_rate),
+                     "gradient_norm", number_to_json(job->gradient_norm), "first_bad_rank",
+                     job->first_bad_rank, "total", tally_to_json(&job->total));
 }
 
 static inline void job_from_json(const json_t *object, Job *job) {
     job->kind = (JobKind)integer_from_json(object, "kind");
     job->commit = integer_from_json(object, "commit");
+    job->gradients_done = number_from_json(object, "gradients_done");
     job->fragment = (int)integer_from_json(object, "fragment");
     job->learning_rate = number_from_json(object, "learning_rate");
     job->gradient_norm = number_from_json(object, "gradient_norm");
@@ -270,18 +272,19 @@ static inline json_t *manifest_make(const CheckpointedRun *run, const WorkerNumb
     for (int i = 0; s->fragments != NULL && i < s->settings.fragments; i++) {
         json_array_append_new(applied, json_integer((json_int_t)s->fragments[i].applied_at));
     }
-    return json_pack("{s:i, s:s, s:s, s:I, s:o, s:s, s:i, s:i, s:I, s:o, s:o, s:o, s:I, s:I, s:o, s:i, s:o, "
-                     "s:b, s:o, s:o, s:O, s:s, s:s, s:b}",
-                     "checkpoint", CHECKPOINT_VERSION, "program", run->version, "optimizer", run->rule->name,
-                     "parameters", (json_int_t)run->table->parameter_count, "model", model_to_json(run),
-                     "device", s->settings.gpu != NULL ? "cuda" : "cpu", "sequences", run->B, "length",
-                     run->T, "commit", (json_int_t)s->optimizer.commits, "gradients_done",
-                     number_to_json(s->gradients_done), "spikes", number_to_json(s->spikes), "rollbacks",
-                     number_to_json(s->rollbacks), "reports", (json_int_t)s->reports, "data_base",
-                     (json_int_t)run->data_base, "seconds", number_to_json(run->seconds), "fragment",
-                     s->fragment, "applied_at", applied, "job_in_flight", s->job_in_flight ? 1 : 0, "job",
-                     job_to_json(&s->job), "workers", list, "options", run->options, "measured",
-                     run->measured, "exchange", exchange, "casts", s->settings.gathers_casts && !ahead);
+    return json_pack(
+        "{s:i, s:s, s:s, s:I, s:o, s:s, s:i, s:i, s:I, s:o, s:o, s:o, s:I, s:I, s:o, s:I, s:o, "
+        "s:i, s:o, s:b, s:o, s:o, s:O, s:s, s:s, s:b}",
+        "checkpoint", CHECKPOINT_VERSION, "program", run->version, "optimizer", run->rule->name, "parameters",
+        (json_int_t)run->table->parameter_count, "model", model_to_json(run), "device",
+        s->settings.gpu != NULL ? "cuda" : "cpu", "sequences", run->B, "length", run->T, "commit",
+        (json_int_t)s->optimizer.commits, "gradients_done", number_to_json(s->gradients_done), "spikes",
+        number_to_json(s->spikes), "rollbacks", number_to_json(s->rollbacks), "reports",
+        (json_int_t)s->reports, "reported_commit", (json_int_t)s->report.commit, "reported_gradients",
+        number_to_json(s->report.gradients_done), "data_base", (json_int_t)run->data_base, "seconds",
+        number_to_json(run->seconds), "fragment", s->fragment, "applied_at", applied, "job_in_flight",
+        s->job_in_flight ? 1 : 0, "job", job_to_json(&s->job), "workers", list, "options", run->options,
+        "measured", run->measured, "exchange", exchange, "casts", s->settings.gathers_casts && !ahead);
 }
 
 // CRC-32 of everything in the manifest but the member "checksum" itself.

@@ -100,21 +100,22 @@ static inline int64_t furthest_worker(const json_t *manifest) {
 // Everything that loading takes out of the manifest is there, and can be the state of a
 // run of `rule` (NULL: there is no rule of its name).
 static inline bool manifest_is_sane(const json_t *manifest, const Rule *rule) {
-    static const char *const counts[] = {"parameters", "commit",    "reports",
+    static const char *const counts[] = {"parameters", "commit",    "reports", "reported_commit",
                                          "data_base",  "sequences", "length"};
     const json_t *job = json_object_get(manifest, "job"),
                  *in_flight = json_object_get(manifest, "job_in_flight");
     bool good = rule != NULL && json_is_boolean(in_flight) && json_is_object(job) &&
-                is_amount(manifest, "gradients_done") && is_amount(manifest, "seconds") &&
-                is_amount(manifest, "spikes") && is_amount(manifest, "rollbacks") &&
-                json_is_array(json_object_get(manifest, "block_crc32"));
+                is_amount(manifest, "gradients_done") && is_amount(manifest, "reported_gradients") &&
+                is_amount(manifest, "seconds") && is_amount(manifest, "spikes") &&
+                is_amount(manifest, "rollbacks") && json_is_array(json_object_get(manifest, "block_crc32"));
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
         good = good && is_count(manifest, counts[i]);
     }
     good = good && integer_from_json(manifest, "sequences") > 0 && integer_from_json(manifest, "length") > 0;
     if (good && json_is_true(in_flight)) {
         good = rule->job_in_flight_between_commits && integer_from_json(job, "kind") == AVERAGE &&
-               integer_from_json(job, "fragment") == 0 && tally_is_sane(json_object_get(job, "total"));
+               integer_from_json(job, "fragment") == 0 && is_amount(job, "gradients_done") &&
+               tally_is_sane(json_object_get(job, "total"));
     }
     good = good && workers_are_sane(json_object_get(manifest, "workers")) &&
            fragments_are_sane(manifest, rule->kind == RULE_LOCAL);
@@ -441,9 +442,15 @@ static inline void load_numbers(const CheckpointSource *source, CheckpointedRun 
     s->reports = integer_from_json(manifest, "reports");
     s->spikes = number_from_json(manifest, "spikes");
     s->rollbacks = number_from_json(manifest, "rollbacks");
-    s->report.commit = s->optimizer.commits;
-    s->report.gradients_done = s->gradients_done;
-    if (s->job_in_flight) { job_from_json(json_object_get(manifest, "job"), &s->job); }
+    // Another rule's reports begin where the run stands: nothing of the old one is still to come.
+    s->report.commit =
+        source->same_rule ? integer_from_json(manifest, "reported_commit") : s->optimizer.commits;
+    s->report.gradients_done =
+        source->same_rule ? number_from_json(manifest, "reported_gradients") * scale : s->gradients_done;
+    if (s->job_in_flight) {
+        job_from_json(json_object_get(manifest, "job"), &s->job);
+        s->job.gradients_done *= scale;
+    }
     if (source->same_rule && s->fragments != NULL &&
         json_array_size(applied) == (size_t)s->settings.fragments) {
         s->fragment = (int)integer_from_json(manifest, "fragment");

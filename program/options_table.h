@@ -279,9 +279,10 @@ static const OptionSpec option_table[] = {
      "Memory of AdamW's mean squared gradient. Higher is steadier, lower recovers faster from a spike."},
     {"eps", GROUP_RATE, EVERY_RULE, OTHER_BITS, REAL_OPTION(eps, "1e-8", 1e-30, 1, "X", NO_WORD),
      "Added to AdamW's divisor. Larger damps parameters whose gradients are tiny."},
-    {"grad-clip", GROUP_RATE, EVERY_RULE, OTHER_BITS, REAL_OPTION(grad_clip, "1", 0, 1e6, "NORM", "off", 0),
+    {"grad-clip", GROUP_RATE, EVERY_RULE, OTHER_BITS,
+     REAL_OPTION(grad_clip, "1", 1e-6, 1e6, "NORM", "off", 0),
      "A gradient whose norm is larger is scaled down to it: the norm over all ranks, for local rules that of "
-     "the rank. Lower tames spikes and may slow learning."},
+     "the rank. Lower tames spikes and may slow learning. off, or 0: no gradient is scaled."},
     {"on-spike", GROUP_RATE, EVERY_RULE, OTHER_BITS,
      CHOICE_OPTION(on_spike, "stop", "stop", "skip", "rollback"),
      "What to do when a loss or gradient is not finite or, by --spike-limit, too large. No step is ever made "
@@ -342,8 +343,8 @@ static const OptionSpec option_table[] = {
      "end."},
     {"val-batches", GROUP_REPORT, EVERY_RULE, OTHER_BITS,
      INTEGER_OPTION(val_batches, "16", 1, 1e6, "N", "none", 0),
-     "Micro-batches of one validation, over all ranks. More are less noisy and take longer; none: no "
-     "validation."},
+     "Micro-batches of one validation, over all ranks; each held-out window counts once. More are less noisy "
+     "and take longer; none: no validation."},
     {"save-every", GROUP_REPORT, EVERY_RULE, SAME_BITS,
      INTEGER_OPTION(save_every, "end", 1, OPTION_NO_LIMIT, "COMMITS", "end", 0),
      "Commits between two checkpoints in OUT/checkpoints. Each needs about 16 bytes a parameter and is "

@@ -175,47 +175,57 @@ static inline void window_add_commit(Run *run) {
     const CommitReport *commit = &run->scheduler.report;
     CommitReport *sum = &run->window.sum;
     run->window.has_commits = true;
-    sum->micro_batches += commit->micro_batches;
-    sum->loss += commit->loss * commit->micro_batches;
-    sum->perfect_loss += commit->perfect_loss * commit->micro_batches;
+    if (commit->predicted > 0) { // otherwise there is no loss
+        sum->predicted += commit->predicted;
+        sum->loss += commit->loss * commit->predicted;
+        sum->perfect_loss += commit->perfect_loss * commit->predicted;
+    }
     sum->compute_seconds += commit->compute_seconds;
     sum->communication_seconds += commit->communication_seconds;
     sum->exposed_seconds += commit->exposed_seconds;
 }
 
-// Begins a new window: the next report covers what comes after `commit` commits,
-// `gradients` micro-batch gradients and `seconds` seconds of training.
-static inline void window_begin(Run *run, int64_t commit, double gradients, double seconds) {
+// Begins a new window behind the latest report, after `seconds` seconds of training.
+static inline void window_begin(Run *run, double seconds) {
+    const Scheduler *s = &run->scheduler;
     memset(&run->window, 0, sizeof run->window);
-    run->window.from_commit = commit;
-    run->window.from_gradients = gradients;
+    run->window.from_commit = s->report.commit;
+    run->window.from_gradients = s->report.gradients_done;
+    run->window.from_step = s->optimizer.commits;
+    run->window.from_work = s->gradients_done;
     run->window.from_seconds = seconds;
 }
 
-// Prints and logs the commits in the window, and begins a new one.
+// Prints and logs the commits in the window, and begins a new one. Losses, rates and
+// counts are those of the commits that it names. Where an exchange takes several steps,
+// the run is ahead of them: speeds are those of what it has computed since the latest
+// report, and unknown where that is nothing.
 static inline void report_window(Run *run) {
-    const CommitReport *last = &run->scheduler.report, *sum = &run->window.sum;
-    double commits = fmax((double)(last->commit - run->window.from_commit), 1), now = training_seconds(run);
-    double gradients = last->gradients_done - run->window.from_gradients;
-    double tokens = (double)tokens_per_micro_batch(run);
+    const Scheduler *s = &run->scheduler;
+    const CommitReport *last = &s->report, *sum = &run->window.sum;
+    double commits = fmax((double)(last->commit - run->window.from_commit), 1),
+           steps = fmax((double)(s->optimizer.commits - run->window.from_step), 1);
+    double gradients = last->gradients_done - run->window.from_gradients,
+           work = s->gradients_done - run->window.from_work;
+    double tokens = (double)tokens_per_micro_batch(run), now = training_seconds(run);
     Report report = report_unknown();
     report.commit = (double)last->commit;
     // A run that was resumed with other sequences may have done part of a micro-batch.
     report.gradients = floor(last->gradients_done);
     report.tokens = report.gradients * tokens;
     report.seconds = now;
-    report.loss = sum->loss / sum->micro_batches;
-    report.perfect_loss = sum->perfect_loss / sum->micro_batches;
+    report.loss = sum->loss / sum->predicted;
+    report.perfect_loss = sum->perfect_loss / sum->predicted;
     report.learning_rate = last->learning_rate;
     report.gradient_norm = last->gradient_norm;
-    report.tokens_per_second = gradients * tokens / (now - run->window.from_seconds);
-    report.compute_ms = 1e3 * sum->compute_seconds / commits;
-    report.communication_ms = 1e3 * sum->communication_seconds / commits;
-    report.exposed_ms = 1e3 * sum->exposed_seconds / commits;
+    if (work > 0) { report.tokens_per_second = work * tokens / (now - run->window.from_seconds); }
+    report.compute_ms = 1e3 * sum->compute_seconds / steps;
+    report.communication_ms = 1e3 * sum->communication_seconds / steps;
+    report.exposed_ms = 1e3 * sum->exposed_seconds / steps;
     report.gradients_per_commit = gradients / commits;
     report.bytes_sent = (double)__atomic_load_n(&run->transport.bytes_sent, __ATOMIC_RELAXED);
     report.bytes_sent_outside = (double)__atomic_load_n(&run->transport.bytes_sent_outside, __ATOMIC_RELAXED);
-    window_begin(run, last->commit, last->gradients_done, now);
+    window_begin(run, now);
     Error error = {""};
     terminal_report(&run->terminal, &report);
     check_written(run, progress_log_report(&run->log, &run->curves, &report, &error), &error);
@@ -243,14 +253,14 @@ static inline void report_validation(Run *run) {
 // Prints and logs how training ended. fingerprint: of the parameters, from
 // check_replicas.
 static inline void print_end(Run *run, uint64_t fingerprint) {
-    const CommitReport *last = &run->scheduler.report;
+    long long commits = (long long)run->scheduler.optimizer.commits;
     double seconds = training_seconds(run),
-           tokens = last->gradients_done * (double)tokens_per_micro_batch(run);
+           tokens = run->scheduler.gradients_done * (double)tokens_per_micro_batch(run);
     double planned = (double)run->arena.bytes, used = (double)arena_resident_bytes(&run->arena);
     double rate = tokens / seconds * gpt_neo_flops_per_token(&run->config, run->T) / 1e9;
     terminal_clear(&run->terminal);
     printf("\ntrained    %lld %ss, %.0f tokens in %.1f s: %.0f tokens/s, %.1f GFLOP/s over all ranks\n",
-           (long long)last->commit, step_name(run), tokens, seconds, tokens / seconds, rate);
+           commits, step_name(run), tokens, seconds, tokens / seconds, rate);
     if (!isnan(run->validation_loss)) {
         printf("loss       %.4f nats per token on text it has not seen", run->validation_loss);
         if (isfinite(run->perfect_validation_loss)) { // known where the text comes from a grammar
@@ -265,7 +275,7 @@ static inline void print_end(Run *run, uint64_t fingerprint) {
     snprintf(text, sizeof text, "%016llx", (unsigned long long)fingerprint);
     report_event(run, json_pack("{s:s, s:s, s:I, s:I, s:o, s:o, s:I, s:I, s:s}", "event", "end", "reason",
                                 run->scheduler.stop_agreed ? "asked to stop" : "done", "commit",
-                                (json_int_t)last->commit, "tokens", (json_int_t)tokens, "seconds",
+                                (json_int_t)commits, "tokens", (json_int_t)tokens, "seconds",
                                 log_real(seconds), "tokens_per_second", log_real(tokens / seconds),
                                 "planned_bytes", (json_int_t)planned, "used_bytes", (json_int_t)used,
                                 "parameters_fingerprint", text));

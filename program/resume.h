@@ -121,7 +121,7 @@ static inline bool save_checkpoint(Run *run) {
 // Reports continue from the state that was just loaded, at `seconds` of training.
 static inline void continue_reports(Run *run, double seconds) {
     const Scheduler *s = &run->scheduler;
-    window_begin(run, s->optimizer.commits, s->gradients_done, seconds);
+    window_begin(run, seconds);
     run->seen.commit = run->checkpointed.saved_commit = s->optimizer.commits;
     run->seen.reports = run->checkpointed.saved_reports = s->reports;
     run->seen.spikes = s->spikes;

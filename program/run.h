@@ -28,10 +28,12 @@ enum { ROLLBACK_PATIENCE = 3 }; // how often a spike may send a run back to the 
 
 // The commits since the latest report: what the next report is made of.
 typedef struct ReportWindow {
-    CommitReport sum;    // over these commits; losses weighted by micro-batches
+    CommitReport sum;    // over these commits; losses summed over the predicted tokens
     bool has_commits;    // otherwise there is nothing to report
-    int64_t from_commit; // where the latest report stood, as the next two
-    double from_gradients, from_seconds;
+    int64_t from_commit; // where the latest report ended: CommitReport::commit
+    double from_gradients;
+    int64_t from_step; // how far the run had come when it was made
+    double from_work, from_seconds;
 } ReportWindow;
 
 // How much of what the scheduler counts the loop has already looked at.

@@ -24,6 +24,7 @@ static inline MicroBatchResult train_micro_batch(void *self, Stream *stream, uin
     }
     result.loss =
         gpt_neo_loss_and_gradients(&run->model, stream, weights, gradients, run->tokens, run->targets, pace);
+    result.predicted = gpt_neo_predicted(&run->model, run->targets);
     if (run->options.slow_rank == transport->rank) { sleep_seconds(run->options.slow_ms / 1e3); }
     return result;
 }

@@ -284,6 +284,34 @@ static void check_goes_on(Fleet *fleet, int i, int whole, double tolerance, cons
 
 static const char *const longer = "--lr 0.01 --warmup 2 --tokens 3k --val-batches 8 --report-every 1";
 
+// The position in the data that a checkpoint holds, in micro-batches of all ranks: where
+// the worker which came furthest was.
+static double saved_position(const Stage *stage, const char *checkpoint) {
+    json_t *manifest = manifest_read(stage, checkpoint), *workers = json_object_get(manifest, "workers");
+    double furthest = 0;
+    for (size_t i = 0; i < json_array_size(workers); i++) {
+        furthest = fmax(furthest, log_number(json_array_get(workers, i), "micro_batches_begun"));
+    }
+    double position = log_number(manifest, "data_base") + furthest * (double)json_array_size(workers);
+    json_decref(manifest);
+    return position;
+}
+
+static const char *last_step_path(const Stage *stage, const Training *training) {
+    Saved saved = saved_in(stage, training->out);
+    assert_true(saved.count > 0);
+    return step_path(training, saved.steps[saved.count - 1]);
+}
+
+// Run i, which another number of ranks resumed from `checkpoint`, has used no data before
+// the position there, and none twice.
+static void check_position(const Stage *stage, const Fleet *fleet, int i, const char *checkpoint) {
+    json_t *manifest = manifest_read(stage, last_step_path(stage, &fleet->trainings[i]));
+    assert_close(log_number(manifest, "data_base"), saved_position(stage, checkpoint), 0,
+                 fleet->trainings[i].what);
+    json_decref(manifest);
+}
+
 static void other_numbers_of_ranks_go_on(void **state) {
     static const char *const calm[] = {"--optimizer zero1", "--optimizer acco --accumulate 4",
                                        "--optimizer co2 --co2-tau 3",
@@ -306,8 +334,59 @@ static void other_numbers_of_ranks_go_on(void **state) {
             fleet->events[i] = training_finish(stage, &fleet->trainings[i]);
             fleet->prints[i] = log_fingerprint(fleet->events[i]);
             check_goes_on(fleet, i, i == 5 ? 1 : 0, i == 5 ? 1.2 : 0.35, "another number of ranks");
+            check_position(stage, fleet, i, i == 5 ? one : four);
         }
         stage_end_all(stage);
+    }
+}
+
+// What was committed is the same for any number of ranks: where nothing is left to train,
+// the same bits.
+static void a_finished_run_is_the_same_on_other_ranks(void **state) {
+    Stage *stage = stage_with_ranks(state);
+    Fleet *fleet = fleet_new(stage);
+    for (int i = 0; i < RULES_TESTED; i++) { fleet_start(fleet, 4, "%s", rule_cases[i].options); }
+    fleet_finish(fleet);
+    for (int i = 0; i < RULES_TESTED; i++) {
+        fleet_start(fleet, 1 + i % 3, "%s --resume %s", rule_cases[i].options,
+                    last_step_path(stage, &fleet->trainings[i]));
+    }
+    for (int i = RULES_TESTED; i < fleet->count; i++) {
+        fleet->events[i] = training_finish(stage, &fleet->trainings[i]);
+        fleet->prints[i] = log_fingerprint(fleet->events[i]);
+        check_same(fleet, i - RULES_TESTED, i);
+    }
+}
+
+// Fewer ranks with as many micro-batches in a commit go on with the same batches, so every
+// commit has the same loss but for the order in which sums are rounded. What acco has
+// handed over is dealt out to them.
+static void the_same_batches_on_fewer_ranks_make_the_same_commits(void **state) {
+    static const char *const rules[] = {"zero1", "dpu", "acco"};
+    Stage *stage = stage_with_ranks(state);
+    Fleet *fleet = fleet_new(stage);
+    char from[128];
+    for (int i = 0; i < 3; i++) {
+        fleet_start(fleet, 4, "%s --optimizer %s --accumulate 2 --save-every 1 --keep 100", longer, rules[i]);
+    }
+    fleet_finish(fleet);
+    for (int i = 0; i < 6; i++) {
+        int ranks = 1 + i % 2;
+        const Training *whole = &fleet->trainings[i / 2];
+        strcpy(from, step_path(whole, middle_step(stage, whole->out)));
+        fleet_start(fleet, ranks, "%s --optimizer %s --accumulate %d --resume %s", longer, rules[i / 2],
+                    8 / ranks, from);
+    }
+    for (int i = 3; i < fleet->count; i++) {
+        int whole = (i - 3) / 2, n = -1;
+        json_t *report;
+        fleet->events[i] = training_finish(stage, &fleet->trainings[i]);
+        for (; (report = log_event_of(fleet->events[i], "report", n)) != NULL; n--) {
+            assert_close(log_number(report, "loss"), fleet_number(fleet, whole, "report", n, "loss"), 1e-3,
+                         fleet->trainings[i].what);
+        }
+        assert_true(n < -8);
+        assert_close(final_loss(fleet, i), final_loss(fleet, whole), 1e-3, fleet->trainings[i].what);
     }
 }
 
@@ -1045,8 +1124,8 @@ typedef struct Hostile {
 } Hostile;
 
 static const Hostile hostile[] = {
-    {"checkpoint", "2", NULL},
-    {"checkpoint", "\"1\"", NULL},
+    {"checkpoint", "1", NULL},
+    {"checkpoint", "\"2\"", NULL},
     {"optimizer", "7", NULL},
     {"parameters", "-1", NULL},
     {"parameters", "1e300", NULL},
@@ -1060,6 +1139,8 @@ static const Hostile hostile[] = {
     {"gradients_done", "48", NULL},
     {"gradients_done", "null", NULL},
     {"reports", "9223372036854775807", NULL},
+    {"reported_commit", "-1", NULL},
+    {"reported_gradients", "\"nan\"", NULL},
     {"data_base", "-7", NULL},
     {"data_base", "9223372036854775807", NULL},
     {"seconds", "\"inf\"", NULL},
@@ -1179,6 +1260,8 @@ int main(int argc, char **argv) {
         CHECKPOINT_TEST(every_checkpoint_will_do),
         CHECKPOINT_TEST(co2_is_saved_with_its_exchange_under_way),
         CHECKPOINT_TEST(other_numbers_of_ranks_go_on),
+        CHECKPOINT_TEST(a_finished_run_is_the_same_on_other_ranks),
+        CHECKPOINT_TEST(the_same_batches_on_fewer_ranks_make_the_same_commits),
         CHECKPOINT_TEST(a_sum_under_way_belongs_to_those_who_sent_it),
         CHECKPOINT_TEST(other_rules_go_on),
         CHECKPOINT_TEST(other_hosts_are_named),

@@ -252,7 +252,7 @@ static MicroBatchResult reference_micro_batch(void *self, Stream *stream, uint64
                                             fixture->targets, pace);
     float forward = gpt_neo_loss(&fixture->model, stream, parameters, fixture->tokens, fixture->targets);
     rank->forward_agrees = rank->forward_agrees && forward == loss;
-    MicroBatchResult result = {(double)loss, (double)NAN};
+    MicroBatchResult result = {(double)loss, (double)NAN, 1};
     return result;
 }
 

@@ -226,6 +226,11 @@ static void test_values(void **state) {
                 options.chaos_ms == 0);
     assert_true(options.val_every == 0 && options.sample_tokens == 0);
     assert_string_equal(options_choice_name(&options, &options.learning_rate_by), "commits");
+    expect_valid(&options, "--grad-clip 0");
+    assert_true(options.grad_clip == 0);
+    char allowed[OPTION_VALUE_SIZE];
+    assert_string_equal(option_allowed(option_find("grad-clip"), allowed), "off or 1e-06 .. 1000000");
+    assert_non_null(strstr(option_find("grad-clip")->help, "off, or 0: no gradient is scaled"));
     expect_valid(&options, "--optimizer acco --wire int8 --estimate-wire e3m0 --acco-init 3 --sequential 5 "
                            "--link-us 2.5 --trace t.json");
     assert_string_equal(options_choice_name(&options, &options.wire), "int8");

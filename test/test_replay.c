@@ -633,7 +633,7 @@ static ReplaySettings read_settings(const LoggedOptions *logged, double tokens_p
 // are added in the order of ranks.
 static double rerun_validate(Rerun *rerun) {
     int batches = (int)logged_number(&rerun->logged, "val-batches", 0);
-    double sum = 0, perfect;
+    double sum = 0, perfect, predicted = rerun->B * rerun->T; // in every batch
     for (int rank = 0; rank < rerun->logged.ranks; rank++) {
         double mine = 0;
         for (int batch = rank; batch < batches; batch += rerun->logged.ranks) {
@@ -641,12 +641,13 @@ static double rerun_validate(Rerun *rerun) {
             uint64_t first = (uint64_t)(batch * rerun->B);
             assert_true(data_loader_fill_validation(&rerun->data, first, rerun->B, rerun->tokens,
                                                     rerun->targets, &perfect, &error));
-            mine +=
+            double loss =
                 gpt_neo_loss(&rerun->model, &rerun->stream, rerun->parameters, rerun->tokens, rerun->targets);
+            mine += loss * predicted;
         }
         sum += mine;
     }
-    return sum / batches;
+    return sum / (batches * predicted);
 }
 
 // The log has this number, with the digits that a log has.

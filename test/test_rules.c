@@ -267,8 +267,9 @@ static void co2_follows_the_worked_examples(void **state) {
             for (int look = 2; look <= 4; look++) { // the report is about what was sent a round ago
                 assert_close(results[rank].looks[look].report.micro_batches, 4, 0,
                              "micro-batches in a report");
-                assert_close(results[rank].looks[look].report.gradients_done, fmin(4 * look, 12), 0,
+                assert_close(results[rank].looks[look].report.gradients_done, 4 * (look - 1), 0,
                              "gradients until then");
+                assert_int_equal(results[rank].looks[look].report.commit, 2 * (look - 1));
             }
         }
         free_results(results, 2);
@@ -921,6 +922,21 @@ static void draw_local(Random *random, RunSpec *spec) {
     settings->outer_momentum = co2;
 }
 
+// A run that is long enough for its detectors to judge, and a gradient in it that is finite
+// but far too large.
+static void draw_late_spike(Random *random, RunSpec *spec, int ranks) {
+    int most = 0, sum = 0;
+    for (int i = 0; i < ranks; i++) {
+        sum += spec->micro_batches[i];
+        most = spec->micro_batches[i] > most ? spec->micro_batches[i] : most;
+    }
+    int before = SPIKE_WARMUP + draw(random, 3, 8); // commits, or inner steps, ahead of the spike
+    Poison poison = {(uint64_t)(before * most), false, true, 1e3f};
+    spec->poison = poison;
+    spec->settings.spike_limit = 6;
+    spec->settings.target = (double)sum * (before + draw(random, 4, 30));
+}
+
 // Random settings of a rule for `ranks` ranks. A world of one rank gets fp32: it adds up
 // nothing, so it rounds no gradients, while the replay would.
 static RunSpec draw_spec(Random *random, const char *rule, int ranks) {
@@ -950,6 +966,7 @@ static RunSpec draw_spec(Random *random, const char *rule, int ranks) {
     settings->spike_limit = draw(random, 0, 1) * 4.0;
     Poison poison = {(uint64_t)draw(random, 0, 12), false, true, draw(random, 0, 1) == 0 ? NAN : INFINITY};
     spec.poison = poison;
+    if (draw(random, 0, 1) == 1) { draw_late_spike(random, &spec, ranks); }
     settings->optimizer.decay_ranges = ranges;
     settings->optimizer.decay_range_count = draw(random, 0, 3);
     draw_local(random, &spec);
@@ -990,13 +1007,28 @@ static void expect_updates(const RunSpec *spec, const RunResult *result, int ran
     }
 }
 
-// Returns how many steps were left out because of a spike.
-static double check_draw(const RunSpec *spec, int ranks, int number) {
+// Streaming DiLoCo with one fragment has nothing left to exchange at the end of a run, and
+// then never reports its last `delay` steps.
+static double reported_gradients(const RunSpec *spec, int ranks, double gradients_done) {
+    const SchedulerSettings *settings = &spec->settings;
+    double per_step = (double)(ranks * spec->micro_batches[0]), steps = gradients_done / per_step;
+    bool unreported =
+        is_streaming(spec->rule) && settings->fragments == 1 && fmod(steps, settings->steps) == 0;
+    return gradients_done - (unreported ? settings->delay * per_step : 0);
+}
+
+// Steps that were left out because of a spike: all, and those of draws in which the value
+// was finite.
+typedef struct LeftOut {
+    double all, finite;
+} LeftOut;
+
+static void check_draw(const RunSpec *spec, int ranks, int number, LeftOut *left_out) {
     RunResult results[MAX_RANKS];
     size_t count = spec->parameter_count;
     char what[400];
     snprintf(what, sizeof what, "draw %d: %.300s", number, describe(spec, ranks));
-    if (!run_world(spec, ranks, results)) { return 0; }
+    if (!run_world(spec, ranks, results)) { return; }
     Reference *reference = (Reference *)calloc(1, sizeof *reference);
     reference->spec = spec;
     for (int i = 0; i < ranks; i++) { reference->problems[i] = problem_open(spec, NULL, i); }
@@ -1015,8 +1047,8 @@ static double check_draw(const RunSpec *spec, int ranks, int number) {
                            results[rank].last);
         expect_updates(spec, &results[rank], rank, reference, what);
         expect_number(results[rank].gradients_done, gradients_done, 0, what, rank);
-        expect_number(results[rank].looks[results[rank].last].report.gradients_done, gradients_done, 0, what,
-                      rank);
+        expect_number(results[rank].looks[results[rank].last].report.gradients_done,
+                      reported_gradients(spec, ranks, gradients_done), 0, what, rank);
     }
     expect_replicas_agree(ranks, results, what);
     for (int i = 0; i < ranks; i++) { free(reference->problems[i].differences); }
@@ -1024,22 +1056,29 @@ static double check_draw(const RunSpec *spec, int ranks, int number) {
     free(reference);
     free(decays);
     free(parameters);
-    double left_out = results[first_rank() < ranks ? first_rank() : 0].spikes;
+    double spikes = results[first_rank() < ranks ? first_rank() : 0].spikes;
+    left_out->all += spikes;
+    left_out->finite += isfinite(spec->poison.value) ? spikes : 0;
     free_results(results, ranks);
-    return left_out;
 }
 
 static void every_rule_equals_the_replay_bit_for_bit(void **state) {
     (void)state;
     const char *seed = getenv("ACCO_TEST_SEED");
     Random random = {seed != NULL ? strtoull(seed, NULL, 10) : 1};
-    double left_out = 0;
+    LeftOut left_out[RULE_COUNT];
+    memset(left_out, 0, sizeof left_out);
     for (int i = 0; i < 20 * RULE_COUNT; i++) {
         int ranks = 1 + i / RULE_COUNT % 4;
         RunSpec spec = draw_spec(&random, RULES[i % RULE_COUNT].rule->name, ranks);
-        left_out += check_draw(&spec, ranks, i);
+        check_draw(&spec, ranks, i, &left_out[i % RULE_COUNT]);
     }
-    assert_true(process_transport->size > 1 || left_out > 40); // the draws do contain spikes
+    // The draws do contain spikes, of either kind. (Another seed may draw others.)
+    for (int rule = 0; rule < RULE_COUNT && process_transport->size == 1 && seed == NULL; rule++) {
+        print_message("%s left out %g steps, %g of them among finite ones\n", RULES[rule].rule->name,
+                      left_out[rule].all, left_out[rule].finite);
+        assert_true(left_out[rule].finite >= 2 && left_out[rule].all > left_out[rule].finite);
+    }
 }
 
 // ---------------------------------------------------------------------------------------

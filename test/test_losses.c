@@ -1,0 +1,195 @@
+// test_losses.c: what a reported loss is a loss of.
+//
+// Training, validation and `eval` all mean nats per predicted token: what a mask leaves out
+// counts nowhere. And whatever the rule, a report names the steps whose losses are in it.
+//
+// The steps here are too small to change anything, so a loss depends on the data alone.
+#include "test/fleet.h"
+
+#include "runtime/random.h"
+#include "tokenizer/token_file.h"
+
+enum { LENGTH = 8, WINDOWS = 40 };
+
+// ---------------------------------------------------------------------------------------
+// Masks
+
+// Predicted tokens of a window: none in every third one.
+static int predicted_in(int window) { return window % 3 == 0 ? 0 : 1 + window % LENGTH; }
+
+static void put_number(uint8_t *bytes, uint64_t value, int count) {
+    for (int i = 0; i < count; i++) { bytes[i] = (uint8_t)(value >> 8 * i); }
+}
+
+// A token file of WINDOWS windows, which share their first and last tokens.
+static void write_masked(const Stage *stage, const char *name) {
+    enum { COUNT = WINDOWS * LENGTH + 1, MASK = (COUNT + 7) / 8, HEADER = TOKEN_FILE_HEADER_BYTES };
+    static uint8_t file[HEADER + 2 * COUNT + MASK];
+    char path[STAGE_PATH_SIZE];
+    uint8_t *tokens = file + HEADER, *mask = tokens + 2 * COUNT;
+    Random random = {1};
+    memset(file, 0, sizeof file);
+    for (int i = 0; i < COUNT; i++) { put_number(tokens + 2 * i, random_bits(&random) % 256, 2); }
+    for (int window = 0; window < WINDOWS; window++) {
+        for (int t = 0; t < predicted_in(window); t++) {
+            int place = window * LENGTH + 1 + t;
+            mask[place / 8] |= (uint8_t)(1 << place % 8);
+        }
+    }
+    memcpy(file, token_file_magic(), TOKEN_FILE_MAGIC_BYTES);
+    put_number(file + 8, TOKEN_FILE_VERSION, 4);
+    put_number(file + 12, 2, 4);
+    put_number(file + 16, 256, 4);
+    put_number(file + 20, TOKEN_FILE_HAS_MASK, 4);
+    put_number(file + 24, COUNT, 8);
+    uLong sum = crc32(0, file + HEADER, sizeof file - HEADER);
+    put_number(file + TOKEN_FILE_CHECKSUM_AT, crc32(sum, file, HEADER), TOKEN_FILE_CHECKSUM_BYTES);
+    file_write(stage_path(stage, name, path), file, sizeof file);
+}
+
+// What `train_gpt eval` prints for the model of a run. Its windows count the token that is
+// predicted last, those of the data loader do not.
+static double evaluated(Stage *stage, const Training *training, int commits) {
+    char arguments[512];
+    snprintf(arguments, sizeof arguments,
+             "eval --from %s/checkpoints/step-%d/model --data masked.bin --seq-len %d --stride %d "
+             "--device cpu --threads 1",
+             training->out, commits, LENGTH + 1, LENGTH);
+    Outcome outcome = program_run(stage, 0, arguments);
+    outcome_check(&outcome, 0, arguments);
+    text_check(outcome.output, "nats per token", arguments);
+    return atof(strstr(outcome.output, "nats per token") + strlen("nats per token"));
+}
+
+// Runs of one epoch, and how many commits, or inner steps, that is.
+typedef struct Epoch {
+    int ranks, commits;
+    const char *options;
+} Epoch;
+
+static const Epoch epochs[] = {
+    {0, 8, "--optimizer ddp --micro-batch 1 --accumulate 5"},
+    {0, 20, "--optimizer diloco --diloco-H 4 --micro-batch 1 --accumulate 2"},
+    {0, 5, "--optimizer acco --micro-batch 4 --accumulate 2"},
+    {2, 5, "--optimizer zero1 --micro-batch 1 --accumulate 4"},
+};
+
+enum { EPOCHS = sizeof epochs / sizeof epochs[0] };
+
+#define MASKED \
+    "--data masked.bin --val-data same.bin --seq-len 8 --tokens 320 --val-batches 90 --val-every end "
+
+// Over one epoch all three see every token once, in micro-batches that predict between none
+// and all of theirs. Validation is asked for more batches than there are.
+static void training_validation_and_evaluation_agree(void **state) {
+    Stage *stage = stage_of(state);
+    Fleet *fleet = fleet_new(stage);
+    int count = stage->has_mpi ? EPOCHS : EPOCHS - 1;
+    for (int i = 0; i < count; i++) {
+        fleet_start(fleet, epochs[i].ranks, MASKED "--report-every 100 %s", epochs[i].options);
+    }
+    fleet_finish(fleet);
+    for (int i = 0; i < count; i++) {
+        const Training *training = &fleet->trainings[i];
+        double loss = evaluated(stage, training, epochs[i].commits);
+        assert_true(loss > 1);
+        assert_null(log_event_of(fleet->events[i], "report", 1));
+        assert_close(fleet_number(fleet, i, "report", 0, "loss"), loss, 1e-5, training->what);
+        assert_close(fleet_number(fleet, i, "validation", 0, "loss"), loss, 1e-5, training->what);
+    }
+}
+
+// A commit that predicts nothing has no loss, and is no spike.
+static void without_predicted_tokens_there_is_no_loss(void **state) {
+    Stage *stage = stage_of(state);
+    json_t *events = train(stage, 0,
+                           MASKED "--optimizer ddp --micro-batch 1 --accumulate 1 --report-every 1 "
+                                  "--spike-limit 1 --on-spike skip"),
+           *report;
+    int unknown = 0, expected = 0, count = 0;
+    for (int window = 0; window < WINDOWS; window++) { expected += predicted_in(window) == 0; }
+    for (; (report = log_event_of(events, "report", count)) != NULL; count++) {
+        unknown += json_is_null(json_object_get(report, "loss"));
+    }
+    assert_int_equal(unknown, expected);
+    assert_true(count > expected);
+    json_decref(events);
+}
+
+// ---------------------------------------------------------------------------------------
+// Steps
+
+enum { STEPS = 24 };
+
+static const char *const with_local_steps[] = {
+    "--optimizer co2 --co2-tau 4",
+    "--optimizer co2 --co2-tau 5",
+    "--optimizer diloco --diloco-H 5",
+    "--optimizer streaming-diloco --diloco-H 4 --streaming-P 2 --streaming-tau 1",
+    "--optimizer streaming-diloco --diloco-H 6 --streaming-P 2 --streaming-tau 2",
+};
+
+enum { WITH_LOCAL_STEPS = sizeof with_local_steps / sizeof with_local_steps[0] };
+
+// Run 0 reports every step by itself. Each report of run i is the mean of those from the
+// step behind its report before up to the step that it names; no step is in none or in two.
+static void check_labels(const Fleet *fleet, int i) {
+    const char *what = fleet->trainings[i].what;
+    int done = 0;
+    json_t *report;
+    for (int n = 0; (report = log_event_of(fleet->events[i], "report", n)) != NULL; n++) {
+        int step = (int)log_number(report, "commit"), first = done;
+        double sum = 0;
+        if (!(step > done && step <= STEPS)) { fail_msg("%s: step %d after %d", what, step, done); }
+        for (; done < step; done++) { sum += fleet_number(fleet, 0, "report", done, "loss"); }
+        assert_close(log_number(report, "loss"), sum / (step - first), 1e-5, what);
+        assert_close(log_number(report, "tokens"), fleet_number(fleet, 0, "report", step - 1, "tokens"), 0,
+                     what);
+        assert_close(log_number(report, "grads_per_commit"), 2, 0, what);
+        json_t *speed = json_object_get(report, "tokens_per_second");
+        assert_true(json_is_null(speed) || json_number_value(speed) > 0);
+    }
+    assert_int_equal(done, STEPS);
+}
+
+static void reports_name_the_steps_of_their_losses(void **state) {
+    Fleet *fleet = fleet_new(stage_of(state));
+    fleet_start(fleet, 0, "--optimizer ddp");
+    for (int i = 0; i < WITH_LOCAL_STEPS; i++) { fleet_start(fleet, 0, "%s", with_local_steps[i]); }
+    fleet_finish(fleet);
+    for (int i = 1; i < fleet->count; i++) { check_labels(fleet, i); }
+}
+
+// ---------------------------------------------------------------------------------------
+// The stage
+
+static void write_stage(const Stage *stage) {
+    char path[STAGE_PATH_SIZE], base[2 * STAGE_PATH_SIZE];
+    stage_write(stage, "model.json",
+                "{\"model_type\": \"gpt_neo\", \"num_layers\": 2, \"hidden_size\": 16, \"num_heads\": 2, "
+                "\"window_size\": 8,\n \"max_position_embeddings\": 16, \"vocab_size\": 256,\n"
+                " \"attention_types\": [[[\"global\", \"local\"], 1]]}\n");
+    snprintf(base, sizeof base,
+             "model = %s\nmicro-batch = 1\naccumulate = 2\ntokens = %d\nlr = 1e-12\nreport-every = 1\n"
+             "val-batches = 2\nsample-tokens = none\nthreads = 1\ntimeout-s = 100\ndevice = cpu\n",
+             stage_path(stage, "model.json", path), STEPS * 2 * 16);
+    stage_write(stage, "base.txt", base);
+    write_masked(stage, "masked.bin");
+    write_masked(stage, "same.bin"); // data to validate on must be another file
+}
+
+#define LOSSES_TEST(function) cmocka_unit_test_prestate_setup_teardown(function, NULL, stage_end_test, &stage)
+
+int main(void) {
+    static Stage stage;
+    const struct CMUnitTest tests[] = {
+        LOSSES_TEST(training_validation_and_evaluation_agree),
+        LOSSES_TEST(without_predicted_tokens_there_is_no_loss),
+        LOSSES_TEST(reports_name_the_steps_of_their_losses),
+    };
+    stage_open(&stage);
+    write_stage(&stage);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    stage_close(&stage);
+    return failed;
+}

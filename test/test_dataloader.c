@@ -96,6 +96,23 @@ static void fill(const DataLoader *loader, bool validation, uint64_t first, int 
 // ---------------------------------------------------------------------------------------
 // Order
 
+// Where data_permute found `image`: the rounds of its network in the opposite order.
+static uint64_t permuted_from(uint64_t key, uint64_t n, uint64_t image) {
+    uint64_t half_bits = 1, index = image;
+    while ((UINT64_C(1) << (2 * half_bits)) < n) { half_bits++; }
+    uint64_t mask = (UINT64_C(1) << half_bits) - 1;
+    do {
+        uint64_t left = index >> half_bits, right = index & mask;
+        for (uint64_t round = 6; round-- > 0;) {
+            uint64_t before = right ^ (random_hash(key + round, left) & mask);
+            right = left;
+            left = before;
+        }
+        index = left << half_bits | right;
+    } while (index >= n);
+    return index;
+}
+
 static void test_permutation_is_a_bijection(void **state) {
     (void)state;
     static const uint64_t sizes[] = {1,  2,  3,   4,   5,   7,   8,    13,   16,   17,
@@ -112,12 +129,20 @@ static void test_permutation_is_a_bijection(void **state) {
         }
         if (n >= 97) { assert_true(moved > n * 9 / 10); }
     }
-    // A domain too large to visit: distinct inputs stay distinct, and inside it.
-    uint64_t n = (UINT64_C(1) << 40) + 12345, previous = 0;
-    for (uint64_t i = 0; i < 1000; i++) {
-        uint64_t image = data_permute(9, n, n - 1 - i);
-        assert_true(image < n && (i == 0 || image != previous));
-        previous = image;
+    // Domains too large to visit: every image leads back to the one index that it comes from.
+    static const uint64_t large[] = {(UINT64_C(1) << 32) - 1, UINT64_C(1) << 33, (UINT64_C(1) << 40) + 12345,
+                                     UINT64_C(1) << 62};
+    for (size_t s = 0; s < sizeof large / sizeof large[0]; s++) {
+        uint64_t n = large[s], beyond = 0;
+        for (uint64_t i = 0; i < 5000; i++) {
+            uint64_t index = i < 1000   ? i
+                             : i < 2000 ? n - 1 - (i - 1000)
+                                        : random_hash(3, i) % n,
+                     image = data_permute(9, n, index);
+            assert_true(image < n && permuted_from(9, n, image) == index);
+            beyond += image > n / 2;
+        }
+        assert_in_range(beyond, 2200, 2800);
     }
 }
 

@@ -37,6 +37,28 @@ static void a_detector_lets_all_pass_without_a_limit_or_while_it_warms_up(void *
     assert_false(spike_judge(&young, 1e30));
 }
 
+// The twenty-first commit is the first that is judged.
+static void a_detector_judges_after_twenty_commits(void **state) {
+    (void)state;
+    SpikeDetector young = learned_detector(6, 19), ready = learned_detector(6, 20);
+    assert_false(spike_judge(&young, 1e30));
+    assert_true(spike_judge(&ready, 1e30));
+}
+
+// However large a spike is, it is learned as if it were at the limit. Otherwise one spike
+// would raise the limit so far that the next ones pass.
+static void the_size_of_a_spike_is_not_learned(void **state) {
+    (void)state;
+    SpikeDetector small = learned_detector(6, 200), huge = small, at_the_limit = small;
+    double largest = spike_largest(&small);
+    assert_true(spike_judge(&small, 1.01 * largest));
+    assert_true(spike_judge(&huge, 1e30));
+    assert_false(spike_judge(&at_the_limit, largest));
+    assert_memory_equal(&small, &at_the_limit, sizeof small);
+    assert_memory_equal(&huge, &at_the_limit, sizeof huge);
+    assert_true(spike_judge(&huge, 10 * largest));
+}
+
 // If a NaN or an infinity got into the mean and the variance, the detector would never
 // find a spike again.
 static void a_detector_stays_finite_whatever_it_is_given(void **state) {
@@ -140,8 +162,30 @@ static MicroBatchResult hopeless_micro_batch(void *self, Stream *stream, uint64_
     return result;
 }
 
-// When every step is bad it is not the data. After ten in a row the run ends, and what is
-// committed is finite.
+// The good steps are over after the third: a commit, or an exchange after three inner
+// steps. What is committed at the end is what they have made, bit for bit, and no state of
+// an optimizer has changed since. Outer parameters still move by their momentum, as long as
+// exchanges bring nothing; but the last exchange, which ends the run, is not applied.
+static void expect_last_good(const RunSpec *spec, const RunResult *result) {
+    bool local = is_local(spec->rule);
+    const Look *last = &result->looks[result->last], *good = &result->looks[local ? 1 : 3];
+    const Look *committed = local ? last - 1 : good;
+    size_t owned = layout_shard(&result->owned);
+    expect_same_floats(last->committed, committed->committed, spec->parameter_count, spec->rule,
+                       result->last);
+    expect_same_floats(last->momentum, committed->momentum, spec->parameter_count, spec->rule, result->last);
+    expect_same_floats(last->first_moment, good->first_moment, owned, spec->rule, result->last);
+    expect_same_floats(last->second_moment, good->second_moment, owned, spec->rule, result->last);
+    for (size_t i = 0; i < spec->parameter_count; i++) { assert_true(isfinite(last->local[i])); }
+    if (local) { return; }
+    expect_same_floats(last->master, good->master, owned, spec->rule, result->last);
+    assert_int_equal(result->last, 3 + 10);
+    assert_int_equal(last->report.commit, 3);
+    assert_true(result->spikes == 10 && result->gradients_done == 12);
+}
+
+// When every step is bad it is not the data. After ten in a row the run ends with what the
+// good steps before them have made.
 static void ten_bad_steps_in_a_row_end_the_run(void **state) {
     (void)state;
     if (process_transport->size > 2) { skip(); }
@@ -154,14 +198,131 @@ static void ten_bad_steps_in_a_row_end_the_run(void **state) {
         if (!run_world(&spec, 2, results)) { skip(); }
         for (int rank = 0; rank < 2; rank++) {
             if (!have_rank(rank)) { continue; }
-            const RunResult *result = &results[rank];
-            assert_true(result->failed);
-            assert_true(result->spikes >= (is_local(spec.rule) ? 1 : SPIKE_PATIENCE));
-            for (size_t j = 0; j < spec.parameter_count; j++) {
-                assert_true(isfinite(result->looks[result->last].committed[j]));
-            }
+            assert_true(results[rank].failed);
+            expect_last_good(&spec, &results[rank]);
         }
         expect_replicas_agree(2, results, spec.rule);
+        free_results(results, 2);
+    }
+}
+
+// A step has two micro-batches. Nine bad steps, a good one, and so on.
+static MicroBatchResult patient_micro_batch(void *self, Stream *stream, uint64_t index, const void *weights,
+                                            float *gradients, const Pace *pace) {
+    MicroBatchResult result = noisy_micro_batch(self, stream, index, weights, gradients, pace);
+    if (index / 2 % SPIKE_PATIENCE != SPIKE_PATIENCE - 1) { result.loss = NAN; }
+    return result;
+}
+
+// Only bad steps in a row end a run, however many there are: 36 of 40 here, on both ranks.
+static void a_good_step_renews_the_patience(void **state) {
+    (void)state;
+    if (process_transport->size > 2) { skip(); }
+    for (int i = 0; i < RULE_COUNT; i++) {
+        RunSpec spec = noisy_spec(RULES[i].rule->name, 301);
+        bool local = is_local(spec.rule);
+        spec.micro_batch = patient_micro_batch;
+        spec.settings.on_spike = SPIKE_SKIP;
+        spec.settings.steps = is_streaming(spec.rule) ? 4 : 2;
+        spec.commits = local ? 20 : 40;
+        spec.finish = local; // so that all steps are exchanged
+        spec.blind = true;
+        RunResult results[2];
+        if (!run_world(&spec, 2, results)) { skip(); }
+        for (int rank = 0; rank < 2; rank++) {
+            if (!have_rank(rank)) { continue; }
+            if (results[rank].failed) { fail_msg("%s: failed", spec.rule); }
+            expect_number(results[rank].spikes, local ? 72 : 36, 0, spec.rule, rank);
+            expect_number(results[rank].gradients_done, local ? 160 : 16, 0, spec.rule, rank);
+        }
+        free_results(results, 2);
+    }
+}
+
+// What detectors have learned are the norms and the losses of all commits, each once, in
+// their order; no estimates. In local rules those of all inner steps.
+static void detectors_learn_every_commit_once(void **state) {
+    (void)state;
+    if (process_transport->size > 2) { skip(); }
+    for (int i = 0; i < RULE_COUNT; i++) {
+        RunSpec spec = noisy_spec(RULES[i].rule->name, 301);
+        spec.settings.spike_limit = 100;
+        spec.commits = 8;
+        spec.finish = false;
+        RunResult results[2];
+        if (!run_world(&spec, 2, results)) { skip(); }
+        for (int rank = 0; rank < 2; rank++) {
+            if (!have_rank(rank)) { continue; }
+            const RunResult *result = &results[rank];
+            if (is_local(spec.rule)) {
+                assert_true(result->norms.learned == 24 && result->losses.learned == 24);
+                continue;
+            }
+            SpikeDetector norms = {100, 0, 0, 0}, losses = norms;
+            for (int look = 1; look <= result->last; look++) {
+                spike_judge(&norms, result->looks[look].report.gradient_norm);
+                spike_judge(&losses, result->looks[look].report.loss);
+            }
+            if (result->norms.learned != 8) { fail_msg("%s: %g norms", spec.rule, result->norms.learned); }
+            assert_memory_equal(&result->norms, &norms, sizeof norms);
+            assert_memory_equal(&result->losses, &losses, sizeof losses);
+        }
+        free_results(results, 2);
+    }
+}
+
+// Ranks may contribute different numbers of micro-batches: the one whose mean is the
+// largest is named, not the one whose sum is. A rank that has predicted nothing has no
+// mean loss.
+static void the_rank_with_the_largest_mean_is_named(void **state) {
+    (void)state;
+    Transport transport;
+    Tally tallies[3];
+    memset(&transport, 0, sizeof transport);
+    memset(tallies, 0, sizeof tallies);
+    static const double micro_batches[] = {6, 2, 3}, predicted[] = {60, 20, 0}, losses[] = {180, 80, 0},
+                        norms[] = {6, 4, 3};
+    for (int rank = 0; rank < 3; rank++) {
+        tallies[rank].micro_batches = micro_batches[rank];
+        tallies[rank].predicted = predicted[rank];
+        tallies[rank].loss = losses[rank];
+        tallies[rank].own_square = norms[rank] * norms[rank];
+    }
+    Scheduler *s = (Scheduler *)calloc(1, sizeof *s);
+    transport.size = 3;
+    s->transport = &transport;
+    s->tallies = tallies;
+    assert_int_equal(job_largest_rank(s, SPIKE_NORM), 1);
+    assert_int_equal(job_largest_rank(s, SPIKE_HIGH_LOSS), 1);
+    free(s);
+}
+
+// What was computed but not committed before a rollback is in no later report: the first
+// one is about as many micro-batches as the first one of the run.
+static void a_rollback_forgets_what_was_under_way(void **state) {
+    (void)state;
+    if (process_transport->size > 2) { skip(); }
+    for (int i = 0; i < RULE_COUNT; i++) {
+        RunSpec spec = noisy_spec(RULES[i].rule->name, 301);
+        Poison poison = {9, true, false, NAN};
+        spec.poison = poison;
+        spec.settings.on_spike = SPIKE_ROLLBACK;
+        spec.commits = 12;
+        spec.finish = false;
+        RunResult results[2];
+        if (!run_world(&spec, 2, results)) { skip(); }
+        for (int rank = 0; rank < 2; rank++) {
+            if (!have_rank(rank)) { continue; }
+            const Look *looks = results[rank].looks;
+            int first = 1, spike = 1, after;
+            while (looks[first].reports == 0) { first++; }
+            for (spike = first + 1; looks[spike].reports > looks[spike - 1].reports;) { spike++; }
+            for (after = spike + 1; looks[after].reports == looks[spike].reports;) { after++; }
+            assert_true(after <= results[rank].last && results[rank].spikes == 1);
+            double expected = looks[first].report.micro_batches;
+            expect_number(looks[after].report.micro_batches, expected, 0, spec.rule, rank);
+            expect_number(looks[after].report.predicted, expected, 0, spec.rule, rank);
+        }
         free_results(results, 2);
     }
 }
@@ -170,10 +331,16 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_detector_finds_what_is_far_above_the_usual),
         cmocka_unit_test(a_detector_lets_all_pass_without_a_limit_or_while_it_warms_up),
+        cmocka_unit_test(a_detector_judges_after_twenty_commits),
+        cmocka_unit_test(the_size_of_a_spike_is_not_learned),
         cmocka_unit_test(a_detector_stays_finite_whatever_it_is_given),
         cmocka_unit_test(a_detector_accepts_a_new_level_after_a_while),
         cmocka_unit_test(a_step_far_too_large_is_left_out_or_ends_the_run),
         cmocka_unit_test(ten_bad_steps_in_a_row_end_the_run),
+        cmocka_unit_test(a_good_step_renews_the_patience),
+        cmocka_unit_test(detectors_learn_every_commit_once),
+        cmocka_unit_test(the_rank_with_the_largest_mean_is_named),
+        cmocka_unit_test(a_rollback_forgets_what_was_under_way),
     };
     return run_rules_tests(tests, sizeof tests / sizeof tests[0]);
 }

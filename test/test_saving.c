@@ -1,0 +1,174 @@
+// test_saving.c: what a checkpoint brings to disk, and in which order.
+//
+// After a power failure a file holds what was there at its latest fsync, and a directory
+// the names that were there at its own. No test can pull the plug, so this one watches the
+// calls: the program's fsync() is the one below, which notes what it was called for.
+#include "test/rules_bench.h"
+
+#include "checkpoint/save.h"
+
+// ---------------------------------------------------------------------------------------
+// The watch
+
+enum { MOST_SYNCS = 64 };
+
+typedef struct Sync {
+    char path[PATH_MAX];
+    bool is_directory;
+    bool published; // step-N had its name already
+    uint32_t sum;   // CRC-32 of the file as it was then
+} Sync;
+
+typedef struct Watch {
+    const char *final; // the path of step-N
+    Sync syncs[MOST_SYNCS];
+    int count;
+} Watch;
+
+static Watch watch;
+
+// CRC-32 of a file.
+static uint32_t file_sum(const char *path) {
+    static unsigned char block[1 << 16];
+    uint32_t sum = 0;
+    FILE *file = fopen(path, "rb");
+    if (file == NULL) { return 0; }
+    for (size_t count; (count = fread(block, 1, sizeof block, file)) > 0;) {
+        sum = (uint32_t)crc32(sum, block, (uInt)count);
+    }
+    fclose(file);
+    return sum;
+}
+
+// Takes the place of the C library's. Threads of one checkpoint call it one after another.
+int fsync(int descriptor) {
+    if (watch.final != NULL && watch.count < MOST_SYNCS) {
+        Sync *sync = &watch.syncs[watch.count++];
+        char link[64];
+        struct stat status;
+        snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
+        ssize_t length = readlink(link, sync->path, sizeof sync->path - 1);
+        sync->path[length > 0 ? length : 0] = '\0';
+        sync->is_directory = fstat(descriptor, &status) == 0 && S_ISDIR(status.st_mode);
+        sync->published = access(watch.final, F_OK) == 0;
+        sync->sum = sync->is_directory ? 0 : file_sum(sync->path);
+    }
+    return (int)syscall(SYS_fsync, descriptor);
+}
+
+static const char *last_name(const char *path) { return strrchr(path, '/') + 1; }
+
+// The latest sync of a file or directory of this name; -1: there was none.
+static int sync_of(const char *name, bool is_directory) {
+    int found = -1;
+    for (int i = 0; i < watch.count; i++) {
+        const Sync *sync = &watch.syncs[i];
+        if (sync->is_directory == is_directory && strcmp(last_name(sync->path), name) == 0) { found = i; }
+    }
+    return found;
+}
+
+// ---------------------------------------------------------------------------------------
+// What must have been brought to disk
+
+// Every file below `directory` was synced with the bytes that it has, before step-N had its
+// name and before checkpoint.json, which comes last. Returns how many there are.
+static int expect_files(const char *directory, int manifest) {
+    int count = 0;
+    DIR *stream = opendir(directory);
+    assert_non_null(stream);
+    for (struct dirent *entry; (entry = readdir(stream)) != NULL;) {
+        char path[PATH_MAX];
+        if (entry->d_name[0] == '.') { continue; }
+        assert_true(snprintf(path, sizeof path, "%s/%s", directory, entry->d_name) < (int)sizeof path);
+        if (entry->d_type == DT_DIR) {
+            count += expect_files(path, manifest);
+            continue;
+        }
+        int found = sync_of(entry->d_name, false);
+        if (found < 0 || watch.syncs[found].sum != file_sum(path)) {
+            fail_msg("%s was not synced as it is", path);
+        }
+        if (watch.syncs[found].published || found > manifest) { fail_msg("%s was synced too late", path); }
+        count++;
+    }
+    closedir(stream);
+    return count;
+}
+
+// The names: those in the directory before it is renamed, its new name after that.
+static void expect_saved_in_order(const CheckpointPaths *paths) {
+    int manifest = sync_of("checkpoint.json", false), model = sync_of("model.partial1", true),
+        inside = sync_of("unfinished", true), outside = sync_of("checkpoints", true);
+    assert_true(watch.count > 0 && watch.count < MOST_SYNCS && manifest >= 0);
+    assert_true(expect_files(paths->final, manifest) >= 4); // the manifest, the state, two of the model
+    if (!(model >= 0 && model < manifest)) { fail_msg("the names of the model's files: %d", model); }
+    if (!(inside > manifest && !watch.syncs[inside].published)) { fail_msg("the files' names: %d", inside); }
+    if (!(outside > inside && watch.syncs[outside].published)) { fail_msg("the new name: %d", outside); }
+}
+
+// ---------------------------------------------------------------------------------------
+// A run that saves
+
+static void save_after_two_commits(const char *rule, const char *directory, bool beside) {
+    GptNeoConfig config;
+    ParameterTable table;
+    memset(&table, 0, sizeof table);
+    gpt_neo_config_from_preset(&gpt_neo_presets()[0], &config);
+    config.layers = 1;
+    config.channels = config.mlp_channels = 16;
+    gpt_neo_parameter_table(&config, &table);
+    RunSpec spec = noisy_spec(rule, table.parameter_count);
+    Transport transport;
+    transport_open_alone(&transport, "a test");
+    Bench *bench = (Bench *)malloc(sizeof *bench);
+    bench_open(bench, &spec, &transport, NULL);
+    for (int i = 0; i < 2; i++) { bench->rule->commit(&bench->scheduler); }
+    CheckpointedRun run;
+    memset(&run, 0, sizeof run);
+    run.transport = &transport;
+    run.scheduler = &bench->scheduler;
+    run.rule = bench->rule;
+    run.config = &config;
+    run.table = &table;
+    run.B = run.T = 1;
+    run.directory = directory;
+    run.version = "a test";
+    run.keep = 1;
+    run.options = json_object();
+    run.measured = "";
+    CheckpointPaths paths = checkpoint_paths(directory, bench->scheduler.optimizer.commits);
+    SavedReport report;
+    Error error = {""};
+    memset(&watch, 0, sizeof watch);
+    watch.final = paths.final;
+    bool begun = checkpoint_begin(&run, beside, &error);
+    bool saved = begun && checkpoint_end(&run, &report, &error);
+    watch.final = NULL;
+    if (!saved) { fail_msg("%s", error.text); }
+    expect_saved_in_order(&paths);
+    json_decref(run.options);
+    bench_close(bench);
+    transport_close(&transport);
+    parameter_table_free(&table);
+    free(bench);
+}
+
+// At once and beside training; of each kind of rule one.
+static void everything_is_on_disk_before_a_checkpoint_has_its_name(void **state) {
+    (void)state;
+    static const char *const rules[] = {"zero1", "acco", "co2"};
+    for (int i = 0; i < 6; i++) {
+        char directory[] = "/tmp/acco-saving-XXXXXX";
+        assert_non_null(mkdtemp(directory));
+        save_after_two_commits(rules[i / 2], directory, i % 2 == 1);
+        tree_remove(directory);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(everything_is_on_disk_before_a_checkpoint_has_its_name),
+    };
+    return run_rules_tests(tests, sizeof tests / sizeof tests[0]);
+}

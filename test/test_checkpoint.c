@@ -9,7 +9,6 @@
 #include "test/fleet.h"
 
 #include <dirent.h>
-#include <zlib.h>
 
 enum { COMMITS = 24 }; // that base.txt trains for: of two micro-batches each, on one rank
 
@@ -1162,22 +1161,13 @@ static const Hostile hostile[] = {
 
 enum { HOSTILE = sizeof hostile / sizeof hostile[0] };
 
-// Makes the checksum right, as checkpoint.h does it: an attacker can do that too.
-static void sign(json_t *manifest) {
-    json_object_del(manifest, "checksum");
-    char *text = json_dumps(manifest, JSON_COMPACT | JSON_SORT_KEYS);
-    json_object_set_new(manifest, "checksum",
-                        json_integer((json_int_t)crc32(0, (const unsigned char *)text, (uInt)strlen(text))));
-    free(text);
-}
-
 static void write_hostile(const Stage *stage, const json_t *good, const Hostile *change, bool is_signed) {
     char path[STAGE_PATH_SIZE];
     json_t *changed = json_deep_copy(good), *value = json_loads(change->value, JSON_DECODE_ANY, NULL);
     assert_non_null(value);
     if (json_is_null(value)) { json_object_del(changed, change->key); }
     if (!json_is_null(value)) { json_object_set(changed, change->key, value); }
-    if (is_signed) { sign(changed); }
+    if (is_signed) { manifest_sign(changed); }
     assert_int_equal(json_dump_file(changed, stage_path(stage, "SAVED/checkpoint.json", path), 0), 0);
     json_decref(value);
     json_decref(changed);

@@ -1438,16 +1438,14 @@ static json_t *run_garbage(Stage *stage, int ranks, const char *options, const c
     return log_read(stage, out);
 }
 
-// What a checkpoint has saved of each worker. The caller releases it.
-static json_t *saved_workers(Stage *stage, const char *out, int commit) {
+// The numbers of a checkpoint. The caller releases them.
+static json_t *saved_numbers(Stage *stage, const char *out, int commit) {
     char name[128], path[STAGE_PATH_SIZE];
     snprintf(name, sizeof name, "%s/checkpoints/step-%d/checkpoint.json", out, commit);
     json_t *numbers = json_load_file(stage_path(stage, name, path), 0, NULL);
     assert_non_null(numbers);
-    json_t *workers = json_incref(json_object_get(numbers, "workers"));
-    assert_true(json_array_size(workers) == 2);
-    json_decref(numbers);
-    return workers;
+    assert_true(json_array_size(json_object_get(numbers, "workers")) == 2);
+    return numbers;
 }
 
 // Bad data are skipped and the run goes on. A run that is resumed among them skips the
@@ -1474,17 +1472,59 @@ static void spikes_can_be_skipped(void **state) {
     assert_true(log_number(last, "measured") > log_number(last, "largest"));
     assert_string_equal(log_fingerprint(whole).text, log_fingerprint(half).text);
     int end = (int)log_number(log_event_of(whole, "end", -1), "commit");
-    json_t *workers = saved_workers(stage, "skip", end), *resumed = saved_workers(stage, "skip-2", end);
-    assert_true(json_equal(workers, resumed)); // also what they take for a usual norm and loss
-    json_decref(workers);
+    json_t *saved = saved_numbers(stage, "skip", end), *resumed = saved_numbers(stage, "skip-2", end);
+    assert_true(json_equal(json_object_get(saved, "workers"), // also what they take for a usual norm and loss
+                           json_object_get(resumed, "workers")));
+    json_decref(saved);
     json_decref(resumed);
     json_decref(whole);
     json_decref(half);
 }
 
+// All data that were begun are in a commit that counts, or were given up with a rollback:
+// the commits behind the checkpoint, and the one that was not made. So no data come twice,
+// and none are passed over.
+static void check_data_after_rollbacks(json_t *events, const json_t *numbers) {
+    double position =
+               log_number(json_array_get(json_object_get(numbers, "workers"), 0), "micro_batches_begun") * 2 +
+               log_number((json_t *)numbers, "data_base"),
+           per_commit = log_number(log_event_of(events, "report", 0), "grads_per_commit"), given_up = 0;
+    json_t *rollback;
+    for (int i = 0; (rollback = log_event_of(events, "rollback", i)) != NULL; i++) {
+        given_up += log_number(rollback, "from") - log_number(rollback, "commit") + 1;
+    }
+    double done = log_number(log_event_of(events, "end", -1), "tokens") / T;
+    assert_close(position, done + given_up * per_commit, 0, "position in the data");
+}
+
+// A run that starts from the checkpoint of the latest rollback, with the data behind the
+// spike, ends in the same bits as the one that has rolled back. What overlapped rules had
+// handed over is dropped by a rollback, and kept by a resumed run.
+static void check_bits_after_rollbacks(Stage *stage, const char *options, const char *out, json_t *events,
+                                       const json_t *numbers) {
+    int commit = (int)log_number(log_event_of(events, "rollback", -1), "commit");
+    char command[2 * STAGE_PATH_SIZE], name[STAGE_PATH_SIZE], path[STAGE_PATH_SIZE], more[512];
+    snprintf(command, sizeof command, "cd '%s' && rm -rf moved && cp -r %s/checkpoints/step-%d moved",
+             stage->directory, out, commit);
+    assert_int_equal(system(command), 0);
+    snprintf(name, sizeof name, "moved/checkpoint.json");
+    json_t *moved = json_load_file(stage_path(stage, name, path), 0, NULL);
+    json_object_set(moved, "data_base", json_object_get(numbers, "data_base"));
+    manifest_sign(moved);
+    assert_int_equal(json_dump_file(moved, path, 0), 0);
+    json_decref(moved);
+    snprintf(more, sizeof more, "%s --resume moved", options);
+    snprintf(name, sizeof name, "%s-again", out);
+    json_t *again = run_garbage(stage, 2, more, name);
+    assert_null(log_event_of(again, "spike", 0));
+    assert_string_equal(log_fingerprint(again).text, log_fingerprint(events).text);
+    json_decref(again);
+}
+
 // Every rollback goes back to an earlier checkpoint and then sees other data, so the run
 // ends. That holds too where the checkpoint was made just before the spike and contains
-// its cause. Returns how many rollbacks there were.
+// its cause. What was under way is in no later report. Returns how many rollbacks there
+// were.
 static int check_rollbacks(Stage *stage, const RuleCase *rule, int every) {
     char options[256], out[64];
     snprintf(out, sizeof out, "rollback-%s-%d", rule->name, every);
@@ -1500,6 +1540,18 @@ static int check_rollbacks(Stage *stage, const RuleCase *rule, int every) {
         assert_true(log_number(rollback, "count") == i + 1);
     }
     assert_true(log_number(log_event_of(events, "end", -1), "tokens") >= 90000);
+    json_t *report,
+        *numbers = saved_numbers(stage, out, (int)log_number(log_event_of(events, "end", -1), "commit"));
+    double usual = log_number(log_event_of(events, "report", 0), "grads_per_commit");
+    for (int i = 0; (report = log_event_of(events, "report", i)) != NULL; i++) {
+        assert_close(log_number(report, "grads_per_commit"), usual, 0, out);
+    }
+    bool zero1 = strcmp(rule->name, "zero1") == 0, diloco = strcmp(rule->name, "diloco") == 0;
+    if (rollbacks > 0 && zero1) { check_data_after_rollbacks(events, numbers); }
+    if (rollbacks > 0 && (zero1 || diloco)) {
+        check_bits_after_rollbacks(stage, options, out, events, numbers);
+    }
+    json_decref(numbers);
     json_decref(events);
     print_message("%s: %d rollbacks\n", out, rollbacks);
     return rollbacks;

@@ -30,8 +30,8 @@
 typedef struct Validation {
     Run *run;
     const void *parameters; // the committed ones, as the model takes them
-    // Sums over the predicted tokens, and their number: first of this rank's batches, then
-    // of all ranks'.
+    // Sums over the predicted tokens, and their number: first of this rank's batches,
+    // then of all ranks'.
     double loss, perfect_loss, predicted;
 } Validation;
 

@@ -442,7 +442,8 @@ static inline void load_numbers(const CheckpointSource *source, CheckpointedRun 
     s->reports = integer_from_json(manifest, "reports");
     s->spikes = number_from_json(manifest, "spikes");
     s->rollbacks = number_from_json(manifest, "rollbacks");
-    // Another rule's reports begin where the run stands: nothing of the old one is still to come.
+    // Another rule's reports begin where the run stands: nothing of the old one is still
+    // to come.
     s->report.commit =
         source->same_rule ? integer_from_json(manifest, "reported_commit") : s->optimizer.commits;
     s->report.gradients_done =

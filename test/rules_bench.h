@@ -200,8 +200,8 @@ static inline void look_at(Bench *bench, Look *look) {
     look->hashes[s->transport->rank] = hash_look(look, count);
 }
 
-// After a spike with SPIKE_ROLLBACK a run goes on from where it is: no checkpoint takes its
-// place.
+// After a spike with SPIKE_ROLLBACK a run goes on from where it is: no checkpoint takes
+// its place.
 static inline void run_commits(Bench *bench, const RunSpec *spec, RunResult *result) {
     Scheduler *s = &bench->scheduler;
     look_at(bench, &result->looks[0]);

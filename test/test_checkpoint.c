@@ -357,9 +357,9 @@ static void a_finished_run_is_the_same_on_other_ranks(void **state) {
     }
 }
 
-// Fewer ranks with as many micro-batches in a commit go on with the same batches, so every
-// commit has the same loss but for the order in which sums are rounded. What acco has
-// handed over is dealt out to them.
+// Fewer ranks with as many micro-batches in a commit go on with the same batches, so
+// every commit has the same loss but for the order in which sums are rounded. What acco
+// has handed over is dealt out to them.
 static void the_same_batches_on_fewer_ranks_make_the_same_commits(void **state) {
     static const char *const rules[] = {"zero1", "dpu", "acco"};
     Stage *stage = stage_with_ranks(state);

@@ -129,7 +129,8 @@ static void test_permutation_is_a_bijection(void **state) {
         }
         if (n >= 97) { assert_true(moved > n * 9 / 10); }
     }
-    // Domains too large to visit: every image leads back to the one index that it comes from.
+    // Domains too large to visit: every image leads back to the one index that it comes
+    // from.
     static const uint64_t large[] = {(UINT64_C(1) << 32) - 1, UINT64_C(1) << 33, (UINT64_C(1) << 40) + 12345,
                                      UINT64_C(1) << 62};
     for (size_t s = 0; s < sizeof large / sizeof large[0]; s++) {

@@ -1,7 +1,8 @@
 // test_losses.c: what a reported loss is a loss of.
 //
-// Training, validation and `eval` all mean nats per predicted token: what a mask leaves out
-// counts nowhere. And whatever the rule, a report names the steps whose losses are in it.
+// Training, validation and `eval` all mean nats per predicted token: what a mask leaves
+// out counts nowhere. And whatever the rule, a report names the steps whose losses are
+// in it.
 //
 // The steps here are too small to change anything, so a loss depends on the data alone.
 #include "test/fleet.h"
@@ -47,8 +48,8 @@ static void write_masked(const Stage *stage, const char *name) {
     file_write(stage_path(stage, name, path), file, sizeof file);
 }
 
-// What `train_gpt eval` prints for the model of a run. Its windows count the token that is
-// predicted last, those of the data loader do not.
+// What `train_gpt eval` prints for the model of a run. Its windows count the token that
+// is predicted last, those of the data loader do not.
 static double evaluated(Stage *stage, const Training *training, int commits) {
     char arguments[512];
     snprintf(arguments, sizeof arguments,
@@ -79,8 +80,8 @@ enum { EPOCHS = sizeof epochs / sizeof epochs[0] };
 #define MASKED \
     "--data masked.bin --val-data same.bin --seq-len 8 --tokens 320 --val-batches 90 --val-every end "
 
-// Over one epoch all three see every token once, in micro-batches that predict between none
-// and all of theirs. Validation is asked for more batches than there are.
+// Over one epoch all three see every token once, in micro-batches that predict between
+// none and all of theirs. Validation is asked for more batches than there are.
 static void training_validation_and_evaluation_agree(void **state) {
     Stage *stage = stage_of(state);
     Fleet *fleet = fleet_new(stage);
@@ -132,7 +133,8 @@ static const char *const with_local_steps[] = {
 enum { WITH_LOCAL_STEPS = sizeof with_local_steps / sizeof with_local_steps[0] };
 
 // Run 0 reports every step by itself. Each report of run i is the mean of those from the
-// step behind its report before up to the step that it names; no step is in none or in two.
+// step behind its report before up to the step that it names; no step is in none or in
+// two.
 static void check_labels(const Fleet *fleet, int i) {
     const char *what = fleet->trainings[i].what;
     int done = 0;

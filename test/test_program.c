@@ -1473,17 +1473,17 @@ static void spikes_can_be_skipped(void **state) {
     assert_string_equal(log_fingerprint(whole).text, log_fingerprint(half).text);
     int end = (int)log_number(log_event_of(whole, "end", -1), "commit");
     json_t *saved = saved_numbers(stage, "skip", end), *resumed = saved_numbers(stage, "skip-2", end);
-    assert_true(json_equal(json_object_get(saved, "workers"), // also what they take for a usual norm and loss
-                           json_object_get(resumed, "workers")));
+    // Also what they take for a usual norm and loss.
+    assert_true(json_equal(json_object_get(saved, "workers"), json_object_get(resumed, "workers")));
     json_decref(saved);
     json_decref(resumed);
     json_decref(whole);
     json_decref(half);
 }
 
-// All data that were begun are in a commit that counts, or were given up with a rollback:
-// the commits behind the checkpoint, and the one that was not made. So no data come twice,
-// and none are passed over.
+// All data that were begun are in a commit that counts, or were given up with a
+// rollback: the commits behind the checkpoint, and the one that was not made. So no data
+// come twice, and none are passed over.
 static void check_data_after_rollbacks(json_t *events, const json_t *numbers) {
     double position =
                log_number(json_array_get(json_object_get(numbers, "workers"), 0), "micro_batches_begun") * 2 +

@@ -922,8 +922,8 @@ static void draw_local(Random *random, RunSpec *spec) {
     settings->outer_momentum = co2;
 }
 
-// A run that is long enough for its detectors to judge, and a gradient in it that is finite
-// but far too large.
+// A run that is long enough for its detectors to judge, and a gradient in it that is
+// finite but far too large.
 static void draw_late_spike(Random *random, RunSpec *spec, int ranks) {
     int most = 0, sum = 0;
     for (int i = 0; i < ranks; i++) {
@@ -1007,8 +1007,8 @@ static void expect_updates(const RunSpec *spec, const RunResult *result, int ran
     }
 }
 
-// Streaming DiLoCo with one fragment has nothing left to exchange at the end of a run, and
-// then never reports its last `delay` steps.
+// Streaming DiLoCo with one fragment has nothing left to exchange at the end of a run,
+// and then never reports its last `delay` steps.
 static double reported_gradients(const RunSpec *spec, int ranks, double gradients_done) {
     const SchedulerSettings *settings = &spec->settings;
     double per_step = (double)(ranks * spec->micro_batches[0]), steps = gradients_done / per_step;

@@ -1,8 +1,8 @@
 // test_saving.c: what a checkpoint brings to disk, and in which order.
 //
 // After a power failure a file holds what was there at its latest fsync, and a directory
-// the names that were there at its own. No test can pull the plug, so this one watches the
-// calls: the program's fsync() is the one below, which notes what it was called for.
+// the names that were there at its own. No test can pull the plug, so this one watches
+// the calls: the program's fsync() is the one below, which notes what it was called for.
 #include "test/rules_bench.h"
 
 #include "checkpoint/save.h"
@@ -40,7 +40,8 @@ static uint32_t file_sum(const char *path) {
     return sum;
 }
 
-// Takes the place of the C library's. Threads of one checkpoint call it one after another.
+// Takes the place of the C library's. Threads of one checkpoint call it one after
+// another.
 int fsync(int descriptor) {
     if (watch.final != NULL && watch.count < MOST_SYNCS) {
         Sync *sync = &watch.syncs[watch.count++];
@@ -71,8 +72,8 @@ static int sync_of(const char *name, bool is_directory) {
 // ---------------------------------------------------------------------------------------
 // What must have been brought to disk
 
-// Every file below `directory` was synced with the bytes that it has, before step-N had its
-// name and before checkpoint.json, which comes last. Returns how many there are.
+// Every file below `directory` was synced with the bytes that it has, before step-N had
+// its name and before checkpoint.json, which comes last. Returns how many there are.
 static int expect_files(const char *directory, int manifest) {
     int count = 0;
     DIR *stream = opendir(directory);

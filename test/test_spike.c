@@ -163,9 +163,10 @@ static MicroBatchResult hopeless_micro_batch(void *self, Stream *stream, uint64_
 }
 
 // The good steps are over after the third: a commit, or an exchange after three inner
-// steps. What is committed at the end is what they have made, bit for bit, and no state of
-// an optimizer has changed since. Outer parameters still move by their momentum, as long as
-// exchanges bring nothing; but the last exchange, which ends the run, is not applied.
+// steps. What is committed at the end is what they have made, bit for bit, and no state
+// of an optimizer has changed since. Outer parameters still move by their momentum, as
+// long as exchanges bring nothing; but the last exchange, which ends the run, is not
+// applied.
 static void expect_last_good(const RunSpec *spec, const RunResult *result) {
     bool local = is_local(spec->rule);
     const Look *last = &result->looks[result->last], *good = &result->looks[local ? 1 : 3];
@@ -184,8 +185,8 @@ static void expect_last_good(const RunSpec *spec, const RunResult *result) {
     assert_true(result->spikes == 10 && result->gradients_done == 12);
 }
 
-// When every step is bad it is not the data. After ten in a row the run ends with what the
-// good steps before them have made.
+// When every step is bad it is not the data. After ten in a row the run ends with what
+// the good steps before them have made.
 static void ten_bad_steps_in_a_row_end_the_run(void **state) {
     (void)state;
     if (process_transport->size > 2) { skip(); }
@@ -214,7 +215,8 @@ static MicroBatchResult patient_micro_batch(void *self, Stream *stream, uint64_t
     return result;
 }
 
-// Only bad steps in a row end a run, however many there are: 36 of 40 here, on both ranks.
+// Only bad steps in a row end a run, however many there are: 36 of 40 here, on both
+// ranks.
 static void a_good_step_renews_the_patience(void **state) {
     (void)state;
     if (process_transport->size > 2) { skip(); }

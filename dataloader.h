@@ -3,8 +3,9 @@
 // A batch is inputs (B, T) and targets (B, T): targets[b, t] is the token that follows
 // tokens[b, t], or -1 where a mask says that it is not to be predicted.
 //
-// Sources: the built-in corpus (tokenizer/corpus.h); plain text, one token a byte; this
-// program's own token files (tokenizer/token_file.h), which may have a mask; nanoGPT's
+// Sources: the built-in corpus (tokenizer/corpus.h); plain text, one token a byte (for a
+// model with a tokenizer, program/data.h makes a token file of it first); this program's
+// own token files (tokenizer/token_file.h), which may have a mask; nanoGPT's
 // files (".bin", uint16 ids and nothing else); llm.c's files (a header of 256 int32, then
 // uint16 or uint32 ids). The user names one file, a directory of .bin files, or a
 // pattern. Files are read in the order of their names and mapped read-only.
@@ -50,6 +51,7 @@
 #include "runtime/numbers.h"
 #include "runtime/random.h"
 #include "tokenizer/corpus.h"
+#include "tokenizer/text_format.h"
 #include "tokenizer/token_file.h"
 
 typedef struct DataRequest {
@@ -66,7 +68,7 @@ typedef struct DataFile {
     size_t bytes;                  // of the mapping
     const uint8_t *tokens;         // (token_count, token_bytes), little-endian
     const uint8_t *mask;           // (token_count) bits, see token_mask_counts; NULL: all are predicted
-    const uint8_t *tokenizer_hash; // (TOKEN_FILE_HASH_BYTES); NULL: the file does not say
+    const uint8_t *tokenizer_hash; // (TOKEN_FILE_HASH_BYTES); NULL or zeros: the file does not say
     int padded;                    // TokenFile.padded; 0: not padded
     int token_bytes;               // 1: text, 2 or 4: token ids
     uint64_t token_count;
@@ -230,6 +232,7 @@ static inline bool data_file_read(DataFile *file, int vocabulary, TokenFileCheck
                          "or misnamed text",
                          file->path, (unsigned long long)file->bytes);
     }
+    if (!binary && !text_format_check(file->path, file->mapping, file->bytes, error)) { return false; }
     file->token_bytes = binary ? 2 : 1;
     file->tokens = (const uint8_t *)file->mapping;
     file->token_count = file->bytes / (uint64_t)file->token_bytes;
@@ -316,6 +319,28 @@ static inline bool data_loader_list(DataLoader *loader, const char *path, Error 
     return good;
 }
 
+// Whether the tokens are bytes of text.
+static inline bool data_loader_is_text(const DataLoader *loader) {
+    return loader->builtin || loader->files[0].token_bytes == 1;
+}
+
+// The first file that says which tokenizer made it; NULL: none does.
+static inline const DataFile *data_loader_signed_file(const DataLoader *loader) {
+    for (int i = 0; i < loader->file_count; i++) {
+        const uint8_t *hash = loader->files[i].tokenizer_hash;
+        for (int k = 0; hash != NULL && k < TOKEN_FILE_HASH_BYTES; k++) {
+            if (hash[k] != 0) { return &loader->files[i]; }
+        }
+    }
+    return NULL;
+}
+
+// The SHA-256 of the tokenizer that made the data; NULL: the files do not say.
+static inline const uint8_t *data_loader_tokenizer(const DataLoader *loader) {
+    const DataFile *file = data_loader_signed_file(loader);
+    return file != NULL ? file->tokenizer_hash : NULL;
+}
+
 // Maps every listed file, recognises its format and checks its ids, and that all files
 // are of one kind and of one tokenizer.
 static inline bool data_loader_map(DataLoader *loader, Error *error) {
@@ -327,10 +352,10 @@ static inline bool data_loader_map(DataLoader *loader, Error *error) {
         TokenFileCheck check =
             file->bytes <= DATA_SCAN_BYTES - scanned ? TOKEN_FILE_CHECK_ALL : TOKEN_FILE_CHECK_HEADER;
         if (!data_file_read(file, loader->vocabulary, check, error)) { return false; }
-        if (first->tokenizer_hash != NULL && file->tokenizer_hash != NULL &&
-            memcmp(first->tokenizer_hash, file->tokenizer_hash, TOKEN_FILE_HASH_BYTES) != 0) {
+        const DataFile *signed_file = data_loader_signed_file(loader);
+        if (signed_file != NULL && !token_hashes_agree(signed_file->tokenizer_hash, file->tokenizer_hash)) {
             return error_set(error, "%s and %s were made by different tokenizers: a run needs one",
-                             first->path, file->path);
+                             signed_file->path, file->path);
         }
         if ((file->token_bytes == 1) != (first->token_bytes == 1)) {
             return error_set(error, "%s and %s cannot be mixed: one is text, the other holds token ids",
@@ -414,10 +439,10 @@ static inline void data_loader_close(DataLoader *loader) {
     memset(loader, 0, sizeof *loader);
 }
 
-// Opens what request->path names. Files are mapped and recognised, and the ids of the
-// first GiB are checked against the vocabulary. Keeps nothing of the request. On failure
-// there is nothing to close.
-static inline bool data_loader_open(DataLoader *loader, const DataRequest *request, Error *error) {
+// The first half of data_loader_open: everything but the windows. Files are mapped and
+// recognised, and the ids of the first GiB are checked against the vocabulary. Keeps
+// nothing of the request. On failure there is nothing to close.
+static inline bool data_loader_find_files(DataLoader *loader, const DataRequest *request, Error *error) {
     assert(request->sequence_length >= 1 && request->vocabulary >= 1);
     memset(loader, 0, sizeof *loader);
     snprintf(loader->name, sizeof loader->name, "%s", request->path);
@@ -433,10 +458,18 @@ static inline bool data_loader_open(DataLoader *loader, const DataRequest *reque
                          "the model has %d",
                          loader->vocabulary);
     }
-    bool good = data_loader_list(loader, request->path, error) && data_loader_map(loader, error) &&
-                data_loader_divide(loader, error);
+    bool good = data_loader_list(loader, request->path, error) && data_loader_map(loader, error);
     if (!good) { data_loader_close(loader); }
     return good;
+}
+
+// Opens what request->path names, ready for batches. On failure there is nothing to
+// close.
+static inline bool data_loader_open(DataLoader *loader, const DataRequest *request, Error *error) {
+    if (!data_loader_find_files(loader, request, error)) { return false; }
+    if (loader->builtin || data_loader_divide(loader, error)) { return true; }
+    data_loader_close(loader);
+    return false;
 }
 
 // Whether one epoch has a micro-batch for every rank. If not, `error` says which

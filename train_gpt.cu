@@ -15,12 +15,13 @@
 
 #include <signal.h>
 
+#include "program/data.h"         // defines: open_data, tokenize_data: what is trained on
 #include "program/eval.h"         // defines: command_eval: how good a model is
 #include "program/plan.h"         // defines: command_plan: how much memory a run would need
 #include "program/report.h"       // defines: report_window, print_end: what a run says
 #include "program/resume.h"       // defines: begin_checkpoint, resume_run, roll_back: a run on disk
 #include "program/sample.h"       // defines: command_sample, print_sample: text out
-#include "program/setup.h"        // defines: choose_model, open_data, reserve_memory: choices before training
+#include "program/setup.h"        // defines: choose_model, reserve_memory: choices before training
 #include "program/spike_report.h" // defines: report_spike, fail_spike: steps that were not made
 #include "program/start.h"        // defines: open_run_directory, start_run: memory, threads, parameters
 
@@ -35,28 +36,17 @@ typedef struct Validation {
     double loss, perfect_loss, predicted;
 } Validation;
 
-// Fills a batch of held-out windows, the first of which is number `first`. Every window
-// counts once: rows behind the last one are not predicted.
-static void fill_held_out(Run *run, const DataLoader *data, uint64_t first, double *perfect) {
-    uint64_t windows = data_loader_validation_samples(data); // 0: endless
-    Error error = {""};
-    if (!data_loader_fill_validation(data, first, run->B, run->tokens, run->targets, perfect, &error)) {
-        transport_fail(&run->transport, "%s", error.text);
-    }
-    for (int i = 0; windows > 0 && i < run->B * run->T; i++) {
-        if (first + (uint64_t)(i / run->T) >= windows) { run->targets[i] = -1; }
-    }
-}
-
 // The held-out batches are dealt out to the ranks in turn. Compute stream.
 static void validate_task(void *context, Stream *stream) {
     Validation *sum = (Validation *)context;
     Run *run = sum->run;
-    const DataLoader *data = run->options.val_data[0] != '\0' ? &run->validation_data : &run->data;
-    for (int64_t batch = run->transport.rank; batch < run->options.val_batches;
-         batch += run->transport.size) {
+    int64_t batches = validation_batches(run);
+    for (int64_t batch = run->transport.rank; batch < batches; batch += run->transport.size) {
         double perfect;
-        fill_held_out(run, data, (uint64_t)(batch * run->B), &perfect);
+        Error error = {""};
+        if (!fill_validation(run, batch, &perfect, &error)) {
+            transport_fail(&run->transport, "%s", error.text);
+        }
         double predicted = gpt_neo_predicted(&run->model, run->targets);
         if (predicted == 0) { continue; }
         double loss = gpt_neo_loss(&run->model, stream, sum->parameters, run->tokens, run->targets);
@@ -266,7 +256,7 @@ static void release_run(Run *run) {
     parameter_table_free(&run->table);
     free(run->decay_ranges);
     data_loader_close(&run->data);
-    if (run->options.val_data[0] != '\0') { data_loader_close(&run->validation_data); }
+    if (has_validation_data(run)) { data_loader_close(&run->validation_data); }
     // Rank 0 may still be printing a long sample. The barrier sleeps while it waits for
     // that; MPI_Finalize would spin.
     run->transport.timeout_seconds = 1e6;
@@ -286,6 +276,8 @@ static int command_train(Run *run) {
     open_checkpoints(run);
     check_resume(run);
     open_run_directory(run);
+    tokenize_data(run);
+    open_run_files(run);
     start_run(run, hellos);
     free(hellos);
     resume_run(run);

@@ -7,9 +7,9 @@
 #ifndef ACCO_PROGRAM_EVAL_H
 #define ACCO_PROGRAM_EVAL_H
 
+#include "program/data.h" // tokenizer_path
 #include "program/eval_score.h"
 #include "program/report.h"
-#include "program/sample.h" // tokenizer_path
 
 // ---------------------------------------------------------------------------------------
 // Summary
@@ -113,7 +113,7 @@ static inline void evaluate_print(FILE *file, const EvaluateSet *set, const Eval
 static inline bool evaluation_open(Run *run, HfModel *model, TextCodec *codec, EvaluateSet *set,
                                    Error *error) {
     Options *options = &run->options;
-    char path[2048];
+    char path[TOKENIZER_PATH_SIZE];
     if (options->from[0] == '\0' || strcmp(options->data, "builtin") == 0) {
         return error_set(
             error,

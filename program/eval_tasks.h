@@ -235,7 +235,6 @@ static inline bool evaluate_add_windows(EvaluateSet *set, int file, Error *error
 }
 
 static inline bool evaluate_read_file(EvaluateSet *set, int file, Error *error) {
-    static const uint8_t unknown[TOKEN_FILE_HASH_BYTES] = {0};
     const EvaluateRequest *request = &set->request;
     DataFile *data = &set->data.files[file];
     bool text = data->token_bytes == 1;
@@ -249,9 +248,7 @@ static inline bool evaluate_read_file(EvaluateSet *set, int file, Error *error) 
                          "are token files, or text for a vocabulary of 256, as bytes",
                          data->path, request->vocabulary);
     }
-    if (request->tokenizer != NULL && data->tokenizer_hash != NULL &&
-        memcmp(data->tokenizer_hash, unknown, TOKEN_FILE_HASH_BYTES) != 0 &&
-        memcmp(data->tokenizer_hash, request->tokenizer->hash, TOKEN_FILE_HASH_BYTES) != 0) {
+    if (request->tokenizer != NULL && !token_hashes_agree(data->tokenizer_hash, request->tokenizer->hash)) {
         return error_set(error, "%.300s was made with another tokenizer than the one that is given",
                          data->path);
     }

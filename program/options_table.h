@@ -226,12 +226,13 @@ static const OptionSpec option_table[] = {
      "0. The optimizer state starts from zero. Tokens that the mask of a token file excludes are read, but "
      "their loss does not count."},
     {"data", GROUP_DATA, EVERY_RULE, OTHER_BITS, TEXT_OPTION(data, "builtin", 1, "PATH|builtin"),
-     "Training text: builtin is an endless source of small stories whose entropy is known; otherwise a text "
-     "file, read as bytes, or token files (a quoted glob names several)."},
+     "Training text: builtin is an endless source of small stories whose entropy is known; otherwise text "
+     "or token files (a quoted glob names several). Text is tokenized by the model's tokenizer, once, into "
+     "OUT/tokens-*.bin; a model of 256 tokens without a tokenizer reads its bytes."},
     {"tokenizer", GROUP_DATA, EVERY_RULE, OTHER_BITS, TEXT_OPTION(tokenizer, "", 0, "PATH"),
-     "The tokenizer.json of a byte-level BPE, or its directory: encodes prompts and decodes samples of "
-     "models that read token ids, and is copied with the model into checkpoints. Not given: that of --from, "
-     "if there is one."},
+     "The tokenizer.json of a byte-level BPE, or its directory: encodes texts and prompts and decodes "
+     "samples of models that read token ids, and is copied with the model into checkpoints. Not given: that "
+     "of --from, --finetune or --resume, if there is one."},
     {"val-data", GROUP_DATA, EVERY_RULE, OTHER_BITS, TEXT_OPTION(val_data, "", 0, "PATH"),
      "Validation text. Not given: the end of --data is held out (for builtin: another random stream)."},
     {"micro-batch", GROUP_DATA, EVERY_RULE, OTHER_BITS,
@@ -343,8 +344,8 @@ static const OptionSpec option_table[] = {
      "end."},
     {"val-batches", GROUP_REPORT, EVERY_RULE, OTHER_BITS,
      INTEGER_OPTION(val_batches, "16", 1, 1e6, "N", "none", 0),
-     "Micro-batches of one validation, over all ranks; each held-out window counts once. More are less noisy "
-     "and take longer; none: no validation."},
+     "Micro-batches of one validation, over all ranks, at most as many as visit every held-out window once. "
+     "More are less noisy and take longer; none: no validation."},
     {"save-every", GROUP_REPORT, EVERY_RULE, SAME_BITS,
      INTEGER_OPTION(save_every, "end", 1, OPTION_NO_LIMIT, "COMMITS", "end", 0),
      "Commits between two checkpoints in OUT/checkpoints. Each needs about 16 bytes a parameter and is "

@@ -6,6 +6,7 @@
 #ifndef ACCO_PROGRAM_REPORT_H
 #define ACCO_PROGRAM_REPORT_H
 
+#include "program/data.h"
 #include "program/setup.h"
 
 // Ends the job where rank 0 could not write one of its files.
@@ -110,8 +111,17 @@ static inline void print_device(const Run *run) {
            matmul_library());
 }
 
+// Says where there is less to validate on than --val-batches asks for.
+static inline void print_validation_cap(Run *run) {
+    int64_t batches = validation_batches(run), asked = run->options.val_batches;
+    if (batches == asked) { return; }
+    printf("           --val-batches %lld is more than there is: a validation visits every held-out window "
+           "once, in %lld micro-batch%s\n",
+           (long long)asked, (long long)batches, batches == 1 ? "" : "es");
+}
+
 // The start-up block, once everything in it is known.
-static inline void print_start(const Run *run) {
+static inline void print_start(Run *run) {
     const Transport *transport = &run->transport;
     const GptNeoConfig *config = &run->config;
     char data[512];
@@ -122,6 +132,7 @@ static inline void print_start(const Run *run) {
            config->name, (double)run->table.parameter_count / 1e6, config->layers, config->channels,
            config->heads, config->window, config->positions, config->vocabulary);
     printf("data       %s\n", data);
+    print_validation_cap(run);
     print_rule(run);
     if (transport->size == 1) {
         printf("ranks      1 (%s)\n", transport->reason);

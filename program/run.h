@@ -70,8 +70,9 @@ typedef struct Run {
     double seconds_before;      // of training in earlier parts of a run that was resumed
     ClockOffset clock_at_start; // with --trace: this rank's clock against that of rank 0
     // What it says. The files and the terminal are those of rank 0.
-    char directory[RUN_PATH_SIZE]; // all ranks know it
-    Log log, curves;               // log.jsonl and progress.tsv
+    char directory[RUN_PATH_SIZE];      // all ranks know it
+    char tokenizer[RUN_PATH_SIZE + 16]; // with --resume: a copy of the tokenizer, for the next checkpoints
+    Log log, curves;                    // log.jsonl and progress.tsv
     Terminal terminal;
     ReportWindow window;
     SchedulerSeen seen;

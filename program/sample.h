@@ -5,9 +5,9 @@
 #define ACCO_PROGRAM_SAMPLE_H
 
 #include "checkpoint/hf_model.h"
+#include "program/data.h"
 #include "program/sampler.h"
 #include "program/setup.h"
-#include "tokenizer/text_codec.h"
 
 enum { SAMPLE_RANDOM_STREAM = 20 }; // of those that are derived from --seed
 
@@ -59,41 +59,13 @@ static inline bool sample_run(Sample *sample, const GptNeoConfig *config, Thread
     return good;
 }
 
-// The path of the tokenizer: --tokenizer, or the tokenizer.json beside the model that the
-// run began with; empty where there is neither.
-static inline const char *tokenizer_path(const Options *options, char path[2048]) {
-    struct stat status;
-    snprintf(path, 2048, "%.1000s", options->tokenizer);
-    if (path[0] != '\0' || options_start(options)[0] == '\0') { return path; }
-    snprintf(path, 2048, "%.1000s/tokenizer.json", options_start(options));
-    if (stat(path, &status) != 0) { path[0] = '\0'; }
-    return path;
-}
-
 // ---------------------------------------------------------------------------------------
 // The sample after training
-
-// Before training, on rank 0: whether the tokenizer can be read, is the one that made the
-// data, and can encode the prompt. So that no run fails at this when it has finished.
-static inline bool check_tokenizer(const Run *run, Error *error) {
-    TextCodec codec;
-    TokenList prompt = {NULL, 0, 0};
-    char path[2048];
-    if (!run_is_main(run) || tokenizer_path(&run->options, path)[0] == '\0') { return true; }
-    if (!text_codec_open(&codec, path, false, run->config.vocabulary, error)) { return false; }
-    const uint8_t *hash = run->data.builtin ? NULL : run->data.files[0].tokenizer_hash;
-    bool good = hash == NULL || memcmp(hash, codec.tokenizer.hash, TOKEN_FILE_HASH_BYTES) == 0 ||
-                error_set(error, "%.400s is not the tokenizer that made %.400s", path, run->options.data);
-    good = good && text_codec_encode(&codec, run->options.prompt, &prompt, error);
-    token_list_free(&prompt);
-    text_codec_close(&codec);
-    return good;
-}
 
 // Prints --sample-tokens tokens of the trained model; what goes wrong is printed too, and
 // does not end the run.
 static inline void print_sample(Run *run) {
-    char path[2048];
+    char path[TOKENIZER_PATH_SIZE];
     Error error = {""};
     if (run->options.sample_tokens == 0) { return; }
     Sample *sample = (Sample *)calloc(1, sizeof *sample);
@@ -118,7 +90,7 @@ static inline void print_sample(Run *run) {
 static inline int command_sample(Run *run) {
     Error error = {""};
     HfModel model;
-    char path[2048];
+    char path[TOKENIZER_PATH_SIZE];
     if (run->options.from[0] == '\0') {
         error_set(&error, "sample needs --from DIR, a directory with config.json and model.safetensors, such "
                           "as RUN/checkpoints/step-N/model");

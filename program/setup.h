@@ -1,5 +1,5 @@
-// setup.h: everything that is decided before training, in this order: model, rates, data,
-// memory, bucket size.
+// setup.h: what is decided before training, in this order: model, rates, memory, bucket
+// size. (data.h opens the data, between rates and memory.)
 #ifndef ACCO_PROGRAM_SETUP_H
 #define ACCO_PROGRAM_SETUP_H
 
@@ -148,41 +148,6 @@ static inline SchedulerSettings choose_settings(Run *run) {
     settings.gathers_casts = run->placement.all_cast && rule_shards(run->rule) && settings.wire == WIRE_FP32;
     settings.keeps_casts = settings.gathers_casts && !wire_is_coarse(settings.estimate_wire);
     return settings;
-}
-
-// ---------------------------------------------------------------------------------------
-// The data
-
-// Whether a token is a byte of text.
-static inline bool data_is_bytes(const Run *run) {
-    return run->data.builtin || run->data.files[0].token_bytes == 1;
-}
-
-static inline bool open_files(DataLoader *loader, const DataRequest *request, Error *error) {
-    bool good = data_loader_open(loader, request, error);
-    for (int i = 0; good && !loader->builtin && i < loader->file_count; i++) {
-        good = data_file_check_length(&loader->files[i], request->sequence_length, error);
-    }
-    return good;
-}
-
-static inline bool open_data(Run *run, Error *error) {
-    const Options *options = &run->options;
-    bool separate = options->val_data[0] != '\0';
-    DataRequest request = {options->data, run->T, run->config.vocabulary, (uint64_t)options->seed,
-                           !separate && options->val_batches > 0};
-    if (!open_files(&run->data, &request, error)) { return false; }
-    if (!data_loader_require(&run->data, run->transport.size, run->B, error)) { return false; }
-    bool spelled = run->options.tokenizer[0] != '\0' || options_start(&run->options)[0] != '\0';
-    if (run->options.prompt[0] != '\0' && !data_is_bytes(run) && !spelled) {
-        return error_set(error,
-                         "--prompt needs data that are text, or a --tokenizer: %s holds token ids, and there "
-                         "is no vocabulary here to turn the prompt into ids",
-                         options->data);
-    }
-    if (!separate) { return true; }
-    DataRequest held = {options->val_data, run->T, run->config.vocabulary, (uint64_t)options->seed, false};
-    return open_files(&run->validation_data, &held, error);
 }
 
 // ---------------------------------------------------------------------------------------

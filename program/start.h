@@ -18,24 +18,29 @@ static inline bool save_configuration(const Run *run, Error *error) {
     return options_save_file(&run->options, path, error);
 }
 
-// Makes the run directory, with its log and the effective configuration in it. Rank 0
-// does, and an error ends all ranks; all ranks learn the name.
+// Makes the run directory. Rank 0 does, and an error ends all ranks; all ranks learn the
+// name.
 static inline void open_run_directory(Run *run) {
     Error error = {""};
-    int exit_code = 0;
+    bool made = true;
     if (run_is_main(run)) {
         bool resumes = strcmp(run->options.resume, "auto") == 0;
-        bool made = (run->options.trace[0] == '\0' || trace_path_check(run->options.trace, &error)) &&
-                    run_directory_create(run->options.out, run->options.model, run->rule->name, resumes,
-                                         run->directory, &error);
-        bool filled = made && save_configuration(run, &error) &&
-                      log_open(&run->log, run->directory, "log.jsonl", &error) &&
-                      progress_open_curves(&run->curves, run->directory, &error);
-        // A directory that can be made but not filled: the disk failed, not the user.
-        exit_code = filled ? 0 : made ? EXIT_SYSTEM_FAILURE : EXIT_USER_MISTAKE;
+        made = (run->options.trace[0] == '\0' || trace_path_check(run->options.trace, &error)) &&
+               run_directory_create(run->options.out, run->options.model, run->rule->name, resumes,
+                                    run->directory, &error);
     }
-    agree_or_exit(run, exit_code, &error);
+    agree_or_exit(run, made ? 0 : EXIT_USER_MISTAKE, &error);
     share_from_rank_zero(run, run->directory, sizeof run->directory);
+}
+
+// Begins the log, the curves and the effective configuration in the run directory. It
+// holds a run from now on. Where that fails, the disk does, not the user.
+static inline void open_run_files(Run *run) {
+    Error error = {""};
+    bool opened = !run_is_main(run) || (save_configuration(run, &error) &&
+                                        log_open(&run->log, run->directory, "log.jsonl", &error) &&
+                                        progress_open_curves(&run->curves, run->directory, &error));
+    agree_or_exit(run, opened ? 0 : EXIT_SYSTEM_FAILURE, &error);
 }
 
 // Fills the scheduler's first parameters with a model on disk or with random numbers, the

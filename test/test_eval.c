@@ -198,7 +198,7 @@ static void perplexity_is_that_of_a_plain_loop_over_windows(void **state) {
                                    {2, 2},   {POSITIONS, 21}, {POSITIONS, POSITIONS}};
     fixture_open(&fixture, BYTES);
     Random random = {5};
-    for (int i = 0; i < 211; i++) { tokens[i] = text[i] = (uint8_t)(random_uniform(&random) * 256); }
+    for (int i = 0; i < 211; i++) { tokens[i] = text[i] = (uint8_t)(1 + random_uniform(&random) * 127); }
     for (size_t k = 0; k < sizeof cases / sizeof cases[0]; k++) {
         for (int count = 211; count > 207; count--) {
             EvaluateRequest request =

@@ -14,7 +14,7 @@ import multiprocessing
 import os
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -28,7 +28,7 @@ from tokenizer import vocabulary
 from tokenizer.encode import Encoded, Job, encode_chunk, start_process
 from tokenizer.journal import Journal, JournalError, Part
 from tokenizer.shard import ShardWriter
-from tokenizer.sources import Chunk, InputError, Options, Position, chunks, reader_for
+from tokenizer.sources import Chunk, InputError, Options, Position, chunks, reader_for, text_chunks
 from tokenizer.templates import MASKED, TEMPLATES
 
 SIDES = {"train": "train", "validation": "val"}  # the sides of the split, and their names in file names
@@ -39,7 +39,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tokenizer.prepare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("inputs", nargs="+", help="files (.txt, .json, .jsonl, .parquet) or names of data sets")
+    parser.add_argument("inputs", nargs="+", help="files (.txt, .json, .jsonl, also with .gz or .zst; .parquet) or names of data sets")
     parser.add_argument("--tokenizer", required=True, help="a directory with a tokenizer, or a name such as gpt2")
     parser.add_argument("--out", required=True, type=Path, metavar="PREFIX", help="PREFIX_train_00000.bin and so on")
     parser.add_argument("--val-fraction", type=float, default=0.01,
@@ -131,15 +131,20 @@ class PartWriter:
             writer.abandon()
 
 
-def write_all(results, new_part, journal: Journal, sizes: list[int], shard_tokens: int) -> None:
-    """Writes all tokens. A part that is full is finished and entered in the journal, and the next one begins."""
-    position, part = journal.next, new_part()
+def write_all(results, new_part, journal: Journal, sizes: list[int], shard_tokens: int) -> Counter:
+    """Writes all tokens. A part that is full is finished and entered in the journal, and the next one begins.
+
+    Returns the documents of each input that was read from its beginning.
+    """
+    documents = Counter()
+    first, position, part = journal.next, journal.next, new_part()
     before = [sum(sizes[:index]) for index in range(len(sizes))]
     begun = before[position.input] + position.offset if position != Position() else 0
     with tqdm(total=sum(sizes), initial=begun, unit="B", unit_scale=True, disable=None) as bar:
         try:
             for chunk, encoded in results:
                 position = chunk.next
+                documents[position.input] += encoded.documents
                 bar.update(max(before[position.input] + chunk.done - bar.n, 0))
                 if part.add(encoded) >= shard_tokens:
                     journal.add(part.finish(position, False))
@@ -148,10 +153,13 @@ def write_all(results, new_part, journal: Journal, sizes: list[int], shard_token
         except BaseException:
             part.abandon()
             raise
+    if first.offset > 0:
+        del documents[first.input]
+    return documents
 
 
-def make_shards(arguments: argparse.Namespace, journal: Journal, tokenizer: Tokenizer, tokenizer_hash: bytes) -> None:
-    """Makes the parts that are not in the journal yet."""
+def make_shards(arguments: argparse.Namespace, journal: Journal, tokenizer: Tokenizer, tokenizer_hash: bytes) -> Counter:
+    """Makes the parts that are not in the journal yet. Returns what write_all returns."""
     masked = arguments.template in MASKED or arguments.pad > 0
     columns = (arguments.field,) if arguments.template == "plain" else ("instruction", "input", "output")
     options = Options(arguments.separator, columns, arguments.val_fraction, arguments.dataset_split)
@@ -166,7 +174,7 @@ def make_shards(arguments: argparse.Namespace, journal: Journal, tokenizer: Toke
     with ProcessPoolExecutor(arguments.processes, context, start_process, (job,)) as pool:
         try:
             results = encode_all(chunks(arguments.inputs, journal.next, options), pool, arguments.processes)
-            write_all(results, new_part, journal, sizes, arguments.shard_tokens)
+            return write_all(results, new_part, journal, sizes, arguments.shard_tokens)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -181,8 +189,21 @@ def run(arguments: argparse.Namespace) -> None:
     journal = Journal(arguments.out, describe(arguments, tokenizer_hash))
     begun, finished_before = time.monotonic(), len(journal.parts)
     if not journal.done:
-        make_shards(arguments, journal, tokenizer, tokenizer_hash)
+        documents = make_shards(arguments, journal, tokenizer, tokenizer_hash)
+        report_undivided(arguments, documents)
+    if not any(part.shards for part in journal.parts):
+        journal.path.unlink()
+        raise InputError(f"there is no document in {', '.join(arguments.inputs)}")
     report(arguments, journal, vocabulary.size(tokenizer), time.monotonic() - begun, finished_before)
+
+
+def report_undivided(arguments: argparse.Namespace, documents: Counter) -> None:
+    """Names the texts that became one document, which goes whole to one side of the split."""
+    names = [name for index, name in enumerate(arguments.inputs) if documents[index] == 1 and reader_for(name) is text_chunks]
+    if names:
+        what = {"endoftext": "no line <|endoftext|>", "blank-line": "no blank line"}[arguments.separator]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        print(f"{', '.join(names[:3])}{more}: one document, because {what} divides it (see --separator)")
 
 
 def amount(arguments: argparse.Namespace, journal: Journal) -> str:
@@ -199,6 +220,8 @@ def report(arguments: argparse.Namespace, journal: Journal, size: int, seconds: 
     )
     print(f"{documents} documents: {amount(arguments, journal)}; vocabulary {size}; "
           f"{len(journal.parts)} parts, of which {finished_before} were finished before")
+    if arguments.val_fraction > 0 and not journal.tokens("validation"):
+        print(f"nothing is held out for validation: --val-fraction {arguments.val_fraction} is a share of the documents")
     if replaced:
         print(f"{replaced} documents had bytes that are not UTF-8: they are replaced by U+FFFD")
     if cut:

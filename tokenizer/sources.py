@@ -1,5 +1,8 @@
 """Cuts inputs into chunks: text, JSON Lines, JSON arrays, Parquet, named data sets.
 
+Text and JSON may be compressed: names that end with .gz or .zst. Offsets in them count
+unpacked bytes, so going on in the middle unpacks what comes before once more.
+
 A chunk holds whole documents, is about CHUNK_BYTES long, and knows the position after it,
 where another process can go on reading on another day. Chunks depend on the input alone,
 not on the number of processes nor on where a run was interrupted. Reading only cuts; the
@@ -11,9 +14,11 @@ of the train/validation split, without an end-of-text token between.
 """
 
 import codecs
+import gzip
 import hashlib
 import json
 import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +34,58 @@ SEPARATORS = {
 }
 
 
+PACKED = (".gz", ".zst")  # endings of compressed inputs
+FORMATS = {  # how files begin that are no text
+    b"\x1f\x8b": "a gzip archive: its name must end with .gz",
+    b"\x28\xb5\x2f\xfd": "a Zstandard archive: its name must end with .zst",
+    b"PK\x03\x04": "a zip archive: unpack it first",
+    b"PAR1": "a Parquet file: its name must end with .parquet",
+    b"\x7fELF": "a program",
+}
+ZEROS = 1000  # one byte in so many of a text may be zero
+
+
 class InputError(Exception):
     """An input that is missing or not of the format that its name says."""
+
+
+class Source:
+    """An input as a stream of bytes, unpacked where its name says that it is packed."""
+
+    def __init__(self, path: Path, offset: int = 0):
+        self.path, self.raw = path, open(path, "rb")
+        self.file = self.raw
+        if path.suffix == ".gz":
+            self.file = gzip.GzipFile(fileobj=self.raw)
+        elif path.suffix == ".zst":
+            import pyarrow
+
+            self.file = pyarrow.CompressedInputStream(self.raw, "zstd")
+        if self.file is self.raw:
+            self.raw.seek(offset)
+        while self.file is not self.raw and offset > 0 and (skipped := len(self.read(min(offset, CHUNK_BYTES)))):
+            offset -= skipped
+
+    def read(self, count: int) -> bytes:
+        """The next `count` bytes, or fewer where the input ends."""
+        parts = []
+        try:
+            while count > 0 and (part := self.file.read(count)):
+                parts.append(part)
+                count -= len(part)
+        except (OSError, EOFError, zlib.error) as error:
+            raise InputError(f"{self.path} cannot be read: {error}") from None
+        return b"".join(parts)
+
+    def done(self, offset: int) -> int:
+        """How many bytes of the file were read, when `offset` unpacked bytes were used."""
+        return offset if self.file is self.raw else self.raw.tell()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.raw.close()
 
 
 @dataclass(frozen=True)
@@ -99,8 +154,7 @@ def cut_before_space(data: bytes) -> int:
 
 def text_chunks(path: Path, start: Position, options: Options) -> Iterator[Chunk]:
     offset, side, data = start.offset, start.open_side, b""
-    with open(path, "rb") as file:
-        file.seek(offset)
+    with Source(path, offset) as file:
         while True:
             block = file.read(CHUNK_BYTES - len(data) % CHUNK_BYTES)  # a chunk depends only on where it begins
             data += block
@@ -114,7 +168,7 @@ def text_chunks(path: Path, start: Position, options: Options) -> Iterator[Chunk
             where = f"{path}, byte {offset}"
             offset += cut
             if cut > 0 or side is not None:
-                yield Chunk("text", data[:cut], where, side, Position(start.input, offset, next_side), offset)
+                yield Chunk("text", data[:cut], where, side, Position(start.input, offset, next_side), file.done(offset))
                 side = next_side
             data = data[cut:]
             if not block:
@@ -123,8 +177,7 @@ def text_chunks(path: Path, start: Position, options: Options) -> Iterator[Chunk
 
 def line_chunks(path: Path, start: Position, _options: Options) -> Iterator[Chunk]:
     offset, data = start.offset, b""
-    with open(path, "rb") as file:
-        file.seek(offset)
+    with Source(path, offset) as file:
         while True:
             block = file.read(CHUNK_BYTES - len(data) % CHUNK_BYTES)  # a chunk depends only on where it begins
             data += block
@@ -132,7 +185,7 @@ def line_chunks(path: Path, start: Position, _options: Options) -> Iterator[Chun
             if cut > 0:
                 where = f"{path}, in the lines from byte {offset}"
                 offset += cut
-                yield Chunk("lines", data[:cut], where, None, Position(start.input, offset), offset)
+                yield Chunk("lines", data[:cut], where, None, Position(start.input, offset), file.done(offset))
                 data = data[cut:]
             elif len(data) > RECORD_BYTES:
                 raise InputError(f"{path}: the line at byte {offset} is longer than {RECORD_BYTES >> 20} MiB")
@@ -148,10 +201,9 @@ def array_chunks(path: Path, start: Position, _options: Options) -> Iterator[Chu
 
     def chunk() -> Chunk:
         where = f"{path}, in the records before byte {offset}"
-        return Chunk("records", records, where, None, Position(start.input, offset), offset)
+        return Chunk("records", records, where, None, Position(start.input, offset), file.done(offset))
 
-    with open(path, "rb") as file:
-        file.seek(offset)
+    with Source(path, offset) as file:
         while block := file.read(CHUNK_BYTES):
             text += utf8.decode(block)
             at = used = 0
@@ -171,8 +223,8 @@ def array_chunks(path: Path, start: Position, _options: Options) -> Iterator[Chu
             if at < len(text) and text[at] not in "{]" or len(text) - used > RECORD_BYTES:
                 raise InputError(f"{path}: near byte {offset} there is no record of a JSON array: {text[at:at + 40]!r}")
             text = text[used:]
-    if records:
-        yield chunk()
+        if records:
+            yield chunk()
     if text.strip(" \t\r\n,[") != "]":
         raise InputError(f"{path}: the JSON array is damaged or ends within a record, near byte {offset}")
 
@@ -224,12 +276,23 @@ def dataset_chunks(name: str, start: Position, options: Options) -> Iterator[Chu
 
 
 def is_array(path: Path) -> bool:
-    with open(path, "rb") as file:
+    with Source(path) as file:
         return file.read(4096).lstrip()[:1] == b"["
 
 
+def check_text(path: Path) -> None:
+    """Refuses a file that is no text by its first bytes."""
+    with Source(path) as file:
+        data = file.read(1 << 20)
+    for magic, what in FORMATS.items():
+        if data.startswith(magic):
+            raise InputError(f"{path} looks like {what}")
+    if data.count(b"\0") > 4 + len(data) // ZEROS:
+        raise InputError(f"{path} is not text: {data.count(0)} of its first {len(data)} bytes are zero")
+
+
 def reader_for(name: str):
-    """The function that reads this input, chosen by the ending of its name."""
+    """The function that reads this input, chosen by the ending of its name. An empty file is an error, and so is no text."""
     path = Path(name)
     if not path.exists():
         if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) and path.suffix not in (".txt", ".json", ".jsonl", ".parquet"):
@@ -237,11 +300,17 @@ def reader_for(name: str):
         raise InputError(f"there is no file {name}")
     if not path.is_file():
         raise InputError(f"{name} is not a file")
-    if path.suffix == ".parquet":
+    ending = path.with_suffix("").suffix if path.suffix in PACKED else path.suffix
+    if path.stat().st_size == 0:
+        raise InputError(f"{name} is empty")
+    if ending == ".parquet":
+        if path.suffix in PACKED:
+            raise InputError(f"{name}: Parquet files are compressed inside: unpack it first")
         return parquet_chunks
-    if path.suffix in (".jsonl", ".ndjson") or path.suffix == ".json" and not is_array(path):
+    check_text(path)
+    if ending in (".jsonl", ".ndjson") or ending == ".json" and not is_array(path):
         return line_chunks
-    return array_chunks if path.suffix == ".json" else text_chunks
+    return array_chunks if ending == ".json" else text_chunks
 
 
 def chunks(inputs: list[str], start: Position, options: Options) -> Iterator[Chunk]:

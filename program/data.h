@@ -1,0 +1,326 @@
+// data.h: what a run trains and validates on, and what its tokens mean.
+//
+// A model reads bytes or the tokens of a tokenizer. A text that is given to a model with
+// a tokenizer is tokenized before training, by all threads of rank 0, into a token file
+// in the run's directory (tokenizer/text_shard.h); all ranks read that file. It is used
+// again as long as text and tokenizer are the same. A text for a model that needs a
+// tokenizer and has none is refused, and so are data of different tokenizers.
+#ifndef ACCO_PROGRAM_DATA_H
+#define ACCO_PROGRAM_DATA_H
+
+#include "checkpoint/hf_model.h"
+#include "program/agreement.h"
+#include "tokenizer/text_codec.h"
+#include "tokenizer/text_shard.h"
+
+enum { BYTE_VOCABULARY = 256, DATA_PATH_SIZE = RUN_PATH_SIZE + 64, TOKENIZER_PATH_SIZE = 2048 };
+
+// ---------------------------------------------------------------------------------------
+// The tokenizer
+
+// The directory of the model in the checkpoint that --resume names; empty: there is none.
+static inline void resumed_model(const Options *options, char path[TOKENIZER_PATH_SIZE]) {
+    bool newest = strcmp(options->resume, "auto") == 0;
+    int64_t commit = newest ? checkpoint_newest(options->out, INT64_MAX) : -1;
+    path[0] = '\0';
+    if (newest && commit >= 0) {
+        CheckpointPaths paths = checkpoint_paths(options->out, commit);
+        snprintf(path, TOKENIZER_PATH_SIZE, "%.1900s/model", paths.final);
+    } else if (!newest && strcmp(options->resume, "off") != 0) {
+        snprintf(path, TOKENIZER_PATH_SIZE, "%.1900s/model", options->resume);
+    }
+}
+
+// The path of the tokenizer: --tokenizer, or the tokenizer.json beside the model that the
+// run begins with or goes on with; empty where there is none.
+static inline const char *tokenizer_path(const Options *options, char path[TOKENIZER_PATH_SIZE]) {
+    struct stat status;
+    char model[TOKENIZER_PATH_SIZE];
+    snprintf(path, TOKENIZER_PATH_SIZE, "%.1900s", options->tokenizer);
+    if (path[0] != '\0') { return path; }
+    for (int i = 0; i < 2; i++) {
+        if (i == 0) { snprintf(model, sizeof model, "%.1900s", options_start(options)); }
+        if (i == 1) { resumed_model(options, model); }
+        snprintf(path, TOKENIZER_PATH_SIZE, "%.1900s/tokenizer.json", model);
+        if (model[0] != '\0' && stat(path, &status) == 0) { return path; }
+    }
+    path[0] = '\0';
+    return path;
+}
+
+// ---------------------------------------------------------------------------------------
+// Opening
+
+static inline bool has_validation_data(const Run *run) { return run->options.val_data[0] != '\0'; }
+
+static inline DataLoader *validation_loader(Run *run) {
+    return has_validation_data(run) ? &run->validation_data : &run->data;
+}
+
+// Whether a token is a byte of text.
+static inline bool data_is_bytes(const Run *run) { return data_loader_is_text(&run->data); }
+
+// path: of --data, of --val-data, or of a token file that was made of one of them.
+static inline DataRequest data_request(const Run *run, const char *path, bool validation) {
+    bool hold_out = !validation && !has_validation_data(run) && run->options.val_batches > 0;
+    DataRequest request = {path, run->T, run->config.vocabulary, (uint64_t)run->options.seed, hold_out};
+    return request;
+}
+
+// Divides what was found into windows.
+static inline bool divide_data(DataLoader *loader, Error *error) {
+    if (loader->builtin) { return true; }
+    for (int i = 0; i < loader->file_count; i++) {
+        if (!data_file_check_length(&loader->files[i], loader->sequence_length, error)) { return false; }
+    }
+    return data_loader_divide(loader, error);
+}
+
+// Whether text, one token a byte, is what the model reads. option: "--data" or
+// "--val-data".
+static inline bool check_bytes(const Run *run, const DataLoader *loader, const char *option,
+                               const char *tokenizer, Error *error) {
+    const char *start = options_start(&run->options);
+    int vocabulary = run->config.vocabulary;
+    bool bytes = vocabulary == BYTE_VOCABULARY && tokenizer[0] == '\0';
+    if (bytes || (loader->builtin && tokenizer[0] == '\0' && start[0] == '\0')) { return true; }
+    if (loader->builtin) {
+        return error_set(
+            error,
+            "the model reads the tokens of a tokenizer, and the built-in corpus is made of bytes: "
+            "name a text or token files with %s",
+            option);
+    }
+    return error_set(
+        error,
+        "%.300s is text, and the model has a vocabulary of %d, but no tokenizer that turns text "
+        "into its tokens: give --tokenizer DIR, with a tokenizer.json, or token files: python -m "
+        "tokenizer.prepare --tokenizer DIR --out PREFIX %.300s, then %s 'PREFIX_train_*.bin'",
+        loader->files[0].path, vocabulary, loader->files[0].path, option);
+}
+
+// Finds the files of one side. A text that is still to be tokenized gets no windows yet.
+static inline bool open_side(Run *run, bool validation, const char *tokenizer, Error *error) {
+    DataLoader *loader = validation ? &run->validation_data : &run->data;
+    DataRequest request =
+        data_request(run, validation ? run->options.val_data : run->options.data, validation);
+    if (!data_loader_find_files(loader, &request, error)) { return false; }
+    if (!data_loader_is_text(loader)) { return divide_data(loader, error); }
+    if (tokenizer[0] != '\0' && !loader->builtin) { return true; }
+    return check_bytes(run, loader, validation ? "--val-data" : "--data", tokenizer, error) &&
+           divide_data(loader, error);
+}
+
+// Whether tokens of training and validation mean the same. tokenizer: empty where there
+// is none.
+static inline bool check_sides(Run *run, const char *tokenizer, Error *error) {
+    const Options *options = &run->options;
+    const DataLoader *data = &run->data, *held = &run->validation_data;
+    if (tokenizer[0] == '\0' && data_loader_is_text(data) != data_loader_is_text(held)) {
+        bool text = data_loader_is_text(data);
+        return error_set(error,
+                         "--data %.300s %s, but --val-data %.300s %s: both must be of one kind, or the model "
+                         "needs a --tokenizer for the text",
+                         options->data, text ? "is read as bytes" : "holds token ids", options->val_data,
+                         text ? "holds token ids" : "is read as bytes");
+    }
+    return token_hashes_agree(data_loader_tokenizer(data), data_loader_tokenizer(held)) ||
+           error_set(error, "--data %.300s and --val-data %.300s were made by different tokenizers",
+                     options->data, options->val_data);
+}
+
+// Opens --data and --val-data. Errors may be this rank's alone.
+static inline bool open_data(Run *run, Error *error) {
+    const Options *options = &run->options;
+    char path[TOKENIZER_PATH_SIZE];
+    const char *tokenizer = tokenizer_path(options, path);
+    if (!open_side(run, false, tokenizer, error)) { return false; }
+    bool divided = run->data.builtin || run->data.training_windows > 0;
+    if (divided && !data_loader_require(&run->data, run->transport.size, run->B, error)) { return false; }
+    if (options->prompt[0] != '\0' && !data_is_bytes(run) && tokenizer[0] == '\0') {
+        return error_set(error,
+                         "--prompt needs data that are text, or a --tokenizer: %s holds token ids, and there "
+                         "is no vocabulary here to turn the prompt into ids",
+                         options->data);
+    }
+    return !has_validation_data(run) ||
+           (open_side(run, true, tokenizer, error) && check_sides(run, tokenizer, error));
+}
+
+// Whether `codec` suits one side: it made the token ids, or can tokenize the text.
+static inline bool check_codec(const TextCodec *codec, const char *path, const DataLoader *loader,
+                               Error *error) {
+    if (!token_hashes_agree(data_loader_tokenizer(loader), codec->tokenizer.hash)) {
+        return error_set(error, "%.400s is not the tokenizer that made %.400s", path, loader->name);
+    }
+    if (data_loader_is_text(loader) && text_codec_end(codec) < 0) {
+        return error_set(error,
+                         "%.400s has no token <|endoftext|>, which is put between the documents of %.400s",
+                         path, loader->name);
+    }
+    return true;
+}
+
+// Before training, on rank 0: whether the tokenizer can be read, suits the data, and can
+// encode the prompt. So that no run fails at this when it has finished.
+static inline bool check_tokenizer(Run *run, Error *error) {
+    TextCodec codec;
+    TokenList prompt = {NULL, 0, 0};
+    char path[TOKENIZER_PATH_SIZE];
+    if (!run_is_main(run) || tokenizer_path(&run->options, path)[0] == '\0') { return true; }
+    if (!text_codec_open(&codec, path, false, run->config.vocabulary, error)) { return false; }
+    bool good = check_codec(&codec, path, &run->data, error) &&
+                check_codec(&codec, path, validation_loader(run), error) &&
+                text_codec_encode(&codec, run->options.prompt, &prompt, error);
+    token_list_free(&prompt);
+    text_codec_close(&codec);
+    return good;
+}
+
+// ---------------------------------------------------------------------------------------
+// Texts for a tokenizer
+
+// Whether `path` is a whole token file of this tokenizer.
+static inline bool token_file_is_whole(const char *path, const Tokenizer *tokenizer) {
+    TokenFile file;
+    Error ignored;
+    size_t size = 0;
+    void *bytes = file_map(path, "a token file", &size, &ignored);
+    if (bytes == NULL) { return false; }
+    bool whole = token_file_open(&file, path, bytes, size, TOKEN_FILE_CHECK_ALL, &ignored) &&
+                 memcmp(file.tokenizer_hash, tokenizer->hash, TOKEN_FILE_HASH_BYTES) == 0;
+    munmap(bytes, size);
+    return whole;
+}
+
+// Makes the token file of a text, unless it is there; `path` gets its path.
+static inline bool tokenize_side(const Run *run, const DataLoader *loader, const Tokenizer *tokenizer,
+                                 ThreadPool *pool, char path[DATA_PATH_SIZE], Error *error) {
+    char name[TEXT_SHARD_NAME], total[NUMBER_TEXT_SIZE];
+    double bytes = 0, began = clock_seconds();
+    TextShardCounts counts;
+    Text *texts = (Text *)calloc((size_t)loader->file_count, sizeof *texts);
+    if (texts == NULL) { return error_set(error, "no memory for the list of texts"); }
+    for (int i = 0; i < loader->file_count; i++) {
+        texts[i].bytes = loader->files[i].tokens;
+        texts[i].size = loader->files[i].bytes;
+        bytes += (double)texts[i].size;
+    }
+    bool good = text_shard_name(texts, loader->file_count, tokenizer, pool, name, error);
+    snprintf(path, DATA_PATH_SIZE, "%s/%s", run->directory, name);
+    if (good && token_file_is_whole(path, tokenizer)) {
+        printf("tokens     %s, made before: text and tokenizer are the same\n", path);
+    } else if (good) {
+        printf("tokenizing %s: %.1f MB, with %d thread%s\n", loader->name, bytes / 1e6, pool->threads,
+               pool->threads == 1 ? "" : "s");
+        fflush(stdout);
+        good = text_shard_write(path, texts, loader->file_count, tokenizer, pool, &counts, error);
+        if (good) {
+            printf("tokens     %s: %s tokens of %llu document%s, made in %.1f s%s\n", path,
+                   human_count((double)counts.tokens, total), (unsigned long long)counts.documents,
+                   counts.documents == 1 ? "" : "s", clock_seconds() - began,
+                   counts.documents == 1 ? "; no line <|endoftext|> divides the text" : "");
+        }
+    }
+    fflush(stdout);
+    free(texts);
+    return good;
+}
+
+// Rank 0: a tokenizer that only the checkpoint has from which the run goes on is copied
+// into the run's directory, for later checkpoints: by then that one may be removed.
+static inline bool keep_resumed_tokenizer(Run *run, const char *path, Error *error) {
+    const Options *options = &run->options;
+    char model[TOKENIZER_PATH_SIZE];
+    resumed_model(options, model);
+    size_t length = strlen(model);
+    if (length == 0 || strncmp(path, model, length) != 0 || strcmp(path + length, "/tokenizer.json") != 0) {
+        return true;
+    }
+    snprintf(run->tokenizer, sizeof run->tokenizer, "%s/tokenizer", run->directory);
+    if (mkdir(run->tokenizer, 0777) != 0 && errno != EEXIST) {
+        return error_set(error, "cannot create the directory %.400s: %s", run->tokenizer, strerror(errno));
+    }
+    run->checkpointed.tokenizer = run->tokenizer;
+    return hf_model_copy_tokenizer(model, run->tokenizer, error);
+}
+
+// Rank 0: makes the token files of --data and --val-data, where these are texts for a
+// tokenizer. paths: of both; empty where no file is needed. False: the system failed.
+static inline bool tokenize_texts(Run *run, char paths[2][DATA_PATH_SIZE], Error *error) {
+    const DataLoader *loaders[2] = {&run->data, &run->validation_data};
+    char path[TOKENIZER_PATH_SIZE];
+    Tokenizer tokenizer;
+    bool good = true;
+    if (tokenizer_path(&run->options, path)[0] == '\0') { return true; }
+    if (!keep_resumed_tokenizer(run, path, error) || !tokenizer_open(&tokenizer, path, error)) {
+        return false;
+    }
+    ThreadPool *pool = thread_pool_create(run->threads.threads, false);
+    if (pool == NULL) {
+        good = error_set(error, "the system does not give %d threads: lower --threads", run->threads.threads);
+    }
+    for (int i = 0; good && i < (has_validation_data(run) ? 2 : 1); i++) {
+        if (!data_loader_is_text(loaders[i])) { continue; }
+        good = tokenize_side(run, loaders[i], &tokenizer, pool, paths[i], error);
+    }
+    thread_pool_destroy(pool);
+    tokenizer_close(&tokenizer);
+    return good;
+}
+
+// All ranks, once the run has a directory: gives texts that need it their tokens. Such
+// data may turn out to be too short only here.
+static inline void tokenize_data(Run *run) {
+    Transport *transport = &run->transport;
+    char paths[2][DATA_PATH_SIZE] = {"", ""};
+    Error error = {""};
+    double timeout_seconds = transport->timeout_seconds;
+    transport->timeout_seconds = 1e6; // a long text takes longer than any message
+    bool good = !run_is_main(run) || tokenize_texts(run, paths, &error);
+    agree_or_exit(run, good ? 0 : EXIT_SYSTEM_FAILURE, &error);
+    transport->timeout_seconds = timeout_seconds;
+    share_from_rank_zero(run, paths, sizeof paths);
+    for (int i = 0; good && i < 2; i++) {
+        DataLoader *loader = i == 0 ? &run->data : &run->validation_data;
+        DataRequest request = data_request(run, paths[i], i == 1);
+        if (paths[i][0] == '\0') { continue; }
+        data_loader_close(loader);
+        good = access(paths[i], R_OK) != 0
+                   ? error_set(&error,
+                               "rank 0 has made %.400s, which is not here: let --out be in a directory that "
+                               "all hosts share, or give token files (python -m tokenizer.prepare)",
+                               paths[i])
+                   : data_loader_open(loader, &request, &error);
+    }
+    good = good && data_loader_require(&run->data, transport->size, run->B, &error);
+    agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
+}
+
+// ---------------------------------------------------------------------------------------
+// Validation
+
+// Micro-batches of one validation: --val-batches, or as many as visit every window once.
+static inline int64_t validation_batches(Run *run) {
+    uint64_t windows = data_loader_validation_samples(validation_loader(run));
+    uint64_t B = (uint64_t)run->B, asked = (uint64_t)run->options.val_batches;
+    return (int64_t)(windows == 0 ? asked : size_min(asked, (windows + B - 1) / B));
+}
+
+// Fills run->tokens and run->targets with a micro-batch of validation. Of the last one,
+// the sequences behind the last window are those of the beginning; they do not count.
+static inline bool fill_validation(Run *run, int64_t batch, double *perfect_loss, Error *error) {
+    const DataLoader *data = validation_loader(run);
+    uint64_t first = (uint64_t)batch * (uint64_t)run->B, windows = data_loader_validation_samples(data);
+    if (!data_loader_fill_validation(data, first, run->B, run->tokens, run->targets, perfect_loss, error)) {
+        return false;
+    }
+    for (int b = 0; b < run->B && windows > 0; b++) {
+        for (int t = 0; first + (uint64_t)b >= windows && t < run->T; t++) {
+            run->targets[b * run->T + t] = -1;
+        }
+    }
+    return true;
+}
+
+#endif

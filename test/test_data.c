@@ -1,0 +1,494 @@
+// test_data.c: what is trained on is what the user means. A text is tokenized by the
+// tokenizer of the model, with the tokens that tokenizer/prepare.py writes; what is no
+// text, or belongs to another tokenizer, is refused.
+//
+// test/reference/documents_shard.bin was made by tokenizer/prepare.py, whose file the
+// program must make byte for byte:
+//
+//     python -m tokenizer.prepare --tokenizer test/reference --val-fraction 0
+//         --out documents test/reference/documents.txt
+#include "test/fleet.h"
+
+#include "tokenizer/text_format.h"
+#include "tokenizer/text_shard.h"
+
+enum { T = 16, VOCABULARY = 406 };
+
+// ---------------------------------------------------------------------------------------
+// Text or not
+
+static void expect_text(const void *bytes, size_t size, const char *refusal) {
+    Error error = {""};
+    bool good = text_format_check("file.txt", bytes, size, &error);
+    if (refusal == NULL) {
+        if (!good) { fail_msg("refused: %s", error.text); }
+        return;
+    }
+    assert_false(good);
+    if (strstr(error.text, refusal) == NULL) { fail_msg("'%s' does not say '%s'", error.text, refusal); }
+    assert_non_null(strstr(error.text, "file.txt"));
+}
+
+static void other_formats_are_named(void **state) {
+    (void)state;
+    static const struct {
+        const char *bytes, *format;
+    } files[] = {{"\x1F\x8B\x08", "gzip"}, {"PK\x03\x04", "zip"},   {"\x28\xB5\x2F\xFD", "Zstandard"},
+                 {"\xFD\x37zXZ", "xz"},    {"BZh9", "bzip2"},       {"PAR1", "Parquet"},
+                 {"ARROW1", "Arrow"},      {"\x93NUMPY", "NumPy"},  {"\x7F\x45LF", "program (ELF)"},
+                 {"%PDF-1.4", "PDF"},      {"\xFF\xFEt", "UTF-16"}, {"\xFE\xFF", "UTF-16"}};
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+        char bytes[64] = "";
+        snprintf(bytes, sizeof bytes, "%s and so on", files[i].bytes);
+        expect_text(bytes, strlen(bytes), files[i].format);
+        expect_text(bytes, strlen(files[i].bytes), files[i].format); // the file ends with it
+        expect_text(bytes, 1, NULL);
+    }
+}
+
+static void binary_bytes_are_counted(void **state) {
+    (void)state;
+    enum { SIZE = 3 << 20 };
+    uint8_t *bytes = (uint8_t *)malloc(SIZE);
+    memset(bytes, 'a', SIZE);
+    expect_text(bytes, SIZE, NULL);
+    for (int i = 0; i < SIZE; i += 250) { bytes[i] = 0xE9; } // a trace of Latin-1
+    expect_text(bytes, SIZE, NULL);
+    for (int i = 0; i < SIZE; i += 100) { bytes[i] = 0xE9; }
+    expect_text(bytes, SIZE, "is not text in UTF-8");
+    memset(bytes, 'a', SIZE);
+    for (int i = 0; i + 1 < SIZE; i += 100) { memcpy(bytes + i, "\xC3\xA9", 2); }
+    expect_text(bytes, SIZE, NULL);
+    for (int i = 2; i < SIZE; i += 2000) { bytes[i] = 0; }
+    expect_text(bytes, SIZE, NULL);
+    for (int i = 2; i < SIZE; i += 300) { bytes[i] = 0; }
+    expect_text(bytes, SIZE, "is not text");
+    expect_text("\xE9\xE8", 2, NULL); // too short to say
+    expect_text("\0\0\0\0\0\0\0\0\0\0\0\0", 12, ".bin");
+    free(bytes);
+}
+
+// ---------------------------------------------------------------------------------------
+// Token files of texts
+
+static Tokenizer open_tokenizer(void) {
+    Tokenizer tokenizer;
+    Error error;
+    if (!tokenizer_open(&tokenizer, "test/reference/tokenizer.json", &error)) { fail_msg("%s", error.text); }
+    return tokenizer;
+}
+
+static Text map_text(const char *path) {
+    Text text = {NULL, 0};
+    Error error;
+    text.bytes = (const uint8_t *)file_map(path, "a text", &text.size, &error);
+    if (text.bytes == NULL) { fail_msg("%s", error.text); }
+    return text;
+}
+
+// The texts' token file, made with `threads` threads; the caller frees it.
+static uint8_t *make_shard(const Stage *stage, const Text *texts, int count, int threads, size_t *size,
+                           TextShardCounts *counts) {
+    char path[STAGE_PATH_SIZE];
+    Error error = {""};
+    Tokenizer tokenizer = open_tokenizer();
+    ThreadPool *pool = thread_pool_create(threads, false);
+    stage_path(stage, "made.bin", path);
+    if (!text_shard_write(path, texts, count, &tokenizer, pool, counts, &error)) {
+        fail_msg("%s", error.text);
+    }
+    Text made = map_text(path);
+    uint8_t *copy = (uint8_t *)malloc(made.size);
+    memcpy(copy, made.bytes, *size = made.size);
+    munmap((void *)made.bytes, made.size);
+    thread_pool_destroy(pool);
+    tokenizer_close(&tokenizer);
+    return copy;
+}
+
+static void a_token_file_is_that_of_prepare(void **state) {
+    Text text = map_text("test/reference/documents.txt"),
+         expected = map_text("test/reference/documents_shard.bin");
+    TextShardCounts counts;
+    for (int threads = 1; threads <= 3; threads++) {
+        size_t size;
+        uint8_t *made = make_shard(stage_of(state), &text, 1, threads, &size, &counts);
+        assert_int_equal(counts.documents, 15);
+        assert_int_equal(counts.tokens, 1776);
+        assert_int_equal(size, expected.size);
+        assert_memory_equal(made, expected.bytes, size);
+        free(made);
+    }
+    munmap((void *)text.bytes, text.size);
+    munmap((void *)expected.bytes, expected.size);
+}
+
+// The tokens of many tasks and of several texts come in the order of the texts.
+static void many_documents_stay_in_order(void **state) {
+    enum { DOCUMENTS = 60000, TEXTS = 3 };
+    Tokenizer tokenizer = open_tokenizer();
+    TextList joined[TEXTS] = {{NULL, 0, 0}};
+    TokenList expected = {NULL, 0, 0};
+    Text texts[TEXTS];
+    Error error;
+    for (int i = 0; i < DOCUMENTS; i++) {
+        char document[128], line[160];
+        snprintf(document, sizeof document, "the cat number %d sat on %d mats", i, i * 7919 % 1000);
+        snprintf(line, sizeof line, "%s\n<|endoftext|>\n", document);
+        assert_true(text_list_add(&joined[i * TEXTS / DOCUMENTS], line, strlen(line)));
+        assert_true(tokenizer_encode(&tokenizer, document, strlen(document), false, &expected, &error));
+        assert_true(token_list_add(&expected, 0));
+    }
+    for (int i = 0; i < TEXTS; i++) {
+        texts[i].bytes = (const uint8_t *)joined[i].bytes;
+        texts[i].size = joined[i].count;
+    }
+    assert_true(joined[0].count > TEXT_TASK_BYTES);
+    for (int threads = 1; threads <= 2; threads++) {
+        TextShardCounts counts;
+        TokenFile file;
+        size_t size;
+        uint8_t *made = make_shard(stage_of(state), texts, TEXTS, threads, &size, &counts);
+        assert_int_equal(counts.documents, DOCUMENTS);
+        assert_true(token_file_open(&file, "made.bin", made, size, TOKEN_FILE_CHECK_ALL, &error));
+        assert_memory_equal(file.tokenizer_hash, tokenizer.hash, TOKEN_FILE_HASH_BYTES);
+        assert_int_equal(file.vocabulary, VOCABULARY);
+        assert_int_equal(file.token_count, expected.count);
+        for (size_t i = 0; i < expected.count; i++) {
+            if (token_file_token(&file, i) != (uint32_t)expected.ids[i]) { fail_msg("token %zu differs", i); }
+        }
+        free(made);
+    }
+    for (int i = 0; i < TEXTS; i++) { text_list_free(&joined[i]); }
+    token_list_free(&expected);
+    tokenizer_close(&tokenizer);
+}
+
+// A document that is too long is cut before `before`, loses nothing, and ends once.
+static void check_long_document(const char *unit, char before) {
+    enum { SIZE = 2 * TEXT_DOCUMENT_BYTES + 1000 };
+    static const char end[] = "end\n<|endoftext|>\nnext";
+    char *bytes = (char *)malloc(SIZE + sizeof end);
+    size_t length = strlen(unit), seen = 0;
+    for (size_t i = 0; i < SIZE; i++) { bytes[i] = unit[i % length]; }
+    memcpy(bytes + SIZE, end, sizeof end);
+    Text text = {(const uint8_t *)bytes, SIZE + sizeof end - 1};
+    TextCursor cursor = {&text, 1, 0, 0, false};
+    TextPiece piece = {NULL, 0, false};
+    int pieces = 0;
+    for (; text_next_piece(&cursor, &piece) && piece.bytes == text.bytes + seen; pieces++) {
+        if (pieces > 0 && before != '\0') { assert_int_equal(piece.bytes[0], before); }
+        assert_true((piece.bytes[0] & 0xC0) != 0x80);
+        assert_true(piece.count <= TEXT_DOCUMENT_BYTES);
+        seen += piece.count;
+        assert_int_equal(piece.ends, seen == SIZE + 3);
+    }
+    assert_int_equal(seen, SIZE + 3);
+    assert_int_equal(pieces, 3);
+    assert_int_equal(piece.count, 4);
+    assert_memory_equal(piece.bytes, "next", 4);
+    assert_true(piece.ends);
+    assert_false(text_next_piece(&cursor, &piece));
+    free(bytes);
+}
+
+static void long_documents_are_cut(void **state) {
+    (void)state;
+    check_long_document("a line of words\n", '\n');
+    check_long_document("one line of words ", ' ');
+    check_long_document("\xE6\x97\xA5\xC3\xA9", '\0');
+}
+
+// What has the same name is used again, so the name must differ with every byte.
+static void the_name_follows_from_every_byte(void **state) {
+    (void)state;
+    enum { SIZE = TEXT_HASH_BYTES + 100, NAMES = 7 };
+    char names[NAMES][TEXT_SHARD_NAME], again[TEXT_SHARD_NAME];
+    Error error;
+    Tokenizer tokenizer = open_tokenizer();
+    uint8_t *bytes = (uint8_t *)calloc(1, SIZE);
+    ThreadPool *one = thread_pool_create(1, false), *two = thread_pool_create(2, false);
+    Text whole = {bytes, SIZE}, shorter = {bytes, SIZE - 1}, parts[2] = {{bytes, 50}, {bytes, SIZE - 50}};
+    assert_true(text_shard_name(&whole, 1, &tokenizer, one, names[0], &error));
+    assert_true(text_shard_name(&shorter, 1, &tokenizer, one, names[1], &error));
+    assert_true(text_shard_name(parts, 2, &tokenizer, one, names[2], &error));
+    tokenizer.hash[31] ^= 1;
+    assert_true(text_shard_name(&whole, 1, &tokenizer, one, names[3], &error));
+    tokenizer.hash[31] ^= 1;
+    for (int i = 0; i < 3; i++) {
+        size_t at = i == 0 ? 0 : i == 1 ? TEXT_HASH_BYTES - 1 : SIZE - 1;
+        bytes[at] ^= 1;
+        assert_true(text_shard_name(&whole, 1, &tokenizer, one, names[4 + i], &error));
+        bytes[at] ^= 1;
+    }
+    for (int i = 0; i < NAMES; i++) {
+        for (int k = 0; k < i; k++) { assert_string_not_equal(names[i], names[k]); }
+    }
+    assert_true(text_shard_name(&whole, 1, &tokenizer, two, again, &error));
+    assert_string_equal(again, names[0]);
+    thread_pool_destroy(one);
+    thread_pool_destroy(two);
+    tokenizer_close(&tokenizer);
+    free(bytes);
+}
+
+// ---------------------------------------------------------------------------------------
+// Training on texts
+
+// Runs the program with base.txt; the run must end with `exit_code`.
+static Outcome run_base(Stage *stage, int ranks, int exit_code, const char *arguments) {
+    char all[1024];
+    snprintf(all, sizeof all, "--config base.txt %s", arguments);
+    Outcome outcome = program_run(stage, ranks, all);
+    outcome_check(&outcome, exit_code, arguments);
+    return outcome;
+}
+
+// A text gives the bits of the token file that prepare.py makes of it, wherever the model
+// has its tokenizer from.
+static void a_text_trains_as_its_tokens_do(void **state) {
+    Stage *stage = stage_of(state);
+    Fleet *fleet = fleet_new(stage);
+    run_base(stage, 0, 0, "--tokenizer bpe --data documents.bin --out start");
+    const char *from = "--from start/checkpoints/step-40";
+    fleet_start(fleet, 0, "--tokenizer bpe --data documents.bin");
+    fleet_start(fleet, 0, "--tokenizer bpe --data documents.txt --threads 2");
+    fleet_start(fleet, 0, "%s --data documents.bin", from);
+    fleet_start(fleet, 0, "%s --data documents.txt", from);
+    fleet_start(fleet, 0, "--finetune start/checkpoints/step-40/model --data documents.bin");
+    fleet_start(fleet, 0, "--finetune start/checkpoints/step-40/model --data documents.txt");
+    fleet_start(fleet, 0, "--resume start/checkpoints/step-40 --tokens 2560 --data documents.bin");
+    fleet_start(fleet, 0, "--resume start/checkpoints/step-40 --tokens 2560 --data documents.txt");
+    fleet_start(fleet, 0, "--tokenizer bpe --data documents.bin --val-data held.bin");
+    fleet_start(fleet, 0, "--tokenizer bpe --data documents.txt --val-data held.txt");
+    fleet_start(fleet, 0, "--tokenizer bpe --data documents.bin --val-data held.txt");
+    fleet_finish(fleet);
+    for (int i = 0; i < 8; i += 2) { check_same(fleet, i, i + 1); }
+    for (int i = 9; i < 11; i++) {
+        check_same(fleet, i, 8);
+        assert_true(fleet_number(fleet, i, "validation", -1, "loss") ==
+                    fleet_number(fleet, 8, "validation", -1, "loss"));
+    }
+}
+
+// A run that goes on without naming its tokenizer again keeps it, also when the
+// checkpoint that it came from is removed.
+static void the_tokenizer_goes_from_checkpoint_to_checkpoint(void **state) {
+    Stage *stage = stage_of(state);
+    char path[STAGE_PATH_SIZE];
+    struct stat status;
+    const char *options = "--data documents.txt --keep 1 --out goes-on";
+    char start[256], on[256];
+    snprintf(start, sizeof start, "%s --tokenizer bpe", options);
+    snprintf(on, sizeof on, "%s --resume auto --save-every 10 --tokens %d", options, 80 * T);
+    run_base(stage, 0, 0, start);
+    run_base(stage, 0, 0, on);
+    assert_int_equal(
+        stat(stage_path(stage, "goes-on/checkpoints/step-80/model/tokenizer.json", path), &status), 0);
+    assert_int_not_equal(stat(stage_path(stage, "goes-on/checkpoints/step-40", path), &status), 0);
+}
+
+static void two_ranks_share_the_tokens_of_a_text(void **state) {
+    Fleet *fleet = fleet_new(stage_with_ranks(state));
+    fleet_start(fleet, 2, "--tokenizer bpe --data documents.bin");
+    fleet_start(fleet, 2, "--tokenizer bpe --data documents.txt");
+    fleet_finish(fleet);
+    check_same(fleet, 0, 1);
+    assert_int_equal(text_count(fleet_output(fleet, 1), "tokenizing "), 1);
+}
+
+// What is used again is the right one: a text of the same size and time is not the same
+// text, and a damaged token file is made again.
+static void tokens_are_made_again_where_they_must(void **state) {
+    Stage *stage = stage_of(state);
+    char command[4 * STAGE_PATH_SIZE];
+    const char *options = "--tokenizer bpe --data again.txt --out again --resume auto";
+    char *text = file_read("test/reference/documents.txt");
+    stage_write(stage, "again.txt", text);
+    text_check(run_base(stage, 0, 0, options).output, "tokenizing again.txt", "the first start");
+    Outcome second = run_base(stage, 0, 0, options);
+    text_check(second.output, "made before", "the second start");
+    assert_null(strstr(second.output, "tokenizing"));
+    snprintf(
+        command, sizeof command,
+        "cd '%s' && for file in again/tokens-*.bin; do printf x | dd of=$file bs=1 seek=300 conv=notrunc "
+        "2> dd.txt; done && cp -p again.txt kept.txt",
+        stage->directory);
+    assert_int_equal(system(command), 0);
+    text_check(run_base(stage, 0, 0, options).output, "tokenizing again.txt", "a damaged token file");
+    text[100] = text[100] == 'x' ? 'y' : 'x';
+    stage_write(stage, "again.txt", text);
+    free(text);
+    snprintf(command, sizeof command, "cd '%s' && touch -r kept.txt again.txt", stage->directory);
+    assert_int_equal(system(command), 0);
+    text_check(run_base(stage, 0, 0, options).output, "tokenizing again.txt",
+               "another text of the same size and time");
+}
+
+// ---------------------------------------------------------------------------------------
+// Refusals
+
+static const struct {
+    const char *arguments, *part;
+} refusals[] = {
+    {"--data documents.txt", "--tokenizer DIR"},
+    {"--data documents.txt", "python -m tokenizer.prepare"},
+    {"--tokenizer bpe", "the built-in corpus is made of bytes: name a text or token files with --data"},
+    {"--from plain/checkpoints/step-40", "--data"},
+    {"--from plain/checkpoints/step-40 --data documents.txt", "--tokenizer DIR"},
+    {"--data documents.bin --val-data documents.txt", "--tokenizer DIR"},
+    {"--model bytes.json --data ids.bin --val-data documents.txt", "holds token ids"},
+    {"--model bytes.json --data documents.txt --val-data ids.bin", "is read as bytes"},
+    {"--model bytes.json --val-data ids.bin", "is read as bytes"},
+    {"--data documents.bin --val-data foreign.bin", "made by different tokenizers"},
+    {"--tokenizer bpe --data documents.txt --val-data foreign.bin",
+     "is not the tokenizer that made foreign.bin"},
+    {"--tokenizer bpe --data documents.bin --val-data foreign.bin", "made by different tokenizers"},
+    {"--tokenizer bpe --data foreign.bin", "is not the tokenizer that made foreign.bin"},
+    {"--data '*n*.bin'", "made by different tokenizers"},
+    {"--tokenizer endless --data documents.txt", "no token <|endoftext|>"},
+    {"--tokenizer bpe --data packed.txt", "packed.txt looks like a gzip archive"},
+    {"--model bytes.json --data packed.txt", "packed.txt looks like a gzip archive"},
+    {"--model bytes.json --data documents.txt --val-data packed.txt", "packed.txt looks like a gzip archive"},
+    {"--tokenizer bpe --data short.txt", "is too short"},
+};
+
+static void what_does_not_fit_is_refused(void **state) {
+    Stage *stage = stage_of(state);
+    run_base(stage, 0, 0, "--data documents.bin --out plain"); // a model without a tokenizer
+    for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; i++) {
+        char arguments[512];
+        snprintf(arguments, sizeof arguments, "%s --out refused", refusals[i].arguments);
+        Outcome outcome = run_base(stage, 0, 2, arguments);
+        text_check(outcome.errors, refusals[i].part, arguments);
+        assert_int_equal(text_lines(outcome.errors), 1);
+    }
+    // Nothing is in the way of the next try, also where a text was too short.
+    run_base(stage, 0, 0, "--tokenizer bpe --data documents.txt --out refused");
+}
+
+static void two_ranks_refuse_once(void **state) {
+    Stage *stage = stage_with_ranks(state);
+    for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; i += 17) {
+        Outcome outcome = run_base(stage, 2, 2, refusals[i].arguments);
+        text_check(outcome.errors, refusals[i].part, refusals[i].arguments);
+        assert_int_equal(text_count(outcome.errors, "train_gpt: "), 1);
+    }
+}
+
+static void an_evaluation_refuses_what_is_no_text(void **state) {
+    Stage *stage = stage_of(state);
+    run_base(stage, 0, 0, "--model bytes.json --data documents.txt --out bytes");
+    Outcome outcome = program_run(stage, 0, "eval --from bytes/checkpoints/step-40 --data packed.txt");
+    outcome_check(&outcome, 2, "eval");
+    text_check(outcome.errors, "packed.txt looks like a gzip archive", "eval");
+}
+
+// ---------------------------------------------------------------------------------------
+// Validation
+
+// held.txt has 3 windows of 17 bytes. However many micro-batches are asked for, and
+// however large they are, each window counts once.
+static void a_validation_visits_every_window_once(void **state) {
+    Fleet *fleet = fleet_new(stage_of(state));
+    const char *still = "--model bytes.json --data documents.txt --val-data three.txt --lr 1e-12";
+    fleet_start(fleet, 0, "%s --val-batches 3 --micro-batch 1", still);
+    fleet_start(fleet, 0, "%s --val-batches 1000000 --micro-batch 1", still);
+    fleet_start(fleet, 0, "%s --val-batches 1000000 --micro-batch 4", still);
+    if (stage_of(state)->has_mpi) { fleet_start(fleet, 2, "%s --val-batches 50 --micro-batch 1", still); }
+    fleet_finish(fleet);
+    double loss = fleet_number(fleet, 0, "validation", -1, "loss");
+    assert_true(loss > 1);
+    for (int i = 1; i < fleet->count; i++) {
+        assert_close(fleet_number(fleet, i, "validation", -1, "loss"), loss, 1e-5, fleet->trainings[i].what);
+    }
+    assert_null(strstr(fleet_output(fleet, 0), "more than there is"));
+    text_check(fleet_output(fleet, 1), "--val-batches 1000000 is more than there is", "a million");
+    text_check(fleet_output(fleet, 1), "in 3 micro-batches", "a million");
+    text_check(fleet_output(fleet, 2), "in 1 micro-batch\n", "a million of four");
+}
+
+// ---------------------------------------------------------------------------------------
+// The list of tests
+
+static void write_model(const Stage *stage, const char *name, int vocabulary) {
+    char text[512];
+    snprintf(text, sizeof text,
+             "{\"model_type\": \"gpt_neo\", \"num_layers\": 2, \"hidden_size\": 16, \"num_heads\": 2,\n"
+             " \"window_size\": 8, \"max_position_embeddings\": %d, \"vocab_size\": %d,\n"
+             " \"attention_types\": [[[\"global\", \"local\"], 1]]}\n",
+             T, vocabulary);
+    stage_write(stage, name, text);
+}
+
+// documents_shard.bin as the file of another tokenizer.
+static void write_foreign(const Stage *stage) {
+    char path[STAGE_PATH_SIZE];
+    Text shard = map_text("test/reference/documents_shard.bin");
+    uint8_t *bytes = (uint8_t *)malloc(shard.size);
+    memcpy(bytes, shard.bytes, shard.size);
+    bytes[TOKEN_FILE_HASH_AT] ^= 1;
+    memset(bytes + TOKEN_FILE_CHECKSUM_AT, 0, TOKEN_FILE_CHECKSUM_BYTES);
+    uLong sum = crc32(crc32(0, bytes + TOKEN_FILE_HEADER_BYTES, (uInt)(shard.size - TOKEN_FILE_HEADER_BYTES)),
+                      bytes, TOKEN_FILE_HEADER_BYTES);
+    for (int i = 0; i < 4; i++) { bytes[TOKEN_FILE_CHECKSUM_AT + i] = (uint8_t)(sum >> (8 * i)); }
+    file_write(stage_path(stage, "foreign.bin", path), bytes, shard.size);
+    munmap((void *)shard.bytes, shard.size);
+    free(bytes);
+}
+
+static void write_stage(const Stage *stage) {
+    char path[STAGE_PATH_SIZE], command[8 * STAGE_PATH_SIZE];
+    write_model(stage, "model.json", VOCABULARY);
+    write_model(stage, "bytes.json", 256);
+    snprintf(command, sizeof command,
+             "model = %s\nmicro-batch = 1\ntokens = %d\nval-batches = 4\nsample-tokens = none\nthreads = 1\n"
+             "timeout-s = 100\ndevice = cpu\noptimizer = zero1\naccumulate = 1\n",
+             stage_path(stage, "model.json", path), 40 * T);
+    stage_write(stage, "base.txt", command);
+    snprintf(command, sizeof command,
+             "cd '%s' && root='%s' && mkdir bpe endless && cp \"$root/test/reference/tokenizer.json\" "
+             "bpe && "
+             "cp \"$root/test/reference/documents.txt\" . && "
+             "cp \"$root/test/reference/documents_shard.bin\" documents.bin && "
+             "cp documents.bin held.bin && cp documents.txt held.txt && "
+             "sed 's/<|endoftext|>/<|endofpage|>/g' bpe/tokenizer.json > endless/tokenizer.json",
+             stage->directory, stage->root);
+    assert_int_equal(system(command), 0);
+    write_foreign(stage);
+    static const uint8_t packed[200] = {0x1F, 0x8B, 8, 1};
+    file_write(stage_path(stage, "packed.txt", path), packed, sizeof packed);
+    static uint16_t ids[200];
+    file_write(stage_path(stage, "ids.bin", path), ids, sizeof ids);
+    stage_write(stage, "short.txt", "the cat the cat the");
+    stage_write(stage, "three.txt", "the wind was kind to the small ship and to the sea");
+}
+
+#define DATA_TEST(function) cmocka_unit_test_prestate_setup_teardown(function, NULL, stage_end_test, &stage)
+
+// test_data PATTERN runs only the tests whose names match PATTERN.
+int main(int argc, char **argv) {
+    static Stage stage;
+    const struct CMUnitTest tests[] = {
+        DATA_TEST(other_formats_are_named),
+        DATA_TEST(binary_bytes_are_counted),
+        DATA_TEST(a_token_file_is_that_of_prepare),
+        DATA_TEST(many_documents_stay_in_order),
+        DATA_TEST(long_documents_are_cut),
+        DATA_TEST(the_name_follows_from_every_byte),
+        DATA_TEST(a_text_trains_as_its_tokens_do),
+        DATA_TEST(the_tokenizer_goes_from_checkpoint_to_checkpoint),
+        DATA_TEST(two_ranks_share_the_tokens_of_a_text),
+        DATA_TEST(tokens_are_made_again_where_they_must),
+        DATA_TEST(what_does_not_fit_is_refused),
+        DATA_TEST(two_ranks_refuse_once),
+        DATA_TEST(an_evaluation_refuses_what_is_no_text),
+        DATA_TEST(a_validation_visits_every_window_once),
+    };
+    if (argc > 1) { cmocka_set_test_filter(argv[1]); }
+    stage_open(&stage);
+    write_stage(&stage);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    stage_close(&stage);
+    return failed;
+}

@@ -1,0 +1,85 @@
+// text_format.h: whether a file that is to be read as text is text.
+//
+// Any bytes can be trained on, so a compressed file or a program would silently give a
+// model of noise. text_format_check names what a file looks like, and what to do with it.
+#ifndef ACCO_TOKENIZER_TEXT_FORMAT_H
+#define ACCO_TOKENIZER_TEXT_FORMAT_H
+
+#include <string.h>
+
+#include "runtime/errors.h"
+#include "runtime/numbers.h"
+#include "runtime/utf8.h"
+
+enum {
+    TEXT_CHECK_BYTES = 1 << 20, // of a file are looked at
+    TEXT_MOST_ZEROS = 1000,     // one byte in so many may be zero
+    TEXT_MOST_INVALID = 200,    // and one in so many may not be UTF-8
+    TEXT_FEW_BYTES = 4          // and in a short file this many of each
+};
+
+// How files of a format begin.
+typedef struct TextMagic {
+    const char *bytes;
+    size_t count;
+    const char *format, *remedy;
+} TextMagic;
+
+// The format that the bytes begin with; NULL: none that is known here.
+static inline const TextMagic *text_format_magic(const uint8_t *bytes, size_t size) {
+    static const char unpack[] = "unpack it first",
+                      prepare[] = "make token files of it with python -m tokenizer.prepare",
+                      convert[] = "convert it to UTF-8 with iconv";
+    static const TextMagic known[] = {
+        {"\x1F\x8B", 2, "a gzip archive", unpack},
+        {"PK\x03\x04", 4, "a zip archive", unpack},
+        {"\x28\xB5\x2F\xFD", 4, "a Zstandard archive", unpack},
+        {"\xFD\x37zXZ", 5, "an xz archive", unpack},
+        {"BZh", 3, "a bzip2 archive", unpack},
+        {"PAR1", 4, "a Parquet file", prepare},
+        {"ARROW1", 6, "an Arrow file", prepare},
+        {"\x93NUMPY", 6, "a NumPy array", "save token ids as .bin files of uint16"},
+        {"\x7F\x45LF", 4, "a program (ELF)", "name a text"},
+        {"%PDF-", 5, "a PDF document", "extract its text first"},
+        {"\xFF\xFE", 2, "a text in UTF-16", convert},
+        {"\xFE\xFF", 2, "a text in UTF-16", convert},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        if (size >= known[i].count && memcmp(bytes, known[i].bytes, known[i].count) == 0) {
+            return &known[i];
+        }
+    }
+    return NULL;
+}
+
+// Whether the beginning of a file is text: no other format, hardly any zero bytes, and
+// hardly any that are not UTF-8. name: of the file, for messages.
+static inline bool text_format_check(const char *name, const void *text, size_t size, Error *error) {
+    const uint8_t *bytes = (const uint8_t *)text;
+    const TextMagic *magic = text_format_magic(bytes, size);
+    size_t looked = size_min(size, TEXT_CHECK_BYTES), zeros = 0, invalid = 0, length = 0;
+    if (magic != NULL) {
+        return error_set(error, "%.400s looks like %s, not like text: %s", name, magic->format,
+                         magic->remedy);
+    }
+    for (size_t i = 0; i < looked; i += length) {
+        bool valid = utf8_scan(bytes + i, size - i, &length) == UTF8_VALID;
+        zeros += bytes[i] == 0;
+        invalid += valid ? 0 : length;
+    }
+    if (zeros > TEXT_FEW_BYTES + looked / TEXT_MOST_ZEROS) {
+        return error_set(error,
+                         "%.400s is not text: %zu of its first %zu bytes are zero; token ids without a "
+                         "header need a name that ends with .bin",
+                         name, zeros, looked);
+    }
+    if (invalid > TEXT_FEW_BYTES + looked / TEXT_MOST_INVALID) {
+        return error_set(error,
+                         "%.400s is not text in UTF-8: %zu of its first %zu bytes are not; convert a text in "
+                         "another encoding with iconv",
+                         name, invalid, looked);
+    }
+    return true;
+}
+
+#endif

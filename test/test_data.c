@@ -233,6 +233,51 @@ static void the_name_follows_from_every_byte(void **state) {
 }
 
 // ---------------------------------------------------------------------------------------
+// tokenizer/prepare.py, where its environment is built (make tokenizer)
+
+// Runs a command of the shell in the root of the project. True: it exits with 0. Variables:
+// stage, the directory of the stage, and python.
+static bool shell(const Stage *stage, const char *command) {
+    char all[8 * STAGE_PATH_SIZE];
+    snprintf(all, sizeof all, "cd '%s' && stage='%s' && python=build/venv/bin/python && %s", stage->root,
+             stage->directory, command);
+    return system(all) == 0;
+}
+
+#define PREPARE "$python -m tokenizer.prepare --tokenizer test/reference --processes 1 "
+
+static void prepare_reads_packed_texts_and_refuses_the_rest(void **state) {
+    static const char *const commands[] = {
+        "gzip -c test/reference/documents.txt > $stage/d.txt.gz && cp $stage/d.txt.gz $stage/gz.txt",
+        "$python -c 'import pyarrow, sys; out = pyarrow.CompressedOutputStream(sys.argv[2], \"zstd\"); "
+        "out.write(open(sys.argv[1], \"rb\").read()); out.close()' test/reference/documents.txt "
+        "$stage/d.txt.zst",
+        PREPARE "--val-fraction 0 --out $stage/gz $stage/d.txt.gz > $stage/out.txt",
+        "cmp $stage/gz_train_00000.bin test/reference/documents_shard.bin",
+        "! grep -q 'one document' $stage/out.txt",
+        PREPARE "--val-fraction 0 --out $stage/zst $stage/d.txt.zst > $stage/out.txt",
+        "cmp $stage/zst_train_00000.bin test/reference/documents_shard.bin",
+        ": > $stage/empty.txt && ! " PREPARE "--out $stage/e $stage/empty.txt 2> $stage/out.txt",
+        "grep -q 'empty.txt is empty' $stage/out.txt && ! test -e $stage/e.journal",
+        "! " PREPARE "--out $stage/f $stage/gz.txt 2> $stage/out.txt",
+        "grep -q 'looks like a gzip archive' $stage/out.txt",
+        "printf '\\n<|endoftext|>\\n' > $stage/ends.txt && ! " PREPARE
+        "--out $stage/n $stage/ends.txt 2> $stage/out.txt",
+        "grep -q 'there is no document in' $stage/out.txt && ! test -e $stage/n.journal",
+        "echo one > $stage/one.txt && " PREPARE "--out $stage/o $stage/one.txt > $stage/out.txt",
+        "grep -q 'one.txt: one document' $stage/out.txt && grep -q 'nothing is held out' $stage/out.txt",
+    };
+    Stage *stage = stage_of(state);
+    if (!shell(stage, "test -x $python")) {
+        print_message("build/venv is not there: left out\n");
+        skip();
+    }
+    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
+        if (!shell(stage, commands[i])) { fail_msg("it fails: %s", commands[i]); }
+    }
+}
+
+// ---------------------------------------------------------------------------------------
 // Training on texts
 
 // Runs the program with base.txt; the run must end with `exit_code`.
@@ -476,6 +521,7 @@ int main(int argc, char **argv) {
         DATA_TEST(many_documents_stay_in_order),
         DATA_TEST(long_documents_are_cut),
         DATA_TEST(the_name_follows_from_every_byte),
+        DATA_TEST(prepare_reads_packed_texts_and_refuses_the_rest),
         DATA_TEST(a_text_trains_as_its_tokens_do),
         DATA_TEST(the_tokenizer_goes_from_checkpoint_to_checkpoint),
         DATA_TEST(two_ranks_share_the_tokens_of_a_text),

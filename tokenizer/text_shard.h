@@ -109,7 +109,7 @@ static inline bool text_next_piece(TextCursor *cursor, TextPiece *piece) {
             continue;
         }
         bool last = left < TEXT_DOCUMENT_BYTES, continued = cursor->continued;
-        size_t window = last ? left : TEXT_DOCUMENT_BYTES;
+        size_t window = size_min(left, TEXT_DOCUMENT_BYTES);
         size_t count = text_find_separator(bytes, window, last, &separator);
         bool ends = separator > 0 || last;
         if (!ends) { count = text_cut(bytes, window); }

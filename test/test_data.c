@@ -370,6 +370,25 @@ static void tokens_are_made_again_where_they_must(void **state) {
                "another text of the same size and time");
 }
 
+// A disk that fills ends the run in one line, with nothing that the next start could take
+// for the tokens.
+static void a_full_disk_leaves_no_tokens(void **state) {
+    Stage *stage = stage_of(state);
+    char text[20000], command[4 * STAGE_PATH_SIZE];
+    Setting setting = {.file_bytes = 16384, .ignore_xfsz = true};
+    for (size_t i = 0; i < sizeof text - 1; i++) { text[i] = (char)('a' + i * i % 23); }
+    text[sizeof text - 1] = '\0';
+    stage_write(stage, "long.txt", text);
+    const char *arguments = "--config base.txt --tokenizer bpe --data long.txt --out full";
+    Outcome outcome = program_run_with(stage, 0, &setting, arguments);
+    outcome_check(&outcome, 3, arguments);
+    text_check(outcome.errors, "cannot write full/tokens-", arguments);
+    snprintf(command, sizeof command, "test -z \"$(ls -A '%s/full')\"", stage->directory);
+    assert_int_equal(system(command), 0);
+    outcome = program_run(stage, 0, arguments);
+    outcome_check(&outcome, 0, arguments);
+}
+
 // ---------------------------------------------------------------------------------------
 // Refusals
 
@@ -526,6 +545,7 @@ int main(int argc, char **argv) {
         DATA_TEST(the_tokenizer_goes_from_checkpoint_to_checkpoint),
         DATA_TEST(two_ranks_share_the_tokens_of_a_text),
         DATA_TEST(tokens_are_made_again_where_they_must),
+        DATA_TEST(a_full_disk_leaves_no_tokens),
         DATA_TEST(what_does_not_fit_is_refused),
         DATA_TEST(two_ranks_refuse_once),
         DATA_TEST(an_evaluation_refuses_what_is_no_text),

@@ -1,6 +1,7 @@
-# make                  builds ./train_gpt: for the GPU where nvcc and a GPU are, else for CPUs
-# make train_gpt_cuda   builds it for GPUs where there is only nvcc; ARCH="80 90" chooses for
-#                       which compute capabilities
+# make                  builds ./train_gpt: for GPUs where nvcc and a GPU are, else for CPUs
+# make CUDA=1           builds it for GPUs, also where there is only nvcc; ARCH="80 90" chooses
+#                       for which compute capabilities. CUDA=0: for CPUs, whatever is here
+# make install          copies train_gpt to PREFIX=/usr/local, into bin
 # make run              installs what is missing, builds, and trains a small model for a minute
 # make test             installs what is missing and runs all tests
 # make test-asan, test-tsan     the tests under sanitizers
@@ -15,6 +16,11 @@
 # make tokenizer        the Python environment that prepares data (build/venv)
 # make options          writes the tables of options into docs/options.md
 # make clean            removes what was built
+# make help             prints this
+#
+# Compilers: CC, CXX, MPICC, NVCC. Libraries: CUDA_HOME, NCCL_HOME, MPI_HOME, or CPPFLAGS and
+# LDFLAGS. Processor: ARCH_FLAGS, by default -march=native; -march=x86-64-v3 runs on all with
+# AVX2. On the command line or in the environment; a change of them rebuilds.
 
 BUILD   := build
 CONFIG  := build/config.mk
@@ -28,8 +34,15 @@ CORES   := $(shell nproc)
 .SUFFIXES:
 .DELETE_ON_ERROR:
 
-ifeq ($(filter clean,$(MAKECMDGOALS)),)
--include $(CONFIG)
+# What the user asks for. The result of the probe has other names, so that it is not taken
+# for a wish the next time.
+WISHES := CC=$(CC) CXX=$(CXX) MPICC=$(MPICC) NVCC=$(NVCC) CPPFLAGS=$(CPPFLAGS) LDFLAGS=$(LDFLAGS) ARCH_FLAGS=$(ARCH_FLAGS) \
+          CUDA=$(CUDA) CUDA_HOME=$(CUDA_HOME) NCCL_HOME=$(NCCL_HOME) MPI_HOME=$(MPI_HOME)
+PROBE  := CC='$(CC)' CXX='$(CXX)' MPICC='$(MPICC)' NVCC='$(NVCC)' CPPFLAGS='$(CPPFLAGS)' LDFLAGS='$(LDFLAGS)' ARCH_FLAGS='$(ARCH_FLAGS)' \
+          CUDA='$(CUDA)' CUDA_HOME='$(CUDA_HOME)' NCCL_HOME='$(NCCL_HOME)' MPI_HOME='$(MPI_HOME)' scripts/probe
+
+ifeq ($(filter clean help,$(MAKECMDGOALS)),)
+include $(CONFIG)
 endif
 ifneq ($(HAVE_MPI),yes)
 BENCHES := $(filter-out bench_transport,$(BENCHES))
@@ -46,22 +59,31 @@ OPTIMIZE   := -O3 $(ARCH_FLAGS) -fno-math-errno -fno-trapping-math -fopenmp-simd
 WARNINGS   := -Wall -Wextra -Werror
 CFLAGS     := -std=gnu11 $(OPTIMIZE) -g $(WARNINGS) -I. $(MPI_FLAGS) $(ONEDNN_FLAGS) $(SANITIZE)
 LIBS       := $(MPI_LIBS) -ljansson -lz -lpcre2-8 $(ONEDNN_LIBS) -lm -lpthread
-NEEDED     = if [ "$(HAVE_JSON)$(HAVE_ZLIB)$(HAVE_PCRE2)" != yesyesyes ]; then \
-             echo "jansson, zlib or PCRE2 is missing, and needed: make run installs them, make info says more"; exit 1; fi
 COMPILE    = $(CC) $(CFLAGS) $(CPPFLAGS) -MMD -MP
+# Ends the build with the lines of the probe that say what is missing. The next make probes
+# again, for by then it may be there.
+NEEDED     = if grep -E '^compiler +missing' $(CONFIG).txt || grep -E '^(jansson|zlib|PCRE2) +missing' $(CONFIG).txt; then \
+             rm -f $(CONFIG); echo "make run installs what it can; make info says more"; exit 1; fi
+
+# --version tells from which commit and for which processor the program was built.
+REVISION   = $(shell git describe --always --dirty --exclude '*' 2> /dev/null)
+FACTS      = -DACCO_REVISION='"$(REVISION)"' -DACCO_PROCESSOR='"$(PROCESSOR)"'
 
 # The CUDA program: the same sources, compiled by nvcc. The PTX of the newest architecture
-# is included, so that the driver of a later GPU can translate it.
-ARCH       := 80 90
-CUDA_FLAGS := -std=c++17 -O3 --threads 0 $(foreach arch,$(ARCH),-gencode arch=compute_$(arch),code=sm_$(arch)) \
+# is included, so that the driver of a later GPU can translate it. nvcc only compiles, and
+# the C++ compiler links, which understands every linker flag of the user.
+ARCH       := $(GPU_ARCHITECTURES)
+CUDA_FLAGS := -std=c++17 -O3 --threads 0 -ccbin $(lastword $(CXX)) \
+              $(foreach arch,$(ARCH),-gencode arch=compute_$(arch),code=sm_$(arch)) \
               -gencode arch=compute_$(lastword $(ARCH)),code=compute_$(lastword $(ARCH)) -I. -DACCO_HAVE_CUDA \
-              $(if $(filter yes,$(HAVE_NCCL)),-DACCO_HAVE_NCCL) $(MPI_FLAGS) $(ONEDNN_FLAGS) -Xcompiler "$(OPTIMIZE) -g $(WARNINGS)"
-CUDA_LINK    := $(CUDA_LIBS) $(if $(filter yes,$(HAVE_NCCL)),-lnccl) $(LIBS)
+              $(if $(filter yes,$(HAVE_NCCL)),-DACCO_HAVE_NCCL) $(MPI_FLAGS) $(ONEDNN_FLAGS) -Xcompiler "$(OPTIMIZE) -g $(WARNINGS)" \
+              $(CPPFLAGS) $(CUDA_FLAGS_FOUND)
+CUDA_LINK    := $(LDFLAGS) $(if $(filter yes,$(HAVE_NCCL)),-lnccl) $(CUDA_LIBS) $(LIBS)
 
 # The same sources compiled by the host's C++ compiler against an emulator of GPUs
 # (test/simt): how `make test` runs CUDA kernels.
 EMULATE    = $(CXX) -std=gnu++17 $(EMULATE_OPTIMIZE) -g $(WARNINGS) -Itest/simt -I. -DACCO_HAVE_CUDA $(MPI_FLAGS) $(ONEDNN_FLAGS) \
-             $(if $(filter yes,$(HAVE_MPI)),-DACCO_HAVE_NCCL) $(SANITIZE) -MMD -MP -x c++
+             $(if $(filter yes,$(HAVE_MPI)),-DACCO_HAVE_NCCL) $(SANITIZE) $(CPPFLAGS) -MMD -MP -x c++
 EMULATE_OPTIMIZE := -O2 $(ARCH_FLAGS) -fno-math-errno -fopenmp-simd
 
 # Open MPI refuses root unless it is told twice.
@@ -70,61 +92,91 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 
-.PHONY: all info run test test-asan test-tsan run-tests check check-cxx format options bench benches run-bench compare run-compare tokenizer clean \
+.PHONY: all help info install run test test-asan test-tsan run-tests check check-cxx format options bench benches run-bench compare run-compare tokenizer clean \
         install-for-run install-for-test install-for-check
 
 all: $(PROGRAM)
 
+# $(BUILD)/NAME.flags holds what a part of the build was made with, and is out of date where
+# that has changed; what was made with it depends on it.
+FLAGS.wishes  := $(WISHES)
+FLAGS.c       := $(COMPILE) | $(LDFLAGS) $(LIBS)
+FLAGS.emulate := $(EMULATE) | $(LDFLAGS) $(LIBS)
+FLAGS.cuda    := $(NVCC_FOUND) $(CUDA_FLAGS) | $(CXX) $(CUDA_LINK)
+# Sanitizers do not work with nvcc, so builds with a sanitizer are always for CPUs.
+BUILD_FOR     := $(if $(SANITIZE),CPUs,$(if $(filter yes1 yesyes,$(HAVE_CUDA)$(DEMAND_CUDA) $(HAVE_CUDA)$(HAVE_GPU)),GPUs,CPUs))
+FLAGS.program := $(BUILD_FOR)
+define watch
+ifneq ($$(strip $$(file < $(1))),$$(strip $$(FLAGS.$(2))))
+.PHONY: $(1)
+endif
+$(1):
+	@mkdir -p $$(@D)
+	@printf '%s\n' '$$(subst ','\'',$$(FLAGS.$(2)))' > $$@
+endef
+$(eval $(call watch,build/wishes.flags,wishes))
+$(foreach part,c emulate cuda program,$(eval $(call watch,$(BUILD)/$(part).flags,$(part))))
+
 # The result of the probe. `make info` probes again, and so does every target that
 # installs something.
-$(CONFIG): scripts/probe
-	@CC="$(CC)" CXX="$(CXX)" NVCC="$(NVCC)" scripts/probe $@
+$(CONFIG): scripts/probe build/wishes.flags
+	@$(PROBE) $@
 	@touch $@
 
-info:
-	@CC="$(CC)" CXX="$(CXX)" NVCC="$(NVCC)" scripts/probe $(CONFIG)
+info: build/wishes.flags
+	@$(PROBE) $(CONFIG)
 	@cat $(CONFIG).txt
 
-# Sanitizers do not work with nvcc, so builds with a sanitizer are always for CPUs.
-ifeq ($(HAVE_CUDA)$(HAVE_GPU)$(SANITIZE),yesyes)
-$(PROGRAM): train_gpt_cuda
-	@ln -f $< $@
+help:
+	@sed -n '/^#/!q; s/^#$$//; s/^# //; p' Makefile
+
+ifeq ($(BUILD_FOR),GPUs)
+$(PROGRAM): train_gpt_cuda $(BUILD)/program.flags
+	@cp -f $< $@
 else
-$(PROGRAM): $(BUILD)/train_gpt.o
+$(PROGRAM): $(BUILD)/train_gpt.o $(BUILD)/program.flags
+	@if [ "$(DEMAND_CUDA)$(SANITIZE)" = 1 ]; then echo "CUDA=1 asks for a program for GPUs:"; grep '^CUDA' $(CONFIG).txt; rm -f $(CONFIG); exit 1; fi
 	@$(CC) $(CFLAGS) $(LDFLAGS) $< -o $@ $(LIBS)
 	@echo "built $@ (CPU; MPI: $(HAVE_MPI); oneDNN: $(HAVE_ONEDNN)). make info says more; try: make run"
 endif
 
 train_gpt_cuda: $(BUILD)/train_gpt_cuda.o
-	@$(NVCC) $< -o $@ $(CUDA_LINK)
+	@$(CXX) $< -o $@ $(CUDA_LINK)
 	@echo "built $@ (GPUs of compute capability $(ARCH), and CPUs; MPI: $(HAVE_MPI); NCCL: $(HAVE_NCCL)). make info says more"
 
-$(BUILD)/train_gpt_cuda.o: train_gpt.cu Makefile $(CONFIG)
+$(BUILD)/train_gpt_cuda.o: train_gpt.cu Makefile $(BUILD)/cuda.flags
 	@mkdir -p $(@D)
-	@if [ "$(HAVE_CUDA)" = no ]; then grep '^CUDA' $(CONFIG).txt; exit 1; fi
+	@if [ "$(HAVE_CUDA)" != yes ]; then grep '^CUDA' $(CONFIG).txt; rm -f $(CONFIG); exit 1; fi
 	@$(NEEDED)
-	$(NVCC) $(CUDA_FLAGS) -MMD -MP -c $< -o $@
+	$(NVCC_FOUND) $(CUDA_FLAGS) $(FACTS) -MMD -MP -c $< -o $@
 
-$(BUILD)/emulated/train_gpt: train_gpt.cu Makefile $(CONFIG)
+$(BUILD)/emulated/train_gpt: train_gpt.cu Makefile $(BUILD)/emulate.flags
 	@mkdir -p $(@D)
-	$(EMULATE) $< -o $@ $(LDFLAGS) $(LIBS)
+	$(EMULATE) $(FACTS) $< -o $@ $(LDFLAGS) $(LIBS)
 
-$(BUILD)/test/%: test/%.cu Makefile $(CONFIG)
+$(BUILD)/test/%: test/%.cu Makefile $(BUILD)/emulate.flags
 	@mkdir -p $(@D)
 	$(EMULATE) $< -o $@ $(LDFLAGS) -lcmocka $(LIBS)
 
-$(BUILD)/train_gpt.o: train_gpt.cu Makefile $(CONFIG)
+$(BUILD)/train_gpt.o: train_gpt.cu Makefile $(BUILD)/c.flags
 	@mkdir -p $(@D)
 	@$(NEEDED)
-	$(COMPILE) -x c -c $< -o $@
+	$(COMPILE) $(FACTS) -x c -c $< -o $@
 
-$(BUILD)/test/%: test/%.c Makefile $(CONFIG)
+$(BUILD)/test/%: test/%.c Makefile $(BUILD)/c.flags
 	@mkdir -p $(@D)
 	$(COMPILE) $< -o $@ $(LDFLAGS) -lcmocka $(LIBS)
 
-$(BUILD)/bench/%: dev/bench/%.c Makefile $(CONFIG)
+$(BUILD)/bench/%: dev/bench/%.c Makefile $(BUILD)/c.flags
 	@mkdir -p $(@D)
 	$(COMPILE) $< -o $@ $(LDFLAGS) $(LIBS)
+
+# Copied, so that a later build does not change what is installed.
+PREFIX := /usr/local
+install: $(PROGRAM)
+	@mkdir -p $(DESTDIR)$(PREFIX)/bin
+	@cp $(PROGRAM) $(DESTDIR)$(PREFIX)/bin/train_gpt.new && mv $(DESTDIR)$(PREFIX)/bin/train_gpt.new $(DESTDIR)$(PREFIX)/bin/train_gpt
+	@echo "installed $(DESTDIR)$(PREFIX)/bin/train_gpt"
 
 -include $(wildcard $(BUILD)/*.d $(BUILD)/emulated/*.d $(BUILD)/test/*.d $(BUILD)/bench/*.d $(BUILD)/fuzz/*.d)
 
@@ -132,7 +184,7 @@ $(BUILD)/bench/%: dev/bench/%.c Makefile $(CONFIG)
 
 install-for-run: | $(CONFIG)
 	@scripts/install-dependencies $(CONFIG) CC JSON ZLIB PCRE2 -- ONEDNN MPI
-	@CC="$(CC)" CXX="$(CXX)" NVCC="$(NVCC)" scripts/probe $(CONFIG)
+	@$(PROBE) $(CONFIG)
 
 run: install-for-run
 	@$(MAKE) --no-print-directory train_gpt
@@ -142,7 +194,7 @@ run: install-for-run
 
 install-for-test: | $(CONFIG)
 	@scripts/install-dependencies $(CONFIG) CC CXX JSON ZLIB PCRE2 CMOCKA -- ONEDNN MPI GNUPLOT
-	@CC="$(CC)" CXX="$(CXX)" NVCC="$(NVCC)" scripts/probe $(CONFIG)
+	@$(PROBE) $(CONFIG)
 
 test: install-for-test
 	@$(MAKE) --no-print-directory -j $(CORES) run-tests
@@ -199,7 +251,7 @@ check-cxx: $(CONFIG)
 
 install-for-check: | $(CONFIG)
 	@scripts/install-dependencies $(CONFIG) CLANG_FORMAT --
-	@CC="$(CC)" CXX="$(CXX)" NVCC="$(NVCC)" scripts/probe $(CONFIG)
+	@$(PROBE) $(CONFIG)
 
 # All of them are run, also where one has found something.
 check: $(PROGRAM) install-for-check

@@ -16,6 +16,7 @@
 #include <signal.h>
 
 #include "program/data.h"         // defines: open_data, tokenize_data: what is trained on
+#include "program/build_facts.h"  // defines: print_build_facts: --version
 #include "program/eval.h"         // defines: command_eval: how good a model is
 #include "program/plan.h"         // defines: command_plan: how much memory a run would need
 #include "program/report.h"       // defines: report_window, print_end: what a run says
@@ -193,6 +194,7 @@ static void choose_together(Run *run) {
     placement_meet_hosts(&run->options, &run->transport);
     placement_choose_exchange(&run->placement, &run->options, &run->transport);
     bool good = placement_choose_gpu_exchange(&run->placement, &run->options, &run->transport, &error) &&
+                placement_check_gpu_options(&run->placement, &run->options, &error) &&
                 reserve_memory(run, training_problem(run), &error) &&
                 arena_check(&run->arena, run->transport.local_size, &error);
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
@@ -295,8 +297,7 @@ int main(int argc, char **argv) {
         exit_user_mistake(&error);
     }
     run->rule = options_rule(&run->options);
-    hf_model_find(run->options.from, sizeof run->options.from);
-    hf_model_find(run->options.finetune, sizeof run->options.finetune);
+    find_models(run);
     int exit_code = 0;
     switch (run->options.command) {
     case COMMAND_TRAIN: exit_code = command_train(run); break;
@@ -305,7 +306,7 @@ int main(int argc, char **argv) {
     case COMMAND_EVAL: exit_code = command_eval(run); break;
     case COMMAND_HELP: options_print_help(stdout); break;
     case COMMAND_HELP_MARKDOWN: options_print_markdown(stdout); break;
-    case COMMAND_VERSION: printf("acco.c %s\n", ACCO_VERSION); break;
+    case COMMAND_VERSION: print_build_facts(stdout); break;
     }
     exit(exit_code); // nobody frees the run: the thread that waits for signals reads it to the end
 }

@@ -474,6 +474,25 @@ static inline CheckpointList checkpoint_list(const char *folder) {
     return list;
 }
 
+// Where `directory` is a run or its folder of checkpoints, changes it to the newest of
+// them. `directory` has room for `capacity` bytes. Returns whether it was changed.
+static inline bool checkpoint_find(char *directory, size_t capacity) {
+    static const char *const folders[] = {"", "/checkpoints"};
+    bool found = hf_model_has(directory, "config.json") || hf_model_has(directory, "checkpoint.json");
+    for (int i = 0; i < 2 && !found && directory[0] != '\0'; i++) {
+        char path[CHECKPOINT_PATH_SIZE];
+        snprintf(path, sizeof path, "%.*s%s", RUN_PATH_SIZE, directory, folders[i]);
+        CheckpointList list = checkpoint_list(path);
+        if (list.count > 0 && strlen(path) + 32 < capacity) {
+            snprintf(directory, capacity, "%s/step-%lld", path, (long long)list.commits[list.count - 1]);
+            free(list.commits);
+            return true;
+        }
+        free(list.commits);
+    }
+    return false;
+}
+
 // The commit of the newest finished checkpoint of the run in `directory` from before
 // commit `before`; -1: there is none.
 static inline int64_t checkpoint_newest(const char *directory, int64_t before) {

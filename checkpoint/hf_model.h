@@ -507,6 +507,58 @@ static inline void hf_model_find(char *directory, size_t capacity) {
     if (inside) { strcat(directory, "/model"); }
 }
 
+// The directory beside `path` whose name is nearest to its own; empty: none is near.
+static inline void hf_model_nearest_directory(const char *path, char nearest[PATH_MAX]) {
+    char parent[PATH_MAX], candidate[PATH_MAX + 256], best[256] = "";
+    const char *slash = strrchr(path, '/'), *name = slash == NULL ? path : slash + 1;
+    snprintf(parent, sizeof parent, "%.*s", slash == NULL ? 0 : (int)(slash - path) + 1, path);
+    DIR *directory = opendir(parent[0] == '\0' ? "." : parent);
+    for (struct dirent *entry; directory != NULL && (entry = readdir(directory)) != NULL;) {
+        struct stat status;
+        const char *names[2] = {entry->d_name, best};
+        snprintf(candidate, sizeof candidate, "%s%.255s", parent, entry->d_name);
+        bool nearer = entry->d_name[0] != '.' && stat(candidate, &status) == 0 && S_ISDIR(status.st_mode) &&
+                      nearest_name(name, names, best[0] == '\0' ? 1 : 2) == names[0];
+        if (nearer) { snprintf(best, sizeof best, "%.255s", entry->d_name); }
+    }
+    if (directory != NULL) { closedir(directory); }
+    snprintf(nearest, PATH_MAX, "%s%s", best[0] == '\0' ? "" : parent, best);
+}
+
+// Whether `directory`, which --from or --finetune names, may hold a model. The error says
+// what is there instead.
+static inline bool hf_model_check_directory(const char *directory, Error *error) {
+    char nearest[PATH_MAX], excerpt[64];
+    struct stat status;
+    text_excerpt(directory, excerpt);
+    for (int i = 0; i < GPT_NEO_PRESET_COUNT && stat(directory, &status) != 0; i++) {
+        if (strcmp(directory, gpt_neo_presets()[i].name) != 0) { continue; }
+        return error_set(
+            error, "there is no directory %s: to train the preset %s from random parameters, give --model %s",
+            excerpt, excerpt, excerpt);
+    }
+    if (stat(directory, &status) != 0) {
+        hf_model_nearest_directory(directory, nearest);
+        return error_set(
+            error,
+            "%s is neither a directory (%s) nor the name of a preset%s%.300s%s; a model of the hub "
+            "must be downloaded first",
+            excerpt, strerror(errno), nearest[0] == '\0' ? "" : ": did you mean ", nearest,
+            nearest[0] == '\0' ? "" : "?");
+    }
+    if (!S_ISDIR(status.st_mode)) {
+        return error_set(error,
+                         "%.300s is a file: give the directory that holds config.json and model.safetensors",
+                         directory);
+    }
+    return hf_model_has(directory, "config.json") ||
+           error_set(
+               error,
+               "%.300s has no config.json, and no checkpoint either: give a directory with config.json and "
+               "model.safetensors, a checkpoint, or a run that has one",
+               directory);
+}
+
 // Writes a model that transformers' GPTNeoForCausalLM.from_pretrained loads. parameters
 // (table->parameter_count), on the host. type: F32 or BF16. tokenizer: a directory whose
 // tokenizer is copied beside the weights, or NULL. `directory` must not exist, or be

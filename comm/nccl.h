@@ -49,6 +49,11 @@ static inline int nccl_mate(const Nccl *nccl, int step) {
 #ifdef ACCO_HAVE_NCCL
 static inline bool nccl_is_built_in(void) { return true; }
 
+// text <- the version that the program was built with.
+static inline void nccl_version(char *text, size_t size) {
+    snprintf(text, size, "%d.%d.%d", NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH);
+}
+
 static inline ncclComm_t nccl_communicator(const Nccl *nccl, Level level) {
     return (ncclComm_t)nccl->communicators[level];
 }
@@ -280,6 +285,7 @@ static inline void nccl_close(Nccl *nccl) {
 
 // clang-format off
 static inline bool nccl_is_built_in(void) { return false; }
+static inline void nccl_version(char *text, size_t size) { snprintf(text, size, "none"); }
 static inline void nccl_open(Nccl *nccl, Transport *transport, int ctas, size_t buffer_limit) {
     (void)nccl, (void)transport, (void)ctas, (void)buffer_limit;
 }

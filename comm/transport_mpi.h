@@ -141,9 +141,22 @@ static inline bool transport_open_mpi(Transport *transport, Error *error) {
 
 static inline bool transport_has_mpi(void) { return true; }
 
+// text <- name and version of the MPI that the program runs with. It need not be
+// initialised.
+static inline void transport_mpi_version(char *text, size_t size) {
+    char library[MPI_MAX_LIBRARY_VERSION_STRING];
+    int length = 0;
+    MPI_Get_library_version(library, &length);
+    snprintf(text, size, "%.*s", (int)strcspn(library, ",\n"), library);
+}
+
 #else
 
 static inline bool transport_has_mpi(void) { return false; }
+
+static inline void transport_mpi_version(char *text, size_t size) {
+    snprintf(text, size, "none: a world of one rank");
+}
 
 #endif
 

@@ -62,8 +62,15 @@ static inline uint64_t hash_more(uint64_t hash, const void *bytes, size_t count)
 
 static inline uint64_t hash_bytes(const void *bytes, size_t count) { return hash_more(count, bytes, count); }
 
-static inline uint64_t hash_options(const Options *options) {
+// What every rank must have been given alike: all but --threads, which may follow its host.
+static inline json_t *common_options(const Options *options) {
     json_t *object = options_as_json(options);
+    json_object_del(object, "threads");
+    return object;
+}
+
+static inline uint64_t hash_options(const Options *options) {
+    json_t *object = common_options(options);
     char *text = json_dumps(object, JSON_COMPACT | JSON_SORT_KEYS);
     uint64_t hash = hash_bytes(text, strlen(text));
     free(text);
@@ -78,6 +85,34 @@ typedef struct Hello {
     char host[64], device[64];
 } Hello;
 
+// Ends all ranks, of which some have other options than rank 0: names the first option.
+static inline void refuse_other_options(Run *run, const Hello *hellos) {
+    Options *first = (Options *)malloc(sizeof *first);
+    Error error = {""};
+    assert(first != NULL);
+    *first = run->options;
+    share_from_rank_zero(run, first, sizeof *first);
+    json_t *mine = common_options(&run->options), *theirs = common_options(first);
+    for (int i = 0; i < OPTION_COUNT_OF_TABLE && !error_is_set(&error); i++) {
+        const char *name = option_table[i].name;
+        const json_t *here = json_object_get(mine, name), *there = json_object_get(theirs, name);
+        char here_text[64], there_text[64];
+        if (here == NULL || json_equal(here, there)) { continue; }
+        char *here_value = json_dumps(here, JSON_ENCODE_ANY),
+             *there_value = json_dumps(there, JSON_ENCODE_ANY);
+        error_set(&error,
+                  "rank %d on %s was started with other options than rank 0 on %s: --%s is %s instead of %s",
+                  run->transport.rank, hellos[run->transport.rank].host, hellos[0].host, name,
+                  text_excerpt(here_value, here_text), text_excerpt(there_value, there_text));
+        free(here_value);
+        free(there_value);
+    }
+    agree_or_exit(run, error_is_set(&error) ? EXIT_USER_MISTAKE : 0, &error);
+    json_decref(mine);
+    json_decref(theirs);
+    free(first);
+}
+
 // Refuses ranks that were started with different options, which would otherwise train
 // nonsense in silence. Returns the hellos of all ranks (size), for the caller to free.
 static inline Hello *exchange_hellos(Run *run) {
@@ -91,13 +126,11 @@ static inline Hello *exchange_hellos(Run *run) {
     snprintf(mine.device, sizeof mine.device, "%.60s", mine.on_gpu ? run->placement.gpu.name : "CPU");
     memcpy(mine.host, transport->host, sizeof mine.host);
     Hello *all = (Hello *)transport_collect_records(transport, "greeting", &mine, sizeof mine);
-    Error error = {""};
-    for (int rank = 1; rank < transport->size && !error_is_set(&error); rank++) {
-        if (all[rank].options_hash == all[0].options_hash) { continue; }
-        error_set(&error, "rank %d on %s was started with other options than rank 0 on %s", rank,
-                  all[rank].host, all[0].host);
+    bool alike = true;
+    for (int rank = 1; rank < transport->size; rank++) {
+        alike = alike && all[rank].options_hash == all[0].options_hash;
     }
-    agree_or_exit(run, error_is_set(&error) ? EXIT_USER_MISTAKE : 0, &error);
+    if (!alike) { refuse_other_options(run, all); }
     for (int rank = 0; rank < transport->size; rank++) { run->placement.ranks_on_gpus += all[rank].on_gpu; }
     return all;
 }

@@ -119,7 +119,9 @@ static inline bool evaluation_open(Run *run, HfModel *model, TextCodec *codec, E
             error,
             "eval needs --from DIR, a directory with config.json and model.safetensors, and --data FILE");
     }
-    if (!hf_model_open(model, options->from, error)) { return false; }
+    if (!hf_model_check_directory(options->from, error) || !hf_model_open(model, options->from, error)) {
+        return false;
+    }
     int vocabulary = model->config.vocabulary, positions = model->config.positions;
     run->T = (int)(options->seq_len > 0 ? options->seq_len : int64_min(positions, 1024));
     run->B = options->micro_batch > 0 ? (int)options->micro_batch : 8;

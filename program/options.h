@@ -18,6 +18,13 @@
 #ifndef ACCO_VERSION
 #define ACCO_VERSION "0.1.0"
 #endif
+// What the Makefile says of the build; "": it did not.
+#ifndef ACCO_REVISION
+#define ACCO_REVISION ""
+#endif
+#ifndef ACCO_PROCESSOR
+#define ACCO_PROCESSOR ""
+#endif
 
 // Those from COMMAND_HELP on take no options.
 typedef enum OptionsCommand {

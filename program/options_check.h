@@ -12,28 +12,6 @@
 // ---------------------------------------------------------------------------------------
 // The rule and its options
 
-// Whether `rule` is a word of a list such as "one, two or three".
-static inline bool option_list_names(const char *list, const char *rule) {
-    size_t length = strlen(rule);
-    for (const char *word = list; *word != '\0'; word += strspn(word, ", ")) {
-        size_t letters = strcspn(word, ", ");
-        if (letters == length && strncmp(word, rule, length) == 0) { return true; }
-        word += letters;
-    }
-    return false;
-}
-
-static inline bool option_is_same(const OptionSpec *option, const Options *a, const Options *b) {
-    const void *left = option_field_const(option, a), *right = option_field_const(option, b);
-    switch (option->type) {
-    case OPTION_TEXT: return strcmp((const char *)left, (const char *)right) == 0;
-    case OPTION_CHOICE: return *(const OptionChoice *)left == *(const OptionChoice *)right;
-    case OPTION_SWITCH: return *(const bool *)left == *(const bool *)right;
-    case OPTION_REAL: return *(const double *)left == *(const double *)right;
-    default: return *(const int64_t *)left == *(const int64_t *)right;
-    }
-}
-
 // An option of other rules than this run's would have no effect.
 static inline bool options_check_owners(const Options *options, Error *error) {
     const char *rule = options_rule(options)->name;
@@ -73,11 +51,6 @@ static inline bool options_check_accumulate(const Options *options, Error *error
                          rule->kind == RULE_LOCAL
                              ? "its average gives every rank the same weight, so all must train on as much"
                              : "it computes no further micro-batches while it communicates");
-    }
-    if (is_list) {
-        return error_set(error,
-                         "--accumulate auto with --rank-accumulate: either the program chooses how many "
-                         "micro-batches a rank computes, or the list does; give --accumulate a number");
     }
     if (options->learning_rate_by == RATE_BY_COMMITS) {
         return error_set(error, "--accumulate auto with --lr-by commits: nobody knows how many commits there "
@@ -227,9 +200,6 @@ static inline bool options_check_emulation(const Options *options, Error *error)
 // Options that need another one, or ask for something which another one takes away.
 static inline bool options_check_pairs(const Options *options, Error *error) {
     bool finetunes = options->finetune[0] != '\0';
-    if (finetunes && options->from[0] != '\0') {
-        return error_set(error, "--from and --finetune both name a model to begin with: choose one");
-    }
     if (finetunes && (options->command == COMMAND_SAMPLE || options->command == COMMAND_EVAL)) {
         return error_set(error, "--finetune is for training: give the model with --from");
     }
@@ -248,6 +218,9 @@ static inline bool options_check_pairs(const Options *options, Error *error) {
         strcmp(options->data, "builtin") != 0) {
         return error_set(
             error, "--val-data is the same as --data: leave it away, and the tail of --data is held out");
+    }
+    if (options->stride != 0 && options->task != 0) {
+        return error_set(error, "--stride is for --task perplexity: the other tasks have lines, not windows");
     }
     if (options->prompt[0] != '\0' && options->sample_tokens == 0) {
         return error_set(error, "--prompt with --sample-tokens none: there would be no sample");

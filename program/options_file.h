@@ -96,9 +96,10 @@ static inline bool options_apply_line(char *line, Options *options, bool given[O
     return option_set(option, options, value, error);
 }
 
-// Sets what the file says and leaves the rest. Errors name file:line.
-static inline bool options_read_file(const char *path, Options *options, Error *error) {
-    bool given[OPTION_COUNT_OF_TABLE] = {false};
+// Sets what the file says and leaves the rest; given: the options that it has. Errors name
+// file:line. Some editors begin a file with a byte order mark, which is skipped.
+static inline bool options_read_file(const char *path, Options *options, bool given[OPTION_COUNT_OF_TABLE],
+                                     Error *error) {
     char line[OPTION_LINE_SIZE];
     FILE *file = fopen(path, "r");
     if (file == NULL) { return error_set(error, "--config: cannot read %.300s: %s", path, strerror(errno)); }
@@ -112,7 +113,8 @@ static inline bool options_read_file(const char *path, Options *options, Error *
         } else if (status == -1) {
             valid = error_set(error, "%.300s:%d: the line holds a zero byte or is longer than %d bytes", path,
                               number, OPTION_LINE_SIZE - 1);
-        } else if (!options_apply_line(line, options, given, &inner)) {
+        } else if (!options_apply_line(line + (number == 1 && strncmp(line, "\xEF\xBB\xBF", 3) == 0 ? 3 : 0),
+                                       options, given, &inner)) {
             valid = error_set(error, "%.300s:%d: %.700s", path, number, inner.text);
         }
     }

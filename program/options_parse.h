@@ -3,20 +3,38 @@
 // --name value or --name=value; a value that begins with -- needs the second form. A
 // leading word is the command. The command line wins over the file of --config, wherever
 // --config stands. An unknown name, a bad value or an option given twice is refused.
+//
+// So is an option that would be ignored: one that its command does not use, and two of
+// which one makes the other pointless. In a file the former is allowed, because a saved
+// configuration holds every option; and an option on the command line takes the place of
+// its rival in the file.
 #ifndef ACCO_PROGRAM_OPTIONS_PARSE_H
 #define ACCO_PROGRAM_OPTIONS_PARSE_H
 
+#include <sys/stat.h>
+
 #include "program/options_file.h"
+
+// The word behind a list, such as a second file, is most often the work of the shell.
+static inline bool options_refuse_word(const char *word, const char *before, Error *error) {
+    char excerpt[64], name[64];
+    struct stat status;
+    text_excerpt(word, excerpt);
+    if (strncmp(before, "--", 2) != 0 || stat(word, &status) != 0 || !S_ISREG(status.st_mode)) {
+        return error_set(error, "unexpected word %s: options are written --name value (--help)", excerpt);
+    }
+    return error_set(error,
+                     "unexpected word %s, which is a file: if the shell made it from a pattern, quote that, "
+                     "as in %s 'tokens_*.bin'",
+                     excerpt, text_excerpt(before, name));
+}
 
 // Reads the option at argv[*position] and moves behind it. `value` points into argv.
 static inline bool options_next(int argc, char **argv, int *position, const OptionSpec **option,
                                 const char **value, Error *error) {
     const char *word = argv[(*position)++];
-    char name[64], excerpt[64];
-    if (word[0] != '-') {
-        return error_set(error, "unexpected word %s: options are written --name value (--help)",
-                         text_excerpt(word, excerpt));
-    }
+    char name[64];
+    if (word[0] != '-') { return options_refuse_word(word, *position > 2 ? argv[*position - 3] : "", error); }
     const char *equals = strchr(word, '=');
     size_t length = equals == NULL ? strlen(word) : (size_t)(equals - word);
     snprintf(name, sizeof name, "%.*s", length < sizeof name ? (int)length : (int)sizeof name - 1, word);
@@ -69,11 +87,81 @@ static inline bool options_parse_command(int argc, char **argv, Options *options
     return true;
 }
 
+// ---------------------------------------------------------------------------------------
+// Options that would be ignored
+
+// Refuses an option of the command line that `command` does not use. A plan takes what
+// training takes, so that its command line need not be changed.
+static inline bool options_check_use(OptionsCommand command, const OptionSpec *option, Error *error) {
+    static const char *const names[] = {"training", "train_gpt sample", "train_gpt eval", "train_gpt plan"};
+    static const char sample[] = "from, tokenizer, prompt, sample-tokens, temperature, top-k, seed, threads, "
+                                 "config",
+                      eval[] = "from, data, task, tokenizer, seq-len, micro-batch, stride, limit, device, "
+                               "precision, threads, timeout-s, config";
+    const char *used = command == COMMAND_SAMPLE ? sample : command == COMMAND_EVAL ? eval : NULL;
+    if (used == NULL) {
+        return option->group != GROUP_EVALUATION ||
+               error_set(error, "--%s has no effect on %s: it is for train_gpt eval", option->name,
+                         names[command]);
+    }
+    return option_list_names(used, option->name) ||
+           error_set(error, "--%s has no effect on %s, whose options are %s", option->name, names[command],
+                     used);
+}
+
+// Of the two options a run follows the first.
+typedef struct OptionRivals {
+    const char *name, *rival, *reason;
+} OptionRivals;
+
+static const OptionRivals option_rivals[] = {
+    {"from", "model", "the model is that of --from"},
+    {"finetune", "model", "the model is that of --finetune"},
+    {"from", "finetune", "both name a model to begin with"},
+    {"rank-accumulate", "accumulate", "the list has a number for each rank"},
+};
+
+// Whether the option says anything: an empty text is as good as none.
+static inline bool option_says_something(const OptionSpec *option, const Options *options) {
+    return option->type != OPTION_TEXT || *(const char *)option_field_const(option, options) != '\0';
+}
+
+static inline void option_set_default(const OptionSpec *option, Options *options) {
+    Error never;
+    option_set(option, options, option->default_text, &never);
+}
+
+// line, file: the options that the command line and the file of --config have. Of rivals
+// the nearer one wins; two in the same place are refused, unless one of a file is at its
+// default.
+static inline bool options_settle_rivals(Options *options, const bool line[OPTION_COUNT_OF_TABLE],
+                                         const bool file[OPTION_COUNT_OF_TABLE], Error *error) {
+    Options defaults;
+    options_defaults(&defaults);
+    for (size_t i = 0; i < sizeof option_rivals / sizeof option_rivals[0]; i++) {
+        const OptionSpec *one = option_find(option_rivals[i].name),
+                         *other = option_find(option_rivals[i].rival);
+        bool near = line[one - option_table], other_near = line[other - option_table];
+        if (!option_says_something(one, options) || !option_says_something(other, options)) { continue; }
+        if (near && !other_near) { option_set_default(other, options); }
+        if (other_near && !near) { option_set_default(one, options); }
+        bool in_file = file[one - option_table] && file[other - option_table] &&
+                       !option_is_same(one, options, &defaults) && !option_is_same(other, options, &defaults);
+        if ((near && other_near) || (!near && !other_near && in_file)) {
+            return error_set(error, "--%s and --%s: %s; choose one", one->name, other->name,
+                             option_rivals[i].reason);
+        }
+    }
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------
+
 // Defaults, then the file of --config, then the command line. Who asks for help or the
 // version gets it whatever else is on the line. Errors: see the head of this file.
 // options_check is the caller's next step.
 static inline bool options_parse(int argc, char **argv, Options *options, Error *error) {
-    bool given[OPTION_COUNT_OF_TABLE] = {false};
+    bool given[OPTION_COUNT_OF_TABLE] = {false}, in_file[OPTION_COUNT_OF_TABLE] = {false};
     const OptionSpec *option = NULL;
     const char *value = NULL;
     int start;
@@ -83,19 +171,22 @@ static inline bool options_parse(int argc, char **argv, Options *options, Error 
     for (int position = start; position < argc;) { // names first: before a file is read
         if (!options_next(argc, argv, &position, &option, &value, error)) { return false; }
         if (given[option - option_table]) { return error_set(error, "--%s is given twice", option->name); }
+        if (!options_check_use(options->command, option, error)) { return false; }
         given[option - option_table] = true;
         if (option->offset == offsetof(Options, config) && !option_set(option, options, value, error)) {
             return false;
         }
     }
-    if (options->config[0] != '\0' && !options_read_file(options->config, options, error)) { return false; }
+    if (options->config[0] != '\0' && !options_read_file(options->config, options, in_file, error)) {
+        return false;
+    }
     for (int position = start; position < argc;) {
         if (!options_next(argc, argv, &position, &option, &value, error) ||
             !option_set(option, options, value, error)) {
             return false;
         }
     }
-    return true;
+    return options_settle_rivals(options, given, in_file, error);
 }
 
 #endif

@@ -436,6 +436,17 @@ static inline const OptionSpec *option_find(const char *name) {
     return NULL;
 }
 
+// Whether `name` is a word of a list such as "one, two or three".
+static inline bool option_list_names(const char *list, const char *name) {
+    size_t length = strlen(name);
+    for (const char *word = list; *word != '\0'; word += strspn(word, ", ")) {
+        size_t letters = strcspn(word, ", ");
+        if (letters == length && strncmp(word, name, length) == 0) { return true; }
+        word += letters;
+    }
+    return false;
+}
+
 // The error for a name that no option has. `dashes`: "--" on the command line, "" in a
 // file.
 static inline bool option_unknown(const char *written, const char *dashes, Error *error) {

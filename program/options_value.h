@@ -128,6 +128,10 @@ static inline bool option_set_number(const OptionSpec *option, Options *options,
         if (!valid && errno != ERANGE) {
             return option_refuse(option, text, is_real ? "is not a number" : "is not a whole number", error);
         }
+        bool too_large = option->maximum == OPTION_NO_LIMIT && (!valid || value > option->maximum);
+        if (too_large && text[0] != '-') {
+            return option_refuse(option, text, "is out of range, the largest is 9007199254740992", error);
+        }
         if (!valid || !in_range) { return option_refuse(option, text, "is out of range", error); }
     }
     if (is_real) {
@@ -210,6 +214,18 @@ static inline void options_defaults(Options *options) {
         bool valid = option_set(&option_table[i], options, option_table[i].default_text, &error);
         assert(valid && "a default is outside its own range");
         (void)valid;
+    }
+}
+
+// Whether two runs have the same value of the option.
+static inline bool option_is_same(const OptionSpec *option, const Options *a, const Options *b) {
+    const void *left = option_field_const(option, a), *right = option_field_const(option, b);
+    switch (option->type) {
+    case OPTION_TEXT: return strcmp((const char *)left, (const char *)right) == 0;
+    case OPTION_CHOICE: return *(const OptionChoice *)left == *(const OptionChoice *)right;
+    case OPTION_SWITCH: return *(const bool *)left == *(const bool *)right;
+    case OPTION_REAL: return *(const double *)left == *(const double *)right;
+    default: return *(const int64_t *)left == *(const int64_t *)right;
     }
 }
 

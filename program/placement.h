@@ -226,6 +226,24 @@ static inline bool placement_choose_gpu_exchange(Placement *placement, const Opt
     return true;
 }
 
+// After the choice of the exchange: refuses options that only matter on a GPU, or only to
+// NCCL, where there is none.
+static inline bool placement_check_gpu_options(const Placement *placement, const Options *options,
+                                               Error *error) {
+    const char *why =
+        gpu_is_built_in() ? "no rank computes on a GPU" : "this program was built for CPUs only";
+    bool nccl = options->gpu_exchange == GPU_EXCHANGE_NCCL;
+    if (placement->ranks_on_gpus == 0 && (nccl || options->tune_products)) {
+        return error_set(error, "%s has no effect: %s", nccl ? "--gpu-exchange nccl" : "--tune-products on",
+                         why);
+    }
+    if (options->nccl_ctas > 0 && !placement->uses_nccl) {
+        return error_set(error, "--nccl-ctas has no effect: %s",
+                         placement->ranks_on_gpus == 0 ? why : "GPUs do not exchange by NCCL here");
+    }
+    return true;
+}
+
 // For a plan: what ranks with a GPU each would choose.
 static inline void placement_plan_gpu_exchange(Placement *placement, const Options *options) {
     placement->uses_nccl = placement->on_gpu && nccl_is_built_in() &&

@@ -96,6 +96,7 @@ static inline void print_wire(const Run *run) {
 static inline void print_device(const Run *run) {
     const Placement *placement = &run->placement;
     int threads = run->threads.threads;
+    char products[96];
     printf("device     %s; %s\n", placement->device_reason, precision_name(placement->precision));
     if (placement->ranks_on_gpus > 0 && placement->ranks_on_gpus < run->transport.size) {
         printf("           %d of %d ranks compute on GPUs, the others on CPUs: the log says which\n",
@@ -108,7 +109,7 @@ static inline void print_device(const Run *run) {
         return;
     }
     printf("threads    %d per rank (%s); matrix products by %s\n", threads, run->threads.reason,
-           matmul_library());
+           matmul_library(products));
 }
 
 // Says where there is less to validate on than --val-batches asks for.

@@ -51,6 +51,27 @@ static inline void open_checkpoints(Run *run) {
 static inline void close_checkpoints(Run *run) { json_decref(run->checkpointed.options); }
 
 // ---------------------------------------------------------------------------------------
+// Where the options name a run
+
+// A run stands for its newest checkpoint, and a checkpoint for the model in it. Training
+// prints what it begins with anyway.
+static inline void find_models(Run *run) {
+    Options *options = &run->options;
+    OptionText asked;
+    memcpy(asked, options->from, sizeof asked);
+    bool newest = checkpoint_find(options->from, sizeof options->from);
+    checkpoint_find(options->finetune, sizeof options->finetune);
+    hf_model_find(options->from, sizeof options->from);
+    hf_model_find(options->finetune, sizeof options->finetune);
+    bool is_path = strcmp(options->resume, "auto") != 0 && strcmp(options->resume, "off") != 0;
+    if (is_path) { checkpoint_find(options->resume, sizeof options->resume); }
+    bool reads = options->command == COMMAND_SAMPLE || options->command == COMMAND_EVAL;
+    if (newest && reads && launch_launcher_rank(getenv) == 0) {
+        printf("%-14s %s, the newest checkpoint of %s\n", "model", options->from, asked);
+    }
+}
+
+// ---------------------------------------------------------------------------------------
 // Saving
 
 // waited: seconds that training was blocked. A checkpoint that failed is reported, and
@@ -243,8 +264,11 @@ static inline void resume_run(Run *run) {
     if (!run_is_main(run)) { return; }
     long long commit = (long long)run->scheduler.optimizer.commits;
     bool exact = remarks[0] == '\0';
-    printf("resumed    from %s at %s %lld; %s%s\n\n", resume, step_name(run), commit,
+    printf("resumed    from %s at %s %lld; %s%s\n", resume, step_name(run), commit,
            exact ? "exact" : "not exact: ", remarks);
+    const char *start = options_start(&run->options);
+    if (start[0] != '\0') { printf("           with its parameters; those of %s are not used\n", start); }
+    printf("\n");
     fflush(stdout);
     report_event(run, json_pack("{s:s, s:I, s:o, s:b, s:o}", "event", "resume", "commit", (json_int_t)commit,
                                 "checkpoint", log_text(resume), "exact", exact ? 1 : 0, "remarks",

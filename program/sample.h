@@ -98,7 +98,8 @@ static inline int command_sample(Run *run) {
     }
     Sample *sample = (Sample *)calloc(1, sizeof *sample);
     sample->options = &run->options;
-    if (!hf_model_open(&model, run->options.from, &error) ||
+    if (!hf_model_check_directory(run->options.from, &error) ||
+        !hf_model_open(&model, run->options.from, &error) ||
         !text_codec_open(&sample->codec, tokenizer_path(&run->options, path), model.config.vocabulary == 256,
                          model.config.vocabulary, &error)) {
         exit_user_mistake(&error);

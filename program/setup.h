@@ -33,6 +33,7 @@ static inline double automatic_learning_rate(Run *run) {
 static inline bool choose_model(Run *run, Error *error) {
     Options *options = &run->options;
     const char *start = options_start(options);
+    if (start[0] != '\0' && !hf_model_check_directory(start, error)) { return false; }
     if (!gpt_neo_config_find(start[0] != '\0' ? start : options->model, &run->config, error)) {
         return false;
     }

@@ -49,6 +49,11 @@ static inline void cuda_check(cudaError_t status, const char *call) {
 
 static inline bool gpu_is_built_in(void) { return true; }
 
+// text <- the version of CUDA that the program was built with.
+static inline void gpu_version(char *text, size_t size) {
+    snprintf(text, size, "%d.%d", CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+}
+
 // Rank r of a node gets GPU r modulo their number. Kernels need compute capability 8.0.
 static inline bool gpu_open(Gpu *gpu, int local_rank, Error *error) {
     memset(gpu, 0, sizeof *gpu);
@@ -161,6 +166,7 @@ static inline void gpu_fill(void *queue, void *memory, int byte, size_t bytes) {
 
 // clang-format off
 static inline bool gpu_is_built_in(void) { return false; }
+static inline void gpu_version(char *text, size_t size) { snprintf(text, size, "none: for CPUs only"); }
 static inline bool gpu_open(Gpu *gpu, int local_rank, Error *error) {
     (void)local_rank;
     memset(gpu, 0, sizeof *gpu);

@@ -1060,6 +1060,48 @@ static void a_model_of_others_begins_a_run(void **state) {
     json_decref(others);
 }
 
+// The newest checkpoint is not the last one by name: 24 comes behind 6.
+static void a_run_stands_for_its_newest_checkpoint(void **state) {
+    Stage *stage = stage_of(state);
+    Training run = training_start(stage, 0, "--optimizer ddp --save-every 6 --keep 9");
+    json_decref(training_finish(stage, &run));
+    static const char *const commands[][3] = {
+        {"sample --from %s --sample-tokens 3", "model          ", "/model, the newest checkpoint of "},
+        {"sample --from %s/checkpoints --sample-tokens 3", "model          ",
+         "/model, the newest checkpoint of "},
+        {"--config base.txt --optimizer ddp --out from --from %s", "model      ", "/model/config.json: "},
+        {"--config base.txt --optimizer ddp --out on --tokens 3k --resume %s", "resumed    from ",
+         " at commit 24"},
+        {"--config base.txt --optimizer ddp --out on-too --tokens 3k --resume %s/checkpoints",
+         "resumed    from ", " at commit 24"},
+    };
+    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
+        char arguments[STAGE_COMMAND_SIZE], expected[STAGE_PATH_SIZE];
+        const char *marker = strstr(commands[i][0], "%s");
+        snprintf(arguments, sizeof arguments, "%.*s%s%s", (int)(marker - commands[i][0]), commands[i][0],
+                 run.out, marker + 2);
+        snprintf(expected, sizeof expected, "%s%s/checkpoints/step-24%s", commands[i][1], run.out,
+                 commands[i][2]);
+        Outcome outcome = program_run(stage, 0, arguments);
+        outcome_check(&outcome, 0, arguments);
+        text_check(outcome.output, expected, arguments);
+    }
+}
+
+// What --resume takes is all that counts, and the run says so.
+static void a_start_beside_a_checkpoint_is_said_to_be_unused(void **state) {
+    Stage *stage = stage_of(state);
+    Training run = training_start(stage, 0, "--optimizer ddp");
+    json_decref(training_finish(stage, &run));
+    char options[2 * STAGE_PATH_SIZE];
+    snprintf(options, sizeof options,
+             "--config base.txt --optimizer ddp --tokens 3k --out both --from %s --resume %s", run.out,
+             run.out);
+    Outcome outcome = program_run(stage, 0, options);
+    outcome_check(&outcome, 0, options);
+    text_check(outcome.output, "with its parameters; those of ", options);
+}
+
 // ---------------------------------------------------------------------------------------
 // Refused: exit code 2, one line, and nothing left behind that would hinder the next
 // attempt
@@ -1275,6 +1317,8 @@ int main(int argc, char **argv) {
         CHECKPOINT_TEST(links_are_not_followed),
         CHECKPOINT_TEST(a_saved_model_begins_another_run),
         CHECKPOINT_TEST(a_model_of_others_begins_a_run),
+        CHECKPOINT_TEST(a_run_stands_for_its_newest_checkpoint),
+        CHECKPOINT_TEST(a_start_beside_a_checkpoint_is_said_to_be_unused),
         CHECKPOINT_TEST(mistakes_are_refused),
         CHECKPOINT_TEST(hostile_manifests_are_refused),
     };

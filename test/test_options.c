@@ -280,6 +280,8 @@ static void test_counts_take_suffixes(void **state) {
     expect_refused("--tokens 2Mk", "not a whole number", "2Mk");
     expect_refused("--tokens 2T", "not a whole number", "2T");
     expect_refused("--tokens 20000000000G", "out of range", "1 or more");
+    expect_refused("--tokens 99999999999G", "out of range, the largest is 9007199254740992", "1 or more");
+    expect_refused("--seed 99999999999", "out of range; allowed: 0 .. 4294967295", "");
     expect_refused("--micro-batch 2k", "not a whole number", "1 .. 65536"); // not a count of tokens
 }
 
@@ -475,6 +477,19 @@ static void test_file_and_precedence(void **state) {
     assert_true(options.learning_rate == 2e-3 && options.seq_len == 9);
 }
 
+// As some editors write them.
+static void test_byte_order_mark_is_skipped(void **state) {
+    (void)state;
+    static const char text[] = "\xEF\xBB\xBFtokens = 5k\nseed = 3\n";
+    Options options;
+    char path[256], line[700];
+    scratch_path("good.conf", path);
+    write_file(path, text, strlen(text));
+    snprintf(line, sizeof line, "--config %s", path);
+    expect_valid(&options, line);
+    assert_true(options.tokens == 5000 && options.seed == 3);
+}
+
 static void expect_file_refused(const char *text, size_t length, const char *part) {
     Options options;
     Error error;
@@ -543,7 +558,8 @@ static void test_random_files(void **state) {
         write_file(path, text, length);
         options_defaults(&options);
         memset(&error, 0, sizeof error);
-        if (!options_read_file(path, &options, &error)) {
+        bool given[OPTION_COUNT_OF_TABLE] = {false};
+        if (!options_read_file(path, &options, given, &error)) {
             assert_true(error.text[0] != '\0' && strchr(error.text, '\n') == NULL);
         }
     }
@@ -587,7 +603,11 @@ static void test_save_reloads_bit_for_bit(void **state) {
         }
         if (!options_save_file(&options, path, &error)) { fail_msg("%s", error.text); }
         options_defaults(&loaded);
-        if (!options_read_file(path, &loaded, &error)) { fail_msg("%s", error.text); }
+        bool given[OPTION_COUNT_OF_TABLE] = {false};
+        if (!options_read_file(path, &loaded, given, &error)) { fail_msg("%s", error.text); }
+        for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
+            assert_int_equal(given[i], option_table[i].offset != offsetof(Options, config));
+        }
         assert_same_options(&options, &loaded);
     }
 }
@@ -601,6 +621,84 @@ static void test_save_failures(void **state) {
     expect_text("save", error.text, "cannot create /does/not/exist/x: No such file");
     assert_false(options_save_file(&options, "/dev/full", &error));
     expect_text("save", error.text, "cannot write /dev/full: No space left on device");
+}
+
+// ---------------------------------------------------------------------------------------
+// Options that would be ignored
+
+static void test_options_of_other_commands_are_refused(void **state) {
+    (void)state;
+    Options options;
+    expect_refused("sample --from C --model 36M", "--model has no effect on train_gpt sample",
+                   "whose options are from, tokenizer, prompt,");
+    expect_refused("sample --from C --tokens 5", "--tokens has no effect on train_gpt sample", "");
+    expect_refused("eval --from C --data f --out x", "--out has no effect on train_gpt eval",
+                   "whose options are from, data, task,");
+    expect_refused("eval --sample-tokens 5", "--sample-tokens has no effect on train_gpt eval", "");
+    expect_refused("--task lambada", "--task has no effect on training: it is for train_gpt eval", "");
+    expect_refused("plan --limit 3", "--limit has no effect on train_gpt plan", "");
+    expect_contradiction("eval --from C --data f --task lambada --stride 4",
+                         "--stride is for --task perplexity");
+    expect_valid(&options, "sample --from C --prompt x --top-k 3 --temperature 1 --seed 2 --threads 1");
+    expect_valid(&options, "eval --from C --data f --task lambada --limit 3 --device cpu --seq-len 8");
+    expect_valid(&options, "plan --ranks 8 --device cuda --tune-products on --save-every 10 --out x");
+}
+
+static void test_rivals_are_refused(void **state) {
+    (void)state;
+    expect_refused("--from C --model 36M", "--from and --model: the model is that of --from", "choose one");
+    expect_refused("--model tiny --finetune C", "--finetune and --model", "choose one");
+    expect_refused("plan --from C --model tiny", "--from and --model", "choose one");
+    expect_refused("--from a --finetune b", "--from and --finetune: both name a model", "choose one");
+    expect_refused("--rank-accumulate 4 --accumulate 8", "--rank-accumulate and --accumulate", "choose one");
+    expect_refused("--accumulate auto --rank-accumulate 2,2", "the list has a number for each rank", "");
+}
+
+// An option on the command line takes the place of its rival in the file.
+static void test_nearer_rival_wins(void **state) {
+    (void)state;
+    static const char text[] = "from = C\nmodel = tiny\nrank-accumulate = 4,2\naccumulate = 2\n"; // as saved
+    Options options;
+    char path[256], line[700];
+    scratch_path("good.conf", path);
+    write_file(path, text, strlen(text));
+    snprintf(line, sizeof line, "--config %s", path);
+    expect_valid(&options, line);
+    assert_string_equal(options.from, "C");
+    assert_string_equal(options.rank_accumulate, "4,2");
+    snprintf(line, sizeof line, "--config %s --model 36M --accumulate 3", path);
+    expect_valid(&options, line);
+    assert_string_equal(options.from, "");
+    assert_string_equal(options.model, "36M");
+    assert_string_equal(options.rank_accumulate, "");
+    assert_int_equal(options.accumulate, 3);
+    snprintf(line, sizeof line, "--config %s --finetune D", path);
+    expect_valid(&options, line);
+    assert_string_equal(options.from, "");
+    assert_string_equal(options.finetune, "D");
+    write_file(path, "model = 36M\naccumulate = 4\n", strlen("model = 36M\naccumulate = 4\n"));
+    snprintf(line, sizeof line, "--config %s --from C --rank-accumulate 4,2", path);
+    expect_valid(&options, line);
+    assert_string_equal(options.from, "C");
+    assert_string_equal(options.model, "tiny");
+    assert_string_equal(options.rank_accumulate, "4,2");
+    assert_int_equal(options.accumulate, 2);
+    snprintf(line, sizeof line, "--config %s --rank-accumulate=", path); // an empty text says nothing
+    expect_valid(&options, line);
+    assert_int_equal(options.accumulate, 4);
+    expect_file_refused("model = 36M\nfrom = C\n", strlen("model = 36M\nfrom = C\n"), "choose one");
+}
+
+// The shell makes several words of a pattern that is not quoted.
+static void test_unquoted_patterns(void **state) {
+    (void)state;
+    char path[256], line[700];
+    scratch_path("good.conf", path);
+    write_file(path, "", 0);
+    snprintf(line, sizeof line, "--data first.bin %s", path);
+    expect_refused(line, "which is a file: if the shell made it from a pattern, quote that",
+                   "as in --data 'tokens_*.bin'");
+    expect_refused("--data first.bin /does/not/exist", "unexpected word /does/not/exist: options are", "");
 }
 
 // ---------------------------------------------------------------------------------------
@@ -765,7 +863,6 @@ static void test_accumulate_auto_is_for_overlapped_rules(void **state) {
     expect_contradiction("--accumulate auto --optimizer co2", local);
     expect_contradiction("--accumulate auto --optimizer diloco", local);
     expect_contradiction("--accumulate auto --optimizer streaming-diloco", local);
-    expect_contradiction("--accumulate auto --rank-accumulate 2,2", "either the program chooses");
     expect_consistent("--accumulate auto --optimizer acco");
     expect_consistent("--accumulate auto --optimizer acco-wp");
     expect_consistent("--accumulate auto --optimizer dpu");
@@ -839,7 +936,6 @@ static void test_rank_lists(void **state) {
                          "--rank-accumulate: rank 1's 1: acco computes a commit in 2 "
                          "rounds, of one micro-batch each at least; use 2 or more");
     expect_consistent("--rank-accumulate 4,3");
-    expect_consistent("--rank-accumulate 4,2 --accumulate 3"); // the list wins
     expect_consistent("--rank-accumulate 4,3 --optimizer acco-wp");
     expect_consistent("--rank-accumulate 1000000,1 --optimizer ddp");
 }
@@ -848,7 +944,7 @@ static void test_micro_batches_of_ranks(void **state) {
     (void)state;
     Options options;
     Error error;
-    expect_valid(&options, "--optimizer ddp --rank-accumulate 4,12,1 --accumulate 9");
+    expect_valid(&options, "--optimizer ddp --rank-accumulate 4,12,1");
     assert_int_equal(options_rank_accumulate(&options, 0, 3), 4);
     assert_int_equal(options_rank_accumulate(&options, 1, 3), 12);
     assert_int_equal(options_rank_accumulate(&options, 2, 3), 1);
@@ -987,10 +1083,15 @@ int main(void) {
         cmocka_unit_test(test_messages_stay_one_short_line),
         cmocka_unit_test(test_help_and_version_come_first),
         cmocka_unit_test(test_file_and_precedence),
+        cmocka_unit_test(test_byte_order_mark_is_skipped),
         cmocka_unit_test(test_bad_files_name_the_line),
         cmocka_unit_test(test_random_files),
         cmocka_unit_test(test_save_reloads_bit_for_bit),
         cmocka_unit_test(test_save_failures),
+        cmocka_unit_test(test_options_of_other_commands_are_refused),
+        cmocka_unit_test(test_rivals_are_refused),
+        cmocka_unit_test(test_nearer_rival_wins),
+        cmocka_unit_test(test_unquoted_patterns),
         cmocka_unit_test(test_acco_split),
         cmocka_unit_test(test_contradictions),
         cmocka_unit_test(test_options_of_other_rules_are_refused),

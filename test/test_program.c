@@ -868,11 +868,22 @@ static void help_names_every_option(void **state) {
     }
 }
 
-static void version_is_one_line(void **state) {
+// What somebody who reports a problem is asked for.
+static void version_tells_the_build(void **state) {
+    static const char *const facts[] = {"acco.c " ACCO_VERSION "\ncommit     ",
+                                        "\ncompiler   ",
+                                        "\nprocessor  -m",
+                                        "\nproducts   o",
+                                        "\nMPI        ",
+                                        "\nCUDA       ",
+                                        "\nNCCL       "};
     Outcome outcome = program_run(stage_of(state), 0, "--version");
     outcome_check(&outcome, 0, "--version");
-    text_check(outcome.output, ACCO_VERSION, "--version");
-    assert_int_equal(text_lines(outcome.output), 1);
+    for (size_t i = 0; i < sizeof facts / sizeof facts[0]; i++) {
+        text_check(outcome.output, facts[i], "--version");
+    }
+    assert_int_equal(text_lines(outcome.output), 8);
+    assert_true((strstr(outcome.output, "MPI        none") == NULL) == stage_of(state)->has_mpi);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -887,7 +898,16 @@ static const Refusal refusals[] = {
     {"unknown command", "trian", "train"},
     {"rollback without checkpoints", BASE "--on-spike rollback", "--save-every"},
     {"two models to begin with", BASE "--from a --finetune b", "choose one"},
-    {"fine-tuning a sample", "sample --finetune b", "--from"},
+    {"fine-tuning a sample", "sample --finetune b", "--finetune has no effect on train_gpt sample"},
+    {"a sample of no model", "sample --from nope", "nope is neither a directory"},
+    {"a start that is a preset", BASE "--from tiny", "give --model tiny"},
+    {"a start that is a file", BASE "--from ../empty.txt", "../empty.txt is a file"},
+    {"a start near another name", BASE "--from ../usde", "did you mean ../used?"},
+    {"a start without a model", BASE "--from ../used", "no config.json"},
+    {"tuning of a GPU without one", BASE "--device cpu --tune-products on",
+     "--tune-products on has no effect"},
+    {"NCCL without a GPU", BASE "--device cpu --gpu-exchange nccl", "--gpu-exchange nccl"},
+    {"multiprocessors without a GPU", BASE "--device cpu --nccl-ctas 4", "--nccl-ctas has no effect"},
     {"word that is no option", "train acco", "unexpected word acco"},
     {"option twice", BASE "--seed 1 --seed 1", "twice"},
     {"option without a value", BASE "--seed", "--seed needs a value"},
@@ -926,7 +946,7 @@ static const Refusal refusals[] = {
     {"ddp with auto", BASE "--optimizer ddp --accumulate auto", "needs --optimizer dpu, acco-wp or acco"},
     {"diloco with auto", BASE "--optimizer diloco --accumulate auto", "gives every rank the same weight"},
     {"auto with a schedule by commits", BASE "--accumulate auto --lr-by commits", "use --lr-by grads"},
-    {"auto with a list", BASE "--accumulate auto --rank-accumulate 2", "give --accumulate a number"},
+    {"auto with a list", BASE "--accumulate auto --rank-accumulate 2", "choose one"},
     {"option of another rule", BASE "--co2-tau 4",
      "--co2-tau belongs to --optimizer co2, this run uses acco"},
     {"option of two other rules", BASE "--bucket-mb 1", "--bucket-mb belongs to --optimizer ddp or zero1"},
@@ -1084,7 +1104,13 @@ static void ranks_with_other_options_are_refused(void **state) {
     outcome_check(&outcome, 2, "ranks with other options");
     text_check(outcome.errors, "rank 1", "ranks with other options");
     text_check(outcome.errors, "other options", "ranks with other options");
+    text_check(outcome.errors, ": --seed is 2 instead of 1", "ranks with other options");
     assert_int_equal(text_count(outcome.errors, "train_gpt: "), 1);
+    snprintf(arguments, sizeof arguments,
+             "--config base.txt --out m --threads 1 : -np 1 '%s' --config base.txt --out m --threads 2",
+             stage->binary);
+    outcome = program_run(stage, 1, arguments);
+    outcome_check(&outcome, 0, "ranks with other numbers of threads");
 }
 
 // ---------------------------------------------------------------------------------------
@@ -1686,7 +1712,7 @@ int main(int argc, char **argv) {
         PROGRAM_TEST(the_saved_configuration_repeats_the_run),
         PROGRAM_TEST(the_page_of_options_is_current),
         PROGRAM_TEST(help_names_every_option),
-        PROGRAM_TEST(version_is_one_line),
+        PROGRAM_TEST(version_tells_the_build),
         PROGRAM_TEST(two_ranks_refuse_with_one_message),
         PROGRAM_TEST(a_directory_without_permission_is_refused),
         PROGRAM_TEST(independent_copies_are_refused),

@@ -25,6 +25,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdio.h>
 
 #include "runtime/device.h"
 
@@ -201,13 +202,15 @@ static inline void cpu_matmul_backward_weight(Stream *stream, float *d_weight, c
     matmul(stream, &work);
 }
 
-// The library that computes matrix products, for the start-up report.
-static inline const char *matmul_library(void) {
+// text <- the library that computes matrix products on CPUs, for reports.
+static inline const char *matmul_library(char text[96]) {
 #ifdef ACCO_NO_ONEDNN
-    return "our own loops, several times slower than oneDNN (make info says why it is not used)";
+    snprintf(text, 96, "our own loops, several times slower than oneDNN (make info says why it is not used)");
 #else
-    return "oneDNN";
+    const dnnl_version_t *version = dnnl_version();
+    snprintf(text, 96, "oneDNN %d.%d.%d", version->major, version->minor, version->patch);
 #endif
+    return text;
 }
 
 #endif

@@ -33,11 +33,12 @@ static inline void fuzz_options_again(const Options *options) {
     Options again;
     FuzzFile file;
     Error error = {""};
+    bool given[OPTION_COUNT_OF_TABLE] = {false};
     FuzzPart empty = {(const uint8_t *)"", 0};
     fuzz_file_open(&file, empty);
     fuzz_require(options_save_file(options, file.path, &error), "options can be saved");
     options_defaults(&again);
-    fuzz_require(options_read_file(file.path, &again, &error), "saved options are accepted");
+    fuzz_require(options_read_file(file.path, &again, given, &error), "saved options are accepted");
     for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
         bool is_file = option_table[i].offset == offsetof(Options, config);
         fuzz_require(is_file || option_is_same(&option_table[i], options, &again),

@@ -15,6 +15,10 @@
 #include "cuda_bf16.h"
 #include "cuda_runtime.h"
 
+#define NCCL_MAJOR 0
+#define NCCL_MINOR 0
+#define NCCL_PATCH 0
+
 typedef enum ncclResult_t { ncclSuccess = 0, ncclInProgress = 7 } ncclResult_t;
 typedef enum ncclDataType_t { ncclChar = 0, ncclFloat = 7, ncclBfloat16 = 9 } ncclDataType_t;
 typedef enum ncclRedOp_t { ncclSum = 0 } ncclRedOp_t;

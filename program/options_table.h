@@ -220,7 +220,7 @@ static const OptionSpec option_table[] = {
      "gpt_neo."},
     {"from", GROUP_DATA, EVERY_RULE, COMPARED_APART, TEXT_OPTION(from, "", 0, "DIR"),
      "A Hugging Face directory of a GPT-Neo model to start from (config.json and model.safetensors), or a "
-     "checkpoint, which contains one. --model is then not needed."},
+     "checkpoint, which contains one, or a run, for its newest checkpoint. It takes the place of --model."},
     {"finetune", GROUP_DATA, EVERY_RULE, COMPARED_APART, TEXT_OPTION(finetune, "", 0, "DIR"),
      "As --from DIR, for fine-tuning: --lr auto is then a tenth of its usual value, --weight-decay auto is "
      "0. The optimizer state starts from zero. Tokens that the mask of a token file excludes are read, but "
@@ -358,7 +358,8 @@ static const OptionSpec option_table[] = {
      "Checkpoints at multiples of this number of commits are kept as well."},
     {"resume", GROUP_REPORT, EVERY_RULE, SAME_BITS, TEXT_OPTION(resume, "off", 1, "off|auto|PATH"),
      "Continues from a checkpoint. auto: from the newest sound one in --out, where the log continues, too; a "
-     "new run begins where there is none. PATH: from that one, in a new --out. Ranks, rule and device may "
+     "new run begins where there is none. PATH: from that one, or the newest one of that run, in a new "
+     "--out. Ranks, rule and device may "
      "differ; the run then says what is not exact."},
     {"out", GROUP_REPORT, EVERY_RULE, SAME_BITS, TEXT_OPTION(out, "auto", 1, "DIR|auto"),
      "The run's directory, created with its parents; a directory that already holds a run is refused. auto: "

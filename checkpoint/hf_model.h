@@ -538,12 +538,13 @@ static inline bool hf_model_check_directory(const char *directory, Error *error)
             excerpt, excerpt, excerpt);
     }
     if (stat(directory, &status) != 0) {
+        int reason = errno;
         hf_model_nearest_directory(directory, nearest);
         return error_set(
             error,
             "%s is neither a directory (%s) nor the name of a preset%s%.300s%s; a model of the hub "
             "must be downloaded first",
-            excerpt, strerror(errno), nearest[0] == '\0' ? "" : ": did you mean ", nearest,
+            excerpt, strerror(reason), nearest[0] == '\0' ? "" : ": did you mean ", nearest,
             nearest[0] == '\0' ? "" : "?");
     }
     if (!S_ISDIR(status.st_mode)) {

@@ -15,8 +15,8 @@
 
 #include <signal.h>
 
-#include "program/data.h"         // defines: open_data, tokenize_data: what is trained on
 #include "program/build_facts.h"  // defines: print_build_facts: --version
+#include "program/data.h"         // defines: open_data, tokenize_data: what is trained on
 #include "program/eval.h"         // defines: command_eval: how good a model is
 #include "program/plan.h"         // defines: command_plan: how much memory a run would need
 #include "program/report.h"       // defines: report_window, print_end: what a run says

@@ -200,7 +200,8 @@ static inline void job_summarise(Scheduler *s, Job *job, Stream *stream) {
             layout_cell_begin(&s->layout, 1), s->layout.cells, s->norm_partials);
     }
     job->tally.own_square = job->own_square;
-    job->tally.stops = __atomic_load_n(&s->stop_requested, __ATOMIC_RELAXED) ? 1 : 0;
+    job->tally.stops = scheduler_is_asked_to_stop(s) ? 1 : 0;
+    job->tally.saves = __atomic_load_n(&s->save_requested, __ATOMIC_RELAXED) ? 1 : 0;
     job->tally.ended = __atomic_load_n(&s->writer_done, __ATOMIC_ACQUIRE) ? 1 : 0;
     transport_all_gather_records(s->transport, "summary", &job->tally, s->tallies, sizeof(Tally));
     job_add_tallies(s, job);

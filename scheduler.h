@@ -257,6 +257,7 @@ static inline void scheduler_account_job(Scheduler *s) {
     const Job *job = &s->job;
     CommitReport *report = &s->report;
     s->stop_agreed = s->stop_agreed || job->total.stops > 0;
+    s->save_agreed = s->save_agreed || job->total.saves > 0;
     s->all_writers_done = job->total.ended == s->transport->size;
     if (job->spike != SPIKE_NONE) {
         scheduler_account_spike(s);

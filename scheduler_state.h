@@ -140,6 +140,7 @@ typedef struct Tally {
     // The job fills in these.
     double square; // sum of squares of the gradient sum in this rank's shard
     double stops;  // ranks that were asked to stop: all ranks learn of it with the same job
+    double saves;  // ranks whose clock says that it is time for a checkpoint
     double ended;  // ranks whose checkpoint writer has ended
     // Of this rank, and not added up.
     double own_square; // sum of squares of its own gradients; the job fills it in
@@ -163,6 +164,7 @@ static const TallySum TALLY_SUMS[] = {
     {"left_out", offsetof(Tally, left_out), true},
     {NULL, offsetof(Tally, square), true},
     {NULL, offsetof(Tally, stops), true},
+    {NULL, offsetof(Tally, saves), true},
     {NULL, offsetof(Tally, ended), true},
 };
 
@@ -301,11 +303,18 @@ typedef struct Scheduler {
     bool failed; // a spike ended the run; nothing was updated with it
 
     // What ranks tell each other with every job.
-    bool stop_requested;   // atomic: this rank was asked to stop
-    bool stop_agreed;      // since the same job, all ranks know that one of them was asked
-    bool writer_done;      // atomic: this rank's checkpoint writer has ended
-    bool all_writers_done; // since the same job, all ranks know that all writers have ended
+    const bool *stop_requested; // atomic: this rank was asked to stop; NULL: nobody can ask it
+    bool stop_agreed;           // since the same job, all ranks know that one of them was asked
+    bool save_requested;        // atomic: by this rank's clock it is time for a checkpoint
+    bool save_agreed;           // since the same job, all ranks know that it is
+    bool writer_done;           // atomic: this rank's checkpoint writer has ended
+    bool all_writers_done;      // since the same job, all ranks know that all writers have ended
 } Scheduler;
+
+// Whether this rank was asked to stop. Any thread may call it.
+static inline bool scheduler_is_asked_to_stop(const Scheduler *s) {
+    return s->stop_requested != NULL && __atomic_load_n(s->stop_requested, __ATOMIC_RELAXED);
+}
 
 // What the job reduces: the gradients themselves where compute waits for it.
 static inline Buffer *scheduler_reduce_buffer(Scheduler *s) {

@@ -32,29 +32,37 @@
 typedef struct Validation {
     Run *run;
     const void *parameters; // the committed ones, as the model takes them
+    int64_t batch;          // the one that this rank computes
     // Sums over the predicted tokens, and their number: first of this rank's batches,
     // then of all ranks'.
     double loss, perfect_loss, predicted;
 } Validation;
 
-// The held-out batches are dealt out to the ranks in turn. Compute stream.
+// One held-out batch. Compute stream.
 static void validate_task(void *context, Stream *stream) {
     Validation *sum = (Validation *)context;
     Run *run = sum->run;
-    int64_t batches = validation_batches(run);
-    for (int64_t batch = run->transport.rank; batch < batches; batch += run->transport.size) {
-        double perfect;
-        Error error = {""};
-        if (!fill_validation(run, batch, &perfect, &error)) {
-            transport_fail(&run->transport, "%s", error.text);
-        }
-        double predicted = gpt_neo_predicted(&run->model, run->targets);
-        if (predicted == 0) { continue; }
-        double loss = gpt_neo_loss(&run->model, stream, sum->parameters, run->tokens, run->targets);
-        sum->loss += loss * predicted;
-        sum->perfect_loss += perfect * predicted;
-        sum->predicted += predicted;
+    double perfect;
+    Error error = {""};
+    if (!fill_validation(run, sum->batch, &perfect, &error)) {
+        transport_fail(&run->transport, "%s", error.text);
     }
+    double predicted = gpt_neo_predicted(&run->model, run->targets);
+    if (predicted == 0) { return; }
+    double loss = gpt_neo_loss(&run->model, stream, sum->parameters, run->tokens, run->targets);
+    sum->loss += loss * predicted;
+    sum->perfect_loss += perfect * predicted;
+    sum->predicted += predicted;
+}
+
+// All ranks learn whether one of them was asked to stop. Communication stream.
+static void validate_agree_task(void *context, Stream *stream) {
+    (void)stream;
+    Scheduler *s = &((Validation *)context)->run->scheduler;
+    char mine = scheduler_is_asked_to_stop(s) ? 1 : 0;
+    char *all = (char *)transport_collect_records(s->transport, "validation", &mine, 1);
+    for (int rank = 0; rank < s->transport->size; rank++) { s->stop_agreed = s->stop_agreed || all[rank]; }
+    free(all);
 }
 
 // Communication stream.
@@ -74,18 +82,29 @@ static void validate_exchange_task(void *context, Stream *stream) {
 }
 
 // The mean loss of the committed parameters over the predicted tokens of the held-out
-// batches, and that of a perfect model, on all ranks.
-static void validate(Run *run) {
+// batches, and that of a perfect model, on all ranks. The batches are dealt out to the
+// ranks in turn. False: a rank was asked to stop, and all have left it unfinished.
+static bool validate(Run *run) {
     Scheduler *s = &run->scheduler;
+    int64_t batches = validation_batches(run);
     scheduler_settle(s); // waiting for communication under way still counts as training
     double began = clock_seconds();
-    Validation sum = {run, borrow_committed_weights(s, run->rule), 0, 0, 0};
-    scheduler_call(s, s->compute, validate_task, &sum);
+    Validation sum = {run, borrow_committed_weights(s, run->rule), 0, 0, 0, 0};
+    bool stopped = false;
+    for (int64_t first = 0; first < batches && !stopped; first += run->transport.size) {
+        sum.batch = first + run->transport.rank;
+        if (sum.batch < batches) { scheduler_call(s, s->compute, validate_task, &sum); }
+        scheduler_call(s, s->communication, validate_agree_task, &sum);
+        stopped = s->stop_agreed && first + run->transport.size < batches;
+    }
     return_committed(s, sum.parameters);
-    scheduler_call(s, s->communication, validate_exchange_task, &sum);
+    if (!stopped) {
+        scheduler_call(s, s->communication, validate_exchange_task, &sum);
+        run->validation_loss = sum.loss / sum.predicted;
+        run->perfect_validation_loss = sum.perfect_loss / sum.predicted;
+    }
     run->paused += clock_seconds() - began;
-    run->validation_loss = sum.loss / sum.predicted;
-    run->perfect_validation_loss = sum.perfect_loss / sum.predicted;
+    return !stopped;
 }
 
 // ---------------------------------------------------------------------------------------
@@ -112,8 +131,7 @@ static void follow_commits(Run *run, bool last) {
         report_window(run);
     }
     if (options->val_batches > 0 && (last || is_due(before, now, options->val_every))) {
-        validate(run);
-        if (run_is_main(run)) { report_validation(run); }
+        if (validate(run) && run_is_main(run)) { report_validation(run); }
     }
     if (run_is_main(run)) {
         terminal_bar(&run->terminal, tokens_done(run), options->tokens, training_seconds(run));
@@ -135,25 +153,27 @@ static void train_to_target(Run *run) {
         if (scheduler_is_halted(s)) { return; }
         follow_commits(run, last);
         if (s->all_writers_done) { end_checkpoint(run); }
-        if (!last && is_due(before, s->optimizer.commits, run->options.save_every)) {
+        if (!last && (s->save_agreed || is_due(before, s->optimizer.commits, run->save_times.commits))) {
             begin_checkpoint(run, true);
         }
+        watch_saving_clock(run);
     }
     if (s->stop_agreed || (rule->finish == NULL && !was_done)) { return; }
     if (rule->finish != NULL) { rule->finish(s); }
     report_spike(run);
-    if (!scheduler_is_halted(s)) { follow_commits(run, true); }
+    if (scheduler_is_halted(s)) { return; }
+    run->nothing_left = was_done && s->reports == run->seen.reports;
+    if (!run->nothing_left) { follow_commits(run, true); }
 }
 
-// Returns whether the state at the end is on disk.
+// Returns whether the state at the end is on disk, or is not meant to be.
 static bool train(Run *run) {
     Scheduler *s = &run->scheduler;
-    run->started = clock_seconds();
+    run->started = run->saving_began = clock_seconds();
     run->validation_loss = NAN;
-    __atomic_store_n(&run->signal_watch.accepting, true, __ATOMIC_RELAXED);
     train_to_target(run);
     while (s->rollback_due && roll_back(run)) { train_to_target(run); }
-    if (!s->failed) { return save_checkpoint(run); }
+    if (!s->failed) { return run->save_times.never || save_checkpoint(run); }
     end_checkpoint(run);
     fail_spike(run);
     return false;
@@ -165,10 +185,9 @@ static bool train(Run *run) {
 // Opens the transport; from now on signals reach this rank in order (program/signals.h).
 static void meet_ranks(Run *run) {
     Error error = {""};
-    signal_watch_mask(SIG_BLOCK); // before MPI or anything else makes a thread
+    signal_watch_mask(&run->signal_watch); // before MPI or anything else makes a thread
     if (!transport_open(&run->transport, &error)) { exit_user_mistake(&error); }
     run->signal_watch.transport = &run->transport;
-    run->signal_watch.stop_requested = &run->scheduler.stop_requested;
     signal_watch_prepare(&run->signal_watch);
 }
 
@@ -197,6 +216,7 @@ static void choose_together(Run *run) {
                 placement_check_gpu_options(&run->placement, &run->options, &error) &&
                 reserve_memory(run, training_problem(run), &error) &&
                 arena_check(&run->arena, run->transport.local_size, &error);
+    run->scheduler.stop_requested = &run->signal_watch.stop_requested;
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
 }
 
@@ -233,11 +253,16 @@ static int finish_run(Run *run, bool saved) {
     }
     if (run_is_main(run)) {
         print_end(run, fingerprint);
-        if (s->stop_agreed) {
+        if (s->stop_agreed && !run->save_times.never) {
             printf("stopped    because it was asked to; it goes on with --out %s --resume auto%s\n",
                    run->directory, saved ? "" : ", from an earlier checkpoint");
-        } else {
+        } else if (s->stop_agreed) {
+            printf("stopped    because it was asked to\n");
+        } else if (!run->nothing_left) {
             print_sample(run);
+        }
+        if (run->save_times.never) {
+            printf("not saved  as --save-every never asks: there is no checkpoint\n");
         }
         print_files(run);
         log_close(&run->log);
@@ -261,8 +286,9 @@ static void release_run(Run *run) {
     if (has_validation_data(run)) { data_loader_close(&run->validation_data); }
     // Rank 0 may still be printing a long sample. The barrier sleeps while it waits for
     // that; MPI_Finalize would spin.
-    run->transport.timeout_seconds = 1e6;
+    if (!run->scheduler.stop_agreed) { run->transport.timeout_seconds = 1e6; }
     transport_barrier(&run->transport, "end");
+    run_lock_release(&run->lock);
     placement_close(&run->placement);
     transport_close(&run->transport);
 }
@@ -283,6 +309,8 @@ static int command_train(Run *run) {
     start_run(run, hellos);
     free(hellos);
     resume_run(run);
+    Error none = {""};
+    agree_or_exit(run, 0, &none); // a wish to stop that came while the checkpoint was read
     bool saved = train(run);
     int exit_code = finish_run(run, saved);
     release_run(run);

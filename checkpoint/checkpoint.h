@@ -50,6 +50,35 @@ enum {
     CHECKPOINT_PATH_SIZE = RUN_PATH_SIZE + 96
 };
 
+// Commits in no particular order.
+typedef struct CommitSet {
+    int64_t *commits; // (count)
+    int count;
+} CommitSet;
+
+static inline bool commit_set_has(const CommitSet *set, int64_t commit) {
+    int i = 0;
+    while (i < set->count && set->commits[i] != commit) { i++; }
+    return i < set->count;
+}
+
+static inline void commit_set_add(CommitSet *set, int64_t commit) {
+    set->commits = (int64_t *)realloc(set->commits, (size_t)(set->count + 1) * sizeof commit);
+    set->commits[set->count++] = commit;
+}
+
+static inline void commit_set_remove(CommitSet *set, int64_t commit) {
+    for (int i = 0; i < set->count; i++) {
+        if (set->commits[i] == commit) { set->commits[i--] = set->commits[--set->count]; }
+    }
+}
+
+static inline void commit_set_clear(CommitSet *set) {
+    free(set->commits);
+    set->commits = NULL;
+    set->count = 0;
+}
+
 // The run that a checkpoint describes, and what is known about its checkpoints. The
 // program fills in the first part before it saves or loads; what pointers point to
 // belongs to the program.
@@ -81,6 +110,9 @@ typedef struct CheckpointedRun {
     // Changed by saving.
     struct Saver *saver;                 // the checkpoint that is being written; NULL: none
     int64_t saved_commit, saved_reports; // the scheduler's, of the newest checkpoint on disk
+
+    // Changed by loading.
+    CommitSet damaged; // checkpoints that could not be loaded
 } CheckpointedRun;
 
 // ---------------------------------------------------------------------------------------

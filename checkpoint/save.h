@@ -332,18 +332,22 @@ static inline bool saver_publish(Saver *saver, const SavedPart *parts, size_t co
            directory_publish(paths->temporary, paths->final, true, error);
 }
 
-// Of the checkpoints up to `commit`, which was just saved, keeps the latest `keep`, and
-// the first one at or beyond each multiple of `every` (0: none). Those beyond `commit`
-// were passed over when this run was resumed, and do not count.
-static inline void checkpoint_retain(const char *directory, int64_t commit, int64_t keep, int64_t every) {
-    CheckpointPaths paths = checkpoint_paths(directory, 0);
+// Of the checkpoints up to `commit`, which was just saved, keeps the latest run->keep, and
+// the first one at or beyond each multiple of run->keep_every (0: none). Those beyond
+// `commit` were passed over when this run was resumed, and do not count. Nor do those that
+// could not be loaded: they stay, for somebody may want to look at them.
+static inline void checkpoint_retain(const CheckpointedRun *run, int64_t commit) {
+    CheckpointPaths paths = checkpoint_paths(run->directory, 0);
     CheckpointList list = checkpoint_list(paths.folder);
+    int64_t every = run->keep_every;
     int count = 0;
-    while (count < list.count && list.commits[count] <= commit) { count++; }
-    for (int i = 0; i + keep < count; i++) {
+    for (int i = 0; i < list.count && list.commits[i] <= commit; i++) {
+        if (!commit_set_has(&run->damaged, list.commits[i])) { list.commits[count++] = list.commits[i]; }
+    }
+    for (int i = 0; i + run->keep < count; i++) {
         int64_t before = i > 0 ? list.commits[i - 1] : 0;
         if (every > 0 && list.commits[i] / every > before / every) { continue; }
-        tree_remove(checkpoint_paths(directory, list.commits[i]).final);
+        tree_remove(checkpoint_paths(run->directory, list.commits[i]).final);
     }
     free(list.commits);
 }
@@ -353,13 +357,19 @@ typedef struct SavedReport {
     double seconds; // that rank 0 wrote while training went on; 0: it did not
 } SavedReport;
 
+// How long ranks wait for one that still writes, in seconds, where --timeout-s is less: a
+// rank that has much to write to a slow file system is not dead.
+#define CHECKPOINT_PATIENCE 3600.0
+
 // All ranks, between two commits: waits for the writers and ends what checkpoint_begin
 // began. False with an error, the same on all ranks: there is no new checkpoint, and the
 // others are as they were.
 static inline bool checkpoint_end(CheckpointedRun *run, SavedReport *report, Error *error) {
     Saver *saver = run->saver;
     bool is_main = run->transport->rank == 0;
+    double patience = run->transport->timeout_seconds;
     scheduler_settle(run->scheduler);
+    run->transport->timeout_seconds = fmax(patience, CHECKPOINT_PATIENCE);
     double waited = clock_seconds();
     if (saver->beside) { pthread_join(saver->thread, NULL); }
     waited = clock_seconds() - waited;
@@ -372,12 +382,14 @@ static inline bool checkpoint_end(CheckpointedRun *run, SavedReport *report, Err
         good = all_ranks_good(run, published, error);
         free(parts);
     }
-    if (is_main && good) { checkpoint_retain(run->directory, saver->commit, run->keep, run->keep_every); }
     if (is_main && !good) { tree_remove(saver->paths.temporary); }
     if (good) {
+        commit_set_remove(&run->damaged, saver->commit); // it has taken the place of a damaged one
+        if (is_main) { checkpoint_retain(run, saver->commit); }
         run->saved_commit = saver->commit;
         run->saved_reports = saver->reports;
     }
+    run->transport->timeout_seconds = patience;
     report->commit = saver->commit;
     report->seconds = saver->beside ? fmax(saver->seconds - waited, 0) : 0;
     run->saver = NULL;

@@ -26,16 +26,23 @@ static inline void exit_user_mistake(const Error *error) {
 }
 
 // Returns where every rank's exit_code is 0. Otherwise prints the error of the first rank
-// that has one, and ends all ranks with its exit code.
+// that has one, and ends all ranks with its exit code. Until training begins a rank that
+// was asked to stop does so here.
 static inline void agree_or_exit(Run *run, int exit_code, const Error *error) {
     Transport *transport = &run->transport;
     Verdict bad;
+    Error asked = {"stopped before training began, because it was asked to: there is nothing to save"};
+    if (exit_code == 0 && signal_watch_is_asked(&run->signal_watch)) {
+        exit_code = EXIT_ASKED_TO_STOP;
+        error = &asked;
+    }
     if (transport_first_failure(transport, "agreement", exit_code, error, &bad) < 0) { return; }
     bool elsewhere = strcmp(bad.host, transport->host) != 0;
     if (run_is_main(run)) {
         fprintf(stderr, "train_gpt: %s%s%s\n", elsewhere ? bad.host : "", elsewhere ? ": " : "",
                 bad.error.text);
     }
+    run_lock_release(&run->lock);
     transport_close(transport);
     exit(bad.exit_code);
 }

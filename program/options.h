@@ -110,10 +110,10 @@ typedef struct Options {
 
     // Reports and files.
     int64_t report_every;
-    int64_t val_every;   // 0: only at the end
-    int64_t val_batches; // 0: no validation
-    OptionText out;      // "auto": runs/MODEL-OPTIMIZER-N
-    int64_t save_every;  // 0: only at the end
+    int64_t val_every;     // 0: only at the end
+    int64_t val_batches;   // 0: no validation
+    OptionText out;        // "auto": runs/MODEL-OPTIMIZER-N
+    OptionText save_every; // options_save_times reads it
     int64_t keep;
     int64_t keep_every; // 0: none
     OptionText resume;  // "off", "auto", or a checkpoint

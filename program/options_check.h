@@ -137,6 +137,42 @@ static inline int64_t options_steps_between_exchanges(const Options *options) {
     return settings.steps / settings.fragments;
 }
 
+// When a run saves itself, besides at its end.
+typedef struct SaveTimes {
+    int64_t commits; // between two checkpoints; 0: commits do not decide
+    double seconds;  // between two checkpoints, by rank 0's clock; 0: time does not decide
+    bool never;      // not even at the end
+} SaveTimes;
+
+// --save-every: COMMITS, a time as 30s, 10m or 2h, end or never.
+static inline bool options_save_times(const Options *options, SaveTimes *times, Error *error) {
+    static const char *const words[] = {"end", "never"};
+    static const char units[] = "smh";
+    static const double unit_seconds[] = {1, 60, 3600};
+    const char *text = options->save_every, *end = text;
+    double amount;
+    memset(times, 0, sizeof *times);
+    if (strcmp(text, "end") == 0) { return true; }
+    times->never = strcmp(text, "never") == 0;
+    if (times->never) { return true; }
+    bool whole = option_read_integer(text, false, &times->commits);
+    if (whole && times->commits >= 1 && (double)times->commits <= OPTION_NO_LIMIT) { return true; }
+    bool is_time = !whole && option_read_real(text, &amount, &end) && *end != '\0' && end[1] == '\0' &&
+                   strchr(units, *end) != NULL;
+    if (is_time) { times->seconds = amount * unit_seconds[strchr(units, *end) - units]; }
+    times->commits = 0;
+    if (is_time && times->seconds >= 1 && times->seconds <= 1e9) { return true; }
+    bool means_never = strcmp(text, "none") == 0 || strcmp(text, "off") == 0;
+    const char *near = means_never ? "never" : nearest_name(text, words, 2);
+    char excerpt[64];
+    return error_set(
+        error,
+        "--save-every: %s %s%s%s; allowed: a number of commits, a time of 1s or more as 30s, 10m or "
+        "2h, end, or never",
+        text_excerpt(text, excerpt), whole || is_time ? "is out of range" : "is unknown",
+        near != NULL ? ": did you mean " : "", near != NULL ? near : "");
+}
+
 // ---------------------------------------------------------------------------------------
 // Other options
 
@@ -200,12 +236,15 @@ static inline bool options_check_emulation(const Options *options, Error *error)
 // Options that need another one, or ask for something which another one takes away.
 static inline bool options_check_pairs(const Options *options, Error *error) {
     bool finetunes = options->finetune[0] != '\0';
+    SaveTimes saves;
+    if (!options_save_times(options, &saves, error)) { return false; }
     if (finetunes && (options->command == COMMAND_SAMPLE || options->command == COMMAND_EVAL)) {
         return error_set(error, "--finetune is for training: give the model with --from");
     }
-    if (options->on_spike == SPIKE_ROLLBACK && options->save_every == 0) {
+    if (options->on_spike == SPIKE_ROLLBACK && saves.commits == 0 && saves.seconds == 0) {
         return error_set(error,
-                         "--on-spike rollback needs --save-every: there must be checkpoints to go back to");
+                         "--on-spike rollback needs --save-every with a number of commits or a time: there "
+                         "must be checkpoints to go back to");
     }
     if (strcmp(options->resume, "auto") == 0 && strcmp(options->out, "auto") == 0) {
         return error_set(error, "--resume auto needs --out: it goes on with what is in that directory, and "

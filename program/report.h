@@ -208,6 +208,16 @@ static inline void window_begin(Run *run, double seconds) {
     run->window.from_seconds = seconds;
 }
 
+// Says once that what is printed reaches nobody: the reader of a pipe has gone, or the disk
+// below a file is full. Training goes on.
+static inline void note_unwritten(Run *run) {
+    if (run->is_unwritten || ferror(stdout) == 0) { return; }
+    run->is_unwritten = true;
+    fprintf(stderr,
+            "train_gpt: what is printed cannot be written any more; training goes on, and %s has it all\n",
+            run->log.path);
+}
+
 // Prints and logs the commits in the window, and begins a new one. Losses, rates and
 // counts are those of the commits that it names. Where an exchange takes several steps,
 // the run is ahead of them: speeds are those of what it has computed since the latest
@@ -240,6 +250,7 @@ static inline void report_window(Run *run) {
     window_begin(run, now);
     Error error = {""};
     terminal_report(&run->terminal, &report);
+    note_unwritten(run);
     check_written(run, progress_log_report(&run->log, &run->curves, &report, &error), &error);
 }
 
@@ -271,8 +282,14 @@ static inline void print_end(Run *run, uint64_t fingerprint) {
     double planned = (double)run->arena.bytes, used = (double)arena_resident_bytes(&run->arena);
     double rate = tokens / seconds * gpt_neo_flops_per_token(&run->config, run->T) / 1e9;
     terminal_clear(&run->terminal);
-    printf("\ntrained    %lld %ss, %.0f tokens in %.1f s: %.0f tokens/s, %.1f GFLOP/s over all ranks\n",
-           commits, step_name(run), tokens, seconds, tokens / seconds, rate);
+    if (run->nothing_left) {
+        printf("finished   nothing is left to do: this run had its %.0f tokens; with a larger --tokens it "
+               "goes on\n",
+               tokens);
+    } else {
+        printf("\ntrained    %lld %ss, %.0f tokens in %.1f s: %.0f tokens/s, %.1f GFLOP/s over all ranks\n",
+               commits, step_name(run), tokens, seconds, tokens / seconds, rate);
+    }
     if (!isnan(run->validation_loss)) {
         printf("loss       %.4f nats per token on text it has not seen", run->validation_loss);
         if (isfinite(run->perfect_validation_loss)) { // known where the text comes from a grammar

@@ -42,13 +42,18 @@ static inline void open_checkpoints(Run *run) {
     checkpointed->directory = run->directory;
     checkpointed->tokenizer = options->tokenizer[0] != '\0' ? options->tokenizer : options_start(options);
     checkpointed->version = ACCO_VERSION;
+    Error error = {""};
+    options_save_times(options, &run->save_times, &error); // cannot fail: it has been checked
     checkpointed->keep = options->keep;
     checkpointed->keep_every = options->keep_every;
     checkpointed->option_change_matters = option_change_matters;
     checkpointed->option_context = run;
 }
 
-static inline void close_checkpoints(Run *run) { json_decref(run->checkpointed.options); }
+static inline void close_checkpoints(Run *run) {
+    json_decref(run->checkpointed.options);
+    commit_set_clear(&run->checkpointed.damaged);
+}
 
 // ---------------------------------------------------------------------------------------
 // Where the options name a run
@@ -107,7 +112,25 @@ static inline bool end_checkpoint(Run *run) {
     run->saving_seconds += waited;
     run->paused += waited;
     report_checkpoint(run, &report, run->saving_seconds, saved, &error);
+    if (saved) { signal_watch_note_saved(&run->signal_watch, report.commit); }
     return saved;
+}
+
+// Between two commits, with --save-every and a time: rank 0 asks for a checkpoint when its
+// clock says so, and all ranks learn of it with the next job.
+static inline void watch_saving_clock(Run *run) {
+    double every = run->save_times.seconds;
+    bool due = run_is_main(run) && every > 0 && clock_seconds() - run->saving_began >= every;
+    if (due) { __atomic_store_n(&run->scheduler.save_requested, true, __ATOMIC_RELAXED); }
+}
+
+// When a checkpoint has begun. A job in flight may have asked for it, too.
+static inline void restart_saving_clock(Run *run) {
+    Scheduler *s = &run->scheduler;
+    run->saving_began = clock_seconds();
+    __atomic_store_n(&s->save_requested, false, __ATOMIC_RELAXED);
+    s->save_agreed = false;
+    s->job.total.saves = 0;
 }
 
 // Begins a checkpoint, after ending the one before. beside: training goes on while it is
@@ -119,6 +142,7 @@ static inline void begin_checkpoint(Run *run, bool beside) {
     double began = clock_seconds();
     run->checkpointed.seconds = training_seconds(run);
     bool begun = checkpoint_begin(&run->checkpointed, beside, &error);
+    restart_saving_clock(run);
     run->saving_seconds = clock_seconds() - began;
     run->paused += run->saving_seconds;
     if (!begun) { report_checkpoint(run, &report, run->saving_seconds, false, &error); }
@@ -146,11 +170,13 @@ static inline void continue_reports(Run *run, double seconds) {
     run->seen.commit = run->checkpointed.saved_commit = s->optimizer.commits;
     run->seen.reports = run->checkpointed.saved_reports = s->reports;
     run->seen.spikes = s->spikes;
+    signal_watch_note_saved(&run->signal_watch, s->optimizer.commits);
 }
 
 // Loads the newest checkpoint in the run's directory that is sound; damaged ones are
-// named and skipped. Returns its commit; -1: there is none.
+// named, noted and skipped. Returns its commit; -1: there is none.
 static inline int64_t load_newest(Run *run, char remarks[CHECKPOINT_REMARKS_SIZE]) {
+    commit_set_clear(&run->checkpointed.damaged);
     for (int64_t commit = INT64_MAX;;) {
         Error error = {""};
         commit = checkpoint_newest(run->directory, commit);
@@ -158,6 +184,7 @@ static inline int64_t load_newest(Run *run, char remarks[CHECKPOINT_REMARKS_SIZE
         if (commit < 0) { return -1; }
         CheckpointPaths paths = checkpoint_paths(run->directory, commit);
         if (checkpoint_load(&run->checkpointed, paths.final, remarks, &error)) { return commit; }
+        commit_set_add(&run->checkpointed.damaged, commit);
         if (run_is_main(run)) {
             printf("resumed    not from step-%lld: %s\n", (long long)commit, error.text);
         }
@@ -237,6 +264,24 @@ static inline void check_resume(Run *run) {
     keep_measured_choices(run);
 }
 
+// Ends all ranks: there are checkpoints, and none of them can be loaded. To begin at zero
+// there would hide that a run is lost, and in the end remove what may still be repaired.
+static inline void refuse_damaged(Run *run) {
+    const CommitSet *damaged = &run->checkpointed.damaged;
+    char names[512] = "";
+    Error error;
+    for (int i = damaged->count - 1; i >= 0; i--) {
+        size_t used = strlen(names);
+        snprintf(names + used, sizeof names - used, "%sstep-%lld", used > 0 ? ", " : "",
+                 (long long)damaged->commits[i]);
+    }
+    error_set(&error,
+              "--resume auto: no checkpoint in %.300s can be loaded, for the reasons above: %.300s. Repair "
+              "them, or move them away to begin at zero, or choose another --out",
+              run->directory, names);
+    agree_or_exit(run, EXIT_USER_MISTAKE, &error);
+}
+
 // All ranks, after scheduler_start: does what --resume asks for.
 static inline void resume_run(Run *run) {
     const char *resume = run->options.resume;
@@ -245,9 +290,10 @@ static inline void resume_run(Run *run) {
     if (strcmp(resume, "off") == 0) { return; }
     if (strcmp(resume, "auto") == 0) {
         int64_t commit = load_newest(run, remarks);
+        if (commit < 0 && run->checkpointed.damaged.count > 0) { refuse_damaged(run); }
         if (commit < 0) {
             if (run_is_main(run)) {
-                printf("resumed    nothing: there is no good checkpoint in %s; a new run begins\n\n",
+                printf("resumed    nothing: there is no checkpoint in %s; a new run begins\n\n",
                        run->directory);
             }
             return;

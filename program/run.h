@@ -21,6 +21,7 @@
 #include "program/options_print.h"
 #include "program/placement.h"
 #include "program/progress.h"
+#include "program/run_lock.h"
 #include "program/signals.h"
 #include "rules.h"
 
@@ -72,13 +73,18 @@ typedef struct Run {
     // What it says. The files and the terminal are those of rank 0.
     char directory[RUN_PATH_SIZE];      // all ranks know it
     char tokenizer[RUN_PATH_SIZE + 16]; // with --resume: a copy of the tokenizer, for the next checkpoints
+    RunLock lock;                       // on it
     Log log, curves;                    // log.jsonl and progress.tsv
     Terminal terminal;
     ReportWindow window;
     SchedulerSeen seen;
     double validation_loss, perfect_validation_loss; // of the latest validation; NAN: there was none
+    bool nothing_left;                               // it was resumed where it had ended
+    bool is_unwritten;                               // nobody reads stdout any more
     // Checkpoints.
     CheckpointedRun checkpointed; // what checkpoints are of (program/resume.h)
+    SaveTimes save_times;         // what --save-every says
+    double saving_began;          // clock_seconds() of the latest save, or of the start of training
     double saving_seconds;        // for which training was blocked by the current save
     int64_t rollback_commit;      // of the checkpoint that the latest rollback went to
     int rollback_repeats;         // how often in a row rollbacks went to it

@@ -1,19 +1,26 @@
 // signals.h: what a rank does when it is asked to stop, or when it is killed from
 // outside.
 //
-// SIGUSR1 and SIGTERM ask a training rank to stop. The rank sets a flag; all ranks learn
-// of it with the next job, write a checkpoint, and exit together
-// (Scheduler::stop_agreed).
+// SIGINT, SIGTERM, SIGHUP and SIGUSR1 all ask a rank to stop. The rank sets a flag. While
+// it trains, all ranks learn of it with the next job (Scheduler::stop_agreed); while it
+// validates, with the next batch; while it starts, when the ranks agree on something
+// (agree_or_exit). They save what there is, leave together, and the exit code is 75. That
+// may take as long as it takes: nothing here ends a rank that saves slowly. A rank that
+// waits for one that has died ends at the deadline of the transport, and names it.
 //
-// But SIGTERM is also how the launcher ends the remaining ranks when one of them has
-// died, and it says only which rank died and where. What the others were waiting for,
-// only they know. So on SIGTERM a rank prints one line that says where it was. If it
-// cannot leave in order, because it waits for the dead rank, the launcher's SIGKILL ends
-// it soon; where no SIGKILL comes, it ends itself after SIGNAL_WATCH_PATIENCE.
+// A second SIGINT ends the rank at once, and says what is lost.
 //
-// Only ranks 0 and 1 print the line: two, so that one is left whichever rank has died,
-// and not more, because a job of a thousand ranks does not need a thousand lines. A rank
-// that leaves in order, or that has already said why the job must end, prints nothing.
+// SIGPIPE says that nobody reads the output any more: `| head` has seen enough, or the
+// `tee` of a connection is gone. That is no reason to lose a night of training, and the
+// log has all that was printed. So it is ignored, and the run says once on stderr that
+// it goes on (note_unwritten in report.h).
+//
+// SIGTERM is also how the launcher ends the remaining ranks when one of them has died, and
+// it says only which rank died and where. What the others were waiting for, only they
+// know. So on SIGTERM a rank prints one line that says where it was. Only ranks 0 and 1
+// do: two, so that one is left whichever rank has died, and not more, because a job of a
+// thousand ranks does not need a thousand lines. A rank that leaves in order, or that has
+// already said why the job must end, prints nothing.
 //
 //   signal_watch_mask      before the first thread is created: blocks the signals in all
 //   signal_watch_prepare   starts a thread that waits for them
@@ -27,30 +34,43 @@
 
 enum { SIGNAL_WATCH_RANKS = 2 }; // how many ranks print where they were
 
-#define SIGNAL_WATCH_PATIENCE 60.0 // seconds after SIGTERM, in which a rank may still leave in order
+// A SIGINT that follows another so soon is the same one: a key that bounced, or a wrapper
+// that passes on what the terminal has already sent to all.
+#define SIGNAL_WATCH_SAME 0.5
 
 // Must live as long as the process: the thread reads it until the end.
 typedef struct SignalWatch {
-    Transport *transport;
-    bool *stop_requested; // atomic
-    bool accepting;       // atomic: training has begun, so that stop_requested is looked at
+    const Transport *transport;
+    sigset_t signals;     // that ask to stop
+    bool stop_requested;  // atomic: one of them has come
+    int64_t saved_commit; // atomic: of the newest checkpoint on disk; -1: there is none
 } SignalWatch;
 
-static inline sigset_t signal_watch_signals(void) {
-    sigset_t signals;
-    sigemptyset(&signals);
-    sigaddset(&signals, SIGTERM);
-    sigaddset(&signals, SIGUSR1);
-    return signals;
+// Blocks the signals that ask to stop, in this thread and those that it will make. What
+// whoever started the program ignores stays ignored, as nohup wants it.
+static inline void signal_watch_mask(SignalWatch *watch) {
+    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
+    sigemptyset(&watch->signals);
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        struct sigaction action;
+        bool ignored = sigaction(numbers[i], NULL, &action) == 0 && action.sa_handler == SIG_IGN;
+        if (!ignored) { sigaddset(&watch->signals, numbers[i]); }
+    }
+    pthread_sigmask(SIG_BLOCK, &watch->signals, NULL);
+    signal(SIGPIPE, SIG_IGN);
 }
 
-// how: SIG_BLOCK or SIG_UNBLOCK, for this thread and those that it will make.
-static inline void signal_watch_mask(int how) {
-    sigset_t signals = signal_watch_signals();
-    pthread_sigmask(how, &signals, NULL);
+// Whether this rank was asked to stop.
+static inline bool signal_watch_is_asked(const SignalWatch *watch) {
+    return __atomic_load_n(&watch->stop_requested, __ATOMIC_RELAXED);
 }
 
-// Prints where this rank was, if it is one that prints.
+static inline void signal_watch_note_saved(SignalWatch *watch, int64_t commit) {
+    __atomic_store_n(&watch->saved_commit, commit, __ATOMIC_RELAXED);
+}
+
+// On SIGTERM: prints where this rank was, if it is one that prints. Open MPI's mpirun
+// passes every wish to end on as SIGTERM, and sends SIGKILL a second later.
 static inline void signal_watch_report(const Transport *transport) {
     bool prints = transport->size > 1 && transport->rank < SIGNAL_WATCH_RANKS;
     if (!prints || __atomic_load_n(&transport->leaving, __ATOMIC_RELAXED)) { return; }
@@ -60,32 +80,57 @@ static inline void signal_watch_report(const Transport *transport) {
             transport->rank, transport->size, transport->host,
             (long long)__atomic_load_n(&transport->commit, __ATOMIC_RELAXED),
             __atomic_load_n(&transport->operation, __ATOMIC_RELAXED));
+    if (transport->rank == 0 && getenv("OMPI_COMM_WORLD_SIZE") != NULL) {
+        fprintf(stderr, "train_gpt: mpirun leaves its ranks one second to save; started with scripts/launch "
+                        "mpirun ..., a job has all the time it needs\n");
+    }
     fflush(stderr);
 }
 
-// Waits for this rank to leave in order. Returns whether it does in time.
-static inline bool signal_watch_wait_leaving(const Transport *transport) {
-    for (double until = clock_seconds() + SIGNAL_WATCH_PATIENCE; clock_seconds() < until;) {
-        if (__atomic_load_n(&transport->leaving, __ATOMIC_RELAXED)) { return true; }
-        sleep_seconds(0.05);
+// Rank 0: says that a signal was heard, because saving may take a while.
+static inline void signal_watch_say_heard(const SignalWatch *watch, int number) {
+    static const char again[] = "; a second SIGINT ends it at once";
+    const char *name = number == SIGINT ? "SIGINT" : number == SIGHUP ? "SIGHUP" : "SIGUSR1";
+    if (watch->transport->rank != 0) { return; }
+    if (number == SIGTERM) { name = "SIGTERM"; }
+    fprintf(stderr, "%strain_gpt: asked to stop by %s%s\n", isatty(STDERR_FILENO) == 1 ? "\n" : "", name,
+            number == SIGINT ? again : "");
+    fflush(stderr);
+}
+
+// On a second SIGINT.
+static inline void signal_watch_say_lost(const SignalWatch *watch) {
+    int64_t saved = __atomic_load_n(&watch->saved_commit, __ATOMIC_RELAXED);
+    if (watch->transport->rank != 0) { return; }
+    if (saved < 0) {
+        fprintf(stderr, "train_gpt: ended at once by a second SIGINT: nothing of this run is saved\n");
+    } else {
+        fprintf(stderr,
+                "train_gpt: ended at once by a second SIGINT: all after checkpoint step-%lld is lost\n",
+                (long long)saved);
     }
-    return false;
+    fflush(stderr);
 }
 
 static inline void *signal_watch_main(void *argument) {
     SignalWatch *watch = (SignalWatch *)argument;
-    sigset_t signals = signal_watch_signals();
+    double interrupted = -INFINITY; // clock_seconds() of the first SIGINT
     int number = 0;
     for (;;) {
-        while (sigwait(&signals, &number) != 0) {}
-        bool accepted = __atomic_load_n(&watch->accepting, __ATOMIC_RELAXED);
-        if (accepted) { __atomic_store_n(watch->stop_requested, true, __ATOMIC_RELAXED); }
-        if (number == SIGUSR1 && accepted) { continue; }
-        signal_watch_report(watch->transport);
-        if (accepted && signal_watch_wait_leaving(watch->transport)) { return NULL; }
-        break;
+        while (sigwait(&watch->signals, &number) != 0) {}
+        bool first = !__atomic_exchange_n(&watch->stop_requested, true, __ATOMIC_RELAXED);
+        double now = clock_seconds();
+        if (number == SIGTERM && watch->transport->size > 1) {
+            signal_watch_report(watch->transport);
+        } else if (first) {
+            signal_watch_say_heard(watch, number);
+        }
+        if (number != SIGINT) { continue; }
+        if (isfinite(interrupted) && now - interrupted > SIGNAL_WATCH_SAME) { break; }
+        if (!isfinite(interrupted)) { interrupted = now; }
     }
-    signal_watch_mask(SIG_UNBLOCK);
+    signal_watch_say_lost(watch);
+    pthread_sigmask(SIG_UNBLOCK, &watch->signals, NULL);
     raise(number); // with the default action, which ends the process
     return NULL;
 }
@@ -93,10 +138,11 @@ static inline void *signal_watch_main(void *argument) {
 // If the system gives no thread, the signals keep their default action.
 static inline void signal_watch_prepare(SignalWatch *watch) {
     pthread_t thread;
+    watch->saved_commit = -1;
     if (pthread_create(&thread, NULL, signal_watch_main, watch) == 0) {
         pthread_detach(thread);
     } else {
-        signal_watch_mask(SIG_UNBLOCK);
+        pthread_sigmask(SIG_UNBLOCK, &watch->signals, NULL);
     }
 }
 

@@ -27,9 +27,11 @@ static inline void open_run_directory(Run *run) {
         bool resumes = strcmp(run->options.resume, "auto") == 0;
         made = (run->options.trace[0] == '\0' || trace_path_check(run->options.trace, &error)) &&
                run_directory_create(run->options.out, run->options.model, run->rule->name, resumes,
-                                    run->directory, &error);
+                                    run->directory, &error) &&
+               run_lock_take(&run->lock, run->directory, run->transport.host, RUN_LOCK_PATIENCE, &error);
     }
     agree_or_exit(run, made ? 0 : EXIT_USER_MISTAKE, &error);
+    if (run_is_main(run)) { run_lock_keep(&run->lock, &run->transport); }
     share_from_rank_zero(run, run->directory, sizeof run->directory);
 }
 

@@ -63,6 +63,7 @@ typedef struct Setting {
     bool ignore_xfsz;
     const char *tasks, *task; // SLURM_STEP_NUM_TASKS and SLURM_PROCID; NULL: not set
     size_t stack_bytes;       // RLIMIT_STACK, the size of a new thread's stack; 0: as it is
+    int early_signal;         // has already come when the program begins, and is blocked; 0: none
 } Setting;
 
 static inline double program_clock(void) {
@@ -232,6 +233,15 @@ static inline void program_become(const Program *program, const char *directory,
                  setenv("TMPDIR", program->scratch_path, 1) == 0;
     if (setting->tasks != NULL) { ready = ready && setenv("SLURM_STEP_NUM_TASKS", setting->tasks, 1) == 0; }
     if (setting->task != NULL) { ready = ready && setenv("SLURM_PROCID", setting->task, 1) == 0; }
+    signal(SIGINT, SIG_DFL); // a shell's background job ignores it
+    signal(SIGHUP, SIG_DFL);
+    if (setting->early_signal != 0) {
+        sigset_t early;
+        sigemptyset(&early);
+        sigaddset(&early, setting->early_signal);
+        ready =
+            ready && sigprocmask(SIG_BLOCK, &early, NULL) == 0 && kill(getpid(), setting->early_signal) == 0;
+    }
     if (setting->stack_bytes > 0) {
         struct rlimit limit;
         ready = ready && getrlimit(RLIMIT_STACK, &limit) == 0;

@@ -654,7 +654,7 @@ static void a_measured_split_is_kept_only_where_that_is_exact(void **state) {
 typedef struct Damage {
     const char *command; // what is done to the newest checkpoint, of step 24
     const char *named;   // part of the message about it
-    long from;           // the step from which the run is resumed then; 0: it starts anew
+    long from;           // the step from which the run is resumed then
 } Damage;
 
 // Commands run in the run's directory. $d: the checkpoint of step 24, $c: the folder of
@@ -672,9 +672,6 @@ static const Damage damages[] = {
     {"sed -i 's/\"gradients_done\": \"48\"/\"gradients_done\": \"49\"/' $d/checkpoint.json", "damaged", 20},
     {"rm -r $d && mkdir $d", "checkpoint.json", 20},
     {"rm -r $d && : > $d", "checkpoint.json", 20},
-    {"for i in $c/*; do printf '\\377' | dd of=$i/state.safetensors bs=1 seek=50000 conv=notrunc "
-     "2>/dev/null; done",
-     "is damaged", 0},
 };
 
 enum { DAMAGES = sizeof damages / sizeof damages[0] };
@@ -688,9 +685,7 @@ static void check_damage(Stage *stage, const Training *training, const Damage *d
     text_check(output, "resumed    not from step-24: ", damage->command);
     text_check(output, damage->named, damage->command);
     json_t *resumed = log_event_of(events, "resume", -1);
-    if (damage->from == 0) { text_check(output, "a new run begins", damage->command); }
-    if (damage->from == 0 ? resumed != NULL
-                          : resumed == NULL || log_number(resumed, "commit") != (double)damage->from) {
+    if (resumed == NULL || log_number(resumed, "commit") != (double)damage->from) {
         fail_msg("%s: not from step %ld: %.1500s", damage->command, damage->from, output);
     }
     json_decref(events);
@@ -732,6 +727,54 @@ static void new_checkpoints_are_not_given_up_for_damaged_ones(void **state) {
     json_decref(events);
 }
 
+// Where no checkpoint can be loaded, nothing is begun at zero in their place, and they stay.
+static void a_run_of_damaged_checkpoints_is_not_begun_anew(void **state) {
+    Stage *stage = stage_of(state);
+    Training whole = training_start(stage, 0, "--save-every 8 --keep 100");
+    json_decref(training_finish(stage, &whole));
+    shell(stage, "cd %s/checkpoints && for i in step-*; do truncate -s 99 $i/state.safetensors; done",
+          whole.out);
+    Training again = auto_start(stage, 0, whole.out, "--save-every 8 --keep 1");
+    Outcome outcome = program_finish(stage, &again.program);
+    outcome_check(&outcome, 2, again.what);
+    text_check(outcome.errors, "no checkpoint in", again.what);
+    text_check(outcome.errors, "step-8, step-16, step-24", again.what);
+    assert_int_equal(text_count(outcome.output, "resumed    not from step-"), 3);
+    check_saved(stage, whole.out, "8 16 24");
+}
+
+// A damaged checkpoint takes nobody's place among those that are kept, and stays itself.
+static void damaged_checkpoints_do_not_count_as_kept(void **state) {
+    Stage *stage = stage_of(state);
+    Training whole = training_start(stage, 0, "--save-every 8 --keep 100");
+    json_decref(training_finish(stage, &whole));
+    shell(stage, "cd %s/checkpoints && rm -r step-24 && truncate -s 99 step-16/state.safetensors", whole.out);
+    Training again = auto_start(stage, 0, whole.out, "--save-every 17 --keep 2");
+    json_decref(training_finish(stage, &again)); // saves at 17 and 24
+    check_saved(stage, whole.out, "16 17 24");
+}
+
+// ---------------------------------------------------------------------------------------
+// When checkpoints are written
+
+static void nothing_is_saved_where_nobody_wants_it(void **state) {
+    Stage *stage = stage_of(state);
+    Training training = training_start(stage, 0, "--save-every never");
+    json_decref(training_finish(stage, &training));
+    text_check(training_output(stage, &training), "not saved  as --save-every never asks", training.what);
+    shell(stage, "[ ! -e %s/checkpoints ]", training.out);
+}
+
+// A run of 24 commits and 3.6 s at least: rank 0's clock decides, for both ranks.
+static void checkpoints_can_follow_the_clock(void **state) {
+    Stage *stage = stage_with_ranks(state);
+    Training training = training_start(
+        stage, 2, "--save-every 1s --keep 100 --tokens 1536 --slow-rank 1 --slow-ms 75 --optimizer acco");
+    json_decref(training_finish(stage, &training));
+    Saved saved = saved_in(stage, training.out);
+    if (!(saved.count >= 3 && saved.count <= 24)) { fail_msg("checkpoints: %s", saved.text); }
+}
+
 // A finished run that is resumed trains nothing, writes no checkpoint, and loses nothing.
 static void a_finished_run_stays_finished(void **state) {
     for (int i = 0; i < RULES_TESTED; i++) {
@@ -757,6 +800,8 @@ static void a_finished_run_stays_finished(void **state) {
         if (strstr(training_output(stage, &second), "loss       0.0000") != NULL) {
             fail_msg("%s: prints a loss that was not measured", out);
         }
+        text_check(training_output(stage, &second), "nothing is left to do", out);
+        assert_null(strstr(training_output(stage, &second), "tokens/s"));
         json_decref(events);
     }
 }
@@ -916,7 +961,7 @@ static void a_run_that_lost_a_rank_goes_on(void **state) {
 // The run trains on, and the older checkpoint stays as it was.
 static void a_full_disk_costs_the_new_checkpoint_only(void **state) {
     Stage *stage = stage_of(state);
-    Setting setting = {NULL, 60000, true, NULL, NULL, 0}; // no file may be as long as the state
+    Setting setting = {.file_bytes = 60000, .ignore_xfsz = true}; // no file may be as long as the state
     Training whole = training_start(stage, 0, "--save-every 8 --keep 1 --optimizer zero1");
     Fingerprint expected = training_fingerprint(stage, &whole);
     Training half = auto_start(stage, 0, "full", "--save-every 8 --keep 100 --optimizer zero1");
@@ -1134,6 +1179,24 @@ static void check_refused(Stage *stage, int ranks, const char *out, const char *
     }
 }
 
+// Two runs in one directory: the second is refused while the first one lives, and only
+// then.
+static void a_directory_has_one_run_at_a_time(void **state) {
+    Stage *stage = stage_of(state);
+    pid_t pid;
+    Training first = auto_start(stage, 0, "shared", "--tokens 1000G --report-every 1 --val-batches none");
+    wait_for_events(stage, &first, "report", 1, &pid);
+    check_refused(stage, 0, "shared", "--resume auto", "is in use by another run: of ");
+    if (stage->has_mpi) {
+        check_refused(stage, 2, "shared", "--resume auto", "is in use by another run: of ");
+    }
+    assert_int_equal(kill(pid, SIGKILL), 0);
+    program_finish(stage, &first.program);
+    Training second = auto_start(stage, 0, "shared", "");
+    json_decref(training_finish(stage, &second));
+    shell(stage, "[ ! -e shared/lock ]");
+}
+
 static void save_one(Stage *stage, const char *options) {
     Training training = training_start(stage, 0, options);
     json_decref(training_finish(stage, &training));
@@ -1304,6 +1367,11 @@ int main(int argc, char **argv) {
         CHECKPOINT_TEST(a_measured_split_is_kept_only_where_that_is_exact),
         CHECKPOINT_TEST(damaged_checkpoints_are_named_and_passed_over),
         CHECKPOINT_TEST(new_checkpoints_are_not_given_up_for_damaged_ones),
+        CHECKPOINT_TEST(a_run_of_damaged_checkpoints_is_not_begun_anew),
+        CHECKPOINT_TEST(damaged_checkpoints_do_not_count_as_kept),
+        CHECKPOINT_TEST(a_directory_has_one_run_at_a_time),
+        CHECKPOINT_TEST(nothing_is_saved_where_nobody_wants_it),
+        CHECKPOINT_TEST(checkpoints_can_follow_the_clock),
         CHECKPOINT_TEST(a_finished_run_stays_finished),
         CHECKPOINT_TEST(who_is_asked_to_stop_saves),
         CHECKPOINT_TEST(one_rank_that_is_asked_stops_all),

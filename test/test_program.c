@@ -1284,18 +1284,15 @@ static void check_signal(void **state, int ranks, int signal_number) {
     if (outcome.exit_code <= 0) {
         fail_msg("signal %d, %d ranks: exit code %d", signal_number, ranks, outcome.exit_code);
     }
-    if (ranks == 0) {
-        assert_int_equal(outcome.exit_code, signal_number == SIGTERM ? 75 : 128 + signal_number);
-    }
+    if (ranks == 0) { assert_int_equal(outcome.exit_code, 75); }
     for (int i = 0; i < size; i++) { assert_true(process_is_gone(pids[i], 5)); }
     json_t *events = log_read(stage, training.out), *end = log_event_of(events, "end", -1);
     // A launcher passes SIGINT on as SIGTERM, and may follow with SIGKILL before a rank
     // is done.
-    if (end != NULL && (signal_number == SIGTERM || ranks > 0)) {
+    assert_true(end != NULL || ranks > 0);
+    if (end != NULL) {
         assert_string_equal(json_string_value(json_object_get(end, "reason")), "asked to stop");
         assert_true(json_is_true(json_object_get(log_event_of(events, "checkpoint", -1), "saved")));
-    } else {
-        assert_true(end == NULL && (signal_number == SIGINT || ranks > 0));
     }
     json_decref(events);
 }
@@ -1303,11 +1300,113 @@ static void check_signal(void **state, int ranks, int signal_number) {
 static void one_rank_ends_well_by_signal(void **state) {
     check_signal(state, 0, SIGINT);
     check_signal(state, 0, SIGTERM);
+    check_signal(state, 0, SIGHUP);
+    check_signal(state, 0, SIGUSR1);
 }
 
 static void two_ranks_end_well_by_signal(void **state) {
     check_signal(state, 2, SIGINT);
     check_signal(state, 2, SIGTERM);
+}
+
+// The run was asked to stop, has saved its last commit, and said so.
+static void check_saved_stop(Stage *stage, const Training *training) {
+    Outcome outcome = program_finish_within(stage, &training->program, 30);
+    outcome_check(&outcome, 75, training->what);
+    text_check(outcome.output, "it goes on with --out", training->what);
+    json_t *events = log_read(stage, training->out);
+    json_t *end = log_event_of(events, "end", -1), *saved = log_event_of(events, "checkpoint", -1);
+    assert_true(end != NULL && json_is_true(json_object_get(saved, "saved")));
+    assert_true(log_number(saved, "commit") == log_number(end, "commit"));
+    json_decref(events);
+}
+
+// Commits that take longer than the second that mpirun leaves to its ranks.
+static const char slow_commits[] = "--tokens 1000G --report-every 1 --val-batches none --accumulate 2 "
+                                   "--slow-rank 0 --slow-ms 1000 --optimizer zero1";
+
+// Ctrl-C, which reaches all in front of the terminal, and SIGTERM, which reaches who it was
+// sent to.
+static void launched_ranks_have_time_to_save(void **state) {
+    Stage *stage = stage_with_ranks(state);
+    char plain[STAGE_PATH_SIZE];
+    Training trainings[2];
+    pid_t pids[2];
+    strcpy(plain, stage->launcher);
+    snprintf(stage->launcher, sizeof stage->launcher, "'%.400s/scripts/launch' %.500s", stage->root, plain);
+    for (int i = 0; i < 2; i++) { trainings[i] = training_start(stage, 2, slow_commits); }
+    strcpy(stage->launcher, plain);
+    for (int i = 0; i < 2; i++) {
+        wait_for_report(stage, &trainings[i], pids, 2);
+        pid_t pid = trainings[i].program.pid;
+        assert_int_equal(i == 0 ? kill(-pid, SIGINT) : kill(pid, SIGTERM), 0);
+    }
+    for (int i = 0; i < 2; i++) { check_saved_stop(stage, &trainings[i]); }
+}
+
+// A validation that takes minutes ends between two batches, also where only one rank was
+// asked.
+static void a_validation_hears_a_signal(void **state) {
+    static const char long_validation[] =
+        "--tokens 1000G --report-every 1 --val-every 1 --val-batches 1000000";
+    Stage *stage = stage_of(state);
+    Training trainings[2];
+    pid_t pids[2];
+    int runs = stage->has_mpi ? 2 : 1;
+    for (int i = 0; i < runs; i++) { trainings[i] = training_start(stage, 2 * i, long_validation); }
+    for (int i = 0; i < runs; i++) {
+        wait_for_report(stage, &trainings[i], pids, i + 1);
+        assert_int_equal(kill(pids[i], SIGUSR1), 0);
+    }
+    for (int i = 0; i < runs; i++) { check_saved_stop(stage, &trainings[i]); }
+}
+
+static void a_signal_while_it_starts_is_heard(void **state) {
+    static const int numbers[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1};
+    Stage *stage = stage_of(state);
+    for (int i = 0; i < 4; i++) {
+        Setting setting = {.early_signal = numbers[i]};
+        char arguments[256];
+        snprintf(arguments, sizeof arguments, "--config base.txt --out early-%d %s", i, endless);
+        Program program = program_start(stage, 0, &setting, arguments);
+        Outcome outcome = program_finish_within(stage, &program, 20);
+        outcome_check(&outcome, 75, "a signal at the start");
+        text_check(outcome.errors, "asked to stop by SIG", "a signal at the start");
+    }
+}
+
+static void a_second_interrupt_ends_it_at_once(void **state) {
+    Stage *stage = stage_of(state);
+    pid_t pid;
+    Training training = training_start(
+        stage, 0,
+        "--tokens 1000G --report-every 1 --val-batches none --accumulate 1 --slow-rank 0 --slow-ms 3000 "
+        "--optimizer ddp");
+    wait_for_report(stage, &training, &pid, 1);
+    assert_int_equal(kill(pid, SIGINT), 0);
+    program_pause(0.05); // the key bounced
+    assert_int_equal(kill(pid, SIGINT), 0);
+    program_pause(0.7);
+    assert_int_equal(kill(pid, SIGINT), 0);
+    Outcome outcome = program_finish_within(stage, &training.program, 20);
+    outcome_check(&outcome, 128 + SIGINT, training.what);
+    text_check(outcome.errors, "second SIGINT: nothing of this run is saved", training.what);
+}
+
+// `| head`: the run goes on without a reader, and its log has it all.
+static void a_reader_that_leaves_ends_nothing(void **state) {
+    Stage *stage = stage_of(state);
+    Outcome outcome = program_run(
+        stage, 0,
+        "--config base.txt --report-every 1 --slow-rank 0 --slow-ms 2 --out piped 2> piped.txt | head -n 1");
+    outcome_check(&outcome, 0, "| head");
+    char path[STAGE_PATH_SIZE];
+    json_t *events = log_read(stage, "piped"), *end = log_event_of(events, "end", -1);
+    assert_true(end != NULL &&
+                json_is_true(json_object_get(log_event_of(events, "checkpoint", -1), "saved")));
+    assert_string_equal(json_string_value(json_object_get(end, "reason")), "done");
+    text_check(stage_read_text(stage, stage_path(stage, "piped.txt", path)), "training goes on", "| head");
+    json_decref(events);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -1726,6 +1825,11 @@ int main(int argc, char **argv) {
         PROGRAM_TEST(a_stopped_rank_inside_a_host_is_named),
         PROGRAM_TEST(one_rank_ends_well_by_signal),
         PROGRAM_TEST(two_ranks_end_well_by_signal),
+        PROGRAM_TEST(launched_ranks_have_time_to_save),
+        PROGRAM_TEST(a_validation_hears_a_signal),
+        PROGRAM_TEST(a_signal_while_it_starts_is_heard),
+        PROGRAM_TEST(a_second_interrupt_ends_it_at_once),
+        PROGRAM_TEST(a_reader_that_leaves_ends_nothing),
         PROGRAM_TEST(threads_that_cannot_be_had_end_the_run),
         PROGRAM_TEST(a_disk_that_fills_ends_the_run),
         PROGRAM_TEST(a_disk_that_is_full_ends_the_run),

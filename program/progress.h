@@ -82,6 +82,7 @@ typedef struct Report {
     double tokens_per_second;            // over all ranks
     double compute_ms, communication_ms; // per commit, on rank 0
     double exposed_ms;                   // communication that compute had to wait for
+    double steps; // of which these three are means: of a local rule also those not yet reported
     double gradients_per_commit;
     // By rank 0, since the start: to all others, and of it what left its host.
     double bytes_sent, bytes_sent_outside;
@@ -115,6 +116,7 @@ static const ReportField REPORT_FIELDS[] = {
     {AT(compute_ms),           0, "compute_ms",        NULL,                "compute ms",  "%.1f", "nan"},
     {AT(communication_ms),     0, "communication_ms",  NULL,                " comm ms",    "%.1f", "nan"},
     {AT(exposed_ms),           0, "exposed_ms",        NULL,                " exposed ms", "%.1f", "nan"},
+    {AT(steps),                1, "steps",             NULL,                NULL,          NULL,   NULL},
     {AT(gradients_per_commit), 0, "grads_per_commit",  NULL,                " grads",      "%.4g", "nan"},
     {AT(bytes_sent),           1, "bytes_sent",        NULL,                NULL,          NULL,   NULL},
     {AT(bytes_sent_outside),   1, "bytes_sent_outside", NULL,               NULL,          NULL,   NULL},

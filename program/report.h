@@ -244,6 +244,7 @@ static inline void report_window(Run *run) {
     report.compute_ms = 1e3 * sum->compute_seconds / steps;
     report.communication_ms = 1e3 * sum->communication_seconds / steps;
     report.exposed_ms = 1e3 * sum->exposed_seconds / steps;
+    report.steps = steps;
     report.gradients_per_commit = gradients / commits;
     report.bytes_sent = (double)__atomic_load_n(&run->transport.bytes_sent, __ATOMIC_RELAXED);
     report.bytes_sent_outside = (double)__atomic_load_n(&run->transport.bytes_sent_outside, __ATOMIC_RELAXED);

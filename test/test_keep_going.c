@@ -37,7 +37,7 @@ static int count_of(const char *text, const char *part) {
 
 static const char *const options = "--optimizer zero1 --seq-len 16 --micro-batch 1 --threads 1 --tokens 6400 "
                                    "--val-batches none --sample-tokens none --save-every 10 --report-every 5 "
-                                   "--slow-rank 0 --slow-ms 15";
+                                   "--slow-rank 0 --slow-ms 5";
 
 // Kills rank 1 as soon as there is a checkpoint of commit 20.
 static void kill_a_rank(const char *out) {

@@ -40,6 +40,7 @@ static Report sample_report(void) {
     report.compute_ms = 123.4;
     report.communication_ms = 45.6;
     report.exposed_ms = 0.7;
+    report.steps = 10;
     report.gradients_per_commit = 4;
     report.bytes_sent = 123456789012;
     return report;
@@ -215,14 +216,23 @@ static void test_report_and_validation(void **state) {
     assert_true(progress_log_validation(&files.log, &files.curves, 130, 1000000, 70, 1.3, NAN, &error));
     files_close(&files);
     char *text = read_file("reports/log.jsonl");
-    static const char *const keys[] = {"event",      "commit",
-                                       "grads",      "tokens",
-                                       "loss",       "lr",
-                                       "grad_norm",  "tokens_per_second",
-                                       "compute_ms", "communication_ms",
-                                       "exposed_ms", "grads_per_commit",
-                                       "seconds",    "perfect_loss",
-                                       "bytes_sent", "bytes_sent_outside"};
+    static const char *const keys[] = {"event",
+                                       "commit",
+                                       "grads",
+                                       "tokens",
+                                       "loss",
+                                       "lr",
+                                       "grad_norm",
+                                       "tokens_per_second",
+                                       "compute_ms",
+                                       "communication_ms",
+                                       "exposed_ms",
+                                       "steps",
+                                       "grads_per_commit",
+                                       "seconds",
+                                       "perfect_loss",
+                                       "bytes_sent",
+                                       "bytes_sent_outside"};
     json_t *first = parse_line(text, 0), *second = parse_line(text, 1), *third = parse_line(text, 2);
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         assert_non_null(json_object_get(first, keys[i]));

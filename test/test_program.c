@@ -246,7 +246,7 @@ static void ranks_may_do_unequal_work(void **state) {
 // than a block of codes, so it has one scale.
 static double job_bytes(const char *wire, double parameters) {
     Layout layout = layout_make((size_t)parameters, 2);
-    size_t piece = layout.piece, record = 12 * sizeof(double);
+    size_t piece = layout.piece, record = 14 * sizeof(double);
     assert_true(piece < 256);
     size_t bytes = strcmp(wire, "fp32") == 0   ? 4 * piece
                    : strcmp(wire, "bf16") == 0 ? 2 * piece
@@ -497,14 +497,13 @@ static double spans_overlap(const Spans *a, const Spans *b, double until) {
     return overlap;
 }
 
-// The sum over all commits, in microseconds. A report has the mean over the commits since
-// the report before, in milliseconds.
+// The sum over all steps, in microseconds. A report has the mean over its steps, in
+// milliseconds.
 static double reported_us(json_t *events, const char *field) {
-    double sum = 0, commit = 0;
+    double sum = 0;
     json_t *report;
     for (int n = 0; (report = log_event_of(events, "report", n)) != NULL; n++) {
-        sum += 1e3 * log_number(report, field) * (log_number(report, "commit") - commit);
-        commit = log_number(report, "commit");
+        sum += 1e3 * log_number(report, field) * log_number(report, "steps");
     }
     return sum;
 }

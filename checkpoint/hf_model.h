@@ -522,7 +522,7 @@ static inline void hf_model_nearest_directory(const char *path, char nearest[PAT
         if (nearer) { snprintf(best, sizeof best, "%.255s", entry->d_name); }
     }
     if (directory != NULL) { closedir(directory); }
-    snprintf(nearest, PATH_MAX, "%s%s", best[0] == '\0' ? "" : parent, best);
+    snprintf(nearest, PATH_MAX, "%.3800s%.255s", best[0] == '\0' ? "" : parent, best);
 }
 
 // Whether `directory`, which --from or --finetune names, may hold a model. The error says

@@ -68,7 +68,7 @@ typedef struct DataFile {
     size_t bytes;                  // of the mapping
     const uint8_t *tokens;         // (token_count, token_bytes), little-endian
     const uint8_t *mask;           // (token_count) bits, see token_mask_counts; NULL: all are predicted
-    const uint8_t *tokenizer_hash; // (TOKEN_FILE_HASH_BYTES); NULL or zeros: the file does not say
+    const uint8_t *tokenizer_hash; // (TOKEN_FILE_HASH_BYTES), see token_hash_is_known
     int padded;                    // TokenFile.padded; 0: not padded
     int token_bytes;               // 1: text, 2 or 4: token ids
     uint64_t token_count;
@@ -327,10 +327,7 @@ static inline bool data_loader_is_text(const DataLoader *loader) {
 // The first file that says which tokenizer made it; NULL: none does.
 static inline const DataFile *data_loader_signed_file(const DataLoader *loader) {
     for (int i = 0; i < loader->file_count; i++) {
-        const uint8_t *hash = loader->files[i].tokenizer_hash;
-        for (int k = 0; hash != NULL && k < TOKEN_FILE_HASH_BYTES; k++) {
-            if (hash[k] != 0) { return &loader->files[i]; }
-        }
+        if (token_hash_is_known(loader->files[i].tokenizer_hash)) { return &loader->files[i]; }
     }
     return NULL;
 }

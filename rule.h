@@ -37,8 +37,8 @@ typedef struct Rule {
     // result, the same on every rank. NULL: it is already.
     void (*finish)(Scheduler *s);
     // The committed parameters (parameter_count) between two commits, the same on every
-    // rank. NULL: compute uses them or casts of them, or where is_ahead says so, a
-    // prediction from them.
+    // rank. NULL: compute uses them or casts of them, or where is_ahead says so (NULL:
+    // never), a prediction from them.
     const float *(*committed)(Scheduler *s);
     bool (*is_ahead)(const Scheduler *s);
 
@@ -57,21 +57,24 @@ typedef struct Rule {
     void (*describe)(const void *own, const SchedulerSettings *settings, char text[RULE_TEXT]);
 } Rule;
 
+// Whether compute uses a prediction from the committed parameters.
+static inline bool rule_is_ahead(const Rule *rule, const Scheduler *s) {
+    return rule->is_ahead != NULL && rule->is_ahead(s);
+}
+
 // Lends the committed parameters (parameter_count), the same bits on every rank, between
 // two commits. All ranks call it together, and give them back with return_committed.
 static inline const float *borrow_committed(Scheduler *s, const Rule *rule) {
     scheduler_settle(s);
     if (rule->committed != NULL) { return rule->committed(s); }
-    bool elsewhere = s->settings.gathers_casts || (rule->is_ahead != NULL && rule->is_ahead(s));
-    return elsewhere ? borrow_masters(s) : s->parameters.data;
+    return s->settings.gathers_casts || rule_is_ahead(rule, s) ? borrow_masters(s) : s->parameters.data;
 }
 
 // The same as what a micro-batch computes with (scheduler_weights): casts are good enough.
 static inline const void *borrow_committed_weights(Scheduler *s, const Rule *rule) {
     scheduler_settle(s);
     if (rule->committed != NULL) { return rule->committed(s); }
-    bool ahead = rule->is_ahead != NULL && rule->is_ahead(s);
-    if (!ahead) { return scheduler_weights(s); }
+    if (!rule_is_ahead(rule, s)) { return scheduler_weights(s); }
     return s->settings.keeps_casts ? (const void *)cast_masters(s) : borrow_masters(s);
 }
 

@@ -318,13 +318,13 @@ static inline void wait_for(Scheduler *s) {
     s->parameters_version++;
     buffer_change(scheduler_reduce_buffer(s), BUFFER_WRITING, BUFFER_FREE);
     scheduler_account_job(s);
-    if (s->settings.kind == RULE_OVERLAPPED) { // the job gathered into the communication buffer
-        float *taken = s->comm_buffer.data;
-        Real *taken_casts = s->arriving_casts;
+    if (s->settings.kind == RULE_OVERLAPPED) { // the job gathered beside what compute uses
         if (s->settings.keeps_casts) {
+            Real *taken = s->arriving_casts;
             s->arriving_casts = s->casts;
-            s->casts = taken_casts;
+            s->casts = taken;
         } else {
+            float *taken = s->comm_buffer.data;
             s->comm_buffer.data = s->parameters.data;
             s->parameters.data = taken;
         }

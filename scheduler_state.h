@@ -261,8 +261,8 @@ typedef struct Scheduler {
     // Vectors.
     Layout layout;                             // of parameters and gradients over the ranks
     Buffer parameters, gradients, comm_buffer; // where casts are kept, parameters.data is NULL
-    Real *casts,
-        *arriving_casts; // (padded) where casts are kept; the latter of overlapped rules: what a job gathers
+    // (padded) each, where casts are kept. Overlapped rules: a job gathers the latter.
+    Real *casts, *arriving_casts;
     float *outer, *momentum; // (parameter_count)
     Fragment *fragments;     // (settings.fragments)
     int fragment;            // the next one to be sent

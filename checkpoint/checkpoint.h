@@ -296,7 +296,6 @@ static inline json_t *manifest_make(const CheckpointedRun *run, const WorkerNumb
     const Scheduler *s = run->scheduler;
     json_t *list = json_array(), *applied = json_array();
     char exchange[64];
-    bool ahead = run->rule->is_ahead != NULL && run->rule->is_ahead(s);
     transport_sum_order(run->transport, exchange, sizeof exchange);
     for (int rank = 0; rank < run->transport->size; rank++) {
         json_array_append_new(list, worker_numbers_to_json(&workers[rank]));
@@ -304,19 +303,20 @@ static inline json_t *manifest_make(const CheckpointedRun *run, const WorkerNumb
     for (int i = 0; s->fragments != NULL && i < s->settings.fragments; i++) {
         json_array_append_new(applied, json_integer((json_int_t)s->fragments[i].applied_at));
     }
-    return json_pack(
-        "{s:i, s:s, s:s, s:I, s:o, s:s, s:i, s:i, s:I, s:o, s:o, s:o, s:I, s:I, s:o, s:I, s:o, "
-        "s:i, s:o, s:b, s:o, s:o, s:O, s:s, s:s, s:b}",
-        "checkpoint", CHECKPOINT_VERSION, "program", run->version, "optimizer", run->rule->name, "parameters",
-        (json_int_t)run->table->parameter_count, "model", model_to_json(run), "device",
-        s->settings.gpu != NULL ? "cuda" : "cpu", "sequences", run->B, "length", run->T, "commit",
-        (json_int_t)s->optimizer.commits, "gradients_done", number_to_json(s->gradients_done), "spikes",
-        number_to_json(s->spikes), "rollbacks", number_to_json(s->rollbacks), "reports",
-        (json_int_t)s->reports, "reported_commit", (json_int_t)s->report.commit, "reported_gradients",
-        number_to_json(s->report.gradients_done), "data_base", (json_int_t)run->data_base, "seconds",
-        number_to_json(run->seconds), "fragment", s->fragment, "applied_at", applied, "job_in_flight",
-        s->job_in_flight ? 1 : 0, "job", job_to_json(&s->job), "workers", list, "options", run->options,
-        "measured", run->measured, "exchange", exchange, "casts", s->settings.gathers_casts && !ahead);
+    return json_pack("{s:i, s:s, s:s, s:I, s:o, s:s, s:i, s:i, s:I, s:o, s:o, s:o, s:I, s:I, s:o, s:I, s:o, "
+                     "s:i, s:o, s:b, s:o, s:o, s:O, s:s, s:s, s:b}",
+                     "checkpoint", CHECKPOINT_VERSION, "program", run->version, "optimizer", run->rule->name,
+                     "parameters", (json_int_t)run->table->parameter_count, "model", model_to_json(run),
+                     "device", s->settings.gpu != NULL ? "cuda" : "cpu", "sequences", run->B, "length",
+                     run->T, "commit", (json_int_t)s->optimizer.commits, "gradients_done",
+                     number_to_json(s->gradients_done), "spikes", number_to_json(s->spikes), "rollbacks",
+                     number_to_json(s->rollbacks), "reports", (json_int_t)s->reports, "reported_commit",
+                     (json_int_t)s->report.commit, "reported_gradients",
+                     number_to_json(s->report.gradients_done), "data_base", (json_int_t)run->data_base,
+                     "seconds", number_to_json(run->seconds), "fragment", s->fragment, "applied_at", applied,
+                     "job_in_flight", s->job_in_flight ? 1 : 0, "job", job_to_json(&s->job), "workers", list,
+                     "options", run->options, "measured", run->measured, "exchange", exchange, "casts",
+                     s->settings.gathers_casts && !rule_is_ahead(run->rule, s));
 }
 
 // CRC-32 of everything in the manifest but the member "checksum" itself.

@@ -173,17 +173,6 @@ static inline HostExchange host_exchange(Transport *transport, const Collective 
     return exchange;
 }
 
-// The ranks of this host take turns: in a step no two of them send to the same one.
-static inline int host_mate(const HostExchange *exchange, int step) {
-    int place = (exchange->groups->place[exchange->rank] + step + exchange->mates) % exchange->mates;
-    return groups_rank(exchange->groups, exchange->host, place);
-}
-
-// Likewise the hosts.
-static inline int host_other(const HostExchange *exchange, int step) {
-    return (exchange->host + step + exchange->groups->hosts) % exchange->groups->hosts;
-}
-
 // A chunk passes three stages, one a turn, and each turn works on three chunks: on the
 // newest, on that of the turn before, and on the one before that. `number` counts chunks,
 // so that their lanes alternate.
@@ -241,7 +230,8 @@ static inline void host_reduce_inside(const HostExchange *exchange, int number, 
     float *out = (float *)(void *)host_lane(messages, messages->inside_sent, messages->inside_slots, lane);
     float *in = (float *)(void *)host_lane(messages, messages->inside_received, messages->inside_slots, lane);
     for (int step = 1; step < exchange->mates; step++) {
-        int to = host_mate(exchange, step), from = host_mate(exchange, -step);
+        int to = groups_mate(exchange->groups, exchange->rank, step),
+            from = groups_mate(exchange->groups, exchange->rank, -step);
         size_t packed = host_pack_owners(exchange, to, chunk, out);
         transport_post(exchange->transport, lane, false, from, in, received * sizeof(float));
         transport_post(exchange->transport, lane, true, to, out, packed * sizeof(float));
@@ -295,8 +285,8 @@ static inline void host_reduce_between(const HostExchange *exchange, int number,
     char *out = host_lane(messages, messages->sent, messages->sent_slots, lane);
     char *in = host_lane(messages, messages->received, messages->received_slots, lane);
     for (int step = 1; step < groups->hosts; step++) {
-        int from = groups_delegate(groups, host_other(exchange, -step), exchange->rank);
-        int host = host_other(exchange, step);
+        int from = groups_delegate(groups, groups_other_host(groups, exchange->host, -step), exchange->rank);
+        int host = groups_other_host(groups, exchange->host, step);
         transport_post(exchange->transport, lane, false, from, in, bytes);
         in += bytes;
         OwnerWalk walk = owners_on(groups, exchange->rank, host, host + 1);
@@ -454,7 +444,7 @@ static inline void host_gather_between(const HostExchange *exchange, int number,
         host_round_chunk(exchange->transport, collective, chunk, mine);
     }
     for (int step = 1; step < groups->hosts; step++) {
-        int to = groups_delegate(groups, host_other(exchange, step), exchange->rank);
+        int to = groups_delegate(groups, groups_other_host(groups, exchange->host, step), exchange->rank);
         transport_post(exchange->transport, lane, true, to, mine, bytes);
     }
 }
@@ -470,7 +460,8 @@ static inline void host_gather_inside(const HostExchange *exchange, int number, 
     char *in = host_lane(messages, messages->inside_received, messages->inside_slots, lane);
     size_t sent = (size_t)owners_count(exchange->groups, exchange->rank) * bytes;
     for (int step = 1; step < exchange->mates; step++) {
-        int to = host_mate(exchange, step), from = host_mate(exchange, -step);
+        int to = groups_mate(exchange->groups, exchange->rank, step),
+            from = groups_mate(exchange->groups, exchange->rank, -step);
         size_t received = (size_t)owners_count(exchange->groups, from) * bytes;
         transport_post(exchange->transport, lane, false, from, in, received);
         transport_post(exchange->transport, lane, true, to, out, sent);
@@ -507,7 +498,7 @@ static inline void host_gather_finish(const HostExchange *exchange, int number, 
     transport_wait(exchange->transport, lane);
     const char *in = host_lane(messages, messages->inside_received, messages->inside_slots, lane);
     for (int step = 1; step < exchange->mates; step++) {
-        in = host_decode_owners(exchange, host_mate(exchange, -step), chunk, in);
+        in = host_decode_owners(exchange, groups_mate(exchange->groups, exchange->rank, -step), chunk, in);
     }
 }
 

@@ -123,9 +123,10 @@ static inline size_t nccl_batch_owner_bytes(const NcclBatch *batch, WireFormat w
 // is. Its own part is packed to where the others' arrive.
 static inline void nccl_reduce_inside(NcclBatch *batch) {
     Nccl *nccl = batch->nccl;
+    const Groups *groups = transport_groups(nccl->transport);
     size_t owner = nccl_batch_owner_bytes(batch, WIRE_FP32), mine = (size_t)nccl->mine_count * owner;
     WirePieces others = nccl_pieces(batch, WIRE_FP32, nccl->sent_owners, nccl->other_count),
-               own = nccl_pieces(batch, WIRE_FP32, nccl->own_owners, nccl->mine_count);
+               own = nccl_pieces(batch, WIRE_FP32, nccl->owners, nccl->mine_count);
     if (nccl->mates == 1) { return; }
     wire_encode_on_gpu(&batch->inside, WIRE_FP32, nccl->inside_sent, nccl_vector(batch), NULL, &others);
     wire_encode_on_gpu(&batch->inside, WIRE_FP32, nccl->inside_received + (size_t)nccl->place * mine,
@@ -133,9 +134,10 @@ static inline void nccl_reduce_inside(NcclBatch *batch) {
     char *out = nccl->inside_sent;
     nccl_begin(nccl);
     for (int step = 1; step < nccl->mates; step++) {
-        int to = nccl_mate(nccl, step), from = nccl_mate(nccl, -step);
-        size_t bytes = (size_t)owners_count(transport_groups(nccl->transport), to) * owner;
-        size_t place = (size_t)transport_groups(nccl->transport)->place[from];
+        int to = groups_mate(groups, nccl->transport->rank, step),
+            from = groups_mate(groups, nccl->transport->rank, -step);
+        size_t bytes = (size_t)owners_count(groups, to) * owner;
+        size_t place = (size_t)groups->place[from];
         nccl_send(nccl, INSIDE_HOSTS, &batch->inside, to, out, bytes);
         nccl_receive(nccl, INSIDE_HOSTS, &batch->inside, from, nccl->inside_received + place * mine, mine);
         out += bytes;
@@ -162,12 +164,12 @@ static inline void nccl_reduce_between(NcclBatch *batch) {
     wire_encode_on_gpu(batch->stream, wire, in + (size_t)nccl->host * owner, mine, NULL, &own);
     nccl_begin(nccl);
     for (int step = 1; step < groups->hosts; step++) {
-        int host = (nccl->host + step) % groups->hosts;
+        int host = groups_other_host(groups, nccl->host, step);
         OwnerWalk walk = owners_on(groups, nccl->transport->rank, host, host + 1);
         for (; owners_next(&walk); out += owner) {
             nccl_send(nccl, BETWEEN_HOSTS, batch->stream, walk.owner, out, owner);
         }
-        int other = (nccl->host - step + groups->hosts) % groups->hosts;
+        int other = groups_other_host(groups, nccl->host, -step);
         int from = groups_delegate(groups, other, nccl->transport->rank);
         nccl_receive(nccl, BETWEEN_HOSTS, batch->stream, from, in + (size_t)other * owner, owner);
     }
@@ -198,7 +200,7 @@ static inline void nccl_gather_between(NcclBatch *batch) {
     if (groups->hosts > 1) {
         nccl_begin(nccl);
         for (int step = 1; step < groups->hosts; step++) {
-            int to = groups_delegate(groups, (nccl->host + step) % groups->hosts, rank);
+            int to = groups_delegate(groups, groups_other_host(groups, nccl->host, step), rank);
             nccl_send(nccl, BETWEEN_HOSTS, batch->stream, to, mine, owner);
         }
         OwnerWalk walk = owners_of(groups, rank);
@@ -215,16 +217,18 @@ static inline void nccl_gather_between(NcclBatch *batch) {
 // What has come goes to the other ranks of this host, and all of it is decoded.
 static inline void nccl_gather_inside(NcclBatch *batch) {
     Nccl *nccl = batch->nccl;
+    const Groups *groups = transport_groups(nccl->transport);
     WireFormat wire = batch->collective->wire;
     size_t owner = nccl_batch_owner_bytes(batch, wire), mine = (size_t)nccl->mine_count * owner;
     WirePieces others = nccl_pieces(batch, wire, nccl->received_owners, nccl->other_count),
-               own = nccl_pieces(batch, wire, nccl->own_owners, nccl->mine_count);
+               own = nccl_pieces(batch, wire, nccl->owners, nccl->mine_count);
     if (nccl->mates > 1) {
         char *in = nccl->inside_received;
         nccl_begin(nccl);
         for (int step = 1; step < nccl->mates; step++) {
-            int to = nccl_mate(nccl, step), from = nccl_mate(nccl, -step);
-            size_t bytes = (size_t)owners_count(transport_groups(nccl->transport), from) * owner;
+            int to = groups_mate(groups, nccl->transport->rank, step),
+                from = groups_mate(groups, nccl->transport->rank, -step);
+            size_t bytes = (size_t)owners_count(groups, from) * owner;
             nccl_send(nccl, INSIDE_HOSTS, &batch->inside, to, nccl_received(batch), mine);
             nccl_receive(nccl, INSIDE_HOSTS, &batch->inside, from, in, bytes);
             in += bytes;

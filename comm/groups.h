@@ -96,6 +96,18 @@ static inline int groups_delegate(const Groups *groups, int host, int owner) {
     return groups_rank(groups, host, groups->place[owner] % groups_count(groups, host));
 }
 
+// Ranks of a host take turns: in a step no two of them send to the same one, and what a
+// rank sends `step` places ahead, it receives from as many behind.
+static inline int groups_mate(const Groups *groups, int rank, int step) {
+    int host = groups->host_of[rank], mates = groups_count(groups, host);
+    return groups_rank(groups, host, (groups->place[rank] + step + mates) % mates);
+}
+
+// Likewise hosts.
+static inline int groups_other_host(const Groups *groups, int host, int step) {
+    return (host + step + groups->hosts) % groups->hosts;
+}
+
 // For the user: "2 hosts of 4 ranks", "3 hosts of 1 to 4 ranks".
 static inline void groups_describe(const Groups *groups, char *text, size_t size) {
     int least = groups->size, most = 0;

@@ -29,7 +29,7 @@ typedef struct Nccl {
     // Lists of owners in GPU memory: those whose delegate this rank is; the same without
     // itself, in the order in which they are sent to; and those of its mates, in the order
     // in which this rank sends to and receives from them.
-    int *owners, *own_owners, *remote_owners, *sent_owners, *received_owners;
+    int *owners, *remote_owners, *sent_owners, *received_owners;
     void *inside_queue;                  // of messages inside the host
     void *between_done, *inside_done[2]; // marks in the queues, the latter of every other batch
     size_t buffer_limit;                 // bytes of the messages of all ranks that are under way; 0: chosen
@@ -39,12 +39,6 @@ typedef struct Nccl {
     char *received, *sent; // (2, received_bytes): between hosts
     char *inside_received, *inside_sent;
 } Nccl;
-
-// The ranks of this host take turns: in a step no two of them send to the same one.
-static inline int nccl_mate(const Nccl *nccl, int step) {
-    return groups_rank(transport_groups(nccl->transport), nccl->host,
-                       (nccl->place + step + nccl->mates) % nccl->mates);
-}
 
 #ifdef ACCO_HAVE_NCCL
 static inline bool nccl_is_built_in(void) { return true; }
@@ -198,7 +192,6 @@ static inline void nccl_list_owners(Nccl *nccl) {
     if (lists == NULL || nccl->owners == NULL) {
         nccl_fail(nccl, BETWEEN_HOSTS, "start", "there is no memory left");
     }
-    nccl->own_owners = nccl->owners;
     for (OwnerWalk walk = owners_of(groups, rank); owners_next(&walk); count++) {
         if (walk.owner == rank) { nccl->mine_index = count; }
         lists[count] = walk.owner;
@@ -206,7 +199,7 @@ static inline void nccl_list_owners(Nccl *nccl) {
     nccl->mine_count = count;
     nccl->remote_owners = nccl->owners + count;
     for (int step = 1; step < groups->hosts; step++) {
-        int host = (nccl->host + step) % groups->hosts;
+        int host = groups_other_host(groups, nccl->host, step);
         for (OwnerWalk walk = owners_on(groups, rank, host, host + 1); owners_next(&walk);) {
             lists[count++] = walk.owner;
         }
@@ -214,7 +207,8 @@ static inline void nccl_list_owners(Nccl *nccl) {
     for (int direction = 1; direction >= -1; direction -= 2) {
         *(direction == 1 ? &nccl->sent_owners : &nccl->received_owners) = nccl->owners + count;
         for (int step = 1; step < nccl->mates; step++) {
-            for (OwnerWalk walk = owners_of(groups, nccl_mate(nccl, direction * step)); owners_next(&walk);) {
+            for (OwnerWalk walk = owners_of(groups, groups_mate(groups, rank, direction * step));
+                 owners_next(&walk);) {
                 lists[count++] = walk.owner;
             }
         }

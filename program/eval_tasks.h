@@ -277,7 +277,8 @@ static inline bool evaluate_read_files(EvaluateSet *set, Error *error) {
         return error_set(error, "--stride %d: allowed is 1 to %d, the length of a window", request->stride,
                          request->T);
     }
-    if (!data_loader_open(&set->data, &files, error)) { return false; }
+    // What is opened has files; gcc, which cannot know it, warns of a negative size.
+    if (!data_loader_open(&set->data, &files, error) || set->data.file_count < 1) { return false; }
     set->texts = (TokenList *)calloc((size_t)set->data.file_count, sizeof *set->texts);
     if (set->texts == NULL) { return evaluate_no_memory(set, error); }
     for (int i = 0; i < set->data.file_count; i++) {

@@ -198,6 +198,11 @@ static inline bool options_check_rate(const Options *options, Error *error) {
     return true;
 }
 
+// Whether messages go over an emulated link.
+static inline bool options_emulate_link(const Options *options) {
+    return options->link_mbit > 0 || options->link_us > 0;
+}
+
 // An emulated delay longer than the deadline would end the job with a message that blames
 // the network.
 static inline bool options_check_emulation(const Options *options, Error *error) {

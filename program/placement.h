@@ -99,8 +99,7 @@ static inline bool placement_check_shapes(const Placement *placement, const GptN
 // machine, so there each is a host by itself unless the user says otherwise.
 static inline void placement_meet_hosts(const Options *options, Transport *transport) {
     int per_host = (int)options->ranks_per_host;
-    bool emulated = options->link_mbit > 0 || options->link_us > 0;
-    if (per_host == 0 && emulated && transport->hosts.hosts == 1) { per_host = 1; }
+    if (per_host == 0 && options_emulate_link(options) && transport->hosts.hosts == 1) { per_host = 1; }
     if (per_host > 0) { transport_meet(transport, transport->rank / per_host * per_host); }
 }
 
@@ -160,6 +159,35 @@ static inline const char *nccl_obstacle(const GpuIdentity *gpus, int ranks) {
     return obstacle;
 }
 
+// What the GPUs of all ranks have in common.
+typedef struct GpuFleet {
+    const char *obstacle; // to NCCL; NULL: none
+    bool mixed;           // they are of several kinds, or some ranks have none
+    size_t buffers;       // bytes of NCCL's messages: small beside the model, the same on all ranks
+} GpuFleet;
+
+// Collective. Also says how many ranks share this one's, and whether all ranks cast.
+static inline GpuFleet placement_look_at_gpus(Placement *placement, Transport *transport) {
+    GpuIdentity mine;
+    memset(&mine, 0, sizeof mine);
+    mine.capability = placement->on_gpu ? placement->gpu.capability : 0;
+    mine.memory = placement->gpu.memory_total;
+    memcpy(mine.host, transport->host, sizeof mine.host);
+    memcpy(mine.bus, placement->gpu.bus, sizeof mine.bus);
+    GpuIdentity *gpus =
+        (GpuIdentity *)transport_collect_records(transport, "choice of the GPU exchange", &mine, sizeof mine);
+    GpuFleet fleet = {nccl_obstacle(gpus, transport->size), false, NCCL_BUFFER_BYTES};
+    placement->all_cast = placement->precision == PRECISION_BF16; // all were given the same --precision
+    for (int rank = 0; rank < transport->size; rank++) {
+        placement->all_cast = placement->all_cast && gpus[rank].capability > 0;
+        fleet.mixed = fleet.mixed || gpus[rank].capability != gpus[0].capability;
+        fleet.buffers = size_min(fleet.buffers, gpus[rank].memory / 1000);
+    }
+    if (placement->on_gpu) { placement->sharing = ranks_on_gpu_of(gpus, transport->size, transport->rank); }
+    free(gpus);
+    return fleet;
+}
+
 // Collective; all ranks choose the same. Where the rule does not shard, every rank makes
 // the same steps by itself, so all must round alike; but kernels compiled for other GPUs,
 // and those for CPUs, may fuse other operations.
@@ -171,28 +199,9 @@ static inline bool placement_choose_gpu_exchange(Placement *placement, const Opt
                error_set(error,
                          "--exchange library: there is one rank, so nothing is exchanged; leave it away");
     }
-    GpuIdentity mine;
-    memset(&mine, 0, sizeof mine);
-    mine.capability = placement->on_gpu ? placement->gpu.capability : 0;
-    mine.memory = placement->gpu.memory_total;
-    memcpy(mine.host, transport->host, sizeof mine.host);
-    memcpy(mine.bus, placement->gpu.bus, sizeof mine.bus);
-    GpuIdentity *gpus =
-        (GpuIdentity *)transport_collect_records(transport, "choice of the GPU exchange", &mine, sizeof mine);
-    const char *obstacle = nccl_obstacle(gpus, transport->size);
-    bool mixed = false;
-    size_t buffers = NCCL_BUFFER_BYTES; // the same on all ranks: messages depend on it
-    placement->all_cast = placement->precision == PRECISION_BF16; // all were given the same --precision
-    for (int rank = 0; rank < transport->size; rank++) {
-        placement->all_cast = placement->all_cast && gpus[rank].capability > 0;
-        buffers = size_min(buffers, gpus[rank].memory / 1000); // small beside the model
-    }
-    for (int rank = 1; rank < transport->size; rank++) {
-        mixed = mixed || gpus[rank].capability != gpus[0].capability;
-    }
-    if (placement->on_gpu) { placement->sharing = ranks_on_gpu_of(gpus, transport->size, transport->rank); }
-    free(gpus);
-    if (mixed && !rule_shards(options_rule(options))) {
+    GpuFleet fleet = placement_look_at_gpus(placement, transport);
+    const char *obstacle = fleet.obstacle;
+    if (fleet.mixed && !rule_shards(options_rule(options))) {
         char sharding[RULE_TEXT];
         return error_set(
             error,
@@ -203,7 +212,7 @@ static inline bool placement_choose_gpu_exchange(Placement *placement, const Opt
     bool asked = options->gpu_exchange == GPU_EXCHANGE_NCCL,
          host = options->gpu_exchange == GPU_EXCHANGE_HOST;
     if (asked && obstacle != NULL) { return error_set(error, "--gpu-exchange nccl: %s", obstacle); }
-    bool emulated = options->link_mbit > 0 || options->link_us > 0;
+    bool emulated = options_emulate_link(options);
     if (asked && emulated) {
         return error_set(
             error, "--gpu-exchange nccl: links are emulated in host memory; drop one of the two options");
@@ -220,7 +229,7 @@ static inline bool placement_choose_gpu_exchange(Placement *placement, const Opt
              placement->uses_nccl ? "from GPU to GPU by NCCL" : "through host memory: ",
              placement->uses_nccl ? "" : reason);
     if (placement->uses_nccl) {
-        nccl_open(&placement->nccl, transport, (int)options->nccl_ctas, buffers);
+        nccl_open(&placement->nccl, transport, (int)options->nccl_ctas, fleet.buffers);
         gpu_measure(&placement->gpu); // NCCL has taken some of the memory
     }
     return true;

@@ -89,7 +89,7 @@ static inline void print_wire(const Run *run) {
     if (run->scheduler.settings.gathers_casts) { printf(", bf16 for the parameters that all compute with"); }
     if (options->link_mbit > 0) { printf(", at most %g Mbit/s", options->link_mbit); }
     if (options->link_us > 0) { printf(", every message %g us late", options->link_us); }
-    printf("%s\n", options->link_mbit > 0 || options->link_us > 0 ? " (emulated)" : "");
+    printf("%s\n", options_emulate_link(options) ? " (emulated)" : "");
 }
 
 // Where rank 0 computes; other ranks may compute elsewhere.

@@ -155,9 +155,8 @@ static inline bool run_lock_is_held(const char *directory, const char *path, dou
                    *host = json_string_value(json_object_get(owner, "host")),
                    *since = json_string_value(json_object_get(owner, "since"));
         error_set(error,
-                  "--out %.300s is in use by another run: of %.60s on %.60s, process %lld, since %.40s. Wait "
-                  "for it, "
-                  "stop it, or choose another --out",
+                  "--out %.300s is in use by another run: of %.60s on %.60s, process %lld, since %.40s. "
+                  "Wait for it, stop it, or choose another --out",
                   directory, user != NULL ? user : "unknown", host != NULL ? host : "unknown",
                   (long long)json_integer_value(json_object_get(owner, "pid")),
                   since != NULL ? since : "unknown");

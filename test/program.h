@@ -15,6 +15,7 @@
 #ifndef ACCO_TEST_PROGRAM_H
 #define ACCO_TEST_PROGRAM_H
 
+#include "runtime/errors.h" // PRINTF_LIKE
 #include "test/harness.h"
 
 #include <errno.h>
@@ -151,6 +152,17 @@ static inline const char *stage_path(const Stage *stage, const char *name, char 
 static inline void stage_write(const Stage *stage, const char *name, const char *text) {
     char path[STAGE_PATH_SIZE];
     file_write(stage_path(stage, name, path), text, strlen(text));
+}
+
+// Runs a command of the shell in the stage, which must succeed.
+PRINTF_LIKE(2, 3) static inline void shell(const Stage *stage, const char *format, ...) {
+    char command[4 * STAGE_PATH_SIZE], rest[2 * STAGE_PATH_SIZE];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(rest, sizeof rest, format, arguments);
+    va_end(arguments);
+    snprintf(command, sizeof command, "cd '%s' && %s", stage->directory, rest);
+    if (system(command) != 0) { fail_msg("%s", command); }
 }
 
 // Waits for the program to end until `until` (program_clock). True: it has ended, with

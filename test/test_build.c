@@ -9,8 +9,6 @@
 #define _GNU_SOURCE
 #include "test/program.h"
 
-#include "runtime/errors.h" // PRINTF_LIKE
-
 static const char compiler[] =
     "#!/bin/sh\n"
     "name=$(basename \"$0\")\n"
@@ -26,16 +24,6 @@ static const char compiler[] =
     "esac\n"
     "while [ $# -gt 0 ]; do [ \"$1\" != -o ] || result=$2; shift; done\n"
     "[ -z \"${result:-}\" ] || { printf '#!/bin/sh\\n' > \"$result\" && chmod +x \"$result\"; }\n";
-
-PRINTF_LIKE(2, 3) static void shell(const Stage *stage, const char *format, ...) {
-    char command[4 * STAGE_PATH_SIZE], rest[2 * STAGE_PATH_SIZE];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(rest, sizeof rest, format, arguments);
-    va_end(arguments);
-    snprintf(command, sizeof command, "cd '%s' && %s", stage->directory, rest);
-    if (system(command) != 0) { fail_msg("%s", command); }
-}
 
 // Runs `command` in the scratch directory; everything that it prints is in `output`.
 static Outcome run(Stage *stage, const char *command) {

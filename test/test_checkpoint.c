@@ -81,16 +81,6 @@ static void check_saved(const Stage *stage, const char *out, const char *expecte
     if (saved.strangers > 0) { fail_msg("%s/checkpoints has %d unfinished ones", out, saved.strangers); }
 }
 
-PRINTF_LIKE(2, 3) static void shell(const Stage *stage, const char *format, ...) {
-    char command[4 * STAGE_PATH_SIZE], rest[2 * STAGE_PATH_SIZE];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(rest, sizeof rest, format, arguments);
-    va_end(arguments);
-    snprintf(command, sizeof command, "cd '%s' && %s", stage->directory, rest);
-    if (system(command) != 0) { fail_msg("%s", command); }
-}
-
 // The step of a checkpoint in the middle of those that a run has left.
 static long middle_step(const Stage *stage, const char *out) {
     Saved saved = saved_in(stage, out);

@@ -237,7 +237,7 @@ static void the_name_follows_from_every_byte(void **state) {
 
 // Runs a command of the shell in the root of the project. True: it exits with 0. Variables:
 // stage, the directory of the stage, and python.
-static bool shell(const Stage *stage, const char *command) {
+static bool runs_in_root(const Stage *stage, const char *command) {
     char all[8 * STAGE_PATH_SIZE];
     snprintf(all, sizeof all, "cd '%s' && stage='%s' && python=build/venv/bin/python && %s", stage->root,
              stage->directory, command);
@@ -268,12 +268,12 @@ static void prepare_reads_packed_texts_and_refuses_the_rest(void **state) {
         "grep -q 'one.txt: one document' $stage/out.txt && grep -q 'nothing is held out' $stage/out.txt",
     };
     Stage *stage = stage_of(state);
-    if (!shell(stage, "test -x $python")) {
+    if (!runs_in_root(stage, "test -x $python")) {
         print_message("build/venv is not there: left out\n");
         skip();
     }
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
-        if (!shell(stage, commands[i])) { fail_msg("it fails: %s", commands[i]); }
+        if (!runs_in_root(stage, commands[i])) { fail_msg("it fails: %s", commands[i]); }
     }
 }
 

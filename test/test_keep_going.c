@@ -12,12 +12,17 @@ static void write_script(const char *name, const char *text) {
     assert_int_equal(chmod(stage_path(&stage, name, path), 0777), 0);
 }
 
-// Which hosts answer, and what starts ranks on them.
-static void set_remote(const char *launcher, const char *program, const char *remote) {
+// A command of the environment; one of the stage's scripts, where it begins with "./".
+static void set_command(const char *variable, const char *command) {
     char path[STAGE_PATH_SIZE];
-    setenv("MPIRUN", launcher[0] == '.' ? stage_path(&stage, launcher + 2, path) : launcher, 1);
-    setenv("TRAIN_GPT", program[0] == '.' ? stage_path(&stage, program + 2, path) : program, 1);
-    setenv("REMOTE", remote[0] == '.' ? stage_path(&stage, remote + 2, path) : remote, 1);
+    setenv(variable, command[0] == '.' ? stage_path(&stage, command + 2, path) : command, 1);
+}
+
+// What starts ranks, what they are, and what says which hosts answer.
+static void set_commands(const char *launcher, const char *program, const char *remote) {
+    set_command("MPIRUN", launcher);
+    set_command("TRAIN_GPT", program);
+    set_command("REMOTE", remote);
 }
 
 static Outcome keep_going(const char *arguments, int exit_code) {
@@ -64,7 +69,7 @@ static void a_killed_rank_changes_no_bit(void **state) {
     memset(&setting, 0, sizeof setting);
     stage_need_mpi(&stage);
     stage_write(&stage, "hosts", "# one machine\nlocalhost slots=2\n");
-    set_remote(stage.launcher, stage_variable("PROGRAM", ""), "true");
+    set_commands(stage.launcher, stage_variable("PROGRAM", ""), "true");
     snprintf(arguments, sizeof arguments, "hosts -- --out a %s", options);
     Outcome whole = keep_going(arguments, 0);
     assert_int_equal(count_of(whole.output, "the job died"), 0);
@@ -106,7 +111,7 @@ static void three_deaths_at_one_commit_are_the_end(void **state) {
     (void)state;
     write_launcher();
     write_dying_program();
-    set_remote("./launch", "./die", "true");
+    set_commands("./launch", "./die", "true");
     Outcome outcome = keep_going("two -- --out c", 3);
     assert_int_equal(count_of(outcome.output, "the job died at commit 5 with code 3"), 3);
     text_check(outcome.output, "three times at the same commit", "three deaths");
@@ -127,7 +132,7 @@ static void a_host_that_comes_back_takes_part(void **state) {
                           "for i in 1 2 3 4 5 6 7; do sleep 1; done\n"
                           "mkdir -p d/checkpoints/step-2\n"
                           "for i in 1 2 3 4 5 6 7; do sleep 1; done\n");
-    set_remote("./launch", "./train", "./answer");
+    set_commands("./launch", "./train", "./answer");
     Outcome outcome = keep_going("two -- --out d", 0);
     text_check(outcome.output, "1 ranks on 1 of 2 hosts: one", "a host is away");
     text_check(outcome.output, "a host is back", "a host is back");
@@ -139,7 +144,7 @@ static void mistakes_are_not_repeated(void **state) {
     (void)state;
     write_launcher();
     write_script("refuse", "#!/bin/sh\necho no >&2\nexit 2\n");
-    set_remote("./launch", "./refuse", "true");
+    set_commands("./launch", "./refuse", "true");
     Outcome outcome = keep_going("two -- --out e", 2);
     assert_int_equal(count_of(outcome.output, "asked for 4 ranks"), 1);
     text_check(keep_going("two -- --tokens 5", 2).errors, "--out DIRECTORY is missing", "no --out");

@@ -201,6 +201,25 @@ static void test_directory_without_permission(void **state) {
 
 // ---------------------------------------------------------------------------------------
 
+// What a report has in the log.
+static const char *const keys[] = {"event",
+                                   "commit",
+                                   "grads",
+                                   "tokens",
+                                   "loss",
+                                   "lr",
+                                   "grad_norm",
+                                   "tokens_per_second",
+                                   "compute_ms",
+                                   "communication_ms",
+                                   "exposed_ms",
+                                   "steps",
+                                   "grads_per_commit",
+                                   "seconds",
+                                   "perfect_loss",
+                                   "bytes_sent",
+                                   "bytes_sent_outside"};
+
 static void test_report_and_validation(void **state) {
     (void)state;
     Files files;
@@ -216,23 +235,6 @@ static void test_report_and_validation(void **state) {
     assert_true(progress_log_validation(&files.log, &files.curves, 130, 1000000, 70, 1.3, NAN, &error));
     files_close(&files);
     char *text = read_file("reports/log.jsonl");
-    static const char *const keys[] = {"event",
-                                       "commit",
-                                       "grads",
-                                       "tokens",
-                                       "loss",
-                                       "lr",
-                                       "grad_norm",
-                                       "tokens_per_second",
-                                       "compute_ms",
-                                       "communication_ms",
-                                       "exposed_ms",
-                                       "steps",
-                                       "grads_per_commit",
-                                       "seconds",
-                                       "perfect_loss",
-                                       "bytes_sent",
-                                       "bytes_sent_outside"};
     json_t *first = parse_line(text, 0), *second = parse_line(text, 1), *third = parse_line(text, 2);
     for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
         assert_non_null(json_object_get(first, keys[i]));

@@ -82,12 +82,16 @@ static inline bool token_file_recognise(const void *bytes, size_t size) {
     return equal >= 5;
 }
 
-// Whether two files, or a file and a tokenizer, may belong together: their hashes are equal,
-// or one of them is unknown, which is NULL or zeros.
-static inline bool token_hashes_agree(const uint8_t *a, const uint8_t *b) {
+// Whether a hash says which tokenizer made a file: NULL and zeros do not.
+static inline bool token_hash_is_known(const uint8_t *hash) {
     static const uint8_t unknown[TOKEN_FILE_HASH_BYTES] = {0};
-    return a == NULL || b == NULL || memcmp(a, b, TOKEN_FILE_HASH_BYTES) == 0 ||
-           memcmp(a, unknown, TOKEN_FILE_HASH_BYTES) == 0 || memcmp(b, unknown, TOKEN_FILE_HASH_BYTES) == 0;
+    return hash != NULL && memcmp(hash, unknown, TOKEN_FILE_HASH_BYTES) != 0;
+}
+
+// Whether two files, or a file and a tokenizer, may belong together: their hashes are equal,
+// or one of them is unknown.
+static inline bool token_hashes_agree(const uint8_t *a, const uint8_t *b) {
+    return !token_hash_is_known(a) || !token_hash_is_known(b) || memcmp(a, b, TOKEN_FILE_HASH_BYTES) == 0;
 }
 
 static inline uint64_t token_file_number(const uint8_t *bytes, int count) {

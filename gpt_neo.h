@@ -181,11 +181,11 @@ static inline void gpt_neo_reserve_workspace(GptNeo *model, Arena *arena) {
                   &model->d_wide);
     arena_reserve(arena, MEMORY_WORKSPACE, "partial sums",
                   row_partials_floats(settings->on_gpu, wide) * sizeof(float), &model->partials);
-    arena_reserve(
-        arena, MEMORY_WORKSPACE, "attention scores",
-        attention_scratch_floats(settings->on_gpu, model->B, model->T, config->heads, settings->threads) *
-            sizeof(float),
-        &model->scores);
+    arena_reserve(arena, MEMORY_WORKSPACE, "attention scores",
+                  attention_scratch_floats(settings->on_gpu, model->B, model->T, config->channels,
+                                           config->heads, settings->threads, settings->precision) *
+                      sizeof(float),
+                  &model->scores);
     arena_reserve(arena, MEMORY_WORKSPACE, "logits chunk",
                   (size_t)model->chunk * (size_t)model->logits_stride * element, &model->logits);
     arena_reserve_host(arena, MEMORY_WORKSPACE, "losses", rows * sizeof(float), &model->losses);

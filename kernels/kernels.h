@@ -2,7 +2,7 @@
 //
 // The contract of all operations: arrays are row-major, with the shapes written beside
 // each declaration. A kernel is called in a task of `stream` and allocates nothing. On
-// the CPU it runs on the stream's thread pool, in fp32, and has finished when it returns.
+// the CPU it runs on the stream's thread pool and has finished when it returns.
 // On a GPU the call puts it into the stream's queue and returns; later kernels of the
 // stream see its result. Arrays of Real are in the stream's precision; arithmetic and
 // sums are fp32 everywhere.
@@ -24,6 +24,7 @@
 #include "kernels/cpu/layernorm.h"
 #include "kernels/cpu/matmul.h"
 #include "kernels/cpu/outer.h"
+#include "kernels/cpu/reals.h"
 #include "kernels/cpu/row_blocks.h"
 #include "kernels/cpu/vector_math.h"
 #include "kernels/wire.h"
@@ -79,10 +80,11 @@ static inline size_t row_partials_floats(bool on_gpu, size_t width) {
 }
 
 // Floats of scratch for attention_forward and attention_backward; `threads` of the pool.
-static inline size_t attention_scratch_floats(bool on_gpu, int B, int T, int heads, int threads) {
-    (void)B, (void)heads;
+static inline size_t attention_scratch_floats(bool on_gpu, int B, int T, int C, int heads, int threads,
+                                              Precision precision) {
+    (void)B;
     return KERNEL_SIZE(on_gpu, cuda_attention_workspace_floats(B, T, heads),
-                       attention_workspace_floats(T, threads));
+                       attention_workspace_floats(T, C / heads, threads, precision));
 }
 
 // Floats of partials for embedding_backward, on a GPU.
@@ -119,8 +121,7 @@ static inline void matmul_forward(Stream *stream, Real *output, int output_strid
                                   const Real *weight, int rows, int inputs, int outputs) {
     KERNEL_ON_GPU(stream,
                   cuda_matmul_forward(stream, output, output_stride, input, weight, rows, inputs, outputs))
-    cpu_matmul_forward(stream, real_floats(output), output_stride, real_floats_const(input),
-                       real_floats_const(weight), rows, inputs, outputs);
+    cpu_matmul_forward(stream, output, output_stride, input, weight, rows, inputs, outputs);
 }
 
 // d_input (rows, inputs) = d_output (rows, outputs) weight. Rows of both are their
@@ -130,8 +131,8 @@ static inline void matmul_backward_input(Stream *stream, Real *d_input, int d_in
                                          int rows, int inputs, int outputs) {
     KERNEL_ON_GPU(stream, cuda_matmul_backward_input(stream, d_input, d_input_stride, d_output,
                                                      d_output_stride, weight, rows, inputs, outputs))
-    cpu_matmul_backward_input(stream, real_floats(d_input), d_input_stride, real_floats_const(d_output),
-                              d_output_stride, real_floats_const(weight), rows, inputs, outputs);
+    cpu_matmul_backward_input(stream, d_input, d_input_stride, d_output, d_output_stride, weight, rows,
+                              inputs, outputs);
 }
 
 // d_weight (outputs, inputs) += d_output^T input. On the CPU matmul_padded_stride gives
@@ -141,8 +142,7 @@ static inline void matmul_backward_weight(Stream *stream, float *d_weight, const
                                           int outputs) {
     KERNEL_ON_GPU(stream, cuda_matmul_backward_weight(stream, d_weight, d_output, d_output_stride, input,
                                                       rows, inputs, outputs))
-    cpu_matmul_backward_weight(stream, d_weight, real_floats_const(d_output), d_output_stride,
-                               real_floats_const(input), rows, inputs, outputs);
+    cpu_matmul_backward_weight(stream, d_weight, d_output, d_output_stride, input, rows, inputs, outputs);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -152,8 +152,7 @@ static inline void matmul_backward_weight(Stream *stream, float *d_weight, const
 static inline void embedding_forward(Stream *stream, Real *output, const Real *wte, const Real *wpe,
                                      const int32_t *tokens, int B, int T, int C) {
     KERNEL_ON_GPU(stream, cuda_embedding_forward(stream, output, wte, wpe, tokens, B, T, C))
-    cpu_embedding_forward(stream, real_floats(output), real_floats_const(wte), real_floats_const(wpe), tokens,
-                          B, T, C);
+    cpu_embedding_forward(stream, output, wte, wpe, tokens, B, T, C);
 }
 
 // d_wte (V, C) and d_wpe (positions, C) += the rows of d_output (B, T, C) that they
@@ -165,7 +164,7 @@ static inline void embedding_backward(Stream *stream, float *d_wte, float *d_wpe
     (void)partials, (void)order;
     KERNEL_ON_GPU(stream,
                   cuda_embedding_backward(stream, d_wte, d_wpe, partials, d_output, tokens, order, B, T, C))
-    cpu_embedding_backward(stream, d_wte, d_wpe, real_floats_const(d_output), tokens, B, T, C);
+    cpu_embedding_backward(stream, d_wte, d_wpe, d_output, tokens, B, T, C);
 }
 
 // residual = residual_before + branch + branch_bias (if there is a branch), then output =
@@ -188,8 +187,7 @@ static inline void layernorm_backward(Stream *stream, const LayernormBackward *w
 static inline void attention_forward(Stream *stream, Real *output, float *logsumexp, float *scratch,
                                      const Real *qkv, int B, int T, int C, int heads, int window) {
     KERNEL_ON_GPU(stream, cuda_attention_forward(stream, output, logsumexp, qkv, B, T, C, heads, window))
-    cpu_attention_forward(stream, real_floats(output), logsumexp, scratch, real_floats_const(qkv), B, T, C,
-                          heads, window);
+    cpu_attention_forward(stream, output, logsumexp, scratch, qkv, B, T, C, heads, window);
 }
 
 // d_qkv (B, T, 3C), rows d_qkv_stride apart, from d_output (B, T, C) and forward's qkv,
@@ -200,8 +198,8 @@ static inline void attention_backward(Stream *stream, Real *d_qkv, int d_qkv_str
     (void)output;
     KERNEL_ON_GPU(stream, cuda_attention_backward(stream, d_qkv, d_qkv_stride, scratch, d_output, output, qkv,
                                                   logsumexp, B, T, C, heads, window))
-    cpu_attention_backward(stream, real_floats(d_qkv), d_qkv_stride, scratch, real_floats_const(d_output),
-                           real_floats_const(qkv), logsumexp, B, T, C, heads, window);
+    cpu_attention_backward(stream, d_qkv, d_qkv_stride, scratch, d_output, qkv, logsumexp, B, T, C, heads,
+                           window);
 }
 
 // output (rows, columns) = gelu_new(saved + bias), where `saved` holds the product
@@ -211,7 +209,7 @@ static inline void attention_backward(Stream *stream, Real *d_qkv, int d_qkv_str
 static inline void gelu_forward(Stream *stream, Real *output, Real *saved, const Real *bias, int rows,
                                 int columns) {
     KERNEL_ON_GPU(stream, cuda_gelu_forward(stream, output, saved, bias, rows, columns))
-    cpu_gelu_forward(stream, real_floats(output), real_floats(saved), real_floats_const(bias), rows, columns);
+    cpu_gelu_forward(stream, output, saved, bias, rows, columns);
 }
 
 // gradient (rows, columns), rows gradient_stride apart, *= the derivative; d_bias
@@ -222,8 +220,7 @@ static inline void gelu_backward(Stream *stream, Real *gradient, int gradient_st
     (void)bias;
     KERNEL_ON_GPU(stream, cuda_gelu_backward(stream, gradient, gradient_stride, d_bias, partials, saved, bias,
                                              rows, columns))
-    cpu_gelu_backward(stream, real_floats(gradient), gradient_stride, d_bias, partials,
-                      real_floats_const(saved), rows, columns);
+    cpu_gelu_backward(stream, gradient, gradient_stride, d_bias, partials, saved, rows, columns);
 }
 
 // losses (rows) = -log softmax(logits)[target], 0 where target < 0. logits (rows, V),
@@ -234,7 +231,7 @@ static inline void cross_entropy(Stream *stream, Real *logits, int stride, float
     KERNEL_ON_GPU(
         stream, cuda_cross_entropy(stream, logits, stride, losses, targets, rows, vocabulary, gradient_scale))
     assert(stride == vocabulary);
-    cpu_cross_entropy(stream, real_floats(logits), losses, targets, rows, vocabulary, gradient_scale);
+    cpu_cross_entropy(stream, logits, losses, targets, rows, vocabulary, gradient_scale);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -279,12 +276,10 @@ static inline void buffer_round(Stream *stream, float *values, size_t count) {
     for (size_t i = 0; i < count; i++) { values[i] = bf16_to_float(bf16_from_float(values[i])); }
 }
 
-// out (count), in the stream's precision, = in (count). Only on a GPU: on the CPU
-// parameters are used as they are.
+// out (count), in the stream's precision, = in (count).
 static inline void reals_from_floats(Stream *stream, Real *out, const float *in, size_t count) {
     KERNEL_ON_GPU(stream, cuda_reals_from_floats(stream, out, in, count))
-    assert(out == NULL || count == 0);
-    (void)in;
+    cpu_reals_from_floats(stream, out, in, count);
 }
 
 enum { CASTS_ON_THE_WAY = 1 << 15 }; // that are copied at a time

@@ -64,11 +64,14 @@ static inline bool placement_choose_device(Placement *placement, const Options *
 
 static inline bool placement_choose_precision(Placement *placement, const Options *options, Error *error) {
     bool bf16 = options->precision == PRECISION_ASK_BF16, fp32 = options->precision == PRECISION_ASK_FP32;
-    if (bf16 && !placement->on_gpu) {
-        return error_set(error, "--precision bf16 is for GPUs: on a CPU bf16 arithmetic is slower than fp32; "
-                                "use fp32, and --wire bf16 to halve the traffic");
+    if (bf16 && !placement->on_gpu && !matmul_has_bf16()) {
+        char library[96];
+        return error_set(error,
+                         "--precision bf16: %s has no products of bf16 for this processor; use fp32, and "
+                         "--wire bf16 to halve the traffic",
+                         matmul_library(library));
     }
-    placement->precision = placement->on_gpu && !fp32 ? PRECISION_BF16 : PRECISION_FP32;
+    placement->precision = bf16 || (placement->on_gpu && !fp32) ? PRECISION_BF16 : PRECISION_FP32;
     return true;
 }
 

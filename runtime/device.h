@@ -134,19 +134,19 @@ static inline void *stream_main(void *argument) {
 
 // Where the kernels of a stream run, and in what format.
 typedef struct StreamPlace {
-    const Gpu *gpu; // NULL: on the CPU, in fp32
+    const Gpu *gpu; // NULL: on the CPU
     Precision precision;
     bool high_priority; // on a GPU: its kernels go first
 } StreamPlace;
 
-// NULL where the system does not give another thread. place: NULL means the CPU.
+// NULL where the system does not give another thread. place: NULL means the CPU, in fp32.
 static inline Stream *stream_create(const char *name, ThreadPool *pool, const StreamPlace *place) {
     Stream *stream = (Stream *)calloc(1, sizeof *stream);
     stream->name = name;
     stream->pool = pool;
+    if (place != NULL) { stream->precision = place->precision; }
     if (place != NULL && gpu_is_used(place->gpu)) {
         stream->gpu = place->gpu;
-        stream->precision = place->precision;
         stream->queue = gpu_queue_create(place->high_priority);
     }
     pthread_mutex_init(&stream->mutex, NULL);

@@ -1,7 +1,7 @@
 // precision.h: the number format of parameters and activations while a model computes.
 //
-// On the CPU it is fp32. On a GPU it is bf16, the upper half of fp32, or fp32 with
-// --precision fp32. Sums and everything that lasts (master parameters, optimizer state,
+// On the CPU it is fp32, or bf16 with --precision bf16. On a GPU it is bf16, the upper half
+// of fp32, or fp32 with --precision fp32. Sums and everything that lasts (master parameters, optimizer state,
 // gradients) are fp32 in any case.
 //
 // Code that serves both formats holds such arrays as pointers to Real, a type without a
@@ -34,5 +34,9 @@ static inline const Real *real_at_const(const Real *base, size_t elements, Preci
 // For callers who know that the format is fp32.
 static inline float *real_floats(Real *base) { return (float *)(void *)base; }
 static inline const float *real_floats_const(const Real *base) { return (const float *)(const void *)base; }
+static inline Real *floats_as_reals(float *base) { return (Real *)(void *)base; }
+static inline const Real *floats_as_reals_const(const float *base) {
+    return (const Real *)(const void *)base;
+}
 
 #endif

@@ -24,6 +24,10 @@
 // backward computes the scores again, block by block, and p = exp(s - logsumexp). The
 // limit is the matrix products (matmul.h), then the exponential. Every sum runs inside
 // one task, in order.
+//
+// In bf16 a task copies its head to floats, computes with them, and rounds its results
+// once. So scores and probabilities are fp32, and the gradients of keys and values are summed
+// in fp32 over all blocks of queries.
 #ifndef ACCO_KERNELS_CPU_ATTENTION_H
 #define ACCO_KERNELS_CPU_ATTENTION_H
 
@@ -38,51 +42,124 @@
 enum { ATTENTION_ROWS = 64 };
 
 typedef struct Attention {
-    float *output;         // forward (B, T, C)
-    float *logsumexp;      // (B, H, T)
-    const float *qkv;      // (B, T, 3C)
-    float *d_qkv;          // backward (B, T, 3C), rows d_qkv_stride apart
-    const float *d_output; // backward (B, T, C)
-    float *workspace;      // attention_workspace_floats
+    Real *output;         // forward (B, T, C)
+    float *logsumexp;     // (B, H, T)
+    const Real *qkv;      // (B, T, 3C)
+    Real *d_qkv;          // backward (B, T, 3C), rows d_qkv_stride apart
+    const Real *d_output; // backward (B, T, C)
+    float *workspace;     // attention_workspace_floats
     int B, T, channels, heads, d_qkv_stride;
     int window; // keys that a query sees, its own included; 0: all up to its own
+    Precision precision;
 } Attention;
 
-// Workspace for a pool of `threads`: two blocks of scores for each.
-static inline size_t attention_workspace_floats(int T, int threads) {
-    return (size_t)threads * 2 * ATTENTION_ROWS * (size_t)T;
+// For each thread of a pool two blocks of scores and, in bf16, a head as floats: qkv, d_qkv
+// (T, 3D), and output or d_output (T, D).
+static inline size_t attention_workspace_floats(int T, int D, int threads, Precision precision) {
+    size_t head = precision == PRECISION_FP32 ? 0 : 7 * (size_t)D;
+    return (size_t)threads * (size_t)T * (2 * ATTENTION_ROWS + head);
 }
 
-// A block of queries of one head, and the keys that some of them see.
+// A head of a sample in floats, in the arrays themselves or in the workspace. From one
+// position to the next it is `..._stride` floats, from q to k and from k to v `..._part`.
+typedef struct AttentionHead {
+    int T, D, window;
+    int qkv_stride, qkv_part, d_qkv_stride, d_qkv_part, output_stride;
+    const float *qkv;
+    float *d_qkv;
+    float *output;         // forward
+    const float *d_output; // backward, rows output_stride apart, too
+    float *logsumexp;      // (T)
+    float *scores;         // (2, ATTENTION_ROWS, T)
+} AttentionHead;
+
+// Where the head of a task begins in an array whose rows are `stride` apart.
+static inline size_t attention_place(const Attention *work, int task, int stride) {
+    int D = work->channels / work->heads;
+    return (size_t)(task / work->heads) * (size_t)work->T * (size_t)stride +
+           (size_t)(task % work->heads) * (size_t)D;
+}
+
+// out (T, D), rows out_stride apart, = in (T, D), rows in_stride apart.
+static inline void attention_widen(float *out, int out_stride, const Real *in, int in_stride, int T, int D) {
+    for (int t = 0; t < T; t++) {
+        const Real *row = real_at_const(in, (size_t)t * (size_t)in_stride, PRECISION_BF16);
+        for (int d = 0; d < D; d++) {
+            out[(size_t)t * (size_t)out_stride + (size_t)d] = real_load(row, (size_t)d, PRECISION_BF16);
+        }
+    }
+}
+
+// The other way, rounded.
+static inline void attention_narrow(Real *out, int out_stride, const float *in, int in_stride, int T, int D) {
+    for (int t = 0; t < T; t++) {
+        Real *row = real_at(out, (size_t)t * (size_t)out_stride, PRECISION_BF16);
+        for (int d = 0; d < D; d++) {
+            real_store(row, (size_t)d, in[(size_t)t * (size_t)in_stride + (size_t)d], PRECISION_BF16);
+        }
+    }
+}
+
+// The head of a task. In bf16 qkv and d_output are copied; what the task computes has to be
+// copied back.
+static inline AttentionHead attention_head(const Attention *work, int task, int thread) {
+    int T = work->T, C = work->channels, D = C / work->heads;
+    size_t in = attention_place(work, task, 3 * C), out = attention_place(work, task, C),
+           d_in = attention_place(work, task, work->d_qkv_stride), floats = (size_t)T * (size_t)D;
+    AttentionHead head = {T,    D,    work->window, 3 * C, C,   work->d_qkv_stride, C, C, NULL,
+                          NULL, NULL, NULL,         NULL,  NULL};
+    head.logsumexp = work->logsumexp + (size_t)task * (size_t)T;
+    head.scores = work->workspace + (size_t)thread * attention_workspace_floats(T, D, 1, work->precision);
+    if (work->precision == PRECISION_FP32) {
+        head.qkv = real_floats_const(work->qkv) + in;
+        if (work->output != NULL) { head.output = real_floats(work->output) + out; }
+        if (work->d_qkv != NULL) {
+            head.d_qkv = real_floats(work->d_qkv) + d_in;
+            head.d_output = real_floats_const(work->d_output) + out;
+        }
+        return head;
+    }
+    float *qkv = head.scores + 2 * ATTENTION_ROWS * (size_t)T;
+    head.qkv_stride = head.d_qkv_stride = 3 * D;
+    head.qkv_part = head.d_qkv_part = head.output_stride = D;
+    head.qkv = qkv;
+    head.d_qkv = qkv + 3 * floats;
+    head.output = head.d_qkv + 3 * floats;
+    head.d_output = head.output;
+    for (int part = 0; part < 3; part++) {
+        attention_widen(qkv + part * D, 3 * D,
+                        real_at_const(work->qkv, in + (size_t)part * (size_t)C, PRECISION_BF16), 3 * C, T, D);
+    }
+    if (work->d_qkv != NULL) {
+        attention_widen(head.output, D, real_at_const(work->d_output, out, PRECISION_BF16), C, T, D);
+    }
+    return head;
+}
+
+// A block of queries, and the keys that some of them see.
 typedef struct AttentionBlock {
-    int first, rows;     // queries [first, first + rows)
-    int keys, key_count; // keys [keys, keys + key_count)
-    int window, D, stride;
-    const float *q, *k, *v; // the block's first query, key and value; rows are `stride` apart
+    int first, rows;        // queries [first, first + rows)
+    int keys, key_count;    // keys [keys, keys + key_count)
+    const float *q, *k, *v; // the block's first query, key and value; rows are qkv_stride apart
 } AttentionBlock;
 
-static inline AttentionBlock attention_block(const Attention *work, int sample, int head, int first) {
+static inline AttentionBlock attention_block(const AttentionHead *head, int first) {
     AttentionBlock block;
-    int C = work->channels, D = C / work->heads;
     block.first = first;
-    block.rows = work->T - first < ATTENTION_ROWS ? work->T - first : ATTENTION_ROWS;
-    block.keys = work->window > 0 && first - work->window + 1 > 0 ? first - work->window + 1 : 0;
+    block.rows = head->T - first < ATTENTION_ROWS ? head->T - first : ATTENTION_ROWS;
+    block.keys = head->window > 0 && first - head->window + 1 > 0 ? first - head->window + 1 : 0;
     block.key_count = first + block.rows - block.keys;
-    block.window = work->window;
-    block.D = D;
-    block.stride = 3 * C;
-    const float *base =
-        work->qkv + (size_t)sample * (size_t)work->T * 3 * (size_t)C + (size_t)head * (size_t)D;
-    block.q = base + (size_t)first * 3 * (size_t)C;
-    block.k = base + (size_t)block.keys * 3 * (size_t)C + C;
-    block.v = block.k + C;
+    block.q = head->qkv + (size_t)first * (size_t)head->qkv_stride;
+    block.k = head->qkv + (size_t)block.keys * (size_t)head->qkv_stride + head->qkv_part;
+    block.v = block.k + head->qkv_part;
     return block;
 }
 
 // The columns [*begin, *end) of the block's scores that query `row` of the block sees.
-static inline void attention_visible(const AttentionBlock *block, int row, int *begin, int *end) {
+static inline void attention_visible(const AttentionHead *head, const AttentionBlock *block, int row,
+                                     int *begin, int *end) {
     int query = block->first + row;
-    int oldest = block->window > 0 && query - block->window + 1 > 0 ? query - block->window + 1 : 0;
+    int oldest = head->window > 0 && query - head->window + 1 > 0 ? query - head->window + 1 : 0;
     *begin = oldest - block->keys;
     *end = query + 1 - block->keys;
 }
@@ -91,8 +168,9 @@ static inline void attention_visible(const AttentionBlock *block, int row, int *
 static inline void attention_matmul(float *result, int result_stride, const float *a, int a_stride,
                                     bool a_transposed, const float *b, int b_stride, bool b_transposed, int M,
                                     int N, int K, bool accumulate) {
-    Matmul work = matmul_describe(result, result_stride, a, a_stride, a_transposed, b, b_stride, b_transposed,
-                                  M, N, K, accumulate);
+    Matmul work = matmul_describe(PRECISION_FP32, floats_as_reals(result), result_stride,
+                                  floats_as_reals_const(a), a_stride, a_transposed, floats_as_reals_const(b),
+                                  b_stride, b_transposed, M, N, K, accumulate);
     matmul_block(&work);
 }
 
@@ -117,29 +195,33 @@ static inline float attention_softmax(float *scores, int begin, int end, int col
 
 static inline void attention_forward_task(void *context, int task, int thread) {
     const Attention *work = (const Attention *)context;
-    int T = work->T, C = work->channels, D = C / work->heads, sample = task / work->heads,
-        head = task % work->heads;
-    float *scores = work->workspace + (size_t)thread * 2 * ATTENTION_ROWS * (size_t)T;
-    float *output = work->output + (size_t)sample * (size_t)T * (size_t)C + (size_t)head * (size_t)D;
-    float *logsumexp = work->logsumexp + (size_t)task * (size_t)T;
+    AttentionHead head = attention_head(work, task, thread);
+    int T = head.T, D = head.D, stride = head.qkv_stride;
     for (int first = 0; first < T; first += ATTENTION_ROWS) {
-        AttentionBlock block = attention_block(work, sample, head, first);
-        int keys = block.key_count, stride = block.stride;
-        attention_matmul(scores, keys, block.q, stride, false, block.k, stride, true, block.rows, keys, D,
-                         false);
+        AttentionBlock block = attention_block(&head, first);
+        int keys = block.key_count;
+        attention_matmul(head.scores, keys, block.q, stride, false, block.k, stride, true, block.rows, keys,
+                         D, false);
         for (int row = 0; row < block.rows; row++) {
             int begin, end;
-            attention_visible(&block, row, &begin, &end);
-            logsumexp[first + row] = attention_softmax(scores + (size_t)row * (size_t)keys, begin, end, keys);
+            attention_visible(&head, &block, row, &begin, &end);
+            head.logsumexp[first + row] =
+                attention_softmax(head.scores + (size_t)row * (size_t)keys, begin, end, keys);
         }
-        attention_matmul(output + (size_t)first * (size_t)C, C, scores, keys, false, block.v, stride, false,
-                         block.rows, D, keys, false);
+        attention_matmul(head.output + (size_t)first * (size_t)head.output_stride, head.output_stride,
+                         head.scores, keys, false, block.v, stride, false, block.rows, D, keys, false);
+    }
+    if (work->precision == PRECISION_BF16) {
+        int C = work->channels;
+        attention_narrow(real_at(work->output, attention_place(work, task, C), PRECISION_BF16), C,
+                         head.output, D, T, D);
     }
 }
 
-static inline void cpu_attention_forward(Stream *stream, float *output, float *logsumexp, float *workspace,
-                                         const float *qkv, int B, int T, int C, int heads, int window) {
-    Attention work = {output, logsumexp, qkv, NULL, NULL, workspace, B, T, C, heads, 0, window};
+static inline void cpu_attention_forward(Stream *stream, Real *output, float *logsumexp, float *workspace,
+                                         const Real *qkv, int B, int T, int C, int heads, int window) {
+    Attention work = {output, logsumexp, qkv,   NULL, NULL,   workspace,        B,
+                      T,      C,         heads, 0,    window, stream->precision};
     thread_pool_run(stream->pool, B * heads, attention_forward_task, &work);
 }
 
@@ -160,52 +242,55 @@ static inline void attention_softmax_backward(float *__restrict__ scores, float 
 }
 
 // A block of queries: writes their gradient and adds to those of the keys and values that
-// they see. d_qkv: this head's columns in row 0 of this sample.
-static inline void attention_backward_block(const Attention *work, const AttentionBlock *block, float *scores,
-                                            float *d_qkv, const float *d_output, const float *logsumexp) {
-    int C = work->channels, D = block->D, keys = block->key_count, stride = block->stride, rows = block->rows,
-        d_stride = work->d_qkv_stride;
-    float *d_scores = scores + ATTENTION_ROWS * (size_t)work->T;
-    float *d_q = d_qkv + (size_t)block->first * (size_t)d_stride,
-          *d_k = d_qkv + (size_t)block->keys * (size_t)d_stride + C, *d_v = d_k + C;
+// they see.
+static inline void attention_backward_block(const AttentionHead *head, const AttentionBlock *block) {
+    int D = head->D, keys = block->key_count, stride = head->qkv_stride, rows = block->rows,
+        d_stride = head->d_qkv_stride, o_stride = head->output_stride;
+    float *scores = head->scores, *d_scores = scores + ATTENTION_ROWS * (size_t)head->T;
+    const float *d_output = head->d_output + (size_t)block->first * (size_t)o_stride;
+    float *d_q = head->d_qkv + (size_t)block->first * (size_t)d_stride,
+          *d_k = head->d_qkv + (size_t)block->keys * (size_t)d_stride + head->d_qkv_part,
+          *d_v = d_k + head->d_qkv_part;
     attention_matmul(scores, keys, block->q, stride, false, block->k, stride, true, rows, keys, D, false);
-    attention_matmul(d_scores, keys, d_output, C, false, block->v, stride, true, rows, keys, D, false);
+    attention_matmul(d_scores, keys, d_output, o_stride, false, block->v, stride, true, rows, keys, D, false);
     for (int row = 0; row < rows; row++) {
         int begin, end;
         size_t offset = (size_t)row * (size_t)keys;
-        attention_visible(block, row, &begin, &end);
-        attention_softmax_backward(scores + offset, d_scores + offset, logsumexp[row], begin, end, keys);
+        attention_visible(head, block, row, &begin, &end);
+        attention_softmax_backward(scores + offset, d_scores + offset, head->logsumexp[block->first + row],
+                                   begin, end, keys);
     }
-    attention_matmul(d_v, d_stride, scores, keys, true, d_output, C, false, keys, D, rows, true);
+    attention_matmul(d_v, d_stride, scores, keys, true, d_output, o_stride, false, keys, D, rows, true);
     attention_matmul(d_q, d_stride, d_scores, keys, false, block->k, stride, false, rows, D, keys, false);
     attention_matmul(d_k, d_stride, d_scores, keys, true, block->q, stride, false, keys, D, rows, true);
 }
 
 static inline void attention_backward_task(void *context, int task, int thread) {
     const Attention *work = (const Attention *)context;
-    int T = work->T, C = work->channels, D = C / work->heads, sample = task / work->heads,
-        head = task % work->heads;
-    size_t first_row = (size_t)sample * (size_t)T, head_offset = (size_t)head * (size_t)D,
-           d_stride = (size_t)work->d_qkv_stride;
-    float *scores = work->workspace + (size_t)thread * 2 * ATTENTION_ROWS * (size_t)T,
-          *d_qkv = work->d_qkv + first_row * d_stride + head_offset;
-    for (int t = 0; t < T; t++) { // several blocks of queries add to the same keys and values
-        memset(d_qkv + (size_t)t * d_stride + C, 0, (size_t)D * sizeof *d_qkv);
-        memset(d_qkv + (size_t)t * d_stride + 2 * C, 0, (size_t)D * sizeof *d_qkv);
+    AttentionHead head = attention_head(work, task, thread);
+    size_t T = (size_t)head.T, D = (size_t)head.D, stride = (size_t)head.d_qkv_stride;
+    for (size_t t = 0; t < T; t++) { // several blocks of queries add to the same keys and values
+        memset(head.d_qkv + t * stride + head.d_qkv_part, 0, D * sizeof(float));
+        memset(head.d_qkv + t * stride + 2 * (size_t)head.d_qkv_part, 0, D * sizeof(float));
     }
-    for (int first = 0; first < T; first += ATTENTION_ROWS) {
-        AttentionBlock block = attention_block(work, sample, head, first);
-        attention_backward_block(work, &block, scores, d_qkv,
-                                 work->d_output + (first_row + (size_t)first) * (size_t)C + head_offset,
-                                 work->logsumexp + (size_t)task * (size_t)T + first);
+    for (int first = 0; first < head.T; first += ATTENTION_ROWS) {
+        AttentionBlock block = attention_block(&head, first);
+        attention_backward_block(&head, &block);
+    }
+    for (int part = 0; part < 3 && work->precision == PRECISION_BF16; part++) {
+        size_t place =
+            attention_place(work, task, work->d_qkv_stride) + (size_t)part * (size_t)work->channels;
+        attention_narrow(real_at(work->d_qkv, place, PRECISION_BF16), work->d_qkv_stride,
+                         head.d_qkv + (size_t)part * D, head.d_qkv_stride, head.T, head.D);
     }
 }
 
-static inline void cpu_attention_backward(Stream *stream, float *d_qkv, int d_qkv_stride, float *workspace,
-                                          const float *d_output, const float *qkv, const float *logsumexp,
+static inline void cpu_attention_backward(Stream *stream, Real *d_qkv, int d_qkv_stride, float *workspace,
+                                          const Real *d_output, const Real *qkv, const float *logsumexp,
                                           int B, int T, int C, int heads, int window) {
-    Attention work = {NULL,  (float *)logsumexp, qkv,   d_qkv, d_output, workspace, B, T, C,
-                      heads, d_qkv_stride,       window};
+    Attention work = {
+        NULL,   (float *)logsumexp, qkv, d_qkv, d_output, workspace, B, T, C, heads, d_qkv_stride,
+        window, stream->precision};
     thread_pool_run(stream->pool, B * heads, attention_backward_task, &work);
 }
 

@@ -3,8 +3,9 @@
 //
 //   buffer_move             out = in; in = 0    in one pass, to hand gradients over
 //   buffer_sum_of_squares   sum of in[i]^2, in double
+//   reals_from_floats       reals = in, rounded to the stream's precision
 //
-// Arrays are (count), fp32. A task takes BUFFER_BLOCK elements. The partial sum of each
+// Arrays are (count), fp32 but for reals. A task takes BUFFER_BLOCK elements. The partial sum of each
 // block is added in the order of blocks, so the result does not depend on the number of
 // threads. Limited by memory.
 #ifndef ACCO_KERNELS_CPU_BUFFERS_H
@@ -13,6 +14,7 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "kernels/cpu/reals.h"
 #include "runtime/device.h"
 #include "runtime/numbers.h"
 
@@ -61,6 +63,30 @@ static inline double cpu_buffer_sum_of_squares(Stream *stream, const float *in, 
     double sum = 0;
     for (size_t i = 0; i < buffer_blocks(count); i++) { sum += partials[i]; }
     return sum;
+}
+
+typedef struct RealsFromFloats {
+    Real *out;       // (count)
+    const float *in; // (count)
+    size_t count;
+    Precision precision;
+} RealsFromFloats;
+
+REAL_LOOP void reals_from_floats_block(const RealsFromFloats *work, size_t begin, size_t end,
+                                       Precision precision) {
+    for (size_t i = begin; i < end; i++) { real_store(work->out, i, work->in[i], precision); }
+}
+
+static inline void reals_from_floats_task(void *context, int task, int thread) {
+    (void)thread;
+    const RealsFromFloats *work = (const RealsFromFloats *)context;
+    size_t begin = (size_t)task * BUFFER_BLOCK, end = size_min(begin + BUFFER_BLOCK, work->count);
+    REAL_CALL(work->precision, reals_from_floats_block, work, begin, end);
+}
+
+static inline void cpu_reals_from_floats(Stream *stream, Real *out, const float *in, size_t count) {
+    RealsFromFloats work = {out, in, count, stream->precision};
+    thread_pool_run(stream->pool, (int)buffer_blocks(count), reals_from_floats_task, &work);
 }
 
 #endif

@@ -9,7 +9,8 @@
 // at a vocabulary of 50257) stays in the second-level cache for its three passes, so
 // memory sees one read and one write of the logits; the limit is memory, and next to it
 // the exponential. Probabilities have no array of their own: the gradient overwrites the
-// logits. A task takes CROSS_ENTROPY_ROWS rows.
+// logits. In fp32 the exponentials do so before; in bf16 they would be rounded twice, so they
+// are computed again. A task takes CROSS_ENTROPY_ROWS rows.
 #ifndef ACCO_KERNELS_CPU_CROSS_ENTROPY_H
 #define ACCO_KERNELS_CPU_CROSS_ENTROPY_H
 
@@ -19,44 +20,56 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "kernels/cpu/reals.h"
 #include "kernels/cpu/row_blocks.h"
 #include "kernels/cpu/vector_math.h"
 
 enum { CROSS_ENTROPY_ROWS = 8 }; // rows of one task
 
 typedef struct CrossEntropy {
-    float *logits;          // (rows, V)
+    Real *logits;           // (rows, V)
     float *losses;          // (rows)
     const int32_t *targets; // (rows); negative: the row does not count
     int rows, vocabulary;
     float gradient_scale; // 0: only the loss
+    Precision precision;
 } CrossEntropy;
 
-static inline void cross_entropy_row(const CrossEntropy *work, int row) {
-    int V = work->vocabulary, target = work->targets[row];
-    float *logits = work->logits + (size_t)row * (size_t)V;
+REAL_LOOP void cross_entropy_row(const CrossEntropy *work, int row, Precision precision) {
+    const bool kept = precision == PRECISION_FP32; // the exponentials
+    size_t V = (size_t)work->vocabulary;
+    int target = work->targets[row];
+    Real *logits = real_at(work->logits, (size_t)row * V, precision);
     if (target < 0) {
         work->losses[row] = 0.0f;
-        if (work->gradient_scale != 0.0f) { memset(logits, 0, (size_t)V * sizeof *logits); }
+        if (work->gradient_scale != 0.0f) { memset((void *)logits, 0, V * precision_bytes(precision)); }
         return;
     }
-    assert(target < V);
-    float maximum = -INFINITY, chosen = logits[target], sum = 0.0f;
+    size_t place = (size_t)target;
+    assert(place < V);
+    float maximum = -INFINITY, chosen = real_load(logits, place, precision), sum = 0.0f;
     // A NaN is skipped here; it comes back through the sum of exponentials.
 #pragma omp simd reduction(max : maximum)
-    for (int v = 0; v < V; v++) { maximum = logits[v] > maximum ? logits[v] : maximum; }
+    for (size_t v = 0; v < V; v++) {
+        float logit = real_load(logits, v, precision);
+        maximum = logit > maximum ? logit : maximum;
+    }
 #pragma omp simd reduction(+ : sum)
-    for (int v = 0; v < V; v++) {
-        float e = vector_exp(logits[v] - maximum);
-        logits[v] = e;
+    for (size_t v = 0; v < V; v++) {
+        float e = vector_exp(real_load(logits, v, precision) - maximum);
+        if (kept) { real_store(logits, v, e, precision); }
         sum += e;
     }
     // The difference first: it is exact where it is small.
     work->losses[row] = logf(sum) + (maximum - chosen);
     if (work->gradient_scale == 0.0f) { return; }
     float scale = work->gradient_scale / sum;
-    for (int v = 0; v < V; v++) { logits[v] *= scale; }
-    logits[target] -= work->gradient_scale;
+    for (size_t v = 0; v < V; v++) {
+        float loaded = real_load(logits, v, precision);
+        real_store(logits, v, (kept ? loaded : vector_exp(loaded - maximum)) * scale, precision);
+    }
+    float p = kept ? real_load(logits, place, precision) : vector_exp(chosen - maximum) * scale;
+    real_store(logits, place, p - work->gradient_scale, precision);
 }
 
 static inline void cross_entropy_task(void *context, int task, int thread) {
@@ -64,12 +77,12 @@ static inline void cross_entropy_task(void *context, int task, int thread) {
     const CrossEntropy *work = (const CrossEntropy *)context;
     int begin = task * CROSS_ENTROPY_ROWS,
         end = begin + CROSS_ENTROPY_ROWS < work->rows ? begin + CROSS_ENTROPY_ROWS : work->rows;
-    for (int row = begin; row < end; row++) { cross_entropy_row(work, row); }
+    for (int row = begin; row < end; row++) { REAL_CALL(work->precision, cross_entropy_row, work, row); }
 }
 
-static inline void cpu_cross_entropy(Stream *stream, float *logits, float *losses, const int32_t *targets,
+static inline void cpu_cross_entropy(Stream *stream, Real *logits, float *losses, const int32_t *targets,
                                      int rows, int vocabulary, float gradient_scale) {
-    CrossEntropy work = {logits, losses, targets, rows, vocabulary, gradient_scale};
+    CrossEntropy work = {logits, losses, targets, rows, vocabulary, gradient_scale, stream->precision};
     thread_pool_run(stream->pool, (rows + CROSS_ENTROPY_ROWS - 1) / CROSS_ENTROPY_ROWS, cross_entropy_task,
                     &work);
 }

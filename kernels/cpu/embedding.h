@@ -16,54 +16,70 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "kernels/cpu/reals.h"
 #include "kernels/cpu/row_blocks.h"
 
 enum { EMBEDDING_STRIP = 64 }; // columns of one task: four cache lines
 
 typedef struct Embedding {
-    float *output;          // forward (B, T, C)
-    const float *wte, *wpe; // forward (V, C), (positions, C)
-    float *d_wte, *d_wpe;   // backward
-    const float *d_output;  // backward (B, T, C)
-    const int32_t *tokens;  // (B, T)
+    Real *output;          // forward (B, T, C)
+    const Real *wte, *wpe; // forward (V, C), (positions, C)
+    float *d_wte, *d_wpe;  // backward
+    const Real *d_output;  // backward (B, T, C)
+    const int32_t *tokens; // (B, T)
     int B, T, channels;
+    Precision precision;
 } Embedding;
+
+REAL_LOOP void embedding_forward_row(const Embedding *work, int row, Precision precision) {
+    size_t C = (size_t)work->channels;
+    const Real *token = real_at_const(work->wte, (size_t)work->tokens[row] * C, precision),
+               *position = real_at_const(work->wpe, (size_t)(row % work->T) * C, precision);
+    Real *output = real_at(work->output, (size_t)row * C, precision);
+    for (size_t c = 0; c < C; c++) {
+        real_store(output, c, real_load(token, c, precision) + real_load(position, c, precision), precision);
+    }
+}
 
 static inline void embedding_forward_task(void *context, int task, int thread) {
     (void)thread;
     const Embedding *work = (const Embedding *)context;
-    int rows = work->B * work->T, C = work->channels;
+    int rows = work->B * work->T;
     for (int row = row_block_begin(task, rows); row < row_block_begin(task + 1, rows); row++) {
-        const float *token = work->wte + (size_t)work->tokens[row] * (size_t)C,
-                    *position = work->wpe + (size_t)(row % work->T) * (size_t)C;
-        float *output = work->output + (size_t)row * (size_t)C;
-        for (int c = 0; c < C; c++) { output[c] = token[c] + position[c]; }
+        REAL_CALL(work->precision, embedding_forward_row, work, row);
     }
 }
 
-static inline void cpu_embedding_forward(Stream *stream, float *output, const float *wte, const float *wpe,
+static inline void cpu_embedding_forward(Stream *stream, Real *output, const Real *wte, const Real *wpe,
                                          const int32_t *tokens, int B, int T, int C) {
-    Embedding work = {output, wte, wpe, NULL, NULL, NULL, tokens, B, T, C};
+    Embedding work = {output, wte, wpe, NULL, NULL, NULL, tokens, B, T, C, stream->precision};
     thread_pool_run(stream->pool, row_block_count(B * T), embedding_forward_task, &work);
+}
+
+// Columns [begin, end) of the gradient of a row.
+REAL_LOOP void embedding_backward_row(const Embedding *work, int row, size_t begin, size_t end,
+                                      Precision precision) {
+    size_t C = (size_t)work->channels;
+    float *token = work->d_wte + (size_t)work->tokens[row] * C,
+          *position = work->d_wpe + (size_t)(row % work->T) * C;
+    const Real *d_output = real_at_const(work->d_output, (size_t)row * C, precision);
+    for (size_t c = begin; c < end; c++) { token[c] += real_load(d_output, c, precision); }
+    for (size_t c = begin; c < end; c++) { position[c] += real_load(d_output, c, precision); }
 }
 
 static inline void embedding_backward_task(void *context, int task, int thread) {
     (void)thread;
     const Embedding *work = (const Embedding *)context;
-    int C = work->channels, begin = task * EMBEDDING_STRIP,
-        end = begin + EMBEDDING_STRIP < C ? begin + EMBEDDING_STRIP : C;
+    size_t begin = (size_t)task * EMBEDDING_STRIP,
+           end = size_min(begin + EMBEDDING_STRIP, (size_t)work->channels);
     for (int row = 0; row < work->B * work->T; row++) {
-        float *token = work->d_wte + (size_t)work->tokens[row] * (size_t)C,
-              *position = work->d_wpe + (size_t)(row % work->T) * (size_t)C;
-        const float *d_output = work->d_output + (size_t)row * (size_t)C;
-        for (int c = begin; c < end; c++) { token[c] += d_output[c]; }
-        for (int c = begin; c < end; c++) { position[c] += d_output[c]; }
+        REAL_CALL(work->precision, embedding_backward_row, work, row, begin, end);
     }
 }
 
-static inline void cpu_embedding_backward(Stream *stream, float *d_wte, float *d_wpe, const float *d_output,
+static inline void cpu_embedding_backward(Stream *stream, float *d_wte, float *d_wpe, const Real *d_output,
                                           const int32_t *tokens, int B, int T, int C) {
-    Embedding work = {NULL, NULL, NULL, d_wte, d_wpe, d_output, tokens, B, T, C};
+    Embedding work = {NULL, NULL, NULL, d_wte, d_wpe, d_output, tokens, B, T, C, stream->precision};
     thread_pool_run(stream->pool, (C + EMBEDDING_STRIP - 1) / EMBEDDING_STRIP, embedding_backward_task,
                     &work);
 }

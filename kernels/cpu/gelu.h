@@ -17,26 +17,30 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "kernels/cpu/reals.h"
 #include "kernels/cpu/row_blocks.h"
 #include "kernels/cpu/vector_math.h"
 
 typedef struct Gelu {
-    float *output;     // forward (rows, columns)
-    float *derivative; // forward: in, the product without bias; out, the derivative. Backward: read
-    float *gradient;   // backward, rows gradient_stride apart: in, d_output; out, the gradient of the product
-    const float *bias; // (columns)
-    float *partials;   // backward (ROW_BLOCKS, columns)
+    Real *output;     // forward (rows, columns)
+    Real *derivative; // forward: in, the product without bias; out, the derivative. Backward: read
+    Real *gradient;   // backward, rows gradient_stride apart: in, d_output; out, the gradient of the product
+    const Real *bias; // (columns)
+    float *partials;  // backward (ROW_BLOCKS, columns)
     int rows, columns, gradient_stride;
+    Precision precision;
 } Gelu;
 
-static inline void gelu_forward_row(float *__restrict__ output, float *__restrict__ derivative,
-                                    const float *__restrict__ bias, int columns) {
+REAL_LOOP void gelu_forward_row(Real *__restrict__ output, Real *__restrict__ derivative,
+                                const Real *__restrict__ bias, size_t columns, Precision precision) {
     const float twice_root = 1.59576912f; // 2 sqrt(2/pi)
-    for (int c = 0; c < columns; c++) {
-        float x = derivative[c] + bias[c];
+#pragma omp simd
+    for (size_t c = 0; c < columns; c++) {
+        float x = real_load(derivative, c, precision) + real_load(bias, c, precision);
         float complement, s = vector_logistic(twice_root * x * (1.0f + 0.044715f * x * x), &complement);
-        output[c] = x * s;
-        derivative[c] = s + x * s * complement * twice_root * (1.0f + 0.134145f * x * x);
+        real_store(output, c, x * s, precision);
+        real_store(derivative, c, s + x * s * complement * twice_root * (1.0f + 0.134145f * x * x),
+                   precision);
     }
 }
 
@@ -44,22 +48,25 @@ static inline void gelu_forward_task(void *context, int task, int thread) {
     (void)thread;
     const Gelu *work = (const Gelu *)context;
     for (int row = row_block_begin(task, work->rows); row < row_block_begin(task + 1, work->rows); row++) {
-        size_t offset = (size_t)row * (size_t)work->columns;
-        gelu_forward_row(work->output + offset, work->derivative + offset, work->bias, work->columns);
+        size_t columns = (size_t)work->columns, place = (size_t)row * columns;
+        Precision precision = work->precision;
+        REAL_CALL(precision, gelu_forward_row, real_at(work->output, place, precision),
+                  real_at(work->derivative, place, precision), work->bias, columns);
     }
 }
 
-static inline void cpu_gelu_forward(Stream *stream, float *output, float *derivative, const float *bias,
+static inline void cpu_gelu_forward(Stream *stream, Real *output, Real *derivative, const Real *bias,
                                     int rows, int columns) {
-    Gelu work = {output, derivative, NULL, bias, NULL, rows, columns, 0};
+    Gelu work = {output, derivative, NULL, bias, NULL, rows, columns, 0, stream->precision};
     thread_pool_run(stream->pool, row_block_count(rows), gelu_forward_task, &work);
 }
 
-static inline void gelu_backward_row(float *__restrict__ gradient, float *__restrict__ sums,
-                                     const float *__restrict__ derivative, int columns) {
-    for (int c = 0; c < columns; c++) {
-        float g = gradient[c] * derivative[c];
-        gradient[c] = g;
+REAL_LOOP void gelu_backward_row(Real *__restrict__ gradient, float *__restrict__ sums,
+                                 const Real *__restrict__ derivative, size_t columns, Precision precision) {
+#pragma omp simd
+    for (size_t c = 0; c < columns; c++) {
+        float g = real_load(gradient, c, precision) * real_load(derivative, c, precision);
+        real_store(gradient, c, g, precision);
         sums[c] += g;
     }
 }
@@ -70,15 +77,17 @@ static inline void gelu_backward_task(void *context, int task, int thread) {
     float *sums = work->partials + (size_t)task * (size_t)work->columns;
     memset(sums, 0, (size_t)work->columns * sizeof *sums);
     for (int row = row_block_begin(task, work->rows); row < row_block_begin(task + 1, work->rows); row++) {
-        size_t offset = (size_t)row * (size_t)work->columns;
-        gelu_backward_row(work->gradient + (size_t)row * (size_t)work->gradient_stride, sums,
-                          work->derivative + offset, work->columns);
+        size_t columns = (size_t)work->columns, place = (size_t)row * (size_t)work->gradient_stride;
+        Precision precision = work->precision;
+        REAL_CALL(precision, gelu_backward_row, real_at(work->gradient, place, precision), sums,
+                  real_at_const(work->derivative, (size_t)row * columns, precision), columns);
     }
 }
 
-static inline void cpu_gelu_backward(Stream *stream, float *gradient, int gradient_stride, float *d_bias,
-                                     float *partials, const float *derivative, int rows, int columns) {
-    Gelu work = {NULL, (float *)derivative, gradient, NULL, partials, rows, columns, gradient_stride};
+static inline void cpu_gelu_backward(Stream *stream, Real *gradient, int gradient_stride, float *d_bias,
+                                     float *partials, const Real *derivative, int rows, int columns) {
+    Gelu work = {NULL,    (Real *)derivative, gradient,         NULL, partials, rows,
+                 columns, gradient_stride,    stream->precision};
     thread_pool_run(stream->pool, row_block_count(rows), gelu_backward_task, &work);
     column_sums_add(stream, d_bias, partials, row_block_count(rows), columns, columns);
 }

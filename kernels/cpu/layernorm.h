@@ -25,6 +25,7 @@
 #include <stddef.h>
 #include <string.h>
 
+#include "kernels/cpu/reals.h"
 #include "kernels/cpu/row_blocks.h"
 
 typedef struct LayernormForward {
@@ -37,27 +38,35 @@ typedef struct LayernormForward {
     const Real *weight, *bias;   // (C)
     float epsilon;
     int rows, channels;
+    Precision precision; // cpu_layernorm_forward sets it
 } LayernormForward;
 
-static inline void layernorm_forward_row(const LayernormForward *work, int row) {
-    int C = work->channels;
-    float *x = real_floats(work->residual) + (size_t)row * (size_t)C;
-    float *output = real_floats(work->output) + (size_t)row * (size_t)C;
-    const float *weight = real_floats_const(work->weight), *bias = real_floats_const(work->bias);
+REAL_LOOP void layernorm_forward_row(const LayernormForward *work, int row, Precision precision) {
+    size_t C = (size_t)work->channels, place = (size_t)row * C;
+    Real *x = real_at(work->residual, place, precision), *output = real_at(work->output, place, precision);
+    const Real *weight = work->weight, *bias = work->bias;
     if (work->branch != NULL) {
-        const float *before = real_floats_const(work->residual_before) + (size_t)row * (size_t)C;
-        const float *branch = real_floats_const(work->branch) + (size_t)row * (size_t)C;
-        const float *branch_bias = real_floats_const(work->branch_bias);
-        for (int c = 0; c < C; c++) { x[c] = before[c] + (branch[c] + branch_bias[c]); }
+        const Real *before = real_at_const(work->residual_before, place, precision),
+                   *branch = real_at_const(work->branch, place, precision), *branch_bias = work->branch_bias;
+        for (size_t c = 0; c < C; c++) {
+            float added = real_load(branch, c, precision) + real_load(branch_bias, c, precision);
+            real_store(x, c, real_load(before, c, precision) + added, precision);
+        }
     }
     float sum = 0.0f, squares = 0.0f;
 #pragma omp simd reduction(+ : sum)
-    for (int c = 0; c < C; c++) { sum += x[c]; }
+    for (size_t c = 0; c < C; c++) { sum += real_load(x, c, precision); }
     float mean = sum / (float)C;
 #pragma omp simd reduction(+ : squares)
-    for (int c = 0; c < C; c++) { squares += (x[c] - mean) * (x[c] - mean); }
+    for (size_t c = 0; c < C; c++) {
+        float distance = real_load(x, c, precision) - mean;
+        squares += distance * distance;
+    }
     float scale = 1.0f / sqrtf(squares / (float)C + work->epsilon);
-    for (int c = 0; c < C; c++) { output[c] = (x[c] - mean) * scale * weight[c] + bias[c]; }
+    for (size_t c = 0; c < C; c++) {
+        float n = (real_load(x, c, precision) - mean) * scale;
+        real_store(output, c, n * real_load(weight, c, precision) + real_load(bias, c, precision), precision);
+    }
     work->statistics[2 * (size_t)row] = mean;
     work->statistics[2 * (size_t)row + 1] = scale;
 }
@@ -66,12 +75,14 @@ static inline void layernorm_forward_task(void *context, int task, int thread) {
     (void)thread;
     const LayernormForward *work = (const LayernormForward *)context;
     for (int row = row_block_begin(task, work->rows); row < row_block_begin(task + 1, work->rows); row++) {
-        layernorm_forward_row(work, row);
+        REAL_CALL(work->precision, layernorm_forward_row, work, row);
     }
 }
 
 static inline void cpu_layernorm_forward(Stream *stream, const LayernormForward *work) {
-    thread_pool_run(stream->pool, row_block_count(work->rows), layernorm_forward_task, (void *)work);
+    LayernormForward here = *work;
+    here.precision = stream->precision;
+    thread_pool_run(stream->pool, row_block_count(work->rows), layernorm_forward_task, &here);
 }
 
 typedef struct LayernormBackward {
@@ -84,34 +95,37 @@ typedef struct LayernormBackward {
     const float *statistics;                  // (rows, 2)
     const Real *weight;                       // (C)
     int rows, channels;
+    Precision precision; // cpu_layernorm_backward sets it
 } LayernormBackward;
 
 // Adds the row to the partial sums (3, C): d_weight, d_bias, d_branch_bias.
-static inline void layernorm_backward_row(const LayernormBackward *work, int row, float *partials) {
-    int C = work->channels;
-    const float *x = real_floats_const(work->residual) + (size_t)row * (size_t)C;
-    const float *d_output = real_floats_const(work->d_output) + (size_t)row * (size_t)C;
-    const float *weight = real_floats_const(work->weight);
-    float *d_residual = real_floats(work->d_residual) + (size_t)row * (size_t)C;
-    float *d_weight = partials, *d_bias = partials + C, *d_branch = partials + 2 * (size_t)C;
+REAL_LOOP void layernorm_backward_row(const LayernormBackward *work, int row, float *partials,
+                                      Precision precision) {
+    size_t C = (size_t)work->channels, place = (size_t)row * C;
+    const Real *x = real_at_const(work->residual, place, precision),
+               *d_output = real_at_const(work->d_output, place, precision), *weight = work->weight;
+    Real *d_residual = real_at(work->d_residual, place, precision);
+    float *d_weight = partials, *d_bias = partials + C, *d_branch = partials + 2 * C;
     float mean = work->statistics[2 * (size_t)row], scale = work->statistics[2 * (size_t)row + 1];
     float sum = 0.0f, product = 0.0f;
 #pragma omp simd reduction(+ : sum, product)
-    for (int c = 0; c < C; c++) {
-        float n = (x[c] - mean) * scale, g = d_output[c] * weight[c];
+    for (size_t c = 0; c < C; c++) {
+        float d = real_load(d_output, c, precision), n = (real_load(x, c, precision) - mean) * scale,
+              g = d * real_load(weight, c, precision);
         sum += g;
         product += g * n;
-        d_weight[c] += d_output[c] * n;
-        d_bias[c] += d_output[c];
+        d_weight[c] += d * n;
+        d_bias[c] += d;
     }
     sum /= (float)C;
     product /= (float)C;
-    if (!work->accumulate) { memset(d_residual, 0, (size_t)C * sizeof *d_residual); }
+    if (!work->accumulate) { memset((void *)d_residual, 0, C * precision_bytes(precision)); }
 #pragma omp simd
-    for (int c = 0; c < C; c++) {
-        float n = (x[c] - mean) * scale, g = d_output[c] * weight[c];
-        float total = d_residual[c] + scale * (g - sum - n * product);
-        d_residual[c] = total;
+    for (size_t c = 0; c < C; c++) {
+        float n = (real_load(x, c, precision) - mean) * scale,
+              g = real_load(d_output, c, precision) * real_load(weight, c, precision);
+        float total = real_load(d_residual, c, precision) + scale * (g - sum - n * product);
+        real_store(d_residual, c, total, precision);
         d_branch[c] += total;
     }
 }
@@ -123,13 +137,15 @@ static inline void layernorm_backward_task(void *context, int task, int thread) 
     float *partials = work->partials + (size_t)task * width;
     memset(partials, 0, width * sizeof *partials);
     for (int row = row_block_begin(task, work->rows); row < row_block_begin(task + 1, work->rows); row++) {
-        layernorm_backward_row(work, row, partials);
+        REAL_CALL(work->precision, layernorm_backward_row, work, row, partials);
     }
 }
 
 static inline void cpu_layernorm_backward(Stream *stream, const LayernormBackward *work) {
     int blocks = row_block_count(work->rows), C = work->channels;
-    thread_pool_run(stream->pool, blocks, layernorm_backward_task, (void *)work);
+    LayernormBackward here = *work;
+    here.precision = stream->precision;
+    thread_pool_run(stream->pool, blocks, layernorm_backward_task, &here);
     column_sums_add(stream, work->d_weight, work->partials, blocks, 3 * C, C);
     column_sums_add(stream, work->d_bias, work->partials + C, blocks, 3 * C, C);
     if (work->d_branch_bias != NULL) {

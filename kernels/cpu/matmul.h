@@ -4,9 +4,10 @@
 //   backward input    d_input = d_output weight     (rows, inputs), sums over outputs
 //   backward weight   d_weight += d_output^T input  (outputs, inputs), sums over rows
 //
-// fp32, row-major, with strides; weight (outputs, inputs) as PyTorch stores it. All three
-// are result = a b [+ result] with some operand transposed; matmul_block_plain is the
-// plain loop.
+// Row-major, with strides; weight (outputs, inputs) as PyTorch stores it. All three are
+// result = a b [+ result] with some operand transposed; matmul_block_plain is the plain
+// loop. Operands are both fp32 or both bf16; sums are fp32, and a result that is bf16 is
+// rounded once.
 //
 // oneDNN computes, single-threaded, inside our tasks. The result is cut into tiles whose
 // size depends on the shape alone, never on the number of threads, and never across the
@@ -20,6 +21,8 @@
 // symbols are weak, because a oneDNN built without OpenMP does not need them. Where the
 // library is absent (ACCO_NO_ONEDNN) or refuses, matmul_block_plain computes: blocked,
 // vectorised by the compiler, several times slower. The tests also compare against it.
+// oneDNN keeps what it has compiled for a product of bf16, so to ask for it again in every
+// tile costs 3 microseconds.
 #ifndef ACCO_KERNELS_CPU_MATMUL_H
 #define ACCO_KERNELS_CPU_MATMUL_H
 
@@ -27,6 +30,7 @@
 #include <stddef.h>
 #include <stdio.h>
 
+#include "kernels/cpu/reals.h"
 #include "runtime/device.h"
 
 #ifndef ACCO_NO_ONEDNN
@@ -45,15 +49,17 @@ extern void omp_set_num_threads(int threads) __attribute__((weak));
 // or (N, K). Strides are between rows as stored.
 typedef struct Matmul {
     int M, N, K;
-    const float *a;
+    Precision precision; // of a and b
+    const Real *a;
     int a_stride;
     bool a_transposed;
-    const float *b;
+    const Real *b;
     int b_stride;
     bool b_transposed;
-    float *result;
+    Precision result_precision;
+    Real *result;
     int result_stride;
-    bool accumulate; // += instead of =
+    bool accumulate; // += instead of =; for fp32
 } Matmul;
 
 enum {
@@ -62,61 +68,146 @@ enum {
     MATMUL_TILE_LEAST = 64 * 1024,     // but no tile is cut below this many elements for that
     MATMUL_TILE_SIDE = 8192,           // a side at most: threads also share a product with a single row
     MATMUL_TILE_STEP = 48,             // tile sides are multiples of this: whole register tiles of oneDNN
-    MATMUL_PLAIN_BLOCK = 128           // sides of a packed block of matmul_block_plain: 64 KB
+    MATMUL_PLAIN_BLOCK = 128,          // sides of a packed block of matmul_block_plain: 64 KB
+    MATMUL_PLAIN_ROWS = 64             // of the result that it computes at a time
 };
 
 // Copies rows k0 to k0 + depth and columns n0 to n0 + width of b to `packed` (depth,
 // MATMUL_PLAIN_BLOCK).
-static inline void matmul_pack(const Matmul *work, int k0, int depth, int n0, int width, float *packed) {
+REAL_LOOP void matmul_pack(const Matmul *work, int k0, int depth, int n0, int width, float *packed,
+                           Precision precision) {
     for (int k = 0; k < depth; k++) {
         for (int n = 0; n < width; n++) {
             size_t row = (size_t)(work->b_transposed ? n0 + n : k0 + k),
                    column = (size_t)(work->b_transposed ? k0 + k : n0 + n);
-            packed[k * MATMUL_PLAIN_BLOCK + n] = work->b[row * (size_t)work->b_stride + column];
+            packed[k * MATMUL_PLAIN_BLOCK + n] =
+                real_load(work->b, row * (size_t)work->b_stride + column, precision);
+        }
+    }
+}
+
+// sums (rows, MATMUL_PLAIN_BLOCK) += rows m0 to m0 + rows and columns k0 to k0 + depth of a
+// times packed (depth, MATMUL_PLAIN_BLOCK), of which `width` columns count.
+REAL_LOOP void matmul_add_block(const Matmul *work, int m0, int rows, int k0, int depth, int width,
+                                const float *packed, float *sums, Precision precision) {
+    for (int m = 0; m < rows; m++) {
+        float *row = sums + m * MATMUL_PLAIN_BLOCK;
+        for (int k = 0; k < depth; k++) {
+            size_t a_row = (size_t)(work->a_transposed ? k0 + k : m0 + m),
+                   a_column = (size_t)(work->a_transposed ? m0 + m : k0 + k);
+            float factor = real_load(work->a, a_row * (size_t)work->a_stride + a_column, precision);
+            const float *line = packed + k * MATMUL_PLAIN_BLOCK;
+            for (int n = 0; n < width; n++) { row[n] += factor * line[n]; }
         }
     }
 }
 
 // One product without the library, on the calling thread:
 //   for m, for n, for k: result[m][n] += a[m][k] b[k][n]
-// in blocks of k and n, with b packed. Every element is summed over k in ascending order.
+// in blocks of m, k and n, with b packed. Every element is summed over k in ascending order.
 static inline void matmul_block_plain(const Matmul *work) {
-    float packed[MATMUL_PLAIN_BLOCK * MATMUL_PLAIN_BLOCK];
+    float packed[MATMUL_PLAIN_BLOCK * MATMUL_PLAIN_BLOCK], sums[MATMUL_PLAIN_ROWS * MATMUL_PLAIN_BLOCK];
     for (int n0 = 0; n0 < work->N; n0 += MATMUL_PLAIN_BLOCK) {
         int width = work->N - n0 < MATMUL_PLAIN_BLOCK ? work->N - n0 : MATMUL_PLAIN_BLOCK;
-        if (!work->accumulate) {
-            for (int m = 0; m < work->M; m++) {
-                for (int n = 0; n < width; n++) {
-                    work->result[(size_t)m * (size_t)work->result_stride + (size_t)(n0 + n)] = 0.0f;
-                }
+        for (int m0 = 0; m0 < work->M; m0 += MATMUL_PLAIN_ROWS) {
+            int rows = work->M - m0 < MATMUL_PLAIN_ROWS ? work->M - m0 : MATMUL_PLAIN_ROWS;
+            for (int i = 0; i < rows * width; i++) {
+                size_t place =
+                    (size_t)(m0 + i / width) * (size_t)work->result_stride + (size_t)(n0 + i % width);
+                sums[i / width * MATMUL_PLAIN_BLOCK + i % width] =
+                    work->accumulate ? real_load(work->result, place, work->result_precision) : 0.0f;
             }
-        }
-        for (int k0 = 0; k0 < work->K; k0 += MATMUL_PLAIN_BLOCK) {
-            int depth = work->K - k0 < MATMUL_PLAIN_BLOCK ? work->K - k0 : MATMUL_PLAIN_BLOCK;
-            matmul_pack(work, k0, depth, n0, width, packed);
-            for (int m = 0; m < work->M; m++) {
-                float *row = work->result + (size_t)m * (size_t)work->result_stride + n0;
-                for (int k = 0; k < depth; k++) {
-                    size_t a_row = (size_t)(work->a_transposed ? k0 + k : m),
-                           a_column = (size_t)(work->a_transposed ? m : k0 + k);
-                    float factor = work->a[a_row * (size_t)work->a_stride + a_column];
-                    const float *line = packed + k * MATMUL_PLAIN_BLOCK;
-                    for (int n = 0; n < width; n++) { row[n] += factor * line[n]; }
-                }
+            for (int k0 = 0; k0 < work->K; k0 += MATMUL_PLAIN_BLOCK) {
+                int depth = work->K - k0 < MATMUL_PLAIN_BLOCK ? work->K - k0 : MATMUL_PLAIN_BLOCK;
+                REAL_CALL(work->precision, matmul_pack, work, k0, depth, n0, width, packed);
+                REAL_CALL(work->precision, matmul_add_block, work, m0, rows, k0, depth, width, packed, sums);
+            }
+            for (int i = 0; i < rows * width; i++) {
+                size_t place =
+                    (size_t)(m0 + i / width) * (size_t)work->result_stride + (size_t)(n0 + i % width);
+                real_store(work->result, place, sums[i / width * MATMUL_PLAIN_BLOCK + i % width],
+                           work->result_precision);
             }
         }
     }
 }
 
+#ifndef ACCO_NO_ONEDNN
+// How oneDNN sees an operand or a result: (rows, columns) of a matrix that may be stored
+// transposed.
+static inline dnnl_status_t matmul_layout(dnnl_memory_desc_t *layout, int rows, int columns, int stride,
+                                          bool transposed, Precision precision) {
+    dnnl_dims_t sides = {rows, columns}, strides = {transposed ? 1 : stride, transposed ? stride : 1};
+    return dnnl_memory_desc_init_by_strides(layout, 2, sides,
+                                            precision == PRECISION_BF16 ? dnnl_bf16 : dnnl_f32, strides);
+}
+
+// The product that oneDNN has for these formats and this shape; NULL: none.
+static inline dnnl_primitive_t matmul_bf16_product(const Matmul *work, dnnl_engine_t engine,
+                                                   dnnl_memory_desc_t layouts[3]) {
+    dnnl_primitive_t product = NULL;
+    dnnl_primitive_desc_t choice = NULL;
+    dnnl_primitive_attr_t attributes = NULL;
+    dnnl_post_ops_t afterwards = NULL;
+    dnnl_matmul_desc_t wanted;
+    if (matmul_layout(&layouts[0], work->M, work->K, work->a_stride, work->a_transposed, work->precision) ==
+            dnnl_success &&
+        matmul_layout(&layouts[1], work->K, work->N, work->b_stride, work->b_transposed, work->precision) ==
+            dnnl_success &&
+        matmul_layout(&layouts[2], work->M, work->N, work->result_stride, false, work->result_precision) ==
+            dnnl_success &&
+        dnnl_matmul_desc_init(&wanted, &layouts[0], &layouts[1], NULL, &layouts[2]) == dnnl_success &&
+        dnnl_primitive_attr_create(&attributes) == dnnl_success &&
+        dnnl_post_ops_create(&afterwards) == dnnl_success &&
+        (!work->accumulate || dnnl_post_ops_append_sum(afterwards, 1.0f) == dnnl_success) &&
+        dnnl_primitive_attr_set_post_ops(attributes, afterwards) == dnnl_success &&
+        dnnl_primitive_desc_create(&choice, &wanted, attributes, engine, NULL) == dnnl_success &&
+        dnnl_primitive_create(&product, choice) != dnnl_success) {
+        product = NULL;
+    }
+    dnnl_primitive_desc_destroy(choice);
+    dnnl_post_ops_destroy(afterwards);
+    dnnl_primitive_attr_destroy(attributes);
+    return product;
+}
+
+// One product of bf16 by oneDNN, on the calling thread. False: it has none on this
+// processor.
+static inline bool matmul_block_bf16(const Matmul *work) {
+    dnnl_engine_t engine = NULL;
+    dnnl_stream_t stream = NULL;
+    dnnl_memory_desc_t layouts[3];
+    void *data[3] = {(void *)work->a, (void *)work->b, (void *)work->result};
+    dnnl_exec_arg_t arguments[3] = {{DNNL_ARG_SRC, NULL}, {DNNL_ARG_WEIGHTS, NULL}, {DNNL_ARG_DST, NULL}};
+    dnnl_primitive_t product = NULL;
+    bool good = dnnl_engine_create(&engine, dnnl_cpu, 0) == dnnl_success &&
+                dnnl_stream_create(&stream, engine, dnnl_stream_default_flags) == dnnl_success &&
+                (product = matmul_bf16_product(work, engine, layouts)) != NULL;
+    for (int i = 0; i < 3 && good; i++) {
+        good = dnnl_memory_create(&arguments[i].memory, &layouts[i], engine, data[i]) == dnnl_success;
+    }
+    good = good && dnnl_primitive_execute(product, stream, 3, arguments) == dnnl_success &&
+           dnnl_stream_wait(stream) == dnnl_success;
+    for (int i = 0; i < 3; i++) { dnnl_memory_destroy(arguments[i].memory); }
+    dnnl_primitive_destroy(product);
+    dnnl_stream_destroy(stream);
+    dnnl_engine_destroy(engine);
+    return good;
+}
+#endif
+
 // One product on the calling thread, for use inside a task.
 static inline void matmul_block(const Matmul *work) {
 #ifndef ACCO_NO_ONEDNN
     if (omp_set_num_threads != NULL && omp_get_max_threads() != 1) { omp_set_num_threads(1); }
-    dnnl_status_t status =
-        dnnl_sgemm(work->a_transposed ? 'T' : 'N', work->b_transposed ? 'T' : 'N', work->M, work->N, work->K,
-                   1.0f, work->a, work->a_stride, work->b, work->b_stride, work->accumulate ? 1.0f : 0.0f,
-                   work->result, work->result_stride);
-    if (status == dnnl_success) { return; }
+    if (work->precision == PRECISION_BF16) {
+        if (matmul_block_bf16(work)) { return; }
+    } else if (dnnl_sgemm(work->a_transposed ? 'T' : 'N', work->b_transposed ? 'T' : 'N', work->M, work->N,
+                          work->K, 1.0f, real_floats_const(work->a), work->a_stride,
+                          real_floats_const(work->b), work->b_stride, work->accumulate ? 1.0f : 0.0f,
+                          real_floats(work->result), work->result_stride) == dnnl_success) {
+        return;
+    }
 #endif
     matmul_block_plain(work);
 }
@@ -152,9 +243,12 @@ static inline void matmul_tile_task(void *context, int task, int thread) {
     int m0 = task / tiles->tiles_N * tiles->tile_M, n0 = task % tiles->tiles_N * tiles->tile_N;
     tile.M = tile.M - m0 < tiles->tile_M ? tile.M - m0 : tiles->tile_M;
     tile.N = tile.N - n0 < tiles->tile_N ? tile.N - n0 : tiles->tile_N;
-    tile.a += tile.a_transposed ? (size_t)m0 : (size_t)m0 * (size_t)tile.a_stride;
-    tile.b += tile.b_transposed ? (size_t)n0 * (size_t)tile.b_stride : (size_t)n0;
-    tile.result += (size_t)m0 * (size_t)tile.result_stride + (size_t)n0;
+    tile.a = real_at_const(tile.a, tile.a_transposed ? (size_t)m0 : (size_t)m0 * (size_t)tile.a_stride,
+                           tile.precision);
+    tile.b = real_at_const(tile.b, tile.b_transposed ? (size_t)n0 * (size_t)tile.b_stride : (size_t)n0,
+                           tile.precision);
+    tile.result =
+        real_at(tile.result, (size_t)m0 * (size_t)tile.result_stride + (size_t)n0, tile.result_precision);
     matmul_block(&tile);
 }
 
@@ -168,38 +262,64 @@ static inline void matmul(Stream *stream, const Matmul *work) {
                     matmul_tile_task, &tiles);
 }
 
-static inline Matmul matmul_describe(float *result, int result_stride, const float *a, int a_stride,
-                                     bool a_transposed, const float *b, int b_stride, bool b_transposed,
-                                     int M, int N, int K, bool accumulate) {
-    Matmul work = {
-        M, N, K, a, a_stride, a_transposed, b, b_stride, b_transposed, result, result_stride, accumulate};
+// A product in one format; accumulate: of fp32 results.
+static inline Matmul matmul_describe(Precision precision, Real *result, int result_stride, const Real *a,
+                                     int a_stride, bool a_transposed, const Real *b, int b_stride,
+                                     bool b_transposed, int M, int N, int K, bool accumulate) {
+    Matmul work = {M,
+                   N,
+                   K,
+                   precision,
+                   a,
+                   a_stride,
+                   a_transposed,
+                   b,
+                   b_stride,
+                   b_transposed,
+                   accumulate ? PRECISION_FP32 : precision,
+                   result,
+                   result_stride,
+                   accumulate};
     return work;
 }
 
 // output = input weight^T
-static inline void cpu_matmul_forward(Stream *stream, float *output, int output_stride, const float *input,
-                                      const float *weight, int rows, int inputs, int outputs) {
-    Matmul work = matmul_describe(output, output_stride, input, inputs, false, weight, inputs, true, rows,
-                                  outputs, inputs, false);
+static inline void cpu_matmul_forward(Stream *stream, Real *output, int output_stride, const Real *input,
+                                      const Real *weight, int rows, int inputs, int outputs) {
+    Matmul work = matmul_describe(stream->precision, output, output_stride, input, inputs, false, weight,
+                                  inputs, true, rows, outputs, inputs, false);
     matmul(stream, &work);
 }
 
 // d_input = d_output weight
-static inline void cpu_matmul_backward_input(Stream *stream, float *d_input, int d_input_stride,
-                                             const float *d_output, int d_output_stride, const float *weight,
+static inline void cpu_matmul_backward_input(Stream *stream, Real *d_input, int d_input_stride,
+                                             const Real *d_output, int d_output_stride, const Real *weight,
                                              int rows, int inputs, int outputs) {
-    Matmul work = matmul_describe(d_input, d_input_stride, d_output, d_output_stride, false, weight, inputs,
-                                  false, rows, inputs, outputs, false);
+    Matmul work = matmul_describe(stream->precision, d_input, d_input_stride, d_output, d_output_stride,
+                                  false, weight, inputs, false, rows, inputs, outputs, false);
     matmul(stream, &work);
 }
 
 // d_weight += d_output^T input
-static inline void cpu_matmul_backward_weight(Stream *stream, float *d_weight, const float *d_output,
-                                              int d_output_stride, const float *input, int rows, int inputs,
+static inline void cpu_matmul_backward_weight(Stream *stream, float *d_weight, const Real *d_output,
+                                              int d_output_stride, const Real *input, int rows, int inputs,
                                               int outputs) {
-    Matmul work = matmul_describe(d_weight, inputs, d_output, d_output_stride, true, input, inputs, false,
-                                  outputs, inputs, rows, true);
+    Matmul work = matmul_describe(stream->precision, floats_as_reals(d_weight), inputs, d_output,
+                                  d_output_stride, true, input, inputs, false, outputs, inputs, rows, true);
     matmul(stream, &work);
+}
+
+// Whether products of bf16 are computed by the library here, and not by our own loops.
+static inline bool matmul_has_bf16(void) {
+#ifdef ACCO_NO_ONEDNN
+    return false;
+#else
+    enum { SIDE = 16 };
+    float a[SIDE * SIDE] = {0}, result[SIDE * SIDE];
+    Matmul work = matmul_describe(PRECISION_BF16, floats_as_reals(result), SIDE, floats_as_reals(a), SIDE,
+                                  false, floats_as_reals(a), SIDE, false, SIDE, SIDE, SIDE, false);
+    return matmul_block_bf16(&work);
+#endif
 }
 
 // text <- the library that computes matrix products on CPUs, for reports.

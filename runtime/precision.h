@@ -34,9 +34,7 @@ static inline const Real *real_at_const(const Real *base, size_t elements, Preci
 // For callers who know that the format is fp32.
 static inline float *real_floats(Real *base) { return (float *)(void *)base; }
 static inline const float *real_floats_const(const Real *base) { return (const float *)(const void *)base; }
-static inline Real *floats_as_reals(float *base) { return (Real *)(void *)base; }
-static inline const Real *floats_as_reals_const(const float *base) {
-    return (const Real *)(const void *)base;
-}
+static inline Real *as_reals(float *base) { return (Real *)(void *)base; }
+static inline const Real *as_reals_const(const float *base) { return (const Real *)(const void *)base; }
 
 #endif

@@ -128,11 +128,13 @@ static void device_run(Problem *problem, Results *results, const float *qkv, con
 
 static void oracle_run(const Problem *problem, Results *results, const float *qkv, const float *d_output) {
     AttentionCase shape = problem->shape;
-    float *workspace = (float *)malloc(attention_workspace_floats(shape.T, 1) * sizeof(float));
-    cpu_attention_forward(cpu_stream(), results->output, results->logsumexp, workspace, qkv, shape.B, shape.T,
-                          problem->C, shape.heads, shape.window);
-    cpu_attention_backward(cpu_stream(), results->d_qkv, problem->d_stride, workspace, d_output, qkv,
-                           results->logsumexp, shape.B, shape.T, problem->C, shape.heads, shape.window);
+    float *workspace = (float *)malloc(
+        attention_workspace_floats(shape.T, shape.C / shape.heads, 1, PRECISION_FP32) * sizeof(float));
+    cpu_attention_forward(cpu_stream(), as_reals(results->output), results->logsumexp, workspace,
+                          as_reals(qkv), shape.B, shape.T, problem->C, shape.heads, shape.window);
+    cpu_attention_backward(cpu_stream(), as_reals(results->d_qkv), problem->d_stride, workspace,
+                           as_reals(d_output), as_reals(qkv), results->logsumexp, shape.B, shape.T,
+                           problem->C, shape.heads, shape.window);
     free(workspace);
 }
 

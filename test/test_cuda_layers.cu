@@ -413,10 +413,11 @@ static void run_gelu_case(const GeluCase *shape, Precision precision) {
     float *output = copy_of(product, count), *derivative = copy_of(product, count),
           *before = numbers(columns, 1, PRECISION_FP32);
     float *gradient = copy_of(d_output, gradient_count), *d_bias = copy_of(before, columns);
-    cpu_gelu_forward(cpu_stream(), output, derivative, bias, shape->rows, shape->columns);
+    cpu_gelu_forward(cpu_stream(), as_reals(output), as_reals(derivative), as_reals(bias), shape->rows,
+                     shape->columns);
     float *partials = room(ROW_BLOCKS * columns);
-    cpu_gelu_backward(cpu_stream(), gradient, (int)stride, d_bias, partials, derivative, shape->rows,
-                      shape->columns);
+    cpu_gelu_backward(cpu_stream(), as_reals(gradient), (int)stride, d_bias, partials, as_reals(derivative),
+                      shape->rows, shape->columns);
     Result results[4] = {{"output", output, count, rounding(precision), NULL},
                          {"saved", product, count, 0, NULL},
                          {"gradient", gradient, gradient_count, rounding(precision), NULL},
@@ -538,7 +539,8 @@ static void run_embedding_forward_case(const EmbeddingCase *shape, Precision pre
            V = (size_t)shape->vocabulary, T = (size_t)shape->T;
     int32_t *tokens = embedding_tokens(shape);
     float *wte = numbers(V * C, 1, precision), *wpe = numbers(T * C, 1, precision), *expected = room(count);
-    cpu_embedding_forward(cpu_stream(), expected, wte, wpe, tokens, shape->B, shape->T, shape->channels);
+    cpu_embedding_forward(cpu_stream(), as_reals(expected), as_reals(wte), as_reals(wpe), tokens, shape->B,
+                          shape->T, shape->channels);
     host_round(expected, count, precision);
     Result result = {"embedding", expected, count, 0, NULL};
     const int32_t *device_tokens =
@@ -564,8 +566,8 @@ static void run_embedding_backward_case(const EmbeddingCase *shape, Precision pr
     float *d_output = numbers(rows * C, 1, precision), *wte = numbers(V * C, 1, PRECISION_FP32),
           *wpe = numbers(T * C, 1, PRECISION_FP32);
     float *expected_wte = copy_of(wte, V * C), *expected_wpe = copy_of(wpe, T * C);
-    cpu_embedding_backward(cpu_stream(), expected_wte, expected_wpe, d_output, tokens, shape->B, shape->T,
-                           shape->channels);
+    cpu_embedding_backward(cpu_stream(), expected_wte, expected_wpe, as_reals(d_output), tokens, shape->B,
+                           shape->T, shape->channels);
     Result results[2] = {{"d_wte", expected_wte, V * C, 1e-5, NULL},
                          {"d_wpe", expected_wpe, T * C, 1e-6, NULL}};
     const int32_t *device_tokens = keep_device((int32_t *)device_from_host(tokens, rows * sizeof(int32_t)));

@@ -138,7 +138,8 @@ static void loss_check(const LossCase *c, Precision precision) {
     float *losses = (float *)malloc(rows * sizeof(float)),
           *expected_losses = (float *)malloc(rows * sizeof(float));
     int32_t *targets = loss_targets(c->rows, c->V);
-    cpu_cross_entropy(&cpu_stream, expected, expected_losses, targets, c->rows, c->V, c->gradient_scale);
+    cpu_cross_entropy(&cpu_stream, as_reals(expected), expected_losses, targets, c->rows, c->V,
+                      c->gradient_scale);
     for (int order = 0; order < SIMT_ORDERS; order++) {
         float *got = host_copy(logits, rows * V);
         cuda_use_order(order);
@@ -191,7 +192,8 @@ static void cross_entropy_shows_what_is_not_finite(void **state) {
             for (int v = 3; v < V; v++) { logits[2 * V + v] = -INFINITY; }
             for (int v = 0; v < V; v++) { logits[3 * V + v] = -INFINITY; }
             float *expected = host_copy(logits, ROWS * V);
-            cpu_cross_entropy(&cpu_stream, expected, expected_losses, targets, ROWS, V, shape.gradient_scale);
+            cpu_cross_entropy(&cpu_stream, as_reals(expected), expected_losses, targets, ROWS, V,
+                              shape.gradient_scale);
             cuda_use_order(order);
             loss_run(&shape, (Precision)precision, logits, losses, targets);
             for (int row = 0; row < ROWS; row++) {

@@ -76,8 +76,9 @@ static Span time_product(Bench *bench, bool by_library, const Matmul *work) {
     if (by_library) {
         if (omp_set_num_threads != NULL) { omp_set_num_threads(bench->threads); }
         dnnl_sgemm(work->a_transposed ? 'T' : 'N', work->b_transposed ? 'T' : 'N', work->M, work->N, work->K,
-                   1.0f, work->a, work->a_stride, work->b, work->b_stride, work->accumulate ? 1.0f : 0.0f,
-                   work->result, work->result_stride);
+                   1.0f, real_floats_const(work->a), work->a_stride, real_floats_const(work->b),
+                   work->b_stride, work->accumulate ? 1.0f : 0.0f, real_floats(work->result),
+                   work->result_stride);
         return span_since(bench, started);
     }
 #endif
@@ -87,36 +88,30 @@ static Span time_product(Bench *bench, bool by_library, const Matmul *work) {
 }
 
 typedef struct Linear {
-    float *input, *d_input, *output; // output serves as its gradient too
+    Real *input, *d_input, *output; // output serves as its gradient too
     int d_input_stride, output_stride, rows, inputs, outputs;
     size_t weight;
 } Linear;
 
 static Linear linear_of(Real *input, Real *d_input, Real *output, int d_input_stride, int output_stride,
                         int rows, int inputs, int outputs, size_t weight) {
-    Linear linear = {real_floats(input),
-                     real_floats(d_input),
-                     real_floats(output),
-                     d_input_stride,
-                     output_stride,
-                     rows,
-                     inputs,
-                     outputs,
-                     weight};
+    Linear linear = {input, d_input, output, d_input_stride, output_stride, rows, inputs, outputs, weight};
     return linear;
 }
 
 // Adds time and FLOPs of the three products of a linear layer, `times` each.
 static void time_linear(Bench *bench, bool by_library, Linear linear, double times, Span *seconds,
                         double *flops) {
-    float *weight = bench->parameters + linear.weight, *gradient = bench->gradients + linear.weight;
+    Real *weight = as_reals(bench->parameters + linear.weight),
+         *gradient = as_reals(bench->gradients + linear.weight);
+    Precision fp32 = PRECISION_FP32;
     int rows = linear.rows, inputs = linear.inputs, outputs = linear.outputs, stride = linear.output_stride;
-    Matmul products[3] = {matmul_describe(linear.output, stride, linear.input, inputs, false, weight, inputs,
-                                          true, rows, outputs, inputs, false),
-                          matmul_describe(linear.d_input, linear.d_input_stride, linear.output, stride, false,
-                                          weight, inputs, false, rows, inputs, outputs, false),
-                          matmul_describe(gradient, inputs, linear.output, stride, true, linear.input, inputs,
-                                          false, outputs, inputs, rows, true)};
+    Matmul products[3] = {matmul_describe(fp32, linear.output, stride, linear.input, inputs, false, weight,
+                                          inputs, true, rows, outputs, inputs, false),
+                          matmul_describe(fp32, linear.d_input, linear.d_input_stride, linear.output, stride,
+                                          false, weight, inputs, false, rows, inputs, outputs, false),
+                          matmul_describe(fp32, gradient, inputs, linear.output, stride, true, linear.input,
+                                          inputs, false, outputs, inputs, rows, true)};
     for (int i = 0; i < 3; i++) {
         Span span = time_product(bench, by_library, &products[i]);
         seconds->wall += times * span.wall;
@@ -157,7 +152,8 @@ static Span time_own_shapes(Bench *bench, bool by_library) {
 // The best of three.
 static Span time_square(Bench *bench, bool by_library) {
     Span best = {INFINITY, INFINITY};
-    Matmul work = matmul_describe(bench->square[0], SQUARE, bench->square[1], SQUARE, false, bench->square[2],
+    Matmul work = matmul_describe(PRECISION_FP32, as_reals(bench->square[0]), SQUARE,
+                                  as_reals(bench->square[1]), SQUARE, false, as_reals(bench->square[2]),
                                   SQUARE, false, SQUARE, SQUARE, SQUARE, false);
     for (int i = 0; i < 3; i++) {
         Span span = time_product(bench, by_library, &work);

@@ -469,7 +469,10 @@ static void add_attention(Bench *bench, int window) {
         if (!backward) { continue; }
         work->prepare = run_attention_forward;
         add_array(work, FILL_NONE, rows * (size_t)bench->wide * 2);
-        add_array(work, FILL_NONE, attention_scratch_floats(true, bench->B, bench->T, config->heads, 0) * 4);
+        add_array(work, FILL_NONE,
+                  attention_scratch_floats(true, bench->B, bench->T, config->channels, config->heads, 0,
+                                           PRECISION_BF16) *
+                      4);
         add_array(work, FILL_REALS, rows * C * 2);
     }
 }

@@ -168,9 +168,9 @@ static inline void attention_visible(const AttentionHead *head, const AttentionB
 static inline void attention_matmul(float *result, int result_stride, const float *a, int a_stride,
                                     bool a_transposed, const float *b, int b_stride, bool b_transposed, int M,
                                     int N, int K, bool accumulate) {
-    Matmul work = matmul_describe(PRECISION_FP32, floats_as_reals(result), result_stride,
-                                  floats_as_reals_const(a), a_stride, a_transposed, floats_as_reals_const(b),
-                                  b_stride, b_transposed, M, N, K, accumulate);
+    Matmul work =
+        matmul_describe(PRECISION_FP32, as_reals(result), result_stride, as_reals_const(a), a_stride,
+                        a_transposed, as_reals_const(b), b_stride, b_transposed, M, N, K, accumulate);
     matmul_block(&work);
 }
 

@@ -304,8 +304,8 @@ static inline void cpu_matmul_backward_input(Stream *stream, Real *d_input, int 
 static inline void cpu_matmul_backward_weight(Stream *stream, float *d_weight, const Real *d_output,
                                               int d_output_stride, const Real *input, int rows, int inputs,
                                               int outputs) {
-    Matmul work = matmul_describe(stream->precision, floats_as_reals(d_weight), inputs, d_output,
-                                  d_output_stride, true, input, inputs, false, outputs, inputs, rows, true);
+    Matmul work = matmul_describe(stream->precision, as_reals(d_weight), inputs, d_output, d_output_stride,
+                                  true, input, inputs, false, outputs, inputs, rows, true);
     matmul(stream, &work);
 }
 
@@ -316,8 +316,8 @@ static inline bool matmul_has_bf16(void) {
 #else
     enum { SIDE = 16 };
     float a[SIDE * SIDE] = {0}, result[SIDE * SIDE];
-    Matmul work = matmul_describe(PRECISION_BF16, floats_as_reals(result), SIDE, floats_as_reals(a), SIDE,
-                                  false, floats_as_reals(a), SIDE, false, SIDE, SIDE, SIDE, false);
+    Matmul work = matmul_describe(PRECISION_BF16, as_reals(result), SIDE, as_reals(a), SIDE, false,
+                                  as_reals(a), SIDE, false, SIDE, SIDE, SIDE, false);
     return matmul_block_bf16(&work);
 #endif
 }

@@ -1,0 +1,385 @@
+// test_bf16.c: in bf16 a kernel for CPUs computes what it computes in fp32 from the same
+// numbers, rounded once; and a model in bf16 is near the one in fp32.
+//
+// Inputs are numbers that bf16 can hold. So the only difference allowed is the rounding of
+// what is stored: one part in 256 of an element, and for sums over rows none but the order
+// of additions.
+#include "test/harness.h"
+
+#include "gpt_neo.h"
+#include "runtime/random.h"
+
+static Random test_random;
+
+// An array in both formats, with the same values.
+typedef struct Both {
+    size_t count;
+    float *floats;
+    uint16_t *halves;
+} Both;
+
+static Both both_new(size_t count) {
+    Both both = {count, (float *)malloc(count * sizeof(float)), (uint16_t *)malloc(count * sizeof(uint16_t))};
+    for (size_t i = 0; i < count; i++) {
+        both.halves[i] = bf16_from_float((float)random_normal(&test_random));
+        both.floats[i] = bf16_to_float(both.halves[i]);
+    }
+    return both;
+}
+
+static void both_free(Both *both) {
+    free(both->floats);
+    free(both->halves);
+}
+
+static Real *both_reals(const Both *both, Precision precision) {
+    return precision == PRECISION_FP32 ? as_reals(both->floats) : (Real *)(void *)both->halves;
+}
+
+// bf16 has eight digits. loose: what sums in another order may add.
+static void check_both(const char *what, const Both *both, double loose) {
+    for (size_t i = 0; i < both->count; i++) {
+        double expected = (double)both->floats[i], got = (double)bf16_to_float(both->halves[i]);
+        if (!(fabs(got - expected) <= fabs(expected) / 256 + loose)) {
+            fail_msg("%s[%zu]: %.9g, in fp32 %.9g", what, i, got, expected);
+        }
+    }
+}
+
+static void check_sums(const char *what, const float *got, const float *expected, size_t count,
+                       double tolerance) {
+    for (size_t i = 0; i < count; i++) { assert_close((double)got[i], (double)expected[i], tolerance, what); }
+}
+
+static Stream stream_in(Precision precision, int threads) {
+    Stream stream;
+    memset(&stream, 0, sizeof stream);
+    stream.pool = thread_pool_create(threads, true);
+    stream.precision = precision;
+    return stream;
+}
+
+// ---------------------------------------------------------------------------------------
+// Products: by oneDNN and by the plain loops
+
+static void check_products(int rows, int inputs, int outputs) {
+    Both input = both_new((size_t)(rows * inputs)), weight = both_new((size_t)(outputs * inputs)),
+         output = both_new((size_t)(rows * outputs)), d_input = both_new((size_t)(rows * inputs));
+    size_t weights = (size_t)(outputs * inputs);
+    float *d_weight[2];
+    for (int precision = 0; precision < 2; precision++) {
+        Stream stream = stream_in((Precision)precision, 2);
+        d_weight[precision] = (float *)calloc(weights, sizeof(float));
+        for (size_t i = 0; i < weights; i++) { d_weight[precision][i] = (float)i; } // it is added to
+        Real *out = both_reals(&output, stream.precision);
+        const Real *in = both_reals(&input, stream.precision), *w = both_reals(&weight, stream.precision);
+        cpu_matmul_backward_input(&stream, both_reals(&d_input, stream.precision), inputs, out, outputs, w,
+                                  rows, inputs, outputs);
+        cpu_matmul_backward_weight(&stream, d_weight[precision], out, outputs, in, rows, inputs, outputs);
+        cpu_matmul_forward(&stream, out, outputs, in, w, rows, inputs, outputs);
+        thread_pool_destroy(stream.pool);
+    }
+    check_both("output", &output, 1e-4);
+    check_both("gradient of the input", &d_input, 1e-4);
+    for (size_t i = 0; i < weights; i++) {
+        assert_close((double)d_weight[1][i], (double)d_weight[0][i], 1e-4 * (1 + (double)i),
+                     "gradient of the weight");
+    }
+    free(d_weight[0]);
+    free(d_weight[1]);
+    both_free(&input);
+    both_free(&weight);
+    both_free(&output);
+    both_free(&d_input);
+}
+
+static void products_are_rounded_once(void **state) {
+    (void)state;
+    check_products(1, 1, 1);
+    check_products(5, 7, 3);
+    check_products(67, 129, 33);
+    check_products(700, 64, 1003); // several tiles
+}
+
+static void the_plain_loops_are_those_of_the_library(void **state) {
+    (void)state;
+    enum { M = 70, N = 130, K = 257 };
+    for (int transposed = 0; transposed < 4; transposed++) {
+        bool a_transposed = (transposed & 1) != 0, b_transposed = (transposed & 2) != 0;
+        Both a = both_new(M * K), b = both_new(K * N), result = both_new(M * N);
+        uint16_t *plain = (uint16_t *)malloc(M * N * sizeof(uint16_t));
+        Matmul work = matmul_describe(PRECISION_BF16, both_reals(&result, PRECISION_BF16), N,
+                                      both_reals(&a, PRECISION_BF16), a_transposed ? M : K, a_transposed,
+                                      both_reals(&b, PRECISION_BF16), b_transposed ? K : N, b_transposed, M,
+                                      N, K, false);
+        matmul_block(&work);
+        for (size_t i = 0; i < M * N; i++) { result.floats[i] = bf16_to_float(result.halves[i]); }
+        work.result = (Real *)(void *)plain;
+        matmul_block_plain(&work);
+        // Both were rounded, and may have been from two sides of a tie.
+        for (size_t i = 0; i < M * N; i++) {
+            double expected = (double)result.floats[i];
+            assert_close((double)bf16_to_float(plain[i]), expected, fabs(expected) / 127 + 1e-4,
+                         "plain product");
+        }
+        free(plain);
+        both_free(&a);
+        both_free(&b);
+        both_free(&result);
+    }
+}
+
+// ---------------------------------------------------------------------------------------
+// Layers
+
+static void layernorms_round_what_they_store(void **state) {
+    (void)state;
+    enum { ROWS = 37, C = 131, COUNT = ROWS * C };
+    Both before = both_new(COUNT), branch = both_new(COUNT), residual = both_new(COUNT),
+         output = both_new(COUNT), d_output = both_new(COUNT), d_residual = both_new(COUNT),
+         bias = both_new(C), weight = both_new(C), shift = both_new(C);
+    float statistics[2][2 * ROWS], sums[2][3][C],
+        *partials = (float *)malloc(ROW_BLOCKS * 3 * C * sizeof(float));
+    memset(sums, 0, sizeof sums);
+    // The residual is stored, and what follows reads it as it is stored.
+    for (int precision = 1; precision >= 0; precision--) {
+        Precision p = (Precision)precision;
+        Stream stream = stream_in(p, 2);
+        LayernormForward forward = {both_reals(&output, p),
+                                    statistics[p],
+                                    both_reals(&residual, p),
+                                    both_reals(&before, p),
+                                    both_reals(&branch, p),
+                                    both_reals(&bias, p),
+                                    both_reals(&weight, p),
+                                    both_reals(&shift, p),
+                                    1e-5f,
+                                    ROWS,
+                                    C,
+                                    PRECISION_FP32};
+        if (p == PRECISION_FP32) {
+            for (size_t i = 0; i < COUNT; i++) {
+                float exact = before.floats[i] + (branch.floats[i] + bias.floats[i % C]);
+                assert_int_equal(residual.halves[i], bf16_from_float(exact));
+                residual.floats[i] = bf16_to_float(residual.halves[i]);
+            }
+            forward.branch = NULL;
+        }
+        cpu_layernorm_forward(&stream, &forward);
+        LayernormBackward backward = {both_reals(&d_residual, p),
+                                      true,
+                                      sums[p][0],
+                                      sums[p][1],
+                                      sums[p][2],
+                                      partials,
+                                      both_reals(&d_output, p),
+                                      both_reals(&residual, p),
+                                      statistics[p],
+                                      both_reals(&weight, p),
+                                      ROWS,
+                                      C,
+                                      PRECISION_FP32};
+        cpu_layernorm_backward(&stream, &backward);
+        thread_pool_destroy(stream.pool);
+    }
+    check_both("output", &output, 1e-5);
+    check_both("gradient", &d_residual, 1e-5);
+    check_sums("sums over rows", &sums[1][0][0], &sums[0][0][0], 3 * C, 1e-3);
+    Both *all[9] = {&before, &branch, &residual, &output, &d_output, &d_residual, &bias, &weight, &shift};
+    for (int i = 0; i < 9; i++) { both_free(all[i]); }
+    free(partials);
+}
+
+static void gelus_round_what_they_store(void **state) {
+    (void)state;
+    enum { ROWS = 41, F = 301, COUNT = ROWS * F };
+    Both saved = both_new(COUNT), output = both_new(COUNT), gradient = both_new(COUNT), bias = both_new(F);
+    float d_bias[2][F], *partials = (float *)malloc(ROW_BLOCKS * F * sizeof(float));
+    memset(d_bias, 0, sizeof d_bias);
+    for (int precision = 0; precision < 2; precision++) {
+        Precision p = (Precision)precision;
+        Stream stream = stream_in(p, 3);
+        cpu_gelu_forward(&stream, both_reals(&output, p), both_reals(&saved, p), both_reals(&bias, p), ROWS,
+                         F);
+        cpu_gelu_backward(&stream, both_reals(&gradient, p), F, d_bias[p], partials, both_reals(&saved, p),
+                          ROWS, F);
+        thread_pool_destroy(stream.pool);
+    }
+    check_both("output", &output, 1e-6);
+    check_both("derivative", &saved, 1e-6);
+    // The derivative was rounded before it was multiplied by, and then the product.
+    for (size_t i = 0; i < COUNT; i++) {
+        double expected = (double)gradient.floats[i];
+        assert_close((double)bf16_to_float(gradient.halves[i]), expected, fabs(expected) / 128 + 1e-6,
+                     "gradient");
+    }
+    check_sums("gradient of the bias", d_bias[1], d_bias[0], F, ROWS / 256.0);
+    both_free(&saved);
+    both_free(&output);
+    both_free(&gradient);
+    both_free(&bias);
+    free(partials);
+}
+
+static void embeddings_are_rounded_once(void **state) {
+    (void)state;
+    enum { B = 3, T = 7, C = 130, V = 5 };
+    Both wte = both_new(V * C), wpe = both_new(T * C), output = both_new(B * T * C);
+    float d_wte[2][V * C], d_wpe[2][T * C];
+    int32_t tokens[B * T];
+    memset(d_wte, 0, sizeof d_wte);
+    memset(d_wpe, 0, sizeof d_wpe);
+    for (int i = 0; i < B * T; i++) { tokens[i] = i * 3 % V; }
+    for (int precision = 0; precision < 2; precision++) {
+        Precision p = (Precision)precision;
+        Stream stream = stream_in(p, 2);
+        cpu_embedding_backward(&stream, d_wte[p], d_wpe[p], both_reals(&output, p), tokens, B, T, C);
+        cpu_embedding_forward(&stream, both_reals(&output, p), both_reals(&wte, p), both_reals(&wpe, p),
+                              tokens, B, T, C);
+        thread_pool_destroy(stream.pool);
+    }
+    check_both("output", &output, 0);
+    assert_memory_equal(d_wte[0], d_wte[1], sizeof d_wte[0]);
+    assert_memory_equal(d_wpe[0], d_wpe[1], sizeof d_wpe[0]);
+    both_free(&wte);
+    both_free(&wpe);
+    both_free(&output);
+}
+
+// Also where the model is sure of the target: the gradient there is p - 1, not p rounded
+// and then 1 less.
+static void losses_are_exact_and_their_gradients_rounded_once(void **state) {
+    (void)state;
+    enum { ROWS = 9, V = 333 };
+    Both logits = both_new(ROWS * V);
+    float losses[2][ROWS];
+    int32_t targets[ROWS];
+    for (int row = 0; row < ROWS; row++) {
+        targets[row] = row == 4 ? -1 : row * 31;
+        if (row > 5) { // p of the target is within a thousandth of 1
+            logits.floats[row * V + targets[row]] = 14.0f;
+            logits.halves[row * V + targets[row]] = bf16_from_float(14.0f);
+        }
+    }
+    for (int precision = 0; precision < 2; precision++) {
+        Precision p = (Precision)precision;
+        Stream stream = stream_in(p, 2);
+        cpu_cross_entropy(&stream, both_reals(&logits, p), losses[p], targets, ROWS, V, 0.25f);
+        thread_pool_destroy(stream.pool);
+    }
+    check_sums("losses", losses[1], losses[0], ROWS, 1e-6);
+    check_both("gradient", &logits, 1e-8);
+    both_free(&logits);
+}
+
+static void check_attention(int B, int T, int C, int H, int window) {
+    size_t rows = (size_t)(B * T), count = rows * (size_t)C;
+    Both qkv = both_new(3 * count), output = both_new(count), d_output = both_new(count),
+         d_qkv = both_new(3 * count);
+    float *logsumexp[2];
+    for (size_t i = 0; i < 3 * count; i++) { // scores of a few units
+        qkv.floats[i] *= 0.5f;
+        qkv.halves[i] = bf16_from_float(qkv.floats[i]);
+    }
+    for (int precision = 0; precision < 2; precision++) {
+        Precision p = (Precision)precision;
+        Stream stream = stream_in(p, 2);
+        float *workspace = (float *)malloc(attention_workspace_floats(T, C / H, 2, p) * sizeof(float));
+        logsumexp[p] = (float *)malloc(rows * (size_t)H * sizeof(float));
+        cpu_attention_forward(&stream, both_reals(&output, p), logsumexp[p], workspace, both_reals(&qkv, p),
+                              B, T, C, H, window);
+        cpu_attention_backward(&stream, both_reals(&d_qkv, p), 3 * C, workspace, both_reals(&d_output, p),
+                               both_reals(&qkv, p), logsumexp[p], B, T, C, H, window);
+        free(workspace);
+        thread_pool_destroy(stream.pool);
+    }
+    check_both("attention", &output, 1e-5);
+    check_both("gradient of qkv", &d_qkv, 1e-4);
+    check_sums("logsumexp", logsumexp[1], logsumexp[0], rows * (size_t)H, 1e-5);
+    free(logsumexp[0]);
+    free(logsumexp[1]);
+    both_free(&qkv);
+    both_free(&output);
+    both_free(&d_output);
+    both_free(&d_qkv);
+}
+
+static void attention_is_rounded_once(void **state) {
+    (void)state;
+    check_attention(1, 1, 8, 1, 0);
+    check_attention(2, 65, 24, 3, 0);
+    check_attention(2, 130, 32, 2, 17);
+}
+
+// ---------------------------------------------------------------------------------------
+// The model
+
+// Loss and gradients of a small model in both formats; with any number of threads the same
+// bits.
+static void a_model_in_bf16_is_near_that_in_fp32(void **state) {
+    (void)state;
+    enum { B = 3, T = 29, RUNS = 3 };
+    const Precision precisions[RUNS] = {PRECISION_FP32, PRECISION_BF16, PRECISION_BF16};
+    GptNeoConfig config;
+    ParameterTable table;
+    Error error;
+    float losses[RUNS], *parameters, *gradients[RUNS];
+    int32_t tokens[B * T], targets[B * T];
+    assert_true(gpt_neo_config_find("tiny", &config, &error));
+    gpt_neo_parameter_table(&config, &table);
+    parameters = (float *)malloc(table.parameter_count * sizeof(float));
+    for (int i = 0; i < B * T; i++) {
+        tokens[i] = (int32_t)(random_uniform(&test_random) * config.vocabulary);
+        targets[i] = (int32_t)(random_uniform(&test_random) * config.vocabulary);
+    }
+    for (int run = 0; run < RUNS; run++) {
+        GptNeo model;
+        Arena arena;
+        GptNeoSettings settings = gpt_neo_on_cpu(B, T, run + 1);
+        Stream stream = stream_in(precisions[run], run + 1);
+        memset(&arena, 0, sizeof arena);
+        settings.precision = precisions[run];
+        settings.given_weights = false;
+        gpt_neo_reserve(&model, &arena, &config, &settings);
+        assert_true(arena_commit(&arena, &error));
+        if (run == 0) { gpt_neo_initialize(&table, 3, stream.pool, parameters); }
+        gradients[run] = (float *)calloc(table.parameter_count, sizeof(float));
+        losses[run] =
+            gpt_neo_loss_and_gradients(&model, &stream, parameters, gradients[run], tokens, targets, NULL);
+        arena_release(&arena);
+        thread_pool_destroy(stream.pool);
+    }
+    assert_close((double)losses[1], (double)losses[0], 2e-3, "loss");
+    assert_true(losses[1] == losses[2]);
+    assert_memory_equal(gradients[1], gradients[2], table.parameter_count * sizeof(float));
+    for (int t = 0; t < table.count; t++) {
+        const ParameterInfo *entry = &table.entries[t];
+        double squares = 0, differences = 0;
+        for (size_t i = entry->offset; i < entry->offset + entry->count; i++) {
+            double difference = (double)gradients[1][i] - (double)gradients[0][i];
+            squares += (double)gradients[0][i] * (double)gradients[0][i];
+            differences += difference * difference;
+        }
+        if (!(sqrt(differences) <= 0.03 * sqrt(squares) + 1e-9)) {
+            fail_msg("gradient of %s: off by %.3f of its norm", entry->name, sqrt(differences / squares));
+        }
+    }
+    for (int run = 0; run < RUNS; run++) { free(gradients[run]); }
+    free(parameters);
+    parameter_table_free(&table);
+}
+
+int main(void) {
+    test_random.state = 16;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(products_are_rounded_once),
+        cmocka_unit_test(the_plain_loops_are_those_of_the_library),
+        cmocka_unit_test(layernorms_round_what_they_store),
+        cmocka_unit_test(gelus_round_what_they_store),
+        cmocka_unit_test(embeddings_are_rounded_once),
+        cmocka_unit_test(losses_are_exact_and_their_gradients_rounded_once),
+        cmocka_unit_test(attention_is_rounded_once),
+        cmocka_unit_test(a_model_in_bf16_is_near_that_in_fp32),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -37,6 +37,10 @@ static inline bool sample_run(Sample *sample, const GptNeoConfig *config, Thread
     memset(&arena, 0, sizeof arena);
     here.pool = pool;
     bool good = text_codec_encode(&sample->codec, options->prompt, &prompt, error);
+    if (good && prompt.count > (size_t)config->positions) {
+        good = error_set(error, "the prompt has %zu tokens, and the model %d positions: shorten --prompt",
+                         (size_t)prompt.count, config->positions);
+    }
     if (good) { sampler_reserve(&sample->sampler, &arena, config, threads); }
     good = good && arena_commit(&arena, error);
     if (good) {
@@ -48,10 +52,16 @@ static inline bool sample_run(Sample *sample, const GptNeoConfig *config, Thread
                (long long)options->top_k,
                sample->codec.kind == TEXT_CODEC_IDS ? ": token ids, for there is no tokenizer" : "",
                options->prompt);
-        sampler_generate(&sample->sampler, &here, sample->parameters, prompt.ids, (int)prompt.count, output,
-                         count, options->temperature, (int)options->top_k, &random, &listener);
+        int written =
+            sampler_generate(&sample->sampler, &here, sample->parameters, prompt.ids, (int)prompt.count,
+                             output, count, options->temperature, (int)options->top_k, &random, &listener);
         text_codec_print(&sample->codec, 0, true, stdout);
         printf("\n");
+        // The last token of a text that fills all positions stands behind them.
+        if (written < count && (int)prompt.count + written > config->positions) {
+            printf("\n(ends after %d of %d tokens: the model has %d positions, the prompt included)\n",
+                   written, count, config->positions);
+        }
         free(output);
     }
     arena_release(&arena);

@@ -1123,6 +1123,31 @@ static void a_run_stands_for_its_newest_checkpoint(void **state) {
     }
 }
 
+static void save_one(Stage *stage, const char *options) {
+    Training training = training_start(stage, 0, options);
+    json_decref(training_finish(stage, &training));
+    shell(stage, "rm -rf SAVED && cp -r %s/checkpoints/step-24 SAVED && mkdir -p empty", training.out);
+}
+
+// The model has 16 positions, and a token is a byte.
+static void a_text_longer_than_the_model_is_said(void **state) {
+    Stage *stage = stage_of(state);
+    static const char arguments[] = "sample --from SAVED --sample-tokens 600 --prompt ";
+    static const char *const cases[][2] = {
+        {"0123456789abcde", "ends after 2 of 600"},
+        {"0123456789abcdef", "ends after 1 of 600"},
+        {"0123456789abcdefg", "the prompt has 17 tokens, and the model 16 positions"},
+    };
+    save_one(stage, "--optimizer ddp");
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char command[128];
+        snprintf(command, sizeof command, "%s%s", arguments, cases[i][0]);
+        Outcome outcome = program_run(stage, 0, command);
+        outcome_check(&outcome, i == 2 ? 2 : 0, command);
+        text_check(i == 2 ? outcome.errors : outcome.output, cases[i][1], command);
+    }
+}
+
 // What --resume takes is all that counts, and the run says so.
 static void a_start_beside_a_checkpoint_is_said_to_be_unused(void **state) {
     Stage *stage = stage_of(state);
@@ -1185,12 +1210,6 @@ static void a_directory_has_one_run_at_a_time(void **state) {
     Training second = auto_start(stage, 0, "shared", "");
     json_decref(training_finish(stage, &second));
     shell(stage, "[ ! -e shared/lock ]");
-}
-
-static void save_one(Stage *stage, const char *options) {
-    Training training = training_start(stage, 0, options);
-    json_decref(training_finish(stage, &training));
-    shell(stage, "rm -rf SAVED && cp -r %s/checkpoints/step-24 SAVED && mkdir -p empty", training.out);
 }
 
 static void mistakes_are_refused(void **state) {
@@ -1377,6 +1396,7 @@ int main(int argc, char **argv) {
         CHECKPOINT_TEST(a_model_of_others_begins_a_run),
         CHECKPOINT_TEST(a_run_stands_for_its_newest_checkpoint),
         CHECKPOINT_TEST(a_start_beside_a_checkpoint_is_said_to_be_unused),
+        CHECKPOINT_TEST(a_text_longer_than_the_model_is_said),
         CHECKPOINT_TEST(mistakes_are_refused),
         CHECKPOINT_TEST(hostile_manifests_are_refused),
     };

@@ -265,11 +265,14 @@ static int finish_run(Run *run, bool saved) {
             printf("not saved  as --save-every never asks: there is no checkpoint\n");
         }
         print_files(run);
-        log_close(&run->log);
-        log_close(&run->curves);
+        Error error = {""};
         if (!saved) {
             fprintf(stderr, "train_gpt: the end of this run is not on disk: the reason is printed above\n");
+        } else if (!flush_logs(run, &error)) {
+            fprintf(stderr, "train_gpt: %s: its last lines are lost; the model is saved\n", error.text);
         }
+        log_close(&run->log);
+        log_close(&run->curves);
     }
     return !saved ? EXIT_SYSTEM_FAILURE : s->stop_agreed ? EXIT_ASKED_TO_STOP : 0;
 }

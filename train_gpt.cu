@@ -339,5 +339,7 @@ int main(int argc, char **argv) {
     case COMMAND_HELP_MARKDOWN: options_print_markdown(stdout); break;
     case COMMAND_VERSION: print_build_facts(stdout); break;
     }
-    exit(exit_code); // nobody frees the run: the thread that waits for signals reads it to the end
+    // Otherwise the thread that waits for signals reads it to the end.
+    if (run->signal_watch.transport == NULL) { free(run); }
+    exit(exit_code);
 }

@@ -235,12 +235,25 @@ static void write_trace(Run *run) {
     }
 }
 
+// Rank 0. Lines that still wait for space are lost.
+static void close_logs(Run *run) {
+    Error error = {""};
+    if (!flush_logs(run, &error)) {
+        fprintf(stderr, "train_gpt: %s: its last lines are lost\n", error.text);
+    }
+    log_close(&run->log);
+    log_close(&run->curves);
+}
+
 // Checks and describes the result. saved: whether it is on disk. Returns the exit code.
 static int finish_run(Run *run, bool saved) {
     Scheduler *s = &run->scheduler;
     scheduler_settle(s);
     write_trace(run); // of a failed run too: it shows what led to that
-    if (s->failed) { return EXIT_SYSTEM_FAILURE; }
+    if (s->failed) {
+        if (run_is_main(run)) { close_logs(run); }
+        return EXIT_SYSTEM_FAILURE;
+    }
     // Stopped workers of a local rule may each hold parameters of their own; the
     // committed ones are the same everywhere.
     const void *weights = borrow_committed_weights(s, run->rule);
@@ -265,8 +278,7 @@ static int finish_run(Run *run, bool saved) {
             printf("not saved  as --save-every never asks: there is no checkpoint\n");
         }
         print_files(run);
-        log_close(&run->log);
-        log_close(&run->curves);
+        close_logs(run);
         if (!saved) {
             fprintf(stderr, "train_gpt: the end of this run is not on disk: the reason is printed above\n");
         }
@@ -336,5 +348,7 @@ int main(int argc, char **argv) {
     case COMMAND_HELP_MARKDOWN: options_print_markdown(stdout); break;
     case COMMAND_VERSION: print_build_facts(stdout); break;
     }
-    exit(exit_code); // nobody frees the run: the thread that waits for signals reads it to the end
+    // Otherwise the thread that waits for signals reads it to the end.
+    if (run->signal_watch.transport == NULL) { free(run); }
+    exit(exit_code);
 }

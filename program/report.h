@@ -9,12 +9,32 @@
 #include "program/data.h"
 #include "program/setup.h"
 
+// Says when the disk is full, and when it no longer is.
+static inline void print_disk_full(Run *run) {
+    bool full = run->log.held_bytes + run->curves.held_bytes > 0;
+    if (full == run->disk_full) { return; }
+    run->disk_full = full;
+    terminal_clear(&run->terminal);
+    printf("%7lld %s\n", (long long)run->scheduler.optimizer.commits,
+           full ? "the disk of --out is full: training goes on, and the log waits in memory for space"
+                : "there is space on the disk again: the log is whole");
+    fflush(stdout);
+}
+
 // Ends the job where rank 0 could not write one of its files.
 static inline void check_written(Run *run, bool written, const Error *error) {
     if (!written) {
         transport_fail(&run->transport, "%s: free some space or choose another --out; the model is lost",
                        error->text);
     }
+    print_disk_full(run);
+}
+
+// Writes the lines that wait for space. False with an error: there is none.
+static inline bool flush_logs(Run *run, Error *error) {
+    bool flushed = log_flush(&run->log, error) && log_flush(&run->curves, error);
+    print_disk_full(run);
+    return flushed;
 }
 
 // Appends an event to the log; releases it.

@@ -75,6 +75,7 @@ typedef struct Run {
     char tokenizer[RUN_PATH_SIZE + 16]; // with --resume: a copy of the tokenizer, for the next checkpoints
     RunLock lock;                       // on it
     Log log, curves;                    // log.jsonl and progress.tsv
+    bool disk_full;                     // lines of them wait for space
     Terminal terminal;
     ReportWindow window;
     SchedulerSeen seen;

@@ -133,6 +133,8 @@ static inline void start_run(Run *run, const Hello *hellos) {
     terminal_open(&run->terminal, stdout);
     print_start(run);
     log_start(run, hellos);
+    log_be_patient(&run->log);
+    log_be_patient(&run->curves);
 }
 
 #endif

@@ -9,6 +9,7 @@
 #include "test/fleet.h"
 
 #include <dirent.h>
+#include <sys/mount.h>
 
 enum { COMMITS = 24 }; // that base.txt trains for: of two micro-batches each, on one rank
 
@@ -977,6 +978,52 @@ static void a_full_disk_costs_the_new_checkpoint_only(void **state) {
     assert_int_equal(strlen(print.text), 16);
 }
 
+// Whether a run prints `wanted` within a minute.
+static bool prints(Stage *stage, const Training *training, const char *wanted) {
+    double until = program_clock() + 60;
+    while (strstr(stage_read_text(stage, training->program.output_path), wanted) == NULL) {
+        if (program_clock() > until) { return false; }
+        program_pause(0.01);
+    }
+    return true;
+}
+
+// A disk of its own is full for a while, so that the log does not fit either: the run goes
+// on, and in the end no line is missing.
+static void a_disk_that_is_full_for_a_while_costs_no_line_of_the_log(void **state) {
+    Stage *stage = stage_of(state);
+    char path[STAGE_PATH_SIZE];
+    pid_t pids[1];
+    shell(stage, "mkdir small");
+    if (mount("none", stage_path(stage, "small", path), "tmpfs", 0, "size=4m") != 0) {
+        print_message("no file system can be mounted here: left out\n");
+        skip();
+    }
+    Training training = auto_start(stage, 0, "small/run",
+                                   "--tokens 1G --report-every 1 --save-every 2 --slow-rank 0 --slow-ms 10");
+    wait_for_events(stage, &training, "checkpoint", 1, pids);
+    shell(stage, "cat /dev/zero > small/ballast 2> cat-says.txt || true");
+    bool full = prints(stage, &training, "the disk of --out is full: training goes on") &&
+                prints(stage, &training, " no checkpoint: ");
+    shell(stage, "rm small/ballast");
+    bool free_again = prints(stage, &training, "there is space on the disk again: the log is whole");
+    kill(pids[0], SIGTERM);
+    Outcome outcome = program_finish(stage, &training.program);
+    json_t *events = log_read(stage, "small/run"), *report;
+    shell(stage, "grep -c '^[0-9].*[^n]$' small/run/progress.tsv > rows.txt");
+    assert_int_equal(umount2(path, MNT_DETACH), 0);
+    assert_true(full && free_again);
+    outcome_check(&outcome, 75, training.what);
+    int count = 0;
+    while ((report = log_event_of(events, "report", count)) != NULL) {
+        count++;
+        assert_true(log_number(report, "commit") == count);
+    }
+    assert_true(count > 2 && log_number(log_event_of(events, "end", -1), "commit") == count);
+    assert_int_equal(atoi(file_read(stage_path(stage, "rows.txt", path))), count);
+    json_decref(events);
+}
+
 static void a_folder_that_cannot_be_made_costs_only_checkpoints(void **state) {
     Stage *stage = stage_of(state);
     shell(stage, "mkdir blocked && : > blocked/checkpoints");
@@ -1388,6 +1435,7 @@ int main(int argc, char **argv) {
         CHECKPOINT_TEST(a_killed_run_goes_on),
         CHECKPOINT_TEST(a_run_that_lost_a_rank_goes_on),
         CHECKPOINT_TEST(a_full_disk_costs_the_new_checkpoint_only),
+        CHECKPOINT_TEST(a_disk_that_is_full_for_a_while_costs_no_line_of_the_log),
         CHECKPOINT_TEST(a_folder_that_cannot_be_made_costs_only_checkpoints),
         CHECKPOINT_TEST(one_rank_without_room_is_named),
         CHECKPOINT_TEST(some_checkpoints_are_kept),

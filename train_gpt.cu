@@ -81,6 +81,13 @@ static void validate_exchange_task(void *context, Stream *stream) {
     free(all);
 }
 
+// Rank 0: a validation that takes long shows how far it is.
+static void show_validation(Run *run, int64_t done, int64_t batches, double began) {
+    double now = clock_seconds();
+    Progress progress = {"validation, ", "batches", done, batches, now - began, QUIET_SECONDS};
+    if (run_is_main(run) && now - began >= 1) { terminal_bar(&run->terminal, &progress, now); }
+}
+
 // The mean loss of the committed parameters over the predicted tokens of the held-out
 // batches, and that of a perfect model, on all ranks. The batches are dealt out to the
 // ranks in turn. False: a rank was asked to stop, and all have left it unfinished.
@@ -96,6 +103,7 @@ static bool validate(Run *run) {
         if (sum.batch < batches) { scheduler_call(s, s->compute, validate_task, &sum); }
         scheduler_call(s, s->communication, validate_agree_task, &sum);
         stopped = s->stop_agreed && first + run->transport.size < batches;
+        show_validation(run, int64_min(first + run->transport.size, batches), batches, began);
     }
     return_committed(s, sum.parameters);
     if (!stopped) {
@@ -134,7 +142,9 @@ static void follow_commits(Run *run, bool last) {
         if (validate(run) && run_is_main(run)) { report_validation(run); }
     }
     if (run_is_main(run)) {
-        terminal_bar(&run->terminal, tokens_done(run), options->tokens, training_seconds(run));
+        Progress progress = {
+            "", "tokens", tokens_done(run), options->tokens, training_seconds(run), QUIET_TRAINING_SECONDS};
+        terminal_bar(&run->terminal, &progress, clock_seconds());
     }
 }
 
@@ -189,6 +199,7 @@ static void meet_ranks(Run *run) {
     if (!transport_open(&run->transport, &error)) { exit_user_mistake(&error); }
     run->signal_watch.transport = &run->transport;
     signal_watch_prepare(&run->signal_watch);
+    terminal_open(&run->terminal, stdout);
 }
 
 // Decides what a rank can decide by itself: device, model, rates, data.

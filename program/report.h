@@ -261,7 +261,7 @@ static inline void report_validation(Run *run) {
     double loss = run->validation_loss, perfect = run->perfect_validation_loss;
     Error error = {""};
     terminal_clear(&run->terminal);
-    printf("%7lld validation loss %.4f", (long long)commit, loss);
+    printf("%6lld validation loss %.4f", (long long)commit, loss);
     if (isfinite(perfect)) { printf(", a perfect model has %.4f", perfect); }
     printf("\n");
     fflush(stdout);

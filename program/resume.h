@@ -86,12 +86,12 @@ static inline void report_checkpoint(Run *run, const SavedReport *report, double
     if (!run_is_main(run)) { return; }
     terminal_clear(&run->terminal);
     if (!saved) {
-        printf("%7lld no checkpoint: %s\n", (long long)report->commit, error->text);
+        printf("%6lld no checkpoint: %s\n", (long long)report->commit, error->text);
     } else if (report->seconds > 0) {
-        printf("%7lld checkpoint in %.1f s, %.1f s of it beside training\n", (long long)report->commit,
+        printf("%6lld checkpoint in %.1f s, %.1f s of it beside training\n", (long long)report->commit,
                waited + report->seconds, report->seconds);
     } else {
-        printf("%7lld checkpoint in %.1f s\n", (long long)report->commit, waited);
+        printf("%6lld checkpoint in %.1f s\n", (long long)report->commit, waited);
     }
     fflush(stdout);
     report_event(run,
@@ -366,7 +366,7 @@ static inline bool roll_back(Run *run) {
     continue_reports(run, training_seconds(run));
     run->checkpointed.saved_commit = -1; // the checkpoint on disk does not know of the rollback
     if (!run_is_main(run)) { return true; }
-    printf("%7lld back to the checkpoint of %s %lld, rollback %.0f; on with new data\n", (long long)from,
+    printf("%6lld back to the checkpoint of %s %lld, rollback %.0f; on with new data\n", (long long)from,
            step_name(run), (long long)commit, rollbacks);
     fflush(stdout);
     report_event(run, json_pack("{s:s, s:I, s:I, s:o}", "event", "rollback", "from", (json_int_t)from,

@@ -130,7 +130,7 @@ static inline void start_run(Run *run, const Hello *hellos) {
     choose_by_measurement(run);
     transport->bytes_sent = transport->bytes_sent_outside = 0; // what training sends, not what led up to it
     if (!run_is_main(run)) { return; }
-    terminal_open(&run->terminal, stdout);
+    run->terminal.knows_perfect = run->data.builtin;
     print_start(run);
     log_start(run, hellos);
 }

@@ -94,7 +94,7 @@ static uint8_t *make_shard(const Stage *stage, const Text *texts, int count, int
     Tokenizer tokenizer = open_tokenizer();
     ThreadPool *pool = thread_pool_create(threads, false);
     stage_path(stage, "made.bin", path);
-    if (!text_shard_write(path, texts, count, &tokenizer, pool, counts, &error)) {
+    if (!text_shard_write(path, texts, count, &tokenizer, pool, NULL, counts, &error)) {
         fail_msg("%s", error.text);
     }
     Text made = map_text(path);

@@ -124,8 +124,8 @@ static bool is_due(int64_t before, int64_t now, int64_t every) {
     return every > 0 && now / every > before / every;
 }
 
-// Looks at the commits since the last call: reports, validates and redraws the bar where
-// that is due. last: training ends here, so everything is due.
+// Looks at the commits since the last call: reports, validates, samples and redraws the
+// bar where that is due. last: training ends here, so everything is due.
 static void follow_commits(Run *run, bool last) {
     const Options *options = &run->options;
     const Scheduler *s = &run->scheduler;
@@ -141,6 +141,7 @@ static void follow_commits(Run *run, bool last) {
     if (options->val_batches > 0 && (last || is_due(before, now, options->val_every))) {
         if (validate(run) && run_is_main(run)) { report_validation(run); }
     }
+    if (!last && !s->stop_agreed && is_due(before, now, options->sample_every)) { print_sample(run, false); }
     if (run_is_main(run)) {
         Progress progress = {
             "", "tokens", tokens_done(run), options->tokens, training_seconds(run), QUIET_TRAINING_SECONDS};
@@ -212,8 +213,7 @@ static void choose_alone(Run *run) {
     bool good = placement_choose_device(placement, options, transport->local_rank, false, &error) &&
                 placement_choose_precision(placement, options, &error) &&
                 launch_check_copies(transport->size, transport_has_mpi(), getenv, &error) &&
-                choose_model(run, &error) && choose_rates(run, &error) &&
-                options_check_ranks(options, transport->size, run->T, &error) && open_data(run, &error) &&
+                choose_model(run, &error) && open_data(run, &error) && choose_length(run, &error) &&
                 check_tokenizer(run, &error);
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
 }
@@ -269,9 +269,10 @@ static int finish_run(Run *run, bool saved) {
                    run->directory, saved ? "" : ", from an earlier checkpoint");
         } else if (s->stop_agreed) {
             printf("stopped    because it was asked to\n");
-        } else if (!run->nothing_left) {
-            print_sample(run);
         }
+    }
+    if (!s->stop_agreed && !run->nothing_left) { print_sample(run, true); }
+    if (run_is_main(run)) {
         if (run->save_times.never) {
             printf("not saved  as --save-every never asks: there is no checkpoint\n");
         }
@@ -295,9 +296,6 @@ static void release_run(Run *run) {
     free(run->decay_ranges);
     data_loader_close(&run->data);
     if (has_validation_data(run)) { data_loader_close(&run->validation_data); }
-    // Rank 0 may still be printing a long sample. The barrier sleeps while it waits for
-    // that; MPI_Finalize would spin.
-    if (!run->scheduler.stop_agreed) { run->transport.timeout_seconds = 1e6; }
     transport_barrier(&run->transport, "end");
     run_lock_release(&run->lock);
     placement_close(&run->placement);

@@ -9,7 +9,7 @@
 #define ACCO_PROGRAM_DATA_H
 
 #include "checkpoint/hf_model.h"
-#include "program/agreement.h"
+#include "program/setup.h"
 #include "tokenizer/text_codec.h"
 #include "tokenizer/text_shard.h"
 
@@ -310,8 +310,10 @@ static inline void tokenize_data(Run *run) {
                                paths[i])
                    : data_loader_open(loader, &request, &error);
     }
-    good = good && data_loader_require(&run->data, transport->size, run->B, &error);
+    good = good && data_loader_require(&run->data, transport->size, run->B, &error) &&
+           choose_length(run, &error);
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
+    choose_schedule(run, &run->scheduler.settings);
 }
 
 // ---------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@
 #define ACCO_PROGRAM_REPORT_H
 
 #include "program/data.h"
+#include "program/run_directory.h"
 #include "program/setup.h"
 
 // Ends the job where rank 0 could not write one of its files.
@@ -29,17 +30,19 @@ static inline void report_event(Run *run, json_t *event) {
 // What goes into a commit, and how the learning rate moves.
 static inline void print_batch(const Run *run) {
     const Options *options = &run->options;
-    char text[NUMBER_TEXT_SIZE], total[NUMBER_TEXT_SIZE];
+    char text[NUMBER_TEXT_SIZE], total[NUMBER_TEXT_SIZE], epochs[48] = "";
+    double epoch = tokens_per_epoch(run);
+    if (epoch > 0) { snprintf(epochs, sizeof epochs, " (%.4g epochs)", (double)options->tokens / epoch); }
     int ranks = run->transport.size;
     const char *commit = step_name(run);
     // Such a rule ends with a commit of what was computed beside the last one.
     bool drains = run->rule->kind == RULE_OVERLAPPED && run->rule->finish != NULL;
     printf("batch      %lld micro-batches over %d rank%s x %d sequence%s x %d tokens = %s tokens per %s%s; "
-           "%s tokens are %lld %ss%s\n",
+           "%s tokens%s are %lld %ss%s\n",
            (long long)nominal_micro_batches(run), ranks, ranks == 1 ? "" : "s", run->B,
            run->B == 1 ? "" : "s", run->T, human_count((double)nominal_tokens_per_commit(run), text), commit,
            run->scheduler.settings.adaptive ? " or more (auto: as many as fit beside the communication)" : "",
-           human_count((double)options->tokens, total), (long long)nominal_commits(run), commit,
+           human_count((double)options->tokens, total), epochs, (long long)nominal_commits(run), commit,
            drains ? ", and one more for the gradients under way at the end" : "");
     if (run->bucket_reason[0] != '\0') {
         const Layout *layout = &run->scheduler.layout;
@@ -168,15 +171,18 @@ static inline void log_start(Run *run, const Hello *hellos) {
                             json_integer((json_int_t)arena_class_bytes(&run->arena, (MemoryClass)i)));
     }
     json_object_set_new(memory, "total", json_integer((json_int_t)run->arena.bytes));
-    char exchange[64];
+    char exchange[64], model[64];
+    double epoch = tokens_per_epoch(run);
+    run_directory_model_name(options_model(&run->options), model);
     transport_sum_order(&run->transport, exchange, sizeof exchange);
-    report_event(run,
-                 json_pack("{s:s, s:s, s:I, s:s, s:s, s:I, s:I, s:o, s:o, s:o, s:o}", "event", "start",
-                           "version", ACCO_VERSION, "time", (json_int_t)time(NULL), "transport",
-                           run->transport.link.name, "exchange", exchange, "parameters",
-                           (json_int_t)run->table.parameter_count, "bucket_bytes",
-                           (json_int_t)run->scheduler.settings.bucket, "measured", log_text(run->rule_reason),
-                           "ranks", ranks, "memory", memory, "options", options_as_json(&run->options)));
+    report_event(run, json_pack("{s:s, s:s, s:I, s:s, s:s, s:o, s:I, s:o, s:I, s:o, s:o, s:o, s:o}", "event",
+                                "start", "version", ACCO_VERSION, "time", (json_int_t)time(NULL), "transport",
+                                run->transport.link.name, "exchange", exchange, "model", log_text(model),
+                                "parameters", (json_int_t)run->table.parameter_count, "epochs",
+                                log_real(epoch > 0 ? (double)run->options.tokens / epoch : (double)NAN),
+                                "bucket_bytes", (json_int_t)run->scheduler.settings.bucket, "measured",
+                                log_text(run->rule_reason), "ranks", ranks, "memory", memory, "options",
+                                options_as_json(&run->options)));
 }
 
 // ---------------------------------------------------------------------------------------

@@ -208,12 +208,14 @@ static inline json_t *resumed_manifest(const Run *run) {
 }
 
 // Whether a resumed run has all options that matter as they were, but for those that a
-// run chooses by a measurement.
+// run chooses by a measurement, and for tokens that are still to be counted.
 static inline bool others_are_unchanged(const Run *run, const json_t *before, const json_t *now) {
     for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
         const char *name = option_table[i].name;
         const json_t *old = json_object_get(before, name), *new_value = json_object_get(now, name);
-        if (option_table[i].effect == MEASURED || json_equal(old, new_value)) { continue; }
+        bool uncounted =
+            run->options.epochs > 0 && (strcmp(name, "tokens") == 0 || strcmp(name, "warmup") == 0);
+        if (option_table[i].effect == MEASURED || uncounted || json_equal(old, new_value)) { continue; }
         if (option_change_matters(run, name, old, new_value)) { return false; }
     }
     return true;

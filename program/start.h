@@ -26,7 +26,7 @@ static inline void open_run_directory(Run *run) {
     if (run_is_main(run)) {
         bool resumes = strcmp(run->options.resume, "auto") == 0;
         made = (run->options.trace[0] == '\0' || trace_path_check(run->options.trace, &error)) &&
-               run_directory_create(run->options.out, run->options.model, run->rule->name, resumes,
+               run_directory_create(run->options.out, options_model(&run->options), run->rule->name, resumes,
                                     run->directory, &error) &&
                run_lock_take(&run->lock, run->directory, run->transport.host, RUN_LOCK_PATIENCE, &error);
     }

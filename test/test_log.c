@@ -155,8 +155,18 @@ static void test_directories_are_numbered(void **state) {
     assert_string_equal(path, "runs/my-gpt-ddp-1");
     static const struct {
         const char *model, *name;
-    } cases[] = {{"125M", "125M"}, {"a/b.json", "b"}, {"a/b/", "b"},  {"config.json", "config"},
-                 {"/", "model"},   {"..", "model"},   {"a\nb", "a-b"}};
+    } cases[] = {{"125M", "125M"},
+                 {"a/b.json", "b"},
+                 {"a/b/", "b"},
+                 {"config.json", "config"},
+                 {"/", "model"},
+                 {"..", "model"},
+                 {"a\nb", "a-b"},
+                 {"runs/a-1/checkpoints/step-20/model", "a-1"},
+                 {"step-20/model/", "step-20"},
+                 {"a/step-2x", "step-2x"},
+                 {"model", "model"},
+                 {"hub/gpt-neo-125M/", "gpt-neo-125M"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char name[64];
         run_directory_model_name(cases[i].model, name);

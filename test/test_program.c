@@ -6,6 +6,8 @@
 //   Rules            every option of a rule has an effect; ranks may do unequal work
 //   Wire formats     every format trains, and sends as many bytes as it promises
 //   Validation       is done on the parameters that the run would end with
+//   Samples          are written by the committed parameters, and are in the log
+//   Length           epochs are another way to write tokens
 //   Learning         the built-in corpus is learned, and so is a text file
 //   Traces           --trace and the reports say the same; a slow rank holds nobody up
 //   Logs             every commit is counted, in JSON and as a table
@@ -50,7 +52,8 @@ static void check_learned(const Fleet *fleet, int i) {
     }
 }
 
-// Overlap, threads and random delays change the time of a run, but not its result.
+// Overlap, threads, random delays and samples change the time of a run, but not its
+// result.
 static void any_order_gives_the_same_bits(void **state) {
     const Scene *scene = (Scene *)*state;
     const RuleCase *rule = scene->rule;
@@ -63,6 +66,7 @@ static void any_order_gives_the_same_bits(void **state) {
         fleet_start(fleet, 2, "--lr 0.01 %s --threads 2", rule->options);
         fleet_start(fleet, 2, "--lr 0.01 %s --overlap off", rule->options);
         fleet_start(fleet, 2, "--lr 0.01 %s --chaos-ms %d", rule->options, rule->chaos_ms);
+        fleet_start(fleet, 2, "--lr 0.01 %s --sample-every 2 --sample-tokens 9", rule->options);
     }
     fleet_finish(fleet);
     for (int i = 0; i < fleet->count; i++) {
@@ -379,6 +383,76 @@ static void validation_is_of_the_outer_parameters(void **state) {
     double before = fleet_number(fleet, streaming, "report", 0, "loss"),
            after = fleet_number(fleet, streaming, "report", -1, "loss");
     if (!(after < before - 0.3)) { fail_msg("the workers stood still too: %g, %g", before, after); }
+}
+
+// ---------------------------------------------------------------------------------------
+// Samples
+
+// In the log, what is not UTF-8 is replaced.
+static void check_printed(const char *output, const char *text, const char *what) {
+    json_t *clean = log_text(output);
+    text_check(json_string_value(clean), text, what);
+    json_decref(clean);
+}
+
+// A sample during training is that of the checkpoint of the same commit, whatever the
+// rule computes with between two commits and wherever the parameters are.
+static void samples_are_of_the_committed_parameters(void **state) {
+    enum { RUNS = 5, EVERY = 3 };
+    static const int rules[RUNS] = {ZERO1, ACCO_WP, ACCO, CO2, STREAMING_DILOCO};
+    static const char *const sampling =
+        "--sample-tokens 40 --temperature 1 --top-k off --prompt 'A small ' --seed 7";
+    Stage *stage = stage_with_ranks(state);
+    Fleet *fleet = fleet_new(stage);
+    for (int i = 0; i < RUNS; i++) {
+        fleet_start(fleet, 2, "%s --lr 0.01 --data text.txt --save-every %d --keep 100 --sample-every %d %s",
+                    rule_cases[rules[i]].options, EVERY, EVERY, sampling);
+    }
+    fleet_finish(fleet);
+    for (int i = 0; i < RUNS; i++) {
+        json_t *sample;
+        int count = 0;
+        for (; (sample = log_event_of(fleet->events[i], "sample", count)) != NULL; count++) {
+            char command[STAGE_COMMAND_SIZE];
+            const char *text = json_string_value(json_object_get(sample, "text"));
+            json_t *next = log_event_of(fleet->events[i], "sample", count + 1);
+            if (next != NULL && log_number(next, "commit") == log_number(sample, "commit")) {
+                continue; // what was still under way is now in that checkpoint
+            }
+            snprintf(command, sizeof command, "sample --from %s/checkpoints/step-%d %s --threads 1",
+                     fleet->trainings[i].out, (int)log_number(sample, "commit"), sampling);
+            Outcome outcome = program_run(stage, 0, command);
+            outcome_check(&outcome, 0, command);
+            assert_int_equal(strncmp(text, "A small ", 8), 0);
+            check_printed(outcome.output, text, command);
+            check_printed(fleet_output(fleet, i), text, fleet->trainings[i].what);
+        }
+        if (count < 3) { fail_msg("%s: %d samples", fleet->trainings[i].what, count); }
+    }
+}
+
+// ---------------------------------------------------------------------------------------
+// Length
+
+// Epochs are another way to write tokens, also for a run that goes on.
+static void epochs_are_tokens(void **state) {
+    Stage *stage = stage_of(state);
+    Fleet *fleet = fleet_new(stage);
+    fleet_start(fleet, 0, "--data text.txt --epochs 2");
+    fleet_finish(fleet);
+    text_check(fleet_output(fleet, 0), "tokens (2 epochs) are ", "--epochs 2");
+    json_t *start = log_event_of(fleet->events[0], "start", 0);
+    int64_t tokens = (int64_t)log_number(json_object_get(start, "options"), "tokens");
+    assert_true(tokens > 7000 && tokens % (2 * T) == 0); // of 4200 bytes, less the end
+    assert_true(log_number(start, "epochs") == 2);
+    fleet_start(fleet, 0, "--data text.txt --tokens %lld", (long long)tokens);
+    fleet_start(fleet, 0, "--data text.txt --epochs 2 --resume %s", fleet->trainings[0].out);
+    for (int i = 1; i < 3; i++) { fleet->events[i] = training_finish(stage, &fleet->trainings[i]); }
+    for (int i = 1; i < 3; i++) { fleet->prints[i] = log_fingerprint(fleet->events[i]); }
+    check_same(fleet, 0, 1);
+    check_same(fleet, 0, 2);
+    assert_true(json_is_true(json_object_get(log_event_of(fleet->events[2], "resume", 0), "exact")));
+    text_check(fleet_output(fleet, 2), "nothing is left to do", "--epochs 2 again");
 }
 
 // ---------------------------------------------------------------------------------------
@@ -939,6 +1013,9 @@ static const Refusal refusals[] = {
     {"text too short for a window", BASE "--data ../word.txt", "--seq-len"},
     {"text too short for the batch", BASE "--data ../short.txt --micro-batch 50 --tokens 1M",
      "--micro-batch to"},
+    {"epochs of what is endless", BASE "--epochs 2", "the built-in corpus is endless"},
+    {"epochs less than a commit", BASE "--data ../text.txt --epochs 0.01",
+     "--epochs 0.01: --tokens 40 is less"},
     {"tokens less than a commit", BASE "--tokens 100", "less than one commit"},
     {"out below a file", BASE "--out ../empty.txt/x", "Not a directory"},
     {"out is a file", BASE "--out ../empty.txt", "not a directory"},
@@ -1800,6 +1877,8 @@ int main(int argc, char **argv) {
         PROGRAM_TEST(every_wire_format_sends_what_it_promises),
         PROGRAM_TEST(validation_is_of_the_committed_parameters),
         PROGRAM_TEST(validation_is_of_the_outer_parameters),
+        PROGRAM_TEST(samples_are_of_the_committed_parameters),
+        PROGRAM_TEST(epochs_are_tokens),
         PROGRAM_TEST(the_builtin_corpus_is_learned),
         PROGRAM_TEST(a_text_file_is_learned),
         PROGRAM_TEST(traces_show_what_reports_count),

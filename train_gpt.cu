@@ -169,6 +169,7 @@ static void train_to_target(Run *run) {
         }
         watch_saving_clock(run);
     }
+    if (s->stop_agreed && run_is_main(run) && run->window.has_commits) { report_window(run); }
     if (s->stop_agreed || (rule->finish == NULL && !was_done)) { return; }
     if (rule->finish != NULL) { rule->finish(s); }
     report_spike(run);
@@ -242,7 +243,7 @@ static void write_trace(Run *run) {
     if (!trace_write(&run->scheduler.trace, transport, &run->clock_at_start, &end, run->options.trace,
                      &error)) {
         if (run_is_main(run)) { fprintf(stderr, "train_gpt: there is no trace: %s\n", error.text); }
-        run->options.trace[0] = '\0';
+        run->trace_is_lost = true;
     }
 }
 
@@ -264,26 +265,19 @@ static int finish_run(Run *run, bool saved) {
     }
     if (run_is_main(run)) {
         print_end(run, fingerprint);
-        if (s->stop_agreed && !run->save_times.never) {
-            printf("stopped    because it was asked to; it goes on with --out %s --resume auto%s\n",
-                   run->directory, saved ? "" : ", from an earlier checkpoint");
-        } else if (s->stop_agreed) {
-            printf("stopped    because it was asked to\n");
-        }
+        if (s->stop_agreed) { print_stopped(run, saved); }
     }
     if (!s->stop_agreed && !run->nothing_left) { print_sample(run, true); }
     if (run_is_main(run)) {
-        if (run->save_times.never) {
-            printf("not saved  as --save-every never asks: there is no checkpoint\n");
-        }
         print_files(run);
         log_close(&run->log);
         log_close(&run->curves);
-        if (!saved) {
-            fprintf(stderr, "train_gpt: the end of this run is not on disk: the reason is printed above\n");
-        }
+        print_missing(run, saved);
     }
-    return !saved ? EXIT_SYSTEM_FAILURE : s->stop_agreed ? EXIT_ASKED_TO_STOP : 0;
+    bool lacks = run->trace_is_lost || run->lost_lines > 0;
+    share_from_rank_zero(run, &lacks, sizeof lacks);
+    if (saved && s->stop_agreed) { return EXIT_ASKED_TO_STOP; }
+    return saved && !lacks ? 0 : EXIT_SYSTEM_FAILURE;
 }
 
 static void release_run(Run *run) {

@@ -247,15 +247,15 @@ typedef struct Terminal {
     int columns;        // width of the screen
     int reports;        // printed so far
     double bar_seconds; // when the bar was last drawn
-    double quiet_since; // where nobody looks: when the latest line was noticed; -1: not yet
+    double quiet_since; // where nobody looks: since when; -1: not known yet
 } Terminal;
 
 // How far something long has come.
 typedef struct Progress {
-    const char *what, *unit; // as "validation, " and "batches"; what: "" for training itself
+    const char *what, *unit; // as "validation, " and "batches"; "" and "tokens"
     int64_t done, total;
     double seconds; // that it took so far
-    double silence; // where nobody looks: seconds without a line after which one is printed
+    double silence; // where nobody looks: seconds of it after which a line is printed
 } Progress;
 
 // Whether a person sees what is written to `stream`, on a screen that can go back in a

@@ -9,19 +9,35 @@
 #include "program/data.h"
 #include "program/run_directory.h"
 #include "program/setup.h"
+#include "runtime/names.h"
 
-// Ends the job where rank 0 could not write one of its files.
-static inline void check_written(Run *run, bool written, const Error *error) {
-    if (!written) {
-        transport_fail(&run->transport, "%s: free some space or choose another --out; the model is lost",
-                       error->text);
-    }
+#define EXPOSED_SHARE 0.3 // of the time: more is worth a hint
+
+// ---------------------------------------------------------------------------------------
+// A log that cannot be written: training goes on, as it does without a checkpoint
+
+// Notes whether a line was written, and says once if one was not. So will the exit code.
+static inline void note_written(Run *run, bool written, const Error *error) {
+    if (written || run->lost_lines++ > 0) { return; }
+    terminal_clear(&run->terminal);
+    fprintf(stderr, "train_gpt: %s; training goes on, but the log lacks what cannot be written\n",
+            error->text);
+}
+
+// Before a line is written: says in the log how many before it are not there.
+static inline void log_gap(Run *run) {
+    Error error = {""};
+    if (run->lost_lines == run->told_lines) { return; }
+    json_t *gap =
+        json_pack("{s:s, s:I}", "event", "gap", "lines", (json_int_t)(run->lost_lines - run->told_lines));
+    if (log_event(&run->log, gap, &error)) { run->told_lines = run->lost_lines; }
 }
 
 // Appends an event to the log; releases it.
 static inline void report_event(Run *run, json_t *event) {
     Error error = {""};
-    check_written(run, log_event(&run->log, event, &error), &error);
+    log_gap(run);
+    note_written(run, log_event(&run->log, event, &error), &error);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -201,6 +217,7 @@ static inline void window_add_commit(Run *run) {
     sum->compute_seconds += commit->compute_seconds;
     sum->communication_seconds += commit->communication_seconds;
     sum->exposed_seconds += commit->exposed_seconds;
+    run->exposed_seconds += commit->exposed_seconds;
 }
 
 // Begins a new window behind the latest report, after `seconds` seconds of training.
@@ -258,7 +275,8 @@ static inline void report_window(Run *run) {
     Error error = {""};
     terminal_report(&run->terminal, &report);
     note_unwritten(run);
-    check_written(run, progress_log_report(&run->log, &run->curves, &report, &error), &error);
+    log_gap(run);
+    note_written(run, progress_log_report(&run->log, &run->curves, &report, &error), &error);
 }
 
 // Prints and logs the latest validation.
@@ -271,14 +289,44 @@ static inline void report_validation(Run *run) {
     if (isfinite(perfect)) { printf(", a perfect model has %.4f", perfect); }
     printf("\n");
     fflush(stdout);
-    check_written(run,
-                  progress_log_validation(&run->log, &run->curves, commit, tokens_done(run),
-                                          training_seconds(run), loss, perfect, &error),
-                  &error);
+    log_gap(run);
+    note_written(run,
+                 progress_log_validation(&run->log, &run->curves, commit, tokens_done(run),
+                                         training_seconds(run), loss, perfect, &error),
+                 &error);
 }
 
 // ---------------------------------------------------------------------------------------
 // The end
+
+// What may help a run of this rule that waits for communication, as a list of options.
+static inline void describe_remedies(const Run *run, char text[2 * RULE_TEXT]) {
+    const Options *options = &run->options;
+    const Rule *rule = run->rule;
+    const SchedulerSettings *settings = &run->scheduler.settings;
+    bool fine = !wire_is_coarse(settings->wire), library = options->exchange == EXCHANGE_LIBRARY,
+         estimates = option_list_names(option_find("estimate-wire")->rules, rule->name) && !library &&
+                     !wire_is_coarse(settings->estimate_wire);
+    char rules[RULE_TEXT];
+    rule_list(rule->kind == RULE_SYNCHRONOUS ? rule_overlaps : rule_is_local, rules);
+    snprintf(text, 2 * RULE_TEXT, "%s%s%s%s%s%s%s", options->overlap ? "" : "--overlap on, ",
+             settings->adaptive                    ? ""
+             : options->rank_accumulate[0] != '\0' ? "larger numbers in --rank-accumulate, "
+                                                   : "a larger --accumulate, ",
+             settings->wire == WIRE_FP32 ? "--wire bf16, " : "", fine && !library ? "--wire int8, " : "",
+             estimates ? "--estimate-wire int4, " : "",
+             rule->kind == RULE_LOCAL ? "more inner steps between exchanges" : "--optimizer ",
+             rule->kind == RULE_LOCAL ? "" : rules);
+}
+
+// Where much of the time went into communication beside which nothing was computed: what
+// to try. share: of the time.
+static inline void print_exposed(const Run *run, double share) {
+    char remedies[2 * RULE_TEXT];
+    if (!(share > EXPOSED_SHARE)) { return; }
+    describe_remedies(run, remedies);
+    printf("network    %.0f %% of the time only communication ran; to try: %s\n", 100 * share, remedies);
+}
 
 // Prints and logs how training ended. fingerprint: of the parameters, from
 // check_replicas.
@@ -286,6 +334,7 @@ static inline void print_end(Run *run, uint64_t fingerprint) {
     long long commits = (long long)run->scheduler.optimizer.commits;
     double seconds = training_seconds(run),
            tokens = run->scheduler.gradients_done * (double)tokens_per_micro_batch(run);
+    double exposed = run->exposed_seconds / (seconds - run->seconds_before);
     double planned = (double)run->arena.bytes, used = (double)arena_resident_bytes(&run->arena);
     double rate = tokens / seconds * gpt_neo_flops_per_token(&run->config, run->T) / 1e9;
     terminal_clear(&run->terminal);
@@ -297,6 +346,7 @@ static inline void print_end(Run *run, uint64_t fingerprint) {
         printf("\ntrained    %lld %ss, %.0f tokens in %.1f s: %.0f tokens/s, %.1f GFLOP/s over all ranks\n",
                commits, step_name(run), tokens, seconds, tokens / seconds, rate);
     }
+    print_exposed(run, exposed);
     if (!isnan(run->validation_loss)) {
         printf("loss       %.4f nats per token on text it has not seen", run->validation_loss);
         if (isfinite(run->perfect_validation_loss)) { // known where the text comes from a grammar
@@ -309,21 +359,50 @@ static inline void print_end(Run *run, uint64_t fingerprint) {
     printf("parameters fingerprint %016llx, the same on every rank\n", (unsigned long long)fingerprint);
     char text[32];
     snprintf(text, sizeof text, "%016llx", (unsigned long long)fingerprint);
-    report_event(run, json_pack("{s:s, s:s, s:I, s:I, s:o, s:o, s:I, s:I, s:s}", "event", "end", "reason",
-                                run->scheduler.stop_agreed ? "asked to stop" : "done", "commit",
+    report_event(run, json_pack("{s:s, s:s, s:I, s:I, s:o, s:o, s:o, s:I, s:I, s:s}", "event", "end",
+                                "reason", run->scheduler.stop_agreed ? "asked to stop" : "done", "commit",
                                 (json_int_t)commits, "tokens", (json_int_t)tokens, "seconds",
                                 log_real(seconds), "tokens_per_second", log_real(tokens / seconds),
-                                "planned_bytes", (json_int_t)planned, "used_bytes", (json_int_t)used,
-                                "parameters_fingerprint", text));
+                                "exposed_share", log_real(exposed), "planned_bytes", (json_int_t)planned,
+                                "used_bytes", (json_int_t)used, "parameters_fingerprint", text));
+}
+
+// The run's directory as a word of a command line.
+static inline const char *directory_for_shell(const Run *run, char word[4 * RUN_PATH_SIZE + 3]) {
+    return text_for_shell(run->directory, word, 4 * RUN_PATH_SIZE + 3);
+}
+
+// After a run that was asked to stop. saved: whether its end is on disk.
+static inline void print_stopped(const Run *run, bool saved) {
+    char word[4 * RUN_PATH_SIZE + 3];
+    printf("stopped    because it was asked to");
+    if (!run->save_times.never) {
+        printf("; it goes on with --out %s --resume auto%s", directory_for_shell(run, word),
+               saved ? "" : ", from an earlier checkpoint");
+    }
+    printf("\n");
 }
 
 // Where everything is that the run has written.
 static inline void print_files(const Run *run) {
+    char word[4 * RUN_PATH_SIZE + 3];
+    if (run->save_times.never) { printf("not saved  as --save-every never asks: there is no checkpoint\n"); }
     printf("\nlog        %s/log.jsonl\ncurves     %s/progress.tsv (scripts/plot %s makes "
            "%s/plot.html)\nsettings   %s/config.txt (train_gpt --config it)\n",
-           run->directory, run->directory, run->directory, run->directory, run->directory);
-    if (run->options.trace[0] != '\0') {
+           run->directory, run->directory, directory_for_shell(run, word), run->directory, run->directory);
+    if (run->options.trace[0] != '\0' && !run->trace_is_lost) {
         printf("trace      %s (https://ui.perfetto.dev opens it)\n", run->options.trace);
+    }
+}
+
+// What the run should have left and did not. saved: whether its end is on disk.
+static inline void print_missing(const Run *run, bool saved) {
+    if (run->lost_lines > 0) {
+        fprintf(stderr, "train_gpt: %s lacks %lld line%s: the reason is printed above\n", run->log.path,
+                (long long)run->lost_lines, run->lost_lines == 1 ? "" : "s");
+    }
+    if (!saved) {
+        fprintf(stderr, "train_gpt: the end of this run is not on disk: the reason is printed above\n");
     }
 }
 

@@ -98,7 +98,8 @@ static inline void choose_by_measurement(Run *run) {
     }
     if (run->rule_reason[0] != '\0') { // now, or before the run was resumed
         rule->configure(options_of_rule(options), &run->scheduler.settings);
-        if (run_is_main(run)) { check_written(run, save_configuration(run, &error), &error); }
+        bool saved = !run_is_main(run) || save_configuration(run, &error);
+        agree_or_exit(run, saved ? 0 : EXIT_SYSTEM_FAILURE, &error);
     }
     run->checkpointed.options = options_as_json(options); // from here on they do not change
     run->checkpointed.measured = run->rule_reason;

@@ -9,6 +9,7 @@
 
 #include "program/progress.h"
 #include "program/run_directory.h"
+#include "runtime/names.h"
 
 static char scratch[64]; // a directory of this test's own, in which it runs
 static char start_directory[1024];
@@ -214,6 +215,26 @@ static void test_directory_without_permission(void **state) {
                 "cannot write to the directory closed: Permission denied: choose another with --out");
     expect_text(below_error.text, "cannot create the directory closed/below: Permission denied");
     expect_text(log_error.text, "cannot open closed/log.jsonl for writing: Permission denied");
+}
+
+// What the program prints to be copied into a shell arrives there as it is.
+static void test_words_for_a_shell(void **state) {
+    (void)state;
+    static const char *const words[] = {"runs/tiny-acco-1",    "my runs/a",  "it's", "''",
+                                        "$HOME `id` \"x\" \\", "~",          "*",    "a\nb",
+                                        "-n #;&|<>!",          "caf\xc3\xa9"};
+    char quoted[128], command[256], back[128];
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+        snprintf(command, sizeof command, "printf %%s %s", text_for_shell(words[i], quoted, sizeof quoted));
+        FILE *shell = popen(command, "r");
+        assert_non_null(shell);
+        size_t length = fread(back, 1, sizeof back - 1, shell);
+        back[length] = '\0';
+        assert_int_equal(pclose(shell), 0);
+        assert_string_equal(back, words[i]);
+    }
+    assert_string_equal(text_for_shell(words[0], quoted, sizeof quoted), words[0]);
+    assert_string_equal(text_for_shell("", quoted, sizeof quoted), "''");
 }
 
 // ---------------------------------------------------------------------------------------
@@ -537,6 +558,7 @@ int main(void) {
         cmocka_unit_test(test_directories_are_numbered),
         cmocka_unit_test(test_directories_that_are_named),
         cmocka_unit_test(test_directory_without_permission),
+        cmocka_unit_test(test_words_for_a_shell),
         cmocka_unit_test(test_report_and_validation),
         cmocka_unit_test(test_opening_again_appends),
         cmocka_unit_test(test_missing_directory),

@@ -81,6 +81,13 @@ static void validate_exchange_task(void *context, Stream *stream) {
     free(all);
 }
 
+// Rank 0: a validation that takes long shows how far it is.
+static void show_validation(Run *run, int64_t done, int64_t batches, double began) {
+    double now = clock_seconds();
+    Progress progress = {"validation, ", "batches", done, batches, now - began, QUIET_SECONDS};
+    if (run_is_main(run) && now - began >= 1) { terminal_bar(&run->terminal, &progress, now); }
+}
+
 // The mean loss of the committed parameters over the predicted tokens of the held-out
 // batches, and that of a perfect model, on all ranks. The batches are dealt out to the
 // ranks in turn. False: a rank was asked to stop, and all have left it unfinished.
@@ -96,6 +103,7 @@ static bool validate(Run *run) {
         if (sum.batch < batches) { scheduler_call(s, s->compute, validate_task, &sum); }
         scheduler_call(s, s->communication, validate_agree_task, &sum);
         stopped = s->stop_agreed && first + run->transport.size < batches;
+        show_validation(run, int64_min(first + run->transport.size, batches), batches, began);
     }
     return_committed(s, sum.parameters);
     if (!stopped) {
@@ -116,8 +124,8 @@ static bool is_due(int64_t before, int64_t now, int64_t every) {
     return every > 0 && now / every > before / every;
 }
 
-// Looks at the commits since the last call: reports, validates and redraws the bar where
-// that is due. last: training ends here, so everything is due.
+// Looks at the commits since the last call: reports, validates, samples and redraws the
+// bar where that is due. last: training ends here, so everything is due.
 static void follow_commits(Run *run, bool last) {
     const Options *options = &run->options;
     const Scheduler *s = &run->scheduler;
@@ -133,8 +141,11 @@ static void follow_commits(Run *run, bool last) {
     if (options->val_batches > 0 && (last || is_due(before, now, options->val_every))) {
         if (validate(run) && run_is_main(run)) { report_validation(run); }
     }
+    if (!last && !s->stop_agreed && is_due(before, now, options->sample_every)) { print_sample(run, false); }
     if (run_is_main(run)) {
-        terminal_bar(&run->terminal, tokens_done(run), options->tokens, training_seconds(run));
+        Progress progress = {
+            "", "tokens", tokens_done(run), options->tokens, training_seconds(run), QUIET_TRAINING_SECONDS};
+        terminal_bar(&run->terminal, &progress, clock_seconds());
     }
 }
 
@@ -158,6 +169,7 @@ static void train_to_target(Run *run) {
         }
         watch_saving_clock(run);
     }
+    if (s->stop_agreed && run_is_main(run) && run->window.has_commits) { report_window(run); }
     if (s->stop_agreed || (rule->finish == NULL && !was_done)) { return; }
     if (rule->finish != NULL) { rule->finish(s); }
     report_spike(run);
@@ -189,6 +201,7 @@ static void meet_ranks(Run *run) {
     if (!transport_open(&run->transport, &error)) { exit_user_mistake(&error); }
     run->signal_watch.transport = &run->transport;
     signal_watch_prepare(&run->signal_watch);
+    terminal_open(&run->terminal, stdout);
 }
 
 // Decides what a rank can decide by itself: device, model, rates, data.
@@ -201,8 +214,7 @@ static void choose_alone(Run *run) {
     bool good = placement_choose_device(placement, options, transport->local_rank, false, &error) &&
                 placement_choose_precision(placement, options, &error) &&
                 launch_check_copies(transport->size, transport_has_mpi(), getenv, &error) &&
-                choose_model(run, &error) && choose_rates(run, &error) &&
-                options_check_ranks(options, transport->size, run->T, &error) && open_data(run, &error) &&
+                choose_model(run, &error) && open_data(run, &error) && choose_length(run, &error) &&
                 check_tokenizer(run, &error);
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
 }
@@ -231,18 +243,8 @@ static void write_trace(Run *run) {
     if (!trace_write(&run->scheduler.trace, transport, &run->clock_at_start, &end, run->options.trace,
                      &error)) {
         if (run_is_main(run)) { fprintf(stderr, "train_gpt: there is no trace: %s\n", error.text); }
-        run->options.trace[0] = '\0';
+        run->trace_is_lost = true;
     }
-}
-
-// Rank 0. Lines that still wait for space are lost.
-static void close_logs(Run *run) {
-    Error error = {""};
-    if (!flush_logs(run, &error)) {
-        fprintf(stderr, "train_gpt: %s: its last lines are lost\n", error.text);
-    }
-    log_close(&run->log);
-    log_close(&run->curves);
 }
 
 // Checks and describes the result. saved: whether it is on disk. Returns the exit code.
@@ -266,24 +268,18 @@ static int finish_run(Run *run, bool saved) {
     }
     if (run_is_main(run)) {
         print_end(run, fingerprint);
-        if (s->stop_agreed && !run->save_times.never) {
-            printf("stopped    because it was asked to; it goes on with --out %s --resume auto%s\n",
-                   run->directory, saved ? "" : ", from an earlier checkpoint");
-        } else if (s->stop_agreed) {
-            printf("stopped    because it was asked to\n");
-        } else if (!run->nothing_left) {
-            print_sample(run);
-        }
-        if (run->save_times.never) {
-            printf("not saved  as --save-every never asks: there is no checkpoint\n");
-        }
+        if (s->stop_agreed) { print_stopped(run, saved); }
+    }
+    if (!s->stop_agreed && !run->nothing_left) { print_sample(run, true); }
+    if (run_is_main(run)) {
         print_files(run);
         close_logs(run);
-        if (!saved) {
-            fprintf(stderr, "train_gpt: the end of this run is not on disk: the reason is printed above\n");
-        }
+        print_missing(run, saved);
     }
-    return !saved ? EXIT_SYSTEM_FAILURE : s->stop_agreed ? EXIT_ASKED_TO_STOP : 0;
+    bool lacks = run->trace_is_lost || run->lost_lines > 0;
+    share_from_rank_zero(run, &lacks, sizeof lacks);
+    if (saved && s->stop_agreed) { return EXIT_ASKED_TO_STOP; }
+    return saved && !lacks ? 0 : EXIT_SYSTEM_FAILURE;
 }
 
 static void release_run(Run *run) {
@@ -296,9 +292,6 @@ static void release_run(Run *run) {
     free(run->decay_ranges);
     data_loader_close(&run->data);
     if (has_validation_data(run)) { data_loader_close(&run->validation_data); }
-    // Rank 0 may still be printing a long sample. The barrier sleeps while it waits for
-    // that; MPI_Finalize would spin.
-    if (!run->scheduler.stop_agreed) { run->transport.timeout_seconds = 1e6; }
     transport_barrier(&run->transport, "end");
     run_lock_release(&run->lock);
     placement_close(&run->placement);

@@ -150,29 +150,6 @@ static inline size_t weights_bytes(const Run *run) {
     return run->table.parameter_count * (run->scheduler.settings.keeps_casts ? 2 : sizeof(float));
 }
 
-// Lends the parameters that compute uses (parameter_count), where the host can read them.
-// The streams must have been started and be idle.
-static inline float *borrow_host_parameters(Run *run) {
-    Scheduler *s = &run->scheduler;
-    if (!run->placement.on_gpu) { return s->parameters.data; }
-    size_t bytes = run->table.parameter_count * sizeof(float);
-    float *copy = (float *)malloc(bytes);
-    if (copy == NULL) {
-        transport_fail(&run->transport, "no memory for a copy of the parameters: %zu bytes", bytes);
-    }
-    if (s->settings.keeps_casts) {
-        casts_to_host(s->compute, copy, s->casts, run->table.parameter_count);
-    } else {
-        stream_copy(s->compute, copy, s->parameters.data, bytes);
-    }
-    stream_settle(s->compute);
-    return copy;
-}
-
-static inline void return_host_parameters(Run *run, float *parameters) {
-    if (run->placement.on_gpu) { free(parameters); }
-}
-
 enum { HASH_PIECE = 1 << 26 }; // bytes that are copied from a GPU at a time
 
 // data (bytes), on the device.

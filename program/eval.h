@@ -154,7 +154,9 @@ typedef struct Evaluation {
 
 static inline void evaluation_tell(void *context, int64_t done, int64_t total) {
     Run *run = (Run *)context;
-    terminal_bar(&run->terminal, done, total, clock_seconds() - run->started);
+    double now = clock_seconds();
+    Progress progress = {"", "tokens", done, total, now - run->started, QUIET_SECONDS};
+    terminal_bar(&run->terminal, &progress, now);
 }
 
 // Runs on the stream: reads the parameters to where the kernels want them, and scores.

@@ -82,6 +82,7 @@ typedef struct Options {
     OptionText data, val_data;        // val_data empty: hold out a tail of data
     int64_t micro_batch, seq_len;     // 0: auto
     int64_t tokens, seed;
+    double epochs; // 0: not asked for, or tokens holds what they are (choose_length)
 
     // Learning rate and AdamW.
     double learning_rate;          // 0: auto
@@ -124,6 +125,7 @@ typedef struct Options {
     int64_t stride;        // 0: half a context
     int64_t limit;         // 0: all
     int64_t sample_tokens; // 0: none
+    int64_t sample_every;  // commits; 0: only at the end
     int64_t top_k;         // 0: off
     double temperature;
     OptionText prompt;
@@ -144,6 +146,12 @@ static inline void *options_of_rule(const Options *options) {
 // The directory of the model that training begins with; empty: random parameters.
 static inline const char *options_start(const Options *options) {
     return options->finetune[0] != '\0' ? options->finetune : options->from;
+}
+
+// What names the model: --from, --finetune or --model.
+static inline const char *options_model(const Options *options) {
+    const char *start = options_start(options);
+    return start[0] != '\0' ? start : options->model;
 }
 
 #endif

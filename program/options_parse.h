@@ -118,12 +118,14 @@ static const OptionRivals option_rivals[] = {
     {"from", "model", "the model is that of --from"},
     {"finetune", "model", "the model is that of --finetune"},
     {"from", "finetune", "both name a model to begin with"},
+    {"epochs", "tokens", "each is the length of the training"},
     {"rank-accumulate", "accumulate", "the list has a number for each rank"},
 };
 
-// Whether the option says anything: an empty text is as good as none.
+// Whether the option says anything: an empty text is as good as none, and so is "off".
 static inline bool option_says_something(const OptionSpec *option, const Options *options) {
-    return option->type != OPTION_TEXT || *(const char *)option_field_const(option, options) != '\0';
+    if (option->type != OPTION_TEXT) { return !option_is_off(option, options); }
+    return *(const char *)option_field_const(option, options) != '\0';
 }
 
 static inline void option_set_default(const OptionSpec *option, Options *options) {

@@ -7,7 +7,8 @@
 #include "runtime/log.h" // log_text, log_real
 
 // Every option by its name, as one object: numbers as numbers, switches as booleans, the
-// rest (words such as "auto" too) as strings.
+// rest (words such as "auto" too) as strings. "model" is null where the model is that of
+// --from or --finetune.
 static inline json_t *options_as_json(const Options *options) {
     json_t *object = json_object();
     char text[OPTION_VALUE_SIZE];
@@ -15,7 +16,9 @@ static inline json_t *options_as_json(const Options *options) {
         const OptionSpec *option = &option_table[i];
         const void *field = option_field_const(option, options);
         json_t *value;
-        if (option->type == OPTION_TEXT) {
+        if (field == options->model && options_start(options)[0] != '\0') {
+            value = json_null();
+        } else if (option->type == OPTION_TEXT) {
             value = log_text((const char *)field);
         } else if (option->type == OPTION_SWITCH) {
             value = json_boolean(*(const bool *)field);

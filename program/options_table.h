@@ -71,7 +71,7 @@ static inline const char *option_group_title(OptionGroup group) {
                                                     "This machine",
                                                     "Reports and files",
                                                     "Evaluation",
-                                                    "Sample, after training or by itself",
+                                                    "Samples, during and after training or by themselves",
                                                     "Emulated trouble"};
     return titles[group];
 }
@@ -246,6 +246,11 @@ static const OptionSpec option_table[] = {
     {"tokens", GROUP_DATA, EVERY_RULE, OTHER_BITS,
      COUNT_OPTION(tokens, "1500k", 1, OPTION_NO_LIMIT, "N", NO_WORD),
      "Length of the training in tokens over all ranks. k, M and G may follow the number: 1500k, 2M, 1.5G."},
+    {"epochs", GROUP_DATA, EVERY_RULE, SAME_BITS, // the bits follow from the tokens
+     REAL_OPTION(epochs, "off", 1e-6, 1e6, "X", "off", 0),
+     "Length of the training in passes over the training data, such as 3 or 0.5, instead of --tokens. What "
+     "is held out for validation is no part of it. The run saves the number of tokens that it comes to as "
+     "--tokens. Not for the built-in corpus, which is endless."},
     {"seed", GROUP_DATA, EVERY_RULE, OTHER_BITS, INTEGER_OPTION(seed, "1", 0, 4294967295.0, "N", NO_WORD),
      "Determines the initial parameters, the order of the data and the sample. With the same seed and the "
      "same ranks a run repeats bit for bit, unless an option makes it follow a measurement."},
@@ -387,6 +392,11 @@ static const OptionSpec option_table[] = {
     {"sample-tokens", GROUP_SAMPLE, EVERY_RULE, SAME_BITS,
      COUNT_OPTION(sample_tokens, "256", 1, 1e6, "N", "none", 0),
      "Tokens of text that the trained model writes at the end; fewer where the model ends the text itself."},
+    {"sample-every", GROUP_SAMPLE, EVERY_RULE, SAME_BITS,
+     INTEGER_OPTION(sample_every, "end", 1, OPTION_NO_LIMIT, "COMMITS", "end", 0),
+     "Commits between two samples, which also go into the log. Rank 0 writes them on its CPU while the other "
+     "ranks wait: about a forward pass of one position for every token. end: one sample, when training has "
+     "ended."},
     {"temperature", GROUP_SAMPLE, EVERY_RULE, SAME_BITS,
      REAL_OPTION(temperature, "0.8", 0, 100, "X", NO_WORD),
      "Lower is safer and duller, higher is wilder; 0 always takes the most likely token."},

@@ -36,7 +36,7 @@ static inline void print_plan(const Run *run) {
         Sampler sampler;
         memset(&after, 0, sizeof after);
         sampler_reserve(&sampler, &after, &run->config, threads);
-        printf("%-20s %15zu  (rank 0 only, after training, on the host)\n", "sample", after.bytes);
+        printf("%-20s %15zu  (rank 0 only, while it writes one, on the host)\n", "sample", after.bytes);
     }
 }
 

@@ -79,6 +79,13 @@ static inline bool log_hold(Log *log, const char *text, size_t length) {
     return true;
 }
 
+// How many lines are held.
+static inline int log_held_lines(const Log *log) {
+    int lines = 0;
+    for (size_t i = 0; i < log->held_bytes; i++) { lines += log->held[i] == '\n'; }
+    return lines;
+}
+
 // From now on a full disk is no failure.
 static inline void log_be_patient(Log *log) { log->patient = true; }
 

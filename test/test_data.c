@@ -94,7 +94,7 @@ static uint8_t *make_shard(const Stage *stage, const Text *texts, int count, int
     Tokenizer tokenizer = open_tokenizer();
     ThreadPool *pool = thread_pool_create(threads, false);
     stage_path(stage, "made.bin", path);
-    if (!text_shard_write(path, texts, count, &tokenizer, pool, counts, &error)) {
+    if (!text_shard_write(path, texts, count, &tokenizer, pool, NULL, counts, &error)) {
         fail_msg("%s", error.text);
     }
     Text made = map_text(path);
@@ -307,8 +307,12 @@ static void a_text_trains_as_its_tokens_do(void **state) {
     fleet_start(fleet, 0, "--tokenizer bpe --data documents.bin --val-data held.bin");
     fleet_start(fleet, 0, "--tokenizer bpe --data documents.txt --val-data held.txt");
     fleet_start(fleet, 0, "--tokenizer bpe --data documents.bin --val-data held.txt");
+    fleet_start(fleet, 0, "--tokenizer bpe --data documents.bin --epochs 2.5");
+    fleet_start(fleet, 0, "--tokenizer bpe --data documents.txt --epochs 2.5");
     fleet_finish(fleet);
     for (int i = 0; i < 8; i += 2) { check_same(fleet, i, i + 1); }
+    check_same(fleet, 11, 12); // the text's tokens were counted when they were made
+    text_check(fleet_output(fleet, 12), "tokens (2.5 epochs) are ", "--epochs of a text");
     for (int i = 9; i < 11; i++) {
         check_same(fleet, i, 8);
         assert_true(fleet_number(fleet, i, "validation", -1, "loss") ==
@@ -415,6 +419,7 @@ static const struct {
     {"--model bytes.json --data packed.txt", "packed.txt looks like a gzip archive"},
     {"--model bytes.json --data documents.txt --val-data packed.txt", "packed.txt looks like a gzip archive"},
     {"--tokenizer bpe --data short.txt", "is too short"},
+    {"--tokenizer bpe --data documents.txt --epochs 0.001", "--epochs 0.001: --tokens"},
 };
 
 static void what_does_not_fit_is_refused(void **state) {

@@ -651,6 +651,8 @@ static void test_rivals_are_refused(void **state) {
     expect_refused("plan --from C --model tiny", "--from and --model", "choose one");
     expect_refused("--from a --finetune b", "--from and --finetune: both name a model", "choose one");
     expect_refused("--rank-accumulate 4 --accumulate 8", "--rank-accumulate and --accumulate", "choose one");
+    expect_refused("--epochs 2 --tokens 1M", "--epochs and --tokens: each is the length of the training",
+                   "choose one");
     expect_refused("--accumulate auto --rank-accumulate 2,2", "the list has a number for each rank", "");
 }
 
@@ -683,6 +685,12 @@ static void test_nearer_rival_wins(void **state) {
     assert_string_equal(options.model, "tiny");
     assert_string_equal(options.rank_accumulate, "4,2");
     assert_int_equal(options.accumulate, 2);
+    snprintf(line, sizeof line, "--config %s --data f --epochs 0.5", path);
+    expect_valid(&options, line);
+    assert_true(options.epochs == 0.5);
+    snprintf(line, sizeof line, "--config %s --tokens 5k --epochs off", path); // off says nothing
+    expect_valid(&options, line);
+    assert_true(options.epochs == 0 && options.tokens == 5000);
     snprintf(line, sizeof line, "--config %s --rank-accumulate=", path); // an empty text says nothing
     expect_valid(&options, line);
     assert_int_equal(options.accumulate, 4);
@@ -760,6 +768,8 @@ static void test_contradictions(void **state) {
     expect_contradiction("--val-data x --val-batches none", "no validation");
     expect_contradiction("--val-data x --data x", "same as --data");
     expect_contradiction("--prompt x --sample-tokens none", "no sample");
+    expect_contradiction("--epochs 2", "--epochs needs --data");
+    expect_contradiction("--sample-every 5 --sample-tokens none", "no sample");
     static const char *const fine[] = {"--accumulate 3 --optimizer ddp",
                                        "--accumulate 1 --optimizer zero1",
                                        "--accumulate auto",

@@ -39,6 +39,12 @@ typedef struct TextShardCounts {
     uint64_t documents, tokens;
 } TextShardCounts;
 
+// Called on the calling thread after every round. bytes: of the texts, done so far.
+typedef struct TextProgress {
+    void (*tell)(void *context, int64_t bytes);
+    void *context;
+} TextProgress;
+
 // ---------------------------------------------------------------------------------------
 // Documents
 
@@ -193,6 +199,7 @@ typedef struct TextRound {
     size_t piece_count, piece_capacity;
     TextTask *tasks; // (most_tasks)
     int task_count, most_tasks;
+    const TextProgress *progress; // or NULL
 } TextRound;
 
 static inline void text_encode_task(void *context, int number, int thread) {
@@ -283,11 +290,15 @@ static inline bool token_writer_head(const TokenWriter *writer, const Tokenizer 
 // does.
 static inline bool text_shard_encode(TokenWriter *writer, TextRound *round, TextCursor *cursor,
                                      ThreadPool *pool, TextShardCounts *counts, Error *error) {
+    int64_t bytes = 0;
     for (;;) {
         if (!text_round_fill(round, cursor, error)) { return false; }
         if (round->task_count == 0) { return true; }
         thread_pool_run(pool, round->task_count, text_encode_task, round);
-        for (size_t i = 0; i < round->piece_count; i++) { counts->documents += round->pieces[i].ends; }
+        for (size_t i = 0; i < round->piece_count; i++) {
+            counts->documents += round->pieces[i].ends;
+            bytes += (int64_t)round->pieces[i].count;
+        }
         for (int i = 0; i < round->task_count; i++) {
             if (!round->tasks[i].good) {
                 *error = round->tasks[i].error;
@@ -295,6 +306,7 @@ static inline bool text_shard_encode(TokenWriter *writer, TextRound *round, Text
             }
             if (!token_writer_add(writer, &round->tasks[i].tokens)) { return false; }
         }
+        if (round->progress != NULL) { round->progress->tell(round->progress->context, bytes); }
     }
 }
 
@@ -308,10 +320,10 @@ static inline void text_round_free(TextRound *round) {
 
 // Writes the token file of the texts (count) to `path`, whole or not at all. The
 // tokenizer must have the token <|endoftext|>. Errors: the disk is full, memory is short,
-// or the texts hold nothing but separators and line ends.
+// or the texts hold nothing but separators and line ends. progress: or NULL.
 static inline bool text_shard_write(const char *path, const Text *texts, int count,
-                                    const Tokenizer *tokenizer, ThreadPool *pool, TextShardCounts *counts,
-                                    Error *error) {
+                                    const Tokenizer *tokenizer, ThreadPool *pool,
+                                    const TextProgress *progress, TextShardCounts *counts, Error *error) {
     static const uint8_t room[TOKEN_FILE_HEADER_BYTES] = {0};
     char temporary[PATH_MAX];
     TextCursor cursor = {texts, count, 0, 0, false};
@@ -323,6 +335,7 @@ static inline bool text_shard_write(const char *path, const Text *texts, int cou
     error->text[0] = '\0';
     snprintf(temporary, sizeof temporary, "%.*s.tmp", PATH_MAX - 8, path);
     round.tokenizer = tokenizer;
+    round.progress = progress;
     round.end_of_text = tokenizer_find_added(tokenizer, "<|endoftext|>");
     round.most_tasks = pool->threads * TEXT_TASKS_PER_THREAD;
     round.tasks = (TextTask *)calloc((size_t)round.most_tasks, sizeof *round.tasks);

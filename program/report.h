@@ -102,6 +102,7 @@ static inline void print_device(const Run *run) {
         printf("           %d of %d ranks compute on GPUs, the others on CPUs: the log says which\n",
                placement->ranks_on_gpus, run->transport.size);
     }
+    if (placement->odd_one[0] != '\0') { printf("           %s\n", placement->odd_one); }
     if (placement->on_gpu) {
         printf("keeps      recompute %s (%s)\n", recompute_name(run->model.settings.recompute),
                placement->recompute_reason);
@@ -122,6 +123,13 @@ static inline void print_validation_cap(Run *run) {
 }
 
 // The start-up block, once everything in it is known.
+static inline void print_warnings(const Run *run) {
+    const char *warnings[] = {run->threads.warning, run->space_warning, run->shared_memory_warning};
+    for (size_t i = 0; i < sizeof warnings / sizeof warnings[0]; i++) {
+        if (warnings[i][0] != '\0') { printf("warning    %s\n", warnings[i]); }
+    }
+}
+
 static inline void print_start(Run *run) {
     const Transport *transport = &run->transport;
     const GptNeoConfig *config = &run->config;
@@ -150,7 +158,7 @@ static inline void print_start(Run *run) {
                (double)arena_class_bytes(&run->arena, (MemoryClass)i) / 1e6);
     }
     printf("\n");
-    if (run->threads.warning[0] != '\0') { printf("warning    %s\n", run->threads.warning); }
+    print_warnings(run);
     printf("run        %s\n\n", run->directory);
     fflush(stdout);
 }

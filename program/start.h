@@ -11,6 +11,7 @@
 #include "checkpoint/hf_model.h"
 #include "program/report.h"
 #include "program/run_directory.h"
+#include "program/space.h"
 
 static inline bool save_configuration(const Run *run, Error *error) {
     char path[RUN_PATH_SIZE + 16];
@@ -28,7 +29,8 @@ static inline void open_run_directory(Run *run) {
         made = (run->options.trace[0] == '\0' || trace_path_check(run->options.trace, &error)) &&
                run_directory_create(run->options.out, run->options.model, run->rule->name, resumes,
                                     run->directory, &error) &&
-               run_lock_take(&run->lock, run->directory, run->transport.host, RUN_LOCK_PATIENCE, &error);
+               run_lock_take(&run->lock, run->directory, run->transport.host, RUN_LOCK_PATIENCE, &error) &&
+               space_check(run, &error);
     }
     agree_or_exit(run, made ? 0 : EXIT_USER_MISTAKE, &error);
     if (run_is_main(run)) { run_lock_keep(&run->lock, &run->transport); }

@@ -293,12 +293,13 @@ static void release_run(Run *run) {
 // wait for one that has gone, for ever. understood: whether the command line is, otherwise
 // with an error. Training and eval keep the transport. Of other commands one process is
 // enough: the others leave. From now on signals reach a rank that trains in order
-// (program/signals.h).
+// (program/signals.h). Help and --version never meet, since a script that starts a rank may
+// ask first, and a process of mpirun can take part in only one program that uses MPI.
 static void meet_ranks(Run *run, bool understood, Error *error) {
     OptionsCommand command = run->options.command;
     bool trains = understood && command == COMMAND_TRAIN, together = trains || command == COMMAND_EVAL;
     if (!understood && !transport_was_launched()) { exit_user_mistake(error); }
-    if (!together && !transport_was_launched()) { return; }
+    if (!together && (!transport_was_launched() || (understood && command >= COMMAND_HELP))) { return; }
     if (trains) { signal_watch_mask(&run->signal_watch); } // before MPI or anything else makes a thread
     if (!transport_open(&run->transport, error)) { exit_user_mistake(error); }
     if (trains) {

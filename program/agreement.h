@@ -54,7 +54,7 @@ static inline void agree_on_command(Run *run) {
     int32_t *all = (int32_t *)transport_collect_records(transport, "commands", &mine, sizeof mine);
     if (mine != all[0]) {
         error_set(&error, "rank %d was started with the command %s and rank 0 with %s: start all ranks alike",
-                  transport->rank, command_name((OptionsCommand)mine), command_name((OptionsCommand)all[0]));
+                  transport->rank, command_names()[mine], command_names()[all[0]]);
     }
     free(all);
     agree_or_exit(run, error_is_set(&error) ? EXIT_USER_MISTAKE : 0, &error);
@@ -103,6 +103,7 @@ typedef struct Hello {
     uint64_t options_hash;
     int pid, threads, on_gpu;
     char host[64], device[64];
+    char interfaces[96]; // of its host: launch_interfaces
 } Hello;
 
 // Ends all ranks, of which some have other options than rank 0: names the first option.
@@ -145,6 +146,7 @@ static inline Hello *exchange_hellos(Run *run) {
     mine.on_gpu = run->placement.on_gpu ? 1 : 0;
     snprintf(mine.device, sizeof mine.device, "%.60s", mine.on_gpu ? run->placement.gpu.name : "CPU");
     memcpy(mine.host, transport->host, sizeof mine.host);
+    launch_interfaces(mine.interfaces, sizeof mine.interfaces);
     Hello *all = (Hello *)transport_collect_records(transport, "greeting", &mine, sizeof mine);
     bool alike = true;
     for (int rank = 1; rank < transport->size; rank++) {

@@ -140,7 +140,7 @@ static inline void fit_suggest(const Run *run, const MemoryRoom *room, char *tex
     if (length > 0) {
         text[length - 2] = '\0'; // the last comma
     } else {
-        snprintf(text, size, "no micro-batch of %s does: choose a smaller --model%s", name,
+        snprintf(text, size, "no --micro-batch of %s fits: choose a smaller --model%s", name,
                  rule_shards(run->rule) ? ", or more ranks, which share the optimizer's state" : "");
     }
 }

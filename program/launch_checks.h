@@ -13,6 +13,9 @@
 #ifndef ACCO_PROGRAM_LAUNCH_CHECKS_H
 #define ACCO_PROGRAM_LAUNCH_CHECKS_H
 
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -270,6 +273,27 @@ static inline void launch_shared_memory(int local_ranks, char *warning, size_t s
     bool there = statvfs("/dev/shm", &disk) == 0;
     size_t bytes = there ? (size_t)disk.f_blocks * (size_t)disk.f_frsize : 0;
     launch_judge_shared_memory(bytes, local_ranks, warning, size);
+}
+
+// text <- the IPv4 interfaces of this machine that are up, but for the loopback, as
+// "eth0 10.0.0.2, ib0 10.1.0.2"; as many as fit.
+static inline void launch_interfaces(char *text, size_t size) {
+    struct ifaddrs *all = NULL;
+    size_t length = 0;
+    text[0] = '\0';
+    if (getifaddrs(&all) != 0) { return; }
+    for (const struct ifaddrs *at = all; at != NULL; at = at->ifa_next) {
+        char address[INET_ADDRSTRLEN] = "", entry[64];
+        bool counts = at->ifa_addr != NULL && at->ifa_addr->sa_family == AF_INET &&
+                      (at->ifa_flags & IFF_UP) != 0 && (at->ifa_flags & IFF_LOOPBACK) == 0;
+        if (!counts) { continue; }
+        const struct sockaddr_in *internet = (const struct sockaddr_in *)(const void *)at->ifa_addr;
+        inet_ntop(AF_INET, &internet->sin_addr, address, sizeof address);
+        snprintf(entry, sizeof entry, "%s%.15s %s", length > 0 ? ", " : "", at->ifa_name, address);
+        if (length + strlen(entry) >= size) { break; }
+        length += (size_t)snprintf(text + length, size - length, "%s", entry);
+    }
+    freeifaddrs(all);
 }
 
 #endif

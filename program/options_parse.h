@@ -61,12 +61,6 @@ static inline const char *const *command_names(void) {
     return names;
 }
 
-static inline const char *command_name(OptionsCommand command) {
-    return command < COMMAND_HELP_MARKDOWN    ? command_names()[command]
-           : command == COMMAND_HELP_MARKDOWN ? "help"
-                                              : "--version";
-}
-
 // A leading command word, and behind help its topic; sets *position behind them.
 static inline bool options_parse_word(int argc, char **argv, Options *options, int *position, Error *error) {
     const char *const *names = command_names();

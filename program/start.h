@@ -133,7 +133,7 @@ static inline void start_run(Run *run, const Hello *hellos) {
     transport->bytes_sent = transport->bytes_sent_outside = 0; // what training sends, not what led up to it
     if (!run_is_main(run)) { return; }
     terminal_open(&run->terminal, stdout);
-    print_start(run);
+    print_start(run, hellos);
     log_start(run, hellos);
 }
 

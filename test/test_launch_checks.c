@@ -5,6 +5,7 @@
 #include "test/harness.h"
 
 #include "program/launch_checks.h"
+#include "program/report.h"
 #include "program/space.h"
 
 // The environment that the functions under test see: "NAME=value NAME=value".
@@ -183,6 +184,29 @@ static void test_shared_memory(void **state) {
     assert_string_equal(warning, "");
 }
 
+// Every host once, with its first rank; nothing where there is one.
+static void test_hosts(void **state) {
+    (void)state;
+    static const Hello hellos[] = {{1, 7, 4, 0, "pc1", "CPU", "eth0 10.0.0.1"},
+                                   {1, 9, 1, 1, "pc2", "some GPU", ""},
+                                   {1, 8, 4, 0, "pc1", "CPU", "eth0 10.0.0.1"}};
+    char *text = NULL;
+    size_t length = 0;
+    FILE *file = open_memstream(&text, &length);
+    print_hosts(file, hellos, 1);
+    fflush(file);
+    assert_int_equal(length, 0);
+    print_hosts(file, hellos, 3);
+    fclose(file);
+    assert_string_equal(text,
+                        "hosts      pc1: 2 ranks, the first is 0; CPU, 4 threads each; eth0 10.0.0.1\n"
+                        "           pc2: 1 rank, the first is 1; some GPU, 1 thread each; no network\n");
+    free(text);
+    char interfaces[96];
+    launch_interfaces(interfaces, sizeof interfaces); // whatever there is
+    assert_null(strstr(interfaces, "127.0.0.1"));
+}
+
 // ---------------------------------------------------------------------------------------
 // Disk
 
@@ -218,7 +242,8 @@ int main(void) {
         cmocka_unit_test(test_launcher_rank),  cmocka_unit_test(test_independent_copies),
         cmocka_unit_test(test_threads),        cmocka_unit_test(test_core_lists),
         cmocka_unit_test(test_physical_cores), cmocka_unit_test(test_shared_memory),
-        cmocka_unit_test(test_space),          cmocka_unit_test(test_this_machine),
+        cmocka_unit_test(test_space),          cmocka_unit_test(test_hosts),
+        cmocka_unit_test(test_this_machine),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -528,7 +528,7 @@ static void test_bad_files_name_the_line(void **state) {
         {"--lr = 1\n", "bad.conf:1: unknown option --lr: did you mean lr?"},
         {"diloco-h = 1\n", "bad.conf:1: unknown option diloco-h: did you mean diloco-H?"},
         {"lr = 1\nlr = 1\n", "bad.conf:2: lr is given twice"},
-        {"lr 1\n", "bad.conf:1: expected name = value, found lr 1"},
+        {"lr 1\n", "bad.conf:1: expected name = value, as in the config.txt of a run, found lr 1"},
         {"= 1\n", "bad.conf:1: unknown option"},
         {"lr =\n", "bad.conf:1: --lr"},
         {"lr = # nothing\n", "bad.conf:1: --lr"},

@@ -5,7 +5,7 @@
 //   train_gpt sample OPTIONS     prints a text that a model on disk continues
 //   train_gpt eval OPTIONS       perplexity, LAMBADA or HellaSwag of a model on disk
 //   train_gpt plan OPTIONS       prints the memory that each rank needs; allocates nothing
-//   train_gpt help               every option
+//   train_gpt help TOPIC         an option, a group of them, a command; help all: everything
 //
 // The update rule (rules.h) decides what a commit is and what runs beside what; this file
 // calls one commit after another. A mistake of the user ends all ranks with one line and
@@ -18,6 +18,7 @@
 #include "program/build_facts.h"  // defines: print_build_facts: --version
 #include "program/data.h"         // defines: open_data, tokenize_data: what is trained on
 #include "program/eval.h"         // defines: command_eval: how good a model is
+#include "program/fit.h"          // defines: fit_check: is there memory enough?
 #include "program/plan.h"         // defines: command_plan: how much memory a run would need
 #include "program/report.h"       // defines: report_window, print_end: what a run says
 #include "program/resume.h"       // defines: begin_checkpoint, resume_run, roll_back: a run on disk
@@ -194,16 +195,6 @@ static bool train(Run *run) {
 // ---------------------------------------------------------------------------------------
 // The life of a run
 
-// Opens the transport; from now on signals reach this rank in order (program/signals.h).
-static void meet_ranks(Run *run) {
-    Error error = {""};
-    signal_watch_mask(&run->signal_watch); // before MPI or anything else makes a thread
-    if (!transport_open(&run->transport, &error)) { exit_user_mistake(&error); }
-    run->signal_watch.transport = &run->transport;
-    signal_watch_prepare(&run->signal_watch);
-    terminal_open(&run->terminal, stdout);
-}
-
 // Decides what a rank can decide by itself: device, model, rates, data.
 static void choose_alone(Run *run) {
     Options *options = &run->options;
@@ -211,6 +202,8 @@ static void choose_alone(Run *run) {
     const Transport *transport = &run->transport;
     Error error = {""};
     launch_threads(transport->local_size, (int)options->threads, &run->threads);
+    launch_shared_memory(transport->local_size, run->shared_memory_warning,
+                         sizeof run->shared_memory_warning);
     bool good = placement_choose_device(placement, options, transport->local_rank, false, &error) &&
                 placement_choose_precision(placement, options, &error) &&
                 launch_check_copies(transport->size, transport_has_mpi(), getenv, &error) &&
@@ -226,8 +219,7 @@ static void choose_together(Run *run) {
     placement_choose_exchange(&run->placement, &run->options, &run->transport);
     bool good = placement_choose_gpu_exchange(&run->placement, &run->options, &run->transport, &error) &&
                 placement_check_gpu_options(&run->placement, &run->options, &error) &&
-                reserve_memory(run, training_problem(run), &error) &&
-                arena_check(&run->arena, run->transport.local_size, &error);
+                reserve_memory(run, training_problem(run), &error) && fit_check(run, &error);
     run->scheduler.stop_requested = &run->signal_watch.stop_requested;
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
 }
@@ -301,8 +293,33 @@ static void release_run(Run *run) {
 // ---------------------------------------------------------------------------------------
 // Commands
 
+// All ranks meet before one of them can leave: mpirun lets ranks that wait for each other
+// wait for one that has gone, for ever. understood: whether the command line is, otherwise
+// with an error. Training and eval keep the transport. Of other commands one process is
+// enough: the others leave. From now on signals reach a rank that trains in order
+// (program/signals.h). Help and --version never meet, since a script that starts a rank may
+// ask first, and a process of mpirun can take part in only one program that uses MPI.
+static void meet_ranks(Run *run, bool understood, Error *error) {
+    OptionsCommand command = run->options.command;
+    bool trains = understood && command == COMMAND_TRAIN, together = trains || command == COMMAND_EVAL;
+    if (!understood && !transport_was_launched()) { exit_user_mistake(error); }
+    if (!together && (!transport_was_launched() || (understood && command >= COMMAND_HELP))) { return; }
+    if (trains) { signal_watch_mask(&run->signal_watch); } // before MPI or anything else makes a thread
+    if (!transport_open(&run->transport, error)) { exit_user_mistake(error); }
+    if (trains) {
+        run->signal_watch.transport = &run->transport;
+        signal_watch_prepare(&run->signal_watch);
+        terminal_open(&run->terminal, stdout);
+    }
+    agree_or_exit(run, understood ? 0 : EXIT_USER_MISTAKE, error);
+    agree_on_command(run);
+    if (together) { return; }
+    int rank = run->transport.rank;
+    transport_close(&run->transport);
+    if (rank != 0) { exit(0); }
+}
+
 static int command_train(Run *run) {
-    meet_ranks(run);
     choose_alone(run);
     Hello *hellos = exchange_hellos(run);
     choose_together(run);
@@ -326,9 +343,9 @@ int main(int argc, char **argv) {
     Run *run = (Run *)calloc(1, sizeof *run);
     Error error = {""};
     signal(SIGXFSZ, SIG_IGN); // a file at its size limit is reported as a full disk is
-    if (!options_parse(argc, argv, &run->options, &error) || !options_check(&run->options, &error)) {
-        exit_user_mistake(&error);
-    }
+    bool understood =
+        options_parse(argc, argv, &run->options, &error) && options_check(&run->options, &error);
+    meet_ranks(run, understood, &error);
     run->rule = options_rule(&run->options);
     find_models(run);
     int exit_code = 0;
@@ -337,7 +354,9 @@ int main(int argc, char **argv) {
     case COMMAND_PLAN: exit_code = command_plan(run); break;
     case COMMAND_SAMPLE: exit_code = command_sample(run); break;
     case COMMAND_EVAL: exit_code = command_eval(run); break;
-    case COMMAND_HELP: options_print_help(stdout); break;
+    case COMMAND_HELP:
+        if (!options_print_topic(stdout, run->options.topic, &error)) { exit_user_mistake(&error); }
+        break;
     case COMMAND_HELP_MARKDOWN: options_print_markdown(stdout); break;
     case COMMAND_VERSION: print_build_facts(stdout); break;
     }

@@ -14,10 +14,9 @@
 // ---------------------------------------------------------------------------------------
 // Ending early
 
-// Prints the mistake once per job and exits with 2. For mistakes that every rank sees,
-// before MPI is initialised. Open MPI's launcher may hang when many ranks fail at once or
-// when it has to end them; so the other ranks exit with 0, and rank 0 waits for them to
-// be gone before it fails.
+// Prints the mistake and exits with 2. For a process that is alone, or that the other ranks
+// have left to do what takes no more than one. Open MPI's launcher may hang when it has to
+// end ranks; so this one waits for them to be gone.
 static inline void exit_user_mistake(const Error *error) {
     if (launch_launcher_rank(getenv) != 0) { exit(0); }
     fprintf(stderr, "train_gpt: %s\n", error->text);
@@ -45,6 +44,20 @@ static inline void agree_or_exit(Run *run, int exit_code, const Error *error) {
     run_lock_release(&run->lock);
     transport_close(transport);
     exit(bad.exit_code);
+}
+
+// Ends all ranks where one was started with another command than rank 0.
+static inline void agree_on_command(Run *run) {
+    Transport *transport = &run->transport;
+    Error error = {""};
+    int32_t mine = (int32_t)run->options.command;
+    int32_t *all = (int32_t *)transport_collect_records(transport, "commands", &mine, sizeof mine);
+    if (mine != all[0]) {
+        error_set(&error, "rank %d was started with the command %s and rank 0 with %s: start all ranks alike",
+                  transport->rank, command_names()[mine], command_names()[all[0]]);
+    }
+    free(all);
+    agree_or_exit(run, error_is_set(&error) ? EXIT_USER_MISTAKE : 0, &error);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -90,6 +103,7 @@ typedef struct Hello {
     uint64_t options_hash;
     int pid, threads, on_gpu;
     char host[64], device[64];
+    char interfaces[96]; // of its host: launch_interfaces
 } Hello;
 
 // Ends all ranks, of which some have other options than rank 0: names the first option.
@@ -132,6 +146,7 @@ static inline Hello *exchange_hellos(Run *run) {
     mine.on_gpu = run->placement.on_gpu ? 1 : 0;
     snprintf(mine.device, sizeof mine.device, "%.60s", mine.on_gpu ? run->placement.gpu.name : "CPU");
     memcpy(mine.host, transport->host, sizeof mine.host);
+    launch_interfaces(mine.interfaces, sizeof mine.interfaces);
     Hello *all = (Hello *)transport_collect_records(transport, "greeting", &mine, sizeof mine);
     bool alike = true;
     for (int rank = 1; rank < transport->size; rank++) {

@@ -26,7 +26,7 @@
 #define ACCO_PROCESSOR ""
 #endif
 
-// Those from COMMAND_HELP on take no options.
+// Those from COMMAND_HELP on take no options; help takes a topic.
 typedef enum OptionsCommand {
     COMMAND_TRAIN,
     COMMAND_SAMPLE,
@@ -63,6 +63,7 @@ typedef enum GpuExchange { GPU_EXCHANGE_AUTO, GPU_EXCHANGE_NCCL, GPU_EXCHANGE_HO
 // out, and --optimizer is called rule.
 typedef struct Options {
     OptionsCommand command;
+    OptionText topic;  // of help; empty: the overview
     OptionText config; // the file that was read; empty: none
 
     // The update rule.
@@ -106,6 +107,7 @@ typedef struct Options {
     bool tune_products;
     int64_t threads;        // 0: auto
     int64_t ranks;          // of a plan
+    int64_t gpu_memory;     // bytes, of a plan; 0: of the GPU here
     int64_t ranks_per_host; // 0: as they are
     double timeout_s;
 

@@ -308,6 +308,13 @@ static inline bool options_check(const Options *options, Error *error) {
             error, "--ranks is for train_gpt plan: start %lld ranks with mpirun -np %lld ./train_gpt ...",
             (long long)options->ranks, (long long)options->ranks);
     }
+    if (options->gpu_memory != 0 && options->command != COMMAND_PLAN) {
+        return error_set(error, "--gpu-memory is for train_gpt plan: training takes the GPU that it finds");
+    }
+    if (options->gpu_memory != 0 && options->device == DEVICE_CPU) {
+        return error_set(error,
+                         "--gpu-memory plans for a GPU, and --device cpu for none: leave one of them away");
+    }
     return options_check_owners(options, error) && options_check_accumulate(options, error) &&
            options_check_rank_list(options, error) &&
            (rule->check == NULL || rule->check(options_of_rule(options), &facts, error)) &&

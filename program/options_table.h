@@ -76,6 +76,13 @@ static inline const char *option_group_title(OptionGroup group) {
     return titles[group];
 }
 
+// What `train_gpt help` calls the group.
+static inline const char *option_group_name(OptionGroup group) {
+    static const char *const names[GROUP_COUNT] = {"rules",   "together", "local",   "inputs",  "rates",
+                                                   "machine", "reports",  "scoring", "samples", "trouble"};
+    return names[group];
+}
+
 // The offset of a field; does not compile where the field is not of that type.
 #define OPTION_FIELD(type, field) \
     (offsetof(Options, field) + 0 * sizeof(1 ? (type *)0 : &((Options *)0)->field))
@@ -331,10 +338,15 @@ static const OptionSpec option_table[] = {
      "library's first choice, so that runs repeat bit for bit."},
     {"threads", GROUP_MACHINE, EVERY_RULE, SAME_BITS,
      INTEGER_OPTION(threads, "auto", 1, 4096, "N", "auto", 0),
-     "Compute threads per rank. auto: the cores of the node divided by its ranks, or those that the launcher "
-     "bound this rank to."},
+     "Compute threads per rank. auto: the physical cores of the node divided by its ranks, or those that the "
+     "launcher bound this rank to."},
     {"ranks", GROUP_MACHINE, EVERY_RULE, SAME_BITS, INTEGER_OPTION(ranks, "1", 1, 1e6, "N", NO_WORD),
      "How many ranks `train_gpt plan` plans for. A run has as many as mpirun or srun started."},
+    {"gpu-memory", GROUP_MACHINE, EVERY_RULE, SAME_BITS,
+     COUNT_OPTION(gpu_memory, "auto", 1e6, OPTION_NO_LIMIT, "BYTES", "auto", 0),
+     "Lets `train_gpt plan` plan for a GPU that is elsewhere, with so many bytes of memory: 80G for one of "
+     "80 "
+     "GB. auto: for the GPU of this node."},
     {"timeout-s", GROUP_MACHINE, EVERY_RULE, SAME_BITS,
      REAL_OPTION(timeout_s, "300", 1, 1e6, "SECONDS", NO_WORD),
      "A collective operation that waits longer than this ends the whole job and names the ranks that did not "

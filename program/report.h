@@ -157,6 +157,7 @@ static inline void print_device(const Run *run) {
         printf("           %d of %d ranks compute on GPUs, the others on CPUs: the log says which\n",
                placement->ranks_on_gpus, run->transport.size);
     }
+    if (placement->odd_one[0] != '\0') { printf("           %s\n", placement->odd_one); }
     if (placement->on_gpu) {
         printf("keeps      recompute %s (%s)\n", recompute_name(run->model.settings.recompute),
                placement->recompute_reason);
@@ -177,7 +178,39 @@ static inline void print_validation_cap(Run *run) {
 }
 
 // The start-up block, once everything in it is known.
-static inline void print_start(Run *run) {
+// Where there are several hosts: what each has, and through which networks it might talk.
+// A host is told by its name, and is listed where its first rank is.
+static inline void print_hosts(FILE *file, const Hello *hellos, int ranks) {
+    enum { MOST = 16 };
+    int hosts = 0;
+    bool several = false;
+    for (int rank = 0; rank < ranks; rank++) {
+        several = several || strcmp(hellos[rank].host, hellos[0].host) != 0;
+    }
+    for (int rank = 0; several && rank < ranks; rank++) {
+        int first = 0, mates = 0;
+        while (strcmp(hellos[first].host, hellos[rank].host) != 0) { first++; }
+        if (first < rank) { continue; }
+        for (int other = rank; other < ranks; other++) {
+            mates += strcmp(hellos[other].host, hellos[rank].host) == 0;
+        }
+        if (hosts++ >= MOST) { continue; }
+        fprintf(file, "%s %s: %d rank%s, the first is %d; %s, %d thread%s each; %s\n",
+                hosts == 1 ? "hosts     " : "          ", hellos[rank].host, mates, mates == 1 ? "" : "s",
+                rank, hellos[rank].device, hellos[rank].threads, hellos[rank].threads == 1 ? "" : "s",
+                hellos[rank].interfaces[0] != '\0' ? hellos[rank].interfaces : "no network");
+    }
+    if (hosts > MOST) { fprintf(file, "           and %d more: log.jsonl has all\n", hosts - MOST); }
+}
+
+static inline void print_warnings(const Run *run) {
+    const char *warnings[] = {run->threads.warning, run->space_warning, run->shared_memory_warning};
+    for (size_t i = 0; i < sizeof warnings / sizeof warnings[0]; i++) {
+        if (warnings[i][0] != '\0') { printf("warning    %s\n", warnings[i]); }
+    }
+}
+
+static inline void print_start(Run *run, const Hello *hellos) {
     const Transport *transport = &run->transport;
     const GptNeoConfig *config = &run->config;
     char data[512];
@@ -196,6 +229,7 @@ static inline void print_start(Run *run) {
         printf("ranks      %d over %s (%s), ", transport->size, transport->link.name, transport->reason);
         print_wire(run);
         printf("exchange   %s\n", run->placement.exchange_reason);
+        print_hosts(stdout, hellos, transport->size);
     }
     print_device(run);
     print_batch(run);
@@ -205,7 +239,7 @@ static inline void print_start(Run *run) {
                (double)arena_class_bytes(&run->arena, (MemoryClass)i) / 1e6);
     }
     printf("\n");
-    if (run->threads.warning[0] != '\0') { printf("warning    %s\n", run->threads.warning); }
+    print_warnings(run);
     printf("run        %s\n\n", run->directory);
     fflush(stdout);
 }

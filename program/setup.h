@@ -8,6 +8,8 @@
 // ---------------------------------------------------------------------------------------
 // The model, and the numbers that follow from it
 
+#define MOST_TOKENS_OF_A_MICRO_BATCH 1e9
+
 // Micro-batches of all ranks per commit (in local rules: per inner step); with
 // --accumulate auto the least possible number.
 static inline int64_t nominal_micro_batches(const Run *run) {
@@ -49,7 +51,7 @@ static inline bool choose_model(Run *run, Error *error) {
     run->T = (int)options->seq_len;
     // What follows counts tokens and elements in int and int64_t.
     double per_rank = (double)run->B * run->T, per_commit = per_rank * (double)nominal_micro_batches(run);
-    if (per_rank > 1e9 || per_commit > 1e15) {
+    if (per_rank > MOST_TOKENS_OF_A_MICRO_BATCH || per_commit > 1e15) {
         return error_set(
             error,
             "--micro-batch %d x --seq-len %d, %.3g tokens a commit: that is more than can be counted here",
@@ -197,6 +199,7 @@ static inline SchedulerSettings choose_settings(Run *run) {
 // Memory and buckets
 
 // Makes the one table of memory: what `plan` prints, what a run prints, what is allocated.
+// Whether there is so much is another question (program/fit.h).
 static inline bool reserve_memory(Run *run, Problem problem, Error *error) {
     const Placement *placement = &run->placement;
     SchedulerSettings settings = choose_settings(run);

@@ -22,6 +22,9 @@
 // thousand ranks does not need a thousand lines. A rank that leaves in order, or that has
 // already said why the job must end, prints nothing.
 //
+// FAILURE_SIGNAL (runtime/errors.h) comes from this process itself: something that knows no
+// ranks has failed, such as CUDA, and the whole job ends at once.
+//
 //   signal_watch_mask      before the first thread is created: blocks the signals in all
 //   signal_watch_prepare   starts a thread that waits for them
 #ifndef ACCO_PROGRAM_SIGNALS_H
@@ -40,8 +43,8 @@ enum { SIGNAL_WATCH_RANKS = 2 }; // how many ranks print where they were
 
 // Must live as long as the process: the thread reads it until the end.
 typedef struct SignalWatch {
-    const Transport *transport;
-    sigset_t signals;     // that ask to stop
+    Transport *transport;
+    sigset_t signals;     // that ask to stop, and FAILURE_SIGNAL
     bool stop_requested;  // atomic: one of them has come
     int64_t saved_commit; // atomic: of the newest checkpoint on disk; -1: there is none
 } SignalWatch;
@@ -56,6 +59,7 @@ static inline void signal_watch_mask(SignalWatch *watch) {
         bool ignored = sigaction(numbers[i], NULL, &action) == 0 && action.sa_handler == SIG_IGN;
         if (!ignored) { sigaddset(&watch->signals, numbers[i]); }
     }
+    sigaddset(&watch->signals, FAILURE_SIGNAL);
     pthread_sigmask(SIG_BLOCK, &watch->signals, NULL);
     signal(SIGPIPE, SIG_IGN);
 }
@@ -112,12 +116,26 @@ static inline void signal_watch_say_lost(const SignalWatch *watch) {
     fflush(stderr);
 }
 
+// Ends the job for a part of this process that has failed. Another process that sends the
+// signal is not believed.
+static inline void signal_watch_fail(SignalWatch *watch, const siginfo_t *info) {
+    if (info->si_code != SI_QUEUE || info->si_pid != getpid()) { return; }
+    transport_fail(watch->transport, "%s; the latest operation between ranks was: %s",
+                   (const char *)info->si_value.sival_ptr,
+                   __atomic_load_n(&watch->transport->operation, __ATOMIC_RELAXED));
+}
+
 static inline void *signal_watch_main(void *argument) {
     SignalWatch *watch = (SignalWatch *)argument;
     double interrupted = -INFINITY; // clock_seconds() of the first SIGINT
+    siginfo_t signal_info;
     int number = 0;
     for (;;) {
-        while (sigwait(&watch->signals, &number) != 0) {}
+        while ((number = sigwaitinfo(&watch->signals, &signal_info)) < 0) {}
+        if (number == FAILURE_SIGNAL) {
+            signal_watch_fail(watch, &signal_info);
+            continue;
+        }
         bool first = !__atomic_exchange_n(&watch->stop_requested, true, __ATOMIC_RELAXED);
         double now = clock_seconds();
         if (number == SIGTERM && watch->transport->size > 1) {

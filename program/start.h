@@ -11,6 +11,7 @@
 #include "checkpoint/hf_model.h"
 #include "program/report.h"
 #include "program/run_directory.h"
+#include "program/space.h"
 
 static inline bool save_configuration(const Run *run, Error *error) {
     char path[RUN_PATH_SIZE + 16];
@@ -28,7 +29,8 @@ static inline void open_run_directory(Run *run) {
         made = (run->options.trace[0] == '\0' || trace_path_check(run->options.trace, &error)) &&
                run_directory_create(run->options.out, options_model(&run->options), run->rule->name, resumes,
                                     run->directory, &error) &&
-               run_lock_take(&run->lock, run->directory, run->transport.host, RUN_LOCK_PATIENCE, &error);
+               run_lock_take(&run->lock, run->directory, run->transport.host, RUN_LOCK_PATIENCE, &error) &&
+               space_check(run, &error);
     }
     agree_or_exit(run, made ? 0 : EXIT_USER_MISTAKE, &error);
     if (run_is_main(run)) { run_lock_keep(&run->lock, &run->transport); }
@@ -132,7 +134,7 @@ static inline void start_run(Run *run, const Hello *hellos) {
     transport->bytes_sent = transport->bytes_sent_outside = 0; // what training sends, not what led up to it
     if (!run_is_main(run)) { return; }
     run->terminal.knows_perfect = run->data.builtin;
-    print_start(run);
+    print_start(run, hellos);
     log_start(run, hellos);
     log_be_patient(&run->log);
     log_be_patient(&run->curves);

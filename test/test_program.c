@@ -848,6 +848,16 @@ static void check_memory(void **state, int ranks) {
 static void one_rank_uses_the_memory_it_planned(void **state) { check_memory(state, 0); }
 static void two_ranks_use_the_memory_they_planned(void **state) { check_memory(state, 2); }
 
+// The bytes in the row "total" of a plan.
+static long long planned_bytes(const char *plan) {
+    const char *total = strstr(plan, "\ntotal ");
+    long long bytes = 0;
+    if (total == NULL || sscanf(total, " total %*s %*s %lld", &bytes) != 1) {
+        fail_msg("no total in %.3000s", plan);
+    }
+    return bytes;
+}
+
 static void check_plan(void **state, int ranks, const char *more) {
     Fleet *fleet = fleet_new(ranks > 0 ? stage_with_ranks(state) : stage_of(state));
     for (int i = 0; i < RULES_TESTED; i++) {
@@ -861,9 +871,8 @@ static void check_plan(void **state, int ranks, const char *more) {
                  ranks > 0 ? ranks : 1, rule_cases[i].options, more);
         Outcome outcome = program_run(fleet->stage, 0, arguments);
         outcome_check(&outcome, 0, arguments);
-        const char *total = strstr(outcome.output, "\ntotal ");
-        assert_non_null(total);
-        assert_int_equal(strtoll(total + 7, NULL, 10), planned);
+        assert_int_equal(planned_bytes(outcome.output), planned);
+        text_check(outcome.output, "\nfits             yes: ", arguments);
         assert_string_equal(outcome.errors, "");
     }
 }
@@ -878,9 +887,129 @@ static void plan_prints_what_two_ranks_reserve(void **state) { check_plan(state,
 static void a_plan_allocates_nothing(void **state) {
     Outcome outcome = program_run(stage_of(state), 0, "plan --model 2.7B --ranks 64 --threads 8");
     outcome_check(&outcome, 0, "plan --model 2.7B");
-    const char *total = strstr(outcome.output, "\ntotal ");
-    assert_non_null(total);
-    assert_true(strtoll(total + 7, NULL, 10) > 2 * 4 * 2650000000LL);
+    assert_true(planned_bytes(outcome.output) > 2 * 4 * 2650000000LL);
+}
+
+// The last line of a plan that begins with `name`.
+static const char *plan_line(Stage *stage, const char *arguments, const char *name) {
+    Outcome outcome = program_run(stage, 0, arguments);
+    outcome_check(&outcome, 0, arguments);
+    assert_string_equal(outcome.errors, "");
+    char *line = strstr(outcome.output, name);
+    if (line == NULL) { fail_msg("%s: no %s in %s", arguments, name, outcome.output); }
+    return line;
+}
+
+// A plan says whether the run fits, and if not, what does: exactly the micro-batches up to
+// the one that it names.
+static void a_plan_ends_with_a_verdict(void **state) {
+    Stage *stage = stage_of(state);
+    static const char plan[] = "plan --model 125M --gpu-memory 12G --ranks 8 --optimizer acco";
+    char arguments[256], expected[64];
+    int largest = 0;
+    const char *line = plan_line(stage, plan, "\nfits             yes: ");
+    line = strstr(line, "the largest micro-batch that fits is ");
+    assert_non_null(line);
+    assert_int_equal(sscanf(line, "the largest micro-batch that fits is %d", &largest), 1);
+    assert_true(largest > 8);
+    snprintf(arguments, sizeof arguments, "%s --micro-batch %d", plan, largest);
+    plan_line(stage, arguments, "\nfits             yes: ");
+    snprintf(arguments, sizeof arguments, "%s --micro-batch %d", plan, largest + 1);
+    snprintf(expected, sizeof expected, ": --micro-batch %d fits\n", largest);
+    text_check(plan_line(stage, arguments, "\nfits             no: 125M with"), expected, arguments);
+}
+
+static void a_plan_says_what_would_fit(void **state) {
+    static const struct {
+        const char *arguments, *part;
+    } cases[] = {
+        {"--model 125M --gpu-memory 24G --recompute none --micro-batch 128",
+         " fits, --recompute block fits\n"},
+        {"--model 1.3B --gpu-memory 24G --ranks 64 --optimizer ddp --micro-batch 1",
+         ": --optimizer zero1 fits\n"},
+        {"--model 125M --gpu-memory 2G --micro-batch 1 --recompute block",
+         "on the GPU, and 1.90 GB are available"},
+        {"--model 2.7B --gpu-memory 12G --ranks 64 --optimizer zero1",
+         "choose a smaller --model, or more ranks"},
+        {"--model 2.7B --gpu-memory 24G", "choose a smaller --model"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char arguments[256];
+        snprintf(arguments, sizeof arguments, "plan %s", cases[i].arguments);
+        text_check(plan_line(stage_of(state), arguments, "\nfits             no: "), cases[i].part,
+                   arguments);
+    }
+}
+
+// ---------------------------------------------------------------------------------------
+// Before training
+
+// Ranks with other commands, or of which one has a mistake in its command line, do not wait
+// for each other for ever.
+static void ranks_that_differ_end_at_once(void **state) {
+#define TRAINING "--config base.txt --out never"
+    Stage *stage = stage_with_ranks(state);
+    static const struct {
+        const char *first, *second, *part;
+    } cases[] = {
+        {"plan", TRAINING, "rank 1 was started with the command train and rank 0 with plan"},
+        {TRAINING, "sample --from x", "rank 1 was started with the command sample and rank 0 with train"},
+        {TRAINING, "--bogus 1", "unknown option --bogus"},
+        {"--bogus 1", TRAINING, "unknown option --bogus"},
+        {"eval --from x --data y", TRAINING, "rank 1 was started with the command train"},
+    };
+#undef TRAINING
+    enum { CASES = sizeof cases / sizeof cases[0] };
+    Program programs[CASES];
+    for (int i = 0; i < CASES; i++) {
+        char arguments[STAGE_COMMAND_SIZE];
+        Setting setting;
+        memset(&setting, 0, sizeof setting);
+        snprintf(arguments, sizeof arguments, "%s : -np 1 '%s' %s", cases[i].first, stage->binary,
+                 cases[i].second);
+        programs[i] = program_start(stage, 1, &setting, arguments);
+    }
+    for (int i = 0; i < CASES; i++) {
+        Outcome outcome = program_finish_within(stage, &programs[i], 60);
+        outcome_check(&outcome, 2, cases[i].part);
+        text_check(outcome.errors, cases[i].part, cases[i].first);
+        assert_int_equal(text_count(outcome.errors, "train_gpt: "), 1);
+    }
+}
+
+// One process answers for all.
+static void a_plan_under_a_launcher_is_printed_once(void **state) {
+    Outcome outcome = program_run(stage_with_ranks(state), 2, "plan --ranks 2");
+    outcome_check(&outcome, 0, "plan");
+    assert_int_equal(text_count(outcome.output, "memory of one rank"), 1);
+}
+
+// A file system of 1 MB, in a namespace of its own, where the system allows that.
+static void a_disk_without_room_is_refused(void **state) {
+    Stage *stage = stage_of(state);
+    char command[4 * STAGE_PATH_SIZE];
+    if (system("unshare -rm true 2> /dev/null") != 0) {
+        print_message("no namespaces here: left out\n");
+        skip();
+    }
+    shell(stage, "mkdir small");
+    snprintf(command, sizeof command,
+             "cd '%s' && unshare -rm sh -c 'mount -t tmpfs -o size=1m none small && "
+             "{ \"$0\" --config base.txt --model tiny --out small/run > printed 2> said; echo $? > code; "
+             "\"$0\" --config base.txt --save-every never --model tiny --out small/other > printed-2 2>&1; "
+             "echo $? > code-2; }' '%s'",
+             stage->directory, stage->binary);
+    assert_int_equal(system(command), 0);
+    char path[STAGE_PATH_SIZE];
+    char *code = file_read(stage_path(stage, "code", path)),
+         *said = file_read(stage_path(stage, "said", path)),
+         *without = file_read(stage_path(stage, "code-2", path));
+    assert_string_equal(code, "2\n");
+    text_check(said, "of free space, and a checkpoint of this run takes", "a small disk");
+    assert_string_equal(without, "0\n");
+    free(code);
+    free(said);
+    free(without);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -962,7 +1091,7 @@ static void the_page_of_options_is_current(void **state) {
 }
 
 static void help_names_every_option(void **state) {
-    static const char *const ways[] = {"--help", "help", "-h", "--optimiser x --help"};
+    static const char *const ways[] = {"--help", "help all", "--optimiser x --help"};
     for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
         Outcome outcome = program_run(stage_of(state), 0, ways[i]);
         outcome_check(&outcome, 0, ways[i]);
@@ -1104,7 +1233,16 @@ static const Refusal refusals[] = {
     {"unknown model of a plan", "plan --model tinny", "tiny"},
     {"model file that is absent", BASE "--model ../absent.json", "No such file"},
     {"model file with bad json", BASE "--model ../broken.json", "near"},
-    {"model of another type", BASE "--model ../type.json", "gpt_neo"},
+    {"model of another type", BASE "--model ../type.json", "and must be \"gpt_neo\""},
+    {"text as a model", BASE "--model ../base.txt", "base.txt is no config.json of a model"},
+    {"text as a checkpoint", BASE "--resume ../base.txt",
+     "base.txt is no checkpoint: it has no checkpoint.json"},
+    {"directory without a checkpoint", BASE "--resume ..", "RUN/checkpoints/step-N"},
+    {"evaluation of the built-in corpus", "eval --from .. --data builtin", "the built-in corpus is made up"},
+    {"evaluation without a model", "eval --data ../base.txt", "eval needs --from DIR"},
+    {"text that is far too short", BASE "--data ../three.txt", "17 tokens at least, for --seq-len 16"},
+    {"help on nothing", "help optimzer", "did you mean optimizer?"},
+    {"memory of a GPU in a run", BASE "--gpu-memory 8G", "is for train_gpt plan"},
     {"model with dropout", BASE "--model ../dropout.json", "dropout is not supported"},
     {"model with a small vocabulary", BASE "--model ../bytes.json", "at least 256"},
     {"line end in a name", BASE "--model \"$(printf 'a\\nb')\"", "unknown model"},
@@ -1916,6 +2054,7 @@ static void write_stage(const Stage *stage) {
     char path[STAGE_PATH_SIZE], base[2 * STAGE_PATH_SIZE];
     write_model(stage, "model.json", NULL, NULL);
     write_deep_model(stage);
+    stage_write(stage, "three.txt", "abc");
     write_model(stage, "type.json", "model_type", json_string("gpt2"));
     write_model(stage, "dropout.json", "resid_dropout", json_real(0.1));
     write_model(stage, "bytes.json", "vocab_size", json_integer(99));
@@ -1972,6 +2111,11 @@ int main(int argc, char **argv) {
         PROGRAM_TEST(plan_prints_what_one_rank_reserves),
         PROGRAM_TEST(plan_prints_what_two_ranks_reserve),
         PROGRAM_TEST(a_plan_allocates_nothing),
+        PROGRAM_TEST(a_plan_ends_with_a_verdict),
+        PROGRAM_TEST(a_plan_says_what_would_fit),
+        PROGRAM_TEST(ranks_that_differ_end_at_once),
+        PROGRAM_TEST(a_plan_under_a_launcher_is_printed_once),
+        PROGRAM_TEST(a_disk_without_room_is_refused),
         PROGRAM_TEST(the_saved_configuration_repeats_the_run),
         PROGRAM_TEST(the_page_of_options_is_current),
         PROGRAM_TEST(help_names_every_option),

@@ -271,7 +271,9 @@ static int finish_run(Run *run, bool saved) {
             fprintf(stderr, "train_gpt: the end of this run is not on disk: the reason is printed above\n");
         }
     }
-    return !saved ? EXIT_SYSTEM_FAILURE : s->stop_agreed ? EXIT_ASKED_TO_STOP : 0;
+    if (!saved) { return EXIT_SYSTEM_FAILURE; }
+    if (!s->stop_agreed) { return 0; }
+    return run->save_times.never ? EXIT_STOPPED_UNSAVED : EXIT_ASKED_TO_STOP;
 }
 
 static void release_run(Run *run) {

@@ -104,19 +104,17 @@ static void write_launcher(void) {
     stage_write(&stage, "two", "one slots=1\nother slots=3\n");
 }
 
-// Dies after the report of the commit that `count` says, or before any where that is "none".
-// Where a file "moves" exists, the count grows.
+// Dies after the report of commit 5. Where a file "moves" exists, a rank says that it came
+// one commit farther than the time before.
 static void write_dying_program(void) {
-    write_script("die",
-                 "#!/bin/sh\n"
-                 "count=$(cat count)\n"
-                 "if [ -e moves ]; then count=$((count + 1)); echo $count > count; fi\n"
-                 "if [ $count = none ]; then count=5; else\n"
-                 "    if [ $count -gt 8 ]; then exit 0; fi\n"
-                 "    mkdir -p c; echo "
-                 "\"{\\\"event\\\":\\\"report\\\",\\\"commit\\\":$count,\\\"grads\\\":4}\" >> c/log.jsonl\n"
-                 "fi\n"
-                 "exit 3\n");
+    write_script("die", "#!/bin/sh\n"
+                        "mkdir -p c; echo '{\"event\":\"report\",\"commit\":5,\"grads\":4}' >> c/log.jsonl\n"
+                        "[ -e moves ] || exit 3\n"
+                        "count=$(cat moves)\n"
+                        "echo $((count + 1)) > moves\n"
+                        "echo \"train_gpt: [rank 0 of 1 on here, commit $count] no\" >&2\n"
+                        "[ $count -lt 9 ] && exit 3\n"
+                        "exit 0\n");
 }
 
 static void three_deaths_at_one_commit_are_the_end(void **state) {
@@ -124,12 +122,12 @@ static void three_deaths_at_one_commit_are_the_end(void **state) {
     write_launcher();
     write_dying_program();
     set_commands("./launch", "./die", "true");
-    stage_write(&stage, "count", "5\n");
     Outcome outcome = keep_going("two -- --out c", 3);
     assert_int_equal(count_of(outcome.output, "the job died at commit 5 with code 3"), 3);
     text_check(outcome.output, "three times at the same commit", "three deaths");
-    stage_write(&stage, "moves", "");
+    stage_write(&stage, "moves", "6\n");
     outcome = keep_going("two -- --out c", 0);
+    text_check(outcome.output, "the job died at commit 8 with code 3", "a rank says where it was");
     assert_int_equal(count_of(outcome.output, "the job died"), 3);
 }
 

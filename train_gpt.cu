@@ -270,8 +270,9 @@ static int finish_run(Run *run, bool saved) {
     }
     bool lacks = run->trace_is_lost || run->lost_lines > 0;
     share_from_rank_zero(run, &lacks, sizeof lacks);
-    if (saved && s->stop_agreed) { return EXIT_ASKED_TO_STOP; }
-    return saved && !lacks ? 0 : EXIT_SYSTEM_FAILURE;
+    if (!saved || (lacks && !s->stop_agreed)) { return EXIT_SYSTEM_FAILURE; }
+    if (!s->stop_agreed) { return 0; }
+    return run->save_times.never ? EXIT_STOPPED_UNSAVED : EXIT_ASKED_TO_STOP;
 }
 
 static void release_run(Run *run) {

@@ -134,6 +134,17 @@ static inline void refuse_other_options(Run *run, const Hello *hellos) {
     free(first);
 }
 
+// Who waits for signals learns which processes of this host are ranks.
+static inline void meet_processes(Run *run, const Hello *hellos) {
+    const Transport *transport = &run->transport;
+    int *pids = (int *)calloc((size_t)transport->size, sizeof *pids);
+    for (int rank = 0; pids != NULL && rank < transport->size; rank++) {
+        bool here = strcmp(hellos[rank].host, hellos[transport->rank].host) == 0;
+        pids[rank] = here ? hellos[rank].pid : 0;
+    }
+    signal_watch_meet(&run->signal_watch, pids);
+}
+
 // Refuses ranks that were started with different options, which would otherwise train
 // nonsense in silence. Returns the hellos of all ranks (size), for the caller to free.
 static inline Hello *exchange_hellos(Run *run) {
@@ -148,6 +159,7 @@ static inline Hello *exchange_hellos(Run *run) {
     memcpy(mine.host, transport->host, sizeof mine.host);
     launch_interfaces(mine.interfaces, sizeof mine.interfaces);
     Hello *all = (Hello *)transport_collect_records(transport, "greeting", &mine, sizeof mine);
+    meet_processes(run, all);
     bool alike = true;
     for (int rank = 1; rank < transport->size; rank++) {
         alike = alike && all[rank].options_hash == all[0].options_hash;

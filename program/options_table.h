@@ -368,8 +368,7 @@ static const OptionSpec option_table[] = {
      "How often a checkpoint is written to OUT/checkpoints: after so many commits, or after a time, as 30s, "
      "10m or 2h. Each needs about 16 bytes a parameter and is written beside training where there is memory "
      "for a copy. end: only at the end, and when Ctrl-C or a signal asks the run to stop (exit code 75: "
-     "start "
-     "it again with --resume auto). never: not even then, for benchmarks."},
+     "start it again with --resume auto). never: not even then (exit code 4), for benchmarks."},
     {"keep", GROUP_REPORT, EVERY_RULE, SAME_BITS, INTEGER_OPTION(keep, "2", 1, 1e6, "N", NO_WORD),
      "How many of the latest checkpoints are kept."},
     {"keep-every", GROUP_REPORT, EVERY_RULE, SAME_BITS,

@@ -1448,9 +1448,17 @@ static const char *loss_fault(const Outcome *outcome, const Loss *loss) {
     if (strstr(outcome->errors, expected) == NULL) { return "the rank is not named"; }
     if (strstr(outcome->errors, host) == NULL) { return "the host is not named"; }
     if (loss->signal_number == SIGKILL) {
-        bool said = survivor_says(outcome, loss, host,
-                                  "ended from outside; the latest operation between ranks was: ");
-        return said ? NULL : "no survivor says where it was";
+        snprintf(expected, sizeof expected, "ended from outside because rank %d here, process ",
+                 loss->victim);
+        if (!survivor_says(outcome, loss, host, expected)) { return "no survivor says who is gone"; }
+        if (strstr(outcome->errors, "is gone; the latest operation between ranks was: ") == NULL) {
+            return "no survivor says where it was";
+        }
+        if (text_count(outcome->errors, "nothing of this run is saved; --save-every 10m saves") != 1) {
+            return "it is not said what is lost";
+        }
+        return strstr(outcome->errors, "scripts/launch") == NULL ? NULL
+                                                                 : "who lost a rank is told to stop well";
     }
     if (outcome->exit_code != 3) { return "the exit code is not 3"; }
     // mpirun wakes the stopped rank in order to end it. It must not blame another then.
@@ -1538,6 +1546,7 @@ static void check_signal(void **state, int ranks, int signal_number) {
         fail_msg("signal %d, %d ranks: exit code %d", signal_number, ranks, outcome.exit_code);
     }
     if (ranks == 0) { assert_int_equal(outcome.exit_code, 75); }
+    if (ranks > 0) { text_check(outcome.errors, "started with scripts/launch", "mpirun is told to end"); }
     for (int i = 0; i < size; i++) { assert_true(process_is_gone(pids[i], 5)); }
     json_t *events = log_read(stage, training.out), *end = log_event_of(events, "end", -1);
     // A launcher passes SIGINT on as SIGTERM, and may follow with SIGKILL before a rank
@@ -1557,6 +1566,21 @@ static void one_rank_ends_well_by_signal(void **state) {
     check_signal(state, 0, SIGTERM);
     check_signal(state, 0, SIGHUP);
     check_signal(state, 0, SIGUSR1);
+}
+
+// It has nothing to go on from, so whoever starts stopped jobs again must not start it.
+static void a_stop_that_saves_nothing_has_a_code_of_its_own(void **state) {
+    Stage *stage = stage_of(state);
+    pid_t pid;
+    char options[256];
+    snprintf(options, sizeof options, "%s --save-every never", endless);
+    Training training = training_start(stage, 0, options);
+    wait_for_report(stage, &training, &pid, 1);
+    assert_int_equal(kill(pid, SIGUSR1), 0);
+    Outcome outcome = program_finish_within(stage, &training.program, 20);
+    outcome_check(&outcome, 4, training.what);
+    text_check(outcome.output, "stopped    because it was asked to\n", training.what);
+    text_check(outcome.output, "not saved  as --save-every never asks", training.what);
 }
 
 static void two_ranks_end_well_by_signal(void **state) {
@@ -2133,6 +2157,7 @@ int main(int argc, char **argv) {
         PROGRAM_TEST(a_stopped_rank_inside_a_host_is_named),
         PROGRAM_TEST(one_rank_ends_well_by_signal),
         PROGRAM_TEST(two_ranks_end_well_by_signal),
+        PROGRAM_TEST(a_stop_that_saves_nothing_has_a_code_of_its_own),
         PROGRAM_TEST(launched_ranks_have_time_to_save),
         PROGRAM_TEST(a_validation_hears_a_signal),
         PROGRAM_TEST(a_signal_while_it_starts_is_heard),

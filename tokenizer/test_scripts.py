@@ -1,4 +1,5 @@
-"""The scripts that prepare data, with programs in place of train_gpt and make that only record how they were called."""
+"""The scripts that prepare data, with programs in place of train_gpt and make that only record how they were called; and the
+exporter for TensorBoard without TensorBoard."""
 
 import subprocess
 import sys
@@ -49,6 +50,12 @@ class Scripts(DirectoryTest):
         train, evaluation = self.calls()
         self.assertIn("--val-data out/stories_val_*.bin", train)
         self.assertRegex(evaluation, "^eval --from out/run/checkpoints/step-7/model .*stories_val")
+
+    def test_an_export_without_tensorboard_says_what_to_install(self):
+        bare = (sys.executable, "-I", "-S")  # finds no package
+        done = self.run_script(*bare, str(ROOT / "dev/tensorboard/export.py"), "run", "--out", "events")
+        self.assertEqual((done.returncode, done.stderr.count("\n")), (2, 1))
+        self.assertRegex(done.stderr, "-m pip install -r .*dev/tensorboard/requirements.txt")
 
     def test_openwebtext_takes_no_directory_of_tokens_and_texts(self):
         (self.directory / "data").mkdir()

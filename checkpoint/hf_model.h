@@ -266,8 +266,8 @@ static inline void hf_model_close(HfModel *model) {
 }
 
 // Opens the model in `directory` and checks that its files are those that were written
-// (file_sums.h), and hold exactly the tensors of its configuration. Fills config and table,
-// so that the caller can allocate parameters.
+// (file_sums.h), and hold exactly the tensors of its configuration. Fills config and
+// table, so that the caller can allocate parameters.
 // On failure there is nothing to close.
 static inline bool hf_model_open(HfModel *model, const char *directory, Error *error) {
     char path[PATH_MAX];

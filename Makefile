@@ -291,8 +291,10 @@ test-gpu bench-gpu: install-for-test
 	@if [ "$(HAVE_CUDA)" = yes ]; then dev/gpu/build; fi
 	@dev/gpu/$(@:-gpu=)
 
-# The Python code that prepares data runs in its own virtual environment.
+# The Python code that prepares data runs in its own virtual environment. The .pth file lets
+# it find the code from any directory, and is written anew in case the project has moved.
 tokenizer: build/venv/done
+	@for packages in build/venv/lib/python3*/site-packages; do pwd > $$packages/acco.pth; done
 
 build/venv/done: tokenizer/requirements.txt
 	@python3 -m venv build/venv

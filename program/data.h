@@ -245,10 +245,11 @@ static inline bool tokenize_side(Run *run, const DataLoader *loader, const Token
 }
 
 // Rank 0: a tokenizer that only the checkpoint has from which the run goes on is copied
-// into the run's directory, for later checkpoints: by then that one may be removed.
+// into the run's directory, for later checkpoints: by then that one may be removed. Its
+// config.json goes with it, because it may be what names the end of a text.
 static inline bool keep_resumed_tokenizer(Run *run, const char *path, Error *error) {
     const Options *options = &run->options;
-    char model[TOKENIZER_PATH_SIZE];
+    char model[TOKENIZER_PATH_SIZE], from[PATH_MAX], to[PATH_MAX];
     resumed_model(options, model);
     size_t length = strlen(model);
     if (length == 0 || strncmp(path, model, length) != 0 || strcmp(path + length, "/tokenizer.json") != 0) {
@@ -259,7 +260,9 @@ static inline bool keep_resumed_tokenizer(Run *run, const char *path, Error *err
         return error_set(error, "cannot create the directory %.400s: %s", run->tokenizer, strerror(errno));
     }
     run->checkpointed.tokenizer = run->tokenizer;
-    return hf_model_copy_tokenizer(model, run->tokenizer, error);
+    return hf_model_path(from, model, "config.json", error) &&
+           hf_model_path(to, run->tokenizer, "config.json", error) && hf_model_copy_file(from, to, error) &&
+           hf_model_copy_tokenizer(model, run->tokenizer, error);
 }
 
 // Rank 0: makes the token files of --data and --val-data, where these are texts for a

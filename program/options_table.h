@@ -220,7 +220,9 @@ static const OptionSpec option_table[] = {
     {"streaming-order", GROUP_LOCAL, "streaming-diloco", OTHER_BITS,
      CHOICE_OPTION(rules.diloco.order, "strided", "strided", "sequential"),
      "How layers are divided into fragments. strided: every P-th layer; sequential: neighbours. The traffic "
-     "is the same, the trained model is not."},
+     "is the same, the trained model is not. What is in no layer, the embeddings and the last norm, is in "
+     "the "
+     "first fragment."},
 
     {"model", GROUP_DATA, EVERY_RULE, COMPARED_APART, TEXT_OPTION(model, "tiny", 1, "NAME|PATH"),
      "A preset (tiny, 36M, 125M, 1.3B, 2.7B) or the path of a Hugging Face config.json with model_type "
@@ -414,8 +416,8 @@ static const OptionSpec option_table[] = {
     {"top-k", GROUP_SAMPLE, EVERY_RULE, SAME_BITS, INTEGER_OPTION(top_k, "40", 1, 1e6, "N", "off", 0),
      "Chooses only among the N most likely tokens, which keeps odd tokens out."},
     {"prompt", GROUP_SAMPLE, EVERY_RULE, SAME_BITS, TEXT_OPTION(prompt, "", 0, "TEXT"),
-     "What the sample starts with. Empty: the model starts by itself. Models that read token ids need a "
-     "--tokenizer."},
+     "What the sample starts with, at most 1023 bytes. Empty: the model starts by itself. Models that read "
+     "token ids need a --tokenizer."},
 
     {"link-mbit", GROUP_EMULATION, EVERY_RULE, SAME_BITS,
      REAL_OPTION(link_mbit, "off", 1e-3, 1e6, "MBIT", "off", 0),

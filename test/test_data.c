@@ -453,6 +453,28 @@ static void an_evaluation_refuses_what_is_no_text(void **state) {
     text_check(outcome.errors, "packed.txt looks like a gzip archive", "eval");
 }
 
+static void a_damaged_model_is_refused_by_whoever_reads_it(void **state) {
+    static const char *const commands[] = {
+        "eval --data documents.bin --from", "sample --from",
+        "--config base.txt --data documents.bin --out refused --from",
+        "--config base.txt --data documents.bin --out refused-too --finetune"};
+    Stage *stage = stage_of(state);
+    char path[STAGE_PATH_SIZE], arguments[512];
+    run_base(stage, 0, 0, "--tokenizer bpe --data documents.bin --out flipped");
+    FILE *file = fopen(stage_path(stage, "flipped/checkpoints/step-40/model/model.safetensors", path), "r+b");
+    assert_true(file != NULL && fseek(file, -1000, SEEK_END) == 0);
+    int byte = fgetc(file);
+    assert_true(fseek(file, -1000, SEEK_END) == 0 && fputc(byte ^ 1, file) == (byte ^ 1) &&
+                fclose(file) == 0);
+    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
+        snprintf(arguments, sizeof arguments, "%s flipped", commands[i]);
+        Outcome outcome = program_run(stage, 0, arguments);
+        outcome_check(&outcome, 2, arguments);
+        text_check(outcome.errors, "model.safetensors is damaged", arguments);
+        assert_int_equal(text_lines(outcome.errors), 1);
+    }
+}
+
 // ---------------------------------------------------------------------------------------
 // Validation
 
@@ -554,6 +576,7 @@ int main(int argc, char **argv) {
         DATA_TEST(what_does_not_fit_is_refused),
         DATA_TEST(two_ranks_refuse_once),
         DATA_TEST(an_evaluation_refuses_what_is_no_text),
+        DATA_TEST(a_damaged_model_is_refused_by_whoever_reads_it),
         DATA_TEST(a_validation_visits_every_window_once),
     };
     if (argc > 1) { cmocka_set_test_filter(argv[1]); }

@@ -237,6 +237,10 @@ static inline bool tokenize_side(Run *run, const DataLoader *loader, const Token
                    human_count((double)counts.tokens, total), (unsigned long long)counts.documents,
                    counts.documents == 1 ? "" : "s", clock_seconds() - began,
                    counts.documents == 1 ? "; no line <|endoftext|> divides the text" : "");
+            if (counts.empty > 0) {
+                printf("tokens     %llu documents were left out, because they are empty\n",
+                       (unsigned long long)counts.empty);
+            }
         }
     }
     fflush(stdout);

@@ -36,6 +36,8 @@ static inline bool choose_model(Run *run, Error *error) {
     Options *options = &run->options;
     const char *start = options_start(options);
     if (start[0] != '\0' && !hf_model_check_directory(start, error)) { return false; }
+    // Every rank checks what it reads, but only when there is a run directory already.
+    if (start[0] != '\0' && run_is_main(run) && !file_sums_check(start, error)) { return false; }
     if (!gpt_neo_config_find(start[0] != '\0' ? start : options->model, &run->config, error)) {
         return false;
     }

@@ -114,6 +114,7 @@ static void a_token_file_is_that_of_prepare(void **state) {
         size_t size;
         uint8_t *made = make_shard(stage_of(state), &text, 1, threads, &size, &counts);
         assert_int_equal(counts.documents, 15);
+        assert_int_equal(counts.empty, 2);
         assert_int_equal(counts.tokens, 1776);
         assert_int_equal(size, expected.size);
         assert_memory_equal(made, expected.bytes, size);
@@ -173,7 +174,7 @@ static void check_long_document(const char *unit, char before) {
     for (size_t i = 0; i < SIZE; i++) { bytes[i] = unit[i % length]; }
     memcpy(bytes + SIZE, end, sizeof end);
     Text text = {(const uint8_t *)bytes, SIZE + sizeof end - 1};
-    TextCursor cursor = {&text, 1, 0, 0, false};
+    TextCursor cursor = {&text, 1, 0, 0, false, 0};
     TextPiece piece = {NULL, 0, false};
     int pieces = 0;
     for (; text_next_piece(&cursor, &piece) && piece.bytes == text.bytes + seen; pieces++) {
@@ -454,10 +455,9 @@ static void an_evaluation_refuses_what_is_no_text(void **state) {
 }
 
 static void a_damaged_model_is_refused_by_whoever_reads_it(void **state) {
-    static const char *const commands[] = {
-        "eval --data documents.bin --from", "sample --from",
-        "--config base.txt --data documents.bin --out refused --from",
-        "--config base.txt --data documents.bin --out refused-too --finetune"};
+    static const char *const commands[] = {"eval --data documents.bin --from", "sample --from",
+                                           "--config base.txt --data documents.bin --out refused --from",
+                                           "--config base.txt --data documents.bin --out refused --finetune"};
     Stage *stage = stage_of(state);
     char path[STAGE_PATH_SIZE], arguments[512];
     run_base(stage, 0, 0, "--tokenizer bpe --data documents.bin --out flipped");

@@ -37,6 +37,7 @@ typedef struct Text {
 // What went into a token file.
 typedef struct TextShardCounts {
     uint64_t documents, tokens;
+    uint64_t empty; // documents that were left out, because they have no text
 } TextShardCounts;
 
 // Called on the calling thread after every round. bytes: of the texts, done so far.
@@ -61,6 +62,7 @@ typedef struct TextCursor {
     int count, index;
     size_t at;      // in texts[index]
     bool continued; // within a document
+    uint64_t empty; // documents before here
 } TextCursor;
 
 // The bytes of the separator that a line begins with, including its line end; 0: the line
@@ -126,7 +128,10 @@ static inline bool text_next_piece(TextCursor *cursor, TextPiece *piece) {
             count--;
         }
         while (ends && count > 0 && text_is_line_end(bytes[count - 1])) { count--; }
-        if (count == 0 && !continued) { continue; }
+        if (count == 0 && !continued) {
+            cursor->empty += separator > 0;
+            continue;
+        }
         piece->bytes = bytes;
         piece->count = count;
         piece->ends = ends;
@@ -326,7 +331,7 @@ static inline bool text_shard_write(const char *path, const Text *texts, int cou
                                     const TextProgress *progress, TextShardCounts *counts, Error *error) {
     static const uint8_t room[TOKEN_FILE_HEADER_BYTES] = {0};
     char temporary[PATH_MAX];
-    TextCursor cursor = {texts, count, 0, 0, false};
+    TextCursor cursor = {texts, count, 0, 0, false, 0};
     TextRound round;
     TokenWriter writer;
     memset(&round, 0, sizeof round);
@@ -356,6 +361,7 @@ static inline bool text_shard_write(const char *path, const Text *texts, int cou
         good = error_set(&trouble, "cannot rename %.400s: %s", temporary, strerror(errno));
     }
     counts->tokens = writer.count;
+    counts->empty = cursor.empty;
     text_round_free(&round);
     free(writer.buffer);
     if (!good) { unlink(temporary); }

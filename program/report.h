@@ -35,17 +35,7 @@ static inline void note_written(Run *run, bool written, const Error *error) {
     print_disk_full(run);
     if (written || run->lost_lines++ > 0) { return; }
     terminal_clear(&run->terminal);
-    fprintf(stderr, "train_gpt: %s; training goes on, but the log lacks what cannot be written\n",
-            error->text);
-}
-
-// Before a line is written: says in the log how many before it are not there.
-static inline void log_gap(Run *run) {
-    Error error = {""};
-    if (run->lost_lines == run->told_lines) { return; }
-    json_t *gap =
-        json_pack("{s:s, s:I}", "event", "gap", "lines", (json_int_t)(run->lost_lines - run->told_lines));
-    if (log_event(&run->log, gap, &error)) { run->told_lines = run->lost_lines; }
+    fprintf(stderr, "train_gpt: %s; training goes on, but what cannot be written is lost\n", error->text);
 }
 
 // Writes the lines that wait for space.
@@ -72,7 +62,6 @@ static inline void close_logs(Run *run) {
 // Appends an event to the log; releases it.
 static inline void report_event(Run *run, json_t *event) {
     Error error = {""};
-    log_gap(run);
     note_written(run, log_event(&run->log, event, &error), &error);
 }
 
@@ -345,7 +334,6 @@ static inline void report_window(Run *run) {
     Error error = {""};
     terminal_report(&run->terminal, &report);
     note_unwritten(run);
-    log_gap(run);
     note_written(run, progress_log_report(&run->log, &run->curves, &report, &error), &error);
 }
 
@@ -359,7 +347,6 @@ static inline void report_validation(Run *run) {
     if (isfinite(perfect)) { printf(", a perfect model has %.4f", perfect); }
     printf("\n");
     fflush(stdout);
-    log_gap(run);
     note_written(run,
                  progress_log_validation(&run->log, &run->curves, commit, tokens_done(run),
                                          training_seconds(run), loss, perfect, &error),
@@ -468,7 +455,9 @@ static inline void print_files(const Run *run) {
 // What the run should have left and did not. saved: whether its end is on disk.
 static inline void print_missing(const Run *run, bool saved) {
     if (run->lost_lines > 0) {
-        fprintf(stderr, "train_gpt: %s lacks %lld line%s: the reason is printed above\n", run->log.path,
+        fprintf(stderr,
+                "train_gpt: %lld line%s of the log or of progress.tsv could not be written: the reason is "
+                "printed above\n",
                 (long long)run->lost_lines, run->lost_lines == 1 ? "" : "s");
     }
     if (!saved) {

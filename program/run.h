@@ -85,7 +85,7 @@ typedef struct Run {
     double validation_loss, perfect_validation_loss; // of the latest validation; NAN: there was none
     bool nothing_left;                               // it was resumed where it had ended
     bool is_unwritten;                               // nobody reads stdout any more
-    int64_t lost_lines, told_lines;                  // that the log lacks; that it says it lacks
+    int64_t lost_lines;                              // of its files, which could not be written
     bool trace_is_lost;
     double exposed_seconds; // of this part of the run: see CommitReport
     // Checkpoints.

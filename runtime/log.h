@@ -5,7 +5,9 @@
 // When a write fails half way, the part that was written is cut off again and the caller
 // gets an Error. A full disk may be empty again in a minute, and must not end a run that
 // took weeks: where the caller allows it (log_be_patient), lines that find no space are
-// held in memory, and the next write begins with them.
+// held in memory, and the next write begins with them. An event that is lost all the same
+// leaves a gap: the next one has a line before it, {"event":"gap","lines":N}, in the same
+// write, so that the last bytes of a disk do not go to such lines alone.
 //
 // JSON has no NaN: a number that is not finite becomes null, because a single `nan` makes
 // the whole file unreadable to a strict parser, just when somebody wants to know what
@@ -37,7 +39,8 @@ enum {
 };
 
 typedef struct Log {
-    int descriptor; // -1: not open
+    int descriptor;  // -1: not open
+    int64_t missing; // events in a row that could not be written
     char path[RUN_PATH_SIZE + 16];
     bool patient;      // holds lines while the disk is full
     char *held;        // whole lines that are not in the file yet; NULL: none
@@ -142,16 +145,20 @@ static inline json_t *log_text(const char *text) {
 // object, also on failure. Build its reals with log_real and foreign text with log_text.
 static inline bool log_event(Log *log, json_t *event, Error *error) {
     assert(event != NULL && json_object_get(event, "event") != NULL);
-    char *text = json_dumps(event, JSON_COMPACT | JSON_REAL_PRECISION(LOG_JSON_DIGITS));
+    char *text = json_dumps(event, JSON_COMPACT | JSON_REAL_PRECISION(LOG_JSON_DIGITS)), gap[64] = "";
     json_decref(event);
-    size_t length = text == NULL ? 0 : strlen(text);
-    char *line = text == NULL ? NULL : (char *)realloc(text, length + 2);
-    if (line == NULL) {
-        free(text);
-        return error_set(error, "no memory for a line of %.400s", log->path);
+    if (log->missing > 0) {
+        snprintf(gap, sizeof gap, "{\"event\":\"gap\",\"lines\":%lld}\n", (long long)log->missing);
     }
-    line[length] = '\n';
-    bool written = log_append(log, line, length + 1, error);
+    size_t length = text == NULL ? 0 : strlen(gap) + strlen(text) + 1;
+    char *line = text == NULL ? NULL : (char *)malloc(length + 1);
+    bool written = line != NULL || error_set(error, "no memory for a line of %.400s", log->path);
+    if (written) {
+        snprintf(line, length + 1, "%s%s\n", gap, text);
+        written = log_append(log, line, length, error);
+    }
+    log->missing = written ? 0 : log->missing + 1;
+    free(text);
     free(line);
     return written;
 }

@@ -384,8 +384,26 @@ static void test_disk_full_for_a_while(void **state) {
     free(text);
 }
 
+// full: the log when three reports did not fit, which had `written` whole lines. The two
+// that came later stand behind a line that says so.
+static void check_gap(char *full, int written) {
+    char *text = read_file("half/log.jsonl");
+    int lines = 0;
+    for (const char *c = full; *c != '\0'; c++) { lines += *c == '\n'; }
+    assert_int_equal(lines, written);
+    assert_int_equal(strncmp(text, full, strlen(full)), 0);
+    json_t *gap = parse_line(text, written), *last = parse_line(text, written + 2);
+    assert_string_equal(json_string_value(json_object_get(gap, "event")), "gap");
+    assert_int_equal(json_integer_value(json_object_get(gap, "lines")), 3);
+    assert_string_equal(json_string_value(json_object_get(last, "event")), "report");
+    json_decref(gap);
+    json_decref(last);
+    free(text);
+    free(full);
+}
+
 // A limit in the middle of a line: the part that did fit is cut off, and what is left is
-// whole lines.
+// whole lines. When there is room again, the log says what it lacks.
 static void test_half_written_line_is_removed(void **state) {
     (void)state;
     Files files;
@@ -401,14 +419,19 @@ static void test_half_written_line_is_removed(void **state) {
     signal(SIGXFSZ, SIG_IGN);
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
     while (written < 100 && progress_log_report(&files.log, &files.curves, &report, &error)) { written++; }
+    Error again;
+    for (int i = 0; i < 2; i++) {
+        assert_false(progress_log_report(&files.log, &files.curves, &report, &again));
+    }
     setrlimit(RLIMIT_FSIZE, &limit);
+    char *full = read_file("half/log.jsonl");
+    assert_true(progress_log_report(&files.log, &files.curves, &report, &again));
+    assert_true(progress_log_report(&files.log, &files.curves, &report, &again));
     files_close(&files);
+    check_gap(full, written);
     assert_in_range(written, 1, 20);
     expect_text(error.text, "cannot write half/log.jsonl: File too large");
     char *text = read_file("half/log.jsonl");
-    int lines = 0;
-    for (const char *c = text; *c != '\0'; c++) { lines += *c == '\n'; }
-    assert_int_equal(lines, written);
     assert_true(text[strlen(text) - 1] == '\n');
     json_decref(parse_line(text, written - 1));
     free(text);

@@ -15,7 +15,7 @@
 
 #include "comm/collectives.h"
 #include "gpt_neo.h"
-#include "program/options.h"
+#include "program/options_check.h"
 #include "rules.h"
 
 typedef struct Placement {

@@ -238,9 +238,7 @@ static void write_trace(Run *run) {
 // Rank 0. Lines that still wait for space are lost.
 static void close_logs(Run *run) {
     Error error = {""};
-    if (!flush_logs(run, &error)) {
-        fprintf(stderr, "train_gpt: %s: its last lines are lost\n", error.text);
-    }
+    if (!flush_logs(run, &error)) { fprintf(stderr, "train_gpt: %s: its last lines are lost\n", error.text); }
     log_close(&run->log);
     log_close(&run->curves);
 }

@@ -1020,7 +1020,9 @@ static void a_disk_that_is_full_for_a_while_costs_no_line_of_the_log(void **stat
         assert_true(log_number(report, "commit") == count);
     }
     assert_true(count > 2 && log_number(log_event_of(events, "end", -1), "commit") == count);
-    assert_int_equal(atoi(file_read(stage_path(stage, "rows.txt", path))), count);
+    char *rows = file_read(stage_path(stage, "rows.txt", path));
+    assert_int_equal(atoi(rows), count);
+    free(rows);
     json_decref(events);
 }
 

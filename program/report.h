@@ -25,7 +25,8 @@ static inline void print_disk_full(Run *run) {
     terminal_clear(&run->terminal);
     printf("%6lld %s\n", (long long)run->scheduler.optimizer.commits,
            full ? "the disk of --out is full: training goes on, and the log waits in memory for space"
-                : "there is space on the disk again: the log has what waited");
+           : run->lost_lines == 0 ? "there is space on the disk again: the log is whole"
+                                  : "there is space on the disk again: the log goes on");
     fflush(stdout);
 }
 

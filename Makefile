@@ -8,7 +8,8 @@
 # make check            are layout, includes, names of rules and documentation in order?
 # make check-cxx        are the sources also valid C++?
 # make format           lays out every C and CUDA file as .clang-format says
-# make fuzz             looks for inputs that break a parser, FUZZ_SECONDS=20 each; needs clang
+# make fuzz             looks for inputs that break a parser, FUZZ_SECONDS=20 each, or
+#                       FUZZ_INPUTS=N of them; needs clang
 # make bench            measures this machine
 # make test-gpu, bench-gpu      test and bench for a GPU; see dev/gpu/README.md
 # make compare          all update rules at several link speeds, about ten minutes
@@ -220,6 +221,7 @@ run-tests: $(PROGRAM) $(EMULATED) $(TESTS:%=$(BUILD)/test/%) $(CUDA_TESTS:%=$(BU
 # libFuzzer comes with clang. Fuzz targets only read files, so they are built without MPI
 # and oneDNN.
 FUZZ_SECONDS := 20
+FUZZ_INPUTS  :=
 FUZZ_CC      := clang
 FUZZERS      := $(patsubst test/fuzz/fuzz_%.h,%,$(wildcard test/fuzz/fuzz_*.h))
 FUZZ_FLAGS   := -std=gnu11 -O1 -g -fno-omit-frame-pointer -fno-math-errno $(WARNINGS) -Wno-pass-failed -I. \
@@ -229,7 +231,7 @@ FUZZ_FLAGS   := -std=gnu11 -O1 -g -fno-omit-frame-pointer -fno-math-errno $(WARN
 fuzz: $(CONFIG) $(BUILD)/fuzz/compiler
 	@$(NEEDED)
 	@$(MAKE) --no-print-directory -j $(CORES) $(FUZZERS:%=$(BUILD)/fuzz/%)
-	@FUZZ_SECONDS=$(FUZZ_SECONDS) test/fuzz/run $(BUILD)/fuzz $(FUZZERS)
+	@FUZZ_SECONDS=$(FUZZ_SECONDS) FUZZ_INPUTS=$(FUZZ_INPUTS) test/fuzz/run $(BUILD)/fuzz $(FUZZERS)
 
 $(BUILD)/fuzz/compiler:
 	@mkdir -p $(@D)
@@ -289,8 +291,10 @@ test-gpu bench-gpu: install-for-test
 	@if [ "$(HAVE_CUDA)" = yes ]; then dev/gpu/build; fi
 	@dev/gpu/$(@:-gpu=)
 
-# The Python code that prepares data runs in its own virtual environment.
+# The Python code that prepares data runs in its own virtual environment. The .pth file lets
+# it find the code from any directory, and is written anew in case the project has moved.
 tokenizer: build/venv/done
+	@for packages in build/venv/lib/python3*/site-packages; do pwd > $$packages/acco.pth; done
 
 build/venv/done: tokenizer/requirements.txt
 	@python3 -m venv build/venv

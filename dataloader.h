@@ -416,9 +416,16 @@ static inline bool data_loader_divide(DataLoader *loader, Error *error) {
     loader->validation_windows = data_held_out(loader, windows);
     loader->training_windows = windows - loader->validation_windows;
     if (loader->training_windows > 0) { return true; }
+    enum { WORTH_LEARNING = 16 }; // tokens: shorter sequences only for those who want them
     int fits = data_loader_longest_sequence(loader, 1);
     char remedy[64] = "even --seq-len 1 does not fit";
-    if (fits > 0) { snprintf(remedy, sizeof remedy, "lower --seq-len to at most %d", fits); }
+    if (fits > 0) {
+        snprintf(remedy, sizeof remedy, "there must be %d tokens at least, for --seq-len %d",
+                 WORTH_LEARNING + 1, WORTH_LEARNING);
+    }
+    if (fits > 0 && (fits >= WORTH_LEARNING || T <= WORTH_LEARNING)) {
+        snprintf(remedy, sizeof remedy, "lower --seq-len to at most %d", fits);
+    }
     return error_set(error, "%s is too short: it holds %llu %s of %d tokens%s: %s", loader->name,
                      (unsigned long long)windows, windows == 1 ? "window" : "windows", T + 1,
                      windows > 0 ? ", and validation takes it" : "", remedy);

@@ -21,6 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "runtime/errors.h"
 #include "runtime/names.h"
@@ -193,7 +194,11 @@ static inline bool gpt_neo_config_read(const json_t *root, const char *path, Gpt
                                        Error *error) {
     const char *model_type = json_string_value(json_object_get(root, "model_type"));
     if (model_type == NULL || strcmp(model_type, "gpt_neo") != 0) {
-        return error_set(error, "%s: \"model_type\" must be \"gpt_neo\"", path);
+        return error_set(error,
+                         "%s: \"model_type\" is %s%.60s%s and must be \"gpt_neo\": other models are "
+                         "not supported",
+                         path, model_type == NULL ? "" : "\"", model_type == NULL ? "not given" : model_type,
+                         model_type == NULL ? "" : "\"");
     }
     const json_t *epsilon = json_object_get(root, "layer_norm_epsilon");
     config->epsilon = epsilon == NULL ? 1e-5f : (float)json_number_value(epsilon);
@@ -222,7 +227,8 @@ static inline bool gpt_neo_config_read(const json_t *root, const char *path, Gpt
 static inline bool gpt_neo_config_load(const char *path, GptNeoConfig *config, Error *error) {
     json_error_t problem;
     json_t *root = json_load_file(path, 0, &problem);
-    if (root == NULL) { return error_set(error, "%s: %s", path, problem.text); }
+    if (root == NULL && access(path, R_OK) != 0) { return error_set(error, "%s: %s", path, problem.text); }
+    if (root == NULL) { return error_set(error, "%s is no config.json of a model: %s", path, problem.text); }
     memset(config, 0, sizeof *config);
     size_t length = strlen(path), skip = length < sizeof config->name ? 0 : length - sizeof config->name + 1;
     snprintf(config->name, sizeof config->name, "%s", path + skip);

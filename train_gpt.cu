@@ -5,7 +5,7 @@
 //   train_gpt sample OPTIONS     prints a text that a model on disk continues
 //   train_gpt eval OPTIONS       perplexity, LAMBADA or HellaSwag of a model on disk
 //   train_gpt plan OPTIONS       prints the memory that each rank needs; allocates nothing
-//   train_gpt help               every option
+//   train_gpt help TOPIC         an option, a group of them, a command; help all: everything
 //
 // The update rule (rules.h) decides what a commit is and what runs beside what; this file
 // calls one commit after another. A mistake of the user ends all ranks with one line and
@@ -18,6 +18,7 @@
 #include "program/build_facts.h"  // defines: print_build_facts: --version
 #include "program/data.h"         // defines: open_data, tokenize_data: what is trained on
 #include "program/eval.h"         // defines: command_eval: how good a model is
+#include "program/fit.h"          // defines: fit_check: is there memory enough?
 #include "program/plan.h"         // defines: command_plan: how much memory a run would need
 #include "program/report.h"       // defines: report_window, print_end: what a run says
 #include "program/resume.h"       // defines: begin_checkpoint, resume_run, roll_back: a run on disk
@@ -81,6 +82,13 @@ static void validate_exchange_task(void *context, Stream *stream) {
     free(all);
 }
 
+// Rank 0: a validation that takes long shows how far it is.
+static void show_validation(Run *run, int64_t done, int64_t batches, double began) {
+    double now = clock_seconds();
+    Progress progress = {"validation, ", "batches", done, batches, now - began, QUIET_SECONDS};
+    if (run_is_main(run) && now - began >= 1) { terminal_bar(&run->terminal, &progress, now); }
+}
+
 // The mean loss of the committed parameters over the predicted tokens of the held-out
 // batches, and that of a perfect model, on all ranks. The batches are dealt out to the
 // ranks in turn. False: a rank was asked to stop, and all have left it unfinished.
@@ -96,6 +104,7 @@ static bool validate(Run *run) {
         if (sum.batch < batches) { scheduler_call(s, s->compute, validate_task, &sum); }
         scheduler_call(s, s->communication, validate_agree_task, &sum);
         stopped = s->stop_agreed && first + run->transport.size < batches;
+        show_validation(run, int64_min(first + run->transport.size, batches), batches, began);
     }
     return_committed(s, sum.parameters);
     if (!stopped) {
@@ -116,8 +125,8 @@ static bool is_due(int64_t before, int64_t now, int64_t every) {
     return every > 0 && now / every > before / every;
 }
 
-// Looks at the commits since the last call: reports, validates and redraws the bar where
-// that is due. last: training ends here, so everything is due.
+// Looks at the commits since the last call: reports, validates, samples and redraws the
+// bar where that is due. last: training ends here, so everything is due.
 static void follow_commits(Run *run, bool last) {
     const Options *options = &run->options;
     const Scheduler *s = &run->scheduler;
@@ -133,8 +142,11 @@ static void follow_commits(Run *run, bool last) {
     if (options->val_batches > 0 && (last || is_due(before, now, options->val_every))) {
         if (validate(run) && run_is_main(run)) { report_validation(run); }
     }
+    if (!last && !s->stop_agreed && is_due(before, now, options->sample_every)) { print_sample(run, false); }
     if (run_is_main(run)) {
-        terminal_bar(&run->terminal, tokens_done(run), options->tokens, training_seconds(run));
+        Progress progress = {
+            "", "tokens", tokens_done(run), options->tokens, training_seconds(run), QUIET_TRAINING_SECONDS};
+        terminal_bar(&run->terminal, &progress, clock_seconds());
     }
 }
 
@@ -158,6 +170,7 @@ static void train_to_target(Run *run) {
         }
         watch_saving_clock(run);
     }
+    if (s->stop_agreed && run_is_main(run) && run->window.has_commits) { report_window(run); }
     if (s->stop_agreed || (rule->finish == NULL && !was_done)) { return; }
     if (rule->finish != NULL) { rule->finish(s); }
     report_spike(run);
@@ -182,15 +195,6 @@ static bool train(Run *run) {
 // ---------------------------------------------------------------------------------------
 // The life of a run
 
-// Opens the transport; from now on signals reach this rank in order (program/signals.h).
-static void meet_ranks(Run *run) {
-    Error error = {""};
-    signal_watch_mask(&run->signal_watch); // before MPI or anything else makes a thread
-    if (!transport_open(&run->transport, &error)) { exit_user_mistake(&error); }
-    run->signal_watch.transport = &run->transport;
-    signal_watch_prepare(&run->signal_watch);
-}
-
 // Decides what a rank can decide by itself: device, model, rates, data.
 static void choose_alone(Run *run) {
     Options *options = &run->options;
@@ -198,11 +202,12 @@ static void choose_alone(Run *run) {
     const Transport *transport = &run->transport;
     Error error = {""};
     launch_threads(transport->local_size, (int)options->threads, &run->threads);
+    launch_shared_memory(transport->local_size, run->shared_memory_warning,
+                         sizeof run->shared_memory_warning);
     bool good = placement_choose_device(placement, options, transport->local_rank, false, &error) &&
                 placement_choose_precision(placement, options, &error) &&
                 launch_check_copies(transport->size, transport_has_mpi(), getenv, &error) &&
-                choose_model(run, &error) && choose_rates(run, &error) &&
-                options_check_ranks(options, transport->size, run->T, &error) && open_data(run, &error) &&
+                choose_model(run, &error) && open_data(run, &error) && choose_length(run, &error) &&
                 check_tokenizer(run, &error);
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
 }
@@ -214,8 +219,7 @@ static void choose_together(Run *run) {
     placement_choose_exchange(&run->placement, &run->options, &run->transport);
     bool good = placement_choose_gpu_exchange(&run->placement, &run->options, &run->transport, &error) &&
                 placement_check_gpu_options(&run->placement, &run->options, &error) &&
-                reserve_memory(run, training_problem(run), &error) &&
-                arena_check(&run->arena, run->transport.local_size, &error);
+                reserve_memory(run, training_problem(run), &error) && fit_check(run, &error);
     run->scheduler.stop_requested = &run->signal_watch.stop_requested;
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
 }
@@ -231,7 +235,7 @@ static void write_trace(Run *run) {
     if (!trace_write(&run->scheduler.trace, transport, &run->clock_at_start, &end, run->options.trace,
                      &error)) {
         if (run_is_main(run)) { fprintf(stderr, "train_gpt: there is no trace: %s\n", error.text); }
-        run->options.trace[0] = '\0';
+        run->trace_is_lost = true;
     }
 }
 
@@ -240,7 +244,10 @@ static int finish_run(Run *run, bool saved) {
     Scheduler *s = &run->scheduler;
     scheduler_settle(s);
     write_trace(run); // of a failed run too: it shows what led to that
-    if (s->failed) { return EXIT_SYSTEM_FAILURE; }
+    if (s->failed) {
+        if (run_is_main(run)) { close_logs(run); }
+        return EXIT_SYSTEM_FAILURE;
+    }
     // Stopped workers of a local rule may each hold parameters of their own; the
     // committed ones are the same everywhere.
     const void *weights = borrow_committed_weights(s, run->rule);
@@ -253,25 +260,19 @@ static int finish_run(Run *run, bool saved) {
     }
     if (run_is_main(run)) {
         print_end(run, fingerprint);
-        if (s->stop_agreed && !run->save_times.never) {
-            printf("stopped    because it was asked to; it goes on with --out %s --resume auto%s\n",
-                   run->directory, saved ? "" : ", from an earlier checkpoint");
-        } else if (s->stop_agreed) {
-            printf("stopped    because it was asked to\n");
-        } else if (!run->nothing_left) {
-            print_sample(run);
-        }
-        if (run->save_times.never) {
-            printf("not saved  as --save-every never asks: there is no checkpoint\n");
-        }
-        print_files(run);
-        log_close(&run->log);
-        log_close(&run->curves);
-        if (!saved) {
-            fprintf(stderr, "train_gpt: the end of this run is not on disk: the reason is printed above\n");
-        }
+        if (s->stop_agreed) { print_stopped(run, saved); }
     }
-    return !saved ? EXIT_SYSTEM_FAILURE : s->stop_agreed ? EXIT_ASKED_TO_STOP : 0;
+    if (!s->stop_agreed && !run->nothing_left) { print_sample(run, true); }
+    if (run_is_main(run)) {
+        print_files(run);
+        close_logs(run);
+        print_missing(run, saved);
+    }
+    bool lacks = run->trace_is_lost || run->lost_lines > 0;
+    share_from_rank_zero(run, &lacks, sizeof lacks);
+    if (!saved || (lacks && !s->stop_agreed)) { return EXIT_SYSTEM_FAILURE; }
+    if (!s->stop_agreed) { return 0; }
+    return run->save_times.never ? EXIT_STOPPED_UNSAVED : EXIT_ASKED_TO_STOP;
 }
 
 static void release_run(Run *run) {
@@ -284,9 +285,6 @@ static void release_run(Run *run) {
     free(run->decay_ranges);
     data_loader_close(&run->data);
     if (has_validation_data(run)) { data_loader_close(&run->validation_data); }
-    // Rank 0 may still be printing a long sample. The barrier sleeps while it waits for
-    // that; MPI_Finalize would spin.
-    if (!run->scheduler.stop_agreed) { run->transport.timeout_seconds = 1e6; }
     transport_barrier(&run->transport, "end");
     run_lock_release(&run->lock);
     placement_close(&run->placement);
@@ -296,8 +294,33 @@ static void release_run(Run *run) {
 // ---------------------------------------------------------------------------------------
 // Commands
 
+// All ranks meet before one of them can leave: mpirun lets ranks that wait for each other
+// wait for one that has gone, for ever. understood: whether the command line is, otherwise
+// with an error. Training and eval keep the transport. Of other commands one process is
+// enough: the others leave. From now on signals reach a rank that trains in order
+// (program/signals.h). Help and --version never meet, since a script that starts a rank may
+// ask first, and a process of mpirun can take part in only one program that uses MPI.
+static void meet_ranks(Run *run, bool understood, Error *error) {
+    OptionsCommand command = run->options.command;
+    bool trains = understood && command == COMMAND_TRAIN, together = trains || command == COMMAND_EVAL;
+    if (!understood && !transport_was_launched()) { exit_user_mistake(error); }
+    if (!together && (!transport_was_launched() || (understood && command >= COMMAND_HELP))) { return; }
+    if (trains) { signal_watch_mask(&run->signal_watch); } // before MPI or anything else makes a thread
+    if (!transport_open(&run->transport, error)) { exit_user_mistake(error); }
+    if (trains) {
+        run->signal_watch.transport = &run->transport;
+        signal_watch_prepare(&run->signal_watch);
+        terminal_open(&run->terminal, stdout);
+    }
+    agree_or_exit(run, understood ? 0 : EXIT_USER_MISTAKE, error);
+    agree_on_command(run);
+    if (together) { return; }
+    int rank = run->transport.rank;
+    transport_close(&run->transport);
+    if (rank != 0) { exit(0); }
+}
+
 static int command_train(Run *run) {
-    meet_ranks(run);
     choose_alone(run);
     Hello *hellos = exchange_hellos(run);
     choose_together(run);
@@ -321,9 +344,9 @@ int main(int argc, char **argv) {
     Run *run = (Run *)calloc(1, sizeof *run);
     Error error = {""};
     signal(SIGXFSZ, SIG_IGN); // a file at its size limit is reported as a full disk is
-    if (!options_parse(argc, argv, &run->options, &error) || !options_check(&run->options, &error)) {
-        exit_user_mistake(&error);
-    }
+    bool understood =
+        options_parse(argc, argv, &run->options, &error) && options_check(&run->options, &error);
+    meet_ranks(run, understood, &error);
     run->rule = options_rule(&run->options);
     find_models(run);
     int exit_code = 0;
@@ -332,9 +355,13 @@ int main(int argc, char **argv) {
     case COMMAND_PLAN: exit_code = command_plan(run); break;
     case COMMAND_SAMPLE: exit_code = command_sample(run); break;
     case COMMAND_EVAL: exit_code = command_eval(run); break;
-    case COMMAND_HELP: options_print_help(stdout); break;
+    case COMMAND_HELP:
+        if (!options_print_topic(stdout, run->options.topic, &error)) { exit_user_mistake(&error); }
+        break;
     case COMMAND_HELP_MARKDOWN: options_print_markdown(stdout); break;
     case COMMAND_VERSION: print_build_facts(stdout); break;
     }
-    exit(exit_code); // nobody frees the run: the thread that waits for signals reads it to the end
+    // Otherwise the thread that waits for signals reads it to the end.
+    if (run->signal_watch.transport == NULL) { free(run); }
+    exit(exit_code);
 }

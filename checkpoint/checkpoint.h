@@ -163,6 +163,21 @@ static inline int saved_vectors(Scheduler *s, SavedVector vectors[CHECKPOINT_MAX
     return count;
 }
 
+// About how many bytes a checkpoint will have on disk, the model in it included. between:
+// one of the middle of a run, which may hold an exchange that is under way. The scheduler's
+// memory needs no more than to be planned.
+static inline size_t checkpoint_bytes(const Scheduler *s, bool between) {
+    Scheduler at_rest = *s;
+    SavedVector vectors[CHECKPOINT_MAX_VECTORS];
+    size_t whole = s->problem.parameter_count * sizeof(float), ranks = (size_t)s->transport->size;
+    int count = saved_vectors(&at_rest, vectors);
+    size_t bytes = whole; // the model
+    for (int i = 0; i < count; i++) { bytes += vectors[i].scope == SAVED_WORKER ? whole * ranks : whole; }
+    if (between && s->settings.kind == RULE_LOCAL) { bytes += whole; }
+    if (between && s->settings.kind == RULE_OVERLAPPED) { bytes += whole * ranks; }
+    return bytes;
+}
+
 // ---------------------------------------------------------------------------------------
 // The manifest: numbers
 

@@ -9,12 +9,13 @@
 // anybody allocates parameters; reading them afterwards cannot fail. The files come from
 // others: whatever their bytes are, the worst that follows is an Error.
 //
-// Writing makes what from_pretrained takes. The directory is whole or absent: it is made
-// under a temporary name, synced, and renamed (runtime/files.h). A checkpoint contains
-// such a directory.
+// Writing makes what from_pretrained takes, and checksums of the files (file_sums.h). The
+// directory is whole or absent: it is made under a temporary name, synced, and renamed
+// (runtime/files.h). A checkpoint contains such a directory.
 #ifndef ACCO_CHECKPOINT_HF_MODEL_H
 #define ACCO_CHECKPOINT_HF_MODEL_H
 
+#include "checkpoint/file_sums.h"
 #include "checkpoint/safetensors.h"
 #include "gpt_neo_config.h"
 #include "runtime/files.h"
@@ -264,13 +265,14 @@ static inline void hf_model_close(HfModel *model) {
     memset(model, 0, sizeof *model);
 }
 
-// Opens the model in `directory` and checks that its files hold exactly the tensors of
-// its configuration. Fills config and table, so that the caller can allocate parameters.
+// Opens the model in `directory` and checks that its files are those that were written
+// (file_sums.h), and hold exactly the tensors of its configuration. Fills config and
+// table, so that the caller can allocate parameters.
 // On failure there is nothing to close.
 static inline bool hf_model_open(HfModel *model, const char *directory, Error *error) {
     char path[PATH_MAX];
     memset(model, 0, sizeof *model);
-    if (!hf_model_path(path, directory, "config.json", error) ||
+    if (!file_sums_check(directory, error) || !hf_model_path(path, directory, "config.json", error) ||
         !gpt_neo_config_load(path, &model->config, error)) {
         return false;
     }
@@ -316,13 +318,14 @@ static inline bool hf_model_copy_file(const char *from, const char *to, Error *e
     return good;
 }
 
-// Copies the files of the tokenizer that are in the directory `from`, if there are any.
+// Copies the files of the tokenizer that are in the directory `from`, if there are any,
+// and how transformers is to generate with it.
 static inline bool hf_model_copy_tokenizer(const char *from, const char *to, Error *error) {
-    static const char *const names[6] = {"tokenizer.json",    "tokenizer_config.json",
-                                         "vocab.json",        "merges.txt",
-                                         "added_tokens.json", "special_tokens_map.json"};
+    static const char *const names[7] = {
+        "tokenizer.json",          "tokenizer_config.json", "vocab.json", "merges.txt", "added_tokens.json",
+        "special_tokens_map.json", "generation_config.json"};
     char source[PATH_MAX], target[PATH_MAX];
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 7; i++) {
         if (!hf_model_has(from, names[i])) { continue; }
         if (!hf_model_path(source, from, names[i], error) || !hf_model_path(target, to, names[i], error) ||
             !hf_model_copy_file(source, target, error)) {
@@ -353,20 +356,26 @@ static inline const json_t *hf_model_token_id(const json_t *tokenizer, const jso
 }
 
 // The id of the token that has a role such as "eos_token" in the tokenizer in
-// `directory`; -1: it is unknown, or `directory` is NULL.
+// `directory`, or else in the config.json beside it; -1: it is unknown, or `directory` is
+// NULL.
 static inline int hf_model_special_id(const char *directory, const char *role, int vocabulary) {
     if (directory == NULL) { return -1; }
-    json_t *settings = hf_model_load_json(directory, "tokenizer_config.json");
+    char key[32];
+    snprintf(key, sizeof key, "%.20s_id", role);
+    json_t *settings = hf_model_load_json(directory, "tokenizer_config.json"),
+           *model = hf_model_load_json(directory, "config.json");
     json_t *tokenizer = hf_model_load_json(directory, "tokenizer.json"),
            *words = hf_model_load_json(directory, "vocab.json");
     const json_t *token = json_object_get(settings, role);
     const char *content =
         json_string_value(json_is_object(token) ? json_object_get(token, "content") : token);
-    const json_t *item = content != NULL ? hf_model_token_id(tokenizer, words, content) : NULL;
+    const json_t *item =
+        content != NULL ? hf_model_token_id(tokenizer, words, content) : json_object_get(model, key);
     bool known =
         json_is_integer(item) && json_integer_value(item) >= 0 && json_integer_value(item) < vocabulary;
     int id = known ? (int)json_integer_value(item) : -1;
     json_decref(settings);
+    json_decref(model);
     json_decref(tokenizer);
     json_decref(words);
     return id;
@@ -443,10 +452,11 @@ static inline bool hf_model_write_config(const char *directory, const GptNeoConf
 // ---------------------------------------------------------------------------------------
 // Writing: the weights, and the whole directory
 
-// Writes model.safetensors into `directory`. parameters (table->parameter_count), on the
-// host.
+// Writes model.safetensors into `directory`; *sum gets its CRC-32. parameters
+// (table->parameter_count), on the host.
 static inline bool hf_model_write_weights(const char *directory, const ParameterTable *table,
-                                          SafetensorsType type, const float *parameters, Error *error) {
+                                          SafetensorsType type, const float *parameters, uint32_t *sum,
+                                          Error *error) {
     char path[PATH_MAX];
     SafetensorsPlan plan;
     SafetensorsWriter writer;
@@ -462,6 +472,8 @@ static inline bool hf_model_write_weights(const char *directory, const Parameter
     safetensors_plan_finish(&plan);
     bool good = safetensors_create(&writer, path, &plan, error);
     if (good) {
+        *sum = (uint32_t)crc32_z(0, (const Bytef *)plan.header, plan.header_bytes);
+        writer.sum = sum; // tensors of one type lie in the order of the table
         for (int i = 0; i < table->count && good; i++) {
             const ParameterInfo *info = &table->entries[i];
             good = safetensors_write_floats(&writer, i, 0, info->count, parameters + info->offset, error);
@@ -568,6 +580,7 @@ static inline bool hf_model_save(const char *directory, const GptNeoConfig *conf
                                  const ParameterTable *table, const float *parameters, SafetensorsType type,
                                  const char *tokenizer, Error *error) {
     char path[PATH_MAX], temporary[PATH_MAX];
+    uint32_t sum;
     size_t length = strlen(directory);
     while (length > 1 && directory[length - 1] == '/') { length--; }
     if (length == 0 || length >= sizeof path) {
@@ -578,7 +591,8 @@ static inline bool hf_model_save(const char *directory, const GptNeoConfig *conf
     if (!hf_model_begin(temporary, path, error)) { return false; }
     bool good = hf_model_write_config(temporary, config, type, tokenizer, error) &&
                 (tokenizer == NULL || hf_model_copy_tokenizer(tokenizer, temporary, error)) &&
-                hf_model_write_weights(temporary, table, type, parameters, error) &&
+                hf_model_write_weights(temporary, table, type, parameters, &sum, error) &&
+                file_sums_write(temporary, "model.safetensors", sum, error) &&
                 directory_publish(temporary, path, false, error);
     if (!good) { tree_remove(temporary); }
     return good;

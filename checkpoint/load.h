@@ -167,6 +167,13 @@ static inline bool source_open_manifest(CheckpointSource *source, const Checkpoi
     json_error_t problem;
     snprintf(file, sizeof file, "%.*s/checkpoint.json", CHECKPOINT_PATH_SIZE, path);
     source->manifest = json_load_file(file, JSON_REJECT_DUPLICATES, &problem);
+    if (source->manifest == NULL && access(file, F_OK) != 0) {
+        return error_set(
+            error,
+            "%.400s is no checkpoint: it has no checkpoint.json; give --resume a run or one of its "
+            "checkpoints, RUN/checkpoints/step-N, and --from a model",
+            path);
+    }
     if (source->manifest == NULL) { return error_set(error, "%.400s: %.120s", file, problem.text); }
     source->rule = json_string_value(json_object_get(source->manifest, "optimizer"));
     source->workers = (int)json_array_size(json_object_get(source->manifest, "workers"));

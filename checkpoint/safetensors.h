@@ -31,6 +31,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <zlib.h>
 
 #include "kernels/wire.h"
 #include "runtime/files.h"
@@ -498,11 +499,13 @@ typedef struct SafetensorsWriter {
     int descriptor;
     const SafetensorsPlan *plan;
     char path[SAFETENSORS_PATH_SIZE]; // for messages
+    uint32_t *sum;                    // grows into the CRC-32 of all that is written; or NULL
 } SafetensorsWriter;
 
 // Writes bytes of the file at `offset`.
 static inline bool safetensors_write_bytes(const SafetensorsWriter *writer, size_t offset, const void *data,
                                            size_t bytes, Error *error) {
+    if (writer->sum != NULL) { *writer->sum = (uint32_t)crc32_z(*writer->sum, (const Bytef *)data, bytes); }
     return file_write_all(writer->descriptor, data, bytes, (off_t)offset) ||
            error_set(error, "cannot write %s: %s", writer->path, strerror(errno));
 }
@@ -512,6 +515,7 @@ static inline bool safetensors_writer_open(SafetensorsWriter *writer, const char
                                            const SafetensorsPlan *plan, int flags, Error *error) {
     assert(plan->header != NULL);
     writer->plan = plan;
+    writer->sum = NULL;
     snprintf(writer->path, sizeof writer->path, "%.*s", SAFETENSORS_PATH_SIZE - 1, path);
     writer->descriptor = open(path, O_WRONLY | O_CLOEXEC | flags, 0666);
     return writer->descriptor >= 0 || error_set(error, "cannot write %s: %s", writer->path, strerror(errno));

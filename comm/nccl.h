@@ -86,8 +86,13 @@ static inline void nccl_settle(Nccl *nccl, Level level, void *queue, const char 
         looked = now;
         if (waited > TRANSPORT_LISTENS_SECONDS) { transport_listen(nccl->transport, NULL, NULL); }
         if (waited > nccl->transport->timeout_seconds) {
-            nccl_fail(nccl, level, what,
-                      "a rank did not take part in time: it may have died or hang; --timeout-s sets how "
+            nccl_fail(
+                nccl, level, what,
+                nccl->transport->commit == 0
+                    ? "a rank did not take part in time; at the start that is often a network "
+                      "interface which other hosts do not reach: NCCL_SOCKET_IFNAME=eth0 names the right "
+                      "one, NCCL_DEBUG=INFO says which is taken; --timeout-s sets how long to wait"
+                    : "a rank did not take part in time: it may have died or hang; --timeout-s sets how "
                       "long to wait");
         }
         if (waited > TRANSPORT_SPIN_SECONDS) { sleep_seconds(fmin(waited / 8, 100e-6)); }

@@ -27,6 +27,7 @@
 #include "kernels/cpu/reals.h"
 #include "kernels/cpu/row_blocks.h"
 #include "kernels/cpu/vector_math.h"
+#include "kernels/cuda/sizes.h"
 #include "kernels/wire.h"
 
 #ifdef ACCO_HAVE_CUDA
@@ -48,10 +49,8 @@
         call; \
         return; \
     }
-#define KERNEL_SIZE(on_gpu, gpu, cpu) ((on_gpu) ? (size_t)(gpu) : (size_t)(cpu))
 #else
 #define KERNEL_ON_GPU(stream, call) (void)(stream);
-#define KERNEL_SIZE(on_gpu, gpu, cpu) ((void)(on_gpu), (size_t)(cpu))
 #endif
 
 // Whether this program contains code for the GPU; it may have been built for others only.
@@ -76,27 +75,25 @@ static inline bool kernels_can_run(const Gpu *gpu, Error *error) {
 
 // Floats for partial sums over rows of `width` columns.
 static inline size_t row_partials_floats(bool on_gpu, size_t width) {
-    return KERNEL_SIZE(on_gpu, CUDA_ROW_BLOCKS, ROW_BLOCKS) * width;
+    return (on_gpu ? (size_t)CUDA_ROW_BLOCKS : (size_t)ROW_BLOCKS) * width;
 }
 
 // Floats of scratch for attention_forward and attention_backward; `threads` of the pool.
 static inline size_t attention_scratch_floats(bool on_gpu, int B, int T, int C, int heads, int threads,
                                               Precision precision) {
-    (void)B;
-    return KERNEL_SIZE(on_gpu, cuda_attention_workspace_floats(B, T, heads),
-                       attention_workspace_floats(T, C / heads, threads, precision));
+    return on_gpu ? cuda_attention_workspace_floats(B, T, heads)
+                  : attention_workspace_floats(T, C / heads, threads, precision);
 }
 
 // Floats of partials for embedding_backward, on a GPU.
 static inline size_t embedding_partials_floats(int rows, int C) {
-    (void)rows, (void)C;
-    return KERNEL_SIZE(true, cuda_embedding_partials_floats(rows, C), 0);
+    return cuda_embedding_partials_floats(rows, C);
 }
 
 // ---------------------------------------------------------------------------------------
 // Matrix products
 
-static inline size_t gemm_workspace_bytes(void) { return KERNEL_SIZE(true, CUDA_GEMM_WORKSPACE, 0); }
+static inline size_t gemm_workspace_bytes(void) { return CUDA_GEMM_WORKSPACE; }
 
 // To be called before the first product of a GPU's stream. workspace
 // (gemm_workspace_bytes): device memory. sm_count: multiprocessors of the GPU that

@@ -14,10 +14,9 @@
 // ---------------------------------------------------------------------------------------
 // Ending early
 
-// Prints the mistake once per job and exits with 2. For mistakes that every rank sees,
-// before MPI is initialised. Open MPI's launcher may hang when many ranks fail at once or
-// when it has to end them; so the other ranks exit with 0, and rank 0 waits for them to
-// be gone before it fails.
+// Prints the mistake and exits with 2. For a process that is alone, or that the other ranks
+// have left to do what takes no more than one. Open MPI's launcher may hang when it has to
+// end ranks; so this one waits for them to be gone.
 static inline void exit_user_mistake(const Error *error) {
     if (launch_launcher_rank(getenv) != 0) { exit(0); }
     fprintf(stderr, "train_gpt: %s\n", error->text);
@@ -45,6 +44,20 @@ static inline void agree_or_exit(Run *run, int exit_code, const Error *error) {
     run_lock_release(&run->lock);
     transport_close(transport);
     exit(bad.exit_code);
+}
+
+// Ends all ranks where one was started with another command than rank 0.
+static inline void agree_on_command(Run *run) {
+    Transport *transport = &run->transport;
+    Error error = {""};
+    int32_t mine = (int32_t)run->options.command;
+    int32_t *all = (int32_t *)transport_collect_records(transport, "commands", &mine, sizeof mine);
+    if (mine != all[0]) {
+        error_set(&error, "rank %d was started with the command %s and rank 0 with %s: start all ranks alike",
+                  transport->rank, command_names()[mine], command_names()[all[0]]);
+    }
+    free(all);
+    agree_or_exit(run, error_is_set(&error) ? EXIT_USER_MISTAKE : 0, &error);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -90,6 +103,7 @@ typedef struct Hello {
     uint64_t options_hash;
     int pid, threads, on_gpu;
     char host[64], device[64];
+    char interfaces[96]; // of its host: launch_interfaces
 } Hello;
 
 // Ends all ranks, of which some have other options than rank 0: names the first option.
@@ -120,6 +134,17 @@ static inline void refuse_other_options(Run *run, const Hello *hellos) {
     free(first);
 }
 
+// Who waits for signals learns which processes of this host are ranks.
+static inline void meet_processes(Run *run, const Hello *hellos) {
+    const Transport *transport = &run->transport;
+    int *pids = (int *)calloc((size_t)transport->size, sizeof *pids);
+    for (int rank = 0; pids != NULL && rank < transport->size; rank++) {
+        bool here = strcmp(hellos[rank].host, hellos[transport->rank].host) == 0;
+        pids[rank] = here ? hellos[rank].pid : 0;
+    }
+    signal_watch_meet(&run->signal_watch, pids);
+}
+
 // Refuses ranks that were started with different options, which would otherwise train
 // nonsense in silence. Returns the hellos of all ranks (size), for the caller to free.
 static inline Hello *exchange_hellos(Run *run) {
@@ -132,7 +157,9 @@ static inline Hello *exchange_hellos(Run *run) {
     mine.on_gpu = run->placement.on_gpu ? 1 : 0;
     snprintf(mine.device, sizeof mine.device, "%.60s", mine.on_gpu ? run->placement.gpu.name : "CPU");
     memcpy(mine.host, transport->host, sizeof mine.host);
+    launch_interfaces(mine.interfaces, sizeof mine.interfaces);
     Hello *all = (Hello *)transport_collect_records(transport, "greeting", &mine, sizeof mine);
+    meet_processes(run, all);
     bool alike = true;
     for (int rank = 1; rank < transport->size; rank++) {
         alike = alike && all[rank].options_hash == all[0].options_hash;
@@ -148,29 +175,6 @@ static inline Hello *exchange_hellos(Run *run) {
 // Bytes of what a micro-batch computes with (scheduler_weights).
 static inline size_t weights_bytes(const Run *run) {
     return run->table.parameter_count * (run->scheduler.settings.keeps_casts ? 2 : sizeof(float));
-}
-
-// Lends the parameters that compute uses (parameter_count), where the host can read them.
-// The streams must have been started and be idle.
-static inline float *borrow_host_parameters(Run *run) {
-    Scheduler *s = &run->scheduler;
-    if (!run->placement.on_gpu) { return s->parameters.data; }
-    size_t bytes = run->table.parameter_count * sizeof(float);
-    float *copy = (float *)malloc(bytes);
-    if (copy == NULL) {
-        transport_fail(&run->transport, "no memory for a copy of the parameters: %zu bytes", bytes);
-    }
-    if (s->settings.keeps_casts) {
-        casts_to_host(s->compute, copy, s->casts, run->table.parameter_count);
-    } else {
-        stream_copy(s->compute, copy, s->parameters.data, bytes);
-    }
-    stream_settle(s->compute);
-    return copy;
-}
-
-static inline void return_host_parameters(Run *run, float *parameters) {
-    if (run->placement.on_gpu) { free(parameters); }
 }
 
 enum { HASH_PIECE = 1 << 26 }; // bytes that are copied from a GPU at a time

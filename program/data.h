@@ -9,7 +9,7 @@
 #define ACCO_PROGRAM_DATA_H
 
 #include "checkpoint/hf_model.h"
-#include "program/agreement.h"
+#include "program/setup.h"
 #include "tokenizer/text_codec.h"
 #include "tokenizer/text_shard.h"
 
@@ -193,8 +193,22 @@ static inline bool token_file_is_whole(const char *path, const Tokenizer *tokeni
     return whole;
 }
 
+// What tokenize_tell shows.
+typedef struct Tokenizing {
+    Terminal *terminal;
+    double bytes, began; // in all; clock_seconds()
+} Tokenizing;
+
+static inline void tokenize_tell(void *context, int64_t bytes) {
+    const Tokenizing *tokenizing = (const Tokenizing *)context;
+    double now = clock_seconds();
+    Progress progress = {"tokenizing, ",          "bytes",      bytes, (int64_t)tokenizing->bytes,
+                         now - tokenizing->began, QUIET_SECONDS};
+    terminal_bar(tokenizing->terminal, &progress, now);
+}
+
 // Makes the token file of a text, unless it is there; `path` gets its path.
-static inline bool tokenize_side(const Run *run, const DataLoader *loader, const Tokenizer *tokenizer,
+static inline bool tokenize_side(Run *run, const DataLoader *loader, const Tokenizer *tokenizer,
                                  ThreadPool *pool, char path[DATA_PATH_SIZE], Error *error) {
     char name[TEXT_SHARD_NAME], total[NUMBER_TEXT_SIZE];
     double bytes = 0, began = clock_seconds();
@@ -214,12 +228,19 @@ static inline bool tokenize_side(const Run *run, const DataLoader *loader, const
         printf("tokenizing %s: %.1f MB, with %d thread%s\n", loader->name, bytes / 1e6, pool->threads,
                pool->threads == 1 ? "" : "s");
         fflush(stdout);
-        good = text_shard_write(path, texts, loader->file_count, tokenizer, pool, &counts, error);
+        Tokenizing tokenizing = {&run->terminal, bytes, clock_seconds()};
+        TextProgress progress = {tokenize_tell, &tokenizing};
+        good = text_shard_write(path, texts, loader->file_count, tokenizer, pool, &progress, &counts, error);
+        terminal_clear(&run->terminal);
         if (good) {
             printf("tokens     %s: %s tokens of %llu document%s, made in %.1f s%s\n", path,
                    human_count((double)counts.tokens, total), (unsigned long long)counts.documents,
                    counts.documents == 1 ? "" : "s", clock_seconds() - began,
                    counts.documents == 1 ? "; no line <|endoftext|> divides the text" : "");
+            if (counts.empty > 0) {
+                printf("tokens     %llu documents were left out, because they are empty\n",
+                       (unsigned long long)counts.empty);
+            }
         }
     }
     fflush(stdout);
@@ -228,10 +249,11 @@ static inline bool tokenize_side(const Run *run, const DataLoader *loader, const
 }
 
 // Rank 0: a tokenizer that only the checkpoint has from which the run goes on is copied
-// into the run's directory, for later checkpoints: by then that one may be removed.
+// into the run's directory, for later checkpoints: by then that one may be removed. Its
+// config.json goes with it, because it may be what names the end of a text.
 static inline bool keep_resumed_tokenizer(Run *run, const char *path, Error *error) {
     const Options *options = &run->options;
-    char model[TOKENIZER_PATH_SIZE];
+    char model[TOKENIZER_PATH_SIZE], from[PATH_MAX], to[PATH_MAX];
     resumed_model(options, model);
     size_t length = strlen(model);
     if (length == 0 || strncmp(path, model, length) != 0 || strcmp(path + length, "/tokenizer.json") != 0) {
@@ -242,7 +264,9 @@ static inline bool keep_resumed_tokenizer(Run *run, const char *path, Error *err
         return error_set(error, "cannot create the directory %.400s: %s", run->tokenizer, strerror(errno));
     }
     run->checkpointed.tokenizer = run->tokenizer;
-    return hf_model_copy_tokenizer(model, run->tokenizer, error);
+    return hf_model_path(from, model, "config.json", error) &&
+           hf_model_path(to, run->tokenizer, "config.json", error) && hf_model_copy_file(from, to, error) &&
+           hf_model_copy_tokenizer(model, run->tokenizer, error);
 }
 
 // Rank 0: makes the token files of --data and --val-data, where these are texts for a
@@ -293,8 +317,10 @@ static inline void tokenize_data(Run *run) {
                                paths[i])
                    : data_loader_open(loader, &request, &error);
     }
-    good = good && data_loader_require(&run->data, transport->size, run->B, &error);
+    good = good && data_loader_require(&run->data, transport->size, run->B, &error) &&
+           choose_length(run, &error);
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
+    choose_schedule(run, &run->scheduler.settings);
 }
 
 // ---------------------------------------------------------------------------------------

@@ -114,10 +114,14 @@ static inline bool evaluation_open(Run *run, HfModel *model, TextCodec *codec, E
                                    Error *error) {
     Options *options = &run->options;
     char path[TOKENIZER_PATH_SIZE];
-    if (options->from[0] == '\0' || strcmp(options->data, "builtin") == 0) {
-        return error_set(
-            error,
-            "eval needs --from DIR, a directory with config.json and model.safetensors, and --data FILE");
+    if (options->from[0] == '\0') {
+        return error_set(error,
+                         "eval needs --from DIR, a directory with config.json and model.safetensors, a "
+                         "checkpoint or a run");
+    }
+    if (strcmp(options->data, "builtin") == 0) {
+        return error_set(error, "eval needs --data FILE: a text, token files, or the lines of --task; the "
+                                "built-in corpus is made up while training, and has no end");
     }
     if (!hf_model_check_directory(options->from, error) || !hf_model_open(model, options->from, error)) {
         return false;
@@ -154,7 +158,9 @@ typedef struct Evaluation {
 
 static inline void evaluation_tell(void *context, int64_t done, int64_t total) {
     Run *run = (Run *)context;
-    terminal_bar(&run->terminal, done, total, clock_seconds() - run->started);
+    double now = clock_seconds();
+    Progress progress = {"", "tokens", done, total, now - run->started, QUIET_SECONDS};
+    terminal_bar(&run->terminal, &progress, now);
 }
 
 // Runs on the stream: reads the parameters to where the kernels want them, and scores.
@@ -222,13 +228,12 @@ static inline void evaluation_run(Run *run, const HfModel *model, const Evaluate
     free(evaluation);
 }
 
-// Runs on all ranks. Returns the exit status.
+// Runs on all ranks, which have met. Returns the exit status.
 static inline int command_eval(Run *run) {
     Error error = {""};
     HfModel model;
     TextCodec codec;
     EvaluateSet set;
-    if (!transport_open(&run->transport, &error)) { exit_user_mistake(&error); }
     launch_threads(run->transport.local_size, (int)run->options.threads, &run->threads);
     bool good =
         placement_choose_device(&run->placement, &run->options, run->transport.local_rank, false, &error) &&

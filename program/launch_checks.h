@@ -13,14 +13,19 @@
 #ifndef ACCO_PROGRAM_LAUNCH_CHECKS_H
 #define ACCO_PROGRAM_LAUNCH_CHECKS_H
 
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "runtime/errors.h"
+#include "runtime/numbers.h"
 
 // getenv, or what a test uses instead: the value of a variable; NULL: it is not set.
 typedef char *(*EnvironmentLookup)(const char *name);
@@ -90,8 +95,8 @@ static inline bool launch_check_copies(int world_size, bool has_mpi, Environment
 }
 
 // Chooses how many threads this rank computes with.
-//   mask_cores    cores that this process may run on
-//   node_cores    cores of the node that the job may use
+//   mask_cores    physical cores that this process may run on
+//   node_cores    physical cores of the node that the job may use
 //   local_ranks   ranks on this node
 //   asked         --threads; 0: choose here
 // The fair share is node_cores / local_ranks, at least 1. A narrower affinity mask is
@@ -134,10 +139,22 @@ static inline void launch_choose_threads(int mask_cores, int node_cores, int loc
     }
 }
 
-// How many cores a list of the Linux kernel names, such as "0-3,8,10-11"; 0: it is not
-// such a list.
-static inline int launch_count_core_list(const char *list) {
+// Logical cores, by their numbers.
+enum { CORE_SET_WORDS = 512, CORE_SET_BITS = 64 * CORE_SET_WORDS };
+
+typedef struct CoreSet {
+    uint64_t words[CORE_SET_WORDS];
+} CoreSet;
+
+static inline bool core_set_has(const CoreSet *set, long core) {
+    return core < CORE_SET_BITS && (set->words[core / 64] >> (core % 64) & 1) != 0;
+}
+
+// Reads a list of the Linux kernel, such as "0-3,8,10-11". Returns how many cores it names;
+// 0: it is not such a list.
+static inline int core_set_read(CoreSet *set, const char *list) {
     int count = 0;
+    memset(set, 0, sizeof *set);
     for (const char *position = list; *position != '\0' && *position != '\n';) {
         char *end;
         if (*position < '0' || *position > '9') { return 0; }
@@ -148,8 +165,31 @@ static inline int launch_count_core_list(const char *list) {
         }
         if (last < first || last > 1000000 || count > 1000000) { return 0; }
         count += (int)(last - first + 1);
+        for (long core = first; core <= last && core < CORE_SET_BITS; core++) {
+            set->words[core / 64] |= (uint64_t)1 << (core % 64);
+        }
         if (*end != ',' && *end != '\0' && *end != '\n') { return 0; }
         position = *end == ',' ? end + 1 : end;
+    }
+    return count;
+}
+
+// The kernel's list of the hardware threads that share a core with this one, itself
+// included; false: it does not say.
+typedef bool (*SiblingLookup)(long core, char *list, int size);
+
+// How many physical cores the set has: two hardware threads of one core are one, because
+// matrix products of both together are no faster than those of one.
+static inline int core_set_physical(const CoreSet *set, SiblingLookup lookup) {
+    CoreSet siblings;
+    char list[256];
+    int count = 0;
+    for (long core = 0; core < CORE_SET_BITS; core++) {
+        if (!core_set_has(set, core)) { continue; }
+        bool known = lookup(core, list, sizeof list) && core_set_read(&siblings, list) > 0;
+        long first = known ? 0 : core; // of the set, among the siblings
+        while (first < core && !(core_set_has(set, first) && core_set_has(&siblings, first))) { first++; }
+        count += first == core;
     }
     return count;
 }
@@ -171,34 +211,41 @@ static inline bool launch_read_line(const char *path, char *line, int size) {
     return read;
 }
 
-// Cores that this process may run on. Uses the system call, because the macros of its
-// wrapper need _GNU_SOURCE before the first system header, and its set ends at 1024
+static inline bool launch_siblings(long core, char *list, int size) {
+    char path[96];
+    snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%ld/topology/thread_siblings_list", core);
+    return launch_read_line(path, list, size);
+}
+
+// Physical cores that this process may run on. Uses the system call, because the macros of
+// its wrapper need _GNU_SOURCE before the first system header, and its set ends at 1024
 // cores.
 static inline int launch_mask_cores(void) {
-    unsigned long mask[512];
-    long bytes = syscall(SYS_sched_getaffinity, 0, sizeof mask, mask);
-    int cores = 0;
-    for (long i = 0; i < bytes / (long)sizeof mask[0]; i++) { cores += __builtin_popcountl(mask[i]); }
+    CoreSet mask;
+    memset(&mask, 0, sizeof mask);
+    syscall(SYS_sched_getaffinity, 0, sizeof mask, mask.words);
+    int cores = core_set_physical(&mask, launch_siblings);
     long online = sysconf(_SC_NPROCESSORS_ONLN);
     return cores > 0 ? cores : online < 1 ? 1 : (int)online;
 }
 
-// Cores of the node that this job may use: those online, or fewer where a container
-// limits them (its core set, its share of time). Reads the kernel's list, because sysconf
-// of some C libraries already counts only the affinity mask.
+// Physical cores of the node that this job may use: those online, or fewer where a
+// container limits them (its core set, its share of time). Reads the kernel's list, because
+// sysconf of some C libraries already counts only the affinity mask.
 static inline int launch_node_cores(void) {
     char line[4096];
-    int cores = launch_read_line("/sys/devices/system/cpu/online", line, sizeof line)
-                    ? launch_count_core_list(line)
-                    : 0;
-    if (cores < 1) { cores = (int)sysconf(_SC_NPROCESSORS_ONLN); }
-    if (launch_read_line("/sys/fs/cgroup/cpuset.cpus.effective", line, sizeof line)) {
-        int allowed = launch_count_core_list(line);
-        if (allowed > 0 && allowed < cores) { cores = allowed; }
+    CoreSet online, allowed;
+    bool known = launch_read_line("/sys/devices/system/cpu/online", line, sizeof line) &&
+                 core_set_read(&online, line) > 0;
+    if (known && launch_read_line("/sys/fs/cgroup/cpuset.cpus.effective", line, sizeof line) &&
+        core_set_read(&allowed, line) > 0) {
+        for (int i = 0; i < CORE_SET_WORDS; i++) { online.words[i] &= allowed.words[i]; }
     }
+    int cores = known ? core_set_physical(&online, launch_siblings) : 0;
+    if (cores < 1) { cores = (int)sysconf(_SC_NPROCESSORS_ONLN); }
     if (launch_read_line("/sys/fs/cgroup/cpu.max", line, sizeof line)) {
-        int allowed = launch_quota_cores(line);
-        if (allowed > 0 && allowed < cores) { cores = allowed; }
+        int quota = launch_quota_cores(line);
+        if (quota > 0 && quota < cores) { cores = quota; }
     }
     return cores < 1 ? 1 : cores;
 }
@@ -206,6 +253,47 @@ static inline int launch_node_cores(void) {
 // launch_choose_threads for this machine.
 static inline void launch_threads(int local_ranks, int asked, ThreadChoice *choice) {
     launch_choose_threads(launch_mask_cores(), launch_node_cores(), local_ranks, asked, choice);
+}
+
+// warning <- what to say where messages between the ranks of a node go through /dev/shm and
+// it is small, as in containers; empty: nothing. bytes: its size; 0: there is none.
+static inline void launch_judge_shared_memory(size_t bytes, int local_ranks, char *warning, size_t size) {
+    char text[SIZE_TEXT];
+    warning[0] = '\0';
+    if (local_ranks < 2 || bytes == 0 || bytes >= 1000000000) { return; }
+    snprintf(warning, size,
+             "/dev/shm has %s, and MPI and NCCL may carry messages between the ranks of a node there: give a "
+             "container more, docker run --shm-size=2g",
+             size_text(bytes, text));
+}
+
+// launch_judge_shared_memory for this machine.
+static inline void launch_shared_memory(int local_ranks, char *warning, size_t size) {
+    struct statvfs disk;
+    bool there = statvfs("/dev/shm", &disk) == 0;
+    size_t bytes = there ? (size_t)disk.f_blocks * (size_t)disk.f_frsize : 0;
+    launch_judge_shared_memory(bytes, local_ranks, warning, size);
+}
+
+// text <- the IPv4 interfaces of this machine that are up, but for the loopback, as
+// "eth0 10.0.0.2, ib0 10.1.0.2"; as many as fit.
+static inline void launch_interfaces(char *text, size_t size) {
+    struct ifaddrs *all = NULL;
+    size_t length = 0;
+    text[0] = '\0';
+    if (getifaddrs(&all) != 0) { return; }
+    for (const struct ifaddrs *at = all; at != NULL; at = at->ifa_next) {
+        char address[INET_ADDRSTRLEN] = "", entry[64];
+        bool counts = at->ifa_addr != NULL && at->ifa_addr->sa_family == AF_INET &&
+                      (at->ifa_flags & IFF_UP) != 0 && (at->ifa_flags & IFF_LOOPBACK) == 0;
+        if (!counts) { continue; }
+        const struct sockaddr_in *internet = (const struct sockaddr_in *)(const void *)at->ifa_addr;
+        inet_ntop(AF_INET, &internet->sin_addr, address, sizeof address);
+        snprintf(entry, sizeof entry, "%s%.15s %s", length > 0 ? ", " : "", at->ifa_name, address);
+        if (length + strlen(entry) >= size) { break; }
+        length += (size_t)snprintf(text + length, size - length, "%s", entry);
+    }
+    freeifaddrs(all);
 }
 
 #endif

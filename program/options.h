@@ -26,7 +26,7 @@
 #define ACCO_PROCESSOR ""
 #endif
 
-// Those from COMMAND_HELP on take no options.
+// Those from COMMAND_HELP on take no options; help takes a topic.
 typedef enum OptionsCommand {
     COMMAND_TRAIN,
     COMMAND_SAMPLE,
@@ -63,6 +63,7 @@ typedef enum GpuExchange { GPU_EXCHANGE_AUTO, GPU_EXCHANGE_NCCL, GPU_EXCHANGE_HO
 // out, and --optimizer is called rule.
 typedef struct Options {
     OptionsCommand command;
+    OptionText topic;  // of help; empty: the overview
     OptionText config; // the file that was read; empty: none
 
     // The update rule.
@@ -82,6 +83,7 @@ typedef struct Options {
     OptionText data, val_data;        // val_data empty: hold out a tail of data
     int64_t micro_batch, seq_len;     // 0: auto
     int64_t tokens, seed;
+    double epochs; // 0: not asked for, or tokens holds what they are (choose_length)
 
     // Learning rate and AdamW.
     double learning_rate;          // 0: auto
@@ -105,6 +107,7 @@ typedef struct Options {
     bool tune_products;
     int64_t threads;        // 0: auto
     int64_t ranks;          // of a plan
+    int64_t gpu_memory;     // bytes, of a plan; 0: of the GPU here
     int64_t ranks_per_host; // 0: as they are
     double timeout_s;
 
@@ -124,6 +127,7 @@ typedef struct Options {
     int64_t stride;        // 0: half a context
     int64_t limit;         // 0: all
     int64_t sample_tokens; // 0: none
+    int64_t sample_every;  // commits; 0: only at the end
     int64_t top_k;         // 0: off
     double temperature;
     OptionText prompt;
@@ -144,6 +148,12 @@ static inline void *options_of_rule(const Options *options) {
 // The directory of the model that training begins with; empty: random parameters.
 static inline const char *options_start(const Options *options) {
     return options->finetune[0] != '\0' ? options->finetune : options->from;
+}
+
+// What names the model: --from, --finetune or --model.
+static inline const char *options_model(const Options *options) {
+    const char *start = options_start(options);
+    return start[0] != '\0' ? start : options->model;
 }
 
 #endif

@@ -251,6 +251,10 @@ static inline bool options_check_pairs(const Options *options, Error *error) {
                          "--on-spike rollback needs --save-every with a number of commits or a time: there "
                          "must be checkpoints to go back to");
     }
+    if (options->epochs > 0 && strcmp(options->data, "builtin") == 0) {
+        return error_set(error, "--epochs needs --data with a text or token files: the built-in corpus is "
+                                "endless, so give --tokens");
+    }
     if (strcmp(options->resume, "auto") == 0 && strcmp(options->out, "auto") == 0) {
         return error_set(error, "--resume auto needs --out: it goes on with what is in that directory, and "
                                 "--out auto is a new one");
@@ -268,6 +272,9 @@ static inline bool options_check_pairs(const Options *options, Error *error) {
     }
     if (options->prompt[0] != '\0' && options->sample_tokens == 0) {
         return error_set(error, "--prompt with --sample-tokens none: there would be no sample");
+    }
+    if (options->sample_every > 0 && options->sample_tokens == 0) {
+        return error_set(error, "--sample-every with --sample-tokens none: there would be no sample");
     }
     return true;
 }
@@ -301,6 +308,13 @@ static inline bool options_check(const Options *options, Error *error) {
             error, "--ranks is for train_gpt plan: start %lld ranks with mpirun -np %lld ./train_gpt ...",
             (long long)options->ranks, (long long)options->ranks);
     }
+    if (options->gpu_memory != 0 && options->command != COMMAND_PLAN) {
+        return error_set(error, "--gpu-memory is for train_gpt plan: training takes the GPU that it finds");
+    }
+    if (options->gpu_memory != 0 && options->device == DEVICE_CPU) {
+        return error_set(error,
+                         "--gpu-memory plans for a GPU, and --device cpu for none: leave one of them away");
+    }
     return options_check_owners(options, error) && options_check_accumulate(options, error) &&
            options_check_rank_list(options, error) &&
            (rule->check == NULL || rule->check(options_of_rule(options), &facts, error)) &&
@@ -320,7 +334,7 @@ static inline bool options_check_rank_list_length(const Options *options, int ra
 }
 
 // The contradictions that show only when the number of ranks and the sequence length
-// (tokens) are known.
+// (tokens) are known, and, unless --epochs are still to be counted, --tokens.
 static inline bool options_check_ranks(const Options *options, int ranks, int64_t sequence_length,
                                        Error *error) {
     if (!options_check_rank_list_length(options, ranks, error)) { return false; }
@@ -330,7 +344,7 @@ static inline bool options_check_ranks(const Options *options, int ranks, int64_
                          ranks - 1);
     }
     int64_t commit = options_tokens_per_commit(options, ranks, sequence_length);
-    if (options->tokens < commit) {
+    if (options->epochs == 0 && options->tokens < commit) {
         return error_set(
             error,
             "--tokens %lld is less than one commit: %lld micro-batches on %d rank%s x %lld sequences x %lld "

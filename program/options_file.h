@@ -57,7 +57,8 @@ static inline bool options_split_line(char *line, char **name, char **value, Err
     if (*line == '\0' || *line == '#') { return true; }
     char excerpt[64], *equals = strchr(line, '=');
     if (equals == NULL) {
-        return error_set(error, "expected name = value, found %s", text_excerpt(line, excerpt));
+        return error_set(error, "expected name = value, as in the config.txt of a run, found %s",
+                         text_excerpt(line, excerpt));
     }
     *equals = '\0';
     *name = options_trim(line);

@@ -54,32 +54,56 @@ static inline bool options_next(int argc, char **argv, int *position, const Opti
     return true;
 }
 
-// Reads a leading command word and the two options without a value; sets *position to the
-// first option.
+enum { COMMANDS_BY_NAME = COMMAND_HELP + 1 };
+
+static inline const char *const *command_names(void) {
+    static const char *const names[COMMANDS_BY_NAME] = {"train", "sample", "eval", "plan", "help"};
+    return names;
+}
+
+// A leading command word, and behind help its topic; sets *position behind them.
+static inline bool options_parse_word(int argc, char **argv, Options *options, int *position, Error *error) {
+    const char *const *names = command_names();
+    char excerpt[64];
+    int found = 0;
+    while (found < COMMANDS_BY_NAME && strcmp(argv[1], names[found]) != 0) { found++; }
+    if (found == COMMANDS_BY_NAME) {
+        const char *nearest = nearest_name(argv[1], names, COMMANDS_BY_NAME);
+        return error_set(error, "unknown command %s%s%s%s commands: train, sample, eval, plan, help",
+                         text_excerpt(argv[1], excerpt), nearest == NULL ? "" : ": did you mean ",
+                         nearest == NULL ? "" : nearest, nearest == NULL ? ";" : "?");
+    }
+    options->command = (OptionsCommand)found;
+    *position = 2;
+    if (options->command != COMMAND_HELP || argc == 2) { return true; }
+    *position = argc;
+    if (argc > 3) {
+        return error_set(error, "help takes one topic: train_gpt help %s", text_excerpt(argv[2], excerpt));
+    }
+    if (strcmp(argv[2], "markdown") == 0) { options->command = COMMAND_HELP_MARKDOWN; }
+    snprintf(options->topic, sizeof options->topic, "%s", argv[2]);
+    return true;
+}
+
+// Reads a leading command word and the options without a value; sets *position to the
+// first option. -h asks for the overview, --help for everything, and behind a command for
+// its own use.
 static inline bool options_parse_command(int argc, char **argv, Options *options, int *position,
                                          Error *error) {
-    enum { COMMANDS = COMMAND_HELP + 1 };
-    static const char *const names[COMMANDS] = {"train", "sample", "eval", "plan", "help"};
     *position = 1;
-    if (argc > 1 && argv[1][0] != '-') {
-        char excerpt[64];
-        int found = 0;
-        while (found < COMMANDS && strcmp(argv[1], names[found]) != 0) { found++; }
-        if (found == COMMANDS) {
-            const char *nearest = nearest_name(argv[1], names, COMMANDS);
-            return error_set(error, "unknown command %s%s%s%s commands: train, sample, eval, plan, help",
-                             text_excerpt(argv[1], excerpt), nearest == NULL ? "" : ": did you mean ",
-                             nearest == NULL ? "" : nearest, nearest == NULL ? ";" : "?");
-        }
-        options->command = (OptionsCommand)found;
-        *position = 2;
-        if (options->command == COMMAND_HELP && argc == 3 && strcmp(argv[2], "markdown") == 0) {
-            options->command = COMMAND_HELP_MARKDOWN;
-        }
+    if (argc > 1 && argv[1][0] != '-' && !options_parse_word(argc, argv, options, position, error)) {
+        return false;
     }
+    OptionsCommand command = options->command;
     for (int i = *position; i < argc; i++) {
-        bool help = strcmp(argv[i], "--help") == 0 || (i == *position && strcmp(argv[i], "-h") == 0);
-        if (help) { options->command = COMMAND_HELP; }
+        bool overview = i == *position && strcmp(argv[i], "-h") == 0, help = strcmp(argv[i], "--help") == 0;
+        if (overview || help) {
+            options->command = COMMAND_HELP;
+            snprintf(options->topic, sizeof options->topic, "%s",
+                     command != COMMAND_TRAIN ? command_names()[command]
+                     : overview               ? ""
+                                              : "all");
+        }
         if (strcmp(argv[i], "--version") == 0 && options->command != COMMAND_HELP) {
             options->command = COMMAND_VERSION;
         }
@@ -90,15 +114,20 @@ static inline bool options_parse_command(int argc, char **argv, Options *options
 // ---------------------------------------------------------------------------------------
 // Options that would be ignored
 
-// Refuses an option of the command line that `command` does not use. A plan takes what
-// training takes, so that its command line need not be changed.
-static inline bool options_check_use(OptionsCommand command, const OptionSpec *option, Error *error) {
-    static const char *const names[] = {"training", "train_gpt sample", "train_gpt eval", "train_gpt plan"};
+// The options of a command, with commas between; NULL: those that training takes.
+static inline const char *options_of_command(OptionsCommand command) {
     static const char sample[] = "from, tokenizer, prompt, sample-tokens, temperature, top-k, seed, threads, "
                                  "config",
                       eval[] = "from, data, task, tokenizer, seq-len, micro-batch, stride, limit, device, "
                                "precision, threads, timeout-s, config";
-    const char *used = command == COMMAND_SAMPLE ? sample : command == COMMAND_EVAL ? eval : NULL;
+    return command == COMMAND_SAMPLE ? sample : command == COMMAND_EVAL ? eval : NULL;
+}
+
+// Refuses an option of the command line that `command` does not use. A plan takes what
+// training takes, so that its command line need not be changed.
+static inline bool options_check_use(OptionsCommand command, const OptionSpec *option, Error *error) {
+    static const char *const names[] = {"training", "train_gpt sample", "train_gpt eval", "train_gpt plan"};
+    const char *used = options_of_command(command);
     if (used == NULL) {
         return option->group != GROUP_EVALUATION ||
                error_set(error, "--%s has no effect on %s: it is for train_gpt eval", option->name,
@@ -118,12 +147,14 @@ static const OptionRivals option_rivals[] = {
     {"from", "model", "the model is that of --from"},
     {"finetune", "model", "the model is that of --finetune"},
     {"from", "finetune", "both name a model to begin with"},
+    {"epochs", "tokens", "each is the length of the training"},
     {"rank-accumulate", "accumulate", "the list has a number for each rank"},
 };
 
-// Whether the option says anything: an empty text is as good as none.
+// Whether the option says anything: an empty text is as good as none, and so is "off".
 static inline bool option_says_something(const OptionSpec *option, const Options *options) {
-    return option->type != OPTION_TEXT || *(const char *)option_field_const(option, options) != '\0';
+    if (option->type != OPTION_TEXT) { return !option_is_off(option, options); }
+    return *(const char *)option_field_const(option, options) != '\0';
 }
 
 static inline void option_set_default(const OptionSpec *option, Options *options) {

@@ -71,9 +71,16 @@ static inline const char *option_group_title(OptionGroup group) {
                                                     "This machine",
                                                     "Reports and files",
                                                     "Evaluation",
-                                                    "Sample, after training or by itself",
+                                                    "Samples, during and after training or by themselves",
                                                     "Emulated trouble"};
     return titles[group];
+}
+
+// What `train_gpt help` calls the group.
+static inline const char *option_group_name(OptionGroup group) {
+    static const char *const names[GROUP_COUNT] = {"rules",   "together", "local",   "inputs",  "rates",
+                                                   "machine", "reports",  "scoring", "samples", "trouble"};
+    return names[group];
 }
 
 // The offset of a field; does not compile where the field is not of that type.
@@ -213,7 +220,9 @@ static const OptionSpec option_table[] = {
     {"streaming-order", GROUP_LOCAL, "streaming-diloco", OTHER_BITS,
      CHOICE_OPTION(rules.diloco.order, "strided", "strided", "sequential"),
      "How layers are divided into fragments. strided: every P-th layer; sequential: neighbours. The traffic "
-     "is the same, the trained model is not."},
+     "is the same, the trained model is not. What is in no layer, the embeddings and the last norm, is in "
+     "the "
+     "first fragment."},
 
     {"model", GROUP_DATA, EVERY_RULE, COMPARED_APART, TEXT_OPTION(model, "tiny", 1, "NAME|PATH"),
      "A preset (tiny, 36M, 125M, 1.3B, 2.7B) or the path of a Hugging Face config.json with model_type "
@@ -246,6 +255,11 @@ static const OptionSpec option_table[] = {
     {"tokens", GROUP_DATA, EVERY_RULE, OTHER_BITS,
      COUNT_OPTION(tokens, "1500k", 1, OPTION_NO_LIMIT, "N", NO_WORD),
      "Length of the training in tokens over all ranks. k, M and G may follow the number: 1500k, 2M, 1.5G."},
+    {"epochs", GROUP_DATA, EVERY_RULE, SAME_BITS, // the bits follow from the tokens
+     REAL_OPTION(epochs, "off", 1e-6, 1e6, "X", "off", 0),
+     "Length of the training in passes over the training data, such as 3 or 0.5, instead of --tokens. What "
+     "is held out for validation is no part of it. The run saves the number of tokens that it comes to as "
+     "--tokens. Not for the built-in corpus, which is endless."},
     {"seed", GROUP_DATA, EVERY_RULE, OTHER_BITS, INTEGER_OPTION(seed, "1", 0, 4294967295.0, "N", NO_WORD),
      "Determines the initial parameters, the order of the data and the sample. With the same seed and the "
      "same ranks a run repeats bit for bit, unless an option makes it follow a measurement."},
@@ -326,10 +340,15 @@ static const OptionSpec option_table[] = {
      "library's first choice, so that runs repeat bit for bit."},
     {"threads", GROUP_MACHINE, EVERY_RULE, SAME_BITS,
      INTEGER_OPTION(threads, "auto", 1, 4096, "N", "auto", 0),
-     "Compute threads per rank. auto: the cores of the node divided by its ranks, or those that the launcher "
-     "bound this rank to."},
+     "Compute threads per rank. auto: the physical cores of the node divided by its ranks, or those that the "
+     "launcher bound this rank to."},
     {"ranks", GROUP_MACHINE, EVERY_RULE, SAME_BITS, INTEGER_OPTION(ranks, "1", 1, 1e6, "N", NO_WORD),
      "How many ranks `train_gpt plan` plans for. A run has as many as mpirun or srun started."},
+    {"gpu-memory", GROUP_MACHINE, EVERY_RULE, SAME_BITS,
+     COUNT_OPTION(gpu_memory, "auto", 1e6, OPTION_NO_LIMIT, "BYTES", "auto", 0),
+     "Lets `train_gpt plan` plan for a GPU that is elsewhere, with so many bytes of memory: 80G for one of "
+     "80 "
+     "GB. auto: for the GPU of this node."},
     {"timeout-s", GROUP_MACHINE, EVERY_RULE, SAME_BITS,
      REAL_OPTION(timeout_s, "300", 1, 1e6, "SECONDS", NO_WORD),
      "A collective operation that waits longer than this ends the whole job and names the ranks that did not "
@@ -351,8 +370,7 @@ static const OptionSpec option_table[] = {
      "How often a checkpoint is written to OUT/checkpoints: after so many commits, or after a time, as 30s, "
      "10m or 2h. Each needs about 16 bytes a parameter and is written beside training where there is memory "
      "for a copy. end: only at the end, and when Ctrl-C or a signal asks the run to stop (exit code 75: "
-     "start "
-     "it again with --resume auto). never: not even then, for benchmarks."},
+     "start it again with --resume auto). never: not even then (exit code 4), for benchmarks."},
     {"keep", GROUP_REPORT, EVERY_RULE, SAME_BITS, INTEGER_OPTION(keep, "2", 1, 1e6, "N", NO_WORD),
      "How many of the latest checkpoints are kept."},
     {"keep-every", GROUP_REPORT, EVERY_RULE, SAME_BITS,
@@ -387,14 +405,19 @@ static const OptionSpec option_table[] = {
     {"sample-tokens", GROUP_SAMPLE, EVERY_RULE, SAME_BITS,
      COUNT_OPTION(sample_tokens, "256", 1, 1e6, "N", "none", 0),
      "Tokens of text that the trained model writes at the end; fewer where the model ends the text itself."},
+    {"sample-every", GROUP_SAMPLE, EVERY_RULE, SAME_BITS,
+     INTEGER_OPTION(sample_every, "end", 1, OPTION_NO_LIMIT, "COMMITS", "end", 0),
+     "Commits between two samples, which also go into the log. Rank 0 writes them on its CPU while the other "
+     "ranks wait: about a forward pass of one position for every token. end: one sample, when training has "
+     "ended."},
     {"temperature", GROUP_SAMPLE, EVERY_RULE, SAME_BITS,
      REAL_OPTION(temperature, "0.8", 0, 100, "X", NO_WORD),
      "Lower is safer and duller, higher is wilder; 0 always takes the most likely token."},
     {"top-k", GROUP_SAMPLE, EVERY_RULE, SAME_BITS, INTEGER_OPTION(top_k, "40", 1, 1e6, "N", "off", 0),
      "Chooses only among the N most likely tokens, which keeps odd tokens out."},
     {"prompt", GROUP_SAMPLE, EVERY_RULE, SAME_BITS, TEXT_OPTION(prompt, "", 0, "TEXT"),
-     "What the sample starts with. Empty: the model starts by itself. Models that read token ids need a "
-     "--tokenizer."},
+     "What the sample starts with, at most 1023 bytes. Empty: the model starts by itself. Models that read "
+     "token ids need a --tokenizer."},
 
     {"link-mbit", GROUP_EMULATION, EVERY_RULE, SAME_BITS,
      REAL_OPTION(link_mbit, "off", 1e-3, 1e6, "MBIT", "off", 0),

@@ -252,6 +252,11 @@ static inline bool option_has_word_value(const OptionSpec *option, const Options
            option->word_value;
 }
 
+// Whether a number has the word "off".
+static inline bool option_is_off(const OptionSpec *option, const Options *options) {
+    return option_has_word_value(option, options) && strcmp(option->word, "off") == 0;
+}
+
 // The value of an option that is not a text, as option_set reads it.
 static inline const char *option_print_value(const OptionSpec *option, const Options *options,
                                              char text[OPTION_VALUE_SIZE]) {

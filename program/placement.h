@@ -15,7 +15,7 @@
 
 #include "comm/collectives.h"
 #include "gpt_neo.h"
-#include "program/options.h"
+#include "program/options_check.h"
 #include "rules.h"
 
 typedef struct Placement {
@@ -27,6 +27,7 @@ typedef struct Placement {
     int sharing;       // how many ranks compute on this rank's GPU, itself included
     int ranks_on_gpus; // how many ranks of the whole job compute on GPUs
     bool all_cast;     // there are several ranks, and all compute with bf16 casts of the parameters
+    char odd_one[320]; // names a rank whose GPU is another one than that of most; empty: none
     char device_reason[1100], exchange_reason[256], gpu_exchange_reason[128], recompute_reason[192];
 } Placement;
 
@@ -38,12 +39,25 @@ static inline const Gpu *placement_gpu(const Placement *placement) {
 // ---------------------------------------------------------------------------------------
 // Device and precision
 
+// For a plan: a GPU elsewhere, with so many bytes of memory.
+static inline void placement_suppose_gpu(Placement *placement, size_t memory) {
+    char size[SIZE_TEXT];
+    placement->on_gpu = true;
+    placement->gpu.memory_total = placement->gpu.memory_available = memory;
+    snprintf(placement->device_reason, sizeof placement->device_reason, "a GPU with %s, as asked for",
+             size_text(memory, size));
+}
+
 // Chooses for this rank alone. plan: --device cuda needs no GPU here, since the plan is
 // for a machine that has one.
 static inline bool placement_choose_device(Placement *placement, const Options *options, int local_rank,
                                            bool plan, Error *error) {
     Error reason = {""};
     bool asked = options->device == DEVICE_CUDA, refused = options->device == DEVICE_CPU;
+    if (options->gpu_memory > 0) {
+        placement_suppose_gpu(placement, (size_t)options->gpu_memory);
+        return true;
+    }
     bool found = !refused && gpu_open(&placement->gpu, local_rank, &reason) &&
                  kernels_can_run(&placement->gpu, &reason);
     if (!found) { placement->gpu.number = -1; }
@@ -135,7 +149,7 @@ static inline void placement_choose_exchange(Placement *placement, const Options
 typedef struct GpuIdentity {
     int capability; // 0: on the CPU
     size_t memory;  // bytes
-    char host[64], bus[32];
+    char host[64], bus[32], name[64];
 } GpuIdentity;
 
 // How many ranks compute on the GPU of `rank`, itself included. gpus (ranks).
@@ -162,12 +176,38 @@ static inline const char *nccl_obstacle(const GpuIdentity *gpus, int ranks) {
     return obstacle;
 }
 
+// text <- the first rank that computes on something else than most ranks do; empty: none.
+static inline void gpu_name_odd_one(const GpuIdentity *gpus, int ranks, char *text, size_t size) {
+    int most = 0, usual = 0, odd = 0;
+    for (int rank = 0; rank < ranks; rank++) {
+        int alike = 0;
+        for (int other = 0; other < ranks; other++) {
+            alike += strcmp(gpus[other].name, gpus[rank].name) == 0;
+        }
+        if (alike > most) {
+            most = alike;
+            usual = rank;
+        }
+    }
+    while (odd < ranks && strcmp(gpus[odd].name, gpus[usual].name) == 0) { odd++; }
+    text[0] = '\0';
+    if (odd < ranks) {
+        snprintf(text, size, "rank %d on %s computes on %s, %d of %d ranks on %s", odd, gpus[odd].host,
+                 gpus[odd].name, most, ranks, gpus[usual].name);
+    }
+}
+
 // What the GPUs of all ranks have in common.
 typedef struct GpuFleet {
     const char *obstacle; // to NCCL; NULL: none
     bool mixed;           // they are of several kinds, or some ranks have none
     size_t buffers;       // bytes of NCCL's messages: small beside the model, the same on all ranks
 } GpuFleet;
+
+// Bytes of NCCL's messages on a GPU: small beside the model.
+static inline size_t placement_nccl_bytes(size_t gpu_memory) {
+    return size_min(NCCL_BUFFER_BYTES, gpu_memory / 1000);
+}
 
 // Collective. Also says how many ranks share this one's, and whether all ranks cast.
 static inline GpuFleet placement_look_at_gpus(Placement *placement, Transport *transport) {
@@ -177,6 +217,7 @@ static inline GpuFleet placement_look_at_gpus(Placement *placement, Transport *t
     mine.memory = placement->gpu.memory_total;
     memcpy(mine.host, transport->host, sizeof mine.host);
     memcpy(mine.bus, placement->gpu.bus, sizeof mine.bus);
+    snprintf(mine.name, sizeof mine.name, "%.60s", placement->on_gpu ? placement->gpu.name : "the CPU");
     GpuIdentity *gpus =
         (GpuIdentity *)transport_collect_records(transport, "choice of the GPU exchange", &mine, sizeof mine);
     GpuFleet fleet = {nccl_obstacle(gpus, transport->size), false, NCCL_BUFFER_BYTES};
@@ -184,8 +225,9 @@ static inline GpuFleet placement_look_at_gpus(Placement *placement, Transport *t
     for (int rank = 0; rank < transport->size; rank++) {
         placement->all_cast = placement->all_cast && gpus[rank].capability > 0;
         fleet.mixed = fleet.mixed || gpus[rank].capability != gpus[0].capability;
-        fleet.buffers = size_min(fleet.buffers, gpus[rank].memory / 1000);
+        fleet.buffers = size_min(fleet.buffers, placement_nccl_bytes(gpus[rank].memory));
     }
+    gpu_name_odd_one(gpus, transport->size, placement->odd_one, sizeof placement->odd_one);
     if (placement->on_gpu) { placement->sharing = ranks_on_gpu_of(gpus, transport->size, transport->rank); }
     free(gpus);
     return fleet;
@@ -209,8 +251,8 @@ static inline bool placement_choose_gpu_exchange(Placement *placement, const Opt
         return error_set(
             error,
             "with --optimizer %s every rank makes the same steps by itself, and GPUs and CPUs, or GPUs of "
-            "several kinds, round them differently: use %s for such ranks, or --device cpu",
-            options_rule(options)->name, rule_list(rule_shards, sharding));
+            "several kinds, round them differently (%s): use %s for such ranks, or --device cpu",
+            options_rule(options)->name, placement->odd_one, rule_list(rule_shards, sharding));
     }
     bool asked = options->gpu_exchange == GPU_EXCHANGE_NCCL,
          host = options->gpu_exchange == GPU_EXCHANGE_HOST;
@@ -256,10 +298,13 @@ static inline bool placement_check_gpu_options(const Placement *placement, const
     return true;
 }
 
-// For a plan: what ranks with a GPU each would choose.
+// For a plan: what ranks with a GPU each would choose. A program that was built for CPUs
+// plans for one with CUDA and NCCL.
 static inline void placement_plan_gpu_exchange(Placement *placement, const Options *options) {
-    placement->uses_nccl = placement->on_gpu && nccl_is_built_in() &&
-                           options->gpu_exchange != GPU_EXCHANGE_HOST && options->ranks > 1;
+    bool has_nccl = nccl_is_built_in() || !gpu_is_built_in();
+    placement->uses_nccl =
+        placement->on_gpu && has_nccl && options->gpu_exchange != GPU_EXCHANGE_HOST && options->ranks > 1;
+    placement->nccl.buffer_limit = placement_nccl_bytes(placement->gpu.memory_total);
     placement->all_cast = placement->on_gpu && placement->precision == PRECISION_BF16 && options->ranks > 1;
 }
 
@@ -287,38 +332,21 @@ static inline size_t model_bytes(const GptNeoConfig *config, const GptNeoSetting
     return bytes;
 }
 
-// Says how much is missing, and what would fit. Arguments as in
-// placement_choose_recompute; room: bytes of the GPU that are this rank's.
-static inline bool placement_refuse(const GptNeoConfig *config, const GptNeoSettings *settings, size_t taken,
-                                    size_t room, Error *error) {
-    GptNeoSettings least = *settings;
-    least.recompute = RECOMPUTE_BLOCK;
-    double needed = (double)(taken + model_bytes(config, &least)) / 1e9;
-    while (least.B > 0 && (taken >= room || taken + model_bytes(config, &least) > room)) {
-        least.B = least.B > 16 ? least.B * 3 / 4 : least.B - 1;
-    }
-    char rules[RULE_TEXT], hint[512];
-    if (least.B > 0) {
-        snprintf(hint, sizeof hint, "--micro-batch %d would, or a shorter --seq-len", least.B);
-    } else {
-        snprintf(hint, sizeof hint,
-                 "nor does any other: choose a smaller --model, --optimizer %s, or more ranks",
-                 rule_list(rule_shards, rules));
-    }
-    return error_set(error,
-                     "%s needs %.2f GB on the GPU with --recompute block, and there are %.2f GB for this "
-                     "rank: --micro-batch %d does not fit; %s",
-                     config->name, needed, (double)room / 1e9, settings->B, hint);
+// Bytes of the GPU that are this rank's: ranks that share one share its memory, and a
+// twentieth stays free for CUDA itself. 0: there is no GPU here to measure.
+static inline size_t placement_room(const Placement *placement) {
+    return placement->gpu.memory_available / 20 * 19 /
+           (size_t)(placement->sharing > 1 ? placement->sharing : 1);
 }
 
-// Fills settings->recompute. taken: bytes that everything but the model takes. Ranks that
-// share a GPU share its memory; a twentieth stays free for CUDA itself. A plan without a
+// Fills settings->recompute: the least that fits, or whole layers where nothing does, which
+// program/fit.h notices. taken: bytes that everything but the model takes. A plan without a
 // GPU recomputes nothing, since there is no memory to fit into.
 static inline bool placement_choose_recompute(Placement *placement, const Options *options,
                                               const GptNeoConfig *config, size_t taken,
                                               GptNeoSettings *settings, Error *error) {
-    bool automatic = options->recompute == 0, // otherwise a Recompute + 1
-        measured = placement->on_gpu && placement->gpu.memory_total > 0;
+    bool automatic = options->recompute == 0; // otherwise a Recompute + 1
+    size_t room = placement->on_gpu ? placement_room(placement) : 0;
     settings->recompute = automatic ? RECOMPUTE_NONE : (Recompute)(options->recompute - 1);
     if (!placement->on_gpu &&
         (settings->recompute == RECOMPUTE_GELU || settings->recompute == RECOMPUTE_LAYERNORM)) {
@@ -327,17 +355,17 @@ static inline bool placement_choose_recompute(Placement *placement, const Option
     }
     snprintf(placement->recompute_reason, sizeof placement->recompute_reason, "%s",
              automatic ? "there is no GPU here to fit into" : "as asked for");
-    if (!measured) { return true; }
-    size_t room =
-        placement->gpu.memory_available / 20 * 19 / (size_t)(placement->sharing > 1 ? placement->sharing : 1);
+    if (room == 0) { return true; }
     while (automatic && settings->recompute < RECOMPUTE_BLOCK &&
            taken + model_bytes(config, settings) > room) {
         settings->recompute = (Recompute)(settings->recompute + 1);
     }
     size_t needed = taken + model_bytes(config, settings);
-    if (needed > room) { return placement_refuse(config, settings, taken, room, error); }
     snprintf(placement->recompute_reason, sizeof placement->recompute_reason, "%s: %.3f of %.3f GB",
-             automatic ? "the least that fits" : "as asked for", (double)needed / 1e9, (double)room / 1e9);
+             needed > room ? "does not fit"
+             : automatic   ? "the least that fits"
+                           : "as asked for",
+             (double)needed / 1e9, (double)room / 1e9);
     return true;
 }
 

@@ -4,7 +4,7 @@
 //   DIRECTORY/log.jsonl      one JSON object per line with an "event": start, report, ...
 //   DIRECTORY/progress.tsv   the learning curves: a row per report and per validation
 //   the terminal             an aligned line per report; a bar with the time left where
-//                            a person looks at it
+//                            a person looks at it, elsewhere a line after a silence
 //
 // One table, REPORT_FIELDS, says what a report holds and how each of the three shows it.
 //
@@ -21,8 +21,14 @@
 #include "runtime/log.h"
 #include "runtime/numbers.h"
 
+// Where nobody looks, a line says how far the program is after so many seconds without
+// one. While it trains there are reports, as often as the user wants them.
+#define QUIET_SECONDS 10.0
+#define QUIET_TRAINING_SECONDS 60.0
+
 enum {
     NUMBER_TEXT_SIZE = 32,        // text of one number
+    TERMINAL_COLUMNS = 80,        // of a screen that does not say how wide it is
     TERMINAL_HEADER_INTERVAL = 20 // reports between two headings
 };
 
@@ -46,6 +52,19 @@ static inline const char *human_count(double value, char text[NUMBER_TEXT_SIZE])
     double size = fabs(scaled);
     int decimals = unit == 0 ? 0 : size < 9.995 ? 2 : size < 99.95 ? 1 : 0;
     snprintf(text, NUMBER_TEXT_SIZE, "%.*f%s", decimals, scaled, units[unit]);
+    return text;
+}
+
+// Parts of a commit's time: 0.6ms, 22.1ms, 123ms, 1.23s, 45.6s, 123s.
+static inline const char *human_milliseconds(double value, char text[NUMBER_TEXT_SIZE]) {
+    double seconds = value / 1e3;
+    if (value < 99.95) {
+        snprintf(text, NUMBER_TEXT_SIZE, "%.1fms", value);
+    } else if (value < 999.5) {
+        snprintf(text, NUMBER_TEXT_SIZE, "%.0fms", value);
+    } else {
+        snprintf(text, NUMBER_TEXT_SIZE, "%.*fs", seconds < 9.995 ? 2 : seconds < 99.95 ? 1 : 0, seconds);
+    }
     return text;
 }
 
@@ -95,32 +114,43 @@ typedef struct ReportField {
     const char *key;     // in log.jsonl; NULL: not there
     const char *column;  // of progress.tsv; NULL: not there
     const char *heading; // on the terminal, as wide as what stands below it; NULL: not there
-    const char *format;  // on the terminal; NULL: human_count
+    const char *format;  // on the terminal; NULL: `human`
+    const char *(*human)(double value, char text[NUMBER_TEXT_SIZE]);
     const char *unknown; // what the terminal shows for NAN
 } ReportField;
 
+// With a blank between the columns a line has 79, so that it fits where the last column
+// of 80 must stay free.
 // clang-format off
 #define AT(member) offsetof(Report, member)
+#define AS(format) format, NULL
+#define AS_COUNT NULL, human_count
+#define AS_TIME NULL, human_milliseconds
+#define NOWHERE NULL, NULL, NULL, NULL
 static const ReportField REPORT_FIELDS[] = {
     // in Report         whole  log.jsonl            progress.tsv         terminal
-    {AT(commit),               1, "commit",            "commit",            " commit",     "%.0f", "nan"},
-    {AT(gradients),            1, "grads",             NULL,                NULL,          NULL,   NULL},
-    {AT(tokens),               1, "tokens",            "tokens",            " tokens",     NULL,   "-"},
-    {AT(seconds),              0, "seconds",           "seconds",           NULL,          NULL,   NULL},
-    {AT(loss),                 0, "loss",              "loss",              "    loss",    "%.4f", "nan"},
-    {AT(perfect_loss),         0, "perfect_loss",      NULL,                " perfect",    "%.4f", "-"},
-    {AT(validation_loss),      0, NULL,                "validation_loss",   NULL,          NULL,   NULL},
-    {AT(learning_rate),        0, "lr",                "learning_rate",     "        lr",  "%.3e", "nan"},
-    {AT(gradient_norm),        0, "grad_norm",         "gradient_norm",     "    norm",    "%.3g", "nan"},
-    {AT(tokens_per_second),    0, "tokens_per_second", "tokens_per_second", "  tok/s",     NULL,   "-"},
-    {AT(compute_ms),           0, "compute_ms",        NULL,                "compute ms",  "%.1f", "nan"},
-    {AT(communication_ms),     0, "communication_ms",  NULL,                " comm ms",    "%.1f", "nan"},
-    {AT(exposed_ms),           0, "exposed_ms",        NULL,                " exposed ms", "%.1f", "nan"},
-    {AT(steps),                1, "steps",             NULL,                NULL,          NULL,   NULL},
-    {AT(gradients_per_commit), 0, "grads_per_commit",  NULL,                " grads",      "%.4g", "nan"},
-    {AT(bytes_sent),           1, "bytes_sent",        NULL,                NULL,          NULL,   NULL},
-    {AT(bytes_sent_outside),   1, "bytes_sent_outside", NULL,               NULL,          NULL,   NULL},
+    {AT(commit),               1, "commit",            "commit",            "commit",  AS("%.0f"), "nan"},
+    {AT(gradients),            1, "grads",             NULL,                NOWHERE},
+    {AT(tokens),               1, "tokens",            "tokens",            "tokens",  AS_COUNT, "-"},
+    {AT(seconds),              0, "seconds",           "seconds",           NOWHERE},
+    {AT(loss),                 0, "loss",              "loss",              "   loss", AS("%.4f"), "nan"},
+    {AT(perfect_loss),         0, "perfect_loss",      NULL,                "perfect", AS("%.4f"), "-"},
+    {AT(validation_loss),      0, NULL,                "validation_loss",   NOWHERE},
+    {AT(learning_rate),        0, "lr",                "learning_rate",     "     lr", AS("%.1e"), "nan"},
+    {AT(gradient_norm),        0, "grad_norm",         "gradient_norm",     "  norm",  AS("%.3g"), "nan"},
+    {AT(tokens_per_second),    0, "tokens_per_second", "tokens_per_second", "tok/s",   AS_COUNT, "-"},
+    {AT(compute_ms),           0, "compute_ms",        NULL,                "compute", AS_TIME, "nan"},
+    {AT(communication_ms),     0, "communication_ms",  NULL,                "  comm",  AS_TIME, "nan"},
+    {AT(exposed_ms),           0, "exposed_ms",        NULL,                "exposed", AS_TIME, "nan"},
+    {AT(steps),                1, "steps",             NULL,                NOWHERE},
+    {AT(gradients_per_commit), 0, "grads_per_commit",  NULL,                "grads",   AS("%.4g"), "nan"},
+    {AT(bytes_sent),           1, "bytes_sent",        NULL,                NOWHERE},
+    {AT(bytes_sent_outside),   1, "bytes_sent_outside", NULL,               NOWHERE},
 };
+#undef NOWHERE
+#undef AS_TIME
+#undef AS_COUNT
+#undef AS
 #undef AT
 // clang-format on
 
@@ -146,7 +176,7 @@ static inline const char *report_cell(const Report *report, const ReportField *f
                                       char text[REPORT_CELL_SIZE]) {
     double value = report_value(report, field);
     if (isnan(value)) { return field->unknown; }
-    if (field->format == NULL) { return human_count(value, text); }
+    if (field->format == NULL) { return field->human(value, text); }
     snprintf(text, REPORT_CELL_SIZE, field->format, value);
     return text;
 }
@@ -213,16 +243,29 @@ typedef struct Terminal {
     FILE *stream;
     bool interactive;   // a person looks at it: the bar may redraw its line
     bool bar_shown;     // the cursor stands behind a bar
+    bool knows_perfect; // the loss of a perfect model is known and has its column
     int columns;        // width of the screen
     int reports;        // printed so far
     double bar_seconds; // when the bar was last drawn
+    double quiet_since; // where nobody looks: since when; -1: not known yet
 } Terminal;
 
-// Whether a person sees what is written to `stream`. Open MPI gives every rank a terminal
-// of its own and forwards what the rank writes there, perhaps to a file. So under mpirun,
-// which is the parent of the ranks on its own node, its own output decides.
+// How far something long has come.
+typedef struct Progress {
+    const char *what, *unit; // as "validation, " and "batches"; "" and "tokens"
+    int64_t done, total;
+    double seconds; // that it took so far
+    double silence; // where nobody looks: seconds of it after which a line is printed
+} Progress;
+
+// Whether a person sees what is written to `stream`, on a screen that can go back in a
+// line. Open MPI gives every rank a terminal of its own and forwards what the rank writes
+// there, perhaps to a file. So under mpirun, which is the parent of the ranks on its own
+// node, its own output decides.
 static inline bool terminal_is_watched(FILE *stream) {
-    if (isatty(fileno(stream)) != 1) { return false; }
+    const char *kind = getenv("TERM");
+    bool redraws = kind != NULL && kind[0] != '\0' && strcmp(kind, "dumb") != 0;
+    if (!redraws || isatty(fileno(stream)) != 1) { return false; }
     if (getenv("OMPI_COMM_WORLD_SIZE") == NULL) { return true; }
     char link[64], target[64];
     snprintf(link, sizeof link, "/proc/%d/fd/1", (int)getppid());
@@ -235,8 +278,8 @@ static inline void terminal_open(Terminal *terminal, FILE *stream) {
     memset(terminal, 0, sizeof *terminal);
     terminal->stream = stream;
     terminal->interactive = terminal_is_watched(stream);
-    terminal->columns = 80;
-    terminal->bar_seconds = -1;
+    terminal->columns = TERMINAL_COLUMNS;
+    terminal->bar_seconds = terminal->quiet_since = -1;
     struct winsize size;
     if (terminal->interactive && ioctl(fileno(stream), TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
         terminal->columns = size.ws_col;
@@ -248,10 +291,11 @@ static inline void terminal_open(Terminal *terminal, FILE *stream) {
 static inline void terminal_clear(Terminal *terminal) {
     if (terminal->bar_shown) { fputs("\r\033[K", terminal->stream); }
     terminal->bar_shown = false;
+    terminal->quiet_since = -1;
 }
 
-// Prints a report as one aligned line of at most 100 columns, under a heading that
-// returns every TERMINAL_HEADER_INTERVAL reports.
+// Prints a report as one aligned line, under a heading that returns every
+// TERMINAL_HEADER_INTERVAL reports.
 static inline void terminal_report(Terminal *terminal, const Report *report) {
     bool headed = terminal->reports++ % TERMINAL_HEADER_INTERVAL == 0;
     terminal_clear(terminal);
@@ -260,7 +304,8 @@ static inline void terminal_report(Terminal *terminal, const Report *report) {
         for (int i = 0; i < REPORT_FIELD_COUNT; i++) {
             const ReportField *field = &REPORT_FIELDS[i];
             char text[REPORT_CELL_SIZE];
-            if (field->heading == NULL) { continue; }
+            bool hidden = field->offset == offsetof(Report, perfect_loss) && !terminal->knows_perfect;
+            if (field->heading == NULL || hidden) { continue; }
             const char *cell = line == 0 ? field->heading : report_cell(report, field, text);
             fprintf(terminal->stream, "%s%*s", space, (int)strlen(field->heading), cell);
             space = " ";
@@ -270,31 +315,54 @@ static inline void terminal_report(Terminal *terminal, const Report *report) {
     fflush(terminal->stream);
 }
 
-// Redraws the bar in place, at most ten times a second; does nothing where nobody looks.
-// `done` of `total` tokens after `seconds`.
-static inline void terminal_bar(Terminal *terminal, int64_t done, int64_t total, double seconds) {
-    bool recent = terminal->bar_shown && seconds - terminal->bar_seconds < 0.1;
-    if (!terminal->interactive || total <= 0 || (recent && done < total)) { return; }
-    char have[NUMBER_TEXT_SIZE], all[NUMBER_TEXT_SIZE], left[NUMBER_TEXT_SIZE], text[160], bar[64];
-    double share = fmin(fmax((double)done / (double)total, 0), 1);
-    double seconds_left = done > 0 ? seconds * (1 - share) / share : NAN;
-    int length = snprintf(text, sizeof text, " %3.0f %%  %s of %s tokens, %s left", 100 * share,
-                          human_count((double)done, have), human_count((double)total, all),
-                          human_duration(seconds_left, left));
-    // Room for two brackets; the last column stays free, because some terminals wrap there.
-    int width = (int)int64_min(terminal->columns - length - 4, 40);
+// " 25 %  validation, 4 of 16 batches, 0:30 left". Returns its length.
+static inline int progress_text(const Progress *progress, char text[160]) {
+    char have[NUMBER_TEXT_SIZE], all[NUMBER_TEXT_SIZE], left[NUMBER_TEXT_SIZE];
+    double share = fmin(fmax((double)progress->done / (double)progress->total, 0), 1);
+    double seconds_left = progress->done > 0 ? progress->seconds * (1 - share) / share : NAN;
+    return snprintf(text, 160, "%3.0f %%  %.40s%s of %s %.20s, %s left", 100 * share, progress->what,
+                    human_count((double)progress->done, have), human_count((double)progress->total, all),
+                    progress->unit, human_duration(seconds_left, left));
+}
+
+// Where nobody looks: a line, once the silence was long enough.
+static inline void terminal_break_silence(Terminal *terminal, const Progress *progress, double now) {
+    char text[160];
+    if (terminal->quiet_since < 0) { terminal->quiet_since = now; }
+    if (now - terminal->quiet_since < progress->silence) { return; }
+    progress_text(progress, text);
+    fprintf(terminal->stream, "%s\n", text);
+    fflush(terminal->stream);
+    terminal->quiet_since = now;
+}
+
+// Redraws the bar in place, at most ten times a second. now: clock_seconds().
+static inline void terminal_bar(Terminal *terminal, const Progress *progress, double now) {
+    bool ends = progress->done >= progress->total,
+         recent = terminal->bar_shown && now - terminal->bar_seconds < 0.1;
+    if (progress->total <= 0 || (recent && !ends)) { return; }
+    if (!terminal->interactive) {
+        terminal_break_silence(terminal, progress, now);
+        return;
+    }
+    char text[160], bar[64];
+    double share = fmin(fmax((double)progress->done / (double)progress->total, 0), 1);
+    int length = progress_text(progress, text);
+    // Room for two brackets and a blank; the last column stays free, because some
+    // terminals wrap there.
+    int width = (int)int64_min(terminal->columns - length - 5, 40);
     for (int i = 0; i < width; i++) {
         bar[i] = i < (int)(share * width) ? '=' : i == (int)(share * width) ? '>' : ' ';
     }
     bar[width > 0 ? width : 0] = '\0';
     if (width > 4) {
-        fprintf(terminal->stream, "\r\033[K[%s]%s", bar, text);
+        fprintf(terminal->stream, "\r\033[K[%s] %s", bar, text);
     } else {
         fprintf(terminal->stream, "\r\033[K%.*s", terminal->columns > 1 ? terminal->columns - 1 : 1, text);
     }
     fflush(terminal->stream);
     terminal->bar_shown = true;
-    terminal->bar_seconds = seconds;
+    terminal->bar_seconds = now;
 }
 
 #endif

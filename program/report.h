@@ -7,20 +7,63 @@
 #define ACCO_PROGRAM_REPORT_H
 
 #include "program/data.h"
+#include "program/run_directory.h"
 #include "program/setup.h"
+#include "runtime/names.h"
 
-// Ends the job where rank 0 could not write one of its files.
-static inline void check_written(Run *run, bool written, const Error *error) {
-    if (!written) {
-        transport_fail(&run->transport, "%s: free some space or choose another --out; the model is lost",
-                       error->text);
+#define EXPOSED_SHARE 0.3 // of the time: more is worth a hint
+
+// ---------------------------------------------------------------------------------------
+// A log that cannot be written: training goes on, as it does without a checkpoint. While the
+// disk is full its lines wait in memory; what cannot even wait is lost, and said.
+
+// Says when the disk is full, and when it no longer is.
+static inline void print_disk_full(Run *run) {
+    bool full = run->log.held_bytes + run->curves.held_bytes > 0;
+    if (full == run->disk_full) { return; }
+    run->disk_full = full;
+    terminal_clear(&run->terminal);
+    printf("%6lld %s\n", (long long)run->scheduler.optimizer.commits,
+           full ? "the disk of --out is full: training goes on, and the log waits in memory for space"
+           : run->lost_lines == 0 ? "there is space on the disk again: the log is whole"
+                                  : "there is space on the disk again: the log goes on");
+    fflush(stdout);
+}
+
+// Notes whether a line was written, or waits, and says once if one is lost. So will the
+// exit code.
+static inline void note_written(Run *run, bool written, const Error *error) {
+    print_disk_full(run);
+    if (written || run->lost_lines++ > 0) { return; }
+    terminal_clear(&run->terminal);
+    fprintf(stderr, "train_gpt: %s; training goes on, but what cannot be written is lost\n", error->text);
+}
+
+// Writes the lines that wait for space.
+static inline void flush_logs(Run *run) {
+    Error error = {""};
+    (void)(log_flush(&run->log, &error) && log_flush(&run->curves, &error)); // otherwise they wait on
+    print_disk_full(run);
+}
+
+// The end of the log. Lines that still wait for space are lost.
+static inline void close_logs(Run *run) {
+    Log *logs[] = {&run->log, &run->curves};
+    for (size_t i = 0; i < sizeof logs / sizeof logs[0]; i++) {
+        Error error = {""};
+        int lines = log_held_lines(logs[i]);
+        if (!log_flush(logs[i], &error)) {
+            note_written(run, false, &error);
+            run->lost_lines += lines - 1;
+        }
+        log_close(logs[i]);
     }
 }
 
 // Appends an event to the log; releases it.
 static inline void report_event(Run *run, json_t *event) {
     Error error = {""};
-    check_written(run, log_event(&run->log, event, &error), &error);
+    note_written(run, log_event(&run->log, event, &error), &error);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -29,17 +72,19 @@ static inline void report_event(Run *run, json_t *event) {
 // What goes into a commit, and how the learning rate moves.
 static inline void print_batch(const Run *run) {
     const Options *options = &run->options;
-    char text[NUMBER_TEXT_SIZE], total[NUMBER_TEXT_SIZE];
+    char text[NUMBER_TEXT_SIZE], total[NUMBER_TEXT_SIZE], epochs[48] = "";
+    double epoch = tokens_per_epoch(run);
+    if (epoch > 0) { snprintf(epochs, sizeof epochs, " (%.4g epochs)", (double)options->tokens / epoch); }
     int ranks = run->transport.size;
     const char *commit = step_name(run);
     // Such a rule ends with a commit of what was computed beside the last one.
     bool drains = run->rule->kind == RULE_OVERLAPPED && run->rule->finish != NULL;
     printf("batch      %lld micro-batches over %d rank%s x %d sequence%s x %d tokens = %s tokens per %s%s; "
-           "%s tokens are %lld %ss%s\n",
+           "%s tokens%s are %lld %ss%s\n",
            (long long)nominal_micro_batches(run), ranks, ranks == 1 ? "" : "s", run->B,
            run->B == 1 ? "" : "s", run->T, human_count((double)nominal_tokens_per_commit(run), text), commit,
            run->scheduler.settings.adaptive ? " or more (auto: as many as fit beside the communication)" : "",
-           human_count((double)options->tokens, total), (long long)nominal_commits(run), commit,
+           human_count((double)options->tokens, total), epochs, (long long)nominal_commits(run), commit,
            drains ? ", and one more for the gradients under way at the end" : "");
     if (run->bucket_reason[0] != '\0') {
         const Layout *layout = &run->scheduler.layout;
@@ -102,6 +147,7 @@ static inline void print_device(const Run *run) {
         printf("           %d of %d ranks compute on GPUs, the others on CPUs: the log says which\n",
                placement->ranks_on_gpus, run->transport.size);
     }
+    if (placement->odd_one[0] != '\0') { printf("           %s\n", placement->odd_one); }
     if (placement->on_gpu) {
         printf("keeps      recompute %s (%s)\n", recompute_name(run->model.settings.recompute),
                placement->recompute_reason);
@@ -122,7 +168,39 @@ static inline void print_validation_cap(Run *run) {
 }
 
 // The start-up block, once everything in it is known.
-static inline void print_start(Run *run) {
+// Where there are several hosts: what each has, and through which networks it might talk.
+// A host is told by its name, and is listed where its first rank is.
+static inline void print_hosts(FILE *file, const Hello *hellos, int ranks) {
+    enum { MOST = 16 };
+    int hosts = 0;
+    bool several = false;
+    for (int rank = 0; rank < ranks; rank++) {
+        several = several || strcmp(hellos[rank].host, hellos[0].host) != 0;
+    }
+    for (int rank = 0; several && rank < ranks; rank++) {
+        int first = 0, mates = 0;
+        while (strcmp(hellos[first].host, hellos[rank].host) != 0) { first++; }
+        if (first < rank) { continue; }
+        for (int other = rank; other < ranks; other++) {
+            mates += strcmp(hellos[other].host, hellos[rank].host) == 0;
+        }
+        if (hosts++ >= MOST) { continue; }
+        fprintf(file, "%s %s: %d rank%s, the first is %d; %s, %d thread%s each; %s\n",
+                hosts == 1 ? "hosts     " : "          ", hellos[rank].host, mates, mates == 1 ? "" : "s",
+                rank, hellos[rank].device, hellos[rank].threads, hellos[rank].threads == 1 ? "" : "s",
+                hellos[rank].interfaces[0] != '\0' ? hellos[rank].interfaces : "no network");
+    }
+    if (hosts > MOST) { fprintf(file, "           and %d more: log.jsonl has all\n", hosts - MOST); }
+}
+
+static inline void print_warnings(const Run *run) {
+    const char *warnings[] = {run->threads.warning, run->space_warning, run->shared_memory_warning};
+    for (size_t i = 0; i < sizeof warnings / sizeof warnings[0]; i++) {
+        if (warnings[i][0] != '\0') { printf("warning    %s\n", warnings[i]); }
+    }
+}
+
+static inline void print_start(Run *run, const Hello *hellos) {
     const Transport *transport = &run->transport;
     const GptNeoConfig *config = &run->config;
     char data[512];
@@ -141,6 +219,7 @@ static inline void print_start(Run *run) {
         printf("ranks      %d over %s (%s), ", transport->size, transport->link.name, transport->reason);
         print_wire(run);
         printf("exchange   %s\n", run->placement.exchange_reason);
+        print_hosts(stdout, hellos, transport->size);
     }
     print_device(run);
     print_batch(run);
@@ -150,7 +229,7 @@ static inline void print_start(Run *run) {
                (double)arena_class_bytes(&run->arena, (MemoryClass)i) / 1e6);
     }
     printf("\n");
-    if (run->threads.warning[0] != '\0') { printf("warning    %s\n", run->threads.warning); }
+    print_warnings(run);
     printf("run        %s\n\n", run->directory);
     fflush(stdout);
 }
@@ -168,15 +247,18 @@ static inline void log_start(Run *run, const Hello *hellos) {
                             json_integer((json_int_t)arena_class_bytes(&run->arena, (MemoryClass)i)));
     }
     json_object_set_new(memory, "total", json_integer((json_int_t)run->arena.bytes));
-    char exchange[64];
+    char exchange[64], model[64];
+    double epoch = tokens_per_epoch(run);
+    run_directory_model_name(options_model(&run->options), model);
     transport_sum_order(&run->transport, exchange, sizeof exchange);
-    report_event(run,
-                 json_pack("{s:s, s:s, s:I, s:s, s:s, s:I, s:I, s:o, s:o, s:o, s:o}", "event", "start",
-                           "version", ACCO_VERSION, "time", (json_int_t)time(NULL), "transport",
-                           run->transport.link.name, "exchange", exchange, "parameters",
-                           (json_int_t)run->table.parameter_count, "bucket_bytes",
-                           (json_int_t)run->scheduler.settings.bucket, "measured", log_text(run->rule_reason),
-                           "ranks", ranks, "memory", memory, "options", options_as_json(&run->options)));
+    report_event(run, json_pack("{s:s, s:s, s:I, s:s, s:s, s:o, s:I, s:o, s:I, s:o, s:o, s:o, s:o}", "event",
+                                "start", "version", ACCO_VERSION, "time", (json_int_t)time(NULL), "transport",
+                                run->transport.link.name, "exchange", exchange, "model", log_text(model),
+                                "parameters", (json_int_t)run->table.parameter_count, "epochs",
+                                log_real(epoch > 0 ? (double)run->options.tokens / epoch : (double)NAN),
+                                "bucket_bytes", (json_int_t)run->scheduler.settings.bucket, "measured",
+                                log_text(run->rule_reason), "ranks", ranks, "memory", memory, "options",
+                                options_as_json(&run->options)));
 }
 
 // ---------------------------------------------------------------------------------------
@@ -195,6 +277,7 @@ static inline void window_add_commit(Run *run) {
     sum->compute_seconds += commit->compute_seconds;
     sum->communication_seconds += commit->communication_seconds;
     sum->exposed_seconds += commit->exposed_seconds;
+    run->exposed_seconds += commit->exposed_seconds;
 }
 
 // Begins a new window behind the latest report, after `seconds` seconds of training.
@@ -252,7 +335,7 @@ static inline void report_window(Run *run) {
     Error error = {""};
     terminal_report(&run->terminal, &report);
     note_unwritten(run);
-    check_written(run, progress_log_report(&run->log, &run->curves, &report, &error), &error);
+    note_written(run, progress_log_report(&run->log, &run->curves, &report, &error), &error);
 }
 
 // Prints and logs the latest validation.
@@ -261,18 +344,47 @@ static inline void report_validation(Run *run) {
     double loss = run->validation_loss, perfect = run->perfect_validation_loss;
     Error error = {""};
     terminal_clear(&run->terminal);
-    printf("%7lld validation loss %.4f", (long long)commit, loss);
+    printf("%6lld validation loss %.4f", (long long)commit, loss);
     if (isfinite(perfect)) { printf(", a perfect model has %.4f", perfect); }
     printf("\n");
     fflush(stdout);
-    check_written(run,
-                  progress_log_validation(&run->log, &run->curves, commit, tokens_done(run),
-                                          training_seconds(run), loss, perfect, &error),
-                  &error);
+    note_written(run,
+                 progress_log_validation(&run->log, &run->curves, commit, tokens_done(run),
+                                         training_seconds(run), loss, perfect, &error),
+                 &error);
 }
 
 // ---------------------------------------------------------------------------------------
 // The end
+
+// What may help a run of this rule that waits for communication, as a list of options.
+static inline void describe_remedies(const Run *run, char text[2 * RULE_TEXT]) {
+    const Options *options = &run->options;
+    const Rule *rule = run->rule;
+    const SchedulerSettings *settings = &run->scheduler.settings;
+    bool fine = !wire_is_coarse(settings->wire), library = options->exchange == EXCHANGE_LIBRARY,
+         estimates = option_list_names(option_find("estimate-wire")->rules, rule->name) && !library &&
+                     !wire_is_coarse(settings->estimate_wire);
+    char rules[RULE_TEXT];
+    rule_list(rule->kind == RULE_SYNCHRONOUS ? rule_overlaps : rule_is_local, rules);
+    snprintf(text, 2 * RULE_TEXT, "%s%s%s%s%s%s%s", options->overlap ? "" : "--overlap on, ",
+             settings->adaptive                    ? ""
+             : options->rank_accumulate[0] != '\0' ? "larger numbers in --rank-accumulate, "
+                                                   : "a larger --accumulate, ",
+             settings->wire == WIRE_FP32 ? "--wire bf16, " : "", fine && !library ? "--wire int8, " : "",
+             estimates ? "--estimate-wire int4, " : "",
+             rule->kind == RULE_LOCAL ? "more inner steps between exchanges" : "--optimizer ",
+             rule->kind == RULE_LOCAL ? "" : rules);
+}
+
+// Where much of the time went into communication beside which nothing was computed: what
+// to try. share: of the time.
+static inline void print_exposed(const Run *run, double share) {
+    char remedies[2 * RULE_TEXT];
+    if (!(share > EXPOSED_SHARE)) { return; }
+    describe_remedies(run, remedies);
+    printf("network    %.0f %% of the time only communication ran; to try: %s\n", 100 * share, remedies);
+}
 
 // Prints and logs how training ended. fingerprint: of the parameters, from
 // check_replicas.
@@ -280,6 +392,7 @@ static inline void print_end(Run *run, uint64_t fingerprint) {
     long long commits = (long long)run->scheduler.optimizer.commits;
     double seconds = training_seconds(run),
            tokens = run->scheduler.gradients_done * (double)tokens_per_micro_batch(run);
+    double exposed = run->exposed_seconds / (seconds - run->seconds_before);
     double planned = (double)run->arena.bytes, used = (double)arena_resident_bytes(&run->arena);
     double rate = tokens / seconds * gpt_neo_flops_per_token(&run->config, run->T) / 1e9;
     terminal_clear(&run->terminal);
@@ -291,6 +404,7 @@ static inline void print_end(Run *run, uint64_t fingerprint) {
         printf("\ntrained    %lld %ss, %.0f tokens in %.1f s: %.0f tokens/s, %.1f GFLOP/s over all ranks\n",
                commits, step_name(run), tokens, seconds, tokens / seconds, rate);
     }
+    print_exposed(run, exposed);
     if (!isnan(run->validation_loss)) {
         printf("loss       %.4f nats per token on text it has not seen", run->validation_loss);
         if (isfinite(run->perfect_validation_loss)) { // known where the text comes from a grammar
@@ -303,21 +417,52 @@ static inline void print_end(Run *run, uint64_t fingerprint) {
     printf("parameters fingerprint %016llx, the same on every rank\n", (unsigned long long)fingerprint);
     char text[32];
     snprintf(text, sizeof text, "%016llx", (unsigned long long)fingerprint);
-    report_event(run, json_pack("{s:s, s:s, s:I, s:I, s:o, s:o, s:I, s:I, s:s}", "event", "end", "reason",
-                                run->scheduler.stop_agreed ? "asked to stop" : "done", "commit",
+    report_event(run, json_pack("{s:s, s:s, s:I, s:I, s:o, s:o, s:o, s:I, s:I, s:s}", "event", "end",
+                                "reason", run->scheduler.stop_agreed ? "asked to stop" : "done", "commit",
                                 (json_int_t)commits, "tokens", (json_int_t)tokens, "seconds",
                                 log_real(seconds), "tokens_per_second", log_real(tokens / seconds),
-                                "planned_bytes", (json_int_t)planned, "used_bytes", (json_int_t)used,
-                                "parameters_fingerprint", text));
+                                "exposed_share", log_real(exposed), "planned_bytes", (json_int_t)planned,
+                                "used_bytes", (json_int_t)used, "parameters_fingerprint", text));
+}
+
+// The run's directory as a word of a command line.
+static inline const char *directory_for_shell(const Run *run, char word[4 * RUN_PATH_SIZE + 3]) {
+    return text_for_shell(run->directory, word, 4 * RUN_PATH_SIZE + 3);
+}
+
+// After a run that was asked to stop. saved: whether its end is on disk.
+static inline void print_stopped(const Run *run, bool saved) {
+    char word[4 * RUN_PATH_SIZE + 3];
+    printf("stopped    because it was asked to");
+    if (!run->save_times.never) {
+        printf("; it goes on with --out %s --resume auto%s", directory_for_shell(run, word),
+               saved ? "" : ", from an earlier checkpoint");
+    }
+    printf("\n");
 }
 
 // Where everything is that the run has written.
 static inline void print_files(const Run *run) {
+    char word[4 * RUN_PATH_SIZE + 3];
+    if (run->save_times.never) { printf("not saved  as --save-every never asks: there is no checkpoint\n"); }
     printf("\nlog        %s/log.jsonl\ncurves     %s/progress.tsv (scripts/plot %s makes "
            "%s/plot.html)\nsettings   %s/config.txt (train_gpt --config it)\n",
-           run->directory, run->directory, run->directory, run->directory, run->directory);
-    if (run->options.trace[0] != '\0') {
+           run->directory, run->directory, directory_for_shell(run, word), run->directory, run->directory);
+    if (run->options.trace[0] != '\0' && !run->trace_is_lost) {
         printf("trace      %s (https://ui.perfetto.dev opens it)\n", run->options.trace);
+    }
+}
+
+// What the run should have left and did not. saved: whether its end is on disk.
+static inline void print_missing(const Run *run, bool saved) {
+    if (run->lost_lines > 0) {
+        fprintf(stderr,
+                "train_gpt: %lld line%s of the log or of progress.tsv could not be written: the reason is "
+                "printed above\n",
+                (long long)run->lost_lines, run->lost_lines == 1 ? "" : "s");
+    }
+    if (!saved) {
+        fprintf(stderr, "train_gpt: the end of this run is not on disk: the reason is printed above\n");
     }
 }
 

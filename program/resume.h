@@ -86,12 +86,12 @@ static inline void report_checkpoint(Run *run, const SavedReport *report, double
     if (!run_is_main(run)) { return; }
     terminal_clear(&run->terminal);
     if (!saved) {
-        printf("%7lld no checkpoint: %s\n", (long long)report->commit, error->text);
+        printf("%6lld no checkpoint: %s\n", (long long)report->commit, error->text);
     } else if (report->seconds > 0) {
-        printf("%7lld checkpoint in %.1f s, %.1f s of it beside training\n", (long long)report->commit,
+        printf("%6lld checkpoint in %.1f s, %.1f s of it beside training\n", (long long)report->commit,
                waited + report->seconds, report->seconds);
     } else {
-        printf("%7lld checkpoint in %.1f s\n", (long long)report->commit, waited);
+        printf("%6lld checkpoint in %.1f s\n", (long long)report->commit, waited);
     }
     fflush(stdout);
     report_event(run,
@@ -107,6 +107,9 @@ static inline bool end_checkpoint(Run *run) {
     Error error = {""};
     if (run->checkpointed.saver == NULL) { return false; }
     double began = clock_seconds();
+    // Before the checkpoint has its name, because a run that goes on from it does not repeat
+    // the lines before it. Where there is no space for them, there is none for it.
+    if (run_is_main(run)) { flush_logs(run); }
     bool saved = checkpoint_end(&run->checkpointed, &report, &error);
     double waited = clock_seconds() - began;
     run->saving_seconds += waited;
@@ -208,12 +211,14 @@ static inline json_t *resumed_manifest(const Run *run) {
 }
 
 // Whether a resumed run has all options that matter as they were, but for those that a
-// run chooses by a measurement.
+// run chooses by a measurement, and for tokens that are still to be counted.
 static inline bool others_are_unchanged(const Run *run, const json_t *before, const json_t *now) {
     for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
         const char *name = option_table[i].name;
         const json_t *old = json_object_get(before, name), *new_value = json_object_get(now, name);
-        if (option_table[i].effect == MEASURED || json_equal(old, new_value)) { continue; }
+        bool uncounted =
+            run->options.epochs > 0 && (strcmp(name, "tokens") == 0 || strcmp(name, "warmup") == 0);
+        if (option_table[i].effect == MEASURED || uncounted || json_equal(old, new_value)) { continue; }
         if (option_change_matters(run, name, old, new_value)) { return false; }
     }
     return true;
@@ -366,7 +371,7 @@ static inline bool roll_back(Run *run) {
     continue_reports(run, training_seconds(run));
     run->checkpointed.saved_commit = -1; // the checkpoint on disk does not know of the rollback
     if (!run_is_main(run)) { return true; }
-    printf("%7lld back to the checkpoint of %s %lld, rollback %.0f; on with new data\n", (long long)from,
+    printf("%6lld back to the checkpoint of %s %lld, rollback %.0f; on with new data\n", (long long)from,
            step_name(run), (long long)commit, rollbacks);
     fflush(stdout);
     report_event(run, json_pack("{s:s, s:I, s:I, s:o}", "event", "rollback", "from", (json_int_t)from,

@@ -25,6 +25,7 @@
 #include "program/signals.h"
 #include "rules.h"
 
+enum { SPACE_TEXT = 512 };
 enum { ROLLBACK_PATIENCE = 3 }; // how often a spike may send a run back to the same checkpoint
 
 // The commits since the latest report: what the next report is made of.
@@ -74,13 +75,19 @@ typedef struct Run {
     char directory[RUN_PATH_SIZE];      // all ranks know it
     char tokenizer[RUN_PATH_SIZE + 16]; // with --resume: a copy of the tokenizer, for the next checkpoints
     RunLock lock;                       // on it
+    char space_warning[SPACE_TEXT];     // its disk is too small for all that is to be kept; empty: it is not
+    char shared_memory_warning[256];    // /dev/shm is too small; empty: it is not
     Log log, curves;                    // log.jsonl and progress.tsv
+    bool disk_full;                     // lines of them wait for space
     Terminal terminal;
     ReportWindow window;
     SchedulerSeen seen;
     double validation_loss, perfect_validation_loss; // of the latest validation; NAN: there was none
     bool nothing_left;                               // it was resumed where it had ended
     bool is_unwritten;                               // nobody reads stdout any more
+    int64_t lost_lines;                              // of its files, which could not be written
+    bool trace_is_lost;
+    double exposed_seconds; // of this part of the run: see CommitReport
     // Checkpoints.
     CheckpointedRun checkpointed; // what checkpoints are of (program/resume.h)
     SaveTimes save_times;         // what --save-every says

@@ -25,16 +25,29 @@ static inline bool run_directory_make(const char *path, Error *error) {
     return true;
 }
 
-// The part of --model that tells models apart, as a file name: "tiny" stays "tiny",
-// my/gpt/config.json gives "gpt", other.json gives "other".
-static inline void run_directory_model_name(const char *model, char name[64]) {
-    const char *end = model + strlen(model), *suffix = "/config.json";
-    if ((size_t)(end - model) > strlen(suffix) && strcmp(end - strlen(suffix), suffix) == 0) {
-        end -= strlen(suffix);
+// Whether this part of a path says where in a run or a model a file is, and not which.
+static inline bool run_directory_is_inner(const char *part, size_t length) {
+    static const char *const inner[] = {"config.json", "model", "checkpoints"};
+    size_t digits = length > 5 && strncmp(part, "step-", 5) == 0 ? strspn(part + 5, "0123456789") : 0;
+    bool found = digits > 0 && digits + 5 == length;
+    for (int i = 0; i < 3; i++) {
+        found = found || (strlen(inner[i]) == length && strncmp(part, inner[i], length) == 0);
     }
-    while (end > model && end[-1] == '/') { end--; }
-    const char *start = end;
-    while (start > model && start[-1] != '/') { start--; }
+    return found;
+}
+
+// The part of --model or --from that tells models apart, as a file name: "tiny" stays
+// "tiny", my/gpt and my/gpt/config.json give "gpt", other.json gives "other", and
+// runs/a/checkpoints/step-7/model gives "a".
+static inline void run_directory_model_name(const char *model, char name[64]) {
+    const char *end = model + strlen(model), *start;
+    for (;;) {
+        while (end > model && end[-1] == '/') { end--; }
+        start = end;
+        while (start > model && start[-1] != '/') { start--; }
+        if (start == model || !run_directory_is_inner(start, (size_t)(end - start))) { break; }
+        end = start;
+    }
     if (end - start > 5 && strncmp(end - 5, ".json", 5) == 0) { end -= 5; }
     int length = 0;
     for (; start < end && length < 63; start++) {
@@ -67,6 +80,7 @@ static inline bool run_directory_create_numbered(const char *model, const char *
 
 // Creates the directory of a run, with all its parents, and writes its path.
 //   out       --out; "auto": runs/MODEL-RULE-N with the first N that is free
+//   model     options_model
 //   resumes   the directory may hold the log of an earlier part of this run
 // Errors: the directory holds another run's log.jsonl, cannot be created, cannot be
 // written to, or is not a directory.

@@ -114,9 +114,8 @@ static inline int run_lock_owner_here(const json_t *owner) {
                *space = json_string_value(json_object_get(owner, "space")),
                *started = json_string_value(json_object_get(owner, "started"));
     ProcessName there = run_lock_process((int)json_integer_value(json_object_get(owner, "pid")));
-    if (boot == NULL || space == NULL || started == NULL || boot[0] == '\0' || space[0] == '\0') {
-        return -1;
-    }
+    if (boot == NULL || space == NULL || started == NULL) { return -1; }
+    if (boot[0] == '\0' || space[0] == '\0' || started[0] == '\0') { return -1; }
     if (strcmp(boot, there.boot) != 0 || strcmp(space, there.space) != 0) { return -1; }
     return strcmp(started, there.started) == 0 ? 1 : 0;
 }
@@ -136,6 +135,19 @@ static inline bool run_lock_beats(const char *path, const char *text, struct tim
     return false;
 }
 
+// Says who has the directory.
+static inline void run_lock_name_owner(const json_t *owner, const char *directory, Error *error) {
+    const char *user = json_string_value(json_object_get(owner, "user")),
+               *host = json_string_value(json_object_get(owner, "host")),
+               *since = json_string_value(json_object_get(owner, "since"));
+    error_set(error,
+              "--out %.300s is in use by another run: of %.60s on %.60s, process %lld, since %.40s. Wait for "
+              "it, stop it, or choose another --out",
+              directory, user != NULL ? user : "unknown", host != NULL ? host : "unknown",
+              (long long)json_integer_value(json_object_get(owner, "pid")),
+              since != NULL ? since : "unknown");
+}
+
 // Whether somebody holds the lock; then the error says who.
 static inline bool run_lock_is_held(const char *directory, const char *path, double patience, Error *error) {
     char text[RUN_LOCK_TEXT];
@@ -150,17 +162,7 @@ static inline bool run_lock_is_held(const char *directory, const char *path, dou
                 directory, patience);
     }
     bool held = here > 0 || (here < 0 && run_lock_beats(path, text, touched, patience));
-    if (held) {
-        const char *user = json_string_value(json_object_get(owner, "user")),
-                   *host = json_string_value(json_object_get(owner, "host")),
-                   *since = json_string_value(json_object_get(owner, "since"));
-        error_set(error,
-                  "--out %.300s is in use by another run: of %.60s on %.60s, process %lld, since %.40s. "
-                  "Wait for it, stop it, or choose another --out",
-                  directory, user != NULL ? user : "unknown", host != NULL ? host : "unknown",
-                  (long long)json_integer_value(json_object_get(owner, "pid")),
-                  since != NULL ? since : "unknown");
-    }
+    if (held) { run_lock_name_owner(owner, directory, error); }
     json_decref(owner);
     return held;
 }

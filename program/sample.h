@@ -1,11 +1,11 @@
 // sample.h: text by a model, printed: `train_gpt sample` for a model on disk, and the
-// sample that training prints at its end. Both run on the CPU, whatever device trained
-// the model.
+// samples during and after training. All run on the CPU, whatever device trains the
+// model.
 #ifndef ACCO_PROGRAM_SAMPLE_H
 #define ACCO_PROGRAM_SAMPLE_H
 
 #include "checkpoint/hf_model.h"
-#include "program/data.h"
+#include "program/report.h"
 #include "program/sampler.h"
 #include "program/setup.h"
 
@@ -13,46 +13,92 @@ enum { SAMPLE_RANDOM_STREAM = 20 }; // of those that are derived from --seed
 
 typedef struct Sample {
     const Options *options;
+    int64_t commit;           // during training; -1: otherwise
+    const SignalWatch *watch; // the text ends where it is asked to stop; NULL: never
     Sampler sampler;
     TextCodec codec;
     const float *parameters; // (parameter_count), on the host
+    // The prompt and what was written after it, for the caller of sample_run to free; and
+    // how many bytes of it have been printed.
+    FILE *memory;
+    char *text;
+    size_t size, shown;
 } Sample;
+
+// Prints what has been added to the text. `memory` was flushed.
+static inline void sample_show(Sample *sample) {
+    fwrite(sample->text + sample->shown, 1, sample->size - sample->shown, stdout);
+    fflush(stdout);
+    sample->shown = sample->size;
+}
 
 static inline bool sample_on_token(void *self, int32_t token) {
     Sample *sample = (Sample *)self;
     if (token == text_codec_end(&sample->codec)) { return false; }
-    text_codec_print(&sample->codec, token, false, stdout);
-    return true;
+    text_codec_print(&sample->codec, token, false, sample->memory);
+    sample_show(sample);
+    return sample->watch == NULL || !signal_watch_is_asked(sample->watch);
 }
 
-// Prints the prompt and what the model writes after it, token by token. `sample` has
-// options, codec and parameters; the sampler gets an arena that ends with this call.
-static inline bool sample_run(Sample *sample, const GptNeoConfig *config, ThreadPool *pool, int threads,
-                              Error *error) {
+static inline void sample_print_heading(const Sample *sample) {
+    const Options *options = sample->options;
+    bool ids = sample->codec.kind == TEXT_CODEC_IDS;
+    if (sample->commit >= 0) {
+        printf("%6lld sample%s\n", (long long)sample->commit, ids ? " of token ids" : "");
+        return;
+    }
+    printf("\nsample     temperature %g, top-k %lld%s\n", options->temperature, (long long)options->top_k,
+           ids ? ": token ids, for there is no tokenizer" : "");
+}
+
+// Writes what follows the prompt (ids) into sample->text and prints it, token by token.
+static inline void sample_write(Sample *sample, ThreadPool *pool, const TokenList *prompt) {
     const Options *options = sample->options;
     Stream here; // runs everything on this thread
+    memset(&here, 0, sizeof here);
+    here.pool = pool;
+    Random random = {random_hash((uint64_t)options->seed, SAMPLE_RANDOM_STREAM)};
+    SamplerListener listener = {sample, sample_on_token};
+    int count = (int)options->sample_tokens;
+    int32_t *output = (int32_t *)calloc((size_t)count, sizeof *output);
+    sample_print_heading(sample);
+    fputs(options->prompt, sample->memory);
+    fflush(sample->memory);
+    sample_show(sample);
+    int positions = sample->sampler.model.config.positions,
+        written =
+            sampler_generate(&sample->sampler, &here, sample->parameters, prompt->ids, (int)prompt->count,
+                             output, count, options->temperature, (int)options->top_k, &random, &listener);
+    text_codec_print(&sample->codec, 0, true, sample->memory);
+    sample_show(sample);
+    printf("\n");
+    // The last token of a text that fills all positions stands behind them.
+    if (written < count && (int)prompt->count + written > positions) {
+        printf("\n(ends after %d of %d tokens: the model has %d positions, the prompt included)\n", written,
+               count, positions);
+    }
+    free(output);
+}
+
+// Prints the prompt and what the model writes after it. `sample` has options, codec and
+// parameters; the sampler gets an arena that ends with this call.
+static inline bool sample_run(Sample *sample, const GptNeoConfig *config, ThreadPool *pool, int threads,
+                              Error *error) {
     Arena arena;
     TokenList prompt = {NULL, 0, 0};
-    memset(&here, 0, sizeof here);
     memset(&arena, 0, sizeof arena);
-    here.pool = pool;
-    bool good = text_codec_encode(&sample->codec, options->prompt, &prompt, error);
+    bool good = text_codec_encode(&sample->codec, sample->options->prompt, &prompt, error);
+    if (good && prompt.count > (size_t)config->positions) {
+        good = error_set(error, "the prompt has %zu tokens, and the model %d positions: shorten --prompt",
+                         (size_t)prompt.count, config->positions);
+    }
     if (good) { sampler_reserve(&sample->sampler, &arena, config, threads); }
     good = good && arena_commit(&arena, error);
+    if (good) { sample->memory = open_memstream(&sample->text, &sample->size); }
+    if (good && sample->memory == NULL) { good = error_set(error, "no memory for the text"); }
     if (good) {
-        Random random = {random_hash((uint64_t)options->seed, SAMPLE_RANDOM_STREAM)};
-        SamplerListener listener = {sample, sample_on_token};
-        int count = (int)options->sample_tokens;
-        int32_t *output = (int32_t *)calloc((size_t)count, sizeof *output);
-        printf("\nsample     temperature %g, top-k %lld%s\n%s", options->temperature,
-               (long long)options->top_k,
-               sample->codec.kind == TEXT_CODEC_IDS ? ": token ids, for there is no tokenizer" : "",
-               options->prompt);
-        sampler_generate(&sample->sampler, &here, sample->parameters, prompt.ids, (int)prompt.count, output,
-                         count, options->temperature, (int)options->top_k, &random, &listener);
-        text_codec_print(&sample->codec, 0, true, stdout);
-        printf("\n");
-        free(output);
+        sample_write(sample, pool, &prompt);
+        fclose(sample->memory);
     }
     arena_release(&arena);
     token_list_free(&prompt);
@@ -60,27 +106,64 @@ static inline bool sample_run(Sample *sample, const GptNeoConfig *config, Thread
 }
 
 // ---------------------------------------------------------------------------------------
-// The sample after training
+// Samples of a run
 
-// Prints --sample-tokens tokens of the trained model; what goes wrong is printed too, and
-// does not end the run.
-static inline void print_sample(Run *run) {
+// Rank 0: prints and logs a sample by the parameters (parameter_count), which are where
+// compute has them. What goes wrong is printed, too, and does not end the run.
+static inline void sample_parameters(Run *run, const float *parameters, bool last) {
     char path[TOKENIZER_PATH_SIZE];
     Error error = {""};
-    if (run->options.sample_tokens == 0) { return; }
+    Scheduler *s = &run->scheduler;
+    size_t bytes = run->table.parameter_count * sizeof(float);
     Sample *sample = (Sample *)calloc(1, sizeof *sample);
-    float *parameters = borrow_host_parameters(run);
+    float *copy = run->placement.on_gpu ? (float *)malloc(bytes) : NULL;
     sample->options = &run->options;
-    sample->parameters = parameters;
-    bool good = text_codec_open(&sample->codec, tokenizer_path(&run->options, path), data_is_bytes(run),
-                                run->config.vocabulary, &error);
+    sample->commit = last ? -1 : s->optimizer.commits;
+    sample->watch = &run->signal_watch;
+    sample->parameters = copy != NULL ? copy : parameters;
+    bool good = !run->placement.on_gpu || copy != NULL ||
+                error_set(&error, "no memory for a copy of the parameters: %zu bytes", bytes);
+    if (copy != NULL) {
+        stream_copy(s->compute, copy, parameters, bytes);
+        stream_settle(s->compute);
+    }
+    good = good && text_codec_open(&sample->codec, tokenizer_path(&run->options, path), data_is_bytes(run),
+                                   run->config.vocabulary, &error);
+    terminal_clear(&run->terminal);
     if (good) {
         good = sample_run(sample, &run->config, run->pool, run->threads.threads, &error);
         text_codec_close(&sample->codec);
     }
-    if (!good) { printf("\nno sample: %s\n", error.text); }
-    return_host_parameters(run, parameters);
+    if (good) {
+        report_event(run,
+                     json_pack("{s:s, s:I, s:I, s:o, s:o}", "event", "sample", "commit",
+                               (json_int_t)s->optimizer.commits, "tokens", (json_int_t)tokens_done(run),
+                               "seconds", log_real(training_seconds(run)), "text", log_text(sample->text)));
+    } else {
+        printf("\nno sample: %s\n", error.text);
+    }
+    fflush(stdout);
+    free(copy);
+    free(sample->text);
     free(sample);
+}
+
+// All ranks, between two commits or at the end: a sample of --sample-tokens tokens by the
+// committed parameters, which nothing of it changes. The other ranks wait for rank 0,
+// however long it takes.
+static inline void print_sample(Run *run, bool last) {
+    Scheduler *s = &run->scheduler;
+    Transport *transport = &run->transport;
+    if (run->options.sample_tokens == 0) { return; }
+    scheduler_settle(s); // waiting for communication under way still counts as training
+    double began = clock_seconds(), timeout_seconds = transport->timeout_seconds;
+    const float *committed = borrow_committed(s, run->rule);
+    if (run_is_main(run)) { sample_parameters(run, committed, last); }
+    return_committed(s, committed);
+    transport->timeout_seconds = 1e6;
+    transport_barrier(transport, "sample"); // sleeps while it waits
+    transport->timeout_seconds = timeout_seconds;
+    run->paused += clock_seconds() - began;
 }
 
 // ---------------------------------------------------------------------------------------
@@ -98,6 +181,7 @@ static inline int command_sample(Run *run) {
     }
     Sample *sample = (Sample *)calloc(1, sizeof *sample);
     sample->options = &run->options;
+    sample->commit = -1;
     if (!hf_model_check_directory(run->options.from, &error) ||
         !hf_model_open(&model, run->options.from, &error) ||
         !text_codec_open(&sample->codec, tokenizer_path(&run->options, path), model.config.vocabulary == 256,
@@ -119,6 +203,7 @@ static inline int command_sample(Run *run) {
     thread_pool_destroy(pool);
     free(parameters);
     hf_model_close(&model);
+    free(sample->text);
     free(sample);
     return 0;
 }

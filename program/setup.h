@@ -1,5 +1,5 @@
-// setup.h: what is decided before training, in this order: model, rates, memory, bucket
-// size. (data.h opens the data, between rates and memory.)
+// setup.h: what is decided before training, in this order: model, length, rates, memory,
+// bucket size. (data.h opens the data, between model and length.)
 #ifndef ACCO_PROGRAM_SETUP_H
 #define ACCO_PROGRAM_SETUP_H
 
@@ -7,6 +7,8 @@
 
 // ---------------------------------------------------------------------------------------
 // The model, and the numbers that follow from it
+
+#define MOST_TOKENS_OF_A_MICRO_BATCH 1e9
 
 // Micro-batches of all ranks per commit (in local rules: per inner step); with
 // --accumulate auto the least possible number.
@@ -34,6 +36,8 @@ static inline bool choose_model(Run *run, Error *error) {
     Options *options = &run->options;
     const char *start = options_start(options);
     if (start[0] != '\0' && !hf_model_check_directory(start, error)) { return false; }
+    // Every rank checks what it reads, but only when there is a run directory already.
+    if (start[0] != '\0' && run_is_main(run) && !file_sums_check(start, error)) { return false; }
     if (!gpt_neo_config_find(start[0] != '\0' ? start : options->model, &run->config, error)) {
         return false;
     }
@@ -49,7 +53,7 @@ static inline bool choose_model(Run *run, Error *error) {
     run->T = (int)options->seq_len;
     // What follows counts tokens and elements in int and int64_t.
     double per_rank = (double)run->B * run->T, per_commit = per_rank * (double)nominal_micro_batches(run);
-    if (per_rank > 1e9 || per_commit > 1e15) {
+    if (per_rank > MOST_TOKENS_OF_A_MICRO_BATCH || per_commit > 1e15) {
         return error_set(
             error,
             "--micro-batch %d x --seq-len %d, %.3g tokens a commit: that is more than can be counted here",
@@ -87,7 +91,8 @@ static inline int64_t nominal_commits(const Run *run) {
 }
 
 // Fills in the rates that were left to the program, so that the saved configuration has
-// them. A constant rate has no minimum.
+// them. A constant rate has no minimum. Where --epochs are still to be counted, so is a
+// warm-up that is a part of them.
 static inline bool choose_rates(Run *run, Error *error) {
     Options *options = &run->options;
     bool constant = options->schedule == SCHEDULE_CONSTANT;
@@ -96,7 +101,9 @@ static inline bool choose_rates(Run *run, Error *error) {
         options->minimum_learning_rate = options->learning_rate / 10;
     }
     if (options->weight_decay < 0) { options->weight_decay = options->finetune[0] != '\0' ? 0 : 0.1; }
-    if (options->warmup < 0) { options->warmup = int64_min(nominal_commits(run) / 20, 1000); }
+    if (options->warmup < 0 && options->epochs == 0) {
+        options->warmup = int64_min(nominal_commits(run) / 20, 1000);
+    }
     if (options->minimum_learning_rate > options->learning_rate) {
         return error_set(error, "--min-lr %g is above the automatic --lr %g: give --lr too",
                          options->minimum_learning_rate, options->learning_rate);
@@ -104,17 +111,63 @@ static inline bool choose_rates(Run *run, Error *error) {
     return true;
 }
 
+// Tokens of one pass over the training data; 0: they are endless, or not known yet.
+static inline double tokens_per_epoch(const Run *run) { return (double)run->data.training_windows * run->T; }
+
+// What --epochs are as --tokens, which they are from now on.
+static inline bool count_epochs(Run *run, Error *error) {
+    Options *options = &run->options;
+    double tokens = ceil(options->epochs * tokens_per_epoch(run));
+    if (!(tokens <= OPTION_NO_LIMIT)) {
+        return error_set(error,
+                         "--epochs %g of %.300s are %.3g tokens: that is more than can be counted here",
+                         options->epochs, run->data.name, tokens);
+    }
+    options->tokens = (int64_t)tokens;
+    options->epochs = 0;
+    return true;
+}
+
+// How long the run is, and what follows from that. Of a text that is still to be
+// tokenized nobody knows the length: for its --epochs this is called again when there are
+// tokens.
+static inline bool choose_length(Run *run, Error *error) {
+    Options *options = &run->options;
+    double asked = options->epochs;
+    if (asked > 0 && run->data.training_windows > 0 && !count_epochs(run, error)) { return false; }
+    if (!choose_rates(run, error)) { return false; }
+    if (options_check_ranks(options, run->transport.size, run->T, error)) { return true; }
+    if (asked > 0) {
+        Error reason = *error;
+        error_set(error, "--epochs %g: %.900s", asked, reason.text);
+    }
+    return false;
+}
+
 // Micro-batch gradients of all workers at which training ends.
 static inline double target_gradients(const Run *run) {
     return ceil((double)run->options.tokens / (double)tokens_per_micro_batch(run));
 }
 
-static inline SchedulerSettings choose_settings(Run *run) {
+// The settings that follow from the length of the run.
+static inline void choose_schedule(const Run *run, SchedulerSettings *settings) {
     const Options *options = &run->options;
-    SchedulerSettings settings;
     bool by_commits = options->learning_rate_by == RATE_BY_COMMITS;
     double per_commit = (double)nominal_micro_batches(run);
     double total = (double)options->tokens / (double)tokens_per_micro_batch(run);
+    settings->target = target_gradients(run);
+    settings->rate_by_commits = by_commits;
+    settings->rate.kind = (ScheduleKind)options->schedule;
+    settings->rate.peak = options->learning_rate;
+    settings->rate.minimum = options->minimum_learning_rate;
+    settings->rate.step = by_commits ? 1 : per_commit;
+    settings->rate.warmup = (double)options->warmup * settings->rate.step;
+    settings->rate.total = by_commits ? total / per_commit : total;
+}
+
+static inline SchedulerSettings choose_settings(Run *run) {
+    const Options *options = &run->options;
+    SchedulerSettings settings;
     memset(&settings, 0, sizeof settings);
     settings.kind = run->rule->kind;
     settings.replicated = run->rule->replicated;
@@ -127,14 +180,7 @@ static inline SchedulerSettings choose_settings(Run *run) {
     settings.gradient_clip = options->grad_clip;
     settings.on_spike = (SpikePolicy)options->on_spike;
     settings.spike_limit = options->spike_limit;
-    settings.target = target_gradients(run);
-    settings.rate_by_commits = by_commits;
-    settings.rate.kind = (ScheduleKind)options->schedule;
-    settings.rate.peak = options->learning_rate;
-    settings.rate.minimum = options->minimum_learning_rate;
-    settings.rate.step = by_commits ? 1 : per_commit;
-    settings.rate.warmup = (double)options->warmup * settings.rate.step;
-    settings.rate.total = by_commits ? total / per_commit : total;
+    choose_schedule(run, &settings);
     settings.fragments = 1;
     if (run->rule->configure != NULL) { run->rule->configure(options_of_rule(options), &settings); }
     settings.optimizer.beta1 = options->beta1;
@@ -155,6 +201,7 @@ static inline SchedulerSettings choose_settings(Run *run) {
 // Memory and buckets
 
 // Makes the one table of memory: what `plan` prints, what a run prints, what is allocated.
+// Whether there is so much is another question (program/fit.h).
 static inline bool reserve_memory(Run *run, Problem problem, Error *error) {
     const Placement *placement = &run->placement;
     SchedulerSettings settings = choose_settings(run);

@@ -17,16 +17,22 @@
 //
 // SIGTERM is also how the launcher ends the remaining ranks when one of them has died, and
 // it says only which rank died and where. What the others were waiting for, only they
-// know. So on SIGTERM a rank prints one line that says where it was. Only ranks 0 and 1
-// do: two, so that one is left whichever rank has died, and not more, because a job of a
+// know. So on SIGTERM a rank prints one line that says where it was, and whether the
+// process of a rank on this host is gone; then it also says what is lost. Only ranks 0 and
+// 1 do: two, so that one is left whichever rank has died, and not more, because a job of a
 // thousand ranks does not need a thousand lines. A rank that leaves in order, or that has
 // already said why the job must end, prints nothing.
 //
+// FAILURE_SIGNAL (runtime/errors.h) comes from this process itself: something that knows no
+// ranks has failed, such as CUDA, and the whole job ends at once.
+//
 //   signal_watch_mask      before the first thread is created: blocks the signals in all
 //   signal_watch_prepare   starts a thread that waits for them
+//   signal_watch_meet      tells it the processes of this host's ranks
 #ifndef ACCO_PROGRAM_SIGNALS_H
 #define ACCO_PROGRAM_SIGNALS_H
 
+#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 
@@ -40,10 +46,11 @@ enum { SIGNAL_WATCH_RANKS = 2 }; // how many ranks print where they were
 
 // Must live as long as the process: the thread reads it until the end.
 typedef struct SignalWatch {
-    const Transport *transport;
-    sigset_t signals;     // that ask to stop
+    Transport *transport;
+    sigset_t signals;     // that ask to stop, and FAILURE_SIGNAL
     bool stop_requested;  // atomic: one of them has come
     int64_t saved_commit; // atomic: of the newest checkpoint on disk; -1: there is none
+    const int *pids;      // atomic: (ranks), of the ranks' processes, 0 for those elsewhere; NULL: not known
 } SignalWatch;
 
 // Blocks the signals that ask to stop, in this thread and those that it will make. What
@@ -56,6 +63,7 @@ static inline void signal_watch_mask(SignalWatch *watch) {
         bool ignored = sigaction(numbers[i], NULL, &action) == 0 && action.sa_handler == SIG_IGN;
         if (!ignored) { sigaddset(&watch->signals, numbers[i]); }
     }
+    sigaddset(&watch->signals, FAILURE_SIGNAL);
     pthread_sigmask(SIG_BLOCK, &watch->signals, NULL);
     signal(SIGPIPE, SIG_IGN);
 }
@@ -69,21 +77,72 @@ static inline void signal_watch_note_saved(SignalWatch *watch, int64_t commit) {
     __atomic_store_n(&watch->saved_commit, commit, __ATOMIC_RELAXED);
 }
 
-// On SIGTERM: prints where this rank was, if it is one that prints. Open MPI's mpirun
-// passes every wish to end on as SIGTERM, and sends SIGKILL a second later.
-static inline void signal_watch_report(const Transport *transport) {
-    bool prints = transport->size > 1 && transport->rank < SIGNAL_WATCH_RANKS;
-    if (!prints || __atomic_load_n(&transport->leaving, __ATOMIC_RELAXED)) { return; }
-    fprintf(stderr,
-            "train_gpt: [rank %d of %d on %s, commit %lld] ended from outside; the latest operation between "
-            "ranks was: %s\n",
-            transport->rank, transport->size, transport->host,
-            (long long)__atomic_load_n(&transport->commit, __ATOMIC_RELAXED),
-            __atomic_load_n(&transport->operation, __ATOMIC_RELAXED));
-    if (transport->rank == 0 && getenv("OMPI_COMM_WORLD_SIZE") != NULL) {
+// Once, when the ranks have met. pids (ranks): of their processes, 0 for those on other
+// hosts. They must live as long as the process.
+static inline void signal_watch_meet(SignalWatch *watch, const int *pids) {
+    __atomic_store_n(&watch->pids, pids, __ATOMIC_RELEASE);
+}
+
+// Who is gone, as far as this host can tell. A launcher has already waited for a process
+// that has died when it ends the others.
+typedef struct Losses {
+    int rank;      // the first whose process is gone; -1: there is none
+    bool all_live; // every rank is on this host, and lives
+} Losses;
+
+static inline Losses signal_watch_losses(const SignalWatch *watch) {
+    const int *pids = __atomic_load_n(&watch->pids, __ATOMIC_ACQUIRE);
+    Losses losses = {-1, pids != NULL};
+    for (int rank = 0; pids != NULL && rank < watch->transport->size && losses.rank < 0; rank++) {
+        bool gone = pids[rank] != 0 && kill(pids[rank], 0) != 0 && errno == ESRCH;
+        if (gone) { losses.rank = rank; }
+        losses.all_live = losses.all_live && pids[rank] != 0 && !gone;
+    }
+    return losses;
+}
+
+// What to do about it. Open MPI's mpirun passes every wish to end on as SIGTERM, and sends
+// SIGKILL a second later: that helps who has just pressed Ctrl-C, but not who has lost a
+// rank.
+static inline void signal_watch_advise(const SignalWatch *watch, const Losses *losses, bool first) {
+    const Transport *transport = watch->transport;
+    long long saved = (long long)__atomic_load_n(&watch->saved_commit, __ATOMIC_RELAXED);
+    bool speaks = transport->rank == (losses->rank == 0 ? 1 : 0);
+    if (speaks && losses->rank >= 0 && saved >= 0) {
+        fprintf(
+            stderr,
+            "train_gpt: all after checkpoint step-%lld is lost; with --resume auto and the same --out the "
+            "run goes on from there\n",
+            saved);
+    } else if (speaks && losses->rank >= 0) {
+        fprintf(stderr, "train_gpt: nothing of this run is saved; --save-every 10m saves it on the way\n");
+    } else if (speaks && first && losses->all_live && getenv("OMPI_COMM_WORLD_SIZE") != NULL) {
         fprintf(stderr, "train_gpt: mpirun leaves its ranks one second to save; started with scripts/launch "
                         "mpirun ..., a job has all the time it needs\n");
     }
+}
+
+// On SIGTERM: prints where this rank was, if it is one that prints. first: nobody has asked
+// it to stop before.
+static inline void signal_watch_report(const SignalWatch *watch, bool first) {
+    const Transport *transport = watch->transport;
+    char gone[96] = "";
+    if (transport->rank >= SIGNAL_WATCH_RANKS || __atomic_load_n(&transport->leaving, __ATOMIC_RELAXED)) {
+        return;
+    }
+    Losses losses = signal_watch_losses(watch);
+    if (losses.rank >= 0) {
+        snprintf(gone, sizeof gone, " because rank %d here, process %d, is gone", losses.rank,
+                 watch->pids[losses.rank]);
+    }
+    fprintf(
+        stderr,
+        "train_gpt: [rank %d of %d on %s, commit %lld] ended from outside%s; the latest operation between "
+        "ranks was: %s\n",
+        transport->rank, transport->size, transport->host,
+        (long long)__atomic_load_n(&transport->commit, __ATOMIC_RELAXED), gone,
+        __atomic_load_n(&transport->operation, __ATOMIC_RELAXED));
+    signal_watch_advise(watch, &losses, first);
     fflush(stderr);
 }
 
@@ -112,16 +171,30 @@ static inline void signal_watch_say_lost(const SignalWatch *watch) {
     fflush(stderr);
 }
 
+// Ends the job for a part of this process that has failed. Another process that sends the
+// signal is not believed.
+static inline void signal_watch_fail(SignalWatch *watch, const siginfo_t *info) {
+    if (info->si_code != SI_QUEUE || info->si_pid != getpid()) { return; }
+    transport_fail(watch->transport, "%s; the latest operation between ranks was: %s",
+                   (const char *)info->si_value.sival_ptr,
+                   __atomic_load_n(&watch->transport->operation, __ATOMIC_RELAXED));
+}
+
 static inline void *signal_watch_main(void *argument) {
     SignalWatch *watch = (SignalWatch *)argument;
     double interrupted = -INFINITY; // clock_seconds() of the first SIGINT
+    siginfo_t signal_info;
     int number = 0;
     for (;;) {
-        while (sigwait(&watch->signals, &number) != 0) {}
+        while ((number = sigwaitinfo(&watch->signals, &signal_info)) < 0) {}
+        if (number == FAILURE_SIGNAL) {
+            signal_watch_fail(watch, &signal_info);
+            continue;
+        }
         bool first = !__atomic_exchange_n(&watch->stop_requested, true, __ATOMIC_RELAXED);
         double now = clock_seconds();
         if (number == SIGTERM && watch->transport->size > 1) {
-            signal_watch_report(watch->transport);
+            signal_watch_report(watch, first);
         } else if (first) {
             signal_watch_say_heard(watch, number);
         }
@@ -139,6 +212,7 @@ static inline void *signal_watch_main(void *argument) {
 static inline void signal_watch_prepare(SignalWatch *watch) {
     pthread_t thread;
     watch->saved_commit = -1;
+    watch->pids = NULL;
     if (pthread_create(&thread, NULL, signal_watch_main, watch) == 0) {
         pthread_detach(thread);
     } else {

@@ -113,7 +113,7 @@ static inline void report_spike(Run *run) {
     spike_describe(run, &s->spike, text, sizeof text);
     log_spike(run, &s->spike, text);
     if (s->failed) { return; }
-    printf("%7lld spike: %s", (long long)s->spike.commit, text);
+    printf("%6lld spike: %s", (long long)s->spike.commit, text);
     if (s->settings.on_spike == SPIKE_SKIP) {
         printf("; left out%s, %.0f so far", s->spike.steps > 1 ? " with others" : "", s->spikes);
     }

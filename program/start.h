@@ -11,6 +11,7 @@
 #include "checkpoint/hf_model.h"
 #include "program/report.h"
 #include "program/run_directory.h"
+#include "program/space.h"
 
 static inline bool save_configuration(const Run *run, Error *error) {
     char path[RUN_PATH_SIZE + 16];
@@ -26,9 +27,10 @@ static inline void open_run_directory(Run *run) {
     if (run_is_main(run)) {
         bool resumes = strcmp(run->options.resume, "auto") == 0;
         made = (run->options.trace[0] == '\0' || trace_path_check(run->options.trace, &error)) &&
-               run_directory_create(run->options.out, run->options.model, run->rule->name, resumes,
+               run_directory_create(run->options.out, options_model(&run->options), run->rule->name, resumes,
                                     run->directory, &error) &&
-               run_lock_take(&run->lock, run->directory, run->transport.host, RUN_LOCK_PATIENCE, &error);
+               run_lock_take(&run->lock, run->directory, run->transport.host, RUN_LOCK_PATIENCE, &error) &&
+               space_check(run, &error);
     }
     agree_or_exit(run, made ? 0 : EXIT_USER_MISTAKE, &error);
     if (run_is_main(run)) { run_lock_keep(&run->lock, &run->transport); }
@@ -98,7 +100,8 @@ static inline void choose_by_measurement(Run *run) {
     }
     if (run->rule_reason[0] != '\0') { // now, or before the run was resumed
         rule->configure(options_of_rule(options), &run->scheduler.settings);
-        if (run_is_main(run)) { check_written(run, save_configuration(run, &error), &error); }
+        bool saved = !run_is_main(run) || save_configuration(run, &error);
+        agree_or_exit(run, saved ? 0 : EXIT_SYSTEM_FAILURE, &error);
     }
     run->checkpointed.options = options_as_json(options); // from here on they do not change
     run->checkpointed.measured = run->rule_reason;
@@ -130,9 +133,11 @@ static inline void start_run(Run *run, const Hello *hellos) {
     choose_by_measurement(run);
     transport->bytes_sent = transport->bytes_sent_outside = 0; // what training sends, not what led up to it
     if (!run_is_main(run)) { return; }
-    terminal_open(&run->terminal, stdout);
-    print_start(run);
+    run->terminal.knows_perfect = run->data.builtin;
+    print_start(run, hellos);
     log_start(run, hellos);
+    log_be_patient(&run->log);
+    log_be_patient(&run->curves);
 }
 
 #endif

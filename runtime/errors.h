@@ -12,15 +12,19 @@
 #ifndef ACCO_RUNTIME_ERRORS_H
 #define ACCO_RUNTIME_ERRORS_H
 
+#include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 enum {
     EXIT_USER_MISTAKE = 2,
     EXIT_SYSTEM_FAILURE = 3,
-    EXIT_ASKED_TO_STOP = 75 // EX_TEMPFAIL of sysexits.h: try again later
+    EXIT_STOPPED_UNSAVED = 4, // asked to stop, and --save-every never: there is nothing to go on from
+    EXIT_ASKED_TO_STOP = 75   // EX_TEMPFAIL of sysexits.h: try again later
 };
 
 #if defined(__GNUC__)
@@ -49,5 +53,24 @@ PRINTF_LIKE(2, 3) static inline bool error_set(Error *error, const char *format,
 }
 
 static inline bool error_is_set(const Error *error) { return error->text[0] != '\0'; }
+
+// Comes with the text of a failure, from a part of the program that knows no ranks. The
+// thread that waits for signals (program/signals.h) adds rank and commit and ends the job.
+#define FAILURE_SIGNAL (SIGRTMIN + 2)
+
+// Ends the job, or where nobody waits for FAILURE_SIGNAL this process, with the text. Does
+// not return.
+static inline void failure_report(const char *text) {
+    enum { PATIENCE = 10 }; // seconds; ending a job takes less than one
+    sigset_t blocked;
+    union sigval value;
+    value.sival_ptr = (void *)(size_t)text;
+    bool watched =
+        pthread_sigmask(SIG_BLOCK, NULL, &blocked) == 0 && sigismember(&blocked, FAILURE_SIGNAL) == 1;
+    if (watched && sigqueue(getpid(), FAILURE_SIGNAL, value) == 0) { sleep(PATIENCE); }
+    fprintf(stderr, "train_gpt: %s\n", text);
+    fflush(stderr);
+    _exit(EXIT_SYSTEM_FAILURE);
+}
 
 #endif

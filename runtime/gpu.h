@@ -36,15 +36,15 @@ typedef struct Gpu {
 #ifdef ACCO_HAVE_CUDA
 #include <cuda_runtime.h>
 
-// Ends the program with what was called and CUDA's reason: after a CUDA error nothing on
-// the device can be trusted.
+// Ends the job with what was called and CUDA's reason: after a CUDA error nothing on the
+// device can be trusted.
 #define CUDA_CHECK(call) cuda_check((call), #call)
 
 static inline void cuda_check(cudaError_t status, const char *call) {
+    char text[512];
     if (status == cudaSuccess) { return; }
-    fprintf(stderr, "train_gpt: CUDA: %s: %s\n", cudaGetErrorString(status), call);
-    fflush(stderr);
-    _exit(EXIT_SYSTEM_FAILURE);
+    snprintf(text, sizeof text, "CUDA: %s: %s", cudaGetErrorString(status), call);
+    failure_report(text);
 }
 
 static inline bool gpu_is_built_in(void) { return true; }
@@ -54,14 +54,27 @@ static inline void gpu_version(char *text, size_t size) {
     snprintf(text, size, "%d.%d", CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
 }
 
+// Why CUDA finds no GPU. A driver that is older than the library is named with both versions.
+static inline bool gpu_refuse(cudaError_t status, Error *error) {
+    int driver = 0, runtime = 0;
+    bool known =
+        cudaDriverGetVersion(&driver) == cudaSuccess && cudaRuntimeGetVersion(&runtime) == cudaSuccess;
+    if (!known || driver == 0 || driver / 1000 >= runtime / 1000) {
+        return error_set(error, "no GPU can be used: %s", cudaGetErrorString(status));
+    }
+    return error_set(
+        error,
+        "no GPU can be used: the driver is for CUDA %d.%d, and this program was built with %d.%d: "
+        "install a newer driver, or build with an older CUDA (CUDA_HOME)",
+        driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+}
+
 // Rank r of a node gets GPU r modulo their number. Kernels need compute capability 8.0.
 static inline bool gpu_open(Gpu *gpu, int local_rank, Error *error) {
     memset(gpu, 0, sizeof *gpu);
     gpu->number = -1;
     cudaError_t status = cudaGetDeviceCount(&gpu->count);
-    if (status != cudaSuccess) {
-        return error_set(error, "no GPU can be used: %s", cudaGetErrorString(status));
-    }
+    if (status != cudaSuccess) { return gpu_refuse(status, error); }
     if (gpu->count == 0) { return error_set(error, "this node has no GPU"); }
     int number = local_rank % gpu->count;
     cudaDeviceProp properties;

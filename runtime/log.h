@@ -2,8 +2,12 @@
 //
 // Every line is one write() to a file opened for appending. So a program that dies leaves
 // a file in which every line is whole, and what an earlier run wrote is never truncated.
-// When a write fails half way (disk full), the part that was written is cut off again and
-// the caller gets an Error.
+// When a write fails half way, the part that was written is cut off again and the caller
+// gets an Error. A full disk may be empty again in a minute, and must not end a run that
+// took weeks: where the caller allows it (log_be_patient), lines that find no space are
+// held in memory, and the next write begins with them. An event that is lost all the same
+// leaves a gap: the next one has a line before it, {"event":"gap","lines":N}, in the same
+// write, so that the last bytes of a disk do not go to such lines alone.
 //
 // JSON has no NaN: a number that is not finite becomes null, because a single `nan` makes
 // the whole file unreadable to a strict parser, just when somebody wants to know what
@@ -30,16 +34,22 @@
 
 enum {
     RUN_PATH_SIZE = 1280, // a directory and a file in it, longer than any option's text
-    LOG_JSON_DIGITS = 12  // 0.1 stays 0.1 in the file; losses are float32 and need 9
+    LOG_JSON_DIGITS = 12, // 0.1 stays 0.1 in the file; losses are float32 and need 9
+    LOG_HELD_BYTES = 1 << 24
 };
 
 typedef struct Log {
-    int descriptor; // -1: not open
+    int descriptor;  // -1: not open
+    int64_t missing; // events in a row that could not be written
     char path[RUN_PATH_SIZE + 16];
+    bool patient;      // holds lines while the disk is full
+    char *held;        // whole lines that are not in the file yet; NULL: none
+    size_t held_bytes; // at most LOG_HELD_BYTES
 } Log;
 
 // Opens DIRECTORY/NAME for appending, and creates it where there is none.
 static inline bool log_open(Log *log, const char *directory, const char *name, Error *error) {
+    memset(log, 0, sizeof *log);
     snprintf(log->path, sizeof log->path, "%.*s/%s", RUN_PATH_SIZE - 1, directory, name);
     log->descriptor = open(log->path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     if (log->descriptor < 0) {
@@ -48,20 +58,69 @@ static inline bool log_open(Log *log, const char *directory, const char *name, E
     return true;
 }
 
-static inline void log_close(Log *log) {
-    if (log->descriptor >= 0) { close(log->descriptor); }
-    log->descriptor = -1;
-}
-
-// Appends `length` bytes, normally in one write(). On failure nothing of them stays in
-// the file.
-static inline bool log_append(Log *log, const char *text, size_t length, Error *error) {
+// Writes `length` bytes, normally in one write(). On failure nothing of them stays in the
+// file, and errno says why.
+static inline bool log_write(Log *log, const char *text, size_t length) {
     struct stat status;
     bool regular = fstat(log->descriptor, &status) == 0 && S_ISREG(status.st_mode);
     if (file_write_all(log->descriptor, text, length, FILE_POSITION)) { return true; }
     int reason = errno;
     if (regular && ftruncate(log->descriptor, status.st_size) != 0) { reason = errno; }
+    errno = reason;
+    return false;
+}
+
+// Adds to what is held, if there is room for it.
+static inline bool log_hold(Log *log, const char *text, size_t length) {
+    char *held = length <= LOG_HELD_BYTES - log->held_bytes
+                     ? (char *)realloc(log->held, log->held_bytes + length)
+                     : NULL;
+    if (held == NULL) { return false; }
+    memcpy(held + log->held_bytes, text, length);
+    log->held = held;
+    log->held_bytes += length;
+    return true;
+}
+
+// How many lines are held.
+static inline int log_held_lines(const Log *log) {
+    int lines = 0;
+    for (size_t i = 0; i < log->held_bytes; i++) { lines += log->held[i] == '\n'; }
+    return lines;
+}
+
+// From now on a full disk is no failure.
+static inline void log_be_patient(Log *log) { log->patient = true; }
+
+static inline bool log_write_held(Log *log) {
+    if (log->held_bytes > 0 && !log_write(log, log->held, log->held_bytes)) { return false; }
+    free(log->held);
+    log->held = NULL;
+    log->held_bytes = 0;
+    return true;
+}
+
+// Writes what is held.
+static inline bool log_flush(Log *log, Error *error) {
+    return log_write_held(log) || error_set(error, "cannot write %.400s: %s", log->path, strerror(errno));
+}
+
+// Appends `length` bytes of whole lines, or holds them.
+static inline bool log_append(Log *log, const char *text, size_t length, Error *error) {
+    if (log_write_held(log) && log_write(log, text, length)) { return true; }
+    int reason = errno;
+    bool full = reason == ENOSPC || reason == EDQUOT;
+    if (log->patient && full && log_hold(log, text, length)) { return true; }
     return error_set(error, "cannot write %.400s: %s", log->path, strerror(reason));
+}
+
+// What is still held is lost: log_flush says why.
+static inline void log_close(Log *log) {
+    if (log->descriptor >= 0) { close(log->descriptor); }
+    free(log->held);
+    log->held = NULL;
+    log->held_bytes = 0;
+    log->descriptor = -1;
 }
 
 // A JSON number, or null where the value is NaN or infinite.
@@ -86,16 +145,20 @@ static inline json_t *log_text(const char *text) {
 // object, also on failure. Build its reals with log_real and foreign text with log_text.
 static inline bool log_event(Log *log, json_t *event, Error *error) {
     assert(event != NULL && json_object_get(event, "event") != NULL);
-    char *text = json_dumps(event, JSON_COMPACT | JSON_REAL_PRECISION(LOG_JSON_DIGITS));
+    char *text = json_dumps(event, JSON_COMPACT | JSON_REAL_PRECISION(LOG_JSON_DIGITS)), gap[64] = "";
     json_decref(event);
-    size_t length = text == NULL ? 0 : strlen(text);
-    char *line = text == NULL ? NULL : (char *)realloc(text, length + 2);
-    if (line == NULL) {
-        free(text);
-        return error_set(error, "no memory for a line of %.400s", log->path);
+    if (log->missing > 0) {
+        snprintf(gap, sizeof gap, "{\"event\":\"gap\",\"lines\":%lld}\n", (long long)log->missing);
     }
-    line[length] = '\n';
-    bool written = log_append(log, line, length + 1, error);
+    size_t length = text == NULL ? 0 : strlen(gap) + strlen(text) + 1;
+    char *line = text == NULL ? NULL : (char *)malloc(length + 1);
+    bool written = line != NULL || error_set(error, "no memory for a line of %.400s", log->path);
+    if (written) {
+        snprintf(line, length + 1, "%s%s\n", gap, text);
+        written = log_append(log, line, length, error);
+    }
+    log->missing = written ? 0 : log->missing + 1;
+    free(text);
     free(line);
     return written;
 }

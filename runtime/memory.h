@@ -5,7 +5,6 @@
 // by every run, and places the pointers: memory that was not planned cannot be used.
 //
 //   arena_reserve ... arena_reserve    any number of them
-//   arena_check                        is that much memory available?
 //   arena_commit                       maps it, zeroed, and sets the pointers
 //   arena_release
 //
@@ -132,19 +131,6 @@ static inline size_t memory_available(void) {
     }
     if (file != NULL) { fclose(file); }
     return size_min((size_t)kilobytes * 1024, memory_group_limit());
-}
-
-// Whether `ranks` processes of this node can each have what is planned on the host.
-// Without this check the system would promise it, and kill them when they use it.
-static inline bool arena_check(const Arena *arena, int ranks, Error *error) {
-    size_t available = memory_available(), needed = arena->on_gpu ? arena->host_bytes : arena->bytes;
-    if (available == 0 || needed <= available / (size_t)ranks) { return true; }
-    return error_set(error,
-                     "%d rank%s of this node need%s %.2f GB each, and %.2f GB are available: lower "
-                     "--micro-batch or --seq-len, choose a smaller --model, or start fewer ranks here "
-                     "(train_gpt plan says what takes how much)",
-                     ranks, ranks == 1 ? "" : "s", ranks == 1 ? "s" : "", (double)needed / 1e9,
-                     (double)available / 1e9);
 }
 
 static inline bool arena_refused(const char *what, size_t bytes, Error *error) {

@@ -3,6 +3,7 @@
 #ifndef ACCO_RUNTIME_NAMES_H
 #define ACCO_RUNTIME_NAMES_H
 
+#include <assert.h>
 #include <ctype.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -64,6 +65,25 @@ static inline const char *text_excerpt(const char *text, char excerpt[64]) {
     }
     strcpy(excerpt + length, text[length] == '\0' ? "" : "...");
     return excerpt;
+}
+
+// quoted <- text as one word of a shell's command line: as it stands where none of its
+// characters means anything to a shell, otherwise between single quotes. size: at least 4
+// bytes for each of text and 3 more. Returns quoted.
+static inline const char *text_for_shell(const char *text, char *quoted, size_t size) {
+    size_t length = strlen(text), used = 0;
+    bool plain = length > 0;
+    assert(size >= 4 * length + 3);
+    for (size_t i = 0; i < length; i++) {
+        plain = plain && (isalnum((unsigned char)text[i]) || strchr("/._-+,:=@%", text[i]) != NULL);
+    }
+    if (plain) { return strcpy(quoted, text); }
+    quoted[used++] = '\'';
+    for (size_t i = 0; i < length; i++) {
+        used += (size_t)snprintf(quoted + used, size - used, text[i] == '\'' ? "'\\''" : "%c", text[i]);
+    }
+    strcpy(quoted + used, "'");
+    return quoted;
 }
 
 #endif

@@ -55,7 +55,8 @@ function begin(line,    options) {
     commit = 0
     options = substr(line, index(line, "\"options\":{"))
     fact["rule"] = value(options, "optimizer")
-    fact["model"] = value(options, "from") != "" ? value(options, "from") : value(options, "model")
+    fact["model"] = value(substr(line, 1, length(line) - length(options)), "model") # older logs have it in the options only
+    if (fact["model"] == "") { fact["model"] = value(options, "from") != "" ? value(options, "from") : value(options, "model") }
     fact["wire"] = value(options, "wire")
     fact["link"] = value(options, "link-mbit")
     fact["parameters"] = value(line, "parameters")

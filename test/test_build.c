@@ -163,7 +163,10 @@ static void make_installs_and_explains(void **state) {
 static Outcome submit(Stage *stage, const char *facts, const char *gpus, int code, const char *arguments) {
     char command[2 * STAGE_PATH_SIZE];
     shell(stage, "printf '#!/bin/sh\\necho \"%s\"\\n' > train_gpt && chmod +x train_gpt", facts);
-    shell(stage, "printf '#!/bin/sh\\necho srun \"$@\"\\nexit %d\\n' > bin/srun && chmod +x bin/srun", code);
+    shell(stage,
+          "printf '#!/bin/sh\\necho srun \"$@\"\\n[ ! -e ranks ] || . ./ranks\\nexit %d\\n' > bin/srun && "
+          "chmod +x bin/srun",
+          code);
     snprintf(command, sizeof command,
              "PATH=$PWD/bin:$PATH SLURM_JOB_ID=7 SLURM_CPUS_PER_TASK=1 SLURM_GPUS_ON_NODE=%s "
              "scripts/train.slurm %s",
@@ -189,6 +192,57 @@ static void a_job_uses_its_gpus_or_ends(void **state) {
     outcome = submit(stage, gpu, "8", 132, "--model tiny");
     outcome_check(&outcome, 132, "another processor");
     text_check(outcome.output, "make ARCH_FLAGS=-march=x86-64-v3", "another processor");
+}
+
+// A job whose ranks end with `code` after they have logged a report of `commit` (-1: they
+// have not come so far). requeued: the script must ask Slurm for that, and for nothing else.
+static Outcome end_at(Stage *stage, int commit, int code, int exit_code, bool requeued) {
+    char report[128] = ":", what[64];
+    snprintf(what, sizeof what, "commit %d, code %d", commit, code);
+    if (commit >= 0) {
+        snprintf(report, sizeof report,
+                 "echo '{\"event\":\"report\",\"commit\":%d,\"grads\":8}' >> "
+                 "runs/slurm-7/log.jsonl",
+                 commit);
+    }
+    shell(stage, "printf '#!/bin/sh\necho scontrol \"$@\"\n' > bin/scontrol && chmod +x bin/scontrol");
+    stage_write(stage, "ranks", report);
+    Outcome outcome = submit(stage, "CUDA       none", "", code, "--model tiny");
+    outcome_check(&outcome, exit_code, what);
+    if ((strstr(outcome.output, "scontrol requeue 7") != NULL) != requeued) {
+        fail_msg("%s: %s requeued: %.900s", what, requeued ? "not" : "was", outcome.output);
+    }
+    return outcome;
+}
+
+static void a_job_that_dies_goes_back_into_the_queue(void **state) {
+    Stage *stage = stage_of(state);
+    shell(stage, "rm -rf runs");
+    end_at(stage, -1, 137, 0, true); // a node was lost while the ranks started
+    end_at(stage, -1, 1, 0, true);
+    end_at(stage, 20, 137, 0, true); // counting starts again
+    end_at(stage, 20, 3, 0, true);
+    end_at(stage, 40, 75, 0, true); // asked to stop, and saved
+    end_at(stage, 40, 3, 0, true);
+    end_at(stage, 40, 139, 0, true);
+    Outcome outcome = end_at(stage, 40, 3, 3, false);
+    text_check(outcome.output, "three times in a row at commit 40, now with code 3", "three deaths");
+    end_at(stage, 40, 3, 0, true); // somebody has requeued it
+    end_at(stage, 60, 0, 0, false);
+    end_at(stage, 60, 2, 2, false);
+    end_at(stage, -1, 75, 0, true); // a time limit that ends it before it trains
+    end_at(stage, -1, 75, 0, true);
+    outcome = end_at(stage, -1, 75, 3, false);
+    text_check(outcome.output, "at the start, where it was asked to stop", "three stops");
+}
+
+static void a_job_that_saves_nothing_is_not_begun_again(void **state) {
+    Stage *stage = stage_of(state);
+    shell(stage, "rm -rf runs");
+    end_at(stage, 20, 4, 4, false);
+    shell(stage, "printf 'tokens = 5\nsave-every = never\n' > runs/slurm-7/config.txt");
+    Outcome outcome = end_at(stage, 30, 137, 4, false);
+    text_check(outcome.output, "--save-every never has left nothing", "a death of a run that saves nothing");
 }
 
 static int open_stage(void **state) {
@@ -221,9 +275,14 @@ static int close_stage(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        BUILD_TEST(a_changed_wish_rebuilds),           BUILD_TEST(wishes_reach_the_program_for_cpus),
-        BUILD_TEST(wishes_reach_the_program_for_gpus), BUILD_TEST(what_is_missing_is_named),
-        BUILD_TEST(make_installs_and_explains),        BUILD_TEST(a_job_uses_its_gpus_or_ends),
+        BUILD_TEST(a_changed_wish_rebuilds),
+        BUILD_TEST(wishes_reach_the_program_for_cpus),
+        BUILD_TEST(wishes_reach_the_program_for_gpus),
+        BUILD_TEST(what_is_missing_is_named),
+        BUILD_TEST(make_installs_and_explains),
+        BUILD_TEST(a_job_uses_its_gpus_or_ends),
+        BUILD_TEST(a_job_that_dies_goes_back_into_the_queue),
+        BUILD_TEST(a_job_that_saves_nothing_is_not_begun_again),
     };
     return cmocka_run_group_tests(tests, open_stage, close_stage);
 }

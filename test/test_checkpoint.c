@@ -9,6 +9,7 @@
 #include "test/fleet.h"
 
 #include <dirent.h>
+#include <sys/mount.h>
 
 enum { COMMITS = 24 }; // that base.txt trains for: of two micro-batches each, on one rank
 
@@ -977,6 +978,54 @@ static void a_full_disk_costs_the_new_checkpoint_only(void **state) {
     assert_int_equal(strlen(print.text), 16);
 }
 
+// Whether a run prints `wanted` within a minute.
+static bool prints(Stage *stage, const Training *training, const char *wanted) {
+    double until = program_clock() + 60;
+    while (strstr(stage_read_text(stage, training->program.output_path), wanted) == NULL) {
+        if (program_clock() > until) { return false; }
+        program_pause(0.01);
+    }
+    return true;
+}
+
+// A disk of its own is full for a while, so that the log does not fit either: the run goes
+// on, and in the end no line is missing.
+static void a_disk_that_is_full_for_a_while_costs_no_line_of_the_log(void **state) {
+    Stage *stage = stage_of(state);
+    char path[STAGE_PATH_SIZE];
+    pid_t pids[1];
+    shell(stage, "mkdir small");
+    if (mount("none", stage_path(stage, "small", path), "tmpfs", 0, "size=4m") != 0) {
+        print_message("no file system can be mounted here: left out\n");
+        skip();
+    }
+    Training training = auto_start(stage, 0, "small/run",
+                                   "--tokens 1G --report-every 1 --save-every 2 --slow-rank 0 --slow-ms 10");
+    wait_for_events(stage, &training, "checkpoint", 1, pids);
+    shell(stage, "cat /dev/zero > small/ballast 2> cat-says.txt || true");
+    bool full = prints(stage, &training, "the disk of --out is full: training goes on") &&
+                prints(stage, &training, " no checkpoint: ");
+    shell(stage, "rm small/ballast");
+    bool free_again = prints(stage, &training, "there is space on the disk again: the log is whole");
+    kill(pids[0], SIGTERM);
+    Outcome outcome = program_finish(stage, &training.program);
+    json_t *events = log_read(stage, "small/run"), *report;
+    shell(stage, "grep -c '^[0-9].*[^n]$' small/run/progress.tsv > rows.txt");
+    assert_int_equal(umount2(path, MNT_DETACH), 0);
+    assert_true(full && free_again);
+    outcome_check(&outcome, 75, training.what);
+    int count = 0;
+    while ((report = log_event_of(events, "report", count)) != NULL) {
+        count++;
+        assert_true(log_number(report, "commit") == count);
+    }
+    assert_true(count > 2 && log_number(log_event_of(events, "end", -1), "commit") == count);
+    char *rows = file_read(stage_path(stage, "rows.txt", path));
+    assert_int_equal(atoi(rows), count);
+    free(rows);
+    json_decref(events);
+}
+
 static void a_folder_that_cannot_be_made_costs_only_checkpoints(void **state) {
     Stage *stage = stage_of(state);
     shell(stage, "mkdir blocked && : > blocked/checkpoints");
@@ -1061,6 +1110,17 @@ static void a_saved_model_begins_another_run(void **state) {
         assert_non_null(then);
         assert_close(final_loss(fleet, i), log_number(then, "loss"), 1e-6, fleet->trainings[i].what);
     }
+    // Log and directory name the model after what it is.
+    json_t *start = log_event_of(fleet->events[4], "start", 0);
+    assert_string_equal(json_string_value(json_object_get(start, "model")), fleet->trainings[0].out);
+    assert_true(json_is_null(json_object_get(json_object_get(start, "options"), "model")));
+    char arguments[256], directory[128];
+    snprintf(arguments, sizeof arguments, "--config base.txt %s --save-every never --from %s", still,
+             fleet->trainings[0].out);
+    snprintf(directory, sizeof directory, "\nrun        runs/%s-ddp-1\n", fleet->trainings[0].out);
+    Outcome outcome = program_run(stage, 0, arguments);
+    outcome_check(&outcome, 0, arguments);
+    text_check(outcome.output, directory, arguments);
 }
 
 // llm.c's token file: a header of 256 words, then ids of two bytes.
@@ -1120,6 +1180,31 @@ static void a_run_stands_for_its_newest_checkpoint(void **state) {
         Outcome outcome = program_run(stage, 0, arguments);
         outcome_check(&outcome, 0, arguments);
         text_check(outcome.output, expected, arguments);
+    }
+}
+
+static void save_one(Stage *stage, const char *options) {
+    Training training = training_start(stage, 0, options);
+    json_decref(training_finish(stage, &training));
+    shell(stage, "rm -rf SAVED && cp -r %s/checkpoints/step-24 SAVED && mkdir -p empty", training.out);
+}
+
+// The model has 16 positions, and a token is a byte.
+static void a_text_longer_than_the_model_is_said(void **state) {
+    Stage *stage = stage_of(state);
+    static const char arguments[] = "sample --from SAVED --sample-tokens 600 --prompt ";
+    static const char *const cases[][2] = {
+        {"0123456789abcde", "ends after 2 of 600"},
+        {"0123456789abcdef", "ends after 1 of 600"},
+        {"0123456789abcdefg", "the prompt has 17 tokens, and the model 16 positions"},
+    };
+    save_one(stage, "--optimizer ddp");
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char command[128];
+        snprintf(command, sizeof command, "%s%s", arguments, cases[i][0]);
+        Outcome outcome = program_run(stage, 0, command);
+        outcome_check(&outcome, i == 2 ? 2 : 0, command);
+        text_check(i == 2 ? outcome.errors : outcome.output, cases[i][1], command);
     }
 }
 
@@ -1185,12 +1270,6 @@ static void a_directory_has_one_run_at_a_time(void **state) {
     Training second = auto_start(stage, 0, "shared", "");
     json_decref(training_finish(stage, &second));
     shell(stage, "[ ! -e shared/lock ]");
-}
-
-static void save_one(Stage *stage, const char *options) {
-    Training training = training_start(stage, 0, options);
-    json_decref(training_finish(stage, &training));
-    shell(stage, "rm -rf SAVED && cp -r %s/checkpoints/step-24 SAVED && mkdir -p empty", training.out);
 }
 
 static void mistakes_are_refused(void **state) {
@@ -1369,6 +1448,7 @@ int main(int argc, char **argv) {
         CHECKPOINT_TEST(a_killed_run_goes_on),
         CHECKPOINT_TEST(a_run_that_lost_a_rank_goes_on),
         CHECKPOINT_TEST(a_full_disk_costs_the_new_checkpoint_only),
+        CHECKPOINT_TEST(a_disk_that_is_full_for_a_while_costs_no_line_of_the_log),
         CHECKPOINT_TEST(a_folder_that_cannot_be_made_costs_only_checkpoints),
         CHECKPOINT_TEST(one_rank_without_room_is_named),
         CHECKPOINT_TEST(some_checkpoints_are_kept),
@@ -1377,6 +1457,7 @@ int main(int argc, char **argv) {
         CHECKPOINT_TEST(a_model_of_others_begins_a_run),
         CHECKPOINT_TEST(a_run_stands_for_its_newest_checkpoint),
         CHECKPOINT_TEST(a_start_beside_a_checkpoint_is_said_to_be_unused),
+        CHECKPOINT_TEST(a_text_longer_than_the_model_is_said),
         CHECKPOINT_TEST(mistakes_are_refused),
         CHECKPOINT_TEST(hostile_manifests_are_refused),
     };

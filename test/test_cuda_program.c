@@ -17,6 +17,10 @@ static void set_gpus(const char *gpus, const char *megabytes) {
     unsetenv("SIMT_GPUS");
     unsetenv("SIMT_OWN_GPUS");
     unsetenv("SIMT_MEMORY_MB");
+    unsetenv("SIMT_FAIL_LAUNCH");
+    unsetenv("SIMT_DRIVER");
+    unsetenv("SIMT_NO_CODE");
+    unsetenv("SIMT_KIND");
     if (gpus != NULL) { setenv("SIMT_GPUS", gpus, 1); }
     if (megabytes != NULL) { setenv("SIMT_MEMORY_MB", megabytes, 1); }
 }
@@ -278,12 +282,11 @@ static void recomputation_changes_no_bit(void **state) {
 }
 
 // The level of recomputation that a plan for a GPU of so many megabytes prints, from 4
-// (none) to 1 (whole blocks). 0: the plan is refused, and the message names a micro-batch
-// that fits.
+// (none) to 1 (whole blocks). 0: nothing fits.
 static int planned_level(Stage *stage, int megabytes) {
     static const char *const choices[] = {
-        "recompute none (the least that fits", "recompute gelu (the least that fits",
-        "recompute layernorm (the least that fits", "recompute block (the least that fits"};
+        "recompute        none (the least that fits", "recompute        gelu (the least that fits",
+        "recompute        layernorm (the least that fits", "recompute        block (the least that fits"};
     char text[32];
     snprintf(text, sizeof text, "%d", megabytes);
     set_gpus("1", text);
@@ -291,9 +294,8 @@ static int planned_level(Stage *stage, int megabytes) {
     for (int i = 0; i < 4; i++) {
         if (strstr(outcome.output, choices[i]) != NULL) { return 4 - i; }
     }
-    outcome_check(&outcome, 2, "a plan for a GPU that is too small");
-    text_check(outcome.errors, "--micro-batch 16384 does not fit; --micro-batch ",
-               "a plan for a GPU that is too small");
+    outcome_check(&outcome, 0, "a plan for a GPU that is too small");
+    text_check(outcome.output, "\nfits             no: ", "a plan for a GPU that is too small");
     return 0;
 }
 
@@ -341,6 +343,61 @@ static void what_cannot_be_had_is_refused(void **state) {
 }
 
 // ---------------------------------------------------------------------------------------
+// What goes wrong with a GPU
+
+// Emulators of other GPUs and drivers; until set_gpus.
+static void set_trouble(const char *name, const char *value) {
+    set_gpus("4", NULL);
+    setenv(name, value, 1);
+}
+
+// A CUDA error on one rank ends all ranks at once, with rank, operation and commit.
+static void a_cuda_error_ends_the_job(void **state) {
+    for (int ranks = 0; ranks <= 2; ranks += 2) {
+        Stage *stage = ranks > 0 ? stage_with_ranks(state) : stage_of(state);
+        set_trouble("SIMT_FAIL_LAUNCH", ranks > 0 ? "0,4000" : "4000");
+        double began = program_clock();
+        Outcome outcome =
+            program_run(stage, ranks, "--config base.txt --tokens 100M --timeout-s 100 --out broken");
+        outcome_check(&outcome, 3, "a kernel that cannot be started");
+        assert_true(program_clock() - began < 60);
+        text_check(outcome.errors, ranks > 0 ? "train_gpt: [rank 1 of 2 on " : "train_gpt: [rank 0 of 1 on ",
+                   "a CUDA error");
+        text_check(outcome.errors, "CUDA: unspecified launch failure: cudaLaunchKernelEx", "a CUDA error");
+        text_check(outcome.errors, "the latest operation between ranks was: ", "a CUDA error");
+        if (strstr(outcome.errors, "commit 0]") != NULL) { fail_msg("too early: %s", outcome.errors); }
+        shell(stage, "rm -rf broken");
+    }
+}
+
+static void a_driver_or_program_that_does_not_fit_is_named(void **state) {
+    set_trouble("SIMT_DRIVER", "11040");
+    Outcome outcome = program_run(stage_of(state), 0, "--config base.txt --device cuda --out refused");
+    outcome_check(&outcome, 2, "an old driver");
+    text_check(outcome.errors, "the driver is for CUDA 11.4, and this program was built with 12.4",
+               "an old driver");
+    set_trouble("SIMT_NO_CODE", "1");
+    outcome = program_run(stage_of(state), 0, "--config base.txt --device cuda --out refused");
+    outcome_check(&outcome, 2, "no code");
+    text_check(outcome.errors,
+               "no code for GPU 0, emulator, of compute capability 9.0: build it with ARCH=90", "no code");
+}
+
+// The odd one among the GPUs is named, whether that is allowed or not.
+static void a_gpu_that_is_unlike_the_others_is_named(void **state) {
+    Stage *stage = stage_with_ranks(state);
+    set_trouble("SIMT_KIND", "1,1,2");
+    Outcome outcome = program_run(stage, 3, "--config base.txt --optimizer zero1 --tokens 200 --out mixed");
+    outcome_check(&outcome, 0, "mixed GPUs");
+    text_check(outcome.output, "computes on emulator 2, 2 of 3 ranks on emulator 1", "mixed GPUs");
+    text_check(outcome.output, "rank 2 on ", "mixed GPUs");
+    set_gpus("1,0", NULL);
+    outcome = program_run(stage, 2, "--config base.txt --optimizer ddp --out refused");
+    outcome_check(&outcome, 2, "a GPU and a CPU");
+    text_check(outcome.errors, " computes on the CPU, 1 of 2 ranks on emulator)", "a GPU and a CPU");
+}
+
+// ---------------------------------------------------------------------------------------
 // Plan
 
 // On a machine with a GPU and on one without.
@@ -350,7 +407,7 @@ static void check_plan(Stage *stage, int ranks, const char *options) {
     snprintf(run, sizeof run, "--tokens 200 %s", options);
     json_t *events = train(stage, ranks, run);
     json_t *memory = json_object_get(log_event_of(events, "start", 0), "memory");
-    snprintf(expected, sizeof expected, " %lld  (with alignment", (long long)log_number(memory, "total"));
+    snprintf(expected, sizeof expected, " %lld  with alignment", (long long)log_number(memory, "total"));
     for (int gpus = 0; gpus < 2; gpus++) {
         set_gpus(gpus == 0 ? "0" : "1", NULL);
         snprintf(plan, sizeof plan, "plan --config base.txt --device cuda --ranks %d %s",
@@ -368,6 +425,39 @@ static void a_plan_prints_what_a_run_reserves(void **state) {
     check_plan(stage, 2, "--optimizer zero1");
     check_plan(stage, 2, "--optimizer acco");
     check_plan(stage, 2, "--optimizer acco --estimate-wire int4 --gpu-exchange host");
+}
+
+// A program that was built for CPUs prints the same plan for a GPU.
+static void a_program_for_cpus_plans_the_same(void **state) {
+    static const char *const plans[] = {
+        "--model 125M --gpu-memory 24G", "--model 125M --gpu-memory 24G --ranks 8 --optimizer acco",
+        "--model 2.7B --gpu-memory 8G --ranks 8 --optimizer zero1 --ranks-per-host 4"};
+    Stage *stage = stage_of(state), for_cpus = *stage;
+    snprintf(for_cpus.binary, sizeof for_cpus.binary, "%s", getenv("TRAIN_GPT_FOR_CPUS"));
+    for (size_t i = 0; i < sizeof plans / sizeof plans[0]; i++) {
+        char arguments[256];
+        snprintf(arguments, sizeof arguments, "plan %s", plans[i]);
+        Outcome one = program_run(stage, 0, arguments), other;
+        stage->count++; // both stages number the files of their programs
+        for_cpus.count = stage->count;
+        other = program_run(&for_cpus, 0, arguments);
+        stage->count = for_cpus.count;
+        outcome_check(&one, 0, arguments);
+        assert_string_equal(one.output, other.output);
+        stage_end_all(&for_cpus);
+    }
+}
+
+// A start says what a plan says.
+static void a_start_says_what_would_fit(void **state) {
+    set_gpus("1", "100");
+    Outcome outcome =
+        program_run(stage_of(state), 0, "--config base.txt --micro-batch 16384 --out too-large --tokens 10M");
+    outcome_check(&outcome, 2, "a GPU that is too small");
+    text_check(outcome.errors, " on the GPU, and 99.6 MB are available for this rank: --micro-batch ",
+               "a GPU that is too small");
+    text_check(outcome.errors, " fits\n", "a GPU that is too small");
+    assert_int_equal(text_count(outcome.errors, "train_gpt: "), 1);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -450,6 +540,7 @@ static int end_test(void **state) {
 // test_cuda_program PATTERN runs the tests whose names match, as '*bits*'.
 int main(int argc, char **argv) {
     static Stage stage;
+    setenv("TRAIN_GPT_FOR_CPUS", stage_variable("TRAIN_GPT", "./train_gpt"), 1);
     setenv("TRAIN_GPT", stage_variable("EMULATED", "build/emulated/train_gpt"), 1);
     const struct CMUnitTest tests[] = {
         GPU_TEST(a_gpu_trains_as_the_cpu_does),
@@ -467,7 +558,12 @@ int main(int argc, char **argv) {
         GPU_TEST(recomputation_changes_no_bit),
         GPU_TEST(no_more_is_recomputed_than_needed),
         GPU_TEST(what_cannot_be_had_is_refused),
+        GPU_TEST(a_cuda_error_ends_the_job),
+        GPU_TEST(a_driver_or_program_that_does_not_fit_is_named),
+        GPU_TEST(a_gpu_that_is_unlike_the_others_is_named),
         GPU_TEST(a_plan_prints_what_a_run_reserves),
+        GPU_TEST(a_program_for_cpus_plans_the_same),
+        GPU_TEST(a_start_says_what_would_fit),
         GPU_TEST(a_gpu_evaluates_as_the_cpu_does),
     };
     if (argc > 1) { cmocka_set_test_filter(argv[1]); }

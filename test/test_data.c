@@ -94,7 +94,7 @@ static uint8_t *make_shard(const Stage *stage, const Text *texts, int count, int
     Tokenizer tokenizer = open_tokenizer();
     ThreadPool *pool = thread_pool_create(threads, false);
     stage_path(stage, "made.bin", path);
-    if (!text_shard_write(path, texts, count, &tokenizer, pool, counts, &error)) {
+    if (!text_shard_write(path, texts, count, &tokenizer, pool, NULL, counts, &error)) {
         fail_msg("%s", error.text);
     }
     Text made = map_text(path);
@@ -114,6 +114,7 @@ static void a_token_file_is_that_of_prepare(void **state) {
         size_t size;
         uint8_t *made = make_shard(stage_of(state), &text, 1, threads, &size, &counts);
         assert_int_equal(counts.documents, 15);
+        assert_int_equal(counts.empty, 2);
         assert_int_equal(counts.tokens, 1776);
         assert_int_equal(size, expected.size);
         assert_memory_equal(made, expected.bytes, size);
@@ -173,7 +174,7 @@ static void check_long_document(const char *unit, char before) {
     for (size_t i = 0; i < SIZE; i++) { bytes[i] = unit[i % length]; }
     memcpy(bytes + SIZE, end, sizeof end);
     Text text = {(const uint8_t *)bytes, SIZE + sizeof end - 1};
-    TextCursor cursor = {&text, 1, 0, 0, false};
+    TextCursor cursor = {&text, 1, 0, 0, false, 0};
     TextPiece piece = {NULL, 0, false};
     int pieces = 0;
     for (; text_next_piece(&cursor, &piece) && piece.bytes == text.bytes + seen; pieces++) {
@@ -307,8 +308,12 @@ static void a_text_trains_as_its_tokens_do(void **state) {
     fleet_start(fleet, 0, "--tokenizer bpe --data documents.bin --val-data held.bin");
     fleet_start(fleet, 0, "--tokenizer bpe --data documents.txt --val-data held.txt");
     fleet_start(fleet, 0, "--tokenizer bpe --data documents.bin --val-data held.txt");
+    fleet_start(fleet, 0, "--tokenizer bpe --data documents.bin --epochs 2.5");
+    fleet_start(fleet, 0, "--tokenizer bpe --data documents.txt --epochs 2.5");
     fleet_finish(fleet);
     for (int i = 0; i < 8; i += 2) { check_same(fleet, i, i + 1); }
+    check_same(fleet, 11, 12); // the text's tokens were counted when they were made
+    text_check(fleet_output(fleet, 12), "tokens (2.5 epochs) are ", "--epochs of a text");
     for (int i = 9; i < 11; i++) {
         check_same(fleet, i, 8);
         assert_true(fleet_number(fleet, i, "validation", -1, "loss") ==
@@ -415,6 +420,7 @@ static const struct {
     {"--model bytes.json --data packed.txt", "packed.txt looks like a gzip archive"},
     {"--model bytes.json --data documents.txt --val-data packed.txt", "packed.txt looks like a gzip archive"},
     {"--tokenizer bpe --data short.txt", "is too short"},
+    {"--tokenizer bpe --data documents.txt --epochs 0.001", "--epochs 0.001: --tokens"},
 };
 
 static void what_does_not_fit_is_refused(void **state) {
@@ -446,6 +452,27 @@ static void an_evaluation_refuses_what_is_no_text(void **state) {
     Outcome outcome = program_run(stage, 0, "eval --from bytes/checkpoints/step-40 --data packed.txt");
     outcome_check(&outcome, 2, "eval");
     text_check(outcome.errors, "packed.txt looks like a gzip archive", "eval");
+}
+
+static void a_damaged_model_is_refused_by_whoever_reads_it(void **state) {
+    static const char *const commands[] = {"eval --data documents.bin --from", "sample --from",
+                                           "--config base.txt --data documents.bin --out refused --from",
+                                           "--config base.txt --data documents.bin --out refused --finetune"};
+    Stage *stage = stage_of(state);
+    char path[STAGE_PATH_SIZE], arguments[512];
+    run_base(stage, 0, 0, "--tokenizer bpe --data documents.bin --out flipped");
+    FILE *file = fopen(stage_path(stage, "flipped/checkpoints/step-40/model/model.safetensors", path), "r+b");
+    assert_true(file != NULL && fseek(file, -1000, SEEK_END) == 0);
+    int byte = fgetc(file);
+    assert_true(fseek(file, -1000, SEEK_END) == 0 && fputc(byte ^ 1, file) == (byte ^ 1) &&
+                fclose(file) == 0);
+    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
+        snprintf(arguments, sizeof arguments, "%s flipped", commands[i]);
+        Outcome outcome = program_run(stage, 0, arguments);
+        outcome_check(&outcome, 2, arguments);
+        text_check(outcome.errors, "model.safetensors is damaged", arguments);
+        assert_int_equal(text_lines(outcome.errors), 1);
+    }
 }
 
 // ---------------------------------------------------------------------------------------
@@ -549,6 +576,7 @@ int main(int argc, char **argv) {
         DATA_TEST(what_does_not_fit_is_refused),
         DATA_TEST(two_ranks_refuse_once),
         DATA_TEST(an_evaluation_refuses_what_is_no_text),
+        DATA_TEST(a_damaged_model_is_refused_by_whoever_reads_it),
         DATA_TEST(a_validation_visits_every_window_once),
     };
     if (argc > 1) { cmocka_set_test_filter(argv[1]); }

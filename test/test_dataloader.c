@@ -553,6 +553,41 @@ static void test_random_bytes_never_crash(void **state) {
     assert_true(opened > 300); // the valid ones among them were read
 }
 
+// The code of docs/data.md, run by Python where there is one, names the window of every
+// sample.
+static void test_the_page_names_the_windows(void **state) {
+    Scratch *scratch = (Scratch *)*state;
+    static const uint64_t counts[] = {1, 2, 3, 4, 5, 17, 64, 100};
+    char command[1024], script[256];
+    if (system("command -v python3 > /dev/null 2>&1") != 0) {
+        print_message("there is no python3 here: skipped\n");
+        skip();
+    }
+    snprintf(script, sizeof script, "%s", scratch_path(scratch, "page.py"));
+    snprintf(command, sizeof command,
+             "sed -n '/^```python$/,/^```$/p' docs/data.md | sed '/^```/d' > '%s' && printf '%%s\\n' "
+             "'for n in (1, 2, 3, 4, 5, 17, 64, 100):' '    for seed in (0, 42, 2**63 + 5):' "
+             "'        for sample in range(3 * n): print(window(sample, n, seed))' >> '%s' && python3 '%s'",
+             script, script, script);
+    FILE *page = popen(command, "r");
+    assert_non_null(page);
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+        static const uint64_t seeds[] = {0, 42, (UINT64_C(1) << 63) + 5};
+        for (int k = 0; k < 3; k++) {
+            DataLoader loader;
+            memset(&loader, 0, sizeof loader);
+            loader.seed = seeds[k];
+            loader.training_windows = counts[i];
+            for (uint64_t sample = 0; sample < 3 * counts[i]; sample++) {
+                unsigned long long window;
+                assert_int_equal(fscanf(page, "%llu", &window), 1);
+                assert_int_equal(window, data_loader_window(&loader, sample));
+            }
+        }
+    }
+    assert_int_equal(pclose(page), 0);
+}
+
 // ---------------------------------------------------------------------------------------
 // Setup and the list of tests
 
@@ -586,6 +621,7 @@ int main(void) {
         cmocka_unit_test(test_permutation_is_fair),
         cmocka_unit_test(test_every_epoch_visits_every_window_once),
         cmocka_unit_test(test_a_batch_is_its_samples),
+        cmocka_unit_test(test_the_page_names_the_windows),
         cmocka_unit_test(test_threads_share_a_loader),
         cmocka_unit_test(test_builtin),
         cmocka_unit_test(test_text_is_bytes),

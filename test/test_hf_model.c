@@ -172,7 +172,7 @@ static void what_is_saved_has_the_bits_of_what_was_loaded(void **state) {
         assert_memory_equal(before.entries[i].data, after.entries[i].data, before.entries[i].bytes);
     }
     assert_string_equal(metadata(&after, "format"), "pt");
-    assert_int_equal(entries_in(scratch("saved")), 2);
+    assert_int_equal(entries_in(scratch("saved")), 3); // with checksums.json
     safetensors_close(&before);
     safetensors_close(&after);
     loaded_free(&loaded);
@@ -282,7 +282,7 @@ static void the_tokenizer_goes_with_the_model(void **state) {
     write_text(scratch("tokenizer/merges.txt"), "#version: 0.2\na b\n");
     write_text(scratch("tokenizer/unrelated.txt"), "x");
     save_or_fail(scratch("with_tokenizer"), &loaded, SAFETENSORS_F32, scratch("tokenizer"));
-    assert_int_equal(entries_in(scratch("with_tokenizer")), 6);
+    assert_int_equal(entries_in(scratch("with_tokenizer")), 7);
     read_text(scratch("with_tokenizer/merges.txt"), text);
     assert_string_equal(text, "#version: 0.2\na b\n");
     read_text(scratch("with_tokenizer/config.json"), text);
@@ -295,13 +295,123 @@ static void the_tokenizer_goes_with_the_model(void **state) {
     loaded_free(&loaded);
 }
 
+// A model without tokenizer_config.json keeps the ids of its config.json.
+static void ids_of_the_configuration_are_kept(void **state) {
+    (void)state;
+    Loaded loaded;
+    char text[4096];
+    load_or_fail(REFERENCE, &loaded);
+    mkdir(scratch("named"), 0777);
+    write_text(scratch("named/config.json"), "{\"bos_token_id\": 3, \"eos_token_id\": 4}");
+    write_text(scratch("named/generation_config.json"), "{\"eos_token_id\": 4}");
+    save_or_fail(scratch("keeps_ids"), &loaded, SAFETENSORS_F32, scratch("named"));
+    read_text(scratch("keeps_ids/config.json"), text);
+    assert_non_null(strstr(text, "\"bos_token_id\": 3"));
+    assert_non_null(strstr(text, "\"eos_token_id\": 4"));
+    read_text(scratch("keeps_ids/generation_config.json"), text);
+    assert_string_equal(text, "{\"eos_token_id\": 4}");
+    save_or_fail(scratch("keeps_on"), &loaded, SAFETENSORS_F32, scratch("keeps_ids"));
+    read_text(scratch("keeps_on/config.json"), text);
+    assert_non_null(strstr(text, "\"eos_token_id\": 4"));
+    write_text(scratch("named/config.json"), "{\"bos_token_id\": [3], \"eos_token_id\": 1000000}");
+    assert_int_equal(hf_model_special_id(scratch("named"), "bos_token", 50), -1);
+    assert_int_equal(hf_model_special_id(scratch("named"), "eos_token", 50), -1);
+    loaded_free(&loaded);
+}
+
 // ---------------------------------------------------------------------------------------
-// Saving where it must fail
+// Damage
 
 static void expect_words(const Error *error, const char *words) {
     if (strstr(error->text, words) == NULL) { fail_msg("'%s' does not say '%s'", error->text, words); }
     for (const char *c = error->text; *c != '\0'; c++) { assert_true((unsigned char)*c >= 32 && *c != 127); }
 }
+
+static void flip_bit(const char *path, long at, int bit) {
+    FILE *file = fopen(path, "r+b");
+    assert_non_null(file);
+    assert_int_equal(fseek(file, at, SEEK_SET), 0);
+    int byte = fgetc(file);
+    assert_true(byte != EOF && fseek(file, at, SEEK_SET) == 0);
+    fputc(byte ^ 1 << bit, file);
+    fclose(file);
+}
+
+static long size_of(const char *path) {
+    struct stat status;
+    assert_int_equal(stat(path, &status), 0);
+    return (long)status.st_size;
+}
+
+static void expect_damage(const char *directory, const char *words) {
+    Loaded loaded;
+    Error error;
+    assert_false(try_load(directory, &loaded, &error));
+    expect_words(&error, words);
+}
+
+static void a_flipped_bit_is_noticed_in_every_file(void **state) {
+    (void)state;
+    static const char *const names[] = {"config.json", "model.safetensors", "tokenizer.json"};
+    Loaded loaded;
+    load_or_fail(REFERENCE, &loaded);
+    mkdir(scratch("sound"), 0777);
+    write_text(scratch("sound/tokenizer.json"), "{\"added_tokens\": []}");
+    write_text(scratch("sound/merges.txt"), ""); // an empty file has no sum
+    save_or_fail(scratch("damaged"), &loaded, SAFETENSORS_F32, scratch("sound"));
+    loaded_free(&loaded);
+    for (int i = 0; i < 3; i++) {
+        char path[PATH_MAX], words[PATH_MAX];
+        snprintf(path, sizeof path, "%s/damaged/%s", scratch_directory, names[i]);
+        snprintf(words, sizeof words, "%s is damaged, or was changed", names[i]);
+        for (long at = 0, size = size_of(path); at < size; at += size / 16 + 1) {
+            flip_bit(path, at, (int)(at % 8));
+            expect_damage(scratch("damaged"), words);
+            flip_bit(path, at, (int)(at % 8));
+        }
+        load_or_fail(scratch("damaged"), &loaded);
+        loaded_free(&loaded);
+    }
+    // What is changed on purpose is read once the sums are gone.
+    flip_bit(scratch("damaged/model.safetensors"), size_of(scratch("damaged/model.safetensors")) - 1, 0);
+    expect_damage(scratch("damaged"), "remove checksums.json");
+    assert_int_equal(unlink(scratch("damaged/checksums.json")), 0);
+    load_or_fail(scratch("damaged"), &loaded);
+    loaded_free(&loaded);
+}
+
+static void damaged_sums_are_refused(void **state) {
+    (void)state;
+    static const char *const texts[] = {"",
+                                        "{",
+                                        "[]",
+                                        "{\"../model/config.json\": 5}",
+                                        "{\"\": 5}",
+                                        "{\"config.json\": \"5\"}",
+                                        "{\"a\\u0007\": 5}",
+                                        "{\"none.json\": 5}",
+                                        "{\"config.json\": 5, \"config.json\": 5}"};
+    Loaded loaded;
+    load_or_fail(REFERENCE, &loaded);
+    save_or_fail(scratch("sums"), &loaded, SAFETENSORS_F32, NULL);
+    loaded_free(&loaded);
+    long size = size_of(scratch("sums/checksums.json"));
+    for (long at = 0; at + 1 < size; at++) {  // the last byte is a brace and no line end
+        if (at == 1 || at == 2) { continue; } // blanks may stand for each other
+        Error error;
+        flip_bit(scratch("sums/checksums.json"), at, 0);
+        if (try_load(scratch("sums"), &loaded, &error)) { fail_msg("byte %ld", at); }
+        expect_words(&error, "sums/");
+        flip_bit(scratch("sums/checksums.json"), at, 0);
+    }
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        write_text(scratch("sums/checksums.json"), texts[i]);
+        expect_damage(scratch("sums"), "sums/");
+    }
+}
+
+// ---------------------------------------------------------------------------------------
+// Saving where it must fail
 
 static void expect_no_save(const char *directory, const Loaded *loaded, const char *words) {
     Error error = {""};
@@ -328,7 +438,7 @@ static void nothing_is_overwritten(void **state) {
     mkdir(scratch("place/empty"), 0777);
     mkdir(scratch("place/empty.partial1"), 0777); // as a killed run leaves it
     save_or_fail(scratch("place/empty//"), &loaded, SAFETENSORS_F32, NULL);
-    assert_int_equal(entries_in(scratch("place/empty")), 2);
+    assert_int_equal(entries_in(scratch("place/empty")), 3);
     assert_int_equal(entries_in(scratch("place")), 3);
     loaded_free(&loaded);
 }
@@ -716,6 +826,9 @@ int main(int argc, char **argv) {
         cmocka_unit_test(every_configuration_is_read_back),
         cmocka_unit_test(the_configuration_is_short_and_plain),
         cmocka_unit_test(the_tokenizer_goes_with_the_model),
+        cmocka_unit_test(ids_of_the_configuration_are_kept),
+        cmocka_unit_test(a_flipped_bit_is_noticed_in_every_file),
+        cmocka_unit_test(damaged_sums_are_refused),
         cmocka_unit_test(nothing_is_overwritten),
         cmocka_unit_test(a_save_that_fails_leaves_nothing),
         cmocka_unit_test(names_without_transformer_are_read),

@@ -37,6 +37,15 @@ static int count_of(const char *text, const char *part) {
     return count;
 }
 
+// Waits until a file is there.
+static void stage_wait_for(const char *name) {
+    char path[STAGE_PATH_SIZE];
+    for (double until = program_clock() + 60; access(stage_path(&stage, name, path), F_OK) != 0;) {
+        if (program_clock() > until) { fail_msg("there is no %s", name); }
+        program_pause(0.01);
+    }
+}
+
 // ---------------------------------------------------------------------------------------
 // Real training
 
@@ -48,10 +57,7 @@ static const char *const options = "--optimizer zero1 --seq-len 16 --micro-batch
 static void kill_a_rank(const char *out) {
     char folder[STAGE_PATH_SIZE], name[128];
     snprintf(name, sizeof name, "%s/checkpoints/step-20", out);
-    for (double until = program_clock() + 60; access(stage_path(&stage, name, folder), F_OK) != 0;) {
-        if (program_clock() > until) { fail_msg("there is no %s", name); }
-        program_pause(0.01);
-    }
+    stage_wait_for(name);
     snprintf(name, sizeof name, "%s/log.jsonl", out);
     char *text = file_read(stage_path(&stage, name, folder));
     text[strcspn(text, "\n")] = '\0'; // the start event: later lines may not be whole yet
@@ -70,13 +76,14 @@ static void a_killed_rank_changes_no_bit(void **state) {
     stage_need_mpi(&stage);
     stage_write(&stage, "hosts", "# one machine\nlocalhost slots=2\n");
     set_commands(stage.launcher, stage_variable("PROGRAM", ""), "true");
-    snprintf(arguments, sizeof arguments, "hosts -- --out a %s", options);
-    Outcome whole = keep_going(arguments, 0);
-    assert_int_equal(count_of(whole.output, "the job died"), 0);
     snprintf(arguments, sizeof arguments, "hosts -- --out b %s", options);
     Program program = program_start(&stage, 0, &setting, arguments);
+    snprintf(arguments, sizeof arguments, "hosts -- --out a %s", options);
+    Program undisturbed = program_start(&stage, 0, &setting, arguments);
     kill_a_rank("b");
-    Outcome broken = program_finish(&stage, &program);
+    Outcome broken = program_finish(&stage, &program), whole = program_finish(&stage, &undisturbed);
+    outcome_check(&whole, 0, "a job that nobody disturbs");
+    assert_int_equal(count_of(whole.output, "the job died"), 0);
     outcome_check(&broken, 0, "a job whose rank was killed");
     assert_int_equal(count_of(broken.output, "the job died at commit "), 1);
     assert_int_equal(count_of(broken.output, "resumed    from "), 1);
@@ -97,14 +104,17 @@ static void write_launcher(void) {
     stage_write(&stage, "two", "one slots=1\nother slots=3\n");
 }
 
-// Dies at the commit that `count` says, which grows where a file "moves" exists.
+// Dies after the report of commit 5. Where a file "moves" exists, a rank says that it came
+// one commit farther than the time before.
 static void write_dying_program(void) {
     write_script("die", "#!/bin/sh\n"
-                        "count=$(cat count 2> /dev/null || echo 5)\n"
-                        "if [ -e moves ]; then count=$((count + 1)); echo $count > count; fi\n"
-                        "if [ $count -gt 9 ]; then exit 0; fi\n"
+                        "mkdir -p c; echo '{\"event\":\"report\",\"commit\":5,\"grads\":4}' >> c/log.jsonl\n"
+                        "[ -e moves ] || exit 3\n"
+                        "count=$(cat moves)\n"
+                        "echo $((count + 1)) > moves\n"
                         "echo \"train_gpt: [rank 0 of 1 on here, commit $count] no\" >&2\n"
-                        "exit 3\n");
+                        "[ $count -lt 9 ] && exit 3\n"
+                        "exit 0\n");
 }
 
 static void three_deaths_at_one_commit_are_the_end(void **state) {
@@ -115,29 +125,88 @@ static void three_deaths_at_one_commit_are_the_end(void **state) {
     Outcome outcome = keep_going("two -- --out c", 3);
     assert_int_equal(count_of(outcome.output, "the job died at commit 5 with code 3"), 3);
     text_check(outcome.output, "three times at the same commit", "three deaths");
-    stage_write(&stage, "moves", "");
+    stage_write(&stage, "moves", "6\n");
     outcome = keep_going("two -- --out c", 0);
-    assert_int_equal(count_of(outcome.output, "the job died"), 4);
+    text_check(outcome.output, "the job died at commit 8 with code 3", "a rank says where it was");
+    assert_int_equal(count_of(outcome.output, "the job died"), 3);
 }
 
-// The second host answers after five seconds, and a checkpoint is written after that.
+// A job that dies while it starts has not died where the one before it did, which the log
+// ends with.
+static void deaths_at_the_start_are_not_those_before(void **state) {
+    (void)state;
+    write_launcher();
+    write_script("die", "#!/bin/sh\n"
+                        "mkdir -p f\n"
+                        "if [ -e f/log.jsonl ]; then exit 1; fi\n"
+                        "echo '{\"event\":\"report\",\"commit\":7}' > f/log.jsonl\n"
+                        "exit 3\n");
+    set_commands("./launch", "./die", "true");
+    Outcome outcome = keep_going("two -- --out f", 3);
+    assert_int_equal(count_of(outcome.output, "the job died at commit 7 with code 3"), 1);
+    assert_int_equal(count_of(outcome.output, "the job died at the start with code 1"), 3);
+}
+
+// The second host answers once the job runs, and the next checkpoint is written when it was
+// asked.
 static void a_host_that_comes_back_takes_part(void **state) {
     (void)state;
     write_launcher();
-    write_script("answer", "#!/bin/sh\n[ \"$1\" = one ] || [ -e second ]\n");
+    write_script("answer", "#!/bin/sh\n"
+                           "[ \"$1\" = one ] || { [ -e second ] && : > asked; }\n");
     write_script("train", "#!/bin/sh\n"
                           "trap 'exit 75' USR1\n"
                           "if [ -e second ]; then exit 0; fi\n"
                           "mkdir -p d/checkpoints/step-1; : > second\n"
-                          "for i in 1 2 3 4 5 6 7; do sleep 1; done\n"
+                          "until [ -e asked ]; do sleep 0.1; done\n"
                           "mkdir -p d/checkpoints/step-2\n"
-                          "for i in 1 2 3 4 5 6 7; do sleep 1; done\n");
+                          "for i in $(seq 300); do sleep 0.1; done\n");
     set_commands("./launch", "./train", "./answer");
     Outcome outcome = keep_going("two -- --out d", 0);
     text_check(outcome.output, "1 ranks on 1 of 2 hosts: one", "a host is away");
     text_check(outcome.output, "a host is back", "a host is back");
     text_check(outcome.output, "asked for 1 ranks", "a host is away");
     text_check(outcome.output, "asked for 4 ranks", "a host is back");
+}
+
+// Runs a job that ends with `code` when it is told to stop, and tells keep-going to stop.
+static Outcome stopped(int code) {
+    char script[256];
+    Setting setting;
+    memset(&setting, 0, sizeof setting);
+    snprintf(script, sizeof script,
+             "#!/bin/sh\ntrap 'exit %d' USR1\n: > runs\nfor i in $(seq 300); do sleep 0.1; done\n", code);
+    write_script("train", script);
+    set_commands("./launch", "./train", "true");
+    char path[STAGE_PATH_SIZE];
+    unlink(stage_path(&stage, "runs", path));
+    Program program = program_start(&stage, 0, &setting, "two -- --out g");
+    stage_wait_for("runs");
+    assert_int_equal(kill(program.pid, SIGTERM), 0);
+    return program_finish(&stage, &program);
+}
+
+static void a_stop_is_passed_on(void **state) {
+    (void)state;
+    write_launcher();
+    Outcome saved = stopped(75);
+    outcome_check(&saved, 75, "a stop");
+    Outcome failed = stopped(3);
+    outcome_check(&failed, 3, "a stop that could not save");
+    text_check(failed.output, "asked to stop and ended with code 3", "a stop that could not save");
+    Outcome unsaved = stopped(4);
+    outcome_check(&unsaved, 4, "a stop of a job that saves nothing");
+}
+
+// Without checkpoints it would begin at zero for ever.
+static void what_saves_nothing_is_not_begun_again(void **state) {
+    (void)state;
+    write_launcher();
+    write_script("die", "#!/bin/sh\nmkdir -p h; echo 'save-every = never' > h/config.txt; exit 3\n");
+    set_commands("./launch", "./die", "true");
+    Outcome outcome = keep_going("two -- --out h", 4);
+    assert_int_equal(count_of(outcome.output, "asked for 4 ranks"), 1);
+    text_check(outcome.output, "--save-every never has left nothing", "a run that saves nothing");
 }
 
 static void mistakes_are_not_repeated(void **state) {
@@ -158,6 +227,9 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_killed_rank_changes_no_bit),
         cmocka_unit_test(three_deaths_at_one_commit_are_the_end),
         cmocka_unit_test(a_host_that_comes_back_takes_part),
+        cmocka_unit_test(deaths_at_the_start_are_not_those_before),
+        cmocka_unit_test(a_stop_is_passed_on),
+        cmocka_unit_test(what_saves_nothing_is_not_begun_again),
         cmocka_unit_test(mistakes_are_not_repeated),
     };
     if (argc > 1) { cmocka_set_test_filter(argv[1]); }

@@ -1,9 +1,12 @@
 // test_launch_checks.c: what launch_checks.h decides under the launchers, core bindings
-// and containers of other machines, whose numbers and variables are given here.
+// and containers of other machines, whose numbers and variables are given here; and what
+// space.h decides on other disks.
 
 #include "test/harness.h"
 
 #include "program/launch_checks.h"
+#include "program/report.h"
+#include "program/space.h"
 
 // The environment that the functions under test see: "NAME=value NAME=value".
 static const char *environment_text;
@@ -127,13 +130,14 @@ static void test_threads(void **state) {
 
 static void test_core_lists(void **state) {
     (void)state;
-    assert_int_equal(launch_count_core_list("0\n"), 1);
-    assert_int_equal(launch_count_core_list("0-1\n"), 2);
-    assert_int_equal(launch_count_core_list("0-3,8,10-11\n"), 7);
+    CoreSet set;
+    assert_int_equal(core_set_read(&set, "0\n"), 1);
+    assert_int_equal(core_set_read(&set, "0-1\n"), 2);
+    assert_int_equal(core_set_read(&set, "0-3,8,10-11\n"), 7);
     static const char *const bad[] = {
         "", "\n", "x", "0-", "3-1", "0,,1", "0 1", "-1", "0-99999999999999999999", "1-x"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        assert_int_equal(launch_count_core_list(bad[i]), 0);
+        assert_int_equal(core_set_read(&set, bad[i]), 0);
     }
     assert_int_equal(launch_quota_cores("200000 100000\n"), 2);
     assert_int_equal(launch_quota_cores("150000 100000\n"), 2);
@@ -142,6 +146,85 @@ static void test_core_lists(void **state) {
     for (size_t i = 0; i < sizeof none / sizeof none[0]; i++) {
         assert_int_equal(launch_quota_cores(none[i]), 0);
     }
+}
+
+// Eight hardware threads of four cores, as Linux mostly numbers them; the last two say
+// nothing of their core.
+static bool two_threads_a_core(long core, char *list, int size) {
+    if (core >= 6) { return false; }
+    snprintf(list, (size_t)size, "%ld,%ld\n", core % 4, core % 4 + 4);
+    return true;
+}
+
+static void test_physical_cores(void **state) {
+    (void)state;
+    static const struct {
+        const char *list;
+        int cores;
+    } cases[] = {{"0", 1},     {"0-3", 4}, {"0,4", 1}, {"4", 1},
+                 {"1,4-5", 2}, {"0-5", 4}, {"2,6", 2}, {"3,7", 2}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        CoreSet set;
+        assert_true(core_set_read(&set, cases[i].list) > 0);
+        assert_int_equal(core_set_physical(&set, two_threads_a_core), cases[i].cores);
+    }
+}
+
+static void test_shared_memory(void **state) {
+    (void)state;
+    char warning[256];
+    launch_judge_shared_memory(67108864, 2, warning, sizeof warning);
+    assert_non_null(strstr(warning, "/dev/shm has 67.1 MB"));
+    assert_non_null(strstr(warning, "--shm-size=2g"));
+    launch_judge_shared_memory(67108864, 1, warning, sizeof warning); // no messages
+    assert_string_equal(warning, "");
+    launch_judge_shared_memory(1000000000, 8, warning, sizeof warning);
+    assert_string_equal(warning, "");
+    launch_judge_shared_memory(0, 8, warning, sizeof warning); // there is none
+    assert_string_equal(warning, "");
+}
+
+// Every host once, with its first rank; nothing where there is one.
+static void test_hosts(void **state) {
+    (void)state;
+    static const Hello hellos[] = {{1, 7, 4, 0, "pc1", "CPU", "eth0 10.0.0.1"},
+                                   {1, 9, 1, 1, "pc2", "some GPU", ""},
+                                   {1, 8, 4, 0, "pc1", "CPU", "eth0 10.0.0.1"}};
+    char *text = NULL;
+    size_t length = 0;
+    FILE *file = open_memstream(&text, &length);
+    print_hosts(file, hellos, 1);
+    fflush(file);
+    assert_int_equal(length, 0);
+    print_hosts(file, hellos, 3);
+    fclose(file);
+    assert_string_equal(text,
+                        "hosts      pc1: 2 ranks, the first is 0; CPU, 4 threads each; eth0 10.0.0.1\n"
+                        "           pc2: 1 rank, the first is 1; some GPU, 1 thread each; no network\n");
+    free(text);
+    char interfaces[96];
+    launch_interfaces(interfaces, sizeof interfaces); // whatever there is
+    assert_null(strstr(interfaces, "127.0.0.1"));
+}
+
+// ---------------------------------------------------------------------------------------
+// Disk
+
+static void test_space(void **state) {
+    (void)state;
+    char warning[SPACE_TEXT];
+    Error error = {""};
+    SpaceNeed three = {1000000000, 3}, none = {0, 0};
+    assert_true(space_judge(&three, 3100000000, "runs/x", warning, &error));
+    assert_string_equal(warning, "");
+    assert_true(space_judge(&three, 2900000000, "runs/x", warning, &error));
+    assert_non_null(strstr(warning, "runs/x has 2.90 GB of free space, and 3 checkpoints of 1.00 GB"));
+    assert_non_null(strstr(warning, "--keep"));
+    assert_false(space_judge(&three, 999999999, "runs/x", warning, &error));
+    assert_non_null(strstr(error.text, "--out runs/x has 1.00 GB of free space, and a checkpoint"));
+    assert_non_null(strstr(error.text, "--save-every never"));
+    assert_true(space_judge(&none, 0, "runs/x", warning, &error));
+    assert_string_equal(warning, "");
 }
 
 static void test_this_machine(void **state) {
@@ -156,8 +239,10 @@ static void test_this_machine(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_launcher_rank), cmocka_unit_test(test_independent_copies),
-        cmocka_unit_test(test_threads),       cmocka_unit_test(test_core_lists),
+        cmocka_unit_test(test_launcher_rank),  cmocka_unit_test(test_independent_copies),
+        cmocka_unit_test(test_threads),        cmocka_unit_test(test_core_lists),
+        cmocka_unit_test(test_physical_cores), cmocka_unit_test(test_shared_memory),
+        cmocka_unit_test(test_space),          cmocka_unit_test(test_hosts),
         cmocka_unit_test(test_this_machine),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

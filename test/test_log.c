@@ -1,5 +1,6 @@
 // test_log.c: the run directory, log.jsonl and progress.tsv, and the lines on the
 // terminal.
+#define _GNU_SOURCE // posix_openpt
 
 #include <signal.h>
 #include <sys/resource.h>
@@ -8,6 +9,7 @@
 
 #include "program/progress.h"
 #include "program/run_directory.h"
+#include "runtime/names.h"
 
 static char scratch[64]; // a directory of this test's own, in which it runs
 static char start_directory[1024];
@@ -87,7 +89,10 @@ static void test_human_numbers(void **state) {
                   {999.6, "1.00k"}, {1000, "1.00k"},   {12345, "12.3k"},   {99949, "99.9k"},
                   {99960, "100k"},  {999499, "999k"},  {999950, "1.00M"},  {1500000, "1.50M"},
                   {2e9, "2.00G"},   {1.5e12, "1.50T"}, {-12345, "-12.3k"}, {NAN, "-"},
-                  {INFINITY, "-"},  {9994, "9.99k"},   {9996, "10.0k"}};
+                  {INFINITY, "-"},  {9994, "9.99k"},   {9996, "10.0k"}},
+      milliseconds[] = {{0, "0.0ms"},     {0.61, "0.6ms"},  {99.94, "99.9ms"},
+                        {99.96, "100ms"}, {999.4, "999ms"}, {999.6, "1.00s"},
+                        {9994, "9.99s"},  {9996, "10.0s"},  {99960, "100s"}};
     static const struct {
         double seconds;
         const char *text;
@@ -96,6 +101,9 @@ static void test_human_numbers(void **state) {
     char text[NUMBER_TEXT_SIZE];
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
         assert_string_equal(human_count(counts[i].value, text), counts[i].text);
+    }
+    for (size_t i = 0; i < sizeof milliseconds / sizeof milliseconds[0]; i++) {
+        assert_string_equal(human_milliseconds(milliseconds[i].value, text), milliseconds[i].text);
     }
     for (size_t i = 0; i < sizeof durations / sizeof durations[0]; i++) {
         assert_string_equal(human_duration(durations[i].seconds, text), durations[i].text);
@@ -148,8 +156,18 @@ static void test_directories_are_numbered(void **state) {
     assert_string_equal(path, "runs/my-gpt-ddp-1");
     static const struct {
         const char *model, *name;
-    } cases[] = {{"125M", "125M"}, {"a/b.json", "b"}, {"a/b/", "b"},  {"config.json", "config"},
-                 {"/", "model"},   {"..", "model"},   {"a\nb", "a-b"}};
+    } cases[] = {{"125M", "125M"},
+                 {"a/b.json", "b"},
+                 {"a/b/", "b"},
+                 {"config.json", "config"},
+                 {"/", "model"},
+                 {"..", "model"},
+                 {"a\nb", "a-b"},
+                 {"runs/a-1/checkpoints/step-20/model", "a-1"},
+                 {"step-20/model/", "step-20"},
+                 {"a/step-2x", "step-2x"},
+                 {"model", "model"},
+                 {"hub/gpt-neo-125M/", "gpt-neo-125M"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char name[64];
         run_directory_model_name(cases[i].model, name);
@@ -197,6 +215,26 @@ static void test_directory_without_permission(void **state) {
                 "cannot write to the directory closed: Permission denied: choose another with --out");
     expect_text(below_error.text, "cannot create the directory closed/below: Permission denied");
     expect_text(log_error.text, "cannot open closed/log.jsonl for writing: Permission denied");
+}
+
+// What the program prints to be copied into a shell arrives there as it is.
+static void test_words_for_a_shell(void **state) {
+    (void)state;
+    static const char *const words[] = {"runs/tiny-acco-1",    "my runs/a",  "it's", "''",
+                                        "$HOME `id` \"x\" \\", "~",          "*",    "a\nb",
+                                        "-n #;&|<>!",          "caf\xc3\xa9"};
+    char quoted[128], command[256], back[128];
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+        snprintf(command, sizeof command, "printf %%s %s", text_for_shell(words[i], quoted, sizeof quoted));
+        FILE *shell = popen(command, "r");
+        assert_non_null(shell);
+        size_t length = fread(back, 1, sizeof back - 1, shell);
+        back[length] = '\0';
+        assert_int_equal(pclose(shell), 0);
+        assert_string_equal(back, words[i]);
+    }
+    assert_string_equal(text_for_shell(words[0], quoted, sizeof quoted), words[0]);
+    assert_string_equal(text_for_shell("", quoted, sizeof quoted), "''");
 }
 
 // ---------------------------------------------------------------------------------------
@@ -316,8 +354,56 @@ static void test_disk_full(void **state) {
     files_close(&files);
 }
 
+// While the disk is full, lines of a patient log are held, and come first when there is
+// space again.
+static void test_disk_full_for_a_while(void **state) {
+    (void)state;
+    Log log;
+    Error error = {""};
+    assert_int_equal(mkdir("while", 0777), 0);
+    assert_true(log_open(&log, "while", "log.jsonl", &error));
+    log_be_patient(&log);
+    assert_true(log_append(&log, "one\n", 4, &error));
+    int file = dup(log.descriptor), full = open("/dev/full", O_WRONLY);
+    assert_true(file >= 0 && full >= 0 && dup2(full, log.descriptor) >= 0);
+    assert_true(log_append(&log, "two\n", 4, &error) && log_append(&log, "three\n", 6, &error));
+    assert_int_equal(log.held_bytes, 10);
+    assert_false(log_flush(&log, &error));
+    expect_text(error.text, "cannot write while/log.jsonl: No space left on device");
+    char *much = (char *)calloc(LOG_HELD_BYTES, 1);
+    assert_false(log_append(&log, much, LOG_HELD_BYTES, &error)); // more than is ever held
+    free(much);
+    assert_true(dup2(file, log.descriptor) >= 0);
+    assert_true(log_append(&log, "four\n", 5, &error));
+    assert_true(log.held_bytes == 0 && log.held == NULL);
+    close(file);
+    close(full);
+    log_close(&log);
+    char *text = read_file("while/log.jsonl");
+    expect_text(text, "one\ntwo\nthree\nfour\n");
+    free(text);
+}
+
+// full: the log when three reports did not fit, which had `written` whole lines. The two
+// that came later stand behind a line that says so.
+static void check_gap(char *full, int written) {
+    char *text = read_file("half/log.jsonl");
+    int lines = 0;
+    for (const char *c = full; *c != '\0'; c++) { lines += *c == '\n'; }
+    assert_int_equal(lines, written);
+    assert_int_equal(strncmp(text, full, strlen(full)), 0);
+    json_t *gap = parse_line(text, written), *last = parse_line(text, written + 2);
+    assert_string_equal(json_string_value(json_object_get(gap, "event")), "gap");
+    assert_int_equal(json_integer_value(json_object_get(gap, "lines")), 3);
+    assert_string_equal(json_string_value(json_object_get(last, "event")), "report");
+    json_decref(gap);
+    json_decref(last);
+    free(text);
+    free(full);
+}
+
 // A limit in the middle of a line: the part that did fit is cut off, and what is left is
-// whole lines.
+// whole lines. When there is room again, the log says what it lacks.
 static void test_half_written_line_is_removed(void **state) {
     (void)state;
     Files files;
@@ -333,14 +419,19 @@ static void test_half_written_line_is_removed(void **state) {
     signal(SIGXFSZ, SIG_IGN);
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
     while (written < 100 && progress_log_report(&files.log, &files.curves, &report, &error)) { written++; }
+    Error again;
+    for (int i = 0; i < 2; i++) {
+        assert_false(progress_log_report(&files.log, &files.curves, &report, &again));
+    }
     setrlimit(RLIMIT_FSIZE, &limit);
+    char *full = read_file("half/log.jsonl");
+    assert_true(progress_log_report(&files.log, &files.curves, &report, &again));
+    assert_true(progress_log_report(&files.log, &files.curves, &report, &again));
     files_close(&files);
+    check_gap(full, written);
     assert_in_range(written, 1, 20);
     expect_text(error.text, "cannot write half/log.jsonl: File too large");
     char *text = read_file("half/log.jsonl");
-    int lines = 0;
-    for (const char *c = text; *c != '\0'; c++) { lines += *c == '\n'; }
-    assert_int_equal(lines, written);
     assert_true(text[strlen(text) - 1] == '\n');
     json_decref(parse_line(text, written - 1));
     free(text);
@@ -353,38 +444,62 @@ static void terminal_on_memory(Terminal *terminal, char **text, size_t *size, bo
     *text = NULL;
     terminal->stream = open_memstream(text, size);
     terminal->interactive = interactive;
-    terminal->columns = 80;
+    terminal->columns = TERMINAL_COLUMNS;
+    terminal->quiet_since = -1;
 }
 
-static void test_terminal_lines_are_aligned(void **state) {
-    (void)state;
+// Reports of all sizes below a heading, in lines of one width that leaves the last of 80
+// columns free; without the column for what a perfect model has where that is not known.
+static void check_table(bool knows_perfect) {
     Terminal terminal;
     char *text;
     size_t size;
     Report report = sample_report();
     terminal_on_memory(&terminal, &text, &size, false);
+    terminal.knows_perfect = knows_perfect;
     terminal_report(&terminal, &report);
     report.loss = report.gradient_norm = -NAN;
     report.perfect_loss = NAN;
     terminal_report(&terminal, &report);
-    terminal_bar(&terminal, 5, 10, 1); // nobody looks: nothing
+    report.commit = 999999;
+    report.loss = 10.82494;
+    report.perfect_loss = 0.07512;
+    report.gradient_norm = 0.01234;
+    report.tokens = report.tokens_per_second = 99960;
+    report.compute_ms = 99950;
+    report.communication_ms = 99.94;
+    report.exposed_ms = 999.6;
+    report.gradients_per_commit = 12.345;
     for (int i = 2; i < 21; i++) { terminal_report(&terminal, &report); }
     fclose(terminal.stream);
     int lines = 0, headings = 0;
-    size_t width = 0;
     assert_null(strchr(text, '\r'));
     assert_null(strstr(text, "-nan"));
     expect_text(text, " 983k ");
     expect_text(text, " 12.3k ");
+    expect_text(text, " 123ms ");
+    expect_text(text, " 100s 99.9ms   1.00s ");
+    assert_true((strstr(text, " perfect ") != NULL) == knows_perfect);
+    assert_true((strstr(text, " 1.1000 ") != NULL) == knows_perfect);
     for (char *line = strtok(text, "\n"); line != NULL; line = strtok(NULL, "\n")) {
-        if (lines == 0) { width = strlen(line); }
-        if (strlen(line) != width || width > 100) { fail_msg("%zu columns: %s", strlen(line), line); }
+        if (strlen(line) != (knows_perfect ? 79 : 71)) { fail_msg("%zu columns: %s", strlen(line), line); }
         lines++;
         headings += strstr(line, "tok/s") != NULL;
     }
     assert_int_equal(headings, 2);
     assert_int_equal(lines, 21 + 2);
     free(text);
+}
+
+static void test_terminal_lines_are_aligned(void **state) {
+    (void)state;
+    check_table(true);
+    check_table(false);
+}
+
+static void bar_at(Terminal *terminal, int64_t done, int64_t total, double now) {
+    Progress progress = {"", "tokens", done, total, now, 10};
+    terminal_bar(terminal, &progress, now);
 }
 
 static void test_bar_redraws_in_place(void **state) {
@@ -394,11 +509,11 @@ static void test_bar_redraws_in_place(void **state) {
     size_t size;
     Report report = sample_report();
     terminal_on_memory(&terminal, &text, &size, true);
-    terminal_bar(&terminal, 0, 1000000, 0);
-    terminal_bar(&terminal, 10000, 1000000, 0.05); // too soon
-    terminal_bar(&terminal, 250000, 1000000, 10);
+    bar_at(&terminal, 0, 1000000, 0);
+    bar_at(&terminal, 10000, 1000000, 0.05); // too soon
+    bar_at(&terminal, 250000, 1000000, 10);
     terminal_report(&terminal, &report);
-    terminal_bar(&terminal, 1000000, 1000000, 40);
+    bar_at(&terminal, 1000000, 1000000, 40);
     terminal_clear(&terminal);
     terminal_clear(&terminal); // nothing left to clear
     fclose(terminal.stream);
@@ -415,11 +530,61 @@ static void test_bar_redraws_in_place(void **state) {
     for (int columns = 0; columns < 200; columns++) { // never wider than the screen
         terminal_on_memory(&terminal, &text, &size, true);
         terminal.columns = columns;
-        terminal_bar(&terminal, 123456789, 1000000000, 1e5);
+        bar_at(&terminal, 123456789, 1000000000, 1e5);
         fclose(terminal.stream);
         assert_true(strlen(text) - strlen("\r\033[K") <= (size_t)(columns > 2 ? columns - 1 : 1));
         free(text);
     }
+}
+
+// In a file or a pipe a line stands for the bar after ten seconds without another line.
+static void test_silence_is_broken(void **state) {
+    (void)state;
+    Terminal terminal;
+    char *text;
+    size_t size;
+    Report report = sample_report();
+    Progress progress = {"validation, ", "batches", 3, 4, 90, 10};
+    terminal_on_memory(&terminal, &text, &size, false);
+    for (int now = 1000; now < 1010; now++) { bar_at(&terminal, 1, 8, now); } // from now on it is watched
+    terminal_report(&terminal, &report);
+    for (int now = 1010; now < 1030; now++) { bar_at(&terminal, 2, 8, now); }
+    terminal_bar(&terminal, &progress, 1030);
+    terminal_clear(&terminal);
+    fclose(terminal.stream);
+    char *lines = strstr(text, "\n") + 1;
+    expect_text(strstr(lines, "\n"),
+                "\n 25 %  2 of 8 tokens, 51:00 left\n 75 %  validation, 3 of 4 batches, 0:30 left\n");
+    assert_null(strchr(text, '\033'));
+    free(text);
+}
+
+// A screen that cannot go back in a line gets what a file gets.
+static void test_dumb_terminals_get_no_bar(void **state) {
+    (void)state;
+    static const char *const kinds[] = {"xterm-256color", "dumb", ""};
+    const char *kind = getenv("TERM");
+    char before[64] = "";
+    if (kind != NULL) { snprintf(before, sizeof before, "%s", kind); }
+    int master = posix_openpt(O_RDWR | O_NOCTTY);
+    if (master < 0 || grantpt(master) != 0 || unlockpt(master) != 0) {
+        print_message("no pseudo-terminals here: left out\n");
+        skip();
+    }
+    FILE *stream = fopen(ptsname(master), "w");
+    assert_non_null(stream);
+    unsetenv("OMPI_COMM_WORLD_SIZE");
+    for (int i = 0; i < 3; i++) {
+        Terminal terminal;
+        setenv("TERM", kinds[i], 1);
+        terminal_open(&terminal, stream);
+        assert_true(terminal.interactive == (i == 0));
+    }
+    unsetenv("TERM");
+    assert_false(terminal_is_watched(stream));
+    if (kind != NULL) { setenv("TERM", before, 1); }
+    fclose(stream);
+    close(master);
 }
 
 static int make_scratch(void **state) {
@@ -446,13 +611,17 @@ int main(void) {
         cmocka_unit_test(test_directories_are_numbered),
         cmocka_unit_test(test_directories_that_are_named),
         cmocka_unit_test(test_directory_without_permission),
+        cmocka_unit_test(test_words_for_a_shell),
         cmocka_unit_test(test_report_and_validation),
         cmocka_unit_test(test_opening_again_appends),
         cmocka_unit_test(test_missing_directory),
         cmocka_unit_test(test_disk_full),
+        cmocka_unit_test(test_disk_full_for_a_while),
         cmocka_unit_test(test_half_written_line_is_removed),
         cmocka_unit_test(test_terminal_lines_are_aligned),
         cmocka_unit_test(test_bar_redraws_in_place),
+        cmocka_unit_test(test_silence_is_broken),
+        cmocka_unit_test(test_dumb_terminals_get_no_bar),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);
 }

@@ -451,6 +451,22 @@ static void test_help_and_version_come_first(void **state) {
     }
     expect_valid(&options, "--version");
     assert_int_equal(options.command, COMMAND_VERSION);
+    static const struct {
+        const char *line, *topic;
+    } topics[] = {{"help", ""},
+                  {"-h", ""},
+                  {"--help", "all"},
+                  {"help --keep", "--keep"},
+                  {"train --help", "all"},
+                  {"plan --help", "plan"},
+                  {"sample -h", "sample"},
+                  {"eval --from x --help", "eval"}};
+    for (size_t i = 0; i < sizeof topics / sizeof topics[0]; i++) {
+        expect_valid(&options, topics[i].line);
+        assert_int_equal(options.command, COMMAND_HELP);
+        assert_string_equal(options.topic, topics[i].topic);
+    }
+    expect_refused("help keep lr", "help takes one topic", "train_gpt help keep");
 }
 
 // ---------------------------------------------------------------------------------------
@@ -512,7 +528,7 @@ static void test_bad_files_name_the_line(void **state) {
         {"--lr = 1\n", "bad.conf:1: unknown option --lr: did you mean lr?"},
         {"diloco-h = 1\n", "bad.conf:1: unknown option diloco-h: did you mean diloco-H?"},
         {"lr = 1\nlr = 1\n", "bad.conf:2: lr is given twice"},
-        {"lr 1\n", "bad.conf:1: expected name = value, found lr 1"},
+        {"lr 1\n", "bad.conf:1: expected name = value, as in the config.txt of a run, found lr 1"},
         {"= 1\n", "bad.conf:1: unknown option"},
         {"lr =\n", "bad.conf:1: --lr"},
         {"lr = # nothing\n", "bad.conf:1: --lr"},
@@ -651,6 +667,8 @@ static void test_rivals_are_refused(void **state) {
     expect_refused("plan --from C --model tiny", "--from and --model", "choose one");
     expect_refused("--from a --finetune b", "--from and --finetune: both name a model", "choose one");
     expect_refused("--rank-accumulate 4 --accumulate 8", "--rank-accumulate and --accumulate", "choose one");
+    expect_refused("--epochs 2 --tokens 1M", "--epochs and --tokens: each is the length of the training",
+                   "choose one");
     expect_refused("--accumulate auto --rank-accumulate 2,2", "the list has a number for each rank", "");
 }
 
@@ -683,6 +701,12 @@ static void test_nearer_rival_wins(void **state) {
     assert_string_equal(options.model, "tiny");
     assert_string_equal(options.rank_accumulate, "4,2");
     assert_int_equal(options.accumulate, 2);
+    snprintf(line, sizeof line, "--config %s --data f --epochs 0.5", path);
+    expect_valid(&options, line);
+    assert_true(options.epochs == 0.5);
+    snprintf(line, sizeof line, "--config %s --tokens 5k --epochs off", path); // off says nothing
+    expect_valid(&options, line);
+    assert_true(options.epochs == 0 && options.tokens == 5000);
     snprintf(line, sizeof line, "--config %s --rank-accumulate=", path); // an empty text says nothing
     expect_valid(&options, line);
     assert_int_equal(options.accumulate, 4);
@@ -742,6 +766,8 @@ static void test_contradictions(void **state) {
     expect_contradiction("--schedule constant --min-lr 0", "never reaches --min-lr");
     expect_contradiction("--lr 10 --weight-decay 0.1", "would erase the parameters");
     expect_contradiction("--ranks 2", "--ranks is for train_gpt plan");
+    expect_contradiction("--gpu-memory 80G", "--gpu-memory is for train_gpt plan");
+    expect_contradiction("plan --gpu-memory 80G --device cpu", "leave one of them away");
     expect_contradiction("--slow-ms 3", "--slow-ms needs --slow-rank");
     expect_contradiction("--slow-rank 0", "--slow-rank needs --slow-ms");
     expect_contradiction("--slow-rank 0 --slow-ms 6000 --timeout-s 10", "longer than --timeout-s 10");
@@ -760,6 +786,8 @@ static void test_contradictions(void **state) {
     expect_contradiction("--val-data x --val-batches none", "no validation");
     expect_contradiction("--val-data x --data x", "same as --data");
     expect_contradiction("--prompt x --sample-tokens none", "no sample");
+    expect_contradiction("--epochs 2", "--epochs needs --data");
+    expect_contradiction("--sample-every 5 --sample-tokens none", "no sample");
     static const char *const fine[] = {"--accumulate 3 --optimizer ddp",
                                        "--accumulate 1 --optimizer zero1",
                                        "--accumulate auto",
@@ -1034,6 +1062,69 @@ static void test_help_is_complete_and_narrow(void **state) {
     free(markdown);
 }
 
+// What help prints on a topic; NULL: it is refused.
+static char *help_on(const char *topic, Error *error) {
+    char *text = NULL;
+    size_t length = 0;
+    FILE *file = open_memstream(&text, &length);
+    bool known = options_print_topic(file, topic, error);
+    fclose(file);
+    if (known) { return text; }
+    free(text);
+    return NULL;
+}
+
+static void expect_help(const char *topic, int least_options, int most_options, const char *part) {
+    Error error = {""};
+    char *text = help_on(topic, &error);
+    int options = 0;
+    if (text == NULL) { fail_msg("help %s: %s", topic, error.text); }
+    for (const char *at = text; (at = strstr(at, "\n  --")) != NULL; at++) { options++; }
+    options += strncmp(text, "  --", 4) == 0;
+    if (strstr(text, part) == NULL || options < least_options || options > most_options) {
+        fail_msg("help %s: %d options in %s", topic, options, text);
+    }
+    free(text);
+}
+
+static void test_help_by_topic(void **state) {
+    (void)state;
+    enum { ALL = OPTION_COUNT_OF_TABLE };
+    Error error = {""};
+    expect_help("all", ALL, ALL, "  --optimizer ddp|");
+    expect_help("keep", 1, 1, "  --keep N ");
+    expect_help("--keep", 1, 1, "How many of the latest checkpoints");
+    expect_help("rates", 12, 20, "Learning rate and AdamW");
+    expect_help("acco", 4, 12, "--estimate-wire");
+    expect_help("diloco", 4, 12, "--diloco-H");
+    expect_help("sample", 9, 9, "--temperature");
+    expect_help("eval", 13, 13, "--stride");
+    expect_help("plan", 3, 3, "--gpu-memory");
+    expect_help("train", 0, 0, "help TOPIC");
+    for (int group = 0; group < GROUP_COUNT; group++) { // no other topic is called as a group is
+        expect_help(option_group_name((OptionGroup)group), 1, 20, option_group_title((OptionGroup)group));
+        assert_null(option_find(option_group_name((OptionGroup)group)));
+    }
+    assert_null(help_on("optimzer", &error));
+    expect_text("help", error.text, "no help on optimzer: did you mean optimizer?");
+    assert_null(help_on("xyzzyplugh", &error));
+    expect_text("help", error.text, "no help on xyzzyplugh: train_gpt help lists the topics");
+}
+
+// The overview fits a screen.
+static void test_overview_fits_a_screen(void **state) {
+    (void)state;
+    Error error = {""};
+    char *text = help_on("", &error);
+    int lines = 0;
+    assert_non_null(text);
+    for (char *line = strtok(text, "\n"); line != NULL; line = strtok(NULL, "\n"), lines++) {
+        if (strlen(line) > 80) { fail_msg("over 80 columns: %s", line); }
+    }
+    assert_true(lines >= 15 && lines + 3 <= 24); // three are empty
+    free(text);
+}
+
 static void test_json(void **state) {
     (void)state;
     Options options;
@@ -1103,6 +1194,8 @@ int main(void) {
         cmocka_unit_test(test_micro_batches_of_ranks),
         cmocka_unit_test(test_contradictions_with_ranks),
         cmocka_unit_test(test_help_is_complete_and_narrow),
+        cmocka_unit_test(test_help_by_topic),
+        cmocka_unit_test(test_overview_fits_a_screen),
         cmocka_unit_test(test_json),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);

@@ -217,6 +217,8 @@ static void pictures_are_what_their_names_say(void **state) {
     need_gnuplot();
     plot("--out all.png 'a<b>&c' \"it's\"", 0);
     plot("--out all.svg 'a<b>&c' \"it's\"", 0);
+    plot("--out all.pdf 'a<b>&c' \"it's\"", 0);
+    assert_memory_equal(drawn("all.pdf"), "%PDF-1.", 7);
     assert_memory_equal(drawn("all.png"), "\x89PNG\r\n\x1a\n", 9);
     char path[STAGE_PATH_SIZE];
     struct stat status;
@@ -229,12 +231,60 @@ static void pictures_are_what_their_names_say(void **state) {
     }
 }
 
+// A best possible loss of 0.0625 under losses from 5 down to 1.2 is said, and the axis
+// has labels for the losses; one of 0.8 is drawn.
+static void a_best_loss_far_below_does_not_squeeze_the_curves(void **state) {
+    (void)state;
+    static const char *const note = "the best possible, 0.0625, is far below";
+    static const char *const labels[] = {">1.5<", ">2<", ">3<", ">4<", ">5<"};
+    const char *page = page_of_both();
+    assert_int_equal(text_count(page, note), 2);
+    for (size_t i = 0; i < sizeof labels / sizeof labels[0]; i++) {
+        text_check(page, labels[i], "loss axis");
+    }
+    FakeLog log = {"", 0};
+    add_reports(&log, 1, 20, 0, "0.8");
+    write_run("near", &log);
+    plot("near", 0);
+    assert_null(strstr(drawn("near/plot.html"), "far below"));
+    assert_int_not_equal(pen_moves(drawn("near/plot.html"), "loss_tokens", blue, 1), 0);
+}
+
+static void a_long_run_has_hours(void **state) {
+    (void)state;
+    need_gnuplot();
+    static const struct {
+        double seconds;
+        const char *label;
+    } runs[] = {{10, ">seconds<"}, {100, ">minutes<"}, {2000, ">hours<"}, {40000, ">days<"}};
+    for (int i = 0; i < 4; i++) {
+        char name[16], page[32];
+        FakeLog log = {"", 0};
+        for (int commit = 1; commit <= 9; commit++) {
+            add(&log, report_format, commit, 4 * commit, 1000 * commit, "2", commit * runs[i].seconds,
+                "null");
+        }
+        snprintf(name, sizeof name, "time%d", i);
+        snprintf(page, sizeof page, "%s/plot.html", name);
+        write_run(name, &log);
+        plot(name, 0);
+        text_check(drawn(page), runs[i].label, name);
+    }
+}
+
+static void help_is_what_stands_at_its_head(void **state) {
+    (void)state;
+    const char *text = plot("--help", 0).output;
+    text_check(text, "scripts/plot [--out FILE] RUN...", "--help");
+    text_check(text, ".pdf", "--help");
+}
+
 static void a_mistake_is_one_line(void **state) {
     (void)state;
     static const char *const mistakes[][2] = {
         {"runs/none", "runs/none is no run"},
         {"'a<b>'", "; there: "},
-        {"--out x.pdf \"it's\"", ".html, .png or .svg"},
+        {"--out x.gif \"it's\"", ".html, .png, .svg or .pdf"},
         {"--out", "--out needs a file"},
         {"--size 3 \"it's\"", "there is no --size"},
         {"a a a a a a a a a", "at most 8"},
@@ -243,7 +293,7 @@ static void a_mistake_is_one_line(void **state) {
         text_check(plot(mistakes[i][0], 2).errors, mistakes[i][1], mistakes[i][0]);
     }
     char path[STAGE_PATH_SIZE];
-    assert_int_equal(access(stage_path(&stage, "x.pdf", path), F_OK), -1);
+    assert_int_equal(access(stage_path(&stage, "x.gif", path), F_OK), -1);
 }
 
 static void a_place_where_nothing_can_be_written_is_one_line(void **state) {
@@ -289,6 +339,9 @@ int main(void) {
         cmocka_unit_test_teardown(one_report_is_a_mark, end_all),
         cmocka_unit_test_teardown(a_panel_of_which_nothing_is_known_says_so, end_all),
         cmocka_unit_test_teardown(pictures_are_what_their_names_say, end_all),
+        cmocka_unit_test_teardown(a_best_loss_far_below_does_not_squeeze_the_curves, end_all),
+        cmocka_unit_test_teardown(a_long_run_has_hours, end_all),
+        cmocka_unit_test_teardown(help_is_what_stands_at_its_head, end_all),
         cmocka_unit_test_teardown(a_mistake_is_one_line, end_all),
         cmocka_unit_test_teardown(a_place_where_nothing_can_be_written_is_one_line, end_all),
     };

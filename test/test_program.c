@@ -6,6 +6,8 @@
 //   Rules            every option of a rule has an effect; ranks may do unequal work
 //   Wire formats     every format trains, and sends as many bytes as it promises
 //   Validation       is done on the parameters that the run would end with
+//   Samples          are written by the committed parameters, and are in the log
+//   Length           epochs are another way to write tokens
 //   Learning         the built-in corpus is learned, and so is a text file
 //   Traces           --trace and the reports say the same; a slow rank holds nobody up
 //   Logs             every commit is counted, in JSON and as a table
@@ -14,7 +16,8 @@
 //   User mistakes    one line that says what is wrong, exit code 2, nothing left behind
 //   Lost ranks       the whole job ends within seconds, and a message names the rank
 //   Ends by signals  the log is whole and no rank is left over
-//   System failures  too many threads, a full disk: one line, exit code 3
+//   System failures  too many threads, a full disk: one line, exit code 3; a log or a
+//                    trace that cannot be written ends nothing, but is no success
 //   Spikes           a NaN stops the run; bad data can be skipped or rolled back
 #define _GNU_SOURCE // prlimit
 #include "test/fleet.h"
@@ -50,7 +53,8 @@ static void check_learned(const Fleet *fleet, int i) {
     }
 }
 
-// Overlap, threads and random delays change the time of a run, but not its result.
+// Overlap, threads, random delays and samples change the time of a run, but not its
+// result.
 static void any_order_gives_the_same_bits(void **state) {
     const Scene *scene = (Scene *)*state;
     const RuleCase *rule = scene->rule;
@@ -63,6 +67,7 @@ static void any_order_gives_the_same_bits(void **state) {
         fleet_start(fleet, 2, "--lr 0.01 %s --threads 2", rule->options);
         fleet_start(fleet, 2, "--lr 0.01 %s --overlap off", rule->options);
         fleet_start(fleet, 2, "--lr 0.01 %s --chaos-ms %d", rule->options, rule->chaos_ms);
+        fleet_start(fleet, 2, "--lr 0.01 %s --sample-every 2 --sample-tokens 9", rule->options);
     }
     fleet_finish(fleet);
     for (int i = 0; i < fleet->count; i++) {
@@ -382,6 +387,76 @@ static void validation_is_of_the_outer_parameters(void **state) {
 }
 
 // ---------------------------------------------------------------------------------------
+// Samples
+
+// In the log, what is not UTF-8 is replaced.
+static void check_printed(const char *output, const char *text, const char *what) {
+    json_t *clean = log_text(output);
+    text_check(json_string_value(clean), text, what);
+    json_decref(clean);
+}
+
+// A sample during training is that of the checkpoint of the same commit, whatever the
+// rule computes with between two commits and wherever the parameters are.
+static void samples_are_of_the_committed_parameters(void **state) {
+    enum { RUNS = 5, EVERY = 3 };
+    static const int rules[RUNS] = {ZERO1, ACCO_WP, ACCO, CO2, STREAMING_DILOCO};
+    static const char *const sampling =
+        "--sample-tokens 40 --temperature 1 --top-k off --prompt 'A small ' --seed 7";
+    Stage *stage = stage_with_ranks(state);
+    Fleet *fleet = fleet_new(stage);
+    for (int i = 0; i < RUNS; i++) {
+        fleet_start(fleet, 2, "%s --lr 0.01 --data text.txt --save-every %d --keep 100 --sample-every %d %s",
+                    rule_cases[rules[i]].options, EVERY, EVERY, sampling);
+    }
+    fleet_finish(fleet);
+    for (int i = 0; i < RUNS; i++) {
+        json_t *sample;
+        int count = 0;
+        for (; (sample = log_event_of(fleet->events[i], "sample", count)) != NULL; count++) {
+            char command[STAGE_COMMAND_SIZE];
+            const char *text = json_string_value(json_object_get(sample, "text"));
+            json_t *next = log_event_of(fleet->events[i], "sample", count + 1);
+            if (next != NULL && log_number(next, "commit") == log_number(sample, "commit")) {
+                continue; // what was still under way is now in that checkpoint
+            }
+            snprintf(command, sizeof command, "sample --from %s/checkpoints/step-%d %s --threads 1",
+                     fleet->trainings[i].out, (int)log_number(sample, "commit"), sampling);
+            Outcome outcome = program_run(stage, 0, command);
+            outcome_check(&outcome, 0, command);
+            assert_int_equal(strncmp(text, "A small ", 8), 0);
+            check_printed(outcome.output, text, command);
+            check_printed(fleet_output(fleet, i), text, fleet->trainings[i].what);
+        }
+        if (count < 3) { fail_msg("%s: %d samples", fleet->trainings[i].what, count); }
+    }
+}
+
+// ---------------------------------------------------------------------------------------
+// Length
+
+// Epochs are another way to write tokens, also for a run that goes on.
+static void epochs_are_tokens(void **state) {
+    Stage *stage = stage_of(state);
+    Fleet *fleet = fleet_new(stage);
+    fleet_start(fleet, 0, "--data text.txt --epochs 2");
+    fleet_finish(fleet);
+    text_check(fleet_output(fleet, 0), "tokens (2 epochs) are ", "--epochs 2");
+    json_t *start = log_event_of(fleet->events[0], "start", 0);
+    int64_t tokens = (int64_t)log_number(json_object_get(start, "options"), "tokens");
+    assert_true(tokens > 7000 && tokens % (2 * T) == 0); // of 4200 bytes, less the end
+    assert_true(log_number(start, "epochs") == 2);
+    fleet_start(fleet, 0, "--data text.txt --tokens %lld", (long long)tokens);
+    fleet_start(fleet, 0, "--data text.txt --epochs 2 --resume %s", fleet->trainings[0].out);
+    for (int i = 1; i < 3; i++) { fleet->events[i] = training_finish(stage, &fleet->trainings[i]); }
+    for (int i = 1; i < 3; i++) { fleet->prints[i] = log_fingerprint(fleet->events[i]); }
+    check_same(fleet, 0, 1);
+    check_same(fleet, 0, 2);
+    assert_true(json_is_true(json_object_get(log_event_of(fleet->events[2], "resume", 0), "exact")));
+    text_check(fleet_output(fleet, 2), "nothing is left to do", "--epochs 2 again");
+}
+
+// ---------------------------------------------------------------------------------------
 // Learning
 
 // A byte of this corpus has corpus_entropy(T) = 0.057 nats. This model is at 5.5 before
@@ -581,6 +656,39 @@ static void traces_show_what_reports_count(void **state) {
 
 // With --accumulate auto the fast rank goes on computing while it waits for the slow one.
 // (The program itself checks at the end that both replicas agree.)
+// Who waits for the network half of the time is told what may help under this rule.
+static void exposed_communication_is_told(void **state) {
+    static const struct {
+        const char *options, *hint;
+    } cases[] = {
+        {"--optimizer zero1",
+         "a larger --accumulate, --wire bf16, --wire int8, --optimizer dpu, acco-wp or acco\n"},
+        {"--optimizer ddp --rank-accumulate 2,2 --wire bf16",
+         "larger numbers in --rank-accumulate, --wire int8, --optimizer dpu, acco-wp or acco\n"},
+        {"--optimizer acco --wire int8",
+         "a larger --accumulate, --optimizer co2, diloco or streaming-diloco\n"},
+        {"--optimizer acco --estimate-wire bf16",
+         "--wire int8, --estimate-wire int4, --optimizer co2, diloco or streaming-diloco\n"},
+        {"--optimizer diloco --diloco-H 1 --overlap off",
+         "to try: --overlap on, a larger --accumulate, --wire bf16, --wire int8, more inner steps between "
+         "exchanges\n"},
+    };
+    enum { CASES = sizeof cases / sizeof cases[0] };
+    Fleet *fleet = fleet_new(stage_with_ranks(state));
+    for (int i = 0; i < CASES; i++) {
+        fleet_start(fleet, 2, "--tokens 1536 --link-mbit 4 %s", cases[i].options);
+    }
+    fleet_start(fleet, 0, "--optimizer zero1");
+    fleet_finish(fleet);
+    for (int i = 0; i < CASES; i++) {
+        const char *line = strstr(fleet_output(fleet, i), "\nnetwork ");
+        if (line == NULL) { fail_msg("%s: no hint", fleet->trainings[i].what); }
+        text_check(line, cases[i].hint, fleet->trainings[i].what);
+        assert_true(fleet_number(fleet, i, "end", 0, "exposed_share") > 0.3);
+    }
+    assert_null(strstr(fleet_output(fleet, CASES), "\nnetwork "));
+}
+
 static void a_slow_rank_holds_nobody_up(void **state) {
     static TraceFileContent content;
     static const char *const rules[] = {"acco", "dpu", "acco-wp"};
@@ -740,6 +848,16 @@ static void check_memory(void **state, int ranks) {
 static void one_rank_uses_the_memory_it_planned(void **state) { check_memory(state, 0); }
 static void two_ranks_use_the_memory_they_planned(void **state) { check_memory(state, 2); }
 
+// The bytes in the row "total" of a plan.
+static long long planned_bytes(const char *plan) {
+    const char *total = strstr(plan, "\ntotal ");
+    long long bytes = 0;
+    if (total == NULL || sscanf(total, " total %*s %*s %lld", &bytes) != 1) {
+        fail_msg("no total in %.3000s", plan);
+    }
+    return bytes;
+}
+
 static void check_plan(void **state, int ranks, const char *more) {
     Fleet *fleet = fleet_new(ranks > 0 ? stage_with_ranks(state) : stage_of(state));
     for (int i = 0; i < RULES_TESTED; i++) {
@@ -753,9 +871,8 @@ static void check_plan(void **state, int ranks, const char *more) {
                  ranks > 0 ? ranks : 1, rule_cases[i].options, more);
         Outcome outcome = program_run(fleet->stage, 0, arguments);
         outcome_check(&outcome, 0, arguments);
-        const char *total = strstr(outcome.output, "\ntotal ");
-        assert_non_null(total);
-        assert_int_equal(strtoll(total + 7, NULL, 10), planned);
+        assert_int_equal(planned_bytes(outcome.output), planned);
+        text_check(outcome.output, "\nfits             yes: ", arguments);
         assert_string_equal(outcome.errors, "");
     }
 }
@@ -770,9 +887,129 @@ static void plan_prints_what_two_ranks_reserve(void **state) { check_plan(state,
 static void a_plan_allocates_nothing(void **state) {
     Outcome outcome = program_run(stage_of(state), 0, "plan --model 2.7B --ranks 64 --threads 8");
     outcome_check(&outcome, 0, "plan --model 2.7B");
-    const char *total = strstr(outcome.output, "\ntotal ");
-    assert_non_null(total);
-    assert_true(strtoll(total + 7, NULL, 10) > 2 * 4 * 2650000000LL);
+    assert_true(planned_bytes(outcome.output) > 2 * 4 * 2650000000LL);
+}
+
+// The last line of a plan that begins with `name`.
+static const char *plan_line(Stage *stage, const char *arguments, const char *name) {
+    Outcome outcome = program_run(stage, 0, arguments);
+    outcome_check(&outcome, 0, arguments);
+    assert_string_equal(outcome.errors, "");
+    char *line = strstr(outcome.output, name);
+    if (line == NULL) { fail_msg("%s: no %s in %s", arguments, name, outcome.output); }
+    return line;
+}
+
+// A plan says whether the run fits, and if not, what does: exactly the micro-batches up to
+// the one that it names.
+static void a_plan_ends_with_a_verdict(void **state) {
+    Stage *stage = stage_of(state);
+    static const char plan[] = "plan --model 125M --gpu-memory 12G --ranks 8 --optimizer acco";
+    char arguments[256], expected[64];
+    int largest = 0;
+    const char *line = plan_line(stage, plan, "\nfits             yes: ");
+    line = strstr(line, "the largest micro-batch that fits is ");
+    assert_non_null(line);
+    assert_int_equal(sscanf(line, "the largest micro-batch that fits is %d", &largest), 1);
+    assert_true(largest > 8);
+    snprintf(arguments, sizeof arguments, "%s --micro-batch %d", plan, largest);
+    plan_line(stage, arguments, "\nfits             yes: ");
+    snprintf(arguments, sizeof arguments, "%s --micro-batch %d", plan, largest + 1);
+    snprintf(expected, sizeof expected, ": --micro-batch %d fits\n", largest);
+    text_check(plan_line(stage, arguments, "\nfits             no: 125M with"), expected, arguments);
+}
+
+static void a_plan_says_what_would_fit(void **state) {
+    static const struct {
+        const char *arguments, *part;
+    } cases[] = {
+        {"--model 125M --gpu-memory 24G --recompute none --micro-batch 128",
+         " fits, --recompute block fits\n"},
+        {"--model 1.3B --gpu-memory 24G --ranks 64 --optimizer ddp --micro-batch 1",
+         ": --optimizer zero1 fits\n"},
+        {"--model 125M --gpu-memory 2G --micro-batch 1 --recompute block",
+         "on the GPU, and 1.90 GB are available"},
+        {"--model 2.7B --gpu-memory 12G --ranks 64 --optimizer zero1",
+         "choose a smaller --model, or more ranks"},
+        {"--model 2.7B --gpu-memory 24G", "choose a smaller --model"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char arguments[256];
+        snprintf(arguments, sizeof arguments, "plan %s", cases[i].arguments);
+        text_check(plan_line(stage_of(state), arguments, "\nfits             no: "), cases[i].part,
+                   arguments);
+    }
+}
+
+// ---------------------------------------------------------------------------------------
+// Before training
+
+// Ranks with other commands, or of which one has a mistake in its command line, do not wait
+// for each other for ever.
+static void ranks_that_differ_end_at_once(void **state) {
+#define TRAINING "--config base.txt --out never"
+    Stage *stage = stage_with_ranks(state);
+    static const struct {
+        const char *first, *second, *part;
+    } cases[] = {
+        {"plan", TRAINING, "rank 1 was started with the command train and rank 0 with plan"},
+        {TRAINING, "sample --from x", "rank 1 was started with the command sample and rank 0 with train"},
+        {TRAINING, "--bogus 1", "unknown option --bogus"},
+        {"--bogus 1", TRAINING, "unknown option --bogus"},
+        {"eval --from x --data y", TRAINING, "rank 1 was started with the command train"},
+    };
+#undef TRAINING
+    enum { CASES = sizeof cases / sizeof cases[0] };
+    Program programs[CASES];
+    for (int i = 0; i < CASES; i++) {
+        char arguments[STAGE_COMMAND_SIZE];
+        Setting setting;
+        memset(&setting, 0, sizeof setting);
+        snprintf(arguments, sizeof arguments, "%s : -np 1 '%s' %s", cases[i].first, stage->binary,
+                 cases[i].second);
+        programs[i] = program_start(stage, 1, &setting, arguments);
+    }
+    for (int i = 0; i < CASES; i++) {
+        Outcome outcome = program_finish_within(stage, &programs[i], 60);
+        outcome_check(&outcome, 2, cases[i].part);
+        text_check(outcome.errors, cases[i].part, cases[i].first);
+        assert_int_equal(text_count(outcome.errors, "train_gpt: "), 1);
+    }
+}
+
+// One process answers for all.
+static void a_plan_under_a_launcher_is_printed_once(void **state) {
+    Outcome outcome = program_run(stage_with_ranks(state), 2, "plan --ranks 2");
+    outcome_check(&outcome, 0, "plan");
+    assert_int_equal(text_count(outcome.output, "memory of one rank"), 1);
+}
+
+// A file system of 1 MB, in a namespace of its own, where the system allows that.
+static void a_disk_without_room_is_refused(void **state) {
+    Stage *stage = stage_of(state);
+    char command[4 * STAGE_PATH_SIZE];
+    if (system("unshare -rm true 2> /dev/null") != 0) {
+        print_message("no namespaces here: left out\n");
+        skip();
+    }
+    shell(stage, "mkdir small");
+    snprintf(command, sizeof command,
+             "cd '%s' && unshare -rm sh -c 'mount -t tmpfs -o size=1m none small && "
+             "{ \"$0\" --config base.txt --model tiny --out small/run > printed 2> said; echo $? > code; "
+             "\"$0\" --config base.txt --save-every never --model tiny --out small/other > printed-2 2>&1; "
+             "echo $? > code-2; }' '%s'",
+             stage->directory, stage->binary);
+    assert_int_equal(system(command), 0);
+    char path[STAGE_PATH_SIZE];
+    char *code = file_read(stage_path(stage, "code", path)),
+         *said = file_read(stage_path(stage, "said", path)),
+         *without = file_read(stage_path(stage, "code-2", path));
+    assert_string_equal(code, "2\n");
+    text_check(said, "of free space, and a checkpoint of this run takes", "a small disk");
+    assert_string_equal(without, "0\n");
+    free(code);
+    free(said);
+    free(without);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -854,7 +1091,7 @@ static void the_page_of_options_is_current(void **state) {
 }
 
 static void help_names_every_option(void **state) {
-    static const char *const ways[] = {"--help", "help", "-h", "--optimiser x --help"};
+    static const char *const ways[] = {"--help", "help all", "--optimiser x --help"};
     for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
         Outcome outcome = program_run(stage_of(state), 0, ways[i]);
         outcome_check(&outcome, 0, ways[i]);
@@ -939,6 +1176,9 @@ static const Refusal refusals[] = {
     {"text too short for a window", BASE "--data ../word.txt", "--seq-len"},
     {"text too short for the batch", BASE "--data ../short.txt --micro-batch 50 --tokens 1M",
      "--micro-batch to"},
+    {"epochs of what is endless", BASE "--epochs 2", "the built-in corpus is endless"},
+    {"epochs less than a commit", BASE "--data ../text.txt --epochs 0.01",
+     "--epochs 0.01: --tokens 40 is less"},
     {"tokens less than a commit", BASE "--tokens 100", "less than one commit"},
     {"out below a file", BASE "--out ../empty.txt/x", "Not a directory"},
     {"out is a file", BASE "--out ../empty.txt", "not a directory"},
@@ -993,7 +1233,16 @@ static const Refusal refusals[] = {
     {"unknown model of a plan", "plan --model tinny", "tiny"},
     {"model file that is absent", BASE "--model ../absent.json", "No such file"},
     {"model file with bad json", BASE "--model ../broken.json", "near"},
-    {"model of another type", BASE "--model ../type.json", "gpt_neo"},
+    {"model of another type", BASE "--model ../type.json", "and must be \"gpt_neo\""},
+    {"text as a model", BASE "--model ../base.txt", "base.txt is no config.json of a model"},
+    {"text as a checkpoint", BASE "--resume ../base.txt",
+     "base.txt is no checkpoint: it has no checkpoint.json"},
+    {"directory without a checkpoint", BASE "--resume ..", "RUN/checkpoints/step-N"},
+    {"evaluation of the built-in corpus", "eval --from .. --data builtin", "the built-in corpus is made up"},
+    {"evaluation without a model", "eval --data ../base.txt", "eval needs --from DIR"},
+    {"text that is far too short", BASE "--data ../three.txt", "17 tokens at least, for --seq-len 16"},
+    {"help on nothing", "help optimzer", "did you mean optimizer?"},
+    {"memory of a GPU in a run", BASE "--gpu-memory 8G", "is for train_gpt plan"},
     {"model with dropout", BASE "--model ../dropout.json", "dropout is not supported"},
     {"model with a small vocabulary", BASE "--model ../bytes.json", "at least 256"},
     {"line end in a name", BASE "--model \"$(printf 'a\\nb')\"", "unknown model"},
@@ -1199,9 +1448,17 @@ static const char *loss_fault(const Outcome *outcome, const Loss *loss) {
     if (strstr(outcome->errors, expected) == NULL) { return "the rank is not named"; }
     if (strstr(outcome->errors, host) == NULL) { return "the host is not named"; }
     if (loss->signal_number == SIGKILL) {
-        bool said = survivor_says(outcome, loss, host,
-                                  "ended from outside; the latest operation between ranks was: ");
-        return said ? NULL : "no survivor says where it was";
+        snprintf(expected, sizeof expected, "ended from outside because rank %d here, process ",
+                 loss->victim);
+        if (!survivor_says(outcome, loss, host, expected)) { return "no survivor says who is gone"; }
+        if (strstr(outcome->errors, "is gone; the latest operation between ranks was: ") == NULL) {
+            return "no survivor says where it was";
+        }
+        if (text_count(outcome->errors, "nothing of this run is saved; --save-every 10m saves") != 1) {
+            return "it is not said what is lost";
+        }
+        return strstr(outcome->errors, "scripts/launch") == NULL ? NULL
+                                                                 : "who lost a rank is told to stop well";
     }
     if (outcome->exit_code != 3) { return "the exit code is not 3"; }
     // mpirun wakes the stopped rank in order to end it. It must not blame another then.
@@ -1289,6 +1546,7 @@ static void check_signal(void **state, int ranks, int signal_number) {
         fail_msg("signal %d, %d ranks: exit code %d", signal_number, ranks, outcome.exit_code);
     }
     if (ranks == 0) { assert_int_equal(outcome.exit_code, 75); }
+    if (ranks > 0) { text_check(outcome.errors, "started with scripts/launch", "mpirun is told to end"); }
     for (int i = 0; i < size; i++) { assert_true(process_is_gone(pids[i], 5)); }
     json_t *events = log_read(stage, training.out), *end = log_event_of(events, "end", -1);
     // A launcher passes SIGINT on as SIGTERM, and may follow with SIGKILL before a rank
@@ -1297,6 +1555,8 @@ static void check_signal(void **state, int ranks, int signal_number) {
     if (end != NULL) {
         assert_string_equal(json_string_value(json_object_get(end, "reason")), "asked to stop");
         assert_true(json_is_true(json_object_get(log_event_of(events, "checkpoint", -1), "saved")));
+        // What was trained since the report before is in one, too.
+        assert_true(log_number(log_event_of(events, "report", -1), "commit") == log_number(end, "commit"));
     }
     json_decref(events);
 }
@@ -1306,6 +1566,21 @@ static void one_rank_ends_well_by_signal(void **state) {
     check_signal(state, 0, SIGTERM);
     check_signal(state, 0, SIGHUP);
     check_signal(state, 0, SIGUSR1);
+}
+
+// It has nothing to go on from, so whoever starts stopped jobs again must not start it.
+static void a_stop_that_saves_nothing_has_a_code_of_its_own(void **state) {
+    Stage *stage = stage_of(state);
+    pid_t pid;
+    char options[256];
+    snprintf(options, sizeof options, "%s --save-every never", endless);
+    Training training = training_start(stage, 0, options);
+    wait_for_report(stage, &training, &pid, 1);
+    assert_int_equal(kill(pid, SIGUSR1), 0);
+    Outcome outcome = program_finish_within(stage, &training.program, 20);
+    outcome_check(&outcome, 4, training.what);
+    text_check(outcome.output, "stopped    because it was asked to\n", training.what);
+    text_check(outcome.output, "not saved  as --save-every never asks", training.what);
 }
 
 static void two_ranks_end_well_by_signal(void **state) {
@@ -1447,17 +1722,39 @@ static void check_disk_full(const Outcome *outcome, int exit_code, const char *f
     text_check(outcome->errors, reason, "disk full");
 }
 
-// No file of this process may grow beyond 8 kB, which the log does after two dozen
-// reports: the disk fills while the run goes on.
-static void a_disk_that_fills_ends_the_run(void **state) {
+// No file of this process may grow beyond 8 kB, which the log does after a dozen reports.
+// As with a checkpoint that fails, training goes on, and the exit code says that
+// something is missing.
+static void a_log_that_fills_the_disk_ends_nothing(void **state) {
     Stage *stage = stage_of(state);
     Setting setting = {.file_bytes = 8192, .ignore_xfsz = true};
     Outcome outcome =
-        program_run_with(stage, 0, &setting, "--config base.txt --tokens 100k --report-every 1 --out full-1");
-    check_disk_full(&outcome, 3, "full-1/log.jsonl", "File too large");
-    assert_int_equal(text_lines(outcome.errors), 1);
+        program_run_with(stage, 0, &setting,
+                         "--config base.txt --tokens 6400 --report-every 1 --save-every never --out full-1");
+    outcome_check(&outcome, 3, "a full log");
+    assert_int_equal(text_lines(outcome.errors), 2);
+    text_check(outcome.errors, "full-1/log.jsonl: File too large; training goes on", "a full log");
+    text_check(outcome.errors, " lines of the log or of progress.tsv could not be written", "a full log");
+    text_check(outcome.output, "trained    50 commits", "a full log");
     json_t *events = log_read(stage, "full-1"); // without half a line
-    assert_non_null(log_event_of(events, "report", 5));
+    assert_true(log_event_of(events, "report", 5) != NULL && log_event_of(events, "end", 0) == NULL);
+    json_decref(events);
+}
+
+// The trace of so many commits is longer than a file may be, and nothing else is.
+static void a_lost_trace_is_no_success(void **state) {
+    Stage *stage = stage_of(state);
+    Setting setting = {.file_bytes = 16384, .ignore_xfsz = true};
+    Outcome outcome = program_run_with(stage, 0, &setting,
+                                       "--config base.txt --tokens 16k --report-every 1000 --val-every end "
+                                       "--save-every never --trace t.json --out lost-trace");
+    outcome_check(&outcome, 3, "a lost trace");
+    assert_int_equal(text_lines(outcome.errors), 1);
+    text_check(outcome.errors, "there is no trace: cannot write the trace t.json: File too large",
+               "a lost trace");
+    assert_null(strstr(outcome.output, "ui.perfetto.dev"));
+    json_t *events = log_read(stage, "lost-trace");
+    assert_non_null(log_event_of(events, "end", 0));
     json_decref(events);
 }
 
@@ -1485,11 +1782,24 @@ static void a_disk_that_is_full_ends_the_run(void **state) {
     check_disk_full(&outcome, 3, "full-3/config.txt", "No space left on device");
 }
 
-static void a_disk_that_fills_ends_all_ranks(void **state) {
+// Waits until a file contains a text.
+static void wait_for_text(const char *path, const char *part) {
+    for (double until = program_clock() + 20;; program_pause(0.02)) {
+        char *text = file_read(path);
+        bool found = text != NULL && strstr(text, part) != NULL;
+        free(text);
+        if (found) { return; }
+        if (program_clock() > until) { fail_msg("%s does not say \"%s\"", path, part); }
+    }
+}
+
+// When there is room again the log goes on, and says how many lines it lacks. The run can
+// still be stopped and saved.
+static void a_log_goes_on_when_there_is_room(void **state) {
     Stage *stage = stage_with_ranks(state);
     pid_t pids[2];
     Setting setting = {.ignore_xfsz = true};
-    char arguments[512];
+    char arguments[512], path[STAGE_PATH_SIZE];
     Training training;
     memset(&training, 0, sizeof training);
     strcpy(training.out, "full-4");
@@ -1497,11 +1807,20 @@ static void a_disk_that_fills_ends_all_ranks(void **state) {
     snprintf(arguments, sizeof arguments, "--config base.txt --out full-4 %s", endless);
     training.program = program_start(stage, 2, &setting, arguments);
     wait_for_report(stage, &training, pids, 2);
-    struct rlimit limit = {1, 1};
+    struct rlimit limit = {1, RLIM_INFINITY};
     assert_int_equal(prlimit(pids[0], RLIMIT_FSIZE, &limit, NULL), 0);
+    wait_for_text(training.program.error_path, "full-4/log.jsonl: File too large; training goes on");
+    limit.rlim_cur = RLIM_INFINITY;
+    assert_int_equal(prlimit(pids[0], RLIMIT_FSIZE, &limit, NULL), 0);
+    wait_for_text(stage_path(stage, "full-4/log.jsonl", path), "{\"event\":\"gap\",\"lines\":");
+    assert_int_equal(kill(pids[0], SIGUSR1), 0);
     Outcome outcome = program_finish_within(stage, &training.program, 15);
-    check_disk_full(&outcome, 3, "full-4/log.jsonl", "File too large");
-    assert_true(process_is_gone(pids[0], 5) && process_is_gone(pids[1], 5));
+    outcome_check(&outcome, 75, training.what); // saved: it can go on
+    text_check(outcome.errors, " of the log or of progress.tsv could not be written", training.what);
+    json_t *events = log_read(stage, training.out);
+    assert_true(log_number(log_event_of(events, "gap", 0), "lines") >= 1);
+    assert_non_null(log_event_of(events, "end", 0));
+    json_decref(events);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -1759,6 +2078,7 @@ static void write_stage(const Stage *stage) {
     char path[STAGE_PATH_SIZE], base[2 * STAGE_PATH_SIZE];
     write_model(stage, "model.json", NULL, NULL);
     write_deep_model(stage);
+    stage_write(stage, "three.txt", "abc");
     write_model(stage, "type.json", "model_type", json_string("gpt2"));
     write_model(stage, "dropout.json", "resid_dropout", json_real(0.1));
     write_model(stage, "bytes.json", "vocab_size", json_integer(99));
@@ -1800,9 +2120,12 @@ int main(int argc, char **argv) {
         PROGRAM_TEST(every_wire_format_sends_what_it_promises),
         PROGRAM_TEST(validation_is_of_the_committed_parameters),
         PROGRAM_TEST(validation_is_of_the_outer_parameters),
+        PROGRAM_TEST(samples_are_of_the_committed_parameters),
+        PROGRAM_TEST(epochs_are_tokens),
         PROGRAM_TEST(the_builtin_corpus_is_learned),
         PROGRAM_TEST(a_text_file_is_learned),
         PROGRAM_TEST(traces_show_what_reports_count),
+        PROGRAM_TEST(exposed_communication_is_told),
         PROGRAM_TEST(a_slow_rank_holds_nobody_up),
         PROGRAM_TEST(the_log_of_one_rank_counts_every_commit),
         PROGRAM_TEST(the_log_of_two_ranks_counts_every_commit),
@@ -1812,6 +2135,11 @@ int main(int argc, char **argv) {
         PROGRAM_TEST(plan_prints_what_one_rank_reserves),
         PROGRAM_TEST(plan_prints_what_two_ranks_reserve),
         PROGRAM_TEST(a_plan_allocates_nothing),
+        PROGRAM_TEST(a_plan_ends_with_a_verdict),
+        PROGRAM_TEST(a_plan_says_what_would_fit),
+        PROGRAM_TEST(ranks_that_differ_end_at_once),
+        PROGRAM_TEST(a_plan_under_a_launcher_is_printed_once),
+        PROGRAM_TEST(a_disk_without_room_is_refused),
         PROGRAM_TEST(the_saved_configuration_repeats_the_run),
         PROGRAM_TEST(the_page_of_options_is_current),
         PROGRAM_TEST(help_names_every_option),
@@ -1829,15 +2157,17 @@ int main(int argc, char **argv) {
         PROGRAM_TEST(a_stopped_rank_inside_a_host_is_named),
         PROGRAM_TEST(one_rank_ends_well_by_signal),
         PROGRAM_TEST(two_ranks_end_well_by_signal),
+        PROGRAM_TEST(a_stop_that_saves_nothing_has_a_code_of_its_own),
         PROGRAM_TEST(launched_ranks_have_time_to_save),
         PROGRAM_TEST(a_validation_hears_a_signal),
         PROGRAM_TEST(a_signal_while_it_starts_is_heard),
         PROGRAM_TEST(a_second_interrupt_ends_it_at_once),
         PROGRAM_TEST(a_reader_that_leaves_ends_nothing),
         PROGRAM_TEST(threads_that_cannot_be_had_end_the_run),
-        PROGRAM_TEST(a_disk_that_fills_ends_the_run),
+        PROGRAM_TEST(a_log_that_fills_the_disk_ends_nothing),
+        PROGRAM_TEST(a_lost_trace_is_no_success),
         PROGRAM_TEST(a_disk_that_is_full_ends_the_run),
-        PROGRAM_TEST(a_disk_that_fills_ends_all_ranks),
+        PROGRAM_TEST(a_log_goes_on_when_there_is_room),
         PROGRAM_TEST(a_nan_stops_one_rank),
         PROGRAM_TEST(a_nan_stops_two_ranks),
         PROGRAM_TEST(spikes_can_be_skipped),

@@ -368,6 +368,7 @@ static void a_full_disk_is_an_error_that_names_the_file(void **state) {
     writer.plan = &plan;
     writer.descriptor = open("/dev/full", O_WRONLY);
     strcpy(writer.path, "a/model.safetensors");
+    writer.sum = NULL;
     assert_false(safetensors_write_floats(&writer, 0, 0, 1000, values, &error));
     expect_words(&error, "a/model.safetensors: No space left");
     close(writer.descriptor);

@@ -5,6 +5,7 @@ PyTorch saved.
     python -m tokenizer.prepare --tokenizer DIR --out PREFIX FILES...
     python -m tokenizer.from_pytorch DIR OUT
 
-Run from the root of the project, in an environment with requirements.txt installed (make
-tokenizer).
+`make tokenizer` builds an environment for them, build/venv, whose Python finds this package
+from any directory. Another environment with requirements.txt finds it in the root of the
+project.
 """

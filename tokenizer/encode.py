@@ -39,6 +39,7 @@ class Encoded:
     replaced: int  # ...had bytes that are not UTF-8
     cut: int  # ...were longer than `pad`
     left_out: int  # ...were left out, because nothing of them would be predicted
+    empty: int  # ...were left out, because they have no text
 
 
 @dataclass
@@ -72,11 +73,11 @@ class Encoder:
         self.tokenizer.encode_special_tokens = True  # "<|endoftext|>" inside a document is text
         self.tokenizer.no_truncation()
         self.end_of_text = self.tokenizer.token_to_id(vocabulary.END_OF_TEXT)
-        self.replaced = 0  # documents of this chunk
+        self.replaced = self.empty = 0  # documents of this chunk
         self.dtype = np.dtype(f"<u{token_bytes_for(vocabulary.size(self.tokenizer))}")
 
     def encode(self, chunk: Chunk) -> Encoded:
-        self.replaced = 0
+        self.replaced = self.empty = 0
         documents = self.text(chunk) if chunk.kind == "text" else self.records(chunk)
         texts = [piece for document in documents for text, _ in document.segments for piece in pieces(text)]
         ids = iter(self.tokenizer.encode_batch_fast(texts, add_special_tokens=False))
@@ -93,7 +94,7 @@ class Encoder:
             tokens.append(found.ids)
             mask.append(found.mask)
         joined = {side: Tokens(join(ids, self.dtype), join(mask, np.uint8)) for side, (ids, mask) in sides.items()}
-        return Encoded(joined, sum(document.ends for document in documents), self.replaced, cut, left_out)
+        return Encoded(joined, sum(document.ends for document in documents), self.replaced, cut, left_out, self.empty)
 
     def assemble(self, document: Document, ids: Iterator) -> Tokens:
         """Joins the tokens of a document's pieces, which come next in `ids`, with their mask."""
@@ -135,6 +136,7 @@ class Encoder:
             part = part if continued else part.lstrip(b"\r\n")
             part = part if goes_on else part.rstrip(b"\r\n")
             if not part and not continued:
+                self.empty += index < len(parts) - 1 and self.job.options.separator == "endoftext"
                 continue
             side = chunk.open_side if continued else chunk.next.open_side if goes_on else None
             side = side or side_of(part, self.job.options.validation_fraction)
@@ -142,17 +144,20 @@ class Encoder:
         return documents
 
     def records(self, chunk: Chunk) -> list[Document]:
-        """The documents of JSON records or table rows; those without any text are skipped."""
+        """The documents of JSON records or table rows; those without any text are left out."""
         make = TEMPLATES[self.job.template]
         documents = []
         try:
             for record in parse(chunk):
                 segments = make(record, self.job.field)
-                if text := "".join(text for text, _ in segments):
-                    data = text.encode(errors="replace")  # JSON can hold half of a surrogate pair
-                    side = side_of(data, self.job.options.validation_fraction)
-                    segments = [(text.encode(errors="replace").decode(), counts) for text, counts in segments]
-                    documents.append(Document(segments, side))
+                text = "".join(text for text, _ in segments)
+                if not text:
+                    self.empty += 1
+                    continue
+                data = text.encode(errors="replace")  # JSON can hold half of a surrogate pair
+                side = side_of(data, self.job.options.validation_fraction)
+                segments = [(text.encode(errors="replace").decode(), counts) for text, counts in segments]
+                documents.append(Document(segments, side))
         except KeyError as error:
             raise InputError(f"{chunk.where}: a record has no field {error}") from None
         except (ValueError, TypeError) as error:

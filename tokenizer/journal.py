@@ -30,6 +30,7 @@ class Part:
     left_out: int
     next: Position  # where the next part begins to read
     done: bool  # this is the last part
+    empty: int = 0
 
 
 class Journal:
@@ -45,23 +46,26 @@ class Journal:
 
     def _load(self) -> None:
         lines = self.path.read_bytes().split(b"\n")[:-1]
-        try:
-            entries = [json.loads(line) for line in lines]
-        except ValueError as error:
-            raise JournalError(f"{self.path} is damaged ({error}): remove it to begin again") from None
-        if len(entries) < 2:  # no part is finished, so nothing is lost whatever the request was
+        if len(lines) < 2:  # no part is finished, so nothing is lost whatever the request was
             return
+        try:
+            request, *entries = [json.loads(line) for line in lines]
+            parts = [Part(**{**entry, "next": Position(**entry["next"])}) for entry in entries]
+            self._check_request(request)
+            for part in parts:
+                if not self._is_whole(part):
+                    break
+                self.parts.append(part)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise JournalError(f"{self.path} is damaged ({error}): remove it to begin again") from None
+
+    def _check_request(self, request: dict) -> None:
         for key, value in self.request.items():
-            if entries[0].get(key) != value:
+            if request.get(key) != value:
                 raise JournalError(
-                    f"{self.path} belongs to a run with another {key} ({entries[0].get(key)}, now {value}): "
+                    f"{self.path} belongs to a run with another {key} ({request.get(key)}, now {value}): "
                     "repeat that run's command, remove the journal to begin again, or choose another --out"
                 )
-        for entry in entries[1:]:
-            part = Part(**{**entry, "next": Position(**entry["next"])})
-            if not self._is_whole(part):
-                break
-            self.parts.append(part)
 
     def _is_whole(self, part: Part) -> bool:
         try:

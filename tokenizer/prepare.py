@@ -106,7 +106,7 @@ class PartWriter:
             for side, name in SIDES.items()
         }
         self.pad, self.end_of_text = job.pad, end_of_text
-        self.documents = self.replaced = self.cut = self.left_out = 0
+        self.documents = self.replaced = self.cut = self.left_out = self.empty = 0
 
     def add(self, encoded: Encoded) -> int:
         for side, tokens in encoded.sides.items():
@@ -115,6 +115,7 @@ class PartWriter:
         self.replaced += encoded.replaced
         self.cut += encoded.cut
         self.left_out += encoded.left_out
+        self.empty += encoded.empty
         return max(writer.count for writer in self.writers.values())
 
     def finish(self, position: Position, done: bool) -> Part:
@@ -124,7 +125,7 @@ class PartWriter:
                 writer.add(np.array([self.end_of_text]), np.zeros(1, np.uint8))
             if header := writer.finish():
                 shards[side] = {"file": writer.path.name, "tokens": header.count, "checksum": header.checksum}
-        return Part(shards, self.documents, self.replaced, self.cut, self.left_out, position, done)
+        return Part(shards, self.documents, self.replaced, self.cut, self.left_out, position, done, self.empty)
 
     def abandon(self) -> None:
         for writer in self.writers.values():
@@ -215,19 +216,23 @@ def amount(arguments: argparse.Namespace, journal: Journal) -> str:
 
 
 def report(arguments: argparse.Namespace, journal: Journal, size: int, seconds: float, finished_before: int) -> None:
-    documents, replaced, cut, left_out = (
-        sum(getattr(part, what) for part in journal.parts) for what in ("documents", "replaced", "cut", "left_out")
+    documents, replaced, cut, left_out, empty = (
+        sum(getattr(part, what) for part in journal.parts) for what in ("documents", "replaced", "cut", "left_out", "empty")
     )
     print(f"{documents} documents: {amount(arguments, journal)}; vocabulary {size}; "
           f"{len(journal.parts)} parts, of which {finished_before} were finished before")
     if arguments.val_fraction > 0 and not journal.tokens("validation"):
         print(f"nothing is held out for validation: --val-fraction {arguments.val_fraction} is a share of the documents")
+    if not journal.tokens("train"):
+        print("nothing is left to train on: all documents are held out for validation; a lower --val-fraction leaves some")
     if replaced:
         print(f"{replaced} documents had bytes that are not UTF-8: they are replaced by U+FFFD")
     if cut:
         print(f"{cut} documents were longer than {arguments.pad} tokens and lost their end")
     if left_out:
         print(f"{left_out} documents were left out, because nothing of them would have been predicted")
+    if empty:
+        print(f"{empty} documents were left out, because they are empty")
     total = sum(describe_input(name)[1] for name in arguments.inputs)
     if finished_before == 0 and total > 0:
         speed = total / seconds / 1e6

@@ -11,6 +11,7 @@ when it is asked for.
 """
 
 import pickle
+import struct
 import zipfile
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -99,7 +100,7 @@ class PytorchFile:
         self.path = path
         try:
             self.archive = zipfile.ZipFile(path)
-        except zipfile.BadZipFile:
+        except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error):  # the library raises all of them
             raise PytorchError(f"{path} is damaged, or older than PyTorch 1.6: load it there and save it again") from None
         names = [name for name in self.archive.namelist() if name.endswith("/data.pkl")]
         if len(names) != 1:

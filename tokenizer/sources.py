@@ -195,7 +195,7 @@ def line_chunks(path: Path, start: Position, _options: Options) -> Iterator[Chun
 
 def array_chunks(path: Path, start: Position, _options: Options) -> Iterator[Chunk]:
     """The records of one JSON array, without the whole array ever being in memory."""
-    decoder, between = json.JSONDecoder(), re.compile(r"[\s,\[]*")
+    decoder, between = json.JSONDecoder(), re.compile(r"[\s,\[\ufeff]*")  # a file may begin with a byte order mark
     utf8 = codecs.getincrementaldecoder("utf-8")("replace")
     offset, text, records, size = start.offset, "", [], 0
 
@@ -225,17 +225,23 @@ def array_chunks(path: Path, start: Position, _options: Options) -> Iterator[Chu
             text = text[used:]
         if records:
             yield chunk()
-    if text.strip(" \t\r\n,[") != "]":
+    if text.strip(" \t\r\n,[\ufeff") != "]":
         raise InputError(f"{path}: the JSON array is damaged or ends within a record, near byte {offset}")
 
 
 def parquet_chunks(path: Path, start: Position, options: Options) -> Iterator[Chunk]:
-    import pyarrow.parquet as parquet
+    import pyarrow
 
     try:
-        file = parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
-    except ValueError as error:  # pyarrow's errors are ValueErrors
-        raise InputError(f"{path}: {error}") from None
+        yield from row_chunks(path, start, options)
+    except (ValueError, OSError, pyarrow.ArrowException) as error:
+        raise InputError(f"{path} cannot be read: {error}") from None
+
+
+def row_chunks(path: Path, start: Position, options: Options) -> Iterator[Chunk]:
+    import pyarrow.parquet as parquet
+
+    file = parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)
     columns = [name for name in options.columns if name in file.schema_arrow.names]
     if not columns:
         raise InputError(f"{path} has no column '{options.columns[0]}', but {', '.join(file.schema_arrow.names)}")
@@ -251,7 +257,7 @@ def parquet_chunks(path: Path, start: Position, options: Options) -> Iterator[Ch
             if skip < batch.num_rows:
                 yield Chunk(
                     "table", batch.slice(skip), f"{path}, in the rows before {row}", None,
-                    Position(start.input, row), size * row // total,
+                    Position(start.input, row), size * row // max(total, 1),
                 )
 
 
@@ -277,7 +283,7 @@ def dataset_chunks(name: str, start: Position, options: Options) -> Iterator[Chu
 
 def is_array(path: Path) -> bool:
     with Source(path) as file:
-        return file.read(4096).lstrip()[:1] == b"["
+        return file.read(4096).removeprefix(codecs.BOM_UTF8).lstrip()[:1] == b"["
 
 
 def check_text(path: Path) -> None:

@@ -37,7 +37,14 @@ typedef struct Text {
 // What went into a token file.
 typedef struct TextShardCounts {
     uint64_t documents, tokens;
+    uint64_t empty; // documents that were left out, because they have no text
 } TextShardCounts;
+
+// Called on the calling thread after every round. bytes: of the texts, done so far.
+typedef struct TextProgress {
+    void (*tell)(void *context, int64_t bytes);
+    void *context;
+} TextProgress;
 
 // ---------------------------------------------------------------------------------------
 // Documents
@@ -55,6 +62,7 @@ typedef struct TextCursor {
     int count, index;
     size_t at;      // in texts[index]
     bool continued; // within a document
+    uint64_t empty; // documents before here
 } TextCursor;
 
 // The bytes of the separator that a line begins with, including its line end; 0: the line
@@ -120,7 +128,10 @@ static inline bool text_next_piece(TextCursor *cursor, TextPiece *piece) {
             count--;
         }
         while (ends && count > 0 && text_is_line_end(bytes[count - 1])) { count--; }
-        if (count == 0 && !continued) { continue; }
+        if (count == 0 && !continued) {
+            cursor->empty += separator > 0;
+            continue;
+        }
         piece->bytes = bytes;
         piece->count = count;
         piece->ends = ends;
@@ -193,6 +204,7 @@ typedef struct TextRound {
     size_t piece_count, piece_capacity;
     TextTask *tasks; // (most_tasks)
     int task_count, most_tasks;
+    const TextProgress *progress; // or NULL
 } TextRound;
 
 static inline void text_encode_task(void *context, int number, int thread) {
@@ -283,11 +295,15 @@ static inline bool token_writer_head(const TokenWriter *writer, const Tokenizer 
 // does.
 static inline bool text_shard_encode(TokenWriter *writer, TextRound *round, TextCursor *cursor,
                                      ThreadPool *pool, TextShardCounts *counts, Error *error) {
+    int64_t bytes = 0;
     for (;;) {
         if (!text_round_fill(round, cursor, error)) { return false; }
         if (round->task_count == 0) { return true; }
         thread_pool_run(pool, round->task_count, text_encode_task, round);
-        for (size_t i = 0; i < round->piece_count; i++) { counts->documents += round->pieces[i].ends; }
+        for (size_t i = 0; i < round->piece_count; i++) {
+            counts->documents += round->pieces[i].ends;
+            bytes += (int64_t)round->pieces[i].count;
+        }
         for (int i = 0; i < round->task_count; i++) {
             if (!round->tasks[i].good) {
                 *error = round->tasks[i].error;
@@ -295,6 +311,7 @@ static inline bool text_shard_encode(TokenWriter *writer, TextRound *round, Text
             }
             if (!token_writer_add(writer, &round->tasks[i].tokens)) { return false; }
         }
+        if (round->progress != NULL) { round->progress->tell(round->progress->context, bytes); }
     }
 }
 
@@ -308,13 +325,13 @@ static inline void text_round_free(TextRound *round) {
 
 // Writes the token file of the texts (count) to `path`, whole or not at all. The
 // tokenizer must have the token <|endoftext|>. Errors: the disk is full, memory is short,
-// or the texts hold nothing but separators and line ends.
+// or the texts hold nothing but separators and line ends. progress: or NULL.
 static inline bool text_shard_write(const char *path, const Text *texts, int count,
-                                    const Tokenizer *tokenizer, ThreadPool *pool, TextShardCounts *counts,
-                                    Error *error) {
+                                    const Tokenizer *tokenizer, ThreadPool *pool,
+                                    const TextProgress *progress, TextShardCounts *counts, Error *error) {
     static const uint8_t room[TOKEN_FILE_HEADER_BYTES] = {0};
     char temporary[PATH_MAX];
-    TextCursor cursor = {texts, count, 0, 0, false};
+    TextCursor cursor = {texts, count, 0, 0, false, 0};
     TextRound round;
     TokenWriter writer;
     memset(&round, 0, sizeof round);
@@ -323,6 +340,7 @@ static inline bool text_shard_write(const char *path, const Text *texts, int cou
     error->text[0] = '\0';
     snprintf(temporary, sizeof temporary, "%.*s.tmp", PATH_MAX - 8, path);
     round.tokenizer = tokenizer;
+    round.progress = progress;
     round.end_of_text = tokenizer_find_added(tokenizer, "<|endoftext|>");
     round.most_tasks = pool->threads * TEXT_TASKS_PER_THREAD;
     round.tasks = (TextTask *)calloc((size_t)round.most_tasks, sizeof *round.tasks);
@@ -343,6 +361,7 @@ static inline bool text_shard_write(const char *path, const Text *texts, int cou
         good = error_set(&trouble, "cannot rename %.400s: %s", temporary, strerror(errno));
     }
     counts->tokens = writer.count;
+    counts->empty = cursor.empty;
     text_round_free(&round);
     free(writer.buffer);
     if (!good) { unlink(temporary); }

@@ -538,7 +538,8 @@ static inline bool tokenizer_open_memory(Tokenizer *tokenizer, const char *name,
     file.name = name;
     json_t *root = json_loadb((const char *)bytes, size, JSON_REJECT_DUPLICATES, &trouble);
     if (root == NULL) {
-        return error_set(error, "%s is not JSON: line %d: %s", name, trouble.line, trouble.text);
+        return error_set(error, "%s is no tokenizer, which is JSON: line %d: %s", name, trouble.line,
+                         trouble.text);
     }
     bool good = tokenizer_read(tokenizer, &file, root, error);
     json_decref(root);

@@ -2,7 +2,11 @@
 
 import hashlib
 import json
+import os
+import ssl
 import struct
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
@@ -37,6 +41,30 @@ def _from_directory(path: Path) -> Tokenizer:
     )
 
 
+def _from_hub(name: str) -> Tokenizer:
+    """Where the hub cannot be reached, only what an earlier download has left: the library would try for 23 s."""
+    hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    reason = None
+    try:
+        urllib.request.urlopen(urllib.request.Request(hub, method="HEAD"), timeout=5).close()
+    except urllib.error.HTTPError:  # it answers
+        pass
+    except (OSError, ValueError) as error:
+        cause = getattr(error, "reason", error)
+        if not isinstance(cause, ssl.SSLError):  # the library may have other certificates
+            reason = cause
+            os.environ["HF_HUB_OFFLINE"] = "1"
+    try:
+        return Tokenizer.from_pretrained(name)
+    except Exception:  # the library raises bare exceptions
+        if reason is None:
+            raise
+        raise TokenizerError(
+            f"there is no directory '{name}', and {hub} cannot be reached ({reason}): download the tokenizer.json of "
+            f"'{name}' where there is a network, and give the directory that holds it"
+        ) from None
+
+
 def load(name: str) -> Tokenizer:
     """Loads a directory, a tokenizer.json, or a name on the Hugging Face hub such as gpt2, which needs a network."""
     path = Path(name)
@@ -48,7 +76,7 @@ def load(name: str) -> Tokenizer:
         elif path.suffix == ".json" or name.startswith((".", "/")):
             raise TokenizerError(f"there is no tokenizer {name}")
         else:
-            tokenizer = Tokenizer.from_pretrained(name)
+            tokenizer = _from_hub(name)
     except TokenizerError:
         raise
     except Exception as error:  # the library raises bare exceptions

@@ -13,11 +13,17 @@ import argparse
 import io
 import json
 import pathlib
+import sys
 from collections.abc import Iterator
 
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.record_writer import RecordWriter
+try:
+    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.record_writer import RecordWriter
+except ImportError as error:
+    print(f"export.py: {error}, and event files are written with tensorboard: {sys.executable} -m pip install -r "
+          f"{pathlib.Path(__file__).with_name('requirements.txt')}", file=sys.stderr)
+    sys.exit(2)
 
 FILE = "events.out.tfevents.0.acco"
 TAGS = {

@@ -785,11 +785,6 @@ cuda_attention_backward_work(Real *d_qkv, int d_qkv_stride, float *workspace, co
 // ---------------------------------------------------------------------------------------
 // The operations
 
-// The workspace of the backward pass: the deltas.
-static inline size_t cuda_attention_workspace_floats(int B, int T, int heads) {
-    return (size_t)B * (size_t)heads * (size_t)T;
-}
-
 // output (B, T, C) and logsumexp (B, H, T) of qkv (B, T, 3C).
 static inline void cuda_attention_forward(Stream *stream, Real *output, float *logsumexp, const Real *qkv,
                                           int B, int T, int C, int heads, int window) {

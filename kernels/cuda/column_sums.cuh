@@ -18,7 +18,7 @@
 
 #include "kernels/cuda/language.cuh"
 
-enum { CUDA_ROW_BLOCKS = 264, COLUMN_STRIP = 384, COLUMN_SLICES = 16 };
+enum { COLUMN_STRIP = 384, COLUMN_SLICES = 16 };
 
 // ---------------------------------------------------------------------------------------
 // Pieces of rows, in strips

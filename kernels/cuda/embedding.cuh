@@ -21,7 +21,7 @@
 
 #include "kernels/cuda/column_sums.cuh"
 
-enum { EMBEDDING_ROWS = 4, EMBEDDING_SEGMENT = 64, EMBEDDING_AHEAD = 4, EMBEDDING_CROSSING_THREADS = 256 };
+enum { EMBEDDING_ROWS = 4, EMBEDDING_AHEAD = 4, EMBEDDING_CROSSING_THREADS = 256 };
 
 // ---------------------------------------------------------------------------------------
 // Forward
@@ -74,12 +74,6 @@ static inline void cuda_embedding_forward(Stream *stream, Real *output, const Re
 
 // ---------------------------------------------------------------------------------------
 // Backward
-
-// The workspace of cuda_embedding_backward: for each segment the sum of the run that it
-// continues and of the run that continues behind it.
-static inline size_t cuda_embedding_partials_floats(int rows, int C) {
-    return (size_t)cuda_blocks((size_t)rows, EMBEDDING_SEGMENT) * 2 * (size_t)C;
-}
 
 // sums += piece
 template <typename R, int WIDTH>

@@ -23,6 +23,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "kernels/cuda/sizes.h"
 #include "runtime/device.h"
 
 enum { WARP = 32, CUDA_SHARED_DEFAULT = 48 * 1024 };

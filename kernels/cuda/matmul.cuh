@@ -27,10 +27,9 @@
 #include "kernels/cuda/language.cuh"
 
 enum {
-    CUDA_GEMM_WORKSPACE = 32 << 20, // bytes
-    CUDA_GEMM_SHAPES = 64,          // that one stream may use
-    CUDA_GEMM_OFFERS = 8,           // algorithms asked for, for each shape
-    CUDA_GEMM_TRIES = 3             // timed runs of an algorithm
+    CUDA_GEMM_SHAPES = 64, // that one stream may use
+    CUDA_GEMM_OFFERS = 8,  // algorithms asked for, for each shape
+    CUDA_GEMM_TRIES = 3    // timed runs of an algorithm
 };
 
 // result (n, m), rows result_stride apart, = or += the product of b and a. In the

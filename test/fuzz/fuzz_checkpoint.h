@@ -23,7 +23,6 @@ typedef struct FuzzRun {
     Scheduler scheduler;
     GptNeoConfig config;
     ParameterTable table;
-    Options options;
 } FuzzRun;
 
 static inline bool fuzz_checkpoint_option_change(const void *context, const char *name, const json_t *before,
@@ -32,12 +31,22 @@ static inline bool fuzz_checkpoint_option_change(const void *context, const char
     return true;
 }
 
+// Options at their defaults, made once: making them takes longer than most refusals.
+static inline json_t *fuzz_checkpoint_options(void) {
+    static json_t *object;
+    Options options;
+    if (object == NULL) {
+        options_defaults(&options);
+        object = options_as_json(&options);
+    }
+    return object;
+}
+
 static inline void fuzz_checkpoint_run(FuzzRun *run, const char *rule, int rank, int ranks) {
     CheckpointedRun *checkpointed = &run->checkpointed;
     run->transport.rank = rank;
     run->transport.size = ranks;
     gpt_neo_config_from_preset(&gpt_neo_presets()[0], &run->config);
-    options_defaults(&run->options);
     run->table.entries = (ParameterInfo *)calloc(2, sizeof *run->table.entries);
     run->scheduler.fragments =
         (Fragment *)calloc(FUZZ_CHECKPOINT_FRAGMENTS, sizeof *run->scheduler.fragments);
@@ -52,14 +61,13 @@ static inline void fuzz_checkpoint_run(FuzzRun *run, const char *rule, int rank,
     checkpointed->table = &run->table;
     checkpointed->B = 2;
     checkpointed->T = 8;
-    checkpointed->options = options_as_json(&run->options);
+    checkpointed->options = fuzz_checkpoint_options();
     checkpointed->option_change_matters = fuzz_checkpoint_option_change;
     run->scheduler.settings.fragments = FUZZ_CHECKPOINT_FRAGMENTS;
     run->scheduler.settings.kind = checkpointed->rule->kind;
 }
 
 static inline void fuzz_checkpoint_run_free(FuzzRun *run) {
-    json_decref(run->checkpointed.options);
     free(run->scheduler.fragments);
     parameter_table_free(&run->table);
     free(run);

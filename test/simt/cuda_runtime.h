@@ -104,6 +104,8 @@ typedef enum cudaError {
     cudaSuccess = 0,
     cudaErrorInvalidValue = 1,
     cudaErrorMemoryAllocation = 2,
+    cudaErrorInsufficientDriver = 35,
+    cudaErrorLaunchFailure = 719,
     cudaErrorNotReady = 600
 } cudaError_t;
 typedef struct SimtStream *cudaStream_t;
@@ -141,7 +143,10 @@ struct cudaLaunchConfig_t {
 inline const char *cudaGetErrorString(cudaError_t error) {
     return error == cudaSuccess                 ? "no error"
            : error == cudaErrorMemoryAllocation ? "out of memory"
-                                                : "invalid argument";
+           : error == cudaErrorLaunchFailure    ? "unspecified launch failure"
+           : error == cudaErrorInsufficientDriver
+               ? "CUDA driver version is insufficient for CUDA runtime version"
+               : "invalid argument";
 }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 
@@ -159,9 +164,28 @@ inline int simt_number_of_rank(const char *variable, int otherwise) {
     }
     return atoi(list);
 }
+//   SIMT_KIND        a number that is part of the name of a GPU; lists, too
+//   SIMT_NO_CODE     set: the program has no kernels for them
+//   SIMT_DRIVER      the version of CUDA that the driver is for, 11040 for 11.4; the
+//                    library is of version 12.4
+//   SIMT_FAIL_LAUNCH the launch of a kernel that fails, counted from 1; 0: none; lists, too
 inline int simt_devices() { return simt_number_of_rank("SIMT_GPUS", 1); }
 inline size_t simt_memory_bytes() { return (size_t)simt_number_of_rank("SIMT_MEMORY_MB", 4096) << 20; }
+inline bool simt_launch_fails() {
+    static const int failing = simt_number_of_rank("SIMT_FAIL_LAUNCH", 0);
+    static int launches = 0;
+    return failing > 0 && __atomic_add_fetch(&launches, 1, __ATOMIC_RELAXED) == failing;
+}
+inline cudaError_t cudaRuntimeGetVersion(int *version) {
+    *version = 12040;
+    return cudaSuccess;
+}
+inline cudaError_t cudaDriverGetVersion(int *version) {
+    *version = simt_number_of_rank("SIMT_DRIVER", 12080);
+    return cudaSuccess;
+}
 inline cudaError_t cudaGetDeviceCount(int *count) {
+    if (simt_number_of_rank("SIMT_DRIVER", 12080) < 12000) { return cudaErrorInsufficientDriver; }
     *count = simt_devices();
     return cudaSuccess;
 }
@@ -171,7 +195,8 @@ inline cudaError_t cudaSetDevice(int device) {
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device) {
     if (device < 0 || device >= simt_devices()) { return cudaErrorInvalidValue; }
     memset(properties, 0, sizeof *properties);
-    strcpy(properties->name, "emulator");
+    int kind = simt_number_of_rank("SIMT_KIND", 0);
+    snprintf(properties->name, sizeof properties->name, kind > 0 ? "emulator %d" : "emulator", kind);
     properties->totalGlobalMem = simt_memory_bytes();
     properties->sharedMemPerBlockOptin = SIMT_SHARED_LIMIT;
     properties->major = 9;
@@ -188,7 +213,7 @@ struct cudaFuncAttributes {
     int binaryVersion;
 };
 template <typename F> inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *, F *) {
-    return cudaSuccess;
+    return getenv("SIMT_NO_CODE") == nullptr ? cudaSuccess : cudaErrorInvalidValue;
 }
 inline cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
     *available = *total = simt_memory_bytes();
@@ -267,6 +292,7 @@ template <typename F> inline cudaError_t cudaFuncSetAttribute(F *, cudaFuncAttri
 template <typename... Parameters, typename... Arguments>
 inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(Parameters...),
                                       Arguments &&...arguments) {
+    if (simt_launch_fails()) { return cudaErrorLaunchFailure; }
     simt_launch(config->gridDim, config->blockDim, config->dynamicSmemBytes, [&] { kernel(arguments...); });
     return cudaSuccess;
 }

@@ -1,0 +1,184 @@
+"""prepare against plain definitions of what it makes of documents and records."""
+
+import gzip
+import hashlib
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pyarrow
+import pyarrow.parquet
+
+from tokenizer import encode, sources
+from tokenizer.testing import TOKENIZER, DirectoryTest, reference_tokenizer, small_chunks
+
+END = "<|endoftext|>"
+WORDS = "the cat saw a ship upon the sea, and naïve children sang — 12 songs.\n".split(" ")
+
+
+def stories(count: int, seed: int = 1) -> list[str]:
+    """Texts of 1 to 60 words; none of them begins or ends with a line end."""
+    draw = random.Random(seed)
+    return [" ".join(draw.choices(WORDS, k=draw.randint(1, 60))).strip() + "." for _ in range(count)]
+
+
+def is_held_out(text: str, fraction: float) -> bool:
+    digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") / 2.0**64 < fraction
+
+
+class Texts(DirectoryTest):
+    def expected(self, texts: list[str], fraction: float) -> tuple[list[int], list[int]]:
+        """The tokens of training and validation."""
+        tokenizer, sides = reference_tokenizer(), ([], [])
+        for text in texts:
+            ids = tokenizer.encode(text, add_special_tokens=False).ids
+            sides[is_held_out(text, fraction)].extend([*ids, tokenizer.token_to_id(END)])
+        return sides
+
+    def check(self, path: Path, texts: list[str], *options, fraction: float = 0.3):
+        train, held_out = self.expected(texts, fraction)
+        for size in (500, 1 << 19):
+            prefix = f"{path.name}{size}"
+            with small_chunks(size):
+                out = self.prepare(prefix, "--val-fraction", fraction, *options, path)
+            self.assertIn(f"{len(texts)} documents: {len(train)} tokens to train on, {len(held_out)} for validation", out)
+            self.assertEqual(self.tokens(prefix, "train")[0], train)
+            self.assertEqual(self.tokens(prefix, "val")[0], held_out)
+
+    def test_documents_stay_in_order_and_their_hash_decides_the_side(self):
+        texts = stories(200)
+        self.check(self.write("a.txt", f"\n{END}\n".join(texts)), texts)
+
+    def test_copies_are_on_one_side(self):
+        texts = stories(40) * 3
+        self.check(self.write("a.txt", f"\n{END}\n".join(texts)), texts)
+
+    def test_line_ends_of_windows(self):
+        texts = stories(40)
+        self.check(self.write("a.txt", f"\r\n{END} \r\n".join(texts)), texts)
+
+    def test_blank_lines_separate(self):
+        texts = [text.replace("\n", " ") for text in stories(40)]
+        self.check(self.write("a.txt", "\n \n\n".join(texts)), texts, "--separator", "blank-line")
+
+    def test_formats_agree(self):
+        texts = stories(60)
+        records = [json.dumps({"text": text, "other": 1}) for text in texts]
+        array = "[" + ",\n ".join(records) + "]\n"
+        self.check(self.write("a.jsonl", "\n".join(records)), texts)
+        self.check(self.write("a.json", array), texts)
+        self.check(self.write("b.jsonl.gz", gzip.compress("\n".join(records).encode())), texts)
+        table = pyarrow.table({"other": [1] * len(texts), "text": texts})
+        pyarrow.parquet.write_table(table, self.directory / "a.parquet", row_group_size=7)
+        self.check(self.directory / "a.parquet", texts)
+
+    def test_a_byte_order_mark_is_no_part_of_json(self):
+        texts = stories(30)
+        records = [json.dumps({"text": text}) for text in texts]
+        self.check(self.write("a.json", "\ufeff[" + ",".join(records) + "]"), texts)
+        self.check(self.write("b.jsonl", "\ufeff" + "\n".join(records)), texts)
+        self.check(self.write("c.json", "\ufeff" + "\n".join(records)), texts)
+
+    def test_a_long_document_is_cut_and_stays_on_one_side(self):
+        long, texts = "word and " * 900, stories(6)
+        path = self.write("a.txt", f"\n{END}\n".join([texts[0], long, *texts[1:]]))
+        with mock.patch.multiple(sources, CHUNK_BYTES=500, DOCUMENT_BYTES=2000), mock.patch.object(encode, "DOCUMENT_BYTES", 2000):
+            out = self.prepare("cut", "--val-fraction", 0.5, path)
+        self.assertIn("7 documents", out)
+        tokenizer = reference_tokenizer()
+        found = [tokenizer.decode(self.tokens("cut", side)[0], skip_special_tokens=False) for side in ("train", "val")]
+        self.assertEqual(sum(text.count(long.strip()) for text in found), 1)
+        self.assertEqual(sum(text.count(END) for text in found), 7)
+
+    def test_one_document_is_said(self):
+        out = self.prepare("one", self.write("a.txt", "one story, never divided\n"))
+        self.assertIn("a.txt: one document, because no line <|endoftext|> divides it", out)
+        self.assertIn("nothing is held out for validation", out)
+
+    def test_a_document_that_is_held_out_leaves_nothing_to_train_on(self):
+        text = next(text for text in stories(200) if is_held_out(text, 0.1))
+        out = self.prepare("one", "--val-fraction", 0.1, self.write("a.txt", text))
+        self.assertIn("nothing is left to train on", out)
+
+    def test_empty_documents_are_counted(self):
+        texts = stories(3)
+        out = self.prepare("text", self.write("a.txt", f"{texts[0]}\n{END}\n{END}\n\n{END}\n{texts[1]}\n{END}\n{texts[2]}\n{END}\n"))
+        self.assertIn("3 documents", out)
+        self.assertIn("2 documents were left out, because they are empty", out)
+        lines = "\n".join(json.dumps({"text": text}) for text in [texts[0], "", texts[1], ""])
+        self.assertIn("2 documents were left out, because they are empty", self.prepare("json", self.write("a.jsonl", lines)))
+        self.assertNotIn("empty", self.prepare("full", self.write("b.txt", f"{texts[0]}\n{END}\n{texts[1]}\n{END}\n")))
+
+    def test_bytes_that_are_not_utf8_are_counted(self):
+        out = self.prepare("odd", self.write("a.txt", b"caf\xe9\n<|endoftext|>\nfine\n"))
+        self.assertIn("1 documents had bytes that are not UTF-8", out)
+
+    def test_it_runs_from_any_directory_with_any_number_of_processes(self):
+        path = self.write("a.txt", f"\n{END}\n".join(stories(9000)))  # some chunks
+        self.prepare("here", path)
+        command = [sys.executable, "-m", "tokenizer.prepare", "--tokenizer", TOKENIZER, "--processes", "2", "--out", "there", path]
+        done = subprocess.run(command, cwd=self.directory, capture_output=True, text=True)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertEqual(self.files("there"), self.files("here"))
+
+
+PROMPT = ("Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
+          "### Instruction:\n{instruction}\n\n### Response:\n")
+PROMPT_WITH_INPUT = (
+    "Below is an instruction that describes a task, paired with an input that provides further context. Write a response "
+    "that appropriately completes the request.\n\n### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n")
+
+
+class Records(DirectoryTest):
+    def setUp(self):
+        super().setUp()
+        self.tokenizer = reference_tokenizer()
+        self.end = self.tokenizer.token_to_id(END)
+        draw = random.Random(3)
+        self.records = [{"instruction": instruction, "input": draw.choice(["", more]), "output": draw.choice(["", output, output])}
+                        for instruction, more, output in zip(stories(80, 4), stories(80, 5), stories(80, 6))]
+        self.path = self.write("a.jsonl", "\n".join(map(json.dumps, self.records)))
+
+    def document(self, record: dict) -> tuple[list[int], list[int]]:
+        """Ids and mask: of the answer and its end, every token is to be predicted; of the prompt none."""
+        prompt = (PROMPT_WITH_INPUT if record["input"] else PROMPT).format(**record)
+        read, answer = (self.tokenizer.encode(text, add_special_tokens=False).ids for text in (prompt, record["output"]))
+        return [*read, *answer, self.end], [0] * len(read) + [1] * len(answer) + [1]
+
+    def test_only_answers_are_predicted(self):
+        with small_chunks():
+            self.prepare("masked", "--template", "alpaca", "--val-fraction", 0, self.path)
+        ids, mask = [], []
+        for record in self.records:
+            more, counts = self.document(record)
+            ids += more
+            mask += counts
+        self.assertEqual(self.tokens("masked", "train"), (ids, mask))
+
+    def test_each_padded_record_is_one_sequence(self):
+        for length in (170, 250, 1000):  # some records are cut within the prompt, some within the answer, or none is
+            ids, mask, left_out = [], [], 0
+            for record in self.records:
+                more, counts = self.document(record)
+                more, counts = more[:length], [0, *counts[1:length]]
+                if not any(counts):
+                    left_out += 1
+                    continue
+                ids += more + [self.end] * (length - len(more))
+                mask += counts + [0] * (length - len(counts))
+            with small_chunks():
+                out = self.prepare(f"to{length}", "--template", "alpaca", "--pad", length, "--val-fraction", 0, self.path)
+            self.assertEqual(self.tokens(f"to{length}", "train"), ([*ids, self.end], [*mask, 0]))
+            self.assertEqual(f"{left_out} documents were left out, because nothing" in out, left_out > 0)
+
+    def test_what_is_no_record_is_refused(self):
+        for line, part in (('{"instruction": "x"}', "no field 'output'"), ("[1]", "must be an object"), ("{", "a.jsonl"),
+                           ('{"instruction": 1, "output": 2}', "a.jsonl"), ("3", "must be an object"), ('"x"', "must be an object")):
+            self.write("a.jsonl", line)
+            self.assertIn(part, self.refused("--template", "alpaca", self.path))
+        self.write("a.jsonl", '{"text": 5}')
+        self.assertIn("holds int, not text", self.refused(self.path))

@@ -1115,9 +1115,9 @@ static void a_saved_model_begins_another_run(void **state) {
     assert_string_equal(json_string_value(json_object_get(start, "model")), fleet->trainings[0].out);
     assert_true(json_is_null(json_object_get(json_object_get(start, "options"), "model")));
     char arguments[256], directory[128];
-    snprintf(arguments, sizeof arguments, "--config base.txt %s --save-every never --from %s", still,
+    snprintf(arguments, sizeof arguments, "--config base.txt %s --save-every never --from %.100s", still,
              fleet->trainings[0].out);
-    snprintf(directory, sizeof directory, "\nrun        runs/%s-ddp-1\n", fleet->trainings[0].out);
+    snprintf(directory, sizeof directory, "\nrun        runs/%.60s-ddp-1\n", fleet->trainings[0].out);
     Outcome outcome = program_run(stage, 0, arguments);
     outcome_check(&outcome, 0, arguments);
     text_check(outcome.output, directory, arguments);

@@ -361,6 +361,11 @@ int main(int argc, char **argv) {
     case COMMAND_HELP_MARKDOWN: options_print_markdown(stdout); break;
     case COMMAND_VERSION: print_build_facts(stdout); break;
     }
+    // Training has a log; what other commands print is all that they do.
+    if (run->options.command != COMMAND_TRAIN && (fflush(stdout) != 0 || ferror(stdout) != 0)) {
+        fprintf(stderr, "train_gpt: what it found could not be written: %s\n", strerror(errno));
+        exit_code = EXIT_SYSTEM_FAILURE;
+    }
     // Otherwise the thread that waits for signals reads it to the end.
     if (run->signal_watch.transport == NULL) { free(run); }
     exit(exit_code);

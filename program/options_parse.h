@@ -151,9 +151,9 @@ static const OptionRivals option_rivals[] = {
     {"rank-accumulate", "accumulate", "the list has a number for each rank"},
 };
 
-// Whether the option says anything: an empty text is as good as none, and so is "off".
+// Whether the option says anything: an empty text is as good as none, and so is "unset".
 static inline bool option_says_something(const OptionSpec *option, const Options *options) {
-    if (option->type != OPTION_TEXT) { return !option_is_off(option, options); }
+    if (option->type != OPTION_TEXT) { return !option_is_unset(option, options); }
     return *(const char *)option_field_const(option, options) != '\0';
 }
 

@@ -256,7 +256,7 @@ static const OptionSpec option_table[] = {
      COUNT_OPTION(tokens, "1500k", 1, OPTION_NO_LIMIT, "N", NO_WORD),
      "Length of the training in tokens over all ranks. k, M and G may follow the number: 1500k, 2M, 1.5G."},
     {"epochs", GROUP_DATA, EVERY_RULE, SAME_BITS, // the bits follow from the tokens
-     REAL_OPTION(epochs, "off", 1e-6, 1e6, "X", "off", 0),
+     REAL_OPTION(epochs, "unset", 1e-6, 1e6, "X", "unset", 0),
      "Length of the training in passes over the training data, such as 3 or 0.5, instead of --tokens. What "
      "is held out for validation is no part of it. The run saves the number of tokens that it comes to as "
      "--tokens. Not for the built-in corpus, which is endless."},

@@ -23,21 +23,21 @@ static inline bool space_judge(const SpaceNeed *need, size_t available, const ch
     double wanted = (double)need->one * (double)need->at_once + SPACE_FOR_LOGS;
     warning[0] = '\0';
     if (need->at_once == 0 || (double)available >= wanted) { return true; }
-    size_text(need->one, one);
+    size_text(need->one + SPACE_FOR_LOGS, one);
     size_text((size_t)wanted, all);
     size_text(available, there);
     if (available < need->one + SPACE_FOR_LOGS) {
         return error_set(
             error,
-            "--out %.300s has %s of free space, and a checkpoint of this run takes %s: free some, "
-            "choose another --out, or do without checkpoints by --save-every never",
+            "--out %.300s has %s of free space, and a checkpoint and the log of this run take %s: free "
+            "some, choose another --out, or do without checkpoints by --save-every never",
             directory, there, one);
     }
-    snprintf(
-        warning, SPACE_TEXT,
-        "%.200s has %s of free space, and %lld checkpoints of %s will want %s: a lower --keep or a rarer "
-        "--save-every needs less",
-        directory, there, (long long)need->at_once, one, all);
+    snprintf(warning, SPACE_TEXT,
+             "%.200s has %s of free space, and %lld checkpoints and the log will want %s: a lower --keep or "
+             "a rarer "
+             "--save-every needs less",
+             directory, there, (long long)need->at_once, all);
     return true;
 }
 

@@ -704,7 +704,7 @@ static void test_nearer_rival_wins(void **state) {
     snprintf(line, sizeof line, "--config %s --data f --epochs 0.5", path);
     expect_valid(&options, line);
     assert_true(options.epochs == 0.5);
-    snprintf(line, sizeof line, "--config %s --tokens 5k --epochs off", path); // off says nothing
+    snprintf(line, sizeof line, "--config %s --tokens 5k --epochs unset", path); // unset says nothing
     expect_valid(&options, line);
     assert_true(options.epochs == 0 && options.tokens == 5000);
     snprintf(line, sizeof line, "--config %s --rank-accumulate=", path); // an empty text says nothing

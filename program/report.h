@@ -230,6 +230,9 @@ static inline void print_start(Run *run, const Hello *hellos) {
     }
     printf("\n");
     print_warnings(run);
+    if (run->options.kept[0] != '\0') {
+        printf("options    where none are given, as in %s\n", run->options.kept);
+    }
     printf("run        %s\n\n", run->directory);
     fflush(stdout);
 }

@@ -1208,6 +1208,30 @@ static void a_text_longer_than_the_model_is_said(void **state) {
     }
 }
 
+// Who goes on without naming the data again does not mean other data.
+static void what_is_left_out_is_as_in_the_run(void **state) {
+    Stage *stage = stage_of(state);
+    Training run = training_start(stage, 0, "--optimizer acco --acco-split 0.5 --lr 0.003");
+    json_decref(training_finish(stage, &run));
+    static const char *const commands[][2] = {
+        {"--out %s --resume auto", "at commit 24; exact"},
+        {"--out further --resume %s/checkpoints/step-24 --tokens 3k", "not exact: another --tokens\n"},
+        {"--out again --resume %s --lr 0.002 --tokens 3k", "not exact: another --tokens; another --lr\n"},
+        {"--out ruled --resume %s --optimizer zero1 --tokens 3k", "not exact: another rule: "},
+        {"--out asked --config base.txt --resume %s --optimizer acco --tokens 3k", "another --lr"},
+    };
+    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
+        char arguments[STAGE_COMMAND_SIZE];
+        const char *marker = strstr(commands[i][0], "%s");
+        snprintf(arguments, sizeof arguments, "%.*s%s%s --sample-tokens none", (int)(marker - commands[i][0]),
+                 commands[i][0], run.out, marker + 2);
+        Outcome outcome = program_run(stage, 0, arguments);
+        outcome_check(&outcome, 0, arguments);
+        text_check(outcome.output, commands[i][1], arguments);
+        if (i < 4) { text_check(outcome.output, "options    where none are given, as in ", arguments); }
+    }
+}
+
 // What --resume takes is all that counts, and the run says so.
 static void a_start_beside_a_checkpoint_is_said_to_be_unused(void **state) {
     Stage *stage = stage_of(state);
@@ -1458,6 +1482,7 @@ int main(int argc, char **argv) {
         CHECKPOINT_TEST(a_run_stands_for_its_newest_checkpoint),
         CHECKPOINT_TEST(a_start_beside_a_checkpoint_is_said_to_be_unused),
         CHECKPOINT_TEST(a_text_longer_than_the_model_is_said),
+        CHECKPOINT_TEST(what_is_left_out_is_as_in_the_run),
         CHECKPOINT_TEST(mistakes_are_refused),
         CHECKPOINT_TEST(hostile_manifests_are_refused),
     };

@@ -208,8 +208,8 @@ static inline bool progress_open_curves(Log *curves, const char *directory, Erro
     return !is_new || progress_append_row(curves, NULL, error);
 }
 
-// Appends an event to log.jsonl and its row to progress.tsv. One that cannot be written does
-// not keep the other from its file; the error is that of the first.
+// Appends an event to log.jsonl and its row to progress.tsv. One that cannot be written
+// does not keep the other from its file; the error is that of the first.
 static inline bool progress_append(Log *log, Log *curves, json_t *event, const Report *row, Error *error) {
     Error second = {""};
     bool logged = log_event(log, event, error);

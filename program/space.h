@@ -42,8 +42,8 @@ static inline bool space_judge(const SpaceNeed *need, size_t available, const ch
 }
 
 // Before training. A new checkpoint is whole before an old one is removed. A run that is
-// resumed where it had ended needs none, and one that goes on needs those of what is left.
-// Where --epochs are still to be counted, nobody knows how many there will be.
+// resumed where it had ended needs none, and one that goes on those of what is left. Where
+// --epochs are still to be counted, nobody knows how many there will be.
 static inline SpaceNeed space_need(const Run *run) {
     const Options *options = &run->options;
     SaveTimes times;

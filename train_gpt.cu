@@ -209,6 +209,7 @@ static void choose_alone(Run *run) {
                 launch_check_copies(transport->size, transport_has_mpi(), getenv, &error) &&
                 choose_model(run, &error) && open_data(run, &error) && choose_length(run, &error) &&
                 check_tokenizer(run, &error);
+    wait_for_rank_zero(run, "checking the model"); // its checksums: a large one takes minutes
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
 }
 

@@ -41,7 +41,9 @@ static inline bool space_judge(const SpaceNeed *need, size_t available, const ch
     return true;
 }
 
-// Before training. A new checkpoint is whole before an old one is removed.
+// Before training. A new checkpoint is whole before an old one is removed. A run that is
+// resumed where it had ended needs none, and one that goes on those of what is left. Where
+// --epochs are still to be counted, nobody knows how many there will be.
 static inline SpaceNeed space_need(const Run *run) {
     const Options *options = &run->options;
     SaveTimes times;
@@ -50,13 +52,16 @@ static inline SpaceNeed space_need(const Run *run) {
     options_save_times(options, &times, &never); // cannot fail: it has been checked
     if (times.never) { return need; }
     bool between = times.commits > 0 || times.seconds > 0; // while exchanges are under way
-    int64_t saves = times.seconds > 0 ? INT64_MAX : 1;
-    if (times.commits > 0) { saves += nominal_commits(run) / times.commits; }
+    bool counted = options->epochs == 0;
     CheckpointList old = checkpoint_list(checkpoint_paths(run->directory, 0).folder);
+    int64_t done = old.count > 0 ? old.commits[old.count - 1] : 0, left = nominal_commits(run) - done;
+    int64_t saves = times.seconds > 0 || !counted ? INT64_MAX : 1;
+    free(old.commits);
+    if (counted && left <= 0) { return need; }
+    if (counted && times.commits > 0) { saves += left / times.commits; }
     need.one = checkpoint_bytes(&run->scheduler, between);
     need.at_once = int64_min(saves, options->keep - int64_min(old.count, options->keep) + 1);
-    if (options->keep_every > 0) { need.at_once += nominal_commits(run) / options->keep_every; }
-    free(old.commits);
+    if (counted && options->keep_every > 0) { need.at_once += left / options->keep_every; }
     return need;
 }
 

@@ -997,16 +997,22 @@ static void a_disk_without_room_is_refused(void **state) {
              "cd '%s' && unshare -rm sh -c 'mount -t tmpfs -o size=1m none small && "
              "{ \"$0\" --config base.txt --model tiny --out small/run > printed 2> said; echo $? > code; "
              "\"$0\" --config base.txt --save-every never --model tiny --out small/other > printed-2 2>&1; "
-             "echo $? > code-2; }' '%s'",
+             "echo $? > code-2; mkdir done; mount -t tmpfs -o size=28m none done; "
+             "for i in 1 2; do \"$0\" --config base.txt --model tiny --out done/run --resume auto > "
+             "printed-3 2>&1; "
+             "done; cp printed-3 again; }' '%s'",
              stage->directory, stage->binary);
     assert_int_equal(system(command), 0);
     char path[STAGE_PATH_SIZE];
     char *code = file_read(stage_path(stage, "code", path)),
          *said = file_read(stage_path(stage, "said", path)),
-         *without = file_read(stage_path(stage, "code-2", path));
+         *without = file_read(stage_path(stage, "code-2", path)),
+         *again = file_read(stage_path(stage, "again", path));
     assert_string_equal(code, "2\n");
     text_check(said, "of free space, and a checkpoint and the log of this run take", "a small disk");
     assert_string_equal(without, "0\n");
+    text_check(again, "nothing is left to do", "what has ended needs no space");
+    free(again);
     free(code);
     free(said);
     free(without);
@@ -1178,7 +1184,7 @@ static const Refusal refusals[] = {
      "--micro-batch to"},
     {"epochs of what is endless", BASE "--epochs 2", "the built-in corpus is endless"},
     {"epochs less than a commit", BASE "--data ../text.txt --epochs 0.01",
-     "--epochs 0.01: --tokens 40 is less"},
+     "--epochs 0.01 are 40 tokens, less than one commit"},
     {"tokens less than a commit", BASE "--tokens 100", "less than one commit"},
     {"out below a file", BASE "--out ../empty.txt/x", "Not a directory"},
     {"out is a file", BASE "--out ../empty.txt", "not a directory"},

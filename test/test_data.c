@@ -418,6 +418,7 @@ static const struct {
     {"--tokenizer endless --data documents.txt", "no token <|endoftext|>"},
     {"--tokenizer bpe --data packed.txt", "packed.txt looks like a gzip archive"},
     {"--model bytes.json --data packed.txt", "packed.txt looks like a gzip archive"},
+    {"--model bytes.json --data model.json", "model.json is JSON, and its braces"},
     {"--model bytes.json --data documents.txt --val-data packed.txt", "packed.txt looks like a gzip archive"},
     {"--tokenizer bpe --data short.txt", "is too short"},
     {"--tokenizer bpe --data documents.txt --epochs 0.001", "raise --epochs"},

@@ -241,6 +241,8 @@ static void mistakes_are_not_repeated(void **state) {
     assert_int_equal(count_of(outcome.output, "asked for 4 ranks"), 1);
     text_check(keep_going("two -- --tokens 5", 2).errors, "--out DIRECTORY is missing", "no --out");
     text_check(keep_going("nowhere -- --out e", 2).errors, "nowhere cannot be read", "no host file");
+    stage_write(&stage, "nobody", "# pc1 slots=2\n");
+    text_check(keep_going("nobody -- --out e", 2).errors, "nobody has no host", "an empty host file");
     text_check(keep_going("two --out e", 2).errors, "keep-going HOSTFILE", "no --");
 }
 

@@ -209,6 +209,7 @@ static void choose_alone(Run *run) {
                 launch_check_copies(transport->size, transport_has_mpi(), getenv, &error) &&
                 choose_model(run, &error) && open_data(run, &error) && choose_length(run, &error) &&
                 check_tokenizer(run, &error);
+    wait_for_rank_zero(run, "checking the model"); // its checksums: a large one takes minutes
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
 }
 
@@ -360,6 +361,11 @@ int main(int argc, char **argv) {
         break;
     case COMMAND_HELP_MARKDOWN: options_print_markdown(stdout); break;
     case COMMAND_VERSION: print_build_facts(stdout); break;
+    }
+    // Training has a log; what other commands print is all that they do.
+    if (run->options.command != COMMAND_TRAIN && (fflush(stdout) != 0 || ferror(stdout) != 0)) {
+        fprintf(stderr, "train_gpt: what it found could not be written: %s\n", strerror(errno));
+        exit_code = EXIT_SYSTEM_FAILURE;
     }
     // Otherwise the thread that waits for signals reads it to the end.
     if (run->signal_watch.transport == NULL) { free(run); }

@@ -63,6 +63,17 @@ static inline void agree_on_command(Run *run) {
 // ---------------------------------------------------------------------------------------
 // Exchanging facts
 
+// Waits until rank 0 has done something that takes longer than any message. Rank 0 itself
+// waits no longer than usual, so that the job ends when another rank is gone meanwhile.
+// operation: a literal, for messages.
+static inline void wait_for_rank_zero(Run *run, const char *operation) {
+    Transport *transport = &run->transport;
+    double timeout_seconds = transport->timeout_seconds;
+    if (!run_is_main(run)) { transport->timeout_seconds = 1e6; }
+    transport_barrier(transport, operation); // sleeps while it waits
+    transport->timeout_seconds = timeout_seconds;
+}
+
 // Overwrites `bytes` (count) on all ranks with those of rank 0.
 static inline void share_from_rank_zero(Run *run, void *bytes, size_t count) {
     void *all = transport_collect_records(&run->transport, "sharing", bytes, count);

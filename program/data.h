@@ -299,11 +299,9 @@ static inline void tokenize_data(Run *run) {
     Transport *transport = &run->transport;
     char paths[2][DATA_PATH_SIZE] = {"", ""};
     Error error = {""};
-    double timeout_seconds = transport->timeout_seconds;
-    transport->timeout_seconds = 1e6; // a long text takes longer than any message
     bool good = !run_is_main(run) || tokenize_texts(run, paths, &error);
+    wait_for_rank_zero(run, "tokenizing");
     agree_or_exit(run, good ? 0 : EXIT_SYSTEM_FAILURE, &error);
-    transport->timeout_seconds = timeout_seconds;
     share_from_rank_zero(run, paths, sizeof paths);
     for (int i = 0; good && i < 2; i++) {
         DataLoader *loader = i == 0 ? &run->data : &run->validation_data;

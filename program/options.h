@@ -65,6 +65,7 @@ typedef struct Options {
     OptionsCommand command;
     OptionText topic;  // of help; empty: the overview
     OptionText config; // the file that was read; empty: none
+    OptionText kept; // the config.txt of the run that is resumed, where it was read (options_keep); or empty
 
     // The update rule.
     OptionChoice rule;          // --optimizer: index of RULES

@@ -11,7 +11,9 @@
 #ifndef ACCO_PROGRAM_OPTIONS_PARSE_H
 #define ACCO_PROGRAM_OPTIONS_PARSE_H
 
+#include <limits.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "program/options_file.h"
 
@@ -151,9 +153,9 @@ static const OptionRivals option_rivals[] = {
     {"rank-accumulate", "accumulate", "the list has a number for each rank"},
 };
 
-// Whether the option says anything: an empty text is as good as none, and so is "off".
+// Whether the option says anything: an empty text is as good as none, and so is "unset".
 static inline bool option_says_something(const OptionSpec *option, const Options *options) {
-    if (option->type != OPTION_TEXT) { return !option_is_off(option, options); }
+    if (option->type != OPTION_TEXT) { return !option_is_unset(option, options); }
     return *(const char *)option_field_const(option, options) != '\0';
 }
 
@@ -182,6 +184,55 @@ static inline bool options_settle_rivals(Options *options, const bool line[OPTIO
             return error_set(error, "--%s and --%s: %s; choose one", one->name, other->name,
                              option_rivals[i].reason);
         }
+    }
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------
+// A run that is resumed
+
+// The directory of the run that --resume names by itself, by its folder of checkpoints or by
+// one of these; empty: there is none.
+static inline void options_resumed_run(const Options *options, char run[PATH_MAX]) {
+    bool is_auto = strcmp(options->resume, "auto") == 0;
+    if (realpath(is_auto ? options->out : options->resume, run) == NULL) {
+        run[0] = '\0';
+        return;
+    }
+    for (char *at = run; !is_auto && (at = strstr(at, "/checkpoints")) != NULL;) {
+        char *rest = at + strlen("/checkpoints");
+        bool is_folder = *rest == '\0', is_in_folder = *rest == '/' && strchr(rest + 1, '/') == NULL;
+        if (is_folder || is_in_folder) { *at = '\0'; }
+        at = is_folder || is_in_folder ? at : rest;
+    }
+}
+
+// What determines the result is as in the run that is resumed, unless the command line
+// (given) or a file of --config says otherwise: who leaves --data out does not want to train
+// on other data. Options of another rule than the one that the run had are left out. kept: the
+// options that were taken.
+static inline bool options_keep(Options *options, const bool given[OPTION_COUNT_OF_TABLE],
+                                bool kept[OPTION_COUNT_OF_TABLE], Error *error) {
+    Options before;
+    char text[OPTION_VALUE_SIZE], run[PATH_MAX];
+    bool resumes = options->command == COMMAND_TRAIN && strcmp(options->resume, "off") != 0;
+    if (!resumes || options->config[0] != '\0') { return true; }
+    options_resumed_run(options, run);
+    int length = snprintf(options->kept, sizeof options->kept, "%s/config.txt", run);
+    if (length >= (int)sizeof options->kept || access(options->kept, R_OK) != 0) { options->kept[0] = '\0'; }
+    options_defaults(&before);
+    if (options->kept[0] == '\0') { return true; }
+    if (!options_read_file(options->kept, &before, kept, error)) { return false; }
+    const OptionSpec *rule = option_find("optimizer");
+    if (!given[rule - option_table]) { options->rule = before.rule; }
+    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
+        const OptionSpec *option = &option_table[i];
+        bool ours = option->rules == NULL || option_list_names(option->rules, options_rule(options)->name);
+        kept[i] = kept[i] && !given[i] && ours && option->effect != SAME_BITS && option->effect != PLACEMENT;
+        if (!kept[i]) { continue; }
+        const char *value = option->type == OPTION_TEXT ? (const char *)option_field_const(option, &before)
+                                                        : option_print_value(option, &before, text);
+        if (!option_set(option, options, value, error)) { return false; }
     }
     return true;
 }
@@ -217,7 +268,8 @@ static inline bool options_parse(int argc, char **argv, Options *options, Error 
             return false;
         }
     }
-    return options_settle_rivals(options, given, in_file, error);
+    return options_keep(options, given, in_file, error) &&
+           options_settle_rivals(options, given, in_file, error);
 }
 
 #endif

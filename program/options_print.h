@@ -51,10 +51,10 @@ static inline const char *option_metavariable(const OptionSpec *option, char tex
     return text;
 }
 
-// Prints words between the columns 30 and 100; the cursor is at `column`, and the line is
+// Prints words between the columns 12 and 80; the cursor is at `column`, and the line is
 // ended.
 static inline void options_print_wrapped(FILE *file, int column, const char *text) {
-    enum { LEFT = 30, RIGHT = 100 };
+    enum { LEFT = 12, RIGHT = 80 };
     if (column > LEFT - 2) { column = RIGHT; } // no room on this line
     while (*text != '\0') {
         // The bracket that ends an option stays in one piece.
@@ -71,7 +71,7 @@ static inline void options_print_wrapped(FILE *file, int column, const char *tex
     fputc('\n', file);
 }
 
-// An option with its help, at most 100 columns wide.
+// An option with its help, at most 80 columns wide.
 static inline void option_print_help(FILE *file, const OptionSpec *option) {
     char name[OPTION_VALUE_SIZE], text[2048], allowed[OPTION_VALUE_SIZE];
     option_allowed(option, allowed);

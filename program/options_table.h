@@ -40,11 +40,12 @@ enum { OPTION_CHOICES_MAX = 12, OPTION_VALUE_SIZE = 512, OPTION_LINE_SIZE = 8192
 #define OPTION_NO_LIMIT 9007199254740992.0
 
 // Whether a run that is resumed with another value of the option trains the same bits as
-// before. The model, the rule and the device are compared by themselves: two options may
-// name the same one.
+// before. The model and the rule are compared by themselves: two options may name the same
+// one.
 // MEASURED: other bits, too; "auto" stands for a choice that a run makes by measuring at
 // its start, and that it keeps when it is resumed.
-typedef enum OptionEffect { SAME_BITS, OTHER_BITS, MEASURED, COMPARED_APART } OptionEffect;
+// PLACEMENT: compared by themselves, too: how ranks lie on machines, which may change.
+typedef enum OptionEffect { SAME_BITS, OTHER_BITS, MEASURED, COMPARED_APART, PLACEMENT } OptionEffect;
 
 typedef struct OptionSpec {
     const char *name;
@@ -135,7 +136,7 @@ static const OptionSpec option_table[] = {
      "at random, but repeatably) and e3m0 (a sign and a power of two) about an eighth; all three are "
      "coarser. Their gradients travel in blocks of "
      "256 with one scale, their parameters as differences to what all ranks already hold."},
-    {"exchange", GROUP_RULE, EVERY_RULE, COMPARED_APART,
+    {"exchange", GROUP_RULE, EVERY_RULE, PLACEMENT,
      CHOICE_OPTION(exchange, "auto", "auto", "flat", "two-level", "library"),
      "How vectors are added up and spread. flat: every rank sends straight to every other. two-level: the "
      "ranks of a host add up among themselves in fp32 first, so that a vector crosses the link between "
@@ -256,7 +257,7 @@ static const OptionSpec option_table[] = {
      COUNT_OPTION(tokens, "1500k", 1, OPTION_NO_LIMIT, "N", NO_WORD),
      "Length of the training in tokens over all ranks. k, M and G may follow the number: 1500k, 2M, 1.5G."},
     {"epochs", GROUP_DATA, EVERY_RULE, SAME_BITS, // the bits follow from the tokens
-     REAL_OPTION(epochs, "off", 1e-6, 1e6, "X", "off", 0),
+     REAL_OPTION(epochs, "unset", 1e-6, 1e6, "X", "unset", 0),
      "Length of the training in passes over the training data, such as 3 or 0.5, instead of --tokens. What "
      "is held out for validation is no part of it. The run saves the number of tokens that it comes to as "
      "--tokens. Not for the built-in corpus, which is endless."},
@@ -310,8 +311,7 @@ static const OptionSpec option_table[] = {
      "about the latest hundred. Lower catches more, also more that is harmless; 6 is seldom wrong. off: only "
      "values that are not finite are spikes."},
 
-    {"device", GROUP_MACHINE, EVERY_RULE, COMPARED_APART,
-     CHOICE_OPTION(device, "auto", "auto", "cpu", "cuda"),
+    {"device", GROUP_MACHINE, EVERY_RULE, PLACEMENT, CHOICE_OPTION(device, "auto", "auto", "cpu", "cuda"),
      "Where a rank computes. auto: on a GPU, where the program was built for it and the node has one (the "
      "ranks of a node take its GPUs in turn); otherwise on the CPU. Ranks of one run may differ."},
     {"precision", GROUP_MACHINE, EVERY_RULE, OTHER_BITS,
@@ -424,7 +424,7 @@ static const OptionSpec option_table[] = {
      "Emulates a slow network: no host sends more than MBIT million bits a second to others; its ranks have "
      "equal shares of that. Where all ranks are on one machine, each counts as a host, unless "
      "--ranks-per-host says otherwise."},
-    {"ranks-per-host", GROUP_EMULATION, EVERY_RULE, COMPARED_APART,
+    {"ranks-per-host", GROUP_EMULATION, EVERY_RULE, PLACEMENT,
      INTEGER_OPTION(ranks_per_host, "auto", 1, 1e6, "N", "auto", 0),
      "Lets every N ranks that follow each other count as one host, whatever machine they are on: for an "
      "emulated link, and to resume a run with the sums of other hosts. auto: the machines."},

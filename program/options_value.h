@@ -102,11 +102,11 @@ static inline bool option_read_integer(const char *text, bool is_count, int64_t 
 }
 
 // Whether 0 may be written instead of the word: for off, none and end it says the same.
-// "auto" and "round" have no number, because a user who writes --threads 0 may well mean
-// something else.
+// "auto", "round" and "unset" have no number, because a user who writes --threads 0 may well
+// mean something else.
 static inline bool option_zero_is_word(const OptionSpec *option) {
     return option->word != NULL && option->word_value == 0 && strcmp(option->word, "auto") != 0 &&
-           strcmp(option->word, "round") != 0;
+           strcmp(option->word, "round") != 0 && strcmp(option->word, "unset") != 0;
 }
 
 // The word first, then the number and its range.
@@ -252,9 +252,9 @@ static inline bool option_has_word_value(const OptionSpec *option, const Options
            option->word_value;
 }
 
-// Whether a number has the word "off".
-static inline bool option_is_off(const OptionSpec *option, const Options *options) {
-    return option_has_word_value(option, options) && strcmp(option->word, "off") == 0;
+// Whether a number has the word "unset".
+static inline bool option_is_unset(const OptionSpec *option, const Options *options) {
+    return option_has_word_value(option, options) && strcmp(option->word, "unset") == 0;
 }
 
 // The value of an option that is not a text, as option_set reads it.

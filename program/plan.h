@@ -75,6 +75,12 @@ static inline void print_plan_verdict(const Run *run) {
     printf("fits             yes: %s of the %s for this rank %s; %s are left\n", size_text(bytes, needed),
            size_text(most, available), arena->on_gpu ? "on the GPU" : "on this machine",
            size_text(most - bytes, left));
+    double together = (double)bytes * (double)run->options.ranks;
+    if (!arena->on_gpu && run->options.ranks > 1) {
+        printf("                 %lld ranks on this machine would need %s, which %s\n",
+               (long long)run->options.ranks, size_text((size_t)together, needed),
+               together <= (double)most ? "fits, too" : "does not fit");
+    }
     Options with_blocks = run->options;
     printf("                 the largest micro-batch that fits is %lld",
            (long long)fit_micro_batch(run, &room, &run->options));

@@ -208,6 +208,14 @@ static inline bool progress_open_curves(Log *curves, const char *directory, Erro
     return !is_new || progress_append_row(curves, NULL, error);
 }
 
+// Appends an event to log.jsonl and its row to progress.tsv. One that cannot be written
+// does not keep the other from its file; the error is that of the first.
+static inline bool progress_append(Log *log, Log *curves, json_t *event, const Report *row, Error *error) {
+    Error second = {""};
+    bool logged = log_event(log, event, error);
+    return progress_append_row(curves, row, logged ? error : &second) && logged;
+}
+
 // Appends the event "report" to log.jsonl and its row to progress.tsv.
 static inline bool progress_log_report(Log *log, Log *curves, const Report *report, Error *error) {
     json_t *event = json_pack("{s:s}", "event", "report");
@@ -218,7 +226,7 @@ static inline bool progress_log_report(Log *log, Log *curves, const Report *repo
         json_object_set_new(event, field->key,
                             field->whole ? json_integer((json_int_t)value) : log_real(value));
     }
-    return log_event(log, event, error) && progress_append_row(curves, report, error);
+    return progress_append(log, curves, event, report, error);
 }
 
 // Appends the event "validation" and its row. loss: mean over the held-out batches, nats
@@ -233,7 +241,7 @@ static inline bool progress_log_validation(Log *log, Log *curves, int64_t commit
     row.tokens = (double)tokens;
     row.seconds = seconds;
     row.validation_loss = loss;
-    return log_event(log, event, error) && progress_append_row(curves, &row, error);
+    return progress_append(log, curves, event, &row, error);
 }
 
 // ---------------------------------------------------------------------------------------

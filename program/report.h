@@ -167,7 +167,6 @@ static inline void print_validation_cap(Run *run) {
            (long long)asked, (long long)batches, batches == 1 ? "" : "es");
 }
 
-// The start-up block, once everything in it is known.
 // Where there are several hosts: what each has, and through which networks it might talk.
 // A host is told by its name, and is listed where its first rank is.
 static inline void print_hosts(FILE *file, const Hello *hellos, int ranks) {
@@ -200,6 +199,7 @@ static inline void print_warnings(const Run *run) {
     }
 }
 
+// The start-up block, once everything in it is known.
 static inline void print_start(Run *run, const Hello *hellos) {
     const Transport *transport = &run->transport;
     const GptNeoConfig *config = &run->config;
@@ -230,6 +230,9 @@ static inline void print_start(Run *run, const Hello *hellos) {
     }
     printf("\n");
     print_warnings(run);
+    if (run->options.kept[0] != '\0') {
+        printf("options    where none are given, as in %s\n", run->options.kept);
+    }
     printf("run        %s\n\n", run->directory);
     fflush(stdout);
 }

@@ -149,20 +149,16 @@ static inline void sample_parameters(Run *run, const float *parameters, bool las
 }
 
 // All ranks, between two commits or at the end: a sample of --sample-tokens tokens by the
-// committed parameters, which nothing of it changes. The other ranks wait for rank 0,
-// however long it takes.
+// committed parameters, which nothing of it changes.
 static inline void print_sample(Run *run, bool last) {
     Scheduler *s = &run->scheduler;
-    Transport *transport = &run->transport;
     if (run->options.sample_tokens == 0) { return; }
     scheduler_settle(s); // waiting for communication under way still counts as training
-    double began = clock_seconds(), timeout_seconds = transport->timeout_seconds;
+    double began = clock_seconds();
     const float *committed = borrow_committed(s, run->rule);
     if (run_is_main(run)) { sample_parameters(run, committed, last); }
     return_committed(s, committed);
-    transport->timeout_seconds = 1e6;
-    transport_barrier(transport, "sample"); // sleeps while it waits
-    transport->timeout_seconds = timeout_seconds;
+    wait_for_rank_zero(run, "sample");
     run->paused += clock_seconds() - began;
 }
 

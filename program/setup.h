@@ -136,12 +136,16 @@ static inline bool choose_length(Run *run, Error *error) {
     double asked = options->epochs;
     if (asked > 0 && run->data.training_windows > 0 && !count_epochs(run, error)) { return false; }
     if (!choose_rates(run, error)) { return false; }
-    if (options_check_ranks(options, run->transport.size, run->T, error)) { return true; }
-    if (asked > 0) {
-        Error reason = *error;
-        error_set(error, "--epochs %g: %.900s", asked, reason.text);
+    bool counted = asked > 0 && options->epochs == 0;
+    if (counted && options->tokens < nominal_tokens_per_commit(run)) {
+        return error_set(
+            error,
+            "--epochs %g are %lld tokens, less than one commit of %lld: raise --epochs, or lower "
+            "--micro-batch, --seq-len or --%s",
+            asked, (long long)options->tokens, (long long)nominal_tokens_per_commit(run),
+            options->rank_accumulate[0] == '\0' ? "accumulate" : "rank-accumulate");
     }
-    return false;
+    return options_check_ranks(options, run->transport.size, run->T, error);
 }
 
 // Micro-batch gradients of all workers at which training ends.

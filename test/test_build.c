@@ -226,7 +226,9 @@ static void a_job_that_dies_goes_back_into_the_queue(void **state) {
     end_at(stage, 40, 3, 0, true);
     end_at(stage, 40, 139, 0, true);
     Outcome outcome = end_at(stage, 40, 3, 3, false);
-    text_check(outcome.output, "three times in a row at commit 40, now with code 3", "three deaths");
+    text_check(outcome.output, "three times in a row at commit 40, now with code 3: that is not the nodes",
+               "three deaths");
+    assert_null(strstr(outcome.output, "--time"));
     end_at(stage, 40, 3, 0, true); // somebody has requeued it
     end_at(stage, 60, 0, 0, false);
     end_at(stage, 60, 2, 2, false);
@@ -234,6 +236,7 @@ static void a_job_that_dies_goes_back_into_the_queue(void **state) {
     end_at(stage, -1, 75, 0, true);
     outcome = end_at(stage, -1, 75, 3, false);
     text_check(outcome.output, "at the start, where it was asked to stop", "three stops");
+    text_check(outcome.output, "the --time is too short", "three stops");
 }
 
 static void a_job_that_saves_nothing_is_not_begun_again(void **state) {

@@ -1115,9 +1115,9 @@ static void a_saved_model_begins_another_run(void **state) {
     assert_string_equal(json_string_value(json_object_get(start, "model")), fleet->trainings[0].out);
     assert_true(json_is_null(json_object_get(json_object_get(start, "options"), "model")));
     char arguments[256], directory[128];
-    snprintf(arguments, sizeof arguments, "--config base.txt %s --save-every never --from %s", still,
+    snprintf(arguments, sizeof arguments, "--config base.txt %s --save-every never --from %.100s", still,
              fleet->trainings[0].out);
-    snprintf(directory, sizeof directory, "\nrun        runs/%s-ddp-1\n", fleet->trainings[0].out);
+    snprintf(directory, sizeof directory, "\nrun        runs/%.60s-ddp-1\n", fleet->trainings[0].out);
     Outcome outcome = program_run(stage, 0, arguments);
     outcome_check(&outcome, 0, arguments);
     text_check(outcome.output, directory, arguments);
@@ -1205,6 +1205,30 @@ static void a_text_longer_than_the_model_is_said(void **state) {
         Outcome outcome = program_run(stage, 0, command);
         outcome_check(&outcome, i == 2 ? 2 : 0, command);
         text_check(i == 2 ? outcome.errors : outcome.output, cases[i][1], command);
+    }
+}
+
+// Who goes on without naming the data again does not mean other data.
+static void what_is_left_out_is_as_in_the_run(void **state) {
+    Stage *stage = stage_of(state);
+    Training run = training_start(stage, 0, "--optimizer acco --acco-split 0.5 --lr 0.003");
+    json_decref(training_finish(stage, &run));
+    static const char *const commands[][2] = {
+        {"--out %s --resume auto", "at commit 24; exact"},
+        {"--out further --resume %s/checkpoints/step-24 --tokens 3k", "not exact: another --tokens\n"},
+        {"--out again --resume %s --lr 0.002 --tokens 3k", "not exact: another --tokens; another --lr\n"},
+        {"--out ruled --resume %s --optimizer zero1 --tokens 3k", "not exact: another rule: "},
+        {"--out asked --config base.txt --resume %s --optimizer acco --tokens 3k", "another --lr"},
+    };
+    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
+        char arguments[STAGE_COMMAND_SIZE];
+        const char *marker = strstr(commands[i][0], "%s");
+        snprintf(arguments, sizeof arguments, "%.*s%s%s --sample-tokens none", (int)(marker - commands[i][0]),
+                 commands[i][0], run.out, marker + 2);
+        Outcome outcome = program_run(stage, 0, arguments);
+        outcome_check(&outcome, 0, arguments);
+        text_check(outcome.output, commands[i][1], arguments);
+        if (i < 4) { text_check(outcome.output, "options    where none are given, as in ", arguments); }
     }
 }
 
@@ -1458,6 +1482,7 @@ int main(int argc, char **argv) {
         CHECKPOINT_TEST(a_run_stands_for_its_newest_checkpoint),
         CHECKPOINT_TEST(a_start_beside_a_checkpoint_is_said_to_be_unused),
         CHECKPOINT_TEST(a_text_longer_than_the_model_is_said),
+        CHECKPOINT_TEST(what_is_left_out_is_as_in_the_run),
         CHECKPOINT_TEST(mistakes_are_refused),
         CHECKPOINT_TEST(hostile_manifests_are_refused),
     };

@@ -418,9 +418,11 @@ static const struct {
     {"--tokenizer endless --data documents.txt", "no token <|endoftext|>"},
     {"--tokenizer bpe --data packed.txt", "packed.txt looks like a gzip archive"},
     {"--model bytes.json --data packed.txt", "packed.txt looks like a gzip archive"},
+    {"--model bytes.json --data model.json", "model.json is JSON, and its braces"},
     {"--model bytes.json --data documents.txt --val-data packed.txt", "packed.txt looks like a gzip archive"},
     {"--tokenizer bpe --data short.txt", "is too short"},
-    {"--tokenizer bpe --data documents.txt --epochs 0.001", "--epochs 0.001: --tokens"},
+    {"--tokenizer bpe --data documents.txt --epochs 0.001", "raise --epochs"},
+    {"--tokenizer bpe --data documents.bin --epochs 1 --slow-rank 7 --slow-ms 1", "train_gpt: --slow-rank 7"},
 };
 
 static void what_does_not_fit_is_refused(void **state) {

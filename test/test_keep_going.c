@@ -198,6 +198,29 @@ static void a_stop_is_passed_on(void **state) {
     outcome_check(&unsaved, 4, "a stop of a job that saves nothing");
 }
 
+// A wish to stop that comes when the hosts are known and the job has not begun yet: when
+// keep-going asks for the newest checkpoint, by a stand-in for find.
+static void a_stop_before_the_job_begins_is_heard(void **state) {
+    (void)state;
+    char path[4 * STAGE_PATH_SIZE];
+    const char *before = getenv("PATH");
+    write_launcher();
+    write_script("find",
+                 "#!/bin/sh\n"
+                 "case $1 in */checkpoints)\n"
+                 "    if [ ! -e told ]; then : > told; kill -TERM $(cut -d ' ' -f 5 /proc/$$/stat); fi ;;\n"
+                 "esac\n"
+                 "PATH=${PATH#*:} exec find \"$@\"\n");
+    write_script("train", "#!/bin/sh\ntrap 'exit 75' USR1\nfor i in $(seq 100); do sleep 0.1; done\n");
+    set_commands("./launch", "./train", "true");
+    snprintf(path, sizeof path, "%s:%s", stage.directory, before);
+    char *kept = strdup(before);
+    setenv("PATH", path, 1);
+    keep_going("two -- --out i", 75);
+    setenv("PATH", kept, 1);
+    free(kept);
+}
+
 // Without checkpoints it would begin at zero for ever.
 static void what_saves_nothing_is_not_begun_again(void **state) {
     (void)state;
@@ -218,6 +241,8 @@ static void mistakes_are_not_repeated(void **state) {
     assert_int_equal(count_of(outcome.output, "asked for 4 ranks"), 1);
     text_check(keep_going("two -- --tokens 5", 2).errors, "--out DIRECTORY is missing", "no --out");
     text_check(keep_going("nowhere -- --out e", 2).errors, "nowhere cannot be read", "no host file");
+    stage_write(&stage, "nobody", "# pc1 slots=2\n");
+    text_check(keep_going("nobody -- --out e", 2).errors, "nobody has no host", "an empty host file");
     text_check(keep_going("two --out e", 2).errors, "keep-going HOSTFILE", "no --");
 }
 
@@ -229,6 +254,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(a_host_that_comes_back_takes_part),
         cmocka_unit_test(deaths_at_the_start_are_not_those_before),
         cmocka_unit_test(a_stop_is_passed_on),
+        cmocka_unit_test(a_stop_before_the_job_begins_is_heard),
         cmocka_unit_test(what_saves_nothing_is_not_begun_again),
         cmocka_unit_test(mistakes_are_not_repeated),
     };

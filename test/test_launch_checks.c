@@ -214,15 +214,18 @@ static void test_space(void **state) {
     (void)state;
     char warning[SPACE_TEXT];
     Error error = {""};
-    SpaceNeed three = {1000000000, 3}, none = {0, 0};
+    SpaceNeed three = {1000000000, 3, false}, none = {0, 0, false};
     assert_true(space_judge(&three, 3100000000, "runs/x", warning, &error));
     assert_string_equal(warning, "");
     assert_true(space_judge(&three, 2900000000, "runs/x", warning, &error));
-    assert_non_null(strstr(warning, "runs/x has 2.90 GB of free space, and 3 checkpoints of 1.00 GB"));
+    assert_non_null(strstr(warning, "runs/x has 2.90 GB of free space, and 3 checkpoints and the log"));
     assert_non_null(strstr(warning, "--keep"));
     assert_false(space_judge(&three, 999999999, "runs/x", warning, &error));
     assert_non_null(strstr(error.text, "--out runs/x has 1.00 GB of free space, and a checkpoint"));
     assert_non_null(strstr(error.text, "--save-every never"));
+    three.goes_on = true; // who has a checkpoint to go on from may be short of space
+    assert_true(space_judge(&three, 999999999, "runs/x", warning, &error));
+    assert_non_null(strstr(warning, "--out runs/x has 1.00 GB of free space, and a checkpoint"));
     assert_true(space_judge(&none, 0, "runs/x", warning, &error));
     assert_string_equal(warning, "");
 }

@@ -352,6 +352,10 @@ static void test_disk_full(void **state) {
     assert_false(progress_log_report(&files.log, &files.curves, &report, &error));
     expect_text(error.text, "cannot write full/log.jsonl: No space left on device");
     files_close(&files);
+    char *curves = read_file("full/progress.tsv"); // the heading, and the row all the same
+    const char *row = strchr(curves, '\n') + 1;
+    assert_true(strchr(row, '\n') != NULL);
+    free(curves);
 }
 
 // While the disk is full, lines of a patient log are held, and come first when there is

@@ -52,8 +52,14 @@ static inline const TextMagic *text_format_magic(const uint8_t *bytes, size_t si
     return NULL;
 }
 
+static inline bool text_format_has_ending(const char *name, const char *ending) {
+    size_t length = strlen(name), end = strlen(ending);
+    return length >= end && strcmp(name + length - end, ending) == 0;
+}
+
 // Whether the beginning of a file is text: no other format, hardly any zero bytes, and
-// hardly any that are not UTF-8. name: of the file, for messages.
+// hardly any that are not UTF-8. JSON is text, but who names a file so wants what it holds.
+// name: of the file.
 static inline bool text_format_check(const char *name, const void *text, size_t size, Error *error) {
     const uint8_t *bytes = (const uint8_t *)text;
     const TextMagic *magic = text_format_magic(bytes, size);
@@ -61,6 +67,13 @@ static inline bool text_format_check(const char *name, const void *text, size_t 
     if (magic != NULL) {
         return error_set(error, "%.400s looks like %s, not like text: %s", name, magic->format,
                          magic->remedy);
+    }
+    if (text_format_has_ending(name, ".json") || text_format_has_ending(name, ".jsonl")) {
+        return error_set(
+            error,
+            "%.400s is JSON, and its braces and quotes would be learned, too: make token files of "
+            "its texts with python -m tokenizer.prepare, or rename it",
+            name);
     }
     for (size_t i = 0; i < looked; i += length) {
         bool valid = utf8_scan(bytes + i, size - i, &length) == UTF8_VALID;

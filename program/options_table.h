@@ -317,8 +317,10 @@ static const OptionSpec option_table[] = {
     {"precision", GROUP_MACHINE, EVERY_RULE, OTHER_BITS,
      CHOICE_OPTION(precision, "auto", "auto", "fp32", "bf16", "fp16"),
      "Number format of weights and activations; sums, master parameters, moments and gradients are always "
-     "fp32. auto: bf16 on a GPU, fp32 on a CPU, where bf16 arithmetic is slower and refused. fp32 on a GPU "
-     "is for comparisons: exact, and many times slower. fp16 is refused with the reason."},
+     "fp32. auto: bf16 on a GPU, fp32 on a CPU. bf16 on a CPU: faster where the processor multiplies "
+     "bf16 (AVX-512 BF16, AMX), slower elsewhere, so try it; refused where the library of matrix products "
+     "cannot. fp32 on a GPU is for comparisons: exact, and many times slower. fp16 is refused with the "
+     "reason."},
     {"recompute", GROUP_MACHINE, EVERY_RULE, SAME_BITS,
      CHOICE_OPTION(recompute, "auto", "auto", "none", "gelu", "layernorm", "block"),
      "What the backward pass computes again instead of reading it from memory. gelu: the outputs of GELU; "

@@ -318,7 +318,6 @@ static void what_cannot_be_had_is_refused(void **state) {
     } Refused;
     static const Refused refused[] = {
         {"0", "--device cuda", "--device cuda: this node has no GPU", 0},
-        {"0", "--precision bf16", "--precision bf16 is for GPUs", 0},
         {"1", "--device cpu --recompute gelu", "the CPU program has none and block", 0},
         {"1", "--gpu-exchange nccl", "several ranks share a GPU", 2},
         {"2", "--gpu-exchange nccl --link-mbit 100", "links are emulated in host memory", 2},

@@ -28,6 +28,7 @@
 
 enum {
     NUMBER_TEXT_SIZE = 32,        // text of one number
+    PROGRESS_TEXT_SIZE = 192,     // of a bar, or of the line in its place
     TERMINAL_COLUMNS = 80,        // of a screen that does not say how wide it is
     TERMINAL_HEADER_INTERVAL = 20 // reports between two headings
 };
@@ -324,18 +325,19 @@ static inline void terminal_report(Terminal *terminal, const Report *report) {
 }
 
 // " 25 %  validation, 4 of 16 batches, 0:30 left". Returns its length.
-static inline int progress_text(const Progress *progress, char text[160]) {
+static inline int progress_text(const Progress *progress, char text[PROGRESS_TEXT_SIZE]) {
     char have[NUMBER_TEXT_SIZE], all[NUMBER_TEXT_SIZE], left[NUMBER_TEXT_SIZE];
     double share = fmin(fmax((double)progress->done / (double)progress->total, 0), 1);
     double seconds_left = progress->done > 0 ? progress->seconds * (1 - share) / share : NAN;
-    return snprintf(text, 160, "%3.0f %%  %.40s%s of %s %.20s, %s left", 100 * share, progress->what,
-                    human_count((double)progress->done, have), human_count((double)progress->total, all),
-                    progress->unit, human_duration(seconds_left, left));
+    return snprintf(text, PROGRESS_TEXT_SIZE, "%3.0f %%  %.40s%.31s of %.31s %.20s, %.31s left", 100 * share,
+                    progress->what, human_count((double)progress->done, have),
+                    human_count((double)progress->total, all), progress->unit,
+                    human_duration(seconds_left, left));
 }
 
 // Where nobody looks: a line, once the silence was long enough.
 static inline void terminal_break_silence(Terminal *terminal, const Progress *progress, double now) {
-    char text[160];
+    char text[PROGRESS_TEXT_SIZE];
     if (terminal->quiet_since < 0) { terminal->quiet_since = now; }
     if (now - terminal->quiet_since < progress->silence) { return; }
     progress_text(progress, text);
@@ -353,7 +355,7 @@ static inline void terminal_bar(Terminal *terminal, const Progress *progress, do
         terminal_break_silence(terminal, progress, now);
         return;
     }
-    char text[160], bar[64];
+    char text[PROGRESS_TEXT_SIZE], bar[64];
     double share = fmin(fmax((double)progress->done / (double)progress->total, 0), 1);
     int length = progress_text(progress, text);
     // Room for two brackets and a blank; the last column stays free, because some

@@ -1215,10 +1215,11 @@ static void what_is_left_out_is_as_in_the_run(void **state) {
     json_decref(training_finish(stage, &run));
     static const char *const commands[][2] = {
         {"--out %s --resume auto", "at commit 24; exact"},
-        {"--out further --resume %s/checkpoints/step-24 --tokens 3k", "not exact: another --tokens\n"},
-        {"--out again --resume %s --lr 0.002 --tokens 3k", "not exact: another --tokens; another --lr\n"},
-        {"--out ruled --resume %s --optimizer zero1 --tokens 3k", "not exact: another rule: "},
-        {"--out asked --config base.txt --resume %s --optimizer acco --tokens 3k", "another --lr"},
+        {"--out left-out-1 --resume %s/checkpoints/step-24 --tokens 3k", "not exact: another --tokens\n"},
+        {"--out left-out-2 --resume %s --lr 0.002 --tokens 3k",
+         "not exact: another --tokens; another --lr\n"},
+        {"--out left-out-3 --resume %s --optimizer zero1 --tokens 3k", "not exact: another rule: "},
+        {"--out left-out-4 --config base.txt --resume %s --optimizer acco --tokens 3k", "another --lr"},
     };
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
         char arguments[STAGE_COMMAND_SIZE];

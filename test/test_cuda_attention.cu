@@ -129,12 +129,12 @@ static void device_run(Problem *problem, Results *results, const float *qkv, con
 static void oracle_run(const Problem *problem, Results *results, const float *qkv, const float *d_output) {
     AttentionCase shape = problem->shape;
     float *workspace = (float *)malloc(
-        attention_workspace_floats(shape.T, shape.C / shape.heads, 1, PRECISION_FP32) * sizeof(float));
+        attention_workspace_floats(shape.T, problem->C / shape.heads, 1, PRECISION_FP32) * sizeof(float));
     cpu_attention_forward(cpu_stream(), as_reals(results->output), results->logsumexp, workspace,
-                          as_reals(qkv), shape.B, shape.T, problem->C, shape.heads, shape.window);
+                          as_reals_const(qkv), shape.B, shape.T, problem->C, shape.heads, shape.window);
     cpu_attention_backward(cpu_stream(), as_reals(results->d_qkv), problem->d_stride, workspace,
-                           as_reals(d_output), as_reals(qkv), results->logsumexp, shape.B, shape.T,
-                           problem->C, shape.heads, shape.window);
+                           as_reals_const(d_output), as_reals_const(qkv), results->logsumexp, shape.B,
+                           shape.T, problem->C, shape.heads, shape.window);
     free(workspace);
 }
 

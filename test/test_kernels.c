@@ -289,8 +289,8 @@ static void check_layernorm(int rows, int C, bool branch, bool accumulate, int t
     // clang-format off
     LayernormForward forward = {
         as_reals(output), statistics, as_reals(residual), as_reals(branch ? before : NULL),
-        as_reals(branch ? added : NULL), as_reals(branch ? added_bias : NULL), as_reals(weight), as_reals(bias),
-        1e-5f, rows, C, PRECISION_FP32};
+        as_reals(branch ? added : NULL), as_reals(branch ? added_bias : NULL),
+        as_reals(weight), as_reals(bias), 1e-5f, rows, C, PRECISION_FP32};
     LayernormBackward backward = {
         as_reals(d_residual), accumulate, sums[0], sums[1], branch ? sums[2] : NULL, partials,
         as_reals(dy), as_reals(residual), statistics, as_reals(weight), rows, C, PRECISION_FP32};

@@ -2152,89 +2152,91 @@ static int end_scene(void **state) {
 }
 
 #define PROGRAM_TEST(function) \
-    cmocka_unit_test_prestate_setup_teardown(function, NULL, stage_end_test, &stage)
+    cmocka_unit_test_prestate_setup_teardown(function, NULL, stage_end_test, &stage_of_all)
+
+static Stage stage_of_all; // what every test gets
+
+static const struct CMUnitTest tests[] = {
+    PROGRAM_TEST(three_ranks_give_the_same_bits_in_any_order),
+    PROGRAM_TEST(buckets_change_no_bit),
+    PROGRAM_TEST(zero1_gives_the_bits_of_ddp),
+    PROGRAM_TEST(sequential_commits_give_the_bits_of_zero1),
+    PROGRAM_TEST(one_rank_under_mpirun_gives_the_bits_of_none),
+    PROGRAM_TEST(threads_change_no_bit),
+    PROGRAM_TEST(bf16_trains_on_cpus),
+    PROGRAM_TEST(another_seed_gives_other_bits),
+    PROGRAM_TEST(any_number_of_ranks_trains_on_the_same_data),
+    PROGRAM_TEST(every_rule_is_tested),
+    PROGRAM_TEST(every_option_of_a_rule_matters),
+    PROGRAM_TEST(ranks_may_do_unequal_work),
+    PROGRAM_TEST(every_wire_format_sends_what_it_promises),
+    PROGRAM_TEST(validation_is_of_the_committed_parameters),
+    PROGRAM_TEST(validation_is_of_the_outer_parameters),
+    PROGRAM_TEST(samples_are_of_the_committed_parameters),
+    PROGRAM_TEST(epochs_are_tokens),
+    PROGRAM_TEST(the_builtin_corpus_is_learned),
+    PROGRAM_TEST(a_text_file_is_learned),
+    PROGRAM_TEST(traces_show_what_reports_count),
+    PROGRAM_TEST(exposed_communication_is_told),
+    PROGRAM_TEST(a_slow_rank_holds_nobody_up),
+    PROGRAM_TEST(the_log_of_one_rank_counts_every_commit),
+    PROGRAM_TEST(the_log_of_two_ranks_counts_every_commit),
+    PROGRAM_TEST(output_in_a_file_is_plain_text),
+    PROGRAM_TEST(one_rank_uses_the_memory_it_planned),
+    PROGRAM_TEST(two_ranks_use_the_memory_they_planned),
+    PROGRAM_TEST(plan_prints_what_one_rank_reserves),
+    PROGRAM_TEST(plan_prints_what_two_ranks_reserve),
+    PROGRAM_TEST(a_plan_allocates_nothing),
+    PROGRAM_TEST(a_plan_ends_with_a_verdict),
+    PROGRAM_TEST(a_plan_says_what_would_fit),
+    PROGRAM_TEST(ranks_that_differ_end_at_once),
+    PROGRAM_TEST(a_plan_under_a_launcher_is_printed_once),
+    PROGRAM_TEST(a_disk_without_room_is_refused),
+    PROGRAM_TEST(the_saved_configuration_repeats_the_run),
+    PROGRAM_TEST(the_page_of_options_is_current),
+    PROGRAM_TEST(help_names_every_option),
+    PROGRAM_TEST(version_tells_the_build),
+    PROGRAM_TEST(two_ranks_refuse_with_one_message),
+    PROGRAM_TEST(a_directory_without_permission_is_refused),
+    PROGRAM_TEST(independent_copies_are_refused),
+    PROGRAM_TEST(ranks_with_other_options_are_refused),
+    PROGRAM_TEST(a_killed_rank_0_ends_the_job),
+    PROGRAM_TEST(a_killed_rank_1_ends_the_job),
+    PROGRAM_TEST(a_stopped_rank_0_ends_the_job),
+    PROGRAM_TEST(a_stopped_rank_1_ends_the_job),
+    PROGRAM_TEST(a_killed_rank_on_two_levels_ends_the_job),
+    PROGRAM_TEST(a_stopped_leader_of_a_host_is_named),
+    PROGRAM_TEST(a_stopped_rank_inside_a_host_is_named),
+    PROGRAM_TEST(one_rank_ends_well_by_signal),
+    PROGRAM_TEST(two_ranks_end_well_by_signal),
+    PROGRAM_TEST(a_stop_that_saves_nothing_has_a_code_of_its_own),
+    PROGRAM_TEST(launched_ranks_have_time_to_save),
+    PROGRAM_TEST(a_stop_before_there_are_ranks_is_repeated),
+    PROGRAM_TEST(results_that_are_lost_are_no_success),
+    PROGRAM_TEST(a_validation_hears_a_signal),
+    PROGRAM_TEST(a_signal_while_it_starts_is_heard),
+    PROGRAM_TEST(a_second_interrupt_ends_it_at_once),
+    PROGRAM_TEST(a_reader_that_leaves_ends_nothing),
+    PROGRAM_TEST(threads_that_cannot_be_had_end_the_run),
+    PROGRAM_TEST(a_log_that_fills_the_disk_ends_nothing),
+    PROGRAM_TEST(a_lost_trace_is_no_success),
+    PROGRAM_TEST(a_disk_that_is_full_ends_the_run),
+    PROGRAM_TEST(a_log_goes_on_when_there_is_room),
+    PROGRAM_TEST(a_nan_stops_one_rank),
+    PROGRAM_TEST(a_nan_stops_two_ranks),
+    PROGRAM_TEST(spikes_can_be_skipped),
+    PROGRAM_TEST(spikes_can_be_rolled_back),
+};
 
 // test_program PATTERN runs the tests whose names match, as '*rank*'.
 int main(int argc, char **argv) {
-    static Stage stage;
-    const struct CMUnitTest tests[] = {
-        PROGRAM_TEST(three_ranks_give_the_same_bits_in_any_order),
-        PROGRAM_TEST(buckets_change_no_bit),
-        PROGRAM_TEST(zero1_gives_the_bits_of_ddp),
-        PROGRAM_TEST(sequential_commits_give_the_bits_of_zero1),
-        PROGRAM_TEST(one_rank_under_mpirun_gives_the_bits_of_none),
-        PROGRAM_TEST(threads_change_no_bit),
-        PROGRAM_TEST(bf16_trains_on_cpus),
-        PROGRAM_TEST(another_seed_gives_other_bits),
-        PROGRAM_TEST(any_number_of_ranks_trains_on_the_same_data),
-        PROGRAM_TEST(every_rule_is_tested),
-        PROGRAM_TEST(every_option_of_a_rule_matters),
-        PROGRAM_TEST(ranks_may_do_unequal_work),
-        PROGRAM_TEST(every_wire_format_sends_what_it_promises),
-        PROGRAM_TEST(validation_is_of_the_committed_parameters),
-        PROGRAM_TEST(validation_is_of_the_outer_parameters),
-        PROGRAM_TEST(samples_are_of_the_committed_parameters),
-        PROGRAM_TEST(epochs_are_tokens),
-        PROGRAM_TEST(the_builtin_corpus_is_learned),
-        PROGRAM_TEST(a_text_file_is_learned),
-        PROGRAM_TEST(traces_show_what_reports_count),
-        PROGRAM_TEST(exposed_communication_is_told),
-        PROGRAM_TEST(a_slow_rank_holds_nobody_up),
-        PROGRAM_TEST(the_log_of_one_rank_counts_every_commit),
-        PROGRAM_TEST(the_log_of_two_ranks_counts_every_commit),
-        PROGRAM_TEST(output_in_a_file_is_plain_text),
-        PROGRAM_TEST(one_rank_uses_the_memory_it_planned),
-        PROGRAM_TEST(two_ranks_use_the_memory_they_planned),
-        PROGRAM_TEST(plan_prints_what_one_rank_reserves),
-        PROGRAM_TEST(plan_prints_what_two_ranks_reserve),
-        PROGRAM_TEST(a_plan_allocates_nothing),
-        PROGRAM_TEST(a_plan_ends_with_a_verdict),
-        PROGRAM_TEST(a_plan_says_what_would_fit),
-        PROGRAM_TEST(ranks_that_differ_end_at_once),
-        PROGRAM_TEST(a_plan_under_a_launcher_is_printed_once),
-        PROGRAM_TEST(a_disk_without_room_is_refused),
-        PROGRAM_TEST(the_saved_configuration_repeats_the_run),
-        PROGRAM_TEST(the_page_of_options_is_current),
-        PROGRAM_TEST(help_names_every_option),
-        PROGRAM_TEST(version_tells_the_build),
-        PROGRAM_TEST(two_ranks_refuse_with_one_message),
-        PROGRAM_TEST(a_directory_without_permission_is_refused),
-        PROGRAM_TEST(independent_copies_are_refused),
-        PROGRAM_TEST(ranks_with_other_options_are_refused),
-        PROGRAM_TEST(a_killed_rank_0_ends_the_job),
-        PROGRAM_TEST(a_killed_rank_1_ends_the_job),
-        PROGRAM_TEST(a_stopped_rank_0_ends_the_job),
-        PROGRAM_TEST(a_stopped_rank_1_ends_the_job),
-        PROGRAM_TEST(a_killed_rank_on_two_levels_ends_the_job),
-        PROGRAM_TEST(a_stopped_leader_of_a_host_is_named),
-        PROGRAM_TEST(a_stopped_rank_inside_a_host_is_named),
-        PROGRAM_TEST(one_rank_ends_well_by_signal),
-        PROGRAM_TEST(two_ranks_end_well_by_signal),
-        PROGRAM_TEST(a_stop_that_saves_nothing_has_a_code_of_its_own),
-        PROGRAM_TEST(launched_ranks_have_time_to_save),
-        PROGRAM_TEST(a_stop_before_there_are_ranks_is_repeated),
-        PROGRAM_TEST(results_that_are_lost_are_no_success),
-        PROGRAM_TEST(a_validation_hears_a_signal),
-        PROGRAM_TEST(a_signal_while_it_starts_is_heard),
-        PROGRAM_TEST(a_second_interrupt_ends_it_at_once),
-        PROGRAM_TEST(a_reader_that_leaves_ends_nothing),
-        PROGRAM_TEST(threads_that_cannot_be_had_end_the_run),
-        PROGRAM_TEST(a_log_that_fills_the_disk_ends_nothing),
-        PROGRAM_TEST(a_lost_trace_is_no_success),
-        PROGRAM_TEST(a_disk_that_is_full_ends_the_run),
-        PROGRAM_TEST(a_log_goes_on_when_there_is_room),
-        PROGRAM_TEST(a_nan_stops_one_rank),
-        PROGRAM_TEST(a_nan_stops_two_ranks),
-        PROGRAM_TEST(spikes_can_be_skipped),
-        PROGRAM_TEST(spikes_can_be_rolled_back),
-    };
     enum { NAMED = sizeof tests / sizeof tests[0], SCENES = RULES_TESTED + REFUSALS };
     static struct CMUnitTest all[NAMED + SCENES];
     static Scene scenes[SCENES];
     static char names[SCENES][96];
     memcpy(all, tests, sizeof tests);
     for (int i = 0; i < SCENES; i++) {
-        scenes[i].stage = &stage;
+        scenes[i].stage = &stage_of_all;
         struct CMUnitTest test = {names[i], any_order_gives_the_same_bits, NULL, end_scene, &scenes[i]};
         if (i < RULES_TESTED) {
             scenes[i].rule = &rule_cases[i];
@@ -2247,9 +2249,9 @@ int main(int argc, char **argv) {
         all[NAMED + i] = test;
     }
     if (argc > 1) { cmocka_set_test_filter(argv[1]); }
-    stage_open(&stage);
-    write_stage(&stage);
+    stage_open(&stage_of_all);
+    write_stage(&stage_of_all);
     int failed = _cmocka_run_group_tests("program", all, NAMED + SCENES, NULL, NULL);
-    stage_close(&stage);
+    stage_close(&stage_of_all);
     return failed;
 }

@@ -33,11 +33,6 @@ typedef struct MeasureWork {
     int micro_batches;
 } MeasureWork;
 
-static inline int measure_compare(const void *left, const void *right) {
-    double a = *(const double *)left, b = *(const double *)right;
-    return (a > b) - (a < b);
-}
-
 // Communication stream. The ranks begin together, so nobody's wait for another is
 // counted. What is left in the communication buffer is of no use.
 static inline void measure_exchange_task(void *context, Stream *stream) {
@@ -58,8 +53,7 @@ static inline void measure_exchange_task(void *context, Stream *stream) {
         stream_settle(stream);
         seconds[i] = clock_seconds() - began;
     }
-    qsort(seconds, MEASURE_REPEATS, sizeof seconds[0], measure_compare);
-    work->exchange_seconds = seconds[MEASURE_REPEATS / 2];
+    work->exchange_seconds = median_of(seconds, MEASURE_REPEATS);
 }
 
 // Compute stream. The micro-batch is the next one of training, which will compute it

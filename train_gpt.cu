@@ -20,6 +20,7 @@
 #include "program/eval.h"         // defines: command_eval: how good a model is
 #include "program/fit.h"          // defines: fit_check: is there memory enough?
 #include "program/plan.h"         // defines: command_plan: how much memory a run would need
+#include "program/precision.h"    // defines: choose_precision: fp32 or bf16, by measurement
 #include "program/report.h"       // defines: report_window, print_end: what a run says
 #include "program/resume.h"       // defines: begin_checkpoint, resume_run, roll_back: a run on disk
 #include "program/sample.h"       // defines: command_sample, print_sample: text out
@@ -216,6 +217,7 @@ static void choose_alone(Run *run) {
 // Decides what depends on the other ranks: how GPUs exchange, and so the plan of memory.
 static void choose_together(Run *run) {
     Error error = {""};
+    choose_precision(run);
     placement_meet_hosts(&run->options, &run->transport);
     placement_choose_exchange(&run->placement, &run->options, &run->transport);
     bool good = placement_choose_gpu_exchange(&run->placement, &run->options, &run->transport, &error) &&

@@ -47,6 +47,7 @@ typedef enum PrecisionChoice {
     PRECISION_AUTO,
     PRECISION_ASK_FP32,
     PRECISION_ASK_BF16,
+    PRECISION_FASTEST,
     PRECISION_ASK_FP16
 } PrecisionChoice;
 typedef enum RateCounter { RATE_BY_GRADIENTS, RATE_BY_COMMITS } RateCounter;

@@ -303,6 +303,10 @@ static inline bool options_check(const Options *options, Error *error) {
         return error_set(error, "--precision fp16 is refused: it needs loss scaling and gave NaN where that "
                                 "was left out; use fp32");
     }
+    if (options->precision == PRECISION_FASTEST && options->command != COMMAND_TRAIN) {
+        return error_set(error,
+                         "--precision fastest is measured where training begins; here say fp32 or bf16");
+    }
     if (options->ranks != 1 && options->command != COMMAND_PLAN) {
         return error_set(
             error, "--ranks is for train_gpt plan: start %lld ranks with mpirun -np %lld ./train_gpt ...",

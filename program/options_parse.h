@@ -209,31 +209,39 @@ static inline void options_resumed_run(const Options *options, char run[PATH_MAX
 
 // What determines the result is as in the run that is resumed, unless the command line
 // (given) or a file of --config says otherwise: who leaves --data out does not want to train
-// on other data. Options of another rule than the one that the run had are left out. kept: the
-// options that were taken.
+// on other data. Options of another rule than the one that the run had are left out. With
+// --precision fastest the choice that the run has made is taken in any case. kept: the options
+// that were taken.
 static inline bool options_keep(Options *options, const bool given[OPTION_COUNT_OF_TABLE],
                                 bool kept[OPTION_COUNT_OF_TABLE], Error *error) {
     Options before;
     char text[OPTION_VALUE_SIZE], run[PATH_MAX];
     bool resumes = options->command == COMMAND_TRAIN && strcmp(options->resume, "off") != 0;
-    if (!resumes || options->config[0] != '\0') { return true; }
+    bool saved[OPTION_COUNT_OF_TABLE] = {false};
+    bool has_config = options->config[0] != '\0', left_open = options->precision == PRECISION_FASTEST;
+    if (!resumes || (has_config && !left_open)) { return true; }
     options_resumed_run(options, run);
     int length = snprintf(options->kept, sizeof options->kept, "%s/config.txt", run);
     if (length >= (int)sizeof options->kept || access(options->kept, R_OK) != 0) { options->kept[0] = '\0'; }
     options_defaults(&before);
     if (options->kept[0] == '\0') { return true; }
-    if (!options_read_file(options->kept, &before, kept, error)) { return false; }
+    if (!options_read_file(options->kept, &before, saved, error)) { return false; }
     const OptionSpec *rule = option_find("optimizer");
-    if (!given[rule - option_table]) { options->rule = before.rule; }
+    if (!given[rule - option_table] && !has_config) { options->rule = before.rule; }
     for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
         const OptionSpec *option = &option_table[i];
         bool ours = option->rules == NULL || option_list_names(option->rules, options_rule(options)->name);
-        kept[i] = kept[i] && !given[i] && ours && option->effect != SAME_BITS && option->effect != PLACEMENT;
-        if (!kept[i]) { continue; }
+        bool open = left_open && option->offset == offsetof(Options, precision);
+        if (!saved[i] || !ours || (!open && (given[i] || has_config)) || option->effect == SAME_BITS ||
+            option->effect == PLACEMENT) {
+            continue;
+        }
+        kept[i] = true;
         const char *value = option->type == OPTION_TEXT ? (const char *)option_field_const(option, &before)
                                                         : option_print_value(option, &before, text);
         if (!option_set(option, options, value, error)) { return false; }
     }
+    if (has_config) { options->kept[0] = '\0'; } // the file says the rest
     return true;
 }
 

@@ -315,11 +315,13 @@ static const OptionSpec option_table[] = {
      "Where a rank computes. auto: on a GPU, where the program was built for it and the node has one (the "
      "ranks of a node take its GPUs in turn); otherwise on the CPU. Ranks of one run may differ."},
     {"precision", GROUP_MACHINE, EVERY_RULE, OTHER_BITS,
-     CHOICE_OPTION(precision, "auto", "auto", "fp32", "bf16", "fp16"),
+     CHOICE_OPTION(precision, "auto", "auto", "fp32", "bf16", "fastest", "fp16"),
      "Number format of weights and activations; sums, master parameters, moments and gradients are always "
      "fp32. auto: bf16 on a GPU, fp32 on a CPU. bf16 on a CPU: faster where the processor multiplies "
-     "bf16 (AVX-512 BF16, AMX), slower elsewhere, so try it; refused where the library of matrix products "
-     "cannot. fp32 on a GPU is for comparisons: exact, and many times slower. fp16 is refused with the "
+     "bf16 (AVX-512 BF16, AMX), slower elsewhere: the first lines of the run say how much, by a measurement "
+     "of two seconds; refused where the library of matrix products cannot. fastest: bf16 on a GPU; on CPUs "
+     "the faster of the two by that measurement, on the slowest rank, which the run keeps when it is "
+     "resumed. fp32 on a GPU is for comparisons: exact, and many times slower. fp16 is refused with the "
      "reason."},
     {"recompute", GROUP_MACHINE, EVERY_RULE, SAME_BITS,
      CHOICE_OPTION(recompute, "auto", "auto", "none", "gelu", "layernorm", "block"),

@@ -3,7 +3,8 @@
 //
 //   device         a GPU where the program was built with CUDA and this node has one;
 //                  otherwise the CPU. Ranks of one job may differ
-//   precision      bf16 on a GPU, fp32 on the CPU, unless the user says otherwise
+//   precision      bf16 on a GPU, fp32 on the CPU, unless the user says otherwise or asks
+//                  for the faster one (program/precision.h)
 //   GPU exchange   NCCL where every rank has a GPU of its own; otherwise vectors pass
 //                  through host memory
 //   recompute      as little as makes the activations fit
@@ -15,6 +16,7 @@
 
 #include "comm/collectives.h"
 #include "gpt_neo.h"
+#include "kernels/cpu/product_rates.h"
 #include "program/options_check.h"
 #include "rules.h"
 
@@ -22,6 +24,7 @@ typedef struct Placement {
     Gpu gpu;
     bool on_gpu;
     Precision precision;
+    ProductRates product_rates; // of the slowest rank on a CPU; 0: not measured
     Nccl nccl;
     bool uses_nccl;
     int sharing;       // how many ranks compute on this rank's GPU, itself included

@@ -156,6 +156,12 @@ static inline void print_device(const Run *run) {
     }
     printf("threads    %d per rank (%s); matrix products by %s\n", threads, run->threads.reason,
            matmul_library(products));
+    const double *rates = placement->product_rates.gflops;
+    if (rates[PRECISION_FP32] > 0) {
+        printf("           at %.0f GFLOP/s in fp32 and %.0f in bf16%s: %s is faster\n", rates[PRECISION_FP32],
+               rates[PRECISION_BF16], run->transport.size > 1 ? " on the slowest rank" : "",
+               precision_name(product_rates_faster(&placement->product_rates)));
+    }
 }
 
 // Says where there is less to validate on than --val-batches asks for.
@@ -237,6 +243,13 @@ static inline void print_start(Run *run, const Hello *hellos) {
     fflush(stdout);
 }
 
+// null: nothing was measured.
+static inline json_t *product_rates_json(const ProductRates *rates) {
+    if (!(rates->gflops[PRECISION_FP32] > 0)) { return json_null(); }
+    return json_pack("{s:f, s:f}", "fp32", rates->gflops[PRECISION_FP32], "bf16",
+                     rates->gflops[PRECISION_BF16]);
+}
+
 // The event "start": all that is needed to repeat the run. hellos (size): of all ranks.
 static inline void log_start(Run *run, const Hello *hellos) {
     json_t *ranks = json_array(), *memory = json_object();
@@ -254,14 +267,16 @@ static inline void log_start(Run *run, const Hello *hellos) {
     double epoch = tokens_per_epoch(run);
     run_directory_model_name(options_model(&run->options), model);
     transport_sum_order(&run->transport, exchange, sizeof exchange);
-    report_event(run, json_pack("{s:s, s:s, s:I, s:s, s:s, s:o, s:I, s:o, s:I, s:o, s:o, s:o, s:o}", "event",
-                                "start", "version", ACCO_VERSION, "time", (json_int_t)time(NULL), "transport",
-                                run->transport.link.name, "exchange", exchange, "model", log_text(model),
-                                "parameters", (json_int_t)run->table.parameter_count, "epochs",
-                                log_real(epoch > 0 ? (double)run->options.tokens / epoch : (double)NAN),
-                                "bucket_bytes", (json_int_t)run->scheduler.settings.bucket, "measured",
-                                log_text(run->rule_reason), "ranks", ranks, "memory", memory, "options",
-                                options_as_json(&run->options)));
+    report_event(run,
+                 json_pack("{s:s, s:s, s:I, s:s, s:s, s:o, s:I, s:o, s:I, s:o, s:o, s:o, s:o, s:o}", "event",
+                           "start", "version", ACCO_VERSION, "time", (json_int_t)time(NULL), "transport",
+                           run->transport.link.name, "exchange", exchange, "model", log_text(model),
+                           "parameters", (json_int_t)run->table.parameter_count, "epochs",
+                           log_real(epoch > 0 ? (double)run->options.tokens / epoch : (double)NAN),
+                           "bucket_bytes", (json_int_t)run->scheduler.settings.bucket, "measured",
+                           log_text(run->rule_reason), "ranks", ranks, "memory", memory, "options",
+                           options_as_json(&run->options), "product_gflops",
+                           product_rates_json(&run->placement.product_rates)));
 }
 
 // ---------------------------------------------------------------------------------------

@@ -1,14 +1,28 @@
-// numbers.h: the smaller and the larger of two integers; a number of bytes as people read it.
+// numbers.h: the smaller and the larger of two integers; the median; a number of bytes as
+// people read it.
 #ifndef ACCO_RUNTIME_NUMBERS_H
 #define ACCO_RUNTIME_NUMBERS_H
 
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 static inline size_t size_min(size_t a, size_t b) { return a < b ? a : b; }
 static inline size_t size_max(size_t a, size_t b) { return a > b ? a : b; }
 static inline int64_t int64_min(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static inline int numbers_compare(const void *left, const void *right) {
+    double a = *(const double *)left, b = *(const double *)right;
+    return (a > b) - (a < b);
+}
+
+// Sorts values (count >= 1) and returns the median; of an even count the larger of the two
+// in the middle.
+static inline double median_of(double *values, size_t count) {
+    qsort(values, count, sizeof values[0], numbers_compare);
+    return values[count / 2];
+}
 
 enum { SIZE_TEXT = 24 };
 

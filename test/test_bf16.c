@@ -7,6 +7,7 @@
 #include "test/harness.h"
 
 #include "gpt_neo.h"
+#include "kernels/cpu/product_rates.h"
 #include "runtime/random.h"
 
 static Random test_random;
@@ -369,6 +370,21 @@ static void a_model_in_bf16_is_near_that_in_fp32(void **state) {
     parameter_table_free(&table);
 }
 
+// A rate is that of products in its own format, and the faster one is chosen.
+static void rates_are_measured_in_both_formats(void **state) {
+    (void)state;
+    ThreadPool *pool = thread_pool_create(2, false);
+    ProductRates rates = product_rates_measure(pool, 64, 96, 200, 0.05);
+    thread_pool_destroy(pool);
+    assert_true(rates.gflops[PRECISION_FP32] > 0 && rates.gflops[PRECISION_FP32] < 1e6);
+    assert_true((rates.gflops[PRECISION_BF16] > 0) == matmul_has_bf16() &&
+                rates.gflops[PRECISION_BF16] < 1e6);
+    ProductRates slower = {{200, 150}}, faster = {{100, 150}}, missing = {{100, 0}};
+    assert_true(product_rates_faster(&slower) == PRECISION_FP32);
+    assert_true(product_rates_faster(&faster) == PRECISION_BF16);
+    assert_true(product_rates_faster(&missing) == PRECISION_FP32);
+}
+
 int main(void) {
     test_random.state = 16;
     const struct CMUnitTest tests[] = {
@@ -380,6 +396,7 @@ int main(void) {
         cmocka_unit_test(losses_are_exact_and_their_gradients_rounded_once),
         cmocka_unit_test(attention_is_rounded_once),
         cmocka_unit_test(a_model_in_bf16_is_near_that_in_fp32),
+        cmocka_unit_test(rates_are_measured_in_both_formats),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1233,6 +1233,30 @@ static void what_is_left_out_is_as_in_the_run(void **state) {
     }
 }
 
+// The number format that was measured to be the fastest stays, whatever is faster today.
+static void the_fastest_format_is_chosen_once(void **state) {
+    Stage *stage = stage_of(state);
+    Outcome can = program_run(stage, 0, "plan --precision bf16");
+    static const char *const formats[] = {"fp32", "bf16"};
+    for (int i = 0; i < (can.exit_code == 0 ? 2 : 1); i++) {
+        char options[512], line[64];
+        snprintf(options, sizeof options, "--optimizer ddp --precision %s", formats[i]);
+        Training run = training_start(stage, 0, options);
+        json_decref(training_finish(stage, &run));
+        snprintf(line, sizeof line, "precision = %s\n", formats[i]);
+        for (int with_file = 0; with_file < 2; with_file++) {
+            snprintf(options, sizeof options, "%s --optimizer ddp --out %s --resume auto --precision fastest",
+                     with_file ? "--config base.txt" : "", run.out);
+            Outcome outcome = program_run(stage, 0, options);
+            outcome_check(&outcome, 0, options);
+            text_check(outcome.output, "; exact", options);
+            char path[STAGE_PATH_SIZE];
+            snprintf(options, sizeof options, "%s/config.txt", run.out);
+            text_check(stage_read_text(stage, stage_path(stage, options, path)), line, options);
+        }
+    }
+}
+
 // What --resume takes is all that counts, and the run says so.
 static void a_start_beside_a_checkpoint_is_said_to_be_unused(void **state) {
     Stage *stage = stage_of(state);
@@ -1484,6 +1508,7 @@ int main(int argc, char **argv) {
         CHECKPOINT_TEST(a_start_beside_a_checkpoint_is_said_to_be_unused),
         CHECKPOINT_TEST(a_text_longer_than_the_model_is_said),
         CHECKPOINT_TEST(what_is_left_out_is_as_in_the_run),
+        CHECKPOINT_TEST(the_fastest_format_is_chosen_once),
         CHECKPOINT_TEST(mistakes_are_refused),
         CHECKPOINT_TEST(hostile_manifests_are_refused),
     };

@@ -762,6 +762,7 @@ static void test_contradictions(void **state) {
     expect_contradiction("--accumulate auto --lr-by commits --optimizer dpu",
                          "--accumulate auto with --lr-by commits");
     expect_contradiction("--precision fp16", "needs loss scaling and gave NaN");
+    expect_contradiction("plan --precision fastest", "--precision fastest is measured where training begins");
     expect_contradiction("--lr 1e-3 --min-lr 2e-3", "--min-lr 0.002 is above --lr 0.001");
     expect_contradiction("--schedule constant --min-lr 0", "never reaches --min-lr");
     expect_contradiction("--lr 10 --weight-decay 0.1", "would erase the parameters");

@@ -170,6 +170,31 @@ static void bf16_trains_on_cpus(void **state) {
     assert_true(losses[1] != losses[0]);
 }
 
+// Ranks measure, and all take the format that is faster on the slowest of them. A GPU's rank
+// would not measure.
+static void the_fastest_format_is_measured(void **state) {
+    Stage *stage = stage_of(state);
+    Fleet *fleet = fleet_new(stage);
+    fleet_start(fleet, 0, "--precision fastest --optimizer ddp");
+    if (stage->has_mpi) { fleet_start(fleet, 2, "--precision fastest"); }
+    fleet_start(fleet, 0, "--precision auto --optimizer ddp");
+    fleet_finish(fleet);
+    for (int i = 0; i < fleet->count; i++) {
+        json_t *start = log_event_of(fleet->events[i], "start", -1),
+               *rates = json_object_get(start, "product_gflops");
+        if (i == fleet->count - 1) {
+            assert_true(json_is_null(rates));
+            continue;
+        }
+        double fp32 = log_number(rates, "fp32"), bf16 = log_number(rates, "bf16");
+        json_t *chosen = json_object_get(json_object_get(start, "options"), "precision");
+        assert_true(fp32 > 0);
+        assert_string_equal(json_string_value(chosen), bf16 > fp32 ? "bf16" : "fp32");
+        text_check(fleet_output(fleet, i), bf16 > fp32 ? ": bf16 is faster\n" : ": fp32 is faster\n",
+                   "start block");
+    }
+}
+
 // So fingerprints are not constant.
 static void another_seed_gives_other_bits(void **state) {
     Fleet *fleet = fleet_new(stage_of(state));
@@ -2164,6 +2189,7 @@ static const struct CMUnitTest tests[] = {
     PROGRAM_TEST(one_rank_under_mpirun_gives_the_bits_of_none),
     PROGRAM_TEST(threads_change_no_bit),
     PROGRAM_TEST(bf16_trains_on_cpus),
+    PROGRAM_TEST(the_fastest_format_is_measured),
     PROGRAM_TEST(another_seed_gives_other_bits),
     PROGRAM_TEST(any_number_of_ranks_trains_on_the_same_data),
     PROGRAM_TEST(every_rule_is_tested),

@@ -617,13 +617,13 @@ static inline void gpt_neo_embedding_backward(GptNeo *model, Stream *stream, flo
 // Loss and gradients
 
 // gradients (layout of the parameters) += d(mean loss)/d(parameters) of tokens and
-// targets (B, T each). Returns the mean loss over the targets >= 0; if none counts, the
-// loss and what is added are 0. Tokens and targets must lie in the vocabulary. Waits with
-// `pace` for parameters and tells it which gradients are finished; those of wte, which
-// the head begins, are finished last.
-static inline float gpt_neo_loss_and_gradients(GptNeo *model, Stream *stream, const void *parameters,
-                                               float *gradients, const int32_t *tokens,
-                                               const int32_t *targets, const Pace *pace) {
+// targets (B, T each); if no target is >= 0, what is added is 0. Tokens and targets must
+// lie in the vocabulary. Waits with `pace` for parameters and tells it which gradients are
+// finished; those of wte, which the head begins, are finished last. Returns how many
+// targets count, for gpt_neo_mean_loss. On a GPU everything is only queued then; tokens
+// and targets must stay until the stream has settled.
+static inline int gpt_neo_gradients(GptNeo *model, Stream *stream, const void *parameters, float *gradients,
+                                    const int32_t *tokens, const int32_t *targets, const Pace *pace) {
     gpt_neo_forward(model, stream, parameters, tokens, pace);
     int counting = gpt_neo_head(model, stream, gradients, targets);
     gpt_neo_layernorm_backward(model, stream, gradients, 2 * model->config.layers);
@@ -631,6 +631,14 @@ static inline float gpt_neo_loss_and_gradients(GptNeo *model, Stream *stream, co
         gpt_neo_layer_backward(model, stream, gradients, l, pace);
     }
     gpt_neo_embedding_backward(model, stream, gradients, tokens);
+    return counting;
+}
+
+// The same, and waits. Returns the mean loss over the targets >= 0; 0 if none counts.
+static inline float gpt_neo_loss_and_gradients(GptNeo *model, Stream *stream, const void *parameters,
+                                               float *gradients, const int32_t *tokens,
+                                               const int32_t *targets, const Pace *pace) {
+    int counting = gpt_neo_gradients(model, stream, parameters, gradients, tokens, targets, pace);
     return gpt_neo_mean_loss(model, stream, counting);
 }
 

@@ -49,9 +49,9 @@ static void validate_task(void *context, Stream *stream) {
     if (!fill_validation(run, sum->batch, &perfect, &error)) {
         transport_fail(&run->transport, "%s", error.text);
     }
-    double predicted = gpt_neo_predicted(&run->model, run->targets);
+    double predicted = gpt_neo_predicted(&run->model, run->batch.targets);
     if (predicted == 0) { return; }
-    double loss = gpt_neo_loss(&run->model, stream, sum->parameters, run->tokens, run->targets);
+    double loss = gpt_neo_loss(&run->model, stream, sum->parameters, run->batch.tokens, run->batch.targets);
     sum->loss += loss * predicted;
     sum->perfect_loss += perfect * predicted;
     sum->predicted += predicted;

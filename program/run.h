@@ -44,6 +44,14 @@ typedef struct SchedulerSeen {
     double spikes;
 } SchedulerSeen;
 
+// A micro-batch on the host.
+typedef struct Batch {
+    int32_t *tokens, *targets; // (B, T)
+    double perfect_loss;       // of a perfect model; NAN: unknown
+    uint64_t first_sample;     // in the global order
+    bool is_filled;
+} Batch;
+
 // One run, or the plan of one.
 typedef struct Run {
     Options options;
@@ -65,7 +73,8 @@ typedef struct Run {
     ThreadPool *pool;
     GptNeo model;
     Scheduler scheduler;
-    int32_t *tokens, *targets; // (B, T): the batch of the compute stream
+    Batch batch;      // of the compute stream
+    Batch next_batch; // on a GPU: it is filled while the GPU computes with `batch`
     // Its clock: training_seconds() reads it.
     double started;             // clock_seconds() at the start of training
     double paused;              // seconds since then that were not training: validation, checkpoints

@@ -219,8 +219,12 @@ static inline bool reserve_memory(Run *run, Problem problem, Error *error) {
     size_t bytes = (size_t)tokens_per_micro_batch(run) * sizeof(int32_t);
     run->arena.on_gpu = placement->on_gpu;
     scheduler_reserve(&run->scheduler, &run->arena, &settings, &problem, &run->transport);
-    arena_reserve_host(&run->arena, MEMORY_WORKSPACE, "tokens", bytes, &run->tokens);
-    arena_reserve_host(&run->arena, MEMORY_WORKSPACE, "targets", bytes, &run->targets);
+    arena_reserve_host(&run->arena, MEMORY_WORKSPACE, "tokens", bytes, &run->batch.tokens);
+    arena_reserve_host(&run->arena, MEMORY_WORKSPACE, "targets", bytes, &run->batch.targets);
+    if (placement->on_gpu) {
+        arena_reserve_host(&run->arena, MEMORY_WORKSPACE, "next tokens", bytes, &run->next_batch.tokens);
+        arena_reserve_host(&run->arena, MEMORY_WORKSPACE, "next targets", bytes, &run->next_batch.targets);
+    }
     if (!placement_check_shapes(placement, &run->config, run->B, run->T, error) ||
         !placement_choose_recompute(&run->placement, &run->options, &run->config, run->arena.bytes, &model,
                                     error)) {

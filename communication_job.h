@@ -80,6 +80,12 @@ static inline void job_inspect(Scheduler *s, Job *job, const float *values, size
     job->bad_element = job_last_bad_element(values, begin, end, stream);
 }
 
+// Not for an estimate, because the commit sends the same gradients once more; and not where
+// one rank's gradients are their own sum, whose norm job_summarise takes.
+static inline bool job_inspects_before(const Scheduler *s, const Job *job) {
+    return job->kind != ESTIMATE && (s->settings.kind == RULE_LOCAL || s->transport->size > 1);
+}
+
 // H6: waits until the last `count` elements of the gradients are final. On a GPU the host
 // announces that ahead of the kernels; the mark says when they have ended.
 static inline void job_wait_for_gradients(Scheduler *s, size_t count) {
@@ -103,7 +109,7 @@ static inline void job_reduce(Scheduler *s, Job *job, Stream *stream) {
         size_t begin = end > bucket ? end - bucket : 0;
         if (job->follows) { job_wait_for_gradients(s, padded - layout_cell_begin(layout, begin)); }
         trace_begin(&s->trace, TRACE_COMMUNICATION);
-        if (job->kind != ESTIMATE) { // the commit sends the same gradients once more
+        if (job_inspects_before(s, job)) {
             job_inspect(s, job, collective.buffer, layout_cell_begin(layout, begin),
                         layout_cell_begin(layout, end), stream);
         }
@@ -194,10 +200,16 @@ static inline void job_summarise(Scheduler *s, Job *job, Stream *stream) {
         job->tally.square = 0;
     } else {
         const float *reduced = scheduler_reduce_buffer(s)->data;
-        job->tally.site.element = job->bad_element;
         job->tally.square = buffer_sum_of_squares(
             stream, reduced + layout_flat(&s->layout, s->transport->rank, 0), s->layout.piece,
             layout_cell_begin(&s->layout, 1), s->layout.cells, s->norm_partials);
+        if (s->transport->size == 1 && job->kind != ESTIMATE) {
+            job->own_square = job->tally.square;
+            job->bad_element = isfinite(job->tally.square)
+                                   ? 0
+                                   : job_last_bad_element(reduced, 0, layout_padded(&s->layout), stream);
+        }
+        job->tally.site.element = job->bad_element;
     }
     job->tally.own_square = job->own_square;
     job->tally.stops = scheduler_is_asked_to_stop(s) ? 1 : 0;

@@ -225,7 +225,8 @@ FUZZ_INPUTS  :=
 FUZZ_CC      := clang
 FUZZERS      := $(patsubst test/fuzz/fuzz_%.h,%,$(wildcard test/fuzz/fuzz_*.h))
 FUZZ_FLAGS   := -std=gnu11 -O1 -g -fno-omit-frame-pointer -fno-math-errno $(WARNINGS) -Wno-pass-failed -I. \
-                -fsanitize=fuzzer,address,undefined,float-cast-overflow -fno-sanitize-recover=all
+                -fsanitize=fuzzer,address,undefined,float-cast-overflow -fno-sanitize-recover=all \
+                -fsanitize-coverage-ignorelist=test/fuzz/not-traced
 
 .PHONY: fuzz
 fuzz: $(CONFIG) $(BUILD)/fuzz/compiler
@@ -239,7 +240,7 @@ $(BUILD)/fuzz/compiler:
 	    { echo "make fuzz needs clang with libFuzzer, and $(FUZZ_CC) is none: Debian has it in clang and libclang-rt-14-dev (14: the" \
 	    "version of clang); FUZZ_CC=NAME names another"; exit 1; }
 
-$(BUILD)/fuzz/%: test/fuzz/fuzz_%.h test/fuzz/entry.c Makefile $(CONFIG)
+$(BUILD)/fuzz/%: test/fuzz/fuzz_%.h test/fuzz/entry.c test/fuzz/not-traced Makefile $(CONFIG)
 	$(FUZZ_CC) $(FUZZ_FLAGS) -MMD -MP -include $< -DTARGET=fuzz_$* test/fuzz/entry.c -o $@ -ljansson -lz -lpcre2-8 -lm -lpthread
 
 # Every header must compile by itself and be valid C++ as well as C, because nvcc compiles

@@ -18,6 +18,9 @@ static void set_gpus(const char *gpus, const char *megabytes) {
     unsetenv("SIMT_OWN_GPUS");
     unsetenv("SIMT_MEMORY_MB");
     unsetenv("SIMT_FAIL_LAUNCH");
+    unsetenv("SIMT_FAIL_PRODUCT");
+    unsetenv("SIMT_SAY_LOADING");
+    unsetenv("CUDA_MODULE_LOADING");
     unsetenv("SIMT_DRIVER");
     unsetenv("SIMT_NO_CODE");
     unsetenv("SIMT_KIND");
@@ -369,6 +372,30 @@ static void a_cuda_error_ends_the_job(void **state) {
     }
 }
 
+// An error of the library of matrix products is one, too.
+static void a_failing_product_ends_the_job(void **state) {
+    set_trouble("SIMT_FAIL_PRODUCT", "2000");
+    Outcome outcome = program_run(stage_of(state), 0, "--config base.txt --tokens 100M --out broken");
+    outcome_check(&outcome, 3, "a failing product");
+    text_check(outcome.errors, "train_gpt: [rank 0 of 1 on ", "a failing product");
+    text_check(outcome.errors, "cuBLASLt: status 13: cuda_gemm_run", "a failing product");
+    if (strstr(outcome.errors, "commit 0]") != NULL) { fail_msg("too early: %s", outcome.errors); }
+}
+
+// All kernels are loaded before any of them runs, unless the user says otherwise.
+static void kernels_are_loaded_at_the_start(void **state) {
+    static const char *const wishes[] = {NULL, "LAZY"};
+    for (int i = 0; i < 2; i++) {
+        set_trouble("SIMT_SAY_LOADING", "1");
+        if (wishes[i] != NULL) { setenv("CUDA_MODULE_LOADING", wishes[i], 1); }
+        Outcome outcome = program_run(stage_of(state), 0, "plan --config base.txt --device cuda");
+        outcome_check(&outcome, 0, "a plan");
+        text_check(outcome.errors,
+                   i == 0 ? "emulator: kernels are loaded EAGER\n" : "emulator: kernels are loaded LAZY\n",
+                   "a plan");
+    }
+}
+
 static void a_driver_or_program_that_does_not_fit_is_named(void **state) {
     set_trouble("SIMT_DRIVER", "11040");
     Outcome outcome = program_run(stage_of(state), 0, "--config base.txt --device cuda --out refused");
@@ -508,6 +535,26 @@ static void a_gpu_evaluates_as_the_cpu_does(void **state) {
     check_evaluation(stage, model, "--task lambada --data words.jsonl", "acc", 1e-9);
 }
 
+// Texts of many lengths, two of each: every batch is another shape for the library of
+// matrix products, and they are more than its plans.
+static void a_gpu_evaluates_texts_of_any_length(void **state) {
+    Stage *stage = stage_of(state);
+    char model[128], texts[8192];
+    size_t at = 0;
+    stage_write(stage, "long.json",
+                "{\"model_type\": \"gpt_neo\", \"num_layers\": 1, \"hidden_size\": 32, \"num_heads\": 2,\n"
+                " \"intermediate_size\": 48, \"window_size\": 8, \"max_position_embeddings\": 64,\n"
+                " \"vocab_size\": 256, \"attention_types\": [[[\"global\"], 1]]}\n");
+    Training training = training_start(stage, 0, "--model long.json --tokens 128 --device cpu");
+    json_decref(training_finish(stage, &training));
+    snprintf(model, sizeof model, "%s/checkpoints/step-1", training.out);
+    for (int i = 64; i < 128; i++) {
+        at += (size_t)snprintf(texts + at, sizeof texts - at, "{\"text\": \"%0*d cat\"}\n", i / 2 - 3, 7);
+    }
+    stage_write(stage, "lengths.jsonl", texts);
+    check_evaluation(stage, model, "--task lambada --data lengths.jsonl", "perplexity", 5e-2);
+}
+
 // ---------------------------------------------------------------------------------------
 // The stage's files
 
@@ -558,12 +605,15 @@ int main(int argc, char **argv) {
         GPU_TEST(no_more_is_recomputed_than_needed),
         GPU_TEST(what_cannot_be_had_is_refused),
         GPU_TEST(a_cuda_error_ends_the_job),
+        GPU_TEST(a_failing_product_ends_the_job),
+        GPU_TEST(kernels_are_loaded_at_the_start),
         GPU_TEST(a_driver_or_program_that_does_not_fit_is_named),
         GPU_TEST(a_gpu_that_is_unlike_the_others_is_named),
         GPU_TEST(a_plan_prints_what_a_run_reserves),
         GPU_TEST(a_program_for_cpus_plans_the_same),
         GPU_TEST(a_start_says_what_would_fit),
         GPU_TEST(a_gpu_evaluates_as_the_cpu_does),
+        GPU_TEST(a_gpu_evaluates_texts_of_any_length),
     };
     if (argc > 1) { cmocka_set_test_filter(argv[1]); }
     stage_open(&stage);

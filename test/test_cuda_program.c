@@ -263,11 +263,19 @@ static void nccl_is_used_where_every_rank_has_a_gpu(void **state) {
     set_gpus("1", NULL);
     setenv("SIMT_OWN_GPUS", "1", 1); // the launcher shows every rank one GPU of its own
     fleet_start(fleet, 2, "--tokens 200");
+    set_gpus("4", NULL);
+    fleet_start(fleet, 2, "--tokens 200 --nccl-ctas 4");
+    fleet_start(fleet, 4, "--tokens 200 --ranks-per-host 2");
     fleet_finish(fleet);
-    assert_non_null(strstr(fleet_output(fleet, 0), "from GPU to GPU by NCCL"));
+    assert_non_null(
+        strstr(fleet_output(fleet, 0), "by NCCL, which takes at most 2 of 4 processors; products"));
     assert_non_null(strstr(fleet_output(fleet, 1), "several ranks share a GPU, which NCCL refuses"));
     assert_non_null(strstr(fleet_output(fleet, 2), "through host memory: links are emulated there"));
-    assert_non_null(strstr(fleet_output(fleet, 3), "from GPU to GPU by NCCL"));
+    assert_non_null(
+        strstr(fleet_output(fleet, 3), "by NCCL, which takes at most 1 of 4 processors; products"));
+    assert_non_null(strstr(fleet_output(fleet, 4), "by NCCL, which takes at most all 4 processors"));
+    assert_non_null(
+        strstr(fleet_output(fleet, 5), "by NCCL, which takes at most 2 of 4 processors; products"));
 }
 
 // Each level keeps less in memory than the one before.

@@ -34,6 +34,7 @@ enum cublasLtMatmulPreferenceAttributes_t {
 
 struct SimtMatmulDesc {
     cublasOperation_t a, b;
+    int processors; // that the product may count on; 0: all
 };
 struct SimtMatrixLayout {
     cudaDataType_t type;
@@ -69,7 +70,7 @@ inline cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
 inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t) { return CUBLAS_STATUS_SUCCESS; }
 inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *operation, cublasComputeType_t,
                                                cudaDataType_t) {
-    *operation = new SimtMatmulDesc{CUBLAS_OP_N, CUBLAS_OP_N};
+    *operation = new SimtMatmulDesc{CUBLAS_OP_N, CUBLAS_OP_N, 0};
     simt_library_objects()++;
     simt_library_products()++;
     return CUBLAS_STATUS_SUCCESS;
@@ -84,6 +85,7 @@ inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operat
                                                      const void *value, size_t) {
     if (attribute == CUBLASLT_MATMUL_DESC_TRANSA) { operation->a = *(const cublasOperation_t *)value; }
     if (attribute == CUBLASLT_MATMUL_DESC_TRANSB) { operation->b = *(const cublasOperation_t *)value; }
+    if (attribute == CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET) { operation->processors = *(const int *)value; }
     return CUBLAS_STATUS_SUCCESS;
 }
 inline cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType_t type,
@@ -137,12 +139,20 @@ inline std::vector<float> simt_operand(const void *data, const SimtMatrixLayout 
     return result;
 }
 
+inline void simt_check_processors(cublasLtMatmulDesc_t operation) {
+    int taken = simt_processors_taken(), left = taken < SIMT_PROCESSORS ? SIMT_PROCESSORS - taken : 0;
+    if (taken > 0 && operation->processors != left) {
+        simt_fail("a product is not planned for the processors that NCCL leaves");
+    }
+}
+
 // d = alpha op(a) op(b) + beta c. c has the layout of d, and is read only if d is float.
 inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, const void *alpha,
                                      const void *a, cublasLtMatrixLayout_t a_layout, const void *b,
                                      cublasLtMatrixLayout_t b_layout, const void *beta, const void *c,
                                      cublasLtMatrixLayout_t, void *d, cublasLtMatrixLayout_t d_layout,
                                      const cublasLtMatmulAlgo_t *, void *, size_t, cudaStream_t) {
+    simt_check_processors(operation);
     if (simt_product_fails()) { return CUBLAS_STATUS_EXECUTION_FAILED; }
     bool a_transposed = operation->a == CUBLAS_OP_T, b_transposed = operation->b == CUBLAS_OP_T;
     uint64_t m = d_layout->rows, n = d_layout->columns, k = a_transposed ? a_layout->rows : a_layout->columns;

@@ -118,6 +118,7 @@ enum cudaMemcpyKind {
     cudaMemcpyDefault
 };
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
+enum { SIMT_PROCESSORS = 4 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 
 struct SimtStream {
@@ -184,6 +185,11 @@ inline bool simt_product_fails() {
     static int products = 0;
     return failing > 0 && __atomic_add_fetch(&products, 1, __ATOMIC_RELAXED) == failing;
 }
+// How many processors NCCL was allowed to take: products must be planned for the others.
+inline int &simt_processors_taken() {
+    static int taken = 0;
+    return taken;
+}
 // The driver reads the variable once, when it is first called.
 inline void simt_say_loading() {
     static const char *const loading = getenv("CUDA_MODULE_LOADING");
@@ -215,7 +221,7 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int devic
     properties->totalGlobalMem = simt_memory_bytes();
     properties->sharedMemPerBlockOptin = SIMT_SHARED_LIMIT;
     properties->major = 9;
-    properties->multiProcessorCount = 4;
+    properties->multiProcessorCount = SIMT_PROCESSORS;
     return cudaSuccess;
 }
 inline cudaError_t cudaDeviceGetPCIBusId(char *text, int size, int device) {

@@ -18,8 +18,8 @@
 //   gelu        the output of GELU, from its input
 //   layernorm   the outputs of the LayerNorms, from the residuals
 //   block       everything in a layer, from the layer's input
-// The logits of a whole batch never exist. They are computed in chunks of at most
-// GPT_NEO_LOGITS_BYTES; each chunk becomes its own gradient in place, and that gradient
+// The logits of a whole batch never exist. They are computed in chunks
+// (gpt_neo_chunk_rows); each chunk becomes its own gradient in place, and that gradient
 // is used at once for the gradients of the last hidden state and of wte.
 #ifndef ACCO_GPT_NEO_H
 #define ACCO_GPT_NEO_H
@@ -29,7 +29,13 @@
 #include "runtime/memory.h"
 #include "runtime/pace.h"
 
-enum { GPT_NEO_LOGITS_BYTES = 256 << 20 };
+enum {
+    GPT_NEO_LOGITS_BYTES = 256 << 20, // of a chunk of logits on the CPU, at most
+    GPT_NEO_GPU_LOGITS_BYTES = 1 << 30,
+    GPT_NEO_GPU_CHUNKS = 4,
+    GPT_NEO_GPU_CHUNK_ROWS = 256, // a chunk on a GPU has a multiple of them
+    GPT_NEO_LOGITS_UNIT = 64      // a row of logits on a GPU has a multiple of them
+};
 
 // ---------------------------------------------------------------------------------------
 // The model
@@ -88,10 +94,11 @@ typedef struct GptNeo {
     Real *d_wide;     // (B, T, max(3C, F)), rows d_wide_stride apart: gradient of qkv or of mlp_hidden
     float *partials;  // (row_partials_floats(max(3C, F))): of sums over rows
     float *scores;    // (attention_scratch_floats)
-    Real *logits;     // (chunk, V), rows logits_stride apart
+    Real *logits;     // (chunk, logits_columns), rows logits_stride apart
     float *losses;    // (B, T); the host can read it
     int chunk;        // rows of logits at a time
     int d_wide_stride, logits_stride;
+    int logits_columns; // that the head's products compute: V, or more of them (gpt_neo_logits_columns)
 
     // On a GPU: the batch, and the order in which embedding_backward adds its rows
     int32_t *tokens, *targets, *order; // (B, T)
@@ -134,12 +141,29 @@ static inline void gpt_neo_lap(GptNeo *model, GptNeoOperation operation) {
 
 static inline size_t gpt_neo_rows(const GptNeo *model) { return (size_t)model->B * (size_t)model->T; }
 
-// Rows of logits at a time: equal chunks, as few as GPT_NEO_LOGITS_BYTES allows.
-static inline int gpt_neo_chunk_rows(int rows, int logits_stride, Precision precision) {
-    int most = (int)(GPT_NEO_LOGITS_BYTES / ((size_t)logits_stride * precision_bytes(precision)));
-    if (most < 1) { most = 1; }
+// How far apart rows of logits are.
+static inline int gpt_neo_logits_stride(int vocabulary, bool on_gpu) {
+    return on_gpu ? (vocabulary + GPT_NEO_LOGITS_UNIT - 1) / GPT_NEO_LOGITS_UNIT * GPT_NEO_LOGITS_UNIT
+                  : vocabulary;
+}
+
+// Rows of logits at a time: equal chunks, as few as the bytes allow.
+//
+// On a GPU there are GPT_NEO_GPU_CHUNKS, or more if these were too large. Each of them
+// costs a pass over the fp32 gradient of wte (at 125M 154 MB, read and written), so there
+// should be few; with one, the logits would be the largest array of all. Chunks are a
+// multiple of GPT_NEO_GPU_CHUNK_ROWS where a batch is so large, because the library
+// computes tiles of up to 256 rows, and a tile that is not full costs as much as a full
+// one.
+static inline int gpt_neo_chunk_rows(int rows, int logits_stride, Precision precision, bool on_gpu) {
+    size_t bytes = on_gpu ? GPT_NEO_GPU_LOGITS_BYTES : GPT_NEO_LOGITS_BYTES;
+    int most = (int)(bytes / ((size_t)logits_stride * precision_bytes(precision)));
+    int unit = on_gpu && most >= GPT_NEO_GPU_CHUNK_ROWS ? GPT_NEO_GPU_CHUNK_ROWS : 1;
+    most = most < 1 ? 1 : most / unit * unit;
     int chunks = (rows + most - 1) / most;
-    return (rows + chunks - 1) / chunks;
+    if (on_gpu && chunks < GPT_NEO_GPU_CHUNKS) { chunks = GPT_NEO_GPU_CHUNKS; }
+    int chunk = ((rows + chunks - 1) / chunks + unit - 1) / unit * unit;
+    return chunk < rows ? chunk : rows;
 }
 
 static inline void gpt_neo_reserve_activations(GptNeo *model, Arena *arena) {
@@ -167,14 +191,31 @@ static inline void gpt_neo_reserve_activations(GptNeo *model, Arena *arena) {
                   &model->gelu_saved);
 }
 
+// How many columns of logits the head's products compute. On a GPU as many as a row has
+// room for, because V is odd in most models, and the library's fast products want the
+// dimensions of their operands in multiples of 16 bytes. The weights of the columns from
+// V on are the rows behind wte: those of wpe, and in a model with few positions also
+// those of the first layer. cross_entropy does not read these columns and makes their
+// gradients 0, so exact zeros are added to the gradients of those rows and of the hidden
+// state. (0 times what is not finite is NaN. Where a hidden value is not finite, all of
+// wte's gradient is NaN anyway; where a row behind wte is not, the model is broken.) A
+// model that has too little behind wte computes V columns.
+static inline int gpt_neo_logits_columns(const GptNeo *model) {
+    size_t C = (size_t)model->config.channels,
+           missing = (size_t)(model->logits_stride - model->config.vocabulary);
+    return model->offsets[GPT_NEO_WPE] + missing * C <= model->parameter_count ? model->logits_stride
+                                                                               : model->config.vocabulary;
+}
+
 static inline void gpt_neo_reserve_workspace(GptNeo *model, Arena *arena) {
     const GptNeoConfig *config = &model->config;
     const GptNeoSettings *settings = &model->settings;
     size_t rows = gpt_neo_rows(model), C = (size_t)config->channels, F = (size_t)config->mlp_channels;
     size_t wide = size_max(3 * C, F), element = precision_bytes(settings->precision);
     model->d_wide_stride = settings->on_gpu ? (int)wide : matmul_padded_stride((int)wide);
-    model->logits_stride = settings->on_gpu ? (config->vocabulary + 63) / 64 * 64 : config->vocabulary;
-    model->chunk = gpt_neo_chunk_rows((int)rows, model->logits_stride, settings->precision);
+    model->logits_stride = gpt_neo_logits_stride(config->vocabulary, settings->on_gpu);
+    model->logits_columns = gpt_neo_logits_columns(model);
+    model->chunk = gpt_neo_chunk_rows((int)rows, model->logits_stride, settings->precision, settings->on_gpu);
     arena_reserve(arena, MEMORY_WORKSPACE, "branch", rows * C * element, &model->branch);
     arena_reserve(arena, MEMORY_WORKSPACE, "residual gradient", rows * C * element, &model->d_residual);
     arena_reserve(arena, MEMORY_WORKSPACE, "wide gradient", rows * (size_t)model->d_wide_stride * element,
@@ -477,7 +518,8 @@ static inline int gpt_neo_predicted(const GptNeo *model, const int32_t *targets)
 static inline int gpt_neo_head(GptNeo *model, Stream *stream, float *gradients, const int32_t *targets) {
     Precision precision = model->settings.precision;
     int C = model->config.channels, V = model->config.vocabulary, stride = model->logits_stride,
-        rows = (int)gpt_neo_rows(model), counting = gpt_neo_predicted(model, targets);
+        columns = model->logits_columns, rows = (int)gpt_neo_rows(model),
+        counting = gpt_neo_predicted(model, targets);
     if (counting == 0) {
         stream_clear(stream, model->branch, (size_t)rows * (size_t)C * precision_bytes(precision));
         return 0;
@@ -489,15 +531,15 @@ static inline int gpt_neo_head(GptNeo *model, Stream *stream, float *gradients, 
         int count = rows - first < model->chunk ? rows - first : model->chunk;
         size_t offset = (size_t)first * (size_t)C;
         const Real *hidden = real_at_const(gpt_neo_hidden(model), offset, precision);
-        matmul_forward(stream, model->logits, stride, hidden, wte, count, C, V);
+        matmul_forward(stream, model->logits, stride, hidden, wte, count, C, columns);
         gpt_neo_lap(model, OPERATION_HEAD_PRODUCTS);
         cross_entropy(stream, model->logits, stride, model->losses + first, batch + first, count, V, scale);
         gpt_neo_lap(model, OPERATION_CROSS_ENTROPY);
         if (gradients == NULL) { continue; }
         matmul_backward_input(stream, real_at(model->branch, offset, precision), C, model->logits, stride,
-                              wte, count, C, V);
+                              wte, count, C, columns);
         matmul_backward_weight(stream, gradients + model->offsets[GPT_NEO_WTE], model->logits, stride, hidden,
-                               count, C, V);
+                               count, C, columns);
         gpt_neo_lap(model, OPERATION_HEAD_PRODUCTS);
     }
     return counting;

@@ -75,7 +75,8 @@ static inline void decay_ranges_add(DecayRange *ranges, int *count, size_t begin
 // ---------------------------------------------------------------------------------------
 // The state
 
-// The step of every element in a range, as `adamw` takes it (kernels/kernels.h).
+// The step of every element in a range, as `adamw` takes it (kernels/kernels.h), in
+// memory of the host.
 typedef void ElementwiseStep(Stream *stream, AdamWRange *range, bool commit);
 
 typedef struct OptimizerSettings {
@@ -157,6 +158,8 @@ static inline void optimizer_step(Optimizer *optimizer, Stream *stream, const Op
     const OptimizerSettings *settings = &optimizer->settings;
     const Layout *layout = &optimizer->layout;
     size_t shard = layout_shard(layout);
+    assert((settings->elementwise_step == NULL || stream->queue == NULL) &&
+           "a step other than AdamW's works on memory of the host, not on that of a GPU");
     for (size_t own = 0; own < shard;) {
         size_t flat = layout_flat(layout, optimizer->rank, own);
         size_t contiguous = layout->size == 1 ? shard - own : layout_run(layout, own, shard);

@@ -346,6 +346,7 @@ static int command_train(Run *run) {
 int main(int argc, char **argv) {
     Run *run = (Run *)calloc(1, sizeof *run);
     Error error = {""};
+    gpu_load_eagerly();
     signal(SIGXFSZ, SIG_IGN); // a file at its size limit is reported as a full disk is
     bool understood =
         options_parse(argc, argv, &run->options, &error) && options_check(&run->options, &error);

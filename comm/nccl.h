@@ -234,7 +234,7 @@ static inline void nccl_open_level(Nccl *nccl, Level level, int ctas) {
     ncclComm_t communicator = NULL;
     memset(&mine, 0, sizeof mine);
     config.blocking = 0;
-    if (ctas > 0) { config.maxCTAs = ctas; }
+    config.maxCTAs = ctas;
     if (transport->rank == first) { nccl_check(nccl, level, ncclGetUniqueId(&mine), "start"); }
     ncclUniqueId *all =
         (ncclUniqueId *)transport_collect_records(transport, "start of NCCL", &mine, sizeof mine);
@@ -248,8 +248,8 @@ static inline void nccl_open_level(Nccl *nccl, Level level, int ctas) {
     free(all);
 }
 
-// All ranks call it, after transport_open, gpu_open and the choice of the groups. ctas: at
-// most this many thread blocks of the GPU for NCCL on each level; 0: NCCL chooses.
+// All ranks call it, after transport_open, gpu_open and the choice of the groups. ctas:
+// at most this many thread blocks of the GPU for NCCL on each level, 1 or more.
 // buffer_limit: see Nccl.
 static inline void nccl_open(Nccl *nccl, Transport *transport, int ctas, size_t buffer_limit) {
     memset(nccl, 0, sizeof *nccl);
@@ -264,6 +264,13 @@ static inline void nccl_open(Nccl *nccl, Transport *transport, int ctas, size_t 
     for (int level = 0; level < TRANSPORT_LEVELS; level++) {
         if (used[level]) { nccl_open_level(nccl, (Level)level, ctas); }
     }
+}
+
+// On how many levels messages travel, which may be at the same time.
+static inline int nccl_levels(const Nccl *nccl) {
+    int levels = 0;
+    for (int level = 0; level < TRANSPORT_LEVELS; level++) { levels += nccl->communicators[level] != NULL; }
+    return levels;
 }
 
 static inline void nccl_close(Nccl *nccl) {
@@ -288,6 +295,7 @@ static inline void nccl_version(char *text, size_t size) { snprintf(text, size, 
 static inline void nccl_open(Nccl *nccl, Transport *transport, int ctas, size_t buffer_limit) {
     (void)nccl, (void)transport, (void)ctas, (void)buffer_limit;
 }
+static inline int nccl_levels(const Nccl *nccl) { (void)nccl; return 0; }
 static inline void nccl_close(Nccl *nccl) { (void)nccl; }
 static inline void nccl_begin(Nccl *nccl) { (void)nccl; }
 static inline void nccl_end(Nccl *nccl, Level level) { (void)nccl, (void)level; }

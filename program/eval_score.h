@@ -175,7 +175,8 @@ static inline bool evaluator_score(Evaluator *evaluator, Stream *stream, const f
                                    const EvaluateSet *set, size_t batch, EvaluateScore *scores,
                                    Error *error) {
     GptNeo *model = &evaluator->model;
-    int C = model->config.channels, V = model->config.vocabulary, stride = model->logits_stride;
+    int C = model->config.channels, V = model->config.vocabulary, stride = model->logits_stride,
+        columns = model->logits_columns;
     // Version 1 in every batch: the parameters do not change, so a GPU converts its
     // weights once.
     const Pace pace = {NULL, 1, evaluator_pace_nothing, evaluator_pace_nothing};
@@ -191,7 +192,7 @@ static inline bool evaluator_score(Evaluator *evaluator, Stream *stream, const f
         int count = scored - first < model->chunk ? scored - first : model->chunk;
         const Real *hidden =
             real_at_const(model->branch, (size_t)first * (size_t)C, model->settings.precision);
-        matmul_forward(stream, model->logits, stride, hidden, wte, count, C, V);
+        matmul_forward(stream, model->logits, stride, hidden, wte, count, C, columns);
         if (largest != NULL) { evaluator_find_largest(evaluator, stream, count, largest + first); }
         cross_entropy(stream, model->logits, stride, model->losses + first, targets + first, count, V, 0.0f);
     }

@@ -105,7 +105,7 @@ typedef struct Options {
     OptionChoice precision;    // PrecisionChoice
     OptionChoice recompute;    // 0: auto; otherwise a Recompute + 1
     OptionChoice gpu_exchange; // GpuExchange
-    int64_t nccl_ctas;         // 0: NCCL's own choice
+    int64_t nccl_ctas;         // 0: placement.h chooses
     bool tune_products;
     int64_t threads;        // 0: auto
     int64_t ranks;          // of a plan

@@ -333,11 +333,12 @@ static const OptionSpec option_table[] = {
      CHOICE_OPTION(gpu_exchange, "auto", "auto", "nccl", "host"),
      "How GPUs send each other what --wire encodes. nccl: directly; every rank needs a GPU of its own. host: "
      "through host memory and MPI, which leaves the GPU's processors free. auto: nccl where possible. Both "
-     "give the same bits."},
+     "add in the same order; the GPU's library may compute products in another way beside nccl."},
     {"nccl-ctas", GROUP_MACHINE, EVERY_RULE, SAME_BITS,
      INTEGER_OPTION(nccl_ctas, "auto", 1, 1024, "N", "auto", 0),
-     "Multiprocessors of the GPU that NCCL may occupy beside the computation. Fewer leave more for matrix "
-     "products but may not fill a fast link. auto: NCCL decides."},
+     "Multiprocessors of the GPU that NCCL may occupy beside the computation, on each level of the exchange. "
+     "Matrix products are planned for the others. Fewer leave more for these but may not fill a fast link. "
+     "auto: 8, and at most an eighth of the GPU."},
     {"tune-products", GROUP_MACHINE, EVERY_RULE, OTHER_BITS, SWITCH_OPTION(tune_products, "off"),
      "on: times the algorithms of the GPU's library of matrix products at the start and takes the fastest "
      "for each shape. Which is fastest may change from run to run, and with it the last bits. off: the "

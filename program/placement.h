@@ -27,11 +27,12 @@ typedef struct Placement {
     ProductRates product_rates; // of the slowest rank on a CPU; 0: not measured
     Nccl nccl;
     bool uses_nccl;
-    int sharing;       // how many ranks compute on this rank's GPU, itself included
-    int ranks_on_gpus; // how many ranks of the whole job compute on GPUs
-    bool all_cast;     // there are several ranks, and all compute with bf16 casts of the parameters
-    char odd_one[320]; // names a rank whose GPU is another one than that of most; empty: none
-    char device_reason[1100], exchange_reason[256], gpu_exchange_reason[128], recompute_reason[192];
+    int product_processors; // of the GPU, that matrix products may count on; 0: all
+    int sharing;            // how many ranks compute on this rank's GPU, itself included
+    int ranks_on_gpus;      // how many ranks of the whole job compute on GPUs
+    bool all_cast;          // there are several ranks, and all compute with bf16 casts of the parameters
+    char odd_one[320];      // names a rank whose GPU is another one than that of most; empty: none
+    char device_reason[1100], exchange_reason[256], gpu_exchange_reason[192], recompute_reason[192];
 } Placement;
 
 // NULL: this rank computes on the CPU.
@@ -236,6 +237,37 @@ static inline GpuFleet placement_look_at_gpus(Placement *placement, Transport *t
     return fleet;
 }
 
+// What NCCL may take of a GPU's multiprocessors on each level of the exchange, unless
+// --nccl-ctas says otherwise. Its own choice would be 16 to 32, of 132 on an H100. A
+// matrix product that counts on all of them then needs a second wave for the few tiles
+// that found no place, and takes up to twice as long. Eight must carry what a step
+// exchanges: 12 to 65 GB/s for models of 125M to 1.3B on 8 GPUs, if steps take as long as
+// predicted. A fast link can do more, but nothing waits for it. Of a small GPU they are
+// an eighth.
+enum { PLACEMENT_NCCL_CTAS = 8, PLACEMENT_NCCL_SHARE = 8 };
+
+// Opens NCCL, and plans the products for the processors that it leaves. Levels work at
+// the same time.
+static inline void placement_open_nccl(Placement *placement, const Options *options, Transport *transport,
+                                       size_t buffers) {
+    int processors = placement->gpu.sm_count, ctas = (int)options->nccl_ctas;
+    if (ctas == 0) {
+        ctas = (int)size_min(PLACEMENT_NCCL_CTAS, size_max(1, (size_t)processors / PLACEMENT_NCCL_SHARE));
+    }
+    nccl_open(&placement->nccl, transport, ctas, buffers);
+    gpu_measure(&placement->gpu); // NCCL has taken some of the memory
+    int taken = ctas * nccl_levels(&placement->nccl);
+    placement->product_processors = taken < processors ? processors - taken : 0;
+    char share[96];
+    if (taken < processors) {
+        snprintf(share, sizeof share, "%d of %d processors; products count on the others", taken, processors);
+    } else {
+        snprintf(share, sizeof share, "all %d processors", processors);
+    }
+    snprintf(placement->gpu_exchange_reason, sizeof placement->gpu_exchange_reason,
+             "from GPU to GPU by NCCL, which takes at most %s", share);
+}
+
 // Collective; all ranks choose the same. Where the rule does not shard, every rank makes
 // the same steps by itself, so all must round alike; but kernels compiled for other GPUs,
 // and those for CPUs, may fuse other operations.
@@ -273,12 +305,11 @@ static inline bool placement_choose_gpu_exchange(Placement *placement, const Opt
                                     : obstacle);
     }
     const char *reason = host ? "as asked for" : emulated ? "links are emulated there" : obstacle;
-    snprintf(placement->gpu_exchange_reason, sizeof placement->gpu_exchange_reason, "%s%s",
-             placement->uses_nccl ? "from GPU to GPU by NCCL" : "through host memory: ",
-             placement->uses_nccl ? "" : reason);
     if (placement->uses_nccl) {
-        nccl_open(&placement->nccl, transport, (int)options->nccl_ctas, fleet.buffers);
-        gpu_measure(&placement->gpu); // NCCL has taken some of the memory
+        placement_open_nccl(placement, options, transport, fleet.buffers);
+    } else {
+        snprintf(placement->gpu_exchange_reason, sizeof placement->gpu_exchange_reason,
+                 "through host memory: %s", reason);
     }
     return true;
 }

@@ -75,13 +75,11 @@ static inline void initialize_parameters(Run *run) {
     free(host);
 }
 
-// Prepares the model's matrix products. The multiprocessors that NCCL occupies are not
-// there for products that run beside it, so these are planned for the remaining ones.
+// Prepares the model's matrix products.
 static inline void prepare_model_task(void *context, Stream *stream) {
     Run *run = (Run *)context;
-    int taken = run->placement.uses_nccl ? (int)run->options.nccl_ctas : 0;
     gpt_neo_start(&run->model, stream, scheduler_weights(&run->scheduler), run->scheduler.gradients.data,
-                  taken > 0 ? run->placement.gpu.sm_count - taken : 0, run->options.tune_products);
+                  run->placement.product_processors, run->options.tune_products);
 }
 
 // Makes the choices that are left to a measurement. The scheduler, checkpoints and the

@@ -6,6 +6,7 @@
 // they have. So events, watermarks and deadlines of the scheduler mean the same on both,
 // and the host is never further ahead of a GPU than one task. No wait blocks inside CUDA.
 //
+//   gpu_load_eagerly    before anything else
 //   gpu_open            finds this rank's GPU; false with the reason where there is none
 //   gpu_queue_*         the CUDA stream behind a Stream, of high or low priority
 //   gpu_allocate        device memory
@@ -16,6 +17,7 @@
 #define ACCO_RUNTIME_GPU_H
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -48,6 +50,13 @@ static inline void cuda_check(cudaError_t status, const char *call) {
 }
 
 static inline bool gpu_is_built_in(void) { return true; }
+
+// To be called first in main: the driver reads this once, MPI may call it, and there must
+// be one thread. By default a kernel is loaded when it is first used. That can wait for
+// the kernels that run, and one of NCCL may run until a kernel behind the loading one
+// sends: a deadlock. It would also be timed as a part of the first step. The user's wish
+// wins.
+static inline void gpu_load_eagerly(void) { setenv("CUDA_MODULE_LOADING", "EAGER", 0); }
 
 // text <- the version of CUDA that the program was built with.
 static inline void gpu_version(char *text, size_t size) {
@@ -179,6 +188,7 @@ static inline void gpu_fill(void *queue, void *memory, int byte, size_t bytes) {
 
 // clang-format off
 static inline bool gpu_is_built_in(void) { return false; }
+static inline void gpu_load_eagerly(void) {}
 static inline void gpu_version(char *text, size_t size) { snprintf(text, size, "none: for CPUs only"); }
 static inline bool gpu_open(Gpu *gpu, int local_rank, Error *error) {
     (void)local_rank;

@@ -6,7 +6,8 @@
 #include "kernels/cpu/adamw.h"
 
 // out = master - lr * g, and master too if `commit`; an ElementwiseStep (optimizer.h). It
-// uses neither moments nor weight decay.
+// uses neither moments nor weight decay, and is for CPUs: optimizer_step refuses it on a
+// GPU.
 static inline void sgd_step(Stream *stream, AdamWRange *range, bool commit) {
     (void)stream;
     const AdamWStep step = range->step;

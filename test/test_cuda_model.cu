@@ -12,6 +12,8 @@
 
 #include "gpt_neo.h"
 #include "optimizer.h"
+#include "test/harness.h"
+#include "test/sgd.h"
 
 typedef struct Shape {
     int layers, channels, heads, inner, window, vocabulary, B, T;
@@ -344,6 +346,28 @@ static void check_training(const Inputs *inputs, Precision precision) {
     machine_free(device);
 }
 
+// Plain SGD works on memory of the host. The child ends before it calls CUDA.
+static void step_with_sgd(const void *context) {
+    Machine *machine = (Machine *)(uintptr_t)context;
+    OptimizerStep step = {machine->gradients, machine->parameters, 1.0, 1.0, 1e-2, true};
+    machine->optimizer.settings.elementwise_step = sgd_step;
+    optimizer_step(&machine->optimizer, &machine->stream, &step);
+}
+
+static void check_sgd_is_refused(const Inputs *inputs, Precision precision) {
+    char message[1024];
+    Machine *machine = machine_of_device(inputs, precision, RECOMPUTE_NONE);
+    int status = run_in_child(step_with_sgd, machine, message, sizeof message);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+    assert_non_null(strstr(message, "works on memory of the host, not on that of a GPU"));
+    machine_free(machine);
+}
+
+static void test_sgd_is_refused(void **state) {
+    (void)state;
+    for_both_precisions("SGD", &small, check_sgd_is_refused);
+}
+
 static void test_optimizer_steps(void **state) {
     (void)state;
     for_all_shapes("steps of AdamW", check_training);
@@ -432,6 +456,53 @@ static void test_chunks_of_logits(void **state) {
     (void)state;
     for_both_precisions("chunks", &shapes[1], check_chunks);
     for_both_precisions("chunks", &shapes[2], check_chunks);
+}
+
+// The products of the head take more columns than the vocabulary has: 63 more in a model
+// of 65 tokens, whose weights are all of wpe and a part of the first layer. Nothing
+// changes.
+static void check_columns(const Inputs *inputs, Precision precision) {
+    int V = inputs->config.vocabulary;
+    Machine *wide = machine_of_device(inputs, precision, RECOMPUTE_NONE),
+            *narrow = machine_of_device(inputs, precision, RECOMPUTE_NONE);
+    assert_int_equal(wide->model.logits_columns, (V + 63) / 64 * 64);
+    narrow->model.logits_columns = V;
+    machine_pass(wide, NULL);
+    machine_pass(narrow, NULL);
+    check_loss(wide->loss, narrow->loss, 1e-5);
+    check_tensors(inputs, wide->results, narrow->results, precision == PRECISION_BF16 ? 4e-2 : 5e-6);
+    if (CUDA_EMULATED) { check_same_bits(wide, narrow->loss, narrow->results); }
+    const CudaGemmLibrary *library = (const CudaGemmLibrary *)wide->stream.gemm;
+    for (int i = 0; i < library->count; i++) {
+        const CudaGemm *gemm = &library->plans[i].gemm;
+        if (gemm->m == V || gemm->n == V || gemm->k == V) { fail_msg("%s: a product of %d", test_name, V); }
+    }
+    machine_free(wide);
+    machine_free(narrow);
+}
+
+static void test_columns_of_logits(void **state) {
+    static const Shape behind_wpe = {1, 32, 2, 50, 3, 65, 1, 5};
+    (void)state;
+    for_all_shapes("columns", check_columns);
+    for_both_precisions("columns", &behind_wpe, check_columns);
+}
+
+// A model with so few parameters behind wte computes the columns of its vocabulary.
+static void check_few_parameters(const Inputs *inputs, Precision precision) {
+    Machine *cpu = machine_of_cpu(inputs), *machine = machine_of_device(inputs, precision, RECOMPUTE_NONE);
+    assert_int_equal(machine->model.logits_columns, inputs->config.vocabulary);
+    machine_pass(cpu, NULL);
+    machine_pass(machine, NULL);
+    check_loss(machine->loss, cpu->loss, precision == PRECISION_BF16 ? 2e-2 : 1e-6);
+    machine_free(cpu);
+    machine_free(machine);
+}
+
+static void test_few_parameters(void **state) {
+    static const Shape tiny = {1, 2, 1, 1, 3, 65, 1, 2};
+    (void)state;
+    for_both_precisions("few parameters", &tiny, check_few_parameters);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -586,15 +657,12 @@ static int seed_test(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_loss_and_gradients),
-        cmocka_unit_test(test_optimizer_steps),
-        cmocka_unit_test(test_recompute),
-        cmocka_unit_test(test_gradients_accumulate),
-        cmocka_unit_test(test_start),
-        cmocka_unit_test(test_chunks_of_logits),
-        cmocka_unit_test(test_versions_of_weights),
-        cmocka_unit_test(test_the_passes_keep_pace),
-        cmocka_unit_test(test_no_target_counts),
+        cmocka_unit_test(test_loss_and_gradients),   cmocka_unit_test(test_optimizer_steps),
+        cmocka_unit_test(test_sgd_is_refused),       cmocka_unit_test(test_recompute),
+        cmocka_unit_test(test_gradients_accumulate), cmocka_unit_test(test_start),
+        cmocka_unit_test(test_chunks_of_logits),     cmocka_unit_test(test_columns_of_logits),
+        cmocka_unit_test(test_few_parameters),       cmocka_unit_test(test_versions_of_weights),
+        cmocka_unit_test(test_the_passes_keep_pace), cmocka_unit_test(test_no_target_counts),
         cmocka_unit_test(test_nan_is_seen),
     };
     return cmocka_run_group_tests_name("cuda_model", tests, seed_test, NULL);

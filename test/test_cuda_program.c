@@ -18,6 +18,9 @@ static void set_gpus(const char *gpus, const char *megabytes) {
     unsetenv("SIMT_OWN_GPUS");
     unsetenv("SIMT_MEMORY_MB");
     unsetenv("SIMT_FAIL_LAUNCH");
+    unsetenv("SIMT_FAIL_PRODUCT");
+    unsetenv("SIMT_SAY_LOADING");
+    unsetenv("CUDA_MODULE_LOADING");
     unsetenv("SIMT_DRIVER");
     unsetenv("SIMT_NO_CODE");
     unsetenv("SIMT_KIND");
@@ -260,11 +263,19 @@ static void nccl_is_used_where_every_rank_has_a_gpu(void **state) {
     set_gpus("1", NULL);
     setenv("SIMT_OWN_GPUS", "1", 1); // the launcher shows every rank one GPU of its own
     fleet_start(fleet, 2, "--tokens 200");
+    set_gpus("4", NULL);
+    fleet_start(fleet, 2, "--tokens 200 --nccl-ctas 4");
+    fleet_start(fleet, 4, "--tokens 200 --ranks-per-host 2");
     fleet_finish(fleet);
-    assert_non_null(strstr(fleet_output(fleet, 0), "from GPU to GPU by NCCL"));
+    assert_non_null(
+        strstr(fleet_output(fleet, 0), "by NCCL, which takes at most 2 of 4 processors; products"));
     assert_non_null(strstr(fleet_output(fleet, 1), "several ranks share a GPU, which NCCL refuses"));
     assert_non_null(strstr(fleet_output(fleet, 2), "through host memory: links are emulated there"));
-    assert_non_null(strstr(fleet_output(fleet, 3), "from GPU to GPU by NCCL"));
+    assert_non_null(
+        strstr(fleet_output(fleet, 3), "by NCCL, which takes at most 1 of 4 processors; products"));
+    assert_non_null(strstr(fleet_output(fleet, 4), "by NCCL, which takes at most all 4 processors"));
+    assert_non_null(
+        strstr(fleet_output(fleet, 5), "by NCCL, which takes at most 2 of 4 processors; products"));
 }
 
 // Each level keeps less in memory than the one before.
@@ -366,6 +377,30 @@ static void a_cuda_error_ends_the_job(void **state) {
         text_check(outcome.errors, "the latest operation between ranks was: ", "a CUDA error");
         if (strstr(outcome.errors, "commit 0]") != NULL) { fail_msg("too early: %s", outcome.errors); }
         shell(stage, "rm -rf broken");
+    }
+}
+
+// An error of the library of matrix products is one, too.
+static void a_failing_product_ends_the_job(void **state) {
+    set_trouble("SIMT_FAIL_PRODUCT", "2000");
+    Outcome outcome = program_run(stage_of(state), 0, "--config base.txt --tokens 100M --out broken");
+    outcome_check(&outcome, 3, "a failing product");
+    text_check(outcome.errors, "train_gpt: [rank 0 of 1 on ", "a failing product");
+    text_check(outcome.errors, "cuBLASLt: status 13: cuda_gemm_run", "a failing product");
+    if (strstr(outcome.errors, "commit 0]") != NULL) { fail_msg("too early: %s", outcome.errors); }
+}
+
+// All kernels are loaded before any of them runs, unless the user says otherwise.
+static void kernels_are_loaded_at_the_start(void **state) {
+    static const char *const wishes[] = {NULL, "LAZY"};
+    for (int i = 0; i < 2; i++) {
+        set_trouble("SIMT_SAY_LOADING", "1");
+        if (wishes[i] != NULL) { setenv("CUDA_MODULE_LOADING", wishes[i], 1); }
+        Outcome outcome = program_run(stage_of(state), 0, "plan --config base.txt --device cuda");
+        outcome_check(&outcome, 0, "a plan");
+        text_check(outcome.errors,
+                   i == 0 ? "emulator: kernels are loaded EAGER\n" : "emulator: kernels are loaded LAZY\n",
+                   "a plan");
     }
 }
 
@@ -508,6 +543,26 @@ static void a_gpu_evaluates_as_the_cpu_does(void **state) {
     check_evaluation(stage, model, "--task lambada --data words.jsonl", "acc", 1e-9);
 }
 
+// Texts of many lengths, two of each: every batch is another shape for the library of
+// matrix products, and they are more than its plans.
+static void a_gpu_evaluates_texts_of_any_length(void **state) {
+    Stage *stage = stage_of(state);
+    char model[128], texts[8192];
+    size_t at = 0;
+    stage_write(stage, "long.json",
+                "{\"model_type\": \"gpt_neo\", \"num_layers\": 1, \"hidden_size\": 32, \"num_heads\": 2,\n"
+                " \"intermediate_size\": 48, \"window_size\": 8, \"max_position_embeddings\": 64,\n"
+                " \"vocab_size\": 256, \"attention_types\": [[[\"global\"], 1]]}\n");
+    Training training = training_start(stage, 0, "--model long.json --tokens 128 --device cpu");
+    json_decref(training_finish(stage, &training));
+    snprintf(model, sizeof model, "%s/checkpoints/step-1", training.out);
+    for (int i = 64; i < 128; i++) {
+        at += (size_t)snprintf(texts + at, sizeof texts - at, "{\"text\": \"%0*d cat\"}\n", i / 2 - 3, 7);
+    }
+    stage_write(stage, "lengths.jsonl", texts);
+    check_evaluation(stage, model, "--task lambada --data lengths.jsonl", "perplexity", 5e-2);
+}
+
 // ---------------------------------------------------------------------------------------
 // The stage's files
 
@@ -558,12 +613,15 @@ int main(int argc, char **argv) {
         GPU_TEST(no_more_is_recomputed_than_needed),
         GPU_TEST(what_cannot_be_had_is_refused),
         GPU_TEST(a_cuda_error_ends_the_job),
+        GPU_TEST(a_failing_product_ends_the_job),
+        GPU_TEST(kernels_are_loaded_at_the_start),
         GPU_TEST(a_driver_or_program_that_does_not_fit_is_named),
         GPU_TEST(a_gpu_that_is_unlike_the_others_is_named),
         GPU_TEST(a_plan_prints_what_a_run_reserves),
         GPU_TEST(a_program_for_cpus_plans_the_same),
         GPU_TEST(a_start_says_what_would_fit),
         GPU_TEST(a_gpu_evaluates_as_the_cpu_does),
+        GPU_TEST(a_gpu_evaluates_texts_of_any_length),
     };
     if (argc > 1) { cmocka_set_test_filter(argv[1]); }
     stage_open(&stage);

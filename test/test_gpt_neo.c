@@ -543,10 +543,28 @@ static void test_chunks_of_logits(void **state) {
                         1e-6);
     fixture_close(&whole);
     fixture_close(&parts);
-    assert_int_equal(gpt_neo_chunk_rows(38, 53, PRECISION_FP32), 38);
-    assert_true((size_t)gpt_neo_chunk_rows(8192, 50257, PRECISION_FP32) * 50257 * 4 <= GPT_NEO_LOGITS_BYTES);
-    assert_int_equal(gpt_neo_chunk_rows(5, 1 << 24, PRECISION_FP32), 3);
-    assert_int_equal(gpt_neo_chunk_rows(5, 1 << 30, PRECISION_FP32), 1);
+    assert_int_equal(gpt_neo_chunk_rows(38, 53, PRECISION_FP32, false), 38);
+    assert_true((size_t)gpt_neo_chunk_rows(8192, 50257, PRECISION_FP32, false) * 50257 * 4 <=
+                GPT_NEO_LOGITS_BYTES);
+    assert_int_equal(gpt_neo_chunk_rows(5, 1 << 24, PRECISION_FP32, false), 3);
+    assert_int_equal(gpt_neo_chunk_rows(5, 1 << 30, PRECISION_FP32, false), 1);
+}
+
+// On a GPU there are four chunks of whole tiles, fewer where the batch is small, more
+// where it is large.
+static void test_chunks_on_a_gpu(void **state) {
+    typedef struct Chunk {
+        int rows, stride, chunk;
+    } Chunk;
+    static const Chunk chunks[] = {{32 * 1024, 50304, 8192}, {16 * 1024, 50304, 4096}, {1024, 50304, 256},
+                                   {600, 50304, 256},        {200, 50304, 200},        {5000, 50304, 1280},
+                                   {65536, 50304, 9472},     {5, 1 << 30, 1},          {9, 1 << 24, 3}};
+    (void)state;
+    for (size_t i = 0; i < sizeof chunks / sizeof chunks[0]; i++) {
+        const Chunk *c = &chunks[i];
+        assert_int_equal(gpt_neo_chunk_rows(c->rows, c->stride, PRECISION_BF16, true), c->chunk);
+        assert_true((size_t)c->chunk * (size_t)c->stride * 2 <= GPT_NEO_GPU_LOGITS_BYTES || c->chunk == 1);
+    }
 }
 
 // ---------------------------------------------------------------------------------------
@@ -779,6 +797,7 @@ int main(void) {
         cmocka_unit_test(test_no_target_counts),
         cmocka_unit_test(test_nan_is_seen),
         cmocka_unit_test(test_chunks_of_logits),
+        cmocka_unit_test(test_chunks_on_a_gpu),
         cmocka_unit_test(test_the_passes_keep_pace),
         cmocka_unit_test(test_presets),
         cmocka_unit_test(test_flops),

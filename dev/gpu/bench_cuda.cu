@@ -278,16 +278,15 @@ static void run_attention_backward(Bench *bench, const Case *work, void **arrays
 }
 
 static void run_product_forward(Bench *bench, const Case *work, void **arrays) {
-    int stride = work->outputs == bench->config.vocabulary ? bench->logits_stride : work->outputs;
-    matmul_forward(bench->stream, reals(arrays[0]), stride, reals(arrays[1]), reals(arrays[2]), work->rows,
-                   work->inputs, work->outputs);
+    matmul_forward(bench->stream, reals(arrays[0]), work->outputs, reals(arrays[1]), reals(arrays[2]),
+                   work->rows, work->inputs, work->outputs);
 }
 
 // Gradients of wide outputs are rows `wide` apart, as in the model; those of logits and
 // of narrow ones are not.
 static int gradient_stride(const Bench *bench, const Case *work) {
-    if (work->outputs == bench->config.vocabulary) { return bench->logits_stride; }
-    return work->outputs > bench->config.channels ? bench->wide : work->outputs;
+    bool wide = work->outputs > bench->config.channels && work->outputs != bench->logits_stride;
+    return wide ? bench->wide : work->outputs;
 }
 
 static void run_product_input(Bench *bench, const Case *work, void **arrays) {
@@ -556,7 +555,7 @@ static void add_cases(Bench *bench) {
     add_linear(bench, "out", bench->rows, C, C);
     add_linear(bench, "fc", bench->rows, C, F);
     add_linear(bench, "proj", bench->rows, F, C);
-    add_linear(bench, "head, one chunk", bench->chunk, C, config->vocabulary);
+    add_linear(bench, "head, one chunk", bench->chunk, C, bench->logits_stride);
     add_vectors(bench);
 }
 
@@ -651,8 +650,8 @@ static void choose_shapes(Bench *bench, const char *model, int B, int T) {
     bench->T = T;
     bench->rows = B * T;
     bench->wide = 3 * config->channels > config->mlp_channels ? 3 * config->channels : config->mlp_channels;
-    bench->logits_stride = (config->vocabulary + 63) / 64 * 64;
-    bench->chunk = gpt_neo_chunk_rows(bench->rows, bench->logits_stride, PRECISION_BF16);
+    bench->logits_stride = gpt_neo_logits_stride(config->vocabulary, true);
+    bench->chunk = gpt_neo_chunk_rows(bench->rows, bench->logits_stride, PRECISION_BF16, true);
 }
 
 // Host and device agree on the tokens: they are brought back once.

@@ -19,6 +19,9 @@
 // once, in a first pass over the model whose results are thrown away; afterwards a shape
 // always uses the same one. The library's workspace is the one buffer that the memory
 // plan lists.
+//
+// What was chosen is kept as a plan, for the shapes used last: training has about twenty,
+// but every batch of an evaluation may have rows of its own.
 #ifndef ACCO_KERNELS_CUDA_MATMUL_CUH
 #define ACCO_KERNELS_CUDA_MATMUL_CUH
 
@@ -27,7 +30,7 @@
 #include "kernels/cuda/language.cuh"
 
 enum {
-    CUDA_GEMM_SHAPES = 64, // that one stream may use
+    CUDA_GEMM_SHAPES = 64, // whose plans a stream keeps: three times those of training
     CUDA_GEMM_OFFERS = 8,  // algorithms asked for, for each shape
     CUDA_GEMM_TRIES = 3    // timed runs of an algorithm
 };
@@ -47,6 +50,7 @@ typedef struct CudaGemm {
 // A shape and the algorithm chosen for it.
 typedef struct CudaGemmPlan {
     CudaGemm gemm;
+    uint64_t used; // the number of the latest product that did
     cublasLtMatmulDesc_t operation;
     cublasLtMatrixLayout_t a, b, result;
     cublasLtMatmulAlgo_t algorithm;
@@ -58,7 +62,8 @@ typedef struct CudaGemmLibrary {
     void *workspace; // (CUDA_GEMM_WORKSPACE)
     int sm_count;    // multiprocessors that algorithms may count on; 0: all
     bool tuning;
-    int count;
+    uint64_t products; // so far
+    int count;         // of plans
     CudaGemmPlan plans[CUDA_GEMM_SHAPES];
 } CudaGemmLibrary;
 
@@ -66,9 +71,9 @@ typedef struct CudaGemmLibrary {
 
 static inline void cublas_check(cublasStatus_t status, const char *call) {
     if (status == CUBLAS_STATUS_SUCCESS) { return; }
-    fprintf(stderr, "train_gpt: cuBLASLt: status %d: %s\n", (int)status, call);
-    fflush(stderr);
-    _exit(EXIT_SYSTEM_FAILURE);
+    char text[512];
+    snprintf(text, sizeof text, "cuBLASLt: status %d: %s", (int)status, call);
+    failure_report(text);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -193,16 +198,39 @@ static inline void cuda_gemm_choose(Stream *stream, CudaGemmPlan *plan, const vo
     plan->algorithm = offers[best].algo;
 }
 
-// The plan of a shape, made when the shape is first met.
+// The library has read a plan when its call returns: what is under way does not need it.
+static inline void cuda_gemm_forget(CudaGemmPlan *plan) {
+    CUBLAS_CHECK(cublasLtMatmulDescDestroy(plan->operation));
+    CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(plan->a));
+    CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(plan->b));
+    CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(plan->result));
+}
+
+// Room for a plan; if there is none, the plan that was not used for longest gives way.
+static inline CudaGemmPlan *cuda_gemm_room(CudaGemmLibrary *library) {
+    if (library->count < CUDA_GEMM_SHAPES) { return &library->plans[library->count++]; }
+    CudaGemmPlan *oldest = &library->plans[0];
+    for (int i = 1; i < CUDA_GEMM_SHAPES; i++) {
+        if (library->plans[i].used < oldest->used) { oldest = &library->plans[i]; }
+    }
+    cuda_gemm_forget(oldest);
+    return oldest;
+}
+
+// The plan of a shape, made when the shape is first met or was forgotten.
 static inline CudaGemmPlan *cuda_gemm_plan(Stream *stream, const CudaGemm *gemm, const void *a, const void *b,
                                            void *result) {
     CudaGemmLibrary *library = (CudaGemmLibrary *)stream->gemm;
+    library->products++;
     for (int i = 0; i < library->count; i++) {
-        if (cuda_gemm_is_same(&library->plans[i].gemm, gemm)) { return &library->plans[i]; }
+        CudaGemmPlan *plan = &library->plans[i];
+        if (!cuda_gemm_is_same(&plan->gemm, gemm)) { continue; }
+        plan->used = library->products;
+        return plan;
     }
-    assert(library->count < CUDA_GEMM_SHAPES);
-    CudaGemmPlan *plan = &library->plans[library->count++];
+    CudaGemmPlan *plan = cuda_gemm_room(library);
     plan->gemm = *gemm;
+    plan->used = library->products;
     cuda_gemm_describe(library, plan);
     cuda_gemm_choose(stream, plan, a, b, result);
     return plan;
@@ -232,12 +260,7 @@ static inline void cuda_gemm_open(Stream *stream, void *workspace, int sm_count)
 
 static inline void cuda_gemm_close(Stream *stream) {
     CudaGemmLibrary *library = (CudaGemmLibrary *)stream->gemm;
-    for (int i = 0; i < library->count; i++) {
-        CUBLAS_CHECK(cublasLtMatmulDescDestroy(library->plans[i].operation));
-        CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(library->plans[i].a));
-        CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(library->plans[i].b));
-        CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(library->plans[i].result));
-    }
+    for (int i = 0; i < library->count; i++) { cuda_gemm_forget(&library->plans[i]); }
     CUBLAS_CHECK(cublasLtDestroy(library->handle));
     free(library);
     stream->gemm = NULL;

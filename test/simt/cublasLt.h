@@ -1,6 +1,7 @@
 // cublasLt.h: stands in for the library where kernels are emulated (simt.h). Behind the
 // part of its interface that this project uses there are plain loops. It offers one
-// algorithm and ignores preferences and workspaces.
+// algorithm and ignores preferences and workspaces. It counts what it describes, so that
+// tests see what the program keeps.
 #ifndef ACCO_SIMT_CUBLASLT_H
 #define ACCO_SIMT_CUBLASLT_H
 
@@ -13,6 +14,7 @@ typedef enum cudaDataType_t { CUDA_R_32F = 0, CUDA_R_16BF = 14 } cudaDataType_t;
 typedef enum cublasStatus_t {
     CUBLAS_STATUS_SUCCESS = 0,
     CUBLAS_STATUS_INVALID_VALUE = 7,
+    CUBLAS_STATUS_EXECUTION_FAILED = 13,
     CUBLAS_STATUS_NOT_SUPPORTED = 15
 } cublasStatus_t;
 typedef enum cublasComputeType_t { CUBLAS_COMPUTE_32F = 68 } cublasComputeType_t;
@@ -32,6 +34,7 @@ enum cublasLtMatmulPreferenceAttributes_t {
 
 struct SimtMatmulDesc {
     cublasOperation_t a, b;
+    int processors; // that the product may count on; 0: all
 };
 struct SimtMatrixLayout {
     cudaDataType_t type;
@@ -49,6 +52,17 @@ struct cublasLtMatmulHeuristicResult_t {
     cublasLtMatmulAlgo_t algo;
 };
 
+// Descriptions of products and matrices: how many there are, and how many products were
+// ever described.
+inline int &simt_library_objects() {
+    static int count = 0;
+    return count;
+}
+inline int &simt_library_products() {
+    static int count = 0;
+    return count;
+}
+
 inline cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
     *handle = nullptr;
     return CUBLAS_STATUS_SUCCESS;
@@ -56,11 +70,14 @@ inline cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
 inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t) { return CUBLAS_STATUS_SUCCESS; }
 inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *operation, cublasComputeType_t,
                                                cudaDataType_t) {
-    *operation = new SimtMatmulDesc{CUBLAS_OP_N, CUBLAS_OP_N};
+    *operation = new SimtMatmulDesc{CUBLAS_OP_N, CUBLAS_OP_N, 0};
+    simt_library_objects()++;
+    simt_library_products()++;
     return CUBLAS_STATUS_SUCCESS;
 }
 inline cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t operation) {
     delete operation;
+    simt_library_objects()--;
     return CUBLAS_STATUS_SUCCESS;
 }
 inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation,
@@ -68,16 +85,19 @@ inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operat
                                                      const void *value, size_t) {
     if (attribute == CUBLASLT_MATMUL_DESC_TRANSA) { operation->a = *(const cublasOperation_t *)value; }
     if (attribute == CUBLASLT_MATMUL_DESC_TRANSB) { operation->b = *(const cublasOperation_t *)value; }
+    if (attribute == CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET) { operation->processors = *(const int *)value; }
     return CUBLAS_STATUS_SUCCESS;
 }
 inline cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType_t type,
                                                  uint64_t rows, uint64_t columns, int64_t stride) {
     if (stride < (int64_t)rows) { return CUBLAS_STATUS_INVALID_VALUE; }
     *layout = new SimtMatrixLayout{type, rows, columns, stride};
+    simt_library_objects()++;
     return CUBLAS_STATUS_SUCCESS;
 }
 inline cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
     delete layout;
+    simt_library_objects()--;
     return CUBLAS_STATUS_SUCCESS;
 }
 inline cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *preference) {
@@ -119,12 +139,21 @@ inline std::vector<float> simt_operand(const void *data, const SimtMatrixLayout 
     return result;
 }
 
+inline void simt_check_processors(cublasLtMatmulDesc_t operation) {
+    int taken = simt_processors_taken(), left = taken < SIMT_PROCESSORS ? SIMT_PROCESSORS - taken : 0;
+    if (taken > 0 && operation->processors != left) {
+        simt_fail("a product is not planned for the processors that NCCL leaves");
+    }
+}
+
 // d = alpha op(a) op(b) + beta c. c has the layout of d, and is read only if d is float.
 inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, const void *alpha,
                                      const void *a, cublasLtMatrixLayout_t a_layout, const void *b,
                                      cublasLtMatrixLayout_t b_layout, const void *beta, const void *c,
                                      cublasLtMatrixLayout_t, void *d, cublasLtMatrixLayout_t d_layout,
                                      const cublasLtMatmulAlgo_t *, void *, size_t, cudaStream_t) {
+    simt_check_processors(operation);
+    if (simt_product_fails()) { return CUBLAS_STATUS_EXECUTION_FAILED; }
     bool a_transposed = operation->a == CUBLAS_OP_T, b_transposed = operation->b == CUBLAS_OP_T;
     uint64_t m = d_layout->rows, n = d_layout->columns, k = a_transposed ? a_layout->rows : a_layout->columns;
     uint64_t a_rows = a_transposed ? a_layout->columns : a_layout->rows,

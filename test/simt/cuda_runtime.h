@@ -118,6 +118,7 @@ enum cudaMemcpyKind {
     cudaMemcpyDefault
 };
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
+enum { SIMT_PROCESSORS = 4 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 
 struct SimtStream {
@@ -168,13 +169,32 @@ inline int simt_number_of_rank(const char *variable, int otherwise) {
 //   SIMT_NO_CODE     set: the program has no kernels for them
 //   SIMT_DRIVER      the version of CUDA that the driver is for, 11040 for 11.4; the
 //                    library is of version 12.4
-//   SIMT_FAIL_LAUNCH the launch of a kernel that fails, counted from 1; 0: none; lists, too
+//   SIMT_FAIL_LAUNCH, SIMT_FAIL_PRODUCT
+//                    the launch of a kernel, or the product of the library, that fails,
+//                    counted from 1; 0: none; lists, too
+//   SIMT_SAY_LOADING set: the first call says on stderr when kernels would be loaded
 inline int simt_devices() { return simt_number_of_rank("SIMT_GPUS", 1); }
 inline size_t simt_memory_bytes() { return (size_t)simt_number_of_rank("SIMT_MEMORY_MB", 4096) << 20; }
 inline bool simt_launch_fails() {
     static const int failing = simt_number_of_rank("SIMT_FAIL_LAUNCH", 0);
     static int launches = 0;
     return failing > 0 && __atomic_add_fetch(&launches, 1, __ATOMIC_RELAXED) == failing;
+}
+inline bool simt_product_fails() {
+    static const int failing = simt_number_of_rank("SIMT_FAIL_PRODUCT", 0);
+    static int products = 0;
+    return failing > 0 && __atomic_add_fetch(&products, 1, __ATOMIC_RELAXED) == failing;
+}
+// How many processors NCCL was allowed to take: products must be planned for the others.
+inline int &simt_processors_taken() {
+    static int taken = 0;
+    return taken;
+}
+// The driver reads the variable once, when it is first called.
+inline void simt_say_loading() {
+    static const char *const loading = getenv("CUDA_MODULE_LOADING");
+    if (getenv("SIMT_SAY_LOADING") == nullptr) { return; }
+    fprintf(stderr, "emulator: kernels are loaded %s\n", loading != nullptr ? loading : "by default");
 }
 inline cudaError_t cudaRuntimeGetVersion(int *version) {
     *version = 12040;
@@ -185,6 +205,7 @@ inline cudaError_t cudaDriverGetVersion(int *version) {
     return cudaSuccess;
 }
 inline cudaError_t cudaGetDeviceCount(int *count) {
+    simt_say_loading();
     if (simt_number_of_rank("SIMT_DRIVER", 12080) < 12000) { return cudaErrorInsufficientDriver; }
     *count = simt_devices();
     return cudaSuccess;
@@ -200,7 +221,7 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int devic
     properties->totalGlobalMem = simt_memory_bytes();
     properties->sharedMemPerBlockOptin = SIMT_SHARED_LIMIT;
     properties->major = 9;
-    properties->multiProcessorCount = 4;
+    properties->multiProcessorCount = SIMT_PROCESSORS;
     return cudaSuccess;
 }
 inline cudaError_t cudaDeviceGetPCIBusId(char *text, int size, int device) {

@@ -293,6 +293,8 @@ template <typename... Parameters, typename... Arguments>
 inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(Parameters...),
                                       Arguments &&...arguments) {
     if (simt_launch_fails()) { return cudaErrorLaunchFailure; }
+    SimtLaunch launch = {(const void *)kernel, config->gridDim, config->blockDim, config->dynamicSmemBytes};
+    if (simt_observer() != nullptr && !simt_observer()(&launch)) { return cudaSuccess; }
     simt_launch(config->gridDim, config->blockDim, config->dynamicSmemBytes, [&] { kernel(arguments...); });
     return cudaSuccess;
 }

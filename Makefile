@@ -59,7 +59,7 @@ SANITIZE   :=
 OPTIMIZE   := -O3 $(ARCH_FLAGS) -fno-math-errno -fno-trapping-math -fopenmp-simd -ffp-contract=fast
 WARNINGS   := -Wall -Wextra -Werror
 CFLAGS     := -std=gnu11 $(OPTIMIZE) -g $(WARNINGS) -I. $(MPI_FLAGS) $(ONEDNN_FLAGS) $(SANITIZE)
-LIBS       := $(MPI_LIBS) -ljansson -lz -lpcre2-8 $(ONEDNN_LIBS) -lm -lpthread
+LIBS       := $(MPI_LIBS) -ljansson -lz -lpcre2-8 $(ONEDNN_LIBS) -lm -lpthread -ldl
 COMPILE    = $(CC) $(CFLAGS) $(CPPFLAGS) -MMD -MP
 # Ends the build with the lines of the probe that say what is missing. The next make probes
 # again, for by then it may be there.
@@ -176,6 +176,12 @@ $(BUILD)/train_gpt.o: train_gpt.cu Makefile $(BUILD)/c.flags
 $(BUILD)/test/%: test/%.c Makefile $(BUILD)/c.flags
 	@mkdir -p $(@D)
 	$(COMPILE) $< -o $@ $(LDFLAGS) -lcmocka $(LIBS)
+
+# What the CUDA program opens by this name, for the test that starts it.
+$(BUILD)/test/test_cuda_program: | $(BUILD)/test/libnvidia-ml.so.1
+$(BUILD)/test/libnvidia-ml.so.1: test/nvml_stand_in.c Makefile $(BUILD)/c.flags
+	@mkdir -p $(@D)
+	@$(CC) -std=gnu11 $(WARNINGS) -fPIC -shared $< -o $@
 
 $(BUILD)/bench/%: dev/bench/%.c Makefile $(BUILD)/c.flags
 	@mkdir -p $(@D)

@@ -1,4 +1,5 @@
-// accesses.h: counts the loads and stores of code that was compiled with -fsanitize=thread.
+// accesses.h: counts the loads and stores of code that was compiled with
+// -fsanitize=thread.
 //
 // The compiler puts a call before every access to memory that others may see. The
 // functions that are called are those of accesses.c, not ThreadSanitizer's, and count the

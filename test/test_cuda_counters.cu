@@ -1,5 +1,6 @@
 // test_cuda_counters.cu: how many bytes each CUDA kernel moves and how many operations it
-// leaves to tensor cores, counted in the emulator, against the formulas of docs/kernels.md.
+// leaves to tensor cores, counted in the emulator, against the formulas of
+// docs/kernels.md.
 //
 // accesses.h counts the loads and stores in device memory, which a GPU calls global
 // memory. Two numbers come of it:
@@ -10,8 +11,8 @@
 //             were read at least once, and those that were written at least once: what
 //             passes to and from memory if caches hold everything that is used again
 //
-// Operations of tensor cores are counted where the emulator computes them. Not counted are
-// other arithmetic, shared memory, and what a library computes.
+// Operations of tensor cores are counted where the emulator computes them. Not counted
+// are other arithmetic, shared memory, and what a library computes.
 #include "test/cuda_kernels.h"
 
 #include "kernels/cpu/embedding.h"
@@ -58,7 +59,8 @@ enum {
 // not in the formulas.
 #define MARGIN 0.02
 
-// `count` elements of device memory, full of small numbers that are finite in either format.
+// `count` elements of device memory, full of small numbers that are finite in either
+// format.
 template <typename Type> static Type *array(size_t count) {
     arena_used = (arena_used + 255) / 256 * 256;
     char *place = arena + arena_used;
@@ -192,8 +194,8 @@ static Expected cross_entropy_case(Stream *stream, double e) {
     int32_t host[N], *targets = tokens_on_device(host);
     begin_counting();
     cuda_cross_entropy(stream, logits, STRIDE, losses, targets, N, V, 1.0f);
-    // It reads the logits twice, the second time from a cache; each thread, with 16 bytes of
-    // a row, asks for the target and its logit. Padding is written, too.
+    // It reads the logits twice, the second time from a cache; each thread, with 16 bytes
+    // of a row, asks for the target and its logit. Padding is written, too.
     return {e * N * (V + STRIDE), e * N * (2 * V + STRIDE) + e * N * STRIDE / 16 * (e + sizeof(int32_t)), 0,
             0};
 }
@@ -237,8 +239,8 @@ static Expected attention_forward_case(Stream *stream, int window) {
             4.0 * D * visible_pairs(window, 32, tile)};
 }
 
-// Twice: for d_q each 64 queries ask for keys and values, for d_k and d_v each 64 keys ask
-// for queries, d_output, logsumexp and delta. Before that, delta takes output and
+// Twice: for d_q each 64 queries ask for keys and values, for d_k and d_v each 64 keys
+// ask for queries, d_output, logsumexp and delta. Before that, delta takes output and
 // d_output.
 static Expected attention_backward_case(Stream *stream, int window) {
     Real *d_qkv = array_of_reals((size_t)N * 3 * D, PRECISION_BF16),

@@ -59,7 +59,7 @@ SANITIZE   :=
 OPTIMIZE   := -O3 $(ARCH_FLAGS) -fno-math-errno -fno-trapping-math -fopenmp-simd -ffp-contract=fast
 WARNINGS   := -Wall -Wextra -Werror
 CFLAGS     := -std=gnu11 $(OPTIMIZE) -g $(WARNINGS) -I. $(MPI_FLAGS) $(ONEDNN_FLAGS) $(SANITIZE)
-LIBS       := $(MPI_LIBS) -ljansson -lz -lpcre2-8 $(ONEDNN_LIBS) -lm -lpthread
+LIBS       := $(MPI_LIBS) -ljansson -lz -lpcre2-8 $(ONEDNN_LIBS) -lm -lpthread -ldl
 COMPILE    = $(CC) $(CFLAGS) $(CPPFLAGS) -MMD -MP
 # Ends the build with the lines of the probe that say what is missing. The next make probes
 # again, for by then it may be there.
@@ -159,6 +159,15 @@ $(BUILD)/test/%: test/%.cu Makefile $(BUILD)/emulate.flags
 	@mkdir -p $(@D)
 	$(EMULATE) $< -o $@ $(LDFLAGS) -lcmocka $(LIBS)
 
+# Its loads and stores call functions of its own (test/accesses.h), so ThreadSanitizer's
+# library is not linked.
+$(BUILD)/test/test_cuda_counters: test/test_cuda_counters.cu test/accesses.c Makefile $(BUILD)/emulate.flags $(BUILD)/c.flags
+	@mkdir -p $(@D)
+	@$(COMPILE) -MT $@ -c test/accesses.c -o $@.accesses.o
+	$(EMULATE) -MT $@ -fsanitize=thread -c $< -o $@.o
+	@$(CXX) $@.o $@.accesses.o -o $@ $(LDFLAGS) -lcmocka $(LIBS)
+	@rm $@.o $@.accesses.o
+
 $(BUILD)/train_gpt.o: train_gpt.cu Makefile $(BUILD)/c.flags
 	@mkdir -p $(@D)
 	@$(NEEDED)
@@ -167,6 +176,12 @@ $(BUILD)/train_gpt.o: train_gpt.cu Makefile $(BUILD)/c.flags
 $(BUILD)/test/%: test/%.c Makefile $(BUILD)/c.flags
 	@mkdir -p $(@D)
 	$(COMPILE) $< -o $@ $(LDFLAGS) -lcmocka $(LIBS)
+
+# What the CUDA program opens by this name, for the test that starts it.
+$(BUILD)/test/test_cuda_program: | $(BUILD)/test/libnvidia-ml.so.1
+$(BUILD)/test/libnvidia-ml.so.1: test/nvml_stand_in.c Makefile $(BUILD)/c.flags
+	@mkdir -p $(@D)
+	@$(CC) -std=gnu11 $(WARNINGS) -fPIC -shared $< -o $@
 
 $(BUILD)/bench/%: dev/bench/%.c Makefile $(BUILD)/c.flags
 	@mkdir -p $(@D)
@@ -202,9 +217,11 @@ test: install-for-test
 
 # Each sanitizer has a build directory of its own. AddressSanitizer runs everything that
 # make test runs except whole training runs on emulated GPUs (EMULATED= leaves them out);
-# test_cuda_* still run every kernel under it.
+# test_cuda_* still run every kernel under it, but for test_cuda_counters, which takes the
+# place of a sanitizer.
 test-asan: install-for-test
 	@$(MAKE) --no-print-directory -j $(CORES) run-tests BUILD=build/asan PROGRAM=build/asan/train_gpt EMULATED= \
+	    CUDA_TESTS="$(filter-out test_cuda_counters,$(CUDA_TESTS))" \
 	    OPTIMIZE="-O1 $(ARCH_FLAGS) -fno-math-errno -fopenmp-simd -fno-omit-frame-pointer" \
 	    EMULATE_OPTIMIZE="-O1 $(ARCH_FLAGS) -fno-math-errno -fopenmp-simd" SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=all"
 # The emulator runs the threads of a kernel as fibers (ucontext), which ThreadSanitizer

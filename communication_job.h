@@ -36,8 +36,12 @@ static inline size_t job_bucket_cells(const Scheduler *s, const Layout *layout) 
     return size_max(1, size_min(cells, layout->cells));
 }
 
-static inline void job_span_ended(Scheduler *s, const Job *job, const char *name) {
-    trace_end(&s->trace, TRACE_COMMUNICATION, name, job->commit);
+static inline void job_span_begins(Scheduler *s, const char *name) {
+    trace_begin(&s->trace, TRACE_COMMUNICATION, name);
+}
+
+static inline void job_span_ended(Scheduler *s, const Job *job) {
+    trace_end(&s->trace, TRACE_COMMUNICATION, job->commit);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -108,17 +112,17 @@ static inline void job_reduce(Scheduler *s, Job *job, Stream *stream) {
     for (size_t end = layout->cells; end > 0;) {
         size_t begin = end > bucket ? end - bucket : 0;
         if (job->follows) { job_wait_for_gradients(s, padded - layout_cell_begin(layout, begin)); }
-        trace_begin(&s->trace, TRACE_COMMUNICATION);
+        job_span_begins(s, "reduce-scatter");
         if (job_inspects_before(s, job)) {
             job_inspect(s, job, collective.buffer, layout_cell_begin(layout, begin),
                         layout_cell_begin(layout, end), stream);
         }
         comm_reduce_scatter(&s->comm, stream, &collective, begin * layout->piece, end * layout->piece);
-        job_span_ended(s, job, "reduce-scatter");
+        job_span_ended(s, job);
         if (all_reduce) {
-            trace_begin(&s->trace, TRACE_COMMUNICATION);
+            job_span_begins(s, "all-gather");
             comm_all_gather(&s->comm, stream, &collective, begin * layout->piece, end * layout->piece);
-            job_span_ended(s, job, "all-gather");
+            job_span_ended(s, job);
         }
         end = begin;
     }
@@ -194,7 +198,7 @@ static inline SpikeKind job_judge(Scheduler *s, Job *job) {
 // the norm of the rounded sums, because those are what it steps with.)
 static inline void job_summarise(Scheduler *s, Job *job, Stream *stream) {
     if (job->follows) { job->tally = s->tally; } // complete: the last bucket has waited for `finished`
-    trace_begin(&s->trace, TRACE_COMMUNICATION);
+    job_span_begins(s, "summary");
     if (s->settings.kind == RULE_LOCAL) {
         job->tally.not_finite += job->bad_element > 0 ? 1 : 0;
         job->tally.square = 0;
@@ -221,7 +225,7 @@ static inline void job_summarise(Scheduler *s, Job *job, Stream *stream) {
         job->gradient_norm = sqrt(job->total.square) / job->total.micro_batches;
     }
     job->spike = job_judge(s, job);
-    job_span_ended(s, job, "summary");
+    job_span_ended(s, job);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -236,7 +240,7 @@ static inline double clip_scale(double clip, double norm) {
 // estimate is written over the gradient it is made from.
 static inline void job_step(Scheduler *s, const Job *job, Stream *stream) {
     if (s->settings.kind == RULE_LOCAL || job->spike != SPIKE_NONE) { return; }
-    trace_begin(&s->trace, TRACE_COMMUNICATION);
+    job_span_begins(s, "step");
     float *reduced = scheduler_reduce_buffer(s)->data;
     OptimizerStep step = {reduced,
                           NULL,
@@ -249,7 +253,7 @@ static inline void job_step(Scheduler *s, const Job *job, Stream *stream) {
     step.commit = false;
     if (job->kind != COMMIT) { optimizer_step(&s->optimizer, stream, &step); }
     stream_settle(stream);
-    job_span_ended(s, job, "step");
+    job_span_ended(s, job);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -292,13 +296,13 @@ static inline void job_gather(Scheduler *s, const Job *job, Stream *stream) {
     size_t bucket = job_bucket_cells(s, &s->layout);
     for (size_t begin = 0; begin < s->layout.cells; begin += bucket) {
         size_t end = size_min(begin + bucket, s->layout.cells);
-        trace_begin(&s->trace, TRACE_COMMUNICATION);
+        job_span_begins(s, "all-gather");
         if (s->settings.keeps_casts) {
             gather_casts(s, stream, collective.source, overlapped ? s->arriving_casts : s->casts, begin, end);
         } else {
             comm_all_gather(&s->comm, stream, &collective, begin * s->layout.piece, end * s->layout.piece);
         }
-        job_span_ended(s, job, "all-gather");
+        job_span_ended(s, job);
         watermark_raise(&s->arrived, layout_cell_begin(&s->layout, end)); // H7
     }
 }

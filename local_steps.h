@@ -67,7 +67,7 @@ static inline void inner_step_task(void *context, Stream *stream) {
     Scheduler *s = (Scheduler *)context;
     size_t count = s->problem.parameter_count;
     double micro_batches = s->settings.micro_batches;
-    trace_begin(&s->trace, TRACE_COMPUTE);
+    trace_begin(&s->trace, TRACE_COMPUTE, "inner step");
     double norm = sqrt(buffer_sum_of_squares(stream, s->gradients.data, count, count, 1, s->norm_partials)) /
                   micro_batches;
     s->local_rate = scheduler_learning_rate(s);
@@ -82,7 +82,7 @@ static inline void inner_step_task(void *context, Stream *stream) {
     buffer_move(stream, NULL, s->gradients.data, count, true);
     stream_settle(stream);
     s->parameters_version++;
-    scheduler_compute_ended(s, "inner step");
+    scheduler_compute_ended(s);
 }
 
 // Compute stream; the host waits.
@@ -146,7 +146,7 @@ static inline void fragment_block_task(void *context, int task, int thread) {
 static inline void fragment_task(void *context, Stream *stream) {
     FragmentWork *work = (FragmentWork *)context;
     size_t count = work->fragment->layout.count;
-    trace_begin(&work->scheduler->trace, TRACE_COMPUTE);
+    trace_begin(&work->scheduler->trace, TRACE_COMPUTE, "outer step");
     if (stream->queue != NULL) {
         fragment_for_ranges(work, 0, count);
         stream_settle(stream);
@@ -155,7 +155,7 @@ static inline void fragment_task(void *context, Stream *stream) {
         thread_pool_run(stream->pool, blocks, fragment_block_task, work);
     }
     work->scheduler->parameters_version++;
-    scheduler_compute_ended(work->scheduler, "outer step");
+    scheduler_compute_ended(work->scheduler);
 }
 
 // Compute stream; the host waits.

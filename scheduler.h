@@ -137,8 +137,8 @@ static inline void launch_following(Scheduler *s, JobKind kind) {
 // ---------------------------------------------------------------------------------------
 // Micro-batches
 
-static inline void scheduler_compute_ended(Scheduler *s, const char *name) {
-    trace_end(&s->trace, TRACE_COMPUTE, name, s->job.commit);
+static inline void scheduler_compute_ended(Scheduler *s) {
+    trace_end(&s->trace, TRACE_COMPUTE, s->job.commit);
 }
 
 // Pace::need (H7): waits until parameters [0, end) have arrived. The time spent here is
@@ -146,9 +146,9 @@ static inline void scheduler_compute_ended(Scheduler *s, const char *name) {
 static inline void scheduler_need(void *self, size_t end) {
     Scheduler *s = (Scheduler *)self;
     if (watermark_has_reached(&s->arrived, end)) { return; }
-    scheduler_compute_ended(s, "micro-batch");
+    scheduler_compute_ended(s);
     watermark_wait(&s->arrived, end);
-    trace_begin(&s->trace, TRACE_COMPUTE);
+    trace_begin(&s->trace, TRACE_COMPUTE, "micro-batch");
 }
 
 // Pace::finish (H6): gradients from `begin` on are final. The last step of the watermark
@@ -172,7 +172,7 @@ static inline void scheduler_finish(void *self, size_t begin) {
 static inline void micro_batch_task(void *context, Stream *stream) {
     Scheduler *s = (Scheduler *)context;
     Pace pace = {s, s->parameters_version, scheduler_need, scheduler_finish};
-    trace_begin(&s->trace, TRACE_COMPUTE);
+    trace_begin(&s->trace, TRACE_COMPUTE, "micro-batch");
     uint64_t index = __atomic_fetch_add(&s->micro_batches_begun, 1, __ATOMIC_RELAXED);
     MicroBatchResult result = s->problem.micro_batch(s->problem.self, stream, index, scheduler_weights(s),
                                                      s->gradients.data, &pace);
@@ -184,7 +184,7 @@ static inline void micro_batch_task(void *context, Stream *stream) {
     if (!isfinite(result.loss) && s->tally.site.micro_batch == 0) {
         s->tally.site.micro_batch = (double)index + 1;
     }
-    scheduler_compute_ended(s, "micro-batch");
+    scheduler_compute_ended(s);
 }
 
 // The last micro-batch of a round that a job follows.
@@ -297,10 +297,10 @@ typedef struct BoundaryWork {
 static inline void boundary_task(void *context, Stream *stream) {
     const BoundaryWork *work = (const BoundaryWork *)context;
     Scheduler *s = work->scheduler;
-    trace_begin(&s->trace, TRACE_COMPUTE);
+    trace_begin(&s->trace, TRACE_COMPUTE, "boundary");
     buffer_move(stream, work->out, s->gradients.data, layout_padded(&s->layout), work->clear);
     stream_settle(stream);
-    scheduler_compute_ended(s, "boundary");
+    scheduler_compute_ended(s);
 }
 
 // Copies the gradient accumulator to `out` (padded; NULL: nowhere) and clears it where

@@ -290,6 +290,7 @@ static void release_run(Run *run) {
     if (has_validation_data(run)) { data_loader_close(&run->validation_data); }
     transport_barrier(&run->transport, "end");
     run_lock_release(&run->lock);
+    nvml_close(&run->nvml);
     placement_close(&run->placement);
     transport_close(&run->transport);
 }

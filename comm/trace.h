@@ -8,6 +8,8 @@
 //   --trace FILE   trace_write: every span of every rank as Chrome trace JSON. Spans are
 //                  kept in memory until then.
 //
+// In the CUDA program a span is also a range of NVTX, which profilers show under its name.
+//
 // Exposed communication is the time in which communication ran and compute did not: what
 // overlapping failed to hide.
 //
@@ -60,9 +62,10 @@ typedef struct TraceSums {
 typedef struct Trace {
     pthread_mutex_t mutex;
     bool running[TRACE_LANES];
-    double began[TRACE_LANES]; // of the span that is running
-    double counted_until;      // `sums` holds everything before this time
-    TraceSums sums;            // since the latest take
+    double began[TRACE_LANES];      // of the span that is running
+    const char *names[TRACE_LANES]; // its name
+    double counted_until;           // `sums` holds everything before this time
+    TraceSums sums;                 // since the latest take
     bool keep;
     Span *spans; // (span_capacity)
     size_t span_count, span_capacity;
@@ -115,18 +118,19 @@ static inline void trace_count_until(Trace *trace, double now) {
 
 // The following three do the work at a given time, for a caller who holds the mutex;
 // times may not go back.
-static inline void trace_begin_at(Trace *trace, TraceLane lane, double now) {
+static inline void trace_begin_at(Trace *trace, TraceLane lane, const char *name, double now) {
     assert(!trace->running[lane]);
     trace_count_until(trace, now);
     trace->running[lane] = true;
     trace->began[lane] = now;
+    trace->names[lane] = name;
 }
 
-static inline void trace_end_at(Trace *trace, TraceLane lane, const char *name, int64_t commit, double now) {
+static inline void trace_end_at(Trace *trace, TraceLane lane, int64_t commit, double now) {
     assert(trace->running[lane]);
     trace_count_until(trace, now);
     trace->running[lane] = false;
-    Span span = {name, trace->began[lane], now, commit, lane};
+    Span span = {trace->names[lane], trace->began[lane], now, commit, lane};
     if (trace->keep) { trace_keep_span(trace, span); }
 }
 
@@ -138,19 +142,21 @@ static inline TraceSums trace_take_at(Trace *trace, double now) {
     return sums;
 }
 
-// A span of `lane` begins. Spans of one lane do not overlap.
-static inline void trace_begin(Trace *trace, TraceLane lane) {
+// A span of `lane` begins. Spans of one lane do not overlap, and end on the thread that
+// began them. name: a literal of plain letters, because it goes into JSON as it is.
+static inline void trace_begin(Trace *trace, TraceLane lane, const char *name) {
+    gpu_range_begin(name);
     pthread_mutex_lock(&trace->mutex);
-    trace_begin_at(trace, lane, clock_seconds());
+    trace_begin_at(trace, lane, name, clock_seconds());
     pthread_mutex_unlock(&trace->mutex);
 }
 
-// The span of `lane` that is running ends. It was a task of `commit`. name: a literal of
-// plain letters, because it goes into JSON as it is.
-static inline void trace_end(Trace *trace, TraceLane lane, const char *name, int64_t commit) {
+// The span of `lane` that is running ends. It was a task of `commit`.
+static inline void trace_end(Trace *trace, TraceLane lane, int64_t commit) {
     pthread_mutex_lock(&trace->mutex);
-    trace_end_at(trace, lane, name, commit, clock_seconds());
+    trace_end_at(trace, lane, commit, clock_seconds());
     pthread_mutex_unlock(&trace->mutex);
+    gpu_range_end();
 }
 
 // The sums from the take before to now.

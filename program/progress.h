@@ -106,6 +106,12 @@ typedef struct Report {
     double gradients_per_commit;
     // By rank 0, since the start: to all others, and of it what left its host.
     double bytes_sent, bytes_sent_outside;
+    // Over all ranks: model operations, 10^12 a second, and their share of the peak
+    // (peak.h).
+    double model_tflops, mfu;
+    // Of rank 0's GPU when the report was made: MHz, watts, and NVML's bits that say why
+    // the clock is not the highest.
+    double gpu_clock, gpu_watts, gpu_throttle;
 } Report;
 
 // A field of the report and how it is shown.
@@ -118,6 +124,7 @@ typedef struct ReportField {
     const char *format;  // on the terminal; NULL: `human`
     const char *(*human)(double value, char text[NUMBER_TEXT_SIZE]);
     const char *unknown; // what the terminal shows for NAN
+    bool optional;       // left out of log.jsonl where it is not known
 } ReportField;
 
 // With a blank between the columns a line has 79, so that it fits where the last column
@@ -130,23 +137,28 @@ typedef struct ReportField {
 #define NOWHERE NULL, NULL, NULL, NULL
 static const ReportField REPORT_FIELDS[] = {
     // in Report         whole  log.jsonl            progress.tsv         terminal
-    {AT(commit),               1, "commit",            "commit",            "commit",  AS("%.0f"), "nan"},
-    {AT(gradients),            1, "grads",             NULL,                NOWHERE},
-    {AT(tokens),               1, "tokens",            "tokens",            "tokens",  AS_COUNT, "-"},
-    {AT(seconds),              0, "seconds",           "seconds",           NOWHERE},
-    {AT(loss),                 0, "loss",              "loss",              "   loss", AS("%.4f"), "nan"},
-    {AT(perfect_loss),         0, "perfect_loss",      NULL,                "perfect", AS("%.4f"), "-"},
-    {AT(validation_loss),      0, NULL,                "validation_loss",   NOWHERE},
-    {AT(learning_rate),        0, "lr",                "learning_rate",     "     lr", AS("%.1e"), "nan"},
-    {AT(gradient_norm),        0, "grad_norm",         "gradient_norm",     "  norm",  AS("%.3g"), "nan"},
-    {AT(tokens_per_second),    0, "tokens_per_second", "tokens_per_second", "tok/s",   AS_COUNT, "-"},
-    {AT(compute_ms),           0, "compute_ms",        NULL,                "compute", AS_TIME, "nan"},
-    {AT(communication_ms),     0, "communication_ms",  NULL,                "  comm",  AS_TIME, "nan"},
-    {AT(exposed_ms),           0, "exposed_ms",        NULL,                "exposed", AS_TIME, "nan"},
-    {AT(steps),                1, "steps",             NULL,                NOWHERE},
-    {AT(gradients_per_commit), 0, "grads_per_commit",  NULL,                "grads",   AS("%.4g"), "nan"},
-    {AT(bytes_sent),           1, "bytes_sent",        NULL,                NOWHERE},
-    {AT(bytes_sent_outside),   1, "bytes_sent_outside", NULL,               NOWHERE},
+    {AT(commit),               1, "commit",            "commit",            "commit",  AS("%.0f"), "nan", 0},
+    {AT(gradients),            1, "grads",             NULL,                NOWHERE, 0},
+    {AT(tokens),               1, "tokens",            "tokens",            "tokens",  AS_COUNT, "-", 0},
+    {AT(seconds),              0, "seconds",           "seconds",           NOWHERE, 0},
+    {AT(loss),                 0, "loss",              "loss",              "   loss", AS("%.4f"), "nan", 0},
+    {AT(perfect_loss),         0, "perfect_loss",      NULL,                "perfect", AS("%.4f"), "-", 0},
+    {AT(validation_loss),      0, NULL,                "validation_loss",   NOWHERE, 0},
+    {AT(learning_rate),        0, "lr",                "learning_rate",     "     lr", AS("%.1e"), "nan", 0},
+    {AT(gradient_norm),        0, "grad_norm",         "gradient_norm",     "  norm",  AS("%.3g"), "nan", 0},
+    {AT(tokens_per_second),    0, "tokens_per_second", "tokens_per_second", "tok/s",   AS_COUNT, "-", 0},
+    {AT(compute_ms),           0, "compute_ms",        NULL,                "compute", AS_TIME, "nan", 0},
+    {AT(communication_ms),     0, "communication_ms",  NULL,                "  comm",  AS_TIME, "nan", 0},
+    {AT(exposed_ms),           0, "exposed_ms",        NULL,                "exposed", AS_TIME, "nan", 0},
+    {AT(steps),                1, "steps",             NULL,                NOWHERE, 0},
+    {AT(gradients_per_commit), 0, "grads_per_commit",  NULL,                "grads",   AS("%.4g"), "nan", 0},
+    {AT(bytes_sent),           1, "bytes_sent",        NULL,                NOWHERE, 0},
+    {AT(bytes_sent_outside),   1, "bytes_sent_outside", NULL,               NOWHERE, 0},
+    {AT(model_tflops),         0, "model_tflops",      NULL,                NOWHERE, 0},
+    {AT(mfu),                  0, "mfu",               NULL,                NOWHERE, 1},
+    {AT(gpu_clock),            0, "gpu_mhz",           NULL,                NOWHERE, 1},
+    {AT(gpu_watts),            0, "gpu_watts",         NULL,                NOWHERE, 1},
+    {AT(gpu_throttle),         1, "gpu_throttle",      NULL,                NOWHERE, 1},
 };
 #undef NOWHERE
 #undef AS_TIME
@@ -224,6 +236,7 @@ static inline bool progress_log_report(Log *log, Log *curves, const Report *repo
         const ReportField *field = &REPORT_FIELDS[i];
         if (field->key == NULL) { continue; }
         double value = report_value(report, field);
+        if (field->optional && isnan(value)) { continue; }
         json_object_set_new(event, field->key,
                             field->whole ? json_integer((json_int_t)value) : log_real(value));
     }

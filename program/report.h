@@ -137,6 +137,14 @@ static inline void print_wire(const Run *run) {
     printf("%s\n", options_emulate_link(options) ? " (emulated)" : "");
 }
 
+// What reports compare model operations with, if that is known.
+static inline void print_peak(const Run *run) {
+    if (!(run->peak_flops > 0)) { return; }
+    printf("peak       %.4g TFLOP/s over all ranks: %s; \"mfu\" in log.jsonl is the share of it\n",
+           run->peak_flops / 1e12,
+           run->placement.on_gpu ? "bf16, as the maker states it" : "a large matrix product, measured now");
+}
+
 // Where rank 0 computes; other ranks may compute elsewhere.
 static inline void print_device(const Run *run) {
     const Placement *placement = &run->placement;
@@ -148,6 +156,7 @@ static inline void print_device(const Run *run) {
                placement->ranks_on_gpus, run->transport.size);
     }
     if (placement->odd_one[0] != '\0') { printf("           %s\n", placement->odd_one); }
+    print_peak(run);
     if (placement->on_gpu) {
         printf("keeps      recompute %s (%s)\n", recompute_name(run->model.settings.recompute),
                placement->recompute_reason);
@@ -319,6 +328,18 @@ static inline void note_unwritten(Run *run) {
             run->log.path);
 }
 
+// Says why the GPU has lowered its clock, once for each reason.
+static inline void print_throttled(Run *run, const NvmlReading *gpu) {
+    char text[NVML_TEXT_SIZE];
+    uint64_t reasons = nvml_slowing(gpu->reasons) & ~run->throttle_told;
+    if (reasons == 0) { return; }
+    run->throttle_told |= reasons;
+    printf("%6lld the GPU's clock is at %.0f MHz, of at most %.0f, at %.0f watts; it is held down by %s\n",
+           (long long)run->scheduler.report.commit, gpu->clock, gpu->highest_clock, gpu->watts,
+           nvml_reasons_text(reasons, text));
+    fflush(stdout);
+}
+
 // Prints and logs the commits in the window, and begins a new one. Losses, rates and
 // counts are those of the commits that it names. Where an exchange takes several steps,
 // the run is ahead of them: speeds are those of what it has computed since the latest
@@ -347,11 +368,18 @@ static inline void report_window(Run *run) {
     report.exposed_ms = 1e3 * sum->exposed_seconds / steps;
     report.steps = steps;
     report.gradients_per_commit = gradients / commits;
+    report.model_tflops = report.tokens_per_second * gpt_neo_flops_per_token(&run->config, run->T) / 1e12;
+    report.mfu = report.model_tflops * 1e12 / run->peak_flops;
+    NvmlReading gpu = nvml_read(&run->nvml);
+    report.gpu_clock = gpu.clock;
+    report.gpu_watts = gpu.watts;
+    report.gpu_throttle = gpu.reasons_as_number;
     report.bytes_sent = (double)__atomic_load_n(&run->transport.bytes_sent, __ATOMIC_RELAXED);
     report.bytes_sent_outside = (double)__atomic_load_n(&run->transport.bytes_sent_outside, __ATOMIC_RELAXED);
     window_begin(run, now);
     Error error = {""};
     terminal_report(&run->terminal, &report);
+    print_throttled(run, &gpu);
     note_unwritten(run);
     note_written(run, progress_log_report(&run->log, &run->curves, &report, &error), &error);
 }
@@ -419,8 +447,12 @@ static inline void print_end(Run *run, uint64_t fingerprint) {
                "goes on\n",
                tokens);
     } else {
-        printf("\ntrained    %lld %ss, %.0f tokens in %.1f s: %.0f tokens/s, %.1f GFLOP/s over all ranks\n",
-               commits, step_name(run), tokens, seconds, tokens / seconds, rate);
+        char share[48] = "";
+        if (run->peak_flops > 0) {
+            snprintf(share, sizeof share, ", %.1f %% of the peak", 100 * rate * 1e9 / run->peak_flops);
+        }
+        printf("\ntrained    %lld %ss, %.0f tokens in %.1f s: %.0f tokens/s, %.1f GFLOP/s over all ranks%s\n",
+               commits, step_name(run), tokens, seconds, tokens / seconds, rate, share);
     }
     print_exposed(run, exposed);
     if (!isnan(run->validation_loss)) {

@@ -24,6 +24,7 @@
 #include "program/run_lock.h"
 #include "program/signals.h"
 #include "rules.h"
+#include "runtime/nvml.h"
 
 enum { SPACE_TEXT = 512 };
 enum { ROLLBACK_PATIENCE = 3 }; // how often a spike may send a run back to the same checkpoint
@@ -67,6 +68,7 @@ typedef struct Run {
     DecayRange *decay_ranges;
     size_t layer_begins[GPT_NEO_MAX_LAYERS + 1]; // first element of each layer, and the end of the last one
     char rate_reason[64], bucket_reason[160], rule_reason[RULE_TEXT];
+    double peak_flops; // of all ranks, a second: what model operations are compared with; NAN: not known
     // What it trains with.
     DataLoader data, validation_data; // the latter only with --val-data
     Arena arena;
@@ -96,6 +98,8 @@ typedef struct Run {
     bool is_unwritten;                               // nobody reads stdout any more
     int64_t lost_lines;                              // of its files, which could not be written
     bool trace_is_lost;
+    Nvml nvml;              // of rank 0's GPU
+    uint64_t throttle_told; // the reasons for a low clock that were printed
     double exposed_seconds; // of this part of the run: see CommitReport
     // Checkpoints.
     CheckpointedRun checkpointed; // what checkpoints are of (program/resume.h)

@@ -9,6 +9,7 @@
 #define ACCO_PROGRAM_START_H
 
 #include "checkpoint/hf_model.h"
+#include "program/peak.h"
 #include "program/report.h"
 #include "program/run_directory.h"
 #include "program/space.h"
@@ -129,9 +130,11 @@ static inline void start_run(Run *run, const Hello *hellos) {
     check_replicas(run, scheduler_weights(&run->scheduler), weights_bytes(run));
     scheduler_call(&run->scheduler, run->scheduler.compute, prepare_model_task, run);
     choose_by_measurement(run);
+    find_peak(run);
     transport->bytes_sent = transport->bytes_sent_outside = 0; // what training sends, not what led up to it
     if (!run_is_main(run)) { return; }
     run->terminal.knows_perfect = run->data.builtin;
+    if (run->placement.on_gpu) { nvml_open(&run->nvml, run->placement.gpu.bus); }
     print_start(run, hellos);
     log_start(run, hellos);
     log_be_patient(&run->log);

@@ -11,6 +11,7 @@
 //   gpu_queue_*         the CUDA stream behind a Stream, of high or low priority
 //   gpu_allocate        device memory
 //   gpu_allocate_host   pinned host memory, which the host and kernels can read and write
+//   gpu_range_*         names what this thread does, for profilers
 //
 // A program built without CUDA has the same functions and never finds a GPU.
 #ifndef ACCO_RUNTIME_GPU_H
@@ -37,6 +38,17 @@ typedef struct Gpu {
 
 #ifdef ACCO_HAVE_CUDA
 #include <cuda_runtime.h>
+
+// Ranges of NVTX, in which profilers show what a thread was doing. Without a profiler a call
+// is a look at a pointer. The header is missing in some installations of CUDA.
+#if __has_include(<nvtx3/nvToolsExt.h>)
+#include <nvtx3/nvToolsExt.h>
+static inline void gpu_range_begin(const char *name) { (void)nvtxRangePushA(name); }
+static inline void gpu_range_end(void) { (void)nvtxRangePop(); }
+#else
+static inline void gpu_range_begin(const char *name) { (void)name; }
+static inline void gpu_range_end(void) {}
+#endif
 
 // Ends the job with what was called and CUDA's reason: after a CUDA error nothing on the
 // device can be trusted.
@@ -196,6 +208,8 @@ static inline bool gpu_open(Gpu *gpu, int local_rank, Error *error) {
     gpu->number = -1;
     return error_set(error, "this program was built without CUDA");
 }
+static inline void gpu_range_begin(const char *name) { (void)name; }
+static inline void gpu_range_end(void) {}
 static inline void gpu_measure(Gpu *gpu) { (void)gpu; }
 static inline void gpu_enter_thread(const Gpu *gpu) { (void)gpu; }
 static inline void *gpu_queue_create(bool high_priority) { (void)high_priority; return NULL; }

@@ -7,6 +7,8 @@
 //             what cannot be had is refused
 //   Plan      a plan prints what a run reserves, also where there is no GPU
 //   eval      gives the same numbers wherever they are computed
+//   Reports   tell the share of the GPU's peak, its clock and its power, and profilers the
+//             names of spans
 //
 // EMULATED is the binary.
 #include "test/fleet.h"
@@ -24,6 +26,10 @@ static void set_gpus(const char *gpus, const char *megabytes) {
     unsetenv("SIMT_DRIVER");
     unsetenv("SIMT_NO_CODE");
     unsetenv("SIMT_KIND");
+    unsetenv("SIMT_NAME");
+    unsetenv("SIMT_RANGES");
+    unsetenv("NVML_READING");
+    unsetenv("LD_LIBRARY_PATH");
     if (gpus != NULL) { setenv("SIMT_GPUS", gpus, 1); }
     if (megabytes != NULL) { setenv("SIMT_MEMORY_MB", megabytes, 1); }
 }
@@ -584,6 +590,110 @@ static void write_stage(const Stage *stage) {
                 " \"attention_types\": [[[\"global\"], 1]]}\n");
 }
 
+// ---------------------------------------------------------------------------------------
+// Reports
+
+// Programs find the stand-in for NVIDIA's management library (nvml_stand_in.c), which lies
+// beside this test.
+static void set_nvml(const char *reading) {
+    char place[STAGE_PATH_SIZE];
+    ssize_t length = readlink("/proc/self/exe", place, sizeof place - 1);
+    assert_true(length > 0);
+    place[length] = '\0';
+    *strrchr(place, '/') = '\0';
+    setenv("LD_LIBRARY_PATH", place, 1);
+    if (reading != NULL) { setenv("NVML_READING", reading, 1); }
+}
+
+static int times_in(const char *text, const char *part) {
+    int times = 0;
+    assert_non_null(text);
+    for (const char *at = text; (at = strstr(at, part)) != NULL; at += strlen(part)) { times++; }
+    return times;
+}
+
+// What the library says is in every report, and what slows the run is printed once. Without
+// the library, or where it does not start, a report says nothing of it.
+static void a_slow_clock_is_told_with_its_reasons(void **state) {
+    Fleet *fleet = fleet_new(stage_of(state));
+    set_nvml("1410 1980 698500 69"); // the power limit, heat and idleness
+    fleet_start(fleet, 0, "--lr 0.01");
+    set_nvml("1980 1980 0 1"); // no power; only idleness
+    fleet_start(fleet, 0, "--lr 0.01");
+    unsetenv("NVML_READING");
+    fleet_start(fleet, 0, "--lr 0.01");
+    unsetenv("LD_LIBRARY_PATH");
+    fleet_start(fleet, 0, "--lr 0.01");
+    fleet_finish(fleet);
+    for (int n = 0; n < 3; n++) {
+        assert_true(fleet_number(fleet, 0, "report", n, "gpu_mhz") == 1410);
+        assert_true(fleet_number(fleet, 0, "report", n, "gpu_watts") == 698.5);
+        assert_true(fleet_number(fleet, 0, "report", n, "gpu_throttle") == 69);
+    }
+    assert_true(fleet_number(fleet, 1, "report", -1, "gpu_mhz") == 1980);
+    assert_null(json_object_get(log_event_of(fleet->events[1], "report", -1), "gpu_watts"));
+    assert_int_equal(times_in(fleet_output(fleet, 0),
+                              "1410 MHz, of at most 1980, at 698 watts; it is held down "
+                              "by the power limit, heat, by hardware\n"),
+                     1);
+    for (int i = 1; i < 4; i++) {
+        assert_int_equal(times_in(fleet_output(fleet, i), "held down"), 0);
+        check_same(fleet, 0, i);
+    }
+    for (int i = 2; i < 4; i++) {
+        assert_null(json_object_get(log_event_of(fleet->events[i], "report", -1), "gpu_mhz"));
+    }
+}
+
+// The share of what the maker states for bf16; unknown for other GPUs and in fp32.
+static void reports_tell_the_share_of_the_peak(void **state) {
+    static const struct {
+        const char *name, *options;
+        double peak; // TFLOP/s; 0: not known
+    } cases[] = {{"emulator", "", 0},
+                 {"NVIDIA H100 80GB HBM3", "", 989},
+                 {"NVIDIA H100 PCIe", "", 756},
+                 {"NVIDIA H100 80GB HBM3", "--precision fp32", 0}};
+    enum { CASES = sizeof cases / sizeof cases[0] };
+    Fleet *fleet = fleet_new(stage_of(state));
+    for (int i = 0; i < CASES; i++) {
+        setenv("SIMT_NAME", cases[i].name, 1);
+        fleet_start(fleet, 0, "--lr 0.01 %s", cases[i].options);
+    }
+    fleet_finish(fleet);
+    for (int i = 0; i < CASES; i++) {
+        json_t *report = log_event_of(fleet->events[i], "report", -1);
+        double rate = log_number(report, "model_tflops");
+        assert_true(rate > 0);
+        assert_int_equal(times_in(fleet_output(fleet, i), "TFLOP/s over all ranks"), cases[i].peak > 0);
+        if (cases[i].peak > 0) {
+            assert_true(fabs(log_number(report, "mfu") * cases[i].peak / rate - 1) <= 1e-6);
+        } else {
+            assert_null(json_object_get(report, "mfu"));
+        }
+    }
+}
+
+// A profiler is told of the spans that --trace writes, by the same names.
+static void profilers_see_the_spans_of_a_trace(void **state) {
+    Stage *stage = stage_of(state);
+    static const char *const names[] = {"micro-batch", "boundary", "reduce-scatter",
+                                        "all-gather",  "step",     "summary"};
+    char ranges[STAGE_PATH_SIZE], trace[STAGE_PATH_SIZE], part[64];
+    setenv("SIMT_RANGES", stage_path(stage, "ranges", ranges), 1);
+    Fleet *fleet = fleet_new(stage);
+    fleet_start(fleet, 0, "--lr 0.01 --optimizer acco --accumulate 4 --trace %s",
+                stage_path(stage, "trace", trace));
+    fleet_finish(fleet);
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        snprintf(part, sizeof part, "\"name\":\"%s\"", names[i]);
+        int spans = times_in(stage_read_text(stage, trace), part);
+        snprintf(part, sizeof part, "%s\n", names[i]);
+        assert_true(spans > 0);
+        assert_int_equal(times_in(stage_read_text(stage, ranges), part), spans);
+    }
+}
+
 static int end_test(void **state) {
     set_gpus(NULL, NULL);
     return stage_end_test(state);
@@ -622,6 +732,9 @@ int main(int argc, char **argv) {
         GPU_TEST(a_start_says_what_would_fit),
         GPU_TEST(a_gpu_evaluates_as_the_cpu_does),
         GPU_TEST(a_gpu_evaluates_texts_of_any_length),
+        GPU_TEST(a_slow_clock_is_told_with_its_reasons),
+        GPU_TEST(reports_tell_the_share_of_the_peak),
+        GPU_TEST(profilers_see_the_spans_of_a_trace),
     };
     if (argc > 1) { cmocka_set_test_filter(argv[1]); }
     stage_open(&stage);

@@ -39,6 +39,8 @@ static Report sample_report(void) {
     report.learning_rate = 6e-4;
     report.gradient_norm = 0.85;
     report.tokens_per_second = 12345;
+    report.model_tflops = 9.66;
+    report.mfu = 0.31;
     report.compute_ms = 123.4;
     report.communication_ms = 45.6;
     report.exposed_ms = 0.7;
@@ -256,7 +258,9 @@ static const char *const keys[] = {"event",
                                    "seconds",
                                    "perfect_loss",
                                    "bytes_sent",
-                                   "bytes_sent_outside"};
+                                   "bytes_sent_outside",
+                                   "model_tflops",
+                                   "mfu"};
 
 static void test_report_and_validation(void **state) {
     (void)state;
@@ -269,6 +273,8 @@ static void test_report_and_validation(void **state) {
     report.loss = NAN;
     report.gradient_norm = INFINITY;
     report.perfect_loss = -NAN;
+    report.mfu = NAN;
+    report.gpu_throttle = 4;
     assert_true(progress_log_report(&files.log, &files.curves, &report, &error));
     assert_true(progress_log_validation(&files.log, &files.curves, 130, 1000000, 70, 1.3, NAN, &error));
     files_close(&files);
@@ -286,6 +292,11 @@ static void test_report_and_validation(void **state) {
                      123456789012); // whole, beyond 32 bits
     assert_true(json_is_null(json_object_get(second, "loss")) &&
                 json_is_null(json_object_get(second, "grad_norm")));
+    // What only some machines know is there where it is known.
+    assert_true(json_number_value(json_object_get(first, "mfu")) == 0.31);
+    assert_null(json_object_get(second, "mfu"));
+    assert_int_equal(json_integer_value(json_object_get(second, "gpu_throttle")), 4);
+    assert_null(json_object_get(second, "gpu_mhz"));
     assert_string_equal(json_string_value(json_object_get(third, "event")), "validation");
     assert_true(json_is_null(json_object_get(third, "perfect_loss")));
     expect_text(text, "\"lr\":0.0006,");

@@ -1624,6 +1624,34 @@ static void one_rank_ends_well_by_signal(void **state) {
     check_signal(state, 0, SIGUSR1);
 }
 
+// A run that will be long measures the rate of a matrix product when it begins, and its
+// reports tell the share of it. In a short one only the operations are known.
+static void a_long_run_tells_its_share_of_the_product_rate(void **state) {
+    Stage *stage = stage_of(state);
+    pid_t pid;
+    double peak = 0;
+    Training training = training_start(stage, 0, endless);
+    wait_for_report(stage, &training, &pid, 1);
+    assert_int_equal(kill(pid, SIGUSR1), 0);
+    Outcome outcome = program_finish_within(stage, &training.program, 20);
+    const char *line = strstr(outcome.output, "\npeak       ");
+    assert_true(line != NULL &&
+                sscanf(line, "\npeak %lf TFLOP/s over all ranks: a large matrix product", &peak) == 1);
+    text_check(outcome.output, " % of the peak\n", training.what);
+    json_t *events = log_read(stage, training.out), *report = log_event_of(events, "report", 0);
+    double share = log_number(report, "model_tflops") / peak;
+    assert_true(share > 0 &&
+                share <= 1.5); // a tiny model reaches little; on a loaded machine more than was measured
+    assert_true(fabs(log_number(report, "mfu") - share) <= 1e-3 * share);
+    json_decref(events);
+    training = training_start(stage, 0, "--tokens 2k --val-batches none");
+    events = training_finish(stage, &training);
+    report = log_event_of(events, "report", -1);
+    assert_true(log_number(report, "model_tflops") > 0);
+    assert_null(json_object_get(report, "mfu"));
+    json_decref(events);
+}
+
 // It has nothing to go on from, so whoever starts stopped jobs again must not start it.
 static void a_stop_that_saves_nothing_has_a_code_of_its_own(void **state) {
     Stage *stage = stage_of(state);
@@ -2234,6 +2262,7 @@ static const struct CMUnitTest tests[] = {
     PROGRAM_TEST(a_stopped_leader_of_a_host_is_named),
     PROGRAM_TEST(a_stopped_rank_inside_a_host_is_named),
     PROGRAM_TEST(one_rank_ends_well_by_signal),
+    PROGRAM_TEST(a_long_run_tells_its_share_of_the_product_rate),
     PROGRAM_TEST(two_ranks_end_well_by_signal),
     PROGRAM_TEST(a_stop_that_saves_nothing_has_a_code_of_its_own),
     PROGRAM_TEST(launched_ranks_have_time_to_save),

@@ -22,12 +22,12 @@ static void assert_sums(TraceSums sums, double compute, double communication, do
     assert_close(sums.exposed_seconds, exposed, 0, "exposed");
 }
 
-static void begin_compute(Trace *trace, double at) { trace_begin_at(trace, TRACE_COMPUTE, at); }
-static void end_compute(Trace *trace, double at) { trace_end_at(trace, TRACE_COMPUTE, "span", 0, at); }
-static void begin_communication(Trace *trace, double at) { trace_begin_at(trace, TRACE_COMMUNICATION, at); }
-static void end_communication(Trace *trace, double at) {
-    trace_end_at(trace, TRACE_COMMUNICATION, "span", 0, at);
+static void begin_compute(Trace *trace, double at) { trace_begin_at(trace, TRACE_COMPUTE, "span", at); }
+static void end_compute(Trace *trace, double at) { trace_end_at(trace, TRACE_COMPUTE, 0, at); }
+static void begin_communication(Trace *trace, double at) {
+    trace_begin_at(trace, TRACE_COMMUNICATION, "span", at);
 }
+static void end_communication(Trace *trace, double at) { trace_end_at(trace, TRACE_COMMUNICATION, 0, at); }
 
 // ---------------------------------------------------------------------------------------
 // Sums: pictures
@@ -119,10 +119,10 @@ static int random_spans(Random *random, Interval spans[CELLS]) {
 // What begins and ends in a lane at one time.
 static void play_until(Trace *trace, TraceLane lane, const Interval *spans, int count, int *next, int at) {
     if (*next < count && spans[*next].ended == at && trace->running[lane]) {
-        trace_end_at(trace, lane, "span", 0, at);
+        trace_end_at(trace, lane, 0, at);
         (*next)++;
     }
-    if (*next < count && spans[*next].began == at) { trace_begin_at(trace, lane, at); }
+    if (*next < count && spans[*next].began == at) { trace_begin_at(trace, lane, "span", at); }
 }
 
 static void random_spans_and_takes_agree_with_counted_cells(void **state) {
@@ -168,8 +168,8 @@ static void kept_spans_are_bounded_and_the_rest_is_counted(void **state) {
     Trace trace;
     trace_open(&trace, true);
     for (int i = 0; i < TRACE_MAX_SPANS + 7; i++) {
-        trace_begin_at(&trace, TRACE_COMPUTE, i);
-        trace_end_at(&trace, TRACE_COMPUTE, "span", i, i + 1);
+        trace_begin_at(&trace, TRACE_COMPUTE, "span", i);
+        trace_end_at(&trace, TRACE_COMPUTE, i, i + 1);
     }
     assert_int_equal(trace.span_count, TRACE_MAX_SPANS);
     assert_int_equal(trace.span_capacity, TRACE_MAX_SPANS);
@@ -196,8 +196,8 @@ typedef struct Producer {
 static void *produce(void *argument) {
     Producer *producer = (Producer *)argument;
     for (int i = 0; i < PRODUCED; i++) {
-        trace_begin(producer->trace, producer->lane);
-        trace_end(producer->trace, producer->lane, "span", i);
+        trace_begin(producer->trace, producer->lane, "span");
+        trace_end(producer->trace, producer->lane, i);
     }
     __atomic_store_n(&producer->ended, 1, __ATOMIC_RELEASE);
     return NULL;
@@ -374,8 +374,8 @@ static void write_rank(Transport *transport, void *context) {
     trace_open(&trace, true);
     for (int i = 0; i < self->spans; i++) {
         Span span = true_span(transport->rank, i);
-        trace_begin_at(&trace, span.lane, self->shift + self->rate * span.began);
-        trace_end_at(&trace, span.lane, span.name, span.commit, self->shift + self->rate * span.ended);
+        trace_begin_at(&trace, span.lane, span.name, self->shift + self->rate * span.began);
+        trace_end_at(&trace, span.lane, span.commit, self->shift + self->rate * span.ended);
     }
     double first = self->shift + self->rate * 10, last = self->shift + self->rate * 100;
     ClockOffset start = {first, 10 - first, 0}, end = {last, 100 - last, 0};
@@ -471,10 +471,10 @@ static void the_lines_of_the_file_are_as_promised(void **state) {
     Error error = {""};
     ClockOffset same = {0, 0, 0};
     trace_open(&trace, true);
-    begin_communication(&trace, 1000.5);
-    begin_compute(&trace, 1000.5 + 0x1p-16);
-    trace_end_at(&trace, TRACE_COMMUNICATION, "a record", 7, 1000.75);
-    trace_end_at(&trace, TRACE_COMPUTE, "micro-batch", 8, 1001.5);
+    trace_begin_at(&trace, TRACE_COMMUNICATION, "a record", 1000.5);
+    trace_begin_at(&trace, TRACE_COMPUTE, "micro-batch", 1000.5 + 0x1p-16);
+    trace_end_at(&trace, TRACE_COMMUNICATION, 7, 1000.75);
+    trace_end_at(&trace, TRACE_COMPUTE, 8, 1001.5);
     trace.dropped = 3;
     assert_true(trace_write(&trace, &transport, &same, &same, path_of("lines.json").text, &error));
     trace_close(&trace);

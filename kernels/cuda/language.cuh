@@ -244,6 +244,7 @@ static __device__ __forceinline__ void mma_m16n8k16(float d[4], const uint32_t a
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #else
+    simt_counts.product_operations += 2 * 16 * 8 * 16 / WARP; // this lane's share
     uint32_t mine[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
     const char(*slots)[SIMT_SLOT] = simt_warp_exchange(0xffffffffu, mine, sizeof mine);
     int lane = lane_index(), g = lane / 4, t = lane % 4;

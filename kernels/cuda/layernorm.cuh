@@ -202,11 +202,22 @@ template <typename R, int WIDTH, int COUNT> struct LayernormSlice {
     float mean = 0.0f, scale = 0.0f;
 };
 
-// What a thread keeps for its columns from row to row.
+// What a thread keeps for its columns from row to row. The weight is kept where a thread
+// has one piece; beside the sums of several there is no register for it.
 template <typename R, int WIDTH, int COUNT> struct LayernormSums {
-    Piece<R, WIDTH> weight[COUNT];
+    Piece<R, WIDTH> weight;
     float d_weight[COUNT][WIDTH], d_bias[COUNT][WIDTH], d_branch[COUNT][WIDTH];
 };
+
+// The weights of a piece, which begins with column `c`: those kept, or read again from a
+// cache.
+template <typename R, int WIDTH, int COUNT>
+static __device__ __forceinline__ void layernorm_weights(float weights[WIDTH],
+                                                         const LayernormSums<R, WIDTH, COUNT> &sums,
+                                                         const LayernormBackward &work, int c) {
+    Piece<R, WIDTH> weight = COUNT == 1 ? sums.weight : piece_load<WIDTH>(reals<R>(work.weight) + c);
+    piece_unpack(weights, weight);
+}
 
 template <typename R, int WIDTH, int COUNT>
 static __device__ __forceinline__ void layernorm_slice_load(LayernormSlice<R, WIDTH, COUNT> &slice,
@@ -243,14 +254,16 @@ static __device__ __forceinline__ void layernorm_before_load(Piece<R, WIDTH> bef
 template <typename R, int WIDTH, int COUNT>
 static __device__ __forceinline__ void
 layernorm_slice_sum(LayernormSums<R, WIDTH, COUNT> &sums, const LayernormSlice<R, WIDTH, COUNT> &slice,
-                    const LayernormColumns &columns, float *sum, float *product) {
+                    const LayernormBackward &work, const LayernormColumns &columns, float *sum,
+                    float *product) {
     UNROLL
     for (int i = 0; i < COUNT; i++) {
-        if (columns.first + i * columns.step >= columns.channels) { break; }
+        int c = columns.first + i * columns.step;
+        if (c >= columns.channels) { break; }
         float x[WIDTH], d_output[WIDTH], weight[WIDTH];
         piece_unpack(x, slice.x[i]);
         piece_unpack(d_output, slice.d_output[i]);
-        piece_unpack(weight, sums.weight[i]);
+        layernorm_weights(weight, sums, work, c);
         UNROLL
         for (int k = 0; k < WIDTH; k++) {
             float n = (x[k] - slice.mean) * slice.scale, g = d_output[k] * weight[k];
@@ -277,7 +290,7 @@ layernorm_slice_finish(LayernormSums<R, WIDTH, COUNT> &sums, const LayernormSlic
         float x[WIDTH], d_output[WIDTH], weight[WIDTH], total[WIDTH] = {};
         piece_unpack(x, slice.x[i]);
         piece_unpack(d_output, slice.d_output[i]);
-        piece_unpack(weight, sums.weight[i]);
+        layernorm_weights(weight, sums, work, c);
         if (work.accumulate) { piece_unpack(total, before[i]); }
         UNROLL
         for (int k = 0; k < WIDTH; k++) {
@@ -354,7 +367,7 @@ layernorm_backward_rows(LayernormSums<R, WIDTH, COUNT> &sums, const LayernormBac
         Piece<R, WIDTH> before[COUNT];
         float sum = 0.0f, product = 0.0f;
         if (row < end) { layernorm_before_load<R, WIDTH, COUNT>(before, work, row, columns); }
-        if (row < end) { layernorm_slice_sum(sums, slice, columns, &sum, &product); }
+        if (row < end) { layernorm_slice_sum(sums, slice, work, columns, &sum, &product); }
         layernorm_group_sums(&sum, &product, scratch + rounds % 2 * shape.warps * shape.groups, shape.warps);
         float C = (float)work.channels;
         if (row < end) {
@@ -377,7 +390,9 @@ static __global__ void __launch_bounds__(AHEAD ? LAYERNORM_AHEAD_THREADS : LAYER
     UNROLL
     for (int i = 0; i < COUNT; i++) {
         int c = columns.first + i * columns.step;
-        if (c < columns.channels) { sums.weight[i] = piece_load<WIDTH>(reals<R>(work.weight) + c); }
+        if (COUNT == 1 && c < columns.channels) {
+            sums.weight = piece_load<WIDTH>(reals<R>(work.weight) + c);
+        }
         for (int k = 0; k < WIDTH; k++) {
             sums.d_weight[i][k] = sums.d_bias[i][k] = sums.d_branch[i][k] = 0.0f;
         }

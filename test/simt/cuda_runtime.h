@@ -166,6 +166,7 @@ inline int simt_number_of_rank(const char *variable, int otherwise) {
     return atoi(list);
 }
 //   SIMT_KIND        a number that is part of the name of a GPU; lists, too
+//   SIMT_NAME        the name of all GPUs, in the place of "emulator"
 //   SIMT_NO_CODE     set: the program has no kernels for them
 //   SIMT_DRIVER      the version of CUDA that the driver is for, 11040 for 11.4; the
 //                    library is of version 12.4
@@ -217,7 +218,8 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int devic
     if (device < 0 || device >= simt_devices()) { return cudaErrorInvalidValue; }
     memset(properties, 0, sizeof *properties);
     int kind = simt_number_of_rank("SIMT_KIND", 0);
-    snprintf(properties->name, sizeof properties->name, kind > 0 ? "emulator %d" : "emulator", kind);
+    const char *name = getenv("SIMT_NAME") != nullptr ? getenv("SIMT_NAME") : "emulator";
+    snprintf(properties->name, sizeof properties->name, kind > 0 ? "%.99s %d" : "%.99s", name, kind);
     properties->totalGlobalMem = simt_memory_bytes();
     properties->sharedMemPerBlockOptin = SIMT_SHARED_LIMIT;
     properties->major = 9;
@@ -314,6 +316,8 @@ template <typename... Parameters, typename... Arguments>
 inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(Parameters...),
                                       Arguments &&...arguments) {
     if (simt_launch_fails()) { return cudaErrorLaunchFailure; }
+    SimtLaunch launch = {(const void *)kernel, config->gridDim, config->blockDim, config->dynamicSmemBytes};
+    if (simt_observer() != nullptr && !simt_observer()(&launch)) { return cudaSuccess; }
     simt_launch(config->gridDim, config->blockDim, config->dynamicSmemBytes, [&] { kernel(arguments...); });
     return cudaSuccess;
 }

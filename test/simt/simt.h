@@ -67,6 +67,10 @@ enum {
     SIMT_COPY = 16                  // bytes of the largest asynchronous copy
 };
 
+// For code that looks at memory in the name of a kernel: accesses by it are not the
+// kernel's own (test/accesses.h).
+#define SIMT_UNWATCHED __attribute__((no_sanitize("thread")))
+
 struct dim3 {
     unsigned x, y, z;
     constexpr dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
@@ -369,6 +373,34 @@ inline SimtFiber *simt_fiber(size_t thread) {
     return &fibers.fibers[thread];
 }
 
+// A launch, for those who watch.
+struct SimtLaunch {
+    const void *kernel;
+    dim3 grid, block;
+    size_t shared; // bytes of a block
+};
+
+// What the threads of kernels have done since somebody set it to 0, as far as it goes
+// through the emulator. Counted on each thread of the host.
+struct SimtCounts {
+    uint64_t product_operations; // of tensor cores; a multiply-add is two
+};
+inline thread_local SimtCounts simt_counts;
+
+// Called if it is set: which bytes an asynchronous copy reads from global memory.
+typedef void (*SimtCopyObserver)(const void *source, size_t bytes);
+inline SimtCopyObserver &simt_copy_observer() {
+    static SimtCopyObserver observer = nullptr;
+    return observer;
+}
+
+// Called before every launch if it is set; false: the launch is left out.
+typedef bool (*SimtObserver)(const SimtLaunch *launch);
+inline SimtObserver &simt_observer() {
+    static SimtObserver observer = nullptr;
+    return observer;
+}
+
 // Runs `body` once for every thread of every block.
 inline void simt_launch(dim3 grid, dim3 size, size_t shared_bytes, std::function<void()> body) {
     size_t threads = (size_t)size.x * size.y * size.z, blocks = (size_t)grid.x * grid.y * grid.z;
@@ -425,17 +457,18 @@ inline bool simt_is_shared(const void *place, size_t bytes) {
 
 // Starts a copy of `bytes` bytes, of which `valid` come from `source` and the others are
 // zero.
-inline void simt_copy_start(void *target, const void *source, size_t bytes, size_t valid) {
+SIMT_UNWATCHED inline void simt_copy_start(void *target, const void *source, size_t bytes, size_t valid) {
     if (!simt_is_shared(target, bytes)) { simt_fail("an asynchronous copy misses shared memory"); }
     bool aligned = (uintptr_t)target % bytes == 0 && (valid == 0 || (uintptr_t)source % bytes == 0);
     if (!aligned) { simt_fail("an asynchronous copy is not aligned"); }
     SimtCopy copy = {target, source, bytes, valid, {0}};
     if (valid > 0) { memcpy(copy.seen, source, valid); }
+    if (simt_copy_observer() != nullptr) { simt_copy_observer()(source, valid); }
     memset(target, 0xff, bytes);
     simt_self()->copies.back().push_back(copy);
 }
 
-inline void simt_copy_arrive(const SimtCopy *copy) {
+SIMT_UNWATCHED inline void simt_copy_arrive(const SimtCopy *copy) {
     char awaited[SIMT_COPY];
     memset(awaited, 0xff, sizeof awaited);
     if (copy->valid > 0 && memcmp(copy->source, copy->seen, copy->valid) != 0) {

@@ -1,0 +1,85 @@
+// launches.cu: the kernels that a training step of each preset launches, with threads and
+// shared memory of a block. dev/gpu/resources compiles it against the emulator
+// (test/simt): nothing runs, and no address is used.
+//
+// A line is: the kernel's address in this program, as nm prints it; threads; bytes of
+// shared memory; the preset; fp32 or bf16.
+#include "test/cuda_kernels.h"
+
+#include "gpt_neo_config.h"
+#include "kernels/kernels.h"
+
+// What the line of a launch ends with.
+static const char *launches_of(const char *name) {
+    static const char *current = "";
+    if (name != NULL) { current = name; }
+    return current;
+}
+
+static bool print_launch(const SimtLaunch *launch) {
+    printf("%016lx %u %zu %s\n", (unsigned long)launch->kernel, launch->block.x, launch->shared,
+           launches_of(NULL));
+    return false;
+}
+
+// An address with the alignment of the arena's; nobody looks there.
+static Real *somewhere(void) { return (Real *)(uintptr_t)(1u << 20); }
+static float *floats_somewhere(void) { return (float *)(void *)somewhere(); }
+
+static void launch_layers(Stream *stream, const GptNeoConfig *config) {
+    int T = config->positions, C = config->channels, F = config->mlp_channels;
+    int32_t *numbers = (int32_t *)(void *)somewhere();
+    Real *reals = somewhere();
+    float *floats = floats_somewhere();
+    LayernormForward forward = {reals, floats, reals, reals, reals, reals,
+                                reals, reals,  1e-5f, T,     C,     stream->precision};
+    LayernormBackward backward = {};
+    backward.d_residual = reals;
+    backward.d_weight = backward.d_bias = backward.d_branch_bias = backward.partials = floats;
+    backward.d_output = backward.residual = backward.weight = reals;
+    backward.statistics = floats;
+    backward.rows = T;
+    backward.channels = C;
+    embedding_forward(stream, reals, reals, reals, numbers, 1, T, C);
+    layernorm_forward(stream, &forward);
+    layernorm_backward(stream, &backward);
+    for (int window = 0; window <= config->window; window += config->window) {
+        attention_forward(stream, reals, floats, floats, reals, 1, T, C, config->heads, window);
+        attention_backward(stream, reals, 3 * C, floats, reals, reals, reals, floats, 1, T, C, config->heads,
+                           window);
+    }
+    gelu_forward(stream, reals, reals, reals, T, F);
+    gelu_backward(stream, reals, F, floats, floats, reals, reals, T, F);
+    cross_entropy(stream, reals, (config->vocabulary + 63) / 64 * 64, floats, numbers, T, config->vocabulary,
+                  1.0f);
+    embedding_backward(stream, floats, floats, floats, reals, numbers, numbers, 1, T, C);
+}
+
+static void launch_updates(Stream *stream) {
+    enum { COUNT = 1 << 20 };
+    float *floats = floats_somewhere();
+    AdamWRange range = {};
+    range.out = range.master = range.first_moment = range.second_moment = floats;
+    range.gradient = floats;
+    range.count = COUNT;
+    adamw(stream, &range, true);
+    buffer_move(stream, floats, floats, COUNT, true);
+    reals_from_floats(stream, somewhere(), floats, COUNT);
+    cuda_buffer_sums_of_squares(stream, (double *)(void *)floats, floats, COUNT, COUNT, 1);
+}
+
+int main(void) {
+    simt_observer() = print_launch;
+    for (int i = 0; i < 2 * GPT_NEO_PRESET_COUNT; i++) {
+        GptNeoConfig config;
+        gpt_neo_config_from_preset(&gpt_neo_presets()[i / 2], &config);
+        bool half = i % 2 != 0;
+        char name[96];
+        snprintf(name, sizeof name, "%s %s", config.name, half ? "bf16" : "fp32");
+        launches_of(name);
+        Stream *stream = cuda_test_stream(half ? PRECISION_BF16 : PRECISION_FP32);
+        launch_layers(stream, &config);
+        launch_updates(stream);
+    }
+    return 0;
+}

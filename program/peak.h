@@ -1,0 +1,74 @@
+// peak.h: the rate that a run's model operations are compared with, so that reports can
+// say what share of it the run reaches (model FLOPs utilisation, MFU).
+//
+// On a GPU that is what its maker states for dense products of bf16, without sparsity. On
+// CPUs it is the rate of one matrix product, measured when the run begins, by all ranks
+// at once because they share the machine. This takes PEAK_SECONDS, so it is done only
+// where the run is long. Where a rank does not know its rate, nobody does.
+#ifndef ACCO_PROGRAM_PEAK_H
+#define ACCO_PROGRAM_PEAK_H
+
+#include "program/run.h"
+
+#define PEAK_SECONDS 0.2
+#define PEAK_LONG_RUN 1e14 // model operations of a rank: ten minutes of a small machine, half one of a large
+
+typedef struct GpuPeak {
+    const char *part; // of the GPU's name; the first row that fits counts
+    double flops;     // of dense products of bf16, in a second
+} GpuPeak;
+
+// From NVIDIA's data sheets. GPUs that are sold with several limits of power, and those
+// that add products of bf16 at half the rate in fp32, are left out.
+static const GpuPeak GPU_PEAKS[] = {{"H100 PCIe", 756e12}, {"H100 NVL", 835e12}, {"H200 NVL", 835e12},
+                                    {"H100", 989e12},      {"H200", 989e12},     {"GH200", 989e12},
+                                    {"A100", 312e12},      {"A800", 312e12},     {"H800", 989e12}};
+
+// NAN: not known.
+static inline double gpu_peak(const char *name) {
+    for (size_t i = 0; i < sizeof GPU_PEAKS / sizeof GPU_PEAKS[0]; i++) {
+        if (strstr(name, GPU_PEAKS[i].part) != NULL) { return GPU_PEAKS[i].flops; }
+    }
+    return NAN;
+}
+
+// Compute stream: *context, a double, becomes the operations a second of a product of
+// (512, 1024) and (1024, 1024) matrices in the stream's precision.
+static inline void measure_product_task(void *context, Stream *stream) {
+    enum { ROWS = 512, SIDE = 1024 };
+    double *rate = (double *)context, began = 0, seconds = 0;
+    size_t bytes = precision_bytes(stream->precision);
+    Real *input = (Real *)calloc((size_t)ROWS * SIDE, bytes),
+         *weight = (Real *)calloc((size_t)SIDE * SIDE, bytes),
+         *output = (Real *)calloc((size_t)ROWS * SIDE, bytes);
+    int products = -1; // the first one makes the library ready and is not counted
+    for (; input != NULL && weight != NULL && output != NULL && (products < 1 || seconds < PEAK_SECONDS);
+         products++) {
+        if (products == 0) { began = clock_seconds(); }
+        matmul_forward(stream, output, SIDE, input, weight, ROWS, SIDE, SIDE);
+        seconds = products >= 0 ? clock_seconds() - began : 0;
+    }
+    *rate = products > 0 ? products * 2.0 * ROWS * SIDE * SIDE / seconds : NAN;
+    free(input);
+    free(weight);
+    free(output);
+}
+
+// All ranks, before training: sets run->peak_flops. A GPU counts once, however many ranks
+// share it.
+static inline void find_peak(Run *run) {
+    double operations = (double)run->options.tokens * gpt_neo_flops_per_token(&run->config, run->T);
+    double mine = NAN, *all;
+    if (run->placement.on_gpu) {
+        bool half = run->placement.precision == PRECISION_BF16;
+        mine = half ? gpu_peak(run->placement.gpu.name) / run->placement.sharing : (double)NAN;
+    } else if (operations / run->transport.size >= PEAK_LONG_RUN) {
+        scheduler_call(&run->scheduler, run->scheduler.compute, measure_product_task, &mine);
+    }
+    all = (double *)transport_collect_records(&run->transport, "measuring", &mine, sizeof mine);
+    run->peak_flops = 0;
+    for (int rank = 0; rank < run->transport.size; rank++) { run->peak_flops += all[rank]; }
+    free(all);
+}
+
+#endif

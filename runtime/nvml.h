@@ -1,0 +1,131 @@
+// nvml.h: what a GPU does to its clock: frequency, power, and why it is held down, from
+// NVIDIA's management library.
+//
+// The library comes with the driver. It is opened when a run begins and is not linked, so
+// a program also runs where it is missing; then nothing is known. Only the few functions
+// that are used are declared here, as nvml.h of the CUDA toolkit has them.
+#ifndef ACCO_RUNTIME_NVML_H
+#define ACCO_RUNTIME_NVML_H
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef struct Nvml {
+    void *library, *device; // NULL: nothing is known
+    int (*clock)(void *device, int kind, unsigned *megahertz);
+    int (*highest_clock)(void *device, int kind, unsigned *megahertz);
+    int (*power)(void *device, unsigned *milliwatts);
+    int (*reasons)(void *device, unsigned long long *bits);
+} Nvml;
+
+// What is not known is NAN, and has no reasons.
+typedef struct NvmlReading {
+    double clock, highest_clock; // MHz of the multiprocessors
+    double watts;
+    double reasons_as_number; // for the log; NAN: not known
+    uint64_t reasons;         // why the clock is not the highest one: bits of NVML
+} NvmlReading;
+
+// The reasons that slow a run down. Others are idleness and clocks that somebody has set.
+typedef struct NvmlReason {
+    uint64_t bit;
+    const char *text;
+} NvmlReason;
+
+static const NvmlReason NVML_REASONS[] = {{0x04, "the power limit"},
+                                          {0x08, "slowdown by hardware"},
+                                          {0x20, "heat"},
+                                          {0x40, "heat, by hardware"},
+                                          {0x80, "the power supply's brake"}};
+
+enum { NVML_REASON_COUNT = sizeof NVML_REASONS / sizeof NVML_REASONS[0], NVML_TEXT_SIZE = 128 };
+
+static inline uint64_t nvml_slowing(uint64_t reasons) {
+    uint64_t slowing = 0;
+    for (int i = 0; i < NVML_REASON_COUNT; i++) { slowing |= reasons & NVML_REASONS[i].bit; }
+    return slowing;
+}
+
+// text <- the reasons among these that slow a run down, as a list.
+static inline const char *nvml_reasons_text(uint64_t reasons, char text[NVML_TEXT_SIZE]) {
+    text[0] = '\0';
+    for (int i = 0; i < NVML_REASON_COUNT; i++) {
+        if ((reasons & NVML_REASONS[i].bit) == 0) { continue; }
+        if (text[0] != '\0') { strcat(text, ", "); }
+        strcat(text, NVML_REASONS[i].text);
+    }
+    return text;
+}
+
+#ifdef ACCO_HAVE_CUDA
+#include <dlfcn.h>
+
+enum { NVML_CLOCK_OF_MULTIPROCESSORS = 1 };
+
+// target, a pointer to a function, becomes that of `name`. False: the library has none.
+static inline bool nvml_find(void *library, const char *name, void *target) {
+    void *found = dlsym(library, name);
+    memcpy(target, &found, sizeof found);
+    return found != NULL;
+}
+
+static inline void nvml_close(Nvml *nvml) {
+    int (*shutdown)(void) = NULL;
+    if (nvml->device != NULL && nvml_find(nvml->library, "nvmlShutdown", &shutdown)) { (void)shutdown(); }
+    if (nvml->library != NULL) { dlclose(nvml->library); }
+    memset(nvml, 0, sizeof *nvml);
+}
+
+// bus: the GPU's PCI address (Gpu::bus). Where the library or the GPU is not found, or
+// the library is too old, nothing is known.
+static inline void nvml_open(Nvml *nvml, const char *bus) {
+    int (*start)(void) = NULL, (*find)(const char *bus, void **device) = NULL;
+    memset(nvml, 0, sizeof *nvml);
+    nvml->library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+    bool good = nvml->library != NULL && nvml_find(nvml->library, "nvmlInit_v2", &start) &&
+                nvml_find(nvml->library, "nvmlDeviceGetHandleByPciBusId_v2", &find) &&
+                nvml_find(nvml->library, "nvmlDeviceGetClockInfo", &nvml->clock) &&
+                nvml_find(nvml->library, "nvmlDeviceGetMaxClockInfo", &nvml->highest_clock) &&
+                nvml_find(nvml->library, "nvmlDeviceGetPowerUsage", &nvml->power) &&
+                nvml_find(nvml->library, "nvmlDeviceGetCurrentClocksThrottleReasons", &nvml->reasons) &&
+                start() == 0;
+    if (!good || find(bus, &nvml->device) != 0) {
+        nvml->device = NULL;
+        nvml_close(nvml);
+    }
+}
+
+// The state at this moment; the power is the mean over a fraction of a second.
+static inline NvmlReading nvml_read(const Nvml *nvml) {
+    NvmlReading reading = {NAN, NAN, NAN, NAN, 0};
+    unsigned clock = 0, highest = 0, milliwatts = 0;
+    unsigned long long reasons = 0;
+    if (nvml->device == NULL) { return reading; }
+    if (nvml->clock(nvml->device, NVML_CLOCK_OF_MULTIPROCESSORS, &clock) == 0) { reading.clock = clock; }
+    if (nvml->highest_clock(nvml->device, NVML_CLOCK_OF_MULTIPROCESSORS, &highest) == 0) {
+        reading.highest_clock = highest;
+    }
+    if (nvml->power(nvml->device, &milliwatts) == 0) { reading.watts = milliwatts / 1e3; }
+    if (nvml->reasons(nvml->device, &reasons) == 0) {
+        reading.reasons = reasons;
+        reading.reasons_as_number = (double)reasons;
+    }
+    return reading;
+}
+
+#else // without CUDA there is no GPU, and nothing is known
+
+static inline void nvml_open(Nvml *nvml, const char *bus) { (void)nvml, (void)bus; }
+static inline void nvml_close(Nvml *nvml) { (void)nvml; }
+static inline NvmlReading nvml_read(const Nvml *nvml) {
+    NvmlReading reading = {NAN, NAN, NAN, NAN, 0};
+    (void)nvml;
+    return reading;
+}
+
+#endif
+
+#endif

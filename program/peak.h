@@ -2,9 +2,10 @@
 // say what share of it the run reaches (model FLOPs utilisation, MFU).
 //
 // On a GPU that is what its maker states for dense products of bf16, without sparsity. On
-// CPUs it is the rate of one matrix product, measured when the run begins, by all ranks
-// at once because they share the machine. This takes PEAK_SECONDS, so it is done only
-// where the run is long. Where a rank does not know its rate, nobody does.
+// CPUs it is the rate of the products of a layer (kernels/cpu/product_rates.h), measured
+// when the run begins, by all ranks at once because they share the machine. This takes
+// PEAK_SECONDS, so it is done only where the run is long. Where a rank does not know its
+// rate, nobody does.
 #ifndef ACCO_PROGRAM_PEAK_H
 #define ACCO_PROGRAM_PEAK_H
 
@@ -32,26 +33,14 @@ static inline double gpu_peak(const char *name) {
     return NAN;
 }
 
-// Compute stream: *context, a double, becomes the operations a second of a product of
-// (512, 1024) and (1024, 1024) matrices in the stream's precision.
-static inline void measure_product_task(void *context, Stream *stream) {
-    enum { ROWS = 512, SIDE = 1024 };
-    double *rate = (double *)context, began = 0, seconds = 0;
-    size_t bytes = precision_bytes(stream->precision);
-    Real *input = (Real *)calloc((size_t)ROWS * SIDE, bytes),
-         *weight = (Real *)calloc((size_t)SIDE * SIDE, bytes),
-         *output = (Real *)calloc((size_t)ROWS * SIDE, bytes);
-    int products = -1; // the first one makes the library ready and is not counted
-    for (; input != NULL && weight != NULL && output != NULL && (products < 1 || seconds < PEAK_SECONDS);
-         products++) {
-        if (products == 0) { began = clock_seconds(); }
-        matmul_forward(stream, output, SIDE, input, weight, ROWS, SIDE, SIDE);
-        seconds = products >= 0 ? clock_seconds() - began : 0;
-    }
-    *rate = products > 0 ? products * 2.0 * ROWS * SIDE * SIDE / seconds : NAN;
-    free(input);
-    free(weight);
-    free(output);
+// Compute stream: *context, a double, becomes the operations a second of the products of a
+// layer of 1024 inputs and outputs, in the stream's precision.
+static inline void measure_products_task(void *context, Stream *stream) {
+    double *rate = (double *)context;
+    const bool wanted[2] = {stream->precision == PRECISION_FP32, stream->precision == PRECISION_BF16};
+    ProductRates rates = product_rates_measure(stream->pool, wanted, 512, 1024, 1024, PEAK_SECONDS);
+    double gflops = rates.gflops[stream->precision];
+    *rate = gflops > 0 ? gflops * 1e9 : (double)NAN;
 }
 
 // All ranks, before training: sets run->peak_flops. A GPU counts once, however many ranks
@@ -63,7 +52,7 @@ static inline void find_peak(Run *run) {
         bool half = run->placement.precision == PRECISION_BF16;
         mine = half ? gpu_peak(run->placement.gpu.name) / run->placement.sharing : (double)NAN;
     } else if (operations / run->transport.size >= PEAK_LONG_RUN) {
-        scheduler_call(&run->scheduler, run->scheduler.compute, measure_product_task, &mine);
+        scheduler_call(&run->scheduler, run->scheduler.compute, measure_products_task, &mine);
     }
     all = (double *)transport_collect_records(&run->transport, "measuring", &mine, sizeof mine);
     run->peak_flops = 0;

@@ -36,7 +36,8 @@ static inline ProductRates measure_own_products(const Run *run) {
     const GptNeoConfig *config = &run->config;
     ThreadPool *pool = thread_pool_create(run->threads.threads, false);
     if (pool == NULL) { return none; }
-    ProductRates rates = product_rates_measure(pool, (int)tokens_per_micro_batch(run), config->channels,
+    const bool both[2] = {true, true};
+    ProductRates rates = product_rates_measure(pool, both, (int)tokens_per_micro_batch(run), config->channels,
                                                config->mlp_channels, PRODUCT_RATES_SECONDS);
     thread_pool_destroy(pool);
     return rates;

@@ -142,7 +142,8 @@ static inline void print_peak(const Run *run) {
     if (!(run->peak_flops > 0)) { return; }
     printf("peak       %.4g TFLOP/s over all ranks: %s; \"mfu\" in log.jsonl is the share of it\n",
            run->peak_flops / 1e12,
-           run->placement.on_gpu ? "bf16, as the maker states it" : "a large matrix product, measured now");
+           run->placement.on_gpu ? "bf16, as the maker states it"
+                                 : "products of large matrices, measured now");
 }
 
 // Where rank 0 computes; other ranks may compute elsewhere.

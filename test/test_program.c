@@ -1636,7 +1636,7 @@ static void a_long_run_tells_its_share_of_the_product_rate(void **state) {
     Outcome outcome = program_finish_within(stage, &training.program, 20);
     const char *line = strstr(outcome.output, "\npeak       ");
     assert_true(line != NULL &&
-                sscanf(line, "\npeak %lf TFLOP/s over all ranks: a large matrix product", &peak) == 1);
+                sscanf(line, "\npeak %lf TFLOP/s over all ranks: products of large matrices", &peak) == 1);
     text_check(outcome.output, " % of the peak\n", training.what);
     json_t *events = log_read(stage, training.out), *report = log_event_of(events, "report", 0);
     double share = log_number(report, "model_tflops") / peak;

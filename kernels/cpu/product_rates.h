@@ -86,34 +86,36 @@ static inline double product_layer_time(Stream *stream, const ProductLayer *laye
     return clock_seconds() - began;
 }
 
-// Measures for about `seconds`, and one product of each format at least. Runs on the
-// calling thread and those of the pool. Rates are 0 where there is no memory.
-static inline ProductRates product_rates_measure(ThreadPool *pool, int rows, int inputs, int outputs,
-                                                 double seconds) {
+// Measures for about `seconds`, and each format at least once; of bf16 nothing where the
+// library has no such products. Runs on the calling thread and those of the pool. A rate
+// is 0 where it was not measured, also for want of memory.
+static inline ProductRates product_rates_measure(ThreadPool *pool, const bool wanted[2], int rows, int inputs,
+                                                 int outputs, double seconds) {
     ProductRates rates = {{0, 0}};
-    ProductLayer layers[2] = {{0, 0, 0, NULL, NULL, NULL, NULL, NULL},
-                              {0, 0, 0, NULL, NULL, NULL, NULL, NULL}};
+    ProductLayer layers[2];
+    bool has[2] = {wanted[PRECISION_FP32], wanted[PRECISION_BF16] && matmul_has_bf16()}, made = true;
     double times[2][PRODUCT_RATES_ROUNDS], end = clock_seconds() + seconds;
-    int formats = matmul_has_bf16() ? 2 : 1, rounds = 0;
-    bool made = true;
+    int rounds = 0;
     Stream stream;
+    memset(layers, 0, sizeof layers);
     memset(&stream, 0, sizeof stream);
     stream.pool = pool;
     if (rows > PRODUCT_RATES_ROWS) { rows = PRODUCT_RATES_ROWS; }
-    for (int format = 0; format < formats; format++) {
-        made = made && product_layer_make(&layers[format], (Precision)format, rows, inputs, outputs);
+    for (int format = 0; format < 2; format++) {
+        made = made && (!has[format] ||
+                        product_layer_make(&layers[format], (Precision)format, rows, inputs, outputs));
     }
     while (made && rounds < PRODUCT_RATES_ROUNDS && (rounds == 0 || clock_seconds() < end)) {
-        for (int format = 0; format < formats; format++) {
+        for (int format = 0; format < 2; format++) {
             stream.precision = (Precision)format;
-            times[format][rounds] = product_layer_time(&stream, &layers[format]);
+            if (has[format]) { times[format][rounds] = product_layer_time(&stream, &layers[format]); }
         }
         rounds++;
     }
     double operations = 6.0 * rows * inputs * outputs;
-    for (int format = 0; format < formats; format++) {
+    for (int format = 0; format < 2; format++) {
         product_layer_free(&layers[format]);
-        if (rounds == 0) { continue; }
+        if (rounds == 0 || !has[format]) { continue; }
         rates.gflops[format] = operations / fmax(median_of(times[format], (size_t)rounds), 1e-9) / 1e9;
     }
     return rates;

@@ -8,7 +8,7 @@
 
 #include "optimizer.h"
 
-enum { ELEMENTS = 40007, MOST_RANKS = 3 };
+enum { ELEMENTS = 40007 };
 
 // ---------------------------------------------------------------------------------------
 // Rounding
@@ -53,6 +53,7 @@ static const Sweep sweeps[] = {
     {"elements far behind", 1, 0, 1000, 0, ((size_t)1 << 32) - SWEEP / 2, 1},
     {"every 256th element", 2, 0, 77, 0, 5, 256},
     {"every 2^14th element", 3, 0, 12, 0, 3, 1 << 14},
+    {"every 2^32th element", 3, 0, 12, 0, 3, (size_t)1 << 32},
     {"commits", 1, 0, 0, 1, 0, 0},
     {"commits of a late element", 4, 0, 0, 1, 123456789, 0},
     {"seeds", 0, 1, 5, 0, 17, 0},
@@ -204,17 +205,20 @@ static void an_estimate_keeps_no_moment(void **state) {
     bench_close(&bench);
 }
 
-// Each element is rounded in the same way, whoever owns it and however many threads step it.
+// Each element is rounded in the same way, whoever owns it and however many threads step it;
+// also where pieces are so short that no vector of the processor is full.
 static void owners_and_threads_change_no_bit(void **state) {
     (void)state;
-    Layout whole = optimizer_whole(ELEMENTS);
+    const Layout whole = optimizer_whole(ELEMENTS);
+    const Layout layouts[] = {layout_make(ELEMENTS, 1), layout_make(ELEMENTS, 2), layout_make(ELEMENTS, 3),
+                              {ELEMENTS, 3, 5, (ELEMENTS + 14) / 15}};
     Bench one, other;
     bench_open(&one, PRECISION_BF16, 0.95, &whole, 0, 1);
     bench_run(&one, 3, 0.1, true);
-    for (int ranks = 1; ranks <= MOST_RANKS; ranks++) {
-        Layout layout = layout_make(ELEMENTS, ranks);
-        for (int rank = 0; rank < ranks; rank++) {
-            bench_open(&other, PRECISION_BF16, 0.95, &layout, rank, ranks == 1 ? 3 : 2);
+    for (size_t l = 0; l < sizeof layouts / sizeof layouts[0]; l++) {
+        const Layout layout = layouts[l];
+        for (int rank = 0; rank < layout.size; rank++) {
+            bench_open(&other, PRECISION_BF16, 0.95, &layout, rank, layout.size == 1 ? 3 : 2);
             bench_run(&other, 3, 0.1, true);
             for (size_t own = 0; own < layout_shard(&layout); own++) {
                 size_t flat = layout_flat(&layout, rank, own);

@@ -84,13 +84,16 @@ typedef struct OptimizerSettings {
     double beta1, beta2, epsilon, weight_decay;
     const DecayRange *decay_ranges; // sorted, disjoint; borrowed
     int decay_range_count;
+    Precision moments; // in which the moments are kept; bf16 is rounded at random (kernels/moments.h)
+    uint64_t seed;     // of that rounding; workers that keep the same moments have the same one
 } OptimizerSettings;
 
 typedef struct Optimizer {
     OptimizerSettings settings;
     Layout layout; // `rank` owns its pieces
     int rank;
-    float *master, *first_moment, *second_moment; // (layout_shard): own elements
+    float *master;                      // (layout_shard): own elements
+    Real *first_moment, *second_moment; // the same, in the format settings.moments
     int64_t commits;
 } Optimizer;
 
@@ -107,9 +110,10 @@ static inline void optimizer_reserve(Optimizer *optimizer, Arena *arena, const O
     optimizer->settings = *settings;
     optimizer->layout = *layout;
     optimizer->rank = rank;
-    size_t bytes = layout_shard(layout) * sizeof(float);
+    size_t shard = layout_shard(layout), bytes = shard * precision_bytes(settings->moments);
     if (!master_is_elsewhere) {
-        arena_reserve(arena, MEMORY_OPTIMIZER, "master parameters", bytes, &optimizer->master);
+        arena_reserve(arena, MEMORY_OPTIMIZER, "master parameters", shard * sizeof(float),
+                      &optimizer->master);
     }
     arena_reserve(arena, MEMORY_OPTIMIZER, "AdamW first moment", bytes, &optimizer->first_moment);
     arena_reserve(arena, MEMORY_OPTIMIZER, "AdamW second moment", bytes, &optimizer->second_moment);
@@ -169,10 +173,13 @@ static inline void optimizer_step(Optimizer *optimizer, Stream *stream, const Op
         memset(&range, 0, sizeof range);
         range.master = optimizer->master + own;
         range.out = step->out != NULL ? step->out + flat : range.master;
-        range.first_moment = optimizer->first_moment + own;
-        range.second_moment = optimizer->second_moment + own;
+        range.first_moment = real_at(optimizer->first_moment, own, settings->moments);
+        range.second_moment = real_at(optimizer->second_moment, own, settings->moments);
         range.gradient = step->gradient + flat;
         range.count = end - flat;
+        range.flat = flat;
+        range.moments = settings->moments;
+        range.key = moment_key(settings->seed, optimizer->commits);
         range.step =
             adamw_step(settings->beta1, settings->beta2, (double)(optimizer->commits + 1), settings->epsilon,
                        step->learning_rate, decays ? settings->weight_decay : 0.0);

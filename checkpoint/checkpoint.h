@@ -19,8 +19,6 @@
 //
 //   vector        of which rules         what
 //   master        all                    the exact parameters; local: the outer ones
-//   exp_avg,      all; local: of each    AdamW's moments
-//   exp_avg_sq    worker
 //   parameters    sharded; local: of     what compute uses, where it is not the
 //                 each worker            master: an estimate, rounded, or a worker's
 //                                        own. "casts": they are casts of the master
@@ -29,6 +27,8 @@
 //   momentum      local                  of the outer step
 //   exchange      with a job in flight   the sum that the next boundary will apply
 //                 between commits
+//   exp_avg,      all; local: of each    AdamW's moments, in the format of --moments; all
+//   exp_avg_sq    worker                 other vectors are fp32
 #ifndef ACCO_CHECKPOINT_CHECKPOINT_H
 #define ACCO_CHECKPOINT_CHECKPOINT_H
 
@@ -127,39 +127,54 @@ typedef enum SavedScope {
 typedef struct SavedVector {
     const char *name;
     SavedScope scope;
-    float *data; // where kernels work; (parameter_count), of a shard its own elements
-    Real *casts; // instead of `data`: bf16 numbers on a GPU; in the file they are floats
+    Real *data;      // where kernels work; (parameter_count), of a shard its own elements
+    Precision held;  // the format of `data`
+    Precision saved; // in the file: the same, but casts, which only a GPU keeps, are saved as fp32
 } SavedVector;
 
-static inline void saved_vector_add(SavedVector *vectors, int *count, const char *name, SavedScope scope,
-                                    float *data) {
-    SavedVector vector = {name, scope, data, NULL};
+static inline SavedVector saved_floats(const char *name, SavedScope scope, float *data) {
+    SavedVector vector = {name, scope, as_reals(data), PRECISION_FP32, PRECISION_FP32};
+    return vector;
+}
+
+static inline size_t saved_bytes(const SavedVector *vector, size_t elements) {
+    return elements * precision_bytes(vector->saved);
+}
+
+static inline void saved_vector_add(SavedVector *vectors, int *count, SavedVector vector) {
     assert(*count < CHECKPOINT_MAX_VECTORS);
     vectors[(*count)++] = vector;
 }
 
 // The vectors of a run in its present state, in the order of the file. Returns how many
-// there are.
+// there are. Moments come last: where they are bf16, what stands behind them need not be
+// aligned for fp32.
 static inline int saved_vectors(Scheduler *s, SavedVector vectors[CHECKPOINT_MAX_VECTORS]) {
     bool local = s->settings.kind == RULE_LOCAL, sharded = !local && !s->settings.replicated;
     SavedScope moments = local ? SAVED_WORKER : sharded ? SAVED_SHARD : SAVED_SHARED;
+    Precision format = s->optimizer.settings.moments;
+    SavedVector casts = {"parameters", SAVED_SHARED, s->casts, PRECISION_BF16, PRECISION_FP32},
+                first = {"exp_avg", moments, s->optimizer.first_moment, format, format},
+                second = {"exp_avg_sq", moments, s->optimizer.second_moment, format, format};
     int count = 0;
-    saved_vector_add(vectors, &count, "master", sharded ? SAVED_SHARD : SAVED_SHARED,
-                     local ? s->outer : s->optimizer.master);
-    saved_vector_add(vectors, &count, "exp_avg", moments, s->optimizer.first_moment);
-    saved_vector_add(vectors, &count, "exp_avg_sq", moments, s->optimizer.second_moment);
-    if (sharded || local) {
-        saved_vector_add(vectors, &count, "parameters", local ? SAVED_WORKER : SAVED_SHARED,
-                         s->parameters.data);
-        if (s->settings.keeps_casts) { vectors[count - 1].casts = s->casts; }
+    saved_vector_add(
+        vectors, &count,
+        saved_floats("master", sharded ? SAVED_SHARD : SAVED_SHARED, local ? s->outer : s->optimizer.master));
+    if (s->settings.keeps_casts) {
+        saved_vector_add(vectors, &count, casts);
+    } else if (sharded || local) {
+        saved_vector_add(vectors, &count,
+                         saved_floats("parameters", local ? SAVED_WORKER : SAVED_SHARED, s->parameters.data));
     }
-    if (local) { saved_vector_add(vectors, &count, "momentum", SAVED_SHARED, s->momentum); }
+    if (local) { saved_vector_add(vectors, &count, saved_floats("momentum", SAVED_SHARED, s->momentum)); }
     if (local && s->job_in_flight) {
-        saved_vector_add(vectors, &count, "exchange", SAVED_SHARED, s->comm_buffer.data);
+        saved_vector_add(vectors, &count, saved_floats("exchange", SAVED_SHARED, s->comm_buffer.data));
     }
     if (!local && is_handed_over(s)) {
-        saved_vector_add(vectors, &count, "gradients", SAVED_WORKER, s->comm_buffer.data);
+        saved_vector_add(vectors, &count, saved_floats("gradients", SAVED_WORKER, s->comm_buffer.data));
     }
+    saved_vector_add(vectors, &count, first);
+    saved_vector_add(vectors, &count, second);
     return count;
 }
 
@@ -172,7 +187,10 @@ static inline size_t checkpoint_bytes(const Scheduler *s, bool between) {
     size_t whole = s->problem.parameter_count * sizeof(float), ranks = (size_t)s->transport->size;
     int count = saved_vectors(&at_rest, vectors);
     size_t bytes = whole; // the model
-    for (int i = 0; i < count; i++) { bytes += vectors[i].scope == SAVED_WORKER ? whole * ranks : whole; }
+    for (int i = 0; i < count; i++) {
+        bytes += saved_bytes(&vectors[i], s->problem.parameter_count) *
+                 (vectors[i].scope == SAVED_WORKER ? ranks : 1);
+    }
     if (between && s->settings.kind == RULE_LOCAL) { bytes += whole; }
     if (between && s->settings.kind == RULE_OVERLAPPED) { bytes += whole * ranks; }
     return bytes;
@@ -359,42 +377,48 @@ static inline void area_name(char name[128], const char *vector, int worker, con
     }
 }
 
+static inline SafetensorsType area_type(Precision format) {
+    return format == PRECISION_BF16 ? SAFETENSORS_BF16 : SAFETENSORS_F32;
+}
+
 static inline void area_plan(SafetensorsPlan *plan, const ParameterTable *table, const char *vector,
-                             int worker) {
+                             int worker, Precision format) {
     for (int i = 0; i < table->count; i++) {
         const ParameterInfo *entry = &table->entries[i];
         char name[128];
         size_t shape[2];
         int dimensions = hf_model_shape(entry, shape);
         area_name(name, vector, worker, entry->name);
-        safetensors_plan_add(plan, name, SAFETENSORS_F32, dimensions, shape);
+        safetensors_plan_add(plan, name, area_type(format), dimensions, shape);
     }
 }
 
-// The first element of an area (parameter_count); NULL: the file has none of this name
-// and size.
-static inline const float *area_find(const SafetensorsFile *file, const ParameterTable *table,
-                                     const char *vector, int worker) {
+// The first element of an area (parameter_count) in this format; NULL: the file has none of
+// this name, format and size.
+static inline const Real *area_find(const SafetensorsFile *file, const ParameterTable *table,
+                                    const char *vector, int worker, Precision format) {
     const uint8_t *begin = NULL;
+    size_t bytes = precision_bytes(format);
     for (int i = 0; i < table->count; i++) {
         char name[128];
         area_name(name, vector, worker, table->entries[i].name);
         const SafetensorsEntry *entry = safetensors_find(file, name);
-        if (entry == NULL || entry->type != SAFETENSORS_F32 ||
-            entry->bytes != table->entries[i].count * sizeof(float)) {
+        if (entry == NULL || entry->type != area_type(format) ||
+            entry->bytes != table->entries[i].count * bytes) {
             return NULL;
         }
         if (i == 0) { begin = entry->data; }
-        if (entry->data != begin + table->entries[i].offset * sizeof(float)) { return NULL; }
+        if (entry->data != begin + table->entries[i].offset * bytes) { return NULL; }
     }
-    return (uintptr_t)begin % sizeof(float) == 0 ? (const float *)(const void *)begin : NULL;
+    return (uintptr_t)begin % bytes == 0 ? (const Real *)(const void *)begin : NULL;
 }
 
 // ---------------------------------------------------------------------------------------
 // Pieces: the parts of a vector that this rank writes or reads
 
-// `host` (count) stands for elements [flat, flat + count) of the vector.
-typedef bool (*PieceVisit)(void *context, size_t flat, float *host, size_t count, Error *error);
+// `host` (count) stands for elements [flat, flat + count) of the vector, in the format of the
+// file.
+typedef bool (*PieceVisit)(void *context, size_t flat, Real *host, size_t count, Error *error);
 
 typedef struct PieceWalk {
     Scheduler *scheduler;
@@ -409,30 +433,29 @@ typedef struct PieceWalk {
 static inline void walk_copy(const PieceWalk *walk, const SavedVector *vector, size_t begin, size_t count) {
     Stream *stream = walk->scheduler->compute;
     bool writes = walk->writes_to_device;
-    if (vector->casts != NULL) {
-        Real *casts = real_at(vector->casts, begin, PRECISION_BF16);
-        if (writes) {
-            casts_from_host(stream, casts, walk->stage, count);
-        } else {
-            casts_to_host(stream, walk->stage, casts, count);
-        }
-        return;
+    Real *data = real_at(vector->data, begin, vector->held);
+    if (vector->held != vector->saved && writes) {
+        casts_from_host(stream, data, walk->stage, count);
+    } else if (vector->held != vector->saved) {
+        casts_to_host(stream, walk->stage, data, count);
+    } else {
+        void *stage = walk->stage;
+        stream_copy(stream, writes ? data : stage, writes ? stage : data, saved_bytes(vector, count));
+        stream_settle(stream);
     }
-    float *data = vector->data + begin;
-    stream_copy(stream, writes ? data : walk->stage, writes ? walk->stage : data, count * sizeof(float));
-    stream_settle(stream);
 }
 
 // Elements [begin, begin + count) of the vector as it lies on this rank.
 static inline bool walk_piece(const PieceWalk *walk, const SavedVector *vector, size_t begin, size_t flat,
                               size_t count, Error *error) {
     if (walk->scheduler->compute->queue == NULL) {
-        return walk->visit(walk->context, flat, vector->data + begin, count, error);
+        assert(vector->held == vector->saved);
+        return walk->visit(walk->context, flat, real_at(vector->data, begin, vector->held), count, error);
     }
     for (size_t done = 0; done < count; done += CHECKPOINT_STAGE) {
         size_t part = size_min(count - done, CHECKPOINT_STAGE);
         if (!walk->writes_to_device) { walk_copy(walk, vector, begin + done, part); }
-        if (!walk->visit(walk->context, flat + done, walk->stage, part, error)) { return false; }
+        if (!walk->visit(walk->context, flat + done, as_reals(walk->stage), part, error)) { return false; }
         if (walk->writes_to_device) { walk_copy(walk, vector, begin + done, part); }
     }
     return true;

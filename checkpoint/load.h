@@ -134,20 +134,41 @@ static inline bool manifest_is_sane(const json_t *manifest, const Rule *rule) {
 
 static inline const float *source_area(const CheckpointSource *source, const CheckpointedRun *run,
                                        const char *vector, int worker) {
-    return area_find(&source->state, run->table, vector, worker);
+    return real_floats_const(area_find(&source->state, run->table, vector, worker, PRECISION_FP32));
+}
+
+// A vector of the checkpoint in the format that it was saved in.
+typedef struct SourceArea {
+    const Real *data; // (parameter_count); NULL: there is none
+    Precision format;
+} SourceArea;
+
+static inline SourceArea source_floats(const float *data) {
+    SourceArea area = {as_reals_const(data), PRECISION_FP32};
+    return area;
+}
+
+// One of AdamW's moments, whatever --moments was.
+static inline SourceArea source_moment_area(const CheckpointSource *source, const CheckpointedRun *run,
+                                            const char *vector, int worker) {
+    SourceArea area = source_floats(source_area(source, run, vector, worker));
+    if (area.data == NULL) {
+        area.format = PRECISION_BF16;
+        area.data = area_find(&source->state, run->table, vector, worker, PRECISION_BF16);
+    }
+    return area;
 }
 
 // The state holds every vector that a run of `rule`, which saved it, has.
 static inline bool source_is_complete(const CheckpointSource *source, const CheckpointedRun *run,
                                       const Rule *rule) {
-    static const char *const own[] = {"exp_avg", "exp_avg_sq", "parameters"};
     bool local = rule->kind == RULE_LOCAL,
          in_flight = json_is_true(json_object_get(source->manifest, "job_in_flight"));
     bool good = source_area(source, run, "master", -1) != NULL;
     for (int worker = local ? 0 : -1; good && worker < (local ? source->workers : 0); worker++) {
-        for (int i = 0; i < (local || !rule->replicated ? 3 : 2); i++) {
-            good = good && source_area(source, run, own[i], worker) != NULL;
-        }
+        good = source_moment_area(source, run, "exp_avg", worker).data != NULL &&
+               source_moment_area(source, run, "exp_avg_sq", worker).data != NULL &&
+               (rule->replicated || source_area(source, run, "parameters", worker) != NULL);
     }
     if (local) { good = good && source_area(source, run, "momentum", -1) != NULL; }
     good = good && in_flight == (source_area(source, run, "exchange", -1) != NULL);
@@ -325,13 +346,13 @@ static inline bool checkpoint_verify(const CheckpointSource *source, const Check
 
 // AdamW's moments. Another rule may keep them in another place: shared by all workers, or
 // each its own.
-static inline const float *source_moment(const CheckpointSource *source, const CheckpointedRun *run,
-                                         const SavedVector *vector) {
+static inline SourceArea source_moment(const CheckpointSource *source, const CheckpointedRun *run,
+                                       const SavedVector *vector) {
     int worker = run->transport->rank % source->workers;
-    const float *shared = source_area(source, run, vector->name, -1),
-                *own = source_area(source, run, vector->name, worker);
-    if (vector->scope == SAVED_WORKER) { return own != NULL ? own : shared; }
-    return shared != NULL ? shared : source_area(source, run, vector->name, 0);
+    SourceArea shared = source_moment_area(source, run, vector->name, -1),
+               own = source_moment_area(source, run, vector->name, worker);
+    if (vector->scope == SAVED_WORKER) { return own.data != NULL ? own : shared; }
+    return shared.data != NULL ? shared : source_moment_area(source, run, vector->name, 0);
 }
 
 // What compute uses: the saved parameters, where this worker existed before under the
@@ -380,22 +401,35 @@ static inline float *source_exchange(const CheckpointSource *source, const Check
     return sum;
 }
 
-static inline bool read_piece(void *context, size_t flat, float *host, size_t count, Error *error) {
-    const float *from = (const float *)context;
+typedef struct PieceReader {
+    SourceArea from;
+    Precision format; // that the vector is wanted in
+} PieceReader;
+
+// Moments that were saved as fp32 and are bf16 now are rounded to nearest: this happens once,
+// and loses no step.
+static inline bool read_piece(void *context, size_t flat, Real *host, size_t count, Error *error) {
+    const PieceReader *reader = (const PieceReader *)context;
+    Precision was = reader->from.format, is = reader->format;
     (void)error;
-    if (from == NULL) {
-        memset(host, 0, count * sizeof(float));
-    } else {
-        memcpy(host, from + flat, count * sizeof(float));
+    if (reader->from.data == NULL) {
+        memset(host, 0, count * precision_bytes(is));
+        return true;
     }
+    const Real *from = real_at_const(reader->from.data, flat, was);
+    if (was == is) {
+        memcpy(host, from, count * precision_bytes(is));
+        return true;
+    }
+    for (size_t i = 0; i < count; i++) { real_store(host, i, real_load(from, i, was), is); }
     return true;
 }
 
-// What this rank has of the vector <- from (parameter_count), or zeros where that is
-// NULL.
-static inline void read_vector(CheckpointedRun *run, const SavedVector *vector, const float *from,
+// What this rank has of the vector <- from, or zeros where that has no data.
+static inline void read_vector(CheckpointedRun *run, const SavedVector *vector, SourceArea from,
                                float *stage) {
-    PieceWalk walk = {run->scheduler, true, stage, read_piece, (void *)from};
+    PieceReader reader = {from, vector->saved};
+    PieceWalk walk = {run->scheduler, true, stage, read_piece, &reader};
     Error error = {""};
     walk_vector(&walk, vector, false, &error); // cannot fail: read_piece does not
 }
@@ -409,20 +443,21 @@ static inline void load_vectors(const CheckpointSource *source, CheckpointedRun 
     int count = saved_vectors(s, vectors);
     for (int i = 0; i < count; i++) {
         const char *name = vectors[i].name;
-        const float *from = strncmp(name, "exp_avg", 7) == 0  ? source_moment(source, run, &vectors[i])
-                            : strcmp(name, "exchange") == 0   ? exchange
-                            : strcmp(name, "parameters") == 0 ? source_parameters(source, run, &vectors[i])
-                                                              : source_area(source, run, name, -1);
-        read_vector(run, &vectors[i], from, stage);
+        const float *floats = strcmp(name, "exchange") == 0     ? exchange
+                              : strcmp(name, "parameters") == 0 ? source_parameters(source, run, &vectors[i])
+                                                                : source_area(source, run, name, -1);
+        bool is_moment = strncmp(name, "exp_avg", 7) == 0;
+        read_vector(run, &vectors[i],
+                    is_moment ? source_moment(source, run, &vectors[i]) : source_floats(floats), stage);
     }
     if (s->job_in_flight) { s->comm_buffer.state = BUFFER_WRITING; } // as if its job had just ended
     if (source->same_rule && source_area(source, run, "gradients", 0) != NULL) {
         float *sum = source_gradients(source, run, &s->job.tally, &s->tally);
-        SavedVector handed_over = {"gradients", SAVED_WORKER, s->comm_buffer.data, NULL},
-                    accumulator = {"gradients", SAVED_WORKER, s->gradients.data, NULL};
-        read_vector(run, &handed_over, sum, stage);
+        SavedVector handed_over = saved_floats("gradients", SAVED_WORKER, s->comm_buffer.data),
+                    accumulator = saved_floats("gradients", SAVED_WORKER, s->gradients.data);
+        read_vector(run, &handed_over, source_floats(sum), stage);
         // After hand_over(KEEP) the accumulator holds the same sum, and grows.
-        if (s->tally.micro_batches > 0) { read_vector(run, &accumulator, sum, stage); }
+        if (s->tally.micro_batches > 0) { read_vector(run, &accumulator, source_floats(sum), stage); }
         s->comm_buffer.state = BUFFER_READY;
         free(sum);
     }

@@ -49,6 +49,7 @@ struct Saver {
     SafetensorsPlan plan; // of state.safetensors
     SafetensorsWriter file;
     size_t area;             // where the vector that is being walked begins in the file
+    size_t width;            // bytes of an element of it
     char *copies;            // of all parts, one behind the other; NULL: parts are written as they come
     size_t copied;           // bytes of it
     SavedPart *parts;        // (count)
@@ -85,7 +86,7 @@ static inline Saver *saver_create(CheckpointedRun *run, const SavedVector *vecto
     for (int i = 0; i < count; i++) {
         bool of_workers = vectors[i].scope == SAVED_WORKER;
         for (int worker = 0; worker < (of_workers ? ranks : 1); worker++) {
-            area_plan(&saver->plan, run->table, vectors[i].name, of_workers ? worker : -1);
+            area_plan(&saver->plan, run->table, vectors[i].name, of_workers ? worker : -1, vectors[i].saved);
         }
     }
     safetensors_plan_finish(&saver->plan);
@@ -145,9 +146,9 @@ static inline bool saver_take(Saver *saver, size_t place, const char *from, size
     return true;
 }
 
-static inline bool saver_take_piece(void *context, size_t flat, float *host, size_t count, Error *error) {
+static inline bool saver_take_piece(void *context, size_t flat, Real *host, size_t count, Error *error) {
     Saver *saver = (Saver *)context;
-    return saver_take(saver, saver->area + flat * sizeof(float), (const char *)host, count * sizeof(float),
+    return saver_take(saver, saver->area + flat * saver->width, (const char *)host, count * saver->width,
                       error);
 }
 
@@ -158,11 +159,13 @@ static inline bool saver_take_vectors(Saver *saver, const SavedVector *vectors, 
     bool on_gpu = run->scheduler->settings.gpu != NULL;
     float *stage = on_gpu ? (float *)malloc(CHECKPOINT_STAGE * sizeof(float)) : NULL;
     PieceWalk walk = {run->scheduler, false, stage, saver_take_piece, saver};
-    size_t bytes = run->table->parameter_count * sizeof(float), begin = saver->plan.header_bytes;
+    size_t begin = saver->plan.header_bytes;
     bool good = run->transport->rank != 0 ||
                 saver_take(saver, 0, saver->plan.header, saver->plan.header_bytes, error);
     for (int i = 0; good && i < count; i++) {
-        size_t areas = vectors[i].scope == SAVED_WORKER ? (size_t)run->transport->size : 1;
+        size_t areas = vectors[i].scope == SAVED_WORKER ? (size_t)run->transport->size : 1,
+               bytes = saved_bytes(&vectors[i], run->table->parameter_count);
+        saver->width = saved_bytes(&vectors[i], 1);
         saver->area = begin + (areas > 1 ? (size_t)run->transport->rank * bytes : 0);
         good = walk_vector(&walk, &vectors[i], true, error);
         begin += areas * bytes;
@@ -194,10 +197,13 @@ static inline bool saver_collect(Saver *saver, const SavedVector *vectors, int c
                                  bool beside, Error *error) {
     const CheckpointedRun *run = saver->run;
     bool is_main = run->transport->rank == 0;
-    size_t whole = run->table->parameter_count * sizeof(float), ranks = (size_t)run->transport->size;
-    size_t part = (layout_shard(&run->scheduler->layout) + ranks) * sizeof(float); // at most
+    size_t elements = run->table->parameter_count, whole = elements * sizeof(float),
+           ranks = (size_t)run->transport->size;
+    size_t part = layout_shard(&run->scheduler->layout) + ranks; // elements, at most
     size_t copies = saver->plan.header_bytes;
-    for (int i = 0; i < count; i++) { copies += vectors[i].scope == SAVED_WORKER ? whole : part; }
+    for (int i = 0; i < count; i++) {
+        copies += saved_bytes(&vectors[i], vectors[i].scope == SAVED_WORKER ? elements : part);
+    }
     bool fits = copies + (is_main ? whole : 0) < memory_available() / 2 / (size_t)run->transport->local_size;
     if (!safetensors_join(&saver->file, saver->paths.state, &saver->plan, error)) { return false; }
     saver->copies = beside && fits ? (char *)malloc(copies) : NULL;

@@ -76,6 +76,13 @@ WIRE_FUNCTION float wire_float_from_bits(uint32_t bits) {
     return value;
 }
 
+// A bijection of 32-bit words. Every input bit moves about half of the upper output bits; the
+// lower ones are less well mixed.
+WIRE_FUNCTION uint32_t wire_mix(uint32_t word) {
+    word = (word ^ word >> 16) * 0x7feb352du;
+    return (word ^ word >> 15) * 0x846ca68bu;
+}
+
 // ---------------------------------------------------------------------------------------
 // fp32 and bf16. Here and below, wire_encode_FORMAT and wire_decode_FORMAT do one block:
 // count <= WIRE_BLOCK.
@@ -168,9 +175,7 @@ WIRE_FUNCTION uint8_t wire_int_code(float value, float scale) {
 // hash of the block's largest magnitude and i: the same block gives the same bytes, and
 // an exact multiple of the scale stays itself.
 WIRE_FUNCTION float wire_dither(uint32_t largest, uint32_t i) {
-    uint32_t hash = largest ^ i * 0x9e3779b1u;
-    hash = (hash ^ hash >> 16) * 0x7feb352du;
-    hash = (hash ^ hash >> 15) * 0x846ca68bu;
+    uint32_t hash = wire_mix(largest ^ i * 0x9e3779b1u);
     return ((float)(hash >> 20) + 0.5f) * 0x1p-12f - 0.5f;
 }
 

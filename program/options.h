@@ -96,6 +96,7 @@ typedef struct Options {
     int64_t warmup;                // commits; -1: auto
     double weight_decay;           // -1: auto
     double beta1, beta2, eps;
+    OptionChoice moments;  // Precision
     double grad_clip;      // 0: off
     OptionChoice on_spike; // SpikePolicy
     double spike_limit;    // 0: off

@@ -295,6 +295,10 @@ static const OptionSpec option_table[] = {
      "Memory of AdamW's mean squared gradient. Higher is steadier, lower recovers faster from a spike."},
     {"eps", GROUP_RATE, EVERY_RULE, OTHER_BITS, REAL_OPTION(eps, "1e-8", 1e-30, 1, "X", NO_WORD),
      "Added to AdamW's divisor. Larger damps parameters whose gradients are tiny."},
+    {"moments", GROUP_RATE, EVERY_RULE, OTHER_BITS, CHOICE_OPTION(moments, "fp32", "fp32", "bf16"),
+     "Number format in which AdamW keeps its two means. bf16: 4 bytes a parameter instead of 8, in memory "
+     "and in checkpoints. They are rounded up or down at random, so that small changes are not lost; the "
+     "random numbers come from --seed, and runs repeat bit for bit."},
     {"grad-clip", GROUP_RATE, EVERY_RULE, OTHER_BITS,
      REAL_OPTION(grad_clip, "1", 1e-6, 1e6, "NORM", "off", 0),
      "A gradient whose norm is larger is scaled down to it: the norm over all ranks, for local rules that of "
@@ -316,8 +320,9 @@ static const OptionSpec option_table[] = {
      "ranks of a node take its GPUs in turn); otherwise on the CPU. Ranks of one run may differ."},
     {"precision", GROUP_MACHINE, EVERY_RULE, OTHER_BITS,
      CHOICE_OPTION(precision, "auto", "auto", "fp32", "bf16", "fastest", "fp16"),
-     "Number format of weights and activations; sums, master parameters, moments and gradients are always "
-     "fp32. auto: bf16 on a GPU, fp32 on a CPU. bf16 on a CPU: faster where the processor multiplies "
+     "Number format of weights and activations; sums, master parameters and gradients are always fp32, "
+     "moments as --moments says. auto: bf16 on a GPU, fp32 on a CPU. bf16 on a CPU: faster where the "
+     "processor multiplies "
      "bf16 (AVX-512 BF16, AMX), slower elsewhere: the first lines of the run say how much, by a measurement "
      "of two seconds; refused where the library of matrix products cannot. fastest: bf16 on a GPU; on CPUs "
      "the faster of the two by that measurement, on the slowest rank, which the run keeps when it is "
@@ -373,9 +378,10 @@ static const OptionSpec option_table[] = {
     {"save-every", GROUP_REPORT, EVERY_RULE, SAME_BITS,
      TEXT_OPTION(save_every, "end", 1, "COMMITS|TIME|end|never"),
      "How often a checkpoint is written to OUT/checkpoints: after so many commits, or after a time, as 30s, "
-     "10m or 2h. Each needs about 16 bytes a parameter and is written beside training where there is memory "
-     "for a copy. end: only at the end, and when Ctrl-C or a signal asks the run to stop (exit code 75: "
-     "start it again with --resume auto). never: not even then (exit code 4), for benchmarks."},
+     "10m or 2h. Each needs about 16 bytes a parameter, 12 with --moments bf16, and is written beside "
+     "training where there is memory for a copy. end: only at the end, and when Ctrl-C or a signal asks the "
+     "run to stop (exit code 75: start it again with --resume auto). never: not even then (exit code 4), "
+     "for benchmarks."},
     {"keep", GROUP_REPORT, EVERY_RULE, SAME_BITS, INTEGER_OPTION(keep, "2", 1, 1e6, "N", NO_WORD),
      "How many of the latest checkpoints are kept."},
     {"keep-every", GROUP_REPORT, EVERY_RULE, SAME_BITS,

@@ -169,6 +169,13 @@ static inline void choose_schedule(const Run *run, SchedulerSettings *settings) 
     settings->rate.total = by_commits ? total / per_commit : total;
 }
 
+// Of the random rounding of moments. Workers that step by themselves keep moments of their own,
+// so each rounds them in its own way, and the mean over the workers is more exact than one.
+static inline uint64_t moments_seed(const Run *run) {
+    uint64_t seed = (uint64_t)run->options.seed;
+    return run->rule->kind == RULE_LOCAL ? random_hash(seed, (uint64_t)run->transport.rank) : seed;
+}
+
 static inline SchedulerSettings choose_settings(Run *run) {
     const Options *options = &run->options;
     SchedulerSettings settings;
@@ -193,6 +200,8 @@ static inline SchedulerSettings choose_settings(Run *run) {
     settings.optimizer.weight_decay = options->weight_decay;
     settings.optimizer.decay_range_count = choose_decay_ranges(run);
     settings.optimizer.decay_ranges = run->decay_ranges;
+    settings.optimizer.moments = (Precision)options->moments;
+    settings.optimizer.seed = moments_seed(run);
     settings.gpu = placement_gpu(&run->placement);
     settings.precision = run->placement.precision;
     settings.nccl = run->placement.uses_nccl ? &run->placement.nccl : NULL;

@@ -259,8 +259,8 @@ static inline void replay_optimize(Replay *replay, ReplayState *state, const flo
             memset(&range, 0, sizeof range);
             range.out = out + begin;
             range.master = state->master + begin;
-            range.first_moment = state->first_moment + begin;
-            range.second_moment = state->second_moment + begin;
+            range.first_moment = as_reals(state->first_moment + begin);
+            range.second_moment = as_reals(state->second_moment + begin);
             range.gradient = gradients + begin;
             range.count = end - begin;
             range.step = adamw_step(settings->beta1, settings->beta2, (double)(state->steps + 1),

@@ -163,6 +163,13 @@ static inline uint64_t hash_floats(const float *values, size_t count) {
     return hash;
 }
 
+// As floats, whatever their format.
+static inline float *copy_reals(const Real *from, size_t count, Precision format) {
+    float *copy = (float *)malloc((count + 1) * sizeof(float));
+    for (size_t i = 0; i < count; i++) { copy[i] = real_load(from, i, format); }
+    return copy;
+}
+
 static inline float *copy_floats(const float *from, size_t count) {
     if (from == NULL) { return NULL; }
     float *copy = (float *)malloc(count * sizeof(float) + 1);
@@ -192,8 +199,8 @@ static inline void look_at(Bench *bench, Look *look) {
     return_committed(s, committed);
     look->local = copy_floats(s->parameters.data, count);
     look->master = copy_floats(s->optimizer.master, owned);
-    look->first_moment = copy_floats(s->optimizer.first_moment, owned);
-    look->second_moment = copy_floats(s->optimizer.second_moment, owned);
+    look->first_moment = copy_reals(s->optimizer.first_moment, owned, s->optimizer.settings.moments);
+    look->second_moment = copy_reals(s->optimizer.second_moment, owned, s->optimizer.settings.moments);
     look->momentum = copy_floats(s->momentum, count);
     look->report = s->report;
     look->reports = s->reports;
@@ -527,7 +534,7 @@ static inline RunSpec scalar_spec(const char *rule, ElementwiseStep *step, int m
     settings->rate.kind = SCHEDULE_CONSTANT;
     settings->rate.peak = step == sgd_step ? 0.5 : 0.1;
     settings->rate.step = 1;
-    OptimizerSettings optimizer_settings = {step, 0.9, 0.95, 1e-8, 0.1, &EVERYTHING, 1};
+    OptimizerSettings optimizer_settings = {step, 0.9, 0.95, 1e-8, 0.1, &EVERYTHING, 1, PRECISION_FP32, 0};
     settings->optimizer = optimizer_settings;
     settings->steps = 2;
     settings->fragments = 1;

@@ -6,6 +6,7 @@
 // The model is so small that a checkpoint takes a millisecond. These tests mostly wait
 // for ranks to start, so they start many at once.
 #define _GNU_SOURCE // prlimit
+#include "checkpoint/safetensors.h"
 #include "test/fleet.h"
 
 #include <dirent.h>
@@ -13,7 +14,7 @@
 
 enum { COMMITS = 24 }; // that base.txt trains for: of two micro-batches each, on one rank
 
-// A rule, possibly with a wire format.
+// A rule, possibly with a wire format or moments in bf16.
 typedef struct Variant {
     const char *options;
     int period; // inner steps between two checkpoints
@@ -28,11 +29,11 @@ static const Variant variants[] = {
     {"--optimizer co2 --co2-tau 3 --co2-beta 0.3", 3},
     {"--optimizer diloco --diloco-H 3", 3},
     {"--optimizer streaming-diloco --diloco-H 4", 2},
-    {"--optimizer zero1 --wire bf16", 1},
+    {"--optimizer zero1 --wire bf16 --moments bf16", 1},
     {"--optimizer acco --accumulate 4 --wire int8 --estimate-wire e3m0", 1},
-    {"--optimizer acco --accumulate 4 --acco-split 0.75", 1},
+    {"--optimizer acco --accumulate 4 --acco-split 0.75 --moments bf16", 1},
     {"--optimizer acco --accumulate 5 --acco-split 0.25 --acco-init 1 --estimate-wire int8", 1},
-    {"--optimizer streaming-diloco --diloco-H 6 --wire e3m0", 3},
+    {"--optimizer streaming-diloco --diloco-H 6 --wire e3m0 --moments bf16", 3},
 };
 
 enum { VARIANTS = sizeof variants / sizeof variants[0] };
@@ -457,6 +458,7 @@ static void other_options_are_named(void **state) {
                                           "--diloco-H 4 --diloco-outer-lr 0.5",
                                           "--diloco-H 4 --val-batches none",
                                           "--diloco-H 4 --streaming-P 1",
+                                          "--diloco-H 4 --moments bf16",
                                           "--diloco-H 4 --wire bf16"};
     static const char *const same[] = {"--report-every 3", "--overlap off", "--threads 2", "--keep 5"};
     Stage *stage = stage_of(state);
@@ -482,6 +484,56 @@ static void other_options_are_named(void **state) {
         snprintf(name, sizeof name, "%.*s", (int)strcspn(last, " "), last);
         text_check(remarks_of(fleet, i), name, fleet->trainings[i].what);
     }
+}
+
+// Bytes of the tensors of a vector in a run's newest checkpoint. They all have this type.
+static size_t saved_size(const Stage *stage, const Training *training, const char *vector,
+                         SafetensorsType type) {
+    char name[256], path[STAGE_PATH_SIZE];
+    SafetensorsFile file;
+    Error error = {""};
+    size_t bytes = 0;
+    snprintf(name, sizeof name, "%s/state.safetensors", last_step_path(stage, training));
+    if (!safetensors_open(&file, stage_path(stage, name, path), &error)) { fail_msg("%s", error.text); }
+    for (size_t i = 0; i < file.count; i++) {
+        if (strncmp(file.entries[i].name, vector, strlen(vector)) != 0) { continue; }
+        assert_int_equal(file.entries[i].type, type);
+        bytes += file.entries[i].bytes;
+    }
+    safetensors_close(&file);
+    return bytes;
+}
+
+// bf16 becomes fp32 without a loss: the next commit, which is made with moments that are not
+// yet rounded again, has the same bits. fp32 becomes bf16 with one: it has others.
+static void moments_change_their_format(void **state) {
+    static const char *const formats[] = {"fp32", "bf16"}, thirteen[] = "--optimizer zero1 --tokens 416";
+    Stage *stage = stage_of(state);
+    Fleet *fleet = fleet_new(stage);
+    for (int i = 0; i < 2; i++) {
+        fleet_start(fleet, 0, "%s --save-every 1 --moments %s", thirteen, formats[i]);
+    }
+    fleet_finish(fleet);
+    size_t master = saved_size(stage, &fleet->trainings[0], "master/", SAFETENSORS_F32);
+    assert_int_equal(saved_size(stage, &fleet->trainings[1], "master/", SAFETENSORS_F32), master);
+    assert_int_equal(saved_size(stage, &fleet->trainings[0], "exp_avg", SAFETENSORS_F32), 2 * master);
+    assert_int_equal(saved_size(stage, &fleet->trainings[1], "exp_avg", SAFETENSORS_BF16), master);
+    for (int i = 0; i < 4; i++) {
+        fleet_start(fleet, 0, "%s --moments %s --resume %s", thirteen, formats[i % 2],
+                    step_path(&fleet->trainings[i / 2], 12));
+    }
+    for (int i = 2; i < 6; i++) {
+        fleet->events[i] = training_finish(stage, &fleet->trainings[i]);
+        fleet->prints[i] = log_fingerprint(fleet->events[i]);
+        check_resumed(fleet, i, 12, i == 2 || i == 5);
+        text_check(remarks_of(fleet, i), i == 3 || i == 4 ? "another --moments" : "",
+                   fleet->trainings[i].what);
+    }
+    check_same(fleet, 1, 4);
+    check_same(fleet, 1, 5);
+    check_same(fleet, 0, 2);
+    assert_string_not_equal(fleet->prints[0].text, fleet->prints[3].text);
+    assert_close(final_loss(fleet, 3), final_loss(fleet, 0), 0.001, "loss after one commit");
 }
 
 // The commits before the checkpoint count with the batch that they had, not twice with
@@ -1479,6 +1531,7 @@ int main(int argc, char **argv) {
         CHECKPOINT_TEST(other_rules_go_on),
         CHECKPOINT_TEST(other_hosts_are_named),
         CHECKPOINT_TEST(other_options_are_named),
+        CHECKPOINT_TEST(moments_change_their_format),
         CHECKPOINT_TEST(tokens_are_counted_on_with_another_batch),
         CHECKPOINT_TEST(auto_goes_on_where_the_log_is),
         CHECKPOINT_TEST(what_was_measured_is_kept),

@@ -116,7 +116,7 @@ static size_t machine_bytes(const Machine *machine) { return machine->model.para
 // elements near 0 would step by their sign.
 static void machine_reserve_optimizer(Machine *machine) {
     const ParameterTable *table = &machine->inputs->table;
-    OptimizerSettings settings = {NULL, 0.9, 0.95, 1e-1, 0.1, machine->ranges, 0};
+    OptimizerSettings settings = {NULL, 0.9, 0.95, 1e-1, 0.1, machine->ranges, 0, PRECISION_FP32, 0};
     Layout layout = optimizer_whole(table->parameter_count);
     for (int i = 0; i < table->count; i++) {
         const ParameterInfo *entry = &table->entries[i];

@@ -150,9 +150,11 @@ static void arriving_casts_train_as_floats_do(void **state) {
 
 // Where only casts are kept, exact parameters are gathered into the gradient accumulator,
 // and what it held comes back: validation and checkpoints in between change no bit. The
-// same where a coarse estimate needs floats, and after a run was resumed.
+// same where a coarse estimate needs floats, and after a run was resumed; moments in bf16 come
+// back, too.
 static void looking_at_exact_parameters_changes_no_bit(void **state) {
-    static const char *const rules[] = {"zero1", "acco", "acco --estimate-wire int4", "acco-wp"};
+    static const char *const rules[] = {"zero1 --moments bf16", "acco",
+                                        "acco --estimate-wire int4 --moments bf16", "acco-wp"};
     for (int i = 0; i < 4; i++) {
         char options[200], resume[512], from[200];
         Fleet *fleet = fleet_new(stage_with_ranks(state));

@@ -226,16 +226,16 @@ enum { ELEMENT_COUNT_COUNT = sizeof ELEMENT_COUNTS / sizeof ELEMENT_COUNTS[0] };
 
 static AdamWRange adamw_range(const AdamWArrays *arrays, size_t count) {
     AdamWRange range;
+    memset(&range, 0, sizeof range);
     range.out = arrays->values[0];
     range.master = arrays->values[1];
-    range.first_moment = arrays->values[2];
-    range.second_moment = arrays->values[3];
+    range.first_moment = as_reals(arrays->values[2]);
+    range.second_moment = as_reals(arrays->values[3]);
     range.gradient = arrays->values[4];
     range.count = count;
     range.step = adamw_step(0.9, 0.95, 7, 1e-8, 6e-4, 0.1);
     range.step.divisor = 3.0f;
     range.step.scale = 0.37f;
-    range.commit = false;
     return range;
 }
 
@@ -321,6 +321,75 @@ static void adamw_estimates_what_it_would_commit(void **state) {
     free(start);
     free(estimate);
     free(commit);
+}
+
+// With betas of 1/2, gradients of few bits and no division, every operation but the last
+// addition is exact, fused or not: a GPU must have the CPU's bits before they are rounded.
+static AdamWRange half_range(float *master, const float *gradient, void *first, void *second, size_t count,
+                             size_t flat) {
+    AdamWRange range;
+    memset(&range, 0, sizeof range);
+    range.out = range.master = master;
+    range.first_moment = (Real *)first;
+    range.second_moment = (Real *)second;
+    range.gradient = gradient;
+    range.count = count;
+    range.flat = flat;
+    range.moments = PRECISION_BF16;
+    range.key = moment_key(5, 1000);
+    range.step = adamw_step(0.5, 0.5, 3, 1e-8, 6e-4, 0.1);
+    return range;
+}
+
+// odd: the moments begin at an odd element, so that none can be read in one access.
+static void half_moments_check(size_t count, size_t flat, size_t odd) {
+    float *master = (float *)calloc(3 * count, sizeof(float)), *gradient = master + count,
+          *got = gradient + count;
+    uint16_t *expected[2], *device[2], *halves = (uint16_t *)malloc((count + odd) * sizeof *halves);
+    for (size_t i = 0; i < count; i++) {
+        master[i] = (float)random_normal(&test_random);
+        gradient[i] = (float)((int)(random_bits(&test_random) % 2001) - 1000) / 64.0f;
+    }
+    float *device_master = device_floats(master, count, 0),
+          *device_gradient = device_floats(gradient, count, 0);
+    for (int moment = 0; moment < 2; moment++) {
+        expected[moment] = (uint16_t *)calloc(count + odd, sizeof *halves);
+        for (size_t i = 0; i < count; i++) {
+            float value = (float)random_normal(&test_random);
+            expected[moment][odd + i] = host_bf16(moment == 0 ? value : value * value);
+        }
+        device[moment] = (uint16_t *)device_from_host(expected[moment], (count + odd) * sizeof *halves);
+    }
+    AdamWRange on_cpu = half_range(master, gradient, expected[0] + odd, expected[1] + odd, count, flat);
+    AdamWRange on_gpu =
+        half_range(device_master, device_gradient, device[0] + odd, device[1] + odd, count, flat);
+    cpu_adamw(&cpu_stream, &on_cpu, true);
+    cuda_adamw(cuda_test_stream(PRECISION_FP32), &on_gpu, true);
+    cuda_test_wait(cuda_test_stream(PRECISION_FP32));
+    for (int moment = 0; moment < 2; moment++) {
+        device_to_host(halves, device[moment], (count + odd) * sizeof *halves);
+        assert_memory_equal(halves, expected[moment], (count + odd) * sizeof *halves);
+        CUDA_CHECK(cudaFree(device[moment]));
+        free(expected[moment]);
+    }
+    host_floats(got, device_master, count);
+    check_close("parameters", got, master, count, 1e-6);
+    CUDA_CHECK(cudaFree(device_master));
+    CUDA_CHECK(cudaFree(device_gradient));
+    free(halves);
+    free(master);
+}
+
+static void moments_in_bf16_have_the_bits_of_the_cpu(void **state) {
+    (void)state;
+    static const size_t flats[] = {0, 5, ((size_t)1 << 32) - 3};
+    for (int order = 0; order < SIMT_ORDERS; order++) {
+        cuda_use_order(order);
+        for (int i = 0; i < ELEMENT_COUNT_COUNT; i++) {
+            half_moments_check(ELEMENT_COUNTS[i], flats[i % 3], (size_t)(i + order) % 2);
+            half_moments_check(ELEMENT_COUNTS[i], flats[(i + 1) % 3], (size_t)(i + order + 1) % 2);
+        }
+    }
 }
 
 // ---------------------------------------------------------------------------------------
@@ -813,6 +882,7 @@ int main(void) {
         cmocka_unit_test(cross_entropy_shows_what_is_not_finite),
         cmocka_unit_test(adamw_equals_the_cpu),
         cmocka_unit_test(adamw_estimates_what_it_would_commit),
+        cmocka_unit_test(moments_in_bf16_have_the_bits_of_the_cpu),
         cmocka_unit_test(buffers_move_and_clear),
         cmocka_unit_test(sums_of_squares_equal_the_cpu),
         cmocka_unit_test(conversions_round_to_nearest_even),

@@ -109,9 +109,9 @@ static void expect_state(const Bench *bench, double tolerance) {
         float out = bench->out[bench_flat(bench, i)];
         assert_close(out, bench->theta[i], tolerance * fabs(bench->theta[i]), "parameter");
         assert_true(out == optimizer->master[i]);
-        assert_close(optimizer->first_moment[i], bench->m[i], tolerance * (fabs(bench->m[i]) + 1e-3),
-                     "first moment");
-        assert_close(optimizer->second_moment[i], bench->v[i], tolerance * (bench->v[i] + 1e-9),
+        assert_close(real_floats(optimizer->first_moment)[i], bench->m[i],
+                     tolerance * (fabs(bench->m[i]) + 1e-3), "first moment");
+        assert_close(real_floats(optimizer->second_moment)[i], bench->v[i], tolerance * (bench->v[i] + 1e-9),
                      "second moment");
     }
 }
@@ -170,7 +170,7 @@ static void expect_steps(const OptimizerSettings *settings, const Layout *layout
 static OptimizerSettings adamw_settings(const DecayRange *ranges, int count) {
     // Gradients are about as large as epsilon, so that its place in the formula and every
     // factor of the gradient matter.
-    OptimizerSettings settings = {NULL, 0.9, 0.95, 1e-3, 0.3, ranges, count};
+    OptimizerSettings settings = {NULL, 0.9, 0.95, 1e-3, 0.3, ranges, count, PRECISION_FP32, 0};
     return settings;
 }
 
@@ -247,19 +247,22 @@ static void a_commit_in_place_gives_the_same_bits(void **state) {
     }
 }
 
-// Where the caller keeps the master anyway, no memory is reserved for it.
-static void a_master_that_is_elsewhere_takes_no_room(void **state) {
+// Where the caller keeps the master anyway, no memory is reserved for it. Moments in bf16 take
+// 4 bytes an element instead of 8.
+static void memory_is_reserved_for_what_is_kept_here(void **state) {
     (void)state;
     OptimizerSettings settings = adamw_settings(NULL, 0);
     Layout layout = optimizer_whole(1003);
-    for (int elsewhere = 0; elsewhere < 2; elsewhere++) {
+    for (int i = 0; i < 4; i++) {
         Optimizer optimizer;
         Arena arena;
+        bool elsewhere = i % 2 == 1;
         memset(&optimizer, 0, sizeof optimizer);
         memset(&arena, 0, sizeof arena);
-        optimizer_reserve(&optimizer, &arena, &settings, &layout, 0, elsewhere == 1);
+        settings.moments = i < 2 ? PRECISION_FP32 : PRECISION_BF16;
+        optimizer_reserve(&optimizer, &arena, &settings, &layout, 0, elsewhere);
         assert_int_equal(arena_class_bytes(&arena, MEMORY_OPTIMIZER),
-                         (elsewhere == 1 ? 2u : 3u) * 1003u * sizeof(float));
+                         ((elsewhere ? 0u : 4u) + (i < 2 ? 8u : 4u)) * 1003u);
     }
 }
 
@@ -280,7 +283,8 @@ static void a_slow_second_moment_keeps_its_precision(void **state) {
         oracle_step(&bench, step + 1, &asked);
         bench_step(&bench, asked, bench.out, true);
         for (size_t i = 0; i < bench.count; i++) {
-            assert_close(bench.optimizer.second_moment[i], bench.v[i], 1e-4 * bench.v[i], "second moment");
+            assert_close(real_floats(bench.optimizer.second_moment)[i], bench.v[i], 1e-4 * bench.v[i],
+                         "second moment");
             assert_close(bench.out[i], bench.theta[i], 1e-4 * fmax(fabs(bench.theta[i]), 1e-3),
                          "sum of the steps");
         }
@@ -384,7 +388,7 @@ int main(void) {
         cmocka_unit_test(a_state_that_is_not_shared_out_is_one_piece),
         cmocka_unit_test(an_estimate_may_replace_its_gradient),
         cmocka_unit_test(a_commit_in_place_gives_the_same_bits),
-        cmocka_unit_test(a_master_that_is_elsewhere_takes_no_room),
+        cmocka_unit_test(memory_is_reserved_for_what_is_kept_here),
         cmocka_unit_test(a_slow_second_moment_keeps_its_precision),
         cmocka_unit_test(ranges_join_where_they_touch),
         cmocka_unit_test(the_rate_warms_up_linearly),

@@ -647,6 +647,7 @@ static void test_options_of_other_commands_are_refused(void **state) {
     Options options;
     expect_refused("sample --from C --model 36M", "--model has no effect on train_gpt sample",
                    "whose options are from, tokenizer, prompt,");
+    expect_refused("eval --from C --moments bf16", "--moments has no effect on train_gpt eval", "");
     expect_refused("sample --from C --tokens 5", "--tokens has no effect on train_gpt sample", "");
     expect_refused("eval --from C --data f --out x", "--out has no effect on train_gpt eval",
                    "whose options are from, data, task,");

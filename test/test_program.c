@@ -195,6 +195,28 @@ static void the_fastest_format_is_measured(void **state) {
     }
 }
 
+// The bits of moments in bf16 depend neither on threads nor on the order of messages, and
+// not on who owns them: under both rules all ranks make one step. The loss is near that with
+// fp32.
+static void moments_in_bf16_repeat(void **state) {
+    Stage *stage = stage_of(state);
+    Fleet *fleet = fleet_new(stage);
+    int ranks = stage->has_mpi ? 2 : 0;
+    fleet_start(fleet, ranks, "--lr 0.003 --optimizer zero1");
+    fleet_start(fleet, ranks, "--lr 0.003 --optimizer zero1 --moments bf16 --threads 1");
+    fleet_start(fleet, ranks, "--lr 0.003 --optimizer zero1 --moments bf16 --threads 3 --chaos-ms 3");
+    fleet_start(fleet, ranks, "--lr 0.003 --optimizer ddp --moments bf16 --threads 2 --overlap off");
+    fleet_finish(fleet);
+    check_same(fleet, 1, 2);
+    check_same(fleet, 1, 3);
+    double losses[2];
+    for (int i = 0; i < 2; i++) {
+        losses[i] = log_number(log_event_of(fleet->events[i], "report", -1), "loss");
+    }
+    assert_close(losses[1], losses[0], 0.02 * losses[0], "loss with moments in bf16");
+    assert_true(losses[1] != losses[0]);
+}
+
 // So fingerprints are not constant.
 static void another_seed_gives_other_bits(void **state) {
     Fleet *fleet = fleet_new(stage_of(state));
@@ -1242,6 +1264,8 @@ static const Refusal refusals[] = {
     {"out where nothing can be made", BASE "--out /proc/x", "cannot create the directory /proc/x"},
     {"out of an earlier run", BASE "--out ../used", "already holds"},
     {"fp16", BASE "--precision fp16", "use fp32"},
+    {"moments in fp16", BASE "--moments fp16",
+     "--moments: fp16 is unknown (did you mean fp32?); allowed: fp32 or bf16"},
     {"acco with one round", BASE "--optimizer acco --accumulate 1", "use 2 or more"},
     {"ddp with auto", BASE "--optimizer ddp --accumulate auto", "needs --optimizer dpu, acco-wp or acco"},
     {"diloco with auto", BASE "--optimizer diloco --accumulate auto", "gives every rank the same weight"},
@@ -2218,6 +2242,7 @@ static const struct CMUnitTest tests[] = {
     PROGRAM_TEST(threads_change_no_bit),
     PROGRAM_TEST(bf16_trains_on_cpus),
     PROGRAM_TEST(the_fastest_format_is_measured),
+    PROGRAM_TEST(moments_in_bf16_repeat),
     PROGRAM_TEST(another_seed_gives_other_bits),
     PROGRAM_TEST(any_number_of_ranks_trains_on_the_same_data),
     PROGRAM_TEST(every_rule_is_tested),

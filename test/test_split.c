@@ -232,7 +232,7 @@ static uint64_t hash_state(const Scheduler *s) {
     size_t owned = layout_shard(&s->optimizer.layout), count = s->problem.parameter_count;
     uint64_t hash =
         random_hash(hash_floats(s->parameters.data, count), hash_floats(s->optimizer.master, owned));
-    hash = random_hash(hash, hash_floats(s->optimizer.first_moment, owned));
+    hash = random_hash(hash, hash_floats(real_floats(s->optimizer.first_moment), owned));
     return random_hash(hash, s->micro_batches_begun);
 }
 

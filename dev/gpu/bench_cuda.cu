@@ -38,6 +38,7 @@ typedef struct Case {
     bool product;               // measured with the library's first offer and with the quickest
     int rows, inputs, outputs, window;
     WireFormat format;
+    Precision moments; // of AdamW
     void (*run)(Bench *bench, const Case *work, void **arrays);
     void (*prepare)(Bench *bench, const Case *work, void **arrays);
 } Case;
@@ -301,13 +302,15 @@ static void run_product_weight(Bench *bench, const Case *work, void **arrays) {
 }
 
 static void run_adamw(Bench *bench, const Case *work, void **arrays) {
-    (void)work;
     AdamWRange range = {(float *)arrays[0],
                         (float *)arrays[1],
-                        (float *)arrays[2],
-                        (float *)arrays[3],
+                        reals(arrays[2]),
+                        reals(arrays[3]),
                         (const float *)arrays[4],
                         bench->elements,
+                        0,
+                        work->moments,
+                        moment_key(1, 9),
                         adamw_step(0.9, 0.95, 10, 1e-8, 1e-3, 0.1),
                         true};
     adamw(bench->stream, &range, true);
@@ -529,6 +532,12 @@ static void add_vectors(Bench *bench) {
     size_t elements = bench->elements;
     Case *work = add_vector(bench, "adamw, commit", run_adamw, 32, 5);
     work->fill[3] = FILL_SQUARES;
+    work = add_case(bench, "adamw, bf16 moments", run_adamw, 24.0 * (double)elements, 0);
+    work->moments = PRECISION_BF16;
+    for (int i = 0; i < 5; i++) { // some second moments are negative: a NaN takes no longer
+        bool moment = i == 2 || i == 3;
+        add_array(work, moment ? FILL_REALS : FILL_FLOATS, elements * (moment ? 2 : 4));
+    }
     work = add_case(bench, "bf16 weights from fp32", run_reals_from_floats, 6.0 * (double)elements, 0);
     add_array(work, FILL_NONE, elements * 2);
     add_array(work, FILL_FLOATS, elements * 4);

@@ -6,8 +6,10 @@
 //   v = beta2 * v + (1 - beta2) * g * g
 //   out = theta - lr * (m / (1 - beta1^t)) / (sqrt(v / (1 - beta2^t)) + epsilon)
 //
-// All arrays are (count), fp32. One loop, one pass: every array is read once and written
-// once, because the step is limited by memory. A task takes ADAMW_BLOCK elements.
+// All arrays are (count), fp32; m and v may be bf16, then they are rounded at random
+// (kernels/moments.h) as they are stored, after `out` has been computed from the exact ones.
+// One loop, one pass: every array is read once and written once, because the step is limited
+// by memory. A task takes ADAMW_BLOCK elements.
 //
 // A step either commits (master and moments move) or estimates (they stay, and only `out`
 // is written, straight from registers: the optimizer state is never copied). Both run the
@@ -21,6 +23,8 @@
 #include <math.h>
 #include <stddef.h>
 
+#include "kernels/cpu/reals.h"
+#include "kernels/moments.h"
 #include "runtime/device.h"
 #include "runtime/numbers.h"
 
@@ -56,36 +60,47 @@ static inline AdamWStep adamw_step(double beta1, double beta2, double t, double 
 }
 
 typedef struct AdamWRange {
-    float *out, *master, *first_moment, *second_moment; // (count)
-    const float *gradient;                              // (count)
+    float *out, *master;                // (count)
+    Real *first_moment, *second_moment; // (count), in the format `moments`
+    const float *gradient;              // (count)
     size_t count;
+    size_t flat; // place of the first element in the flat parameter vector
+    Precision moments;
+    MomentKey key; // of this step, where moments are bf16
     AdamWStep step;
     bool commit;
 } AdamWRange;
 
-static inline void adamw_task(void *context, int task, int thread) {
-    (void)thread;
-    const AdamWRange *range = (const AdamWRange *)context;
+REAL_LOOP void adamw_elements(const AdamWRange *range, size_t begin, size_t end, Precision moments) {
     const AdamWStep step = range->step;
-    float *out = range->out, *master = range->master, *first = range->first_moment,
-          *second = range->second_moment;
+    const MomentKey key = range->key;
+    float *out = range->out, *master = range->master;
+    Real *first = range->first_moment, *second = range->second_moment;
     const float *gradient = range->gradient;
-    size_t begin = (size_t)task * ADAMW_BLOCK, end = size_min(begin + ADAMW_BLOCK, range->count);
+    size_t flat = range->flat;
     bool commit = range->commit;
 #pragma omp simd
     for (size_t i = begin; i < end; i++) {
         float g = gradient[i] / step.divisor * step.scale;
-        float m = step.beta1 * first[i] + step.one_minus_beta1 * g;
-        float v = step.beta2 * second[i] + step.one_minus_beta2 * g * g;
+        float m = step.beta1 * real_load(first, i, moments) + step.one_minus_beta1 * g;
+        float v = step.beta2 * real_load(second, i, moments) + step.one_minus_beta2 * g * g;
         float theta = master[i] * step.decay_factor - step.learning_rate * (m / step.correction1) /
                                                           (sqrtf(v / step.correction2) + step.epsilon);
         if (commit) {
-            first[i] = m;
-            second[i] = v;
+            uint32_t noise = moments == PRECISION_BF16 ? moment_noise(key, flat + i) : 0;
+            real_store(first, i, moments == PRECISION_BF16 ? moment_round(m, noise) : m, moments);
+            real_store(second, i, moments == PRECISION_BF16 ? moment_round(v, noise >> 16) : v, moments);
             master[i] = theta;
         }
         out[i] = theta;
     }
+}
+
+static inline void adamw_task(void *context, int task, int thread) {
+    (void)thread;
+    const AdamWRange *range = (const AdamWRange *)context;
+    size_t begin = (size_t)task * ADAMW_BLOCK, end = size_min(begin + ADAMW_BLOCK, range->count);
+    REAL_CALL(range->moments, adamw_elements, range, begin, end);
 }
 
 // commit: moves master and moments and writes the new parameters to `out`. Otherwise

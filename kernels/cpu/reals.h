@@ -1,4 +1,5 @@
-// reals.h: the elements of arrays in the stream's precision, for kernels on CPUs.
+// reals.h: the elements of arrays in the stream's precision, and of AdamW's moments in theirs,
+// for kernels on CPUs.
 //
 // A loop is written once, with real_load and real_store, in a function marked REAL_LOOP that
 // takes the precision. Its caller calls it once for each format, with a constant:

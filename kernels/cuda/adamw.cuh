@@ -6,6 +6,8 @@
 // addition are fused.
 //
 // Layout: a thread has a Quad of four elements, a block BUFFER_QUADS (buffers.cuh).
+// bf16 moments of aligned arrays are read and written in accesses of 8 bytes. Their random
+// bits depend on the element only, not on which thread has it.
 // Limit: memory. A commit reads four arrays and writes three (four where `out` is not the
 // master copy), an estimate reads four and writes one. A thread issues all its loads before it needs the first.
 #ifndef ACCO_KERNELS_CUDA_ADAMW_CUH
@@ -27,31 +29,51 @@ static __device__ __forceinline__ float adamw_element(const AdamWStep &step, flo
            step.learning_rate * (m / step.correction1) / (sqrtf(v / step.correction2) + step.epsilon);
 }
 
-static __global__ void adamw_kernel(AdamWRange range, bool wide) {
+// The moments that are about to be stored, rounded to the numbers that bf16 has.
+static __device__ __forceinline__ void adamw_round(const AdamWRange &range, const Quad &quad, float first[4],
+                                                   float second[4]) {
+    for (int i = 0; i < 4; i++) {
+        uint32_t noise = moment_noise(range.key, range.flat + quad.first + i * quad.step);
+        first[i] = moment_round(first[i], noise);
+        second[i] = moment_round(second[i], noise >> 16);
+    }
+}
+
+// M: the format of the moments.
+template <typename M> static __global__ void adamw_kernel(AdamWRange range, bool wide) {
     float gradient[4], master[4], first[4], second[4];
     Quad quad = quad_of_kernel(range.count, wide);
     quad_load(gradient, range.gradient, quad);
     quad_load(master, range.master, quad);
-    quad_load(first, range.first_moment, quad);
-    quad_load(second, range.second_moment, quad);
+    quad_load(first, reals<M>(range.first_moment), quad);
+    quad_load(second, reals<M>(range.second_moment), quad);
     for (int i = 0; i < 4; i++) {
         master[i] = adamw_element(range.step, gradient[i], master[i], &first[i], &second[i]);
     }
     if (range.commit) {
-        quad_store(range.first_moment, first, quad);
-        quad_store(range.second_moment, second, quad);
+        if (sizeof(M) < sizeof(float)) { adamw_round(range, quad, first, second); }
+        quad_store(reals<M>(range.first_moment), first, quad);
+        quad_store(reals<M>(range.second_moment), second, quad);
         if (range.out != range.master) { quad_store(range.master, master, quad); }
     }
     quad_store(range.out, master, quad);
+}
+
+template <typename M> static inline void adamw_launch(Stream *stream, const AdamWRange &range) {
+    bool wide = quad_fits(range.out, range.master, range.gradient) &&
+                quad_fits(reals<M>(range.first_moment), reals<M>(range.second_moment));
+    quad_launch(stream, adamw_kernel<M>, range.count, range, wide);
 }
 
 // As cpu_adamw, with device pointers in the range.
 static inline void cuda_adamw(Stream *stream, AdamWRange *range, bool commit) {
     assert(commit || range->out != range->master);
     range->commit = commit;
-    bool wide =
-        quad_fits(range->out, range->master, range->first_moment, range->second_moment, range->gradient);
-    quad_launch(stream, adamw_kernel, range->count, *range, wide);
+    if (range->moments == PRECISION_BF16) {
+        adamw_launch<__nv_bfloat16>(stream, *range);
+    } else {
+        adamw_launch<float>(stream, *range);
+    }
 }
 
 #endif

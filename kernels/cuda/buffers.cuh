@@ -59,14 +59,15 @@ template <typename... R> static inline bool quad_fits(const R *...places) {
 }
 
 // Elements from `end` on become 0.
-static __device__ __forceinline__ void quad_load(float values[4], const float *place, const Quad &quad) {
+template <typename R>
+static __device__ __forceinline__ void quad_load(float values[4], const R *place, const Quad &quad) {
     if (quad.whole) {
         piece_unpack(values, piece_load<4>(place + quad.first));
         return;
     }
     for (int i = 0; i < 4; i++) {
         size_t element = quad.first + i * quad.step;
-        values[i] = element < quad.end ? place[element] : 0.0f;
+        values[i] = element < quad.end ? to_float(place[element]) : 0.0f;
     }
 }
 

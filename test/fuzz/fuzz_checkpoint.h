@@ -92,13 +92,13 @@ static inline void fuzz_checkpoint_seal(const FuzzFolder *folder, const Checkpoi
 // What must hold of a checkpoint that was accepted
 
 static inline void fuzz_checkpoint_area(const CheckpointSource *source, const CheckpointedRun *run,
-                                        const float *area) {
-    const uint8_t *bytes = (const uint8_t *)area, *end = source->state.bytes + source->state.size;
-    size_t needed = run->table->parameter_count * sizeof(float);
-    if (area == NULL) { return; }
+                                        SourceArea area) {
+    const uint8_t *bytes = (const uint8_t *)area.data, *end = source->state.bytes + source->state.size;
+    size_t needed = run->table->parameter_count * precision_bytes(area.format);
+    if (area.data == NULL) { return; }
     fuzz_require(bytes >= source->state.bytes && needed <= (size_t)(end - bytes),
                  "a vector lies inside the file");
-    fuzz_touch(area, needed);
+    fuzz_touch(area.data, needed);
 }
 
 // All that load_vectors takes out of the state.
@@ -106,16 +106,16 @@ static inline void fuzz_checkpoint_vectors(const CheckpointSource *source, Check
     static const char *const moments[2] = {"exp_avg", "exp_avg_sq"};
     SavedScope scope = run->rule->kind == RULE_LOCAL ? SAVED_WORKER : SAVED_SHARED;
     for (int i = 0; i < 2; i++) {
-        SavedVector vector = {moments[i], scope, NULL, NULL};
+        SavedVector vector = saved_floats(moments[i], scope, NULL);
         fuzz_checkpoint_area(source, run, source_moment(source, run, &vector));
     }
-    SavedVector parameters = {"parameters", scope, NULL, NULL};
+    SavedVector parameters = saved_floats("parameters", scope, NULL);
     const float *found = source_parameters(source, run, &parameters),
                 *master = source_area(source, run, "master", -1);
     fuzz_require(found != NULL && master != NULL, "there are parameters to go on from");
-    fuzz_checkpoint_area(source, run, found);
-    fuzz_checkpoint_area(source, run, master);
-    fuzz_checkpoint_area(source, run, source_area(source, run, "momentum", -1));
+    fuzz_checkpoint_area(source, run, source_floats(found));
+    fuzz_checkpoint_area(source, run, source_floats(master));
+    fuzz_checkpoint_area(source, run, source_floats(source_area(source, run, "momentum", -1)));
     if (run->scheduler->job_in_flight) { free(source_exchange(source, run)); }
     free(source_gradients(source, run, &run->scheduler->job.tally, &run->scheduler->tally));
 }

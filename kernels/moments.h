@@ -1,0 +1,48 @@
+// moments.h: AdamW's moments in bf16, rounded at random.
+//
+// In one step a second moment falls by at most 1 - beta2 of itself. Half of the spacing of
+// bf16 is 2^-9 to 2^-8 of a number. So with a beta2 above 0.998 a moment that is rounded to
+// nearest would never fall again. Here a number between two neighbours in bf16 becomes the
+// upper one with a probability that is its place between them. The mean of many roundings is
+// then the number itself, and small steps arrive as often as they should.
+//
+// The random bits are a function of the run's seed, the number of the commit and the place of
+// the element in the flat parameter vector, and of nothing else. So a run repeats bit for bit,
+// on any number of threads and after a resume, and it does not matter which rank owns an
+// element. The functions are written once for CPU and GPU, in whole numbers.
+#ifndef ACCO_KERNELS_MOMENTS_H
+#define ACCO_KERNELS_MOMENTS_H
+
+#include "kernels/wire.h"
+#include "runtime/random.h"
+
+// What the random bits of all elements of one step begin with.
+typedef struct MomentKey {
+    uint32_t before, after; // the first round of mixing, and the second
+} MomentKey;
+
+// commit: the number of commits before this step.
+static inline MomentKey moment_key(uint64_t seed, int64_t commit) {
+    uint64_t word = random_hash(random_hash(seed, UINT64_C(0x6d6f6d656e74)), (uint64_t)commit);
+    MomentKey key = {(uint32_t)word, (uint32_t)(word >> 32)};
+    return key;
+}
+
+// 32 random bits for an element: the lower 16 are for its first moment, the upper ones for
+// its second.
+WIRE_FUNCTION uint32_t moment_noise(MomentKey key, size_t index) {
+    uint32_t high = (uint32_t)((uint64_t)index >> 32);
+    uint32_t word = wire_mix(wire_mix((uint32_t)index ^ key.before) ^ high ^ key.after);
+    return word ^ word >> 16;
+}
+
+// The bf16 number below or above `value`, as a float; which of them, the lower 16 bits of
+// `noise` decide. A number that bf16 has stays itself. Beyond the largest, infinity is the
+// number above; a NaN stays a NaN.
+WIRE_FUNCTION float moment_round(float value, uint32_t noise) {
+    uint32_t bits = wire_float_bits(value);
+    uint32_t rounded = (bits + (noise & 0xffffu)) & 0xffff0000u;
+    return wire_is_finite(bits & 0x7fffffffu) ? wire_float_from_bits(rounded) : value;
+}
+
+#endif

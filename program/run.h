@@ -64,6 +64,7 @@ typedef struct Run {
     Arena arena;
     ThreadPool *pool;
     GptNeo model;
+    ProductChoices products; // with --tune-products: the algorithms that rank 0 chose
     Scheduler scheduler;
     int32_t *tokens, *targets; // (B, T): the batch of the compute stream
     // Its clock: training_seconds() reads it.

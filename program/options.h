@@ -107,11 +107,11 @@ typedef struct Options {
     OptionChoice recompute;    // 0: auto; otherwise a Recompute + 1
     OptionChoice gpu_exchange; // GpuExchange
     int64_t nccl_ctas;         // 0: placement.h chooses
-    bool tune_products;
-    int64_t threads;        // 0: auto
-    int64_t ranks;          // of a plan
-    int64_t gpu_memory;     // bytes, of a plan; 0: of the GPU here
-    int64_t ranks_per_host; // 0: as they are
+    OptionText tune_products;  // "off", "on", or a file of choices
+    int64_t threads;           // 0: auto
+    int64_t ranks;             // of a plan
+    int64_t gpu_memory;        // bytes, of a plan; 0: of the GPU here
+    int64_t ranks_per_host;    // 0: as they are
     double timeout_s;
 
     // Reports and files.

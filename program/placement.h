@@ -321,9 +321,11 @@ static inline bool placement_check_gpu_options(const Placement *placement, const
     const char *why =
         gpu_is_built_in() ? "no rank computes on a GPU" : "this program was built for CPUs only";
     bool nccl = options->gpu_exchange == GPU_EXCHANGE_NCCL;
-    if (placement->ranks_on_gpus == 0 && (nccl || options->tune_products)) {
-        return error_set(error, "%s has no effect: %s", nccl ? "--gpu-exchange nccl" : "--tune-products on",
-                         why);
+    if (placement->ranks_on_gpus == 0 && nccl) {
+        return error_set(error, "--gpu-exchange nccl has no effect: %s", why);
+    }
+    if (placement->ranks_on_gpus == 0 && strcmp(options->tune_products, "off") != 0) {
+        return error_set(error, "--tune-products %.200s has no effect: %s", options->tune_products, why);
     }
     if (options->nccl_ctas > 0 && !placement->uses_nccl) {
         return error_set(error, "--nccl-ctas has no effect: %s",

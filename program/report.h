@@ -146,6 +146,25 @@ static inline void print_peak(const Run *run) {
                                  : "products of large matrices, measured now");
 }
 
+// With --tune-products: whose algorithms the matrix products of a GPU use.
+static inline void print_products(const Run *run) {
+    const ProductChoices *products = &run->products;
+    const char *asked = run->options.tune_products;
+    if (strcmp(asked, "off") == 0) { return; }
+    if (strcmp(asked, "on") == 0) {
+        printf("products   the fastest of the library's algorithms for %d shapes, %d of them chosen before; "
+               "%s/products.json has them for --tune-products\n",
+               products->count, products->found, run->directory);
+    } else {
+        printf("products   %d shapes as in %s; %d that it lacks and %d that the library refused get the "
+               "library's first choice\n",
+               products->found, asked, products->missed, products->refused);
+    }
+    if (run->placement.odd_one[0] != '\0') {
+        printf("           ranks with another kind of GPU than rank 0 take the library's first choice\n");
+    }
+}
+
 // Where rank 0 computes; other ranks may compute elsewhere.
 static inline void print_device(const Run *run) {
     const Placement *placement = &run->placement;
@@ -162,6 +181,7 @@ static inline void print_device(const Run *run) {
         printf("keeps      recompute %s (%s)\n", recompute_name(run->model.settings.recompute),
                placement->recompute_reason);
         if (run->transport.size > 1) { printf("           %s\n", placement->gpu_exchange_reason); }
+        print_products(run);
         return;
     }
     printf("threads    %d per rank (%s); matrix products by %s\n", threads, run->threads.reason,
@@ -452,7 +472,8 @@ static inline void print_end(Run *run, uint64_t fingerprint) {
         if (run->peak_flops > 0) {
             snprintf(share, sizeof share, ", %.1f %% of the peak", 100 * rate * 1e9 / run->peak_flops);
         }
-        printf("\ntrained    %lld %ss, %.0f tokens in %.1f s: %.0f tokens/s, %.1f GFLOP/s over all ranks%s\n",
+        printf("\ntrained    %lld %ss, %.0f tokens in %.1f s: %.0f tokens/s, %.1f GFLOP/s over all "
+               "ranks%s\n",
                commits, step_name(run), tokens, seconds, tokens / seconds, rate, share);
     }
     print_exposed(run, exposed);

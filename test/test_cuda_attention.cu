@@ -18,18 +18,13 @@ typedef struct AttentionCase {
     int gap; // elements between rows of d_qkv
 } AttentionCase;
 
-static const AttentionCase
-    bf16_cases
-        [] =
-            {
-                {1, 70, 2, 64, 0, 0},    {2, 65, 1, 80, 16, 8},
-                {1, 130, 1, 128, 33, 0}, {1, 33, 3, 32, 7, 0},
-                {1, 5, 1, 64, 3, 0},     {1, 1, 2, 16, 0, 16},
-                {1, 64, 1, 48, 64, 0},   {1, 150, 1, 96, 1, 0},
-                {1, 193, 1, 16, 70, 0},  {1, 197, 1, 32, 0, 0},
-                {1, 128, 2, 16, 500, 0}, {2, 17, 3, 20, 5, 0},
-                {1, 21, 2, 64, 4, 1},    {1, 130, 1, 32, 95, 0},
-                {1, 100, 1, 16, 34, 0}, // rectangles with one pair outside the band, and with one pair inside
+static const AttentionCase bf16_cases[] = {
+    {1, 70, 2, 64, 0, 0},   {2, 65, 1, 80, 16, 8},   {1, 130, 1, 128, 33, 0},
+    {1, 33, 3, 32, 7, 0},   {1, 5, 1, 64, 3, 0},     {1, 1, 2, 16, 0, 16},
+    {1, 64, 1, 48, 64, 0},  {1, 150, 1, 96, 1, 0},   {1, 193, 1, 16, 70, 0},
+    {1, 197, 1, 32, 0, 0},  {1, 128, 2, 16, 500, 0}, {2, 17, 3, 20, 5, 0},
+    {1, 21, 2, 64, 4, 1},   {1, 130, 1, 32, 95, 0},  {1, 140, 1, 80, 50, 0},
+    {1, 100, 1, 16, 34, 0}, // rectangles with one pair outside the band, and with one pair inside
 };
 static const AttentionCase fp32_cases[] = {
     {1, 70, 1, 64, 0, 0}, {2, 17, 3, 20, 5, 0}, {1, 40, 1, 200, 0, 2},
@@ -100,9 +95,12 @@ static bool results_same(const Problem *problem, const Results *a, const Results
            memcmp(a->d_qkv, b->d_qkv, problem->d_count * sizeof(float)) == 0;
 }
 
+typedef void Backward(Stream *stream, int B, const CudaAttentionBackward<__nv_bfloat16> &work);
+
 // Forward and backward on the device from qkv (B, T, 3C) and d_output (B, T, C), into
-// memory full of NaNs.
-static void device_run(Problem *problem, Results *results, const float *qkv, const float *d_output) {
+// memory full of NaNs. backward: what to call instead of the product's choice of kernels.
+static void device_run_with(Problem *problem, Results *results, const float *qkv, const float *d_output,
+                            Backward *backward) {
     AttentionCase shape = problem->shape;
     Precision precision = problem->precision;
     size_t numbers = problem->rows * (size_t)shape.heads, bytes = precision_bytes(precision);
@@ -116,14 +114,25 @@ static void device_run(Problem *problem, Results *results, const float *qkv, con
     Stream *stream = cuda_test_stream(precision); // only now: those above set it to fp32
     cuda_attention_forward(stream, output, logsumexp, device_qkv, shape.B, shape.T, problem->C, shape.heads,
                            shape.window);
-    cuda_attention_backward(stream, d_qkv, problem->d_stride, workspace, device_d, output, device_qkv,
-                            logsumexp, shape.B, shape.T, problem->C, shape.heads, shape.window);
+    if (backward == NULL) {
+        cuda_attention_backward(stream, d_qkv, problem->d_stride, workspace, device_d, output, device_qkv,
+                                logsumexp, shape.B, shape.T, problem->C, shape.heads, shape.window);
+    } else {
+        backward(stream, shape.B,
+                 cuda_attention_backward_work<__nv_bfloat16>(
+                     d_qkv, problem->d_stride, workspace, device_d, output, device_qkv, logsumexp,
+                     cuda_attention_shape(shape.T, problem->C, shape.heads, shape.window)));
+    }
     cuda_test_wait(stream);
     host_reals(results->output, output, problem->count, precision);
     host_reals(results->d_qkv, d_qkv, problem->d_count, precision);
     device_to_host(results->logsumexp, logsumexp, numbers * sizeof(float));
     void *all[6] = {device_qkv, device_d, output, d_qkv, logsumexp, workspace};
     for (int i = 0; i < 6; i++) { CUDA_CHECK(cudaFree(all[i])); }
+}
+
+static void device_run(Problem *problem, Results *results, const float *qkv, const float *d_output) {
+    device_run_with(problem, results, qkv, d_output, NULL);
 }
 
 static void oracle_run(const Problem *problem, Results *results, const float *qkv, const float *d_output) {
@@ -238,6 +247,46 @@ static void test_against_cpu(void **state) {
     for (size_t i = 0; i < COUNT(gpu_cases) && !cuda_small_shapes(); i++) {
         check_case(gpu_cases[i], PRECISION_BF16);
         check_case(gpu_cases[i], PRECISION_FP32);
+    }
+}
+
+// One or two tiles a warp: the same sums in the same order, so the same bits.
+static void test_tiles_of_a_warp(void **state) {
+    (void)state;
+    static const struct {
+        AttentionCase shape;
+        Backward *one, *two;
+    } cases[] = {
+        {{1, 130, 1, 16, 33, 0},
+         cuda_attention_backward_tiles<16, 1, 1>,
+         cuda_attention_backward_tiles<16, 2, 2>},
+        {{1, 97, 2, 32, 0, 0},
+         cuda_attention_backward_tiles<32, 1, 1>,
+         cuda_attention_backward_tiles<32, 2, 2>},
+        {{1, 70, 1, 48, 1, 8},
+         cuda_attention_backward_tiles<48, 1, 1>,
+         cuda_attention_backward_tiles<48, 2, 2>},
+        {{2, 150, 1, 64, 40, 0},
+         cuda_attention_backward_tiles<64, 1, 1>,
+         cuda_attention_backward_tiles<64, 2, 2>},
+        {{1, 81, 1, 80, 0, 0},
+         cuda_attention_backward_tiles<80, 1, 1>,
+         cuda_attention_backward_tiles<80, 2, 1>},
+    };
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        Problem problem = problem_new(cases[i].shape, PRECISION_BF16);
+        float *qkv = random_qkv(&problem), *d_output = random_d_output(&problem);
+        Results one = results_new(&problem), two = results_new(&problem), chosen = results_new(&problem);
+        device_run_with(&problem, &one, qkv, d_output, cases[i].one);
+        device_run_with(&problem, &two, qkv, d_output, cases[i].two);
+        device_run(&problem, &chosen, qkv, d_output);
+        assert_true(results_same(&problem, &one, &two));
+        assert_true(results_same(&problem, &one, &chosen));
+        results_free(&one);
+        results_free(&two);
+        results_free(&chosen);
+        free(qkv);
+        free(d_output);
     }
 }
 
@@ -368,9 +417,8 @@ int main(void) {
     test_seed = (uint64_t)time(NULL);
     test_random.state = test_seed;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_against_cpu),
-        cmocka_unit_test(test_band),
-        cmocka_unit_test(test_nan),
+        cmocka_unit_test(test_against_cpu),  cmocka_unit_test(test_tiles_of_a_warp),
+        cmocka_unit_test(test_band),         cmocka_unit_test(test_nan),
         cmocka_unit_test(test_large_scores),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

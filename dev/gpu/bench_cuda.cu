@@ -12,10 +12,10 @@
 // data (zeros draw less power and run at a higher clock). A kernel's bytes are those that
 // it cannot avoid: each input once, each output once. A product counts 2 m n k
 // operations. Attention counts the keys that a query sees, with 4 C operations each in
-// forward and 10 C in backward, where the scores are computed again. A kernel is launched
-// over sets of arrays that together are far larger than any second-level cache and are
-// filled anew before each trial. The time is the median over trials of the mean over a
-// trial's sets.
+// forward and 10 C in backward, where the scores are computed again; "narrow" gives each
+// warp 16 rows instead of 32. A kernel is launched over sets of arrays that together are
+// far larger than any second-level cache and are filled anew before each trial. The time
+// is the median over trials of the mean over a trial's sets.
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -227,10 +227,10 @@ static void run_embedding_backward(Bench *bench, const Case *work, void **arrays
 }
 
 static void run_layernorm_forward(Bench *bench, const Case *work, void **arrays) {
-    LayernormForward layernorm = {reals(arrays[0]), (float *)arrays[1],    reals(arrays[2]),
-                                  reals(arrays[3]), reals(arrays[4]),      reals(arrays[5]),
-                                  reals(arrays[6]), reals(arrays[7]),      1e-5f,
-                                  work->rows,       bench->config.channels};
+    LayernormForward layernorm = {reals(arrays[0]), (float *)arrays[1],     reals(arrays[2]),
+                                  reals(arrays[3]), reals(arrays[4]),       reals(arrays[5]),
+                                  reals(arrays[6]), reals(arrays[7]),       1e-5f,
+                                  work->rows,       bench->config.channels, bench->stream->precision};
     layernorm_forward(bench->stream, &layernorm);
 }
 
@@ -248,7 +248,8 @@ static void run_layernorm_backward(Bench *bench, const Case *work, void **arrays
                                    (const float *)arrays[5],
                                    reals(arrays[6]),
                                    work->rows,
-                                   C};
+                                   C,
+                                   bench->stream->precision};
     layernorm_backward(bench->stream, &layernorm);
 }
 
@@ -276,6 +277,17 @@ static void run_attention_backward(Bench *bench, const Case *work, void **arrays
     attention_backward(bench->stream, reals(arrays[3]), bench->wide, (float *)arrays[4], reals(arrays[5]),
                        reals(arrays[0]), reals(arrays[2]), (const float *)arrays[1], bench->B, bench->T,
                        bench->config.channels, bench->config.heads, work->window);
+}
+
+// With one tile of 16 rows for each warp, where the model's choice is two.
+template <int D> static void run_attention_backward_narrow(Bench *bench, const Case *work, void **arrays) {
+    const GptNeoConfig *config = &bench->config;
+    cuda_attention_backward_tiles<D, 1, 1>(
+        bench->stream, bench->B,
+        cuda_attention_backward_work<__nv_bfloat16>(
+            reals(arrays[3]), bench->wide, (float *)arrays[4], reals(arrays[5]), reals(arrays[0]),
+            reals(arrays[2]), (const float *)arrays[1],
+            cuda_attention_shape(bench->T, config->channels, config->heads, work->window)));
 }
 
 static void run_product_forward(Bench *bench, const Case *work, void **arrays) {
@@ -458,12 +470,16 @@ static void add_attention(Bench *bench, int window) {
     GptNeoConfig one = *config;
     one.local[0] = window > 0;
     double work_unit = (double)rows * gpt_neo_mean_keys(&one, 0, bench->T) * (double)C;
-    for (int backward = 0; backward < 2; backward++) {
+    int D = config->channels / config->heads;
+    static const char *const names[3] = {"forward", "backward", "backward, narrow"};
+    void (*const runs[3])(Bench *, const Case *, void **) = {run_attention_forward, run_attention_backward,
+                                                             D == 64 ? run_attention_backward_narrow<64>
+                                                                     : run_attention_backward_narrow<80>};
+    for (int kind = 0; kind < (D == 64 || D == 80 ? 3 : 2); kind++) {
         char name[48];
-        snprintf(name, sizeof name, "attention %s, %s", backward ? "backward" : "forward",
-                 window > 0 ? "local" : "global");
-        Case *work = add_case(bench, name, backward ? run_attention_backward : run_attention_forward, 0,
-                              (backward ? 10 : 4) * work_unit);
+        bool backward = kind > 0;
+        snprintf(name, sizeof name, "attention %s, %s", names[kind], window > 0 ? "local" : "global");
+        Case *work = add_case(bench, name, runs[kind], 0, (backward ? 10 : 4) * work_unit);
         work->window = window;
         add_array(work, FILL_NONE, rows * C * 2);
         add_array(work, FILL_NONE, rows * (size_t)config->heads * 4);

@@ -17,7 +17,8 @@
 // next product takes its left operand, so neither scores nor probabilities pass through
 // shared memory.
 // Limit: the tensor cores' rate, and close to it the exponentials and the reads of shared
-// memory.
+// memory. With 16 rows a warp the reads are the limit: four cycles of them for two
+// products, which is half of an H100's rate.
 //
 // Rows (everything else) give each row a warp, whose lanes share the columns of the head.
 // Limit: the reductions over the lanes, one for each score. These kernels are for
@@ -116,7 +117,7 @@ template <int D> static constexpr int cuda_attention_stride = D + CUDA_ATTENTION
 
 // Columns of scores that backward holds in registers at a time: as many as fit beside the
 // sums.
-template <int D> static constexpr int cuda_attention_chunk = D <= 80 ? 32 : 16;
+template <int D, int M> static constexpr int cuda_attention_chunk = D *M <= 80 ? 32 : 16;
 
 template <int D> static constexpr size_t cuda_attention_tile_bytes(int rows) {
     return (size_t)rows * cuda_attention_stride<D> * sizeof(__nv_bfloat16);
@@ -398,72 +399,94 @@ static __global__ void cuda_attention_delta_kernel(CudaAttentionBackward<R> work
     if (row < T && lane == 0) { work.deltas[place.head * (size_t)T + (size_t)row] = sum; }
 }
 
-// Turns one s into p, and one dp into ds. log2_sumexp: the logsumexp divided by log(2).
-static __device__ __forceinline__ void cuda_attention_gradient(float &score, float &d_score,
-                                                               float log2_sumexp, float delta) {
-    score = exp2_approximate(score * CUDA_ATTENTION_LOG2E - log2_sumexp);
-    d_score = score * (d_score - delta);
-}
-
-// d_queries += ds K, for 16 queries and 64 keys.
-template <int D>
-static __device__ __forceinline__ void
-cuda_attention_d_queries_tile(float d_queries[1][D / 8][4], const uint32_t q[1][D / 16][4],
-                              const uint32_t d_output[1][D / 16][4], const __nv_bfloat16 *keys,
-                              const __nv_bfloat16 *values, const float log2_sumexp[2], const float deltas[2],
-                              int query, int key, int window) {
-    enum { CHUNK = cuda_attention_chunk<D> };
-    for (int c = 0; c < CUDA_ATTENTION_TILE; c += CHUNK) {
-        CudaAttentionBand band = cuda_attention_band(query, 16, key + c, CHUNK, window);
-        if (band == CUDA_ATTENTION_OUTSIDE) { continue; }
-        float scores[1][CHUNK / 8][4], d_scores[1][CHUNK / 8][4];
-        cuda_attention_scores<D, 1, CHUNK>(scores, q, keys + c * cuda_attention_stride<D>);
-        cuda_attention_scores<D, 1, CHUNK>(d_scores, d_output, values + c * cuda_attention_stride<D>);
-        if (band == CUDA_ATTENTION_EDGE) {
-            cuda_attention_mask<CHUNK, false>(scores[0], query, key + c, window);
-        }
-        UNROLL
-        for (int i = 0; i < CHUNK / 2; i++) {
-            cuda_attention_gradient(scores[0][i / 4][i % 4], d_scores[0][i / 4][i % 4],
-                                    log2_sumexp[i % 4 / 2], deltas[i % 4 / 2]);
-        }
-        cuda_attention_collect<D, 1, CHUNK>(d_queries, d_scores, keys + c * cuda_attention_stride<D>);
+// Writes 16 M rows of sums as rows [first, first + 16 M) of the head, as
+// cuda_attention_store does.
+template <int D, int M>
+static __device__ __forceinline__ void cuda_attention_store_all(__nv_bfloat16 *head, size_t stride, int first,
+                                                                int T, const float sums[M][D / 8][4],
+                                                                __nv_bfloat16 *rows) {
+    const float factors[2] = {1.0f, 1.0f};
+    UNROLL
+    for (int m = 0; m < M; m++) {
+        cuda_attention_store<D>(head, stride, first + m * 16, T, sums[m], factors,
+                                rows + m * 16 * cuda_attention_stride<D>);
     }
 }
 
-// Block (x, head, sample): 64 queries, the last ones first, as in forward.
-template <int D>
+// One p from its s. log2_sumexp: the logsumexp divided by log(2).
+static __device__ __forceinline__ float cuda_attention_probability(float score, float log2_sumexp) {
+    return exp2_approximate(score * CUDA_ATTENTION_LOG2E - log2_sumexp);
+}
+
+// d_queries += ds K, for 16 M queries and 64 keys.
+template <int D, int M>
+static __device__ __forceinline__ void
+cuda_attention_d_queries_tile(float d_queries[M][D / 8][4], const uint32_t q[M][D / 16][4],
+                              const uint32_t d_output[M][D / 16][4], const __nv_bfloat16 *keys,
+                              const __nv_bfloat16 *values, const float log2_sumexp[M][2],
+                              const float deltas[M][2], int query, int key, int window) {
+    enum { CHUNK = cuda_attention_chunk<D, M> };
+    for (int c = 0; c < CUDA_ATTENTION_TILE; c += CHUNK) {
+        CudaAttentionBand band = cuda_attention_band(query, 16 * M, key + c, CHUNK, window);
+        if (band == CUDA_ATTENTION_OUTSIDE) { continue; }
+        float scores[M][CHUNK / 8][4], d_scores[M][CHUNK / 8][4];
+        cuda_attention_scores<D, M, CHUNK>(scores, q, keys + c * cuda_attention_stride<D>);
+        cuda_attention_scores<D, M, CHUNK>(d_scores, d_output, values + c * cuda_attention_stride<D>);
+        UNROLL
+        for (int m = 0; m < M; m++) {
+            if (band == CUDA_ATTENTION_EDGE) {
+                cuda_attention_mask<CHUNK, false>(scores[m], query + m * 16, key + c, window);
+            }
+            UNROLL
+            for (int i = 0; i < CHUNK / 2; i++) {
+                float p = cuda_attention_probability(scores[m][i / 4][i % 4], log2_sumexp[m][i % 4 / 2]);
+                d_scores[m][i / 4][i % 4] = p * (d_scores[m][i / 4][i % 4] - deltas[m][i % 4 / 2]);
+            }
+        }
+        cuda_attention_collect<D, M, CHUNK>(d_queries, d_scores, keys + c * cuda_attention_stride<D>);
+    }
+}
+
+// Block (x, head, sample): 64 M queries, the last ones first, as in forward.
+template <int D, int M>
 static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
     cuda_attention_d_queries_kernel(CudaAttentionBackward<__nv_bfloat16> work) {
     const CudaAttention &shape = work.shape;
-    enum { TILE = CUDA_ATTENTION_TILE, ELEMENTS = TILE * cuda_attention_stride<D> };
-    __nv_bfloat16 *queries = (__nv_bfloat16 *)cuda_shared(), *d_outputs = queries + ELEMENTS,
-                  *keys = d_outputs + ELEMENTS, *values = keys + 2 * ELEMENTS;
+    enum {
+        TILE = CUDA_ATTENTION_TILE,
+        QUERIES = 16 * M * CUDA_ATTENTION_WARPS,
+        STRIDE = cuda_attention_stride<D>,
+        ELEMENTS = TILE * STRIDE
+    };
+    __nv_bfloat16 *queries = (__nv_bfloat16 *)cuda_shared(), *d_outputs = queries + QUERIES * STRIDE,
+                  *keys = d_outputs + QUERIES * STRIDE, *values = keys + 2 * ELEMENTS;
     CudaAttentionPlace place = cuda_attention_place(shape);
-    int T = shape.T, first = (int)(gridDim.x - 1 - blockIdx.x) * TILE, query = first + warp_index() * 16;
+    int T = shape.T, first = (int)(gridDim.x - 1 - blockIdx.x) * QUERIES, mine = warp_index() * 16 * M;
     int begin = cuda_attention_oldest_key(first, shape.window) / TILE * TILE,
-        end = first + TILE < T ? first + TILE : T;
-    int own = warp_index() * 16 * cuda_attention_stride<D>;
+        end = first + QUERIES < T ? first + QUERIES : T;
     unsigned C = (unsigned)shape.C, stride = 3 * C;
     const __nv_bfloat16 *q = work.qkv + place.row * stride + place.column, *k = q + C, *v = k + C;
-    cuda_attention_copy<D, TILE>(queries, q, stride, first, T);
-    cuda_attention_copy<D, TILE>(d_outputs, work.d_output + place.row * C + place.column, C, first, T);
+    cuda_attention_copy<D, QUERIES>(queries, q, stride, first, T);
+    cuda_attention_copy<D, QUERIES>(d_outputs, work.d_output + place.row * C + place.column, C, first, T);
     cuda_attention_copy<D, TILE>(keys, k, stride, begin, T);
     cuda_attention_copy<D, TILE>(values, v, stride, begin, T);
     copy_async_commit();
-    float log2_sumexp[2], row_deltas[2], sums[1][D / 8][4] = {};
+    float log2_sumexp[M][2], row_deltas[M][2], sums[M][D / 8][4] = {};
     UNROLL
-    for (int r = 0; r < 2; r++) {
-        int row = query + lane_index() / 4 + r * 8;
-        log2_sumexp[r] =
-            row < T ? work.logsumexp[place.head * (size_t)T + (size_t)row] * CUDA_ATTENTION_LOG2E : 0.0f;
-        row_deltas[r] = row < T ? work.deltas[place.head * (size_t)T + (size_t)row] : 0.0f;
+    for (int i = 0; i < 2 * M; i++) {
+        int row = first + mine + lane_index() / 4 + i * 8;
+        size_t number = place.head * (size_t)T + (size_t)row;
+        log2_sumexp[i / 2][i % 2] = row < T ? work.logsumexp[number] * CUDA_ATTENTION_LOG2E : 0.0f;
+        row_deltas[i / 2][i % 2] = row < T ? work.deltas[number] : 0.0f;
     }
     copy_async_wait<0>();
     __syncthreads();
-    uint32_t left_q[1][D / 16][4], left_d[1][D / 16][4];
-    cuda_attention_left<D>(left_q[0], queries + own);
-    cuda_attention_left<D>(left_d[0], d_outputs + own);
+    uint32_t left_q[M][D / 16][4], left_d[M][D / 16][4];
+    UNROLL
+    for (int m = 0; m < M; m++) {
+        cuda_attention_left<D>(left_q[m], queries + (mine + m * 16) * STRIDE);
+        cuda_attention_left<D>(left_d[m], d_outputs + (mine + m * 16) * STRIDE);
+    }
     for (int key = begin, stage = 0; key < end; key += TILE, stage ^= 1) {
         copy_async_wait<0>(); // this stage has arrived; after the barrier no thread reads the other one
         __syncthreads();
@@ -472,13 +495,12 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
             cuda_attention_copy<D, TILE>(values + (stage ^ 1) * ELEMENTS, v, stride, key + TILE, T);
             copy_async_commit();
         }
-        cuda_attention_d_queries_tile<D>(sums, left_q, left_d, keys + stage * ELEMENTS,
-                                         values + stage * ELEMENTS, log2_sumexp, row_deltas, query, key,
-                                         shape.window);
+        cuda_attention_d_queries_tile<D, M>(sums, left_q, left_d, keys + stage * ELEMENTS,
+                                            values + stage * ELEMENTS, log2_sumexp, row_deltas, first + mine,
+                                            key, shape.window);
     }
-    const float factors[2] = {1.0f, 1.0f};
-    __nv_bfloat16 *d_q = work.d_qkv + place.row * work.d_stride + place.column;
-    cuda_attention_store<D>(d_q, work.d_stride, query, T, sums[0], factors, queries + own);
+    cuda_attention_store_all<D, M>(work.d_qkv + place.row * work.d_stride + place.column, work.d_stride,
+                                   first + mine, T, sums, queries + mine * STRIDE);
 }
 
 // This thread's part of the numbers that go with 64 queries: the first half of the block
@@ -492,72 +514,94 @@ static __device__ __forceinline__ float cuda_attention_row_number(const float *l
     return sums ? logsumexp[query] * CUDA_ATTENTION_LOG2E : deltas[query];
 }
 
-// d_values += p^T dO and d_keys += ds^T Q, for 16 keys and 64 queries. numbers: 64 times
-// the logsumexp divided by log(2), then 64 deltas.
-template <int D>
+// The two of a row of numbers that belong to columns 2t, 2t+1 of a tile of 8 columns.
+static __device__ __forceinline__ float2 cuda_attention_columns(const float *numbers, int column) {
+    return *reinterpret_cast<const float2 *>(numbers + column + lane_index() % 4 * 2);
+}
+
+// d_values += p^T dO and d_keys += ds^T Q, for 16 M keys and 64 queries. numbers: 64
+// times the logsumexp divided by log(2), then 64 deltas. p is used up before dp is made,
+// because registers do not suffice for what both need besides.
+template <int D, int M>
 static __device__ __forceinline__ void
-cuda_attention_d_keys_tile(float d_keys[1][D / 8][4], float d_values[1][D / 8][4],
-                           const uint32_t k[1][D / 16][4], const uint32_t v[1][D / 16][4],
+cuda_attention_d_keys_tile(float d_keys[M][D / 8][4], float d_values[M][D / 8][4],
+                           const uint32_t k[M][D / 16][4], const uint32_t v[M][D / 16][4],
                            const __nv_bfloat16 *queries, const __nv_bfloat16 *d_outputs, const float *numbers,
                            int query, int key, int window) {
-    enum { CHUNK = cuda_attention_chunk<D> };
+    enum { CHUNK = cuda_attention_chunk<D, M> };
     for (int c = 0; c < CUDA_ATTENTION_TILE; c += CHUNK) {
-        CudaAttentionBand band = cuda_attention_band(query + c, CHUNK, key, 16, window);
+        const __nv_bfloat16 *q_rows = queries + c * cuda_attention_stride<D>,
+                            *d_rows = d_outputs + c * cuda_attention_stride<D>;
+        CudaAttentionBand band = cuda_attention_band(query + c, CHUNK, key, 16 * M, window);
         if (band == CUDA_ATTENTION_OUTSIDE) { continue; }
-        float scores[1][CHUNK / 8][4], d_scores[1][CHUNK / 8][4];
-        cuda_attention_scores<D, 1, CHUNK>(scores, k, queries + c * cuda_attention_stride<D>);
-        cuda_attention_scores<D, 1, CHUNK>(d_scores, v, d_outputs + c * cuda_attention_stride<D>);
-        if (band == CUDA_ATTENTION_EDGE) {
-            cuda_attention_mask<CHUNK, true>(scores[0], key, query + c, window);
+        float scores[M][CHUNK / 8][4], d_scores[M][CHUNK / 8][4];
+        cuda_attention_scores<D, M, CHUNK>(scores, k, q_rows);
+        UNROLL
+        for (int m = 0; m < M && band == CUDA_ATTENTION_EDGE; m++) {
+            cuda_attention_mask<CHUNK, true>(scores[m], key + m * 16, query + c, window);
         }
         UNROLL
         for (int n = 0; n < CHUNK / 8; n++) {
-            int column = c + n * 8 + lane_index() % 4 * 2;
-            float2 log2_sumexp = *reinterpret_cast<const float2 *>(numbers + column);
-            float2 deltas = *reinterpret_cast<const float2 *>(numbers + CUDA_ATTENTION_TILE + column);
+            float2 log2_sumexp = cuda_attention_columns(numbers, c + n * 8);
             UNROLL
-            for (int i = 0; i < 4; i++) {
-                cuda_attention_gradient(scores[0][n][i], d_scores[0][n][i],
-                                        i % 2 == 0 ? log2_sumexp.x : log2_sumexp.y,
-                                        i % 2 == 0 ? deltas.x : deltas.y);
+            for (int i = 0; i < 4 * M; i++) {
+                float *score = &scores[i / 4][n][i % 4];
+                *score = cuda_attention_probability(*score, i % 2 == 0 ? log2_sumexp.x : log2_sumexp.y);
             }
         }
-        cuda_attention_collect<D, 1, CHUNK>(d_values, scores, d_outputs + c * cuda_attention_stride<D>);
-        cuda_attention_collect<D, 1, CHUNK>(d_keys, d_scores, queries + c * cuda_attention_stride<D>);
+        cuda_attention_collect<D, M, CHUNK>(d_values, scores, d_rows);
+        cuda_attention_scores<D, M, CHUNK>(d_scores, v, d_rows);
+        UNROLL
+        for (int n = 0; n < CHUNK / 8; n++) {
+            float2 deltas = cuda_attention_columns(numbers + CUDA_ATTENTION_TILE, c + n * 8);
+            UNROLL
+            for (int i = 0; i < 4 * M; i++) {
+                float *d_score = &d_scores[i / 4][n][i % 4];
+                *d_score = scores[i / 4][n][i % 4] * (*d_score - (i % 2 == 0 ? deltas.x : deltas.y));
+            }
+        }
+        cuda_attention_collect<D, M, CHUNK>(d_keys, d_scores, q_rows);
     }
 }
 
-// Block (x, head, sample): 64 keys. The first keys come first, because in a global layer
+// Block (x, head, sample): 64 M keys. The first keys come first, because in a global layer
 // most queries see them.
-template <int D>
+template <int D, int M>
 static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
     cuda_attention_d_keys_kernel(CudaAttentionBackward<__nv_bfloat16> work) {
     const CudaAttention &shape = work.shape;
-    enum { TILE = CUDA_ATTENTION_TILE, ELEMENTS = TILE * cuda_attention_stride<D> };
-    __nv_bfloat16 *keys = (__nv_bfloat16 *)cuda_shared(), *values = keys + ELEMENTS,
-                  *queries = values + ELEMENTS, *d_outputs = queries + 2 * ELEMENTS;
+    enum {
+        TILE = CUDA_ATTENTION_TILE,
+        KEYS = 16 * M * CUDA_ATTENTION_WARPS,
+        STRIDE = cuda_attention_stride<D>,
+        ELEMENTS = TILE * STRIDE
+    };
+    __nv_bfloat16 *keys = (__nv_bfloat16 *)cuda_shared(), *values = keys + KEYS * STRIDE,
+                  *queries = values + KEYS * STRIDE, *d_outputs = queries + 2 * ELEMENTS;
     float *numbers = (float *)(void *)(d_outputs + 2 * ELEMENTS);
     CudaAttentionPlace place = cuda_attention_place(shape);
-    int T = shape.T, first = (int)blockIdx.x * TILE, key = first + warp_index() * 16;
-    int end = cuda_attention_end_query(first + TILE - 1, shape.window, T);
-    int own = warp_index() * 16 * cuda_attention_stride<D>;
+    int T = shape.T, first = (int)blockIdx.x * KEYS, mine = warp_index() * 16 * M;
+    int end = cuda_attention_end_query(first + KEYS - 1, shape.window, T);
     unsigned C = (unsigned)shape.C, stride = 3 * C;
     const __nv_bfloat16 *q = work.qkv + place.row * stride + place.column,
                         *d_o = work.d_output + place.row * C + place.column;
     const float *logsumexp = work.logsumexp + place.head * (size_t)T,
                 *deltas = work.deltas + place.head * (size_t)T;
-    cuda_attention_copy<D, TILE>(keys, q + C, stride, first, T);
-    cuda_attention_copy<D, TILE>(values, q + 2 * C, stride, first, T);
+    cuda_attention_copy<D, KEYS>(keys, q + C, stride, first, T);
+    cuda_attention_copy<D, KEYS>(values, q + 2 * C, stride, first, T);
     cuda_attention_copy<D, TILE>(queries, q, stride, first, T);
     cuda_attention_copy<D, TILE>(d_outputs, d_o, C, first, T);
     copy_async_commit();
     numbers[threadIdx.x] = cuda_attention_row_number(logsumexp, deltas, first, T);
     copy_async_wait<0>();
     __syncthreads();
-    uint32_t left_k[1][D / 16][4], left_v[1][D / 16][4];
-    float d_keys[1][D / 8][4] = {}, d_values[1][D / 8][4] = {};
-    cuda_attention_left<D>(left_k[0], keys + own);
-    cuda_attention_left<D>(left_v[0], values + own);
+    uint32_t left_k[M][D / 16][4], left_v[M][D / 16][4];
+    float d_keys[M][D / 8][4] = {}, d_values[M][D / 8][4] = {};
+    UNROLL
+    for (int m = 0; m < M; m++) {
+        cuda_attention_left<D>(left_k[m], keys + (mine + m * 16) * STRIDE);
+        cuda_attention_left<D>(left_v[m], values + (mine + m * 16) * STRIDE);
+    }
     for (int query = first, stage = 0; query < end; query += TILE, stage ^= 1) {
         copy_async_wait<0>(); // this stage has arrived; after the barrier no thread reads the other one
         __syncthreads();
@@ -570,15 +614,14 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
             // Stored only after the products, which hide the wait for it.
             next = cuda_attention_row_number(logsumexp, deltas, query + TILE, T);
         }
-        cuda_attention_d_keys_tile<D>(d_keys, d_values, left_k, left_v, queries + stage * ELEMENTS,
-                                      d_outputs + stage * ELEMENTS, numbers + stage * CUDA_ATTENTION_THREADS,
-                                      query, key, shape.window);
+        cuda_attention_d_keys_tile<D, M>(
+            d_keys, d_values, left_k, left_v, queries + stage * ELEMENTS, d_outputs + stage * ELEMENTS,
+            numbers + stage * CUDA_ATTENTION_THREADS, query, first + mine, shape.window);
         if (more) { numbers[(stage ^ 1) * CUDA_ATTENTION_THREADS + (int)threadIdx.x] = next; }
     }
-    const float factors[2] = {1.0f, 1.0f};
     __nv_bfloat16 *d_k = work.d_qkv + place.row * work.d_stride + place.column + C;
-    cuda_attention_store<D>(d_k, work.d_stride, key, T, d_keys[0], factors, keys + own);
-    cuda_attention_store<D>(d_k + C, work.d_stride, key, T, d_values[0], factors, values + own);
+    cuda_attention_store_all<D, M>(d_k, work.d_stride, first + mine, T, d_keys, keys + mine * STRIDE);
+    cuda_attention_store_all<D, M>(d_k + C, work.d_stride, first + mine, T, d_values, values + mine * STRIDE);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -697,11 +740,26 @@ static __global__ void cuda_attention_d_keys_rows_kernel(CudaAttentionBackward<R
 // ---------------------------------------------------------------------------------------
 // Launches
 
-// Bytes of shared memory that the tile kernels of the backward pass use. Where a GPU has
-// less (desktop GPUs, with D = 128), the row kernels run.
-static inline size_t cuda_attention_backward_bytes(int D) {
-    return (size_t)6 * CUDA_ATTENTION_TILE * (size_t)(D + CUDA_ATTENTION_PADDING) * sizeof(__nv_bfloat16) +
-           2 * CUDA_ATTENTION_THREADS * sizeof(float);
+// How many 16-row tiles a warp of the backward pass has: two where registers allow it, so
+// that what it reads from shared memory serves twice. dK and dV need twice the sums.
+static constexpr int cuda_attention_query_tiles(int D) { return D <= 80 ? 2 : 1; }
+static constexpr int cuda_attention_key_tiles(int D) { return D <= 64 ? 2 : 1; }
+
+// Bytes of shared memory that a block of each kernel of the backward pass uses.
+static constexpr size_t cuda_attention_d_queries_bytes(int D, int tiles) {
+    return (size_t)(2 * 16 * tiles * CUDA_ATTENTION_WARPS + 4 * CUDA_ATTENTION_TILE) *
+           (size_t)(D + CUDA_ATTENTION_PADDING) * sizeof(__nv_bfloat16);
+}
+static constexpr size_t cuda_attention_d_keys_bytes(int D, int tiles) {
+    return cuda_attention_d_queries_bytes(D, tiles) + 2 * CUDA_ATTENTION_THREADS * sizeof(float);
+}
+
+// The larger of the two. Where a GPU has less (desktop GPUs, with D = 128), the row
+// kernels run.
+static constexpr size_t cuda_attention_backward_bytes(int D) {
+    size_t queries = cuda_attention_d_queries_bytes(D, cuda_attention_query_tiles(D)),
+           keys = cuda_attention_d_keys_bytes(D, cuda_attention_key_tiles(D));
+    return queries > keys ? queries : keys;
 }
 
 // A window of T keys or more is no window. Within a sample, kernels count elements in 32
@@ -747,15 +805,20 @@ static inline void cuda_attention_deltas(Stream *stream, int B, const CudaAttent
                 dim3(CUDA_ATTENTION_THREADS), 0, work);
 }
 
-template <int D>
+// QUERIES, KEYS: the 16-row tiles of a warp in each kernel. Results do not depend on them.
+template <int D, int QUERIES = cuda_attention_query_tiles(D), int KEYS = cuda_attention_key_tiles(D)>
 static inline void cuda_attention_backward_tiles(Stream *stream, int B,
                                                  const CudaAttentionBackward<__nv_bfloat16> &work) {
     enum { GROUP = D <= 16 ? 2 : D <= 32 ? 4 : D <= 64 ? 8 : 16 }; // lanes with 8 elements each, a power of 2
-    size_t bytes = cuda_attention_backward_bytes(D), numbers = 2 * CUDA_ATTENTION_THREADS * sizeof(float);
-    dim3 grid = cuda_attention_grid(work.shape, B, CUDA_ATTENTION_TILE), block(CUDA_ATTENTION_THREADS);
+    enum { WARP_ROWS = 16 * CUDA_ATTENTION_WARPS };
+    dim3 block(CUDA_ATTENTION_THREADS);
     cuda_attention_deltas<__nv_bfloat16, GROUP, 8>(stream, B, work);
-    cuda_launch(stream, cuda_attention_d_queries_kernel<D>, grid, block, bytes - numbers, work);
-    cuda_launch(stream, cuda_attention_d_keys_kernel<D>, grid, block, bytes, work);
+    cuda_launch(stream, cuda_attention_d_queries_kernel<D, QUERIES>,
+                cuda_attention_grid(work.shape, B, QUERIES * WARP_ROWS), block,
+                cuda_attention_d_queries_bytes(D, QUERIES), work);
+    cuda_launch(stream, cuda_attention_d_keys_kernel<D, KEYS>,
+                cuda_attention_grid(work.shape, B, KEYS * WARP_ROWS), block,
+                cuda_attention_d_keys_bytes(D, KEYS), work);
 }
 
 template <typename R>

@@ -17,8 +17,9 @@
 // For every shape the library offers several algorithms. Its first offer is taken, so
 // that runs repeat bit for bit. If asked to (--tune-products), they are timed instead,
 // once, in a first pass over the model whose results are thrown away; afterwards a shape
-// always uses the same one. The library's workspace is the one buffer that the memory
-// plan lists.
+// always uses the same one. What was chosen can be kept (kernels/products.h) and given
+// back to a later run. The library's workspace is the one buffer that the memory plan
+// lists.
 //
 // What was chosen is kept as a plan, for the shapes used last: training has about twenty,
 // but every batch of an evaluation may have rows of its own.
@@ -28,6 +29,7 @@
 #include <cublasLt.h>
 
 #include "kernels/cuda/language.cuh"
+#include "kernels/products.h"
 
 enum {
     CUDA_GEMM_SHAPES = 64, // whose plans a stream keeps: three times those of training
@@ -62,8 +64,9 @@ typedef struct CudaGemmLibrary {
     void *workspace; // (CUDA_GEMM_WORKSPACE)
     int sm_count;    // multiprocessors that algorithms may count on; 0: all
     bool tuning;
-    uint64_t products; // so far
-    int count;         // of plans
+    uint64_t products;       // so far
+    ProductChoices *choices; // to use, and to add to while tuning; NULL: none
+    int count;               // of plans
     CudaGemmPlan plans[CUDA_GEMM_SHAPES];
 } CudaGemmLibrary;
 
@@ -181,10 +184,55 @@ static inline float cuda_gemm_time(Stream *stream, const CudaGemmPlan *plan,
     return best;
 }
 
-// Takes the first offer; while tuning, the quickest.
+static inline void cuda_gemm_numbers(const CudaGemmLibrary *library, const CudaGemm *gemm,
+                                     int numbers[PRODUCT_NUMBERS]) {
+    const int all[PRODUCT_NUMBERS] = {gemm->m,
+                                      gemm->n,
+                                      gemm->k,
+                                      gemm->a_transposed,
+                                      gemm->b_transposed,
+                                      gemm->a_stride,
+                                      gemm->b_stride,
+                                      gemm->result_stride,
+                                      gemm->precision == PRECISION_BF16,
+                                      gemm->result_precision == PRECISION_BF16,
+                                      gemm->accumulate,
+                                      (int)gemm->a_alignment,
+                                      (int)gemm->b_alignment,
+                                      (int)gemm->result_alignment,
+                                      library->sm_count};
+    memcpy(numbers, all, sizeof all);
+}
+
+// Takes the algorithm that is listed for the shape, if there is one and the library finds
+// it good.
+static inline bool cuda_gemm_recall(CudaGemmLibrary *library, CudaGemmPlan *plan) {
+    cublasLtMatmulHeuristicResult_t answer;
+    int numbers[PRODUCT_NUMBERS];
+    if (library->choices == NULL) { return false; }
+    cuda_gemm_numbers(library, &plan->gemm, numbers);
+    const ProductChoice *choice = product_find(library->choices, numbers);
+    if (choice == NULL) {
+        library->choices->missed++;
+        return false;
+    }
+    static_assert(sizeof plan->algorithm == sizeof choice->algorithm,
+                  "the library's algorithms have 64 bytes");
+    memcpy(&plan->algorithm, choice->algorithm, sizeof plan->algorithm);
+    cublasStatus_t status = cublasLtMatmulAlgoCheck(library->handle, plan->operation, plan->a, plan->b,
+                                                    plan->result, plan->result, &plan->algorithm, &answer);
+    bool good = status == CUBLAS_STATUS_SUCCESS && answer.workspaceSize <= CUDA_GEMM_WORKSPACE;
+    library->choices->found += good;
+    library->choices->refused += !good;
+    return good;
+}
+
+// Takes what is listed for the shape; otherwise the first offer or, while tuning, the
+// quickest, which is then listed.
 static inline void cuda_gemm_choose(Stream *stream, CudaGemmPlan *plan, const void *a, const void *b,
                                     void *result) {
-    const CudaGemmLibrary *library = (const CudaGemmLibrary *)stream->gemm;
+    CudaGemmLibrary *library = (CudaGemmLibrary *)stream->gemm;
+    if (cuda_gemm_recall(library, plan)) { return; }
     cublasLtMatmulHeuristicResult_t offers[CUDA_GEMM_OFFERS];
     int count = cuda_gemm_offers(library, plan, offers), best = 0;
     float least = INFINITY;
@@ -196,6 +244,11 @@ static inline void cuda_gemm_choose(Stream *stream, CudaGemmPlan *plan, const vo
         }
     }
     plan->algorithm = offers[best].algo;
+    if (library->tuning && library->choices != NULL) {
+        int numbers[PRODUCT_NUMBERS];
+        cuda_gemm_numbers(library, &plan->gemm, numbers);
+        product_keep(library->choices, numbers, &plan->algorithm);
+    }
 }
 
 // The library has read a plan when its call returns: what is under way does not need it.
@@ -269,6 +322,12 @@ static inline void cuda_gemm_close(Stream *stream) {
 static inline void cuda_gemm_tune(Stream *stream, bool tuning) {
     ((CudaGemmLibrary *)stream->gemm)->tuning = tuning;
 }
+
+static inline void cuda_gemm_use_choices(Stream *stream, ProductChoices *choices) {
+    ((CudaGemmLibrary *)stream->gemm)->choices = choices;
+}
+
+static inline int cuda_gemm_version(void) { return (int)cublasLtGetVersion(); }
 
 // A product of operands in the stream's precision, with a result of the same kind.
 static inline CudaGemm cuda_gemm_of(const Stream *stream, int m, int n, int k, bool a_transposed,

@@ -1,7 +1,7 @@
 // cublasLt.h: stands in for the library where kernels are emulated (simt.h). Behind the
-// part of its interface that this project uses there are plain loops. It offers one
-// algorithm and ignores preferences and workspaces. It counts what it describes, so that
-// tests see what the program keeps.
+// part of its interface that this project uses there are plain loops. It offers two
+// algorithms, which add in opposite orders, and ignores preferences and workspaces. It
+// counts what it describes, so that tests see what the program keeps.
 #ifndef ACCO_SIMT_CUBLASLT_H
 #define ACCO_SIMT_CUBLASLT_H
 
@@ -46,10 +46,11 @@ typedef SimtMatmulDesc *cublasLtMatmulDesc_t;
 typedef SimtMatrixLayout *cublasLtMatrixLayout_t;
 typedef struct SimtPreference *cublasLtMatmulPreference_t;
 struct cublasLtMatmulAlgo_t {
-    int number;
+    uint64_t data[8]; // the first is its number, 0 or 1
 };
 struct cublasLtMatmulHeuristicResult_t {
     cublasLtMatmulAlgo_t algo;
+    size_t workspaceSize;
 };
 
 // Descriptions of products and matrices: how many there are, and how many products were
@@ -62,6 +63,7 @@ inline int &simt_library_products() {
     static int count = 0;
     return count;
 }
+inline size_t cublasLtGetVersion() { return 120900; }
 
 inline cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
     *handle = nullptr;
@@ -117,9 +119,19 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtM
                                                      cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
                                                      cublasLtMatmulPreference_t, int,
                                                      cublasLtMatmulHeuristicResult_t *offers, int *count) {
-    offers[0].algo.number = 0;
-    *count = 1;
+    offers[0] = {{{0}}, 0};
+    offers[1] = {{{1}}, 0};
+    *count = 2;
     return CUBLAS_STATUS_SUCCESS;
+}
+inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t,
+                                              cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                              cublasLtMatrixLayout_t, const cublasLtMatmulAlgo_t *algorithm,
+                                              cublasLtMatmulHeuristicResult_t *result) {
+    static const uint64_t zeros[7] = {0};
+    bool known = algorithm->data[0] <= 1 && memcmp(algorithm->data + 1, zeros, sizeof zeros) == 0;
+    *result = {*algorithm, 0};
+    return known ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
 // The operand as floats: (rows, columns) after transposition, row after row. The
@@ -151,7 +163,7 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t oper
                                      const void *a, cublasLtMatrixLayout_t a_layout, const void *b,
                                      cublasLtMatrixLayout_t b_layout, const void *beta, const void *c,
                                      cublasLtMatrixLayout_t, void *d, cublasLtMatrixLayout_t d_layout,
-                                     const cublasLtMatmulAlgo_t *, void *, size_t, cudaStream_t) {
+                                     const cublasLtMatmulAlgo_t *algorithm, void *, size_t, cudaStream_t) {
     simt_check_processors(operation);
     if (simt_product_fails()) { return CUBLAS_STATUS_EXECUTION_FAILED; }
     bool a_transposed = operation->a == CUBLAS_OP_T, b_transposed = operation->b == CUBLAS_OP_T;
@@ -166,7 +178,8 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t oper
     float scale = *(const float *)alpha, keep = *(const float *)beta;
     for (uint64_t column = 0; column < n; column++) {
         std::fill(sum.begin(), sum.end(), 0.0f);
-        for (uint64_t i = 0; i < k; i++) {
+        for (uint64_t step = 0; step < k; step++) {
+            uint64_t i = algorithm->data[0] == 0 ? step : k - 1 - step;
             float factor = left[column * k + i];
             for (uint64_t row = 0; row < m; row++) { sum[row] += factor * right[i * m + row]; }
         }

@@ -210,7 +210,9 @@ static void an_estimate_keeps_no_moment(void **state) {
 static void owners_and_threads_change_no_bit(void **state) {
     (void)state;
     const Layout whole = optimizer_whole(ELEMENTS);
-    const Layout layouts[] = {layout_make(ELEMENTS, 1), layout_make(ELEMENTS, 2), layout_make(ELEMENTS, 3),
+    const Layout layouts[] = {layout_make(ELEMENTS, 1),
+                              layout_make(ELEMENTS, 2),
+                              layout_make(ELEMENTS, 3),
                               {ELEMENTS, 3, 5, (ELEMENTS + 14) / 15}};
     Bench one, other;
     bench_open(&one, PRECISION_BF16, 0.95, &whole, 0, 1);

@@ -268,20 +268,28 @@ static Expected attention_backward_local(Stream *stream, double) {
     return attention_backward_case(stream, WINDOW);
 }
 
-static Expected adamw_case(Stream *stream, bool commit) {
+static Expected adamw_case(Stream *stream, Precision moments, bool commit) {
+    double bytes = (commit ? 16.0 + 4 * precision_bytes(moments) : 12.0 + 2 * precision_bytes(moments)) * P;
     AdamWRange range = {};
+    range.moments = moments;
     range.out = array<float>(P);
     range.master = array<float>(P);
-    range.first_moment = array<float>(P);
-    range.second_moment = array<float>(P);
+    range.first_moment = as_reals(array<float>(P));
+    range.second_moment = as_reals(array<float>(P));
     range.gradient = array<float>(P);
     range.count = P;
     begin_counting();
     cuda_adamw(stream, &range, commit);
-    return {(commit ? 32.0 : 20.0) * P, (commit ? 32.0 : 20.0) * P, 0, 0};
+    return {bytes, bytes, 0, 0};
 }
-static Expected adamw_commit(Stream *stream, double) { return adamw_case(stream, true); }
-static Expected adamw_estimate(Stream *stream, double) { return adamw_case(stream, false); }
+static Expected adamw_commit(Stream *stream, double) { return adamw_case(stream, PRECISION_FP32, true); }
+static Expected adamw_estimate(Stream *stream, double) { return adamw_case(stream, PRECISION_FP32, false); }
+static Expected adamw_narrow_commit(Stream *stream, double) {
+    return adamw_case(stream, PRECISION_BF16, true);
+}
+static Expected adamw_narrow_estimate(Stream *stream, double) {
+    return adamw_case(stream, PRECISION_BF16, false);
+}
 
 static Expected move_case(Stream *stream, double) {
     float *out = array<float>(P), *in = array<float>(P);
@@ -353,6 +361,8 @@ static const Counted cases[] = {
     {"attention backward, local", attention_backward_local, false},
     {"AdamW, commit", adamw_commit, true},
     {"AdamW, estimate", adamw_estimate, true},
+    {"AdamW, commit, bf16 moments", adamw_narrow_commit, true},
+    {"AdamW, estimate, bf16 moments", adamw_narrow_estimate, true},
     {"gradient handed over", move_case, true},
     {"norm", squares_case, true},
     {"weights from fp32", casts_case, true},

@@ -3,7 +3,8 @@
 
     python dev/bench/peer_pytorch.py --model 125M --micro-batch 4 --seq-len 256 --threads 2 --mode compiled
 
-One step is what train_gpt does in one round of one micro-batch: zero_grad, forward, loss, backward, AdamW, all in float32.
+One step is what train_gpt does in one round of one micro-batch: zero_grad, forward, loss, backward, AdamW, all in float32, or
+with --precision bf16 the forward pass under autocast.
 Prints one JSON line: the median and range of tokens per second over the measured steps, and what was run. `others` is the
 share of the machine that other processes used meanwhile (null where there is no /proc): above about 0.03, measure again,
 because threads that wait for each other at every operation lose far more than that share.
@@ -41,6 +42,7 @@ def parse_arguments():
     parser.add_argument("--loss", choices=("own", "labels"), default="own",
                         help="own: cross_entropy on the logits; labels: computed inside transformers")
     parser.add_argument("--optimizer", choices=("fused", "foreach"), default="fused")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="bf16: autocast; parameters and moments stay fp32")
     parser.add_argument("--allocator", choices=("kept", "plain"), default="kept",
                         help="kept: freed memory stays with the process, in huge pages")
     return parser.parse_args()
@@ -88,7 +90,12 @@ def make_step(arguments, model):
     """One training step as a function of a batch; torch.compile covers forward, loss and backward."""
     import torch
 
-    loss_of = make_loss(model, arguments.loss)
+    plain_loss_of = make_loss(model, arguments.loss)
+
+    def loss_of(tokens, targets):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=arguments.precision == "bf16"):
+            return plain_loss_of(tokens, targets)
+
     if arguments.mode != "eager":
         loss_of = torch.compile(loss_of, mode="max-autotune" if arguments.mode == "autotuned" else None, dynamic=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1,
@@ -147,7 +154,7 @@ def describe(arguments, model, seconds, loss, others):
     tokens = arguments.micro_batch * arguments.seq_len
     return {
         "peer": "transformers GPTNeoForCausalLM", "model": arguments.model, "mode": arguments.mode,
-        "micro_batch": arguments.micro_batch, "seq_len": arguments.seq_len, "threads": arguments.threads,
+        "precision": arguments.precision, "micro_batch": arguments.micro_batch, "seq_len": arguments.seq_len, "threads": arguments.threads,
         "tokens_per_second": round(tokens / statistics.median(seconds), 1),
         "tokens_per_second_range": [round(tokens / max(seconds), 1), round(tokens / min(seconds), 1)],
         "step_ms": round(1e3 * statistics.median(seconds), 1), "steps": len(seconds),

@@ -88,14 +88,15 @@ typedef struct CheckpointedRun {
     const Rule *rule;
     const GptNeoConfig *config;
     const ParameterTable *table;
-    int B, T;              // shape of a micro-batch
-    const char *directory; // OUT
-    const char *tokenizer; // where the tokenizer of the model may be; NULL: there is none
-    const char *version;   // of the program
-    int64_t keep;          // how many of the latest checkpoints stay
-    int64_t keep_every;    // the first one at or beyond each multiple of this stays too; 0: none
-    json_t *options;       // the effective options, name: value
-    const char *measured;  // why the options have what was chosen by a measurement; "": nothing was
+    int B, T;               // shape of a micro-batch
+    const char *directory;  // OUT
+    const char *tokenizer;  // where the tokenizer of the model may be; NULL: there is none
+    const char *version;    // of the program
+    int64_t keep;           // how many of the latest checkpoints stay
+    int64_t keep_every;     // the first one at or beyond each multiple of this stays too; 0: none
+    json_t *options;        // the effective options, name: value
+    int product_processors; // of a GPU, that matrix products may count on; 0: all
+    const char *measured;   // why the options have what was chosen by a measurement; "": nothing was
     // Whether going on with `now` instead of `before` (NULL: not known then) leads to
     // other bits.
     bool (*option_change_matters)(const void *context, const char *name, const json_t *before,
@@ -337,7 +338,7 @@ static inline json_t *manifest_make(const CheckpointedRun *run, const WorkerNumb
         json_array_append_new(applied, json_integer((json_int_t)s->fragments[i].applied_at));
     }
     return json_pack("{s:i, s:s, s:s, s:I, s:o, s:s, s:i, s:i, s:I, s:o, s:o, s:o, s:I, s:I, s:o, s:I, s:o, "
-                     "s:i, s:o, s:b, s:o, s:o, s:O, s:s, s:s, s:b}",
+                     "s:i, s:o, s:b, s:o, s:o, s:O, s:s, s:s, s:b, s:i}",
                      "checkpoint", CHECKPOINT_VERSION, "program", run->version, "optimizer", run->rule->name,
                      "parameters", (json_int_t)run->table->parameter_count, "model", model_to_json(run),
                      "device", s->settings.gpu != NULL ? "cuda" : "cpu", "sequences", run->B, "length",
@@ -349,7 +350,8 @@ static inline json_t *manifest_make(const CheckpointedRun *run, const WorkerNumb
                      "seconds", number_to_json(run->seconds), "fragment", s->fragment, "applied_at", applied,
                      "job_in_flight", s->job_in_flight ? 1 : 0, "job", job_to_json(&s->job), "workers", list,
                      "options", run->options, "measured", run->measured, "exchange", exchange, "casts",
-                     s->settings.gathers_casts && !rule_is_ahead(run->rule, s));
+                     s->settings.gathers_casts && !rule_is_ahead(run->rule, s), "product_processors",
+                     run->product_processors);
 }
 
 // CRC-32 of everything in the manifest but the member "checksum" itself.

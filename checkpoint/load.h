@@ -558,6 +558,10 @@ static inline void source_find_remarks(const CheckpointSource *source, const Che
     if (device != NULL && (strcmp(device, "cuda") == 0) != (run->scheduler->settings.gpu != NULL)) {
         remarks_add(remarks, "another kind of device rounds in another way");
     }
+    if (integer_from_json(source->manifest, "product_processors") != run->product_processors) {
+        remarks_add(remarks, "another share of the GPU for NCCL: matrix products may be computed in another "
+                             "way");
+    }
     json_object_foreach(run->options, name, value) {
         const json_t *before = json_object_get(options, name);
         char text[64];

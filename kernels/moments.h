@@ -38,7 +38,8 @@ WIRE_FUNCTION uint32_t moment_noise(MomentKey key, size_t index) {
 
 // The bf16 number below or above `value`, as a float; which of them, the lower 16 bits of
 // `noise` decide. A number that bf16 has stays itself. Beyond the largest, infinity is the
-// number above; a NaN stays a NaN.
+// number above, and a second moment that gets there stays: its element moves no more. A gradient
+// of 10^19 does that, which no run survives anyway. A NaN stays a NaN.
 WIRE_FUNCTION float moment_round(float value, uint32_t noise) {
     uint32_t bits = wire_float_bits(value);
     uint32_t rounded = (bits + (noise & 0xffffu)) & 0xffff0000u;

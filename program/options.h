@@ -104,6 +104,7 @@ typedef struct Options {
     // This machine.
     OptionChoice device;       // DeviceChoice
     OptionChoice precision;    // PrecisionChoice
+    bool precision_kept;       // `fastest` was asked for, and the run that is resumed has chosen
     OptionChoice recompute;    // 0: auto; otherwise a Recompute + 1
     OptionChoice gpu_exchange; // GpuExchange
     int64_t nccl_ctas;         // 0: placement.h chooses

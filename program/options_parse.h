@@ -231,12 +231,14 @@ static inline bool options_keep(Options *options, const bool given[OPTION_COUNT_
     for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
         const OptionSpec *option = &option_table[i];
         bool ours = option->rules == NULL || option_list_names(option->rules, options_rule(options)->name);
-        bool open = left_open && option->offset == offsetof(Options, precision);
+        bool open = left_open && option->offset == offsetof(Options, precision) &&
+                    (before.precision == PRECISION_ASK_FP32 || before.precision == PRECISION_ASK_BF16);
         if (!saved[i] || !ours || (!open && (given[i] || has_config)) || option->effect == SAME_BITS ||
             option->effect == PLACEMENT) {
             continue;
         }
         kept[i] = true;
+        options->precision_kept = options->precision_kept || open;
         const char *value = option->type == OPTION_TEXT ? (const char *)option_field_const(option, &before)
                                                         : option_print_value(option, &before, text);
         if (!option_set(option, options, value, error)) { return false; }

@@ -325,8 +325,10 @@ static const OptionSpec option_table[] = {
      "processor multiplies "
      "bf16 (AVX-512 BF16, AMX), slower elsewhere: the first lines of the run say how much, by a measurement "
      "of two seconds; refused where the library of matrix products cannot. fastest: bf16 on a GPU; on CPUs "
-     "the faster of the two by that measurement, on the slowest rank, which the run keeps when it is "
-     "resumed. fp32 on a GPU is for comparisons: exact, and many times slower. fp16 is refused with the "
+     "bf16 where the slowest rank measures it to be a tenth faster. So bits may change from run to run, but "
+     "a "
+     "run that is resumed keeps its choice. fp32 on a GPU is for comparisons: exact, and many times slower. "
+     "fp16 is refused with the "
      "reason."},
     {"recompute", GROUP_MACHINE, EVERY_RULE, SAME_BITS,
      CHOICE_OPTION(recompute, "auto", "auto", "none", "gelu", "layernorm", "block"),

@@ -21,14 +21,26 @@ typedef struct GpuPeak {
 
 // From NVIDIA's data sheets. GPUs that are sold with several limits of power, and those
 // that add products of bf16 at half the rate in fp32, are left out.
-static const GpuPeak GPU_PEAKS[] = {{"H100 PCIe", 756e12}, {"H100 NVL", 835e12}, {"H200 NVL", 835e12},
-                                    {"H100", 989e12},      {"H200", 989e12},     {"GH200", 989e12},
-                                    {"A100", 312e12},      {"A800", 312e12},     {"H800", 989e12}};
+static const GpuPeak GPU_PEAKS[] = {{"H100 PCIe", 756e12}, {"H800 PCIe", 756e12}, {"H100 NVL", 835e12},
+                                    {"H200 NVL", 835e12},  {"H100", 989e12},      {"H200", 989e12},
+                                    {"GH200", 989e12},     {"H800", 989e12},      {"A100", 312e12},
+                                    {"A800", 312e12}};
 
-// NAN: not known.
+// Whether `part` stands in `name` as whole words, which spaces and hyphens part.
+static inline bool gpu_name_has(const char *name, const char *part) {
+    size_t length = strlen(part);
+    for (const char *at = name; (at = strstr(at, part)) != NULL; at++) {
+        bool begins = at == name || at[-1] == ' ' || at[-1] == '-';
+        if (begins && (at[length] == '\0' || at[length] == ' ' || at[length] == '-')) { return true; }
+    }
+    return false;
+}
+
+// NAN: not known, as of a slice of a GPU.
 static inline double gpu_peak(const char *name) {
-    for (size_t i = 0; i < sizeof GPU_PEAKS / sizeof GPU_PEAKS[0]; i++) {
-        if (strstr(name, GPU_PEAKS[i].part) != NULL) { return GPU_PEAKS[i].flops; }
+    bool slice = gpu_name_has(name, "MIG") || gpu_name_has(name, "GRID");
+    for (size_t i = 0; !slice && i < sizeof GPU_PEAKS / sizeof GPU_PEAKS[0]; i++) {
+        if (gpu_name_has(name, GPU_PEAKS[i].part)) { return GPU_PEAKS[i].flops; }
     }
     return NAN;
 }
@@ -51,6 +63,8 @@ static inline void find_peak(Run *run) {
     if (run->placement.on_gpu) {
         bool half = run->placement.precision == PRECISION_BF16;
         mine = half ? gpu_peak(run->placement.gpu.name) / run->placement.sharing : (double)NAN;
+    } else if (run->placement.own_rates.gflops[run->placement.precision] > 0) {
+        mine = 1e9 * run->placement.own_rates.gflops[run->placement.precision];
     } else if (operations / run->transport.size >= PEAK_LONG_RUN) {
         scheduler_call(&run->scheduler, run->scheduler.compute, measure_products_task, &mine);
     }

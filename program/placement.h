@@ -24,7 +24,8 @@ typedef struct Placement {
     Gpu gpu;
     bool on_gpu;
     Precision precision;
-    ProductRates product_rates; // of the slowest rank on a CPU; 0: not measured
+    ProductRates own_rates;     // of this rank on a CPU; 0: not measured
+    ProductRates product_rates; // of the slowest one
     Nccl nccl;
     bool uses_nccl;
     int product_processors; // of the GPU, that matrix products may count on; 0: all
@@ -246,26 +247,36 @@ static inline GpuFleet placement_look_at_gpus(Placement *placement, Transport *t
 // an eighth.
 enum { PLACEMENT_NCCL_CTAS = 8, PLACEMENT_NCCL_SHARE = 8 };
 
-// Opens NCCL, and plans the products for the processors that it leaves. Levels work at
-// the same time.
-static inline void placement_open_nccl(Placement *placement, const Options *options, Transport *transport,
-                                       size_t buffers) {
+// Whether an exchange runs beside products at all. A local rule that never has a job under
+// way between its steps computes nothing while it communicates.
+static inline bool placement_hides(const Options *options) {
+    const Rule *rule = options_rule(options);
+    return options->overlap && (rule->kind != RULE_LOCAL || rule->job_in_flight_between_commits);
+}
+
+// Opens NCCL, and plans the products that run beside it for the processors that it leaves.
+// Levels work at the same time.
+static inline bool placement_open_nccl(Placement *placement, const Options *options, Transport *transport,
+                                       size_t buffers, Error *error) {
     int processors = placement->gpu.sm_count, ctas = (int)options->nccl_ctas;
     if (ctas == 0) {
         ctas = (int)size_min(PLACEMENT_NCCL_CTAS, size_max(1, (size_t)processors / PLACEMENT_NCCL_SHARE));
     }
     nccl_open(&placement->nccl, transport, ctas, buffers);
     gpu_measure(&placement->gpu); // NCCL has taken some of the memory
-    int taken = ctas * nccl_levels(&placement->nccl);
-    placement->product_processors = taken < processors ? processors - taken : 0;
-    char share[96];
-    if (taken < processors) {
-        snprintf(share, sizeof share, "%d of %d processors; products count on the others", taken, processors);
-    } else {
-        snprintf(share, sizeof share, "all %d processors", processors);
+    int levels = nccl_levels(&placement->nccl), taken = ctas * levels, most = processors / 2 / levels;
+    if (ctas > most) {
+        return error_set(error,
+                         "--nccl-ctas %d leaves less than half of this GPU's %d processors to the "
+                         "computation, with %d level%s of exchange: at most %d",
+                         ctas, processors, levels, levels == 1 ? "" : "s", most);
     }
+    bool hides = placement_hides(options);
+    placement->product_processors = hides ? processors - taken : 0;
     snprintf(placement->gpu_exchange_reason, sizeof placement->gpu_exchange_reason,
-             "from GPU to GPU by NCCL, which takes at most %s", share);
+             "from GPU to GPU by NCCL, which takes at most %d of %d processors; products %s", taken,
+             processors, hides ? "count on the others" : "never run beside it");
+    return true;
 }
 
 // Collective; all ranks choose the same. Where the rule does not shard, every rank makes
@@ -306,11 +317,10 @@ static inline bool placement_choose_gpu_exchange(Placement *placement, const Opt
     }
     const char *reason = host ? "as asked for" : emulated ? "links are emulated there" : obstacle;
     if (placement->uses_nccl) {
-        placement_open_nccl(placement, options, transport, fleet.buffers);
-    } else {
-        snprintf(placement->gpu_exchange_reason, sizeof placement->gpu_exchange_reason,
-                 "through host memory: %s", reason);
+        return placement_open_nccl(placement, options, transport, fleet.buffers, error);
     }
+    snprintf(placement->gpu_exchange_reason, sizeof placement->gpu_exchange_reason, "through host memory: %s",
+             reason);
     return true;
 }
 

@@ -60,7 +60,7 @@ static inline void choose_precision(Run *run) {
     mine.on_cpu = !placement->on_gpu;
     if (run_is_main(run)) { printf("measuring  matrix products in fp32 and in bf16\n"); }
     fflush(stdout);
-    if (mine.on_cpu) { mine.rates = measure_own_products(run); }
+    if (mine.on_cpu) { placement->own_rates = mine.rates = measure_own_products(run); }
     RankRates *ranks = (RankRates *)transport_collect_records(&run->transport, "rates of matrix products",
                                                               &mine, sizeof mine);
     placement->product_rates = slowest_rates(ranks, run->transport.size);

@@ -4,8 +4,8 @@
 // products.json in the directory of a run: the GPU and the version of the library that
 // the algorithms are for, and for each shape its numbers and the library's own bytes, as
 // hexadecimal digits. The library may be given them back in another process, of the same
-// version. A file may come from anywhere: whatever its bytes are, the worst that follows
-// is an Error, or an algorithm that the library refuses.
+// version. A damaged file is an Error. Whether the library refuses every algorithm that it
+// did not make itself, its makers do not say: use files of runs that you trust.
 #ifndef ACCO_PROGRAM_PRODUCTS_FILE_H
 #define ACCO_PROGRAM_PRODUCTS_FILE_H
 

@@ -142,8 +142,7 @@ static inline void print_peak(const Run *run) {
     if (!(run->peak_flops > 0)) { return; }
     printf("peak       %.4g TFLOP/s over all ranks: %s; \"mfu\" in log.jsonl is the share of it\n",
            run->peak_flops / 1e12,
-           run->placement.on_gpu ? "bf16, as the maker states it"
-                                 : "products of large matrices, measured now");
+           run->placement.on_gpu ? "bf16, as the maker states it" : "products of a layer, measured now");
 }
 
 // With --tune-products: whose algorithms the matrix products of a GPU use.
@@ -188,9 +187,14 @@ static inline void print_device(const Run *run) {
            matmul_library(products));
     const double *rates = placement->product_rates.gflops;
     if (rates[PRECISION_FP32] > 0) {
-        printf("           at %.0f GFLOP/s in fp32 and %.0f in bf16%s: %s is faster\n", rates[PRECISION_FP32],
+        printf("           at %.0f GFLOP/s in fp32 and %.0f in bf16%s: %s\n", rates[PRECISION_FP32],
                rates[PRECISION_BF16], run->transport.size > 1 ? " on the slowest rank" : "",
-               precision_name(product_rates_faster(&placement->product_rates)));
+               product_rates_faster(&placement->product_rates) == PRECISION_BF16 ? "bf16 is faster"
+                                                                                 : "fp32 is as fast");
+    }
+    if (run->options.precision_kept) {
+        printf("           --precision fastest: %s, as the run that goes on has begun\n",
+               precision_name(placement->precision));
     }
 }
 
@@ -355,9 +359,13 @@ static inline void print_throttled(Run *run, const NvmlReading *gpu) {
     uint64_t reasons = nvml_slowing(gpu->reasons) & ~run->throttle_told;
     if (reasons == 0) { return; }
     run->throttle_told |= reasons;
-    printf("%6lld the GPU's clock is at %.0f MHz, of at most %.0f, at %.0f watts; it is held down by %s\n",
-           (long long)run->scheduler.report.commit, gpu->clock, gpu->highest_clock, gpu->watts,
+    printf("%6lld the GPU's clock is held down by %s", (long long)run->scheduler.report.commit,
            nvml_reasons_text(reasons, text));
+    if (isfinite(gpu->clock)) {
+        printf("; it is at %.0f MHz, of at most %.0f", gpu->clock, gpu->highest_clock);
+    }
+    if (isfinite(gpu->watts)) { printf("; power %.0f watts", gpu->watts); }
+    printf("\n");
     fflush(stdout);
 }
 

@@ -382,9 +382,10 @@ static void rates_are_measured_in_both_formats(void **state) {
     assert_true((rates.gflops[PRECISION_BF16] > 0) == matmul_has_bf16() &&
                 rates.gflops[PRECISION_BF16] < 1e6);
     assert_true(single.gflops[PRECISION_FP32] > 0 && single.gflops[PRECISION_BF16] == 0);
-    ProductRates slower = {{200, 150}}, faster = {{100, 150}}, missing = {{100, 0}};
+    ProductRates slower = {{200, 150}}, faster = {{100, 150}}, noise = {{100, 105}}, missing = {{100, 0}};
     assert_true(product_rates_faster(&slower) == PRECISION_FP32);
     assert_true(product_rates_faster(&faster) == PRECISION_BF16);
+    assert_true(product_rates_faster(&noise) == PRECISION_FP32);
     assert_true(product_rates_faster(&missing) == PRECISION_FP32);
 }
 

@@ -225,8 +225,11 @@ static double visible_pairs(int window, int rows, int columns) {
     return B * rectangles * rows * columns;
 }
 
+// What a block owns at D = 64: four warps of two tiles of 16 rows.
+enum { BLOCK_ROWS = 128 };
+
 // Tensor cores compute whole rectangles, of at most 32 rows of a warp and a tile of 64.
-// Each 64 queries ask once for the keys and values of the tiles that they see.
+// Each block of queries asks once for the keys and values of the tiles that it sees.
 static Expected attention_forward_case(Stream *stream, int window) {
     Real *output = array_of_reals((size_t)N * D, PRECISION_BF16),
          *qkv = array_of_reals((size_t)N * 3 * D, PRECISION_BF16);
@@ -234,13 +237,13 @@ static Expected attention_forward_case(Stream *stream, int window) {
     begin_counting();
     cuda_attention_forward(stream, output, logsumexp, qkv, B, T, D, 1, window);
     double tile = CUDA_ATTENTION_TILE,
-           asked = 2.0 * D * (2 * N + 2 * visible_pairs(window, tile, tile) / tile);
+           asked = 2.0 * D * (2 * N + 2 * visible_pairs(window, BLOCK_ROWS, tile) / BLOCK_ROWS);
     return {8.0 * N * D, asked, 4.0 * D * visible_pairs(window, 1, 1),
             4.0 * D * visible_pairs(window, 32, tile)};
 }
 
-// Twice: for d_q each 64 queries ask for keys and values, for d_k and d_v each 64 keys
-// ask for queries, d_output, logsumexp and delta. Before that, delta takes output and
+// Twice: for d_q each block of queries asks for keys and values, for d_k and d_v each block
+// of keys asks for queries, d_output, logsumexp and delta. Before that, delta takes output and
 // d_output.
 static Expected attention_backward_case(Stream *stream, int window) {
     Real *d_qkv = array_of_reals((size_t)N * 3 * D, PRECISION_BF16),
@@ -251,7 +254,7 @@ static Expected attention_backward_case(Stream *stream, int window) {
     begin_counting();
     cuda_attention_backward(stream, d_qkv, 3 * D, deltas, d_output, output, qkv, logsumexp, B, T, D, 1,
                             window);
-    double tile = CUDA_ATTENTION_TILE, loads = visible_pairs(window, tile, tile) / tile,
+    double tile = CUDA_ATTENTION_TILE, loads = visible_pairs(window, BLOCK_ROWS, tile) / BLOCK_ROWS,
            asked = 2.0 * D * (2 * N + 3 * N + 4 * N + 4 * loads) + 8 * loads;
     return {16.0 * N * D, asked, 10.0 * D * visible_pairs(window, 1, 1),
             14.0 * D * visible_pairs(window, 32, tile)};

@@ -170,8 +170,7 @@ static void bf16_trains_on_cpus(void **state) {
     assert_true(losses[1] != losses[0]);
 }
 
-// Ranks measure, and all take the format that is faster on the slowest of them. A GPU's rank
-// would not measure.
+// Ranks measure, and all take bf16 where it is a tenth faster on the slowest of them.
 static void the_fastest_format_is_measured(void **state) {
     Stage *stage = stage_of(state);
     Fleet *fleet = fleet_new(stage);
@@ -189,8 +188,9 @@ static void the_fastest_format_is_measured(void **state) {
         double fp32 = log_number(rates, "fp32"), bf16 = log_number(rates, "bf16");
         json_t *chosen = json_object_get(json_object_get(start, "options"), "precision");
         assert_true(fp32 > 0);
-        assert_string_equal(json_string_value(chosen), bf16 > fp32 ? "bf16" : "fp32");
-        text_check(fleet_output(fleet, i), bf16 > fp32 ? ": bf16 is faster\n" : ": fp32 is faster\n",
+        bool faster = bf16 > 1.1 * fp32;
+        assert_string_equal(json_string_value(chosen), faster ? "bf16" : "fp32");
+        text_check(fleet_output(fleet, i), faster ? ": bf16 is faster\n" : ": fp32 is as fast\n",
                    "start block");
     }
 }
@@ -1660,7 +1660,7 @@ static void a_long_run_tells_its_share_of_the_product_rate(void **state) {
     Outcome outcome = program_finish_within(stage, &training.program, 20);
     const char *line = strstr(outcome.output, "\npeak       ");
     assert_true(line != NULL &&
-                sscanf(line, "\npeak %lf TFLOP/s over all ranks: products of large matrices", &peak) == 1);
+                sscanf(line, "\npeak %lf TFLOP/s over all ranks: products of a layer", &peak) == 1);
     text_check(outcome.output, " % of the peak\n", training.what);
     json_t *events = log_read(stage, training.out), *report = log_event_of(events, "report", 0);
     double share = log_number(report, "model_tflops") / peak;

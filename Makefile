@@ -155,6 +155,10 @@ $(BUILD)/emulated/train_gpt: train_gpt.cu Makefile $(BUILD)/emulate.flags
 	@mkdir -p $(@D)
 	$(EMULATE) $(FACTS) $< -o $@ $(LDFLAGS) $(LIBS)
 
+$(BUILD)/emulated/bench_cuda: dev/gpu/bench_cuda.cu Makefile $(BUILD)/emulate.flags
+	@mkdir -p $(@D)
+	$(EMULATE) $< -o $@ $(LDFLAGS) $(LIBS)
+
 $(BUILD)/test/%: test/%.cu Makefile $(BUILD)/emulate.flags
 	@mkdir -p $(@D)
 	$(EMULATE) $< -o $@ $(LDFLAGS) -lcmocka $(LIBS)

@@ -40,6 +40,26 @@ static inline void cuda_use_order(int order) {
 #endif
 }
 
+// From here on kernels are not run, but counted by `count`; NULL: they are run again. Only
+// in the emulator.
+typedef void CudaLaunchCounter(const void *kernel);
+#ifdef ACCO_SIMT_H
+static inline CudaLaunchCounter *&cuda_launch_counter(void) {
+    static CudaLaunchCounter *counter = nullptr;
+    return counter;
+}
+static inline bool cuda_count_launch(const SimtLaunch *launch) {
+    cuda_launch_counter()(launch->kernel);
+    return false;
+}
+static inline void cuda_count_launches(CudaLaunchCounter *count) {
+    cuda_launch_counter() = count;
+    simt_observer() = count != nullptr ? cuda_count_launch : nullptr;
+}
+#else
+static inline void cuda_count_launches(CudaLaunchCounter *) {}
+#endif
+
 static inline Stream *cuda_test_stream(Precision precision) {
     static Stream stream;
     if (stream.queue == NULL) {

@@ -698,6 +698,91 @@ static void test_nan_is_seen(void **state) {
     for_both_precisions("NaN", &small, check_nan);
 }
 
+// ---------------------------------------------------------------------------------------
+// How often a pass launches a kernel
+
+enum { MOST_KERNELS = 64 };
+
+typedef struct Launches {
+    const void *kernel;
+    int count;
+} Launches;
+
+static Launches *launches_of_all(void) {
+    static Launches table[MOST_KERNELS];
+    return table;
+}
+
+static void count_launch(const void *kernel) {
+    Launches *entry = launches_of_all();
+    while (entry->kernel != NULL && entry->kernel != kernel) { entry++; }
+    assert_true(entry < launches_of_all() + MOST_KERNELS - 1);
+    entry->kernel = kernel;
+    entry->count++;
+}
+
+template <typename Kernel> static int launches_of(Kernel *kernel) {
+    for (const Launches *entry = launches_of_all(); entry->kernel != NULL; entry++) {
+        if (entry->kernel == (const void *)kernel) { return entry->count; }
+    }
+    return 0;
+}
+
+// Of the lines "    kernel | launches" of dev/gpu/predicted-125M.txt that begin so, the sum.
+static int predicted_launches(const char *kernel) {
+    char path[512], line[256];
+    const char *root = getenv("PROJECT_ROOT");
+    int launches = 0;
+    snprintf(path, sizeof path, "%.400s/dev/gpu/predicted-125M.txt", root != NULL ? root : ".");
+    FILE *file = fopen(path, "r");
+    if (file == NULL) { fail_msg("%s cannot be read", path); }
+    while (fgets(line, sizeof line, file) != NULL) {
+        const char *bar = strchr(line, '|');
+        if (bar != NULL && strncmp(line, "    ", 4) == 0 && strncmp(line + 4, kernel, strlen(kernel)) == 0) {
+            launches += atoi(bar + 1);
+        }
+    }
+    fclose(file);
+    return launches;
+}
+
+// The layers and windows of 125M, but few columns, and rows for as many chunks of logits.
+static void test_launches_are_as_predicted(void **state) {
+    (void)state;
+    if (!CUDA_EMULATED) { skip(); }
+    typedef __nv_bfloat16 R;
+    Shape shape = {12, 16, 1, 64, 96, 64, 4, 256};
+    Inputs inputs;
+    inputs_open(&inputs, &shape);
+    Machine *machine = machine_of_device(&inputs, PRECISION_BF16, RECOMPUTE_NONE);
+    cuda_count_launches(count_launch);
+    machine_pass(machine, NULL);
+    cuda_count_launches(NULL);
+    const struct {
+        const char *name;
+        int launches;
+    } counted[] = {
+        {"embedding forward", launches_of(embedding_forward_kernel<R, 8>)},
+        {"embedding backward", launches_of(embedding_segments_kernel<R, 8>)},
+        {"layernorm forward", launches_of(layernorm_forward_kernel<R, 8, 4>)},
+        {"layernorm backward", launches_of(layernorm_backward_kernel<R, 8, 1, true>)},
+        {"gelu forward", launches_of(gelu_forward_kernel<R, 8>)},
+        {"gelu backward", launches_of(gelu_backward_kernel<R, 8>)},
+        {"cross entropy, one chunk", launches_of(cross_entropy_kernel<R>)},
+        {"attention forward", launches_of(cuda_attention_forward_kernel<16, 2>)},
+        {"attention backward", launches_of(cuda_attention_delta_kernel<R, 2, 8>)},
+    };
+    for (size_t i = 0; i < sizeof counted / sizeof *counted; i++) {
+        int predicted = predicted_launches(counted[i].name);
+        if (predicted != counted[i].launches || predicted == 0) {
+            fail_msg("%s: %d launches predicted, %d counted", counted[i].name, predicted,
+                     counted[i].launches);
+        }
+    }
+    machine_free(machine);
+    inputs_close(&inputs);
+}
+
 // Other inputs in every run; to repeat a failure, put its seed here.
 static int seed_test(void **state) {
     (void)state;
@@ -709,13 +794,21 @@ static int seed_test(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_loss_and_gradients),   cmocka_unit_test(test_optimizer_steps),
-        cmocka_unit_test(test_sgd_is_refused),       cmocka_unit_test(test_recompute),
-        cmocka_unit_test(test_gradients_accumulate), cmocka_unit_test(test_start),
-        cmocka_unit_test(test_choices_of_products),  cmocka_unit_test(test_chunks_of_logits),
-        cmocka_unit_test(test_columns_of_logits),    cmocka_unit_test(test_few_parameters),
-        cmocka_unit_test(test_versions_of_weights),  cmocka_unit_test(test_the_passes_keep_pace),
-        cmocka_unit_test(test_no_target_counts),     cmocka_unit_test(test_nan_is_seen),
+        cmocka_unit_test(test_loss_and_gradients),
+        cmocka_unit_test(test_optimizer_steps),
+        cmocka_unit_test(test_sgd_is_refused),
+        cmocka_unit_test(test_recompute),
+        cmocka_unit_test(test_gradients_accumulate),
+        cmocka_unit_test(test_start),
+        cmocka_unit_test(test_choices_of_products),
+        cmocka_unit_test(test_chunks_of_logits),
+        cmocka_unit_test(test_columns_of_logits),
+        cmocka_unit_test(test_few_parameters),
+        cmocka_unit_test(test_versions_of_weights),
+        cmocka_unit_test(test_the_passes_keep_pace),
+        cmocka_unit_test(test_no_target_counts),
+        cmocka_unit_test(test_nan_is_seen),
+        cmocka_unit_test(test_launches_are_as_predicted),
     };
     return cmocka_run_group_tests_name("cuda_model", tests, seed_test, NULL);
 }

@@ -39,6 +39,7 @@ typedef struct Case {
     int rows, inputs, outputs, window;
     WireFormat format;
     Precision moments; // of AdamW
+    bool in_place;     // AdamW: no second copy of the parameters is written
     void (*run)(Bench *bench, const Case *work, void **arrays);
     void (*prepare)(Bench *bench, const Case *work, void **arrays);
 } Case;
@@ -314,7 +315,7 @@ static void run_product_weight(Bench *bench, const Case *work, void **arrays) {
 }
 
 static void run_adamw(Bench *bench, const Case *work, void **arrays) {
-    AdamWRange range = {(float *)arrays[0],
+    AdamWRange range = {(float *)arrays[work->in_place ? 1 : 0],
                         (float *)arrays[1],
                         reals(arrays[2]),
                         reals(arrays[3]),
@@ -336,6 +337,11 @@ static void run_reals_from_floats(Bench *bench, const Case *work, void **arrays)
 static void run_buffer_move(Bench *bench, const Case *work, void **arrays) {
     (void)work;
     buffer_move(bench->stream, (float *)arrays[0], (float *)arrays[1], bench->elements, true);
+}
+
+static void run_buffer_clear(Bench *bench, const Case *work, void **arrays) {
+    (void)work;
+    buffer_move(bench->stream, NULL, (float *)arrays[0], bench->elements, true);
 }
 
 static void run_sum_of_squares(Bench *bench, const Case *work, void **arrays) {
@@ -548,6 +554,9 @@ static void add_vectors(Bench *bench) {
     size_t elements = bench->elements;
     Case *work = add_vector(bench, "adamw, commit", run_adamw, 32, 5);
     work->fill[3] = FILL_SQUARES;
+    work = add_vector(bench, "adamw, commit in place", run_adamw, 28, 5);
+    work->fill[3] = FILL_SQUARES;
+    work->in_place = true;
     work = add_case(bench, "adamw, bf16 moments", run_adamw, 24.0 * (double)elements, 0);
     work->moments = PRECISION_BF16;
     for (int i = 0; i < 5; i++) { // some second moments are negative: a NaN takes no longer
@@ -558,6 +567,7 @@ static void add_vectors(Bench *bench) {
     add_array(work, FILL_NONE, elements * 2);
     add_array(work, FILL_FLOATS, elements * 4);
     add_vector(bench, "buffer move and clear", run_buffer_move, 12, 2);
+    add_vector(bench, "buffer clear", run_buffer_clear, 4, 1);
     work = add_vector(bench, "sum of squares", run_sum_of_squares, 4, 1);
     add_array(work, FILL_NONE, buffer_blocks(elements) * sizeof(double));
     add_vector(bench, "outer pseudo-gradient", run_outer_pseudo_gradient, 12, 3);

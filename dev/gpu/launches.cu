@@ -59,10 +59,14 @@ static void launch_updates(Stream *stream) {
     enum { COUNT = 1 << 20 };
     float *floats = floats_somewhere();
     AdamWRange range = {};
-    range.out = range.master = range.first_moment = range.second_moment = floats;
+    range.out = range.master = floats;
     range.gradient = floats;
+    range.first_moment = range.second_moment = somewhere();
     range.count = COUNT;
-    adamw(stream, &range, true);
+    for (int half = 0; half < 2; half++) { // --moments fp32 and bf16
+        range.moments = half ? PRECISION_BF16 : PRECISION_FP32;
+        adamw(stream, &range, true);
+    }
     buffer_move(stream, floats, floats, COUNT, true);
     reals_from_floats(stream, somewhere(), floats, COUNT);
     cuda_buffer_sums_of_squares(stream, (double *)(void *)floats, floats, COUNT, COUNT, 1);

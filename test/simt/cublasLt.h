@@ -153,7 +153,7 @@ inline std::vector<float> simt_operand(const void *data, const SimtMatrixLayout 
 
 inline void simt_check_processors(cublasLtMatmulDesc_t operation) {
     int taken = simt_processors_taken(), left = taken < SIMT_PROCESSORS ? SIMT_PROCESSORS - taken : 0;
-    if (operation->processors != 0 && operation->processors != left) {
+    if (taken > 0 && operation->processors != 0 && operation->processors != left) {
         simt_fail("a product is not planned for the processors that NCCL leaves");
     }
 }

@@ -73,15 +73,23 @@ static inline double job_last_bad_element(const float *values, size_t begin, siz
     return 0;
 }
 
+// Adds to what is known of this rank's own gradients that those in values [begin, end) have
+// this sum of squares. One value that is not finite makes it not finite; the last of them
+// is found then.
+static inline void job_note_own(Job *job, double square, const float *values, size_t begin, size_t end,
+                                Stream *stream) {
+    job->own_square += square;
+    if (isfinite(square) || job->bad_element > 0) { return; }
+    job->bad_element = job_last_bad_element(values, begin, end, stream);
+}
+
 // Checks values [begin, end) before the reduce-scatter, while it is still known which
-// rank produced them. One value that is not finite makes the sum of squares not finite.
+// rank produced them.
 static inline void job_inspect(Scheduler *s, Job *job, const float *values, size_t begin, size_t end,
                                Stream *stream) {
     double square =
         buffer_sum_of_squares(stream, values + begin, end - begin, end - begin, 1, s->inspect_partials);
-    job->own_square += square;
-    if (isfinite(square) || job->bad_element > 0) { return; }
-    job->bad_element = job_last_bad_element(values, begin, end, stream);
+    job_note_own(job, square, values, begin, end, stream);
 }
 
 // Not for an estimate, because the commit sends the same gradients once more; and not where
@@ -208,10 +216,7 @@ static inline void job_summarise(Scheduler *s, Job *job, Stream *stream) {
             stream, reduced + layout_flat(&s->layout, s->transport->rank, 0), s->layout.piece,
             layout_cell_begin(&s->layout, 1), s->layout.cells, s->norm_partials);
         if (s->transport->size == 1 && job->kind != ESTIMATE) {
-            job->own_square = job->tally.square;
-            job->bad_element = isfinite(job->tally.square)
-                                   ? 0
-                                   : job_last_bad_element(reduced, 0, layout_padded(&s->layout), stream);
+            job_note_own(job, job->tally.square, reduced, 0, layout_padded(&s->layout), stream);
         }
         job->tally.site.element = job->bad_element;
     }

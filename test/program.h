@@ -230,6 +230,10 @@ static inline int stage_end_test(void **state) {
     return 0;
 }
 
+// A test that gets `stage` and leaves no process behind.
+#define STAGE_TEST(stage, function) \
+    cmocka_unit_test_prestate_setup_teardown(function, NULL, stage_end_test, &stage)
+
 // ---------------------------------------------------------------------------------------
 // Programs
 

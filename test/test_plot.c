@@ -323,27 +323,20 @@ static int close_stage(void **state) {
     return 0;
 }
 
-static int end_all(void **state) {
-    (void)state;
-    stage_end_all(&stage);
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(the_page_has_every_panel_and_every_run, end_all),
-        cmocka_unit_test_teardown(the_page_needs_nothing_else, end_all),
-        cmocka_unit_test_teardown(the_pen_is_lifted_where_nothing_is_known_and_where_a_run_was_resumed,
-                                  end_all),
-        cmocka_unit_test_teardown(a_long_curve_is_drawn_as_means, end_all),
-        cmocka_unit_test_teardown(one_report_is_a_mark, end_all),
-        cmocka_unit_test_teardown(a_panel_of_which_nothing_is_known_says_so, end_all),
-        cmocka_unit_test_teardown(pictures_are_what_their_names_say, end_all),
-        cmocka_unit_test_teardown(a_best_loss_far_below_does_not_squeeze_the_curves, end_all),
-        cmocka_unit_test_teardown(a_long_run_has_hours, end_all),
-        cmocka_unit_test_teardown(help_is_what_stands_at_its_head, end_all),
-        cmocka_unit_test_teardown(a_mistake_is_one_line, end_all),
-        cmocka_unit_test_teardown(a_place_where_nothing_can_be_written_is_one_line, end_all),
+        STAGE_TEST(stage, the_page_has_every_panel_and_every_run),
+        STAGE_TEST(stage, the_page_needs_nothing_else),
+        STAGE_TEST(stage, the_pen_is_lifted_where_nothing_is_known_and_where_a_run_was_resumed),
+        STAGE_TEST(stage, a_long_curve_is_drawn_as_means),
+        STAGE_TEST(stage, one_report_is_a_mark),
+        STAGE_TEST(stage, a_panel_of_which_nothing_is_known_says_so),
+        STAGE_TEST(stage, pictures_are_what_their_names_say),
+        STAGE_TEST(stage, a_best_loss_far_below_does_not_squeeze_the_curves),
+        STAGE_TEST(stage, a_long_run_has_hours),
+        STAGE_TEST(stage, help_is_what_stands_at_its_head),
+        STAGE_TEST(stage, a_mistake_is_one_line),
+        STAGE_TEST(stage, a_place_where_nothing_can_be_written_is_one_line),
     };
     return cmocka_run_group_tests(tests, open_stage, close_stage);
 }

@@ -134,19 +134,13 @@ static int close_stage(void **state) {
     return 0;
 }
 
-static int end_all(void **state) {
-    (void)state;
-    stage_end_all(&stage);
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(kernels_are_added_to_classes_and_to_a_step, end_all),
-        cmocka_unit_test_teardown(a_step_that_was_not_measured_is_left_out, end_all),
-        cmocka_unit_test_teardown(a_kernel_without_a_time_is_named, end_all),
-        cmocka_unit_test_teardown(a_mistake_is_one_line, end_all),
-        cmocka_unit_test_teardown(the_predictions_are_of_this_model, end_all),
+        STAGE_TEST(stage, kernels_are_added_to_classes_and_to_a_step),
+        STAGE_TEST(stage, a_step_that_was_not_measured_is_left_out),
+        STAGE_TEST(stage, a_kernel_without_a_time_is_named),
+        STAGE_TEST(stage, a_mistake_is_one_line),
+        STAGE_TEST(stage, the_predictions_are_of_this_model),
     };
     return cmocka_run_group_tests(tests, open_stage, close_stage);
 }

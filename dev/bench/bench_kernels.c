@@ -40,17 +40,11 @@ typedef struct Bench {
     double rates[4][MAX_ROUNDS]; // own shapes and square, by the library's threads and by our tiles
 } Bench;
 
-static int compare_doubles(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static void print_range(const char *what, const double *values, int count, const char *unit) {
     double sorted[MAX_ROUNDS];
     memcpy(sorted, values, (size_t)count * sizeof *sorted);
-    qsort(sorted, (size_t)count, sizeof *sorted, compare_doubles);
-    printf("  %-44s %9.1f %-9s (%.1f .. %.1f)\n", what, sorted[count / 2], unit, sorted[0],
-           sorted[count - 1]);
+    double median = median_of(sorted, (size_t)count);
+    printf("  %-44s %9.1f %-9s (%.1f .. %.1f)\n", what, median, unit, sorted[0], sorted[count - 1]);
 }
 
 static Span span_now(const Bench *bench) {

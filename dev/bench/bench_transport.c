@@ -13,16 +13,11 @@
 
 enum { REPEATS = 9 };
 
-static int compare_doubles(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static void print_times(const Transport *transport, const char *name, double *seconds, double bytes) {
-    qsort(seconds, REPEATS, sizeof *seconds, compare_doubles);
+    double median = median_of(seconds, REPEATS);
     if (transport->rank == 0) {
-        printf("  %-42s %8.2f ms  (%.2f .. %.2f)  %6.2f GB/s per rank\n", name, 1e3 * seconds[REPEATS / 2],
-               1e3 * seconds[0], 1e3 * seconds[REPEATS - 1], bytes / seconds[REPEATS / 2] / 1e9);
+        printf("  %-42s %8.2f ms  (%.2f .. %.2f)  %6.2f GB/s per rank\n", name, 1e3 * median,
+               1e3 * seconds[0], 1e3 * seconds[REPEATS - 1], bytes / median / 1e9);
     }
 }
 
@@ -180,12 +175,12 @@ static void bench_waiting(Transport *transport, double megabits) {
         job_seconds = job.seconds;
         work.products = (int)(work.products * 0.6 / seconds[0]); // about 0.6 s, inside the job's time
     }
-    qsort(ratios, REPEATS, sizeof *ratios, compare_doubles);
+    double median = median_of(ratios, REPEATS);
     if (transport->rank == 0) {
         printf("compute beside a job of %.2f s on a link of %.0f Mbit/s: time x %.3f (%.3f .. %.3f) of that "
                "with nothing in flight;\n"
                "  the job moved %.1f MB and used %.1f ms of a core, %.1f %% of its time\n",
-               job_seconds, megabits, ratios[REPEATS / 2], ratios[0], ratios[REPEATS - 1],
+               job_seconds, megabits, median, ratios[0], ratios[REPEATS - 1],
                2e-6 * (double)shard * (size - 1) * sizeof(float), 1e3 * job.processor_seconds,
                100 * job.processor_seconds / job_seconds);
     }

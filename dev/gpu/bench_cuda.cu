@@ -131,11 +131,6 @@ static void fill_array(Bench *bench, Fill fill, void *array, size_t bytes, uint3
 // ---------------------------------------------------------------------------------------
 // Timing
 
-static int compare_doubles(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static size_t set_bytes(const Case *work) {
     size_t bytes = 0;
     for (int i = 0; i < work->count; i++) { bytes += arena_round_up(work->bytes[i]); }
@@ -199,8 +194,8 @@ static Times time_case(Bench *bench, const Case *work) {
         fill_sets(bench, work, sets, (uint32_t)trial);
         seconds[trial] = time_sets(bench, work, sets);
     }
-    qsort(seconds + 1, (size_t)trials, sizeof *seconds, compare_doubles);
-    Times times = {seconds[1 + trials / 2], seconds[1], seconds[trials]};
+    double median = median_of(seconds + 1, (size_t)trials);
+    Times times = {median, seconds[1], seconds[trials]};
     return times;
 }
 

@@ -6,7 +6,7 @@
 // shared memory; the preset; fp32 or bf16.
 #include "test/cuda_kernels.h"
 
-#include "gpt_neo_config.h"
+#include "gpt_neo.h"
 #include "kernels/kernels.h"
 
 // What the line of a launch ends with.
@@ -50,8 +50,8 @@ static void launch_layers(Stream *stream, const GptNeoConfig *config) {
     }
     gelu_forward(stream, reals, reals, reals, T, F);
     gelu_backward(stream, reals, F, floats, floats, reals, reals, T, F);
-    cross_entropy(stream, reals, (config->vocabulary + 63) / 64 * 64, floats, numbers, T, config->vocabulary,
-                  1.0f);
+    cross_entropy(stream, reals, gpt_neo_logits_stride(config->vocabulary, true), floats, numbers, T,
+                  config->vocabulary, 1.0f);
     embedding_backward(stream, floats, floats, floats, reals, numbers, numbers, 1, T, C);
 }
 

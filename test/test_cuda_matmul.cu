@@ -2,11 +2,15 @@
 // shapes used last, and nothing of the others.
 //
 // The products themselves are the library's; test_cuda_model.cu tests that it is asked
-// for the right ones.
+// for the right ones. Those with GELU in an epilogue, which are only benchmarked
+// (dev/gpu/gelu_epilogues.cuh), are compared here with the formulas and with the program's
+// own form.
 #include "test/cuda_kernels.h"
 
 #include <time.h>
 
+#include "dev/gpu/gelu_epilogues.cuh"
+#include "kernels/cuda/gelu.cuh"
 #include "kernels/cuda/matmul.cuh"
 
 enum { INPUTS = 24, OUTPUTS = 40, SHAPES = 100 };
@@ -125,11 +129,275 @@ static void what_is_used_keeps_its_plan(void **state) {
     products_close(&products);
 }
 
+// ---------------------------------------------------------------------------------------
+// GELU in epilogues. bf16 rounds by 2^-9 of a value at most; bounds are 2^-8 of each value
+// that is rounded on the way, and 2^-10 of the argument for a GPU's approximate tanh.
+
+static double gelu_tanh(double x) { return tanh(sqrt(2 / 3.14159265358979) * (x + 0.044715 * x * x * x)); }
+
+static double gelu_exact(double x) { return 0.5 * x * (1 + gelu_tanh(x)); }
+
+static double gelu_slope(double x) {
+    double t = gelu_tanh(x);
+    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * sqrt(2 / 3.14159265358979) * (1 + 3 * 0.044715 * x * x);
+}
+
+// The emulated library has two algorithms, which round at different places. On a GPU the
+// first one offered is tested.
+#ifdef ACCO_SIMT_H
+enum { ALGORITHMS = 2 };
+static void use_algorithm(EpilogueProduct *product, int i) { product->plan.algorithm.data[0] = (uint64_t)i; }
+#else
+enum { ALGORITHMS = 1 };
+static void use_algorithm(EpilogueProduct *, int) {}
+#endif
+
+// A GPU's library may lack an epilogue; the emulated one has them.
+static bool is_offered(cublasStatus_t status) {
+    bool offered = status == CUBLAS_STATUS_SUCCESS;
+    if (!offered) { print_message("the library lacks it: status %d\n", (int)status); }
+    assert_true(offered || !CUDA_EMULATED);
+    return offered;
+}
+
+static void check_near(const char *what, size_t i, double value, double expected, double bound) {
+    if (!(fabs(value - expected) <= bound)) {
+        fail_msg("%s, element %zu: %g, expected %g +- %g", what, i, value, expected, bound);
+    }
+}
+
+// A row of random numbers, on the host and on the device.
+typedef struct Numbers {
+    float *host;
+    Real *device;
+} Numbers;
+
+static Numbers numbers_new(size_t count) {
+    Numbers numbers;
+    numbers.host = host_normals(&test_random, count, 1.0);
+    host_round(numbers.host, count, PRECISION_BF16);
+    numbers.device = device_reals(numbers.host, count, PRECISION_BF16);
+    return numbers;
+}
+
+static void numbers_free(Numbers *numbers) {
+    free(numbers->host);
+    CUDA_CHECK(cudaFree(numbers->device));
+}
+
+// output and saved (SHAPES, OUTPUTS), both bf16, against the formulas; NULL: is not looked at.
+static void check_forward(const char *what, const Products *products, const float *bias, const Real *output,
+                          const Real *saved) {
+    size_t count = (size_t)SHAPES * OUTPUTS;
+    float *outputs = products->output, *inputs = (float *)malloc(count * sizeof(float));
+    if (output != NULL) { host_reals(outputs, output, count, PRECISION_BF16); }
+    if (saved != NULL) { host_reals(inputs, saved, count, PRECISION_BF16); }
+    for (size_t i = 0; i < count; i++) {
+        double sum = 0;
+        for (size_t k = 0; k < INPUTS; k++) {
+            sum += (double)products->input[i / OUTPUTS * INPUTS + k] *
+                   (double)products->weight[i % OUTPUTS * INPUTS + k];
+        }
+        double x = sum + (double)bias[i % OUTPUTS], y = gelu_exact(x);
+        if (saved != NULL) { check_near("saved", i, (double)inputs[i], x, 0x1p-8 * fabs(x) + 1e-5); }
+        double bound = 0x1p-8 * (fabs(y) + (fabs(x) + fabs(sum)) * fabs(gelu_slope(x))) + 0x1p-10 * fabs(x);
+        if (output != NULL) { check_near(what, i, (double)outputs[i], y, bound + 1e-5); }
+    }
+    free(inputs);
+}
+
+static void check_bias_alone(Products *products, const Numbers *bias) {
+    EpilogueProduct product = {};
+    Real *saved = (Real *)device_new((size_t)SHAPES * OUTPUTS * 2);
+    if (is_offered(epilogue_bias_forward(&products->stream, &product, saved, products->device_input,
+                                         products->device_weight, bias->device, SHAPES, INPUTS, OUTPUTS))) {
+        check_forward("the bias", products, bias->host, NULL, saved);
+    }
+    epilogue_close(&product);
+    CUDA_CHECK(cudaFree(saved));
+}
+
+static void gelu_in_an_epilogue_agrees_with_our_kernel(void **state) {
+    (void)state;
+    Products products = products_open(PRECISION_BF16);
+    Numbers bias = numbers_new(OUTPUTS);
+    EpilogueProduct product = {};
+    size_t bytes = (size_t)SHAPES * OUTPUTS * 2;
+    for (int i = 0; i < ALGORITHMS; i++) {
+        Real *saved = (Real *)device_new(bytes), *output = (Real *)device_new(bytes);
+        if (product.planned) { use_algorithm(&product, i); }
+        if (is_offered(epilogue_gelu_forward(&products.stream, &product, output, saved, products.device_input,
+                                             products.device_weight, bias.device, SHAPES, INPUTS, OUTPUTS))) {
+            check_forward("the epilogue", &products, bias.host, output, saved);
+        }
+        CUDA_CHECK(cudaFree(saved));
+        CUDA_CHECK(cudaFree(output));
+    }
+    epilogue_close(&product);
+    check_bias_alone(&products, &bias);
+    Real *output = (Real *)device_new(bytes);
+    products_run(&products, SHAPES);
+    cuda_gelu_forward(&products.stream, output, products.device_output, bias.device, SHAPES, OUTPUTS);
+    check_forward("our kernel", &products, bias.host, output, NULL);
+    CUDA_CHECK(cudaFree(output));
+    numbers_free(&bias);
+    products_close(&products);
+}
+
+// Of the gradient of the second product's input, and of the bias.
+typedef struct BackwardCase {
+    const char *what;
+    bool epilogue, sums; // sums: the epilogue sums the bias gradient; otherwise a kernel does
+} BackwardCase;
+
+enum { GAP = 8, STRIDE = INPUTS + GAP, D_BIAS_BEFORE = 1000 };
+
+// Runs one form; false: the library lacks it.
+static bool run_backward(Products *products, const BackwardCase *form, EpilogueProduct *product,
+                         const Numbers *d_output, const Numbers *saved, Real *gradient, float *d_bias) {
+    Stream *stream = &products->stream;
+    bool done = true;
+    float *partials = (float *)device_new((size_t)CUDA_ROW_BLOCKS * INPUTS * sizeof(float));
+    Real *sums = (Real *)device_new(INPUTS * 2), *no_bias = (Real *)device_new(INPUTS * 2);
+    if (form->epilogue) {
+        done = is_offered(epilogue_gelu_backward(
+            stream, product, gradient, STRIDE, form->sums ? sums : (Real *)NULL, saved->device,
+            d_output->device, products->device_weight, SHAPES, INPUTS, OUTPUTS));
+        if (form->sums) {
+            epilogue_add(stream, d_bias, sums, INPUTS);
+        } else {
+            epilogue_sums(stream, d_bias, partials, gradient, STRIDE, SHAPES, INPUTS);
+        }
+    } else {
+        CUDA_CHECK(cudaMemsetAsync(no_bias, 0, INPUTS * 2, (cudaStream_t)stream->queue));
+        cuda_matmul_backward_input(stream, gradient, STRIDE, d_output->device, OUTPUTS,
+                                   products->device_weight, SHAPES, INPUTS, OUTPUTS);
+        cuda_gelu_backward(stream, gradient, STRIDE, d_bias, partials, saved->device, no_bias, SHAPES,
+                           INPUTS);
+    }
+    cuda_test_wait(stream);
+    CUDA_CHECK(cudaFree(partials));
+    CUDA_CHECK(cudaFree(sums));
+    CUDA_CHECK(cudaFree(no_bias));
+    return done;
+}
+
+// gradient (SHAPES, INPUTS), STRIDE apart, and d_bias (INPUTS), which was D_BIAS_BEFORE,
+// against the formulas. The gaps must still be NaN.
+static void check_backward(const char *what, const Products *products, const float *d_output,
+                           const float *saved, const Real *gradient, const float *d_bias) {
+    float gradients[SHAPES * STRIDE], biases[INPUTS];
+    host_reals(gradients, gradient, SHAPES * STRIDE, PRECISION_BF16);
+    device_to_host(biases, d_bias, sizeof biases);
+    for (size_t c = 0; c < STRIDE; c++) {
+        double total = D_BIAS_BEFORE, size = 1;
+        for (size_t row = 0; row < SHAPES; row++) {
+            size_t place = row * STRIDE + c;
+            if (c >= INPUTS) {
+                assert_true(isnan(gradients[place]));
+                continue;
+            }
+            double sum = 0, x = (double)saved[row * INPUTS + c];
+            for (size_t k = 0; k < OUTPUTS; k++) {
+                sum += (double)d_output[row * OUTPUTS + k] * (double)products->weight[k * INPUTS + c];
+            }
+            double value = sum * gelu_slope(x);
+            check_near(what, place, (double)gradients[place], value,
+                       0x1p-7 * fabs(value) + 0x1p-10 * fabs(sum) + 1e-5);
+            total += value;
+            size += fabs(value) + 0x1p-2 * fabs(sum);
+        }
+        if (c < INPUTS) { check_near(what, c, (double)biases[c], total, 0x1p-8 * size); }
+    }
+}
+
+static void the_derivative_in_an_epilogue_agrees_with_our_kernel(void **state) {
+    (void)state;
+    static const BackwardCase forms[3] = {
+        {"our kernel", false, false}, {"DGELU_BGRAD", true, true}, {"DGELU and a sum", true, false}};
+    Products products = products_open(PRECISION_BF16);
+    Numbers d_output = numbers_new(SHAPES * OUTPUTS), saved = numbers_new(SHAPES * INPUTS);
+    float before[INPUTS];
+    for (size_t i = 0; i < INPUTS; i++) { before[i] = D_BIAS_BEFORE; }
+    for (size_t form = 0; form < 3; form++) {
+        EpilogueProduct product = {};
+        for (int i = 0; i < (forms[form].epilogue ? ALGORITHMS : 1); i++) {
+            Real *gradient = (Real *)device_new(SHAPES * STRIDE * 2);
+            float *d_bias = (float *)device_from_host(before, sizeof before);
+            if (product.planned) { use_algorithm(&product, i); }
+            if (run_backward(&products, &forms[form], &product, &d_output, &saved, gradient, d_bias)) {
+                check_backward(forms[form].what, &products, d_output.host, saved.host, gradient, d_bias);
+            }
+            CUDA_CHECK(cudaFree(gradient));
+            CUDA_CHECK(cudaFree(d_bias));
+        }
+        epilogue_close(&product);
+    }
+    numbers_free(&d_output);
+    numbers_free(&saved);
+    products_close(&products);
+}
+
+// The sums that DGELU leaves to be done, of more rows than there are blocks, so that each
+// block has several. Numbers are integers: sums are exact.
+static void all_rows_of_a_gradient_are_added(void **state) {
+    (void)state;
+    enum { COLUMNS = 16, WIDE = 24, ROWS = 11 * CUDA_ROW_BLOCKS + 5 };
+    float *gradient = (float *)malloc(ROWS * WIDE * sizeof(float)), sums[COLUMNS] = {};
+    for (size_t i = 0; i < (size_t)ROWS * WIDE; i++) {
+        gradient[i] = (float)(random_hash(i, 3) % 17) - 8;
+        if (i % WIDE < COLUMNS) { sums[i % WIDE] += gradient[i]; }
+    }
+    Stream *stream = cuda_test_stream(PRECISION_BF16);
+    Real *device_gradient = device_reals(gradient, ROWS * WIDE, PRECISION_BF16);
+    float zeros[COLUMNS] = {}, results[COLUMNS], *d_bias = (float *)device_from_host(zeros, sizeof zeros),
+          *partials = (float *)device_new((size_t)CUDA_ROW_BLOCKS * COLUMNS * sizeof(float));
+    epilogue_sums(stream, d_bias, partials, device_gradient, WIDE, ROWS, COLUMNS);
+    device_to_host(results, d_bias, sizeof results);
+    assert_memory_equal(results, sums, sizeof sums);
+    CUDA_CHECK(cudaFree(device_gradient));
+    CUDA_CHECK(cudaFree(d_bias));
+    CUDA_CHECK(cudaFree(partials));
+    free(gradient);
+}
+
+// Rows of the kept input must be a multiple of 8 elements apart. What the library lacks, or
+// offers and then fails to do, is said; it leaves nothing behind and does not end the
+// program.
+static void an_epilogue_that_the_library_lacks_is_said(void **state) {
+    (void)state;
+#ifdef ACCO_SIMT_H
+    static const int tries[4] = {OUTPUTS - 3, OUTPUTS - 3, OUTPUTS, OUTPUTS}; // outputs of each
+    Products products = products_open(PRECISION_BF16);
+    Numbers bias = numbers_new(OUTPUTS);
+    EpilogueProduct product = {};
+    Real *saved = (Real *)device_new(SHAPES * OUTPUTS * 2);
+    for (int i = 0; i < 4; i++) {
+        if (i == 2) { epilogue_close(&product); }
+        cublasStatus_t status = epilogue_gelu_forward(&products.stream, &product, products.device_output,
+                                                      saved, products.device_input, products.device_weight,
+                                                      bias.device, SHAPES, INPUTS, tries[i]);
+        assert_int_equal(status, i == 2 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED);
+        assert_int_equal(simt_library_objects(), i == 2 ? 4 : 0);
+        use_algorithm(&product, 7); // there is none of this number
+    }
+    epilogue_close(&product);
+    assert_int_equal(simt_library_objects(), 0);
+    CUDA_CHECK(cudaFree(saved));
+    numbers_free(&bias);
+    products_close(&products);
+#endif
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(any_number_of_shapes_is_computed),
         cmocka_unit_test(what_gives_way_leaves_nothing),
         cmocka_unit_test(what_is_used_keeps_its_plan),
+        cmocka_unit_test(gelu_in_an_epilogue_agrees_with_our_kernel),
+        cmocka_unit_test(the_derivative_in_an_epilogue_agrees_with_our_kernel),
+        cmocka_unit_test(all_rows_of_a_gradient_are_added),
+        cmocka_unit_test(an_epilogue_that_the_library_lacks_is_said),
     };
     uint64_t seed = (uint64_t)time(NULL);
     test_random.state = random_hash(seed, 31);

@@ -34,6 +34,7 @@ static void set_gpus(const char *gpus, const char *megabytes) {
     unsetenv("SIMT_MEMORY_MB");
     unsetenv("SIMT_FAIL_LAUNCH");
     unsetenv("SIMT_FAIL_PRODUCT");
+    unsetenv("SIMT_NO_ALGORITHM");
     unsetenv("SIMT_SAY_LOADING");
     unsetenv("CUDA_MODULE_LOADING");
     unsetenv("SIMT_DRIVER");
@@ -416,6 +417,17 @@ static void a_failing_product_ends_the_job(void **state) {
     text_check(outcome.errors, "train_gpt: [rank 0 of 1 on ", "a failing product");
     text_check(outcome.errors, "cuBLASLt: status 13: cuda_gemm_run", "a failing product");
     if (strstr(outcome.errors, "commit 0]") != NULL) { fail_msg("too early: %s", outcome.errors); }
+}
+
+// The first product is that of queries, keys and values.
+static void a_product_without_an_algorithm_is_named(void **state) {
+    set_trouble("SIMT_NO_ALGORITHM", "1");
+    Outcome outcome = program_run(stage_of(state), 0, "--config base.txt --tokens 100M --out lacking");
+    outcome_check(&outcome, 3, "a product that the library lacks");
+    text_check(outcome.errors, "cuBLASLt: status 15: no algorithm for a product of m ",
+               "a product that the library lacks");
+    text_check(outcome.errors, ", a transposed, of bf16, the result bf16",
+               "a product that the library lacks");
 }
 
 // All kernels are loaded before any of them runs, unless the user says otherwise.
@@ -845,6 +857,7 @@ int main(int argc, char **argv) {
         GPU_TEST(what_cannot_be_had_is_refused),
         GPU_TEST(a_cuda_error_ends_the_job),
         GPU_TEST(a_failing_product_ends_the_job),
+        GPU_TEST(a_product_without_an_algorithm_is_named),
         GPU_TEST(kernels_are_loaded_at_the_start),
         GPU_TEST(a_driver_or_program_that_does_not_fit_is_named),
         GPU_TEST(a_gpu_that_is_unlike_the_others_is_named),

@@ -4,6 +4,8 @@
 //   bench_cuda gpu                    one line about the GPU; exit 3 if none can be used
 //   bench_cuda ceilings               only the two ceilings
 //   bench_cuda kernels MODEL B T      the ceilings and the table
+//   bench_cuda gelu MODEL B T         the ceilings and the MLP's GELU in two forms: by our
+//                                     kernels and in the library's epilogues
 //   bench_cuda tokens FILE COUNT V    a token file for training runs: COUNT random ids
 //                                     below V; needs no GPU
 //
@@ -15,14 +17,17 @@
 // forward and 10 C in backward, where the scores are computed again; "narrow" gives each
 // warp 16 rows instead of 32. A kernel is launched over sets of arrays that together are
 // far larger than any second-level cache and are filled anew before each trial. The time
-// is the median over trials of the mean over a trial's sets.
+// is the median over trials of the mean over a trial's sets. Forms of the same operation
+// take turns: each trial times all of them. How many kernels a form puts into the stream
+// is counted by capturing it: the library may do an epilogue in a kernel of its own.
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
 
+#include "dev/gpu/gelu_epilogues.cuh"
 #include "gpt_neo.h"
 
-enum { ARRAYS = 10, CASES = 64, TRIALS = 15, MOST_SETS = 64, FILL_BLOCK = 256 };
+enum { ARRAYS = 10, CASES = 64, FORMS = 4, TRIALS = 15, MOST_SETS = 64, FILL_BLOCK = 256 };
 
 typedef enum Fill { FILL_NONE, FILL_REALS, FILL_FLOATS, FILL_SQUARES, FILL_TOKENS, FILL_ORDER } Fill;
 
@@ -37,6 +42,7 @@ typedef struct Case {
     double traffic, operations; // of one launch; one of them is 0
     bool product;               // measured with the library's first offer and with the quickest
     int rows, inputs, outputs, window;
+    int form; // of those that take turns
     WireFormat format;
     Precision moments; // of AdamW
     bool in_place;     // AdamW: no second copy of the parameters is written
@@ -59,6 +65,7 @@ struct Bench {
     double copy_rate, product_rate; // the ceilings: bytes and operations a second
     Case cases[CASES];
     int count;
+    EpilogueProduct epilogues[FORMS]; // of the forms that have one, on the stream of this moment
 };
 
 typedef struct Times {
@@ -186,17 +193,23 @@ static double time_sets(Bench *bench, const Case *work, int sets) {
     return 1e-3 * milliseconds / sets;
 }
 
-// The first trial warms up and is not counted.
-static Times time_case(Bench *bench, const Case *work) {
-    double seconds[TRIALS + 1];
-    int sets = set_count(bench, work), trials = bench->small ? 1 : TRIALS;
+// Times `count` cases in turns. The first trial warms up and is not counted.
+static void time_cases(Bench *bench, const Case *const *works, int count, Times *times) {
+    double seconds[FORMS][TRIALS + 1];
+    int trials = bench->small ? 1 : TRIALS;
+    assert(count <= FORMS);
     for (int trial = 0; trial <= trials; trial++) {
-        fill_sets(bench, work, sets, (uint32_t)trial);
-        seconds[trial] = time_sets(bench, work, sets);
+        for (int i = 0; i < count; i++) {
+            int sets = set_count(bench, works[i]);
+            fill_sets(bench, works[i], sets, (uint32_t)trial);
+            seconds[i][trial] = time_sets(bench, works[i], sets);
+        }
     }
-    double median = median_of(seconds + 1, (size_t)trials);
-    Times times = {median, seconds[1], seconds[trials]};
-    return times;
+    for (int i = 0; i < count; i++) {
+        times[i].median = median_of(seconds[i] + 1, (size_t)trials);
+        times[i].least = seconds[i][1];
+        times[i].most = seconds[i][trials];
+    }
 }
 
 // ---------------------------------------------------------------------------------------
@@ -307,6 +320,67 @@ static void run_product_input(Bench *bench, const Case *work, void **arrays) {
 static void run_product_weight(Bench *bench, const Case *work, void **arrays) {
     matmul_backward_weight(bench->stream, (float *)arrays[2], reals(arrays[0]), gradient_stride(bench, work),
                            reals(arrays[1]), work->rows, work->inputs, work->outputs);
+}
+
+// The first product of the MLP, then bias and GELU; in the program's form, or with an
+// epilogue. Arrays: output, saved, input, weight, bias.
+static void run_mlp_product(Bench *bench, const Case *work, void **arrays) {
+    matmul_forward(bench->stream, reals(arrays[1]), work->outputs, reals(arrays[2]), reals(arrays[3]),
+                   work->rows, work->inputs, work->outputs);
+}
+
+static void run_mlp_ours(Bench *bench, const Case *work, void **arrays) {
+    run_mlp_product(bench, work, arrays);
+    gelu_forward(bench->stream, reals(arrays[0]), reals(arrays[1]), reals(arrays[4]), work->rows,
+                 work->outputs);
+}
+
+static void run_mlp_epilogue(Bench *bench, const Case *work, void **arrays) {
+    epilogue_gelu_forward(bench->stream, &bench->epilogues[work->form], reals(arrays[0]), reals(arrays[1]),
+                          reals(arrays[2]), reals(arrays[3]), reals(arrays[4]), work->rows, work->inputs,
+                          work->outputs);
+}
+
+// Only the bias is added by the library. (Our GELU adds it a second time, which takes no
+// longer.)
+static void run_mlp_bias(Bench *bench, const Case *work, void **arrays) {
+    if (epilogue_bias_forward(bench->stream, &bench->epilogues[work->form], reals(arrays[1]),
+                              reals(arrays[2]), reals(arrays[3]), reals(arrays[4]), work->rows, work->inputs,
+                              work->outputs) != CUBLAS_STATUS_SUCCESS) {
+        return;
+    }
+    gelu_forward(bench->stream, reals(arrays[0]), reals(arrays[1]), reals(arrays[4]), work->rows,
+                 work->outputs);
+}
+
+// The gradient of the second product's input, then that of GELU's input and its sum.
+// Arrays: the gradient, saved, d_output, weight, bias, d_bias, the same in bf16, partials.
+static void run_d_mlp_product(Bench *bench, const Case *work, void **arrays) {
+    matmul_backward_input(bench->stream, reals(arrays[0]), bench->wide, reals(arrays[2]), work->outputs,
+                          reals(arrays[3]), work->rows, work->inputs, work->outputs);
+}
+
+static void run_d_mlp_ours(Bench *bench, const Case *work, void **arrays) {
+    run_d_mlp_product(bench, work, arrays);
+    gelu_backward(bench->stream, reals(arrays[0]), bench->wide, (float *)arrays[5], (float *)arrays[7],
+                  reals(arrays[1]), reals(arrays[4]), work->rows, work->inputs);
+}
+
+static bool d_mlp_epilogue(Bench *bench, const Case *work, void **arrays, Real *sums) {
+    return epilogue_gelu_backward(bench->stream, &bench->epilogues[work->form], reals(arrays[0]), bench->wide,
+                                  sums, reals(arrays[1]), reals(arrays[2]), reals(arrays[3]), work->rows,
+                                  work->inputs, work->outputs) == CUBLAS_STATUS_SUCCESS;
+}
+
+static void run_d_mlp_summed(Bench *bench, const Case *work, void **arrays) {
+    if (!d_mlp_epilogue(bench, work, arrays, reals(arrays[6]))) { return; }
+    epilogue_add(bench->stream, (float *)arrays[5], reals(arrays[6]), work->inputs);
+}
+
+static void run_d_mlp_unsummed(Bench *bench, const Case *work, void **arrays) {
+    if (!d_mlp_epilogue(bench, work, arrays, NULL)) { return; }
+    epilogue_sums(bench->stream, (float *)arrays[5], (float *)arrays[7], reals(arrays[0]), bench->wide,
+                  work->rows, work->inputs);
 }
 
 static void run_adamw(Bench *bench, const Case *work, void **arrays) {
@@ -518,6 +592,39 @@ static void add_linear(Bench *bench, const char *name, int rows, int inputs, int
     }
 }
 
+// The forms of the MLP's GELU. Those of one direction stand side by side: the product
+// alone, the program's form, then those with an epilogue.
+static void add_mlp_forms(Bench *bench, bool backward) {
+    static const struct {
+        const char *name;
+        void (*run)(Bench *, const Case *, void **);
+    } forms[2][FORMS] = {{{"fc forward, product alone", run_mlp_product},
+                          {"fc forward, our GELU", run_mlp_ours},
+                          {"fc forward, GELU_AUX_BIAS", run_mlp_epilogue},
+                          {"fc forward, BIAS, our GELU", run_mlp_bias}},
+                         {{"proj d input, product alone", run_d_mlp_product},
+                          {"proj d input, our GELU", run_d_mlp_ours},
+                          {"proj d input, DGELU_BGRAD", run_d_mlp_summed},
+                          {"proj d input, DGELU, then sums", run_d_mlp_unsummed}}};
+    size_t rows = (size_t)bench->rows, C = (size_t)bench->config.channels,
+           F = (size_t)bench->config.mlp_channels;
+    for (int form = 0; form < FORMS; form++) {
+        Case *work = add_case(bench, forms[backward][form].name, forms[backward][form].run, 0,
+                              2.0 * (double)rows * (double)C * (double)F);
+        work->form = form;
+        work->inputs = (int)(backward ? F : C);
+        work->outputs = (int)(backward ? C : F);
+        add_array(work, FILL_NONE, rows * (backward ? (size_t)bench->wide : F) * 2);
+        add_array(work, backward ? FILL_REALS : FILL_NONE, rows * F * 2);
+        add_array(work, FILL_REALS, rows * C * 2);
+        add_array(work, FILL_REALS, C * F * 2);
+        add_array(work, FILL_REALS, F * 2);
+        add_array(work, FILL_FLOATS, F * 4);
+        add_array(work, FILL_NONE, F * 2);
+        add_array(work, FILL_NONE, row_partials_floats(true, F) * 4);
+    }
+}
+
 // floats: arrays of fp32, all filled.
 static Case *add_vector(Bench *bench, const char *name, void (*run)(Bench *, const Case *, void **),
                         double bytes_per_element, int floats) {
@@ -613,9 +720,27 @@ static void grow_pool(Bench *bench, const Case *work) {
 }
 
 static Times measure(Bench *bench, const Case *work, bool tune) {
+    Times times;
     grow_pool(bench, work);
     bench->stream = tune ? &bench->tuned : &bench->plain;
-    return time_case(bench, work);
+    time_cases(bench, &work, 1, &times);
+    return times;
+}
+
+// How many kernels and other operations one launch of the case puts into the stream. They
+// are not done.
+static size_t count_operations(Bench *bench, const Case *work) {
+    cudaGraph_t graph;
+    size_t count = 0;
+    void *arrays[ARRAYS];
+    place_set(bench, work, 0, arrays);
+    stream_settle(bench->stream);
+    CUDA_CHECK(cudaStreamBeginCapture(queue_of(bench), cudaStreamCaptureModeThreadLocal));
+    work->run(bench, work, arrays);
+    CUDA_CHECK(cudaStreamEndCapture(queue_of(bench), &graph));
+    CUDA_CHECK(cudaGraphGetNodes(graph, NULL, &count));
+    CUDA_CHECK(cudaGraphDestroy(graph));
+    return count;
 }
 
 static void measure_ceilings(Bench *bench) {
@@ -662,6 +787,63 @@ static void measure_kernels(Bench *bench) {
         print_case(bench, work, measure(bench, work, false), "");
         if (work->product) { print_case(bench, work, measure(bench, work, true), " tuned"); }
     }
+}
+
+// Runs a form once, which chooses its algorithm. False: the library lacks it.
+static bool try_form(Bench *bench, const Case *work) {
+    void *arrays[ARRAYS];
+    grow_pool(bench, work);
+    fill_sets(bench, work, 1, 0);
+    place_set(bench, work, 0, arrays);
+    work->run(bench, work, arrays);
+    stream_settle(bench->stream);
+    cublasStatus_t status = bench->epilogues[work->form].status;
+    if (status != CUBLAS_STATUS_SUCCESS) {
+        printf("%-34s left out: the library has no algorithm for it (status %d)\n", work->name, (int)status);
+    }
+    return status == CUBLAS_STATUS_SUCCESS;
+}
+
+// What a step of this model would gain by another form than the program's, which is
+// times[1]; times[0] is the product alone.
+static void print_gain(const Bench *bench, const Case *work, const Times *times, Times form,
+                       const char *note) {
+    double ours = times[1].median - times[0].median, other = form.median - times[0].median;
+    printf("  %s%s: %.1f us beyond the product, ours %.1f; %d layers: %+.3f ms a step\n", work->name, note,
+           1e6 * other, 1e6 * ours, bench->config.layers, 1e3 * (other - ours) * bench->config.layers);
+}
+
+static void measure_forms(Bench *bench, bool backward, bool tune) {
+    const Case *works[FORMS];
+    Times times[FORMS];
+    const char *note = tune ? " tuned" : "";
+    int count = 0;
+    bench->stream = tune ? &bench->tuned : &bench->plain;
+    bench->count = 0;
+    add_mlp_forms(bench, backward);
+    for (int i = 0; i < bench->count; i++) {
+        if (try_form(bench, &bench->cases[i])) { works[count++] = &bench->cases[i]; }
+    }
+    time_cases(bench, works, count, times);
+    for (int i = 0; i < count; i++) {
+        char end[64];
+        snprintf(end, sizeof end, " in %zu%s", count_operations(bench, works[i]), note);
+        print_case(bench, works[i], times[i], end);
+    }
+    for (int i = 2; i < count; i++) { print_gain(bench, works[i], times, times[i], note); }
+    for (int i = 0; i < FORMS; i++) { epilogue_close(&bench->epilogues[i]); }
+}
+
+// Both forms of both directions, with the library's first offers and with the quickest.
+static void measure_gelu(Bench *bench) {
+    printf("\nGELU at %s, B %d, T %d, bf16: our kernels and the library's epilogues, in turns; \"in\": "
+           "kernels and "
+           "other operations\n",
+           bench->config.name, bench->B, bench->T);
+    for (int tune = 0; tune < 2; tune++) {
+        for (int backward = 0; backward < 2; backward++) { measure_forms(bench, backward == 1, tune == 1); }
+    }
+    fflush(stdout);
 }
 
 // The model's own strides, chunks and tokens.
@@ -731,11 +913,11 @@ int main(int count, char **arguments) {
     if (strcmp(command, "tokens") == 0 && count == 5) {
         return write_tokens(arguments[2], atoll(arguments[3]), atoll(arguments[4]));
     }
-    bool kernels =
-        strcmp(command, "kernels") == 0 && count == 5 && atoi(arguments[3]) > 0 && atoi(arguments[4]) > 0;
-    if (!kernels && strcmp(command, "ceilings") != 0 && strcmp(command, "gpu") != 0) {
+    bool shaped = count == 5 && atoi(arguments[3]) > 0 && atoi(arguments[4]) > 0,
+         kernels = strcmp(command, "kernels") == 0 && shaped, gelu = strcmp(command, "gelu") == 0 && shaped;
+    if (!kernels && !gelu && strcmp(command, "ceilings") != 0 && strcmp(command, "gpu") != 0) {
         fprintf(stderr,
-                "usage: bench_cuda gpu | ceilings | kernels MODEL B T | tokens FILE COUNT VOCABULARY\n");
+                "usage: bench_cuda gpu | ceilings | kernels|gelu MODEL B T | tokens FILE COUNT VOCABULARY\n");
         return EXIT_USER_MISTAKE;
     }
     Error error;
@@ -758,11 +940,12 @@ int main(int count, char **arguments) {
     bench->spare = gpu_allocate(bench->spare_bytes);
     if (bench->spare == NULL) { cuda_check(cudaErrorMemoryAllocation, "spare memory"); }
     measure_ceilings(bench);
+    if (kernels || gelu) { choose_shapes(bench, arguments[2], atoi(arguments[3]), atoi(arguments[4])); }
     if (kernels) {
-        choose_shapes(bench, arguments[2], atoi(arguments[3]), atoi(arguments[4]));
         choose_order(bench);
         measure_kernels(bench);
     }
+    if (gelu) { measure_gelu(bench); }
     bench_close(bench);
     free(bench);
     return 0;

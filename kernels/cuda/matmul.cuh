@@ -8,8 +8,10 @@
 // matrix. Therefore every product here is written for the transposed result: of y = x W^T
 // it is told y^T = W x^T. Operands are in the stream's precision, sums are fp32 (never
 // TF32). Weight gradients are fp32, and the product itself adds to them (beta = 1). No
-// epilogue is used: bias and GELU need a pass of their own anyway, because the backward
-// pass needs their input, and the residual addition is part of the next LayerNorm.
+// epilogue of the library is used: bias and GELU have a pass of their own, and the
+// residual addition is part of the next LayerNorm. What epilogues for GELU would save, and
+// what speaks against them: docs/kernels.md, section 8; dev/gpu/gelu_epilogues.cuh times
+// them.
 //
 // Limit: the multiply-add rate, as long as rows, inputs and outputs are all a few
 // hundred.
@@ -46,7 +48,7 @@ typedef struct CudaGemm {
     Precision precision;                                 // of a and b
     Precision result_precision;                          // of the result
     bool accumulate;                                     // += instead of =
-    uint32_t a_alignment, b_alignment, result_alignment; // bytes; filled in by cuda_gemm
+    uint32_t a_alignment, b_alignment, result_alignment; // bytes; filled in by cuda_gemm_align
 } CudaGemm;
 
 // A shape and the algorithm chosen for it.
@@ -130,13 +132,15 @@ static inline void cuda_prefer_alignment(cublasLtMatmulPreference_t preference,
     CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, attribute, bytes, sizeof *bytes));
 }
 
-// The algorithms that the library proposes for a plan, best first; returns how many.
-static inline int cuda_gemm_offers(const CudaGemmLibrary *library, const CudaGemmPlan *plan,
-                                   cublasLtMatmulHeuristicResult_t offers[CUDA_GEMM_OFFERS]) {
+// The algorithms that the library proposes for a plan, best first. *count: how many; at
+// least one, unless the status returned is an error.
+static inline cublasStatus_t cuda_gemm_offers(const CudaGemmLibrary *library, const CudaGemmPlan *plan,
+                                              cublasLtMatmulHeuristicResult_t offers[CUDA_GEMM_OFFERS],
+                                              int *count) {
     const CudaGemm *gemm = &plan->gemm;
     cublasLtMatmulPreference_t preference;
     size_t workspace_bytes = CUDA_GEMM_WORKSPACE;
-    int count = 0;
+    *count = 0;
     CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
     CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                                       &workspace_bytes, sizeof workspace_bytes));
@@ -144,12 +148,11 @@ static inline int cuda_gemm_offers(const CudaGemmLibrary *library, const CudaGem
     cuda_prefer_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &gemm->b_alignment);
     cuda_prefer_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &gemm->result_alignment);
     cuda_prefer_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &gemm->result_alignment);
-    CUBLAS_CHECK(cublasLtMatmulAlgoGetHeuristic(library->handle, plan->operation, plan->a, plan->b,
-                                                plan->result, plan->result, preference, CUDA_GEMM_OFFERS,
-                                                offers, &count));
+    cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(library->handle, plan->operation, plan->a, plan->b, plan->result,
+                                       plan->result, preference, CUDA_GEMM_OFFERS, offers, count);
     CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference));
-    if (count == 0) { cublas_check(CUBLAS_STATUS_NOT_SUPPORTED, "no algorithm for a product of this shape"); }
-    return count;
+    return status == CUBLAS_STATUS_SUCCESS && *count == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : status;
 }
 
 static inline cublasStatus_t cuda_gemm_run(Stream *stream, const CudaGemmPlan *plan,
@@ -228,14 +231,16 @@ static inline bool cuda_gemm_recall(CudaGemmLibrary *library, CudaGemmPlan *plan
 }
 
 // Takes what is listed for the shape; otherwise the first offer or, while tuning, the
-// quickest, which is then listed.
-static inline void cuda_gemm_choose(Stream *stream, CudaGemmPlan *plan, const void *a, const void *b,
-                                    void *result) {
+// quickest, which is then listed. Returns an error if the library offers nothing.
+static inline cublasStatus_t cuda_gemm_choose(Stream *stream, CudaGemmPlan *plan, const void *a,
+                                              const void *b, void *result) {
     CudaGemmLibrary *library = (CudaGemmLibrary *)stream->gemm;
-    if (cuda_gemm_recall(library, plan)) { return; }
+    if (cuda_gemm_recall(library, plan)) { return CUBLAS_STATUS_SUCCESS; }
     cublasLtMatmulHeuristicResult_t offers[CUDA_GEMM_OFFERS];
-    int count = cuda_gemm_offers(library, plan, offers), best = 0;
+    int count, best = 0;
     float least = INFINITY;
+    cublasStatus_t status = cuda_gemm_offers(library, plan, offers, &count);
+    if (status != CUBLAS_STATUS_SUCCESS) { return status; }
     for (int i = 0; library->tuning && i < count; i++) {
         float milliseconds = cuda_gemm_time(stream, plan, &offers[i].algo, a, b, result);
         if (milliseconds < least) {
@@ -249,6 +254,18 @@ static inline void cuda_gemm_choose(Stream *stream, CudaGemmPlan *plan, const vo
         cuda_gemm_numbers(library, &plan->gemm, numbers);
         product_keep(library->choices, numbers, &plan->algorithm);
     }
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+// Ends the program where the library has no algorithm for a product.
+static inline void cuda_gemm_refuse(const CudaGemm *gemm, cublasStatus_t status) {
+    char text[256];
+    snprintf(text, sizeof text, "no algorithm for a product of m %d, n %d, k %d%s%s, of %s, the result %s%s",
+             gemm->m, gemm->n, gemm->k, gemm->a_transposed ? ", a transposed" : "",
+             gemm->b_transposed ? ", b transposed" : "", gemm->precision == PRECISION_FP32 ? "fp32" : "bf16",
+             gemm->result_precision == PRECISION_FP32 ? "fp32" : "bf16",
+             gemm->accumulate ? " and added to" : "");
+    cublas_check(status, text);
 }
 
 // The library has read a plan when its call returns: what is under way does not need it.
@@ -285,14 +302,19 @@ static inline CudaGemmPlan *cuda_gemm_plan(Stream *stream, const CudaGemm *gemm,
     plan->gemm = *gemm;
     plan->used = library->products;
     cuda_gemm_describe(library, plan);
-    cuda_gemm_choose(stream, plan, a, b, result);
+    cublasStatus_t status = cuda_gemm_choose(stream, plan, a, b, result);
+    if (status != CUBLAS_STATUS_SUCCESS) { cuda_gemm_refuse(gemm, status); }
     return plan;
 }
 
-static inline void cuda_gemm(Stream *stream, CudaGemm *gemm, const void *a, const void *b, void *result) {
+static inline void cuda_gemm_align(CudaGemm *gemm, const void *a, const void *b, const void *result) {
     gemm->a_alignment = cuda_gemm_alignment(a, gemm->a_stride, gemm->precision);
     gemm->b_alignment = cuda_gemm_alignment(b, gemm->b_stride, gemm->precision);
     gemm->result_alignment = cuda_gemm_alignment(result, gemm->result_stride, gemm->result_precision);
+}
+
+static inline void cuda_gemm(Stream *stream, CudaGemm *gemm, const void *a, const void *b, void *result) {
+    cuda_gemm_align(gemm, a, b, result);
     const CudaGemmPlan *plan = cuda_gemm_plan(stream, gemm, a, b, result);
     CUBLAS_CHECK(cuda_gemm_run(stream, plan, &plan->algorithm, a, b, result));
 }

@@ -2,6 +2,19 @@
 // part of its interface that this project uses there are plain loops. It offers two
 // algorithms, which add in opposite orders, and ignores preferences and workspaces. It
 // counts what it describes, so that tests see what the program keeps.
+//
+// Epilogues: bias and those for GELU, on bf16 alone, which is all that this project asks for. From
+// the toolkit's header and manual are: what is computed, that the kept input of GELU, the
+// bias and its gradient have the type of the result, that the rows of the kept input are a
+// multiple of 8 elements apart, and that the bias gradient is written, not added to. They
+// do not say the following, so the two algorithms differ in the first two points, and
+// tests have to hold for both:
+//   * whether GELU reads its input before it is rounded (algorithm 0) or after (1)
+//   * whether the bias gradient sums values before they are rounded (0) or after (1)
+//   * which form of GELU it is. Here the one with tanh, because PyTorch uses the epilogue
+//     for that form only. A GPU's tanh may be approximate
+//   * the order of the sums, and whether all this is done by one kernel. Here a product
+//     counts as one
 #ifndef ACCO_SIMT_CUBLASLT_H
 #define ACCO_SIMT_CUBLASLT_H
 
@@ -22,8 +35,19 @@ typedef enum cublasOperation_t { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 } cublasOperat
 enum cublasLtMatmulDescAttributes_t {
     CUBLASLT_MATMUL_DESC_TRANSA = 3,
     CUBLASLT_MATMUL_DESC_TRANSB = 4,
+    CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
+    CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8,
+    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER = 11,
+    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD = 12,
     CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET = 15
 };
+typedef enum cublasLtEpilogue_t {
+    CUBLASLT_EPILOGUE_DEFAULT = 1,
+    CUBLASLT_EPILOGUE_BIAS = 4,
+    CUBLASLT_EPILOGUE_GELU_AUX_BIAS = 32 | 128 | 4,
+    CUBLASLT_EPILOGUE_DGELU = 64 | 128,
+    CUBLASLT_EPILOGUE_DGELU_BGRAD = 64 | 128 | 16
+} cublasLtEpilogue_t;
 enum cublasLtMatmulPreferenceAttributes_t {
     CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5,
@@ -35,6 +59,10 @@ enum cublasLtMatmulPreferenceAttributes_t {
 struct SimtMatmulDesc {
     cublasOperation_t a, b;
     int processors; // that the product may count on; 0: all
+    cublasLtEpilogue_t epilogue;
+    void *aux; // the kept input of GELU, columns aux_stride apart
+    int64_t aux_stride;
+    void *bias; // or its gradient
 };
 struct SimtMatrixLayout {
     cudaDataType_t type;
@@ -72,7 +100,8 @@ inline cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
 inline cublasStatus_t cublasLtDestroy(cublasLtHandle_t) { return CUBLAS_STATUS_SUCCESS; }
 inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *operation, cublasComputeType_t,
                                                cudaDataType_t) {
-    *operation = new SimtMatmulDesc{CUBLAS_OP_N, CUBLAS_OP_N, 0};
+    *operation =
+        new SimtMatmulDesc{CUBLAS_OP_N, CUBLAS_OP_N, 0, CUBLASLT_EPILOGUE_DEFAULT, nullptr, 0, nullptr};
     simt_library_objects()++;
     simt_library_products()++;
     return CUBLAS_STATUS_SUCCESS;
@@ -85,9 +114,16 @@ inline cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t operation) 
 inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation,
                                                      cublasLtMatmulDescAttributes_t attribute,
                                                      const void *value, size_t) {
-    if (attribute == CUBLASLT_MATMUL_DESC_TRANSA) { operation->a = *(const cublasOperation_t *)value; }
-    if (attribute == CUBLASLT_MATMUL_DESC_TRANSB) { operation->b = *(const cublasOperation_t *)value; }
-    if (attribute == CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET) { operation->processors = *(const int *)value; }
+    switch (attribute) {
+    case CUBLASLT_MATMUL_DESC_TRANSA: operation->a = *(const cublasOperation_t *)value; break;
+    case CUBLASLT_MATMUL_DESC_TRANSB: operation->b = *(const cublasOperation_t *)value; break;
+    case CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET: operation->processors = *(const int *)value; break;
+    case CUBLASLT_MATMUL_DESC_EPILOGUE: operation->epilogue = *(const cublasLtEpilogue_t *)value; break;
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER: operation->bias = *(void *const *)value; break;
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: operation->aux = *(void *const *)value; break;
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: operation->aux_stride = *(const int64_t *)value; break;
+    default: return CUBLAS_STATUS_INVALID_VALUE;
+    }
     return CUBLAS_STATUS_SUCCESS;
 }
 inline cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType_t type,
@@ -114,24 +150,36 @@ inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPrefere
                                                            size_t) {
     return CUBLAS_STATUS_SUCCESS;
 }
-inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t,
+// Whether the description is one of a product that the library can do.
+inline bool simt_can_end_so(const SimtMatmulDesc *operation, const SimtMatrixLayout *d) {
+    bool kept = operation->epilogue & 128, biased = operation->epilogue & (4 | 16);
+    if (operation->epilogue == CUBLASLT_EPILOGUE_DEFAULT) { return true; }
+    if (d->type != CUDA_R_16BF || (biased && operation->bias == nullptr)) { return false; }
+    return !kept || (operation->aux != nullptr && operation->aux_stride % 8 == 0 &&
+                     operation->aux_stride >= (int64_t)d->rows);
+}
+inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t operation,
                                                      cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
-                                                     cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                                     cublasLtMatrixLayout_t, cublasLtMatrixLayout_t d,
                                                      cublasLtMatmulPreference_t, int,
                                                      cublasLtMatmulHeuristicResult_t *offers, int *count) {
+    *count = 0;
+    if (simt_algorithm_lacks() || !simt_can_end_so(operation, d)) { return CUBLAS_STATUS_NOT_SUPPORTED; }
     offers[0] = {{{0}}, 0};
     offers[1] = {{{1}}, 0};
     *count = 2;
     return CUBLAS_STATUS_SUCCESS;
 }
+inline bool simt_knows(const cublasLtMatmulAlgo_t *algorithm) {
+    static const uint64_t zeros[7] = {0};
+    return algorithm->data[0] <= 1 && memcmp(algorithm->data + 1, zeros, sizeof zeros) == 0;
+}
 inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t,
                                               cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
                                               cublasLtMatrixLayout_t, const cublasLtMatmulAlgo_t *algorithm,
                                               cublasLtMatmulHeuristicResult_t *result) {
-    static const uint64_t zeros[7] = {0};
-    bool known = algorithm->data[0] <= 1 && memcmp(algorithm->data + 1, zeros, sizeof zeros) == 0;
     *result = {*algorithm, 0};
-    return known ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+    return simt_knows(algorithm) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
 // The operand as floats: (rows, columns) after transposition, row after row. The
@@ -158,14 +206,48 @@ inline void simt_check_processors(cublasLtMatmulDesc_t operation) {
     }
 }
 
-// d = alpha op(a) op(b) + beta c. c has the layout of d, and is read only if d is float.
+inline double simt_gelu(double x) {
+    return 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)));
+}
+inline double simt_gelu_derivative(double x) {
+    double t = tanh(0.7978845608028654 * (x + 0.044715 * x * x * x));
+    return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * 0.7978845608028654 * (1 + 0.134145 * x * x);
+}
+inline float simt_round(float value) { return __bfloat162float(__float2bfloat16_rn(value)); }
+
+// What the epilogue makes of the value that belongs to (row, column) of d. bias_sums
+// (rows): the bias gradient so far.
+inline float simt_end(const SimtMatmulDesc *operation, bool round_first, float value, uint64_t row,
+                      uint64_t column, float *bias_sums) {
+    if (operation->epilogue == CUBLASLT_EPILOGUE_DEFAULT) { return value; }
+    if (operation->epilogue & CUBLASLT_EPILOGUE_BIAS) {
+        value += __bfloat162float(((const __nv_bfloat16 *)operation->bias)[row]);
+    }
+    if (operation->epilogue == CUBLASLT_EPILOGUE_BIAS) { return value; }
+    __nv_bfloat16 *aux = (__nv_bfloat16 *)operation->aux + column * (uint64_t)operation->aux_stride + row;
+    if (operation->epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) {
+        *aux = __float2bfloat16_rn(value);
+        return (float)simt_gelu(round_first ? __bfloat162float(*aux) : value);
+    }
+    value *= (float)simt_gelu_derivative(__bfloat162float(*aux));
+    bias_sums[row] += round_first ? simt_round(value) : value;
+    return value;
+}
+
+// d = epilogue(alpha op(a) op(b) + beta c). c has the layout of d, and is read only if d is
+// float.
 inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, const void *alpha,
                                      const void *a, cublasLtMatrixLayout_t a_layout, const void *b,
                                      cublasLtMatrixLayout_t b_layout, const void *beta, const void *c,
                                      cublasLtMatrixLayout_t, void *d, cublasLtMatrixLayout_t d_layout,
-                                     const cublasLtMatmulAlgo_t *algorithm, void *, size_t, cudaStream_t) {
+                                     const cublasLtMatmulAlgo_t *algorithm, void *, size_t,
+                                     cudaStream_t stream) {
     simt_check_processors(operation);
     if (simt_product_fails()) { return CUBLAS_STATUS_EXECUTION_FAILED; }
+    if (!simt_knows(algorithm) || !simt_can_end_so(operation, d_layout)) {
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    }
+    if (simt_is_captured(stream)) { return CUBLAS_STATUS_SUCCESS; }
     bool a_transposed = operation->a == CUBLAS_OP_T, b_transposed = operation->b == CUBLAS_OP_T;
     uint64_t m = d_layout->rows, n = d_layout->columns, k = a_transposed ? a_layout->rows : a_layout->columns;
     uint64_t a_rows = a_transposed ? a_layout->columns : a_layout->rows,
@@ -174,12 +256,13 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t oper
     if (a_rows != m || b_columns != n || b_rows != k) { return CUBLAS_STATUS_INVALID_VALUE; }
     std::vector<float> left = simt_operand(b, b_layout, !b_transposed, n, k),
                        right = simt_operand(a, a_layout, !a_transposed, k, m);
-    std::vector<float> sum(m);
+    std::vector<float> sum(m), bias_sums(m);
+    bool reversed = algorithm->data[0] == 1;
     float scale = *(const float *)alpha, keep = *(const float *)beta;
     for (uint64_t column = 0; column < n; column++) {
         std::fill(sum.begin(), sum.end(), 0.0f);
         for (uint64_t step = 0; step < k; step++) {
-            uint64_t i = algorithm->data[0] == 0 ? step : k - 1 - step;
+            uint64_t i = reversed ? k - 1 - step : step;
             float factor = left[column * k + i];
             for (uint64_t row = 0; row < m; row++) { sum[row] += factor * right[i * m + row]; }
         }
@@ -189,9 +272,13 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t oper
                 ((float *)d)[place] =
                     scale * sum[row] + (keep != 0.0f ? keep * ((const float *)c)[place] : 0.0f);
             } else {
-                ((__nv_bfloat16 *)d)[place] = __float2bfloat16_rn(scale * sum[row]);
+                ((__nv_bfloat16 *)d)[place] = __float2bfloat16_rn(
+                    simt_end(operation, reversed, scale * sum[row], row, column, bias_sums.data()));
             }
         }
+    }
+    for (uint64_t row = 0; operation->epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD && row < m; row++) {
+        ((__nv_bfloat16 *)operation->bias)[row] = __float2bfloat16_rn(bias_sums[row]);
     }
     return CUBLAS_STATUS_SUCCESS;
 }

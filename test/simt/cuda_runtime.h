@@ -110,6 +110,9 @@ typedef enum cudaError {
 } cudaError_t;
 typedef struct SimtStream *cudaStream_t;
 typedef struct SimtEvent *cudaEvent_t;
+typedef struct SimtGraph *cudaGraph_t;
+typedef struct SimtGraphNode *cudaGraphNode_t;
+enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal };
 enum cudaMemcpyKind {
     cudaMemcpyHostToHost,
     cudaMemcpyHostToDevice,
@@ -123,9 +126,14 @@ enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
 
 struct SimtStream {
     int priority;
+    bool capturing;
+    size_t captured; // launches, products and copies
 };
 struct SimtEvent {
     int recorded; // how often
+};
+struct SimtGraph {
+    size_t nodes;
 };
 struct cudaDeviceProp {
     char name[256];
@@ -173,6 +181,8 @@ inline int simt_number_of_rank(const char *variable, int otherwise) {
 //   SIMT_FAIL_LAUNCH, SIMT_FAIL_PRODUCT
 //                    the launch of a kernel, or the product of the library, that fails,
 //                    counted from 1; 0: none; lists, too
+//   SIMT_NO_ALGORITHM
+//                    the shape, counted from 1, for which the library has no algorithm
 //   SIMT_SAY_LOADING set: the first call says on stderr when kernels would be loaded
 inline int simt_devices() { return simt_number_of_rank("SIMT_GPUS", 1); }
 inline size_t simt_memory_bytes() { return (size_t)simt_number_of_rank("SIMT_MEMORY_MB", 4096) << 20; }
@@ -185,6 +195,11 @@ inline bool simt_product_fails() {
     static const int failing = simt_number_of_rank("SIMT_FAIL_PRODUCT", 0);
     static int products = 0;
     return failing > 0 && __atomic_add_fetch(&products, 1, __ATOMIC_RELAXED) == failing;
+}
+inline bool simt_algorithm_lacks() {
+    static const int lacking = simt_number_of_rank("SIMT_NO_ALGORITHM", 0);
+    static int shapes = 0;
+    return lacking > 0 && __atomic_add_fetch(&shapes, 1, __ATOMIC_RELAXED) == lacking;
 }
 // How many processors NCCL was allowed to take: products must be planned for the others.
 inline int &simt_processors_taken() {
@@ -270,11 +285,35 @@ inline cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
 }
 inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
     (void)flags;
-    *stream = new SimtStream{priority};
+    *stream = new SimtStream{priority, false, 0};
     return cudaSuccess;
 }
 inline cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     delete stream;
+    return cudaSuccess;
+}
+// While a stream is captured, what is put into it is counted and not done.
+inline bool simt_is_captured(cudaStream_t stream) {
+    if (stream == nullptr || !stream->capturing) { return false; }
+    stream->captured++;
+    return true;
+}
+inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+    stream->capturing = true;
+    stream->captured = 0;
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
+    stream->capturing = false;
+    *graph = new SimtGraph{stream->captured};
+    return cudaSuccess;
+}
+inline cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *, size_t *count) {
+    *count = graph->nodes;
+    return cudaSuccess;
+}
+inline cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    delete graph;
     return cudaSuccess;
 }
 inline cudaError_t cudaStreamQuery(cudaStream_t) { return cudaSuccess; }
@@ -300,11 +339,13 @@ inline cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t, cudaEv
 }
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
 inline cudaError_t cudaMemcpyAsync(void *target, const void *source, size_t bytes, cudaMemcpyKind,
-                                   cudaStream_t) {
+                                   cudaStream_t stream) {
+    if (simt_is_captured(stream)) { return cudaSuccess; }
     memmove(target, source, bytes);
     return cudaSuccess;
 }
-inline cudaError_t cudaMemsetAsync(void *target, int value, size_t bytes, cudaStream_t) {
+inline cudaError_t cudaMemsetAsync(void *target, int value, size_t bytes, cudaStream_t stream) {
+    if (simt_is_captured(stream)) { return cudaSuccess; }
     memset(target, value, bytes);
     return cudaSuccess;
 }
@@ -316,6 +357,7 @@ template <typename... Parameters, typename... Arguments>
 inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(Parameters...),
                                       Arguments &&...arguments) {
     if (simt_launch_fails()) { return cudaErrorLaunchFailure; }
+    if (simt_is_captured(config->stream)) { return cudaSuccess; }
     SimtLaunch launch = {(const void *)kernel, config->gridDim, config->blockDim, config->dynamicSmemBytes};
     if (simt_observer() != nullptr && !simt_observer()(&launch)) { return cudaSuccess; }
     simt_launch(config->gridDim, config->blockDim, config->dynamicSmemBytes, [&] { kernel(arguments...); });

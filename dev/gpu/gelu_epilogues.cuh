@@ -1,0 +1,174 @@
+// gelu_epilogues.cuh: products of the MLP that end with bias and GELU, with bias alone, or
+// with GELU's derivative, in an epilogue of the library. The program does not use them: its products
+// are followed by the kernels of kernels/cuda/gelu.cuh. dev/gpu/bench_cuda.cu times both
+// forms, and test_cuda_matmul.cu compares their results.
+//
+//   forward    saved = input weight^T + bias;  output = gelu(saved)
+//   backward   d_input = (d_output weight) gelu'(saved);  d_bias = sum over rows of d_input
+//
+// How this differs from the program's form: `saved` contains the bias; the bias gradient is
+// bf16, because the library gives it the type of the result, and overwritten, so that a
+// kernel has to add it to the fp32 gradient; whether gelu reads its input before or after
+// that is rounded to `saved` is not documented. Everything is bf16.
+#ifndef ACCO_DEV_GPU_GELU_EPILOGUES_CUH
+#define ACCO_DEV_GPU_GELU_EPILOGUES_CUH
+
+#include "kernels/cuda/column_sums.cuh"
+#include "kernels/cuda/matmul.cuh"
+
+// A product with an epilogue, planned when it is first run. All zeros: not yet planned.
+typedef struct EpilogueProduct {
+    bool planned;
+    cublasStatus_t status; // without success the library cannot do it, and there is no plan
+    CudaGemmPlan plan;
+} EpilogueProduct;
+
+// All that a product reads and writes. result (n, m) is the product of b and a.
+typedef struct EpilogueArrays {
+    const void *a, *b;
+    void *result;
+    void *saved; // (n, m): GELU's input; NULL: none
+    void *bias;  // (m): the bias, or its gradient; NULL: none
+} EpilogueArrays;
+
+static inline void epilogue_set(const CudaGemmPlan *plan, cublasLtMatmulDescAttributes_t attribute,
+                                const void *value, size_t bytes) {
+    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(plan->operation, attribute, value, bytes));
+}
+
+static inline void epilogue_point(const CudaGemmPlan *plan, const EpilogueArrays *arrays) {
+    if (arrays->saved != NULL) {
+        epilogue_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &arrays->saved, sizeof arrays->saved);
+    }
+    if (arrays->bias != NULL) {
+        epilogue_set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &arrays->bias, sizeof arrays->bias);
+    }
+}
+
+// The arrays of later runs must be aligned as those of the first. The library's choices
+// are looked up by shape (products.h), which knows no epilogues: the stream must not have
+// any.
+static inline void epilogue_plan(Stream *stream, EpilogueProduct *product, const CudaGemm *gemm,
+                                 cublasLtEpilogue_t epilogue, const EpilogueArrays *arrays) {
+    const CudaGemmLibrary *library = (const CudaGemmLibrary *)stream->gemm;
+    CudaGemmPlan *plan = &product->plan;
+    int64_t stride = gemm->m;
+    assert(library->choices == NULL);
+    plan->gemm = *gemm;
+    cuda_gemm_align(&plan->gemm, arrays->a, arrays->b, arrays->result);
+    cuda_gemm_describe(library, plan);
+    epilogue_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
+    if (arrays->saved != NULL) {
+        epilogue_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &stride, sizeof stride);
+    }
+    epilogue_point(plan, arrays);
+    product->status = cuda_gemm_choose(stream, plan, arrays->a, arrays->b, arrays->result);
+    product->planned = true;
+    if (product->status != CUBLAS_STATUS_SUCCESS) { cuda_gemm_forget(plan); }
+}
+
+// Queues the product. Returns the library's error if it has no algorithm for it, or if the
+// one that it offered fails; then nothing was done, then and in all later calls.
+static inline cublasStatus_t epilogue_run(Stream *stream, EpilogueProduct *product, const CudaGemm *gemm,
+                                          cublasLtEpilogue_t epilogue, const EpilogueArrays *arrays) {
+    if (!product->planned) { epilogue_plan(stream, product, gemm, epilogue, arrays); }
+    if (product->status != CUBLAS_STATUS_SUCCESS) { return product->status; }
+    epilogue_point(&product->plan, arrays);
+    product->status =
+        cuda_gemm_run(stream, &product->plan, &product->plan.algorithm, arrays->a, arrays->b, arrays->result);
+    if (product->status != CUBLAS_STATUS_SUCCESS) { cuda_gemm_forget(&product->plan); }
+    return product->status;
+}
+
+// Forgets the plan.
+static inline void epilogue_close(EpilogueProduct *product) {
+    if (product->planned && product->status == CUBLAS_STATUS_SUCCESS) { cuda_gemm_forget(&product->plan); }
+    memset(product, 0, sizeof *product);
+}
+
+// ---------------------------------------------------------------------------------------
+// The operations. Arrays of bf16; returns as epilogue_run does.
+
+// output, saved (rows, outputs); input (rows, inputs); weight (outputs, inputs); bias
+// (outputs).
+static inline cublasStatus_t epilogue_gelu_forward(Stream *stream, EpilogueProduct *product, Real *output,
+                                                   Real *saved, const Real *input, const Real *weight,
+                                                   const Real *bias, int rows, int inputs, int outputs) {
+    CudaGemm gemm = cuda_gemm_of(stream, outputs, rows, inputs, true, inputs, inputs, outputs);
+    EpilogueArrays arrays = {weight, input, output, saved, (void *)(uintptr_t)bias};
+    return epilogue_run(stream, product, &gemm, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, &arrays);
+}
+
+// saved (rows, outputs), and nothing else.
+static inline cublasStatus_t epilogue_bias_forward(Stream *stream, EpilogueProduct *product, Real *saved,
+                                                   const Real *input, const Real *weight, const Real *bias,
+                                                   int rows, int inputs, int outputs) {
+    CudaGemm gemm = cuda_gemm_of(stream, outputs, rows, inputs, true, inputs, inputs, outputs);
+    EpilogueArrays arrays = {weight, input, saved, NULL, (void *)(uintptr_t)bias};
+    return epilogue_run(stream, product, &gemm, CUBLASLT_EPILOGUE_BIAS, &arrays);
+}
+
+// d_input (rows, inputs), rows stride apart; saved (rows, inputs); d_output (rows,
+// outputs); weight (outputs, inputs). d_bias (inputs), bf16, is overwritten; NULL: no sum
+// is taken.
+static inline cublasStatus_t epilogue_gelu_backward(Stream *stream, EpilogueProduct *product, Real *d_input,
+                                                    int stride, Real *d_bias, const Real *saved,
+                                                    const Real *d_output, const Real *weight, int rows,
+                                                    int inputs, int outputs) {
+    CudaGemm gemm = cuda_gemm_of(stream, inputs, rows, outputs, false, inputs, outputs, stride);
+    EpilogueArrays arrays = {weight, d_output, d_input, (void *)(uintptr_t)saved, d_bias};
+    return epilogue_run(stream, product, &gemm,
+                        d_bias != NULL ? CUBLASLT_EPILOGUE_DGELU_BGRAD : CUBLASLT_EPILOGUE_DGELU, &arrays);
+}
+
+static __global__ void epilogue_add_kernel(float *sums, const __nv_bfloat16 *values, int columns) {
+    int c = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (c < columns) { sums[c] += to_float(values[c]); }
+}
+
+// d_bias (columns), fp32, += sums (columns), bf16.
+static inline void epilogue_add(Stream *stream, float *d_bias, const Real *sums, int columns) {
+    cuda_launch(stream, epilogue_add_kernel, dim3(cuda_blocks((size_t)columns, 256)), dim3(256), 0, d_bias,
+                reals<__nv_bfloat16>(sums), columns);
+}
+
+enum { EPILOGUE_ROWS = 8 }; // that a thread loads before it adds them
+
+template <int WIDTH>
+static __global__ void __launch_bounds__(COLUMN_STRIP)
+    epilogue_sums_kernel(float *partials, const __nv_bfloat16 *gradient, int stride, int rows, int columns) {
+    int c = strip_column(WIDTH), block = (int)blockIdx.x, blocks = (int)gridDim.x;
+    if (c >= columns) { return; }
+    float sums[WIDTH] = {};
+    int end = cuda_row_begin(block + 1, blocks, rows);
+    for (int row = cuda_row_begin(block, blocks, rows); row < end; row += EPILOGUE_ROWS) {
+        Piece<__nv_bfloat16, WIDTH> pieces[EPILOGUE_ROWS];
+        UNROLL
+        for (int i = 0; i < EPILOGUE_ROWS; i++) {
+            if (row + i >= end) { break; }
+            pieces[i] = piece_load<WIDTH>(gradient + (size_t)(row + i) * (size_t)stride + c);
+        }
+        UNROLL
+        for (int i = 0; i < EPILOGUE_ROWS; i++) {
+            if (row + i >= end) { break; }
+            float values[WIDTH];
+            piece_unpack(values, pieces[i]);
+            UNROLL
+            for (int k = 0; k < WIDTH; k++) { sums[k] += values[k]; }
+        }
+    }
+    floats_store<WIDTH>(partials + (size_t)block * (size_t)columns + c, sums);
+}
+
+// d_bias (columns), fp32, += the sum over rows of gradient (rows, columns), rows stride
+// apart: what DGELU leaves to be done. columns and stride are multiples of 8. partials
+// (CUDA_ROW_BLOCKS, columns) is workspace.
+static inline void epilogue_sums(Stream *stream, float *d_bias, float *partials, const Real *gradient,
+                                 int stride, int rows, int columns) {
+    assert(columns % 8 == 0 && stride % 8 == 0);
+    strips_launch(stream, epilogue_sums_kernel<8>, (unsigned)cuda_row_blocks(rows), columns, 8, 0, partials,
+                  reals<__nv_bfloat16>(gradient), stride, rows, columns);
+    cuda_column_sums_add(stream, d_bias, partials, cuda_row_blocks(rows), columns, columns);
+}
+
+#endif

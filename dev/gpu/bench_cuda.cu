@@ -4,8 +4,8 @@
 //   bench_cuda gpu                    one line about the GPU; exit 3 if none can be used
 //   bench_cuda ceilings               only the two ceilings
 //   bench_cuda kernels MODEL B T      the ceilings and the table
-//   bench_cuda gelu MODEL B T         the ceilings and the MLP's GELU in two forms: by our
-//                                     kernels and in the library's epilogues
+//   bench_cuda gelu MODEL B T         the ceilings, and the MLP's GELU by our kernels and
+//                                     in the library's epilogues
 //   bench_cuda tokens FILE COUNT V    a token file for training runs: COUNT random ids
 //                                     below V; needs no GPU
 //
@@ -27,7 +27,7 @@
 #include "dev/gpu/gelu_epilogues.cuh"
 #include "gpt_neo.h"
 
-enum { ARRAYS = 10, CASES = 64, FORMS = 4, TRIALS = 15, MOST_SETS = 64, FILL_BLOCK = 256 };
+enum { ARRAYS = 10, CASES = 64, FORMS = 5, TRIALS = 15, MOST_SETS = 64, FILL_BLOCK = 256 };
 
 typedef enum Fill { FILL_NONE, FILL_REALS, FILL_FLOATS, FILL_SQUARES, FILL_TOKENS, FILL_ORDER } Fill;
 
@@ -354,7 +354,8 @@ static void run_mlp_bias(Bench *bench, const Case *work, void **arrays) {
 }
 
 // The gradient of the second product's input, then that of GELU's input and its sum.
-// Arrays: the gradient, saved, d_output, weight, bias, d_bias, the same in bf16, partials.
+// Arrays: the gradient, saved, d_output, weight, bias, d_bias, the same in bf16,
+// partials.
 static void run_d_mlp_product(Bench *bench, const Case *work, void **arrays) {
     matmul_backward_input(bench->stream, reals(arrays[0]), bench->wide, reals(arrays[2]), work->outputs,
                           reals(arrays[3]), work->rows, work->inputs, work->outputs);
@@ -374,13 +375,29 @@ static bool d_mlp_epilogue(Bench *bench, const Case *work, void **arrays, Real *
 
 static void run_d_mlp_summed(Bench *bench, const Case *work, void **arrays) {
     if (!d_mlp_epilogue(bench, work, arrays, reals(arrays[6]))) { return; }
-    epilogue_add(bench->stream, (float *)arrays[5], reals(arrays[6]), work->inputs);
+    epilogue_add(bench->stream, (float *)arrays[5], (const __nv_bfloat16 *)arrays[6], work->inputs);
 }
 
-static void run_d_mlp_unsummed(Bench *bench, const Case *work, void **arrays) {
+static void run_d_mlp_no_sum(Bench *bench, const Case *work, void **arrays) {
+    d_mlp_epilogue(bench, work, arrays, NULL);
+}
+
+static void run_d_mlp_then_sums(Bench *bench, const Case *work, void **arrays) {
     if (!d_mlp_epilogue(bench, work, arrays, NULL)) { return; }
     epilogue_sums(bench->stream, (float *)arrays[5], (float *)arrays[7], reals(arrays[0]), bench->wide,
                   work->rows, work->inputs);
+}
+
+// The product that reads that gradient next; it can sum it, too, in fp32. Arrays: the
+// gradient, input, d_weight, d_bias, the sums.
+static void run_d_weight_summed(Bench *bench, const Case *work, void **arrays) {
+    if (epilogue_weight_backward(bench->stream, &bench->epilogues[work->form], (float *)arrays[2],
+                                 (float *)arrays[4], reals(arrays[0]), gradient_stride(bench, work),
+                                 reals(arrays[1]), work->rows, work->inputs,
+                                 work->outputs) != CUBLAS_STATUS_SUCCESS) {
+        return;
+    }
+    epilogue_add(bench->stream, (float *)arrays[3], (const float *)arrays[4], work->outputs);
 }
 
 static void run_adamw(Bench *bench, const Case *work, void **arrays) {
@@ -592,37 +609,59 @@ static void add_linear(Bench *bench, const char *name, int rows, int inputs, int
     }
 }
 
-// The forms of the MLP's GELU. Those of one direction stand side by side: the product
-// alone, the program's form, then those with an epilogue.
-static void add_mlp_forms(Bench *bench, bool backward) {
+// The products of the MLP that can end with an epilogue for GELU.
+typedef enum MlpProduct { MLP_FORWARD, MLP_BACKWARD, MLP_WEIGHT, MLP_PRODUCTS } MlpProduct;
+
+static void add_mlp_arrays(Case *work, MlpProduct product, size_t rows, size_t C, size_t F, size_t wide) {
+    if (product == MLP_WEIGHT) {
+        add_array(work, FILL_REALS, rows * wide * 2);
+        add_array(work, FILL_REALS, rows * C * 2);
+        for (int i = 0; i < 2; i++) { add_array(work, FILL_FLOATS, i == 0 ? C * F * 4 : F * 4); }
+        add_array(work, FILL_NONE, F * 4);
+        return;
+    }
+    add_array(work, FILL_NONE, rows * (product == MLP_BACKWARD ? wide : F) * 2);
+    add_array(work, product == MLP_BACKWARD ? FILL_REALS : FILL_NONE, rows * F * 2);
+    add_array(work, FILL_REALS, rows * C * 2);
+    add_array(work, FILL_REALS, C * F * 2);
+    add_array(work, FILL_REALS, F * 2);
+    add_array(work, FILL_FLOATS, F * 4);
+    add_array(work, FILL_NONE, F * 2);
+    add_array(work, FILL_NONE, row_partials_floats(true, F) * 4);
+}
+
+// Adds the forms of a product: alone; then, unless that is the program's form, followed
+// by our kernel; then those with an epilogue. Returns which is the program's.
+static int add_mlp_forms(Bench *bench, MlpProduct product) {
     static const struct {
         const char *name;
         void (*run)(Bench *, const Case *, void **);
-    } forms[2][FORMS] = {{{"fc forward, product alone", run_mlp_product},
-                          {"fc forward, our GELU", run_mlp_ours},
-                          {"fc forward, GELU_AUX_BIAS", run_mlp_epilogue},
-                          {"fc forward, BIAS, our GELU", run_mlp_bias}},
-                         {{"proj d input, product alone", run_d_mlp_product},
-                          {"proj d input, our GELU", run_d_mlp_ours},
-                          {"proj d input, DGELU_BGRAD", run_d_mlp_summed},
-                          {"proj d input, DGELU, then sums", run_d_mlp_unsummed}}};
+    } forms[MLP_PRODUCTS][FORMS] = {{{"fc forward, product alone", run_mlp_product},
+                                     {"fc forward, our GELU", run_mlp_ours},
+                                     {"fc forward, GELU_AUX_BIAS", run_mlp_epilogue},
+                                     {"fc forward, BIAS, our GELU", run_mlp_bias},
+                                     {NULL, NULL}},
+                                    {{"proj d input, product alone", run_d_mlp_product},
+                                     {"proj d input, our GELU", run_d_mlp_ours},
+                                     {"proj d input, DGELU_BGRAD", run_d_mlp_summed},
+                                     {"proj d input, DGELU, then sums", run_d_mlp_then_sums},
+                                     {"proj d input, DGELU, no sums", run_d_mlp_no_sum}},
+                                    {{"fc d weight, product alone", run_product_weight},
+                                     {"fc d weight, BGRADB", run_d_weight_summed},
+                                     {NULL, NULL},
+                                     {NULL, NULL},
+                                     {NULL, NULL}}};
     size_t rows = (size_t)bench->rows, C = (size_t)bench->config.channels,
            F = (size_t)bench->config.mlp_channels;
-    for (int form = 0; form < FORMS; form++) {
-        Case *work = add_case(bench, forms[backward][form].name, forms[backward][form].run, 0,
+    for (int form = 0; form < FORMS && forms[product][form].name != NULL; form++) {
+        Case *work = add_case(bench, forms[product][form].name, forms[product][form].run, 0,
                               2.0 * (double)rows * (double)C * (double)F);
         work->form = form;
-        work->inputs = (int)(backward ? F : C);
-        work->outputs = (int)(backward ? C : F);
-        add_array(work, FILL_NONE, rows * (backward ? (size_t)bench->wide : F) * 2);
-        add_array(work, backward ? FILL_REALS : FILL_NONE, rows * F * 2);
-        add_array(work, FILL_REALS, rows * C * 2);
-        add_array(work, FILL_REALS, C * F * 2);
-        add_array(work, FILL_REALS, F * 2);
-        add_array(work, FILL_FLOATS, F * 4);
-        add_array(work, FILL_NONE, F * 2);
-        add_array(work, FILL_NONE, row_partials_floats(true, F) * 4);
+        work->inputs = (int)(product == MLP_BACKWARD ? F : C);
+        work->outputs = (int)(product == MLP_BACKWARD ? C : F);
+        add_mlp_arrays(work, product, rows, C, F, (size_t)bench->wide);
     }
+    return product == MLP_WEIGHT ? 0 : 1;
 }
 
 // floats: arrays of fp32, all filled.
@@ -804,23 +843,22 @@ static bool try_form(Bench *bench, const Case *work) {
     return status == CUBLAS_STATUS_SUCCESS;
 }
 
-// What a step of this model would gain by another form than the program's, which is
-// times[1]; times[0] is the product alone.
-static void print_gain(const Bench *bench, const Case *work, const Times *times, Times form,
+// What a step of this model would gain by another form than the program's.
+static void print_gain(const Bench *bench, const Case *work, Times alone, Times ours, Times form,
                        const char *note) {
-    double ours = times[1].median - times[0].median, other = form.median - times[0].median;
     printf("  %s%s: %.1f us beyond the product, ours %.1f; %d layers: %+.3f ms a step\n", work->name, note,
-           1e6 * other, 1e6 * ours, bench->config.layers, 1e3 * (other - ours) * bench->config.layers);
+           1e6 * (form.median - alone.median), 1e6 * (ours.median - alone.median), bench->config.layers,
+           1e3 * (form.median - ours.median) * bench->config.layers);
 }
 
-static void measure_forms(Bench *bench, bool backward, bool tune) {
+static void measure_forms(Bench *bench, MlpProduct product, bool tune) {
     const Case *works[FORMS];
     Times times[FORMS];
     const char *note = tune ? " tuned" : "";
     int count = 0;
     bench->stream = tune ? &bench->tuned : &bench->plain;
     bench->count = 0;
-    add_mlp_forms(bench, backward);
+    int ours = add_mlp_forms(bench, product);
     for (int i = 0; i < bench->count; i++) {
         if (try_form(bench, &bench->cases[i])) { works[count++] = &bench->cases[i]; }
     }
@@ -830,18 +868,22 @@ static void measure_forms(Bench *bench, bool backward, bool tune) {
         snprintf(end, sizeof end, " in %zu%s", count_operations(bench, works[i]), note);
         print_case(bench, works[i], times[i], end);
     }
-    for (int i = 2; i < count; i++) { print_gain(bench, works[i], times, times[i], note); }
+    for (int i = ours + 1; i < count; i++) {
+        print_gain(bench, works[i], times[0], times[ours], times[i], note);
+    }
     for (int i = 0; i < FORMS; i++) { epilogue_close(&bench->epilogues[i]); }
 }
 
-// Both forms of both directions, with the library's first offers and with the quickest.
+// All forms of all products, with the library's first offers and with the quickest.
 static void measure_gelu(Bench *bench) {
     printf("\nGELU at %s, B %d, T %d, bf16: our kernels and the library's epilogues, in turns; \"in\": "
            "kernels and "
            "other operations\n",
            bench->config.name, bench->B, bench->T);
     for (int tune = 0; tune < 2; tune++) {
-        for (int backward = 0; backward < 2; backward++) { measure_forms(bench, backward == 1, tune == 1); }
+        for (int product = 0; product < MLP_PRODUCTS; product++) {
+            measure_forms(bench, (MlpProduct)product, tune == 1);
+        }
     }
     fflush(stdout);
 }

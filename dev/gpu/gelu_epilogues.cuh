@@ -1,15 +1,18 @@
-// gelu_epilogues.cuh: products of the MLP that end with bias and GELU, with bias alone, or
-// with GELU's derivative, in an epilogue of the library. The program does not use them: its products
-// are followed by the kernels of kernels/cuda/gelu.cuh. dev/gpu/bench_cuda.cu times both
-// forms, and test_cuda_matmul.cu compares their results.
+// gelu_epilogues.cuh: products of the MLP that end with bias and GELU, with bias alone,
+// or with GELU's derivative, in an epilogue of the library. The program does not use
+// them: its products are followed by the kernels of kernels/cuda/gelu.cuh.
+// dev/gpu/bench_cuda.cu times both forms, and test_cuda_matmul.cu compares their results.
+// What each form costs: docs/kernels.md, section 8.
 //
 //   forward    saved = input weight^T + bias;  output = gelu(saved)
-//   backward   d_input = (d_output weight) gelu'(saved);  d_bias = sum over rows of d_input
+//   backward   d_input = (d_output weight) gelu'(saved);  d_bias = sum of d_input's rows
+//   the next   d_weight += d_input^T input;  d_bias = sum of d_input's rows, in fp32
 //
-// How this differs from the program's form: `saved` contains the bias; the bias gradient is
-// bf16, because the library gives it the type of the result, and overwritten, so that a
-// kernel has to add it to the fp32 gradient; whether gelu reads its input before or after
-// that is rounded to `saved` is not documented. Everything is bf16.
+// How this differs from the program's form: `saved` contains the bias; whether gelu reads
+// its input before or after that is rounded to `saved` is not documented; the bias
+// gradient has the type of the product's result, bf16 in backward and fp32 in the next
+// product; and it is overwritten, so that a kernel has to add it to the fp32 gradient.
+// Everything else is bf16.
 #ifndef ACCO_DEV_GPU_GELU_EPILOGUES_CUH
 #define ACCO_DEV_GPU_GELU_EPILOGUES_CUH
 
@@ -28,7 +31,7 @@ typedef struct EpilogueArrays {
     const void *a, *b;
     void *result;
     void *saved; // (n, m): GELU's input; NULL: none
-    void *bias;  // (m): the bias, or its gradient; NULL: none
+    void *bias;  // (m), or (n) for BGRADB: the bias, or its gradient; NULL: none
 } EpilogueArrays;
 
 static inline void epilogue_set(const CudaGemmPlan *plan, cublasLtMatmulDescAttributes_t attribute,
@@ -67,8 +70,8 @@ static inline void epilogue_plan(Stream *stream, EpilogueProduct *product, const
     if (product->status != CUBLAS_STATUS_SUCCESS) { cuda_gemm_forget(plan); }
 }
 
-// Queues the product. Returns the library's error if it has no algorithm for it, or if the
-// one that it offered fails; then nothing was done, then and in all later calls.
+// Queues the product. Returns the library's error if it has no algorithm for it, or if
+// the one that it offered fails; then nothing was done, then and in all later calls.
 static inline cublasStatus_t epilogue_run(Stream *stream, EpilogueProduct *product, const CudaGemm *gemm,
                                           cublasLtEpilogue_t epilogue, const EpilogueArrays *arrays) {
     if (!product->planned) { epilogue_plan(stream, product, gemm, epilogue, arrays); }
@@ -121,15 +124,30 @@ static inline cublasStatus_t epilogue_gelu_backward(Stream *stream, EpilogueProd
                         d_bias != NULL ? CUBLASLT_EPILOGUE_DGELU_BGRAD : CUBLASLT_EPILOGUE_DGELU, &arrays);
 }
 
-static __global__ void epilogue_add_kernel(float *sums, const __nv_bfloat16 *values, int columns) {
+// d_weight (outputs, inputs), fp32, +=; d_bias (outputs), fp32, is overwritten with the
+// sum over rows of d_output (rows, outputs), rows stride apart; input (rows, inputs).
+static inline cublasStatus_t epilogue_weight_backward(Stream *stream, EpilogueProduct *product,
+                                                      float *d_weight, float *d_bias, const Real *d_output,
+                                                      int stride, const Real *input, int rows, int inputs,
+                                                      int outputs) {
+    CudaGemm gemm = cuda_gemm_of(stream, inputs, outputs, rows, false, inputs, stride, inputs);
+    EpilogueArrays arrays = {input, d_output, d_weight, NULL, d_bias};
+    gemm.b_transposed = true;
+    gemm.result_precision = PRECISION_FP32;
+    gemm.accumulate = true;
+    return epilogue_run(stream, product, &gemm, CUBLASLT_EPILOGUE_BGRADB, &arrays);
+}
+
+template <typename R> static __global__ void epilogue_add_kernel(float *sums, const R *values, int columns) {
     int c = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (c < columns) { sums[c] += to_float(values[c]); }
 }
 
-// d_bias (columns), fp32, += sums (columns), bf16.
-static inline void epilogue_add(Stream *stream, float *d_bias, const Real *sums, int columns) {
-    cuda_launch(stream, epilogue_add_kernel, dim3(cuda_blocks((size_t)columns, 256)), dim3(256), 0, d_bias,
-                reals<__nv_bfloat16>(sums), columns);
+// d_bias (columns), fp32, += sums (columns), of R: float or __nv_bfloat16.
+template <typename R>
+static inline void epilogue_add(Stream *stream, float *d_bias, const R *sums, int columns) {
+    cuda_launch(stream, epilogue_add_kernel<R>, dim3(cuda_blocks((size_t)columns, 256)), dim3(256), 0, d_bias,
+                sums, columns);
 }
 
 enum { EPILOGUE_ROWS = 8 }; // that a thread loads before it adds them

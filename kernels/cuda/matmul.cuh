@@ -9,9 +9,9 @@
 // it is told y^T = W x^T. Operands are in the stream's precision, sums are fp32 (never
 // TF32). Weight gradients are fp32, and the product itself adds to them (beta = 1). No
 // epilogue of the library is used: bias and GELU have a pass of their own, and the
-// residual addition is part of the next LayerNorm. What epilogues for GELU would save, and
-// what speaks against them: docs/kernels.md, section 8; dev/gpu/gelu_epilogues.cuh times
-// them.
+// residual addition is part of the next LayerNorm. What epilogues for GELU would save,
+// and what speaks against them: docs/kernels.md, section 8; dev/gpu/gelu_epilogues.cuh
+// times them.
 //
 // Limit: the multiply-add rate, as long as rows, inputs and outputs are all a few
 // hundred.

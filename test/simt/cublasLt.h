@@ -3,12 +3,13 @@
 // algorithms, which add in opposite orders, and ignores preferences and workspaces. It
 // counts what it describes, so that tests see what the program keeps.
 //
-// Epilogues: bias and those for GELU, on bf16 alone, which is all that this project asks for. From
-// the toolkit's header and manual are: what is computed, that the kept input of GELU, the
-// bias and its gradient have the type of the result, that the rows of the kept input are a
-// multiple of 8 elements apart, and that the bias gradient is written, not added to. They
-// do not say the following, so the two algorithms differ in the first two points, and
-// tests have to hold for both:
+// Epilogues: bias and those for GELU, on bf16 alone, and BGRADB, the sums of b over k:
+// all that this project asks for. From the comments of the toolkit's header are: what is
+// computed, that the kept input of GELU, the bias and its gradient have the type of the
+// result, that the rows of the kept input are a multiple of 8 elements apart, and that
+// the bias gradient is stored, which is taken to mean that it is not added to. They do not
+// say the following, so the two algorithms differ in the first two points, and tests have
+// to hold for both:
 //   * whether GELU reads its input before it is rounded (algorithm 0) or after (1)
 //   * whether the bias gradient sums values before they are rounded (0) or after (1)
 //   * which form of GELU it is. Here the one with tanh, because PyTorch uses the epilogue
@@ -46,7 +47,8 @@ typedef enum cublasLtEpilogue_t {
     CUBLASLT_EPILOGUE_BIAS = 4,
     CUBLASLT_EPILOGUE_GELU_AUX_BIAS = 32 | 128 | 4,
     CUBLASLT_EPILOGUE_DGELU = 64 | 128,
-    CUBLASLT_EPILOGUE_DGELU_BGRAD = 64 | 128 | 16
+    CUBLASLT_EPILOGUE_DGELU_BGRAD = 64 | 128 | 16,
+    CUBLASLT_EPILOGUE_BGRADB = 512
 } cublasLtEpilogue_t;
 enum cublasLtMatmulPreferenceAttributes_t {
     CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
@@ -150,10 +152,14 @@ inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPrefere
                                                            size_t) {
     return CUBLAS_STATUS_SUCCESS;
 }
-// Whether the description is one of a product that the library can do.
+// Whether the description is one of a product that the library can do. BGRADB: with sums
+// of d's type, fp32.
 inline bool simt_can_end_so(const SimtMatmulDesc *operation, const SimtMatrixLayout *d) {
     bool kept = operation->epilogue & 128, biased = operation->epilogue & (4 | 16);
     if (operation->epilogue == CUBLASLT_EPILOGUE_DEFAULT) { return true; }
+    if (operation->epilogue == CUBLASLT_EPILOGUE_BGRADB) {
+        return d->type == CUDA_R_32F && operation->bias != nullptr;
+    }
     if (d->type != CUDA_R_16BF || (biased && operation->bias == nullptr)) { return false; }
     return !kept || (operation->aux != nullptr && operation->aux_stride % 8 == 0 &&
                      operation->aux_stride >= (int64_t)d->rows);
@@ -234,8 +240,8 @@ inline float simt_end(const SimtMatmulDesc *operation, bool round_first, float v
     return value;
 }
 
-// d = epilogue(alpha op(a) op(b) + beta c). c has the layout of d, and is read only if d is
-// float.
+// d = epilogue(alpha op(a) op(b) + beta c). c has the layout of d, and is read only if d
+// is float.
 inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, const void *alpha,
                                      const void *a, cublasLtMatrixLayout_t a_layout, const void *b,
                                      cublasLtMatrixLayout_t b_layout, const void *beta, const void *c,
@@ -276,6 +282,11 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t oper
                     simt_end(operation, reversed, scale * sum[row], row, column, bias_sums.data()));
             }
         }
+    }
+    for (uint64_t column = 0; operation->epilogue == CUBLASLT_EPILOGUE_BGRADB && column < n; column++) {
+        float total = 0.0f;
+        for (uint64_t i = 0; i < k; i++) { total += left[column * k + (reversed ? k - 1 - i : i)]; }
+        ((float *)operation->bias)[column] = total;
     }
     for (uint64_t row = 0; operation->epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD && row < m; row++) {
         ((__nv_bfloat16 *)operation->bias)[row] = __float2bfloat16_rn(bias_sums[row]);

@@ -222,6 +222,7 @@ typedef struct CommitReport {
     double learning_rate, gradient_norm;
     // Of this worker. Exposed: compute was idle while data travelled.
     double compute_seconds, communication_seconds, exposed_seconds;
+    double micro_batch_seconds; // of compute: without steps and boundaries
 } CommitReport;
 
 // A step that was not made.

@@ -46,6 +46,10 @@ enum {
     TRACE_CLOCK_ROUNDS = 16    // of a measurement: with many, one of them is undisturbed
 };
 
+// The name of spans in which a micro-batch is computed: one may take several, because it may
+// wait for parameters in between.
+#define TRACE_MICRO_BATCH "micro-batch"
+
 typedef enum TraceLane { TRACE_COMPUTE, TRACE_COMMUNICATION, TRACE_LANES } TraceLane;
 
 typedef struct Span {
@@ -57,6 +61,7 @@ typedef struct Span {
 
 typedef struct TraceSums {
     double compute_seconds, communication_seconds, exposed_seconds;
+    double micro_batch_seconds; // of the computation: spans of that name that have ended
 } TraceSums;
 
 typedef struct Trace {
@@ -131,11 +136,13 @@ static inline void trace_end_at(Trace *trace, TraceLane lane, int64_t commit, do
     trace_count_until(trace, now);
     trace->running[lane] = false;
     Span span = {trace->names[lane], trace->began[lane], now, commit, lane};
+    bool of_micro_batch = strcmp(span.name, TRACE_MICRO_BATCH) == 0;
+    trace->sums.micro_batch_seconds += of_micro_batch ? span.ended - span.began : 0;
     if (trace->keep) { trace_keep_span(trace, span); }
 }
 
 static inline TraceSums trace_take_at(Trace *trace, double now) {
-    TraceSums none = {0, 0, 0};
+    TraceSums none = {0, 0, 0, 0};
     trace_count_until(trace, now);
     TraceSums sums = trace->sums;
     trace->sums = none;

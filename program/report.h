@@ -329,6 +329,7 @@ static inline void window_add_commit(Run *run) {
     sum->compute_seconds += commit->compute_seconds;
     sum->communication_seconds += commit->communication_seconds;
     sum->exposed_seconds += commit->exposed_seconds;
+    sum->micro_batch_seconds += commit->micro_batch_seconds;
     run->exposed_seconds += commit->exposed_seconds;
 }
 
@@ -341,6 +342,7 @@ static inline void window_begin(Run *run, double seconds) {
     run->window.from_step = s->optimizer.commits;
     run->window.from_work = s->gradients_done;
     run->window.from_seconds = seconds;
+    run->window.from_micro_batches = s->micro_batches_begun;
 }
 
 // Says once that what is printed reaches nobody: the reader of a pipe has gone, or the disk
@@ -395,6 +397,8 @@ static inline void report_window(Run *run) {
     report.compute_ms = 1e3 * sum->compute_seconds / steps;
     report.communication_ms = 1e3 * sum->communication_seconds / steps;
     report.exposed_ms = 1e3 * sum->exposed_seconds / steps;
+    double micro_batches = (double)(s->micro_batches_begun - run->window.from_micro_batches);
+    if (micro_batches > 0) { report.micro_batch_ms = 1e3 * sum->micro_batch_seconds / micro_batches; }
     report.steps = steps;
     report.gradients_per_commit = gradients / commits;
     report.model_tflops = report.tokens_per_second * gpt_neo_flops_per_token(&run->config, run->T) / 1e12;

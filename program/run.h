@@ -37,6 +37,7 @@ typedef struct ReportWindow {
     double from_gradients;
     int64_t from_step; // how far the run had come when it was made
     double from_work, from_seconds;
+    uint64_t from_micro_batches; // Scheduler::micro_batches_begun
 } ReportWindow;
 
 // How much of what the scheduler counts the loop has already looked at.

@@ -16,6 +16,9 @@
 //   stream_copy, stream_clear   memory of any kind, in the order of the stream
 //   stream_settle               in a task: waits for what it has put into the CUDA queue
 //
+// A stream can also be simulated: then nobody runs its tasks, and a simulator says when they
+// would have ended, on a clock of its own (simulation/simulation.h).
+//
 // One host thread records an event and waits for it. `context` belongs to the caller and
 // must live until the task has run. A kernel is called with the stream whose task it is
 // part of, and uses that stream's pool of threads.
@@ -32,6 +35,7 @@
 #include "runtime/thread_pool.h"
 
 typedef struct Stream Stream;
+typedef struct Event Event;
 typedef void (*StreamTask)(void *context, Stream *stream);
 
 // How many tasks may wait in a stream: stream_run waits for room, so the host cannot run
@@ -43,8 +47,18 @@ typedef struct StreamEntry {
     void *context;
 } StreamEntry;
 
+// What becomes of the calls below where a stream is simulated. `self` is the simulator's own.
+typedef struct StreamSimulator {
+    void *self;
+    void (*run)(void *self, Stream *stream, StreamTask task, void *context);
+    void (*record)(void *self, Event *event, Stream *stream);
+    bool (*has_happened)(void *self, Event *event);
+    void (*wait)(void *self, Event *event);
+} StreamSimulator;
+
 struct Stream {
     const char *name;
+    const StreamSimulator *simulator; // NULL: tasks run; borrowed
     ThreadPool *pool;    // what kernels in this stream use; borrowed
     const Gpu *gpu;      // NULL on the CPU; borrowed
     void *queue;         // CUDA's stream that kernels in this stream are put into; NULL on the CPU
@@ -58,12 +72,13 @@ struct Stream {
     bool stopping;
 };
 
-typedef struct Event {
+struct Event {
     pthread_mutex_t mutex;
     pthread_cond_t happened;
-    uint64_t recorded;  // host: how often event_record was called
-    uint64_t completed; // worker: how many of those points have been reached
-} Event;
+    uint64_t recorded;                // host: how often event_record was called
+    uint64_t completed;               // worker: how many of those points have been reached
+    const StreamSimulator *simulator; // of the stream that it was last recorded in
+};
 
 // Seconds of a monotonic clock; only differences mean anything.
 static inline double clock_seconds(void) {
@@ -98,7 +113,7 @@ static inline void stream_settle(Stream *stream) {
 static inline void stream_copy(Stream *stream, void *to, const void *from, size_t bytes) {
     if (stream->queue != NULL) {
         gpu_copy(stream->queue, to, from, bytes);
-    } else if (bytes > 0) {
+    } else if (bytes > 0 && stream->simulator == NULL) {
         memcpy(to, from, bytes);
     }
 }
@@ -106,7 +121,7 @@ static inline void stream_copy(Stream *stream, void *to, const void *from, size_
 static inline void stream_clear(Stream *stream, void *memory, size_t bytes) {
     if (stream->queue != NULL) {
         gpu_fill(stream->queue, memory, 0, bytes);
-    } else if (bytes > 0) {
+    } else if (bytes > 0 && stream->simulator == NULL) {
         memset(memory, 0, bytes);
     }
 }
@@ -162,6 +177,10 @@ static inline Stream *stream_create(const char *name, ThreadPool *pool, const St
 // Puts a task at the end of the queue and returns. Waits only while STREAM_CAPACITY tasks
 // are waiting already.
 static inline void stream_run(Stream *stream, StreamTask task, void *context) {
+    if (stream->simulator != NULL) {
+        stream->simulator->run(stream->simulator->self, stream, task, context);
+        return;
+    }
     pthread_mutex_lock(&stream->mutex);
     while (stream->enqueued - stream->taken == STREAM_CAPACITY) {
         pthread_cond_wait(&stream->changed, &stream->mutex);
@@ -220,6 +239,11 @@ static inline void event_complete_task(void *context, Stream *stream) {
 }
 
 static inline void event_record(Event *event, Stream *stream) {
+    event->simulator = stream->simulator;
+    if (stream->simulator != NULL) {
+        stream->simulator->record(stream->simulator->self, event, stream);
+        return;
+    }
     pthread_mutex_lock(&event->mutex);
     event->recorded++;
     pthread_mutex_unlock(&event->mutex);
@@ -229,6 +253,7 @@ static inline void event_record(Event *event, Stream *stream) {
 // True when every recording so far has happened; an event that was never recorded has
 // happened.
 static inline bool event_query(Event *event) {
+    if (event->simulator != NULL) { return event->simulator->has_happened(event->simulator->self, event); }
     pthread_mutex_lock(&event->mutex);
     bool happened = event->completed == event->recorded;
     pthread_mutex_unlock(&event->mutex);
@@ -238,6 +263,10 @@ static inline bool event_query(Event *event) {
 // The host waits until every recording so far has happened. False when `timeout_seconds`,
 // rounded up, pass first.
 static inline bool event_wait(Event *event, double timeout_seconds) {
+    if (event->simulator != NULL) {
+        event->simulator->wait(event->simulator->self, event);
+        return true;
+    }
     struct timespec deadline;
     clock_gettime(CLOCK_MONOTONIC, &deadline);
     deadline.tv_sec += (time_t)timeout_seconds + 1;

@@ -140,6 +140,7 @@ typedef struct Options {
     OptionText like;                                     // a run; empty: none
     double compute_ms, host_mbit, host_us;               // 0: auto
     double inside_mbit, inside_us;                       // the rate: 0: no limit
+    bool fit;
     OptionText json;                                     // a file; empty: none
 
     // Emulated trouble.

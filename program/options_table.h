@@ -484,6 +484,10 @@ static const OptionSpec option_table[] = {
     {"inside-us", GROUP_PLAN, EVERY_RULE, SAME_BITS,
      REAL_OPTION(inside_us, "10", 1e-3, 1e8, "US", NO_WORD),
      "Microseconds that a short message takes from one rank to another of its host."},
+    {"fit", GROUP_PLAN, EVERY_RULE, SAME_BITS, SWITCH_OPTION(fit, "off"),
+     "on: plans with the largest --micro-batch that fits into the memory, and with the least --recompute that "
+     "leaves room for a batch of a size at which matrix products are fast (1024 tokens on CPUs, 8192 on "
+     "GPUs). The plan prints both as options for a run."},
     {"json", GROUP_PLAN, EVERY_RULE, SAME_BITS, TEXT_OPTION(json, "", 0, "FILE"),
      "Writes what the plan says about time to FILE, as JSON, with all its numbers."},
 };

@@ -6,7 +6,7 @@
 #ifndef ACCO_PROGRAM_PLAN_H
 #define ACCO_PROGRAM_PLAN_H
 
-#include "program/forecast.h"
+#include "program/plan_time.h"
 #include "program/sample.h"
 
 static inline void print_plan_row(const char *indent, const char *name, size_t bytes, const char *note) {
@@ -109,20 +109,17 @@ static inline void print_plan(const Run *run) {
     print_plan_verdict(run);
 }
 
-// Prints what the run and its alternatives would take, and writes it to --json.
-static inline bool plan_time(Run *run, Error *error) {
-    Forecast *forecast = (Forecast *)malloc(sizeof *forecast);
-    if (forecast == NULL) { return error_set(error, "no memory for a forecast"); }
-    bool made = forecast_make(run, forecast, error);
-    if (made) { forecast_print(run, forecast); }
-    if (made && run->options.json[0] != '\0') {
-        json_t *object = forecast_as_json(run, forecast);
-        made = json_dump_file(object, run->options.json, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) == 0 ||
-               error_set(error, "--json %.300s cannot be written: %s", run->options.json, strerror(errno));
-        json_decref(object);
+// --fit
+static inline bool plan_fit(Run *run, Error *error) {
+    MemoryRoom room = memory_room(run);
+    if (!fit_options(run, &room, &run->options)) {
+        return error_set(error, room.gpu == 0 && room.host == 0
+                                    ? "--fit on: the memory is not known; --gpu-memory 80G plans for a GPU "
+                                      "that has 80 GB"
+                                    : "--fit on: no --micro-batch of this model fits into the memory");
     }
-    free(forecast);
-    return made;
+    run->B = (int)run->options.micro_batch;
+    return true;
 }
 
 static inline int command_plan(Run *run) {
@@ -138,7 +135,9 @@ static inline int command_plan(Run *run) {
     if (!good) { exit_user_mistake(&error); }
     placement_choose_exchange(&run->placement, options, &run->transport);
     placement_plan_gpu_exchange(&run->placement, options);
-    if (!reserve_memory(run, training_problem(run), &error)) { exit_user_mistake(&error); }
+    if ((options->fit && !plan_fit(run, &error)) || !reserve_memory(run, training_problem(run), &error)) {
+        exit_user_mistake(&error);
+    }
     print_plan(run);
     if (run->transport.size > 1 && !plan_time(run, &error)) { exit_user_mistake(&error); }
     fragments_free(&run->scheduler);

@@ -83,6 +83,7 @@ typedef struct Run {
     double started;             // clock_seconds() at the start of training
     double paused;              // seconds since then that were not training: validation, checkpoints
     double seconds_before;      // of training in earlier parts of a run that was resumed
+    double gradients_before;    // that were committed in them
     ClockOffset clock_at_start; // with --trace: this rank's clock against that of rank 0
     // What it says. The files and the terminal are those of rank 0.
     char directory[RUN_PATH_SIZE];      // all ranks know it
@@ -102,7 +103,7 @@ typedef struct Run {
     bool trace_is_lost;
     Nvml nvml;              // of rank 0's GPU
     uint64_t throttle_told; // the reasons for a low clock that were printed
-    double exposed_seconds; // of this part of the run: see CommitReport
+    double exposed_seconds, micro_batch_seconds; // of this part of the run: see CommitReport
     // Checkpoints.
     CheckpointedRun checkpointed; // what checkpoints are of (program/resume.h)
     SaveTimes save_times;         // what --save-every says

@@ -35,7 +35,9 @@ typedef struct Machine {
     double variation;   // of these seconds: standard deviation over mean
     double slow_seconds; // what a micro-batch takes longer on rank `slow_rank`
     int slow_rank;       // -1: on none
-    const double *shares; // (ranks): a rank's micro-batches over those of rank 0; NULL: all have as many
+    // (ranks), each relative to this rank's; NULL: all are alike
+    const double *slowness; // seconds of a micro-batch
+    const double *counts;   // micro-batches of a round
     double memory_bytes_per_second; // of the threads of compute, in passes over vectors
     double exchange_bytes_per_second; // the same, of what a rank does for an exchange
     // What an exchange takes from the computation beside it: of the seconds that the rank

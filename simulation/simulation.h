@@ -90,7 +90,7 @@ static inline double simulation_micro_batch_seconds(Simulation *simulation, int 
         seconds *= fmax(1 + machine->variation * random_normal(&simulation->random), 0.1);
     }
     if (rank == machine->slow_rank) { seconds += machine->slow_seconds; }
-    return machine->shares != NULL ? seconds * machine->shares[rank] : seconds;
+    return machine->slowness != NULL ? seconds * machine->slowness[rank] : seconds;
 }
 
 // The share of a pass that layers [first, last) have, in proportion to their parameters. The
@@ -136,11 +136,13 @@ static inline double simulation_forward(const Simulation *simulation, double sta
 
 static inline void simulation_micro_batch(Simulation *simulation) {
     Scheduler *s = simulation->scheduler;
+    const Machine *machine = simulation->machine;
     int stand_for = simulation->ranks / simulation->width;
     simulation->backward_began = simulation->backward_ended = 0;
     for (int i = 0; i < simulation->width; i++) {
         if (!simulation->joins[i]) { continue; }
-        double seconds = simulation_micro_batch_seconds(simulation, i);
+        double count = machine->counts != NULL ? machine->counts[i] : 1;
+        double seconds = count * simulation_micro_batch_seconds(simulation, i);
         double start = fmax(simulation->host[i], simulation->compute[i]);
         double middle = simulation_forward(simulation, start, seconds * FORWARD_SHARE, &simulation->busy[i]);
         double end = simulation_beside(simulation, middle, seconds * (1 - FORWARD_SHARE));
@@ -151,8 +153,8 @@ static inline void simulation_micro_batch(Simulation *simulation) {
             simulation->backward_began = middle;
             simulation->backward_ended = end;
         }
-        s->tally.micro_batches += stand_for;
-        simulation->micro_batches += stand_for;
+        s->tally.micro_batches += stand_for * count;
+        simulation->micro_batches += stand_for * count;
     }
     simulation->arrival_cells = 0;
 }
@@ -409,7 +411,8 @@ static inline bool simulation_open(Simulation *simulation, Scheduler *scheduler,
     simulation->machine = machine;
     simulation->scheduler = scheduler;
     simulation->ranks = scheduler->transport->size;
-    bool alike = machine->variation == 0 && machine->slow_rank < 0 && machine->shares == NULL;
+    bool alike = machine->variation == 0 && machine->slow_rank < 0 && machine->slowness == NULL &&
+                 machine->counts == NULL;
     simulation->width = alike ? 1 : simulation->ranks;
     simulation->random.state = 1;
     StreamSimulator simulator = {simulation, simulation_run, simulation_record, simulation_has_happened,

@@ -22,9 +22,9 @@ typedef struct RuleFacts {
 } RuleFacts;
 
 typedef struct Rule {
-    const char *name;      // of --optimizer
-    const char *summary;   // one line for the start-up block
-    RuleKind kind;         // what compute does while data travel (scheduler_state.h)
+    const char *name;    // of --optimizer
+    const char *summary; // one line for the start-up block
+    RuleKind kind;       // what compute does while data travel (scheduler_state.h)
     // How far it departs from steps with the mean gradient of a batch at the current
     // parameters, 0: not at all. Of rules that are equally fast a plan recommends the one with
     // the least.

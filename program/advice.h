@@ -174,7 +174,9 @@ static inline json_t *print_advice(const Run *run, const RankTimes *times, doubl
         return NULL;
     }
     printf("network    %.0f %% of the time ranks only waited for communication", 100 * exposed_share);
-    for (int rank = 0; rank < ranks; rank++) { slowness[rank] = times[rank].micro_batch / times[0].micro_batch; }
+    for (int rank = 0; rank < ranks; rank++) {
+        slowness[rank] = times[rank].micro_batch / times[0].micro_batch;
+    }
     Machine machine = machine_of_run(run, times[0].micro_batch);
     machine.slow_rank = -1; // its micro-batches were measured as they are
     machine.slowness = slowness;
@@ -186,14 +188,16 @@ static inline json_t *print_advice(const Run *run, const RankTimes *times, doubl
         advice_try_same_rule(&search);
         advice_try_rules(&search);
     }
-    printf("%s\n", search.count > 0 ? "; by a simulation that fits this run, the same tokens would take:" : "");
+    printf("%s\n",
+           search.count > 0 ? "; by a simulation that fits this run, the same tokens would take:" : "");
     for (int i = 0; i < search.count; i++) {
         const Advice *advice = &search.list[i];
         char updates[ADVICE_TEXT];
         printf("           %3.0f %% of the time with %s, %s\n", 100 / advice->speedup, advice->options,
                advice_updates(advice, updates));
-        json_array_append_new(lines, json_pack("{s:s, s:o, s:o}", "options", advice->options, "speedup",
-                                               log_real(advice->speedup), "updates", log_real(advice->updates)));
+        json_array_append_new(lines,
+                              json_pack("{s:s, s:o, s:o}", "options", advice->options, "speedup",
+                                        log_real(advice->speedup), "updates", log_real(advice->updates)));
     }
     free(slowness);
     return lines;

@@ -76,7 +76,7 @@ static inline LinkMeasure machine_link(const Machine *machine, const Transport *
 
 typedef struct ForecastRow {
     const Rule *rule;
-    Options options;       // of a run under this rule
+    Options options;             // of a run under this rule
     char refused[sizeof(Error)]; // why it cannot be run so; empty: it can
     SimulatedCommit commit;
     double tokens_per_second;
@@ -129,10 +129,10 @@ static inline bool forecast_row(const Run *run, const Machine *machine, Forecast
     trial->options = row->options;
     trial->rule = row->rule;
     memset(&trial->arena, 0, sizeof trial->arena);
-    bool possible = options_check_accumulate(&trial->options, &error) &&
-                    (row->rule->check == NULL ||
-                     row->rule->check(options_of_rule(&trial->options), &facts, &error)) &&
-                    reserve_memory(trial, training_problem(trial), &error);
+    bool possible =
+        options_check_accumulate(&trial->options, &error) &&
+        (row->rule->check == NULL || row->rule->check(options_of_rule(&trial->options), &facts, &error)) &&
+        reserve_memory(trial, training_problem(trial), &error);
     if (!possible) {
         snprintf(row->refused, sizeof row->refused, "%s", error.text);
         free(trial);

@@ -77,7 +77,8 @@ static inline double micro_batch_measure(Run *run) {
     memset(&stream, 0, sizeof stream);
     stream.pool = pool;
     stream.precision = settings.precision;
-    bool ready = model != NULL && arena != NULL && pool != NULL && weights != NULL && gradients != NULL && tokens != NULL;
+    bool ready = model != NULL && arena != NULL && pool != NULL && weights != NULL && gradients != NULL &&
+                 tokens != NULL;
     if (ready) {
         gpt_neo_reserve(model, arena, &run->config, &settings);
         ready = arena_commit(arena, &unused);
@@ -116,15 +117,16 @@ static inline void micro_batch_by_products(Run *run, MicroBatchTime *time) {
     ThreadPool *pool = thread_pool_create(run->threads.threads, false);
     if (pool == NULL) { return; }
     const bool wanted[2] = {precision == PRECISION_FP32, precision == PRECISION_BF16};
-    ProductRates rates = product_rates_measure(pool, wanted, (int)int64_min(tokens_per_micro_batch(run), 1024),
-                                               run->config.channels, run->config.mlp_channels, 0.3);
+    ProductRates rates =
+        product_rates_measure(pool, wanted, (int)int64_min(tokens_per_micro_batch(run), 1024),
+                              run->config.channels, run->config.mlp_channels, 0.3);
     thread_pool_destroy(pool);
     double share = precision == PRECISION_BF16 ? PRODUCTS_SHARE_BF16 : PRODUCTS_SHARE_FP32;
     if (!(rates.gflops[precision] > 0)) { return; }
     time->seconds = operations / (share * rates.gflops[precision] * 1e9);
     snprintf(time->reason, sizeof time->reason,
-             "worked out: %.3g GFLOP at %.0f %% of the %.0f GFLOP/s that products reach here", operations / 1e9,
-             100 * share, rates.gflops[precision]);
+             "worked out: %.3g GFLOP at %.0f %% of the %.0f GFLOP/s that products reach here",
+             operations / 1e9, 100 * share, rates.gflops[precision]);
 }
 
 static inline bool find_micro_batch_time(Run *run, MicroBatchTime *time, Error *error) {
@@ -228,22 +230,22 @@ static inline json_t *forecast_as_json(const Run *run, const Forecast *forecast)
         const ForecastRow *row = &forecast->rows[i];
         if (row->rule == NULL || row->refused[0] != '\0') { continue; }
         const SimulatedCommit *commit = &row->commit;
-        json_array_append_new(
-            rows, json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:b}", "rule", row->rule->name, "commit_ms",
-                            log_real(1e3 * commit->seconds), "tokens_per_second",
-                            log_real(row->tokens_per_second), "computing", log_real(commit->computing / commit->seconds),
-                            "waiting_ms", log_real(1e3 * commit->waiting),
-                            "micro_batches", log_real(commit->micro_batches), "host_bytes",
-                            log_real(commit->bytes_outside), "memory_bytes", (json_int_t)row->bytes, "fits",
-                            (int)row->fits));
+        json_array_append_new(rows, json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:b}", "rule",
+                                              row->rule->name, "commit_ms", log_real(1e3 * commit->seconds),
+                                              "tokens_per_second", log_real(row->tokens_per_second),
+                                              "computing", log_real(commit->computing / commit->seconds),
+                                              "waiting_ms", log_real(1e3 * commit->waiting), "micro_batches",
+                                              log_real(commit->micro_batches), "host_bytes",
+                                              log_real(commit->bytes_outside), "memory_bytes",
+                                              (json_int_t)row->bytes, "fits", (int)row->fits));
     }
     int best = forecast->recommended;
     return json_pack("{s:s, s:i, s:i, s:o, s:o, s:o, s:o, s:o}", "rule", run->rule->name, "ranks",
                      run->transport.size, "hosts", run->transport.hosts.hosts, "micro_batch_ms",
                      log_real(1e3 * machine->micro_batch), "host_bytes_per_second",
-                     log_real(machine->host.bytes_per_second), "host_latency", log_real(machine->host.latency),
-                     "recommended", best >= 0 ? json_string(forecast->rows[best].rule->name) : json_null(),
-                     "rules", rows);
+                     log_real(machine->host.bytes_per_second), "host_latency",
+                     log_real(machine->host.latency), "recommended",
+                     best >= 0 ? json_string(forecast->rows[best].rule->name) : json_null(), "rules", rows);
 }
 
 // Prints what the run and its alternatives would take, and writes it to --json.
@@ -260,8 +262,9 @@ static inline bool plan_time(Run *run, Error *error) {
         if (made) { forecast_print(run, forecast, time.reason); }
         if (made && run->options.json[0] != '\0') {
             json_t *object = forecast_as_json(run, forecast);
-            made = json_dump_file(object, run->options.json, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) == 0 ||
-                   error_set(error, "--json %.300s cannot be written: %s", run->options.json, strerror(errno));
+            made =
+                json_dump_file(object, run->options.json, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) == 0 ||
+                error_set(error, "--json %.300s cannot be written: %s", run->options.json, strerror(errno));
             json_decref(object);
         }
     }

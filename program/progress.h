@@ -102,7 +102,7 @@ typedef struct Report {
     double tokens_per_second;            // over all ranks
     double compute_ms, communication_ms; // per commit, on rank 0
     double exposed_ms;                   // communication that compute had to wait for
-    double steps; // of which these three are means: of a local rule also those not yet reported
+    double steps;          // of which these three are means: of a local rule also those not yet reported
     double micro_batch_ms; // of rank 0's computation, per micro-batch
     double gradients_per_commit;
     // By rank 0, since the start: to all others, and of it what left its host.

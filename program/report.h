@@ -475,13 +475,13 @@ static inline void print_end(Run *run, uint64_t fingerprint, const RankTimes *ti
     printf("parameters fingerprint %016llx, the same on every rank\n", (unsigned long long)fingerprint);
     char text[32];
     snprintf(text, sizeof text, "%016llx", (unsigned long long)fingerprint);
-    report_event(run, json_pack("{s:s, s:s, s:I, s:I, s:o, s:o, s:o, s:I, s:I, s:s, s:o*}", "event", "end",
-                                "reason", run->scheduler.stop_agreed ? "asked to stop" : "done", "commit",
-                                (json_int_t)commits, "tokens", (json_int_t)tokens, "seconds",
-                                log_real(seconds), "tokens_per_second", log_real(tokens / seconds),
-                                "exposed_share", log_real(exposed), "planned_bytes", (json_int_t)planned,
-                                "used_bytes", (json_int_t)used, "parameters_fingerprint", text, "advice",
-                                advice));
+    report_event(run,
+                 json_pack("{s:s, s:s, s:I, s:I, s:o, s:o, s:o, s:I, s:I, s:s, s:o*}", "event", "end",
+                           "reason", run->scheduler.stop_agreed ? "asked to stop" : "done", "commit",
+                           (json_int_t)commits, "tokens", (json_int_t)tokens, "seconds", log_real(seconds),
+                           "tokens_per_second", log_real(tokens / seconds), "exposed_share",
+                           log_real(exposed), "planned_bytes", (json_int_t)planned, "used_bytes",
+                           (json_int_t)used, "parameters_fingerprint", text, "advice", advice));
 }
 
 // The run's directory as a word of a command line.

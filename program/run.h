@@ -101,8 +101,8 @@ typedef struct Run {
     bool is_unwritten;                               // nobody reads stdout any more
     int64_t lost_lines;                              // of its files, which could not be written
     bool trace_is_lost;
-    Nvml nvml;              // of rank 0's GPU
-    uint64_t throttle_told; // the reasons for a low clock that were printed
+    Nvml nvml;                                   // of rank 0's GPU
+    uint64_t throttle_told;                      // the reasons for a low clock that were printed
     double exposed_seconds, micro_batch_seconds; // of this part of the run: see CommitReport
     // Checkpoints.
     CheckpointedRun checkpointed; // what checkpoints are of (program/resume.h)

@@ -59,8 +59,8 @@ typedef struct StreamSimulator {
 struct Stream {
     const char *name;
     const StreamSimulator *simulator; // NULL: tasks run; borrowed
-    ThreadPool *pool;    // what kernels in this stream use; borrowed
-    const Gpu *gpu;      // NULL on the CPU; borrowed
+    ThreadPool *pool;                 // what kernels in this stream use; borrowed
+    const Gpu *gpu;                   // NULL on the CPU; borrowed
     void *queue;         // CUDA's stream that kernels in this stream are put into; NULL on the CPU
     Precision precision; // of weights and activations
     void *gemm;          // what matrix products on a GPU need: kernels/cuda/matmul.cuh

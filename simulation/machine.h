@@ -29,16 +29,16 @@ typedef struct LinkCost {
 } LinkCost;
 
 typedef struct Machine {
-    LinkCost host;   // between a host and all others, shared by its ranks
-    LinkCost inside; // between a rank and the others of its host
-    double micro_batch; // seconds of one on a rank, forward and backward
-    double variation;   // of these seconds: standard deviation over mean
+    LinkCost host;       // between a host and all others, shared by its ranks
+    LinkCost inside;     // between a rank and the others of its host
+    double micro_batch;  // seconds of one on a rank, forward and backward
+    double variation;    // of these seconds: standard deviation over mean
     double slow_seconds; // what a micro-batch takes longer on rank `slow_rank`
     int slow_rank;       // -1: on none
     // (ranks), each relative to this rank's; NULL: all are alike
-    const double *slowness; // seconds of a micro-batch
-    const double *counts;   // micro-batches of a round
-    double memory_bytes_per_second; // of the threads of compute, in passes over vectors
+    const double *slowness;           // seconds of a micro-batch
+    const double *counts;             // micro-batches of a round
+    double memory_bytes_per_second;   // of the threads of compute, in passes over vectors
     double exchange_bytes_per_second; // the same, of what a rank does for an exchange
     // What an exchange takes from the computation beside it: of the seconds that the rank
     // itself works for it (where both need the same cores), and of all of its seconds (where
@@ -46,7 +46,7 @@ typedef struct Machine {
     double taken_of_work, taken_of_time;
     double message_seconds; // of a rank's own work for a message, however short
     double wake_seconds;    // until a rank that waits has noticed
-    bool sleeps; // ranks that wait sleep between looks, as transport_wait does
+    bool sleeps;            // ranks that wait sleep between looks, as transport_wait does
 } Machine;
 
 // ---------------------------------------------------------------------------------------
@@ -54,11 +54,11 @@ typedef struct Machine {
 
 // Bytes of memory that are read and written for an element.
 enum {
-    PASS_MOVE = 16,   // copy gradients and clear them
-    PASS_CLEAR = 4,   // clear them
-    PASS_SQUARE = 4,  // sum of squares
-    PASS_ADAMW = 28,  // gradient, parameter and two moments
-    PASS_OUTER = 28   // an outer step, or a pseudo-gradient, of local rules
+    PASS_MOVE = 16,  // copy gradients and clear them
+    PASS_CLEAR = 4,  // clear them
+    PASS_SQUARE = 4, // sum of squares
+    PASS_ADAMW = 28, // gradient, parameter and two moments
+    PASS_OUTER = 28  // an outer step, or a pseudo-gradient, of local rules
 };
 
 static inline double machine_pass(const Machine *machine, double elements, double bytes) {
@@ -118,7 +118,8 @@ static inline ExchangeCost machine_exchange(const Machine *machine, const Transp
     double chunk = fmax(link / chunks, latency / TRANSPORT_LANES);
     ExchangeCost cost = {0, work};
     link = chunk * chunks;
-    cost.seconds = fmax(link, work) + fmin(link, work) / chunks + latency + machine_oversleep(machine, link / chunks);
+    cost.seconds =
+        fmax(link, work) + fmin(link, work) / chunks + latency + machine_oversleep(machine, link / chunks);
     return cost;
 }
 

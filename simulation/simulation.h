@@ -125,7 +125,8 @@ static inline double simulation_forward(const Simulation *simulation, double sta
         now = simulation_need(simulation, now, problem->layer_begins[l + 1]);
         bool last = l == layers - 1;
         if (last) { now = simulation_need(simulation, now, problem->parameter_count); }
-        double end = simulation_beside(simulation, now, seconds * simulation_share(simulation, l, l + 1, last));
+        double end =
+            simulation_beside(simulation, now, seconds * simulation_share(simulation, l, l + 1, last));
         *busy += end - now;
         now = end;
     }
@@ -202,7 +203,9 @@ static inline double simulation_reduce(Simulation *simulation, double now, doubl
     *hidden = 0;
     for (size_t end = layout->cells; end > 0;) {
         size_t begin = end > bucket ? end - bucket : 0;
-        if (job->follows) { now = fmax(now, simulation_finished(simulation, layout_cell_begin(layout, begin))); }
+        if (job->follows) {
+            now = fmax(now, simulation_finished(simulation, layout_cell_begin(layout, begin)));
+        }
         double started = now;
         if (job_inspects_before(s, job)) {
             double elements = (double)layout_cell_begin(layout, end - begin);
@@ -256,7 +259,8 @@ static inline void simulation_run_beside(Simulation *simulation, double began, d
     simulation->beside_began = began;
     simulation->beside_ended = ended;
     simulation->beside_taken =
-        ended > began ? fmin(machine->taken_of_work * work / (ended - began) + machine->taken_of_time, 0.9) : 0;
+        ended > began ? fmin(machine->taken_of_work * work / (ended - began) + machine->taken_of_time, 0.9)
+                      : 0;
 }
 
 // The backward pass took longer, because gradients were sent beside it.
@@ -428,8 +432,9 @@ static inline bool simulation_open(Simulation *simulation, Scheduler *scheduler,
     simulation->arrivals = (double *)calloc(scheduler->layout.cells, sizeof(double));
     scheduler->compute = (Stream *)calloc(1, sizeof(Stream));
     scheduler->communication = (Stream *)calloc(1, sizeof(Stream));
-    if (!simulation->host || !simulation->compute || !simulation->computed || !simulation->useful || !simulation->busy ||
-        !simulation->joins || !simulation->arrivals || !scheduler->compute || !scheduler->communication) {
+    if (!simulation->host || !simulation->compute || !simulation->computed || !simulation->useful ||
+        !simulation->busy || !simulation->joins || !simulation->arrivals || !scheduler->compute ||
+        !scheduler->communication) {
         return false;
     }
     for (int i = 0; i < simulation->width; i++) { simulation->joins[i] = true; }
@@ -492,11 +497,10 @@ static inline SimulatedCommit simulation_of_rule(Simulation *simulation, const R
     for (int i = 0; i < calls; i++) { rule->commit(s); }
     SimulatedCommit after = simulation_totals(simulation);
     commits += (double)s->optimizer.commits;
-    SimulatedCommit mean = {(after.seconds - before.seconds) / commits,
-                            (after.computing - before.computing) / commits,
-                            (after.waiting - before.waiting) / commits,
-                            (after.micro_batches - before.micro_batches) / commits,
-                            (after.bytes_outside - before.bytes_outside) / commits};
+    SimulatedCommit mean = {
+        (after.seconds - before.seconds) / commits, (after.computing - before.computing) / commits,
+        (after.waiting - before.waiting) / commits, (after.micro_batches - before.micro_batches) / commits,
+        (after.bytes_outside - before.bytes_outside) / commits};
     return mean;
 }
 

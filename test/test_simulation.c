@@ -76,7 +76,8 @@ static double records(const World *world) {
 
 static void expect(double value, double expected, const char *what, double ratio) {
     if (!(fabs(value - expected) <= 1e-9 * expected)) {
-        fail_msg("%s, exchange / computation %g: %.9g s, the closed form says %.9g", what, ratio, value, expected);
+        fail_msg("%s, exchange / computation %g: %.9g s, the closed form says %.9g", what, ratio, value,
+                 expected);
     }
 }
 
@@ -108,8 +109,8 @@ static void rules_without_overlap_add_up(void **state) {
         World *world = world_new(4, 1, R);
         world->settings.overlap = false;
         double exchanges = strcmp(rules[i % 5], "acco") == 0 ? 2 : 1;
-        expect(world_run(world, rules[i % 5]).seconds, computing + exchanges * (R + records(world)), rules[i % 5],
-               ratio);
+        expect(world_run(world, rules[i % 5]).seconds, computing + exchanges * (R + records(world)),
+               rules[i % 5], ratio);
         world_free(world);
     }
 }
@@ -152,7 +153,8 @@ static void buckets_hide_behind_the_passes(void **state) {
             world->settings.bucket = world->problem.parameter_count * sizeof(float) / LAYERS;
             expect(world_run(world, "ddp").seconds, k * C + tail(backward, R, LAYERS) + r, "ddp", RATIOS[i]);
             expect(world_run(world, "zero1").seconds,
-                   k * C + tail(backward, R / 2, LAYERS) + tail(forward, R / 2, LAYERS) + r, "zero1", RATIOS[i]);
+                   k * C + tail(backward, R / 2, LAYERS) + tail(forward, R / 2, LAYERS) + r, "zero1",
+                   RATIOS[i]);
             world_free(world);
         }
     }
@@ -180,7 +182,8 @@ static void unequal_rounds_on_unequal_ranks(void **state) {
         }
         for (int a = 1; a < 8; a++) {
             world->settings.split = a / 8.0;
-            expect(world_run(world, "acco").seconds, acco_times(ranks, 4, a / 8.0, S, E).commit, "acco", RATIOS[i]);
+            expect(world_run(world, "acco").seconds, acco_times(ranks, 4, a / 8.0, S, E).commit, "acco",
+                   RATIOS[i]);
         }
         world_free(world);
     }
@@ -245,9 +248,9 @@ static void bytes_leave_a_host_once(void **state) {
         WireFormat wire;
         double vectors; // that cross the link, reduce-scatter and all-gather counted by themselves
     } cases[] = {
-        {"zero1", 8, 1, false, WIRE_FP32, 2},  {"zero1", 8, 4, true, WIRE_FP32, 2},
-        {"zero1", 8, 4, false, WIRE_FP32, 8},  {"acco", 8, 2, true, WIRE_INT4, 4},
-        {"ddp", 64, 8, true, WIRE_BF16, 2},    {"dpu", 6, 3, true, WIRE_INT8, 2},
+        {"zero1", 8, 1, false, WIRE_FP32, 2}, {"zero1", 8, 4, true, WIRE_FP32, 2},
+        {"zero1", 8, 4, false, WIRE_FP32, 8}, {"acco", 8, 2, true, WIRE_INT4, 4},
+        {"ddp", 64, 8, true, WIRE_BF16, 2},   {"dpu", 6, 3, true, WIRE_INT8, 2},
         {"diloco", 8, 4, true, WIRE_E3M0, 2},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -299,7 +302,8 @@ static void nothing_gets_slower_on_better_machines(void **state) {
             world->machine.taken_of_work = 0.5;
             double seconds = world_run(world, RULES[rule].rule->name).seconds;
             if (!(seconds <= before * (1 + 1e-9))) {
-                fail_msg("%s: %g s, and %g s on a link of half the rate", RULES[rule].rule->name, seconds, before);
+                fail_msg("%s: %g s, and %g s on a link of half the rate", RULES[rule].rule->name, seconds,
+                         before);
             }
             before = seconds;
             world_free(world);

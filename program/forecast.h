@@ -27,10 +27,13 @@
 #define HOST_MBIT 10000.0
 #define HOST_US 50.0
 
-// Of one CPU rank and of a GPU: bytes a second of passes over vectors, and of what an
-// exchange needs.
-#define CPU_MEMORY 12e9
-#define CPU_EXCHANGE 8e9
+// Bytes a second of passes over vectors: of a CPU rank whose state fits into its caches, of one
+// whose state does not, and of a GPU; and of what a rank does for an exchange, most of which
+// is in a cache (collectives_host.h).
+#define CPU_CACHED 6e10
+#define CPU_MEMORY 1.2e10
+#define CPU_CACHE 3.2e7 // bytes
+#define CPU_EXCHANGE 2.5e10
 #define GPU_MEMORY 2e12
 
 // What an exchange by NCCL may take from the computation beside it.
@@ -51,7 +54,8 @@ static inline Machine machine_of_run(const Run *run, double micro_batch) {
     machine.micro_batch = micro_batch;
     machine.slow_rank = (int)options->slow_rank;
     machine.slow_seconds = options->slow_ms / 1e3;
-    machine.memory_bytes_per_second = on_gpu ? GPU_MEMORY : CPU_MEMORY;
+    bool cached = (double)run->table.parameter_count * 4 * sizeof(float) < CPU_CACHE;
+    machine.memory_bytes_per_second = on_gpu ? GPU_MEMORY : cached ? CPU_CACHED : CPU_MEMORY;
     machine.exchange_bytes_per_second = on_gpu ? GPU_MEMORY : CPU_EXCHANGE;
     machine.taken_of_work = on_gpu ? 0 : 1;
     machine.taken_of_time = on_gpu && run->placement.uses_nccl ? GPU_TAKEN : 0;

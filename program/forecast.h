@@ -44,7 +44,7 @@ static inline Machine machine_of_run(const Run *run, double micro_batch) {
     const Options *options = &run->options;
     bool on_gpu = run->placement.on_gpu, emulated = options->host_mbit == 0 && options->link_mbit > 0;
     double mbit = options->host_mbit > 0 ? options->host_mbit : emulated ? options->link_mbit : HOST_MBIT;
-    double us = options->host_us > 0 ? options->host_us : options->link_us > 0 ? options->link_us : HOST_US;
+    double us = options->host_us > 0 ? options->host_us : options->link_us > 0 ? options->link_us : emulated ? 0 : HOST_US;
     Machine machine;
     memset(&machine, 0, sizeof machine);
     machine.host.bytes_per_second = mbit * 1e6 / 8 * (emulated ? 1 : TCP_PAYLOAD);
@@ -60,7 +60,7 @@ static inline Machine machine_of_run(const Run *run, double micro_batch) {
     machine.taken_of_work = on_gpu ? 0 : 1;
     machine.taken_of_time = on_gpu && run->placement.uses_nccl ? GPU_TAKEN : 0;
     machine.message_seconds = on_gpu ? 1e-6 : 5e-6;
-    machine.wake_seconds = on_gpu ? 10e-6 : 100e-6;
+    machine.wake_seconds = on_gpu ? 10e-6 : 200e-6;
     machine.sleeps = !run->placement.uses_nccl;
     return machine;
 }

@@ -243,6 +243,8 @@ static inline bool reserve_memory(Run *run, Problem problem, Error *error) {
     return true;
 }
 
+#define BUCKET_SECONDS 300e-6 // dev/results/simulation-2026-11-22.md
+
 // Chooses how many bytes of gradients travel together where they are sent during the
 // backward pass. When the pass has ended, the last bucket is still to be waited for, so
 // more buckets leave less; but each costs the latency of a message. With n buckets of an
@@ -264,8 +266,9 @@ static inline void bucket_for_link(Run *run, LinkMeasure link) {
     double share = (double)wire_bytes(settings->wire, WIRE_BLOCK) / (WIRE_BLOCK * sizeof(float));
     double passes = settings->replicated ? 2 : 1, ranks = run->transport.size;
     double seconds = passes * bytes * share * (ranks - 1) / ranks / link.rate;
-    // Who waits longer than it spins is asleep, and must be woken.
-    double latency = fmax(link.latency, TRANSPORT_SPIN_SECONDS);
+    // A bucket costs more than its messages: its exchange begins and ends by itself, with
+    // threads that must be woken.
+    double latency = fmax(link.latency, BUCKET_SECONDS);
     double buckets = fmin(fmax(sqrt(seconds / (passes * latency)), 1), (double)layout->cells);
     settings->bucket = (size_t)(bytes / buckets);
     snprintf(run->bucket_reason, sizeof run->bucket_reason,

@@ -45,7 +45,7 @@ typedef struct Machine {
     // it keeps some of a GPU's processors busy).
     double taken_of_work, taken_of_time;
     double message_seconds; // of a rank's own work for a message, however short
-    double wake_seconds;    // until a rank that waits has noticed
+    double wake_seconds;    // until all ranks have noticed that an exchange may begin
     bool sleeps;            // ranks that wait sleep between looks, as transport_wait does
 } Machine;
 
@@ -93,7 +93,8 @@ typedef struct ExchangeCost {
 // What waits cost beyond what they wait for: who has waited for a while looks again only
 // after an eighth of it (transport_wait). On average half of that.
 static inline double machine_oversleep(const Machine *machine, double waited) {
-    return machine->sleeps && waited > TRANSPORT_SPIN_SECONDS ? fmin(fmax(waited / 16, 25e-6), 2.5e-3) : 0;
+    double pause = fmin(fmax(waited / 8, TRANSPORT_SPIN_SECONDS), TRANSPORT_SLEEP_SECONDS);
+    return machine->sleeps && waited > TRANSPORT_SPIN_SECONDS ? pause / 2 : 0;
 }
 
 // A reduce-scatter, or an all-gather, of `own` elements of every rank.
@@ -118,8 +119,8 @@ static inline ExchangeCost machine_exchange(const Machine *machine, const Transp
     double chunk = fmax(link / chunks, latency / TRANSPORT_LANES);
     ExchangeCost cost = {0, work};
     link = chunk * chunks;
-    cost.seconds =
-        fmax(link, work) + fmin(link, work) / chunks + latency + machine_oversleep(machine, link / chunks);
+    cost.seconds = fmax(link, work) + fmin(link, work) / chunks + latency;
+    if (N > 1) { cost.seconds += machine->wake_seconds + machine_oversleep(machine, link / chunks); }
     return cost;
 }
 

@@ -36,6 +36,10 @@
 #define CPU_EXCHANGE 2.5e10
 #define GPU_MEMORY 2e12
 
+// What a second of a CPU rank's work for an exchange takes from the computation beside it: the
+// second itself, and what it costs to change between the two and to fill caches again.
+#define CPU_TAKEN 2.0
+
 // What an exchange by NCCL may take from the computation beside it.
 #define GPU_TAKEN 0.06
 
@@ -44,7 +48,10 @@ static inline Machine machine_of_run(const Run *run, double micro_batch) {
     const Options *options = &run->options;
     bool on_gpu = run->placement.on_gpu, emulated = options->host_mbit == 0 && options->link_mbit > 0;
     double mbit = options->host_mbit > 0 ? options->host_mbit : emulated ? options->link_mbit : HOST_MBIT;
-    double us = options->host_us > 0 ? options->host_us : options->link_us > 0 ? options->link_us : emulated ? 0 : HOST_US;
+    double us = options->host_us > 0   ? options->host_us
+                : options->link_us > 0 ? options->link_us
+                : emulated             ? 0
+                                       : HOST_US;
     Machine machine;
     memset(&machine, 0, sizeof machine);
     machine.host.bytes_per_second = mbit * 1e6 / 8 * (emulated ? 1 : TCP_PAYLOAD);
@@ -57,11 +64,11 @@ static inline Machine machine_of_run(const Run *run, double micro_batch) {
     bool cached = (double)run->table.parameter_count * 4 * sizeof(float) < CPU_CACHE;
     machine.memory_bytes_per_second = on_gpu ? GPU_MEMORY : cached ? CPU_CACHED : CPU_MEMORY;
     machine.exchange_bytes_per_second = on_gpu ? GPU_MEMORY : CPU_EXCHANGE;
-    machine.taken_of_work = on_gpu ? 0 : 1;
+    machine.taken_of_work = on_gpu ? 0 : CPU_TAKEN;
     machine.taken_of_time = on_gpu && run->placement.uses_nccl ? GPU_TAKEN : 0;
     machine.message_seconds = on_gpu ? 1e-6 : 5e-6;
     machine.wake_seconds = on_gpu ? 10e-6 : 200e-6;
-    machine.sleeps = !run->placement.uses_nccl;
+    machine.sleeps = !run->placement.uses_nccl && !emulated; // an emulated link says when to look
     return machine;
 }
 

@@ -73,7 +73,7 @@ struct Stream {
     pthread_cond_t changed;
     StreamEntry entries[STREAM_CAPACITY];
     uint64_t enqueued, taken; // entries [taken, enqueued) are waiting
-    bool prompt; // its worker mostly waits, and should run as soon as it need not any more
+    bool prompt;              // its worker mostly waits, and should run as soon as it need not any more
     bool stopping;
 };
 

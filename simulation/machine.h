@@ -79,7 +79,7 @@ static inline double machine_coding(WireFormat wire) {
     switch (wire) {
     case WIRE_FP32: return 12;
     case WIRE_BF16: return 16;
-    default: return 30;
+    default: return 22;
     }
 }
 

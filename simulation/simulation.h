@@ -40,7 +40,7 @@ typedef struct Simulation {
     // Of communication, the same on all ranks.
     double communication; // when it is free again
     double stepped, communicated;
-    bool follows; // a job is waiting for the gradients of the last micro-batch
+    bool hides; // compute goes on beside a job
     // The part of an exchange that runs beside what is computed next.
     double beside_began, beside_ended, beside_taken; // the latter: of every second of compute
     // Of the latest micro-batch of a round that a job follows, on the slowest rank: when the
@@ -181,6 +181,12 @@ static inline double simulation_bytes(const Simulation *simulation, double own, 
     return each * outside * own * (double)wire_bytes(wire, WIRE_BLOCK) / WIRE_BLOCK;
 }
 
+// A rank's own work for an exchange takes longer beside computation, with which it shares
+// cores.
+static inline double simulation_work(const Simulation *simulation, double work) {
+    return simulation->hides ? work * simulation->machine->taken_of_work : 0;
+}
+
 // Adds an exchange of cells [begin, end) to a clock; its work, to *work.
 static inline double simulation_exchange(Simulation *simulation, const Collective *collective, bool gather,
                                          size_t cells, double now, double *work) {
@@ -189,7 +195,7 @@ static inline double simulation_exchange(Simulation *simulation, const Collectiv
                                          collective->wire, gather);
     simulation->bytes_outside += simulation_bytes(simulation, own, collective->wire);
     *work += cost.work;
-    return now + cost.seconds;
+    return now + cost.seconds + simulation_work(simulation, cost.work);
 }
 
 // job_reduce: from `now` on. *hidden: seconds of it before the backward pass has ended.
@@ -488,7 +494,11 @@ static inline SimulatedCommit simulation_totals(const Simulation *simulation) {
 // Lets the rule make commits until they repeat, and returns the mean of those that follow.
 static inline SimulatedCommit simulation_of_rule(Simulation *simulation, const Rule *rule) {
     Scheduler *s = simulation->scheduler;
-    int calls = rule->kind == RULE_LOCAL ? 2 * s->settings.fragments : SIMULATION_CALLS;
+    bool local = rule->kind == RULE_LOCAL;
+    int calls = local ? 2 * s->settings.fragments : SIMULATION_CALLS;
+    simulation->hides =
+        s->settings.overlap && (local ? s->settings.delay > 0 || rule->job_in_flight_between_commits
+                                      : rule->kind == RULE_OVERLAPPED);
     s->settings.sequential = s->settings.first_round_size = 0;
     s->settings.target = 1e15;
     for (int i = 0; i < calls; i++) { rule->commit(s); }

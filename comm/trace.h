@@ -61,7 +61,10 @@ typedef struct Span {
 
 typedef struct TraceSums {
     double compute_seconds, communication_seconds, exposed_seconds;
-    double micro_batch_seconds; // of the computation: spans of that name that have ended
+    // Of spans that have ended. The processor's time is that of the stream's own thread: less than
+    // the span where it waited, for messages or for a core.
+    double micro_batch_seconds, micro_batch_cpu_seconds;
+    double communication_cpu_seconds;
 } TraceSums;
 
 typedef struct Trace {
@@ -69,6 +72,7 @@ typedef struct Trace {
     bool running[TRACE_LANES];
     double began[TRACE_LANES];      // of the span that is running
     const char *names[TRACE_LANES]; // its name
+    double cpu_began[TRACE_LANES];  // thread_cpu_seconds() when it began
     double counted_until;           // `sums` holds everything before this time
     TraceSums sums;                 // since the latest take
     bool keep;
@@ -129,6 +133,7 @@ static inline void trace_begin_at(Trace *trace, TraceLane lane, const char *name
     trace->running[lane] = true;
     trace->began[lane] = now;
     trace->names[lane] = name;
+    trace->cpu_began[lane] = thread_cpu_seconds();
 }
 
 static inline void trace_end_at(Trace *trace, TraceLane lane, int64_t commit, double now) {
@@ -137,12 +142,16 @@ static inline void trace_end_at(Trace *trace, TraceLane lane, int64_t commit, do
     trace->running[lane] = false;
     Span span = {trace->names[lane], trace->began[lane], now, commit, lane};
     bool of_micro_batch = strcmp(span.name, TRACE_MICRO_BATCH) == 0;
+    double cpu = thread_cpu_seconds() - trace->cpu_began[lane];
     trace->sums.micro_batch_seconds += of_micro_batch ? span.ended - span.began : 0;
+    trace->sums.micro_batch_cpu_seconds += of_micro_batch ? cpu : 0;
+    trace->sums.communication_cpu_seconds += lane == TRACE_COMMUNICATION ? cpu : 0;
     if (trace->keep) { trace_keep_span(trace, span); }
 }
 
 static inline TraceSums trace_take_at(Trace *trace, double now) {
-    TraceSums none = {0, 0, 0, 0};
+    TraceSums none;
+    memset(&none, 0, sizeof none);
     trace_count_until(trace, now);
     TraceSums sums = trace->sums;
     trace->sums = none;

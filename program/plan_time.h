@@ -4,61 +4,15 @@
 #define ACCO_PROGRAM_PLAN_TIME_H
 
 #include "kernels/cpu/product_rates.h"
-#include "program/forecast.h"
+#include "program/like.h"
 
 // ---------------------------------------------------------------------------------------
-// From a log
+// What a micro-batch takes
 
 typedef struct MicroBatchTime {
     double seconds; // NAN: not known
     char reason[RULE_TEXT];
 } MicroBatchTime;
-
-// Adds the report in a line of a log, or takes the size of the run's micro-batches from its
-// start. sums: of weights, and of milliseconds times weights; [2]: tokens of a micro-batch.
-static inline void micro_batch_of_event(const json_t *event, double sums[3]) {
-    const char *kind = json_string_value(json_object_get(event, "event"));
-    const json_t *options = json_object_get(event, "options"), *ms = json_object_get(event, "micro_batch_ms");
-    if (kind == NULL) { return; }
-    if (strcmp(kind, "start") == 0) {
-        sums[2] = json_number_value(json_object_get(options, "micro-batch")) *
-                  json_number_value(json_object_get(options, "seq-len"));
-    } else if (strcmp(kind, "report") == 0 && json_number_value(ms) > 0) {
-        double weight = json_number_value(json_object_get(event, "steps"));
-        sums[0] += weight;
-        sums[1] += weight * json_number_value(ms);
-    }
-}
-
-// From the reports of a run: the mean over its micro-batches. The first report, in which
-// everything is new to the processor's caches, counts only where there is no other. Where
-// the run had other micro-batches, time is taken to be in proportion to their tokens.
-static inline bool micro_batch_of_log(const Run *run, MicroBatchTime *time, Error *error) {
-    const char *like = run->options.like;
-    char path[PATH_MAX + 16], *line = NULL;
-    size_t room = 0;
-    double sums[3] = {0, 0, 0}, first[2] = {0, 0}, tokens = (double)tokens_per_micro_batch(run);
-    snprintf(path, sizeof path, "%s/log.jsonl", like);
-    FILE *file = fopen(path, "r");
-    if (file == NULL) { return error_set(error, "--like %.300s: there is no log.jsonl of a run", like); }
-    while (getline(&line, &room, file) > 0) {
-        json_t *event = json_loads(line, 0, NULL);
-        micro_batch_of_event(event, sums);
-        json_decref(event);
-        if (first[0] == 0) { memcpy(first, sums, sizeof first); }
-    }
-    free(line);
-    fclose(file);
-    if (!(sums[0] > 0) || !(sums[2] > 0)) {
-        return error_set(error, "--like %.300s: no report of its log says what a micro-batch took", like);
-    }
-    bool several = sums[0] > first[0];
-    double ms = several ? (sums[1] - first[1]) / (sums[0] - first[0]) : sums[1] / sums[0];
-    time->seconds = ms / 1e3 * tokens / sums[2];
-    snprintf(time->reason, sizeof time->reason, "as in %.200s%s", like,
-             tokens != sums[2] ? ", in proportion to its tokens" : "");
-    return true;
-}
 
 enum { MICRO_BATCH_TRIES = 5 };
 
@@ -129,7 +83,8 @@ static inline void micro_batch_by_products(Run *run, MicroBatchTime *time) {
              operations / 1e9, 100 * share, rates.gflops[precision]);
 }
 
-static inline bool find_micro_batch_time(Run *run, MicroBatchTime *time, Error *error) {
+// Without --like.
+static inline void find_micro_batch_time(Run *run, MicroBatchTime *time) {
     const Options *options = &run->options;
     double operations = gpt_neo_flops_per_token(&run->config, run->T) * (double)tokens_per_micro_batch(run);
     memset(time, 0, sizeof *time);
@@ -137,8 +92,6 @@ static inline bool find_micro_batch_time(Run *run, MicroBatchTime *time, Error *
     snprintf(time->reason, sizeof time->reason, "as --compute-ms says");
     if (options->compute_ms > 0) {
         time->seconds = options->compute_ms / 1e3;
-    } else if (options->like[0] != '\0') {
-        return micro_batch_of_log(run, time, error);
     } else if (!run->placement.on_gpu && operations <= MICRO_BATCH_MOST) {
         time->seconds = micro_batch_measure(run);
         snprintf(time->reason, sizeof time->reason, "measured here, with %d thread%s", run->threads.threads,
@@ -146,7 +99,27 @@ static inline bool find_micro_batch_time(Run *run, MicroBatchTime *time, Error *
     } else if (!run->placement.on_gpu) {
         micro_batch_by_products(run, time);
     }
-    return true;
+}
+
+// What the machines cost, from --like or without it.
+static inline bool plan_machine(Run *run, Machine *machine, char reason[RULE_TEXT], Error *error) {
+    LikeRun *like = (LikeRun *)malloc(sizeof *like);
+    MicroBatchTime time;
+    if (like == NULL) { return error_set(error, "no memory for a forecast"); }
+    bool is_like = run->options.like[0] != '\0' && run->options.compute_ms == 0, good = true;
+    if (is_like) {
+        good = like_read(run, like, error);
+        *machine = machine_of_run(run, like->micro_batch);
+        if (good) { like_set_machine(run, like, machine); }
+        snprintf(reason, RULE_TEXT, "as in %.200s%s", run->options.like,
+                 (double)tokens_per_micro_batch(run) != like->tokens ? ", in proportion to its tokens" : "");
+    } else {
+        find_micro_batch_time(run, &time);
+        *machine = machine_of_run(run, time.seconds);
+        snprintf(reason, RULE_TEXT, "%s", time.reason);
+    }
+    free(like);
+    return good;
 }
 
 // ---------------------------------------------------------------------------------------
@@ -251,15 +224,15 @@ static inline json_t *forecast_as_json(const Run *run, const Forecast *forecast)
 // Prints what the run and its alternatives would take, and writes it to --json.
 static inline bool plan_time(Run *run, Error *error) {
     Forecast *forecast = (Forecast *)malloc(sizeof *forecast);
-    MicroBatchTime time;
+    Machine machine;
+    char reason[RULE_TEXT];
     if (forecast == NULL) { return error_set(error, "no memory for a forecast"); }
-    bool made = find_micro_batch_time(run, &time, error);
-    if (made && isnan(time.seconds)) {
+    bool made = plan_machine(run, &machine, reason, error);
+    if (made && isnan(machine.micro_batch)) {
         printf("time             not known: a plan for a GPU needs --compute-ms, or --like and a run\n");
     } else if (made) {
-        Machine machine = machine_of_run(run, time.seconds);
         made = forecast_make(run, &machine, forecast, error);
-        if (made) { forecast_print(run, forecast, time.reason); }
+        if (made) { forecast_print(run, forecast, reason); }
         if (made && run->options.json[0] != '\0') {
             json_t *object = forecast_as_json(run, forecast);
             made =

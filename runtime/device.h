@@ -92,6 +92,13 @@ static inline double clock_seconds(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
+// Seconds for which the calling thread has had a core.
+static inline double thread_cpu_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
 static inline void sleep_seconds(double seconds) {
     struct timespec duration;
     duration.tv_sec = (time_t)seconds;

@@ -51,6 +51,7 @@ typedef struct Simulation {
     // Totals.
     double bytes_outside; // that a host has sent to others
     double micro_batches; // of all ranks
+    double work;          // seconds of a rank's own, for jobs
 } Simulation;
 
 // ---------------------------------------------------------------------------------------
@@ -412,11 +413,15 @@ typedef struct SimulatedCommit {
     double waiting;       // in which it does not compute
     double micro_batches; // of all ranks
     double bytes_outside; // that a host sends to the others
+    double work;          // seconds of a rank's own, for jobs
 } SimulatedCommit;
 
 // Prepares a scheduler that scheduler_reserve has planned for a supposed transport. False: no
 // memory.
 static inline bool simulation_open(Simulation *simulation, Scheduler *scheduler, const Machine *machine) {
+    assert(machine->host.bytes_per_second > 0 && machine->inside.bytes_per_second > 0 && // and no NaN
+           machine->memory_bytes_per_second > 0 && machine->exchange_bytes_per_second > 0 &&
+           machine->micro_batch > 0);
     memset(simulation, 0, sizeof *simulation);
     simulation->machine = machine;
     simulation->scheduler = scheduler;
@@ -485,9 +490,12 @@ static inline double simulation_mean(const Simulation *simulation, const double 
 // The totals since the start.
 static inline SimulatedCommit simulation_totals(const Simulation *simulation) {
     double now = simulation_latest(simulation, simulation->host);
-    SimulatedCommit totals = {now, simulation_mean(simulation, simulation->useful),
-                              now - simulation_mean(simulation, simulation->busy), simulation->micro_batches,
-                              simulation->bytes_outside};
+    SimulatedCommit totals = {now,
+                              simulation_mean(simulation, simulation->useful),
+                              now - simulation_mean(simulation, simulation->busy),
+                              simulation->micro_batches,
+                              simulation->bytes_outside,
+                              simulation->work};
     return totals;
 }
 
@@ -495,7 +503,8 @@ static inline SimulatedCommit simulation_totals(const Simulation *simulation) {
 static inline SimulatedCommit simulation_of_rule(Simulation *simulation, const Rule *rule) {
     Scheduler *s = simulation->scheduler;
     bool local = rule->kind == RULE_LOCAL;
-    int calls = local ? 2 * s->settings.fragments : SIMULATION_CALLS;
+    bool varies = simulation->machine->variation > 0;
+    int calls = local ? 2 * s->settings.fragments : varies ? 4 * SIMULATION_CALLS : SIMULATION_CALLS;
     simulation->hides =
         s->settings.overlap && (local ? s->settings.delay > 0 || rule->job_in_flight_between_commits
                                       : rule->kind == RULE_OVERLAPPED);
@@ -507,10 +516,12 @@ static inline SimulatedCommit simulation_of_rule(Simulation *simulation, const R
     for (int i = 0; i < calls; i++) { rule->commit(s); }
     SimulatedCommit after = simulation_totals(simulation);
     commits += (double)s->optimizer.commits;
-    SimulatedCommit mean = {
-        (after.seconds - before.seconds) / commits, (after.computing - before.computing) / commits,
-        (after.waiting - before.waiting) / commits, (after.micro_batches - before.micro_batches) / commits,
-        (after.bytes_outside - before.bytes_outside) / commits};
+    SimulatedCommit mean = {(after.seconds - before.seconds) / commits,
+                            (after.computing - before.computing) / commits,
+                            (after.waiting - before.waiting) / commits,
+                            (after.micro_batches - before.micro_batches) / commits,
+                            (after.bytes_outside - before.bytes_outside) / commits,
+                            (after.work - before.work) / commits};
     return mean;
 }
 

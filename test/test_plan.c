@@ -115,7 +115,8 @@ static void a_plan_recommends_the_fastest_rule(void **state) {
     } cases[] = {
         {"--model 125M --ranks 2 --host-mbit 1000000 --compute-ms 20000", "zero1"},
         {"--ranks 16 --host-mbit 10 --compute-ms 50", NULL},
-        {"--ranks 8 --ranks-per-host 4 --host-mbit 100 --compute-ms 50 --accumulate 1", NULL},
+        {"--optimizer zero1 --ranks 8 --ranks-per-host 4 --host-mbit 100 --compute-ms 50 --accumulate 1",
+         NULL},
         {"--ranks 4 --rank-accumulate 4,4,2,2 --host-mbit 1000 --compute-ms 5", NULL},
         {"--ranks 4 --accumulate auto --host-mbit 50 --compute-ms 20", NULL},
     };

@@ -40,6 +40,8 @@
 // second itself, and what it costs to change between the two and to fill caches again.
 #define CPU_TAKEN 2.0
 
+#define NCCL_CHUNK 8e6 // elements: NCCL is given what fits into its message buffers
+
 // What an exchange by NCCL may take from the computation beside it.
 #define GPU_TAKEN 0.06
 
@@ -66,6 +68,7 @@ static inline Machine machine_of_run(const Run *run, double micro_batch) {
     machine.exchange_bytes_per_second = on_gpu ? GPU_MEMORY : CPU_EXCHANGE;
     machine.taken_of_work = on_gpu ? 0 : CPU_TAKEN;
     machine.taken_of_time = on_gpu && run->placement.uses_nccl ? GPU_TAKEN : 0;
+    machine.chunk = run->placement.uses_nccl ? NCCL_CHUNK : 0;
     machine.message_seconds = on_gpu ? 1e-6 : 5e-6;
     machine.wake_seconds = on_gpu ? 10e-6 : 200e-6;
     machine.sleeps = !run->placement.uses_nccl && !emulated; // an emulated link says when to look

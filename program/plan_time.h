@@ -203,7 +203,7 @@ static inline json_t *forecast_as_json(const Run *run, const Forecast *forecast)
         const ForecastRow *row = &forecast->rows[i];
         if (row->rule == NULL || row->refused[0] != '\0') { continue; }
         const SimulatedCommit *commit = &row->commit;
-        json_array_append_new(rows, json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:b}", "rule",
+        json_array_append_new(rows, json_pack("{s:s, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:b}", "rule",
                                               row->rule->name, "commit_ms", log_real(1e3 * commit->seconds),
                                               "tokens_per_second", log_real(row->tokens_per_second),
                                               "computing", log_real(commit->computing / commit->seconds),

@@ -44,6 +44,7 @@ typedef struct Machine {
     // itself works for it (where both need the same cores), and of all of its seconds (where
     // it keeps some of a GPU's processors busy).
     double taken_of_work, taken_of_time;
+    double chunk;           // elements of each owner that travel at a time; 0: as messages of the host do
     double message_seconds; // of a rank's own work for a message, however short
     double wake_seconds;    // until all ranks have noticed that an exchange may begin
     bool sleeps;            // ranks that wait sleep between looks, as transport_wait does
@@ -106,7 +107,8 @@ static inline ExchangeCost machine_exchange(const Machine *machine, const Transp
     bool two_level = transport->two_level;
     double outside = own * (two_level ? n - 1 : N - g), inside = own * (two_level ? n : 1) * (g - 1);
     double inside_element = two_level && !gather ? sizeof(float) : element;
-    double chunks = fmax(ceil(own / (double)host_chunk_elements(transport)), 1);
+    double chunk_elements = machine->chunk > 0 ? machine->chunk : (double)host_chunk_elements(transport);
+    double chunks = fmax(ceil(own / chunk_elements), 1);
     double messages = chunks * (two_level ? n - 1 + g - 1 : N - 1);
     double link = g * outside * element / machine->host.bytes_per_second +
                   inside * inside_element / machine->inside.bytes_per_second;

@@ -1,10 +1,10 @@
 // test_papers.c: tables of three papers against simulated machines: Streaming DiLoCo's
 // Table 4, CO2's throughput over tau, ACCO's Table 3 and the exchange of its Figure 3.
 //
-// What a paper does not state is fitted from as few of its numbers as it takes. The others
-// are predicted, and the tests are about those. Where our rules take part, their own lines
-// run, on the simulator's clock (simulation/simulation.h), on machines on which only
-// computing and links cost time. What papers do otherwise is written down here.
+// What a paper does not state is fitted from as few of its numbers as it takes. The
+// others are predicted, and the tests are about those. Where our rules take part, their
+// own lines run, on the simulator's clock (simulation/simulation.h), on machines on which
+// only computing and links cost time. What papers do otherwise is written down here.
 //
 // With PAPERS_TABLES in the environment it also prints the tables, as Markdown.
 #include "test/harness.h"
@@ -34,7 +34,8 @@ typedef struct Setting {
     Machine machine;
 } Setting;
 
-// Ranks that compute a micro-batch in so many seconds, and pay for nothing else but links.
+// Ranks that compute a micro-batch in so many seconds, and pay for nothing else but
+// links.
 static Setting setting_of(const char *rule, int ranks, int ranks_per_host, double parameters, int layers,
                           double micro_batch) {
     Setting setting;
@@ -83,7 +84,8 @@ static SimulatedCommit simulate(const Setting *setting) {
 }
 
 // ---------------------------------------------------------------------------------------
-// Streaming DiLoCo, Table 4: Gbit/s at which two workers compute for 50 to 99 % of the time
+// Streaming DiLoCo, Table 4: Gbit/s at which two workers compute for 50 to 99 % of the
+// time
 
 enum { MODELS = 3, COLUMNS = 5, TARGETS = 5, GRID = 60 };
 
@@ -126,19 +128,21 @@ static int grid_nearest(double rate) { return (int)floor(log(rate / 0.1) / log(1
 #define TRAVELLING 0.85
 
 // Gradients of a layer leave as soon as the backward pass has made them, one layer after
-// the other. Seconds after the pass until all have arrived. all: seconds that they all need.
+// the other. Seconds after the pass until all have arrived. all: seconds that they all
+// need.
 static double layers_exposed(const Model *model, double all) {
     double backward = 2 * model->step / 3, each = 1.0 / model->layers;
     return fmax(backward * each + all, backward + all * each) - backward;
 }
 
-// The layers of one fragment leave in the backward pass, and every layer is needed when the
-// forward pass reaches it, `delay` steps after the next. Seconds that it waits in all.
+// The layers of one fragment leave in the backward pass, and every layer is needed when
+// the forward pass reaches it, `delay` steps after the next. Seconds that it waits in
+// all.
 static double fragment_exposed(const Model *model, double all, int delay, int fragment) {
     double arrived[MOST_LAYERS], network = 0, waited = 0, layer = model->step / 3 / model->layers;
     int first = fragment, stride = model->fragments;
     for (int l = model->layers - stride + first; l >= first; l -= stride) {
-        double made = model->step - 2 * layer * l; // since the step began; the first layer is made last
+        double made = model->step - 2 * layer * l; // the last layer first
         network = fmax(network, made) + all / model->layers;
         arrived[l] = network;
     }
@@ -194,7 +198,7 @@ static int grid_needed(const Model *model, int column, double target, int more) 
 }
 
 typedef struct Cells {
-    int exact, near, more, less; // of the grid: none, one, and more than one step above or below
+    int exact, near, more, less; // none, at most one, and more than one step away
 } Cells;
 
 static Cells compare_cells(int column, int more) {
@@ -239,9 +243,9 @@ static void the_papers_schedule_gives_all_of_table_4(void **state) {
     assert_true(cells.exact >= 65);
 }
 
-// Our rules send a fragment when its inner step has ended and apply it `delay` steps later,
-// all layers at once. So they hide nothing without delay, and need more than the paper;
-// with one step of delay more they need no more than the paper with one step less.
+// Our rules send a fragment when its inner step has ended and apply it `delay` steps
+// later, all layers at once. So they hide nothing without delay, and need more than the
+// paper; with one step of delay more they need no more than the paper with one step less.
 static void our_schedule_needs_a_step_of_delay_more(void **state) {
     (void)state;
     Cells same = compare_table("Our rules, Gbit/s (steps above the paper)", 0, 0);
@@ -298,7 +302,8 @@ static double co2_computing(int ranks, int tau, double all_reduce) {
     return commit.computing / commit.seconds;
 }
 
-// How many steps an all-reduce takes with which AdamW computes for that share of the time.
+// How many steps an all-reduce takes with which AdamW computes for that share of the
+// time.
 static double co2_fit(int ranks, double computing) {
     double low = 0.01, high = 100;
     for (int i = 0; i < 50; i++) {
@@ -410,7 +415,8 @@ static Fp32Exchange row_fp32(const Row *row, double host) {
 }
 
 // Seconds of a commit under the released baseline: all-reduces fp32 gradients after every
-// micro-batch, and spreads fp32 parameters. slower: how much longer its micro-batches take.
+// micro-batch, and spreads fp32 parameters. slower: how much longer its micro-batches
+// take.
 static double row_baseline(const Row *row, double slower, double host) {
     Fp32Exchange fp32 = row_fp32(row, host);
     return row->count * (slower * row_micro_batch(row) + fp32.all_reduce) + fp32.spread;
@@ -426,8 +432,8 @@ static double row_baseline_overlapped(const Row *row, double slower, double host
     return row->count * (micro_batch + exposed) + fp32.spread;
 }
 
-// What the fits find: how much slower the released baseline computes at 2.7B, from the row on
-// one host; and bytes/s of a host, from the row below.
+// What the fits find: how much slower the released baseline computes at 2.7B, from the
+// row on one host; and bytes/s of a host, from the row below.
 typedef struct Table3Fit {
     double slower, host;
 } Table3Fit;
@@ -535,7 +541,7 @@ static void on_two_hosts_acco_gains_most_over_what_the_baseline_sends(void **sta
 // ACCO, Figure 3: an all-reduce of 7B parameters against the computing beside it
 
 #define PARAMETERS_7B 6.74e9
-static const Links omni_path = {235e9, 12e9}; // published: inside a host of A100s; of 100 Gbit/s
+static const Links omni_path = {235e9, 12e9}; // published: A100s; 100 Gbit/s
 
 // Seconds of our exchange, both phases, of bf16.
 static double our_all_reduce(int ranks, bool two_level) {
@@ -558,7 +564,7 @@ static double ring_of_7B(int ranks) {
 
 static void an_all_reduce_of_7B_outgrows_computing(void **state) {
     (void)state;
-    double computing = ring_of_7B(16) / 4; // "over 4 times forward and backward", the only number there is
+    double computing = ring_of_7B(16) / 4; // "over 4 times": the only number there is
     say("\nForward and backward: %.2f s, fitted on 16 workers\n", computing);
     say("\n| workers | ring | two levels | flat | computing beside the ring |\n|---|---|---|---|---|\n");
     for (int ranks = 8; ranks <= 1024; ranks *= 2) {

@@ -1,5 +1,6 @@
-// test_simulate.c: dev/simulate on few machines: the page, its pictures and its table; and
-// the messages about mistakes. What draws needs gnuplot and is skipped where there is none.
+// test_simulate.c: dev/simulate on few machines: the page, its pictures and its table;
+// and the messages about mistakes. What draws needs gnuplot and is skipped where there is
+// none.
 #include "test/program.h"
 
 static Stage stage;

@@ -18,7 +18,7 @@
 #include "program/fit.h"
 #include "simulation/simulation.h"
 
-#define FORECAST_TOLERANCE 0.01
+#define FORECAST_TOLERANCE 0.02
 
 // ---------------------------------------------------------------------------------------
 // The machine

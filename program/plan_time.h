@@ -203,14 +203,14 @@ static inline json_t *forecast_as_json(const Run *run, const Forecast *forecast)
         const ForecastRow *row = &forecast->rows[i];
         if (row->rule == NULL || row->refused[0] != '\0') { continue; }
         const SimulatedCommit *commit = &row->commit;
-        json_array_append_new(rows, json_pack("{s:s, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:b}", "rule",
-                                              row->rule->name, "commit_ms", log_real(1e3 * commit->seconds),
-                                              "tokens_per_second", log_real(row->tokens_per_second),
-                                              "computing", log_real(commit->computing / commit->seconds),
-                                              "waiting_ms", log_real(1e3 * commit->waiting), "micro_batches",
-                                              log_real(commit->micro_batches), "host_bytes",
-                                              log_real(commit->bytes_outside), "memory_bytes",
-                                              (json_int_t)row->bytes, "fits", (int)row->fits));
+        json_array_append_new(
+            rows, json_pack("{s:s, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:b}", "rule", row->rule->name,
+                            "departs", row->rule->departs, "commit_ms", log_real(1e3 * commit->seconds),
+                            "tokens_per_second", log_real(row->tokens_per_second), "computing",
+                            log_real(commit->computing / commit->seconds), "waiting_ms",
+                            log_real(1e3 * commit->waiting), "micro_batches", log_real(commit->micro_batches),
+                            "host_bytes", log_real(commit->bytes_outside), "memory_bytes",
+                            (json_int_t)row->bytes, "fits", (int)row->fits));
     }
     int best = forecast->recommended;
     return json_pack("{s:s, s:i, s:i, s:o, s:o, s:o, s:o, s:o}", "rule", run->rule->name, "ranks",

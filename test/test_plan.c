@@ -107,7 +107,7 @@ static json_t *rule_of(json_t *plan, const char *rule) {
     return NULL;
 }
 
-// Every rule has its row. Whichever is recommended is the fastest, or as fast within 1 %, and
+// Every rule has its row. Whichever is recommended is the fastest, or as fast within 2 %, and
 // has a line to be copied.
 static void a_plan_recommends_the_fastest_rule(void **state) {
     static const struct {
@@ -133,7 +133,7 @@ static void a_plan_recommends_the_fastest_rule(void **state) {
             assert_true(commit > 0 && computing > 0 && computing <= 1.0001);
             fastest = fmax(fastest, log_number(row, "tokens_per_second"));
         }
-        if (!(chosen >= 0.99 * fastest)) { fail_msg("%s: %s is not the fastest", cases[i].arguments, best); }
+        if (!(chosen >= 0.98 * fastest)) { fail_msg("%s: %s is not the fastest", cases[i].arguments, best); }
         if (cases[i].recommended != NULL) { assert_string_equal(best, cases[i].recommended); }
         char line[64], command[64];
         snprintf(line, sizeof line, "\nrecommended      %s: ", best);

@@ -23,7 +23,7 @@
 // ---------------------------------------------------------------------------------------
 // The machine
 
-#define TCP_PAYLOAD 0.95 // of what an Ethernet carries; the rest are headers
+#define TCP_PAYLOAD 0.957 // of what an Ethernet carries; the rest are headers
 #define HOST_MBIT 10000.0
 #define HOST_US 50.0
 
@@ -70,7 +70,7 @@ static inline Machine machine_of_run(const Run *run, double micro_batch) {
     machine.taken_of_time = on_gpu && run->placement.uses_nccl ? GPU_TAKEN : 0;
     machine.chunk = run->placement.uses_nccl ? NCCL_CHUNK : 0;
     machine.message_seconds = on_gpu ? 1e-6 : 5e-6;
-    machine.wake_seconds = on_gpu ? 10e-6 : 200e-6;
+    machine.wake_seconds = on_gpu ? 10e-6 : 100e-6;
     machine.sleeps = !run->placement.uses_nccl && !emulated; // an emulated link says when to look
     return machine;
 }

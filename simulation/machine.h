@@ -95,7 +95,7 @@ typedef struct ExchangeCost {
 // after an eighth of it (transport_wait). On average half of that.
 static inline double machine_oversleep(const Machine *machine, double waited) {
     double pause = fmin(fmax(waited / 8, TRANSPORT_SPIN_SECONDS), TRANSPORT_SLEEP_SECONDS);
-    return machine->sleeps && waited > TRANSPORT_SPIN_SECONDS ? pause / 2 : 0;
+    return machine->sleeps && waited > TRANSPORT_SPIN_SECONDS ? pause / 4 : 0;
 }
 
 // A reduce-scatter, or an all-gather, of `own` elements of every rank.

@@ -321,6 +321,7 @@ static inline void acco_commit(Scheduler *s) {
 static const Rule acco_rule = {"acco",
                                "communicates one part of the batch while it computes the other",
                                RULE_OVERLAPPED,
+                               2,     // departs
                                false, // replicated
                                2,     // rounds per commit
                                false, // no job in flight between commits

@@ -25,6 +25,7 @@ static inline void ddp_commit(Scheduler *s) {
 static const Rule ddp_rule = {"ddp",
                               "all-reduce behind the last backward pass, then every rank steps everything",
                               RULE_SYNCHRONOUS,
+                              1,     // departs
                               true,  // replicated
                               1,     // rounds per commit
                               false, // no job in flight between commits

@@ -146,6 +146,7 @@ static inline void streaming_diloco_finish(Scheduler *s) {
 static const Rule diloco_rule = {"diloco",
                                  "local steps, then an outer step with their mean",
                                  RULE_LOCAL,
+                                 6,     // departs
                                  false, // replicated
                                  1,     // rounds per commit
                                  false, // no job in flight between commits
@@ -162,6 +163,7 @@ static const Rule streaming_diloco_rule = {
     "streaming-diloco",
     "local steps; fragments of the model are averaged in turn, behind further steps",
     RULE_LOCAL,
+    5,     // departs
     false, // replicated
     1,     // rounds per commit
     false, // no job in flight between commits

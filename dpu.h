@@ -50,6 +50,7 @@ static const Rule dpu_rule = {
     "dpu",
     "communicates a gradient while it computes the next: updates are one commit late",
     RULE_OVERLAPPED,
+    4,     // departs
     false, // replicated
     1,     // rounds per commit
     false, // no job in flight between commits
@@ -65,6 +66,7 @@ static const Rule dpu_rule = {
 static const Rule acco_wp_rule = {"acco-wp",
                                   "as dpu, but computes at a prediction of the next parameters",
                                   RULE_OVERLAPPED,
+                                  3,     // departs
                                   false, // replicated
                                   1,     // rounds per commit
                                   false, // no job in flight between commits

@@ -22,9 +22,13 @@ typedef struct RuleFacts {
 } RuleFacts;
 
 typedef struct Rule {
-    const char *name;      // of --optimizer
-    const char *summary;   // one line for the start-up block
-    RuleKind kind;         // what compute does while data travel (scheduler_state.h)
+    const char *name;    // of --optimizer
+    const char *summary; // one line for the start-up block
+    RuleKind kind;       // what compute does while data travel (scheduler_state.h)
+    // How far it departs from steps with the mean gradient of a batch at the current
+    // parameters, 0: not at all. Of rules that are equally fast a plan recommends the one with
+    // the least.
+    int departs;
     bool replicated;       // every rank holds and steps the whole optimizer state
     int rounds_per_commit; // calls of accumulate() per commit, of a micro-batch or more each
     // After a commit a job may still be under way, so a checkpoint must hold the sum it

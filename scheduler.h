@@ -148,7 +148,7 @@ static inline void scheduler_need(void *self, size_t end) {
     if (watermark_has_reached(&s->arrived, end)) { return; }
     scheduler_compute_ended(s);
     watermark_wait(&s->arrived, end);
-    trace_begin(&s->trace, TRACE_COMPUTE, "micro-batch");
+    trace_begin(&s->trace, TRACE_COMPUTE, TRACE_MICRO_BATCH);
 }
 
 // Pace::finish (H6): gradients from `begin` on are final. The last step of the watermark
@@ -172,7 +172,7 @@ static inline void scheduler_finish(void *self, size_t begin) {
 static inline void micro_batch_task(void *context, Stream *stream) {
     Scheduler *s = (Scheduler *)context;
     Pace pace = {s, s->parameters_version, scheduler_need, scheduler_finish};
-    trace_begin(&s->trace, TRACE_COMPUTE, "micro-batch");
+    trace_begin(&s->trace, TRACE_COMPUTE, TRACE_MICRO_BATCH);
     uint64_t index = __atomic_fetch_add(&s->micro_batches_begun, 1, __ATOMIC_RELAXED);
     MicroBatchResult result = s->problem.micro_batch(s->problem.self, stream, index, scheduler_weights(s),
                                                      s->gradients.data, &pace);
@@ -283,6 +283,9 @@ static inline void scheduler_account_job(Scheduler *s) {
     report->compute_seconds = sums.compute_seconds;
     report->communication_seconds = sums.communication_seconds;
     report->exposed_seconds = sums.exposed_seconds;
+    report->micro_batch_seconds = sums.micro_batch_seconds;
+    report->micro_batch_cpu_seconds = sums.micro_batch_cpu_seconds;
+    report->communication_cpu_seconds = sums.communication_cpu_seconds;
 }
 
 // ---------------------------------------------------------------------------------------

@@ -261,10 +261,12 @@ static int finish_run(Run *run, bool saved) {
         fingerprint = check_replicas(run, committed, run->table.parameter_count * sizeof(float));
         return_committed(s, committed);
     }
+    RankTimes *times = collect_rank_times(run);
     if (run_is_main(run)) {
-        print_end(run, fingerprint);
+        print_end(run, fingerprint, times);
         if (s->stop_agreed) { print_stopped(run, saved); }
     }
+    free(times);
     if (!s->stop_agreed && !run->nothing_left) { print_sample(run, true); }
     if (run_is_main(run)) {
         print_files(run);

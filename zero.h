@@ -24,6 +24,7 @@ static const Rule zero1_rule = {
     "reduce-scatter behind the last backward pass, each rank steps its shard, all-gather before the "
     "next forward pass",
     RULE_SYNCHRONOUS,
+    0,     // departs
     false, // replicated
     1,     // rounds per commit
     false, // no job in flight between commits

@@ -46,6 +46,10 @@ enum {
     TRACE_CLOCK_ROUNDS = 16    // of a measurement: with many, one of them is undisturbed
 };
 
+// The name of spans in which a micro-batch is computed: one may take several, because it may
+// wait for parameters in between.
+#define TRACE_MICRO_BATCH "micro-batch"
+
 typedef enum TraceLane { TRACE_COMPUTE, TRACE_COMMUNICATION, TRACE_LANES } TraceLane;
 
 typedef struct Span {
@@ -57,6 +61,10 @@ typedef struct Span {
 
 typedef struct TraceSums {
     double compute_seconds, communication_seconds, exposed_seconds;
+    // Of spans that have ended. The processor's time is that of the stream's own thread: less than
+    // the span where it waited, for messages or for a core.
+    double micro_batch_seconds, micro_batch_cpu_seconds;
+    double communication_cpu_seconds;
 } TraceSums;
 
 typedef struct Trace {
@@ -64,6 +72,7 @@ typedef struct Trace {
     bool running[TRACE_LANES];
     double began[TRACE_LANES];      // of the span that is running
     const char *names[TRACE_LANES]; // its name
+    double cpu_began[TRACE_LANES];  // thread_cpu_seconds() when it began
     double counted_until;           // `sums` holds everything before this time
     TraceSums sums;                 // since the latest take
     bool keep;
@@ -124,6 +133,7 @@ static inline void trace_begin_at(Trace *trace, TraceLane lane, const char *name
     trace->running[lane] = true;
     trace->began[lane] = now;
     trace->names[lane] = name;
+    trace->cpu_began[lane] = thread_cpu_seconds();
 }
 
 static inline void trace_end_at(Trace *trace, TraceLane lane, int64_t commit, double now) {
@@ -131,11 +141,17 @@ static inline void trace_end_at(Trace *trace, TraceLane lane, int64_t commit, do
     trace_count_until(trace, now);
     trace->running[lane] = false;
     Span span = {trace->names[lane], trace->began[lane], now, commit, lane};
+    bool of_micro_batch = strcmp(span.name, TRACE_MICRO_BATCH) == 0;
+    double cpu = thread_cpu_seconds() - trace->cpu_began[lane];
+    trace->sums.micro_batch_seconds += of_micro_batch ? span.ended - span.began : 0;
+    trace->sums.micro_batch_cpu_seconds += of_micro_batch ? cpu : 0;
+    trace->sums.communication_cpu_seconds += lane == TRACE_COMMUNICATION ? cpu : 0;
     if (trace->keep) { trace_keep_span(trace, span); }
 }
 
 static inline TraceSums trace_take_at(Trace *trace, double now) {
-    TraceSums none = {0, 0, 0};
+    TraceSums none;
+    memset(&none, 0, sizeof none);
     trace_count_until(trace, now);
     TraceSums sums = trace->sums;
     trace->sums = none;

@@ -14,7 +14,7 @@
 // ranks call the same operations in the same order.
 //
 // A waiting rank does not spin: between looks it sleeps for an eighth of the time it has
-// already waited, at most 5 ms, so that the compute threads keep their cores. Every wait
+// already waited, at most 1 ms, so that the compute threads keep their cores. Every wait
 // has a deadline. When it passes, transport_fail names the ranks that were waited for and
 // ends the whole job.
 //
@@ -98,6 +98,10 @@ typedef struct Lane {
 // How long a wait polls before it sleeps: about as long as a chunk takes between two
 // ranks of one machine.
 #define TRANSPORT_SPIN_SECONDS 50e-6
+
+// And how long at most it then sleeps. A message that has arrived waits for half of that on
+// average; a look takes some microseconds from the computation.
+#define TRANSPORT_SLEEP_SECONDS 1e-3
 
 enum { TRANSPORT_HOST_BYTES = 64 };
 
@@ -279,16 +283,19 @@ static inline void transport_delay(Transport *transport, Transfer *transfer) {
     transport->delayed[(transport->delayed_first + transport->delayed_count++) % capacity] = transfer;
 }
 
-// Starts the messages, of any lane, that the emulated link has let through. They start in
-// the order in which they were posted, because a link keeps it.
-static inline void transport_start_due(Transport *transport) {
+// Starts the messages, of any lane, that the emulated link has let through, and says whether
+// there were any. They start in the order in which they were posted, because a link keeps it.
+static inline bool transport_start_due(Transport *transport) {
+    bool started = false;
     while (transport->delayed_count > 0) {
         Transfer *transfer = transport->delayed[transport->delayed_first];
-        if (clock_seconds() < transfer->start_at) { return; }
+        if (clock_seconds() < transfer->start_at) { break; }
         transport_start_transfer(transport, transfer);
+        started = true;
         transport->delayed_first = (transport->delayed_first + 1) % transport_delayed_capacity(transport);
         transport->delayed_count--;
     }
+    return started;
 }
 
 // Counts a message that this rank sends.
@@ -464,6 +471,14 @@ static inline void transport_fail_overdue(Transport *transport, Lane lane, doubl
                    advice);
 }
 
+// Who has waited for so long without progress looks again after an eighth of that, but not
+// before the emulated link lets the next message through.
+static inline double transport_pause(const Transport *transport, double now, double waited) {
+    double pause = fmin(fmax(waited / 8, TRANSPORT_SPIN_SECONDS), TRANSPORT_SLEEP_SECONDS);
+    if (transport->delayed_count == 0) { return pause; }
+    return fmin(pause, fmax(transport->delayed[transport->delayed_first]->start_at - now, 0));
+}
+
 // Waits until all transfers of a lane have ended, or fails the job at the deadline.
 static inline void transport_wait(Transport *transport, Lane lane) {
     Transfer *transfers = transport_transfer(transport, lane, false, 0);
@@ -472,8 +487,7 @@ static inline void transport_wait(Transport *transport, Lane lane) {
     double progressed = began, looked = began;
     for (;;) {
         int open = 0;
-        bool progress = false;
-        transport_start_due(transport);
+        bool progress = transport_start_due(transport);
         for (int i = 0; i < count; i++) {
             if (transfers[i].state == TRANSFER_NONE) { continue; }
             if (transport_advance(transport, &transfers[i])) {
@@ -494,7 +508,7 @@ static inline void transport_wait(Transport *transport, Lane lane) {
         }
         if (now - began > TRANSPORT_LISTENS_SECONDS) { transport_listen(transport, &lane, NULL); }
         double waited = now - progressed;
-        if (waited > TRANSPORT_SPIN_SECONDS) { sleep_seconds(fmin(fmax(waited / 8, 50e-6), 5e-3)); }
+        if (waited > TRANSPORT_SPIN_SECONDS) { sleep_seconds(transport_pause(transport, now, waited)); }
     }
 }
 

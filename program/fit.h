@@ -86,6 +86,32 @@ static inline int64_t fit_sequence(const Run *run, const MemoryRoom *room) {
     return 0;
 }
 
+// Tokens of a micro-batch at which matrix products are as fast as they get, nearly.
+static inline int64_t fit_enough_tokens(const Run *run) { return run->placement.on_gpu ? 8192 : 1024; }
+
+// --fit: the options with the least recomputation with which a micro-batch is large enough,
+// and with the largest micro-batch that then fits; where none is large enough, the largest of
+// all. False where none fits, or the memory is not known.
+static inline bool fit_options(const Run *run, const MemoryRoom *room, Options *options) {
+    int64_t best = 0, enough = (fit_enough_tokens(run) + run->T - 1) / run->T;
+    bool is_open = run->options.recompute == 0;
+    int first = is_open ? RECOMPUTE_NONE : run->options.recompute - 1;
+    int last = is_open ? RECOMPUTE_BLOCK : first;
+    if (room->gpu == 0 && room->host == 0) { return false; }
+    for (int level = first; level <= last && best < enough; level++) {
+        bool on_gpu_only = level != RECOMPUTE_NONE && level != RECOMPUTE_BLOCK;
+        if (on_gpu_only && !run->placement.on_gpu) { continue; }
+        Options trial = run->options;
+        trial.recompute = 1 + level;
+        int64_t largest = fit_micro_batch(run, room, &trial);
+        if (largest <= best) { continue; }
+        best = largest;
+        *options = trial;
+        options->micro_batch = largest;
+    }
+    return best > 0;
+}
+
 // ---------------------------------------------------------------------------------------
 // Answers
 

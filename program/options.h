@@ -136,6 +136,13 @@ typedef struct Options {
     double temperature;
     OptionText prompt;
 
+    // Plans.
+    OptionText like;                       // a run; empty: none
+    double compute_ms, host_mbit, host_us; // 0: auto
+    double inside_mbit, inside_us;         // the rate: 0: no limit
+    bool fit;
+    OptionText json; // a file; empty: none
+
     // Emulated trouble.
     double link_mbit, link_us, chaos_ms; // 0: off
     int64_t slow_rank;                   // -1: none

@@ -130,6 +130,10 @@ static inline const char *options_of_command(OptionsCommand command) {
 static inline bool options_check_use(OptionsCommand command, const OptionSpec *option, Error *error) {
     static const char *const names[] = {"training", "train_gpt sample", "train_gpt eval", "train_gpt plan"};
     const char *used = options_of_command(command);
+    if (option->group == GROUP_PLAN && command != COMMAND_PLAN) {
+        return error_set(error, "--%s has no effect on %s: it is for train_gpt plan", option->name,
+                         names[command]);
+    }
     if (used == NULL) {
         return option->group != GROUP_EVALUATION ||
                error_set(error, "--%s has no effect on %s: it is for train_gpt eval", option->name,
@@ -194,8 +198,8 @@ static inline bool options_settle_rivals(Options *options, const bool line[OPTIO
 // The directory of the run that --resume names by itself, by its folder of checkpoints or by
 // one of these; empty: there is none.
 static inline void options_resumed_run(const Options *options, char run[PATH_MAX]) {
-    bool is_auto = strcmp(options->resume, "auto") == 0;
-    if (realpath(is_auto ? options->out : options->resume, run) == NULL) {
+    bool is_auto = strcmp(options->resume, "auto") == 0, plans = options->command == COMMAND_PLAN;
+    if (realpath(plans ? options->like : is_auto ? options->out : options->resume, run) == NULL) {
         run[0] = '\0';
         return;
     }
@@ -216,7 +220,8 @@ static inline bool options_keep(Options *options, const bool given[OPTION_COUNT_
                                 bool kept[OPTION_COUNT_OF_TABLE], Error *error) {
     Options before;
     char text[OPTION_VALUE_SIZE], run[PATH_MAX];
-    bool resumes = options->command == COMMAND_TRAIN && strcmp(options->resume, "off") != 0;
+    bool plans = options->command == COMMAND_PLAN && options->like[0] != '\0';
+    bool resumes = plans || (options->command == COMMAND_TRAIN && strcmp(options->resume, "off") != 0);
     bool saved[OPTION_COUNT_OF_TABLE] = {false};
     bool has_config = options->config[0] != '\0', left_open = options->precision == PRECISION_FASTEST;
     if (!resumes || (has_config && !left_open)) { return true; }

@@ -98,7 +98,7 @@ static inline void options_print_usage(FILE *file) {
     fputs("  train_gpt [train] [--name value ...]    trains, alone or under mpirun\n"
           "  train_gpt sample --from DIR             prints a text by a model\n"
           "  train_gpt eval --from DIR --data FILE   perplexity, LAMBADA, HellaSwag\n"
-          "  train_gpt plan [--name value ...]       how much memory training would take\n"
+          "  train_gpt plan [--name value ...]       how much memory and time training would take\n"
           "  train_gpt help TOPIC                    explains a topic; help all: everything\n"
           "  train_gpt --version                     how the program was built\n",
           file);
@@ -130,11 +130,16 @@ static inline void command_print_help(FILE *file, OptionsCommand command) {
         options_print_overview(file);
     } else if (command == COMMAND_PLAN) {
         fputs("train_gpt plan [--name value ...]\n\nTakes the options of training, prints what memory each "
-              "rank would need and whether there is so\nmuch, and allocates nothing. Its own:\n\n",
+              "rank would need and whether there is so\nmuch, how long commits would take under every rule, "
+              "and "
+              "which rule to take. Its own:\n\n",
               file);
         option_print_help(file, option_find("ranks"));
         option_print_help(file, option_find("ranks-per-host"));
         option_print_help(file, option_find("gpu-memory"));
+        for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
+            if (option_table[i].group == GROUP_PLAN) { option_print_help(file, &option_table[i]); }
+        }
     } else {
         fprintf(file, "train_gpt %s --from DIR%s\n\n", command_names()[command],
                 command == COMMAND_EVAL ? " --data FILE" : "");

@@ -31,6 +31,7 @@ typedef enum OptionGroup {
     GROUP_EVALUATION,
     GROUP_SAMPLE,
     GROUP_EMULATION,
+    GROUP_PLAN,
     GROUP_COUNT
 } OptionGroup;
 
@@ -73,14 +74,16 @@ static inline const char *option_group_title(OptionGroup group) {
                                                     "Reports and files",
                                                     "Evaluation",
                                                     "Samples, during and after training or by themselves",
-                                                    "Emulated trouble"};
+                                                    "Emulated trouble",
+                                                    "Plans"};
     return titles[group];
 }
 
 // What `train_gpt help` calls the group.
 static inline const char *option_group_name(OptionGroup group) {
-    static const char *const names[GROUP_COUNT] = {"rules",   "together", "local",   "inputs",  "rates",
-                                                   "machine", "reports",  "scoring", "samples", "trouble"};
+    static const char *const names[GROUP_COUNT] = {"rules",   "together", "local",   "inputs",
+                                                   "rates",   "machine",  "reports", "scoring",
+                                                   "samples", "trouble",  "planning"};
     return names[group];
 }
 
@@ -458,6 +461,36 @@ static const OptionSpec option_table[] = {
      "Emulates one slow machine: this rank sleeps for --slow-ms at every micro-batch."},
     {"slow-ms", GROUP_EMULATION, EVERY_RULE, SAME_BITS, REAL_OPTION(slow_ms, "0", 0, 1e6, "MS", NO_WORD),
      "How long --slow-rank sleeps at every micro-batch, in milliseconds."},
+
+    {"like", GROUP_PLAN, EVERY_RULE, SAME_BITS, TEXT_OPTION(like, "", 0, "RUN"),
+     "The directory of a run whose computing times the plan takes, from its log. Model, data, batch and rule "
+     "are as in that run, too, where they are not given."},
+    {"compute-ms", GROUP_PLAN, EVERY_RULE, SAME_BITS,
+     REAL_OPTION(compute_ms, "auto", 1e-6, 1e9, "MS", "auto", 0),
+     "What one rank needs to compute one micro-batch, forward and backward. auto: as in --like; without it, "
+     "measured here where that takes no more than a few seconds, otherwise worked out from the measured rate "
+     "of matrix products."},
+    {"host-mbit", GROUP_PLAN, EVERY_RULE, SAME_BITS,
+     REAL_OPTION(host_mbit, "auto", 1e-3, 1e8, "MBIT", "auto", 0),
+     "Million bits a second that a host can send to the others, and receive at the same time; its ranks "
+     "share "
+     "them. What data get of it is 95 %. auto: --link-mbit, and where that is off 10000."},
+    {"host-us", GROUP_PLAN, EVERY_RULE, SAME_BITS, REAL_OPTION(host_us, "auto", 1e-3, 1e8, "US", "auto", 0),
+     "Microseconds that a short message takes from one host to another. auto: --link-us, and where that is "
+     "off 50."},
+    {"inside-mbit", GROUP_PLAN, EVERY_RULE, SAME_BITS,
+     REAL_OPTION(inside_mbit, "off", 1e-3, 1e8, "MBIT", "off", 0),
+     "Million bits a second that each rank can send to the others of its host. off: as fast as memory, which "
+     "is right for CPUs and for GPUs with a fast link among them."},
+    {"inside-us", GROUP_PLAN, EVERY_RULE, SAME_BITS, REAL_OPTION(inside_us, "10", 1e-3, 1e8, "US", NO_WORD),
+     "Microseconds that a short message takes from one rank to another of its host."},
+    {"fit", GROUP_PLAN, EVERY_RULE, SAME_BITS, SWITCH_OPTION(fit, "off"),
+     "on: plans with the largest --micro-batch that fits into the memory, and with the least --recompute "
+     "that "
+     "leaves room for a batch of a size at which matrix products are fast (1024 tokens on CPUs, 8192 on "
+     "GPUs). The plan prints both as options for a run."},
+    {"json", GROUP_PLAN, EVERY_RULE, SAME_BITS, TEXT_OPTION(json, "", 0, "FILE"),
+     "Writes what the plan says about time to FILE, as JSON, with all its numbers."},
 };
 
 #undef NUMBER_OPTION

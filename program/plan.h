@@ -6,7 +6,7 @@
 #ifndef ACCO_PROGRAM_PLAN_H
 #define ACCO_PROGRAM_PLAN_H
 
-#include "program/fit.h"
+#include "program/plan_time.h"
 #include "program/sample.h"
 
 static inline void print_plan_row(const char *indent, const char *name, size_t bytes, const char *note) {
@@ -109,6 +109,19 @@ static inline void print_plan(const Run *run) {
     print_plan_verdict(run);
 }
 
+// --fit
+static inline bool plan_fit(Run *run, Error *error) {
+    MemoryRoom room = memory_room(run);
+    if (!fit_options(run, &room, &run->options)) {
+        return error_set(error, room.gpu == 0 && room.host == 0
+                                    ? "--fit on: the memory is not known; --gpu-memory 80G plans for a GPU "
+                                      "that has 80 GB"
+                                    : "--fit on: no --micro-batch of this model fits into the memory");
+    }
+    run->B = (int)run->options.micro_batch;
+    return true;
+}
+
 static inline int command_plan(Run *run) {
     Options *options = &run->options;
     Error error = {""};
@@ -122,8 +135,11 @@ static inline int command_plan(Run *run) {
     if (!good) { exit_user_mistake(&error); }
     placement_choose_exchange(&run->placement, options, &run->transport);
     placement_plan_gpu_exchange(&run->placement, options);
-    if (!reserve_memory(run, training_problem(run), &error)) { exit_user_mistake(&error); }
+    if ((options->fit && !plan_fit(run, &error)) || !reserve_memory(run, training_problem(run), &error)) {
+        exit_user_mistake(&error);
+    }
     print_plan(run);
+    if (run->transport.size > 1 && !plan_time(run, &error)) { exit_user_mistake(&error); }
     fragments_free(&run->scheduler);
     transport_close(&run->transport);
     parameter_table_free(&run->table);

@@ -6,12 +6,11 @@
 #ifndef ACCO_PROGRAM_REPORT_H
 #define ACCO_PROGRAM_REPORT_H
 
+#include "program/advice.h"
 #include "program/data.h"
 #include "program/run_directory.h"
 #include "program/setup.h"
 #include "runtime/names.h"
-
-#define EXPOSED_SHARE 0.3 // of the time: more is worth a hint
 
 // ---------------------------------------------------------------------------------------
 // A log that cannot be written: training goes on, as it does without a checkpoint. While the
@@ -329,7 +328,11 @@ static inline void window_add_commit(Run *run) {
     sum->compute_seconds += commit->compute_seconds;
     sum->communication_seconds += commit->communication_seconds;
     sum->exposed_seconds += commit->exposed_seconds;
+    sum->micro_batch_seconds += commit->micro_batch_seconds;
+    sum->micro_batch_cpu_seconds += commit->micro_batch_cpu_seconds;
+    sum->communication_cpu_seconds += commit->communication_cpu_seconds;
     run->exposed_seconds += commit->exposed_seconds;
+    run->micro_batch_seconds += commit->micro_batch_seconds;
 }
 
 // Begins a new window behind the latest report, after `seconds` seconds of training.
@@ -341,6 +344,7 @@ static inline void window_begin(Run *run, double seconds) {
     run->window.from_step = s->optimizer.commits;
     run->window.from_work = s->gradients_done;
     run->window.from_seconds = seconds;
+    run->window.from_micro_batches = s->micro_batches_begun;
 }
 
 // Says once that what is printed reaches nobody: the reader of a pipe has gone, or the disk
@@ -395,6 +399,12 @@ static inline void report_window(Run *run) {
     report.compute_ms = 1e3 * sum->compute_seconds / steps;
     report.communication_ms = 1e3 * sum->communication_seconds / steps;
     report.exposed_ms = 1e3 * sum->exposed_seconds / steps;
+    double micro_batches = (double)(s->micro_batches_begun - run->window.from_micro_batches);
+    if (micro_batches > 0) {
+        report.micro_batch_ms = 1e3 * sum->micro_batch_seconds / micro_batches;
+        report.micro_batch_cpu_ms = 1e3 * sum->micro_batch_cpu_seconds / micro_batches;
+    }
+    report.communication_cpu_ms = 1e3 * sum->communication_cpu_seconds / steps;
     report.steps = steps;
     report.gradients_per_commit = gradients / commits;
     report.model_tflops = report.tokens_per_second * gpt_neo_flops_per_token(&run->config, run->T) / 1e12;
@@ -432,42 +442,16 @@ static inline void report_validation(Run *run) {
 // ---------------------------------------------------------------------------------------
 // The end
 
-// What may help a run of this rule that waits for communication, as a list of options.
-static inline void describe_remedies(const Run *run, char text[2 * RULE_TEXT]) {
-    const Options *options = &run->options;
-    const Rule *rule = run->rule;
-    const SchedulerSettings *settings = &run->scheduler.settings;
-    bool fine = !wire_is_coarse(settings->wire), library = options->exchange == EXCHANGE_LIBRARY,
-         estimates = option_list_names(option_find("estimate-wire")->rules, rule->name) && !library &&
-                     !wire_is_coarse(settings->estimate_wire);
-    char rules[RULE_TEXT];
-    rule_list(rule->kind == RULE_SYNCHRONOUS ? rule_overlaps : rule_is_local, rules);
-    snprintf(text, 2 * RULE_TEXT, "%s%s%s%s%s%s%s", options->overlap ? "" : "--overlap on, ",
-             settings->adaptive                    ? ""
-             : options->rank_accumulate[0] != '\0' ? "larger numbers in --rank-accumulate, "
-                                                   : "a larger --accumulate, ",
-             settings->wire == WIRE_FP32 ? "--wire bf16, " : "", fine && !library ? "--wire int8, " : "",
-             estimates ? "--estimate-wire int4, " : "",
-             rule->kind == RULE_LOCAL ? "more inner steps between exchanges" : "--optimizer ",
-             rule->kind == RULE_LOCAL ? "" : rules);
-}
-
-// Where much of the time went into communication beside which nothing was computed: what
-// to try. share: of the time.
-static inline void print_exposed(const Run *run, double share) {
-    char remedies[2 * RULE_TEXT];
-    if (!(share > EXPOSED_SHARE)) { return; }
-    describe_remedies(run, remedies);
-    printf("network    %.0f %% of the time only communication ran; to try: %s\n", 100 * share, remedies);
-}
-
 // Prints and logs how training ended. fingerprint: of the parameters, from
-// check_replicas.
-static inline void print_end(Run *run, uint64_t fingerprint) {
+// check_replicas. times (ranks): of all ranks.
+static inline void print_end(Run *run, uint64_t fingerprint, const RankTimes *times) {
     long long commits = (long long)run->scheduler.optimizer.commits;
     double seconds = training_seconds(run),
            tokens = run->scheduler.gradients_done * (double)tokens_per_micro_batch(run);
-    double exposed = run->exposed_seconds / (seconds - run->seconds_before);
+    double here = seconds - run->seconds_before, exposed = 0; // mean over the ranks
+    for (int rank = 0; rank < run->transport.size; rank++) {
+        exposed += times[rank].exposed / here / run->transport.size;
+    }
     double planned = (double)run->arena.bytes, used = (double)arena_resident_bytes(&run->arena);
     double rate = tokens / seconds * gpt_neo_flops_per_token(&run->config, run->T) / 1e9;
     terminal_clear(&run->terminal);
@@ -484,7 +468,7 @@ static inline void print_end(Run *run, uint64_t fingerprint) {
                "ranks%s\n",
                commits, step_name(run), tokens, seconds, tokens / seconds, rate, share);
     }
-    print_exposed(run, exposed);
+    json_t *advice = print_advice(run, times, times[0].tokens / here, exposed);
     if (!isnan(run->validation_loss)) {
         printf("loss       %.4f nats per token on text it has not seen", run->validation_loss);
         if (isfinite(run->perfect_validation_loss)) { // known where the text comes from a grammar
@@ -497,12 +481,13 @@ static inline void print_end(Run *run, uint64_t fingerprint) {
     printf("parameters fingerprint %016llx, the same on every rank\n", (unsigned long long)fingerprint);
     char text[32];
     snprintf(text, sizeof text, "%016llx", (unsigned long long)fingerprint);
-    report_event(run, json_pack("{s:s, s:s, s:I, s:I, s:o, s:o, s:o, s:I, s:I, s:s}", "event", "end",
-                                "reason", run->scheduler.stop_agreed ? "asked to stop" : "done", "commit",
-                                (json_int_t)commits, "tokens", (json_int_t)tokens, "seconds",
-                                log_real(seconds), "tokens_per_second", log_real(tokens / seconds),
-                                "exposed_share", log_real(exposed), "planned_bytes", (json_int_t)planned,
-                                "used_bytes", (json_int_t)used, "parameters_fingerprint", text));
+    report_event(run,
+                 json_pack("{s:s, s:s, s:I, s:I, s:o, s:o, s:o, s:I, s:I, s:s, s:o*}", "event", "end",
+                           "reason", run->scheduler.stop_agreed ? "asked to stop" : "done", "commit",
+                           (json_int_t)commits, "tokens", (json_int_t)tokens, "seconds", log_real(seconds),
+                           "tokens_per_second", log_real(tokens / seconds), "exposed_share",
+                           log_real(exposed), "planned_bytes", (json_int_t)planned, "used_bytes",
+                           (json_int_t)used, "parameters_fingerprint", text, "advice", advice));
 }
 
 // The run's directory as a word of a command line.

@@ -37,6 +37,7 @@ typedef struct ReportWindow {
     double from_gradients;
     int64_t from_step; // how far the run had come when it was made
     double from_work, from_seconds;
+    uint64_t from_micro_batches; // Scheduler::micro_batches_begun
 } ReportWindow;
 
 // How much of what the scheduler counts the loop has already looked at.
@@ -82,6 +83,7 @@ typedef struct Run {
     double started;             // clock_seconds() at the start of training
     double paused;              // seconds since then that were not training: validation, checkpoints
     double seconds_before;      // of training in earlier parts of a run that was resumed
+    double gradients_before;    // that were committed in them
     ClockOffset clock_at_start; // with --trace: this rank's clock against that of rank 0
     // What it says. The files and the terminal are those of rank 0.
     char directory[RUN_PATH_SIZE];      // all ranks know it
@@ -99,9 +101,9 @@ typedef struct Run {
     bool is_unwritten;                               // nobody reads stdout any more
     int64_t lost_lines;                              // of its files, which could not be written
     bool trace_is_lost;
-    Nvml nvml;              // of rank 0's GPU
-    uint64_t throttle_told; // the reasons for a low clock that were printed
-    double exposed_seconds; // of this part of the run: see CommitReport
+    Nvml nvml;                                   // of rank 0's GPU
+    uint64_t throttle_told;                      // the reasons for a low clock that were printed
+    double exposed_seconds, micro_batch_seconds; // of this part of the run: see CommitReport
     // Checkpoints.
     CheckpointedRun checkpointed; // what checkpoints are of (program/resume.h)
     SaveTimes save_times;         // what --save-every says

@@ -243,12 +243,14 @@ static inline bool reserve_memory(Run *run, Problem problem, Error *error) {
     return true;
 }
 
+#define BUCKET_SECONDS 300e-6 // dev/results/simulation-2026-11-22.md
+
 // Chooses how many bytes of gradients travel together where they are sent during the
 // backward pass. When the pass has ended, the last bucket is still to be waited for, so
 // more buckets leave less; but each costs the latency of a message. With n buckets of an
 // exchange that takes C seconds, both together are C / n + n * latency, which is least at
-// n = sqrt(C / latency). All ranks call it and choose the same.
-static inline void choose_bucket(Run *run) {
+// n = sqrt(C / latency).
+static inline void bucket_for_link(Run *run, LinkMeasure link) {
     SchedulerSettings *settings = &run->scheduler.settings;
     const Layout *layout = &run->scheduler.layout;
     double bytes = (double)layout_padded(layout) * sizeof(float);
@@ -261,17 +263,25 @@ static inline void choose_bucket(Run *run) {
         snprintf(run->bucket_reason, sizeof run->bucket_reason, "what fits into NCCL's message buffers");
         return;
     }
-    LinkMeasure link = link_measure(&run->transport);
     double share = (double)wire_bytes(settings->wire, WIRE_BLOCK) / (WIRE_BLOCK * sizeof(float));
     double passes = settings->replicated ? 2 : 1, ranks = run->transport.size;
     double seconds = passes * bytes * share * (ranks - 1) / ranks / link.rate;
-    // Who waits longer than it spins is asleep, and must be woken.
-    double latency = fmax(link.latency, TRANSPORT_SPIN_SECONDS);
+    // A bucket costs more than its messages: its exchange begins and ends by itself, with
+    // threads that must be woken.
+    double latency = fmax(link.latency, BUCKET_SECONDS);
     double buckets = fmin(fmax(sqrt(seconds / (passes * latency)), 1), (double)layout->cells);
     settings->bucket = (size_t)(bytes / buckets);
     snprintf(run->bucket_reason, sizeof run->bucket_reason,
              "measured: %.3g us a message, %.3g MB/s; %.3g s for all of it", 1e6 * link.latency,
              link.rate / 1e6, seconds);
+}
+
+// All ranks call it and choose the same.
+static inline void choose_bucket(Run *run) {
+    LinkMeasure none = {0, INFINITY};
+    bool measures = run->scheduler.settings.kind == RULE_SYNCHRONOUS && run->transport.size > 1 &&
+                    run->options.bucket_mb == 0 && !run->placement.uses_nccl;
+    bucket_for_link(run, measures ? link_measure(&run->transport) : none);
 }
 
 #endif

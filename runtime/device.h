@@ -16,6 +16,9 @@
 //   stream_copy, stream_clear   memory of any kind, in the order of the stream
 //   stream_settle               in a task: waits for what it has put into the CUDA queue
 //
+// A stream can also be simulated: then nobody runs its tasks, and a simulator says when they
+// would have ended, on a clock of its own (simulation/simulation.h).
+//
 // One host thread records an event and waits for it. `context` belongs to the caller and
 // must live until the task has run. A kernel is called with the stream whose task it is
 // part of, and uses that stream's pool of threads.
@@ -25,13 +28,18 @@
 #include <errno.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "runtime/gpu.h"
 #include "runtime/thread_pool.h"
 
 typedef struct Stream Stream;
+typedef struct Event Event;
 typedef void (*StreamTask)(void *context, Stream *stream);
 
 // How many tasks may wait in a stream: stream_run waits for room, so the host cannot run
@@ -43,10 +51,20 @@ typedef struct StreamEntry {
     void *context;
 } StreamEntry;
 
+// What becomes of the calls below where a stream is simulated. `self` is the simulator's own.
+typedef struct StreamSimulator {
+    void *self;
+    void (*run)(void *self, Stream *stream, StreamTask task, void *context);
+    void (*record)(void *self, Event *event, Stream *stream);
+    bool (*has_happened)(void *self, Event *event);
+    void (*wait)(void *self, Event *event);
+} StreamSimulator;
+
 struct Stream {
     const char *name;
-    ThreadPool *pool;    // what kernels in this stream use; borrowed
-    const Gpu *gpu;      // NULL on the CPU; borrowed
+    const StreamSimulator *simulator; // NULL: tasks run; borrowed
+    ThreadPool *pool;                 // what kernels in this stream use; borrowed
+    const Gpu *gpu;                   // NULL on the CPU; borrowed
     void *queue;         // CUDA's stream that kernels in this stream are put into; NULL on the CPU
     Precision precision; // of weights and activations
     void *gemm;          // what matrix products on a GPU need: kernels/cuda/matmul.cuh
@@ -55,20 +73,29 @@ struct Stream {
     pthread_cond_t changed;
     StreamEntry entries[STREAM_CAPACITY];
     uint64_t enqueued, taken; // entries [taken, enqueued) are waiting
+    bool prompt;              // its worker mostly waits, and should run as soon as it need not any more
     bool stopping;
 };
 
-typedef struct Event {
+struct Event {
     pthread_mutex_t mutex;
     pthread_cond_t happened;
-    uint64_t recorded;  // host: how often event_record was called
-    uint64_t completed; // worker: how many of those points have been reached
-} Event;
+    uint64_t recorded;                // host: how often event_record was called
+    uint64_t completed;               // worker: how many of those points have been reached
+    const StreamSimulator *simulator; // of the stream that it was last recorded in
+};
 
 // Seconds of a monotonic clock; only differences mean anything.
 static inline double clock_seconds(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+// Seconds for which the calling thread has had a core.
+static inline double thread_cpu_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
@@ -98,7 +125,7 @@ static inline void stream_settle(Stream *stream) {
 static inline void stream_copy(Stream *stream, void *to, const void *from, size_t bytes) {
     if (stream->queue != NULL) {
         gpu_copy(stream->queue, to, from, bytes);
-    } else if (bytes > 0) {
+    } else if (bytes > 0 && stream->simulator == NULL) {
         memcpy(to, from, bytes);
     }
 }
@@ -106,17 +133,37 @@ static inline void stream_copy(Stream *stream, void *to, const void *from, size_
 static inline void stream_clear(Stream *stream, void *memory, size_t bytes) {
     if (stream->queue != NULL) {
         gpu_fill(stream->queue, memory, 0, bytes);
-    } else if (bytes > 0) {
+    } else if (bytes > 0 && stream->simulator == NULL) {
         memset(memory, 0, bytes);
     }
+}
+
+// Lets the calling thread run as soon as it is woken, where other threads keep all cores busy.
+// It asks for the shortest slices of time, which Linux (from 6.12 on) grants first; otherwise
+// a thread that waits for messages may be 3 to 10 ms late. Where the system does not know
+// this, nothing changes.
+static inline void thread_wake_promptly(void) {
+    struct {
+        uint32_t size, policy;
+        uint64_t flags;
+        int32_t nice;
+        uint32_t priority;
+        uint64_t runtime, deadline, period; // nanoseconds
+    } attributes;
+    memset(&attributes, 0, sizeof attributes);
+    attributes.size = sizeof attributes;
+    attributes.nice = getpriority(PRIO_PROCESS, 0);
+    attributes.runtime = 100000;
+    syscall(SYS_sched_setattr, 0, &attributes, 0);
 }
 
 // The worker. It ends when the stream is being destroyed and its queue is empty.
 static inline void *stream_main(void *argument) {
     Stream *stream = (Stream *)argument;
     gpu_enter_thread(stream->gpu);
-    // Short sleeps of a thread that waits for a GPU end when they should, not 50 us later.
-    if (stream->queue != NULL) { prctl(PR_SET_TIMERSLACK, 1UL); }
+    // Short sleeps, for a GPU or for messages, end when they should, not 50 us later.
+    prctl(PR_SET_TIMERSLACK, 1UL);
+    if (stream->prompt) { thread_wake_promptly(); }
     for (;;) {
         pthread_mutex_lock(&stream->mutex);
         while (stream->taken == stream->enqueued && !stream->stopping) {
@@ -139,7 +186,7 @@ static inline void *stream_main(void *argument) {
 typedef struct StreamPlace {
     const Gpu *gpu; // NULL: on the CPU
     Precision precision;
-    bool high_priority; // on a GPU: its kernels go first
+    bool high_priority; // its worker is woken promptly; on a GPU its kernels go first
 } StreamPlace;
 
 // NULL where the system does not give another thread. place: NULL means the CPU, in fp32.
@@ -147,7 +194,10 @@ static inline Stream *stream_create(const char *name, ThreadPool *pool, const St
     Stream *stream = (Stream *)calloc(1, sizeof *stream);
     stream->name = name;
     stream->pool = pool;
-    if (place != NULL) { stream->precision = place->precision; }
+    if (place != NULL) {
+        stream->precision = place->precision;
+        stream->prompt = place->high_priority;
+    }
     if (place != NULL && gpu_is_used(place->gpu)) {
         stream->gpu = place->gpu;
         stream->queue = gpu_queue_create(place->high_priority);
@@ -162,6 +212,10 @@ static inline Stream *stream_create(const char *name, ThreadPool *pool, const St
 // Puts a task at the end of the queue and returns. Waits only while STREAM_CAPACITY tasks
 // are waiting already.
 static inline void stream_run(Stream *stream, StreamTask task, void *context) {
+    if (stream->simulator != NULL) {
+        stream->simulator->run(stream->simulator->self, stream, task, context);
+        return;
+    }
     pthread_mutex_lock(&stream->mutex);
     while (stream->enqueued - stream->taken == STREAM_CAPACITY) {
         pthread_cond_wait(&stream->changed, &stream->mutex);
@@ -220,6 +274,11 @@ static inline void event_complete_task(void *context, Stream *stream) {
 }
 
 static inline void event_record(Event *event, Stream *stream) {
+    event->simulator = stream->simulator;
+    if (stream->simulator != NULL) {
+        stream->simulator->record(stream->simulator->self, event, stream);
+        return;
+    }
     pthread_mutex_lock(&event->mutex);
     event->recorded++;
     pthread_mutex_unlock(&event->mutex);
@@ -229,6 +288,7 @@ static inline void event_record(Event *event, Stream *stream) {
 // True when every recording so far has happened; an event that was never recorded has
 // happened.
 static inline bool event_query(Event *event) {
+    if (event->simulator != NULL) { return event->simulator->has_happened(event->simulator->self, event); }
     pthread_mutex_lock(&event->mutex);
     bool happened = event->completed == event->recorded;
     pthread_mutex_unlock(&event->mutex);
@@ -238,6 +298,10 @@ static inline bool event_query(Event *event) {
 // The host waits until every recording so far has happened. False when `timeout_seconds`,
 // rounded up, pass first.
 static inline bool event_wait(Event *event, double timeout_seconds) {
+    if (event->simulator != NULL) {
+        event->simulator->wait(event->simulator->self, event);
+        return true;
+    }
     struct timespec deadline;
     clock_gettime(CLOCK_MONOTONIC, &deadline);
     deadline.tv_sec += (time_t)timeout_seconds + 1;

@@ -205,7 +205,7 @@ static void *produce(void *argument) {
 
 // The sums of the spans that were kept: those of a lane come in their order.
 static TraceSums sums_of_spans(const Trace *trace) {
-    TraceSums sums = {0, 0, 0};
+    TraceSums sums = {0, 0, 0, 0, 0, 0};
     const Span *lanes[TRACE_LANES][PRODUCED];
     int counts[TRACE_LANES] = {0, 0};
     for (size_t i = 0; i < trace->span_count; i++) {
@@ -235,7 +235,7 @@ static void two_threads_may_trace_while_the_host_takes(void **state) {
     for (int i = 0; i < TRACE_LANES; i++) {
         assert_int_equal(pthread_create(&threads[i], NULL, produce, &producers[i]), 0);
     }
-    TraceSums total = {0, 0, 0};
+    TraceSums total = {0, 0, 0, 0, 0, 0};
     for (bool ended = false; !ended;) {
         ended = __atomic_load_n(&producers[0].ended, __ATOMIC_ACQUIRE) +
                     __atomic_load_n(&producers[1].ended, __ATOMIC_ACQUIRE) ==
@@ -402,7 +402,7 @@ static double number_of(const json_t *event, const char *key) {
 
 // Each rank's spans of a file come in their order.
 static void assert_spans(const json_t *events, const FileWorld *world, int ranks) {
-    int next[MAX_RANKS] = {0, 0, 0, 0};
+    int next[MAX_RANKS] = {0, 0, 0, 0, 0, 0};
     for (size_t i = 0; i < json_array_size(events); i++) {
         const json_t *event = json_array_get(events, i);
         if (strcmp(json_string_value(json_object_get(event, "ph")), "X") != 0) { continue; }

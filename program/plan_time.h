@@ -1,0 +1,248 @@
+// plan_time.h: the second half of train_gpt plan: what a micro-batch takes, what follows from
+// it for every rule, and which to take, as a table and as JSON.
+#ifndef ACCO_PROGRAM_PLAN_TIME_H
+#define ACCO_PROGRAM_PLAN_TIME_H
+
+#include "kernels/cpu/product_rates.h"
+#include "program/like.h"
+
+// ---------------------------------------------------------------------------------------
+// What a micro-batch takes
+
+typedef struct MicroBatchTime {
+    double seconds; // NAN: not known
+    char reason[RULE_TEXT];
+} MicroBatchTime;
+
+enum { MICRO_BATCH_TRIES = 5 };
+
+// On the CPU: computes some with random parameters. NAN where there is no memory.
+static inline double micro_batch_measure(Run *run) {
+    GptNeoSettings settings = run->model.settings;
+    GptNeo *model = (GptNeo *)malloc(sizeof *model);
+    Arena *arena = (Arena *)calloc(1, sizeof *arena);
+    ThreadPool *pool = thread_pool_create(run->threads.threads, false);
+    size_t parameters = run->table.parameter_count, rows = (size_t)tokens_per_micro_batch(run);
+    float *weights = (float *)malloc(parameters * sizeof(float)), *gradients = (float *)calloc(parameters, 4);
+    int32_t *tokens = (int32_t *)malloc(rows * sizeof(int32_t));
+    double tries[MICRO_BATCH_TRIES], seconds = NAN;
+    Error unused;
+    Stream stream;
+    memset(&stream, 0, sizeof stream);
+    stream.pool = pool;
+    stream.precision = settings.precision;
+    bool ready = model != NULL && arena != NULL && pool != NULL && weights != NULL && gradients != NULL &&
+                 tokens != NULL;
+    if (ready) {
+        gpt_neo_reserve(model, arena, &run->config, &settings);
+        ready = arena_commit(arena, &unused);
+    }
+    if (ready) {
+        gpt_neo_initialize(&run->table, 1, pool, weights);
+        for (size_t i = 0; i < rows; i++) {
+            tokens[i] = (int32_t)(random_hash(i, 0) % (uint64_t)run->config.vocabulary);
+        }
+        for (int i = -1; i < MICRO_BATCH_TRIES; i++) {
+            double began = clock_seconds();
+            gpt_neo_gradients(model, &stream, weights, gradients, tokens, tokens, NULL);
+            if (i >= 0) { tries[i] = clock_seconds() - began; }
+        }
+        seconds = median_of(tries, MICRO_BATCH_TRIES);
+    }
+    if (arena != NULL) { arena_release(arena); }
+    thread_pool_destroy(pool);
+    free(model);
+    free(arena);
+    free(weights);
+    free(gradients);
+    free(tokens);
+    return seconds;
+}
+
+// A micro-batch of more operations is not computed for a plan. Of the measured rate of
+// products the rest of the model leaves so much (dev/results/bf16-2026-11-22.md).
+#define MICRO_BATCH_MOST 3e10
+#define PRODUCTS_SHARE_FP32 0.95
+#define PRODUCTS_SHARE_BF16 0.78
+
+static inline void micro_batch_by_products(Run *run, MicroBatchTime *time) {
+    double operations = gpt_neo_flops_per_token(&run->config, run->T) * (double)tokens_per_micro_batch(run);
+    Precision precision = run->placement.precision;
+    ThreadPool *pool = thread_pool_create(run->threads.threads, false);
+    if (pool == NULL) { return; }
+    const bool wanted[2] = {precision == PRECISION_FP32, precision == PRECISION_BF16};
+    ProductRates rates =
+        product_rates_measure(pool, wanted, (int)int64_min(tokens_per_micro_batch(run), 1024),
+                              run->config.channels, run->config.mlp_channels, 0.3);
+    thread_pool_destroy(pool);
+    double share = precision == PRECISION_BF16 ? PRODUCTS_SHARE_BF16 : PRODUCTS_SHARE_FP32;
+    if (!(rates.gflops[precision] > 0)) { return; }
+    time->seconds = operations / (share * rates.gflops[precision] * 1e9);
+    snprintf(time->reason, sizeof time->reason,
+             "worked out: %.3g GFLOP at %.0f %% of the %.0f GFLOP/s that products reach here",
+             operations / 1e9, 100 * share, rates.gflops[precision]);
+}
+
+// Without --like.
+static inline void find_micro_batch_time(Run *run, MicroBatchTime *time) {
+    const Options *options = &run->options;
+    double operations = gpt_neo_flops_per_token(&run->config, run->T) * (double)tokens_per_micro_batch(run);
+    memset(time, 0, sizeof *time);
+    time->seconds = NAN;
+    snprintf(time->reason, sizeof time->reason, "as --compute-ms says");
+    if (options->compute_ms > 0) {
+        time->seconds = options->compute_ms / 1e3;
+    } else if (!run->placement.on_gpu && operations <= MICRO_BATCH_MOST) {
+        time->seconds = micro_batch_measure(run);
+        snprintf(time->reason, sizeof time->reason, "measured here, with %d thread%s", run->threads.threads,
+                 run->threads.threads == 1 ? "" : "s");
+    } else if (!run->placement.on_gpu) {
+        micro_batch_by_products(run, time);
+    }
+}
+
+// What the machines cost, from --like or without it.
+static inline bool plan_machine(Run *run, Machine *machine, char reason[RULE_TEXT], Error *error) {
+    LikeRun *like = (LikeRun *)malloc(sizeof *like);
+    MicroBatchTime time;
+    if (like == NULL) { return error_set(error, "no memory for a forecast"); }
+    bool is_like = run->options.like[0] != '\0' && run->options.compute_ms == 0, good = true;
+    if (is_like) {
+        good = like_read(run, like, error);
+        *machine = machine_of_run(run, like->micro_batch);
+        if (good) { like_set_machine(run, like, machine); }
+        snprintf(reason, RULE_TEXT, "as in %.200s%s", run->options.like,
+                 (double)tokens_per_micro_batch(run) != like->tokens ? ", in proportion to its tokens" : "");
+    } else {
+        find_micro_batch_time(run, &time);
+        *machine = machine_of_run(run, time.seconds);
+        snprintf(reason, RULE_TEXT, "%s", time.reason);
+    }
+    free(like);
+    return good;
+}
+
+// ---------------------------------------------------------------------------------------
+// Saying it
+
+// The options of a run under this rule that are not at their defaults, as on a command line.
+static inline void print_command_line(FILE *file, const Run *run, const ForecastRow *row) {
+    Options defaults;
+    char text[OPTION_VALUE_SIZE], word[4 * sizeof(OptionText) + 3];
+    options_defaults(&defaults);
+    fprintf(file, "mpirun --bind-to none -np %d ./train_gpt --optimizer %s", run->transport.size,
+            row->rule->name);
+    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
+        const OptionSpec *option = &option_table[i];
+        bool of_plan = option->group == GROUP_PLAN || strcmp(option->name, "ranks") == 0 ||
+                       strcmp(option->name, "gpu-memory") == 0;
+        bool chosen_later = strcmp(option->name, "lr") == 0 || strcmp(option->name, "min-lr") == 0 ||
+                            strcmp(option->name, "warmup") == 0 || strcmp(option->name, "weight-decay") == 0;
+        if (of_plan || chosen_later || option->offset == offsetof(Options, rule) ||
+            option_is_same(option, &row->options, &defaults)) {
+            continue;
+        }
+        const char *value = option->type == OPTION_TEXT
+                                ? (const char *)option_field_const(option, &row->options)
+                                : option_print_value(option, &row->options, text);
+        fprintf(file, " --%s %s", option->name, text_for_shell(value, word, sizeof word));
+    }
+    fprintf(file, "\n");
+}
+
+static inline void print_forecast_row(const ForecastRow *row, bool is_own) {
+    char rate[NUMBER_TEXT_SIZE], time[NUMBER_TEXT_SIZE], waiting[NUMBER_TEXT_SIZE], size[SIZE_TEXT],
+        sent[SIZE_TEXT];
+    const SimulatedCommit *commit = &row->commit;
+    if (row->refused[0] != '\0') {
+        printf("%c %-17s not so: %s\n", is_own ? '*' : ' ', row->rule->name, row->refused);
+        return;
+    }
+    printf("%c %-17s %8s %8s %9.0f %% %9s %10s %10s%s\n", is_own ? '*' : ' ', row->rule->name,
+           human_milliseconds(1e3 * commit->seconds, time), human_count(row->tokens_per_second, rate),
+           100 * commit->computing / commit->seconds, human_milliseconds(1e3 * commit->waiting, waiting),
+           size_text((size_t)commit->bytes_outside, sent), size_text(row->bytes, size),
+           row->fits ? "" : "  does not fit");
+}
+
+static inline void forecast_print(const Run *run, const Forecast *forecast, const char *reason) {
+    const Machine *machine = &forecast->machine;
+    char text[NUMBER_TEXT_SIZE];
+    printf("\ntime             a micro-batch takes a rank %s (%s)\n",
+           human_milliseconds(1e3 * machine->micro_batch, text), reason);
+    printf("                 a host sends %s bits a second to the others, a message takes %g us\n\n",
+           human_count(machine->host.bytes_per_second * 8, text), 1e6 * machine->host.latency);
+    printf("  %-17s %8s %8s %11s %9s %10s %10s\n", "rule", "commit", "tokens/s", "computing", "waiting",
+           "host sends", "memory");
+    for (int i = 0; i < RULE_COUNT; i++) {
+        print_forecast_row(&forecast->rows[i], forecast->rows[i].rule == run->rule);
+    }
+    printf("\nA commit of the last three is an inner step. * is the rule asked for.\n");
+    if (forecast->recommended < 0) {
+        printf("recommended      none: nothing fits into the memory\n");
+        return;
+    }
+    const ForecastRow *best = &forecast->rows[forecast->recommended];
+    printf("recommended      %s: %s tokens/s, %.0f %% of the time computing\n", best->rule->name,
+           human_count(best->tokens_per_second, text), 100 * best->commit.computing / best->commit.seconds);
+    printf("                 ");
+    print_command_line(stdout, run, best);
+    if (forecast->committing >= 0 && forecast->committing != forecast->recommended) {
+        const ForecastRow *other = &forecast->rows[forecast->committing];
+        printf("or               %s, the fastest in which all ranks make every step together: %s tokens/s\n",
+               other->rule->name, human_count(other->tokens_per_second, text));
+        printf("                 ");
+        print_command_line(stdout, run, other);
+    }
+}
+
+static inline json_t *forecast_as_json(const Run *run, const Forecast *forecast) {
+    const Machine *machine = &forecast->machine;
+    json_t *rows = json_array();
+    for (int i = 0; i < RULE_COUNT; i++) {
+        const ForecastRow *row = &forecast->rows[i];
+        if (row->rule == NULL || row->refused[0] != '\0') { continue; }
+        const SimulatedCommit *commit = &row->commit;
+        json_array_append_new(
+            rows, json_pack("{s:s, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:b}", "rule", row->rule->name,
+                            "departs", row->rule->departs, "commit_ms", log_real(1e3 * commit->seconds),
+                            "tokens_per_second", log_real(row->tokens_per_second), "computing",
+                            log_real(commit->computing / commit->seconds), "waiting_ms",
+                            log_real(1e3 * commit->waiting), "micro_batches", log_real(commit->micro_batches),
+                            "host_bytes", log_real(commit->bytes_outside), "memory_bytes",
+                            (json_int_t)row->bytes, "fits", (int)row->fits));
+    }
+    int best = forecast->recommended;
+    return json_pack("{s:s, s:i, s:i, s:o, s:o, s:o, s:o, s:o}", "rule", run->rule->name, "ranks",
+                     run->transport.size, "hosts", run->transport.hosts.hosts, "micro_batch_ms",
+                     log_real(1e3 * machine->micro_batch), "host_bytes_per_second",
+                     log_real(machine->host.bytes_per_second), "host_latency",
+                     log_real(machine->host.latency), "recommended",
+                     best >= 0 ? json_string(forecast->rows[best].rule->name) : json_null(), "rules", rows);
+}
+
+// Prints what the run and its alternatives would take, and writes it to --json.
+static inline bool plan_time(Run *run, Error *error) {
+    Forecast *forecast = (Forecast *)malloc(sizeof *forecast);
+    Machine machine;
+    char reason[RULE_TEXT];
+    if (forecast == NULL) { return error_set(error, "no memory for a forecast"); }
+    bool made = plan_machine(run, &machine, reason, error);
+    if (made && isnan(machine.micro_batch)) {
+        printf("time             not known: a plan for a GPU needs --compute-ms, or --like and a run\n");
+    } else if (made) {
+        made = forecast_make(run, &machine, forecast, error);
+        if (made) { forecast_print(run, forecast, reason); }
+        if (made && run->options.json[0] != '\0') {
+            json_t *object = forecast_as_json(run, forecast);
+            made =
+                json_dump_file(object, run->options.json, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) == 0 ||
+                error_set(error, "--json %.300s cannot be written: %s", run->options.json, strerror(errno));
+            json_decref(object);
+        }
+    }
+    free(forecast);
+    return made;
+}
+
+#endif

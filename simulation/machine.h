@@ -1,0 +1,139 @@
+// machine.h: what things cost on the machines that a simulation supposes: a micro-batch, a
+// pass over a vector, an exchange.
+//
+//   micro-batch   seconds of one, given or measured
+//   pass          bytes moved over the rate of memory
+//   exchange      what the links need, what the ranks themselves do for it (encode, copy,
+//                 add), and the latency of messages
+//
+// Nothing here knows time or order: simulation.h puts these costs on a clock.
+//
+// The exchange, per rank. Its own elements are those it owns of the stretch; there are n
+// hosts of g ranks, N ranks in all, S bytes for own elements in the format of the wire:
+//
+//                       leaves the host, of each rank   stays inside, of each rank
+//   reduce, two levels  (n - 1) S                       n (g - 1) own elements in fp32
+//   gather, two levels  (n - 1) S                       n (g - 1) S
+//   either, flat        (N - g) S                       (g - 1) S
+//
+// The ranks of a host share its link. Chunks go through two lanes (collectives_host.h), so
+// links and ranks work side by side but for one chunk.
+#ifndef ACCO_SIMULATION_MACHINE_H
+#define ACCO_SIMULATION_MACHINE_H
+
+#include "comm/collectives_host.h"
+
+typedef struct LinkCost {
+    double bytes_per_second; // one way; both ways at once. INFINITY: it costs nothing
+    double latency;          // seconds of a message
+} LinkCost;
+
+typedef struct Machine {
+    LinkCost host;       // between a host and all others, shared by its ranks
+    LinkCost inside;     // between a rank and the others of its host
+    double micro_batch;  // seconds of one on a rank, forward and backward
+    double variation;    // of these seconds: standard deviation over mean
+    double slow_seconds; // what a micro-batch takes longer on rank `slow_rank`
+    int slow_rank;       // -1: on none
+    // (ranks), each relative to this rank's; NULL: all are alike
+    const double *slowness;           // seconds of a micro-batch
+    const double *counts;             // micro-batches of a round
+    double memory_bytes_per_second;   // of the threads of compute, in passes over vectors
+    double exchange_bytes_per_second; // the same, of what a rank does for an exchange
+    // What an exchange takes from the computation beside it: of the seconds that the rank
+    // itself works for it (where both need the same cores), and of all of its seconds (where
+    // it keeps some of a GPU's processors busy).
+    double taken_of_work, taken_of_time;
+    double chunk;           // elements of each owner that travel at a time; 0: as messages of the host do
+    double message_seconds; // of a rank's own work for a message, however short
+    double wake_seconds;    // until all ranks have noticed that an exchange may begin
+    bool sleeps;            // ranks that wait sleep between looks, as transport_wait does
+} Machine;
+
+// ---------------------------------------------------------------------------------------
+// Passes over vectors
+
+// Bytes of memory that are read and written for an element.
+enum {
+    PASS_MOVE = 16,  // copy gradients and clear them
+    PASS_CLEAR = 4,  // clear them
+    PASS_SQUARE = 4, // sum of squares
+    PASS_ADAMW = 28, // gradient, parameter and two moments
+    PASS_OUTER = 28  // an outer step, or a pseudo-gradient, of local rules
+};
+
+static inline double machine_pass(const Machine *machine, double elements, double bytes) {
+    return elements * bytes / machine->memory_bytes_per_second;
+}
+
+// The same by a thread that also exchanges.
+static inline double machine_exchange_pass(const Machine *machine, double elements, double bytes) {
+    return elements * bytes / machine->exchange_bytes_per_second;
+}
+
+// ---------------------------------------------------------------------------------------
+// Exchanges
+
+// Bytes of memory for an element that is encoded, decoded and added, by format. Coarse ones
+// are bound by arithmetic; this is what they take as long as.
+static inline double machine_coding(WireFormat wire) {
+    switch (wire) {
+    case WIRE_FP32: return 12;
+    case WIRE_BF16: return 16;
+    default: return 22;
+    }
+}
+
+enum { MESSAGE_COPIES = 4 }; // times that a byte of a message is read or written on its way
+
+typedef struct ExchangeCost {
+    double seconds; // from the moment when all ranks have begun
+    double work;    // of these, a rank's own
+} ExchangeCost;
+
+// What waits cost beyond what they wait for: who has waited for a while looks again only
+// after an eighth of it (transport_wait). On average half of that.
+static inline double machine_oversleep(const Machine *machine, double waited) {
+    double pause = fmin(fmax(waited / 8, TRANSPORT_SPIN_SECONDS), TRANSPORT_SLEEP_SECONDS);
+    return machine->sleeps && waited > TRANSPORT_SPIN_SECONDS ? pause / 4 : 0;
+}
+
+// A reduce-scatter, or an all-gather, of `own` elements of every rank.
+static inline ExchangeCost machine_exchange(const Machine *machine, const Transport *transport, double own,
+                                            WireFormat wire, bool gather) {
+    const Groups *hosts = &transport->hosts;
+    double N = transport->size, n = hosts->hosts, g = ceil(N / n);
+    double element = (double)wire_bytes(wire, WIRE_BLOCK) / WIRE_BLOCK;
+    bool two_level = transport->two_level;
+    double outside = own * (two_level ? n - 1 : N - g), inside = own * (two_level ? n : 1) * (g - 1);
+    double inside_element = two_level && !gather ? sizeof(float) : element;
+    double chunk_elements = machine->chunk > 0 ? machine->chunk : (double)host_chunk_elements(transport);
+    double chunks = fmax(ceil(own / chunk_elements), 1);
+    double messages = chunks * (two_level ? n - 1 + g - 1 : N - 1);
+    double link = g * outside * element / machine->host.bytes_per_second +
+                  inside * inside_element / machine->inside.bytes_per_second;
+    double latency = (n > 1 ? machine->host.latency : 0) + (g > 1 ? machine->inside.latency : 0);
+    double work = ((outside + own) * machine_coding(wire) +
+                   inside * (two_level && !gather ? machine_coding(WIRE_FP32) : 4) +
+                   (outside * element + inside * inside_element) * MESSAGE_COPIES) /
+                      machine->exchange_bytes_per_second +
+                  messages * machine->message_seconds;
+    double chunk = fmax(link / chunks, latency / TRANSPORT_LANES);
+    ExchangeCost cost = {0, work};
+    link = chunk * chunks;
+    cost.seconds = fmax(link, work) + fmin(link, work) / chunks + latency;
+    if (N > 1) { cost.seconds += machine->wake_seconds + machine_oversleep(machine, link / chunks); }
+    return cost;
+}
+
+// A record of every rank.
+static inline double machine_records(const Machine *machine, const Transport *transport, double bytes) {
+    double N = transport->size, hosts = transport_groups(transport)->hosts, rounds = 0;
+    for (double known = 1; known < hosts; known *= RECORD_FAN) { rounds++; }
+    bool levels = transport->two_level;
+    double seconds = rounds * machine->host.latency + (levels ? 2 * machine->inside.latency : 0);
+    if (N > 1) { seconds += N * bytes / machine->host.bytes_per_second; }
+    return seconds + (N > 1 ? (rounds + (levels ? 2 : 0)) * machine->wake_seconds : 0);
+}
+
+#endif

@@ -1,0 +1,528 @@
+// simulation.h: how long an update rule takes on machines that need not exist.
+//
+// The rule itself runs: its page and the scheduler's verbs, line by line. Only its two
+// streams are simulated (StreamSimulator, runtime/device.h). Instead of running a task, the
+// simulator adds what the task would take (machine.h) to a clock; where the host would wait
+// for an event, the host's clock jumps. So the simulator knows no rule. It knows the eight
+// kinds of tasks that streams are given, and what one stream waits for inside a task of the
+// other, which are H6 and H7 of scheduler.h:
+//
+//   compute         | forward, where parameters have arrived | backward, layer after layer |
+//   communication   ... gather, bucket after bucket |        reduce, bucket after bucket .. |
+//
+// One host thread stands for all ranks, which run the same lines in the same order. Where
+// ranks differ, every rank has clocks of its own for host and compute. There is one clock of
+// communication, because an exchange ends on all ranks when the last of them has begun and
+// the data have arrived. With --accumulate auto a rank whose job has ended leaves the
+// remaining micro-batches of the round to the others.
+//
+// What is not simulated: traffic of others on the links, files, validation, and ranks of one
+// host that get in each other's way (their micro-batches are measured together).
+#ifndef ACCO_SIMULATION_SIMULATION_H
+#define ACCO_SIMULATION_SIMULATION_H
+
+#include "local_steps.h"
+#include "rule.h"
+#include "simulation/machine.h"
+
+typedef struct Simulation {
+    const Machine *machine;
+    Scheduler *scheduler;
+    StreamSimulator simulator;
+    int ranks, width; // width: ranks that are told apart; 1 where all are alike
+    Random random;
+    // (width) each. Times are in seconds since the start.
+    double *host, *compute; // when they are free again
+    double *computed;       // when the latest recording of that event happens
+    double *useful;         // seconds of computation so far
+    double *busy;           // the same, with what exchanges beside it have taken
+    bool *joins;            // takes part in the next micro-batch
+    // Of communication, the same on all ranks.
+    double communication; // when it is free again
+    double stepped, communicated;
+    bool hides; // compute goes on beside a job
+    // The part of an exchange that runs beside what is computed next.
+    double beside_began, beside_ended, beside_taken; // the latter: of every second of compute
+    // Of the latest micro-batch of a round that a job follows, on the slowest rank: when the
+    // backward pass began and ended.
+    double backward_began, backward_ended;
+    double *arrivals;     // (layout.cells): when the latest gather brought each bucket
+    size_t arrival_cells; // of a bucket; 0: everything is there
+    // Totals.
+    double bytes_outside; // that a host has sent to others
+    double micro_batches; // of all ranks
+    double work;          // seconds of a rank's own, for jobs
+} Simulation;
+
+// ---------------------------------------------------------------------------------------
+// Compute
+
+static inline double simulation_latest(const Simulation *simulation, const double *times) {
+    double latest = 0;
+    for (int i = 0; i < simulation->width; i++) { latest = fmax(latest, times[i]); }
+    return latest;
+}
+
+// When computation that begins at `start` and would take so many seconds ends, beside an
+// exchange that takes a part of every second.
+static inline double simulation_beside(const Simulation *simulation, double start, double seconds) {
+    double began = simulation->beside_began, ended = simulation->beside_ended,
+           speed = 1 - simulation->beside_taken;
+    if (start >= ended || start + seconds <= began || speed >= 1) { return start + seconds; }
+    double before = fmax(began - start, 0), left = seconds - before, from = start + before;
+    double possible = (ended - from) * speed;
+    return left <= possible ? from + left / speed : ended + (left - possible);
+}
+
+// Every rank computes for so many seconds.
+static inline void simulation_compute(Simulation *simulation, double seconds) {
+    for (int i = 0; i < simulation->width; i++) {
+        double start = fmax(simulation->host[i], simulation->compute[i]);
+        simulation->compute[i] = simulation_beside(simulation, start, seconds);
+        simulation->useful[i] += seconds;
+        simulation->busy[i] += simulation->compute[i] - start;
+    }
+}
+
+static inline double simulation_micro_batch_seconds(Simulation *simulation, int rank) {
+    const Machine *machine = simulation->machine;
+    double seconds = machine->micro_batch;
+    if (machine->variation > 0) {
+        seconds *= fmax(1 + machine->variation * random_normal(&simulation->random), 0.1);
+    }
+    if (rank == machine->slow_rank) { seconds += machine->slow_seconds; }
+    return machine->slowness != NULL ? seconds * machine->slowness[rank] : seconds;
+}
+
+// The share of a pass that layers [first, last) have, in proportion to their parameters. The
+// head, whose matrix is the token embedding, comes after the last layer.
+static inline double simulation_share(const Simulation *simulation, int first, int last, bool head) {
+    const Problem *problem = &simulation->scheduler->problem;
+    double layers = (double)(problem->layer_begins[last] - problem->layer_begins[first]);
+    double all = (double)problem->layer_begins[problem->layer_count];
+    return (layers + (head ? (double)problem->layer_begins[0] : 0)) / all;
+}
+
+// H7: the forward pass waits for parameters up to `end`.
+static inline double simulation_need(const Simulation *simulation, double now, size_t end) {
+    if (simulation->arrival_cells == 0 || end == 0) { return now; }
+    size_t cell = (end - 1) / layout_cell_begin(&simulation->scheduler->layout, 1);
+    return fmax(now, simulation->arrivals[cell / simulation->arrival_cells]);
+}
+
+// When a micro-batch that begins at `start` has ended its forward pass.
+static inline double simulation_forward(const Simulation *simulation, double start, double seconds,
+                                        double *busy) {
+    const Problem *problem = &simulation->scheduler->problem;
+    int layers = problem->layer_count;
+    if (simulation->arrival_cells == 0 || layers == 0) {
+        double now = simulation_need(simulation, start, problem->parameter_count);
+        double end = simulation_beside(simulation, now, seconds);
+        *busy += end - now;
+        return end;
+    }
+    double now = simulation_need(simulation, start, problem->layer_begins[0]);
+    for (int l = 0; l < layers; l++) {
+        now = simulation_need(simulation, now, problem->layer_begins[l + 1]);
+        bool last = l == layers - 1;
+        if (last) { now = simulation_need(simulation, now, problem->parameter_count); }
+        double end =
+            simulation_beside(simulation, now, seconds * simulation_share(simulation, l, l + 1, last));
+        *busy += end - now;
+        now = end;
+    }
+    return now;
+}
+
+#define FORWARD_SHARE (1.0 / 3) // of a micro-batch; the backward pass has twice as many products
+
+static inline void simulation_micro_batch(Simulation *simulation) {
+    Scheduler *s = simulation->scheduler;
+    const Machine *machine = simulation->machine;
+    int stand_for = simulation->ranks / simulation->width;
+    simulation->backward_began = simulation->backward_ended = 0;
+    for (int i = 0; i < simulation->width; i++) {
+        if (!simulation->joins[i]) { continue; }
+        double count = machine->counts != NULL ? machine->counts[i] : 1;
+        double seconds = count * simulation_micro_batch_seconds(simulation, i);
+        double start = fmax(simulation->host[i], simulation->compute[i]);
+        double middle = simulation_forward(simulation, start, seconds * FORWARD_SHARE, &simulation->busy[i]);
+        double end = simulation_beside(simulation, middle, seconds * (1 - FORWARD_SHARE));
+        simulation->busy[i] += end - middle;
+        simulation->useful[i] += seconds;
+        simulation->compute[i] = end;
+        if (end > simulation->backward_ended) {
+            simulation->backward_began = middle;
+            simulation->backward_ended = end;
+        }
+        s->tally.micro_batches += stand_for * count;
+        simulation->micro_batches += stand_for * count;
+    }
+    simulation->arrival_cells = 0;
+}
+
+// ---------------------------------------------------------------------------------------
+// The job
+
+// H6: when, on the slowest rank, gradients from `begin` on are final.
+static inline double simulation_finished(const Simulation *simulation, size_t begin) {
+    const Problem *problem = &simulation->scheduler->problem;
+    int layer = problem->layer_count;
+    double began = simulation->backward_began, ended = simulation->backward_ended;
+    if (layer == 0 || begin < problem->layer_begins[0]) { return ended; }
+    while (layer > 0 && problem->layer_begins[layer] > begin) { layer--; }
+    return began + (ended - began) * simulation_share(simulation, layer, problem->layer_count, true);
+}
+
+// Bytes that leave a host in an exchange of `own` elements of every rank.
+static inline double simulation_bytes(const Simulation *simulation, double own, WireFormat wire) {
+    const Transport *transport = simulation->scheduler->transport;
+    double hosts = transport->hosts.hosts, each = ceil(transport->size / hosts);
+    double outside = transport->two_level ? hosts - 1 : transport->size - each;
+    return each * outside * own * (double)wire_bytes(wire, WIRE_BLOCK) / WIRE_BLOCK;
+}
+
+// A rank's own work for an exchange takes longer beside computation, with which it shares
+// cores.
+static inline double simulation_work(const Simulation *simulation, double work) {
+    return simulation->hides ? work * simulation->machine->taken_of_work : 0;
+}
+
+// Adds an exchange of cells [begin, end) to a clock; its work, to *work.
+static inline double simulation_exchange(Simulation *simulation, const Collective *collective, bool gather,
+                                         size_t cells, double now, double *work) {
+    double own = (double)(cells * collective->layout->piece);
+    ExchangeCost cost = machine_exchange(simulation->machine, simulation->scheduler->transport, own,
+                                         collective->wire, gather);
+    simulation->bytes_outside += simulation_bytes(simulation, own, collective->wire);
+    *work += cost.work;
+    return now + cost.seconds + simulation_work(simulation, cost.work);
+}
+
+// job_reduce: from `now` on. *hidden: seconds of it before the backward pass has ended.
+static inline double simulation_reduce(Simulation *simulation, double now, double *work, double *hidden) {
+    Scheduler *s = simulation->scheduler;
+    const Job *job = &s->job;
+    Collective collective = job_reduction(s, job);
+    const Layout *layout = collective.layout;
+    size_t bucket = job_bucket_cells(s, layout);
+    bool all_reduce = s->settings.replicated || s->settings.kind == RULE_LOCAL;
+    *hidden = 0;
+    for (size_t end = layout->cells; end > 0;) {
+        size_t begin = end > bucket ? end - bucket : 0;
+        if (job->follows) {
+            now = fmax(now, simulation_finished(simulation, layout_cell_begin(layout, begin)));
+        }
+        double started = now;
+        if (job_inspects_before(s, job)) {
+            double elements = (double)layout_cell_begin(layout, end - begin);
+            double seconds = machine_exchange_pass(simulation->machine, elements, PASS_SQUARE);
+            now += seconds;
+            *work += seconds;
+        }
+        now = simulation_exchange(simulation, &collective, false, end - begin, now, work);
+        if (all_reduce) { now = simulation_exchange(simulation, &collective, true, end - begin, now, work); }
+        if (job->follows) { *hidden += fmax(fmin(now, simulation->backward_ended) - started, 0); }
+        end = begin;
+    }
+    return now;
+}
+
+// job_summarise and job_step, which compute's threads serve where compute waits for them.
+static inline double simulation_step(const Simulation *simulation, double now, double *work) {
+    const Scheduler *s = simulation->scheduler;
+    const Job *job = &s->job;
+    const Machine *machine = simulation->machine;
+    now += machine_records(machine, s->transport, sizeof(Tally));
+    if (s->settings.kind == RULE_LOCAL) { return now; }
+    bool waits = s->settings.kind == RULE_SYNCHRONOUS;
+    double shard = (double)layout_shard(&s->layout);
+    double stepped = (double)layout_shard(&s->optimizer.layout);
+    double bytes = shard * PASS_SQUARE + stepped * PASS_ADAMW * (job->kind == COMMIT_THEN_PREDICT ? 2 : 1);
+    double seconds = waits ? machine_pass(machine, 1, bytes) : machine_exchange_pass(machine, 1, bytes);
+    *work += waits ? 0 : seconds;
+    return now + seconds;
+}
+
+// job_gather
+static inline double simulation_gather(Simulation *simulation, double now, double *work) {
+    Scheduler *s = simulation->scheduler;
+    if (s->settings.kind == RULE_LOCAL || s->settings.replicated) { return now; }
+    Collective collective = job_reduction(s, &s->job);
+    collective.wire = job_gather_wire(s, collective.wire);
+    size_t bucket = job_bucket_cells(s, &s->layout), number = 0;
+    for (size_t begin = 0; begin < s->layout.cells; begin += bucket) {
+        size_t end = size_min(begin + bucket, s->layout.cells);
+        now = simulation_exchange(simulation, &collective, true, end - begin, now, work);
+        simulation->arrivals[number++] = now;
+    }
+    if (s->settings.kind == RULE_SYNCHRONOUS) { simulation->arrival_cells = bucket; }
+    return now;
+}
+
+// What runs from `began` to `ended` takes its part of the computation beside it.
+static inline void simulation_run_beside(Simulation *simulation, double began, double ended, double work) {
+    const Machine *machine = simulation->machine;
+    simulation->beside_began = began;
+    simulation->beside_ended = ended;
+    simulation->beside_taken =
+        ended > began ? fmin(machine->taken_of_work * work / (ended - began) + machine->taken_of_time, 0.9)
+                      : 0;
+}
+
+// The backward pass took longer, because gradients were sent beside it.
+static inline double simulation_stretch_backward(Simulation *simulation, double work, double hidden,
+                                                 double reduced) {
+    const Machine *machine = simulation->machine;
+    double part = reduced > 0 ? hidden / reduced : 0;
+    double longer = machine->taken_of_work * work * part + machine->taken_of_time * hidden;
+    simulation->backward_ended += longer;
+    for (int i = 0; i < simulation->width; i++) {
+        simulation->compute[i] += longer;
+        simulation->busy[i] += longer;
+    }
+    return longer;
+}
+
+// job_task
+static inline void simulation_job(Simulation *simulation) {
+    Scheduler *s = simulation->scheduler;
+    Job *job = &s->job;
+    double began = fmax(simulation->communication, simulation_latest(simulation, simulation->host));
+    double work = 0, hidden = 0, sent = simulation->bytes_outside;
+    double now = simulation_reduce(simulation, began, &work, &hidden);
+    if (hidden > 0 && simulation_stretch_backward(simulation, work, hidden, now - began) > 0) {
+        simulation->bytes_outside = sent;
+        now = simulation_reduce(simulation, began, &work, &hidden);
+    }
+    double own_work = job->follows ? 0 : work;
+    now = simulation_step(simulation, now, &own_work);
+    if (!job->follows) { simulation_run_beside(simulation, began, now, own_work); }
+    simulation->communication = simulation->stepped = now;
+    memset(&job->total, 0, sizeof job->total);
+    job->total.micro_batches = (job->follows ? s->tally : job->tally).micro_batches;
+    job->spike = SPIKE_NONE;
+    s->optimizer.commits += s->settings.kind != RULE_LOCAL && job->kind != ESTIMATE ? 1 : 0;
+}
+
+// job_gather_task
+static inline void simulation_job_gather(Simulation *simulation) {
+    double began = simulation->communication, work = 0;
+    double ended = simulation_gather(simulation, began, &work);
+    simulation->communication = simulation->communicated = ended;
+    if (simulation->scheduler->job.follows) {
+        simulation_run_beside(simulation, began, ended, work);
+    } else if (ended > began) { // one stretch with the job's first part
+        double before = simulation->beside_ended - simulation->beside_began;
+        double taken = simulation->beside_taken * before + simulation->machine->taken_of_work * work +
+                       simulation->machine->taken_of_time * (ended - began);
+        simulation->beside_taken = fmin(taken / (before + ended - began), 0.9);
+        simulation->beside_ended = ended;
+    }
+}
+
+// ---------------------------------------------------------------------------------------
+// What the streams are given
+
+static inline void simulation_inner_step(Simulation *simulation) {
+    Scheduler *s = simulation->scheduler;
+    simulation_compute(simulation, machine_pass(simulation->machine, (double)s->problem.parameter_count,
+                                                PASS_SQUARE + PASS_ADAMW + PASS_CLEAR));
+    s->tally.micro_batches += s->tally_before.micro_batches;
+    s->optimizer.commits++;
+}
+
+// StreamSimulator::run
+static inline void simulation_run(void *self, Stream *stream, StreamTask task, void *context) {
+    Simulation *simulation = (Simulation *)self;
+    Scheduler *s = simulation->scheduler;
+    const Machine *machine = simulation->machine;
+    bool follows = s->settings.overlap && s->job_in_flight && s->job.follows;
+    (void)stream;
+    if (task == micro_batch_task) {
+        simulation_micro_batch(simulation);
+    } else if (task == last_micro_batch_task) {
+        simulation_micro_batch(simulation);
+        if (follows) {
+            simulation_job(simulation);
+            simulation_job_gather(simulation);
+        }
+    } else if (task == job_task) {
+        if (!follows) { simulation_job(simulation); }
+    } else if (task == job_gather_task) {
+        if (!follows) { simulation_job_gather(simulation); }
+    } else if (task == boundary_task) {
+        const BoundaryWork *work = (const BoundaryWork *)context;
+        double bytes = work->out == NULL && s->settings.kind == RULE_SYNCHRONOUS ? PASS_CLEAR : PASS_MOVE;
+        simulation_compute(simulation, machine_pass(machine, (double)layout_padded(&s->layout), bytes));
+    } else if (task == inner_step_task) {
+        simulation_inner_step(simulation);
+    } else {
+        assert(task == fragment_task && "a task that the simulation does not know");
+        const FragmentWork *work = (const FragmentWork *)context;
+        simulation_compute(simulation,
+                           machine_pass(machine, (double)work->fragment->layout.count, PASS_OUTER));
+    }
+}
+
+// StreamSimulator::record. A job that follows the backward pass sets its own events.
+static inline void simulation_record(void *self, Event *event, Stream *stream) {
+    Simulation *simulation = (Simulation *)self;
+    Scheduler *s = simulation->scheduler;
+    if (stream == s->compute) {
+        memcpy(simulation->computed, simulation->compute, (size_t)simulation->width * sizeof(double));
+    } else if (!(s->settings.overlap && s->job_in_flight && s->job.follows)) {
+        *(event == s->stepped ? &simulation->stepped : &simulation->communicated) = simulation->communication;
+    }
+}
+
+static inline double simulation_happens(const Simulation *simulation, const Event *event, int rank) {
+    const Scheduler *s = simulation->scheduler;
+    return event == s->computed  ? simulation->computed[rank]
+           : event == s->stepped ? simulation->stepped
+                                 : simulation->communicated;
+}
+
+// StreamSimulator::has_happened. Ranks for which it has leave what follows to the others.
+static inline bool simulation_has_happened(void *self, Event *event) {
+    Simulation *simulation = (Simulation *)self;
+    int late = 0;
+    for (int i = 0; i < simulation->width; i++) {
+        simulation->joins[i] = simulation->host[i] < simulation_happens(simulation, event, i);
+        late += simulation->joins[i];
+    }
+    for (int i = 0; late == 0 && i < simulation->width; i++) { simulation->joins[i] = true; }
+    return late == 0;
+}
+
+// StreamSimulator::wait
+static inline void simulation_wait(void *self, Event *event) {
+    Simulation *simulation = (Simulation *)self;
+    for (int i = 0; i < simulation->width; i++) {
+        simulation->host[i] = fmax(simulation->host[i], simulation_happens(simulation, event, i));
+    }
+}
+
+// ---------------------------------------------------------------------------------------
+// A whole run
+
+// In seconds: per commit, of a local rule per inner step.
+typedef struct SimulatedCommit {
+    double seconds;
+    double computing;     // of them, what computation alone would take; of the mean rank
+    double waiting;       // in which it does not compute
+    double micro_batches; // of all ranks
+    double bytes_outside; // that a host sends to the others
+    double work;          // seconds of a rank's own, for jobs
+} SimulatedCommit;
+
+// Prepares a scheduler that scheduler_reserve has planned for a supposed transport. False: no
+// memory.
+static inline bool simulation_open(Simulation *simulation, Scheduler *scheduler, const Machine *machine) {
+    assert(machine->host.bytes_per_second > 0 && machine->inside.bytes_per_second > 0 && // and no NaN
+           machine->memory_bytes_per_second > 0 && machine->exchange_bytes_per_second > 0 &&
+           machine->micro_batch > 0);
+    memset(simulation, 0, sizeof *simulation);
+    simulation->machine = machine;
+    simulation->scheduler = scheduler;
+    simulation->ranks = scheduler->transport->size;
+    bool alike = machine->variation == 0 && machine->slow_rank < 0 && machine->slowness == NULL &&
+                 machine->counts == NULL;
+    simulation->width = alike ? 1 : simulation->ranks;
+    simulation->random.state = 1;
+    StreamSimulator simulator = {simulation, simulation_run, simulation_record, simulation_has_happened,
+                                 simulation_wait};
+    simulation->simulator = simulator;
+    size_t width = (size_t)simulation->width;
+    simulation->host = (double *)calloc(width, sizeof(double));
+    simulation->compute = (double *)calloc(width, sizeof(double));
+    simulation->computed = (double *)calloc(width, sizeof(double));
+    simulation->useful = (double *)calloc(width, sizeof(double));
+    simulation->busy = (double *)calloc(width, sizeof(double));
+    simulation->joins = (bool *)calloc(width, sizeof(bool));
+    simulation->arrivals = (double *)calloc(scheduler->layout.cells, sizeof(double));
+    scheduler->compute = (Stream *)calloc(1, sizeof(Stream));
+    scheduler->communication = (Stream *)calloc(1, sizeof(Stream));
+    if (!simulation->host || !simulation->compute || !simulation->computed || !simulation->useful ||
+        !simulation->busy || !simulation->joins || !simulation->arrivals || !scheduler->compute ||
+        !scheduler->communication) {
+        return false;
+    }
+    for (int i = 0; i < simulation->width; i++) { simulation->joins[i] = true; }
+    scheduler->compute->simulator = scheduler->communication->simulator = &simulation->simulator;
+    scheduler->computed = event_create();
+    scheduler->stepped = event_create();
+    scheduler->communicated = event_create();
+    trace_open(&scheduler->trace, false);
+    watermark_create(&scheduler->finished, 0);
+    watermark_create(&scheduler->arrived, WATERMARK_ALL);
+    return true;
+}
+
+static inline void simulation_close(Simulation *simulation) {
+    Scheduler *s = simulation->scheduler;
+    free(simulation->host);
+    free(simulation->compute);
+    free(simulation->computed);
+    free(simulation->useful);
+    free(simulation->busy);
+    free(simulation->joins);
+    free(simulation->arrivals);
+    free(s->compute);
+    free(s->communication);
+    event_destroy(s->computed);
+    event_destroy(s->stepped);
+    event_destroy(s->communicated);
+    watermark_destroy(&s->finished);
+    watermark_destroy(&s->arrived);
+    trace_close(&s->trace);
+    fragments_free(s);
+}
+
+enum { SIMULATION_CALLS = 16 }; // of Rule::commit that are measured, after as many that are not
+
+static inline double simulation_mean(const Simulation *simulation, const double *seconds) {
+    double sum = 0;
+    for (int i = 0; i < simulation->width; i++) { sum += seconds[i]; }
+    return sum / simulation->width;
+}
+
+// The totals since the start.
+static inline SimulatedCommit simulation_totals(const Simulation *simulation) {
+    double now = simulation_latest(simulation, simulation->host);
+    SimulatedCommit totals = {now,
+                              simulation_mean(simulation, simulation->useful),
+                              now - simulation_mean(simulation, simulation->busy),
+                              simulation->micro_batches,
+                              simulation->bytes_outside,
+                              simulation->work};
+    return totals;
+}
+
+// Lets the rule make commits until they repeat, and returns the mean of those that follow.
+static inline SimulatedCommit simulation_of_rule(Simulation *simulation, const Rule *rule) {
+    Scheduler *s = simulation->scheduler;
+    bool local = rule->kind == RULE_LOCAL;
+    bool varies = simulation->machine->variation > 0;
+    int calls = local ? 2 * s->settings.fragments : varies ? 4 * SIMULATION_CALLS : SIMULATION_CALLS;
+    simulation->hides =
+        s->settings.overlap && (local ? s->settings.delay > 0 || rule->job_in_flight_between_commits
+                                      : rule->kind == RULE_OVERLAPPED);
+    s->settings.sequential = s->settings.first_round_size = 0;
+    s->settings.target = 1e15;
+    for (int i = 0; i < calls; i++) { rule->commit(s); }
+    SimulatedCommit before = simulation_totals(simulation);
+    double commits = -(double)s->optimizer.commits;
+    for (int i = 0; i < calls; i++) { rule->commit(s); }
+    SimulatedCommit after = simulation_totals(simulation);
+    commits += (double)s->optimizer.commits;
+    SimulatedCommit mean = {(after.seconds - before.seconds) / commits,
+                            (after.computing - before.computing) / commits,
+                            (after.waiting - before.waiting) / commits,
+                            (after.micro_batches - before.micro_batches) / commits,
+                            (after.bytes_outside - before.bytes_outside) / commits,
+                            (after.work - before.work) / commits};
+    return mean;
+}
+
+#endif

@@ -1,0 +1,269 @@
+// test_plan.c: train_gpt plan as a user meets it: whether a run fits, what would, how long its
+// commits take under every rule, and which rule to take. test_program.c compares planned
+// memory with what runs use; test_simulation.c has what the times rest on.
+#include "test/program.h"
+
+// ---------------------------------------------------------------------------------------
+// Memory
+
+// The last line of a plan that begins with `name`.
+static const char *plan_line(Stage *stage, const char *arguments, const char *name) {
+    Outcome outcome = program_run(stage, 0, arguments);
+    outcome_check(&outcome, 0, arguments);
+    assert_string_equal(outcome.errors, "");
+    char *line = strstr(outcome.output, name);
+    if (line == NULL) { fail_msg("%s: no %s in %s", arguments, name, outcome.output); }
+    return line;
+}
+
+// A plan says whether the run fits, and if not, what does: exactly the micro-batches up to
+// the one that it names.
+static void a_plan_ends_with_a_verdict(void **state) {
+    Stage *stage = stage_of(state);
+    static const char plan[] = "plan --model 125M --gpu-memory 12G --ranks 8 --optimizer acco";
+    char arguments[256], expected[64];
+    int largest = 0;
+    const char *line = plan_line(stage, plan, "\nfits             yes: ");
+    line = strstr(line, "the largest micro-batch that fits is ");
+    assert_non_null(line);
+    assert_int_equal(sscanf(line, "the largest micro-batch that fits is %d", &largest), 1);
+    assert_true(largest > 8);
+    snprintf(arguments, sizeof arguments, "%s --micro-batch %d", plan, largest);
+    plan_line(stage, arguments, "\nfits             yes: ");
+    snprintf(arguments, sizeof arguments, "%s --micro-batch %d", plan, largest + 1);
+    snprintf(expected, sizeof expected, ": --micro-batch %d fits\n", largest);
+    text_check(plan_line(stage, arguments, "\nfits             no: 125M with"), expected, arguments);
+}
+
+static void a_plan_says_what_would_fit(void **state) {
+    static const struct {
+        const char *arguments, *part;
+    } cases[] = {
+        {"--model 125M --gpu-memory 24G --recompute none --micro-batch 128",
+         " fits, --recompute block fits\n"},
+        {"--model 1.3B --gpu-memory 24G --ranks 64 --optimizer ddp --micro-batch 1",
+         ": --optimizer zero1 fits\n"},
+        {"--model 125M --gpu-memory 2G --micro-batch 1 --recompute block",
+         "on the GPU, and 1.90 GB are available"},
+        {"--model 2.7B --gpu-memory 12G --ranks 64 --optimizer zero1",
+         "choose a smaller --model, or more ranks"},
+        {"--model 2.7B --gpu-memory 24G", "choose a smaller --model"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char arguments[256];
+        snprintf(arguments, sizeof arguments, "plan %s", cases[i].arguments);
+        text_check(plan_line(stage_of(state), arguments, "\nfits             no: "), cases[i].part,
+                   arguments);
+    }
+}
+
+// --fit takes the largest micro-batch that the verdict names, and recomputes only where a
+// batch worth computing does not fit otherwise.
+static void fit_takes_the_largest_micro_batch(void **state) {
+    static const struct {
+        const char *arguments, *recompute;
+    } cases[] = {{"--model 125M --gpu-memory 24G", "none"},
+                 {"--model 1.3B --gpu-memory 24G --ranks 64", "block"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char arguments[256], expected[64];
+        int largest = 0, chosen = 0;
+        snprintf(arguments, sizeof arguments, "plan %s --fit on", cases[i].arguments);
+        Outcome outcome = program_run(stage_of(state), 0, arguments);
+        outcome_check(&outcome, 0, arguments);
+        const char *name = strstr(outcome.output, "micro-batch "),
+                   *line = strstr(outcome.output, "the largest micro-batch that fits is ");
+        assert_true(name != NULL && sscanf(name, "micro-batch %d", &chosen) == 1);
+        assert_true(line != NULL && sscanf(line, "the largest micro-batch that fits is %d", &largest) == 1);
+        assert_int_equal(chosen, largest);
+        assert_true(chosen * 1024 >= 8192);
+        snprintf(expected, sizeof expected, "recompute        %s (", cases[i].recompute);
+        text_check(outcome.output, expected, arguments);
+    }
+}
+
+// ---------------------------------------------------------------------------------------
+// Time
+
+// What --json FILE holds after the plan, for the caller to free.
+static json_t *plan_json(Stage *stage, const char *arguments, Outcome *outcome) {
+    char all[512], path[STAGE_PATH_SIZE];
+    json_error_t problem;
+    snprintf(all, sizeof all, "plan %s --json plan.json", arguments);
+    *outcome = program_run(stage, 0, all);
+    outcome_check(outcome, 0, all);
+    assert_string_equal(outcome->errors, "");
+    json_t *plan = json_load_file(stage_path(stage, "plan.json", path), 0, &problem);
+    if (plan == NULL) { fail_msg("%s: %s", all, problem.text); }
+    return plan;
+}
+
+static json_t *rule_of(json_t *plan, const char *rule) {
+    json_t *rules = json_object_get(plan, "rules");
+    for (size_t i = 0; i < json_array_size(rules); i++) {
+        json_t *row = json_array_get(rules, i);
+        if (strcmp(json_string_value(json_object_get(row, "rule")), rule) == 0) { return row; }
+    }
+    fail_msg("no rule %s in the plan", rule);
+    return NULL;
+}
+
+// Every rule has its row. Whichever is recommended is the fastest, or as fast within 2 %, and
+// has a line to be copied.
+static void a_plan_recommends_the_fastest_rule(void **state) {
+    static const struct {
+        const char *arguments, *recommended;
+    } cases[] = {
+        {"--model 125M --ranks 2 --host-mbit 1000000 --compute-ms 20000", "zero1"},
+        {"--ranks 16 --host-mbit 10 --compute-ms 50", NULL},
+        {"--optimizer zero1 --ranks 8 --ranks-per-host 4 --host-mbit 100 --compute-ms 50 --accumulate 1",
+         NULL},
+        {"--ranks 4 --rank-accumulate 4,4,2,2 --host-mbit 1000 --compute-ms 5", NULL},
+        {"--ranks 4 --accumulate auto --host-mbit 50 --compute-ms 20", NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Outcome outcome;
+        json_t *plan = plan_json(stage_of(state), cases[i].arguments, &outcome);
+        json_t *rules = json_object_get(plan, "rules");
+        const char *best = json_string_value(json_object_get(plan, "recommended"));
+        double fastest = 0, chosen = log_number(rule_of(plan, best), "tokens_per_second");
+        assert_true(json_array_size(rules) >= 7);
+        for (size_t j = 0; j < json_array_size(rules); j++) {
+            json_t *row = json_array_get(rules, j);
+            double commit = log_number(row, "commit_ms"), computing = log_number(row, "computing");
+            assert_true(commit > 0 && computing > 0 && computing <= 1.0001);
+            fastest = fmax(fastest, log_number(row, "tokens_per_second"));
+        }
+        if (!(chosen >= 0.98 * fastest)) { fail_msg("%s: %s is not the fastest", cases[i].arguments, best); }
+        if (cases[i].recommended != NULL) { assert_string_equal(best, cases[i].recommended); }
+        char line[64], command[64];
+        snprintf(line, sizeof line, "\nrecommended      %s: ", best);
+        snprintf(command, sizeof command, "./train_gpt --optimizer %s ", best);
+        text_check(outcome.output, line, cases[i].arguments);
+        text_check(outcome.output, command, cases[i].arguments);
+        json_decref(plan);
+    }
+}
+
+// A slower link, or more hosts, never make a plan more hopeful.
+static void a_plan_for_a_slower_link_is_slower(void **state) {
+    static const char *const rules[] = {"ddp",  "zero1", "dpu",    "acco-wp",
+                                        "acco", "co2",   "diloco", "streaming-diloco"};
+    double before[8] = {0};
+    for (int mbit = 50; mbit <= 800; mbit *= 4) {
+        char arguments[256];
+        Outcome outcome;
+        snprintf(arguments, sizeof arguments, "--ranks 8 --compute-ms 10 --host-mbit %d", mbit);
+        json_t *plan = plan_json(stage_of(state), arguments, &outcome);
+        for (int i = 0; i < 8; i++) {
+            double rate = log_number(rule_of(plan, rules[i]), "tokens_per_second");
+            if (!(rate >= before[i])) {
+                fail_msg("%s: %s is slower than on a slower link", arguments, rules[i]);
+            }
+            before[i] = rate;
+        }
+        json_decref(plan);
+    }
+}
+
+// 1,024 ranks and 125 million parameters need no memory of their own.
+static void a_plan_for_a_thousand_ranks_is_small(void **state) {
+    Outcome outcome;
+    json_decref(plan_json(stage_of(state),
+                          "--model 125M --ranks 1024 --ranks-per-host 8 --compute-ms 70 --host-mbit 400000 "
+                          "--slow-rank 5 --slow-ms 1",
+                          &outcome));
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    struct rusage usage;
+    getrusage(RUSAGE_CHILDREN, &usage);
+    assert_true(usage.ru_maxrss < 100000); // kB; the largest of all programs so far
+#endif
+}
+
+// Computation as in a run, and what is left out as in it, too. Micro-batches that are twice as
+// long take twice the time.
+static void a_plan_takes_the_times_of_a_run(void **state) {
+    Stage *stage = stage_with_ranks(state);
+    Setting none;
+    memset(&none, 0, sizeof none);
+    Outcome outcome =
+        program_run(stage, 2,
+                    "--config base.txt --optimizer zero1 --accumulate 3 --tokens 12k --report-every 2 "
+                    "--out like");
+    outcome_check(&outcome, 0, "the run");
+    json_t *events = log_read(stage, "like");
+    double sum = 0, weight = 0;
+    for (int i = 1; log_event_of(events, "report", i) != NULL; i++) {
+        json_t *report = log_event_of(events, "report", i);
+        sum += log_number(report, "steps") * log_number(report, "micro_batch_ms");
+        weight += log_number(report, "steps");
+    }
+    assert_true(weight > 0 && sum > 0);
+    json_t *plan = plan_json(stage, "--like like --ranks 2", &outcome),
+           *twice = plan_json(stage, "--like like --ranks 2 --micro-batch 4", &outcome);
+    assert_true(fabs(log_number(plan, "micro_batch_ms") - sum / weight) <= 1e-6 * sum / weight);
+    assert_string_equal(json_string_value(json_object_get(plan, "rule")), "zero1");
+    assert_true(fabs(log_number(rule_of(plan, "zero1"), "micro_batches") - 6) <= 1e-9);
+    double ratio = log_number(twice, "micro_batch_ms") / log_number(plan, "micro_batch_ms");
+    assert_true(fabs(ratio - 4.0 / log_number(json_object_get(log_event_of(events, "start", 0), "options"),
+                                              "micro-batch")) <= 1e-6);
+    json_decref(plan);
+    json_decref(twice);
+    json_decref(events);
+}
+
+static void what_a_plan_cannot_use_is_refused(void **state) {
+    static const struct {
+        const char *arguments, *part;
+    } cases[] = {
+        {"plan --like nowhere --ranks 2", "--like nowhere: there is no log.jsonl of a run"},
+        {"plan --like empty --ranks 2", "--like empty: no report of its log says what a micro-batch took"},
+        {"plan --ranks 2 --compute-ms 5 --json nowhere/plan.json",
+         "--json nowhere/plan.json cannot be written"},
+        {"plan --ranks 2 --compute-ms 0", "--compute-ms: 0 is out of range"},
+        {"plan --ranks 2 --host-mbit none", "--host-mbit: none"},
+        {"--host-mbit 100", "--host-mbit has no effect on training: it is for train_gpt plan"},
+        {"--like x", "--like has no effect on training"},
+        {"plan --fit on --model 2.7B --gpu-memory 8G", "--fit on: no --micro-batch of this model fits"},
+    };
+    Stage *stage = stage_of(state);
+    shell(stage, "mkdir -p empty && echo '{\"event\":\"start\"}' > empty/log.jsonl");
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Outcome outcome = program_run(stage, 0, cases[i].arguments);
+        outcome_check(&outcome, 2, cases[i].arguments);
+        text_check(outcome.errors, cases[i].part, cases[i].arguments);
+    }
+}
+
+// ---------------------------------------------------------------------------------------
+
+static Stage stage_of_all; // what every test gets
+
+static int open_stage(void **state) {
+    (void)state;
+    stage_open(&stage_of_all);
+    stage_write(&stage_of_all, "base.txt",
+                "threads = 1\nseq-len = 64\nmicro-batch = 2\nval-batches = none\nsample-tokens = none\n");
+    return 0;
+}
+
+static int close_stage(void **state) {
+    (void)state;
+    stage_close(&stage_of_all);
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        STAGE_TEST(
+            stage_of_all,
+            a_plan_for_a_thousand_ranks_is_small), // first: the memory of all programs before it counts
+        STAGE_TEST(stage_of_all, a_plan_ends_with_a_verdict),
+        STAGE_TEST(stage_of_all, a_plan_says_what_would_fit),
+        STAGE_TEST(stage_of_all, fit_takes_the_largest_micro_batch),
+        STAGE_TEST(stage_of_all, a_plan_recommends_the_fastest_rule),
+        STAGE_TEST(stage_of_all, a_plan_for_a_slower_link_is_slower),
+        STAGE_TEST(stage_of_all, a_plan_takes_the_times_of_a_run),
+        STAGE_TEST(stage_of_all, what_a_plan_cannot_use_is_refused),
+    };
+    return cmocka_run_group_tests(tests, open_stage, close_stage);
+}

@@ -92,6 +92,7 @@ typedef struct AdviceSearch {
     SimulatedCommit own;
     Advice list[ADVICE_LINES];
     int count;
+    Advice local; // the best of those with local steps: one is enough
 } AdviceSearch;
 
 // options: what is tried; text: how a user asks for it.
@@ -104,7 +105,12 @@ static inline void advice_try(AdviceSearch *search, const Options *options, cons
     advice.speedup = rate / search->tokens_per_second;
     advice.updates = search->own.micro_batches / commit.micro_batches;
     advice.local = options_rule(options)->kind == RULE_LOCAL;
-    advice_keep(search->list, &search->count, &advice);
+    bool turns_local = advice.local && search->run->rule->kind != RULE_LOCAL;
+    if (!turns_local) {
+        advice_keep(search->list, &search->count, &advice);
+    } else if (advice.speedup > search->local.speedup) {
+        search->local = advice;
+    }
 }
 
 // The same rule with a coarser wire, larger batches, or overlap.
@@ -187,6 +193,7 @@ static inline json_t *print_advice(const Run *run, const RankTimes *times, doubl
         search.tokens_per_second = advice_tokens_per_second(run, &machine, &run->options, &search.own);
         advice_try_same_rule(&search);
         advice_try_rules(&search);
+        advice_keep(search.list, &search.count, &search.local);
     }
     printf("%s\n",
            search.count > 0 ? "; by a simulation that fits this run, the same tokens would take:" : "");

@@ -92,7 +92,8 @@ typedef struct ExchangeCost {
 } ExchangeCost;
 
 // What waits cost beyond what they wait for: who has waited for a while looks again only
-// after an eighth of it (transport_wait). On average half of that.
+// after a pause (transport_pause). On average that is half a pause, and half of it is hidden
+// behind the next chunk (measured).
 static inline double machine_oversleep(const Machine *machine, double waited) {
     double pause = fmin(fmax(waited / 8, TRANSPORT_SPIN_SECONDS), TRANSPORT_SLEEP_SECONDS);
     return machine->sleeps && waited > TRANSPORT_SPIN_SECONDS ? pause / 4 : 0;
@@ -132,7 +133,7 @@ static inline double machine_records(const Machine *machine, const Transport *tr
     for (double known = 1; known < hosts; known *= RECORD_FAN) { rounds++; }
     bool levels = transport->two_level;
     double seconds = rounds * machine->host.latency + (levels ? 2 * machine->inside.latency : 0);
-    if (N > 1) { seconds += N * bytes / machine->host.bytes_per_second; }
+    if (transport->hosts.hosts > 1) { seconds += N * bytes / machine->host.bytes_per_second; }
     return seconds + (N > 1 ? (rounds + (levels ? 2 : 0)) * machine->wake_seconds : 0);
 }
 

@@ -3,7 +3,7 @@
 //
 //   a micro-batch   what rank 0 computed in its reports, and how much that varied
 //   crowding        its time over what its thread had a core for: above 1 where ranks share
-//                   cores
+//                   cores; more so where all of them compute all the time
 //   exchanges       what the thread that communicates had a core for, against what the
 //                   simulation of that very run says
 //
@@ -20,11 +20,13 @@ typedef struct LikeRun {
     double micro_batch, micro_batch_cpu; // seconds
     double variation;                    // Machine::variation
     double communication_cpu;            // seconds a commit
+    double computing;                    // share of the time
 } LikeRun;
 
 // Sums over reports. The weight of a report is its number of steps.
 typedef struct LikeSums {
     double weight, micro_batch, square, micro_batch_cpu, communication_cpu, micro_batches, reports;
+    double computing, seconds; // of training, of it in which rank 0 computed
 } LikeSums;
 
 static inline double like_number(const json_t *event, const char *name) {
@@ -41,6 +43,8 @@ static inline void like_add_report(const json_t *event, int ranks, LikeSums *sum
     sums->communication_cpu += weight * like_number(event, "communication_cpu_ms") / 1e3;
     sums->micro_batches += weight * like_number(event, "grads_per_commit") / ranks;
     sums->reports += 1;
+    sums->computing += weight * like_number(event, "compute_ms") / 1e3;
+    sums->seconds = like_number(event, "seconds");
 }
 
 // The run's ranks are on as many hosts as they say, each with as many as the first.
@@ -85,6 +89,7 @@ static inline bool like_read_log(FILE *file, LikeRun *like, double *parameters) 
     like->micro_batch = (all.micro_batch - first.micro_batch) / weight;
     like->micro_batch_cpu = (all.micro_batch_cpu - first.micro_batch_cpu) / weight;
     like->communication_cpu = (all.communication_cpu - first.communication_cpu) / weight;
+    like->computing = (all.computing - first.computing) / (all.seconds - first.seconds);
     // Reports are means over n micro-batches, which vary by a root of n less than one does.
     double square = (all.square - first.square) / weight - like->micro_batch * like->micro_batch;
     double n = (all.micro_batches - first.micro_batches) / reports;
@@ -142,7 +147,13 @@ static inline void like_set_machine(const Run *run, const LikeRun *like, Machine
     machine->micro_batch = like->micro_batch * (double)tokens_per_micro_batch(run) / like->tokens;
     machine->variation = fmin(like->variation, 1);
     if (run->placement.on_gpu || !(like->micro_batch_cpu > 0)) { return; }
+    // Others had the cores for the share of the time in which they computed. In the plan they may
+    // compute all the time.
     double crowding = fmax(like->micro_batch / like->micro_batch_cpu, 1);
+    double share = like->computing > 0.2 && like->computing < 1 ? like->computing : 1;
+    double full = 1 + (crowding - 1) / share;
+    machine->micro_batch *= full / crowding;
+    crowding = full;
     if (like->ranks > 1 && like->communication_cpu > 0) {
         double simulated = like_simulate_work(run, like, machine);
         if (simulated > 0) { machine->exchange_bytes_per_second *= simulated / like->communication_cpu; }

@@ -97,7 +97,7 @@ static inline void co2_commit(Scheduler *s) {
 static const Rule co2_rule = {"co2",
                               "local steps; their mean is exchanged during the next round",
                               RULE_LOCAL,
-                              7,     // departs
+                              5,     // departs
                               false, // replicated
                               1,     // rounds per commit
                               true,  // a job is in flight between commits

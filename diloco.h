@@ -146,7 +146,7 @@ static inline void streaming_diloco_finish(Scheduler *s) {
 static const Rule diloco_rule = {"diloco",
                                  "local steps, then an outer step with their mean",
                                  RULE_LOCAL,
-                                 6,     // departs
+                                 5,     // departs
                                  false, // replicated
                                  1,     // rounds per commit
                                  false, // no job in flight between commits

@@ -27,7 +27,7 @@ typedef struct Rule {
     RuleKind kind;       // what compute does while data travel (scheduler_state.h)
     // How far it departs from steps with the mean gradient of a batch at the current
     // parameters, 0: not at all. Of rules that are equally fast a plan recommends the one with
-    // the least.
+    // the least. Which rule with local steps departs least has not been measured.
     int departs;
     bool replicated;       // every rank holds and steps the whole optimizer state
     int rounds_per_commit; // calls of accumulate() per commit, of a micro-batch or more each

@@ -173,7 +173,8 @@ static inline bool forecast_row(const Run *run, const Machine *machine, Forecast
     return opened;
 }
 
-// The fastest row, or one that is as fast and departs less.
+// The fastest row, or one that is as fast and departs less; of those that depart as far, the
+// fastest.
 static inline int forecast_choose(const Forecast *forecast, bool local_too) {
     double fastest = 0;
     int chosen = -1;
@@ -186,8 +187,10 @@ static inline int forecast_choose(const Forecast *forecast, bool local_too) {
         const ForecastRow *row = &forecast->rows[i];
         bool counts = row->refused[0] == '\0' && row->fits && (local_too || row->rule->kind != RULE_LOCAL);
         if (!counts || !(row->tokens_per_second >= (1 - FORECAST_TOLERANCE) * fastest)) { continue; }
-        bool better = chosen < 0 || row->rule->departs < forecast->rows[chosen].rule->departs;
-        chosen = better ? i : chosen;
+        const ForecastRow *before = &forecast->rows[chosen < 0 ? i : chosen];
+        int further = row->rule->departs - before->rule->departs;
+        bool faster = row->tokens_per_second > before->tokens_per_second;
+        if (chosen < 0 || further < 0 || (further == 0 && faster)) { chosen = i; }
     }
     return chosen;
 }

@@ -18,6 +18,7 @@
 #include "program/fit.h"
 #include "simulation/simulation.h"
 
+#define FORECAST_MOST 1e7 // micro-batches to be simulated for one rule: half a second
 #define FORECAST_TOLERANCE 0.02
 
 // ---------------------------------------------------------------------------------------
@@ -159,7 +160,11 @@ static inline bool forecast_row(const Run *run, const Machine *machine, Forecast
     counted.counts = counts;
     bucket_for_link(trial, machine_link(machine, &trial->transport));
     bool opened = simulation_open(&simulation, &trial->scheduler, &counted);
-    if (opened) {
+    if (opened && simulation_length(&simulation) > FORECAST_MOST) {
+        snprintf(row->refused, sizeof row->refused,
+                 "it takes too long to simulate: %.2g micro-batches between exchanges, on ranks that differ",
+                 simulation_length(&simulation));
+    } else if (opened) {
         row->commit = simulation_of_rule(&simulation, row->rule);
         row->tokens_per_second =
             row->commit.micro_batches * (double)tokens_per_micro_batch(run) / row->commit.seconds;

@@ -187,7 +187,7 @@ static inline void forecast_print(const Run *run, const Forecast *forecast, cons
            human_count(best->tokens_per_second, text), 100 * best->commit.computing / best->commit.seconds);
     printf("                 ");
     print_command_line(stdout, run, best);
-    if (forecast->committing >= 0 && forecast->committing != forecast->recommended) {
+    if (forecast->committing >= 0 && best->rule->kind == RULE_LOCAL) {
         const ForecastRow *other = &forecast->rows[forecast->committing];
         printf("or               %s, the fastest in which all ranks make every step together: %s tokens/s\n",
                other->rule->name, human_count(other->tokens_per_second, text));

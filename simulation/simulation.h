@@ -499,12 +499,25 @@ static inline SimulatedCommit simulation_totals(const Simulation *simulation) {
     return totals;
 }
 
+// How often Rule::commit is called, before what is measured and then again.
+static inline int simulation_calls(const Simulation *simulation) {
+    const SchedulerSettings *settings = &simulation->scheduler->settings;
+    if (settings->kind == RULE_LOCAL) { return 2 * settings->fragments; }
+    return simulation->machine->variation > 0 ? 4 * SIMULATION_CALLS : SIMULATION_CALLS;
+}
+
+// How many micro-batches, of all ranks that are told apart, it would simulate.
+static inline double simulation_length(const Simulation *simulation) {
+    const SchedulerSettings *settings = &simulation->scheduler->settings;
+    double steps = settings->kind == RULE_LOCAL ? (double)settings->steps / settings->fragments : 1;
+    return 2.0 * simulation_calls(simulation) * steps * settings->micro_batches * simulation->width;
+}
+
 // Lets the rule make commits until they repeat, and returns the mean of those that follow.
 static inline SimulatedCommit simulation_of_rule(Simulation *simulation, const Rule *rule) {
     Scheduler *s = simulation->scheduler;
     bool local = rule->kind == RULE_LOCAL;
-    bool varies = simulation->machine->variation > 0;
-    int calls = local ? 2 * s->settings.fragments : varies ? 4 * SIMULATION_CALLS : SIMULATION_CALLS;
+    int calls = simulation_calls(simulation);
     simulation->hides =
         s->settings.overlap && (local ? s->settings.delay > 0 || rule->job_in_flight_between_commits
                                       : rule->kind == RULE_OVERLAPPED);

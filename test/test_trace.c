@@ -402,7 +402,7 @@ static double number_of(const json_t *event, const char *key) {
 
 // Each rank's spans of a file come in their order.
 static void assert_spans(const json_t *events, const FileWorld *world, int ranks) {
-    int next[MAX_RANKS] = {0, 0, 0, 0, 0, 0};
+    int next[MAX_RANKS] = {0, 0, 0, 0};
     for (size_t i = 0; i < json_array_size(events); i++) {
         const json_t *event = json_array_get(events, i);
         if (strcmp(json_string_value(json_object_get(event, "ph")), "X") != 0) { continue; }

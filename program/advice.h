@@ -14,7 +14,7 @@
 #define ADVICE_SHARE 0.1   // of the time waited: more is worth advice
 #define ADVICE_SPEEDUP 1.1 // less is not worth a line
 
-enum { ADVICE_LINES = 4, ADVICE_TEXT = 160 };
+enum { ADVICE_LINES = 4, ADVICE_TEXT = 512 };
 
 // What a rank has measured in this part of the run.
 typedef struct RankTimes {
@@ -95,13 +95,28 @@ typedef struct AdviceSearch {
     Advice local; // the best of those with local steps: one is enough
 } AdviceSearch;
 
-// options: what is tried; text: how a user asks for it.
-static inline void advice_try(AdviceSearch *search, const Options *options, const char *text) {
+// text <- the options that are not as in this run, as a user would give them.
+static inline void advice_describe(const Options *own, const Options *options, char text[ADVICE_TEXT]) {
+    char value[OPTION_VALUE_SIZE], word[4 * sizeof(OptionText) + 3];
+    int length = 0;
+    text[0] = '\0';
+    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
+        const OptionSpec *option = &option_table[i];
+        if (option_is_same(option, options, own) || length >= ADVICE_TEXT) { continue; }
+        const char *said = option->type == OPTION_TEXT ? (const char *)option_field_const(option, options)
+                                                       : option_print_value(option, options, value);
+        length += snprintf(text + length, (size_t)(ADVICE_TEXT - length), "%s--%s %s", length > 0 ? " " : "",
+                           option->name, text_for_shell(said, word, sizeof word));
+    }
+}
+
+// options: what is tried.
+static inline void advice_try(AdviceSearch *search, const Options *options) {
     SimulatedCommit commit;
     Advice advice;
     double rate = advice_tokens_per_second(search->run, search->machine, options, &commit);
     if (isnan(rate)) { return; }
-    snprintf(advice.options, sizeof advice.options, "%s", text);
+    advice_describe(&search->run->options, options, advice.options);
     advice.speedup = rate / search->tokens_per_second;
     advice.updates = search->own.micro_batches / commit.micro_batches;
     advice.local = options_rule(options)->kind == RULE_LOCAL;
@@ -117,30 +132,27 @@ static inline void advice_try(AdviceSearch *search, const Options *options, cons
 static inline void advice_try_same_rule(AdviceSearch *search) {
     const Options *own = &search->run->options;
     const OptionSpec *estimate = option_find("estimate-wire");
-    char text[ADVICE_TEXT];
     Error never;
     for (int wire = WIRE_BF16; wire <= WIRE_INT8; wire++) {
         Options options = *own;
         if (wire <= (int)search->run->scheduler.settings.wire) { continue; }
         options.wire = wire;
-        snprintf(text, sizeof text, "--wire %s", wire_name((WireFormat)wire));
-        advice_try(search, &options, text);
+        advice_try(search, &options);
     }
     if (option_list_names(estimate->rules, search->run->rule->name)) {
         Options options = *own;
         option_set(estimate, &options, "int4", &never);
-        advice_try(search, &options, "--estimate-wire int4");
+        advice_try(search, &options);
     }
     for (int factor = 2; factor <= 4 && own->rank_accumulate[0] == '\0' && own->accumulate > 0; factor *= 2) {
         Options options = *own;
         options.accumulate *= factor;
-        snprintf(text, sizeof text, "--accumulate %lld", (long long)options.accumulate);
-        advice_try(search, &options, text);
+        advice_try(search, &options);
     }
     if (!own->overlap) {
         Options options = *own;
         options.overlap = true;
-        advice_try(search, &options, "--overlap on");
+        advice_try(search, &options);
     }
 }
 
@@ -148,11 +160,9 @@ static inline void advice_try_rules(AdviceSearch *search) {
     const Run *run = search->run;
     int64_t each = (int64_t)(search->own.micro_batches / run->transport.size + 0.5);
     for (int i = 0; i < RULE_COUNT; i++) {
-        char text[ADVICE_TEXT];
         Options options = options_under_rule(&run->options, i, each);
         if (RULES[i].rule == run->rule) { continue; }
-        snprintf(text, sizeof text, "--optimizer %s", RULES[i].rule->name);
-        advice_try(search, &options, text);
+        advice_try(search, &options);
     }
 }
 
@@ -175,7 +185,8 @@ static inline json_t *print_advice(const Run *run, const RankTimes *times, doubl
     double *slowness = (double *)calloc((size_t)ranks, sizeof(double));
     AdviceSearch search;
     memset(&search, 0, sizeof search);
-    if (slowness == NULL || !(exposed_share > ADVICE_SHARE)) {
+    bool undisturbed = run->scheduler.spikes == 0 && run->scheduler.rollbacks == 0; // no work was lost
+    if (slowness == NULL || !undisturbed || !(exposed_share > ADVICE_SHARE)) {
         free(slowness);
         return NULL;
     }

@@ -19,6 +19,7 @@
 // end ranks; so this one waits for them to be gone.
 static inline void exit_user_mistake(const Error *error) {
     if (launch_launcher_rank(getenv) != 0) { exit(0); }
+    fflush(stdout);
     fprintf(stderr, "train_gpt: %s\n", error->text);
     if (transport_was_launched()) { sleep_seconds(0.5); }
     exit(EXIT_USER_MISTAKE);

@@ -18,7 +18,7 @@
 #include "program/fit.h"
 #include "simulation/simulation.h"
 
-#define FORECAST_MOST 1e7 // micro-batches to be simulated for one rule: half a second
+#define FORECAST_MOST 3e7 // micro-batches to be simulated for one rule: half a second
 #define FORECAST_TOLERANCE 0.02
 
 // ---------------------------------------------------------------------------------------
@@ -114,8 +114,7 @@ static inline Options options_under_rule(const Options *options, int rule, int64
         bool ours = option->rules == NULL || option_list_names(option->rules, RULES[rule].rule->name);
         if (!ours) { option_set_default(option, &other); }
     }
-    bool adaptive = options_are_adaptive(options);
-    if (adaptive && RULES[rule].rule->kind != RULE_OVERLAPPED) { other.accumulate = micro_batches; }
+    if (options_are_adaptive(options)) { other.accumulate = micro_batches; }
     if (options->rank_accumulate[0] != '\0' && other.rank_accumulate[0] == '\0') {
         other.accumulate = micro_batches;
     }
@@ -144,12 +143,16 @@ static inline bool forecast_row(const Run *run, const Machine *machine, Forecast
     trial->options = row->options;
     trial->rule = row->rule;
     memset(&trial->arena, 0, sizeof trial->arena);
-    bool possible =
-        options_check_accumulate(&trial->options, &error) &&
-        (row->rule->check == NULL || row->rule->check(options_of_rule(&trial->options), &facts, &error)) &&
-        reserve_memory(trial, training_problem(trial), &error);
+    bool valid =
+        options_check(&trial->options, &error) &&
+        (row->rule->check == NULL || row->rule->check(options_of_rule(&trial->options), &facts, &error));
+    bool possible = valid && reserve_memory(trial, training_problem(trial), &error);
     if (!possible) {
         snprintf(row->refused, sizeof row->refused, "%s", error.text);
+        if (valid) {
+            fragments_free(&trial->scheduler);
+            free(trial->decay_ranges);
+        }
         free(trial);
         return true;
     }
@@ -162,7 +165,7 @@ static inline bool forecast_row(const Run *run, const Machine *machine, Forecast
     bool opened = simulation_open(&simulation, &trial->scheduler, &counted);
     if (opened && simulation_length(&simulation) > FORECAST_MOST) {
         snprintf(row->refused, sizeof row->refused,
-                 "it takes too long to simulate: %.2g micro-batches between exchanges, on ranks that differ",
+                 "%.2g micro-batches would have to be simulated, which takes too long",
                  simulation_length(&simulation));
     } else if (opened) {
         row->commit = simulation_of_rule(&simulation, row->rule);

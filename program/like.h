@@ -16,6 +16,7 @@
 typedef struct LikeRun {
     Options options; // of the run
     int ranks, ranks_per_host;
+    bool on_gpu;                         // its rank 0
     double tokens;                       // of a micro-batch
     double micro_batch, micro_batch_cpu; // seconds
     double variation;                    // Machine::variation
@@ -51,6 +52,8 @@ static inline void like_add_report(const json_t *event, int ranks, LikeSums *sum
 static inline void like_take_start(const json_t *event, LikeRun *like) {
     const json_t *ranks = json_object_get(event, "ranks"), *options = json_object_get(event, "options");
     const char *first = json_string_value(json_object_get(json_array_get(ranks, 0), "host"));
+    const char *device = json_string_value(json_object_get(json_array_get(ranks, 0), "device"));
+    like->on_gpu = device != NULL && strcmp(device, "CPU") != 0;
     like->ranks = (int)json_array_size(ranks);
     like->ranks_per_host = 0;
     for (size_t i = 0; first != NULL && i < json_array_size(ranks); i++) {
@@ -116,6 +119,11 @@ static inline bool like_read(const Run *run, LikeRun *like, Error *error) {
         return error_set(error,
                          "--like %.300s: that run trained a model of %.0f parameters, this plan is for %zu",
                          name, parameters, run->table.parameter_count);
+    }
+    if (like->on_gpu != run->placement.on_gpu) {
+        return error_set(error, "--like %.300s: that run computed on %s, this plan is for %s", name,
+                         like->on_gpu ? "a GPU" : "CPUs",
+                         run->placement.on_gpu ? "a GPU" : "CPUs: --gpu-memory plans for a GPU elsewhere");
     }
     options_defaults(&like->options);
     snprintf(path, sizeof path, "%s/config.txt", name);

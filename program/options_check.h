@@ -315,6 +315,12 @@ static inline bool options_check(const Options *options, Error *error) {
     if (options->gpu_memory != 0 && options->command != COMMAND_PLAN) {
         return error_set(error, "--gpu-memory is for train_gpt plan: training takes the GPU that it finds");
     }
+    if (options->like[0] != '\0' && options->compute_ms > 0) {
+        return error_set(error, "--like and --compute-ms both say what a micro-batch takes: leave one away");
+    }
+    if (options->json[0] != '\0' && options->ranks == 1) {
+        return error_set(error, "--json has the times of exchanges: give --ranks 2 or more");
+    }
     if (options->gpu_memory != 0 && options->device == DEVICE_CPU) {
         return error_set(error,
                          "--gpu-memory plans for a GPU, and --device cpu for none: leave one of them away");
@@ -337,15 +343,22 @@ static inline bool options_check_rank_list_length(const Options *options, int ra
                      ranks == 1 ? "" : "s");
 }
 
-// The contradictions that show only when the number of ranks and the sequence length
-// (tokens) are known, and, unless --epochs are still to be counted, --tokens.
-static inline bool options_check_ranks(const Options *options, int ranks, int64_t sequence_length,
-                                       Error *error) {
-    if (!options_check_rank_list_length(options, ranks, error)) { return false; }
+static inline bool options_check_slow_rank(const Options *options, int ranks, Error *error) {
     if (options->slow_rank >= ranks) {
         return error_set(error, "--slow-rank %lld: there %s; allowed: none or 0 .. %d",
                          (long long)options->slow_rank, ranks == 1 ? "is one rank" : "are fewer ranks",
                          ranks - 1);
+    }
+    return true;
+}
+
+// The contradictions that show only when the number of ranks and the sequence length
+// (tokens) are known, and, unless --epochs are still to be counted, --tokens.
+static inline bool options_check_ranks(const Options *options, int ranks, int64_t sequence_length,
+                                       Error *error) {
+    if (!options_check_rank_list_length(options, ranks, error) ||
+        !options_check_slow_rank(options, ranks, error)) {
+        return false;
     }
     int64_t commit = options_tokens_per_commit(options, ranks, sequence_length);
     if (options->epochs == 0 && options->tokens < commit) {

@@ -128,8 +128,10 @@ static inline int command_plan(Run *run) {
     int per_host = options->ranks_per_host > 0 ? (int)options->ranks_per_host : 1;
     transport_open_supposed(&run->transport, (int)options->ranks, per_host);
     launch_threads(1, (int)options->threads, &run->threads);
+    Options asked = *options; // before rates are chosen
     bool good = options_check_rank_list_length(options, run->transport.size, &error) &&
-                choose_model(run, &error) && choose_rates(run, &error) &&
+                options_check_slow_rank(options, run->transport.size, &error) && choose_model(run, &error) &&
+                choose_rates(run, &error) &&
                 placement_choose_device(&run->placement, options, 0, true, &error) &&
                 placement_choose_precision(&run->placement, options, &error);
     if (!good) { exit_user_mistake(&error); }
@@ -139,7 +141,7 @@ static inline int command_plan(Run *run) {
         exit_user_mistake(&error);
     }
     print_plan(run);
-    if (run->transport.size > 1 && !plan_time(run, &error)) { exit_user_mistake(&error); }
+    if (run->transport.size > 1 && !plan_time(run, &asked, &error)) { exit_user_mistake(&error); }
     fragments_free(&run->scheduler);
     transport_close(&run->transport);
     parameter_table_free(&run->table);

@@ -16,12 +16,19 @@ typedef struct MicroBatchTime {
 
 enum { MICRO_BATCH_TRIES = 5 };
 
+// Threads of a rank, where several share a host as large as this one.
+static inline int plan_threads(const Run *run) {
+    int threads = run->threads.threads, each = (int)run->options.ranks_per_host;
+    if (run->options.threads > 0 || each <= 1) { return threads; }
+    return each < threads ? threads / each : 1;
+}
+
 // On the CPU: computes some with random parameters. NAN where there is no memory.
 static inline double micro_batch_measure(Run *run) {
     GptNeoSettings settings = run->model.settings;
     GptNeo *model = (GptNeo *)malloc(sizeof *model);
     Arena *arena = (Arena *)calloc(1, sizeof *arena);
-    ThreadPool *pool = thread_pool_create(run->threads.threads, false);
+    ThreadPool *pool = thread_pool_create(plan_threads(run), false);
     size_t parameters = run->table.parameter_count, rows = (size_t)tokens_per_micro_batch(run);
     float *weights = (float *)malloc(parameters * sizeof(float)), *gradients = (float *)calloc(parameters, 4);
     int32_t *tokens = (int32_t *)malloc(rows * sizeof(int32_t));
@@ -47,7 +54,8 @@ static inline double micro_batch_measure(Run *run) {
             gpt_neo_gradients(model, &stream, weights, gradients, tokens, tokens, NULL);
             if (i >= 0) { tries[i] = clock_seconds() - began; }
         }
-        seconds = median_of(tries, MICRO_BATCH_TRIES);
+        seconds = tries[0]; // the least: others may use the machine, too
+        for (int i = 1; i < MICRO_BATCH_TRIES; i++) { seconds = fmin(seconds, tries[i]); }
     }
     if (arena != NULL) { arena_release(arena); }
     thread_pool_destroy(pool);
@@ -68,7 +76,7 @@ static inline double micro_batch_measure(Run *run) {
 static inline void micro_batch_by_products(Run *run, MicroBatchTime *time) {
     double operations = gpt_neo_flops_per_token(&run->config, run->T) * (double)tokens_per_micro_batch(run);
     Precision precision = run->placement.precision;
-    ThreadPool *pool = thread_pool_create(run->threads.threads, false);
+    ThreadPool *pool = thread_pool_create(plan_threads(run), false);
     if (pool == NULL) { return; }
     const bool wanted[2] = {precision == PRECISION_FP32, precision == PRECISION_BF16};
     ProductRates rates =
@@ -94,8 +102,8 @@ static inline void find_micro_batch_time(Run *run, MicroBatchTime *time) {
         time->seconds = options->compute_ms / 1e3;
     } else if (!run->placement.on_gpu && operations <= MICRO_BATCH_MOST) {
         time->seconds = micro_batch_measure(run);
-        snprintf(time->reason, sizeof time->reason, "measured here, with %d thread%s", run->threads.threads,
-                 run->threads.threads == 1 ? "" : "s");
+        snprintf(time->reason, sizeof time->reason, "measured here, with %d thread%s", plan_threads(run),
+                 plan_threads(run) == 1 ? "" : "s");
     } else if (!run->placement.on_gpu) {
         micro_batch_by_products(run, time);
     }
@@ -125,27 +133,42 @@ static inline bool plan_machine(Run *run, Machine *machine, char reason[RULE_TEX
 // ---------------------------------------------------------------------------------------
 // Saying it
 
-// The options of a run under this rule that are not at their defaults, as on a command line.
-static inline void print_command_line(FILE *file, const Run *run, const ForecastRow *row) {
+// At least so many commits are what a recommended command trains for.
+enum { PLAN_COMMITS = 100 };
+
+// Whether an option goes into a recommended command: not those of plans, not those that name
+// one run's files, and rates only where the user gave them (asked).
+static inline bool option_is_recommended(const OptionSpec *option, const Options *options,
+                                         const Options *asked) {
+    static const char others[] = "optimizer, ranks, gpu-memory, config, resume, out, tokens",
+                      rates[] = "lr, min-lr, warmup, weight-decay";
     Options defaults;
+    options_defaults(&defaults);
+    bool rate = option_list_names(rates, option->name);
+    return option->group != GROUP_PLAN && !option_list_names(others, option->name) &&
+           !option_is_same(option, rate ? asked : options, &defaults);
+}
+
+// The options of a run under this rule that are not at their defaults, as on a command line.
+static inline void print_command_line(FILE *file, const Run *run, const Options *asked,
+                                      const ForecastRow *row) {
     char text[OPTION_VALUE_SIZE], word[4 * sizeof(OptionText) + 3];
+    Options defaults;
     options_defaults(&defaults);
     fprintf(file, "mpirun --bind-to none -np %d ./train_gpt --optimizer %s", run->transport.size,
             row->rule->name);
     for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
         const OptionSpec *option = &option_table[i];
-        bool of_plan = option->group == GROUP_PLAN || strcmp(option->name, "ranks") == 0 ||
-                       strcmp(option->name, "gpu-memory") == 0;
-        bool chosen_later = strcmp(option->name, "lr") == 0 || strcmp(option->name, "min-lr") == 0 ||
-                            strcmp(option->name, "warmup") == 0 || strcmp(option->name, "weight-decay") == 0;
-        if (of_plan || chosen_later || option->offset == offsetof(Options, rule) ||
-            option_is_same(option, &row->options, &defaults)) {
-            continue;
-        }
+        if (!option_is_recommended(option, &row->options, asked)) { continue; }
         const char *value = option->type == OPTION_TEXT
                                 ? (const char *)option_field_const(option, &row->options)
                                 : option_print_value(option, &row->options, text);
         fprintf(file, " --%s %s", option->name, text_for_shell(value, word, sizeof word));
+    }
+    double least = PLAN_COMMITS * row->commit.micro_batches * (double)tokens_per_micro_batch(run);
+    double tokens = fmax((double)row->options.tokens, ceil(least));
+    if (row->options.epochs == 0 && tokens != (double)defaults.tokens) {
+        fprintf(file, " --tokens %.0f", tokens);
     }
     fprintf(file, "\n");
 }
@@ -165,7 +188,9 @@ static inline void print_forecast_row(const ForecastRow *row, bool is_own) {
            row->fits ? "" : "  does not fit");
 }
 
-static inline void forecast_print(const Run *run, const Forecast *forecast, const char *reason) {
+// asked: the options as the user gave them.
+static inline void forecast_print(const Run *run, const Options *asked, const Forecast *forecast,
+                                  const char *reason) {
     const Machine *machine = &forecast->machine;
     char text[NUMBER_TEXT_SIZE];
     printf("\ntime             a micro-batch takes a rank %s (%s)\n",
@@ -179,20 +204,20 @@ static inline void forecast_print(const Run *run, const Forecast *forecast, cons
     }
     printf("\nA commit of the last three is an inner step. * is the rule asked for.\n");
     if (forecast->recommended < 0) {
-        printf("recommended      none: nothing fits into the memory\n");
+        printf("recommended      none: no rule fits into the memory and can be simulated\n");
         return;
     }
     const ForecastRow *best = &forecast->rows[forecast->recommended];
     printf("recommended      %s: %s tokens/s, %.0f %% of the time computing\n", best->rule->name,
            human_count(best->tokens_per_second, text), 100 * best->commit.computing / best->commit.seconds);
     printf("                 ");
-    print_command_line(stdout, run, best);
+    print_command_line(stdout, run, asked, best);
     if (forecast->committing >= 0 && best->rule->kind == RULE_LOCAL) {
         const ForecastRow *other = &forecast->rows[forecast->committing];
         printf("or               %s, the fastest in which all ranks make every step together: %s tokens/s\n",
                other->rule->name, human_count(other->tokens_per_second, text));
         printf("                 ");
-        print_command_line(stdout, run, other);
+        print_command_line(stdout, run, asked, other);
     }
 }
 
@@ -222,17 +247,23 @@ static inline json_t *forecast_as_json(const Run *run, const Forecast *forecast)
 }
 
 // Prints what the run and its alternatives would take, and writes it to --json.
-static inline bool plan_time(Run *run, Error *error) {
+static inline bool plan_time(Run *run, const Options *asked, Error *error) {
     Forecast *forecast = (Forecast *)malloc(sizeof *forecast);
     Machine machine;
     char reason[RULE_TEXT];
     if (forecast == NULL) { return error_set(error, "no memory for a forecast"); }
     bool made = plan_machine(run, &machine, reason, error);
     if (made && isnan(machine.micro_batch)) {
-        printf("time             not known: a plan for a GPU needs --compute-ms, or --like and a run\n");
+        printf(
+            "time             not known: a micro-batch cannot be measured here; give --compute-ms, or --like "
+            "and a run\n");
+        made =
+            run->options.json[0] == '\0' ||
+            error_set(error, "--json: there are no times to write, because what a micro-batch takes is not "
+                             "known: give --compute-ms or --like");
     } else if (made) {
         made = forecast_make(run, &machine, forecast, error);
-        if (made) { forecast_print(run, forecast, reason); }
+        if (made) { forecast_print(run, asked, forecast, reason); }
         if (made && run->options.json[0] != '\0') {
             json_t *object = forecast_as_json(run, forecast);
             made =

@@ -489,7 +489,8 @@ static inline double simulation_mean(const Simulation *simulation, const double 
 
 // The totals since the start.
 static inline SimulatedCommit simulation_totals(const Simulation *simulation) {
-    double now = simulation_latest(simulation, simulation->host);
+    double now = fmax(simulation_latest(simulation, simulation->host),
+                      simulation_latest(simulation, simulation->compute));
     SimulatedCommit totals = {now,
                               simulation_mean(simulation, simulation->useful),
                               now - simulation_mean(simulation, simulation->busy),

@@ -125,12 +125,16 @@ static void a_plan_recommends_the_fastest_rule(void **state) {
         json_t *plan = plan_json(stage_of(state), cases[i].arguments, &outcome);
         json_t *rules = json_object_get(plan, "rules");
         const char *best = json_string_value(json_object_get(plan, "recommended"));
+        double batch =
+            log_number(rule_of(plan, json_string_value(json_object_get(plan, "rule"))), "micro_batches");
         double fastest = 0, chosen = log_number(rule_of(plan, best), "tokens_per_second");
         assert_true(json_array_size(rules) >= 7);
         for (size_t j = 0; j < json_array_size(rules); j++) {
             json_t *row = json_array_get(rules, j);
             double commit = log_number(row, "commit_ms"), computing = log_number(row, "computing");
             assert_true(commit > 0 && computing > 0 && computing <= 1.0001);
+            assert_true(log_number(row, "waiting_ms") >= -1e-6);
+            assert_true(fabs(log_number(row, "micro_batches") - batch) <= 0.5 * log_number(plan, "ranks"));
             fastest = fmax(fastest, log_number(row, "tokens_per_second"));
         }
         if (!(chosen >= 0.98 * fastest)) { fail_msg("%s: %s is not the fastest", cases[i].arguments, best); }
@@ -141,6 +145,28 @@ static void a_plan_recommends_the_fastest_rule(void **state) {
         text_check(outcome.output, line, cases[i].arguments);
         text_check(outcome.output, command, cases[i].arguments);
         json_decref(plan);
+    }
+}
+
+// The line below "recommended" is a command that trains.
+static void a_recommended_command_trains(void **state) {
+    static const char *const cases[] = {
+        "--config base.txt --ranks 2 --compute-ms 5 --host-mbit 10 --tokens 4k --out never --lr 1e-3",
+        "--config base.txt --ranks 2 --compute-ms 5 --host-mbit 1000000 --accumulate auto --tokens 4k",
+        "--config base.txt --ranks 2 --compute-ms 5 --rank-accumulate 1,2 --optimizer zero1 --wire int8"};
+    Stage *stage = stage_with_ranks(state);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char arguments[2048];
+        Outcome outcome;
+        json_decref(plan_json(stage, cases[i], &outcome));
+        const char *command = strstr(strstr(outcome.output, "\nrecommended "), "./train_gpt ");
+        assert_non_null(command);
+        command += strlen("./train_gpt ");
+        snprintf(arguments, sizeof arguments, "%.*s", (int)strcspn(command, "\n"), command);
+        assert_null(strstr(arguments, "never"));
+        assert_int_equal(strstr(arguments, "--lr 0.001") != NULL, i == 0);
+        Outcome run = program_run(stage, 2, arguments);
+        outcome_check(&run, 0, arguments);
     }
 }
 
@@ -200,7 +226,9 @@ static void a_plan_takes_the_times_of_a_run(void **state) {
     assert_true(weight > 0 && sum > 0);
     json_t *plan = plan_json(stage, "--like like --ranks 2", &outcome),
            *twice = plan_json(stage, "--like like --ranks 2 --micro-batch 4", &outcome);
-    assert_true(fabs(log_number(plan, "micro_batch_ms") - sum / weight) <= 1e-6 * sum / weight);
+    // The mean; longer where the ranks of the run shared cores and did not always compute.
+    double planned = log_number(plan, "micro_batch_ms"), mean = sum / weight;
+    assert_true(planned >= (1 - 1e-6) * mean && planned <= 3 * mean);
     assert_string_equal(json_string_value(json_object_get(plan, "rule")), "zero1");
     assert_true(fabs(log_number(rule_of(plan, "zero1"), "micro_batches") - 6) <= 1e-9);
     double ratio = log_number(twice, "micro_batch_ms") / log_number(plan, "micro_batch_ms");
@@ -219,6 +247,9 @@ static void what_a_plan_cannot_use_is_refused(void **state) {
         {"plan --like empty --ranks 2", "--like empty: no report of its log says what a micro-batch took"},
         {"plan --ranks 2 --compute-ms 5 --json nowhere/plan.json",
          "--json nowhere/plan.json cannot be written"},
+        {"plan --ranks 2 --compute-ms 5 --like x", "--like and --compute-ms both say"},
+        {"plan --compute-ms 5 --json x", "--json has the times of exchanges"},
+        {"plan --ranks 4 --slow-rank 9 --slow-ms 1", "--slow-rank 9: there are fewer ranks"},
         {"plan --ranks 2 --compute-ms 0", "--compute-ms: 0 is out of range"},
         {"plan --ranks 2 --host-mbit none", "--host-mbit: none"},
         {"--host-mbit 100", "--host-mbit has no effect on training: it is for train_gpt plan"},
@@ -261,6 +292,7 @@ int main(void) {
         STAGE_TEST(stage_of_all, a_plan_says_what_would_fit),
         STAGE_TEST(stage_of_all, fit_takes_the_largest_micro_batch),
         STAGE_TEST(stage_of_all, a_plan_recommends_the_fastest_rule),
+        STAGE_TEST(stage_of_all, a_recommended_command_trains),
         STAGE_TEST(stage_of_all, a_plan_for_a_slower_link_is_slower),
         STAGE_TEST(stage_of_all, a_plan_takes_the_times_of_a_run),
         STAGE_TEST(stage_of_all, what_a_plan_cannot_use_is_refused),

@@ -106,6 +106,10 @@ static inline bool products_from_json(const json_t *root, const char *path, Prod
     if (gpu == NULL || !json_is_array(list)) {
         return error_set(error, "%.300s has no \"gpu\" and \"products\": %s", path, PRODUCTS_EXPECTED);
     }
+    if (strlen(gpu) >= sizeof place->gpu) {
+        return error_set(error, "%.300s: \"gpu\" is longer than the name of any GPU: %s", path,
+                         PRODUCTS_EXPECTED);
+    }
     snprintf(place->gpu, sizeof place->gpu, "%s", gpu);
     bool good = products_read_number(root, "capability", path, &place->capability, error) &&
                 products_read_number(root, "processors", path, &place->processors, error) &&

@@ -98,7 +98,7 @@ static inline void options_print_usage(FILE *file) {
     fputs("  train_gpt [train] [--name value ...]    trains, alone or under mpirun\n"
           "  train_gpt sample --from DIR             prints a text by a model\n"
           "  train_gpt eval --from DIR --data FILE   perplexity, LAMBADA, HellaSwag\n"
-          "  train_gpt plan [--name value ...]       how much memory and time training would take\n"
+          "  train_gpt plan [--name value ...]       how much memory and time it would take\n"
           "  train_gpt help TOPIC                    explains a topic; help all: everything\n"
           "  train_gpt --version                     how the program was built\n",
           file);

@@ -1101,7 +1101,7 @@ static void test_help_by_topic(void **state) {
     expect_help("diloco", 4, 12, "--diloco-H");
     expect_help("sample", 9, 9, "--temperature");
     expect_help("eval", 13, 13, "--stride");
-    expect_help("plan", 3, 3, "--gpu-memory");
+    expect_help("plan", 11, 11, "--host-mbit");
     expect_help("train", 0, 0, "help TOPIC");
     for (int group = 0; group < GROUP_COUNT; group++) { // no other topic is called as a group is
         expect_help(option_group_name((OptionGroup)group), 1, 20, option_group_title((OptionGroup)group));

@@ -691,6 +691,13 @@ static inline float gpt_neo_loss(GptNeo *model, Stream *stream, const void *para
     return gpt_neo_mean_loss(model, stream, gpt_neo_head(model, stream, NULL, targets));
 }
 
+// tokens (count) <- random tokens, for a pass whose result nobody needs.
+static inline void gpt_neo_random_tokens(const GptNeoConfig *config, size_t count, int32_t *tokens) {
+    for (size_t i = 0; i < count; i++) {
+        tokens[i] = (int32_t)(random_hash(i, 0) % (uint64_t)config->vocabulary);
+    }
+}
+
 // Prepares a GPU before the first pass, on the stream that will compute: one pass over
 // random tokens loads all kernels and chooses the algorithms for matrix products: those of
 // `products`, which must outlive the model; NULL: the library's first offers. `gradients`
@@ -701,9 +708,7 @@ static inline void gpt_neo_start(GptNeo *model, Stream *stream, const void *para
     if (!model->settings.on_gpu) { return; }
     size_t rows = gpt_neo_rows(model);
     int32_t *tokens = (int32_t *)malloc(rows * sizeof(int32_t));
-    for (size_t i = 0; i < rows; i++) {
-        tokens[i] = (int32_t)(random_hash(i, 0) % (uint64_t)model->config.vocabulary);
-    }
+    gpt_neo_random_tokens(&model->config, rows, tokens);
     gemm_open(stream, model->gemm_workspace, sm_count);
     gemm_use_choices(stream, products);
     gemm_tune(stream, products != NULL && products->tuning);

@@ -285,7 +285,6 @@ static inline void scheduler_account_job(Scheduler *s) {
     report->exposed_seconds = sums.exposed_seconds;
     report->micro_batch_seconds = sums.micro_batch_seconds;
     report->micro_batch_cpu_seconds = sums.micro_batch_cpu_seconds;
-    report->communication_cpu_seconds = sums.communication_cpu_seconds;
 }
 
 // ---------------------------------------------------------------------------------------

@@ -222,8 +222,8 @@ typedef struct CommitReport {
     double learning_rate, gradient_norm;
     // Of this worker. Exposed: compute was idle while data travelled.
     double compute_seconds, communication_seconds, exposed_seconds;
-    double micro_batch_seconds;                                // of compute: without steps and boundaries
-    double micro_batch_cpu_seconds, communication_cpu_seconds; // see TraceSums
+    double micro_batch_seconds;     // of compute: without steps and boundaries
+    double micro_batch_cpu_seconds; // see TraceSums
 } CommitReport;
 
 // A step that was not made.

@@ -64,7 +64,6 @@ typedef struct TraceSums {
     // Of spans that have ended. The processor's time is that of the stream's own thread: less than
     // the span where it waited, for messages or for a core.
     double micro_batch_seconds, micro_batch_cpu_seconds;
-    double communication_cpu_seconds;
 } TraceSums;
 
 typedef struct Trace {
@@ -145,7 +144,6 @@ static inline void trace_end_at(Trace *trace, TraceLane lane, int64_t commit, do
     double cpu = thread_cpu_seconds() - trace->cpu_began[lane];
     trace->sums.micro_batch_seconds += of_micro_batch ? span.ended - span.began : 0;
     trace->sums.micro_batch_cpu_seconds += of_micro_batch ? cpu : 0;
-    trace->sums.communication_cpu_seconds += lane == TRACE_COMMUNICATION ? cpu : 0;
     if (trace->keep) { trace_keep_span(trace, span); }
 }
 

@@ -97,16 +97,14 @@ typedef struct AdviceSearch {
 
 // text <- the options that are not as in this run, as a user would give them.
 static inline void advice_describe(const Options *own, const Options *options, char text[ADVICE_TEXT]) {
-    char value[OPTION_VALUE_SIZE], word[4 * sizeof(OptionText) + 3];
+    char words[OPTION_SHELL_TEXT];
     int length = 0;
     text[0] = '\0';
     for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
         const OptionSpec *option = &option_table[i];
         if (option_is_same(option, options, own) || length >= ADVICE_TEXT) { continue; }
-        const char *said = option->type == OPTION_TEXT ? (const char *)option_field_const(option, options)
-                                                       : option_print_value(option, options, value);
-        length += snprintf(text + length, (size_t)(ADVICE_TEXT - length), "%s--%s %s", length > 0 ? " " : "",
-                           option->name, text_for_shell(said, word, sizeof word));
+        length += snprintf(text + length, (size_t)(ADVICE_TEXT - length), "%s%s", length > 0 ? " " : "",
+                           option_for_shell(option, options, words));
     }
 }
 

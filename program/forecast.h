@@ -105,6 +105,17 @@ typedef struct Forecast {
     int recommended, committing; // rows: of all rules, and of those that are not local; -1: none
 } Forecast;
 
+enum { OPTION_SHELL_TEXT = 4 * sizeof(OptionText) + 64 }; // a name and a quoted value
+
+// "--name value", as in a shell.
+static inline const char *option_for_shell(const OptionSpec *option, const Options *options,
+                                           char words[OPTION_SHELL_TEXT]) {
+    char value[OPTION_VALUE_SIZE], quoted[4 * sizeof(OptionText) + 3];
+    snprintf(words, OPTION_SHELL_TEXT, "--%s %s", option->name,
+             text_for_shell(option_print_value(option, options, value), quoted, sizeof quoted));
+    return words;
+}
+
 // The run's options under another rule, with what only other rules have at its default.
 static inline Options options_under_rule(const Options *options, int rule, int64_t micro_batches) {
     Options other = *options;
@@ -181,6 +192,11 @@ static inline bool forecast_row(const Run *run, const Machine *machine, Forecast
     return opened;
 }
 
+// Whether a row may be recommended.
+static inline bool forecast_may_recommend(const ForecastRow *row, bool local_too) {
+    return row->refused[0] == '\0' && row->fits && (local_too || row->rule->kind != RULE_LOCAL);
+}
+
 // The fastest row, or one that is as fast and departs less; of those that depart as far, the
 // fastest.
 static inline int forecast_choose(const Forecast *forecast, bool local_too) {
@@ -188,13 +204,14 @@ static inline int forecast_choose(const Forecast *forecast, bool local_too) {
     int chosen = -1;
     for (int i = 0; i < RULE_COUNT; i++) {
         const ForecastRow *row = &forecast->rows[i];
-        bool counts = row->refused[0] == '\0' && row->fits && (local_too || row->rule->kind != RULE_LOCAL);
-        if (counts) { fastest = fmax(fastest, row->tokens_per_second); }
+        if (forecast_may_recommend(row, local_too)) { fastest = fmax(fastest, row->tokens_per_second); }
     }
     for (int i = 0; i < RULE_COUNT; i++) {
         const ForecastRow *row = &forecast->rows[i];
-        bool counts = row->refused[0] == '\0' && row->fits && (local_too || row->rule->kind != RULE_LOCAL);
-        if (!counts || !(row->tokens_per_second >= (1 - FORECAST_TOLERANCE) * fastest)) { continue; }
+        if (!forecast_may_recommend(row, local_too) ||
+            !(row->tokens_per_second >= (1 - FORECAST_TOLERANCE) * fastest)) {
+            continue;
+        }
         const ForecastRow *before = &forecast->rows[chosen < 0 ? i : chosen];
         int further = row->rule->departs - before->rule->departs;
         bool faster = row->tokens_per_second > before->tokens_per_second;

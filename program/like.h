@@ -4,29 +4,25 @@
 //   a micro-batch   what rank 0 computed in its reports, and how much that varied
 //   crowding        its time over what its thread had a core for: above 1 where ranks share
 //                   cores; more so where all of them compute all the time
-//   exchanges       what the thread that communicates had a core for, against what the
-//                   simulation of that very run says
 //
-// The run's links do not matter: time in which a thread waits is in none of the three.
+// The run's links do not matter: time in which a thread waits is in neither.
 #ifndef ACCO_PROGRAM_LIKE_H
 #define ACCO_PROGRAM_LIKE_H
 
 #include "program/forecast.h"
 
 typedef struct LikeRun {
-    Options options; // of the run
-    int ranks, ranks_per_host;
+    int ranks;
     bool on_gpu;                         // its rank 0
     double tokens;                       // of a micro-batch
     double micro_batch, micro_batch_cpu; // seconds
     double variation;                    // Machine::variation
-    double communication_cpu;            // seconds a commit
     double computing;                    // share of the time
 } LikeRun;
 
 // Sums over reports. The weight of a report is its number of steps.
 typedef struct LikeSums {
-    double weight, micro_batch, square, micro_batch_cpu, communication_cpu, micro_batches, reports;
+    double weight, micro_batch, square, micro_batch_cpu, micro_batches, reports;
     double computing, seconds; // of training, of it in which rank 0 computed
 } LikeSums;
 
@@ -41,27 +37,17 @@ static inline void like_add_report(const json_t *event, int ranks, LikeSums *sum
     sums->micro_batch += weight * ms / 1e3;
     sums->square += weight * ms / 1e3 * ms / 1e3;
     sums->micro_batch_cpu += weight * like_number(event, "micro_batch_cpu_ms") / 1e3;
-    sums->communication_cpu += weight * like_number(event, "communication_cpu_ms") / 1e3;
     sums->micro_batches += weight * like_number(event, "grads_per_commit") / ranks;
     sums->reports += 1;
     sums->computing += weight * like_number(event, "compute_ms") / 1e3;
     sums->seconds = like_number(event, "seconds");
 }
 
-// The run's ranks are on as many hosts as they say, each with as many as the first.
 static inline void like_take_start(const json_t *event, LikeRun *like) {
     const json_t *ranks = json_object_get(event, "ranks"), *options = json_object_get(event, "options");
-    const char *first = json_string_value(json_object_get(json_array_get(ranks, 0), "host"));
     const char *device = json_string_value(json_object_get(json_array_get(ranks, 0), "device"));
     like->on_gpu = device != NULL && strcmp(device, "CPU") != 0;
     like->ranks = (int)json_array_size(ranks);
-    like->ranks_per_host = 0;
-    for (size_t i = 0; first != NULL && i < json_array_size(ranks); i++) {
-        const char *host = json_string_value(json_object_get(json_array_get(ranks, i), "host"));
-        like->ranks_per_host += host != NULL && strcmp(host, first) == 0;
-    }
-    int64_t told = (int64_t)like_number(options, "ranks-per-host");
-    if (told > 0) { like->ranks_per_host = (int)told; }
     like->tokens = like_number(options, "micro-batch") * like_number(options, "seq-len");
 }
 
@@ -91,7 +77,6 @@ static inline bool like_read_log(FILE *file, LikeRun *like, double *parameters) 
     double weight = all.weight - first.weight, reports = all.reports - first.reports;
     like->micro_batch = (all.micro_batch - first.micro_batch) / weight;
     like->micro_batch_cpu = (all.micro_batch_cpu - first.micro_batch_cpu) / weight;
-    like->communication_cpu = (all.communication_cpu - first.communication_cpu) / weight;
     like->computing = (all.computing - first.computing) / (all.seconds - first.seconds);
     // Reports are means over n micro-batches, which vary by a root of n less than one does.
     double square = (all.square - first.square) / weight - like->micro_batch * like->micro_batch;
@@ -104,7 +89,6 @@ static inline bool like_read_log(FILE *file, LikeRun *like, double *parameters) 
 static inline bool like_read(const Run *run, LikeRun *like, Error *error) {
     const char *name = run->options.like;
     char path[PATH_MAX + 16];
-    bool unused[OPTION_COUNT_OF_TABLE] = {false};
     double parameters = 0;
     memset(like, 0, sizeof *like);
     snprintf(path, sizeof path, "%s/log.jsonl", name);
@@ -125,29 +109,7 @@ static inline bool like_read(const Run *run, LikeRun *like, Error *error) {
                          like->on_gpu ? "a GPU" : "CPUs",
                          run->placement.on_gpu ? "a GPU" : "CPUs: --gpu-memory plans for a GPU elsewhere");
     }
-    options_defaults(&like->options);
-    snprintf(path, sizeof path, "%s/config.txt", name);
-    return options_read_file(path, &like->options, unused, error);
-}
-
-// What a rank's work for a commit of that run takes in a simulation. NAN: it cannot be told.
-static inline double like_simulate_work(const Run *run, const LikeRun *like, const Machine *machine) {
-    ForecastRow *row = (ForecastRow *)calloc(1, sizeof *row);
-    Run *other = (Run *)malloc(sizeof *other);
-    double work = NAN;
-    if (row != NULL && other != NULL) {
-        *other = *run;
-        transport_open_supposed(&other->transport, like->ranks, like->ranks_per_host);
-        other->options = like->options;
-        placement_choose_exchange(&other->placement, &other->options, &other->transport);
-        row->options = like->options;
-        row->rule = options_rule(&like->options);
-        if (forecast_row(other, machine, row) && row->refused[0] == '\0') { work = row->commit.work; }
-        transport_close(&other->transport);
-    }
-    free(row);
-    free(other);
-    return work;
+    return true;
 }
 
 // Sets what the run tells of its machines. On GPUs threads of the host tell nothing.
@@ -162,10 +124,6 @@ static inline void like_set_machine(const Run *run, const LikeRun *like, Machine
     double full = 1 + (crowding - 1) / share;
     machine->micro_batch *= full / crowding;
     crowding = full;
-    if (like->ranks > 1 && like->communication_cpu > 0) {
-        double simulated = like_simulate_work(run, like, machine);
-        if (simulated > 0) { machine->exchange_bytes_per_second *= simulated / like->communication_cpu; }
-    }
     machine->exchange_bytes_per_second /= crowding;
     machine->memory_bytes_per_second /= crowding;
 }

@@ -244,8 +244,7 @@ static inline bool options_keep(Options *options, const bool given[OPTION_COUNT_
         }
         kept[i] = true;
         options->precision_kept = options->precision_kept || open;
-        const char *value = option->type == OPTION_TEXT ? (const char *)option_field_const(option, &before)
-                                                        : option_print_value(option, &before, text);
+        const char *value = option_print_value(option, &before, text);
         if (!option_set(option, options, value, error)) { return false; }
     }
     if (has_config) { options->kept[0] = '\0'; } // the file says the rest

@@ -257,11 +257,12 @@ static inline bool option_is_unset(const OptionSpec *option, const Options *opti
     return option_has_word_value(option, options) && strcmp(option->word, "unset") == 0;
 }
 
-// The value of an option that is not a text, as option_set reads it.
+// The value of an option as option_set reads it: written into `text`, or of a text the field
+// itself.
 static inline const char *option_print_value(const OptionSpec *option, const Options *options,
                                              char text[OPTION_VALUE_SIZE]) {
     const void *field = option_field_const(option, options);
-    assert(option->type != OPTION_TEXT);
+    if (option->type == OPTION_TEXT) { return (const char *)field; }
     if (option->type == OPTION_SWITCH) {
         snprintf(text, OPTION_VALUE_SIZE, "%s", *(const bool *)field ? "on" : "off");
     } else if (option->type == OPTION_CHOICE) {
@@ -278,9 +279,7 @@ static inline const char *option_print_value(const OptionSpec *option, const Opt
 
 static inline bool option_is_auto(const OptionSpec *option, const Options *options) {
     char text[OPTION_VALUE_SIZE];
-    const char *value = option->type == OPTION_TEXT ? (const char *)option_field_const(option, options)
-                                                    : option_print_value(option, options, text);
-    return strcmp(value, "auto") == 0;
+    return strcmp(option_print_value(option, options, text), "auto") == 0;
 }
 
 // Whether a choice is left to a measurement that has not been made yet.

@@ -9,11 +9,6 @@
 // ---------------------------------------------------------------------------------------
 // What a micro-batch takes
 
-typedef struct MicroBatchTime {
-    double seconds; // NAN: not known
-    char reason[RULE_TEXT];
-} MicroBatchTime;
-
 enum { MICRO_BATCH_TRIES = 5 };
 
 // Threads of a rank, where several share a host as large as this one.
@@ -46,9 +41,7 @@ static inline double micro_batch_measure(Run *run) {
     }
     if (ready) {
         gpt_neo_initialize(&run->table, 1, pool, weights);
-        for (size_t i = 0; i < rows; i++) {
-            tokens[i] = (int32_t)(random_hash(i, 0) % (uint64_t)run->config.vocabulary);
-        }
+        gpt_neo_random_tokens(&run->config, rows, tokens);
         for (int i = -1; i < MICRO_BATCH_TRIES; i++) {
             double began = clock_seconds();
             gpt_neo_gradients(model, &stream, weights, gradients, tokens, tokens, NULL);
@@ -73,61 +66,50 @@ static inline double micro_batch_measure(Run *run) {
 #define PRODUCTS_SHARE_FP32 0.95
 #define PRODUCTS_SHARE_BF16 0.78
 
-static inline void micro_batch_by_products(Run *run, MicroBatchTime *time) {
+// Seconds; NAN where they cannot be measured.
+static inline double micro_batch_by_products(Run *run, char reason[RULE_TEXT]) {
     double operations = gpt_neo_flops_per_token(&run->config, run->T) * (double)tokens_per_micro_batch(run);
     Precision precision = run->placement.precision;
     ThreadPool *pool = thread_pool_create(plan_threads(run), false);
-    if (pool == NULL) { return; }
+    if (pool == NULL) { return NAN; }
     const bool wanted[2] = {precision == PRECISION_FP32, precision == PRECISION_BF16};
     ProductRates rates =
         product_rates_measure(pool, wanted, (int)int64_min(tokens_per_micro_batch(run), 1024),
                               run->config.channels, run->config.mlp_channels, 0.3);
     thread_pool_destroy(pool);
     double share = precision == PRECISION_BF16 ? PRODUCTS_SHARE_BF16 : PRODUCTS_SHARE_FP32;
-    if (!(rates.gflops[precision] > 0)) { return; }
-    time->seconds = operations / (share * rates.gflops[precision] * 1e9);
-    snprintf(time->reason, sizeof time->reason,
+    if (!(rates.gflops[precision] > 0)) { return NAN; }
+    snprintf(reason, RULE_TEXT,
              "worked out: %.3g GFLOP at %.0f %% of the %.0f GFLOP/s that products reach here",
              operations / 1e9, 100 * share, rates.gflops[precision]);
+    return operations / (share * rates.gflops[precision] * 1e9);
 }
 
-// Without --like.
-static inline void find_micro_batch_time(Run *run, MicroBatchTime *time) {
-    const Options *options = &run->options;
+// Without --like: seconds, and where they come from. NAN: not known.
+static inline double find_micro_batch_seconds(Run *run, char reason[RULE_TEXT]) {
     double operations = gpt_neo_flops_per_token(&run->config, run->T) * (double)tokens_per_micro_batch(run);
-    memset(time, 0, sizeof *time);
-    time->seconds = NAN;
-    snprintf(time->reason, sizeof time->reason, "as --compute-ms says");
-    if (options->compute_ms > 0) {
-        time->seconds = options->compute_ms / 1e3;
-    } else if (!run->placement.on_gpu && operations <= MICRO_BATCH_MOST) {
-        time->seconds = micro_batch_measure(run);
-        snprintf(time->reason, sizeof time->reason, "measured here, with %d thread%s", plan_threads(run),
-                 plan_threads(run) == 1 ? "" : "s");
-    } else if (!run->placement.on_gpu) {
-        micro_batch_by_products(run, time);
-    }
+    snprintf(reason, RULE_TEXT, "as --compute-ms says");
+    if (run->options.compute_ms > 0) { return run->options.compute_ms / 1e3; }
+    if (run->placement.on_gpu) { return NAN; }
+    if (operations > MICRO_BATCH_MOST) { return micro_batch_by_products(run, reason); }
+    int threads = plan_threads(run);
+    snprintf(reason, RULE_TEXT, "measured here, with %d thread%s", threads, threads == 1 ? "" : "s");
+    return micro_batch_measure(run);
 }
 
 // What the machines cost, from --like or without it.
 static inline bool plan_machine(Run *run, Machine *machine, char reason[RULE_TEXT], Error *error) {
-    LikeRun *like = (LikeRun *)malloc(sizeof *like);
-    MicroBatchTime time;
-    if (like == NULL) { return error_set(error, "no memory for a forecast"); }
-    bool is_like = run->options.like[0] != '\0' && run->options.compute_ms == 0, good = true;
-    if (is_like) {
-        good = like_read(run, like, error);
-        *machine = machine_of_run(run, like->micro_batch);
-        if (good) { like_set_machine(run, like, machine); }
-        snprintf(reason, RULE_TEXT, "as in %.200s%s", run->options.like,
-                 (double)tokens_per_micro_batch(run) != like->tokens ? ", in proportion to its tokens" : "");
-    } else {
-        find_micro_batch_time(run, &time);
-        *machine = machine_of_run(run, time.seconds);
-        snprintf(reason, RULE_TEXT, "%s", time.reason);
+    if (run->options.like[0] == '\0') {
+        *machine = machine_of_run(run, find_micro_batch_seconds(run, reason));
+        return true;
     }
-    free(like);
-    return good;
+    LikeRun like;
+    if (!like_read(run, &like, error)) { return false; }
+    *machine = machine_of_run(run, like.micro_batch);
+    like_set_machine(run, &like, machine);
+    snprintf(reason, RULE_TEXT, "as in %.200s%s", run->options.like,
+             (double)tokens_per_micro_batch(run) != like.tokens ? ", in proportion to its tokens" : "");
+    return true;
 }
 
 // ---------------------------------------------------------------------------------------
@@ -152,7 +134,7 @@ static inline bool option_is_recommended(const OptionSpec *option, const Options
 // The options of a run under this rule that are not at their defaults, as on a command line.
 static inline void print_command_line(FILE *file, const Run *run, const Options *asked,
                                       const ForecastRow *row) {
-    char text[OPTION_VALUE_SIZE], word[4 * sizeof(OptionText) + 3];
+    char words[OPTION_SHELL_TEXT];
     Options defaults;
     options_defaults(&defaults);
     fprintf(file, "mpirun --bind-to none -np %d ./train_gpt --optimizer %s", run->transport.size,
@@ -160,10 +142,7 @@ static inline void print_command_line(FILE *file, const Run *run, const Options 
     for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
         const OptionSpec *option = &option_table[i];
         if (!option_is_recommended(option, &row->options, asked)) { continue; }
-        const char *value = option->type == OPTION_TEXT
-                                ? (const char *)option_field_const(option, &row->options)
-                                : option_print_value(option, &row->options, text);
-        fprintf(file, " --%s %s", option->name, text_for_shell(value, word, sizeof word));
+        fprintf(file, " %s", option_for_shell(option, &row->options, words));
     }
     double least = PLAN_COMMITS * row->commit.micro_batches * (double)tokens_per_micro_batch(run);
     double tokens = fmax((double)row->options.tokens, ceil(least));

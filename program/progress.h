@@ -105,7 +105,7 @@ typedef struct Report {
     double steps; // of which these three are means: of a local rule also those not yet reported
     // Of rank 0: what a micro-batch took, and for how long the thread that drives it had a core;
     // and the same of the thread that communicates, per commit.
-    double micro_batch_ms, micro_batch_cpu_ms, communication_cpu_ms;
+    double micro_batch_ms, micro_batch_cpu_ms;
     double gradients_per_commit;
     // By rank 0, since the start: to all others, and of it what left its host.
     double bytes_sent, bytes_sent_outside;
@@ -156,7 +156,6 @@ static const ReportField REPORT_FIELDS[] = {
     {AT(steps),                1, "steps",             NULL,                NOWHERE, 0},
     {AT(micro_batch_ms),       0, "micro_batch_ms",    NULL,                NOWHERE, 1},
     {AT(micro_batch_cpu_ms),   0, "micro_batch_cpu_ms", NULL,               NOWHERE, 1},
-    {AT(communication_cpu_ms), 0, "communication_cpu_ms", NULL,             NOWHERE, 1},
     {AT(gradients_per_commit), 0, "grads_per_commit",  NULL,                "grads",   AS("%.4g"), "nan", 0},
     {AT(bytes_sent),           1, "bytes_sent",        NULL,                NOWHERE, 0},
     {AT(bytes_sent_outside),   1, "bytes_sent_outside", NULL,               NOWHERE, 0},

@@ -330,7 +330,6 @@ static inline void window_add_commit(Run *run) {
     sum->exposed_seconds += commit->exposed_seconds;
     sum->micro_batch_seconds += commit->micro_batch_seconds;
     sum->micro_batch_cpu_seconds += commit->micro_batch_cpu_seconds;
-    sum->communication_cpu_seconds += commit->communication_cpu_seconds;
     run->exposed_seconds += commit->exposed_seconds;
     run->micro_batch_seconds += commit->micro_batch_seconds;
 }
@@ -404,7 +403,6 @@ static inline void report_window(Run *run) {
         report.micro_batch_ms = 1e3 * sum->micro_batch_seconds / micro_batches;
         report.micro_batch_cpu_ms = 1e3 * sum->micro_batch_cpu_seconds / micro_batches;
     }
-    report.communication_cpu_ms = 1e3 * sum->communication_cpu_seconds / steps;
     report.steps = steps;
     report.gradients_per_commit = gradients / commits;
     report.model_tflops = report.tokens_per_second * gpt_neo_flops_per_token(&run->config, run->T) / 1e12;

@@ -89,6 +89,7 @@ enum { MESSAGE_COPIES = 4 }; // times that a byte of a message is read or writte
 typedef struct ExchangeCost {
     double seconds; // from the moment when all ranks have begun
     double work;    // of these, a rank's own
+    double bytes;   // that leave a host
 } ExchangeCost;
 
 // What waits cost beyond what they wait for: who has waited for a while looks again only
@@ -111,8 +112,9 @@ static inline ExchangeCost machine_exchange(const Machine *machine, const Transp
     double chunk_elements = machine->chunk > 0 ? machine->chunk : (double)host_chunk_elements(transport);
     double chunks = fmax(ceil(own / chunk_elements), 1);
     double messages = chunks * (two_level ? n - 1 + g - 1 : N - 1);
-    double link = g * outside * element / machine->host.bytes_per_second +
-                  inside * inside_element / machine->inside.bytes_per_second;
+    double bytes = g * outside * element;
+    double link =
+        bytes / machine->host.bytes_per_second + inside * inside_element / machine->inside.bytes_per_second;
     double latency = (n > 1 ? machine->host.latency : 0) + (g > 1 ? machine->inside.latency : 0);
     double work = ((outside + own) * machine_coding(wire) +
                    inside * (two_level && !gather ? machine_coding(WIRE_FP32) : 4) +
@@ -120,7 +122,7 @@ static inline ExchangeCost machine_exchange(const Machine *machine, const Transp
                       machine->exchange_bytes_per_second +
                   messages * machine->message_seconds;
     double chunk = fmax(link / chunks, latency / TRANSPORT_LANES);
-    ExchangeCost cost = {0, work};
+    ExchangeCost cost = {0, work, bytes};
     link = chunk * chunks;
     cost.seconds = fmax(link, work) + fmin(link, work) / chunks + latency;
     if (N > 1) { cost.seconds += machine->wake_seconds + machine_oversleep(machine, link / chunks); }

@@ -51,7 +51,6 @@ typedef struct Simulation {
     // Totals.
     double bytes_outside; // that a host has sent to others
     double micro_batches; // of all ranks
-    double work;          // seconds of a rank's own, for jobs
 } Simulation;
 
 // ---------------------------------------------------------------------------------------
@@ -174,27 +173,19 @@ static inline double simulation_finished(const Simulation *simulation, size_t be
     return began + (ended - began) * simulation_share(simulation, layer, problem->layer_count, true);
 }
 
-// Bytes that leave a host in an exchange of `own` elements of every rank.
-static inline double simulation_bytes(const Simulation *simulation, double own, WireFormat wire) {
-    const Transport *transport = simulation->scheduler->transport;
-    double hosts = transport->hosts.hosts, each = ceil(transport->size / hosts);
-    double outside = transport->two_level ? hosts - 1 : transport->size - each;
-    return each * outside * own * (double)wire_bytes(wire, WIRE_BLOCK) / WIRE_BLOCK;
-}
-
 // A rank's own work for an exchange takes longer beside computation, with which it shares
 // cores.
 static inline double simulation_work(const Simulation *simulation, double work) {
     return simulation->hides ? work * simulation->machine->taken_of_work : 0;
 }
 
-// Adds an exchange of cells [begin, end) to a clock; its work, to *work.
+// Adds an exchange of so many cells to a clock; its work, to *work.
 static inline double simulation_exchange(Simulation *simulation, const Collective *collective, bool gather,
                                          size_t cells, double now, double *work) {
     double own = (double)(cells * collective->layout->piece);
     ExchangeCost cost = machine_exchange(simulation->machine, simulation->scheduler->transport, own,
                                          collective->wire, gather);
-    simulation->bytes_outside += simulation_bytes(simulation, own, collective->wire);
+    simulation->bytes_outside += cost.bytes;
     *work += cost.work;
     return now + cost.seconds + simulation_work(simulation, cost.work);
 }
@@ -293,6 +284,7 @@ static inline void simulation_job(Simulation *simulation) {
     double now = simulation_reduce(simulation, began, &work, &hidden);
     if (hidden > 0 && simulation_stretch_backward(simulation, work, hidden, now - began) > 0) {
         simulation->bytes_outside = sent;
+        work = 0;
         now = simulation_reduce(simulation, began, &work, &hidden);
     }
     double own_work = job->follows ? 0 : work;
@@ -413,7 +405,6 @@ typedef struct SimulatedCommit {
     double waiting;       // in which it does not compute
     double micro_batches; // of all ranks
     double bytes_outside; // that a host sends to the others
-    double work;          // seconds of a rank's own, for jobs
 } SimulatedCommit;
 
 // Prepares a scheduler that scheduler_reserve has planned for a supposed transport. False: no
@@ -491,12 +482,9 @@ static inline double simulation_mean(const Simulation *simulation, const double 
 static inline SimulatedCommit simulation_totals(const Simulation *simulation) {
     double now = fmax(simulation_latest(simulation, simulation->host),
                       simulation_latest(simulation, simulation->compute));
-    SimulatedCommit totals = {now,
-                              simulation_mean(simulation, simulation->useful),
-                              now - simulation_mean(simulation, simulation->busy),
-                              simulation->micro_batches,
-                              simulation->bytes_outside,
-                              simulation->work};
+    SimulatedCommit totals = {now, simulation_mean(simulation, simulation->useful),
+                              now - simulation_mean(simulation, simulation->busy), simulation->micro_batches,
+                              simulation->bytes_outside};
     return totals;
 }
 
@@ -530,12 +518,10 @@ static inline SimulatedCommit simulation_of_rule(Simulation *simulation, const R
     for (int i = 0; i < calls; i++) { rule->commit(s); }
     SimulatedCommit after = simulation_totals(simulation);
     commits += (double)s->optimizer.commits;
-    SimulatedCommit mean = {(after.seconds - before.seconds) / commits,
-                            (after.computing - before.computing) / commits,
-                            (after.waiting - before.waiting) / commits,
-                            (after.micro_batches - before.micro_batches) / commits,
-                            (after.bytes_outside - before.bytes_outside) / commits,
-                            (after.work - before.work) / commits};
+    SimulatedCommit mean = {
+        (after.seconds - before.seconds) / commits, (after.computing - before.computing) / commits,
+        (after.waiting - before.waiting) / commits, (after.micro_batches - before.micro_batches) / commits,
+        (after.bytes_outside - before.bytes_outside) / commits};
     return mean;
 }
 

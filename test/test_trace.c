@@ -205,7 +205,7 @@ static void *produce(void *argument) {
 
 // The sums of the spans that were kept: those of a lane come in their order.
 static TraceSums sums_of_spans(const Trace *trace) {
-    TraceSums sums = {0, 0, 0, 0, 0, 0};
+    TraceSums sums = {0, 0, 0, 0, 0};
     const Span *lanes[TRACE_LANES][PRODUCED];
     int counts[TRACE_LANES] = {0, 0};
     for (size_t i = 0; i < trace->span_count; i++) {
@@ -235,7 +235,7 @@ static void two_threads_may_trace_while_the_host_takes(void **state) {
     for (int i = 0; i < TRACE_LANES; i++) {
         assert_int_equal(pthread_create(&threads[i], NULL, produce, &producers[i]), 0);
     }
-    TraceSums total = {0, 0, 0, 0, 0, 0};
+    TraceSums total = {0, 0, 0, 0, 0};
     for (bool ended = false; !ended;) {
         ended = __atomic_load_n(&producers[0].ended, __ATOMIC_ACQUIRE) +
                     __atomic_load_n(&producers[1].ended, __ATOMIC_ACQUIRE) ==

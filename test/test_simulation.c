@@ -286,6 +286,20 @@ static void work_for_an_exchange_slows_computation(void **state) {
     world_free(world);
 }
 
+// And the other way round: an exchange that shares its cores with computation takes longer.
+static void computation_slows_an_exchange(void **state) {
+    (void)state;
+    World *world = world_new(2, 1, 100 * C);
+    world->machine.exchange_bytes_per_second = 1e9;
+    SimulatedCommit idle = world_run(world, "dpu");
+    world->machine.taken_of_work = 1;
+    SimulatedCommit busy = world_run(world, "dpu");
+    double own = (double)(world->problem.parameter_count / 2);
+    double work = 2 * machine_exchange(&world->machine, &world->transport, own, WIRE_FP32, false).work;
+    expect(busy.seconds - idle.seconds, work, "dpu whose exchange shares its cores", 25);
+    world_free(world);
+}
+
 // A faster link or machine never makes a commit longer.
 static void nothing_gets_slower_on_better_machines(void **state) {
     (void)state;
@@ -323,6 +337,7 @@ int main(void) {
         cmocka_unit_test(counts_of_ranks_may_differ),
         cmocka_unit_test(bytes_leave_a_host_once),
         cmocka_unit_test(work_for_an_exchange_slows_computation),
+        cmocka_unit_test(computation_slows_an_exchange),
         cmocka_unit_test(nothing_gets_slower_on_better_machines),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

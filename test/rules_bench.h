@@ -233,7 +233,7 @@ static inline void run_commits(Bench *bench, const RunSpec *spec, RunResult *res
 // The sums that a trace keeps, computed the slow way: every span of communication against
 // every span of compute.
 static inline TraceSums count_spans(const Trace *trace) {
-    TraceSums sums = {0, 0, 0, 0, 0, 0};
+    TraceSums sums = {0, 0, 0, 0, 0};
     for (size_t i = 0; i < trace->span_count; i++) {
         const Span *span = &trace->spans[i];
         double seconds = span->ended - span->began;

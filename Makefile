@@ -13,6 +13,9 @@
 # make bench            measures this machine
 # make test-gpu, bench-gpu      test and bench for a GPU; see dev/gpu/README.md
 # make compare          all update rules at several link speeds, about ten minutes
+# make reproduce        the claims of three papers, made again: some hours, can be stopped and
+#                       goes on. make reproduce-acco, -co2, -diloco, -A4: a part of them.
+#                       SCALE=box|gpu|paper HOSTS=FILE DATA=DIR OUT=DIR DRY_RUN=yes
 # make info             what was found on this machine, where, what is missing, and why
 # make tokenizer        the Python environment that prepares data (build/venv)
 # make options          writes the tables of options into docs/options.md
@@ -312,6 +315,19 @@ test-gpu bench-gpu: install-for-test
 	@if [ "$(HAVE_GPU)" != yes ]; then echo "no GPU here; for a machine that has one: dev/gpu/README.md"; exit 1; fi
 	@if [ "$(HAVE_CUDA)" = yes ]; then dev/gpu/build; fi
 	@dev/gpu/$(@:-gpu=)
+
+# dev/reproduce/run says what the variables mean.
+DATA := $(wildcard ../shared/data)
+.PHONY: reproduce run-reproduce
+reproduce: reproduce-all
+
+reproduce-%: install-for-run
+	@scripts/install-dependencies $(CONFIG) GNUPLOT --
+	@$(MAKE) --no-print-directory run-reproduce CLAIMS="$(filter-out all,$*)"
+
+run-reproduce: $(PROGRAM)
+	@PROGRAM=./$(PROGRAM) MPIRUN="$(MPIRUN)" dev/reproduce/run $(CLAIMS) $(if $(SCALE),--scale "$(SCALE)") $(if $(DATA),--data "$(DATA)") \
+	    $(if $(HOSTS),--hosts "$(HOSTS)") $(if $(OUT),--out "$(OUT)") $(if $(DRY_RUN),--dry-run)
 
 # The Python code that prepares data runs in its own virtual environment. The .pth file lets
 # it find the code from any directory, and is written anew in case the project has moved.

@@ -14,7 +14,7 @@
 # make test-gpu, bench-gpu      test and bench for a GPU; see dev/gpu/README.md
 # make compare          all update rules at several link speeds, about ten minutes
 # make reproduce        the claims of three papers, made again: some hours, can be stopped and
-#                       goes on. make reproduce-acco, -co2, -diloco, -A4: a part of them.
+#                       goes on. make reproduce-A4, or reproduce- and a paper: a part of them.
 #                       SCALE=box|gpu|paper HOSTS=FILE DATA=DIR OUT=DIR DRY_RUN=yes
 # make info             what was found on this machine, where, what is missing, and why
 # make tokenizer        the Python environment that prepares data (build/venv)

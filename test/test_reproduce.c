@@ -34,7 +34,8 @@ static void every_claim_is_listed_at_every_scale(void **state) {
             snprintf(heading, sizeof heading, "\n# %s: ", claims[j]);
             text_check(outcome.output, heading, scales[i]);
         }
-        text_check(outcome.output, i < 2 ? " -np " : "sbatch --wait --ntasks 32 ", scales[i]);
+        text_check(outcome.output, i < 2 ? " -np " : "sbatch --wait --nodes 4 --ntasks-per-node 8 ",
+                   scales[i]);
     }
 }
 

@@ -19,4 +19,21 @@ static inline void sgd_step(Stream *stream, AdamWRange *range, bool commit) {
     }
 }
 
+// The same with a momentum that is a mean: m = beta1 m + (1 - beta1) g, out = master - lr m.
+static inline void momentum_step(Stream *stream, AdamWRange *range, bool commit) {
+    (void)stream;
+    const AdamWStep step = range->step;
+    float *mean = real_floats(range->first_moment);
+    for (size_t i = 0; i < range->count; i++) {
+        float gradient = range->gradient[i] / step.divisor * step.scale;
+        float moved = step.beta1 * mean[i] + (1 - step.beta1) * gradient;
+        float theta = range->master[i] - step.learning_rate * moved;
+        if (commit) {
+            range->master[i] = theta;
+            mean[i] = moved;
+        }
+        range->out[i] = theta;
+    }
+}
+
 #endif

@@ -438,7 +438,7 @@ typedef struct Limit {
     double limit;   // of h
     float momentum; // mu or beta
     int steps, delay;
-    int a, b; // acco: micro-batches of the rounds; 0: one each
+    int a, b;              // acco: micro-batches of the rounds; 0: one each
     ElementwiseStep *step; // NULL: sgd_step
 } Limit;
 

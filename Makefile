@@ -317,7 +317,6 @@ test-gpu bench-gpu: install-for-test
 	@dev/gpu/$(@:-gpu=)
 
 # dev/reproduce/run says what the variables mean.
-DATA := $(wildcard ../shared/data)
 .PHONY: reproduce run-reproduce
 reproduce: reproduce-all
 

@@ -46,7 +46,7 @@ static void a_claim_is_run_once_judged_and_drawn(void **state) {
     setenv("PART", "0.002", 1);
     setenv("SEEDS", "2", 1);
     Outcome first = reproduce("A2 --out o --results r", 0);
-    text_check(first.output, "8-acco-wp-6M-2 ", "the last run");
+    text_check(first.output, "8-acco-wp-32x128-6M-2 ", "the last run");
     text_check(first.output, " 0 runs left, ", "the last run");
     text_check(first.output, "\nA2: ", "the verdict");
     Outcome second = reproduce("A2 --out o --results r", 0);

@@ -52,7 +52,9 @@
 //              descent is h = 2 (1+beta) / (1-beta), 38 for beta = 0.9; the difference is
 //              multiplied by -(1-beta) (1-s) h, so equal rounds are stable up to 20 only,
 //              and 38 is reached from s = 0.737 on. At the rates where AdamW trains best,
-//              curvature grows up to the limit; there equal rounds feel it.
+//              curvature grows up to the limit. There noise in the difference is amplified
+//              by 1 / (1 - x^2), x = (1-beta) (1-s) h: without bound for equal rounds, by 10
+//              at s = 3/4, by 1.3 at s = 7/8 (dev/results/rounds-2026-11-22.md).
 //
 // Noise and stability ask for a long A, time for one that suits the two exchanges.
 // Against a long A speaks a coarse format of the estimate: A is computed where rounding

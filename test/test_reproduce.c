@@ -59,6 +59,7 @@ static void a_claim_is_run_once_judged_and_drawn(void **state) {
     text_check(page, "<svg", "the page");
     text_check(page, "<td>acco-wp</td>", "the page");
     text_check(page, "not yet run", "the page");
+    text_check(page, "--optimizer acco-wp --accumulate 4 ", "the page");
     assert_non_null(stage_read_text(&stage, stage_path(&stage, "r/index.html", path)));
 }
 

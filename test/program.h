@@ -328,6 +328,15 @@ static inline Outcome program_run_with(Stage *stage, int ranks, const Setting *s
     return program_finish(stage, &program);
 }
 
+// From now on program_run starts a script of the project instead of train_gpt.
+static inline void program_use_script(Stage *stage, const char *script) {
+    char root[PATH_MAX];
+    assert_non_null(realpath(stage->root, root));
+    snprintf(stage->binary, sizeof stage->binary, "%.900s/%s", root, script);
+}
+
+static inline bool has_gnuplot_here(void) { return system("command -v gnuplot > /dev/null 2>&1") == 0; }
+
 static inline Outcome program_run(Stage *stage, int ranks, const char *arguments) {
     Setting setting;
     memset(&setting, 0, sizeof setting);

@@ -304,11 +304,9 @@ static void a_place_where_nothing_can_be_written_is_one_line(void **state) {
 
 static int open_stage(void **state) {
     (void)state;
-    char root[PATH_MAX];
     stage_open(&stage);
-    assert_non_null(realpath(stage.root, root));
-    snprintf(stage.binary, sizeof stage.binary, "%.900s/scripts/plot", root);
-    has_gnuplot = system("command -v gnuplot > /dev/null 2>&1") == 0;
+    program_use_script(&stage, "scripts/plot");
+    has_gnuplot = has_gnuplot_here();
     FakeLog empty = {"", 0};
     add(&empty, start_format, "acco");
     write_run("empty", &empty);

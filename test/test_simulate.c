@@ -104,12 +104,10 @@ static void a_mistake_is_one_line_here_too(void **state) {
 
 static int open_stage(void **state) {
     (void)state;
-    char root[PATH_MAX];
     stage_open(&stage);
     setenv("PROGRAM", stage.binary, 1);
-    assert_non_null(realpath(stage.root, root));
-    snprintf(stage.binary, sizeof stage.binary, "%.900s/dev/simulate", root);
-    has_gnuplot = system("command -v gnuplot > /dev/null 2>&1") == 0;
+    program_use_script(&stage, "dev/simulate");
+    has_gnuplot = has_gnuplot_here();
     return 0;
 }
 

@@ -76,7 +76,7 @@ typedef struct Options {
     OptionChoice exchange;      // ExchangeChoice
     bool overlap;
     double bucket_mb;   // 0: auto
-    int64_t sequential; // commits
+    int64_t sequential; // commits; -1: those of the warm-up
     RuleOptions rules;  // of single rules
 
     // Model and data.

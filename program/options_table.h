@@ -157,9 +157,9 @@ static const OptionSpec option_table[] = {
      "but cost more messages; large ones leave more to wait for at the end. auto: chosen from the measured "
      "link, and printed."},
     {"sequential", GROUP_SHARED, "dpu, acco-wp or acco", OTHER_BITS,
-     INTEGER_OPTION(sequential, "0", 0, OPTION_NO_LIMIT, "COMMITS", NO_WORD),
+     INTEGER_OPTION(sequential, "0", 0, OPTION_NO_LIMIT, "COMMITS", "warmup", -1),
      "The first COMMITS commits run without overlap, as under zero1: safer while the parameters change "
-     "fastest, and slower meanwhile."},
+     "fastest, and slower meanwhile. warmup: those in which the learning rate rises (--warmup)."},
     {"acco-split", GROUP_SHARED, "acco", MEASURED,
      TEXT_OPTION(rules.acco.split, "wire", 1, "wire|auto|half|SHARE"),
      "How a rank's micro-batches are divided between round A, beside the exchange of a commit, and round B, "

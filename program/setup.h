@@ -104,6 +104,7 @@ static inline bool choose_rates(Run *run, Error *error) {
     if (options->warmup < 0 && options->epochs == 0) {
         options->warmup = int64_min(nominal_commits(run) / 20, 1000);
     }
+    if (options->sequential < 0) { options->sequential = options->warmup; }
     if (options->minimum_learning_rate > options->learning_rate) {
         return error_set(error, "--min-lr %g is above the automatic --lr %g: give --lr too",
                          options->minimum_learning_rate, options->learning_rate);

@@ -128,6 +128,14 @@ static void sequential_commits_give_the_bits_of_zero1(void **state) {
     for (int i = 1; i < 4; i++) { check_same(fleet, i, 0); }
 }
 
+static void sequential_commits_can_be_those_of_the_warm_up(void **state) {
+    Fleet *fleet = fleet_new(stage_with_ranks(state));
+    fleet_start(fleet, 2, "--optimizer acco --warmup 3 --sequential warmup");
+    fleet_start(fleet, 2, "--optimizer acco --warmup 3 --sequential 3");
+    fleet_finish(fleet);
+    check_same(fleet, 0, 1);
+}
+
 static void one_rank_under_mpirun_gives_the_bits_of_none(void **state) {
     Fleet *fleet = fleet_new(stage_with_ranks(state));
     fleet_start(fleet, 0, "%s", "");
@@ -2185,6 +2193,7 @@ static const struct CMUnitTest tests[] = {
     PROGRAM_TEST(buckets_change_no_bit),
     PROGRAM_TEST(zero1_gives_the_bits_of_ddp),
     PROGRAM_TEST(sequential_commits_give_the_bits_of_zero1),
+    PROGRAM_TEST(sequential_commits_can_be_those_of_the_warm_up),
     PROGRAM_TEST(one_rank_under_mpirun_gives_the_bits_of_none),
     PROGRAM_TEST(threads_change_no_bit),
     PROGRAM_TEST(bf16_trains_on_cpus),

@@ -46,7 +46,7 @@ static void a_claim_is_run_once_judged_and_drawn(void **state) {
     setenv("PART", "0.002", 1);
     setenv("SEEDS", "2", 1);
     Outcome first = reproduce("A2 --out o --results r", 0);
-    text_check(first.output, "8-acco-wp-32x128-6M-2 ", "the last run");
+    text_check(first.output, "8-acco-wp-64x64-5M-2 ", "the last run");
     text_check(first.output, " 0 runs left, ", "the last run");
     text_check(first.output, "\nA2: ", "the verdict");
     Outcome second = reproduce("A2 --out o --results r", 0);
@@ -59,7 +59,7 @@ static void a_claim_is_run_once_judged_and_drawn(void **state) {
     text_check(page, "<svg", "the page");
     text_check(page, "<td>acco-wp</td>", "the page");
     text_check(page, "not yet run", "the page");
-    text_check(page, "--optimizer acco-wp --accumulate 4 ", "the page");
+    text_check(page, "--optimizer acco-wp --accumulate 8 ", "the page");
     assert_non_null(stage_read_text(&stage, stage_path(&stage, "r/index.html", path)));
 }
 

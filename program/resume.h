@@ -218,8 +218,8 @@ static inline bool others_are_unchanged(const Run *run, const json_t *before, co
         const char *name = option_table[i].name;
         const json_t *old = json_object_get(before, name), *new_value = json_object_get(now, name);
         bool uncounted =
-            run->options.epochs > 0 &&
-            (strcmp(name, "tokens") == 0 || strcmp(name, "warmup") == 0 || strcmp(name, "sequential") == 0);
+            run->options.epochs > 0 && (strcmp(name, "tokens") == 0 || strcmp(name, "warmup") == 0 ||
+                                        (strcmp(name, "sequential") == 0 && run->options.sequential < 0));
         if (option_table[i].effect == MEASURED || uncounted || json_equal(old, new_value)) { continue; }
         if (option_change_matters(run, name, old, new_value)) { return false; }
     }

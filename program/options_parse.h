@@ -231,9 +231,7 @@ static inline bool options_keep(Options *options, const bool given[OPTION_COUNT_
     options_defaults(&before);
     if (options->kept[0] == '\0') { return true; }
     if (!options_read_file(options->kept, &before, saved, error)) { return false; }
-    const OptionSpec *rule = option_find("optimizer");
-    if (!given[rule - option_table] && !has_config) { options->rule = before.rule; }
-    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
+    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) { // the rule is the first
         const OptionSpec *option = &option_table[i];
         bool ours = option->rules == NULL || option_list_names(option->rules, options_rule(options)->name);
         bool open = left_open && option->offset == offsetof(Options, precision) &&

@@ -1283,6 +1283,14 @@ static void what_is_left_out_is_as_in_the_run(void **state) {
         text_check(outcome.output, commands[i][1], arguments);
         if (i < 4) { text_check(outcome.output, "options    where none are given, as in ", arguments); }
     }
+    Training zero1 = training_start(stage, 0, "--optimizer zero1");
+    json_decref(training_finish(stage, &zero1));
+    char again[STAGE_COMMAND_SIZE];
+    snprintf(again, sizeof again, "--out %s --resume auto --sample-tokens none", zero1.out);
+    Outcome outcome = program_run(stage, 0, again);
+    outcome_check(&outcome, 0, again);
+    text_check(outcome.output, "\nrule       zero1: ", again);
+    text_check(outcome.output, "at commit 24; exact", again);
 }
 
 // The number format that was measured to be the fastest stays, whatever is faster today.

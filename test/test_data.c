@@ -347,6 +347,24 @@ static void two_ranks_share_the_tokens_of_a_text(void **state) {
     assert_int_equal(text_count(fleet_output(fleet, 1), "tokenizing "), 1);
 }
 
+#define IN_EPOCHS \
+    "--tokenizer bpe --data documents.txt --epochs 2.5 --optimizer acco --accumulate 4 --acco-split auto "
+
+// A run that is resumed as it was keeps what it has measured, although its epochs, and with
+// them the commits of its warm-up, are counted only when the text has been tokenized.
+static void what_was_measured_is_kept_before_epochs_are_counted(void **state) {
+    static const char *const choices[][2] = {
+        {IN_EPOCHS "--sequential warmup --resume counted/checkpoints/step-2", "kept from the checkpoint: "},
+        {IN_EPOCHS "--sequential 5 --resume counted/checkpoints/step-2", "\n           measured: "},
+    };
+    Stage *stage = stage_with_ranks(state);
+    run_base(stage, 2, 0, IN_EPOCHS "--sequential warmup --save-every 1 --keep 100 --out counted");
+    for (int i = 0; i < 2; i++) {
+        Outcome outcome = run_base(stage, 2, 0, choices[i][0]);
+        text_check(outcome.output, choices[i][1], choices[i][0]);
+    }
+}
+
 // What is used again is the right one: a text of the same size and time is not the same
 // text, and a damaged token file is made again.
 static void tokens_are_made_again_where_they_must(void **state) {
@@ -573,6 +591,7 @@ int main(int argc, char **argv) {
         DATA_TEST(a_text_trains_as_its_tokens_do),
         DATA_TEST(the_tokenizer_goes_from_checkpoint_to_checkpoint),
         DATA_TEST(two_ranks_share_the_tokens_of_a_text),
+        DATA_TEST(what_was_measured_is_kept_before_epochs_are_counted),
         DATA_TEST(tokens_are_made_again_where_they_must),
         DATA_TEST(a_full_disk_leaves_no_tokens),
         DATA_TEST(what_does_not_fit_is_refused),

@@ -540,19 +540,21 @@ static void test_columns_of_logits(void **state) {
     for_both_precisions("columns", &behind_wpe, check_columns);
 }
 
-// A model with so few parameters behind wte computes the columns of its vocabulary.
+// A model with so few parameters behind wte computes the columns of its vocabulary. Not
+// fewer than 8 channels: a LayerNorm of 2 is about the sign of their difference, which
+// rounding can change.
 static void check_few_parameters(const Inputs *inputs, Precision precision) {
     Machine *cpu = machine_of_cpu(inputs), *machine = machine_of_device(inputs, precision, RECOMPUTE_NONE);
     assert_int_equal(machine->model.logits_columns, inputs->config.vocabulary);
     machine_pass(cpu, NULL);
     machine_pass(machine, NULL);
-    check_loss(machine->loss, cpu->loss, precision == PRECISION_BF16 ? 2e-2 : 1e-6);
+    check_loss(machine->loss, cpu->loss, precision == PRECISION_BF16 ? 1e-2 : 1e-6);
     machine_free(cpu);
     machine_free(machine);
 }
 
 static void test_few_parameters(void **state) {
-    static const Shape tiny = {1, 2, 1, 1, 3, 65, 1, 2};
+    static const Shape tiny = {1, 8, 1, 3, 3, 65, 1, 2};
     (void)state;
     for_both_precisions("few parameters", &tiny, check_few_parameters);
 }

@@ -14,6 +14,12 @@
 // slow network is hidden. The price: the information is one round old. Lambda is the
 // penalty for that, here a constant (--co2-gap) as in the released code. At the end of a
 // run the last sum is waited for and applied.
+//
+// What the penalty does: near a minimum, let a round go the part g of the way to it. With
+// alpha = 1 and beta = 0 then b(t+1) = b(t) - (g / Lambda) b(t-1). For g > Lambda / 4 that
+// oscillates, and shrinks by sqrt(g / Lambda) a round. So where tau steps go all the way,
+// Lambda = 1 keeps the error as it is, for any tau. With 2 it is halved in two rounds, and
+// with 4 nothing overshoots, but a round does less.
 #ifndef ACCO_CO2_H
 #define ACCO_CO2_H
 

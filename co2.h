@@ -17,9 +17,9 @@
 //
 // What the penalty does: near a minimum, let a round go the part g of the way to it. With
 // alpha = 1 and beta = 0 then b(t+1) = b(t) - (g / Lambda) b(t-1). For g > Lambda / 4 that
-// oscillates, and shrinks by sqrt(g / Lambda) a round. So where tau steps go all the way,
-// Lambda = 1 keeps the error as it is, for any tau. With 2 it is halved in two rounds, and
-// with 4 nothing overshoots, but a round does less.
+// oscillates, and shrinks by sqrt(g / Lambda) a round. So where a round goes all the way,
+// Lambda = 1 keeps the error as it is, 2 halves it in two rounds, and 4, which does not
+// overshoot, nearly in one. Far from a minimum a larger Lambda only shortens the steps.
 #ifndef ACCO_CO2_H
 #define ACCO_CO2_H
 

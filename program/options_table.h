@@ -196,7 +196,7 @@ static const OptionSpec option_table[] = {
      "Limit for every element of the outer momentum (phi). Lower tames spikes and may slow learning."},
     {"co2-gap", GROUP_LOCAL, "co2", OTHER_BITS, TEXT_OPTION(rules.co2.gap, "const:1", 1, "const:VALUE"),
      "Divides the mean pseudo-gradient by VALUE, 1 or more, because it is one round old (the staleness gap "
-     "penalty). Larger is steadier and slower, and bears a higher --lr: try 2. 1 is what the paper's code "
+     "penalty). Larger is steadier and slower, and may bear a higher --lr: try 2. 1 is what the paper's code "
      "has."},
     {"diloco-H", GROUP_LOCAL, "diloco or streaming-diloco", OTHER_BITS,
      INTEGER_OPTION(rules.diloco.inner_steps, "30", 1, 1e6, "N", NO_WORD),

@@ -540,9 +540,9 @@ static void test_columns_of_logits(void **state) {
     for_both_precisions("columns", &behind_wpe, check_columns);
 }
 
-// A model with so few parameters behind wte computes the columns of its vocabulary. Not
-// fewer than 8 channels: a LayerNorm of 2 is about the sign of their difference, which
-// rounding can change.
+// A model with so few parameters behind wte computes the columns of its vocabulary. It
+// has 8 channels, because a LayerNorm of 2 returns little more than the sign of their
+// difference, and rounding can change that.
 static void check_few_parameters(const Inputs *inputs, Precision precision) {
     Machine *cpu = machine_of_cpu(inputs), *machine = machine_of_device(inputs, precision, RECOMPUTE_NONE);
     assert_int_equal(machine->model.logits_columns, inputs->config.vocabulary);

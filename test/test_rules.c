@@ -462,6 +462,7 @@ static const Limit LIMITS[] = {
     {"co2", 1, 0, 1, 0, 0, 0, NULL, 0},
     {"co2", 0.5, 0.5f, 1, 0, 0, 0, NULL, 0},
     {"co2", 2, 0, 1, 0, 0, 0, NULL, 2},
+    {"co2", 1, 0.5f, 1, 0, 0, 0, NULL, 2},
     {"diloco", 2, 0, 1, 0, 0, 0, NULL, 0},
     {"diloco", 2, 0, 2, 0, 0, 0, NULL, 0},
     {"diloco", 1.5, 0.5f, 1, 0, 0, 0, NULL, 0},

@@ -73,13 +73,13 @@ NEEDED     = if grep -E '^compiler +missing' $(CONFIG).txt || grep -E '^(jansson
 REVISION   = $(shell git describe --always --dirty --exclude '*' 2> /dev/null)
 FACTS      = -DACCO_REVISION='"$(REVISION)"' -DACCO_PROCESSOR='"$(PROCESSOR)"'
 
-# The CUDA program: the same sources, compiled by nvcc. The PTX of the newest architecture
-# is included, so that the driver of a later GPU can translate it. nvcc only compiles, and
+# The CUDA program: the same sources, compiled by nvcc. The PTX of the oldest architecture
+# is included, which the driver of every GPU between and behind those listed can translate. nvcc only compiles, and
 # the C++ compiler links, which understands every linker flag of the user.
 ARCH       := $(GPU_ARCHITECTURES)
 CUDA_FLAGS := -std=c++17 -O3 --threads 0 -ccbin $(lastword $(CXX)) \
               $(foreach arch,$(ARCH),-gencode arch=compute_$(arch),code=sm_$(arch)) \
-              -gencode arch=compute_$(lastword $(ARCH)),code=compute_$(lastword $(ARCH)) -I. -DACCO_HAVE_CUDA \
+              -gencode arch=compute_$(firstword $(ARCH)),code=compute_$(firstword $(ARCH)) -I. -DACCO_HAVE_CUDA \
               $(if $(filter yes,$(HAVE_NCCL)),-DACCO_HAVE_NCCL) $(MPI_FLAGS) $(ONEDNN_FLAGS) -Xcompiler "$(OPTIMIZE) -g $(WARNINGS)" \
               $(CPPFLAGS) $(CUDA_FLAGS_FOUND)
 CUDA_LINK    := $(LDFLAGS) $(if $(filter yes,$(HAVE_NCCL)),-lnccl) $(CUDA_LIBS) $(LIBS)

@@ -50,10 +50,20 @@ static inline void comm_reserve(CommBackend *comm, Arena *arena, const Layout *l
 // ---------------------------------------------------------------------------------------
 // Staged: through pinned host memory
 
+// Elements of a copy. A GPU makes one copy in each direction at a time, and the compute
+// stream's own, a batch of tokens, would wait for the whole vector behind it: 16 MiB take
+// less than a millisecond. The host looks up to 0.1 ms late for the end of each, so they
+// must not be much smaller.
+enum { STAGED_PIECE = 1 << 22 };
+
 // Copies flat elements [begin, end) between a vector in GPU memory and its copy on the
-// host.
+// host. The last piece may still be under way on return.
 static inline void staged_copy(Stream *stream, float *to, const float *from, size_t begin, size_t end) {
-    stream_copy(stream, to + begin, from + begin, (end - begin) * sizeof(float));
+    for (size_t first = begin; first < end; first += STAGED_PIECE) {
+        if (first > begin) { stream_settle(stream); }
+        size_t count = size_min(end - first, STAGED_PIECE);
+        stream_copy(stream, to + first, from + first, count * sizeof(float));
+    }
 }
 
 static inline void staged_reduce_scatter(CommBackend *comm, Stream *stream, const Collective *collective,

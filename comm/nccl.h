@@ -184,6 +184,27 @@ static inline void nccl_connect(Nccl *nccl, Level level) {
     gpu_release(bytes);
 }
 
+// As nccl_connect for NCCL's own collectives, whose connections depend on the size: on a
+// vector of the length of a batch.
+static inline void nccl_connect_library(Nccl *nccl) {
+    size_t size = (size_t)nccl->transport->size, count = nccl->buffer_limit / sizeof(float) / size;
+    Stream stream;
+    memset(&stream, 0, sizeof stream);
+    stream.queue = gpu_queue_create(false);
+    float *vector = (float *)gpu_allocate(count * size * sizeof(float));
+    if (vector == NULL) { nccl_fail(nccl, BETWEEN_HOSTS, "start", "the GPU has no memory left"); }
+    float *own = vector + (size_t)nccl->transport->rank * count;
+    for (int reduces = 1; reduces >= 0; reduces--) {
+        nccl_begin(nccl);
+        nccl_collect(nccl, &stream, reduces == 1, false, reduces == 1 ? vector : own,
+                     reduces == 1 ? own : vector, count);
+        nccl_end(nccl, BETWEEN_HOSTS);
+    }
+    nccl_settle(nccl, BETWEEN_HOSTS, stream.queue, "start");
+    gpu_queue_destroy(stream.queue);
+    gpu_release(vector);
+}
+
 // Lists the owners that the kernels for messages need.
 static inline void nccl_list_owners(Nccl *nccl) {
     Transport *transport = nccl->transport;
@@ -245,6 +266,7 @@ static inline void nccl_open_level(Nccl *nccl, Level level, int ctas) {
     nccl_check(nccl, level, status, "start");
     nccl_settle(nccl, level, NULL, "start");
     nccl_connect(nccl, level);
+    if (transport->library) { nccl_connect_library(nccl); }
     free(all);
 }
 

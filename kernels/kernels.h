@@ -55,7 +55,8 @@
 #endif
 
 // Whether this program contains code for the GPU; it may have been built for others only.
-static inline bool kernels_can_run(const Gpu *gpu, Error *error) {
+// Loads all kernels, also those of the library.
+static inline bool kernels_can_run(Gpu *gpu, Error *error) {
 #ifdef ACCO_HAVE_CUDA
     cudaFuncAttributes attributes;
     cudaError_t status = cudaFuncGetAttributes(&attributes, buffer_move_kernel);
@@ -66,6 +67,12 @@ static inline bool kernels_can_run(const Gpu *gpu, Error *error) {
                          gpu->number, gpu->name, gpu->capability / 10, gpu->capability % 10, gpu->capability,
                          cudaGetErrorString(status));
     }
+    cublasStatus_t loaded = cuda_gemm_load();
+    if (loaded != CUBLAS_STATUS_SUCCESS) {
+        return error_set(error, "cuBLASLt cannot be used on GPU %d, %s: status %d", gpu->number, gpu->name,
+                         (int)loaded);
+    }
+    gpu_measure(gpu); // kernels take memory, too
 #endif
     (void)gpu, (void)error;
     return true;

@@ -43,6 +43,7 @@ static inline void agree_or_exit(Run *run, int exit_code, const Error *error) {
                 bad.error.text);
     }
     run_lock_release(&run->lock);
+    placement_close(&run->placement);
     transport_close(transport);
     exit(bad.exit_code);
 }

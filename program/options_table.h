@@ -349,7 +349,7 @@ static const OptionSpec option_table[] = {
      INTEGER_OPTION(nccl_ctas, "auto", 1, 1024, "N", "auto", 0),
      "Multiprocessors of the GPU that NCCL may occupy beside the computation, on each level of the exchange. "
      "Matrix products are planned for the others. Fewer leave more for these but may not fill a fast link. "
-     "auto: 8, and at most an eighth of the GPU."},
+     "auto: 8, and at most an eighth of the GPU. Messages of NCCL take a power of two, rounded up."},
     {"tune-products", GROUP_MACHINE, EVERY_RULE, OTHER_BITS,
      TEXT_OPTION(tune_products, "off", 1, "on|off|FILE"),
      "on: rank 0 times the algorithms of the GPU's library of matrix products at the start, and all ranks "

@@ -233,7 +233,10 @@ static inline GpuFleet placement_look_at_gpus(Placement *placement, Transport *t
         fleet.buffers = size_min(fleet.buffers, placement_nccl_bytes(gpus[rank].memory));
     }
     gpu_name_odd_one(gpus, transport->size, placement->odd_one, sizeof placement->odd_one);
-    if (placement->on_gpu) { placement->sharing = ranks_on_gpu_of(gpus, transport->size, transport->rank); }
+    if (placement->on_gpu) {
+        placement->sharing = ranks_on_gpu_of(gpus, transport->size, transport->rank);
+        gpu_measure(&placement->gpu); // now every rank that shares it has taken what CUDA needs
+    }
     free(gpus);
     return fleet;
 }
@@ -244,8 +247,22 @@ static inline GpuFleet placement_look_at_gpus(Placement *placement, Transport *t
 // that found no place, and takes up to twice as long. Eight must carry what a step
 // exchanges: 12 to 65 GB/s for models of 125M to 1.3B on 8 GPUs, if steps take as long as
 // predicted. A fast link can do more, but nothing waits for it. Of a small GPU they are
-// an eighth.
+// at most an eighth, and a power of two, because NCCL's messages take one.
 enum { PLACEMENT_NCCL_CTAS = 8, PLACEMENT_NCCL_SHARE = 8 };
+
+static inline int placement_default_ctas(int processors) {
+    int ctas = PLACEMENT_NCCL_CTAS;
+    while (ctas > 1 && ctas * PLACEMENT_NCCL_SHARE > processors) { ctas /= 2; }
+    return ctas;
+}
+
+// What NCCL takes with a limit of `ctas` on a level. For messages it rounds up to a power of
+// two (ncclTopoComputeP2pChannels), not for collectives of the library.
+static inline int placement_taken_ctas(int ctas, bool library) {
+    int taken = 1;
+    while (taken < ctas) { taken *= 2; }
+    return library ? ctas : taken;
+}
 
 // Whether an exchange runs beside products at all. A local rule that never has a job under
 // way between its steps computes nothing while it communicates.
@@ -259,13 +276,12 @@ static inline bool placement_hides(const Options *options) {
 static inline bool placement_open_nccl(Placement *placement, const Options *options, Transport *transport,
                                        size_t buffers, Error *error) {
     int processors = placement->gpu.sm_count, ctas = (int)options->nccl_ctas;
-    if (ctas == 0) {
-        ctas = (int)size_min(PLACEMENT_NCCL_CTAS, size_max(1, (size_t)processors / PLACEMENT_NCCL_SHARE));
-    }
+    if (ctas == 0) { ctas = placement_default_ctas(processors); }
     nccl_open(&placement->nccl, transport, ctas, buffers);
     gpu_measure(&placement->gpu); // NCCL has taken some of the memory
-    int levels = nccl_levels(&placement->nccl), taken = ctas * levels, most = processors / 2 / levels;
-    if (ctas > most) {
+    int levels = nccl_levels(&placement->nccl), most = processors / 2 / levels;
+    int taken = placement_taken_ctas(ctas, transport->library) * levels;
+    if (taken > most * levels) {
         return error_set(error,
                          "--nccl-ctas %d leaves less than half of this GPU's %d processors to the "
                          "computation, with %d level%s of exchange: at most %d",
@@ -354,8 +370,9 @@ static inline void placement_plan_gpu_exchange(Placement *placement, const Optio
     placement->all_cast = placement->on_gpu && placement->precision == PRECISION_BF16 && options->ranks > 1;
 }
 
+// Collective. What NCCL left running would meet the end of the process.
 static inline void placement_close(Placement *placement) {
-    if (placement->uses_nccl) { nccl_close(&placement->nccl); }
+    if (placement->nccl.transport != NULL) { nccl_close(&placement->nccl); }
 }
 
 // ---------------------------------------------------------------------------------------

@@ -29,10 +29,9 @@ typedef struct Gpu {
     int number; // of this rank's on its node; -1: the CPU is used
     int count;  // how many this node has
     char name[256];
-    char bus[32];        // its PCI address: another rank may see the same GPU under another number
-    int capability;      // 10 * major + minor
-    int sm_count;        // streaming multiprocessors
-    size_t shared_bytes; // of shared memory, at most, for a block of threads
+    char bus[32];   // its PCI address: another rank may see the same GPU under another number
+    int capability; // 10 * major + minor
+    int sm_count;   // streaming multiprocessors
     size_t memory_total, memory_available;
 } Gpu;
 
@@ -109,7 +108,6 @@ static inline bool gpu_open(Gpu *gpu, int local_rank, Error *error) {
     snprintf(gpu->name, sizeof gpu->name, "%s", properties.name);
     gpu->capability = 10 * properties.major + properties.minor;
     gpu->sm_count = properties.multiProcessorCount;
-    gpu->shared_bytes = properties.sharedMemPerBlockOptin;
     if (gpu->capability < 80) {
         return error_set(error, "GPU %d, %s, has compute capability %d.%d; at least 8.0 is needed", number,
                          gpu->name, properties.major, properties.minor);

@@ -116,7 +116,7 @@ static void wishes_reach_the_program_for_gpus(void **state) {
     text_check(line, "-march=some", "compiling");
     text_check(line, "-DACCO_HAVE_NCCL", "compiling");
     static const char *const architectures[] = {"sm_80", "sm_86",  "sm_89",
-                                                "sm_90", "sm_120", "code=compute_120"};
+                                                "sm_90", "sm_120", "code=compute_80"};
     for (int i = 0; i < 6; i++) { text_check(line, architectures[i], "compiling"); }
     call_with(calls, links_cuda, line);
     assert_true(strncmp(line, "c++ ", 4) == 0);
@@ -126,9 +126,10 @@ static void wishes_reach_the_program_for_gpus(void **state) {
     setenv("NEWEST", "90", 1); // an older nvcc
     call_with(build(stage, ON_GPUS "LDFLAGS=-Lx"), compiles, line);
     unsetenv("NEWEST");
-    text_check(line, "code=compute_90", "compiling");
+    text_check(line, "sm_90", "compiling");
     assert_null(strstr(line, "sm_120"));
-    call_with(build(stage, ON_GPUS "ARCH=\"80 90\""), compiles, line);
+    call_with(build(stage, ON_GPUS "ARCH=\"89 90\""), compiles, line);
+    text_check(line, "code=compute_89", "compiling");
     assert_null(strstr(line, "sm_86"));
 }
 

@@ -101,8 +101,11 @@ typedef struct Machine {
     float *results; // (parameter_count): its gradients, for the host
 } Machine;
 
+// Of the CPU, whose bits do not depend on them.
+static int cpu_threads(void) { return cuda_small_shapes() ? 1 : 8; }
+
 static GptNeoSettings settings_on_cpu(const Inputs *inputs) {
-    return gpt_neo_on_cpu(inputs->B, inputs->T, 1);
+    return gpt_neo_on_cpu(inputs->B, inputs->T, cpu_threads());
 }
 
 static GptNeoSettings settings_on_device(const Inputs *inputs, Precision precision, Recompute recompute) {
@@ -163,7 +166,7 @@ static void machine_open(Machine *machine, const Inputs *inputs, GptNeoSettings 
         gemm_open(&machine->stream, machine->model.gemm_workspace, 0);
         machine_poison(machine);
     } else {
-        machine->stream.pool = thread_pool_create(1, true);
+        machine->stream.pool = thread_pool_create(cpu_threads(), true);
     }
     machine->results = (float *)malloc(bytes);
     machine_set_parameters(machine, inputs->parameters);
@@ -240,6 +243,13 @@ static void check_tensors(const Inputs *inputs, const float *got, const float *e
     }
 }
 
+// For gradients. Those of the head's input are sums over the vocabulary, each of which may round
+// in its own order; all lower layers inherit that.
+static double gradient_tolerance(const Inputs *inputs, Precision precision) {
+    if (precision == PRECISION_BF16) { return 4e-2; }
+    return inputs->config.vocabulary > 10000 ? 2e-5 : 5e-6;
+}
+
 static void check_loss(float got, float expected, double tolerance) {
     if (!(fabs((double)got - (double)expected) <= tolerance * fabs((double)expected))) {
         fail_msg("%s: loss %.9g, expected %.9g", test_name, (double)got, (double)expected);
@@ -302,7 +312,7 @@ static void check_against_cpu(const Inputs *inputs, Precision precision) {
         if (first == NULL) {
             first = machine;
             check_loss(machine->loss, cpu->loss, half ? 5e-3 : 1e-6);
-            check_tensors(inputs, machine->results, cpu->results, half ? 4e-2 : 5e-6);
+            check_tensors(inputs, machine->results, cpu->results, gradient_tolerance(inputs, precision));
             continue;
         }
         check_same_bits(machine, first->loss, first->results);
@@ -438,7 +448,7 @@ static void check_start(const Inputs *inputs, Precision precision) {
     choices->tuning = true;
     machine_pass(plain, NULL);
     machine_start_with(tuned, choices);
-    check_tensors(inputs, tuned->results, plain->results, precision == PRECISION_BF16 ? 4e-2 : 5e-6);
+    check_tensors(inputs, tuned->results, plain->results, gradient_tolerance(inputs, precision));
     if (CUDA_EMULATED) { check_same_bits(tuned, plain->loss, plain->results); }
     assert_true(choices->count > 5 && choices->missed == choices->count);
     choices->tuning = false;
@@ -465,7 +475,7 @@ static void check_choices(const Inputs *inputs, Precision precision) {
     for (int i = 0; i < count; i++) { choices->list[i].algorithm[0] = 1; }
     machine_start_with(other, choices);
     assert_memory_not_equal(other->results, plain->results, machine_bytes(other));
-    check_tensors(inputs, other->results, plain->results, precision == PRECISION_BF16 ? 4e-2 : 5e-6);
+    check_tensors(inputs, other->results, plain->results, gradient_tolerance(inputs, precision));
     assert_int_equal(choices->found, count);
     for (int i = 0; i < count; i++) { choices->list[i].algorithm[PRODUCT_ALGORITHM_BYTES - 1] = 1; }
     machine_start_with(other, choices);
@@ -491,15 +501,16 @@ static void test_start(void **state) {
 }
 
 // The last chunk has fewer rows. Sums over rows that are split between chunks have other
-// bits.
+// bits. On a GPU a product of fewer rows may also be another algorithm's.
 static void check_chunks(const Inputs *inputs, Precision precision) {
     Machine *whole = machine_of_device(inputs, precision, RECOMPUTE_NONE),
             *parts = machine_of_device(inputs, precision, RECOMPUTE_NONE);
     machine_pass(whole, NULL);
     parts->model.chunk = 7;
     machine_pass(parts, NULL);
-    check_loss(parts->loss, whole->loss, 0.0);
-    check_tensors(inputs, parts->results, whole->results, 1e-6);
+    check_loss(parts->loss, whole->loss, CUDA_EMULATED ? 0.0 : 1e-5);
+    check_tensors(inputs, parts->results, whole->results,
+                  CUDA_EMULATED ? 1e-6 : gradient_tolerance(inputs, precision));
     machine_free(whole);
     machine_free(parts);
 }
@@ -522,7 +533,7 @@ static void check_columns(const Inputs *inputs, Precision precision) {
     machine_pass(wide, NULL);
     machine_pass(narrow, NULL);
     check_loss(wide->loss, narrow->loss, 1e-5);
-    check_tensors(inputs, wide->results, narrow->results, precision == PRECISION_BF16 ? 4e-2 : 5e-6);
+    check_tensors(inputs, wide->results, narrow->results, gradient_tolerance(inputs, precision));
     if (CUDA_EMULATED) { check_same_bits(wide, narrow->loss, narrow->results); }
     const CudaGemmLibrary *library = (const CudaGemmLibrary *)wide->stream.gemm;
     for (int i = 0; i < library->count; i++) {

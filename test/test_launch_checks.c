@@ -1,6 +1,6 @@
 // test_launch_checks.c: what launch_checks.h decides under the launchers, core bindings
-// and containers of other machines, whose numbers and variables are given here; and what
-// space.h decides on other disks.
+// and containers of other machines, whose numbers and variables are given here; what
+// space.h decides on other disks; and what placement.h leaves to NCCL on other GPUs.
 
 #include "test/harness.h"
 
@@ -230,6 +230,19 @@ static void test_space(void **state) {
     assert_string_equal(warning, "");
 }
 
+static void test_processors_for_nccl(void **state) {
+    (void)state;
+    assert_int_equal(placement_default_ctas(132), 8);
+    assert_int_equal(placement_default_ctas(64), 8);
+    assert_int_equal(placement_default_ctas(63), 4); // 7 would be an eighth, and NCCL would take 8
+    assert_int_equal(placement_default_ctas(24), 2);
+    assert_int_equal(placement_default_ctas(4), 1);
+    for (int ctas = 1; ctas <= 32; ctas *= 2) { assert_int_equal(placement_taken_ctas(ctas, false), ctas); }
+    assert_int_equal(placement_taken_ctas(6, false), 8);
+    assert_int_equal(placement_taken_ctas(33, false), 64);
+    assert_int_equal(placement_taken_ctas(6, true), 6); // collectives of the library
+}
+
 static void test_this_machine(void **state) {
     (void)state;
     ThreadChoice choice;
@@ -242,10 +255,15 @@ static void test_this_machine(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_launcher_rank),  cmocka_unit_test(test_independent_copies),
-        cmocka_unit_test(test_threads),        cmocka_unit_test(test_core_lists),
-        cmocka_unit_test(test_physical_cores), cmocka_unit_test(test_shared_memory),
-        cmocka_unit_test(test_space),          cmocka_unit_test(test_hosts),
+        cmocka_unit_test(test_launcher_rank),
+        cmocka_unit_test(test_independent_copies),
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_core_lists),
+        cmocka_unit_test(test_physical_cores),
+        cmocka_unit_test(test_shared_memory),
+        cmocka_unit_test(test_space),
+        cmocka_unit_test(test_hosts),
+        cmocka_unit_test(test_processors_for_nccl),
         cmocka_unit_test(test_this_machine),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

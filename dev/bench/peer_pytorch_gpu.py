@@ -66,6 +66,29 @@ def candidates(arguments):
     return flash + ["sdpa", "eager"]
 
 
+class WasCalled(Exception):
+    pass
+
+
+def check_that_it_can_be_patched(model, device):
+    """Fails where this version of transformers does not call _attn, and would silently keep its own attention."""
+    import torch
+
+    def probe(*_arguments, **_more):
+        raise WasCalled
+
+    inner = model.transformer.h[0].attn.attention
+    kept = inner._attn
+    inner._attn = probe
+    try:
+        model(input_ids=torch.zeros(1, 8, dtype=torch.long, device=device))
+    except WasCalled:
+        return
+    finally:
+        inner._attn = kept
+    raise RuntimeError("this version of transformers does not call _attn, so its attention cannot be replaced")
+
+
 def patch_attention(model):
     """Replaces the inner part of eager attention in every layer."""
     import torch
@@ -101,6 +124,7 @@ def make_model(arguments):
         raise problem
     model = model.to(device=arguments.device, dtype=torch.bfloat16 if arguments.weights == "bf16" else torch.float32).train()
     if arguments.attention == "patched":
+        check_that_it_can_be_patched(model, arguments.device)
         patch_attention(model)
         attention = "sdpa by hand"
     return model, attention

@@ -43,7 +43,8 @@ enum {
     CUDA_ATTENTION_WARPS = 4,
     CUDA_ATTENTION_THREADS = CUDA_ATTENTION_WARPS * WARP,
     CUDA_ATTENTION_PADDING = 8, // elements behind a row in shared memory: 8 rows lie in different banks
-    CUDA_ATTENTION_MAX_HEAD = 256
+    CUDA_ATTENTION_MAX_HEAD = 256,
+    CUDA_ATTENTION_SHARED_BYTES = 99 << 10 // of shared memory that a block may have on every GPU from 8.0 on
 };
 
 static constexpr float CUDA_ATTENTION_LOG2E = 1.44269504f;
@@ -119,8 +120,12 @@ template <int D> static constexpr int cuda_attention_stride = D + CUDA_ATTENTION
 // sums.
 template <int D, int M> static constexpr int cuda_attention_chunk = D *M <= 80 ? 32 : 16;
 
-template <int D> static constexpr size_t cuda_attention_tile_bytes(int rows) {
-    return (size_t)rows * cuda_attention_stride<D> * sizeof(__nv_bfloat16);
+// The rows of shared memory from the `own` rows of a block to stage 0. The tiles of the other
+// side, 64 rows of two matrices, take turns in stages 0 and 1. Stage 1 lies on top of the own
+// rows, which nobody needs once they are in registers. At the end the own rows take up
+// results, after a barrier.
+static __host__ __device__ constexpr int cuda_attention_own_rows(int own) {
+    return own > 2 * CUDA_ATTENTION_TILE ? own : 2 * CUDA_ATTENTION_TILE;
 }
 
 // Starts to copy rows [first, first + ROWS) of a head, `stride` apart, to `tile`; rows
@@ -309,10 +314,12 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
     enum {
         TILE = CUDA_ATTENTION_TILE,
         QUERIES = 16 * M * CUDA_ATTENTION_WARPS,
-        STRIDE = cuda_attention_stride<D>
+        STRIDE = cuda_attention_stride<D>,
+        ELEMENTS = TILE * STRIDE,
+        OVERLAY = cuda_attention_own_rows(QUERIES) * STRIDE
     };
-    __nv_bfloat16 *queries = (__nv_bfloat16 *)cuda_shared(), *keys = queries + QUERIES * STRIDE,
-                  *values = keys + 2 * TILE * STRIDE;
+    __nv_bfloat16 *queries = (__nv_bfloat16 *)cuda_shared(), *keys = queries + OVERLAY,
+                  *values = keys + ELEMENTS;
     CudaAttentionPlace place = cuda_attention_place(shape);
     int T = shape.T, first = (int)(gridDim.x - 1 - blockIdx.x) * QUERIES, mine = warp_index() * 16 * M;
     int begin = cuda_attention_oldest_key(first, shape.window) / TILE * TILE,
@@ -337,14 +344,14 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
         copy_async_wait<0>(); // this stage has arrived; after the barrier no thread reads the other one
         __syncthreads();
         if (key + TILE < end) {
-            cuda_attention_copy<D, TILE>(keys + (stage ^ 1) * TILE * STRIDE, k, stride, key + TILE, T);
-            cuda_attention_copy<D, TILE>(values + (stage ^ 1) * TILE * STRIDE, v, stride, key + TILE, T);
+            cuda_attention_copy<D, TILE>(keys - (stage ^ 1) * OVERLAY, k, stride, key + TILE, T);
+            cuda_attention_copy<D, TILE>(values - (stage ^ 1) * OVERLAY, v, stride, key + TILE, T);
             copy_async_commit();
         }
         CudaAttentionBand band = cuda_attention_band(first + mine, 16 * M, key, TILE, shape.window);
         if (band == CUDA_ATTENTION_OUTSIDE) { continue; }
         float scores[M][TILE / 8][4];
-        cuda_attention_scores<D, M, TILE>(scores, left, keys + stage * TILE * STRIDE);
+        cuda_attention_scores<D, M, TILE>(scores, left, keys - stage * OVERLAY);
         UNROLL
         for (int m = 0; m < M; m++) {
             if (band == CUDA_ATTENTION_EDGE) {
@@ -352,8 +359,9 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
             }
             cuda_attention_softmax<D>(scores[m], sums[m], rows[m]);
         }
-        cuda_attention_collect<D, M, TILE>(sums, scores, values + stage * TILE * STRIDE);
+        cuda_attention_collect<D, M, TILE>(sums, scores, values - stage * OVERLAY);
     }
+    __syncthreads(); // nobody reads stage 1 any more, on which the own rows take up results
     UNROLL
     for (int m = 0; m < M; m++) {
         cuda_attention_finish<D>(output + place.row * (size_t)shape.C + place.column,
@@ -456,10 +464,11 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
         TILE = CUDA_ATTENTION_TILE,
         QUERIES = 16 * M * CUDA_ATTENTION_WARPS,
         STRIDE = cuda_attention_stride<D>,
-        ELEMENTS = TILE * STRIDE
+        ELEMENTS = TILE * STRIDE,
+        OVERLAY = cuda_attention_own_rows(2 * QUERIES) * STRIDE
     };
     __nv_bfloat16 *queries = (__nv_bfloat16 *)cuda_shared(), *d_outputs = queries + QUERIES * STRIDE,
-                  *keys = d_outputs + QUERIES * STRIDE, *values = keys + 2 * ELEMENTS;
+                  *keys = queries + OVERLAY, *values = keys + ELEMENTS;
     CudaAttentionPlace place = cuda_attention_place(shape);
     int T = shape.T, first = (int)(gridDim.x - 1 - blockIdx.x) * QUERIES, mine = warp_index() * 16 * M;
     int begin = cuda_attention_oldest_key(first, shape.window) / TILE * TILE,
@@ -491,14 +500,15 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
         copy_async_wait<0>(); // this stage has arrived; after the barrier no thread reads the other one
         __syncthreads();
         if (key + TILE < end) {
-            cuda_attention_copy<D, TILE>(keys + (stage ^ 1) * ELEMENTS, k, stride, key + TILE, T);
-            cuda_attention_copy<D, TILE>(values + (stage ^ 1) * ELEMENTS, v, stride, key + TILE, T);
+            cuda_attention_copy<D, TILE>(keys - (stage ^ 1) * OVERLAY, k, stride, key + TILE, T);
+            cuda_attention_copy<D, TILE>(values - (stage ^ 1) * OVERLAY, v, stride, key + TILE, T);
             copy_async_commit();
         }
-        cuda_attention_d_queries_tile<D, M>(sums, left_q, left_d, keys + stage * ELEMENTS,
-                                            values + stage * ELEMENTS, log2_sumexp, row_deltas, first + mine,
+        cuda_attention_d_queries_tile<D, M>(sums, left_q, left_d, keys - stage * OVERLAY,
+                                            values - stage * OVERLAY, log2_sumexp, row_deltas, first + mine,
                                             key, shape.window);
     }
+    __syncthreads(); // nobody reads stage 1 any more, on which the own rows take up results
     cuda_attention_store_all<D, M>(work.d_qkv + place.row * work.d_stride + place.column, work.d_stride,
                                    first + mine, T, sums, queries + mine * STRIDE);
 }
@@ -574,11 +584,12 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
         TILE = CUDA_ATTENTION_TILE,
         KEYS = 16 * M * CUDA_ATTENTION_WARPS,
         STRIDE = cuda_attention_stride<D>,
-        ELEMENTS = TILE * STRIDE
+        ELEMENTS = TILE * STRIDE,
+        OVERLAY = cuda_attention_own_rows(2 * KEYS) * STRIDE
     };
     __nv_bfloat16 *keys = (__nv_bfloat16 *)cuda_shared(), *values = keys + KEYS * STRIDE,
-                  *queries = values + KEYS * STRIDE, *d_outputs = queries + 2 * ELEMENTS;
-    float *numbers = (float *)(void *)(d_outputs + 2 * ELEMENTS);
+                  *queries = keys + OVERLAY, *d_outputs = queries + ELEMENTS;
+    float *numbers = (float *)(void *)(d_outputs + ELEMENTS);
     CudaAttentionPlace place = cuda_attention_place(shape);
     int T = shape.T, first = (int)blockIdx.x * KEYS, mine = warp_index() * 16 * M;
     int end = cuda_attention_end_query(first + KEYS - 1, shape.window, T);
@@ -608,17 +619,18 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
         bool more = query + TILE < end;
         float next = 0.0f;
         if (more) {
-            cuda_attention_copy<D, TILE>(queries + (stage ^ 1) * ELEMENTS, q, stride, query + TILE, T);
-            cuda_attention_copy<D, TILE>(d_outputs + (stage ^ 1) * ELEMENTS, d_o, C, query + TILE, T);
+            cuda_attention_copy<D, TILE>(queries - (stage ^ 1) * OVERLAY, q, stride, query + TILE, T);
+            cuda_attention_copy<D, TILE>(d_outputs - (stage ^ 1) * OVERLAY, d_o, C, query + TILE, T);
             copy_async_commit();
             // Stored only after the products, which hide the wait for it.
             next = cuda_attention_row_number(logsumexp, deltas, query + TILE, T);
         }
         cuda_attention_d_keys_tile<D, M>(
-            d_keys, d_values, left_k, left_v, queries + stage * ELEMENTS, d_outputs + stage * ELEMENTS,
+            d_keys, d_values, left_k, left_v, queries - stage * OVERLAY, d_outputs - stage * OVERLAY,
             numbers + stage * CUDA_ATTENTION_THREADS, query, first + mine, shape.window);
         if (more) { numbers[(stage ^ 1) * CUDA_ATTENTION_THREADS + (int)threadIdx.x] = next; }
     }
+    __syncthreads(); // nobody reads stage 1 any more, on which the own rows take up results
     __nv_bfloat16 *d_k = work.d_qkv + place.row * work.d_stride + place.column + C;
     cuda_attention_store_all<D, M>(d_k, work.d_stride, first + mine, T, d_keys, keys + mine * STRIDE);
     cuda_attention_store_all<D, M>(d_k + C, work.d_stride, first + mine, T, d_values, values + mine * STRIDE);
@@ -745,21 +757,18 @@ static __global__ void cuda_attention_d_keys_rows_kernel(CudaAttentionBackward<R
 static constexpr int cuda_attention_query_tiles(int D) { return D <= 80 ? 2 : 1; }
 static constexpr int cuda_attention_key_tiles(int D) { return D <= 64 ? 2 : 1; }
 
-// Bytes of shared memory that a block of each kernel of the backward pass uses.
-static constexpr size_t cuda_attention_d_queries_bytes(int D, int tiles) {
-    return (size_t)(2 * 16 * tiles * CUDA_ATTENTION_WARPS + 4 * CUDA_ATTENTION_TILE) *
+// Bytes of shared memory that a block uses whose own rows are `own`.
+static constexpr size_t cuda_attention_bytes(int D, int own) {
+    return (size_t)(cuda_attention_own_rows(own) + 2 * CUDA_ATTENTION_TILE) *
            (size_t)(D + CUDA_ATTENTION_PADDING) * sizeof(__nv_bfloat16);
+}
+
+// The same for each kernel of the backward pass.
+static constexpr size_t cuda_attention_d_queries_bytes(int D, int tiles) {
+    return cuda_attention_bytes(D, 2 * 16 * tiles * CUDA_ATTENTION_WARPS);
 }
 static constexpr size_t cuda_attention_d_keys_bytes(int D, int tiles) {
     return cuda_attention_d_queries_bytes(D, tiles) + 2 * CUDA_ATTENTION_THREADS * sizeof(float);
-}
-
-// The larger of the two. Where a GPU has less (desktop GPUs, with D = 128), the row
-// kernels run.
-static constexpr size_t cuda_attention_backward_bytes(int D) {
-    size_t queries = cuda_attention_d_queries_bytes(D, cuda_attention_query_tiles(D)),
-           keys = cuda_attention_d_keys_bytes(D, cuda_attention_key_tiles(D));
-    return queries > keys ? queries : keys;
 }
 
 // A window of T keys or more is no window. Within a sample, kernels count elements in 32
@@ -782,7 +791,8 @@ template <int D>
 static inline void cuda_attention_forward_tiles(Stream *stream, Real *output, float *logsumexp,
                                                 const Real *qkv, int B, CudaAttention shape) {
     enum { M = D <= 64 ? 2 : 1, QUERIES = 16 * M * CUDA_ATTENTION_WARPS };
-    size_t shared = cuda_attention_tile_bytes<D>(QUERIES + 4 * CUDA_ATTENTION_TILE);
+    constexpr size_t shared = cuda_attention_bytes(D, QUERIES);
+    static_assert(shared <= CUDA_ATTENTION_SHARED_BYTES, "more than a desktop GPU has");
     cuda_launch(stream, cuda_attention_forward_kernel<D, M>, cuda_attention_grid(shape, B, QUERIES),
                 dim3(CUDA_ATTENTION_THREADS), shared, reals<__nv_bfloat16>(output), logsumexp,
                 reals<__nv_bfloat16>(qkv), shape);
@@ -811,6 +821,9 @@ static inline void cuda_attention_backward_tiles(Stream *stream, int B,
                                                  const CudaAttentionBackward<__nv_bfloat16> &work) {
     enum { GROUP = D <= 16 ? 2 : D <= 32 ? 4 : D <= 64 ? 8 : 16 }; // lanes with 8 elements each, a power of 2
     enum { WARP_ROWS = 16 * CUDA_ATTENTION_WARPS };
+    static_assert(cuda_attention_d_queries_bytes(D, QUERIES) <= CUDA_ATTENTION_SHARED_BYTES &&
+                      cuda_attention_d_keys_bytes(D, KEYS) <= CUDA_ATTENTION_SHARED_BYTES,
+                  "more than a desktop GPU has");
     dim3 block(CUDA_ATTENTION_THREADS);
     cuda_attention_deltas<__nv_bfloat16, GROUP, 8>(stream, B, work);
     cuda_launch(stream, cuda_attention_d_queries_kernel<D, QUERIES>,
@@ -886,10 +899,8 @@ static inline void cuda_attention_backward(Stream *stream, Real *d_qkv, int d_qk
     }
     CudaAttentionBackward<__nv_bfloat16> work = cuda_attention_backward_work<__nv_bfloat16>(
         d_qkv, d_qkv_stride, workspace, d_output, output, qkv, logsumexp, shape);
-    bool fits =
-        pack_fits(3 * (size_t)C, work.qkv) && pack_fits((size_t)C, work.output, work.d_output) &&
-        pack_fits(work.d_stride, work.d_qkv) &&
-        (stream->gpu == NULL || cuda_attention_backward_bytes(C / heads) <= stream->gpu->shared_bytes);
+    bool fits = pack_fits(3 * (size_t)C, work.qkv) && pack_fits((size_t)C, work.output, work.d_output) &&
+                pack_fits(work.d_stride, work.d_qkv);
     switch (fits ? C / heads : 0) {
     case 16: cuda_attention_backward_tiles<16>(stream, B, work); break;
     case 32: cuda_attention_backward_tiles<32>(stream, B, work); break;

@@ -132,6 +132,15 @@ static inline void cuda_prefer_alignment(cublasLtMatmulPreference_t preference,
     CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, attribute, bytes, sizeof *bytes));
 }
 
+// A product that is cut along k adds its parts in fp32, also where the result is bf16: the
+// library would else be free to round the parts to the result's type first.
+static inline void cuda_prefer_fp32_sums(cublasLtMatmulPreference_t preference, const CudaGemm *gemm) {
+    uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    if (gemm->result_precision == PRECISION_FP32) { return; }
+    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                                                      &schemes, sizeof schemes));
+}
+
 // The algorithms that the library proposes for a plan, best first. *count: how many; at
 // least one, unless the status returned is an error.
 static inline cublasStatus_t cuda_gemm_offers(const CudaGemmLibrary *library, const CudaGemmPlan *plan,
@@ -144,6 +153,7 @@ static inline cublasStatus_t cuda_gemm_offers(const CudaGemmLibrary *library, co
     CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
     CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                                       &workspace_bytes, sizeof workspace_bytes));
+    cuda_prefer_fp32_sums(preference, gemm);
     cuda_prefer_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &gemm->a_alignment);
     cuda_prefer_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &gemm->b_alignment);
     cuda_prefer_alignment(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &gemm->result_alignment);
@@ -321,6 +331,14 @@ static inline void cuda_gemm(Stream *stream, CudaGemm *gemm, const void *a, cons
 
 // ---------------------------------------------------------------------------------------
 // The operations
+
+// Makes the library load its kernels (gpu_load_eagerly), so that what it takes of the GPU's
+// memory is seen by who measures that afterwards.
+static inline cublasStatus_t cuda_gemm_load(void) {
+    cublasLtHandle_t handle = NULL;
+    cublasStatus_t status = cublasLtCreate(&handle);
+    return status == CUBLAS_STATUS_SUCCESS ? cublasLtDestroy(handle) : status;
+}
 
 // Opens the library for a stream. workspace (CUDA_GEMM_WORKSPACE): device memory.
 // sm_count: as in CudaGemmLibrary.

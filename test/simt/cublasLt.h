@@ -1,6 +1,7 @@
 // cublasLt.h: stands in for the library where kernels are emulated (simt.h). Behind the
 // part of its interface that this project uses there are plain loops. It offers two
-// algorithms, which add in opposite orders, and ignores preferences and workspaces. It
+// algorithms, which add in opposite orders. Where it may, they add two halves of k that are
+// rounded to the type of the result. It ignores other preferences and workspaces, and
 // counts what it describes, so that tests see what the program keeps.
 //
 // Epilogues: bias and those for GELU, on bf16 alone, and BGRADB, the sums of b over k:
@@ -50,8 +51,10 @@ typedef enum cublasLtEpilogue_t {
     CUBLASLT_EPILOGUE_DGELU_BGRAD = 64 | 128 | 16,
     CUBLASLT_EPILOGUE_BGRADB = 512
 } cublasLtEpilogue_t;
+enum { CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2, CUBLASLT_REDUCTION_SCHEME_MASK = 7 };
 enum cublasLtMatmulPreferenceAttributes_t {
     CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
+    CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK = 3,
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES = 5,
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES = 6,
     CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES = 7,
@@ -74,9 +77,12 @@ struct SimtMatrixLayout {
 typedef struct SimtProducts *cublasLtHandle_t;
 typedef SimtMatmulDesc *cublasLtMatmulDesc_t;
 typedef SimtMatrixLayout *cublasLtMatrixLayout_t;
-typedef struct SimtPreference *cublasLtMatmulPreference_t;
+struct SimtPreference {
+    uint32_t reduction_schemes;
+};
+typedef SimtPreference *cublasLtMatmulPreference_t;
 struct cublasLtMatmulAlgo_t {
-    uint64_t data[8]; // the first is its number, 0 or 1
+    uint64_t data[8]; // its number, 0 or 1; whether it rounds the halves of a sum, 0 or 1
 };
 struct cublasLtMatmulHeuristicResult_t {
     cublasLtMatmulAlgo_t algo;
@@ -141,15 +147,19 @@ inline cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout)
     return CUBLAS_STATUS_SUCCESS;
 }
 inline cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *preference) {
-    *preference = nullptr;
+    *preference = new SimtPreference{CUBLASLT_REDUCTION_SCHEME_MASK};
     return CUBLAS_STATUS_SUCCESS;
 }
-inline cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t) {
+inline cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
+    delete preference;
     return CUBLAS_STATUS_SUCCESS;
 }
-inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t,
-                                                           cublasLtMatmulPreferenceAttributes_t, const void *,
-                                                           size_t) {
+inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                           cublasLtMatmulPreferenceAttributes_t attribute,
+                                                           const void *value, size_t) {
+    if (attribute == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK) {
+        preference->reduction_schemes = *(const uint32_t *)value;
+    }
     return CUBLAS_STATUS_SUCCESS;
 }
 // Whether the description is one of a product that the library can do. BGRADB: with sums
@@ -167,18 +177,21 @@ inline bool simt_can_end_so(const SimtMatmulDesc *operation, const SimtMatrixLay
 inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t operation,
                                                      cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
                                                      cublasLtMatrixLayout_t, cublasLtMatrixLayout_t d,
-                                                     cublasLtMatmulPreference_t, int,
+                                                     cublasLtMatmulPreference_t preference, int,
                                                      cublasLtMatmulHeuristicResult_t *offers, int *count) {
     *count = 0;
     if (simt_algorithm_lacks() || !simt_can_end_so(operation, d)) { return CUBLAS_STATUS_NOT_SUPPORTED; }
-    offers[0] = {{{0}}, 0};
-    offers[1] = {{{1}}, 0};
+    uint64_t rounds =
+        (preference->reduction_schemes & ~(uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE) != 0;
+    offers[0] = {{{0, rounds}}, 0};
+    offers[1] = {{{1, rounds}}, 0};
     *count = 2;
     return CUBLAS_STATUS_SUCCESS;
 }
 inline bool simt_knows(const cublasLtMatmulAlgo_t *algorithm) {
-    static const uint64_t zeros[7] = {0};
-    return algorithm->data[0] <= 1 && memcmp(algorithm->data + 1, zeros, sizeof zeros) == 0;
+    static const uint64_t zeros[6] = {0};
+    return algorithm->data[0] <= 1 && algorithm->data[1] <= 1 &&
+           memcmp(algorithm->data + 2, zeros, sizeof zeros) == 0;
 }
 inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t,
                                               cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
@@ -271,6 +284,8 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t oper
             uint64_t i = reversed ? k - 1 - step : step;
             float factor = left[column * k + i];
             for (uint64_t row = 0; row < m; row++) { sum[row] += factor * right[i * m + row]; }
+            if (step + 1 != k / 2 || d_layout->type == CUDA_R_32F || algorithm->data[1] == 0) { continue; }
+            for (uint64_t row = 0; row < m; row++) { sum[row] = simt_round(sum[row]); }
         }
         for (uint64_t row = 0; row < m; row++) {
             size_t place = column * (size_t)d_layout->stride + row;

@@ -137,7 +137,7 @@ struct SimtGraph {
 };
 struct cudaDeviceProp {
     char name[256];
-    size_t totalGlobalMem, sharedMemPerBlockOptin;
+    size_t totalGlobalMem;
     int major, minor, multiProcessorCount;
 };
 struct cudaLaunchAttribute;
@@ -236,7 +236,6 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int devic
     const char *name = getenv("SIMT_NAME") != nullptr ? getenv("SIMT_NAME") : "emulator";
     snprintf(properties->name, sizeof properties->name, kind > 0 ? "%.99s %d" : "%.99s", name, kind);
     properties->totalGlobalMem = simt_memory_bytes();
-    properties->sharedMemPerBlockOptin = SIMT_SHARED_LIMIT;
     properties->major = 9;
     properties->multiProcessorCount = SIMT_PROCESSORS;
     return cudaSuccess;

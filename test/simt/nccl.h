@@ -73,10 +73,27 @@ inline ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
     memcpy(id->internal + 4, &rank, sizeof rank);
     return ncclSuccess;
 }
+// NCCL's threads go on until its communicators are destroyed, and CUDA ends before them when
+// the process does. So an exit in good order, behind MPI_Finalize, has none left.
+inline int &simt_communicators() {
+    static int count = 0;
+    return count;
+}
+inline void simt_check_communicators() {
+    int finalized = 0;
+    MPI_Finalized(&finalized);
+    if (finalized && simt_communicators() > 0) { simt_fail("the process ends before NCCL does"); }
+}
+inline void simt_check_communicators_at_exit() {
+    static const int registered = atexit(simt_check_communicators);
+    (void)registered;
+}
 // All ranks of the world open their communicators at the same time.
 inline ncclResult_t ncclCommInitRankConfig(ncclComm_t *communicator, int size, ncclUniqueId id, int rank,
                                            ncclConfig_t *config) {
     int first, found, number;
+    simt_check_communicators_at_exit();
+    simt_communicators()++;
     memcpy(&first, id.internal + 4, sizeof first);
     if (id.internal[0] != 7) { simt_fail("NCCL starts with an id that no rank has made"); }
     if (config->maxCTAs < 1) { simt_fail("NCCL may take as many processors as it likes"); }
@@ -97,6 +114,7 @@ inline ncclResult_t ncclCommFinalize(ncclComm_t) { return ncclSuccess; }
 inline ncclResult_t ncclCommDestroy(ncclComm_t communicator) {
     MPI_Comm_free(&communicator->world);
     delete communicator;
+    simt_communicators()--;
     return ncclSuccess;
 }
 

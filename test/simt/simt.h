@@ -61,10 +61,10 @@ enum { SIMT_STACK = 1 << 16 };
 
 enum {
     SIMT_WARP = 32,
-    SIMT_MAX_THREADS = 1024,        // of a block
-    SIMT_SHARED_LIMIT = 227 * 1024, // bytes of shared memory of a block
-    SIMT_SLOT = 64,                 // bytes that a lane can show in an exchange
-    SIMT_COPY = 16                  // bytes of the largest asynchronous copy
+    SIMT_MAX_THREADS = 1024,       // of a block
+    SIMT_SHARED_LIMIT = 99 * 1024, // bytes of shared memory of a block: what the smallest GPUs have
+    SIMT_SLOT = 64,                // bytes that a lane can show in an exchange
+    SIMT_COPY = 16                 // bytes of the largest asynchronous copy
 };
 
 // For code that looks at memory in the name of a kernel: accesses by it are not the

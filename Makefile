@@ -74,8 +74,8 @@ REVISION   = $(shell git describe --always --dirty --exclude '*' 2> /dev/null)
 FACTS      = -DACCO_REVISION='"$(REVISION)"' -DACCO_PROCESSOR='"$(PROCESSOR)"'
 
 # The CUDA program: the same sources, compiled by nvcc. The PTX of the oldest architecture
-# is included, which the driver of every GPU between and behind those listed can translate. nvcc only compiles, and
-# the C++ compiler links, which understands every linker flag of the user.
+# is included, which the driver of every other GPU from there on can translate. nvcc only
+# compiles, and the C++ compiler links, which understands every linker flag of the user.
 ARCH       := $(GPU_ARCHITECTURES)
 CUDA_FLAGS := -std=c++17 -O3 --threads 0 -ccbin $(lastword $(CXX)) \
               $(foreach arch,$(ARCH),-gencode arch=compute_$(arch),code=sm_$(arch)) \

@@ -194,12 +194,10 @@ static inline void nccl_connect_library(Nccl *nccl) {
     float *vector = (float *)gpu_allocate(count * size * sizeof(float));
     if (vector == NULL) { nccl_fail(nccl, BETWEEN_HOSTS, "start", "the GPU has no memory left"); }
     float *own = vector + (size_t)nccl->transport->rank * count;
-    for (int reduces = 1; reduces >= 0; reduces--) {
-        nccl_begin(nccl);
-        nccl_collect(nccl, &stream, reduces == 1, false, reduces == 1 ? vector : own,
-                     reduces == 1 ? own : vector, count);
-        nccl_end(nccl, BETWEEN_HOSTS);
-    }
+    nccl_begin(nccl);
+    nccl_collect(nccl, &stream, true, false, vector, own, count);
+    nccl_collect(nccl, &stream, false, false, own, vector, count);
+    nccl_end(nccl, BETWEEN_HOSTS);
     nccl_settle(nccl, BETWEEN_HOSTS, stream.queue, "start");
     gpu_queue_destroy(stream.queue);
     gpu_release(vector);

@@ -56,7 +56,7 @@
 
 // Whether this program contains code for the GPU; it may have been built for others only.
 // Loads all kernels, also those of the library.
-static inline bool kernels_can_run(Gpu *gpu, Error *error) {
+static inline bool kernels_can_run(const Gpu *gpu, Error *error) {
 #ifdef ACCO_HAVE_CUDA
     cudaFuncAttributes attributes;
     cudaError_t status = cudaFuncGetAttributes(&attributes, buffer_move_kernel);
@@ -72,7 +72,6 @@ static inline bool kernels_can_run(Gpu *gpu, Error *error) {
         return error_set(error, "cuBLASLt cannot be used on GPU %d, %s: status %d", gpu->number, gpu->name,
                          (int)loaded);
     }
-    gpu_measure(gpu); // kernels take memory, too
 #endif
     (void)gpu, (void)error;
     return true;

@@ -65,7 +65,11 @@ static inline bool placement_choose_device(Placement *placement, const Options *
     }
     bool found = !refused && gpu_open(&placement->gpu, local_rank, &reason) &&
                  kernels_can_run(&placement->gpu, &reason);
-    if (!found) { placement->gpu.number = -1; }
+    if (found) {
+        gpu_measure(&placement->gpu); // kernels take memory, too
+    } else {
+        placement->gpu.number = -1;
+    }
     if (asked && !found && !plan) { return error_set(error, "--device cuda: %s", reason.text); }
     placement->on_gpu = found || (asked && plan);
     if (placement->on_gpu && !found) { placement->gpu.number = 0; }
@@ -250,18 +254,22 @@ static inline GpuFleet placement_look_at_gpus(Placement *placement, Transport *t
 // at most an eighth, and a power of two, because NCCL's messages take one.
 enum { PLACEMENT_NCCL_CTAS = 8, PLACEMENT_NCCL_SHARE = 8 };
 
+// The largest power of two that is at most `limit`, and at least 1.
+static inline int placement_power_below(int limit) {
+    int power = 1;
+    while (2 * power <= limit) { power *= 2; }
+    return power;
+}
+
 static inline int placement_default_ctas(int processors) {
-    int ctas = PLACEMENT_NCCL_CTAS;
-    while (ctas > 1 && ctas * PLACEMENT_NCCL_SHARE > processors) { ctas /= 2; }
-    return ctas;
+    int share = processors / PLACEMENT_NCCL_SHARE;
+    return placement_power_below(share < PLACEMENT_NCCL_CTAS ? share : PLACEMENT_NCCL_CTAS);
 }
 
 // What NCCL takes with a limit of `ctas` on a level. For messages it rounds up to a power of
 // two (ncclTopoComputeP2pChannels), not for collectives of the library.
 static inline int placement_taken_ctas(int ctas, bool library) {
-    int taken = 1;
-    while (taken < ctas) { taken *= 2; }
-    return library ? ctas : taken;
+    return library || ctas == 1 ? ctas : 2 * placement_power_below(ctas - 1);
 }
 
 // Whether an exchange runs beside products at all. A local rule that never has a job under
@@ -281,7 +289,8 @@ static inline bool placement_open_nccl(Placement *placement, const Options *opti
     gpu_measure(&placement->gpu); // NCCL has taken some of the memory
     int levels = nccl_levels(&placement->nccl), most = processors / 2 / levels;
     int taken = placement_taken_ctas(ctas, transport->library) * levels;
-    if (taken > most * levels) {
+    if (!transport->library) { most = placement_power_below(most); }
+    if (ctas > most) {
         return error_set(error,
                          "--nccl-ctas %d leaves less than half of this GPU's %d processors to the "
                          "computation, with %d level%s of exchange: at most %d",
@@ -370,7 +379,7 @@ static inline void placement_plan_gpu_exchange(Placement *placement, const Optio
     placement->all_cast = placement->on_gpu && placement->precision == PRECISION_BF16 && options->ranks > 1;
 }
 
-// Collective. What NCCL left running would meet the end of the process.
+// Collective. A process that ends while NCCL's threads still run may crash.
 static inline void placement_close(Placement *placement) {
     if (placement->nccl.transport != NULL) { nccl_close(&placement->nccl); }
 }

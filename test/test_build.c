@@ -127,6 +127,7 @@ static void wishes_reach_the_program_for_gpus(void **state) {
     call_with(build(stage, ON_GPUS "LDFLAGS=-Lx"), compiles, line);
     unsetenv("NEWEST");
     text_check(line, "sm_90", "compiling");
+    text_check(line, "code=compute_80", "compiling");
     assert_null(strstr(line, "sm_120"));
     call_with(build(stage, ON_GPUS "ARCH=\"89 90\""), compiles, line);
     text_check(line, "code=compute_89", "compiling");

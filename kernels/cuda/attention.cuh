@@ -315,11 +315,10 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
         TILE = CUDA_ATTENTION_TILE,
         QUERIES = 16 * M * CUDA_ATTENTION_WARPS,
         STRIDE = cuda_attention_stride<D>,
-        ELEMENTS = TILE * STRIDE,
         OVERLAY = cuda_attention_own_rows(QUERIES) * STRIDE
     };
     __nv_bfloat16 *queries = (__nv_bfloat16 *)cuda_shared(), *keys = queries + OVERLAY,
-                  *values = keys + ELEMENTS;
+                  *values = keys + TILE * STRIDE;
     CudaAttentionPlace place = cuda_attention_place(shape);
     int T = shape.T, first = (int)(gridDim.x - 1 - blockIdx.x) * QUERIES, mine = warp_index() * 16 * M;
     int begin = cuda_attention_oldest_key(first, shape.window) / TILE * TILE,
@@ -464,11 +463,10 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
         TILE = CUDA_ATTENTION_TILE,
         QUERIES = 16 * M * CUDA_ATTENTION_WARPS,
         STRIDE = cuda_attention_stride<D>,
-        ELEMENTS = TILE * STRIDE,
         OVERLAY = cuda_attention_own_rows(2 * QUERIES) * STRIDE
     };
     __nv_bfloat16 *queries = (__nv_bfloat16 *)cuda_shared(), *d_outputs = queries + QUERIES * STRIDE,
-                  *keys = queries + OVERLAY, *values = keys + ELEMENTS;
+                  *keys = queries + OVERLAY, *values = keys + TILE * STRIDE;
     CudaAttentionPlace place = cuda_attention_place(shape);
     int T = shape.T, first = (int)(gridDim.x - 1 - blockIdx.x) * QUERIES, mine = warp_index() * 16 * M;
     int begin = cuda_attention_oldest_key(first, shape.window) / TILE * TILE,
@@ -584,12 +582,11 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
         TILE = CUDA_ATTENTION_TILE,
         KEYS = 16 * M * CUDA_ATTENTION_WARPS,
         STRIDE = cuda_attention_stride<D>,
-        ELEMENTS = TILE * STRIDE,
         OVERLAY = cuda_attention_own_rows(2 * KEYS) * STRIDE
     };
     __nv_bfloat16 *keys = (__nv_bfloat16 *)cuda_shared(), *values = keys + KEYS * STRIDE,
-                  *queries = keys + OVERLAY, *d_outputs = queries + ELEMENTS;
-    float *numbers = (float *)(void *)(d_outputs + ELEMENTS);
+                  *queries = keys + OVERLAY, *d_outputs = queries + TILE * STRIDE;
+    float *numbers = (float *)(void *)(d_outputs + TILE * STRIDE);
     CudaAttentionPlace place = cuda_attention_place(shape);
     int T = shape.T, first = (int)blockIdx.x * KEYS, mine = warp_index() * 16 * M;
     int end = cuda_attention_end_query(first + KEYS - 1, shape.window, T);

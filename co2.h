@@ -85,13 +85,15 @@ static inline void co2_operation(Scheduler *s, const void *settings, size_t flat
                    s->comm_buffer.data + packed, count, (const MomentumStep *)settings);
 }
 
-// Applies what has arrived, and leaves in the buffer what is to be sent next.
-static inline void co2_boundary(Scheduler *s) {
+// Applies what has arrived, and leaves in the buffer what is to be sent next. Returns
+// whether anything had been sent.
+static inline bool co2_boundary(Scheduler *s) {
     MomentumStep step = s->settings.outer_momentum;
     step.received = s->job_in_flight;
     if (step.received) { wait_for(s); }
     buffer_change(&s->comm_buffer, BUFFER_FREE, BUFFER_WRITING);
     if (!scheduler_is_halted(s)) { fragment_run(s, 0, co2_operation, &step); }
+    return step.received;
 }
 
 static inline void co2_commit(Scheduler *s) {

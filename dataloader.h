@@ -144,11 +144,6 @@ static inline bool data_file_check_length(const DataFile *file, int T, Error *er
                      file->path, file->padded, T, file->padded);
 }
 
-static inline bool data_name_ends_with(const char *name, const char *ending) {
-    size_t length = strlen(name), tail = strlen(ending);
-    return length >= tail && strcmp(name + length - tail, ending) == 0;
-}
-
 // Maps file->path; on failure nothing stays mapped.
 static inline bool data_file_map(DataFile *file, Error *error) {
     file->mapping = file_map(file->path, "data must be a file of text or token ids", &file->bytes, error);
@@ -215,7 +210,7 @@ static inline bool data_file_read(DataFile *file, int vocabulary, TokenFileCheck
     if (header[0] == LLMC_MAGIC_UINT16 || header[0] == LLMC_MAGIC_UINT32) {
         return data_file_read_llmc(file, error);
     }
-    bool binary = data_name_ends_with(file->path, ".bin");
+    bool binary = text_format_has_ending(file->path, ".bin");
     // llm.c's magic numbers are dates: this is one of its other files, a model perhaps. A
     // nanoGPT file is not mistaken for it: as uint16 the date is 55013 to 56143 and 308,
     // and GPT-2 has no ids above 50256.
@@ -269,11 +264,12 @@ static inline bool data_loader_list_directory(DataLoader *loader, const char *pa
     }
     bool good = true;
     for (struct dirent *entry; good && (entry = readdir(directory)) != NULL;) {
-        if (entry->d_name[0] == '.' || !data_name_ends_with(entry->d_name, ".bin")) { continue; }
+        if (entry->d_name[0] == '.' || !text_format_has_ending(entry->d_name, ".bin")) { continue; }
         size_t length = strlen(path) + strlen(entry->d_name) + 2;
         char *name = (char *)malloc(length);
         if (name != NULL) {
-            snprintf(name, length, "%s%s%s", path, data_name_ends_with(path, "/") ? "" : "/", entry->d_name);
+            snprintf(name, length, "%s%s%s", path, text_format_has_ending(path, "/") ? "" : "/",
+                     entry->d_name);
         }
         good = data_loader_add(loader, name, error);
     }

@@ -133,14 +133,17 @@ static inline void streaming_diloco_commit(Scheduler *s) {
     s->fragment = (s->fragment + 1) % s->settings.fragments;
 }
 
-static inline void streaming_diloco_finish(Scheduler *s) {
+static inline bool streaming_diloco_finish(Scheduler *s) {
+    bool changed = false;
     for (int fragment = 0; fragment < s->settings.fragments && !scheduler_is_halted(s); fragment++) {
         if (s->fragments[fragment].applied_at == s->optimizer.commits) { continue; }
         send_fragment(s, fragment);
         wait_for(s);
         apply_fragment(s, fragment, 0);
+        changed = true;
     }
     local_take_outer(s);
+    return changed;
 }
 
 static const Rule diloco_rule = {"diloco",

@@ -40,10 +40,11 @@ static inline void dpu_commit(Scheduler *s) { delayed_commit(s, COMMIT); }
 static inline void acco_wp_commit(Scheduler *s) { delayed_commit(s, COMMIT_THEN_PREDICT); }
 
 // At the end one gradient sum is still waiting: a last commit makes it count.
-static inline void delayed_finish(Scheduler *s) {
-    if (!is_handed_over(s)) { return; }
+static inline bool delayed_finish(Scheduler *s) {
+    if (!is_handed_over(s)) { return false; }
     launch(s, COMMIT);
     wait_for(s);
+    return true;
 }
 
 static const Rule dpu_rule = {

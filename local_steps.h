@@ -42,7 +42,7 @@ static inline SpikeKind inner_step_judge(Scheduler *s, Stream *stream, double no
 // the latest exchange; the losses of a step that is not made are not counted. With
 // --on-spike skip only bad steps are left out, and SPIKE_PATIENCE of them in a row count
 // as parameters that are not finite, which ends the run. Otherwise a worker makes no
-// further step after its first bad one: the next exchange tells all ranks.
+// further step between its first bad one and the sending, which tells all ranks.
 static inline bool inner_step_is_good(Scheduler *s, Stream *stream, double norm) {
     Tally step = s->tally;
     bool skips = s->settings.on_spike == SPIKE_SKIP, waits = !skips && s->tally_before.left_out > 0;

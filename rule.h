@@ -38,8 +38,9 @@ typedef struct Rule {
     // One commit; of a local rule the inner steps up to its next exchange.
     void (*commit)(Scheduler *s);
     // After the last commit, unless the run failed: afterwards s->parameters is the
-    // result, the same on every rank. NULL: it is already.
-    void (*finish)(Scheduler *s);
+    // result, the same on every rank. Returns whether the committed parameters have changed.
+    // NULL: s->parameters is the result already.
+    bool (*finish)(Scheduler *s);
     // The committed parameters (parameter_count) between two commits, the same on every
     // rank. NULL: compute uses them or casts of them, or where is_ahead says so (NULL:
     // never), a prediction from them.

@@ -47,7 +47,6 @@ static inline const Rule *rule_find(const char *name) {
 // Whether each rank steps a shard, which it then sends to the others.
 static inline bool rule_shards(const Rule *rule) { return !rule->replicated && rule->kind != RULE_LOCAL; }
 static inline bool rule_overlaps(const Rule *rule) { return rule->kind == RULE_OVERLAPPED; }
-static inline bool rule_is_local(const Rule *rule) { return rule->kind == RULE_LOCAL; }
 
 // The names of the rules for which `fits` is true, as "one, two or three", for messages.
 static inline const char *rule_list(bool (*fits)(const Rule *rule), char text[RULE_TEXT]) {

@@ -173,10 +173,11 @@ static void train_to_target(Run *run) {
     }
     if (s->stop_agreed && run_is_main(run) && run->window.has_commits) { report_window(run); }
     if (s->stop_agreed || (rule->finish == NULL && !was_done)) { return; }
-    if (rule->finish != NULL) { rule->finish(s); }
+    bool changed = rule->finish != NULL && rule->finish(s);
     report_spike(run);
     if (scheduler_is_halted(s)) { return; }
-    run->nothing_left = was_done && s->reports == run->seen.reports;
+    if (changed) { forget_saved(run); }
+    run->nothing_left = was_done && !changed;
     if (!run->nothing_left) { follow_commits(run, true); }
 }
 
@@ -320,6 +321,8 @@ static void meet_ranks(Run *run, bool understood, Error *error) {
     }
     agree_or_exit(run, understood ? 0 : EXIT_USER_MISTAKE, error);
     agree_on_command(run);
+    // A start with a large model from a slow disk may take longer than a commit of training.
+    run->transport.timeout_seconds = fmax(run->transport.timeout_seconds, run->options.timeout_s);
     if (together) { return; }
     int rank = run->transport.rank;
     transport_close(&run->transport);

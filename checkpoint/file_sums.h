@@ -73,12 +73,6 @@ static inline bool file_sum_compute(const char *path, uint32_t *sum, Error *erro
 // ---------------------------------------------------------------------------------------
 // The sums of a directory
 
-static inline bool file_sums_path(char path[PATH_MAX], const char *directory, const char *name,
-                                  Error *error) {
-    return snprintf(path, PATH_MAX, "%s/%s", directory, name) < PATH_MAX ||
-           error_set(error, "the path of %.80s in %.200s... is too long", name, directory);
-}
-
 // Writes the sums of all files in `directory` that are not empty; that of the file
 // `known` is `sum`.
 static inline bool file_sums_write(const char *directory, const char *known, uint32_t sum, Error *error) {
@@ -89,7 +83,7 @@ static inline bool file_sums_write(const char *directory, const char *known, uin
     for (struct dirent *entry; good && (entry = readdir(list)) != NULL;) {
         struct stat status;
         uint32_t found = sum;
-        good = file_sums_path(path, directory, entry->d_name, error);
+        good = path_within(path, directory, entry->d_name, error);
         if (!good || stat(path, &status) != 0 || !S_ISREG(status.st_mode) || status.st_size == 0) {
             continue;
         }
@@ -97,7 +91,7 @@ static inline bool file_sums_write(const char *directory, const char *known, uin
         json_object_set_new(sums, entry->d_name, json_integer((json_int_t)found));
     }
     if (list != NULL) { closedir(list); }
-    good = good && file_sums_path(path, directory, FILE_SUMS_NAME, error);
+    good = good && path_within(path, directory, FILE_SUMS_NAME, error);
     if (good && json_dump_file(sums, path, JSON_INDENT(1) | JSON_SORT_KEYS) != 0) {
         good = error_set(error, "cannot write %.400s: %s", path, strerror(errno));
     }
@@ -116,7 +110,7 @@ static inline bool file_sums_check_file(const char *directory, const char *name,
         return error_set(error, "%.300s/" FILE_SUMS_NAME " is damaged: it must give a number for each file",
                          directory);
     }
-    if (!file_sums_path(path, directory, name, error) || !file_sum_compute(path, &found, error)) {
+    if (!path_within(path, directory, name, error) || !file_sum_compute(path, &found, error)) {
         return false;
     }
     return json_integer_value(expected) == (json_int_t)found ||
@@ -133,7 +127,7 @@ static inline bool file_sums_check(const char *directory, Error *error) {
     json_error_t problem;
     json_t *expected;
     const char *name;
-    if (!file_sums_path(path, directory, FILE_SUMS_NAME, error)) { return false; }
+    if (!path_within(path, directory, FILE_SUMS_NAME, error)) { return false; }
     if (access(path, F_OK) != 0) { return true; }
     json_t *sums = json_load_file(path, JSON_REJECT_DUPLICATES, &problem);
     bool good = json_is_object(sums) || error_set(error, "%.300s is damaged: %.120s", path,

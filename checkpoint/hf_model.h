@@ -41,17 +41,11 @@ typedef struct HfModel {
     const SafetensorsEntry *head;     // lm_head.weight, or NULL
 } HfModel;
 
-static inline bool hf_model_path(char path[PATH_MAX], const char *directory, const char *name, Error *error) {
-    int length = snprintf(path, PATH_MAX, "%s/%s", directory, name);
-    return length < PATH_MAX ||
-           error_set(error, "the path of %.80s in %.200s... is too long", name, directory);
-}
-
 static inline bool hf_model_has(const char *directory, const char *name) {
     Error ignored;
     char path[PATH_MAX];
     struct stat status;
-    return hf_model_path(path, directory, name, &ignored) && stat(path, &status) == 0;
+    return path_within(path, directory, name, &ignored) && stat(path, &status) == 0;
 }
 
 // ---------------------------------------------------------------------------------------
@@ -69,7 +63,7 @@ static inline int hf_model_add_file(HfModel *model, const char *directory, const
     model->files = files;
     HfModelFile *file = &files[model->file_count];
     snprintf(file->name, sizeof file->name, "%s", name);
-    if (!hf_model_path(path, directory, name, error) || !safetensors_open(&file->file, path, error)) {
+    if (!path_within(path, directory, name, error) || !safetensors_open(&file->file, path, error)) {
         return -1;
     }
     return model->file_count++;
@@ -103,7 +97,7 @@ static inline bool hf_model_add_shard(HfModel *model, const char *directory, con
 static inline bool hf_model_open_shards(HfModel *model, const char *directory, Error *error) {
     char path[PATH_MAX];
     json_error_t problem;
-    if (!hf_model_path(path, directory, "model.safetensors.index.json", error)) { return false; }
+    if (!path_within(path, directory, "model.safetensors.index.json", error)) { return false; }
     json_t *root = json_load_file(path, JSON_REJECT_DUPLICATES, &problem),
            *map = json_object_get(root, "weight_map"), *shard;
     const char *name;
@@ -272,7 +266,7 @@ static inline void hf_model_close(HfModel *model) {
 static inline bool hf_model_open(HfModel *model, const char *directory, Error *error) {
     char path[PATH_MAX];
     memset(model, 0, sizeof *model);
-    if (!file_sums_check(directory, error) || !hf_model_path(path, directory, "config.json", error) ||
+    if (!file_sums_check(directory, error) || !path_within(path, directory, "config.json", error) ||
         !gpt_neo_config_load(path, &model->config, error)) {
         return false;
     }
@@ -327,7 +321,7 @@ static inline bool hf_model_copy_tokenizer(const char *from, const char *to, Err
     char source[PATH_MAX], target[PATH_MAX];
     for (int i = 0; i < 7; i++) {
         if (!hf_model_has(from, names[i])) { continue; }
-        if (!hf_model_path(source, from, names[i], error) || !hf_model_path(target, to, names[i], error) ||
+        if (!path_within(source, from, names[i], error) || !path_within(target, to, names[i], error) ||
             !hf_model_copy_file(source, target, error)) {
             return false;
         }
@@ -339,7 +333,7 @@ static inline bool hf_model_copy_tokenizer(const char *from, const char *to, Err
 static inline json_t *hf_model_load_json(const char *directory, const char *name) {
     char path[PATH_MAX];
     Error ignored;
-    return hf_model_path(path, directory, name, &ignored) ? json_load_file(path, JSON_ALLOW_NUL, NULL) : NULL;
+    return path_within(path, directory, name, &ignored) ? json_load_file(path, JSON_ALLOW_NUL, NULL) : NULL;
 }
 
 // The id of the token spelled `content`, from tokenizer.json or else from vocab.json;
@@ -441,7 +435,7 @@ static inline json_t *hf_model_describe(const GptNeoConfig *config, SafetensorsT
 static inline bool hf_model_write_config(const char *directory, const GptNeoConfig *config,
                                          SafetensorsType type, const char *tokenizer, Error *error) {
     char path[PATH_MAX];
-    if (!hf_model_path(path, directory, "config.json", error)) { return false; }
+    if (!path_within(path, directory, "config.json", error)) { return false; }
     json_t *root = hf_model_describe(config, type, tokenizer);
     bool good = json_dump_file(root, path, JSON_INDENT(2) | JSON_REAL_PRECISION(9)) == 0 ||
                 error_set(error, "cannot write %.300s: %s", path, strerror(errno));
@@ -461,7 +455,7 @@ static inline bool hf_model_write_weights(const char *directory, const Parameter
     SafetensorsPlan plan;
     SafetensorsWriter writer;
     Error later;
-    if (!hf_model_path(path, directory, "model.safetensors", error)) { return false; }
+    if (!path_within(path, directory, "model.safetensors", error)) { return false; }
     safetensors_plan_start(&plan);
     for (int i = 0; i < table->count; i++) {
         size_t shape[2];

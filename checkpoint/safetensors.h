@@ -482,7 +482,6 @@ static inline void safetensors_plan_finish(SafetensorsPlan *plan) {
     assert(failures == 0 && text != NULL);
     (void)failures;
     size_t length = strlen(text), padded = (length + 7) / 8 * 8;
-    assert(padded <= SAFETENSORS_MAX_HEADER);
     plan->header_bytes = 8 + padded;
     plan->header = (char *)malloc(plan->header_bytes);
     assert(plan->header != NULL);
@@ -525,6 +524,10 @@ static inline bool safetensors_writer_open(SafetensorsWriter *writer, const char
 // zeros for others to write. On failure there is nothing to finish.
 static inline bool safetensors_create(SafetensorsWriter *writer, const char *path,
                                       const SafetensorsPlan *plan, Error *error) {
+    if (plan->header_bytes - 8 > SAFETENSORS_MAX_HEADER) {
+        return error_set(error, "%.400s would have a header of %zu bytes; the format allows %d", path,
+                         plan->header_bytes - 8, (int)SAFETENSORS_MAX_HEADER);
+    }
     if (!safetensors_writer_open(writer, path, plan, O_CREAT | O_TRUNC, error)) { return false; }
     bool good = ftruncate(writer->descriptor, (off_t)plan->file_bytes) == 0 ||
                 error_set(error, "cannot make %s as long as %zu bytes: %s", writer->path, plan->file_bytes,

@@ -240,6 +240,19 @@ static inline void *saver_main(void *argument) {
     return NULL;
 }
 
+// How long ranks wait for one that still writes, in seconds, where --timeout-s is less: a
+// rank that has much to write to a slow file system is not dead.
+#define CHECKPOINT_PATIENCE 3600.0
+
+// All ranks: returns when those have written that had no memory for a copy.
+static inline void wait_for_writers(CheckpointedRun *run) {
+    double patience = run->transport->timeout_seconds;
+    Error none = {""};
+    run->transport->timeout_seconds = fmax(patience, CHECKPOINT_PATIENCE);
+    all_ranks_good(run, true, &none);
+    run->transport->timeout_seconds = patience;
+}
+
 // All ranks, between two commits, while no other checkpoint is being made; sets
 // run->saver. beside: training goes on while it is written, where memory allows. False
 // with an error, the same on all ranks: there is nothing to end.
@@ -264,6 +277,7 @@ static inline bool checkpoint_begin(CheckpointedRun *run, bool beside, Error *er
         if (!saver->beside && saver->good) { saver_main(saver); }
         if (!saver->beside) { __atomic_store_n(&s->writer_done, true, __ATOMIC_RELEASE); }
         run->saver = saver;
+        if (beside) { wait_for_writers(run); }
     } else {
         if (is_main) { tree_remove(saver->paths.temporary); }
         saver_free(saver);
@@ -362,10 +376,6 @@ typedef struct SavedReport {
     int64_t commit;
     double seconds; // that rank 0 wrote while training went on; 0: it did not
 } SavedReport;
-
-// How long ranks wait for one that still writes, in seconds, where --timeout-s is less: a
-// rank that has much to write to a slow file system is not dead.
-#define CHECKPOINT_PATIENCE 3600.0
 
 // All ranks, between two commits: waits for the writers and ends what checkpoint_begin
 // began. False with an error, the same on all ranks: there is no new checkpoint, and the

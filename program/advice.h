@@ -32,7 +32,7 @@ typedef struct Advice {
 
 // All ranks call it at the end of training. (ranks), for the caller to free.
 static inline RankTimes *collect_rank_times(Run *run) {
-    double begun = (double)run->scheduler.micro_batches_begun;
+    double begun = (double)(run->scheduler.micro_batches_begun - run->micro_batches_before);
     double done = run->scheduler.gradients_done - run->gradients_before;
     RankTimes mine = {begun > 0 ? run->micro_batch_seconds / begun : 0, run->exposed_seconds,
                       done * (double)tokens_per_micro_batch(run)};

@@ -264,8 +264,8 @@ static inline bool keep_resumed_tokenizer(Run *run, const char *path, Error *err
         return error_set(error, "cannot create the directory %.400s: %s", run->tokenizer, strerror(errno));
     }
     run->checkpointed.tokenizer = run->tokenizer;
-    return hf_model_path(from, model, "config.json", error) &&
-           hf_model_path(to, run->tokenizer, "config.json", error) && hf_model_copy_file(from, to, error) &&
+    return path_within(from, model, "config.json", error) &&
+           path_within(to, run->tokenizer, "config.json", error) && hf_model_copy_file(from, to, error) &&
            hf_model_copy_tokenizer(model, run->tokenizer, error);
 }
 

@@ -22,7 +22,7 @@ typedef struct Evaluator {
     GptNeo model;
     int32_t *tokens, *targets; // (B, T)
     Real *logits;              // (chunk, logits_stride), on the host; only with a GPU
-    float *row;                // (V), one row of them as float; only with a GPU
+    float *row;                // (V), one row of them as float; only in bf16
 } Evaluator;
 
 // What the model says about one sequence.
@@ -52,10 +52,13 @@ static inline void evaluator_reserve(Evaluator *evaluator, Arena *arena, const G
     size_t logits = (size_t)model->chunk * (size_t)model->logits_stride * precision_bytes(settings.precision);
     arena_reserve_host(arena, MEMORY_WORKSPACE, "tokens to evaluate", bytes, &evaluator->tokens);
     arena_reserve_host(arena, MEMORY_WORKSPACE, "targets to evaluate", bytes, &evaluator->targets);
-    if (!settings.on_gpu) { return; }
-    arena_reserve_host(arena, MEMORY_WORKSPACE, "logits on the host", logits, &evaluator->logits);
-    arena_reserve_host(arena, MEMORY_WORKSPACE, "a row of logits", (size_t)config->vocabulary * sizeof(float),
-                       &evaluator->row);
+    if (settings.on_gpu) {
+        arena_reserve_host(arena, MEMORY_WORKSPACE, "logits on the host", logits, &evaluator->logits);
+    }
+    if (settings.precision == PRECISION_BF16) {
+        arena_reserve_host(arena, MEMORY_WORKSPACE, "a row of logits",
+                           (size_t)config->vocabulary * sizeof(float), &evaluator->row);
+    }
 }
 
 // ---------------------------------------------------------------------------------------

@@ -55,7 +55,6 @@ typedef struct EvaluateSequence {
 // A line of lambada or hellaswag: sequences [first, first + choices).
 typedef struct EvaluateItem {
     size_t first;
-    int64_t line;
     int choices, label; // label: the right choice
 } EvaluateItem;
 
@@ -205,8 +204,8 @@ static inline bool evaluate_add_sequence(EvaluateSet *set, int file, uint64_t be
 }
 
 // An item of the latest `choices` sequences.
-static inline bool evaluate_add_item(EvaluateSet *set, int64_t line, int choices, int label, Error *error) {
-    EvaluateItem item = {set->count - (size_t)choices, line, choices, label};
+static inline bool evaluate_add_item(EvaluateSet *set, int choices, int label, Error *error) {
+    EvaluateItem item = {set->count - (size_t)choices, choices, label};
     if (!list_reserve((void **)&set->items, set->item_count, &set->item_capacity, 1, sizeof *set->items)) {
         return evaluate_no_memory(set, error);
     }
@@ -356,7 +355,7 @@ static inline bool evaluate_read_lambada(EvaluateSet *set, int64_t line, const j
     good = good ? evaluate_add_pair(set, line, &whole, space != NULL ? (size_t)(space - text) : 0, 0, error)
                 : evaluate_no_memory(set, error);
     text_list_free(&whole);
-    return good && evaluate_add_item(set, line, 1, 0, error);
+    return good && evaluate_add_item(set, 1, 0, error);
 }
 
 // Appends what precedes the endings of a HellaSwag line to `out`, which must be empty.
@@ -433,7 +432,7 @@ static inline bool evaluate_read_hellaswag(EvaluateSet *set, int64_t line, const
                               : evaluate_line_error(set, line, error, "ending %d is not a string", i);
     }
     text_list_free(&context);
-    return good && evaluate_add_item(set, line, choices, label, error);
+    return good && evaluate_add_item(set, choices, label, error);
 }
 
 static inline bool evaluate_read_line(EvaluateSet *set, int64_t line, const char *text, size_t count,

@@ -10,6 +10,7 @@
 #include <stdio.h>
 
 #include "program/options_value.h"
+#include "runtime/files.h"
 
 // ---------------------------------------------------------------------------------------
 // Reading
@@ -135,11 +136,12 @@ static inline void options_save_text(const char *text, FILE *file) {
 }
 
 // Writes every option to a new file as `name = value`, grouped. --config reads the file
-// back to equal options.
+// back to equal options. A file that is there is replaced at once, or stays as it was: a run
+// that goes on is told by it what it is.
 static inline bool options_save_file(const Options *options, const char *path, Error *error) {
-    char text[OPTION_VALUE_SIZE];
-    FILE *file = fopen(path, "w");
-    if (file == NULL) { return error_set(error, "cannot create %.400s: %s", path, strerror(errno)); }
+    char text[OPTION_VALUE_SIZE], temporary[PATH_MAX];
+    FILE *file = file_replace_begin(path, temporary, error);
+    if (file == NULL) { return false; }
     fprintf(
         file,
         "# acco.c %s: the effective configuration of a run. To run it again: train_gpt --config THIS_FILE\n",
@@ -158,10 +160,7 @@ static inline bool options_save_file(const Options *options, const char *path, E
             fputc('\n', file);
         }
     }
-    bool failed = fflush(file) != 0 || ferror(file);
-    int reason = errno;
-    failed = fclose(file) != 0 || failed;
-    return !failed || error_set(error, "cannot write %.400s: %s", path, strerror(reason));
+    return file_replace_end(file, temporary, path, true, error);
 }
 
 #endif

@@ -448,7 +448,8 @@ static const OptionSpec option_table[] = {
     {"ranks-per-host", GROUP_EMULATION, EVERY_RULE, PLACEMENT,
      INTEGER_OPTION(ranks_per_host, "auto", 1, 1e6, "N", "auto", 0),
      "Lets every N ranks that follow each other count as one host, whatever machine they are on: for an "
-     "emulated link, and to resume a run with the sums of other hosts. auto: the machines."},
+     "emulated link, and so that a run that goes on on other machines still adds in the same order. "
+     "auto: the machines."},
     {"link-us", GROUP_EMULATION, EVERY_RULE, SAME_BITS,
      REAL_OPTION(link_us, "off", 1e-3, 1e6, "US", "off", 0),
      "Emulates a distant network: every message arrives US microseconds late. Many small messages suffer "

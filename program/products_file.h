@@ -201,14 +201,14 @@ static inline ProductChoices *products_in_use(Run *run) {
 
 // Rank 0: writes what was chosen into the directory of the run; the file is whole or absent.
 static inline bool products_save(const Run *run, Error *error) {
-    char path[RUN_PATH_SIZE + 16], temporary[RUN_PATH_SIZE + 32];
-    json_t *object = products_to_json(&run->products);
+    char path[RUN_PATH_SIZE + 16], temporary[PATH_MAX];
     products_path(run, path);
-    snprintf(temporary, sizeof temporary, "%s.new", path);
-    bool good = json_dump_file(object, temporary, JSON_INDENT(1)) == 0 && rename(temporary, path) == 0;
-    if (!good) { error_set(error, "cannot write %.400s: %s", path, strerror(errno)); }
+    FILE *file = file_replace_begin(path, temporary, error);
+    if (file == NULL) { return false; }
+    json_t *object = products_to_json(&run->products);
+    bool written = json_dumpf(object, file, JSON_INDENT(1)) == 0;
     json_decref(object);
-    return good;
+    return file_replace_end(file, temporary, path, written, error);
 }
 
 #endif

@@ -152,6 +152,12 @@ static inline void begin_checkpoint(Run *run, bool beside) {
     if (!begun) { report_checkpoint(run, &report, run->saving_seconds, false, &error); }
 }
 
+// What was saved of this commit is not the state that the run has now.
+static inline void forget_saved(Run *run) {
+    end_checkpoint(run);
+    run->checkpointed.saved_commit = -1;
+}
+
 // The state at the end of a run. Returns whether it is on disk.
 static inline bool save_checkpoint(Run *run) {
     const Scheduler *s = &run->scheduler;
@@ -314,6 +320,7 @@ static inline void resume_run(Run *run) {
     }
     run->seconds_before = run->checkpointed.seconds;
     run->gradients_before = run->scheduler.gradients_done;
+    run->micro_batches_before = run->scheduler.micro_batches_begun;
     continue_reports(run, run->seconds_before);
     if (!run_is_main(run)) { return; }
     long long commit = (long long)run->scheduler.optimizer.commits;
@@ -372,7 +379,7 @@ static inline bool roll_back(Run *run) {
     run->checkpointed.data_base += position - data_position(run, true);
     run->paused = clock_seconds() - began; // of all this, with what end_checkpoint has already counted
     continue_reports(run, training_seconds(run));
-    run->checkpointed.saved_commit = -1; // the checkpoint on disk does not know of the rollback
+    forget_saved(run); // the checkpoint on disk does not know of the rollback
     if (!run_is_main(run)) { return true; }
     printf("%6lld back to the checkpoint of %s %lld, rollback %.0f; on with new data\n", (long long)from,
            step_name(run), (long long)commit, rollbacks);

@@ -80,11 +80,12 @@ typedef struct Run {
     Batch batch;      // of the compute stream
     Batch next_batch; // on a GPU: it is filled while the GPU computes with `batch`
     // Its clock: training_seconds() reads it.
-    double started;             // clock_seconds() at the start of training
-    double paused;              // seconds since then that were not training: validation, checkpoints
-    double seconds_before;      // of training in earlier parts of a run that was resumed
-    double gradients_before;    // that were committed in them
-    ClockOffset clock_at_start; // with --trace: this rank's clock against that of rank 0
+    double started;               // clock_seconds() at the start of training
+    double paused;                // seconds since then that were not training: validation, checkpoints
+    double seconds_before;        // of training in earlier parts of a run that was resumed
+    double gradients_before;      // that were committed in them
+    int64_t micro_batches_before; // that this rank has begun in them
+    ClockOffset clock_at_start;   // with --trace: this rank's clock against that of rank 0
     // What it says. The files and the terminal are those of rank 0.
     char directory[RUN_PATH_SIZE];      // all ranks know it
     char tokenizer[RUN_PATH_SIZE + 16]; // with --resume: a copy of the tokenizer, for the next checkpoints

@@ -10,8 +10,8 @@
 // A sampler has an arena of its own, so training reserves nothing for it. Order of calls:
 //
 //   sampler_reserve, arena_commit
-//   then for each text sampler_reset, and either sampler_generate, or sampler_step and
-//   sampler_choose in turn
+//   either sampler_generate, or sampler_step and sampler_choose in turn
+//   sampler_reset and the same again for another text
 #ifndef ACCO_PROGRAM_SAMPLER_H
 #define ACCO_PROGRAM_SAMPLER_H
 

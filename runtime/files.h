@@ -33,6 +33,11 @@
 // ---------------------------------------------------------------------------------------
 // Reading
 
+static inline bool path_within(char path[PATH_MAX], const char *directory, const char *name, Error *error) {
+    return snprintf(path, PATH_MAX, "%s/%s", directory, name) < PATH_MAX ||
+           error_set(error, "the path of %.80s in %.200s... is too long", name, directory);
+}
+
 // Maps a regular file that is not empty, read-only; munmap(result, *size) ends that. NULL
 // and an error otherwise. expected: what the file should be, for the message. A file that
 // shrinks while it is mapped ends the program with SIGBUS.
@@ -95,6 +100,40 @@ static inline bool path_sync(const char *path, Error *error) {
     return good;
 }
 
+// Brings the name of a file or directory to disk.
+static inline bool name_sync(const char *path, Error *error) {
+    char parent[PATH_MAX];
+    snprintf(parent, sizeof parent, "%s", path);
+    char *slash = strrchr(parent, '/');
+    if (slash != NULL) { slash[slash == parent] = '\0'; } // "/name" is in "/"
+    return path_sync(slash != NULL ? parent : ".", error);
+}
+
+// Begins a file that takes the place of `path` when it is whole: file_replace_end gives it
+// that name, or on failure removes it, and `path` is as it was. NULL: an error.
+static inline FILE *file_replace_begin(const char *path, char temporary[PATH_MAX], Error *error) {
+    snprintf(temporary, PATH_MAX, "%s.new", path);
+    FILE *file = fopen(temporary, "w");
+    if (file == NULL) { error_set(error, "cannot create %.400s: %s", path, strerror(errno)); }
+    return file;
+}
+
+// written: whether everything was; if not, errno still says why. True: file and name are on
+// disk.
+static inline bool file_replace_end(FILE *file, const char *temporary, const char *path, bool written,
+                                    Error *error) {
+    bool good = written && fflush(file) == 0 && !ferror(file) && fsync(fileno(file)) == 0;
+    int reason = errno;
+    if (fclose(file) != 0 && good) {
+        good = false;
+        reason = errno;
+    }
+    if (good && rename(temporary, path) == 0) { return name_sync(path, error); }
+    if (good) { reason = errno; }
+    unlink(temporary);
+    return error_set(error, "cannot write %.400s: %s", path, strerror(reason));
+}
+
 // ---------------------------------------------------------------------------------------
 // Directories
 
@@ -117,21 +156,19 @@ static inline void tree_remove(const char *path) {
 // what has that name already gives way at the same moment; otherwise only an empty
 // directory may have it. True: the new name is on disk.
 static inline bool directory_publish(const char *temporary, const char *final, bool replaces, Error *error) {
-    char parent[PATH_MAX];
-    snprintf(parent, sizeof parent, "%s", final);
-    char *slash = strrchr(parent, '/');
-    if (slash != NULL) { slash[slash == parent] = '\0'; } // "/name" is in "/"
     if (!path_sync(temporary, error)) { return false; }
     // An exchange of the two names leaves no moment without either directory. It fails
     // where there is nothing to replace, which is usual, and on file systems that cannot
     // exchange names.
     bool exchanged =
         replaces && syscall(SYS_renameat2, AT_FDCWD, temporary, AT_FDCWD, final, RENAME_EXCHANGE) == 0;
-    if (replaces) { tree_remove(exchanged ? temporary : final); }
+    if (replaces && !exchanged) { tree_remove(final); }
     if (!exchanged && rename(temporary, final) != 0) {
         return error_set(error, "cannot rename %.400s to %.400s: %s", temporary, final, strerror(errno));
     }
-    return path_sync(slash != NULL ? parent : ".", error);
+    if (!name_sync(final, error)) { return false; }
+    if (exchanged) { tree_remove(temporary); } // the new name is on disk, so the old one is of no use
+    return true;
 }
 
 #endif

@@ -1,5 +1,5 @@
 // gpu.h: the GPU of this process: its memory, its queues, and waiting for them. Nothing
-// outside of runtime/, comm/nccl.h and kernels/cuda/ calls CUDA.
+// outside of runtime/, comm/nccl.h and kernels/ calls CUDA.
 //
 // A GPU is driven the way the CPU is. A stream (device.h) is a thread that takes tasks
 // from a queue; a task puts its kernels into the stream's CUDA queue and has ended when

@@ -15,6 +15,7 @@
 
 typedef struct Nvml {
     void *library, *device; // NULL: nothing is known
+    bool started;           // the library, which is to be shut down then
     int (*clock)(void *device, int kind, unsigned *megahertz);
     int (*highest_clock)(void *device, int kind, unsigned *megahertz);
     int (*power)(void *device, unsigned *milliwatts);
@@ -74,7 +75,7 @@ static inline bool nvml_find(void *library, const char *name, void *target) {
 
 static inline void nvml_close(Nvml *nvml) {
     int (*shutdown)(void) = NULL;
-    if (nvml->device != NULL && nvml_find(nvml->library, "nvmlShutdown", &shutdown)) { (void)shutdown(); }
+    if (nvml->started && nvml_find(nvml->library, "nvmlShutdown", &shutdown)) { (void)shutdown(); }
     if (nvml->library != NULL) { dlclose(nvml->library); }
     memset(nvml, 0, sizeof *nvml);
 }
@@ -90,9 +91,9 @@ static inline void nvml_open(Nvml *nvml, const char *bus) {
                 nvml_find(nvml->library, "nvmlDeviceGetClockInfo", &nvml->clock) &&
                 nvml_find(nvml->library, "nvmlDeviceGetMaxClockInfo", &nvml->highest_clock) &&
                 nvml_find(nvml->library, "nvmlDeviceGetPowerUsage", &nvml->power) &&
-                nvml_find(nvml->library, "nvmlDeviceGetCurrentClocksThrottleReasons", &nvml->reasons) &&
-                start() == 0;
-    if (!good || find(bus, &nvml->device) != 0) {
+                nvml_find(nvml->library, "nvmlDeviceGetCurrentClocksThrottleReasons", &nvml->reasons);
+    nvml->started = good && start() == 0;
+    if (!nvml->started || find(bus, &nvml->device) != 0) {
         nvml->device = NULL;
         nvml_close(nvml);
     }

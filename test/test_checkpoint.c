@@ -849,6 +849,27 @@ static void a_finished_run_stays_finished(void **state) {
     }
 }
 
+// After the last commit some rules still change the parameters, and that is what stays on
+// disk, also where a checkpoint of this commit was begun before.
+static void the_end_is_saved_with_its_last_exchange(void **state) {
+    static const char *const rules[] = {"dpu", "acco-wp", "co2 --co2-tau 4", "streaming-diloco --diloco-H 4",
+                                        "streaming-diloco --diloco-H 4 --streaming-tau 0"};
+    enum { RULES = sizeof rules / sizeof rules[0] };
+    Fleet *fleet = fleet_new(stage_of(state));
+    for (int i = 0; i < RULES; i++) {
+        fleet_start(fleet, 0, "--optimizer %s --save-every 4", rules[i]);
+        fleet_start(fleet, 0, "--optimizer %s --save-every end", rules[i]);
+    }
+    fleet_finish(fleet);
+    for (int i = 0; i < 2 * RULES; i += 2) {
+        char here[128];
+        check_same(fleet, i, i + 1);
+        snprintf(here, sizeof here, "%s", last_step_path(fleet->stage, &fleet->trainings[i]));
+        shell(fleet->stage, "cmp %s/model/model.safetensors %s/model/model.safetensors", here,
+              last_step_path(fleet->stage, &fleet->trainings[i + 1]));
+    }
+}
+
 // ---------------------------------------------------------------------------------------
 // Runs that are asked to stop, and runs that are killed
 
@@ -1553,6 +1574,7 @@ int main(int argc, char **argv) {
         CHECKPOINT_TEST(nothing_is_saved_where_nobody_wants_it),
         CHECKPOINT_TEST(checkpoints_can_follow_the_clock),
         CHECKPOINT_TEST(a_finished_run_stays_finished),
+        CHECKPOINT_TEST(the_end_is_saved_with_its_last_exchange),
         CHECKPOINT_TEST(who_is_asked_to_stop_saves),
         CHECKPOINT_TEST(one_rank_that_is_asked_stops_all),
         CHECKPOINT_TEST(a_stop_in_either_round_goes_on),

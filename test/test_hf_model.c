@@ -779,7 +779,7 @@ static bool write_logits(const char *directory, const float *logits, int B, int 
     char path[PATH_MAX];
     SafetensorsPlan plan;
     SafetensorsWriter writer;
-    if (!hf_model_path(path, directory, "logits.safetensors", error)) { return false; }
+    if (!path_within(path, directory, "logits.safetensors", error)) { return false; }
     safetensors_plan_start(&plan);
     safetensors_plan_add(&plan, "logits", SAFETENSORS_F32, 3, shape);
     safetensors_plan_finish(&plan);
@@ -795,7 +795,7 @@ static bool exchange(const char *from, const char *to, SafetensorsType type, Err
     SafetensorsFile file;
     char path[PATH_MAX];
     int B, T;
-    if (!try_load(from, &loaded, error) || !hf_model_path(path, from, "logits.safetensors", error) ||
+    if (!try_load(from, &loaded, error) || !path_within(path, from, "logits.safetensors", error) ||
         !safetensors_open(&file, path, error)) {
         return false;
     }

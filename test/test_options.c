@@ -635,8 +635,23 @@ static void test_save_failures(void **state) {
     options_defaults(&options);
     assert_false(options_save_file(&options, "/does/not/exist/x", &error));
     expect_text("save", error.text, "cannot create /does/not/exist/x: No such file");
-    assert_false(options_save_file(&options, "/dev/full", &error));
-    expect_text("save", error.text, "cannot write /dev/full: No space left on device");
+    // On a full disk the file that was there stays as it was.
+    char directory[] = "/tmp/acco-options-XXXXXX", path[64], beside[80];
+    assert_non_null(mkdtemp(directory));
+    snprintf(path, sizeof path, "%s/config.txt", directory);
+    snprintf(beside, sizeof beside, "%s.new", path);
+    options.seed = 77;
+    if (!options_save_file(&options, path, &error)) { fail_msg("%s", error.text); }
+    options.seed = 78;
+    assert_int_equal(symlink("/dev/full", beside), 0);
+    assert_false(options_save_file(&options, path, &error));
+    expect_text("save", error.text, "/config.txt: No space left on device");
+    assert_int_equal(access(beside, F_OK), -1);
+    bool given[OPTION_COUNT_OF_TABLE] = {false};
+    if (!options_read_file(path, &options, given, &error)) { fail_msg("%s", error.text); }
+    assert_int_equal(options.seed, 77);
+    unlink(path);
+    rmdir(directory);
 }
 
 // ---------------------------------------------------------------------------------------

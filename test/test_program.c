@@ -178,6 +178,35 @@ static void bf16_trains_on_cpus(void **state) {
     assert_true(losses[1] != losses[0]);
 }
 
+// An evaluation in bf16 chooses the same words, with nearly the same perplexity.
+static void bf16_evaluates_on_cpus(void **state) {
+    static const char *const precisions[] = {"fp32", "bf16"};
+    Stage *stage = stage_of(state);
+    Outcome can = program_run(stage, 0, "plan --precision bf16");
+    if (can.exit_code != 0) { skip(); }
+    Fleet *fleet = fleet_new(stage);
+    fleet_start(fleet, 0, "--lr 0.003");
+    fleet_finish(fleet);
+    stage_write(stage, "words.jsonl",
+                "{\"text\": \"a little cat saw a cat\"}\n{\"text\": \"they played all day\"}\n");
+    double perplexity[2], accuracy[2];
+    for (int i = 0; i < 2; i++) {
+        char arguments[256];
+        snprintf(arguments, sizeof arguments,
+                 "eval --from %.100s --task lambada --data words.jsonl --device cpu --precision %s",
+                 fleet->trainings[0].out, precisions[i]);
+        Outcome outcome = program_run(stage, 0, arguments);
+        outcome_check(&outcome, 0, arguments);
+        const char *first = strstr(outcome.output, "\nperplexity"),
+                   *second = strstr(outcome.output, "\nacc ");
+        if (first == NULL || second == NULL) { fail_msg("%s", outcome.output); }
+        perplexity[i] = strtod(first + strlen("\nperplexity"), NULL);
+        accuracy[i] = strtod(second + strlen("\nacc "), NULL);
+    }
+    assert_close(perplexity[1], perplexity[0], 0.05 * perplexity[0], "perplexity");
+    assert_close(accuracy[1], accuracy[0], 1e-9, "acc");
+}
+
 // Ranks measure, and all take bf16 where it is a tenth faster on the slowest of them.
 static void the_fastest_format_is_measured(void **state) {
     Stage *stage = stage_of(state);
@@ -2197,6 +2226,7 @@ static const struct CMUnitTest tests[] = {
     PROGRAM_TEST(one_rank_under_mpirun_gives_the_bits_of_none),
     PROGRAM_TEST(threads_change_no_bit),
     PROGRAM_TEST(bf16_trains_on_cpus),
+    PROGRAM_TEST(bf16_evaluates_on_cpus),
     PROGRAM_TEST(the_fastest_format_is_measured),
     PROGRAM_TEST(moments_in_bf16_repeat),
     PROGRAM_TEST(another_seed_gives_other_bits),

@@ -155,6 +155,28 @@ static void the_header_is_padded_to_eight_bytes(void **state) {
     }
 }
 
+// The format's own library refuses longer headers, and so do we, before there is a file.
+static void a_header_that_is_too_long_is_refused(void **state) {
+    (void)state;
+    SafetensorsPlan plan;
+    SafetensorsWriter writer;
+    Error error = {""};
+    size_t length = SAFETENSORS_MAX_HEADER, shape[1] = {1};
+    char *note = (char *)malloc(length + 1);
+    memset(note, 'x', length);
+    note[length] = '\0';
+    safetensors_plan_start(&plan);
+    safetensors_plan_add(&plan, "x", SAFETENSORS_U8, 1, shape);
+    assert_true(safetensors_plan_note(&plan, "note", note, &error));
+    safetensors_plan_finish(&plan);
+    unlink(scratch("long"));
+    assert_false(safetensors_create(&writer, scratch("long"), &plan, &error));
+    if (strstr(error.text, "the format allows 100000000") == NULL) { fail_msg("%s", error.text); }
+    assert_int_equal(access(scratch("long"), F_OK), -1);
+    safetensors_plan_free(&plan);
+    free(note);
+}
+
 static void files_of_the_formats_own_library_are_read(void **state) {
     (void)state;
     SafetensorsFile file;
@@ -653,6 +675,7 @@ int main(void) {
         cmocka_unit_test(what_is_written_is_read_again),
         cmocka_unit_test(a_file_that_is_made_anew_holds_nothing_of_the_old_one),
         cmocka_unit_test(the_header_is_padded_to_eight_bytes),
+        cmocka_unit_test(a_header_that_is_too_long_is_refused),
         cmocka_unit_test(files_of_the_formats_own_library_are_read),
         cmocka_unit_test(every_half_is_converted_exactly),
         cmocka_unit_test(doubles_are_rounded_and_floats_copied),

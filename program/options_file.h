@@ -135,13 +135,10 @@ static inline void options_save_text(const char *text, FILE *file) {
     json_decref(value);
 }
 
-// Writes every option to a new file as `name = value`, grouped. --config reads the file
-// back to equal options. A file that is there is replaced at once, or stays as it was: a run
-// that goes on is told by it what it is.
-static inline bool options_save_file(const Options *options, const char *path, Error *error) {
-    char text[OPTION_VALUE_SIZE], temporary[PATH_MAX];
-    FILE *file = file_replace_begin(path, temporary, error);
-    if (file == NULL) { return false; }
+// Writes every option as `name = value`, grouped. --config reads the file back to equal
+// options.
+static inline void options_write(const Options *options, FILE *file) {
+    char text[OPTION_VALUE_SIZE];
     fprintf(
         file,
         "# acco.c %s: the effective configuration of a run. To run it again: train_gpt --config THIS_FILE\n",
@@ -160,6 +157,15 @@ static inline bool options_save_file(const Options *options, const char *path, E
             fputc('\n', file);
         }
     }
+}
+
+// A file that is there is replaced at once, or stays as it was: it tells a run that goes on
+// what it is.
+static inline bool options_save_file(const Options *options, const char *path, Error *error) {
+    char temporary[PATH_MAX];
+    FILE *file = file_replace_begin(path, temporary, error);
+    if (file == NULL) { return false; }
+    options_write(options, file);
     return file_replace_end(file, temporary, path, true, error);
 }
 

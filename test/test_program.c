@@ -1890,7 +1890,7 @@ static void a_disk_that_is_full_ends_the_run(void **state) {
     make_full_directory(stage, "full-2", "progress.tsv");
     Outcome outcome = program_run(stage, 0, "--config base.txt --out full-2");
     check_disk_full(&outcome, 3, "full-2/progress.tsv", "No space left on device");
-    make_full_directory(stage, "full-3", "config.txt");
+    make_full_directory(stage, "full-3", "config.txt.new");
     outcome = program_run(stage, 0, "--config base.txt --out full-3");
     check_disk_full(&outcome, 3, "full-3/config.txt", "No space left on device");
 }

@@ -244,13 +244,13 @@ static inline void *saver_main(void *argument) {
 // rank that has much to write to a slow file system is not dead.
 #define CHECKPOINT_PATIENCE 3600.0
 
-// All ranks: returns when those have written that had no memory for a copy.
-static inline void wait_for_writers(CheckpointedRun *run) {
-    double patience = run->transport->timeout_seconds;
-    Error none = {""};
-    run->transport->timeout_seconds = fmax(patience, CHECKPOINT_PATIENCE);
-    all_ranks_good(run, true, &none);
-    run->transport->timeout_seconds = patience;
+// As all_ranks_good, where a rank may still have to write before it comes here.
+static inline bool all_ranks_wrote(const CheckpointedRun *run, bool good, Error *error) {
+    double timeout_seconds = run->transport->timeout_seconds;
+    run->transport->timeout_seconds = fmax(timeout_seconds, CHECKPOINT_PATIENCE);
+    good = all_ranks_good(run, good, error);
+    run->transport->timeout_seconds = timeout_seconds;
+    return good;
 }
 
 // All ranks, between two commits, while no other checkpoint is being made; sets
@@ -277,7 +277,7 @@ static inline bool checkpoint_begin(CheckpointedRun *run, bool beside, Error *er
         if (!saver->beside && saver->good) { saver_main(saver); }
         if (!saver->beside) { __atomic_store_n(&s->writer_done, true, __ATOMIC_RELEASE); }
         run->saver = saver;
-        if (beside) { wait_for_writers(run); }
+        if (beside) { all_ranks_wrote(run, true, error); } // checkpoint_end says whether they could
     } else {
         if (is_main) { tree_remove(saver->paths.temporary); }
         saver_free(saver);
@@ -383,19 +383,17 @@ typedef struct SavedReport {
 static inline bool checkpoint_end(CheckpointedRun *run, SavedReport *report, Error *error) {
     Saver *saver = run->saver;
     bool is_main = run->transport->rank == 0;
-    double patience = run->transport->timeout_seconds;
     scheduler_settle(run->scheduler);
-    run->transport->timeout_seconds = fmax(patience, CHECKPOINT_PATIENCE);
     double waited = clock_seconds();
     if (saver->beside) { pthread_join(saver->thread, NULL); }
     waited = clock_seconds() - waited;
     *error = saver->error;
-    bool good = all_ranks_good(run, saver->good, error);
+    bool good = all_ranks_wrote(run, saver->good, error);
     if (good) { // on all ranks, so all of them come to the exchanges below
         size_t count;
         SavedPart *parts = saver_gather_parts(saver, &count);
         bool published = !is_main || saver_publish(saver, parts, count, error);
-        good = all_ranks_good(run, published, error);
+        good = all_ranks_wrote(run, published, error);
         free(parts);
     }
     if (is_main && !good) { tree_remove(saver->paths.temporary); }
@@ -405,7 +403,6 @@ static inline bool checkpoint_end(CheckpointedRun *run, SavedReport *report, Err
         run->saved_commit = saver->commit;
         run->saved_reports = saver->reports;
     }
-    run->transport->timeout_seconds = patience;
     report->commit = saver->commit;
     report->seconds = saver->beside ? fmax(saver->seconds - waited, 0) : 0;
     run->saver = NULL;

@@ -162,11 +162,10 @@ static inline void options_write(const Options *options, FILE *file) {
 // A file that is there is replaced at once, or stays as it was: it tells a run that goes on
 // what it is.
 static inline bool options_save_file(const Options *options, const char *path, Error *error) {
-    char temporary[PATH_MAX];
-    FILE *file = file_replace_begin(path, temporary, error);
+    FILE *file = file_replace_begin(path, error);
     if (file == NULL) { return false; }
     options_write(options, file);
-    return file_replace_end(file, temporary, path, true, error);
+    return file_replace_end(file, path, true, error);
 }
 
 #endif

@@ -201,14 +201,14 @@ static inline ProductChoices *products_in_use(Run *run) {
 
 // Rank 0: writes what was chosen into the directory of the run; the file is whole or absent.
 static inline bool products_save(const Run *run, Error *error) {
-    char path[RUN_PATH_SIZE + 16], temporary[PATH_MAX];
+    char path[RUN_PATH_SIZE + 16];
     products_path(run, path);
-    FILE *file = file_replace_begin(path, temporary, error);
+    FILE *file = file_replace_begin(path, error);
     if (file == NULL) { return false; }
     json_t *object = products_to_json(&run->products);
     bool written = json_dumpf(object, file, JSON_INDENT(1)) == 0;
     json_decref(object);
-    return file_replace_end(file, temporary, path, written, error);
+    return file_replace_end(file, path, written, error);
 }
 
 #endif

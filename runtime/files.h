@@ -109,10 +109,15 @@ static inline bool name_sync(const char *path, Error *error) {
     return path_sync(slash != NULL ? parent : ".", error);
 }
 
+static inline void file_replacement_path(char temporary[PATH_MAX], const char *path) {
+    snprintf(temporary, PATH_MAX, "%s.new", path);
+}
+
 // Begins a file that takes the place of `path` when it is whole: file_replace_end gives it
 // that name, or on failure removes it, and `path` is as it was. NULL: an error.
-static inline FILE *file_replace_begin(const char *path, char temporary[PATH_MAX], Error *error) {
-    snprintf(temporary, PATH_MAX, "%s.new", path);
+static inline FILE *file_replace_begin(const char *path, Error *error) {
+    char temporary[PATH_MAX];
+    file_replacement_path(temporary, path);
     FILE *file = fopen(temporary, "w");
     if (file == NULL) { error_set(error, "cannot create %.400s: %s", path, strerror(errno)); }
     return file;
@@ -120,8 +125,9 @@ static inline FILE *file_replace_begin(const char *path, char temporary[PATH_MAX
 
 // written: whether everything was; if not, errno still says why. True: file and name are on
 // disk.
-static inline bool file_replace_end(FILE *file, const char *temporary, const char *path, bool written,
-                                    Error *error) {
+static inline bool file_replace_end(FILE *file, const char *path, bool written, Error *error) {
+    char temporary[PATH_MAX];
+    file_replacement_path(temporary, path);
     bool good = written && fflush(file) == 0 && !ferror(file) && fsync(fileno(file)) == 0;
     int reason = errno;
     if (fclose(file) != 0 && good) {

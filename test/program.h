@@ -360,6 +360,12 @@ static inline void text_check(const char *text, const char *part, const char *wh
     if (strstr(text, part) == NULL) { fail_msg("%s: \"%s\" is not in: %.1500s", what, part, text); }
 }
 
+// The number behind `name`, which must be in the text.
+static inline double text_number(const char *text, const char *name, const char *what) {
+    text_check(text, name, what);
+    return strtod(strstr(text, name) + strlen(name), NULL);
+}
+
 // Lines that are not empty.
 static inline int text_lines(const char *text) {
     int count = 0;

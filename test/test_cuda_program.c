@@ -637,9 +637,7 @@ static double evaluated(Stage *stage, int ranks, const char *options, const char
     snprintf(arguments, sizeof arguments, "eval --threads 1 --micro-batch 2 %s", options);
     Outcome outcome = program_run(stage, ranks, arguments);
     outcome_check(&outcome, 0, arguments);
-    const char *line = strstr(outcome.output, name);
-    if (line == NULL) { fail_msg("%s: no %s in %.1500s", arguments, name, outcome.output); }
-    return strtod(line + strlen(name), NULL);
+    return text_number(outcome.output, name, arguments);
 }
 
 // Evaluates on the CPU, on a GPU in fp32 and in bf16, and with two ranks. bf16: the

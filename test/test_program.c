@@ -197,11 +197,8 @@ static void bf16_evaluates_on_cpus(void **state) {
                  fleet->trainings[0].out, precisions[i]);
         Outcome outcome = program_run(stage, 0, arguments);
         outcome_check(&outcome, 0, arguments);
-        const char *first = strstr(outcome.output, "\nperplexity"),
-                   *second = strstr(outcome.output, "\nacc ");
-        if (first == NULL || second == NULL) { fail_msg("%s", outcome.output); }
-        perplexity[i] = strtod(first + strlen("\nperplexity"), NULL);
-        accuracy[i] = strtod(second + strlen("\nacc "), NULL);
+        perplexity[i] = text_number(outcome.output, "\nperplexity", arguments);
+        accuracy[i] = text_number(outcome.output, "\nacc ", arguments);
     }
     assert_close(perplexity[1], perplexity[0], 0.05 * perplexity[0], "perplexity");
     assert_close(accuracy[1], accuracy[0], 1e-9, "acc");

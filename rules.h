@@ -9,7 +9,7 @@
 #include "dpu.h"
 #include "zero.h"
 
-// The options that only some rules have. program/options_table.h says how a user writes
+// The options that only some rules have. options/options_table.h says how a user writes
 // them.
 typedef struct RuleOptions {
     AccoOptions acco;

@@ -15,15 +15,16 @@
 
 #include <signal.h>
 
+#include "evaluation/eval.h"      // defines: command_eval: how good a model is
+#include "evaluation/sample.h"    // defines: command_sample, print_sample: text out
+#include "plan/choose.h"          // defines: choose_by_measurement: what is auto
+#include "plan/plan.h"            // defines: command_plan: how much memory a run would need
 #include "program/build_facts.h"  // defines: print_build_facts: --version
 #include "program/data.h"         // defines: open_data, tokenize_data: what is trained on
-#include "program/eval.h"         // defines: command_eval: how good a model is
 #include "program/fit.h"          // defines: fit_check: is there memory enough?
-#include "program/plan.h"         // defines: command_plan: how much memory a run would need
 #include "program/precision.h"    // defines: choose_precision: fp32 or bf16, by measurement
 #include "program/report.h"       // defines: report_window, print_end: what a run says
 #include "program/resume.h"       // defines: begin_checkpoint, resume_run, roll_back: a run on disk
-#include "program/sample.h"       // defines: command_sample, print_sample: text out
 #include "program/setup.h"        // defines: choose_model, reserve_memory: choices before training
 #include "program/spike_report.h" // defines: report_spike, fail_spike: steps that were not made
 #include "program/start.h"        // defines: open_run_directory, start_run: memory, threads, parameters
@@ -262,12 +263,11 @@ static int finish_run(Run *run, bool saved) {
         fingerprint = check_replicas(run, committed, run->table.parameter_count * sizeof(float));
         return_committed(s, committed);
     }
-    RankTimes *times = collect_rank_times(run);
+    double exposed = mean_over_ranks(&run->transport, run->exposed_seconds);
     if (run_is_main(run)) {
-        print_end(run, fingerprint, times);
+        print_end(run, fingerprint, exposed);
         if (s->stop_agreed) { print_stopped(run, saved); }
     }
-    free(times);
     if (!s->stop_agreed && !run->nothing_left) { print_sample(run, true); }
     if (run_is_main(run)) {
         print_files(run);
@@ -338,7 +338,9 @@ static int command_train(Run *run) {
     open_run_directory(run);
     tokenize_data(run);
     open_run_files(run);
-    start_run(run, hellos);
+    start_run(run);
+    choose_by_measurement(run);
+    announce_run(run, hellos);
     free(hellos);
     resume_run(run);
     Error none = {""};

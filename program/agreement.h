@@ -83,6 +83,14 @@ static inline void share_from_rank_zero(Run *run, void *bytes, size_t count) {
     free(all);
 }
 
+// All ranks: the mean of what each of them gives.
+static inline double mean_over_ranks(Transport *transport, double value) {
+    double sum = 0, *all = (double *)transport_collect_records(transport, "means", &value, sizeof value);
+    for (int rank = 0; rank < transport->size; rank++) { sum += all[rank]; }
+    free(all);
+    return sum / transport->size;
+}
+
 // Continues a hash. Every part but the last must be a multiple of 4 bytes.
 static inline uint64_t hash_more(uint64_t hash, const void *bytes, size_t count) {
     for (size_t i = 0; i < count; i += 4) {

@@ -6,7 +6,7 @@
 #include "comm/nccl.h"
 #include "comm/transport_mpi.h"
 #include "kernels/kernels.h"
-#include "program/options.h"
+#include "options/options.h"
 
 // One fact a line, the version first. gcc's __VERSION__ is a bare number; others name
 // themselves.

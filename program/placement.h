@@ -17,7 +17,7 @@
 #include "comm/collectives.h"
 #include "gpt_neo.h"
 #include "kernels/cpu/product_rates.h"
-#include "program/options_check.h"
+#include "options/options_check.h"
 #include "rules.h"
 
 typedef struct Placement {

@@ -6,7 +6,7 @@
 #ifndef ACCO_PROGRAM_REPORT_H
 #define ACCO_PROGRAM_REPORT_H
 
-#include "program/advice.h"
+#include "program/agreement.h"
 #include "program/data.h"
 #include "program/run_directory.h"
 #include "program/setup.h"
@@ -331,7 +331,6 @@ static inline void window_add_commit(Run *run) {
     sum->micro_batch_seconds += commit->micro_batch_seconds;
     sum->micro_batch_cpu_seconds += commit->micro_batch_cpu_seconds;
     run->exposed_seconds += commit->exposed_seconds;
-    run->micro_batch_seconds += commit->micro_batch_seconds;
 }
 
 // Begins a new window behind the latest report, after `seconds` seconds of training.
@@ -440,16 +439,20 @@ static inline void report_validation(Run *run) {
 // ---------------------------------------------------------------------------------------
 // The end
 
+#define WAITING_SHARE 0.1 // of the time: more is worth a line at the end
+
+// The run's directory as a word of a command line.
+static inline const char *directory_for_shell(const Run *run, char word[4 * RUN_PATH_SIZE + 3]) {
+    return text_for_shell(run->directory, word, 4 * RUN_PATH_SIZE + 3);
+}
+
 // Prints and logs how training ended. fingerprint: of the parameters, from
-// check_replicas. times (ranks): of all ranks.
-static inline void print_end(Run *run, uint64_t fingerprint, const RankTimes *times) {
+// check_replicas. exposed: seconds in which a rank only waited for communication, the mean.
+static inline void print_end(Run *run, uint64_t fingerprint, double exposed) {
     long long commits = (long long)run->scheduler.optimizer.commits;
     double seconds = training_seconds(run),
            tokens = run->scheduler.gradients_done * (double)tokens_per_micro_batch(run);
-    double here = seconds - run->seconds_before, exposed = 0; // mean over the ranks
-    for (int rank = 0; rank < run->transport.size; rank++) {
-        exposed += times[rank].exposed / here / run->transport.size;
-    }
+    double waiting = exposed / (seconds - run->seconds_before); // share of this part of the run
     double planned = (double)run->arena.bytes, used = (double)arena_resident_bytes(&run->arena);
     double rate = tokens / seconds * gpt_neo_flops_per_token(&run->config, run->T) / 1e9;
     terminal_clear(&run->terminal);
@@ -466,7 +469,12 @@ static inline void print_end(Run *run, uint64_t fingerprint, const RankTimes *ti
                "ranks%s\n",
                commits, step_name(run), tokens, seconds, tokens / seconds, rate, share);
     }
-    json_t *advice = print_advice(run, times, times[0].tokens / here, exposed);
+    if (waiting > WAITING_SHARE) {
+        char word[4 * RUN_PATH_SIZE + 3];
+        printf("network    %.0f %% of the time ranks only waited for communication; train_gpt plan --like %s "
+               "says what would be faster\n",
+               100 * waiting, directory_for_shell(run, word));
+    }
     if (!isnan(run->validation_loss)) {
         printf("loss       %.4f nats per token on text it has not seen", run->validation_loss);
         if (isfinite(run->perfect_validation_loss)) { // known where the text comes from a grammar
@@ -479,18 +487,12 @@ static inline void print_end(Run *run, uint64_t fingerprint, const RankTimes *ti
     printf("parameters fingerprint %016llx, the same on every rank\n", (unsigned long long)fingerprint);
     char text[32];
     snprintf(text, sizeof text, "%016llx", (unsigned long long)fingerprint);
-    report_event(run,
-                 json_pack("{s:s, s:s, s:I, s:I, s:o, s:o, s:o, s:I, s:I, s:s, s:o*}", "event", "end",
-                           "reason", run->scheduler.stop_agreed ? "asked to stop" : "done", "commit",
-                           (json_int_t)commits, "tokens", (json_int_t)tokens, "seconds", log_real(seconds),
-                           "tokens_per_second", log_real(tokens / seconds), "exposed_share",
-                           log_real(exposed), "planned_bytes", (json_int_t)planned, "used_bytes",
-                           (json_int_t)used, "parameters_fingerprint", text, "advice", advice));
-}
-
-// The run's directory as a word of a command line.
-static inline const char *directory_for_shell(const Run *run, char word[4 * RUN_PATH_SIZE + 3]) {
-    return text_for_shell(run->directory, word, 4 * RUN_PATH_SIZE + 3);
+    report_event(run, json_pack("{s:s, s:s, s:I, s:I, s:o, s:o, s:o, s:I, s:I, s:s}", "event", "end",
+                                "reason", run->scheduler.stop_agreed ? "asked to stop" : "done", "commit",
+                                (json_int_t)commits, "tokens", (json_int_t)tokens, "seconds",
+                                log_real(seconds), "tokens_per_second", log_real(tokens / seconds),
+                                "exposed_share", log_real(waiting), "planned_bytes", (json_int_t)planned,
+                                "used_bytes", (json_int_t)used, "parameters_fingerprint", text));
 }
 
 // After a run that was asked to stop. saved: whether its end is on disk.

@@ -319,8 +319,6 @@ static inline void resume_run(Run *run) {
         if (!loaded) { agree_or_exit(run, EXIT_USER_MISTAKE, &error); }
     }
     run->seconds_before = run->checkpointed.seconds;
-    run->gradients_before = run->scheduler.gradients_done;
-    run->micro_batches_before = run->scheduler.micro_batches_begun;
     continue_reports(run, run->seconds_before);
     if (!run_is_main(run)) { return; }
     long long commit = (long long)run->scheduler.optimizer.commits;

@@ -16,9 +16,9 @@
 #include "comm/transport_mpi.h"
 #include "dataloader.h"
 #include "gpt_neo.h"
+#include "options/options_check.h"
+#include "options/options_print.h"
 #include "program/launch_checks.h"
-#include "program/options_check.h"
-#include "program/options_print.h"
 #include "program/placement.h"
 #include "program/progress.h"
 #include "program/run_lock.h"
@@ -80,12 +80,10 @@ typedef struct Run {
     Batch batch;      // of the compute stream
     Batch next_batch; // on a GPU: it is filled while the GPU computes with `batch`
     // Its clock: training_seconds() reads it.
-    double started;               // clock_seconds() at the start of training
-    double paused;                // seconds since then that were not training: validation, checkpoints
-    double seconds_before;        // of training in earlier parts of a run that was resumed
-    double gradients_before;      // that were committed in them
-    int64_t micro_batches_before; // that this rank has begun in them
-    ClockOffset clock_at_start;   // with --trace: this rank's clock against that of rank 0
+    double started;             // clock_seconds() at the start of training
+    double paused;              // seconds since then that were not training: validation, checkpoints
+    double seconds_before;      // of training in earlier parts of a run that was resumed
+    ClockOffset clock_at_start; // with --trace: this rank's clock against that of rank 0
     // What it says. The files and the terminal are those of rank 0.
     char directory[RUN_PATH_SIZE];      // all ranks know it
     char tokenizer[RUN_PATH_SIZE + 16]; // with --resume: a copy of the tokenizer, for the next checkpoints
@@ -102,9 +100,9 @@ typedef struct Run {
     bool is_unwritten;                               // nobody reads stdout any more
     int64_t lost_lines;                              // of its files, which could not be written
     bool trace_is_lost;
-    Nvml nvml;                                   // of rank 0's GPU
-    uint64_t throttle_told;                      // the reasons for a low clock that were printed
-    double exposed_seconds, micro_batch_seconds; // of this part of the run: see CommitReport
+    Nvml nvml;              // of rank 0's GPU
+    uint64_t throttle_told; // the reasons for a low clock that were printed
+    double exposed_seconds; // of this part of the run: see CommitReport
     // Checkpoints.
     CheckpointedRun checkpointed; // what checkpoints are of (program/resume.h)
     SaveTimes save_times;         // what --save-every says

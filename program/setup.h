@@ -3,7 +3,7 @@
 #ifndef ACCO_PROGRAM_SETUP_H
 #define ACCO_PROGRAM_SETUP_H
 
-#include "program/training_problem.h"
+#include "training_problem.h"
 
 // ---------------------------------------------------------------------------------------
 // The model, and the numbers that follow from it

@@ -101,31 +101,7 @@ static inline void prepare_model(Run *run) {
     if (!first) { scheduler_call(s, s->compute, prepare_model_task, run); }
 }
 
-// Makes the choices that are left to a measurement. The scheduler, checkpoints and the
-// configuration, which was saved before, get to know what was chosen.
-static inline void choose_by_measurement(Run *run) {
-    const Rule *rule = run->rule;
-    Options *options = &run->options;
-    Error error = {""};
-    if (options_left_to_measure(options)) {
-        if (run_is_main(run)) {
-            printf("measuring  a micro-batch and the exchanges, to choose what is auto\n");
-        }
-        fflush(stdout);
-        rule->measure(options_of_rule(options), &run->scheduler, run->rule_reason);
-        share_from_rank_zero(run, &options->rules, sizeof options->rules);
-    }
-    if (run->rule_reason[0] != '\0') { // now, or before the run was resumed
-        rule->configure(options_of_rule(options), &run->scheduler.settings);
-        bool saved = !run_is_main(run) || save_configuration(run, &error);
-        agree_or_exit(run, saved ? 0 : EXIT_SYSTEM_FAILURE, &error);
-    }
-    run->checkpointed.options = options_as_json(options); // from here on they do not change
-    run->checkpointed.measured = run->rule_reason;
-}
-
-// hellos (size): of all ranks, for the log.
-static inline void start_run(Run *run, const Hello *hellos) {
+static inline void start_run(Run *run) {
     Transport *transport = &run->transport;
     Error error = {""};
     agree_or_exit(run, arena_commit(&run->arena, &error) ? 0 : EXIT_SYSTEM_FAILURE, &error);
@@ -147,7 +123,11 @@ static inline void start_run(Run *run, const Hello *hellos) {
     scheduler_start(&run->scheduler, run->pool, traced);
     check_replicas(run, scheduler_weights(&run->scheduler), weights_bytes(run));
     prepare_model(run);
-    choose_by_measurement(run);
+}
+
+// Says what has been chosen, once all of it is. hellos (size): of all ranks, for the log.
+static inline void announce_run(Run *run, const Hello *hellos) {
+    Transport *transport = &run->transport;
     find_peak(run);
     transport->bytes_sent = transport->bytes_sent_outside = 0; // what training sends, not what led up to it
     if (!run_is_main(run)) { return; }

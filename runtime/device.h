@@ -17,7 +17,7 @@
 //   stream_settle               in a task: waits for what it has put into the CUDA queue
 //
 // A stream can also be simulated: then nobody runs its tasks, and a simulator says when they
-// would have ended, on a clock of its own (simulation/simulation.h).
+// would have ended, on a clock of its own (plan/simulation.h).
 //
 // One host thread records an event and waits for it. `context` belongs to the caller and
 // must live until the task has run. A kernel is called with the stream whose task it is

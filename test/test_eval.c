@@ -4,7 +4,7 @@
 // line's number.
 #include "test/harness.h"
 
-#include "program/eval.h"
+#include "evaluation/eval.h"
 #include "test/threads_link.h"
 
 enum { POSITIONS = 40, BYTES = 256, MOST_SEQUENCES = 512 };

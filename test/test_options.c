@@ -9,8 +9,8 @@
 //   - --help, the tables of docs/options.md and the JSON of the log have every option
 #include "test/harness.h"
 
-#include "program/options_check.h"
-#include "program/options_print.h"
+#include "options/options_check.h"
+#include "options/options_print.h"
 
 enum { WORDS_MAX = 16 };
 

@@ -3,14 +3,14 @@
 //
 // What a paper does not state is fitted from as few of its numbers as it takes. The
 // others are predicted, and the tests are about those. Where our rules take part, their
-// own lines run, on the simulator's clock (simulation/simulation.h), on machines on which
+// own lines run, on the simulator's clock (plan/simulation.h), on machines on which
 // only computing and links cost time. What papers do otherwise is written down here.
 //
 // With PAPERS_TABLES in the environment it also prints the tables, as Markdown.
 #include "test/harness.h"
 
+#include "plan/simulation.h"
 #include "rules.h"
-#include "simulation/simulation.h"
 
 static bool prints;
 

@@ -2,7 +2,7 @@
 // drawn with the right probabilities.
 #include "test/harness.h"
 
-#include "program/sampler.h"
+#include "evaluation/sampler.h"
 
 typedef struct Fixture {
     GptNeoConfig config;

@@ -10,8 +10,8 @@
 //   - an exchange that needs the cores of the computation slows it down by what it works
 //
 // How near it comes to real runs is measured by dev/bench/predict.
+#include "plan/simulation.h"
 #include "rules.h"
-#include "simulation/simulation.h"
 #include "test/harness.h"
 
 enum { LAYERS = 4, CELLS = 128, PIECE = 256 };

@@ -5,7 +5,7 @@
 #ifndef ACCO_TEST_FUZZ_FUZZ_EVAL_H
 #define ACCO_TEST_FUZZ_FUZZ_EVAL_H
 
-#include "program/eval_tasks.h"
+#include "evaluation/eval_tasks.h"
 #include "test/fuzz/fuzz_text.h"
 
 // Bits 0 and 1: the task; bit 2: with a tokenizer; bit 3: a longer context; bit 4: a

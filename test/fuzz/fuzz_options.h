@@ -6,8 +6,8 @@
 #ifndef ACCO_TEST_FUZZ_FUZZ_OPTIONS_H
 #define ACCO_TEST_FUZZ_FUZZ_OPTIONS_H
 
-#include "program/options_check.h"
-#include "program/options_print.h"
+#include "options/options_check.h"
+#include "options/options_print.h"
 #include "test/fuzz/fuzz.h"
 
 enum { FUZZ_OPTIONS_WORDS = 64 };

@@ -10,8 +10,8 @@
 // To add an option, add a field here and a row to the table; the compiler checks that the
 // types agree. The parser, the help, the documentation, the saved configuration and the
 // log all come from the table.
-#ifndef ACCO_PROGRAM_OPTIONS_H
-#define ACCO_PROGRAM_OPTIONS_H
+#ifndef ACCO_OPTIONS_OPTIONS_H
+#define ACCO_OPTIONS_OPTIONS_H
 
 #include "rules.h"
 

@@ -8,14 +8,14 @@
 // which one makes the other pointless. In a file the former is allowed, because a saved
 // configuration holds every option; and an option on the command line takes the place of
 // its rival in the file.
-#ifndef ACCO_PROGRAM_OPTIONS_PARSE_H
-#define ACCO_PROGRAM_OPTIONS_PARSE_H
+#ifndef ACCO_OPTIONS_OPTIONS_PARSE_H
+#define ACCO_OPTIONS_OPTIONS_PARSE_H
 
 #include <limits.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "program/options_file.h"
+#include "options/options_file.h"
 
 // The word behind a list, such as a second file, is most often the work of the shell.
 static inline bool options_refuse_word(const char *word, const char *before, Error *error) {

@@ -18,12 +18,12 @@
 //
 // What is not simulated: traffic of others on the links, files, validation, and ranks of one
 // host that get in each other's way (their micro-batches are measured together).
-#ifndef ACCO_SIMULATION_SIMULATION_H
-#define ACCO_SIMULATION_SIMULATION_H
+#ifndef ACCO_PLAN_SIMULATION_H
+#define ACCO_PLAN_SIMULATION_H
 
 #include "local_steps.h"
+#include "plan/machine.h"
 #include "rule.h"
-#include "simulation/machine.h"
 
 typedef struct Simulation {
     const Machine *machine;

@@ -4,12 +4,12 @@
 // Lines are `name = value`, with # before comments. A value that would not be read back
 // as it stands (blanks at its ends, a #, a quote at its start, control characters) is
 // written as a JSON string.
-#ifndef ACCO_PROGRAM_OPTIONS_FILE_H
-#define ACCO_PROGRAM_OPTIONS_FILE_H
+#ifndef ACCO_OPTIONS_OPTIONS_FILE_H
+#define ACCO_OPTIONS_OPTIONS_FILE_H
 
 #include <stdio.h>
 
-#include "program/options_value.h"
+#include "options/options_value.h"
 #include "runtime/files.h"
 
 // ---------------------------------------------------------------------------------------

@@ -10,13 +10,13 @@
 // expensive part, is done for these alone.
 //
 //   evaluator_reserve, arena_commit; then evaluate_run on all ranks
-#ifndef ACCO_PROGRAM_EVAL_SCORE_H
-#define ACCO_PROGRAM_EVAL_SCORE_H
+#ifndef ACCO_EVALUATION_EVAL_SCORE_H
+#define ACCO_EVALUATION_EVAL_SCORE_H
 
 #include "comm/transport.h"
+#include "evaluation/eval_tasks.h"
+#include "evaluation/sampler.h" // sampler_largest
 #include "gpt_neo.h"
-#include "program/eval_tasks.h"
-#include "program/sampler.h" // sampler_largest
 
 typedef struct Evaluator {
     GptNeo model;

@@ -1,9 +1,9 @@
 // options_print.h: options as text: help by topic, the tables of docs/options.md, and JSON
 // for the log.
-#ifndef ACCO_PROGRAM_OPTIONS_PRINT_H
-#define ACCO_PROGRAM_OPTIONS_PRINT_H
+#ifndef ACCO_OPTIONS_OPTIONS_PRINT_H
+#define ACCO_OPTIONS_OPTIONS_PRINT_H
 
-#include "program/options_parse.h"
+#include "options/options_parse.h"
 #include "runtime/log.h" // log_text, log_real
 
 // Every option by its name, as one object: numbers as numbers, switches as booleans, the

@@ -12,11 +12,11 @@
 // The rule that is recommended is the fastest. Of rules that are as fast, within
 // FORECAST_TOLERANCE, it is the one that departs least from training with one step per
 // batch (Rule::departs): what a rule does to the loss is not simulated.
-#ifndef ACCO_PROGRAM_FORECAST_H
-#define ACCO_PROGRAM_FORECAST_H
+#ifndef ACCO_PLAN_FORECAST_H
+#define ACCO_PLAN_FORECAST_H
 
+#include "plan/simulation.h"
 #include "program/fit.h"
-#include "simulation/simulation.h"
 
 #define FORECAST_MOST 3e7 // micro-batches to be simulated for one rule: half a second
 #define FORECAST_TOLERANCE 0.02

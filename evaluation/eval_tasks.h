@@ -21,8 +21,8 @@
 // The sequences are then put into batches, longest first, which depend on nothing but the
 // data and the size of a batch. Files may hold anything: every error is one line that
 // names the file and, for JSON lines, the line.
-#ifndef ACCO_PROGRAM_EVAL_TASKS_H
-#define ACCO_PROGRAM_EVAL_TASKS_H
+#ifndef ACCO_EVALUATION_EVAL_TASKS_H
+#define ACCO_EVALUATION_EVAL_TASKS_H
 
 #include "dataloader.h"
 #include "tokenizer/tokenizer.h"

@@ -6,10 +6,10 @@
 //                   cores; more so where all of them compute all the time
 //
 // The run's links do not matter: time in which a thread waits is in neither.
-#ifndef ACCO_PROGRAM_LIKE_H
-#define ACCO_PROGRAM_LIKE_H
+#ifndef ACCO_PLAN_LIKE_H
+#define ACCO_PLAN_LIKE_H
 
-#include "program/forecast.h"
+#include "plan/forecast.h"
 
 typedef struct LikeRun {
     int ranks;

@@ -18,8 +18,8 @@
 //
 // The ranks of a host share its link. Chunks go through two lanes (collectives_host.h), so
 // links and ranks work side by side but for one chunk.
-#ifndef ACCO_SIMULATION_MACHINE_H
-#define ACCO_SIMULATION_MACHINE_H
+#ifndef ACCO_PLAN_MACHINE_H
+#define ACCO_PLAN_MACHINE_H
 
 #include "comm/collectives_host.h"
 

@@ -6,10 +6,10 @@
 //
 // Some numbers have a word that means "the program decides" or "off". It is stored as 0
 // (for --min-lr and other options where 0 is a value of its own: as -1).
-#ifndef ACCO_PROGRAM_OPTIONS_TABLE_H
-#define ACCO_PROGRAM_OPTIONS_TABLE_H
+#ifndef ACCO_OPTIONS_OPTIONS_TABLE_H
+#define ACCO_OPTIONS_OPTIONS_TABLE_H
 
-#include "program/options.h"
+#include "options/options.h"
 
 typedef enum OptionType {
     OPTION_INTEGER, // int64_t

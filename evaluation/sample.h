@@ -1,12 +1,12 @@
 // sample.h: text by a model, printed: `train_gpt sample` for a model on disk, and the
 // samples during and after training. All run on the CPU, whatever device trains the
 // model.
-#ifndef ACCO_PROGRAM_SAMPLE_H
-#define ACCO_PROGRAM_SAMPLE_H
+#ifndef ACCO_EVALUATION_SAMPLE_H
+#define ACCO_EVALUATION_SAMPLE_H
 
 #include "checkpoint/hf_model.h"
+#include "evaluation/sampler.h"
 #include "program/report.h"
-#include "program/sampler.h"
 #include "program/setup.h"
 
 enum { SAMPLE_RANDOM_STREAM = 20 }; // of those that are derived from --seed

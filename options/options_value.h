@@ -3,8 +3,8 @@
 // Nothing is changed silently: a value out of range or an unknown word is refused in one
 // sentence that says what is allowed and, where there is one, the nearest valid name.
 // What option_print_value writes option_set reads back to the same bits.
-#ifndef ACCO_PROGRAM_OPTIONS_VALUE_H
-#define ACCO_PROGRAM_OPTIONS_VALUE_H
+#ifndef ACCO_OPTIONS_OPTIONS_VALUE_H
+#define ACCO_OPTIONS_OPTIONS_VALUE_H
 
 #include <assert.h>
 #include <ctype.h>
@@ -12,7 +12,7 @@
 #include <jansson.h>
 #include <math.h>
 
-#include "program/options_table.h"
+#include "options/options_table.h"
 
 // ---------------------------------------------------------------------------------------
 // From text

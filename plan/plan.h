@@ -3,11 +3,11 @@
 //
 // The numbers are those of the run itself: a plan makes the same choices and the same
 // reservations (reserve_memory), and ends where a run would allocate.
-#ifndef ACCO_PROGRAM_PLAN_H
-#define ACCO_PROGRAM_PLAN_H
+#ifndef ACCO_PLAN_PLAN_H
+#define ACCO_PLAN_PLAN_H
 
-#include "program/plan_time.h"
-#include "program/sample.h"
+#include "evaluation/sample.h"
+#include "plan/plan_time.h"
 
 static inline void print_plan_row(const char *indent, const char *name, size_t bytes, const char *note) {
     char size[SIZE_TEXT];

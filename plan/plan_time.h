@@ -1,10 +1,10 @@
 // plan_time.h: the second half of train_gpt plan: what a micro-batch takes, what follows from
 // it for every rule, and which to take, as a table and as JSON.
-#ifndef ACCO_PROGRAM_PLAN_TIME_H
-#define ACCO_PROGRAM_PLAN_TIME_H
+#ifndef ACCO_PLAN_PLAN_TIME_H
+#define ACCO_PLAN_PLAN_TIME_H
 
 #include "kernels/cpu/product_rates.h"
-#include "program/like.h"
+#include "plan/like.h"
 
 // ---------------------------------------------------------------------------------------
 // What a micro-batch takes

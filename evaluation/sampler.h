@@ -12,8 +12,8 @@
 //   sampler_reserve, arena_commit
 //   either sampler_generate, or sampler_step and sampler_choose in turn
 //   sampler_reset and the same again for another text
-#ifndef ACCO_PROGRAM_SAMPLER_H
-#define ACCO_PROGRAM_SAMPLER_H
+#ifndef ACCO_EVALUATION_SAMPLER_H
+#define ACCO_EVALUATION_SAMPLER_H
 
 #include "gpt_neo.h"
 

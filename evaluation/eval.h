@@ -4,11 +4,11 @@
 // eval_tasks.h reads the data into sequences, eval_score.h scores them on all ranks, and
 // this file sums up and holds the command. All numbers are the same bits on any number of
 // ranks.
-#ifndef ACCO_PROGRAM_EVAL_H
-#define ACCO_PROGRAM_EVAL_H
+#ifndef ACCO_EVALUATION_EVAL_H
+#define ACCO_EVALUATION_EVAL_H
 
+#include "evaluation/eval_score.h"
 #include "program/data.h" // tokenizer_path
-#include "program/eval_score.h"
 #include "program/report.h"
 
 // ---------------------------------------------------------------------------------------

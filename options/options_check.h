@@ -4,10 +4,10 @@
 // or -1 for some rates) are not compared here; a caller that has filled them in may check
 // again. What depends on the model or on the number of ranks is checked when it is known:
 // Rule::check with the number of layers, options_check_ranks.
-#ifndef ACCO_PROGRAM_OPTIONS_CHECK_H
-#define ACCO_PROGRAM_OPTIONS_CHECK_H
+#ifndef ACCO_OPTIONS_OPTIONS_CHECK_H
+#define ACCO_OPTIONS_OPTIONS_CHECK_H
 
-#include "program/options_parse.h"
+#include "options/options_parse.h"
 
 // ---------------------------------------------------------------------------------------
 // The rule and its options

@@ -1,7 +1,7 @@
 // training_problem.h: what the scheduler trains: a GPT-Neo on the run's data. Model, data
 // and scheduler meet here and nowhere else.
-#ifndef ACCO_PROGRAM_TRAINING_PROBLEM_H
-#define ACCO_PROGRAM_TRAINING_PROBLEM_H
+#ifndef ACCO_TRAINING_PROBLEM_H
+#define ACCO_TRAINING_PROBLEM_H
 
 #include "program/agreement.h"
 

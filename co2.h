@@ -81,7 +81,7 @@ static inline void co2_describe(const void *own, const SchedulerSettings *settin
 
 static inline void co2_operation(Scheduler *s, const void *settings, size_t flat, size_t packed,
                                  size_t count) {
-    outer_momentum(s->compute, s->outer + flat, s->momentum + flat, s->parameters.data + flat,
+    outer_momentum(s->compute, s->local.outer + flat, s->local.momentum + flat, s->parameters.data + flat,
                    s->comm_buffer.data + packed, count, (const MomentumStep *)settings);
 }
 

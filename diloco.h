@@ -126,17 +126,17 @@ static inline void streaming_diloco_commit(Scheduler *s) {
         return;
     }
     inner_steps(s, interval - s->settings.delay);
-    send_fragment(s, s->fragment);
+    send_fragment(s, s->local.fragment);
     inner_steps(s, s->settings.delay);
     wait_for(s);
-    apply_fragment(s, s->fragment, s->settings.outer_nesterov.alpha);
-    s->fragment = (s->fragment + 1) % s->settings.fragments;
+    apply_fragment(s, s->local.fragment, s->settings.outer_nesterov.alpha);
+    s->local.fragment = (s->local.fragment + 1) % s->settings.fragments;
 }
 
 static inline bool streaming_diloco_finish(Scheduler *s) {
     bool changed = false;
     for (int fragment = 0; fragment < s->settings.fragments && !scheduler_is_halted(s); fragment++) {
-        if (s->fragments[fragment].applied_at == s->optimizer.commits) { continue; }
+        if (s->local.fragments[fragment].applied_at == s->optimizer.commits) { continue; }
         send_fragment(s, fragment);
         wait_for(s);
         apply_fragment(s, fragment, 0);

@@ -488,8 +488,8 @@ static inline void print_end(Run *run, uint64_t fingerprint, double exposed) {
     char text[32];
     snprintf(text, sizeof text, "%016llx", (unsigned long long)fingerprint);
     report_event(run, json_pack("{s:s, s:s, s:I, s:I, s:o, s:o, s:o, s:I, s:I, s:s}", "event", "end",
-                                "reason", run->scheduler.stop_agreed ? "asked to stop" : "done", "commit",
-                                (json_int_t)commits, "tokens", (json_int_t)tokens, "seconds",
+                                "reason", run->scheduler.wishes.stop_agreed ? "asked to stop" : "done",
+                                "commit", (json_int_t)commits, "tokens", (json_int_t)tokens, "seconds",
                                 log_real(seconds), "tokens_per_second", log_real(tokens / seconds),
                                 "exposed_share", log_real(waiting), "planned_bytes", (json_int_t)planned,
                                 "used_bytes", (json_int_t)used, "parameters_fingerprint", text));

@@ -1,8 +1,9 @@
 // checkpoint.h: the format of a checkpoint, on which its writer, checkpoint/save.h, and
 // its reader, checkpoint/load.h, must agree.
 //
-// A checkpoint holds everything that a run needs to go on as if it had never stopped. It
-// is a directory of its own, OUT/checkpoints/step-N:
+// A checkpoint holds everything that a run needs to continue as if it had never stopped. It
+// is a directory of its own, OUT/checkpoints/commit-N, where N counts the commits (optimizer
+// steps) of the run up to then; local rules count inner steps.
 //
 //   model/              the committed parameters as a Hugging Face directory, which
 //                       transformers loads as it is
@@ -503,7 +504,7 @@ static inline bool all_ranks_good(const CheckpointedRun *run, bool good, Error *
 typedef struct CheckpointPaths {
     char folder[CHECKPOINT_PATH_SIZE];    // OUT/checkpoints
     char temporary[CHECKPOINT_PATH_SIZE]; // OUT/checkpoints/unfinished, where every checkpoint is made
-    char final[CHECKPOINT_PATH_SIZE];     // OUT/checkpoints/step-N
+    char final[CHECKPOINT_PATH_SIZE];     // OUT/checkpoints/commit-N
     // Within temporary.
     char state[CHECKPOINT_PATH_SIZE + 32], manifest[CHECKPOINT_PATH_SIZE + 32],
         model[CHECKPOINT_PATH_SIZE + 32];
@@ -514,7 +515,7 @@ static inline CheckpointPaths checkpoint_paths(const char *directory, int64_t co
     snprintf(paths.folder, sizeof paths.folder, "%.*s/checkpoints", RUN_PATH_SIZE, directory);
     snprintf(paths.temporary, sizeof paths.temporary, "%.*s/unfinished", CHECKPOINT_PATH_SIZE - 16,
              paths.folder);
-    snprintf(paths.final, sizeof paths.final, "%.*s/step-%lld", CHECKPOINT_PATH_SIZE - 32, paths.folder,
+    snprintf(paths.final, sizeof paths.final, "%.*s/commit-%lld", CHECKPOINT_PATH_SIZE - 32, paths.folder,
              (long long)commit);
     snprintf(paths.state, sizeof paths.state, "%s/state.safetensors", paths.temporary);
     snprintf(paths.manifest, sizeof paths.manifest, "%s/checkpoint.json", paths.temporary);
@@ -539,7 +540,7 @@ static inline CheckpointList checkpoint_list(const char *folder) {
     for (struct dirent *entry; directory != NULL && (entry = readdir(directory)) != NULL;) {
         long long commit;
         char rest;
-        if (sscanf(entry->d_name, "step-%lld%c", &commit, &rest) != 1 || commit < 0) { continue; }
+        if (sscanf(entry->d_name, "commit-%lld%c", &commit, &rest) != 1 || commit < 0) { continue; }
         list.commits = (int64_t *)realloc(list.commits, (size_t)(list.count + 1) * sizeof(int64_t));
         list.commits[list.count++] = commit;
     }
@@ -558,7 +559,7 @@ static inline bool checkpoint_find(char *directory, size_t capacity) {
         snprintf(path, sizeof path, "%.*s%s", RUN_PATH_SIZE, directory, folders[i]);
         CheckpointList list = checkpoint_list(path);
         if (list.count > 0 && strlen(path) + 32 < capacity) {
-            snprintf(directory, capacity, "%s/step-%lld", path, (long long)list.commits[list.count - 1]);
+            snprintf(directory, capacity, "%s/commit-%lld", path, (long long)list.commits[list.count - 1]);
             free(list.commits);
             return true;
         }

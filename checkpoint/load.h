@@ -192,7 +192,7 @@ static inline bool source_open_manifest(CheckpointSource *source, const Checkpoi
         return error_set(
             error,
             "%.400s is no checkpoint: it has no checkpoint.json; give --resume a run or one of its "
-            "checkpoints, RUN/checkpoints/step-N, and --from a model",
+            "checkpoints, RUN/checkpoints/commit-N, and --from a model",
             path);
     }
     if (source->manifest == NULL) { return error_set(error, "%.400s: %.120s", file, problem.text); }

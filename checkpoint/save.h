@@ -21,7 +21,7 @@
 //   2. all ranks agree that all of that is on disk
 //   3. rank 0 writes and syncs checkpoint.json, which comes last because it holds the
 //      checksums of the state
-//   4. rank 0 syncs the temporary directory, renames it to step-N, and syncs the folder
+//   4. rank 0 syncs the temporary directory, renames it to commit-N, and syncs the folder
 //      that holds it (directory_publish in runtime/files.h)
 //   5. only then older checkpoints are removed
 //

@@ -172,7 +172,7 @@ static inline int command_sample(Run *run) {
     char path[TOKENIZER_PATH_SIZE];
     if (run->options.from[0] == '\0') {
         error_set(&error, "sample needs --from DIR, a directory with config.json and model.safetensors, such "
-                          "as RUN/checkpoints/step-N/model");
+                          "as RUN/checkpoints/commit-N/model");
         exit_user_mistake(&error);
     }
     Sample *sample = (Sample *)calloc(1, sizeof *sample);

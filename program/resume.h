@@ -196,7 +196,7 @@ static inline int64_t load_newest(Run *run, char remarks[CHECKPOINT_REMARKS_SIZE
         if (checkpoint_load(&run->checkpointed, paths.final, remarks, &error)) { return commit; }
         commit_set_add(&run->checkpointed.damaged, commit);
         if (run_is_main(run)) {
-            printf("resumed    not from step-%lld: %s\n", (long long)commit, error.text);
+            printf("resumed    not from commit-%lld: %s\n", (long long)commit, error.text);
         }
     }
 }
@@ -285,7 +285,7 @@ static inline void refuse_damaged(Run *run) {
     Error error;
     for (int i = damaged->count - 1; i >= 0; i--) {
         size_t used = strlen(names);
-        snprintf(names + used, sizeof names - used, "%sstep-%lld", used > 0 ? ", " : "",
+        snprintf(names + used, sizeof names - used, "%scommit-%lld", used > 0 ? ", " : "",
                  (long long)damaged->commits[i]);
     }
     error_set(&error,

@@ -28,8 +28,8 @@ static inline bool run_directory_make(const char *path, Error *error) {
 // Whether this part of a path says where in a run or a model a file is, and not which.
 static inline bool run_directory_is_inner(const char *part, size_t length) {
     static const char *const inner[] = {"config.json", "model", "checkpoints"};
-    size_t digits = length > 5 && strncmp(part, "step-", 5) == 0 ? strspn(part + 5, "0123456789") : 0;
-    bool found = digits > 0 && digits + 5 == length;
+    size_t digits = length > 7 && strncmp(part, "commit-", 7) == 0 ? strspn(part + 7, "0123456789") : 0;
+    bool found = digits > 0 && digits + 7 == length;
     for (int i = 0; i < 3; i++) {
         found = found || (strlen(inner[i]) == length && strncmp(part, inner[i], length) == 0);
     }
@@ -38,7 +38,7 @@ static inline bool run_directory_is_inner(const char *part, size_t length) {
 
 // The part of --model or --from that tells models apart, as a file name: "tiny" stays
 // "tiny", my/gpt and my/gpt/config.json give "gpt", other.json gives "other", and
-// runs/a/checkpoints/step-7/model gives "a".
+// runs/a/checkpoints/commit-7/model gives "a".
 static inline void run_directory_model_name(const char *model, char name[64]) {
     const char *end = model + strlen(model), *start;
     for (;;) {

@@ -178,13 +178,13 @@ static void looking_at_exact_parameters_changes_no_bit(void **state) {
         fleet_start(fleet, 2, "%s --val-every 1 --save-every 2", options);
         fleet_finish(fleet);
         check_same(fleet, 0, 1);
-        snprintf(from, sizeof from, "%.100s/checkpoints/step-4", fleet->trainings[1].out);
+        snprintf(from, sizeof from, "%.100s/checkpoints/commit-4", fleet->trainings[1].out);
         snprintf(resume, sizeof resume, "%s --resume %s", options, from);
         Training resumed = training_start(stage_of(state), 2, resume);
         Fingerprint print = training_fingerprint(stage_of(state), &resumed);
         assert_string_equal(print.text, fleet->prints[0].text);
         // Whoever does not compute with casts goes on from what they are casts of.
-        snprintf(from, sizeof from, "%.100s/checkpoints/step-%d", fleet->trainings[1].out,
+        snprintf(from, sizeof from, "%.100s/checkpoints/commit-%d", fleet->trainings[1].out,
                  (int)fleet_number(fleet, 1, "end", -1, "commit"));
         snprintf(resume, sizeof resume, "%s --resume %s --device cpu", options, from);
         resumed = training_start(stage_of(state), 2, resume);
@@ -205,7 +205,7 @@ static void ranks_with_other_models_are_refused(void **state) {
         snprintf(options, sizeof options, "--tokens 64 --seed %d", rank + 1);
         Training training = training_start(stage, 0, options);
         json_decref(training_finish(stage, &training));
-        snprintf(target, sizeof target, "../%.100s/checkpoints/step-2/model", training.out);
+        snprintf(target, sizeof target, "../%.100s/checkpoints/commit-2/model", training.out);
         snprintf(link, sizeof link, "rank-%d", rank);
         assert_int_equal(mkdir(stage_path(stage, link, path), 0777), 0);
         snprintf(link, sizeof link, "rank-%d/model", rank);
@@ -662,7 +662,7 @@ static void a_gpu_evaluates_as_the_cpu_does(void **state) {
     Training training = training_start(stage, 0, "--lr 0.01 --tokens 1600 --device cpu");
     json_decref(training_finish(stage, &training));
     char model[128];
-    snprintf(model, sizeof model, "%s/checkpoints/step-50", training.out);
+    snprintf(model, sizeof model, "%s/checkpoints/commit-50", training.out);
     stage_write(
         stage, "held.txt",
         "One day a little cat saw a red ball. \"Is it yours?\" asked the cat. So they played all day.\n");
@@ -687,7 +687,7 @@ static void a_gpu_evaluates_texts_of_any_length(void **state) {
                 " \"vocab_size\": 256, \"attention_types\": [[[\"global\"], 1]]}\n");
     Training training = training_start(stage, 0, "--model long.json --tokens 128 --device cpu");
     json_decref(training_finish(stage, &training));
-    snprintf(model, sizeof model, "%s/checkpoints/step-1", training.out);
+    snprintf(model, sizeof model, "%s/checkpoints/commit-1", training.out);
     for (int i = 64; i < 128; i++) {
         at += (size_t)snprintf(texts + at, sizeof texts - at, "{\"text\": \"%0*d cat\"}\n", i / 2 - 3, 7);
     }

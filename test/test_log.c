@@ -165,9 +165,9 @@ static void test_directories_are_numbered(void **state) {
                  {"/", "model"},
                  {"..", "model"},
                  {"a\nb", "a-b"},
-                 {"runs/a-1/checkpoints/step-20/model", "a-1"},
-                 {"step-20/model/", "step-20"},
-                 {"a/step-2x", "step-2x"},
+                 {"runs/a-1/checkpoints/commit-20/model", "a-1"},
+                 {"commit-20/model/", "commit-20"},
+                 {"a/commit-2x", "commit-2x"},
                  {"model", "model"},
                  {"hub/gpt-neo-125M/", "gpt-neo-125M"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

@@ -527,7 +527,7 @@ static void samples_are_of_the_committed_parameters(void **state) {
             if (next != NULL && log_number(next, "commit") == log_number(sample, "commit")) {
                 continue; // what was still under way is now in that checkpoint
             }
-            snprintf(command, sizeof command, "sample --from %s/checkpoints/step-%d %s --threads 1",
+            snprintf(command, sizeof command, "sample --from %s/checkpoints/commit-%d %s --threads 1",
                      fleet->trainings[i].out, (int)log_number(sample, "commit"), sampling);
             Outcome outcome = program_run(stage, 0, command);
             outcome_check(&outcome, 0, command);
@@ -1280,7 +1280,7 @@ static const Refusal refusals[] = {
     {"text as a model", BASE "--model ../base.txt", "base.txt is no config.json of a model"},
     {"text as a checkpoint", BASE "--resume ../base.txt",
      "base.txt is no checkpoint: it has no checkpoint.json"},
-    {"directory without a checkpoint", BASE "--resume ..", "RUN/checkpoints/step-N"},
+    {"directory without a checkpoint", BASE "--resume ..", "RUN/checkpoints/commit-N"},
     {"evaluation of the built-in corpus", "eval --from .. --data builtin", "the built-in corpus is made up"},
     {"evaluation without a model", "eval --data ../base.txt", "eval needs --from DIR"},
     {"text that is far too short", BASE "--data ../three.txt", "17 tokens at least, for --seq-len 16"},
@@ -1981,7 +1981,7 @@ static json_t *run_garbage(Stage *stage, int ranks, const char *options, const c
 // The numbers of a checkpoint. The caller releases them.
 static json_t *saved_numbers(Stage *stage, const char *out, int commit) {
     char name[128], path[STAGE_PATH_SIZE];
-    snprintf(name, sizeof name, "%s/checkpoints/step-%d/checkpoint.json", out, commit);
+    snprintf(name, sizeof name, "%s/checkpoints/commit-%d/checkpoint.json", out, commit);
     json_t *numbers = json_load_file(stage_path(stage, name, path), 0, NULL);
     assert_non_null(numbers);
     assert_true(json_array_size(json_object_get(numbers, "workers")) == 2);
@@ -1999,7 +1999,7 @@ static void spikes_can_be_skipped(void **state) {
         middle = (int)log_number(log_event_of(whole, "spike", spikes / 2), "commit") / 20 * 20;
     char options[128];
     snprintf(options, sizeof options,
-             "--optimizer zero1 --spike-limit 2 --on-spike skip --resume skip/checkpoints/step-%d", middle);
+             "--optimizer zero1 --spike-limit 2 --on-spike skip --resume skip/checkpoints/commit-%d", middle);
     json_t *half = run_garbage(stage, 2, options, "skip-2");
     int after = count_events(half, "spike");
     if (!(spikes > after && after > 0)) {
@@ -2044,7 +2044,7 @@ static void check_bits_after_rollbacks(Stage *stage, const char *options, const 
                                        const json_t *numbers) {
     int commit = (int)log_number(log_event_of(events, "rollback", -1), "commit");
     char command[2 * STAGE_PATH_SIZE], name[STAGE_PATH_SIZE], path[STAGE_PATH_SIZE], more[512];
-    snprintf(command, sizeof command, "cd '%s' && rm -rf moved && cp -r %s/checkpoints/step-%d moved",
+    snprintf(command, sizeof command, "cd '%s' && rm -rf moved && cp -r %s/checkpoints/commit-%d moved",
              stage->directory, out, commit);
     assert_int_equal(system(command), 0);
     snprintf(name, sizeof name, "moved/checkpoint.json");

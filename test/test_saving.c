@@ -15,12 +15,12 @@ enum { MOST_SYNCS = 64 };
 typedef struct Sync {
     char path[PATH_MAX];
     bool is_directory;
-    bool published; // step-N had its name already
+    bool published; // commit-N had its name already
     uint32_t sum;   // CRC-32 of the file as it was then
 } Sync;
 
 typedef struct Watch {
-    const char *final; // the path of step-N
+    const char *final; // the path of commit-N
     Sync syncs[MOST_SYNCS];
     int count;
 } Watch;
@@ -72,7 +72,7 @@ static int sync_of(const char *name, bool is_directory) {
 // ---------------------------------------------------------------------------------------
 // What must have been brought to disk
 
-// Every file below `directory` was synced with the bytes that it has, before step-N had
+// Every file below `directory` was synced with the bytes that it has, before commit-N had
 // its name and before checkpoint.json, which comes last. Returns how many there are.
 static int expect_files(const char *directory, int manifest) {
     int count = 0;

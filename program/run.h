@@ -75,7 +75,6 @@ typedef struct Run {
     Arena arena;
     ThreadPool *pool;
     GptNeo model;
-    ProductChoices products; // with --tune-products: the algorithms that rank 0 chose
     Scheduler scheduler;
     Batch batch;      // of the compute stream
     Batch next_batch; // on a GPU: it is filled while the GPU computes with `batch`

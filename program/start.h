@@ -12,7 +12,6 @@
 #include "program/peak.h"
 #include "program/report.h"
 #include "program/run_directory.h"
-#include "program/space.h"
 
 static inline bool save_configuration(const Run *run, Error *error) {
     char path[RUN_PATH_SIZE + 16];
@@ -30,11 +29,9 @@ static inline void open_run_directory(Run *run) {
         made = (run->options.trace[0] == '\0' || trace_path_check(run->options.trace, &error)) &&
                run_directory_create(run->options.out, options_model(&run->options), run->rule->name, resumes,
                                     run->directory, &error) &&
-               run_lock_take(&run->lock, run->directory, run->transport.host, RUN_LOCK_PATIENCE, &error) &&
-               space_check(run, &error);
+               run_lock_take(&run->lock, run->directory, run->transport.host, RUN_LOCK_PATIENCE, &error);
     }
     agree_or_exit(run, made ? 0 : EXIT_USER_MISTAKE, &error);
-    if (run_is_main(run)) { run_lock_keep(&run->lock, &run->transport); }
     share_from_rank_zero(run, run->directory, sizeof run->directory);
 }
 
@@ -117,8 +114,6 @@ static inline void announce_run(Run *run, const Hello *hellos) {
     if (run->placement.on_gpu) { nvml_open(&run->nvml, run->placement.gpu.bus); }
     print_start(run, hellos);
     log_start(run, hellos);
-    log_be_patient(&run->log);
-    log_be_patient(&run->curves);
 }
 
 #endif

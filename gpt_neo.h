@@ -699,21 +699,17 @@ static inline void gpt_neo_random_tokens(const GptNeoConfig *config, size_t coun
 }
 
 // Prepares a GPU before the first pass, on the stream that will compute: one pass over
-// random tokens loads all kernels and chooses the algorithms for matrix products: those of
-// `products`, which must outlive the model; NULL: the library's first offers. `gradients`
-// is overwritten and left at 0. sm_count: multiprocessors that matrix products may count
-// on; 0: all.
+// random tokens loads all kernels and plans all matrix products. `gradients` is
+// overwritten and left at 0. sm_count: multiprocessors that matrix products may count on;
+// 0: all.
 static inline void gpt_neo_start(GptNeo *model, Stream *stream, const void *parameters, float *gradients,
-                                 int sm_count, ProductChoices *products) {
+                                 int sm_count) {
     if (!model->settings.on_gpu) { return; }
     size_t rows = gpt_neo_rows(model);
     int32_t *tokens = (int32_t *)malloc(rows * sizeof(int32_t));
     gpt_neo_random_tokens(&model->config, rows, tokens);
     gemm_open(stream, model->gemm_workspace, sm_count);
-    gemm_use_choices(stream, products);
-    gemm_tune(stream, products != NULL && products->tuning);
     gpt_neo_loss_and_gradients(model, stream, parameters, gradients, tokens, tokens, NULL);
-    gemm_tune(stream, false);
     stream_clear(stream, gradients, model->parameter_count * sizeof(float));
     stream_settle(stream);
     free(tokens);

@@ -108,9 +108,6 @@ static inline bool end_checkpoint(Run *run) {
     Error error = {""};
     if (run->checkpointed.saver == NULL) { return false; }
     double began = clock_seconds();
-    // Before the checkpoint has its name, because a run that goes on from it does not repeat
-    // the lines before it. Where there is no space for them, there is none for it.
-    if (run_is_main(run)) { flush_logs(run); }
     bool saved = checkpoint_end(&run->checkpointed, &report, &error);
     double waited = clock_seconds() - began;
     run->saving_seconds += waited;

@@ -21,12 +21,11 @@
 #include "program/launch_checks.h"
 #include "program/placement.h"
 #include "program/progress.h"
-#include "program/run_lock.h"
+#include "program/run_directory.h"
 #include "program/signals.h"
 #include "rules.h"
 #include "runtime/nvml.h"
 
-enum { SPACE_TEXT = 512 };
 enum { ROLLBACK_PATIENCE = 3 }; // how often a spike may send a run back to the same checkpoint
 
 // The commits since the latest report: what the next report is made of.
@@ -75,7 +74,6 @@ typedef struct Run {
     Arena arena;
     ThreadPool *pool;
     GptNeo model;
-    ProductChoices products; // with --tune-products: the algorithms that rank 0 chose
     Scheduler scheduler;
     Batch batch;      // of the compute stream
     Batch next_batch; // on a GPU: it is filled while the GPU computes with `batch`
@@ -88,10 +86,8 @@ typedef struct Run {
     char directory[RUN_PATH_SIZE];      // all ranks know it
     char tokenizer[RUN_PATH_SIZE + 16]; // with --resume: a copy of the tokenizer, for the next checkpoints
     RunLock lock;                       // on it
-    char space_warning[SPACE_TEXT];     // its disk is too small for all that is to be kept; empty: it is not
     char shared_memory_warning[256];    // /dev/shm is too small; empty: it is not
     Log log, curves;                    // log.jsonl and progress.tsv
-    bool disk_full;                     // lines of them wait for space
     Terminal terminal;
     ReportWindow window;
     SchedulerSeen seen;

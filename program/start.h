@@ -68,7 +68,7 @@ static inline void initialize_parameters(Run *run) {
         hf_model_read(&model, host);
         hf_model_close(&model);
     } else {
-        gpt_neo_initialize(&run->table, (uint64_t)run->options.seed, run->pool, host);
+        parameters_initialize(&run->table, (uint64_t)run->options.seed, run->pool, host);
     }
     if (!run->placement.on_gpu) { return; }
     void *queue = gpu_queue_create(false);
@@ -81,8 +81,8 @@ static inline void initialize_parameters(Run *run) {
 // Prepares the model's matrix products.
 static inline void prepare_model_task(void *context, Stream *stream) {
     Run *run = (Run *)context;
-    gpt_neo_start(&run->model, stream, scheduler_weights(&run->scheduler), run->scheduler.gradients.data,
-                  run->placement.product_processors, products_in_use(run));
+    model_start(&run->model, stream, scheduler_weights(&run->scheduler), run->scheduler.gradients.data,
+                run->table.parameter_count, run->placement.product_processors, products_in_use(run));
 }
 
 // The algorithms that rank 0 times, or reads from a file, are those of all ranks, so that

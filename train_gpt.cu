@@ -50,9 +50,14 @@ static void validate_task(void *context, Stream *stream) {
     if (!fill_validation(run, sum->batch, &perfect, &error)) {
         transport_fail(&run->transport, "%s", error.text);
     }
-    double predicted = gpt_neo_predicted(&run->model, run->batch.targets);
+    const Batch *batch = &run->training.batch;
+    int count = (int)tokens_per_micro_batch(run);
+    double predicted = targets_predicted(batch->targets, (size_t)count);
     if (predicted == 0) { return; }
-    double loss = gpt_neo_loss(&run->model, stream, sum->parameters, run->batch.tokens, run->batch.targets);
+    ModelQuery query = {
+        .B = run->B, .T = run->T, .tokens = batch->tokens, .targets = batch->targets, .count = count};
+    const float *losses = run->model.family->losses(&run->model.state, stream, sum->parameters, &query, NULL);
+    double loss = losses_mean(stream, losses, batch->targets, (size_t)count);
     sum->loss += loss * predicted;
     sum->perfect_loss += perfect * predicted;
     sum->predicted += predicted;
@@ -229,7 +234,7 @@ static void choose_together(Run *run) {
     placement_choose_exchange(&run->placement, &run->options, &run->transport);
     bool good = placement_choose_gpu_exchange(&run->placement, &run->options, &run->transport, &error) &&
                 placement_check_gpu_options(&run->placement, &run->options, &error) &&
-                reserve_memory(run, training_problem(run), &error) && fit_check(run, &error);
+                reserve_memory(run, &error) && fit_check(run, &error);
     run->scheduler.wishes.stop_requested = &run->signal_watch.stop_requested;
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
 }
@@ -287,7 +292,7 @@ static int finish_run(Run *run, bool saved) {
 }
 
 static void release_run(Run *run) {
-    gpt_neo_stop(&run->model, run->scheduler.compute);
+    model_stop(&run->model, run->scheduler.compute);
     scheduler_stop(&run->scheduler);
     close_checkpoints(run);
     thread_pool_destroy(run->pool);

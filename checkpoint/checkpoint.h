@@ -38,7 +38,6 @@
 #include "checkpoint/hf_model.h"
 #include "checkpoint/safetensors.h"
 #include "comm/verdict.h"
-#include "gpt_neo_config.h"
 #include "rules.h"
 #include "runtime/files.h"
 #include "runtime/log.h"
@@ -87,7 +86,7 @@ typedef struct CheckpointedRun {
     Transport *transport;
     Scheduler *scheduler; // its vectors, numbers and streams
     const Rule *rule;
-    const GptNeoConfig *config;
+    const ModelConfig *config;
     const ParameterTable *table;
     int B, T;               // shape of a micro-batch
     const char *directory;  // OUT

@@ -82,7 +82,7 @@ static inline void sample_write(Sample *sample, ThreadPool *pool, const TokenLis
 
 // Prints the prompt and what the model writes after it. `sample` has options, codec and
 // parameters; the sampler gets an arena that ends with this call.
-static inline bool sample_run(Sample *sample, const GptNeoConfig *config, ThreadPool *pool, int threads,
+static inline bool sample_run(Sample *sample, const ModelConfig *config, ThreadPool *pool, int threads,
                               Error *error) {
     Arena arena;
     TokenList prompt = {NULL, 0, 0};

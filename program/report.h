@@ -200,7 +200,7 @@ static inline void print_disk(const Run *run) {
 // The start-up block, once everything in it is known.
 static inline void print_start(Run *run, const Hello *hellos) {
     const Transport *transport = &run->transport;
-    const GptNeoConfig *config = &run->config;
+    const ModelConfig *config = &run->config;
     char data[512];
     data_loader_describe(&run->data, data, sizeof data);
     printf("acco.c %s\n", ACCO_VERSION);
@@ -364,7 +364,7 @@ static inline void report_window(Run *run) {
     }
     report.steps = steps;
     report.gradients_per_commit = gradients / commits;
-    report.model_tflops = report.tokens_per_second * gpt_neo_flops_per_token(&run->config, run->T) / 1e12;
+    report.model_tflops = report.tokens_per_second * model_flops_per_token(&run->config, run->T) / 1e12;
     report.mfu = report.model_tflops * 1e12 / run->peak_flops;
     NvmlReading gpu = nvml_read(&run->nvml);
     report.gpu_clock = gpu.clock;
@@ -414,7 +414,7 @@ static inline void print_end(Run *run, uint64_t fingerprint, double exposed) {
            tokens = run->scheduler.gradients_done * (double)tokens_per_micro_batch(run);
     double waiting = exposed / (seconds - run->seconds_before); // share of this part of the run
     double planned = (double)run->arena.bytes, used = (double)arena_resident_bytes(&run->arena);
-    double rate = tokens / seconds * gpt_neo_flops_per_token(&run->config, run->T) / 1e9;
+    double rate = tokens / seconds * model_flops_per_token(&run->config, run->T) / 1e9;
     terminal_clear(&run->terminal);
     if (run->nothing_left) {
         printf("finished   nothing is left to do: this run had its %.0f tokens; with a larger --tokens it "

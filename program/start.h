@@ -63,7 +63,7 @@ static inline void initialize_parameters(Run *run) {
         hf_model_read(&model, host);
         hf_model_close(&model);
     } else {
-        gpt_neo_initialize(&run->table, (uint64_t)run->options.seed, run->pool, host);
+        parameters_initialize(&run->table, (uint64_t)run->options.seed, run->pool, host);
     }
     if (!run->placement.on_gpu) { return; }
     void *queue = gpu_queue_create(false);
@@ -76,8 +76,8 @@ static inline void initialize_parameters(Run *run) {
 // Prepares the model's matrix products on a GPU.
 static inline void prepare_model_task(void *context, Stream *stream) {
     Run *run = (Run *)context;
-    gpt_neo_start(&run->model, stream, scheduler_weights(&run->scheduler), run->scheduler.gradients.data,
-                  run->placement.product_processors);
+    model_start(&run->model, stream, scheduler_weights(&run->scheduler), run->scheduler.gradients.data,
+                run->table.parameter_count, run->placement.product_processors);
 }
 
 static inline void start_run(Run *run) {

@@ -1,6 +1,6 @@
 // test_step_table.c: dev/gpu/step-table on times that this test writes, and the committed
 // predictions of a step of 125M against the step that the model's shape asks for.
-#include "gpt_neo_config.h"
+#include "models.h"
 #include "test/program.h"
 
 static Stage stage;
@@ -98,9 +98,9 @@ static void the_predictions_are_of_this_model(void **state) {
     snprintf(path, sizeof path, "%.400s/dev/gpu/predicted-125M.txt", stage.root);
     const char *text = stage_read_text(&stage, path);
     assert_non_null(text);
-    GptNeoConfig config;
+    ModelConfig config;
     Error error;
-    assert_true(gpt_neo_config_find("125M", &config, &error));
+    assert_true(model_find("125M", &config, &error));
     for (size_t i = 0; i < sizeof once_a_layer / sizeof once_a_layer[0]; i++) {
         assert_int_equal((int)launches_of(text, once_a_layer[i]), config.layers);
     }

@@ -25,7 +25,7 @@
 #include <stdio.h>
 
 #include "dev/gpu/gelu_epilogues.cuh"
-#include "gpt_neo.h"
+#include "models.h"
 
 enum { ARRAYS = 10, CASES = 64, FORMS = 5, TRIALS = 15, MOST_SETS = 64, FILL_BLOCK = 256 };
 
@@ -51,7 +51,7 @@ typedef struct Case {
 } Case;
 
 struct Bench {
-    GptNeoConfig config;
+    ModelConfig config;
     int B, T, rows, wide, logits_stride, chunk;
     size_t elements; // of what is done to whole vectors
     bool small;      // for trying this program out in the emulator
@@ -290,7 +290,7 @@ static void run_attention_backward(Bench *bench, const Case *work, void **arrays
 
 // With one tile of 16 rows for each warp, where the model's choice is two.
 template <int D> static void run_attention_backward_narrow(Bench *bench, const Case *work, void **arrays) {
-    const GptNeoConfig *config = &bench->config;
+    const ModelConfig *config = &bench->config;
     cuda_attention_backward_tiles<D, 1, 1>(
         &bench->stream, bench->B,
         cuda_attention_backward_work<__nv_bfloat16>(
@@ -557,11 +557,11 @@ static void add_cross_entropy(Bench *bench) {
 
 // Forward's arrays come first in both: the backward pass needs what it leaves.
 static void add_attention(Bench *bench, int window) {
-    const GptNeoConfig *config = &bench->config;
+    const ModelConfig *config = &bench->config;
     size_t rows = (size_t)bench->rows, C = (size_t)config->channels;
-    GptNeoConfig one = *config;
+    ModelConfig one = *config;
     one.local[0] = window > 0;
-    double work_unit = (double)rows * gpt_neo_mean_keys(&one, 0, bench->T) * (double)C;
+    double work_unit = (double)rows * model_mean_keys(&one, 0, bench->T) * (double)C;
     int D = config->channels / config->heads;
     static const char *const names[3] = {"forward", "backward", "backward, narrow"};
     void (*const runs[3])(Bench *, const Case *, void **) = {run_attention_forward, run_attention_backward,
@@ -719,7 +719,7 @@ static void add_vectors(Bench *bench) {
 }
 
 static void add_cases(Bench *bench) {
-    const GptNeoConfig *config = &bench->config;
+    const ModelConfig *config = &bench->config;
     int C = config->channels, F = config->mlp_channels;
     add_embedding(bench);
     add_layernorm(bench);
@@ -900,11 +900,11 @@ static void measure_gelu(Bench *bench) {
 // The model's own strides, chunks and tokens.
 static void choose_shapes(Bench *bench, const char *model, int B, int T) {
     Error error;
-    if (!gpt_neo_config_find(model, &bench->config, &error)) {
+    if (!model_find(model, &bench->config, &error)) {
         fprintf(stderr, "bench_cuda: %s\n", error.text);
         exit(EXIT_USER_MISTAKE);
     }
-    const GptNeoConfig *config = &bench->config;
+    const ModelConfig *config = &bench->config;
     ParameterTable table;
     gpt_neo_parameter_table(config, &table);
     bench->elements = table.parameter_count < (size_t)64 << 20 ? table.parameter_count : (size_t)64 << 20;

@@ -21,7 +21,7 @@ typedef struct FuzzRun {
     CheckpointedRun checkpointed;
     Transport transport;
     Scheduler scheduler;
-    GptNeoConfig config;
+    ModelConfig config;
     ParameterTable table;
 } FuzzRun;
 
@@ -46,14 +46,14 @@ static inline void fuzz_checkpoint_run(FuzzRun *run, const char *rule, int rank,
     CheckpointedRun *checkpointed = &run->checkpointed;
     run->transport.rank = rank;
     run->transport.size = ranks;
-    gpt_neo_config_from_preset(&gpt_neo_presets()[0], &run->config);
+    model_config_from_preset(&MODEL_PRESETS[0], &run->config);
     run->table.entries = (ParameterInfo *)calloc(2, sizeof *run->table.entries);
     run->scheduler.local.fragments =
         (Fragment *)calloc(FUZZ_CHECKPOINT_FRAGMENTS, sizeof *run->scheduler.local.fragments);
     fuzz_require(run->table.entries != NULL && run->scheduler.local.fragments != NULL,
                  "there is memory for a small run");
-    parameter_table_add(&run->table, -1, "a", 2, 0, 0.0f);
-    parameter_table_add(&run->table, -1, "b", 1, 0, 0.0f);
+    parameter_table_add(&run->table, "transformer.", "a", 2, 0, 0.0f);
+    parameter_table_add(&run->table, "transformer.", "b", 1, 0, 0.0f);
     checkpointed->transport = run->scheduler.transport = &run->transport;
     checkpointed->scheduler = &run->scheduler;
     checkpointed->rule = rule_find(rule);

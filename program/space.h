@@ -57,7 +57,7 @@ static inline SpaceNeed space_need(const Run *run) {
     if (times.never) { return need; }
     bool between = times.commits > 0 || times.seconds > 0; // while exchanges are under way
     bool counted = options->epochs == 0;
-    CheckpointList old = checkpoint_list(checkpoint_paths(run->directory, 0).folder);
+    CommitSet old = checkpoint_list(checkpoint_paths(run->directory, 0).folder);
     int64_t done = old.count > 0 ? old.commits[old.count - 1] : 0, left = nominal_commits(run) - done;
     int64_t saves = times.seconds > 0 || !counted ? INT64_MAX : 1;
     free(old.commits);

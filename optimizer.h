@@ -123,7 +123,7 @@ static inline void optimizer_reserve(Optimizer *optimizer, Arena *arena, const O
 static inline void optimizer_take_master(Optimizer *optimizer, Stream *stream, const float *parameters) {
     size_t shard = layout_shard(&optimizer->layout);
     for (size_t own = 0; own < shard;) {
-        size_t run = layout_run(&optimizer->layout, own, shard);
+        size_t run = layout_range(&optimizer->layout, own, shard);
         stream_copy(stream, optimizer->master + own,
                     parameters + layout_flat(&optimizer->layout, optimizer->rank, own), run * sizeof(float));
         own += run;
@@ -166,7 +166,7 @@ static inline void optimizer_step(Optimizer *optimizer, Stream *stream, const Op
            "a step other than AdamW's works on memory of the host, not on that of a GPU");
     for (size_t own = 0; own < shard;) {
         size_t flat = layout_flat(layout, optimizer->rank, own);
-        size_t contiguous = layout->size == 1 ? shard - own : layout_run(layout, own, shard);
+        size_t contiguous = layout->size == 1 ? shard - own : layout_range(layout, own, shard);
         bool decays;
         size_t end = optimizer_run_end(settings, flat, flat + contiguous, &decays);
         AdamWRange range;

@@ -69,11 +69,7 @@ static inline void agree_on_command(Run *run) {
 // waits no longer than usual, so that the job ends when another rank is gone meanwhile.
 // operation: a literal, for messages.
 static inline void wait_for_rank_zero(Run *run, const char *operation) {
-    Transport *transport = &run->transport;
-    double timeout_seconds = transport->timeout_seconds;
-    if (!run_is_main(run)) { transport->timeout_seconds = 1e6; }
-    transport_barrier(transport, operation); // sleeps while it waits
-    transport->timeout_seconds = timeout_seconds;
+    transport_barrier_patiently(&run->transport, operation, run_is_main(run) ? 0 : 1e6);
 }
 
 // Overwrites `bytes` (count) on all ranks with those of rank 0.

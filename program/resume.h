@@ -280,7 +280,7 @@ static inline void refuse_damaged(Run *run) {
     const CommitSet *damaged = &run->checkpointed.damaged;
     char names[512] = "";
     Error error;
-    for (int i = damaged->count - 1; i >= 0; i--) {
+    for (int i = 0; i < damaged->count; i++) {
         size_t used = strlen(names);
         snprintf(names + used, sizeof names - used, "%scommit-%lld", used > 0 ? ", " : "",
                  (long long)damaged->commits[i]);

@@ -104,7 +104,7 @@ static void runs_are_contiguous_and_end_with_their_piece(void **state) {
         Layout layout = layout_make(1 + random_bits(&random) % 100000, size);
         size_t shard = layout_shard(&layout), own = random_bits(&random) % shard,
                end = own + 1 + random_bits(&random) % (shard - own);
-        size_t run = layout_run(&layout, own, end);
+        size_t run = layout_range(&layout, own, end);
         assert_true(run > 0 && own + run <= end);
         assert_true(own + run == end || (own + run) % layout.piece == 0);
         assert_true(own / layout.piece == (own + run - 1) / layout.piece);

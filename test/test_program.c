@@ -1806,8 +1806,7 @@ static void a_lost_trace_is_no_success(void **state) {
                                        "--save-every never --trace t.json --out lost-trace");
     outcome_check(&outcome, 3, "a lost trace");
     assert_int_equal(text_lines(outcome.errors), 1);
-    text_check(outcome.errors, "there is no trace: cannot write the trace t.json: File too large",
-               "a lost trace");
+    text_check(outcome.errors, "there is no trace: cannot write t.json: File too large", "a lost trace");
     assert_null(strstr(outcome.output, "ui.perfetto.dev"));
     json_t *events = log_read(stage, "lost-trace");
     assert_non_null(log_event_of(events, "end", 0));

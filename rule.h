@@ -67,24 +67,4 @@ static inline bool rule_is_ahead(const Rule *rule, const Scheduler *s) {
     return rule->is_ahead != NULL && rule->is_ahead(s);
 }
 
-// Lends the committed parameters (parameter_count), the same bits on every rank, between
-// two commits. All ranks call it together, and give them back with return_committed.
-static inline const float *borrow_committed(Scheduler *s, const Rule *rule) {
-    scheduler_settle(s);
-    if (rule->committed != NULL) { return rule->committed(s); }
-    return s->settings.gathers_casts || rule_is_ahead(rule, s) ? borrow_masters(s) : s->parameters.data;
-}
-
-// The same as what a micro-batch computes with (scheduler_weights): casts are good enough.
-static inline const void *borrow_committed_weights(Scheduler *s, const Rule *rule) {
-    scheduler_settle(s);
-    if (rule->committed != NULL) { return rule->committed(s); }
-    if (!rule_is_ahead(rule, s)) { return scheduler_weights(s); }
-    return s->settings.keeps_casts ? (const void *)cast_masters(s) : borrow_masters(s);
-}
-
-static inline void return_committed(Scheduler *s, const void *committed) {
-    if (committed == s->gradients.data) { restore_gradients(s); }
-}
-
 #endif

@@ -50,9 +50,14 @@ static void validate_task(void *context, Stream *stream) {
     if (!fill_validation(run, sum->batch, &perfect, &error)) {
         transport_fail(&run->transport, "%s", error.text);
     }
-    double predicted = gpt_neo_predicted(&run->model, run->batch.targets);
+    const Batch *batch = &run->training.batch;
+    int count = (int)tokens_per_micro_batch(run);
+    double predicted = targets_predicted(batch->targets, (size_t)count);
     if (predicted == 0) { return; }
-    double loss = gpt_neo_loss(&run->model, stream, sum->parameters, run->batch.tokens, run->batch.targets);
+    ModelQuery query = {
+        .B = run->B, .T = run->T, .tokens = batch->tokens, .targets = batch->targets, .count = count};
+    const float *losses = run->model.family->losses(&run->model.state, stream, sum->parameters, &query, NULL);
+    double loss = losses_mean(stream, losses, batch->targets, (size_t)count);
     sum->loss += loss * predicted;
     sum->perfect_loss += perfect * predicted;
     sum->predicted += predicted;
@@ -64,7 +69,9 @@ static void validate_agree_task(void *context, Stream *stream) {
     Scheduler *s = &((Validation *)context)->run->scheduler;
     char mine = scheduler_is_asked_to_stop(s) ? 1 : 0;
     char *all = (char *)transport_collect_records(s->transport, "validation", &mine, 1);
-    for (int rank = 0; rank < s->transport->size; rank++) { s->stop_agreed = s->stop_agreed || all[rank]; }
+    for (int rank = 0; rank < s->transport->size; rank++) {
+        s->wishes.stop_agreed = s->wishes.stop_agreed || all[rank];
+    }
     free(all);
 }
 
@@ -105,7 +112,7 @@ static bool validate(Run *run) {
         sum.batch = first + run->transport.rank;
         if (sum.batch < batches) { scheduler_call(s, s->compute, validate_task, &sum); }
         scheduler_call(s, s->communication, validate_agree_task, &sum);
-        stopped = s->stop_agreed && first + run->transport.size < batches;
+        stopped = s->wishes.stop_agreed && first + run->transport.size < batches;
         show_validation(run, int64_min(first + run->transport.size, batches), batches, began);
     }
     return_committed(s, sum.parameters);
@@ -144,7 +151,9 @@ static void follow_commits(Run *run, bool last) {
     if (options->val_batches > 0 && (last || is_due(before, now, options->val_every))) {
         if (validate(run) && run_is_main(run)) { report_validation(run); }
     }
-    if (!last && !s->stop_agreed && is_due(before, now, options->sample_every)) { print_sample(run, false); }
+    if (!last && !s->wishes.stop_agreed && is_due(before, now, options->sample_every)) {
+        print_sample(run, false);
+    }
     if (run_is_main(run)) {
         Progress progress = {
             "", "tokens", tokens_done(run), options->tokens, training_seconds(run), QUIET_TRAINING_SECONDS};
@@ -159,21 +168,22 @@ static void train_to_target(Run *run) {
     const Rule *rule = run->rule;
     double target = target_gradients(run);
     bool was_done = s->gradients_done >= target; // a resumed run may have come this far before
-    while (s->gradients_done < target && !scheduler_is_halted(s) && !s->stop_agreed) {
+    while (s->gradients_done < target && !scheduler_is_halted(s) && !s->wishes.stop_agreed) {
         int64_t before = s->optimizer.commits;
         rule->commit(s);
         bool last = s->gradients_done >= target && rule->finish == NULL;
         report_spike(run);
         if (scheduler_is_halted(s)) { return; }
         follow_commits(run, last);
-        if (s->all_writers_done) { end_checkpoint(run); }
-        if (!last && (s->save_agreed || is_due(before, s->optimizer.commits, run->save_times.commits))) {
+        if (s->wishes.all_writers_done) { end_checkpoint(run); }
+        if (!last &&
+            (s->wishes.save_agreed || is_due(before, s->optimizer.commits, run->save_times.commits))) {
             begin_checkpoint(run, true);
         }
         watch_saving_clock(run);
     }
-    if (s->stop_agreed && run_is_main(run) && run->window.has_commits) { report_window(run); }
-    if (s->stop_agreed || (rule->finish == NULL && !was_done)) { return; }
+    if (s->wishes.stop_agreed && run_is_main(run) && run->window.has_commits) { report_window(run); }
+    if (s->wishes.stop_agreed || (rule->finish == NULL && !was_done)) { return; }
     bool changed = rule->finish != NULL && rule->finish(s);
     report_spike(run);
     if (scheduler_is_halted(s)) { return; }
@@ -188,8 +198,8 @@ static bool train(Run *run) {
     run->started = run->saving_began = clock_seconds();
     run->validation_loss = NAN;
     train_to_target(run);
-    while (s->rollback_due && roll_back(run)) { train_to_target(run); }
-    if (!s->failed) { return run->save_times.never || save_checkpoint(run); }
+    while (s->spikes.rollback_due && roll_back(run)) { train_to_target(run); }
+    if (!s->spikes.failed) { return run->save_times.never || save_checkpoint(run); }
     end_checkpoint(run);
     fail_spike(run);
     return false;
@@ -224,8 +234,8 @@ static void choose_together(Run *run) {
     placement_choose_exchange(&run->placement, &run->options, &run->transport);
     bool good = placement_choose_gpu_exchange(&run->placement, &run->options, &run->transport, &error) &&
                 placement_check_gpu_options(&run->placement, &run->options, &error) &&
-                reserve_memory(run, training_problem(run), &error) && fit_check(run, &error);
-    run->scheduler.stop_requested = &run->signal_watch.stop_requested;
+                reserve_memory(run, &error) && fit_check(run, &error);
+    run->scheduler.wishes.stop_requested = &run->signal_watch.stop_requested;
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
 }
 
@@ -249,7 +259,7 @@ static int finish_run(Run *run, bool saved) {
     Scheduler *s = &run->scheduler;
     scheduler_settle(s);
     write_trace(run); // of a failed run too: it shows what led to that
-    if (s->failed) {
+    if (s->spikes.failed) {
         if (run_is_main(run)) { close_logs(run); }
         return EXIT_SYSTEM_FAILURE;
     }
@@ -266,9 +276,9 @@ static int finish_run(Run *run, bool saved) {
     double exposed = mean_over_ranks(&run->transport, run->exposed_seconds);
     if (run_is_main(run)) {
         print_end(run, fingerprint, exposed);
-        if (s->stop_agreed) { print_stopped(run, saved); }
+        if (s->wishes.stop_agreed) { print_stopped(run, saved); }
     }
-    if (!s->stop_agreed && !run->nothing_left) { print_sample(run, true); }
+    if (!s->wishes.stop_agreed && !run->nothing_left) { print_sample(run, true); }
     if (run_is_main(run)) {
         print_files(run);
         close_logs(run);
@@ -276,13 +286,13 @@ static int finish_run(Run *run, bool saved) {
     }
     bool lacks = run->trace_is_lost || run->lost_lines > 0;
     share_from_rank_zero(run, &lacks, sizeof lacks);
-    if (!saved || (lacks && !s->stop_agreed)) { return EXIT_SYSTEM_FAILURE; }
-    if (!s->stop_agreed) { return 0; }
+    if (!saved || (lacks && !s->wishes.stop_agreed)) { return EXIT_SYSTEM_FAILURE; }
+    if (!s->wishes.stop_agreed) { return 0; }
     return run->save_times.never ? EXIT_STOPPED_UNSAVED : EXIT_ASKED_TO_STOP;
 }
 
 static void release_run(Run *run) {
-    gpt_neo_stop(&run->model, run->scheduler.compute);
+    model_stop(&run->model, run->scheduler.compute);
     scheduler_stop(&run->scheduler);
     close_checkpoints(run);
     thread_pool_destroy(run->pool);

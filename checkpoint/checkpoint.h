@@ -1,8 +1,9 @@
 // checkpoint.h: the format of a checkpoint, on which its writer, checkpoint/save.h, and
 // its reader, checkpoint/load.h, must agree.
 //
-// A checkpoint holds everything that a run needs to go on as if it had never stopped. It
-// is a directory of its own, OUT/checkpoints/step-N:
+// A checkpoint holds everything that a run needs to continue as if it had never stopped. It
+// is a directory of its own, OUT/checkpoints/commit-N, where N counts the commits (optimizer
+// steps) of the run up to then; local rules count inner steps.
 //
 //   model/              the committed parameters as a Hugging Face directory, which
 //                       transformers loads as it is
@@ -37,7 +38,6 @@
 #include "checkpoint/hf_model.h"
 #include "checkpoint/safetensors.h"
 #include "comm/verdict.h"
-#include "gpt_neo_config.h"
 #include "rules.h"
 #include "runtime/files.h"
 #include "runtime/log.h"
@@ -86,7 +86,7 @@ typedef struct CheckpointedRun {
     Transport *transport;
     Scheduler *scheduler; // its vectors, numbers and streams
     const Rule *rule;
-    const GptNeoConfig *config;
+    const ModelConfig *config;
     const ParameterTable *table;
     int B, T;               // shape of a micro-batch
     const char *directory;  // OUT
@@ -158,16 +158,18 @@ static inline int saved_vectors(Scheduler *s, SavedVector vectors[CHECKPOINT_MAX
                 first = {"exp_avg", moments, s->optimizer.first_moment, format, format},
                 second = {"exp_avg_sq", moments, s->optimizer.second_moment, format, format};
     int count = 0;
-    saved_vector_add(
-        vectors, &count,
-        saved_floats("master", sharded ? SAVED_SHARD : SAVED_SHARED, local ? s->outer : s->optimizer.master));
+    saved_vector_add(vectors, &count,
+                     saved_floats("master", sharded ? SAVED_SHARD : SAVED_SHARED,
+                                  local ? s->local.outer : s->optimizer.master));
     if (s->settings.keeps_casts) {
         saved_vector_add(vectors, &count, casts);
     } else if (sharded || local) {
         saved_vector_add(vectors, &count,
                          saved_floats("parameters", local ? SAVED_WORKER : SAVED_SHARED, s->parameters.data));
     }
-    if (local) { saved_vector_add(vectors, &count, saved_floats("momentum", SAVED_SHARED, s->momentum)); }
+    if (local) {
+        saved_vector_add(vectors, &count, saved_floats("momentum", SAVED_SHARED, s->local.momentum));
+    }
     if (local && s->job_in_flight) {
         saved_vector_add(vectors, &count, saved_floats("exchange", SAVED_SHARED, s->comm_buffer.data));
     }
@@ -267,8 +269,8 @@ typedef struct WorkerNumbers {
 } WorkerNumbers;
 
 static inline WorkerNumbers worker_numbers(const Scheduler *s) {
-    WorkerNumbers numbers = {s->micro_batches_begun, s->tally, s->job.tally, s->local_norm,
-                             s->local_rate,          s->norms, s->losses,    s->spikes_in_a_row};
+    WorkerNumbers numbers = {s->micro_batches_begun, s->tally,        s->job.tally,     s->local.norm,
+                             s->local.rate,          s->spikes.norms, s->spikes.losses, s->spikes.in_a_row};
     return numbers;
 }
 
@@ -334,8 +336,8 @@ static inline json_t *manifest_make(const CheckpointedRun *run, const WorkerNumb
     for (int rank = 0; rank < run->transport->size; rank++) {
         json_array_append_new(list, worker_numbers_to_json(&workers[rank]));
     }
-    for (int i = 0; s->fragments != NULL && i < s->settings.fragments; i++) {
-        json_array_append_new(applied, json_integer((json_int_t)s->fragments[i].applied_at));
+    for (int i = 0; s->local.fragments != NULL && i < s->settings.fragments; i++) {
+        json_array_append_new(applied, json_integer((json_int_t)s->local.fragments[i].applied_at));
     }
     return json_pack("{s:i, s:s, s:s, s:I, s:o, s:s, s:i, s:i, s:I, s:o, s:o, s:o, s:I, s:I, s:o, s:I, s:o, "
                      "s:i, s:o, s:b, s:o, s:o, s:O, s:s, s:s, s:b, s:i}",
@@ -343,15 +345,15 @@ static inline json_t *manifest_make(const CheckpointedRun *run, const WorkerNumb
                      "parameters", (json_int_t)run->table->parameter_count, "model", model_to_json(run),
                      "device", s->settings.gpu != NULL ? "cuda" : "cpu", "sequences", run->B, "length",
                      run->T, "commit", (json_int_t)s->optimizer.commits, "gradients_done",
-                     number_to_json(s->gradients_done), "spikes", number_to_json(s->spikes), "rollbacks",
-                     number_to_json(s->rollbacks), "reports", (json_int_t)s->reports, "reported_commit",
-                     (json_int_t)s->report.commit, "reported_gradients",
+                     number_to_json(s->gradients_done), "spikes", number_to_json(s->spikes.count),
+                     "rollbacks", number_to_json(s->spikes.rollbacks), "reports", (json_int_t)s->reports,
+                     "reported_commit", (json_int_t)s->report.commit, "reported_gradients",
                      number_to_json(s->report.gradients_done), "data_base", (json_int_t)run->data_base,
-                     "seconds", number_to_json(run->seconds), "fragment", s->fragment, "applied_at", applied,
-                     "job_in_flight", s->job_in_flight ? 1 : 0, "job", job_to_json(&s->job), "workers", list,
-                     "options", run->options, "measured", run->measured, "exchange", exchange, "casts",
-                     s->settings.gathers_casts && !rule_is_ahead(run->rule, s), "product_processors",
-                     run->product_processors);
+                     "seconds", number_to_json(run->seconds), "fragment", s->local.fragment, "applied_at",
+                     applied, "job_in_flight", s->job_in_flight ? 1 : 0, "job", job_to_json(&s->job),
+                     "workers", list, "options", run->options, "measured", run->measured, "exchange",
+                     exchange, "casts", s->settings.gathers_casts && !rule_is_ahead(run->rule, s),
+                     "product_processors", run->product_processors);
 }
 
 // CRC-32 of everything in the manifest but the member "checksum" itself.
@@ -501,7 +503,7 @@ static inline bool all_ranks_good(const CheckpointedRun *run, bool good, Error *
 typedef struct CheckpointPaths {
     char folder[CHECKPOINT_PATH_SIZE];    // OUT/checkpoints
     char temporary[CHECKPOINT_PATH_SIZE]; // OUT/checkpoints/unfinished, where every checkpoint is made
-    char final[CHECKPOINT_PATH_SIZE];     // OUT/checkpoints/step-N
+    char final[CHECKPOINT_PATH_SIZE];     // OUT/checkpoints/commit-N
     // Within temporary.
     char state[CHECKPOINT_PATH_SIZE + 32], manifest[CHECKPOINT_PATH_SIZE + 32],
         model[CHECKPOINT_PATH_SIZE + 32];
@@ -512,7 +514,7 @@ static inline CheckpointPaths checkpoint_paths(const char *directory, int64_t co
     snprintf(paths.folder, sizeof paths.folder, "%.*s/checkpoints", RUN_PATH_SIZE, directory);
     snprintf(paths.temporary, sizeof paths.temporary, "%.*s/unfinished", CHECKPOINT_PATH_SIZE - 16,
              paths.folder);
-    snprintf(paths.final, sizeof paths.final, "%.*s/step-%lld", CHECKPOINT_PATH_SIZE - 32, paths.folder,
+    snprintf(paths.final, sizeof paths.final, "%.*s/commit-%lld", CHECKPOINT_PATH_SIZE - 32, paths.folder,
              (long long)commit);
     snprintf(paths.state, sizeof paths.state, "%s/state.safetensors", paths.temporary);
     snprintf(paths.manifest, sizeof paths.manifest, "%s/checkpoint.json", paths.temporary);
@@ -537,7 +539,7 @@ static inline CheckpointList checkpoint_list(const char *folder) {
     for (struct dirent *entry; directory != NULL && (entry = readdir(directory)) != NULL;) {
         long long commit;
         char rest;
-        if (sscanf(entry->d_name, "step-%lld%c", &commit, &rest) != 1 || commit < 0) { continue; }
+        if (sscanf(entry->d_name, "commit-%lld%c", &commit, &rest) != 1 || commit < 0) { continue; }
         list.commits = (int64_t *)realloc(list.commits, (size_t)(list.count + 1) * sizeof(int64_t));
         list.commits[list.count++] = commit;
     }
@@ -556,7 +558,7 @@ static inline bool checkpoint_find(char *directory, size_t capacity) {
         snprintf(path, sizeof path, "%.*s%s", RUN_PATH_SIZE, directory, folders[i]);
         CheckpointList list = checkpoint_list(path);
         if (list.count > 0 && strlen(path) + 32 < capacity) {
-            snprintf(directory, capacity, "%s/step-%lld", path, (long long)list.commits[list.count - 1]);
+            snprintf(directory, capacity, "%s/commit-%lld", path, (long long)list.commits[list.count - 1]);
             free(list.commits);
             return true;
         }

@@ -182,22 +182,22 @@ static inline void evaluation_task(void *context, Stream *stream) {
     run->started = clock_seconds();
     evaluation->scores = evaluate_run(&evaluation->evaluator, stream, evaluation->parameters, evaluation->set,
                                       &run->transport, &progress);
-    gpt_neo_stop(&evaluation->evaluator.model, stream);
+    model_stop(&evaluation->evaluator.model, stream);
 }
 
 // Reserves memory, scores on a stream of its own, and prints the summary.
 static inline void evaluation_run(Run *run, const HfModel *model, const EvaluateSet *set) {
     Evaluation *evaluation = (Evaluation *)calloc(1, sizeof *evaluation);
     const Placement *placement = &run->placement;
-    GptNeoSettings settings = {
-        run->B, run->T, run->threads.threads, placement->on_gpu, placement->precision, RECOMPUTE_NONE, false};
+    ModelSettings machine = {
+        .threads = run->threads.threads, .on_gpu = placement->on_gpu, .precision = placement->precision};
     EvaluateSummary summary;
     Error error = {""};
     evaluation->run = run;
     evaluation->model = model;
     evaluation->set = set;
     run->arena.on_gpu = placement->on_gpu;
-    evaluator_reserve(&evaluation->evaluator, &run->arena, &model->config, &settings);
+    evaluator_reserve(&evaluation->evaluator, &run->arena, &model->config, &machine, &set->request);
     arena_reserve(&run->arena, MEMORY_PARAMETERS, "parameters", model->table.parameter_count * sizeof(float),
                   &evaluation->parameters);
     agree_or_exit(run, arena_commit(&run->arena, &error) ? 0 : EXIT_SYSTEM_FAILURE, &error);

@@ -82,7 +82,7 @@ static inline void sample_write(Sample *sample, ThreadPool *pool, const TokenLis
 
 // Prints the prompt and what the model writes after it. `sample` has options, codec and
 // parameters; the sampler gets an arena that ends with this call.
-static inline bool sample_run(Sample *sample, const GptNeoConfig *config, ThreadPool *pool, int threads,
+static inline bool sample_run(Sample *sample, const ModelConfig *config, ThreadPool *pool, int threads,
                               Error *error) {
     Arena arena;
     TokenList prompt = {NULL, 0, 0};
@@ -172,7 +172,7 @@ static inline int command_sample(Run *run) {
     char path[TOKENIZER_PATH_SIZE];
     if (run->options.from[0] == '\0') {
         error_set(&error, "sample needs --from DIR, a directory with config.json and model.safetensors, such "
-                          "as RUN/checkpoints/step-N/model");
+                          "as RUN/checkpoints/commit-N/model");
         exit_user_mistake(&error);
     }
     Sample *sample = (Sample *)calloc(1, sizeof *sample);

@@ -157,7 +157,7 @@ static inline bool forecast_row(const Run *run, const Machine *machine, Forecast
     bool valid =
         options_check(&trial->options, &error) &&
         (row->rule->check == NULL || row->rule->check(options_of_rule(&trial->options), &facts, &error));
-    bool possible = valid && reserve_memory(trial, training_problem(trial), &error);
+    bool possible = valid && reserve_memory(trial, &error);
     if (!possible) {
         snprintf(row->refused, sizeof row->refused, "%s", error.text);
         if (valid) {

@@ -137,7 +137,7 @@ static inline int command_plan(Run *run) {
     if (!good) { exit_user_mistake(&error); }
     placement_choose_exchange(&run->placement, options, &run->transport);
     placement_plan_gpu_exchange(&run->placement, options);
-    if ((options->fit && !plan_fit(run, &error)) || !reserve_memory(run, training_problem(run), &error)) {
+    if ((options->fit && !plan_fit(run, &error)) || !reserve_memory(run, &error)) {
         exit_user_mistake(&error);
     }
     print_plan(run);

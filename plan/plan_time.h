@@ -20,8 +20,8 @@ static inline int plan_threads(const Run *run) {
 
 // On the CPU: computes some with random parameters. NAN where there is no memory.
 static inline double micro_batch_measure(Run *run) {
-    GptNeoSettings settings = run->model.settings;
-    GptNeo *model = (GptNeo *)malloc(sizeof *model);
+    ModelSettings settings = run->model.settings;
+    Model *model = (Model *)malloc(sizeof *model);
     Arena *arena = (Arena *)calloc(1, sizeof *arena);
     ThreadPool *pool = thread_pool_create(plan_threads(run), false);
     size_t parameters = run->table.parameter_count, rows = (size_t)tokens_per_micro_batch(run);
@@ -36,15 +36,15 @@ static inline double micro_batch_measure(Run *run) {
     bool ready = model != NULL && arena != NULL && pool != NULL && weights != NULL && gradients != NULL &&
                  tokens != NULL;
     if (ready) {
-        gpt_neo_reserve(model, arena, &run->config, &settings);
+        model_reserve(model, arena, &run->config, &settings);
         ready = arena_commit(arena, &unused);
     }
     if (ready) {
-        gpt_neo_initialize(&run->table, 1, pool, weights);
-        gpt_neo_random_tokens(&run->config, rows, tokens);
+        parameters_initialize(&run->table, 1, pool, weights);
+        model_random_tokens(&run->config, rows, tokens);
         for (int i = -1; i < MICRO_BATCH_TRIES; i++) {
             double began = clock_seconds();
-            gpt_neo_gradients(model, &stream, weights, gradients, tokens, tokens, NULL);
+            model->family->gradients(&model->state, &stream, weights, gradients, tokens, tokens, NULL);
             if (i >= 0) { tries[i] = clock_seconds() - began; }
         }
         seconds = tries[0]; // the least: others may use the machine, too
@@ -68,7 +68,7 @@ static inline double micro_batch_measure(Run *run) {
 
 // Seconds; NAN where they cannot be measured.
 static inline double micro_batch_by_products(Run *run, char reason[RULE_TEXT]) {
-    double operations = gpt_neo_flops_per_token(&run->config, run->T) * (double)tokens_per_micro_batch(run);
+    double operations = model_flops_per_token(&run->config, run->T) * (double)tokens_per_micro_batch(run);
     Precision precision = run->placement.precision;
     ThreadPool *pool = thread_pool_create(plan_threads(run), false);
     if (pool == NULL) { return NAN; }
@@ -87,7 +87,7 @@ static inline double micro_batch_by_products(Run *run, char reason[RULE_TEXT]) {
 
 // Without --like: seconds, and where they come from. NAN: not known.
 static inline double find_micro_batch_seconds(Run *run, char reason[RULE_TEXT]) {
-    double operations = gpt_neo_flops_per_token(&run->config, run->T) * (double)tokens_per_micro_batch(run);
+    double operations = model_flops_per_token(&run->config, run->T) * (double)tokens_per_micro_batch(run);
     snprintf(reason, RULE_TEXT, "as --compute-ms says");
     if (run->options.compute_ms > 0) { return run->options.compute_ms / 1e3; }
     if (run->placement.on_gpu) { return NAN; }

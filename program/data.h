@@ -331,18 +331,18 @@ static inline int64_t validation_batches(Run *run) {
     return (int64_t)(windows == 0 ? asked : size_min(asked, (windows + B - 1) / B));
 }
 
-// Fills run->batch.tokens and run->batch.targets with a micro-batch of validation. Of the last one,
+// Fills run->training.batch.tokens and run->training.batch.targets with a micro-batch of validation. Of the last one,
 // the sequences behind the last window are those of the beginning; they do not count.
 static inline bool fill_validation(Run *run, int64_t batch, double *perfect_loss, Error *error) {
     const DataLoader *data = validation_loader(run);
     uint64_t first = (uint64_t)batch * (uint64_t)run->B, windows = data_loader_validation_samples(data);
-    if (!data_loader_fill_validation(data, first, run->B, run->batch.tokens, run->batch.targets, perfect_loss,
-                                     error)) {
+    if (!data_loader_fill_validation(data, first, run->B, run->training.batch.tokens,
+                                     run->training.batch.targets, perfect_loss, error)) {
         return false;
     }
     for (int b = 0; b < run->B && windows > 0; b++) {
         for (int t = 0; first + (uint64_t)b >= windows && t < run->T; t++) {
-            run->batch.targets[b * run->T + t] = -1;
+            run->training.batch.targets[b * run->T + t] = -1;
         }
     }
     return true;

@@ -48,8 +48,7 @@ static inline bool fit_try(const Run *run, const MemoryRoom *room, const Options
     trial->T = (int)options->seq_len;
     memset(&trial->arena, 0, sizeof trial->arena);
     bool counted = (double)trial->B * trial->T <= MOST_TOKENS_OF_A_MICRO_BATCH;
-    bool fits =
-        counted && reserve_memory(trial, training_problem(trial), &never) && arena_fits(&trial->arena, room);
+    bool fits = counted && reserve_memory(trial, &never) && arena_fits(&trial->arena, room);
     if (counted) {
         fragments_free(&trial->scheduler);
         free(trial->decay_ranges);

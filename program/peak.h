@@ -58,7 +58,7 @@ static inline void measure_products_task(void *context, Stream *stream) {
 // All ranks, before training: sets run->peak_flops. A GPU counts once, however many ranks
 // share it.
 static inline void find_peak(Run *run) {
-    double operations = (double)run->options.tokens * gpt_neo_flops_per_token(&run->config, run->T);
+    double operations = (double)run->options.tokens * model_flops_per_token(&run->config, run->T);
     double mine = NAN, *all;
     if (run->placement.on_gpu) {
         bool half = run->placement.precision == PRECISION_BF16;

@@ -33,7 +33,7 @@ static inline ProductRates slowest_rates(const RankRates *ranks, int count) {
 // takes.
 static inline ProductRates measure_own_products(const Run *run) {
     ProductRates none = {{0, 0}};
-    const GptNeoConfig *config = &run->config;
+    const ModelConfig *config = &run->config;
     ThreadPool *pool = thread_pool_create(run->threads.threads, false);
     if (pool == NULL) { return none; }
     const bool both[2] = {true, true};

@@ -13,50 +13,18 @@
 #include "runtime/names.h"
 
 // ---------------------------------------------------------------------------------------
-// A log that cannot be written: training goes on, as it does without a checkpoint. While the
-// disk is full its lines wait in memory; what cannot even wait is lost, and said.
+// A log that cannot be written: training continues without its lines. The log says how many
+// are missing, and so does the end of the run, by a message and its exit code.
 
-// Says when the disk is full, and when it no longer is.
-static inline void print_disk_full(Run *run) {
-    bool full = run->log.held_bytes + run->curves.held_bytes > 0;
-    if (full == run->disk_full) { return; }
-    run->disk_full = full;
-    terminal_clear(&run->terminal);
-    printf("%6lld %s\n", (long long)run->scheduler.optimizer.commits,
-           full ? "the disk of --out is full: training goes on, and the log waits in memory for space"
-           : run->lost_lines == 0 ? "there is space on the disk again: the log is whole"
-                                  : "there is space on the disk again: the log goes on");
-    fflush(stdout);
-}
-
-// Notes whether a line was written, or waits, and says once if one is lost. So will the
-// exit code.
 static inline void note_written(Run *run, bool written, const Error *error) {
-    print_disk_full(run);
     if (written || run->lost_lines++ > 0) { return; }
     terminal_clear(&run->terminal);
     fprintf(stderr, "train_gpt: %s; training goes on, but what cannot be written is lost\n", error->text);
 }
 
-// Writes the lines that wait for space.
-static inline void flush_logs(Run *run) {
-    Error error = {""};
-    (void)(log_flush(&run->log, &error) && log_flush(&run->curves, &error)); // otherwise they wait on
-    print_disk_full(run);
-}
-
-// The end of the log. Lines that still wait for space are lost.
 static inline void close_logs(Run *run) {
-    Log *logs[] = {&run->log, &run->curves};
-    for (size_t i = 0; i < sizeof logs / sizeof logs[0]; i++) {
-        Error error = {""};
-        int lines = log_held_lines(logs[i]);
-        if (!log_flush(logs[i], &error)) {
-            note_written(run, false, &error);
-            run->lost_lines += lines - 1;
-        }
-        log_close(logs[i]);
-    }
+    log_close(&run->log);
+    log_close(&run->curves);
 }
 
 // Appends an event to the log; releases it.
@@ -144,25 +112,6 @@ static inline void print_peak(const Run *run) {
            run->placement.on_gpu ? "bf16, as the maker states it" : "products of a layer, measured now");
 }
 
-// With --tune-products: whose algorithms the matrix products of a GPU use.
-static inline void print_products(const Run *run) {
-    const ProductChoices *products = &run->products;
-    const char *asked = run->options.tune_products;
-    if (strcmp(asked, "off") == 0) { return; }
-    if (strcmp(asked, "on") == 0) {
-        printf("products   the fastest of the library's algorithms for %d shapes, %d of them chosen before; "
-               "%s/products.json has them for --tune-products\n",
-               products->count, products->found, run->directory);
-    } else {
-        printf("products   %d shapes as in %s; %d that it lacks and %d that the library refused get the "
-               "library's first choice\n",
-               products->found, asked, products->missed, products->refused);
-    }
-    if (run->placement.odd_one[0] != '\0') {
-        printf("           ranks with another kind of GPU than rank 0 take the library's first choice\n");
-    }
-}
-
 // Where rank 0 computes; other ranks may compute elsewhere.
 static inline void print_device(const Run *run) {
     const Placement *placement = &run->placement;
@@ -179,7 +128,6 @@ static inline void print_device(const Run *run) {
         printf("keeps      recompute %s (%s)\n", recompute_name(run->model.settings.recompute),
                placement->recompute_reason);
         if (run->transport.size > 1) { printf("           %s\n", placement->gpu_exchange_reason); }
-        print_products(run);
         return;
     }
     printf("threads    %d per rank (%s); matrix products by %s\n", threads, run->threads.reason,
@@ -232,16 +180,27 @@ static inline void print_hosts(FILE *file, const Hello *hellos, int ranks) {
 }
 
 static inline void print_warnings(const Run *run) {
-    const char *warnings[] = {run->threads.warning, run->space_warning, run->shared_memory_warning};
+    const char *warnings[] = {run->threads.warning, run->shared_memory_warning};
     for (size_t i = 0; i < sizeof warnings / sizeof warnings[0]; i++) {
         if (warnings[i][0] != '\0') { printf("warning    %s\n", warnings[i]); }
     }
 }
 
+// A disk that fills while a run trains does not end it, but then nothing is saved. The size
+// is that of a checkpoint in the middle of the run.
+static inline void print_disk(const Run *run) {
+    struct statvfs disk;
+    char space[SIZE_TEXT], checkpoint[SIZE_TEXT];
+    if (run->save_times.never || statvfs(run->directory, &disk) != 0) { return; }
+    printf("disk       %s free; a checkpoint takes about %s, and --keep %lld stay\n",
+           size_text((size_t)disk.f_bavail * (size_t)disk.f_frsize, space),
+           size_text(checkpoint_bytes(&run->scheduler, true), checkpoint), (long long)run->options.keep);
+}
+
 // The start-up block, once everything in it is known.
 static inline void print_start(Run *run, const Hello *hellos) {
     const Transport *transport = &run->transport;
-    const GptNeoConfig *config = &run->config;
+    const ModelConfig *config = &run->config;
     char data[512];
     data_loader_describe(&run->data, data, sizeof data);
     printf("acco.c %s\n", ACCO_VERSION);
@@ -272,6 +231,7 @@ static inline void print_start(Run *run, const Hello *hellos) {
     if (run->options.kept[0] != '\0') {
         printf("options    where none are given, as in %s\n", run->options.kept);
     }
+    print_disk(run);
     printf("run        %s\n\n", run->directory);
     fflush(stdout);
 }
@@ -404,7 +364,7 @@ static inline void report_window(Run *run) {
     }
     report.steps = steps;
     report.gradients_per_commit = gradients / commits;
-    report.model_tflops = report.tokens_per_second * gpt_neo_flops_per_token(&run->config, run->T) / 1e12;
+    report.model_tflops = report.tokens_per_second * model_flops_per_token(&run->config, run->T) / 1e12;
     report.mfu = report.model_tflops * 1e12 / run->peak_flops;
     NvmlReading gpu = nvml_read(&run->nvml);
     report.gpu_clock = gpu.clock;
@@ -454,7 +414,7 @@ static inline void print_end(Run *run, uint64_t fingerprint, double exposed) {
            tokens = run->scheduler.gradients_done * (double)tokens_per_micro_batch(run);
     double waiting = exposed / (seconds - run->seconds_before); // share of this part of the run
     double planned = (double)run->arena.bytes, used = (double)arena_resident_bytes(&run->arena);
-    double rate = tokens / seconds * gpt_neo_flops_per_token(&run->config, run->T) / 1e9;
+    double rate = tokens / seconds * model_flops_per_token(&run->config, run->T) / 1e9;
     terminal_clear(&run->terminal);
     if (run->nothing_left) {
         printf("finished   nothing is left to do: this run had its %.0f tokens; with a larger --tokens it "
@@ -488,8 +448,8 @@ static inline void print_end(Run *run, uint64_t fingerprint, double exposed) {
     char text[32];
     snprintf(text, sizeof text, "%016llx", (unsigned long long)fingerprint);
     report_event(run, json_pack("{s:s, s:s, s:I, s:I, s:o, s:o, s:o, s:I, s:I, s:s}", "event", "end",
-                                "reason", run->scheduler.stop_agreed ? "asked to stop" : "done", "commit",
-                                (json_int_t)commits, "tokens", (json_int_t)tokens, "seconds",
+                                "reason", run->scheduler.wishes.stop_agreed ? "asked to stop" : "done",
+                                "commit", (json_int_t)commits, "tokens", (json_int_t)tokens, "seconds",
                                 log_real(seconds), "tokens_per_second", log_real(tokens / seconds),
                                 "exposed_share", log_real(waiting), "planned_bytes", (json_int_t)planned,
                                 "used_bytes", (json_int_t)used, "parameters_fingerprint", text));

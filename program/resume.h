@@ -108,9 +108,6 @@ static inline bool end_checkpoint(Run *run) {
     Error error = {""};
     if (run->checkpointed.saver == NULL) { return false; }
     double began = clock_seconds();
-    // Before the checkpoint has its name, because a run that goes on from it does not repeat
-    // the lines before it. Where there is no space for them, there is none for it.
-    if (run_is_main(run)) { flush_logs(run); }
     bool saved = checkpoint_end(&run->checkpointed, &report, &error);
     double waited = clock_seconds() - began;
     run->saving_seconds += waited;
@@ -125,15 +122,15 @@ static inline bool end_checkpoint(Run *run) {
 static inline void watch_saving_clock(Run *run) {
     double every = run->save_times.seconds;
     bool due = run_is_main(run) && every > 0 && clock_seconds() - run->saving_began >= every;
-    if (due) { __atomic_store_n(&run->scheduler.save_requested, true, __ATOMIC_RELAXED); }
+    if (due) { __atomic_store_n(&run->scheduler.wishes.save_requested, true, __ATOMIC_RELAXED); }
 }
 
 // When a checkpoint has begun. A job in flight may have asked for it, too.
 static inline void restart_saving_clock(Run *run) {
     Scheduler *s = &run->scheduler;
     run->saving_began = clock_seconds();
-    __atomic_store_n(&s->save_requested, false, __ATOMIC_RELAXED);
-    s->save_agreed = false;
+    __atomic_store_n(&s->wishes.save_requested, false, __ATOMIC_RELAXED);
+    s->wishes.save_agreed = false;
     s->job.total.saves = 0;
 }
 
@@ -179,7 +176,7 @@ static inline void continue_reports(Run *run, double seconds) {
     window_begin(run, seconds);
     run->seen.commit = run->checkpointed.saved_commit = s->optimizer.commits;
     run->seen.reports = run->checkpointed.saved_reports = s->reports;
-    run->seen.spikes = s->spikes;
+    run->seen.spikes = s->spikes.count;
     signal_watch_note_saved(&run->signal_watch, s->optimizer.commits);
 }
 
@@ -196,7 +193,7 @@ static inline int64_t load_newest(Run *run, char remarks[CHECKPOINT_REMARKS_SIZE
         if (checkpoint_load(&run->checkpointed, paths.final, remarks, &error)) { return commit; }
         commit_set_add(&run->checkpointed.damaged, commit);
         if (run_is_main(run)) {
-            printf("resumed    not from step-%lld: %s\n", (long long)commit, error.text);
+            printf("resumed    not from commit-%lld: %s\n", (long long)commit, error.text);
         }
     }
 }
@@ -285,7 +282,7 @@ static inline void refuse_damaged(Run *run) {
     Error error;
     for (int i = damaged->count - 1; i >= 0; i--) {
         size_t used = strlen(names);
-        snprintf(names + used, sizeof names - used, "%sstep-%lld", used > 0 ? ", " : "",
+        snprintf(names + used, sizeof names - used, "%scommit-%lld", used > 0 ? ", " : "",
                  (long long)damaged->commits[i]);
     }
     error_set(&error,
@@ -361,7 +358,7 @@ static inline bool roll_back(Run *run) {
     double began = clock_seconds() - run->paused;
     scheduler_settle(s); // the exchanges below must be the only ones
     int64_t position = data_position(run, false), from = s->optimizer.commits;
-    double spikes = s->spikes, rollbacks = s->rollbacks + 1;
+    double spikes = s->spikes.count, rollbacks = s->spikes.rollbacks + 1;
     end_checkpoint(run);
     scheduler_drop(s);
     int64_t commit = load_newest(run, remarks);
@@ -370,10 +367,10 @@ static inline bool roll_back(Run *run) {
     if (run->rule->kind == RULE_OVERLAPPED) { scheduler_drop(s); }
     run->rollback_repeats = commit == run->rollback_commit ? run->rollback_repeats + 1 : 1;
     run->rollback_commit = commit;
-    s->spikes = spikes;
-    s->rollbacks = rollbacks;
-    s->failed = commit < 0 || run->rollback_repeats > ROLLBACK_PATIENCE;
-    if (s->failed) { return false; }
+    s->spikes.count = spikes;
+    s->spikes.rollbacks = rollbacks;
+    s->spikes.failed = commit < 0 || run->rollback_repeats > ROLLBACK_PATIENCE;
+    if (s->spikes.failed) { return false; }
     run->checkpointed.data_base += position - data_position(run, true);
     run->paused = clock_seconds() - began; // of all this, with what end_checkpoint has already counted
     continue_reports(run, training_seconds(run));

@@ -14,19 +14,17 @@
 
 #include "checkpoint/checkpoint.h"
 #include "comm/transport_mpi.h"
-#include "dataloader.h"
-#include "gpt_neo.h"
 #include "options/options_check.h"
 #include "options/options_print.h"
 #include "program/launch_checks.h"
 #include "program/placement.h"
 #include "program/progress.h"
-#include "program/run_lock.h"
+#include "program/run_directory.h"
 #include "program/signals.h"
 #include "rules.h"
 #include "runtime/nvml.h"
+#include "training_problem.h"
 
-enum { SPACE_TEXT = 512 };
 enum { ROLLBACK_PATIENCE = 3 }; // how often a spike may send a run back to the same checkpoint
 
 // The commits since the latest report: what the next report is made of.
@@ -46,14 +44,6 @@ typedef struct SchedulerSeen {
     double spikes;
 } SchedulerSeen;
 
-// A micro-batch on the host.
-typedef struct Batch {
-    int32_t *tokens, *targets; // (B, T)
-    double perfect_loss;       // of a perfect model; NAN: unknown
-    uint64_t first_sample;     // in the global order
-    bool is_filled;
-} Batch;
-
 // One run, or the plan of one.
 typedef struct Run {
     Options options;
@@ -63,22 +53,19 @@ typedef struct Run {
     const Rule *rule;
     ThreadChoice threads;
     Placement placement;
-    GptNeoConfig config;
+    ModelConfig config;
     ParameterTable table;
     int B, T; // sequences in a micro-batch, tokens in a sequence
     DecayRange *decay_ranges;
-    size_t layer_begins[GPT_NEO_MAX_LAYERS + 1]; // first element of each layer, and the end of the last one
     char rate_reason[64], bucket_reason[160], rule_reason[RULE_TEXT];
     double peak_flops; // of all ranks, a second: what model operations are compared with; NAN: not known
     // What it trains with.
     DataLoader data, validation_data; // the latter only with --val-data
     Arena arena;
     ThreadPool *pool;
-    GptNeo model;
-    ProductChoices products; // with --tune-products: the algorithms that rank 0 chose
+    Model model;
     Scheduler scheduler;
-    Batch batch;      // of the compute stream
-    Batch next_batch; // on a GPU: it is filled while the GPU computes with `batch`
+    TrainingProblem training; // the model and the data as the scheduler's problem
     // Its clock: training_seconds() reads it.
     double started;             // clock_seconds() at the start of training
     double paused;              // seconds since then that were not training: validation, checkpoints
@@ -88,10 +75,8 @@ typedef struct Run {
     char directory[RUN_PATH_SIZE];      // all ranks know it
     char tokenizer[RUN_PATH_SIZE + 16]; // with --resume: a copy of the tokenizer, for the next checkpoints
     RunLock lock;                       // on it
-    char space_warning[SPACE_TEXT];     // its disk is too small for all that is to be kept; empty: it is not
     char shared_memory_warning[256];    // /dev/shm is too small; empty: it is not
     Log log, curves;                    // log.jsonl and progress.tsv
-    bool disk_full;                     // lines of them wait for space
     Terminal terminal;
     ReportWindow window;
     SchedulerSeen seen;

@@ -3,7 +3,7 @@
 #ifndef ACCO_PROGRAM_SETUP_H
 #define ACCO_PROGRAM_SETUP_H
 
-#include "training_problem.h"
+#include "program/agreement.h"
 
 // ---------------------------------------------------------------------------------------
 // The model, and the numbers that follow from it
@@ -38,15 +38,13 @@ static inline bool choose_model(Run *run, Error *error) {
     if (start[0] != '\0' && !hf_model_check_directory(start, error)) { return false; }
     // Every rank checks what it reads, but only when there is a run directory already.
     if (start[0] != '\0' && run_is_main(run) && !file_sums_check(start, error)) { return false; }
-    if (!gpt_neo_config_find(start[0] != '\0' ? start : options->model, &run->config, error)) {
-        return false;
-    }
+    if (!model_find(start[0] != '\0' ? start : options->model, &run->config, error)) { return false; }
     int positions = run->config.positions;
     if (options->seq_len > positions) {
         return error_set(error, "--seq-len %lld is longer than the %d positions of %s: use at most %d",
                          (long long)options->seq_len, positions, run->config.name, positions);
     }
-    gpt_neo_parameter_table(&run->config, &run->table);
+    run->config.family->table(&run->config, &run->table);
     if (options->micro_batch == 0) { options->micro_batch = run->table.parameter_count < 5000000 ? 1 : 8; }
     run->B = (int)options->micro_batch;
     if (options->seq_len == 0) { options->seq_len = int64_min(positions, 1024); }
@@ -59,11 +57,7 @@ static inline bool choose_model(Run *run, Error *error) {
             "--micro-batch %d x --seq-len %d, %.3g tokens a commit: that is more than can be counted here",
             run->B, run->T, per_commit);
     }
-    int layers = run->config.layers;
-    for (int l = 0; l <= layers; l++) {
-        run->layer_begins[l] = run->table.entries[gpt_neo_tensor(l, TENSOR_LN_1_WEIGHT)].offset;
-    }
-    RuleFacts facts = {layers, options_are_adaptive(options)};
+    RuleFacts facts = {run->config.layers, options_are_adaptive(options)};
     return run->rule->check == NULL || run->rule->check(options_of_rule(options), &facts, error);
 }
 
@@ -216,31 +210,35 @@ static inline SchedulerSettings choose_settings(Run *run) {
 
 // Makes the one table of memory: what `plan` prints, what a run prints, what is allocated.
 // Whether there is so much is another question (program/fit.h).
-static inline bool reserve_memory(Run *run, Problem problem, Error *error) {
+static inline bool reserve_memory(Run *run, Error *error) {
     const Placement *placement = &run->placement;
     SchedulerSettings settings = choose_settings(run);
-    GptNeoSettings model = {run->B,
-                            run->T,
-                            run->threads.threads,
-                            placement->on_gpu,
-                            placement->precision,
-                            RECOMPUTE_NONE,
-                            settings.keeps_casts};
-    size_t bytes = (size_t)tokens_per_micro_batch(run) * sizeof(int32_t);
+    ModelSettings model = {.B = run->B,
+                           .T = run->T,
+                           .threads = run->threads.threads,
+                           .on_gpu = placement->on_gpu,
+                           .precision = placement->precision,
+                           .given_weights = settings.keeps_casts};
+    bool slow = run->options.slow_rank == run->transport.rank;
+    TrainingProblem training = {.transport = &run->transport,
+                                .model = &run->model,
+                                .table = &run->table,
+                                .data = &run->data,
+                                .B = run->B,
+                                .T = run->T,
+                                .data_base = &run->checkpointed.data_base,
+                                .slow_seconds = slow ? run->options.slow_ms / 1e3 : 0};
+    run->training = training;
+    Problem problem = training_problem(&run->training);
     run->arena.on_gpu = placement->on_gpu;
     scheduler_reserve(&run->scheduler, &run->arena, &settings, &problem, &run->transport);
-    arena_reserve_host(&run->arena, MEMORY_WORKSPACE, "tokens", bytes, &run->batch.tokens);
-    arena_reserve_host(&run->arena, MEMORY_WORKSPACE, "targets", bytes, &run->batch.targets);
-    if (placement->on_gpu) {
-        arena_reserve_host(&run->arena, MEMORY_WORKSPACE, "next tokens", bytes, &run->next_batch.tokens);
-        arena_reserve_host(&run->arena, MEMORY_WORKSPACE, "next targets", bytes, &run->next_batch.targets);
-    }
+    training_reserve(&run->training, &run->arena);
     if (!placement_check_shapes(placement, &run->config, run->B, run->T, error) ||
         !placement_choose_recompute(&run->placement, &run->options, &run->config, run->arena.bytes, &model,
                                     error)) {
         return false;
     }
-    gpt_neo_reserve(&run->model, &run->arena, &run->config, &model);
+    model_reserve(&run->model, &run->arena, &run->config, &model);
     return true;
 }
 

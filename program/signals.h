@@ -111,7 +111,7 @@ static inline void signal_watch_advise(const SignalWatch *watch, const Losses *l
     if (speaks && losses->rank >= 0 && saved >= 0) {
         fprintf(
             stderr,
-            "train_gpt: all after checkpoint step-%lld is lost; with --resume auto and the same --out the "
+            "train_gpt: all after checkpoint commit-%lld is lost; with --resume auto and the same --out the "
             "run goes on from there\n",
             saved);
     } else if (speaks && losses->rank >= 0) {
@@ -165,7 +165,7 @@ static inline void signal_watch_say_lost(const SignalWatch *watch) {
         fprintf(stderr, "train_gpt: ended at once by a second SIGINT: nothing of this run is saved\n");
     } else {
         fprintf(stderr,
-                "train_gpt: ended at once by a second SIGINT: all after checkpoint step-%lld is lost\n",
+                "train_gpt: ended at once by a second SIGINT: all after checkpoint commit-%lld is lost\n",
                 (long long)saved);
     }
     fflush(stderr);

@@ -90,15 +90,15 @@ static inline void log_spike(Run *run, const SpikeReport *spike, const char *tex
     if (spike->site.element > 0 && spike->kind == SPIKE_GRADIENT) {
         tensor = json_string(spike_tensor(run, (size_t)spike->site.element - 1)->name);
     }
-    report_event(
-        run,
-        json_pack("{s:s, s:s, s:I, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:s, s:o, s:o}", "event", "spike",
-                  "kind", kinds[spike->kind], "commit", (json_int_t)spike->commit, "rank", spike->rank,
-                  "first_sequence", first, "sequences", sequences, "tensor", tensor, "measured",
-                  log_real(spike->measured), "largest", log_real(spike->largest), "steps",
-                  log_real(spike->steps), "action",
-                  run->scheduler.failed ? "stop" : options_choice_name(&run->options, &run->options.on_spike),
-                  "text", log_text(text), "count", log_real(run->scheduler.spikes)));
+    report_event(run, json_pack("{s:s, s:s, s:I, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:s, s:o, s:o}", "event",
+                                "spike", "kind", kinds[spike->kind], "commit", (json_int_t)spike->commit,
+                                "rank", spike->rank, "first_sequence", first, "sequences", sequences,
+                                "tensor", tensor, "measured", log_real(spike->measured), "largest",
+                                log_real(spike->largest), "steps", log_real(spike->steps), "action",
+                                run->scheduler.spikes.failed
+                                    ? "stop"
+                                    : options_choice_name(&run->options, &run->options.on_spike),
+                                "text", log_text(text), "count", log_real(run->scheduler.spikes.count)));
 }
 
 // Reports the spikes since the last call. The end of the run is announced by fail_spike,
@@ -106,16 +106,17 @@ static inline void log_spike(Run *run, const SpikeReport *spike, const char *tex
 static inline void report_spike(Run *run) {
     const Scheduler *s = &run->scheduler;
     char text[SPIKE_TEXT_SIZE];
-    bool is_new = s->spikes > run->seen.spikes;
-    run->seen.spikes = s->spikes;
+    bool is_new = s->spikes.count > run->seen.spikes;
+    run->seen.spikes = s->spikes.count;
     if (!is_new || !run_is_main(run)) { return; }
     terminal_clear(&run->terminal);
-    spike_describe(run, &s->spike, text, sizeof text);
-    log_spike(run, &s->spike, text);
-    if (s->failed) { return; }
-    printf("%6lld spike: %s", (long long)s->spike.commit, text);
+    spike_describe(run, &s->spikes.latest, text, sizeof text);
+    log_spike(run, &s->spikes.latest, text);
+    if (s->spikes.failed) { return; }
+    printf("%6lld spike: %s", (long long)s->spikes.latest.commit, text);
     if (s->settings.on_spike == SPIKE_SKIP) {
-        printf("; left out%s, %.0f so far", s->spike.steps > 1 ? " with others" : "", s->spikes);
+        printf("; left out%s, %.0f so far", s->spikes.latest.steps > 1 ? " with others" : "",
+               s->spikes.count);
     }
     printf("\n");
     fflush(stdout);
@@ -134,7 +135,7 @@ static inline void fail_spike(Run *run) {
                         (json_int_t)s->optimizer.commits),
               &error);
     SpikePolicy policy = s->settings.on_spike;
-    if (policy == SPIKE_SKIP && s->spikes_in_a_row >= SPIKE_PATIENCE) {
+    if (policy == SPIKE_SKIP && s->spikes.in_a_row >= SPIKE_PATIENCE) {
         snprintf(tried, sizeof tried, "%d in a row were left out; ", SPIKE_PATIENCE);
     } else if (policy == SPIKE_ROLLBACK && run->rollback_commit < 0) {
         snprintf(tried, sizeof tried, "there is no checkpoint to go back to; ");
@@ -142,11 +143,11 @@ static inline void fail_spike(Run *run) {
         snprintf(tried, sizeof tried, "going back to %s %lld %d times did not help; ", step_name(run),
                  (long long)run->rollback_commit, ROLLBACK_PATIENCE);
     }
-    spike_describe(run, &s->spike, text, sizeof text);
+    spike_describe(run, &s->spikes.latest, text, sizeof text);
     fprintf(stderr,
             "train_gpt: after %s %lld %s; %snothing was updated with it: lower --lr or --grad-clip, look at "
             "these data%s\n",
-            step_name(run), (long long)s->spike.commit, text, tried,
+            step_name(run), (long long)s->spikes.latest.commit, text, tried,
             policy == SPIKE_STOP ? ", or go on with --on-spike skip" : "");
 }
 

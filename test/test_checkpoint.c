@@ -62,7 +62,7 @@ static Saved saved_in(const Stage *stage, const char *out) {
     DIR *directory = opendir(stage_path(stage, name, path));
     for (struct dirent *entry; directory != NULL && (entry = readdir(directory)) != NULL;) {
         if (entry->d_name[0] == '.') { continue; }
-        bool known = sscanf(entry->d_name, "step-%ld", &saved.steps[saved.count]) == 1 && saved.count < 127;
+        bool known = sscanf(entry->d_name, "commit-%ld", &saved.steps[saved.count]) == 1 && saved.count < 127;
         if (known) { saved.count++; }
         if (!known) { saved.strangers++; }
     }
@@ -92,7 +92,7 @@ static long middle_step(const Stage *stage, const char *out) {
 
 static const char *step_path(const Training *training, long step) {
     static char path[128];
-    snprintf(path, sizeof path, "%.63s/checkpoints/step-%ld", training->out, step);
+    snprintf(path, sizeof path, "%.63s/checkpoints/commit-%ld", training->out, step);
     return path;
 }
 
@@ -592,7 +592,7 @@ static void auto_goes_on_where_the_log_is(void **state) {
     assert_null(log_event_of(events, "resume", 0));
     text_check(training_output(stage, &first), "a new run begins", "--resume auto with nothing there");
     json_decref(events);
-    shell(stage, "rm -r again/checkpoints/step-1? again/checkpoints/step-[6-9]");
+    shell(stage, "rm -r again/checkpoints/commit-1? again/checkpoints/commit-[6-9]");
     Training second = auto_start(stage, 0, "again", options);
     events = training_finish(stage, &second);
     print = log_fingerprint(events);
@@ -626,11 +626,11 @@ static void what_was_measured_is_kept(void **state) {
     text_check(json_string_value(json_object_get(start, "measured")), "measured: the exchange of a commit",
                "log");
     text_check(training_output(stage, &first), "measured: the exchange of a commit", "start block");
-    json_t *manifest = manifest_read(stage, "measured/checkpoints/step-8");
+    json_t *manifest = manifest_read(stage, "measured/checkpoints/commit-8");
     assert_true(json_equal(json_object_get(manifest, "options"), chosen));
     json_decref(manifest);
     shell(stage, "grep -q '^acco-split = 0[.]' measured/config.txt && ! grep -q '^estimate-wire = auto' "
-                 "measured/config.txt && rm -r measured/checkpoints/step-[5-8]");
+                 "measured/config.txt && rm -r measured/checkpoints/commit-[5-8]");
     Training resumed = auto_start(stage, 2, "measured", options);
     json_t *later = training_finish(stage, &resumed);
     Fingerprint print = log_fingerprint(later);
@@ -725,7 +725,7 @@ static void check_damage(Stage *stage, const Training *training, const Damage *d
     Fingerprint print = log_fingerprint(events);
     const char *output = training_output(stage, training);
     check_print(&print, expected, damage->command);
-    text_check(output, "resumed    not from step-24: ", damage->command);
+    text_check(output, "resumed    not from commit-24: ", damage->command);
     text_check(output, damage->named, damage->command);
     json_t *resumed = log_event_of(events, "resume", -1);
     if (resumed == NULL || log_number(resumed, "commit") != (double)damage->from) {
@@ -741,8 +741,9 @@ static void damaged_checkpoints_are_named_and_passed_over(void **state) {
     for (int i = 0; i < DAMAGES; i++) {
         char out[64], command[1024];
         snprintf(out, sizeof out, "damaged-%d", i);
-        snprintf(command, sizeof command, "cp -r %s %s && cd %s && c=checkpoints d=checkpoints/step-24 && %s",
-                 whole.out, out, out, damages[i].command);
+        snprintf(command, sizeof command,
+                 "cp -r %s %s && cd %s && c=checkpoints d=checkpoints/commit-24 && %s", whole.out, out, out,
+                 damages[i].command);
         shell(stage, "%s", command);
         trainings[i] = auto_start(stage, 0, out, "--save-every 4 --keep 100");
     }
@@ -756,8 +757,8 @@ static void new_checkpoints_are_not_given_up_for_damaged_ones(void **state) {
     Training whole = training_start(stage, 0, "--save-every 8 --keep 100");
     json_decref(training_finish(stage, &whole));
     shell(stage,
-          "cd %s/checkpoints && truncate -s 99 step-16/state.safetensors && truncate -s 99 "
-          "step-24/state.safetensors",
+          "cd %s/checkpoints && truncate -s 99 commit-16/state.safetensors && truncate -s 99 "
+          "commit-24/state.safetensors",
           whole.out);
     Training again = auto_start(stage, 0, whole.out, "--save-every 2 --keep 2 --tokens 416"); // 13 commits
     json_decref(training_finish(stage, &again));
@@ -775,14 +776,14 @@ static void a_run_of_damaged_checkpoints_is_not_begun_anew(void **state) {
     Stage *stage = stage_of(state);
     Training whole = training_start(stage, 0, "--save-every 8 --keep 100");
     json_decref(training_finish(stage, &whole));
-    shell(stage, "cd %s/checkpoints && for i in step-*; do truncate -s 99 $i/state.safetensors; done",
+    shell(stage, "cd %s/checkpoints && for i in commit-*; do truncate -s 99 $i/state.safetensors; done",
           whole.out);
     Training again = auto_start(stage, 0, whole.out, "--save-every 8 --keep 1");
     Outcome outcome = program_finish(stage, &again.program);
     outcome_check(&outcome, 2, again.what);
     text_check(outcome.errors, "no checkpoint in", again.what);
-    text_check(outcome.errors, "step-8, step-16, step-24", again.what);
-    assert_int_equal(text_count(outcome.output, "resumed    not from step-"), 3);
+    text_check(outcome.errors, "commit-8, commit-16, commit-24", again.what);
+    assert_int_equal(text_count(outcome.output, "resumed    not from commit-"), 3);
     check_saved(stage, whole.out, "8 16 24");
 }
 
@@ -791,7 +792,8 @@ static void damaged_checkpoints_do_not_count_as_kept(void **state) {
     Stage *stage = stage_of(state);
     Training whole = training_start(stage, 0, "--save-every 8 --keep 100");
     json_decref(training_finish(stage, &whole));
-    shell(stage, "cd %s/checkpoints && rm -r step-24 && truncate -s 99 step-16/state.safetensors", whole.out);
+    shell(stage, "cd %s/checkpoints && rm -r commit-24 && truncate -s 99 commit-16/state.safetensors",
+          whole.out);
     Training again = auto_start(stage, 0, whole.out, "--save-every 17 --keep 2");
     json_decref(training_finish(stage, &again)); // saves at 17 and 24
     check_saved(stage, whole.out, "16 17 24");
@@ -1030,7 +1032,7 @@ static void a_full_disk_costs_the_new_checkpoint_only(void **state) {
     Fingerprint expected = training_fingerprint(stage, &whole);
     Training half = auto_start(stage, 0, "full", "--save-every 8 --keep 100 --optimizer zero1");
     json_decref(training_finish(stage, &half));
-    shell(stage, "rm -r full/checkpoints/step-16 full/checkpoints/step-24");
+    shell(stage, "rm -r full/checkpoints/commit-16 full/checkpoints/commit-24");
     Program program = program_start(stage, 0, &setting,
                                     "--config base.txt --out full --resume auto --save-every 4 --keep 1");
     Outcome outcome = program_finish(stage, &program);
@@ -1045,7 +1047,7 @@ static void a_full_disk_costs_the_new_checkpoint_only(void **state) {
     check_saved(stage, "full", "8");
     Training again = auto_start(stage, 0, "full", "--optimizer zero1");
     Fingerprint other = training_fingerprint(stage, &again);
-    text_check(training_output(stage, &again), "from full/checkpoints/step-8 at commit 8; exact",
+    text_check(training_output(stage, &again), "from full/checkpoints/commit-8 at commit 8; exact",
                "after a full disk");
     check_print(&other, &expected, "after a full disk");
     assert_int_equal(strlen(print.text), 16);
@@ -1150,8 +1152,8 @@ static void links_are_not_followed(void **state) {
     Training first = training_start(stage, 0, "--optimizer ddp --save-every 8 --keep 9");
     json_decref(training_finish(stage, &first));
     shell(stage,
-          "mv %s/checkpoints/step-8 archive && ln -s ../../archive %s/checkpoints/step-8 && rm -r "
-          "%s/checkpoints/step-24",
+          "mv %s/checkpoints/commit-8 archive && ln -s ../../archive %s/checkpoints/commit-8 && rm -r "
+          "%s/checkpoints/commit-24",
           first.out, first.out, first.out);
     Training again = auto_start(stage, 0, first.out, "--optimizer ddp --save-every 8 --keep 1");
     json_decref(training_finish(stage, &again));
@@ -1248,7 +1250,7 @@ static void a_run_stands_for_its_newest_checkpoint(void **state) {
         const char *marker = strstr(commands[i][0], "%s");
         snprintf(arguments, sizeof arguments, "%.*s%s%s", (int)(marker - commands[i][0]), commands[i][0],
                  run.out, marker + 2);
-        snprintf(expected, sizeof expected, "%s%s/checkpoints/step-24%s", commands[i][1], run.out,
+        snprintf(expected, sizeof expected, "%s%s/checkpoints/commit-24%s", commands[i][1], run.out,
                  commands[i][2]);
         Outcome outcome = program_run(stage, 0, arguments);
         outcome_check(&outcome, 0, arguments);
@@ -1259,7 +1261,7 @@ static void a_run_stands_for_its_newest_checkpoint(void **state) {
 static void save_one(Stage *stage, const char *options) {
     Training training = training_start(stage, 0, options);
     json_decref(training_finish(stage, &training));
-    shell(stage, "rm -rf SAVED && cp -r %s/checkpoints/step-24 SAVED && mkdir -p empty", training.out);
+    shell(stage, "rm -rf SAVED && cp -r %s/checkpoints/commit-24 SAVED && mkdir -p empty", training.out);
 }
 
 // The model has 16 positions, and a token is a byte.
@@ -1288,7 +1290,7 @@ static void what_is_left_out_is_as_in_the_run(void **state) {
     json_decref(training_finish(stage, &run));
     static const char *const commands[][2] = {
         {"--out %s --resume auto", "at commit 24; exact"},
-        {"--out left-out-1 --resume %s/checkpoints/step-24 --tokens 3k", "not exact: another --tokens\n"},
+        {"--out left-out-1 --resume %s/checkpoints/commit-24 --tokens 3k", "not exact: another --tokens\n"},
         {"--out left-out-2 --resume %s --lr 0.002 --tokens 3k",
          "not exact: another --tokens; another --lr\n"},
         {"--out left-out-3 --resume %s --optimizer zero1 --tokens 3k", "not exact: another rule: "},
@@ -1392,9 +1394,9 @@ static void a_directory_has_one_run_at_a_time(void **state) {
     pid_t pid;
     Training first = auto_start(stage, 0, "shared", "--tokens 1000G --report-every 1 --val-batches none");
     wait_for_events(stage, &first, "report", 1, &pid);
-    check_refused(stage, 0, "shared", "--resume auto", "is in use by another run: of ");
+    check_refused(stage, 0, "shared", "--resume auto", "is in use by another run: process ");
     if (stage->has_mpi) {
-        check_refused(stage, 2, "shared", "--resume auto", "is in use by another run: of ");
+        check_refused(stage, 2, "shared", "--resume auto", "is in use by another run: process ");
     }
     assert_int_equal(kill(pid, SIGKILL), 0);
     program_finish(stage, &first.program);
@@ -1411,7 +1413,7 @@ static void mistakes_are_refused(void **state) {
         shell(stage, "[ ! -e refused/log.jsonl ] || { echo a refused run left a log: '%s'; exit 1; }",
               refusals[i].arguments);
     }
-    shell(stage, "mkdir -p held/checkpoints && cp -r SAVED held/checkpoints/step-24");
+    shell(stage, "mkdir -p held/checkpoints && cp -r SAVED held/checkpoints/commit-24");
     check_refused(stage, 0, "held", "--resume auto --model wide.json", "another model");
     // Without --out the run gets a new directory, in which there is nothing to resume.
     Outcome outcome = program_run(stage, 0, "--config base.txt --resume auto");

@@ -296,15 +296,15 @@ static void a_text_trains_as_its_tokens_do(void **state) {
     Stage *stage = stage_of(state);
     Fleet *fleet = fleet_new(stage);
     run_base(stage, 0, 0, "--tokenizer bpe --data documents.bin --out start");
-    const char *from = "--from start/checkpoints/step-40";
+    const char *from = "--from start/checkpoints/commit-40";
     fleet_start(fleet, 0, "--tokenizer bpe --data documents.bin");
     fleet_start(fleet, 0, "--tokenizer bpe --data documents.txt --threads 2");
     fleet_start(fleet, 0, "%s --data documents.bin", from);
     fleet_start(fleet, 0, "%s --data documents.txt", from);
-    fleet_start(fleet, 0, "--finetune start/checkpoints/step-40/model --data documents.bin");
-    fleet_start(fleet, 0, "--finetune start/checkpoints/step-40/model --data documents.txt");
-    fleet_start(fleet, 0, "--resume start/checkpoints/step-40 --tokens 2560 --data documents.bin");
-    fleet_start(fleet, 0, "--resume start/checkpoints/step-40 --tokens 2560 --data documents.txt");
+    fleet_start(fleet, 0, "--finetune start/checkpoints/commit-40/model --data documents.bin");
+    fleet_start(fleet, 0, "--finetune start/checkpoints/commit-40/model --data documents.txt");
+    fleet_start(fleet, 0, "--resume start/checkpoints/commit-40 --tokens 2560 --data documents.bin");
+    fleet_start(fleet, 0, "--resume start/checkpoints/commit-40 --tokens 2560 --data documents.txt");
     fleet_start(fleet, 0, "--tokenizer bpe --data documents.bin --val-data held.bin");
     fleet_start(fleet, 0, "--tokenizer bpe --data documents.txt --val-data held.txt");
     fleet_start(fleet, 0, "--tokenizer bpe --data documents.bin --val-data held.txt");
@@ -334,8 +334,8 @@ static void the_tokenizer_goes_from_checkpoint_to_checkpoint(void **state) {
     run_base(stage, 0, 0, start);
     run_base(stage, 0, 0, on);
     assert_int_equal(
-        stat(stage_path(stage, "goes-on/checkpoints/step-80/model/tokenizer.json", path), &status), 0);
-    assert_int_not_equal(stat(stage_path(stage, "goes-on/checkpoints/step-40", path), &status), 0);
+        stat(stage_path(stage, "goes-on/checkpoints/commit-80/model/tokenizer.json", path), &status), 0);
+    assert_int_not_equal(stat(stage_path(stage, "goes-on/checkpoints/commit-40", path), &status), 0);
 }
 
 static void two_ranks_share_the_tokens_of_a_text(void **state) {
@@ -354,8 +354,8 @@ static void two_ranks_share_the_tokens_of_a_text(void **state) {
 // them the commits of its warm-up, are counted only when the text has been tokenized.
 static void what_was_measured_is_kept_before_epochs_are_counted(void **state) {
     static const char *const choices[][2] = {
-        {IN_EPOCHS "--sequential warmup --resume counted/checkpoints/step-2", "kept from the checkpoint: "},
-        {IN_EPOCHS "--sequential 5 --resume counted/checkpoints/step-2", "\n           measured: "},
+        {IN_EPOCHS "--sequential warmup --resume counted/checkpoints/commit-2", "kept from the checkpoint: "},
+        {IN_EPOCHS "--sequential 5 --resume counted/checkpoints/commit-2", "\n           measured: "},
     };
     Stage *stage = stage_with_ranks(state);
     run_base(stage, 2, 0, IN_EPOCHS "--sequential warmup --save-every 1 --keep 100 --out counted");
@@ -421,8 +421,8 @@ static const struct {
     {"--data documents.txt", "--tokenizer DIR"},
     {"--data documents.txt", "python -m tokenizer.prepare"},
     {"--tokenizer bpe", "the built-in corpus is made of bytes: name a text or token files with --data"},
-    {"--from plain/checkpoints/step-40", "--data"},
-    {"--from plain/checkpoints/step-40 --data documents.txt", "--tokenizer DIR"},
+    {"--from plain/checkpoints/commit-40", "--data"},
+    {"--from plain/checkpoints/commit-40 --data documents.txt", "--tokenizer DIR"},
     {"--data documents.bin --val-data documents.txt", "--tokenizer DIR"},
     {"--model bytes.json --data ids.bin --val-data documents.txt", "holds token ids"},
     {"--model bytes.json --data documents.txt --val-data ids.bin", "is read as bytes"},
@@ -469,7 +469,7 @@ static void two_ranks_refuse_once(void **state) {
 static void an_evaluation_refuses_what_is_no_text(void **state) {
     Stage *stage = stage_of(state);
     run_base(stage, 0, 0, "--model bytes.json --data documents.txt --out bytes");
-    Outcome outcome = program_run(stage, 0, "eval --from bytes/checkpoints/step-40 --data packed.txt");
+    Outcome outcome = program_run(stage, 0, "eval --from bytes/checkpoints/commit-40 --data packed.txt");
     outcome_check(&outcome, 2, "eval");
     text_check(outcome.errors, "packed.txt looks like a gzip archive", "eval");
 }
@@ -481,7 +481,8 @@ static void a_damaged_model_is_refused_by_whoever_reads_it(void **state) {
     Stage *stage = stage_of(state);
     char path[STAGE_PATH_SIZE], arguments[512];
     run_base(stage, 0, 0, "--tokenizer bpe --data documents.bin --out flipped");
-    FILE *file = fopen(stage_path(stage, "flipped/checkpoints/step-40/model/model.safetensors", path), "r+b");
+    FILE *file =
+        fopen(stage_path(stage, "flipped/checkpoints/commit-40/model/model.safetensors", path), "r+b");
     assert_true(file != NULL && fseek(file, -1000, SEEK_END) == 0);
     int byte = fgetc(file);
     assert_true(fseek(file, -1000, SEEK_END) == 0 && fputc(byte ^ 1, file) == (byte ^ 1) &&

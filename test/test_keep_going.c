@@ -56,7 +56,7 @@ static const char *const options = "--optimizer zero1 --seq-len 16 --micro-batch
 // Kills rank 1 as soon as there is a checkpoint of commit 20.
 static void kill_a_rank(const char *out) {
     char folder[STAGE_PATH_SIZE], name[128];
-    snprintf(name, sizeof name, "%s/checkpoints/step-20", out);
+    snprintf(name, sizeof name, "%s/checkpoints/commit-20", out);
     stage_wait_for(name);
     snprintf(name, sizeof name, "%s/log.jsonl", out);
     char *text = file_read(stage_path(&stage, name, folder));
@@ -157,9 +157,9 @@ static void a_host_that_comes_back_takes_part(void **state) {
     write_script("train", "#!/bin/sh\n"
                           "trap 'exit 75' USR1\n"
                           "if [ -e second ]; then exit 0; fi\n"
-                          "mkdir -p d/checkpoints/step-1; : > second\n"
+                          "mkdir -p d/checkpoints/commit-1; : > second\n"
                           "until [ -e asked ]; do sleep 0.1; done\n"
-                          "mkdir -p d/checkpoints/step-2\n"
+                          "mkdir -p d/checkpoints/commit-2\n"
                           "for i in $(seq 300); do sleep 0.1; done\n");
     set_commands("./launch", "./train", "./answer");
     Outcome outcome = keep_going("two -- --out d", 0);

@@ -165,9 +165,9 @@ static void test_directories_are_numbered(void **state) {
                  {"/", "model"},
                  {"..", "model"},
                  {"a\nb", "a-b"},
-                 {"runs/a-1/checkpoints/step-20/model", "a-1"},
-                 {"step-20/model/", "step-20"},
-                 {"a/step-2x", "step-2x"},
+                 {"runs/a-1/checkpoints/commit-20/model", "a-1"},
+                 {"commit-20/model/", "commit-20"},
+                 {"a/commit-2x", "commit-2x"},
                  {"model", "model"},
                  {"hub/gpt-neo-125M/", "gpt-neo-125M"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -367,36 +367,6 @@ static void test_disk_full(void **state) {
     const char *row = strchr(curves, '\n') + 1;
     assert_true(strchr(row, '\n') != NULL);
     free(curves);
-}
-
-// While the disk is full, lines of a patient log are held, and come first when there is
-// space again.
-static void test_disk_full_for_a_while(void **state) {
-    (void)state;
-    Log log;
-    Error error = {""};
-    assert_int_equal(mkdir("while", 0777), 0);
-    assert_true(log_open(&log, "while", "log.jsonl", &error));
-    log_be_patient(&log);
-    assert_true(log_append(&log, "one\n", 4, &error));
-    int file = dup(log.descriptor), full = open("/dev/full", O_WRONLY);
-    assert_true(file >= 0 && full >= 0 && dup2(full, log.descriptor) >= 0);
-    assert_true(log_append(&log, "two\n", 4, &error) && log_append(&log, "three\n", 6, &error));
-    assert_int_equal(log.held_bytes, 10);
-    assert_false(log_flush(&log, &error));
-    expect_text(error.text, "cannot write while/log.jsonl: No space left on device");
-    char *much = (char *)calloc(LOG_HELD_BYTES, 1);
-    assert_false(log_append(&log, much, LOG_HELD_BYTES, &error)); // more than is ever held
-    free(much);
-    assert_true(dup2(file, log.descriptor) >= 0);
-    assert_true(log_append(&log, "four\n", 5, &error));
-    assert_true(log.held_bytes == 0 && log.held == NULL);
-    close(file);
-    close(full);
-    log_close(&log);
-    char *text = read_file("while/log.jsonl");
-    expect_text(text, "one\ntwo\nthree\nfour\n");
-    free(text);
 }
 
 // full: the log when three reports did not fit, which had `written` whole lines. The two
@@ -631,7 +601,6 @@ int main(void) {
         cmocka_unit_test(test_opening_again_appends),
         cmocka_unit_test(test_missing_directory),
         cmocka_unit_test(test_disk_full),
-        cmocka_unit_test(test_disk_full_for_a_while),
         cmocka_unit_test(test_half_written_line_is_removed),
         cmocka_unit_test(test_terminal_lines_are_aligned),
         cmocka_unit_test(test_bar_redraws_in_place),

@@ -53,7 +53,7 @@ static void write_masked(const Stage *stage, const char *name) {
 static double evaluated(Stage *stage, const Training *training, int commits) {
     char arguments[512];
     snprintf(arguments, sizeof arguments,
-             "eval --from %s/checkpoints/step-%d/model --data masked.bin --seq-len %d --stride %d "
+             "eval --from %s/checkpoints/commit-%d/model --data masked.bin --seq-len %d --stride %d "
              "--device cpu --threads 1",
              training->out, commits, LENGTH + 1, LENGTH);
     Outcome outcome = program_run(stage, 0, arguments);

@@ -527,7 +527,7 @@ static void samples_are_of_the_committed_parameters(void **state) {
             if (next != NULL && log_number(next, "commit") == log_number(sample, "commit")) {
                 continue; // what was still under way is now in that checkpoint
             }
-            snprintf(command, sizeof command, "sample --from %s/checkpoints/step-%d %s --threads 1",
+            snprintf(command, sizeof command, "sample --from %s/checkpoints/commit-%d %s --threads 1",
                      fleet->trainings[i].out, (int)log_number(sample, "commit"), sampling);
             Outcome outcome = program_run(stage, 0, command);
             outcome_check(&outcome, 0, command);
@@ -1020,40 +1020,6 @@ static void a_plan_under_a_launcher_is_printed_once(void **state) {
     assert_int_equal(text_count(outcome.output, "memory of one rank"), 1);
 }
 
-// A file system of 1 MB, in a namespace of its own, where the system allows that.
-static void a_disk_without_room_is_refused(void **state) {
-    Stage *stage = stage_of(state);
-    char command[4 * STAGE_PATH_SIZE];
-    if (system("unshare -rm true 2> /dev/null") != 0) {
-        print_message("no namespaces here: left out\n");
-        skip();
-    }
-    shell(stage, "mkdir small");
-    snprintf(command, sizeof command,
-             "cd '%s' && unshare -rm sh -c 'mount -t tmpfs -o size=1m none small && "
-             "{ \"$0\" --config base.txt --model tiny --out small/run > printed 2> said; echo $? > code; "
-             "\"$0\" --config base.txt --save-every never --model tiny --out small/other > printed-2 2>&1; "
-             "echo $? > code-2; mkdir done; mount -t tmpfs -o size=28m none done; "
-             "for i in 1 2; do \"$0\" --config base.txt --model tiny --out done/run --resume auto > "
-             "printed-3 2>&1; "
-             "done; cp printed-3 again; }' '%s'",
-             stage->directory, stage->binary);
-    assert_int_equal(system(command), 0);
-    char path[STAGE_PATH_SIZE];
-    char *code = file_read(stage_path(stage, "code", path)),
-         *said = file_read(stage_path(stage, "said", path)),
-         *without = file_read(stage_path(stage, "code-2", path)),
-         *again = file_read(stage_path(stage, "again", path));
-    assert_string_equal(code, "2\n");
-    text_check(said, "of free space, and a checkpoint and the log of this run take", "a small disk");
-    assert_string_equal(without, "0\n");
-    text_check(again, "nothing is left to do", "what has ended needs no space");
-    free(again);
-    free(code);
-    free(said);
-    free(without);
-}
-
 // ---------------------------------------------------------------------------------------
 // Texts
 
@@ -1187,8 +1153,6 @@ static const Refusal refusals[] = {
     {"a start that is a file", BASE "--from ../empty.txt", "../empty.txt is a file"},
     {"a start near another name", BASE "--from ../usde", "did you mean ../used?"},
     {"a start without a model", BASE "--from ../used", "no config.json"},
-    {"tuning of a GPU without one", BASE "--device cpu --tune-products on",
-     "--tune-products on has no effect"},
     {"NCCL without a GPU", BASE "--device cpu --gpu-exchange nccl", "--gpu-exchange nccl"},
     {"multiprocessors without a GPU", BASE "--device cpu --nccl-ctas 4", "--nccl-ctas has no effect"},
     {"word that is no option", "train acco", "unexpected word acco"},
@@ -1280,7 +1244,7 @@ static const Refusal refusals[] = {
     {"text as a model", BASE "--model ../base.txt", "base.txt is no config.json of a model"},
     {"text as a checkpoint", BASE "--resume ../base.txt",
      "base.txt is no checkpoint: it has no checkpoint.json"},
-    {"directory without a checkpoint", BASE "--resume ..", "RUN/checkpoints/step-N"},
+    {"directory without a checkpoint", BASE "--resume ..", "RUN/checkpoints/commit-N"},
     {"evaluation of the built-in corpus", "eval --from .. --data builtin", "the built-in corpus is made up"},
     {"evaluation without a model", "eval --data ../base.txt", "eval needs --from DIR"},
     {"text that is far too short", BASE "--data ../three.txt", "17 tokens at least, for --seq-len 16"},
@@ -1981,7 +1945,7 @@ static json_t *run_garbage(Stage *stage, int ranks, const char *options, const c
 // The numbers of a checkpoint. The caller releases them.
 static json_t *saved_numbers(Stage *stage, const char *out, int commit) {
     char name[128], path[STAGE_PATH_SIZE];
-    snprintf(name, sizeof name, "%s/checkpoints/step-%d/checkpoint.json", out, commit);
+    snprintf(name, sizeof name, "%s/checkpoints/commit-%d/checkpoint.json", out, commit);
     json_t *numbers = json_load_file(stage_path(stage, name, path), 0, NULL);
     assert_non_null(numbers);
     assert_true(json_array_size(json_object_get(numbers, "workers")) == 2);
@@ -1999,7 +1963,7 @@ static void spikes_can_be_skipped(void **state) {
         middle = (int)log_number(log_event_of(whole, "spike", spikes / 2), "commit") / 20 * 20;
     char options[128];
     snprintf(options, sizeof options,
-             "--optimizer zero1 --spike-limit 2 --on-spike skip --resume skip/checkpoints/step-%d", middle);
+             "--optimizer zero1 --spike-limit 2 --on-spike skip --resume skip/checkpoints/commit-%d", middle);
     json_t *half = run_garbage(stage, 2, options, "skip-2");
     int after = count_events(half, "spike");
     if (!(spikes > after && after > 0)) {
@@ -2044,7 +2008,7 @@ static void check_bits_after_rollbacks(Stage *stage, const char *options, const 
                                        const json_t *numbers) {
     int commit = (int)log_number(log_event_of(events, "rollback", -1), "commit");
     char command[2 * STAGE_PATH_SIZE], name[STAGE_PATH_SIZE], path[STAGE_PATH_SIZE], more[512];
-    snprintf(command, sizeof command, "cd '%s' && rm -rf moved && cp -r %s/checkpoints/step-%d moved",
+    snprintf(command, sizeof command, "cd '%s' && rm -rf moved && cp -r %s/checkpoints/commit-%d moved",
              stage->directory, out, commit);
     assert_int_equal(system(command), 0);
     snprintf(name, sizeof name, "moved/checkpoint.json");
@@ -2233,7 +2197,6 @@ static const struct CMUnitTest tests[] = {
     PROGRAM_TEST(a_plan_allocates_nothing),
     PROGRAM_TEST(ranks_that_differ_end_at_once),
     PROGRAM_TEST(a_plan_under_a_launcher_is_printed_once),
-    PROGRAM_TEST(a_disk_without_room_is_refused),
     PROGRAM_TEST(the_saved_configuration_repeats_the_run),
     PROGRAM_TEST(the_page_of_options_is_current),
     PROGRAM_TEST(help_names_every_option),

@@ -15,12 +15,12 @@ enum { MOST_SYNCS = 64 };
 typedef struct Sync {
     char path[PATH_MAX];
     bool is_directory;
-    bool published; // step-N had its name already
+    bool published; // commit-N had its name already
     uint32_t sum;   // CRC-32 of the file as it was then
 } Sync;
 
 typedef struct Watch {
-    const char *final; // the path of step-N
+    const char *final; // the path of commit-N
     Sync syncs[MOST_SYNCS];
     int count;
 } Watch;
@@ -72,7 +72,7 @@ static int sync_of(const char *name, bool is_directory) {
 // ---------------------------------------------------------------------------------------
 // What must have been brought to disk
 
-// Every file below `directory` was synced with the bytes that it has, before step-N had
+// Every file below `directory` was synced with the bytes that it has, before commit-N had
 // its name and before checkpoint.json, which comes last. Returns how many there are.
 static int expect_files(const char *directory, int manifest) {
     int count = 0;
@@ -112,10 +112,10 @@ static void expect_saved_in_order(const CheckpointPaths *paths) {
 // A run that saves
 
 static void save_after_two_commits(const char *rule, const char *directory, bool beside) {
-    GptNeoConfig config;
+    ModelConfig config;
     ParameterTable table;
     memset(&table, 0, sizeof table);
-    gpt_neo_config_from_preset(&gpt_neo_presets()[0], &config);
+    model_config_from_preset(&MODEL_PRESETS[0], &config);
     config.layers = 1;
     config.channels = config.mlp_channels = 16;
     gpt_neo_parameter_table(&config, &table);

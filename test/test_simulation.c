@@ -26,6 +26,7 @@ typedef struct World {
     Machine machine;
     Simulation simulation;
     SchedulerSettings settings;
+    double split; // share of ACCO's round A
     size_t begins[LAYERS + 1];
     Problem problem;
 } World;
@@ -48,8 +49,8 @@ static World *world_new(int ranks, int ranks_per_host, double exchange) {
     world->machine.slow_rank = -1;
     world->settings.overlap = true;
     world->settings.fragments = 1;
-    world->settings.split = 0.5;
     world->settings.micro_batches = 4;
+    world->split = 0.5;
     return world;
 }
 
@@ -57,6 +58,7 @@ static SimulatedCommit world_run(World *world, const char *name) {
     const Rule *rule = rule_find(name);
     world->settings.kind = rule->kind;
     world->settings.replicated = rule->replicated;
+    world->settings.round_a = acco_round_a(world->split, world->settings.micro_batches);
     scheduler_reserve(&world->scheduler, &world->arena, &world->settings, &world->problem, &world->transport);
     assert_true(simulation_open(&world->simulation, &world->scheduler, &world->machine));
     SimulatedCommit commit = simulation_of_rule(&world->simulation, rule);
@@ -181,7 +183,7 @@ static void unequal_rounds_on_unequal_ranks(void **state) {
             ranks[rank] = one;
         }
         for (int a = 1; a < 8; a++) {
-            world->settings.split = a / 8.0;
+            world->split = a / 8.0;
             expect(world_run(world, "acco").seconds, acco_times(ranks, 4, a / 8.0, S, E).commit, "acco",
                    RATIOS[i]);
         }

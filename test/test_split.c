@@ -49,19 +49,21 @@ static SchedulerSettings configured(const char *split, int estimate_wire, WireFo
     snprintf(options.split, sizeof options.split, "%s", split);
     options.estimate_wire = estimate_wire;
     settings.wire = settings.estimate_wire = wire;
+    settings.micro_batches = 8;
     acco_configure(&options, &settings);
     return settings;
 }
 
 static void options_become_settings(void **state) {
     (void)state;
-    assert_true(configured("half", ESTIMATE_WIRE_SAME, WIRE_BF16).split == 0.5);
-    assert_true(configured("0.875", ESTIMATE_WIRE_SAME, WIRE_BF16).split == 0.875);
-    assert_true(configured("wire", ESTIMATE_WIRE_SAME, WIRE_BF16).split == 0.5);
+    assert_true(configured("half", ESTIMATE_WIRE_SAME, WIRE_BF16).round_a == 4);
+    assert_true(configured("0.875", ESTIMATE_WIRE_SAME, WIRE_BF16).round_a == 7);
+    assert_true(configured("0.875", ESTIMATE_WIRE_SAME, WIRE_BF16).first_round == 7);
+    assert_true(configured("wire", ESTIMATE_WIRE_SAME, WIRE_BF16).round_a == 4);
     assert_int_equal(configured("wire", ESTIMATE_WIRE_SAME, WIRE_BF16).estimate_wire, WIRE_BF16);
     SchedulerSettings coarse = configured("wire", ESTIMATE_WIRE_FORMATS + WIRE_BF16, WIRE_FP32);
     assert_int_equal(coarse.estimate_wire, WIRE_BF16);
-    assert_close(coarse.split, 2.0 / 3, 1e-15, "2 : 1");
+    assert_int_equal(coarse.round_a, 5); // 2 : 1
     // Until it is measured, memory is planned for a coarse format.
     assert_true(wire_is_coarse(configured("auto", ESTIMATE_WIRE_AUTO, WIRE_FP32).estimate_wire));
 }
@@ -241,7 +243,7 @@ static void measure_rank(Transport *transport, void *context) {
     Measured *measured = (Measured *)context;
     int rank = transport->rank;
     RunSpec spec = noisy_spec("acco", 40000);
-    spec.settings.split = 0.75;
+    spec.split = 0.75;
     spec.work_seconds = 2e-3;
     spec.slow_seconds = measured->slow_seconds;
     for (int i = 0; i < MAX_RANKS; i++) { spec.micro_batches[i] = 8; }

@@ -10,7 +10,7 @@ from tokenizer.testing import ROOT, TOKENIZER, DirectoryTest
 
 TRAIN_GPT = """#!/bin/sh
 echo "$@" >> calls
-mkdir -p out/run/checkpoints/step-7/model
+mkdir -p out/run/checkpoints/commit-7/model
 """
 
 
@@ -49,7 +49,7 @@ class Scripts(DirectoryTest):
         self.assertEqual(done.returncode, 0, done.stderr)
         train, evaluation = self.calls()
         self.assertIn("--val-data out/stories_val_*.bin", train)
-        self.assertRegex(evaluation, "^eval --from out/run/checkpoints/step-7/model .*stories_val")
+        self.assertRegex(evaluation, "^eval --from out/run/checkpoints/commit-7/model .*stories_val")
 
     def test_an_export_without_tensorboard_says_what_to_install(self):
         bare = (sys.executable, "-I", "-S")  # finds no package

@@ -56,7 +56,7 @@ static const Rule acco_rule = {
     .commit = acco_commit,
     .check = acco_check,
     .configure = acco_configure,
-    .measure = acco_measure,
+    .choose = acco_choose,
     .describe = acco_describe,
 };
 

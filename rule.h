@@ -52,13 +52,14 @@ typedef struct Rule {
     //
     // check: whether the options fit together, and to what else is known of the run.
     // configure: the options as settings of the scheduler; they have passed check.
-    // measure: makes the choices that some options ("auto") leave to a measurement, before
-    // training and while nothing else runs; all ranks call it together. It writes them
-    // into `own` as a user would have, and why into `reason`; rank 0's are those that
-    // count. describe: the numbers of the rule, for the start-up block.
+    // choose: options that are "auto" leave a choice to a measurement (plan/choose.h). Writes
+    // choice number (format, split) into `own`, as a user would have; both count from the
+    // one that is preferred where several are as fast. False: there is no such choice.
+    // settings: of the rank with the most micro-batches.
+    // describe: the numbers of the rule, for the start-up block.
     bool (*check)(const void *own, const RuleFacts *facts, Error *error);
     void (*configure)(const void *own, SchedulerSettings *settings);
-    void (*measure)(void *own, Scheduler *s, char reason[RULE_TEXT]);
+    bool (*choose)(void *own, const SchedulerSettings *settings, int format, int split);
     void (*describe)(const void *own, const SchedulerSettings *settings, char text[RULE_TEXT]);
 } Rule;
 

@@ -139,10 +139,12 @@ static inline void simulation_micro_batch(Simulation *simulation) {
     Scheduler *s = simulation->scheduler;
     const Machine *machine = simulation->machine;
     int stand_for = simulation->ranks / simulation->width;
+    bool beside_estimate = s->job_in_flight && s->job.kind == ESTIMATE && machine->estimate_counts != NULL;
+    const double *counts = beside_estimate ? machine->estimate_counts : machine->counts;
     simulation->backward_began = simulation->backward_ended = 0;
     for (int i = 0; i < simulation->width; i++) {
         if (!simulation->joins[i]) { continue; }
-        double count = machine->counts != NULL ? machine->counts[i] : 1;
+        double count = counts != NULL ? counts[i] : 1;
         double seconds = count * simulation_micro_batch_seconds(simulation, i);
         double start = fmax(simulation->host[i], simulation->compute[i]);
         double middle = simulation_forward(simulation, start, seconds * FORWARD_SHARE, &simulation->busy[i]);
@@ -182,9 +184,15 @@ static inline double simulation_work(const Simulation *simulation, double work) 
 // Adds an exchange of so many cells to a clock; its work, to *work.
 static inline double simulation_exchange(Simulation *simulation, const Collective *collective, bool gather,
                                          size_t cells, double now, double *work) {
+    const Machine *machine = simulation->machine;
+    const Job *job = &simulation->scheduler->job;
     double own = (double)(cells * collective->layout->piece);
-    ExchangeCost cost = machine_exchange(simulation->machine, simulation->scheduler->transport, own,
-                                         collective->wire, gather);
+    ExchangeCost cost =
+        machine_exchange(machine, simulation->scheduler->transport, own, collective->wire, gather);
+    if (machine->measured_exchange != NULL) {
+        cost.seconds = machine->measured_exchange[job->wire] / 2 * own / (double)layout_shard(&job->layout);
+        cost.work = 0;
+    }
     simulation->bytes_outside += cost.bytes;
     *work += cost.work;
     return now + cost.seconds + simulation_work(simulation, cost.work);

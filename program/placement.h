@@ -359,9 +359,6 @@ static inline bool placement_check_gpu_options(const Placement *placement, const
     if (placement->ranks_on_gpus == 0 && nccl) {
         return error_set(error, "--gpu-exchange nccl has no effect: %s", why);
     }
-    if (placement->ranks_on_gpus == 0 && strcmp(options->tune_products, "off") != 0) {
-        return error_set(error, "--tune-products %.200s has no effect: %s", options->tune_products, why);
-    }
     if (options->nccl_ctas > 0 && !placement->uses_nccl) {
         return error_set(error, "--nccl-ctas has no effect: %s",
                          placement->ranks_on_gpus == 0 ? why : "GPUs do not exchange by NCCL here");

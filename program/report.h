@@ -144,25 +144,6 @@ static inline void print_peak(const Run *run) {
            run->placement.on_gpu ? "bf16, as the maker states it" : "products of a layer, measured now");
 }
 
-// With --tune-products: whose algorithms the matrix products of a GPU use.
-static inline void print_products(const Run *run) {
-    const ProductChoices *products = &run->products;
-    const char *asked = run->options.tune_products;
-    if (strcmp(asked, "off") == 0) { return; }
-    if (strcmp(asked, "on") == 0) {
-        printf("products   the fastest of the library's algorithms for %d shapes, %d of them chosen before; "
-               "%s/products.json has them for --tune-products\n",
-               products->count, products->found, run->directory);
-    } else {
-        printf("products   %d shapes as in %s; %d that it lacks and %d that the library refused get the "
-               "library's first choice\n",
-               products->found, asked, products->missed, products->refused);
-    }
-    if (run->placement.odd_one[0] != '\0') {
-        printf("           ranks with another kind of GPU than rank 0 take the library's first choice\n");
-    }
-}
-
 // Where rank 0 computes; other ranks may compute elsewhere.
 static inline void print_device(const Run *run) {
     const Placement *placement = &run->placement;
@@ -179,7 +160,6 @@ static inline void print_device(const Run *run) {
         printf("keeps      recompute %s (%s)\n", recompute_name(run->model.settings.recompute),
                placement->recompute_reason);
         if (run->transport.size > 1) { printf("           %s\n", placement->gpu_exchange_reason); }
-        print_products(run);
         return;
     }
     printf("threads    %d per rank (%s); matrix products by %s\n", threads, run->threads.reason,

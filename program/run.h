@@ -65,7 +65,6 @@ typedef struct Run {
     Arena arena;
     ThreadPool *pool;
     Model model;
-    ProductChoices products; // with --tune-products: the algorithms that rank 0 chose
     Scheduler scheduler;
     TrainingProblem training; // the model and the data as the scheduler's problem
     // Its clock: training_seconds() reads it.

@@ -10,7 +10,6 @@
 
 #include "checkpoint/hf_model.h"
 #include "program/peak.h"
-#include "program/products_file.h"
 #include "program/report.h"
 #include "program/run_directory.h"
 #include "program/space.h"
@@ -29,11 +28,10 @@ static inline void open_run_directory(Run *run) {
     if (run_is_main(run)) {
         bool resumes = strcmp(run->options.resume, "auto") == 0;
         made = (run->options.trace[0] == '\0' || trace_path_check(run->options.trace, &error)) &&
-               products_open_named(run, &error) &&
                run_directory_create(run->options.out, options_model(&run->options), run->rule->name, resumes,
                                     run->directory, &error) &&
                run_lock_take(&run->lock, run->directory, run->transport.host, RUN_LOCK_PATIENCE, &error) &&
-               products_open_kept(run, &error) && space_check(run, &error);
+               space_check(run, &error);
     }
     agree_or_exit(run, made ? 0 : EXIT_USER_MISTAKE, &error);
     if (run_is_main(run)) { run_lock_keep(&run->lock, &run->transport); }
@@ -78,27 +76,11 @@ static inline void initialize_parameters(Run *run) {
     free(host);
 }
 
-// Prepares the model's matrix products.
+// Prepares the model's matrix products on a GPU.
 static inline void prepare_model_task(void *context, Stream *stream) {
     Run *run = (Run *)context;
     model_start(&run->model, stream, scheduler_weights(&run->scheduler), run->scheduler.gradients.data,
-                run->table.parameter_count, run->placement.product_processors, products_in_use(run));
-}
-
-// The algorithms that rank 0 times, or reads from a file, are those of all ranks, so that
-// one file repeats the whole run.
-static inline void prepare_model(Run *run) {
-    Scheduler *s = &run->scheduler;
-    Error error = {""};
-    bool tunes = strcmp(run->options.tune_products, "on") == 0, first = tunes && run_is_main(run);
-    if (first) { scheduler_call(s, s->compute, prepare_model_task, run); }
-    if (tunes) {
-        wait_for_rank_zero(run, "timing matrix products");
-        agree_or_exit(run, !first || products_save(run, &error) ? 0 : EXIT_SYSTEM_FAILURE, &error);
-    }
-    if (products_are_asked(run)) { share_from_rank_zero(run, &run->products, sizeof run->products); }
-    run->products.tuning = false;
-    if (!first) { scheduler_call(s, s->compute, prepare_model_task, run); }
+                run->table.parameter_count, run->placement.product_processors);
 }
 
 static inline void start_run(Run *run) {
@@ -122,7 +104,7 @@ static inline void start_run(Run *run) {
     choose_bucket(run);
     scheduler_start(&run->scheduler, run->pool, traced);
     check_replicas(run, scheduler_weights(&run->scheduler), weights_bytes(run));
-    prepare_model(run);
+    scheduler_call(&run->scheduler, run->scheduler.compute, prepare_model_task, run);
 }
 
 // Says what has been chosen, once all of it is. hellos (size): of all ranks, for the log.

@@ -427,75 +427,22 @@ static void test_gradients_accumulate(void **state) {
     for_both_precisions("accumulation", &shapes[2], check_accumulation);
 }
 
-// Starts the machine anew with these choices, adds the gradients of one pass, and brings
-// them to the host. The gradients that start leaves are 0.
-static void machine_start_with(Machine *machine, ProductChoices *choices) {
-    choices->found = choices->missed = choices->refused = 0;
-    gemm_close(&machine->stream);
-    gpu_fill(machine->stream.queue, machine->gradients, 0xff, machine_bytes(machine));
-    model_start(&machine->model, &machine->stream, machine->parameters, machine->gradients,
-                machine->neo->parameter_count, 2, choices);
-    stream_copy(&machine->stream, machine->results, machine->gradients, machine_bytes(machine));
-    stream_settle(&machine->stream);
-    for (size_t i = 0; i < machine->neo->parameter_count; i++) { assert_true(machine->results[i] == 0.0f); }
-    machine_add_gradients(machine, NULL);
-}
-
-// Tuning must not change results, except on a GPU, where other algorithms may be chosen.
-// What it chose is listed, and repeats the bits.
+// Starting leaves gradients of 0 and changes no later result.
 static void check_start(const Inputs *inputs, Precision precision) {
     Machine *plain = machine_of_device(inputs, precision, RECOMPUTE_NONE),
-            *tuned = machine_of_device(inputs, precision, RECOMPUTE_NONE),
-            *again = machine_of_device(inputs, precision, RECOMPUTE_NONE);
-    ProductChoices *choices = (ProductChoices *)calloc(1, sizeof *choices);
-    choices->tuning = true;
+            *started = machine_of_device(inputs, precision, RECOMPUTE_NONE);
     machine_pass(plain, NULL);
-    machine_start_with(tuned, choices);
-    check_tensors(inputs, tuned->results, plain->results, gradient_tolerance(inputs, precision));
-    if (CUDA_EMULATED) { check_same_bits(tuned, plain->loss, plain->results); }
-    assert_true(choices->count > 5 && choices->missed == choices->count);
-    choices->tuning = false;
-    machine_start_with(again, choices);
-    check_same_bits(again, tuned->loss, tuned->results);
-    assert_true(choices->found == choices->count && choices->missed == 0 && choices->refused == 0);
-    free(choices);
+    gemm_close(&started->stream);
+    gpu_fill(started->stream.queue, started->gradients, 0xff, machine_bytes(started));
+    size_t count = started->neo->parameter_count;
+    model_start(&started->model, &started->stream, started->parameters, started->gradients, count, 0);
+    stream_copy(&started->stream, started->results, started->gradients, machine_bytes(started));
+    stream_settle(&started->stream);
+    for (size_t i = 0; i < count; i++) { assert_true(started->results[i] == 0.0f); }
+    machine_add_gradients(started, NULL);
+    check_same_bits(started, plain->loss, plain->results);
     machine_free(plain);
-    machine_free(tuned);
-    machine_free(again);
-}
-
-// Listed algorithms are used; one that the library refuses, and a shape that is not
-// listed, get its first offer. Algorithm 1 of the emulator adds the other way round.
-static void check_choices(const Inputs *inputs, Precision precision) {
-    Machine *plain = machine_of_device(inputs, precision, RECOMPUTE_NONE),
-            *other = machine_of_device(inputs, precision, RECOMPUTE_NONE);
-    ProductChoices *choices = (ProductChoices *)calloc(1, sizeof *choices);
-    choices->tuning = true;
-    machine_pass(plain, NULL);
-    machine_start_with(other, choices);
-    choices->tuning = false;
-    int count = choices->count;
-    for (int i = 0; i < count; i++) { choices->list[i].algorithm[0] = 1; }
-    machine_start_with(other, choices);
-    assert_memory_not_equal(other->results, plain->results, machine_bytes(other));
-    check_tensors(inputs, other->results, plain->results, gradient_tolerance(inputs, precision));
-    assert_int_equal(choices->found, count);
-    for (int i = 0; i < count; i++) { choices->list[i].algorithm[PRODUCT_ALGORITHM_BYTES - 1] = 1; }
-    machine_start_with(other, choices);
-    check_same_bits(other, plain->loss, plain->results);
-    assert_int_equal(choices->refused, count);
-    choices->count = 0;
-    machine_start_with(other, choices);
-    check_same_bits(other, plain->loss, plain->results);
-    assert_int_equal(choices->missed, count);
-    free(choices);
-    machine_free(plain);
-    machine_free(other);
-}
-
-static void test_choices_of_products(void **state) {
-    (void)state;
-    if (CUDA_EMULATED) { for_both_precisions("choices", &shapes[0], check_choices); }
+    machine_free(started);
 }
 
 static void test_start(void **state) {
@@ -810,21 +757,13 @@ static int seed_test(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_loss_and_gradients),
-        cmocka_unit_test(test_optimizer_steps),
-        cmocka_unit_test(test_sgd_is_refused),
-        cmocka_unit_test(test_recompute),
-        cmocka_unit_test(test_gradients_accumulate),
-        cmocka_unit_test(test_start),
-        cmocka_unit_test(test_choices_of_products),
-        cmocka_unit_test(test_chunks_of_logits),
-        cmocka_unit_test(test_columns_of_logits),
-        cmocka_unit_test(test_few_parameters),
-        cmocka_unit_test(test_versions_of_weights),
-        cmocka_unit_test(test_the_passes_keep_pace),
-        cmocka_unit_test(test_no_target_counts),
-        cmocka_unit_test(test_nan_is_seen),
-        cmocka_unit_test(test_launches_are_as_predicted),
+        cmocka_unit_test(test_loss_and_gradients),   cmocka_unit_test(test_optimizer_steps),
+        cmocka_unit_test(test_sgd_is_refused),       cmocka_unit_test(test_recompute),
+        cmocka_unit_test(test_gradients_accumulate), cmocka_unit_test(test_start),
+        cmocka_unit_test(test_chunks_of_logits),     cmocka_unit_test(test_columns_of_logits),
+        cmocka_unit_test(test_few_parameters),       cmocka_unit_test(test_versions_of_weights),
+        cmocka_unit_test(test_the_passes_keep_pace), cmocka_unit_test(test_no_target_counts),
+        cmocka_unit_test(test_nan_is_seen),          cmocka_unit_test(test_launches_are_as_predicted),
     };
     return cmocka_run_group_tests_name("cuda_model", tests, seed_test, NULL);
 }

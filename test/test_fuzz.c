@@ -20,7 +20,6 @@
 #include "test/fuzz/fuzz_eval.h"
 #include "test/fuzz/fuzz_hf_model.h"
 #include "test/fuzz/fuzz_options.h"
-#include "test/fuzz/fuzz_products.h"
 #include "test/fuzz/fuzz_run_lock.h"
 #include "test/fuzz/fuzz_safetensors.h"
 #include "test/fuzz/fuzz_text.h"
@@ -40,19 +39,11 @@ typedef struct Named {
     FuzzTarget target;
 } Named;
 
-static const Named targets[] = {{"checkpoint", fuzz_checkpoint},
-                                {"config", fuzz_config},
-                                {"dataloader", fuzz_dataloader},
-                                {"documents", fuzz_documents},
-                                {"eval", fuzz_eval},
-                                {"options", fuzz_options},
-                                {"hf_model", fuzz_hf_model},
-                                {"products", fuzz_products},
-                                {"run_lock", fuzz_run_lock},
-                                {"safetensors", fuzz_safetensors},
-                                {"token_file", fuzz_token_file},
-                                {"text", fuzz_text},
-                                {"tokenizer", fuzz_tokenizer}};
+static const Named targets[] = {
+    {"checkpoint", fuzz_checkpoint}, {"config", fuzz_config},     {"dataloader", fuzz_dataloader},
+    {"documents", fuzz_documents},   {"eval", fuzz_eval},         {"options", fuzz_options},
+    {"hf_model", fuzz_hf_model},     {"run_lock", fuzz_run_lock}, {"safetensors", fuzz_safetensors},
+    {"token_file", fuzz_token_file}, {"text", fuzz_text},         {"tokenizer", fuzz_tokenizer}};
 
 enum { TARGET_COUNT = sizeof targets / sizeof targets[0] };
 

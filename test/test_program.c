@@ -1187,8 +1187,6 @@ static const Refusal refusals[] = {
     {"a start that is a file", BASE "--from ../empty.txt", "../empty.txt is a file"},
     {"a start near another name", BASE "--from ../usde", "did you mean ../used?"},
     {"a start without a model", BASE "--from ../used", "no config.json"},
-    {"tuning of a GPU without one", BASE "--device cpu --tune-products on",
-     "--tune-products on has no effect"},
     {"NCCL without a GPU", BASE "--device cpu --gpu-exchange nccl", "--gpu-exchange nccl"},
     {"multiprocessors without a GPU", BASE "--device cpu --nccl-ctas 4", "--nccl-ctas has no effect"},
     {"word that is no option", "train acco", "unexpected word acco"},

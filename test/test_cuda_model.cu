@@ -434,11 +434,11 @@ static void check_start(const Inputs *inputs, Precision precision) {
     machine_pass(plain, NULL);
     gemm_close(&started->stream);
     gpu_fill(started->stream.queue, started->gradients, 0xff, machine_bytes(started));
-    model_start(&started->model, &started->stream, started->parameters, started->gradients,
-                started->neo->parameter_count, 0);
+    size_t count = started->neo->parameter_count;
+    model_start(&started->model, &started->stream, started->parameters, started->gradients, count, 0);
     stream_copy(&started->stream, started->results, started->gradients, machine_bytes(started));
     stream_settle(&started->stream);
-    for (size_t i = 0; i < started->neo->parameter_count; i++) { assert_true(started->results[i] == 0.0f); }
+    for (size_t i = 0; i < count; i++) { assert_true(started->results[i] == 0.0f); }
     machine_add_gradients(started, NULL);
     check_same_bits(started, plain->loss, plain->results);
     machine_free(plain);

@@ -17,7 +17,7 @@ static inline void choose_by_measurement(Run *run) {
         }
         fflush(stdout);
         rule->measure(options_of_rule(options), &run->scheduler, run->rule_reason);
-        share_from_rank_zero(run, &options->rules, sizeof options->rules);
+        share_from_rank_zero(&run->transport, &options->rules, sizeof options->rules);
     }
     if (run->rule_reason[0] != '\0') { // now, or before the run was resumed
         rule->configure(options_of_rule(options), &run->scheduler.settings);

@@ -159,7 +159,7 @@ typedef struct Evaluation {
 static inline void evaluation_tell(void *context, int64_t done, int64_t total) {
     Run *run = (Run *)context;
     double now = clock_seconds();
-    Progress progress = {"", "tokens", done, total, now - run->started, QUIET_SECONDS};
+    Progress progress = {"", "tokens", done, total, now - run->clock.started, QUIET_SECONDS};
     terminal_bar(&run->terminal, &progress, now);
 }
 
@@ -179,7 +179,7 @@ static inline void evaluation_task(void *context, Stream *stream) {
         free(host);
     }
     if (run->placement.on_gpu) { gemm_open(stream, evaluation->evaluator.model.gemm_workspace, 0); }
-    run->started = clock_seconds();
+    run->clock.started = clock_seconds();
     evaluation->scores = evaluate_run(&evaluation->evaluator, stream, evaluation->parameters, evaluation->set,
                                       &run->transport, &progress);
     model_stop(&evaluation->evaluator.model, stream);

@@ -55,15 +55,15 @@ static inline void measure_and_choose(Run *run) {
             choices[count] = choose_split(&measured, &run->options.rules, count);
             enough = choice_hides_everything(&measured, &choices[count]);
         }
-        share_from_rank_zero(run, &enough, sizeof enough);
+        share_from_rank_zero(&run->transport, &enough, sizeof enough);
     }
     if (run_is_main(run)) {
         const Choice *chosen = choose_format(&measured, choices, count);
         describe_choice(&measured, chosen, run->rule_reason);
         run->options.rules = chosen->options;
     }
-    share_from_rank_zero(run, run->rule_reason, sizeof run->rule_reason);
-    share_from_rank_zero(run, &run->options.rules, sizeof run->options.rules);
+    share_from_rank_zero(&run->transport, run->rule_reason, sizeof run->rule_reason);
+    share_from_rank_zero(&run->transport, &run->options.rules, sizeof run->options.rules);
     free(ranks);
 }
 

@@ -300,9 +300,9 @@ static inline void tokenize_data(Run *run) {
     char paths[2][DATA_PATH_SIZE] = {"", ""};
     Error error = {""};
     bool good = !run_is_main(run) || tokenize_texts(run, paths, &error);
-    wait_for_rank_zero(run, "tokenizing");
+    wait_for_rank_zero(&run->transport, "tokenizing");
     agree_or_exit(run, good ? 0 : EXIT_SYSTEM_FAILURE, &error);
-    share_from_rank_zero(run, paths, sizeof paths);
+    share_from_rank_zero(&run->transport, paths, sizeof paths);
     for (int i = 0; good && i < 2; i++) {
         DataLoader *loader = i == 0 ? &run->data : &run->validation_data;
         DataRequest request = data_request(run, paths[i], i == 1);

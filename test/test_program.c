@@ -1615,7 +1615,7 @@ static void a_stop_that_saves_nothing_has_a_code_of_its_own(void **state) {
     Outcome outcome = program_finish_within(stage, &training.program, 20);
     outcome_check(&outcome, 4, training.what);
     text_check(outcome.output, "stopped    because it was asked to\n", training.what);
-    text_check(outcome.output, "not saved  as --save-every never asks", training.what);
+    text_check(outcome.output, "not saved  because of --save-every never", training.what);
 }
 
 static void two_ranks_end_well_by_signal(void **state) {

@@ -65,8 +65,9 @@ typedef struct Run {
     Placement placement;
     GptNeoConfig config;
     ParameterTable table;
-    int B, T; // sequences in a micro-batch, tokens in a sequence
-    DecayRange *decay_ranges;
+    int B, T;                 // sequences in a micro-batch, tokens in a sequence
+    DecayRange *decay_ranges; // (decay_range_count)
+    int decay_range_count;
     size_t layer_begins[GPT_NEO_MAX_LAYERS + 1]; // first element of each layer, and the end of the last one
     char rate_reason[64], bucket_reason[160], rule_reason[RULE_TEXT];
     double peak_flops; // of all ranks, a second: what model operations are compared with; NAN: not known

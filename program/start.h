@@ -9,7 +9,7 @@
 #define ACCO_PROGRAM_START_H
 
 #include "checkpoint/hf_model.h"
-#include "program/peak.h"
+#include "program/machine_rates.h"
 #include "program/products_file.h"
 #include "program/report.h"
 #include "program/run_directory.h"

@@ -23,7 +23,7 @@
 #include "program/build_facts.h"  // defines: print_build_facts: --version
 #include "program/data.h"         // defines: open_data, tokenize_data: what is trained on
 #include "program/fit.h"          // defines: fit_check: is there memory enough?
-#include "program/precision.h"    // defines: choose_precision: fp32 or bf16, by measurement
+#include "program/machine_rates.h" // defines: choose_precision: fp32 or bf16, by measurement
 #include "program/resume.h"       // defines: begin_checkpoint, resume_run, roll_back: a run on disk
 #include "program/setup.h"        // defines: choose_model, reserve_memory: choices before training
 #include "program/spike_report.h" // defines: report_spike, fail_spike: steps that were not made
@@ -166,7 +166,7 @@ static void train_to_target(Run *run) {
     Scheduler *s = &run->scheduler;
     const Rule *rule = run->rule;
     Saving *saving = &run->saving;
-    double target = target_gradients(run);
+    double target = s->settings.target;
     bool was_done = s->gradients_done >= target; // a resumed run may have come this far before
     while (s->gradients_done < target && !scheduler_is_halted(s) && !s->wishes.stop_agreed) {
         int64_t before = s->optimizer.commits;
@@ -232,13 +232,14 @@ static void choose_alone(Run *run) {
 
 // Decides what depends on the other ranks: how GPUs exchange, and so the plan of memory.
 static void choose_together(Run *run) {
+    Setup setup = setup_of_run(run);
     Error error = {""};
     choose_precision(run);
     placement_meet_hosts(&run->options, &run->transport);
     placement_choose_exchange(&run->placement, &run->options, &run->transport);
     bool good = placement_choose_gpu_exchange(&run->placement, &run->options, &run->transport, &error) &&
                 placement_check_gpu_options(&run->placement, &run->options, &error) &&
-                reserve_memory(run, &error) && fit_check(run, &error);
+                reserve_memory(&setup, &error) && fit_check(&setup, &error);
     run->scheduler.wishes.stop_requested = &run->signal_watch.stop_requested;
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
 }

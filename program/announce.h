@@ -8,7 +8,7 @@
 
 #include "program/agreement.h"
 #include "program/data.h"
-#include "program/peak.h"
+#include "program/machine_rates.h"
 #include "runtime/names.h"
 
 static inline void print_batch(const Run *run) {

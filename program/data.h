@@ -318,7 +318,7 @@ static inline void tokenize_data(Run *run) {
     good = good && data_loader_require(&run->data, transport->size, run->B, &error) &&
            choose_length(run, &error);
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
-    choose_schedule(run, &run->scheduler.settings);
+    choose_schedule(&run->options, run->transport.size, &run->scheduler.settings);
 }
 
 // ---------------------------------------------------------------------------------------

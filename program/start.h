@@ -10,6 +10,7 @@
 
 #include "checkpoint/hf_model.h"
 #include "program/agreement.h"
+#include "program/machine_rates.h"
 #include "program/setup.h"
 
 static inline bool save_configuration(const Run *run, Error *error) {

@@ -1,5 +1,4 @@
-// token_file.h: reads this program's own format for tokens, which tokenizer/shard.py
-// writes.
+// token_file.h: reads this program's own format for tokens, which token_writer.h writes.
 //
 // It says what llm.c's and nanoGPT's formats cannot: which tokenizer made the tokens, how
 // large its vocabulary is, which tokens are to be predicted, and whether the file is

@@ -6,6 +6,7 @@
 #ifndef ACCO_TOKENIZER_TOKEN_WRITER_H
 #define ACCO_TOKENIZER_TOKEN_WRITER_H
 
+#include "runtime/numbers.h"
 #include "tokenizer/token_file.h"
 #include "tokenizer/tokenizer.h"
 
@@ -67,7 +68,7 @@ static inline bool token_writer_add(TokenWriter *writer, const int32_t *ids, siz
     }
     writer->is_masked = writer->is_masked || (count > 0 && !predicted);
     for (size_t done = 0; done < count; done += BLOCK) {
-        size_t block = count - done < BLOCK ? count - done : BLOCK;
+        size_t block = size_min(count - done, BLOCK);
         for (size_t i = 0; i < block; i++) {
             token_writer_put(bytes + i * (size_t)width, (uint32_t)ids[done + i], width);
         }

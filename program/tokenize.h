@@ -13,18 +13,6 @@
 #include "program/launch_checks.h"
 #include "tokenizer/tokenize.h"
 
-static inline bool tokenize_check(const Options *options, const Tokenizer *tokenizer, Error *error) {
-    if (tokenizer_find_added(tokenizer, "<|endoftext|>") < 0) {
-        return error_set(error, "%.400s has no token <|endoftext|>, which is put between documents",
-                         options->tokenizer);
-    }
-    if (options->seq_len == 1 || options->seq_len > TOKEN_FILE_MAX_PADDED) {
-        return error_set(error, "tokenize --seq-len %lld: documents can be padded to 2 to %d tokens",
-                         (long long)options->seq_len, TOKEN_FILE_MAX_PADDED);
-    }
-    return true;
-}
-
 // What was written. Returns false where that is nothing.
 static inline bool tokenize_report(const TokenShards *made) {
     const uint64_t *amount = made->pad > 0 ? made->sequences : made->tokens;
@@ -61,8 +49,15 @@ static inline int command_tokenize(const Options *options) {
                           "standard input: train_gpt tokenize --tokenizer DIR --out PREFIX < FILE.jsonl");
         exit_user_mistake(&error);
     }
-    if (!tokenizer_open(&tokenizer, options->tokenizer, &error) ||
-        !tokenize_check(options, &tokenizer, &error)) {
+    if (!tokenizer_open(&tokenizer, options->tokenizer, &error)) { exit_user_mistake(&error); }
+    if (tokenizer_find_added(&tokenizer, "<|endoftext|>") < 0) {
+        error_set(&error, "%.400s has no token <|endoftext|>, which is put between documents",
+                  options->tokenizer);
+        exit_user_mistake(&error);
+    }
+    if (options->seq_len == 1 || options->seq_len > TOKEN_FILE_MAX_PADDED) {
+        error_set(&error, "tokenize --seq-len %lld: documents can be padded to 2 to %d tokens",
+                  (long long)options->seq_len, TOKEN_FILE_MAX_PADDED);
         exit_user_mistake(&error);
     }
     launch_threads(1, (int)options->threads, &choice);

@@ -127,8 +127,8 @@ static inline void sample_parameters(Run *run, const float *parameters, bool las
         stream_copy(s->compute, copy, parameters, bytes);
         stream_settle(s->compute);
     }
-    good = good && text_codec_open(&sample->codec, tokenizer_path(&run->options, path), data_is_bytes(run),
-                                   run->config.vocabulary, &error);
+    good = good && text_codec_open(&sample->codec, tokenizer_path(&run->options, path),
+                                   data_loader_is_text(&run->data), run->config.vocabulary, &error);
     terminal_clear(&run->terminal);
     if (good) {
         good = sample_run(sample, &run->config, run->pool, run->threads.threads, &error);

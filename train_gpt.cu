@@ -370,7 +370,7 @@ int main(int argc, char **argv) {
     switch (run->options.command) {
     case COMMAND_TRAIN: exit_code = command_train(run); break;
     case COMMAND_PLAN: exit_code = command_plan(run); break;
-    case COMMAND_SAMPLE: exit_code = command_sample(run); break;
+    case COMMAND_SAMPLE: exit_code = command_sample(&run->options); break;
     case COMMAND_EVAL: exit_code = command_eval(run); break;
     case COMMAND_HELP:
         if (!options_print_topic(stdout, run->options.topic, &error)) { exit_user_mistake(&error); }

@@ -393,7 +393,7 @@ int main(int argc, char **argv) {
     switch (run->options.command) {
     case COMMAND_TRAIN: exit_code = command_train(run); break;
     case COMMAND_PLAN: exit_code = command_plan(run); break;
-    case COMMAND_SAMPLE: exit_code = command_sample(run); break;
+    case COMMAND_SAMPLE: exit_code = command_sample(&run->options); break;
     case COMMAND_EVAL: exit_code = command_eval(run); break;
     case COMMAND_TOKENIZE: exit_code = command_tokenize(&run->options); break;
     case COMMAND_HELP:

@@ -267,11 +267,8 @@ static inline void replay_optimize(Replay *replay, ReplayState *state, const flo
                                     settings->epsilon, rate, decays ? settings->weight_decay : 0.0);
             range.step.divisor = (float)divisor;
             range.step.scale = (float)scale;
-            if (settings->sgd) {
-                sgd_step(&replay->stream, &range, commit);
-            } else {
-                cpu_adamw(&replay->stream, &range, commit);
-            }
+            range.commit = commit;
+            (settings->sgd ? sgd_step : cpu_adamw)(&replay->stream, &range);
         }
     }
     if (commit) { state->steps++; }

@@ -58,8 +58,11 @@ static inline MicroBatchResult train_micro_batch(void *self, Stream *stream, uin
 }
 
 static inline Problem training_problem(Run *run) {
-    Problem problem = {run, run->table.parameter_count, train_micro_batch, run->layer_begins,
-                       run->config.layers};
+    Problem problem = {.self = run,
+                       .parameter_count = run->table.parameter_count,
+                       .micro_batch = train_micro_batch,
+                       .layer_begins = run->layer_begins,
+                       .layer_count = run->config.layers};
     return problem;
 }
 

@@ -431,8 +431,11 @@ static inline bool simulation_open(Simulation *simulation, Scheduler *scheduler,
                  machine->counts == NULL;
     simulation->width = alike ? 1 : simulation->ranks;
     simulation->random.state = 1;
-    StreamSimulator simulator = {simulation, simulation_run, simulation_record, simulation_has_happened,
-                                 simulation_wait};
+    StreamSimulator simulator = {.self = simulation,
+                                 .run = simulation_run,
+                                 .record = simulation_record,
+                                 .has_happened = simulation_has_happened,
+                                 .wait = simulation_wait};
     simulation->simulator = simulator;
     size_t width = (size_t)simulation->width;
     simulation->host = (double *)calloc(width, sizeof(double));
@@ -492,9 +495,11 @@ static inline double simulation_mean(const Simulation *simulation, const double 
 static inline SimulatedCommit simulation_totals(const Simulation *simulation) {
     double now = fmax(simulation_latest(simulation, simulation->host),
                       simulation_latest(simulation, simulation->compute));
-    SimulatedCommit totals = {now, simulation_mean(simulation, simulation->useful),
-                              now - simulation_mean(simulation, simulation->busy), simulation->micro_batches,
-                              simulation->bytes_outside};
+    SimulatedCommit totals = {.seconds = now,
+                              .computing = simulation_mean(simulation, simulation->useful),
+                              .waiting = now - simulation_mean(simulation, simulation->busy),
+                              .micro_batches = simulation->micro_batches,
+                              .bytes_outside = simulation->bytes_outside};
     return totals;
 }
 
@@ -529,10 +534,11 @@ static inline SimulatedCommit simulation_of_rule(Simulation *simulation, const R
     for (int i = 0; i < calls; i++) { rule->commit(s); }
     SimulatedCommit after = simulation_totals(simulation);
     commits += (double)s->optimizer.commits;
-    SimulatedCommit mean = {
-        (after.seconds - before.seconds) / commits, (after.computing - before.computing) / commits,
-        (after.waiting - before.waiting) / commits, (after.micro_batches - before.micro_batches) / commits,
-        (after.bytes_outside - before.bytes_outside) / commits};
+    SimulatedCommit mean = {.seconds = (after.seconds - before.seconds) / commits,
+                            .computing = (after.computing - before.computing) / commits,
+                            .waiting = (after.waiting - before.waiting) / commits,
+                            .micro_batches = (after.micro_batches - before.micro_batches) / commits,
+                            .bytes_outside = (after.bytes_outside - before.bytes_outside) / commits};
     return mean;
 }
 

@@ -393,13 +393,19 @@ static void outer_kernels_equal_the_formulas_but_for_rounding(void **state) {
         fill_noise(kernel.exchange, 4, 3);
         plain = kernel;
         if (i < 3) {
-            NesterovStep step = {1.0f / 3, 0.7f, 0.9f, 0.5f * (float)i};
+            NesterovStep step = {
+                .inverse_ranks = 1.0f / 3, .learning_rate = 0.7f, .momentum = 0.9f, .alpha = 0.5f * (float)i};
             cpu_outer_nesterov(kernel.outer, kernel.momentum, kernel.local, kernel.exchange, OUTER_ELEMENTS,
                                &step);
             replay_plain_nesterov(plain.outer, plain.momentum, plain.local, plain.exchange, OUTER_ELEMENTS,
                                   &step);
         } else if (i < 7) {
-            MomentumStep step = {1.0f / 3, 0.4f, 0.8f, i % 2 == 0 ? 0.3f : 0.0f, 1.5f, i >= 5};
+            MomentumStep step = {.inverse_ranks = 1.0f / 3,
+                                 .beta = 0.4f,
+                                 .alpha = 0.8f,
+                                 .phi = i % 2 == 0 ? 0.3f : 0.0f,
+                                 .gap = 1.5f,
+                                 .received = i >= 5};
             cpu_outer_momentum(kernel.outer, kernel.momentum, kernel.local, kernel.exchange, OUTER_ELEMENTS,
                                &step);
             replay_plain_co2(plain.outer, plain.momentum, plain.local, plain.exchange, OUTER_ELEMENTS, &step);

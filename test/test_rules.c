@@ -495,8 +495,8 @@ static double largest_at_the_end(const Limit *limit, double rate) {
     spec.settings.rate.peak = rate;
     spec.settings.steps = limit->steps;
     spec.settings.delay = limit->delay;
-    NesterovStep outer = {0, 1, limit->momentum, 0};
-    MomentumStep co2 = {0, limit->momentum, 1, 0, limit->gap > 0 ? limit->gap : 1, false};
+    NesterovStep outer = {.learning_rate = 1, .momentum = limit->momentum};
+    MomentumStep co2 = {.beta = limit->momentum, .alpha = 1, .gap = limit->gap > 0 ? limit->gap : 1};
     spec.settings.outer_nesterov = outer;
     spec.settings.outer_momentum = co2;
     RunResult result;
@@ -737,7 +737,7 @@ static void diloco_of_single_steps_is_ddp(void **state) {
         ddp.micro_batch = diloco.micro_batch = noisy ? noisy_micro_batch : scalar_micro_batch;
         ddp.parameter_count = diloco.parameter_count = noisy ? 1003 : 1;
         if (noisy) { ddp.start = diloco.start = 0.25f; }
-        NesterovStep outer = {0, 1, 0, 0};
+        NesterovStep outer = {.learning_rate = 1};
         diloco.settings.outer_nesterov = outer;
         diloco.settings.steps = 1;
         RunResult a[2], b[2];
@@ -933,14 +933,13 @@ static void draw_local(Random *random, RunSpec *spec) {
     settings->steps = interval * settings->fragments;
     settings->delay = draw(random, 0, interval - 1);
     settings->strided = draw(random, 0, 1) == 1;
-    NesterovStep outer = {0, 0.25f * (float)draw(random, 1, 4), 0.3f * (float)draw(random, 0, 3),
-                          0.25f * (float)draw(random, 0, 4)};
-    MomentumStep co2 = {0,
-                        0.3f * (float)draw(random, 0, 3),
-                        0.5f * (float)draw(random, 1, 3),
-                        0.01f * (float)draw(random, 0, 2),
-                        1 + 0.3f * (float)draw(random, 0, 1),
-                        false};
+    NesterovStep outer = {.learning_rate = 0.25f * (float)draw(random, 1, 4),
+                          .momentum = 0.3f * (float)draw(random, 0, 3),
+                          .alpha = 0.25f * (float)draw(random, 0, 4)};
+    MomentumStep co2 = {.beta = 0.3f * (float)draw(random, 0, 3),
+                        .alpha = 0.5f * (float)draw(random, 1, 3),
+                        .phi = 0.01f * (float)draw(random, 0, 2),
+                        .gap = 1 + 0.3f * (float)draw(random, 0, 1)};
     settings->outer_nesterov = outer;
     settings->outer_momentum = co2;
 }

@@ -219,7 +219,7 @@ static void the_rate_follows_gradients_or_commits(void **state) {
         spec.settings.rate.warmup = spec.settings.rate_by_commits ? 5 : 12;
         spec.settings.steps = spec.settings.fragments = 1;
         spec.settings.delay = 0;
-        NesterovStep outer = {0, 1, 0, 0};
+        NesterovStep outer = {.learning_rate = 1};
         spec.settings.outer_nesterov = outer;
         spec.finish = false;
         RunResult results[2];

@@ -207,7 +207,7 @@ typedef struct Job {
     JobKind kind;
     bool follows; // it sends gradients while the last backward pass of accumulate() makes them
     int fragment; // local rules: the fragment that travels
-    // scheduler_prepare_job derives these from the kind of the job and of the rule.
+    // job_prepare derives these from the kind of the job and of the rule.
     Layout layout;         // of the vector that travels
     WireFormat wire;       // in which sums travel
     size_t bucket;         // cells that travel together

@@ -151,7 +151,7 @@ static inline void saved_vector_add(SavedVector *vectors, int *count, SavedVecto
 // there are. Moments come last: where they are bf16, what stands behind them need not be
 // aligned for fp32.
 static inline int saved_vectors(Scheduler *s, SavedVector vectors[CHECKPOINT_MAX_VECTORS]) {
-    bool local = s->settings.kind == RULE_LOCAL, sharded = !local && !s->settings.replicated;
+    bool local = s->settings.kind == RULE_LOCAL, sharded = scheduler_shards(&s->settings);
     SavedScope moments = local ? SAVED_WORKER : sharded ? SAVED_SHARD : SAVED_SHARED;
     Precision format = s->optimizer.settings.moments;
     SavedVector casts = {"parameters", SAVED_SHARED, s->casts, PRECISION_BF16, PRECISION_FP32},

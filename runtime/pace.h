@@ -6,6 +6,10 @@
 //   forward    calls need(end) before it reads parameters [0, end); may wait for them
 //   backward   calls finish(begin) when gradients from `begin` on are done; may send them
 //
+//   forward    | layer 0 | layer 1 | ...        | layer 1 | layer 0 |   backward
+//              ^ need    ^ need                           ^ finish  ^ finish
+//   exchange   ... parameters arrive             gradients are sent ...
+//
 // The model is given a Pace and knows nothing of communication; the scheduler provides
 // it. A NULL Pace means that all parameters are there and that nobody waits for
 // gradients.

@@ -581,8 +581,10 @@ static inline void replay_exchange(Replay *replay, int fragment) {
 // The outer step of a fragment with what replay_send has left in `exchange`.
 static inline void replay_apply(Replay *replay, int fragment, double alpha) {
     const ReplaySettings *settings = &replay->settings;
-    NesterovStep step = {1.0f / (float)settings->workers, (float)settings->outer_rate, (float)settings->mu,
-                         (float)alpha};
+    NesterovStep step = {.inverse_ranks = 1.0f / (float)settings->workers,
+                         .learning_rate = (float)settings->outer_rate,
+                         .momentum = (float)settings->mu,
+                         .alpha = (float)alpha};
     size_t begin, end = 0;
     replay_exchange(replay, fragment);
     while (replay_next_run(replay->fragment_of, replay->problem.parameter_count, fragment, &begin, &end)) {
@@ -610,9 +612,12 @@ static inline void replay_diloco(Replay *replay) {
 // the pseudo-gradient of this one.
 static inline void replay_co2_boundary(Replay *replay, bool received) {
     const ReplaySettings *settings = &replay->settings;
-    MomentumStep step = {1.0f / (float)settings->workers, (float)settings->co2_beta,
-                         (float)settings->co2_alpha,      (float)settings->co2_phi,
-                         (float)settings->co2_gap,        received};
+    MomentumStep step = {.inverse_ranks = 1.0f / (float)settings->workers,
+                         .beta = (float)settings->co2_beta,
+                         .alpha = (float)settings->co2_alpha,
+                         .phi = (float)settings->co2_phi,
+                         .gap = (float)settings->co2_gap,
+                         .received = received};
     if (received) { replay_exchange(replay, 0); }
     for (int i = 0; i < settings->workers; i++) {
         ReplayWorker *w = &replay->workers[i];

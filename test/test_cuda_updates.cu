@@ -527,9 +527,16 @@ enum OuterKind {
 
 // On arrays (4, count): outer or base, momentum, local, sum or exchange.
 static void outer_run(bool on_device, int kind, float *const arrays[4], size_t count) {
-    NesterovStep step = {1.0f / 3, 0.7f, 0.9f, kind == OUTER_NESTEROV_MERGED ? 0.25f : 0.0f};
-    MomentumStep co2 = {
-        1.0f / 3, 0.8f, 0.6f, kind == OUTER_CO2_CLIPPED ? 0.05f : 0.0f, 1.7f, kind != OUTER_CO2_FIRST};
+    NesterovStep step = {.inverse_ranks = 1.0f / 3,
+                         .learning_rate = 0.7f,
+                         .momentum = 0.9f,
+                         .alpha = kind == OUTER_NESTEROV_MERGED ? 0.25f : 0.0f};
+    MomentumStep co2 = {.inverse_ranks = 1.0f / 3,
+                        .beta = 0.8f,
+                        .alpha = 0.6f,
+                        .phi = kind == OUTER_CO2_CLIPPED ? 0.05f : 0.0f,
+                        .gap = 1.7f,
+                        .received = kind != OUTER_CO2_FIRST};
     Stream *stream = cuda_test_stream(PRECISION_FP32);
     float *outer = arrays[0], *momentum = arrays[1], *local = arrays[2], *sum = arrays[3];
     if (kind == OUTER_DELTA && on_device) {

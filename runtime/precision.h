@@ -2,8 +2,8 @@
 //
 // On the CPU it is fp32, or bf16 with --precision bf16. On a GPU it is bf16, the upper half
 // of fp32, or fp32 with --precision fp32. Sums and everything that lasts (master parameters,
-// outer parameters, gradients) are fp32 in any case, except AdamW's moments: --moments says
-// what they are.
+// outer parameters, gradients) are always fp32, except AdamW's moments: --moments chooses
+// their format.
 //
 // Code that serves both formats holds such arrays as pointers to Real, a type without a
 // definition. So no element can be read and no offset added without saying how wide an

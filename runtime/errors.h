@@ -23,7 +23,7 @@
 enum {
     EXIT_USER_MISTAKE = 2,
     EXIT_SYSTEM_FAILURE = 3,
-    EXIT_STOPPED_UNSAVED = 4, // asked to stop, and --save-every never: there is nothing to go on from
+    EXIT_STOPPED_UNSAVED = 4, // asked to stop, and --save-every never: there is no checkpoint
     EXIT_ASKED_TO_STOP = 75   // EX_TEMPFAIL of sysexits.h: try again later
 };
 

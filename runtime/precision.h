@@ -32,7 +32,7 @@ static inline const Real *real_at_const(const Real *base, size_t elements, Preci
     return (const Real *)(const void *)((const char *)base + elements * precision_bytes(precision));
 }
 
-// For callers who know that the format is fp32.
+// For callers that know that the format is fp32.
 static inline float *real_floats(Real *base) { return (float *)(void *)base; }
 static inline const float *real_floats_const(const Real *base) { return (const float *)(const void *)base; }
 static inline Real *as_reals(float *base) { return (Real *)(void *)base; }

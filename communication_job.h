@@ -26,14 +26,48 @@
 #include "scheduler_state.h"
 
 // ---------------------------------------------------------------------------------------
-// Buckets
+// What a job is
+
+static inline double scheduler_learning_rate(const Scheduler *s) {
+    return learning_rate_at(&s->settings.rate,
+                            s->settings.rate_by_commits ? (double)s->optimizer.commits : s->gradients_done);
+}
 
 // The cells of a bucket: at least one, at most all of the layout.
 static inline size_t job_bucket_cells(const Scheduler *s, const Layout *layout) {
     size_t cell_bytes = layout->piece * (size_t)layout->size * sizeof(float);
-    bool bucketed = s->settings.kind == RULE_SYNCHRONOUS && s->settings.bucket > 0;
-    size_t cells = bucketed ? s->settings.bucket / cell_bytes : layout->cells;
+    size_t cells = s->settings.bucket > 0 ? s->settings.bucket / cell_bytes : layout->cells;
     return size_max(1, size_min(cells, layout->cells));
+}
+
+// Host: decides all that depends on the kind of the rule or of the job; the steps of the job
+// below do not ask again. An estimate inspects nothing, because the commit sends the same
+// gradients once more; nor does a world of one rank, whose gradients are their own sum, unless
+// compute steps with them.
+static inline void job_prepare(Scheduler *s, JobKind kind, bool follows) {
+    Job *job = &s->job;
+    bool average = kind == AVERAGE;
+    assert(!s->job_in_flight);
+    job->kind = kind;
+    job->follows = follows;
+    job->layout = average ? s->local.fragments[job->fragment].layout : s->layout;
+    job->wire = kind == ESTIMATE ? s->settings.estimate_wire : s->settings.wire;
+    job->bucket = follows ? job_bucket_cells(s, &job->layout) : job->layout.cells;
+    job->inspects = average || (kind != ESTIMATE && s->transport->size > 1);
+    job->all_reduces = average || s->settings.replicated;
+    job->steps = !average;
+    job->commit = s->optimizer.commits;
+    job->gradients_done = s->gradients_done;
+    job->learning_rate = average ? s->local.rate : scheduler_learning_rate(s);
+    job->gradient_norm = s->local.norm;
+    job->bad_element = job->own_square = 0;
+    s->job_in_flight = true;
+}
+
+// What job_reduce adds up.
+static inline Collective job_reduction(Scheduler *s, const Job *job) {
+    Collective collective = {.layout = &job->layout, .wire = job->wire, .buffer = job_buffer(s, job)->data};
+    return collective;
 }
 
 static inline void job_span_begins(Scheduler *s, const char *name) {
@@ -46,14 +80,6 @@ static inline void job_span_ended(Scheduler *s, const Job *job) {
 
 // ---------------------------------------------------------------------------------------
 // Reduce
-
-static inline Collective job_reduction(Scheduler *s, const Job *job) {
-    bool local = s->settings.kind == RULE_LOCAL;
-    Collective collective = {local ? &s->fragments[job->fragment].layout : &s->layout,
-                             job->kind == ESTIMATE ? s->settings.estimate_wire : s->settings.wire,
-                             scheduler_reduce_buffer(s)->data, NULL, NULL};
-    return collective;
-}
 
 enum { JOB_SEARCH = 4096 }; // elements that are copied to the host at a time
 
@@ -83,51 +109,37 @@ static inline void job_note_own(Job *job, double square, const float *values, si
     job->bad_element = job_last_bad_element(values, begin, end, stream);
 }
 
-// Checks values [begin, end) before the reduce-scatter, while it is still known which
-// rank produced them.
-static inline void job_inspect(Scheduler *s, Job *job, const float *values, size_t begin, size_t end,
-                               Stream *stream) {
-    double square =
-        buffer_sum_of_squares(stream, values + begin, end - begin, end - begin, 1, s->inspect_partials);
-    job_note_own(job, square, values, begin, end, stream);
-}
-
-// Not for an estimate, because the commit sends the same gradients once more; and not where
-// one rank's gradients are their own sum, whose norm job_summarise takes.
-static inline bool job_inspects_before(const Scheduler *s, const Job *job) {
-    return job->kind != ESTIMATE && (s->settings.kind == RULE_LOCAL || s->transport->size > 1);
-}
-
 // H6: waits until the last `count` elements of the gradients are final. On a GPU the host
 // announces that ahead of the kernels; the mark says when they have ended.
 static inline void job_wait_for_gradients(Scheduler *s, size_t count) {
+    const Announcements *announced = &s->announced;
     watermark_wait(&s->finished, count);
-    int i = 0, announcements = __atomic_load_n(&s->announcements, __ATOMIC_ACQUIRE);
-    while (i < announcements && s->announced[i] < count) { i++; }
+    int i = 0, announcements = __atomic_load_n(&announced->count, __ATOMIC_ACQUIRE);
+    while (i < announcements && announced->positions[i] < count) { i++; }
     if (i == announcements) { return; } // on a CPU, or the micro-batch has ended
     double began = clock_seconds();
-    while (!gpu_mark_is_reached(s->announced_marks[i])) {
+    while (!gpu_mark_is_reached(announced->marks[i])) {
         sleep_seconds(fmin((clock_seconds() - began) / 8, 100e-6));
     }
 }
 
-// Where every worker steps everything, the sums are sent to all ranks at once.
+// Adds up what the ranks have, from the end of the vector to its start.
 static inline void job_reduce(Scheduler *s, Job *job, Stream *stream) {
     Collective collective = job_reduction(s, job);
-    const Layout *layout = collective.layout;
-    size_t bucket = job_bucket_cells(s, layout), padded = layout_padded(layout);
-    bool all_reduce = s->settings.replicated || s->settings.kind == RULE_LOCAL;
+    const Layout *layout = &job->layout;
     for (size_t end = layout->cells; end > 0;) {
-        size_t begin = end > bucket ? end - bucket : 0;
-        if (job->follows) { job_wait_for_gradients(s, padded - layout_cell_begin(layout, begin)); }
+        size_t begin = end > job->bucket ? end - job->bucket : 0;
+        size_t first = layout_cell_begin(layout, begin), last = layout_cell_begin(layout, end);
+        if (job->follows) { job_wait_for_gradients(s, layout_padded(layout) - first); }
         job_span_begins(s, "reduce-scatter");
-        if (job_inspects_before(s, job)) {
-            job_inspect(s, job, collective.buffer, layout_cell_begin(layout, begin),
-                        layout_cell_begin(layout, end), stream);
+        if (job->inspects) { // while it is still known which rank the values come from
+            double square = buffer_sum_of_squares(stream, collective.buffer + first, last - first,
+                                                  last - first, 1, s->inspect_partials);
+            job_note_own(job, square, collective.buffer, first, last, stream);
         }
         comm_reduce_scatter(&s->comm, stream, &collective, begin * layout->piece, end * layout->piece);
         job_span_ended(s, job);
-        if (all_reduce) {
+        if (job->all_reduces) {
             job_span_begins(s, "all-gather");
             comm_all_gather(&s->comm, stream, &collective, begin * layout->piece, end * layout->piece);
             job_span_ended(s, job);
@@ -177,24 +189,26 @@ static inline int job_largest_rank(const Scheduler *s, SpikeKind kind) {
     return largest;
 }
 
-// Why nothing may be stepped or applied after this job; the same on all ranks. Inner
-// steps that local rules have skipped are no reason where the user asked for skipping;
-// parameters that are not finite are. A large estimate is no spike: its gradients are also
-// in the commit, which is judged.
+// Why nothing may be stepped or applied after this job; the same on all ranks. A large
+// estimate is no spike: its gradients are also in the commit, which is judged. An AVERAGE
+// carries the verdicts of workers on their own inner steps. Steps that were left out are no
+// reason where the user asked for that; parameters that are not finite are.
 static inline SpikeKind job_judge(Scheduler *s, Job *job) {
-    bool local = s->settings.kind == RULE_LOCAL;
-    job->largest_norm =
-        local ? NAN : spike_largest(&s->norms); // in local rules compute may be using them now
-    job->largest_loss = local ? NAN : spike_largest(&s->losses);
-    if (local && job->total.left_out > 0 && s->settings.on_spike != SPIKE_SKIP) {
-        return spike_kind_of(&job->site);
+    SpikeState *spikes = &s->spikes;
+    if (!job->steps) {
+        job->largest_norm = job->largest_loss = NAN; // compute may be using the detectors now
+        if (job->total.left_out > 0 && s->settings.on_spike != SPIKE_SKIP) {
+            return spike_kind_of(&job->site);
+        }
+        return job->total.not_finite > 0 ? SPIKE_PARAMETERS : SPIKE_NONE;
     }
-    if (job->total.not_finite > 0) { return local ? SPIKE_PARAMETERS : SPIKE_LOSS; }
-    if (local) { return SPIKE_NONE; }
+    job->largest_norm = spike_largest(&spikes->norms);
+    job->largest_loss = spike_largest(&spikes->losses);
+    if (job->total.not_finite > 0) { return SPIKE_LOSS; }
     if (!isfinite(job->gradient_norm)) { return SPIKE_GRADIENT; }
     if (job->kind == ESTIMATE) { return SPIKE_NONE; }
     SpikeKind kind =
-        spike_judge_both(&s->norms, &s->losses, job->gradient_norm, tally_mean_loss(&job->total));
+        spike_judge_both(&spikes->norms, &spikes->losses, job->gradient_norm, tally_mean_loss(&job->total));
     if (kind != SPIKE_NONE) { job->first_bad_rank = job_largest_rank(s, kind); }
     return kind;
 }
@@ -205,30 +219,28 @@ static inline SpikeKind job_judge(Scheduler *s, Job *job) {
 // same bits, where the wire is fp32. (On a narrower wire a rule that does not shard takes
 // the norm of the rounded sums, because those are what it steps with.)
 static inline void job_summarise(Scheduler *s, Job *job, Stream *stream) {
-    if (job->follows) { job->tally = s->tally; } // complete: the last bucket has waited for `finished`
+    Tally *own = &job->tally;
     job_span_begins(s, "summary");
-    if (s->settings.kind == RULE_LOCAL) {
-        job->tally.not_finite += job->bad_element > 0 ? 1 : 0;
-        job->tally.square = 0;
-    } else {
-        const float *reduced = scheduler_reduce_buffer(s)->data;
-        job->tally.square = buffer_sum_of_squares(
-            stream, reduced + layout_flat(&s->layout, s->transport->rank, 0), s->layout.piece,
-            layout_cell_begin(&s->layout, 1), s->layout.cells, s->norm_partials);
+    if (job->steps) {
+        const float *reduced = job_buffer(s, job)->data;
+        own->square = buffer_sum_of_squares(stream, reduced + layout_flat(&s->layout, s->transport->rank, 0),
+                                            s->layout.piece, layout_cell_begin(&s->layout, 1),
+                                            s->layout.cells, s->norm_partials);
         if (s->transport->size == 1 && job->kind != ESTIMATE) {
-            job_note_own(job, job->tally.square, reduced, 0, layout_padded(&s->layout), stream);
+            job_note_own(job, own->square, reduced, 0, layout_padded(&s->layout), stream);
         }
-        job->tally.site.element = job->bad_element;
+        own->site.element = job->bad_element;
+    } else {
+        own->square = 0;
+        own->not_finite += job->bad_element > 0 ? 1 : 0;
     }
-    job->tally.own_square = job->own_square;
-    job->tally.stops = scheduler_is_asked_to_stop(s) ? 1 : 0;
-    job->tally.saves = __atomic_load_n(&s->save_requested, __ATOMIC_RELAXED) ? 1 : 0;
-    job->tally.ended = __atomic_load_n(&s->writer_done, __ATOMIC_ACQUIRE) ? 1 : 0;
-    transport_all_gather_records(s->transport, "summary", &job->tally, s->tallies, sizeof(Tally));
+    own->own_square = job->own_square;
+    own->stops = scheduler_is_asked_to_stop(s) ? 1 : 0;
+    own->saves = __atomic_load_n(&s->wishes.save_requested, __ATOMIC_RELAXED) ? 1 : 0;
+    own->ended = __atomic_load_n(&s->wishes.writer_done, __ATOMIC_ACQUIRE) ? 1 : 0;
+    transport_all_gather_records(s->transport, "summary", own, s->tallies, sizeof(Tally));
     job_add_tallies(s, job);
-    if (s->settings.kind != RULE_LOCAL) {
-        job->gradient_norm = sqrt(job->total.square) / job->total.micro_batches;
-    }
+    if (job->steps) { job->gradient_norm = sqrt(job->total.square) / job->total.micro_batches; }
     job->spike = job_judge(s, job);
     job_span_ended(s, job);
 }
@@ -242,17 +254,18 @@ static inline double clip_scale(double clip, double norm) {
 }
 
 // Steps what this worker owns. A commit changes the master copy and the moments. An
-// estimate is written over the gradient it is made from.
-static inline void job_step(Scheduler *s, const Job *job, Stream *stream) {
-    if (s->settings.kind == RULE_LOCAL || job->spike != SPIKE_NONE) { return; }
+// estimate is written over the reduced gradient that it is made from.
+static inline void job_step(Scheduler *s, Job *job, Stream *stream) {
+    bool stepped = job->steps && job->spike == SPIKE_NONE;
+    job->result = stepped && job->kind != COMMIT ? RESULT_REDUCED : RESULT_MASTER;
+    if (!stepped) { return; }
     job_span_begins(s, "step");
-    float *reduced = scheduler_reduce_buffer(s)->data;
-    OptimizerStep step = {reduced,
-                          NULL,
-                          job->total.micro_batches,
-                          clip_scale(s->settings.gradient_clip, job->gradient_norm),
-                          job->learning_rate,
-                          true};
+    float *reduced = job_buffer(s, job)->data;
+    OptimizerStep step = {.gradient = reduced,
+                          .divisor = job->total.micro_batches,
+                          .scale = clip_scale(s->settings.gradient_clip, job->gradient_norm),
+                          .learning_rate = job->learning_rate,
+                          .commit = true};
     if (job->kind != ESTIMATE) { optimizer_step(&s->optimizer, stream, &step); }
     step.out = reduced;
     step.commit = false;
@@ -269,46 +282,29 @@ static inline WireFormat job_gather_wire(const Scheduler *s, WireFormat wire) {
     return s->settings.gathers_casts && wire == WIRE_FP32 ? WIRE_BF16 : wire;
 }
 
-// casts (padded): own elements of cells [begin, end) <- those of `own` (layout_shard), or
-// where that is NULL of the communication buffer; the others <- those of the other ranks.
-static inline void gather_casts(Scheduler *s, Stream *stream, const float *own, Real *casts, size_t begin,
-                                size_t end) {
-    const Layout *layout = &s->layout, words = layout_of_pairs(layout);
-    size_t piece = layout->piece, cell = layout_cell_begin(layout, 1),
-           first = layout_flat(layout, s->transport->rank, begin * piece);
-    WirePieces pieces = wire_run(WIRE_BF16, piece);
-    pieces.cells = end - begin;
-    pieces.bytes = cell * 2;
-    pieces.cell_stride = own != NULL ? piece : cell;
-    wire_encode_on_gpu(stream, WIRE_BF16, real_at(casts, first, PRECISION_BF16),
-                       own != NULL ? own + begin * piece : s->comm_buffer.data + first, NULL, &pieces);
-    Collective collective = {&words, WIRE_FP32, (float *)(void *)casts, NULL, NULL};
-    comm_all_gather(&s->comm, stream, &collective, begin * words.piece, end * words.piece);
-}
-
-// Sends to all ranks the master copy after a commit, or where nothing was stepped;
-// otherwise the estimate. Coarse wires carry the difference to the parameters that
+// Sends the result to all ranks: into the parameters where compute waits for them, beside
+// them where it still uses them. Coarse wires carry the difference to the parameters that
 // compute uses, which all ranks hold alike.
 static inline void job_gather(Scheduler *s, const Job *job, Stream *stream) {
-    if (s->settings.kind == RULE_LOCAL || s->settings.replicated) { return; }
-    bool overlapped = s->settings.kind == RULE_OVERLAPPED;
-    bool from_master = job->kind == COMMIT || job->spike != SPIKE_NONE;
-    Collective collective = job_reduction(s, job);
-    collective.wire = job_gather_wire(s, collective.wire);
-    collective.buffer = overlapped ? s->comm_buffer.data : s->parameters.data;
-    collective.source = from_master ? s->optimizer.master : NULL;
-    collective.base = wire_is_coarse(collective.wire) ? s->parameters.data : NULL;
-    size_t bucket = job_bucket_cells(s, &s->layout);
-    for (size_t begin = 0; begin < s->layout.cells; begin += bucket) {
-        size_t end = size_min(begin + bucket, s->layout.cells);
+    const Layout *layout = &job->layout;
+    WireFormat wire = job_gather_wire(s, job->wire);
+    Real *casts = job->follows ? s->casts : s->arriving_casts;
+    Collective collective = {.layout = layout,
+                             .wire = wire,
+                             .buffer = job->follows ? s->parameters.data : s->comm_buffer.data,
+                             .source = job->result == RESULT_MASTER ? s->optimizer.master : NULL,
+                             .base = wire_is_coarse(wire) ? s->parameters.data : NULL};
+    for (size_t begin = 0; begin < layout->cells; begin += job->bucket) {
+        size_t end = size_min(begin + job->bucket, layout->cells);
         job_span_begins(s, "all-gather");
         if (s->settings.keeps_casts) {
-            gather_casts(s, stream, collective.source, overlapped ? s->arriving_casts : s->casts, begin, end);
+            comm_gather_casts(&s->comm, stream, &collective, casts, begin * layout->piece,
+                              end * layout->piece);
         } else {
-            comm_all_gather(&s->comm, stream, &collective, begin * s->layout.piece, end * s->layout.piece);
+            comm_all_gather(&s->comm, stream, &collective, begin * layout->piece, end * layout->piece);
         }
         job_span_ended(s, job);
-        watermark_raise(&s->arrived, layout_cell_begin(&s->layout, end)); // H7
+        watermark_raise(&s->arrived, layout_cell_begin(layout, end)); // H7
     }
 }
 
@@ -322,19 +318,18 @@ static inline void job_gather(Scheduler *s, const Job *job, Stream *stream) {
 static inline void job_task(void *context, Stream *stream) {
     Scheduler *s = (Scheduler *)context;
     Job *job = &s->job;
+    Stream *stepping = job->follows && stream->queue == NULL ? s->compute : stream;
     __atomic_store_n(&s->transport->commit, job->commit, __ATOMIC_RELAXED);
     job_reduce(s, job, stream);
-    bool synchronous = s->settings.kind == RULE_SYNCHRONOUS;
-    Stream *stepping = synchronous && stream->queue == NULL ? s->compute : stream;
     job_summarise(s, job, stepping);
-    if (synchronous && !s->settings.replicated) { watermark_reset(&s->arrived, 0); }
+    if (job->follows && !job->all_reduces) { watermark_reset(&s->arrived, 0); }
     job_step(s, job, stepping);
     s->gathering = *job;
 }
 
 static inline void job_gather_task(void *context, Stream *stream) {
     Scheduler *s = (Scheduler *)context;
-    job_gather(s, &s->gathering, stream);
+    if (!s->gathering.all_reduces) { job_gather(s, &s->gathering, stream); }
     watermark_raise(&s->arrived, WATERMARK_ALL);
 }
 

@@ -126,17 +126,17 @@ static inline void streaming_diloco_commit(Scheduler *s) {
         return;
     }
     inner_steps(s, interval - s->settings.delay);
-    send_fragment(s, s->fragment);
+    send_fragment(s, s->local.fragment);
     inner_steps(s, s->settings.delay);
     wait_for(s);
-    apply_fragment(s, s->fragment, s->settings.outer_nesterov.alpha);
-    s->fragment = (s->fragment + 1) % s->settings.fragments;
+    apply_fragment(s, s->local.fragment, s->settings.outer_nesterov.alpha);
+    s->local.fragment = (s->local.fragment + 1) % s->settings.fragments;
 }
 
 static inline bool streaming_diloco_finish(Scheduler *s) {
     bool changed = false;
     for (int fragment = 0; fragment < s->settings.fragments && !scheduler_is_halted(s); fragment++) {
-        if (s->fragments[fragment].applied_at == s->optimizer.commits) { continue; }
+        if (s->local.fragments[fragment].applied_at == s->optimizer.commits) { continue; }
         send_fragment(s, fragment);
         wait_for(s);
         apply_fragment(s, fragment, 0);
@@ -146,37 +146,30 @@ static inline bool streaming_diloco_finish(Scheduler *s) {
     return changed;
 }
 
-static const Rule diloco_rule = {"diloco",
-                                 "local steps, then an outer step with their mean",
-                                 RULE_LOCAL,
-                                 5,     // departs
-                                 false, // replicated
-                                 1,     // rounds per commit
-                                 false, // no job in flight between commits
-                                 diloco_commit,
-                                 NULL,
-                                 local_committed,
-                                 NULL,
-                                 NULL,
-                                 diloco_configure,
-                                 NULL,
-                                 diloco_describe};
+static const Rule diloco_rule = {
+    .name = "diloco",
+    .summary = "local steps, then an outer step with their mean",
+    .kind = RULE_LOCAL,
+    .departs = 5,
+    .rounds_per_commit = 1,
+    .commit = diloco_commit,
+    .committed = local_committed,
+    .configure = diloco_configure,
+    .describe = diloco_describe,
+};
 
 static const Rule streaming_diloco_rule = {
-    "streaming-diloco",
-    "local steps; fragments of the model are averaged in turn, behind further steps",
-    RULE_LOCAL,
-    5,     // departs
-    false, // replicated
-    1,     // rounds per commit
-    false, // no job in flight between commits
-    streaming_diloco_commit,
-    streaming_diloco_finish,
-    local_committed,
-    NULL,
-    streaming_diloco_check,
-    streaming_diloco_configure,
-    NULL,
-    streaming_diloco_describe};
+    .name = "streaming-diloco",
+    .summary = "local steps; fragments of the model are averaged in turn, behind further steps",
+    .kind = RULE_LOCAL,
+    .departs = 5,
+    .rounds_per_commit = 1,
+    .commit = streaming_diloco_commit,
+    .finish = streaming_diloco_finish,
+    .committed = local_committed,
+    .check = streaming_diloco_check,
+    .configure = streaming_diloco_configure,
+    .describe = streaming_diloco_describe,
+};
 
 #endif

@@ -13,12 +13,7 @@
 // of the parameters in that format: its weights. It reserves activations and workspace in
 // an arena and never allocates. Tokens and targets come from the host, the loss is returned there.
 //
-// What the backward pass needs is either kept or computed again (Recompute). Each level
-// includes the one before:
-//   gelu        the output of GELU, from its input
-//   layernorm   the outputs of the LayerNorms, from the residuals
-//   block       everything in a layer, from the layer's input
-// The logits of a whole batch never exist. They are computed in chunks
+// What the backward pass needs is either kept or computed again (Recompute). The logits of a whole batch never exist. They are computed in chunks
 // (gpt_neo_chunk_rows); each chunk becomes its own gradient in place, and that gradient
 // is used at once for the gradients of the last hidden state and of wte.
 #ifndef ACCO_GPT_NEO_H
@@ -26,8 +21,6 @@
 
 #include "gpt_neo_config.h"
 #include "kernels/kernels.h"
-#include "runtime/memory.h"
-#include "runtime/pace.h"
 
 enum {
     GPT_NEO_LOGITS_BYTES = 256 << 20, // of a chunk of logits on the CPU, at most
@@ -40,29 +33,11 @@ enum {
 // ---------------------------------------------------------------------------------------
 // The model
 
-typedef enum Recompute {
-    RECOMPUTE_NONE,
-    RECOMPUTE_GELU,
-    RECOMPUTE_LAYERNORM,
-    RECOMPUTE_BLOCK,
-    RECOMPUTE_LEVELS
-} Recompute;
-
-// What a model is built for: the machine, and what fits on it.
-typedef struct GptNeoSettings {
-    int B, T;
-    int threads;         // of the pool, on the CPU
-    bool on_gpu;         // kernels run there
-    Precision precision; // of weights and activations
-    Recompute recompute; // on the CPU RECOMPUTE_NONE or RECOMPUTE_BLOCK
-    bool given_weights;  // the caller's parameters are in `precision`; otherwise they are floats
-} GptNeoSettings;
-
-enum { GPT_NEO_MAX_TENSORS = GPT_NEO_FIRST_LAYER + TENSORS_PER_LAYER * GPT_NEO_MAX_LAYERS + 2 };
+enum { GPT_NEO_MAX_TENSORS = GPT_NEO_FIRST_LAYER + TENSORS_PER_LAYER * MODEL_MAX_LAYERS + 2 };
 
 typedef struct GptNeo {
-    GptNeoConfig config;
-    GptNeoSettings settings;
+    ModelConfig config;
+    ModelSettings settings;
     int B, T;
     size_t parameter_count;
     size_t offsets[GPT_NEO_MAX_TENSORS]; // of each tensor of the table
@@ -104,7 +79,12 @@ typedef struct GptNeo {
     int32_t *tokens, *targets, *order; // (B, T)
     int32_t *host_order, *host_counts; // (B, T), (V + 1)
     float *embedding_partials;         // (embedding_partials_floats)
-    void *gemm_workspace;              // (gemm_workspace_bytes)
+
+    // For decode()
+    float *keys, *values; // (L, positions, C): of all positions so far
+    float *key_scores;    // (H, positions)
+
+    Real *host_logits; // (chunk, logits_stride), on the host: where settings.ranks_tokens on a GPU
 
     // Benchmarks point this to OPERATION_COUNT sums of seconds; NULL: nothing is
     // measured.
@@ -167,7 +147,7 @@ static inline int gpt_neo_chunk_rows(int rows, int logits_stride, Precision prec
 }
 
 static inline void gpt_neo_reserve_activations(GptNeo *model, Arena *arena) {
-    const GptNeoConfig *config = &model->config;
+    const ModelConfig *config = &model->config;
     size_t rows = gpt_neo_rows(model), L = (size_t)config->layers, C = (size_t)config->channels,
            F = (size_t)config->mlp_channels;
     size_t row = rows * precision_bytes(model->settings.precision), float_row = rows * sizeof(float);
@@ -208,8 +188,8 @@ static inline int gpt_neo_logits_columns(const GptNeo *model) {
 }
 
 static inline void gpt_neo_reserve_workspace(GptNeo *model, Arena *arena) {
-    const GptNeoConfig *config = &model->config;
-    const GptNeoSettings *settings = &model->settings;
+    const ModelConfig *config = &model->config;
+    const ModelSettings *settings = &model->settings;
     size_t rows = gpt_neo_rows(model), C = (size_t)config->channels, F = (size_t)config->mlp_channels;
     size_t wide = size_max(3 * C, F), element = precision_bytes(settings->precision);
     model->d_wide_stride = settings->on_gpu ? (int)wide : matmul_padded_stride((int)wide);
@@ -243,13 +223,24 @@ static inline void gpt_neo_reserve_batch(GptNeo *model, Arena *arena) {
     arena_reserve(arena, MEMORY_WORKSPACE, "partial sums of the embedding",
                   embedding_partials_floats((int)rows, model->config.channels) * sizeof(float),
                   &model->embedding_partials);
-    arena_reserve(arena, MEMORY_WORKSPACE, "matrix products", gemm_workspace_bytes(), &model->gemm_workspace);
+    if (model->settings.ranks_tokens) {
+        arena_reserve_host(arena, MEMORY_WORKSPACE, "logits on the host",
+                           (size_t)model->chunk * (size_t)model->logits_stride *
+                               precision_bytes(model->settings.precision),
+                           &model->host_logits);
+    }
 }
 
-// Settings for a model on the CPU with a pool of `threads`.
-static inline GptNeoSettings gpt_neo_on_cpu(int B, int T, int threads) {
-    GptNeoSettings settings = {B, T, threads, false, PRECISION_FP32, RECOMPUTE_NONE, true};
-    return settings;
+static inline void gpt_neo_reserve_decoding(GptNeo *model, Arena *arena) {
+    const ModelConfig *config = &model->config;
+    size_t positions = (size_t)config->positions * sizeof(float),
+           cache = (size_t)config->layers * positions * (size_t)config->channels;
+    assert(!model->settings.on_gpu && model->settings.precision == PRECISION_FP32 &&
+           gpt_neo_rows(model) == 1);
+    arena_reserve(arena, MEMORY_ACTIVATIONS, "cached keys", cache, &model->keys);
+    arena_reserve(arena, MEMORY_ACTIVATIONS, "cached values", cache, &model->values);
+    arena_reserve(arena, MEMORY_WORKSPACE, "decoding scores", (size_t)config->heads * positions,
+                  &model->key_scores);
 }
 
 // Whether the caller's parameters can be used as they are.
@@ -257,12 +248,10 @@ static inline bool gpt_neo_has_weights(const GptNeo *model) {
     return model->settings.given_weights || model->settings.precision == PRECISION_FP32;
 }
 
-// Plans weights, activations and workspace. T must not exceed the positions. `model` must
-// stay where it is until the arena is released.
-static inline void gpt_neo_reserve(GptNeo *model, Arena *arena, const GptNeoConfig *config,
-                                   const GptNeoSettings *settings) {
-    assert(settings->B >= 1 && settings->T >= 1 && settings->T <= config->positions &&
-           (long long)settings->B * settings->T < INT_MAX / 2);
+// Plans weights, activations and workspace.
+static inline void gpt_neo_reserve(void *self, Arena *arena, const ModelConfig *config,
+                                   const ModelSettings *settings) {
+    GptNeo *model = (GptNeo *)self;
     memset(model, 0, sizeof *model);
     model->config = *config;
     model->settings = *settings;
@@ -280,6 +269,7 @@ static inline void gpt_neo_reserve(GptNeo *model, Arena *arena, const GptNeoConf
     gpt_neo_reserve_activations(model, arena);
     gpt_neo_reserve_workspace(model, arena);
     if (settings->on_gpu) { gpt_neo_reserve_batch(model, arena); }
+    if (settings->decodes) { gpt_neo_reserve_decoding(model, arena); }
 }
 
 // ---------------------------------------------------------------------------------------
@@ -310,7 +300,7 @@ typedef struct GptNeoLayer {
 } GptNeoLayer;
 
 static inline GptNeoLayer gpt_neo_layer(const GptNeo *model, int l) {
-    const GptNeoConfig *config = &model->config;
+    const ModelConfig *config = &model->config;
     Recompute recompute = model->settings.recompute;
     int C = config->channels, F = config->mlp_channels, slot = recompute >= RECOMPUTE_BLOCK ? 0 : l;
     GptNeoLayer layer;
@@ -323,7 +313,7 @@ static inline GptNeoLayer gpt_neo_layer(const GptNeo *model, int l) {
 }
 
 // How many keys a query of layer l sees at most; 0: no limit.
-static inline int gpt_neo_window(const GptNeoConfig *config, int l) {
+static inline int gpt_neo_window(const ModelConfig *config, int l) {
     return config->local[l] ? config->window : 0;
 }
 
@@ -370,11 +360,11 @@ static inline Real *gpt_neo_hidden(const GptNeo *model) {
     return gpt_neo_normal(model, 2 * model->config.layers);
 }
 
-// The device's copy of a batch of tokens or targets (B, T); on the CPU the host's own.
+// The device's copy of (count) tokens or targets; on the CPU the host's own.
 static inline const int32_t *gpt_neo_upload(const GptNeo *model, Stream *stream, int32_t *device,
-                                            const int32_t *host) {
+                                            const int32_t *host, size_t count) {
     if (!model->settings.on_gpu) { return host; }
-    stream_copy(stream, device, host, gpt_neo_rows(model) * sizeof(int32_t));
+    stream_copy(stream, device, host, count * sizeof(int32_t));
     return device;
 }
 
@@ -444,7 +434,7 @@ static inline void gpt_neo_qkv_forward(GptNeo *model, Stream *stream, int l, boo
 
 // attention = softmax(q k^T) v
 static inline void gpt_neo_attention_forward(GptNeo *model, Stream *stream, int l) {
-    const GptNeoConfig *config = &model->config;
+    const ModelConfig *config = &model->config;
     GptNeoLayer layer = gpt_neo_layer(model, l);
     attention_forward(stream, layer.attention, layer.logsumexp, model->scores, layer.qkv, model->B, model->T,
                       config->channels, config->heads, gpt_neo_window(config, l));
@@ -484,7 +474,7 @@ static inline void gpt_neo_forward(GptNeo *model, Stream *stream, const void *pa
     int L = model->config.layers;
     if (model->operation_seconds != NULL) { model->lap_started = clock_seconds(); }
     gpt_neo_take_parameters(model, parameters, pace);
-    const int32_t *batch = gpt_neo_upload(model, stream, model->tokens, tokens);
+    const int32_t *batch = gpt_neo_upload(model, stream, model->tokens, tokens, gpt_neo_rows(model));
     gpt_neo_need(model, stream, parameters, pace, gpt_neo_at(model, 0, TENSOR_LN_1_WEIGHT));
     embedding_forward(stream, model->residuals, gpt_neo_weight(model, model->offsets[GPT_NEO_WTE]),
                       gpt_neo_weight(model, model->offsets[GPT_NEO_WPE]), batch, model->B, model->T,
@@ -504,54 +494,56 @@ static inline void gpt_neo_forward(GptNeo *model, Stream *stream, const void *pa
 // ---------------------------------------------------------------------------------------
 // LM head and loss
 
-// How many of the targets (B, T) are predicted: those that a mask leaves out are -1.
-static inline int gpt_neo_predicted(const GptNeo *model, const int32_t *targets) {
-    int predicted = 0;
-    for (size_t i = 0; i < gpt_neo_rows(model); i++) { predicted += targets[i] >= 0; }
-    return predicted;
+// largest (count): the most probable token by each row of model->logits; -1 where a row has
+// none, because its logits are not numbers.
+static inline void gpt_neo_largest(GptNeo *model, Stream *stream, int count, int32_t *largest) {
+    Precision precision = model->settings.precision;
+    const Real *logits = model->logits;
+    size_t stride = (size_t)model->logits_stride;
+    if (stream->queue != NULL) {
+        stream_copy(stream, model->host_logits, logits, (size_t)count * stride * precision_bytes(precision));
+        stream_settle(stream);
+        logits = model->host_logits;
+    }
+    for (int i = 0; i < count; i++) {
+        const Real *row = real_at_const(logits, (size_t)i * stride, precision);
+        largest[i] = logits_largest(row, model->config.vocabulary, precision);
+    }
 }
 
-// losses = cross_entropy(wte hidden, targets), chunk by chunk. With gradients (NULL:
-// none) also gradients of wte += and model->branch = the gradient of the hidden state,
-// both of the mean loss. Returns how many targets count; if none does, model->branch
-// becomes 0.
-static inline int gpt_neo_head(GptNeo *model, Stream *stream, float *gradients, const int32_t *targets) {
+// losses (rows) = cross_entropy(wte hidden, targets) of hidden states and targets (rows),
+// chunk by chunk. With gradients (NULL: none) also gradients of wte += and model->branch =
+// the gradient of the hidden state, both of the mean loss over the targets >= 0; if there is
+// none, model->branch becomes 0. largest (rows): see ModelQuery; NULL: not asked for.
+static inline void gpt_neo_head(GptNeo *model, Stream *stream, float *gradients, const Real *hidden,
+                                const int32_t *targets, int rows, int32_t *largest) {
     Precision precision = model->settings.precision;
     int C = model->config.channels, V = model->config.vocabulary, stride = model->logits_stride,
-        columns = model->logits_columns, rows = (int)gpt_neo_rows(model),
-        counting = gpt_neo_predicted(model, targets);
-    if (counting == 0) {
+        columns = model->logits_columns,
+        counting = gradients != NULL ? targets_predicted(targets, (size_t)rows) : 0;
+    if (gradients != NULL && counting == 0) {
         stream_clear(stream, model->branch, (size_t)rows * (size_t)C * precision_bytes(precision));
-        return 0;
+        return;
     }
-    const int32_t *batch = gpt_neo_upload(model, stream, model->targets, targets);
+    const int32_t *batch = gpt_neo_upload(model, stream, model->targets, targets, (size_t)rows);
     const Real *wte = gpt_neo_weight(model, model->offsets[GPT_NEO_WTE]);
     float scale = gradients != NULL ? 1.0f / (float)counting : 0.0f;
     for (int first = 0; first < rows; first += model->chunk) {
         int count = rows - first < model->chunk ? rows - first : model->chunk;
         size_t offset = (size_t)first * (size_t)C;
-        const Real *hidden = real_at_const(gpt_neo_hidden(model), offset, precision);
-        matmul_forward(stream, model->logits, stride, hidden, wte, count, C, columns);
+        const Real *input = real_at_const(hidden, offset, precision);
+        matmul_forward(stream, model->logits, stride, input, wte, count, C, columns);
         gpt_neo_lap(model, OPERATION_HEAD_PRODUCTS);
+        if (largest != NULL) { gpt_neo_largest(model, stream, count, largest + first); }
         cross_entropy(stream, model->logits, stride, model->losses + first, batch + first, count, V, scale);
         gpt_neo_lap(model, OPERATION_CROSS_ENTROPY);
         if (gradients == NULL) { continue; }
         matmul_backward_input(stream, real_at(model->branch, offset, precision), C, model->logits, stride,
                               wte, count, C, columns);
-        matmul_backward_weight(stream, gradients + model->offsets[GPT_NEO_WTE], model->logits, stride, hidden,
+        matmul_backward_weight(stream, gradients + model->offsets[GPT_NEO_WTE], model->logits, stride, input,
                                count, C, columns);
         gpt_neo_lap(model, OPERATION_HEAD_PRODUCTS);
     }
-    return counting;
-}
-
-// The mean of the losses that the head has written; waits for the stream.
-static inline float gpt_neo_mean_loss(const GptNeo *model, Stream *stream, int counting) {
-    stream_settle(stream);
-    if (counting == 0) { return 0.0f; }
-    double loss = 0.0;
-    for (size_t i = 0; i < gpt_neo_rows(model); i++) { loss += (double)model->losses[i]; }
-    return (float)(loss / counting);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -598,7 +590,7 @@ static inline void gpt_neo_linear_backward(GptNeo *model, Stream *stream, float 
 // that gradients are finished, from the end of the layer towards its beginning.
 static inline void gpt_neo_layer_backward(GptNeo *model, Stream *stream, float *gradients, int l,
                                           const Pace *pace) {
-    const GptNeoConfig *config = &model->config;
+    const ModelConfig *config = &model->config;
     int C = config->channels, F = config->mlp_channels, wide = model->d_wide_stride;
     Recompute recompute = model->settings.recompute;
     bool again = recompute == RECOMPUTE_LAYERNORM; // each LayerNorm is computed again before its use
@@ -650,77 +642,101 @@ static inline void gpt_neo_embedding_backward(GptNeo *model, Stream *stream, flo
     embedding_backward(stream, gradients + model->offsets[GPT_NEO_WTE],
                        gradients + model->offsets[GPT_NEO_WPE], model->embedding_partials, model->d_residual,
                        model->settings.on_gpu ? model->tokens : tokens,
-                       gpt_neo_upload(model, stream, model->order, model->host_order), model->B, model->T,
-                       model->config.channels);
+                       gpt_neo_upload(model, stream, model->order, model->host_order, gpt_neo_rows(model)),
+                       model->B, model->T, model->config.channels);
     gpt_neo_lap(model, OPERATION_EMBEDDING);
 }
 
 // ---------------------------------------------------------------------------------------
-// Loss and gradients
+// What the model is to others (model.h)
 
-// gradients (layout of the parameters) += d(mean loss)/d(parameters) of tokens and
-// targets (B, T each); if no target is >= 0, what is added is 0. Tokens and targets must
-// lie in the vocabulary. Waits with `pace` for parameters and tells it which gradients are
-// finished; those of wte, which the head begins, are finished last. Returns how many
-// targets count, for gpt_neo_mean_loss. On a GPU everything is only queued then; tokens
-// and targets must stay until the stream has settled.
-static inline int gpt_neo_gradients(GptNeo *model, Stream *stream, const void *parameters, float *gradients,
-                                    const int32_t *tokens, const int32_t *targets, const Pace *pace) {
+// Gradients of wte, which the head begins, are finished last.
+static inline const float *gpt_neo_gradients(void *self, Stream *stream, const void *parameters,
+                                             float *gradients, const int32_t *tokens, const int32_t *targets,
+                                             const Pace *pace) {
+    GptNeo *model = (GptNeo *)self;
+    int L = model->config.layers;
+    model->B = model->settings.B;
+    model->T = model->settings.T;
     gpt_neo_forward(model, stream, parameters, tokens, pace);
-    int counting = gpt_neo_head(model, stream, gradients, targets);
-    gpt_neo_layernorm_backward(model, stream, gradients, 2 * model->config.layers);
-    for (int l = model->config.layers - 1; l >= 0; l--) {
-        gpt_neo_layer_backward(model, stream, gradients, l, pace);
-    }
+    gpt_neo_head(model, stream, gradients, gpt_neo_hidden(model), targets, (int)gpt_neo_rows(model), NULL);
+    gpt_neo_layernorm_backward(model, stream, gradients, 2 * L);
+    for (int l = L - 1; l >= 0; l--) { gpt_neo_layer_backward(model, stream, gradients, l, pace); }
     gpt_neo_embedding_backward(model, stream, gradients, tokens);
-    return counting;
+    return model->losses;
 }
 
-// The same, and waits. Returns the mean loss over the targets >= 0; 0 if none counts.
-static inline float gpt_neo_loss_and_gradients(GptNeo *model, Stream *stream, const void *parameters,
-                                               float *gradients, const int32_t *tokens,
-                                               const int32_t *targets, const Pace *pace) {
-    int counting = gpt_neo_gradients(model, stream, parameters, gradients, tokens, targets, pace);
-    return gpt_neo_mean_loss(model, stream, counting);
-}
-
-// The same loss without gradients.
-static inline float gpt_neo_loss(GptNeo *model, Stream *stream, const void *parameters, const int32_t *tokens,
-                                 const int32_t *targets) {
-    gpt_neo_forward(model, stream, parameters, tokens, NULL);
-    return gpt_neo_mean_loss(model, stream, gpt_neo_head(model, stream, NULL, targets));
-}
-
-// tokens (count) <- random tokens, for a pass whose result nobody needs.
-static inline void gpt_neo_random_tokens(const GptNeoConfig *config, size_t count, int32_t *tokens) {
-    for (size_t i = 0; i < count; i++) {
-        tokens[i] = (int32_t)(random_hash(i, 0) % (uint64_t)config->vocabulary);
+// The head, the most expensive part of a small model, is computed only for the positions
+// that are asked for: their hidden states are gathered first, in model->branch.
+static inline const float *gpt_neo_losses(void *self, Stream *stream, const void *parameters,
+                                          const ModelQuery *query, const Pace *pace) {
+    GptNeo *model = (GptNeo *)self;
+    Precision precision = model->settings.precision;
+    size_t C = (size_t)model->config.channels;
+    model->B = query->B;
+    model->T = query->T;
+    assert(gpt_neo_rows(model) <= (size_t)model->settings.B * (size_t)model->settings.T);
+    gpt_neo_forward(model, stream, parameters, query->tokens, pace);
+    Real *hidden = gpt_neo_hidden(model);
+    for (int first = 0, end; query->positions != NULL && first < query->count; first = end) {
+        int begin = query->positions[first];
+        for (end = first + 1; end < query->count && query->positions[end] == begin + end - first; end++) {}
+        stream_copy(stream, real_at(model->branch, (size_t)first * C, precision),
+                    real_at(hidden, (size_t)begin * C, precision),
+                    (size_t)(end - first) * C * precision_bytes(precision));
     }
+    gpt_neo_head(model, stream, NULL, query->positions != NULL ? model->branch : hidden, query->targets,
+                 query->count, query->largest);
+    return model->losses;
 }
 
-// Prepares a GPU before the first pass, on the stream that will compute: one pass over
-// random tokens loads all kernels and chooses the algorithms for matrix products: those of
-// `products`, which must outlive the model; NULL: the library's first offers. `gradients`
-// is overwritten and left at 0. sm_count: multiprocessors that matrix products may count
-// on; 0: all.
-static inline void gpt_neo_start(GptNeo *model, Stream *stream, const void *parameters, float *gradients,
-                                 int sm_count, ProductChoices *products) {
-    if (!model->settings.on_gpu) { return; }
-    size_t rows = gpt_neo_rows(model);
-    int32_t *tokens = (int32_t *)malloc(rows * sizeof(int32_t));
-    gpt_neo_random_tokens(&model->config, rows, tokens);
-    gemm_open(stream, model->gemm_workspace, sm_count);
-    gemm_use_choices(stream, products);
-    gemm_tune(stream, products != NULL && products->tuning);
-    gpt_neo_loss_and_gradients(model, stream, parameters, gradients, tokens, tokens, NULL);
-    gemm_tune(stream, false);
-    stream_clear(stream, gradients, model->parameter_count * sizeof(float));
-    stream_settle(stream);
-    free(tokens);
+// One position runs through the layers as a batch of one. Only attention is another kernel:
+// it puts the new key and value into the cache and reads from there, in local layers only
+// the window. Positions are learned and are part of the cached keys and values, so a text
+// that has used all of them cannot slide on.
+static inline const float *gpt_neo_decode(void *self, Stream *stream, const float *parameters, int position,
+                                          int32_t token) {
+    GptNeo *model = (GptNeo *)self;
+    const ModelConfig *config = &model->config;
+    int L = config->layers, C = config->channels, V = config->vocabulary;
+    size_t bytes = (size_t)C * sizeof(float);
+    assert(token >= 0 && token < V && position < config->positions);
+    gpt_neo_take_parameters(model, parameters, NULL);
+    const Real *wte = gpt_neo_weight(model, model->offsets[GPT_NEO_WTE]);
+    embedding_forward(stream, model->residuals, wte,
+                      gpt_neo_weight(model, model->offsets[GPT_NEO_WPE] + (size_t)position * (size_t)C),
+                      &token, 1, 1, C);
+    for (int l = 0; l < L; l++) {
+        size_t cache = (size_t)l * (size_t)config->positions * (size_t)C,
+               place = cache + (size_t)position * (size_t)C;
+        gpt_neo_qkv_forward(model, stream, l, l > 0);
+        GptNeoLayer layer = gpt_neo_layer(model, l);
+        const float *qkv = real_floats(layer.qkv);
+        memcpy(model->keys + place, qkv + C, bytes);
+        memcpy(model->values + place, qkv + 2 * C, bytes);
+        cpu_attention_decode(stream, real_floats(layer.attention), model->key_scores, qkv,
+                             model->keys + cache, model->values + cache, position, config->positions, C,
+                             config->heads, gpt_neo_window(config, l));
+        gpt_neo_mlp_forward(model, stream, l);
+        gpt_neo_projection_forward(model, stream, l);
+    }
+    gpt_neo_layernorm(model, stream, 2 * L, true);
+    matmul_forward(stream, model->logits, V, gpt_neo_hidden(model), wte, 1, C, V);
+    return real_floats(model->logits);
 }
 
-static inline void gpt_neo_stop(GptNeo *model, Stream *stream) {
-    if (model->settings.on_gpu) { gemm_close(stream); }
-}
+static const ModelFamily gpt_neo_family = {
+    .name = "gpt_neo",
+    .architecture = "GPTNeoForCausalLM",
+    .prefix = "transformer.",
+    .read_config = gpt_neo_config_read,
+    .write_config = gpt_neo_config_write,
+    .is_constant = gpt_neo_is_constant,
+    .table = gpt_neo_parameter_table,
+    .reserve = gpt_neo_reserve,
+    .gradients = gpt_neo_gradients,
+    .losses = gpt_neo_losses,
+    .decode = gpt_neo_decode,
+};
 
 #endif

@@ -35,7 +35,7 @@ static inline SpikeKind inner_step_judge(Scheduler *s, Stream *stream, double no
     }
     if (s->tally.not_finite > 0) { return SPIKE_LOSS; }
     if (!isfinite(norm)) { return SPIKE_GRADIENT; }
-    return spike_judge_both(&s->norms, &s->losses, norm, tally_mean_loss(&s->tally));
+    return spike_judge_both(&s->spikes.norms, &s->spikes.losses, norm, tally_mean_loss(&s->tally));
 }
 
 // Decides whether this inner step is made, and adds it to the tally of the steps since
@@ -45,20 +45,20 @@ static inline SpikeKind inner_step_judge(Scheduler *s, Stream *stream, double no
 // further step between its first bad one and the sending, which tells all ranks.
 static inline bool inner_step_is_good(Scheduler *s, Stream *stream, double norm) {
     Tally step = s->tally;
-    bool skips = s->settings.on_spike == SPIKE_SKIP, waits = !skips && s->tally_before.left_out > 0;
+    bool skips = s->settings.on_spike == SPIKE_SKIP, waits = !skips && s->local.tally_before.left_out > 0;
     SpikeKind spike = waits ? SPIKE_NONE : inner_step_judge(s, stream, norm);
     SpikeSite site = s->tally.site;
     site.high_loss = spike == SPIKE_HIGH_LOSS;
-    s->tally = s->tally_before;
+    s->tally = s->local.tally_before;
     if (spike == SPIKE_NONE && !waits) {
         tally_add(&s->tally, &step);
-        s->spikes_in_a_row = 0;
+        s->spikes.in_a_row = 0;
         return true;
     }
     if (s->tally.left_out == 0) { s->tally.site = site; }
     s->tally.left_out += 1;
-    s->spikes_in_a_row += 1;
-    if (skips && s->spikes_in_a_row >= SPIKE_PATIENCE) { s->tally.not_finite = 1; }
+    s->spikes.in_a_row += 1;
+    if (skips && s->spikes.in_a_row >= SPIKE_PATIENCE) { s->tally.not_finite = 1; }
     return false;
 }
 
@@ -70,11 +70,14 @@ static inline void inner_step_task(void *context, Stream *stream) {
     trace_begin(&s->trace, TRACE_COMPUTE, "inner step");
     double norm = sqrt(buffer_sum_of_squares(stream, s->gradients.data, count, count, 1, s->norm_partials)) /
                   micro_batches;
-    s->local_rate = scheduler_learning_rate(s);
-    OptimizerStep step = {s->gradients.data, NULL, micro_batches, clip_scale(s->settings.gradient_clip, norm),
-                          s->local_rate,     true};
+    s->local.rate = scheduler_learning_rate(s);
+    OptimizerStep step = {.gradient = s->gradients.data,
+                          .divisor = micro_batches,
+                          .scale = clip_scale(s->settings.gradient_clip, norm),
+                          .learning_rate = s->local.rate,
+                          .commit = true};
     if (inner_step_is_good(s, stream, norm)) {
-        s->local_norm = norm;
+        s->local.norm = norm;
         optimizer_step(&s->optimizer, stream, &step);
     } else {
         s->optimizer.commits++;
@@ -88,7 +91,7 @@ static inline void inner_step_task(void *context, Stream *stream) {
 // Compute stream; the host waits.
 static inline void inner_steps(Scheduler *s, int steps) {
     for (int i = 0; i < steps; i++) {
-        s->tally_before = s->tally;
+        s->local.tally_before = s->tally;
         memset(&s->tally, 0, sizeof s->tally);
         accumulate(s, s->settings.micro_batches);
         scheduler_call(s, s->compute, inner_step_task, s);
@@ -161,7 +164,10 @@ static inline void fragment_task(void *context, Stream *stream) {
 // Compute stream; the host waits.
 static inline void fragment_run(Scheduler *s, int fragment, FragmentOperation operation,
                                 const void *settings) {
-    FragmentWork work = {s, &s->fragments[fragment], operation, settings};
+    FragmentWork work = {.scheduler = s,
+                         .fragment = &s->local.fragments[fragment],
+                         .operation = operation,
+                         .settings = settings};
     scheduler_call(s, s->compute, fragment_task, &work);
 }
 
@@ -171,10 +177,8 @@ static inline void fragment_run(Scheduler *s, int fragment, FragmentOperation op
 // Starts the all-reduce of what stands in the communication buffer. The tally of the
 // steps since the latest exchange goes with it.
 static inline void launch_average(Scheduler *s, int fragment) {
-    s->job.tally = s->tally;
     s->job.fragment = fragment;
-    s->job.gradient_norm = s->local_norm;
-    memset(&s->tally, 0, sizeof s->tally);
+    scheduler_give_tally(s, CLEAR);
     buffer_change(&s->comm_buffer, BUFFER_WRITING, BUFFER_READY);
     launch(s, AVERAGE);
 }
@@ -182,7 +186,7 @@ static inline void launch_average(Scheduler *s, int fragment) {
 static inline void fragment_pseudo_gradient(Scheduler *s, const void *settings, size_t flat, size_t packed,
                                             size_t count) {
     (void)settings;
-    outer_pseudo_gradient(s->compute, s->comm_buffer.data + packed, s->outer + flat,
+    outer_pseudo_gradient(s->compute, s->comm_buffer.data + packed, s->local.outer + flat,
                           s->parameters.data + flat, count);
 }
 
@@ -190,7 +194,7 @@ static inline void fragment_pseudo_gradient(Scheduler *s, const void *settings, 
 // cleared: a longer fragment may have left values there, which must not reach the scale
 // of the last block on a coarse wire.
 static inline void send_fragment(Scheduler *s, int fragment) {
-    const Layout *layout = &s->fragments[fragment].layout;
+    const Layout *layout = &s->local.fragments[fragment].layout;
     buffer_change(&s->comm_buffer, BUFFER_FREE, BUFFER_WRITING);
     fragment_run(s, fragment, fragment_pseudo_gradient, NULL);
     stream_clear(s->compute, s->comm_buffer.data + layout->count,
@@ -201,7 +205,7 @@ static inline void send_fragment(Scheduler *s, int fragment) {
 
 static inline void fragment_nesterov(Scheduler *s, const void *settings, size_t flat, size_t packed,
                                      size_t count) {
-    outer_nesterov(s->compute, s->outer + flat, s->momentum + flat, s->parameters.data + flat,
+    outer_nesterov(s->compute, s->local.outer + flat, s->local.momentum + flat, s->parameters.data + flat,
                    s->comm_buffer.data + packed, count, (const NesterovStep *)settings);
 }
 
@@ -212,14 +216,14 @@ static inline void apply_fragment(Scheduler *s, int fragment, float alpha) {
     NesterovStep step = s->settings.outer_nesterov;
     step.alpha = alpha;
     fragment_run(s, fragment, fragment_nesterov, &step);
-    s->fragments[fragment].applied_at = s->optimizer.commits;
+    s->local.fragments[fragment].applied_at = s->optimizer.commits;
 }
 
 static inline void local_take_outer(Scheduler *s) {
-    stream_copy(s->compute, s->parameters.data, s->outer, s->problem.parameter_count * sizeof(float));
+    stream_copy(s->compute, s->parameters.data, s->local.outer, s->problem.parameter_count * sizeof(float));
     stream_settle(s->compute);
 }
 
-static inline const float *local_committed(Scheduler *s) { return s->outer; }
+static inline const float *local_committed(Scheduler *s) { return s->local.outer; }
 
 #endif

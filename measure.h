@@ -38,8 +38,10 @@ typedef struct MeasureWork {
 static inline void measure_exchange_task(void *context, Stream *stream) {
     MeasureWork *work = (MeasureWork *)context;
     Scheduler *s = work->scheduler;
-    Collective collective = {&s->layout, work->wire, s->comm_buffer.data, NULL,
-                             wire_is_coarse(work->wire) ? s->parameters.data : NULL},
+    Collective collective = {.layout = &s->layout,
+                             .wire = work->wire,
+                             .buffer = s->comm_buffer.data,
+                             .base = wire_is_coarse(work->wire) ? s->parameters.data : NULL},
                gather = collective;
     gather.wire = job_gather_wire(s, work->wire);
     size_t end = work->cells * s->layout.piece;
@@ -61,7 +63,7 @@ static inline void measure_exchange_task(void *context, Stream *stream) {
 static inline void measure_micro_batch_task(void *context, Stream *stream) {
     MeasureWork *work = (MeasureWork *)context;
     Scheduler *s = work->scheduler;
-    Pace pace = {s, s->parameters_version, scheduler_need, scheduler_finish};
+    Pace pace = scheduler_pace(s);
     double began = clock_seconds();
     s->problem.micro_batch(s->problem.self, stream, s->micro_batches_begun, scheduler_weights(s),
                            s->gradients.data, &pace);
@@ -89,7 +91,7 @@ static inline double measure_slowest(Scheduler *s, const MeasureWork *work) {
 // All ranks, before the training of an overlapped rule begins: the times of a round whose
 // job uses this wire. Both streams; the host waits.
 static inline MeasuredRound measure_round(Scheduler *s, WireFormat wire) {
-    MeasureWork work = {s, wire, 1, 0, 0, 0};
+    MeasureWork work = {.scheduler = s, .wire = wire, .cells = 1};
     size_t all = s->layout.cells;
     assert(s->settings.kind == RULE_OVERLAPPED && !s->job_in_flight && !is_handed_over(s));
     scheduler_call(s, s->compute, measure_micro_batch_task, &work); // warms up, and makes gradients to send

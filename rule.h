@@ -52,39 +52,20 @@ typedef struct Rule {
     //
     // check: whether the options fit together, and to what else is known of the run.
     // configure: the options as settings of the scheduler; they have passed check.
-    // measure: makes the choices that some options ("auto") leave to a measurement, before
-    // training and while nothing else runs; all ranks call it together. It writes them
-    // into `own` as a user would have, and why into `reason`; rank 0's are those that
-    // count. describe: the numbers of the rule, for the start-up block.
+    // choose: options that are "auto" leave a choice to a measurement (plan/choose.h). Writes
+    // choice number (format, split) into `own`, as a user would have; both count from the
+    // one that is preferred where several are as fast. False: there is no such choice.
+    // settings: of the rank with the most micro-batches.
+    // describe: the numbers of the rule, for the start-up block.
     bool (*check)(const void *own, const RuleFacts *facts, Error *error);
     void (*configure)(const void *own, SchedulerSettings *settings);
-    void (*measure)(void *own, Scheduler *s, char reason[RULE_TEXT]);
+    bool (*choose)(void *own, const SchedulerSettings *settings, int format, int split);
     void (*describe)(const void *own, const SchedulerSettings *settings, char text[RULE_TEXT]);
 } Rule;
 
 // Whether compute uses a prediction from the committed parameters.
 static inline bool rule_is_ahead(const Rule *rule, const Scheduler *s) {
     return rule->is_ahead != NULL && rule->is_ahead(s);
-}
-
-// Lends the committed parameters (parameter_count), the same bits on every rank, between
-// two commits. All ranks call it together, and give them back with return_committed.
-static inline const float *borrow_committed(Scheduler *s, const Rule *rule) {
-    scheduler_settle(s);
-    if (rule->committed != NULL) { return rule->committed(s); }
-    return s->settings.gathers_casts || rule_is_ahead(rule, s) ? borrow_masters(s) : s->parameters.data;
-}
-
-// The same as what a micro-batch computes with (scheduler_weights): casts are good enough.
-static inline const void *borrow_committed_weights(Scheduler *s, const Rule *rule) {
-    scheduler_settle(s);
-    if (rule->committed != NULL) { return rule->committed(s); }
-    if (!rule_is_ahead(rule, s)) { return scheduler_weights(s); }
-    return s->settings.keeps_casts ? (const void *)cast_masters(s) : borrow_masters(s);
-}
-
-static inline void return_committed(Scheduler *s, const void *committed) {
-    if (committed == s->gradients.data) { restore_gradients(s); }
 }
 
 #endif

@@ -1,6 +1,6 @@
 // scheduler_state.h: what one worker holds: settings, buffers, streams and the state of
-// the round. communication_job.h and scheduler.h say what happens to it. A worker is one
-// rank.
+// the round. micro_batch.h, communication_job.h and scheduler.h say what happens to it. A
+// worker is one rank.
 //
 //   buffer       elements   who writes it                             who reads it            for which rules
 //   parameters   padded     hand_over; in synchronous rules the job   compute; the job, on    all
@@ -18,8 +18,8 @@
 // There are three kinds of rules:
 //   synchronous   compute waits for the optimizer step; gradients and parameters travel
 //                 beside the passes that make and use them
-//   overlapped    compute goes on beside the whole job, at parameters that an earlier job
-//                 made
+//   overlapped    compute continues beside the whole job, at parameters that an earlier
+//                 job made
 //   local         every worker steps an optimizer of its own; workers exchange
 //                 pseudo-gradients, the distance from the parameters that all share to
 //                 their own
@@ -70,14 +70,15 @@ typedef struct SchedulerSettings {
     RuleKind kind;
     bool replicated; // every rank holds and steps the whole optimizer state
     bool overlap;    // false: the same schedule, with a full wait after every operation
-    bool adaptive;   // accumulate() goes on for as long as the job runs
+    bool adaptive;   // accumulate() computes for as long as the job runs
     // Micro-batches of this worker per commit, in local rules per inner step: exactly, or
     // at least where adaptive.
     int micro_batches;
-    double split;         // two rounds per commit: the share of micro_batches beside the COMMIT job
-    int first_round_size; // micro-batches of a run's first round; 0: as in later ones
-    int64_t sequential;   // overlapped rules: so many commits at the start wait for their jobs
-    size_t bucket;        // synchronous rules: bytes of gradients that travel together; 0: all of them
+    // Rules with two rounds per commit: of these micro-batches, those beside the COMMIT job;
+    // and the micro-batches of the first round of a run.
+    int round_a, first_round;
+    int64_t sequential; // overlapped rules: this many commits at the start wait for their jobs
+    size_t bucket;      // synchronous rules: bytes of gradients that travel together; 0: all of them
     WireFormat wire, estimate_wire;
     // All ranks compute with bf16 casts of the parameters, so casts are gathered where the
     // wire is fp32: the same weights with half of the bytes. s->parameters hold casts then.
@@ -87,7 +88,7 @@ typedef struct SchedulerSettings {
     double gradient_clip; // 0: none
     SpikePolicy on_spike;
     double spike_limit; // SpikeDetector::limit
-    // Training ends after so many micro-batch gradients of all workers. What remains
+    // Training ends after this many micro-batch gradients of all workers. What remains
     // bounds the last period of local rules.
     double target;
     bool rate_by_commits; // the learning rate follows commits, not micro-batch gradients
@@ -100,11 +101,16 @@ typedef struct SchedulerSettings {
     bool strided;  // layer l is in fragment l mod fragments; otherwise neighbours share a fragment
     NesterovStep outer_nesterov; // scheduler_reserve fills in inverse_ranks, here and in the next
     MomentumStep outer_momentum;
-    // Where all of it lies and runs.
+    // The device.
     const Gpu *gpu;      // NULL: on the CPU
     Precision precision; // in which a problem on a GPU computes
     Nccl *nccl;          // NULL: data of GPUs travel through the host
 } SchedulerSettings;
+
+// Whether each rank steps a shard, which it then sends to the others.
+static inline bool scheduler_shards(const SchedulerSettings *settings) {
+    return !settings->replicated && settings->kind != RULE_LOCAL;
+}
 
 // ---------------------------------------------------------------------------------------
 // State
@@ -191,24 +197,37 @@ typedef enum JobKind { COMMIT, ESTIMATE, COMMIT_THEN_PREDICT, AVERAGE } JobKind;
 // What hand_over does with the gradient accumulator: clear it, or let it keep growing.
 typedef enum HandOver { CLEAR, KEEP } HandOver;
 
-// One run through the communication stream. The host writes it before the launch, the
+// Which own elements job_gather sends: those of the master copy, or those that job_step has
+// written over the reduced gradient.
+typedef enum JobResult { RESULT_MASTER, RESULT_REDUCED } JobResult;
+
+// One job of the communication stream. The host writes it before the launch, the
 // communication stream fills it in, and the host reads it after H2 (scheduler.h).
 typedef struct Job {
     JobKind kind;
+    bool follows; // it sends gradients while the last backward pass of accumulate() makes them
+    int fragment; // local rules: the fragment that travels
+    // scheduler_prepare_job derives these from the kind of the job and of the rule.
+    Layout layout;         // of the vector that travels
+    WireFormat wire;       // in which sums travel
+    size_t bucket;         // cells that travel together
+    bool inspects;         // this rank's own gradients are checked before they are added up
+    bool all_reduces;      // sums travel to all ranks at once, so nothing is gathered after the step
+    bool steps;            // the optimizer steps with the sum; an AVERAGE is applied by compute
     int64_t commit;        // commits before it, for messages and traces
     double gradients_done; // micro-batch gradients committed before it, of all workers
-    int fragment;          // local rules: the fragment that travels
-    bool follows;          // it sends gradients while the last backward pass of accumulate() makes them
-    Tally tally;           // in: of this worker
     double learning_rate;
-    Tally total;          // out: of all workers
-    double gradient_norm; // out: of the mean gradient, before clipping; local rules: in, of this worker
+    Tally tally; // in: of this worker
+    // What the job finds.
+    Tally total;          // of all workers
+    double gradient_norm; // of the mean gradient, before clipping; of an AVERAGE: in, of this worker
     double bad_element;   // of what this worker sends: SpikeSite::element
     double own_square;    // of what this worker sends: the sum of squares
-    SpikeKind spike;      // out: why no step was made; the same on all ranks
-    int first_bad_rank;   // out: the lowest rank with a bad value, or the one with the largest; -1: unknown
-    SpikeSite site;       // out: of that rank
-    double largest_norm, largest_loss; // out: the largest values that are no spike
+    SpikeKind spike;      // why no step was made; the same on all ranks
+    int first_bad_rank;   // the lowest rank with a bad value, or the one with the largest; -1: unknown
+    SpikeSite site;       // of that rank
+    double largest_norm, largest_loss; // the largest values that are no spike
+    JobResult result;
 } Job;
 
 // What happened between two commits. A local rule reports once per exchange, and what it
@@ -250,6 +269,46 @@ typedef struct Fragment {
     int64_t applied_at; // the inner step at which it was last applied
 } Fragment;
 
+// What only local rules have.
+typedef struct LocalState {
+    float *outer, *momentum; // (parameter_count)
+    Fragment *fragments;     // (settings.fragments)
+    int fragment;            // the next one to be sent
+    Tally tally_before;      // since the latest exchange, without the inner step under way
+    double norm, rate;       // of the latest inner step
+} LocalState;
+
+// Compute tells the job how far the backward pass of a round's last micro-batch has come: how
+// often it has raised `finished`, and to which positions. On a GPU each announcement has a
+// mark in compute's queue, because the host is ahead of it.
+typedef struct Announcements {
+    bool active; // the running micro-batch is the last of a round, and a job follows it
+    int count;
+    size_t positions[LAYOUT_CELLS + 1];
+    void *marks[LAYOUT_CELLS + 1];
+} Announcements;
+
+// What commit_report.h and the verbs know of spikes.
+typedef struct SpikeState {
+    SpikeDetector norms, losses; // of commits; in local rules of this worker's inner steps
+    double in_a_row;             // commits; in local rules inner steps of this worker
+    double count, rollbacks;     // of the whole run
+    SpikeReport latest;
+    bool rollback_due;
+    bool failed; // a spike ended the run; nothing was updated with it
+} SpikeState;
+
+// What ranks tell each other with every job. The first three are of this rank, and any
+// of its threads may write them, atomically; the others say what all ranks have learned from the same job.
+typedef struct Wishes {
+    const bool *stop_requested; // this rank was asked to stop; NULL: it cannot be asked
+    bool save_requested;        // by this rank's clock it is time for a checkpoint
+    bool writer_done;           // this rank's checkpoint writer has ended
+    bool stop_agreed;           // a rank was asked to stop
+    bool save_agreed;           // by a rank's clock it is time for a checkpoint
+    bool all_writers_done;      // the checkpoint writers of all ranks have ended
+} Wishes;
+
 typedef struct Scheduler {
     SchedulerSettings settings;
     Problem problem;
@@ -265,62 +324,48 @@ typedef struct Scheduler {
     Buffer parameters, gradients, comm_buffer; // where casts are kept, parameters.data is NULL
     // (padded) each, where casts are kept. Overlapped rules: a job gathers the latter.
     Real *casts, *arriving_casts;
-    float *outer, *momentum; // (parameter_count)
-    Fragment *fragments;     // (settings.fragments)
-    int fragment;            // the next one to be sent
     Optimizer optimizer;
     Watermark finished;       // gradients, counted from the end, that will not change any more in this round
     Watermark arrived;        // parameters, counted from the start, that may be read
-    double *norm_partials;    // scratch of whoever steps: the job; in local rules compute
+    double *norm_partials;    // scratch of the norm: the job's; in local rules compute's
     double *inspect_partials; // scratch of the job's inspection of what it sends
     Tally *tallies;           // (size) records of all ranks
 
-    // The round under way.
+    // Compute writes: the round under way.
     Tally tally;                  // what `gradients` holds; in local rules since the latest exchange
-    Tally tally_before;           // local rules: since the latest exchange, without the inner step under way
     uint64_t micro_batches_begun; // by this worker, since the start of the run
     uint64_t parameters_version;  // changes whenever what compute reads changes; Pace::version
-    bool announcing;              // the running micro-batch is the last of a round, and a job follows it
-    // Of that micro-batch: how often it has raised `finished`, and where to. On a GPU each
-    // has a mark in compute's queue, because the host is ahead of it.
-    int announcements;
-    size_t announced[LAYOUT_CELLS + 1];
-    void *announced_marks[LAYOUT_CELLS + 1];
-    double local_norm, local_rate; // of the latest inner step
+    Announcements announced;
+    LocalState local;
 
-    // The job under way.
+    // The host and the communication stream take turns: the job under way.
     Job job;
     Job gathering; // copy of the job whose result is being spread; the communication stream's own
     bool job_in_flight;
+    Wishes wishes;
 
-    // The run so far.
-    double gradients_done;       // micro-batch gradients committed, of all workers
-    CommitReport report;         // of the latest commit
-    int64_t reports;             // how many there have been
-    SpikeDetector norms, losses; // of commits; in local rules of this worker's inner steps
-    double spikes_in_a_row;      // commits; in local rules inner steps of this worker
-    double spikes, rollbacks;    // of the whole run
-    SpikeReport spike;           // the latest
-    bool rollback_due;
-    bool failed; // a spike ended the run; nothing was updated with it
-
-    // What ranks tell each other with every job.
-    const bool *stop_requested; // atomic: this rank was asked to stop; NULL: nobody can ask it
-    bool stop_agreed;           // since the same job, all ranks know that one of them was asked
-    bool save_requested;        // atomic: by this rank's clock it is time for a checkpoint
-    bool save_agreed;           // since the same job, all ranks know that it is
-    bool writer_done;           // atomic: this rank's checkpoint writer has ended
-    bool all_writers_done;      // since the same job, all ranks know that all writers have ended
+    // The host writes: the run so far.
+    double gradients_done; // micro-batch gradients committed, of all workers
+    CommitReport report;   // of the latest commit
+    int64_t reports;       // how many there have been
+    SpikeState spikes;
 } Scheduler;
 
 // Whether this rank was asked to stop. Any thread may call it.
 static inline bool scheduler_is_asked_to_stop(const Scheduler *s) {
-    return s->stop_requested != NULL && __atomic_load_n(s->stop_requested, __ATOMIC_RELAXED);
+    const bool *requested = s->wishes.stop_requested;
+    return requested != NULL && __atomic_load_n(requested, __ATOMIC_RELAXED);
 }
 
-// What the job reduces: the gradients themselves where compute waits for it.
-static inline Buffer *scheduler_reduce_buffer(Scheduler *s) {
-    return s->settings.kind == RULE_SYNCHRONOUS ? &s->gradients : &s->comm_buffer;
+// What a job adds up: the gradients themselves where compute waits for it.
+static inline Buffer *job_buffer(Scheduler *s, const Job *job) {
+    return job->follows ? &s->gradients : &s->comm_buffer;
+}
+
+// The record goes to the next job with the gradient sum that it describes.
+static inline void scheduler_give_tally(Scheduler *s, HandOver mode) {
+    s->job.tally = s->tally;
+    if (mode == CLEAR) { memset(&s->tally, 0, sizeof s->tally); }
 }
 
 // ---------------------------------------------------------------------------------------
@@ -340,9 +385,9 @@ static inline void fragments_make(Scheduler *s) {
     int layers = problem->layer_count, fragments = s->settings.fragments;
     size_t before = layers > 0 ? problem->layer_begins[0] : problem->parameter_count;
     size_t after = layers > 0 ? problem->layer_begins[layers] : problem->parameter_count;
-    s->fragments = (Fragment *)calloc((size_t)fragments, sizeof *s->fragments);
+    s->local.fragments = (Fragment *)calloc((size_t)fragments, sizeof *s->local.fragments);
     for (int f = 0; f < fragments; f++) {
-        Fragment *fragment = &s->fragments[f];
+        Fragment *fragment = &s->local.fragments[f];
         fragment->ranges = (FragmentRange *)calloc((size_t)layers + 2, sizeof *fragment->ranges);
         if (f == 0) { fragment_add(fragment, 0, before); }
         for (int l = 0; l < layers; l++) {
@@ -357,9 +402,10 @@ static inline void fragments_make(Scheduler *s) {
 }
 
 static inline void fragments_free(Scheduler *s) {
-    for (int f = 0; s->fragments != NULL && f < s->settings.fragments; f++) { free(s->fragments[f].ranges); }
-    free(s->fragments);
-    s->fragments = NULL;
+    Fragment *fragments = s->local.fragments;
+    for (int f = 0; fragments != NULL && f < s->settings.fragments; f++) { free(fragments[f].ranges); }
+    free(fragments);
+    s->local.fragments = NULL;
 }
 
 // ---------------------------------------------------------------------------------------
@@ -369,14 +415,14 @@ static inline void scheduler_reserve_local(Scheduler *s, Arena *arena) {
     size_t bytes = s->problem.parameter_count * sizeof(float), longest_count = 0;
     fragments_make(s);
     for (int f = 0; f < s->settings.fragments; f++) {
-        longest_count = size_max(longest_count, s->fragments[f].layout.count);
+        longest_count = size_max(longest_count, s->local.fragments[f].layout.count);
     }
     Layout longest = layout_make(longest_count, s->transport->size);
     comm_reserve(&s->comm, arena, &longest, wire_is_coarse(s->settings.wire));
     arena_reserve(arena, MEMORY_COMMUNICATION, "communication buffer",
                   layout_padded(&longest) * sizeof(float), &s->comm_buffer.data);
-    arena_reserve(arena, MEMORY_OPTIMIZER, "outer parameters", bytes, &s->outer);
-    arena_reserve(arena, MEMORY_OPTIMIZER, "outer momentum", bytes, &s->momentum);
+    arena_reserve(arena, MEMORY_OPTIMIZER, "outer parameters", bytes, &s->local.outer);
+    arena_reserve(arena, MEMORY_OPTIMIZER, "outer momentum", bytes, &s->local.momentum);
 }
 
 // Plans every buffer of the scheduler and of the transport; allocates nothing of them.
@@ -387,15 +433,15 @@ static inline void scheduler_reserve(Scheduler *s, Arena *arena, const Scheduler
     s->settings = *settings;
     s->problem = *problem;
     s->transport = transport;
-    s->norms.limit = s->losses.limit = settings->spike_limit;
+    s->spikes.norms.limit = s->spikes.losses.limit = settings->spike_limit;
     s->comm.transport = transport;
     s->comm.on_gpu = gpu_is_used(settings->gpu);
     s->comm.nccl = settings->nccl;
     s->layout = layout_make(problem->parameter_count, transport->size);
     s->settings.outer_nesterov.inverse_ranks = s->settings.outer_momentum.inverse_ranks =
         1.0f / (float)transport->size;
-    bool whole = settings->replicated || settings->kind == RULE_LOCAL;
-    Layout owned = whole ? optimizer_whole(problem->parameter_count) : s->layout;
+    bool shards = scheduler_shards(settings);
+    Layout owned = shards ? s->layout : optimizer_whole(problem->parameter_count);
     size_t padded = layout_padded(&s->layout) * sizeof(float);
     if (settings->keeps_casts) {
         arena_reserve(arena, MEMORY_PARAMETERS, "parameters", padded / 2, &s->casts);
@@ -405,12 +451,13 @@ static inline void scheduler_reserve(Scheduler *s, Arena *arena, const Scheduler
     arena_reserve(arena, MEMORY_GRADIENTS, "gradient accumulator", padded, &s->gradients.data);
     if (settings->kind == RULE_OVERLAPPED) {
         arena_reserve(arena, MEMORY_COMMUNICATION, "communication buffer", padded, &s->comm_buffer.data);
-    }
-    if (settings->kind == RULE_OVERLAPPED && settings->keeps_casts) {
-        arena_reserve(arena, MEMORY_COMMUNICATION, "arriving parameters", padded / 2, &s->arriving_casts);
+        if (settings->keeps_casts) {
+            arena_reserve(arena, MEMORY_COMMUNICATION, "arriving parameters", padded / 2, &s->arriving_casts);
+        }
     }
     if (settings->kind == RULE_LOCAL) { scheduler_reserve_local(s, arena); }
-    optimizer_reserve(&s->optimizer, arena, &settings->optimizer, &owned, whole ? 0 : transport->rank, whole);
+    optimizer_reserve(&s->optimizer, arena, &settings->optimizer, &owned, shards ? transport->rank : 0,
+                      !shards);
     // A norm is taken of whole pieces, or of all of the vector.
     size_t blocks =
         size_max(s->layout.cells * buffer_blocks(s->layout.piece), buffer_blocks(layout_padded(&s->layout)));
@@ -438,7 +485,7 @@ static inline const void *scheduler_weights(const Scheduler *s) {
 // parameters are sent in bf16, or casts of them, every rank starts with parameters rounded
 // in the same way.
 static inline void scheduler_spread_parameters(Scheduler *s) {
-    bool sharded = !s->settings.replicated && s->settings.kind != RULE_LOCAL;
+    bool sharded = scheduler_shards(&s->settings);
     size_t count = s->problem.parameter_count, padded = layout_padded(&s->layout);
     if (sharded) {
         optimizer_take_master(&s->optimizer, s->compute, scheduler_first_parameters(s));
@@ -454,7 +501,7 @@ static inline void scheduler_spread_parameters(Scheduler *s) {
     bool rounded = s->settings.wire == WIRE_BF16 || s->settings.gathers_casts;
     if (sharded && rounded) { buffer_round(s->compute, s->parameters.data, count); }
     if (s->settings.kind == RULE_LOCAL) {
-        stream_copy(s->compute, s->outer, s->parameters.data, count * sizeof(float));
+        stream_copy(s->compute, s->local.outer, s->parameters.data, count * sizeof(float));
     }
     stream_settle(s->compute);
 }
@@ -463,8 +510,9 @@ static inline void scheduler_spread_parameters(Scheduler *s) {
 // scheduler_first_parameters, the same on every rank. `pool` serves the compute stream, and those
 // parts of a job that compute must wait for. keep_trace: spans are kept for a trace file.
 static inline void scheduler_start(Scheduler *s, ThreadPool *pool, bool keep_trace) {
-    StreamPlace computing = {s->settings.gpu, s->settings.precision, false},
-                communicating = {s->settings.gpu, s->settings.precision, true};
+    StreamPlace computing = {.gpu = s->settings.gpu, .precision = s->settings.precision},
+                communicating = computing;
+    communicating.high_priority = true;
     trace_open(&s->trace, keep_trace);
     watermark_create(&s->finished, 0);
     watermark_create(&s->arrived, WATERMARK_ALL);
@@ -479,7 +527,7 @@ static inline void scheduler_start(Scheduler *s, ThreadPool *pool, bool keep_tra
     }
     s->parameters_version = 1;
     for (int i = 0; s->compute->queue != NULL && i <= LAYOUT_CELLS; i++) {
-        s->announced_marks[i] = gpu_mark_create();
+        s->announced.marks[i] = gpu_mark_create();
     }
     scheduler_spread_parameters(s);
 }
@@ -494,9 +542,45 @@ static inline void scheduler_stop(Scheduler *s) {
     watermark_destroy(&s->finished);
     watermark_destroy(&s->arrived);
     thread_pool_destroy(s->communication_pool);
-    for (int i = 0; on_gpu && i <= LAYOUT_CELLS; i++) { gpu_mark_destroy(s->announced_marks[i]); }
+    for (int i = 0; on_gpu && i <= LAYOUT_CELLS; i++) { gpu_mark_destroy(s->announced.marks[i]); }
     trace_close(&s->trace);
     fragments_free(s);
+}
+
+// ---------------------------------------------------------------------------------------
+// How the host waits for its streams
+
+// Grows whenever one of the streams makes progress.
+static inline uint64_t scheduler_progress(Scheduler *s) {
+    return __atomic_load_n(&s->micro_batches_begun, __ATOMIC_RELAXED) +
+           __atomic_load_n(&s->transport->bytes_sent, __ATOMIC_RELAXED);
+}
+
+// Waits for an event of the named stream. The transport's own deadline comes first and
+// says more; this one catches a program in which nothing moves at all.
+static inline void scheduler_wait_event(Scheduler *s, Event *event, const char *stream) {
+    double patience = 10 * s->transport->timeout_seconds + 3600;
+    uint64_t seen;
+    do {
+        seen = scheduler_progress(s);
+        if (event_wait(event, patience)) { return; }
+    } while (scheduler_progress(s) != seen);
+    transport_fail(s->transport, "nothing has moved for %.0f s while waiting for the %s stream", patience,
+                   stream);
+}
+
+// Waits until the whole of s->parameters has arrived.
+static inline void scheduler_settle(Scheduler *s) {
+    scheduler_wait_event(s, s->communicated, "communication");
+}
+
+// Runs a task on one of the streams, behind what is queued there, and waits for it (H3,
+// H4).
+static inline void scheduler_call(Scheduler *s, Stream *stream, StreamTask task, void *context) {
+    Event *event = stream == s->compute ? s->computed : s->communicated;
+    stream_run(stream, task, context);
+    event_record(event, stream);
+    scheduler_wait_event(s, event, stream->name);
 }
 
 #endif

@@ -1,65 +1,99 @@
-// training_problem.h: what the scheduler trains: a GPT-Neo on the run's data. Model, data
-// and scheduler meet here and nowhere else.
+// training_problem.h: what the scheduler trains: a model on data. Model, data and scheduler
+// meet here and nowhere else.
+//
+// Micro-batches are counted over all ranks and over all parts of a run that was resumed:
+// micro-batch `index` of this rank is number data_base + index * ranks + rank, so no sample
+// is used twice and none is left out, whatever the number of ranks.
 #ifndef ACCO_TRAINING_PROBLEM_H
 #define ACCO_TRAINING_PROBLEM_H
 
-#include "program/agreement.h"
+#include "comm/transport.h"
+#include "dataloader.h"
+#include "models.h"
+#include "scheduler_state.h"
 
-// The first sample, in the global order, of micro-batch `index` of this rank, which is
-// number data_base + index * ranks + rank of all ranks. data_base: the first micro-batch
-// that was not yet used when the run was resumed.
-static inline uint64_t micro_batch_first_sample(const Run *run, uint64_t index) {
-    const Transport *transport = &run->transport;
-    return ((uint64_t)run->checkpointed.data_base + index * (uint64_t)transport->size +
-            (uint64_t)transport->rank) *
-           (uint64_t)run->B;
+// A micro-batch on the host.
+typedef struct Batch {
+    int32_t *tokens, *targets; // (B, T)
+    double perfect_loss;       // of a perfect model; NAN: unknown
+    uint64_t first_sample;     // in the global order
+    bool is_filled;
+} Batch;
+
+typedef struct TrainingProblem {
+    Transport *transport; // whose rank and ranks share the data
+    Model *model;
+    const ParameterTable *table; // the model's
+    const DataLoader *data;
+    int B, T;                 // sequences in a micro-batch, tokens in a sequence
+    const int64_t *data_base; // the first micro-batch that was not used before; a rollback changes it
+    double slow_seconds;      // how long this rank sleeps after each micro-batch (--slow-rank)
+    Batch batch;              // of the compute stream
+    Batch next_batch;         // on a GPU: it is filled while the GPU computes with `batch`
+} TrainingProblem;
+
+static inline void training_reserve(TrainingProblem *training, Arena *arena) {
+    size_t bytes = (size_t)training->B * (size_t)training->T * sizeof(int32_t);
+    arena_reserve_host(arena, MEMORY_WORKSPACE, "tokens", bytes, &training->batch.tokens);
+    arena_reserve_host(arena, MEMORY_WORKSPACE, "targets", bytes, &training->batch.targets);
+    if (arena->on_gpu) {
+        arena_reserve_host(arena, MEMORY_WORKSPACE, "next tokens", bytes, &training->next_batch.tokens);
+        arena_reserve_host(arena, MEMORY_WORKSPACE, "next targets", bytes, &training->next_batch.targets);
+    }
 }
 
-static inline bool batch_fill(const Run *run, Batch *batch, uint64_t first_sample, Error *error) {
+// The first sample, in the global order, of micro-batch `index` of this rank.
+static inline uint64_t training_first_sample(const TrainingProblem *training, uint64_t index) {
+    uint64_t ranks = (uint64_t)training->transport->size, rank = (uint64_t)training->transport->rank;
+    return ((uint64_t)*training->data_base + index * ranks + rank) * (uint64_t)training->B;
+}
+
+static inline bool training_fill(const TrainingProblem *training, Batch *batch, uint64_t first_sample,
+                                 Error *error) {
     batch->first_sample = first_sample;
-    batch->is_filled = data_loader_fill(&run->data, first_sample, run->B, batch->tokens, batch->targets,
-                                        &batch->perfect_loss, error);
+    batch->is_filled = data_loader_fill(training->data, first_sample, training->B, batch->tokens,
+                                        batch->targets, &batch->perfect_loss, error);
     return batch->is_filled;
 }
 
-// run->batch <- the samples from first_sample on, which may be filled already.
-static inline void batch_take(Run *run, uint64_t first_sample) {
-    Error error = {""};
-    Batch next = run->next_batch;
-    if (next.is_filled && next.first_sample == first_sample) {
-        run->next_batch = run->batch;
-        run->next_batch.is_filled = false;
-        run->batch = next;
-    } else if (!batch_fill(run, &run->batch, first_sample, &error)) {
-        transport_fail(&run->transport, "%s", error.text);
-    }
-}
-
 // What the scheduler calls for a micro-batch. While a GPU computes, the host fills the next
-// one: data that are not in memory yet may take longer to come than a launch takes. What
-// is wrong with them is said when they are needed, if they ever are.
-static inline MicroBatchResult train_micro_batch(void *self, Stream *stream, uint64_t index,
-                                                 const void *weights, float *gradients, const Pace *pace) {
-    Run *run = (Run *)self;
-    MicroBatchResult result;
-    Error unused = {""};
-    batch_take(run, micro_batch_first_sample(run, index));
-    const Batch *batch = &run->batch;
-    int counting =
-        gpt_neo_gradients(&run->model, stream, weights, gradients, batch->tokens, batch->targets, pace);
-    if (run->placement.on_gpu) {
-        batch_fill(run, &run->next_batch, micro_batch_first_sample(run, index + 1), &unused);
+// batch, because data that are not in memory yet may take longer to come than a launch
+// takes. An error in them is reported only when they are needed, if they ever are.
+static inline MicroBatchResult training_micro_batch(void *self, Stream *stream, uint64_t index,
+                                                    const void *weights, float *gradients, const Pace *pace) {
+    TrainingProblem *training = (TrainingProblem *)self;
+    Model *model = training->model;
+    Batch *batch = &training->batch, *next = &training->next_batch;
+    uint64_t first_sample = training_first_sample(training, index);
+    size_t count = (size_t)training->B * (size_t)training->T;
+    Error error = {""}, unused = {""};
+    if (next->is_filled && next->first_sample == first_sample) {
+        Batch used = *batch;
+        *batch = *next;
+        *next = used;
+        next->is_filled = false;
+    } else if (!training_fill(training, batch, first_sample, &error)) {
+        transport_fail(training->transport, "%s", error.text);
     }
-    result.loss = gpt_neo_mean_loss(&run->model, stream, counting);
+    const float *losses = model->family->gradients(&model->state, stream, weights, gradients, batch->tokens,
+                                                   batch->targets, pace);
+    if (model->settings.on_gpu) {
+        training_fill(training, next, training_first_sample(training, index + 1), &unused);
+    }
+    MicroBatchResult result;
+    result.loss = losses_mean(stream, losses, batch->targets, count);
     result.perfect_loss = batch->perfect_loss;
-    result.predicted = gpt_neo_predicted(&run->model, batch->targets);
-    if (run->options.slow_rank == run->transport.rank) { sleep_seconds(run->options.slow_ms / 1e3); }
+    result.predicted = targets_predicted(batch->targets, count);
+    if (training->slow_seconds > 0) { sleep_seconds(training->slow_seconds); }
     return result;
 }
 
-static inline Problem training_problem(Run *run) {
-    Problem problem = {run, run->table.parameter_count, train_micro_batch, run->layer_begins,
-                       run->config.layers};
+static inline Problem training_problem(TrainingProblem *training) {
+    Problem problem = {.self = training,
+                       .parameter_count = training->table->parameter_count,
+                       .micro_batch = training_micro_batch,
+                       .layer_begins = training->table->layer_begins,
+                       .layer_count = training->table->layers};
     return problem;
 }
 

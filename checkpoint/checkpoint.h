@@ -38,7 +38,6 @@
 #include "checkpoint/hf_model.h"
 #include "checkpoint/safetensors.h"
 #include "comm/verdict.h"
-#include "gpt_neo_config.h"
 #include "rules.h"
 #include "runtime/files.h"
 #include "runtime/log.h"
@@ -87,7 +86,7 @@ typedef struct CheckpointedRun {
     Transport *transport;
     Scheduler *scheduler; // its vectors, numbers and streams
     const Rule *rule;
-    const GptNeoConfig *config;
+    const ModelConfig *config;
     const ParameterTable *table;
     int B, T;               // shape of a micro-batch
     const char *directory;  // OUT
@@ -173,16 +172,18 @@ static inline int saved_vectors(Scheduler *s, SavedVector vectors[CHECKPOINT_MAX
     second.name = "exp_avg_sq";
     second.data = s->optimizer.second_moment;
     int count = 0;
-    saved_vector_add(
-        vectors, &count,
-        saved_floats("master", sharded ? SAVED_SHARD : SAVED_SHARED, local ? s->outer : s->optimizer.master));
+    saved_vector_add(vectors, &count,
+                     saved_floats("master", sharded ? SAVED_SHARD : SAVED_SHARED,
+                                  local ? s->local.outer : s->optimizer.master));
     if (s->settings.keeps_casts) {
         saved_vector_add(vectors, &count, casts);
     } else if (sharded || local) {
         saved_vector_add(vectors, &count,
                          saved_floats("parameters", local ? SAVED_WORKER : SAVED_SHARED, s->parameters.data));
     }
-    if (local) { saved_vector_add(vectors, &count, saved_floats("momentum", SAVED_SHARED, s->momentum)); }
+    if (local) {
+        saved_vector_add(vectors, &count, saved_floats("momentum", SAVED_SHARED, s->local.momentum));
+    }
     if (local && s->job_in_flight) {
         saved_vector_add(vectors, &count, saved_floats("exchange", SAVED_SHARED, s->comm_buffer.data));
     }
@@ -283,8 +284,8 @@ typedef struct WorkerNumbers {
 } WorkerNumbers;
 
 static inline WorkerNumbers worker_numbers(const Scheduler *s) {
-    WorkerNumbers numbers = {s->micro_batches_begun, s->tally, s->job.tally, s->local_norm,
-                             s->local_rate,          s->norms, s->losses,    s->spikes_in_a_row};
+    WorkerNumbers numbers = {s->micro_batches_begun, s->tally,        s->job.tally,     s->local.norm,
+                             s->local.rate,          s->spikes.norms, s->spikes.losses, s->spikes.in_a_row};
     return numbers;
 }
 
@@ -352,8 +353,8 @@ static inline json_t *manifest_make(const CheckpointedRun *run, const WorkerNumb
     for (int rank = 0; rank < run->transport->size; rank++) {
         json_array_append_new(list, worker_numbers_to_json(&workers[rank]));
     }
-    for (int i = 0; s->fragments != NULL && i < s->settings.fragments; i++) {
-        json_array_append_new(applied, json_integer((json_int_t)s->fragments[i].applied_at));
+    for (int i = 0; s->local.fragments != NULL && i < s->settings.fragments; i++) {
+        json_array_append_new(applied, json_integer((json_int_t)s->local.fragments[i].applied_at));
     }
     return json_pack("{s:i, s:s, s:s, s:I, s:o, s:s, s:i, s:i, s:I, s:o, s:o, s:o, s:I, s:I, s:o, s:I, s:o, "
                      "s:i, s:o, s:b, s:o, s:o, s:O, s:s, s:s, s:b, s:i}",
@@ -361,15 +362,15 @@ static inline json_t *manifest_make(const CheckpointedRun *run, const WorkerNumb
                      "parameters", (json_int_t)run->table->parameter_count, "model", model_to_json(run),
                      "device", s->settings.gpu != NULL ? "cuda" : "cpu", "sequences", run->B, "length",
                      run->T, "commit", (json_int_t)s->optimizer.commits, "gradients_done",
-                     number_to_json(s->gradients_done), "spikes", number_to_json(s->spikes), "rollbacks",
-                     number_to_json(s->rollbacks), "reports", (json_int_t)s->reports, "reported_commit",
-                     (json_int_t)s->report.commit, "reported_gradients",
+                     number_to_json(s->gradients_done), "spikes", number_to_json(s->spikes.count),
+                     "rollbacks", number_to_json(s->spikes.rollbacks), "reports", (json_int_t)s->reports,
+                     "reported_commit", (json_int_t)s->report.commit, "reported_gradients",
                      number_to_json(s->report.gradients_done), "data_base", (json_int_t)run->data_base,
-                     "seconds", number_to_json(run->seconds), "fragment", s->fragment, "applied_at", applied,
-                     "job_in_flight", s->job_in_flight ? 1 : 0, "job", job_to_json(&s->job), "workers", list,
-                     "options", run->options, "measured", run->measured, "exchange", exchange, "casts",
-                     s->settings.gathers_casts && !rule_is_ahead(run->rule, s), "product_processors",
-                     run->product_processors);
+                     "seconds", number_to_json(run->seconds), "fragment", s->local.fragment, "applied_at",
+                     applied, "job_in_flight", s->job_in_flight ? 1 : 0, "job", job_to_json(&s->job),
+                     "workers", list, "options", run->options, "measured", run->measured, "exchange",
+                     exchange, "casts", s->settings.gathers_casts && !rule_is_ahead(run->rule, s),
+                     "product_processors", run->product_processors);
 }
 
 // CRC-32 of everything in the manifest but the member "checksum" itself.

@@ -17,11 +17,10 @@
 
 #include "checkpoint/file_sums.h"
 #include "checkpoint/safetensors.h"
-#include "gpt_neo_config.h"
+#include "models.h"
 #include "runtime/files.h"
 
 enum {
-    HF_MODEL_PREFIX = 12, // characters of "transformer."
     HF_MODEL_MAX_SHARDS = 1000,
     HF_MODEL_SHARD_NAME = 128,
     HF_MODEL_NAMED_PROBLEMS = 4 // in one message
@@ -33,7 +32,7 @@ typedef struct HfModelFile {
 } HfModelFile;
 
 typedef struct HfModel {
-    GptNeoConfig config;
+    ModelConfig config;
     ParameterTable table;
     HfModelFile *files; // (file_count)
     int file_count;
@@ -173,30 +172,20 @@ static inline int hf_model_shape(const ParameterInfo *info, size_t shape[2]) {
     return info->columns > 0 ? 2 : 1;
 }
 
-// Whether `name` is "h.3.attn.attention.bias" or "...masked_bias": constants that old
-// versions of transformers stored.
-static inline bool hf_model_is_buffer(const char *name, int layers) {
-    char *end;
-    if (strncmp(name, "h.", 2) != 0 || name[2] < '0' || name[2] > '9') { return false; }
-    long layer = strtol(name + 2, &end, 10);
-    return layer < layers &&
-           (strcmp(end, ".attn.attention.bias") == 0 || strcmp(end, ".attn.attention.masked_bias") == 0);
-}
-
 // Finds the tensor of the table that `entry` is, and checks its type and shape.
 static inline void hf_model_place(HfModel *model, const SafetensorsEntry *entry, HfModelProblems *problems) {
-    const char *name = strncmp(entry->name, "transformer.", HF_MODEL_PREFIX) == 0
-                           ? entry->name + HF_MODEL_PREFIX
-                           : entry->name;
+    const ModelFamily *family = model->config.family;
+    size_t prefix = strlen(family->prefix);
+    const char *name = entry->name + (strncmp(entry->name, family->prefix, prefix) == 0 ? prefix : 0);
     const SafetensorsEntry **source = strcmp(entry->name, "lm_head.weight") == 0 ? &model->head : NULL;
-    const ParameterInfo *info = &model->table.entries[GPT_NEO_WTE];
+    const ParameterInfo *info = &model->table.entries[PARAMETER_TOKEN_EMBEDDING];
     for (int i = 0; i < model->table.count && source == NULL; i++) {
-        if (strcmp(model->table.entries[i].name + HF_MODEL_PREFIX, name) != 0) { continue; }
+        if (strcmp(model->table.entries[i].name + prefix, name) != 0) { continue; }
         source = &model->sources[i];
         info = &model->table.entries[i];
     }
     if (source == NULL) {
-        if (!hf_model_is_buffer(name, model->config.layers)) {
+        if (!family->is_constant(name, &model->config)) {
             hf_model_problem(problems, "%.80s is unknown", entry->name);
         }
         return;
@@ -218,7 +207,7 @@ static inline void hf_model_place(HfModel *model, const SafetensorsEntry *entry,
 
 // Some libraries store only one of two tied tensors, which may be either of them.
 static inline void hf_model_tie(HfModel *model, HfModelProblems *problems) {
-    const SafetensorsEntry **wte = &model->sources[GPT_NEO_WTE], *head = model->head;
+    const SafetensorsEntry **wte = &model->sources[PARAMETER_TOKEN_EMBEDDING], *head = model->head;
     if (head == NULL) { return; }
     if (*wte == NULL) { *wte = head; }
     if (head->type != (*wte)->type || head->bytes != (*wte)->bytes ||
@@ -267,10 +256,10 @@ static inline bool hf_model_open(HfModel *model, const char *directory, Error *e
     char path[PATH_MAX];
     memset(model, 0, sizeof *model);
     if (!file_sums_check(directory, error) || !path_within(path, directory, "config.json", error) ||
-        !gpt_neo_config_load(path, &model->config, error)) {
+        !model_config_load(path, &model->config, error)) {
         return false;
     }
-    gpt_neo_parameter_table(&model->config, &model->table);
+    model->config.family->table(&model->config, &model->table);
     model->sources = (const SafetensorsEntry **)calloc((size_t)model->table.count, sizeof *model->sources);
     bool good =
         model->sources != NULL || error_set(error, "%.300s: no memory for a list of its tensors", directory);
@@ -378,61 +367,31 @@ static inline int hf_model_special_id(const char *directory, const char *role, i
 // ---------------------------------------------------------------------------------------
 // Writing: the configuration
 
-// attention_types: [[[kind, ...], times]], with the shortest list of kinds that repeats.
-static inline json_t *hf_model_attention_types(const GptNeoConfig *config) {
-    int period = 0, l;
-    do {
-        period++;
-        for (l = period; l < config->layers && config->local[l] == config->local[l - period]; l++) {}
-    } while (l < config->layers || config->layers % period != 0);
-    json_t *kinds = json_array();
-    for (l = 0; l < period; l++) {
-        json_array_append_new(kinds, json_string(config->local[l] ? "local" : "global"));
-    }
-    return json_pack("[[o,i]]", kinds, config->layers / period);
-}
-
-// The shortest decimal that is the same float: 1e-05, not 9.99999974737875e-06.
-static inline double hf_model_shortest(float value) {
-    char text[32];
-    for (int digits = 1; digits <= 9; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, (double)value);
-        if (strtof(text, NULL) == value) { break; }
-    }
-    return strtod(text, NULL);
-}
-
 static inline json_t *hf_model_id(int id) { return id >= 0 ? json_integer(id) : json_null(); }
 
 // config.json: everything that transformers asks for. type: of the weights beside it.
 // tokenizer: the directory of the tokenizer, or NULL.
-static inline json_t *hf_model_describe(const GptNeoConfig *config, SafetensorsType type,
+static inline json_t *hf_model_describe(const ModelConfig *config, SafetensorsType type,
                                         const char *tokenizer) {
     const char *format = type == SAFETENSORS_BF16 ? "bfloat16" : "float32";
     // "torch_dtype" is its name until transformers 4.55, "dtype" since.
-    json_t *root = json_pack("{s:[s], s:s, s:s, s:s}", "architectures", "GPTNeoForCausalLM", "model_type",
-                             "gpt_neo", "torch_dtype", format, "dtype", format);
-    json_t *sizes =
-        json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:o}", "vocab_size", config->vocabulary,
-                  "max_position_embeddings", config->positions, "hidden_size", config->channels, "num_layers",
-                  config->layers, "num_heads", config->heads, "intermediate_size", config->mlp_channels,
-                  "window_size", config->window, "attention_types", hf_model_attention_types(config));
-    json_t *choices = json_pack(
-        "{s:s, s:f, s:f, s:f, s:f, s:f, s:b, s:b, s:o, s:o}", "activation_function", "gelu_new",
-        "attention_dropout", 0.0, "embed_dropout", 0.0, "resid_dropout", 0.0, "layer_norm_epsilon",
-        hf_model_shortest(config->epsilon), "initializer_range", 0.02, "tie_word_embeddings", 1, "use_cache",
-        1, "bos_token_id", hf_model_id(hf_model_special_id(tokenizer, "bos_token", config->vocabulary)),
-        "eos_token_id", hf_model_id(hf_model_special_id(tokenizer, "eos_token", config->vocabulary)));
-    int failures = json_object_update(root, sizes) + json_object_update(root, choices);
+    json_t *root = json_pack("{s:[s], s:s, s:s, s:s}", "architectures", config->family->architecture,
+                             "model_type", config->family->name, "torch_dtype", format, "dtype", format);
+    json_t *sizes = config->family->write_config(config);
+    json_t *ids = json_pack("{s:o, s:o}", "bos_token_id",
+                            hf_model_id(hf_model_special_id(tokenizer, "bos_token", config->vocabulary)),
+                            "eos_token_id",
+                            hf_model_id(hf_model_special_id(tokenizer, "eos_token", config->vocabulary)));
+    int failures = json_object_update(root, sizes) + json_object_update(root, ids);
     assert(failures == 0);
     (void)failures;
     json_decref(sizes);
-    json_decref(choices);
+    json_decref(ids);
     return root;
 }
 
 // Writes config.json into `directory`.
-static inline bool hf_model_write_config(const char *directory, const GptNeoConfig *config,
+static inline bool hf_model_write_config(const char *directory, const ModelConfig *config,
                                          SafetensorsType type, const char *tokenizer, Error *error) {
     char path[PATH_MAX];
     if (!path_within(path, directory, "config.json", error)) { return false; }
@@ -537,8 +496,7 @@ static inline bool hf_model_check_directory(const char *directory, Error *error)
     char nearest[PATH_MAX], excerpt[64];
     struct stat status;
     text_excerpt(directory, excerpt);
-    for (int i = 0; i < GPT_NEO_PRESET_COUNT && stat(directory, &status) != 0; i++) {
-        if (strcmp(directory, gpt_neo_presets()[i].name) != 0) { continue; }
+    if (stat(directory, &status) != 0 && model_preset_find(directory) != NULL) {
         return error_set(
             error, "there is no directory %s: to train the preset %s from random parameters, give --model %s",
             excerpt, excerpt, excerpt);
@@ -570,7 +528,7 @@ static inline bool hf_model_check_directory(const char *directory, Error *error)
 // (table->parameter_count), on the host. type: F32 or BF16. tokenizer: a directory whose
 // tokenizer is copied beside the weights, or NULL. `directory` must not exist, or be
 // empty; on failure it is as it was.
-static inline bool hf_model_save(const char *directory, const GptNeoConfig *config,
+static inline bool hf_model_save(const char *directory, const ModelConfig *config,
                                  const ParameterTable *table, const float *parameters, SafetensorsType type,
                                  const char *tokenizer, Error *error) {
     char path[PATH_MAX], temporary[PATH_MAX];

@@ -472,8 +472,8 @@ static inline void load_numbers(const CheckpointSource *source, CheckpointedRun 
     s->optimizer.commits = integer_from_json(manifest, "commit");
     s->gradients_done = number_from_json(manifest, "gradients_done") * scale;
     s->reports = integer_from_json(manifest, "reports");
-    s->spikes = number_from_json(manifest, "spikes");
-    s->rollbacks = number_from_json(manifest, "rollbacks");
+    s->spikes.count = number_from_json(manifest, "spikes");
+    s->spikes.rollbacks = number_from_json(manifest, "rollbacks");
     // Under another rule reports begin anew, at the present commit.
     s->report.commit =
         source->same_rule ? integer_from_json(manifest, "reported_commit") : s->optimizer.commits;
@@ -483,17 +483,18 @@ static inline void load_numbers(const CheckpointSource *source, CheckpointedRun 
         job_from_json(json_object_get(manifest, "job"), &s->job);
         s->job.gradients_done *= scale;
     }
-    if (source->same_rule && s->fragments != NULL &&
+    if (source->same_rule && s->local.fragments != NULL &&
         json_array_size(applied) == (size_t)s->settings.fragments) {
-        s->fragment = (int)integer_from_json(manifest, "fragment");
+        s->local.fragment = (int)integer_from_json(manifest, "fragment");
         for (int i = 0; i < s->settings.fragments; i++) {
-            s->fragments[i].applied_at = (int64_t)json_integer_value(json_array_get(applied, (size_t)i));
+            s->local.fragments[i].applied_at =
+                (int64_t)json_integer_value(json_array_get(applied, (size_t)i));
         }
     }
-    s->norms = mine.norms;
-    s->losses = mine.losses;
-    s->norms.limit = s->losses.limit = s->settings.spike_limit;
-    s->spikes_in_a_row = mine.spikes_in_a_row;
+    s->spikes.norms = mine.norms;
+    s->spikes.losses = mine.losses;
+    s->spikes.norms.limit = s->spikes.losses.limit = s->settings.spike_limit;
+    s->spikes.in_a_row = mine.spikes_in_a_row;
     run->data_base = integer_from_json(manifest, "data_base");
     run->seconds = number_from_json(manifest, "seconds");
     if (source->workers != run->transport->size || scale != 1) {
@@ -503,8 +504,8 @@ static inline void load_numbers(const CheckpointSource *source, CheckpointedRun 
         return;
     }
     s->micro_batches_begun = mine.micro_batches_begun;
-    s->local_norm = mine.local_norm;
-    s->local_rate = mine.local_rate;
+    s->local.norm = mine.local_norm;
+    s->local.rate = mine.local_rate;
     if (!source->same_rule || s->settings.kind != RULE_LOCAL) { return; }
     s->tally = mine.tally;
     if (s->settings.on_spike == SPIKE_SKIP) { return; }

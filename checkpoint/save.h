@@ -234,7 +234,7 @@ static inline void *saver_main(void *argument) {
     double began = clock_seconds();
     saver->good = saver_finish_files(saver, &saver->error);
     saver->seconds = clock_seconds() - began;
-    __atomic_store_n(&saver->run->scheduler->writer_done, true, __ATOMIC_RELEASE);
+    __atomic_store_n(&saver->run->scheduler->wishes.writer_done, true, __ATOMIC_RELEASE);
     return NULL;
 }
 
@@ -259,12 +259,12 @@ static inline bool checkpoint_begin(CheckpointedRun *run, bool beside, Error *er
     bool good = all_ranks_good(run, !is_main || saver_create_files(saver, error), error);
     if (good) {
         saver->good = saver_collect(saver, vectors, count, committed, beside, &saver->error);
-        s->writer_done = s->all_writers_done = false;
+        s->wishes.writer_done = s->wishes.all_writers_done = false;
         s->job.total.ended = 0; // a job in flight has counted the writers of the checkpoint before
         saver->beside =
             saver->beside && saver->good && pthread_create(&saver->thread, NULL, saver_main, saver) == 0;
         if (!saver->beside && saver->good) { saver_main(saver); }
-        if (!saver->beside) { __atomic_store_n(&s->writer_done, true, __ATOMIC_RELEASE); }
+        if (!saver->beside) { __atomic_store_n(&s->wishes.writer_done, true, __ATOMIC_RELEASE); }
         run->saver = saver;
         if (beside) { // a rank without memory for copies has written at once
             transport_barrier_patiently(run->transport, "checkpoint", CHECKPOINT_PATIENCE);

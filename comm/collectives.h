@@ -145,4 +145,21 @@ static inline void comm_all_gather(CommBackend *comm, Stream *stream, const Coll
     }
 }
 
+// GPUs: an all-gather of bf16 casts of what the collective sends, to casts (padded). Two
+// casts travel as one fp32 element.
+static inline void comm_gather_casts(CommBackend *comm, Stream *stream, const Collective *collective,
+                                     Real *casts, size_t first, size_t end) {
+    const Layout *layout = collective->layout, words = layout_of_pairs(layout);
+    size_t piece = layout->piece, cell = layout_cell_begin(layout, 1);
+    int rank = comm->transport->rank;
+    WirePieces pieces = wire_run(WIRE_BF16, piece);
+    pieces.cells = (end - first) / piece;
+    pieces.bytes = cell * 2;
+    pieces.cell_stride = collective->source != NULL ? piece : cell;
+    wire_encode_on_gpu(stream, WIRE_BF16, real_at(casts, layout_flat(layout, rank, first), PRECISION_BF16),
+                       collective_source(collective, rank, first), NULL, &pieces);
+    Collective travelling = {.layout = &words, .wire = WIRE_FP32, .buffer = (float *)(void *)casts};
+    comm_all_gather(comm, stream, &travelling, first / piece * words.piece, end / piece * words.piece);
+}
+
 #endif

@@ -159,7 +159,7 @@ typedef struct Evaluation {
 static inline void evaluation_tell(void *context, int64_t done, int64_t total) {
     Run *run = (Run *)context;
     double now = clock_seconds();
-    Progress progress = {"", "tokens", done, total, now - run->started, QUIET_SECONDS};
+    Progress progress = {"", "tokens", done, total, now - run->clock.started, QUIET_SECONDS};
     terminal_bar(&run->terminal, &progress, now);
 }
 
@@ -179,25 +179,25 @@ static inline void evaluation_task(void *context, Stream *stream) {
         free(host);
     }
     if (run->placement.on_gpu) { gemm_open(stream, evaluation->evaluator.model.gemm_workspace, 0); }
-    run->started = clock_seconds();
+    run->clock.started = clock_seconds();
     evaluation->scores = evaluate_run(&evaluation->evaluator, stream, evaluation->parameters, evaluation->set,
                                       &run->transport, &progress);
-    gpt_neo_stop(&evaluation->evaluator.model, stream);
+    model_stop(&evaluation->evaluator.model, stream);
 }
 
 // Reserves memory, scores on a stream of its own, and prints the summary.
 static inline void evaluation_run(Run *run, const HfModel *model, const EvaluateSet *set) {
     Evaluation *evaluation = (Evaluation *)calloc(1, sizeof *evaluation);
     const Placement *placement = &run->placement;
-    GptNeoSettings settings = {
-        run->B, run->T, run->threads.threads, placement->on_gpu, placement->precision, RECOMPUTE_NONE, false};
+    ModelSettings machine = {
+        .threads = run->threads.threads, .on_gpu = placement->on_gpu, .precision = placement->precision};
     EvaluateSummary summary;
     Error error = {""};
     evaluation->run = run;
     evaluation->model = model;
     evaluation->set = set;
     run->arena.on_gpu = placement->on_gpu;
-    evaluator_reserve(&evaluation->evaluator, &run->arena, &model->config, &settings);
+    evaluator_reserve(&evaluation->evaluator, &run->arena, &model->config, &machine, &set->request);
     arena_reserve(&run->arena, MEMORY_PARAMETERS, "parameters", model->table.parameter_count * sizeof(float),
                   &evaluation->parameters);
     agree_or_exit(run, arena_commit(&run->arena, &error) ? 0 : EXIT_SYSTEM_FAILURE, &error);

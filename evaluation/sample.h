@@ -82,7 +82,7 @@ static inline void sample_write(Sample *sample, ThreadPool *pool, const TokenLis
 
 // Prints the prompt and what the model writes after it. `sample` has options, codec and
 // parameters; the sampler gets an arena that ends with this call.
-static inline bool sample_run(Sample *sample, const GptNeoConfig *config, ThreadPool *pool, int threads,
+static inline bool sample_run(Sample *sample, const ModelConfig *config, ThreadPool *pool, int threads,
                               Error *error) {
     Arena arena;
     TokenList prompt = {NULL, 0, 0};
@@ -135,10 +135,11 @@ static inline void sample_parameters(Run *run, const float *parameters, bool las
         text_codec_close(&sample->codec);
     }
     if (good) {
-        report_event(run,
+        report_event(&run->reports,
                      json_pack("{s:s, s:I, s:I, s:o, s:o}", "event", "sample", "commit",
                                (json_int_t)s->optimizer.commits, "tokens", (json_int_t)tokens_done(run),
-                               "seconds", log_real(training_seconds(run)), "text", log_text(sample->text)));
+                               "seconds", log_real(training_seconds(&run->clock)), "text",
+                               log_text(sample->text)));
     } else {
         printf("\nno sample: %s\n", error.text);
     }
@@ -158,8 +159,8 @@ static inline void print_sample(Run *run, bool last) {
     const float *committed = borrow_committed(s, run->rule);
     if (run_is_main(run)) { sample_parameters(run, committed, last); }
     return_committed(s, committed);
-    wait_for_rank_zero(run, "sample");
-    run->paused += clock_seconds() - began;
+    wait_for_rank_zero(&run->transport, "sample");
+    run->clock.paused += clock_seconds() - began;
 }
 
 // ---------------------------------------------------------------------------------------

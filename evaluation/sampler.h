@@ -1,93 +1,45 @@
 // sampler.h: writes text with a model, one token at a time, on the CPU.
 //
-// The keys and values of all earlier positions are cached, so a step runs the model's
-// layers on a batch of one position, with the kernels that training uses. Only attention
-// is another kernel: it reads the cache, and in local layers only the window. The logits
-// of a step equal those of a full forward pass up to rounding. When all positions of the
-// model are used, the text ends: the context cannot slide, because position embeddings
-// are learned and the cached keys and values were computed with them.
+// A step decodes one token: the model caches what it needs of all earlier positions. The
+// logits of a step equal those of a full forward pass up to rounding. When all positions
+// of the model are used, the text ends.
 //
 // A sampler has an arena of its own, so training reserves nothing for it. Order of calls:
 //
 //   sampler_reserve, arena_commit
 //   either sampler_generate, or sampler_step and sampler_choose in turn
-//   sampler_reset and the same again for another text
 #ifndef ACCO_EVALUATION_SAMPLER_H
 #define ACCO_EVALUATION_SAMPLER_H
 
-#include "gpt_neo.h"
+#include "models.h"
 
 typedef struct Sampler {
-    GptNeo model;  // for a batch of one position
-    float *keys;   // (L, positions, C)
-    float *values; // (L, positions, C)
-    float *scores; // (H, positions)
-    float *sorted; // (V), workspace of top-k
-    int length;    // of the text so far: positions in the cache
+    Model model;
+    float *sorted;       // (V), workspace of top-k
+    const float *logits; // (V), of the latest step
+    int length;          // of the text so far
 } Sampler;
 
 // Reserves memory for a stream with a pool of `threads`. The arena keeps pointers into
 // *sampler, which must not move before arena_commit.
-static inline void sampler_reserve(Sampler *sampler, Arena *arena, const GptNeoConfig *config, int threads) {
-    size_t positions = (size_t)config->positions * sizeof(float), C = (size_t)config->channels;
+static inline void sampler_reserve(Sampler *sampler, Arena *arena, const ModelConfig *config, int threads) {
+    ModelSettings settings = model_on_cpu(1, 1, threads);
+    settings.decodes = true;
     memset(sampler, 0, sizeof *sampler);
-    GptNeoSettings settings = gpt_neo_on_cpu(1, 1, threads);
-    gpt_neo_reserve(&sampler->model, arena, config, &settings);
-    arena_reserve(arena, MEMORY_ACTIVATIONS, "cached keys", (size_t)config->layers * positions * C,
-                  &sampler->keys);
-    arena_reserve(arena, MEMORY_ACTIVATIONS, "cached values", (size_t)config->layers * positions * C,
-                  &sampler->values);
-    arena_reserve(arena, MEMORY_WORKSPACE, "decoding scores", (size_t)config->heads * positions,
-                  &sampler->scores);
+    model_reserve(&sampler->model, arena, config, &settings);
     arena_reserve(arena, MEMORY_WORKSPACE, "top-k", (size_t)config->vocabulary * sizeof(float),
                   &sampler->sorted);
 }
 
-// Begins a new text.
-static inline void sampler_reset(Sampler *sampler) { sampler->length = 0; }
-
-// Attention of layer `l` for the new position: puts its key and value into the cache and
-// attends to what is there.
-static inline void sampler_attend(Sampler *sampler, Stream *stream, int l) {
-    GptNeo *model = &sampler->model;
-    const GptNeoConfig *config = &model->config;
-    GptNeoLayer layer = gpt_neo_layer(model, l);
-    size_t C = (size_t)config->channels, cache = (size_t)l * (size_t)config->positions * C,
-           place = cache + (size_t)sampler->length * C;
-    const float *qkv = real_floats(layer.qkv);
-    memcpy(sampler->keys + place, qkv + C, C * sizeof(float));
-    memcpy(sampler->values + place, qkv + 2 * C, C * sizeof(float));
-    cpu_attention_decode(stream, real_floats(layer.attention), sampler->scores, qkv, sampler->keys + cache,
-                         sampler->values + cache, sampler->length, config->positions, config->channels,
-                         config->heads, gpt_neo_window(config, l));
-}
-
 // Appends `token` to the text. Returns the logits (V) of the token that follows, valid
-// until the next step, or NULL where all positions are used. parameters:
-// (parameter_count), on the host.
+// until the next step, or NULL if all positions are used. parameters: (parameter_count), on
+// the host.
 static inline const float *sampler_step(Sampler *sampler, Stream *stream, const float *parameters,
                                         int32_t token) {
-    GptNeo *model = &sampler->model;
-    const GptNeoConfig *config = &model->config;
-    int L = config->layers, C = config->channels;
-    assert(token >= 0 && token < config->vocabulary);
-    if (sampler->length == config->positions) { return NULL; }
-    gpt_neo_take_parameters(model, parameters, NULL);
-    const Real *wte = gpt_neo_weight(model, model->offsets[GPT_NEO_WTE]);
-    const Real *position =
-        gpt_neo_weight(model, model->offsets[GPT_NEO_WPE] + (size_t)sampler->length * (size_t)C);
-    embedding_forward(stream, model->residuals, wte, position, &token, 1, 1, C);
-    for (int l = 0; l < L; l++) {
-        gpt_neo_qkv_forward(model, stream, l, l > 0);
-        sampler_attend(sampler, stream, l);
-        gpt_neo_mlp_forward(model, stream, l);
-        gpt_neo_projection_forward(model, stream, l);
-    }
-    gpt_neo_layernorm(model, stream, 2 * L, true);
-    matmul_forward(stream, model->logits, config->vocabulary, gpt_neo_hidden(model), wte, 1, C,
-                   config->vocabulary);
-    sampler->length++;
-    return real_floats(model->logits);
+    Model *model = &sampler->model;
+    if (sampler->length == model->config.positions) { return NULL; }
+    sampler->logits = model->family->decode(&model->state, stream, parameters, sampler->length++, token);
+    return sampler->logits;
 }
 
 // The k-th largest of `count` values, k from 1. Reorders them: quickselect with the
@@ -117,28 +69,14 @@ static inline float sampler_kth_largest(float *values, int count, int k) {
     return values[k - 1];
 }
 
-// The first of the largest logits; -1 where one of them is NaN or all are -infinity.
-static inline int32_t sampler_largest(const float *logits, int count) {
-    int32_t best = -1;
-    float maximum = -INFINITY;
-    for (int v = 0; v < count; v++) {
-        if (isnan(logits[v])) { return -1; }
-        if (logits[v] > maximum) {
-            maximum = logits[v];
-            best = v;
-        }
-    }
-    return best;
-}
-
 // Chooses the next token from the logits of the latest step: the most probable one where
 // the temperature is 0, otherwise one drawn from softmax(logits / temperature). With
 // top_k > 0 only the top_k largest logits, and those equal to the last of them, can be
 // drawn. Returns -1 where the logits are not numbers.
 static inline int32_t sampler_choose(Sampler *sampler, double temperature, int top_k, Random *random) {
-    const float *logits = real_floats(sampler->model.logits);
+    const float *logits = sampler->logits;
     int V = sampler->model.config.vocabulary;
-    int32_t best = sampler_largest(logits, V);
+    int32_t best = logits_largest(as_reals_const(logits), V, PRECISION_FP32);
     if (best < 0 || !(temperature > 0.0)) { return best; }
     float least = -INFINITY;
     if (top_k > 0 && top_k < V) {

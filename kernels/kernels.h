@@ -28,7 +28,6 @@
 #include "kernels/cpu/row_blocks.h"
 #include "kernels/cpu/vector_math.h"
 #include "kernels/cuda/sizes.h"
-#include "kernels/products.h"
 #include "kernels/wire.h"
 
 #ifdef ACCO_HAVE_CUDA
@@ -110,29 +109,6 @@ static inline void gemm_open(Stream *stream, void *workspace, int sm_count) {
 }
 
 static inline void gemm_close(Stream *stream) { KERNEL_ON_GPU(stream, cuda_gemm_close(stream)) }
-
-// While `tuning`, the algorithms for a shape that is used for the first time are timed
-// and the quickest is kept. The results of such products are wrong.
-static inline void gemm_tune(Stream *stream, bool tuning) {
-    (void)tuning;
-    KERNEL_ON_GPU(stream, cuda_gemm_tune(stream, tuning))
-}
-
-// From now on products of shapes that `choices` lists use what it lists, and what tuning
-// finds is added to it. It must live as long as the stream has products; NULL: none.
-static inline void gemm_use_choices(Stream *stream, ProductChoices *choices) {
-    (void)choices;
-    KERNEL_ON_GPU(stream, cuda_gemm_use_choices(stream, choices))
-}
-
-// The version of the GPU's library of products; 0 in a program without CUDA.
-static inline int gemm_version(void) {
-#ifdef ACCO_HAVE_CUDA
-    return cuda_gemm_version();
-#else
-    return 0;
-#endif
-}
 
 // output (rows, outputs), rows output_stride apart, = input (rows, inputs) weight^T for
 // weight (outputs, inputs), as PyTorch stores it.

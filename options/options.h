@@ -108,7 +108,6 @@ typedef struct Options {
     OptionChoice recompute;    // 0: auto; otherwise a Recompute + 1
     OptionChoice gpu_exchange; // GpuExchange
     int64_t nccl_ctas;         // 0: placement.h chooses
-    OptionText tune_products;  // "off", "on", or a file of choices
     int64_t threads;           // 0: auto
     int64_t ranks;             // of a plan
     int64_t gpu_memory;        // bytes, of a plan; 0: of the GPU here

@@ -236,10 +236,8 @@ static inline bool options_keep(Options *options, const bool given[OPTION_COUNT_
         bool ours = option->rules == NULL || option_list_names(option->rules, options_rule(options)->name);
         bool open = left_open && option->offset == offsetof(Options, precision) &&
                     (before.precision == PRECISION_ASK_FP32 || before.precision == PRECISION_ASK_BF16);
-        if (!saved[i] || !ours || (!open && (given[i] || has_config)) || option->effect == SAME_BITS ||
-            option->effect == PLACEMENT) {
-            continue;
-        }
+        bool elsewhere = !plans && (option->effect == SAME_BITS || option->effect == PLACEMENT);
+        if (!saved[i] || !ours || (!open && (given[i] || has_config)) || elsewhere) { continue; }
         kept[i] = true;
         options->precision_kept = options->precision_kept || open;
         const char *value = option_print_value(option, &before, text);

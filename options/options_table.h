@@ -350,14 +350,6 @@ static const OptionSpec option_table[] = {
      "Multiprocessors of the GPU that NCCL may occupy beside the computation, on each level of the exchange. "
      "Matrix products are planned for the others. Fewer leave more for these but may not fill a fast link. "
      "auto: 8, and at most an eighth of the GPU. Messages of NCCL take a power of two, rounded up."},
-    {"tune-products", GROUP_MACHINE, EVERY_RULE, OTHER_BITS,
-     TEXT_OPTION(tune_products, "off", 1, "on|off|FILE"),
-     "on: rank 0 times the algorithms of the GPU's library of matrix products at the start, and all ranks "
-     "take the fastest for each shape. Which is fastest may change from run to run, and with it the last "
-     "bits; so the choices are written to products.json in the directory of the run, and a run that goes on "
-     "there keeps them. FILE: the choices of such a file, so that runs repeat bit for bit; it must be of "
-     "the same kind of GPU and the same version of the library, and shapes that it lacks get the library's "
-     "first choice. off: the library's first choice for all, which repeats, too."},
     {"threads", GROUP_MACHINE, EVERY_RULE, SAME_BITS,
      INTEGER_OPTION(threads, "auto", 1, 4096, "N", "auto", 0),
      "Compute threads per rank. auto: the physical cores of the node divided by its ranks, or those that the "

@@ -36,8 +36,12 @@ typedef struct Machine {
     double slow_seconds; // what a micro-batch takes longer on rank `slow_rank`
     int slow_rank;       // -1: on none
     // (ranks), each relative to this rank's; NULL: all are alike
-    const double *slowness;           // seconds of a micro-batch
-    const double *counts;             // micro-batches of a round
+    const double *slowness;        // seconds of a micro-batch
+    const double *counts;          // micro-batches of a round
+    const double *estimate_counts; // the same, of a round beside an estimate; NULL: as `counts`
+    // (WIRE_FORMAT_COUNT): seconds of a reduce-scatter and an all-gather of the whole vector,
+    // which the run has measured; NULL: they follow from the rates
+    const double *measured_exchange;
     double memory_bytes_per_second;   // of the threads of compute, in passes over vectors
     double exchange_bytes_per_second; // the same, of what a rank does for an exchange
     // What an exchange takes from the computation beside it: of the seconds that the rank

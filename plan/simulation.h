@@ -139,10 +139,12 @@ static inline void simulation_micro_batch(Simulation *simulation) {
     Scheduler *s = simulation->scheduler;
     const Machine *machine = simulation->machine;
     int stand_for = simulation->ranks / simulation->width;
+    bool beside_estimate = s->job_in_flight && s->job.kind == ESTIMATE && machine->estimate_counts != NULL;
+    const double *counts = beside_estimate ? machine->estimate_counts : machine->counts;
     simulation->backward_began = simulation->backward_ended = 0;
     for (int i = 0; i < simulation->width; i++) {
         if (!simulation->joins[i]) { continue; }
-        double count = machine->counts != NULL ? machine->counts[i] : 1;
+        double count = counts != NULL ? counts[i] : 1;
         double seconds = count * simulation_micro_batch_seconds(simulation, i);
         double start = fmax(simulation->host[i], simulation->compute[i]);
         double middle = simulation_forward(simulation, start, seconds * FORWARD_SHARE, &simulation->busy[i]);
@@ -182,9 +184,15 @@ static inline double simulation_work(const Simulation *simulation, double work) 
 // Adds an exchange of so many cells to a clock; its work, to *work.
 static inline double simulation_exchange(Simulation *simulation, const Collective *collective, bool gather,
                                          size_t cells, double now, double *work) {
+    const Machine *machine = simulation->machine;
+    const Job *job = &simulation->scheduler->job;
     double own = (double)(cells * collective->layout->piece);
-    ExchangeCost cost = machine_exchange(simulation->machine, simulation->scheduler->transport, own,
-                                         collective->wire, gather);
+    ExchangeCost cost =
+        machine_exchange(machine, simulation->scheduler->transport, own, collective->wire, gather);
+    if (machine->measured_exchange != NULL) {
+        cost.seconds = machine->measured_exchange[job->wire] / 2 * own / (double)layout_shard(&job->layout);
+        cost.work = 0;
+    }
     simulation->bytes_outside += cost.bytes;
     *work += cost.work;
     return now + cost.seconds + simulation_work(simulation, cost.work);
@@ -196,23 +204,23 @@ static inline double simulation_reduce(Simulation *simulation, double now, doubl
     const Job *job = &s->job;
     Collective collective = job_reduction(s, job);
     const Layout *layout = collective.layout;
-    size_t bucket = job_bucket_cells(s, layout);
-    bool all_reduce = s->settings.replicated || s->settings.kind == RULE_LOCAL;
     *hidden = 0;
     for (size_t end = layout->cells; end > 0;) {
-        size_t begin = end > bucket ? end - bucket : 0;
+        size_t begin = end > job->bucket ? end - job->bucket : 0;
         if (job->follows) {
             now = fmax(now, simulation_finished(simulation, layout_cell_begin(layout, begin)));
         }
         double started = now;
-        if (job_inspects_before(s, job)) {
+        if (job->inspects) {
             double elements = (double)layout_cell_begin(layout, end - begin);
             double seconds = machine_exchange_pass(simulation->machine, elements, PASS_SQUARE);
             now += seconds;
             *work += seconds;
         }
         now = simulation_exchange(simulation, &collective, false, end - begin, now, work);
-        if (all_reduce) { now = simulation_exchange(simulation, &collective, true, end - begin, now, work); }
+        if (job->all_reduces) {
+            now = simulation_exchange(simulation, &collective, true, end - begin, now, work);
+        }
         if (job->follows) { *hidden += fmax(fmin(now, simulation->backward_ended) - started, 0); }
         end = begin;
     }
@@ -225,8 +233,8 @@ static inline double simulation_step(const Simulation *simulation, double now, d
     const Job *job = &s->job;
     const Machine *machine = simulation->machine;
     now += machine_records(machine, s->transport, sizeof(Tally));
-    if (s->settings.kind == RULE_LOCAL) { return now; }
-    bool waits = s->settings.kind == RULE_SYNCHRONOUS;
+    if (!job->steps) { return now; }
+    bool waits = job->follows;
     double shard = (double)layout_shard(&s->layout);
     double stepped = (double)layout_shard(&s->optimizer.layout);
     double bytes = shard * PASS_SQUARE + stepped * PASS_ADAMW * (job->kind == COMMIT_THEN_PREDICT ? 2 : 1);
@@ -238,16 +246,17 @@ static inline double simulation_step(const Simulation *simulation, double now, d
 // job_gather
 static inline double simulation_gather(Simulation *simulation, double now, double *work) {
     Scheduler *s = simulation->scheduler;
-    if (s->settings.kind == RULE_LOCAL || s->settings.replicated) { return now; }
-    Collective collective = job_reduction(s, &s->job);
+    const Job *job = &s->job;
+    if (job->all_reduces) { return now; }
+    Collective collective = job_reduction(s, job);
     collective.wire = job_gather_wire(s, collective.wire);
-    size_t bucket = job_bucket_cells(s, &s->layout), number = 0;
-    for (size_t begin = 0; begin < s->layout.cells; begin += bucket) {
-        size_t end = size_min(begin + bucket, s->layout.cells);
+    size_t number = 0;
+    for (size_t begin = 0; begin < s->layout.cells; begin += job->bucket) {
+        size_t end = size_min(begin + job->bucket, s->layout.cells);
         now = simulation_exchange(simulation, &collective, true, end - begin, now, work);
         simulation->arrivals[number++] = now;
     }
-    if (s->settings.kind == RULE_SYNCHRONOUS) { simulation->arrival_cells = bucket; }
+    if (job->follows) { simulation->arrival_cells = job->bucket; }
     return now;
 }
 
@@ -292,9 +301,9 @@ static inline void simulation_job(Simulation *simulation) {
     if (!job->follows) { simulation_run_beside(simulation, began, now, own_work); }
     simulation->communication = simulation->stepped = now;
     memset(&job->total, 0, sizeof job->total);
-    job->total.micro_batches = (job->follows ? s->tally : job->tally).micro_batches;
+    job->total.micro_batches = job->tally.micro_batches;
     job->spike = SPIKE_NONE;
-    s->optimizer.commits += s->settings.kind != RULE_LOCAL && job->kind != ESTIMATE ? 1 : 0;
+    s->optimizer.commits += job->steps && job->kind != ESTIMATE ? 1 : 0;
 }
 
 // job_gather_task
@@ -320,7 +329,7 @@ static inline void simulation_inner_step(Simulation *simulation) {
     Scheduler *s = simulation->scheduler;
     simulation_compute(simulation, machine_pass(simulation->machine, (double)s->problem.parameter_count,
                                                 PASS_SQUARE + PASS_ADAMW + PASS_CLEAR));
-    s->tally.micro_batches += s->tally_before.micro_batches;
+    s->tally.micro_batches += s->local.tally_before.micro_batches;
     s->optimizer.commits++;
 }
 
@@ -335,6 +344,7 @@ static inline void simulation_run(void *self, Stream *stream, StreamTask task, v
         simulation_micro_batch(simulation);
     } else if (task == last_micro_batch_task) {
         simulation_micro_batch(simulation);
+        scheduler_give_tally(s, CLEAR);
         if (follows) {
             simulation_job(simulation);
             simulation_job_gather(simulation);
@@ -345,7 +355,7 @@ static inline void simulation_run(void *self, Stream *stream, StreamTask task, v
         if (!follows) { simulation_job_gather(simulation); }
     } else if (task == boundary_task) {
         const BoundaryWork *work = (const BoundaryWork *)context;
-        double bytes = work->out == NULL && s->settings.kind == RULE_SYNCHRONOUS ? PASS_CLEAR : PASS_MOVE;
+        double bytes = work->out == NULL ? PASS_CLEAR : PASS_MOVE;
         simulation_compute(simulation, machine_pass(machine, (double)layout_padded(&s->layout), bytes));
     } else if (task == inner_step_task) {
         simulation_inner_step(simulation);
@@ -510,7 +520,8 @@ static inline SimulatedCommit simulation_of_rule(Simulation *simulation, const R
     simulation->hides =
         s->settings.overlap && (local ? s->settings.delay > 0 || rule->job_in_flight_between_commits
                                       : rule->kind == RULE_OVERLAPPED);
-    s->settings.sequential = s->settings.first_round_size = 0;
+    s->settings.sequential = 0;
+    s->settings.first_round = s->settings.round_a;
     s->settings.target = 1e15;
     for (int i = 0; i < calls; i++) { rule->commit(s); }
     SimulatedCommit before = simulation_totals(simulation);

@@ -300,9 +300,9 @@ static inline void tokenize_data(Run *run) {
     char paths[2][DATA_PATH_SIZE] = {"", ""};
     Error error = {""};
     bool good = !run_is_main(run) || tokenize_texts(run, paths, &error);
-    wait_for_rank_zero(run, "tokenizing");
+    wait_for_rank_zero(&run->transport, "tokenizing");
     agree_or_exit(run, good ? 0 : EXIT_SYSTEM_FAILURE, &error);
-    share_from_rank_zero(run, paths, sizeof paths);
+    share_from_rank_zero(&run->transport, paths, sizeof paths);
     for (int i = 0; good && i < 2; i++) {
         DataLoader *loader = i == 0 ? &run->data : &run->validation_data;
         DataRequest request = data_request(run, paths[i], i == 1);
@@ -318,7 +318,7 @@ static inline void tokenize_data(Run *run) {
     good = good && data_loader_require(&run->data, transport->size, run->B, &error) &&
            choose_length(run, &error);
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
-    choose_schedule(run, &run->scheduler.settings);
+    choose_schedule(&run->options, run->transport.size, &run->scheduler.settings);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -331,18 +331,18 @@ static inline int64_t validation_batches(Run *run) {
     return (int64_t)(windows == 0 ? asked : size_min(asked, (windows + B - 1) / B));
 }
 
-// Fills run->batch.tokens and run->batch.targets with a micro-batch of validation. Of the last one,
+// Fills run->training.batch.tokens and run->training.batch.targets with a micro-batch of validation. Of the last one,
 // the sequences behind the last window are those of the beginning; they do not count.
 static inline bool fill_validation(Run *run, int64_t batch, double *perfect_loss, Error *error) {
     const DataLoader *data = validation_loader(run);
     uint64_t first = (uint64_t)batch * (uint64_t)run->B, windows = data_loader_validation_samples(data);
-    if (!data_loader_fill_validation(data, first, run->B, run->batch.tokens, run->batch.targets, perfect_loss,
-                                     error)) {
+    if (!data_loader_fill_validation(data, first, run->B, run->training.batch.tokens,
+                                     run->training.batch.targets, perfect_loss, error)) {
         return false;
     }
     for (int b = 0; b < run->B && windows > 0; b++) {
         for (int t = 0; first + (uint64_t)b >= windows && t < run->T; t++) {
-            run->batch.targets[b * run->T + t] = -1;
+            run->training.batch.targets[b * run->T + t] = -1;
         }
     }
     return true;

@@ -4,7 +4,7 @@
 //   device         a GPU where the program was built with CUDA and this node has one;
 //                  otherwise the CPU. Ranks of one job may differ
 //   precision      bf16 on a GPU, fp32 on the CPU, unless the user says otherwise or asks
-//                  for the faster one (program/precision.h)
+//                  for the faster one (program/machine_rates.h)
 //   GPU exchange   NCCL where every rank has a GPU of its own; otherwise vectors pass
 //                  through host memory
 //   recompute      as little as makes the activations fit
@@ -15,8 +15,8 @@
 #define ACCO_PROGRAM_PLACEMENT_H
 
 #include "comm/collectives.h"
-#include "gpt_neo.h"
 #include "kernels/cpu/product_rates.h"
+#include "models.h"
 #include "options/options_check.h"
 #include "rules.h"
 
@@ -99,8 +99,8 @@ static inline bool placement_choose_precision(Placement *placement, const Option
 }
 
 // Refuses shapes that the kernels for GPUs cannot compute.
-static inline bool placement_check_shapes(const Placement *placement, const GptNeoConfig *config, int B,
-                                          int T, Error *error) {
+static inline bool placement_check_shapes(const Placement *placement, const ModelConfig *config, int B, int T,
+                                          Error *error) {
     int C = config->channels;
     if (!placement->on_gpu) { return true; }
     if (C > 8192 || C / config->heads > 256) {
@@ -359,9 +359,6 @@ static inline bool placement_check_gpu_options(const Placement *placement, const
     if (placement->ranks_on_gpus == 0 && nccl) {
         return error_set(error, "--gpu-exchange nccl has no effect: %s", why);
     }
-    if (placement->ranks_on_gpus == 0 && strcmp(options->tune_products, "off") != 0) {
-        return error_set(error, "--tune-products %.200s has no effect: %s", options->tune_products, why);
-    }
     if (options->nccl_ctas > 0 && !placement->uses_nccl) {
         return error_set(error, "--nccl-ctas has no effect: %s",
                          placement->ranks_on_gpus == 0 ? why : "GPUs do not exchange by NCCL here");
@@ -393,11 +390,11 @@ static inline const char *recompute_name(Recompute recompute) {
 }
 
 // Bytes of device memory that the model takes with these settings.
-static inline size_t model_bytes(const GptNeoConfig *config, const GptNeoSettings *settings) {
-    GptNeo *model = (GptNeo *)malloc(sizeof *model);
+static inline size_t model_bytes(const ModelConfig *config, const ModelSettings *settings) {
+    Model *model = (Model *)malloc(sizeof *model);
     Arena *arena = (Arena *)calloc(1, sizeof *arena);
     arena->on_gpu = settings->on_gpu;
-    gpt_neo_reserve(model, arena, config, settings);
+    model_reserve(model, arena, config, settings);
     size_t bytes = arena->bytes;
     free(model);
     free(arena);
@@ -415,8 +412,8 @@ static inline size_t placement_room(const Placement *placement) {
 // program/fit.h notices. taken: bytes that everything but the model takes. A plan without a
 // GPU recomputes nothing, since there is no memory to fit into.
 static inline bool placement_choose_recompute(Placement *placement, const Options *options,
-                                              const GptNeoConfig *config, size_t taken,
-                                              GptNeoSettings *settings, Error *error) {
+                                              const ModelConfig *config, size_t taken,
+                                              ModelSettings *settings, Error *error) {
     bool automatic = options->recompute == 0; // otherwise a Recompute + 1
     size_t room = placement->on_gpu ? placement_room(placement) : 0;
     settings->recompute = automatic ? RECOMPUTE_NONE : (Recompute)(options->recompute - 1);

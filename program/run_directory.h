@@ -1,11 +1,15 @@
-// run_directory.h: which directory a run writes to, and what it is called.
+// run_directory.h: which directory a run writes to, what it is called, and that no other run
+// writes there at the same time. Rank 0 only.
 //
-// Two runs never write into the same directory, unless the second goes on with the first.
-// `--out auto` takes the next free number below runs/; a directory that the user names
-// must not hold the log of another run.
+// `--out auto` takes the next free number below runs/. A directory that the user names must
+// not hold the log of another run, unless this run continues it.
 #ifndef ACCO_PROGRAM_RUN_DIRECTORY_H
 #define ACCO_PROGRAM_RUN_DIRECTORY_H
 
+#include <pthread.h>
+#include <signal.h>
+
+#include "runtime/device.h"
 #include "runtime/log.h"
 
 // mkdir -p.
@@ -109,6 +113,107 @@ static inline bool run_directory_create(const char *out, const char *model, cons
                          strerror(errno));
     }
     return true;
+}
+
+// ---------------------------------------------------------------------------------------
+// The lock
+//
+// OUT/lock holds the host and the process id of rank 0, which touches the file every
+// RUN_LOCK_BEAT seconds. A run that finds the file takes it over at once if that process ran on
+// this host and is gone. Otherwise it watches the file for a while: the owner is on another
+// host, or its number now belongs to another process. A file that nobody touches was left by
+// a run that was killed, or whose machine was lost.
+//
+// Locks of the system (flock, fcntl) would end with their process. But several file systems
+// of clusters offer none, or only one that other hosts do not see, and NFS keeps the lock of
+// a machine that has died.
+
+#define RUN_LOCK_BEAT 2.0      // seconds between two touches
+#define RUN_LOCK_PATIENCE 15.0 // seconds without a touch after which the owner is dead
+
+enum { RUN_LOCK_TEXT = 128 };
+
+// Must live as long as the process: its thread reads it until the end.
+typedef struct RunLock {
+    char path[RUN_PATH_SIZE + 16]; // OUT/lock; empty: nothing is locked
+    bool released;                 // atomic
+} RunLock;
+
+static inline bool run_lock_read(const char *path, char text[RUN_LOCK_TEXT], struct timespec *touched) {
+    struct stat status;
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC); // anew: NFS shows the present state only then
+    ssize_t length = descriptor >= 0 ? read(descriptor, text, RUN_LOCK_TEXT - 1) : 0;
+    bool there = descriptor >= 0 && fstat(descriptor, &status) == 0;
+    text[length > 0 ? length : 0] = '\0';
+    if (there) { *touched = status.st_mtim; }
+    if (descriptor >= 0) { close(descriptor); }
+    return there;
+}
+
+// Whether the owner of the file is alive; then the error names it.
+static inline bool run_lock_is_held(const char *directory, const char *path, const char *host,
+                                    double patience, Error *error) {
+    char text[RUN_LOCK_TEXT], present[RUN_LOCK_TEXT], owner[65] = "";
+    struct timespec touched, at;
+    int pid = 0;
+    if (!run_lock_read(path, text, &touched)) { return false; }
+    bool named = sscanf(text, "%64s %d", owner, &pid) == 2 && pid > 0;
+    bool here = named && strcmp(owner, host) == 0;
+    if (here && kill(pid, 0) != 0 && errno == ESRCH) { return false; }
+    if (!here) {
+        fprintf(stderr, "train_gpt: --out %.400s has the lock of a run on %s: watching it for %.0f s\n",
+                directory, named ? owner : "an unknown host", patience);
+    }
+    for (double until = clock_seconds() + patience; clock_seconds() < until; sleep_seconds(0.2)) {
+        if (!run_lock_read(path, present, &at)) { return false; }
+        if (at.tv_sec == touched.tv_sec && at.tv_nsec == touched.tv_nsec && strcmp(text, present) == 0) {
+            continue;
+        }
+        error_set(error,
+                  "--out %.300s is in use by another run: process %d on %s. Wait for it, stop it, or choose "
+                  "another --out",
+                  directory, pid, named ? owner : "an unknown host");
+        return true;
+    }
+    return false;
+}
+
+static inline void *run_lock_beat(void *argument) {
+    RunLock *lock = (RunLock *)argument;
+    while (!__atomic_load_n(&lock->released, __ATOMIC_ACQUIRE)) {
+        utimensat(AT_FDCWD, lock->path, NULL, 0);
+        sleep_seconds(RUN_LOCK_BEAT);
+    }
+    return NULL;
+}
+
+// Takes the directory, which exists, for this process. patience: seconds for which a lock is
+// watched. False: another run has it. Where no file can be made, nothing is locked: whatever
+// the run writes next will say why.
+static inline bool run_lock_take(RunLock *lock, const char *directory, const char *host, double patience,
+                                 Error *error) {
+    int descriptor;
+    pthread_t thread;
+    snprintf(lock->path, sizeof lock->path, "%.*s/lock", RUN_PATH_SIZE - 1, directory);
+    while ((descriptor = open(lock->path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666)) < 0) {
+        bool exists = errno == EEXIST;
+        bool held = exists && run_lock_is_held(directory, lock->path, host, patience, error);
+        if (exists && !held && (unlink(lock->path) == 0 || errno == ENOENT)) { continue; }
+        lock->path[0] = '\0';
+        return !held;
+    }
+    dprintf(descriptor, "%s %d\n", host, (int)getpid());
+    close(descriptor);
+    // Without a thread the lock holds for as long as others watch it.
+    if (pthread_create(&thread, NULL, run_lock_beat, lock) == 0) { pthread_detach(thread); }
+    return true;
+}
+
+static inline void run_lock_release(RunLock *lock) {
+    if (lock->path[0] == '\0') { return; }
+    __atomic_store_n(&lock->released, true, __ATOMIC_RELEASE);
+    unlink(lock->path);
+    lock->path[0] = '\0';
 }
 
 #endif

@@ -2,12 +2,10 @@
 //
 // Every line is one write() to a file opened for appending. So a program that dies leaves
 // a file in which every line is whole, and what an earlier run wrote is never truncated.
-// When a write fails half way, the part that was written is cut off again and the caller
-// gets an Error. A full disk may be empty again in a minute, and must not end a run that
-// took weeks: where the caller allows it (log_be_patient), lines that find no space are
-// held in memory, and the next write begins with them. An event that is lost all the same
-// leaves a gap: the next one has a line before it, {"event":"gap","lines":N}, in the same
-// write, so that the last bytes of a disk do not go to such lines alone.
+// When a write fails half way, because the disk is full, the part that was written is cut off
+// again and the caller gets an Error. The event is lost and leaves a gap: the next one has a
+// line before it, {"event":"gap","lines":N}, in the same write, so that the last bytes of a
+// disk do not go to such lines alone.
 //
 // JSON has no NaN: a number that is not finite becomes null, because a single `nan` makes
 // the whole file unreadable to a strict parser, just when somebody wants to know what
@@ -34,17 +32,13 @@
 
 enum {
     RUN_PATH_SIZE = 1280, // a directory and a file in it, longer than any option's text
-    LOG_JSON_DIGITS = 12, // 0.1 stays 0.1 in the file; losses are float32 and need 9
-    LOG_HELD_BYTES = 1 << 24
+    LOG_JSON_DIGITS = 12  // 0.1 stays 0.1 in the file; losses are float32 and need 9
 };
 
 typedef struct Log {
     int descriptor;  // -1: not open
     int64_t missing; // events in a row that could not be written
     char path[RUN_PATH_SIZE + 16];
-    bool patient;      // holds lines while the disk is full
-    char *held;        // whole lines that are not in the file yet; NULL: none
-    size_t held_bytes; // at most LOG_HELD_BYTES
 } Log;
 
 // Opens DIRECTORY/NAME for appending, and creates it where there is none.
@@ -70,56 +64,13 @@ static inline bool log_write(Log *log, const char *text, size_t length) {
     return false;
 }
 
-// Adds to what is held, if there is room for it.
-static inline bool log_hold(Log *log, const char *text, size_t length) {
-    char *held = length <= LOG_HELD_BYTES - log->held_bytes
-                     ? (char *)realloc(log->held, log->held_bytes + length)
-                     : NULL;
-    if (held == NULL) { return false; }
-    memcpy(held + log->held_bytes, text, length);
-    log->held = held;
-    log->held_bytes += length;
-    return true;
-}
-
-// How many lines are held.
-static inline int log_held_lines(const Log *log) {
-    int lines = 0;
-    for (size_t i = 0; i < log->held_bytes; i++) { lines += log->held[i] == '\n'; }
-    return lines;
-}
-
-// From now on a full disk is no failure.
-static inline void log_be_patient(Log *log) { log->patient = true; }
-
-static inline bool log_write_held(Log *log) {
-    if (log->held_bytes > 0 && !log_write(log, log->held, log->held_bytes)) { return false; }
-    free(log->held);
-    log->held = NULL;
-    log->held_bytes = 0;
-    return true;
-}
-
-// Writes what is held.
-static inline bool log_flush(Log *log, Error *error) {
-    return log_write_held(log) || error_set(error, "cannot write %.400s: %s", log->path, strerror(errno));
-}
-
-// Appends `length` bytes of whole lines, or holds them.
 static inline bool log_append(Log *log, const char *text, size_t length, Error *error) {
-    if (log_write_held(log) && log_write(log, text, length)) { return true; }
-    int reason = errno;
-    bool full = reason == ENOSPC || reason == EDQUOT;
-    if (log->patient && full && log_hold(log, text, length)) { return true; }
-    return error_set(error, "cannot write %.400s: %s", log->path, strerror(reason));
+    return log_write(log, text, length) ||
+           error_set(error, "cannot write %.400s: %s", log->path, strerror(errno));
 }
 
-// What is still held is lost: log_flush says why.
 static inline void log_close(Log *log) {
     if (log->descriptor >= 0) { close(log->descriptor); }
-    free(log->held);
-    log->held = NULL;
-    log->held_bytes = 0;
     log->descriptor = -1;
 }
 

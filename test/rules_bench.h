@@ -48,9 +48,10 @@ typedef struct RunSpec {
     const char *rule;
     SchedulerSettings settings; // bench_open fills in what the rule decides, and the numbers of micro-batches
     int micro_batches[MAX_RANKS], first_round_size[MAX_RANKS];
-    int commits; // at most; settings.target may end the run earlier
-    bool finish; // call Rule::finish after the last commit, as at the end of a run
-    bool blind;  // look only at the end, so that nothing waits for parameters that are still arriving
+    double split; // share of ACCO's round A
+    int commits;  // at most; settings.target may end the run earlier
+    bool finish;  // call Rule::finish after the last commit, as at the end of a run
+    bool blind;   // look only at the end, so that nothing waits for parameters that are still arriving
     size_t parameter_count;
     size_t layer_begins[LAYERS + 1];
     int layer_count;
@@ -134,7 +135,9 @@ static inline void bench_open(Bench *bench, const RunSpec *spec, Transport *tran
     settings.kind = rule->kind;
     settings.replicated = rule->replicated;
     settings.micro_batches = spec->micro_batches[transport->rank];
-    settings.first_round_size = spec->first_round_size[transport->rank];
+    settings.round_a = acco_round_a(spec->split, settings.micro_batches);
+    int first = spec->first_round_size[transport->rank];
+    settings.first_round = first > 0 ? first : settings.round_a;
     Problem problem = {&bench->problem, spec->parameter_count, spec->micro_batch, spec->layer_begins,
                        spec->layer_count};
     Scheduler *s = &bench->scheduler;
@@ -201,7 +204,7 @@ static inline void look_at(Bench *bench, Look *look) {
     look->master = copy_floats(s->optimizer.master, owned);
     look->first_moment = copy_reals(s->optimizer.first_moment, owned, s->optimizer.settings.moments);
     look->second_moment = copy_reals(s->optimizer.second_moment, owned, s->optimizer.settings.moments);
-    look->momentum = copy_floats(s->momentum, count);
+    look->momentum = copy_floats(s->local.momentum, count);
     look->report = s->report;
     look->reports = s->reports;
     look->hashes[s->transport->rank] = hash_look(look, count);
@@ -213,15 +216,15 @@ static inline void run_commits(Bench *bench, const RunSpec *spec, RunResult *res
     Scheduler *s = &bench->scheduler;
     look_at(bench, &result->looks[0]);
     s->transport->bytes_sent = 0; // counts the commits alone
-    while (result->last < spec->commits && s->gradients_done < spec->settings.target && !s->failed) {
+    while (result->last < spec->commits && s->gradients_done < spec->settings.target && !s->spikes.failed) {
         bench->rule->commit(s);
         Look *look = &result->looks[++result->last];
         look->report = s->report;
         look->reports = s->reports;
-        if (s->rollback_due) { scheduler_drop(s); }
+        if (s->spikes.rollback_due) { scheduler_drop(s); }
         if (!spec->blind) { look_at(bench, look); }
     }
-    if (spec->finish && !s->failed) {
+    if (spec->finish && !s->spikes.failed) {
         if (bench->rule->finish != NULL) { bench->rule->finish(s); }
         result->last++;
     }
@@ -296,11 +299,11 @@ static inline void run_rank(const RunSpec *spec, Transport *transport, RunResult
     if (spec->counts_spans) { result->kept = count_spans(&bench->scheduler.trace); }
     result->unreported = trace_take(&bench->scheduler.trace);
     result->gradients_done = bench->scheduler.gradients_done;
-    result->failed = bench->scheduler.failed;
-    result->spike = bench->scheduler.spike;
-    result->spikes = bench->scheduler.spikes;
-    result->norms = bench->scheduler.norms;
-    result->losses = bench->scheduler.losses;
+    result->failed = bench->scheduler.spikes.failed;
+    result->spike = bench->scheduler.spikes.latest;
+    result->spikes = bench->scheduler.spikes.count;
+    result->norms = bench->scheduler.spikes.norms;
+    result->losses = bench->scheduler.spikes.losses;
     bench_close(bench);
     transport->chaos_seconds = transport->link_bytes_per_second = 0;
     exchange_summaries(transport, result);
@@ -529,7 +532,7 @@ static inline RunSpec scalar_spec(const char *rule, ElementwiseStep *step, int m
     spec.start = 8;
     SchedulerSettings *settings = &spec.settings;
     settings->overlap = true;
-    settings->split = 0.5;
+    spec.split = 0.5;
     settings->target = 1e9;
     settings->rate.kind = SCHEDULE_CONSTANT;
     settings->rate.peak = step == sgd_step ? 0.5 : 0.1;

@@ -6,9 +6,9 @@
 // of additions.
 #include "test/harness.h"
 
-#include "gpt_neo.h"
 #include "kernels/cpu/product_rates.h"
 #include "runtime/random.h"
+#include "test/model_loss.h"
 
 static Random test_random;
 
@@ -326,12 +326,12 @@ static void a_model_in_bf16_is_near_that_in_fp32(void **state) {
     (void)state;
     enum { B = 3, T = 29, RUNS = 3 };
     const Precision precisions[RUNS] = {PRECISION_FP32, PRECISION_BF16, PRECISION_BF16};
-    GptNeoConfig config;
+    ModelConfig config;
     ParameterTable table;
     Error error;
     float losses[RUNS], *parameters, *gradients[RUNS];
     int32_t tokens[B * T], targets[B * T];
-    assert_true(gpt_neo_config_find("tiny", &config, &error));
+    assert_true(model_find("tiny", &config, &error));
     gpt_neo_parameter_table(&config, &table);
     parameters = (float *)malloc(table.parameter_count * sizeof(float));
     for (int i = 0; i < B * T; i++) {
@@ -341,14 +341,14 @@ static void a_model_in_bf16_is_near_that_in_fp32(void **state) {
     for (int run = 0; run < RUNS; run++) {
         GptNeo model;
         Arena arena;
-        GptNeoSettings settings = gpt_neo_on_cpu(B, T, run + 1);
+        ModelSettings settings = model_on_cpu(B, T, run + 1);
         Stream stream = stream_in(precisions[run], run + 1);
         memset(&arena, 0, sizeof arena);
         settings.precision = precisions[run];
         settings.given_weights = false;
         gpt_neo_reserve(&model, &arena, &config, &settings);
         assert_true(arena_commit(&arena, &error));
-        if (run == 0) { gpt_neo_initialize(&table, 3, stream.pool, parameters); }
+        if (run == 0) { parameters_initialize(&table, 3, stream.pool, parameters); }
         gradients[run] = (float *)calloc(table.parameter_count, sizeof(float));
         losses[run] =
             gpt_neo_loss_and_gradients(&model, &stream, parameters, gradients[run], tokens, targets, NULL);
@@ -378,11 +378,9 @@ static void a_model_in_bf16_is_near_that_in_fp32(void **state) {
 // A rate is that of products in its own format, and the faster one is chosen.
 static void rates_are_measured_in_both_formats(void **state) {
     (void)state;
-    ThreadPool *pool = thread_pool_create(2, false);
     const bool both[2] = {true, true}, one[2] = {true, false};
-    ProductRates rates = product_rates_measure(pool, both, 64, 96, 200, 0.05),
-                 single = product_rates_measure(pool, one, 64, 96, 200, 0.05);
-    thread_pool_destroy(pool);
+    ProductRates rates = product_rates_measure(2, both, 64, 96, 200, 0.05),
+                 single = product_rates_measure(2, one, 64, 96, 200, 0.05);
     assert_true(rates.gflops[PRECISION_FP32] > 0 && rates.gflops[PRECISION_FP32] < 1e6);
     assert_true((rates.gflops[PRECISION_BF16] > 0) == matmul_has_bf16() &&
                 rates.gflops[PRECISION_BF16] < 1e6);

@@ -1394,9 +1394,9 @@ static void a_directory_has_one_run_at_a_time(void **state) {
     pid_t pid;
     Training first = auto_start(stage, 0, "shared", "--tokens 1000G --report-every 1 --val-batches none");
     wait_for_events(stage, &first, "report", 1, &pid);
-    check_refused(stage, 0, "shared", "--resume auto", "is in use by another run: of ");
+    check_refused(stage, 0, "shared", "--resume auto", "is in use by another run: process ");
     if (stage->has_mpi) {
-        check_refused(stage, 2, "shared", "--resume auto", "is in use by another run: of ");
+        check_refused(stage, 2, "shared", "--resume auto", "is in use by another run: process ");
     }
     assert_int_equal(kill(pid, SIGKILL), 0);
     program_finish(stage, &first.program);

@@ -10,9 +10,9 @@
 
 #include <time.h>
 
-#include "gpt_neo.h"
 #include "optimizer.h"
 #include "test/harness.h"
+#include "test/model_loss.h"
 #include "test/sgd.h"
 
 typedef struct Shape {
@@ -33,15 +33,16 @@ static char test_name[128]; // describes the current case in a failure
 // What both sides start from
 
 typedef struct Inputs {
-    GptNeoConfig config;
+    ModelConfig config;
     ParameterTable table;
     int B, T;
     float *parameters;
     int32_t *tokens, *targets;
 } Inputs;
 
-static void inputs_configure(GptNeoConfig *config, const Shape *shape) {
+static void inputs_configure(ModelConfig *config, const Shape *shape) {
     memset(config, 0, sizeof *config);
+    config->family = &gpt_neo_family;
     config->layers = shape->layers;
     config->channels = shape->channels;
     config->heads = shape->heads;
@@ -92,7 +93,8 @@ static void inputs_close(Inputs *inputs) {
 typedef struct Machine {
     const Inputs *inputs;
     Arena arena;
-    GptNeo model;
+    Model model;
+    GptNeo *neo; // its state
     Optimizer optimizer;
     DecayRange ranges[64];
     Stream stream; // kernels are put into its queue by the calling thread
@@ -104,16 +106,16 @@ typedef struct Machine {
 // Threads of the CPU, whose bits do not depend on their number.
 static int cpu_threads(void) { return cuda_small_shapes() ? 1 : 8; }
 
-static GptNeoSettings settings_on_cpu(const Inputs *inputs) {
-    return gpt_neo_on_cpu(inputs->B, inputs->T, cpu_threads());
+static ModelSettings settings_on_cpu(const Inputs *inputs) {
+    return model_on_cpu(inputs->B, inputs->T, cpu_threads());
 }
 
-static GptNeoSettings settings_on_device(const Inputs *inputs, Precision precision, Recompute recompute) {
-    GptNeoSettings settings = {inputs->B, inputs->T, 0, true, precision, recompute, false};
+static ModelSettings settings_on_device(const Inputs *inputs, Precision precision, Recompute recompute) {
+    ModelSettings settings = {inputs->B, inputs->T, 0, true, precision, recompute, false};
     return settings;
 }
 
-static size_t machine_bytes(const Machine *machine) { return machine->model.parameter_count * sizeof(float); }
+static size_t machine_bytes(const Machine *machine) { return machine->neo->parameter_count * sizeof(float); }
 
 // Epsilon is large, so that a step is about proportional to the gradient. Otherwise
 // elements near 0 would step by their sign.
@@ -149,7 +151,7 @@ static void machine_set_parameters(Machine *machine, const float *parameters) {
     stream_settle(&machine->stream);
 }
 
-static void machine_open(Machine *machine, const Inputs *inputs, GptNeoSettings settings) {
+static void machine_open(Machine *machine, const Inputs *inputs, ModelSettings settings) {
     Error error;
     memset(machine, 0, sizeof *machine);
     machine->inputs = inputs;
@@ -157,7 +159,8 @@ static void machine_open(Machine *machine, const Inputs *inputs, GptNeoSettings 
     size_t bytes = inputs->table.parameter_count * sizeof(float);
     arena_reserve(&machine->arena, MEMORY_PARAMETERS, "parameters", bytes, &machine->parameters);
     arena_reserve(&machine->arena, MEMORY_GRADIENTS, "gradients", bytes, &machine->gradients);
-    gpt_neo_reserve(&machine->model, &machine->arena, &inputs->config, &settings);
+    model_reserve(&machine->model, &machine->arena, &inputs->config, &settings);
+    machine->neo = &machine->model.state.gpt_neo;
     machine_reserve_optimizer(machine);
     assert_true(arena_commit(&machine->arena, &error));
     machine->stream.precision = settings.precision;
@@ -173,7 +176,7 @@ static void machine_open(Machine *machine, const Inputs *inputs, GptNeoSettings 
 }
 
 static void machine_close(Machine *machine) {
-    gpt_neo_stop(&machine->model, &machine->stream);
+    model_stop(&machine->model, &machine->stream);
     if (machine->stream.queue != NULL) { gpu_queue_destroy(machine->stream.queue); }
     if (machine->stream.pool != NULL) { thread_pool_destroy(machine->stream.pool); }
     arena_release(&machine->arena);
@@ -182,7 +185,7 @@ static void machine_close(Machine *machine) {
 
 static void machine_add_gradients(Machine *machine, const Pace *pace) {
     const Inputs *inputs = machine->inputs;
-    machine->loss = gpt_neo_loss_and_gradients(&machine->model, &machine->stream, machine->parameters,
+    machine->loss = gpt_neo_loss_and_gradients(machine->neo, &machine->stream, machine->parameters,
                                                machine->gradients, inputs->tokens, inputs->targets, pace);
     stream_copy(&machine->stream, machine->results, machine->gradients, machine_bytes(machine));
     stream_settle(&machine->stream);
@@ -195,8 +198,7 @@ static void machine_pass(Machine *machine, const Pace *pace) {
 
 static float machine_loss(Machine *machine) {
     const Inputs *inputs = machine->inputs;
-    return gpt_neo_loss(&machine->model, &machine->stream, machine->parameters, inputs->tokens,
-                        inputs->targets);
+    return gpt_neo_loss(machine->neo, &machine->stream, machine->parameters, inputs->tokens, inputs->targets);
 }
 
 static Machine *machine_of_cpu(const Inputs *inputs) {
@@ -339,7 +341,7 @@ static void machine_train(Machine *machine, int steps, float *moved) {
     }
     stream_copy(&machine->stream, moved, machine->parameters, machine_bytes(machine));
     stream_settle(&machine->stream);
-    for (size_t i = 0; i < machine->model.parameter_count; i++) { moved[i] -= before[i]; }
+    for (size_t i = 0; i < machine->neo->parameter_count; i++) { moved[i] -= before[i]; }
 }
 
 static void check_training(const Inputs *inputs, Precision precision) {
@@ -409,7 +411,7 @@ static void check_accumulation(const Inputs *inputs, Precision precision) {
     machine_pass(machine, NULL);
     float *once = copy_of_results(machine), loss = machine->loss;
     machine_add_gradients(machine, NULL);
-    for (size_t i = 0; i < machine->model.parameter_count; i++) { machine->results[i] /= 2.0f; }
+    for (size_t i = 0; i < machine->neo->parameter_count; i++) { machine->results[i] /= 2.0f; }
     check_loss(machine->loss, loss, 0.0);
     check_tensors(inputs, machine->results, once, 1e-6);
     machine_pass(machine, NULL);
@@ -425,74 +427,22 @@ static void test_gradients_accumulate(void **state) {
     for_both_precisions("accumulation", &shapes[2], check_accumulation);
 }
 
-// Starts the machine anew with these choices, adds the gradients of one pass, and brings
-// them to the host. The gradients that start leaves are 0.
-static void machine_start_with(Machine *machine, ProductChoices *choices) {
-    choices->found = choices->missed = choices->refused = 0;
-    gemm_close(&machine->stream);
-    gpu_fill(machine->stream.queue, machine->gradients, 0xff, machine_bytes(machine));
-    gpt_neo_start(&machine->model, &machine->stream, machine->parameters, machine->gradients, 2, choices);
-    stream_copy(&machine->stream, machine->results, machine->gradients, machine_bytes(machine));
-    stream_settle(&machine->stream);
-    for (size_t i = 0; i < machine->model.parameter_count; i++) { assert_true(machine->results[i] == 0.0f); }
-    machine_add_gradients(machine, NULL);
-}
-
-// Tuning must not change results, except on a GPU, where other algorithms may be chosen.
-// What it chose is listed, and repeats the bits.
+// Starting leaves gradients of 0 and changes no later result.
 static void check_start(const Inputs *inputs, Precision precision) {
     Machine *plain = machine_of_device(inputs, precision, RECOMPUTE_NONE),
-            *tuned = machine_of_device(inputs, precision, RECOMPUTE_NONE),
-            *again = machine_of_device(inputs, precision, RECOMPUTE_NONE);
-    ProductChoices *choices = (ProductChoices *)calloc(1, sizeof *choices);
-    choices->tuning = true;
+            *started = machine_of_device(inputs, precision, RECOMPUTE_NONE);
     machine_pass(plain, NULL);
-    machine_start_with(tuned, choices);
-    check_tensors(inputs, tuned->results, plain->results, gradient_tolerance(inputs, precision));
-    if (CUDA_EMULATED) { check_same_bits(tuned, plain->loss, plain->results); }
-    assert_true(choices->count > 5 && choices->missed == choices->count);
-    choices->tuning = false;
-    machine_start_with(again, choices);
-    check_same_bits(again, tuned->loss, tuned->results);
-    assert_true(choices->found == choices->count && choices->missed == 0 && choices->refused == 0);
-    free(choices);
+    gemm_close(&started->stream);
+    gpu_fill(started->stream.queue, started->gradients, 0xff, machine_bytes(started));
+    size_t count = started->neo->parameter_count;
+    model_start(&started->model, &started->stream, started->parameters, started->gradients, count, 0);
+    stream_copy(&started->stream, started->results, started->gradients, machine_bytes(started));
+    stream_settle(&started->stream);
+    for (size_t i = 0; i < count; i++) { assert_true(started->results[i] == 0.0f); }
+    machine_add_gradients(started, NULL);
+    check_same_bits(started, plain->loss, plain->results);
     machine_free(plain);
-    machine_free(tuned);
-    machine_free(again);
-}
-
-// Listed algorithms are used; one that the library refuses, and a shape that is not
-// listed, get its first offer. Algorithm 1 of the emulator adds the other way round.
-static void check_choices(const Inputs *inputs, Precision precision) {
-    Machine *plain = machine_of_device(inputs, precision, RECOMPUTE_NONE),
-            *other = machine_of_device(inputs, precision, RECOMPUTE_NONE);
-    ProductChoices *choices = (ProductChoices *)calloc(1, sizeof *choices);
-    choices->tuning = true;
-    machine_pass(plain, NULL);
-    machine_start_with(other, choices);
-    choices->tuning = false;
-    int count = choices->count;
-    for (int i = 0; i < count; i++) { choices->list[i].algorithm[0] = 1; }
-    machine_start_with(other, choices);
-    assert_memory_not_equal(other->results, plain->results, machine_bytes(other));
-    check_tensors(inputs, other->results, plain->results, gradient_tolerance(inputs, precision));
-    assert_int_equal(choices->found, count);
-    for (int i = 0; i < count; i++) { choices->list[i].algorithm[PRODUCT_ALGORITHM_BYTES - 1] = 1; }
-    machine_start_with(other, choices);
-    check_same_bits(other, plain->loss, plain->results);
-    assert_int_equal(choices->refused, count);
-    choices->count = 0;
-    machine_start_with(other, choices);
-    check_same_bits(other, plain->loss, plain->results);
-    assert_int_equal(choices->missed, count);
-    free(choices);
-    machine_free(plain);
-    machine_free(other);
-}
-
-static void test_choices_of_products(void **state) {
-    (void)state;
-    if (CUDA_EMULATED) { for_both_precisions("choices", &shapes[0], check_choices); }
+    machine_free(started);
 }
 
 static void test_start(void **state) {
@@ -506,7 +456,7 @@ static void check_chunks(const Inputs *inputs, Precision precision) {
     Machine *whole = machine_of_device(inputs, precision, RECOMPUTE_NONE),
             *parts = machine_of_device(inputs, precision, RECOMPUTE_NONE);
     machine_pass(whole, NULL);
-    parts->model.chunk = 7;
+    parts->neo->chunk = 7;
     machine_pass(parts, NULL);
     check_loss(parts->loss, whole->loss, CUDA_EMULATED ? 0.0 : 1e-5);
     check_tensors(inputs, parts->results, whole->results,
@@ -528,8 +478,8 @@ static void check_columns(const Inputs *inputs, Precision precision) {
     int V = inputs->config.vocabulary;
     Machine *wide = machine_of_device(inputs, precision, RECOMPUTE_NONE),
             *narrow = machine_of_device(inputs, precision, RECOMPUTE_NONE);
-    assert_int_equal(wide->model.logits_columns, (V + 63) / 64 * 64);
-    narrow->model.logits_columns = V;
+    assert_int_equal(wide->neo->logits_columns, (V + 63) / 64 * 64);
+    narrow->neo->logits_columns = V;
     machine_pass(wide, NULL);
     machine_pass(narrow, NULL);
     check_loss(wide->loss, narrow->loss, 1e-5);
@@ -556,7 +506,7 @@ static void test_columns_of_logits(void **state) {
 // difference, and rounding can change that.
 static void check_few_parameters(const Inputs *inputs, Precision precision) {
     Machine *cpu = machine_of_cpu(inputs), *machine = machine_of_device(inputs, precision, RECOMPUTE_NONE);
-    assert_int_equal(machine->model.logits_columns, inputs->config.vocabulary);
+    assert_int_equal(machine->neo->logits_columns, inputs->config.vocabulary);
     machine_pass(cpu, NULL);
     machine_pass(machine, NULL);
     check_loss(machine->loss, cpu->loss, precision == PRECISION_BF16 ? 1e-2 : 1e-6);
@@ -591,7 +541,7 @@ static void pass_with_version(Machine *machine, uint64_t version, float loss, co
 static void check_versions(const Inputs *inputs, Precision precision) {
     bool copied = precision == PRECISION_BF16;
     Machine *machine = machine_of_device(inputs, precision, RECOMPUTE_NONE);
-    float *others = host_normals(&test_random, machine->model.parameter_count, 0.1);
+    float *others = host_normals(&test_random, machine->neo->parameter_count, 0.1);
     Pace pace = pace_of_version(7);
     machine_pass(machine, &pace);
     float *old_gradients = copy_of_results(machine), old_loss = machine->loss;
@@ -631,7 +581,7 @@ typedef struct Watch {
 static void watch_need(void *self, size_t end) {
     Watch *watch = (Watch *)self;
     Machine *machine = watch->machine;
-    assert_true(end >= watch->needed && end <= machine->model.parameter_count);
+    assert_true(end >= watch->needed && end <= machine->neo->parameter_count);
     stream_copy(&machine->stream, machine->parameters + watch->needed,
                 machine->inputs->parameters + watch->needed, (end - watch->needed) * sizeof(float));
     watch->needed = end;
@@ -651,7 +601,7 @@ static void watch_finish(void *self, size_t begin) {
 static void check_pace(const Inputs *inputs, Precision precision) {
     Machine *plain = machine_of_device(inputs, precision, RECOMPUTE_NONE),
             *paced = machine_of_device(inputs, precision, RECOMPUTE_BLOCK);
-    size_t count = plain->model.parameter_count;
+    size_t count = plain->neo->parameter_count;
     machine_pass(plain, NULL);
     gpu_fill(paced->stream.queue, paced->parameters, 0xff, machine_bytes(paced));
     Watch watch = {paced, 0, count, 0, 0, (float *)malloc(machine_bytes(paced))};
@@ -662,7 +612,7 @@ static void check_pace(const Inputs *inputs, Precision precision) {
                         (count - watch.open) * sizeof(float));
     assert_true(watch.needed == count && watch.needs >= inputs->config.layers + 2 &&
                 watch.finishes >= 2 * inputs->config.layers);
-    assert_true(watch.open == gpt_neo_at(&paced->model, 0, TENSOR_LN_1_WEIGHT));
+    assert_true(watch.open == gpt_neo_at(paced->neo, 0, TENSOR_LN_1_WEIGHT));
     free(watch.finished);
     machine_free(plain);
     machine_free(paced);
@@ -681,7 +631,7 @@ static void check_no_target(const Inputs *inputs, Precision precision) {
     for (int i = 0; i < inputs->B * inputs->T; i++) { inputs->targets[i] = i % 2 == 0 ? -1 : -100; }
     machine_pass(machine, NULL);
     assert_true(machine->loss == 0.0f && machine_loss(machine) == 0.0f);
-    for (size_t i = 0; i < machine->model.parameter_count; i++) { assert_true(machine->results[i] == 0.0f); }
+    for (size_t i = 0; i < machine->neo->parameter_count; i++) { assert_true(machine->results[i] == 0.0f); }
     machine_free(machine);
 }
 
@@ -807,21 +757,13 @@ static int seed_test(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_loss_and_gradients),
-        cmocka_unit_test(test_optimizer_steps),
-        cmocka_unit_test(test_sgd_is_refused),
-        cmocka_unit_test(test_recompute),
-        cmocka_unit_test(test_gradients_accumulate),
-        cmocka_unit_test(test_start),
-        cmocka_unit_test(test_choices_of_products),
-        cmocka_unit_test(test_chunks_of_logits),
-        cmocka_unit_test(test_columns_of_logits),
-        cmocka_unit_test(test_few_parameters),
-        cmocka_unit_test(test_versions_of_weights),
-        cmocka_unit_test(test_the_passes_keep_pace),
-        cmocka_unit_test(test_no_target_counts),
-        cmocka_unit_test(test_nan_is_seen),
-        cmocka_unit_test(test_launches_are_as_predicted),
+        cmocka_unit_test(test_loss_and_gradients),   cmocka_unit_test(test_optimizer_steps),
+        cmocka_unit_test(test_sgd_is_refused),       cmocka_unit_test(test_recompute),
+        cmocka_unit_test(test_gradients_accumulate), cmocka_unit_test(test_start),
+        cmocka_unit_test(test_chunks_of_logits),     cmocka_unit_test(test_columns_of_logits),
+        cmocka_unit_test(test_few_parameters),       cmocka_unit_test(test_versions_of_weights),
+        cmocka_unit_test(test_the_passes_keep_pace), cmocka_unit_test(test_no_target_counts),
+        cmocka_unit_test(test_nan_is_seen),          cmocka_unit_test(test_launches_are_as_predicted),
     };
     return cmocka_run_group_tests_name("cuda_model", tests, seed_test, NULL);
 }

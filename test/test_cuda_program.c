@@ -472,100 +472,6 @@ static void a_gpu_that_is_unlike_the_others_is_named(void **state) {
 }
 
 // ---------------------------------------------------------------------------------------
-// Algorithms of matrix products
-
-// A file of choices makes all ranks use them, run after run; so does the one that a run
-// finds in its directory. A rank with another GPU cannot use them. The emulator's second
-// algorithm rounds differently, and is never the faster one.
-static void chosen_products_repeat(void **state) {
-    Stage *stage = stage_with_ranks(state);
-    Fleet *fleet = fleet_new(stage);
-    set_trouble("SIMT_KIND", "1,1");
-    fleet_start(fleet, 2, "--lr 0.01 --tokens 100 --tune-products on");
-    fleet_finish(fleet);
-    text_check(fleet_output(fleet, 0), "products   the fastest of the library's algorithms for ", "on");
-    Fingerprint first = fleet->prints[0];
-    shell(stage, "sed 's/\"algorithm\": \"00/\"algorithm\": \"01/' %s/products.json > other.json",
-          fleet->trainings[0].out);
-    shell(stage, "mkdir kept && cp other.json kept/products.json");
-    fleet = fleet_new(stage);
-    for (int i = 0; i < 2; i++) {
-        fleet_start(fleet, 2, "--lr 0.01 --tokens 100 --tune-products other.json");
-    }
-    setenv("SIMT_KIND", "1,2", 1);
-    fleet_start(fleet, 2, "--lr 0.01 --tokens 100 --tune-products other.json --optimizer zero1");
-    setenv("SIMT_KIND", "1,1", 1);
-    fleet_start(fleet, 2, "--lr 0.01 --tokens 100 --tune-products other.json --optimizer zero1");
-    Outcome kept =
-        program_run(stage, 2, "--config base.txt --out kept --lr 0.01 --tokens 100 --tune-products on");
-    outcome_check(&kept, 0, "kept choices");
-    fleet_finish(fleet);
-    check_same(fleet, 0, 1);
-    assert_string_not_equal(fleet->prints[0].text, first.text);
-    assert_string_not_equal(fleet->prints[2].text, fleet->prints[3].text);
-    json_t *events = log_read(stage, "kept");
-    Fingerprint print = log_fingerprint(events);
-    assert_string_equal(print.text, fleet->prints[0].text);
-    json_decref(events);
-    text_check(fleet_output(fleet, 0),
-               "shapes as in other.json; 0 that it lacks and 0 that the library refused",
-               "a file of choices");
-    text_check(fleet_output(fleet, 2), "ranks with another kind of GPU than rank 0 take the library's first",
-               "another GPU");
-}
-
-#define PRODUCT_NUMBERS_JSON \
-    "\"k\": 1, \"a_transposed\": 0, \"b_transposed\": 0, \"a_stride\": 1, \"b_stride\": 1, \"c_stride\": " \
-    "1, " \
-    "\"inputs_bf16\": 1, \"result_bf16\": 1, \"accumulates\": 0, \"a_alignment\": 16, \"b_alignment\": 16, " \
-    "\"c_alignment\": 16, \"processors\": 0, "
-#define ZEROS_OF_16 "0000000000000000"
-#define ALGORITHM_JSON \
-    "\"algorithm\": \"" ZEROS_OF_16 ZEROS_OF_16 ZEROS_OF_16 ZEROS_OF_16 ZEROS_OF_16 ZEROS_OF_16 ZEROS_OF_16 \
-        ZEROS_OF_16 "\""
-#define PRODUCT_JSON(m) "{\"m\": " m ", \"n\": 1, " PRODUCT_NUMBERS_JSON ALGORITHM_JSON "}"
-#define PRODUCTS_JSON(gpu, library, products) \
-    "{\"gpu\": \"" gpu "\", \"capability\": 90, \"processors\": 4, \"library\": " library \
-    ", \"products\": [" products "]}"
-
-static void files_of_products_are_checked(void **state) {
-    Stage *stage = stage_of(state);
-    static const struct {
-        const char *text, *part;
-    } cases[] = {
-        {"", "is empty: it must be a products.json"},
-        {"{\"gpu\": ", "is damaged: "},
-        {"[1]", "has no \"gpu\" and \"products\""},
-        {PRODUCTS_JSON("emulator 1", "120900", PRODUCT_JSON("1")),
-         "was made on emulator 1 (9.0, 4 processors)"},
-        {PRODUCTS_JSON("emulator", "120800", PRODUCT_JSON("1")), "with version 120800 of the library"},
-        {PRODUCTS_JSON("emulator", "null", PRODUCT_JSON("1")), "\"library\" must be a whole number from 0"},
-        {PRODUCTS_JSON("emulator", "120900", PRODUCT_JSON("-1")), "\"m\" must be a whole number from 0"},
-        {PRODUCTS_JSON("emulator", "120900", PRODUCT_JSON("4294967297")), "\"m\" must be a whole number"},
-        {PRODUCTS_JSON("emulator", "120900", "7"), "\"m\" must be a whole number from 0"},
-        {PRODUCTS_JSON("emulator", "120900",
-                       "{\"m\": 1, \"n\": 1, " PRODUCT_NUMBERS_JSON "\"algorithm\": \"00\"}"),
-         "an \"algorithm\" must be 128 digits"},
-        {PRODUCTS_JSON("emulator", "120900", PRODUCT_JSON("1") ", " PRODUCT_JSON("1")), "k 1 twice"},
-        {PRODUCTS_JSON("emulator", "120900", PRODUCT_JSON("1")), NULL},
-    };
-    set_gpus("1", NULL);
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        stage_write(stage, "products.json", cases[i].text);
-        Outcome outcome = program_run(
-            stage, 0, "--config base.txt --out checked --tokens 64 --tune-products products.json");
-        outcome_check(&outcome, cases[i].part == NULL ? 0 : 2, cases[i].text);
-        text_check(cases[i].part == NULL ? outcome.output : outcome.errors,
-                   cases[i].part == NULL ? "products   0 shapes as in products.json; " : cases[i].part,
-                   cases[i].text);
-    }
-    Outcome outcome = program_run(stage, 0, "--config base.txt --out checked2 --tune-products om");
-    outcome_check(&outcome, 2, "om");
-    text_check(outcome.errors, "--tune-products is on, off or a file: cannot read om: No such file", "om");
-    assert_int_not_equal(access(stage_path(stage, "checked2", (char[STAGE_PATH_SIZE]){""}), F_OK), 0);
-}
-
-// ---------------------------------------------------------------------------------------
 // Plan
 
 // On a machine with a GPU and on one without.
@@ -859,8 +765,6 @@ int main(int argc, char **argv) {
         GPU_TEST(kernels_are_loaded_at_the_start),
         GPU_TEST(a_driver_or_program_that_does_not_fit_is_named),
         GPU_TEST(a_gpu_that_is_unlike_the_others_is_named),
-        GPU_TEST(chosen_products_repeat),
-        GPU_TEST(files_of_products_are_checked),
         GPU_TEST(a_plan_prints_what_a_run_reserves),
         GPU_TEST(a_program_for_cpus_plans_the_same),
         GPU_TEST(a_start_says_what_would_fit),

@@ -5,6 +5,7 @@
 #include "test/harness.h"
 
 #include "evaluation/eval.h"
+#include "test/model_loss.h"
 #include "test/threads_link.h"
 
 enum { POSITIONS = 40, BYTES = 256, MOST_SEQUENCES = 512 };
@@ -25,7 +26,7 @@ static const char *write_text(const char *text) { return write_file(text, strlen
 // A model, and plain code that scores with it
 
 typedef struct Fixture {
-    GptNeoConfig config;
+    ModelConfig config;
     ParameterTable table;
     float *parameters;
     Arena arena;
@@ -36,18 +37,18 @@ typedef struct Fixture {
 static void fixture_open(Fixture *fixture, int vocabulary) {
     Error error;
     memset(fixture, 0, sizeof *fixture);
-    assert_true(gpt_neo_config_find("tiny", &fixture->config, &error));
+    assert_true(model_find("tiny", &fixture->config, &error));
     fixture->config.positions = POSITIONS;
     fixture->config.window = 5;
     fixture->config.vocabulary = vocabulary;
     gpt_neo_parameter_table(&fixture->config, &fixture->table);
     arena_reserve(&fixture->arena, MEMORY_PARAMETERS, "parameters",
                   fixture->table.parameter_count * sizeof(float), &fixture->parameters);
-    GptNeoSettings settings = gpt_neo_on_cpu(1, POSITIONS, 1);
+    ModelSettings settings = model_on_cpu(1, POSITIONS, 1);
     gpt_neo_reserve(&fixture->plain, &fixture->arena, &fixture->config, &settings);
     assert_true(arena_commit(&fixture->arena, &error));
     fixture->stream.pool = thread_pool_create(1, true);
-    gpt_neo_initialize(&fixture->table, 3, fixture->stream.pool, fixture->parameters);
+    parameters_initialize(&fixture->table, 3, fixture->stream.pool, fixture->parameters);
     // Larger matrices than at the start of training, so that the context matters.
     for (int t = 0; t < fixture->table.count; t++) {
         const ParameterInfo *entry = &fixture->table.entries[t];
@@ -86,7 +87,8 @@ static double plain_score(Fixture *fixture, const int32_t *tokens, int count, in
         }
         sum += (double)row[tokens[t]] - log(total);
     }
-    *next = count <= POSITIONS ? sampler_largest(logits + (count - 1) * V, V) : -1;
+    *next =
+        count <= POSITIONS ? logits_largest(as_reals_const(logits + (count - 1) * V), V, PRECISION_FP32) : -1;
     free(logits);
     return sum;
 }
@@ -125,8 +127,8 @@ static bool evaluate_as(Fixture *fixture, const EvaluateSet *set, Transport *tra
     Error error;
     memset(&arena, 0, sizeof arena);
     memset(&stream, 0, sizeof stream);
-    GptNeoSettings settings = gpt_neo_on_cpu(set->request.B, set->request.T, 1);
-    evaluator_reserve(&evaluator, &arena, &fixture->config, &settings);
+    ModelSettings settings = model_on_cpu(1, 1, 1);
+    evaluator_reserve(&evaluator, &arena, &fixture->config, &settings, &set->request);
     if (!arena_commit(&arena, &error) || set->count > MOST_SEQUENCES) { return false; }
     stream.pool = thread_pool_create(1, true);
     EvaluateScore *all = evaluate_run(&evaluator, &stream, fixture->parameters, set, transport, progress);

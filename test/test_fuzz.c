@@ -20,8 +20,6 @@
 #include "test/fuzz/fuzz_eval.h"
 #include "test/fuzz/fuzz_hf_model.h"
 #include "test/fuzz/fuzz_options.h"
-#include "test/fuzz/fuzz_products.h"
-#include "test/fuzz/fuzz_run_lock.h"
 #include "test/fuzz/fuzz_safetensors.h"
 #include "test/fuzz/fuzz_text.h"
 #include "test/fuzz/fuzz_token_file.h"
@@ -47,8 +45,6 @@ static const Named targets[] = {{"checkpoint", fuzz_checkpoint},
                                 {"eval", fuzz_eval},
                                 {"options", fuzz_options},
                                 {"hf_model", fuzz_hf_model},
-                                {"products", fuzz_products},
-                                {"run_lock", fuzz_run_lock},
                                 {"safetensors", fuzz_safetensors},
                                 {"token_file", fuzz_token_file},
                                 {"text", fuzz_text},

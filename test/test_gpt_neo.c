@@ -5,8 +5,8 @@
 // format. ACCO_REFERENCE names another directory.
 #include "test/harness.h"
 
-#include "gpt_neo.h"
 #include "rules.h"
+#include "test/model_loss.h"
 #include "test/threads_link.h"
 
 // ---------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ static double tensors_number(const Tensors *tensors, const char *key) {
 // A model with its memory
 
 typedef struct Fixture {
-    GptNeoConfig config;
+    ModelConfig config;
     ParameterTable table;
     Arena arena;
     GptNeo model;
@@ -71,7 +71,7 @@ typedef struct Fixture {
     int32_t *tokens, *targets;
 } Fixture;
 
-static void fixture_open_recompute(Fixture *fixture, const GptNeoConfig *config, int B, int T, int threads,
+static void fixture_open_recompute(Fixture *fixture, const ModelConfig *config, int B, int T, int threads,
                                    Recompute recompute) {
     Error error;
     memset(fixture, 0, sizeof *fixture);
@@ -80,7 +80,7 @@ static void fixture_open_recompute(Fixture *fixture, const GptNeoConfig *config,
     size_t bytes = fixture->table.parameter_count * sizeof(float);
     arena_reserve(&fixture->arena, MEMORY_PARAMETERS, "parameters", bytes, &fixture->parameters);
     arena_reserve(&fixture->arena, MEMORY_GRADIENTS, "gradients", bytes, &fixture->gradients);
-    GptNeoSettings settings = gpt_neo_on_cpu(B, T, threads);
+    ModelSettings settings = model_on_cpu(B, T, threads);
     settings.recompute = recompute;
     gpt_neo_reserve(&fixture->model, &fixture->arena, config, &settings);
     assert_true(arena_commit(&fixture->arena, &error));
@@ -99,7 +99,7 @@ static void fixture_open_recompute(Fixture *fixture, const GptNeoConfig *config,
     }
 }
 
-static void fixture_open(Fixture *fixture, const GptNeoConfig *config, int B, int T, int threads) {
+static void fixture_open(Fixture *fixture, const ModelConfig *config, int B, int T, int threads) {
     fixture_open_recompute(fixture, config, B, T, threads, RECOMPUTE_NONE);
 }
 
@@ -116,9 +116,9 @@ static float fixture_gradients(Fixture *fixture) {
                                       fixture->gradients, fixture->tokens, fixture->targets, NULL);
 }
 
-static GptNeoConfig small_config(int layers, int channels, int heads, int inner, int window, int positions,
-                                 int vocabulary) {
-    GptNeoConfig config;
+static ModelConfig small_config(int layers, int channels, int heads, int inner, int window, int positions,
+                                int vocabulary) {
+    ModelConfig config;
     memset(&config, 0, sizeof config);
     config.layers = layers;
     config.channels = channels;
@@ -149,9 +149,9 @@ static void assert_arrays_close(const char *what, const float *got, const float 
 // ---------------------------------------------------------------------------------------
 // Parity with Hugging Face
 
-static GptNeoConfig reference_config(const Tensors *tensors) {
+static ModelConfig reference_config(const Tensors *tensors) {
     const char *layers = tensors_text(tensors, "layers");
-    GptNeoConfig config = small_config(
+    ModelConfig config = small_config(
         (int)strlen(layers), (int)tensors_number(tensors, "channels"), (int)tensors_number(tensors, "heads"),
         (int)tensors_number(tensors, "inner"), (int)tensors_number(tensors, "window"),
         (int)tensors_number(tensors, "positions"), (int)tensors_number(tensors, "vocabulary"));
@@ -204,7 +204,7 @@ static void check_tensors(Fixture *fixture, const Tensors *tensors, const char *
 }
 
 static void fixture_open_reference(Fixture *fixture, const Tensors *tensors, int threads) {
-    GptNeoConfig config = reference_config(tensors);
+    ModelConfig config = reference_config(tensors);
     int B = (int)tensors_number(tensors, "batch_size"), T = (int)tensors_number(tensors, "sequence_length");
     fixture_open(fixture, &config, B, T, threads);
     memcpy(fixture->tokens, tensors_get(tensors, "tokens"), (size_t)(B * T) * sizeof(int32_t));
@@ -382,7 +382,7 @@ static void test_masked_targets(void **state) {
 
 // d(loss)/d(parameter) by central differences of a float loss, with several step sizes.
 // Loose, but independent of any other program.
-static void check_differences(const GptNeoConfig *config, int B, int T) {
+static void check_differences(const ModelConfig *config, int B, int T) {
     Fixture fixture;
     fixture_open(&fixture, config, B, T, 2);
     fixture_gradients(&fixture);
@@ -418,7 +418,7 @@ static void check_differences(const GptNeoConfig *config, int B, int T) {
 
 static void test_finite_differences(void **state) {
     (void)state;
-    GptNeoConfig deep = small_config(3, 12, 3, 20, 4, 11, 17), one = small_config(1, 8, 1, 8, 2, 4, 3);
+    ModelConfig deep = small_config(3, 12, 3, 20, 4, 11, 17), one = small_config(1, 8, 1, 8, 2, 4, 3);
     check_differences(&deep, 2, 9);
     check_differences(&one, 1, 1);
 }
@@ -433,7 +433,7 @@ static void fixture_copy_inputs(Fixture *to, const Fixture *from) {
     memcpy(to->parameters, from->parameters, from->table.parameter_count * sizeof(float));
 }
 
-static void check_same_bits(const GptNeoConfig *config, int B, int T) {
+static void check_same_bits(const ModelConfig *config, int B, int T) {
     Fixture one, three;
     fixture_open(&one, config, B, T, 1);
     fixture_open(&three, config, B, T, 3);
@@ -451,8 +451,8 @@ static void check_same_bits(const GptNeoConfig *config, int B, int T) {
 
 static void test_threads_do_not_change_bits(void **state) {
     (void)state;
-    GptNeoConfig odd = small_config(2, 48, 4, 100, 21, 150, 1001),
-                 wide = small_config(1, 768, 12, 3072, 64, 128, 5003);
+    ModelConfig odd = small_config(2, 48, 4, 100, 21, 150, 1001),
+                wide = small_config(1, 768, 12, 3072, 64, 128, 5003);
     check_same_bits(&odd, 3, 131);
     check_same_bits(&odd, 1, 1);
     check_same_bits(&wide, 4, 128);
@@ -460,7 +460,7 @@ static void test_threads_do_not_change_bits(void **state) {
 
 static void test_gradients_accumulate(void **state) {
     (void)state;
-    GptNeoConfig config = small_config(2, 32, 4, 50, 9, 40, 67);
+    ModelConfig config = small_config(2, 32, 4, 50, 9, 40, 67);
     Fixture fixture;
     fixture_open(&fixture, &config, 2, 33, 2);
     size_t count = fixture.table.parameter_count;
@@ -479,7 +479,7 @@ static void test_gradients_accumulate(void **state) {
 
 // Recomputed activations have the same bits as kept ones, also where layers have
 // different windows.
-static void check_recompute(const GptNeoConfig *config, int B, int T, int threads) {
+static void check_recompute(const ModelConfig *config, int B, int T, int threads) {
     Fixture kept, again;
     fixture_open(&kept, config, B, T, threads);
     fixture_open_recompute(&again, config, B, T, threads, RECOMPUTE_BLOCK);
@@ -496,14 +496,14 @@ static void check_recompute(const GptNeoConfig *config, int B, int T, int thread
 
 static void test_recompute(void **state) {
     (void)state;
-    GptNeoConfig deep = small_config(3, 40, 2, 70, 5, 40, 61), one = small_config(1, 24, 3, 50, 3, 20, 19);
+    ModelConfig deep = small_config(3, 40, 2, 70, 5, 40, 61), one = small_config(1, 24, 3, 50, 3, 20, 19);
     check_recompute(&deep, 2, 33, 2);
     check_recompute(&one, 1, 7, 1);
 }
 
 static void test_no_target_counts(void **state) {
     (void)state;
-    GptNeoConfig config = small_config(2, 16, 2, 24, 3, 8, 19);
+    ModelConfig config = small_config(2, 16, 2, 24, 3, 8, 19);
     Fixture fixture;
     fixture_open(&fixture, &config, 2, 8, 2);
     for (int i = 0; i < 16; i++) { fixture.targets[i] = i % 2 == 0 ? -1 : -100; }
@@ -516,7 +516,7 @@ static void test_no_target_counts(void **state) {
 
 static void test_nan_is_seen(void **state) {
     (void)state;
-    GptNeoConfig config = small_config(2, 16, 2, 24, 3, 8, 19);
+    ModelConfig config = small_config(2, 16, 2, 24, 3, 8, 19);
     for (int i = 0; i < gpt_neo_tensor_count(&config); i++) {
         Fixture fixture;
         fixture_open(&fixture, &config, 2, 8, 2);
@@ -531,7 +531,7 @@ static void test_nan_is_seen(void **state) {
 // Small chunks of logits give what one chunk gives.
 static void test_chunks_of_logits(void **state) {
     (void)state;
-    GptNeoConfig config = small_config(1, 24, 2, 30, 5, 20, 53);
+    ModelConfig config = small_config(1, 24, 2, 30, 5, 20, 53);
     Fixture whole, parts;
     fixture_open(&whole, &config, 2, 19, 2);
     fixture_open(&parts, &config, 2, 19, 2);
@@ -601,7 +601,7 @@ static void watch_finish(void *self, size_t begin) {
 // does not change any more: all but the embeddings, in half layers.
 static void test_the_passes_keep_pace(void **state) {
     (void)state;
-    GptNeoConfig config = small_config(4, 24, 3, 40, 5, 20, 53);
+    ModelConfig config = small_config(4, 24, 3, 40, 5, 20, 53);
     Fixture fixture;
     fixture_open(&fixture, &config, 2, 17, 2);
     size_t count = fixture.table.parameter_count, bytes = count * sizeof(float);
@@ -638,10 +638,10 @@ static void test_presets(void **state) {
     } expected[5] = {
         {"tiny", 857344}, {"36M", 36810240}, {"125M", 124412160}, {"1.3B", 1315575808}, {"2.7B", 2651307520}};
     for (int i = 0; i < 5; i++) {
-        GptNeoConfig config;
+        ModelConfig config;
         Error error;
         ParameterTable table;
-        assert_true(gpt_neo_config_find(expected[i].name, &config, &error));
+        assert_true(model_find(expected[i].name, &config, &error));
         gpt_neo_parameter_table(&config, &table);
         assert_int_equal(table.parameter_count, expected[i].parameters);
         assert_true(!config.local[0] && config.local[1]);
@@ -663,31 +663,31 @@ static void test_presets(void **state) {
 
 static void test_flops(void **state) {
     (void)state;
-    GptNeoConfig config;
+    ModelConfig config;
     Error error;
-    assert_true(gpt_neo_config_find("125M", &config, &error));
-    assert_true(gpt_neo_mean_keys(&config, 0, 1024) == 512.5);
-    assert_true(fabs(gpt_neo_mean_keys(&config, 1, 1024) - 224.125) < 1e-9);
-    assert_true(gpt_neo_mean_keys(&config, 1, 256) == 128.5);
+    assert_true(model_find("125M", &config, &error));
+    assert_true(model_mean_keys(&config, 0, 1024) == 512.5);
+    assert_true(fabs(model_mean_keys(&config, 1, 1024) - 224.125) < 1e-9);
+    assert_true(model_mean_keys(&config, 1, 256) == 128.5);
     double matrices = 768.0 * 50257 + 12 * 12 * 768.0 * 768.0;
-    assert_true(fabs(gpt_neo_flops_per_token(&config, 1024) - 6 * matrices -
+    assert_true(fabs(model_flops_per_token(&config, 1024) - 6 * matrices -
                      6.0 * 6 * (512.5 + 224.125) * 2 * 768) < 1.0);
 }
 
 static void test_initialization(void **state) {
     (void)state;
-    GptNeoConfig config;
+    ModelConfig config;
     Error error;
     ParameterTable table;
-    assert_true(gpt_neo_config_find("tiny", &config, &error));
+    assert_true(model_find("tiny", &config, &error));
     gpt_neo_parameter_table(&config, &table);
     size_t count = table.parameter_count;
     float *first = (float *)malloc(count * sizeof(float)), *second = (float *)malloc(count * sizeof(float));
     ThreadPool *one = thread_pool_create(1, false), *three = thread_pool_create(3, false);
-    gpt_neo_initialize(&table, 5, one, first);
-    gpt_neo_initialize(&table, 5, three, second);
+    parameters_initialize(&table, 5, one, first);
+    parameters_initialize(&table, 5, three, second);
     assert_memory_equal(first, second, count * sizeof(float));
-    gpt_neo_initialize(&table, 6, three, second);
+    parameters_initialize(&table, 6, three, second);
     thread_pool_destroy(one);
     thread_pool_destroy(three);
     assert_true(memcmp(first, second, count * sizeof(float)) != 0);
@@ -713,13 +713,13 @@ static void test_initialization(void **state) {
 
 static char scratch_path[256];
 
-static bool config_from_text(const char *text, GptNeoConfig *config, Error *error) {
+static bool config_from_text(const char *text, ModelConfig *config, Error *error) {
     FILE *file = fopen(scratch_path, "w");
     assert_non_null(file);
     fputs(text, file);
     fclose(file);
     memset(error, 0, sizeof *error);
-    return gpt_neo_config_find(scratch_path, config, error);
+    return model_find(scratch_path, config, error);
 }
 
 #define CONFIG_START \
@@ -730,7 +730,7 @@ static bool config_from_text(const char *text, GptNeoConfig *config, Error *erro
 
 static void test_config_json(void **state) {
     (void)state;
-    GptNeoConfig config;
+    ModelConfig config;
     Error error;
     assert_true(config_from_text(CONFIG_START CONFIG_REST
                                  "," CONFIG_TYPES
@@ -776,9 +776,9 @@ static void test_config_json(void **state) {
             fail_msg("\"%s\" does not speak of \"%s\"", error.text, bad[i].message);
         }
     }
-    assert_false(gpt_neo_config_find("126M", &config, &error));
+    assert_false(model_find("126M", &config, &error));
     assert_non_null(strstr(error.text, "did you mean 125M?"));
-    assert_false(gpt_neo_config_find("/no/such/config.json", &config, &error));
+    assert_false(model_find("/no/such/config.json", &config, &error));
     assert_non_null(strstr(error.text, "/no/such/config.json"));
 }
 

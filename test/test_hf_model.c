@@ -16,7 +16,7 @@
 #include <sys/resource.h>
 
 #include "checkpoint/hf_model.h"
-#include "gpt_neo.h"
+#include "models.h"
 
 #define REFERENCE "test/reference/pretrained"
 
@@ -36,7 +36,7 @@ static const char *scratch(const char *name) {
 // Loading a model and computing its logits
 
 typedef struct Loaded {
-    GptNeoConfig config;
+    ModelConfig config;
     ParameterTable table;
     float *parameters;
 } Loaded;
@@ -65,14 +65,14 @@ static void loaded_free(Loaded *loaded) {
 
 // logits (B, T, V); the caller frees them.
 static float *compute_logits(const Loaded *loaded, const int32_t *tokens, int B, int T) {
-    const GptNeoConfig *config = &loaded->config;
+    const ModelConfig *config = &loaded->config;
     Arena arena;
     Stream stream;
     GptNeo model;
     Error error;
     memset(&arena, 0, sizeof arena);
     memset(&stream, 0, sizeof stream);
-    GptNeoSettings settings = gpt_neo_on_cpu(B, T, 1);
+    ModelSettings settings = model_on_cpu(B, T, 1);
     gpt_neo_reserve(&model, &arena, config, &settings);
     if (!arena_commit(&arena, &error)) { abort(); }
     stream.pool = thread_pool_create(1, true);
@@ -146,8 +146,8 @@ static int entries_in(const char *path) {
     return count - 2;
 }
 
-static void assert_same_config(const GptNeoConfig *config, const GptNeoConfig *expected) {
-    GptNeoConfig copy = *config;
+static void assert_same_config(const ModelConfig *config, const ModelConfig *expected) {
+    ModelConfig copy = *config;
     memcpy(copy.name, expected->name, sizeof copy.name);
     assert_memory_equal(&copy, expected, sizeof copy);
 }
@@ -195,9 +195,10 @@ static void bf16_is_the_model_rounded_once(void **state) {
     loaded_free(&again);
 }
 
-static GptNeoConfig make_config(const char *layers, float epsilon) {
-    GptNeoConfig config;
+static ModelConfig make_config(const char *layers, float epsilon) {
+    ModelConfig config;
     memset(&config, 0, sizeof config);
+    config.family = &gpt_neo_family;
     config.layers = (int)strlen(layers);
     for (int l = 0; l < config.layers; l++) { config.local[l] = layers[l] == 'l'; }
     config.channels = 12;
@@ -219,10 +220,10 @@ static void every_configuration_is_read_back(void **state) {
     mkdir(scratch("config"), 0777);
     for (size_t i = 0; i < sizeof layers / sizeof *layers; i++) {
         for (size_t j = 0; j < sizeof epsilons / sizeof *epsilons; j++) {
-            GptNeoConfig config = make_config(layers[i], epsilons[j]), again;
+            ModelConfig config = make_config(layers[i], epsilons[j]), again;
             Error error;
             bool good = hf_model_write_config(scratch("config"), &config, SAFETENSORS_F32, NULL, &error) &&
-                        gpt_neo_config_find(scratch("config"), &again, &error);
+                        model_find(scratch("config"), &again, &error);
             if (!good) { fail_msg("%s", error.text); }
             assert_same_config(&again, &config);
         }
@@ -252,7 +253,7 @@ static void the_configuration_is_short_and_plain(void **state) {
         "\"torch_dtype\": \"bfloat16\"", "\"dtype\": \"bfloat16\"",
         "\"eos_token_id\": null",        "\"tie_word_embeddings\": true",
         "\"resid_dropout\": 0.0"};
-    GptNeoConfig config = make_config("glglgl", 1e-5f);
+    ModelConfig config = make_config("glglgl", 1e-5f);
     Error error;
     char text[4096];
     mkdir(scratch("plain"), 0777);
@@ -261,11 +262,12 @@ static void the_configuration_is_short_and_plain(void **state) {
     for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
         if (strstr(text, lines[i]) == NULL) { fail_msg("%s lacks %s", text, lines[i]); }
     }
-    json_t *types = hf_model_attention_types(&config);
+    json_t *written = config.family->write_config(&config),
+           *types = json_object_get(written, "attention_types");
     char *dumped = json_dumps(types, JSON_COMPACT);
     assert_string_equal(dumped, "[[[\"global\",\"local\"],3]]");
     free(dumped);
-    json_decref(types);
+    json_decref(written);
 }
 
 static void the_tokenizer_goes_with_the_model(void **state) {

@@ -1,12 +1,11 @@
 // test_launch_checks.c: what launch_checks.h decides under the launchers, core bindings
-// and containers of other machines, whose numbers and variables are given here; what
-// space.h decides on other disks; and what placement.h leaves to NCCL on other GPUs.
+// and containers of other machines, whose numbers and variables are given here; and what
+// placement.h leaves to NCCL on other GPUs.
 
 #include "test/harness.h"
 
+#include "program/announce.h"
 #include "program/launch_checks.h"
-#include "program/report.h"
-#include "program/space.h"
 
 // The environment that the functions under test see: "NAME=value NAME=value".
 static const char *environment_text;
@@ -207,29 +206,6 @@ static void test_hosts(void **state) {
     assert_null(strstr(interfaces, "127.0.0.1"));
 }
 
-// ---------------------------------------------------------------------------------------
-// Disk
-
-static void test_space(void **state) {
-    (void)state;
-    char warning[SPACE_TEXT];
-    Error error = {""};
-    SpaceNeed three = {1000000000, 3, false}, none = {0, 0, false};
-    assert_true(space_judge(&three, 3100000000, "runs/x", warning, &error));
-    assert_string_equal(warning, "");
-    assert_true(space_judge(&three, 2900000000, "runs/x", warning, &error));
-    assert_non_null(strstr(warning, "runs/x has 2.90 GB of free space, and 3 checkpoints and the log"));
-    assert_non_null(strstr(warning, "--keep"));
-    assert_false(space_judge(&three, 999999999, "runs/x", warning, &error));
-    assert_non_null(strstr(error.text, "--out runs/x has 1.00 GB of free space, and a checkpoint"));
-    assert_non_null(strstr(error.text, "--save-every never"));
-    three.goes_on = true; // who has a checkpoint to go on from may be short of space
-    assert_true(space_judge(&three, 999999999, "runs/x", warning, &error));
-    assert_non_null(strstr(warning, "--out runs/x has 1.00 GB of free space, and a checkpoint"));
-    assert_true(space_judge(&none, 0, "runs/x", warning, &error));
-    assert_string_equal(warning, "");
-}
-
 static void test_processors_for_nccl(void **state) {
     (void)state;
     assert_int_equal(placement_default_ctas(132), 8);
@@ -255,15 +231,10 @@ static void test_this_machine(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_launcher_rank),
-        cmocka_unit_test(test_independent_copies),
-        cmocka_unit_test(test_threads),
-        cmocka_unit_test(test_core_lists),
-        cmocka_unit_test(test_physical_cores),
-        cmocka_unit_test(test_shared_memory),
-        cmocka_unit_test(test_space),
-        cmocka_unit_test(test_hosts),
-        cmocka_unit_test(test_processors_for_nccl),
+        cmocka_unit_test(test_launcher_rank),  cmocka_unit_test(test_independent_copies),
+        cmocka_unit_test(test_threads),        cmocka_unit_test(test_core_lists),
+        cmocka_unit_test(test_physical_cores), cmocka_unit_test(test_shared_memory),
+        cmocka_unit_test(test_hosts),          cmocka_unit_test(test_processors_for_nccl),
         cmocka_unit_test(test_this_machine),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -673,7 +673,7 @@ static void test_options_of_other_commands_are_refused(void **state) {
                          "--stride is for --task perplexity");
     expect_valid(&options, "sample --from C --prompt x --top-k 3 --temperature 1 --seed 2 --threads 1");
     expect_valid(&options, "eval --from C --data f --task lambada --limit 3 --device cpu --seq-len 8");
-    expect_valid(&options, "plan --ranks 8 --device cuda --tune-products on --save-every 10 --out x");
+    expect_valid(&options, "plan --ranks 8 --device cuda --save-every 10 --out x");
 }
 
 static void test_rivals_are_refused(void **state) {

@@ -10,6 +10,7 @@
 #include "test/program.h"
 
 #include "program/agreement.h"
+#include "test/model_loss.h"
 #include "test/replay.h"
 #include "test/worked_streaming.h"
 
@@ -446,7 +447,7 @@ static bool logged_is(const LoggedOptions *logged, const char *name, const char 
 // The model and the data, which all workers of the replay use in turns.
 typedef struct Rerun {
     LoggedOptions logged;
-    GptNeoConfig config;
+    ModelConfig config;
     ParameterTable table;
     DataLoader data;
     Arena arena;
@@ -481,7 +482,7 @@ static void rerun_updated(void *self, const ReplayUpdate *update) {
 static void rerun_open_model(Rerun *rerun) {
     const LoggedOptions *logged = &rerun->logged;
     Error error = {""};
-    assert_true(gpt_neo_config_find(logged_text(logged, "model"), &rerun->config, &error));
+    assert_true(model_find(logged_text(logged, "model"), &rerun->config, &error));
     gpt_neo_parameter_table(&rerun->config, &rerun->table);
     rerun->B = (int)logged_number(logged, "micro-batch", 0);
     rerun->T = (int)logged_number(logged, "seq-len", 0);
@@ -490,7 +491,7 @@ static void rerun_open_model(Rerun *rerun) {
     assert_true(data_loader_open(&rerun->data, &request, &error));
     size_t bytes = (size_t)(rerun->B * rerun->T) * sizeof(int32_t), count = rerun->table.parameter_count;
     rerun->stream.pool = thread_pool_create(1, false);
-    GptNeoSettings settings = gpt_neo_on_cpu(rerun->B, rerun->T, 1);
+    ModelSettings settings = model_on_cpu(rerun->B, rerun->T, 1);
     gpt_neo_reserve(&rerun->model, &rerun->arena, &rerun->config, &settings);
     arena_reserve(&rerun->arena, MEMORY_WORKSPACE, "tokens", bytes, &rerun->tokens);
     arena_reserve(&rerun->arena, MEMORY_WORKSPACE, "targets", bytes, &rerun->targets);
@@ -498,8 +499,8 @@ static void rerun_open_model(Rerun *rerun) {
     arena_reserve(&rerun->arena, MEMORY_WORKSPACE, "decays", count, &rerun->decays);
     arena_reserve(&rerun->arena, MEMORY_WORKSPACE, "fragments", count, &rerun->fragment_of);
     assert_true(arena_commit(&rerun->arena, &error));
-    gpt_neo_initialize(&rerun->table, (uint64_t)logged_number(logged, "seed", 0), rerun->stream.pool,
-                       rerun->parameters);
+    parameters_initialize(&rerun->table, (uint64_t)logged_number(logged, "seed", 0), rerun->stream.pool,
+                          rerun->parameters);
 }
 
 static void rerun_close(Rerun *rerun) {

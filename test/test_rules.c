@@ -139,7 +139,7 @@ static void expect_unequal(const RunSpec *spec, const double *theta, const doubl
     int begun = 0;
     if (!run_world(spec, 2, results)) { skip(); }
     for (int rank = 0; rank < 2; rank++) {
-        int k = spec->micro_batches[rank], a = (int)(spec->settings.split * k),
+        int k = spec->micro_batches[rank], a = (int)(spec->split * k),
             first = spec->first_round_size[rank] > 0 ? spec->first_round_size[rank] : a;
         begun += first + 3 * k;
         if (!have_rank(rank)) { continue; }
@@ -172,10 +172,10 @@ static void acco_with_unequal_rounds_follows_the_worked_example(void **state) {
     (void)state;
     static const double theta[] = {8, 6.125, 8.328125, 12.412109375}, estimates[] = {5.75, 8, 12.078125};
     RunSpec spec = scalar_spec("acco", sgd_step, 4);
-    spec.settings.split = 0.75;
+    spec.split = 0.75;
     expect_unequal(&spec, theta, estimates, 0, 24, 6);
     static const double theta1[] = {8, 6.125, 8.328125, 12.376953125}, estimates1[] = {5, 7.625, 11.515625};
-    spec.settings.split = 0.25;
+    spec.split = 0.25;
     expect_unequal(&spec, theta1, estimates1, 0, 24, 2);
 }
 
@@ -397,7 +397,7 @@ static void fragments_take_layers_in_turn_or_as_neighbours(void **state) {
         bench_open(bench, &spec, &transport, NULL);
         char found[17] = "................";
         for (int f = 0; f < spec.settings.fragments; f++) {
-            const Fragment *fragment = &bench->scheduler.fragments[f];
+            const Fragment *fragment = &bench->scheduler.local.fragments[f];
             size_t length = 0;
             for (int r = 0; r < fragment->range_count; r++) {
                 for (size_t e = fragment->ranges[r].begin; e < fragment->ranges[r].end; e++, length++) {
@@ -488,7 +488,7 @@ static MicroBatchResult pushed_micro_batch(void *self, Stream *stream, uint64_t 
 static double largest_at_the_end(const Limit *limit, double rate) {
     int k = limit->a + limit->b;
     RunSpec spec = scalar_spec(limit->rule, limit->step != NULL ? limit->step : sgd_step, k > 0 ? k : 1);
-    spec.settings.split = k > 0 ? (double)limit->a / k : 0;
+    spec.split = k > 0 ? (double)limit->a / k : 0;
     spec.micro_batch = pushed_micro_batch;
     spec.start = 1;
     spec.commits = LIMIT_COMMITS;
@@ -892,7 +892,7 @@ static ReplaySettings replay_settings_of(const RunSpec *spec, int ranks) {
     replay.rule = spec->rule;
     replay.workers = ranks;
     for (int i = 0; i < ranks; i++) {
-        int k = spec->micro_batches[i], a = (int)(settings->split * k + 0.5);
+        int k = spec->micro_batches[i], a = (int)(spec->split * k + 0.5);
         replay.accumulate[i] = k;
         replay.round_a[i] = a < 1 ? 1 : a > k - 1 ? k - 1 : a;
         replay.first_round[i] = spec->first_round_size[i];
@@ -976,7 +976,7 @@ static RunSpec draw_spec(Random *random, const char *rule, int ranks) {
             is_local(rule) ? spec.micro_batches[0] : draw(random, is_acco(rule) ? 2 : 1, 8);
     }
     for (int i = 0; i < ranks && is_acco(rule); i++) { spec.first_round_size[i] = draw(random, 0, 2); }
-    settings->split = draw(random, 1, 9) / 10.0;
+    spec.split = draw(random, 1, 9) / 10.0;
     settings->gradient_clip = draw(random, 0, 2) * 0.05 * sqrt((double)spec.parameter_count);
     settings->rate.kind = (ScheduleKind)draw(random, 0, 2);
     settings->rate.minimum = 0.01;

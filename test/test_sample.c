@@ -5,7 +5,7 @@
 #include "evaluation/sampler.h"
 
 typedef struct Fixture {
-    GptNeoConfig config;
+    ModelConfig config;
     ParameterTable table;
     Arena training, sampling; // two arenas, as in the program
     GptNeo model;
@@ -21,19 +21,19 @@ static void fixture_open(Fixture *fixture, int threads) {
     Error error;
     Random random;
     memset(fixture, 0, sizeof *fixture);
-    assert_true(gpt_neo_config_find("tiny", &fixture->config, &error));
+    assert_true(model_find("tiny", &fixture->config, &error));
     fixture->config.positions = POSITIONS;
     fixture->config.window = 5;
     fixture->config.vocabulary = 211;
     gpt_neo_parameter_table(&fixture->config, &fixture->table);
     arena_reserve(&fixture->training, MEMORY_PARAMETERS, "parameters",
                   fixture->table.parameter_count * sizeof(float), &fixture->parameters);
-    GptNeoSettings settings = gpt_neo_on_cpu(1, POSITIONS, threads);
+    ModelSettings settings = model_on_cpu(1, POSITIONS, threads);
     gpt_neo_reserve(&fixture->model, &fixture->training, &fixture->config, &settings);
     sampler_reserve(&fixture->sampler, &fixture->sampling, &fixture->config, threads);
     assert_true(arena_commit(&fixture->training, &error) && arena_commit(&fixture->sampling, &error));
     fixture->stream.pool = thread_pool_create(threads, true);
-    gpt_neo_initialize(&fixture->table, 3, fixture->stream.pool, fixture->parameters);
+    parameters_initialize(&fixture->table, 3, fixture->stream.pool, fixture->parameters);
     random.state = 11;
     // Larger matrices than at the start of training, so that attention is not nearly
     // uniform.
@@ -65,7 +65,7 @@ static void test_steps_equal_forward(void **state) {
     cpu_matmul_forward(&fixture.stream, as_reals(expected), V, gpt_neo_hidden(&fixture.model),
                        as_reals(fixture.parameters), POSITIONS, C, V);
     for (int round = 0; round < 2; round++) { // the second round finds the cache of the first one
-        sampler_reset(&fixture.sampler);
+        fixture.sampler.length = 0;
         for (int t = 0; t < POSITIONS; t++) {
             const float *logits =
                 sampler_step(&fixture.sampler, &fixture.stream, fixture.parameters, fixture.tokens[t]);
@@ -91,7 +91,7 @@ static void test_generate(void **state) {
     int32_t first[64], second[64];
     Random random_one, random_two;
     random_one.state = random_two.state = 5;
-    sampler_reset(&one.sampler);
+    one.sampler.length = 0;
     assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 7, first, 20,
                                       0.8, 40, &random_one, NULL),
                      20);
@@ -100,17 +100,17 @@ static void test_generate(void **state) {
                      20);
     // Only the seed matters, not the number of threads.
     assert_memory_equal(first, second, 20 * sizeof(int32_t));
-    sampler_reset(&one.sampler);
+    one.sampler.length = 0;
     assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 7, second, 20,
                                       0.8, 40, &random_one, NULL),
                      20);
     assert_true(memcmp(first, second, 20 * sizeof(int32_t)) != 0);
     // The positions end: 37 fit, and the logits of the last one still give a token.
-    sampler_reset(&one.sampler);
+    one.sampler.length = 0;
     assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 30, first, 60,
                                       0.0, 0, &random_one, NULL),
                      8);
-    sampler_reset(&one.sampler);
+    one.sampler.length = 0;
     assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, first, 8, second, 1, 0.0, 0,
                                       &random_one, NULL),
                      1);
@@ -118,7 +118,7 @@ static void test_generate(void **state) {
                                       0.0, 0, &random_one, NULL),
                      0);
     one.parameters[one.table.entries[gpt_neo_ln_f(&one.config)].offset] = NAN;
-    sampler_reset(&one.sampler);
+    one.sampler.length = 0;
     assert_int_equal(sampler_generate(&one.sampler, &one.stream, one.parameters, one.tokens, 3, second, 5,
                                       0.7, 0, &random_one, NULL),
                      0);
@@ -132,7 +132,7 @@ static void test_choose(void **state) {
     Sampler sampler;
     Random random;
     memset(&sampler, 0, sizeof sampler);
-    sampler.model.logits = (Real *)(void *)logits;
+    sampler.logits = logits;
     sampler.model.config.vocabulary = 6;
     sampler.sorted = sorted;
     random.state = 1;

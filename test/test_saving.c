@@ -112,10 +112,10 @@ static void expect_saved_in_order(const CheckpointPaths *paths) {
 // A run that saves
 
 static void save_after_two_commits(const char *rule, const char *directory, bool beside) {
-    GptNeoConfig config;
+    ModelConfig config;
     ParameterTable table;
     memset(&table, 0, sizeof table);
-    gpt_neo_config_from_preset(&gpt_neo_presets()[0], &config);
+    model_config_from_preset(&MODEL_PRESETS[0], &config);
     config.layers = 1;
     config.channels = config.mlp_channels = 16;
     gpt_neo_parameter_table(&config, &table);

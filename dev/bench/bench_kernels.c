@@ -10,13 +10,13 @@
 // (weighted by their FLOPs in a step) and on one large square product, each threaded by
 // the library itself and by our tiles; the best of the four is the yardstick of its
 // round. Data is random, because zeros would draw less power and run at a higher clock.
-// FLOPs of the model are those of gpt_neo_flops_per_token. The share is the median over
+// FLOPs of the model are those of model_flops_per_token. The share is the median over
 // rounds of the model's rate divided by the yardstick. On a machine that others use too,
 // read the share by processor time, which the time of other processes does not enter.
 #include <stdint.h>
 #include <stdio.h>
 
-#include "gpt_neo.h"
+#include "test/model_loss.h"
 
 enum { MAX_ROUNDS = 32, SQUARE = 2048 };
 
@@ -26,7 +26,7 @@ typedef struct Span {
 } Span;
 
 typedef struct Bench {
-    GptNeoConfig config;
+    ModelConfig config;
     int B, T, threads, rounds;
     GptNeo model;
     Arena arena;
@@ -169,14 +169,14 @@ static void bench_open(Bench *bench) {
         arena_reserve(&bench->arena, MEMORY_WORKSPACE, "square", sizeof(float) * SQUARE * SQUARE,
                       &bench->square[i]);
     }
-    GptNeoSettings settings = gpt_neo_on_cpu(bench->B, bench->T, bench->threads);
+    ModelSettings settings = model_on_cpu(bench->B, bench->T, bench->threads);
     gpt_neo_reserve(&bench->model, &bench->arena, &bench->config, &settings);
     if (!arena_commit(&bench->arena, &error)) {
         fprintf(stderr, "%s\n", error.text);
         exit(EXIT_USER_MISTAKE);
     }
     bench->stream.pool = thread_pool_create(bench->threads, true);
-    gpt_neo_initialize(&bench->table, 1, bench->stream.pool, bench->parameters);
+    parameters_initialize(&bench->table, 1, bench->stream.pool, bench->parameters);
     Random random;
     random.state = 1;
     for (size_t i = 0; i < rows; i++) {
@@ -226,7 +226,7 @@ static void bench_report(Bench *bench) {
                                          "sgemm, square, library's threads", "sgemm, square, our tiles"};
     int rounds = bench->rounds, rows = bench->B * bench->T;
     double speed[MAX_ROUNDS], rate[MAX_ROUNDS], share[MAX_ROUNDS], processor_share[MAX_ROUNDS], total = 0.0;
-    double flops = rows * gpt_neo_flops_per_token(&bench->config, bench->T);
+    double flops = rows * model_flops_per_token(&bench->config, bench->T);
     for (int i = 0; i < rounds; i++) {
         speed[i] = rows / bench->seconds[i].wall;
         rate[i] = flops / bench->seconds[i].wall / 1e9;
@@ -251,7 +251,7 @@ static void bench_report(Bench *bench) {
 static void bench_run(const char *name, int B, int T, int threads, int rounds) {
     Bench *bench = (Bench *)calloc(1, sizeof *bench);
     Error error;
-    if (!gpt_neo_config_find(name, &bench->config, &error)) {
+    if (!model_find(name, &bench->config, &error)) {
         fprintf(stderr, "%s\n", error.text);
         exit(EXIT_USER_MISTAKE);
     }

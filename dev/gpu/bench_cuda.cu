@@ -25,7 +25,7 @@
 #include <stdio.h>
 
 #include "dev/gpu/gelu_epilogues.cuh"
-#include "gpt_neo.h"
+#include "models.h"
 
 enum { ARRAYS = 10, CASES = 64, FORMS = 5, TRIALS = 15, MOST_SETS = 64, FILL_BLOCK = 256 };
 
@@ -51,11 +51,11 @@ typedef struct Case {
 } Case;
 
 struct Bench {
-    GptNeoConfig config;
+    ModelConfig config;
     int B, T, rows, wide, logits_stride, chunk;
     size_t elements; // of what is done to whole vectors
     bool small;      // for trying this program out in the emulator
-    Stream plain, tuned, *stream;
+    Stream stream;
     size_t cache_bytes; // that the sets of a case exceed
     char *pool;
     size_t pool_bytes;
@@ -72,7 +72,7 @@ typedef struct Times {
     double median, least, most; // seconds
 } Times;
 
-static cudaStream_t queue_of(const Bench *bench) { return (cudaStream_t)bench->stream->queue; }
+static cudaStream_t queue_of(const Bench *bench) { return (cudaStream_t)bench->stream.queue; }
 
 // ---------------------------------------------------------------------------------------
 // Random data
@@ -110,7 +110,7 @@ static __global__ void fill_tokens_kernel(int32_t *out, size_t count, int vocabu
 
 static void fill_array(Bench *bench, Fill fill, void *array, size_t bytes, uint32_t seed) {
     size_t count = bytes / (fill == FILL_REALS ? 2 : 4);
-    Stream *stream = bench->stream;
+    Stream *stream = &bench->stream;
     dim3 grid(cuda_blocks(count, FILL_BLOCK)), block(FILL_BLOCK);
     switch (fill) {
     case FILL_NONE: break;
@@ -176,8 +176,8 @@ static double time_sets(Bench *bench, const Case *work, int sets) {
     float milliseconds = 0;
     CUDA_CHECK(cudaEventCreate(&began));
     CUDA_CHECK(cudaEventCreate(&ended));
-    stream_settle(bench->stream);
-    gpu_fill(bench->stream->queue, bench->spare, 1, bench->spare_bytes);
+    stream_settle(&bench->stream);
+    gpu_fill(bench->stream.queue, bench->spare, 1, bench->spare_bytes);
     CUDA_CHECK(cudaEventRecord(began, queue_of(bench)));
     for (int set = 0; set < sets; set++) {
         void *arrays[ARRAYS];
@@ -185,7 +185,7 @@ static double time_sets(Bench *bench, const Case *work, int sets) {
         work->run(bench, work, arrays);
     }
     CUDA_CHECK(cudaEventRecord(ended, queue_of(bench)));
-    stream_settle(bench->stream);
+    stream_settle(&bench->stream);
     CUDA_CHECK(cudaGetLastError());
     CUDA_CHECK(cudaEventElapsedTime(&milliseconds, began, ended));
     CUDA_CHECK(cudaEventDestroy(began));
@@ -224,13 +224,13 @@ static void run_copy(Bench *bench, const Case *work, void **arrays) {
 
 static void run_embedding_forward(Bench *bench, const Case *work, void **arrays) {
     (void)work;
-    embedding_forward(bench->stream, reals(arrays[0]), reals(arrays[1]), reals(arrays[2]),
+    embedding_forward(&bench->stream, reals(arrays[0]), reals(arrays[1]), reals(arrays[2]),
                       (const int32_t *)arrays[3], bench->B, bench->T, bench->config.channels);
 }
 
 static void run_embedding_backward(Bench *bench, const Case *work, void **arrays) {
     (void)work;
-    embedding_backward(bench->stream, (float *)arrays[0], (float *)arrays[1], (float *)arrays[2],
+    embedding_backward(&bench->stream, (float *)arrays[0], (float *)arrays[1], (float *)arrays[2],
                        reals(arrays[3]), (const int32_t *)arrays[4], (const int32_t *)arrays[5], bench->B,
                        bench->T, bench->config.channels);
 }
@@ -239,8 +239,8 @@ static void run_layernorm_forward(Bench *bench, const Case *work, void **arrays)
     LayernormForward layernorm = {reals(arrays[0]), (float *)arrays[1],     reals(arrays[2]),
                                   reals(arrays[3]), reals(arrays[4]),       reals(arrays[5]),
                                   reals(arrays[6]), reals(arrays[7]),       1e-5f,
-                                  work->rows,       bench->config.channels, bench->stream->precision};
-    layernorm_forward(bench->stream, &layernorm);
+                                  work->rows,       bench->config.channels, bench->stream.precision};
+    layernorm_forward(&bench->stream, &layernorm);
 }
 
 static void run_layernorm_backward(Bench *bench, const Case *work, void **arrays) {
@@ -258,41 +258,41 @@ static void run_layernorm_backward(Bench *bench, const Case *work, void **arrays
                                    reals(arrays[6]),
                                    work->rows,
                                    C,
-                                   bench->stream->precision};
-    layernorm_backward(bench->stream, &layernorm);
+                                   bench->stream.precision};
+    layernorm_backward(&bench->stream, &layernorm);
 }
 
 static void run_gelu_forward(Bench *bench, const Case *work, void **arrays) {
-    gelu_forward(bench->stream, reals(arrays[0]), reals(arrays[1]), reals(arrays[2]), work->rows,
+    gelu_forward(&bench->stream, reals(arrays[0]), reals(arrays[1]), reals(arrays[2]), work->rows,
                  bench->config.mlp_channels);
 }
 
 static void run_gelu_backward(Bench *bench, const Case *work, void **arrays) {
-    gelu_backward(bench->stream, reals(arrays[0]), bench->wide, (float *)arrays[3], (float *)arrays[4],
+    gelu_backward(&bench->stream, reals(arrays[0]), bench->wide, (float *)arrays[3], (float *)arrays[4],
                   reals(arrays[1]), reals(arrays[2]), work->rows, bench->config.mlp_channels);
 }
 
 static void run_cross_entropy(Bench *bench, const Case *work, void **arrays) {
-    cross_entropy(bench->stream, reals(arrays[0]), bench->logits_stride, (float *)arrays[1],
+    cross_entropy(&bench->stream, reals(arrays[0]), bench->logits_stride, (float *)arrays[1],
                   (const int32_t *)arrays[2], work->rows, bench->config.vocabulary, 1.0f);
 }
 
 static void run_attention_forward(Bench *bench, const Case *work, void **arrays) {
-    attention_forward(bench->stream, reals(arrays[0]), (float *)arrays[1], NULL, reals(arrays[2]), bench->B,
+    attention_forward(&bench->stream, reals(arrays[0]), (float *)arrays[1], NULL, reals(arrays[2]), bench->B,
                       bench->T, bench->config.channels, bench->config.heads, work->window);
 }
 
 static void run_attention_backward(Bench *bench, const Case *work, void **arrays) {
-    attention_backward(bench->stream, reals(arrays[3]), bench->wide, (float *)arrays[4], reals(arrays[5]),
+    attention_backward(&bench->stream, reals(arrays[3]), bench->wide, (float *)arrays[4], reals(arrays[5]),
                        reals(arrays[0]), reals(arrays[2]), (const float *)arrays[1], bench->B, bench->T,
                        bench->config.channels, bench->config.heads, work->window);
 }
 
 // With one tile of 16 rows for each warp, where the model's choice is two.
 template <int D> static void run_attention_backward_narrow(Bench *bench, const Case *work, void **arrays) {
-    const GptNeoConfig *config = &bench->config;
+    const ModelConfig *config = &bench->config;
     cuda_attention_backward_tiles<D, 1, 1>(
-        bench->stream, bench->B,
+        &bench->stream, bench->B,
         cuda_attention_backward_work<__nv_bfloat16>(
             reals(arrays[3]), bench->wide, (float *)arrays[4], reals(arrays[5]), reals(arrays[0]),
             reals(arrays[2]), (const float *)arrays[1],
@@ -300,7 +300,7 @@ template <int D> static void run_attention_backward_narrow(Bench *bench, const C
 }
 
 static void run_product_forward(Bench *bench, const Case *work, void **arrays) {
-    matmul_forward(bench->stream, reals(arrays[0]), work->outputs, reals(arrays[1]), reals(arrays[2]),
+    matmul_forward(&bench->stream, reals(arrays[0]), work->outputs, reals(arrays[1]), reals(arrays[2]),
                    work->rows, work->inputs, work->outputs);
 }
 
@@ -312,31 +312,31 @@ static int gradient_stride(const Bench *bench, const Case *work) {
 }
 
 static void run_product_input(Bench *bench, const Case *work, void **arrays) {
-    matmul_backward_input(bench->stream, reals(arrays[1]), work->inputs, reals(arrays[0]),
+    matmul_backward_input(&bench->stream, reals(arrays[1]), work->inputs, reals(arrays[0]),
                           gradient_stride(bench, work), reals(arrays[2]), work->rows, work->inputs,
                           work->outputs);
 }
 
 static void run_product_weight(Bench *bench, const Case *work, void **arrays) {
-    matmul_backward_weight(bench->stream, (float *)arrays[2], reals(arrays[0]), gradient_stride(bench, work),
+    matmul_backward_weight(&bench->stream, (float *)arrays[2], reals(arrays[0]), gradient_stride(bench, work),
                            reals(arrays[1]), work->rows, work->inputs, work->outputs);
 }
 
 // The first product of the MLP, then bias and GELU; in the program's form, or with an
 // epilogue. Arrays: output, saved, input, weight, bias.
 static void run_mlp_product(Bench *bench, const Case *work, void **arrays) {
-    matmul_forward(bench->stream, reals(arrays[1]), work->outputs, reals(arrays[2]), reals(arrays[3]),
+    matmul_forward(&bench->stream, reals(arrays[1]), work->outputs, reals(arrays[2]), reals(arrays[3]),
                    work->rows, work->inputs, work->outputs);
 }
 
 static void run_mlp_ours(Bench *bench, const Case *work, void **arrays) {
     run_mlp_product(bench, work, arrays);
-    gelu_forward(bench->stream, reals(arrays[0]), reals(arrays[1]), reals(arrays[4]), work->rows,
+    gelu_forward(&bench->stream, reals(arrays[0]), reals(arrays[1]), reals(arrays[4]), work->rows,
                  work->outputs);
 }
 
 static void run_mlp_epilogue(Bench *bench, const Case *work, void **arrays) {
-    epilogue_gelu_forward(bench->stream, &bench->epilogues[work->form], reals(arrays[0]), reals(arrays[1]),
+    epilogue_gelu_forward(&bench->stream, &bench->epilogues[work->form], reals(arrays[0]), reals(arrays[1]),
                           reals(arrays[2]), reals(arrays[3]), reals(arrays[4]), work->rows, work->inputs,
                           work->outputs);
 }
@@ -344,12 +344,12 @@ static void run_mlp_epilogue(Bench *bench, const Case *work, void **arrays) {
 // Only the bias is added by the library. (Our GELU adds it a second time, which takes no
 // longer.)
 static void run_mlp_bias(Bench *bench, const Case *work, void **arrays) {
-    if (epilogue_bias_forward(bench->stream, &bench->epilogues[work->form], reals(arrays[1]),
+    if (epilogue_bias_forward(&bench->stream, &bench->epilogues[work->form], reals(arrays[1]),
                               reals(arrays[2]), reals(arrays[3]), reals(arrays[4]), work->rows, work->inputs,
                               work->outputs) != CUBLAS_STATUS_SUCCESS) {
         return;
     }
-    gelu_forward(bench->stream, reals(arrays[0]), reals(arrays[1]), reals(arrays[4]), work->rows,
+    gelu_forward(&bench->stream, reals(arrays[0]), reals(arrays[1]), reals(arrays[4]), work->rows,
                  work->outputs);
 }
 
@@ -357,25 +357,25 @@ static void run_mlp_bias(Bench *bench, const Case *work, void **arrays) {
 // Arrays: the gradient, saved, d_output, weight, bias, d_bias, the same in bf16,
 // partials.
 static void run_d_mlp_product(Bench *bench, const Case *work, void **arrays) {
-    matmul_backward_input(bench->stream, reals(arrays[0]), bench->wide, reals(arrays[2]), work->outputs,
+    matmul_backward_input(&bench->stream, reals(arrays[0]), bench->wide, reals(arrays[2]), work->outputs,
                           reals(arrays[3]), work->rows, work->inputs, work->outputs);
 }
 
 static void run_d_mlp_ours(Bench *bench, const Case *work, void **arrays) {
     run_d_mlp_product(bench, work, arrays);
-    gelu_backward(bench->stream, reals(arrays[0]), bench->wide, (float *)arrays[5], (float *)arrays[7],
+    gelu_backward(&bench->stream, reals(arrays[0]), bench->wide, (float *)arrays[5], (float *)arrays[7],
                   reals(arrays[1]), reals(arrays[4]), work->rows, work->inputs);
 }
 
 static bool d_mlp_epilogue(Bench *bench, const Case *work, void **arrays, Real *sums) {
-    return epilogue_gelu_backward(bench->stream, &bench->epilogues[work->form], reals(arrays[0]), bench->wide,
-                                  sums, reals(arrays[1]), reals(arrays[2]), reals(arrays[3]), work->rows,
-                                  work->inputs, work->outputs) == CUBLAS_STATUS_SUCCESS;
+    return epilogue_gelu_backward(&bench->stream, &bench->epilogues[work->form], reals(arrays[0]),
+                                  bench->wide, sums, reals(arrays[1]), reals(arrays[2]), reals(arrays[3]),
+                                  work->rows, work->inputs, work->outputs) == CUBLAS_STATUS_SUCCESS;
 }
 
 static void run_d_mlp_summed(Bench *bench, const Case *work, void **arrays) {
     if (!d_mlp_epilogue(bench, work, arrays, reals(arrays[6]))) { return; }
-    epilogue_add(bench->stream, (float *)arrays[5], (const __nv_bfloat16 *)arrays[6], work->inputs);
+    epilogue_add(&bench->stream, (float *)arrays[5], (const __nv_bfloat16 *)arrays[6], work->inputs);
 }
 
 static void run_d_mlp_no_sum(Bench *bench, const Case *work, void **arrays) {
@@ -384,20 +384,20 @@ static void run_d_mlp_no_sum(Bench *bench, const Case *work, void **arrays) {
 
 static void run_d_mlp_then_sums(Bench *bench, const Case *work, void **arrays) {
     if (!d_mlp_epilogue(bench, work, arrays, NULL)) { return; }
-    epilogue_sums(bench->stream, (float *)arrays[5], (float *)arrays[7], reals(arrays[0]), bench->wide,
+    epilogue_sums(&bench->stream, (float *)arrays[5], (float *)arrays[7], reals(arrays[0]), bench->wide,
                   work->rows, work->inputs);
 }
 
 // The product that reads that gradient next; it can sum it, too, in fp32. Arrays: the
 // gradient, input, d_weight, d_bias, the sums.
 static void run_d_weight_summed(Bench *bench, const Case *work, void **arrays) {
-    if (epilogue_weight_backward(bench->stream, &bench->epilogues[work->form], (float *)arrays[2],
+    if (epilogue_weight_backward(&bench->stream, &bench->epilogues[work->form], (float *)arrays[2],
                                  (float *)arrays[4], reals(arrays[0]), gradient_stride(bench, work),
                                  reals(arrays[1]), work->rows, work->inputs,
                                  work->outputs) != CUBLAS_STATUS_SUCCESS) {
         return;
     }
-    epilogue_add(bench->stream, (float *)arrays[3], (const float *)arrays[4], work->outputs);
+    epilogue_add(&bench->stream, (float *)arrays[3], (const float *)arrays[4], work->outputs);
 }
 
 static void run_adamw(Bench *bench, const Case *work, void **arrays) {
@@ -412,64 +412,64 @@ static void run_adamw(Bench *bench, const Case *work, void **arrays) {
                         moment_key(1, 9),
                         adamw_step(0.9, 0.95, 10, 1e-8, 1e-3, 0.1),
                         true};
-    adamw(bench->stream, &range, true);
+    adamw(&bench->stream, &range, true);
 }
 
 static void run_reals_from_floats(Bench *bench, const Case *work, void **arrays) {
     (void)work;
-    reals_from_floats(bench->stream, reals(arrays[0]), (const float *)arrays[1], bench->elements);
+    reals_from_floats(&bench->stream, reals(arrays[0]), (const float *)arrays[1], bench->elements);
 }
 
 static void run_buffer_move(Bench *bench, const Case *work, void **arrays) {
     (void)work;
-    buffer_move(bench->stream, (float *)arrays[0], (float *)arrays[1], bench->elements, true);
+    buffer_move(&bench->stream, (float *)arrays[0], (float *)arrays[1], bench->elements, true);
 }
 
 static void run_buffer_clear(Bench *bench, const Case *work, void **arrays) {
     (void)work;
-    buffer_move(bench->stream, NULL, (float *)arrays[0], bench->elements, true);
+    buffer_move(&bench->stream, NULL, (float *)arrays[0], bench->elements, true);
 }
 
 static void run_sum_of_squares(Bench *bench, const Case *work, void **arrays) {
     (void)work;
-    cuda_buffer_sums_of_squares(bench->stream, (double *)arrays[1], (const float *)arrays[0], bench->elements,
-                                bench->elements, 1);
+    cuda_buffer_sums_of_squares(&bench->stream, (double *)arrays[1], (const float *)arrays[0],
+                                bench->elements, bench->elements, 1);
 }
 
 static void run_outer_pseudo_gradient(Bench *bench, const Case *work, void **arrays) {
     (void)work;
-    outer_pseudo_gradient(bench->stream, (float *)arrays[0], (const float *)arrays[1],
+    outer_pseudo_gradient(&bench->stream, (float *)arrays[0], (const float *)arrays[1],
                           (const float *)arrays[2], bench->elements);
 }
 
 static void run_outer_nesterov(Bench *bench, const Case *work, void **arrays) {
     (void)work;
     NesterovStep step = {0.5f, 0.7f, 0.9f, 0.5f};
-    outer_nesterov(bench->stream, (float *)arrays[0], (float *)arrays[1], (float *)arrays[2],
+    outer_nesterov(&bench->stream, (float *)arrays[0], (float *)arrays[1], (float *)arrays[2],
                    (const float *)arrays[3], bench->elements, &step);
 }
 
 static void run_wire_encode(Bench *bench, const Case *work, void **arrays) {
     WirePieces run = wire_run(work->format, bench->elements);
-    wire_encode_on_gpu(bench->stream, work->format, arrays[0], (const float *)arrays[1], NULL, &run);
+    wire_encode_on_gpu(&bench->stream, work->format, arrays[0], (const float *)arrays[1], NULL, &run);
 }
 
 static void run_wire_decode(Bench *bench, const Case *work, void **arrays) {
     WirePieces run = wire_run(work->format, bench->elements);
-    wire_decode_on_gpu(bench->stream, work->format, (float *)arrays[1], arrays[0], NULL, &run);
+    wire_decode_on_gpu(&bench->stream, work->format, (float *)arrays[1], arrays[0], NULL, &run);
 }
 
 // Of two ranks.
 static void run_wire_sum(Bench *bench, const Case *work, void **arrays) {
     WirePieces run = wire_run(work->format, bench->elements);
-    wire_sum_on_gpu(bench->stream, work->format, (float *)arrays[2], arrays[0],
+    wire_sum_on_gpu(&bench->stream, work->format, (float *)arrays[2], arrays[0],
                     arena_round_up(work->bytes[0]), 2, &run);
 }
 
 static void prepare_wire(Bench *bench, const Case *work, void **arrays) {
     WirePieces run = wire_run(work->format, bench->elements);
-    wire_encode_on_gpu(bench->stream, work->format, arrays[0], (const float *)arrays[2], NULL, &run);
-    wire_encode_on_gpu(bench->stream, work->format, arrays[1], (const float *)arrays[2], NULL, &run);
+    wire_encode_on_gpu(&bench->stream, work->format, arrays[0], (const float *)arrays[2], NULL, &run);
+    wire_encode_on_gpu(&bench->stream, work->format, arrays[1], (const float *)arrays[2], NULL, &run);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -557,11 +557,11 @@ static void add_cross_entropy(Bench *bench) {
 
 // Forward's arrays come first in both: the backward pass needs what it leaves.
 static void add_attention(Bench *bench, int window) {
-    const GptNeoConfig *config = &bench->config;
+    const ModelConfig *config = &bench->config;
     size_t rows = (size_t)bench->rows, C = (size_t)config->channels;
-    GptNeoConfig one = *config;
+    ModelConfig one = *config;
     one.local[0] = window > 0;
-    double work_unit = (double)rows * gpt_neo_mean_keys(&one, 0, bench->T) * (double)C;
+    double work_unit = (double)rows * model_mean_keys(&one, 0, bench->T) * (double)C;
     int D = config->channels / config->heads;
     static const char *const names[3] = {"forward", "backward", "backward, narrow"};
     void (*const runs[3])(Bench *, const Case *, void **) = {run_attention_forward, run_attention_backward,
@@ -719,7 +719,7 @@ static void add_vectors(Bench *bench) {
 }
 
 static void add_cases(Bench *bench) {
-    const GptNeoConfig *config = &bench->config;
+    const ModelConfig *config = &bench->config;
     int C = config->channels, F = config->mlp_channels;
     add_embedding(bench);
     add_layernorm(bench);
@@ -738,7 +738,7 @@ static void add_cases(Bench *bench) {
 // ---------------------------------------------------------------------------------------
 // Running
 
-static void open_stream(Stream *stream, bool tune) {
+static void open_stream(Stream *stream) {
     void *workspace = gpu_allocate(gemm_workspace_bytes());
     memset(stream, 0, sizeof *stream);
     stream->name = "bench";
@@ -746,7 +746,6 @@ static void open_stream(Stream *stream, bool tune) {
     stream->precision = PRECISION_BF16;
     if (workspace == NULL) { cuda_check(cudaErrorMemoryAllocation, "work space of products"); }
     gemm_open(stream, workspace, 0);
-    gemm_tune(stream, tune);
 }
 
 static void grow_pool(Bench *bench, const Case *work) {
@@ -758,12 +757,30 @@ static void grow_pool(Bench *bench, const Case *work) {
     if (bench->pool == NULL) { cuda_check(cudaErrorMemoryAllocation, work->name); }
 }
 
-static Times measure(Bench *bench, const Case *work, bool tune) {
+static Times measure(Bench *bench, const Case *work) {
     Times times;
     grow_pool(bench, work);
-    bench->stream = tune ? &bench->tuned : &bench->plain;
     time_cases(bench, &work, 1, &times);
     return times;
+}
+
+// The quickest of the library's algorithms for a case that is one product. first: the times
+// of its first offer, which the program takes, from a measurement just before.
+static Times measure_tuned(Bench *bench, const Case *work, Times first) {
+    CudaGemmLibrary *library = (CudaGemmLibrary *)bench->stream.gemm;
+    cublasLtMatmulHeuristicResult_t offers[CUDA_GEMM_OFFERS];
+    CudaGemmPlan *plan = library->plans;
+    Times best = first;
+    int count;
+    while (plan->used != library->products) { plan++; }
+    CUBLAS_CHECK(cuda_gemm_offers(library, plan, offers, &count));
+    for (int i = 1; i < count; i++) {
+        plan->algorithm = offers[i].algo;
+        Times times = measure(bench, work);
+        if (times.median < best.median) { best = times; }
+    }
+    plan->algorithm = offers[0].algo;
+    return best;
 }
 
 // How many kernels and other operations one launch of the case puts into the stream. They
@@ -773,7 +790,7 @@ static size_t count_operations(Bench *bench, const Case *work) {
     size_t count = 0;
     void *arrays[ARRAYS];
     place_set(bench, work, 0, arrays);
-    stream_settle(bench->stream);
+    stream_settle(&bench->stream);
     CUDA_CHECK(cudaStreamBeginCapture(queue_of(bench), cudaStreamCaptureModeThreadLocal));
     work->run(bench, work, arrays);
     CUDA_CHECK(cudaStreamEndCapture(queue_of(bench), &graph));
@@ -788,7 +805,7 @@ static void measure_ceilings(Bench *bench) {
     Case *copy = add_case(bench, "copy", run_copy, 2.0 * (double)bytes, 0);
     add_array(copy, FILL_REALS, bytes);
     add_array(copy, FILL_NONE, bytes);
-    Times times = measure(bench, copy, false);
+    Times times = measure(bench, copy);
     bench->copy_rate = copy->traffic / times.median;
     printf("ceiling copy    %8.1f GB/s    read and written, %zu MB (%.1f .. %.1f)\n", 1e-9 * bench->copy_rate,
            bytes >> 20, 1e-9 * copy->traffic / times.most, 1e-9 * copy->traffic / times.least);
@@ -796,7 +813,7 @@ static void measure_ceilings(Bench *bench) {
     bench->config.channels = edge; // no wide outputs
     add_linear(bench, "square", edge, edge, edge);
     for (int tune = 0; tune < 2; tune++) {
-        times = measure(bench, &bench->cases[0], tune == 1);
+        times = tune == 0 ? measure(bench, &bench->cases[0]) : measure_tuned(bench, &bench->cases[0], times);
         bench->product_rate = fmax(bench->product_rate, bench->cases[0].operations / times.median);
         printf("product, square %8.1f TFLOP/s %s, %d^3 (%.1f .. %.1f)\n",
                1e-12 * bench->cases[0].operations / times.median, tune == 1 ? "tuned" : "first offer", edge,
@@ -823,8 +840,9 @@ static void measure_kernels(Bench *bench) {
     add_cases(bench);
     for (int i = 0; i < bench->count; i++) {
         const Case *work = &bench->cases[i];
-        print_case(bench, work, measure(bench, work, false), "");
-        if (work->product) { print_case(bench, work, measure(bench, work, true), " tuned"); }
+        Times times = measure(bench, work);
+        print_case(bench, work, times, "");
+        if (work->product) { print_case(bench, work, measure_tuned(bench, work, times), " tuned"); }
     }
 }
 
@@ -835,7 +853,7 @@ static bool try_form(Bench *bench, const Case *work) {
     fill_sets(bench, work, 1, 0);
     place_set(bench, work, 0, arrays);
     work->run(bench, work, arrays);
-    stream_settle(bench->stream);
+    stream_settle(&bench->stream);
     cublasStatus_t status = bench->epilogues[work->form].status;
     if (status != CUBLAS_STATUS_SUCCESS) {
         printf("%-34s left out: the library has no algorithm for it (status %d)\n", work->name, (int)status);
@@ -844,19 +862,16 @@ static bool try_form(Bench *bench, const Case *work) {
 }
 
 // What a step of this model would gain by another form than the program's.
-static void print_gain(const Bench *bench, const Case *work, Times alone, Times ours, Times form,
-                       const char *note) {
-    printf("  %s%s: %.1f us beyond the product, ours %.1f; %d layers: %+.3f ms a step\n", work->name, note,
+static void print_gain(const Bench *bench, const Case *work, Times alone, Times ours, Times form) {
+    printf("  %s: %.1f us beyond the product, ours %.1f; %d layers: %+.3f ms a step\n", work->name,
            1e6 * (form.median - alone.median), 1e6 * (ours.median - alone.median), bench->config.layers,
            1e3 * (form.median - ours.median) * bench->config.layers);
 }
 
-static void measure_forms(Bench *bench, MlpProduct product, bool tune) {
+static void measure_forms(Bench *bench, MlpProduct product) {
     const Case *works[FORMS];
     Times times[FORMS];
-    const char *note = tune ? " tuned" : "";
     int count = 0;
-    bench->stream = tune ? &bench->tuned : &bench->plain;
     bench->count = 0;
     int ours = add_mlp_forms(bench, product);
     for (int i = 0; i < bench->count; i++) {
@@ -865,37 +880,31 @@ static void measure_forms(Bench *bench, MlpProduct product, bool tune) {
     time_cases(bench, works, count, times);
     for (int i = 0; i < count; i++) {
         char end[64];
-        snprintf(end, sizeof end, " in %zu%s", count_operations(bench, works[i]), note);
+        snprintf(end, sizeof end, " in %zu", count_operations(bench, works[i]));
         print_case(bench, works[i], times[i], end);
     }
-    for (int i = ours + 1; i < count; i++) {
-        print_gain(bench, works[i], times[0], times[ours], times[i], note);
-    }
+    for (int i = ours + 1; i < count; i++) { print_gain(bench, works[i], times[0], times[ours], times[i]); }
     for (int i = 0; i < FORMS; i++) { epilogue_close(&bench->epilogues[i]); }
 }
 
-// All forms of all products, with the library's first offers and with the quickest.
+// All forms of all products, with the library's first offers.
 static void measure_gelu(Bench *bench) {
     printf("\nGELU at %s, B %d, T %d, bf16: our kernels and the library's epilogues, in turns; \"in\": "
            "kernels and "
            "other operations\n",
            bench->config.name, bench->B, bench->T);
-    for (int tune = 0; tune < 2; tune++) {
-        for (int product = 0; product < MLP_PRODUCTS; product++) {
-            measure_forms(bench, (MlpProduct)product, tune == 1);
-        }
-    }
+    for (int product = 0; product < MLP_PRODUCTS; product++) { measure_forms(bench, (MlpProduct)product); }
     fflush(stdout);
 }
 
 // The model's own strides, chunks and tokens.
 static void choose_shapes(Bench *bench, const char *model, int B, int T) {
     Error error;
-    if (!gpt_neo_config_find(model, &bench->config, &error)) {
+    if (!model_find(model, &bench->config, &error)) {
         fprintf(stderr, "bench_cuda: %s\n", error.text);
         exit(EXIT_USER_MISTAKE);
     }
-    const GptNeoConfig *config = &bench->config;
+    const ModelConfig *config = &bench->config;
     ParameterTable table;
     gpt_neo_parameter_table(config, &table);
     bench->elements = table.parameter_count < (size_t)64 << 20 ? table.parameter_count : (size_t)64 << 20;
@@ -917,7 +926,7 @@ static void choose_order(Bench *bench) {
     bench->order = (int32_t *)malloc(bytes);
     fill_array(bench, FILL_TOKENS, device, bytes, 0);
     CUDA_CHECK(cudaMemcpyAsync(tokens, device, bytes, cudaMemcpyDeviceToHost, queue_of(bench)));
-    stream_settle(bench->stream);
+    stream_settle(&bench->stream);
     embedding_order(bench->order, counts, tokens, bench->rows, bench->config.vocabulary);
     gpu_release(device);
     free(tokens);
@@ -925,13 +934,10 @@ static void choose_order(Bench *bench) {
 }
 
 static void bench_close(Bench *bench) {
-    Stream *streams[2] = {&bench->plain, &bench->tuned};
-    for (int i = 0; i < 2; i++) {
-        void *workspace = ((CudaGemmLibrary *)streams[i]->gemm)->workspace;
-        gemm_close(streams[i]);
-        gpu_release(workspace);
-        gpu_queue_destroy(streams[i]->queue);
-    }
+    void *workspace = ((CudaGemmLibrary *)bench->stream.gemm)->workspace;
+    gemm_close(&bench->stream);
+    gpu_release(workspace);
+    gpu_queue_destroy(bench->stream.queue);
     if (bench->pool != NULL) { gpu_release(bench->pool); }
     gpu_release(bench->spare);
     free(bench->order);
@@ -975,9 +981,7 @@ int main(int count, char **arguments) {
     Bench *bench = (Bench *)calloc(1, sizeof *bench);
     bench->small = getenv("ACCO_SMALL") != NULL;
     bench->cache_bytes = bench->small ? 1 : (size_t)512 << 20;
-    open_stream(&bench->plain, false);
-    open_stream(&bench->tuned, true);
-    bench->stream = &bench->plain;
+    open_stream(&bench->stream);
     bench->spare_bytes = bench->small ? 4096 : (size_t)256 << 20;
     bench->spare = gpu_allocate(bench->spare_bytes);
     if (bench->spare == NULL) { cuda_check(cudaErrorMemoryAllocation, "spare memory"); }

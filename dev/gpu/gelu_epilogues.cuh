@@ -48,15 +48,12 @@ static inline void epilogue_point(const CudaGemmPlan *plan, const EpilogueArrays
     }
 }
 
-// The arrays of later runs must be aligned as those of the first. The library's choices
-// are looked up by shape (products.h), which knows no epilogues: the stream must not have
-// any.
+// The arrays of later runs must be aligned as those of the first.
 static inline void epilogue_plan(Stream *stream, EpilogueProduct *product, const CudaGemm *gemm,
                                  cublasLtEpilogue_t epilogue, const EpilogueArrays *arrays) {
     const CudaGemmLibrary *library = (const CudaGemmLibrary *)stream->gemm;
     CudaGemmPlan *plan = &product->plan;
     int64_t stride = gemm->m;
-    assert(library->choices == NULL);
     plan->gemm = *gemm;
     cuda_gemm_align(&plan->gemm, arrays->a, arrays->b, arrays->result);
     cuda_gemm_describe(library, plan);
@@ -65,7 +62,7 @@ static inline void epilogue_plan(Stream *stream, EpilogueProduct *product, const
         epilogue_set(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &stride, sizeof stride);
     }
     epilogue_point(plan, arrays);
-    product->status = cuda_gemm_choose(stream, plan, arrays->a, arrays->b, arrays->result);
+    product->status = cuda_gemm_choose(library, plan);
     product->planned = true;
     if (product->status != CUBLAS_STATUS_SUCCESS) { cuda_gemm_forget(plan); }
 }

@@ -6,8 +6,8 @@
 // shared memory; the preset; fp32 or bf16.
 #include "test/cuda_kernels.h"
 
-#include "gpt_neo.h"
 #include "kernels/kernels.h"
+#include "models.h"
 
 // What the line of a launch ends with.
 static const char *launches_of(const char *name) {
@@ -26,7 +26,7 @@ static bool print_launch(const SimtLaunch *launch) {
 static Real *somewhere(void) { return (Real *)(uintptr_t)(1u << 20); }
 static float *floats_somewhere(void) { return (float *)(void *)somewhere(); }
 
-static void launch_layers(Stream *stream, const GptNeoConfig *config) {
+static void launch_layers(Stream *stream, const ModelConfig *config) {
     int T = config->positions, C = config->channels, F = config->mlp_channels;
     int32_t *numbers = (int32_t *)(void *)somewhere();
     Real *reals = somewhere();
@@ -74,9 +74,9 @@ static void launch_updates(Stream *stream) {
 
 int main(void) {
     simt_observer() = print_launch;
-    for (int i = 0; i < 2 * GPT_NEO_PRESET_COUNT; i++) {
-        GptNeoConfig config;
-        gpt_neo_config_from_preset(&gpt_neo_presets()[i / 2], &config);
+    for (int i = 0; i < 2 * MODEL_PRESET_COUNT; i++) {
+        ModelConfig config;
+        model_config_from_preset(&MODEL_PRESETS[i / 2], &config);
         bool half = i % 2 != 0;
         char name[96];
         snprintf(name, sizeof name, "%s %s", config.name, half ? "bf16" : "fp32");

@@ -16,27 +16,21 @@
 // Limit: the multiply-add rate, as long as rows, inputs and outputs are all a few
 // hundred.
 //
-// For every shape the library offers several algorithms. Its first offer is taken, so
-// that runs repeat bit for bit. If asked to (--tune-products), they are timed instead,
-// once, in a first pass over the model whose results are thrown away; afterwards a shape
-// always uses the same one. What was chosen can be kept (kernels/products.h) and given
-// back to a later run. The library's workspace is the one buffer that the memory plan
-// lists.
-//
-// What was chosen is kept as a plan, for the shapes used last: training has about twenty,
-// but every batch of an evaluation may have rows of its own.
+// For every shape the library offers several algorithms. Its first offer is taken, so that
+// runs repeat bit for bit. What the quickest would save, dev/gpu/bench measures. The
+// algorithm is kept in a plan, for the shapes used last: training has about twenty, but every
+// batch of an evaluation may have rows of its own. The library's workspace is the one buffer
+// that the memory plan lists.
 #ifndef ACCO_KERNELS_CUDA_MATMUL_CUH
 #define ACCO_KERNELS_CUDA_MATMUL_CUH
 
 #include <cublasLt.h>
 
 #include "kernels/cuda/language.cuh"
-#include "kernels/products.h"
 
 enum {
     CUDA_GEMM_SHAPES = 64, // whose plans a stream keeps: three times those of training
-    CUDA_GEMM_OFFERS = 8,  // algorithms asked for, for each shape
-    CUDA_GEMM_TRIES = 3    // timed runs of an algorithm
+    CUDA_GEMM_OFFERS = 8   // algorithms asked for, for each shape
 };
 
 // result (n, m), rows result_stride apart, = or += the product of b and a. In the
@@ -63,12 +57,10 @@ typedef struct CudaGemmPlan {
 // What a stream keeps for its products.
 typedef struct CudaGemmLibrary {
     cublasLtHandle_t handle;
-    void *workspace; // (CUDA_GEMM_WORKSPACE)
-    int sm_count;    // multiprocessors that algorithms may count on; 0: all
-    bool tuning;
-    uint64_t products;       // so far
-    ProductChoices *choices; // to use, and to add to while tuning; NULL: none
-    int count;               // of plans
+    void *workspace;   // (CUDA_GEMM_WORKSPACE)
+    int sm_count;      // multiprocessors that algorithms may count on; 0: all
+    uint64_t products; // so far
+    int count;         // of plans
     CudaGemmPlan plans[CUDA_GEMM_SHAPES];
 } CudaGemmLibrary;
 
@@ -175,96 +167,13 @@ static inline cublasStatus_t cuda_gemm_run(Stream *stream, const CudaGemmPlan *p
                           CUDA_GEMM_WORKSPACE, (cudaStream_t)stream->queue);
 }
 
-// Milliseconds of the quickest of CUDA_GEMM_TRIES runs; infinity if the algorithm fails.
-static inline float cuda_gemm_time(Stream *stream, const CudaGemmPlan *plan,
-                                   const cublasLtMatmulAlgo_t *algorithm, const void *a, const void *b,
-                                   void *result) {
-    cudaEvent_t began, ended;
-    float best = INFINITY;
-    CUDA_CHECK(cudaEventCreate(&began));
-    CUDA_CHECK(cudaEventCreate(&ended));
-    for (int i = 0; i < CUDA_GEMM_TRIES; i++) {
-        float milliseconds = INFINITY;
-        CUDA_CHECK(cudaEventRecord(began, (cudaStream_t)stream->queue));
-        if (cuda_gemm_run(stream, plan, algorithm, a, b, result) != CUBLAS_STATUS_SUCCESS) { break; }
-        CUDA_CHECK(cudaEventRecord(ended, (cudaStream_t)stream->queue));
-        stream_settle(stream);
-        CUDA_CHECK(cudaEventElapsedTime(&milliseconds, began, ended));
-        best = fminf(best, milliseconds);
-    }
-    CUDA_CHECK(cudaEventDestroy(began));
-    CUDA_CHECK(cudaEventDestroy(ended));
-    return best;
-}
-
-static inline void cuda_gemm_numbers(const CudaGemmLibrary *library, const CudaGemm *gemm,
-                                     int numbers[PRODUCT_NUMBERS]) {
-    const int all[PRODUCT_NUMBERS] = {gemm->m,
-                                      gemm->n,
-                                      gemm->k,
-                                      gemm->a_transposed,
-                                      gemm->b_transposed,
-                                      gemm->a_stride,
-                                      gemm->b_stride,
-                                      gemm->result_stride,
-                                      gemm->precision == PRECISION_BF16,
-                                      gemm->result_precision == PRECISION_BF16,
-                                      gemm->accumulate,
-                                      (int)gemm->a_alignment,
-                                      (int)gemm->b_alignment,
-                                      (int)gemm->result_alignment,
-                                      library->sm_count};
-    memcpy(numbers, all, sizeof all);
-}
-
-// Takes the algorithm that is listed for the shape, if there is one and the library finds
-// it good.
-static inline bool cuda_gemm_recall(CudaGemmLibrary *library, CudaGemmPlan *plan) {
-    cublasLtMatmulHeuristicResult_t answer;
-    int numbers[PRODUCT_NUMBERS];
-    if (library->choices == NULL) { return false; }
-    cuda_gemm_numbers(library, &plan->gemm, numbers);
-    const ProductChoice *choice = product_find(library->choices, numbers);
-    if (choice == NULL) {
-        library->choices->missed++;
-        return false;
-    }
-    static_assert(sizeof plan->algorithm == sizeof choice->algorithm,
-                  "the library's algorithms have 64 bytes");
-    memcpy(&plan->algorithm, choice->algorithm, sizeof plan->algorithm);
-    cublasStatus_t status = cublasLtMatmulAlgoCheck(library->handle, plan->operation, plan->a, plan->b,
-                                                    plan->result, plan->result, &plan->algorithm, &answer);
-    bool good = status == CUBLAS_STATUS_SUCCESS && answer.workspaceSize <= CUDA_GEMM_WORKSPACE;
-    library->choices->found += good;
-    library->choices->refused += !good;
-    return good;
-}
-
-// Takes what is listed for the shape; otherwise the first offer or, while tuning, the
-// quickest, which is then listed. Returns an error if the library offers nothing.
-static inline cublasStatus_t cuda_gemm_choose(Stream *stream, CudaGemmPlan *plan, const void *a,
-                                              const void *b, void *result) {
-    CudaGemmLibrary *library = (CudaGemmLibrary *)stream->gemm;
-    if (cuda_gemm_recall(library, plan)) { return CUBLAS_STATUS_SUCCESS; }
+// Takes the library's first offer. Returns an error if it offers nothing.
+static inline cublasStatus_t cuda_gemm_choose(const CudaGemmLibrary *library, CudaGemmPlan *plan) {
     cublasLtMatmulHeuristicResult_t offers[CUDA_GEMM_OFFERS];
-    int count, best = 0;
-    float least = INFINITY;
+    int count;
     cublasStatus_t status = cuda_gemm_offers(library, plan, offers, &count);
-    if (status != CUBLAS_STATUS_SUCCESS) { return status; }
-    for (int i = 0; library->tuning && i < count; i++) {
-        float milliseconds = cuda_gemm_time(stream, plan, &offers[i].algo, a, b, result);
-        if (milliseconds < least) {
-            least = milliseconds;
-            best = i;
-        }
-    }
-    plan->algorithm = offers[best].algo;
-    if (library->tuning && library->choices != NULL) {
-        int numbers[PRODUCT_NUMBERS];
-        cuda_gemm_numbers(library, &plan->gemm, numbers);
-        product_keep(library->choices, numbers, &plan->algorithm);
-    }
-    return CUBLAS_STATUS_SUCCESS;
+    if (status == CUBLAS_STATUS_SUCCESS) { plan->algorithm = offers[0].algo; }
+    return status;
 }
 
 // Ends the program where the library has no algorithm for a product.
@@ -298,9 +207,7 @@ static inline CudaGemmPlan *cuda_gemm_room(CudaGemmLibrary *library) {
 }
 
 // The plan of a shape, made when the shape is first met or was forgotten.
-static inline CudaGemmPlan *cuda_gemm_plan(Stream *stream, const CudaGemm *gemm, const void *a, const void *b,
-                                           void *result) {
-    CudaGemmLibrary *library = (CudaGemmLibrary *)stream->gemm;
+static inline CudaGemmPlan *cuda_gemm_plan(CudaGemmLibrary *library, const CudaGemm *gemm) {
     library->products++;
     for (int i = 0; i < library->count; i++) {
         CudaGemmPlan *plan = &library->plans[i];
@@ -312,7 +219,7 @@ static inline CudaGemmPlan *cuda_gemm_plan(Stream *stream, const CudaGemm *gemm,
     plan->gemm = *gemm;
     plan->used = library->products;
     cuda_gemm_describe(library, plan);
-    cublasStatus_t status = cuda_gemm_choose(stream, plan, a, b, result);
+    cublasStatus_t status = cuda_gemm_choose(library, plan);
     if (status != CUBLAS_STATUS_SUCCESS) { cuda_gemm_refuse(gemm, status); }
     return plan;
 }
@@ -325,7 +232,7 @@ static inline void cuda_gemm_align(CudaGemm *gemm, const void *a, const void *b,
 
 static inline void cuda_gemm(Stream *stream, CudaGemm *gemm, const void *a, const void *b, void *result) {
     cuda_gemm_align(gemm, a, b, result);
-    const CudaGemmPlan *plan = cuda_gemm_plan(stream, gemm, a, b, result);
+    const CudaGemmPlan *plan = cuda_gemm_plan((CudaGemmLibrary *)stream->gemm, gemm);
     CUBLAS_CHECK(cuda_gemm_run(stream, plan, &plan->algorithm, a, b, result));
 }
 
@@ -358,16 +265,6 @@ static inline void cuda_gemm_close(Stream *stream) {
     free(library);
     stream->gemm = NULL;
 }
-
-static inline void cuda_gemm_tune(Stream *stream, bool tuning) {
-    ((CudaGemmLibrary *)stream->gemm)->tuning = tuning;
-}
-
-static inline void cuda_gemm_use_choices(Stream *stream, ProductChoices *choices) {
-    ((CudaGemmLibrary *)stream->gemm)->choices = choices;
-}
-
-static inline int cuda_gemm_version(void) { return (int)cublasLtGetVersion(); }
 
 // A product of operands in the stream's precision, with a result of the same kind.
 static inline CudaGemm cuda_gemm_of(const Stream *stream, int m, int n, int k, bool a_transposed,

@@ -21,7 +21,7 @@ typedef struct FuzzRun {
     CheckpointedRun checkpointed;
     Transport transport;
     Scheduler scheduler;
-    GptNeoConfig config;
+    ModelConfig config;
     ParameterTable table;
 } FuzzRun;
 
@@ -46,14 +46,14 @@ static inline void fuzz_checkpoint_run(FuzzRun *run, const char *rule, int rank,
     CheckpointedRun *checkpointed = &run->checkpointed;
     run->transport.rank = rank;
     run->transport.size = ranks;
-    gpt_neo_config_from_preset(&gpt_neo_presets()[0], &run->config);
+    model_config_from_preset(&MODEL_PRESETS[0], &run->config);
     run->table.entries = (ParameterInfo *)calloc(2, sizeof *run->table.entries);
-    run->scheduler.fragments =
-        (Fragment *)calloc(FUZZ_CHECKPOINT_FRAGMENTS, sizeof *run->scheduler.fragments);
-    fuzz_require(run->table.entries != NULL && run->scheduler.fragments != NULL,
+    run->scheduler.local.fragments =
+        (Fragment *)calloc(FUZZ_CHECKPOINT_FRAGMENTS, sizeof *run->scheduler.local.fragments);
+    fuzz_require(run->table.entries != NULL && run->scheduler.local.fragments != NULL,
                  "there is memory for a small run");
-    parameter_table_add(&run->table, -1, "a", 2, 0, 0.0f);
-    parameter_table_add(&run->table, -1, "b", 1, 0, 0.0f);
+    parameter_table_add(&run->table, "transformer.", "a", 2, 0, 0.0f);
+    parameter_table_add(&run->table, "transformer.", "b", 1, 0, 0.0f);
     checkpointed->transport = run->scheduler.transport = &run->transport;
     checkpointed->scheduler = &run->scheduler;
     checkpointed->rule = rule_find(rule);
@@ -68,7 +68,7 @@ static inline void fuzz_checkpoint_run(FuzzRun *run, const char *rule, int rank,
 }
 
 static inline void fuzz_checkpoint_run_free(FuzzRun *run) {
-    free(run->scheduler.fragments);
+    free(run->scheduler.local.fragments);
     parameter_table_free(&run->table);
     free(run);
 }
@@ -128,10 +128,11 @@ static inline void fuzz_checkpoint_numbers(CheckpointSource *source, Checkpointe
     fuzz_require(s->reports >= 0 && run->data_base >= 0, "reports and micro-batches can be counted");
     fuzz_require(s->gradients_done >= 0 && isfinite(s->gradients_done), "gradients can be counted");
     fuzz_require(s->micro_batches_begun <= UINT64_C(1) << 53, "micro-batches of a worker can be counted");
-    fuzz_require(s->fragment >= 0 && s->fragment < FUZZ_CHECKPOINT_FRAGMENTS,
+    fuzz_require(s->local.fragment >= 0 && s->local.fragment < FUZZ_CHECKPOINT_FRAGMENTS,
                  "the next fragment is one of them");
     for (int i = 0; i < FUZZ_CHECKPOINT_FRAGMENTS; i++) {
-        fuzz_require(s->fragments[i].applied_at >= 0 && s->fragments[i].applied_at <= s->optimizer.commits,
+        fuzz_require(s->local.fragments[i].applied_at >= 0 &&
+                         s->local.fragments[i].applied_at <= s->optimizer.commits,
                      "no fragment is of the future");
     }
     char remarks[CHECKPOINT_REMARKS_SIZE];

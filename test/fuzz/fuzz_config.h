@@ -6,18 +6,18 @@
 #include "checkpoint/hf_model.h"
 #include "test/fuzz/fuzz.h"
 
-static inline bool fuzz_config_load(FuzzPart part, GptNeoConfig *config) {
+static inline bool fuzz_config_load(FuzzPart part, ModelConfig *config) {
     FuzzFile file;
     Error error = {""};
     fuzz_file_open(&file, part);
-    bool good = fuzz_accepted(gpt_neo_config_load(file.path, config, &error), &error);
+    bool good = fuzz_accepted(model_config_load(file.path, config, &error), &error);
     fuzz_file_close(&file);
     memset(config->name, 0, sizeof config->name); // the path
     return good;
 }
 
-static inline void fuzz_config_again(const GptNeoConfig *config) {
-    GptNeoConfig again;
+static inline void fuzz_config_again(const ModelConfig *config) {
+    ModelConfig again;
     json_t *root = hf_model_describe(config, SAFETENSORS_F32, NULL);
     char *text = json_dumps(root, 0);
     fuzz_require(text != NULL, "a configuration can be written");
@@ -28,7 +28,7 @@ static inline void fuzz_config_again(const GptNeoConfig *config) {
     json_decref(root);
 }
 
-static inline void fuzz_config_lay_out(const GptNeoConfig *config) {
+static inline void fuzz_config_lay_out(const ModelConfig *config) {
     ParameterTable table;
     size_t position = 0;
     gpt_neo_parameter_table(config, &table);
@@ -42,10 +42,10 @@ static inline void fuzz_config_lay_out(const GptNeoConfig *config) {
 }
 
 static inline bool fuzz_config(const uint8_t *data, size_t size) {
-    GptNeoConfig config;
+    ModelConfig config;
     FuzzPart part = {data, size};
     if (!fuzz_config_load(part, &config)) { return false; }
-    fuzz_require(config.layers >= 1 && config.layers <= GPT_NEO_MAX_LAYERS, "there are 1 to 96 layers");
+    fuzz_require(config.layers >= 1 && config.layers <= MODEL_MAX_LAYERS, "there are 1 to 96 layers");
     fuzz_require(config.channels >= 1 && config.heads >= 1 && config.channels % config.heads == 0,
                  "heads divide the channels");
     fuzz_require(config.mlp_channels >= 1 && config.window >= 1 && config.positions >= 1 &&

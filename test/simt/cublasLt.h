@@ -99,7 +99,6 @@ inline int &simt_library_products() {
     static int count = 0;
     return count;
 }
-inline size_t cublasLtGetVersion() { return 120900; }
 
 inline cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
     *handle = nullptr;
@@ -193,14 +192,6 @@ inline bool simt_knows(const cublasLtMatmulAlgo_t *algorithm) {
     return algorithm->data[0] <= 1 && algorithm->data[1] <= 1 &&
            memcmp(algorithm->data + 2, zeros, sizeof zeros) == 0;
 }
-inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t,
-                                              cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
-                                              cublasLtMatrixLayout_t, const cublasLtMatmulAlgo_t *algorithm,
-                                              cublasLtMatmulHeuristicResult_t *result) {
-    *result = {*algorithm, 0};
-    return simt_knows(algorithm) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
-}
-
 // The operand as floats: (rows, columns) after transposition, row after row. The
 // library's matrices are stored column after column.
 inline std::vector<float> simt_operand(const void *data, const SimtMatrixLayout *layout, bool transposed,

@@ -1,0 +1,182 @@
+// models.h: the families of models, their presets, and one model of any family.
+#ifndef ACCO_MODELS_H
+#define ACCO_MODELS_H
+
+#include <limits.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "gpt_neo.h"
+#include "runtime/names.h"
+
+static const ModelFamily *const MODEL_FAMILIES[] = {&gpt_neo_family};
+
+// window: of every second layer, which is local; 0: no layer is. The MLP is four times as
+// wide as the model.
+typedef struct ModelPreset {
+    const char *name;
+    const ModelFamily *family;
+    int layers, channels, heads, window, positions, vocabulary;
+} ModelPreset;
+
+// 125M as in the ACCO paper; 1.3B and 2.7B as EleutherAI publishes them. The paper gives
+// no sizes for its 36M model with a vocabulary of 10000: this is the published
+// TinyStories-33M with that vocabulary, 36.8M parameters. tiny reads bytes and has 0.86M
+// parameters.
+static const ModelPreset MODEL_PRESETS[] = {
+    {"tiny", &gpt_neo_family, 4, 128, 4, 64, 256, 256},
+    {"36M", &gpt_neo_family, 4, 768, 16, 256, 1024, 10000},
+    {"125M", &gpt_neo_family, 12, 768, 12, 256, 1024, 50257},
+    {"1.3B", &gpt_neo_family, 24, 2048, 16, 256, 2048, 50257},
+    {"2.7B", &gpt_neo_family, 32, 2560, 20, 256, 2048, 50257},
+};
+
+enum { MODEL_PRESET_COUNT = sizeof MODEL_PRESETS / sizeof MODEL_PRESETS[0] };
+
+static inline void model_config_from_preset(const ModelPreset *preset, ModelConfig *config) {
+    memset(config, 0, sizeof *config);
+    snprintf(config->name, sizeof config->name, "%s", preset->name);
+    config->family = preset->family;
+    config->layers = preset->layers;
+    config->channels = preset->channels;
+    config->heads = preset->heads;
+    config->mlp_channels = 4 * preset->channels;
+    config->window = preset->window;
+    config->positions = preset->positions;
+    config->vocabulary = preset->vocabulary;
+    config->epsilon = 1e-5f;
+    for (int l = 0; l < preset->layers; l++) { config->local[l] = preset->window > 0 && l % 2 == 1; }
+}
+
+// NULL: no preset has that name.
+static inline const ModelPreset *model_preset_find(const char *name) {
+    for (int i = 0; i < MODEL_PRESET_COUNT; i++) {
+        if (strcmp(name, MODEL_PRESETS[i].name) == 0) { return &MODEL_PRESETS[i]; }
+    }
+    return NULL;
+}
+
+// Reads a Hugging Face config.json.
+static inline bool model_config_load(const char *path, ModelConfig *config, Error *error) {
+    json_error_t problem;
+    json_t *root = json_load_file(path, 0, &problem);
+    if (root == NULL && access(path, R_OK) != 0) { return error_set(error, "%s: %s", path, problem.text); }
+    if (root == NULL) { return error_set(error, "%s is no config.json of a model: %s", path, problem.text); }
+    memset(config, 0, sizeof *config);
+    size_t length = strlen(path), skip = length < sizeof config->name ? 0 : length - sizeof config->name + 1;
+    snprintf(config->name, sizeof config->name, "%s", path + skip);
+    const char *type = json_string_value(json_object_get(root, "model_type")),
+               *quote = type == NULL ? "" : "\"";
+    char allowed[256];
+    for (size_t i = 0, used = 0; i < sizeof MODEL_FAMILIES / sizeof MODEL_FAMILIES[0]; i++) {
+        const ModelFamily *family = MODEL_FAMILIES[i];
+        used += (size_t)snprintf(allowed + used, sizeof allowed - used, "%s\"%s\"", i > 0 ? " or " : "",
+                                 family->name);
+        if (type != NULL && strcmp(type, family->name) == 0) { config->family = family; }
+    }
+    bool good = false;
+    if (!json_is_object(root)) {
+        error_set(error, "%s: a model configuration must be a JSON object", path);
+    } else if (config->family == NULL) {
+        error_set(error, "%s: \"model_type\" is %s%.60s%s and must be %s: other models are not supported",
+                  path, quote, type == NULL ? "not given" : type, quote, allowed);
+    } else {
+        good = config->family->read_config(root, path, config, error);
+    }
+    json_decref(root);
+    return good;
+}
+
+// `name_or_path`: a preset, a config.json, or a directory that holds one. `error` says
+// what is wrong and what is allowed.
+static inline bool model_find(const char *name_or_path, ModelConfig *config, Error *error) {
+    const ModelPreset *preset = model_preset_find(name_or_path);
+    if (preset != NULL) {
+        model_config_from_preset(preset, config);
+        return true;
+    }
+    struct stat status;
+    bool exists = stat(name_or_path, &status) == 0;
+    if (exists && S_ISDIR(status.st_mode)) {
+        char path[PATH_MAX];
+        if (snprintf(path, sizeof path, "%s/config.json", name_or_path) >= (int)sizeof path) {
+            return error_set(error, "the path of the model configuration is too long");
+        }
+        return model_config_load(path, config, error);
+    }
+    if (exists || strchr(name_or_path, '/') != NULL) {
+        return model_config_load(name_or_path, config, error);
+    }
+    const char *names[MODEL_PRESET_COUNT];
+    char excerpt[64], list[256];
+    int used = 0;
+    for (int i = 0; i < MODEL_PRESET_COUNT; i++) {
+        const char *separator = i == 0 ? "" : i == MODEL_PRESET_COUNT - 1 ? " or " : ", ";
+        names[i] = MODEL_PRESETS[i].name;
+        used += snprintf(list + used, sizeof list - (size_t)used, "%s%s", separator, names[i]);
+    }
+    const char *nearest = nearest_name(name_or_path, names, MODEL_PRESET_COUNT);
+    return error_set(error, "unknown model %s%s%s%s: choose %s, or give a Hugging Face config.json",
+                     text_excerpt(name_or_path, excerpt), nearest != NULL ? " (did you mean " : "",
+                     nearest != NULL ? nearest : "", nearest != NULL ? "?)" : "", list);
+}
+
+// ---------------------------------------------------------------------------------------
+// One model
+
+// The functions of its family take &model->state as `self`.
+typedef struct Model {
+    const ModelFamily *family;
+    ModelConfig config;
+    ModelSettings settings;
+    void *gemm_workspace; // on a GPU (gemm_workspace_bytes)
+    union {
+        GptNeo gpt_neo;
+    } state;
+} Model;
+
+// Plans activations and workspace. `model` must stay where it is until the arena is
+// released.
+static inline void model_reserve(Model *model, Arena *arena, const ModelConfig *config,
+                                 const ModelSettings *settings) {
+    assert(settings->B >= 1 && settings->T >= 1 && settings->T <= config->positions &&
+           (long long)settings->B * settings->T < INT_MAX / 2);
+    memset(model, 0, sizeof *model);
+    model->family = config->family;
+    model->config = *config;
+    model->settings = *settings;
+    model->family->reserve(&model->state, arena, config, settings);
+    if (settings->on_gpu) {
+        arena_reserve(arena, MEMORY_WORKSPACE, "matrix products", gemm_workspace_bytes(),
+                      &model->gemm_workspace);
+    }
+}
+
+// tokens (count) <- random tokens, for a pass whose result nobody needs.
+static inline void model_random_tokens(const ModelConfig *config, size_t count, int32_t *tokens) {
+    for (size_t i = 0; i < count; i++) {
+        tokens[i] = (int32_t)(random_hash(i, 0) % (uint64_t)config->vocabulary);
+    }
+}
+
+// Prepares a GPU before the first pass, on the stream that will compute: one pass over
+// random tokens loads all kernels and plans all matrix products. `gradients` is overwritten
+// and left at 0. sm_count: multiprocessors that matrix products may count on; 0: all.
+static inline void model_start(Model *model, Stream *stream, const void *parameters, float *gradients,
+                               size_t parameter_count, int sm_count) {
+    if (!model->settings.on_gpu) { return; }
+    size_t rows = (size_t)model->settings.B * (size_t)model->settings.T;
+    int32_t *tokens = (int32_t *)malloc(rows * sizeof(int32_t));
+    model_random_tokens(&model->config, rows, tokens);
+    gemm_open(stream, model->gemm_workspace, sm_count);
+    model->family->gradients(&model->state, stream, parameters, gradients, tokens, tokens, NULL);
+    stream_clear(stream, gradients, parameter_count * sizeof(float));
+    stream_settle(stream);
+    free(tokens);
+}
+
+static inline void model_stop(Model *model, Stream *stream) {
+    if (model->settings.on_gpu) { gemm_close(stream); }
+}
+
+#endif

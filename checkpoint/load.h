@@ -207,7 +207,7 @@ static inline bool source_open_manifest(CheckpointSource *source, const Checkpoi
         return error_set(error, "%.400s is damaged: it is not what was written", file);
     }
     if (!manifest_is_sane(source->manifest, rule_find(source->rule))) {
-        return error_set(error, "%.400s is no state that a run of %.40s can be in", file, source->rule);
+        return error_set(error, "%.400s holds a state that no run of %.40s can be in", file, source->rule);
     }
     return true;
 }
@@ -239,7 +239,7 @@ static inline bool checkpoint_open(CheckpointSource *source, const CheckpointedR
         good = error_set(error, "%.400s is of another model than %s", path, run->config->name);
     }
     if (good && !source_is_complete(source, run, rule_find(source->rule))) {
-        good = error_set(error, "%.400s does not hold what a run of %s leaves", file, source->rule);
+        good = error_set(error, "%.400s lacks a vector that every checkpoint of %s has", file, source->rule);
     }
     if (!good) { checkpoint_close(source); }
     return good;
@@ -534,7 +534,7 @@ static inline void source_find_remarks(const CheckpointSource *source, const Che
     remarks[0] = '\0';
     if (!source->same_rule) {
         remarks_add(remarks,
-                    "another rule: what the old one had under way is dropped, moments are taken over");
+                    "another rule: what the old rule had in flight is dropped, AdamW's moments are kept");
     }
     if (source->workers != run->transport->size) {
         remarks_add(remarks,

@@ -288,42 +288,37 @@ static inline void host_reduce_between(const HostExchange *exchange, int number,
     }
 }
 
-// Sets this rank's own elements of the range to their sum over the hosts, in their order. in:
-// the first message. bytes: of each message.
-static inline void host_sum_range(const HostExchange *exchange, ChunkRange range, const char *in,
-                                  size_t bytes) {
-    const Collective *collective = exchange->collective;
-    WireFormat wire = collective->wire;
-    int hosts = exchange->groups->hosts;
-    float *mine = collective->buffer + layout_flat(collective->layout, exchange->rank, range.own);
-    float sum[HOST_BLOCK];
-    uint32_t own[HOST_BLOCK]; // encoded; the widest format is fp32
-    for (size_t begin = 0; begin < range.count; begin += HOST_BLOCK) {
-        size_t count = size_min(range.count - begin, HOST_BLOCK);
-        memset(sum, 0, sizeof sum);
-        wire_encode(wire, own, mine + begin, count);
-        for (int host = 0; host < hosts; host++) {
-            const char *message = (const char *)own;
-            if (host != exchange->host) {
-                size_t slot = (size_t)((exchange->host - host + hosts) % hosts - 1);
-                message = in + slot * bytes + range.offset + wire_bytes(wire, begin);
-            }
-            wire_add(wire, sum, message, count);
-        }
-        memcpy(mine + begin, sum, count * sizeof(float));
-    }
-}
-
+// Waits for the sums of the other hosts. This rank's own elements become the sum over the
+// hosts, in their order.
 static inline void host_reduce_finish(const HostExchange *exchange, int number, Chunk chunk) {
     const Collective *collective = exchange->collective;
+    WireFormat wire = collective->wire;
     MessageBuffers *messages = &exchange->transport->messages;
     Lane lane = {BETWEEN_HOSTS, number % TRANSPORT_LANES};
+    int hosts = exchange->groups->hosts;
     size_t bytes = host_chunk_bytes(collective, chunk);
     const char *in = host_lane(messages, messages->received, messages->received_slots, lane);
-    if (exchange->groups->hosts == 1) { return; }
+    float sum[HOST_BLOCK];
+    uint32_t own[HOST_BLOCK]; // encoded; the widest format is fp32
+    if (hosts == 1) { return; }
     transport_wait(exchange->transport, lane);
-    ChunkRange range = {.own = chunk.begin};
-    while (host_next_range(collective, chunk, &range)) { host_sum_range(exchange, range, in, bytes); }
+    for (ChunkRange range = {.own = chunk.begin}; host_next_range(collective, chunk, &range);) {
+        float *mine = collective->buffer + layout_flat(collective->layout, exchange->rank, range.own);
+        for (size_t begin = 0; begin < range.count; begin += HOST_BLOCK) {
+            size_t count = size_min(range.count - begin, HOST_BLOCK);
+            memset(sum, 0, sizeof sum);
+            wire_encode(wire, own, mine + begin, count);
+            for (int host = 0; host < hosts; host++) {
+                const char *message = (const char *)own;
+                if (host != exchange->host) {
+                    size_t slot = (size_t)((exchange->host - host + hosts) % hosts - 1);
+                    message = in + slot * bytes + range.offset + wire_bytes(wire, begin);
+                }
+                wire_add(wire, sum, message, count);
+            }
+            memcpy(mine + begin, sum, count * sizeof(float));
+        }
+    }
 }
 
 // On return this rank's own elements [first, end) hold the sum over all ranks. Elsewhere in
@@ -343,38 +338,31 @@ static inline void host_reduce_scatter(Transport *transport, const Collective *c
 // ---------------------------------------------------------------------------------------
 // All-gather
 
-// Sets target (count) to source (count), rounded by the wire: encoded and decoded again. If
-// base (count) is not NULL, the difference to it is rounded, and base is added again.
-// message: receives the encoded range; may be NULL.
-static inline void host_round_range(WireFormat wire, float *target, const float *source, const float *base,
-                                    size_t count, char *message) {
-    float values[HOST_BLOCK];
-    uint32_t own[HOST_BLOCK];
-    for (size_t begin = 0; begin < count; begin += HOST_BLOCK) {
-        size_t n = size_min(count - begin, HOST_BLOCK);
-        char *encoded = message != NULL ? message + wire_bytes(wire, begin) : (char *)own;
-        for (size_t i = 0; i < n; i++) {
-            values[i] = base != NULL ? source[begin + i] - base[begin + i] : source[begin + i];
-        }
-        wire_encode(wire, encoded, values, n);
-        wire_decode(wire, values, encoded, n);
-        for (size_t i = 0; i < n; i++) {
-            target[begin + i] = base != NULL ? base[begin + i] + values[i] : values[i];
-        }
-    }
-}
-
-// Sets this rank's own elements of the chunk in `buffer` to what the other ranks receive.
-// message: as above.
+// Sets this rank's own elements of the chunk in `buffer` to what the other ranks receive: they
+// are encoded and decoded again. If there is a base, the difference to it is rounded, and base
+// is added again. message: receives the encoded chunk; may be NULL.
 static inline void host_round_chunk(const Transport *transport, const Collective *collective, Chunk chunk,
                                     char *message) {
-    ChunkRange range = {.own = chunk.begin};
-    while (host_next_range(collective, chunk, &range)) {
+    WireFormat wire = collective->wire;
+    float values[HOST_BLOCK];
+    uint32_t own[HOST_BLOCK];
+    for (ChunkRange range = {.own = chunk.begin}; host_next_range(collective, chunk, &range);) {
         size_t flat = layout_flat(collective->layout, transport->rank, range.own);
-        host_round_range(collective->wire, collective->buffer + flat,
-                         collective_source(collective, transport->rank, range.own),
-                         collective_base(collective, flat), range.count,
-                         message != NULL ? message + range.offset : NULL);
+        float *target = collective->buffer + flat;
+        const float *source = collective_source(collective, transport->rank, range.own),
+                    *base = collective_base(collective, flat);
+        for (size_t begin = 0; begin < range.count; begin += HOST_BLOCK) {
+            size_t n = size_min(range.count - begin, HOST_BLOCK);
+            char *encoded = message != NULL ? message + range.offset + wire_bytes(wire, begin) : (char *)own;
+            for (size_t i = 0; i < n; i++) {
+                values[i] = base != NULL ? source[begin + i] - base[begin + i] : source[begin + i];
+            }
+            wire_encode(wire, encoded, values, n);
+            wire_decode(wire, values, encoded, n);
+            for (size_t i = 0; i < n; i++) {
+                target[begin + i] = base != NULL ? base[begin + i] + values[i] : values[i];
+            }
+        }
     }
 }
 

@@ -55,7 +55,7 @@ enum {
     WINDOW = 96
 };
 
-// What is counted may be off by so much: biases, statistics, sums, targets and losses are
+// The allowed difference of what is counted: biases, statistics, sums, targets and losses are
 // not in the formulas.
 #define MARGIN 0.02
 

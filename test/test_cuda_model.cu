@@ -103,7 +103,7 @@ typedef struct Machine {
     float *results; // (parameter_count): its gradients, for the host
 } Machine;
 
-// Of the CPU, whose bits do not depend on them.
+// Threads of the CPU, whose bits do not depend on their number.
 static int cpu_threads(void) { return cuda_small_shapes() ? 1 : 8; }
 
 static ModelSettings settings_on_cpu(const Inputs *inputs) {
@@ -701,7 +701,7 @@ template <typename Kernel> static int launches_of(Kernel *kernel) {
     return 0;
 }
 
-// Of the lines "    kernel | launches" of dev/gpu/predicted-125M.txt that begin so, the sum.
+// The sum over the lines "    kernel | launches" of dev/gpu/predicted-125M.txt that begin so.
 static int predicted_launches(const char *kernel) {
     char path[512], line[256];
     const char *root = getenv("PROJECT_ROOT");

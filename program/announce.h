@@ -18,14 +18,16 @@ static inline void print_batch(const Run *run) {
     if (epoch > 0) { snprintf(epochs, sizeof epochs, " (%.4g epochs)", (double)options->tokens / epoch); }
     int ranks = run->transport.size;
     const char *commit = step_name(run->rule);
+    int64_t per_commit = nominal_tokens_per_commit(run);
     // Such a rule ends with a commit of what was computed beside the last one.
     bool drains = run->rule->kind == RULE_OVERLAPPED && run->rule->finish != NULL;
     printf("batch      %lld micro-batches over %d rank%s x %d sequence%s x %d tokens = %s tokens per %s%s; "
            "%s tokens%s are %lld %ss%s\n",
            (long long)nominal_micro_batches(run), ranks, ranks == 1 ? "" : "s", run->B,
-           run->B == 1 ? "" : "s", run->T, human_count((double)nominal_tokens_per_commit(run), text), commit,
+           run->B == 1 ? "" : "s", run->T, human_count((double)per_commit, text), commit,
            run->scheduler.settings.adaptive ? " or more (auto: as many as fit beside the communication)" : "",
-           human_count((double)options->tokens, total), epochs, (long long)nominal_commits(run), commit,
+           human_count((double)options->tokens, total), epochs,
+           (long long)((options->tokens + per_commit - 1) / per_commit), commit,
            drains ? ", and one more for the gradients under way at the end" : "");
     if (run->bucket_reason[0] != '\0') {
         const Layout *layout = &run->scheduler.layout;
@@ -240,6 +242,7 @@ static inline void announce_run(Run *run, const Hello *hellos) {
     reports->peak_flops = run->peak_flops;
     reports->knows_perfect = run->data.builtin;
     reports->validation = NAN;
+    reports->log.patient = reports->curves.patient = true; // until now a full disk is an error
     if (!run_is_main(run)) { return; }
     if (run->placement.on_gpu) { nvml_open(&reports->nvml, run->placement.gpu.bus); }
     print_start(run, hellos);

@@ -100,9 +100,12 @@ static inline void report_checkpoint(Reports *reports, const SavedReport *report
 static inline bool end_checkpoint(Run *run) {
     Saving *saving = &run->saving;
     SavedReport report;
-    Error error = {""};
+    Error error = {""}, unused = {""};
     if (run->checkpointed.saver == NULL) { return false; }
     double began = clock_seconds();
+    // Before the checkpoint has its name, because a run that is resumed from it does not repeat
+    // the lines before it.
+    if (run_is_main(run)) { reports_flush(&run->reports, &unused); }
     bool saved = checkpoint_end(&run->checkpointed, &report, &error);
     double waited = clock_seconds() - began;
     saving->seconds += waited;

@@ -29,17 +29,6 @@ static inline bool run_directory_make(const char *path, Error *error) {
     return true;
 }
 
-// Whether this part of a path says where in a run or a model a file is, and not which.
-static inline bool run_directory_is_inner(const char *part, size_t length) {
-    static const char *const inner[] = {"config.json", "model", "checkpoints"};
-    size_t digits = length > 5 && strncmp(part, "step-", 5) == 0 ? strspn(part + 5, "0123456789") : 0;
-    bool found = digits > 0 && digits + 5 == length;
-    for (int i = 0; i < 3; i++) {
-        found = found || (strlen(inner[i]) == length && strncmp(part, inner[i], length) == 0);
-    }
-    return found;
-}
-
 // The part of --model or --from that tells models apart, as a file name: "tiny" stays
 // "tiny", my/gpt and my/gpt/config.json give "gpt", other.json gives "other", and
 // runs/a/checkpoints/step-7/model gives "a".
@@ -49,7 +38,15 @@ static inline void run_directory_model_name(const char *model, char name[64]) {
         while (end > model && end[-1] == '/') { end--; }
         start = end;
         while (start > model && start[-1] != '/') { start--; }
-        if (start == model || !run_directory_is_inner(start, (size_t)(end - start))) { break; }
+        // Some parts say where in a run or a model a file is, and not which.
+        static const char *const inner[] = {"config.json", "model", "checkpoints"};
+        size_t length = (size_t)(end - start);
+        size_t digits = length > 5 && strncmp(start, "step-", 5) == 0 ? strspn(start + 5, "0123456789") : 0;
+        bool is_inner = digits > 0 && digits + 5 == length;
+        for (int i = 0; i < 3; i++) {
+            is_inner = is_inner || (strlen(inner[i]) == length && strncmp(start, inner[i], length) == 0);
+        }
+        if (start == model || !is_inner) { break; }
         end = start;
     }
     if (end - start > 5 && strncmp(end - 5, ".json", 5) == 0) { end -= 5; }

@@ -296,9 +296,9 @@ static inline bool placement_open_nccl(Placement *placement, const Options *opti
     return true;
 }
 
-// Collective; all ranks choose the same. Where the rule does not shard, every rank makes
-// the same steps by itself, so all must round alike; but kernels compiled for other GPUs,
-// and those for CPUs, may fuse other operations.
+// Collective; all ranks choose the same. If the rule does not shard, every rank makes the
+// same steps by itself, so all must round alike; but kernels compiled for other GPUs, and
+// those for CPUs, may fuse other operations.
 static inline bool placement_choose_gpu_exchange(Placement *placement, const Options *options,
                                                  Transport *transport, Error *error) {
     placement->sharing = 1;

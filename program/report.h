@@ -40,7 +40,7 @@ typedef struct Report {
     double compute_ms, communication_ms; // per commit, on rank 0
     double exposed_ms;                   // communication that compute had to wait for
     double steps; // of which these three are means: of a local rule also those not yet reported
-    // Of rank 0: what a micro-batch took, and for how long the thread that drives it had a core;
+    // On rank 0: what a micro-batch took, and for how long the thread that drives it had a core;
     // and the same of the thread that communicates, per commit.
     double micro_batch_ms, micro_batch_cpu_ms;
     double gradients_per_commit;
@@ -48,7 +48,7 @@ typedef struct Report {
     double bytes_sent, bytes_sent_outside;
     // Over all ranks: model operations, 10^12 a second, and their share of the peak rate.
     double model_tflops, mfu;
-    // Of rank 0's GPU when the report was made: MHz, watts, and NVML's bits that say why
+    // Rank 0's GPU when the report was made: MHz, watts, and NVML's bits that say why
     // the clock is not the highest.
     double gpu_clock, gpu_watts, gpu_throttle;
 } Report;
@@ -146,7 +146,7 @@ typedef struct SchedulerSeen {
 typedef struct Reports {
     Log log, curves; // log.jsonl, progress.tsv
     Terminal *terminal;
-    // Of the run, known when it starts.
+    // Facts about the run, known when it starts.
     const Scheduler *scheduler;
     const Transport *transport;
     double micro_batch_tokens; // of one rank

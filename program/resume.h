@@ -52,7 +52,7 @@ static inline void open_checkpoints(Run *run) {
 }
 
 // ---------------------------------------------------------------------------------------
-// Where the options name a run
+// Options that name a run
 
 // A run stands for its newest checkpoint, and a checkpoint for the model in it. Training
 // prints what it begins with anyway.
@@ -115,7 +115,7 @@ static inline bool end_checkpoint(Run *run) {
     return saved;
 }
 
-// Begins a checkpoint, after ending the one before. beside: training goes on while it is
+// Begins a checkpoint, after ending the one before. beside: training continues while it is
 // written.
 static inline void begin_checkpoint(Run *run, bool beside) {
     Scheduler *s = &run->scheduler;

@@ -61,24 +61,6 @@ static inline void run_directory_model_name(const char *model, char name[64]) {
     if (length == 0 || name[0] == '.') { strcpy(name, "model"); }
 }
 
-static inline bool run_directory_create_numbered(const char *model, const char *rule,
-                                                 char path[RUN_PATH_SIZE], Error *error) {
-    char name[64];
-    run_directory_model_name(model, name);
-    if (!run_directory_make("runs", error)) { return false; }
-    for (int number = 1; number < 1000000; number++) {
-        snprintf(path, RUN_PATH_SIZE, "runs/%s-%.64s-%d", name, rule, number);
-        // mkdir decides which number is free: two runs started at once get two numbers.
-        if (mkdir(path, 0777) == 0) { return true; }
-        if (errno != EEXIST) {
-            return error_set(error, "cannot create the directory %.400s: %s: choose another with --out", path,
-                             strerror(errno));
-        }
-    }
-    return error_set(error, "runs/%s-%.64s-1 and so on are all taken: choose a directory with --out", name,
-                     rule);
-}
-
 // Creates the directory of a run, with all its parents, and writes its path.
 //   out       --out; "auto": runs/MODEL-RULE-N with the first N that is free
 //   model     options_model
@@ -87,7 +69,23 @@ static inline bool run_directory_create_numbered(const char *model, const char *
 // written to, or is not a directory.
 static inline bool run_directory_create(const char *out, const char *model, const char *rule, bool resumes,
                                         char path[RUN_PATH_SIZE], Error *error) {
-    if (strcmp(out, "auto") == 0) { return run_directory_create_numbered(model, rule, path, error); }
+    char name[64];
+    run_directory_model_name(model, name);
+    bool numbered = strcmp(out, "auto") == 0;
+    if (numbered && !run_directory_make("runs", error)) { return false; }
+    for (int number = 1; numbered && number < 1000000; number++) {
+        snprintf(path, RUN_PATH_SIZE, "runs/%s-%.64s-%d", name, rule, number);
+        // mkdir decides which number is free: two runs started at once get two numbers.
+        if (mkdir(path, 0777) == 0) { return true; }
+        if (errno != EEXIST) {
+            return error_set(error, "cannot create the directory %.400s: %s: choose another with --out", path,
+                             strerror(errno));
+        }
+    }
+    if (numbered) {
+        return error_set(error, "runs/%s-%.64s-1 and so on are all taken: choose a directory with --out",
+                         name, rule);
+    }
     if (strlen(out) + 64 > RUN_PATH_SIZE) {
         return error_set(error, "--out is longer than %d characters", RUN_PATH_SIZE - 65);
     }
@@ -185,7 +183,7 @@ static inline void *run_lock_beat(void *argument) {
 }
 
 // Takes the directory, which exists, for this process. patience: seconds for which a lock is
-// watched. False: another run has it. Where no file can be made, nothing is locked: whatever
+// watched. False: another run holds it. If no file can be made, nothing is locked: whatever
 // the run writes next will say why.
 static inline bool run_lock_take(RunLock *lock, const char *directory, const char *host, double patience,
                                  Error *error) {

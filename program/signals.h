@@ -26,7 +26,6 @@
 //
 //   signal_watch_mask      before the first thread is created: blocks the signals in all
 //   signal_watch_prepare   starts a thread that waits for them
-//   signal_watch_meet      tells it the processes of this host's ranks
 #ifndef ACCO_PROGRAM_SIGNALS_H
 #define ACCO_PROGRAM_SIGNALS_H
 
@@ -48,7 +47,9 @@ typedef struct SignalWatch {
     sigset_t signals;     // that ask to stop, and FAILURE_SIGNAL
     bool stop_requested;  // atomic: one of them has come
     int64_t saved_commit; // atomic: of the newest checkpoint on disk; -1: there is none
-    const int *pids;      // atomic: (ranks), of the ranks' processes, 0 for those elsewhere; NULL: not known
+    // Atomic: (ranks), the processes of this host's ranks, 0 for those elsewhere; NULL: not known
+    // yet. They must live as long as the process.
+    const int *pids;
 } SignalWatch;
 
 // Blocks the signals that ask to stop, in this thread and those that it will make. Signals
@@ -73,12 +74,6 @@ static inline bool signal_watch_is_asked(const SignalWatch *watch) {
 
 static inline void signal_watch_note_saved(SignalWatch *watch, int64_t commit) {
     __atomic_store_n(&watch->saved_commit, commit, __ATOMIC_RELAXED);
-}
-
-// Once, when the ranks have met. pids (ranks): of their processes, 0 for those on other
-// hosts. They must live as long as the process.
-static inline void signal_watch_meet(SignalWatch *watch, const int *pids) {
-    __atomic_store_n(&watch->pids, pids, __ATOMIC_RELEASE);
 }
 
 // On SIGTERM: prints where this rank was, if it is one that prints, and advice. first: it was
@@ -120,7 +115,7 @@ static inline void signal_watch_report(const SignalWatch *watch, bool first) {
     } else if (advises && first && all_live && getenv("OMPI_COMM_WORLD_SIZE") != NULL) {
         // Open MPI's mpirun passes every wish to end on as SIGTERM, and sends SIGKILL a second later.
         fprintf(stderr, "train_gpt: mpirun leaves its ranks one second to save; started with scripts/launch "
-                        "mpirun ..., a job has all the time it needs\n");
+                        "mpirun ..., they have all the time they need\n");
     }
     fflush(stderr);
 }
@@ -133,20 +128,6 @@ static inline void signal_watch_say_heard(const SignalWatch *watch, int number) 
     if (number == SIGTERM) { name = "SIGTERM"; }
     fprintf(stderr, "%strain_gpt: asked to stop by %s%s\n", isatty(STDERR_FILENO) == 1 ? "\n" : "", name,
             number == SIGINT ? again : "");
-    fflush(stderr);
-}
-
-// On a second SIGINT.
-static inline void signal_watch_say_lost(const SignalWatch *watch) {
-    int64_t saved = __atomic_load_n(&watch->saved_commit, __ATOMIC_RELAXED);
-    if (watch->transport->rank != 0) { return; }
-    if (saved < 0) {
-        fprintf(stderr, "train_gpt: ended at once by a second SIGINT: nothing of this run is saved\n");
-    } else {
-        fprintf(stderr,
-                "train_gpt: ended at once by a second SIGINT: all after checkpoint step-%lld is lost\n",
-                (long long)saved);
-    }
     fflush(stderr);
 }
 
@@ -175,7 +156,15 @@ static inline void *signal_watch_main(void *argument) {
         if (isfinite(interrupted) && now - interrupted > SIGNAL_WATCH_SAME) { break; }
         if (!isfinite(interrupted)) { interrupted = now; }
     }
-    signal_watch_say_lost(watch);
+    int64_t saved = __atomic_load_n(&watch->saved_commit, __ATOMIC_RELAXED);
+    char lost[64] = "nothing of this run is saved";
+    if (saved >= 0) {
+        snprintf(lost, sizeof lost, "all after checkpoint step-%lld is lost", (long long)saved);
+    }
+    if (watch->transport->rank == 0) {
+        fprintf(stderr, "train_gpt: ended at once by a second SIGINT: %s\n", lost);
+        fflush(stderr);
+    }
     pthread_sigmask(SIG_UNBLOCK, &watch->signals, NULL);
     raise(number); // with the default action, which ends the process
     return NULL;

@@ -1331,7 +1331,7 @@ static void the_fastest_format_is_chosen_once(void **state) {
             Outcome outcome = program_run(stage, 0, options);
             outcome_check(&outcome, 0, options);
             text_check(outcome.output, "; exact", options);
-            text_check(outcome.output, ", as the run that goes on has begun\n", options);
+            text_check(outcome.output, ", as chosen when the run began\n", options);
             char path[STAGE_PATH_SIZE];
             snprintf(options, sizeof options, "%s/config.txt", run.out);
             text_check(stage_read_text(stage, stage_path(stage, options, path)), line, options);

@@ -11,8 +11,8 @@
 // The update rule (rules.h) decides what a commit is and what runs beside what; this file
 // calls one commit after another. A mistake of the user ends all ranks with one line and
 // exit code 2 before anything is allocated (program/agreement.h). Afterwards only the
-// system can fail: one line with rank, host and operation, and exit code 3 for the whole
-// job (comm/transport.h).
+// system can fail: one line with rank, host and operation, and exit code 3 of all ranks
+// (comm/transport.h).
 
 #include <signal.h>
 
@@ -20,8 +20,7 @@
 #include "evaluation/sample.h"    // defines: command_sample, print_sample: text out
 #include "plan/choose.h"          // defines: choose_by_measurement: what is auto
 #include "plan/plan.h"            // defines: command_plan: how much memory a run would need
-#include "program/announce.h"     // defines: announce_run: the start-up block
-#include "program/build_facts.h"  // defines: print_build_facts: --version
+#include "program/announce.h"     // defines: announce_run, print_end, print_build_facts: what it says
 #include "program/data.h"         // defines: open_data, tokenize_data: what is trained on
 #include "program/fit.h"          // defines: fit_check: is there memory enough?
 #include "program/machine_rates.h" // defines: choose_precision: fp32 or bf16, by measurement
@@ -29,7 +28,6 @@
 #include "program/setup.h"        // defines: choose_model, reserve_memory: choices before training
 #include "program/spike_report.h" // defines: report_spike, fail_spike: steps that were not made
 #include "program/start.h"        // defines: open_run_directory, start_run: memory, threads, parameters
-#include "program/summary.h"      // defines: print_end: the last lines
 #include "program/tokenize.h"     // defines: command_tokenize: token files of lines of JSON
 
 // ---------------------------------------------------------------------------------------
@@ -321,12 +319,12 @@ static void release_run(Run *run) {
 // ---------------------------------------------------------------------------------------
 // Commands
 
-// All ranks meet before one of them can leave: mpirun lets ranks that wait for each other
-// wait for one that has gone, for ever. understood: whether the command line is, otherwise
-// with an error. Training and eval keep the transport. Of other commands one process is
-// enough: the others leave. From now on signals reach a rank that trains in order
-// (program/signals.h). Help and --version never meet, since a script that starts a rank may
-// ask first, and a process of mpirun can take part in only one program that uses MPI.
+// All ranks meet before one of them can leave: under mpirun, ranks that wait for each other
+// would wait for ever for one that has gone. understood: false if the command line has an error,
+// which is in `error`. Training and eval keep the transport; other commands need one process
+// only, so all ranks but 0 exit. From now on signals reach a rank that trains in order
+// (program/signals.h). Help and --version never meet: a script that starts ranks may call them
+// first, and a process of mpirun can take part in only one program that uses MPI.
 static void meet_ranks(Run *run, bool understood, Error *error) {
     OptionsCommand command = run->options.command;
     bool trains = understood && command == COMMAND_TRAIN, together = trains || command == COMMAND_EVAL;

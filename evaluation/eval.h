@@ -9,7 +9,6 @@
 
 #include "evaluation/eval_score.h"
 #include "program/data.h" // tokenizer_path
-#include "program/report.h"
 
 // ---------------------------------------------------------------------------------------
 // Summary

@@ -6,8 +6,7 @@
 
 #include "checkpoint/hf_model.h"
 #include "evaluation/sampler.h"
-#include "program/report.h"
-#include "program/setup.h"
+#include "program/data.h"
 
 enum { SAMPLE_RANDOM_STREAM = 20 }; // of those that are derived from --seed
 

@@ -142,7 +142,7 @@ static inline Hello *exchange_hellos(Run *run) {
         if (pids != NULL) { pids[rank] = here ? all[rank].pid : 0; }
         run->placement.ranks_on_gpus += all[rank].on_gpu;
     }
-    signal_watch_meet(&run->signal_watch, pids);
+    __atomic_store_n(&run->signal_watch.pids, pids, __ATOMIC_RELEASE);
     if (!alike) {
         Options *first = (Options *)malloc(sizeof *first);
         Error error = {""};
@@ -166,27 +166,22 @@ static inline size_t weights_bytes(const Scheduler *s) {
 
 enum { HASH_PIECE = 1 << 26 }; // bytes that are copied from a GPU at a time
 
-// data (bytes): where the stream computes.
-static inline uint64_t hash_on_device(Stream *stream, const void *data, size_t bytes) {
-    if (stream->queue == NULL) { return hash_bytes(data, bytes); }
-    size_t most = size_min(bytes, HASH_PIECE);
-    char *piece = (char *)malloc(most);
-    uint64_t hash = bytes;
-    for (size_t begin = 0; begin < bytes; begin += most) {
-        size_t part = size_min(bytes - begin, most);
-        stream_copy(stream, piece, (const char *)data + begin, part);
-        stream_settle(stream);
-        hash = hash_more(hash, piece, part);
-    }
-    free(piece);
-    return hash;
-}
-
 // Ends the run unless all ranks hold the same parameters (bytes), bit for bit: at the start
 // and at the end of training they must, whatever the rule does. Returns their fingerprint.
 static inline uint64_t check_replicas(const Scheduler *s, const void *parameters, size_t bytes) {
     Transport *transport = s->transport;
-    uint64_t mine = hash_on_device(s->compute, parameters, bytes);
+    Stream *stream = s->compute;
+    bool on_gpu = stream->queue != NULL;
+    uint64_t mine = on_gpu ? bytes : hash_bytes(parameters, bytes);
+    size_t most = size_min(bytes, HASH_PIECE);
+    char *piece = on_gpu ? (char *)malloc(most) : NULL;
+    for (size_t begin = 0; on_gpu && begin < bytes; begin += most) {
+        size_t part = size_min(bytes - begin, most);
+        stream_copy(stream, piece, (const char *)parameters + begin, part);
+        stream_settle(stream);
+        mine = hash_more(mine, piece, part);
+    }
+    free(piece);
     uint64_t *all = (uint64_t *)transport_collect_records(transport, "fingerprint", &mine, sizeof mine);
     for (int rank = 0; rank < transport->size; rank++) {
         if (all[rank] == all[0]) { continue; }

@@ -1,6 +1,6 @@
-// announce.h: what a run says before it trains: the start-up block on the terminal, and the
-// event "start" in the log. Every choice that the program made by itself is printed here once,
-// with its reason.
+// announce.h: what the program says about itself: how it was built; what a run has chosen,
+// before it trains; and what came of it, at the end. Every choice that the program made by
+// itself is printed once, with its reason. Rank 0 only.
 #ifndef ACCO_PROGRAM_ANNOUNCE_H
 #define ACCO_PROGRAM_ANNOUNCE_H
 
@@ -11,6 +11,31 @@
 #include "program/machine_rates.h"
 #include "runtime/names.h"
 
+// ---------------------------------------------------------------------------------------
+// --version: enough to tell two builds apart in a report of a problem
+
+// One fact a line, the version first. gcc's __VERSION__ is a bare number; others name
+// themselves.
+static inline void print_build_facts(FILE *file) {
+    char mpi[128], cuda[64], nccl[64], products[96];
+    transport_mpi_version(mpi, sizeof mpi);
+    gpu_version(cuda, sizeof cuda);
+    nccl_version(nccl, sizeof nccl);
+    bool is_number = __VERSION__[0] >= '0' && __VERSION__[0] <= '9';
+    fprintf(file, "acco.c %s\n", ACCO_VERSION);
+    fprintf(file, "commit     %s\n", ACCO_REVISION[0] != '\0' ? ACCO_REVISION : "unknown");
+    fprintf(file, "compiler   %s%s\n", is_number ? "gcc " : "", __VERSION__);
+    fprintf(file, "processor  %s\n", ACCO_PROCESSOR[0] != '\0' ? ACCO_PROCESSOR : "unknown");
+    fprintf(file, "products   %s\n", matmul_library(products));
+    fprintf(file, "MPI        %s\n", mpi);
+    fprintf(file, "CUDA       %s\n", cuda);
+    fprintf(file, "NCCL       %s\n", nccl);
+}
+
+// ---------------------------------------------------------------------------------------
+// The start
+
+// The batch, its cost in messages, and the rate that goes with it.
 static inline void print_batch(const Run *run) {
     const Options *options = &run->options;
     char text[NUMBER_TEXT_SIZE], total[NUMBER_TEXT_SIZE], epochs[48] = "";
@@ -18,14 +43,16 @@ static inline void print_batch(const Run *run) {
     if (epoch > 0) { snprintf(epochs, sizeof epochs, " (%.4g epochs)", (double)options->tokens / epoch); }
     int ranks = run->transport.size;
     const char *commit = step_name(run->rule);
-    // Such a rule ends with a commit of what was computed beside the last one.
+    int64_t per_commit = nominal_tokens_per_commit(run);
+    // Such a rule computes beside its last exchange, and ends with one more commit of that.
     bool drains = run->rule->kind == RULE_OVERLAPPED && run->rule->finish != NULL;
     printf("batch      %lld micro-batches over %d rank%s x %d sequence%s x %d tokens = %s tokens per %s%s; "
            "%s tokens%s are %lld %ss%s\n",
            (long long)nominal_micro_batches(run), ranks, ranks == 1 ? "" : "s", run->B,
-           run->B == 1 ? "" : "s", run->T, human_count((double)nominal_tokens_per_commit(run), text), commit,
+           run->B == 1 ? "" : "s", run->T, human_count((double)per_commit, text), commit,
            run->scheduler.settings.adaptive ? " or more (auto: as many as fit beside the communication)" : "",
-           human_count((double)options->tokens, total), epochs, (long long)nominal_commits(run), commit,
+           human_count((double)options->tokens, total), epochs,
+           (long long)((options->tokens + per_commit - 1) / per_commit), commit,
            drains ? ", and one more for the gradients under way at the end" : "");
     if (run->bucket_reason[0] != '\0') {
         const Layout *layout = &run->scheduler.layout;
@@ -77,7 +104,7 @@ static inline void print_wire(const Options *options, const SchedulerSettings *s
     printf("%s\n", options_emulate_link(options) ? " (emulated)" : "");
 }
 
-// Where rank 0 computes; other ranks may compute elsewhere.
+// The device of rank 0; other ranks may compute elsewhere.
 static inline void print_device(const Run *run) {
     const Placement *placement = &run->placement;
     int threads = run->threads.threads;
@@ -109,7 +136,7 @@ static inline void print_device(const Run *run) {
                                                                                  : "fp32 is as fast");
     }
     if (run->options.precision_kept) {
-        printf("           --precision fastest: %s, as the run that goes on has begun\n",
+        printf("           --precision fastest: %s, as chosen when the run began\n",
                precision_name(placement->precision));
     }
 }
@@ -137,17 +164,6 @@ static inline void print_hosts(FILE *file, const Hello *hellos, int ranks) {
                 hellos[rank].interfaces[0] != '\0' ? hellos[rank].interfaces : "no network");
     }
     if (hosts > MOST) { fprintf(file, "           and %d more: log.jsonl has all\n", hosts - MOST); }
-}
-
-// A disk that fills while a run trains does not end it, but then nothing is saved. The size
-// is that of a checkpoint in the middle of the run.
-static inline void print_disk(const Scheduler *s, const char *directory, int64_t keep) {
-    struct statvfs disk;
-    char space[SIZE_TEXT], checkpoint[SIZE_TEXT];
-    if (statvfs(directory, &disk) != 0) { return; }
-    printf("disk       %s free; a checkpoint takes about %s, and --keep %lld stay\n",
-           size_text((size_t)disk.f_bavail * (size_t)disk.f_frsize, space),
-           size_text(checkpoint_bytes(s, true), checkpoint), (long long)keep);
 }
 
 // The start-up block, once everything in it is known.
@@ -189,7 +205,13 @@ static inline void print_start(Run *run, const Hello *hellos) {
     if (run->threads.warning[0] != '\0') { printf("warning    %s\n", run->threads.warning); }
     if (run->shared_memory_warning[0] != '\0') { printf("warning    %s\n", run->shared_memory_warning); }
     if (options->kept[0] != '\0') { printf("options    where none are given, as in %s\n", options->kept); }
-    if (!run->saving.times.never) { print_disk(&run->scheduler, run->directory, options->keep); }
+    struct statvfs disk; // one that fills while a run trains does not end it, but then nothing is saved
+    if (!run->saving.times.never && statvfs(run->directory, &disk) == 0) {
+        char space[SIZE_TEXT], checkpoint[SIZE_TEXT];
+        printf("disk       %s free; a checkpoint takes about %s, and --keep %lld stay\n",
+               size_text((size_t)disk.f_bavail * (size_t)disk.f_frsize, space),
+               size_text(checkpoint_bytes(&run->scheduler, true), checkpoint), (long long)options->keep);
+    }
     printf("run        %s\n\n", run->directory);
     fflush(stdout);
 }
@@ -240,10 +262,102 @@ static inline void announce_run(Run *run, const Hello *hellos) {
     reports->peak_flops = run->peak_flops;
     reports->knows_perfect = run->data.builtin;
     reports->validation = NAN;
+    reports->log.patient = reports->curves.patient = true; // until now a full disk is an error
     if (!run_is_main(run)) { return; }
     if (run->placement.on_gpu) { nvml_open(&reports->nvml, run->placement.gpu.bus); }
     print_start(run, hellos);
     log_start(run, hellos);
+}
+
+// ---------------------------------------------------------------------------------------
+// The end
+
+#define WAITING_SHARE 0.1 // of the time: more is worth a line at the end
+
+// Prints and logs how training ended. fingerprint: of the parameters, from
+// check_replicas. exposed: seconds in which a rank only waited for communication, the mean.
+// saved: whether the end is on disk.
+static inline void print_end(Run *run, uint64_t fingerprint, double exposed, bool saved) {
+    long long commits = (long long)run->scheduler.optimizer.commits;
+    const Reports *reports = &run->reports;
+    bool stopped = run->scheduler.wishes.stop_agreed;
+    double seconds = training_seconds(&run->clock),
+           tokens = run->scheduler.gradients_done * reports->micro_batch_tokens;
+    double waiting = exposed / (seconds - run->clock.before); // share of this part of the run
+    double planned = (double)run->arena.bytes, used = (double)arena_resident_bytes(&run->arena);
+    double flops = tokens / seconds * reports->token_flops;
+    char word[4 * RUN_PATH_SIZE + 3], share[48] = "", print[32];
+    snprintf(print, sizeof print, "%016llx", (unsigned long long)fingerprint);
+    text_for_shell(run->directory, word, sizeof word);
+    terminal_clear(&run->terminal);
+    if (run->nothing_left) {
+        printf("finished   nothing is left to do: this run had its %.0f tokens; a larger --tokens "
+               "continues it\n",
+               tokens);
+    } else {
+        if (reports->peak_flops > 0) {
+            snprintf(share, sizeof share, ", %.1f %% of the peak", 100 * flops / reports->peak_flops);
+        }
+        printf("\ntrained    %lld %ss, %.0f tokens in %.1f s: %.0f tokens/s, %.1f GFLOP/s over all "
+               "ranks%s\n",
+               commits, step_name(run->rule), tokens, seconds, tokens / seconds, flops / 1e9, share);
+    }
+    if (waiting > WAITING_SHARE) {
+        printf("network    %.0f %% of the time ranks only waited for communication; train_gpt plan --like %s "
+               "says what would be faster\n",
+               100 * waiting, word);
+    }
+    if (!isnan(reports->validation)) {
+        printf("loss       %.4f nats per token on text it has not seen", reports->validation);
+        if (isfinite(reports->perfect_validation)) { // known where the text comes from a grammar
+            printf("; the best possible, knowing the grammar, is %.4f", reports->perfect_validation);
+        }
+        printf("\n");
+    }
+    printf("memory     planned %.1f MB, used %.1f MB (%+.2f %%)\n", planned / 1e6, used / 1e6,
+           100 * (used - planned) / planned);
+    printf("parameters fingerprint %s, the same on every rank\n", print);
+    report_event(&run->reports,
+                 json_pack("{s:s, s:s, s:I, s:I, s:o, s:o, s:o, s:I, s:I, s:s}", "event", "end", "reason",
+                           stopped ? "asked to stop" : "done", "commit", (json_int_t)commits, "tokens",
+                           (json_int_t)tokens, "seconds", log_real(seconds), "tokens_per_second",
+                           log_real(tokens / seconds), "exposed_share", log_real(waiting), "planned_bytes",
+                           (json_int_t)planned, "used_bytes", (json_int_t)used, "parameters_fingerprint",
+                           print));
+    if (!stopped) { return; }
+    printf("stopped    because it was asked to");
+    if (!run->saving.times.never) {
+        printf("; continue with --out %s --resume auto%s", word, saved ? "" : ", from an earlier checkpoint");
+    }
+    printf("\n");
+}
+
+// The files that the run has written.
+static inline void print_files(const Run *run) {
+    char word[4 * RUN_PATH_SIZE + 3];
+    const char *directory = run->directory;
+    if (run->saving.times.never) {
+        printf("not saved  because of --save-every never: there is no checkpoint\n");
+    }
+    printf("\nlog        %s/log.jsonl\ncurves     %s/progress.tsv (scripts/plot %s makes "
+           "%s/plot.html)\nsettings   %s/config.txt (train_gpt --config it)\n",
+           directory, directory, text_for_shell(directory, word, sizeof word), directory, directory);
+    if (run->options.trace[0] != '\0' && !run->trace_is_lost) {
+        printf("trace      %s (https://ui.perfetto.dev opens it)\n", run->options.trace);
+    }
+}
+
+// What the run should have left and did not. saved: whether its end is on disk.
+static inline void print_missing(int64_t lost_lines, bool saved) {
+    if (lost_lines > 0) {
+        fprintf(stderr,
+                "train_gpt: %lld line%s of the log or of progress.tsv could not be written: the reason is "
+                "printed above\n",
+                (long long)lost_lines, lost_lines == 1 ? "" : "s");
+    }
+    if (!saved) {
+        fprintf(stderr, "train_gpt: the end of this run is not on disk: the reason is printed above\n");
+    }
 }
 
 #endif

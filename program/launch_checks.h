@@ -1,10 +1,10 @@
 // launch_checks.h: mistakes in how the program was launched, found before they cost
 // anything.
 //
-// Three mistakes that show nowhere else. Open MPI binds each of one or two ranks to a
-// single core, so that more threads bring nothing. A launcher that does not speak the
-// program's MPI starts N copies that each believe to be alone: N times the work, one
-// result. And a mistyped option would be reported once per rank.
+// Three mistakes that nothing else reveals. Open MPI binds each of one or two ranks to a
+// single core, so that more threads bring nothing. A launcher of another MPI than the
+// program's starts N copies that each believe to be alone: N times the work, one result. And
+// a mistyped option would be reported once per rank.
 //
 // The decisions are pure functions of numbers and of a getenv-like function, so that
 // tests can put them on any machine; thin wrappers read this machine. Each decision comes
@@ -96,7 +96,7 @@ static inline bool launch_check_copies(int world_size, bool has_mpi, Environment
 
 // Chooses how many threads this rank computes with.
 //   mask_cores    physical cores that this process may run on
-//   node_cores    physical cores of the node that the job may use
+//   node_cores    physical cores of the node that all ranks together may use
 //   local_ranks   ranks on this node
 //   asked         --threads; 0: choose here
 // The fair share is node_cores / local_ranks, at least 1. A narrower affinity mask is
@@ -229,7 +229,7 @@ static inline int launch_mask_cores(void) {
     return cores > 0 ? cores : online < 1 ? 1 : (int)online;
 }
 
-// Physical cores of the node that this job may use: those online, or fewer where a
+// Physical cores of the node that all ranks may use: those online, or fewer if a
 // container limits them (its core set, its share of time). Reads the kernel's list, because
 // sysconf of some C libraries already counts only the affinity mask.
 static inline int launch_node_cores(void) {
@@ -255,8 +255,8 @@ static inline void launch_threads(int local_ranks, int asked, ThreadChoice *choi
     launch_choose_threads(launch_mask_cores(), launch_node_cores(), local_ranks, asked, choice);
 }
 
-// warning <- what to say where messages between the ranks of a node go through /dev/shm and
-// it is small, as in containers; empty: nothing. bytes: its size; 0: there is none.
+// warning <- what to say if messages between the ranks of a node go through /dev/shm and that
+// is small, as in containers; empty: nothing. bytes: its size; 0: there is none.
 static inline void launch_judge_shared_memory(size_t bytes, int local_ranks, char *warning, size_t size) {
     char text[SIZE_TEXT];
     warning[0] = '\0';

@@ -2,7 +2,7 @@
 // ranks, and which activations are kept for the backward pass.
 //
 //   device         a GPU where the program was built with CUDA and this node has one;
-//                  otherwise the CPU. Ranks of one job may differ
+//                  otherwise the CPU. Ranks may differ
 //   precision      bf16 on a GPU, fp32 on the CPU, unless the user says otherwise or asks
 //                  for the faster one (program/machine_rates.h)
 //   GPU exchange   NCCL where every rank has a GPU of its own; otherwise vectors pass
@@ -30,9 +30,9 @@ typedef struct Placement {
     bool uses_nccl;
     int product_processors; // of the GPU, that matrix products may count on; 0: all
     int sharing;            // how many ranks compute on this rank's GPU, itself included
-    int ranks_on_gpus;      // how many ranks of the whole job compute on GPUs
+    int ranks_on_gpus;      // how many of all ranks compute on GPUs
     bool all_cast;          // there are several ranks, and all compute with bf16 casts of the parameters
-    char odd_one[320];      // names a rank whose GPU is another one than that of most; empty: none
+    char odd_one[320];      // names a rank whose GPU differs from that of most ranks; empty: none
     char device_reason[1100], exchange_reason[256], gpu_exchange_reason[192], recompute_reason[192];
 } Placement;
 
@@ -44,23 +44,18 @@ static inline const Gpu *placement_gpu(const Placement *placement) {
 // ---------------------------------------------------------------------------------------
 // Device and precision
 
-// For a plan: a GPU elsewhere, with so many bytes of memory.
-static inline void placement_suppose_gpu(Placement *placement, size_t memory) {
-    char size[SIZE_TEXT];
-    placement->on_gpu = true;
-    placement->gpu.memory_total = placement->gpu.memory_available = memory;
-    snprintf(placement->device_reason, sizeof placement->device_reason, "a GPU with %s, as asked for",
-             size_text(memory, size));
-}
-
 // Chooses for this rank alone. plan: --device cuda needs no GPU here, since the plan is
 // for a machine that has one.
 static inline bool placement_choose_device(Placement *placement, const Options *options, int local_rank,
                                            bool plan, Error *error) {
     Error reason = {""};
     bool asked = options->device == DEVICE_CUDA, refused = options->device == DEVICE_CPU;
-    if (options->gpu_memory > 0) {
-        placement_suppose_gpu(placement, (size_t)options->gpu_memory);
+    if (options->gpu_memory > 0) { // a plan for a GPU elsewhere
+        char size[SIZE_TEXT];
+        placement->on_gpu = true;
+        placement->gpu.memory_total = placement->gpu.memory_available = (size_t)options->gpu_memory;
+        snprintf(placement->device_reason, sizeof placement->device_reason, "a GPU with %s, as asked for",
+                 size_text(placement->gpu.memory_total, size));
         return true;
     }
     bool found = !refused && gpu_open(&placement->gpu, local_rank, &reason) &&
@@ -172,7 +167,7 @@ static inline int ranks_on_gpu_of(const GpuIdentity *gpus, int ranks, int rank) 
     return count;
 }
 
-// Why NCCL cannot carry the vectors of this job; NULL: it can.
+// Why NCCL cannot carry the vectors; NULL: it can.
 static inline const char *nccl_obstacle(const GpuIdentity *gpus, int ranks) {
     if (!nccl_is_built_in()) { return "this program was built without NCCL"; }
     const char *obstacle = NULL;
@@ -185,7 +180,7 @@ static inline const char *nccl_obstacle(const GpuIdentity *gpus, int ranks) {
     return obstacle;
 }
 
-// text <- the first rank that computes on something else than most ranks do; empty: none.
+// text <- the first rank that does not compute on what most ranks compute on; empty: none.
 static inline void gpu_name_odd_one(const GpuIdentity *gpus, int ranks, char *text, size_t size) {
     int most = 0, usual = 0, odd = 0;
     for (int rank = 0; rank < ranks; rank++) {
@@ -218,7 +213,8 @@ static inline size_t placement_nccl_bytes(size_t gpu_memory) {
     return size_min(NCCL_BUFFER_BYTES, gpu_memory / 1000);
 }
 
-// Collective. Also says how many ranks share this one's, and whether all ranks cast.
+// Collective: what the GPUs have in common. Sets how many ranks share this one's GPU, and
+// whether all ranks cast.
 static inline GpuFleet placement_look_at_gpus(Placement *placement, Transport *transport) {
     GpuIdentity mine;
     memset(&mine, 0, sizeof mine);
@@ -250,8 +246,8 @@ static inline GpuFleet placement_look_at_gpus(Placement *placement, Transport *t
 // matrix product that counts on all of them then needs a second wave for the few tiles
 // that found no place, and takes up to twice as long. Eight must carry what a step
 // exchanges: 12 to 65 GB/s for models of 125M to 1.3B on 8 GPUs, if steps take as long as
-// predicted. A fast link can do more, but nothing waits for it. Of a small GPU they are
-// at most an eighth, and a power of two, because NCCL's messages take one.
+// predicted. A fast link can do more, but nothing waits for it. On a small GPU they are at
+// most an eighth of it, and a power of two, because NCCL's messages take one.
 enum { PLACEMENT_NCCL_CTAS = 8, PLACEMENT_NCCL_SHARE = 8 };
 
 // The largest power of two that is at most `limit`, and at least 1.
@@ -272,13 +268,6 @@ static inline int placement_taken_ctas(int ctas, bool library) {
     return library || ctas == 1 ? ctas : 2 * placement_power_below(ctas - 1);
 }
 
-// Whether an exchange runs beside products at all. A local rule that never has a job under
-// way between its steps computes nothing while it communicates.
-static inline bool placement_hides(const Options *options) {
-    const Rule *rule = options_rule(options);
-    return options->overlap && (rule->kind != RULE_LOCAL || rule->job_in_flight_between_commits);
-}
-
 // Opens NCCL, and plans the products that run beside it for the processors that it leaves.
 // Levels work at the same time.
 static inline bool placement_open_nccl(Placement *placement, const Options *options, Transport *transport,
@@ -296,7 +285,10 @@ static inline bool placement_open_nccl(Placement *placement, const Options *opti
                          "computation, with %d level%s of exchange: at most %d",
                          ctas, processors, levels, levels == 1 ? "" : "s", most);
     }
-    bool hides = placement_hides(options);
+    // A local rule that never has a job under way between its steps computes nothing while it
+    // communicates.
+    const Rule *rule = options_rule(options);
+    bool hides = options->overlap && (rule->kind != RULE_LOCAL || rule->job_in_flight_between_commits);
     placement->product_processors = hides ? processors - taken : 0;
     snprintf(placement->gpu_exchange_reason, sizeof placement->gpu_exchange_reason,
              "from GPU to GPU by NCCL, which takes at most %d of %d processors; products %s", taken,
@@ -304,9 +296,9 @@ static inline bool placement_open_nccl(Placement *placement, const Options *opti
     return true;
 }
 
-// Collective; all ranks choose the same. Where the rule does not shard, every rank makes
-// the same steps by itself, so all must round alike; but kernels compiled for other GPUs,
-// and those for CPUs, may fuse other operations.
+// Collective; all ranks choose the same. If the rule does not shard, every rank makes the
+// same steps by itself, so all must round alike; but kernels compiled for other GPUs, and
+// those for CPUs, may fuse other operations.
 static inline bool placement_choose_gpu_exchange(Placement *placement, const Options *options,
                                                  Transport *transport, Error *error) {
     placement->sharing = 1;
@@ -349,8 +341,7 @@ static inline bool placement_choose_gpu_exchange(Placement *placement, const Opt
     return true;
 }
 
-// After the choice of the exchange: refuses options that only matter on a GPU, or only to
-// NCCL, where there is none.
+// After the choice of the exchange: refuses options for GPUs or for NCCL if neither is used.
 static inline bool placement_check_gpu_options(const Placement *placement, const Options *options,
                                                Error *error) {
     const char *why =

@@ -7,9 +7,9 @@
 //
 // One table, REPORT_FIELDS, says what a report holds and how each of the three shows it.
 //
-// A log that cannot be written, for example on a full disk, does not end the run. The event is
-// lost, the log says how many are missing, and so does the end of the run, by a message and
-// its exit code.
+// A log that cannot be written does not end the run. While the disk is full its lines wait in
+// memory. A line that is lost leaves a gap that the log names, and the end of the run tells
+// it, too, by a message and its exit code.
 //
 // Only rank 0 writes and prints; nothing here is thread safe.
 #ifndef ACCO_PROGRAM_REPORT_H
@@ -40,7 +40,7 @@ typedef struct Report {
     double compute_ms, communication_ms; // per commit, on rank 0
     double exposed_ms;                   // communication that compute had to wait for
     double steps; // of which these three are means: of a local rule also those not yet reported
-    // Of rank 0: what a micro-batch took, and for how long the thread that drives it had a core;
+    // On rank 0: what a micro-batch took, and for how long the thread that drives it had a core;
     // and the same of the thread that communicates, per commit.
     double micro_batch_ms, micro_batch_cpu_ms;
     double gradients_per_commit;
@@ -48,7 +48,7 @@ typedef struct Report {
     double bytes_sent, bytes_sent_outside;
     // Over all ranks: model operations, 10^12 a second, and their share of the peak rate.
     double model_tflops, mfu;
-    // Of rank 0's GPU when the report was made: MHz, watts, and NVML's bits that say why
+    // Rank 0's GPU when the report was made: MHz, watts, and NVML's bits that say why
     // the clock is not the highest.
     double gpu_clock, gpu_watts, gpu_throttle;
 } Report;
@@ -146,7 +146,7 @@ typedef struct SchedulerSeen {
 typedef struct Reports {
     Log log, curves; // log.jsonl, progress.tsv
     Terminal *terminal;
-    // Of the run, known when it starts.
+    // Facts about the run, known when it starts.
     const Scheduler *scheduler;
     const Transport *transport;
     double micro_batch_tokens; // of one rank
@@ -193,21 +193,43 @@ static inline bool reports_open(Reports *reports, const char *directory, Error *
     return !is_new || curves_append(&reports->curves, NULL, error);
 }
 
+// Says once that lines are lost.
+static inline void reports_lose(Reports *reports, int64_t lines, const Error *error) {
+    bool is_first = reports->lost_lines == 0;
+    reports->lost_lines += lines;
+    if (!is_first) { return; }
+    terminal_clear(reports->terminal);
+    fprintf(stderr, "train_gpt: %s; training goes on, but what cannot be written is lost\n", error->text);
+}
+
+// Writes the lines that wait for space. Returns how many still do.
+static inline int64_t reports_flush(Reports *reports, Error *error) {
+    Log *logs[] = {&reports->log, &reports->curves};
+    int64_t lines = 0;
+    for (size_t i = 0; i < sizeof logs / sizeof logs[0]; i++) {
+        Log *log = logs[i];
+        if (log->waiting_bytes > 0) { log_append(log, "", 0, error); }
+        for (size_t j = 0; j < log->waiting_bytes; j++) { lines += log->waiting[j] == '\n'; }
+    }
+    return lines;
+}
+
 static inline void reports_close(Reports *reports) {
+    Error error = {""};
+    reports->log.patient = reports->curves.patient = false;
+    int64_t lost = reports_flush(reports, &error);
+    if (lost > 0) { reports_lose(reports, lost, &error); }
     log_close(&reports->log);
     log_close(&reports->curves);
 }
 
 // Appends an event to log.jsonl, and a row to progress.tsv unless it is NULL. Releases the
-// event. If one of the files cannot be written, the other one is; the first that is lost is
-// told.
+// event. If one of the files cannot be written, the other one is.
 static inline void report_write(Reports *reports, json_t *event, const Report *row) {
     Error error = {""}, second = {""};
     bool logged = log_event(&reports->log, event, &error);
     bool drawn = row == NULL || curves_append(&reports->curves, row, logged ? &error : &second);
-    if ((logged && drawn) || reports->lost_lines++ > 0) { return; }
-    terminal_clear(reports->terminal);
-    fprintf(stderr, "train_gpt: %s; training goes on, but what cannot be written is lost\n", error.text);
+    if (!logged || !drawn) { reports_lose(reports, 1, &error); }
 }
 
 static inline void report_event(Reports *reports, json_t *event) { report_write(reports, event, NULL); }

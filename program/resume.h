@@ -52,7 +52,7 @@ static inline void open_checkpoints(Run *run) {
 }
 
 // ---------------------------------------------------------------------------------------
-// Where the options name a run
+// Options that name a run
 
 // A run stands for its newest checkpoint, and a checkpoint for the model in it. Training
 // prints what it begins with anyway.
@@ -100,9 +100,12 @@ static inline void report_checkpoint(Reports *reports, const SavedReport *report
 static inline bool end_checkpoint(Run *run) {
     Saving *saving = &run->saving;
     SavedReport report;
-    Error error = {""};
+    Error error = {""}, unused = {""};
     if (run->checkpointed.saver == NULL) { return false; }
     double began = clock_seconds();
+    // Before the checkpoint has its name, because a run that is resumed from it does not repeat
+    // the lines before it.
+    if (run_is_main(run)) { reports_flush(&run->reports, &unused); }
     bool saved = checkpoint_end(&run->checkpointed, &report, &error);
     double waited = clock_seconds() - began;
     saving->seconds += waited;
@@ -112,7 +115,7 @@ static inline bool end_checkpoint(Run *run) {
     return saved;
 }
 
-// Begins a checkpoint, after ending the one before. beside: training goes on while it is
+// Begins a checkpoint, after ending the one before. beside: training continues while it is
 // written.
 static inline void begin_checkpoint(Run *run, bool beside) {
     Scheduler *s = &run->scheduler;

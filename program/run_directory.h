@@ -29,17 +29,6 @@ static inline bool run_directory_make(const char *path, Error *error) {
     return true;
 }
 
-// Whether this part of a path says where in a run or a model a file is, and not which.
-static inline bool run_directory_is_inner(const char *part, size_t length) {
-    static const char *const inner[] = {"config.json", "model", "checkpoints"};
-    size_t digits = length > 7 && strncmp(part, "commit-", 7) == 0 ? strspn(part + 7, "0123456789") : 0;
-    bool found = digits > 0 && digits + 7 == length;
-    for (int i = 0; i < 3; i++) {
-        found = found || (strlen(inner[i]) == length && strncmp(part, inner[i], length) == 0);
-    }
-    return found;
-}
-
 // The part of --model or --from that tells models apart, as a file name: "tiny" stays
 // "tiny", my/gpt and my/gpt/config.json give "gpt", other.json gives "other", and
 // runs/a/checkpoints/commit-7/model gives "a".
@@ -49,7 +38,15 @@ static inline void run_directory_model_name(const char *model, char name[64]) {
         while (end > model && end[-1] == '/') { end--; }
         start = end;
         while (start > model && start[-1] != '/') { start--; }
-        if (start == model || !run_directory_is_inner(start, (size_t)(end - start))) { break; }
+        // Some parts say where in a run or a model a file is, and not which.
+        static const char *const inner[] = {"config.json", "model", "checkpoints"};
+        size_t length = (size_t)(end - start);
+        size_t digits = length > 5 && strncmp(start, "commit-", 5) == 0 ? strspn(start + 5, "0123456789") : 0;
+        bool is_inner = digits > 0 && digits + 5 == length;
+        for (int i = 0; i < 3; i++) {
+            is_inner = is_inner || (strlen(inner[i]) == length && strncmp(start, inner[i], length) == 0);
+        }
+        if (start == model || !is_inner) { break; }
         end = start;
     }
     if (end - start > 5 && strncmp(end - 5, ".json", 5) == 0) { end -= 5; }
@@ -64,24 +61,6 @@ static inline void run_directory_model_name(const char *model, char name[64]) {
     if (length == 0 || name[0] == '.') { strcpy(name, "model"); }
 }
 
-static inline bool run_directory_create_numbered(const char *model, const char *rule,
-                                                 char path[RUN_PATH_SIZE], Error *error) {
-    char name[64];
-    run_directory_model_name(model, name);
-    if (!run_directory_make("runs", error)) { return false; }
-    for (int number = 1; number < 1000000; number++) {
-        snprintf(path, RUN_PATH_SIZE, "runs/%s-%.64s-%d", name, rule, number);
-        // mkdir decides which number is free: two runs started at once get two numbers.
-        if (mkdir(path, 0777) == 0) { return true; }
-        if (errno != EEXIST) {
-            return error_set(error, "cannot create the directory %.400s: %s: choose another with --out", path,
-                             strerror(errno));
-        }
-    }
-    return error_set(error, "runs/%s-%.64s-1 and so on are all taken: choose a directory with --out", name,
-                     rule);
-}
-
 // Creates the directory of a run, with all its parents, and writes its path.
 //   out       --out; "auto": runs/MODEL-RULE-N with the first N that is free
 //   model     options_model
@@ -90,7 +69,23 @@ static inline bool run_directory_create_numbered(const char *model, const char *
 // written to, or is not a directory.
 static inline bool run_directory_create(const char *out, const char *model, const char *rule, bool resumes,
                                         char path[RUN_PATH_SIZE], Error *error) {
-    if (strcmp(out, "auto") == 0) { return run_directory_create_numbered(model, rule, path, error); }
+    char name[64];
+    run_directory_model_name(model, name);
+    bool numbered = strcmp(out, "auto") == 0;
+    if (numbered && !run_directory_make("runs", error)) { return false; }
+    for (int number = 1; numbered && number < 1000000; number++) {
+        snprintf(path, RUN_PATH_SIZE, "runs/%s-%.64s-%d", name, rule, number);
+        // mkdir decides which number is free: two runs started at once get two numbers.
+        if (mkdir(path, 0777) == 0) { return true; }
+        if (errno != EEXIST) {
+            return error_set(error, "cannot create the directory %.400s: %s: choose another with --out", path,
+                             strerror(errno));
+        }
+    }
+    if (numbered) {
+        return error_set(error, "runs/%s-%.64s-1 and so on are all taken: choose a directory with --out",
+                         name, rule);
+    }
     if (strlen(out) + 64 > RUN_PATH_SIZE) {
         return error_set(error, "--out is longer than %d characters", RUN_PATH_SIZE - 65);
     }
@@ -188,7 +183,7 @@ static inline void *run_lock_beat(void *argument) {
 }
 
 // Takes the directory, which exists, for this process. patience: seconds for which a lock is
-// watched. False: another run has it. Where no file can be made, nothing is locked: whatever
+// watched. False: another run holds it. If no file can be made, nothing is locked: whatever
 // the run writes next will say why.
 static inline bool run_lock_take(RunLock *lock, const char *directory, const char *host, double patience,
                                  Error *error) {

@@ -19,11 +19,7 @@ static inline int64_t nominal_micro_batches(const Run *run) {
 // Larger models want smaller rates: GPT-3's table (Brown et al., 2020, table 2.1), and
 // our own measurement for the tiny ones. Fine-tuning takes a tenth, so that what was
 // learned is kept: ACCO's paper fine-tunes 2.7B with 2e-5.
-static inline double automatic_learning_rate(Run *run) {
-    double parameters = (double)run->table.parameter_count;
-    bool finetunes = run->options.finetune[0] != '\0';
-    snprintf(run->rate_reason, sizeof run->rate_reason, ", chosen for %s%.3g M parameters",
-             finetunes ? "fine-tuning " : "", parameters / 1e6);
+static inline double automatic_learning_rate(double parameters, bool finetunes) {
     double rate = parameters < 5e6     ? 2e-3
                   : parameters < 60e6  ? 1e-3
                   : parameters < 250e6 ? 6e-4
@@ -78,60 +74,54 @@ static inline int64_t nominal_tokens_per_commit(const Run *run) {
     return nominal_micro_batches(run) * tokens_per_micro_batch(run);
 }
 
-static inline int64_t nominal_commits(const Run *run) {
-    int64_t per_commit = nominal_tokens_per_commit(run);
-    return (run->options.tokens + per_commit - 1) / per_commit;
-}
-
 // Fills in the rates that were left to the program, so that the saved configuration has
-// them. A constant rate has no minimum. Where --epochs are still to be counted, so is a
-// warm-up that is a part of them.
+// them. A constant rate has no minimum. While --epochs are not counted yet, a warm-up that
+// is a part of them is not either.
 static inline bool choose_rates(Run *run, Error *error) {
     Options *options = &run->options;
-    bool constant = options->schedule == SCHEDULE_CONSTANT;
-    if (options->learning_rate == 0) { options->learning_rate = automatic_learning_rate(run); }
-    if (options->minimum_learning_rate < 0 && !constant) {
+    double parameters = (double)run->table.parameter_count;
+    int64_t per_commit = nominal_tokens_per_commit(run);
+    bool finetunes = options->finetune[0] != '\0';
+    if (options->learning_rate == 0) {
+        options->learning_rate = automatic_learning_rate(parameters, finetunes);
+        snprintf(run->rate_reason, sizeof run->rate_reason, ", chosen for %s%.3g M parameters",
+                 finetunes ? "fine-tuning " : "", parameters / 1e6);
+    }
+    if (options->minimum_learning_rate < 0 && options->schedule != SCHEDULE_CONSTANT) {
         options->minimum_learning_rate = options->learning_rate / 10;
     }
-    if (options->weight_decay < 0) { options->weight_decay = options->finetune[0] != '\0' ? 0 : 0.1; }
+    if (options->weight_decay < 0) { options->weight_decay = finetunes ? 0 : 0.1; }
     if (options->warmup < 0 && options->epochs == 0) {
-        options->warmup = int64_min(nominal_commits(run) / 20, 1000);
+        options->warmup = int64_min((options->tokens + per_commit - 1) / per_commit / 20, 1000);
     }
     if (options->sequential < 0) { options->sequential = options->warmup; }
-    if (options->minimum_learning_rate > options->learning_rate) {
-        return error_set(error, "--min-lr %g is above the automatic --lr %g: give --lr too",
-                         options->minimum_learning_rate, options->learning_rate);
-    }
-    return true;
+    return options->minimum_learning_rate <= options->learning_rate ||
+           error_set(error, "--min-lr %g is above the automatic --lr %g: give --lr too",
+                     options->minimum_learning_rate, options->learning_rate);
 }
 
 // Tokens of one pass over the training data; 0: they are endless, or not known yet.
 static inline double tokens_per_epoch(const Run *run) { return (double)run->data.training_windows * run->T; }
 
-// What --epochs are as --tokens, which they are from now on.
-static inline bool count_epochs(Run *run, Error *error) {
-    Options *options = &run->options;
-    double tokens = ceil(options->epochs * tokens_per_epoch(run));
-    if (!(tokens <= OPTION_NO_LIMIT)) {
-        return error_set(error,
-                         "--epochs %g of %.300s are %.3g tokens: that is more than can be counted here",
-                         options->epochs, run->data.name, tokens);
-    }
-    options->tokens = (int64_t)tokens;
-    options->epochs = 0;
-    return true;
-}
-
-// How long the run is, and what follows from that. Of a text that is still to be
-// tokenized nobody knows the length: for its --epochs this is called again when there are
-// tokens.
+// Decides how long the run is: from now on --epochs are --tokens; and the rates, which follow
+// from that. The length of a text that is still to be tokenized is unknown: its epochs are
+// counted when this is called again with its tokens.
 static inline bool choose_length(Run *run, Error *error) {
     Options *options = &run->options;
     double asked = options->epochs;
-    if (asked > 0 && run->data.training_windows > 0 && !count_epochs(run, error)) { return false; }
+    bool counts = asked > 0 && run->data.training_windows > 0;
+    if (counts) {
+        double tokens = ceil(asked * tokens_per_epoch(run));
+        if (!(tokens <= OPTION_NO_LIMIT)) {
+            return error_set(error,
+                             "--epochs %g of %.300s are %.3g tokens: that is more than can be counted here",
+                             asked, run->data.name, tokens);
+        }
+        options->tokens = (int64_t)tokens;
+        options->epochs = 0;
+    }
     if (!choose_rates(run, error)) { return false; }
-    bool counted = asked > 0 && options->epochs == 0;
-    if (counted && options->tokens < nominal_tokens_per_commit(run)) {
+    if (counts && options->tokens < nominal_tokens_per_commit(run)) {
         return error_set(
             error,
             "--epochs %g are %lld tokens, less than one commit of %lld: raise --epochs, or lower "

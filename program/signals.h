@@ -4,31 +4,28 @@
 // SIGINT, SIGTERM, SIGHUP and SIGUSR1 all ask a rank to stop. The rank sets a flag. While
 // it trains, all ranks learn of it with the next job (Scheduler::stop_agreed); while it
 // validates, with the next batch; while it starts, when the ranks agree on something
-// (agree_or_exit). They save what there is, leave together, and the exit code is 75. That
-// may take as long as it takes: nothing here ends a rank that saves slowly. A rank that
-// waits for one that has died ends at the deadline of the transport, and names it.
+// (agree_or_exit). They save what there is, leave together, and the exit code is 75. Nothing
+// here ends a rank that saves slowly. A rank that waits for a dead one ends at the deadline
+// of the transport, and names it.
 //
 // A second SIGINT ends the rank at once, and says what is lost.
 //
-// SIGPIPE says that nobody reads the output any more: `| head` has seen enough, or the
-// `tee` of a connection is gone. That is no reason to lose a night of training, and the
-// log has all that was printed. So it is ignored, and the run says once on stderr that
-// it goes on (note_unwritten in report.h).
+// SIGPIPE means that the output has no reader any more: `| head` has seen enough, or the
+// `tee` of a connection is gone. The log has everything that was printed, so the signal is
+// ignored, and the run says once on stderr that it continues (report_window in report.h).
 //
-// SIGTERM is also how the launcher ends the remaining ranks when one of them has died, and
-// it says only which rank died and where. What the others were waiting for, only they
-// know. So on SIGTERM a rank prints one line that says where it was, and whether the
-// process of a rank on this host is gone; then it also says what is lost. Only ranks 0 and
-// 1 do: two, so that one is left whichever rank has died, and not more, because a job of a
-// thousand ranks does not need a thousand lines. A rank that leaves in order, or that has
-// already said why the job must end, prints nothing.
+// The launcher also uses SIGTERM to end the remaining ranks when one has died. It says only
+// which rank died and where; only the others know what they were waiting for. So on SIGTERM
+// a rank prints one line that says where it was, and whether the process of a rank on this
+// host is gone; then it also says what is lost. Only ranks 0 and 1 print: two, so that one is
+// left whichever rank has died, and not a thousand lines for a thousand ranks. A rank that
+// leaves in order, or that has already said why the run must end, prints nothing.
 //
 // FAILURE_SIGNAL (runtime/errors.h) comes from this process itself: something that knows no
-// ranks has failed, such as CUDA, and the whole job ends at once.
+// ranks has failed, such as CUDA, and all ranks end at once.
 //
 //   signal_watch_mask      before the first thread is created: blocks the signals in all
 //   signal_watch_prepare   starts a thread that waits for them
-//   signal_watch_meet      tells it the processes of this host's ranks
 #ifndef ACCO_PROGRAM_SIGNALS_H
 #define ACCO_PROGRAM_SIGNALS_H
 
@@ -40,7 +37,7 @@
 
 enum { SIGNAL_WATCH_RANKS = 2 }; // how many ranks print where they were
 
-// A SIGINT that follows another so soon is the same one: a key that bounced, or a wrapper
+// Seconds within which a second SIGINT counts as the first: a key that bounced, or a wrapper
 // that passes on what the terminal has already sent to all.
 #define SIGNAL_WATCH_SAME 0.5
 
@@ -50,11 +47,13 @@ typedef struct SignalWatch {
     sigset_t signals;     // that ask to stop, and FAILURE_SIGNAL
     bool stop_requested;  // atomic: one of them has come
     int64_t saved_commit; // atomic: of the newest checkpoint on disk; -1: there is none
-    const int *pids;      // atomic: (ranks), of the ranks' processes, 0 for those elsewhere; NULL: not known
+    // Atomic: (ranks), the processes of this host's ranks, 0 for those elsewhere; NULL: not known
+    // yet. They must live as long as the process.
+    const int *pids;
 } SignalWatch;
 
-// Blocks the signals that ask to stop, in this thread and those that it will make. What
-// whoever started the program ignores stays ignored, as nohup wants it.
+// Blocks the signals that ask to stop, in this thread and those that it will make. Signals
+// that the parent process ignores (nohup) stay ignored.
 static inline void signal_watch_mask(SignalWatch *watch) {
     static const int numbers[] = {SIGINT, SIGTERM, SIGHUP, SIGUSR1};
     sigemptyset(&watch->signals);
@@ -77,63 +76,25 @@ static inline void signal_watch_note_saved(SignalWatch *watch, int64_t commit) {
     __atomic_store_n(&watch->saved_commit, commit, __ATOMIC_RELAXED);
 }
 
-// Once, when the ranks have met. pids (ranks): of their processes, 0 for those on other
-// hosts. They must live as long as the process.
-static inline void signal_watch_meet(SignalWatch *watch, const int *pids) {
-    __atomic_store_n(&watch->pids, pids, __ATOMIC_RELEASE);
-}
-
-// Who is gone, as far as this host can tell. A launcher has already waited for a process
-// that has died when it ends the others.
-typedef struct Losses {
-    int rank;      // the first whose process is gone; -1: there is none
-    bool all_live; // every rank is on this host, and lives
-} Losses;
-
-static inline Losses signal_watch_losses(const SignalWatch *watch) {
-    const int *pids = __atomic_load_n(&watch->pids, __ATOMIC_ACQUIRE);
-    Losses losses = {-1, pids != NULL};
-    for (int rank = 0; pids != NULL && rank < watch->transport->size && losses.rank < 0; rank++) {
-        bool gone = pids[rank] != 0 && kill(pids[rank], 0) != 0 && errno == ESRCH;
-        if (gone) { losses.rank = rank; }
-        losses.all_live = losses.all_live && pids[rank] != 0 && !gone;
-    }
-    return losses;
-}
-
-// What to do about it. Open MPI's mpirun passes every wish to end on as SIGTERM, and sends
-// SIGKILL a second later: that helps who has just pressed Ctrl-C, but not who has lost a
-// rank.
-static inline void signal_watch_advise(const SignalWatch *watch, const Losses *losses, bool first) {
-    const Transport *transport = watch->transport;
-    long long saved = (long long)__atomic_load_n(&watch->saved_commit, __ATOMIC_RELAXED);
-    bool speaks = transport->rank == (losses->rank == 0 ? 1 : 0);
-    if (speaks && losses->rank >= 0 && saved >= 0) {
-        fprintf(
-            stderr,
-            "train_gpt: all after checkpoint commit-%lld is lost; with --resume auto and the same --out the "
-            "run goes on from there\n",
-            saved);
-    } else if (speaks && losses->rank >= 0) {
-        fprintf(stderr, "train_gpt: nothing of this run is saved; --save-every 10m saves it on the way\n");
-    } else if (speaks && first && losses->all_live && getenv("OMPI_COMM_WORLD_SIZE") != NULL) {
-        fprintf(stderr, "train_gpt: mpirun leaves its ranks one second to save; started with scripts/launch "
-                        "mpirun ..., a job has all the time it needs\n");
-    }
-}
-
-// On SIGTERM: prints where this rank was, if it is one that prints. first: nobody has asked
-// it to stop before.
+// On SIGTERM: prints where this rank was, if it is one that prints, and advice. first: it was
+// not asked to stop before.
 static inline void signal_watch_report(const SignalWatch *watch, bool first) {
     const Transport *transport = watch->transport;
+    const int *pids = __atomic_load_n(&watch->pids, __ATOMIC_ACQUIRE);
+    long long saved = (long long)__atomic_load_n(&watch->saved_commit, __ATOMIC_RELAXED);
+    bool all_live = pids != NULL; // every rank is on this host, and lives
+    int lost = -1;                // the first rank on this host whose process is gone
     char gone[96] = "";
     if (transport->rank >= SIGNAL_WATCH_RANKS || __atomic_load_n(&transport->leaving, __ATOMIC_RELAXED)) {
         return;
     }
-    Losses losses = signal_watch_losses(watch);
-    if (losses.rank >= 0) {
-        snprintf(gone, sizeof gone, " because rank %d here, process %d, is gone", losses.rank,
-                 watch->pids[losses.rank]);
+    // A launcher has waited for a process that died before it ends the others.
+    for (int rank = 0; pids != NULL && rank < transport->size && lost < 0; rank++) {
+        if (pids[rank] != 0 && kill(pids[rank], 0) != 0 && errno == ESRCH) { lost = rank; }
+        all_live = all_live && pids[rank] != 0 && lost < 0;
+    }
+    if (lost >= 0) {
+        snprintf(gone, sizeof gone, " because rank %d here, process %d, is gone", lost, pids[lost]);
     }
     fprintf(
         stderr,
@@ -142,7 +103,20 @@ static inline void signal_watch_report(const SignalWatch *watch, bool first) {
         transport->rank, transport->size, transport->host,
         (long long)__atomic_load_n(&transport->commit, __ATOMIC_RELAXED), gone,
         __atomic_load_n(&transport->operation, __ATOMIC_RELAXED));
-    signal_watch_advise(watch, &losses, first);
+    bool advises = transport->rank == (lost == 0 ? 1 : 0);
+    if (advises && lost >= 0 && saved >= 0) {
+        fprintf(
+            stderr,
+            "train_gpt: all after checkpoint commit-%lld is lost; with --resume auto and the same --out the "
+            "run goes on from there\n",
+            saved);
+    } else if (advises && lost >= 0) {
+        fprintf(stderr, "train_gpt: nothing of this run is saved; --save-every 10m saves it on the way\n");
+    } else if (advises && first && all_live && getenv("OMPI_COMM_WORLD_SIZE") != NULL) {
+        // Open MPI's mpirun passes every wish to end on as SIGTERM, and sends SIGKILL a second later.
+        fprintf(stderr, "train_gpt: mpirun leaves its ranks one second to save; started with scripts/launch "
+                        "mpirun ..., they have all the time they need\n");
+    }
     fflush(stderr);
 }
 
@@ -157,29 +131,6 @@ static inline void signal_watch_say_heard(const SignalWatch *watch, int number) 
     fflush(stderr);
 }
 
-// On a second SIGINT.
-static inline void signal_watch_say_lost(const SignalWatch *watch) {
-    int64_t saved = __atomic_load_n(&watch->saved_commit, __ATOMIC_RELAXED);
-    if (watch->transport->rank != 0) { return; }
-    if (saved < 0) {
-        fprintf(stderr, "train_gpt: ended at once by a second SIGINT: nothing of this run is saved\n");
-    } else {
-        fprintf(stderr,
-                "train_gpt: ended at once by a second SIGINT: all after checkpoint commit-%lld is lost\n",
-                (long long)saved);
-    }
-    fflush(stderr);
-}
-
-// Ends the job for a part of this process that has failed. Another process that sends the
-// signal is not believed.
-static inline void signal_watch_fail(SignalWatch *watch, const siginfo_t *info) {
-    if (info->si_code != SI_QUEUE || info->si_pid != getpid()) { return; }
-    transport_fail(watch->transport, "%s; the latest operation between ranks was: %s",
-                   (const char *)info->si_value.sival_ptr,
-                   __atomic_load_n(&watch->transport->operation, __ATOMIC_RELAXED));
-}
-
 static inline void *signal_watch_main(void *argument) {
     SignalWatch *watch = (SignalWatch *)argument;
     double interrupted = -INFINITY; // clock_seconds() of the first SIGINT
@@ -188,8 +139,11 @@ static inline void *signal_watch_main(void *argument) {
     for (;;) {
         while ((number = sigwaitinfo(&watch->signals, &signal_info)) < 0) {}
         if (number == FAILURE_SIGNAL) {
-            signal_watch_fail(watch, &signal_info);
-            continue;
+            // Something in this process has failed. Other processes that send the signal are not believed.
+            if (signal_info.si_code != SI_QUEUE || signal_info.si_pid != getpid()) { continue; }
+            transport_fail(watch->transport, "%s; the latest operation between ranks was: %s",
+                           (const char *)signal_info.si_value.sival_ptr,
+                           __atomic_load_n(&watch->transport->operation, __ATOMIC_RELAXED));
         }
         bool first = !__atomic_exchange_n(&watch->stop_requested, true, __ATOMIC_RELAXED);
         double now = clock_seconds();
@@ -202,7 +156,15 @@ static inline void *signal_watch_main(void *argument) {
         if (isfinite(interrupted) && now - interrupted > SIGNAL_WATCH_SAME) { break; }
         if (!isfinite(interrupted)) { interrupted = now; }
     }
-    signal_watch_say_lost(watch);
+    int64_t saved = __atomic_load_n(&watch->saved_commit, __ATOMIC_RELAXED);
+    char lost[64] = "nothing of this run is saved";
+    if (saved >= 0) {
+        snprintf(lost, sizeof lost, "all after checkpoint commit-%lld is lost", (long long)saved);
+    }
+    if (watch->transport->rank == 0) {
+        fprintf(stderr, "train_gpt: ended at once by a second SIGINT: %s\n", lost);
+        fflush(stderr);
+    }
     pthread_sigmask(SIG_UNBLOCK, &watch->signals, NULL);
     raise(number); // with the default action, which ends the process
     return NULL;

@@ -1,5 +1,5 @@
 // terminal.h: what people see while they wait: numbers in few characters, and a bar with the
-// time left. Where no person looks, a line takes the bar's place after a silence.
+// time left. If the output is no screen, a line takes the bar's place after a silence.
 //
 // Not thread safe; rank 0 prints.
 #ifndef ACCO_PROGRAM_TERMINAL_H
@@ -16,8 +16,8 @@
 
 #include "runtime/numbers.h"
 
-// Seconds of silence after which a line says how far the program has come, where no person
-// looks. While it trains there are reports, as often as the user wants them.
+// Seconds of silence after which a line says how far the program has come, if the output is
+// no screen. While it trains there are reports, as often as the user wants them.
 #define QUIET_SECONDS 10.0
 #define QUIET_TRAINING_SECONDS 60.0
 
@@ -137,18 +137,9 @@ static inline void terminal_clear(Terminal *terminal) {
     terminal->quiet_since = -1;
 }
 
-// " 25 %  validation, 4 of 16 batches, 0:30 left". Returns its length.
-static inline int progress_text(const Progress *progress, double share, char text[PROGRESS_TEXT_SIZE]) {
-    char have[NUMBER_TEXT_SIZE], all[NUMBER_TEXT_SIZE], left[NUMBER_TEXT_SIZE];
-    double seconds_left = progress->done > 0 ? progress->seconds * (1 - share) / share : NAN;
-    return snprintf(text, PROGRESS_TEXT_SIZE, "%3.0f %%  %.40s%.31s of %.31s %.20s, %.31s left", 100 * share,
-                    progress->what, human_count((double)progress->done, have),
-                    human_count((double)progress->total, all), progress->unit,
-                    human_duration(seconds_left, left));
-}
-
-// Redraws the bar in place, at most ten times a second; or prints a line where no person
-// looks and the silence was long enough. now: clock_seconds().
+// Redraws the bar in place, "[==>   ]  25 %  validation, 4 of 16 batches, 0:30 left", at most
+// ten times a second; on an output that is no screen, prints
+// a line once the silence was long enough. now: clock_seconds().
 static inline void terminal_bar(Terminal *terminal, const Progress *progress, double now) {
     bool ends = progress->done >= progress->total,
          recent = terminal->bar_shown && now - terminal->bar_seconds < 0.1;
@@ -156,8 +147,13 @@ static inline void terminal_bar(Terminal *terminal, const Progress *progress, do
     if (terminal->quiet_since < 0) { terminal->quiet_since = now; }
     if (!terminal->interactive && now - terminal->quiet_since < progress->silence) { return; }
     char text[PROGRESS_TEXT_SIZE], bar[64];
+    char have[NUMBER_TEXT_SIZE], all[NUMBER_TEXT_SIZE], left[NUMBER_TEXT_SIZE];
     double share = fmin(fmax((double)progress->done / (double)progress->total, 0), 1);
-    int length = progress_text(progress, share, text);
+    double seconds_left = progress->done > 0 ? progress->seconds * (1 - share) / share : NAN;
+    int length = snprintf(text, sizeof text, "%3.0f %%  %.40s%.31s of %.31s %.20s, %.31s left", 100 * share,
+                          progress->what, human_count((double)progress->done, have),
+                          human_count((double)progress->total, all), progress->unit,
+                          human_duration(seconds_left, left));
     // Room for two brackets and a blank; the last column stays free, because some
     // terminals wrap there.
     int width = (int)int64_min(terminal->columns - length - 5, 40);

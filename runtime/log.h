@@ -2,10 +2,11 @@
 //
 // Every line is one write() to a file opened for appending. So a program that dies leaves
 // a file in which every line is whole, and what an earlier run wrote is never truncated.
-// When a write fails half way, because the disk is full, the part that was written is cut off
-// again and the caller gets an Error. The event is lost and leaves a gap: the next one has a
-// line before it, {"event":"gap","lines":N}, in the same write, so that the last bytes of a
-// disk do not go to such lines alone.
+// When a write fails half way, the part that was written is cut off again and the caller
+// gets an Error. But a full disk may have space again in a minute: a patient log keeps the
+// lines in memory, and the next write begins with them. An event that is lost all the same
+// leaves a gap: the next one has a line before it, {"event":"gap","lines":N}, in the same
+// write, so that the last bytes of a disk do not go to such lines alone.
 //
 // JSON has no NaN: a number that is not finite becomes null, because a single `nan` makes
 // the whole file unreadable to a strict parser, just when somebody wants to know what
@@ -32,13 +33,17 @@
 
 enum {
     RUN_PATH_SIZE = 1280, // a directory and a file in it, longer than any option's text
-    LOG_JSON_DIGITS = 12  // 0.1 stays 0.1 in the file; losses are float32 and need 9
+    LOG_JSON_DIGITS = 12, // 0.1 stays 0.1 in the file; losses are float32 and need 9
+    LOG_WAITING_BYTES = 1 << 24
 };
 
 typedef struct Log {
     int descriptor;  // -1: not open
     int64_t missing; // events in a row that could not be written
     char path[RUN_PATH_SIZE + 16];
+    bool patient;         // lines wait while the disk is full
+    char *waiting;        // whole lines that are not in the file yet
+    size_t waiting_bytes; // at most LOG_WAITING_BYTES
 } Log;
 
 // Opens DIRECTORY/NAME for appending, and creates it where there is none.
@@ -65,12 +70,24 @@ static inline bool log_write(Log *log, const char *text, size_t length) {
 }
 
 static inline bool log_append(Log *log, const char *text, size_t length, Error *error) {
-    return log_write(log, text, length) ||
-           error_set(error, "cannot write %.400s: %s", log->path, strerror(errno));
+    char *all = (char *)realloc(log->waiting, log->waiting_bytes + length + 1);
+    if (all == NULL) { return error_set(error, "no memory for a line of %.400s", log->path); }
+    memcpy(all + log->waiting_bytes, text, length);
+    log->waiting = all;
+    bool written = log_write(log, all, log->waiting_bytes + length);
+    bool full = !written && (errno == ENOSPC || errno == EDQUOT);
+    bool waits = full && log->patient && length <= LOG_WAITING_BYTES - log->waiting_bytes;
+    if (!written && !waits) { error_set(error, "cannot write %.400s: %s", log->path, strerror(errno)); }
+    log->waiting_bytes = written ? 0 : waits ? log->waiting_bytes + length : log->waiting_bytes;
+    return written || waits;
 }
 
+// Lines that wait are lost.
 static inline void log_close(Log *log) {
     if (log->descriptor >= 0) { close(log->descriptor); }
+    free(log->waiting);
+    log->waiting = NULL;
+    log->waiting_bytes = 0;
     log->descriptor = -1;
 }
 

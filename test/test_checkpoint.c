@@ -806,7 +806,7 @@ static void nothing_is_saved_with_save_every_never(void **state) {
     Stage *stage = stage_of(state);
     Training training = training_start(stage, 0, "--save-every never");
     json_decref(training_finish(stage, &training));
-    text_check(training_output(stage, &training), "not saved  as --save-every never asks", training.what);
+    text_check(training_output(stage, &training), "not saved  because of --save-every never", training.what);
     shell(stage, "[ ! -e %s/checkpoints ]", training.out);
 }
 
@@ -1078,16 +1078,16 @@ static void a_disk_that_is_full_for_a_while_costs_no_line_of_the_log(void **stat
                                    "--tokens 1G --report-every 1 --save-every 2 --slow-rank 0 --slow-ms 10");
     wait_for_events(stage, &training, "checkpoint", 1, pids);
     shell(stage, "cat /dev/zero > small/ballast 2> cat-says.txt || true");
-    bool full = prints(stage, &training, "the disk of --out is full: training goes on") &&
-                prints(stage, &training, " no checkpoint: ");
+    bool full = prints(stage, &training, " no checkpoint: ");
+    int saved = text_count(stage_read_text(stage, training.program.output_path), " checkpoint in ");
     shell(stage, "rm small/ballast");
-    bool free_again = prints(stage, &training, "there is space on the disk again: the log is whole");
+    wait_for_events(stage, &training, "checkpoint", saved + 2, pids); // with the one that failed
     kill(pids[0], SIGTERM);
     Outcome outcome = program_finish(stage, &training.program);
     json_t *events = log_read(stage, "small/run"), *report;
     shell(stage, "grep -c '^[0-9].*[^n]$' small/run/progress.tsv > rows.txt");
     assert_int_equal(umount2(path, MNT_DETACH), 0);
-    assert_true(full && free_again);
+    assert_true(full);
     outcome_check(&outcome, 75, training.what);
     int count = 0;
     while ((report = log_event_of(events, "report", count)) != NULL) {
@@ -1333,7 +1333,7 @@ static void the_fastest_format_is_chosen_once(void **state) {
             Outcome outcome = program_run(stage, 0, options);
             outcome_check(&outcome, 0, options);
             text_check(outcome.output, "; exact", options);
-            text_check(outcome.output, ", as the run that goes on has begun\n", options);
+            text_check(outcome.output, ", as chosen when the run began\n", options);
             char path[STAGE_PATH_SIZE];
             snprintf(options, sizeof options, "%s/config.txt", run.out);
             text_check(stage_read_text(stage, stage_path(stage, options, path)), line, options);

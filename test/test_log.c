@@ -366,6 +366,35 @@ static void test_disk_full(void **state) {
     free(curves);
 }
 
+// While the disk is full, lines of a patient log wait, and come first when there is
+// space again.
+static void test_disk_full_for_a_while(void **state) {
+    (void)state;
+    Log log;
+    Error error = {""};
+    assert_int_equal(mkdir("while", 0777), 0);
+    assert_true(log_open(&log, "while", "log.jsonl", &error));
+    log.patient = true;
+    assert_true(log_append(&log, "one\n", 4, &error));
+    int file = dup(log.descriptor), full = open("/dev/full", O_WRONLY);
+    assert_true(file >= 0 && full >= 0 && dup2(full, log.descriptor) >= 0);
+    assert_true(log_append(&log, "two\n", 4, &error) && log_append(&log, "three\n", 6, &error));
+    assert_int_equal(log.waiting_bytes, 10);
+    char *much = (char *)calloc(LOG_WAITING_BYTES, 1);
+    assert_false(log_append(&log, much, LOG_WAITING_BYTES, &error)); // more than ever waits
+    expect_text(error.text, "cannot write while/log.jsonl: No space left on device");
+    free(much);
+    assert_true(dup2(file, log.descriptor) >= 0);
+    assert_true(log_append(&log, "four\n", 5, &error));
+    assert_true(log.waiting_bytes == 0);
+    close(file);
+    close(full);
+    log_close(&log);
+    char *text = read_file("while/log.jsonl");
+    expect_text(text, "one\ntwo\nthree\nfour\n");
+    free(text);
+}
+
 // full: the log when three reports did not fit, which had `written` whole lines. The two
 // that came later stand behind a line that says so.
 static void check_gap(char *full, int written) {
@@ -605,6 +634,7 @@ int main(void) {
         cmocka_unit_test(test_opening_again_appends),
         cmocka_unit_test(test_missing_directory),
         cmocka_unit_test(test_disk_full),
+        cmocka_unit_test(test_disk_full_for_a_while),
         cmocka_unit_test(test_half_written_line_is_removed),
         cmocka_unit_test(test_terminal_lines_are_aligned),
         cmocka_unit_test(test_bar_redraws_in_place),

@@ -1627,7 +1627,7 @@ static void two_ranks_end_well_by_signal(void **state) {
 static void check_saved_stop(Stage *stage, const Training *training) {
     Outcome outcome = program_finish_within(stage, &training->program, 30);
     outcome_check(&outcome, 75, training->what);
-    text_check(outcome.output, "it goes on with --out", training->what);
+    text_check(outcome.output, "continue with --out", training->what);
     json_t *events = log_read(stage, training->out);
     json_t *end = log_event_of(events, "end", -1), *saved = log_event_of(events, "checkpoint", -1);
     assert_true(end != NULL && json_is_true(json_object_get(saved, "saved")));

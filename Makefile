@@ -61,6 +61,8 @@ endif
 SANITIZE   :=
 OPTIMIZE   := -O3 $(ARCH_FLAGS) -fno-math-errno -fno-trapping-math -fopenmp-simd -ffp-contract=fast
 WARNINGS   := -Wall -Wextra -Werror
+# C's habits that C++20 warns of: an enum as a named number, and members that an initializer leaves at zero.
+CXX_WARNINGS := $(WARNINGS) -Wno-deprecated-enum-float-conversion -Wno-deprecated-enum-enum-conversion -Wno-missing-field-initializers
 CFLAGS     := -std=gnu11 $(OPTIMIZE) -g $(WARNINGS) -I. $(MPI_FLAGS) $(ONEDNN_FLAGS) $(SANITIZE)
 LIBS       := $(MPI_LIBS) -ljansson -lz -lpcre2-8 $(ONEDNN_LIBS) -lm -lpthread -ldl
 COMPILE    = $(CC) $(CFLAGS) $(CPPFLAGS) -MMD -MP
@@ -77,16 +79,16 @@ FACTS      = -DACCO_REVISION='"$(REVISION)"' -DACCO_PROCESSOR='"$(PROCESSOR)"'
 # is included, which the driver of every other GPU from there on can translate. nvcc only
 # compiles, and the C++ compiler links, which understands every linker flag of the user.
 ARCH       := $(GPU_ARCHITECTURES)
-CUDA_FLAGS := -std=c++17 -O3 --threads 0 -ccbin $(lastword $(CXX)) \
+CUDA_FLAGS := -std=c++20 -O3 --threads 0 -ccbin $(lastword $(CXX)) \
               $(foreach arch,$(ARCH),-gencode arch=compute_$(arch),code=sm_$(arch)) \
               -gencode arch=compute_$(firstword $(ARCH)),code=compute_$(firstword $(ARCH)) -I. -DACCO_HAVE_CUDA \
-              $(if $(filter yes,$(HAVE_NCCL)),-DACCO_HAVE_NCCL) $(MPI_FLAGS) $(ONEDNN_FLAGS) -Xcompiler "$(OPTIMIZE) -g $(WARNINGS)" \
+              $(if $(filter yes,$(HAVE_NCCL)),-DACCO_HAVE_NCCL) $(MPI_FLAGS) $(ONEDNN_FLAGS) -Xcompiler "$(OPTIMIZE) -g $(CXX_WARNINGS)" \
               $(CPPFLAGS) $(CUDA_FLAGS_FOUND)
 CUDA_LINK    := $(LDFLAGS) $(if $(filter yes,$(HAVE_NCCL)),-lnccl) $(CUDA_LIBS) $(LIBS)
 
 # The same sources compiled by the host's C++ compiler against an emulator of GPUs
 # (test/simt): how `make test` runs CUDA kernels.
-EMULATE    = $(CXX) -std=gnu++17 $(EMULATE_OPTIMIZE) -g $(WARNINGS) -Itest/simt -I. -DACCO_HAVE_CUDA $(MPI_FLAGS) $(ONEDNN_FLAGS) \
+EMULATE    = $(CXX) -std=gnu++20 $(EMULATE_OPTIMIZE) -g $(CXX_WARNINGS) -Itest/simt -I. -DACCO_HAVE_CUDA $(MPI_FLAGS) $(ONEDNN_FLAGS) \
              $(if $(filter yes,$(HAVE_MPI)),-DACCO_HAVE_NCCL) $(SANITIZE) $(CPPFLAGS) -MMD -MP -x c++
 EMULATE_OPTIMIZE := -O2 $(ARCH_FLAGS) -fno-math-errno -fopenmp-simd
 
@@ -271,8 +273,8 @@ $(BUILD)/fuzz/%: test/fuzz/fuzz_%.h test/fuzz/entry.c test/fuzz/not-traced Makef
 # it as C++.
 check-cxx: $(CONFIG)
 	@for header in $(filter-out test/%,$(wildcard *.h */*.h)); do \
-	    $(CXX) -std=c++17 $(ARCH_FLAGS) $(WARNINGS) $(MPI_FLAGS) $(ONEDNN_FLAGS) -I. -fopenmp-simd -fsyntax-only -x c++ $$header || exit 1; done
-	@$(CXX) -std=c++17 $(ARCH_FLAGS) $(WARNINGS) $(MPI_FLAGS) $(ONEDNN_FLAGS) -I. -fopenmp-simd -fsyntax-only -x c++ train_gpt.cu
+	    $(CXX) -std=c++20 $(ARCH_FLAGS) $(CXX_WARNINGS) $(MPI_FLAGS) $(ONEDNN_FLAGS) -I. -fopenmp-simd -fsyntax-only -x c++ $$header || exit 1; done
+	@$(CXX) -std=c++20 $(ARCH_FLAGS) $(CXX_WARNINGS) $(MPI_FLAGS) $(ONEDNN_FLAGS) -I. -fopenmp-simd -fsyntax-only -x c++ train_gpt.cu
 
 # --- checks and layout ---
 

@@ -325,20 +325,17 @@ static inline void acco_commit(Scheduler *s) {
     hand_over(s, KEEP);
 }
 
-static const Rule acco_rule = {"acco",
-                               "communicates one part of the batch while it computes the other",
-                               RULE_OVERLAPPED,
-                               2,     // departs
-                               false, // replicated
-                               2,     // rounds per commit
-                               false, // no job in flight between commits
-                               acco_commit,
-                               NULL,
-                               NULL,
-                               NULL,
-                               acco_check,
-                               acco_configure,
-                               acco_measure,
-                               acco_describe};
+static const Rule acco_rule = {
+    .name = "acco",
+    .summary = "communicates one part of the batch while it computes the other",
+    .kind = RULE_OVERLAPPED,
+    .departs = 2,
+    .rounds_per_commit = 2,
+    .commit = acco_commit,
+    .check = acco_check,
+    .configure = acco_configure,
+    .measure = acco_measure,
+    .describe = acco_describe,
+};
 
 #endif

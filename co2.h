@@ -102,20 +102,19 @@ static inline void co2_commit(Scheduler *s) {
     if (!scheduler_is_halted(s)) { launch_average(s, 0); }
 }
 
-static const Rule co2_rule = {"co2",
-                              "local steps; their mean is exchanged during the next round",
-                              RULE_LOCAL,
-                              5,     // departs
-                              false, // replicated
-                              1,     // rounds per commit
-                              true,  // a job is in flight between commits
-                              co2_commit,
-                              co2_boundary,
-                              local_committed,
-                              NULL,
-                              co2_check,
-                              co2_configure,
-                              NULL,
-                              co2_describe};
+static const Rule co2_rule = {
+    .name = "co2",
+    .summary = "local steps; their mean is exchanged during the next round",
+    .kind = RULE_LOCAL,
+    .departs = 5,
+    .rounds_per_commit = 1,
+    .job_in_flight_between_commits = true,
+    .commit = co2_commit,
+    .finish = co2_boundary,
+    .committed = local_committed,
+    .check = co2_check,
+    .configure = co2_configure,
+    .describe = co2_describe,
+};
 
 #endif

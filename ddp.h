@@ -22,20 +22,14 @@ static inline void ddp_commit(Scheduler *s) {
     wait_for(s);
 }
 
-static const Rule ddp_rule = {"ddp",
-                              "all-reduce behind the last backward pass, then every rank steps everything",
-                              RULE_SYNCHRONOUS,
-                              1,     // departs
-                              true,  // replicated
-                              1,     // rounds per commit
-                              false, // no job in flight between commits
-                              ddp_commit,
-                              NULL,
-                              NULL,
-                              NULL,
-                              NULL,
-                              NULL,
-                              NULL,
-                              NULL};
+static const Rule ddp_rule = {
+    .name = "ddp",
+    .summary = "all-reduce behind the last backward pass, then every rank steps everything",
+    .kind = RULE_SYNCHRONOUS,
+    .departs = 1,
+    .replicated = true,
+    .rounds_per_commit = 1,
+    .commit = ddp_commit,
+};
 
 #endif

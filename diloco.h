@@ -146,37 +146,30 @@ static inline bool streaming_diloco_finish(Scheduler *s) {
     return changed;
 }
 
-static const Rule diloco_rule = {"diloco",
-                                 "local steps, then an outer step with their mean",
-                                 RULE_LOCAL,
-                                 5,     // departs
-                                 false, // replicated
-                                 1,     // rounds per commit
-                                 false, // no job in flight between commits
-                                 diloco_commit,
-                                 NULL,
-                                 local_committed,
-                                 NULL,
-                                 NULL,
-                                 diloco_configure,
-                                 NULL,
-                                 diloco_describe};
+static const Rule diloco_rule = {
+    .name = "diloco",
+    .summary = "local steps, then an outer step with their mean",
+    .kind = RULE_LOCAL,
+    .departs = 5,
+    .rounds_per_commit = 1,
+    .commit = diloco_commit,
+    .committed = local_committed,
+    .configure = diloco_configure,
+    .describe = diloco_describe,
+};
 
 static const Rule streaming_diloco_rule = {
-    "streaming-diloco",
-    "local steps; fragments of the model are averaged in turn, behind further steps",
-    RULE_LOCAL,
-    5,     // departs
-    false, // replicated
-    1,     // rounds per commit
-    false, // no job in flight between commits
-    streaming_diloco_commit,
-    streaming_diloco_finish,
-    local_committed,
-    NULL,
-    streaming_diloco_check,
-    streaming_diloco_configure,
-    NULL,
-    streaming_diloco_describe};
+    .name = "streaming-diloco",
+    .summary = "local steps; fragments of the model are averaged in turn, behind further steps",
+    .kind = RULE_LOCAL,
+    .departs = 5,
+    .rounds_per_commit = 1,
+    .commit = streaming_diloco_commit,
+    .finish = streaming_diloco_finish,
+    .committed = local_committed,
+    .check = streaming_diloco_check,
+    .configure = streaming_diloco_configure,
+    .describe = streaming_diloco_describe,
+};
 
 #endif

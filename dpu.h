@@ -48,36 +48,24 @@ static inline bool delayed_finish(Scheduler *s) {
 }
 
 static const Rule dpu_rule = {
-    "dpu",
-    "communicates a gradient while it computes the next: updates are one commit late",
-    RULE_OVERLAPPED,
-    4,     // departs
-    false, // replicated
-    1,     // rounds per commit
-    false, // no job in flight between commits
-    dpu_commit,
-    delayed_finish,
-    NULL,
-    NULL,
-    NULL,
-    NULL,
-    NULL,
-    NULL};
+    .name = "dpu",
+    .summary = "communicates a gradient while it computes the next: updates are one commit late",
+    .kind = RULE_OVERLAPPED,
+    .departs = 4,
+    .rounds_per_commit = 1,
+    .commit = dpu_commit,
+    .finish = delayed_finish,
+};
 
-static const Rule acco_wp_rule = {"acco-wp",
-                                  "as dpu, but computes at a prediction of the next parameters",
-                                  RULE_OVERLAPPED,
-                                  3,     // departs
-                                  false, // replicated
-                                  1,     // rounds per commit
-                                  false, // no job in flight between commits
-                                  acco_wp_commit,
-                                  delayed_finish,
-                                  NULL,
-                                  is_handed_over, // otherwise the last job made nothing but the commit
-                                  NULL,
-                                  NULL,
-                                  NULL,
-                                  NULL};
+static const Rule acco_wp_rule = {
+    .name = "acco-wp",
+    .summary = "as dpu, but computes at a prediction of the next parameters",
+    .kind = RULE_OVERLAPPED,
+    .departs = 3,
+    .rounds_per_commit = 1,
+    .commit = acco_wp_commit,
+    .finish = delayed_finish,
+    .is_ahead = is_handed_over, // otherwise the last job made nothing but the commit
+};
 
 #endif

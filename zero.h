@@ -20,21 +20,13 @@ static inline void zero1_commit(Scheduler *s) {
 }
 
 static const Rule zero1_rule = {
-    "zero1",
-    "reduce-scatter behind the last backward pass, each rank steps its shard, all-gather before the "
-    "next forward pass",
-    RULE_SYNCHRONOUS,
-    0,     // departs
-    false, // replicated
-    1,     // rounds per commit
-    false, // no job in flight between commits
-    zero1_commit,
-    NULL,
-    NULL,
-    NULL,
-    NULL,
-    NULL,
-    NULL,
-    NULL};
+    .name = "zero1",
+    .summary = "reduce-scatter behind the last backward pass, each rank steps its shard, all-gather before "
+               "the next forward pass",
+    .kind = RULE_SYNCHRONOUS,
+    .departs = 0,
+    .rounds_per_commit = 1,
+    .commit = zero1_commit,
+};
 
 #endif

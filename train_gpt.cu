@@ -49,7 +49,7 @@ static void validate_task(void *context, Stream *stream) {
     Run *run = sum->run;
     double perfect;
     Error error = {""};
-    if (!fill_validation(run, sum->batch, &perfect, &error)) {
+    if (!fill_validation(validation_loader(run), sum->batch, run->B, &run->batch, &perfect, &error)) {
         transport_fail(&run->transport, "%s", error.text);
     }
     double predicted = gpt_neo_predicted(&run->model, run->batch.targets);

@@ -26,7 +26,7 @@
 // epoch visits each window once, in an order of its own, and no shuffled list is built,
 // stored or sent. So a run's position in its data is one number, the first sample not yet
 // used, and that is all that a checkpoint keeps of it. The samples of a step do not
-// depend on how many ranks share them: which rank takes which sample is up to the caller.
+// depend on how many ranks share them: the caller decides which rank takes which sample.
 //
 // Files must not change while they are mapped: one that shrinks ends the run with SIGBUS.
 #ifndef ACCO_DATALOADER_H
@@ -412,7 +412,7 @@ static inline bool data_loader_divide(DataLoader *loader, Error *error) {
     loader->validation_windows = data_held_out(loader, windows);
     loader->training_windows = windows - loader->validation_windows;
     if (loader->training_windows > 0) { return true; }
-    enum { WORTH_LEARNING = 16 }; // tokens: shorter sequences only for those who want them
+    enum { WORTH_LEARNING = 16 }; // tokens; shorter sequences are proposed only to users who asked for such
     int fits = data_loader_longest_sequence(loader, 1);
     char remedy[64] = "even --seq-len 1 does not fit";
     if (fits > 0) {

@@ -48,7 +48,7 @@ static void validate_task(void *context, Stream *stream) {
     Run *run = sum->run;
     double perfect;
     Error error = {""};
-    if (!fill_validation(run, sum->batch, &perfect, &error)) {
+    if (!fill_validation(validation_loader(run), sum->batch, run->B, &run->training.batch, &perfect, &error)) {
         transport_fail(&run->transport, "%s", error.text);
     }
     const Batch *batch = &run->training.batch;

@@ -57,59 +57,43 @@ static inline DataLoader *validation_loader(Run *run) {
     return has_validation_data(&run->options) ? &run->validation_data : &run->data;
 }
 
-// path: of --data, of --val-data, or of a token file that was made of one of them.
-static inline DataRequest data_request(const Run *run, const char *path, bool validation) {
+// Finds the files of --data or --val-data, and divides them into windows. A text that is
+// still to be tokenized gets no windows yet. tokenizer: its path; empty if there is none.
+static inline bool open_side(Run *run, bool validation, const char *tokenizer, Error *error) {
     const Options *options = &run->options;
-    bool hold_out = !validation && !has_validation_data(options) && options->val_batches > 0;
-    DataRequest request = {.path = path,
-                           .sequence_length = run->T,
-                           .vocabulary = run->config.vocabulary,
-                           .seed = (uint64_t)options->seed,
-                           .hold_out = hold_out};
-    return request;
-}
-
-// Whether text, one token a byte, is what the model reads: its vocabulary are the bytes, and
-// there is no tokenizer. option: "--data" or "--val-data".
-static inline bool check_bytes(const Run *run, const DataLoader *loader, const char *option,
-                               const char *tokenizer, Error *error) {
+    DataLoader *loader = validation ? &run->validation_data : &run->data;
     int vocabulary = run->config.vocabulary;
-    bool has_tokenizer = tokenizer[0] != '\0', starts_fresh = options_start(&run->options)[0] == '\0';
-    if (!has_tokenizer && (vocabulary == BYTE_VOCABULARY || (loader->builtin && starts_fresh))) {
-        return true;
-    }
-    if (loader->builtin) {
+    bool has_tokenizer = tokenizer[0] != '\0', starts_fresh = options_start(options)[0] == '\0';
+    DataRequest request = {
+        .path = validation ? options->val_data : options->data,
+        .sequence_length = run->T,
+        .vocabulary = vocabulary,
+        .seed = (uint64_t)options->seed,
+        .hold_out = !validation && !has_validation_data(options) && options->val_batches > 0,
+    };
+    if (!data_loader_find_files(loader, &request, error)) { return false; }
+    bool text = data_loader_is_text(loader), builtin = loader->builtin;
+    bool reads_bytes = !has_tokenizer && (vocabulary == BYTE_VOCABULARY || (builtin && starts_fresh));
+    if (text && has_tokenizer && !builtin) { return true; }
+    if (text && !reads_bytes && builtin) {
         return error_set(
             error,
             "the model reads the tokens of a tokenizer, and the built-in corpus is made of bytes: "
             "name a text or token files with %s",
-            option);
+            validation ? "--val-data" : "--data");
     }
-    return error_set(
-        error,
-        "%.300s is text, and the model has a vocabulary of %d, but no tokenizer that turns text "
-        "into its tokens: give --tokenizer DIR, with a tokenizer.json, or token files: python -m "
-        "tokenizer.prepare --tokenizer DIR --out PREFIX %.300s, then %s 'PREFIX_train_*.bin'",
-        loader->files[0].path, vocabulary, loader->files[0].path, option);
-}
-
-// Finds the files of --data or --val-data, and divides them into windows. A text that is
-// still to be tokenized gets no windows yet.
-static inline bool open_side(Run *run, bool validation, const char *tokenizer, Error *error) {
-    DataLoader *loader = validation ? &run->validation_data : &run->data;
-    const char *path = validation ? run->options.val_data : run->options.data;
-    DataRequest request = data_request(run, path, validation);
-    if (!data_loader_find_files(loader, &request, error)) { return false; }
-    if (data_loader_is_text(loader)) {
-        if (tokenizer[0] != '\0' && !loader->builtin) { return true; }
-        if (!check_bytes(run, loader, validation ? "--val-data" : "--data", tokenizer, error)) {
-            return false;
-        }
+    if (text && !reads_bytes) {
+        return error_set(
+            error,
+            "%.300s is text, and the model has a vocabulary of %d, but no tokenizer that turns text "
+            "into its tokens: give --tokenizer DIR, with a tokenizer.json, or token files: python -m "
+            "tokenizer.prepare --tokenizer DIR --out PREFIX %.300s, then %s 'PREFIX_train_*.bin'",
+            loader->files[0].path, vocabulary, loader->files[0].path, validation ? "--val-data" : "--data");
     }
     for (int i = 0; i < loader->file_count; i++) {
         if (!data_file_check_length(&loader->files[i], run->T, error)) { return false; }
     }
-    return loader->builtin || data_loader_divide(loader, error);
+    return builtin || data_loader_divide(loader, error);
 }
 
 // Opens --data and --val-data. Errors may be this rank's alone.
@@ -170,10 +154,11 @@ static inline bool check_tokenizer(Run *run, Error *error) {
 // ---------------------------------------------------------------------------------------
 // Texts for a tokenizer
 
-// What tokenizing_progress shows.
+// The bar that shows how far tokenizing has come.
 typedef struct Tokenizing {
     Terminal *terminal;
-    double bytes, began; // in all; clock_seconds()
+    double bytes; // in all
+    double began; // clock_seconds()
 } Tokenizing;
 
 static inline void tokenizing_progress(void *context, int64_t bytes) {
@@ -298,7 +283,11 @@ static inline void tokenize_data(Run *run) {
     share_from_rank_zero(&run->transport, paths, sizeof paths);
     for (int i = 0; good && i < 2; i++) {
         DataLoader *loader = i == 0 ? &run->data : &run->validation_data;
-        DataRequest request = data_request(run, paths[i], i == 1);
+        DataRequest request = {.path = paths[i],
+                               .sequence_length = loader->sequence_length,
+                               .vocabulary = loader->vocabulary,
+                               .seed = loader->seed,
+                               .hold_out = loader->hold_out};
         if (paths[i][0] == '\0') { continue; }
         data_loader_close(loader);
         good = access(paths[i], R_OK) != 0
@@ -324,19 +313,17 @@ static inline int64_t validation_batches(Run *run) {
     return (int64_t)(windows == 0 ? asked : size_min(asked, (windows + B - 1) / B));
 }
 
-// Fills run->training.batch.tokens and run->training.batch.targets with a micro-batch of validation. Of the last one,
+// Fills a batch of B sequences with micro-batch `number` of the validation. In the last one,
 // the sequences behind the last window are those of the beginning; they do not count.
-static inline bool fill_validation(Run *run, int64_t batch, double *perfect_loss, Error *error) {
-    const DataLoader *data = validation_loader(run);
-    uint64_t first = (uint64_t)batch * (uint64_t)run->B, windows = data_loader_validation_samples(data);
-    if (!data_loader_fill_validation(data, first, run->B, run->training.batch.tokens,
-                                     run->training.batch.targets, perfect_loss, error)) {
+static inline bool fill_validation(const DataLoader *data, int64_t number, int B, Batch *batch,
+                                   double *perfect_loss, Error *error) {
+    uint64_t first = (uint64_t)number * (uint64_t)B, windows = data_loader_validation_samples(data);
+    int T = data->sequence_length;
+    if (!data_loader_fill_validation(data, first, B, batch->tokens, batch->targets, perfect_loss, error)) {
         return false;
     }
-    for (int b = 0; b < run->B && windows > 0; b++) {
-        for (int t = 0; first + (uint64_t)b >= windows && t < run->T; t++) {
-            run->training.batch.targets[b * run->T + t] = -1;
-        }
+    for (int b = 0; b < B && windows > 0; b++) {
+        for (int t = 0; first + (uint64_t)b >= windows && t < T; t++) { batch->targets[b * T + t] = -1; }
     }
     return true;
 }

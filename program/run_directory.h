@@ -41,8 +41,8 @@ static inline void run_directory_model_name(const char *model, char name[64]) {
         // Some parts say where in a run or a model a file is, and not which.
         static const char *const inner[] = {"config.json", "model", "checkpoints"};
         size_t length = (size_t)(end - start);
-        size_t digits = length > 5 && strncmp(start, "commit-", 5) == 0 ? strspn(start + 5, "0123456789") : 0;
-        bool is_inner = digits > 0 && digits + 5 == length;
+        size_t digits = length > 7 && strncmp(start, "commit-", 7) == 0 ? strspn(start + 7, "0123456789") : 0;
+        bool is_inner = digits > 0 && digits + 7 == length;
         for (int i = 0; i < 3; i++) {
             is_inner = is_inner || (strlen(inner[i]) == length && strncmp(start, inner[i], length) == 0);
         }

@@ -13,7 +13,7 @@
 #include "program/launch_checks.h"
 #include "tokenizer/tokenize.h"
 
-// What was written. Returns false where that is nothing.
+// Prints what was written. Returns false if that is nothing.
 static inline bool tokenize_report(const TokenShards *made) {
     const uint64_t *amount = made->pad > 0 ? made->sequences : made->tokens;
     char unit[48] = "tokens";

@@ -200,7 +200,7 @@ static void long_documents_are_cut(void **state) {
     check_long_document("\xE6\x97\xA5\xC3\xA9", '\0');
 }
 
-// What has the same name is used again, so the name must differ with every byte.
+// A file of the same name is used again, so the name must differ with every byte.
 static void the_name_follows_from_every_byte(void **state) {
     (void)state;
     enum { SIZE = TEXT_HASH_BYTES + 100, NAMES = 7 };
@@ -321,7 +321,7 @@ static void a_text_trains_as_its_tokens_do(void **state) {
     }
 }
 
-// A run that goes on without naming its tokenizer again keeps it, also when the
+// A run that is resumed without naming its tokenizer again keeps it, also when the
 // checkpoint that it came from is removed.
 static void the_tokenizer_goes_from_checkpoint_to_checkpoint(void **state) {
     Stage *stage = stage_of(state);
@@ -365,7 +365,7 @@ static void what_was_measured_is_kept_before_epochs_are_counted(void **state) {
     }
 }
 
-// What is used again is the right one: a text of the same size and time is not the same
+// Only the right file is used again: a text of the same size and time is not the same
 // text, and a damaged token file is made again.
 static void tokens_are_made_again_where_they_must(void **state) {
     Stage *stage = stage_of(state);
@@ -474,7 +474,7 @@ static void an_evaluation_refuses_what_is_no_text(void **state) {
     text_check(outcome.errors, "packed.txt looks like a gzip archive", "eval");
 }
 
-static void a_damaged_model_is_refused_by_whoever_reads_it(void **state) {
+static void a_damaged_model_is_refused_by_every_command(void **state) {
     static const char *const commands[] = {"eval --data documents.bin --from", "sample --from",
                                            "--config base.txt --data documents.bin --out refused --from",
                                            "--config base.txt --data documents.bin --out refused --finetune"};
@@ -598,7 +598,7 @@ int main(int argc, char **argv) {
         DATA_TEST(what_does_not_fit_is_refused),
         DATA_TEST(two_ranks_refuse_once),
         DATA_TEST(an_evaluation_refuses_what_is_no_text),
-        DATA_TEST(a_damaged_model_is_refused_by_whoever_reads_it),
+        DATA_TEST(a_damaged_model_is_refused_by_every_command),
         DATA_TEST(a_validation_visits_every_window_once),
     };
     if (argc > 1) { cmocka_set_test_filter(argv[1]); }

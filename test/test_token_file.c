@@ -140,7 +140,7 @@ static void every_flipped_bit_is_found(void **state) {
     for (size_t bit = 0; bit < 8 * bytes.size; bit++) {
         bytes.data[bit / 8] ^= (uint8_t)(1u << (bit % 8));
         if (try_open(&file, &bytes, TOKEN_FILE_CHECK_ALL, &error)) {
-            fail_msg("bit %zu is flipped, and nobody sees it", bit);
+            fail_msg("bit %zu is flipped, and this is not noticed", bit);
         }
         assert_true(error_is_set(&error));
         bytes.data[bit / 8] ^= (uint8_t)(1u << (bit % 8));

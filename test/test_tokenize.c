@@ -233,6 +233,64 @@ static void parts_are_one_document(void **state) {
     tokenizer_close(&tokenizer);
 }
 
+// With padding, only the beginning of a document in parts fits.
+static void only_the_first_part_is_padded(void **state) {
+    const Stage *stage = stage_of(state);
+    char prefix[STAGE_PATH_SIZE];
+    Error error;
+    Tokenizer tokenizer = open_tokenizer();
+    Sample samples[2] = {{"", "one long", false}, {"", "a", false}};
+    Expected *expected = (Expected *)calloc(1, sizeof *expected);
+    for (int i = 0; i < 2; i++) {
+        Expected *document = expect_document(&tokenizer, &samples[i]);
+        for (size_t k = 0; k < 3; k++) {
+            bool kept = k < document->count;
+            expect_token(expected, kept ? document->ids[k] : END, kept && k > 0);
+        }
+        free(document);
+    }
+    expect_token(expected, END, false);
+    stage_write(stage, "parts.jsonl",
+                "{\"text\": \"one long\", \"more\": true}\n{\"text\": \" story\"}\n{\"text\": \"a\"}\n");
+    TokenShards made = {.prefix = stage_path(stage, "first", prefix), .pad = 3, .most_tokens = MOST};
+    if (!run_lines(stage, "parts.jsonl", 1, &made, &error)) { fail_msg("%s", error.text); }
+    expect_same_file(stage, "first_train_00000.bin", expected, 3);
+    assert_int_equal(made.documents, 2);
+    free(expected);
+    tokenizer_close(&tokenizer);
+}
+
+// However the stream is cut into blocks, its lines are the same.
+static void lines_are_whole_in_every_block(void **state) {
+    enum { LINES = 30000, LONG = 1000000 };
+    const Stage *stage = stage_of(state);
+    char path[STAGE_PATH_SIZE], text[64];
+    FILE *file = fopen(stage_path(stage, "long.txt", path), "w");
+    for (int i = 0; i < LINES; i++) {
+        fprintf(file, "line %d", i);
+        for (int k = 0; i == 12345 && k < LONG; k++) { fputc('.', file); }
+        fputc('\n', file);
+    }
+    assert_int_equal(fclose(file), 0);
+    for (size_t wanted = 1; wanted < 3000000; wanted *= 100) {
+        JsonLines lines = {.descriptor = open(path, O_RDONLY)};
+        DocumentPart part;
+        Error error;
+        int seen = 0;
+        while (json_lines_read(&lines, wanted, &error) && lines.whole > 0) {
+            for (; json_lines_next(&lines, &part); seen++) {
+                int length = snprintf(text, sizeof text, "line %d", seen);
+                assert_int_equal(part.line, seen + 1);
+                assert_int_equal(part.count, length + (seen == 12345 ? LONG : 0));
+                assert_memory_equal(part.bytes, text, (size_t)length);
+            }
+        }
+        assert_int_equal(seen, LINES);
+        close(lines.descriptor);
+        free(lines.bytes);
+    }
+}
+
 // ---------------------------------------------------------------------------------------
 // Refusals
 
@@ -307,9 +365,10 @@ static void options_are_checked(void **state) {
 int main(void) {
     static Stage stage;
     const struct CMUnitTest tests[] = {
-        TOKENIZE_TEST(documents_become_shards),      TOKENIZE_TEST(padded_documents_are_sequences),
-        TOKENIZE_TEST(parts_are_one_document),       TOKENIZE_TEST(what_is_no_document_is_refused),
-        TOKENIZE_TEST(a_full_disk_leaves_no_shards), TOKENIZE_TEST(options_are_checked),
+        TOKENIZE_TEST(documents_become_shards),       TOKENIZE_TEST(padded_documents_are_sequences),
+        TOKENIZE_TEST(only_the_first_part_is_padded), TOKENIZE_TEST(lines_are_whole_in_every_block),
+        TOKENIZE_TEST(parts_are_one_document),        TOKENIZE_TEST(what_is_no_document_is_refused),
+        TOKENIZE_TEST(a_full_disk_leaves_no_shards),  TOKENIZE_TEST(options_are_checked),
     };
     stage_open(&stage);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,8 +1,8 @@
 // corpus.h: the built-in corpus: an endless stream of small children's stories, bytes as
 // tokens, whose entropy is known.
 //
-// It lets a newcomer train in the first minute, without a file, a tokenizer or a network.
-// And it measures: the stories come from a grammar, so the probability of every byte is
+// A newcomer can train in the first minute, without a file, a tokenizer or a network. And
+// the corpus measures: its stories come from a grammar, so the probability of every byte is
 // known exactly, and with it the loss of a perfect model. Most bytes are certain once the
 // hero, the friend, the toy, its colour and the place have been chosen, but knowing them
 // takes looking back up to 200 bytes. A loss above the entropy is what the model has not
@@ -278,7 +278,7 @@ static inline double corpus_fill(uint64_t seed, uint64_t index, int T, uint8_t *
 
 typedef struct CorpusMeasure {
     CorpusGrammar grammar;
-    // Of the plot being measured, up to its next byte:
+    // About the plot that is measured, up to its next byte:
     int fixed;                                            // plain bytes, whatever is chosen
     bool chosen[CORPUS_MAX_RULES];                        // whether the rule has been chosen
     int spent[CORPUS_MAX_RULES][CORPUS_MAX_ALTERNATIVES]; // bytes that the rule put, by alternative

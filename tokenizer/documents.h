@@ -46,7 +46,7 @@ typedef struct Text {
     size_t size;
 } Text;
 
-// Where reading goes on. All zeros but `texts` and `count` at the beginning.
+// How far the texts have been read. At the beginning all is zero but `texts` and `count`.
 typedef struct TextCursor {
     const Text *texts; // (count)
     int count, index;
@@ -125,7 +125,7 @@ static inline bool text_next_part(void *source, DocumentPart *part) {
 // ---------------------------------------------------------------------------------------
 // Lines of JSON
 
-// A stream that is read block by block. All zeros but `descriptor` at the beginning.
+// A stream that is read block by block. At the beginning all is zero but `descriptor`.
 typedef struct JsonLines {
     int descriptor;
     uint8_t *bytes; // (capacity) `whole` bytes of whole lines; up to `count` the beginning of the next one

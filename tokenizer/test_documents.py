@@ -84,15 +84,16 @@ class Texts(DirectoryTest):
         self.check(self.write("c.json", "\ufeff" + "\n".join(records)), texts)
 
     def test_a_long_document_is_cut_and_stays_on_one_side(self):
-        long, texts = "word and " * 900, stories(6)
-        path = self.write("a.txt", f"\n{END}\n".join([texts[0], long, *texts[1:]]))
-        with mock.patch.object(sources, "DOCUMENT_BYTES", 2000):
-            out = self.prepare("cut", "--val-fraction", 0.5, path)
-        self.assertIn("7 documents", out)
-        tokenizer = reference_tokenizer()
-        found = [tokenizer.decode(self.tokens("cut", side)[0], skip_special_tokens=False) for side in ("train", "val")]
-        self.assertEqual(sum(text.count(long.strip()) for text in found), 1)
-        self.assertEqual(sum(text.count(END) for text in found), 7)
+        texts, tokenizer = stories(6), reference_tokenizer()
+        for name, unit in (("words", "word and "), ("lines", "word and\n")):
+            long = (unit * 900).strip()
+            path = self.write(f"{name}.txt", f"\n{END}\n".join([texts[0], long, *texts[1:]]))
+            with mock.patch.object(sources, "DOCUMENT_BYTES", 2000):
+                out = self.prepare(name, "--val-fraction", 0.5, path)
+            self.assertIn("7 documents", out)
+            found = [tokenizer.decode(self.tokens(name, side)[0], skip_special_tokens=False) for side in ("train", "val")]
+            self.assertEqual(sum(text.count(long) for text in found), 1)
+            self.assertEqual(sum(text.count(END) for text in found), 7)
 
     def test_one_document_is_said(self):
         out = self.prepare("one", self.write("a.txt", "one story, never divided\n"))

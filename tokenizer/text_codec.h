@@ -1,7 +1,7 @@
 // text_codec.h: converts between text and the token ids of a model.
 //
-// A model may read bytes, or the tokens of a tokenizer.json; or nobody knows what its ids
-// mean, and then they are printed as numbers, and no text can be encoded.
+// A model reads bytes, or the tokens of a tokenizer.json. If the meaning of its ids is not
+// known, they are printed as numbers, and no text can be encoded.
 //
 //   text_codec_open     chooses among the three
 //   text_codec_encode   a prompt to ids

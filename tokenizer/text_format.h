@@ -13,8 +13,8 @@
 
 enum {
     TEXT_CHECK_BYTES = 1 << 20, // of a file are looked at
-    TEXT_MOST_ZEROS = 1000,     // one byte in so many may be zero
-    TEXT_MOST_INVALID = 200,    // and one in so many may not be UTF-8
+    TEXT_MOST_ZEROS = 1000,     // at most one byte in 1000 may be zero
+    TEXT_MOST_INVALID = 200,    // and at most one in 200 may not be UTF-8
     TEXT_FEW_BYTES = 4          // and in a short file this many of each
 };
 
@@ -58,7 +58,8 @@ static inline bool text_format_has_ending(const char *name, const char *ending) 
 }
 
 // Whether the beginning of a file is text: no other format, hardly any zero bytes, and
-// hardly any that are not UTF-8. JSON is text, but who names a file so wants what it holds.
+// hardly any that are not UTF-8. JSON is text, too, but its braces are not what a model
+// should learn.
 // name: of the file.
 static inline bool text_format_check(const char *name, const void *text, size_t size, Error *error) {
     const uint8_t *bytes = (const uint8_t *)text;

@@ -22,7 +22,7 @@ enum {
     ENCODE_TASKS_PER_THREAD = 4, // in one round
     TEXT_HASH_BYTES = 1 << 24,   // of a text that a thread hashes at a time
     TEXTS_NAME_SIZE = 32,
-    SHARD_TOKENS = 100000000 // a shard ends with the document that brings it to as many
+    SHARD_TOKENS = 100000000 // a shard ends with the document that brings it to this number
 };
 
 // ---------------------------------------------------------------------------------------
@@ -36,7 +36,7 @@ typedef struct EncodeTask {
     Error error;
 } EncodeTask;
 
-// What the threads encode at once.
+// Encodes on all threads, one round of parts after another.
 typedef struct Encoder {
     const Tokenizer *tokenizer;
     int32_t end_of_text;

@@ -699,7 +699,7 @@ static inline bool tokenizer_encode_valid(TokenizerWork *work, const uint8_t *te
     return true;
 }
 
-// Encodes text without added tokens: stretches of valid UTF-8, and of bytes that are not.
+// Encodes text without added tokens: ranges of valid UTF-8, and ranges of other bytes.
 static inline bool tokenizer_encode_plain(TokenizerWork *work, const uint8_t *text, size_t count,
                                           Error *error) {
     for (size_t begin = 0, length = 0, end; begin < count; begin = end) {
@@ -733,7 +733,7 @@ static inline const AddedToken *tokenizer_match_added(const Tokenizer *tokenizer
 }
 
 // Encodes any text: cuts out the added tokens that are not normalized, then out of each
-// stretch between them those that are, and encodes what is left.
+// range between them those that are, and encodes what is left.
 static inline bool tokenizer_encode_added(TokenizerWork *work, const uint8_t *text, size_t count,
                                           bool normalized, Error *error) {
     const Tokenizer *tokenizer = work->tokenizer;

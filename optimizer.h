@@ -27,7 +27,7 @@
 // uses the rate of the commit that it anticipates, because progress moves at commits
 // only.
 
-// --schedule, in the order of its choices.
+// The choices of --schedule, in their order.
 typedef enum ScheduleKind { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT } ScheduleKind;
 
 typedef struct LearningRate {

@@ -1,10 +1,10 @@
 // eval_tasks.h: reads the data of an evaluation into sequences of tokens to score.
 //
 //   perplexity   windows of T tokens, one every S tokens. Each token counts once, in the
-//                first window that has it, so it is predicted from at least T - S tokens
-//                before it. The first token of a file has nothing before it and does not
-//                count; with S = T nor does that of any window. As in Hugging Face's
-//                guide to the perplexity of fixed-length models.
+//                first window that contains it, so at least T - S tokens precede it there.
+//                The first token of a file is not predicted and does not count; with S = T
+//                the first token of every window does not count either. This is the method
+//                of Hugging Face's guide to the perplexity of fixed-length models.
 //   lambada      JSON lines {"text"}: the last word, with the space before it, is
 //                predicted from all that precedes it.
 //   hellaswag    JSON lines as in the data set (ctx_a, ctx_b, activity_label, endings,
@@ -13,7 +13,7 @@
 //
 // The last two are those of EleutherAI's lm-evaluation-harness (lambada_openai,
 // hellaswag), so the numbers can be compared. Context and continuation are encoded
-// together; the tokens to predict are those behind as many as the context has by itself.
+// together; if the context by itself has n tokens, those behind the first n are predicted.
 // Spaces at the end of the context belong to the continuation. A sequence that is too
 // long loses its beginning. One difference remains: capital and small letters are
 // PCRE2's, which maps one character to one.
@@ -259,7 +259,7 @@ static inline bool evaluate_read_files(EvaluateSet *set, Error *error) {
         return error_set(error, "--stride %d: allowed is 1 to %d, the length of a window", request->stride,
                          request->T);
     }
-    // What is opened has files; gcc, which cannot know it, warns of a negative size.
+    // An open loader has files; gcc cannot know that and warns of a negative size.
     if (!data_loader_open(&set->data, &files, error) || set->data.file_count < 1) { return false; }
     set->texts = (TokenList *)calloc((size_t)set->data.file_count, sizeof *set->texts);
     if (set->texts == NULL) { return evaluate_no_memory(set, error); }

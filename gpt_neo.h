@@ -7,19 +7,19 @@
 //     x = x + W_proj gelu(W_fc LayerNorm_2(x) + b_fc) + b_proj
 //   loss = mean of cross_entropy(wte LayerNorm_f(x)) over the targets >= 0
 //
-// The last section is what others see of it (ModelFamily in model.h); all before it are the
-// parts of one pass.
+// The last section is what others see of it (ModelFamily in model.h); all before it are
+// the parts of one pass.
 //
 // The model owns no parameters. It keeps the offset of every tensor in a flat array (the
 // table is in gpt_neo_config.h), because the buffer that the scheduler passes may change
 // with every call. If it computes in bf16 and is given floats, it keeps a copy of the
-// parameters in that format: its weights. It reserves activations and workspace in an arena
-// and never allocates. Tokens and targets come from the host, and losses go there.
+// parameters in that format: its weights. It reserves activations and workspace in an
+// arena and never allocates. Tokens and targets come from the host, and losses go there.
 //
-// What the backward pass needs is either kept or computed again (Recompute). The logits of
-// a whole batch never exist. They are computed in chunks (gpt_neo_chunk_rows); each chunk
-// becomes its own gradient in place, and that gradient is used at once for the gradients of
-// the last hidden state and of wte.
+// What the backward pass needs is either kept or computed again (Recompute). The logits
+// of a whole batch never exist. They are computed in chunks (gpt_neo_chunk_rows); each
+// chunk becomes its own gradient in place, and that gradient is used at once for the
+// gradients of the last hidden state and of wte.
 #ifndef ACCO_GPT_NEO_H
 #define ACCO_GPT_NEO_H
 
@@ -53,8 +53,8 @@ typedef struct GptNeo {
     size_t prepared;
     uint64_t weights_version; // the caller's, of the parameters that were copied; 0: unknown
 
-    // Activations. Those that are computed again have room for one layer, which all layers
-    // share: there L is 1 and 2L + 1 is 2.
+    // Activations. Those that are computed again have room for one layer, which all
+    // layers share: there L is 1 and 2L + 1 is 2.
     Real *residuals;    // (L + 1, B, T, C), always: the input of each layer, and the output of the last
     Real *residual_mid; // (L, B, T, C): the residual between attention and MLP
     Real *normals;      // (2L + 1, B, T, C): the output of each LayerNorm
@@ -65,9 +65,8 @@ typedef struct GptNeo {
     Real *gelu_saved;   // (L, B, T, F): W_fc's product, then what gelu_backward needs
     Real *mlp_hidden;   // (L, B, T, F): the output of GELU, which W_proj multiplies
 
-    // Workspace
-    // (B, T, C). Forward: W_out's or W_proj's product, before it is added to the residual.
-    // Backward: the gradient of the output of a LayerNorm or of attention.
+    // Workspace (B, T, C). Forward: W_out's or W_proj's product, before it is added to
+    // the residual. Backward: the gradient of the output of a LayerNorm or of attention.
     Real *branch;
     Real *d_residual; // (B, T, C)
     Real *d_wide;     // (B, T, max(3C, F)), rows d_wide_stride apart: gradient of qkv or of mlp_hidden
@@ -95,8 +94,8 @@ typedef struct GptNeo {
     double lap_started;
 } GptNeo;
 
-// What the time of a pass is divided into, for benchmarks (dev/bench/bench_kernels.c names
-// them).
+// What the time of a pass is divided into, for benchmarks (dev/bench/bench_kernels.c
+// names them).
 typedef enum GptNeoOperation {
     OPERATION_EMBEDDING,
     OPERATION_LAYERNORM,
@@ -135,8 +134,8 @@ static inline int gpt_neo_logits_stride(int vocabulary, bool on_gpu) {
 // On a GPU there are GPT_NEO_GPU_CHUNKS, or more if these were too large. Each of them
 // costs a pass over the fp32 gradient of wte (at 125M 154 MB, read and written), so there
 // should be few; with one, the logits would be the largest array of all. In large batches
-// chunks are a multiple of GPT_NEO_GPU_CHUNK_ROWS, because the library computes tiles of up
-// to 256 rows, and a tile that is not full costs as much as a full one.
+// chunks are a multiple of GPT_NEO_GPU_CHUNK_ROWS, because the library computes tiles of
+// up to 256 rows, and a tile that is not full costs as much as a full one.
 static inline int gpt_neo_chunk_rows(int rows, int logits_stride, Precision precision, bool on_gpu) {
     size_t bytes = on_gpu ? GPT_NEO_GPU_LOGITS_BYTES : GPT_NEO_LOGITS_BYTES;
     int most = (int)(bytes / ((size_t)logits_stride * precision_bytes(precision)));
@@ -148,40 +147,15 @@ static inline int gpt_neo_chunk_rows(int rows, int logits_stride, Precision prec
     return chunk < rows ? chunk : rows;
 }
 
-static inline void gpt_neo_reserve_activations(GptNeo *model, Arena *arena) {
-    const ModelConfig *config = &model->config;
-    size_t rows = gpt_neo_rows(model), L = (size_t)config->layers, C = (size_t)config->channels,
-           F = (size_t)config->mlp_channels;
-    size_t row = rows * precision_bytes(model->settings.precision), float_row = rows * sizeof(float);
-    Recompute recompute = model->settings.recompute;
-    size_t layers = recompute >= RECOMPUTE_BLOCK ? 1 : L,
-           norms = recompute >= RECOMPUTE_BLOCK ? 2 : 2 * L + 1;
-    arena_reserve(arena, MEMORY_ACTIVATIONS, "residuals", (L + 1) * row * C, &model->residuals);
-    arena_reserve(arena, MEMORY_ACTIVATIONS, "residuals within layers", layers * row * C,
-                  &model->residual_mid);
-    arena_reserve(arena, MEMORY_ACTIVATIONS, "layernorm outputs",
-                  (recompute >= RECOMPUTE_LAYERNORM ? 2 : norms) * row * C, &model->normals);
-    arena_reserve(arena, MEMORY_ACTIVATIONS, "layernorm statistics", norms * float_row * 2,
-                  &model->statistics);
-    arena_reserve(arena, MEMORY_ACTIVATIONS, "queries keys values", layers * row * 3 * C, &model->qkv);
-    arena_reserve(arena, MEMORY_ACTIVATIONS, "attention outputs", layers * row * C, &model->attention);
-    arena_reserve(arena, MEMORY_ACTIVATIONS, "attention logsumexp",
-                  layers * float_row * (size_t)config->heads, &model->logsumexp);
-    arena_reserve(arena, MEMORY_ACTIVATIONS, "gelu outputs", (recompute >= RECOMPUTE_GELU ? 1 : L) * row * F,
-                  &model->mlp_hidden);
-    arena_reserve(arena, MEMORY_ACTIVATIONS, "gelu inputs or derivatives", layers * row * F,
-                  &model->gelu_saved);
-}
-
-// How many columns of logits the head's products compute. On a GPU they compute as many as a
-// row has room for, because V is odd in most models, and the library's fast products want
-// the dimensions of their operands in multiples of 16 bytes. The weights of the columns from
-// V on are the rows behind wte: those of wpe, and in a model with few positions also
-// those of the first layer. cross_entropy does not read these columns and makes their
-// gradients 0, so exact zeros are added to the gradients of those rows and of the hidden
-// state. (0 times infinity or NaN is NaN. If a hidden value is not finite, all of wte's
-// gradient is NaN anyway; if a row behind wte is not, the model is broken.) A model that
-// has too little behind wte computes V columns.
+// How many columns of logits the head's products compute. On a GPU they compute as many
+// as a row has room for, because V is odd in most models, and the library's fast products
+// want the dimensions of their operands in multiples of 16 bytes. The weights of the
+// columns from V on are the rows behind wte: those of wpe, and in a model with few
+// positions also those of the first layer. cross_entropy does not read these columns and
+// makes their gradients 0, so exact zeros are added to the gradients of those rows and of
+// the hidden state. (0 times infinity or NaN is NaN. If a hidden value is not finite, all
+// of wte's gradient is NaN anyway; if a row behind wte is not, the model is broken.) A
+// model that has too little behind wte computes V columns.
 static inline int gpt_neo_logits_columns(const GptNeo *model) {
     size_t C = (size_t)model->config.channels,
            missing = (size_t)(model->logits_stride - model->config.vocabulary);
@@ -212,23 +186,20 @@ static inline void gpt_neo_reserve_workspace(GptNeo *model, Arena *arena) {
     arena_reserve(arena, MEMORY_WORKSPACE, "logits chunk",
                   (size_t)model->chunk * (size_t)model->logits_stride * element, &model->logits);
     arena_reserve_host(arena, MEMORY_WORKSPACE, "losses", rows * sizeof(float), &model->losses);
-}
-
-// What only a GPU needs: the batch, and the order of its tokens for embedding_backward.
-static inline void gpt_neo_reserve_batch(GptNeo *model, Arena *arena) {
-    int V = model->config.vocabulary, C = model->config.channels, rows = (int)gpt_neo_rows(model);
-    size_t bytes = (size_t)rows * sizeof(int32_t), element = precision_bytes(model->settings.precision),
-           chunk = (size_t)model->chunk * (size_t)model->logits_stride;
+    if (!settings->on_gpu) { return; }
+    size_t bytes = rows * sizeof(int32_t);
     arena_reserve(arena, MEMORY_WORKSPACE, "tokens on the device", bytes, &model->tokens);
     arena_reserve(arena, MEMORY_WORKSPACE, "targets on the device", bytes, &model->targets);
     arena_reserve(arena, MEMORY_WORKSPACE, "order of tokens on the device", bytes, &model->order);
     arena_reserve_host(arena, MEMORY_WORKSPACE, "order of tokens", bytes, &model->host_order);
-    arena_reserve_host(arena, MEMORY_WORKSPACE, "counts of tokens", ((size_t)V + 1) * sizeof(int32_t),
-                       &model->host_counts);
+    arena_reserve_host(arena, MEMORY_WORKSPACE, "counts of tokens",
+                       ((size_t)config->vocabulary + 1) * sizeof(int32_t), &model->host_counts);
     arena_reserve(arena, MEMORY_WORKSPACE, "partial sums of the embedding",
-                  embedding_partials_floats(rows, C) * sizeof(float), &model->embedding_partials);
-    if (model->settings.ranks_tokens) {
-        arena_reserve_host(arena, MEMORY_WORKSPACE, "logits on the host", chunk * element,
+                  embedding_partials_floats((int)rows, config->channels) * sizeof(float),
+                  &model->embedding_partials);
+    if (settings->ranks_tokens) {
+        arena_reserve_host(arena, MEMORY_WORKSPACE, "logits on the host",
+                           (size_t)model->chunk * (size_t)model->logits_stride * element,
                            &model->host_logits);
     }
 }
@@ -256,9 +227,28 @@ static inline void gpt_neo_reserve(void *self, Arena *arena, const ModelConfig *
         arena_reserve(arena, MEMORY_PARAMETERS, "weights",
                       model->parameter_count * precision_bytes(settings->precision), &model->weight_copy);
     }
-    gpt_neo_reserve_activations(model, arena);
+    size_t rows = gpt_neo_rows(model), L = (size_t)config->layers, C = (size_t)config->channels,
+           F = (size_t)config->mlp_channels;
+    size_t row = rows * precision_bytes(settings->precision), float_row = rows * sizeof(float);
+    Recompute recompute = settings->recompute;
+    size_t layers = recompute >= RECOMPUTE_BLOCK ? 1 : L,
+           norms = recompute >= RECOMPUTE_BLOCK ? 2 : 2 * L + 1;
+    arena_reserve(arena, MEMORY_ACTIVATIONS, "residuals", (L + 1) * row * C, &model->residuals);
+    arena_reserve(arena, MEMORY_ACTIVATIONS, "residuals within layers", layers * row * C,
+                  &model->residual_mid);
+    arena_reserve(arena, MEMORY_ACTIVATIONS, "layernorm outputs",
+                  (recompute >= RECOMPUTE_LAYERNORM ? 2 : norms) * row * C, &model->normals);
+    arena_reserve(arena, MEMORY_ACTIVATIONS, "layernorm statistics", norms * float_row * 2,
+                  &model->statistics);
+    arena_reserve(arena, MEMORY_ACTIVATIONS, "queries keys values", layers * row * 3 * C, &model->qkv);
+    arena_reserve(arena, MEMORY_ACTIVATIONS, "attention outputs", layers * row * C, &model->attention);
+    arena_reserve(arena, MEMORY_ACTIVATIONS, "attention logsumexp",
+                  layers * float_row * (size_t)config->heads, &model->logsumexp);
+    arena_reserve(arena, MEMORY_ACTIVATIONS, "gelu outputs", (recompute >= RECOMPUTE_GELU ? 1 : L) * row * F,
+                  &model->mlp_hidden);
+    arena_reserve(arena, MEMORY_ACTIVATIONS, "gelu inputs or derivatives", layers * row * F,
+                  &model->gelu_saved);
     gpt_neo_reserve_workspace(model, arena);
-    if (settings->on_gpu) { gpt_neo_reserve_batch(model, arena); }
     if (settings->decodes) {
         size_t positions = (size_t)config->positions * sizeof(float),
                cache = (size_t)config->layers * positions * (size_t)config->channels;
@@ -464,8 +454,8 @@ static inline void gpt_neo_projection_forward(GptNeo *model, Stream *stream, int
                    model->config.mlp_channels, model->config.channels);
 }
 
-// Runs all layers on tokens (B, T); the result is gpt_neo_hidden(model). Before each layer
-// it waits with `pace` for the parameters of that layer.
+// Runs all layers on tokens (B, T); the result is gpt_neo_hidden(model). Before each
+// layer it waits with `pace` for the parameters of that layer.
 static inline void gpt_neo_forward(GptNeo *model, Stream *stream, const void *parameters,
                                    const int32_t *tokens, const Pace *pace) {
     int L = model->config.layers;
@@ -491,8 +481,8 @@ static inline void gpt_neo_forward(GptNeo *model, Stream *stream, const void *pa
 // ---------------------------------------------------------------------------------------
 // LM head and loss
 
-// largest (count): the most probable token by each row of model->logits; -1 where a row has
-// none, because its logits are not numbers.
+// largest (count): the most probable token by each row of model->logits; -1 where a row
+// has none, because its logits are not numbers.
 static inline void gpt_neo_largest(GptNeo *model, Stream *stream, int count, int32_t *largest) {
     Precision precision = model->settings.precision;
     const Real *logits = model->logits;
@@ -509,9 +499,10 @@ static inline void gpt_neo_largest(GptNeo *model, Stream *stream, int count, int
 }
 
 // losses (rows) = cross_entropy(wte hidden, targets) of hidden states and targets (rows),
-// chunk by chunk. With gradients (NULL: none) also gradients of wte += and model->branch =
-// the gradient of the hidden state, both of the mean loss over the targets >= 0; if there is
-// none, model->branch becomes 0. largest (rows): see ModelQuery; NULL: not asked for.
+// chunk by chunk. With gradients (NULL: none) also gradients of wte += and model->branch
+// = the gradient of the hidden state, both of the mean loss over the targets >= 0; if
+// there is none, model->branch becomes 0. largest (rows): see ModelQuery; NULL: not asked
+// for.
 static inline void gpt_neo_head(GptNeo *model, Stream *stream, float *gradients, const Real *hidden,
                                 const int32_t *targets, int rows, int32_t *largest) {
     Precision precision = model->settings.precision;
@@ -683,10 +674,10 @@ static inline const float *gpt_neo_losses(void *self, Stream *stream, const void
     return model->losses;
 }
 
-// One position runs through the layers as a batch of one. Only attention is another kernel:
-// it puts the new key and value into the cache and reads from there, in local layers only
-// the window. Positions are learned and are part of the cached keys and values, so a text
-// that has used all of them cannot slide on.
+// One position runs through the layers as a batch of one. Only attention is another
+// kernel: it puts the new key and value into the cache and reads from there, in local
+// layers only the window. Positions are learned and are part of the cached keys and
+// values, so a text that has used all of them cannot slide on.
 static inline const float *gpt_neo_decode(void *self, Stream *stream, const float *parameters, int position,
                                           int32_t token) {
     GptNeo *model = (GptNeo *)self;

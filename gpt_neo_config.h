@@ -1,7 +1,7 @@
 // gpt_neo_config.h: GPT-Neo on disk: its config.json, and the one table of its tensors.
 //
-// The query, key and value matrices (C, C) follow each other, so that one product with all
-// of them, a (3C, C) matrix, computes all three; files keep the three names.
+// The query, key and value matrices (C, C) follow each other, so that one product with
+// all of them, a (3C, C) matrix, computes all three; files keep the three names.
 #ifndef ACCO_GPT_NEO_CONFIG_H
 #define ACCO_GPT_NEO_CONFIG_H
 
@@ -147,7 +147,8 @@ static inline json_t *gpt_neo_config_write(const ModelConfig *config) {
         snprintf(epsilon, sizeof epsilon, "%.*g", digits, (double)config->epsilon);
         if (strtof(epsilon, NULL) == config->epsilon) { break; }
     }
-    // attention_types is [[[kind, ...], times]], with the shortest list of kinds that repeats.
+    // attention_types is [[[kind, ...], times]], with the shortest list of kinds that
+    // repeats.
     int period = 0, l;
     do {
         period++;

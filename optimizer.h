@@ -75,8 +75,8 @@ static inline void decay_ranges_add(DecayRange *ranges, int *count, size_t begin
 // ---------------------------------------------------------------------------------------
 // The state
 
-// The step of every element in a range, as `adamw` makes it (kernels/kernels.h), in memory
-// of the host.
+// The step of every element in a range, as `adamw` makes it (kernels/kernels.h), in
+// memory of the host.
 typedef void ElementwiseStep(Stream *stream, const AdamWRange *range);
 
 typedef struct OptimizerSettings {

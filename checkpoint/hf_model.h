@@ -2,12 +2,13 @@
 // config.json and model.safetensors.
 //
 // Reading takes what transformers' from_pretrained takes, without converting anything:
-// one file, or shards with an index; names with or without the family's prefix; fp32, bf16,
-// fp16 or fp64. Constants that old versions stored (attention masks) are ignored by name.
-// lm_head.weight is tied to the embedding of tokens: a file that has both must have the
-// same bits in both. All of that is checked against the configuration when the directory is
-// opened, before parameters are allocated; reading them afterwards cannot fail. The files
-// come from others: whatever their bytes are, the worst that follows is an Error.
+// one file, or shards with an index; names with or without the family's prefix; fp32,
+// bf16, fp16 or fp64. Constants that old versions stored (attention masks) are ignored by
+// name. lm_head.weight is tied to the embedding of tokens: a file that has both must have
+// the same bits in both. All of that is checked against the configuration when the
+// directory is opened, before parameters are allocated; reading them afterwards cannot
+// fail. The files come from others: whatever their bytes are, the worst that follows is
+// an Error.
 //
 // Writing makes what from_pretrained takes, and checksums of the files (file_sums.h). The
 // directory is whole or absent: it is made under a temporary name, synced, and renamed
@@ -71,8 +72,8 @@ static inline int hf_model_add_file(HfModel *model, const char *directory, const
     return model->file_count++;
 }
 
-// Opens the files that model.safetensors.index.json names, each when it is first named, and
-// checks that every tensor is in the file that the index gives for it.
+// Opens the files that model.safetensors.index.json names, each when it is first named,
+// and checks that every tensor is in the file that the index gives for it.
 static inline bool hf_model_open_shards(HfModel *model, const char *directory, Error *error) {
     char path[PATH_MAX];
     json_error_t problem;
@@ -422,8 +423,8 @@ static inline bool hf_model_write_weights(const char *directory, const Parameter
     return good;
 }
 
-// Makes a temporary directory beside `path`, under a name that is not taken. Fails if `path`
-// exists, unless it is an empty directory.
+// Makes a temporary directory beside `path`, under a name that is not taken. Fails if
+// `path` exists, unless it is an empty directory.
 static inline bool hf_model_begin(char temporary[PATH_MAX], const char *path, Error *error) {
     DIR *directory = opendir(path);
     int entries = 0;

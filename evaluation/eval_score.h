@@ -16,7 +16,7 @@
 typedef struct Evaluator {
     Model model;
     int32_t *tokens; // (B, T)
-    // (B, T), of which only the first so many are used: the positions that predict
+    // (B, T), filled from the front: the positions that predict
     // something, their targets, and the most probable tokens there (lambada)
     int32_t *positions, *targets, *largest;
 } Evaluator;
@@ -123,23 +123,6 @@ static inline bool evaluator_score(Evaluator *evaluator, Stream *stream, const f
 // ---------------------------------------------------------------------------------------
 // All batches, by all ranks
 
-// Ends all ranks if they do not see the same sequences: their rounds would not match.
-static inline void evaluate_check_ranks(const EvaluateSet *set, Transport *transport) {
-    uint64_t mine = random_hash((uint64_t)set->request.task, (uint64_t)set->request.B);
-    for (size_t i = 0; i < set->count; i++) {
-        const EvaluateSequence *sequence = set->order[i];
-        mine = random_hash(mine, sequence->begin);
-        mine = random_hash(mine, (uint64_t)sequence->length << 32 | (uint32_t)sequence->scored);
-    }
-    uint64_t *all = (uint64_t *)transport_collect_records(transport, "data", &mine, sizeof mine);
-    for (int rank = 0; rank < transport->size; rank++) {
-        if (all[rank] == mine) { continue; }
-        transport_fail(transport, "rank %d sees other data in %s: the file must be the same for all ranks",
-                       rank, set->request.path);
-    }
-    free(all);
-}
-
 // The scores of all sequences, in the order of the data, for the caller to free; on every
 // rank the same. `stream` is that of the task this runs in, or on the CPU the calling
 // thread's. An error ends all ranks.
@@ -154,7 +137,21 @@ static inline EvaluateScore *evaluate_run(Evaluator *evaluator, Stream *stream, 
     }
     int64_t done = 0, total = 0;
     for (size_t i = 0; i < set->count; i++) { total += set->sequences[i].scored; }
-    evaluate_check_ranks(set, transport);
+    // Rounds would not match between ranks that do not see the same sequences.
+    uint64_t fingerprint = random_hash((uint64_t)set->request.task, (uint64_t)set->request.B);
+    for (size_t i = 0; i < set->count; i++) {
+        const EvaluateSequence *sequence = set->order[i];
+        fingerprint = random_hash(fingerprint, sequence->begin);
+        fingerprint = random_hash(fingerprint, (uint64_t)sequence->length << 32 | (uint32_t)sequence->scored);
+    }
+    uint64_t *fingerprints =
+        (uint64_t *)transport_collect_records(transport, "data", &fingerprint, sizeof fingerprint);
+    for (int rank = 0; rank < transport->size; rank++) {
+        if (fingerprints[rank] == fingerprint) { continue; }
+        transport_fail(transport, "rank %d sees other data in %s: the file must be the same for all ranks",
+                       rank, set->request.path);
+    }
+    free(fingerprints);
     for (size_t first = 0; first < set->batch_count; first += ranks) {
         Error error = {""};
         size_t batch = first + (size_t)transport->rank;

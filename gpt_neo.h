@@ -1,4 +1,4 @@
-// gpt_neo.h: the model, forward and backward.
+// gpt_neo.h: GPT-Neo, forward and backward.
 //
 //   x = wte[token] + wpe[position]
 //   in each layer:
@@ -7,15 +7,19 @@
 //     x = x + W_proj gelu(W_fc LayerNorm_2(x) + b_fc) + b_proj
 //   loss = mean of cross_entropy(wte LayerNorm_f(x)) over the targets >= 0
 //
-// The model owns no parameters. It keeps the offset of every tensor in a flat array (the
-// table is in gpt_neo_config.h), because the buffer that the scheduler passes may be
-// another one at every call. Where it computes in bf16 and is given floats, it keeps a copy
-// of the parameters in that format: its weights. It reserves activations and workspace in
-// an arena and never allocates. Tokens and targets come from the host, the loss is returned there.
+// The last section is what others see of it (ModelFamily in model.h); all before it are
+// the parts of one pass.
 //
-// What the backward pass needs is either kept or computed again (Recompute). The logits of a whole batch never exist. They are computed in chunks
-// (gpt_neo_chunk_rows); each chunk becomes its own gradient in place, and that gradient
-// is used at once for the gradients of the last hidden state and of wte.
+// The model owns no parameters. It keeps the offset of every tensor in a flat array (the
+// table is in gpt_neo_config.h), because the buffer that the scheduler passes may change
+// with every call. If it computes in bf16 and is given floats, it keeps a copy of the
+// parameters in that format: its weights. It reserves activations and workspace in an
+// arena and never allocates. Tokens and targets come from the host, and losses go there.
+//
+// What the backward pass needs is either kept or computed again (Recompute). The logits
+// of a whole batch never exist. They are computed in chunks (gpt_neo_chunk_rows); each
+// chunk becomes its own gradient in place, and that gradient is used at once for the
+// gradients of the last hidden state and of wte.
 #ifndef ACCO_GPT_NEO_H
 #define ACCO_GPT_NEO_H
 
@@ -31,7 +35,7 @@ enum {
 };
 
 // ---------------------------------------------------------------------------------------
-// The model
+// State
 
 enum { GPT_NEO_MAX_TENSORS = GPT_NEO_FIRST_LAYER + TENSORS_PER_LAYER * MODEL_MAX_LAYERS + 2 };
 
@@ -49,8 +53,8 @@ typedef struct GptNeo {
     size_t prepared;
     uint64_t weights_version; // the caller's, of the parameters that were copied; 0: unknown
 
-    // Activations. Where they are computed again, L is 1 and 2L + 1 is 2: there is room
-    // for one layer, which the layers share.
+    // Activations. Those that are computed again have room for one layer, which all
+    // layers share: there L is 1 and 2L + 1 is 2.
     Real *residuals;    // (L + 1, B, T, C), always: the input of each layer, and the output of the last
     Real *residual_mid; // (L, B, T, C): the residual between attention and MLP
     Real *normals;      // (2L + 1, B, T, C): the output of each LayerNorm
@@ -61,10 +65,9 @@ typedef struct GptNeo {
     Real *gelu_saved;   // (L, B, T, F): W_fc's product, then what gelu_backward needs
     Real *mlp_hidden;   // (L, B, T, F): the output of GELU, which W_proj multiplies
 
-    // Workspace
-    Real *branch;     // (B, T, C): forward: W_out's or W_proj's product, before it is added to the residual;
-                      // backward: the gradient of the output of a LayerNorm or of
-                      // attention
+    // Workspace (B, T, C). Forward: W_out's or W_proj's product, before it is added to
+    // the residual. Backward: the gradient of the output of a LayerNorm or of attention.
+    Real *branch;
     Real *d_residual; // (B, T, C)
     Real *d_wide;     // (B, T, max(3C, F)), rows d_wide_stride apart: gradient of qkv or of mlp_hidden
     float *partials;  // (row_partials_floats(max(3C, F))): of sums over rows
@@ -79,12 +82,11 @@ typedef struct GptNeo {
     int32_t *tokens, *targets, *order; // (B, T)
     int32_t *host_order, *host_counts; // (B, T), (V + 1)
     float *embedding_partials;         // (embedding_partials_floats)
+    Real *host_logits;                 // (chunk, logits_stride), if settings.ranks_tokens
 
     // For decode()
     float *keys, *values; // (L, positions, C): of all positions so far
     float *key_scores;    // (H, positions)
-
-    Real *host_logits; // (chunk, logits_stride), on the host: where settings.ranks_tokens on a GPU
 
     // Benchmarks point this to OPERATION_COUNT sums of seconds; NULL: nothing is
     // measured.
@@ -92,8 +94,8 @@ typedef struct GptNeo {
     double lap_started;
 } GptNeo;
 
-// What the time of a pass is divided into, for benchmarks (dev/bench/bench_kernels.c names
-// them).
+// What the time of a pass is divided into, for benchmarks (dev/bench/bench_kernels.c
+// names them).
 typedef enum GptNeoOperation {
     OPERATION_EMBEDDING,
     OPERATION_LAYERNORM,
@@ -131,10 +133,9 @@ static inline int gpt_neo_logits_stride(int vocabulary, bool on_gpu) {
 //
 // On a GPU there are GPT_NEO_GPU_CHUNKS, or more if these were too large. Each of them
 // costs a pass over the fp32 gradient of wte (at 125M 154 MB, read and written), so there
-// should be few; with one, the logits would be the largest array of all. Chunks are a
-// multiple of GPT_NEO_GPU_CHUNK_ROWS where a batch is so large, because the library
-// computes tiles of up to 256 rows, and a tile that is not full costs as much as a full
-// one.
+// should be few; with one, the logits would be the largest array of all. In large batches
+// chunks are a multiple of GPT_NEO_GPU_CHUNK_ROWS, because the library computes tiles of
+// up to 256 rows, and a tile that is not full costs as much as a full one.
 static inline int gpt_neo_chunk_rows(int rows, int logits_stride, Precision precision, bool on_gpu) {
     size_t bytes = on_gpu ? GPT_NEO_GPU_LOGITS_BYTES : GPT_NEO_LOGITS_BYTES;
     int most = (int)(bytes / ((size_t)logits_stride * precision_bytes(precision)));
@@ -146,39 +147,14 @@ static inline int gpt_neo_chunk_rows(int rows, int logits_stride, Precision prec
     return chunk < rows ? chunk : rows;
 }
 
-static inline void gpt_neo_reserve_activations(GptNeo *model, Arena *arena) {
-    const ModelConfig *config = &model->config;
-    size_t rows = gpt_neo_rows(model), L = (size_t)config->layers, C = (size_t)config->channels,
-           F = (size_t)config->mlp_channels;
-    size_t row = rows * precision_bytes(model->settings.precision), float_row = rows * sizeof(float);
-    Recompute recompute = model->settings.recompute;
-    size_t layers = recompute >= RECOMPUTE_BLOCK ? 1 : L,
-           norms = recompute >= RECOMPUTE_BLOCK ? 2 : 2 * L + 1;
-    arena_reserve(arena, MEMORY_ACTIVATIONS, "residuals", (L + 1) * row * C, &model->residuals);
-    arena_reserve(arena, MEMORY_ACTIVATIONS, "residuals within layers", layers * row * C,
-                  &model->residual_mid);
-    arena_reserve(arena, MEMORY_ACTIVATIONS, "layernorm outputs",
-                  (recompute >= RECOMPUTE_LAYERNORM ? 2 : norms) * row * C, &model->normals);
-    arena_reserve(arena, MEMORY_ACTIVATIONS, "layernorm statistics", norms * float_row * 2,
-                  &model->statistics);
-    arena_reserve(arena, MEMORY_ACTIVATIONS, "queries keys values", layers * row * 3 * C, &model->qkv);
-    arena_reserve(arena, MEMORY_ACTIVATIONS, "attention outputs", layers * row * C, &model->attention);
-    arena_reserve(arena, MEMORY_ACTIVATIONS, "attention logsumexp",
-                  layers * float_row * (size_t)config->heads, &model->logsumexp);
-    arena_reserve(arena, MEMORY_ACTIVATIONS, "gelu outputs", (recompute >= RECOMPUTE_GELU ? 1 : L) * row * F,
-                  &model->mlp_hidden);
-    arena_reserve(arena, MEMORY_ACTIVATIONS, "gelu inputs or derivatives", layers * row * F,
-                  &model->gelu_saved);
-}
-
-// How many columns of logits the head's products compute. On a GPU as many as a row has
-// room for, because V is odd in most models, and the library's fast products want the
-// dimensions of their operands in multiples of 16 bytes. The weights of the columns from
-// V on are the rows behind wte: those of wpe, and in a model with few positions also
-// those of the first layer. cross_entropy does not read these columns and makes their
-// gradients 0, so exact zeros are added to the gradients of those rows and of the hidden
-// state. (0 times what is not finite is NaN. Where a hidden value is not finite, all of
-// wte's gradient is NaN anyway; where a row behind wte is not, the model is broken.) A
+// How many columns of logits the head's products compute. On a GPU they compute as many
+// as a row has room for, because V is odd in most models, and the library's fast products
+// want the dimensions of their operands in multiples of 16 bytes. The weights of the
+// columns from V on are the rows behind wte: those of wpe, and in a model with few
+// positions also those of the first layer. cross_entropy does not read these columns and
+// makes their gradients 0, so exact zeros are added to the gradients of those rows and of
+// the hidden state. (0 times infinity or NaN is NaN. If a hidden value is not finite, all
+// of wte's gradient is NaN anyway; if a row behind wte is not, the model is broken.) A
 // model that has too little behind wte computes V columns.
 static inline int gpt_neo_logits_columns(const GptNeo *model) {
     size_t C = (size_t)model->config.channels,
@@ -210,37 +186,22 @@ static inline void gpt_neo_reserve_workspace(GptNeo *model, Arena *arena) {
     arena_reserve(arena, MEMORY_WORKSPACE, "logits chunk",
                   (size_t)model->chunk * (size_t)model->logits_stride * element, &model->logits);
     arena_reserve_host(arena, MEMORY_WORKSPACE, "losses", rows * sizeof(float), &model->losses);
-}
-
-static inline void gpt_neo_reserve_batch(GptNeo *model, Arena *arena) {
-    size_t rows = gpt_neo_rows(model), bytes = rows * sizeof(int32_t);
+    if (!settings->on_gpu) { return; }
+    size_t bytes = rows * sizeof(int32_t);
     arena_reserve(arena, MEMORY_WORKSPACE, "tokens on the device", bytes, &model->tokens);
     arena_reserve(arena, MEMORY_WORKSPACE, "targets on the device", bytes, &model->targets);
     arena_reserve(arena, MEMORY_WORKSPACE, "order of tokens on the device", bytes, &model->order);
     arena_reserve_host(arena, MEMORY_WORKSPACE, "order of tokens", bytes, &model->host_order);
     arena_reserve_host(arena, MEMORY_WORKSPACE, "counts of tokens",
-                       ((size_t)model->config.vocabulary + 1) * sizeof(int32_t), &model->host_counts);
+                       ((size_t)config->vocabulary + 1) * sizeof(int32_t), &model->host_counts);
     arena_reserve(arena, MEMORY_WORKSPACE, "partial sums of the embedding",
-                  embedding_partials_floats((int)rows, model->config.channels) * sizeof(float),
+                  embedding_partials_floats((int)rows, config->channels) * sizeof(float),
                   &model->embedding_partials);
-    if (model->settings.ranks_tokens) {
+    if (settings->ranks_tokens) {
         arena_reserve_host(arena, MEMORY_WORKSPACE, "logits on the host",
-                           (size_t)model->chunk * (size_t)model->logits_stride *
-                               precision_bytes(model->settings.precision),
+                           (size_t)model->chunk * (size_t)model->logits_stride * element,
                            &model->host_logits);
     }
-}
-
-static inline void gpt_neo_reserve_decoding(GptNeo *model, Arena *arena) {
-    const ModelConfig *config = &model->config;
-    size_t positions = (size_t)config->positions * sizeof(float),
-           cache = (size_t)config->layers * positions * (size_t)config->channels;
-    assert(!model->settings.on_gpu && model->settings.precision == PRECISION_FP32 &&
-           gpt_neo_rows(model) == 1);
-    arena_reserve(arena, MEMORY_ACTIVATIONS, "cached keys", cache, &model->keys);
-    arena_reserve(arena, MEMORY_ACTIVATIONS, "cached values", cache, &model->values);
-    arena_reserve(arena, MEMORY_WORKSPACE, "decoding scores", (size_t)config->heads * positions,
-                  &model->key_scores);
 }
 
 // Whether the caller's parameters can be used as they are.
@@ -266,10 +227,37 @@ static inline void gpt_neo_reserve(void *self, Arena *arena, const ModelConfig *
         arena_reserve(arena, MEMORY_PARAMETERS, "weights",
                       model->parameter_count * precision_bytes(settings->precision), &model->weight_copy);
     }
-    gpt_neo_reserve_activations(model, arena);
+    size_t rows = gpt_neo_rows(model), L = (size_t)config->layers, C = (size_t)config->channels,
+           F = (size_t)config->mlp_channels;
+    size_t row = rows * precision_bytes(settings->precision), float_row = rows * sizeof(float);
+    Recompute recompute = settings->recompute;
+    size_t layers = recompute >= RECOMPUTE_BLOCK ? 1 : L,
+           norms = recompute >= RECOMPUTE_BLOCK ? 2 : 2 * L + 1;
+    arena_reserve(arena, MEMORY_ACTIVATIONS, "residuals", (L + 1) * row * C, &model->residuals);
+    arena_reserve(arena, MEMORY_ACTIVATIONS, "residuals within layers", layers * row * C,
+                  &model->residual_mid);
+    arena_reserve(arena, MEMORY_ACTIVATIONS, "layernorm outputs",
+                  (recompute >= RECOMPUTE_LAYERNORM ? 2 : norms) * row * C, &model->normals);
+    arena_reserve(arena, MEMORY_ACTIVATIONS, "layernorm statistics", norms * float_row * 2,
+                  &model->statistics);
+    arena_reserve(arena, MEMORY_ACTIVATIONS, "queries keys values", layers * row * 3 * C, &model->qkv);
+    arena_reserve(arena, MEMORY_ACTIVATIONS, "attention outputs", layers * row * C, &model->attention);
+    arena_reserve(arena, MEMORY_ACTIVATIONS, "attention logsumexp",
+                  layers * float_row * (size_t)config->heads, &model->logsumexp);
+    arena_reserve(arena, MEMORY_ACTIVATIONS, "gelu outputs", (recompute >= RECOMPUTE_GELU ? 1 : L) * row * F,
+                  &model->mlp_hidden);
+    arena_reserve(arena, MEMORY_ACTIVATIONS, "gelu inputs or derivatives", layers * row * F,
+                  &model->gelu_saved);
     gpt_neo_reserve_workspace(model, arena);
-    if (settings->on_gpu) { gpt_neo_reserve_batch(model, arena); }
-    if (settings->decodes) { gpt_neo_reserve_decoding(model, arena); }
+    if (settings->decodes) {
+        size_t positions = (size_t)config->positions * sizeof(float),
+               cache = (size_t)config->layers * positions * (size_t)config->channels;
+        assert(!settings->on_gpu && settings->precision == PRECISION_FP32 && gpt_neo_rows(model) == 1);
+        arena_reserve(arena, MEMORY_ACTIVATIONS, "cached keys", cache, &model->keys);
+        arena_reserve(arena, MEMORY_ACTIVATIONS, "cached values", cache, &model->values);
+        arena_reserve(arena, MEMORY_WORKSPACE, "decoding scores", (size_t)config->heads * positions,
+                      &model->key_scores);
+    }
 }
 
 // ---------------------------------------------------------------------------------------
@@ -371,9 +359,8 @@ static inline const int32_t *gpt_neo_upload(const GptNeo *model, Stream *stream,
 // ---------------------------------------------------------------------------------------
 // Weights
 
-// To be called before a pass over `parameters` (parameter_count), which are floats unless
-// the model is given its weights. A weight copy of the same version stays
-// valid.
+// Begins a pass over `parameters` (parameter_count), which are floats unless the model is
+// given its weights. A weight copy of the same version stays valid.
 static inline void gpt_neo_take_parameters(GptNeo *model, const void *parameters, const Pace *pace) {
     uint64_t version = pace != NULL ? pace->version : 0;
     bool copied = !gpt_neo_has_weights(model);
@@ -467,8 +454,8 @@ static inline void gpt_neo_projection_forward(GptNeo *model, Stream *stream, int
                    model->config.mlp_channels, model->config.channels);
 }
 
-// Runs all layers on tokens (B, T); the result is gpt_neo_hidden(model). Waits with
-// `pace` for the parameters of each layer before that layer.
+// Runs all layers on tokens (B, T); the result is gpt_neo_hidden(model). Before each
+// layer it waits with `pace` for the parameters of that layer.
 static inline void gpt_neo_forward(GptNeo *model, Stream *stream, const void *parameters,
                                    const int32_t *tokens, const Pace *pace) {
     int L = model->config.layers;
@@ -494,8 +481,8 @@ static inline void gpt_neo_forward(GptNeo *model, Stream *stream, const void *pa
 // ---------------------------------------------------------------------------------------
 // LM head and loss
 
-// largest (count): the most probable token by each row of model->logits; -1 where a row has
-// none, because its logits are not numbers.
+// largest (count): the most probable token by each row of model->logits; -1 where a row
+// has none, because its logits are not numbers.
 static inline void gpt_neo_largest(GptNeo *model, Stream *stream, int count, int32_t *largest) {
     Precision precision = model->settings.precision;
     const Real *logits = model->logits;
@@ -512,9 +499,10 @@ static inline void gpt_neo_largest(GptNeo *model, Stream *stream, int count, int
 }
 
 // losses (rows) = cross_entropy(wte hidden, targets) of hidden states and targets (rows),
-// chunk by chunk. With gradients (NULL: none) also gradients of wte += and model->branch =
-// the gradient of the hidden state, both of the mean loss over the targets >= 0; if there is
-// none, model->branch becomes 0. largest (rows): see ModelQuery; NULL: not asked for.
+// chunk by chunk. With gradients (NULL: none) also gradients of wte += and model->branch
+// = the gradient of the hidden state, both of the mean loss over the targets >= 0; if
+// there is none, model->branch becomes 0. largest (rows): see ModelQuery; NULL: not asked
+// for.
 static inline void gpt_neo_head(GptNeo *model, Stream *stream, float *gradients, const Real *hidden,
                                 const int32_t *targets, int rows, int32_t *largest) {
     Precision precision = model->settings.precision;
@@ -631,22 +619,6 @@ static inline void gpt_neo_layer_backward(GptNeo *model, Stream *stream, float *
     pace_finish(pace, gpt_neo_at(model, l, TENSOR_LN_1_WEIGHT));
 }
 
-// Back through x = wte[token] + wpe[position]: adds model->d_residual to the gradients of
-// the rows of both tables.
-static inline void gpt_neo_embedding_backward(GptNeo *model, Stream *stream, float *gradients,
-                                              const int32_t *tokens) {
-    if (model->settings.on_gpu) {
-        embedding_order(model->host_order, model->host_counts, tokens, (int)gpt_neo_rows(model),
-                        model->config.vocabulary);
-    }
-    embedding_backward(stream, gradients + model->offsets[GPT_NEO_WTE],
-                       gradients + model->offsets[GPT_NEO_WPE], model->embedding_partials, model->d_residual,
-                       model->settings.on_gpu ? model->tokens : tokens,
-                       gpt_neo_upload(model, stream, model->order, model->host_order, gpt_neo_rows(model)),
-                       model->B, model->T, model->config.channels);
-    gpt_neo_lap(model, OPERATION_EMBEDDING);
-}
-
 // ---------------------------------------------------------------------------------------
 // What the model is to others (model.h)
 
@@ -662,7 +634,19 @@ static inline const float *gpt_neo_gradients(void *self, Stream *stream, const v
     gpt_neo_head(model, stream, gradients, gpt_neo_hidden(model), targets, (int)gpt_neo_rows(model), NULL);
     gpt_neo_layernorm_backward(model, stream, gradients, 2 * L);
     for (int l = L - 1; l >= 0; l--) { gpt_neo_layer_backward(model, stream, gradients, l, pace); }
-    gpt_neo_embedding_backward(model, stream, gradients, tokens);
+
+    // x = wte[token] + wpe[position]
+    size_t rows = gpt_neo_rows(model);
+    bool on_gpu = model->settings.on_gpu;
+    if (on_gpu) {
+        embedding_order(model->host_order, model->host_counts, tokens, (int)rows, model->config.vocabulary);
+    }
+    embedding_backward(stream, gradients + model->offsets[GPT_NEO_WTE],
+                       gradients + model->offsets[GPT_NEO_WPE], model->embedding_partials, model->d_residual,
+                       on_gpu ? model->tokens : tokens,
+                       gpt_neo_upload(model, stream, model->order, model->host_order, rows), model->B,
+                       model->T, model->config.channels);
+    gpt_neo_lap(model, OPERATION_EMBEDDING);
     return model->losses;
 }
 
@@ -690,10 +674,10 @@ static inline const float *gpt_neo_losses(void *self, Stream *stream, const void
     return model->losses;
 }
 
-// One position runs through the layers as a batch of one. Only attention is another kernel:
-// it puts the new key and value into the cache and reads from there, in local layers only
-// the window. Positions are learned and are part of the cached keys and values, so a text
-// that has used all of them cannot slide on.
+// One position runs through the layers as a batch of one. Only attention is another
+// kernel: it puts the new key and value into the cache and reads from there, in local
+// layers only the window. Positions are learned and are part of the cached keys and
+// values, so a text that has used all of them cannot slide on.
 static inline const float *gpt_neo_decode(void *self, Stream *stream, const float *parameters, int position,
                                           int32_t token) {
     GptNeo *model = (GptNeo *)self;

@@ -1,7 +1,7 @@
 // gpt_neo_config.h: GPT-Neo on disk: its config.json, and the one table of its tensors.
 //
-// The query, key and value matrices (C, C) follow each other, so that one product with all
-// of them, a (3C, C) matrix, computes all three; files keep the three names.
+// The query, key and value matrices (C, C) follow each other, so that one product with
+// all of them, a (3C, C) matrix, computes all three; files keep the three names.
 #ifndef ACCO_GPT_NEO_CONFIG_H
 #define ACCO_GPT_NEO_CONFIG_H
 
@@ -99,36 +99,30 @@ static inline bool gpt_neo_config_attention(const json_t *root, const char *path
 
 // Refuses what is not supported. classifier_dropout is ignored: it belongs to a
 // classification head, which a language model does not have.
-static inline bool gpt_neo_config_check_choices(const json_t *root, const char *path, Error *error) {
+static inline bool gpt_neo_config_read(const json_t *root, const char *path, ModelConfig *config,
+                                       Error *error) {
     static const char *const dropouts[3] = {"attention_dropout", "embed_dropout", "resid_dropout"};
+    const json_t *activation = json_object_get(root, "activation_function");
     for (int i = 0; i < 3; i++) {
         const json_t *item = json_object_get(root, dropouts[i]);
         if (item != NULL && !(json_is_number(item) && json_number_value(item) == 0.0)) {
             return error_set(error, "%s: \"%s\" must be 0: dropout is not supported", path, dropouts[i]);
         }
     }
-    const json_t *activation = json_object_get(root, "activation_function");
     if (activation != NULL &&
         (!json_is_string(activation) || strcmp(json_string_value(activation), "gelu_new") != 0)) {
         return error_set(error, "%s: \"activation_function\" must be \"gelu_new\"", path);
     }
-    const json_t *tied = json_object_get(root, "tie_word_embeddings");
-    if (json_is_false(tied)) {
+    if (json_is_false(json_object_get(root, "tie_word_embeddings"))) {
         return error_set(error, "%s: \"tie_word_embeddings\" must be true: the LM head is the embedding",
                          path);
     }
-    return true;
-}
-
-static inline bool gpt_neo_config_read(const json_t *root, const char *path, ModelConfig *config,
-                                       Error *error) {
     const json_t *epsilon = json_object_get(root, "layer_norm_epsilon");
     config->epsilon = epsilon == NULL ? 1e-5f : (float)json_number_value(epsilon);
     if (!(config->epsilon > 0.0f && config->epsilon <= 0.1f)) {
         return error_set(error, "%s: \"layer_norm_epsilon\" must be a number above 0, at most 0.1", path);
     }
-    if (!gpt_neo_config_check_choices(root, path, error) ||
-        !gpt_neo_config_integer(root, path, "num_layers", 0, MODEL_MAX_LAYERS, &config->layers, error) ||
+    if (!gpt_neo_config_integer(root, path, "num_layers", 0, MODEL_MAX_LAYERS, &config->layers, error) ||
         !gpt_neo_config_integer(root, path, "hidden_size", 0, 65536, &config->channels, error) ||
         !gpt_neo_config_integer(root, path, "num_heads", 0, 65536, &config->heads, error) ||
         !gpt_neo_config_integer(root, path, "intermediate_size", 4 * config->channels, 1 << 20,
@@ -146,18 +140,15 @@ static inline bool gpt_neo_config_read(const json_t *root, const char *path, Mod
     return gpt_neo_config_attention(root, path, config, error);
 }
 
-// The shortest decimal that is the same float: 1e-05, not 9.99999974737875e-06.
-static inline double gpt_neo_shortest(float value) {
-    char text[32];
-    for (int digits = 1; digits <= 9; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, (double)value);
-        if (strtof(text, NULL) == value) { break; }
-    }
-    return strtod(text, NULL);
-}
-
 static inline json_t *gpt_neo_config_write(const ModelConfig *config) {
-    // attention_types is [[[kind, ...], times]], with the shortest list of kinds that repeats.
+    // The shortest decimal that is the same float: 1e-05, not 9.99999974737875e-06.
+    char epsilon[32];
+    for (int digits = 1; digits <= 9; digits++) {
+        snprintf(epsilon, sizeof epsilon, "%.*g", digits, (double)config->epsilon);
+        if (strtof(epsilon, NULL) == config->epsilon) { break; }
+    }
+    // attention_types is [[[kind, ...], times]], with the shortest list of kinds that
+    // repeats.
     int period = 0, l;
     do {
         period++;
@@ -173,9 +164,8 @@ static inline json_t *gpt_neo_config_write(const ModelConfig *config) {
                      "hidden_size", config->channels, "num_layers", config->layers, "num_heads",
                      config->heads, "intermediate_size", config->mlp_channels, "window_size", config->window,
                      "attention_types", types, "activation_function", "gelu_new", "attention_dropout", 0.0,
-                     "embed_dropout", 0.0, "resid_dropout", 0.0, "layer_norm_epsilon",
-                     gpt_neo_shortest(config->epsilon), "initializer_range", 0.02, "tie_word_embeddings", 1,
-                     "use_cache", 1);
+                     "embed_dropout", 0.0, "resid_dropout", 0.0, "layer_norm_epsilon", strtod(epsilon, NULL),
+                     "initializer_range", 0.02, "tie_word_embeddings", 1, "use_cache", 1);
 }
 
 // "h.3.attn.attention.bias" and "...masked_bias" are masks that old versions of
@@ -217,12 +207,10 @@ static inline int gpt_neo_tensor(int layer, GptNeoTensor tensor) {
     return GPT_NEO_FIRST_LAYER + layer * TENSORS_PER_LAYER + (int)tensor;
 }
 
-// The index of ln_f's weight: where a layer L would begin. Its bias is the next one.
-static inline int gpt_neo_ln_f(const ModelConfig *config) {
-    return gpt_neo_tensor(config->layers, TENSOR_LN_1_WEIGHT);
+// ln_f's weight stands where a layer L would begin; its bias is the last tensor.
+static inline int gpt_neo_tensor_count(const ModelConfig *config) {
+    return gpt_neo_tensor(config->layers, TENSOR_LN_1_WEIGHT) + 2;
 }
-
-static inline int gpt_neo_tensor_count(const ModelConfig *config) { return gpt_neo_ln_f(config) + 2; }
 
 static inline void gpt_neo_parameter_table(const ModelConfig *config, ParameterTable *table) {
     static const char outside[] = "transformer.";

@@ -1,15 +1,15 @@
 // model.h: what a model is, to everything that trains, measures or stores one.
 //
-// A model belongs to a family (gpt_neo.h), as an update rule has a page: the family's
-// `ModelFamily`, at the end of its header, lists its functions, and models.h lists the
-// families. All other code works through them and knows no family by its name.
+// A model belongs to a family (gpt_neo.h). The family's `ModelFamily`, at the end of its
+// header, lists its functions, and models.h lists the families. All other code works
+// through them and knows no family by its name, as it knows no update rule (rule.h).
 //
-// Which model is meant is a ModelConfig, from a preset or from a Hugging Face config.json.
-// From it follows the parameter table: every tensor with its Hugging Face name, its place
-// in the flat array of parameters, its shape, its initialisation, and whether it is a
-// matrix (weight decay may apply to matrices only). Initialisation, weight decay,
-// checkpoints, export, the memory plan and the model itself all read this table; there is
-// no second list of tensors.
+// Which model is meant is a ModelConfig, from a preset or from a Hugging Face
+// config.json. From it follows the parameter table: every tensor with its Hugging Face
+// name, its place in the flat array of parameters, its shape, its initialisation, and
+// whether it is a matrix (weight decay may apply to matrices only). Initialisation,
+// weight decay, checkpoints, export, the memory plan and the model itself all read this
+// table; there is no second list of tensors.
 #ifndef ACCO_MODEL_H
 #define ACCO_MODEL_H
 
@@ -78,8 +78,8 @@ typedef struct ParameterInfo {
     bool is_matrix;       // Linear and Embedding weights: what weight decay means by "matrices"
 } ParameterInfo;
 
-// Tensors lie back to back in the order in which the forward pass uses them. The first one
-// is the embedding of tokens, to which the LM head is tied: there is no lm_head.weight.
+// Tensors lie back to back in the order in which the forward pass uses them. The first is
+// the embedding of tokens, to which the LM head is tied: there is no lm_head.weight.
 enum { PARAMETER_TOKEN_EMBEDDING = 0 };
 
 typedef struct ParameterTable {
@@ -147,8 +147,8 @@ static inline void parameters_initialize(const ParameterTable *table, uint64_t s
 // ---------------------------------------------------------------------------------------
 // What a family provides
 
-// What the backward pass computes again instead of keeping it. Each level includes the one
-// before.
+// What the backward pass computes again instead of keeping it. Each level includes the
+// one before.
 typedef enum Recompute {
     RECOMPUTE_NONE,
     RECOMPUTE_GELU,      // the output of the activation function, from its input
@@ -185,19 +185,19 @@ typedef struct ModelQuery {
     int32_t *largest; // (count): becomes the most probable token at each, -1 where there is none; or NULL
 } ModelQuery;
 
-// The functions take the model's state (models.h) as `self`. parameters: (parameter_count),
-// where the kernels want them. Tokens must lie in the vocabulary.
+// The functions take the model's state (models.h) as `self`. parameters:
+// (parameter_count), where the kernels want them. Tokens must lie in the vocabulary.
 typedef struct ModelFamily {
     const char *name;         // "model_type" in a config.json
     const char *architecture; // the class of transformers that loads such a model
     const char *prefix;       // of the names in the parameter table; files may leave it out
 
-    // What stands in a config.json. read fills all of `config` but family and name; write
-    // returns what transformers' configuration of such a model has, beside what hf_model.h
-    // writes for all.
+    // The members of a config.json. read_config fills all of `config` but family and
+    // name. write_config returns what is special to the family; hf_model.h adds the rest.
     bool (*read_config)(const json_t *root, const char *path, ModelConfig *config, Error *error);
     json_t *(*write_config)(const ModelConfig *config);
-    // Whether a tensor of a file, named without the prefix, is no parameter but a constant.
+    // Whether a tensor of a file, named without the prefix, is a constant that is no
+    // parameter.
     bool (*is_constant)(const char *name, const ModelConfig *config);
     // Fills `table`, which the caller frees with parameter_table_free.
     void (*table)(const ModelConfig *config, ParameterTable *table);
@@ -205,16 +205,17 @@ typedef struct ModelFamily {
     // Plans activations and workspace. `self` must stay where it is until the arena is
     // released.
     void (*reserve)(void *self, Arena *arena, const ModelConfig *config, const ModelSettings *settings);
-    // gradients (parameter_count) += the gradient of the mean loss over the targets (B, T)
-    // >= 0. Calls pace->need before it reads parameters, and pace->finish. Returns the losses
-    // (B, T), which the host can read when the stream has settled. On a GPU everything is
-    // only queued; tokens and targets must stay until then.
+    // gradients (parameter_count) += the gradient of the mean loss over the targets (B,
+    // T) >= 0; 0 if there is none. Calls pace->need before it reads parameters, and
+    // pace->finish. Returns the losses (B, T), which the host can read when the stream
+    // has settled; they mean nothing if no target counts. On a GPU everything is only
+    // queued; tokens and targets must stay until then.
     const float *(*gradients)(void *self, Stream *stream, const void *parameters, float *gradients,
                               const int32_t *tokens, const int32_t *targets, const Pace *pace);
     // The same losses, (query->count), without gradients.
     const float *(*losses)(void *self, Stream *stream, const void *parameters, const ModelQuery *query,
                            const Pace *pace);
-    // The logits (V) of the token behind `token`, which stands at `position`; all positions
+    // The logits (V) of the token after `token`, which is at `position`; all positions
     // before it have been decoded.
     const float *(*decode)(void *self, Stream *stream, const float *parameters, int position, int32_t token);
 } ModelFamily;

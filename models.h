@@ -152,7 +152,7 @@ static inline void model_reserve(Model *model, Arena *arena, const ModelConfig *
     }
 }
 
-// tokens (count) <- random tokens, for a pass whose result nobody needs.
+// tokens (count) <- random tokens, for a pass whose result is not used.
 static inline void model_random_tokens(const ModelConfig *config, size_t count, int32_t *tokens) {
     for (size_t i = 0; i < count; i++) {
         tokens[i] = (int32_t)(random_hash(i, 0) % (uint64_t)config->vocabulary);
@@ -160,8 +160,9 @@ static inline void model_random_tokens(const ModelConfig *config, size_t count, 
 }
 
 // Prepares a GPU before the first pass, on the stream that will compute: one pass over
-// random tokens loads all kernels and plans all matrix products. `gradients` is overwritten
-// and left at 0. sm_count: multiprocessors that matrix products may count on; 0: all.
+// random tokens loads all kernels and plans all matrix products. `gradients` is
+// overwritten and left at 0. sm_count: multiprocessors that matrix products may count on;
+// 0: all.
 static inline void model_start(Model *model, Stream *stream, const void *parameters, float *gradients,
                                size_t parameter_count, int sm_count) {
     if (!model->settings.on_gpu) { return; }

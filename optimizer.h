@@ -27,7 +27,7 @@
 // uses the rate of the commit that it anticipates, because progress moves at commits
 // only.
 
-// --schedule, in the order of its choices.
+// The choices of --schedule, in their order.
 typedef enum ScheduleKind { SCHEDULE_COSINE, SCHEDULE_LINEAR, SCHEDULE_CONSTANT } ScheduleKind;
 
 typedef struct LearningRate {
@@ -75,8 +75,8 @@ static inline void decay_ranges_add(DecayRange *ranges, int *count, size_t begin
 // ---------------------------------------------------------------------------------------
 // The state
 
-// The step of every element in a range, as `adamw` makes it (kernels/kernels.h), in memory
-// of the host.
+// The step of every element in a range, as `adamw` makes it (kernels/kernels.h), in
+// memory of the host.
 typedef void ElementwiseStep(Stream *stream, const AdamWRange *range);
 
 typedef struct OptimizerSettings {

@@ -1,9 +1,9 @@
-// training_problem.h: what the scheduler trains: a model on data. Model, data and scheduler
-// meet here and nowhere else.
+// training_problem.h: what the scheduler trains: a model on data. Model, data and
+// scheduler meet here and nowhere else.
 //
 // Micro-batches are counted over all ranks and over all parts of a run that was resumed:
-// micro-batch `index` of this rank is number data_base + index * ranks + rank, so no sample
-// is used twice and none is left out, whatever the number of ranks.
+// micro-batch `index` of this rank is number data_base + index * ranks + rank, so no
+// sample is used twice and none is left out, whatever the number of ranks.
 #ifndef ACCO_TRAINING_PROBLEM_H
 #define ACCO_TRAINING_PROBLEM_H
 
@@ -56,9 +56,9 @@ static inline bool training_fill(const TrainingProblem *training, Batch *batch, 
     return batch->is_filled;
 }
 
-// What the scheduler calls for a micro-batch. While a GPU computes, the host fills the next
-// batch, because data that are not in memory yet may take longer to come than a launch
-// takes. An error in them is reported only when they are needed, if they ever are.
+// What the scheduler calls for a micro-batch. While a GPU computes, the host fills the
+// next batch, because data that are not in memory yet may take longer to come than a
+// launch takes. An error in them is reported only when they are needed, if they ever are.
 static inline MicroBatchResult training_micro_batch(void *self, Stream *stream, uint64_t index,
                                                     const void *weights, float *gradients, const Pace *pace) {
     TrainingProblem *training = (TrainingProblem *)self;

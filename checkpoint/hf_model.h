@@ -1,17 +1,21 @@
-// hf_model.h: reads and writes GPT-Neo as Hugging Face keeps it: a directory with
+// hf_model.h: reads and writes a model as Hugging Face keeps it: a directory with
 // config.json and model.safetensors.
 //
 // Reading takes what transformers' from_pretrained takes, without converting anything:
-// one file, or shards with an index; names with or without "transformer."; fp32, bf16,
-// fp16 or fp64. Buffers that old versions stored (attention masks) are ignored by name.
-// lm_head.weight is tied to wte: a file that has both must have the same bits in both.
-// All of that is checked against the configuration when the directory is opened, before
-// anybody allocates parameters; reading them afterwards cannot fail. The files come from
-// others: whatever their bytes are, the worst that follows is an Error.
+// one file, or shards with an index; names with or without the family's prefix; fp32,
+// bf16, fp16 or fp64. Constants that old versions stored (attention masks) are ignored by
+// name. lm_head.weight is tied to the embedding of tokens: a file that has both must have
+// the same bits in both. All of that is checked against the configuration when the
+// directory is opened, before parameters are allocated; reading them afterwards cannot
+// fail. The files come from others: whatever their bytes are, the worst that follows is
+// an Error.
 //
 // Writing makes what from_pretrained takes, and checksums of the files (file_sums.h). The
 // directory is whole or absent: it is made under a temporary name, synced, and renamed
 // (runtime/files.h). A checkpoint contains such a directory.
+//
+// What differs between families of models, the names of tensors and the members of
+// config.json, comes from the model's ModelFamily (model.h).
 #ifndef ACCO_CHECKPOINT_HF_MODEL_H
 #define ACCO_CHECKPOINT_HF_MODEL_H
 
@@ -68,37 +72,14 @@ static inline int hf_model_add_file(HfModel *model, const char *directory, const
     return model->file_count++;
 }
 
-// One entry of the index: tensor `name` is in the file `shard`, which is opened when it
-// is first named.
-static inline bool hf_model_add_shard(HfModel *model, const char *directory, const char *name,
-                                      const char *shard, Error *error) {
-    size_t length = shard != NULL ? strlen(shard) : 0;
-    if (length == 0 || length >= HF_MODEL_SHARD_NAME || shard[0] == '.' || strchr(shard, '/') != NULL) {
-        return error_set(
-            error,
-            "%.300s/model.safetensors.index.json: tensor %.80s must be in a file beside it, not \"%.80s\"",
-            directory, name, shard != NULL ? shard : "");
-    }
-    int index = 0;
-    while (index < model->file_count && strcmp(model->files[index].name, shard) != 0) { index++; }
-    if (index == HF_MODEL_MAX_SHARDS) {
-        return error_set(error, "%.300s/model.safetensors.index.json names more than %d files", directory,
-                         (int)HF_MODEL_MAX_SHARDS);
-    }
-    if (index == model->file_count) { index = hf_model_add_file(model, directory, shard, error); }
-    if (index < 0) { return false; }
-    if (safetensors_find(&model->files[index].file, name) != NULL) { return true; }
-    return error_set(error,
-                     "%.300s/model.safetensors.index.json says that tensor %.80s is in %.80s, but it is not",
-                     directory, name, shard);
-}
-
+// Opens the files that model.safetensors.index.json names, each when it is first named,
+// and checks that every tensor is in the file that the index gives for it.
 static inline bool hf_model_open_shards(HfModel *model, const char *directory, Error *error) {
     char path[PATH_MAX];
     json_error_t problem;
     if (!path_within(path, directory, "model.safetensors.index.json", error)) { return false; }
     json_t *root = json_load_file(path, JSON_REJECT_DUPLICATES, &problem),
-           *map = json_object_get(root, "weight_map"), *shard;
+           *map = json_object_get(root, "weight_map"), *value;
     const char *name;
     bool good = true;
     if (root == NULL) {
@@ -106,10 +87,28 @@ static inline bool hf_model_open_shards(HfModel *model, const char *directory, E
     } else if (json_object_size(map) == 0) {
         good = error_set(
             error, "%.300s: \"weight_map\" must be a JSON object that gives a file for every tensor", path);
-    } else {
-        json_object_foreach(map, name, shard) {
-            good = good && hf_model_add_shard(model, directory, name, json_string_value(shard), error);
+    }
+    json_object_foreach(map, name, value) {
+        const char *shard = json_string_value(value);
+        size_t length = shard != NULL ? strlen(shard) : 0;
+        if (length == 0 || length >= HF_MODEL_SHARD_NAME || shard[0] == '.' || strchr(shard, '/') != NULL) {
+            good = error_set(error, "%.300s: tensor %.80s must be in a file beside it, not \"%.80s\"", path,
+                             name, shard != NULL ? shard : "");
+            break;
         }
+        int index = 0;
+        while (index < model->file_count && strcmp(model->files[index].name, shard) != 0) { index++; }
+        if (index == HF_MODEL_MAX_SHARDS) {
+            good = error_set(error, "%.300s names more than %d files", path, (int)HF_MODEL_MAX_SHARDS);
+            break;
+        }
+        if (index == model->file_count) { index = hf_model_add_file(model, directory, shard, error); }
+        if (index >= 0 && safetensors_find(&model->files[index].file, name) == NULL) {
+            error_set(error, "%.300s says that tensor %.80s is in %.80s, but it is not", path, name, shard);
+            index = -1;
+        }
+        good = index >= 0;
+        if (!good) { break; }
     }
     json_decref(root);
     return good;
@@ -205,18 +204,6 @@ static inline void hf_model_place(HfModel *model, const SafetensorsEntry *entry,
     }
 }
 
-// Some libraries store only one of two tied tensors, which may be either of them.
-static inline void hf_model_tie(HfModel *model, HfModelProblems *problems) {
-    const SafetensorsEntry **wte = &model->sources[PARAMETER_TOKEN_EMBEDDING], *head = model->head;
-    if (head == NULL) { return; }
-    if (*wte == NULL) { *wte = head; }
-    if (head->type != (*wte)->type || head->bytes != (*wte)->bytes ||
-        memcmp(head->data, (*wte)->data, head->bytes) != 0) {
-        hf_model_problem(problems, "lm_head.weight differs from %.80s, but it must be the same matrix",
-                         (*wte)->name);
-    }
-}
-
 // Every tensor of the table is in the files once, with its shape, and nothing else is.
 static inline bool hf_model_match(HfModel *model, const char *directory, Error *error) {
     HfModelProblems problems;
@@ -225,7 +212,14 @@ static inline bool hf_model_match(HfModel *model, const char *directory, Error *
         const SafetensorsFile *file = &model->files[f].file;
         for (size_t i = 0; i < file->count; i++) { hf_model_place(model, &file->entries[i], &problems); }
     }
-    hf_model_tie(model, &problems);
+    // Some libraries store only one of two tied tensors, which may be either of them.
+    const SafetensorsEntry **embedding = &model->sources[PARAMETER_TOKEN_EMBEDDING], *head = model->head;
+    if (*embedding == NULL) { *embedding = head; }
+    if (head != NULL && (head->type != (*embedding)->type || head->bytes != (*embedding)->bytes ||
+                         memcmp(head->data, (*embedding)->data, head->bytes) != 0)) {
+        hf_model_problem(&problems, "lm_head.weight differs from %.80s, but it must be the same matrix",
+                         (*embedding)->name);
+    }
     for (int i = 0; i < model->table.count; i++) {
         if (model->sources[i] == NULL) {
             hf_model_problem(&problems, "%s is missing", model->table.entries[i].name);
@@ -325,22 +319,9 @@ static inline json_t *hf_model_load_json(const char *directory, const char *name
     return path_within(path, directory, name, &ignored) ? json_load_file(path, JSON_ALLOW_NUL, NULL) : NULL;
 }
 
-// The id of the token spelled `content`, from tokenizer.json or else from vocab.json;
-// NULL: unknown.
-static inline const json_t *hf_model_token_id(const json_t *tokenizer, const json_t *vocabulary,
-                                              const char *content) {
-    const json_t *added = json_object_get(tokenizer, "added_tokens");
-    for (size_t i = 0; i < json_array_size(added); i++) {
-        const json_t *token = json_array_get(added, i);
-        const char *spelling = json_string_value(json_object_get(token, "content"));
-        if (spelling != NULL && strcmp(spelling, content) == 0) { return json_object_get(token, "id"); }
-    }
-    return json_object_get(vocabulary, content);
-}
-
 // The id of the token that has a role such as "eos_token" in the tokenizer in
 // `directory`, or else in the config.json beside it; -1: it is unknown, or `directory` is
-// NULL.
+// NULL. Ids are in tokenizer.json, or else in vocab.json.
 static inline int hf_model_special_id(const char *directory, const char *role, int vocabulary) {
     if (directory == NULL) { return -1; }
     char key[32];
@@ -352,8 +333,13 @@ static inline int hf_model_special_id(const char *directory, const char *role, i
     const json_t *token = json_object_get(settings, role);
     const char *content =
         json_string_value(json_is_object(token) ? json_object_get(token, "content") : token);
-    const json_t *item =
-        content != NULL ? hf_model_token_id(tokenizer, words, content) : json_object_get(model, key);
+    const json_t *item = content != NULL ? json_object_get(words, content) : json_object_get(model, key);
+    const json_t *added = content != NULL ? json_object_get(tokenizer, "added_tokens") : NULL;
+    for (size_t i = json_array_size(added); i-- > 0;) { // the first one counts
+        const json_t *entry = json_array_get(added, i);
+        const char *spelling = json_string_value(json_object_get(entry, "content"));
+        if (spelling != NULL && strcmp(spelling, content) == 0) { item = json_object_get(entry, "id"); }
+    }
     bool known =
         json_is_integer(item) && json_integer_value(item) >= 0 && json_integer_value(item) < vocabulary;
     int id = known ? (int)json_integer_value(item) : -1;
@@ -437,8 +423,8 @@ static inline bool hf_model_write_weights(const char *directory, const Parameter
     return good;
 }
 
-// Makes a temporary directory beside `path`, under a name that is not taken. Fails where
-// there is something at `path`, unless it is an empty directory.
+// Makes a temporary directory beside `path`, under a name that is not taken. Fails if
+// `path` exists, unless it is an empty directory.
 static inline bool hf_model_begin(char temporary[PATH_MAX], const char *path, Error *error) {
     DIR *directory = opendir(path);
     int entries = 0;
@@ -460,7 +446,7 @@ static inline bool hf_model_begin(char temporary[PATH_MAX], const char *path, Er
     return error_set(error, "cannot create the directory %.300s: %s", temporary, strerror(errno));
 }
 
-// Where `directory` is a checkpoint, changes it to the directory of the model in that
+// If `directory` is a checkpoint, changes it to the directory of the model in that
 // checkpoint. `directory` has room for `capacity` bytes.
 static inline void hf_model_find(char *directory, size_t capacity) {
     char path[PATH_MAX];

@@ -16,7 +16,7 @@
 typedef struct Evaluator {
     Model model;
     int32_t *tokens; // (B, T)
-    // (B, T), of which only the first so many are used: the positions that predict
+    // (B, T), filled from the front: the positions that predict
     // something, their targets, and the most probable tokens there (lambada)
     int32_t *positions, *targets, *largest;
 } Evaluator;
@@ -55,21 +55,11 @@ static inline void evaluator_reserve(Evaluator *evaluator, Arena *arena, const M
 // ---------------------------------------------------------------------------------------
 // Filling a batch
 
-// Bytes of a token's text; -1: unknown.
-static inline int64_t evaluate_token_bytes(const EvaluateSet *set, const DataFile *file, int32_t token) {
-    size_t bytes = 1;
-    if (set->request.tokenizer != NULL) {
-        tokenizer_bytes(set->request.tokenizer, token, &bytes);
-    } else if (set->request.task == EVALUATE_PERPLEXITY && file->token_bytes != 1) {
-        return -1;
-    }
-    return (int64_t)bytes;
-}
-
 // Fills tokens (rows, length) with the inputs of a batch, and positions and targets with
 // what is scored, -1 where a target does not count. Starts the scores (rows).
 static inline bool evaluator_fill(Evaluator *evaluator, const EvaluateSet *set, size_t batch,
                                   ModelQuery *query, EvaluateScore *scores, Error *error) {
+    const Tokenizer *tokenizer = set->request.tokenizer;
     int vocabulary = evaluator->model.config.vocabulary, rows = query->B, T = query->T;
     // Behind a shorter sequence stands token 0; nothing that counts attends to it.
     memset(evaluator->tokens, 0, (size_t)rows * (size_t)T * sizeof(int32_t));
@@ -77,6 +67,7 @@ static inline bool evaluator_fill(Evaluator *evaluator, const EvaluateSet *set, 
     for (int row = 0; row < rows; row++) {
         const EvaluateSequence *sequence = evaluate_sequence(set, batch, (size_t)row);
         const DataFile *file = &set->data.files[sequence->file];
+        bool is_text = set->request.task != EVALUATE_PERPLEXITY || file->token_bytes == 1;
         int context = sequence->length - sequence->scored;
         for (int t = 0; t < sequence->length; t++) {
             uint64_t place = sequence->begin + (uint64_t)t;
@@ -85,12 +76,14 @@ static inline bool evaluator_fill(Evaluator *evaluator, const EvaluateSet *set, 
             if (t < sequence->length - 1) { evaluator->tokens[row * T + t] = (int32_t)token; }
             if (t < context) { continue; }
             bool counts = token_mask_counts(file->mask, place);
-            int64_t bytes = evaluate_token_bytes(set, file, (int32_t)token);
+            size_t bytes = 1; // of the token's text
+            if (tokenizer != NULL) { tokenizer_bytes(tokenizer, (int32_t)token, &bytes); }
             evaluator->positions[query->count] = row * T + t - 1;
             evaluator->targets[query->count++] = counts ? (int32_t)token : -1;
             scores[row].counted += counts;
-            scores[row].bytes = bytes < 0 ? -1 : scores[row].bytes + (counts ? bytes : 0);
+            scores[row].bytes += counts ? (int64_t)bytes : 0;
         }
+        if (tokenizer == NULL && !is_text) { scores[row].bytes = -1; }
     }
     return true;
 }
@@ -130,26 +123,9 @@ static inline bool evaluator_score(Evaluator *evaluator, Stream *stream, const f
 // ---------------------------------------------------------------------------------------
 // All batches, by all ranks
 
-// Fails the job where ranks do not see the same sequences: their rounds would not match.
-static inline void evaluate_check_ranks(const EvaluateSet *set, Transport *transport) {
-    uint64_t mine = random_hash((uint64_t)set->request.task, (uint64_t)set->request.B);
-    for (size_t i = 0; i < set->count; i++) {
-        const EvaluateSequence *sequence = set->order[i];
-        mine = random_hash(mine, sequence->begin);
-        mine = random_hash(mine, (uint64_t)sequence->length << 32 | (uint32_t)sequence->scored);
-    }
-    uint64_t *all = (uint64_t *)transport_collect_records(transport, "data", &mine, sizeof mine);
-    for (int rank = 0; rank < transport->size; rank++) {
-        if (all[rank] == mine) { continue; }
-        transport_fail(transport, "rank %d sees other data in %s: the file must be the same for all ranks",
-                       rank, set->request.path);
-    }
-    free(all);
-}
-
 // The scores of all sequences, in the order of the data, for the caller to free; on every
 // rank the same. `stream` is that of the task this runs in, or on the CPU the calling
-// thread's. Any error fails the job.
+// thread's. An error ends all ranks.
 static inline EvaluateScore *evaluate_run(Evaluator *evaluator, Stream *stream, const float *parameters,
                                           const EvaluateSet *set, Transport *transport,
                                           const EvaluateProgress *progress) {
@@ -161,7 +137,21 @@ static inline EvaluateScore *evaluate_run(Evaluator *evaluator, Stream *stream, 
     }
     int64_t done = 0, total = 0;
     for (size_t i = 0; i < set->count; i++) { total += set->sequences[i].scored; }
-    evaluate_check_ranks(set, transport);
+    // Rounds would not match between ranks that do not see the same sequences.
+    uint64_t fingerprint = random_hash((uint64_t)set->request.task, (uint64_t)set->request.B);
+    for (size_t i = 0; i < set->count; i++) {
+        const EvaluateSequence *sequence = set->order[i];
+        fingerprint = random_hash(fingerprint, sequence->begin);
+        fingerprint = random_hash(fingerprint, (uint64_t)sequence->length << 32 | (uint32_t)sequence->scored);
+    }
+    uint64_t *fingerprints =
+        (uint64_t *)transport_collect_records(transport, "data", &fingerprint, sizeof fingerprint);
+    for (int rank = 0; rank < transport->size; rank++) {
+        if (fingerprints[rank] == fingerprint) { continue; }
+        transport_fail(transport, "rank %d sees other data in %s: the file must be the same for all ranks",
+                       rank, set->request.path);
+    }
+    free(fingerprints);
     for (size_t first = 0; first < set->batch_count; first += ranks) {
         Error error = {""};
         size_t batch = first + (size_t)transport->rank;

@@ -1,10 +1,10 @@
 // eval_tasks.h: reads the data of an evaluation into sequences of tokens to score.
 //
 //   perplexity   windows of T tokens, one every S tokens. Each token counts once, in the
-//                first window that has it, so it is predicted from at least T - S tokens
-//                before it. The first token of a file has nothing before it and does not
-//                count; with S = T nor does that of any window. As in Hugging Face's
-//                guide to the perplexity of fixed-length models.
+//                first window that contains it, so at least T - S tokens precede it there.
+//                The first token of a file is not predicted and does not count; with S = T
+//                the first token of every window does not count either. This is the method
+//                of Hugging Face's guide to the perplexity of fixed-length models.
 //   lambada      JSON lines {"text"}: the last word, with the space before it, is
 //                predicted from all that precedes it.
 //   hellaswag    JSON lines as in the data set (ctx_a, ctx_b, activity_label, endings,
@@ -13,9 +13,9 @@
 //
 // The last two are those of EleutherAI's lm-evaluation-harness (lambada_openai,
 // hellaswag), so the numbers can be compared. Context and continuation are encoded
-// together; the tokens to predict are those behind as many as the context has by itself.
-// Spaces at the end of the context belong to the continuation. A sequence that is too
-// long loses its beginning. One difference remains: capital and small letters are
+// together; if the context by itself has n tokens, those behind the first n are
+// predicted. Spaces at the end of the context belong to the continuation. A sequence that
+// is too long loses its beginning. One difference remains: capital and small letters are
 // PCRE2's, which maps one character to one.
 //
 // The sequences are then put into batches, longest first, which depend on nothing but the
@@ -259,7 +259,7 @@ static inline bool evaluate_read_files(EvaluateSet *set, Error *error) {
         return error_set(error, "--stride %d: allowed is 1 to %d, the length of a window", request->stride,
                          request->T);
     }
-    // What is opened has files; gcc, which cannot know it, warns of a negative size.
+    // An open loader has files; gcc cannot know that and warns of a negative size.
     if (!data_loader_open(&set->data, &files, error) || set->data.file_count < 1) { return false; }
     set->texts = (TokenList *)calloc((size_t)set->data.file_count, sizeof *set->texts);
     if (set->texts == NULL) { return evaluate_no_memory(set, error); }
@@ -427,34 +427,13 @@ static inline bool evaluate_read_lines(EvaluateSet *set, Error *error) {
 }
 
 // ---------------------------------------------------------------------------------------
-// Batches
+// The set and its batches
 
 // The longest first; among equals the order of the data.
 static inline int evaluate_compare_lengths(const void *a, const void *b) {
     const EvaluateSequence *x = *(const EvaluateSequence *const *)a, *y = *(const EvaluateSequence *const *)b;
     return x->length != y->length ? y->length - x->length : x < y ? -1 : x > y;
 }
-
-// Fills order and starts. The first sequence of a batch is its longest, and so determines
-// how many sequences fit.
-static inline bool evaluate_arrange(EvaluateSet *set, Error *error) {
-    size_t positions = (size_t)set->request.B * (size_t)set->request.T;
-    set->order = (const EvaluateSequence **)malloc(set->count * sizeof *set->order);
-    set->starts = (size_t *)malloc((set->count + 1) * sizeof *set->starts);
-    if (set->order == NULL || set->starts == NULL) { return evaluate_no_memory(set, error); }
-    for (size_t i = 0; i < set->count; i++) { set->order[i] = &set->sequences[i]; }
-    qsort(set->order, set->count, sizeof *set->order, evaluate_compare_lengths);
-    for (size_t i = 0; i < set->count;) {
-        size_t rows = positions / (size_t)(set->order[i]->length - 1);
-        set->starts[set->batch_count++] = i;
-        i += size_min(size_min(rows, EVALUATE_MOST_ROWS), set->count - i);
-    }
-    set->starts[set->batch_count] = set->count;
-    return true;
-}
-
-// ---------------------------------------------------------------------------------------
-// The set
 
 static inline void evaluate_set_close(EvaluateSet *set) {
     for (int i = 0; i < set->data.file_count && set->texts != NULL; i++) { token_list_free(&set->texts[i]); }
@@ -479,9 +458,24 @@ static inline bool evaluate_set_open(EvaluateSet *set, const EvaluateRequest *re
     }
     bool good = request->task == EVALUATE_PERPLEXITY ? evaluate_read_files(set, error)
                                                      : evaluate_read_lines(set, error);
-    good = good && evaluate_arrange(set, error);
-    if (!good) { evaluate_set_close(set); }
-    return good;
+    set->order = (const EvaluateSequence **)malloc((set->count + 1) * sizeof *set->order);
+    set->starts = (size_t *)malloc((set->count + 1) * sizeof *set->starts);
+    if (good && (set->order == NULL || set->starts == NULL)) { good = evaluate_no_memory(set, error); }
+    if (!good) {
+        evaluate_set_close(set);
+        return false;
+    }
+    for (size_t i = 0; i < set->count; i++) { set->order[i] = &set->sequences[i]; }
+    qsort(set->order, set->count, sizeof *set->order, evaluate_compare_lengths);
+    // The first sequence of a batch is its longest, which determines how many fit.
+    size_t positions = (size_t)request->B * (size_t)request->T;
+    for (size_t i = 0; i < set->count;) {
+        size_t rows = positions / (size_t)(set->order[i]->length - 1);
+        set->starts[set->batch_count++] = i;
+        i += size_min(size_min(rows, EVALUATE_MOST_ROWS), set->count - i);
+    }
+    set->starts[set->batch_count] = set->count;
+    return true;
 }
 
 static inline const EvaluateSequence *evaluate_sequence(const EvaluateSet *set, size_t batch, size_t row) {

@@ -97,8 +97,8 @@ static inline bool sample_run(Sample *sample, const ModelConfig *config, ThreadP
 // Samples of a run
 
 // All ranks, between two commits or at the end: rank 0 prints and logs a sample of
-// --sample-tokens tokens by the committed parameters, which it does not change. An error is
-// printed, too, and does not end the run.
+// --sample-tokens tokens by the committed parameters, which it does not change. An error
+// is printed, too, and does not end the run.
 static inline void print_sample(Run *run, bool last) {
     Scheduler *s = &run->scheduler;
     const Options *options = &run->options;

@@ -32,8 +32,8 @@ static inline void sampler_reserve(Sampler *sampler, Arena *arena, const ModelCo
 }
 
 // Appends `token` to the text. Returns the logits (V) of the token that follows, valid
-// until the next step, or NULL if all positions are used. parameters: (parameter_count), on
-// the host.
+// until the next step, or NULL if all positions are used. parameters: (parameter_count),
+// on the host.
 static inline const float *sampler_step(Sampler *sampler, Stream *stream, const float *parameters,
                                         int32_t token) {
     Model *model = &sampler->model;
@@ -72,7 +72,7 @@ static inline float sampler_kth_largest(float *values, int count, int k) {
 // Chooses the next token from the logits of the latest step: the most probable one where
 // the temperature is 0, otherwise one drawn from softmax(logits / temperature). With
 // top_k > 0 only the top_k largest logits, and those equal to the last of them, can be
-// drawn. Returns -1 where the logits are not numbers.
+// drawn. Returns -1 if the logits are not numbers.
 static inline int32_t sampler_choose(Sampler *sampler, double temperature, int top_k, Random *random) {
     const float *logits = sampler->logits;
     int V = sampler->model.config.vocabulary;
@@ -95,17 +95,17 @@ static inline int32_t sampler_choose(Sampler *sampler, double temperature, int t
     return best; // the sum was rounded, and the draw lay beyond all of it
 }
 
-// on_token is called with each token as soon as it is chosen, and returns whether to go
-// on.
+// on_token is called with each token as soon as it is chosen, and returns whether more
+// are wanted.
 typedef struct SamplerListener {
     void *self;
     bool (*on_token)(void *self, int32_t token);
 } SamplerListener;
 
 // Appends the prompt (at least one token) to the text, then writes up to `count` tokens
-// that follow to output. Returns how many. They are fewer where the positions are used
-// up, where the listener does not want to go on, and where the logits are not numbers; 0
-// where the prompt does not fit. listener: or NULL.
+// that follow to output. Returns how many. They are fewer if the positions are used up,
+// if the listener wants no more, and if the logits are not numbers; 0 if the prompt does
+// not fit. listener: or NULL.
 static inline int sampler_generate(Sampler *sampler, Stream *stream, const float *parameters,
                                    const int32_t *prompt, int prompt_count, int32_t *output, int count,
                                    double temperature, int top_k, Random *random,

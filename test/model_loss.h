@@ -1,5 +1,5 @@
-// model_loss.h: passes of a GPT-Neo that wait and return the mean loss over the targets (B, T)
-// >= 0, which is 0 where there is none.
+// model_loss.h: passes of a GPT-Neo that wait and return the mean loss over the targets
+// (B, T) >= 0, which is 0 where there is none.
 #ifndef ACCO_TEST_MODEL_LOSS_H
 #define ACCO_TEST_MODEL_LOSS_H
 

@@ -655,7 +655,7 @@ static void test_presets(void **state) {
                             "transformer.h.1.attn.attention.k_proj.weight");
         assert_string_equal(table.entries[gpt_neo_tensor(2, TENSOR_PROJ_BIAS)].name,
                             "transformer.h.2.mlp.c_proj.bias");
-        assert_string_equal(table.entries[gpt_neo_ln_f(&config) + 1].name, "transformer.ln_f.bias");
+        assert_string_equal(table.entries[gpt_neo_tensor_count(&config) - 1].name, "transformer.ln_f.bias");
         assert_true(table.entries[gpt_neo_tensor(0, TENSOR_FC_WEIGHT)].rows == 4 * config.channels);
         parameter_table_free(&table);
     }

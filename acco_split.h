@@ -1,16 +1,14 @@
-// acco_split.h: how ACCO divides a batch into its two rounds, and the options that say so.
-// acco.h is the rule itself.
+// acco_split.h: how ACCO divides a batch into its two rounds, and the options for it. acco.h
+// is the rule itself.
 //
-// How long the rounds are
-//
-// In the paper both rounds have half of the micro-batches. Here A has the share s of them
-// (--acco-split). Three things depend on it:
+// In the paper both rounds have half of the micro-batches. Here round A has the share s of
+// them (--acco-split). Three things depend on it:
 //
 //   time       Let a micro-batch take c, the exchange of a commit S, that of an estimate
 //              E. On equally fast ranks a commit takes max(A c, S) + max(B c, E). That is
 //              least, max(k c, S + E), where A : B = S : E: equal rounds where both
 //              exchanges are equally large, and a long A where the estimate travels in a
-//              coarser format. acco_times() has the general formula.
+//              coarser format. Unequal ranks are simulated (plan/choice.h).
 //   noise      Count A, B and k = A + B over all workers, and let micro-batch gradients be
 //              independent with variance v. Then the mean over A differs from the mean
 //              over the batch with variance v (1/A - 1/k) = v B / (A k). Under SGD that,
@@ -34,9 +32,9 @@
 //              at s = 3/4, by 1.3 at s = 7/8 (dev/results/rounds-2026-11-22.md).
 //
 // Noise and stability ask for a long A, time for one that suits the two exchanges.
-// Against a long A speaks a coarse format of the estimate: A is computed where rounding
-// has put the estimate, B at the exact parameters. A coarse format touches only theta~:
-// the commit still adds up every gradient in full.
+// A coarse estimate argues for a short A: A's gradients are computed at the rounded
+// estimate, B's at the exact parameters. A coarse format touches only theta~; the commit
+// still adds up every gradient in full.
 #ifndef ACCO_ACCO_SPLIT_H
 #define ACCO_ACCO_SPLIT_H
 
@@ -53,7 +51,7 @@ typedef struct AccoOptions {
     int estimate_wire;   // ESTIMATE_WIRE_...
 } AccoOptions;
 
-// The share of round A that a text says outright. Returns false for any other text.
+// Reads the share of round A where the text is "half" or a number; otherwise returns false.
 static inline bool acco_read_share(const char *text, double *share) {
     if (strcmp(text, "half") == 0) {
         *share = 0.5;
@@ -65,7 +63,7 @@ static inline bool acco_read_share(const char *text, double *share) {
     return plain && *end == '\0' && *share > 0 && *share < 1;
 }
 
-// The share with which both exchanges are equally well hidden, from their bytes.
+// The share that hides both exchanges equally well, going by their bytes.
 static inline double acco_share_of_wires(WireFormat commit, WireFormat estimate) {
     double bytes = (double)wire_bytes(commit, WIRE_BLOCK);
     return bytes / (bytes + (double)wire_bytes(estimate, WIRE_BLOCK));

@@ -5,6 +5,7 @@
 //   train_gpt sample OPTIONS     prints a text that a model on disk continues
 //   train_gpt eval OPTIONS       perplexity, LAMBADA or HellaSwag of a model on disk
 //   train_gpt plan OPTIONS       prints the memory that each rank needs; allocates nothing
+//   train_gpt tokenize OPTIONS   token files of lines of JSON
 //   train_gpt help TOPIC         an option, a group of them, a command; help all: everything
 //
 // The update rule (rules.h) decides what a commit is and what runs beside what; this file
@@ -29,6 +30,7 @@
 #include "program/spike_report.h" // defines: report_spike, fail_spike: steps that were not made
 #include "program/start.h"        // defines: open_run_directory, start_run: memory, threads, parameters
 #include "program/summary.h"      // defines: print_end: the last lines
+#include "program/tokenize.h"     // defines: command_tokenize: token files of lines of JSON
 
 // ---------------------------------------------------------------------------------------
 // Validation
@@ -308,7 +310,7 @@ static void release_run(Run *run) {
     parameter_table_free(&run->table);
     free(run->decay_ranges);
     data_loader_close(&run->data);
-    if (has_validation_data(run)) { data_loader_close(&run->validation_data); }
+    data_loader_close(&run->validation_data);
     transport_barrier(&run->transport, "end");
     run_lock_release(&run->lock);
     nvml_close(&run->reports.nvml);
@@ -391,8 +393,9 @@ int main(int argc, char **argv) {
     switch (run->options.command) {
     case COMMAND_TRAIN: exit_code = command_train(run); break;
     case COMMAND_PLAN: exit_code = command_plan(run); break;
-    case COMMAND_SAMPLE: exit_code = command_sample(run); break;
+    case COMMAND_SAMPLE: exit_code = command_sample(&run->options); break;
     case COMMAND_EVAL: exit_code = command_eval(run); break;
+    case COMMAND_TOKENIZE: exit_code = command_tokenize(&run->options); break;
     case COMMAND_HELP:
         if (!options_print_topic(stdout, run->options.topic, &error)) { exit_user_mistake(&error); }
         break;

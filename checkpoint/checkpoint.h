@@ -155,7 +155,7 @@ static inline void saved_vector_add(SavedVector *vectors, int *count, SavedVecto
 // there are. Moments come last: behind a moment in bf16, a vector might not be aligned for
 // fp32.
 static inline int saved_vectors(Scheduler *s, SavedVector vectors[CHECKPOINT_MAX_VECTORS]) {
-    bool local = s->settings.kind == RULE_LOCAL, sharded = !local && !s->settings.replicated;
+    bool local = s->settings.kind == RULE_LOCAL, sharded = scheduler_shards(&s->settings);
     SavedScope moments = local ? SAVED_WORKER : sharded ? SAVED_SHARD : SAVED_SHARED;
     Precision format = s->optimizer.settings.moments;
     SavedVector casts = {.name = "parameters",

@@ -234,9 +234,9 @@ static inline void cross_entropy(Stream *stream, Real *logits, int stride, float
 
 // A step over a range (kernels/cpu/adamw.h). commit: moves master and moments; otherwise
 // only writes to range->out what a commit would write.
-static inline void adamw(Stream *stream, AdamWRange *range, bool commit) {
-    KERNEL_ON_GPU(stream, cuda_adamw(stream, range, commit))
-    cpu_adamw(stream, range, commit);
+static inline void adamw(Stream *stream, const AdamWRange *range) {
+    KERNEL_ON_GPU(stream, cuda_adamw(stream, range))
+    cpu_adamw(stream, range);
 }
 
 // out (count) = in (count) unless out is NULL; then in = 0 if `clear`.

@@ -1,11 +1,13 @@
-// forecast.h: how fast a run would be under its rule and under all others, and which to take.
+// forecast.h: how fast a run would be under its rule and under all others, and which to
+// take.
 //
-//   machine_of_setup   what the machines cost, as far as options say
-//   forecast_row       one run, simulated
-//   forecast_fit       the rate of the network at which the simulation of a run takes as long as the
-//                      run took
-//   forecast_make      every rule at the same batch, and variants of the run's own
-//   forecast_choose    the rule to recommend
+//   micro_batch_seconds   the time of a micro-batch on this machine
+//   machine_of_setup      the cost of everything else, as far as options say
+//   forecast_row          one run, simulated
+//   forecast_fit          the rate of the network at which the simulation of a run takes as
+//                         long as the run took
+//   forecast_make         every rule at the same batch, and variants of the run's own
+//   forecast_choose       the rule to recommend
 //
 // The rule that is recommended is the fastest. Among rules that are as fast, within
 // FORECAST_TOLERANCE, it is the one that departs least from training with one step per
@@ -13,11 +15,85 @@
 #ifndef ACCO_PLAN_FORECAST_H
 #define ACCO_PLAN_FORECAST_H
 
+#include "kernels/cpu/product_rates.h"
 #include "plan/simulation.h"
 #include "program/fit.h"
 
 #define FORECAST_MOST 3e7 // micro-batches to be simulated for one rule: half a second
 #define FORECAST_TOLERANCE 0.02
+
+// ---------------------------------------------------------------------------------------
+// What a micro-batch takes
+
+enum { MICRO_BATCH_TRIES = 5 };
+
+// On the CPU: computes some with random parameters. NAN where there is no memory.
+static inline double micro_batch_measure(const Setup *run, int threads) {
+    ModelSettings settings = run->model->settings;
+    Arena *arena = (Arena *)calloc(1, sizeof *arena);
+    Model *model = (Model *)malloc(sizeof *model);
+    size_t parameters = run->table->parameter_count, rows = (size_t)setup_micro_batch_tokens(run);
+    float *weights, *gradients; // (parameters)
+    int32_t *tokens;            // (rows)
+    double seconds = INFINITY;
+    Error unused;
+    Stream stream;
+    memset(&stream, 0, sizeof stream);
+    stream.pool = thread_pool_create(threads, false);
+    stream.precision = settings.precision;
+    bool ready = model != NULL && arena != NULL && stream.pool != NULL;
+    if (ready) {
+        arena_reserve(arena, MEMORY_PARAMETERS, "parameters", parameters * sizeof(float), &weights);
+        arena_reserve(arena, MEMORY_GRADIENTS, "gradients", parameters * sizeof(float), &gradients);
+        arena_reserve(arena, MEMORY_WORKSPACE, "tokens", rows * sizeof(int32_t), &tokens);
+        model_reserve(model, arena, run->config, &settings);
+        ready = arena_commit(arena, &unused);
+    }
+    if (ready) {
+        parameters_initialize(run->table, 1, stream.pool, weights);
+        model_random_tokens(run->config, rows, tokens);
+        for (int i = -1; i < MICRO_BATCH_TRIES; i++) { // the least counts: others may use the machine, too
+            double began = clock_seconds();
+            model->family->gradients(&model->state, &stream, weights, gradients, tokens, tokens, NULL);
+            if (i >= 0) { seconds = fmin(seconds, clock_seconds() - began); }
+        }
+    }
+    if (arena != NULL) { arena_release(arena); }
+    thread_pool_destroy(stream.pool);
+    free(model);
+    free(arena);
+    return ready ? seconds : (double)NAN;
+}
+
+// A micro-batch of more operations is not computed for a plan. The rest of the model
+// leaves these shares of the measured rate of products (dev/results/bf16-2026-11-22.md).
+#define MICRO_BATCH_MOST 3e10
+#define PRODUCTS_SHARE_FP32 0.95
+#define PRODUCTS_SHARE_BF16 0.78
+
+// Without --like: seconds, and where they come from. NAN: not known.
+static inline double micro_batch_seconds(const Setup *run, char reason[RULE_TEXT]) {
+    const Options *options = run->options;
+    double tokens = setup_micro_batch_tokens(run);
+    double operations = model_flops_per_token(run->config, (int)options->seq_len) * tokens;
+    Precision precision = run->placement->precision;
+    int threads = run->threads, each = (int)options->ranks_per_host;
+    // Where several ranks share a host as large as this one, they share its threads.
+    if (options->threads == 0 && each > 1) { threads = each < threads ? threads / each : 1; }
+    snprintf(reason, RULE_TEXT, "as --compute-ms says");
+    if (options->compute_ms > 0) { return options->compute_ms / 1e3; }
+    if (run->placement->on_gpu) { return NAN; }
+    snprintf(reason, RULE_TEXT, "measured here, with %d thread%s", threads, threads == 1 ? "" : "s");
+    if (operations <= MICRO_BATCH_MOST) { return micro_batch_measure(run, threads); }
+    const bool wanted[2] = {precision == PRECISION_FP32, precision == PRECISION_BF16};
+    ProductRates rates = product_rates_measure(threads, wanted, (int)fmin(tokens, 1024),
+                                               run->config->channels, run->config->mlp_channels, 0.3);
+    double share = precision == PRECISION_BF16 ? PRODUCTS_SHARE_BF16 : PRODUCTS_SHARE_FP32;
+    snprintf(reason, RULE_TEXT,
+             "worked out: %.3g GFLOP at %.0f %% of the %.0f GFLOP/s that products reach here",
+             operations / 1e9, 100 * share, rates.gflops[precision]);
+    return rates.gflops[precision] > 0 ? operations / (share * rates.gflops[precision] * 1e9) : (double)NAN;
+}
 
 // ---------------------------------------------------------------------------------------
 // The machine
@@ -33,8 +109,9 @@
 #define GPU_MEMORY 2e12
 #define CPU_CACHE 3.2e7 // bytes
 
-// What one second of work for an exchange takes from the computation beside it on a CPU: the second
-// itself, and what it costs to switch between the two and to fill caches again.
+// What one second of work for an exchange takes from the computation beside it on a CPU:
+// the second itself, and what it costs to switch between the two and to fill caches
+// again.
 #define CPU_TAKEN 2.0
 
 #define NCCL_CHUNK 8e6 // elements: NCCL is given what fits into its message buffers
@@ -91,7 +168,8 @@ typedef struct Forecast {
     int recommended, committing; // of all rules, and of those that are not local; -1: none
 } Forecast;
 
-// The run's options under another rule. Options that this rule does not have are at their defaults.
+// The run's options under another rule. Options that this rule does not have are at their
+// defaults.
 static inline Options options_under_rule(const Options *options, int rule, int64_t micro_batches) {
     Options other = *options;
     other.rule = rule;
@@ -166,8 +244,8 @@ static inline bool forecast_is_possible(const ForecastRow *row) {
     return row->refused[0] == '\0' && row->fits;
 }
 
-// Sets the rate of the link between hosts, or of what ranks do for an exchange where there is one
-// host, so that the run makes as many tokens a second as it did.
+// Sets the rate of the link between hosts, or of what ranks do for an exchange where
+// there is one host, so that the run makes as many tokens a second as it did.
 static inline void forecast_fit(const Setup *run, Machine *machine, double tokens_per_second) {
     enum { STEPS = 20 };
     bool outside = run->transport->hosts.hosts > 1;
@@ -182,8 +260,8 @@ static inline void forecast_fit(const Setup *run, Machine *machine, double token
     free(row);
 }
 
-// The fastest row, or one that is as fast and departs less; among those that depart as far, the
-// fastest.
+// The fastest row, or one that is as fast and departs less; among those that depart as
+// far, the fastest.
 static inline int forecast_choose(const Forecast *forecast, bool local_too) {
     const ForecastRow *rows = forecast->rows;
     bool allowed[RULE_COUNT];
@@ -225,8 +303,8 @@ static inline void forecast_add_variants(const Setup *run, Forecast *forecast) {
     }
 }
 
-// All rules. The rule of the run comes first: with --accumulate auto it says how large the batch of
-// the others is.
+// All rules. The rule of the run comes first: with --accumulate auto it says how large
+// the batch of the others is.
 static inline void forecast_make(const Setup *run, const Machine *machine, bool variants,
                                  Forecast *forecast) {
     int size = run->transport->size, own = run->options->rule;

@@ -55,9 +55,9 @@ static inline void like_add_report(const json_t *event, int ranks, LikeSums *sum
     sums->computing += weight * like_number(event, "compute_ms") / 1e3;
 }
 
-// Reads the log. A run that was resumed counts from there on. Its first report, in which everything
-// is new to the processor's caches, counts only if there is no other. False: there is no log, or
-// it has no report.
+// Reads the log. A run that was resumed counts from there on. Its first report, in which
+// everything is new to the processor's caches, counts only if there is no other. False:
+// there is no log, or it has no report.
 static inline bool like_read(const char *name, LikeRun *like, Error *error) {
     char path[PATH_MAX + 16], *line = NULL;
     size_t room = 0;
@@ -101,21 +101,23 @@ static inline bool like_read(const char *name, LikeRun *like, Error *error) {
     like->micro_batch_cpu = sums.micro_batch_cpu / sums.weight;
     like->computing = sums.computing / (total_seconds > seconds ? total_seconds - seconds : seconds);
     if (total_seconds > seconds) { like->tokens_per_second = (done - tokens) / (total_seconds - seconds); }
-    // Reports are means over n micro-batches, which vary by a root of n less than one does.
+    // Reports are means over n micro-batches, which vary by a root of n less than one
+    // does.
     double square = sums.square / sums.weight - like->micro_batch * like->micro_batch;
     double n = sums.micro_batches / sums.reports;
     like->variation = sums.reports > 2 ? sqrt(fmax(square, 0) * n) / like->micro_batch : 0;
     return true;
 }
 
-// Sets what the run tells of its machines, for micro-batches of so many tokens. again: the plan is
-// for that very run, which had as many ranks.
+// Sets what the run tells of its machines, for micro-batches of so many tokens. again:
+// the plan is for that very run, which had as many ranks.
 static inline void like_set_machine(const LikeRun *like, double tokens, bool again, Machine *machine) {
     machine->micro_batch = like->micro_batch * tokens / like->tokens;
     machine->variation = fmin(like->variation, 1);
     if (like->on_gpu || !(like->micro_batch_cpu > 0)) { return; } // threads of the host tell nothing of a GPU
     double crowding = fmax(like->micro_batch / like->micro_batch_cpu, 1);
-    // Others had the cores only while they computed. In another plan they may always compute.
+    // Others had the cores only while they computed. In another plan they may always
+    // compute.
     double share = !again && like->computing > 0.2 && like->computing < 1 ? like->computing : 1;
     double full = 1 + (crowding - 1) / share;
     machine->micro_batch *= full / crowding;

@@ -1,41 +1,41 @@
-// plan.h: train_gpt plan: what memory a rank needs and whether it is there, how long a commit takes
-// under every rule, and which rule to take. Nothing of the run is allocated or trained.
+// plan.h: train_gpt plan: what memory a rank needs and whether it is there, how long a
+// commit takes under every rule, and which rule to take. Nothing of the run is allocated
+// or trained.
 //
-// The numbers of memory are those of the run itself: a plan makes the same choices and the same
-// reservations (reserve_memory), and ends where a run would allocate. Times are simulated
-// (forecast.h); what a micro-batch takes is measured here, or taken from a run (like.h).
+// The numbers of memory are those of the run itself: a plan makes the same choices and
+// the same reservations (reserve_memory), and ends where a run would allocate. Times are
+// simulated (forecast.h) from what is measured here or was measured by a run (like.h).
 #ifndef ACCO_PLAN_PLAN_H
 #define ACCO_PLAN_PLAN_H
 
 #include "evaluation/sample.h"
-#include "kernels/cpu/product_rates.h"
 #include "plan/forecast.h"
 #include "plan/like.h"
 
-static inline void print_plan_row(const char *indent, const char *name, size_t bytes, const char *note) {
+static inline void print_memory_row(const char *indent, const char *name, size_t bytes, const char *note) {
     char size[SIZE_TEXT];
     printf("%s%-*s %10s %15zu%s\n", indent, 34 - (int)strlen(indent), name, size_text(bytes, size), bytes,
            note);
 }
 
-static inline void print_plan_table(const Setup *run) {
+static inline void print_memory_table(const Setup *run) {
     const Arena *arena = run->arena;
     double parameters = (double)run->table->parameter_count;
     size_t state = 0; // bytes that do not grow with the micro-batch
     printf("%-34s %10s %15s\n", "", "", "bytes");
     for (int i = 0; i < MEMORY_CLASS_COUNT; i++) {
-        print_plan_row("", memory_class_name((MemoryClass)i), arena_class_bytes(arena, (MemoryClass)i), "");
+        print_memory_row("", memory_class_name((MemoryClass)i), arena_class_bytes(arena, (MemoryClass)i), "");
         for (int j = 0; j < arena->count; j++) {
             const Reservation *reservation = &arena->reservations[j];
             if (reservation->memory_class != (MemoryClass)i) { continue; }
             bool grows = i == MEMORY_ACTIVATIONS || i == MEMORY_WORKSPACE;
             state += grows || reservation->on_host ? 0 : reservation->bytes;
-            print_plan_row("  ", reservation->name, reservation->bytes,
-                           reservation->on_host ? "  on the host" : "");
+            print_memory_row("  ", reservation->name, reservation->bytes,
+                             reservation->on_host ? "  on the host" : "");
         }
     }
-    print_plan_row("", arena->on_gpu ? "total on the GPU" : "total", arena->bytes, "  with alignment");
-    if (arena->on_gpu) { print_plan_row("", "total on the host", arena->host_bytes, ""); }
+    print_memory_row("", arena->on_gpu ? "total on the GPU" : "total", arena->bytes, "  with alignment");
+    if (arena->on_gpu) { print_memory_row("", "total on the host", arena->host_bytes, ""); }
     printf("\nper parameter    %.2f bytes; %.2f of them do not depend on the micro-batch\n",
            (double)arena->bytes / parameters, (double)state / parameters);
     if (arena->on_gpu) {
@@ -45,7 +45,7 @@ static inline void print_plan_table(const Setup *run) {
 }
 
 // One line for each memory that the plan knows.
-static inline void print_plan_verdict(const Setup *run) {
+static inline void print_memory_verdict(const Setup *run) {
     MemoryRoom room = memory_room(run);
     const Arena *arena = run->arena;
     char needed[SIZE_TEXT], available[SIZE_TEXT], left[SIZE_TEXT];
@@ -80,14 +80,14 @@ static inline void print_plan_verdict(const Setup *run) {
     printf("\n");
 }
 
-static inline void print_plan(const Setup *run) {
+static inline void print_memory(const Setup *run) {
     const Options *options = run->options;
     int ranks = run->transport->size, threads = run->threads;
     printf("%s, %s, %d rank%s, micro-batch %lld x %lld, %s, %d thread%s: memory of one rank\n\n",
            run->config->name, options_rule(options)->name, ranks, ranks == 1 ? "" : "s",
            (long long)options->micro_batch, (long long)options->seq_len,
            run->placement->precision == PRECISION_BF16 ? "bf16" : "fp32", threads, threads == 1 ? "" : "s");
-    print_plan_table(run);
+    print_memory_table(run);
     printf("device           %s\n", run->placement->device_reason);
     if (options->sample_tokens > 0) {
         Arena after;
@@ -98,80 +98,7 @@ static inline void print_plan(const Setup *run) {
         printf("sample           %s more of the host, on rank 0 while it writes one\n",
                size_text(after.bytes, size));
     }
-    print_plan_verdict(run);
-}
-
-// ---------------------------------------------------------------------------------------
-// What a micro-batch takes
-
-enum { MICRO_BATCH_TRIES = 5 };
-
-// On the CPU: computes some with random parameters. NAN where there is no memory.
-static inline double micro_batch_measure(const Setup *run, int threads) {
-    ModelSettings settings = run->model->settings;
-    Arena *arena = (Arena *)calloc(1, sizeof *arena);
-    Model *model = (Model *)malloc(sizeof *model);
-    size_t parameters = run->table->parameter_count, rows = (size_t)setup_micro_batch_tokens(run);
-    float *weights, *gradients; // (parameters)
-    int32_t *tokens;            // (rows)
-    double seconds = INFINITY;
-    Error unused;
-    Stream stream;
-    memset(&stream, 0, sizeof stream);
-    stream.pool = thread_pool_create(threads, false);
-    stream.precision = settings.precision;
-    bool ready = model != NULL && arena != NULL && stream.pool != NULL;
-    if (ready) {
-        arena_reserve(arena, MEMORY_PARAMETERS, "parameters", parameters * sizeof(float), &weights);
-        arena_reserve(arena, MEMORY_GRADIENTS, "gradients", parameters * sizeof(float), &gradients);
-        arena_reserve(arena, MEMORY_WORKSPACE, "tokens", rows * sizeof(int32_t), &tokens);
-        model_reserve(model, arena, run->config, &settings);
-        ready = arena_commit(arena, &unused);
-    }
-    if (ready) {
-        parameters_initialize(run->table, 1, stream.pool, weights);
-        model_random_tokens(run->config, rows, tokens);
-        for (int i = -1; i < MICRO_BATCH_TRIES; i++) { // the least counts: others may use the machine, too
-            double began = clock_seconds();
-            model->family->gradients(&model->state, &stream, weights, gradients, tokens, tokens, NULL);
-            if (i >= 0) { seconds = fmin(seconds, clock_seconds() - began); }
-        }
-    }
-    if (arena != NULL) { arena_release(arena); }
-    thread_pool_destroy(stream.pool);
-    free(model);
-    free(arena);
-    return ready ? seconds : (double)NAN;
-}
-
-// A micro-batch of more operations is not computed for a plan. The rest of the model leaves these
-// shares of the measured rate of products (dev/results/bf16-2026-11-22.md).
-#define MICRO_BATCH_MOST 3e10
-#define PRODUCTS_SHARE_FP32 0.95
-#define PRODUCTS_SHARE_BF16 0.78
-
-// Without --like: seconds, and where they come from. NAN: not known.
-static inline double micro_batch_seconds(const Setup *run, char reason[RULE_TEXT]) {
-    const Options *options = run->options;
-    double tokens = setup_micro_batch_tokens(run);
-    double operations = model_flops_per_token(run->config, (int)options->seq_len) * tokens;
-    Precision precision = run->placement->precision;
-    int threads = run->threads, each = (int)options->ranks_per_host;
-    // Where several ranks share a host as large as this one, they share its threads.
-    if (options->threads == 0 && each > 1) { threads = each < threads ? threads / each : 1; }
-    snprintf(reason, RULE_TEXT, "as --compute-ms says");
-    if (options->compute_ms > 0) { return options->compute_ms / 1e3; }
-    if (run->placement->on_gpu) { return NAN; }
-    snprintf(reason, RULE_TEXT, "measured here, with %d thread%s", threads, threads == 1 ? "" : "s");
-    if (operations <= MICRO_BATCH_MOST) { return micro_batch_measure(run, threads); }
-    const bool wanted[2] = {precision == PRECISION_FP32, precision == PRECISION_BF16};
-    ProductRates rates = product_rates_measure(threads, wanted, (int)fmin(tokens, 1024),
-                                               run->config->channels, run->config->mlp_channels, 0.3);
-    double share = precision == PRECISION_BF16 ? PRODUCTS_SHARE_BF16 : PRODUCTS_SHARE_FP32;
-    snprintf(reason, RULE_TEXT,
-             "worked out: %.3g GFLOP at %.0f %% of the %.0f GFLOP/s that products reach here",
-             operations / 1e9, 100 * share, rates.gflops[precision]);
-    return rates.gflops[precision] > 0 ? operations / (share * rates.gflops[precision] * 1e9) : (double)NAN;
+    print_memory_verdict(run);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -185,7 +112,8 @@ enum {
 
 #define FASTER_LEAST 1.1 // a smaller gain is not worth a line
 
-// " --name value" for every option of the run's rule that is not as in `reference`, as in a shell.
+// " --name value" for every option of the run's rule that is not as in `reference`, as in
+// a shell.
 static inline void print_options(FILE *file, const Options *options, const Options *reference) {
     char value[OPTION_VALUE_SIZE], quoted[OPTION_SHELL_TEXT];
     for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
@@ -198,8 +126,8 @@ static inline void print_options(FILE *file, const Options *options, const Optio
     }
 }
 
-// A command that trains as the plan of this row. The options of plans, and the names of one run's
-// files, are not in it.
+// A command that trains as the plan of this row. The options of plans, and the names of
+// one run's files, are not in it.
 static inline void print_command(const Setup *run, const ForecastRow *row) {
     Options options = row->options, defaults;
     options_defaults(&defaults);
@@ -256,8 +184,9 @@ static inline void print_recommendation(const Setup *run, const Forecast *foreca
     print_command(run, other);
 }
 
-// What would make the run faster, and how many updates the same tokens then give. At most one line
-// is about local steps, unless the run makes them itself. Returns the lines for --json.
+// What would make the run faster, and how many updates the same tokens then give. At most
+// one line is about local steps, unless the run makes them itself. Returns the lines for
+// --json.
 static inline json_t *print_faster(const Forecast *forecast) {
     const ForecastRow *own = &forecast->rows[forecast->own];
     bool told[RULE_COUNT + FORECAST_VARIANTS] = {false};
@@ -320,8 +249,9 @@ static inline json_t *forecast_as_json(const Setup *run, const Forecast *forecas
                      best >= 0 ? json_string(RULES[best].rule->name) : json_null(), "rules", rows);
 }
 
-// Prints what the run and its alternatives would take, and writes it to --json. like: the run of
-// --like, or NULL. again: the plan is for that very run, whose log tells how fast its network is.
+// Prints what the run and its alternatives would take, and writes it to --json. like: the
+// run of --like, or NULL. again: the plan is for that very run, whose log tells how fast
+// its network is.
 static inline bool plan_time(const Setup *run, const LikeRun *like, bool again, Error *error) {
     const Options *options = run->options;
     double tokens = setup_micro_batch_tokens(run);
@@ -422,7 +352,7 @@ static inline int command_plan(Run *run) {
         !reserve_memory(&setup, &error)) {
         exit_user_mistake(&error);
     }
-    print_plan(&setup);
+    print_memory(&setup);
     if (!alone && !plan_time(&setup, has_like ? &like : NULL, again, &error)) { exit_user_mistake(&error); }
     fragments_free(&run->scheduler);
     transport_close(transport);

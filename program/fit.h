@@ -1,8 +1,8 @@
 // fit.h: does a run fit into the memory that there is? If not, what would?
 //
-// A plan and the start of a run ask the same question and give the same answer. What would fit is
-// found by trial: the reservations are made again with other options (reserve_memory), which
-// allocates nothing.
+// A plan and the start of a run ask the same question and give the same answer. What
+// would fit is found by trial: the reservations are made again with other options
+// (reserve_memory), which allocates nothing.
 #ifndef ACCO_PROGRAM_FIT_H
 #define ACCO_PROGRAM_FIT_H
 
@@ -15,8 +15,8 @@ typedef struct MemoryRoom {
     size_t gpu, host;
 } MemoryRoom;
 
-// The ranks of a host share its memory equally. A plan for a GPU elsewhere knows nothing of the
-// memory of its host.
+// The ranks of a host share its memory equally. A plan for a GPU elsewhere knows nothing
+// of the memory of its host.
 static inline MemoryRoom memory_room(const Setup *setup) {
     bool elsewhere = setup->options->gpu_memory > 0;
     MemoryRoom room = {setup->placement->on_gpu ? placement_room(setup->placement) : 0,
@@ -48,8 +48,8 @@ typedef struct Trial {
     TrainingProblem training;
 } Trial;
 
-// Only options that the setup of `run` does not depend on may differ: those of the rule and of the
-// micro-batch, --seq-len and --recompute. NULL: with an error.
+// Only options that the setup of `run` does not depend on may differ: those of the rule
+// and of the micro-batch, --seq-len and --recompute. NULL: with an error.
 static inline Trial *trial_reserve(const Setup *run, const Options *options, Error *error) {
     if ((double)options->micro_batch * (double)options->seq_len > MOST_TOKENS_OF_A_MICRO_BATCH) {
         error_set(error, "a micro-batch has too many tokens");
@@ -104,9 +104,10 @@ static inline int64_t fit_micro_batch(const Setup *run, const MemoryRoom *room, 
     return least;
 }
 
-// --fit: the options with the least recomputation with which a micro-batch is large enough for
-// matrix products to be nearly as fast as they get, and with the largest micro-batch that then
-// fits. Where none is large enough: the largest of all. False: none fits, or the memory is not known.
+// --fit: the options with the least recomputation with which a micro-batch is large
+// enough for matrix products to be nearly as fast as they get, and with the largest
+// micro-batch that then fits. Where none is large enough: the largest of all. False: none
+// fits, or the memory is not known.
 static inline bool fit_options(const Setup *run, const MemoryRoom *room, Options *options) {
     int64_t tokens = run->placement->on_gpu ? 8192 : 1024;
     int64_t best = 0, enough = (tokens + options->seq_len - 1) / options->seq_len;
@@ -131,8 +132,8 @@ static inline bool fit_options(const Setup *run, const MemoryRoom *room, Options
 // ---------------------------------------------------------------------------------------
 // Answers
 
-// Sets options to recompute whole layers. False: they ask for it already, or the program recomputes
-// by itself where that helps.
+// Sets options to recompute whole layers. False: they ask for it already, or the program
+// recomputes by itself where that helps.
 static inline bool fit_recompute(const Setup *run, Options *options) {
     bool automatic = options->recompute == 0 && run->placement->on_gpu;
     if (automatic || options->recompute == 1 + RECOMPUTE_BLOCK) { return false; }
@@ -200,8 +201,8 @@ static inline void fit_explain(const Setup *run, const MemoryRoom *room, Error *
               hint);
 }
 
-// Refuses a run that does not fit. Otherwise the system would promise memory of the host that it
-// does not have, and kill processes when they use it.
+// Refuses a run that does not fit. Otherwise the system would promise memory of the host
+// that it does not have, and kill processes when they use it.
 static inline bool fit_check(const Setup *run, Error *error) {
     MemoryRoom room = memory_room(run);
     if (arena_fits(run->arena, &room)) { return true; }

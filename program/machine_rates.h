@@ -1,5 +1,5 @@
-// machine_rates.h: what the machines of a run compute in a second: whether bf16 is worth it, and
-// what reports compare the run with.
+// machine_rates.h: what the machines of a run compute in a second: whether bf16 is worth
+// it, and what reports compare the run with.
 //
 //   choose_precision   processors differ: bf16 may be several times faster than fp32, or slower. So
 //                      where ranks on CPUs might compute in bf16 (--precision bf16, fastest), they
@@ -21,8 +21,9 @@
 #define PEAK_LONG_RUN 1e14 // model operations of a rank: ten minutes of a small machine, half one of a large
 
 // Collective, where all ranks were given the same options. Measures if --precision leaves
-// something to find out, and does what `fastest` asks for. Afterwards the options name the format
-// that was chosen: checkpoints and the saved configuration do not know `fastest`.
+// something to find out, and does what `fastest` asks for. Afterwards the options name
+// the format that was chosen: checkpoints and the saved configuration do not know
+// `fastest`.
 static inline void choose_precision(Run *run) {
     Options *options = &run->options;
     Placement *placement = &run->placement;
@@ -89,8 +90,8 @@ static inline double gpu_peak(const char *name) {
     return NAN;
 }
 
-// All ranks, before training: sets run->peak_flops, to NAN where one rank does not know its rate.
-// A GPU counts once, however many ranks share it.
+// All ranks, before training: sets run->peak_flops, to NAN where one rank does not know
+// its rate. A GPU counts once, however many ranks share it.
 static inline void find_peak(Run *run) {
     const Placement *placement = &run->placement;
     Precision precision = placement->precision;

@@ -145,8 +145,8 @@ static inline bool choose_length(Run *run, Error *error) {
 // ---------------------------------------------------------------------------------------
 // The schedule, and memory
 
-// What the schedule and the memory of a run follow from, and where they are written. A plan tries
-// other options: its trials (fit.h) have a copy of what they change.
+// What the schedule and the memory of a run follow from, and where they are written. A
+// plan tries other options: its trials (fit.h) have a copy of what they change.
 typedef struct Setup {
     const Options *options; // with --micro-batch, --seq-len and --optimizer chosen
     const ModelConfig *config;
@@ -229,8 +229,9 @@ static inline SchedulerSettings choose_settings(const Setup *setup) {
     settings.optimizer.decay_range_count = setup->decay_range_count;
     settings.optimizer.decay_ranges = setup->decay_ranges;
     settings.optimizer.moments = (Precision)options->moments;
-    // Moments are rounded at random. Ranks that step by themselves round their own moments in
-    // different ways, so the mean over the ranks is more exact than one of them.
+    // Moments are rounded at random. Ranks that step by themselves round their own
+    // moments in different ways, so the mean over the ranks is more exact than one of
+    // them.
     settings.optimizer.seed = rule->kind == RULE_LOCAL ? random_hash(seed, (uint64_t)transport->rank) : seed;
     settings.gpu = placement_gpu(placement);
     settings.precision = placement->precision;
@@ -240,8 +241,8 @@ static inline SchedulerSettings choose_settings(const Setup *setup) {
     return settings;
 }
 
-// Reserves everything that a run allocates, in one table: the one that `plan` prints and that a run
-// allocates. Whether there is as much memory is another question (fit.h).
+// Reserves everything that a run allocates, in one table: the one that `plan` prints and
+// that a run allocates. Whether there is as much memory is another question (fit.h).
 static inline bool reserve_memory(const Setup *setup, Error *error) {
     const Options *options = setup->options;
     Placement *placement = setup->placement;
@@ -278,9 +279,9 @@ static inline bool reserve_memory(const Setup *setup, Error *error) {
 #define BUCKET_SECONDS 300e-6 // dev/results/simulation-2026-11-22.md
 
 // Chooses how many bytes of gradients travel together where they are sent during the
-// backward pass. After the pass the last bucket is still to be sent, so more buckets leave
-// less to wait for; but each costs the latency of a message. With n buckets of an exchange that
-// takes C seconds, both together are C / n + n * latency, which is least at
+// backward pass. After the pass the last bucket is still to be sent, so more buckets
+// leave less to wait for; but each costs the latency of a message. With n buckets of an
+// exchange that takes C seconds, both together are C / n + n * latency, which is least at
 // n = sqrt(C / latency). reason: where the size comes from.
 static inline void bucket_for_link(Scheduler *s, const Options *options, const Placement *placement,
                                    LinkMeasure link, char reason[160]) {

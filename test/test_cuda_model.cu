@@ -333,7 +333,12 @@ static void test_loss_and_gradients(void **state) {
 // How far the steps move each parameter.
 static void machine_train(Machine *machine, int steps, float *moved) {
     const float *before = machine->inputs->parameters;
-    OptimizerStep step = {machine->gradients, machine->parameters, 3.0, 2.5, 1e-2, true};
+    OptimizerStep step = {.gradient = machine->gradients,
+                          .out = machine->parameters,
+                          .divisor = 3.0,
+                          .scale = 2.5,
+                          .learning_rate = 1e-2,
+                          .commit = true};
     optimizer_take_master(&machine->optimizer, &machine->stream, machine->parameters);
     for (int i = 0; i < steps; i++) {
         machine_pass(machine, NULL);
@@ -361,7 +366,12 @@ static void check_training(const Inputs *inputs, Precision precision) {
 // Plain SGD works on memory of the host. The child ends before it calls CUDA.
 static void step_with_sgd(const void *context) {
     Machine *machine = (Machine *)(uintptr_t)context;
-    OptimizerStep step = {machine->gradients, machine->parameters, 1.0, 1.0, 1e-2, true};
+    OptimizerStep step = {.gradient = machine->gradients,
+                          .out = machine->parameters,
+                          .divisor = 1.0,
+                          .scale = 1.0,
+                          .learning_rate = 1e-2,
+                          .commit = true};
     machine->optimizer.settings.elementwise_step = sgd_step;
     optimizer_step(&machine->optimizer, &machine->stream, &step);
 }
@@ -526,7 +536,7 @@ static void test_few_parameters(void **state) {
 static void pace_is_open(void *self, size_t position) { (void)self, (void)position; }
 
 static Pace pace_of_version(uint64_t version) {
-    Pace pace = {NULL, version, pace_is_open, pace_is_open};
+    Pace pace = {.version = version, .need = pace_is_open, .finish = pace_is_open};
     return pace;
 }
 
@@ -605,7 +615,7 @@ static void check_pace(const Inputs *inputs, Precision precision) {
     machine_pass(plain, NULL);
     gpu_fill(paced->stream.queue, paced->parameters, 0xff, machine_bytes(paced));
     Watch watch = {paced, 0, count, 0, 0, (float *)malloc(machine_bytes(paced))};
-    Pace pace = {&watch, 1, watch_need, watch_finish};
+    Pace pace = {.self = &watch, .version = 1, .need = watch_need, .finish = watch_finish};
     machine_pass(paced, &pace);
     check_same_bits(paced, plain->loss, plain->results);
     assert_memory_equal(watch.finished + watch.open, plain->results + watch.open,

@@ -230,7 +230,7 @@ static void note_finish(void *self, size_t begin) { ((PaceCalls *)self)->finishe
 static void a_pace_calls_its_owner_and_no_pace_calls_no_one(void **state) {
     (void)state;
     PaceCalls calls = {0, 0};
-    Pace pace = {&calls, 1, note_need, note_finish};
+    Pace pace = {.self = &calls, .version = 1, .need = note_need, .finish = note_finish};
     pace_need(&pace, 7);
     pace_finish(&pace, 3);
     assert_true(calls.needed == 7 && calls.finished == 3);

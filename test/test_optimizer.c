@@ -273,7 +273,7 @@ static void a_slow_second_moment_keeps_its_precision(void **state) {
     settings.beta2 = 0.99999;
     settings.epsilon = 1e-8;
     Layout layout = optimizer_whole(230);
-    OptimizerStep asked = {NULL, NULL, 1, 1, 0.01, true};
+    OptimizerStep asked = {.divisor = 1, .scale = 1, .learning_rate = 0.01, .commit = true};
     Bench bench;
     bench_open(&bench, &settings, &layout, 0);
     // Parameters start at 0, so that they become the sum of the steps.

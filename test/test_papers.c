@@ -71,7 +71,8 @@ static SimulatedCommit simulate(const Setting *setting) {
     for (int l = 0; l <= setting->layers; l++) {
         begins[l] = (size_t)(setting->parameters * l / setting->layers);
     }
-    Problem problem = {NULL, begins[setting->layers], NULL, begins, setting->layers};
+    Problem problem = {
+        .parameter_count = begins[setting->layers], .layer_begins = begins, .layer_count = setting->layers};
     memset(&arena, 0, sizeof arena);
     transport_open_supposed(&transport, setting->ranks, setting->ranks_per_host);
     transport.two_level = setting->ranks > setting->ranks_per_host && setting->ranks_per_host > 1;

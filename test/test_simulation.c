@@ -39,7 +39,7 @@ static World *world_new(int ranks, int ranks_per_host, double exchange) {
     transport_open_supposed(&world->transport, ranks, ranks_per_host);
     world->transport.two_level = ranks_per_host > 1;
     for (size_t l = 0; l <= LAYERS; l++) { world->begins[l] = l * count / LAYERS; }
-    Problem problem = {NULL, count, NULL, world->begins, LAYERS};
+    Problem problem = {.parameter_count = count, .layer_begins = world->begins, .layer_count = LAYERS};
     world->problem = problem;
     double hosts = (double)ranks / ranks_per_host;
     world->machine.host.bytes_per_second = 2 * (hosts - 1) / hosts * (double)count * sizeof(float) / exchange;

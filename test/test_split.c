@@ -113,6 +113,7 @@ static Case *case_new(int size, const RankSpeed *ranks) {
     Case *one = (Case *)calloc(1, sizeof *one);
     int rule = 0;
     while (strcmp(RULES[rule].rule->name, "acco") != 0) { rule++; }
+    assert(size >= 1 && size <= 3);
     for (int i = 0; i < size; i++) { one->ranks[i] = ranks[i]; }
     transport_open_supposed(&one->transport, size, 1);
     one->settings.kind = RULE_OVERLAPPED;

@@ -101,7 +101,7 @@ static void run_collectives(const CollectiveSpec *spec, Transport *transport, Co
     transport->link_latency = spec->link_latency;
     transport->bytes_sent = transport->bytes_sent_outside = 0;
     result->delay = delay_ahead(transport, spec->chaos_seconds, 2 * ((cells + bucket - 1) / bucket));
-    Collective collective = {&layout, spec->wire, buffers.buffer, NULL, NULL};
+    Collective collective = {.layout = &layout, .wire = spec->wire, .buffer = buffers.buffer};
     double began = clock_seconds();
     for (size_t end = cells, begin; end > 0; end = begin) {
         begin = end > bucket ? end - bucket : 0;
@@ -430,7 +430,7 @@ static void run_partly(Transport *transport, void *context) {
     size_t piece = layout.piece, first = layout_cell_begin(&layout, 3), last = layout_cell_begin(&layout, 9);
     Buffers buffers;
     open_buffers(&buffers, &spec, &layout, transport);
-    Collective collective = {&layout, spec.wire, buffers.buffer, NULL, NULL};
+    Collective collective = {.layout = &layout, .wire = spec.wire, .buffer = buffers.buffer};
     host_reduce_scatter(transport, &collective, 3 * piece, 9 * piece);
     host_all_gather(transport, &collective, 3 * piece, 9 * piece);
     good[transport->rank] = true;
@@ -528,7 +528,7 @@ static void count_messages(Transport *transport, void *context) {
     Layout layout = layout_make(32 * (size_t)size, size); // one chunk
     Arena arena;
     Error error = {""};
-    Collective collective = {&layout, WIRE_BF16, NULL, NULL, NULL};
+    Collective collective = {.layout = &layout, .wire = WIRE_BF16};
     memset(&arena, 0, sizeof arena);
     arena_reserve(&arena, MEMORY_COMMUNICATION, "buffer", layout_padded(&layout) * sizeof(float),
                   &collective.buffer);

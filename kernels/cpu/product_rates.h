@@ -1,8 +1,8 @@
-// product_rates.h: how fast this machine's processors compute matrix products, in fp32 and in
-// bf16.
+// product_rates.h: how fast this machine's processors compute matrix products, in fp32
+// and in bf16.
 //
-// This is the one measurement of the kind: --precision fastest, the peak that a run's model
-// operations are compared with (program/machine_rates.h) and plans use it.
+// This is the one measurement of the kind: --precision fastest, the peak that a run's
+// model operations are compared with (program/machine_rates.h) and plans use it.
 //
 // Which format is faster depends on the processor. With AVX-512 BF16 bf16 is about twice
 // as fast, with AMX several times; processors without these convert, and may be slower
@@ -54,9 +54,9 @@ static inline Real *product_layer_values(size_t count, Precision precision, uint
     return values;
 }
 
-// Measures with as many threads of its own for about `seconds`, and each wanted format (by Precision)
-// at least once. A rate is 0 where it was not measured: the library has no products of bf16, or
-// there is no memory.
+// Measures with as many threads of its own for about `seconds`, and each wanted format
+// (by Precision) at least once. A rate is 0 where it was not measured: the library has no
+// products of bf16, or there is no memory.
 static inline ProductRates product_rates_measure(int threads, const bool wanted[2], int rows, int inputs,
                                                  int outputs, double seconds) {
     ProductRates rates = {{0, 0}};

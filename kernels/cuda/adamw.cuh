@@ -54,9 +54,8 @@ template <typename M> static inline void adamw_launch(Stream *stream, const Adam
 }
 
 // As cpu_adamw, with device pointers in the range.
-static inline void cuda_adamw(Stream *stream, AdamWRange *range, bool commit) {
-    assert(commit || range->out != range->master);
-    range->commit = commit;
+static inline void cuda_adamw(Stream *stream, const AdamWRange *range) {
+    assert(range->commit || range->out != range->master);
     if (range->moments == PRECISION_BF16) {
         adamw_launch<__nv_bfloat16>(stream, *range);
     } else {

@@ -152,7 +152,7 @@ static inline void comm_gather_casts(CommBackend *comm, Stream *stream, const Co
     const Layout *layout = collective->layout, words = layout_of_pairs(layout);
     size_t piece = layout->piece, cell = layout_cell_begin(layout, 1);
     int rank = comm->transport->rank;
-    WirePieces pieces = wire_run(WIRE_BF16, piece);
+    WirePieces pieces = wire_range(WIRE_BF16, piece);
     pieces.cells = (end - first) / piece;
     pieces.bytes = cell * 2;
     pieces.cell_stride = collective->source != NULL ? piece : cell;

@@ -249,7 +249,7 @@ static inline void nccl_gather_inside(NcclBatch *batch) {
 // All elements of the batch, one behind the other.
 static inline WirePieces nccl_whole(const NcclBatch *batch) {
     const Layout *layout = batch->collective->layout;
-    return wire_run(WIRE_BF16, batch->cells * layout->piece * (size_t)layout->size);
+    return wire_range(WIRE_BF16, batch->cells * layout->piece * (size_t)layout->size);
 }
 
 static inline void nccl_library_reduce(NcclBatch *batch) {

@@ -376,7 +376,7 @@ typedef struct WirePieces {
 } WirePieces;
 
 // A message of one range.
-static inline WirePieces wire_run(WireFormat format, size_t count) {
+static inline WirePieces wire_range(WireFormat format, size_t count) {
     WirePieces pieces = {.count = count, .bytes = wire_bytes(format, count), .cells = 1, .owner_count = 1};
     return pieces;
 }

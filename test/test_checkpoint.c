@@ -802,7 +802,7 @@ static void damaged_checkpoints_do_not_count_as_kept(void **state) {
 // ---------------------------------------------------------------------------------------
 // When checkpoints are written
 
-static void nothing_is_saved_with_save_every_never(void **state) {
+static void nothing_is_saved_where_nobody_wants_it(void **state) {
     Stage *stage = stage_of(state);
     Training training = training_start(stage, 0, "--save-every never");
     json_decref(training_finish(stage, &training));
@@ -1573,7 +1573,7 @@ int main(int argc, char **argv) {
         CHECKPOINT_TEST(a_run_of_damaged_checkpoints_is_not_begun_anew),
         CHECKPOINT_TEST(damaged_checkpoints_do_not_count_as_kept),
         CHECKPOINT_TEST(a_directory_has_one_run_at_a_time),
-        CHECKPOINT_TEST(nothing_is_saved_with_save_every_never),
+        CHECKPOINT_TEST(nothing_is_saved_where_nobody_wants_it),
         CHECKPOINT_TEST(checkpoints_can_follow_the_clock),
         CHECKPOINT_TEST(a_finished_run_stays_finished),
         CHECKPOINT_TEST(the_end_is_saved_with_its_last_exchange),

@@ -656,7 +656,7 @@ static void wire_check_encode(const WireCase *c, const float *base, const float 
     float *values = device_floats(c->values, c->count, c->offset),
           *device_base = device_floats(c->base, c->count, c->offset);
     char *out = (char *)device_new(c->bytes + 4 * c->offset), *expected = (char *)malloc(c->bytes);
-    WirePieces run = wire_run(c->format, c->count);
+    WirePieces run = wire_range(c->format, c->count);
     cuda_wire_encode(stream, c->format, out + 4 * c->offset, values, base != NULL ? device_base : NULL, &run);
     cuda_test_wait(stream);
     device_to_host(encoded, out + 4 * c->offset, c->bytes);
@@ -686,7 +686,7 @@ static void wire_check_decode(const WireCase *c, const void *encoded) {
     char *in = (char *)device_new(c->bytes + 4 * c->offset) + 4 * c->offset;
     CUDA_CHECK(cudaMemcpyAsync(in, encoded, c->bytes, cudaMemcpyHostToDevice, (cudaStream_t)stream->queue));
     float *got = host_copy(c->values, c->count), *expected = host_copy(c->values, c->count);
-    WirePieces run = wire_run(c->format, c->count);
+    WirePieces run = wire_range(c->format, c->count);
     cuda_wire_decode(stream, c->format, out + c->offset, in, NULL, &run);
     cuda_wire_decode(stream, c->format, base, in, base, &run);
     cuda_test_wait(stream);
@@ -717,7 +717,7 @@ static void wire_check_sum(const WireCase *c, const void *runs[WIRE_RANKS]) {
                                    (cudaStream_t)stream->queue));
         wire_add(c->format, expected, runs[rank], c->count);
     }
-    WirePieces run = wire_run(c->format, c->count);
+    WirePieces run = wire_range(c->format, c->count);
     cuda_wire_sum(stream, c->format, out + c->offset, in, stride, WIRE_RANKS, &run);
     cuda_test_wait(stream);
     host_floats(got, out + c->offset, c->count);

@@ -24,8 +24,8 @@
 // A is computed at theta(0) before anything is sent, so the first commit is exactly that
 // of zero1. The round A that is computed beside the last commit is not used.
 //
-// Both rounds have half of the micro-batches in the paper; acco_split.h says what speaks for
-// other shares, and chooses one. Its `configure` sets settings.round_a and .first_round.
+// In the paper both rounds have half of the micro-batches. acco_split.h says why round A is
+// longer here; it sets round_a and first_round.
 #ifndef ACCO_ACCO_H
 #define ACCO_ACCO_H
 
@@ -56,7 +56,7 @@ static const Rule acco_rule = {
     .commit = acco_commit,
     .check = acco_check,
     .configure = acco_configure,
-    .measure = acco_measure,
+    .choose = acco_choose,
     .describe = acco_describe,
 };
 

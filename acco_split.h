@@ -1,16 +1,14 @@
-// acco_split.h: how ACCO divides a batch into its two rounds, and the options that say so.
-// acco.h is the rule itself.
+// acco_split.h: how ACCO divides a batch into its two rounds, and the options for it. acco.h
+// is the rule itself.
 //
-// How long the rounds are
-//
-// In the paper both rounds have half of the micro-batches. Here A has the share s of them
-// (--acco-split). Three things depend on it:
+// In the paper both rounds have half of the micro-batches. Here round A has the share s of
+// them (--acco-split). Three things depend on it:
 //
 //   time       Let a micro-batch take c, the exchange of a commit S, that of an estimate
 //              E. On equally fast ranks a commit takes max(A c, S) + max(B c, E). That is
 //              least, max(k c, S + E), where A : B = S : E: equal rounds where both
 //              exchanges are equally large, and a long A where the estimate travels in a
-//              coarser format. acco_times() has the general formula.
+//              coarser format. Unequal ranks are simulated (plan/choice.h).
 //   noise      Count A, B and k = A + B over all workers, and let micro-batch gradients be
 //              independent with variance v. Then the mean over A differs from the mean
 //              over the batch with variance v (1/A - 1/k) = v B / (A k). Under SGD that,
@@ -34,13 +32,12 @@
 //              at s = 3/4, by 1.3 at s = 7/8 (dev/results/rounds-2026-11-22.md).
 //
 // Noise and stability ask for a long A, time for one that suits the two exchanges.
-// Against a long A speaks a coarse format of the estimate: A is computed where rounding
-// has put the estimate, B at the exact parameters. A coarse format touches only theta~:
-// the commit still adds up every gradient in full.
+// A coarse estimate argues for a short A: A's gradients are computed at the rounded
+// estimate, B's at the exact parameters. A coarse format touches only theta~; the commit
+// still adds up every gradient in full.
 #ifndef ACCO_ACCO_SPLIT_H
 #define ACCO_ACCO_SPLIT_H
 
-#include "measure.h"
 #include "rule.h"
 
 // ---------------------------------------------------------------------------------------
@@ -54,7 +51,7 @@ typedef struct AccoOptions {
     int estimate_wire;   // ESTIMATE_WIRE_...
 } AccoOptions;
 
-// The share of round A that a text says outright. Returns false for any other text.
+// Reads the share of round A where the text is "half" or a number; otherwise returns false.
 static inline bool acco_read_share(const char *text, double *share) {
     if (strcmp(text, "half") == 0) {
         *share = 0.5;
@@ -66,7 +63,7 @@ static inline bool acco_read_share(const char *text, double *share) {
     return plain && *end == '\0' && *share > 0 && *share < 1;
 }
 
-// The share with which both exchanges are equally well hidden, from their bytes.
+// The share that hides both exchanges equally well, going by their bytes.
 static inline double acco_share_of_wires(WireFormat commit, WireFormat estimate) {
     double bytes = (double)wire_bytes(commit, WIRE_BLOCK);
     return bytes / (bytes + (double)wire_bytes(estimate, WIRE_BLOCK));
@@ -135,153 +132,19 @@ static inline void acco_describe(const void *own, const SchedulerSettings *setti
     }
 }
 
-// ---------------------------------------------------------------------------------------
-// What auto chooses
-
-// Of one rank.
-typedef struct AccoRank {
-    int micro_batches; // per commit, 2 or more
-    double seconds;    // of one
-} AccoRank;
-
-// Seconds.
-typedef struct AccoTimes {
-    double a, b;   // the two rounds, each on the rank where it lasts longest
-    double commit; // from one commit to the next
-} AccoTimes;
-
-// How long commits take with a share of round A and exchanges of so many seconds: the
-// longest of the cycles that keep each other waiting. A rank's own rounds follow each
-// other; the estimate waits for the longest round A, the commit for the longest round B,
-// and the two exchanges follow each other.
-static inline AccoTimes acco_times(const AccoRank *ranks, int size, double share, double commit,
-                                   double estimate) {
-    AccoTimes times = {0, 0, commit + estimate};
-    for (int rank = 0; rank < size; rank++) {
-        int k = ranks[rank].micro_batches, a = acco_round_a(share, k);
-        times.a = fmax(times.a, a * ranks[rank].seconds);
-        times.b = fmax(times.b, (k - a) * ranks[rank].seconds);
-        times.commit = fmax(times.commit, k * ranks[rank].seconds);
-    }
-    times.commit = fmax(times.commit, fmax(times.a + estimate, times.b + commit));
-    return times;
-}
-
-// An exchange may take so much longer during training than it took when it was measured;
-// and commits that differ by so much of the computation are equally good.
-#define ACCO_MARGIN 1.1
-#define ACCO_TOLERANCE 0.01
-
-// The times with exchanges that take so much longer.
-static inline AccoTimes acco_late_times(const AccoRank *ranks, int size, double share, double commit,
-                                        double estimate) {
-    return acco_times(ranks, size, share, ACCO_MARGIN * commit, ACCO_MARGIN * estimate);
-}
-
-// How long commits take, between exchanges as they were measured and slower ones. Slower
-// ones alone would not tell splits apart that hide all that was measured from splits that
-// hide none of an estimate.
-static inline double acco_expected_commit(const AccoRank *ranks, int size, double share, double commit,
-                                          double estimate) {
-    double late = acco_late_times(ranks, size, share, commit, estimate).commit;
-    return (acco_times(ranks, size, share, commit, estimate).commit + late) / 2;
-}
-
-// The share with which commits take least, and among those that are equally good, within
-// `tolerance` seconds, the largest.
-static inline double acco_best_share(const AccoRank *ranks, int size, double commit, double estimate,
-                                     double tolerance) {
-    int k = 2, best = 1;
-    double least = INFINITY;
-    for (int rank = 0; rank < size; rank++) {
-        k = ranks[rank].micro_batches > k ? ranks[rank].micro_batches : k;
-    }
-    for (int a = 1; a < k; a++) {
-        least = fmin(least, acco_expected_commit(ranks, size, (double)a / k, commit, estimate));
-    }
-    for (int a = 1; a < k; a++) {
-        bool good = acco_expected_commit(ranks, size, (double)a / k, commit, estimate) <= least + tolerance;
-        best = good ? a : best;
-    }
-    return (double)best / k;
-}
-
-// What a choice is made from. Times are in seconds.
-typedef struct AccoMeasured {
-    const AccoRank *ranks; // (size)
-    int size;
-    WireFormat wire;
-    double commit;    // the exchange of a commit, in `wire`
-    double computing; // what a rank computes per commit, the longest
-} AccoMeasured;
-
-// A format of the estimate, with the split that goes with it.
-typedef struct AccoCandidate {
-    WireFormat wire;
-    double estimate; // seconds of the estimate's exchange
-    double share;
-    AccoTimes times;
-} AccoCandidate;
-
-// estimate: the seconds of an exchange in `wire`.
-static inline AccoCandidate acco_candidate(const AccoOptions *options, const AccoMeasured *measured,
-                                           WireFormat wire, double estimate) {
-    AccoCandidate candidate = {wire, estimate, 0, {0, 0, 0}};
-    if (strcmp(options->split, "auto") == 0) {
-        candidate.share = acco_best_share(measured->ranks, measured->size, measured->commit, estimate,
-                                          ACCO_TOLERANCE * measured->computing);
-    } else if (!acco_read_share(options->split, &candidate.share)) {
-        candidate.share = acco_share_of_wires(measured->wire, wire);
-    }
-    candidate.times =
-        acco_late_times(measured->ranks, measured->size, candidate.share, measured->commit, estimate);
-    return candidate;
-}
-
-// The first, and so the finest, whose commits take no longer than those of any other.
-static inline const AccoCandidate *acco_choose(const AccoCandidate *list, int count, double computing) {
-    double least = INFINITY;
-    int chosen = 0;
-    for (int i = 0; i < count; i++) { least = fmin(least, list[i].times.commit); }
-    while (!(list[chosen].times.commit <= least + ACCO_TOLERANCE * computing)) { chosen++; }
-    return &list[chosen];
-}
-
-// Measures from fine to coarse, as far as computation does not hide everything yet. Of
-// the formats of 4 bits int4 rounds an estimate less (kernels/wire.h).
-static inline void acco_measure(void *own, Scheduler *s, char reason[RULE_TEXT]) {
+// What auto leaves to a measurement (Rule::choose), by preference: fine formats of the
+// estimate before coarse ones, and a long round A before a short one. int4 is the coarsest,
+// since it rounds an estimate less than e3m0 (kernels/wire.h).
+static inline bool acco_choose(void *own, const SchedulerSettings *settings, int format, int split) {
     AccoOptions *options = (AccoOptions *)own;
-    bool any_wire = options->estimate_wire == ESTIMATE_WIRE_AUTO;
-    AccoMeasured measured = {NULL, s->transport->size, s->settings.wire, 0, 0};
-    MeasuredRound round = measure_round(s, measured.wire);
-    AccoRank mine = {s->settings.micro_batches, round.micro_batch};
-    AccoRank *ranks =
-        (AccoRank *)transport_collect_records(s->transport, "measuring the ranks", &mine, sizeof mine);
-    measured.ranks = ranks;
-    measured.commit = round.exchange;
-    for (int rank = 0; rank < measured.size; rank++) {
-        measured.computing = fmax(measured.computing, ranks[rank].micro_batches * ranks[rank].seconds);
-    }
-    AccoCandidate list[WIRE_FORMAT_COUNT];
-    int finest = any_wire ? measured.wire : s->settings.estimate_wire, count = 0;
-    int coarsest = any_wire && measured.wire < WIRE_INT4 ? WIRE_INT4 : finest;
-    for (int wire = finest; wire <= coarsest; wire++) {
-        double estimate =
-            wire == (int)measured.wire ? measured.commit : measure_round(s, (WireFormat)wire).exchange;
-        list[count++] = acco_candidate(options, &measured, (WireFormat)wire, estimate);
-        if (list[count - 1].times.commit <= (1 + ACCO_TOLERANCE) * measured.computing) { break; }
-    }
-    const AccoCandidate *chosen = acco_choose(list, count, measured.computing);
-    if (strcmp(options->split, "auto") == 0) {
-        snprintf(options->split, sizeof options->split, "%.9g", chosen->share);
-    }
-    if (any_wire) { options->estimate_wire = ESTIMATE_WIRE_FORMATS + (int)chosen->wire; }
-    snprintf(
-        reason, RULE_TEXT,
-        "measured: the exchange of a commit takes %.3g s and the round beside it %.3g s, that of an estimate "
-        "(%s) %.3g s and its round %.3g s",
-        measured.commit, chosen->times.a, wire_name(chosen->wire), chosen->estimate, chosen->times.b);
-    free(ranks);
+    bool any_format = options->estimate_wire == ESTIMATE_WIRE_AUTO,
+         any_split = strcmp(options->split, "auto") == 0;
+    int wire = (int)settings->wire + format, k = settings->micro_batches, a = k - 1 - split;
+    if (format > 0 && (!any_format || wire > WIRE_INT4)) { return false; }
+    if (split > 0 && (!any_split || a < 1)) { return false; }
+    if (any_format) { options->estimate_wire = ESTIMATE_WIRE_FORMATS + wire; }
+    if (any_split) { snprintf(options->split, sizeof options->split, "%.9g", (double)a / k); }
+    return true;
 }
 
 #endif

@@ -14,7 +14,7 @@ static inline bool scheduler_is_halted(const Scheduler *s) {
     return s->spikes.failed || s->spikes.rollback_due;
 }
 
-// Records skipped steps for the report. The job of a local rule does not know the value that
+// Records skipped steps for the report. The job of a local rule does not know which value
 // was too large.
 static inline void scheduler_note_spike(Scheduler *s, SpikeKind kind, double steps) {
     const Job *job = &s->job;

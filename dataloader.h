@@ -557,14 +557,6 @@ static inline uint64_t data_loader_validation_samples(const DataLoader *loader) 
     return loader->hold_out ? loader->validation_windows : loader->training_windows;
 }
 
-// The window that validation visits at `sample`: with hold_out those that were kept, in
-// the order of the files; without it all of them, for data that were opened to validate
-// on.
-static inline uint64_t data_loader_validation_window(const DataLoader *loader, uint64_t sample) {
-    uint64_t first = loader->hold_out ? loader->training_windows : 0;
-    return first + sample % data_loader_validation_samples(loader);
-}
-
 // The file that window `window` lies in, and in *start its first token there.
 static inline const DataFile *data_loader_find(const DataLoader *loader, uint64_t window, uint64_t *start) {
     int low = 0, high = loader->file_count - 1; // the answer: the last file with first_window <= window
@@ -608,43 +600,40 @@ static inline bool data_loader_copy(const DataLoader *loader, uint64_t window, i
     return true;
 }
 
-// A batch of the built-in corpus: B windows, from first_sample on, of the stream that
-// `seed` names.
-static inline bool data_fill_builtin(uint64_t seed, uint64_t first_sample, int B, int T, int32_t *tokens,
-                                     int32_t *targets, double *perfect_loss, Error *error) {
-    uint8_t *bytes = (uint8_t *)malloc((size_t)T + 1);
-    if (bytes == NULL) { return error_set(error, "no memory for a window of %d bytes", T + 1); }
-    double nats = 0.0;
-    for (int b = 0; b < B; b++) {
-        nats += corpus_fill(seed, first_sample + (uint64_t)b, T, bytes, NULL);
-        for (int t = 0; t < T; t++) {
-            tokens[(size_t)b * (size_t)T + (size_t)t] = bytes[t];
-            targets[(size_t)b * (size_t)T + (size_t)t] = bytes[t + 1];
-        }
-    }
-    free(bytes);
-    *perfect_loss = nats / ((double)B * T);
-    return true;
-}
-
 // data_loader_fill and data_loader_fill_validation, which differ in their order.
 static inline bool data_loader_fill_rows(const DataLoader *loader, bool validation, uint64_t first_sample,
                                          int B, int32_t *tokens, int32_t *targets, double *perfect_loss,
                                          Error *error) {
     int T = loader->sequence_length;
-    if (loader->builtin) {
-        uint64_t stream = random_hash(loader->seed, validation ? 1 : 0);
-        return data_fill_builtin(stream, first_sample, B, T, tokens, targets, perfect_loss, error);
+    double nats = 0.0;
+    uint8_t *bytes = loader->builtin ? (uint8_t *)malloc((size_t)T + 1) : NULL;
+    if (loader->builtin && bytes == NULL) {
+        return error_set(error, "no memory for a window of %d bytes", T + 1);
     }
-    *perfect_loss = NAN;
-    for (int b = 0; b < B; b++) {
-        size_t row = (size_t)b * (size_t)T;
-        uint64_t sample = first_sample + (uint64_t)b;
-        uint64_t window =
-            validation ? data_loader_validation_window(loader, sample) : data_loader_window(loader, sample);
-        if (!data_loader_copy(loader, window, tokens + row, targets + row, error)) { return false; }
+    bool good = true;
+    for (int b = 0; good && b < B; b++) {
+        uint64_t sample = first_sample + (uint64_t)b, window;
+        int32_t *inputs = tokens + (size_t)b * (size_t)T, *outputs = targets + (size_t)b * (size_t)T; // (T)
+        if (loader->builtin) {
+            uint64_t stream = random_hash(loader->seed, validation ? 1 : 0);
+            nats += corpus_fill(stream, sample, T, bytes, NULL);
+            for (int t = 0; t < T; t++) {
+                inputs[t] = bytes[t];
+                outputs[t] = bytes[t + 1];
+            }
+            continue;
+        }
+        if (validation) { // what was held out, in the order of the files; or all, in data for validation
+            uint64_t first = loader->hold_out ? loader->training_windows : 0;
+            window = first + sample % data_loader_validation_samples(loader);
+        } else {
+            window = data_loader_window(loader, sample);
+        }
+        good = data_loader_copy(loader, window, inputs, outputs, error);
     }
-    return true;
+    free(bytes);
+    *perfect_loss = loader->builtin ? nats / ((double)B * T) : NAN;
+    return good;
 }
 
 // Fills tokens (B, T) and targets (B, T) with B samples of the training order, from

@@ -16,7 +16,7 @@
 //   acco-wp (weight prediction; the second option of SAPipe, Chen et al., 2022)
 //   communication   | COMMIT theta(t), then predict theta~(t+1) = Opt?(theta(t), the same gradient) |
 //
-// Compute goes on at the prediction. theta itself exists only in the master copies of the
+// Compute continues at the prediction. theta itself exists only in the master copies of the
 // shards, so where it is needed (evaluation, saving) it is gathered into the gradient
 // accumulator, which is empty then. The prediction uses the learning rate of the commit
 // just made.

@@ -27,17 +27,6 @@
 // ---------------------------------------------------------------------------------------
 // Inner steps
 
-// Why this worker must not step with its gradient.
-static inline SpikeKind inner_step_judge(Scheduler *s, Stream *stream, double norm) {
-    if (!isfinite(norm)) {
-        s->tally.site.element =
-            job_last_bad_element(s->gradients.data, 0, s->problem.parameter_count, stream);
-    }
-    if (s->tally.not_finite > 0) { return SPIKE_LOSS; }
-    if (!isfinite(norm)) { return SPIKE_GRADIENT; }
-    return spike_judge_both(&s->spikes.norms, &s->spikes.losses, norm, tally_mean_loss(&s->tally));
-}
-
 // Decides whether this inner step is made, and adds it to the tally of the steps since
 // the latest exchange; the losses of a step that is not made are not counted. With
 // --on-spike skip only bad steps are left out, and SPIKE_PATIENCE of them in a row count
@@ -45,20 +34,29 @@ static inline SpikeKind inner_step_judge(Scheduler *s, Stream *stream, double no
 // further step between its first bad one and the sending, which tells all ranks.
 static inline bool inner_step_is_good(Scheduler *s, Stream *stream, double norm) {
     Tally step = s->tally;
+    SpikeState *spikes = &s->spikes;
     bool skips = s->settings.on_spike == SPIKE_SKIP, waits = !skips && s->local.tally_before.left_out > 0;
-    SpikeKind spike = waits ? SPIKE_NONE : inner_step_judge(s, stream, norm);
-    SpikeSite site = s->tally.site;
-    site.high_loss = spike == SPIKE_HIGH_LOSS;
+    SpikeKind spike = SPIKE_NONE;
+    if (!waits && !isfinite(norm)) {
+        size_t count = s->problem.parameter_count;
+        step.site.element = job_last_bad_element(s->gradients.data, 0, count, stream);
+        spike = step.not_finite > 0 ? SPIKE_LOSS : SPIKE_GRADIENT;
+    } else if (!waits) {
+        spike = step.not_finite > 0
+                    ? SPIKE_LOSS
+                    : spike_judge_both(&spikes->norms, &spikes->losses, norm, tally_mean_loss(&step));
+    }
+    step.site.high_loss = spike == SPIKE_HIGH_LOSS;
     s->tally = s->local.tally_before;
     if (spike == SPIKE_NONE && !waits) {
         tally_add(&s->tally, &step);
-        s->spikes.in_a_row = 0;
+        spikes->in_a_row = 0;
         return true;
     }
-    if (s->tally.left_out == 0) { s->tally.site = site; }
+    if (s->tally.left_out == 0) { s->tally.site = step.site; }
     s->tally.left_out += 1;
-    s->spikes.in_a_row += 1;
-    if (skips && s->spikes.in_a_row >= SPIKE_PATIENCE) { s->tally.not_finite = 1; }
+    spikes->in_a_row += 1;
+    if (skips && spikes->in_a_row >= SPIKE_PATIENCE) { s->tally.not_finite = 1; }
     return false;
 }
 

@@ -1,8 +1,8 @@
 // measure.h: how long a micro-batch and an exchange take, measured on the run itself
 // before training: its own model and data, ranks and link.
 //
-// For choices that a rule leaves to a measurement (Rule::measure). Both are measured
-// beside each other, as training runs them, because they share cores, memory and, on a
+// Choices that are left to a measurement are made from these numbers (plan/choose.h). Both are
+// measured beside each other, as training runs them, because they share cores, memory and, on a
 // GPU, multiprocessors. The exchange is the reduce-scatter and the all-gather of a job;
 // its records and the step of the optimizer, which are short, are left out. Nothing is
 // trained: gradients are dropped, and parameters, optimizer and the position in the data
@@ -14,8 +14,8 @@
 
 enum { MEASURE_REPEATS = 3 }; // the median counts
 
-// An exchange is long enough to be measured after so many seconds; of a longer one only a
-// part is sent.
+// An exchange of this many seconds is long enough to be measured. Only a part of a longer one
+// is sent.
 #define MEASURE_SECONDS 0.2
 
 typedef struct MeasuredRound {
@@ -27,14 +27,14 @@ typedef struct MeasureWork {
     Scheduler *scheduler;
     WireFormat wire;
     size_t cells; // how many of the layout's are exchanged
-    // Out.
+    // The tasks fill in these.
     double exchange_seconds;
-    double compute_seconds; // of the micro-batches, added up
+    double compute_seconds; // of all micro-batches
     int micro_batches;
 } MeasureWork;
 
-// Communication stream. The ranks begin together, so nobody's wait for another is
-// counted. What is left in the communication buffer is of no use.
+// Communication stream. The ranks begin together, so that no rank's wait for another is
+// counted. The communication buffer holds nothing of use afterwards.
 static inline void measure_exchange_task(void *context, Stream *stream) {
     MeasureWork *work = (MeasureWork *)context;
     Scheduler *s = work->scheduler;
@@ -47,7 +47,7 @@ static inline void measure_exchange_task(void *context, Stream *stream) {
     size_t end = work->cells * s->layout.piece;
     double seconds[MEASURE_REPEATS];
     for (int i = 0; i < MEASURE_REPEATS; i++) {
-        transport_barrier(s->transport, "measuring"); // who has waited long sleeps a little longer:
+        transport_barrier(s->transport, "measuring"); // a rank that waited long wakes up late:
         transport_barrier(s->transport, "measuring"); // after the second one all are awake
         double began = clock_seconds();
         comm_reduce_scatter(&s->comm, stream, &collective, 0, end);

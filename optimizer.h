@@ -75,9 +75,9 @@ static inline void decay_ranges_add(DecayRange *ranges, int *count, size_t begin
 // ---------------------------------------------------------------------------------------
 // The state
 
-// The step of every element in a range, as `adamw` takes it (kernels/kernels.h), in
-// memory of the host.
-typedef void ElementwiseStep(Stream *stream, AdamWRange *range, bool commit);
+// The step of every element in a range, as `adamw` makes it (kernels/kernels.h), in memory
+// of the host.
+typedef void ElementwiseStep(Stream *stream, const AdamWRange *range);
 
 typedef struct OptimizerSettings {
     ElementwiseStep *elementwise_step; // NULL: adamw. Tests put plain SGD here (test/sgd.h)
@@ -85,7 +85,7 @@ typedef struct OptimizerSettings {
     const DecayRange *decay_ranges; // sorted, disjoint; borrowed
     int decay_range_count;
     Precision moments; // in which the moments are kept; bf16 is rounded at random (kernels/moments.h)
-    uint64_t seed;     // of that rounding; workers that keep the same moments have the same one
+    uint64_t seed;     // for that rounding: the same on all workers that keep the same moments
 } OptimizerSettings;
 
 typedef struct Optimizer {
@@ -123,10 +123,11 @@ static inline void optimizer_reserve(Optimizer *optimizer, Arena *arena, const O
 static inline void optimizer_take_master(Optimizer *optimizer, Stream *stream, const float *parameters) {
     size_t shard = layout_shard(&optimizer->layout);
     for (size_t own = 0; own < shard;) {
-        size_t run = layout_run(&optimizer->layout, own, shard);
+        size_t count = layout_range(&optimizer->layout, own, shard);
         stream_copy(stream, optimizer->master + own,
-                    parameters + layout_flat(&optimizer->layout, optimizer->rank, own), run * sizeof(float));
-        own += run;
+                    parameters + layout_flat(&optimizer->layout, optimizer->rank, own),
+                    count * sizeof(float));
+        own += count;
     }
 }
 
@@ -137,15 +138,15 @@ typedef struct OptimizerStep {
     const float *gradient; // (layout_padded): a sum over micro-batches
     float *out;            // (layout_padded): the new parameters; may be `gradient` itself. NULL: the
                            // master is the result, which only a commit may ask for
-    double divisor, scale; // of the gradient: how many micro-batches the sum holds, and clipping
+    double divisor, scale; // the gradient is divided by the number of micro-batches, and clipped
     double learning_rate;
     bool commit; // moves the state; otherwise an estimate, and the state stays bitwise as it was
 } OptimizerStep;
 
-// The end of the longest run of elements from `position` on, at most to `end`, in which
-// all elements decay or none does; *decays says which.
-static inline size_t optimizer_run_end(const OptimizerSettings *settings, size_t position, size_t end,
-                                       bool *decays) {
+// The end of the longest range of elements from `position` on, at most to `end`, in which
+// either all elements decay or none; *decays says which.
+static inline size_t optimizer_range_end(const OptimizerSettings *settings, size_t position, size_t end,
+                                         bool *decays) {
     *decays = false;
     for (int i = 0; i < settings->decay_range_count; i++) {
         const DecayRange *range = &settings->decay_ranges[i];
@@ -156,8 +157,8 @@ static inline size_t optimizer_run_end(const OptimizerSettings *settings, size_t
     return end;
 }
 
-// Steps all elements that this worker owns, run by run: a run is contiguous in the flat
-// vector and has one weight decay.
+// Steps all elements that this worker owns, range by range: a range is contiguous in the
+// flat vector and has one weight decay.
 static inline void optimizer_step(Optimizer *optimizer, Stream *stream, const OptimizerStep *step) {
     const OptimizerSettings *settings = &optimizer->settings;
     const Layout *layout = &optimizer->layout;
@@ -166,27 +167,26 @@ static inline void optimizer_step(Optimizer *optimizer, Stream *stream, const Op
            "a step other than AdamW's works on memory of the host, not on that of a GPU");
     for (size_t own = 0; own < shard;) {
         size_t flat = layout_flat(layout, optimizer->rank, own);
-        size_t contiguous = layout->size == 1 ? shard - own : layout_run(layout, own, shard);
+        size_t contiguous = layout->size == 1 ? shard - own : layout_range(layout, own, shard);
         bool decays;
-        size_t end = optimizer_run_end(settings, flat, flat + contiguous, &decays);
-        AdamWRange range;
-        memset(&range, 0, sizeof range);
-        range.master = optimizer->master + own;
-        range.out = step->out != NULL ? step->out + flat : range.master;
-        range.first_moment = real_at(optimizer->first_moment, own, settings->moments);
-        range.second_moment = real_at(optimizer->second_moment, own, settings->moments);
-        range.gradient = step->gradient + flat;
-        range.count = end - flat;
-        range.flat = flat;
-        range.moments = settings->moments;
-        range.key = moment_key(settings->seed, optimizer->commits);
-        range.step =
-            adamw_step(settings->beta1, settings->beta2, (double)(optimizer->commits + 1), settings->epsilon,
-                       step->learning_rate, decays ? settings->weight_decay : 0.0);
+        size_t end = optimizer_range_end(settings, flat, flat + contiguous, &decays);
+        AdamWRange range = {
+            .out = step->out != NULL ? step->out + flat : optimizer->master + own,
+            .master = optimizer->master + own,
+            .first_moment = real_at(optimizer->first_moment, own, settings->moments),
+            .second_moment = real_at(optimizer->second_moment, own, settings->moments),
+            .gradient = step->gradient + flat,
+            .count = end - flat,
+            .flat = flat,
+            .moments = settings->moments,
+            .key = moment_key(settings->seed, optimizer->commits),
+            .step = adamw_step(settings->beta1, settings->beta2, (double)(optimizer->commits + 1),
+                               settings->epsilon, step->learning_rate, decays ? settings->weight_decay : 0.0),
+            .commit = step->commit,
+        };
         range.step.divisor = (float)step->divisor;
         range.step.scale = (float)step->scale;
-        (settings->elementwise_step != NULL ? settings->elementwise_step : adamw)(stream, &range,
-                                                                                  step->commit);
+        (settings->elementwise_step != NULL ? settings->elementwise_step : adamw)(stream, &range);
         own += end - flat;
     }
     if (step->commit) { optimizer->commits++; }

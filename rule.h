@@ -11,11 +11,11 @@
 #include "runtime/names.h"
 #include "scheduler.h"
 
-typedef char OptionText[1024]; // a text that a user gave, with its zero byte
+typedef char OptionText[1024]; // the text of an option, with its zero byte
 
 enum { RULE_TEXT = sizeof(OptionText) + 256 };
 
-// What a rule's own options are checked against.
+// What is known of the run when a rule checks its own options.
 typedef struct RuleFacts {
     int layers;    // of the model; 0: not known yet
     bool adaptive; // --accumulate auto
@@ -26,13 +26,13 @@ typedef struct Rule {
     const char *summary; // one line for the start-up block
     RuleKind kind;       // what compute does while data travel (scheduler_state.h)
     // How far it departs from steps with the mean gradient of a batch at the current
-    // parameters, 0: not at all. Of rules that are equally fast a plan recommends the one with
-    // the least. Which rule with local steps departs least has not been measured.
+    // parameters; 0: not at all. Among equally fast rules a plan recommends the one that
+    // departs least. Which rule with local steps departs least has not been measured.
     int departs;
     bool replicated;       // every rank holds and steps the whole optimizer state
     int rounds_per_commit; // calls of accumulate() per commit, of a micro-batch or more each
-    // After a commit a job may still be under way, so a checkpoint must hold the sum it
-    // made.
+    // A job may still be under way after a commit, so a checkpoint must hold the sum that it
+    // makes.
     bool job_in_flight_between_commits;
 
     // One commit; of a local rule the inner steps up to its next exchange.
@@ -52,13 +52,14 @@ typedef struct Rule {
     //
     // check: whether the options fit together, and to what else is known of the run.
     // configure: the options as settings of the scheduler; they have passed check.
-    // measure: makes the choices that some options ("auto") leave to a measurement, before
-    // training and while nothing else runs; all ranks call it together. It writes them
-    // into `own` as a user would have, and why into `reason`; rank 0's are those that
-    // count. describe: the numbers of the rule, for the start-up block.
+    // choose: options that are "auto" leave a choice to a measurement (plan/choose.h). Writes
+    // choice number (format, split) into `own`, as a user would have; both count from the
+    // one that is preferred where several are as fast. False: there is no such choice.
+    // settings: of the rank with the most micro-batches.
+    // describe: the numbers of the rule, for the start-up block.
     bool (*check)(const void *own, const RuleFacts *facts, Error *error);
     void (*configure)(const void *own, SchedulerSettings *settings);
-    void (*measure)(void *own, Scheduler *s, char reason[RULE_TEXT]);
+    bool (*choose)(void *own, const SchedulerSettings *settings, int format, int split);
     void (*describe)(const void *own, const SchedulerSettings *settings, char text[RULE_TEXT]);
 } Rule;
 

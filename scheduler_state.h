@@ -148,7 +148,7 @@ typedef struct Tally {
     double stops;  // ranks that were asked to stop: all ranks learn of it with the same job
     double saves;  // ranks whose clock says that it is time for a checkpoint
     double ended;  // ranks whose checkpoint writer has ended
-    // Of this rank, and not added up.
+    // This rank's own, which is not added up.
     double own_square; // sum of squares of its own gradients; the job fills it in
     SpikeSite site;
 } Tally;
@@ -207,7 +207,7 @@ typedef struct Job {
     JobKind kind;
     bool follows; // it sends gradients while the last backward pass of accumulate() makes them
     int fragment; // local rules: the fragment that travels
-    // scheduler_prepare_job derives these from the kind of the job and of the rule.
+    // job_prepare derives these from the kind of the job and of the rule.
     Layout layout;         // of the vector that travels
     WireFormat wire;       // in which sums travel
     size_t bucket;         // cells that travel together
@@ -239,7 +239,7 @@ typedef struct CommitReport {
     double predicted;          // tokens in them
     double loss, perfect_loss; // means over these tokens; NaN where there are none
     double learning_rate, gradient_norm;
-    // Of this worker. Exposed: compute was idle while data travelled.
+    // This worker's seconds. Exposed: compute was idle while data travelled.
     double compute_seconds, communication_seconds, exposed_seconds;
     double micro_batch_seconds;     // of compute: without steps and boundaries
     double micro_batch_cpu_seconds; // see TraceSums
@@ -251,7 +251,7 @@ typedef struct SpikeReport {
     int64_t commit; // commits before it
     int rank;       // which rank caused it; -1: unknown
     SpikeSite site;
-    // Where it was too large: the norm or the loss, and the largest that is no spike.
+    // The norm or the loss that was too large, and the largest that is no spike.
     double measured, largest;
     double steps; // how many steps; above 1 where a local rule reports a period
 } SpikeReport;

@@ -39,10 +39,11 @@ enum {
     SPIKE_PATIENCE = 10 // skipped steps in a row after which the run ends: then it is not the data
 };
 
-// Of the logarithm. Where values are very even, 10 % more is still no spike.
+// The least standard deviation of the logarithm, so that among very even values 10 % more is
+// still no spike.
 #define SPIKE_LEAST_DEVIATION 0.05
 
-// Where a worker met the first bad value since it last reported one. Numbers count from
+// Where a worker met the first bad value since its last report of one. Numbers count from
 // 1; 0: none.
 typedef struct SpikeSite {
     double micro_batch; // of this worker: the micro-batch whose loss is not finite
@@ -69,7 +70,7 @@ static inline double spike_largest(const SpikeDetector *detector) {
     return exp(detector->mean + detector->limit * deviation);
 }
 
-// Whether a finite value is too large. Learns it in any case.
+// Says whether a finite value is too large, and learns it in any case.
 static inline bool spike_judge(SpikeDetector *detector, double value) {
     double largest = spike_largest(detector);
     bool spike = value > largest;

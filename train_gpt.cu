@@ -5,6 +5,7 @@
 //   train_gpt sample OPTIONS     prints a text that a model on disk continues
 //   train_gpt eval OPTIONS       perplexity, LAMBADA or HellaSwag of a model on disk
 //   train_gpt plan OPTIONS       prints the memory that each rank needs; allocates nothing
+//   train_gpt tokenize OPTIONS   token files of lines of JSON
 //   train_gpt help TOPIC         an option, a group of them, a command; help all: everything
 //
 // The update rule (rules.h) decides what a commit is and what runs beside what; this file
@@ -19,15 +20,17 @@
 #include "evaluation/sample.h"    // defines: command_sample, print_sample: text out
 #include "plan/choose.h"          // defines: choose_by_measurement: what is auto
 #include "plan/plan.h"            // defines: command_plan: how much memory a run would need
+#include "program/announce.h"     // defines: announce_run: the start-up block
 #include "program/build_facts.h"  // defines: print_build_facts: --version
 #include "program/data.h"         // defines: open_data, tokenize_data: what is trained on
 #include "program/fit.h"          // defines: fit_check: is there memory enough?
-#include "program/precision.h"    // defines: choose_precision: fp32 or bf16, by measurement
-#include "program/report.h"       // defines: report_window, print_end: what a run says
+#include "program/machine_rates.h" // defines: choose_precision: fp32 or bf16, by measurement
 #include "program/resume.h"       // defines: begin_checkpoint, resume_run, roll_back: a run on disk
 #include "program/setup.h"        // defines: choose_model, reserve_memory: choices before training
 #include "program/spike_report.h" // defines: report_spike, fail_spike: steps that were not made
 #include "program/start.h"        // defines: open_run_directory, start_run: memory, threads, parameters
+#include "program/summary.h"      // defines: print_end: the last lines
+#include "program/tokenize.h"     // defines: command_tokenize: token files of lines of JSON
 
 // ---------------------------------------------------------------------------------------
 // Validation
@@ -91,13 +94,6 @@ static void validate_exchange_task(void *context, Stream *stream) {
     free(all);
 }
 
-// Rank 0: a validation that takes long shows how far it is.
-static void show_validation(Run *run, int64_t done, int64_t batches, double began) {
-    double now = clock_seconds();
-    Progress progress = {"validation, ", "batches", done, batches, now - began, QUIET_SECONDS};
-    if (run_is_main(run) && now - began >= 1) { terminal_bar(&run->terminal, &progress, now); }
-}
-
 // The mean loss of the committed parameters over the predicted tokens of the held-out
 // batches, and that of a perfect model, on all ranks. The batches are dealt out to the
 // ranks in turn. False: a rank was asked to stop, and all have left it unfinished.
@@ -113,15 +109,18 @@ static bool validate(Run *run) {
         if (sum.batch < batches) { scheduler_call(s, s->compute, validate_task, &sum); }
         scheduler_call(s, s->communication, validate_agree_task, &sum);
         stopped = s->wishes.stop_agreed && first + run->transport.size < batches;
-        show_validation(run, int64_min(first + run->transport.size, batches), batches, began);
+        double now = clock_seconds();
+        int64_t done = int64_min(first + run->transport.size, batches);
+        Progress progress = {"validation, ", "batches", done, batches, now - began, QUIET_SECONDS};
+        if (run_is_main(run) && now - began >= 1) { terminal_bar(&run->terminal, &progress, now); }
     }
     return_committed(s, sum.parameters);
     if (!stopped) {
         scheduler_call(s, s->communication, validate_exchange_task, &sum);
-        run->validation_loss = sum.loss / sum.predicted;
-        run->perfect_validation_loss = sum.perfect_loss / sum.predicted;
+        run->reports.validation = sum.loss / sum.predicted;
+        run->reports.perfect_validation = sum.perfect_loss / sum.predicted;
     }
-    run->paused += clock_seconds() - began;
+    run->clock.paused += clock_seconds() - began;
     return !stopped;
 }
 
@@ -139,34 +138,37 @@ static bool is_due(int64_t before, int64_t now, int64_t every) {
 static void follow_commits(Run *run, bool last) {
     const Options *options = &run->options;
     const Scheduler *s = &run->scheduler;
-    bool is_new = s->reports > run->seen.reports;
+    Reports *reports = &run->reports;
+    bool is_new = s->reports > reports->seen.reports, reports_here = run_is_main(run);
     if (!is_new && !last) { return; }
-    if (is_new) { window_add_commit(run); }
-    int64_t before = run->seen.commit, now = s->optimizer.commits;
-    run->seen.reports = s->reports;
-    run->seen.commit = now;
-    if (run_is_main(run) && run->window.has_commits && (last || is_due(before, now, options->report_every))) {
-        report_window(run);
+    if (is_new) { window_add_commit(reports); }
+    int64_t before = reports->seen.commit, now = s->optimizer.commits;
+    int64_t tokens = tokens_done(run);
+    reports->seen.reports = s->reports;
+    reports->seen.commit = now;
+    if (reports_here && reports->window.has_commits && (last || is_due(before, now, options->report_every))) {
+        report_window(reports, training_seconds(&run->clock));
     }
     if (options->val_batches > 0 && (last || is_due(before, now, options->val_every))) {
-        if (validate(run) && run_is_main(run)) { report_validation(run); }
+        if (validate(run) && reports_here) {
+            report_validation(reports, tokens, training_seconds(&run->clock));
+        }
     }
-    if (!last && !s->wishes.stop_agreed && is_due(before, now, options->sample_every)) {
-        print_sample(run, false);
-    }
-    if (run_is_main(run)) {
-        Progress progress = {
-            "", "tokens", tokens_done(run), options->tokens, training_seconds(run), QUIET_TRAINING_SECONDS};
+    if (!last && !s->wishes.stop_agreed && is_due(before, now, options->sample_every)) { print_sample(run, false); }
+    if (reports_here) {
+        double seconds = training_seconds(&run->clock);
+        Progress progress = {"", "tokens", tokens, options->tokens, seconds, QUIET_TRAINING_SECONDS};
         terminal_bar(&run->terminal, &progress, clock_seconds());
     }
 }
 
-// Makes commits until enough tokens have been trained on, a spike halts the run, or
-// somebody asks it to stop.
+// Makes commits until enough tokens have been trained on, a spike halts the run, or it is
+// asked to stop.
 static void train_to_target(Run *run) {
     Scheduler *s = &run->scheduler;
     const Rule *rule = run->rule;
-    double target = target_gradients(run);
+    Saving *saving = &run->saving;
+    double target = s->settings.target;
     bool was_done = s->gradients_done >= target; // a resumed run may have come this far before
     while (s->gradients_done < target && !scheduler_is_halted(s) && !s->wishes.stop_agreed) {
         int64_t before = s->optimizer.commits;
@@ -176,13 +178,18 @@ static void train_to_target(Run *run) {
         if (scheduler_is_halted(s)) { return; }
         follow_commits(run, last);
         if (s->wishes.all_writers_done) { end_checkpoint(run); }
-        if (!last &&
-            (s->wishes.save_agreed || is_due(before, s->optimizer.commits, run->save_times.commits))) {
+        if (!last && (s->wishes.save_agreed || is_due(before, s->optimizer.commits, saving->times.commits))) {
             begin_checkpoint(run, true);
         }
-        watch_saving_clock(run);
+        // --save-every with a time: rank 0 asks by its clock, and all ranks learn of it with the next job.
+        if (run_is_main(run) && saving->times.seconds > 0 &&
+            clock_seconds() - saving->began >= saving->times.seconds) {
+            __atomic_store_n(&s->wishes.save_requested, true, __ATOMIC_RELAXED);
+        }
     }
-    if (s->wishes.stop_agreed && run_is_main(run) && run->window.has_commits) { report_window(run); }
+    if (s->wishes.stop_agreed && run_is_main(run) && run->reports.window.has_commits) {
+        report_window(&run->reports, training_seconds(&run->clock));
+    }
     if (s->wishes.stop_agreed || (rule->finish == NULL && !was_done)) { return; }
     bool changed = rule->finish != NULL && rule->finish(s);
     report_spike(run);
@@ -195,13 +202,12 @@ static void train_to_target(Run *run) {
 // Returns whether the state at the end is on disk, or is not meant to be.
 static bool train(Run *run) {
     Scheduler *s = &run->scheduler;
-    run->started = run->saving_began = clock_seconds();
-    run->validation_loss = NAN;
+    run->clock.started = run->saving.began = clock_seconds();
     train_to_target(run);
     while (s->spikes.rollback_due && roll_back(run)) { train_to_target(run); }
-    if (!s->spikes.failed) { return run->save_times.never || save_checkpoint(run); }
+    if (!s->spikes.failed) { return run->saving.times.never || save_checkpoint(run); }
     end_checkpoint(run);
-    fail_spike(run);
+    if (run_is_main(run)) { fail_spike(run); }
     return false;
 }
 
@@ -212,7 +218,7 @@ static bool train(Run *run) {
 static void choose_alone(Run *run) {
     Options *options = &run->options;
     Placement *placement = &run->placement;
-    const Transport *transport = &run->transport;
+    Transport *transport = &run->transport;
     Error error = {""};
     launch_threads(transport->local_size, (int)options->threads, &run->threads);
     launch_shared_memory(transport->local_size, run->shared_memory_warning,
@@ -222,19 +228,20 @@ static void choose_alone(Run *run) {
                 launch_check_copies(transport->size, transport_has_mpi(), getenv, &error) &&
                 choose_model(run, &error) && open_data(run, &error) && choose_length(run, &error) &&
                 check_tokenizer(run, &error);
-    wait_for_rank_zero(run, "checking the model"); // its checksums: a large one takes minutes
+    wait_for_rank_zero(transport, "checking the model"); // its checksums: a large one takes minutes
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
 }
 
 // Decides what depends on the other ranks: how GPUs exchange, and so the plan of memory.
 static void choose_together(Run *run) {
+    Setup setup = setup_of_run(run);
     Error error = {""};
     choose_precision(run);
     placement_meet_hosts(&run->options, &run->transport);
     placement_choose_exchange(&run->placement, &run->options, &run->transport);
     bool good = placement_choose_gpu_exchange(&run->placement, &run->options, &run->transport, &error) &&
                 placement_check_gpu_options(&run->placement, &run->options, &error) &&
-                reserve_memory(run, &error) && fit_check(run, &error);
+                reserve_memory(&setup, &error) && fit_check(&setup, &error);
     run->scheduler.wishes.stop_requested = &run->signal_watch.stop_requested;
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
 }
@@ -257,53 +264,56 @@ static void write_trace(Run *run) {
 // Checks and describes the result. saved: whether it is on disk. Returns the exit code.
 static int finish_run(Run *run, bool saved) {
     Scheduler *s = &run->scheduler;
+    Transport *transport = &run->transport;
     scheduler_settle(s);
     write_trace(run); // of a failed run too: it shows what led to that
     if (s->spikes.failed) {
-        if (run_is_main(run)) { close_logs(run); }
+        if (run_is_main(run)) { reports_close(&run->reports); }
         return EXIT_SYSTEM_FAILURE;
     }
     // Stopped workers of a local rule may each hold parameters of their own; the
     // committed ones are the same everywhere.
     const void *weights = borrow_committed_weights(s, run->rule);
-    uint64_t fingerprint = check_replicas(run, weights, weights_bytes(run));
+    uint64_t fingerprint = check_replicas(s, weights, weights_bytes(s));
     return_committed(s, weights);
     if (s->settings.gathers_casts) { // the weights are casts of what counts
         const float *committed = borrow_committed(s, run->rule);
-        fingerprint = check_replicas(run, committed, run->table.parameter_count * sizeof(float));
+        fingerprint = check_replicas(s, committed, run->table.parameter_count * sizeof(float));
         return_committed(s, committed);
     }
-    double exposed = mean_over_ranks(&run->transport, run->exposed_seconds);
-    if (run_is_main(run)) {
-        print_end(run, fingerprint, exposed);
-        if (s->wishes.stop_agreed) { print_stopped(run, saved); }
-    }
+    double exposed = 0, *all = (double *)transport_collect_records(
+                            transport, "means", &run->reports.exposed_seconds, sizeof exposed);
+    for (int rank = 0; rank < transport->size; rank++) { exposed += all[rank]; }
+    exposed /= transport->size;
+    free(all);
+    if (run_is_main(run)) { print_end(run, fingerprint, exposed, saved); }
     if (!s->wishes.stop_agreed && !run->nothing_left) { print_sample(run, true); }
     if (run_is_main(run)) {
         print_files(run);
-        close_logs(run);
-        print_missing(run, saved);
+        reports_close(&run->reports);
+        print_missing(run->reports.lost_lines, saved);
     }
-    bool lacks = run->trace_is_lost || run->lost_lines > 0;
-    share_from_rank_zero(run, &lacks, sizeof lacks);
+    bool lacks = run->trace_is_lost || run->reports.lost_lines > 0;
+    share_from_rank_zero(transport, &lacks, sizeof lacks);
     if (!saved || (lacks && !s->wishes.stop_agreed)) { return EXIT_SYSTEM_FAILURE; }
     if (!s->wishes.stop_agreed) { return 0; }
-    return run->save_times.never ? EXIT_STOPPED_UNSAVED : EXIT_ASKED_TO_STOP;
+    return run->saving.times.never ? EXIT_STOPPED_UNSAVED : EXIT_ASKED_TO_STOP;
 }
 
 static void release_run(Run *run) {
     model_stop(&run->model, run->scheduler.compute);
     scheduler_stop(&run->scheduler);
-    close_checkpoints(run);
+    json_decref(run->checkpointed.options);
+    commit_set_clear(&run->checkpointed.damaged);
     thread_pool_destroy(run->pool);
     arena_release(&run->arena);
     parameter_table_free(&run->table);
     free(run->decay_ranges);
     data_loader_close(&run->data);
-    if (has_validation_data(run)) { data_loader_close(&run->validation_data); }
+    data_loader_close(&run->validation_data);
     transport_barrier(&run->transport, "end");
     run_lock_release(&run->lock);
-    nvml_close(&run->nvml);
+    nvml_close(&run->reports.nvml);
     placement_close(&run->placement);
     transport_close(&run->transport);
 }
@@ -330,7 +340,15 @@ static void meet_ranks(Run *run, bool understood, Error *error) {
         terminal_open(&run->terminal, stdout);
     }
     agree_or_exit(run, understood ? 0 : EXIT_USER_MISTAKE, error);
-    agree_on_command(run);
+    int32_t mine = (int32_t)command;
+    int32_t *all = (int32_t *)transport_collect_records(&run->transport, "commands", &mine, sizeof mine);
+    bool alike = mine == all[0];
+    if (!alike) {
+        error_set(error, "rank %d was started with the command %s and rank 0 with %s: start all ranks alike",
+                  run->transport.rank, command_names()[mine], command_names()[all[0]]);
+    }
+    free(all);
+    agree_or_exit(run, alike ? 0 : EXIT_USER_MISTAKE, error);
     // A start with a large model from a slow disk may take longer than a commit of training.
     run->transport.timeout_seconds = fmax(run->transport.timeout_seconds, run->options.timeout_s);
     if (together) { return; }
@@ -375,8 +393,9 @@ int main(int argc, char **argv) {
     switch (run->options.command) {
     case COMMAND_TRAIN: exit_code = command_train(run); break;
     case COMMAND_PLAN: exit_code = command_plan(run); break;
-    case COMMAND_SAMPLE: exit_code = command_sample(run); break;
+    case COMMAND_SAMPLE: exit_code = command_sample(&run->options); break;
     case COMMAND_EVAL: exit_code = command_eval(run); break;
+    case COMMAND_TOKENIZE: exit_code = command_tokenize(&run->options); break;
     case COMMAND_HELP:
         if (!options_print_topic(stdout, run->options.topic, &error)) { exit_user_mistake(&error); }
         break;

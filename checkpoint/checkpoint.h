@@ -14,22 +14,22 @@
 //                       state.safetensors, and of the manifest itself
 //
 // Vectors are logical: none of them is "the bytes of rank 3". What all ranks share is
-// written once, each part by the rank that owns it; what every worker has of its own
-// stands under worker.R/. So a run with another number of ranks, or of another rule, can
-// go on from it. What is then not exactly as before is reported.
+// written once, each part by the rank that owns it. What each worker has for itself is
+// stored as worker.R.VECTOR. So a run with another number of ranks, or another rule, can
+// continue from a checkpoint; it reports what is then not exactly as before.
 //
-//   vector        of which rules         what
-//   master        all                    the exact parameters; local: the outer ones
-//   parameters    sharded; local: of     what compute uses, where it is not the
-//                 each worker            master: an estimate, rounded, or a worker's
-//                                        own. "casts": they are casts of the master
-//   gradients     overlapped: of each    handed over, and waiting for the next job
-//                 worker
-//   momentum      local                  of the outer step
+//   vector        which rules save it    content
+//   master        all                    the exact parameters; local rules: the outer ones
+//   parameters    sharded; local: each   what compute uses, where that is not the master:
+//                 worker its own         an estimate, a rounded copy, or a worker's own.
+//                                        "casts" in the manifest: casts of the master
+//   gradients     overlapped: each       the sums that wait for the next job
+//                 worker its own
+//   momentum      local                  the momentum of the outer step
 //   exchange      with a job in flight   the sum that the next boundary will apply
 //                 between commits
-//   exp_avg,      all; local: of each    AdamW's moments, in the format of --moments; all
-//   exp_avg_sq    worker                 other vectors are fp32
+//   exp_avg,      all; local: each       AdamW's moments, in the format of --moments; all
+//   exp_avg_sq    worker its own         other vectors are fp32
 #ifndef ACCO_CHECKPOINT_CHECKPOINT_H
 #define ACCO_CHECKPOINT_CHECKPOINT_H
 
@@ -50,27 +50,27 @@ enum {
     CHECKPOINT_PATH_SIZE = RUN_PATH_SIZE + 96
 };
 
-// Commits in no particular order.
+// The commits of some checkpoints, in ascending order.
 typedef struct CommitSet {
     int64_t *commits; // (count)
     int count;
 } CommitSet;
 
-static inline bool commit_set_has(const CommitSet *set, int64_t commit) {
-    int i = 0;
-    while (i < set->count && set->commits[i] != commit) { i++; }
-    return i < set->count;
-}
-
 static inline void commit_set_add(CommitSet *set, int64_t commit) {
     set->commits = (int64_t *)realloc(set->commits, (size_t)(set->count + 1) * sizeof commit);
-    set->commits[set->count++] = commit;
+    int place = set->count++;
+    for (; place > 0 && set->commits[place - 1] > commit; place--) {
+        set->commits[place] = set->commits[place - 1];
+    }
+    set->commits[place] = commit;
 }
 
 static inline void commit_set_remove(CommitSet *set, int64_t commit) {
+    int kept = 0;
     for (int i = 0; i < set->count; i++) {
-        if (set->commits[i] == commit) { set->commits[i--] = set->commits[--set->count]; }
+        if (set->commits[i] != commit) { set->commits[kept++] = set->commits[i]; }
     }
+    set->count = kept;
 }
 
 static inline void commit_set_clear(CommitSet *set) {
@@ -95,9 +95,9 @@ typedef struct CheckpointedRun {
     int64_t keep;           // how many of the latest checkpoints stay
     int64_t keep_every;     // the first one at or beyond each multiple of this stays too; 0: none
     json_t *options;        // the effective options, name: value
-    int product_processors; // of a GPU, that matrix products may count on; 0: all
-    const char *measured;   // why the options have what was chosen by a measurement; "": nothing was
-    // Whether going on with `now` instead of `before` (NULL: not known then) leads to
+    int product_processors; // GPU multiprocessors that matrix products may use; 0: all
+    const char *measured;   // the measurement that chose some of the options; "": none did
+    // Whether continuing with `now` instead of `before` (NULL: not known then) leads to
     // other bits.
     bool (*option_change_matters)(const void *context, const char *name, const json_t *before,
                                   const json_t *now);
@@ -110,7 +110,7 @@ typedef struct CheckpointedRun {
 
     // Changed by saving.
     struct Saver *saver;                 // the checkpoint that is being written; NULL: none
-    int64_t saved_commit, saved_reports; // the scheduler's, of the newest checkpoint on disk
+    int64_t saved_commit, saved_reports; // the scheduler's counters in the newest checkpoint on disk
 
     // Changed by loading.
     CommitSet damaged; // checkpoints that could not be loaded
@@ -128,13 +128,17 @@ typedef enum SavedScope {
 typedef struct SavedVector {
     const char *name;
     SavedScope scope;
-    Real *data;      // where kernels work; (parameter_count), of a shard its own elements
+    Real *data;      // where kernels work; (parameter_count), or this rank's shard of it
     Precision held;  // the format of `data`
     Precision saved; // in the file: the same, but casts, which only a GPU keeps, are saved as fp32
 } SavedVector;
 
 static inline SavedVector saved_floats(const char *name, SavedScope scope, float *data) {
-    SavedVector vector = {name, scope, as_reals(data), PRECISION_FP32, PRECISION_FP32};
+    SavedVector vector = {.name = name,
+                          .scope = scope,
+                          .data = as_reals(data),
+                          .held = PRECISION_FP32,
+                          .saved = PRECISION_FP32};
     return vector;
 }
 
@@ -148,15 +152,25 @@ static inline void saved_vector_add(SavedVector *vectors, int *count, SavedVecto
 }
 
 // The vectors of a run in its present state, in the order of the file. Returns how many
-// there are. Moments come last: where they are bf16, what stands behind them need not be
-// aligned for fp32.
+// there are. Moments come last: behind a moment in bf16, a vector might not be aligned for
+// fp32.
 static inline int saved_vectors(Scheduler *s, SavedVector vectors[CHECKPOINT_MAX_VECTORS]) {
-    bool local = s->settings.kind == RULE_LOCAL, sharded = !local && !s->settings.replicated;
+    bool local = s->settings.kind == RULE_LOCAL, sharded = scheduler_shards(&s->settings);
     SavedScope moments = local ? SAVED_WORKER : sharded ? SAVED_SHARD : SAVED_SHARED;
     Precision format = s->optimizer.settings.moments;
-    SavedVector casts = {"parameters", SAVED_SHARED, s->casts, PRECISION_BF16, PRECISION_FP32},
-                first = {"exp_avg", moments, s->optimizer.first_moment, format, format},
-                second = {"exp_avg_sq", moments, s->optimizer.second_moment, format, format};
+    SavedVector casts = {.name = "parameters",
+                         .scope = SAVED_SHARED,
+                         .data = s->casts,
+                         .held = PRECISION_BF16,
+                         .saved = PRECISION_FP32};
+    SavedVector first = {.name = "exp_avg",
+                         .scope = moments,
+                         .data = s->optimizer.first_moment,
+                         .held = format,
+                         .saved = format};
+    SavedVector second = first;
+    second.name = "exp_avg_sq";
+    second.data = s->optimizer.second_moment;
     int count = 0;
     saved_vector_add(vectors, &count,
                      saved_floats("master", sharded ? SAVED_SHARD : SAVED_SHARED,
@@ -181,9 +195,9 @@ static inline int saved_vectors(Scheduler *s, SavedVector vectors[CHECKPOINT_MAX
     return count;
 }
 
-// About how many bytes a checkpoint will have on disk, the model in it included. between:
-// one of the middle of a run, which may hold an exchange that is under way. The scheduler's
-// memory needs no more than to be planned.
+// About how many bytes a checkpoint will have on disk, including its model. between: it is
+// made in the middle of a run, and may hold an exchange that is under way. The scheduler's
+// memory must have been planned, but not allocated.
 static inline size_t checkpoint_bytes(const Scheduler *s, bool between) {
     Scheduler at_rest = *s;
     SavedVector vectors[CHECKPOINT_MAX_VECTORS];
@@ -254,12 +268,13 @@ static inline json_t *detector_to_json(const SpikeDetector *detector) {
 }
 
 static inline SpikeDetector detector_from_json(const json_t *object) {
-    SpikeDetector detector = {0, number_from_json(object, "learned"), number_from_json(object, "mean"),
-                              number_from_json(object, "variance")};
+    SpikeDetector detector = {.learned = number_from_json(object, "learned"),
+                              .mean = number_from_json(object, "mean"),
+                              .variance = number_from_json(object, "variance")};
     return detector;
 }
 
-// What one worker alone knows. Ranks exchange it as a record.
+// What only this worker knows. Ranks exchange it as a record.
 typedef struct WorkerNumbers {
     uint64_t micro_batches_begun;
     Tally tally, handed_over; // of the accumulator; of the gradients that wait for the next job
@@ -283,21 +298,23 @@ static inline json_t *worker_numbers_to_json(const WorkerNumbers *numbers) {
                      "spikes_in_a_row", number_to_json(numbers->spikes_in_a_row));
 }
 
-// Of worker number `worker` of a manifest's list of them.
+// The numbers of one worker in the manifest's list of them.
 static inline WorkerNumbers worker_numbers_from_json(const json_t *workers, int worker) {
     const json_t *object = json_array_get(workers, (size_t)worker);
-    WorkerNumbers numbers = {(uint64_t)integer_from_json(object, "micro_batches_begun"),
-                             tally_from_json(json_object_get(object, "tally")),
-                             tally_from_json(json_object_get(object, "handed_over")),
-                             number_from_json(object, "local_norm"),
-                             number_from_json(object, "local_rate"),
-                             detector_from_json(json_object_get(object, "norms")),
-                             detector_from_json(json_object_get(object, "losses")),
-                             number_from_json(object, "spikes_in_a_row")};
+    WorkerNumbers numbers = {
+        .micro_batches_begun = (uint64_t)integer_from_json(object, "micro_batches_begun"),
+        .tally = tally_from_json(json_object_get(object, "tally")),
+        .handed_over = tally_from_json(json_object_get(object, "handed_over")),
+        .local_norm = number_from_json(object, "local_norm"),
+        .local_rate = number_from_json(object, "local_rate"),
+        .norms = detector_from_json(json_object_get(object, "norms")),
+        .losses = detector_from_json(json_object_get(object, "losses")),
+        .spikes_in_a_row = number_from_json(object, "spikes_in_a_row"),
+    };
     return numbers;
 }
 
-// The latest job; where it is in flight, its result waits for the next boundary.
+// The latest job. If it is in flight, the next boundary will apply its result.
 static inline json_t *job_to_json(const Job *job) {
     return json_pack("{s:i, s:I, s:o, s:i, s:o, s:o, s:i, s:o}", "kind", (int)job->kind, "commit",
                      (json_int_t)job->commit, "gradients_done", number_to_json(job->gradients_done),
@@ -327,7 +344,7 @@ static inline json_t *model_to_json(const CheckpointedRun *run) {
     return hf_model_describe(run->config, SAFETENSORS_F32, NULL);
 }
 
-// The manifest without its checksums. workers (size): the numbers of all ranks.
+// The manifest without its checksums. workers (size): the numbers of every rank.
 static inline json_t *manifest_make(const CheckpointedRun *run, const WorkerNumbers *workers) {
     const Scheduler *s = run->scheduler;
     json_t *list = json_array(), *applied = json_array();
@@ -372,7 +389,7 @@ static inline json_int_t manifest_checksum(const json_t *manifest) {
 // Areas of state.safetensors: one vector each, with the model's tensors one behind the
 // other in the order of the flat vector
 
-// worker: whose; -1: shared by all of them.
+// worker: whose vector it is; -1: all workers share it.
 static inline void area_name(char name[128], const char *vector, int worker, const char *tensor) {
     if (worker >= 0) {
         snprintf(name, 128, "worker.%d.%s/%s", worker, vector, tensor);
@@ -385,20 +402,8 @@ static inline SafetensorsType area_type(Precision format) {
     return format == PRECISION_BF16 ? SAFETENSORS_BF16 : SAFETENSORS_F32;
 }
 
-static inline void area_plan(SafetensorsPlan *plan, const ParameterTable *table, const char *vector,
-                             int worker, Precision format) {
-    for (int i = 0; i < table->count; i++) {
-        const ParameterInfo *entry = &table->entries[i];
-        char name[128];
-        size_t shape[2];
-        int dimensions = hf_model_shape(entry, shape);
-        area_name(name, vector, worker, entry->name);
-        safetensors_plan_add(plan, name, area_type(format), dimensions, shape);
-    }
-}
-
-// The first element of an area (parameter_count) in this format; NULL: the file has none of
-// this name, format and size.
+// The first element of an area (parameter_count) in this format; NULL: the file has no area
+// of this name, format and size.
 static inline const Real *area_find(const SafetensorsFile *file, const ParameterTable *table,
                                     const char *vector, int worker, Precision format) {
     const uint8_t *begin = NULL;
@@ -420,20 +425,19 @@ static inline const Real *area_find(const SafetensorsFile *file, const Parameter
 // ---------------------------------------------------------------------------------------
 // Pieces: the parts of a vector that this rank writes or reads
 
-// `host` (count) stands for elements [flat, flat + count) of the vector, in the format of the
-// file.
+// Reads or writes elements [flat, flat + count) of a vector at `host` (count), where they are
+// in the format of the file.
 typedef bool (*PieceVisit)(void *context, size_t flat, Real *host, size_t count, Error *error);
 
 typedef struct PieceWalk {
     Scheduler *scheduler;
-    bool writes_to_device; // what the visitor leaves in `host` is copied to where kernels work
+    bool writes_to_device; // the visitor fills `host`, which then goes to the vector
     float *stage;          // (CHECKPOINT_STAGE) on the host; not used on the CPU
     PieceVisit visit;
     void *context;
 } PieceWalk;
 
-// Copies `count` elements of the vector, from its element `begin` on, from a GPU to the
-// stage or back.
+// Copies elements [begin, begin + count) of the vector from a GPU to the stage, or back.
 static inline void walk_copy(const PieceWalk *walk, const SavedVector *vector, size_t begin, size_t count) {
     Stream *stream = walk->scheduler->compute;
     bool writes = walk->writes_to_device;
@@ -465,8 +469,8 @@ static inline bool walk_piece(const PieceWalk *walk, const SavedVector *vector, 
     return true;
 }
 
-// Visits all elements that this rank has. divided: of a shared vector only this rank's
-// part, so that all ranks together visit every element once.
+// Visits all elements that this rank has. divided: it visits only its part of a shared
+// vector, so that all ranks together visit every element once.
 static inline bool walk_vector(const PieceWalk *walk, const SavedVector *vector, bool divided, Error *error) {
     Scheduler *s = walk->scheduler;
     size_t count = s->problem.parameter_count, rank = (size_t)s->transport->rank,
@@ -522,30 +526,34 @@ static inline CheckpointPaths checkpoint_paths(const char *directory, int64_t co
     return paths;
 }
 
-typedef struct CheckpointList {
-    int64_t *commits; // (count), ascending
-    int count;
-} CheckpointList;
-
-static inline int checkpoint_compare(const void *left, const void *right) {
-    int64_t a = *(const int64_t *)left, b = *(const int64_t *)right;
-    return a < b ? -1 : a > b;
-}
-
-// The finished checkpoints in a folder; the caller frees list.commits.
-static inline CheckpointList checkpoint_list(const char *folder) {
-    CheckpointList list = {NULL, 0};
+// The finished checkpoints in a folder. The caller clears the set.
+static inline CommitSet checkpoint_list(const char *folder) {
+    CommitSet set = {NULL, 0};
     DIR *directory = opendir(folder);
     for (struct dirent *entry; directory != NULL && (entry = readdir(directory)) != NULL;) {
         long long commit;
         char rest;
-        if (sscanf(entry->d_name, "commit-%lld%c", &commit, &rest) != 1 || commit < 0) { continue; }
-        list.commits = (int64_t *)realloc(list.commits, (size_t)(list.count + 1) * sizeof(int64_t));
-        list.commits[list.count++] = commit;
+        if (sscanf(entry->d_name, "commit-%lld%c", &commit, &rest) == 1 && commit >= 0) {
+            commit_set_add(&set, commit);
+        }
     }
     if (directory != NULL) { closedir(directory); }
-    if (list.count > 0) { qsort(list.commits, (size_t)list.count, sizeof(int64_t), checkpoint_compare); }
-    return list;
+    return set;
+}
+
+// The commit of the newest finished checkpoint in a folder from before commit `before`; -1:
+// there is none.
+static inline int64_t checkpoint_newest_in(const char *folder, int64_t before) {
+    CommitSet set = checkpoint_list(folder);
+    int64_t newest = -1;
+    for (int i = 0; i < set.count && set.commits[i] < before; i++) { newest = set.commits[i]; }
+    commit_set_clear(&set);
+    return newest;
+}
+
+// The same for the run in `directory`.
+static inline int64_t checkpoint_newest(const char *directory, int64_t before) {
+    return checkpoint_newest_in(checkpoint_paths(directory, 0).folder, before);
 }
 
 // Where `directory` is a run or its folder of checkpoints, changes it to the newest of
@@ -556,25 +564,12 @@ static inline bool checkpoint_find(char *directory, size_t capacity) {
     for (int i = 0; i < 2 && !found && directory[0] != '\0'; i++) {
         char path[CHECKPOINT_PATH_SIZE];
         snprintf(path, sizeof path, "%.*s%s", RUN_PATH_SIZE, directory, folders[i]);
-        CheckpointList list = checkpoint_list(path);
-        if (list.count > 0 && strlen(path) + 32 < capacity) {
-            snprintf(directory, capacity, "%s/commit-%lld", path, (long long)list.commits[list.count - 1]);
-            free(list.commits);
-            return true;
-        }
-        free(list.commits);
+        int64_t newest = checkpoint_newest_in(path, INT64_MAX);
+        if (newest < 0 || strlen(path) + 32 >= capacity) { continue; }
+        snprintf(directory, capacity, "%s/commit-%lld", path, (long long)newest);
+        return true;
     }
     return false;
-}
-
-// The commit of the newest finished checkpoint of the run in `directory` from before
-// commit `before`; -1: there is none.
-static inline int64_t checkpoint_newest(const char *directory, int64_t before) {
-    CheckpointList list = checkpoint_list(checkpoint_paths(directory, 0).folder);
-    int64_t newest = -1;
-    for (int i = 0; i < list.count && list.commits[i] < before; i++) { newest = list.commits[i]; }
-    free(list.commits);
-    return newest;
 }
 
 #endif

@@ -2,13 +2,13 @@
 //
 //   checksums.json    {"config.json": CRC-32, "model.safetensors": CRC-32, ...}
 //
-// The file goes where the directory is copied to, and programs that do not know it do not
-// mind it. A directory without it, as others make them, is not checked. Whoever changes a
+// The file is copied along with the directory, and programs that do not know it ignore it.
+// A directory without it, as other programs make them, is not checked. A user who changes a
 // file on purpose removes it.
 //
-// The sum of the weights is that of what was meant to be written, so a disk that stores
-// something else is found out. Large files are read by several threads: a sum costs about
-// a second a gigabyte.
+// The sum of the weights was computed from what was meant to be written, so it reveals a disk
+// that stores something else. Several threads read a large file: a gigabyte takes about a
+// second.
 #ifndef ACCO_CHECKPOINT_FILE_SUMS_H
 #define ACCO_CHECKPOINT_FILE_SUMS_H
 
@@ -22,7 +22,7 @@
 
 #define FILE_SUMS_NAME "checksums.json"
 
-enum { FILE_SUMS_BLOCK = 1 << 24, FILE_SUMS_THREADS = 8 }; // bytes that a thread sums at a time
+enum { FILE_SUMS_BLOCK = 1 << 24, FILE_SUMS_THREADS = 8 }; // a block: bytes that a thread sums at a time
 
 // ---------------------------------------------------------------------------------------
 // The sum of one file
@@ -30,7 +30,7 @@ enum { FILE_SUMS_BLOCK = 1 << 24, FILE_SUMS_THREADS = 8 }; // bytes that a threa
 typedef struct FileSumBlocks {
     const unsigned char *bytes; // (size)
     size_t size;
-    uLong *sums; // of each FILE_SUMS_BLOCK
+    uLong *sums; // (blocks)
 } FileSumBlocks;
 
 static inline size_t file_sum_block_bytes(const FileSumBlocks *blocks, int block) {
@@ -46,7 +46,7 @@ static inline void file_sum_task(void *context, int task, int thread) {
 
 // The CRC-32 of a file that is not empty.
 static inline bool file_sum_compute(const char *path, uint32_t *sum, Error *error) {
-    FileSumBlocks blocks = {NULL, 0, NULL};
+    FileSumBlocks blocks = {.bytes = NULL, .size = 0, .sums = NULL};
     blocks.bytes = (const unsigned char *)file_map(path, "expected a file of a model", &blocks.size, error);
     if (blocks.bytes == NULL) { return false; }
     int count = (int)((blocks.size + FILE_SUMS_BLOCK - 1) / FILE_SUMS_BLOCK);
@@ -73,8 +73,8 @@ static inline bool file_sum_compute(const char *path, uint32_t *sum, Error *erro
 // ---------------------------------------------------------------------------------------
 // The sums of a directory
 
-// Writes the sums of all files in `directory` that are not empty; that of the file
-// `known` is `sum`.
+// Writes the sums of all files in `directory` that are not empty. The sum of the file `known`
+// is `sum`.
 static inline bool file_sums_write(const char *directory, const char *known, uint32_t sum, Error *error) {
     char path[PATH_MAX];
     json_t *sums = json_object();
@@ -99,7 +99,8 @@ static inline bool file_sums_write(const char *directory, const char *known, uin
     return good && path_sync(path, error);
 }
 
-// Whether the file `name` in `directory` has the sum `expected`. Both may be anything.
+// Whether the file `name` in `directory` has the sum `expected`. Both come from a file that may
+// be damaged.
 static inline bool file_sums_check_file(const char *directory, const char *name, const json_t *expected,
                                         Error *error) {
     char path[PATH_MAX];
@@ -120,8 +121,8 @@ static inline bool file_sums_check_file(const char *directory, const char *name,
                      path);
 }
 
-// Whether the files in `directory` are those that were written. True where nothing says
-// what that was.
+// Whether the files in `directory` are those that were written. True for a directory without
+// checksums.
 static inline bool file_sums_check(const char *directory, Error *error) {
     char path[PATH_MAX];
     json_error_t problem;

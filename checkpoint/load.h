@@ -1,4 +1,4 @@
-// checkpoint/load.h: going on from a checkpoint.
+// checkpoint/load.h: continuing from a checkpoint.
 //
 // A checkpoint is opened and checked without trusting a byte of it, and then its vectors
 // and numbers are put where the present run has them. Everything that can be wrong is
@@ -6,9 +6,9 @@
 // block of state.safetensors is read and its checksum compared; the ranks share that
 // work.
 //
-// What cannot go on as if nothing had happened (another rule, another number of ranks,
-// another kind of device, another option that changes the numbers) is no error: it
-// becomes a remark, which the program prints.
+// A run that differs from the saved one (another rule, number of ranks, kind of device, or
+// option that changes the numbers) cannot continue bit for bit. That is no error: it becomes
+// a remark, which the program prints.
 #ifndef ACCO_CHECKPOINT_LOAD_H
 #define ACCO_CHECKPOINT_LOAD_H
 
@@ -21,9 +21,9 @@ enum { CHECKPOINT_REMARKS_SIZE = 512 };
 typedef struct CheckpointSource {
     json_t *manifest;
     SafetensorsFile state;
-    const char *rule; // of the run that saved it
+    const char *rule; // the saving run's
     bool same_rule;   // as the present run's
-    int workers;      // ranks of the run that saved it
+    int workers;      // the saving run's ranks
 } CheckpointSource;
 
 // ---------------------------------------------------------------------------------------
@@ -86,7 +86,7 @@ static inline bool fragments_are_sane(const json_t *manifest, bool local) {
     return good && integer_from_json(manifest, "fragment") < (count > 1 ? count : 1);
 }
 
-// Micro-batches that the worker which came furthest has begun.
+// Micro-batches begun by the worker that came furthest.
 static inline int64_t furthest_worker(const json_t *manifest) {
     const json_t *workers = json_object_get(manifest, "workers");
     int64_t furthest = 0;
@@ -137,7 +137,7 @@ static inline const float *source_area(const CheckpointSource *source, const Che
     return real_floats_const(area_find(&source->state, run->table, vector, worker, PRECISION_FP32));
 }
 
-// A vector of the checkpoint in the format that it was saved in.
+// A vector of the checkpoint, in the format that it was saved in.
 typedef struct SourceArea {
     const Real *data; // (parameter_count); NULL: there is none
     Precision format;
@@ -159,7 +159,7 @@ static inline SourceArea source_moment_area(const CheckpointSource *source, cons
     return area;
 }
 
-// The state holds every vector that a run of `rule`, which saved it, has.
+// The state holds every vector that `rule`, under which it was saved, has.
 static inline bool source_is_complete(const CheckpointSource *source, const CheckpointedRun *run,
                                       const Rule *rule) {
     bool local = rule->kind == RULE_LOCAL,
@@ -172,8 +172,8 @@ static inline bool source_is_complete(const CheckpointSource *source, const Chec
     }
     if (local) { good = good && source_area(source, run, "momentum", -1) != NULL; }
     good = good && in_flight == (source_area(source, run, "exchange", -1) != NULL);
-    // Gradients that wait for a job are those of all workers or of none, and only
-    // overlapped rules have them.
+    // Only overlapped rules have gradients that wait for a job, and then every worker has
+    // them.
     bool waiting = source_area(source, run, "gradients", 0) != NULL;
     good = good && (!waiting || rule->kind == RULE_OVERLAPPED);
     for (int worker = 1; good && worker < source->workers; worker++) {
@@ -207,7 +207,7 @@ static inline bool source_open_manifest(CheckpointSource *source, const Checkpoi
         return error_set(error, "%.400s is damaged: it is not what was written", file);
     }
     if (!manifest_is_sane(source->manifest, rule_find(source->rule))) {
-        return error_set(error, "%.400s is no state that a run of %.40s can be in", file, source->rule);
+        return error_set(error, "%.400s holds a state that no run of %.40s can be in", file, source->rule);
     }
     return true;
 }
@@ -239,7 +239,7 @@ static inline bool checkpoint_open(CheckpointSource *source, const CheckpointedR
         good = error_set(error, "%.400s is of another model than %s", path, run->config->name);
     }
     if (good && !source_is_complete(source, run, rule_find(source->rule))) {
-        good = error_set(error, "%.400s does not hold what a run of %s leaves", file, source->rule);
+        good = error_set(error, "%.400s lacks a vector that every checkpoint of %s has", file, source->rule);
     }
     if (!good) { checkpoint_close(source); }
     return good;
@@ -279,59 +279,46 @@ static inline json_t *checkpoint_manifest(const CheckpointedRun *run, const char
 // ---------------------------------------------------------------------------------------
 // Verifying: a CRC-32 of every block of the state, block i computed by rank i mod ranks
 
-// sums (blocks): of this rank's blocks; the others stay as they are.
-static inline bool sum_own_blocks(const CheckpointedRun *run, int descriptor, size_t bytes, size_t blocks,
+// sums (blocks): filled in for this rank's blocks only. The file is read, not mapped: a disk
+// that fails is then an error, and no signal.
+static inline bool sum_own_blocks(const CheckpointedRun *run, const char *path, size_t bytes, size_t blocks,
                                   uint32_t *sums, Error *error) {
     unsigned char *block = (unsigned char *)malloc(CHECKPOINT_BLOCK);
-    bool good = block != NULL || error_set(error, "no memory for a block of the state");
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+    bool good = (block != NULL && descriptor >= 0) ||
+                error_set(error, "cannot open %.400s: %s", path, strerror(errno));
     for (size_t i = (size_t)run->transport->rank; good && i < blocks; i += (size_t)run->transport->size) {
         size_t begin = i * CHECKPOINT_BLOCK, size = size_min(bytes - begin, CHECKPOINT_BLOCK);
         good = pread(descriptor, block, size, (off_t)begin) == (ssize_t)size ||
                error_set(error, "the state ends early");
         if (good) { sums[i] = (uint32_t)crc32(0, block, (uInt)size); }
     }
+    if (descriptor >= 0) { close(descriptor); }
     free(block);
     return good;
 }
 
-// Opens a file that all ranks must see with the same length, the number of `bytes`. -1
-// with an error, on this rank or on all of them.
-static inline int open_on_all_ranks(const CheckpointedRun *run, const char *path, uint64_t *bytes,
-                                    Error *error) {
-    struct stat status;
-    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
-    bool good = descriptor >= 0 && fstat(descriptor, &status) == 0;
-    if (!good) { error_set(error, "cannot open %.400s: %s", path, strerror(errno)); }
-    *bytes = good ? (uint64_t)status.st_size : 0;
-    uint64_t *all = (uint64_t *)transport_collect_records(run->transport, "checkpoint", bytes, sizeof *bytes);
-    bool same = true;
-    for (int rank = 0; rank < run->transport->size; rank++) { same = same && all[rank] == all[0]; }
-    free(all);
-    if (good && !same) { error_set(error, "%.400s has not the same length on all ranks", path); }
-    if (good && same) { return descriptor; }
-    if (descriptor >= 0) { close(descriptor); }
-    return -1;
-}
-
-// All ranks: every block of the state is what was written.
+// All ranks, which have opened the checkpoint: every block of the state is what was written.
 static inline bool checkpoint_verify(const CheckpointSource *source, const CheckpointedRun *run,
                                      const char *path, Error *error) {
+    Transport *transport = run->transport;
     char file[CHECKPOINT_PATH_SIZE + 32];
-    uint64_t bytes;
-    snprintf(file, sizeof file, "%.*s/state.safetensors", CHECKPOINT_PATH_SIZE, path);
-    int descriptor = open_on_all_ranks(run, file, &bytes, error);
-    size_t blocks = descriptor >= 0 ? ((size_t)bytes + CHECKPOINT_BLOCK - 1) / CHECKPOINT_BLOCK : 0;
+    size_t bytes = source->state.size, blocks = (bytes + CHECKPOINT_BLOCK - 1) / CHECKPOINT_BLOCK;
     uint32_t *sums = (uint32_t *)calloc(blocks + 1, sizeof *sums);
-    bool good = descriptor >= 0 && sum_own_blocks(run, descriptor, (size_t)bytes, blocks, sums, error);
-    if (descriptor >= 0) { close(descriptor); }
-    good = all_ranks_good(run, good, error);
+    size_t *lengths = (size_t *)transport_collect_records(transport, "checkpoint", &bytes, sizeof bytes);
+    bool good = true;
+    snprintf(file, sizeof file, "%.*s/state.safetensors", CHECKPOINT_PATH_SIZE, path);
+    for (int rank = 0; rank < transport->size; rank++) { good = good && lengths[rank] == bytes; }
+    if (!good) { error_set(error, "%.400s has not the same length on all ranks", file); }
+    free(lengths);
+    good = all_ranks_good(run, good && sum_own_blocks(run, file, bytes, blocks, sums, error), error);
     if (good) {
         const json_t *expected = json_object_get(source->manifest, "block_crc32");
         uint32_t *all =
-            (uint32_t *)transport_collect_records(run->transport, "checkpoint", sums, blocks * sizeof *sums);
+            (uint32_t *)transport_collect_records(transport, "checkpoint", sums, blocks * sizeof *sums);
         good = json_array_size(expected) == blocks;
         for (size_t i = 0; good && i < blocks; i++) {
-            uint32_t found = all[i % (size_t)run->transport->size * blocks + i];
+            uint32_t found = all[i % (size_t)transport->size * blocks + i];
             good = json_integer_value(json_array_get(expected, i)) == (json_int_t)found;
         }
         free(all);
@@ -344,8 +331,8 @@ static inline bool checkpoint_verify(const CheckpointSource *source, const Check
 // ---------------------------------------------------------------------------------------
 // Vectors: where each of the present run's comes from
 
-// AdamW's moments. Another rule may keep them in another place: shared by all workers, or
-// each its own.
+// AdamW's moments. All workers may share them, or each has its own: that depends on the rule,
+// and the saving run's may have been another.
 static inline SourceArea source_moment(const CheckpointSource *source, const CheckpointedRun *run,
                                        const SavedVector *vector) {
     int worker = run->transport->rank % source->workers;
@@ -355,9 +342,9 @@ static inline SourceArea source_moment(const CheckpointSource *source, const Che
     return shared.data != NULL ? shared : source_moment_area(source, run, vector->name, 0);
 }
 
-// What compute uses: the saved parameters, where this worker existed before under the
-// same rule; otherwise the exact ones, master. Where casts of the master were saved and
-// this run has no use for casts, the master is what they stand for.
+// What compute uses: the saved parameters, if this worker existed before under the same rule;
+// otherwise the exact ones, master. If casts of the master were saved and this run does not
+// use casts, it takes the master itself.
 static inline const float *source_parameters(const CheckpointSource *source, const CheckpointedRun *run,
                                              const SavedVector *vector) {
     bool of_worker = vector->scope == SAVED_WORKER;
@@ -369,9 +356,9 @@ static inline const float *source_parameters(const CheckpointSource *source, con
     return found != NULL ? found : source_area(source, run, "master", -1);
 }
 
-// The gradient sums that wait for the next job. Where the number of ranks has changed,
-// the old workers are dealt out to the present ranks, and each rank adds up those of its
-// workers. The caller frees the sum (parameter_count).
+// The gradient sums that wait for the next job. If the number of ranks has changed, the old
+// workers are dealt out to the present ranks, and each rank adds up the sums of its workers.
+// The caller frees the sum (parameter_count).
 static inline float *source_gradients(const CheckpointSource *source, const CheckpointedRun *run,
                                       Tally *handed_over, Tally *kept) {
     size_t count = run->table->parameter_count;
@@ -389,9 +376,8 @@ static inline float *source_gradients(const CheckpointSource *source, const Chec
     return sum;
 }
 
-// The sum over the ranks that the job in flight has exchanged, scaled so that divided by
-// the present number of ranks it is the same mean as before. The caller frees it
-// (parameter_count).
+// The sum over the ranks that the job in flight has exchanged, scaled so that its mean over
+// the present ranks is the same as before. The caller frees it (parameter_count).
 static inline float *source_exchange(const CheckpointSource *source, const CheckpointedRun *run) {
     size_t count = run->table->parameter_count;
     float *sum = (float *)malloc(count * sizeof(float)),
@@ -406,8 +392,8 @@ typedef struct PieceReader {
     Precision format; // that the vector is wanted in
 } PieceReader;
 
-// Moments that were saved as fp32 and are bf16 now are rounded to nearest: this happens once,
-// and loses no step.
+// Moments that were saved as fp32 and are bf16 now are rounded to nearest. This happens once,
+// and no optimizer step is lost by it.
 static inline bool read_piece(void *context, size_t flat, Real *host, size_t count, Error *error) {
     const PieceReader *reader = (const PieceReader *)context;
     Precision was = reader->from.format, is = reader->format;
@@ -425,11 +411,15 @@ static inline bool read_piece(void *context, size_t flat, Real *host, size_t cou
     return true;
 }
 
-// What this rank has of the vector <- from, or zeros where that has no data.
+// Fills what this rank has of the vector from `from`; with zeros if that has no data.
 static inline void read_vector(CheckpointedRun *run, const SavedVector *vector, SourceArea from,
                                float *stage) {
     PieceReader reader = {from, vector->saved};
-    PieceWalk walk = {run->scheduler, true, stage, read_piece, &reader};
+    PieceWalk walk = {.scheduler = run->scheduler,
+                      .writes_to_device = true,
+                      .stage = stage,
+                      .visit = read_piece,
+                      .context = &reader};
     Error error = {""};
     walk_vector(&walk, vector, false, &error); // cannot fail: read_piece does not
 }
@@ -468,9 +458,9 @@ static inline void load_vectors(const CheckpointSource *source, CheckpointedRun 
 // ---------------------------------------------------------------------------------------
 // Numbers
 
-// Sets the counters of the run. Every worker has its own spike detectors; where there are
-// more ranks now, some take over those of another worker. What else a worker alone knows
-// is of use only with the same number of ranks, and of tokens in a micro-batch.
+// Sets the counters of the run. Every worker has its own spike detectors; if there are more
+// ranks now, some take over those of another worker. The other numbers of a worker are used
+// only with the same number of ranks, and of tokens in a micro-batch.
 static inline void load_numbers(const CheckpointSource *source, CheckpointedRun *run) {
     Scheduler *s = run->scheduler;
     const json_t *manifest = source->manifest, *applied = json_object_get(manifest, "applied_at");
@@ -484,8 +474,7 @@ static inline void load_numbers(const CheckpointSource *source, CheckpointedRun 
     s->reports = integer_from_json(manifest, "reports");
     s->spikes.count = number_from_json(manifest, "spikes");
     s->spikes.rollbacks = number_from_json(manifest, "rollbacks");
-    // Another rule's reports begin where the run stands: nothing of the old one is still
-    // to come.
+    // Under another rule reports begin anew, at the present commit.
     s->report.commit =
         source->same_rule ? integer_from_json(manifest, "reported_commit") : s->optimizer.commits;
     s->report.gradients_done =
@@ -509,7 +498,7 @@ static inline void load_numbers(const CheckpointSource *source, CheckpointedRun 
     run->data_base = integer_from_json(manifest, "data_base");
     run->seconds = number_from_json(manifest, "seconds");
     if (source->workers != run->transport->size || scale != 1) {
-        // The data go on where the furthest worker was, so that none are used twice.
+        // The data continue where the furthest worker was, so that none are used twice.
         double begun = (double)furthest_worker(manifest) * source->workers;
         run->data_base = (int64_t)ceil(((double)run->data_base + begun) * scale);
         return;
@@ -533,7 +522,7 @@ static inline void remarks_add(char remarks[CHECKPOINT_REMARKS_SIZE], const char
     snprintf(remarks + used, CHECKPOINT_REMARKS_SIZE - used, "%s%s", used > 0 ? "; " : "", text);
 }
 
-// Fills remarks with what cannot go on as if nothing had happened; empty: everything can.
+// Fills remarks with what cannot continue as if nothing had happened; empty: everything can.
 static inline void source_find_remarks(const CheckpointSource *source, const CheckpointedRun *run,
                                        char remarks[CHECKPOINT_REMARKS_SIZE]) {
     const json_t *options = json_object_get(source->manifest, "options");
@@ -545,13 +534,14 @@ static inline void source_find_remarks(const CheckpointSource *source, const Che
     remarks[0] = '\0';
     if (!source->same_rule) {
         remarks_add(remarks,
-                    "another rule: what the old one had under way is dropped, moments are taken over");
+                    "another rule: what the old rule had in flight is dropped, AdamW's moments are kept");
     }
     if (source->workers != run->transport->size) {
-        remarks_add(remarks, run->rule->kind == RULE_LOCAL
-                                 ? "another number of ranks: all go on from the outer parameters"
-                                 : "another number of ranks: sums are rounded in another order, data go on "
-                                   "where the furthest rank was");
+        remarks_add(remarks,
+                    run->rule->kind == RULE_LOCAL
+                        ? "another number of ranks: all continue from the outer parameters"
+                        : "another number of ranks: sums are rounded in another order, data continue "
+                          "where the furthest rank was");
     }
     if (source->workers == run->transport->size && exchange != NULL && strcmp(exchange, today) != 0) {
         remarks_add(remarks, "other hosts, or another --exchange: sums are rounded in another order");

@@ -18,10 +18,9 @@
 // One process creates the file; then any number of processes, each with the same plan,
 // write the parts that they own, in any order and without locks, because no two own the
 // same bytes. The file is whole when safetensors_writer_finish has returned in all of
-// them. Until then its creator must keep it under a name that nobody reads.
+// them. Until then its name must be one that no reader looks for.
 //
-// Elements are in the byte order of the machine, which this program takes to be
-// little-endian.
+// Elements are in the byte order of the machine, which must be little-endian.
 #ifndef ACCO_CHECKPOINT_SAFETENSORS_H
 #define ACCO_CHECKPOINT_SAFETENSORS_H
 
@@ -105,19 +104,6 @@ static inline bool safetensors_read_size(const json_t *item, size_t *value) {
     return true;
 }
 
-static inline bool safetensors_read_type(const SafetensorsFile *file, const json_t *item,
-                                         SafetensorsEntry *entry, Error *error) {
-    const char *name = json_string_value(item);
-    for (int type = 0; name != NULL && type < SAFETENSORS_TYPE_COUNT; type++) {
-        entry->type = (SafetensorsType)type;
-        if (strcmp(name, safetensors_type(entry->type)->name) == 0) { return true; }
-    }
-    return error_set(error,
-                     "%s: tensor %.80s has the unknown \"dtype\" %.40s: known are F32, BF16, F16, F64, I64, "
-                     "U8 and their like",
-                     file->path, entry->name, name != NULL ? name : "that is no string");
-}
-
 static inline bool safetensors_read_shape(const SafetensorsFile *file, const json_t *shape,
                                           SafetensorsEntry *entry, Error *error) {
     size_t dimensions = json_array_size(shape);
@@ -137,11 +123,8 @@ static inline bool safetensors_read_shape(const SafetensorsFile *file, const jso
         overflow |= __builtin_mul_overflow(entry->count, entry->shape[i], &entry->count);
     }
     overflow |= __builtin_mul_overflow(entry->count, safetensors_type(entry->type)->bytes, &entry->bytes);
-    if (overflow) {
-        return error_set(error, "%s: the \"shape\" of tensor %.80s is larger than any memory", file->path,
-                         entry->name);
-    }
-    return true;
+    return !overflow || error_set(error, "%s: the \"shape\" of tensor %.80s is larger than any memory",
+                                  file->path, entry->name);
 }
 
 // data (data_size): everything behind the header.
@@ -184,8 +167,20 @@ static inline bool safetensors_read_entry(const SafetensorsFile *file, const cha
     if (!json_is_object(item)) {
         return error_set(error, "%s: tensor %.80s must be described by a JSON object", file->path, name);
     }
-    return safetensors_read_type(file, json_object_get(item, "dtype"), entry, error) &&
-           safetensors_read_shape(file, json_object_get(item, "shape"), entry, error) &&
+    const char *dtype = json_string_value(json_object_get(item, "dtype"));
+    int type = 0;
+    while (type < SAFETENSORS_TYPE_COUNT &&
+           (dtype == NULL || strcmp(dtype, safetensors_type((SafetensorsType)type)->name) != 0)) {
+        type++;
+    }
+    if (type == SAFETENSORS_TYPE_COUNT) {
+        return error_set(error,
+                         "%s: tensor %.80s has the unknown \"dtype\" %.40s: known are F32, BF16, F16, F64, "
+                         "I64, U8 and their like",
+                         file->path, name, dtype != NULL ? dtype : "that is no string");
+    }
+    entry->type = (SafetensorsType)type;
+    return safetensors_read_shape(file, json_object_get(item, "shape"), entry, error) &&
            safetensors_read_offsets(file, json_object_get(item, "data_offsets"), data, data_size, entry,
                                     error);
 }
@@ -447,17 +442,6 @@ static inline bool safetensors_plan_note(SafetensorsPlan *plan, const char *key,
     return error_set(error, "%.40s \"%.200s\" cannot be stored: it is not valid UTF-8", key, text);
 }
 
-// The entry of a tensor in the header, with its data at byte `begin`.
-static inline json_t *safetensors_plan_describe(const SafetensorsPlanned *tensor, size_t begin) {
-    const SafetensorsTypeInfo *type = safetensors_type(tensor->type);
-    json_t *shape = json_array();
-    for (int i = 0; i < tensor->dimensions; i++) {
-        json_array_append_new(shape, json_integer((json_int_t)tensor->shape[i]));
-    }
-    return json_pack("{s:s, s:o, s:[I, I]}", "dtype", type->name, "shape", shape, "data_offsets",
-                     (json_int_t)begin, (json_int_t)(begin + tensor->count * type->bytes));
-}
-
 // Ends the planning: gives every tensor its place and makes the header. Wide elements come
 // first, and the header is padded to a multiple of 8 bytes, so that every element is
 // aligned to its size although the format allows no gaps.
@@ -470,12 +454,19 @@ static inline void safetensors_plan_finish(SafetensorsPlan *plan) {
     for (size_t width = 8; width >= 1; width /= 2) {
         for (int i = 0; i < plan->count; i++) {
             SafetensorsPlanned *tensor = &plan->tensors[i];
-            if (safetensors_type(tensor->type)->bytes != width) { continue; }
+            const SafetensorsTypeInfo *type = safetensors_type(tensor->type);
+            size_t end = position + tensor->count * width;
+            if (type->bytes != width) { continue; }
             assert(json_object_get(header, tensor->name) == NULL);
-            failures +=
-                json_object_set_new(header, tensor->name, safetensors_plan_describe(tensor, position));
+            json_t *shape = json_array();
+            for (int d = 0; d < tensor->dimensions; d++) {
+                json_array_append_new(shape, json_integer((json_int_t)tensor->shape[d]));
+            }
+            json_t *entry = json_pack("{s:s, s:o, s:[I, I]}", "dtype", type->name, "shape", shape,
+                                      "data_offsets", (json_int_t)position, (json_int_t)end);
+            failures += json_object_set_new(header, tensor->name, entry);
             tensor->offset = position;
-            position += tensor->count * width;
+            position = end;
         }
     }
     char *text = json_dumps(header, JSON_COMPACT);

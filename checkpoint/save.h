@@ -5,7 +5,7 @@
 //
 //   begin    between two commits, both streams idle: makes the temporary directory,
 //            gathers the numbers, and copies what this rank has to write; without memory
-//            for a copy it is written at once
+//            for a copy it writes at once
 //   writer   writes the copies and computes their checksums; needs no other rank
 //   end      between two commits, when the writer of every rank has ended, which all
 //            ranks learn with the same job (Tally::ended): writes checkpoint.json, and
@@ -13,8 +13,8 @@
 //
 // All ranks write their parts of one file, in a directory that all of them see.
 //
-// A checkpoint is whole or absent, whenever the program or the machine stops. The order
-// of the steps ensures that:
+// A checkpoint is whole or absent, no matter when the program or the machine stops. The
+// order of the steps ensures it:
 //
 //   1. every rank writes its parts of state.safetensors under the temporary name and
 //      syncs the file; rank 0 also writes and syncs model/
@@ -25,8 +25,8 @@
 //      that holds it (directory_publish in runtime/files.h)
 //   5. only then older checkpoints are removed
 //
-// A failure at any step leaves the older checkpoints as they were, and the run goes on.
-// Checksums are computed from memory, of what was meant to be written: if the disk stores
+// A failure at any step leaves the older checkpoints as they were, and training continues.
+// Checksums are computed in memory, from what was meant to be written: if the disk stores
 // something else, loading finds out.
 #ifndef ACCO_CHECKPOINT_SAVE_H
 #define ACCO_CHECKPOINT_SAVE_H
@@ -40,38 +40,35 @@
 // edge of a block. Ranks exchange it as a record.
 typedef struct SavedPart {
     size_t place, bytes; // in the file
-    uint64_t crc;        // CRC-32, once it has been written
+    uint64_t crc;        // CRC-32, once the part has been written
 } SavedPart;
 
-struct Saver {
+typedef struct Saver {
     CheckpointedRun *run;
     CheckpointPaths paths;
-    SafetensorsPlan plan; // of state.safetensors
+    SafetensorsPlan plan; // for state.safetensors
     SafetensorsWriter file;
     size_t area;             // where the vector that is being walked begins in the file
-    size_t width;            // bytes of an element of it
-    char *copies;            // of all parts, one behind the other; NULL: parts are written as they come
-    size_t copied;           // bytes of it
+    size_t width;            // bytes of each of its elements
+    char *copies;            // all parts, one behind the other; NULL: parts are written as they come
+    size_t copied;           // bytes of `copies` that are filled
     SavedPart *parts;        // (count)
     size_t count, capacity;  // of parts
-    int64_t commit, reports; // the scheduler's
+    int64_t commit, reports; // the scheduler's counters
     json_t *manifest;        // rank 0: checkpoint.json without its checksums
     float *committed;        // rank 0: (parameter_count) on the host, for model/
     bool owns_committed;
     bool beside; // a thread writes
     pthread_t thread;
     bool good;      // so far, on this rank
-    Error error;    // if not
+    Error error;    // what went wrong on this rank
     double seconds; // that the writer took
-};
-
-typedef struct Saver Saver;
+} Saver;
 
 // All ranks. Gathers what each of them knows alone, and plans state.safetensors: the
 // areas of all vectors (count) in their order, those of workers one behind the other.
 static inline Saver *saver_create(CheckpointedRun *run, const SavedVector *vectors, int count) {
     Saver *saver = (Saver *)calloc(1, sizeof *saver);
-    int ranks = run->transport->size;
     saver->run = run;
     saver->commit = run->scheduler->optimizer.commits;
     saver->reports = run->scheduler->reports;
@@ -83,10 +80,17 @@ static inline Saver *saver_create(CheckpointedRun *run, const SavedVector *vecto
     if (run->transport->rank == 0) { saver->manifest = manifest_make(run, all); }
     free(all);
     safetensors_plan_start(&saver->plan);
-    for (int i = 0; i < count; i++) {
-        bool of_workers = vectors[i].scope == SAVED_WORKER;
-        for (int worker = 0; worker < (of_workers ? ranks : 1); worker++) {
-            area_plan(&saver->plan, run->table, vectors[i].name, of_workers ? worker : -1, vectors[i].saved);
+    for (const SavedVector *vector = vectors; vector < vectors + count; vector++) {
+        bool of_workers = vector->scope == SAVED_WORKER;
+        for (int worker = 0; worker < (of_workers ? run->transport->size : 1); worker++) {
+            for (int i = 0; i < run->table->count; i++) {
+                const ParameterInfo *entry = &run->table->entries[i];
+                char name[128];
+                size_t shape[2];
+                int dimensions = hf_model_shape(entry, shape);
+                area_name(name, vector->name, of_workers ? worker : -1, entry->name);
+                safetensors_plan_add(&saver->plan, name, area_type(vector->saved), dimensions, shape);
+            }
         }
     }
     safetensors_plan_finish(&saver->plan);
@@ -103,11 +107,11 @@ static inline void saver_free(Saver *saver) {
     free(saver);
 }
 
-// Rank 0: the temporary directory, and state.safetensors in it, full of zeros.
+// Rank 0 creates the temporary directory, and state.safetensors in it, full of zeros.
 static inline bool saver_create_files(const Saver *saver, Error *error) {
     const CheckpointPaths *paths = &saver->paths;
     SafetensorsWriter writer;
-    tree_remove(paths->temporary); // of an attempt that was interrupted
+    tree_remove(paths->temporary); // an interrupted attempt may have left it
     if ((mkdir(paths->folder, 0777) != 0 && errno != EEXIST) || mkdir(paths->temporary, 0777) != 0) {
         return error_set(error, "cannot create %.400s: %s", paths->temporary, strerror(errno));
     }
@@ -123,11 +127,11 @@ static inline bool saver_write_part(const Saver *saver, SavedPart *part, const v
     return safetensors_write_bytes(&saver->file, part->place, from, part->bytes, error);
 }
 
-// Takes `bytes` of the file, which stand at `from`, as parts of this rank.
+// Makes bytes [place, place + bytes) of the file parts of this rank; they are at `from`.
 static inline bool saver_take(Saver *saver, size_t place, const char *from, size_t bytes, Error *error) {
     while (bytes > 0) {
         size_t size = size_min(bytes, CHECKPOINT_BLOCK - place % CHECKPOINT_BLOCK);
-        SavedPart part = {place, size, 0};
+        SavedPart part = {.place = place, .bytes = size, .crc = 0};
         if (saver->copies != NULL) {
             memcpy(saver->copies + saver->copied, from, size);
             saver->copied += size;
@@ -152,30 +156,8 @@ static inline bool saver_take_piece(void *context, size_t flat, Real *host, size
                       error);
 }
 
-// Takes all that this rank has of its own, and its part of what all have; rank 0 also the
-// header.
-static inline bool saver_take_vectors(Saver *saver, const SavedVector *vectors, int count, Error *error) {
-    CheckpointedRun *run = saver->run;
-    bool on_gpu = run->scheduler->settings.gpu != NULL;
-    float *stage = on_gpu ? (float *)malloc(CHECKPOINT_STAGE * sizeof(float)) : NULL;
-    PieceWalk walk = {run->scheduler, false, stage, saver_take_piece, saver};
-    size_t begin = saver->plan.header_bytes;
-    bool good = run->transport->rank != 0 ||
-                saver_take(saver, 0, saver->plan.header, saver->plan.header_bytes, error);
-    for (int i = 0; good && i < count; i++) {
-        size_t areas = vectors[i].scope == SAVED_WORKER ? (size_t)run->transport->size : 1,
-               bytes = saved_bytes(&vectors[i], run->table->parameter_count);
-        saver->width = saved_bytes(&vectors[i], 1);
-        saver->area = begin + (areas > 1 ? (size_t)run->transport->rank * bytes : 0);
-        good = walk_vector(&walk, &vectors[i], true, error);
-        begin += areas * bytes;
-    }
-    free(stage);
-    return good;
-}
-
-// Rank 0: takes the committed parameters, for model/. It needs a copy where they are on a
-// GPU, and where training goes on meanwhile.
+// Rank 0 takes the committed parameters, for model/. It needs a copy if they are on a GPU,
+// or if training continues meanwhile.
 static inline bool saver_take_model(Saver *saver, const float *committed, Error *error) {
     Scheduler *s = saver->run->scheduler;
     size_t bytes = saver->run->table->parameter_count * sizeof(float);
@@ -191,15 +173,17 @@ static inline bool saver_take_model(Saver *saver, const float *committed, Error 
     return true;
 }
 
-// Takes everything that this rank writes. Copies may take half of the memory that the
-// node has left for each of its ranks.
+// Takes everything that this rank writes: its own vectors, its part of what all ranks have,
+// and on rank 0 also the header and the model. The copies may use half of the memory that
+// is free on the node, divided by the ranks there.
 static inline bool saver_collect(Saver *saver, const SavedVector *vectors, int count, const float *committed,
                                  bool beside, Error *error) {
     const CheckpointedRun *run = saver->run;
+    Scheduler *s = run->scheduler;
     bool is_main = run->transport->rank == 0;
     size_t elements = run->table->parameter_count, whole = elements * sizeof(float),
-           ranks = (size_t)run->transport->size;
-    size_t part = layout_shard(&run->scheduler->layout) + ranks; // elements, at most
+           ranks = (size_t)run->transport->size, begin = saver->plan.header_bytes;
+    size_t part = layout_shard(&s->layout) + ranks; // elements, at most
     size_t copies = saver->plan.header_bytes;
     for (int i = 0; i < count; i++) {
         copies += saved_bytes(&vectors[i], vectors[i].scope == SAVED_WORKER ? elements : part);
@@ -208,14 +192,28 @@ static inline bool saver_collect(Saver *saver, const SavedVector *vectors, int c
     if (!safetensors_join(&saver->file, saver->paths.state, &saver->plan, error)) { return false; }
     saver->copies = beside && fits ? (char *)malloc(copies) : NULL;
     saver->beside = saver->copies != NULL;
-    return saver_take_vectors(saver, vectors, count, error) &&
-           (!is_main || saver_take_model(saver, committed, error));
+    PieceWalk walk = {.scheduler = s,
+                      .stage =
+                          s->settings.gpu != NULL ? (float *)malloc(CHECKPOINT_STAGE * sizeof(float)) : NULL,
+                      .visit = saver_take_piece,
+                      .context = saver};
+    bool good = !is_main || saver_take(saver, 0, saver->plan.header, saver->plan.header_bytes, error);
+    for (int i = 0; good && i < count; i++) {
+        size_t areas = vectors[i].scope == SAVED_WORKER ? ranks : 1,
+               bytes = saved_bytes(&vectors[i], elements);
+        saver->width = saved_bytes(&vectors[i], 1);
+        saver->area = begin + (areas > 1 ? (size_t)run->transport->rank * bytes : 0);
+        good = walk_vector(&walk, &vectors[i], true, error);
+        begin += areas * bytes;
+    }
+    free(walk.stage);
+    return good && (!is_main || saver_take_model(saver, committed, error));
 }
 
 // ---------------------------------------------------------------------------------------
 // The writer
 
-// Brings everything to disk that this rank has to write.
+// Brings to disk everything that this rank has to write.
 static inline bool saver_finish_files(Saver *saver, Error *error) {
     const CheckpointedRun *run = saver->run;
     const char *from = saver->copies, *tokenizer = run->tokenizer;
@@ -240,21 +238,12 @@ static inline void *saver_main(void *argument) {
     return NULL;
 }
 
-// How long ranks wait for one that still writes, in seconds, where --timeout-s is less: a
-// rank that has much to write to a slow file system is not dead.
+// Seconds that ranks wait for one that is still writing: it may have much to write to a slow
+// file system.
 #define CHECKPOINT_PATIENCE 3600.0
 
-// As all_ranks_good, where a rank may still have to write before it comes here.
-static inline bool all_ranks_wrote(const CheckpointedRun *run, bool good, Error *error) {
-    double timeout_seconds = run->transport->timeout_seconds;
-    run->transport->timeout_seconds = fmax(timeout_seconds, CHECKPOINT_PATIENCE);
-    good = all_ranks_good(run, good, error);
-    run->transport->timeout_seconds = timeout_seconds;
-    return good;
-}
-
 // All ranks, between two commits, while no other checkpoint is being made; sets
-// run->saver. beside: training goes on while it is written, where memory allows. False
+// run->saver. beside: training continues while it is written, if memory allows. False
 // with an error, the same on all ranks: there is nothing to end.
 static inline bool checkpoint_begin(CheckpointedRun *run, bool beside, Error *error) {
     Scheduler *s = run->scheduler;
@@ -277,7 +266,9 @@ static inline bool checkpoint_begin(CheckpointedRun *run, bool beside, Error *er
         if (!saver->beside && saver->good) { saver_main(saver); }
         if (!saver->beside) { __atomic_store_n(&s->wishes.writer_done, true, __ATOMIC_RELEASE); }
         run->saver = saver;
-        if (beside) { all_ranks_wrote(run, true, error); } // checkpoint_end says whether they could
+        if (beside) { // a rank without memory for copies has written at once
+            transport_barrier_patiently(run->transport, "checkpoint", CHECKPOINT_PATIENCE);
+        }
     } else {
         if (is_main) { tree_remove(saver->paths.temporary); }
         saver_free(saver);
@@ -317,9 +308,12 @@ static inline SavedPart *saver_gather_parts(const Saver *saver, size_t *total) {
     return all;
 }
 
-// The CRC-32 of every block, combined from those of the parts (count) in it.
-static inline json_t *saver_block_sums(const Saver *saver, const SavedPart *parts, size_t count) {
-    json_t *list = json_array();
+// Rank 0, when everything else is on disk: steps 3 and 4 of the order above. parts (count):
+// those of all ranks, in the order of the file. The checksum of a block is combined from
+// those of the parts in it.
+static inline bool saver_publish(Saver *saver, const SavedPart *parts, size_t count, Error *error) {
+    const CheckpointPaths *paths = &saver->paths;
+    json_t *manifest = saver->manifest, *sums = json_array();
     uint32_t sum = 0;
     size_t end = 0;
     for (size_t i = 0; i < count; i++) {
@@ -329,20 +323,12 @@ static inline json_t *saver_block_sums(const Saver *saver, const SavedPart *part
         sum = begins ? (uint32_t)parts[i].crc
                      : (uint32_t)crc32_combine(sum, (uLong)parts[i].crc, (z_off_t)parts[i].bytes);
         if (end % CHECKPOINT_BLOCK == 0 || i + 1 == count) {
-            json_array_append_new(list, json_integer((json_int_t)sum));
+            json_array_append_new(sums, json_integer((json_int_t)sum));
         }
     }
     assert(end == saver->plan.file_bytes);
-    (void)saver, (void)end;
-    return list;
-}
-
-// Rank 0, when everything else is on disk: steps 3 and 4 of the order above.
-static inline bool saver_publish(Saver *saver, const SavedPart *parts, size_t count, Error *error) {
-    const CheckpointPaths *paths = &saver->paths;
-    json_t *manifest = saver->manifest;
     json_object_set_new(manifest, "block_bytes", json_integer(CHECKPOINT_BLOCK));
-    json_object_set_new(manifest, "block_crc32", saver_block_sums(saver, parts, count));
+    json_object_set_new(manifest, "block_crc32", sums);
     json_object_set_new(manifest, "checksum", json_integer(manifest_checksum(manifest)));
     if (json_dump_file(manifest, paths->manifest, JSON_INDENT(1)) != 0) {
         return error_set(error, "cannot write %.400s: %s", paths->manifest, strerror(errno));
@@ -352,29 +338,26 @@ static inline bool saver_publish(Saver *saver, const SavedPart *parts, size_t co
            directory_publish(paths->temporary, paths->final, true, error);
 }
 
-// Of the checkpoints up to `commit`, which was just saved, keeps the latest run->keep, and
-// the first one at or beyond each multiple of run->keep_every (0: none). Those beyond
-// `commit` were passed over when this run was resumed, and do not count. Nor do those that
-// could not be loaded: they stay, for somebody may want to look at them.
+// Removes old checkpoints after `commit` was saved. The latest run->keep stay, and the first
+// one at or beyond each multiple of run->keep_every (0: none). Checkpoints beyond `commit`,
+// which this run passed over when it was resumed, stay and do not count; nor do damaged ones,
+// because somebody may want to look at them.
 static inline void checkpoint_retain(const CheckpointedRun *run, int64_t commit) {
-    CheckpointPaths paths = checkpoint_paths(run->directory, 0);
-    CheckpointList list = checkpoint_list(paths.folder);
+    CommitSet set = checkpoint_list(checkpoint_paths(run->directory, 0).folder);
     int64_t every = run->keep_every;
-    int count = 0;
-    for (int i = 0; i < list.count && list.commits[i] <= commit; i++) {
-        if (!commit_set_has(&run->damaged, list.commits[i])) { list.commits[count++] = list.commits[i]; }
+    for (int i = 0; i < run->damaged.count; i++) { commit_set_remove(&set, run->damaged.commits[i]); }
+    while (set.count > 0 && set.commits[set.count - 1] > commit) { set.count--; }
+    for (int i = 0; i + run->keep < set.count; i++) {
+        int64_t before = i > 0 ? set.commits[i - 1] : 0;
+        if (every > 0 && set.commits[i] / every > before / every) { continue; }
+        tree_remove(checkpoint_paths(run->directory, set.commits[i]).final);
     }
-    for (int i = 0; i + run->keep < count; i++) {
-        int64_t before = i > 0 ? list.commits[i - 1] : 0;
-        if (every > 0 && list.commits[i] / every > before / every) { continue; }
-        tree_remove(checkpoint_paths(run->directory, list.commits[i]).final);
-    }
-    free(list.commits);
+    commit_set_clear(&set);
 }
 
 typedef struct SavedReport {
     int64_t commit;
-    double seconds; // that rank 0 wrote while training went on; 0: it did not
+    double seconds; // that rank 0 was writing while training continued; 0: it was not
 } SavedReport;
 
 // All ranks, between two commits: waits for the writers and ends what checkpoint_begin
@@ -388,17 +371,19 @@ static inline bool checkpoint_end(CheckpointedRun *run, SavedReport *report, Err
     if (saver->beside) { pthread_join(saver->thread, NULL); }
     waited = clock_seconds() - waited;
     *error = saver->error;
-    bool good = all_ranks_wrote(run, saver->good, error);
+    transport_barrier_patiently(run->transport, "checkpoint", CHECKPOINT_PATIENCE);
+    bool good = all_ranks_good(run, saver->good, error);
     if (good) { // on all ranks, so all of them come to the exchanges below
         size_t count;
         SavedPart *parts = saver_gather_parts(saver, &count);
         bool published = !is_main || saver_publish(saver, parts, count, error);
-        good = all_ranks_wrote(run, published, error);
+        transport_barrier_patiently(run->transport, "checkpoint", CHECKPOINT_PATIENCE);
+        good = all_ranks_good(run, published, error);
         free(parts);
     }
     if (is_main && !good) { tree_remove(saver->paths.temporary); }
     if (good) {
-        commit_set_remove(&run->damaged, saver->commit); // it has taken the place of a damaged one
+        commit_set_remove(&run->damaged, saver->commit); // a damaged one of this commit is replaced
         if (is_main) { checkpoint_retain(run, saver->commit); }
         run->saved_commit = saver->commit;
         run->saved_reports = saver->reports;

@@ -4,20 +4,20 @@
 //   reduce-scatter   a whole vector           its own elements of the sum over ranks
 //   all-gather       its own elements         the whole vector
 //
-// Ownership is that of layout.h. Both work on a stretch [first, end) of every rank's own
+// layout.h says which rank owns what. Both work on a range [first, end) of every rank's own
 // elements, whole cells of the layout: one bucket, or the whole vector.
 //
 // The links between hosts are the slow ones, and a vector crosses them once per host
 // (groups.h). The ranks of a host first add up each piece among themselves, in fp32, from 0
 // and in the order of ranks. The host's sum goes straight to the owner of the piece, encoded
-// once in the wire format (kernels/wire.h). The owner decodes and adds what comes in fp32,
-// from 0 and in the order of hosts, the sum of its own host rounded like the others. Where
-// every rank counts as a host, that is the sum over ranks.
+// once in the wire format (kernels/wire.h). The owner decodes what it receives and adds it in
+// fp32, from 0 and in the order of hosts; the sum of its own host is rounded like the others.
+// If every rank counts as a host, that is the sum over ranks.
 //
 // A ring would move the same number of bytes, but it would add in another order for every
 // piece, and a narrow wire would round every partial sum. Here a value is rounded once per
-// host, and the sum is the one of two plain loops, bit for bit, whichever path the vector
-// takes (collectives.h).
+// host, and the sum is that of two plain loops, bit for bit, no matter how the vector travels
+// (collectives.h).
 //
 // After an all-gather all ranks have the same bits: the owner, too, keeps its values as
 // the wire has rounded them. Formats that are too coarse for parameters themselves carry
@@ -36,19 +36,19 @@ typedef struct Collective {
     const Layout *layout;
     WireFormat wire;
     float *buffer; // (padded): the vector
-    // Of the all-gather only:
-    const float *source; // (shard): what this rank sends, its own elements; NULL: they are in `buffer`
-    const float *base;   // (padded), the same on all ranks: differences to it travel. NULL: the values
-                         // themselves. May be `buffer`
+    // For an all-gather only:
+    const float *source; // (shard): this rank's own elements, which it sends; NULL: they are in `buffer`
+    const float *base;   // (padded), the same on all ranks: differences to it travel. NULL: values
+                         // themselves do. May be `buffer`
 } Collective;
 
-// What this rank sends of its own elements from `own` on, in an all-gather.
+// What this rank sends in an all-gather, from its own element `own` on.
 static inline const float *collective_source(const Collective *collective, int rank, size_t own) {
     if (collective->source != NULL) { return collective->source + own; }
     return collective->buffer + layout_flat(collective->layout, rank, own);
 }
 
-// The base at flat element `flat`, NULL where there is none.
+// The base from flat element `flat` on; NULL: there is none.
 static inline const float *collective_base(const Collective *collective, size_t flat) {
     return collective->base != NULL ? collective->base + flat : NULL;
 }

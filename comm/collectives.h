@@ -9,8 +9,8 @@
 // Staging serves several ranks on one GPU, ranks with and without GPUs, and builds
 // without NCCL. On a slow network the copies cost little.
 //
-// All three give the same bits. Both functions return when the result is there: what the
-// stream does later sees it.
+// All three give the same bits. Both functions return when the result is there, and tasks
+// that the stream runs later see it.
 #ifndef ACCO_COMM_COLLECTIVES_H
 #define ACCO_COMM_COLLECTIVES_H
 
@@ -21,15 +21,13 @@
 // How the vectors of this process travel.
 typedef struct CommBackend {
     Transport *transport;
-    bool on_gpu; // the vectors are in GPU memory
-    Nccl *nccl;  // NULL: through the transport
-    // (padded), pinned: copies on the host of `buffer` and `base` of a Collective, for
-    // staging
-    float *host_buffer, *host_base;
+    bool on_gpu;                    // the vectors are in GPU memory
+    Nccl *nccl;                     // NULL: through the transport
+    float *host_buffer, *host_base; // (padded), pinned: for staging `buffer` and `base` of a Collective
 } CommBackend;
 
-// Reserves what is needed for vectors of at most this layout. `comm` must stay where it
-// is until the arena is committed. with_base: some collectives will have a base.
+// Reserves memory for the collectives of vectors of at most this layout. `comm` must stay
+// where it is until the arena is committed. with_base: some collectives will have a base.
 static inline void comm_reserve(CommBackend *comm, Arena *arena, const Layout *layout, bool with_base) {
     bool alone = comm->transport->size == 1;
     size_t bytes = layout_padded(layout) * sizeof(float);
@@ -51,13 +49,13 @@ static inline void comm_reserve(CommBackend *comm, Arena *arena, const Layout *l
 // Staged: through pinned host memory
 
 // Elements of a copy. A GPU makes one copy in each direction at a time, and the compute
-// stream's own, a batch of tokens, would wait for the whole vector behind it: 16 MiB take
-// less than a millisecond. The host looks up to 0.1 ms late for the end of each, so they
-// must not be much smaller.
+// stream's own copy, a batch of tokens, would wait for a whole vector: 16 MiB take less than
+// a millisecond. The host notices the end of a copy up to 0.1 ms late, so copies must not be
+// much smaller.
 enum { STAGED_PIECE = 1 << 22 };
 
 // Copies flat elements [begin, end) between a vector in GPU memory and its copy on the
-// host. The last piece may still be under way on return.
+// host. On return the last piece may still be under way.
 static inline void staged_copy(Stream *stream, float *to, const float *from, size_t begin, size_t end) {
     for (size_t first = begin; first < end; first += STAGED_PIECE) {
         if (first > begin) { stream_settle(stream); }
@@ -103,9 +101,8 @@ static inline void staged_all_gather(CommBackend *comm, Stream *stream, const Co
     stream_settle(stream);
 }
 
-// A world of one rank on a GPU: the values are rounded as the wire would round them.
-// Coarse formats are rare here, so they go through the host instead of having code of
-// their own.
+// In a world of one rank on a GPU, values are rounded as the wire would round them. Coarse
+// formats are rare there, so they go through the host and need no code of their own.
 static inline void gather_alone_on_gpu(CommBackend *comm, Stream *stream, const Collective *collective,
                                        size_t first, size_t end) {
     if (wire_is_coarse(collective->wire)) {

@@ -17,14 +17,15 @@
 //
 // In the flat exchange every rank is a host, and only what is between hosts remains.
 //
-// A stretch is cut into chunks, a chunk into runs:
+// The own elements [first, end) of every rank are cut into chunks, a chunk into ranges:
 //
 //   own      | piece | piece | piece | piece |   of one rank, [first, end)
-//   chunk    |<---- one ---->|<- the next -->|   what each rank owns of one exchange: whole
-//                                                pieces, or a part of one
-//   run      |<----->|<----->|                   a piece or a part: encoded by itself
+//   chunk    |<---- one ---->|<- the next -->|   what travels at a time: whole pieces, or a
+//                                                part of one
+//   range    |<----->|<----->|                   a piece or a part of one: contiguous in the
+//                                                vector, and encoded by itself
 //
-// Chunks go in turn through the two lanes of each level. While one is added up or decoded,
+// Chunks take turns on the two lanes of each level. While one is added up or decoded,
 // messages of the others are under way on both levels, and on the link between hosts those
 // of the next chunk always wait behind those of the one before:
 //
@@ -33,8 +34,8 @@
 //   all-gather       between hosts    |   0   |   1   |   2   |
 //                    inside hosts             | 0 |   | 1 |   | 2 |
 //
-// All ranks start the messages of a level in the order of chunks, and none waits for a
-// message that another starts only after waiting for one of its own: nothing can lock.
+// There is no deadlock: all ranks start the messages of a level in the order of chunks, and
+// none waits for a message that another starts only after waiting for one of its own.
 #ifndef ACCO_COMM_COLLECTIVES_HOST_H
 #define ACCO_COMM_COLLECTIVES_HOST_H
 
@@ -44,9 +45,9 @@
 // ---------------------------------------------------------------------------------------
 // Message buffers
 
-// About 1 MB of received messages in each lane, so that they are added up while they are
-// in the second-level cache. On two levels messages for several owners are collected, and
-// those between hosts should not become too short. The same on all ranks.
+// A lane receives about 1 MB, so that messages are added up while they are in the second-level
+// cache. On two levels it is more, because a rank collects messages for several owners, and
+// those between hosts should not become too short. All ranks get the same answer.
 static inline size_t host_chunk_elements(const Transport *transport) {
     const Groups *groups = transport_groups(transport);
     size_t lane = groups_are_flat(groups) ? (size_t)1 << 18 : (size_t)1 << 20;
@@ -55,8 +56,8 @@ static inline size_t host_chunk_elements(const Transport *transport) {
     return transport->messages.limit > 0 ? transport->messages.limit : chunk;
 }
 
-// Plans the message buffers for shards of at most `shard` elements in any format: none
-// needs more room than fp32.
+// Plans the message buffers for shards of at most `shard` elements. No format needs more room
+// than fp32.
 static inline void host_collectives_reserve(Transport *transport, Arena *arena, size_t shard) {
     if (transport->size == 1) { return; }
     const Groups *groups = transport_groups(transport);
@@ -81,22 +82,22 @@ static inline void host_collectives_reserve(Transport *transport, Arena *arena, 
                        messages->inside_slots * slot, &messages->inside_received);
 }
 
-// The messages of a lane, one behind the other: `buffer` is one of the four above.
+// The messages of a lane, one behind the other. buffer: one of the four above.
 static inline char *host_lane(const MessageBuffers *messages, char *buffer, size_t slots, Lane lane) {
     assert((size_t)lane.number < messages->lanes);
     return buffer + (size_t)lane.number * slots * messages->slot_bytes;
 }
 
 // ---------------------------------------------------------------------------------------
-// Chunks and runs
+// Chunks and ranges
 
-// Own elements [begin, end), of every rank, that travel at a time.
+// The own elements [begin, end) of every rank, which travel together.
 typedef struct Chunk {
     size_t begin, end;
 } Chunk;
 
-// The chunk from `begin` on; empty at the end. Whole pieces where they fit into a
-// message, otherwise equal parts of a piece, whose cuts are multiples of LAYOUT_BLOCK.
+// The chunk from `begin` on; empty at the end. It has whole pieces if they fit into a
+// message; otherwise a piece is cut into equal parts at multiples of LAYOUT_BLOCK.
 static inline Chunk host_next_chunk(const Transport *transport, const Layout *layout, size_t begin,
                                     size_t end) {
     size_t piece = layout->piece, most = transport->messages.chunk, length;
@@ -107,75 +108,68 @@ static inline Chunk host_next_chunk(const Transport *transport, const Layout *la
     } else {
         size_t parts = (piece + most - 1) / most;
         length = layout_round_up((piece + parts - 1) / parts, LAYOUT_BLOCK);
-        length = size_min(length, layout_run(layout, begin, end));
+        length = size_min(length, layout_range(layout, begin, end));
     }
     Chunk chunk = {begin, begin + length};
     return chunk;
 }
 
-// A stretch of a chunk that is contiguous in the vector.
-typedef struct ChunkRun {
+typedef struct ChunkRange {
     size_t own;    // its first element
     size_t count;  // elements
     size_t offset; // of its bytes in the message
-} ChunkRun;
+} ChunkRange;
 
-// Steps to the next run of the chunk; `run` begins as {chunk.begin, 0, 0}. Returns false
-// behind the last one, when run->offset is the size of the message.
-static inline bool host_next_run(const Collective *collective, Chunk chunk, ChunkRun *run) {
-    run->own += run->count;
-    run->offset += wire_bytes(collective->wire, run->count);
-    if (run->own >= chunk.end) { return false; }
-    run->count = layout_run(collective->layout, run->own, chunk.end);
+// Steps to the next range of the chunk; `range` begins as {.own = chunk.begin}. Returns false
+// behind the last one, when range->offset is the size of the message.
+static inline bool host_next_range(const Collective *collective, Chunk chunk, ChunkRange *range) {
+    range->own += range->count;
+    range->offset += wire_bytes(collective->wire, range->count);
+    if (range->own >= chunk.end) { return false; }
+    range->count = layout_range(collective->layout, range->own, chunk.end);
     return true;
 }
 
-// Of one rank's elements of the chunk, encoded.
+// The size of one rank's elements of the chunk when they are encoded.
 static inline size_t host_chunk_bytes(const Collective *collective, Chunk chunk) {
-    ChunkRun run = {chunk.begin, 0, 0};
-    while (host_next_run(collective, chunk, &run)) {}
-    return run.offset;
+    ChunkRange range = {.own = chunk.begin};
+    while (host_next_range(collective, chunk, &range)) {}
+    return range.offset;
 }
 
-// message <- what `buffer` holds of a rank's elements of the chunk, encoded.
-static inline void host_encode_chunk(const Collective *collective, int owner, Chunk chunk, char *message) {
-    ChunkRun run = {chunk.begin, 0, 0};
-    while (host_next_run(collective, chunk, &run)) {
-        wire_encode(collective->wire, message + run.offset,
-                    collective->buffer + layout_flat(collective->layout, owner, run.own), run.count);
-    }
-}
-
-// Whether the chunk can be sent from the vector as it is, without a copy: it is
-// contiguous there, and fp32 travels.
+// Whether the chunk can be sent from the vector without a copy: it is contiguous there, and
+// the wire format is fp32.
 static inline bool host_is_plain(const Collective *collective, Chunk chunk) {
     size_t length = chunk.end - chunk.begin;
     return collective->wire == WIRE_FP32 && length > 0 &&
-           layout_run(collective->layout, chunk.begin, chunk.end) == length;
+           layout_range(collective->layout, chunk.begin, chunk.end) == length;
 }
 
 // Elements that are added up or rounded at a time: whole blocks of the coarse formats.
 enum { HOST_BLOCK = 4 * WIRE_BLOCK };
 
-// A collective under way, as its steps see it.
+// A collective under way, as its stages see it.
 typedef struct HostExchange {
     Transport *transport;
     const Collective *collective;
     const Groups *groups;
-    int rank, host, mates; // of this rank; ranks on its host, itself included
+    int rank, host, mates; // this rank, its host, and the ranks there, itself included
 } HostExchange;
 
 static inline HostExchange host_exchange(Transport *transport, const Collective *collective) {
     const Groups *groups = transport_groups(transport);
     int host = groups->host_of[transport->rank];
-    HostExchange exchange = {transport,       collective, groups,
-                             transport->rank, host,       groups_count(groups, host)};
+    HostExchange exchange = {.transport = transport,
+                             .collective = collective,
+                             .groups = groups,
+                             .rank = transport->rank,
+                             .host = host,
+                             .mates = groups_count(groups, host)};
     return exchange;
 }
 
-// A chunk passes three stages, one a turn, and each turn works on three chunks: on the
-// newest, on that of the turn before, and on the one before that. `number` counts chunks,
-// so that their lanes alternate.
+// A chunk passes three stages, one per turn, and each turn works on three chunks: the newest
+// and the two before it. `number` counts chunks, so that their lanes alternate.
 typedef struct HostStage {
     void (*work)(const HostExchange *exchange, int number, Chunk chunk);
     int age; // of the chunk that it works on, in turns
@@ -183,7 +177,8 @@ typedef struct HostStage {
 
 enum { HOST_STAGES = 3 };
 
-// All chunks of [first, end). stages (HOST_STAGES): in the order of their work in a turn.
+// Takes all chunks of [first, end) through the stages (HOST_STAGES), which are given in the
+// order of their work in a turn.
 static inline void host_for_chunks(const HostExchange *exchange, size_t first, size_t end,
                                    const HostStage *stages) {
     const Layout *layout = exchange->collective->layout;
@@ -203,26 +198,10 @@ static inline void host_for_chunks(const HostExchange *exchange, size_t first, s
 // ---------------------------------------------------------------------------------------
 // Reduce-scatter
 
-// message <- the chunk of all owners whose delegate a rank is, one owner behind the other.
-// Returns its elements.
-static inline size_t host_pack_owners(const HostExchange *exchange, int delegate, Chunk chunk,
-                                      float *message) {
-    const Collective *collective = exchange->collective;
-    size_t packed = 0;
-    OwnerWalk walk = owners_of(exchange->groups, delegate);
-    while (owners_next(&walk)) {
-        for (size_t own = chunk.begin, count; own < chunk.end; own += count) {
-            count = layout_run(collective->layout, own, chunk.end);
-            memcpy(message + packed, collective->buffer + layout_flat(collective->layout, walk.owner, own),
-                   count * sizeof(float));
-            packed += count;
-        }
-    }
-    return packed;
-}
-
-// Every rank of this host gets what it adds up.
+// Every rank of this host gets the parts that it adds up: the chunk of all owners whose
+// delegate it is, one owner behind the other.
 static inline void host_reduce_inside(const HostExchange *exchange, int number, Chunk chunk) {
+    const Collective *collective = exchange->collective;
     MessageBuffers *messages = &exchange->transport->messages;
     Lane lane = {INSIDE_HOSTS, number % TRANSPORT_LANES};
     if (exchange->mates == 1) { return; }
@@ -232,7 +211,15 @@ static inline void host_reduce_inside(const HostExchange *exchange, int number, 
     for (int step = 1; step < exchange->mates; step++) {
         int to = groups_mate(exchange->groups, exchange->rank, step),
             from = groups_mate(exchange->groups, exchange->rank, -step);
-        size_t packed = host_pack_owners(exchange, to, chunk, out);
+        size_t packed = 0;
+        for (OwnerWalk walk = owners_of(exchange->groups, to); owners_next(&walk);) {
+            for (size_t own = chunk.begin, count; own < chunk.end; own += count) {
+                count = layout_range(collective->layout, own, chunk.end);
+                memcpy(out + packed, collective->buffer + layout_flat(collective->layout, walk.owner, own),
+                       count * sizeof(float));
+                packed += count;
+            }
+        }
         transport_post(exchange->transport, lane, false, from, in, received * sizeof(float));
         transport_post(exchange->transport, lane, true, to, out, packed * sizeof(float));
         in += received;
@@ -240,37 +227,32 @@ static inline void host_reduce_inside(const HostExchange *exchange, int number, 
     }
 }
 
-// What this host has for an owner <- its sum over the ranks of the host, in their order.
-// in: the owner's elements in the first message. stride: from one message to the next.
-static inline void host_sum_mates(const HostExchange *exchange, Chunk chunk, int owner, const float *in,
-                                  size_t stride) {
-    const Collective *collective = exchange->collective;
-    int place = exchange->groups->place[exchange->rank];
-    float sum[HOST_BLOCK];
-    for (size_t own = chunk.begin, count; own < chunk.end; own += count) {
-        float *mine = collective->buffer + layout_flat(collective->layout, owner, own);
-        count = size_min(layout_run(collective->layout, own, chunk.end), HOST_BLOCK);
-        memset(sum, 0, sizeof sum);
-        for (int mate = 0; mate < exchange->mates; mate++) {
-            size_t message = (size_t)((place - mate + exchange->mates) % exchange->mates); // 0: this rank
-            const float *part = mate == place ? mine : in + (message - 1) * stride + (own - chunk.begin);
-            wire_add(WIRE_FP32, sum, part, count);
-        }
-        memcpy(mine, sum, count * sizeof(float));
-    }
-}
-
+// Waits for these parts. For every owner whose delegate this rank is, `buffer` then holds the
+// sum over the ranks of this host, in their order.
 static inline void host_sum_inside(const HostExchange *exchange, int number, Chunk chunk) {
+    const Collective *collective = exchange->collective;
     MessageBuffers *messages = &exchange->transport->messages;
     Lane lane = {INSIDE_HOSTS, number % TRANSPORT_LANES};
-    if (exchange->mates == 1) { return; }
-    size_t count = chunk.end - chunk.begin;
-    size_t stride = (size_t)owners_count(exchange->groups, exchange->rank) * count;
+    int mates = exchange->mates, place = exchange->groups->place[exchange->rank];
+    size_t length = chunk.end - chunk.begin; // one owner's part of a message
+    size_t stride = (size_t)owners_count(exchange->groups, exchange->rank) * length;
     const float *in =
         (const float *)(void *)host_lane(messages, messages->inside_received, messages->inside_slots, lane);
+    float sum[HOST_BLOCK];
     transport_wait(exchange->transport, lane);
-    OwnerWalk walk = owners_of(exchange->groups, exchange->rank);
-    for (; owners_next(&walk); in += count) { host_sum_mates(exchange, chunk, walk.owner, in, stride); }
+    for (OwnerWalk walk = owners_of(exchange->groups, exchange->rank); owners_next(&walk); in += length) {
+        for (size_t own = chunk.begin, count; own < chunk.end; own += count) {
+            float *mine = collective->buffer + layout_flat(collective->layout, walk.owner, own);
+            count = size_min(layout_range(collective->layout, own, chunk.end), HOST_BLOCK);
+            memset(sum, 0, sizeof sum);
+            for (int mate = 0; mate < mates; mate++) {
+                size_t message = (size_t)((place - mate + mates) % mates); // 0: this rank
+                const float *part = mate == place ? mine : in + (message - 1) * stride + (own - chunk.begin);
+                wire_add(WIRE_FP32, sum, part, count);
+            }
+            memcpy(mine, sum, count * sizeof(float));
+        }
+    }
 }
 
 // The sums of this host are made, and go to their owners.
@@ -279,7 +261,7 @@ static inline void host_reduce_between(const HostExchange *exchange, int number,
     const Groups *groups = exchange->groups;
     MessageBuffers *messages = &exchange->transport->messages;
     Lane lane = {BETWEEN_HOSTS, number % TRANSPORT_LANES};
-    host_sum_inside(exchange, number, chunk);
+    if (exchange->mates > 1) { host_sum_inside(exchange, number, chunk); }
     size_t bytes = host_chunk_bytes(collective, chunk);
     bool plain = host_is_plain(collective, chunk);
     char *out = host_lane(messages, messages->sent, messages->sent_slots, lane);
@@ -293,8 +275,12 @@ static inline void host_reduce_between(const HostExchange *exchange, int number,
         while (owners_next(&walk)) {
             void *message = collective->buffer + layout_flat(collective->layout, walk.owner, chunk.begin);
             if (!plain) {
+                ChunkRange range = {.own = chunk.begin};
+                while (host_next_range(collective, chunk, &range)) {
+                    size_t flat = layout_flat(collective->layout, walk.owner, range.own);
+                    wire_encode(collective->wire, out + range.offset, collective->buffer + flat, range.count);
+                }
                 message = out;
-                host_encode_chunk(collective, walk.owner, chunk, out);
                 out += bytes;
             }
             transport_post(exchange->transport, lane, true, walk.owner, message, bytes);
@@ -302,47 +288,43 @@ static inline void host_reduce_between(const HostExchange *exchange, int number,
     }
 }
 
-// This rank's own elements of the run <- their sum over the hosts, in their order. in: the
-// first message. bytes: of a message.
-static inline void host_sum_run(const HostExchange *exchange, ChunkRun run, const char *in, size_t bytes) {
+// Waits for the sums of the other hosts. This rank's own elements become the sum over the
+// hosts, in their order.
+static inline void host_reduce_finish(const HostExchange *exchange, int number, Chunk chunk) {
     const Collective *collective = exchange->collective;
     WireFormat wire = collective->wire;
+    MessageBuffers *messages = &exchange->transport->messages;
+    Lane lane = {BETWEEN_HOSTS, number % TRANSPORT_LANES};
     int hosts = exchange->groups->hosts;
-    float *mine = collective->buffer + layout_flat(collective->layout, exchange->rank, run.own);
+    size_t bytes = host_chunk_bytes(collective, chunk);
+    const char *in = host_lane(messages, messages->received, messages->received_slots, lane);
     float sum[HOST_BLOCK];
     uint32_t own[HOST_BLOCK]; // encoded; the widest format is fp32
-    for (size_t begin = 0; begin < run.count; begin += HOST_BLOCK) {
-        size_t count = size_min(run.count - begin, HOST_BLOCK);
-        memset(sum, 0, sizeof sum);
-        wire_encode(wire, own, mine + begin, count);
-        for (int host = 0; host < hosts; host++) {
-            const char *message = (const char *)own;
-            if (host != exchange->host) {
-                size_t slot = (size_t)((exchange->host - host + hosts) % hosts - 1);
-                message = in + slot * bytes + run.offset + wire_bytes(wire, begin);
+    if (hosts == 1) { return; }
+    transport_wait(exchange->transport, lane);
+    for (ChunkRange range = {.own = chunk.begin}; host_next_range(collective, chunk, &range);) {
+        float *mine = collective->buffer + layout_flat(collective->layout, exchange->rank, range.own);
+        for (size_t begin = 0; begin < range.count; begin += HOST_BLOCK) {
+            size_t count = size_min(range.count - begin, HOST_BLOCK);
+            memset(sum, 0, sizeof sum);
+            wire_encode(wire, own, mine + begin, count);
+            for (int host = 0; host < hosts; host++) {
+                const char *message = (const char *)own;
+                if (host != exchange->host) {
+                    size_t slot = (size_t)((exchange->host - host + hosts) % hosts - 1);
+                    message = in + slot * bytes + range.offset + wire_bytes(wire, begin);
+                }
+                wire_add(wire, sum, message, count);
             }
-            wire_add(wire, sum, message, count);
+            memcpy(mine + begin, sum, count * sizeof(float));
         }
-        memcpy(mine + begin, sum, count * sizeof(float));
     }
 }
 
-static inline void host_reduce_finish(const HostExchange *exchange, int number, Chunk chunk) {
-    const Collective *collective = exchange->collective;
-    MessageBuffers *messages = &exchange->transport->messages;
-    Lane lane = {BETWEEN_HOSTS, number % TRANSPORT_LANES};
-    size_t bytes = host_chunk_bytes(collective, chunk);
-    const char *in = host_lane(messages, messages->received, messages->received_slots, lane);
-    if (exchange->groups->hosts == 1) { return; }
-    transport_wait(exchange->transport, lane);
-    ChunkRun run = {chunk.begin, 0, 0};
-    while (host_next_run(collective, chunk, &run)) { host_sum_run(exchange, run, in, bytes); }
-}
-
-// On return this rank's own elements [first, end) hold the sum over all ranks. Of the rest
-// of `buffer`, what this rank is a delegate for holds sums of its host, and what is left is
-// as it was. A world of one rank has nothing to add and rounds nothing, and neither does
-// an exchange on two levels with only one host.
+// On return this rank's own elements [first, end) hold the sum over all ranks. Elsewhere in
+// `buffer`, what this rank is a delegate for holds sums over its host; the rest is as it was.
+// A world of one rank adds nothing and rounds nothing, and an exchange on two levels with only
+// one host does not round either.
 static inline void host_reduce_scatter(Transport *transport, const Collective *collective, size_t first,
                                        size_t end) {
     if (transport->size == 1) { return; }
@@ -356,65 +338,44 @@ static inline void host_reduce_scatter(Transport *transport, const Collective *c
 // ---------------------------------------------------------------------------------------
 // All-gather
 
-// target (count) <- source (count), rounded by the wire: encoded and decoded again. Where
-// base (count) is not NULL, the difference to it is rounded, and base is added again.
-// message: receives the encoded run; NULL: nobody needs it.
-static inline void host_round_run(WireFormat wire, float *target, const float *source, const float *base,
-                                  size_t count, char *message) {
-    float values[HOST_BLOCK];
-    uint32_t own[HOST_BLOCK];
-    for (size_t begin = 0; begin < count; begin += HOST_BLOCK) {
-        size_t n = size_min(count - begin, HOST_BLOCK);
-        char *encoded = message != NULL ? message + wire_bytes(wire, begin) : (char *)own;
-        for (size_t i = 0; i < n; i++) {
-            values[i] = base != NULL ? source[begin + i] - base[begin + i] : source[begin + i];
-        }
-        wire_encode(wire, encoded, values, n);
-        wire_decode(wire, values, encoded, n);
-        for (size_t i = 0; i < n; i++) {
-            target[begin + i] = base != NULL ? base[begin + i] + values[i] : values[i];
-        }
-    }
-}
-
-// This rank's own elements of the chunk in `buffer` <- what the other ranks receive of
-// them. message: as above.
+// Sets this rank's own elements of the chunk in `buffer` to what the other ranks receive: they
+// are encoded and decoded again. If there is a base, the difference to it is rounded, and base
+// is added again. message: receives the encoded chunk; may be NULL.
 static inline void host_round_chunk(const Transport *transport, const Collective *collective, Chunk chunk,
                                     char *message) {
-    ChunkRun run = {chunk.begin, 0, 0};
-    while (host_next_run(collective, chunk, &run)) {
-        size_t flat = layout_flat(collective->layout, transport->rank, run.own);
-        host_round_run(collective->wire, collective->buffer + flat,
-                       collective_source(collective, transport->rank, run.own),
-                       collective_base(collective, flat), run.count,
-                       message != NULL ? message + run.offset : NULL);
+    WireFormat wire = collective->wire;
+    float values[HOST_BLOCK];
+    uint32_t own[HOST_BLOCK];
+    for (ChunkRange range = {.own = chunk.begin}; host_next_range(collective, chunk, &range);) {
+        size_t flat = layout_flat(collective->layout, transport->rank, range.own);
+        float *target = collective->buffer + flat;
+        const float *source = collective_source(collective, transport->rank, range.own),
+                    *base = collective_base(collective, flat);
+        for (size_t begin = 0; begin < range.count; begin += HOST_BLOCK) {
+            size_t n = size_min(range.count - begin, HOST_BLOCK);
+            char *encoded = message != NULL ? message + range.offset + wire_bytes(wire, begin) : (char *)own;
+            for (size_t i = 0; i < n; i++) {
+                values[i] = base != NULL ? source[begin + i] - base[begin + i] : source[begin + i];
+            }
+            wire_encode(wire, encoded, values, n);
+            wire_decode(wire, values, encoded, n);
+            for (size_t i = 0; i < n; i++) {
+                target[begin + i] = base != NULL ? base[begin + i] + values[i] : values[i];
+            }
+        }
     }
 }
 
-// target (count) <- the encoded run at `in`, on top of base where it is not NULL.
-static inline void host_decode_run(WireFormat wire, float *target, const float *base, const char *in,
-                                   size_t count) {
-    if (base == NULL) {
-        wire_decode(wire, target, in, count);
-        return;
-    }
-    float values[HOST_BLOCK]; // target may be base
-    for (size_t begin = 0; begin < count; begin += HOST_BLOCK) {
-        size_t n = size_min(count - begin, HOST_BLOCK);
-        wire_decode(wire, values, in + wire_bytes(wire, begin), n);
-        for (size_t i = 0; i < n; i++) { target[begin + i] = base[begin + i] + values[i]; }
-    }
-}
-
-// Whether received messages are what `buffer` shall hold, and nobody waits for them to be
-// passed on: then they arrive there.
+// Whether messages are received in `buffer` itself: they are what it shall hold, and no other
+// rank waits for this one to pass them on.
 static inline bool host_arrives_in_place(const HostExchange *exchange, Chunk chunk) {
     return exchange->mates == 1 && exchange->collective->base == NULL &&
            host_is_plain(exchange->collective, chunk);
 }
 
 // This rank's own elements go to its delegates on the other hosts. What it receives as a
-// delegate lies owner behind owner, its own among it where mates are to get it all.
+// delegate lies owner behind owner; its own elements are among them if it has mates, which
+// get it all.
 static inline void host_gather_between(const HostExchange *exchange, int number, Chunk chunk) {
     const Collective *collective = exchange->collective;
     const Groups *groups = exchange->groups;
@@ -449,7 +410,7 @@ static inline void host_gather_between(const HostExchange *exchange, int number,
     }
 }
 
-// What this rank has received from the other hosts goes to its mates, with its own.
+// What this rank has received from the other hosts goes to its mates, with its own elements.
 static inline void host_gather_inside(const HostExchange *exchange, int number, Chunk chunk) {
     MessageBuffers *messages = &exchange->transport->messages;
     Lane lane = {INSIDE_HOSTS, number % TRANSPORT_LANES}, between = {BETWEEN_HOSTS, lane.number};
@@ -477,11 +438,18 @@ static inline const char *host_decode_owners(const HostExchange *exchange, int d
     OwnerWalk walk = owners_of(exchange->groups, delegate);
     while (owners_next(&walk)) {
         bool own = walk.owner == exchange->rank;
-        ChunkRun run = {chunk.begin, 0, 0};
-        while (!own && host_next_run(collective, chunk, &run)) {
-            size_t flat = layout_flat(collective->layout, walk.owner, run.own);
-            host_decode_run(collective->wire, collective->buffer + flat, collective_base(collective, flat),
-                            in + run.offset, run.count);
+        ChunkRange range = {.own = chunk.begin};
+        while (!own && host_next_range(collective, chunk, &range)) {
+            size_t flat = layout_flat(collective->layout, walk.owner, range.own);
+            float *target = collective->buffer + flat, values[HOST_BLOCK]; // target may be base
+            const float *base = collective_base(collective, flat);
+            if (base == NULL) { wire_decode(collective->wire, target, in + range.offset, range.count); }
+            for (size_t begin = 0; base != NULL && begin < range.count; begin += HOST_BLOCK) {
+                size_t n = size_min(range.count - begin, HOST_BLOCK);
+                wire_decode(collective->wire, values, in + range.offset + wire_bytes(collective->wire, begin),
+                            n);
+                for (size_t i = 0; i < n; i++) { target[begin + i] = base[begin + i] + values[i]; }
+            }
         }
         in += own && exchange->mates == 1 ? 0 : bytes;
     }

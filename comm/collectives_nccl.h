@@ -5,8 +5,8 @@
 // so any wire format travels, and the sums are those of collectives_host.h bit for bit:
 // on the same two levels, or flat.
 //
-// As many cells as the message buffers hold go at a time, a batch. A message has the
-// pieces of one owner or of several:
+// A batch is as many cells as the message buffers hold. A message has the pieces of one owner
+// or of several:
 //
 //   | owner a: cell 0, cell 1, ... | owner b: cell 0, cell 1, ... | ...
 //
@@ -21,8 +21,7 @@
 //     inside         own      pass on what has come             decode all
 //
 // Each level has a communicator and a queue, so that both are busy at the same time, with
-// batches that follow each other. All ranks put the same messages into them in the same
-// order.
+// successive batches. All ranks put the same messages into them in the same order.
 #ifndef ACCO_COMM_COLLECTIVES_NCCL_H
 #define ACCO_COMM_COLLECTIVES_NCCL_H
 
@@ -30,24 +29,24 @@
 #include "comm/nccl.h"
 #include "kernels/kernels.h"
 
-// Of encoded messages in each direction: enough to fill a fast link, small beside a
+// Bytes of encoded messages in each direction: enough to fill a fast link, and little beside a
 // model.
 enum { NCCL_BUFFER_BYTES = 32 << 20, NCCL_ALIGNMENT = 128 };
 
 // ---------------------------------------------------------------------------------------
 // Message buffers
 
-// Bytes of an owner's pieces in a message.
 static inline size_t nccl_piece_bytes(WireFormat wire, size_t piece) {
     return layout_round_up(wire_bytes(wire, piece), 16);
 }
 
+// Bytes of an owner's pieces in a message.
 static inline size_t nccl_owner_bytes(WireFormat wire, size_t piece, size_t cells) {
     return layout_round_up(cells * nccl_piece_bytes(wire, piece), NCCL_ALIGNMENT);
 }
 
 // Reserves the message buffers for vectors of this layout: for at least one cell, at most
-// all of them. A plan calls it without nccl_open.
+// all of them. A plan calls this without nccl_open.
 static inline void nccl_collectives_reserve(Nccl *nccl, const Transport *transport, Arena *arena,
                                             const Layout *layout) {
     const Groups *groups = transport_groups(transport);
@@ -75,25 +74,25 @@ static inline void nccl_collectives_reserve(Nccl *nccl, const Transport *transpo
 typedef struct NcclBatch {
     Nccl *nccl;
     Stream *stream; // between hosts
-    Stream inside;  // the same with the queue for messages inside the host
+    Stream inside;  // a copy of it with the queue for messages inside the host
     const Collective *collective;
     size_t first, cells;
     int number; // of the batch: buffers alternate
 } NcclBatch;
 
-// The pieces of so many owners; owners: in GPU memory.
+// The pieces of these owners (count), which are listed in GPU memory.
 static inline WirePieces nccl_pieces(const NcclBatch *batch, WireFormat wire, const int *owners, int count) {
     const Layout *layout = batch->collective->layout;
     size_t cell = layout->piece * (size_t)layout->size;
-    WirePieces pieces = {layout->piece,
-                         nccl_piece_bytes(wire, layout->piece),
-                         nccl_owner_bytes(wire, layout->piece, batch->cells),
-                         batch->cells,
-                         (size_t)count,
-                         owners,
-                         layout->piece,
-                         cell,
-                         cell};
+    WirePieces pieces = {.count = layout->piece,
+                         .bytes = nccl_piece_bytes(wire, layout->piece),
+                         .owner_bytes = nccl_owner_bytes(wire, layout->piece, batch->cells),
+                         .cells = batch->cells,
+                         .owner_count = (size_t)count,
+                         .owners = owners,
+                         .owner_stride = layout->piece,
+                         .cell_stride = cell,
+                         .base_stride = cell};
     return pieces;
 }
 
@@ -120,7 +119,7 @@ static inline size_t nccl_batch_owner_bytes(const NcclBatch *batch, WireFormat w
 // Reduce-scatter
 
 // Every rank of this host adds up what the others have for the owners whose delegate it
-// is. Its own part is packed to where the others' arrive.
+// is. Its own part is packed among those that arrive.
 static inline void nccl_reduce_inside(NcclBatch *batch) {
     Nccl *nccl = batch->nccl;
     const Groups *groups = transport_groups(nccl->transport);
@@ -214,7 +213,7 @@ static inline void nccl_gather_between(NcclBatch *batch) {
     gpu_wait_for(batch->inside.queue, nccl->between_done);
 }
 
-// What has come goes to the other ranks of this host, and all of it is decoded.
+// What has arrived goes to the other ranks of this host, and all of it is decoded.
 static inline void nccl_gather_inside(NcclBatch *batch) {
     Nccl *nccl = batch->nccl;
     const Groups *groups = transport_groups(nccl->transport);
@@ -243,11 +242,11 @@ static inline void nccl_gather_inside(NcclBatch *batch) {
 }
 
 // ---------------------------------------------------------------------------------------
-// The library's own collectives (--exchange library): for those to whom speed at scale is
-// worth more than bits that depend on nothing but the ranks. A cell is one call, and the
-// calls of a batch are a group. In bf16 the library also adds in bf16.
+// The library's own collectives (--exchange library): they may be faster at scale, but their
+// bits depend on more than the ranks. A cell is one call, and the calls of a batch are a
+// group. In bf16 the library also adds in bf16.
 
-// The numbers of the batch, one behind the other.
+// All elements of the batch, one behind the other.
 static inline WirePieces nccl_whole(const NcclBatch *batch) {
     const Layout *layout = batch->collective->layout;
     return wire_run(WIRE_BF16, batch->cells * layout->piece * (size_t)layout->size);
@@ -298,15 +297,21 @@ static inline void nccl_library_gather(NcclBatch *batch) {
 }
 
 // ---------------------------------------------------------------------------------------
-// Own elements [first, end), whole cells, as many at a time as the buffers hold. Of each
-// batch first one level is served, then the other. Returns when all is done.
+// Own elements [first, end), whole cells, batch by batch: `one` serves the level that comes
+// first, `two` the other. Returns when all is done.
 
 typedef void (*NcclStep)(NcclBatch *batch);
 
 static inline void nccl_for_batches(Nccl *nccl, Stream *stream, const Collective *collective, size_t first,
                                     size_t end, Level level, NcclStep one, NcclStep two) {
     size_t piece = collective->layout->piece;
-    NcclBatch batch = {nccl, stream, *stream, collective, first / piece, 0, 0};
+    NcclBatch batch = {.nccl = nccl,
+                       .stream = stream,
+                       .inside = *stream,
+                       .collective = collective,
+                       .first = first / piece,
+                       .cells = 0,
+                       .number = 0};
     batch.inside.queue = nccl->inside_queue;
     gpu_mark(nccl->between_done, stream->queue);
     gpu_wait_for(nccl->inside_queue, nccl->between_done); // what the stream has done so far
@@ -315,7 +320,7 @@ static inline void nccl_for_batches(Nccl *nccl, Stream *stream, const Collective
         one(&batch);
         if (two != NULL) { two(&batch); }
     }
-    // What the other level waits for is waited for first, so that who is late is named there.
+    // The level that came first is waited for first, so that a late rank is named for that level.
     void *queues[TRANSPORT_LEVELS] = {nccl->inside_queue, stream->queue};
     Level last = level == INSIDE_HOSTS ? BETWEEN_HOSTS : INSIDE_HOSTS;
     nccl_settle(nccl, level, queues[level], nccl->transport->operation);

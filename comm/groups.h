@@ -8,8 +8,8 @@
 //   level 2   between hosts   that part of the host's sum goes to the ranks that own it
 //
 // For every owner, each host has one rank that does this: the owner's delegate there. It
-// is the rank with the owner's place in its own host, counted round where the host has
-// fewer ranks. An owner is its own delegate on its own host.
+// is the rank that has the same place on this host as the owner has on its own; on a host
+// with fewer ranks, places are counted round. An owner is its own delegate on its own host.
 //
 //   host 0      host 1            owner   its delegate on host 0, 1, 2
 //   | r0 r1 |   | r2 r3 |         r0      r0, r2, r4
@@ -30,14 +30,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "runtime/random.h"
-
 typedef struct Groups {
     int size, hosts;
     int *ranks;   // (size): host after host
     int *begins;  // (hosts + 1): where the ranks of a host begin in `ranks`
-    int *host_of; // (size): of a rank
-    int *place;   // (size): of a rank among those of its host
+    int *host_of; // (size): each rank's host
+    int *place;   // (size): each rank's place among the ranks of its host
 } Groups;
 
 static inline void groups_free(Groups *groups) {
@@ -96,14 +94,15 @@ static inline int groups_delegate(const Groups *groups, int host, int owner) {
     return groups_rank(groups, host, groups->place[owner] % groups_count(groups, host));
 }
 
-// Ranks of a host take turns: in a step no two of them send to the same one, and what a
-// rank sends `step` places ahead, it receives from as many behind.
+// The rank of the same host that is `step` places ahead. The ranks of a host take turns: in a
+// step no two of them send to the same rank, and a rank that sends `step` places ahead
+// receives from `step` places behind.
 static inline int groups_mate(const Groups *groups, int rank, int step) {
     int host = groups->host_of[rank], mates = groups_count(groups, host);
     return groups_rank(groups, host, (groups->place[rank] + step + mates) % mates);
 }
 
-// Likewise hosts.
+// The same for hosts.
 static inline int groups_other_host(const Groups *groups, int host, int step) {
     return (host + step + groups->hosts) % groups->hosts;
 }
@@ -124,34 +123,27 @@ static inline void groups_describe(const Groups *groups, char *text, size_t size
     }
 }
 
-// A text that is the same where sums are added in the same order.
-static inline void groups_order(const Groups *groups, char *text, size_t size) {
-    uint64_t hash = 0;
-    for (int rank = 0; rank < groups->size; rank++) {
-        hash = random_hash(hash, (uint64_t)groups->host_of[rank]);
-    }
-    if (groups_are_flat(groups)) {
-        snprintf(text, size, "flat");
-    } else {
-        snprintf(text, size, "%d hosts, %016llx", groups->hosts, (unsigned long long)hash);
-    }
-}
-
 // ---------------------------------------------------------------------------------------
-// The owners whose delegate on its host a rank is, host after host
+// The owners whose delegate a rank is on its host, host after host
 
 typedef struct OwnerWalk {
     const Groups *groups;
-    int place, mates; // of the delegate on its host; ranks on that host
+    int place, mates; // the delegate's place on its host; the number of ranks there
     int host, end;    // hosts still to be visited
     int next;         // the next owner's place on `host`
     int owner;        // the current one
 } OwnerWalk;
 
-// Of the owners on hosts [host, end) only.
+// Only the owners on hosts [host, end).
 static inline OwnerWalk owners_on(const Groups *groups, int delegate, int host, int end) {
     int place = groups->place[delegate];
-    OwnerWalk walk = {groups, place, groups_count(groups, groups->host_of[delegate]), host, end, place, -1};
+    OwnerWalk walk = {.groups = groups,
+                      .place = place,
+                      .mates = groups_count(groups, groups->host_of[delegate]),
+                      .host = host,
+                      .end = end,
+                      .next = place,
+                      .owner = -1};
     return walk;
 }
 

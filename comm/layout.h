@@ -12,10 +12,9 @@
 // `flat` counts elements of the whole vector, padded to whole cells; `own` counts
 // elements of one rank's shard.
 //
-// Why cells: every stretch of whole cells is shared out evenly among the ranks. A bucket
-// (the part of a vector that travels at a time) is such a stretch. So rules that send the
-// gradients of the last layers while the first ones are still being computed keep all
-// ranks busy.
+// Why cells: every range of whole cells is shared out evenly among the ranks. A bucket (the
+// part of a vector that travels at a time) is such a range. So rules that send the gradients
+// of the last layers while the first ones are still being computed keep all ranks busy.
 //
 // The cut depends on nothing but the length of the vector and the number of ranks.
 // Neither the size of buckets nor that of messages moves an element to another owner or
@@ -28,8 +27,8 @@
 
 #include "runtime/numbers.h"
 
-// At most this many cells. Pieces are whole pairs of cache lines; where they are long
-// enough, whole blocks of the coarse wire formats (WIRE_BLOCK).
+// At most this many cells. Pieces are whole pairs of cache lines; if they are long enough,
+// whole blocks of the coarse wire formats (WIRE_BLOCK).
 enum { LAYOUT_CELLS = 128, LAYOUT_LINE = 32, LAYOUT_BLOCK = 256 };
 
 typedef struct Layout {
@@ -61,7 +60,7 @@ static inline size_t layout_padded(const Layout *layout) {
     return layout_shard(layout) * (size_t)layout->size;
 }
 
-// First flat element of a cell. Of cell `cells`, behind the last: the padded length.
+// First flat element of a cell. For cell `cells`, behind the last one: the padded length.
 static inline size_t layout_cell_begin(const Layout *layout, size_t cell) {
     return cell * layout->piece * (size_t)layout->size;
 }
@@ -72,16 +71,16 @@ static inline size_t layout_flat(const Layout *layout, int rank, size_t own) {
            own % layout->piece;
 }
 
-// Elements from `own` to the end of its piece, but not beyond `end` (> own): a run, which
-// is contiguous in the flat vector too.
-static inline size_t layout_run(const Layout *layout, size_t own, size_t end) {
+// How many elements from `own` on are contiguous in the flat vector too: those to the end of
+// its piece, but not beyond `end` (> own).
+static inline size_t layout_range(const Layout *layout, size_t own, size_t end) {
     size_t rest = layout->piece - own % layout->piece;
     assert(own < end);
     return size_min(end - own, rest);
 }
 
-// The same vector where its elements are halves of others: pairs of bf16 numbers as words
-// of 32 bits. Pieces are even.
+// The layout of a vector of words of 32 bits, each of which holds two bf16 elements of this
+// one. Pieces are even.
 static inline Layout layout_of_pairs(const Layout *layout) {
     Layout pairs = *layout;
     pairs.count = (layout->count + 1) / 2;

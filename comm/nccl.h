@@ -1,8 +1,8 @@
 // nccl.h: messages between GPUs over NCCL, and every wait for them. The only file that
 // includes nccl.h of the library; collectives_nccl.h builds the collectives.
 //
-// There is a communicator of all ranks for what travels between hosts, and on two levels one
-// of the ranks of each host. They are non-blocking, and nothing here waits inside NCCL or
+// One communicator of all ranks carries what travels between hosts. On two levels the ranks
+// of each host have another one. They are non-blocking, and nothing here waits inside NCCL or
 // CUDA: nccl_settle polls both, with a deadline. When it passes or NCCL reports an error,
 // transport_fail ends all ranks. ncclCommAbort is not used: it would wait for ranks that may
 // have died.
@@ -22,20 +22,21 @@ typedef struct Nccl {
     void *communicators[TRANSPORT_LEVELS]; // ncclComm_t, by Level; NULL: nothing travels there
     Transport *transport;
     // This rank among the groups of the exchange.
-    int host, place, mates; // its host, its place there, and the ranks on it
-    int mine_count;         // the owners whose delegate it is
+    int host, place, mates; // its host, its place there, and the number of ranks there
+    int mine_count;         // how many owners it is the delegate of
     int mine_index;         // its own place among these
-    int other_count;        // the owners whose delegates its mates are
-    // Lists of owners in GPU memory: those whose delegate this rank is; the same without
-    // itself, in the order in which they are sent to; and those of its mates, in the order
-    // in which this rank sends to and receives from them.
-    int *owners, *remote_owners, *sent_owners, *received_owners;
-    void *inside_queue;                  // of messages inside the host
-    void *between_done, *inside_done[2]; // marks in the queues, the latter of every other batch
+    int other_count;        // how many owners its mates are the delegates of
+    // Lists of owners in GPU memory.
+    int *owners;          // (mine_count): those whose delegate this rank is
+    int *remote_owners;   // (mine_count - 1): without itself, in the order in which it sends to them
+    int *sent_owners;     // (other_count): those of its mates, in the order in which it sends to its mates
+    int *received_owners; // (other_count): in the order in which it receives from its mates
+    void *inside_queue;   // for messages inside the host
+    void *between_done, *inside_done[2]; // marks in the queues; batches take turns on the latter two
     size_t buffer_limit;                 // bytes of the messages of all ranks that are under way; 0: chosen
     // collectives_nccl.h reserves these.
-    size_t cells;          // that travel at a time, at most
-    size_t received_bytes; // of one of two buffers
+    size_t cells;          // at most this many travel at a time
+    size_t received_bytes; // of each of two buffers
     char *received, *sent; // (2, received_bytes): between hosts
     char *inside_received, *inside_sent;
 } Nccl;
@@ -52,7 +53,7 @@ static inline ncclComm_t nccl_communicator(const Nccl *nccl, Level level) {
     return (ncclComm_t)nccl->communicators[level];
 }
 
-// Fails the job. Does not return.
+// Ends all ranks. Does not return.
 static inline void nccl_fail(Nccl *nccl, Level level, const char *what, const char *why) {
     ncclComm_t communicator = nccl_communicator(nccl, level);
     const char *last = communicator != NULL ? ncclGetLastError(communicator) : "";
@@ -60,7 +61,7 @@ static inline void nccl_fail(Nccl *nccl, Level level, const char *what, const ch
                    why, last[0] != '\0' ? "; " : "", last);
 }
 
-// Fails the job unless the call succeeded or goes on in the background.
+// Ends all ranks unless the call succeeded or continues in the background.
 static inline void nccl_check(Nccl *nccl, Level level, ncclResult_t status, const char *what) {
     if (status != ncclSuccess && status != ncclInProgress) {
         nccl_fail(nccl, level, what, ncclGetErrorString(status));
@@ -99,17 +100,17 @@ static inline void nccl_settle(Nccl *nccl, Level level, void *queue, const char 
     }
 }
 
-// Messages between nccl_begin and nccl_end travel together; they are of one level.
+// Messages between nccl_begin and nccl_end travel together, all on one level.
 static inline void nccl_begin(Nccl *nccl) {
     nccl_check(nccl, BETWEEN_HOSTS, ncclGroupStart(), "begin of messages");
 }
 
-// The number of a rank in the communicator of a level.
+// The number of a rank in a level's communicator.
 static inline int nccl_peer(const Nccl *nccl, Level level, int rank) {
     return level == INSIDE_HOSTS ? transport_groups(nccl->transport)->place[rank] : rank;
 }
 
-// On return the messages are in the stream's queue: what the queue does later sees the
+// On return the messages are in the stream's queue: what is put into the queue later sees the
 // data received.
 static inline void nccl_end(Nccl *nccl, Level level) {
     nccl_check(nccl, level, ncclGroupEnd(), nccl->transport->operation);
@@ -143,7 +144,7 @@ static inline void nccl_collect(Nccl *nccl, Stream *stream, bool reduces, bool b
                reduces ? ncclReduceScatter(in, out, count, type, ncclSum, communicator, queue)
                        : ncclAllGather(in, out, count, type, communicator, queue),
                nccl->transport->operation);
-    // As in a ring: what a rank passes on, and of it what the ranks of a host let through.
+    // Counted as in a ring: what a rank passes on, of which one rank per host sends to another host.
     const Groups *hosts = &nccl->transport->hosts;
     size_t bytes = count * (bf16 ? 2 : 4) * (size_t)(nccl->transport->size - 1);
     size_t sharing = (size_t)groups_count(hosts, hosts->host_of[nccl->transport->rank]);
@@ -155,8 +156,8 @@ static inline void nccl_collect(Nccl *nccl, Stream *stream, bool reduces, bool b
 // ---------------------------------------------------------------------------------------
 // Opening
 
-// Sends a byte to every rank that this one has messages for, and receives one, so that
-// NCCL connects them and takes its memory now, and not in the first collective.
+// Exchanges a byte with every rank that this one has messages for, so that NCCL connects them
+// and takes its memory now, and not in the first collective.
 static inline void nccl_connect(Nccl *nccl, Level level) {
     const Groups *groups = transport_groups(nccl->transport);
     int size = nccl->transport->size, rank = nccl->transport->rank;
@@ -184,8 +185,8 @@ static inline void nccl_connect(Nccl *nccl, Level level) {
     gpu_release(bytes);
 }
 
-// As nccl_connect for NCCL's own collectives, whose connections depend on the size: on a
-// vector of the length of a batch.
+// The same for NCCL's own collectives. Their connections depend on the size, so they are run
+// on a vector of the length of a batch.
 static inline void nccl_connect_library(Nccl *nccl) {
     size_t size = (size_t)nccl->transport->size, count = nccl->buffer_limit / sizeof(float) / size;
     Stream stream;
@@ -243,7 +244,7 @@ static inline void nccl_list_owners(Nccl *nccl) {
     gpu_release_host(lists);
 }
 
-// All ranks call it. The first rank of a communicator makes the number by which the others
+// All ranks call it. The first rank of a communicator makes the identifier by which the others
 // find it.
 static inline void nccl_open_level(Nccl *nccl, Level level, int ctas) {
     Transport *transport = nccl->transport;
@@ -286,7 +287,7 @@ static inline void nccl_open(Nccl *nccl, Transport *transport, int ctas, size_t 
     }
 }
 
-// On how many levels messages travel, which may be at the same time.
+// On how many levels messages travel, possibly at the same time.
 static inline int nccl_levels(const Nccl *nccl) {
     int levels = 0;
     for (int level = 0; level < TRANSPORT_LEVELS; level++) { levels += nccl->communicators[level] != NULL; }
@@ -307,7 +308,7 @@ static inline void nccl_close(Nccl *nccl) {
     gpu_release(nccl->owners);
 }
 
-#else // without NCCL: nccl_is_built_in() is false, so nobody calls the rest
+#else // without NCCL: nccl_is_built_in() is false, so the rest is never called
 
 // clang-format off
 static inline bool nccl_is_built_in(void) { return false; }

@@ -16,11 +16,10 @@
 //   compute         ####....####
 //   communication   ..######....     6 of communication, 4 of them exposed
 //
-// The sums need no list of spans. At every begin, end and take, the time since the one
-// before is added to the sums of what was running in between. So all sums are exact, a
-// span that is under way at a take is divided there, and nothing is counted twice. The
-// clock is read while the mutex is held: otherwise the two threads could report their
-// times in the wrong order.
+// The sums need no list of spans. Every begin, end and take adds the time since the one
+// before to the sums of the lanes that were running. So all sums are exact, a span that is
+// under way at a take is divided there, and nothing is counted twice. The clock is read while
+// the mutex is held: otherwise the two threads could report their times in the wrong order.
 //
 // Each rank has a monotonic clock with a start of its own. Its offset to the clock of
 // rank 0 is measured at the start and at the end of a run, which also shows how fast the
@@ -30,24 +29,23 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <sys/stat.h>
 
 #include "comm/transport.h"
+#include "runtime/files.h"
 
 enum {
     TRACE_MAX_SPANS = 2000000, // kept for the file: 80 MB; later ones are only counted
-    TRACE_PATH_SIZE = 4096,
     TRACE_PIECE_BYTES = 65536, // of text that a rank sends to rank 0 at a time
     TRACE_EVENT_BYTES = 512,   // more than any line of the file has
     TRACE_CLOCK_ROUNDS = 16    // of a measurement: with many, one of them is undisturbed
 };
 
-// The name of spans in which a micro-batch is computed: one may take several, because it may
-// wait for parameters in between.
+// The name of spans in which a micro-batch is computed. A micro-batch may take several spans,
+// because it may wait for parameters in between.
 #define TRACE_MICRO_BATCH "micro-batch"
 
 typedef enum TraceLane { TRACE_COMPUTE, TRACE_COMMUNICATION, TRACE_LANES } TraceLane;
@@ -61,8 +59,8 @@ typedef struct Span {
 
 typedef struct TraceSums {
     double compute_seconds, communication_seconds, exposed_seconds;
-    // Of spans that have ended. The processor's time is that of the stream's own thread: less than
-    // the span where it waited, for messages or for a core.
+    // Only of spans that have ended. The CPU time is that of the stream's own thread: less than
+    // the span if the thread waited, for messages or for a core.
     double micro_batch_seconds, micro_batch_cpu_seconds;
 } TraceSums;
 
@@ -97,22 +95,6 @@ static inline void trace_close(Trace *trace) {
     pthread_mutex_destroy(&trace->mutex);
 }
 
-static inline void trace_keep_span(Trace *trace, Span span) {
-    if (trace->span_count == trace->span_capacity && trace->span_capacity < TRACE_MAX_SPANS) {
-        size_t capacity = size_min(size_max(4096, 2 * trace->span_capacity), TRACE_MAX_SPANS);
-        Span *grown = (Span *)realloc(trace->spans, capacity * sizeof *grown);
-        if (grown != NULL) {
-            trace->spans = grown;
-            trace->span_capacity = capacity;
-        }
-    }
-    if (trace->span_count < trace->span_capacity) {
-        trace->spans[trace->span_count++] = span;
-    } else {
-        trace->dropped++;
-    }
-}
-
 // Adds the time since the last call to the sums of what has been running since then.
 static inline void trace_count_until(Trace *trace, double now) {
     double seconds = now - trace->counted_until;
@@ -124,8 +106,8 @@ static inline void trace_count_until(Trace *trace, double now) {
     trace->counted_until = now;
 }
 
-// The following three do the work at a given time, for a caller who holds the mutex;
-// times may not go back.
+// The following three do the work at a given time. Their caller holds the mutex, and times may
+// not go back.
 static inline void trace_begin_at(Trace *trace, TraceLane lane, const char *name, double now) {
     assert(!trace->running[lane]);
     trace_count_until(trace, now);
@@ -139,12 +121,27 @@ static inline void trace_end_at(Trace *trace, TraceLane lane, int64_t commit, do
     assert(trace->running[lane]);
     trace_count_until(trace, now);
     trace->running[lane] = false;
-    Span span = {trace->names[lane], trace->began[lane], now, commit, lane};
+    Span span = {.name = trace->names[lane],
+                 .began = trace->began[lane],
+                 .ended = now,
+                 .commit = commit,
+                 .lane = lane};
     bool of_micro_batch = strcmp(span.name, TRACE_MICRO_BATCH) == 0;
     double cpu = thread_cpu_seconds() - trace->cpu_began[lane];
     trace->sums.micro_batch_seconds += of_micro_batch ? span.ended - span.began : 0;
     trace->sums.micro_batch_cpu_seconds += of_micro_batch ? cpu : 0;
-    if (trace->keep) { trace_keep_span(trace, span); }
+    if (!trace->keep) { return; }
+    if (trace->span_count == trace->span_capacity && trace->span_capacity < TRACE_MAX_SPANS) {
+        size_t capacity = size_min(size_max(4096, 2 * trace->span_capacity), TRACE_MAX_SPANS);
+        Span *grown = (Span *)realloc(trace->spans, capacity * sizeof *grown);
+        trace->spans = grown != NULL ? grown : trace->spans;
+        trace->span_capacity = grown != NULL ? capacity : trace->span_capacity;
+    }
+    if (trace->span_count < trace->span_capacity) {
+        trace->spans[trace->span_count++] = span;
+    } else {
+        trace->dropped++;
+    }
 }
 
 static inline TraceSums trace_take_at(Trace *trace, double now) {
@@ -165,7 +162,7 @@ static inline void trace_begin(Trace *trace, TraceLane lane, const char *name) {
     pthread_mutex_unlock(&trace->mutex);
 }
 
-// The span of `lane` that is running ends. It was a task of `commit`.
+// The span of `lane` that is running ends; it belongs to `commit`.
 static inline void trace_end(Trace *trace, TraceLane lane, int64_t commit) {
     pthread_mutex_lock(&trace->mutex);
     trace_end_at(trace, lane, commit, clock_seconds());
@@ -173,7 +170,7 @@ static inline void trace_end(Trace *trace, TraceLane lane, int64_t commit) {
     gpu_range_end();
 }
 
-// The sums from the take before to now.
+// The sums since the previous take.
 static inline TraceSums trace_take(Trace *trace) {
     pthread_mutex_lock(&trace->mutex);
     TraceSums sums = trace_take_at(trace, clock_seconds());
@@ -191,16 +188,16 @@ typedef struct ClockOffset {
     double error;   // the true value is at most this far away
 } ClockOffset;
 
-// All ranks call it together. clock: clock_seconds, but for tests.
+// All ranks call it together. clock: clock_seconds, except in tests.
 //
-// A round is a barrier and an all-gather. This rank looks at its clock before the barrier
-// (sent) and after the all-gather (received). Rank 0 looks at its own in between (stamp)
-// and sends that. The stamp was read after rank 0 had what this rank sent after `sent`,
-// and before rank 0 sent what this rank had at `received`. So on this rank's clock it was
-// read between the two, and the offset lies between stamp - received and stamp - sent.
-// This holds for all rounds, so the answer is the middle of what their intervals have in
-// common, and its error is at most half of the shortest round trip. That all ranks send
-// at once and wait for the slowest makes rounds longer but not wrong.
+// A round is a barrier and an all-gather. This rank reads its clock before the barrier (sent)
+// and after the all-gather (received). Rank 0 reads its own in between (stamp) and sends it.
+// It did so after a message arrived that this rank sent after `sent`, and before it sent one
+// that this rank had at `received`. So on this rank's clock the stamp was read between the
+// two, and the offset lies between stamp - received and stamp - sent. This holds for all
+// rounds: the answer is the middle of what their intervals have in common, and its error is at
+// most half of the shortest round trip. All ranks send at once and wait for the slowest, which
+// makes rounds longer but not wrong.
 static inline ClockOffset trace_measure_clock(Transport *transport, double (*clock)(void)) {
     double received = 0, low = -INFINITY, high = INFINITY;
     for (int round = 0; round < TRACE_CLOCK_ROUNDS; round++) {
@@ -214,13 +211,14 @@ static inline ClockOffset trace_measure_clock(Transport *transport, double (*clo
         high = fmin(high, stamps[0] - sent);
         free(stamps);
     }
-    ClockOffset offset = {received, low + (high - low) / 2, fmax((high - low) / 2, 0)};
+    ClockOffset offset = {
+        .time = received, .seconds = low + (high - low) / 2, .error = fmax((high - low) / 2, 0)};
     if (transport->rank == 0) { offset.seconds = offset.error = 0; }
     return offset;
 }
 
-// A time of this rank's clock on that of rank 0. Outside the two measurements the nearer
-// one holds.
+// Translates a time of this rank's clock to that of rank 0. Outside the two measurements the
+// nearer one is used.
 static inline double clock_on_rank_0(const ClockOffset *start, const ClockOffset *end, double time) {
     double between = end->time - start->time;
     double share = between > 0 ? fmin(fmax((time - start->time) / between, 0), 1) : 0;
@@ -235,7 +233,7 @@ typedef struct TracePiece {
     char text[TRACE_PIECE_BYTES];
 } TracePiece;
 
-// Where a rank is in its text.
+// A rank's text, and how much of it has been written.
 typedef struct TraceText {
     const Trace *trace;
     const Transport *transport;
@@ -284,7 +282,7 @@ static inline void trace_piece_add_names(TracePiece *piece, const Trace *trace, 
     }
 }
 
-// piece <- the events that follow. Both ends of a span are rounded to nanoseconds, not
+// Fills the piece with the next events. Both ends of a span are rounded to nanoseconds, not
 // its duration: so spans that touch do not overlap in the file.
 static inline void trace_text_fill(TraceText *text, TracePiece *piece) {
     piece->bytes = 0;
@@ -306,43 +304,42 @@ static inline void trace_text_fill(TraceText *text, TracePiece *piece) {
 }
 
 // ---------------------------------------------------------------------------------------
-// The file: rank 0 writes it under another name and renames it when it is whole
+// The file
 
-static inline bool trace_partial_path(const char *path, char partial[TRACE_PATH_SIZE], Error *error) {
-    int length = snprintf(partial, TRACE_PATH_SIZE, "%s.partial", path);
-    return length < TRACE_PATH_SIZE || error_set(error, "--trace %.200s...: the name is too long", path);
-}
-
-// Whether a trace can be written there: worth asking before hours of training. What is
-// not a plain file is refused, because a file that is renamed to /dev/null replaces it.
+// Whether a trace can be written there, asked before hours of training. What is not a plain
+// file is refused, because a file that is renamed to /dev/null replaces it.
 static inline bool trace_path_check(const char *path, Error *error) {
-    char partial[TRACE_PATH_SIZE];
+    char temporary[PATH_MAX];
     struct stat status;
-    if (!trace_partial_path(path, partial, error)) { return false; }
+    if (strlen(path) + sizeof ".new" > PATH_MAX) {
+        return error_set(error, "--trace %.200s...: the name is too long", path);
+    }
     if (stat(path, &status) == 0 && !S_ISREG(status.st_mode)) {
         const char *kind = S_ISDIR(status.st_mode) ? "a directory" : "not a plain file";
         return error_set(error, "--trace %.400s is %s: give the name of a file", path, kind);
     }
-    int descriptor = open(partial, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-    if (descriptor < 0) {
+    FILE *file = file_replace_begin(path, error);
+    if (file == NULL) {
         return error_set(error, "cannot write the trace %.400s: %s: choose another file", path,
                          strerror(errno));
     }
-    close(descriptor);
-    unlink(partial);
+    fclose(file);
+    file_replacement_path(temporary, path);
+    unlink(temporary);
     return true;
 }
 
-// Rank 0 receives one piece of every rank at a time and writes it: so it never holds more
-// than one piece of each, and nobody waits for long. Where it cannot write it goes on
-// receiving, because the others go on sending. file: NULL where it could not even be
-// opened. Returns errno of the first write that failed, 0 if none did.
-static inline int trace_receive_pieces(TraceText *text, Transport *transport, FILE *file) {
+// Rank 0 receives one piece of every rank at a time and writes it, so it never holds more
+// than one piece of each. If it cannot write, it receives all the same, because the others
+// send. On failure a file that had the name before is still there.
+static inline void trace_write_file(TraceText *text, Transport *transport, const char *path, Error *error) {
     const Lane lane = {BETWEEN_HOSTS, 0};
     TracePiece *pieces = (TracePiece *)calloc((size_t)transport->size, sizeof(TracePiece));
     if (pieces == NULL) { transport_fail(transport, "no memory to gather the trace"); }
     for (int rank = 0; rank < transport->size; rank++) { pieces[rank].bytes = 1; } // not at its end
-    int reason = 0;
+    FILE *file = trace_path_check(path, error) ? file_replace_begin(path, error) : NULL;
+    if (file != NULL) { fputs("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[", file); } // into its buffer
+    int reason = 0;   // errno of the first write that failed
     size_t comma = 1; // the first event of the file has none before it
     for (bool more = true; more;) {
         if (pieces[0].bytes > 0) { trace_text_fill(text, &pieces[0]); }
@@ -362,46 +359,19 @@ static inline int trace_receive_pieces(TraceText *text, Transport *transport, FI
         }
     }
     free(pieces);
-    return reason;
+    if (file == NULL) { return; }
+    if (reason == 0 && fputs("\n]}\n", file) < 0) { reason = errno; }
+    errno = reason;
+    file_replace_end(file, path, reason == 0, error);
 }
 
-static inline void trace_send_pieces(TraceText *text, Transport *transport) {
-    const Lane lane = {BETWEEN_HOSTS, 0};
-    TracePiece *piece = (TracePiece *)calloc(1, sizeof(TracePiece));
-    if (piece == NULL) { transport_fail(transport, "no memory to gather the trace"); }
-    do {
-        trace_text_fill(text, piece);
-        transport_post(transport, lane, true, 0, piece, sizeof(TracePiece));
-        transport_wait(transport, lane);
-    } while (piece->bytes > 0);
-    free(piece);
-}
-
-// Rank 0's part. On failure nothing is left of the new file, and a file that had the name
-// before is still there.
-static inline void trace_write_file(TraceText *text, Transport *transport, const char *path, Error *error) {
-    char partial[TRACE_PATH_SIZE];
-    bool possible = trace_path_check(path, error) && trace_partial_path(path, partial, error);
-    FILE *file = possible ? fopen(partial, "w") : NULL;
-    int reason = possible && file == NULL ? errno : 0;
-    if (file != NULL) { fputs("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[", file); } // into its buffer
-    int failed = trace_receive_pieces(text, transport, file);
-    if (file != NULL) {
-        bool written = fputs("\n]}\n", file) >= 0;
-        written = fclose(file) == 0 && written;
-        reason = failed != 0 ? failed : written && rename(partial, path) == 0 ? 0 : errno;
-        if (reason != 0) { unlink(partial); }
-    }
-    if (reason != 0) { error_set(error, "cannot write the trace %.400s: %s", path, strerror(reason)); }
-}
-
-// Writes the spans of all ranks to `path`, which only rank 0 looks at. All ranks call it
-// when no span is running, each with its own two measurements of the clock. All get the
-// same verdict and the same error. ts in the file: microseconds since the earliest span
-// of all ranks.
+// Writes the spans of all ranks to `path`, which only rank 0 uses. All ranks call it when no
+// span is running, each with its own two measurements of the clock. All get the same result
+// and the same error. ts in the file: microseconds since the earliest span of all ranks.
 static inline bool trace_write(const Trace *trace, Transport *transport, const ClockOffset *start,
                                const ClockOffset *end, const char *path, Error *error) {
-    TraceText text = {trace, transport, start, end, INFINITY, false, 0};
+    const Lane lane = {BETWEEN_HOSTS, 0};
+    TraceText text = {.trace = trace, .transport = transport, .start = start, .end = end, .origin = INFINITY};
     for (size_t i = 0; i < trace->span_count; i++) {
         text.origin = fmin(text.origin, clock_on_rank_0(start, end, trace->spans[i].began));
     }
@@ -410,11 +380,15 @@ static inline bool trace_write(const Trace *trace, Transport *transport, const C
     for (int rank = 0; rank < transport->size; rank++) { text.origin = fmin(text.origin, origins[rank]); }
     free(origins);
     transport_begin(transport, "gathering of the trace");
-    if (transport->rank == 0) {
-        trace_write_file(&text, transport, path, error);
-    } else {
-        trace_send_pieces(&text, transport);
+    TracePiece *piece = (TracePiece *)calloc(1, sizeof *piece);
+    if (piece == NULL) { transport_fail(transport, "no memory to gather the trace"); }
+    if (transport->rank == 0) { trace_write_file(&text, transport, path, error); }
+    for (bool more = transport->rank != 0; more; more = piece->bytes > 0) {
+        trace_text_fill(&text, piece);
+        transport_post(transport, lane, true, 0, piece, sizeof *piece);
+        transport_wait(transport, lane);
     }
+    free(piece);
     Error *errors = (Error *)transport_collect_records(transport, "end of the trace", error, sizeof *error);
     *error = errors[0];
     free(errors);

@@ -13,8 +13,8 @@
 
 #include "comm/transport.h"
 
-// Whether a launcher (mpirun, srun) started this process: then one of these variables is
-// set. Otherwise there are no other ranks, and MPI is not even initialised.
+// Whether a launcher (mpirun, srun) started this process: it sets one of these variables.
+// Otherwise there are no other ranks, and MPI is not even initialised.
 static inline bool transport_was_launched(void) {
     static const char *const variables[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMI_RANK", "PMIX_RANK",
                                             "MPI_LOCALNRANKS"};
@@ -25,8 +25,8 @@ static inline bool transport_was_launched(void) {
 }
 
 #ifdef ACCO_HAVE_MPI
-// Some versions of MPI still offer a C++ compiler the bindings that were withdrawn from
-// the standard: leave them out.
+// Leaves out the C++ bindings, which were withdrawn from the standard but which some versions
+// of MPI still have.
 #ifndef OMPI_SKIP_MPICXX
 #define OMPI_SKIP_MPICXX 1
 #define MPICH_SKIP_MPICXX 1
@@ -60,8 +60,8 @@ static inline bool transport_mpi_is_done(void *state, LinkRequest *request) {
     return done != 0;
 }
 
-// The copy is never freed: notes are sent when a job is about to end, and their receivers may
-// not take them.
+// The copy is never freed: notes are sent when all ranks are about to end, and their receivers
+// may never take them.
 static inline void transport_mpi_send_note(void *state, int peer, const Note *note) {
     (void)state;
     MPI_Request request;
@@ -93,21 +93,16 @@ static inline void transport_mpi_close(void *state) {
     MPI_Finalize();
 }
 
-// Parameters of Open MPI; what the user has set stays. By default its TCP sends the rest
-// of a long message in one piece, and the go-ahead for a message in the other direction
-// waits behind it. Then only one direction is busy at a time, and both together take a
-// third longer (dev/results has the numbers). Our messages between hosts have about
-// a megabyte, so all of them may be sent at once.
-static inline void transport_mpi_tune(void) {
-    setenv("OMPI_MCA_btl_tcp_eager_limit", "2000000", 0);
-    setenv("OMPI_MCA_btl_tcp_max_send_size", "2000000", 0);
-    // Nobody here needs to know which display has a GPU, and asking can take seconds.
-    setenv("HWLOC_COMPONENTS", "-gl", 0);
-}
-
 static inline bool transport_open_mpi(Transport *transport, Error *error) {
     memset(transport, 0, sizeof *transport);
-    transport_mpi_tune();
+    // Parameters of Open MPI; what the user has set stays. By default its TCP sends the rest of
+    // a long message in one piece, and the go-ahead for a message in the other direction waits
+    // behind it. Then only one direction is busy at a time, and both together take a third
+    // longer (dev/results has the numbers). Our messages between hosts have about a megabyte,
+    // so they are sent without waiting for a go-ahead.
+    setenv("OMPI_MCA_btl_tcp_eager_limit", "2000000", 0);
+    setenv("OMPI_MCA_btl_tcp_max_send_size", "2000000", 0);
+    setenv("HWLOC_COMPONENTS", "-gl", 0); // looking for GPUs through X displays can take seconds
     int provided = 0;
     if (MPI_Init_thread(NULL, NULL, MPI_THREAD_MULTIPLE, &provided) != MPI_SUCCESS ||
         provided < MPI_THREAD_SERIALIZED) {
@@ -123,15 +118,14 @@ static inline bool transport_open_mpi(Transport *transport, Error *error) {
     int leader = transport->rank;
     MPI_Bcast(&leader, 1, MPI_INT, 0, node); // ranks keep their order in `node`: 0 is the lowest
     MPI_Comm_free(&node);
-    Link link = {"MPI",
-                 NULL,
-                 transport_mpi_send,
-                 transport_mpi_receive,
-                 transport_mpi_is_done,
-                 transport_mpi_send_note,
-                 transport_mpi_take_note,
-                 transport_mpi_abort,
-                 transport_mpi_close};
+    Link link = {.name = "MPI",
+                 .start_send = transport_mpi_send,
+                 .start_receive = transport_mpi_receive,
+                 .is_done = transport_mpi_is_done,
+                 .send_note = transport_mpi_send_note,
+                 .take_note = transport_mpi_take_note,
+                 .abort = transport_mpi_abort,
+                 .close = transport_mpi_close};
     transport->link = link;
     transport->reason = "started by an MPI launcher";
     transport_prepare(transport);
@@ -141,8 +135,7 @@ static inline bool transport_open_mpi(Transport *transport, Error *error) {
 
 static inline bool transport_has_mpi(void) { return true; }
 
-// text <- name and version of the MPI that the program runs with. It need not be
-// initialised.
+// text <- name and version of the MPI library in use, which need not be initialised.
 static inline void transport_mpi_version(char *text, size_t size) {
     char library[MPI_MAX_LIBRARY_VERSION_STRING];
     int length = 0;
@@ -160,8 +153,8 @@ static inline void transport_mpi_version(char *text, size_t size) {
 
 #endif
 
-// Joins the other ranks; a world of one where no launcher started this process, or where
-// the program was built without MPI. False, with the reason, where MPI cannot be used.
+// Joins the other ranks. Without a launcher, or without MPI in the build, it opens a world of
+// one rank. False, with the reason, if MPI cannot be used.
 static inline bool transport_open(Transport *transport, Error *error) {
     (void)error;
 #ifdef ACCO_HAVE_MPI

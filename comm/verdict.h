@@ -1,5 +1,5 @@
 // verdict.h: how all ranks learn whether something that each of them did has worked on
-// every one of them.
+// all of them.
 //
 // A step that only some ranks can fail at, such as reading a file that is missing on one
 // node, must end the same way on all of them: otherwise the others wait for messages that

@@ -90,6 +90,8 @@ static inline bool evaluate_summarise(const EvaluateSet *set, const EvaluateScor
 
 static inline void evaluate_print(FILE *file, const EvaluateSet *set, const EvaluateSummary *summary) {
     bool windows = set->request.task == EVALUATE_PERPLEXITY;
+    fprintf(file, "%-14s %s, %s, contexts of %d\n", "evaluation", evaluate_task_name(set->request.task),
+            set->request.path, set->request.T);
     fprintf(file, "%-14s %llu\n", windows ? "windows" : "lines", (unsigned long long)summary->items);
     fprintf(file, "%-14s %llu\n", "tokens", (unsigned long long)summary->counted);
     if (windows) { fprintf(file, "%-14s %.6f\n", "nats per token", summary->nats); }
@@ -108,145 +110,136 @@ static inline void evaluate_print(FILE *file, const EvaluateSet *set, const Eval
 // ---------------------------------------------------------------------------------------
 // The command
 
-// Opens the model, the tokenizer and the data, and chooses B and T. Errors may be this
-// rank's alone.
-static inline bool evaluation_open(Run *run, HfModel *model, TextCodec *codec, EvaluateSet *set,
-                                   Error *error) {
-    Options *options = &run->options;
+// What the stream of an evaluation works on.
+typedef struct Evaluation {
+    Transport *transport;
+    Terminal *terminal;
+    double began; // clock_seconds() at the first batch
+    HfModel model;
+    TextCodec codec;
+    EvaluateSet set;
+    Evaluator evaluator;
+    float *parameters;     // (parameter_count), where the kernels want them
+    EvaluateScore *scores; // result
+} Evaluation;
+
+// Opens the model, the tokenizer and the data. Errors may be this rank's alone.
+static inline bool evaluation_open(Evaluation *evaluation, const Options *options, Error *error) {
+    HfModel *model = &evaluation->model;
+    TextCodec *codec = &evaluation->codec;
     char path[TOKENIZER_PATH_SIZE];
     if (options->from[0] == '\0') {
         return error_set(error,
                          "eval needs --from DIR, a directory with config.json and model.safetensors, a "
                          "checkpoint or a run");
     }
-    if (strcmp(options->data, "builtin") == 0) {
-        return error_set(error, "eval needs --data FILE: a text, token files, or the lines of --task; the "
-                                "built-in corpus is made up while training, and has no end");
-    }
     if (!hf_model_check_directory(options->from, error) || !hf_model_open(model, options->from, error)) {
         return false;
     }
     int vocabulary = model->config.vocabulary, positions = model->config.positions;
-    run->T = (int)(options->seq_len > 0 ? options->seq_len : int64_min(positions, 1024));
-    run->B = options->micro_batch > 0 ? (int)options->micro_batch : 8;
-    if (run->T > positions) {
-        return error_set(error, "--seq-len %d is longer than the model's %d positions", run->T, positions);
+    EvaluateRequest request = {
+        .task = (EvaluateTask)options->task,
+        .path = options->data,
+        .vocabulary = vocabulary,
+        .B = options->micro_batch > 0 ? (int)options->micro_batch : 8,
+        .T = (int)(options->seq_len > 0 ? options->seq_len : int64_min(positions, 1024)),
+        .stride = (int)options->stride,
+        .limit = options->limit,
+    };
+    if (request.T > positions) {
+        return error_set(error, "--seq-len %d is longer than the model's %d positions", request.T, positions);
     }
     if (!text_codec_open(codec, tokenizer_path(options, path), vocabulary == 256, vocabulary, error)) {
         return false;
     }
-    EvaluateRequest request = {(EvaluateTask)options->task,
-                               options->data,
-                               codec->kind == TEXT_CODEC_TOKENIZER ? &codec->tokenizer : NULL,
-                               vocabulary,
-                               run->B,
-                               run->T,
-                               (int)options->stride,
-                               options->limit};
-    return evaluate_set_open(set, &request, error);
+    request.tokenizer = codec->kind == TEXT_CODEC_TOKENIZER ? &codec->tokenizer : NULL;
+    return evaluate_set_open(&evaluation->set, &request, error);
 }
 
-// What the stream of an evaluation works on.
-typedef struct Evaluation {
-    Run *run;
-    const HfModel *model;
-    const EvaluateSet *set;
-    Evaluator evaluator;
-    float *parameters;     // (parameter_count), where the kernels want them
-    EvaluateScore *scores; // result
-} Evaluation;
-
-static inline void evaluation_tell(void *context, int64_t done, int64_t total) {
-    Run *run = (Run *)context;
+static inline void evaluation_show_progress(void *context, int64_t done, int64_t total) {
+    const Evaluation *evaluation = (const Evaluation *)context;
     double now = clock_seconds();
-    Progress progress = {"", "tokens", done, total, now - run->started, QUIET_SECONDS};
-    terminal_bar(&run->terminal, &progress, now);
+    Progress progress = {"", "tokens", done, total, now - evaluation->began, QUIET_SECONDS};
+    terminal_bar(evaluation->terminal, &progress, now);
 }
 
 // Runs on the stream: reads the parameters to where the kernels want them, and scores.
 static inline void evaluation_task(void *context, Stream *stream) {
     Evaluation *evaluation = (Evaluation *)context;
-    Run *run = evaluation->run;
-    EvaluateProgress progress = {run_is_main(run) ? evaluation_tell : NULL, run};
-    size_t bytes = evaluation->model->table.parameter_count * sizeof(float);
-    bool on_gpu = stream->queue != NULL;
+    Transport *transport = evaluation->transport;
+    Model *model = &evaluation->evaluator.model;
+    EvaluateProgress progress = {transport->rank == 0 ? evaluation_show_progress : NULL, evaluation};
+    size_t bytes = evaluation->model.table.parameter_count * sizeof(float);
+    bool on_gpu = model->settings.on_gpu;
     float *host = on_gpu ? (float *)malloc(bytes) : evaluation->parameters;
-    if (host == NULL) { transport_fail(&run->transport, "no memory for the parameters: %zu bytes", bytes); }
-    hf_model_read(evaluation->model, host);
+    if (host == NULL) { transport_fail(transport, "no memory for the parameters: %zu bytes", bytes); }
+    hf_model_read(&evaluation->model, host);
     if (on_gpu) {
         stream_copy(stream, evaluation->parameters, host, bytes);
         stream_settle(stream);
         free(host);
+        gemm_open(stream, model->gemm_workspace, 0);
     }
-    if (run->placement.on_gpu) { gemm_open(stream, evaluation->evaluator.model.gemm_workspace, 0); }
-    run->started = clock_seconds();
-    evaluation->scores = evaluate_run(&evaluation->evaluator, stream, evaluation->parameters, evaluation->set,
-                                      &run->transport, &progress);
-    model_stop(&evaluation->evaluator.model, stream);
+    evaluation->began = clock_seconds();
+    evaluation->scores = evaluate_run(&evaluation->evaluator, stream, evaluation->parameters,
+                                      &evaluation->set, transport, &progress);
+    model_stop(model, stream);
 }
 
-// Reserves memory, scores on a stream of its own, and prints the summary.
-static inline void evaluation_run(Run *run, const HfModel *model, const EvaluateSet *set) {
-    Evaluation *evaluation = (Evaluation *)calloc(1, sizeof *evaluation);
-    const Placement *placement = &run->placement;
-    ModelSettings machine = {
-        .threads = run->threads.threads, .on_gpu = placement->on_gpu, .precision = placement->precision};
-    EvaluateSummary summary;
+// Runs on all ranks, which have met. Returns the exit status.
+static inline int command_eval(Run *run) {
+    const Options *options = &run->options;
+    Transport *transport = &run->transport;
+    Placement *placement = &run->placement;
     Error error = {""};
-    evaluation->run = run;
-    evaluation->model = model;
-    evaluation->set = set;
+    EvaluateSummary summary;
+    Evaluation *evaluation = (Evaluation *)calloc(1, sizeof *evaluation);
+    const EvaluateRequest *request = &evaluation->set.request;
+    evaluation->transport = transport;
+    evaluation->terminal = &run->terminal;
+    launch_threads(transport->local_size, (int)options->threads, &run->threads);
+    int threads = run->threads.threads;
+    bool good = placement_choose_device(placement, options, transport->local_rank, false, &error) &&
+                placement_choose_precision(placement, options, &error) &&
+                evaluation_open(evaluation, options, &error) &&
+                placement_check_shapes(placement, &evaluation->model.config, request->B, request->T, &error);
+    agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
+    transport->timeout_seconds = options->timeout_s;
+
+    ModelSettings machine = {
+        .threads = threads, .on_gpu = placement->on_gpu, .precision = placement->precision};
+    size_t bytes = evaluation->model.table.parameter_count * sizeof(float);
     run->arena.on_gpu = placement->on_gpu;
-    evaluator_reserve(&evaluation->evaluator, &run->arena, &model->config, &machine, &set->request);
-    arena_reserve(&run->arena, MEMORY_PARAMETERS, "parameters", model->table.parameter_count * sizeof(float),
-                  &evaluation->parameters);
+    evaluator_reserve(&evaluation->evaluator, &run->arena, &evaluation->model.config, &machine, request);
+    arena_reserve(&run->arena, MEMORY_PARAMETERS, "parameters", bytes, &evaluation->parameters);
     agree_or_exit(run, arena_commit(&run->arena, &error) ? 0 : EXIT_SYSTEM_FAILURE, &error);
     StreamPlace place = {placement_gpu(placement), placement->precision, false};
-    run->pool = thread_pool_create(run->threads.threads, true);
-    Stream *stream = stream_create("evaluation", run->pool, &place);
+    ThreadPool *pool = thread_pool_create(threads, true);
+    Stream *stream = stream_create("evaluation", pool, &place);
     Event *ended = event_create();
-    if (run->pool == NULL || stream == NULL) {
-        transport_fail(&run->transport, "the system does not give %d threads", run->threads.threads);
+    if (pool == NULL || stream == NULL) {
+        transport_fail(transport, "the system does not give %d threads", threads);
     }
+
     terminal_open(&run->terminal, stdout);
     stream_run(stream, evaluation_task, evaluation);
     event_record(ended, stream);
     while (!event_wait(ended, 3600)) {}
     terminal_clear(&run->terminal);
-    agree_or_exit(
-        run, evaluate_summarise(set, evaluation->scores, &summary, &error) ? 0 : EXIT_SYSTEM_FAILURE, &error);
-    if (run_is_main(run)) {
-        printf("%-14s %s, %s, contexts of %d\n", "evaluation", evaluate_task_name(set->request.task),
-               set->request.path, run->T);
-        evaluate_print(stdout, set, &summary);
-    }
+    good = evaluate_summarise(&evaluation->set, evaluation->scores, &summary, &error);
+    agree_or_exit(run, good ? 0 : EXIT_SYSTEM_FAILURE, &error);
+    if (run_is_main(run)) { evaluate_print(stdout, &evaluation->set, &summary); }
+
     stream_destroy(stream);
     event_destroy(ended);
-    thread_pool_destroy(run->pool);
+    thread_pool_destroy(pool);
     arena_release(&run->arena);
     free(evaluation->scores);
+    evaluate_set_close(&evaluation->set);
+    text_codec_close(&evaluation->codec);
+    hf_model_close(&evaluation->model);
     free(evaluation);
-}
-
-// Runs on all ranks, which have met. Returns the exit status.
-static inline int command_eval(Run *run) {
-    Error error = {""};
-    HfModel model;
-    TextCodec codec;
-    EvaluateSet set;
-    launch_threads(run->transport.local_size, (int)run->options.threads, &run->threads);
-    bool good =
-        placement_choose_device(&run->placement, &run->options, run->transport.local_rank, false, &error) &&
-        placement_choose_precision(&run->placement, &run->options, &error) &&
-        evaluation_open(run, &model, &codec, &set, &error) &&
-        placement_check_shapes(&run->placement, &model.config, run->B, run->T, &error);
-    agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
-    run->transport.timeout_seconds = run->options.timeout_s;
-    evaluation_run(run, &model, &set);
-    evaluate_set_close(&set);
-    text_codec_close(&codec);
-    hf_model_close(&model);
-    transport_close(&run->transport);
+    transport_close(transport);
     return 0;
 }
 

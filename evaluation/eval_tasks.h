@@ -12,8 +12,8 @@
 //                and no "ctx_a" is taken as prepared, and its texts are not cleaned.
 //
 // The last two are those of EleutherAI's lm-evaluation-harness (lambada_openai,
-// hellaswag), so that the numbers can be compared. Context and continuation are encoded
-// together; the tokens to predict are those beyond as many as the context has by itself.
+// hellaswag), so the numbers can be compared. Context and continuation are encoded
+// together; the tokens to predict are those behind as many as the context has by itself.
 // Spaces at the end of the context belong to the continuation. A sequence that is too
 // long loses its beginning. One difference remains: capital and small letters are
 // PCRE2's, which maps one character to one.
@@ -41,7 +41,7 @@ typedef struct EvaluateRequest {
     int vocabulary;             // of the model: every token must be below it
     int B, T;                   // a batch has at most B x T positions, a sequence at most T inputs
     int stride;                 // S of perplexity, 1 to T; 0: T / 2
-    int64_t limit;              // the first so many windows or lines; 0: all
+    int64_t limit;              // windows or lines that are read, from the first; 0: all
 } EvaluateRequest;
 
 // Tokens [begin, begin + length) of a file, of which the last `scored` are predicted. The
@@ -98,49 +98,39 @@ static inline size_t evaluate_strip_end(const char *text, size_t count) {
     return count;
 }
 
-// How many bytes of valid UTF-8 are spaces at its beginning.
-static inline size_t evaluate_strip_begin(const char *text, size_t count) {
-    size_t begin = 0, length = 0;
-    for (; begin < count; begin += length) {
-        utf8_scan((const uint8_t *)text + begin, count - begin, &length);
-        if (!evaluate_is_space(utf8_code_point((const uint8_t *)text + begin, length))) { break; }
-    }
-    return begin;
-}
-
-// Removes what the pattern \[.*?\] matches: brackets on one line and all between them.
-// Returns the bytes that are left.
-static inline size_t evaluate_drop_brackets(char *text, size_t count) {
-    size_t kept = 0, stop = 0; // stop: the next ']' or line end, so that every byte is looked at twice only
-    for (size_t i = 0; i < count;) {
-        if (stop < i) { stop = i; }
-        while (stop < count && text[stop] != ']' && text[stop] != '\n') { stop++; }
-        bool bracket = text[i] == '[' && stop < count && text[stop] == ']';
-        if (!bracket) { text[kept++] = text[i]; }
-        i = bracket ? stop + 1 : i + 1;
-    }
-    return kept;
-}
-
-// Appends valid UTF-8 to `out`, which must be empty, without the spaces around it and
-// without what HellaSwag's texts still have of the web pages they come from: " [title]"
-// becomes ". ", everything else in brackets goes, and then two spaces become one. False:
-// no memory.
+// Appends valid UTF-8 to `out`, which must be empty, as the harness prepares HellaSwag's
+// texts, which still have marks of the web pages that they come from: without the spaces
+// around it; " [title]" becomes ". "; everything else in brackets on one line goes (the
+// pattern \[.*?\]); and then two spaces become one. False: no memory.
 static inline bool evaluate_add_clean(TextList *out, const char *text, size_t count) {
     static const char title[] = " [title]";
     const size_t title_length = sizeof title - 1;
-    size_t end = evaluate_strip_end(text, count), i = evaluate_strip_begin(text, end);
+    size_t end = evaluate_strip_end(text, count), i = 0, length = 0, kept = 0;
+    for (; i < end; i += length) {
+        utf8_scan((const uint8_t *)text + i, end - i, &length);
+        if (!evaluate_is_space(utf8_code_point((const uint8_t *)text + i, length))) { break; }
+    }
     while (i < end) {
         bool found = end - i >= title_length && memcmp(text + i, title, title_length) == 0;
         if (!text_list_add(out, found ? ". " : text + i, found ? 2 : 1)) { return false; }
         i += found ? title_length : 1;
     }
-    size_t without = evaluate_drop_brackets(out->bytes, out->count), kept = 0;
-    for (i = 0; i < without; i++) {
-        out->bytes[kept++] = out->bytes[i];
-        if (out->bytes[i] == ' ' && i + 1 < without && out->bytes[i + 1] == ' ') { i++; }
+    char *bytes = out->bytes;
+    // stop: the next ']' or line end, which is searched for once only
+    for (size_t at = 0, stop = 0; at < out->count; at++) {
+        if (stop < at) { stop = at; }
+        while (stop < out->count && bytes[stop] != ']' && bytes[stop] != '\n') { stop++; }
+        if (bytes[at] == '[' && stop < out->count && bytes[stop] == ']') {
+            at = stop;
+        } else {
+            bytes[kept++] = bytes[at];
+        }
     }
-    out->count = kept;
+    out->count = 0;
+    for (size_t at = 0; at < kept; at++) {
+        bytes[out->count++] = bytes[at];
+        if (bytes[at] == ' ' && at + 1 < kept && bytes[at + 1] == ' ') { at++; }
+    }
     return true;
 }
 
@@ -216,12 +206,35 @@ static inline bool evaluate_add_item(EvaluateSet *set, int choices, int label, E
 // ---------------------------------------------------------------------------------------
 // Perplexity
 
-// `counted`: the end of what earlier windows have counted.
-static inline bool evaluate_add_windows(EvaluateSet *set, int file, Error *error) {
+// Adds the windows of a file.
+static inline bool evaluate_read_file(EvaluateSet *set, int file, Error *error) {
     const EvaluateRequest *request = &set->request;
-    uint64_t T = (uint64_t)request->T,
-             stride = (uint64_t)(request->stride > 0 ? request->stride : request->T / 2);
-    uint64_t count = set->data.files[file].token_count, counted = 0;
+    DataFile *data = &set->data.files[file];
+    bool text = data->token_bytes == 1, encodes = text && request->tokenizer != NULL;
+    if (encodes && (!evaluate_encode(set, file, (const char *)data->mapping, data->bytes, error) ||
+                    !evaluate_take_text(set, file, error))) {
+        return false;
+    }
+    if (text && !encodes && request->vocabulary != 256) {
+        return error_set(error,
+                         "%.300s is text, and the model has a vocabulary of %d: allowed without --tokenizer "
+                         "are token files, or text for a vocabulary of 256, as bytes",
+                         data->path, request->vocabulary);
+    }
+    if (!text && request->tokenizer != NULL &&
+        !token_hashes_agree(data->tokenizer_hash, request->tokenizer->hash)) {
+        return error_set(error, "%.300s was made with another tokenizer than the one that is given",
+                         data->path);
+    }
+    // The windows of a padded file are its documents, so no other length or stride makes
+    // sense.
+    if (data->padded != 0 && (data->padded != request->T || request->stride != request->T)) {
+        return error_set(error, "%.300s was padded to sequences of %d tokens: give --seq-len %d --stride %d",
+                         data->path, data->padded, data->padded, data->padded);
+    }
+    uint64_t T = (uint64_t)request->T, count = data->token_count,
+             stride = (uint64_t)(request->stride > 0 ? request->stride : request->T / 2),
+             counted = 0; // the end of what earlier windows have counted
     for (uint64_t begin = 0; counted < count; begin += stride) {
         if (request->limit > 0 && set->count >= (uint64_t)request->limit) { break; }
         uint64_t end = count - begin < T ? count : begin + T, from = counted > begin ? counted : begin + 1;
@@ -233,41 +246,11 @@ static inline bool evaluate_add_windows(EvaluateSet *set, int file, Error *error
     return true;
 }
 
-static inline bool evaluate_read_file(EvaluateSet *set, int file, Error *error) {
-    const EvaluateRequest *request = &set->request;
-    DataFile *data = &set->data.files[file];
-    bool text = data->token_bytes == 1;
-    if (text && request->tokenizer != NULL) {
-        return evaluate_encode(set, file, (const char *)data->mapping, data->bytes, error) &&
-               evaluate_take_text(set, file, error) && evaluate_add_windows(set, file, error);
-    }
-    if (text && request->vocabulary != 256) {
-        return error_set(error,
-                         "%.300s is text, and the model has a vocabulary of %d: allowed without --tokenizer "
-                         "are token files, or text for a vocabulary of 256, as bytes",
-                         data->path, request->vocabulary);
-    }
-    if (request->tokenizer != NULL && !token_hashes_agree(data->tokenizer_hash, request->tokenizer->hash)) {
-        return error_set(error, "%.300s was made with another tokenizer than the one that is given",
-                         data->path);
-    }
-    // The windows of a padded file are its documents, so no other length or stride makes
-    // sense.
-    if (data->padded != 0 && (data->padded != request->T || request->stride != request->T)) {
-        return error_set(error, "%.300s was padded to sequences of %d tokens: give --seq-len %d --stride %d",
-                         data->path, data->padded, data->padded, data->padded);
-    }
-    return evaluate_add_windows(set, file, error);
-}
-
 static inline bool evaluate_read_files(EvaluateSet *set, Error *error) {
     const EvaluateRequest *request = &set->request;
     // A sequence length of 1, so that no file is too short here; the windows are made
-    // below.
+    // above.
     DataRequest files = {request->path, 1, request->vocabulary, 0, false};
-    if (strcmp(request->path, "builtin") == 0) {
-        return error_set(error, "perplexity needs --data with a file: the built-in corpus has no end");
-    }
     if (request->T < 2) {
         return error_set(error,
                          "perplexity needs --seq-len of at least 2: a window's first token is not predicted");
@@ -290,86 +273,68 @@ static inline bool evaluate_read_files(EvaluateSet *set, Error *error) {
 // ---------------------------------------------------------------------------------------
 // LAMBADA and HellaSwag
 
-PRINTF_LIKE(4, 5)
-static inline bool evaluate_line_error(const EvaluateSet *set, int64_t line, Error *error, const char *format,
-                                       ...) {
-    char text[512];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(text, sizeof text, format, arguments);
-    va_end(arguments);
-    return error_set(error, "%.300s, line %lld: %s", set->request.path, (long long)line, text);
-}
-
 // Adds the sequence of a text of which the first `context` bytes are given and the others
 // are to be predicted. Without a context the text follows <|endoftext|>, or a line end
 // where tokens are bytes.
-static inline bool evaluate_add_pair(EvaluateSet *set, int64_t line, const TextList *text, size_t context,
-                                     int characters, Error *error) {
+static inline bool evaluate_add_pair(EvaluateSet *set, const TextList *text, size_t context, int characters,
+                                     Error *error) {
     TokenList *list = &set->texts[0];
     const Tokenizer *tokenizer = set->request.tokenizer;
     size_t T = (size_t)set->request.T, begin = list->count, given_tokens = 1;
     size_t given = evaluate_strip_end(text->bytes, context);
-    int32_t start = tokenizer == NULL ? '\n' : tokenizer_find_added(tokenizer, "<|endoftext|>");
-    if (context > 0 && given == 0) {
-        return evaluate_line_error(set, line, error, "only spaces precede the text to predict");
-    }
-    if (given == 0 && start < 0) {
-        return evaluate_line_error(
-            set, line, error, "nothing precedes the text to predict, and the tokenizer has no <|endoftext|>");
-    }
-    if (given == 0 && !token_list_add(list, start)) { return evaluate_no_memory(set, error); }
-    if (given > 0) { // encoded by itself only to count its tokens
+    if (context > 0 && given == 0) { return error_set(error, "only spaces precede the text to predict"); }
+    if (given == 0) {
+        int32_t start = tokenizer == NULL ? '\n' : tokenizer_find_added(tokenizer, "<|endoftext|>");
+        if (start < 0) {
+            return error_set(error,
+                             "nothing precedes the text to predict, and the tokenizer has no <|endoftext|>");
+        }
+        if (!token_list_add(list, start)) { return evaluate_no_memory(set, error); }
+    } else { // encoded by itself only to count its tokens
         if (!evaluate_encode(set, 0, text->bytes, given, error)) { return false; }
         given_tokens = list->count - begin;
         list->count = begin;
     }
     if (!evaluate_encode(set, 0, text->bytes, text->count, error)) { return false; }
-    size_t total = list->count - begin;
-    if (total <= given_tokens) {
-        return evaluate_line_error(set, line, error, "there is no token to predict");
-    }
-    size_t scored = total - given_tokens;
+    size_t total = list->count - begin, scored = total - given_tokens;
+    if (total <= given_tokens) { return error_set(error, "there is no token to predict"); }
     if (scored > T) {
-        return evaluate_line_error(set, line, error,
-                                   "%zu tokens are to be predicted, more than --seq-len %zu", scored, T);
+        return error_set(error, "%zu tokens are to be predicted, more than --seq-len %zu", scored, T);
     }
     size_t cut = total > T + 1 ? total - T - 1 : 0;
     return evaluate_add_sequence(set, 0, begin + cut, total - cut, scored, characters, error);
 }
 
-// A member of a line that must be a string; NULL and an error where it is not.
-static inline const char *evaluate_text(const EvaluateSet *set, int64_t line, const json_t *object,
-                                        const char *key, Error *error) {
+// A member of a line that must be a string; NULL and an error if it is not.
+static inline const char *evaluate_text(const json_t *object, const char *key, Error *error) {
     const char *text = json_string_value(json_object_get(object, key));
-    if (text == NULL) { evaluate_line_error(set, line, error, "\"%s\" is missing or not a string", key); }
+    if (text == NULL) { error_set(error, "\"%s\" is missing or not a string", key); }
     return text;
 }
 
-static inline bool evaluate_read_lambada(EvaluateSet *set, int64_t line, const json_t *object, Error *error) {
-    const char *text = evaluate_text(set, line, object, "text", error);
+static inline bool evaluate_read_lambada(EvaluateSet *set, const json_t *object, Error *error) {
+    const char *text = evaluate_text(object, "text", error);
     if (text == NULL) { return false; }
     const char *space = strrchr(text, ' ');
     TextList whole = {NULL, 0, 0};
     bool good = (space != NULL || text_list_add(&whole, " ", 1)) && text_list_add(&whole, text, strlen(text));
-    good = good ? evaluate_add_pair(set, line, &whole, space != NULL ? (size_t)(space - text) : 0, 0, error)
+    good = good ? evaluate_add_pair(set, &whole, space != NULL ? (size_t)(space - text) : 0, 0, error)
                 : evaluate_no_memory(set, error);
     text_list_free(&whole);
     return good && evaluate_add_item(set, 1, 0, error);
 }
 
 // Appends what precedes the endings of a HellaSwag line to `out`, which must be empty.
-static inline bool evaluate_hellaswag_context(EvaluateSet *set, int64_t line, const json_t *object,
+static inline bool evaluate_hellaswag_context(EvaluateSet *set, const json_t *object, bool prepared,
                                               TextList *out, Error *error) {
-    if (json_object_get(object, "ctx_a") == NULL && json_object_get(object, "ctx") != NULL) {
-        const char *prepared = evaluate_text(set, line, object, "ctx", error);
-        return prepared != NULL &&
-               (text_list_add(out, prepared, strlen(prepared)) || evaluate_no_memory(set, error));
+    if (prepared) {
+        const char *text = evaluate_text(object, "ctx", error);
+        return text != NULL && (text_list_add(out, text, strlen(text)) || evaluate_no_memory(set, error));
     }
     static const char *const keys[3] = {"activity_label", "ctx_a", "ctx_b"};
     const char *parts[3];
     for (int i = 0; i < 3; i++) {
-        parts[i] = evaluate_text(set, line, object, keys[i], error);
+        parts[i] = evaluate_text(object, keys[i], error);
         if (parts[i] == NULL) { return false; }
     }
     TextList raw = {NULL, 0, 0};
@@ -381,78 +346,46 @@ static inline bool evaluate_hellaswag_context(EvaluateSet *set, int64_t line, co
     return good || evaluate_no_memory(set, error);
 }
 
-// Adds the sequence of one ending. prepared: it is not cleaned.
-static inline bool evaluate_add_ending(EvaluateSet *set, int64_t line, const TextList *context,
-                                       const char *ending, bool prepared, Error *error) {
-    TextList text = {NULL, 0, 0}, whole = {NULL, 0, 0};
-    bool good = prepared ? text_list_add(&text, ending, strlen(ending))
-                         : evaluate_add_clean(&text, ending, strlen(ending));
-    good = good && text_list_add(&whole, context->bytes, context->count) && text_list_add(&whole, " ", 1) &&
-           text_list_add(&whole, text.bytes, text.count);
-    int characters = 0;
-    for (size_t i = 0; i < text.count; i++) { characters += ((uint8_t)text.bytes[i] & 0xC0) != 0x80; }
-    good = good ? evaluate_add_pair(set, line, &whole, context->count, characters, error)
-                : evaluate_no_memory(set, error);
-    text_list_free(&text);
-    text_list_free(&whole);
-    return good;
-}
-
-// The right choice, which the data set gives as a number or as a string of digits. -1:
-// neither.
-static inline int evaluate_label(const json_t *value, int choices) {
-    const char *text = json_string_value(value);
-    char *end = NULL;
-    json_int_t label = json_is_integer(value) ? json_integer_value(value) : -1;
-    if (text != NULL && text[0] >= '0' && text[0] <= '9') {
-        label = strtol(text, &end, 10);
-        label = *end == '\0' ? label : -1;
-    }
-    return label >= 0 && label < choices ? (int)label : -1;
-}
-
-static inline bool evaluate_read_hellaswag(EvaluateSet *set, int64_t line, const json_t *object,
-                                           Error *error) {
-    const json_t *endings = json_object_get(object, "endings");
+static inline bool evaluate_read_hellaswag(EvaluateSet *set, const json_t *object, Error *error) {
+    const json_t *endings = json_object_get(object, "endings"), *right = json_object_get(object, "label");
     int choices = json_array_size(endings) <= EVALUATE_MOST_CHOICES ? (int)json_array_size(endings) : 0;
-    int label = evaluate_label(json_object_get(object, "label"), choices);
     if (choices < 2) {
-        return evaluate_line_error(set, line, error, "\"endings\" must be a list of 2 to %d texts",
-                                   (int)EVALUATE_MOST_CHOICES);
+        return error_set(error, "\"endings\" must be a list of 2 to %d texts", (int)EVALUATE_MOST_CHOICES);
     }
-    if (label < 0) {
-        return evaluate_line_error(set, line, error, "\"label\" must be a number from 0 to %d", choices - 1);
+    // The data set gives the label as a number or as a string of digits.
+    const char *digits = json_string_value(right);
+    char *stop = NULL;
+    json_int_t label = json_is_integer(right) ? json_integer_value(right) : -1;
+    if (digits != NULL && digits[0] >= '0' && digits[0] <= '9') { label = strtol(digits, &stop, 10); }
+    if (label < 0 || label >= choices || (stop != NULL && *stop != '\0')) {
+        return error_set(error, "\"label\" must be a number from 0 to %d", choices - 1);
     }
-    TextList context = {NULL, 0, 0};
-    bool good = evaluate_hellaswag_context(set, line, object, &context, error),
-         prepared = json_object_get(object, "ctx_a") == NULL;
+    TextList context = {NULL, 0, 0}, text = {NULL, 0, 0}, whole = {NULL, 0, 0};
+    bool prepared = json_object_get(object, "ctx_a") == NULL && json_object_get(object, "ctx") != NULL,
+         good = evaluate_hellaswag_context(set, object, prepared, &context, error);
     for (int i = 0; good && i < choices; i++) {
         const char *ending = json_string_value(json_array_get(endings, (size_t)i));
-        good = ending != NULL ? evaluate_add_ending(set, line, &context, ending, prepared, error)
-                              : evaluate_line_error(set, line, error, "ending %d is not a string", i);
+        if (ending == NULL) {
+            good = error_set(error, "ending %d is not a string", i);
+            break;
+        }
+        text.count = whole.count = 0;
+        good = (prepared ? text_list_add(&text, ending, strlen(ending))
+                         : evaluate_add_clean(&text, ending, strlen(ending))) &&
+               text_list_add(&whole, context.bytes, context.count) && text_list_add(&whole, " ", 1) &&
+               text_list_add(&whole, text.bytes, text.count);
+        int characters = 0;
+        for (size_t c = 0; c < text.count; c++) { characters += ((uint8_t)text.bytes[c] & 0xC0) != 0x80; }
+        good = good ? evaluate_add_pair(set, &whole, context.count, characters, error)
+                    : evaluate_no_memory(set, error);
     }
     text_list_free(&context);
-    return good && evaluate_add_item(set, choices, label, error);
+    text_list_free(&text);
+    text_list_free(&whole);
+    return good && evaluate_add_item(set, choices, (int)label, error);
 }
 
-static inline bool evaluate_read_line(EvaluateSet *set, int64_t line, const char *text, size_t count,
-                                      Error *error) {
-    json_error_t trouble;
-    json_t *object = json_loadb(text, count, JSON_REJECT_DUPLICATES, &trouble);
-    bool good = false;
-    if (object == NULL) {
-        evaluate_line_error(set, line, error, "not JSON: %.160s", trouble.text);
-    } else if (!json_is_object(object)) {
-        evaluate_line_error(set, line, error, "every line must be a JSON object");
-    } else {
-        good = set->request.task == EVALUATE_LAMBADA ? evaluate_read_lambada(set, line, object, error)
-                                                     : evaluate_read_hellaswag(set, line, object, error);
-    }
-    json_decref(object);
-    return good;
-}
-
-// Reads a file of JSON lines; lines of nothing but blanks are skipped.
+// Reads a file of JSON lines; blank lines are skipped.
 static inline bool evaluate_read_lines(EvaluateSet *set, Error *error) {
     const EvaluateRequest *request = &set->request;
     if (request->tokenizer == NULL && request->vocabulary != 256) {
@@ -472,10 +405,19 @@ static inline bool evaluate_read_lines(EvaluateSet *set, Error *error) {
          line++) {
         const char *stop = (const char *)memchr(text, '\n', (size_t)(end - text));
         size_t count = (size_t)((stop != NULL ? stop : end) - text), blank = 0;
-        while (blank < count && (text[blank] == ' ' || text[blank] == '\t' || text[blank] == '\r')) {
-            blank++;
+        while (blank < count && strchr(" \t\r", text[blank]) != NULL && text[blank] != '\0') { blank++; }
+        json_error_t trouble;
+        Error wrong = {"every line must be a JSON object"};
+        json_t *object = blank < count ? json_loadb(text, count, JSON_REJECT_DUPLICATES, &trouble) : NULL;
+        if (blank < count && object == NULL) { error_set(&wrong, "not JSON: %.160s", trouble.text); }
+        bool good = blank == count ||
+                    (json_is_object(object) &&
+                     (request->task == EVALUATE_LAMBADA ? evaluate_read_lambada(set, object, &wrong)
+                                                        : evaluate_read_hellaswag(set, object, &wrong)));
+        json_decref(object);
+        if (!good) {
+            return error_set(error, "%.300s, line %lld: %.500s", request->path, (long long)line, wrong.text);
         }
-        if (blank < count && !evaluate_read_line(set, line, text, count, error)) { return false; }
         text += count + (stop != NULL ? 1 : 0);
     }
     if (set->item_count == 0) {
@@ -531,6 +473,10 @@ static inline bool evaluate_set_open(EvaluateSet *set, const EvaluateRequest *re
     assert(request->B >= 1 && request->T >= 1 && request->vocabulary >= 1);
     memset(set, 0, sizeof *set);
     set->request = *request;
+    if (strcmp(request->path, "builtin") == 0) {
+        return error_set(error, "eval needs --data FILE: a text, token files, or the lines of --task; the "
+                                "built-in corpus is made up while training, and has no end");
+    }
     bool good = request->task == EVALUATE_PERPLEXITY ? evaluate_read_files(set, error)
                                                      : evaluate_read_lines(set, error);
     good = good && evaluate_arrange(set, error);

@@ -14,8 +14,7 @@ enum { SAMPLE_RANDOM_STREAM = 20 }; // of those that are derived from --seed
 typedef struct Sample {
     const Options *options;
     int64_t commit;           // during training; -1: otherwise
-    const SignalWatch *watch; // the text ends where it is asked to stop; NULL: never
-    Sampler sampler;
+    const SignalWatch *watch; // the text ends when a signal asks the run to stop; NULL: never
     TextCodec codec;
     const float *parameters; // (parameter_count), on the host
     // The prompt and what was written after it, for the caller of sample_run to free; and
@@ -25,8 +24,9 @@ typedef struct Sample {
     size_t size, shown;
 } Sample;
 
-// Prints what has been added to the text. `memory` was flushed.
+// Prints what has been added to the text.
 static inline void sample_show(Sample *sample) {
+    fflush(sample->memory);
     fwrite(sample->text + sample->shown, 1, sample->size - sample->shown, stdout);
     fflush(stdout);
     sample->shown = sample->size;
@@ -40,66 +40,55 @@ static inline bool sample_on_token(void *self, int32_t token) {
     return sample->watch == NULL || !signal_watch_is_asked(sample->watch);
 }
 
-static inline void sample_print_heading(const Sample *sample) {
-    const Options *options = sample->options;
-    bool ids = sample->codec.kind == TEXT_CODEC_IDS;
-    if (sample->commit >= 0) {
-        printf("%6lld sample%s\n", (long long)sample->commit, ids ? " of token ids" : "");
-        return;
-    }
-    printf("\nsample     temperature %g, top-k %lld%s\n", options->temperature, (long long)options->top_k,
-           ids ? ": token ids, for there is no tokenizer" : "");
-}
-
-// Writes what follows the prompt (ids) into sample->text and prints it, token by token.
-static inline void sample_write(Sample *sample, ThreadPool *pool, const TokenList *prompt) {
-    const Options *options = sample->options;
-    Stream here; // runs everything on this thread
-    memset(&here, 0, sizeof here);
-    here.pool = pool;
-    Random random = {random_hash((uint64_t)options->seed, SAMPLE_RANDOM_STREAM)};
-    SamplerListener listener = {sample, sample_on_token};
-    int count = (int)options->sample_tokens;
-    int32_t *output = (int32_t *)calloc((size_t)count, sizeof *output);
-    sample_print_heading(sample);
-    fputs(options->prompt, sample->memory);
-    fflush(sample->memory);
-    sample_show(sample);
-    int positions = sample->sampler.model.config.positions,
-        written =
-            sampler_generate(&sample->sampler, &here, sample->parameters, prompt->ids, (int)prompt->count,
-                             output, count, options->temperature, (int)options->top_k, &random, &listener);
-    text_codec_print(&sample->codec, 0, true, sample->memory);
-    sample_show(sample);
-    printf("\n");
-    // The last token of a text that fills all positions stands behind them.
-    if (written < count && (int)prompt->count + written > positions) {
-        printf("\n(ends after %d of %d tokens: the model has %d positions, the prompt included)\n", written,
-               count, positions);
-    }
-    free(output);
-}
-
-// Prints the prompt and what the model writes after it. `sample` has options, codec and
-// parameters; the sampler gets an arena that ends with this call.
+// Prints the prompt and what the model writes after it, token by token. `sample` has
+// options, codec and parameters; the sampler gets an arena that ends with this call.
 static inline bool sample_run(Sample *sample, const ModelConfig *config, ThreadPool *pool, int threads,
                               Error *error) {
+    const Options *options = sample->options;
+    int positions = config->positions, count = (int)options->sample_tokens;
     Arena arena;
+    Sampler sampler;
+    Stream here; // runs everything on this thread
     TokenList prompt = {NULL, 0, 0};
     memset(&arena, 0, sizeof arena);
-    bool good = text_codec_encode(&sample->codec, sample->options->prompt, &prompt, error);
-    if (good && prompt.count > (size_t)config->positions) {
+    memset(&here, 0, sizeof here);
+    here.pool = pool;
+    bool good = text_codec_encode(&sample->codec, options->prompt, &prompt, error);
+    if (good && prompt.count > (size_t)positions) {
         good = error_set(error, "the prompt has %zu tokens, and the model %d positions: shorten --prompt",
-                         (size_t)prompt.count, config->positions);
+                         (size_t)prompt.count, positions);
     }
-    if (good) { sampler_reserve(&sample->sampler, &arena, config, threads); }
+    if (good) { sampler_reserve(&sampler, &arena, config, threads); }
     good = good && arena_commit(&arena, error);
-    if (good) { sample->memory = open_memstream(&sample->text, &sample->size); }
+    int32_t *output = (int32_t *)calloc((size_t)count, sizeof *output);
+    sample->memory = good && output != NULL ? open_memstream(&sample->text, &sample->size) : NULL;
     if (good && sample->memory == NULL) { good = error_set(error, "no memory for the text"); }
     if (good) {
-        sample_write(sample, pool, &prompt);
+        Random random = {random_hash((uint64_t)options->seed, SAMPLE_RANDOM_STREAM)};
+        SamplerListener listener = {sample, sample_on_token};
+        bool ids = sample->codec.kind == TEXT_CODEC_IDS;
+        if (sample->commit >= 0) {
+            printf("%6lld sample%s\n", (long long)sample->commit, ids ? " of token ids" : "");
+        } else {
+            printf("\nsample     temperature %g, top-k %lld%s\n", options->temperature,
+                   (long long)options->top_k, ids ? ": token ids, for there is no tokenizer" : "");
+        }
+        fputs(options->prompt, sample->memory);
+        sample_show(sample);
+        int written =
+            sampler_generate(&sampler, &here, sample->parameters, prompt.ids, (int)prompt.count, output,
+                             count, options->temperature, (int)options->top_k, &random, &listener);
+        text_codec_print(&sample->codec, 0, true, sample->memory);
+        sample_show(sample);
+        printf("\n");
+        // The last token of a text that fills all positions stands behind them.
+        if (written < count && (int)prompt.count + written > positions) {
+            printf("\n(ends after %d of %d tokens: the model has %d positions, the prompt included)\n",
+                   written, count, positions);
+        }
         fclose(sample->memory);
     }
+    free(output);
     arena_release(&arena);
     token_list_free(&prompt);
     return good;
@@ -108,99 +97,91 @@ static inline bool sample_run(Sample *sample, const ModelConfig *config, ThreadP
 // ---------------------------------------------------------------------------------------
 // Samples of a run
 
-// Rank 0: prints and logs a sample by the parameters (parameter_count), which are where
-// compute has them. What goes wrong is printed, too, and does not end the run.
-static inline void sample_parameters(Run *run, const float *parameters, bool last) {
-    char path[TOKENIZER_PATH_SIZE];
-    Error error = {""};
-    Scheduler *s = &run->scheduler;
-    size_t bytes = run->table.parameter_count * sizeof(float);
-    Sample *sample = (Sample *)calloc(1, sizeof *sample);
-    float *copy = run->placement.on_gpu ? (float *)malloc(bytes) : NULL;
-    sample->options = &run->options;
-    sample->commit = last ? -1 : s->optimizer.commits;
-    sample->watch = &run->signal_watch;
-    sample->parameters = copy != NULL ? copy : parameters;
-    bool good = !run->placement.on_gpu || copy != NULL ||
-                error_set(&error, "no memory for a copy of the parameters: %zu bytes", bytes);
-    if (copy != NULL) {
-        stream_copy(s->compute, copy, parameters, bytes);
-        stream_settle(s->compute);
-    }
-    good = good && text_codec_open(&sample->codec, tokenizer_path(&run->options, path), data_is_bytes(run),
-                                   run->config.vocabulary, &error);
-    terminal_clear(&run->terminal);
-    if (good) {
-        good = sample_run(sample, &run->config, run->pool, run->threads.threads, &error);
-        text_codec_close(&sample->codec);
-    }
-    if (good) {
-        report_event(run,
-                     json_pack("{s:s, s:I, s:I, s:o, s:o}", "event", "sample", "commit",
-                               (json_int_t)s->optimizer.commits, "tokens", (json_int_t)tokens_done(run),
-                               "seconds", log_real(training_seconds(run)), "text", log_text(sample->text)));
-    } else {
-        printf("\nno sample: %s\n", error.text);
-    }
-    fflush(stdout);
-    free(copy);
-    free(sample->text);
-    free(sample);
-}
-
-// All ranks, between two commits or at the end: a sample of --sample-tokens tokens by the
-// committed parameters, which nothing of it changes.
+// All ranks, between two commits or at the end: rank 0 prints and logs a sample of
+// --sample-tokens tokens by the committed parameters, which it does not change. An error is
+// printed, too, and does not end the run.
 static inline void print_sample(Run *run, bool last) {
     Scheduler *s = &run->scheduler;
-    if (run->options.sample_tokens == 0) { return; }
+    const Options *options = &run->options;
+    if (options->sample_tokens == 0) { return; }
     scheduler_settle(s); // waiting for communication under way still counts as training
     double began = clock_seconds();
     const float *committed = borrow_committed(s, run->rule);
-    if (run_is_main(run)) { sample_parameters(run, committed, last); }
+    if (run_is_main(run)) {
+        char path[TOKENIZER_PATH_SIZE];
+        Error error = {""};
+        size_t bytes = run->table.parameter_count * sizeof(float);
+        float *copy = run->placement.on_gpu ? (float *)malloc(bytes) : NULL;
+        Sample sample = {.options = options,
+                         .commit = last ? -1 : s->optimizer.commits,
+                         .watch = &run->signal_watch,
+                         .parameters = copy != NULL ? copy : committed};
+        bool good = !run->placement.on_gpu || copy != NULL ||
+                    error_set(&error, "no memory for a copy of the parameters: %zu bytes", bytes);
+        if (copy != NULL) {
+            stream_copy(s->compute, copy, committed, bytes);
+            stream_settle(s->compute);
+        }
+        good = good && text_codec_open(&sample.codec, tokenizer_path(options, path), data_loader_is_text(&run->data),
+                                       run->config.vocabulary, &error);
+        terminal_clear(&run->terminal);
+        if (good) {
+            good = sample_run(&sample, &run->config, run->pool, run->threads.threads, &error);
+            text_codec_close(&sample.codec);
+        }
+        if (good) {
+            report_event(&run->reports, json_pack("{s:s, s:I, s:I, s:o, s:o}", "event", "sample", "commit",
+                                        (json_int_t)s->optimizer.commits, "tokens",
+                                        (json_int_t)tokens_done(run), "seconds",
+                                        log_real(training_seconds(&run->clock)), "text", log_text(sample.text)));
+        } else {
+            printf("\nno sample: %s\n", error.text);
+        }
+        fflush(stdout);
+        free(copy);
+        free(sample.text);
+    }
     return_committed(s, committed);
-    wait_for_rank_zero(run, "sample");
-    run->paused += clock_seconds() - began;
+    wait_for_rank_zero(&run->transport, "sample");
+    run->clock.paused += clock_seconds() - began;
 }
 
 // ---------------------------------------------------------------------------------------
 // train_gpt sample
 
 // One process, without MPI. Returns the exit status.
-static inline int command_sample(Run *run) {
+static inline int command_sample(const Options *options) {
     Error error = {""};
     HfModel model;
     char path[TOKENIZER_PATH_SIZE];
-    if (run->options.from[0] == '\0') {
+    ThreadChoice threads;
+    if (options->from[0] == '\0') {
         error_set(&error, "sample needs --from DIR, a directory with config.json and model.safetensors, such "
                           "as RUN/checkpoints/commit-N/model");
         exit_user_mistake(&error);
     }
-    Sample *sample = (Sample *)calloc(1, sizeof *sample);
-    sample->options = &run->options;
-    sample->commit = -1;
-    if (!hf_model_check_directory(run->options.from, &error) ||
-        !hf_model_open(&model, run->options.from, &error) ||
-        !text_codec_open(&sample->codec, tokenizer_path(&run->options, path), model.config.vocabulary == 256,
+    Sample sample = {.options = options, .commit = -1};
+    if (!hf_model_check_directory(options->from, &error) || !hf_model_open(&model, options->from, &error) ||
+        !text_codec_open(&sample.codec, tokenizer_path(options, path), model.config.vocabulary == 256,
                          model.config.vocabulary, &error)) {
         exit_user_mistake(&error);
     }
     float *parameters = (float *)malloc(model.table.parameter_count * sizeof(float));
-    launch_threads(1, (int)run->options.threads, &run->threads);
-    ThreadPool *pool = thread_pool_create(run->threads.threads, true);
+    launch_threads(1, (int)options->threads, &threads);
+    ThreadPool *pool = thread_pool_create(threads.threads, true);
     bool good =
         (parameters != NULL && pool != NULL) || error_set(&error, "no memory or threads for the model");
     if (good) {
         hf_model_read(&model, parameters);
-        sample->parameters = parameters;
-        good = sample_run(sample, &model.config, pool, run->threads.threads, &error);
+        sample.parameters = parameters;
+        good = sample_run(&sample, &model.config, pool, threads.threads, &error);
     }
     if (!good) { exit_user_mistake(&error); }
-    text_codec_close(&sample->codec);
+    text_codec_close(&sample.codec);
     thread_pool_destroy(pool);
     free(parameters);
     hf_model_close(&model);
-    free(sample->text);
-    free(sample);
+    free(sample.text);
     return 0;
 }
 

@@ -42,8 +42,8 @@
 #include "kernels/cuda/matmul.cuh"
 #include "kernels/cuda/outer.cuh"
 #include "kernels/cuda/wire.cuh"
-// If the stream is a GPU's: makes the call, which puts a kernel into its queue, and
-// returns.
+// On a GPU's stream: makes the call, which puts a kernel into the stream's queue, and returns
+// from the calling function.
 #define KERNEL_ON_GPU(stream, call) \
     if ((stream)->queue != NULL) { \
         call; \
@@ -53,8 +53,8 @@
 #define KERNEL_ON_GPU(stream, call) (void)(stream);
 #endif
 
-// Whether this program contains code for the GPU; it may have been built for others only.
-// Loads all kernels, also those of the library.
+// Whether this program contains code for the GPU: it may have been built for others only.
+// Loads all kernels, including those of the library.
 static inline bool kernels_can_run(const Gpu *gpu, Error *error) {
 #ifdef ACCO_HAVE_CUDA
     cudaFuncAttributes attributes;
@@ -101,9 +101,8 @@ static inline size_t embedding_partials_floats(int rows, int C) {
 
 static inline size_t gemm_workspace_bytes(void) { return CUDA_GEMM_WORKSPACE; }
 
-// To be called before the first product of a GPU's stream. workspace
-// (gemm_workspace_bytes): device memory. sm_count: multiprocessors of the GPU that
-// products may count on; 0: all.
+// Must be called before the first product of a GPU's stream. workspace (gemm_workspace_bytes):
+// device memory. sm_count: GPU multiprocessors that products may use; 0: all.
 static inline void gemm_open(Stream *stream, void *workspace, int sm_count) {
     (void)workspace, (void)sm_count;
     KERNEL_ON_GPU(stream, cuda_gemm_open(stream, workspace, sm_count))
@@ -235,9 +234,9 @@ static inline void cross_entropy(Stream *stream, Real *logits, int stride, float
 
 // A step over a range (kernels/cpu/adamw.h). commit: moves master and moments; otherwise
 // only writes to range->out what a commit would write.
-static inline void adamw(Stream *stream, AdamWRange *range, bool commit) {
-    KERNEL_ON_GPU(stream, cuda_adamw(stream, range, commit))
-    cpu_adamw(stream, range, commit);
+static inline void adamw(Stream *stream, const AdamWRange *range) {
+    KERNEL_ON_GPU(stream, cuda_adamw(stream, range))
+    cpu_adamw(stream, range);
 }
 
 // out (count) = in (count) unless out is NULL; then in = 0 if `clear`.
@@ -278,7 +277,7 @@ static inline void reals_from_floats(Stream *stream, Real *out, const float *in,
     cpu_reals_from_floats(stream, out, in, count);
 }
 
-enum { CASTS_ON_THE_WAY = 1 << 15 }; // that are copied at a time
+enum { CASTS_ON_THE_WAY = 1 << 15 }; // copied at a time
 
 // host (count), floats, = casts (count), bf16 on a GPU. Waits for the stream.
 static inline void casts_to_host(Stream *stream, float *host, const Real *casts, size_t count) {
@@ -322,8 +321,8 @@ static inline void outer_momentum(Stream *stream, float *base, float *momentum, 
 }
 
 // ---------------------------------------------------------------------------------------
-// Messages in GPU memory, the same bytes as kernels/wire.h makes. Nothing calls these on
-// the CPU.
+// Messages in GPU memory, with the same bytes as those of kernels/wire.h. They are never called
+// on the CPU.
 
 // message = the pieces of `values` encoded, or of values - base if there is a base.
 static inline void wire_encode_on_gpu(Stream *stream, WireFormat format, void *message, const float *values,

@@ -3,8 +3,8 @@
 // In one step a second moment falls by at most 1 - beta2 of itself. Half of the spacing of
 // bf16 is 2^-9 to 2^-8 of a number. So with a beta2 above 0.998 a moment that is rounded to
 // nearest would never fall again. Here a number between two neighbours in bf16 becomes the
-// upper one with a probability that is its place between them. The mean of many roundings is
-// then the number itself, and small steps arrive as often as they should.
+// upper one with a probability equal to its place between them (from 0 to 1). The mean of many
+// roundings is then the number itself, and small changes are not lost.
 //
 // The random bits are a function of the run's seed, the number of the commit and the place of
 // the element in the flat parameter vector, and of nothing else. So a run repeats bit for bit,
@@ -16,7 +16,7 @@
 #include "kernels/wire.h"
 #include "runtime/random.h"
 
-// What the random bits of all elements of one step begin with.
+// The part of the random bits that all elements of one step share.
 typedef struct MomentKey {
     uint32_t before, after; // the first round of mixing, and the second
 } MomentKey;
@@ -36,10 +36,10 @@ WIRE_FUNCTION uint32_t moment_noise(MomentKey key, size_t index) {
     return word ^ word >> 16;
 }
 
-// The bf16 number below or above `value`, as a float; which of them, the lower 16 bits of
-// `noise` decide. A number that bf16 has stays itself. Beyond the largest, infinity is the
-// number above, and a second moment that gets there stays: its element moves no more. A gradient
-// of 10^19 does that, which no run survives anyway. A NaN stays a NaN.
+// The bf16 number below or above `value`, as a float; the lower 16 bits of `noise` choose which
+// one. A number that bf16 can represent stays as it is. Above the largest number is infinity. A
+// second moment that becomes infinite stays so, and its element does not move any more; that
+// takes a gradient of 10^19, which no run survives anyway. A NaN stays a NaN.
 WIRE_FUNCTION float moment_round(float value, uint32_t noise) {
     uint32_t bits = wire_float_bits(value);
     uint32_t rounded = (bits + (noise & 0xffffu)) & 0xffff0000u;

@@ -14,27 +14,26 @@
 // themselves do not.
 //
 // int4 rounds stochastically: an element between two multiples becomes the nearer one
-// more often, so that the mean of many roundings is the element itself. Rounded to
-// nearest, all elements below half of the scale would be lost every time. e3m0 suits
-// elements of many sizes, int4 those of about one size, as AdamW's steps are.
+// more often, so that the mean of many roundings is the element itself. Rounding to nearest
+// would lose all elements below half of the scale every time. e3m0 suits elements of many
+// sizes, int4 those of about one size, such as AdamW's steps.
 //
-// A run of elements, 0 or more, is encoded by itself. It is cut into blocks of WIRE_BLOCK
+// A range of elements, 0 or more, is encoded by itself. It is cut into blocks of WIRE_BLOCK
 // elements, the last one shorter. A block depends on nothing but its elements, so an
-// array may be cut into runs at any multiple of WIRE_BLOCK and gives the same bytes in
+// array may be cut into ranges at any multiple of WIRE_BLOCK and gives the same bytes in
 // the same order. A block is one fp32 scale (coarse formats), then the codes. Zeros fill
-// the last word of a run: every byte of it is defined. Encoded data is aligned to 4
+// the last word of a range: every byte of it is defined. Encoded data is aligned to 4
 // bytes, is in the byte order of the machine, and overlaps neither input nor output.
 //
 // Scales are chosen so that every value of a coarse format is exact in fp32. Therefore
-// encoding what was decoded gives the same bytes again, which lets the owner of a shard
-// keep what it sends; and a multiply-add that the compiler fuses gives the same bits as
-// one that it does not.
+// encoding what was decoded gives the same bytes again, so the owner of a shard can keep
+// what it sends; and a multiply-add gives the same bits whether the compiler fuses it or not.
 //
 // A block that holds a NaN or an infinity decodes to NaNs in the coarse formats. fp32 and
 // bf16 keep it as it is.
 //
-// How one element is converted is written once for CPU and GPU (WIRE_FUNCTION);
-// kernels/cuda/wire.cuh has blocks and runs on a GPU.
+// The conversion of one element is written once for CPU and GPU (WIRE_FUNCTION);
+// kernels/cuda/wire.cuh does blocks and ranges on a GPU.
 #ifndef ACCO_KERNELS_WIRE_H
 #define ACCO_KERNELS_WIRE_H
 
@@ -95,8 +94,8 @@ static inline void wire_decode_fp32(float *out, const void *in, size_t count) {
     memcpy(out, in, count * sizeof(float));
 }
 
-// The upper half of an fp32, rounded to nearest even. What is too large becomes infinity;
-// a NaN stays a NaN.
+// The upper half of an fp32, rounded to nearest even. A value that is too large becomes
+// infinity; a NaN stays a NaN.
 WIRE_FUNCTION uint16_t bf16_from_float(float value) {
     uint32_t bits = wire_float_bits(value);
     uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
@@ -122,7 +121,7 @@ static inline void wire_decode_bf16(float *out, const void *in, size_t count) {
 // Coarse formats: both
 
 // The bits of the magnitude of a value. Magnitudes are ordered as their bits are, with
-// NaN above infinity, so a block's largest tells whether it holds either.
+// NaN above infinity, so a block's largest one shows whether it holds either.
 WIRE_FUNCTION uint32_t wire_magnitude(float value) { return wire_float_bits(value) & 0x7fffffffu; }
 
 static inline uint32_t wire_largest(const float *in, size_t count) {
@@ -140,7 +139,7 @@ WIRE_FUNCTION bool wire_is_finite(uint32_t bits) { return bits < 0x7f800000u; }
 // The scale of a block that decodes to NaNs.
 enum { WIRE_NAN_BITS = 0x7fc00000 };
 
-// A block that decodes to NaNs. code_bytes: of its codes.
+// A block that decodes to NaNs. code_bytes: the size of its codes.
 static inline void wire_encode_not_finite(void *out, size_t code_bytes) {
     float scale = wire_float_from_bits(WIRE_NAN_BITS);
     memcpy(out, &scale, sizeof scale);
@@ -187,7 +186,7 @@ WIRE_FUNCTION uint8_t wire_int4_code(float value, float scale, float dither) {
     return (uint8_t)(wire_float_bits(steps + dither + 0x1.8p23f) & 15u);
 }
 
-// The number that the lower four bits of `code` are.
+// The lower four bits of `code` as a signed number.
 WIRE_FUNCTION float wire_int4_level(uint32_t code) { return (float)((int32_t)(code << 28) >> 28); }
 
 static inline void wire_encode_int8(void *out, const float *in, size_t count) {
@@ -211,49 +210,6 @@ static inline void wire_decode_int8(float *out, const void *in, size_t count) {
     for (size_t i = 0; i < count; i++) { out[i] = (float)codes[i] * scale; }
 }
 
-// In a block of n elements of 4 bits, byte j holds element j in its lower half and
-// element j + (n + 1) / 2 in its upper half: so both halves of the block are read as
-// whole vectors.
-//
-// level: what the lower four bits of a code mean, as a multiple of the scale.
-static inline void wire_decode_halves(float *out, const void *in, size_t count, float (*level)(uint32_t)) {
-    float scale;
-    memcpy(&scale, in, sizeof scale);
-    const uint8_t *codes = (const uint8_t *)in + sizeof scale;
-    size_t pairs = count / 2, half = (count + 1) / 2;
-#pragma omp simd
-    for (size_t i = 0; i < pairs; i++) {
-        out[i] = level(codes[i]) * scale;
-        out[half + i] = level((uint32_t)codes[i] >> 4) * scale;
-    }
-    if (pairs < half) { out[pairs] = level(codes[pairs]) * scale; }
-}
-
-static inline void wire_encode_int4(void *out, const float *in, size_t count) {
-    uint32_t largest = wire_largest(in, count);
-    size_t pairs = count / 2, half = (count + 1) / 2;
-    if (!wire_is_finite(largest)) {
-        wire_encode_not_finite(out, half);
-        return;
-    }
-    float scale = wire_int_scale(largest, WIRE_INT4_STEPS);
-    uint8_t *codes = (uint8_t *)out + sizeof scale;
-    memcpy(out, &scale, sizeof scale);
-#pragma omp simd
-    for (uint32_t i = 0; i < (uint32_t)pairs; i++) {
-        uint32_t high = (uint32_t)half + i;
-        codes[i] = (uint8_t)(wire_int4_code(in[i], scale, wire_dither(largest, i)) |
-                             wire_int4_code(in[high], scale, wire_dither(largest, high)) << 4);
-    }
-    if (pairs < half) {
-        codes[pairs] = wire_int4_code(in[pairs], scale, wire_dither(largest, (uint32_t)pairs));
-    }
-}
-
-static inline void wire_decode_int4(float *out, const void *in, size_t count) {
-    wire_decode_halves(out, in, count, wire_int4_level);
-}
-
 // ---------------------------------------------------------------------------------------
 // e3m0
 //
@@ -266,8 +222,8 @@ typedef struct WireE3M0Levels {
     uint32_t two; // c >= 2: the middle between levels 1 and 2; each next middle is an octave above
 } WireE3M0Levels;
 
-// The highest middle is 3/4 of the scale. Where that has too many bits for fp32, the
-// least number that rounds up is the next one above.
+// The highest middle is 3/4 of the scale. If that has too many bits for fp32, the least number
+// that rounds up is the next one above.
 WIRE_FUNCTION WireE3M0Levels wire_e3m0_levels(float scale) {
     double middle = 0.75 * (double)scale;
     float top = (float)middle;
@@ -280,7 +236,7 @@ WIRE_FUNCTION WireE3M0Levels wire_e3m0_levels(float scale) {
 
 WIRE_FUNCTION uint8_t wire_e3m0_code(WireE3M0Levels levels, float value) {
     uint32_t bits = wire_float_bits(value), magnitude = wire_magnitude(value);
-    // As if the middles went on downwards; level 1 begins a little earlier than that.
+    // As if the middles continued downwards; level 1 begins a little earlier than that.
     uint32_t below_two = levels.two - (2u << 23);
     uint32_t octaves = (magnitude > below_two ? magnitude - below_two : 0u) >> 23;
     uint32_t least = magnitude >= levels.one ? 1u : 0u;
@@ -288,8 +244,8 @@ WIRE_FUNCTION uint8_t wire_e3m0_code(WireE3M0Levels levels, float value) {
     return (uint8_t)(c > 0 ? c | (bits >> 28 & 8u) : 0u);
 }
 
-// What a code means as a multiple of the scale: 0, or a power of two with the biased
-// exponent 127 - 7 + c. Upper bits of `code` are ignored.
+// A code's value as a multiple of the scale: 0, or a power of two with the biased exponent
+// 127 - 7 + c. Upper bits of `code` are ignored.
 WIRE_FUNCTION float wire_e3m0_level(uint32_t code) {
     uint32_t c = code & 7u;
     return wire_float_from_bits(c > 0 ? (code & 8u) << 28 | (c + 120u) << 23 : 0u);
@@ -301,30 +257,79 @@ WIRE_FUNCTION float wire_e3m0_scale(uint32_t largest) {
     return fmaxf(wire_float_from_bits(largest), 0x1p-119f);
 }
 
-static inline void wire_encode_e3m0(void *out, const float *in, size_t count) {
-    uint32_t largest = wire_largest(in, count);
-    size_t pairs = count / 2, half = (count + 1) / 2;
+// ---------------------------------------------------------------------------------------
+// Codes of 4 bits: int4 and e3m0
+
+// The scale of a block of codes of 4 bits with this largest magnitude.
+WIRE_FUNCTION float wire_half_scale(WireFormat format, uint32_t largest) {
+    return format == WIRE_INT4 ? wire_int_scale(largest, WIRE_INT4_STEPS) : wire_e3m0_scale(largest);
+}
+
+// The code of element `i` of such a block.
+WIRE_FUNCTION uint8_t wire_half_code(WireFormat format, uint32_t largest, float scale, float value,
+                                     uint32_t i) {
+    return format == WIRE_INT4 ? wire_int4_code(value, scale, wire_dither(largest, i))
+                               : wire_e3m0_code(wire_e3m0_levels(scale), value);
+}
+
+// The value of the lower four bits of a code, as a multiple of the scale.
+WIRE_FUNCTION float wire_half_level(WireFormat format, uint32_t code) {
+    return format == WIRE_INT4 ? wire_int4_level(code) : wire_e3m0_level(code);
+}
+
+// In a block of n elements of 4 bits, byte j holds element j in its lower half and
+// element j + (n + 1) / 2 in its upper half: so both halves of the block are read as
+// whole vectors. The format is a constant where these two are called.
+static inline __attribute__((always_inline)) void wire_encode_halves(WireFormat format, void *out,
+                                                                     const float *in, size_t count) {
+    uint32_t largest = wire_largest(in, count), pairs = (uint32_t)count / 2, half = ((uint32_t)count + 1) / 2;
     if (!wire_is_finite(largest)) {
         wire_encode_not_finite(out, half);
         return;
     }
-    float scale = wire_e3m0_scale(largest);
+    float scale = wire_half_scale(format, largest);
     uint8_t *codes = (uint8_t *)out + sizeof scale;
     memcpy(out, &scale, sizeof scale);
-    WireE3M0Levels levels = wire_e3m0_levels(scale);
+#pragma omp simd
+    for (uint32_t i = 0; i < pairs; i++) {
+        codes[i] = (uint8_t)(wire_half_code(format, largest, scale, in[i], i) |
+                             wire_half_code(format, largest, scale, in[half + i], half + i) << 4);
+    }
+    if (pairs < half) { codes[pairs] = wire_half_code(format, largest, scale, in[pairs], pairs); }
+}
+
+static inline __attribute__((always_inline)) void wire_decode_halves(WireFormat format, float *out,
+                                                                     const void *in, size_t count) {
+    float scale;
+    memcpy(&scale, in, sizeof scale);
+    const uint8_t *codes = (const uint8_t *)in + sizeof scale;
+    size_t pairs = count / 2, half = (count + 1) / 2;
 #pragma omp simd
     for (size_t i = 0; i < pairs; i++) {
-        codes[i] = (uint8_t)(wire_e3m0_code(levels, in[i]) | wire_e3m0_code(levels, in[half + i]) << 4);
+        out[i] = wire_half_level(format, codes[i]) * scale;
+        out[half + i] = wire_half_level(format, (uint32_t)codes[i] >> 4) * scale;
     }
-    if (pairs < half) { codes[pairs] = wire_e3m0_code(levels, in[pairs]); }
+    if (pairs < half) { out[pairs] = wire_half_level(format, codes[pairs]) * scale; }
+}
+
+static inline void wire_encode_int4(void *out, const float *in, size_t count) {
+    wire_encode_halves(WIRE_INT4, out, in, count);
+}
+
+static inline void wire_decode_int4(float *out, const void *in, size_t count) {
+    wire_decode_halves(WIRE_INT4, out, in, count);
+}
+
+static inline void wire_encode_e3m0(void *out, const float *in, size_t count) {
+    wire_encode_halves(WIRE_E3M0, out, in, count);
 }
 
 static inline void wire_decode_e3m0(float *out, const void *in, size_t count) {
-    wire_decode_halves(out, in, count, wire_e3m0_level);
+    wire_decode_halves(WIRE_E3M0, out, in, count);
 }
 
 // ---------------------------------------------------------------------------------------
-// The table of formats, and runs
+// The table of formats, and ranges
 
 typedef struct WireCodec {
     const char *name;
@@ -336,11 +341,11 @@ typedef struct WireCodec {
 
 // In the order of WireFormat.
 static const WireCodec WIRE_CODECS[WIRE_FORMAT_COUNT] = {
-    {"fp32", 32, false, wire_encode_fp32, wire_decode_fp32},
-    {"bf16", 16, false, wire_encode_bf16, wire_decode_bf16},
-    {"int8", 8, true, wire_encode_int8, wire_decode_int8},
-    {"int4", 4, true, wire_encode_int4, wire_decode_int4},
-    {"e3m0", 4, true, wire_encode_e3m0, wire_decode_e3m0},
+    {.name = "fp32", .bits = 32, .encode = wire_encode_fp32, .decode = wire_decode_fp32},
+    {.name = "bf16", .bits = 16, .encode = wire_encode_bf16, .decode = wire_decode_bf16},
+    {.name = "int8", .bits = 8, .coarse = true, .encode = wire_encode_int8, .decode = wire_decode_int8},
+    {.name = "int4", .bits = 4, .coarse = true, .encode = wire_encode_int4, .decode = wire_decode_int4},
+    {.name = "e3m0", .bits = 4, .coarse = true, .encode = wire_encode_e3m0, .decode = wire_decode_e3m0},
 };
 
 static inline const char *wire_name(WireFormat format) { return WIRE_CODECS[format].name; }
@@ -348,16 +353,16 @@ static inline const char *wire_name(WireFormat format) { return WIRE_CODECS[form
 // Whether the format is too coarse for parameters themselves.
 static inline bool wire_is_coarse(WireFormat format) { return WIRE_CODECS[format].coarse; }
 
-// Bytes of an encoded run of `count` elements: a multiple of 4.
+// Bytes of an encoded range of `count` elements: a multiple of 4.
 static inline size_t wire_bytes(WireFormat format, size_t count) {
     size_t blocks = (count + WIRE_BLOCK - 1) / WIRE_BLOCK,
            words = (count * WIRE_CODECS[format].bits + 31) / 32;
     return ((WIRE_CODECS[format].coarse ? blocks : 0) + words) * 4;
 }
 
-// Which pieces of a vector a message holds, for kernels on a GPU. They are equally long,
-// each is a run, and they lie owner after owner in the message, and of each owner cell
-// after cell. comm/layout.h has owners and cells; here they are only distances.
+// Which pieces of a vector a message holds, for kernels on a GPU. They are equally long, each
+// is a range, and they lie in the message owner after owner, and for each owner cell after
+// cell. comm/layout.h defines owners and cells; here they are only distances.
 typedef struct WirePieces {
     size_t count;        // elements of a piece
     size_t bytes;        // in the message, from a piece to the owner's next one
@@ -370,13 +375,13 @@ typedef struct WirePieces {
     size_t base_stride;  // the same in the base
 } WirePieces;
 
-// A single run.
+// A message of one range.
 static inline WirePieces wire_run(WireFormat format, size_t count) {
-    WirePieces run = {count, wire_bytes(format, count), 0, 1, 1, NULL, 0, 0, 0};
-    return run;
+    WirePieces pieces = {.count = count, .bytes = wire_bytes(format, count), .cells = 1, .owner_count = 1};
+    return pieces;
 }
 
-// out (wire_bytes(format, count)) <- in (count).
+// Encodes in (count) into out (wire_bytes(format, count)).
 static inline void wire_encode(WireFormat format, void *out, const float *in, size_t count) {
     const WireCodec *codec = &WIRE_CODECS[format];
     size_t stride = wire_bytes(format, WIRE_BLOCK);
@@ -387,7 +392,7 @@ static inline void wire_encode(WireFormat format, void *out, const float *in, si
     }
 }
 
-// out (count) <- the values of the run at `in`, encoded with the same format and count.
+// Decodes the range at `in`, which was encoded with the same format and count, into out (count).
 static inline void wire_decode(WireFormat format, float *out, const void *in, size_t count) {
     const WireCodec *codec = &WIRE_CODECS[format];
     size_t stride = wire_bytes(format, WIRE_BLOCK);

@@ -318,9 +318,6 @@ static inline bool options_check(const Options *options, Error *error) {
     if (options->like[0] != '\0' && options->compute_ms > 0) {
         return error_set(error, "--like and --compute-ms both say what a micro-batch takes: leave one away");
     }
-    if (options->json[0] != '\0' && options->ranks == 1) {
-        return error_set(error, "--json has the times of exchanges: give --ranks 2 or more");
-    }
     if (options->gpu_memory != 0 && options->device == DEVICE_CPU) {
         return error_set(error,
                          "--gpu-memory plans for a GPU, and --device cpu for none: leave one of them away");

@@ -59,7 +59,8 @@ static inline bool options_next(int argc, char **argv, int *position, const Opti
 enum { COMMANDS_BY_NAME = COMMAND_HELP + 1 };
 
 static inline const char *const *command_names(void) {
-    static const char *const names[COMMANDS_BY_NAME] = {"train", "sample", "eval", "plan", "help"};
+    static const char *const names[COMMANDS_BY_NAME] = {"train", "sample",   "eval",
+                                                        "plan",  "tokenize", "help"};
     return names;
 }
 
@@ -71,7 +72,8 @@ static inline bool options_parse_word(int argc, char **argv, Options *options, i
     while (found < COMMANDS_BY_NAME && strcmp(argv[1], names[found]) != 0) { found++; }
     if (found == COMMANDS_BY_NAME) {
         const char *nearest = nearest_name(argv[1], names, COMMANDS_BY_NAME);
-        return error_set(error, "unknown command %s%s%s%s commands: train, sample, eval, plan, help",
+        return error_set(error,
+                         "unknown command %s%s%s%s commands: train, sample, eval, plan, tokenize, help",
                          text_excerpt(argv[1], excerpt), nearest == NULL ? "" : ": did you mean ",
                          nearest == NULL ? "" : nearest, nearest == NULL ? ";" : "?");
     }
@@ -121,14 +123,19 @@ static inline const char *options_of_command(OptionsCommand command) {
     static const char sample[] = "from, tokenizer, prompt, sample-tokens, temperature, top-k, seed, threads, "
                                  "config",
                       eval[] = "from, data, task, tokenizer, seq-len, micro-batch, stride, limit, device, "
-                               "precision, threads, timeout-s, config";
-    return command == COMMAND_SAMPLE ? sample : command == COMMAND_EVAL ? eval : NULL;
+                               "precision, threads, timeout-s, config",
+                      tokenize[] = "tokenizer, out, seq-len, threads";
+    return command == COMMAND_SAMPLE     ? sample
+           : command == COMMAND_EVAL     ? eval
+           : command == COMMAND_TOKENIZE ? tokenize
+                                         : NULL;
 }
 
 // Refuses an option of the command line that `command` does not use. A plan takes what
 // training takes, so that its command line need not be changed.
 static inline bool options_check_use(OptionsCommand command, const OptionSpec *option, Error *error) {
-    static const char *const names[] = {"training", "train_gpt sample", "train_gpt eval", "train_gpt plan"};
+    static const char *const names[] = {"training", "train_gpt sample", "train_gpt eval", "train_gpt plan",
+                                        "train_gpt tokenize"};
     const char *used = options_of_command(command);
     if (option->group == GROUP_PLAN && command != COMMAND_PLAN) {
         return error_set(error, "--%s has no effect on %s: it is for train_gpt plan", option->name,
@@ -236,10 +243,8 @@ static inline bool options_keep(Options *options, const bool given[OPTION_COUNT_
         bool ours = option->rules == NULL || option_list_names(option->rules, options_rule(options)->name);
         bool open = left_open && option->offset == offsetof(Options, precision) &&
                     (before.precision == PRECISION_ASK_FP32 || before.precision == PRECISION_ASK_BF16);
-        if (!saved[i] || !ours || (!open && (given[i] || has_config)) || option->effect == SAME_BITS ||
-            option->effect == PLACEMENT) {
-            continue;
-        }
+        bool elsewhere = !plans && (option->effect == SAME_BITS || option->effect == PLACEMENT);
+        if (!saved[i] || !ours || (!open && (given[i] || has_config)) || elsewhere) { continue; }
         kept[i] = true;
         options->precision_kept = options->precision_kept || open;
         const char *value = option_print_value(option, &before, text);

@@ -99,6 +99,7 @@ static inline void options_print_usage(FILE *file) {
           "  train_gpt sample --from DIR             prints a text by a model\n"
           "  train_gpt eval --from DIR --data FILE   perplexity, LAMBADA, HellaSwag\n"
           "  train_gpt plan [--name value ...]       how much memory and time it would take\n"
+          "  train_gpt tokenize --out PREFIX         makes token files of JSON lines\n"
           "  train_gpt help TOPIC                    explains a topic; help all: everything\n"
           "  train_gpt --version                     how the program was built\n",
           file);
@@ -141,8 +142,17 @@ static inline void command_print_help(FILE *file, OptionsCommand command) {
             if (option_table[i].group == GROUP_PLAN) { option_print_help(file, &option_table[i]); }
         }
     } else {
-        fprintf(file, "train_gpt %s --from DIR%s\n\n", command_names()[command],
-                command == COMMAND_EVAL ? " --data FILE" : "");
+        fprintf(file, "train_gpt %s%s\n\n", command_names()[command],
+                command == COMMAND_EVAL ? " --from DIR --data FILE"
+                : command == COMMAND_SAMPLE
+                    ? " --from DIR"
+                    : " --tokenizer DIR --out PREFIX < FILE.jsonl\n\n"
+                      "Writes PREFIX_train_00000.bin, PREFIX_val_00000.bin and so on. "
+                      "A line has one document:\n"
+                      "{\"text\": \"...\", \"prompt\": \"...\", \"val\": true}; "
+                      "only the text must be there. The prompt is not\npredicted; val: "
+                      "for validation. With --seq-len each document is one sequence, "
+                      "cut or\nfilled up; otherwise documents follow each other.");
         for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
             if (option_list_names(used, option_table[i].name)) { option_print_help(file, &option_table[i]); }
         }

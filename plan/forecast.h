@@ -1,20 +1,21 @@
-// forecast.h: how fast a run would be, under its rule and under all others, and which to
+// forecast.h: how fast a run would be under its rule and under all others, and which to
 // take.
 //
-//   machine_of_run      what the machines cost, as far as options say
-//   forecast_row        one run, simulated (simulation/)
-//   forecast_make       every rule at the same batch
-//   forecast_choose     the rule to recommend
+//   micro_batch_seconds   the time of a micro-batch on this machine
+//   machine_of_setup      the cost of everything else, as far as options say
+//   forecast_row          one run, simulated
+//   forecast_fit          the rate of the network at which the simulation of a run takes as
+//                         long as the run took
+//   forecast_make         every rule at the same batch, and variants of the run's own
+//   forecast_choose       the rule to recommend
 //
-// plan_time.h prints it as the second half of train_gpt plan; advice.h asks it what would
-// have been faster.
-//
-// The rule that is recommended is the fastest. Of rules that are as fast, within
+// The rule that is recommended is the fastest. Among rules that are as fast, within
 // FORECAST_TOLERANCE, it is the one that departs least from training with one step per
 // batch (Rule::departs): what a rule does to the loss is not simulated.
 #ifndef ACCO_PLAN_FORECAST_H
 #define ACCO_PLAN_FORECAST_H
 
+#include "kernels/cpu/product_rates.h"
 #include "plan/simulation.h"
 #include "program/fit.h"
 
@@ -22,101 +23,153 @@
 #define FORECAST_TOLERANCE 0.02
 
 // ---------------------------------------------------------------------------------------
+// What a micro-batch takes
+
+enum { MICRO_BATCH_TRIES = 5 };
+
+// On the CPU: computes some with random parameters. NAN where there is no memory.
+static inline double micro_batch_measure(const Setup *run, int threads) {
+    ModelSettings settings = run->model->settings;
+    Arena *arena = (Arena *)calloc(1, sizeof *arena);
+    Model *model = (Model *)malloc(sizeof *model);
+    size_t parameters = run->table->parameter_count, rows = (size_t)setup_micro_batch_tokens(run);
+    float *weights, *gradients; // (parameters)
+    int32_t *tokens;            // (rows)
+    double seconds = INFINITY;
+    Error unused;
+    Stream stream;
+    memset(&stream, 0, sizeof stream);
+    stream.pool = thread_pool_create(threads, false);
+    stream.precision = settings.precision;
+    bool ready = model != NULL && arena != NULL && stream.pool != NULL;
+    if (ready) {
+        arena_reserve(arena, MEMORY_PARAMETERS, "parameters", parameters * sizeof(float), &weights);
+        arena_reserve(arena, MEMORY_GRADIENTS, "gradients", parameters * sizeof(float), &gradients);
+        arena_reserve(arena, MEMORY_WORKSPACE, "tokens", rows * sizeof(int32_t), &tokens);
+        model_reserve(model, arena, run->config, &settings);
+        ready = arena_commit(arena, &unused);
+    }
+    if (ready) {
+        parameters_initialize(run->table, 1, stream.pool, weights);
+        model_random_tokens(run->config, rows, tokens);
+        for (int i = -1; i < MICRO_BATCH_TRIES; i++) { // the least counts: others may use the machine, too
+            double began = clock_seconds();
+            model->family->gradients(&model->state, &stream, weights, gradients, tokens, tokens, NULL);
+            if (i >= 0) { seconds = fmin(seconds, clock_seconds() - began); }
+        }
+    }
+    if (arena != NULL) { arena_release(arena); }
+    thread_pool_destroy(stream.pool);
+    free(model);
+    free(arena);
+    return ready ? seconds : (double)NAN;
+}
+
+// A micro-batch of more operations is not computed for a plan. The rest of the model
+// leaves these shares of the measured rate of products (dev/results/bf16-2026-11-22.md).
+#define MICRO_BATCH_MOST 3e10
+#define PRODUCTS_SHARE_FP32 0.95
+#define PRODUCTS_SHARE_BF16 0.78
+
+// Without --like: seconds, and where they come from. NAN: not known.
+static inline double micro_batch_seconds(const Setup *run, char reason[RULE_TEXT]) {
+    const Options *options = run->options;
+    double tokens = setup_micro_batch_tokens(run);
+    double operations = model_flops_per_token(run->config, (int)options->seq_len) * tokens;
+    Precision precision = run->placement->precision;
+    int threads = run->threads, each = (int)options->ranks_per_host;
+    // Where several ranks share a host as large as this one, they share its threads.
+    if (options->threads == 0 && each > 1) { threads = each < threads ? threads / each : 1; }
+    snprintf(reason, RULE_TEXT, "as --compute-ms says");
+    if (options->compute_ms > 0) { return options->compute_ms / 1e3; }
+    if (run->placement->on_gpu) { return NAN; }
+    snprintf(reason, RULE_TEXT, "measured here, with %d thread%s", threads, threads == 1 ? "" : "s");
+    if (operations <= MICRO_BATCH_MOST) { return micro_batch_measure(run, threads); }
+    const bool wanted[2] = {precision == PRECISION_FP32, precision == PRECISION_BF16};
+    ProductRates rates = product_rates_measure(threads, wanted, (int)fmin(tokens, 1024),
+                                               run->config->channels, run->config->mlp_channels, 0.3);
+    double share = precision == PRECISION_BF16 ? PRODUCTS_SHARE_BF16 : PRODUCTS_SHARE_FP32;
+    snprintf(reason, RULE_TEXT,
+             "worked out: %.3g GFLOP at %.0f %% of the %.0f GFLOP/s that products reach here",
+             operations / 1e9, 100 * share, rates.gflops[precision]);
+    return rates.gflops[precision] > 0 ? operations / (share * rates.gflops[precision] * 1e9) : (double)NAN;
+}
+
+// ---------------------------------------------------------------------------------------
 // The machine
 
-#define TCP_PAYLOAD 0.957 // of what an Ethernet carries; the rest are headers
+#define TCP_PAYLOAD 0.957 // the share of Ethernet's bytes that are not headers
 #define HOST_MBIT 10000.0
 #define HOST_US 50.0
 
-// Bytes a second of passes over vectors: of a CPU rank whose state fits into its caches, of one
-// whose state does not, and of a GPU; and of what a rank does for an exchange, most of which
-// is in a cache (collectives_host.h).
-#define CPU_CACHED 6e10
-#define CPU_MEMORY 1.2e10
-#define CPU_CACHE 3.2e7 // bytes
-#define CPU_EXCHANGE 2.5e10
+// Memory bandwidth in bytes/s
+#define CPU_CACHED 6e10     // of a CPU rank whose state fits into its caches
+#define CPU_MEMORY 1.2e10   // of a CPU rank whose state does not
+#define CPU_EXCHANGE 2.5e10 // of a CPU rank that encodes and adds messages, mostly in a cache
 #define GPU_MEMORY 2e12
+#define CPU_CACHE 3.2e7 // bytes
 
-// What a second of a CPU rank's work for an exchange takes from the computation beside it: the
-// second itself, and what it costs to change between the two and to fill caches again.
+// What one second of work for an exchange takes from the computation beside it on a CPU:
+// the second itself, and what it costs to switch between the two and to fill caches
+// again.
 #define CPU_TAKEN 2.0
 
 #define NCCL_CHUNK 8e6 // elements: NCCL is given what fits into its message buffers
-
-// What an exchange by NCCL may take from the computation beside it.
-#define GPU_TAKEN 0.06
+#define GPU_TAKEN 0.06 // what an exchange by NCCL may take from the computation beside it
 
 // micro_batch: seconds of one on a rank.
-static inline Machine machine_of_run(const Run *run, double micro_batch) {
-    const Options *options = &run->options;
-    bool on_gpu = run->placement.on_gpu, emulated = options->host_mbit == 0 && options->link_mbit > 0;
+static inline Machine machine_of_setup(const Setup *run, double micro_batch) {
+    const Options *options = run->options;
+    bool on_gpu = run->placement->on_gpu, nccl = run->placement->uses_nccl;
+    bool emulated = options->host_mbit == 0 && options->link_mbit > 0;
+    bool cached = (double)run->table->parameter_count * 4 * sizeof(float) < CPU_CACHE;
     double mbit = options->host_mbit > 0 ? options->host_mbit : emulated ? options->link_mbit : HOST_MBIT;
     double us = options->host_us > 0   ? options->host_us
                 : options->link_us > 0 ? options->link_us
                 : emulated             ? 0
                                        : HOST_US;
-    Machine machine;
-    memset(&machine, 0, sizeof machine);
-    machine.host.bytes_per_second = mbit * 1e6 / 8 * (emulated ? 1 : TCP_PAYLOAD);
-    machine.host.latency = us / 1e6;
-    machine.inside.bytes_per_second = options->inside_mbit > 0 ? options->inside_mbit * 1e6 / 8 : INFINITY;
-    machine.inside.latency = options->inside_us / 1e6;
-    machine.micro_batch = micro_batch;
-    machine.slow_rank = (int)options->slow_rank;
-    machine.slow_seconds = options->slow_ms / 1e3;
-    bool cached = (double)run->table.parameter_count * 4 * sizeof(float) < CPU_CACHE;
-    machine.memory_bytes_per_second = on_gpu ? GPU_MEMORY : cached ? CPU_CACHED : CPU_MEMORY;
-    machine.exchange_bytes_per_second = on_gpu ? GPU_MEMORY : CPU_EXCHANGE;
-    machine.taken_of_work = on_gpu ? 0 : CPU_TAKEN;
-    machine.taken_of_time = on_gpu && run->placement.uses_nccl ? GPU_TAKEN : 0;
-    machine.chunk = run->placement.uses_nccl ? NCCL_CHUNK : 0;
-    machine.message_seconds = on_gpu ? 1e-6 : 5e-6;
-    machine.wake_seconds = on_gpu ? 10e-6 : 100e-6;
-    machine.sleeps = !run->placement.uses_nccl && !emulated; // an emulated link says when to look
+    double inside = options->inside_mbit > 0 ? options->inside_mbit * 1e6 / 8 : INFINITY;
+    Machine machine = {.host = {mbit * 1e6 / 8 * (emulated ? 1 : TCP_PAYLOAD), us / 1e6},
+                       .inside = {inside, options->inside_us / 1e6},
+                       .micro_batch = micro_batch,
+                       .slow_seconds = options->slow_ms / 1e3,
+                       .slow_rank = (int)options->slow_rank,
+                       .memory_bytes_per_second = on_gpu   ? GPU_MEMORY
+                                                  : cached ? CPU_CACHED
+                                                           : CPU_MEMORY,
+                       .exchange_bytes_per_second = on_gpu ? GPU_MEMORY : CPU_EXCHANGE,
+                       .taken_of_work = on_gpu ? 0 : CPU_TAKEN,
+                       .taken_of_time = on_gpu && nccl ? GPU_TAKEN : 0,
+                       .chunk = nccl ? NCCL_CHUNK : 0,
+                       .message_seconds = on_gpu ? 1e-6 : 5e-6,
+                       .wake_seconds = on_gpu ? 10e-6 : 100e-6,
+                       .sleeps = !nccl && !emulated}; // an emulated link says when to look
     return machine;
-}
-
-// What link_measure would find on these machines.
-static inline LinkMeasure machine_link(const Machine *machine, const Transport *transport) {
-    const Groups *hosts = &transport->hosts;
-    double each = ceil((double)transport->size / hosts->hosts);
-    bool outside = hosts->hosts > 1;
-    LinkMeasure link = {machine_records(machine, transport, sizeof(double)),
-                        outside ? machine->host.bytes_per_second / each : machine->exchange_bytes_per_second};
-    return link;
 }
 
 // ---------------------------------------------------------------------------------------
 // The rules
 
 typedef struct ForecastRow {
-    const Rule *rule;
-    Options options;             // of a run under this rule
-    char refused[sizeof(Error)]; // why it cannot be run so; empty: it can
+    Options options;             // of the run
+    char refused[sizeof(Error)]; // why it cannot be run or simulated so; empty: it can
     SimulatedCommit commit;
     double tokens_per_second;
     size_t bytes; // of one rank
-    bool fits;    // or it is not known
+    bool fits;    // or it is not known whether it does
 } ForecastRow;
+
+enum { FORECAST_VARIANTS = 8 };
 
 typedef struct Forecast {
     Machine machine;
-    ForecastRow rows[RULE_COUNT];
-    int recommended, committing; // rows: of all rules, and of those that are not local; -1: none
+    ForecastRow rows[RULE_COUNT + FORECAST_VARIANTS]; // under all rules, in the order of RULES; variants
+    int count, own;                                   // own: the row of the run itself
+    int recommended, committing; // of all rules, and of those that are not local; -1: none
 } Forecast;
 
-enum { OPTION_SHELL_TEXT = 4 * sizeof(OptionText) + 64 }; // a name and a quoted value
-
-// "--name value", as in a shell.
-static inline const char *option_for_shell(const OptionSpec *option, const Options *options,
-                                           char words[OPTION_SHELL_TEXT]) {
-    char value[OPTION_VALUE_SIZE], quoted[4 * sizeof(OptionText) + 3];
-    snprintf(words, OPTION_SHELL_TEXT, "--%s %s", option->name,
-             text_for_shell(option_print_value(option, options, value), quoted, sizeof quoted));
-    return words;
-}
-
-// The run's options under another rule, with what only other rules have at its default.
+// The run's options under another rule. Options that this rule does not have are at their
+// defaults.
 static inline Options options_under_rule(const Options *options, int rule, int64_t micro_batches) {
     Options other = *options;
     other.rule = rule;
@@ -125,122 +178,151 @@ static inline Options options_under_rule(const Options *options, int rule, int64
         bool ours = option->rules == NULL || option_list_names(option->rules, RULES[rule].rule->name);
         if (!ours) { option_set_default(option, &other); }
     }
-    if (options_are_adaptive(options)) { other.accumulate = micro_batches; }
-    if (options->rank_accumulate[0] != '\0' && other.rank_accumulate[0] == '\0') {
-        other.accumulate = micro_batches;
-    }
+    bool lost_list = options->rank_accumulate[0] != '\0' && other.rank_accumulate[0] == '\0';
+    if (options_are_adaptive(options) || lost_list) { other.accumulate = micro_batches; }
     return other;
 }
 
-// (ranks): micro-batches of every rank relative to those of this one, for the caller to free;
-// NULL: all have as many.
-static inline double *forecast_counts(const Run *run, const Options *options) {
-    int size = run->transport.size, own = options_rank_accumulate(options, run->transport.rank, size);
-    if (options->rank_accumulate[0] == '\0') { return NULL; }
-    double *counts = (double *)malloc((size_t)size * sizeof(double));
+// Simulates a run whose memory was reserved. False: with an error.
+static inline bool forecast_simulate(Trial *trial, const Machine *machine, ForecastRow *row, Error *error) {
+    const Options *options = &trial->options;
+    Transport *transport = trial->setup.transport;
+    const Groups *hosts = &transport->hosts;
+    MemoryRoom room = memory_room(&trial->setup);
+    int size = transport->size, own = options_rank_accumulate(options, transport->rank, size);
+    Machine counted = *machine;
+    Simulation simulation;
+    char unused[160];
+    bool unequal = options->rank_accumulate[0] != '\0';
+    double *counts = unequal ? (double *)malloc((size_t)size * sizeof(double)) : NULL;
     for (int rank = 0; counts != NULL && rank < size; rank++) {
         counts[rank] = (double)options_rank_accumulate(options, rank, size) / own;
     }
-    return counts;
-}
-
-// Simulates the rule of row->options. run: what it is a variant of. False: no memory.
-static inline bool forecast_row(const Run *run, const Machine *machine, ForecastRow *row) {
-    Run *trial = (Run *)malloc(sizeof *trial);
-    Error error = {""};
-    RuleFacts facts = {run->config.layers, options_are_adaptive(&row->options)};
-    if (trial == NULL) { return false; }
-    *trial = *run;
-    trial->options = row->options;
-    trial->rule = row->rule;
-    memset(&trial->arena, 0, sizeof trial->arena);
-    bool valid =
-        options_check(&trial->options, &error) &&
-        (row->rule->check == NULL || row->rule->check(options_of_rule(&trial->options), &facts, &error));
-    bool possible = valid && reserve_memory(trial, &error);
-    if (!possible) {
-        snprintf(row->refused, sizeof row->refused, "%s", error.text);
-        if (valid) {
-            fragments_free(&trial->scheduler);
-            free(trial->decay_ranges);
-        }
-        free(trial);
-        return true;
-    }
-    MemoryRoom room = memory_room(trial);
-    Simulation simulation;
-    Machine counted = *machine;
-    double *counts = forecast_counts(run, &row->options);
     counted.counts = counts;
-    bucket_for_link(trial, machine_link(machine, &trial->transport));
-    bool opened = simulation_open(&simulation, &trial->scheduler, &counted);
-    if (opened && simulation_length(&simulation) > FORECAST_MOST) {
-        snprintf(row->refused, sizeof row->refused,
-                 "%.2g micro-batches would have to be simulated, which takes too long",
-                 simulation_length(&simulation));
-    } else if (opened) {
-        row->commit = simulation_of_rule(&simulation, row->rule);
+    // What link_measure would find on these machines.
+    double host_rate = machine->host.bytes_per_second / ceil((double)size / hosts->hosts);
+    LinkMeasure link = {machine_records(machine, transport, sizeof(double)),
+                        hosts->hosts > 1 ? host_rate : machine->exchange_bytes_per_second};
+    bucket_for_link(&trial->scheduler, options, &trial->placement, link, unused);
+    bool opened = simulation_open(&simulation, &trial->scheduler, &counted) && (counts != NULL || !unequal);
+    bool good = opened || error_set(error, "there is no memory to simulate %d ranks", size);
+    if (good && simulation_length(&simulation) > FORECAST_MOST) {
+        good = error_set(error, "%.2g micro-batches would have to be simulated, which takes too long",
+                         simulation_length(&simulation));
+    }
+    if (good) {
+        row->commit = simulation_of_rule(&simulation, options_rule(options));
         row->tokens_per_second =
-            row->commit.micro_batches * (double)tokens_per_micro_batch(run) / row->commit.seconds;
+            row->commit.micro_batches * setup_micro_batch_tokens(&trial->setup) / row->commit.seconds;
         row->bytes = trial->arena.bytes;
         row->fits = arena_fits(&trial->arena, &room);
     }
     simulation_close(&simulation);
     free(counts);
-    free(trial->decay_ranges);
-    free(trial);
-    return opened;
+    return good;
 }
 
-// Whether a row may be recommended.
-static inline bool forecast_may_recommend(const ForecastRow *row, bool local_too) {
-    return row->refused[0] == '\0' && row->fits && (local_too || row->rule->kind != RULE_LOCAL);
+// What `run` would do with these options.
+static inline void forecast_row(const Setup *run, const Machine *machine, const Options *options,
+                                ForecastRow *row) {
+    const Rule *rule = options_rule(options);
+    RuleFacts facts = {run->config->layers, options_are_adaptive(options)};
+    Error error = {""};
+    memset(row, 0, sizeof *row);
+    row->options = *options;
+    bool valid = options_check(options, &error) &&
+                 (rule->check == NULL || rule->check(options_of_rule(options), &facts, &error));
+    Trial *trial = valid ? trial_reserve(run, options, &error) : NULL;
+    if (trial == NULL || !forecast_simulate(trial, machine, row, &error)) {
+        snprintf(row->refused, sizeof row->refused, "%s", error.text);
+    }
+    trial_free(trial);
 }
 
-// The fastest row, or one that is as fast and departs less; of those that depart as far, the
-// fastest.
+// Whether a row may be recommended, and as an advice too.
+static inline bool forecast_is_possible(const ForecastRow *row) {
+    return row->refused[0] == '\0' && row->fits;
+}
+
+// Sets the rate of the link between hosts, or of what ranks do for an exchange where
+// there is one host, so that the run makes as many tokens a second as it did.
+static inline void forecast_fit(const Setup *run, Machine *machine, double tokens_per_second) {
+    enum { STEPS = 20 };
+    bool outside = run->transport->hosts.hosts > 1;
+    double *rate = outside ? &machine->host.bytes_per_second : &machine->exchange_bytes_per_second;
+    double low = log(1e3), high = log(1e12);
+    ForecastRow *row = (ForecastRow *)malloc(sizeof *row);
+    for (int i = 0; i < STEPS && row != NULL; i++) {
+        *rate = exp((low + high) / 2);
+        forecast_row(run, machine, run->options, row);
+        *(row->tokens_per_second < tokens_per_second ? &low : &high) = log(*rate);
+    }
+    free(row);
+}
+
+// The fastest row, or one that is as fast and departs less; among those that depart as
+// far, the fastest.
 static inline int forecast_choose(const Forecast *forecast, bool local_too) {
+    const ForecastRow *rows = forecast->rows;
+    bool allowed[RULE_COUNT];
     double fastest = 0;
     int chosen = -1;
     for (int i = 0; i < RULE_COUNT; i++) {
-        const ForecastRow *row = &forecast->rows[i];
-        if (forecast_may_recommend(row, local_too)) { fastest = fmax(fastest, row->tokens_per_second); }
+        allowed[i] = forecast_is_possible(&rows[i]) && (local_too || RULES[i].rule->kind != RULE_LOCAL);
+        if (allowed[i]) { fastest = fmax(fastest, rows[i].tokens_per_second); }
     }
     for (int i = 0; i < RULE_COUNT; i++) {
-        const ForecastRow *row = &forecast->rows[i];
-        if (!forecast_may_recommend(row, local_too) ||
-            !(row->tokens_per_second >= (1 - FORECAST_TOLERANCE) * fastest)) {
-            continue;
-        }
-        const ForecastRow *before = &forecast->rows[chosen < 0 ? i : chosen];
-        int further = row->rule->departs - before->rule->departs;
-        bool faster = row->tokens_per_second > before->tokens_per_second;
-        if (chosen < 0 || further < 0 || (further == 0 && faster)) { chosen = i; }
+        double rate = rows[i].tokens_per_second;
+        if (!allowed[i] || !(rate >= (1 - FORECAST_TOLERANCE) * fastest)) { continue; }
+        int further = chosen < 0 ? -1 : RULES[i].rule->departs - RULES[chosen].rule->departs;
+        if (further < 0 || (further == 0 && rate > rows[chosen].tokens_per_second)) { chosen = i; }
     }
     return chosen;
 }
 
-// All rules. The rule of the run comes first: with --accumulate auto it says how large the
-// batch of the others is.
-static inline bool forecast_make(const Run *run, const Machine *machine, Forecast *forecast, Error *error) {
+// The run's own rule with coarser wires, a coarser estimate, larger batches, and overlap.
+static inline void forecast_add_variants(const Setup *run, Forecast *forecast) {
+    const OptionSpec *estimate = option_find("estimate-wire");
+    Options variants[FORECAST_VARIANTS];
+    int count = 0;
+    Error never;
+    for (int i = 0; i < FORECAST_VARIANTS; i++) { variants[i] = *run->options; }
+    for (int wire = WIRE_BF16; wire <= WIRE_INT8; wire++) {
+        if (wire > run->options->wire) { variants[count++].wire = wire; }
+    }
+    if (option_list_names(estimate->rules, options_rule(run->options)->name)) {
+        option_set(estimate, &variants[count++], "int4", &never);
+    }
+    for (int factor = 2; factor <= 4; factor *= 2) {
+        bool fixed = run->options->rank_accumulate[0] == '\0' && run->options->accumulate > 0;
+        if (fixed) { variants[count++].accumulate *= factor; }
+    }
+    if (!run->options->overlap) { variants[count++].overlap = true; }
+    for (int i = 0; i < count; i++) {
+        forecast_row(run, &forecast->machine, &variants[i], &forecast->rows[forecast->count++]);
+    }
+}
+
+// All rules. The rule of the run comes first: with --accumulate auto it says how large
+// the batch of the others is.
+static inline void forecast_make(const Setup *run, const Machine *machine, bool variants,
+                                 Forecast *forecast) {
+    int size = run->transport->size, own = run->options->rule;
     memset(forecast, 0, sizeof *forecast);
     forecast->machine = *machine;
-    int own = 0, size = run->transport.size;
-    while (RULES[own].rule != run->rule) { own++; }
-    bool made = true;
-    double mean = (double)options_total_accumulate(&run->options, size) / size;
-    for (int i = -1; i < RULE_COUNT && made; i++) {
-        int rule = i < 0 ? own : i;
-        ForecastRow *row = &forecast->rows[rule];
-        if (i == own) { continue; }
-        row->rule = RULES[rule].rule;
-        row->options = i < 0 ? run->options : options_under_rule(&run->options, rule, (int64_t)(mean + 0.5));
-        made = forecast_row(run, &forecast->machine, row);
-        if (i < 0 && row->refused[0] == '\0') { mean = row->commit.micro_batches / size; }
+    forecast->own = own;
+    forecast->count = RULE_COUNT;
+    ForecastRow *row = &forecast->rows[own];
+    forecast_row(run, machine, run->options, row);
+    double total = row->refused[0] == '\0' ? row->commit.micro_batches
+                                           : (double)options_total_accumulate(run->options, size);
+    for (int rule = 0; rule < RULE_COUNT; rule++) {
+        Options options = options_under_rule(run->options, rule, (int64_t)(total / size + 0.5));
+        if (rule != own) { forecast_row(run, machine, &options, &forecast->rows[rule]); }
     }
+    if (variants) { forecast_add_variants(run, forecast); }
     forecast->recommended = forecast_choose(forecast, true);
     forecast->committing = forecast_choose(forecast, false);
-    return made || error_set(error, "no memory to simulate %d ranks", size);
 }
 
 #endif

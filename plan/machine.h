@@ -1,23 +1,24 @@
-// machine.h: what things cost on the machines that a simulation supposes: a micro-batch, a
+// machine.h: the cost model of the machines that a simulation supposes: a micro-batch, a
 // pass over a vector, an exchange.
 //
-//   micro-batch   seconds of one, given or measured
-//   pass          bytes moved over the rate of memory
-//   exchange      what the links need, what the ranks themselves do for it (encode, copy,
-//                 add), and the latency of messages
+//   micro-batch   seconds, given or measured
+//   pass          bytes moved / memory bandwidth
+//   exchange      the time of the links, the work of the ranks (encode, copy, add), and the
+//                 latency of messages
 //
 // Nothing here knows time or order: simulation.h puts these costs on a clock.
 //
-// The exchange, per rank. Its own elements are those it owns of the stretch; there are n
-// hosts of g ranks, N ranks in all, S bytes for own elements in the format of the wire:
+// The exchange, per rank. A rank owns some elements of the range that is exchanged. There
+// are n hosts of g ranks, N ranks in all, and S bytes for the own elements in the format
+// of the wire:
 //
 //                       leaves the host, of each rank   stays inside, of each rank
 //   reduce, two levels  (n - 1) S                       n (g - 1) own elements in fp32
 //   gather, two levels  (n - 1) S                       n (g - 1) S
 //   either, flat        (N - g) S                       (g - 1) S
 //
-// The ranks of a host share its link. Chunks go through two lanes (collectives_host.h), so
-// links and ranks work side by side but for one chunk.
+// The ranks of a host share its link. Chunks go through two lanes (collectives_host.h),
+// so links and ranks work at the same time except for one chunk.
 #ifndef ACCO_PLAN_MACHINE_H
 #define ACCO_PLAN_MACHINE_H
 
@@ -32,20 +33,24 @@ typedef struct Machine {
     LinkCost host;       // between a host and all others, shared by its ranks
     LinkCost inside;     // between a rank and the others of its host
     double micro_batch;  // seconds of one on a rank, forward and backward
-    double variation;    // of these seconds: standard deviation over mean
-    double slow_seconds; // what a micro-batch takes longer on rank `slow_rank`
+    double variation;    // of these seconds: standard deviation / mean
+    double slow_seconds; // what a micro-batch takes in addition on rank `slow_rank`
     int slow_rank;       // -1: on none
     // (ranks), each relative to this rank's; NULL: all are alike
-    const double *slowness;           // seconds of a micro-batch
-    const double *counts;             // micro-batches of a round
-    double memory_bytes_per_second;   // of the threads of compute, in passes over vectors
-    double exchange_bytes_per_second; // the same, of what a rank does for an exchange
-    // What an exchange takes from the computation beside it: of the seconds that the rank
-    // itself works for it (where both need the same cores), and of all of its seconds (where
-    // it keeps some of a GPU's processors busy).
+    const double *slowness;        // seconds of a micro-batch
+    const double *counts;          // micro-batches of a round
+    const double *estimate_counts; // the same, of a round beside an estimate; NULL: as `counts`
+    // (WIRE_FORMAT_COUNT): seconds of a reduce-scatter and an all-gather of the whole vector,
+    // which the run has measured; NULL: they follow from the rates
+    const double *measured_exchange;
+    double memory_bytes_per_second;   // in passes over vectors
+    double exchange_bytes_per_second; // the same, in a rank's work for an exchange
+    // What an exchange takes from the computation beside it: a share of the rank's work
+    // for it (both need the same cores), and a share of its whole time (it keeps some of
+    // a GPU's processors busy).
     double taken_of_work, taken_of_time;
-    double chunk;           // elements of each owner that travel at a time; 0: as messages of the host do
-    double message_seconds; // of a rank's own work for a message, however short
+    double chunk;           // elements of each owner that travel at a time; 0: as collectives_host.h cuts
+    double message_seconds; // of a rank's work for a message, however short
     double wake_seconds;    // until all ranks have noticed that an exchange may begin
     bool sleeps;            // ranks that wait sleep between looks, as transport_wait does
 } Machine;
@@ -74,8 +79,9 @@ static inline double machine_exchange_pass(const Machine *machine, double elemen
 // ---------------------------------------------------------------------------------------
 // Exchanges
 
-// Bytes of memory for an element that is encoded, decoded and added, by format. Coarse ones
-// are bound by arithmetic; this is what they take as long as.
+// Bytes of memory for an element that is encoded, decoded and added, by format. Coarse
+// formats are bound by arithmetic, so theirs is the number of bytes that would take as
+// long.
 static inline double machine_coding(WireFormat wire) {
     switch (wire) {
     case WIRE_FP32: return 12;
@@ -88,13 +94,13 @@ enum { MESSAGE_COPIES = 4 }; // times that a byte of a message is read or writte
 
 typedef struct ExchangeCost {
     double seconds; // from the moment when all ranks have begun
-    double work;    // of these, a rank's own
+    double work;    // of these, what a rank works itself
     double bytes;   // that leave a host
 } ExchangeCost;
 
-// What waits cost beyond what they wait for: who has waited for a while looks again only
-// after a pause (transport_pause). On average that is half a pause, and half of it is hidden
-// behind the next chunk (measured).
+// Polling overhead: a rank that has waited long polls less often (transport_pause), so it
+// notices the end late. On average that is half a pause, and half of it is hidden behind
+// the next chunk (measured).
 static inline double machine_oversleep(const Machine *machine, double waited) {
     double pause = fmin(fmax(waited / 8, TRANSPORT_SPIN_SECONDS), TRANSPORT_SLEEP_SECONDS);
     return machine->sleeps && waited > TRANSPORT_SPIN_SECONDS ? pause / 4 : 0;

@@ -1,59 +1,53 @@
-// plan.h: train_gpt plan, which prints what memory a rank would need and whether it is
-// there, and allocates nothing.
+// plan.h: train_gpt plan: what memory a rank needs and whether it is there, how long a
+// commit takes under every rule, and which rule to take. Nothing of the run is allocated
+// or trained.
 //
-// The numbers are those of the run itself: a plan makes the same choices and the same
-// reservations (reserve_memory), and ends where a run would allocate.
+// The numbers of memory are those of the run itself: a plan makes the same choices and
+// the same reservations (reserve_memory), and ends where a run would allocate. Times are
+// simulated (forecast.h) from what is measured here or was measured by a run (like.h).
 #ifndef ACCO_PLAN_PLAN_H
 #define ACCO_PLAN_PLAN_H
 
 #include "evaluation/sample.h"
-#include "plan/plan_time.h"
+#include "plan/forecast.h"
+#include "plan/like.h"
 
-static inline void print_plan_row(const char *indent, const char *name, size_t bytes, const char *note) {
+static inline void print_memory_row(const char *indent, const char *name, size_t bytes, const char *note) {
     char size[SIZE_TEXT];
     printf("%s%-*s %10s %15zu%s\n", indent, 34 - (int)strlen(indent), name, size_text(bytes, size), bytes,
            note);
 }
 
-// Bytes that do not grow with the micro-batch.
-static inline size_t arena_state_bytes(const Arena *arena) {
-    size_t bytes = 0;
-    for (int i = 0; i < arena->count; i++) {
-        const Reservation *reservation = &arena->reservations[i];
-        bool is_state =
-            reservation->memory_class != MEMORY_ACTIVATIONS && reservation->memory_class != MEMORY_WORKSPACE;
-        bytes += is_state && !reservation->on_host ? reservation->bytes : 0;
-    }
-    return bytes;
-}
-
-static inline void print_plan_table(const Run *run) {
-    const Arena *arena = &run->arena;
-    double parameters = (double)run->table.parameter_count;
+static inline void print_memory_table(const Setup *run) {
+    const Arena *arena = run->arena;
+    double parameters = (double)run->table->parameter_count;
+    size_t state = 0; // bytes that do not grow with the micro-batch
     printf("%-34s %10s %15s\n", "", "", "bytes");
     for (int i = 0; i < MEMORY_CLASS_COUNT; i++) {
-        print_plan_row("", memory_class_name((MemoryClass)i), arena_class_bytes(arena, (MemoryClass)i), "");
+        print_memory_row("", memory_class_name((MemoryClass)i), arena_class_bytes(arena, (MemoryClass)i), "");
         for (int j = 0; j < arena->count; j++) {
             const Reservation *reservation = &arena->reservations[j];
             if (reservation->memory_class != (MemoryClass)i) { continue; }
-            print_plan_row("  ", reservation->name, reservation->bytes,
-                           reservation->on_host ? "  on the host" : "");
+            bool grows = i == MEMORY_ACTIVATIONS || i == MEMORY_WORKSPACE;
+            state += grows || reservation->on_host ? 0 : reservation->bytes;
+            print_memory_row("  ", reservation->name, reservation->bytes,
+                             reservation->on_host ? "  on the host" : "");
         }
     }
-    print_plan_row("", arena->on_gpu ? "total on the GPU" : "total", arena->bytes, "  with alignment");
-    if (arena->on_gpu) { print_plan_row("", "total on the host", arena->host_bytes, ""); }
+    print_memory_row("", arena->on_gpu ? "total on the GPU" : "total", arena->bytes, "  with alignment");
+    if (arena->on_gpu) { print_memory_row("", "total on the host", arena->host_bytes, ""); }
     printf("\nper parameter    %.2f bytes; %.2f of them do not depend on the micro-batch\n",
-           (double)arena->bytes / parameters, (double)arena_state_bytes(arena) / parameters);
+           (double)arena->bytes / parameters, (double)state / parameters);
     if (arena->on_gpu) {
-        printf("recompute        %s (%s)\n", recompute_name(run->model.settings.recompute),
-               run->placement.recompute_reason);
+        printf("recompute        %s (%s)\n", recompute_name(run->model->settings.recompute),
+               run->placement->recompute_reason);
     }
 }
 
 // One line for each memory that the plan knows.
-static inline void print_plan_verdict(const Run *run) {
+static inline void print_memory_verdict(const Setup *run) {
     MemoryRoom room = memory_room(run);
-    const Arena *arena = &run->arena;
+    const Arena *arena = run->arena;
     char needed[SIZE_TEXT], available[SIZE_TEXT], left[SIZE_TEXT];
     Error reason = {""};
     if (!arena_fits(arena, &room)) {
@@ -61,89 +55,307 @@ static inline void print_plan_verdict(const Run *run) {
         printf("fits             no: %s\n", reason.text);
         return;
     }
-    if (arena->on_gpu && room.gpu == 0) {
-        printf("fits             not known: there is no GPU here; --gpu-memory 80G plans for one that has 80 "
-               "GB\n");
-        return;
-    }
-    size_t bytes = arena->on_gpu ? arena->bytes : arena_host_bytes(arena);
-    size_t most = arena->on_gpu ? room.gpu : room.host;
+    size_t bytes = arena->bytes, most = arena->on_gpu ? room.gpu : room.host;
     if (most == 0) {
-        printf("fits             not known: this system does not say how much memory is free\n");
+        printf("fits             not known: %s\n",
+               arena->on_gpu ? "there is no GPU here; --gpu-memory 80G plans for one that has 80 GB"
+                             : "this system does not say how much memory is free");
         return;
     }
     printf("fits             yes: %s of the %s for this rank %s; %s are left\n", size_text(bytes, needed),
            size_text(most, available), arena->on_gpu ? "on the GPU" : "on this machine",
            size_text(most - bytes, left));
-    double together = (double)bytes * (double)run->options.ranks;
-    if (!arena->on_gpu && run->options.ranks > 1) {
+    double together = (double)bytes * (double)run->options->ranks;
+    if (!arena->on_gpu && run->options->ranks > 1) {
         printf("                 %lld ranks on this machine would need %s, which %s\n",
-               (long long)run->options.ranks, size_text((size_t)together, needed),
+               (long long)run->options->ranks, size_text((size_t)together, needed),
                together <= (double)most ? "fits, too" : "does not fit");
     }
-    Options with_blocks = run->options;
+    Options with_blocks = *run->options;
     printf("                 the largest micro-batch that fits is %lld",
-           (long long)fit_micro_batch(run, &room, &run->options));
+           (long long)fit_micro_batch(run, &room, run->options));
     if (fit_recompute(run, &with_blocks)) {
         printf(", with --recompute block %lld", (long long)fit_micro_batch(run, &room, &with_blocks));
     }
     printf("\n");
 }
 
-static inline void print_plan(const Run *run) {
-    int ranks = run->transport.size, threads = run->threads.threads;
-    printf("%s, %s, %d rank%s, micro-batch %d x %d, %s, %d thread%s: memory of one rank\n\n",
-           run->config.name, run->rule->name, ranks, ranks == 1 ? "" : "s", run->B, run->T,
-           run->placement.precision == PRECISION_BF16 ? "bf16" : "fp32", threads, threads == 1 ? "" : "s");
-    print_plan_table(run);
-    printf("device           %s\n", run->placement.device_reason);
-    if (run->options.sample_tokens > 0) {
+static inline void print_memory(const Setup *run) {
+    const Options *options = run->options;
+    int ranks = run->transport->size, threads = run->threads;
+    printf("%s, %s, %d rank%s, micro-batch %lld x %lld, %s, %d thread%s: memory of one rank\n\n",
+           run->config->name, options_rule(options)->name, ranks, ranks == 1 ? "" : "s",
+           (long long)options->micro_batch, (long long)options->seq_len,
+           run->placement->precision == PRECISION_BF16 ? "bf16" : "fp32", threads, threads == 1 ? "" : "s");
+    print_memory_table(run);
+    printf("device           %s\n", run->placement->device_reason);
+    if (options->sample_tokens > 0) {
         Arena after;
         Sampler sampler;
         char size[SIZE_TEXT];
         memset(&after, 0, sizeof after);
-        sampler_reserve(&sampler, &after, &run->config, threads);
+        sampler_reserve(&sampler, &after, run->config, threads);
         printf("sample           %s more of the host, on rank 0 while it writes one\n",
                size_text(after.bytes, size));
     }
-    print_plan_verdict(run);
+    print_memory_verdict(run);
 }
 
-// --fit
-static inline bool plan_fit(Run *run, Error *error) {
-    MemoryRoom room = memory_room(run);
-    if (!fit_options(run, &room, &run->options)) {
-        return error_set(error, room.gpu == 0 && room.host == 0
-                                    ? "--fit on: the memory is not known; --gpu-memory 80G plans for a GPU "
-                                      "that has 80 GB"
-                                    : "--fit on: no --micro-batch of this model fits into the memory");
+// ---------------------------------------------------------------------------------------
+// Time
+
+enum {
+    PLAN_COMMITS = 100,                            // that a recommended command trains for, at least
+    FASTER_LINES = 4,                              // at most
+    OPTION_SHELL_TEXT = 4 * sizeof(OptionText) + 3 // a quoted value
+};
+
+#define FASTER_LEAST 1.1 // a smaller gain is not worth a line
+
+// " --name value" for every option of the run's rule that is not as in `reference`, as in
+// a shell.
+static inline void print_options(FILE *file, const Options *options, const Options *reference) {
+    char value[OPTION_VALUE_SIZE], quoted[OPTION_SHELL_TEXT];
+    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
+        const OptionSpec *option = &option_table[i];
+        const char *rule = options_rule(options)->name;
+        bool ours = option->rules == NULL || option_list_names(option->rules, rule);
+        if (!ours || option_is_same(option, options, reference)) { continue; }
+        fprintf(file, " --%s %s", option->name,
+                text_for_shell(option_print_value(option, options, value), quoted, sizeof quoted));
     }
-    run->B = (int)run->options.micro_batch;
-    return true;
+}
+
+// A command that trains as the plan of this row. The options of plans, and the names of
+// one run's files, are not in it.
+static inline void print_command(const Setup *run, const ForecastRow *row) {
+    Options options = row->options, defaults;
+    options_defaults(&defaults);
+    options.ranks = defaults.ranks;
+    options.gpu_memory = defaults.gpu_memory;
+    memcpy(options.config, defaults.config, sizeof options.config);
+    memcpy(options.resume, defaults.resume, sizeof options.resume);
+    memcpy(options.out, defaults.out, sizeof options.out);
+    memcpy(options.trace, defaults.trace, sizeof options.trace);
+    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
+        if (option_table[i].group == GROUP_PLAN) { option_set_default(&option_table[i], &options); }
+    }
+    double least = PLAN_COMMITS * row->commit.micro_batches * setup_micro_batch_tokens(run);
+    if (options.epochs == 0 && (double)options.tokens < least) { options.tokens = (int64_t)ceil(least); }
+    defaults.rule = -1; // it is always named
+    printf("                 mpirun --bind-to none -np %d ./train_gpt", run->transport->size);
+    print_options(stdout, &options, &defaults);
+    printf("\n");
+}
+
+static inline void print_forecast_row(const ForecastRow *row, bool is_own) {
+    char rate[NUMBER_TEXT_SIZE], time[NUMBER_TEXT_SIZE], waiting[NUMBER_TEXT_SIZE], size[SIZE_TEXT],
+        sent[SIZE_TEXT];
+    const SimulatedCommit *commit = &row->commit;
+    const Rule *rule = options_rule(&row->options);
+    if (row->refused[0] != '\0') {
+        printf("%c %-17s not simulated: %s\n", is_own ? '*' : ' ', rule->name, row->refused);
+        return;
+    }
+    printf("%c %-17s %8s %8s %9.0f %% %9s %10s %10s%s%s\n", is_own ? '*' : ' ', rule->name,
+           human_milliseconds(1e3 * commit->seconds, time), human_count(row->tokens_per_second, rate),
+           100 * commit->computing / commit->seconds, human_milliseconds(1e3 * commit->waiting, waiting),
+           size_text((size_t)commit->bytes_outside, sent), size_text(row->bytes, size),
+           rule->kind == RULE_LOCAL ? "  per inner step" : "", row->fits ? "" : "  does not fit");
+}
+
+static inline void print_recommendation(const Setup *run, const Forecast *forecast) {
+    const ForecastRow *own = &forecast->rows[forecast->own];
+    char text[NUMBER_TEXT_SIZE];
+    if (forecast->recommended < 0) {
+        printf("recommended      none: %s\n",
+               own->refused[0] != '\0' ? own->refused : "no rule fits into the memory");
+        return;
+    }
+    const ForecastRow *best = &forecast->rows[forecast->recommended];
+    printf("recommended      %s: %s tokens/s, %.0f %% of the time computing\n",
+           options_rule(&best->options)->name, human_count(best->tokens_per_second, text),
+           100 * best->commit.computing / best->commit.seconds);
+    print_command(run, best);
+    if (forecast->committing < 0 || forecast->committing == forecast->recommended) { return; }
+    const ForecastRow *other = &forecast->rows[forecast->committing];
+    printf("or               %s, the fastest in which all ranks make every step together: %s tokens/s\n",
+           options_rule(&other->options)->name, human_count(other->tokens_per_second, text));
+    print_command(run, other);
+}
+
+// What would make the run faster, and how many updates the same tokens then give. At most
+// one line is about local steps, unless the run makes them itself. Returns the lines for
+// --json.
+static inline json_t *print_faster(const Forecast *forecast) {
+    const ForecastRow *own = &forecast->rows[forecast->own];
+    bool told[RULE_COUNT + FORECAST_VARIANTS] = {false};
+    bool local_told = options_rule(&own->options)->kind == RULE_LOCAL, local_run = local_told;
+    json_t *lines = json_array();
+    printf("faster           by a simulation that fits this run, the same tokens would take:\n");
+    for (int line = 0; line < FASTER_LINES; line++) {
+        const ForecastRow *best = own;
+        for (int i = 0; i < forecast->count; i++) {
+            const ForecastRow *row = &forecast->rows[i];
+            bool local = options_rule(&row->options)->kind == RULE_LOCAL && !local_run;
+            bool open = !told[i] && forecast_is_possible(row) && !(local && local_told);
+            if (open && row->tokens_per_second > best->tokens_per_second) { best = row; }
+        }
+        double gain = best->tokens_per_second / own->tokens_per_second;
+        double updates = own->commit.micro_batches / best->commit.micro_batches;
+        if (!(gain > FASTER_LEAST)) { break; }
+        bool local = options_rule(&best->options)->kind == RULE_LOCAL;
+        told[best - forecast->rows] = true;
+        local_told = local_told || local;
+        char *options = NULL, factor[NUMBER_TEXT_SIZE + 8];
+        size_t length = 0;
+        FILE *memory = open_memstream(&options, &length);
+        if (memory == NULL) { break; }
+        print_options(memory, &best->options, &own->options);
+        fclose(memory);
+        snprintf(factor, sizeof factor, "%.2g times ", updates);
+        printf("                 %3.0f %% of the time with%s, %sas many updates%s\n", 100 / gain, options,
+               fabs(updates - 1) < 0.01 ? "" : factor, local ? ", which each rank makes by itself" : "");
+        json_array_append_new(lines, json_pack("{s:s, s:o, s:o}", "options", options + 1, "speedup",
+                                               log_real(gain), "updates", log_real(updates)));
+        free(options);
+    }
+    if (json_array_size(lines) == 0) { printf("                 nothing that was tried saves a tenth\n"); }
+    return lines;
+}
+
+static inline json_t *forecast_as_json(const Setup *run, const Forecast *forecast) {
+    const Machine *machine = &forecast->machine;
+    json_t *rows = json_array();
+    for (int i = 0; i < RULE_COUNT; i++) {
+        const ForecastRow *row = &forecast->rows[i];
+        const SimulatedCommit *commit = &row->commit;
+        if (row->refused[0] != '\0') { continue; }
+        json_array_append_new(
+            rows, json_pack("{s:s, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:I, s:b}", "rule", RULES[i].rule->name,
+                            "departs", RULES[i].rule->departs, "commit_ms", log_real(1e3 * commit->seconds),
+                            "tokens_per_second", log_real(row->tokens_per_second), "computing",
+                            log_real(commit->computing / commit->seconds), "waiting_ms",
+                            log_real(1e3 * commit->waiting), "micro_batches", log_real(commit->micro_batches),
+                            "host_bytes", log_real(commit->bytes_outside), "memory_bytes",
+                            (json_int_t)row->bytes, "fits", (int)row->fits));
+    }
+    int best = forecast->recommended;
+    return json_pack("{s:s, s:i, s:i, s:o, s:o, s:o, s:o, s:o}", "rule", RULES[forecast->own].rule->name,
+                     "ranks", run->transport->size, "hosts", run->transport->hosts.hosts, "micro_batch_ms",
+                     log_real(1e3 * machine->micro_batch), "host_bytes_per_second",
+                     log_real(machine->host.bytes_per_second), "host_latency",
+                     log_real(machine->host.latency), "recommended",
+                     best >= 0 ? json_string(RULES[best].rule->name) : json_null(), "rules", rows);
+}
+
+// Prints what the run and its alternatives would take, and writes it to --json. like: the
+// run of --like, or NULL. again: the plan is for that very run, whose log tells how fast
+// its network is.
+static inline bool plan_time(const Setup *run, const LikeRun *like, bool again, Error *error) {
+    const Options *options = run->options;
+    double tokens = setup_micro_batch_tokens(run);
+    char reason[RULE_TEXT], text[NUMBER_TEXT_SIZE];
+    Machine machine = machine_of_setup(run, like == NULL ? micro_batch_seconds(run, reason) : 0);
+    if (like != NULL) {
+        like_set_machine(like, tokens, again, &machine);
+        snprintf(reason, sizeof reason, "as in %.200s%s", options->like,
+                 tokens != like->tokens ? ", in proportion to its tokens" : "");
+    }
+    if (isnan(machine.micro_batch)) {
+        printf("time             not known: a micro-batch cannot be measured here; give --compute-ms, or "
+               "--like and a run\n");
+        return options->json[0] == '\0' ||
+               error_set(error, "--json: there are no times to write, because what a micro-batch takes is "
+                                "not known: give --compute-ms or --like");
+    }
+    Forecast *forecast = (Forecast *)malloc(sizeof *forecast);
+    if (forecast == NULL) { return error_set(error, "no memory for a forecast"); }
+    if (again) { forecast_fit(run, &machine, like->tokens_per_second); }
+    forecast_make(run, &machine, again, forecast);
+    printf("\ntime             a micro-batch takes a rank %s (%s)\n",
+           human_milliseconds(1e3 * machine.micro_batch, text), reason);
+    printf("                 a host sends %s bits a second to the others, a message takes %g us%s\n\n",
+           human_count(machine.host.bytes_per_second * 8, text), 1e6 * machine.host.latency,
+           again ? " (so that the simulation of that run takes as long as it took)" : "");
+    printf("  %-17s %8s %8s %11s %9s %10s %10s\n", "rule", "commit", "tokens/s", "computing", "waiting",
+           "host sends", "memory");
+    for (int i = 0; i < RULE_COUNT; i++) { print_forecast_row(&forecast->rows[i], i == forecast->own); }
+    printf("\n* is the rule asked for.\n");
+    print_recommendation(run, forecast);
+    json_t *object = forecast_as_json(run, forecast);
+    if (again && forecast_is_possible(&forecast->rows[forecast->own])) {
+        json_object_set_new(object, "faster", print_faster(forecast));
+    }
+    bool written = options->json[0] == '\0' ||
+                   json_dump_file(object, options->json, JSON_INDENT(1) | JSON_REAL_PRECISION(9)) == 0 ||
+                   error_set(error, "--json %.300s cannot be written: %s", options->json, strerror(errno));
+    json_decref(object);
+    free(forecast);
+    return written;
+}
+
+// ---------------------------------------------------------------------------------------
+// The command
+
+static inline bool plan_check_like(const Setup *run, const LikeRun *like, Error *error) {
+    const char *name = run->options->like;
+    if (like->parameters != (double)run->table->parameter_count) {
+        return error_set(error,
+                         "--like %.300s: that run trained a model of %.0f parameters, this plan is for %zu",
+                         name, like->parameters, run->table->parameter_count);
+    }
+    return like->on_gpu == run->placement->on_gpu ||
+           error_set(error, "--like %.300s: that run computed on %s, this plan is for %s", name,
+                     like->on_gpu ? "a GPU" : "CPUs",
+                     run->placement->on_gpu ? "a GPU" : "CPUs: --gpu-memory plans for a GPU elsewhere");
 }
 
 static inline int command_plan(Run *run) {
     Options *options = &run->options;
+    Transport *transport = &run->transport;
     Error error = {""};
-    int per_host = options->ranks_per_host > 0 ? (int)options->ranks_per_host : 1;
-    transport_open_supposed(&run->transport, (int)options->ranks, per_host);
+    LikeRun like;
+    bool has_like = options->like[0] != '\0', own_ranks = has_like && options->ranks == 1;
+    int per_host = 1;
+    if (has_like && !like_read(options->like, &like, &error)) { exit_user_mistake(&error); }
+    if (own_ranks) {
+        options->ranks = like.ranks;
+        bool emulated = options_emulate_link(options) && like.ranks_of_host == like.ranks;
+        per_host = emulated ? 1 : like.ranks_of_host; // ranks with an emulated link count as hosts
+    }
+    if (options->ranks_per_host > 0) { per_host = (int)options->ranks_per_host; }
+    transport_open_supposed(transport, (int)options->ranks, per_host);
     launch_threads(1, (int)options->threads, &run->threads);
-    Options asked = *options; // before rates are chosen
-    bool good = options_check_rank_list_length(options, run->transport.size, &error) &&
-                options_check_slow_rank(options, run->transport.size, &error) && choose_model(run, &error) &&
-                choose_rates(run, &error) &&
-                placement_choose_device(&run->placement, options, 0, true, &error) &&
-                placement_choose_precision(&run->placement, options, &error);
+    bool good = options_check_rank_list_length(options, transport->size, &error) &&
+                options_check_slow_rank(options, transport->size, &error) && choose_model(run, &error);
+    Options asked = *options; // rates are only checked: a recommended command has those that were given
+    good = good && choose_rates(run, &error) &&
+           placement_choose_device(&run->placement, options, 0, true, &error) &&
+           placement_choose_precision(&run->placement, options, &error);
     if (!good) { exit_user_mistake(&error); }
-    placement_choose_exchange(&run->placement, options, &run->transport);
+    *options = asked;
+    placement_choose_exchange(&run->placement, options, transport);
     placement_plan_gpu_exchange(&run->placement, options);
-    if ((options->fit && !plan_fit(run, &error)) || !reserve_memory(run, &error)) {
+    Setup setup = setup_of_run(run);
+    MemoryRoom room = memory_room(&setup);
+    bool alone = transport->size == 1, again = own_ranks && options->host_mbit == 0;
+    if (options->json[0] != '\0' && alone) {
+        error_set(&error, "--json has the times of exchanges: give --ranks 2 or more");
+    } else if (options->fit && !fit_options(&setup, &room, options)) {
+        error_set(&error, room.gpu == 0 && room.host == 0
+                              ? "--fit on: the memory is not known; --gpu-memory 80G plans for a GPU that "
+                                "has 80 GB"
+                              : "--fit on: no --micro-batch of this model fits into the memory");
+    }
+    if (error_is_set(&error) || (has_like && !plan_check_like(&setup, &like, &error)) ||
+        !reserve_memory(&setup, &error)) {
         exit_user_mistake(&error);
     }
-    print_plan(run);
-    if (run->transport.size > 1 && !plan_time(run, &asked, &error)) { exit_user_mistake(&error); }
+    print_memory(&setup);
+    if (!alone && !plan_time(&setup, has_like ? &like : NULL, again, &error)) { exit_user_mistake(&error); }
     fragments_free(&run->scheduler);
-    transport_close(&run->transport);
+    transport_close(transport);
     parameter_table_free(&run->table);
     free(run->decay_ranges);
     return 0;

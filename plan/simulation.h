@@ -1,23 +1,23 @@
 // simulation.h: how long an update rule takes on machines that need not exist.
 //
 // The rule itself runs: its page and the scheduler's verbs, line by line. Only its two
-// streams are simulated (StreamSimulator, runtime/device.h). Instead of running a task, the
-// simulator adds what the task would take (machine.h) to a clock; where the host would wait
-// for an event, the host's clock jumps. So the simulator knows no rule. It knows the eight
-// kinds of tasks that streams are given, and what one stream waits for inside a task of the
-// other, which are H6 and H7 of scheduler.h:
+// streams are simulated (StreamSimulator, runtime/device.h). Instead of running a task,
+// the simulator adds the task's cost (machine.h) to a clock; where the host would wait
+// for an event, the host's clock jumps. So the simulator knows no rule. It knows the
+// eight kinds of tasks that streams are given, and what a task of one stream waits for in
+// the other, which is H6 and H7 of scheduler.h:
 //
 //   compute         | forward, where parameters have arrived | backward, layer after layer |
 //   communication   ... gather, bucket after bucket |        reduce, bucket after bucket .. |
 //
-// One host thread stands for all ranks, which run the same lines in the same order. Where
-// ranks differ, every rank has clocks of its own for host and compute. There is one clock of
-// communication, because an exchange ends on all ranks when the last of them has begun and
-// the data have arrived. With --accumulate auto a rank whose job has ended leaves the
+// One host thread stands for all ranks, which run the same lines in the same order. If
+// ranks differ, each rank has clocks of its own for host and compute. There is one clock
+// of communication, because an exchange ends on all ranks when the last of them has begun
+// and the data have arrived. With --accumulate auto a rank whose job has ended leaves the
 // remaining micro-batches of the round to the others.
 //
-// What is not simulated: traffic of others on the links, files, validation, and ranks of one
-// host that get in each other's way (their micro-batches are measured together).
+// Not simulated: other traffic on the links, files, validation, and ranks of one host
+// that compete for its cores (their micro-batches are measured together).
 #ifndef ACCO_PLAN_SIMULATION_H
 #define ACCO_PLAN_SIMULATION_H
 
@@ -29,22 +29,22 @@ typedef struct Simulation {
     const Machine *machine;
     Scheduler *scheduler;
     StreamSimulator simulator;
-    int ranks, width; // width: ranks that are told apart; 1 where all are alike
+    int ranks, width; // width: how many ranks have clocks of their own; 1 if all are alike
     Random random;
     // (width) each. Times are in seconds since the start.
     double *host, *compute; // when they are free again
-    double *computed;       // when the latest recording of that event happens
+    double *computed;       // when the event of the latest recording happens
     double *useful;         // seconds of computation so far
     double *busy;           // the same, with what exchanges beside it have taken
     bool *joins;            // takes part in the next micro-batch
-    // Of communication, the same on all ranks.
+    // The communication stream, the same on all ranks.
     double communication; // when it is free again
     double stepped, communicated;
     bool hides; // compute goes on beside a job
     // The part of an exchange that runs beside what is computed next.
-    double beside_began, beside_ended, beside_taken; // the latter: of every second of compute
-    // Of the latest micro-batch of a round that a job follows, on the slowest rank: when the
-    // backward pass began and ended.
+    double beside_began, beside_ended, beside_taken; // the latter: the share of a second of compute
+    // When the backward pass of the latest micro-batch began and ended, on the slowest
+    // rank.
     double backward_began, backward_ended;
     double *arrivals;     // (layout.cells): when the latest gather brought each bucket
     size_t arrival_cells; // of a bucket; 0: everything is there
@@ -62,7 +62,7 @@ static inline double simulation_latest(const Simulation *simulation, const doubl
     return latest;
 }
 
-// When computation that begins at `start` and would take so many seconds ends, beside an
+// When computation ends that begins at `start` and would take `seconds` alone, beside an
 // exchange that takes a part of every second.
 static inline double simulation_beside(const Simulation *simulation, double start, double seconds) {
     double began = simulation->beside_began, ended = simulation->beside_ended,
@@ -73,7 +73,7 @@ static inline double simulation_beside(const Simulation *simulation, double star
     return left <= possible ? from + left / speed : ended + (left - possible);
 }
 
-// Every rank computes for so many seconds.
+// Every rank computes for `seconds`.
 static inline void simulation_compute(Simulation *simulation, double seconds) {
     for (int i = 0; i < simulation->width; i++) {
         double start = fmax(simulation->host[i], simulation->compute[i]);
@@ -83,18 +83,8 @@ static inline void simulation_compute(Simulation *simulation, double seconds) {
     }
 }
 
-static inline double simulation_micro_batch_seconds(Simulation *simulation, int rank) {
-    const Machine *machine = simulation->machine;
-    double seconds = machine->micro_batch;
-    if (machine->variation > 0) {
-        seconds *= fmax(1 + machine->variation * random_normal(&simulation->random), 0.1);
-    }
-    if (rank == machine->slow_rank) { seconds += machine->slow_seconds; }
-    return machine->slowness != NULL ? seconds * machine->slowness[rank] : seconds;
-}
-
-// The share of a pass that layers [first, last) have, in proportion to their parameters. The
-// head, whose matrix is the token embedding, comes after the last layer.
+// The share of a pass that layers [first, last) have, in proportion to their parameters.
+// The head, whose matrix is the token embedding, comes after the last layer.
 static inline double simulation_share(const Simulation *simulation, int first, int last, bool head) {
     const Problem *problem = &simulation->scheduler->problem;
     double layers = (double)(problem->layer_begins[last] - problem->layer_begins[first]);
@@ -109,26 +99,21 @@ static inline double simulation_need(const Simulation *simulation, double now, s
     return fmax(now, simulation->arrivals[cell / simulation->arrival_cells]);
 }
 
-// When a micro-batch that begins at `start` has ended its forward pass.
+// When a micro-batch that begins at `start` has ended its forward pass: one step, or one
+// for each layer if parameters are still to arrive.
 static inline double simulation_forward(const Simulation *simulation, double start, double seconds,
                                         double *busy) {
     const Problem *problem = &simulation->scheduler->problem;
-    int layers = problem->layer_count;
-    if (simulation->arrival_cells == 0 || layers == 0) {
-        double now = simulation_need(simulation, start, problem->parameter_count);
-        double end = simulation_beside(simulation, now, seconds);
-        *busy += end - now;
-        return end;
-    }
-    double now = simulation_need(simulation, start, problem->layer_begins[0]);
-    for (int l = 0; l < layers; l++) {
-        now = simulation_need(simulation, now, problem->layer_begins[l + 1]);
-        bool last = l == layers - 1;
-        if (last) { now = simulation_need(simulation, now, problem->parameter_count); }
-        double end =
-            simulation_beside(simulation, now, seconds * simulation_share(simulation, l, l + 1, last));
-        *busy += end - now;
-        now = end;
+    bool waits = simulation->arrival_cells > 0 && problem->layer_count > 0;
+    int steps = waits ? problem->layer_count : 1;
+    double now = start;
+    for (int l = 0; l < steps; l++) {
+        bool last = l == steps - 1;
+        size_t end_of_layer = last ? problem->parameter_count : problem->layer_begins[l + 1];
+        double share = waits ? simulation_share(simulation, l, l + 1, last) : 1;
+        double began = simulation_need(simulation, now, end_of_layer);
+        now = simulation_beside(simulation, began, seconds * share);
+        *busy += now - began;
     }
     return now;
 }
@@ -139,11 +124,17 @@ static inline void simulation_micro_batch(Simulation *simulation) {
     Scheduler *s = simulation->scheduler;
     const Machine *machine = simulation->machine;
     int stand_for = simulation->ranks / simulation->width;
+    bool beside_estimate = s->job_in_flight && s->job.kind == ESTIMATE && machine->estimate_counts != NULL;
+    const double *counts = beside_estimate ? machine->estimate_counts : machine->counts;
     simulation->backward_began = simulation->backward_ended = 0;
     for (int i = 0; i < simulation->width; i++) {
         if (!simulation->joins[i]) { continue; }
-        double count = machine->counts != NULL ? machine->counts[i] : 1;
-        double seconds = count * simulation_micro_batch_seconds(simulation, i);
+        double count = counts != NULL ? counts[i] : 1, seconds = machine->micro_batch;
+        if (machine->variation > 0) {
+            seconds *= fmax(1 + machine->variation * random_normal(&simulation->random), 0.1);
+        }
+        if (i == machine->slow_rank) { seconds += machine->slow_seconds; }
+        seconds *= count * (machine->slowness != NULL ? machine->slowness[i] : 1);
         double start = fmax(simulation->host[i], simulation->compute[i]);
         double middle = simulation_forward(simulation, start, seconds * FORWARD_SHARE, &simulation->busy[i]);
         double end = simulation_beside(simulation, middle, seconds * (1 - FORWARD_SHARE));
@@ -182,9 +173,15 @@ static inline double simulation_work(const Simulation *simulation, double work) 
 // Adds an exchange of so many cells to a clock; its work, to *work.
 static inline double simulation_exchange(Simulation *simulation, const Collective *collective, bool gather,
                                          size_t cells, double now, double *work) {
+    const Machine *machine = simulation->machine;
+    const Job *job = &simulation->scheduler->job;
     double own = (double)(cells * collective->layout->piece);
-    ExchangeCost cost = machine_exchange(simulation->machine, simulation->scheduler->transport, own,
-                                         collective->wire, gather);
+    ExchangeCost cost =
+        machine_exchange(machine, simulation->scheduler->transport, own, collective->wire, gather);
+    if (machine->measured_exchange != NULL) {
+        cost.seconds = machine->measured_exchange[job->wire] / 2 * own / (double)layout_shard(&job->layout);
+        cost.work = 0;
+    }
     simulation->bytes_outside += cost.bytes;
     *work += cost.work;
     return now + cost.seconds + simulation_work(simulation, cost.work);
@@ -262,20 +259,6 @@ static inline void simulation_run_beside(Simulation *simulation, double began, d
                       : 0;
 }
 
-// The backward pass took longer, because gradients were sent beside it.
-static inline double simulation_stretch_backward(Simulation *simulation, double work, double hidden,
-                                                 double reduced) {
-    const Machine *machine = simulation->machine;
-    double part = reduced > 0 ? hidden / reduced : 0;
-    double longer = machine->taken_of_work * work * part + machine->taken_of_time * hidden;
-    simulation->backward_ended += longer;
-    for (int i = 0; i < simulation->width; i++) {
-        simulation->compute[i] += longer;
-        simulation->busy[i] += longer;
-    }
-    return longer;
-}
-
 // job_task
 static inline void simulation_job(Simulation *simulation) {
     Scheduler *s = simulation->scheduler;
@@ -283,7 +266,17 @@ static inline void simulation_job(Simulation *simulation) {
     double began = fmax(simulation->communication, simulation_latest(simulation, simulation->host));
     double work = 0, hidden = 0, sent = simulation->bytes_outside;
     double now = simulation_reduce(simulation, began, &work, &hidden);
-    if (hidden > 0 && simulation_stretch_backward(simulation, work, hidden, now - began) > 0) {
+    // The backward pass takes longer, because gradients are sent beside it; so they are
+    // ready later.
+    double longer = hidden > 0 ? simulation->machine->taken_of_work * work * hidden / (now - began) +
+                                     simulation->machine->taken_of_time * hidden
+                               : 0;
+    if (longer > 0) {
+        simulation->backward_ended += longer;
+        for (int i = 0; i < simulation->width; i++) {
+            simulation->compute[i] += longer;
+            simulation->busy[i] += longer;
+        }
         simulation->bytes_outside = sent;
         work = 0;
         now = simulation_reduce(simulation, began, &work, &hidden);
@@ -317,14 +310,6 @@ static inline void simulation_job_gather(Simulation *simulation) {
 // ---------------------------------------------------------------------------------------
 // What the streams are given
 
-static inline void simulation_inner_step(Simulation *simulation) {
-    Scheduler *s = simulation->scheduler;
-    simulation_compute(simulation, machine_pass(simulation->machine, (double)s->problem.parameter_count,
-                                                PASS_SQUARE + PASS_ADAMW + PASS_CLEAR));
-    s->tally.micro_batches += s->local.tally_before.micro_batches;
-    s->optimizer.commits++;
-}
-
 // StreamSimulator::run
 static inline void simulation_run(void *self, Stream *stream, StreamTask task, void *context) {
     Simulation *simulation = (Simulation *)self;
@@ -350,7 +335,11 @@ static inline void simulation_run(void *self, Stream *stream, StreamTask task, v
         double bytes = work->out == NULL ? PASS_CLEAR : PASS_MOVE;
         simulation_compute(simulation, machine_pass(machine, (double)layout_padded(&s->layout), bytes));
     } else if (task == inner_step_task) {
-        simulation_inner_step(simulation);
+        double parameters = (double)s->problem.parameter_count;
+        simulation_compute(simulation,
+                           machine_pass(machine, parameters, PASS_SQUARE + PASS_ADAMW + PASS_CLEAR));
+        s->tally.micro_batches += s->local.tally_before.micro_batches;
+        s->optimizer.commits++;
     } else {
         assert(task == fragment_task && "a task that the simulation does not know");
         const FragmentWork *work = (const FragmentWork *)context;
@@ -400,17 +389,17 @@ static inline void simulation_wait(void *self, Event *event) {
 // ---------------------------------------------------------------------------------------
 // A whole run
 
-// In seconds: per commit, of a local rule per inner step.
+// Per commit, for a local rule per inner step.
 typedef struct SimulatedCommit {
     double seconds;
-    double computing;     // of them, what computation alone would take; of the mean rank
-    double waiting;       // in which it does not compute
+    double computing;     // what computation alone would take; the mean over the ranks
+    double waiting;       // in which a rank does not compute
     double micro_batches; // of all ranks
     double bytes_outside; // that a host sends to the others
 } SimulatedCommit;
 
-// Prepares a scheduler that scheduler_reserve has planned for a supposed transport. False: no
-// memory.
+// Prepares a scheduler that scheduler_reserve has planned for a supposed transport.
+// False: no memory.
 static inline bool simulation_open(Simulation *simulation, Scheduler *scheduler, const Machine *machine) {
     assert(machine->host.bytes_per_second > 0 && machine->inside.bytes_per_second > 0 && // and no NaN
            machine->memory_bytes_per_second > 0 && machine->exchange_bytes_per_second > 0 &&
@@ -423,24 +412,26 @@ static inline bool simulation_open(Simulation *simulation, Scheduler *scheduler,
                  machine->counts == NULL;
     simulation->width = alike ? 1 : simulation->ranks;
     simulation->random.state = 1;
-    StreamSimulator simulator = {simulation, simulation_run, simulation_record, simulation_has_happened,
-                                 simulation_wait};
+    StreamSimulator simulator = {.self = simulation,
+                                 .run = simulation_run,
+                                 .record = simulation_record,
+                                 .has_happened = simulation_has_happened,
+                                 .wait = simulation_wait};
     simulation->simulator = simulator;
     size_t width = (size_t)simulation->width;
-    simulation->host = (double *)calloc(width, sizeof(double));
-    simulation->compute = (double *)calloc(width, sizeof(double));
-    simulation->computed = (double *)calloc(width, sizeof(double));
-    simulation->useful = (double *)calloc(width, sizeof(double));
-    simulation->busy = (double *)calloc(width, sizeof(double));
+    double *clocks = simulation->host = (double *)calloc(5 * width, sizeof(double));
     simulation->joins = (bool *)calloc(width, sizeof(bool));
     simulation->arrivals = (double *)calloc(scheduler->layout.cells, sizeof(double));
     scheduler->compute = (Stream *)calloc(1, sizeof(Stream));
     scheduler->communication = (Stream *)calloc(1, sizeof(Stream));
-    if (!simulation->host || !simulation->compute || !simulation->computed || !simulation->useful ||
-        !simulation->busy || !simulation->joins || !simulation->arrivals || !scheduler->compute ||
-        !scheduler->communication) {
+    if (clocks == NULL || simulation->joins == NULL || simulation->arrivals == NULL ||
+        scheduler->compute == NULL || scheduler->communication == NULL) {
         return false;
     }
+    simulation->compute = clocks + width;
+    simulation->computed = clocks + 2 * width;
+    simulation->useful = clocks + 3 * width;
+    simulation->busy = clocks + 4 * width;
     for (int i = 0; i < simulation->width; i++) { simulation->joins[i] = true; }
     scheduler->compute->simulator = scheduler->communication->simulator = &simulation->simulator;
     scheduler->computed = event_create();
@@ -454,11 +445,7 @@ static inline bool simulation_open(Simulation *simulation, Scheduler *scheduler,
 
 static inline void simulation_close(Simulation *simulation) {
     Scheduler *s = simulation->scheduler;
-    free(simulation->host);
-    free(simulation->compute);
-    free(simulation->computed);
-    free(simulation->useful);
-    free(simulation->busy);
+    free(simulation->host); // with the other clocks
     free(simulation->joins);
     free(simulation->arrivals);
     free(s->compute);
@@ -484,9 +471,11 @@ static inline double simulation_mean(const Simulation *simulation, const double 
 static inline SimulatedCommit simulation_totals(const Simulation *simulation) {
     double now = fmax(simulation_latest(simulation, simulation->host),
                       simulation_latest(simulation, simulation->compute));
-    SimulatedCommit totals = {now, simulation_mean(simulation, simulation->useful),
-                              now - simulation_mean(simulation, simulation->busy), simulation->micro_batches,
-                              simulation->bytes_outside};
+    SimulatedCommit totals = {.seconds = now,
+                              .computing = simulation_mean(simulation, simulation->useful),
+                              .waiting = now - simulation_mean(simulation, simulation->busy),
+                              .micro_batches = simulation->micro_batches,
+                              .bytes_outside = simulation->bytes_outside};
     return totals;
 }
 
@@ -497,14 +486,15 @@ static inline int simulation_calls(const Simulation *simulation) {
     return simulation->machine->variation > 0 ? 4 * SIMULATION_CALLS : SIMULATION_CALLS;
 }
 
-// How many micro-batches, of all ranks that are told apart, it would simulate.
+// How many micro-batches it would simulate, of all ranks that have clocks of their own.
 static inline double simulation_length(const Simulation *simulation) {
     const SchedulerSettings *settings = &simulation->scheduler->settings;
     double steps = settings->kind == RULE_LOCAL ? (double)settings->steps / settings->fragments : 1;
     return 2.0 * simulation_calls(simulation) * steps * settings->micro_batches * simulation->width;
 }
 
-// Lets the rule make commits until they repeat, and returns the mean of those that follow.
+// Lets the rule make commits until they repeat, and returns the mean of those that
+// follow.
 static inline SimulatedCommit simulation_of_rule(Simulation *simulation, const Rule *rule) {
     Scheduler *s = simulation->scheduler;
     bool local = rule->kind == RULE_LOCAL;
@@ -521,10 +511,11 @@ static inline SimulatedCommit simulation_of_rule(Simulation *simulation, const R
     for (int i = 0; i < calls; i++) { rule->commit(s); }
     SimulatedCommit after = simulation_totals(simulation);
     commits += (double)s->optimizer.commits;
-    SimulatedCommit mean = {
-        (after.seconds - before.seconds) / commits, (after.computing - before.computing) / commits,
-        (after.waiting - before.waiting) / commits, (after.micro_batches - before.micro_batches) / commits,
-        (after.bytes_outside - before.bytes_outside) / commits};
+    SimulatedCommit mean = {.seconds = (after.seconds - before.seconds) / commits,
+                            .computing = (after.computing - before.computing) / commits,
+                            .waiting = (after.waiting - before.waiting) / commits,
+                            .micro_batches = (after.micro_batches - before.micro_batches) / commits,
+                            .bytes_outside = (after.bytes_outside - before.bytes_outside) / commits};
     return mean;
 }
 

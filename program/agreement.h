@@ -48,47 +48,21 @@ static inline void agree_or_exit(Run *run, int exit_code, const Error *error) {
     exit(bad.exit_code);
 }
 
-// Ends all ranks where one was started with another command than rank 0.
-static inline void agree_on_command(Run *run) {
-    Transport *transport = &run->transport;
-    Error error = {""};
-    int32_t mine = (int32_t)run->options.command;
-    int32_t *all = (int32_t *)transport_collect_records(transport, "commands", &mine, sizeof mine);
-    if (mine != all[0]) {
-        error_set(&error, "rank %d was started with the command %s and rank 0 with %s: start all ranks alike",
-                  transport->rank, command_names()[mine], command_names()[all[0]]);
-    }
-    free(all);
-    agree_or_exit(run, error_is_set(&error) ? EXIT_USER_MISTAKE : 0, &error);
-}
-
 // ---------------------------------------------------------------------------------------
 // Exchanging facts
 
 // Waits until rank 0 has done something that takes longer than any message. Rank 0 itself
-// waits no longer than usual, so that the job ends when another rank is gone meanwhile.
+// waits no longer than usual, so that the run ends if another rank dies meanwhile.
 // operation: a literal, for messages.
-static inline void wait_for_rank_zero(Run *run, const char *operation) {
-    Transport *transport = &run->transport;
-    double timeout_seconds = transport->timeout_seconds;
-    if (!run_is_main(run)) { transport->timeout_seconds = 1e6; }
-    transport_barrier(transport, operation); // sleeps while it waits
-    transport->timeout_seconds = timeout_seconds;
+static inline void wait_for_rank_zero(Transport *transport, const char *operation) {
+    transport_barrier_patiently(transport, operation, transport->rank == 0 ? 0 : 1e6);
 }
 
 // Overwrites `bytes` (count) on all ranks with those of rank 0.
-static inline void share_from_rank_zero(Run *run, void *bytes, size_t count) {
-    void *all = transport_collect_records(&run->transport, "sharing", bytes, count);
+static inline void share_from_rank_zero(Transport *transport, void *bytes, size_t count) {
+    void *all = transport_collect_records(transport, "sharing", bytes, count);
     memcpy(bytes, all, count);
     free(all);
-}
-
-// All ranks: the mean of what each of them gives.
-static inline double mean_over_ranks(Transport *transport, double value) {
-    double sum = 0, *all = (double *)transport_collect_records(transport, "means", &value, sizeof value);
-    for (int rank = 0; rank < transport->size; rank++) { sum += all[rank]; }
-    free(all);
-    return sum / transport->size;
 }
 
 // Continues a hash. Every part but the last must be a multiple of 4 bytes.
@@ -110,15 +84,6 @@ static inline json_t *common_options(const Options *options) {
     return object;
 }
 
-static inline uint64_t hash_options(const Options *options) {
-    json_t *object = common_options(options);
-    char *text = json_dumps(object, JSON_COMPACT | JSON_SORT_KEYS);
-    uint64_t hash = hash_bytes(text, strlen(text));
-    free(text);
-    json_decref(object);
-    return hash;
-}
-
 // What every rank tells the others at the start.
 typedef struct Hello {
     uint64_t options_hash;
@@ -127,52 +92,41 @@ typedef struct Hello {
     char interfaces[96]; // of its host: launch_interfaces
 } Hello;
 
-// Ends all ranks, of which some have other options than rank 0: names the first option.
-static inline void refuse_other_options(Run *run, const Hello *hellos) {
-    Options *first = (Options *)malloc(sizeof *first);
-    Error error = {""};
-    assert(first != NULL);
-    *first = run->options;
-    share_from_rank_zero(run, first, sizeof *first);
-    json_t *mine = common_options(&run->options), *theirs = common_options(first);
-    for (int i = 0; i < OPTION_COUNT_OF_TABLE && !error_is_set(&error); i++) {
+// error <- the first option that differs from rank 0's, if there is one. hellos (size).
+static inline void compare_options(const Options *mine, const Options *first, int rank, const Hello *hellos,
+                                   Error *error) {
+    json_t *here = common_options(mine), *there = common_options(first);
+    for (int i = 0; i < OPTION_COUNT_OF_TABLE && !error_is_set(error); i++) {
         const char *name = option_table[i].name;
-        const json_t *here = json_object_get(mine, name), *there = json_object_get(theirs, name);
-        char here_text[64], there_text[64];
-        if (here == NULL || json_equal(here, there)) { continue; }
-        char *here_value = json_dumps(here, JSON_ENCODE_ANY),
-             *there_value = json_dumps(there, JSON_ENCODE_ANY);
-        error_set(&error,
+        const json_t *my_value = json_object_get(here, name), *first_value = json_object_get(there, name);
+        char my_text[64], first_text[64];
+        if (my_value == NULL || json_equal(my_value, first_value)) { continue; }
+        char *my_json = json_dumps(my_value, JSON_ENCODE_ANY),
+             *first_json = json_dumps(first_value, JSON_ENCODE_ANY);
+        error_set(error,
                   "rank %d on %s was started with other options than rank 0 on %s: --%s is %s instead of %s",
-                  run->transport.rank, hellos[run->transport.rank].host, hellos[0].host, name,
-                  text_excerpt(here_value, here_text), text_excerpt(there_value, there_text));
-        free(here_value);
-        free(there_value);
+                  rank, hellos[rank].host, hellos[0].host, name, text_excerpt(my_json, my_text),
+                  text_excerpt(first_json, first_text));
+        free(my_json);
+        free(first_json);
     }
-    agree_or_exit(run, error_is_set(&error) ? EXIT_USER_MISTAKE : 0, &error);
-    json_decref(mine);
-    json_decref(theirs);
-    free(first);
+    json_decref(here);
+    json_decref(there);
 }
 
-// Who waits for signals learns which processes of this host are ranks.
-static inline void meet_processes(Run *run, const Hello *hellos) {
-    const Transport *transport = &run->transport;
-    int *pids = (int *)calloc((size_t)transport->size, sizeof *pids);
-    for (int rank = 0; pids != NULL && rank < transport->size; rank++) {
-        bool here = strcmp(hellos[rank].host, hellos[transport->rank].host) == 0;
-        pids[rank] = here ? hellos[rank].pid : 0;
-    }
-    signal_watch_meet(&run->signal_watch, pids);
-}
-
-// Refuses ranks that were started with different options, which would otherwise train
-// nonsense in silence. Returns the hellos of all ranks (size), for the caller to free.
+// All ranks introduce themselves; those that were started with different options, and would
+// train nonsense in silence, are refused. Returns the hellos of all ranks (size), for the
+// caller to free.
 static inline Hello *exchange_hellos(Run *run) {
     Transport *transport = &run->transport;
+    int size = transport->size;
     Hello mine;
     memset(&mine, 0, sizeof mine);
-    mine.options_hash = hash_options(&run->options);
+    json_t *options = common_options(&run->options);
+    char *text = json_dumps(options, JSON_COMPACT | JSON_SORT_KEYS);
+    mine.options_hash = hash_bytes(text, strlen(text));
+    free(text);
+    json_decref(options);
     mine.pid = (int)getpid();
     mine.threads = run->threads.threads;
     mine.on_gpu = run->placement.on_gpu ? 1 : 0;
@@ -180,13 +134,25 @@ static inline Hello *exchange_hellos(Run *run) {
     memcpy(mine.host, transport->host, sizeof mine.host);
     launch_interfaces(mine.interfaces, sizeof mine.interfaces);
     Hello *all = (Hello *)transport_collect_records(transport, "greeting", &mine, sizeof mine);
-    meet_processes(run, all);
     bool alike = true;
-    for (int rank = 1; rank < transport->size; rank++) {
+    int *pids = (int *)calloc((size_t)size, sizeof *pids); // as long as the process
+    for (int rank = 0; rank < size; rank++) {
         alike = alike && all[rank].options_hash == all[0].options_hash;
+        bool here = strcmp(all[rank].host, mine.host) == 0;
+        if (pids != NULL) { pids[rank] = here ? all[rank].pid : 0; }
+        run->placement.ranks_on_gpus += all[rank].on_gpu;
     }
-    if (!alike) { refuse_other_options(run, all); }
-    for (int rank = 0; rank < transport->size; rank++) { run->placement.ranks_on_gpus += all[rank].on_gpu; }
+    signal_watch_meet(&run->signal_watch, pids);
+    if (!alike) {
+        Options *first = (Options *)malloc(sizeof *first);
+        Error error = {""};
+        assert(first != NULL);
+        *first = run->options;
+        share_from_rank_zero(transport, first, sizeof *first);
+        compare_options(&run->options, first, transport->rank, all, &error);
+        agree_or_exit(run, error_is_set(&error) ? EXIT_USER_MISTAKE : 0, &error);
+        free(first);
+    }
     return all;
 }
 
@@ -194,33 +160,33 @@ static inline Hello *exchange_hellos(Run *run) {
 // Parameters
 
 // Bytes of what a micro-batch computes with (scheduler_weights).
-static inline size_t weights_bytes(const Run *run) {
-    return run->table.parameter_count * (run->scheduler.settings.keeps_casts ? 2 : sizeof(float));
+static inline size_t weights_bytes(const Scheduler *s) {
+    return s->problem.parameter_count * (s->settings.keeps_casts ? 2 : sizeof(float));
 }
 
 enum { HASH_PIECE = 1 << 26 }; // bytes that are copied from a GPU at a time
 
-// data (bytes), on the device.
-static inline uint64_t hash_on_device(Run *run, const void *data, size_t bytes) {
-    if (!run->placement.on_gpu) { return hash_bytes(data, bytes); }
+// data (bytes): where the stream computes.
+static inline uint64_t hash_on_device(Stream *stream, const void *data, size_t bytes) {
+    if (stream->queue == NULL) { return hash_bytes(data, bytes); }
     size_t most = size_min(bytes, HASH_PIECE);
     char *piece = (char *)malloc(most);
     uint64_t hash = bytes;
     for (size_t begin = 0; begin < bytes; begin += most) {
         size_t part = size_min(bytes - begin, most);
-        stream_copy(run->scheduler.compute, piece, (const char *)data + begin, part);
-        stream_settle(run->scheduler.compute);
+        stream_copy(stream, piece, (const char *)data + begin, part);
+        stream_settle(stream);
         hash = hash_more(hash, piece, part);
     }
     free(piece);
     return hash;
 }
 
-// Fails the job unless all ranks hold the same parameters (bytes), bit for bit: at the start
+// Ends the run unless all ranks hold the same parameters (bytes), bit for bit: at the start
 // and at the end of training they must, whatever the rule does. Returns their fingerprint.
-static inline uint64_t check_replicas(Run *run, const void *parameters, size_t bytes) {
-    Transport *transport = &run->transport;
-    uint64_t mine = hash_on_device(run, parameters, bytes);
+static inline uint64_t check_replicas(const Scheduler *s, const void *parameters, size_t bytes) {
+    Transport *transport = s->transport;
+    uint64_t mine = hash_on_device(s->compute, parameters, bytes);
     uint64_t *all = (uint64_t *)transport_collect_records(transport, "fingerprint", &mine, sizeof mine);
     for (int rank = 0; rank < transport->size; rank++) {
         if (all[rank] == all[0]) { continue; }

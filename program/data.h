@@ -1,24 +1,24 @@
 // data.h: what a run trains and validates on, and what its tokens mean.
 //
-// A model reads bytes or the tokens of a tokenizer. A text that is given to a model with
-// a tokenizer is tokenized before training, by all threads of rank 0, into a token file
-// in the run's directory (tokenizer/text_shard.h); all ranks read that file. It is used
-// again as long as text and tokenizer are the same. A text for a model that needs a
-// tokenizer and has none is refused, and so are data of different tokenizers.
+// A model reads bytes or the tokens of a tokenizer. If a text is given to a model with a
+// tokenizer, all threads of rank 0 tokenize it before training, into a token file in the
+// run's directory (tokenizer/tokenize.h), which all ranks read. A later start uses the file
+// again if text and tokenizer are the same. A text for a model that needs a tokenizer and
+// has none is refused, and so are data of different tokenizers.
 #ifndef ACCO_PROGRAM_DATA_H
 #define ACCO_PROGRAM_DATA_H
 
 #include "checkpoint/hf_model.h"
 #include "program/setup.h"
 #include "tokenizer/text_codec.h"
-#include "tokenizer/text_shard.h"
+#include "tokenizer/tokenize.h"
 
 enum { BYTE_VOCABULARY = 256, DATA_PATH_SIZE = RUN_PATH_SIZE + 64, TOKENIZER_PATH_SIZE = 2048 };
 
 // ---------------------------------------------------------------------------------------
 // The tokenizer
 
-// The directory of the model in the checkpoint that --resume names; empty: there is none.
+// The directory of the model in the checkpoint that --resume names; empty if there is none.
 static inline void resumed_model(const Options *options, char path[TOKENIZER_PATH_SIZE]) {
     bool newest = strcmp(options->resume, "auto") == 0;
     int64_t commit = newest ? checkpoint_newest(options->out, INT64_MAX) : -1;
@@ -32,7 +32,7 @@ static inline void resumed_model(const Options *options, char path[TOKENIZER_PAT
 }
 
 // The path of the tokenizer: --tokenizer, or the tokenizer.json beside the model that the
-// run begins with or goes on with; empty where there is none.
+// run starts from or resumes; empty if there is none.
 static inline const char *tokenizer_path(const Options *options, char path[TOKENIZER_PATH_SIZE]) {
     struct stat status;
     char model[TOKENIZER_PATH_SIZE];
@@ -51,39 +51,33 @@ static inline const char *tokenizer_path(const Options *options, char path[TOKEN
 // ---------------------------------------------------------------------------------------
 // Opening
 
-static inline bool has_validation_data(const Run *run) { return run->options.val_data[0] != '\0'; }
+static inline bool has_validation_data(const Options *options) { return options->val_data[0] != '\0'; }
 
 static inline DataLoader *validation_loader(Run *run) {
-    return has_validation_data(run) ? &run->validation_data : &run->data;
+    return has_validation_data(&run->options) ? &run->validation_data : &run->data;
 }
-
-// Whether a token is a byte of text.
-static inline bool data_is_bytes(const Run *run) { return data_loader_is_text(&run->data); }
 
 // path: of --data, of --val-data, or of a token file that was made of one of them.
 static inline DataRequest data_request(const Run *run, const char *path, bool validation) {
-    bool hold_out = !validation && !has_validation_data(run) && run->options.val_batches > 0;
-    DataRequest request = {path, run->T, run->config.vocabulary, (uint64_t)run->options.seed, hold_out};
+    const Options *options = &run->options;
+    bool hold_out = !validation && !has_validation_data(options) && options->val_batches > 0;
+    DataRequest request = {.path = path,
+                           .sequence_length = run->T,
+                           .vocabulary = run->config.vocabulary,
+                           .seed = (uint64_t)options->seed,
+                           .hold_out = hold_out};
     return request;
 }
 
-// Divides what was found into windows.
-static inline bool divide_data(DataLoader *loader, Error *error) {
-    if (loader->builtin) { return true; }
-    for (int i = 0; i < loader->file_count; i++) {
-        if (!data_file_check_length(&loader->files[i], loader->sequence_length, error)) { return false; }
-    }
-    return data_loader_divide(loader, error);
-}
-
-// Whether text, one token a byte, is what the model reads. option: "--data" or
-// "--val-data".
+// Whether text, one token a byte, is what the model reads: its vocabulary are the bytes, and
+// there is no tokenizer. option: "--data" or "--val-data".
 static inline bool check_bytes(const Run *run, const DataLoader *loader, const char *option,
                                const char *tokenizer, Error *error) {
-    const char *start = options_start(&run->options);
     int vocabulary = run->config.vocabulary;
-    bool bytes = vocabulary == BYTE_VOCABULARY && tokenizer[0] == '\0';
-    if (bytes || (loader->builtin && tokenizer[0] == '\0' && start[0] == '\0')) { return true; }
+    bool has_tokenizer = tokenizer[0] != '\0', starts_fresh = options_start(&run->options)[0] == '\0';
+    if (!has_tokenizer && (vocabulary == BYTE_VOCABULARY || (loader->builtin && starts_fresh))) {
+        return true;
+    }
     if (loader->builtin) {
         return error_set(
             error,
@@ -99,25 +93,43 @@ static inline bool check_bytes(const Run *run, const DataLoader *loader, const c
         loader->files[0].path, vocabulary, loader->files[0].path, option);
 }
 
-// Finds the files of one side. A text that is still to be tokenized gets no windows yet.
+// Finds the files of --data or --val-data, and divides them into windows. A text that is
+// still to be tokenized gets no windows yet.
 static inline bool open_side(Run *run, bool validation, const char *tokenizer, Error *error) {
     DataLoader *loader = validation ? &run->validation_data : &run->data;
-    DataRequest request =
-        data_request(run, validation ? run->options.val_data : run->options.data, validation);
+    const char *path = validation ? run->options.val_data : run->options.data;
+    DataRequest request = data_request(run, path, validation);
     if (!data_loader_find_files(loader, &request, error)) { return false; }
-    if (!data_loader_is_text(loader)) { return divide_data(loader, error); }
-    if (tokenizer[0] != '\0' && !loader->builtin) { return true; }
-    return check_bytes(run, loader, validation ? "--val-data" : "--data", tokenizer, error) &&
-           divide_data(loader, error);
+    if (data_loader_is_text(loader)) {
+        if (tokenizer[0] != '\0' && !loader->builtin) { return true; }
+        if (!check_bytes(run, loader, validation ? "--val-data" : "--data", tokenizer, error)) {
+            return false;
+        }
+    }
+    for (int i = 0; i < loader->file_count; i++) {
+        if (!data_file_check_length(&loader->files[i], run->T, error)) { return false; }
+    }
+    return loader->builtin || data_loader_divide(loader, error);
 }
 
-// Whether tokens of training and validation mean the same. tokenizer: empty where there
-// is none.
-static inline bool check_sides(Run *run, const char *tokenizer, Error *error) {
+// Opens --data and --val-data. Errors may be this rank's alone.
+static inline bool open_data(Run *run, Error *error) {
     const Options *options = &run->options;
     const DataLoader *data = &run->data, *held = &run->validation_data;
-    if (tokenizer[0] == '\0' && data_loader_is_text(data) != data_loader_is_text(held)) {
-        bool text = data_loader_is_text(data);
+    char path[TOKENIZER_PATH_SIZE];
+    const char *tokenizer = tokenizer_path(options, path);
+    if (!open_side(run, false, tokenizer, error)) { return false; }
+    bool divided = data->builtin || data->training_windows > 0, text = data_loader_is_text(data);
+    if (divided && !data_loader_require(data, run->transport.size, run->B, error)) { return false; }
+    if (options->prompt[0] != '\0' && !text && tokenizer[0] == '\0') {
+        return error_set(error,
+                         "--prompt needs data that are text, or a --tokenizer: %s holds token ids, and there "
+                         "is no vocabulary here to turn the prompt into ids",
+                         options->data);
+    }
+    if (!has_validation_data(options)) { return true; }
+    if (!open_side(run, true, tokenizer, error)) { return false; }
+    if (tokenizer[0] == '\0' && text != data_loader_is_text(held)) {
         return error_set(error,
                          "--data %.300s %s, but --val-data %.300s %s: both must be of one kind, or the model "
                          "needs a --tokenizer for the text",
@@ -129,49 +141,27 @@ static inline bool check_sides(Run *run, const char *tokenizer, Error *error) {
                      options->data, options->val_data);
 }
 
-// Opens --data and --val-data. Errors may be this rank's alone.
-static inline bool open_data(Run *run, Error *error) {
-    const Options *options = &run->options;
-    char path[TOKENIZER_PATH_SIZE];
-    const char *tokenizer = tokenizer_path(options, path);
-    if (!open_side(run, false, tokenizer, error)) { return false; }
-    bool divided = run->data.builtin || run->data.training_windows > 0;
-    if (divided && !data_loader_require(&run->data, run->transport.size, run->B, error)) { return false; }
-    if (options->prompt[0] != '\0' && !data_is_bytes(run) && tokenizer[0] == '\0') {
-        return error_set(error,
-                         "--prompt needs data that are text, or a --tokenizer: %s holds token ids, and there "
-                         "is no vocabulary here to turn the prompt into ids",
-                         options->data);
-    }
-    return !has_validation_data(run) ||
-           (open_side(run, true, tokenizer, error) && check_sides(run, tokenizer, error));
-}
-
-// Whether `codec` suits one side: it made the token ids, or can tokenize the text.
-static inline bool check_codec(const TextCodec *codec, const char *path, const DataLoader *loader,
-                               Error *error) {
-    if (!token_hashes_agree(data_loader_tokenizer(loader), codec->tokenizer.hash)) {
-        return error_set(error, "%.400s is not the tokenizer that made %.400s", path, loader->name);
-    }
-    if (data_loader_is_text(loader) && text_codec_end(codec) < 0) {
-        return error_set(error,
-                         "%.400s has no token <|endoftext|>, which is put between the documents of %.400s",
-                         path, loader->name);
-    }
-    return true;
-}
-
-// Before training, on rank 0: whether the tokenizer can be read, suits the data, and can
-// encode the prompt. So that no run fails at this when it has finished.
+// Before training, on rank 0: checks that the tokenizer can be read, suits the data, and can
+// encode the prompt. Otherwise a run would fail at this when it has finished.
 static inline bool check_tokenizer(Run *run, Error *error) {
+    const DataLoader *loaders[2] = {&run->data, validation_loader(run)};
     TextCodec codec;
     TokenList prompt = {NULL, 0, 0};
     char path[TOKENIZER_PATH_SIZE];
     if (!run_is_main(run) || tokenizer_path(&run->options, path)[0] == '\0') { return true; }
     if (!text_codec_open(&codec, path, false, run->config.vocabulary, error)) { return false; }
-    bool good = check_codec(&codec, path, &run->data, error) &&
-                check_codec(&codec, path, validation_loader(run), error) &&
-                text_codec_encode(&codec, run->options.prompt, &prompt, error);
+    bool good = true;
+    for (int i = 0; good && i < 2; i++) {
+        const DataLoader *loader = loaders[i];
+        if (!token_hashes_agree(data_loader_tokenizer(loader), codec.tokenizer.hash)) {
+            good = error_set(error, "%.400s is not the tokenizer that made %.400s", path, loader->name);
+        } else if (data_loader_is_text(loader) && text_codec_end(&codec) < 0) {
+            good = error_set(
+                error, "%.400s has no token <|endoftext|>, which is put between the documents of %.400s",
+                path, loader->name);
+        }
+    }
+    good = good && text_codec_encode(&codec, run->options.prompt, &prompt, error);
     token_list_free(&prompt);
     text_codec_close(&codec);
     return good;
@@ -179,6 +169,20 @@ static inline bool check_tokenizer(Run *run, Error *error) {
 
 // ---------------------------------------------------------------------------------------
 // Texts for a tokenizer
+
+// What tokenizing_progress shows.
+typedef struct Tokenizing {
+    Terminal *terminal;
+    double bytes, began; // in all; clock_seconds()
+} Tokenizing;
+
+static inline void tokenizing_progress(void *context, int64_t bytes) {
+    const Tokenizing *tokenizing = (const Tokenizing *)context;
+    double now = clock_seconds();
+    Progress progress = {"tokenizing, ",          "bytes",      bytes, (int64_t)tokenizing->bytes,
+                         now - tokenizing->began, QUIET_SECONDS};
+    terminal_bar(tokenizing->terminal, &progress, now);
+}
 
 // Whether `path` is a whole token file of this tokenizer.
 static inline bool token_file_is_whole(const char *path, const Tokenizer *tokenizer) {
@@ -193,54 +197,44 @@ static inline bool token_file_is_whole(const char *path, const Tokenizer *tokeni
     return whole;
 }
 
-// What tokenize_tell shows.
-typedef struct Tokenizing {
-    Terminal *terminal;
-    double bytes, began; // in all; clock_seconds()
-} Tokenizing;
-
-static inline void tokenize_tell(void *context, int64_t bytes) {
-    const Tokenizing *tokenizing = (const Tokenizing *)context;
-    double now = clock_seconds();
-    Progress progress = {"tokenizing, ",          "bytes",      bytes, (int64_t)tokenizing->bytes,
-                         now - tokenizing->began, QUIET_SECONDS};
-    terminal_bar(tokenizing->terminal, &progress, now);
-}
-
-// Makes the token file of a text, unless it is there; `path` gets its path.
-static inline bool tokenize_side(Run *run, const DataLoader *loader, const Tokenizer *tokenizer,
-                                 ThreadPool *pool, char path[DATA_PATH_SIZE], Error *error) {
-    char name[TEXT_SHARD_NAME], total[NUMBER_TEXT_SIZE];
-    double bytes = 0, began = clock_seconds();
-    TextShardCounts counts;
-    Text *texts = (Text *)calloc((size_t)loader->file_count, sizeof *texts);
+// Makes the token file of the texts of `loader` in `directory`, unless it is there; `path`
+// gets its path.
+static inline bool make_token_file(const DataLoader *loader, const char *directory,
+                                   const Tokenizer *tokenizer, ThreadPool *pool, Terminal *terminal,
+                                   char path[DATA_PATH_SIZE], Error *error) {
+    char name[TEXTS_NAME_SIZE], total[NUMBER_TEXT_SIZE];
+    int count = loader->file_count;
+    Tokenizing tokenizing = {terminal, 0, clock_seconds()};
+    Text *texts = (Text *)calloc((size_t)count, sizeof *texts);
     if (texts == NULL) { return error_set(error, "no memory for the list of texts"); }
-    for (int i = 0; i < loader->file_count; i++) {
+    for (int i = 0; i < count; i++) {
         texts[i].bytes = loader->files[i].tokens;
         texts[i].size = loader->files[i].bytes;
-        bytes += (double)texts[i].size;
+        tokenizing.bytes += (double)texts[i].size;
     }
-    bool good = text_shard_name(texts, loader->file_count, tokenizer, pool, name, error);
-    snprintf(path, DATA_PATH_SIZE, "%s/%s", run->directory, name);
+    bool good = texts_name(texts, count, tokenizer, pool, name, error);
+    snprintf(path, DATA_PATH_SIZE, "%s/%s", directory, name);
     if (good && token_file_is_whole(path, tokenizer)) {
         printf("tokens     %s, made before: text and tokenizer are the same\n", path);
     } else if (good) {
-        printf("tokenizing %s: %.1f MB, with %d thread%s\n", loader->name, bytes / 1e6, pool->threads,
-               pool->threads == 1 ? "" : "s");
+        printf("tokenizing %s: %.1f MB, with %d thread%s\n", loader->name, tokenizing.bytes / 1e6,
+               pool->threads, pool->threads == 1 ? "" : "s");
         fflush(stdout);
-        Tokenizing tokenizing = {&run->terminal, bytes, clock_seconds()};
-        TextProgress progress = {tokenize_tell, &tokenizing};
-        good = text_shard_write(path, texts, loader->file_count, tokenizer, pool, &progress, &counts, error);
-        terminal_clear(&run->terminal);
+        TextTokens made;
+        memset(&made, 0, sizeof made);
+        made.progress = tokenizing_progress;
+        made.context = &tokenizing;
+        good = tokenize_texts(path, texts, count, tokenizer, pool, &made, error);
+        terminal_clear(terminal);
         if (good) {
             printf("tokens     %s: %s tokens of %llu document%s, made in %.1f s%s\n", path,
-                   human_count((double)counts.tokens, total), (unsigned long long)counts.documents,
-                   counts.documents == 1 ? "" : "s", clock_seconds() - began,
-                   counts.documents == 1 ? "; no line <|endoftext|> divides the text" : "");
-            if (counts.empty > 0) {
-                printf("tokens     %llu documents were left out, because they are empty\n",
-                       (unsigned long long)counts.empty);
-            }
+                   human_count((double)made.tokens, total), (unsigned long long)made.documents,
+                   made.documents == 1 ? "" : "s", clock_seconds() - tokenizing.began,
+                   made.documents == 1 ? "; no line <|endoftext|> divides the text" : "");
+        }
+        if (good && made.empty > 0) {
+            printf("tokens     %llu documents were left out, because they are empty\n",
+                   (unsigned long long)made.empty);
         }
     }
     fflush(stdout);
@@ -248,9 +242,9 @@ static inline bool tokenize_side(Run *run, const DataLoader *loader, const Token
     return good;
 }
 
-// Rank 0: a tokenizer that only the checkpoint has from which the run goes on is copied
-// into the run's directory, for later checkpoints: by then that one may be removed. Its
-// config.json goes with it, because it may be what names the end of a text.
+// Rank 0: if only the checkpoint that the run resumes has the tokenizer, copies it into the
+// run's directory for later checkpoints, because that checkpoint may be removed by then.
+// Its config.json goes with it, because it may be what names the end of a text.
 static inline bool keep_resumed_tokenizer(Run *run, const char *path, Error *error) {
     const Options *options = &run->options;
     char model[TOKENIZER_PATH_SIZE], from[PATH_MAX], to[PATH_MAX];
@@ -271,38 +265,37 @@ static inline bool keep_resumed_tokenizer(Run *run, const char *path, Error *err
 
 // Rank 0: makes the token files of --data and --val-data, where these are texts for a
 // tokenizer. paths: of both; empty where no file is needed. False: the system failed.
-static inline bool tokenize_texts(Run *run, char paths[2][DATA_PATH_SIZE], Error *error) {
+static inline bool make_token_files(Run *run, char paths[2][DATA_PATH_SIZE], Error *error) {
     const DataLoader *loaders[2] = {&run->data, &run->validation_data};
+    int sides = has_validation_data(&run->options) ? 2 : 1, threads = run->threads.threads;
     char path[TOKENIZER_PATH_SIZE];
     Tokenizer tokenizer;
-    bool good = true;
     if (tokenizer_path(&run->options, path)[0] == '\0') { return true; }
     if (!keep_resumed_tokenizer(run, path, error) || !tokenizer_open(&tokenizer, path, error)) {
         return false;
     }
-    ThreadPool *pool = thread_pool_create(run->threads.threads, false);
-    if (pool == NULL) {
-        good = error_set(error, "the system does not give %d threads: lower --threads", run->threads.threads);
-    }
-    for (int i = 0; good && i < (has_validation_data(run) ? 2 : 1); i++) {
+    ThreadPool *pool = thread_pool_create(threads, false);
+    bool good =
+        pool != NULL || error_set(error, "the system does not give %d threads: lower --threads", threads);
+    for (int i = 0; good && i < sides; i++) {
         if (!data_loader_is_text(loaders[i])) { continue; }
-        good = tokenize_side(run, loaders[i], &tokenizer, pool, paths[i], error);
+        good = make_token_file(loaders[i], run->directory, &tokenizer, pool, &run->terminal, paths[i], error);
     }
     thread_pool_destroy(pool);
     tokenizer_close(&tokenizer);
     return good;
 }
 
-// All ranks, once the run has a directory: gives texts that need it their tokens. Such
-// data may turn out to be too short only here.
+// All ranks, once the run has a directory: gives texts that need it their tokens. Only here
+// can it turn out that such data are too short.
 static inline void tokenize_data(Run *run) {
     Transport *transport = &run->transport;
     char paths[2][DATA_PATH_SIZE] = {"", ""};
     Error error = {""};
-    bool good = !run_is_main(run) || tokenize_texts(run, paths, &error);
-    wait_for_rank_zero(run, "tokenizing");
+    bool good = !run_is_main(run) || make_token_files(run, paths, &error);
+    wait_for_rank_zero(&run->transport, "tokenizing");
     agree_or_exit(run, good ? 0 : EXIT_SYSTEM_FAILURE, &error);
-    share_from_rank_zero(run, paths, sizeof paths);
+    share_from_rank_zero(&run->transport, paths, sizeof paths);
     for (int i = 0; good && i < 2; i++) {
         DataLoader *loader = i == 0 ? &run->data : &run->validation_data;
         DataRequest request = data_request(run, paths[i], i == 1);
@@ -318,7 +311,7 @@ static inline void tokenize_data(Run *run) {
     good = good && data_loader_require(&run->data, transport->size, run->B, &error) &&
            choose_length(run, &error);
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
-    choose_schedule(run, &run->scheduler.settings);
+    choose_schedule(&run->options, run->transport.size, &run->scheduler.settings);
 }
 
 // ---------------------------------------------------------------------------------------

@@ -1,10 +1,12 @@
-// fit.h: does a run fit into the memory that there is? Where it does not: what would?
+// fit.h: does a run fit into the memory that there is? If not, what would?
 //
-// A plan and the start of a run ask the same question and give the same answer. What would
-// fit is found by trial: the reservations are made again with other options
+// A plan and the start of a run ask the same question and give the same answer. What
+// would fit is found by trial: the reservations are made again with other options
 // (reserve_memory), which allocates nothing.
 #ifndef ACCO_PROGRAM_FIT_H
 #define ACCO_PROGRAM_FIT_H
+
+#include <stdarg.h>
 
 #include "program/setup.h"
 
@@ -13,12 +15,12 @@ typedef struct MemoryRoom {
     size_t gpu, host;
 } MemoryRoom;
 
-// Of the host every rank of the node has an equal share. A plan for a GPU elsewhere knows
-// nothing of the host there.
-static inline MemoryRoom memory_room(const Run *run) {
-    bool elsewhere = run->options.gpu_memory > 0;
-    MemoryRoom room = {run->placement.on_gpu ? placement_room(&run->placement) : 0,
-                       elsewhere ? 0 : memory_available() / (size_t)run->transport.local_size};
+// The ranks of a host share its memory equally. A plan for a GPU elsewhere knows nothing
+// of the memory of its host.
+static inline MemoryRoom memory_room(const Setup *setup) {
+    bool elsewhere = setup->options->gpu_memory > 0;
+    MemoryRoom room = {setup->placement->on_gpu ? placement_room(setup->placement) : 0,
+                       elsewhere ? 0 : memory_available() / (size_t)setup->transport->local_size};
     return room;
 }
 
@@ -35,30 +37,59 @@ static inline bool arena_fits(const Arena *arena, const MemoryRoom *room) {
 // ---------------------------------------------------------------------------------------
 // Trials
 
-// Whether the run would fit with these options. Only --micro-batch, --seq-len, --recompute
-// and --optimizer may differ from the run's.
-static inline bool fit_try(const Run *run, const MemoryRoom *room, const Options *options) {
-    Run *trial = (Run *)malloc(sizeof *trial);
-    Error never = {""};
-    if (trial == NULL) { return false; }
-    *trial = *run;
-    trial->options = *options;
-    trial->rule = options_rule(options);
-    trial->B = (int)options->micro_batch;
-    trial->T = (int)options->seq_len;
-    memset(&trial->arena, 0, sizeof trial->arena);
-    bool counted = (double)trial->B * trial->T <= MOST_TOKENS_OF_A_MICRO_BATCH;
-    bool fits = counted && reserve_memory(trial, &never) && arena_fits(&trial->arena, room);
-    if (counted) {
-        fragments_free(&trial->scheduler);
-        free(trial->decay_ranges);
+// A run with other options: its reservations, without memory. setup: its parts.
+typedef struct Trial {
+    Setup setup;
+    Options options;
+    Placement placement;
+    Scheduler scheduler;
+    Arena arena;
+    Model model;
+    TrainingProblem training;
+} Trial;
+
+// Only options that the setup of `run` does not depend on may differ: those of the rule
+// and of the micro-batch, --seq-len and --recompute. NULL: with an error.
+static inline Trial *trial_reserve(const Setup *run, const Options *options, Error *error) {
+    if ((double)options->micro_batch * (double)options->seq_len > MOST_TOKENS_OF_A_MICRO_BATCH) {
+        error_set(error, "a micro-batch has too many tokens");
+        return NULL;
     }
+    Trial *trial = (Trial *)calloc(1, sizeof *trial);
+    if (trial == NULL) {
+        error_set(error, "there is no memory to try it");
+        return NULL;
+    }
+    trial->options = *options;
+    trial->placement = *run->placement;
+    trial->setup = *run;
+    trial->setup.options = &trial->options;
+    trial->setup.placement = &trial->placement;
+    trial->setup.scheduler = &trial->scheduler;
+    trial->setup.arena = &trial->arena;
+    trial->setup.model = &trial->model;
+    trial->setup.training = &trial->training;
+    if (reserve_memory(&trial->setup, error)) { return trial; }
+    fragments_free(&trial->scheduler);
     free(trial);
+    return NULL;
+}
+
+static inline void trial_free(Trial *trial) {
+    if (trial != NULL) { fragments_free(&trial->scheduler); }
+    free(trial);
+}
+
+static inline bool fit_try(const Setup *run, const MemoryRoom *room, const Options *options) {
+    Error unused = {""};
+    Trial *trial = trial_reserve(run, options, &unused);
+    bool fits = trial != NULL && arena_fits(&trial->arena, room);
+    trial_free(trial);
     return fits;
 }
 
 // The largest --micro-batch with which the run would fit; 0: none.
-static inline int64_t fit_micro_batch(const Run *run, const MemoryRoom *room, const Options *options) {
+static inline int64_t fit_micro_batch(const Setup *run, const MemoryRoom *room, const Options *options) {
     enum { MOST = 65536 };
     Options trial = *options;
     int64_t least = 0, first_too_large = 1;
@@ -73,34 +104,21 @@ static inline int64_t fit_micro_batch(const Run *run, const MemoryRoom *room, co
     return least;
 }
 
-// The largest half, quarter, ... of --seq-len with which the run fits, in micro-batches of
-// one sequence; 0: none of at least 16 tokens.
-static inline int64_t fit_sequence(const Run *run, const MemoryRoom *room) {
-    Options trial = run->options;
-    trial.micro_batch = 1;
-    trial.recompute = 1 + RECOMPUTE_BLOCK;
-    for (trial.seq_len = run->T / 2; trial.seq_len >= 16; trial.seq_len /= 2) {
-        if (fit_try(run, room, &trial)) { return trial.seq_len; }
-    }
-    return 0;
-}
-
-// Tokens of a micro-batch at which matrix products are as fast as they get, nearly.
-static inline int64_t fit_enough_tokens(const Run *run) { return run->placement.on_gpu ? 8192 : 1024; }
-
-// --fit: the options with the least recomputation with which a micro-batch is large enough,
-// and with the largest micro-batch that then fits; where none is large enough, the largest of
-// all. False where none fits, or the memory is not known.
-static inline bool fit_options(const Run *run, const MemoryRoom *room, Options *options) {
-    int64_t best = 0, enough = (fit_enough_tokens(run) + run->T - 1) / run->T;
-    bool is_open = run->options.recompute == 0;
-    int first = is_open ? RECOMPUTE_NONE : run->options.recompute - 1;
+// --fit: the options with the least recomputation with which a micro-batch is large
+// enough for matrix products to be nearly as fast as they get, and with the largest
+// micro-batch that then fits. Where none is large enough: the largest of all. False: none
+// fits, or the memory is not known.
+static inline bool fit_options(const Setup *run, const MemoryRoom *room, Options *options) {
+    int64_t tokens = run->placement->on_gpu ? 8192 : 1024;
+    int64_t best = 0, enough = (tokens + options->seq_len - 1) / options->seq_len;
+    bool is_open = run->options->recompute == 0;
+    int first = is_open ? RECOMPUTE_NONE : run->options->recompute - 1;
     int last = is_open ? RECOMPUTE_BLOCK : first;
     if (room->gpu == 0 && room->host == 0) { return false; }
     for (int level = first; level <= last && best < enough; level++) {
         bool on_gpu_only = level != RECOMPUTE_NONE && level != RECOMPUTE_BLOCK;
-        if (on_gpu_only && !run->placement.on_gpu) { continue; }
-        Options trial = run->options;
+        if (on_gpu_only && !run->placement->on_gpu) { continue; }
+        Options trial = *run->options;
         trial.recompute = 1 + level;
         int64_t largest = fit_micro_batch(run, room, &trial);
         if (largest <= best) { continue; }
@@ -114,86 +132,80 @@ static inline bool fit_options(const Run *run, const MemoryRoom *room, Options *
 // ---------------------------------------------------------------------------------------
 // Answers
 
-// The options with whole layers recomputed; false: they ask for it already, or the program
-// does where it helps.
-static inline bool fit_recompute(const Run *run, Options *options) {
-    bool automatic = options->recompute == 0 && run->placement.on_gpu;
+// Sets options to recompute whole layers. False: they ask for it already, or the program
+// recomputes by itself where that helps.
+static inline bool fit_recompute(const Setup *run, Options *options) {
+    bool automatic = options->recompute == 0 && run->placement->on_gpu;
     if (automatic || options->recompute == 1 + RECOMPUTE_BLOCK) { return false; }
     options->recompute = 1 + RECOMPUTE_BLOCK;
     return true;
 }
 
-// The first rule that shards the optimizer's state and fits; NULL: none, or the run's does.
-static inline const char *fit_rule(const Run *run, const MemoryRoom *room) {
-    Options trial = run->options;
-    if (run->transport.size == 1 || rule_shards(run->rule)) { return NULL; }
-    for (trial.rule = 0; trial.rule < RULE_COUNT; trial.rule++) {
-        if (rule_shards(options_rule(&trial)) && fit_try(run, room, &trial)) {
-            return options_rule(&trial)->name;
-        }
-    }
-    return NULL;
+enum { FIT_TEXT = 400 };
+
+// Appends to what fits, with a comma between.
+static inline void fit_add(char text[FIT_TEXT], const char *format, ...) {
+    size_t length = strlen(text);
+    va_list values;
+    va_start(values, format);
+    if (length > 0) { length += (size_t)snprintf(text + length, FIT_TEXT - length, ", "); }
+    vsnprintf(text + length, FIT_TEXT - length, format, values);
+    va_end(values);
 }
 
-// text <- what the user could change, one way or another.
-static inline void fit_suggest(const Run *run, const MemoryRoom *room, char *text, size_t size) {
-    Options with_blocks = run->options;
-    bool can_recompute = fit_recompute(run, &with_blocks);
-    int64_t micro_batch = fit_micro_batch(run, room, &run->options);
-    int64_t micro_batch_of_blocks = can_recompute ? fit_micro_batch(run, room, &with_blocks) : 0;
-    const char *rule = fit_rule(run, room), *name = run->config.name;
-    int length = 0;
+// text <- what the user could change: any one of these fits.
+static inline void fit_suggest(const Setup *run, const MemoryRoom *room, char text[FIT_TEXT]) {
+    const Rule *rule = options_rule(run->options);
+    Options trial = *run->options;
+    int64_t largest = fit_micro_batch(run, room, &trial);
     text[0] = '\0';
-    if (micro_batch > 0) {
-        length += snprintf(text, size, "--micro-batch %lld fits, ", (long long)micro_batch);
+    if (largest > 0) { fit_add(text, "--micro-batch %lld fits", (long long)largest); }
+    int64_t largest_of_blocks = fit_recompute(run, &trial) ? fit_micro_batch(run, room, &trial) : 0;
+    if (largest_of_blocks >= run->options->micro_batch) {
+        fit_add(text, "--recompute block fits");
+    } else if (largest_of_blocks > largest) {
+        fit_add(text, "--recompute block with --micro-batch %lld fits", (long long)largest_of_blocks);
     }
-    if (micro_batch_of_blocks >= run->B) {
-        length += snprintf(text + length, size - (size_t)length, "--recompute block fits, ");
-    } else if (micro_batch_of_blocks > micro_batch) {
-        length +=
-            snprintf(text + length, size - (size_t)length, "--recompute block with --micro-batch %lld fits, ",
-                     (long long)micro_batch_of_blocks);
+    trial = *run->options;
+    bool shards = run->transport->size == 1 || rule_shards(rule); // or another rule would not help
+    for (trial.rule = 0; trial.rule < RULE_COUNT && !shards; trial.rule++) {
+        shards = rule_shards(options_rule(&trial)) && fit_try(run, room, &trial);
+        if (shards) { fit_add(text, "--optimizer %s fits", options_rule(&trial)->name); }
     }
-    if (rule != NULL) {
-        length += snprintf(text + length, size - (size_t)length, "--optimizer %s fits, ", rule);
+    trial = *run->options;
+    trial.micro_batch = 1;
+    trial.recompute = 1 + RECOMPUTE_BLOCK;
+    for (trial.seq_len /= 2; trial.seq_len >= 16 && text[0] == '\0'; trial.seq_len /= 2) {
+        if (!fit_try(run, room, &trial)) { continue; }
+        fit_add(text, "--seq-len %lld --micro-batch 1 --recompute block fits", (long long)trial.seq_len);
     }
-    int64_t sequence = length == 0 ? fit_sequence(run, room) : 0;
-    if (sequence > 0) {
-        length += snprintf(text, size, "--seq-len %lld --micro-batch 1 --recompute block fits, ",
-                           (long long)sequence);
-    }
-    if (length > 0) {
-        text[length - 2] = '\0'; // the last comma
-    } else {
-        snprintf(text, size, "no --micro-batch of %s fits: choose a smaller --model%s", name,
-                 rule_shards(run->rule) ? ", or more ranks, which share the optimizer's state" : "");
-    }
+    if (text[0] != '\0') { return; }
+    fit_add(text, "no --micro-batch of %s fits: choose a smaller --model%s", run->config->name,
+            rule_shards(rule) ? ", or more ranks, which share the optimizer's state" : "");
 }
 
-// The sentence for a run that does not fit. Memory must have been reserved.
-static inline void fit_explain(const Run *run, const MemoryRoom *room, Error *error) {
-    char needed[SIZE_TEXT], available[SIZE_TEXT], hint[400];
-    bool of_gpu = room->gpu > 0 && arena_gpu_bytes(&run->arena) > room->gpu;
-    int ranks = run->transport.local_size;
-    size_text(of_gpu ? arena_gpu_bytes(&run->arena) : arena_host_bytes(&run->arena), needed);
+// The sentence for a run that does not fit. Its memory must have been reserved.
+static inline void fit_explain(const Setup *run, const MemoryRoom *room, Error *error) {
+    char needed[SIZE_TEXT], available[SIZE_TEXT], hint[FIT_TEXT];
+    bool of_gpu = room->gpu > 0 && arena_gpu_bytes(run->arena) > room->gpu;
+    bool shared = !of_gpu && run->transport->local_size > 1;
+    size_text(of_gpu ? arena_gpu_bytes(run->arena) : arena_host_bytes(run->arena), needed);
     size_text(of_gpu ? room->gpu : room->host, available);
-    fit_suggest(run, room, hint, sizeof hint);
-    if (of_gpu) {
-        error_set(error,
-                  "%s with --micro-batch %d needs %s on the GPU, and %s are available for this rank: %s",
-                  run->config.name, run->B, needed, available, hint);
-    } else {
-        error_set(error, "%s with --micro-batch %d needs %s of memory%s, and %s are available%s: %s",
-                  run->config.name, run->B, needed, ranks > 1 ? " for each rank" : "", available,
-                  ranks > 1 ? " for each of those on this node" : "", hint);
-    }
+    fit_suggest(run, room, hint);
+    error_set(error, "%s with --micro-batch %lld needs %s %s%s, and %s are available%s: %s",
+              run->config->name, (long long)run->options->micro_batch, needed,
+              of_gpu ? "on the GPU" : "of memory", shared ? " for each rank" : "", available,
+              of_gpu   ? " for this rank"
+              : shared ? " for each of those on this node"
+                       : "",
+              hint);
 }
 
-// Refuses a run that does not fit. Without this check the system would promise memory of
-// the host, and kill processes when they use it.
-static inline bool fit_check(const Run *run, Error *error) {
+// Refuses a run that does not fit. Otherwise the system would promise memory of the host
+// that it does not have, and kill processes when they use it.
+static inline bool fit_check(const Setup *run, Error *error) {
     MemoryRoom room = memory_room(run);
-    if (arena_fits(&run->arena, &room)) { return true; }
+    if (arena_fits(run->arena, &room)) { return true; }
     fit_explain(run, &room, error);
     return false;
 }

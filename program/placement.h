@@ -4,7 +4,7 @@
 //   device         a GPU where the program was built with CUDA and this node has one;
 //                  otherwise the CPU. Ranks of one job may differ
 //   precision      bf16 on a GPU, fp32 on the CPU, unless the user says otherwise or asks
-//                  for the faster one (program/precision.h)
+//                  for the faster one (program/machine_rates.h)
 //   GPU exchange   NCCL where every rank has a GPU of its own; otherwise vectors pass
 //                  through host memory
 //   recompute      as little as makes the activations fit

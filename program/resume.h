@@ -9,7 +9,7 @@
 
 #include "checkpoint/load.h"
 #include "checkpoint/save.h"
-#include "program/report.h"
+#include "program/agreement.h"
 
 // ---------------------------------------------------------------------------------------
 // What checkpoint/ is told about the run
@@ -43,17 +43,12 @@ static inline void open_checkpoints(Run *run) {
     checkpointed->tokenizer = options->tokenizer[0] != '\0' ? options->tokenizer : options_start(options);
     checkpointed->version = ACCO_VERSION;
     Error error = {""};
-    options_save_times(options, &run->save_times, &error); // cannot fail: it has been checked
+    options_save_times(options, &run->saving.times, &error); // cannot fail: it has been checked
     checkpointed->keep = options->keep;
     checkpointed->keep_every = options->keep_every;
     checkpointed->product_processors = run->placement.product_processors;
     checkpointed->option_change_matters = option_change_matters;
     checkpointed->option_context = run;
-}
-
-static inline void close_checkpoints(Run *run) {
-    json_decref(run->checkpointed.options);
-    commit_set_clear(&run->checkpointed.damaged);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -81,11 +76,10 @@ static inline void find_models(Run *run) {
 // Saving
 
 // waited: seconds that training was blocked. A checkpoint that failed is reported, and
-// training goes on without it.
-static inline void report_checkpoint(Run *run, const SavedReport *report, double waited, bool saved,
+// training continues without it.
+static inline void report_checkpoint(Reports *reports, const SavedReport *report, double waited, bool saved,
                                      const Error *error) {
-    if (!run_is_main(run)) { return; }
-    terminal_clear(&run->terminal);
+    terminal_clear(reports->terminal);
     if (!saved) {
         printf("%6lld no checkpoint: %s\n", (long long)report->commit, error->text);
     } else if (report->seconds > 0) {
@@ -95,7 +89,7 @@ static inline void report_checkpoint(Run *run, const SavedReport *report, double
         printf("%6lld checkpoint in %.1f s\n", (long long)report->commit, waited);
     }
     fflush(stdout);
-    report_event(run,
+    report_event(reports,
                  json_pack("{s:s, s:I, s:b, s:o, s:o, s:o}", "event", "checkpoint", "commit",
                            (json_int_t)report->commit, "saved", saved ? 1 : 0, "seconds", log_real(waited),
                            "beside_seconds", log_real(report->seconds), "problem", log_text(error->text)));
@@ -104,52 +98,44 @@ static inline void report_checkpoint(Run *run, const SavedReport *report, double
 // Ends the checkpoint that is being written, if there is one. Returns whether it is on
 // disk.
 static inline bool end_checkpoint(Run *run) {
+    Saving *saving = &run->saving;
     SavedReport report;
     Error error = {""};
     if (run->checkpointed.saver == NULL) { return false; }
     double began = clock_seconds();
     bool saved = checkpoint_end(&run->checkpointed, &report, &error);
     double waited = clock_seconds() - began;
-    run->saving_seconds += waited;
-    run->paused += waited;
-    report_checkpoint(run, &report, run->saving_seconds, saved, &error);
+    saving->seconds += waited;
+    run->clock.paused += waited;
+    if (run_is_main(run)) { report_checkpoint(&run->reports, &report, saving->seconds, saved, &error); }
     if (saved) { signal_watch_note_saved(&run->signal_watch, report.commit); }
     return saved;
-}
-
-// Between two commits, with --save-every and a time: rank 0 asks for a checkpoint when its
-// clock says so, and all ranks learn of it with the next job.
-static inline void watch_saving_clock(Run *run) {
-    double every = run->save_times.seconds;
-    bool due = run_is_main(run) && every > 0 && clock_seconds() - run->saving_began >= every;
-    if (due) { __atomic_store_n(&run->scheduler.wishes.save_requested, true, __ATOMIC_RELAXED); }
-}
-
-// When a checkpoint has begun. A job in flight may have asked for it, too.
-static inline void restart_saving_clock(Run *run) {
-    Scheduler *s = &run->scheduler;
-    run->saving_began = clock_seconds();
-    __atomic_store_n(&s->wishes.save_requested, false, __ATOMIC_RELAXED);
-    s->wishes.save_agreed = false;
-    s->job.total.saves = 0;
 }
 
 // Begins a checkpoint, after ending the one before. beside: training goes on while it is
 // written.
 static inline void begin_checkpoint(Run *run, bool beside) {
-    SavedReport report = {run->scheduler.optimizer.commits, 0};
+    Scheduler *s = &run->scheduler;
+    Saving *saving = &run->saving;
+    SavedReport report = {s->optimizer.commits, 0};
     Error error = {""};
     end_checkpoint(run);
     double began = clock_seconds();
-    run->checkpointed.seconds = training_seconds(run);
+    run->checkpointed.seconds = training_seconds(&run->clock);
     bool begun = checkpoint_begin(&run->checkpointed, beside, &error);
-    restart_saving_clock(run);
-    run->saving_seconds = clock_seconds() - began;
-    run->paused += run->saving_seconds;
-    if (!begun) { report_checkpoint(run, &report, run->saving_seconds, false, &error); }
+    // The clock of --save-every starts anew. A job in flight may have asked for this checkpoint, too.
+    saving->began = clock_seconds();
+    __atomic_store_n(&s->wishes.save_requested, false, __ATOMIC_RELAXED);
+    s->wishes.save_agreed = false;
+    s->job.total.saves = 0;
+    saving->seconds = saving->began - began;
+    run->clock.paused += saving->seconds;
+    if (!begun && run_is_main(run)) {
+        report_checkpoint(&run->reports, &report, saving->seconds, false, &error);
+    }
 }
 
-// What was saved of this commit is not the state that the run has now.
+// What was saved of this commit is no longer the state of the run.
 static inline void forget_saved(Run *run) {
     end_checkpoint(run);
     run->checkpointed.saved_commit = -1;
@@ -170,29 +156,30 @@ static inline bool save_checkpoint(Run *run) {
 // ---------------------------------------------------------------------------------------
 // Resuming
 
-// Reports continue from the state that was just loaded, at `seconds` of training.
+// Reports continue from the state that was just loaded, after `seconds` of training.
 static inline void continue_reports(Run *run, double seconds) {
     const Scheduler *s = &run->scheduler;
-    window_begin(run, seconds);
-    run->seen.commit = run->checkpointed.saved_commit = s->optimizer.commits;
-    run->seen.reports = run->checkpointed.saved_reports = s->reports;
-    run->seen.spikes = s->spikes.count;
+    Reports *reports = &run->reports;
+    window_begin(reports, seconds);
+    reports->seen.commit = run->checkpointed.saved_commit = s->optimizer.commits;
+    reports->seen.reports = run->checkpointed.saved_reports = s->reports;
+    reports->seen.spikes = s->spikes.count;
     signal_watch_note_saved(&run->signal_watch, s->optimizer.commits);
 }
 
 // Loads the newest checkpoint in the run's directory that is sound; damaged ones are
 // named, noted and skipped. Returns its commit; -1: there is none.
-static inline int64_t load_newest(Run *run, char remarks[CHECKPOINT_REMARKS_SIZE]) {
-    commit_set_clear(&run->checkpointed.damaged);
+static inline int64_t load_newest(CheckpointedRun *checkpointed, char remarks[CHECKPOINT_REMARKS_SIZE]) {
+    commit_set_clear(&checkpointed->damaged);
     for (int64_t commit = INT64_MAX;;) {
         Error error = {""};
-        commit = checkpoint_newest(run->directory, commit);
-        share_from_rank_zero(run, &commit, sizeof commit);
+        commit = checkpoint_newest(checkpointed->directory, commit);
+        share_from_rank_zero(checkpointed->transport, &commit, sizeof commit);
         if (commit < 0) { return -1; }
-        CheckpointPaths paths = checkpoint_paths(run->directory, commit);
-        if (checkpoint_load(&run->checkpointed, paths.final, remarks, &error)) { return commit; }
-        commit_set_add(&run->checkpointed.damaged, commit);
-        if (run_is_main(run)) {
+        CheckpointPaths paths = checkpoint_paths(checkpointed->directory, commit);
+        if (checkpoint_load(checkpointed, paths.final, remarks, &error)) { return commit; }
+        commit_set_add(&checkpointed->damaged, commit);
+        if (checkpointed->transport->rank == 0) {
             printf("resumed    not from commit-%lld: %s\n", (long long)commit, error.text);
         }
     }
@@ -254,7 +241,7 @@ static inline void keep_measured_choices(Run *run) {
     }
     json_decref(manifest);
     json_decref(now);
-    share_from_rank_zero(run, &run->options.rules, sizeof run->options.rules);
+    share_from_rank_zero(&run->transport, &run->options.rules, sizeof run->options.rules);
 }
 
 // Before anything is allocated or created: every rank can read the checkpoint that
@@ -274,22 +261,20 @@ static inline void check_resume(Run *run) {
     keep_measured_choices(run);
 }
 
-// Ends all ranks: there are checkpoints, and none of them can be loaded. To begin at zero
-// there would hide that a run is lost, and in the end remove what may still be repaired.
-static inline void refuse_damaged(Run *run) {
-    const CommitSet *damaged = &run->checkpointed.damaged;
+// The error of a run that has checkpoints, none of which can be loaded. To begin at zero there
+// would hide that a run is lost, and in the end remove what may still be repaired.
+static inline void describe_damaged(const CheckpointedRun *checkpointed, Error *error) {
+    const CommitSet *damaged = &checkpointed->damaged;
     char names[512] = "";
-    Error error;
     for (int i = damaged->count - 1; i >= 0; i--) {
         size_t used = strlen(names);
         snprintf(names + used, sizeof names - used, "%scommit-%lld", used > 0 ? ", " : "",
                  (long long)damaged->commits[i]);
     }
-    error_set(&error,
+    error_set(error,
               "--resume auto: no checkpoint in %.300s can be loaded, for the reasons above: %.300s. Repair "
               "them, or move them away to begin at zero, or choose another --out",
-              run->directory, names);
-    agree_or_exit(run, EXIT_USER_MISTAKE, &error);
+              checkpointed->directory, names);
 }
 
 // All ranks, after scheduler_start: does what --resume asks for.
@@ -297,10 +282,14 @@ static inline void resume_run(Run *run) {
     const char *resume = run->options.resume;
     char remarks[CHECKPOINT_REMARKS_SIZE];
     CheckpointPaths newest;
+    Error error = {""};
     if (strcmp(resume, "off") == 0) { return; }
     if (strcmp(resume, "auto") == 0) {
-        int64_t commit = load_newest(run, remarks);
-        if (commit < 0 && run->checkpointed.damaged.count > 0) { refuse_damaged(run); }
+        int64_t commit = load_newest(&run->checkpointed, remarks);
+        if (commit < 0 && run->checkpointed.damaged.count > 0) {
+            describe_damaged(&run->checkpointed, &error);
+            agree_or_exit(run, EXIT_USER_MISTAKE, &error);
+        }
         if (commit < 0) {
             if (run_is_main(run)) {
                 printf("resumed    nothing: there is no checkpoint in %s; a new run begins\n\n",
@@ -310,35 +299,35 @@ static inline void resume_run(Run *run) {
         }
         newest = checkpoint_paths(run->directory, commit);
         resume = newest.final;
-    } else {
-        Error error = {""};
-        bool loaded = checkpoint_load(&run->checkpointed, resume, remarks, &error);
-        if (!loaded) { agree_or_exit(run, EXIT_USER_MISTAKE, &error); }
+    } else if (!checkpoint_load(&run->checkpointed, resume, remarks, &error)) {
+        agree_or_exit(run, EXIT_USER_MISTAKE, &error);
     }
-    run->seconds_before = run->checkpointed.seconds;
-    continue_reports(run, run->seconds_before);
+    run->clock.before = run->checkpointed.seconds;
+    continue_reports(run, run->clock.before);
     if (!run_is_main(run)) { return; }
     long long commit = (long long)run->scheduler.optimizer.commits;
     bool exact = remarks[0] == '\0';
-    printf("resumed    from %s at %s %lld; %s%s\n", resume, step_name(run), commit,
+    printf("resumed    from %s at %s %lld; %s%s\n", resume, step_name(run->rule), commit,
            exact ? "exact" : "not exact: ", remarks);
     const char *start = options_start(&run->options);
     if (start[0] != '\0') { printf("           with its parameters; those of %s are not used\n", start); }
     printf("\n");
     fflush(stdout);
-    report_event(run, json_pack("{s:s, s:I, s:o, s:b, s:o}", "event", "resume", "commit", (json_int_t)commit,
-                                "checkpoint", log_text(resume), "exact", exact ? 1 : 0, "remarks",
-                                log_text(remarks)));
+    report_event(&run->reports, json_pack("{s:s, s:I, s:o, s:b, s:o}", "event", "resume", "commit",
+                                          (json_int_t)commit, "checkpoint", log_text(resume), "exact",
+                                          exact ? 1 : 0, "remarks", log_text(remarks)));
 }
 
 // ---------------------------------------------------------------------------------------
 // Rolling back after a spike
 
+enum { ROLLBACK_PATIENCE = 3 }; // how often a spike may send a run back to the same checkpoint
+
 // The position in the data of the next micro-batch of the least or the most advanced
 // rank, counted in micro-batches of all ranks.
-static inline int64_t data_position(Run *run, bool least) {
-    Transport *transport = &run->transport;
-    uint64_t mine = run->scheduler.micro_batches_begun;
+static inline int64_t data_position(const CheckpointedRun *checkpointed, bool least) {
+    Transport *transport = checkpointed->transport;
+    uint64_t mine = checkpointed->scheduler->micro_batches_begun;
     uint64_t *all =
         (uint64_t *)transport_collect_records(transport, "position in the data", &mine, sizeof mine);
     uint64_t found = all[0];
@@ -346,7 +335,7 @@ static inline int64_t data_position(Run *run, bool least) {
         if (least ? all[rank] < found : all[rank] > found) { found = all[rank]; }
     }
     free(all);
-    return run->checkpointed.data_base + (int64_t)found * transport->size;
+    return checkpointed->data_base + (int64_t)found * transport->size;
 }
 
 // Loads the newest sound checkpoint of this run, and continues from it with data that no
@@ -354,33 +343,36 @@ static inline int64_t data_position(Run *run, bool least) {
 // failed ROLLBACK_PATIENCE times; the run ends.
 static inline bool roll_back(Run *run) {
     Scheduler *s = &run->scheduler;
+    CheckpointedRun *checkpointed = &run->checkpointed;
+    Saving *saving = &run->saving;
     char remarks[CHECKPOINT_REMARKS_SIZE];
-    double began = clock_seconds() - run->paused;
+    double began = clock_seconds() - run->clock.paused;
     scheduler_settle(s); // the exchanges below must be the only ones
-    int64_t position = data_position(run, false), from = s->optimizer.commits;
+    int64_t position = data_position(checkpointed, false), from = s->optimizer.commits;
     double spikes = s->spikes.count, rollbacks = s->spikes.rollbacks + 1;
     end_checkpoint(run);
     scheduler_drop(s);
-    int64_t commit = load_newest(run, remarks);
+    int64_t commit = load_newest(checkpointed, remarks);
     // Gradients that were saved while they waited for a job may be from just before the
     // spike, and would bring it back.
     if (run->rule->kind == RULE_OVERLAPPED) { scheduler_drop(s); }
-    run->rollback_repeats = commit == run->rollback_commit ? run->rollback_repeats + 1 : 1;
-    run->rollback_commit = commit;
+    saving->rollback_repeats = commit == saving->rollback_commit ? saving->rollback_repeats + 1 : 1;
+    saving->rollback_commit = commit;
     s->spikes.count = spikes;
     s->spikes.rollbacks = rollbacks;
-    s->spikes.failed = commit < 0 || run->rollback_repeats > ROLLBACK_PATIENCE;
+    s->spikes.failed = commit < 0 || saving->rollback_repeats > ROLLBACK_PATIENCE;
     if (s->spikes.failed) { return false; }
-    run->checkpointed.data_base += position - data_position(run, true);
-    run->paused = clock_seconds() - began; // of all this, with what end_checkpoint has already counted
-    continue_reports(run, training_seconds(run));
+    checkpointed->data_base += position - data_position(checkpointed, true);
+    run->clock.paused = clock_seconds() - began; // all of this, with what end_checkpoint has already counted
+    continue_reports(run, training_seconds(&run->clock));
     forget_saved(run); // the checkpoint on disk does not know of the rollback
     if (!run_is_main(run)) { return true; }
     printf("%6lld back to the checkpoint of %s %lld, rollback %.0f; on with new data\n", (long long)from,
-           step_name(run), (long long)commit, rollbacks);
+           step_name(run->rule), (long long)commit, rollbacks);
     fflush(stdout);
-    report_event(run, json_pack("{s:s, s:I, s:I, s:o}", "event", "rollback", "from", (json_int_t)from,
-                                "commit", (json_int_t)commit, "count", log_real(rollbacks)));
+    report_event(&run->reports,
+                 json_pack("{s:s, s:I, s:I, s:o}", "event", "rollback", "from", (json_int_t)from, "commit",
+                           (json_int_t)commit, "count", log_real(rollbacks)));
     return true;
 }
 

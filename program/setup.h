@@ -32,6 +32,18 @@ static inline double automatic_learning_rate(Run *run) {
     return finetunes ? rate / 10 : rate;
 }
 
+// The ranges of the flat parameter vector that decay.
+static inline void choose_decay_ranges(Run *run) {
+    bool all = run->options.decay == DECAY_ALL;
+    run->decay_ranges = (DecayRange *)calloc((size_t)run->table.count, sizeof *run->decay_ranges);
+    for (int i = 0; i < run->table.count; i++) {
+        const ParameterInfo *entry = &run->table.entries[i];
+        if (!entry->is_matrix && !all) { continue; }
+        decay_ranges_add(run->decay_ranges, &run->decay_range_count, entry->offset,
+                         entry->offset + entry->count);
+    }
+}
+
 static inline bool choose_model(Run *run, Error *error) {
     Options *options = &run->options;
     const char *start = options_start(options);
@@ -45,6 +57,7 @@ static inline bool choose_model(Run *run, Error *error) {
                          (long long)options->seq_len, positions, run->config.name, positions);
     }
     run->config.family->table(&run->config, &run->table);
+    choose_decay_ranges(run);
     if (options->micro_batch == 0) { options->micro_batch = run->table.parameter_count < 5000000 ? 1 : 8; }
     run->B = (int)options->micro_batch;
     if (options->seq_len == 0) { options->seq_len = int64_min(positions, 1024); }
@@ -59,20 +72,6 @@ static inline bool choose_model(Run *run, Error *error) {
     }
     RuleFacts facts = {run->config.layers, options_are_adaptive(options)};
     return run->rule->check == NULL || run->rule->check(options_of_rule(options), &facts, error);
-}
-
-// The ranges of the flat parameter vector that decay. Returns how many there are.
-static inline int choose_decay_ranges(Run *run) {
-    bool all = run->options.decay == DECAY_ALL;
-    int count = 0;
-    run->decay_ranges = (DecayRange *)calloc((size_t)run->table.count, sizeof *run->decay_ranges);
-    for (int i = 0; i < run->table.count; i++) {
-        const ParameterInfo *entry = &run->table.entries[i];
-        if (entry->is_matrix || all) {
-            decay_ranges_add(run->decay_ranges, &count, entry->offset, entry->offset + entry->count);
-        }
-    }
-    return count;
 }
 
 static inline int64_t nominal_tokens_per_commit(const Run *run) {
@@ -143,18 +142,55 @@ static inline bool choose_length(Run *run, Error *error) {
     return options_check_ranks(options, run->transport.size, run->T, error);
 }
 
-// Micro-batch gradients of all workers at which training ends.
-static inline double target_gradients(const Run *run) {
-    return ceil((double)run->options.tokens / (double)tokens_per_micro_batch(run));
+// ---------------------------------------------------------------------------------------
+// The schedule, and memory
+
+// What the schedule and the memory of a run follow from, and where they are written. A
+// plan tries other options: its trials (fit.h) have a copy of what they change.
+typedef struct Setup {
+    const Options *options; // with --micro-batch, --seq-len and --optimizer chosen
+    const ModelConfig *config;
+    const ParameterTable *table;
+    const DecayRange *decay_ranges;
+    int decay_range_count, threads;
+    const DataLoader *data;
+    const int64_t *data_base; // TrainingProblem::data_base
+    Transport *transport;
+    Placement *placement; // how much is recomputed is chosen here
+    Scheduler *scheduler;
+    Arena *arena;
+    Model *model;
+    TrainingProblem *training;
+} Setup;
+
+static inline Setup setup_of_run(Run *run) {
+    Setup setup = {.options = &run->options,
+                   .config = &run->config,
+                   .table = &run->table,
+                   .decay_ranges = run->decay_ranges,
+                   .decay_range_count = run->decay_range_count,
+                   .threads = run->threads.threads,
+                   .data = &run->data,
+                   .data_base = &run->checkpointed.data_base,
+                   .transport = &run->transport,
+                   .placement = &run->placement,
+                   .scheduler = &run->scheduler,
+                   .arena = &run->arena,
+                   .model = &run->model,
+                   .training = &run->training};
+    return setup;
+}
+
+static inline double setup_micro_batch_tokens(const Setup *setup) {
+    return (double)setup->options->micro_batch * (double)setup->options->seq_len;
 }
 
 // The settings that follow from the length of the run.
-static inline void choose_schedule(const Run *run, SchedulerSettings *settings) {
-    const Options *options = &run->options;
+static inline void choose_schedule(const Options *options, int ranks, SchedulerSettings *settings) {
     bool by_commits = options->learning_rate_by == RATE_BY_COMMITS;
-    double per_commit = (double)nominal_micro_batches(run);
-    double total = (double)options->tokens / (double)tokens_per_micro_batch(run);
-    settings->target = target_gradients(run);
+    double per_commit = (double)options_total_accumulate(options, ranks);
+    double total = (double)options->tokens / (double)(options->micro_batch * options->seq_len);
+    settings->target = ceil(total);
     settings->rate_by_commits = by_commits;
     settings->rate.kind = (ScheduleKind)options->schedule;
     settings->rate.peak = options->learning_rate;
@@ -164,114 +200,111 @@ static inline void choose_schedule(const Run *run, SchedulerSettings *settings) 
     settings->rate.total = by_commits ? total / per_commit : total;
 }
 
-// Of the random rounding of moments. Workers that step by themselves keep moments of their own,
-// so each rounds them in its own way, and the mean over the workers is more exact than one.
-static inline uint64_t moments_seed(const Run *run) {
-    uint64_t seed = (uint64_t)run->options.seed;
-    return run->rule->kind == RULE_LOCAL ? random_hash(seed, (uint64_t)run->transport.rank) : seed;
-}
-
-static inline SchedulerSettings choose_settings(Run *run) {
-    const Options *options = &run->options;
+static inline SchedulerSettings choose_settings(const Setup *setup) {
+    const Options *options = setup->options;
+    const Rule *rule = options_rule(options);
+    const Transport *transport = setup->transport;
+    Placement *placement = setup->placement;
+    uint64_t seed = (uint64_t)options->seed;
     SchedulerSettings settings;
     memset(&settings, 0, sizeof settings);
-    settings.kind = run->rule->kind;
-    settings.replicated = run->rule->replicated;
+    settings.kind = rule->kind;
+    settings.replicated = rule->replicated;
     settings.overlap = options->overlap;
     settings.adaptive = options_are_adaptive(options);
-    int own = options_rank_accumulate(options, run->transport.rank, run->transport.size);
-    settings.micro_batches = own > 0 ? own : run->rule->rounds_per_commit; // auto: the least possible
+    int own = options_rank_accumulate(options, transport->rank, transport->size);
+    settings.micro_batches = own > 0 ? own : rule->rounds_per_commit; // auto: the least possible
     settings.sequential = options->sequential;
     settings.wire = settings.estimate_wire = (WireFormat)options->wire;
     settings.gradient_clip = options->grad_clip;
     settings.on_spike = (SpikePolicy)options->on_spike;
     settings.spike_limit = options->spike_limit;
-    choose_schedule(run, &settings);
+    choose_schedule(options, transport->size, &settings);
     settings.fragments = 1;
-    if (run->rule->configure != NULL) { run->rule->configure(options_of_rule(options), &settings); }
+    if (rule->configure != NULL) { rule->configure(options_of_rule(options), &settings); }
     settings.optimizer.beta1 = options->beta1;
     settings.optimizer.beta2 = options->beta2;
     settings.optimizer.epsilon = options->eps;
     settings.optimizer.weight_decay = options->weight_decay;
-    settings.optimizer.decay_range_count = choose_decay_ranges(run);
-    settings.optimizer.decay_ranges = run->decay_ranges;
+    settings.optimizer.decay_range_count = setup->decay_range_count;
+    settings.optimizer.decay_ranges = setup->decay_ranges;
     settings.optimizer.moments = (Precision)options->moments;
-    settings.optimizer.seed = moments_seed(run);
-    settings.gpu = placement_gpu(&run->placement);
-    settings.precision = run->placement.precision;
-    settings.nccl = run->placement.uses_nccl ? &run->placement.nccl : NULL;
-    settings.gathers_casts = run->placement.all_cast && rule_shards(run->rule) && settings.wire == WIRE_FP32;
+    // Moments are rounded at random. Ranks that step by themselves round their own
+    // moments in different ways, so the mean over the ranks is more exact than one of
+    // them.
+    settings.optimizer.seed = rule->kind == RULE_LOCAL ? random_hash(seed, (uint64_t)transport->rank) : seed;
+    settings.gpu = placement_gpu(placement);
+    settings.precision = placement->precision;
+    settings.nccl = placement->uses_nccl ? &placement->nccl : NULL;
+    settings.gathers_casts = placement->all_cast && rule_shards(rule) && settings.wire == WIRE_FP32;
     settings.keeps_casts = settings.gathers_casts && !wire_is_coarse(settings.estimate_wire);
     return settings;
 }
 
-// ---------------------------------------------------------------------------------------
-// Memory and buckets
-
-// Makes the one table of memory: what `plan` prints, what a run prints, what is allocated.
-// Whether there is so much is another question (program/fit.h).
-static inline bool reserve_memory(Run *run, Error *error) {
-    const Placement *placement = &run->placement;
-    SchedulerSettings settings = choose_settings(run);
-    ModelSettings model = {.B = run->B,
-                           .T = run->T,
-                           .threads = run->threads.threads,
+// Reserves everything that a run allocates, in one table: the one that `plan` prints and
+// that a run allocates. Whether there is as much memory is another question (fit.h).
+static inline bool reserve_memory(const Setup *setup, Error *error) {
+    const Options *options = setup->options;
+    Placement *placement = setup->placement;
+    Arena *arena = setup->arena;
+    SchedulerSettings settings = choose_settings(setup);
+    ModelSettings model = {.B = (int)options->micro_batch,
+                           .T = (int)options->seq_len,
+                           .threads = setup->threads,
                            .on_gpu = placement->on_gpu,
                            .precision = placement->precision,
                            .given_weights = settings.keeps_casts};
-    bool slow = run->options.slow_rank == run->transport.rank;
-    TrainingProblem training = {.transport = &run->transport,
-                                .model = &run->model,
-                                .table = &run->table,
-                                .data = &run->data,
-                                .B = run->B,
-                                .T = run->T,
-                                .data_base = &run->checkpointed.data_base,
-                                .slow_seconds = slow ? run->options.slow_ms / 1e3 : 0};
-    run->training = training;
-    Problem problem = training_problem(&run->training);
-    run->arena.on_gpu = placement->on_gpu;
-    scheduler_reserve(&run->scheduler, &run->arena, &settings, &problem, &run->transport);
-    training_reserve(&run->training, &run->arena);
-    if (!placement_check_shapes(placement, &run->config, run->B, run->T, error) ||
-        !placement_choose_recompute(&run->placement, &run->options, &run->config, run->arena.bytes, &model,
-                                    error)) {
+    bool slow = options->slow_rank == setup->transport->rank;
+    TrainingProblem training = {.transport = setup->transport,
+                                .model = setup->model,
+                                .table = setup->table,
+                                .data = setup->data,
+                                .B = model.B,
+                                .T = model.T,
+                                .data_base = setup->data_base,
+                                .slow_seconds = slow ? options->slow_ms / 1e3 : 0};
+    *setup->training = training;
+    Problem problem = training_problem(setup->training);
+    arena->on_gpu = placement->on_gpu;
+    scheduler_reserve(setup->scheduler, arena, &settings, &problem, setup->transport);
+    training_reserve(setup->training, arena);
+    if (!placement_check_shapes(placement, setup->config, model.B, model.T, error) ||
+        !placement_choose_recompute(placement, options, setup->config, arena->bytes, &model, error)) {
         return false;
     }
-    model_reserve(&run->model, &run->arena, &run->config, &model);
+    model_reserve(setup->model, arena, setup->config, &model);
     return true;
 }
 
 #define BUCKET_SECONDS 300e-6 // dev/results/simulation-2026-11-22.md
 
 // Chooses how many bytes of gradients travel together where they are sent during the
-// backward pass. When the pass has ended, the last bucket is still to be waited for, so
-// more buckets leave less; but each costs the latency of a message. With n buckets of an
+// backward pass. After the pass the last bucket is still to be sent, so more buckets
+// leave less to wait for; but each costs the latency of a message. With n buckets of an
 // exchange that takes C seconds, both together are C / n + n * latency, which is least at
-// n = sqrt(C / latency).
-static inline void bucket_for_link(Run *run, LinkMeasure link) {
-    SchedulerSettings *settings = &run->scheduler.settings;
-    const Layout *layout = &run->scheduler.layout;
-    double bytes = (double)layout_padded(layout) * sizeof(float);
-    if (settings->kind != RULE_SYNCHRONOUS || run->transport.size == 1) { return; }
-    settings->bucket = (size_t)(run->options.bucket_mb * 1e6);
-    snprintf(run->bucket_reason, sizeof run->bucket_reason, "as asked for");
+// n = sqrt(C / latency). reason: where the size comes from.
+static inline void bucket_for_link(Scheduler *s, const Options *options, const Placement *placement,
+                                   LinkMeasure link, char reason[160]) {
+    SchedulerSettings *settings = &s->settings;
+    double bytes = (double)layout_padded(&s->layout) * sizeof(float), ranks = s->transport->size;
+    if (settings->kind != RULE_SYNCHRONOUS || ranks == 1) { return; }
+    settings->bucket = (size_t)(options->bucket_mb * 1e6);
+    snprintf(reason, 160, "as asked for");
     if (settings->bucket > 0) { return; }
-    if (run->placement.uses_nccl) {
-        settings->bucket = run->placement.nccl.buffer_limit;
-        snprintf(run->bucket_reason, sizeof run->bucket_reason, "what fits into NCCL's message buffers");
+    if (placement->uses_nccl) {
+        settings->bucket = placement->nccl.buffer_limit;
+        snprintf(reason, 160, "what fits into NCCL's message buffers");
         return;
     }
     double share = (double)wire_bytes(settings->wire, WIRE_BLOCK) / (WIRE_BLOCK * sizeof(float));
-    double passes = settings->replicated ? 2 : 1, ranks = run->transport.size;
+    double passes = settings->replicated ? 2 : 1;
     double seconds = passes * bytes * share * (ranks - 1) / ranks / link.rate;
     // A bucket costs more than its messages: its exchange begins and ends by itself, with
     // threads that must be woken.
     double latency = fmax(link.latency, BUCKET_SECONDS);
-    double buckets = fmin(fmax(sqrt(seconds / (passes * latency)), 1), (double)layout->cells);
+    double buckets = fmin(fmax(sqrt(seconds / (passes * latency)), 1), (double)s->layout.cells);
     settings->bucket = (size_t)(bytes / buckets);
-    snprintf(run->bucket_reason, sizeof run->bucket_reason,
-             "measured: %.3g us a message, %.3g MB/s; %.3g s for all of it", 1e6 * link.latency,
+    snprintf(reason, 160, "measured: %.3g us a message, %.3g MB/s; %.3g s for all of it", 1e6 * link.latency,
              link.rate / 1e6, seconds);
 }
 
@@ -280,7 +313,8 @@ static inline void choose_bucket(Run *run) {
     LinkMeasure none = {0, INFINITY};
     bool measures = run->scheduler.settings.kind == RULE_SYNCHRONOUS && run->transport.size > 1 &&
                     run->options.bucket_mb == 0 && !run->placement.uses_nccl;
-    bucket_for_link(run, measures ? link_measure(&run->transport) : none);
+    bucket_for_link(&run->scheduler, &run->options, &run->placement,
+                    measures ? link_measure(&run->transport) : none, run->bucket_reason);
 }
 
 #endif

@@ -1,17 +1,17 @@
-// start.h: from what was chosen to a run that can train: its directory and log, memory,
+// start.h: from what was chosen to a run that can train: its directory and files, memory,
 // threads, first parameters, streams.
 //
 // From here on only the system can fail, except that the start model may turn out to be
 // unreadable. The order matters: the directory exists before memory is filled, so that a
 // mistake in --out costs nothing; the emulated link and its delays begin after the clocks
-// of the ranks were compared; what is printed comes last, when everything in it is known.
+// of the ranks were compared.
 #ifndef ACCO_PROGRAM_START_H
 #define ACCO_PROGRAM_START_H
 
 #include "checkpoint/hf_model.h"
-#include "program/peak.h"
-#include "program/report.h"
-#include "program/run_directory.h"
+#include "program/agreement.h"
+#include "program/machine_rates.h"
+#include "program/setup.h"
 
 static inline bool save_configuration(const Run *run, Error *error) {
     char path[RUN_PATH_SIZE + 16];
@@ -19,8 +19,7 @@ static inline bool save_configuration(const Run *run, Error *error) {
     return options_save_file(&run->options, path, error);
 }
 
-// Makes the run directory. Rank 0 does, and an error ends all ranks; all ranks learn the
-// name.
+// Rank 0 makes the run directory, and all ranks learn its name.
 static inline void open_run_directory(Run *run) {
     Error error = {""};
     bool made = true;
@@ -32,16 +31,15 @@ static inline void open_run_directory(Run *run) {
                run_lock_take(&run->lock, run->directory, run->transport.host, RUN_LOCK_PATIENCE, &error);
     }
     agree_or_exit(run, made ? 0 : EXIT_USER_MISTAKE, &error);
-    share_from_rank_zero(run, run->directory, sizeof run->directory);
+    share_from_rank_zero(&run->transport, run->directory, sizeof run->directory);
 }
 
-// Begins the log, the curves and the effective configuration in the run directory. It
-// holds a run from now on. Where that fails, the disk does, not the user.
+// Begins the log, the curves and the effective configuration in the run directory. If that
+// fails, the disk does, not the user.
 static inline void open_run_files(Run *run) {
     Error error = {""};
-    bool opened = !run_is_main(run) || (save_configuration(run, &error) &&
-                                        log_open(&run->log, run->directory, "log.jsonl", &error) &&
-                                        progress_open_curves(&run->curves, run->directory, &error));
+    bool opened = !run_is_main(run) ||
+                  (save_configuration(run, &error) && reports_open(&run->reports, run->directory, &error));
     agree_or_exit(run, opened ? 0 : EXIT_SYSTEM_FAILURE, &error);
 }
 
@@ -100,20 +98,8 @@ static inline void start_run(Run *run) {
     transport->link_latency = run->options.link_us / 1e6;
     choose_bucket(run);
     scheduler_start(&run->scheduler, run->pool, traced);
-    check_replicas(run, scheduler_weights(&run->scheduler), weights_bytes(run));
+    check_replicas(&run->scheduler, scheduler_weights(&run->scheduler), weights_bytes(&run->scheduler));
     scheduler_call(&run->scheduler, run->scheduler.compute, prepare_model_task, run);
-}
-
-// Says what has been chosen, once all of it is. hellos (size): of all ranks, for the log.
-static inline void announce_run(Run *run, const Hello *hellos) {
-    Transport *transport = &run->transport;
-    find_peak(run);
-    transport->bytes_sent = transport->bytes_sent_outside = 0; // what training sends, not what led up to it
-    if (!run_is_main(run)) { return; }
-    run->terminal.knows_perfect = run->data.builtin;
-    if (run->placement.on_gpu) { nvml_open(&run->nvml, run->placement.gpu.bus); }
-    print_start(run, hellos);
-    log_start(run, hellos);
 }
 
 #endif

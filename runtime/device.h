@@ -6,18 +6,18 @@
 //
 // A stream is a queue and a worker thread that runs its tasks one after another; two
 // streams run side by side. An event marks a point of a stream that the host can wait
-// for. Because a stream is a thread, overlap is real on any machine. On a GPU a task puts
-// its kernels into the stream's CUDA queue, and the worker waits until they have ended
-// before it takes the next task (gpu.h).
+// for. Because a stream is a thread, computation and communication overlap on any machine.
+// On a GPU a task puts its kernels into the stream's CUDA queue, and the worker waits until
+// they have ended before it takes the next task (gpu.h).
 //
 //   stream_run                  queues a task; it starts when those before it have ended
 //   event_record                the event happens when everything before it has ended
-//   event_query, event_wait     the host looks, or waits with a deadline
+//   event_query, event_wait     the host polls, or waits with a deadline
 //   stream_copy, stream_clear   memory of any kind, in the order of the stream
 //   stream_settle               in a task: waits for what it has put into the CUDA queue
 //
-// A stream can also be simulated: then nobody runs its tasks, and a simulator says when they
-// would have ended, on a clock of its own (plan/simulation.h).
+// A stream can also be simulated: then its tasks are not run, and a simulator computes when
+// they would have ended, on a clock of its own (plan/simulation.h).
 //
 // One host thread records an event and waits for it. `context` belongs to the caller and
 // must live until the task has run. A kernel is called with the stream whose task it is
@@ -42,8 +42,8 @@ typedef struct Stream Stream;
 typedef struct Event Event;
 typedef void (*StreamTask)(void *context, Stream *stream);
 
-// How many tasks may wait in a stream: stream_run waits for room, so the host cannot run
-// further ahead.
+// How many tasks may wait in a stream. stream_run waits for room, so the host is never further
+// ahead.
 enum { STREAM_CAPACITY = 256 };
 
 typedef struct StreamEntry {
@@ -51,7 +51,7 @@ typedef struct StreamEntry {
     void *context;
 } StreamEntry;
 
-// What becomes of the calls below where a stream is simulated. `self` is the simulator's own.
+// Replaces the calls below if a stream is simulated. self: the simulator's own state.
 typedef struct StreamSimulator {
     void *self;
     void (*run)(void *self, Stream *stream, StreamTask task, void *context);
@@ -73,7 +73,7 @@ struct Stream {
     pthread_cond_t changed;
     StreamEntry entries[STREAM_CAPACITY];
     uint64_t enqueued, taken; // entries [taken, enqueued) are waiting
-    bool prompt;              // its worker mostly waits, and should run as soon as it need not any more
+    bool prompt;              // its worker mostly waits, and should run as soon as it is woken
     bool stopping;
 };
 
@@ -82,7 +82,7 @@ struct Event {
     pthread_cond_t happened;
     uint64_t recorded;                // host: how often event_record was called
     uint64_t completed;               // worker: how many of those points have been reached
-    const StreamSimulator *simulator; // of the stream that it was last recorded in
+    const StreamSimulator *simulator; // that of the stream it was last recorded in
 };
 
 // Seconds of a monotonic clock; only differences mean anything.
@@ -92,7 +92,7 @@ static inline double clock_seconds(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-// Seconds for which the calling thread has had a core.
+// CPU time of the calling thread, in seconds.
 static inline double thread_cpu_seconds(void) {
     struct timespec now;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
@@ -109,9 +109,9 @@ static inline void sleep_seconds(double seconds) {
 // ---------------------------------------------------------------------------------------
 // Streams
 
-// Waits until everything in the stream's CUDA queue has ended; nothing to do on the CPU.
-// After 50 us it sleeps between looks, for an eighth of the time waited and 100 us at
-// most, so that the host's cores stay free.
+// Waits until everything in the stream's CUDA queue has ended; on the CPU it does nothing.
+// After 50 us it sleeps between polls, for an eighth of the time waited and 100 us at most,
+// so that the host's cores stay free.
 static inline void stream_settle(Stream *stream) {
     if (stream->queue == NULL) { return; }
     double began = clock_seconds();
@@ -138,10 +138,10 @@ static inline void stream_clear(Stream *stream, void *memory, size_t bytes) {
     }
 }
 
-// Lets the calling thread run as soon as it is woken, where other threads keep all cores busy.
-// It asks for the shortest slices of time, which Linux (from 6.12 on) grants first; otherwise
-// a thread that waits for messages may be 3 to 10 ms late. Where the system does not know
-// this, nothing changes.
+// Lets the calling thread run as soon as it is woken, even while other threads keep all cores
+// busy: otherwise a thread that waits for messages may be 3 to 10 ms late. It asks for the
+// shortest time slices, which Linux schedules first from version 6.12 on. Older systems ignore
+// it.
 static inline void thread_wake_promptly(void) {
     struct {
         uint32_t size, policy;
@@ -183,14 +183,14 @@ static inline void *stream_main(void *argument) {
     }
 }
 
-// Where the kernels of a stream run, and in what format.
+// Where the kernels of a stream run, and in which precision.
 typedef struct StreamPlace {
     const Gpu *gpu; // NULL: on the CPU
     Precision precision;
     bool high_priority; // its worker is woken promptly; on a GPU its kernels go first
 } StreamPlace;
 
-// NULL where the system does not give another thread. place: NULL means the CPU, in fp32.
+// NULL: the system does not give another thread. place: NULL means the CPU, in fp32.
 static inline Stream *stream_create(const char *name, ThreadPool *pool, const StreamPlace *place) {
     Stream *stream = (Stream *)calloc(1, sizeof *stream);
     stream->name = name;
@@ -210,8 +210,8 @@ static inline Stream *stream_create(const char *name, ThreadPool *pool, const St
     return NULL;
 }
 
-// Puts a task at the end of the queue and returns. Waits only while STREAM_CAPACITY tasks
-// are waiting already.
+// Puts a task at the end of the queue. Returns at once, unless STREAM_CAPACITY tasks are
+// waiting already.
 static inline void stream_run(Stream *stream, StreamTask task, void *context) {
     if (stream->simulator != NULL) {
         stream->simulator->run(stream->simulator->self, stream, task, context);
@@ -286,8 +286,7 @@ static inline void event_record(Event *event, Stream *stream) {
     stream_run(stream, event_complete_task, event);
 }
 
-// True when every recording so far has happened; an event that was never recorded has
-// happened.
+// True when every recording so far has happened, and for an event that was never recorded.
 static inline bool event_query(Event *event) {
     if (event->simulator != NULL) { return event->simulator->has_happened(event->simulator->self, event); }
     pthread_mutex_lock(&event->mutex);

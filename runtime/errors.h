@@ -2,8 +2,8 @@
 //
 //   the user's mistake     the Error travels up to main, which prints one line and exits
 //                          with 2, before anything is allocated
-//   the system's failure   one line with rank, host, step, operation and a hint; then the
-//                          whole job ends with exit code 3
+//   the system's failure   one line with rank, host, commit, operation and a hint; then all
+//                          ranks end with exit code 3
 //   our bug                assert
 //
 // Functions that read what the user gave us return bool and fill an Error. They never
@@ -23,7 +23,7 @@
 enum {
     EXIT_USER_MISTAKE = 2,
     EXIT_SYSTEM_FAILURE = 3,
-    EXIT_STOPPED_UNSAVED = 4, // asked to stop, and --save-every never: there is nothing to go on from
+    EXIT_STOPPED_UNSAVED = 4, // asked to stop, and --save-every never: there is no checkpoint
     EXIT_ASKED_TO_STOP = 75   // EX_TEMPFAIL of sysexits.h: try again later
 };
 
@@ -54,14 +54,14 @@ PRINTF_LIKE(2, 3) static inline bool error_set(Error *error, const char *format,
 
 static inline bool error_is_set(const Error *error) { return error->text[0] != '\0'; }
 
-// Comes with the text of a failure, from a part of the program that knows no ranks. The
-// thread that waits for signals (program/signals.h) adds rank and commit and ends the job.
+// Carries the text of a failure from code that does not know ranks to the thread that waits
+// for signals (program/signals.h), which adds rank and commit and ends all ranks.
 #define FAILURE_SIGNAL (SIGRTMIN + 2)
 
-// Ends the job, or where nobody waits for FAILURE_SIGNAL this process, with the text. Does
+// Ends all ranks with the text; only this process, if no thread waits for FAILURE_SIGNAL. Does
 // not return.
 static inline void failure_report(const char *text) {
-    enum { PATIENCE = 10 }; // seconds; ending a job takes less than one
+    enum { PATIENCE = 10 }; // seconds; ending all ranks takes less than one
     sigset_t blocked;
     union sigval value;
     value.sival_ptr = (void *)(size_t)text;

@@ -1,15 +1,15 @@
 // files.h: files and directories: mapping, writing, bringing to disk, publishing,
 // removing.
 //
-// What is here keeps two promises that plain system calls do not. A write is complete: it
-// goes on after a signal and after a short count. And what is reported as written
-// survives a power failure: fsync brings a file's bytes to disk, but its name is on disk
-// only when the directory that holds the name has been synced as well.
+// These functions keep two promises that plain system calls do not. A write is complete: it
+// continues after a signal and after a short count. And what is reported as written survives
+// a power failure: fsync brings a file's bytes to disk, but its name is on disk only when the
+// directory that holds the name has been synced as well.
 //
 // So a directory that must be whole or absent is made in three steps: everything is
 // written and synced under a temporary name; the temporary directory is synced;
 // directory_publish renames it, which is atomic, and syncs the parent. A crash before the
-// rename leaves the temporary name, which nobody reads; a crash after it leaves the
+// rename leaves only the temporary name, which is never read; a crash after it leaves the
 // finished directory.
 #ifndef ACCO_RUNTIME_FILES_H
 #define ACCO_RUNTIME_FILES_H
@@ -38,13 +38,13 @@ static inline bool path_within(char path[PATH_MAX], const char *directory, const
            error_set(error, "the path of %.80s in %.200s... is too long", name, directory);
 }
 
-// Maps a regular file that is not empty, read-only; munmap(result, *size) ends that. NULL
-// and an error otherwise. expected: what the file should be, for the message. A file that
-// shrinks while it is mapped ends the program with SIGBUS.
+// Maps a regular file that is not empty, read-only. The caller calls munmap(result, *size).
+// NULL: an error. expected: what the file should be, for the message. A file that shrinks
+// while it is mapped ends the program with SIGBUS.
 static inline void *file_map(const char *path, const char *expected, size_t *size, Error *error) {
     struct stat status;
     void *mapping = MAP_FAILED;
-    // O_NONBLOCK: opening a pipe, which is refused below, must not wait for its writer.
+    // O_NONBLOCK: opening a pipe must not wait for its writer, because it is refused below.
     int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (descriptor < 0 || fstat(descriptor, &status) != 0) {
         error_set(error, "cannot read %.400s: %s", path, strerror(errno));
@@ -65,10 +65,10 @@ static inline void *file_map(const char *path, const char *expected, size_t *siz
 // ---------------------------------------------------------------------------------------
 // Writing
 
-enum { FILE_POSITION = -1 }; // as an offset: where the descriptor stands, or the end for O_APPEND
+enum { FILE_POSITION = -1 }; // as an offset: the descriptor's position, or the end for O_APPEND
 
-// Writes all `count` bytes at `offset`. False: errno says why, and some of them may be
-// written.
+// Writes all `count` bytes at `offset`. False: errno says why, and a part of the bytes may have
+// been written.
 static inline bool file_write_all(int descriptor, const void *bytes, size_t count, off_t offset) {
     for (size_t done = 0; done < count;) {
         const char *rest = (const char *)bytes + done;
@@ -84,7 +84,7 @@ static inline bool file_write_all(int descriptor, const void *bytes, size_t coun
 }
 
 // Syncs and closes a file after its last write. written: whether all writes succeeded; if
-// not, errno still says why. True: its bytes are on disk.
+// not, errno still says why. Returns true when its bytes are on disk.
 static inline bool file_finish(int descriptor, const char *path, bool written, Error *error) {
     int reason = written && fsync(descriptor) == 0 ? 0 : errno;
     if (close(descriptor) != 0 && reason == 0) { reason = errno; }
@@ -113,8 +113,8 @@ static inline void file_replacement_path(char temporary[PATH_MAX], const char *p
     snprintf(temporary, PATH_MAX, "%s.new", path);
 }
 
-// Begins a file that takes the place of `path` when it is whole: file_replace_end gives it
-// that name, or on failure removes it, and `path` is as it was. NULL: an error.
+// Begins a file that replaces `path` once it is whole: file_replace_end gives it that name, or
+// on failure removes it and leaves `path` as it was. NULL: an error.
 static inline FILE *file_replace_begin(const char *path, Error *error) {
     char temporary[PATH_MAX];
     file_replacement_path(temporary, path);
@@ -123,8 +123,8 @@ static inline FILE *file_replace_begin(const char *path, Error *error) {
     return file;
 }
 
-// written: whether everything was; if not, errno still says why. True: file and name are on
-// disk.
+// written: whether all writes succeeded; if not, errno still says why. Returns true when file
+// and name are on disk.
 static inline bool file_replace_end(FILE *file, const char *path, bool written, Error *error) {
     char temporary[PATH_MAX];
     file_replacement_path(temporary, path);
@@ -145,7 +145,7 @@ static inline bool file_replace_end(FILE *file, const char *path, bool written, 
 
 // Removes a file, or a directory with everything in it. What cannot be removed stays.
 static inline void tree_remove(const char *path) {
-    if (unlink(path) == 0) { return; } // a file, or a link, whose target is not ours
+    if (unlink(path) == 0) { return; } // a file, or a link, whose target stays
     DIR *directory = opendir(path);
     for (struct dirent *entry; directory != NULL && (entry = readdir(directory)) != NULL;) {
         char inner[PATH_MAX];
@@ -158,9 +158,9 @@ static inline void tree_remove(const char *path) {
     rmdir(path);
 }
 
-// Gives a finished directory, all files of which are synced, its final name. replaces:
-// what has that name already gives way at the same moment; otherwise only an empty
-// directory may have it. True: the new name is on disk.
+// Gives a finished directory, whose files are all synced, its final name. replaces: what has
+// that name already is replaced at the same moment; otherwise only an empty directory may have
+// it. Returns true when the new name is on disk.
 static inline bool directory_publish(const char *temporary, const char *final, bool replaces, Error *error) {
     if (!path_sync(temporary, error)) { return false; }
     // An exchange of the two names leaves no moment without either directory. It fails

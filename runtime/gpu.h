@@ -1,5 +1,5 @@
-// gpu.h: the GPU of this process: its memory, its queues, and waiting for them. Nothing
-// outside of runtime/, comm/nccl.h and kernels/ calls CUDA.
+// gpu.h: the GPU of this process: its memory, its queues, and waiting for them. Only
+// runtime/, comm/nccl.h and kernels/ call CUDA.
 //
 // A GPU is driven the way the CPU is. A stream (device.h) is a thread that takes tasks
 // from a queue; a task puts its kernels into the stream's CUDA queue and has ended when
@@ -7,7 +7,7 @@
 // and the host is never further ahead of a GPU than one task. No wait blocks inside CUDA.
 //
 //   gpu_load_eagerly    before anything else
-//   gpu_open            finds this rank's GPU; false with the reason where there is none
+//   gpu_open            finds this rank's GPU; false, with the reason: there is none
 //   gpu_queue_*         the CUDA stream behind a Stream, of high or low priority
 //   gpu_allocate        device memory
 //   gpu_allocate_host   pinned host memory, which the host and kernels can read and write
@@ -26,10 +26,10 @@
 #include "runtime/precision.h"
 
 typedef struct Gpu {
-    int number; // of this rank's on its node; -1: the CPU is used
+    int number; // this rank's GPU on its node; -1: the CPU is used
     int count;  // how many this node has
     char name[256];
-    char bus[32];   // its PCI address: another rank may see the same GPU under another number
+    char bus[32];   // PCI address: another rank may see the same GPU under another number
     int capability; // 10 * major + minor
     int sm_count;   // streaming multiprocessors
     size_t memory_total, memory_available;
@@ -38,8 +38,8 @@ typedef struct Gpu {
 #ifdef ACCO_HAVE_CUDA
 #include <cuda_runtime.h>
 
-// Ranges of NVTX, in which profilers show what a thread was doing. Without a profiler a call
-// is a look at a pointer. The header is missing in some installations of CUDA.
+// NVTX ranges, in which profilers show what a thread was doing. Without a profiler a call only
+// tests a pointer. The header is missing in some installations of CUDA.
 #if __has_include(<nvtx3/nvToolsExt.h>)
 #include <nvtx3/nvToolsExt.h>
 static inline void gpu_range_begin(const char *name) { (void)nvtxRangePushA(name); }
@@ -49,8 +49,8 @@ static inline void gpu_range_begin(const char *name) { (void)name; }
 static inline void gpu_range_end(void) {}
 #endif
 
-// Ends the job with what was called and CUDA's reason: after a CUDA error nothing on the
-// device can be trusted.
+// Ends all ranks with the name of the call and CUDA's reason: after a CUDA error nothing on
+// the device can be trusted.
 #define CUDA_CHECK(call) cuda_check((call), #call)
 
 static inline void cuda_check(cudaError_t status, const char *call) {
@@ -62,11 +62,11 @@ static inline void cuda_check(cudaError_t status, const char *call) {
 
 static inline bool gpu_is_built_in(void) { return true; }
 
-// To be called first in main: the driver reads this once, MPI may call it, and there must
-// be one thread. By default a kernel is loaded when it is first used. That can wait for
-// the kernels that run, and one of NCCL may run until a kernel behind the loading one
-// sends: a deadlock. It would also be timed as a part of the first step. The user's wish
-// wins.
+// Must be called first in main: the driver reads this variable once, MPI may start the driver,
+// and there must be only one thread. By default a kernel is loaded when it is first used. That
+// can wait for running kernels, and a kernel of NCCL may run until a kernel behind the loading
+// one sends: a deadlock. It would also be timed as a part of the first step. A value that the
+// user has set stays.
 static inline void gpu_load_eagerly(void) { setenv("CUDA_MODULE_LOADING", "EAGER", 0); }
 
 // text <- the version of CUDA that the program was built with.
@@ -74,7 +74,8 @@ static inline void gpu_version(char *text, size_t size) {
     snprintf(text, size, "%d.%d", CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
 }
 
-// Why CUDA finds no GPU. A driver that is older than the library is named with both versions.
+// The error if CUDA finds no GPU. It names both versions if the driver is older than the
+// library.
 static inline bool gpu_refuse(cudaError_t status, Error *error) {
     int driver = 0, runtime = 0;
     bool known =
@@ -89,7 +90,7 @@ static inline bool gpu_refuse(cudaError_t status, Error *error) {
         driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
 }
 
-// Rank r of a node gets GPU r modulo their number. Kernels need compute capability 8.0.
+// Rank r of a node gets GPU r modulo the number of GPUs. Kernels need compute capability 8.0.
 static inline bool gpu_open(Gpu *gpu, int local_rank, Error *error) {
     memset(gpu, 0, sizeof *gpu);
     gpu->number = -1;
@@ -150,7 +151,7 @@ static inline void gpu_mark(void *mark, void *queue) {
     CUDA_CHECK(cudaEventRecord((cudaEvent_t)mark, (cudaStream_t)queue));
 }
 
-// Whether everything before the mark has ended; also where it was never moved.
+// Whether everything before the mark has ended; true for a mark that was never moved.
 static inline bool gpu_mark_is_reached(void *mark) {
     cudaError_t status = cudaEventQuery((cudaEvent_t)mark);
     if (status == cudaErrorNotReady) { return false; }
@@ -158,8 +159,8 @@ static inline bool gpu_mark_is_reached(void *mark) {
     return true;
 }
 
-// What is put into the queue from now on starts when the mark, as it is now, was reached.
-// Nothing waits for a mark that was never moved.
+// What is put into the queue from now on starts when the mark's present position has been
+// reached. A mark that was never moved delays nothing.
 static inline void gpu_wait_for(void *queue, void *mark) {
     CUDA_CHECK(cudaStreamWaitEvent((cudaStream_t)queue, (cudaEvent_t)mark, 0));
 }
@@ -172,7 +173,7 @@ static inline bool gpu_queue_is_idle(void *queue) {
     return true;
 }
 
-// NULL where there is not enough memory.
+// NULL: there is not enough memory.
 static inline void *gpu_allocate(size_t bytes) {
     void *memory = NULL;
     return cudaMalloc(&memory, bytes) == cudaSuccess ? memory : NULL;
@@ -194,7 +195,7 @@ static inline void gpu_fill(void *queue, void *memory, int byte, size_t bytes) {
     CUDA_CHECK(cudaMemsetAsync(memory, byte, bytes, (cudaStream_t)queue));
 }
 
-#else // without CUDA: gpu_open never succeeds, so nobody calls the rest
+#else // without CUDA: gpu_open never succeeds, so the rest is never called
 
 // clang-format off
 static inline bool gpu_is_built_in(void) { return false; }

@@ -1,8 +1,8 @@
 // memory.h: one arena for all large memory, planned before anything runs.
 //
 // Every module reserves what it will need: a class, a name, a size, and the address of
-// the pointer to fill. The same table of reservations is printed by `train_gpt plan` and
-// by every run, and places the pointers: memory that was not planned cannot be used.
+// the pointer to fill. One table of reservations is printed by `train_gpt plan` and by every
+// run, and sets the pointers: memory that was not planned cannot be used.
 //
 //   arena_reserve ... arena_reserve    any number of them
 //   arena_commit                       maps it, zeroed, and sets the pointers
@@ -44,13 +44,15 @@ static inline const char *memory_class_name(MemoryClass memory_class) {
     return names[memory_class];
 }
 
+// The alignment serves AVX-512, keeps neighbours out of the adjacent-line prefetcher's
+// reach, and is what libraries on a GPU ask for.
 enum { ARENA_ALIGNMENT = 256, ARENA_MAX_RESERVATIONS = 512 };
 
 typedef struct Reservation {
     MemoryClass memory_class;
     const char *name; // static storage
     size_t bytes;
-    bool on_host;  // in the mapping of the host, where there is one of its own
+    bool on_host;  // in the host's mapping, if that is another one
     size_t offset; // from the start of its mapping
     void *slot;    // address of the pointer that arena_commit fills
 } Reservation;
@@ -65,24 +67,18 @@ typedef struct Arena {
     char *host_base;   // on a GPU
 } Arena;
 
-// The alignment serves AVX-512, keeps neighbours out of the adjacent-line prefetcher's
-// reach, and is what libraries on a GPU ask for.
-static inline size_t arena_round_up(size_t bytes) {
-    return (bytes + ARENA_ALIGNMENT - 1) / ARENA_ALIGNMENT * ARENA_ALIGNMENT;
-}
-
 static inline void arena_add(Arena *arena, MemoryClass memory_class, const char *name, size_t bytes,
                              bool on_host, void *slot) {
     assert(arena->base == NULL && arena->count < ARENA_MAX_RESERVATIONS);
     size_t *total = on_host ? &arena->host_bytes : &arena->bytes;
-    Reservation *reservation = &arena->reservations[arena->count++];
-    reservation->memory_class = memory_class;
-    reservation->name = name;
-    reservation->bytes = bytes;
-    reservation->on_host = on_host;
-    reservation->offset = *total;
-    reservation->slot = slot;
-    *total += arena_round_up(bytes);
+    Reservation reservation = {.memory_class = memory_class,
+                               .name = name,
+                               .bytes = bytes,
+                               .on_host = on_host,
+                               .offset = *total,
+                               .slot = slot};
+    arena->reservations[arena->count++] = reservation;
+    *total += (bytes + ARENA_ALIGNMENT - 1) / ARENA_ALIGNMENT * ARENA_ALIGNMENT;
 }
 
 // Plans `bytes` bytes. slot: the address of a pointer variable, which must stay where it
@@ -106,8 +102,7 @@ static inline size_t arena_class_bytes(const Arena *arena, MemoryClass memory_cl
     return bytes;
 }
 
-// The memory limit of this process's control group, as in a container; SIZE_MAX where
-// there is none.
+// The memory limit of this process's control group, as in a container; SIZE_MAX: no limit.
 static inline size_t memory_group_limit(void) {
     static const char *const files[] = {"/sys/fs/cgroup/memory.max",
                                         "/sys/fs/cgroup/memory/memory.limit_in_bytes"};
@@ -121,7 +116,7 @@ static inline size_t memory_group_limit(void) {
     return SIZE_MAX;
 }
 
-// Bytes that the system could give now without swapping; 0 where it does not tell.
+// Bytes that the system could give now without swapping; 0: not known.
 static inline size_t memory_available(void) {
     FILE *file = fopen("/proc/meminfo", "r");
     char line[128];
@@ -160,8 +155,8 @@ static inline bool arena_map_host(Arena *arena, Error *error) {
     return true;
 }
 
-// Maps the planned bytes, zeroed, and sets every reserved pointer. False, with how much
-// was asked for, where the system or the GPU refuses.
+// Maps the planned bytes, zeroed, and sets every reserved pointer. False, with an error that
+// names the size, if the system or the GPU refuses.
 static inline bool arena_commit(Arena *arena, Error *error) {
     assert(arena->base == NULL);
     bool mapped = arena->on_gpu ? arena_map_gpu(arena, error) : arena_map_host(arena, error);
@@ -173,8 +168,8 @@ static inline bool arena_commit(Arena *arena, Error *error) {
     return mapped;
 }
 
-// Bytes of the mapping that are in memory now: what the run has used of what it planned.
-// 0 where the system cannot tell. On a GPU all of it.
+// Bytes of the mapping that are in memory now: the part of the plan that was really used. On a
+// GPU that is all of it. 0: not known.
 static inline size_t arena_resident_bytes(const Arena *arena) {
     if (arena->on_gpu) { return arena->bytes; }
     size_t page = (size_t)sysconf(_SC_PAGESIZE);

@@ -1,5 +1,5 @@
-// names.h: what a misspelled name was probably meant to be, and quoting what the user
-// wrote, for error messages.
+// names.h: for error messages: the name nearest to a misspelled one, and quoting what the
+// user wrote.
 #ifndef ACCO_RUNTIME_NAMES_H
 #define ACCO_RUNTIME_NAMES_H
 
@@ -34,9 +34,9 @@ static inline int name_distance(const char *a, const char *b) {
     return (int)rows[n % 3][m];
 }
 
-// The name that `word` was probably meant to be; NULL where none is near. At most a third
-// of the letters and one more may differ, or the word is the beginning of a name. Of
-// several that are equally near the first wins.
+// The name that `word` was probably meant to be; NULL: none is near. A name is near if at most
+// a third of the letters and one more differ, or if the word is its beginning. The first of
+// several equally near names wins.
 static inline const char *nearest_name(const char *word, const char *const *names, int count) {
     size_t length = strlen(word);
     const char *nearest = NULL;
@@ -55,8 +55,8 @@ static inline const char *nearest_name(const char *word, const char *const *name
     return nearest;
 }
 
-// excerpt <- what the user wrote, made fit for a one-line message: control characters
-// become '?', and after 60 bytes it is cut. Returns excerpt.
+// excerpt <- what the user wrote, fit for a one-line message: control characters become '?',
+// and after 60 bytes it is cut. Returns excerpt.
 static inline const char *text_excerpt(const char *text, char excerpt[64]) {
     int length = 0;
     for (; text[length] != '\0' && length < 60; length++) {
@@ -67,9 +67,9 @@ static inline const char *text_excerpt(const char *text, char excerpt[64]) {
     return excerpt;
 }
 
-// quoted <- text as one word of a shell's command line: as it stands where none of its
-// characters means anything to a shell, otherwise between single quotes. size: at least 4
-// bytes for each of text and 3 more. Returns quoted.
+// quoted <- text as one word of a shell's command line: unchanged if none of its characters
+// is special to a shell, otherwise between single quotes. size: at least 4 bytes for each byte
+// of text and 3 more. Returns quoted.
 static inline const char *text_for_shell(const char *text, char *quoted, size_t size) {
     size_t length = strlen(text), used = 0;
     bool plain = length > 0;

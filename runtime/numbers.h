@@ -1,5 +1,5 @@
 // numbers.h: the smaller and the larger of two integers; the median; a number of bytes as
-// people read it.
+// text.
 #ifndef ACCO_RUNTIME_NUMBERS_H
 #define ACCO_RUNTIME_NUMBERS_H
 
@@ -17,7 +17,7 @@ static inline int numbers_compare(const void *left, const void *right) {
     return (a > b) - (a < b);
 }
 
-// Sorts values (count >= 1) and returns the median; of an even count the larger of the two
+// Sorts values (count >= 1) and returns the median; with an even count, the larger of the two
 // in the middle.
 static inline double median_of(double *values, size_t count) {
     qsort(values, count, sizeof values[0], numbers_compare);

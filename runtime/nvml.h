@@ -1,9 +1,9 @@
-// nvml.h: what a GPU does to its clock: frequency, power, and why it is held down, from
+// nvml.h: a GPU's clock frequency and power, and the reasons why its clock is reduced, from
 // NVIDIA's management library.
 //
-// The library comes with the driver. It is opened when a run begins and is not linked, so
-// a program also runs where it is missing; then nothing is known. Only the few functions
-// that are used are declared here, as nvml.h of the CUDA toolkit has them.
+// The library comes with the driver. It is opened when a run begins and is not linked, so the
+// program also runs without it; then nothing is known. Only the few functions that are used
+// are declared here, as nvml.h of the CUDA toolkit declares them.
 #ifndef ACCO_RUNTIME_NVML_H
 #define ACCO_RUNTIME_NVML_H
 
@@ -15,14 +15,14 @@
 
 typedef struct Nvml {
     void *library, *device; // NULL: nothing is known
-    bool started;           // the library, which is to be shut down then
+    bool started;           // the library must be shut down
     int (*clock)(void *device, int kind, unsigned *megahertz);
     int (*highest_clock)(void *device, int kind, unsigned *megahertz);
     int (*power)(void *device, unsigned *milliwatts);
     int (*reasons)(void *device, unsigned long long *bits);
 } Nvml;
 
-// What is not known is NAN, and has no reasons.
+// NAN, and no reasons: not known.
 typedef struct NvmlReading {
     double clock, highest_clock; // MHz of the multiprocessors
     double watts;
@@ -30,7 +30,8 @@ typedef struct NvmlReading {
     uint64_t reasons;         // why the clock is not the highest one: bits of NVML
 } NvmlReading;
 
-// The reasons that slow a run down. Others are idleness and clocks that somebody has set.
+// The reasons that slow a run down. NVML also reports idleness, and clocks that an
+// administrator has set.
 typedef struct NvmlReason {
     uint64_t bit;
     const char *text;
@@ -44,13 +45,19 @@ static const NvmlReason NVML_REASONS[] = {{0x04, "the power limit"},
 
 enum { NVML_REASON_COUNT = sizeof NVML_REASONS / sizeof NVML_REASONS[0], NVML_TEXT_SIZE = 128 };
 
+static inline NvmlReading nvml_unknown(void) {
+    NvmlReading reading = {
+        .clock = NAN, .highest_clock = NAN, .watts = NAN, .reasons_as_number = NAN, .reasons = 0};
+    return reading;
+}
+
 static inline uint64_t nvml_slowing(uint64_t reasons) {
     uint64_t slowing = 0;
     for (int i = 0; i < NVML_REASON_COUNT; i++) { slowing |= reasons & NVML_REASONS[i].bit; }
     return slowing;
 }
 
-// text <- the reasons among these that slow a run down, as a list.
+// text <- a list of those among the reasons that slow a run down.
 static inline const char *nvml_reasons_text(uint64_t reasons, char text[NVML_TEXT_SIZE]) {
     text[0] = '\0';
     for (int i = 0; i < NVML_REASON_COUNT; i++) {
@@ -66,7 +73,7 @@ static inline const char *nvml_reasons_text(uint64_t reasons, char text[NVML_TEX
 
 enum { NVML_CLOCK_OF_MULTIPROCESSORS = 1 };
 
-// target, a pointer to a function, becomes that of `name`. False: the library has none.
+// Sets target, a pointer to a function, to the function `name`. False: the library has none.
 static inline bool nvml_find(void *library, const char *name, void *target) {
     void *found = dlsym(library, name);
     memcpy(target, &found, sizeof found);
@@ -80,8 +87,8 @@ static inline void nvml_close(Nvml *nvml) {
     memset(nvml, 0, sizeof *nvml);
 }
 
-// bus: the GPU's PCI address (Gpu::bus). Where the library or the GPU is not found, or
-// the library is too old, nothing is known.
+// bus: the GPU's PCI address (Gpu::bus). Nothing is known if the library or the GPU is not
+// found, or if the library is too old.
 static inline void nvml_open(Nvml *nvml, const char *bus) {
     int (*start)(void) = NULL, (*find)(const char *bus, void **device) = NULL;
     memset(nvml, 0, sizeof *nvml);
@@ -101,7 +108,7 @@ static inline void nvml_open(Nvml *nvml, const char *bus) {
 
 // The state at this moment; the power is the mean over a fraction of a second.
 static inline NvmlReading nvml_read(const Nvml *nvml) {
-    NvmlReading reading = {NAN, NAN, NAN, NAN, 0};
+    NvmlReading reading = nvml_unknown();
     unsigned clock = 0, highest = 0, milliwatts = 0;
     unsigned long long reasons = 0;
     if (nvml->device == NULL) { return reading; }
@@ -122,9 +129,8 @@ static inline NvmlReading nvml_read(const Nvml *nvml) {
 static inline void nvml_open(Nvml *nvml, const char *bus) { (void)nvml, (void)bus; }
 static inline void nvml_close(Nvml *nvml) { (void)nvml; }
 static inline NvmlReading nvml_read(const Nvml *nvml) {
-    NvmlReading reading = {NAN, NAN, NAN, NAN, 0};
     (void)nvml;
-    return reading;
+    return nvml_unknown();
 }
 
 #endif

@@ -3,12 +3,19 @@
 // Parameters are stored in the order in which the forward pass uses them, so the backward
 // pass finishes their gradients from the end:
 //
+//   communication   | gather 1 | gather 2 | gather 3 |       | send 3 | send 2 | send 1 |
+//   compute                    | fwd 1 | .. fwd 2 | .. fwd 3 | bwd 3 | bwd 2 | bwd 1 |
+//                              need(end of 1)                        finish(begin of 3)
+//
 //   forward    calls need(end) before it reads parameters [0, end); may wait for them
 //   backward   calls finish(begin) when gradients from `begin` on are done; may send them
 //
+//   forward    | layer 0 | layer 1 | ...        | layer 1 | layer 0 |   backward
+//              ^ need    ^ need                           ^ finish  ^ finish
+//   exchange   ... parameters arrive             gradients are sent ...
+//
 // The model is given a Pace and knows nothing of communication; the scheduler provides
-// it. A NULL Pace means that all parameters are there and that nobody waits for
-// gradients.
+// it. Without a Pace (NULL) all parameters are there, and no one waits for gradients.
 #ifndef ACCO_RUNTIME_PACE_H
 #define ACCO_RUNTIME_PACE_H
 

@@ -2,8 +2,8 @@
 //
 // On the CPU it is fp32, or bf16 with --precision bf16. On a GPU it is bf16, the upper half
 // of fp32, or fp32 with --precision fp32. Sums and everything that lasts (master parameters,
-// outer parameters, gradients) are fp32 in any case, except AdamW's moments: --moments says
-// what they are.
+// outer parameters, gradients) are always fp32, except AdamW's moments: --moments chooses
+// their format.
 //
 // Code that serves both formats holds such arrays as pointers to Real, a type without a
 // definition. So no element can be read and no offset added without saying how wide an
@@ -32,7 +32,7 @@ static inline const Real *real_at_const(const Real *base, size_t elements, Preci
     return (const Real *)(const void *)((const char *)base + elements * precision_bytes(precision));
 }
 
-// For callers who know that the format is fp32.
+// For callers that know that the format is fp32.
 static inline float *real_floats(Real *base) { return (float *)(void *)base; }
 static inline const float *real_floats_const(const Real *base) { return (const float *)(const void *)base; }
 static inline Real *as_reals(float *base) { return (Real *)(void *)base; }

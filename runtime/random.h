@@ -10,8 +10,8 @@
 //     Random random = {random_hash(random_hash(seed, tensor), element)};
 //
 // Constants and period: Steele, Lea and Flood, "Fast splittable pseudorandom number
-// generators", OOPSLA 2014; the mixing rounds are Stafford's variant 13. Period 2^64,
-// every word once. Not for secrets.
+// generators", OOPSLA 2014; the mixing rounds are Stafford's variant 13. The period is 2^64
+// and has every word once. Not for secrets.
 #ifndef ACCO_RUNTIME_RANDOM_H
 #define ACCO_RUNTIME_RANDOM_H
 
@@ -50,7 +50,7 @@ static inline double random_normal(Random *random) {
     return radius * cos(angle);
 }
 
-// One well mixed word from two. Not symmetric. (0, 0) does not give 0, so seed 0 is as
+// One well mixed word from two; their order matters. (0, 0) does not give 0, so seed 0 is as
 // good as any other.
 static inline uint64_t random_hash(uint64_t a, uint64_t b) {
     return random_mix(random_mix(a + UINT64_C(0x9E3779B97F4A7C15)) ^ (b + UINT64_C(0xD1B54A32D192ED03)));

@@ -1,5 +1,5 @@
-// sha256.h: SHA-256 (FIPS 180-4). A file of tokens names the tokenizer that it was made
-// with by the hash of that tokenizer.
+// sha256.h: SHA-256 (FIPS 180-4). A file of tokens names its tokenizer by the tokenizer's
+// hash.
 #ifndef ACCO_RUNTIME_SHA256_H
 #define ACCO_RUNTIME_SHA256_H
 

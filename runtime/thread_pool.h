@@ -6,10 +6,9 @@
 // no other task writes, and must not add into anything shared. Then results do not depend
 // on the number of threads: this is what keeps every kernel reproducible bit for bit.
 //
-// OpenMP would do the same but for two things. Its waiting threads spin by default, which
-// costs far too much when ranks share cores, and ThreadSanitizer cannot look into its
-// runtime. Here, idle members spin for a moment, because one kernel follows another
-// within microseconds, and then sleep.
+// Why not OpenMP: its waiting threads spin by default, which costs far too much when ranks
+// share cores, and ThreadSanitizer cannot look into its runtime. Here idle members spin only
+// for a moment, because one kernel follows another within microseconds, and then sleep.
 #ifndef ACCO_RUNTIME_THREAD_POOL_H
 #define ACCO_RUNTIME_THREAD_POOL_H
 
@@ -70,9 +69,9 @@ static inline bool thread_pool_wait_for_work(ThreadPool *pool, unsigned seen) {
     while (!pool->stopping && pool->generation == seen) {
         pthread_cond_wait(&pool->work_ready, &pool->mutex);
     }
-    bool go_on = !pool->stopping;
+    bool has_work = !pool->stopping;
     pthread_mutex_unlock(&pool->mutex);
-    return go_on;
+    return has_work;
 }
 
 static inline void *thread_pool_member_main(void *argument) {
@@ -103,9 +102,9 @@ static inline void thread_pool_destroy(ThreadPool *pool) {
     free(pool);
 }
 
-// A pool of `threads` (>= 1) members, or NULL where the system does not give that many
-// threads. spin: idle members look for work for a moment before they sleep; pass false
-// where there are more threads than cores.
+// A pool of `threads` (>= 1) members; NULL: the system does not give that many threads. spin:
+// idle members look for work for a moment before they sleep; pass false if there are more
+// threads than cores.
 static inline ThreadPool *thread_pool_create(int threads, bool spin) {
     assert(threads >= 1);
     ThreadPool *pool = (ThreadPool *)calloc(1, sizeof *pool);

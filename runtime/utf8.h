@@ -1,8 +1,8 @@
 // utf8.h: reads text as UTF-8, one character at a time.
 //
-// Foreign bytes may be anything, so utf8_scan also says how a sequence that is not UTF-8
-// is to be skipped. Valid means well formed by the Unicode standard (table 3-7): no
-// overlong forms, no surrogates, nothing above U+10FFFF.
+// Foreign bytes may be anything, so utf8_scan also says how to skip a sequence that is not
+// UTF-8. Valid means well formed by the Unicode standard (table 3-7): no overlong forms, no
+// surrogates, nothing above U+10FFFF.
 #ifndef ACCO_RUNTIME_UTF8_H
 #define ACCO_RUNTIME_UTF8_H
 
@@ -13,7 +13,7 @@ typedef enum Utf8 { UTF8_VALID, UTF8_INVALID, UTF8_INCOMPLETE } Utf8;
 
 // What the `count` bytes (at least one) begin with: a character; a sequence that no
 // further byte can complete; or the beginning of a character whose other bytes are
-// missing. *length: the bytes of it. For an invalid sequence these are the bytes that
+// missing. *length: its number of bytes. For an invalid sequence these are the bytes that
 // could still have begun a character, Unicode's "maximal subpart", which decoders replace
 // by one U+FFFD.
 static inline Utf8 utf8_scan(const uint8_t *bytes, size_t count, size_t *length) {

@@ -1,11 +1,11 @@
-// watermark.h: how far one stream has come, for another that follows it piece by piece.
+// watermark.h: the progress of one stream, for another that follows it piece by piece.
 //
 // A watermark is a position that only grows between two resets. One thread raises it, and
 // others wait until it has reached a position. After the wait they see everything that
 // the first thread wrote before it raised the watermark.
 //
-// Events (device.h) mark points between the tasks of a stream, where the host put them. A
-// watermark marks progress inside one task, where only the task knows the order of the
+// Events (device.h) mark points between the tasks of a stream, where the host puts them. A
+// watermark marks progress inside one task, because only the task knows the order of its
 // work.
 #ifndef ACCO_RUNTIME_WATERMARK_H
 #define ACCO_RUNTIME_WATERMARK_H
@@ -34,7 +34,7 @@ static inline void watermark_destroy(Watermark *mark) {
     pthread_mutex_destroy(&mark->mutex);
 }
 
-// The only call that may lower the position. Nobody may be waiting.
+// The only call that may lower the position. No thread may be waiting.
 static inline void watermark_reset(Watermark *mark, size_t position) {
     pthread_mutex_lock(&mark->mutex);
     mark->position = position;

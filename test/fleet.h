@@ -1,6 +1,6 @@
 // fleet.h: several training runs at once, which saves time because mpirun mostly sleeps
-// while it starts; comparisons of how they ended; the update rules that tests go through;
-// and a pen to change checkpoints with.
+// while it starts; comparisons of how they ended; and a pen to change checkpoints
+// with.
 #ifndef ACCO_TEST_FLEET_H
 #define ACCO_TEST_FLEET_H
 
@@ -9,27 +9,7 @@
 #include <zlib.h>
 
 #include "runtime/errors.h"
-
-// An update rule, with options that make ranks communicate several times within the few
-// steps of base.txt.
-typedef struct RuleCase {
-    const char *name, *options;
-    int chaos_ms; // smaller where a rule sends many small messages, each of which is delayed
-} RuleCase;
-
-// Places in rule_cases.
-enum { DDP, ZERO1, DPU, ACCO_WP, ACCO, CO2, DILOCO, STREAMING_DILOCO, RULES_TESTED };
-
-static const RuleCase rule_cases[RULES_TESTED] = {
-    [DDP] = {"ddp", "--optimizer ddp", 2},
-    [ZERO1] = {"zero1", "--optimizer zero1", 2},
-    [DPU] = {"dpu", "--optimizer dpu", 20},
-    [ACCO_WP] = {"acco-wp", "--optimizer acco-wp", 20},
-    [ACCO] = {"acco", "--optimizer acco --accumulate 4", 20},
-    [CO2] = {"co2", "--optimizer co2 --co2-tau 3 --co2-beta 0.3", 20},
-    [DILOCO] = {"diloco", "--optimizer diloco --diloco-H 4", 20},
-    [STREAMING_DILOCO] = {"streaming-diloco", "--optimizer streaming-diloco --diloco-H 4", 20},
-};
+#include "test/rule_cases.h"
 
 enum { FLEET = STAGE_PROGRAMS };
 

@@ -267,11 +267,8 @@ static inline void replay_optimize(Replay *replay, ReplayState *state, const flo
                                     settings->epsilon, rate, decays ? settings->weight_decay : 0.0);
             range.step.divisor = (float)divisor;
             range.step.scale = (float)scale;
-            if (settings->sgd) {
-                sgd_step(&replay->stream, &range, commit);
-            } else {
-                cpu_adamw(&replay->stream, &range, commit);
-            }
+            range.commit = commit;
+            (settings->sgd ? sgd_step : cpu_adamw)(&replay->stream, &range);
         }
     }
     if (commit) { state->steps++; }
@@ -584,8 +581,10 @@ static inline void replay_exchange(Replay *replay, int fragment) {
 // The outer step of a fragment with what replay_send has left in `exchange`.
 static inline void replay_apply(Replay *replay, int fragment, double alpha) {
     const ReplaySettings *settings = &replay->settings;
-    NesterovStep step = {1.0f / (float)settings->workers, (float)settings->outer_rate, (float)settings->mu,
-                         (float)alpha};
+    NesterovStep step = {.inverse_ranks = 1.0f / (float)settings->workers,
+                         .learning_rate = (float)settings->outer_rate,
+                         .momentum = (float)settings->mu,
+                         .alpha = (float)alpha};
     size_t begin, end = 0;
     replay_exchange(replay, fragment);
     while (replay_next_run(replay->fragment_of, replay->problem.parameter_count, fragment, &begin, &end)) {
@@ -613,9 +612,12 @@ static inline void replay_diloco(Replay *replay) {
 // the pseudo-gradient of this one.
 static inline void replay_co2_boundary(Replay *replay, bool received) {
     const ReplaySettings *settings = &replay->settings;
-    MomentumStep step = {1.0f / (float)settings->workers, (float)settings->co2_beta,
-                         (float)settings->co2_alpha,      (float)settings->co2_phi,
-                         (float)settings->co2_gap,        received};
+    MomentumStep step = {.inverse_ranks = 1.0f / (float)settings->workers,
+                         .beta = (float)settings->co2_beta,
+                         .alpha = (float)settings->co2_alpha,
+                         .phi = (float)settings->co2_phi,
+                         .gap = (float)settings->co2_gap,
+                         .received = received};
     if (received) { replay_exchange(replay, 0); }
     for (int i = 0; i < settings->workers; i++) {
         ReplayWorker *w = &replay->workers[i];

@@ -138,8 +138,11 @@ static inline void bench_open(Bench *bench, const RunSpec *spec, Transport *tran
     settings.round_a = acco_round_a(spec->split, settings.micro_batches);
     int first = spec->first_round_size[transport->rank];
     settings.first_round = first > 0 ? first : settings.round_a;
-    Problem problem = {&bench->problem, spec->parameter_count, spec->micro_batch, spec->layer_begins,
-                       spec->layer_count};
+    Problem problem = {.self = &bench->problem,
+                       .parameter_count = spec->parameter_count,
+                       .micro_batch = spec->micro_batch,
+                       .layer_begins = spec->layer_begins,
+                       .layer_count = spec->layer_count};
     Scheduler *s = &bench->scheduler;
     Error error = {""};
     transport->messages.limit = spec->message;
@@ -542,8 +545,8 @@ static inline RunSpec scalar_spec(const char *rule, ElementwiseStep *step, int m
     settings->steps = 2;
     settings->fragments = 1;
     settings->strided = true;
-    NesterovStep outer = {0, 0.5f, 0.5f, 0.5f};
-    MomentumStep co2 = {0, 0.5f, 1, 0, 1, false};
+    NesterovStep outer = {.learning_rate = 0.5f, .momentum = 0.5f, .alpha = 0.5f};
+    MomentumStep co2 = {.beta = 0.5f, .alpha = 1, .gap = 1};
     settings->outer_nesterov = outer;
     settings->outer_momentum = co2;
     return spec;
@@ -570,8 +573,8 @@ static inline RunSpec noisy_spec(const char *rule, size_t parameter_count) {
     settings->steps = is_streaming(rule) ? 6 : 3;
     settings->fragments = is_streaming(rule) ? 2 : 1;
     settings->delay = 1;
-    NesterovStep outer = {0, 0.7f, 0.6f, 0.4f};
-    MomentumStep co2 = {0, 0.3f, 0.9f, 0.02f, 1.25f, false};
+    NesterovStep outer = {.learning_rate = 0.7f, .momentum = 0.6f, .alpha = 0.4f};
+    MomentumStep co2 = {.beta = 0.3f, .alpha = 0.9f, .phi = 0.02f, .gap = 1.25f};
     settings->outer_nesterov = outer;
     settings->outer_momentum = co2;
     return spec;

@@ -5,22 +5,22 @@
 
 #include "kernels/cpu/adamw.h"
 
-// out = master - lr * g, and master too if `commit`; an ElementwiseStep (optimizer.h). It
+// out = master - lr * g, and master too for a commit; an ElementwiseStep (optimizer.h). It
 // uses neither moments nor weight decay, and is for CPUs: optimizer_step refuses it on a
 // GPU.
-static inline void sgd_step(Stream *stream, AdamWRange *range, bool commit) {
+static inline void sgd_step(Stream *stream, const AdamWRange *range) {
     (void)stream;
     const AdamWStep step = range->step;
     for (size_t i = 0; i < range->count; i++) {
         float theta =
             range->master[i] - step.learning_rate * (range->gradient[i] / step.divisor * step.scale);
-        if (commit) { range->master[i] = theta; }
+        if (range->commit) { range->master[i] = theta; }
         range->out[i] = theta;
     }
 }
 
 // The same with a momentum that is a mean: m = beta1 m + (1 - beta1) g, out = master - lr m.
-static inline void momentum_step(Stream *stream, AdamWRange *range, bool commit) {
+static inline void momentum_step(Stream *stream, const AdamWRange *range) {
     (void)stream;
     const AdamWStep step = range->step;
     float *mean = real_floats(range->first_moment);
@@ -28,7 +28,7 @@ static inline void momentum_step(Stream *stream, AdamWRange *range, bool commit)
         float gradient = range->gradient[i] / step.divisor * step.scale;
         float moved = step.beta1 * mean[i] + (1 - step.beta1) * gradient;
         float theta = range->master[i] - step.learning_rate * moved;
-        if (commit) {
+        if (range->commit) {
             range->master[i] = theta;
             mean[i] = moved;
         }

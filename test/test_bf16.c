@@ -378,11 +378,9 @@ static void a_model_in_bf16_is_near_that_in_fp32(void **state) {
 // A rate is that of products in its own format, and the faster one is chosen.
 static void rates_are_measured_in_both_formats(void **state) {
     (void)state;
-    ThreadPool *pool = thread_pool_create(2, false);
     const bool both[2] = {true, true}, one[2] = {true, false};
-    ProductRates rates = product_rates_measure(pool, both, 64, 96, 200, 0.05),
-                 single = product_rates_measure(pool, one, 64, 96, 200, 0.05);
-    thread_pool_destroy(pool);
+    ProductRates rates = product_rates_measure(2, both, 64, 96, 200, 0.05),
+                 single = product_rates_measure(2, one, 64, 96, 200, 0.05);
     assert_true(rates.gflops[PRECISION_FP32] > 0 && rates.gflops[PRECISION_FP32] < 1e6);
     assert_true((rates.gflops[PRECISION_BF16] > 0) == matmul_has_bf16() &&
                 rates.gflops[PRECISION_BF16] < 1e6);

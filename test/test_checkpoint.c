@@ -154,7 +154,7 @@ static void check_same_events(const Fleet *fleet, int a, int b, const char *kind
 // ---------------------------------------------------------------------------------------
 // The same bits as without the interruption
 
-// Of every variant an uninterrupted run, and one that is resumed from a checkpoint in its
+// Every variant has an uninterrupted run, and one that is resumed from a checkpoint in its
 // middle.
 static void check_exact(Stage *stage, int ranks) {
     Fleet *fleet = fleet_new(stage);
@@ -349,8 +349,8 @@ static void a_finished_run_is_the_same_on_other_ranks(void **state) {
     }
 }
 
-// Fewer ranks with as many micro-batches in a commit go on with the same batches, so
-// every commit has the same loss but for the order in which sums are rounded. What acco
+// Fewer ranks with as many micro-batches in a commit continue with the same batches, so
+// every commit has the same loss except for the order in which sums are rounded. What acco
 // has handed over is dealt out to them.
 static void the_same_batches_on_fewer_ranks_make_the_same_commits(void **state) {
     static const char *const rules[] = {"zero1", "dpu", "acco"};
@@ -419,9 +419,9 @@ static void other_rules_go_on(void **state) {
     }
 }
 
-// A run on two levels goes on with the same bits on hosts of as many ranks, wherever they
-// are; with other hosts, or flat, it says that it adds in another order. Where every rank
-// is a host, both exchanges are the same.
+// A run on two levels continues with the same bits on any hosts of as many ranks; on other
+// numbers of ranks, or flat, it says that it adds in another order. If every rank is a host,
+// both exchanges are the same.
 static void other_hosts_are_named(void **state) {
     static const char *const options = "--optimizer acco --accumulate 4 --wire int8";
     static const char *const again[] = {"--ranks-per-host 2", "--exchange two-level --ranks-per-host 2",
@@ -675,8 +675,8 @@ static void check_split(Stage *stage, const char *checkpoint, const char *option
     json_decref(events);
 }
 
-// Whoever names a share gets it. A choice is kept only where the run can go on exactly;
-// one that a user has made is no measurement.
+// A share that the user names is used. A measured choice is kept only if the run can continue
+// exactly; a choice that a user has made is no measurement.
 static void a_measured_split_is_kept_only_where_that_is_exact(void **state) {
     Stage *stage = stage_with_ranks(state);
     Training first = training_start(
@@ -787,7 +787,7 @@ static void a_run_of_damaged_checkpoints_is_not_begun_anew(void **state) {
     check_saved(stage, whole.out, "8 16 24");
 }
 
-// A damaged checkpoint takes nobody's place among those that are kept, and stays itself.
+// A damaged checkpoint does not count among those that are kept, and is not removed.
 static void damaged_checkpoints_do_not_count_as_kept(void **state) {
     Stage *stage = stage_of(state);
     Training whole = training_start(stage, 0, "--save-every 8 --keep 100");
@@ -802,7 +802,7 @@ static void damaged_checkpoints_do_not_count_as_kept(void **state) {
 // ---------------------------------------------------------------------------------------
 // When checkpoints are written
 
-static void nothing_is_saved_where_nobody_wants_it(void **state) {
+static void nothing_is_saved_with_save_every_never(void **state) {
     Stage *stage = stage_of(state);
     Training training = training_start(stage, 0, "--save-every never");
     json_decref(training_finish(stage, &training));
@@ -1283,7 +1283,7 @@ static void a_text_longer_than_the_model_is_said(void **state) {
     }
 }
 
-// Who goes on without naming the data again does not mean other data.
+// A user who resumes without naming the data again does not mean other data.
 static void what_is_left_out_is_as_in_the_run(void **state) {
     Stage *stage = stage_of(state);
     Training run = training_start(stage, 0, "--optimizer acco --acco-split 0.5 --lr 0.003");
@@ -1573,7 +1573,7 @@ int main(int argc, char **argv) {
         CHECKPOINT_TEST(a_run_of_damaged_checkpoints_is_not_begun_anew),
         CHECKPOINT_TEST(damaged_checkpoints_do_not_count_as_kept),
         CHECKPOINT_TEST(a_directory_has_one_run_at_a_time),
-        CHECKPOINT_TEST(nothing_is_saved_where_nobody_wants_it),
+        CHECKPOINT_TEST(nothing_is_saved_with_save_every_never),
         CHECKPOINT_TEST(checkpoints_can_follow_the_clock),
         CHECKPOINT_TEST(a_finished_run_stays_finished),
         CHECKPOINT_TEST(the_end_is_saved_with_its_last_exchange),

@@ -55,7 +55,7 @@ enum {
     WINDOW = 96
 };
 
-// What is counted may be off by so much: biases, statistics, sums, targets and losses are
+// The allowed difference of what is counted: biases, statistics, sums, targets and losses are
 // not in the formulas.
 #define MARGIN 0.02
 
@@ -281,8 +281,9 @@ static Expected adamw_case(Stream *stream, Precision moments, bool commit) {
     range.second_moment = as_reals(array<float>(P));
     range.gradient = array<float>(P);
     range.count = P;
+    range.commit = commit;
     begin_counting();
-    cuda_adamw(stream, &range, commit);
+    cuda_adamw(stream, &range);
     return {bytes, bytes, 0, 0};
 }
 static Expected adamw_commit(Stream *stream, double) { return adamw_case(stream, PRECISION_FP32, true); }

@@ -169,7 +169,7 @@ typedef struct NormCase {
     bool accumulate; // backward
 } NormCase;
 
-// The last three have so many rows that each block of backward goes several rounds.
+// The last three have enough rows for several rounds of each block in backward.
 static const NormCase norm_cases[] = {
     {1, 1, false, false},    {5, 37, true, true},     {7, 64, true, true},     {300, 24, true, false},
     {9, 768, true, true},    {3, 1001, false, true},  {2, 1048, true, false},  {31, 300, true, true},

@@ -246,7 +246,7 @@ static void gelu_in_an_epilogue_agrees_with_our_kernel(void **state) {
     products_close(&products);
 }
 
-// Of the gradient of the second product's input, and of the bias.
+// Cases for the gradient of the second product's input, and of the bias.
 typedef struct BackwardCase {
     const char *what;
     bool epilogue, sums; // sums: the epilogue sums the bias gradient; otherwise a kernel does

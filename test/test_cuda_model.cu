@@ -103,7 +103,7 @@ typedef struct Machine {
     float *results; // (parameter_count): its gradients, for the host
 } Machine;
 
-// Of the CPU, whose bits do not depend on them.
+// Threads of the CPU, whose bits do not depend on their number.
 static int cpu_threads(void) { return cuda_small_shapes() ? 1 : 8; }
 
 static ModelSettings settings_on_cpu(const Inputs *inputs) {
@@ -333,7 +333,12 @@ static void test_loss_and_gradients(void **state) {
 // How far the steps move each parameter.
 static void machine_train(Machine *machine, int steps, float *moved) {
     const float *before = machine->inputs->parameters;
-    OptimizerStep step = {machine->gradients, machine->parameters, 3.0, 2.5, 1e-2, true};
+    OptimizerStep step = {.gradient = machine->gradients,
+                          .out = machine->parameters,
+                          .divisor = 3.0,
+                          .scale = 2.5,
+                          .learning_rate = 1e-2,
+                          .commit = true};
     optimizer_take_master(&machine->optimizer, &machine->stream, machine->parameters);
     for (int i = 0; i < steps; i++) {
         machine_pass(machine, NULL);
@@ -361,7 +366,12 @@ static void check_training(const Inputs *inputs, Precision precision) {
 // Plain SGD works on memory of the host. The child ends before it calls CUDA.
 static void step_with_sgd(const void *context) {
     Machine *machine = (Machine *)(uintptr_t)context;
-    OptimizerStep step = {machine->gradients, machine->parameters, 1.0, 1.0, 1e-2, true};
+    OptimizerStep step = {.gradient = machine->gradients,
+                          .out = machine->parameters,
+                          .divisor = 1.0,
+                          .scale = 1.0,
+                          .learning_rate = 1e-2,
+                          .commit = true};
     machine->optimizer.settings.elementwise_step = sgd_step;
     optimizer_step(&machine->optimizer, &machine->stream, &step);
 }
@@ -434,11 +444,11 @@ static void check_start(const Inputs *inputs, Precision precision) {
     machine_pass(plain, NULL);
     gemm_close(&started->stream);
     gpu_fill(started->stream.queue, started->gradients, 0xff, machine_bytes(started));
-    model_start(&started->model, &started->stream, started->parameters, started->gradients,
-                started->neo->parameter_count, 0);
+    size_t count = started->neo->parameter_count;
+    model_start(&started->model, &started->stream, started->parameters, started->gradients, count, 0);
     stream_copy(&started->stream, started->results, started->gradients, machine_bytes(started));
     stream_settle(&started->stream);
-    for (size_t i = 0; i < started->neo->parameter_count; i++) { assert_true(started->results[i] == 0.0f); }
+    for (size_t i = 0; i < count; i++) { assert_true(started->results[i] == 0.0f); }
     machine_add_gradients(started, NULL);
     check_same_bits(started, plain->loss, plain->results);
     machine_free(plain);
@@ -526,7 +536,7 @@ static void test_few_parameters(void **state) {
 static void pace_is_open(void *self, size_t position) { (void)self, (void)position; }
 
 static Pace pace_of_version(uint64_t version) {
-    Pace pace = {NULL, version, pace_is_open, pace_is_open};
+    Pace pace = {.version = version, .need = pace_is_open, .finish = pace_is_open};
     return pace;
 }
 
@@ -605,7 +615,7 @@ static void check_pace(const Inputs *inputs, Precision precision) {
     machine_pass(plain, NULL);
     gpu_fill(paced->stream.queue, paced->parameters, 0xff, machine_bytes(paced));
     Watch watch = {paced, 0, count, 0, 0, (float *)malloc(machine_bytes(paced))};
-    Pace pace = {&watch, 1, watch_need, watch_finish};
+    Pace pace = {.self = &watch, .version = 1, .need = watch_need, .finish = watch_finish};
     machine_pass(paced, &pace);
     check_same_bits(paced, plain->loss, plain->results);
     assert_memory_equal(watch.finished + watch.open, plain->results + watch.open,
@@ -691,7 +701,7 @@ template <typename Kernel> static int launches_of(Kernel *kernel) {
     return 0;
 }
 
-// Of the lines "    kernel | launches" of dev/gpu/predicted-125M.txt that begin so, the sum.
+// The sum over the lines "    kernel | launches" of dev/gpu/predicted-125M.txt that begin so.
 static int predicted_launches(const char *kernel) {
     char path[512], line[256];
     const char *root = getenv("PROJECT_ROOT");

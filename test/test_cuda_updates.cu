@@ -224,7 +224,7 @@ static const size_t ELEMENT_COUNTS[] = {
 
 enum { ELEMENT_COUNT_COUNT = sizeof ELEMENT_COUNTS / sizeof ELEMENT_COUNTS[0] };
 
-static AdamWRange adamw_range(const AdamWArrays *arrays, size_t count) {
+static AdamWRange adamw_range(const AdamWArrays *arrays, size_t count, bool commit) {
     AdamWRange range;
     memset(&range, 0, sizeof range);
     range.out = arrays->values[0];
@@ -236,6 +236,7 @@ static AdamWRange adamw_range(const AdamWArrays *arrays, size_t count) {
     range.step = adamw_step(0.9, 0.95, 7, 1e-8, 6e-4, 0.1);
     range.step.divisor = 3.0f;
     range.step.scale = 0.37f;
+    range.commit = commit;
     return range;
 }
 
@@ -259,8 +260,8 @@ static void adamw_run(float *got, const float *start, size_t count, int out, boo
     }
     apart = arrays;
     adamw_alias(&arrays, out);
-    AdamWRange range = adamw_range(&arrays, count);
-    cuda_adamw(cuda_test_stream(PRECISION_FP32), &range, commit);
+    AdamWRange range = adamw_range(&arrays, count, commit);
+    cuda_adamw(cuda_test_stream(PRECISION_FP32), &range);
     cuda_test_wait(cuda_test_stream(PRECISION_FP32));
     for (size_t i = 0; i < 5; i++) {
         host_floats(got + i * count, arrays.values[i], count);
@@ -274,8 +275,8 @@ static void adamw_check(size_t count, int out, bool commit) {
     AdamWArrays arrays;
     for (size_t i = 0; i < 5; i++) { arrays.values[i] = expected + i * count; }
     adamw_alias(&arrays, out);
-    AdamWRange range = adamw_range(&arrays, count);
-    cpu_adamw(&cpu_stream, &range, commit);
+    AdamWRange range = adamw_range(&arrays, count, commit);
+    cpu_adamw(&cpu_stream, &range);
     for (int order = 0; order < SIMT_ORDERS; order++) {
         cuda_use_order(order);
         for (size_t offset = 0; offset <= 5; offset++) { // 5: all arrays are aligned
@@ -338,6 +339,7 @@ static AdamWRange half_range(float *master, const float *gradient, void *first, 
     range.moments = PRECISION_BF16;
     range.key = moment_key(5, 1000);
     range.step = adamw_step(0.5, 0.5, 3, 1e-8, 6e-4, 0.1);
+    range.commit = true;
     return range;
 }
 
@@ -363,8 +365,8 @@ static void half_moments_check(size_t count, size_t flat, size_t odd) {
     AdamWRange on_cpu = half_range(master, gradient, expected[0] + odd, expected[1] + odd, count, flat);
     AdamWRange on_gpu =
         half_range(device_master, device_gradient, device[0] + odd, device[1] + odd, count, flat);
-    cpu_adamw(&cpu_stream, &on_cpu, true);
-    cuda_adamw(cuda_test_stream(PRECISION_FP32), &on_gpu, true);
+    cpu_adamw(&cpu_stream, &on_cpu);
+    cuda_adamw(cuda_test_stream(PRECISION_FP32), &on_gpu);
     cuda_test_wait(cuda_test_stream(PRECISION_FP32));
     for (int moment = 0; moment < 2; moment++) {
         device_to_host(halves, device[moment], (count + odd) * sizeof *halves);
@@ -525,9 +527,16 @@ enum OuterKind {
 
 // On arrays (4, count): outer or base, momentum, local, sum or exchange.
 static void outer_run(bool on_device, int kind, float *const arrays[4], size_t count) {
-    NesterovStep step = {1.0f / 3, 0.7f, 0.9f, kind == OUTER_NESTEROV_MERGED ? 0.25f : 0.0f};
-    MomentumStep co2 = {
-        1.0f / 3, 0.8f, 0.6f, kind == OUTER_CO2_CLIPPED ? 0.05f : 0.0f, 1.7f, kind != OUTER_CO2_FIRST};
+    NesterovStep step = {.inverse_ranks = 1.0f / 3,
+                         .learning_rate = 0.7f,
+                         .momentum = 0.9f,
+                         .alpha = kind == OUTER_NESTEROV_MERGED ? 0.25f : 0.0f};
+    MomentumStep co2 = {.inverse_ranks = 1.0f / 3,
+                        .beta = 0.8f,
+                        .alpha = 0.6f,
+                        .phi = kind == OUTER_CO2_CLIPPED ? 0.05f : 0.0f,
+                        .gap = 1.7f,
+                        .received = kind != OUTER_CO2_FIRST};
     Stream *stream = cuda_test_stream(PRECISION_FP32);
     float *outer = arrays[0], *momentum = arrays[1], *local = arrays[2], *sum = arrays[3];
     if (kind == OUTER_DELTA && on_device) {

@@ -1,16 +1,16 @@
 // test_data.c: what is trained on is what the user means. A text is tokenized by the
-// tokenizer of the model, with the tokens that tokenizer/prepare.py writes; what is no
-// text, or belongs to another tokenizer, is refused.
+// tokenizer of the model, in training as by tokenizer/prepare.py; what is no text, or belongs
+// to another tokenizer, is refused.
 //
-// test/reference/documents_shard.bin was made by tokenizer/prepare.py, whose file the
-// program must make byte for byte:
+// test/reference/documents_shard.bin was made by an earlier tokenizer/prepare.py, with the
+// library `tokenizers`. Both must make it byte for byte:
 //
 //     python -m tokenizer.prepare --tokenizer test/reference --val-fraction 0
 //         --out documents test/reference/documents.txt
 #include "test/fleet.h"
 
 #include "tokenizer/text_format.h"
-#include "tokenizer/text_shard.h"
+#include "tokenizer/tokenize.h"
 
 enum { T = 16, VOCABULARY = 406 };
 
@@ -88,15 +88,14 @@ static Text map_text(const char *path) {
 
 // The texts' token file, made with `threads` threads; the caller frees it.
 static uint8_t *make_shard(const Stage *stage, const Text *texts, int count, int threads, size_t *size,
-                           TextShardCounts *counts) {
+                           TextTokens *counts) {
     char path[STAGE_PATH_SIZE];
     Error error = {""};
     Tokenizer tokenizer = open_tokenizer();
     ThreadPool *pool = thread_pool_create(threads, false);
     stage_path(stage, "made.bin", path);
-    if (!text_shard_write(path, texts, count, &tokenizer, pool, NULL, counts, &error)) {
-        fail_msg("%s", error.text);
-    }
+    memset(counts, 0, sizeof *counts);
+    if (!tokenize_texts(path, texts, count, &tokenizer, pool, counts, &error)) { fail_msg("%s", error.text); }
     Text made = map_text(path);
     uint8_t *copy = (uint8_t *)malloc(made.size);
     memcpy(copy, made.bytes, *size = made.size);
@@ -109,7 +108,7 @@ static uint8_t *make_shard(const Stage *stage, const Text *texts, int count, int
 static void a_token_file_is_that_of_prepare(void **state) {
     Text text = map_text("test/reference/documents.txt"),
          expected = map_text("test/reference/documents_shard.bin");
-    TextShardCounts counts;
+    TextTokens counts;
     for (int threads = 1; threads <= 3; threads++) {
         size_t size;
         uint8_t *made = make_shard(stage_of(state), &text, 1, threads, &size, &counts);
@@ -144,9 +143,9 @@ static void many_documents_stay_in_order(void **state) {
         texts[i].bytes = (const uint8_t *)joined[i].bytes;
         texts[i].size = joined[i].count;
     }
-    assert_true(joined[0].count > TEXT_TASK_BYTES);
+    assert_true(joined[0].count > ENCODE_TASK_BYTES);
     for (int threads = 1; threads <= 2; threads++) {
-        TextShardCounts counts;
+        TextTokens counts;
         TokenFile file;
         size_t size;
         uint8_t *made = make_shard(stage_of(state), texts, TEXTS, threads, &size, &counts);
@@ -175,21 +174,22 @@ static void check_long_document(const char *unit, char before) {
     memcpy(bytes + SIZE, end, sizeof end);
     Text text = {(const uint8_t *)bytes, SIZE + sizeof end - 1};
     TextCursor cursor = {&text, 1, 0, 0, false, 0};
-    TextPiece piece = {NULL, 0, false};
+    DocumentPart part;
     int pieces = 0;
-    for (; text_next_piece(&cursor, &piece) && piece.bytes == text.bytes + seen; pieces++) {
-        if (pieces > 0 && before != '\0') { assert_int_equal(piece.bytes[0], before); }
-        assert_true((piece.bytes[0] & 0xC0) != 0x80);
-        assert_true(piece.count <= TEXT_DOCUMENT_BYTES);
-        seen += piece.count;
-        assert_int_equal(piece.ends, seen == SIZE + 3);
+    memset(&part, 0, sizeof part);
+    for (; text_next_part(&cursor, &part) && part.bytes == text.bytes + seen; pieces++) {
+        if (pieces > 0 && before != '\0') { assert_int_equal(part.bytes[0], before); }
+        assert_true((part.bytes[0] & 0xC0) != 0x80);
+        assert_true(part.count <= TEXT_DOCUMENT_BYTES);
+        seen += part.count;
+        assert_int_equal(part.ends, seen == SIZE + 3);
     }
     assert_int_equal(seen, SIZE + 3);
     assert_int_equal(pieces, 3);
-    assert_int_equal(piece.count, 4);
-    assert_memory_equal(piece.bytes, "next", 4);
-    assert_true(piece.ends);
-    assert_false(text_next_piece(&cursor, &piece));
+    assert_int_equal(part.count, 4);
+    assert_memory_equal(part.bytes, "next", 4);
+    assert_true(part.ends);
+    assert_false(text_next_part(&cursor, &part));
     free(bytes);
 }
 
@@ -204,28 +204,28 @@ static void long_documents_are_cut(void **state) {
 static void the_name_follows_from_every_byte(void **state) {
     (void)state;
     enum { SIZE = TEXT_HASH_BYTES + 100, NAMES = 7 };
-    char names[NAMES][TEXT_SHARD_NAME], again[TEXT_SHARD_NAME];
+    char names[NAMES][TEXTS_NAME_SIZE], again[TEXTS_NAME_SIZE];
     Error error;
     Tokenizer tokenizer = open_tokenizer();
     uint8_t *bytes = (uint8_t *)calloc(1, SIZE);
     ThreadPool *one = thread_pool_create(1, false), *two = thread_pool_create(2, false);
     Text whole = {bytes, SIZE}, shorter = {bytes, SIZE - 1}, parts[2] = {{bytes, 50}, {bytes, SIZE - 50}};
-    assert_true(text_shard_name(&whole, 1, &tokenizer, one, names[0], &error));
-    assert_true(text_shard_name(&shorter, 1, &tokenizer, one, names[1], &error));
-    assert_true(text_shard_name(parts, 2, &tokenizer, one, names[2], &error));
+    assert_true(texts_name(&whole, 1, &tokenizer, one, names[0], &error));
+    assert_true(texts_name(&shorter, 1, &tokenizer, one, names[1], &error));
+    assert_true(texts_name(parts, 2, &tokenizer, one, names[2], &error));
     tokenizer.hash[31] ^= 1;
-    assert_true(text_shard_name(&whole, 1, &tokenizer, one, names[3], &error));
+    assert_true(texts_name(&whole, 1, &tokenizer, one, names[3], &error));
     tokenizer.hash[31] ^= 1;
     for (int i = 0; i < 3; i++) {
         size_t at = i == 0 ? 0 : i == 1 ? TEXT_HASH_BYTES - 1 : SIZE - 1;
         bytes[at] ^= 1;
-        assert_true(text_shard_name(&whole, 1, &tokenizer, one, names[4 + i], &error));
+        assert_true(texts_name(&whole, 1, &tokenizer, one, names[4 + i], &error));
         bytes[at] ^= 1;
     }
     for (int i = 0; i < NAMES; i++) {
         for (int k = 0; k < i; k++) { assert_string_not_equal(names[i], names[k]); }
     }
-    assert_true(text_shard_name(&whole, 1, &tokenizer, two, again, &error));
+    assert_true(texts_name(&whole, 1, &tokenizer, two, again, &error));
     assert_string_equal(again, names[0]);
     thread_pool_destroy(one);
     thread_pool_destroy(two);
@@ -245,7 +245,7 @@ static bool runs_in_root(const Stage *stage, const char *command) {
     return system(all) == 0;
 }
 
-#define PREPARE "$python -m tokenizer.prepare --tokenizer test/reference --processes 1 "
+#define PREPARE "$python -m tokenizer.prepare --tokenizer test/reference --threads 1 "
 
 static void prepare_reads_packed_texts_and_refuses_the_rest(void **state) {
     static const char *const commands[] = {
@@ -259,18 +259,18 @@ static void prepare_reads_packed_texts_and_refuses_the_rest(void **state) {
         PREPARE "--val-fraction 0 --out $stage/zst $stage/d.txt.zst > $stage/out.txt",
         "cmp $stage/zst_train_00000.bin test/reference/documents_shard.bin",
         ": > $stage/empty.txt && ! " PREPARE "--out $stage/e $stage/empty.txt 2> $stage/out.txt",
-        "grep -q 'empty.txt is empty' $stage/out.txt && ! test -e $stage/e.journal",
+        "grep -q 'empty.txt is empty' $stage/out.txt && ! test -e $stage/e.prepared.json",
         "! " PREPARE "--out $stage/f $stage/gz.txt 2> $stage/out.txt",
         "grep -q 'looks like a gzip archive' $stage/out.txt",
         "printf '\\n<|endoftext|>\\n' > $stage/ends.txt && ! " PREPARE
         "--out $stage/n $stage/ends.txt 2> $stage/out.txt",
-        "grep -q 'there is no document in' $stage/out.txt && ! test -e $stage/n.journal",
+        "grep -q 'there is no document in' $stage/out.txt && ! test -e $stage/n.prepared.json",
         "echo one > $stage/one.txt && " PREPARE "--out $stage/o $stage/one.txt > $stage/out.txt",
         "grep -q 'one.txt: one document' $stage/out.txt && grep -q 'nothing is held out' $stage/out.txt",
     };
     Stage *stage = stage_of(state);
-    if (!runs_in_root(stage, "test -x $python")) {
-        print_message("build/venv is not there: left out\n");
+    if (!runs_in_root(stage, "test -x $python && test -x train_gpt")) {
+        print_message("build/venv or train_gpt is not there: left out\n");
         skip();
     }
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {

@@ -278,7 +278,7 @@ static SchedulerSettings reference_settings(const Tensors *tensors, const DecayR
 // No assertions of cmocka here: with two ranks this is not the main thread.
 static void train_rank(ReferenceRank *rank, Transport *transport) {
     size_t count = rank->fixture.table.parameter_count;
-    Problem problem = {rank, count, reference_micro_batch, NULL, 0};
+    Problem problem = {.self = rank, .parameter_count = count, .micro_batch = reference_micro_batch};
     Arena arena;
     memset(&arena, 0, sizeof arena);
     Scheduler s;
@@ -611,7 +611,7 @@ static void test_the_passes_keep_pace(void **state) {
     memset(fixture.gradients, 0, bytes);
     Watch watch = {&fixture, (float *)malloc(bytes), (float *)malloc(bytes), 0, count, 0, 0};
     for (size_t i = 0; i < count; i++) { watch.arrived[i] = NAN; }
-    Pace pace = {&watch, 1, watch_need, watch_finish};
+    Pace pace = {.self = &watch, .version = 1, .need = watch_need, .finish = watch_finish};
     float paced = gpt_neo_loss_and_gradients(&fixture.model, &fixture.stream, watch.arrived,
                                              fixture.gradients, fixture.tokens, fixture.targets, &pace);
     assert_true(paced == loss);

@@ -252,7 +252,7 @@ static void test_linear(void **state) {
 // ---------------------------------------------------------------------------------------
 // LayerNorm
 
-// Of a row x in double: y, the normalised row, and the gradient dx for the gradient dy of
+// In double, for a row x: y, the normalised row, and the gradient dx for the gradient dy of
 // y.
 static void layernorm_reference(const double *x, const float *weight, const float *bias, const float *dy,
                                 int C, double epsilon, double *y, double *dx, double *normalised) {

@@ -1,11 +1,11 @@
 // test_launch_checks.c: what launch_checks.h decides under the launchers, core bindings
-// and containers of other machines, whose numbers and variables are given here; what
-// space.h decides on other disks; and what placement.h leaves to NCCL on other GPUs.
+// and containers of other machines, whose numbers and variables are given here; and what
+// placement.h leaves to NCCL on other GPUs.
 
 #include "test/harness.h"
 
+#include "program/announce.h"
 #include "program/launch_checks.h"
-#include "program/report.h"
 
 // The environment that the functions under test see: "NAME=value NAME=value".
 static const char *environment_text;

@@ -104,7 +104,7 @@ static void runs_are_contiguous_and_end_with_their_piece(void **state) {
         Layout layout = layout_make(1 + random_bits(&random) % 100000, size);
         size_t shard = layout_shard(&layout), own = random_bits(&random) % shard,
                end = own + 1 + random_bits(&random) % (shard - own);
-        size_t run = layout_run(&layout, own, end);
+        size_t run = layout_range(&layout, own, end);
         assert_true(run > 0 && own + run <= end);
         assert_true(own + run == end || (own + run) % layout.piece == 0);
         assert_true(own / layout.piece == (own + run - 1) / layout.piece);
@@ -112,9 +112,9 @@ static void runs_are_contiguous_and_end_with_their_piece(void **state) {
     }
 }
 
-// A bucket is a stretch of cells: all ranks own the same number of its elements, and it
-// is one stretch of the flat vector.
-static void any_stretch_of_cells_is_shared_out_evenly(void **state) {
+// A bucket is a range of cells: all ranks own the same number of its elements, and it
+// is one range of the flat vector.
+static void any_range_of_cells_is_shared_out_evenly(void **state) {
     (void)state;
     for (int s = 0; s < SIZE_COUNT; s++) {
         Layout layout = layout_make(65537, SIZES[s]);
@@ -195,7 +195,7 @@ static void *follower_main(void *argument) {
     return NULL;
 }
 
-// What the leader wrote before it raised the mark is there for whoever has waited for it.
+// After the wait a thread sees what the leader wrote before it raised the mark.
 // ThreadSanitizer finds what the values do not show.
 static void who_waits_for_a_watermark_sees_what_was_written_before_it_rose(void **state) {
     (void)state;
@@ -227,10 +227,10 @@ typedef struct PaceCalls {
 static void note_need(void *self, size_t end) { ((PaceCalls *)self)->needed = end; }
 static void note_finish(void *self, size_t begin) { ((PaceCalls *)self)->finished = begin; }
 
-static void a_pace_calls_its_owner_and_no_pace_calls_nobody(void **state) {
+static void a_pace_calls_its_owner_and_no_pace_calls_no_one(void **state) {
     (void)state;
     PaceCalls calls = {0, 0};
-    Pace pace = {&calls, 1, note_need, note_finish};
+    Pace pace = {.self = &calls, .version = 1, .need = note_need, .finish = note_finish};
     pace_need(&pace, 7);
     pace_finish(&pace, 3);
     assert_true(calls.needed == 7 && calls.finished == 3);
@@ -244,11 +244,11 @@ int main(void) {
         cmocka_unit_test(cells_cover_the_vector_and_pad_less_than_one_of_them),
         cmocka_unit_test(a_longer_vector_has_no_smaller_shard),
         cmocka_unit_test(runs_are_contiguous_and_end_with_their_piece),
-        cmocka_unit_test(any_stretch_of_cells_is_shared_out_evenly),
+        cmocka_unit_test(any_range_of_cells_is_shared_out_evenly),
         cmocka_unit_test(a_small_layout_is_as_drawn),
         cmocka_unit_test(a_watermark_only_rises_until_it_is_reset),
         cmocka_unit_test(who_waits_for_a_watermark_sees_what_was_written_before_it_rose),
-        cmocka_unit_test(a_pace_calls_its_owner_and_no_pace_calls_nobody),
+        cmocka_unit_test(a_pace_calls_its_owner_and_no_pace_calls_no_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL) == 0 ? 0 : 1;
 }

@@ -142,7 +142,12 @@ static void bench_close(Bench *bench) {
 // Steps `steps` times with gradients that depend on the step and the place, times `size`.
 static void bench_run(Bench *bench, int steps, double size, bool commit) {
     size_t padded = layout_padded(&bench->optimizer.layout);
-    OptimizerStep step = {bench->gradient, bench->out, 1, 1, 0.01, commit};
+    OptimizerStep step = {.gradient = bench->gradient,
+                          .out = bench->out,
+                          .divisor = 1,
+                          .scale = 1,
+                          .learning_rate = 0.01,
+                          .commit = commit};
     for (int n = 0; n < steps; n++) {
         for (size_t i = 0; i < padded; i++) {
             Random random = {random_hash((uint64_t)bench->optimizer.commits, i)};
@@ -252,7 +257,12 @@ static void second_moments_fall_as_they_should(void **state) {
         real_store(bench.optimizer.second_moment, i, (float)start, PRECISION_BF16);
         expected += start * pow((double)(float)0.999, STEPS);
     }
-    OptimizerStep step = {bench.gradient, bench.out, 1, 1, 0.01, true};
+    OptimizerStep step = {.gradient = bench.gradient,
+                          .out = bench.out,
+                          .divisor = 1,
+                          .scale = 1,
+                          .learning_rate = 0.01,
+                          .commit = true};
     for (int n = 0; n < STEPS; n++) { optimizer_step(&bench.optimizer, &bench.stream, &step); }
     for (size_t i = 0; i < COUNT; i++) {
         double start = 1 + (double)(i % 128) / 128,

@@ -199,7 +199,7 @@ static void a_state_that_is_not_shared_out_is_one_piece(void **state) {
     Layout whole = optimizer_whole(1003);
     assert_true(whole.count == 1003 && whole.size == 1 && layout_shard(&whole) == 1003 &&
                 layout_padded(&whole) == 1003);
-    assert_true(layout_run(&whole, 0, 1003) == 1003 && layout_flat(&whole, 0, 1002) == 1002);
+    assert_true(layout_range(&whole, 0, 1003) == 1003 && layout_flat(&whole, 0, 1002) == 1002);
 }
 
 // An estimate may overwrite the gradient that it is computed from, with the same result.
@@ -273,7 +273,7 @@ static void a_slow_second_moment_keeps_its_precision(void **state) {
     settings.beta2 = 0.99999;
     settings.epsilon = 1e-8;
     Layout layout = optimizer_whole(230);
-    OptimizerStep asked = {NULL, NULL, 1, 1, 0.01, true};
+    OptimizerStep asked = {.divisor = 1, .scale = 1, .learning_rate = 0.01, .commit = true};
     Bench bench;
     bench_open(&bench, &settings, &layout, 0);
     // Parameters start at 0, so that they become the sum of the steps.

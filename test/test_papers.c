@@ -48,7 +48,6 @@ static Setting setting_of(const char *rule, int ranks, int ranks_per_host, doubl
     setting.scheduler.overlap = true;
     setting.scheduler.micro_batches = 1;
     setting.scheduler.steps = setting.scheduler.fragments = 1;
-    setting.scheduler.split = 0.5;
     setting.scheduler.bucket = (size_t)(parameters * sizeof(float) / layers);
     setting.scheduler.wire = setting.scheduler.estimate_wire = WIRE_BF16;
     setting.machine.micro_batch = micro_batch;
@@ -68,10 +67,12 @@ static SimulatedCommit simulate(const Setting *setting) {
     SchedulerSettings settings = setting->scheduler;
     settings.kind = rule->kind;
     settings.replicated = rule->replicated;
+    settings.round_a = settings.micro_batches / 2;
     for (int l = 0; l <= setting->layers; l++) {
         begins[l] = (size_t)(setting->parameters * l / setting->layers);
     }
-    Problem problem = {NULL, begins[setting->layers], NULL, begins, setting->layers};
+    Problem problem = {
+        .parameter_count = begins[setting->layers], .layer_begins = begins, .layer_count = setting->layers};
     memset(&arena, 0, sizeof arena);
     transport_open_supposed(&transport, setting->ranks, setting->ranks_per_host);
     transport.two_level = setting->ranks > setting->ranks_per_host && setting->ranks_per_host > 1;

@@ -239,10 +239,68 @@ static void a_plan_takes_the_times_of_a_run(void **state) {
     json_decref(events);
 }
 
+// A plan like a run that waited for its network, with no other option: it has the ranks and the
+// options of that run, finds how fast its network was, and says what would take less time, the best
+// first.
+static void a_plan_like_a_run_says_what_would_be_faster(void **state) {
+    static const struct {
+        const char *options, *in_command;
+    } cases[] = {{"--optimizer zero1", "--link-mbit 20"},
+                 {"--optimizer dpu --overlap off --wire int8", "--wire int8 --overlap off"},
+                 {"--optimizer diloco --diloco-H 1", "--diloco-H 1"}};
+    enum { MBIT = 20, CASES = sizeof cases / sizeof cases[0] };
+    Stage *stage = stage_with_ranks(state);
+    for (int i = 0; i < CASES; i++) {
+        char arguments[256], shown[256];
+        snprintf(arguments, sizeof arguments,
+                 "--config base.txt --tokens 2k --link-mbit %d --report-every 1 --out waits-%d %s", MBIT, i,
+                 cases[i].options);
+        Outcome outcome = program_run(stage, 2, arguments);
+        outcome_check(&outcome, 0, arguments);
+        snprintf(arguments, sizeof arguments, "waits-%d", i);
+        json_t *events = log_read(stage, arguments), *last = log_event_of(events, "report", -1);
+        snprintf(arguments, sizeof arguments, "--like waits-%d", i);
+        json_t *plan = plan_json(stage, arguments, &outcome), *faster = json_object_get(plan, "faster");
+        json_t *own = rule_of(plan, json_string_value(json_object_get(plan, "rule")));
+        double ratio = log_number(own, "tokens_per_second") / log_number(last, "tokens_per_second");
+        double fitted = 8e-6 * log_number(plan, "host_bytes_per_second");
+        assert_int_equal(log_number(plan, "ranks"), 2);
+        assert_int_equal(log_number(plan, "hosts"), 2);
+        if (!(ratio > 0.7 && ratio < 1.4)) { fail_msg("%s: %g of its speed", cases[i].options, ratio); }
+        if (!(fitted > 0.6 * MBIT && fitted < 1.4 * MBIT)) {
+            fail_msg("%s: a link of %g Mbit/s", cases[i].options, fitted);
+        }
+        text_check(outcome.output, cases[i].in_command, cases[i].options);
+        assert_true(json_array_size(faster) >= 2);
+        double before = INFINITY;
+        for (size_t j = 0; j < json_array_size(faster); j++) {
+            json_t *entry = json_array_get(faster, j);
+            double speedup = log_number(entry, "speedup");
+            if (!(speedup > 1.1 && speedup <= before)) {
+                fail_msg("%s: a speed-up of %g", cases[i].options, speedup);
+            }
+            before = speedup;
+            snprintf(shown, sizeof shown, "with %s, ", json_string_value(json_object_get(entry, "options")));
+            text_check(outcome.output, shown, cases[i].options);
+        }
+        json_decref(plan);
+        json_decref(events);
+    }
+    // For other ranks, or another network, it is no longer that run.
+    static const char *const others[] = {"--like waits-0 --ranks 4", "--like waits-0 --host-mbit 100"};
+    for (int i = 0; i < 2; i++) {
+        Outcome outcome;
+        json_t *plan = plan_json(stage, others[i], &outcome);
+        assert_null(json_object_get(plan, "faster"));
+        json_decref(plan);
+    }
+}
+
 static void what_a_plan_cannot_use_is_refused(void **state) {
     static const struct {
         const char *arguments, *part;
     } cases[] = {
+        {"plan --like nowhere", "--like nowhere: there is no log.jsonl of a run"},
         {"plan --like nowhere --ranks 2", "--like nowhere: there is no log.jsonl of a run"},
         {"plan --like empty --ranks 2", "--like empty: no report of its log says what a micro-batch took"},
         {"plan --ranks 2 --compute-ms 5 --json nowhere/plan.json",
@@ -295,6 +353,7 @@ int main(void) {
         STAGE_TEST(stage_of_all, a_recommended_command_trains),
         STAGE_TEST(stage_of_all, a_plan_for_a_slower_link_is_slower),
         STAGE_TEST(stage_of_all, a_plan_takes_the_times_of_a_run),
+        STAGE_TEST(stage_of_all, a_plan_like_a_run_says_what_would_be_faster),
         STAGE_TEST(stage_of_all, what_a_plan_cannot_use_is_refused),
     };
     return cmocka_run_group_tests(tests, open_stage, close_stage);

@@ -12,6 +12,7 @@
 #include "program/agreement.h"
 #include "test/model_loss.h"
 #include "test/replay.h"
+#include "test/rule_cases.h"
 #include "test/worked_streaming.h"
 
 // ---------------------------------------------------------------------------------------
@@ -393,13 +394,19 @@ static void outer_kernels_equal_the_formulas_but_for_rounding(void **state) {
         fill_noise(kernel.exchange, 4, 3);
         plain = kernel;
         if (i < 3) {
-            NesterovStep step = {1.0f / 3, 0.7f, 0.9f, 0.5f * (float)i};
+            NesterovStep step = {
+                .inverse_ranks = 1.0f / 3, .learning_rate = 0.7f, .momentum = 0.9f, .alpha = 0.5f * (float)i};
             cpu_outer_nesterov(kernel.outer, kernel.momentum, kernel.local, kernel.exchange, OUTER_ELEMENTS,
                                &step);
             replay_plain_nesterov(plain.outer, plain.momentum, plain.local, plain.exchange, OUTER_ELEMENTS,
                                   &step);
         } else if (i < 7) {
-            MomentumStep step = {1.0f / 3, 0.4f, 0.8f, i % 2 == 0 ? 0.3f : 0.0f, 1.5f, i >= 5};
+            MomentumStep step = {.inverse_ranks = 1.0f / 3,
+                                 .beta = 0.4f,
+                                 .alpha = 0.8f,
+                                 .phi = i % 2 == 0 ? 0.3f : 0.0f,
+                                 .gap = 1.5f,
+                                 .received = i >= 5};
             cpu_outer_momentum(kernel.outer, kernel.momentum, kernel.local, kernel.exchange, OUTER_ELEMENTS,
                                &step);
             replay_plain_co2(plain.outer, plain.momentum, plain.local, plain.exchange, OUTER_ELEMENTS, &step);
@@ -419,7 +426,7 @@ static void outer_kernels_equal_the_formulas_but_for_rounding(void **state) {
 
 // A rank gets 14 micro-batches and a part of one; 8 and a part where there are many
 // ranks.
-enum { MODEL_POSITIONS = 32, TOKENS_OF_FEW = 450, TOKENS_OF_MANY = 260, MANY_RANKS = 32, RERUN_COMMITS = 64 };
+enum { MODEL_POSITIONS = 32, TOKENS_OF_FEW = 450, TOKENS_OF_MANY = 260, RERUN_COMMITS = 64 };
 
 // The options of a run, as its log has them.
 typedef struct LoggedOptions {
@@ -674,12 +681,7 @@ static void expect_commits(json_t *events, const Rerun *rerun, const char *what)
     assert_int_equal(count, rerun->update_count);
 }
 
-typedef struct Case {
-    int ranks;
-    const char *options;
-} Case;
-
-static void expect_same_bits(Stage *stage, const Case *c) {
+static void expect_same_bits(Stage *stage, const ReplayCase *c) {
     static Rerun rerun;
     char options[STAGE_COMMAND_SIZE / 2];
     int tokens = c->ranks < MANY_RANKS ? TOKENS_OF_FEW : TOKENS_OF_MANY;
@@ -708,108 +710,23 @@ static void expect_same_bits(Stage *stage, const Case *c) {
     json_decref(events);
 }
 
-// Awkward settings: numbers of steps that do not divide each other, gradients that are
-// clipped, warm-ups that end, shards that are padded.
-static const Case cases[] = {
-    {2, "--optimizer ddp --accumulate 3 --grad-clip 0.9 --bucket-mb 0.05"},
-    {3, "--optimizer ddp --wire bf16"},
-    {MANY_RANKS, "--optimizer ddp --accumulate 1"},
-    {3, "--optimizer ddp --wire int8"},
-    {2, "--optimizer zero1 --decay all --lr-by commits --schedule linear"},
-    {3, "--optimizer zero1 --accumulate 4 --grad-clip 0.9 --wire bf16"},
-    {3, "--optimizer zero1 --rank-accumulate 3,1,2 --bucket-mb 0.02 --micro-batch 2 --seq-len 20"},
-    {2, "--optimizer zero1 --wire int8 --bucket-mb 0.02"},
-    {MANY_RANKS, "--optimizer zero1 --accumulate 1 --grad-clip 0.5"},
-    {2, "--optimizer dpu --sequential 2"},
-    {3, "--optimizer dpu --accumulate 4 --grad-clip 0.9 --wire bf16"},
-    {3, "--optimizer dpu --wire e3m0 --sequential 1"},
-    {MANY_RANKS, "--optimizer dpu --accumulate 1"},
-    {2, "--optimizer acco-wp --accumulate 3 --grad-clip 0.9 --lr-by commits"},
-    {3, "--optimizer acco-wp --sequential 2 --wire bf16"},
-    {2, "--optimizer acco-wp --wire int8 --sequential 1"},
-    {MANY_RANKS, "--optimizer acco-wp --accumulate 1"},
-    {2, "--optimizer acco --accumulate 4 --acco-init 1 --grad-clip 0.9"},
-    {3, "--optimizer acco --sequential 2 --wire bf16"},
-    {3, "--optimizer acco --rank-accumulate 4,2,6 --lr-by commits"},
-    {2, "--optimizer acco --wire bf16 --estimate-wire fp32"},
-    {3, "--optimizer acco --estimate-wire e3m0 --grad-clip 0.9"},
-    {3, "--optimizer acco --wire int8 --acco-init 1 --accumulate 4"},
-    {2, "--optimizer acco --accumulate 4 --acco-split 0.75"},
-    {2, "--optimizer acco --accumulate 4 --acco-split 0.25 --overlap off"},
-    {3, "--optimizer acco --accumulate 8 --acco-split 0.875 --chaos-ms 3"},
-    {3, "--optimizer acco --rank-accumulate 8,3,5 --acco-split 0.75 --sequential 1 --grad-clip 0.9"},
-    {2, "--optimizer acco --accumulate 5 --estimate-wire int8"},
-    {3, "--optimizer acco --rank-accumulate 2,9,4 --wire bf16 --estimate-wire e3m0 --acco-init 2"},
-    {2, "--optimizer acco --accumulate 3 --acco-split half"},
-    {3, "--optimizer acco --accumulate 4 --estimate-wire int4 --grad-clip 0.9"},
-    {2, "--optimizer zero1 --wire int4"},
-    {2, "--optimizer acco --accumulate 8 --acco-split auto --estimate-wire auto --link-mbit 50"},
-    {MANY_RANKS, "--optimizer acco"},
-    {2, "--optimizer co2 --co2-tau 3 --co2-beta 0.5 --co2-phi 0.001 --co2-gap const:1.5"},
-    {3,
-     "--optimizer co2 --co2-tau 2 --co2-alpha 0.8 --co2-beta 0.2 --accumulate 3 --grad-clip 0.9 --wire bf16"},
-    {2, "--optimizer co2 --co2-tau 2 --wire e3m0"},
-    {MANY_RANKS, "--optimizer co2 --co2-tau 2 --accumulate 1 --co2-beta 0.3"},
-    {2, "--optimizer diloco --diloco-H 3 --grad-clip 0.9"},
-    {3, "--optimizer diloco --diloco-H 4 --accumulate 3 --diloco-outer-lr 0.5 --diloco-mu 0.6 --lr-by "
-        "commits --wire bf16"},
-    {2, "--optimizer diloco --diloco-H 3 --wire int8"},
-    {MANY_RANKS, "--optimizer diloco --diloco-H 3 --accumulate 1"},
-    {2, "--optimizer streaming-diloco --diloco-H 4 --streaming-P 2 --streaming-tau 0 --streaming-alpha 0"},
-    {3, "--optimizer streaming-diloco --diloco-H 4 --streaming-P 2 --streaming-tau 1 --streaming-alpha 0.5 "
-        "--grad-clip 0.9"},
-    {2, "--optimizer streaming-diloco --diloco-H 6 --streaming-P 2 --streaming-tau 1 --streaming-alpha 0 "
-        "--streaming-order sequential"},
-    {2, "--optimizer streaming-diloco --diloco-H 6 --streaming-P 3 --streaming-tau 0 --streaming-alpha 0.5 "
-        "--wire bf16"},
-    {3, "--optimizer streaming-diloco --diloco-H 4 --streaming-P 1 --streaming-tau 2 --streaming-alpha 0.5 "
-        "--accumulate 1"},
-    {3, "--optimizer streaming-diloco --diloco-H 4 --streaming-P 2 --streaming-tau 1 --streaming-order "
-        "sequential --wire e3m0"},
-    {MANY_RANKS,
-     "--optimizer streaming-diloco --diloco-H 4 --streaming-P 2 --streaming-tau 1 --accumulate 1"},
-    // On two levels: the sum is a tree of ranks and hosts.
-    {4, "--optimizer ddp --ranks-per-host 2 --bucket-mb 0.02"},
-    {6, "--optimizer ddp --ranks-per-host 3 --wire int8"},
-    {4, "--optimizer zero1 --ranks-per-host 2 --wire bf16 --chaos-ms 2"},
-    {6, "--optimizer zero1 --ranks-per-host 2 --wire int4 --bucket-mb 0.02"},
-    {5, "--optimizer zero1 --ranks-per-host 2 --wire e3m0"},
-    {6, "--optimizer dpu --ranks-per-host 3 --wire int8"},
-    {4, "--optimizer acco-wp --ranks-per-host 2 --overlap off"},
-    {4, "--optimizer acco --ranks-per-host 2 --accumulate 4 --estimate-wire int4"},
-    {6, "--optimizer acco --ranks-per-host 2 --wire bf16 --link-mbit 100"},
-    {7, "--optimizer acco --ranks-per-host 3 --wire int8 --chaos-ms 2"},
-    {MANY_RANKS, "--optimizer acco --ranks-per-host 8"},
-    {4, "--optimizer co2 --ranks-per-host 2 --co2-tau 2 --wire bf16"},
-    {6, "--optimizer diloco --ranks-per-host 3 --diloco-H 3 --wire e3m0"},
-    {6, "--optimizer streaming-diloco --ranks-per-host 2 --diloco-H 4 --streaming-P 2 --streaming-tau 1 "
-        "--wire int8"},
-    {3, "--optimizer zero1 --exchange two-level --ranks-per-host 3 --wire bf16"},
-    {4, "--optimizer zero1 --exchange flat --wire bf16"},
-};
+enum { CASES = RULES_TESTED * MOST_REPLAYS }; // at most
 
-enum { CASES = sizeof cases / sizeof cases[0] };
-
-// A rule that somebody adds must not be left out of the lists here.
+// A rule that somebody adds must not be left out here.
 static void every_rule_is_replayed(void **state) {
     (void)state;
     assert_int_equal(REPLAY_RULE_COUNT, RULE_COUNT);
+    assert_int_equal(RULES_TESTED, RULE_COUNT);
     for (int rule = 0; rule < RULE_COUNT; rule++) {
-        char option[64];
-        size_t length = (size_t)snprintf(option, sizeof option, "--optimizer %s", RULES[rule].rule->name);
-        bool found = false;
-        for (size_t i = 0; i < CASES; i++) {
-            const char *options = cases[i].options;
-            found = found || (strncmp(options, option, length) == 0 && strchr(" ", options[length]) != NULL);
-        }
-        if (!found) { fail_msg("no case has %s", option); }
+        assert_true(rule_cases[rule].replays[0].ranks > 0);
         assert_non_null(replay_rule_find(RULES[rule].rule->name));
     }
 }
 
 typedef struct Scene {
     Stage *stage;
-    const Case *one;
+    ReplayCase one;
+    char options[200], name[250];
 } Scene;
 
 static void the_program_equals_the_replay(void **state) {
@@ -818,7 +735,7 @@ static void the_program_equals_the_replay(void **state) {
         print_message("no MPI here: skipped\n");
         skip();
     }
-    expect_same_bits(scene->stage, scene->one);
+    expect_same_bits(scene->stage, &scene->one);
 }
 
 static int end_programs(void **state) {
@@ -867,19 +784,25 @@ int main(void) {
     };
     enum { NAMED = sizeof tests / sizeof tests[0] };
     static struct CMUnitTest all[NAMED + CASES];
-    static char names[CASES][200];
+    int count = NAMED;
     memcpy(all, tests, sizeof tests);
     for (int i = 0; i < CASES; i++) {
-        scenes[i].stage = &stage;
-        scenes[i].one = &cases[i];
-        snprintf(names[i], sizeof names[i], "%d ranks equal the replay: %s", cases[i].ranks,
-                 cases[i].options);
-        struct CMUnitTest test = {names[i], the_program_equals_the_replay, NULL, end_programs, &scenes[i]};
-        all[NAMED + i] = test;
+        const RuleCase *rule = &rule_cases[i / MOST_REPLAYS];
+        const ReplayCase *replay = &rule->replays[i % MOST_REPLAYS];
+        Scene *scene = &scenes[i];
+        if (replay->ranks == 0) { continue; }
+        snprintf(scene->options, sizeof scene->options, "--optimizer %s %s", rule->name, replay->options);
+        snprintf(scene->name, sizeof scene->name, "%d ranks equal the replay: %s", replay->ranks,
+                 scene->options);
+        scene->stage = &stage;
+        scene->one.ranks = replay->ranks;
+        scene->one.options = scene->options;
+        struct CMUnitTest test = {scene->name, the_program_equals_the_replay, NULL, end_programs, scene};
+        all[count++] = test;
     }
     stage_open(&stage);
     write_stage(&stage);
-    int failed = _cmocka_run_group_tests("replay", all, NAMED + CASES, NULL, NULL);
+    int failed = _cmocka_run_group_tests("replay", all, (size_t)count, NULL, NULL);
     stage_close(&stage);
     return failed;
 }

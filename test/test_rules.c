@@ -5,8 +5,14 @@
 // plain loop in double, and the simulation of all rules in replay.h. That the order of
 // execution does not change the results is tested in test_schedule.c.
 //
-// Examples follow one element, theta. Where a micro-batch "sees" theta, its gradient is
-// computed at that value.
+// The worked examples follow one element, theta, which starts at 8. Two ranks compute; the
+// gradient of micro-batch j is theta - X, and X is j on rank 0 and 4 + 2j on rank 1
+// (scalar_micro_batch). SGD steps by half of the mean gradient, half way from theta to the
+// mean X. The work is shown for SGD beside the numbers; where a micro-batch "sees" theta, its
+// gradient is computed at that value. The mean X of both ranks is 2 + 1.5 j:
+//
+//   j        0    1    2    3    4    5     6     7
+//   mean X   2   3.5   5   6.5   8   9.5   11   12.5
 #include "test/rules_bench.h"
 
 #include "test/replay.h"
@@ -38,6 +44,10 @@ static void expect_example(const RunSpec *spec, int ranks, const Example *expect
     free_results(results, ranks);
 }
 
+// Each commit has two micro-batches:
+//   theta(1) = 8      - (8      - 2.75) / 2 = 5.375       2.75 = (2 + 3.5) / 2
+//   theta(2) = 5.375  - (5.375  - 5.75) / 2 = 5.5625      5.75 = (5 + 6.5) / 2
+//   theta(3) = 5.5625 - (5.5625 - 8.75) / 2 = 7.15625     8.75 = (8 + 9.5) / 2
 static void ddp_and_zero1_follow_the_worked_example(void **state) {
     (void)state;
     Example sgd = {{8, 5.375, 5.5625, 7.15625}, 4, {8, 8, 5.375, 5.375, 5.5625, 5.5625}, 6, 12};
@@ -52,6 +62,11 @@ static void ddp_and_zero1_follow_the_worked_example(void **state) {
     }
 }
 
+// The gradients of each commit were computed at the parameters of the commit before:
+//   theta(1) = 8      - (8     -  2.75) / 2 = 5.375
+//   theta(2) = 5.375  - (8     -  5.75) / 2 = 4.25
+//   theta(3) = 4.25   - (5.375 -  8.75) / 2 = 5.9375
+//   theta(4) = 5.9375 - (4.25  - 11.75) / 2 = 9.6875
 // With `finish` the gradients of the last round are committed, too: 16 gradients, not 12.
 static void dpu_follows_the_worked_example(void **state) {
     (void)state;
@@ -82,6 +97,11 @@ static void expect_predictions(const RunSpec *spec, const double *expected, doub
     free_results(results, 2);
 }
 
+// As dpu, but the gradients are computed at the prediction ~, which takes the same step again:
+//   theta(1) = 8     - (8     -  2.75) / 2 = 5.375       ~(1) = 5.375 - 2.625 =  2.75
+//   theta(2) = 5.375 - (8     -  5.75) / 2 = 4.25        ~(2) = 4.25  - 1.125 =  3.125
+//   theta(3) = 4.25  - (2.75  -  8.75) / 2 = 7.25        ~(3) = 7.25  + 3     = 10.25
+//   theta(4) = 7.25  - (3.125 - 11.75) / 2 = 11.5625
 static void acco_wp_follows_the_worked_example(void **state) {
     (void)state;
     RunSpec spec = scalar_spec("acco-wp", sgd_step, 2);
@@ -101,6 +121,12 @@ static void acco_wp_follows_the_worked_example(void **state) {
     expect_predictions(&spec, predictions, 2e-6);
 }
 
+// Each round has one micro-batch. The estimate ~ steps with round A, the commit with the mean
+// of A and B:
+//   A at 8: 8 - 2 = 6               ~(1) = 8 - 3 = 5
+//   B at 8: 8 - 3.5 = 4.5           theta(1) = 8 - 5.25 / 2 = 5.375
+//   A at 5: 5 - 5 = 0               ~(2) = 5.375
+//   B at 5.375: 5.375 - 6.5         theta(2) = 5.375 + 0.5625 / 2 = 5.65625
 // The first round A, then in turn round B at theta and the next round A at the estimate.
 // The last round A is not used.
 static void acco_follows_the_worked_example(void **state) {
@@ -152,6 +178,9 @@ static void expect_unequal(const RunSpec *spec, const double *theta, const doubl
     free_results(results, 2);
 }
 
+// Four gradients a round. Round A has X = 0, 4, 6, 8, whose mean is 4.5; round B has 1, 10, 12,
+// 14, and the mean of all eight is 6.875:
+//   ~(1) = 8 - (8 - 4.5) / 2 = 6.25        theta(1) = 8 - (8 - 6.875) / 2 = 7.4375
 // A round has 1 micro-batch on rank 0 and 3 on rank 1.
 static void acco_with_unequal_workers_follows_the_worked_example(void **state) {
     (void)state;
@@ -166,6 +195,8 @@ static void acco_with_unequal_workers_follows_the_worked_example(void **state) {
     expect_unequal(&spec, theta1, estimates1, 2e-6, 22, 4);
 }
 
+// With 3 and 1 round A has X = 0, 1, 2, 4, 6, 8, whose mean is 3.5; the mean of all eight is 4.25:
+//   ~(1) = 8 - (8 - 3.5) / 2 = 5.75        theta(1) = 8 - (8 - 4.25) / 2 = 6.125
 // The same problem with 3 and 1, then 1 and 3 micro-batches in the rounds A and B. All
 // numbers are exact in fp32.
 static void acco_with_unequal_rounds_follows_the_worked_example(void **state) {
@@ -216,6 +247,14 @@ static void expect_momentum(const RunResult *result, int element, const double *
     }
 }
 
+// The first example, tau = 2, beta 0.5, gap 1. Each inner step goes half way to its X:
+//   round 0 from 8      rank 0: 4, 2.5           rank 1: 6, 6              D(0) = 8    - 4.25   =  3.75
+//   round 1 from 8      rank 0: 5, 4             rank 1: 8, 9              D(1) = 8    - 6.5    =  1.5
+//   round 2 from 4.25   rank 0: 4.125, 4.5625    rank 1: 8.125, 11.0625    D(2) = 4.25 - 7.8125 = -3.5625
+// D is applied a round late:
+//   m = 3.75                         b(2) = 8     - 3.75  = 4.25
+//   m = 3.75  / 2 + 1.5    = 3.375   b(3) = 4.25  - 3.375 = 0.875
+//   m = 3.375 / 2 - 3.5625 = -1.875  b(4) = 0.875 + 1.875 = 2.75
 // What micro-batches see tells where the local parameters are. base: the outer
 // parameters, which are what CO2 commits.
 static void co2_follows_the_worked_examples(void **state) {
@@ -276,6 +315,8 @@ static void co2_follows_the_worked_examples(void **state) {
     }
 }
 
+// H = 2, outer rate 0.5, mu 0.5. The first period is that of CO2 above, and its D is 3.75:
+//   momentum = 3.75        outer = 8 - (3.75 + 3.75 / 2) / 2 = 5.1875
 static void diloco_follows_the_worked_example(void **state) {
     (void)state;
     static const double theta[] = {8, 5.1875, 5.17578125, 7.168701171875},
@@ -495,8 +536,8 @@ static double largest_at_the_end(const Limit *limit, double rate) {
     spec.settings.rate.peak = rate;
     spec.settings.steps = limit->steps;
     spec.settings.delay = limit->delay;
-    NesterovStep outer = {0, 1, limit->momentum, 0};
-    MomentumStep co2 = {0, limit->momentum, 1, 0, limit->gap > 0 ? limit->gap : 1, false};
+    NesterovStep outer = {.learning_rate = 1, .momentum = limit->momentum};
+    MomentumStep co2 = {.beta = limit->momentum, .alpha = 1, .gap = limit->gap > 0 ? limit->gap : 1};
     spec.settings.outer_nesterov = outer;
     spec.settings.outer_momentum = co2;
     RunResult result;
@@ -737,7 +778,7 @@ static void diloco_of_single_steps_is_ddp(void **state) {
         ddp.micro_batch = diloco.micro_batch = noisy ? noisy_micro_batch : scalar_micro_batch;
         ddp.parameter_count = diloco.parameter_count = noisy ? 1003 : 1;
         if (noisy) { ddp.start = diloco.start = 0.25f; }
-        NesterovStep outer = {0, 1, 0, 0};
+        NesterovStep outer = {.learning_rate = 1};
         diloco.settings.outer_nesterov = outer;
         diloco.settings.steps = 1;
         RunResult a[2], b[2];
@@ -933,14 +974,13 @@ static void draw_local(Random *random, RunSpec *spec) {
     settings->steps = interval * settings->fragments;
     settings->delay = draw(random, 0, interval - 1);
     settings->strided = draw(random, 0, 1) == 1;
-    NesterovStep outer = {0, 0.25f * (float)draw(random, 1, 4), 0.3f * (float)draw(random, 0, 3),
-                          0.25f * (float)draw(random, 0, 4)};
-    MomentumStep co2 = {0,
-                        0.3f * (float)draw(random, 0, 3),
-                        0.5f * (float)draw(random, 1, 3),
-                        0.01f * (float)draw(random, 0, 2),
-                        1 + 0.3f * (float)draw(random, 0, 1),
-                        false};
+    NesterovStep outer = {.learning_rate = 0.25f * (float)draw(random, 1, 4),
+                          .momentum = 0.3f * (float)draw(random, 0, 3),
+                          .alpha = 0.25f * (float)draw(random, 0, 4)};
+    MomentumStep co2 = {.beta = 0.3f * (float)draw(random, 0, 3),
+                        .alpha = 0.5f * (float)draw(random, 1, 3),
+                        .phi = 0.01f * (float)draw(random, 0, 2),
+                        .gap = 1 + 0.3f * (float)draw(random, 0, 1)};
     settings->outer_nesterov = outer;
     settings->outer_momentum = co2;
 }

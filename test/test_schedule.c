@@ -8,6 +8,7 @@
 //   - a value that is not finite stops all ranks before anything is stepped with it
 //
 // What the rules compute is tested in test_rules.c.
+#include "test/rule_cases.h"
 #include "test/rules_bench.h"
 
 // ---------------------------------------------------------------------------------------
@@ -218,7 +219,7 @@ static void the_rate_follows_gradients_or_commits(void **state) {
         spec.settings.rate.warmup = spec.settings.rate_by_commits ? 5 : 12;
         spec.settings.steps = spec.settings.fragments = 1;
         spec.settings.delay = 0;
-        NesterovStep outer = {0, 1, 0, 0};
+        NesterovStep outer = {.learning_rate = 1};
         spec.settings.outer_nesterov = outer;
         spec.finish = false;
         RunResult results[2];
@@ -256,32 +257,16 @@ static MicroBatchResult light_micro_batch(void *self, Stream *stream, uint64_t i
 static const double WIRE_ELEMENT_BYTES[WIRE_FORMAT_COUNT] = {4, 2, 1 + 4.0 / 256, 0.5 + 4.0 / 256,
                                                              0.5 + 4.0 / 256};
 
-// What a rank sends in two commits. An exchange of all elements is a reduce-scatter and
-// an all-gather, which together send 2 (N - 1) / N elements for each element of the
-// vector. Streaming DiLoCo with two fragments exchanges half of the vector in each
-// commit.
-typedef struct TrafficRow {
-    const char *rule;
-    double exchanges; // of all elements, on the wire
-    double estimates; // the same, on the wire of the estimate
-    int jobs;         // in each, every rank sends one tally to every other
-} TrafficRow;
-
-static const TrafficRow TRAFFIC[] = {
-    {"ddp", 2, 0, 2},  {"zero1", 2, 0, 2}, {"dpu", 2, 0, 2},    {"acco-wp", 2, 0, 2},
-    {"acco", 2, 2, 4}, {"co2", 2, 0, 2},   {"diloco", 2, 0, 2}, {"streaming-diloco", 1, 0, 2},
-};
-
 // Returns false where run_world cannot run.
-static bool expect_traffic(const TrafficRow *row, WireFormat wire, WireFormat estimate_wire, int ranks) {
+static bool expect_traffic(const RuleCase *row, WireFormat wire, WireFormat estimate_wire, int ranks) {
     // The vector and its halves are whole cells for 2, 3 and 4 ranks, and in coarse
     // formats whole blocks, so nothing is padded.
     size_t count = wire_is_coarse(wire) || wire_is_coarse(estimate_wire) ? 393216 : 49152;
-    RunSpec spec = noisy_spec(row->rule, count);
+    RunSpec spec = noisy_spec(row->name, count);
     spec.settings.optimizer.elementwise_step = sgd_step;
     spec.micro_batch = light_micro_batch;
     for (int i = 0; i < ranks; i++) { spec.micro_batches[i] = is_acco(spec.rule) ? 2 : 1; }
-    spec.settings.steps = is_streaming(row->rule) ? 4 : 2;
+    spec.settings.steps = is_streaming(row->name) ? 4 : 2;
     spec.layer_count = 2;
     for (size_t l = 0; l <= 2; l++) { spec.layer_begins[l] = l * count / 2; }
     spec.settings.wire = wire;
@@ -309,14 +294,14 @@ static bool expect_traffic(const TrafficRow *row, WireFormat wire, WireFormat es
 static void every_rule_sends_as_much_as_its_formula_says(void **state) {
     (void)state;
     bool fits = false;
-    assert_int_equal(sizeof TRAFFIC / sizeof TRAFFIC[0], RULE_COUNT);
-    for (size_t i = 0; i < sizeof TRAFFIC / sizeof TRAFFIC[0]; i++) {
+    assert_int_equal(RULES_TESTED, RULE_COUNT);
+    for (int i = 0; i < RULES_TESTED; i++) {
         for (int ranks = 2; ranks <= 4; ranks++) {
             for (int wire = 0; wire < WIRE_FORMAT_COUNT; wire++) {
-                fits = expect_traffic(&TRAFFIC[i], (WireFormat)wire, (WireFormat)wire, ranks) || fits;
+                fits = expect_traffic(&rule_cases[i], (WireFormat)wire, (WireFormat)wire, ranks) || fits;
             }
-            if (TRAFFIC[i].estimates > 0) {
-                fits = expect_traffic(&TRAFFIC[i], WIRE_BF16, WIRE_E3M0, ranks) || fits;
+            if (rule_cases[i].estimates > 0) {
+                fits = expect_traffic(&rule_cases[i], WIRE_BF16, WIRE_E3M0, ranks) || fits;
             }
         }
     }

@@ -459,7 +459,7 @@ static void the_file_has_every_span_of_every_rank_in_one_time(void **state) {
         free(text);
         json_decref(trace);
     }
-    assert_false(exists("trace.json.partial"));
+    assert_false(exists("trace.json.new"));
 }
 
 static void the_lines_of_the_file_are_as_promised(void **state) {
@@ -556,14 +556,14 @@ static void a_place_where_no_file_can_be_is_an_error_on_all_ranks(void **state) 
         threads_run(3, write_rank, &world);
         assert_not_written(&world, 3, places[i][1]);
     }
-    char longest[TRACE_PATH_SIZE + 10];
+    char longest[PATH_MAX + 10];
     memset(longest, 'x', sizeof longest);
     longest[sizeof longest - 1] = '\0';
     Error error = {""};
     assert_false(trace_path_check(longest, &error));
     assert_non_null(strstr(error.text, "too long"));
     assert_true(trace_path_check(path_of("new.json").text, &error));
-    assert_false(exists("new.json") || exists("new.json.partial"));
+    assert_false(exists("new.json") || exists("new.json.new"));
 }
 
 // Renaming a file to /dev/null, which root may do, would replace the device.
@@ -602,7 +602,7 @@ static void a_full_disk_is_an_error_on_all_ranks_and_leaves_the_old_file(void **
         char *text = read_text(world.path.text);
         assert_string_equal(text, "old");
         free(text);
-        assert_false(exists("full.json.partial"));
+        assert_false(exists("full.json.new"));
     }
 }
 

@@ -15,7 +15,7 @@ enum { MAX_FLAT = 4, MAX_RANKS = 8 }; // ranks without and with hosts that have 
 static Transport *process_transport; // set once in main
 
 // ---------------------------------------------------------------------------------------
-// A reduce-scatter and then an all-gather of a vector, in one stretch or in several
+// A reduce-scatter and then an all-gather of a vector, in one range or in several
 
 typedef struct CollectiveSpec {
     size_t count;
@@ -90,7 +90,7 @@ static float *copy_floats(const float *from, size_t count) {
 }
 
 // Buckets of the reduce-scatter come from the end, those of the all-gather from the
-// start, as in a job.
+// start, as in training.
 static void run_collectives(const CollectiveSpec *spec, Transport *transport, CollectiveResult *result) {
     Layout layout = layout_make(spec->count, transport->size);
     size_t piece = layout.piece, cells = layout.cells, bucket = spec->bucket > 0 ? spec->bucket : cells;
@@ -101,7 +101,7 @@ static void run_collectives(const CollectiveSpec *spec, Transport *transport, Co
     transport->link_latency = spec->link_latency;
     transport->bytes_sent = transport->bytes_sent_outside = 0;
     result->delay = delay_ahead(transport, spec->chaos_seconds, 2 * ((cells + bucket - 1) / bucket));
-    Collective collective = {&layout, spec->wire, buffers.buffer, NULL, NULL};
+    Collective collective = {.layout = &layout, .wire = spec->wire, .buffer = buffers.buffer};
     double began = clock_seconds();
     for (size_t end = cells, begin; end > 0; end = begin) {
         begin = end > bucket ? end - bucket : 0;
@@ -422,7 +422,7 @@ static void delays_change_no_bit(void **state) {
     if (!fits) { skip(); }
 }
 
-// A collective on a stretch of a vector touches nothing else.
+// A collective on a range of a vector touches nothing else.
 static void run_partly(Transport *transport, void *context) {
     bool *good = (bool *)context;
     CollectiveSpec spec = {9001, WIRE_INT8, 0, 256, false, false, 0, 0, 0, NULL};
@@ -430,7 +430,7 @@ static void run_partly(Transport *transport, void *context) {
     size_t piece = layout.piece, first = layout_cell_begin(&layout, 3), last = layout_cell_begin(&layout, 9);
     Buffers buffers;
     open_buffers(&buffers, &spec, &layout, transport);
-    Collective collective = {&layout, spec.wire, buffers.buffer, NULL, NULL};
+    Collective collective = {.layout = &layout, .wire = spec.wire, .buffer = buffers.buffer};
     host_reduce_scatter(transport, &collective, 3 * piece, 9 * piece);
     host_all_gather(transport, &collective, 3 * piece, 9 * piece);
     good[transport->rank] = true;
@@ -441,7 +441,7 @@ static void run_partly(Transport *transport, void *context) {
     arena_release(&buffers.arena);
 }
 
-static void a_stretch_touches_nothing_else(void **state) {
+static void a_range_touches_nothing_else(void **state) {
     (void)state;
     bool fits = false;
     for (int ranks = 1; ranks <= MAX_FLAT; ranks++) {
@@ -528,7 +528,7 @@ static void count_messages(Transport *transport, void *context) {
     Layout layout = layout_make(32 * (size_t)size, size); // one chunk
     Arena arena;
     Error error = {""};
-    Collective collective = {&layout, WIRE_BF16, NULL, NULL, NULL};
+    Collective collective = {.layout = &layout, .wire = WIRE_BF16};
     memset(&arena, 0, sizeof arena);
     arena_reserve(&arena, MEMORY_COMMUNICATION, "buffer", layout_padded(&layout) * sizeof(float),
                   &collective.buffer);
@@ -700,7 +700,7 @@ int main(void) {
         cmocka_unit_test(buckets_and_messages_change_no_bit),
         cmocka_unit_test(two_levels_equal_plain_loops_bit_for_bit),
         cmocka_unit_test(delays_change_no_bit),
-        cmocka_unit_test(a_stretch_touches_nothing_else),
+        cmocka_unit_test(a_range_touches_nothing_else),
         cmocka_unit_test(records_come_in_the_order_of_ranks),
         cmocka_unit_test(messages_are_few_among_many_ranks),
         cmocka_unit_test(the_emulated_link_is_as_slow_as_it_says),

@@ -84,7 +84,7 @@ static double oracle_level(WireFormat format, int level, double scale) {
     return level == 0 ? 0 : copysign(scale * exp2(abs(level) - 7), level);
 }
 
-// The nearest level, by trying all of them. Of two at the same distance the even one
+// The nearest level, by trying all of them. If two are at the same distance, the even one
 // (int8) or the one farther from 0 (e3m0).
 static double oracle_value(WireFormat format, float value, double scale) {
     int last = last_level(format), best = 0;
@@ -280,7 +280,7 @@ static void mean_of_roundings(double part, double *all, double *first_half) {
     }
 }
 
-// Of many elements of one size so many go up that their mean stays, at any place of a
+// The mean of many elements of one size stays when they are rounded, at any place of a
 // block. Four standard deviations are allowed, and half of the dither's step.
 static void int4_rounds_without_a_bias(void **state) {
     (void)state;
@@ -392,7 +392,7 @@ static void a_run_fills_its_bytes_and_no_others(void **state) {
     }
 }
 
-// Of the last byte of an odd number of 4-bit codes the upper half is zero.
+// With an odd number of 4-bit codes the upper half of the last byte is zero.
 static void half_a_byte_is_filled_with_zeros(void **state) {
     (void)state;
     static const WireFormat formats[] = {WIRE_INT4, WIRE_E3M0};

@@ -138,7 +138,7 @@ static inline void threads_run(int ranks, ThreadsBody body, void *context) {
     threads_world_destroy(world);
 }
 
-// Lets so many consecutive ranks count as one host. 0: every rank by itself.
+// Lets every `ranks_per_host` consecutive ranks count as one host. 0: every rank by itself.
 static inline void join_hosts(Transport *transport, int ranks_per_host) {
     transport->two_level = ranks_per_host > 1;
     transport_meet(transport,

@@ -1,5 +1,5 @@
-"""Prepares what train_gpt reads: a byte-level BPE, files of tokens, and weights that
-PyTorch saved.
+"""Prepares what train_gpt reads: a byte-level BPE, documents for `train_gpt tokenize`, and
+weights that PyTorch saved.
 
     python -m tokenizer.train_bpe --size 4096 --out DIR FILES...
     python -m tokenizer.prepare --tokenizer DIR --out PREFIX FILES...

@@ -209,16 +209,6 @@ static inline int corpus_choose(CorpusWriter *writer, int rule) {
     return writer->chosen[rule];
 }
 
-static inline void corpus_put_choice(CorpusWriter *writer, int rule) {
-    const CorpusChoice *choice = &writer->grammar.rules[rule];
-    int chosen = corpus_choose(writer, rule);
-    uint32_t alive = corpus_all_alive(choice);
-    for (int j = 0; j < choice->alternatives[chosen].length; j++) {
-        double nats = corpus_byte_nats(choice, chosen, j, &alive);
-        corpus_put(writer, choice->alternatives[chosen].start[j], nats);
-    }
-}
-
 // Writes the separator and one story.
 static inline void corpus_put_story(CorpusWriter *writer) {
     const CorpusChoice *plots = &writer->grammar.rules[0];
@@ -229,7 +219,16 @@ static inline void corpus_put_story(CorpusWriter *writer) {
     for (int position = 0;
          corpus_next_piece(&writer->grammar, plots->alternatives[plot], &position, &piece);) {
         switch (piece.kind) {
-        case CORPUS_CHOOSE: corpus_put_choice(writer, piece.rule); break;
+        case CORPUS_CHOOSE: {
+            const CorpusChoice *choice = &writer->grammar.rules[piece.rule];
+            int chosen = corpus_choose(writer, piece.rule);
+            uint32_t possible = corpus_all_alive(choice);
+            for (int j = 0; j < choice->alternatives[chosen].length; j++) {
+                double nats = corpus_byte_nats(choice, chosen, j, &possible);
+                corpus_put(writer, choice->alternatives[chosen].start[j], nats);
+            }
+            break;
+        }
         case CORPUS_REPEAT: {
             const CorpusChoice *choice = &writer->grammar.rules[piece.rule];
             CorpusText text = choice->alternatives[writer->chosen[choice->source]];

@@ -1,8 +1,6 @@
-"""Turns a record into a document: a list of segments (text, counts), which are predicted where they count."""
+"""Turns a record into a document: a prompt, which the model only reads, and a text, which it learns to predict."""
 
 from collections.abc import Callable
-
-Segments = list[tuple[str, bool]]
 
 ALPACA_WITH_INPUT = (
     "Below is an instruction that describes a task, paired with an input that provides further context. "
@@ -16,23 +14,25 @@ ALPACA_WITHOUT_INPUT = (
 )
 
 
-def plain(record: dict, field: str) -> Segments:
-    """One field, which counts."""
-    text = record[field]
-    if not isinstance(text, str):
-        raise TypeError(f"field '{field}' holds {type(text).__name__}, not text")
-    return [(text, True)]
+def text_of(record: dict, field: str) -> str:
+    if not isinstance(record[field], str):
+        raise TypeError(f"field '{field}' holds {type(record[field]).__name__}, not text")
+    return record[field]
 
 
-def alpaca(record: dict, _field: str) -> Segments:
-    """A prompt with instruction and input, which does not count, and the output, which counts.
+def plain(record: dict, field: str) -> tuple[str, str]:
+    """One field, all of it predicted."""
+    return "", text_of(record, field)
+
+
+def alpaca(record: dict, _field: str) -> tuple[str, str]:
+    """A prompt with instruction and input, and the output.
 
     The prompt ends with a line end and is encoded by itself, so the same prompt has the same tokens when sampling.
     """
     template = ALPACA_WITH_INPUT if record.get("input") else ALPACA_WITHOUT_INPUT
     prompt = template.format(instruction=record["instruction"], input=record.get("input", ""))
-    return [(prompt, False), (record["output"], True)]
+    return prompt, text_of(record, "output")
 
 
-TEMPLATES: dict[str, Callable[[dict, str], Segments]] = {"plain": plain, "alpaca": alpaca}
-MASKED = {"alpaca"}  # templates with segments that do not count
+TEMPLATES: dict[str, Callable[[dict, str], tuple[str, str]]] = {"plain": plain, "alpaca": alpaca}

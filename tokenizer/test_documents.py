@@ -12,8 +12,8 @@ from unittest import mock
 import pyarrow
 import pyarrow.parquet
 
-from tokenizer import encode, sources
-from tokenizer.testing import TOKENIZER, DirectoryTest, reference_tokenizer, small_chunks
+from tokenizer import sources
+from tokenizer.testing import TOKENIZER, DirectoryTest, reference_tokenizer, small_blocks
 
 END = "<|endoftext|>"
 WORDS = "the cat saw a ship upon the sea, and naïve children sang — 12 songs.\n".split(" ")
@@ -43,7 +43,7 @@ class Texts(DirectoryTest):
         train, held_out = self.expected(texts, fraction)
         for size in (500, 1 << 19):
             prefix = f"{path.name}{size}"
-            with small_chunks(size):
+            with small_blocks(size):
                 out = self.prepare(prefix, "--val-fraction", fraction, *options, path)
             self.assertIn(f"{len(texts)} documents: {len(train)} tokens to train on, {len(held_out)} for validation", out)
             self.assertEqual(self.tokens(prefix, "train")[0], train)
@@ -86,7 +86,7 @@ class Texts(DirectoryTest):
     def test_a_long_document_is_cut_and_stays_on_one_side(self):
         long, texts = "word and " * 900, stories(6)
         path = self.write("a.txt", f"\n{END}\n".join([texts[0], long, *texts[1:]]))
-        with mock.patch.multiple(sources, CHUNK_BYTES=500, DOCUMENT_BYTES=2000), mock.patch.object(encode, "DOCUMENT_BYTES", 2000):
+        with mock.patch.object(sources, "DOCUMENT_BYTES", 2000):
             out = self.prepare("cut", "--val-fraction", 0.5, path)
         self.assertIn("7 documents", out)
         tokenizer = reference_tokenizer()
@@ -117,10 +117,10 @@ class Texts(DirectoryTest):
         out = self.prepare("odd", self.write("a.txt", b"caf\xe9\n<|endoftext|>\nfine\n"))
         self.assertIn("1 documents had bytes that are not UTF-8", out)
 
-    def test_it_runs_from_any_directory_with_any_number_of_processes(self):
-        path = self.write("a.txt", f"\n{END}\n".join(stories(9000)))  # some chunks
+    def test_it_runs_from_any_directory_with_any_number_of_threads(self):
+        path = self.write("a.txt", f"\n{END}\n".join(stories(9000)))  # some tasks
         self.prepare("here", path)
-        command = [sys.executable, "-m", "tokenizer.prepare", "--tokenizer", TOKENIZER, "--processes", "2", "--out", "there", path]
+        command = [sys.executable, "-m", "tokenizer.prepare", "--tokenizer", TOKENIZER, "--threads", "2", "--out", "there", path]
         done = subprocess.run(command, cwd=self.directory, capture_output=True, text=True)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         self.assertEqual(self.files("there"), self.files("here"))
@@ -150,7 +150,7 @@ class Records(DirectoryTest):
         return [*read, *answer, self.end], [0] * len(read) + [1] * len(answer) + [1]
 
     def test_only_answers_are_predicted(self):
-        with small_chunks():
+        with small_blocks(2000):
             self.prepare("masked", "--template", "alpaca", "--val-fraction", 0, self.path)
         ids, mask = [], []
         for record in self.records:
@@ -170,7 +170,7 @@ class Records(DirectoryTest):
                     continue
                 ids += more + [self.end] * (length - len(more))
                 mask += counts + [0] * (length - len(counts))
-            with small_chunks():
+            with small_blocks(2000):
                 out = self.prepare(f"to{length}", "--template", "alpaca", "--pad", length, "--val-fraction", 0, self.path)
             self.assertEqual(self.tokens(f"to{length}", "train"), ([*ids, self.end], [*mask, 0]))
             self.assertEqual(f"{left_out} documents were left out, because nothing" in out, left_out > 0)
@@ -182,3 +182,11 @@ class Records(DirectoryTest):
             self.assertIn(part, self.refused("--template", "alpaca", self.path))
         self.write("a.jsonl", '{"text": 5}')
         self.assertIn("holds int, not text", self.refused(self.path))
+
+    def test_the_place_of_a_bad_record_is_named(self):
+        self.write("a.jsonl", '{"text": "x"}\n\n{"text": \n{"text": "x"}')
+        self.assertIn("a.jsonl, line 3: ", self.refused(self.path))
+        self.write("a.jsonl", '{"text": "x"}\n\n{"body": "x"}')
+        self.assertIn("a.jsonl, line 3: the record has no field 'text'", self.refused(self.path))
+        path = self.write("a.json", '[{"text": "x"}, {"body": "x"}]')
+        self.assertIn("a.json, record 2: ", self.refused(path))

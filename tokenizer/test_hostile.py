@@ -10,7 +10,7 @@ import sys
 import types
 import unittest
 import zipfile
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from contextlib import redirect_stderr
 from unittest import mock
 
@@ -18,60 +18,24 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
-from tokenizer import from_pytorch, shard, vocabulary
+from tokenizer import from_pytorch, vocabulary
 from tokenizer.pytorch_file import PytorchError, PytorchFile
-from tokenizer.sources import InputError, Options, Position, chunks
+from tokenizer.sources import InputError, Options, documents
 from tokenizer.test_documents import stories
 from tokenizer.testing import ROOT, DirectoryTest
-
-OPTIONS = Options("endoftext", ("text",), 0.0, "train")
 
 
 def flipped(data: bytes, at: int, bit: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1:]
 
 
-class TokenFiles(DirectoryTest):
-    def setUp(self):
-        super().setUp()
-        self.path = self.directory / "a.bin"
-        writer = shard.ShardWriter(self.path, 300, True, b"x" * 32)
-        writer.add(np.arange(45), np.arange(45, dtype=np.uint8) % 3 == 0)
-        self.header = writer.finish()
-        self.data = self.path.read_bytes()
-
-    def refused(self, data: bytes):
-        self.path.write_bytes(data)
-        with self.assertRaises(shard.ShardError):
-            shard.read(self.path)
-
-    def test_what_is_written_is_read(self):
-        header, tokens, mask = shard.read(self.path)
-        self.assertEqual(header, self.header)
-        self.assertEqual(tokens.tolist(), list(range(45)))
-        self.assertEqual(mask.tolist(), [int(i % 3 == 0) for i in range(45)])
-
-    def test_every_flipped_bit_is_noticed(self):
-        for at in range(len(self.data)):
-            self.refused(flipped(self.data, at, at % 8))
-
-    def test_every_other_length_is_noticed(self):
-        for length in range(len(self.data)):
-            self.refused(self.data[:length])
-        self.refused(self.data + b"\0")
-
-    def test_lengths_that_no_file_has(self):
-        for count in (0, 1 << 31, 1 << 62, (1 << 64) - 1):
-            self.refused(self.data[:24] + struct.pack("<Q", count) + self.data[32:])
-
-
 class Inputs(DirectoryTest):
     """Every damage ends in an InputError, or goes unnoticed where the format cannot notice it."""
 
     def read(self, name: str) -> list | None:
-        """What the chunks hold; None: the file was refused."""
+        """The texts of the documents; None: the file was refused."""
         try:
-            return [chunk.data for chunk in chunks([str(self.directory / name)], Position(), OPTIONS)]
+            return [document.text for document in documents(str(self.directory / name), Options(), Counter())]
         except InputError as error:
             self.assertIn(name, str(error))
             return None
@@ -92,7 +56,7 @@ class Inputs(DirectoryTest):
     def test_a_column_that_is_not_there(self):
         pyarrow.parquet.write_table(pyarrow.table({"body": ["x"]}), self.directory / "a.parquet")
         with self.assertRaisesRegex(InputError, "no column 'text', but body"):
-            list(chunks([str(self.directory / "a.parquet")], Position(), OPTIONS))
+            list(documents(str(self.directory / "a.parquet"), Options(), Counter()))
 
     def test_packed_texts_that_end_early(self):
         text = "\n".join(stories(300)).encode()
@@ -109,8 +73,8 @@ class Inputs(DirectoryTest):
             self.assertIsNone(self.read(name))
 
     def test_every_flipped_byte_of_a_gzip_text_is_noticed(self):
-        text = "\n".join(stories(20)).encode()
-        data = gzip.compress(text)
+        text = "\n".join(stories(20))
+        data = gzip.compress(text.encode())
         for at in range(len(data)):
             self.write("a.txt.gz", flipped(data, at, at % 8))
             self.assertIn(self.read("a.txt.gz"), (None, [text]), at)  # a few bits, as of the time, mean nothing for the text

@@ -1,28 +1,24 @@
 """prepare, killed at every stage and started again, makes the files of a run that nothing disturbed."""
 
-import json
 import os
 import signal
+import subprocess
 from unittest import mock
 
-from tokenizer.journal import Journal, JournalError
-from tokenizer.shard import ShardWriter
+from tokenizer import prepare
 from tokenizer.test_documents import END, stories
-from tokenizer.testing import DirectoryTest, small_chunks
+from tokenizer.testing import DirectoryTest
 
-PART = ("--shard-tokens", 2000, "--val-fraction", 0.3)
+OPTIONS = ("--val-fraction", 0.3)
 
 
 class Restarts(DirectoryTest):
     def setUp(self):
         super().setUp()
-        self.text = self.write("a.txt", f"\n{END}\n".join(stories(120)))
-        small = small_chunks(3000)
-        small.start()
-        self.addCleanup(small.stop)
-        self.prepare("whole", *PART, self.text)
+        self.text = self.write("a.txt", f"\n{END}\n".join(stories(12)))
+        self.prepare("whole", *OPTIONS, self.text)
         self.whole = self.files("whole")
-        self.assertGreater(len(self.whole), 6)
+        self.assertEqual(len(self.whole), 2)
 
     def killed_at(self, prefix: str, stage: int) -> bool:
         """Runs prepare in a process that kills itself at its stage number `stage`; False where it has fewer."""
@@ -41,40 +37,27 @@ class Restarts(DirectoryTest):
 
             try:
                 os.fsync, os.replace = doomed(os.fsync), doomed(os.replace)
-                ShardWriter._write = doomed(ShardWriter._write)
-                self.run_prepare("--out", self.directory / prefix, *PART, self.text)
+                prepare.is_held_out = doomed(prepare.is_held_out)  # once a document
+                self.run_prepare("--out", self.directory / prefix, *OPTIONS, self.text)
             finally:
                 os._exit(0)
         return os.waitpid(child, 0)[1] == signal.SIGKILL
 
     def finish(self, prefix: str):
         """Starts the run again, and compares."""
-        self.prepare(prefix, *PART, self.text)
+        self.prepare(prefix, *OPTIONS, self.text)
         self.assertEqual(self.files(prefix), self.whole, prefix)
 
     def test_killed_at_every_stage(self):
         stage = 0
         while self.killed_at(f"k{stage}", stage):
+            if stage < 12:  # documents are still read: what train_gpt makes of half of them has no name yet
+                self.assertEqual(self.files(f"k{stage}"), {})
             self.finish(f"k{stage}")
             stage += 1
-        self.assertGreater(stage, 20)
+        self.assertEqual(stage, 12 + 1 + 3)  # the record is synced; it and two files get their names
 
-    def test_killed_again_and_again(self):
-        starts = 0
-        while self.killed_at("again", 9 + starts):
-            starts += 1
-        self.finish("again")
-        self.assertGreater(starts, 2)
-
-    def test_a_journal_that_ends_anywhere(self):
-        journal = self.directory / "whole.journal"
-        text = journal.read_bytes()
-        for length in sorted({*range(0, len(text), 97), *(at + more for at, byte in enumerate(text) if byte == 10 for more in (0, 1, 2))}):
-            journal.write_bytes(text[:length])
-            self.finish("whole")
-            self.assertEqual(journal.read_bytes(), text)
-
-    def test_shards_that_are_gone_or_cut_are_made_again(self):
+    def test_files_that_are_gone_or_cut_are_made_again(self):
         for name in self.whole:
             path = self.directory / ("whole" + name)
             for damage in (path.unlink, lambda: path.write_bytes(b""), lambda: os.truncate(path, 300)):
@@ -82,23 +65,26 @@ class Restarts(DirectoryTest):
                 self.finish("whole")
 
     def test_a_finished_run_is_not_repeated(self):
-        with mock.patch.object(ShardWriter, "_write", side_effect=AssertionError):
-            self.finish("whole")
+        with mock.patch.object(subprocess, "Popen", side_effect=AssertionError):
+            out = self.prepare("whole", *OPTIONS, self.text)
+        self.assertIn("12 documents", out)
+        self.assertIn("were made before", out)
 
     def test_another_request_is_refused(self):
-        self.assertEqual(self.run_prepare("--out", self.directory / "whole", "--pad", 64, *PART, self.text)[0], 2)
+        self.assertEqual(self.run_prepare("--out", self.directory / "whole", "--pad", 64, *OPTIONS, self.text)[0], 2)
         os.utime(self.text, (1, 1))
-        code, _, errors = self.run_prepare("--out", self.directory / "whole", *PART, self.text)
+        code, _, errors = self.run_prepare("--out", self.directory / "whole", *OPTIONS, self.text)
         self.assertEqual(code, 2)
         self.assertIn("another inputs", errors)
+        self.assertEqual(self.files("whole"), self.whole)
 
-    def test_a_damaged_journal_is_named(self):
-        path = self.directory / "whole.journal"
-        request, part = path.read_text().split("\n")[:2]
-        entry = json.loads(part)
-        for lines in ([request, "{"], ["[]", part], ["7", part], [request, "[]"], [request, "null"], [request, part, "\0\0"],
-                      [request, json.dumps({**entry, "next": 3})], [request, json.dumps({**entry, "shards": 3})],
-                      [request, json.dumps({**entry, "shards": {"train": {}}})], [request, json.dumps({**entry, "more": 1})]):
-            path.write_text("\n".join([*lines, ""]))
-            with self.assertRaisesRegex(JournalError, "is damaged .*: remove it to begin again"):
-                Journal(self.directory / "whole", json.loads(request))
+    def test_files_without_a_record_are_not_replaced(self):
+        record = self.directory / "whole.prepared.json"
+        for content in ("{", "[]", '{"files": {}}', "", None):
+            record.unlink()
+            if content is not None:
+                record.write_text(content)
+            code, _, errors = self.run_prepare("--out", self.directory / "whole", *OPTIONS, self.text)
+            self.assertEqual(code, 2)
+            self.assertIn("is there already", errors)
+            self.assertEqual(self.files("whole"), self.whole)

@@ -3,9 +3,9 @@
 import contextlib
 import io
 import os
+import struct
 import tempfile
 import unittest
-from concurrent.futures import Future
 from pathlib import Path
 from unittest import mock
 
@@ -13,34 +13,21 @@ import numpy as np
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # tests fork
 
-from tokenizer import encode, prepare, shard, sources, vocabulary  # noqa: E402
+from tokenizer import prepare, sources, vocabulary  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 TOKENIZER = ROOT / "test/reference"
 
 
-class InThisProcess:
-    """Stands for ProcessPoolExecutor, whose processes take a second to start."""
-
-    def __init__(self, _processes, _context, _start, arguments):
-        encode._encoder = encode.Encoder(*arguments)
-
-    def submit(self, function, argument) -> Future:
-        future = Future()
-        try:
-            future.set_result(function(argument))
-        except Exception as error:
-            future.set_exception(error)
-        return future
-
-    def shutdown(self, **_):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
+def read_tokens(path: Path) -> tuple[list[int], list[int] | None]:
+    """The tokens of a token file, and its mask. test_token_file.c tests the format."""
+    data = path.read_bytes()
+    width, _, masked, count = struct.unpack_from("<IIIQ", data, 12)
+    tokens = np.frombuffer(data, f"<u{width}", count, 256)
+    if not masked:
+        return tokens.tolist(), None
+    bits = np.frombuffer(data, np.uint8, offset=256 + count * width)
+    return tokens.tolist(), np.unpackbits(bits, count=count, bitorder="little").tolist()
 
 
 class DirectoryTest(unittest.TestCase):
@@ -60,10 +47,8 @@ class DirectoryTest(unittest.TestCase):
     def run_prepare(self, *arguments) -> tuple[int, str, str]:
         """Exit code, output and errors of prepare with these arguments, in this process."""
         out, errors = io.StringIO(), io.StringIO()
-        command = ["--tokenizer", str(TOKENIZER), "--processes", "1", *map(str, arguments)]
-        with mock.patch.object(prepare, "ProcessPoolExecutor", InThisProcess):
-            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
-                code = prepare.main(command)
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+            code = prepare.main(["--tokenizer", str(TOKENIZER), "--threads", "1", *map(str, arguments)])
         return code, out.getvalue(), errors.getvalue()
 
     def prepare(self, prefix: str, *arguments) -> str:
@@ -73,29 +58,27 @@ class DirectoryTest(unittest.TestCase):
         return out
 
     def refused(self, *arguments) -> str:
-        """Runs prepare, which must refuse its input in one line, and returns that line."""
+        """Runs prepare, which must refuse its input in one line, leaves no file, and returns that line."""
         code, _, errors = self.run_prepare("--out", self.directory / "refused", *arguments)
         self.assertEqual((code, errors.count("\n")), (2, 1), errors)
+        self.assertEqual(list(self.directory.glob("refused*")), [])
         return errors
 
     def files(self, prefix: str) -> dict[str, bytes]:
-        """The contents of all files of a prefix but the journal, whose names must be final ones."""
+        """The contents of all token files of a prefix, whose names must be final ones."""
         found = {path.name.removeprefix(prefix): path.read_bytes() for path in self.directory.glob(prefix + "_*")}
         self.assertTrue(all(name.endswith(".bin") for name in found), found.keys())
         return found
 
     def tokens(self, prefix: str, side: str) -> tuple[list[int], list[int] | None]:
-        """The tokens of all shards of one side, and their masks."""
-        parts = [shard.read(path) for path in sorted(self.directory.glob(f"{prefix}_{side}_*.bin"))]
-        if not parts:
-            return [], None
-        mask = None if parts[0][2] is None else np.concatenate([part[2] for part in parts]).tolist()
-        return np.concatenate([part[1] for part in parts]).tolist(), mask
+        """The tokens of one side, and their mask."""
+        path = self.directory / f"{prefix}_{side}_00000.bin"
+        return read_tokens(path) if path.exists() else ([], None)
 
 
-def small_chunks(size: int = 2000):
-    """Inputs are cut into chunks of this size, so that a small input has many."""
-    return mock.patch.object(sources, "CHUNK_BYTES", size)
+def small_blocks(size: int):
+    """Inputs are read in blocks of this size, so that a small input has many."""
+    return mock.patch.object(sources, "BLOCK_BYTES", size)
 
 
 def reference_tokenizer():

@@ -1,5 +1,4 @@
-// token_file.h: reads this program's own format for tokens, which tokenizer/shard.py
-// writes.
+// token_file.h: reads this program's own format for tokens, which token_writer.h writes.
 //
 // It says what llm.c's and nanoGPT's formats cannot: which tokenizer made the tokens, how
 // large its vocabulary is, which tokens are to be predicted, and whether the file is
@@ -198,30 +197,6 @@ static inline bool token_file_check_size(TokenFile *file, const char *name, size
     return error_set(error, "%s is damaged: its mask has bits behind the last token", name);
 }
 
-static inline bool token_file_check_sum(const char *name, const uint8_t *bytes, size_t size, Error *error) {
-    uint8_t header[TOKEN_FILE_HEADER_BYTES];
-    memcpy(header, bytes, sizeof header);
-    memset(header + TOKEN_FILE_CHECKSUM_AT, 0, TOKEN_FILE_CHECKSUM_BYTES);
-    uint64_t found = crc32_z(crc32_z(0, bytes + sizeof header, size - sizeof header), header, sizeof header);
-    uint64_t expected = token_file_number(bytes + TOKEN_FILE_CHECKSUM_AT, TOKEN_FILE_CHECKSUM_BYTES);
-    if (found == expected) { return true; }
-    return error_set(
-        error, "%s is damaged: its checksum is %08llx, but the header says %08llx: copy or prepare it again",
-        name, (unsigned long long)found, (unsigned long long)expected);
-}
-
-// Whether all tokens are below the vocabulary. A checksum that fits does not imply it:
-// whoever writes the file computes the checksum.
-static inline bool token_file_check_tokens(const TokenFile *file, const char *name, Error *error) {
-    for (uint64_t i = 0; i < file->token_count; i++) {
-        if (token_file_token(file, i) < file->vocabulary) { continue; }
-        return error_set(error,
-                         "%s: token %u at position %llu is beyond the vocabulary of %u in its own header",
-                         name, token_file_token(file, i), (unsigned long long)i, file->vocabulary);
-    }
-    return true;
-}
-
 // ---------------------------------------------------------------------------------------
 // Opening
 
@@ -236,7 +211,23 @@ static inline bool token_file_open(TokenFile *file, const char *name, const void
                 token_file_read_header(file, name, header, error) &&
                 token_file_check_size(file, name, size, error);
     if (good && check == TOKEN_FILE_CHECK_ALL) {
-        good = token_file_check_sum(name, header, size, error) && token_file_check_tokens(file, name, error);
+        uint8_t blank[TOKEN_FILE_HEADER_BYTES];
+        memcpy(blank, header, sizeof blank);
+        memset(blank + TOKEN_FILE_CHECKSUM_AT, 0, TOKEN_FILE_CHECKSUM_BYTES);
+        uint64_t found = crc32_z(crc32_z(0, header + sizeof blank, size - sizeof blank), blank, sizeof blank),
+                 expected = token_file_number(header + TOKEN_FILE_CHECKSUM_AT, TOKEN_FILE_CHECKSUM_BYTES);
+        good = found == expected || error_set(error,
+                                              "%s is damaged: its checksum is %08llx, but the header says "
+                                              "%08llx: copy or prepare it again",
+                                              name, (unsigned long long)found, (unsigned long long)expected);
+        // A checksum that fits does not make tokens valid: the writer of the file computed it.
+        for (uint64_t i = 0; good && i < file->token_count; i++) {
+            uint32_t token = token_file_token(file, i);
+            good = token < file->vocabulary ||
+                   error_set(error,
+                             "%s: token %u at position %llu is beyond the vocabulary of %u in its own header",
+                             name, token, (unsigned long long)i, file->vocabulary);
+        }
     }
     if (!good) { memset(file, 0, sizeof *file); }
     return good;

@@ -793,10 +793,6 @@ static inline const uint8_t *tokenizer_bytes(const Tokenizer *tokenizer, int32_t
     return tokenizer->bytes + (known ? tokenizer->offsets[id] : 0);
 }
 
-static inline bool tokenizer_is_special(const Tokenizer *tokenizer, int32_t id) {
-    return id >= 0 && id < tokenizer->vocabulary && tokenizer->kinds[id] == TOKEN_SPECIAL;
-}
-
 // Moves complete characters from what is held back to `out`, and U+FFFD for bytes that
 // cannot become one. end: nothing follows, so an incomplete character cannot either.
 // False: no memory.
@@ -821,7 +817,7 @@ static inline bool tokenizer_decode(const Tokenizer *tokenizer, TokenDecoder *de
     for (size_t i = 0; i < count; i++) {
         size_t length = 0;
         const uint8_t *bytes = tokenizer_bytes(tokenizer, ids[i], &length);
-        if (!special && tokenizer_is_special(tokenizer, ids[i])) { continue; }
+        if (!special && length > 0 && tokenizer->kinds[ids[i]] == TOKEN_SPECIAL) { continue; }
         for (size_t k = 0; k < length; k++) {
             decoder->held[decoder->held_count++] = bytes[k];
             if (!token_decoder_release(decoder, false, out)) {

@@ -10,6 +10,7 @@ with the size of the files.
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,32 +18,25 @@ from tokenizers import Tokenizer, pre_tokenizers, trainers
 from tokenizers.models import BPE
 
 from tokenizer import vocabulary
-from tokenizer.encode import parse
-from tokenizer.sources import SEPARATORS, InputError, Options, Position, chunks
+from tokenizer.sources import SEPARATORS, InputError, Options, documents
 
 SMALLEST = 257  # all bytes and the end of text
 
 
-def texts(inputs: list[str], field: str, separator: str) -> Iterator[str]:
+def texts(inputs: list[str], options: Options) -> Iterator[str]:
     """The texts of all documents."""
-    for chunk in chunks(inputs, Position(), Options(separator, (field,), 0.0, "train")):
-        if chunk.kind == "text":
-            for part in SEPARATORS[separator].split(chunk.data):
-                yield part.strip(b"\r\n").decode(errors="replace")
-            continue
-        for record in parse(chunk):
-            if not isinstance(record.get(field), str):
-                raise InputError(f"{chunk.where}: a record has no text in the field '{field}'")
-            yield record[field].encode(errors="replace").decode()
+    for name in inputs:
+        for document in documents(name, options, Counter()):
+            yield document.text
 
 
-def train(documents: Iterator[str], size: int) -> Tokenizer:
+def train(source: Iterator[str], size: int) -> Tokenizer:
     tokenizer = vocabulary.byte_level(BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=size, special_tokens=[vocabulary.END_OF_TEXT],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=sys.stderr.isatty(),
     )
-    tokenizer.train_from_iterator(documents, trainer)
+    tokenizer.train_from_iterator(source, trainer)
     return tokenizer
 
 
@@ -71,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
     if found.size < SMALLEST:
         parser.error(f"--size {found.size}: allowed: at least {SMALLEST}, for all bytes and {vocabulary.END_OF_TEXT}")
     try:
-        tokenizer = train(texts(found.inputs, found.field, found.separator), found.size)
+        tokenizer = train(texts(found.inputs, Options(found.separator, field=found.field)), found.size)
         save(tokenizer, found.out)
     except (InputError, OSError, ValueError, TypeError) as error:
         print(f"train_bpe: {error}", file=sys.stderr)

@@ -36,7 +36,7 @@ static const char *const KIND_NAMES[KINDS] = {
 static void run_kind(Transport *transport, int kind, const Layout *layout, float *buffer) {
     int shard = (int)layout_shard(layout);
     bool narrow = kind == OUR_SCATTER_BF16 || kind == OUR_GATHER_BF16;
-    Collective collective = {layout, narrow ? WIRE_BF16 : WIRE_FP32, buffer, NULL, NULL};
+    Collective collective = {.layout = layout, .wire = narrow ? WIRE_BF16 : WIRE_FP32, .buffer = buffer};
     if (kind == MPI_SCATTER) {
         MPI_Reduce_scatter_block(MPI_IN_PLACE, buffer, shard, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
     } else if (kind == MPI_GATHER) {

@@ -412,7 +412,7 @@ static void run_adamw(Bench *bench, const Case *work, void **arrays) {
                         moment_key(1, 9),
                         adamw_step(0.9, 0.95, 10, 1e-8, 1e-3, 0.1),
                         true};
-    adamw(&bench->stream, &range, true);
+    adamw(&bench->stream, &range);
 }
 
 static void run_reals_from_floats(Bench *bench, const Case *work, void **arrays) {

@@ -63,9 +63,10 @@ static void launch_updates(Stream *stream) {
     range.gradient = floats;
     range.first_moment = range.second_moment = somewhere();
     range.count = COUNT;
+    range.commit = true;
     for (int half = 0; half < 2; half++) { // --moments fp32 and bf16
         range.moments = half ? PRECISION_BF16 : PRECISION_FP32;
-        adamw(stream, &range, true);
+        adamw(stream, &range);
     }
     buffer_move(stream, floats, floats, COUNT, true);
     reals_from_floats(stream, somewhere(), floats, COUNT);

@@ -1,4 +1,4 @@
-"""Makes tokenizer.json, tokenizer_cases.json and masked_shard.bin of test/reference.
+"""Makes tokenizer.json and tokenizer_cases.json of test/reference.
 
     python dev/reference/make_tokenizer.py            writes the files
     python dev/reference/make_tokenizer.py --check    recomputes them and compares; exit 1 where they differ
@@ -12,19 +12,14 @@ tokenizer_cases.json:
     hash     SHA-256 of the tokenizer, as token files carry it
     encode   text, its ids, and its ids where special tokens are text like any other
     decode   ids, their text, and their text without special tokens; most are not valid UTF-8 at their ends or inside
-
-masked_shard.bin is a token file of the first case's ids, with a mask in which every third
-token is not to be predicted.
 """
 
 import argparse
 import json
 import random
 import sys
-import tempfile
 from pathlib import Path
 
-import numpy as np
 from tokenizers import AddedToken, pre_tokenizers, trainers
 from tokenizers.models import BPE
 
@@ -32,7 +27,6 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tokenizer import vocabulary  # noqa: E402
-from tokenizer.shard import ShardWriter  # noqa: E402
 
 OUT = ROOT / "test" / "reference"
 SIZE = 400
@@ -131,16 +125,6 @@ def decode_cases(tokenizer) -> list[dict]:
     ]
 
 
-def make_shard(tokenizer, ids: list[int]) -> bytes:
-    with tempfile.TemporaryDirectory() as directory:
-        writer = ShardWriter(Path(directory) / "shard.bin", vocabulary.size(tokenizer), True, vocabulary.hash_of(tokenizer))
-        mask = np.array([i % 3 != 2 for i in range(len(ids))], np.uint8)
-        for begin in range(0, len(ids), 5):  # pieces that end within a byte of the mask
-            writer.add(np.array(ids[begin:begin + 5], np.uint16), mask[begin:begin + 5])
-        writer.finish()
-        return writer.path.read_bytes()
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
@@ -151,7 +135,6 @@ def main() -> int:
     files = {
         "tokenizer.json": tokenizer.to_str().encode() + b"\n",
         "tokenizer_cases.json": json.dumps(cases, separators=(",", ":")).encode() + b"\n",
-        "masked_shard.bin": make_shard(tokenizer, cases["encode"][0]["ids"]),
     }
     different = [name for name, data in files.items() if check and (OUT / name).read_bytes() != data]
     for name, data in files.items():

@@ -68,7 +68,7 @@ typedef struct AdamWRange {
     Precision moments;
     MomentKey key; // of this step, where moments are bf16
     AdamWStep step;
-    bool commit;
+    bool commit; // else an estimate
 } AdamWRange;
 
 REAL_LOOP void adamw_elements(const AdamWRange *range, size_t begin, size_t end, Precision moments) {
@@ -103,12 +103,10 @@ static inline void adamw_task(void *context, int task, int thread) {
     REAL_CALL(range->moments, adamw_elements, range, begin, end);
 }
 
-// commit: moves master and moments and writes the new parameters to `out`. Otherwise
-// writes to `out` what a commit would write, and nothing else.
-static inline void cpu_adamw(Stream *stream, AdamWRange *range, bool commit) {
-    assert(commit || range->out != range->master);
-    range->commit = commit;
-    thread_pool_run(stream->pool, (int)((range->count + ADAMW_BLOCK - 1) / ADAMW_BLOCK), adamw_task, range);
+static inline void cpu_adamw(Stream *stream, const AdamWRange *range) {
+    assert(range->commit || range->out != range->master);
+    thread_pool_run(stream->pool, (int)((range->count + ADAMW_BLOCK - 1) / ADAMW_BLOCK), adamw_task,
+                    (void *)range);
 }
 
 #endif

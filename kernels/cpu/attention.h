@@ -53,22 +53,22 @@ typedef struct Attention {
     Precision precision;
 } Attention;
 
-// For each thread of a pool two blocks of scores and, in bf16, a head as floats: qkv, d_qkv
+// Each thread of a pool has two blocks of scores and, in bf16, a head as floats: qkv, d_qkv
 // (T, 3D), and output or d_output (T, D).
 static inline size_t attention_workspace_floats(int T, int D, int threads, Precision precision) {
     size_t head = precision == PRECISION_FP32 ? 0 : 7 * (size_t)D;
     return (size_t)threads * (size_t)T * (2 * ATTENTION_ROWS + head);
 }
 
-// A head of a sample in floats, in the arrays themselves or in the workspace. From one
-// position to the next it is `..._stride` floats, from q to k and from k to v `..._part`.
+// A head of a sample in floats, in the arrays themselves or in the workspace. Positions are
+// `..._stride` floats apart; q, k and v of a position are `..._part` floats apart.
 typedef struct AttentionHead {
     int T, D, window;
     int qkv_stride, qkv_part, d_qkv_stride, d_qkv_part, output_stride;
     const float *qkv;
     float *d_qkv;
     float *output;         // forward
-    const float *d_output; // backward, rows output_stride apart, too
+    const float *d_output; // backward, rows output_stride apart
     float *logsumexp;      // (T)
     float *scores;         // (2, ATTENTION_ROWS, T)
 } AttentionHead;
@@ -100,16 +100,23 @@ static inline void attention_narrow(Real *out, int out_stride, const float *in, 
     }
 }
 
-// The head of a task. In bf16 qkv and d_output are copied; what the task computes has to be
-// copied back.
+// The head of a task. In bf16 qkv and d_output are copied, and the caller must copy back what
+// it computes.
 static inline AttentionHead attention_head(const Attention *work, int task, int thread) {
     int T = work->T, C = work->channels, D = C / work->heads;
     size_t in = attention_place(work, task, 3 * C), out = attention_place(work, task, C),
            d_in = attention_place(work, task, work->d_qkv_stride), floats = (size_t)T * (size_t)D;
-    AttentionHead head = {T,    D,    work->window, 3 * C, C,   work->d_qkv_stride, C, C, NULL,
-                          NULL, NULL, NULL,         NULL,  NULL};
-    head.logsumexp = work->logsumexp + (size_t)task * (size_t)T;
-    head.scores = work->workspace + (size_t)thread * attention_workspace_floats(T, D, 1, work->precision);
+    size_t scratch = attention_workspace_floats(T, D, 1, work->precision);
+    AttentionHead head = {.T = T,
+                          .D = D,
+                          .window = work->window,
+                          .qkv_stride = 3 * C,
+                          .qkv_part = C,
+                          .d_qkv_stride = work->d_qkv_stride,
+                          .d_qkv_part = C,
+                          .output_stride = C,
+                          .logsumexp = work->logsumexp + (size_t)task * (size_t)T,
+                          .scores = work->workspace + (size_t)thread * scratch};
     if (work->precision == PRECISION_FP32) {
         head.qkv = real_floats_const(work->qkv) + in;
         if (work->output != NULL) { head.output = real_floats(work->output) + out; }
@@ -220,8 +227,16 @@ static inline void attention_forward_task(void *context, int task, int thread) {
 
 static inline void cpu_attention_forward(Stream *stream, Real *output, float *logsumexp, float *workspace,
                                          const Real *qkv, int B, int T, int C, int heads, int window) {
-    Attention work = {output, logsumexp, qkv,   NULL, NULL,   workspace,        B,
-                      T,      C,         heads, 0,    window, stream->precision};
+    Attention work = {.output = output,
+                      .logsumexp = logsumexp,
+                      .qkv = qkv,
+                      .workspace = workspace,
+                      .B = B,
+                      .T = T,
+                      .channels = C,
+                      .heads = heads,
+                      .window = window,
+                      .precision = stream->precision};
     thread_pool_run(stream->pool, B * heads, attention_forward_task, &work);
 }
 
@@ -288,9 +303,18 @@ static inline void attention_backward_task(void *context, int task, int thread) 
 static inline void cpu_attention_backward(Stream *stream, Real *d_qkv, int d_qkv_stride, float *workspace,
                                           const Real *d_output, const Real *qkv, const float *logsumexp,
                                           int B, int T, int C, int heads, int window) {
-    Attention work = {
-        NULL,   (float *)logsumexp, qkv, d_qkv, d_output, workspace, B, T, C, heads, d_qkv_stride,
-        window, stream->precision};
+    Attention work = {.logsumexp = (float *)logsumexp,
+                      .qkv = qkv,
+                      .d_qkv = d_qkv,
+                      .d_output = d_output,
+                      .workspace = workspace,
+                      .B = B,
+                      .T = T,
+                      .channels = C,
+                      .heads = heads,
+                      .d_qkv_stride = d_qkv_stride,
+                      .window = window,
+                      .precision = stream->precision};
     thread_pool_run(stream->pool, B * heads, attention_backward_task, &work);
 }
 
@@ -330,7 +354,16 @@ static inline void attention_decode_task(void *context, int task, int thread) {
 static inline void cpu_attention_decode(Stream *stream, float *output, float *scores, const float *query,
                                         const float *keys, const float *values, int position, int positions,
                                         int C, int heads, int window) {
-    AttentionDecode work = {output, scores, query, keys, values, position, positions, C, heads, window};
+    AttentionDecode work = {.output = output,
+                            .scores = scores,
+                            .query = query,
+                            .keys = keys,
+                            .values = values,
+                            .position = position,
+                            .positions = positions,
+                            .channels = C,
+                            .heads = heads,
+                            .window = window};
     thread_pool_run(stream->pool, heads, attention_decode_task, &work);
 }
 

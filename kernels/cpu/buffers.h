@@ -5,8 +5,8 @@
 //   buffer_sum_of_squares   sum of in[i]^2, in double
 //   reals_from_floats       reals = in, rounded to the stream's precision
 //
-// Arrays are (count), fp32 but for reals. A task takes BUFFER_BLOCK elements. The partial sum of each
-// block is added in the order of blocks, so the result does not depend on the number of
+// Arrays are (count), fp32 except for reals. A task takes BUFFER_BLOCK elements. The partial
+// sums of the blocks are added in order, so the result does not depend on the number of
 // threads. Limited by memory.
 #ifndef ACCO_KERNELS_CPU_BUFFERS_H
 #define ACCO_KERNELS_CPU_BUFFERS_H
@@ -20,46 +20,46 @@
 
 enum { BUFFER_BLOCK = 32768 };
 
-typedef struct BufferJob {
+typedef struct BufferWork {
     float *out;       // (count) or NULL
     float *in;        // (count)
     double *partials; // (buffer_blocks(count))
     size_t count;
     bool clear;
-} BufferJob;
+} BufferWork;
 
 static inline size_t buffer_blocks(size_t count) { return (count + BUFFER_BLOCK - 1) / BUFFER_BLOCK; }
 
 static inline void buffer_move_task(void *context, int task, int thread) {
     (void)thread;
-    const BufferJob *job = (const BufferJob *)context;
-    size_t begin = (size_t)task * BUFFER_BLOCK, count = size_min(job->count - begin, BUFFER_BLOCK);
-    if (job->out != NULL) { memcpy(job->out + begin, job->in + begin, count * sizeof(float)); }
-    if (job->clear) { memset(job->in + begin, 0, count * sizeof(float)); }
+    const BufferWork *work = (const BufferWork *)context;
+    size_t begin = (size_t)task * BUFFER_BLOCK, count = size_min(work->count - begin, BUFFER_BLOCK);
+    if (work->out != NULL) { memcpy(work->out + begin, work->in + begin, count * sizeof(float)); }
+    if (work->clear) { memset(work->in + begin, 0, count * sizeof(float)); }
 }
 
 // out = in unless out is NULL; then in = 0 if `clear`.
 static inline void cpu_buffer_move(Stream *stream, float *out, float *in, size_t count, bool clear) {
-    BufferJob job = {out, in, NULL, count, clear};
-    thread_pool_run(stream->pool, (int)buffer_blocks(count), buffer_move_task, &job);
+    BufferWork work = {.out = out, .in = in, .count = count, .clear = clear};
+    thread_pool_run(stream->pool, (int)buffer_blocks(count), buffer_move_task, &work);
 }
 
 static inline void buffer_square_task(void *context, int task, int thread) {
     (void)thread;
-    const BufferJob *job = (const BufferJob *)context;
-    size_t begin = (size_t)task * BUFFER_BLOCK, count = size_min(job->count - begin, BUFFER_BLOCK);
-    const float *in = job->in + begin;
+    const BufferWork *work = (const BufferWork *)context;
+    size_t begin = (size_t)task * BUFFER_BLOCK, count = size_min(work->count - begin, BUFFER_BLOCK);
+    const float *in = work->in + begin;
     double sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (size_t i = 0; i < count; i++) { sum += (double)in[i] * (double)in[i]; }
-    job->partials[task] = sum;
+    work->partials[task] = sum;
 }
 
 // The sum of squares of in (count); partials (buffer_blocks(count)) is scratch.
 static inline double cpu_buffer_sum_of_squares(Stream *stream, const float *in, size_t count,
                                                double *partials) {
-    BufferJob job = {NULL, (float *)in, partials, count, false};
-    thread_pool_run(stream->pool, (int)buffer_blocks(count), buffer_square_task, &job);
+    BufferWork work = {.in = (float *)in, .partials = partials, .count = count};
+    thread_pool_run(stream->pool, (int)buffer_blocks(count), buffer_square_task, &work);
     double sum = 0;
     for (size_t i = 0; i < buffer_blocks(count); i++) { sum += partials[i]; }
     return sum;
@@ -85,7 +85,7 @@ static inline void reals_from_floats_task(void *context, int task, int thread) {
 }
 
 static inline void cpu_reals_from_floats(Stream *stream, Real *out, const float *in, size_t count) {
-    RealsFromFloats work = {out, in, count, stream->precision};
+    RealsFromFloats work = {.out = out, .in = in, .count = count, .precision = stream->precision};
     thread_pool_run(stream->pool, (int)buffer_blocks(count), reals_from_floats_task, &work);
 }
 

@@ -9,8 +9,8 @@
 // at a vocabulary of 50257) stays in the second-level cache for its three passes, so
 // memory sees one read and one write of the logits; the limit is memory, and next to it
 // the exponential. Probabilities have no array of their own: the gradient overwrites the
-// logits. In fp32 the exponentials do so before; in bf16 they would be rounded twice, so they
-// are computed again. A task takes CROSS_ENTROPY_ROWS rows.
+// logits. In fp32 the exponentials overwrite them first; in bf16 they would be rounded twice,
+// so they are computed again. A task takes CROSS_ENTROPY_ROWS rows.
 #ifndef ACCO_KERNELS_CPU_CROSS_ENTROPY_H
 #define ACCO_KERNELS_CPU_CROSS_ENTROPY_H
 
@@ -82,7 +82,13 @@ static inline void cross_entropy_task(void *context, int task, int thread) {
 
 static inline void cpu_cross_entropy(Stream *stream, Real *logits, float *losses, const int32_t *targets,
                                      int rows, int vocabulary, float gradient_scale) {
-    CrossEntropy work = {logits, losses, targets, rows, vocabulary, gradient_scale, stream->precision};
+    CrossEntropy work = {.logits = logits,
+                         .losses = losses,
+                         .targets = targets,
+                         .rows = rows,
+                         .vocabulary = vocabulary,
+                         .gradient_scale = gradient_scale,
+                         .precision = stream->precision};
     thread_pool_run(stream->pool, (rows + CROSS_ENTROPY_ROWS - 1) / CROSS_ENTROPY_ROWS, cross_entropy_task,
                     &work);
 }

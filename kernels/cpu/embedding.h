@@ -52,7 +52,14 @@ static inline void embedding_forward_task(void *context, int task, int thread) {
 
 static inline void cpu_embedding_forward(Stream *stream, Real *output, const Real *wte, const Real *wpe,
                                          const int32_t *tokens, int B, int T, int C) {
-    Embedding work = {output, wte, wpe, NULL, NULL, NULL, tokens, B, T, C, stream->precision};
+    Embedding work = {.output = output,
+                      .wte = wte,
+                      .wpe = wpe,
+                      .tokens = tokens,
+                      .B = B,
+                      .T = T,
+                      .channels = C,
+                      .precision = stream->precision};
     thread_pool_run(stream->pool, row_block_count(B * T), embedding_forward_task, &work);
 }
 
@@ -79,7 +86,14 @@ static inline void embedding_backward_task(void *context, int task, int thread) 
 
 static inline void cpu_embedding_backward(Stream *stream, float *d_wte, float *d_wpe, const Real *d_output,
                                           const int32_t *tokens, int B, int T, int C) {
-    Embedding work = {NULL, NULL, NULL, d_wte, d_wpe, d_output, tokens, B, T, C, stream->precision};
+    Embedding work = {.d_wte = d_wte,
+                      .d_wpe = d_wpe,
+                      .d_output = d_output,
+                      .tokens = tokens,
+                      .B = B,
+                      .T = T,
+                      .channels = C,
+                      .precision = stream->precision};
     thread_pool_run(stream->pool, (C + EMBEDDING_STRIP - 1) / EMBEDDING_STRIP, embedding_backward_task,
                     &work);
 }

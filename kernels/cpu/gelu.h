@@ -57,7 +57,12 @@ static inline void gelu_forward_task(void *context, int task, int thread) {
 
 static inline void cpu_gelu_forward(Stream *stream, Real *output, Real *derivative, const Real *bias,
                                     int rows, int columns) {
-    Gelu work = {output, derivative, NULL, bias, NULL, rows, columns, 0, stream->precision};
+    Gelu work = {.output = output,
+                 .derivative = derivative,
+                 .bias = bias,
+                 .rows = rows,
+                 .columns = columns,
+                 .precision = stream->precision};
     thread_pool_run(stream->pool, row_block_count(rows), gelu_forward_task, &work);
 }
 
@@ -86,8 +91,13 @@ static inline void gelu_backward_task(void *context, int task, int thread) {
 
 static inline void cpu_gelu_backward(Stream *stream, Real *gradient, int gradient_stride, float *d_bias,
                                      float *partials, const Real *derivative, int rows, int columns) {
-    Gelu work = {NULL,    (Real *)derivative, gradient,         NULL, partials, rows,
-                 columns, gradient_stride,    stream->precision};
+    Gelu work = {.derivative = (Real *)derivative,
+                 .gradient = gradient,
+                 .partials = partials,
+                 .rows = rows,
+                 .columns = columns,
+                 .gradient_stride = gradient_stride,
+                 .precision = stream->precision};
     thread_pool_run(stream->pool, row_block_count(rows), gelu_backward_task, &work);
     column_sums_add(stream, d_bias, partials, row_block_count(rows), columns, columns);
 }

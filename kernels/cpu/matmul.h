@@ -11,18 +11,18 @@
 //
 // oneDNN computes, single-threaded, inside our tasks. The result is cut into tiles whose
 // size depends on the shape alone, never on the number of threads, and never across the
-// inner dimension K: an element is one sum in one order whichever thread computes it. On
+// inner dimension K: an element is one sum in one order no matter which thread computes it. On
 // two AVX-512 cores our tiles reach the rate of oneDNN's own threads (about 300 GFLOP/s;
 // make bench prints both), and our threads stay the only ones in the process: no second
 // pool spins while communication needs a core. The limit is the rate of the multiply-add
 // units.
 //
 // oneDNN is kept single-threaded through the OpenMP setting of the calling thread; the
-// symbols are weak, because a oneDNN built without OpenMP does not need them. Where the
-// library is absent (ACCO_NO_ONEDNN) or refuses, matmul_block_plain computes: blocked,
-// vectorised by the compiler, several times slower. The tests also compare against it.
-// oneDNN keeps what it has compiled for a product of bf16, so to ask for it again in every
-// tile costs 3 microseconds.
+// symbols are weak, because a oneDNN built without OpenMP does not need them. If the library
+// is absent (ACCO_NO_ONEDNN) or refuses, matmul_block_plain computes: blocked, vectorised by
+// the compiler, several times slower. The tests also compare against it. oneDNN caches what
+// it has compiled for a product of bf16, so asking for it again in every tile costs only 3
+// microseconds.
 #ifndef ACCO_KERNELS_CPU_MATMUL_H
 #define ACCO_KERNELS_CPU_MATMUL_H
 
@@ -64,8 +64,8 @@ typedef struct Matmul {
 
 enum {
     MATMUL_TILE_ELEMENTS = 512 * 1024, // elements of a tile at most: 2 MB
-    MATMUL_TILES = 4,                  // tiles at least: with a large K even a small result is a long task,
-    MATMUL_TILE_LEAST = 64 * 1024,     // but no tile is cut below this many elements for that
+    MATMUL_TILES = 4,                  // tiles at least: with a large K even a small result is a long task.
+    MATMUL_TILE_LEAST = 64 * 1024,     // But a tile of this many elements is not cut for that
     MATMUL_TILE_SIDE = 8192,           // a side at most: threads also share a product with a single row
     MATMUL_TILE_STEP = 48,             // tile sides are multiples of this: whole register tiles of oneDNN
     MATMUL_PLAIN_BLOCK = 128,          // sides of a packed block of matmul_block_plain: 64 KB
@@ -142,7 +142,7 @@ static inline dnnl_status_t matmul_layout(dnnl_memory_desc_t *layout, int rows, 
                                             precision == PRECISION_BF16 ? dnnl_bf16 : dnnl_f32, strides);
 }
 
-// The product that oneDNN has for these formats and this shape; NULL: none.
+// oneDNN's product for these formats and this shape; NULL: it has none.
 static inline dnnl_primitive_t matmul_bf16_product(const Matmul *work, dnnl_engine_t engine,
                                                    dnnl_memory_desc_t layouts[3]) {
     dnnl_primitive_t product = NULL;
@@ -171,7 +171,7 @@ static inline dnnl_primitive_t matmul_bf16_product(const Matmul *work, dnnl_engi
     return product;
 }
 
-// One product of bf16 by oneDNN, on the calling thread. False: it has none on this
+// One product of bf16 by oneDNN, on the calling thread. False: it has no such product on this
 // processor.
 static inline bool matmul_block_bf16(const Matmul *work) {
     dnnl_engine_t engine = NULL;
@@ -252,7 +252,7 @@ static inline void matmul_tile_task(void *context, int task, int thread) {
     matmul_block(&tile);
 }
 
-// One product on the stream's pool, a tile a task.
+// One product on the stream's pool, one tile per task.
 static inline void matmul(Stream *stream, const Matmul *work) {
     MatmulTiles tiles;
     tiles.whole = work;
@@ -262,24 +262,25 @@ static inline void matmul(Stream *stream, const Matmul *work) {
                     matmul_tile_task, &tiles);
 }
 
-// A product in one format; accumulate: of fp32 results.
+// A product whose operands have one format, and so has the result unless it accumulates: then
+// it is fp32.
 static inline Matmul matmul_describe(Precision precision, Real *result, int result_stride, const Real *a,
                                      int a_stride, bool a_transposed, const Real *b, int b_stride,
                                      bool b_transposed, int M, int N, int K, bool accumulate) {
-    Matmul work = {M,
-                   N,
-                   K,
-                   precision,
-                   a,
-                   a_stride,
-                   a_transposed,
-                   b,
-                   b_stride,
-                   b_transposed,
-                   accumulate ? PRECISION_FP32 : precision,
-                   result,
-                   result_stride,
-                   accumulate};
+    Matmul work = {.M = M,
+                   .N = N,
+                   .K = K,
+                   .precision = precision,
+                   .a = a,
+                   .a_stride = a_stride,
+                   .a_transposed = a_transposed,
+                   .b = b,
+                   .b_stride = b_stride,
+                   .b_transposed = b_transposed,
+                   .result_precision = accumulate ? PRECISION_FP32 : precision,
+                   .result = result,
+                   .result_stride = result_stride,
+                   .accumulate = accumulate};
     return work;
 }
 
@@ -309,7 +310,7 @@ static inline void cpu_matmul_backward_weight(Stream *stream, float *d_weight, c
     matmul(stream, &work);
 }
 
-// Whether products of bf16 are computed by the library here, and not by our own loops.
+// Whether the library computes products of bf16 on this processor; otherwise our own loops do.
 static inline bool matmul_has_bf16(void) {
 #ifdef ACCO_NO_ONEDNN
     return false;

@@ -13,14 +13,16 @@
 // wire format rounds it. Each function is one plain loop in the calling thread, limited
 // by memory.
 //
-// The functions are kept out of line. Inlined, the compiler might fuse multiplications
-// and additions differently at each call, and the result of a run would depend on how the
-// vector was cut.
+// The functions are kept out of line. If they were inlined, the compiler might fuse
+// multiplications and additions differently at each call, and the result of a run would
+// depend on how the vector was cut.
 #ifndef ACCO_KERNELS_CPU_OUTER_H
 #define ACCO_KERNELS_CPU_OUTER_H
 
 #include <stdbool.h>
 #include <stddef.h>
+
+#include "kernels/wire.h"
 
 #define OUTER_FUNCTION __attribute__((noinline, unused)) static
 
@@ -35,7 +37,7 @@ typedef struct MomentumStep {
     float beta, alpha; // decay and learning rate of the outer momentum
     float phi;         // the momentum that is applied is clipped to [-phi, phi]; 0: not clipped
     float gap;         // staleness gap penalty: divides the sum, which is one round old
-    bool received;     // there is a sum: false only at the end of the first round
+    bool received;     // there is a sum; false only at the end of the first round
 } MomentumStep;
 
 // pseudo_gradient = outer - local
@@ -64,7 +66,7 @@ OUTER_FUNCTION void cpu_outer_nesterov(float *outer, float *momentum, float *loc
     }
 }
 
-static inline float outer_clip(float value, float phi) {
+WIRE_FUNCTION float outer_clip(float value, float phi) {
     float below = value > phi ? phi : value; // comparisons with NaN are false: it stays
     return phi > 0.0f ? (below < -phi ? -phi : below) : value;
 }

@@ -4,8 +4,8 @@
 // Rows are cut into at most ROW_BLOCKS blocks, a number that depends on the rows alone. A
 // kernel that sums over rows (gradients of biases and of LayerNorm weights) adds the rows
 // of a block, in order, to partial sums of that block; then column_sums_add adds the
-// partial sums in the order of blocks. The additions are the same whichever thread runs a
-// block, so the bits repeat for any number of threads.
+// partial sums in the order of blocks. The additions are the same no matter which thread runs
+// a block, so the bits repeat for any number of threads.
 #ifndef ACCO_KERNELS_CPU_ROW_BLOCKS_H
 #define ACCO_KERNELS_CPU_ROW_BLOCKS_H
 
@@ -43,7 +43,8 @@ static inline void column_sums_task(void *context, int task, int thread) {
 // sums (columns) += the sum over blocks of partials (blocks, stride), in order.
 static inline void column_sums_add(Stream *stream, float *sums, const float *partials, int blocks, int stride,
                                    int columns) {
-    ColumnSums work = {sums, partials, blocks, stride, columns};
+    ColumnSums work = {
+        .sums = sums, .partials = partials, .blocks = blocks, .stride = stride, .columns = columns};
     thread_pool_run(stream->pool, (columns + COLUMN_BLOCK - 1) / COLUMN_BLOCK, column_sums_task, &work);
 }
 

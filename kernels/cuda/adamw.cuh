@@ -1,15 +1,16 @@
 // adamw.cuh: one step of AdamW over a range of elements, on a GPU.
 //
 // Computes what kernels/cpu/adamw.h defines, in the same order. An estimate and the
-// commit that would follow on the same gradient give the same bits, because both call one
-// function for each element. Bits may differ from the CPU's where a multiplication and an
-// addition are fused.
+// commit that would follow on the same gradient give the same bits, because both run the
+// same instructions. Bits may differ from the CPU's, because multiplications and additions
+// may be fused differently.
 //
 // Layout: a thread has a Quad of four elements, a block BUFFER_QUADS (buffers.cuh).
 // bf16 moments of aligned arrays are read and written in accesses of 8 bytes. Their random
 // bits depend on the element only, not on which thread has it.
-// Limit: memory. A commit reads four arrays and writes three (four where `out` is not the
-// master copy), an estimate reads four and writes one. A thread issues all its loads before it needs the first.
+// Limit: memory. A commit reads four arrays and writes three (four if `out` is not the master
+// copy), an estimate reads four and writes one. A thread issues all its loads before it needs
+// the first.
 #ifndef ACCO_KERNELS_CUDA_ADAMW_CUH
 #define ACCO_KERNELS_CUDA_ADAMW_CUH
 
@@ -17,30 +18,9 @@
 
 #include "kernels/cpu/adamw.h"
 
-// Returns the new parameter; *first and *second become the new moments.
-static __device__ __forceinline__ float adamw_element(const AdamWStep &step, float gradient, float master,
-                                                      float *first, float *second) {
-    float g = gradient / step.divisor * step.scale;
-    float m = step.beta1 * *first + step.one_minus_beta1 * g;
-    float v = step.beta2 * *second + step.one_minus_beta2 * g * g;
-    *first = m;
-    *second = v;
-    return master * step.decay_factor -
-           step.learning_rate * (m / step.correction1) / (sqrtf(v / step.correction2) + step.epsilon);
-}
-
-// The moments that are about to be stored, rounded to the numbers that bf16 has.
-static __device__ __forceinline__ void adamw_round(const AdamWRange &range, const Quad &quad, float first[4],
-                                                   float second[4]) {
-    for (int i = 0; i < 4; i++) {
-        uint32_t noise = moment_noise(range.key, range.flat + quad.first + i * quad.step);
-        first[i] = moment_round(first[i], noise);
-        second[i] = moment_round(second[i], noise >> 16);
-    }
-}
-
 // M: the format of the moments.
 template <typename M> static __global__ void adamw_kernel(AdamWRange range, bool wide) {
+    const AdamWStep &step = range.step;
     float gradient[4], master[4], first[4], second[4];
     Quad quad = quad_of_kernel(range.count, wide);
     quad_load(gradient, range.gradient, quad);
@@ -48,10 +28,18 @@ template <typename M> static __global__ void adamw_kernel(AdamWRange range, bool
     quad_load(first, reals<M>(range.first_moment), quad);
     quad_load(second, reals<M>(range.second_moment), quad);
     for (int i = 0; i < 4; i++) {
-        master[i] = adamw_element(range.step, gradient[i], master[i], &first[i], &second[i]);
+        float g = gradient[i] / step.divisor * step.scale;
+        first[i] = step.beta1 * first[i] + step.one_minus_beta1 * g;
+        second[i] = step.beta2 * second[i] + step.one_minus_beta2 * g * g;
+        master[i] = master[i] * step.decay_factor - step.learning_rate * (first[i] / step.correction1) /
+                                                        (sqrtf(second[i] / step.correction2) + step.epsilon);
     }
     if (range.commit) {
-        if (sizeof(M) < sizeof(float)) { adamw_round(range, quad, first, second); }
+        for (int i = 0; i < 4 && sizeof(M) < sizeof(float); i++) {
+            uint32_t noise = moment_noise(range.key, range.flat + quad.first + i * quad.step);
+            first[i] = moment_round(first[i], noise);
+            second[i] = moment_round(second[i], noise >> 16);
+        }
         quad_store(reals<M>(range.first_moment), first, quad);
         quad_store(reals<M>(range.second_moment), second, quad);
         if (range.out != range.master) { quad_store(range.master, master, quad); }
@@ -66,9 +54,8 @@ template <typename M> static inline void adamw_launch(Stream *stream, const Adam
 }
 
 // As cpu_adamw, with device pointers in the range.
-static inline void cuda_adamw(Stream *stream, AdamWRange *range, bool commit) {
-    assert(commit || range->out != range->master);
-    range->commit = commit;
+static inline void cuda_adamw(Stream *stream, const AdamWRange *range) {
+    assert(range->commit || range->out != range->master);
     if (range->moments == PRECISION_BF16) {
         adamw_launch<__nv_bfloat16>(stream, *range);
     } else {

@@ -122,7 +122,7 @@ template <int D, int M> static constexpr int cuda_attention_chunk = D *M <= 80 ?
 
 // The rows of shared memory from the `own` rows of a block to stage 0. The tiles of the other
 // side, 64 rows of two matrices, take turns in stages 0 and 1. Stage 1 lies on top of the own
-// rows, which nobody needs once they are in registers. At the end the own rows take up
+// rows, which are no longer needed once they are in registers. At the end the own rows take up
 // results, after a barrier.
 static __host__ __device__ constexpr int cuda_attention_own_rows(int own) {
     return own > 2 * CUDA_ATTENTION_TILE ? own : 2 * CUDA_ATTENTION_TILE;
@@ -263,8 +263,7 @@ static __device__ __forceinline__ void cuda_attention_softmax(float scores[CUDA_
         }
         maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffu, maximum, 1));
         maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffu, maximum, 2));
-        // As long as nothing has been seen, 0, because -infinity minus -infinity would be
-        // NaN.
+        // 0 until a key has been seen, because -infinity minus -infinity would be NaN.
         float base = maximum == -INFINITY ? 0.0f : maximum * CUDA_ATTENTION_LOG2E;
         float shrink = exp2_approximate(rows.maximum[r] * CUDA_ATTENTION_LOG2E - base),
               total = rows.total[r] * shrink;
@@ -360,7 +359,7 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
         }
         cuda_attention_collect<D, M, TILE>(sums, scores, values - stage * OVERLAY);
     }
-    __syncthreads(); // nobody reads stage 1 any more, on which the own rows take up results
+    __syncthreads(); // stage 1 is no longer read: there the own rows take up results
     UNROLL
     for (int m = 0; m < M; m++) {
         cuda_attention_finish<D>(output + place.row * (size_t)shape.C + place.column,
@@ -506,7 +505,7 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
                                             values - stage * OVERLAY, log2_sumexp, row_deltas, first + mine,
                                             key, shape.window);
     }
-    __syncthreads(); // nobody reads stage 1 any more, on which the own rows take up results
+    __syncthreads(); // stage 1 is no longer read: there the own rows take up results
     cuda_attention_store_all<D, M>(work.d_qkv + place.row * work.d_stride + place.column, work.d_stride,
                                    first + mine, T, sums, queries + mine * STRIDE);
 }
@@ -529,7 +528,7 @@ static __device__ __forceinline__ float2 cuda_attention_columns(const float *num
 
 // d_values += p^T dO and d_keys += ds^T Q, for 16 M keys and 64 queries. numbers: 64
 // times the logsumexp divided by log(2), then 64 deltas. p is used up before dp is made,
-// because registers do not suffice for what both need besides.
+// because there are not enough registers for both at a time.
 template <int D, int M>
 static __device__ __forceinline__ void
 cuda_attention_d_keys_tile(float d_keys[M][D / 8][4], float d_values[M][D / 8][4],
@@ -627,7 +626,7 @@ static __global__ void __launch_bounds__(CUDA_ATTENTION_THREADS)
             numbers + stage * CUDA_ATTENTION_THREADS, query, first + mine, shape.window);
         if (more) { numbers[(stage ^ 1) * CUDA_ATTENTION_THREADS + (int)threadIdx.x] = next; }
     }
-    __syncthreads(); // nobody reads stage 1 any more, on which the own rows take up results
+    __syncthreads(); // stage 1 is no longer read: there the own rows take up results
     __nv_bfloat16 *d_k = work.d_qkv + place.row * work.d_stride + place.column + C;
     cuda_attention_store_all<D, M>(d_k, work.d_stride, first + mine, T, d_keys, keys + mine * STRIDE);
     cuda_attention_store_all<D, M>(d_k + C, work.d_stride, first + mine, T, d_values, values + mine * STRIDE);
@@ -749,11 +748,6 @@ static __global__ void cuda_attention_d_keys_rows_kernel(CudaAttentionBackward<R
 // ---------------------------------------------------------------------------------------
 // Launches
 
-// How many 16-row tiles a warp of the backward pass has: two where registers allow it, so
-// that what it reads from shared memory serves twice. dK and dV need twice the sums.
-static constexpr int cuda_attention_query_tiles(int D) { return D <= 80 ? 2 : 1; }
-static constexpr int cuda_attention_key_tiles(int D) { return D <= 64 ? 2 : 1; }
-
 // Bytes of shared memory that a block uses whose own rows are `own`.
 static constexpr size_t cuda_attention_bytes(int D, int own) {
     return (size_t)(cuda_attention_own_rows(own) + 2 * CUDA_ATTENTION_TILE) *
@@ -773,7 +767,7 @@ static constexpr size_t cuda_attention_d_keys_bytes(int D, int tiles) {
 static inline CudaAttention cuda_attention_shape(int T, int C, int heads, int window) {
     assert(heads > 0 && C % heads == 0 && C / heads <= CUDA_ATTENTION_MAX_HEAD && window >= 0);
     assert((size_t)T * 3 * (size_t)C <= UINT32_MAX);
-    CudaAttention shape = {T, C, heads, window < T ? window : 0};
+    CudaAttention shape = {.T = T, .C = C, .heads = heads, .window = window < T ? window : 0};
     return shape;
 }
 
@@ -782,8 +776,8 @@ static inline dim3 cuda_attention_grid(const CudaAttention &shape, int B, int ro
     return dim3(cuda_blocks((size_t)shape.T, (size_t)rows), (unsigned)shape.heads, (unsigned)B);
 }
 
-// Where registers allow it, a warp has 32 rows: what it reads from shared memory then
-// serves twice.
+// If registers allow it, a warp has 32 rows: what it reads from shared memory then serves
+// twice.
 template <int D>
 static inline void cuda_attention_forward_tiles(Stream *stream, Real *output, float *logsumexp,
                                                 const Real *qkv, int B, CudaAttention shape) {
@@ -812,8 +806,10 @@ static inline void cuda_attention_deltas(Stream *stream, int B, const CudaAttent
                 dim3(CUDA_ATTENTION_THREADS), 0, work);
 }
 
-// QUERIES, KEYS: the 16-row tiles of a warp in each kernel. Results do not depend on them.
-template <int D, int QUERIES = cuda_attention_query_tiles(D), int KEYS = cuda_attention_key_tiles(D)>
+// QUERIES, KEYS: the 16-row tiles of a warp in each kernel: two if registers allow it, so that
+// what it reads from shared memory serves twice. dK and dV need twice the sums. Results do not
+// depend on these numbers.
+template <int D, int QUERIES = D <= 80 ? 2 : 1, int KEYS = D <= 64 ? 2 : 1>
 static inline void cuda_attention_backward_tiles(Stream *stream, int B,
                                                  const CudaAttentionBackward<__nv_bfloat16> &work) {
     enum { GROUP = D <= 16 ? 2 : D <= 32 ? 4 : D <= 64 ? 8 : 16 }; // lanes with 8 elements each, a power of 2
@@ -850,9 +846,14 @@ static inline CudaAttentionBackward<R>
 cuda_attention_backward_work(Real *d_qkv, int d_qkv_stride, float *workspace, const Real *d_output,
                              const Real *output, const Real *qkv, const float *logsumexp,
                              CudaAttention shape) {
-    return {
-        shape,     reals<R>(d_qkv), (size_t)d_qkv_stride, reals<R>(d_output), reals<R>(output), reals<R>(qkv),
-        logsumexp, workspace};
+    return {.shape = shape,
+            .d_qkv = reals<R>(d_qkv),
+            .d_stride = (size_t)d_qkv_stride,
+            .d_output = reals<R>(d_output),
+            .output = reals<R>(output),
+            .qkv = reals<R>(qkv),
+            .logsumexp = logsumexp,
+            .deltas = workspace};
 }
 
 // ---------------------------------------------------------------------------------------

@@ -6,10 +6,9 @@
 // cuda_reals_from_floats round to bf16.
 //
 // Layout: a thread has a Quad, four elements, which it loads and stores in one access of
-// 16 bytes where the pointers are aligned. Shards begin anywhere, so all kernels also run
-// on pointers aligned to 4 bytes. A block takes BUFFER_QUADS elements; for the sum of
-// squares one BUFFER_BLOCK, so that there are as many partial sums as on the CPU,
-// whatever the GPU.
+// 16 bytes if the pointers are aligned. Shards begin anywhere, so all kernels also work on
+// pointers aligned to 4 bytes. A block takes BUFFER_QUADS elements; for the sum of squares it
+// takes one BUFFER_BLOCK, so that every GPU has as many partial sums as the CPU.
 // Limit: memory. Each byte is read once and written once.
 #ifndef ACCO_KERNELS_CUDA_BUFFERS_CUH
 #define ACCO_KERNELS_CUDA_BUFFERS_CUH
@@ -52,8 +51,8 @@ static __device__ __forceinline__ Quad quad_of_kernel(size_t count, bool wide) {
     return quad_of_thread((size_t)blockIdx.x * BUFFER_QUADS, count, wide);
 }
 
-// Whether four neighbours of each array are aligned for one access. NULL stands for an
-// array that is not used, and fits.
+// Whether four neighbours of each array are aligned for one access. NULL, for an array that
+// is not used, fits.
 template <typename... R> static inline bool quad_fits(const R *...places) {
     return (((uintptr_t)places % (4 * sizeof(R)) == 0) && ...);
 }
@@ -140,7 +139,7 @@ static inline void cuda_buffer_sums_of_squares(Stream *stream, double *partials,
                                                size_t count, size_t stride, size_t pieces) {
     size_t blocks = buffer_blocks(count), scratch = BUFFER_SQUARES_THREADS / WARP * sizeof(double);
     bool wide = quad_fits(values) && (stride % 4 == 0 || pieces == 1);
-    for (size_t first = 0; first < blocks; first += CUDA_GRID_ROWS) { // a grid has at most so many rows
+    for (size_t first = 0; first < blocks; first += CUDA_GRID_ROWS) { // a grid's limit of rows
         size_t rows = size_min(blocks - first, CUDA_GRID_ROWS);
         assert(rows == blocks || pieces == 1);
         dim3 grid((unsigned)pieces, (unsigned)rows);

@@ -1,18 +1,18 @@
 // column_sums.cuh: how kernels cut a (rows, columns) array into blocks and threads, and
 // how sums over rows stay bit-reproducible.
 //
-// Layout: a thread owns some neighbouring columns, a Piece: 16 bytes where rows are
-// aligned, one element where not. It goes down some rows. Threads lie side by side in
-// strips of at most COLUMN_STRIP: a warp reads whole cache lines, and what belongs to a
-// column (a bias, a sum) is loaded once.
+// Layout: a thread owns some neighbouring columns, a Piece: 16 bytes if rows are aligned,
+// otherwise one element. It goes down some rows. Threads lie side by side in strips of at
+// most COLUMN_STRIP: a warp reads whole cache lines, and what belongs to a column (a bias, a
+// sum) is loaded once.
 //
 // A kernel that sums over rows cuts them into at most CUDA_ROW_BLOCKS blocks, a number
 // that depends on the rows alone. Each block leaves its sums in a workspace
 // (CUDA_ROW_BLOCKS, width) of floats, and cuda_column_sums_add adds those in a fixed
 // order. CUDA_ROW_BLOCKS is two blocks for each multiprocessor of an H200: all of them
-// run at once, and the workspace stays in the second-level cache. One thread a column
-// would leave most of a GPU idle while it adds the partial sums, because there are few
-// columns; so COLUMN_SLICES warps share that.
+// run at once, and the workspace stays in the second-level cache. Adding the partial sums
+// with one thread per column would leave most of a GPU idle, because there are few columns;
+// so COLUMN_SLICES warps share a column.
 #ifndef ACCO_KERNELS_CUDA_COLUMN_SUMS_CUH
 #define ACCO_KERNELS_CUDA_COLUMN_SUMS_CUH
 
@@ -110,7 +110,7 @@ static inline void cuda_column_sums_add_all(Stream *stream, ColumnTargets target
 // sums (columns) += the sum over blocks of partials (blocks, stride), in a fixed order.
 static inline void cuda_column_sums_add(Stream *stream, float *sums, const float *partials, int blocks,
                                         int stride, int columns) {
-    ColumnTargets targets = {sums, NULL, NULL};
+    ColumnTargets targets = {.first = sums};
     cuda_column_sums_add_all(stream, targets, 1, partials, blocks, stride, columns);
 }
 

@@ -112,27 +112,24 @@ static __device__ __forceinline__ void cross_entropy_gradient(const CrossEntropy
 }
 
 template <typename R>
-static __device__ __forceinline__ void cross_entropy_clear(const CrossEntropyRow<R> &row) {
-    float zeros[Pack<R>::COUNT] = {};
-    for (int first = (int)threadIdx.x * Pack<R>::COUNT; first < row.stride;
-         first += (int)blockDim.x * Pack<R>::COUNT) {
-        cross_entropy_store(row, zeros, first);
-    }
-}
-
-template <typename R>
 static __global__ void __launch_bounds__(CROSS_ENTROPY_THREADS, 2)
     cross_entropy_kernel(R *logits, int stride, float *losses, const int32_t *targets, int V,
                          float gradient_scale, bool wide) {
     int target = targets[blockIdx.x];
-    CrossEntropyRow<R> row = {logits + (size_t)blockIdx.x * (size_t)stride, V, stride, wide};
+    CrossEntropyRow<R> row = {
+        .logits = logits + (size_t)blockIdx.x * (size_t)stride, .V = V, .stride = stride, .wide = wide};
     if (target < 0) { // in all threads of the block
+        const float zeros[Pack<R>::COUNT] = {};
+        const int step = (int)blockDim.x * Pack<R>::COUNT;
         if (threadIdx.x == 0) { losses[blockIdx.x] = 0.0f; }
-        if (gradient_scale != 0.0f) { cross_entropy_clear(row); }
+        if (gradient_scale == 0.0f) { return; }
+        for (int first = (int)threadIdx.x * Pack<R>::COUNT; first < row.stride; first += step) {
+            cross_entropy_store(row, zeros, first);
+        }
         return;
     }
-    // All threads read the chosen logit before the barriers in cross_entropy_sum; behind
-    // them it is overwritten.
+    // All threads read the chosen logit before the barriers in cross_entropy_sum; after them it
+    // is overwritten.
     float maximum, chosen = to_float(row.logits[target]);
     float sum = cross_entropy_sum(row, &maximum, (float *)(void *)cuda_shared());
     // The difference first: it is exact where it is small.

@@ -8,13 +8,13 @@
 // Layout, d_wpe: one block for each position sums over the B rows there.
 // Layout, d_wte: many positions may share a row, and atomic additions would not give the
 // same bits twice. So the host sorts the positions by token (embedding_order in
-// kernels/cpu/embedding.h), which makes equal tokens a run. Each block sums a segment of
-// EMBEDDING_SEGMENT positions of that order. A run inside one segment is added to d_wte
-// at once. A run that crosses segments leaves one partial sum in each of them, and a
-// second kernel adds those in order; thus many blocks share a frequent token, such as the
-// space in a vocabulary of bytes. A segment has at most two such sums: of the run that it
-// continues from the segment before, and of the run that begins in it and continues
-// behind it.
+// kernels/cpu/embedding.h), which makes the positions of a token a range of that order. Each
+// block sums a segment of EMBEDDING_SEGMENT positions of the order. A range inside one
+// segment is added to d_wte at once. A range that crosses segments leaves one partial sum in
+// each of them, and a second kernel adds those in order; thus many blocks share a frequent
+// token, such as the space in a vocabulary of bytes. A segment has at most two such sums: one
+// for the range that it continues from the segment before, and one for the range that begins
+// in it and continues in the next.
 // Limit: memory.
 #ifndef ACCO_KERNELS_CUDA_EMBEDDING_CUH
 #define ACCO_KERNELS_CUDA_EMBEDDING_CUH
@@ -98,8 +98,8 @@ static __global__ void __launch_bounds__(COLUMN_STRIP)
     floats_add<WIDTH>(d_wpe + (size_t)position * (size_t)C + c, sums);
 }
 
-// Whether the positions at `place` - 1 and `place` of the order have the same token.
-// False at both ends of the order.
+// Whether the positions at `place` - 1 and `place` of the order have the same token; false at
+// both ends of the order.
 static __device__ __forceinline__ bool embedding_continues(const int32_t *tokens, const int32_t *order,
                                                            int place, int rows) {
     return place > 0 && place < rows && tokens[order[place - 1]] == tokens[order[place]];
@@ -110,20 +110,21 @@ static __device__ __forceinline__ bool embedding_continues(const int32_t *tokens
 struct EmbeddingSegment {
     const int32_t *tokens, *places; // (count)
     int count;
-    bool from_before, goes_on; // its first run began earlier; its last run ends later
-    float *partials;           // (2, C), of this segment
+    bool from_before, ends_later; // its first range began earlier; its last range ends later
+    float *partials;              // (2, C)
 };
 
-// Adds the sum of the run that ends at index `last` of the segment to its destination,
-// and clears it for the next run.
+// Adds the sum of the range that ends at index `last` of the segment to its destination,
+// and clears it for the next range.
 template <int WIDTH>
-static __device__ __forceinline__ void
-embedding_run_end(float sums[WIDTH], float *d_wte, const EmbeddingSegment &segment, int last, int c, int C) {
+static __device__ __forceinline__ void embedding_range_end(float sums[WIDTH], float *d_wte,
+                                                           const EmbeddingSegment &segment, int last, int c,
+                                                           int C) {
     int32_t token = segment.tokens[last];
     bool continued = segment.from_before && token == segment.tokens[0];
     if (continued) {
         floats_store<WIDTH>(segment.partials + c, sums);
-    } else if (segment.goes_on && last == segment.count - 1) {
+    } else if (segment.ends_later && last == segment.count - 1) {
         floats_store<WIDTH>(segment.partials + C + c, sums);
     } else {
         floats_add<WIDTH>(d_wte + (size_t)token * (size_t)C + c, sums);
@@ -149,7 +150,7 @@ static __device__ __forceinline__ void embedding_segment_sum(float *d_wte, const
             if (index >= segment.count) { break; }
             piece_add(sums, pieces[i]);
             bool ends = index == segment.count - 1 || segment.tokens[index] != segment.tokens[index + 1];
-            if (ends) { embedding_run_end<WIDTH>(sums, d_wte, segment, index, c, C); }
+            if (ends) { embedding_range_end<WIDTH>(sums, d_wte, segment, index, c, C); }
         }
     }
 }
@@ -165,7 +166,7 @@ static __global__ void __launch_bounds__(COLUMN_STRIP)
     segment.places = places;
     segment.count = rows - begin < EMBEDDING_SEGMENT ? rows - begin : EMBEDDING_SEGMENT;
     segment.from_before = embedding_continues(tokens, order, begin, rows);
-    segment.goes_on = embedding_continues(tokens, order, begin + segment.count, rows);
+    segment.ends_later = embedding_continues(tokens, order, begin + segment.count, rows);
     segment.partials = partials + (size_t)blockIdx.x * 2 * (size_t)C;
     for (int i = (int)threadIdx.x; i < segment.count; i += (int)blockDim.x) {
         places[i] = order[begin + i];
@@ -175,10 +176,10 @@ static __global__ void __launch_bounds__(COLUMN_STRIP)
     if (c < C) { embedding_segment_sum<R, WIDTH>(d_wte, d_output, segment, c, C); }
 }
 
-// How many segments from `first` on begin with the token. By the order, those that do
-// come first. A warp looks at one segment a lane at a time.
-static __device__ __forceinline__ int embedding_run_segments(const int32_t *tokens, const int32_t *order,
-                                                             int first, int segments, int32_t token) {
+// How many segments from `first` on begin with the token. In the sorted order these come
+// first. Each lane of a warp looks at one segment at a time.
+static __device__ __forceinline__ int embedding_range_segments(const int32_t *tokens, const int32_t *order,
+                                                               int first, int segments, int32_t token) {
     for (int count = 0;; count += WARP) {
         int segment = first + count + lane_index();
         bool begins = segment < segments && tokens[order[segment * EMBEDDING_SEGMENT]] == token;
@@ -187,7 +188,7 @@ static __device__ __forceinline__ int embedding_run_segments(const int32_t *toke
     }
 }
 
-// Finishes the runs that cross segments. The block of the segment in which such a run
+// Finishes the ranges that cross segments. The block of the segment in which such a range
 // begins adds all its partial sums; the other blocks return.
 static __global__ void __launch_bounds__(EMBEDDING_CROSSING_THREADS)
     embedding_crossing_kernel(float *d_wte, const float *partials, const int32_t *tokens,
@@ -198,7 +199,7 @@ static __global__ void __launch_bounds__(EMBEDDING_CROSSING_THREADS)
     int32_t token = tokens[order[next]];
     bool began_earlier = tokens[order[begin]] == token && embedding_continues(tokens, order, begin, rows);
     if (began_earlier) { return; }
-    int others = embedding_run_segments(tokens, order, segment + 1, (int)gridDim.x, token);
+    int others = embedding_range_segments(tokens, order, segment + 1, (int)gridDim.x, token);
     if (c >= C) { return; }
     const float *sums = partials + (size_t)segment * 2 * (size_t)C + c;
     float sum = sums[C];

@@ -23,13 +23,13 @@
 
 enum {
     LAYERNORM_CHANNELS = 8192, // the widest row
-    LAYERNORM_THREADS = 512,   // of a block at most
-    LAYERNORM_BLOCK = 128,     // of a block that has several groups
+    LAYERNORM_THREADS = 512,   // the most of a block
+    LAYERNORM_BLOCK = 128,     // those of a block that has several groups
     // The same two for backward with AHEAD: two such blocks fit a multiprocessor.
     LAYERNORM_AHEAD_THREADS = 768,
     LAYERNORM_AHEAD_BLOCK = 384,
     LAYERNORM_PIECES = 4,        // of a thread, in forward
-    LAYERNORM_WIDE_ELEMENTS = 16 // of a thread, in backward of wide rows and wherever rows are not aligned
+    LAYERNORM_WIDE_ELEMENTS = 16 // of a thread, in backward of wide rows and for rows that are not aligned
 };
 
 // How the warps of a block are grouped.
@@ -112,20 +112,6 @@ static __device__ __forceinline__ void layernorm_residual(float x[COUNT][WIDTH],
     }
 }
 
-// 1/stddev; scratch: a float for each warp of the block.
-template <int WIDTH, int COUNT>
-static __device__ __forceinline__ float layernorm_scale(const float x[COUNT][WIDTH], float mean,
-                                                        float epsilon, const LayernormColumns &columns,
-                                                        float *scratch, int warps, int channels) {
-    float squares = 0.0f;
-    UNROLL
-    for (int i = 0; i < COUNT; i++) {
-        if (columns.first + i * columns.step >= columns.channels) { break; }
-        for (int k = 0; k < WIDTH; k++) { squares += (x[i][k] - mean) * (x[i][k] - mean); }
-    }
-    return 1.0f / sqrtf(layernorm_group_sum(squares, scratch, warps) / (float)channels + epsilon);
-}
-
 template <typename R, int WIDTH, int COUNT>
 static __global__ void __launch_bounds__(LAYERNORM_THREADS)
     layernorm_forward_kernel(LayernormForward work, LayernormGroups shape) {
@@ -140,9 +126,14 @@ static __global__ void __launch_bounds__(LAYERNORM_THREADS)
         for (int k = 0; k < WIDTH; k++) { sum += x[i][k]; }
     }
     float mean = layernorm_group_sum(sum, scratch, shape.warps) / (float)work.channels;
-    float *other_scratch = scratch + shape.warps * shape.groups;
-    float scale = layernorm_scale<WIDTH, COUNT>(x, mean, work.epsilon, columns, other_scratch, shape.warps,
-                                                work.channels);
+    float squares = 0.0f;
+    UNROLL
+    for (int i = 0; i < COUNT; i++) {
+        if (columns.first + i * columns.step >= columns.channels) { break; }
+        for (int k = 0; k < WIDTH; k++) { squares += (x[i][k] - mean) * (x[i][k] - mean); }
+    }
+    squares = layernorm_group_sum(squares, scratch + shape.warps * shape.groups, shape.warps);
+    float scale = 1.0f / sqrtf(squares / (float)work.channels + work.epsilon);
     UNROLL
     for (int i = 0; i < COUNT; i++) {
         int c = columns.first + i * columns.step;
@@ -202,8 +193,8 @@ template <typename R, int WIDTH, int COUNT> struct LayernormSlice {
     float mean = 0.0f, scale = 0.0f;
 };
 
-// What a thread keeps for its columns from row to row. The weight is kept where a thread
-// has one piece; beside the sums of several there is no register for it.
+// What a thread keeps for its columns from row to row. The weight is kept if a thread has one
+// piece; with several there are no registers left for it.
 template <typename R, int WIDTH, int COUNT> struct LayernormSums {
     Piece<R, WIDTH> weight;
     float d_weight[COUNT][WIDTH], d_bias[COUNT][WIDTH], d_branch[COUNT][WIDTH];
@@ -437,7 +428,7 @@ static inline void layernorm_backward_typed(Stream *stream, const LayernormBackw
 static inline void cuda_layernorm_backward(Stream *stream, const LayernormBackward *work) {
     bool half = stream->precision == PRECISION_BF16;
     (half ? layernorm_backward_typed<__nv_bfloat16> : layernorm_backward_typed<float>)(stream, work);
-    ColumnTargets targets = {work->d_weight, work->d_bias, work->d_branch_bias};
+    ColumnTargets targets = {.first = work->d_weight, .second = work->d_bias, .third = work->d_branch_bias};
     int arrays = work->d_branch_bias != NULL ? 3 : 2, C = work->channels;
     cuda_column_sums_add_all(stream, targets, arrays, work->partials, cuda_row_blocks(work->rows), 3 * C, C);
 }

@@ -57,12 +57,6 @@ static inline void cuda_outer_nesterov(Stream *stream, float *outer, float *mome
     quad_launch(stream, outer_nesterov_kernel, count, outer, momentum, local, sum, count, *step, wide);
 }
 
-// As outer_clip: a NaN stays.
-static __device__ __forceinline__ float outer_clip_element(float value, float phi) {
-    float below = value > phi ? phi : value;
-    return phi > 0.0f ? (below < -phi ? -phi : below) : value;
-}
-
 // Without a sum, `exchange` and the momentum are not read, and the momentum is not
 // written.
 static __global__ void outer_momentum_kernel(float *base, float *momentum, float *local, float *exchange,
@@ -78,7 +72,7 @@ static __global__ void outer_momentum_kernel(float *base, float *momentum, float
         quad_load(sum, exchange, quad);
         for (int i = 0; i < 4; i++) {
             velocity[i] = step.beta * velocity[i] + sum[i] * step.inverse_ranks / step.gap;
-            place[i] = place[i] - step.alpha * outer_clip_element(velocity[i], step.phi);
+            place[i] = place[i] - step.alpha * outer_clip(velocity[i], step.phi);
         }
         quad_store(momentum, velocity, quad);
         quad_store(base, place, quad);

@@ -1,14 +1,14 @@
-// sizes.h: how much workspace the kernels for GPUs take. Plain C, so that a program that
-// was built for CPUs plans the same memory for a GPU elsewhere.
+// sizes.h: how much workspace the kernels for GPUs need. Plain C, so that a program that was
+// built for CPUs plans the same memory for a GPU elsewhere.
 #ifndef ACCO_KERNELS_CUDA_SIZES_H
 #define ACCO_KERNELS_CUDA_SIZES_H
 
 #include <stddef.h>
 
 enum {
-    CUDA_ROW_BLOCKS = 264,          // see column_sums.cuh
-    EMBEDDING_SEGMENT = 64,         // see embedding.cuh
-    CUDA_GEMM_WORKSPACE = 32 << 20, // bytes
+    CUDA_ROW_BLOCKS = 264,         // see column_sums.cuh
+    EMBEDDING_SEGMENT = 64,        // see embedding.cuh
+    CUDA_GEMM_WORKSPACE = 32 << 20 // bytes
 };
 
 // The workspace of the backward pass of attention: the deltas.
@@ -16,8 +16,8 @@ static inline size_t cuda_attention_workspace_floats(int B, int T, int heads) {
     return (size_t)B * (size_t)heads * (size_t)T;
 }
 
-// The workspace of cuda_embedding_backward: for each segment the sum of the run that it
-// continues and of the run that continues behind it.
+// The workspace of cuda_embedding_backward: each segment has a sum for the range that it
+// continues, and one for the range that the next segment continues.
 static inline size_t cuda_embedding_partials_floats(int rows, int C) {
     return ((size_t)rows + EMBEDDING_SEGMENT - 1) / EMBEDDING_SEGMENT * 2 * (size_t)C;
 }

@@ -150,19 +150,19 @@ static __device__ __forceinline__ void wire_warp_decode_int8(float values[WIRE_L
 }
 
 // ---------------------------------------------------------------------------------------
-// int4
+// int4 and e3m0
 
-static __device__ __forceinline__ void wire_warp_encode_int4(char *out, const float values[WIRE_LANE],
-                                                             int n) {
+template <WireFormat FORMAT>
+static __device__ __forceinline__ void wire_warp_encode_halves(char *out, const float values[WIRE_LANE],
+                                                               int n) {
     uint32_t largest = wire_warp_largest(values), word = 0, *place = (uint32_t *)(void *)out;
     float scale = wire_float_from_bits(WIRE_NAN_BITS);
     if (wire_is_finite(largest)) {
-        scale = wire_int_scale(largest, WIRE_INT4_STEPS);
+        scale = wire_half_scale(FORMAT, largest);
         for (int i = 0; i < 4; i++) {
-            uint32_t at = 4u * (uint32_t)lane_index() + (uint32_t)i,
-                     up = at + (uint32_t)wire_half<WIRE_INT4>(n);
-            uint32_t low = wire_int4_code(values[i], scale, wire_dither(largest, at)),
-                     high = wire_int4_code(values[4 + i], scale, wire_dither(largest, up));
+            uint32_t at = 4u * (uint32_t)lane_index() + (uint32_t)i, up = at + (uint32_t)wire_half<FORMAT>(n);
+            uint32_t low = wire_half_code(FORMAT, largest, scale, values[i], at),
+                     high = wire_half_code(FORMAT, largest, scale, values[4 + i], up);
             word |= (low | high << 4) << (8 * i);
         }
     }
@@ -170,12 +170,6 @@ static __device__ __forceinline__ void wire_warp_encode_int4(char *out, const fl
     wire_store<1>(place + 1, &word, lane_index(), (n + 7) / 8);
 }
 
-// What the lower four bits of a code mean, as a multiple of the scale.
-template <WireFormat FORMAT> static __device__ __forceinline__ float wire_half_level(uint32_t code) {
-    return FORMAT == WIRE_INT4 ? wire_int4_level(code) : wire_e3m0_level(code);
-}
-
-// int4 and e3m0.
 template <WireFormat FORMAT>
 static __device__ __forceinline__ void wire_warp_decode_halves(float values[WIRE_LANE], const char *in,
                                                                int n) {
@@ -184,28 +178,9 @@ static __device__ __forceinline__ void wire_warp_decode_halves(float values[WIRE
     float scale = wire_float_from_bits(place[0]);
     wire_load<1>(&word, place + 1, lane_index(), (n + 7) / 8);
     for (int i = 0; i < 4; i++) {
-        values[i] = wire_scaled(wire_half_level<FORMAT>(word >> (8 * i)), scale);
-        values[4 + i] = wire_scaled(wire_half_level<FORMAT>(word >> (8 * i + 4)), scale);
+        values[i] = wire_scaled(wire_half_level(FORMAT, word >> (8 * i)), scale);
+        values[4 + i] = wire_scaled(wire_half_level(FORMAT, word >> (8 * i + 4)), scale);
     }
-}
-
-// ---------------------------------------------------------------------------------------
-// e3m0
-
-static __device__ __forceinline__ void wire_warp_encode_e3m0(char *out, const float values[WIRE_LANE],
-                                                             int n) {
-    uint32_t largest = wire_warp_largest(values), word = 0, *place = (uint32_t *)(void *)out;
-    float scale = wire_float_from_bits(WIRE_NAN_BITS);
-    if (wire_is_finite(largest)) {
-        scale = wire_e3m0_scale(largest);
-        WireE3M0Levels levels = wire_e3m0_levels(scale);
-        for (int i = 0; i < 4; i++) {
-            uint32_t low = wire_e3m0_code(levels, values[i]), high = wire_e3m0_code(levels, values[4 + i]);
-            word |= (low | high << 4) << (8 * i);
-        }
-    }
-    if (lane_index() == 0) { place[0] = wire_float_bits(scale); }
-    wire_store<1>(place + 1, &word, lane_index(), (n + 7) / 8);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -218,8 +193,7 @@ static __device__ __forceinline__ void wire_warp_encode(char *out, const float v
     if (FORMAT == WIRE_FP32) { wire_values_store((float *)(void *)out, values, wire_half<FORMAT>(n), n); }
     if (FORMAT == WIRE_BF16) { wire_warp_encode_bf16(out, values, n); }
     if (FORMAT == WIRE_INT8) { wire_warp_encode_int8(out, values, n); }
-    if (FORMAT == WIRE_INT4) { wire_warp_encode_int4(out, values, n); }
-    if (FORMAT == WIRE_E3M0) { wire_warp_encode_e3m0(out, values, n); }
+    if (FORMAT == WIRE_INT4 || FORMAT == WIRE_E3M0) { wire_warp_encode_halves<FORMAT>(out, values, n); }
 }
 
 template <WireFormat FORMAT>

@@ -6,7 +6,7 @@
 #define ACCO_TEST_FUZZ_FUZZ_DOCUMENTS_H
 
 #include "test/fuzz/fuzz.h"
-#include "tokenizer/text_shard.h"
+#include "tokenizer/documents.h"
 
 enum { FUZZ_DOCUMENTS_TEXTS = 3 };
 
@@ -21,15 +21,15 @@ static inline bool fuzz_documents_separates(const uint8_t *line, size_t count) {
 
 // The document must be the next piece, unless nothing is left of it.
 static inline void fuzz_documents_expect(TextCursor *cursor, const uint8_t *bytes, size_t count) {
-    TextPiece piece;
+    DocumentPart part;
     while (count > 0 && text_is_line_end(bytes[0])) {
         bytes++;
         count--;
     }
     while (count > 0 && text_is_line_end(bytes[count - 1])) { count--; }
     if (count == 0) { return; }
-    fuzz_require(text_next_piece(cursor, &piece), "there are as many documents");
-    fuzz_require(piece.bytes == bytes && piece.count == count && piece.ends, "a document is the same");
+    fuzz_require(text_next_part(cursor, &part), "there are as many documents");
+    fuzz_require(part.bytes == bytes && part.count == count && part.ends, "a document is the same");
 }
 
 // All documents of one text.
@@ -51,7 +51,7 @@ static inline void fuzz_documents_text(TextCursor *cursor, const Text *text) {
 static inline bool fuzz_documents(const uint8_t *data, size_t size) {
     FuzzPart parts[FUZZ_DOCUMENTS_TEXTS];
     Text texts[FUZZ_DOCUMENTS_TEXTS];
-    TextPiece piece;
+    DocumentPart part;
     TextCursor cursor = {texts, FUZZ_DOCUMENTS_TEXTS, 0, 0, false, 0};
     fuzz_split(data, size, parts, FUZZ_DOCUMENTS_TEXTS);
     for (int i = 0; i < FUZZ_DOCUMENTS_TEXTS; i++) {
@@ -59,7 +59,7 @@ static inline bool fuzz_documents(const uint8_t *data, size_t size) {
         texts[i].size = parts[i].size;
     }
     for (int i = 0; i < FUZZ_DOCUMENTS_TEXTS; i++) { fuzz_documents_text(&cursor, &texts[i]); }
-    fuzz_require(!text_next_piece(&cursor, &piece), "there are no more documents");
+    fuzz_require(!text_next_part(&cursor, &part), "there are no more documents");
     for (int i = 0; i < FUZZ_DOCUMENTS_TEXTS; i++) { free((void *)texts[i].bytes); }
     return true;
 }

@@ -73,7 +73,7 @@ inline ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
     memcpy(id->internal + 4, &rank, sizeof rank);
     return ncclSuccess;
 }
-// NCCL's threads go on until its communicators are destroyed, and CUDA ends before them when
+// NCCL's threads run until its communicators are destroyed, and CUDA ends before them when
 // the process does. So an exit in good order, behind MPI_Finalize, has none left.
 inline int &simt_communicators() {
     static int count = 0;

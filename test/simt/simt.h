@@ -373,7 +373,7 @@ inline SimtFiber *simt_fiber(size_t thread) {
     return &fibers.fibers[thread];
 }
 
-// A launch, for those who watch.
+// A launch, for a test that watches.
 struct SimtLaunch {
     const void *kernel;
     dim3 grid, block;

@@ -1,0 +1,249 @@
+// announce.h: what a run says before it trains: the start-up block on the terminal, and the
+// event "start" in the log. Every choice that the program made by itself is printed here once,
+// with its reason.
+#ifndef ACCO_PROGRAM_ANNOUNCE_H
+#define ACCO_PROGRAM_ANNOUNCE_H
+
+#include <sys/statvfs.h>
+
+#include "program/agreement.h"
+#include "program/data.h"
+#include "program/machine_rates.h"
+#include "runtime/names.h"
+
+static inline void print_batch(const Run *run) {
+    const Options *options = &run->options;
+    char text[NUMBER_TEXT_SIZE], total[NUMBER_TEXT_SIZE], epochs[48] = "";
+    double epoch = tokens_per_epoch(run);
+    if (epoch > 0) { snprintf(epochs, sizeof epochs, " (%.4g epochs)", (double)options->tokens / epoch); }
+    int ranks = run->transport.size;
+    const char *commit = step_name(run->rule);
+    // Such a rule ends with a commit of what was computed beside the last one.
+    bool drains = run->rule->kind == RULE_OVERLAPPED && run->rule->finish != NULL;
+    printf("batch      %lld micro-batches over %d rank%s x %d sequence%s x %d tokens = %s tokens per %s%s; "
+           "%s tokens%s are %lld %ss%s\n",
+           (long long)nominal_micro_batches(run), ranks, ranks == 1 ? "" : "s", run->B,
+           run->B == 1 ? "" : "s", run->T, human_count((double)nominal_tokens_per_commit(run), text), commit,
+           run->scheduler.settings.adaptive ? " or more (auto: as many as fit beside the communication)" : "",
+           human_count((double)options->tokens, total), epochs, (long long)nominal_commits(run), commit,
+           drains ? ", and one more for the gradients under way at the end" : "");
+    if (run->bucket_reason[0] != '\0') {
+        const Layout *layout = &run->scheduler.layout;
+        size_t cells = job_bucket_cells(&run->scheduler, layout);
+        printf("buckets    %zu of %.3g MB (%s)\n", (layout->cells + cells - 1) / cells,
+               (double)(cells * layout->piece * (size_t)layout->size * sizeof(float)) / 1e6,
+               run->bucket_reason);
+    }
+    bool constant = options->schedule == SCHEDULE_CONSTANT;
+    printf("rate       peak %g%s, %s to %g, warm-up %lld %ss, moved by %s\n", options->learning_rate,
+           run->rate_reason, options_choice_name(options, &options->schedule),
+           constant ? options->learning_rate : options->minimum_learning_rate, (long long)options->warmup,
+           commit, options->learning_rate_by == RATE_BY_COMMITS ? "commits" : "micro-batch gradients");
+}
+
+// The rule and the numbers of its paper.
+static inline void print_rule(const Options *options, const SchedulerSettings *settings, const char *reason) {
+    const Rule *rule = options_rule(options);
+    printf("rule       %s: %s%s\n", rule->name, rule->summary,
+           options->overlap ? "" : "; --overlap off: no two things at a time");
+    if (rule->describe != NULL) {
+        char text[RULE_TEXT];
+        rule->describe(options_of_rule(options), settings, text);
+        printf("           %s\n", text);
+    }
+    if (reason[0] != '\0') { printf("           %s\n", reason); }
+    if (options->spike_limit > 0 || options->on_spike != SPIKE_STOP) {
+        char limit[64] = "";
+        if (options->spike_limit > 0) {
+            snprintf(limit, sizeof limit, ", or too large by limit %g", options->spike_limit);
+        }
+        printf("           a loss or gradient that is not finite%s: %s\n", limit,
+               options_choice_name(options, &options->on_spike));
+    }
+    if (options->sequential > 0) {
+        printf("           the first %lld commits are sequential\n", (long long)options->sequential);
+    }
+}
+
+// In which format ranks send vectors to each other, and over what emulated link.
+static inline void print_wire(const Options *options, const SchedulerSettings *settings) {
+    printf("%s on the wire", wire_name(settings->wire));
+    if (settings->estimate_wire != settings->wire) {
+        printf(", %s for estimates", wire_name(settings->estimate_wire));
+    }
+    if (settings->gathers_casts) { printf(", bf16 for the parameters that all compute with"); }
+    if (options->link_mbit > 0) { printf(", at most %g Mbit/s", options->link_mbit); }
+    if (options->link_us > 0) { printf(", every message %g us late", options->link_us); }
+    printf("%s\n", options_emulate_link(options) ? " (emulated)" : "");
+}
+
+// Where rank 0 computes; other ranks may compute elsewhere.
+static inline void print_device(const Run *run) {
+    const Placement *placement = &run->placement;
+    int threads = run->threads.threads;
+    char products[96];
+    printf("device     %s; %s\n", placement->device_reason, precision_name(placement->precision));
+    if (placement->ranks_on_gpus > 0 && placement->ranks_on_gpus < run->transport.size) {
+        printf("           %d of %d ranks compute on GPUs, the others on CPUs: the log says which\n",
+               placement->ranks_on_gpus, run->transport.size);
+    }
+    if (placement->odd_one[0] != '\0') { printf("           %s\n", placement->odd_one); }
+    if (run->peak_flops > 0) {
+        printf("peak       %.4g TFLOP/s over all ranks: %s; \"mfu\" in log.jsonl is the share of it\n",
+               run->peak_flops / 1e12,
+               placement->on_gpu ? "bf16, as the maker states it" : "products of a layer, measured now");
+    }
+    if (placement->on_gpu) {
+        printf("keeps      recompute %s (%s)\n", recompute_name(run->model.settings.recompute),
+               placement->recompute_reason);
+        if (run->transport.size > 1) { printf("           %s\n", placement->gpu_exchange_reason); }
+        return;
+    }
+    printf("threads    %d per rank (%s); matrix products by %s\n", threads, run->threads.reason,
+           matmul_library(products));
+    const double *rates = placement->product_rates.gflops;
+    if (rates[PRECISION_FP32] > 0) {
+        printf("           at %.0f GFLOP/s in fp32 and %.0f in bf16%s: %s\n", rates[PRECISION_FP32],
+               rates[PRECISION_BF16], run->transport.size > 1 ? " on the slowest rank" : "",
+               product_rates_faster(&placement->product_rates) == PRECISION_BF16 ? "bf16 is faster"
+                                                                                 : "fp32 is as fast");
+    }
+    if (run->options.precision_kept) {
+        printf("           --precision fastest: %s, as the run that goes on has begun\n",
+               precision_name(placement->precision));
+    }
+}
+
+// If there are several hosts: what each has, and through which networks it might talk. A host
+// is recognised by its name and listed in the order of its first rank.
+static inline void print_hosts(FILE *file, const Hello *hellos, int ranks) {
+    enum { MOST = 16 };
+    int hosts = 0;
+    bool several = false;
+    for (int rank = 0; rank < ranks; rank++) {
+        several = several || strcmp(hellos[rank].host, hellos[0].host) != 0;
+    }
+    for (int rank = 0; several && rank < ranks; rank++) {
+        int first = 0, mates = 0;
+        while (strcmp(hellos[first].host, hellos[rank].host) != 0) { first++; }
+        if (first < rank) { continue; }
+        for (int other = rank; other < ranks; other++) {
+            mates += strcmp(hellos[other].host, hellos[rank].host) == 0;
+        }
+        if (hosts++ >= MOST) { continue; }
+        fprintf(file, "%s %s: %d rank%s, the first is %d; %s, %d thread%s each; %s\n",
+                hosts == 1 ? "hosts     " : "          ", hellos[rank].host, mates, mates == 1 ? "" : "s",
+                rank, hellos[rank].device, hellos[rank].threads, hellos[rank].threads == 1 ? "" : "s",
+                hellos[rank].interfaces[0] != '\0' ? hellos[rank].interfaces : "no network");
+    }
+    if (hosts > MOST) { fprintf(file, "           and %d more: log.jsonl has all\n", hosts - MOST); }
+}
+
+// A disk that fills while a run trains does not end it, but then nothing is saved. The size
+// is that of a checkpoint in the middle of the run.
+static inline void print_disk(const Scheduler *s, const char *directory, int64_t keep) {
+    struct statvfs disk;
+    char space[SIZE_TEXT], checkpoint[SIZE_TEXT];
+    if (statvfs(directory, &disk) != 0) { return; }
+    printf("disk       %s free; a checkpoint takes about %s, and --keep %lld stay\n",
+           size_text((size_t)disk.f_bavail * (size_t)disk.f_frsize, space),
+           size_text(checkpoint_bytes(s, true), checkpoint), (long long)keep);
+}
+
+// The start-up block, once everything in it is known.
+static inline void print_start(Run *run, const Hello *hellos) {
+    const Options *options = &run->options;
+    const Transport *transport = &run->transport;
+    const ModelConfig *config = &run->config;
+    char data[512];
+    data_loader_describe(&run->data, data, sizeof data);
+    printf("acco.c %s\n", ACCO_VERSION);
+    printf("model      %s: %.2f M parameters, %d layers, %d channels, %d heads, window %d, %d positions, "
+           "vocabulary %d\n",
+           config->name, (double)run->table.parameter_count / 1e6, config->layers, config->channels,
+           config->heads, config->window, config->positions, config->vocabulary);
+    printf("data       %s\n", data);
+    int64_t batches = validation_batches(run), asked = options->val_batches;
+    if (batches != asked) {
+        printf("           --val-batches %lld is more than there is: a validation visits every held-out "
+               "window once, in %lld micro-batch%s\n",
+               (long long)asked, (long long)batches, batches == 1 ? "" : "es");
+    }
+    print_rule(options, &run->scheduler.settings, run->rule_reason);
+    if (transport->size == 1) {
+        printf("ranks      1 (%s)\n", transport->reason);
+    } else {
+        printf("ranks      %d over %s (%s), ", transport->size, transport->link.name, transport->reason);
+        print_wire(options, &run->scheduler.settings);
+        printf("exchange   %s\n", run->placement.exchange_reason);
+        print_hosts(stdout, hellos, transport->size);
+    }
+    print_device(run);
+    print_batch(run);
+    printf("memory     %.1f MB per rank:", (double)run->arena.bytes / 1e6);
+    for (int i = 0; i < MEMORY_CLASS_COUNT; i++) {
+        printf("%s %s %.1f", i > 0 ? "," : "", memory_class_name((MemoryClass)i),
+               (double)arena_class_bytes(&run->arena, (MemoryClass)i) / 1e6);
+    }
+    printf("\n");
+    if (run->threads.warning[0] != '\0') { printf("warning    %s\n", run->threads.warning); }
+    if (run->shared_memory_warning[0] != '\0') { printf("warning    %s\n", run->shared_memory_warning); }
+    if (options->kept[0] != '\0') { printf("options    where none are given, as in %s\n", options->kept); }
+    if (!run->saving.times.never) { print_disk(&run->scheduler, run->directory, options->keep); }
+    printf("run        %s\n\n", run->directory);
+    fflush(stdout);
+}
+
+// The event "start": all that is needed to repeat the run. hellos (size): of all ranks.
+static inline void log_start(Run *run, const Hello *hellos) {
+    json_t *ranks = json_array(), *memory = json_object();
+    for (int rank = 0; rank < run->transport.size; rank++) {
+        json_array_append_new(ranks, json_pack("{s:o, s:i, s:i, s:o}", "host", log_text(hellos[rank].host),
+                                               "pid", hellos[rank].pid, "threads", hellos[rank].threads,
+                                               "device", log_text(hellos[rank].device)));
+    }
+    for (int i = 0; i < MEMORY_CLASS_COUNT; i++) {
+        json_object_set_new(memory, memory_class_name((MemoryClass)i),
+                            json_integer((json_int_t)arena_class_bytes(&run->arena, (MemoryClass)i)));
+    }
+    json_object_set_new(memory, "total", json_integer((json_int_t)run->arena.bytes));
+    const double *rates = run->placement.product_rates.gflops; // 0: not measured
+    json_t *gflops = rates[PRECISION_FP32] > 0 ? json_pack("{s:f, s:f}", "fp32", rates[PRECISION_FP32],
+                                                           "bf16", rates[PRECISION_BF16])
+                                               : json_null();
+    char exchange[64], model[64];
+    double epoch = tokens_per_epoch(run);
+    run_directory_model_name(options_model(&run->options), model);
+    transport_sum_order(&run->transport, exchange, sizeof exchange);
+    report_event(&run->reports,
+                 json_pack("{s:s, s:s, s:I, s:s, s:s, s:o, s:I, s:o, s:I, s:o, s:o, s:o, s:o, s:o}", "event",
+                           "start", "version", ACCO_VERSION, "time", (json_int_t)time(NULL), "transport",
+                           run->transport.link.name, "exchange", exchange, "model", log_text(model),
+                           "parameters", (json_int_t)run->table.parameter_count, "epochs",
+                           log_real(epoch > 0 ? (double)run->options.tokens / epoch : (double)NAN),
+                           "bucket_bytes", (json_int_t)run->scheduler.settings.bucket, "measured",
+                           log_text(run->rule_reason), "ranks", ranks, "memory", memory, "options",
+                           options_as_json(&run->options), "product_gflops", gflops));
+}
+
+// Says what has been chosen, once all of it is. hellos (size): of all ranks, for the log.
+static inline void announce_run(Run *run, const Hello *hellos) {
+    Transport *transport = &run->transport;
+    Reports *reports = &run->reports;
+    find_peak(run);
+    transport->bytes_sent = transport->bytes_sent_outside = 0; // what training sends, not what led up to it
+    reports->terminal = &run->terminal;
+    reports->scheduler = &run->scheduler;
+    reports->transport = transport;
+    reports->micro_batch_tokens = (double)tokens_per_micro_batch(run);
+    reports->token_flops = model_flops_per_token(&run->config, run->T);
+    reports->peak_flops = run->peak_flops;
+    reports->knows_perfect = run->data.builtin;
+    reports->validation = NAN;
+    if (!run_is_main(run)) { return; }
+    if (run->placement.on_gpu) { nvml_open(&reports->nvml, run->placement.gpu.bus); }
+    print_start(run, hellos);
+    log_start(run, hellos);
+}
+
+#endif

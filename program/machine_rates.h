@@ -1,0 +1,116 @@
+// machine_rates.h: what the machines of a run compute in a second: whether bf16 is worth
+// it, and what reports compare the run with.
+//
+//   choose_precision   processors differ: bf16 may be several times faster than fp32, or slower. So
+//                      where ranks on CPUs might compute in bf16 (--precision bf16, fastest), they
+//                      measure their matrix products for two seconds, at the model's own shape.
+//                      Ranks wait for each other, so in each format the slowest rank counts.
+//   find_peak          the rate that the run's model operations are divided by (model FLOPs
+//                      utilisation, MFU). For a GPU it is its maker's number for dense products of
+//                      bf16, without sparsity. For CPUs it is the rate of the products of a layer,
+//                      measured by all ranks at once because they share the machine. That takes
+//                      PEAK_SECONDS, so it is done only where the run is long.
+#ifndef ACCO_PROGRAM_MACHINE_RATES_H
+#define ACCO_PROGRAM_MACHINE_RATES_H
+
+#include "kernels/cpu/product_rates.h"
+#include "program/agreement.h"
+
+#define PRODUCT_RATES_SECONDS 2.0
+#define PEAK_SECONDS 0.2
+#define PEAK_LONG_RUN 1e14 // model operations of a rank: ten minutes of a small machine, half one of a large
+
+// Collective, where all ranks were given the same options. Measures if --precision leaves
+// something to find out, and does what `fastest` asks for. Afterwards the options name
+// the format that was chosen: checkpoints and the saved configuration do not know
+// `fastest`.
+static inline void choose_precision(Run *run) {
+    Options *options = &run->options;
+    Placement *placement = &run->placement;
+    const bool both[2] = {true, true};
+    bool asked = options->precision == PRECISION_FASTEST;
+    if (!asked && options->precision != PRECISION_ASK_BF16) { return; }
+    if (placement->ranks_on_gpus == run->transport.size) {
+        if (asked) { options->precision = PRECISION_AUTO; }
+        return;
+    }
+    if (run_is_main(run)) { printf("measuring  matrix products in fp32 and in bf16\n"); }
+    fflush(stdout);
+    ProductRates mine = {{INFINITY, INFINITY}}, slowest = mine; // a rank on a GPU holds up no other
+    if (!placement->on_gpu) {
+        placement->own_rates = mine =
+            product_rates_measure(run->threads.threads, both, (int)tokens_per_micro_batch(run),
+                                  run->config.channels, run->config.mlp_channels, PRODUCT_RATES_SECONDS);
+    }
+    ProductRates *all = (ProductRates *)transport_collect_records(&run->transport, "rates of matrix products",
+                                                                  &mine, sizeof mine);
+    for (int rank = 0; rank < run->transport.size; rank++) {
+        slowest.gflops[0] = fmin(slowest.gflops[0], all[rank].gflops[0]);
+        slowest.gflops[1] = fmin(slowest.gflops[1], all[rank].gflops[1]);
+    }
+    free(all);
+    placement->product_rates = slowest;
+    if (!asked) { return; }
+    Precision faster = product_rates_faster(&slowest);
+    if (!placement->on_gpu) { placement->precision = faster; }
+    bool all_alike = placement->ranks_on_gpus == 0 || faster == PRECISION_BF16;
+    options->precision = !all_alike                 ? PRECISION_AUTO
+                         : faster == PRECISION_BF16 ? PRECISION_ASK_BF16
+                                                    : PRECISION_ASK_FP32;
+}
+
+typedef struct GpuPeak {
+    const char *part; // of the GPU's name; the first row that fits counts
+    double flops;     // of dense products of bf16, in a second
+} GpuPeak;
+
+// From NVIDIA's data sheets. GPUs that are sold with several limits of power, and those
+// that add products of bf16 at half the rate in fp32, are left out.
+static const GpuPeak GPU_PEAKS[] = {{"H100 PCIe", 756e12}, {"H800 PCIe", 756e12}, {"H100 NVL", 835e12},
+                                    {"H200 NVL", 835e12},  {"H100", 989e12},      {"H200", 989e12},
+                                    {"GH200", 989e12},     {"H800", 989e12},      {"A100", 312e12},
+                                    {"A800", 312e12}};
+
+// Whether `part` stands in `name` as whole words; spaces and hyphens separate words.
+static inline bool gpu_name_has(const char *name, const char *part) {
+    size_t length = strlen(part);
+    for (const char *at = name; (at = strstr(at, part)) != NULL; at++) {
+        bool begins = at == name || at[-1] == ' ' || at[-1] == '-';
+        if (begins && (at[length] == '\0' || at[length] == ' ' || at[length] == '-')) { return true; }
+    }
+    return false;
+}
+
+// NAN: not known, for example for a slice of a GPU.
+static inline double gpu_peak(const char *name) {
+    bool slice = gpu_name_has(name, "MIG") || gpu_name_has(name, "GRID");
+    for (size_t i = 0; !slice && i < sizeof GPU_PEAKS / sizeof GPU_PEAKS[0]; i++) {
+        if (gpu_name_has(name, GPU_PEAKS[i].part)) { return GPU_PEAKS[i].flops; }
+    }
+    return NAN;
+}
+
+// All ranks, before training: sets run->peak_flops, to NAN where one rank does not know
+// its rate. A GPU counts once, however many ranks share it.
+static inline void find_peak(Run *run) {
+    const Placement *placement = &run->placement;
+    Precision precision = placement->precision;
+    double operations = (double)run->options.tokens * model_flops_per_token(&run->config, run->T);
+    ProductRates rates = placement->own_rates; // of --precision, if it has measured
+    double mine = NAN, *all;
+    if (placement->on_gpu) {
+        mine = precision == PRECISION_BF16 ? gpu_peak(placement->gpu.name) / placement->sharing : (double)NAN;
+    } else if (rates.gflops[precision] > 0 || operations / run->transport.size >= PEAK_LONG_RUN) {
+        const bool wanted[2] = {precision == PRECISION_FP32, precision == PRECISION_BF16};
+        if (!(rates.gflops[precision] > 0)) {
+            rates = product_rates_measure(run->threads.threads, wanted, 512, 1024, 1024, PEAK_SECONDS);
+        }
+        mine = rates.gflops[precision] > 0 ? 1e9 * rates.gflops[precision] : (double)NAN;
+    }
+    all = (double *)transport_collect_records(&run->transport, "measuring", &mine, sizeof mine);
+    run->peak_flops = 0;
+    for (int rank = 0; rank < run->transport.size; rank++) { run->peak_flops += all[rank]; }
+    free(all);
+}
+
+#endif

@@ -1,0 +1,181 @@
+// terminal.h: what people see while they wait: numbers in few characters, and a bar with the
+// time left. Where no person looks, a line takes the bar's place after a silence.
+//
+// Not thread safe; rank 0 prints.
+#ifndef ACCO_PROGRAM_TERMINAL_H
+#define ACCO_PROGRAM_TERMINAL_H
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include "runtime/numbers.h"
+
+// Seconds of silence after which a line says how far the program has come, where no person
+// looks. While it trains there are reports, as often as the user wants them.
+#define QUIET_SECONDS 10.0
+#define QUIET_TRAINING_SECONDS 60.0
+
+enum {
+    NUMBER_TEXT_SIZE = 32,    // text of one number
+    PROGRESS_TEXT_SIZE = 192, // of a bar, or of the line in its place
+    TERMINAL_COLUMNS = 80     // of a screen that does not say how wide it is
+};
+
+// ---------------------------------------------------------------------------------------
+// Numbers for people
+
+// 999, 12.3k, 1.50M, 2.00G: three significant digits; the unit is chosen after rounding
+// (999950 is 1.00M).
+static inline const char *human_count(double value, char text[NUMBER_TEXT_SIZE]) {
+    static const char *const units[] = {"", "k", "M", "G", "T", "P"};
+    if (!isfinite(value)) {
+        snprintf(text, NUMBER_TEXT_SIZE, "%s", "-");
+        return text;
+    }
+    int unit = 0;
+    double scaled = value;
+    while (fabs(scaled) >= 999.5 && unit < 5) {
+        scaled /= 1000;
+        unit++;
+    }
+    double size = fabs(scaled);
+    int decimals = unit == 0 ? 0 : size < 9.995 ? 2 : size < 99.95 ? 1 : 0;
+    snprintf(text, NUMBER_TEXT_SIZE, "%.*f%s", decimals, scaled, units[unit]);
+    return text;
+}
+
+// Parts of a commit's time: 0.6ms, 22.1ms, 123ms, 1.23s, 45.6s, 123s.
+static inline const char *human_milliseconds(double value, char text[NUMBER_TEXT_SIZE]) {
+    double seconds = value / 1e3;
+    if (value < 99.95) {
+        snprintf(text, NUMBER_TEXT_SIZE, "%.1fms", value);
+    } else if (value < 999.5) {
+        snprintf(text, NUMBER_TEXT_SIZE, "%.0fms", value);
+    } else {
+        snprintf(text, NUMBER_TEXT_SIZE, "%.*fs", seconds < 9.995 ? 2 : seconds < 99.95 ? 1 : 0, seconds);
+    }
+    return text;
+}
+
+// Durations: 0:07, 12:34, 1:02:03, 2d 03:04. Unknown or absurd: "?".
+static inline const char *human_duration(double seconds, char text[NUMBER_TEXT_SIZE]) {
+    if (!(seconds >= 0 && seconds < 1e9)) {
+        snprintf(text, NUMBER_TEXT_SIZE, "%s", "?");
+        return text;
+    }
+    long whole = lround(seconds);
+    long days = whole / 86400, hours = whole / 3600 % 24, minutes = whole / 60 % 60;
+    if (days > 0) {
+        snprintf(text, NUMBER_TEXT_SIZE, "%ldd %02ld:%02ld", days, hours, minutes);
+    } else if (hours > 0) {
+        snprintf(text, NUMBER_TEXT_SIZE, "%ld:%02ld:%02ld", hours, minutes, whole % 60);
+    } else {
+        snprintf(text, NUMBER_TEXT_SIZE, "%ld:%02ld", minutes, whole % 60);
+    }
+    return text;
+}
+
+// ---------------------------------------------------------------------------------------
+// The bar
+
+typedef struct Terminal {
+    FILE *stream;
+    bool interactive;   // a person looks at it: the bar may redraw its line
+    bool bar_shown;     // the cursor stands behind a bar
+    int columns;        // width of the screen
+    double bar_seconds; // when the bar was last drawn
+    double quiet_since; // not interactive: when the latest line was printed; -1: not known yet
+} Terminal;
+
+// How far something that takes long has come.
+typedef struct Progress {
+    const char *what, *unit; // as "validation, " and "batches"; "" and "tokens"
+    int64_t done, total;
+    double seconds; // that it took so far
+    double silence; // not interactive: seconds after which a line is printed
+} Progress;
+
+// Whether a person sees what is written to `stream`, on a screen that can go back in a
+// line. Open MPI gives every rank a terminal of its own and forwards what the rank writes
+// there, perhaps to a file. So under mpirun, which is the parent of the ranks on its own
+// node, its own output decides.
+static inline bool terminal_is_watched(FILE *stream) {
+    const char *kind = getenv("TERM");
+    bool redraws = kind != NULL && kind[0] != '\0' && strcmp(kind, "dumb") != 0;
+    if (!redraws || isatty(fileno(stream)) != 1) { return false; }
+    if (getenv("OMPI_COMM_WORLD_SIZE") == NULL) { return true; }
+    char link[64], target[64];
+    snprintf(link, sizeof link, "/proc/%d/fd/1", (int)getppid());
+    ssize_t length = readlink(link, target, sizeof target - 1);
+    target[length > 0 ? length : 0] = '\0';
+    return strncmp(target, "/dev/pts/", 9) == 0 || strncmp(target, "/dev/tty", 8) == 0;
+}
+
+static inline void terminal_open(Terminal *terminal, FILE *stream) {
+    memset(terminal, 0, sizeof *terminal);
+    terminal->stream = stream;
+    terminal->interactive = terminal_is_watched(stream);
+    terminal->columns = TERMINAL_COLUMNS;
+    terminal->bar_seconds = terminal->quiet_since = -1;
+    struct winsize size;
+    if (terminal->interactive && ioctl(fileno(stream), TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
+        terminal->columns = size.ws_col;
+    }
+}
+
+// Wipes the bar, so that an ordinary line can follow. Call it before printing anything
+// else to the same stream.
+static inline void terminal_clear(Terminal *terminal) {
+    if (terminal->bar_shown) { fputs("\r\033[K", terminal->stream); }
+    terminal->bar_shown = false;
+    terminal->quiet_since = -1;
+}
+
+// " 25 %  validation, 4 of 16 batches, 0:30 left". Returns its length.
+static inline int progress_text(const Progress *progress, double share, char text[PROGRESS_TEXT_SIZE]) {
+    char have[NUMBER_TEXT_SIZE], all[NUMBER_TEXT_SIZE], left[NUMBER_TEXT_SIZE];
+    double seconds_left = progress->done > 0 ? progress->seconds * (1 - share) / share : NAN;
+    return snprintf(text, PROGRESS_TEXT_SIZE, "%3.0f %%  %.40s%.31s of %.31s %.20s, %.31s left", 100 * share,
+                    progress->what, human_count((double)progress->done, have),
+                    human_count((double)progress->total, all), progress->unit,
+                    human_duration(seconds_left, left));
+}
+
+// Redraws the bar in place, at most ten times a second; or prints a line where no person
+// looks and the silence was long enough. now: clock_seconds().
+static inline void terminal_bar(Terminal *terminal, const Progress *progress, double now) {
+    bool ends = progress->done >= progress->total,
+         recent = terminal->bar_shown && now - terminal->bar_seconds < 0.1;
+    if (progress->total <= 0 || (recent && !ends)) { return; }
+    if (terminal->quiet_since < 0) { terminal->quiet_since = now; }
+    if (!terminal->interactive && now - terminal->quiet_since < progress->silence) { return; }
+    char text[PROGRESS_TEXT_SIZE], bar[64];
+    double share = fmin(fmax((double)progress->done / (double)progress->total, 0), 1);
+    int length = progress_text(progress, share, text);
+    // Room for two brackets and a blank; the last column stays free, because some
+    // terminals wrap there.
+    int width = (int)int64_min(terminal->columns - length - 5, 40);
+    for (int i = 0; i < width; i++) {
+        bar[i] = i < (int)(share * width) ? '=' : i == (int)(share * width) ? '>' : ' ';
+    }
+    bar[width > 0 ? width : 0] = '\0';
+    if (!terminal->interactive) {
+        fprintf(terminal->stream, "%s\n", text);
+        terminal->quiet_since = now;
+    } else if (width > 4) {
+        fprintf(terminal->stream, "\r\033[K[%s] %s", bar, text);
+    } else {
+        fprintf(terminal->stream, "\r\033[K%.*s", terminal->columns > 1 ? terminal->columns - 1 : 1, text);
+    }
+    fflush(terminal->stream);
+    terminal->bar_shown = terminal->interactive;
+    terminal->bar_seconds = now;
+}
+
+#endif

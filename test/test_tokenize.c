@@ -1,0 +1,318 @@
+// test_tokenize.c: lines of JSON become the token files of a plain definition: every
+// document's tokens, its mask, its side and its padding, with any number of threads. What is
+// no document is refused with its line.
+#include "test/fleet.h"
+
+#include "tokenizer/tokenize.h"
+
+enum { DOCUMENTS = 300, MOST = 4000, VOCABULARY = 406, END = 0 };
+
+// ---------------------------------------------------------------------------------------
+// A stream, and what it should become
+
+// Tokens with their mask.
+typedef struct Expected {
+    int32_t ids[MOST * 10];
+    bool counts[MOST * 10];
+    size_t count;
+} Expected;
+
+typedef struct Sample {
+    char prompt[128], text[512];
+    bool held_out;
+} Sample;
+
+static Tokenizer open_tokenizer(void) {
+    Tokenizer tokenizer;
+    Error error;
+    if (!tokenizer_open(&tokenizer, "test/reference/tokenizer.json", &error)) { fail_msg("%s", error.text); }
+    return tokenizer;
+}
+
+// Document `number` of the stream: most have a prompt, every seventh is empty.
+static Sample make_sample(int number) {
+    Sample sample = {"", "", number % 5 == 0};
+    if (number % 7 == 3) { return sample; }
+    if (number % 4 != 0) { snprintf(sample.prompt, sizeof sample.prompt, "what is %d, the cat?\n", number); }
+    for (int i = 0; i < number % 13; i++) {
+        size_t length = strlen(sample.text);
+        snprintf(sample.text + length, sizeof sample.text - length, "%sn%d <|endoftext|>", i > 0 ? " " : "",
+                 i * number);
+    }
+    return sample;
+}
+
+static void write_stream(const Stage *stage, const char *name, int documents) {
+    char path[STAGE_PATH_SIZE];
+    FILE *file = fopen(stage_path(stage, name, path), "w");
+    for (int i = 0; i < documents; i++) {
+        Sample sample = make_sample(i);
+        json_t *line = json_pack("{s:s, s:b}", "text", sample.text, "val", (int)sample.held_out);
+        if (sample.prompt[0] != '\0') { json_object_set_new(line, "prompt", json_string(sample.prompt)); }
+        assert_int_equal(json_dumpf(line, file, 0), 0);
+        fprintf(file, i % 9 == 0 ? "\r\n\n" : "\n"); // empty lines are skipped
+        json_decref(line);
+    }
+    assert_int_equal(fclose(file), 0);
+}
+
+static void expect_token(Expected *expected, int32_t id, bool counts) {
+    expected->ids[expected->count] = id;
+    expected->counts[expected->count++] = counts;
+}
+
+// One document, as it is if nothing is padded.
+static Expected *expect_document(const Tokenizer *tokenizer, const Sample *sample) {
+    Expected *expected = (Expected *)calloc(1, sizeof *expected);
+    const char *parts[2] = {sample->prompt, sample->text};
+    for (int part = 0; part < 2; part++) {
+        TokenList ids = {NULL, 0, 0};
+        Error error;
+        assert_true(tokenizer_encode(tokenizer, parts[part], strlen(parts[part]), false, &ids, &error));
+        for (size_t i = 0; i < ids.count; i++) { expect_token(expected, ids.ids[i], part == 1); }
+        token_list_free(&ids);
+    }
+    expect_token(expected, END, true);
+    return expected;
+}
+
+static void expect_same_file(const Stage *stage, const char *name, const Expected *expected, int pad) {
+    char path[STAGE_PATH_SIZE];
+    size_t size = 0;
+    Error error = {""};
+    TokenFile file;
+    stage_path(stage, name, path);
+    if (expected->count == 0) {
+        assert_int_not_equal(access(path, F_OK), 0);
+        return;
+    }
+    void *bytes = file_map(path, "a token file", &size, &error);
+    if (bytes == NULL || !token_file_open(&file, path, bytes, size, TOKEN_FILE_CHECK_ALL, &error)) {
+        fail_msg("%s", error.text);
+    }
+    assert_int_equal(file.token_count, expected->count);
+    assert_int_equal(file.vocabulary, VOCABULARY);
+    assert_int_equal(file.padded, pad);
+    for (size_t i = 0; i < expected->count; i++) {
+        assert_int_equal(token_file_token(&file, i), expected->ids[i]);
+        assert_int_equal(token_mask_counts(file.mask, i), expected->counts[i]);
+    }
+    munmap(bytes, size);
+}
+
+static bool run_lines(const Stage *stage, const char *name, int threads, TokenShards *made, Error *error) {
+    char path[STAGE_PATH_SIZE];
+    Tokenizer tokenizer = open_tokenizer();
+    ThreadPool *pool = thread_pool_create(threads, false);
+    int descriptor = open(stage_path(stage, name, path), O_RDONLY);
+    assert_true(descriptor >= 0);
+    error->text[0] = '\0';
+    bool good = tokenize_lines(descriptor, made, &tokenizer, pool, error);
+    close(descriptor);
+    thread_pool_destroy(pool);
+    tokenizer_close(&tokenizer);
+    return good;
+}
+
+// ---------------------------------------------------------------------------------------
+// Token files
+
+// A shard ends with the document that fills it, and both sides go on with the next number.
+static void documents_become_shards(void **state) {
+    const Stage *stage = stage_of(state);
+    Tokenizer tokenizer = open_tokenizer();
+    char prefix[STAGE_PATH_SIZE], name[64];
+    Error error;
+    write_stream(stage, "lines.jsonl", DOCUMENTS);
+    for (int threads = 1; threads <= 2; threads++) {
+        Expected *expected = (Expected *)calloc(2, sizeof *expected);
+        uint64_t total = 0, empty = 0;
+        int number = 0;
+        TokenShards made = {.prefix = stage_path(stage, "plain", prefix), .most_tokens = MOST};
+        if (!run_lines(stage, "lines.jsonl", threads, &made, &error)) { fail_msg("%s", error.text); }
+        for (int i = 0; i <= DOCUMENTS; i++) {
+            Sample sample = make_sample(i);
+            Expected *document = expect_document(&tokenizer, &sample);
+            if (i < DOCUMENTS && document->count == 1) {
+                empty++;
+            } else if (i < DOCUMENTS) {
+                for (size_t k = 0; k < document->count; k++) {
+                    expect_token(&expected[sample.held_out], document->ids[k], document->counts[k]);
+                }
+            }
+            free(document);
+            if (i < DOCUMENTS && expected[sample.held_out].count < MOST) { continue; }
+            for (int side = 0; side < 2; side++) {
+                snprintf(name, sizeof name, "plain_%s_%05d.bin", side == 0 ? "train" : "val", number);
+                expect_same_file(stage, name, &expected[side], 0);
+                total += expected[side].count;
+                expected[side].count = 0;
+            }
+            number++;
+        }
+        assert_true(number > 3);
+        assert_int_equal(made.number, number);
+        assert_int_equal(made.tokens[0] + made.tokens[1], total);
+        assert_int_equal(made.empty, empty);
+        assert_int_equal(made.documents, DOCUMENTS - empty);
+        free(expected);
+    }
+    tokenizer_close(&tokenizer);
+}
+
+// Each document is one sequence. Its first token and the filling are not predicted, and
+// neither is the token after the last sequence.
+static void padded_documents_are_sequences(void **state) {
+    const Stage *stage = stage_of(state);
+    Tokenizer tokenizer = open_tokenizer();
+    char prefix[STAGE_PATH_SIZE];
+    Error error;
+    write_stream(stage, "lines.jsonl", DOCUMENTS);
+    static const int pads[] = {2, 20, 100};
+    for (size_t p = 0; p < 3; p++) {
+        size_t pad = (size_t)pads[p];
+        Expected *expected = (Expected *)calloc(2, sizeof *expected);
+        uint64_t cut = 0, left_out = 0, sequences = 0;
+        TokenShards made = {
+            .prefix = stage_path(stage, "padded", prefix), .pad = (int)pad, .most_tokens = 1 << 30};
+        if (!run_lines(stage, "lines.jsonl", 2, &made, &error)) { fail_msg("%s", error.text); }
+        for (int i = 0; i < DOCUMENTS; i++) {
+            Sample sample = make_sample(i);
+            Expected *document = expect_document(&tokenizer, &sample);
+            bool counts = false;
+            for (size_t k = 1; k < document->count && k < pad; k++) {
+                counts = counts || document->counts[k];
+            }
+            cut += document->count > pad;
+            left_out += document->count > 1 && !counts;
+            sequences += counts;
+            for (size_t k = 0; counts && k < pad; k++) {
+                bool kept = k < document->count;
+                expect_token(&expected[sample.held_out], kept ? document->ids[k] : END,
+                             kept && k > 0 && document->counts[k]);
+            }
+            free(document);
+        }
+        for (int side = 0; side < 2; side++) {
+            if (expected[side].count > 0) { expect_token(&expected[side], END, false); }
+        }
+        expect_same_file(stage, "padded_train_00000.bin", &expected[0], (int)pad);
+        expect_same_file(stage, "padded_val_00000.bin", &expected[1], (int)pad);
+        assert_int_equal(made.cut, cut);
+        assert_int_equal(made.left_out, left_out);
+        assert_int_equal(made.sequences[0] + made.sequences[1], sequences);
+        assert_true(left_out > 0 || pad > 2);
+        free(expected);
+    }
+    tokenizer_close(&tokenizer);
+}
+
+// The lines of a document in parts are one document, with one end.
+static void parts_are_one_document(void **state) {
+    const Stage *stage = stage_of(state);
+    char prefix[STAGE_PATH_SIZE];
+    Error error;
+    Tokenizer tokenizer = open_tokenizer();
+    Sample samples[2] = {{"", "one long story", false}, {"", "another", false}};
+    Expected *expected = expect_document(&tokenizer, &samples[0]),
+             *more = expect_document(&tokenizer, &samples[1]);
+    for (size_t i = 0; i < more->count; i++) { expect_token(expected, more->ids[i], true); }
+    stage_write(stage, "parts.jsonl",
+                "{\"text\": \"one\", \"more\": true}\n{\"text\": \" long\", \"more\": true}\n"
+                "{\"text\": \" story\"}\n{\"text\": \"another\", \"else\": [1]}"); // no line end
+    TokenShards made = {.prefix = stage_path(stage, "parts", prefix), .most_tokens = 1};
+    if (!run_lines(stage, "parts.jsonl", 1, &made, &error)) { fail_msg("%s", error.text); }
+    assert_int_equal(made.number, 3); // a shard ends only with a document; the last one is empty
+    assert_int_equal(made.documents, 2);
+    assert_int_equal(made.tokens[0], expected->count);
+    expected->count -= more->count;
+    expect_same_file(stage, "parts_train_00000.bin", expected, 0);
+    expect_same_file(stage, "parts_train_00001.bin", more, 0);
+    free(expected);
+    free(more);
+    tokenizer_close(&tokenizer);
+}
+
+// ---------------------------------------------------------------------------------------
+// Refusals
+
+static void what_is_no_document_is_refused(void **state) {
+    static const struct {
+        const char *stream, *part;
+    } cases[] = {
+        {"{\"text\": \"a\"}\n\nx\n", "line 3 is not JSON"},
+        {"{\"text\": \"a\"}\n{\"text\": \"b\"", "line 2 is not JSON"},
+        {"{\"text\": 3}\n", "line 1 must be an object whose 'text'"},
+        {"{\"prompt\": \"a\"}\n", "line 1 must be an object whose 'text'"},
+        {"{\"text\": \"a\", \"prompt\": 3}\n", "line 1 must be an object whose 'text'"},
+        {"[\"text\"]\n", "line 1 must be an object whose 'text'"},
+        {"{\"text\": \"\xFF\"}\n", "line 1 is not JSON"},
+        {"{\"text\": \"a\"}\n{\"text\": \"a\", \"more\": true}\n", "ends within a document"},
+    };
+    const Stage *stage = stage_of(state);
+    char prefix[STAGE_PATH_SIZE], command[2 * STAGE_PATH_SIZE];
+    Error error;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        TokenShards made = {.prefix = stage_path(stage, "bad", prefix), .most_tokens = MOST};
+        stage_write(stage, "bad.jsonl", cases[i].stream);
+        assert_false(run_lines(stage, "bad.jsonl", 2, &made, &error));
+        if (strstr(error.text, cases[i].part) == NULL) { fail_msg("%s: %s", cases[i].stream, error.text); }
+        snprintf(command, sizeof command, "! ls '%s' | grep -q bad_", stage->directory);
+        assert_int_equal(system(command), 0);
+    }
+}
+
+static void a_full_disk_leaves_no_shards(void **state) {
+    Stage *stage = stage_of(state);
+    char command[2 * STAGE_PATH_SIZE], path[STAGE_PATH_SIZE];
+    write_stream(stage, "lines.jsonl", DOCUMENTS);
+    snprintf(command, sizeof command,
+             "cd '%s' && (ulimit -f 8; ! \"$TRAIN_GPT\" tokenize --tokenizer '%s/test/reference' --out full "
+             "< lines.jsonl 2> errors.txt) && ! ls | grep -q full_",
+             stage->directory, stage->root);
+    assert_int_equal(system(command), 0);
+    char *errors = file_read(stage_path(stage, "errors.txt", path));
+    text_check(errors, "cannot write full_train_00000.bin", "errors");
+    assert_int_equal(text_lines(errors), 1);
+    free(errors);
+}
+
+static void options_are_checked(void **state) {
+    static const struct {
+        const char *arguments, *part;
+    } cases[] = {
+        {"tokenize --out web", "tokenize needs --tokenizer DIR and --out PREFIX"},
+        {"tokenize --tokenizer bpe", "tokenize needs --tokenizer DIR and --out PREFIX"},
+        {"tokenize --tokenizer none --out web", "cannot read none"},
+        {"tokenize --tokenizer bpe --out web --seq-len 1", "padded to 2 to 65536 tokens"},
+        {"tokenize --tokenizer bpe --out web --lr 1", "--lr has no effect on train_gpt tokenize"},
+        {"tokenize --tokenizer bpe --out web", "nothing was written"}, // of /dev/null
+    };
+    Stage *stage = stage_of(state);
+    char command[4 * STAGE_PATH_SIZE];
+    snprintf(command, sizeof command, "mkdir -p '%s/bpe' && cp '%s/test/reference/tokenizer.json' '%s/bpe'",
+             stage->directory, stage->root, stage->directory);
+    assert_int_equal(system(command), 0);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Outcome outcome = program_run(stage, 0, cases[i].arguments);
+        outcome_check(&outcome, 2, cases[i].arguments);
+        text_check(outcome.errors, cases[i].part, cases[i].arguments);
+        assert_int_equal(text_lines(outcome.errors), 1);
+    }
+}
+
+#define TOKENIZE_TEST(function) \
+    cmocka_unit_test_prestate_setup_teardown(function, NULL, stage_end_test, &stage)
+
+int main(void) {
+    static Stage stage;
+    const struct CMUnitTest tests[] = {
+        TOKENIZE_TEST(documents_become_shards),      TOKENIZE_TEST(padded_documents_are_sequences),
+        TOKENIZE_TEST(parts_are_one_document),       TOKENIZE_TEST(what_is_no_document_is_refused),
+        TOKENIZE_TEST(a_full_disk_leaves_no_shards), TOKENIZE_TEST(options_are_checked),
+    };
+    stage_open(&stage);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    stage_close(&stage);
+    return failed;
+}

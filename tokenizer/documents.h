@@ -1,0 +1,188 @@
+// documents.h: where documents come from: texts, or lines of JSON.
+//
+// In a text, a line <|endoftext|> separates documents. Line ends around a document are
+// dropped, and so is an empty document. A document longer than TEXT_DOCUMENT_BYTES comes in
+// parts, cut before a line end or a blank. tokenizer/sources.py cuts texts in the same way.
+//
+// A line of JSON is one document:
+//
+//     {"text": "...", "prompt": "...", "val": true, "more": true}
+//
+//     text     what the model learns to write
+//     prompt   what stands before it; it is encoded by itself, and only read, not predicted
+//     val      the document is for validation
+//     more     the document continues in the next line
+//
+// Only `text` is required. Other members are ignored.
+#ifndef ACCO_TOKENIZER_DOCUMENTS_H
+#define ACCO_TOKENIZER_DOCUMENTS_H
+
+#include "runtime/numbers.h"
+#include "tokenizer/tokenizer.h"
+
+enum {
+    TEXT_DOCUMENT_BYTES = 1 << 22, // DOCUMENT_BYTES in tokenizer/sources.py
+    JSON_LINE_MOST_BYTES = 1 << 28 // a longer line means a damaged stream
+};
+
+// A document, or a part of one that is long.
+typedef struct DocumentPart {
+    const uint8_t *bytes; // (count)
+    size_t count;
+    uint64_t line; // of JSON, from 1 on; 0: the bytes are text
+    bool ends;     // the document ends here. Of JSON it is known once the line is encoded, and so are these:
+    bool held_out; // for validation
+    size_t tokens, prompt_tokens; // all, and those of the prompt, which come first
+} DocumentPart;
+
+// Gives the next part. False: there is none.
+typedef bool (*NextPart)(void *source, DocumentPart *part);
+
+// ---------------------------------------------------------------------------------------
+// Texts
+
+typedef struct Text {
+    const uint8_t *bytes; // (size)
+    size_t size;
+} Text;
+
+// Where reading goes on. All zeros but `texts` and `count` at the beginning.
+typedef struct TextCursor {
+    const Text *texts; // (count)
+    int count, index;
+    size_t at;      // in texts[index]
+    bool continued; // within a document
+    uint64_t empty; // documents before here that were left out, because they have no text
+} TextCursor;
+
+// The bytes of the separator that a line begins with, including its line end; 0: the line
+// is none. ends: nothing follows the `count` bytes, so a line end may be missing.
+static inline size_t text_separator(const uint8_t *line, size_t count, bool ends) {
+    static const char mark[] = "<|endoftext|>";
+    size_t at = sizeof mark - 1;
+    if (count < at || memcmp(line, mark, at) != 0) { return 0; }
+    while (at < count && (line[at] == ' ' || line[at] == '\t')) { at++; }
+    if (at < count && line[at] == '\r') { at++; }
+    if (at == count) { return ends ? count : 0; }
+    return line[at] == '\n' ? at + 1 : 0;
+}
+
+// Where to cut a document that is too long, as cut_before_space in sources.py: before the
+// last line end or else blank of its second half, or else between two characters.
+static inline size_t text_cut(const uint8_t *bytes, size_t count) {
+    for (int i = 0; i < 2; i++) {
+        size_t cut = count - 1;
+        while (cut > count / 2 && bytes[cut] != (i == 0 ? '\n' : ' ')) { cut--; }
+        if (cut > count / 2) { return cut; }
+    }
+    size_t cut = count;
+    while (cut > count - 4 && (bytes[cut - 1] & 0xC0) == 0x80) { cut--; }
+    return cut - 1;
+}
+
+static inline bool text_is_line_end(uint8_t byte) { return byte == '\r' || byte == '\n'; }
+
+// NextPart of a TextCursor.
+static inline bool text_next_part(void *source, DocumentPart *part) {
+    TextCursor *cursor = (TextCursor *)source;
+    while (cursor->index < cursor->count) {
+        const Text *text = &cursor->texts[cursor->index];
+        const uint8_t *bytes = text->bytes + cursor->at;
+        size_t left = text->size - cursor->at, count = 0, separator = 0;
+        if (left == 0) {
+            cursor->index++;
+            cursor->at = 0;
+            continue;
+        }
+        bool last = left < TEXT_DOCUMENT_BYTES, continued = cursor->continued;
+        size_t window = size_min(left, TEXT_DOCUMENT_BYTES);
+        while (count < window && (separator = text_separator(bytes + count, window - count, last)) == 0) {
+            const uint8_t *line_end = (const uint8_t *)memchr(bytes + count, '\n', window - count);
+            count = line_end != NULL ? (size_t)(line_end - bytes) + 1 : window;
+        }
+        bool ends = separator > 0 || last;
+        if (!ends) { count = text_cut(bytes, window); }
+        cursor->at += count + separator;
+        cursor->continued = !ends;
+        while (!continued && count > 0 && text_is_line_end(bytes[0])) {
+            bytes++;
+            count--;
+        }
+        while (ends && count > 0 && text_is_line_end(bytes[count - 1])) { count--; }
+        if (count == 0 && !continued) {
+            cursor->empty += separator > 0;
+            continue;
+        }
+        memset(part, 0, sizeof *part);
+        part->bytes = bytes;
+        part->count = count;
+        part->ends = ends;
+        return true;
+    }
+    return false;
+}
+
+// ---------------------------------------------------------------------------------------
+// Lines of JSON
+
+// A stream that is read block by block. All zeros but `descriptor` at the beginning.
+typedef struct JsonLines {
+    int descriptor;
+    uint8_t *bytes; // (capacity) `whole` bytes of whole lines; up to `count` the beginning of the next one
+    size_t capacity, count, whole;
+    size_t at; // where the next line begins
+    uint64_t line;
+    bool ended; // the stream
+} JsonLines;
+
+// Reads whole lines, about `wanted` bytes of them. What it read before is gone. At the end
+// of the stream lines->whole is 0.
+static inline bool json_lines_read(JsonLines *lines, size_t wanted, Error *error) {
+    lines->count -= lines->whole;
+    if (lines->count > 0) { memmove(lines->bytes, lines->bytes + lines->whole, lines->count); }
+    lines->whole = lines->at = 0;
+    while (!lines->ended && (lines->count < wanted || lines->whole == 0)) {
+        enum { BLOCK = 1 << 18 };
+        if (lines->whole == 0 && lines->count > JSON_LINE_MOST_BYTES) {
+            return error_set(error, "line %llu is longer than %d MiB", (unsigned long long)lines->line + 1,
+                             JSON_LINE_MOST_BYTES >> 20);
+        }
+        if (!list_reserve((void **)&lines->bytes, lines->count, &lines->capacity, BLOCK, 1)) {
+            return error_set(error, "no memory for the documents");
+        }
+        ssize_t found = read(lines->descriptor, lines->bytes + lines->count, BLOCK);
+        if (found < 0 && errno == EINTR) { continue; }
+        if (found < 0) { return error_set(error, "cannot read the documents: %s", strerror(errno)); }
+        lines->ended = found == 0;
+        size_t begin = lines->count;
+        lines->count += (size_t)found;
+        for (size_t end = lines->count; end > begin; end--) {
+            if (lines->bytes[end - 1] != '\n') { continue; }
+            lines->whole = end;
+            break;
+        }
+    }
+    if (lines->ended) { lines->whole = lines->count; }
+    return true;
+}
+
+// NextPart of the JsonLines that have been read. Empty lines are skipped.
+static inline bool json_lines_next(void *source, DocumentPart *part) {
+    JsonLines *lines = (JsonLines *)source;
+    while (lines->at < lines->whole) {
+        const uint8_t *bytes = lines->bytes + lines->at;
+        const uint8_t *end = (const uint8_t *)memchr(bytes, '\n', lines->whole - lines->at);
+        size_t count = end != NULL ? (size_t)(end - bytes) : lines->whole - lines->at;
+        lines->at += count + (end != NULL);
+        lines->line++;
+        if (count == 0 || (count == 1 && bytes[0] == '\r')) { continue; }
+        memset(part, 0, sizeof *part);
+        part->bytes = bytes;
+        part->count = count;
+        part->line = lines->line;
+        return true;
+    }
+    return false;
+}
+
+#endif

@@ -1,0 +1,114 @@
+// token_writer.h: writes token files, whose layout is in token_file.h.
+//
+// A file appears under its name when it is whole and on disk; until then it has a
+// temporary name (file_replace_begin). It gets a mask if one of its tokens is not to be
+// predicted. The mask stays in memory until the end: one byte for 8 tokens.
+#ifndef ACCO_TOKENIZER_TOKEN_WRITER_H
+#define ACCO_TOKENIZER_TOKEN_WRITER_H
+
+#include "runtime/numbers.h"
+#include "tokenizer/token_file.h"
+#include "tokenizer/tokenizer.h"
+
+typedef struct TokenWriter {
+    FILE *file; // NULL: no file has been begun
+    char path[PATH_MAX - 8];
+    const Tokenizer *tokenizer;
+    int padded; // TokenFile.padded
+    uint64_t count;
+    uint32_t checksum; // of what follows the header
+    uint8_t *mask;     // (mask_capacity), bits as in the file
+    size_t mask_capacity;
+    bool is_masked;
+} TokenWriter;
+
+// padded: the length of a sequence, each one document; 0: documents follow each other.
+static inline bool token_writer_begin(TokenWriter *writer, const char *path, const Tokenizer *tokenizer,
+                                      int padded, Error *error) {
+    static const uint8_t room[TOKEN_FILE_HEADER_BYTES] = {0};
+    memset(writer, 0, sizeof *writer);
+    snprintf(writer->path, sizeof writer->path, "%s", path);
+    writer->tokenizer = tokenizer;
+    writer->padded = padded;
+    writer->file = file_replace_begin(path, error);
+    return writer->file != NULL && (fwrite(room, sizeof room, 1, writer->file) == 1 ||
+                                    error_set(error, "cannot write %.400s: %s", path, strerror(errno)));
+}
+
+// Bytes of a token: 2 where that is enough for every id.
+static inline int token_writer_width(const TokenWriter *writer) {
+    return writer->tokenizer->vocabulary <= 65536 ? 2 : 4;
+}
+
+static inline void token_writer_put(uint8_t *bytes, uint64_t number, int count) {
+    for (int i = 0; i < count; i++) { bytes[i] = (uint8_t)(number >> (8 * i)); }
+}
+
+// Writes what follows the header.
+static inline bool token_writer_write(TokenWriter *writer, const uint8_t *bytes, size_t size, Error *error) {
+    writer->checksum = (uint32_t)crc32_z(writer->checksum, bytes, size);
+    return fwrite(bytes, 1, size, writer->file) == size ||
+           error_set(error, "cannot write %.400s: %s", writer->path, strerror(errno));
+}
+
+// Appends ids (count). predicted: whether the model is to predict them; otherwise it only
+// reads them.
+static inline bool token_writer_add(TokenWriter *writer, const int32_t *ids, size_t count, bool predicted,
+                                    Error *error) {
+    enum { BLOCK = 4096 };
+    uint8_t bytes[4 * BLOCK];
+    int width = token_writer_width(writer);
+    if (!list_reserve((void **)&writer->mask, (size_t)(writer->count / 8), &writer->mask_capacity,
+                      count / 8 + 2, 1)) {
+        return error_set(error, "no memory for the mask of %.400s", writer->path);
+    }
+    for (size_t i = 0; i < count; i++, writer->count++) {
+        uint8_t *byte = &writer->mask[writer->count / 8], bit = (uint8_t)(1u << (writer->count % 8));
+        *byte = (uint8_t)((bit == 1 ? 0 : *byte) | (predicted ? bit : 0));
+    }
+    writer->is_masked = writer->is_masked || (count > 0 && !predicted);
+    for (size_t done = 0; done < count; done += BLOCK) {
+        size_t block = size_min(count - done, BLOCK);
+        for (size_t i = 0; i < block; i++) {
+            token_writer_put(bytes + i * (size_t)width, (uint32_t)ids[done + i], width);
+        }
+        if (!token_writer_write(writer, bytes, block * (size_t)width, error)) { return false; }
+    }
+    return true;
+}
+
+// Removes the file that has been begun, if there is one.
+static inline void token_writer_abandon(TokenWriter *writer) {
+    Error ignored;
+    if (writer->file != NULL) { file_replace_end(writer->file, writer->path, false, &ignored); }
+    free(writer->mask);
+    memset(writer, 0, sizeof *writer);
+}
+
+// Completes the file and gives it its name. On failure nothing of it is left.
+static inline bool token_writer_end(TokenWriter *writer, Error *error) {
+    uint8_t header[TOKEN_FILE_HEADER_BYTES] = {0};
+    bool masked = writer->is_masked;
+    if (masked && !token_writer_write(writer, writer->mask, (size_t)((writer->count + 7) / 8), error)) {
+        token_writer_abandon(writer);
+        return false;
+    }
+    memcpy(header, token_file_magic(), TOKEN_FILE_MAGIC_BYTES);
+    token_writer_put(header + 8, TOKEN_FILE_VERSION, 4);
+    token_writer_put(header + 12, (uint64_t)token_writer_width(writer), 4);
+    token_writer_put(header + 16, (uint64_t)writer->tokenizer->vocabulary, 4);
+    token_writer_put(header + 20, masked ? TOKEN_FILE_HAS_MASK : 0, 4);
+    token_writer_put(header + 24, writer->count, 8);
+    memcpy(header + TOKEN_FILE_HASH_AT, writer->tokenizer->hash, TOKEN_FILE_HASH_BYTES);
+    token_writer_put(header + TOKEN_FILE_PADDED_AT, (uint64_t)writer->padded, 4);
+    uint64_t checksum = crc32_z(writer->checksum, header, sizeof header);
+    token_writer_put(header + TOKEN_FILE_CHECKSUM_AT, checksum, TOKEN_FILE_CHECKSUM_BYTES);
+    bool written =
+        fseek(writer->file, 0, SEEK_SET) == 0 && fwrite(header, sizeof header, 1, writer->file) == 1;
+    bool good = file_replace_end(writer->file, writer->path, written, error);
+    free(writer->mask);
+    memset(writer, 0, sizeof *writer);
+    return good;
+}
+
+#endif

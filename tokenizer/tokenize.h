@@ -1,0 +1,365 @@
+// tokenize.h: makes token files of documents, with all threads.
+//
+//   tokenize_texts    texts -> one token file, for a run with --data TEXT
+//   tokenize_lines    lines of JSON -> token files for training and validation, for
+//                     train_gpt tokenize, which tokenizer/prepare.py feeds
+//
+// Each document is followed by the end-of-text token. Text that looks like a special token
+// is text. Bytes that are not UTF-8 become one token each (tokenizer.h).
+//
+// The calling thread reads and writes, all threads encode. Memory is a few MB a thread,
+// however much there is to read. The files do not depend on the number of threads.
+#ifndef ACCO_TOKENIZER_TOKENIZE_H
+#define ACCO_TOKENIZER_TOKENIZE_H
+
+#include "runtime/sha256.h"
+#include "runtime/thread_pool.h"
+#include "tokenizer/documents.h"
+#include "tokenizer/token_writer.h"
+
+enum {
+    ENCODE_TASK_BYTES = 1 << 19, // that a thread encodes at a time, or one part that is longer
+    ENCODE_TASKS_PER_THREAD = 4, // in one round
+    TEXT_HASH_BYTES = 1 << 24,   // of a text that a thread hashes at a time
+    TEXTS_NAME_SIZE = 32,
+    SHARD_TOKENS = 100000000 // a shard ends with the document that brings it to as many
+};
+
+// ---------------------------------------------------------------------------------------
+// Encoding
+
+// Parts [first, first + count) of a round.
+typedef struct EncodeTask {
+    size_t first, count;
+    TokenList tokens; // result, of all of them
+    bool good;
+    Error error;
+} EncodeTask;
+
+// What the threads encode at once.
+typedef struct Encoder {
+    const Tokenizer *tokenizer;
+    int32_t end_of_text;
+    ThreadPool *pool;
+    DocumentPart *parts; // (part_count)
+    size_t part_count, part_capacity;
+    EncodeTask *tasks; // (most_tasks)
+    int task_count, most_tasks;
+} Encoder;
+
+// Takes the tokens ids (part->tokens) of one part, on the calling thread and in the order of
+// the parts.
+typedef bool (*TakePart)(void *sink, const DocumentPart *part, const int32_t *ids, Error *error);
+
+static inline void encoder_close(Encoder *encoder) {
+    for (int i = 0; encoder->tasks != NULL && i < encoder->most_tasks; i++) {
+        token_list_free(&encoder->tasks[i].tokens);
+    }
+    free(encoder->tasks);
+    free(encoder->parts);
+}
+
+// The tokenizer must have the token <|endoftext|>.
+static inline bool encoder_open(Encoder *encoder, const Tokenizer *tokenizer, ThreadPool *pool,
+                                Error *error) {
+    memset(encoder, 0, sizeof *encoder);
+    encoder->tokenizer = tokenizer;
+    encoder->pool = pool;
+    encoder->end_of_text = tokenizer_find_added(tokenizer, "<|endoftext|>");
+    encoder->most_tasks = pool->threads * ENCODE_TASKS_PER_THREAD;
+    encoder->tasks = (EncodeTask *)calloc((size_t)encoder->most_tasks, sizeof *encoder->tasks);
+    return encoder->tasks != NULL || error_set(error, "no memory for the tokens of documents");
+}
+
+// Encodes a line of JSON; what it holds is explained in documents.h.
+static inline bool encode_line(const Tokenizer *tokenizer, DocumentPart *part, TokenList *tokens,
+                               Error *error) {
+    json_error_t trouble;
+    json_t *root = json_loadb((const char *)part->bytes, part->count, JSON_ALLOW_NUL, &trouble);
+    const json_t *text = json_object_get(root, "text"), *prompt = json_object_get(root, "prompt");
+    unsigned long long line = part->line;
+    size_t before = tokens->count;
+    bool good = true;
+    if (root == NULL) {
+        good = error_set(error, "line %llu is not JSON: %s", line, trouble.text);
+    } else if (!json_is_string(text) || (prompt != NULL && !json_is_string(prompt))) {
+        good = error_set(
+            error, "line %llu must be an object whose 'text', and 'prompt' if it has one, are text", line);
+    }
+    good = good && (prompt == NULL || tokenizer_encode(tokenizer, json_string_value(prompt),
+                                                       json_string_length(prompt), false, tokens, error));
+    part->prompt_tokens = tokens->count - before;
+    good = good && tokenizer_encode(tokenizer, json_string_value(text), json_string_length(text), false,
+                                    tokens, error);
+    part->ends = !json_is_true(json_object_get(root, "more"));
+    part->held_out = json_is_true(json_object_get(root, "val"));
+    json_decref(root);
+    return good;
+}
+
+static inline void encode_task(void *context, int number, int thread) {
+    (void)thread;
+    Encoder *encoder = (Encoder *)context;
+    EncodeTask *task = &encoder->tasks[number];
+    TokenList *tokens = &task->tokens;
+    tokens->count = 0;
+    task->good = true;
+    for (size_t i = task->first; task->good && i < task->first + task->count; i++) {
+        DocumentPart *part = &encoder->parts[i];
+        size_t before = tokens->count;
+        task->good = part->line > 0 ? encode_line(encoder->tokenizer, part, tokens, &task->error)
+                                    : tokenizer_encode(encoder->tokenizer, (const char *)part->bytes,
+                                                       part->count, false, tokens, &task->error);
+        if (task->good && part->ends && !token_list_add(tokens, encoder->end_of_text)) {
+            task->good = error_set(&task->error, "no memory for the tokens of a document");
+        }
+        part->tokens = tokens->count - before;
+    }
+}
+
+// Takes parts for a round, and divides them into tasks. No tasks: the source has ended.
+static inline bool encoder_fill(Encoder *encoder, NextPart next, void *source, Error *error) {
+    DocumentPart part;
+    size_t bytes = ENCODE_TASK_BYTES; // of the latest task
+    encoder->part_count = 0;
+    encoder->task_count = 0;
+    for (;;) {
+        if (bytes >= ENCODE_TASK_BYTES && encoder->task_count == encoder->most_tasks) { return true; }
+        if (!next(source, &part)) { return true; }
+        if (!list_reserve((void **)&encoder->parts, encoder->part_count, &encoder->part_capacity, 1,
+                          sizeof *encoder->parts)) {
+            return error_set(error, "no memory for the list of documents");
+        }
+        if (bytes >= ENCODE_TASK_BYTES) {
+            EncodeTask *task = &encoder->tasks[encoder->task_count++];
+            task->first = encoder->part_count;
+            task->count = bytes = 0;
+        }
+        encoder->parts[encoder->part_count++] = part;
+        encoder->tasks[encoder->task_count - 1].count++;
+        bytes += part.count;
+    }
+}
+
+// Encodes all parts of a source and gives them to the sink.
+static inline bool encoder_run(Encoder *encoder, NextPart next, void *source, TakePart take, void *sink,
+                               Error *error) {
+    for (;;) {
+        if (!encoder_fill(encoder, next, source, error)) { return false; }
+        if (encoder->task_count == 0) { return true; }
+        thread_pool_run(encoder->pool, encoder->task_count, encode_task, encoder);
+        for (int i = 0; i < encoder->task_count; i++) {
+            const EncodeTask *task = &encoder->tasks[i];
+            const int32_t *ids = task->tokens.ids;
+            if (!task->good) {
+                *error = task->error;
+                return false;
+            }
+            for (size_t k = task->first; k < task->first + task->count; k++) {
+                if (!take(sink, &encoder->parts[k], ids, error)) { return false; }
+                ids += encoder->parts[k].tokens;
+            }
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------
+// Texts to one token file
+
+typedef struct TextHashes {
+    const Text *text;
+    uint8_t (*digests)[SHA256_BYTES]; // of each TEXT_HASH_BYTES
+} TextHashes;
+
+static inline void text_hash_task(void *context, int task, int thread) {
+    (void)thread;
+    TextHashes *hashes = (TextHashes *)context;
+    size_t begin = (size_t)task * TEXT_HASH_BYTES;
+    Sha256 sha;
+    sha256_begin(&sha);
+    sha256_add(&sha, hashes->text->bytes + begin, size_min(hashes->text->size - begin, TEXT_HASH_BYTES));
+    sha256_end(&sha, hashes->digests[task]);
+}
+
+// The name of the token file of these texts. It differs where a byte of a text or the
+// tokenizer differs, so a file that has the name already can be used again. Sizes and times
+// would be quicker to compare than bytes, but copying tools preserve both, and a changed
+// text would go unnoticed.
+static inline bool texts_name(const Text *texts, int count, const Tokenizer *tokenizer, ThreadPool *pool,
+                              char name[TEXTS_NAME_SIZE], Error *error) {
+    static const char version[] = "acco text shard 1\n";
+    uint8_t digest[SHA256_BYTES];
+    Sha256 sha;
+    sha256_begin(&sha);
+    sha256_add(&sha, version, sizeof version - 1);
+    sha256_add(&sha, tokenizer->hash, sizeof tokenizer->hash);
+    for (int i = 0; i < count; i++) {
+        size_t blocks = (texts[i].size + TEXT_HASH_BYTES - 1) / TEXT_HASH_BYTES;
+        uint64_t size = texts[i].size;
+        TextHashes hashes = {&texts[i], (uint8_t(*)[SHA256_BYTES])malloc((blocks + 1) * SHA256_BYTES)};
+        if (hashes.digests == NULL) { return error_set(error, "no memory for the hashes of a text"); }
+        thread_pool_run(pool, (int)blocks, text_hash_task, &hashes);
+        sha256_add(&sha, &size, sizeof size);
+        sha256_add(&sha, hashes.digests, blocks * SHA256_BYTES);
+        free(hashes.digests);
+    }
+    sha256_end(&sha, digest);
+    int length = snprintf(name, TEXTS_NAME_SIZE, "tokens-");
+    for (int i = 0; i < 8; i++) { length += snprintf(name + length, 3, "%02x", digest[i]); }
+    snprintf(name + length, 5, ".bin");
+    return true;
+}
+
+// The token file that is made of texts, and what went into it.
+typedef struct TextTokens {
+    TokenWriter writer;
+    uint64_t documents, tokens;
+    uint64_t empty;                                // documents that were left out, because they have no text
+    int64_t bytes;                                 // of the texts, done so far
+    void (*progress)(void *context, int64_t done); // called after each part; NULL: never
+    void *context;
+} TextTokens;
+
+static inline bool text_tokens_take(void *sink, const DocumentPart *part, const int32_t *ids, Error *error) {
+    TextTokens *made = (TextTokens *)sink;
+    made->documents += part->ends;
+    made->tokens += part->tokens;
+    made->bytes += (int64_t)part->count;
+    if (made->progress != NULL) { made->progress(made->context, made->bytes); }
+    return token_writer_add(&made->writer, ids, part->tokens, true, error);
+}
+
+// Writes the token file of the texts (count) to `path`, whole or not at all. made: all zeros
+// but the progress. Errors: the disk is full, memory is short, or the texts hold nothing but
+// separators and line ends.
+static inline bool tokenize_texts(const char *path, const Text *texts, int count, const Tokenizer *tokenizer,
+                                  ThreadPool *pool, TextTokens *made, Error *error) {
+    TextCursor cursor = {texts, count, 0, 0, false, 0};
+    Encoder encoder;
+    bool good = encoder_open(&encoder, tokenizer, pool, error) &&
+                token_writer_begin(&made->writer, path, tokenizer, 0, error) &&
+                encoder_run(&encoder, text_next_part, &cursor, text_tokens_take, made, error) &&
+                (made->tokens > 0 || error_set(error, "the text holds no document")) &&
+                token_writer_end(&made->writer, error);
+    if (!good) { token_writer_abandon(&made->writer); }
+    made->empty = cursor.empty;
+    encoder_close(&encoder);
+    return good;
+}
+
+// ---------------------------------------------------------------------------------------
+// Lines of JSON to shards
+
+enum { SHARDS_TRAIN, SHARDS_VALIDATION, SHARDS_SIDES };
+
+// The shards PREFIX_train_00000.bin, PREFIX_val_00000.bin and so on. Without padding,
+// documents follow each other, so a sequence of training may begin in one document and end
+// in another. With padding, each document is one sequence, cut or filled up to `pad` tokens.
+// Window w of training is tokens [w*T, w*T + T], of which the last is only a target. So with
+// T = pad, window w is document w and the first token of the next one, which the mask keeps
+// from being predicted.
+typedef struct TokenShards {
+    const char *prefix;
+    const Tokenizer *tokenizer;
+    int32_t end_of_text;
+    int pad;              // 0: none
+    uint64_t most_tokens; // SHARD_TOKENS
+    // Results.
+    uint64_t documents;               // that have text
+    uint64_t tokens[SHARDS_SIDES];    // in the shards that are whole
+    uint64_t sequences[SHARDS_SIDES]; // with padding
+    uint64_t empty, cut, left_out;    // no text; longer than pad; nothing of them would be predicted
+    // Under way.
+    TokenWriter writers[SHARDS_SIDES]; // `file` is NULL until there is something to write
+    int number;                        // of the shards
+    bool continued;                    // the next part belongs to the document before it
+} TokenShards;
+
+// One sequence of `pad` tokens. Its first token and the filling are not to be predicted.
+static inline bool token_shards_add_padded(TokenShards *shards, const DocumentPart *part, const int32_t *ids,
+                                           Error *error) {
+    TokenWriter *writer = &shards->writers[part->held_out];
+    size_t pad = (size_t)shards->pad, kept = size_min(part->tokens, pad),
+           read = size_min(size_max(part->prompt_tokens, 1), kept);
+    shards->sequences[part->held_out]++;
+    bool good = token_writer_add(writer, ids, read, false, error) &&
+                token_writer_add(writer, ids + read, kept - read, true, error);
+    for (size_t i = kept; good && i < pad; i++) {
+        good = token_writer_add(writer, &shards->end_of_text, 1, false, error);
+    }
+    return good;
+}
+
+// Completes the shards that have been begun, and moves on to the next number.
+static inline bool token_shards_finish(TokenShards *shards, Error *error) {
+    bool good = true;
+    for (int side = 0; good && side < SHARDS_SIDES; side++) {
+        TokenWriter *writer = &shards->writers[side];
+        if (writer->file == NULL) { continue; }
+        if (shards->pad > 0) { // the last window, too, needs one token after its last input
+            good = token_writer_add(writer, &shards->end_of_text, 1, false, error);
+        }
+        shards->tokens[side] += writer->count;
+        good = good && token_writer_end(writer, error);
+    }
+    shards->number++;
+    return good;
+}
+
+static inline bool token_shards_take(void *sink, const DocumentPart *part, const int32_t *ids, Error *error) {
+    TokenShards *shards = (TokenShards *)sink;
+    TokenWriter *writer = &shards->writers[part->held_out];
+    bool begins = !shards->continued, pads = shards->pad > 0;
+    shards->continued = !part->ends;
+    if (begins && part->ends && part->tokens == 1) { // the end-of-text token
+        shards->empty++;
+        return true;
+    }
+    shards->documents += part->ends;
+    if (pads && !begins) { return true; }
+    shards->cut += pads && part->tokens > (size_t)shards->pad;
+    if (pads && size_min(part->tokens, (size_t)shards->pad) <= size_max(part->prompt_tokens, 1)) {
+        shards->left_out++;
+        return true;
+    }
+    if (writer->file == NULL) {
+        char path[PATH_MAX / 2];
+        snprintf(path, sizeof path, "%.2000s_%s_%05d.bin", shards->prefix, part->held_out ? "val" : "train",
+                 shards->number);
+        if (!token_writer_begin(writer, path, shards->tokenizer, shards->pad, error)) { return false; }
+    }
+    bool good = pads ? token_shards_add_padded(shards, part, ids, error)
+                     : token_writer_add(writer, ids, part->prompt_tokens, false, error) &&
+                           token_writer_add(writer, ids + part->prompt_tokens,
+                                            part->tokens - part->prompt_tokens, true, error);
+    bool full = part->ends && writer->count >= shards->most_tokens;
+    return good && (!full || token_shards_finish(shards, error));
+}
+
+// Reads lines of JSON from `descriptor` and writes shards. shards: prefix, pad and
+// most_tokens are set, and the rest is zeros. On failure the shards that are whole stay.
+static inline bool tokenize_lines(int descriptor, TokenShards *shards, const Tokenizer *tokenizer,
+                                  ThreadPool *pool, Error *error) {
+    JsonLines lines;
+    Encoder encoder;
+    memset(&lines, 0, sizeof lines);
+    lines.descriptor = descriptor;
+    bool good = encoder_open(&encoder, tokenizer, pool, error);
+    shards->tokenizer = tokenizer;
+    shards->end_of_text = encoder.end_of_text;
+    size_t wanted = (size_t)encoder.most_tasks * ENCODE_TASK_BYTES;
+    while (good && json_lines_read(&lines, wanted, error) && lines.whole > 0) {
+        good = encoder_run(&encoder, json_lines_next, &lines, token_shards_take, shards, error);
+    }
+    good = good && !error_is_set(error);
+    if (good && shards->continued) {
+        good = error_set(error, "the stream ends within a document: its last line has \"more\"");
+    }
+    good = good && token_shards_finish(shards, error);
+    for (int side = 0; side < SHARDS_SIDES; side++) { token_writer_abandon(&shards->writers[side]); }
+    encoder_close(&encoder);
+    free(lines.bytes);
+    return good;
+}
+
+#endif

@@ -122,8 +122,7 @@ static inline Options options_under_rule(const Options *options, int rule, int64
     other.rule = rule;
     for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
         const OptionSpec *option = &option_table[i];
-        bool ours = option->rules == NULL || option_list_names(option->rules, RULES[rule].rule->name);
-        if (!ours) { option_set_default(option, &other); }
+        if (!option_is_of_rule(option, RULES[rule].rule)) { option_set_default(option, &other); }
     }
     if (options_are_adaptive(options)) { other.accumulate = micro_batches; }
     if (options->rank_accumulate[0] != '\0' && other.rank_accumulate[0] == '\0') {
@@ -148,15 +147,13 @@ static inline double *forecast_counts(const Run *run, const Options *options) {
 static inline bool forecast_row(const Run *run, const Machine *machine, ForecastRow *row) {
     Run *trial = (Run *)malloc(sizeof *trial);
     Error error = {""};
-    RuleFacts facts = {run->config.layers, options_are_adaptive(&row->options)};
     if (trial == NULL) { return false; }
     *trial = *run;
     trial->options = row->options;
     trial->rule = row->rule;
     memset(&trial->arena, 0, sizeof trial->arena);
-    bool valid =
-        options_check(&trial->options, &error) &&
-        (row->rule->check == NULL || row->rule->check(options_of_rule(&trial->options), &facts, &error));
+    bool valid = options_check(&trial->options, &error) &&
+                 options_check_rule(&trial->options, run->config.layers, &error);
     bool possible = valid && reserve_memory(trial, training_problem(trial), &error);
     if (!possible) {
         snprintf(row->refused, sizeof row->refused, "%s", error.text);

@@ -129,9 +129,8 @@ static inline int command_plan(Run *run) {
     transport_open_supposed(&run->transport, (int)options->ranks, per_host);
     launch_threads(1, (int)options->threads, &run->threads);
     Options asked = *options; // before rates are chosen
-    bool good = options_check_rank_list_length(options, run->transport.size, &error) &&
-                options_check_slow_rank(options, run->transport.size, &error) && choose_model(run, &error) &&
-                choose_rates(run, &error) &&
+    bool good = options_check_rank_numbers(options, run->transport.size, &error) &&
+                choose_model(run, &error) && choose_rates(run, &error) &&
                 placement_choose_device(&run->placement, options, 0, true, &error) &&
                 placement_choose_precision(&run->placement, options, &error);
     if (!good) { exit_user_mistake(&error); }

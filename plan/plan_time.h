@@ -118,19 +118,6 @@ static inline bool plan_machine(Run *run, Machine *machine, char reason[RULE_TEX
 // At least so many commits are what a recommended command trains for.
 enum { PLAN_COMMITS = 100 };
 
-// Whether an option goes into a recommended command: not those of plans, not those that name
-// one run's files, and rates only where the user gave them (asked).
-static inline bool option_is_recommended(const OptionSpec *option, const Options *options,
-                                         const Options *asked) {
-    static const char others[] = "optimizer, ranks, gpu-memory, config, resume, out, tokens",
-                      rates[] = "lr, min-lr, warmup, weight-decay";
-    Options defaults;
-    options_defaults(&defaults);
-    bool rate = option_list_names(rates, option->name);
-    return option->group != GROUP_PLAN && !option_list_names(others, option->name) &&
-           !option_is_same(option, rate ? asked : options, &defaults);
-}
-
 // The options of a run under this rule that are not at their defaults, as on a command line.
 static inline void print_command_line(FILE *file, const Run *run, const Options *asked,
                                       const ForecastRow *row) {
@@ -141,7 +128,9 @@ static inline void print_command_line(FILE *file, const Run *run, const Options 
             row->rule->name);
     for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
         const OptionSpec *option = &option_table[i];
-        if (!option_is_recommended(option, &row->options, asked)) { continue; }
+        const Options *options = option->advice == ADVISED_IF_GIVEN ? asked : &row->options;
+        bool advised = option->advice != NOT_ADVISED && option_is_of_command(option, COMMAND_TRAIN);
+        if (!advised || option_is_same(option, options, &defaults)) { continue; }
         fprintf(file, " %s", option_for_shell(option, &row->options, words));
     }
     double least = PLAN_COMMITS * row->commit.micro_batches * (double)tokens_per_micro_batch(run);
@@ -181,7 +170,8 @@ static inline void forecast_print(const Run *run, const Options *asked, const Fo
     for (int i = 0; i < RULE_COUNT; i++) {
         print_forecast_row(&forecast->rows[i], forecast->rows[i].rule == run->rule);
     }
-    printf("\nA commit of the last three is an inner step. * is the rule asked for.\n");
+    char local[RULE_TEXT];
+    printf("\nA commit of %s is an inner step. * is the rule asked for.\n", rule_list(rule_is_local, local));
     if (forecast->recommended < 0) {
         printf("recommended      none: no rule fits into the memory and can be simulated\n");
         return;

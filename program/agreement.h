@@ -56,7 +56,7 @@ static inline void agree_on_command(Run *run) {
     int32_t *all = (int32_t *)transport_collect_records(transport, "commands", &mine, sizeof mine);
     if (mine != all[0]) {
         error_set(&error, "rank %d was started with the command %s and rank 0 with %s: start all ranks alike",
-                  transport->rank, command_names()[mine], command_names()[all[0]]);
+                  transport->rank, command_names[mine], command_names[all[0]]);
     }
     free(all);
     agree_or_exit(run, error_is_set(&error) ? EXIT_USER_MISTAKE : 0, &error);
@@ -106,7 +106,7 @@ static inline uint64_t hash_bytes(const void *bytes, size_t count) { return hash
 // What every rank must have been given alike: all but --threads, which may follow its host.
 static inline json_t *common_options(const Options *options) {
     json_t *object = options_as_json(options);
-    json_object_del(object, "threads");
+    json_object_del(object, option_of(offsetof(Options, threads))->name);
     return object;
 }
 

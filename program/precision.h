@@ -45,7 +45,7 @@ static inline ProductRates measure_own_products(const Run *run) {
 
 // Collective, where all ranks were given the same options. Measures where --precision
 // leaves something to find out, and does what `fastest` asks for. From then on the options
-// name the format that was chosen: checkpoints and config.txt do not know `fastest`.
+// name the format that was chosen: checkpoints and config.json do not know `fastest`.
 static inline void choose_precision(Run *run) {
     Options *options = &run->options;
     Placement *placement = &run->placement;

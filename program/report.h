@@ -511,7 +511,7 @@ static inline void print_files(const Run *run) {
     char word[4 * RUN_PATH_SIZE + 3];
     if (run->save_times.never) { printf("not saved  as --save-every never asks: there is no checkpoint\n"); }
     printf("\nlog        %s/log.jsonl\ncurves     %s/progress.tsv (scripts/plot %s makes "
-           "%s/plot.html)\nsettings   %s/config.txt (train_gpt --config it)\n",
+           "%s/plot.html)\nsettings   %s/config.json (train_gpt --config it)\n",
            run->directory, run->directory, directory_for_shell(run, word), run->directory, run->directory);
     if (run->options.trace[0] != '\0' && !run->trace_is_lost) {
         printf("trace      %s (https://ui.perfetto.dev opens it)\n", run->options.trace);

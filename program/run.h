@@ -17,7 +17,7 @@
 #include "dataloader.h"
 #include "gpt_neo.h"
 #include "options/options_check.h"
-#include "options/options_print.h"
+#include "options/options_help.h"
 #include "program/launch_checks.h"
 #include "program/placement.h"
 #include "program/progress.h"

@@ -63,8 +63,7 @@ static inline bool choose_model(Run *run, Error *error) {
     for (int l = 0; l <= layers; l++) {
         run->layer_begins[l] = run->table.entries[gpt_neo_tensor(l, TENSOR_LN_1_WEIGHT)].offset;
     }
-    RuleFacts facts = {layers, options_are_adaptive(options)};
-    return run->rule->check == NULL || run->rule->check(options_of_rule(options), &facts, error);
+    return options_check_rule(options, layers, error);
 }
 
 // The ranges of the flat parameter vector that decay. Returns how many there are.
@@ -142,9 +141,9 @@ static inline bool choose_length(Run *run, Error *error) {
         return error_set(
             error,
             "--epochs %g are %lld tokens, less than one commit of %lld: raise --epochs, or lower "
-            "--micro-batch, --seq-len or --%s",
+            "--micro-batch, --seq-len or --%saccumulate",
             asked, (long long)options->tokens, (long long)nominal_tokens_per_commit(run),
-            options->rank_accumulate[0] == '\0' ? "accumulate" : "rank-accumulate");
+            options->rank_accumulate[0] == '\0' ? "" : "rank-");
     }
     return options_check_ranks(options, run->transport.size, run->T, error);
 }

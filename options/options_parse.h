@@ -374,7 +374,15 @@ static inline bool options_read_file(const char *path, Options *options,
     json_t *value;
     const char *name;
     FILE *file = fopen(path, "r");
-    json_t *root = file == NULL ? NULL : json_loadf(file, JSON_REJECT_DUPLICATES, &problem);
+    int first = file == NULL ? EOF : fgetc(file);
+    if (first == 0xEF) { // the byte order mark with which some editors begin a file
+        fgetc(file);
+        fgetc(file);
+    } else if (first != EOF) {
+        ungetc(first, file);
+    }
+    json_t *root =
+        first == EOF ? json_loads("", 0, &problem) : json_loadf(file, JSON_REJECT_DUPLICATES, &problem);
     if (file == NULL || ferror(file)) {
         error_set(error, "--config: cannot read %.300s: %s", path, strerror(errno));
     } else if (!json_is_object(root)) {

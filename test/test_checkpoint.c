@@ -1305,6 +1305,13 @@ static void what_is_left_out_is_as_in_the_run(void **state) {
         text_check(outcome.output, commands[i][1], arguments);
         if (i < 4) { text_check(outcome.output, "options    where none are given, as in ", arguments); }
     }
+    // A checkpoint that is copied away has the options of its run, too.
+    shell(stage, "rm -rf SAVED && cp -r %s/checkpoints/step-24 SAVED", run.out);
+    Outcome copied =
+        program_run(stage, 0, "--out left-out-5 --resume SAVED --tokens 3k --sample-tokens none");
+    outcome_check(&copied, 0, "a copied checkpoint");
+    text_check(copied.output, "SAVED/checkpoint.json\n", "a copied checkpoint");
+    text_check(copied.output, "not exact: another --tokens\n", "a copied checkpoint");
     Training zero1 = training_start(stage, 0, "--optimizer zero1");
     json_decref(training_finish(stage, &zero1));
     char again[STAGE_COMMAND_SIZE];

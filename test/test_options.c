@@ -534,6 +534,19 @@ static void test_file_and_precedence(void **state) {
     assert_true(options.learning_rate == 2e-3 && options.seq_len == 9);
 }
 
+// As some editors write them.
+static void test_byte_order_mark_is_skipped(void **state) {
+    (void)state;
+    static const char text[] = "\xEF\xBB\xBF{\"tokens\": \"5k\", \"seed\": 3}\n";
+    Options options;
+    char path[256], line[700];
+    scratch_path("good.conf", path);
+    write_file(path, text, strlen(text));
+    snprintf(line, sizeof line, "--config %s", path);
+    expect_valid(&options, line);
+    assert_true(options.tokens == 5000 && options.seed == 3);
+}
+
 static void expect_file_refused(const char *text, size_t length, const char *part) {
     Options options;
     Error error;
@@ -1244,6 +1257,7 @@ int main(void) {
         cmocka_unit_test(test_messages_stay_one_short_line),
         cmocka_unit_test(test_help_and_version_come_first),
         cmocka_unit_test(test_file_and_precedence),
+        cmocka_unit_test(test_byte_order_mark_is_skipped),
         cmocka_unit_test(test_bad_files_are_refused),
         cmocka_unit_test(test_random_files),
         cmocka_unit_test(test_save_reloads_bit_for_bit),

@@ -1063,7 +1063,7 @@ static char *read_saved(const Stage *stage, const char *name) {
     char path[STAGE_PATH_SIZE];
     char *text = file_read(stage_path(stage, name, path));
     assert_non_null(text);
-    char *out = strstr(text, "\nout = ");
+    char *out = strstr(text, "\n \"out\": ");
     assert_non_null(out);
     char *end = out + 1 + strcspn(out + 1, "\n");
     memmove(out, end, strlen(end) + 1);
@@ -1271,14 +1271,14 @@ static const Refusal refusals[] = {
     {"minimum rate above the rate", BASE "--lr 0.001 --min-lr 0.002", "is above --lr"},
     {"slow rank without a time", BASE "--slow-rank 0", "needs --slow-ms"},
     {"slow rank that is not there", BASE "--slow-rank 7 --slow-ms 1", "--slow-rank 7"},
-    {"prompt without a sample", BASE "--prompt x", "would be no sample"},
+    {"prompt without a sample", BASE "--prompt x", "no effect with --sample-tokens none"},
     {"ranks outside a plan", BASE "--ranks 2", "it is for train_gpt plan"},
     {"unknown model", BASE "--model tinny", "tiny"},
     {"unknown model of a plan", "plan --model tinny", "tiny"},
     {"model file that is absent", BASE "--model ../absent.json", "No such file"},
     {"model file with bad json", BASE "--model ../broken.json", "near"},
     {"model of another type", BASE "--model ../type.json", "and must be \"gpt_neo\""},
-    {"text as a model", BASE "--model ../base.txt", "base.txt is no config.json of a model"},
+    {"text as a model", BASE "--model ../text.txt", "text.txt is no config.json of a model"},
     {"text as a checkpoint", BASE "--resume ../base.txt",
      "base.txt is no checkpoint: it has no checkpoint.json"},
     {"directory without a checkpoint", BASE "--resume ..", "RUN/checkpoints/step-N"},

@@ -381,8 +381,7 @@ static inline bool options_read_file(const char *path, Options *options,
     } else if (first != EOF) {
         ungetc(first, file);
     }
-    json_t *root =
-        first == EOF ? json_loads("", 0, &problem) : json_loadf(file, JSON_REJECT_DUPLICATES, &problem);
+    json_t *root = file == NULL ? NULL : json_loadf(file, JSON_REJECT_DUPLICATES, &problem);
     if (file == NULL || ferror(file)) {
         error_set(error, "--config: cannot read %.300s: %s", path, strerror(errno));
     } else if (!json_is_object(root)) {

@@ -100,7 +100,12 @@ static inline bool acco_check(const void *own, const RuleFacts *facts, Error *er
         return error_set(error, "--estimate-wire auto with --accumulate auto: the batch grows until every "
                                 "exchange is hidden, so there is nothing to choose by; name a format");
     }
-    return true;
+    int format = options->estimate_wire - ESTIMATE_WIRE_FORMATS; // negative: same, or auto
+    bool coarse =
+        format >= 0 ? wire_is_coarse((WireFormat)format) : options->estimate_wire == ESTIMATE_WIRE_AUTO;
+    return !facts->by_library || !coarse ||
+           error_set(error, "--exchange library carries fp32 and bf16 only: choose one of them for "
+                            "--estimate-wire, or another --exchange");
 }
 
 static inline void acco_configure(const void *own, SchedulerSettings *settings) {

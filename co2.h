@@ -76,6 +76,8 @@ static inline void co2_describe(const void *own, const SchedulerSettings *settin
              options->phi > 0 ? "" : " (no clipping)", options->gap);
 }
 
+static inline int64_t co2_exchange_steps(const void *own) { return ((const Co2Options *)own)->inner_steps; }
+
 // ---------------------------------------------------------------------------------------
 // The rule
 
@@ -115,6 +117,7 @@ static const Rule co2_rule = {
     .check = co2_check,
     .configure = co2_configure,
     .describe = co2_describe,
+    .exchange_steps = co2_exchange_steps,
 };
 
 #endif

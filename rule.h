@@ -17,8 +17,9 @@ enum { RULE_TEXT = sizeof(OptionText) + 256 };
 
 // What is known of the run when a rule checks its own options.
 typedef struct RuleFacts {
-    int layers;    // of the model; 0: not known yet
-    bool adaptive; // --accumulate auto
+    int layers;      // of the model; 0: not known yet
+    bool adaptive;   // --accumulate auto
+    bool by_library; // --exchange library, which carries fp32 and bf16 only
 } RuleFacts;
 
 typedef struct Rule {
@@ -48,7 +49,7 @@ typedef struct Rule {
     bool (*is_ahead)(const Scheduler *s);
 
     // What a user may ask of this rule alone. `own` is the rule's part of RuleOptions
-    // (rules.h), a struct of its page. Each of the four may be NULL.
+    // (rules.h), a struct of its page. Each of these may be NULL.
     //
     // check: whether the options fit together, and to what else is known of the run.
     // configure: the options as settings of the scheduler; they have passed check.
@@ -61,6 +62,8 @@ typedef struct Rule {
     void (*configure)(const void *own, SchedulerSettings *settings);
     bool (*choose)(void *own, const SchedulerSettings *settings, int format, int split);
     void (*describe)(const void *own, const SchedulerSettings *settings, char text[RULE_TEXT]);
+    // The inner steps that a rank takes between two exchanges; NULL: 1.
+    int64_t (*exchange_steps)(const void *own);
 } Rule;
 
 // Whether compute uses a prediction from the committed parameters.

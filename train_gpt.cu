@@ -343,7 +343,7 @@ static void meet_ranks(Run *run, bool understood, Error *error) {
     bool alike = mine == all[0];
     if (!alike) {
         error_set(error, "rank %d was started with the command %s and rank 0 with %s: start all ranks alike",
-                  run->transport.rank, command_names()[mine], command_names()[all[0]]);
+                  run->transport.rank, command_names[mine], command_names[all[0]]);
     }
     free(all);
     agree_or_exit(run, alike ? 0 : EXIT_USER_MISTAKE, error);

@@ -560,7 +560,7 @@ static inline int64_t checkpoint_newest(const char *directory, int64_t before) {
 // them. `directory` has room for `capacity` bytes. Returns whether it was changed.
 static inline bool checkpoint_find(char *directory, size_t capacity) {
     static const char *const folders[] = {"", "/checkpoints"};
-    bool found = hf_model_has(directory, "config.json") || hf_model_has(directory, "checkpoint.json");
+    bool found = hf_model_has(directory, "checkpoint.json"); // a config.json may be that of a model or a run
     for (int i = 0; i < 2 && !found && directory[0] != '\0'; i++) {
         char path[CHECKPOINT_PATH_SIZE];
         snprintf(path, sizeof path, "%.*s%s", RUN_PATH_SIZE, directory, folders[i]);

@@ -1,15 +1,12 @@
 // options.h: what a user asked for: one field for every option of the program.
 //
 //   options_table.h   every option once: name, field, default, allowed values, help
-//   options_value.h   a value as text, to and from its field
-//   options_file.h    the configuration file: `name = value` lines
-//   options_parse.h   the command line
+//   options_parse.h   values as text and as JSON, the command line, the file of --config
 //   options_check.h   options that are valid one by one and contradict each other
-//   options_print.h   --help, docs/options.md, the log's JSON
+//   options_help.h    help by topic, docs/options.md
 //
-// To add an option, add a field here and a row to the table; the compiler checks that the
-// types agree. The parser, the help, the documentation, the saved configuration and the
-// log all come from the table.
+// The parser, the help, the documentation, config.json, the log and checkpoints all come from
+// the table.
 #ifndef ACCO_OPTIONS_OPTIONS_H
 #define ACCO_OPTIONS_OPTIONS_H
 
@@ -18,7 +15,7 @@
 #ifndef ACCO_VERSION
 #define ACCO_VERSION "0.1.0"
 #endif
-// What the Makefile says of the build; "": it did not.
+// Facts about the build, from the Makefile; empty: not given.
 #ifndef ACCO_REVISION
 #define ACCO_REVISION ""
 #endif
@@ -48,8 +45,7 @@ typedef enum PrecisionChoice {
     PRECISION_AUTO,
     PRECISION_ASK_FP32,
     PRECISION_ASK_BF16,
-    PRECISION_FASTEST,
-    PRECISION_ASK_FP16
+    PRECISION_FASTEST
 } PrecisionChoice;
 typedef enum RateCounter { RATE_BY_GRADIENTS, RATE_BY_COMMITS } RateCounter;
 typedef enum DecayChoice { DECAY_MATRICES, DECAY_ALL } DecayChoice;
@@ -67,18 +63,18 @@ typedef struct Options {
     OptionsCommand command;
     OptionText topic;  // of help; empty: the overview
     OptionText config; // the file that was read; empty: none
-    OptionText kept; // the config.txt of the run that is resumed, where it was read (options_keep); or empty
+    OptionText kept;   // the file from which a resumed run took what was not given; empty: none
 
     // The update rule.
     OptionChoice rule;          // --optimizer: index of RULES
-    int64_t accumulate;         // micro-batches per rank and commit, of local rules per inner step; 0: auto
+    int64_t accumulate;         // micro-batches per rank and commit (local rules: inner step); 0: auto
     OptionText rank_accumulate; // empty: accumulate for every rank; ask options_rank_accumulate
     OptionChoice wire;          // WireFormat
     OptionChoice exchange;      // ExchangeChoice
     bool overlap;
     double bucket_mb;   // 0: auto
-    int64_t sequential; // commits; -1: those of the warm-up
-    RuleOptions rules;  // of single rules
+    int64_t sequential; // commits; -1: as many as the warm-up
+    RuleOptions rules;  // options that only some rules have
 
     // Model and data.
     OptionText tokenizer;             // empty: that of from
@@ -86,7 +82,7 @@ typedef struct Options {
     OptionText data, val_data;        // val_data empty: hold out a tail of data
     int64_t micro_batch, seq_len;     // 0: auto
     int64_t tokens, seed;
-    double epochs; // 0: not asked for, or tokens holds what they are (choose_length)
+    double epochs; // 0: not asked for, or counted: then tokens holds the result (choose_length)
 
     // Learning rate and AdamW.
     double learning_rate;          // 0: auto
@@ -105,7 +101,7 @@ typedef struct Options {
     // This machine.
     OptionChoice device;       // DeviceChoice
     OptionChoice precision;    // PrecisionChoice
-    bool precision_kept;       // `fastest` was asked for, and the run that is resumed has chosen
+    bool precision_kept;       // --precision fastest: the run that is resumed had chosen already
     OptionChoice recompute;    // 0: auto; otherwise a Recompute + 1
     OptionChoice gpu_exchange; // GpuExchange
     int64_t nccl_ctas;         // 0: placement.h chooses

@@ -1,21 +1,437 @@
-// options_parse.h: the command line: argv to Options.
+// options_parse.h: from text and JSON to Options, and back.
 //
-// --name value or --name=value; a value that begins with -- needs the second form. A
-// leading word is the command. The command line wins over the file of --config, wherever
-// --config stands. An unknown name, a bad value or an option given twice is refused.
+// The command line is --name value or --name=value; a value that begins with -- needs the
+// second form. A leading word is the command. The command line wins over the file of
+// --config, and both win over what a resumed run was started with.
 //
-// So is an option that would be ignored: one that its command does not use, and two of
-// which one makes the other pointless. In a file the former is allowed, because a saved
-// configuration holds every option; and an option on the command line takes the place of
-// its rival in the file.
+// A configuration is a JSON object of option names and values. Each run saves its own as
+// OUT/config.json; the log and checkpoints hold the same object. null: not given.
+//
+// Nothing is changed or ignored silently. An unknown name, a bad value, an option given
+// twice, an option that the command does not use, or two of which one makes the other
+// pointless are refused in one sentence, which says what is allowed and, where there is one,
+// the nearest valid name. (In a file an option may be there for another command, since a
+// saved configuration holds them all.)
 #ifndef ACCO_OPTIONS_OPTIONS_PARSE_H
 #define ACCO_OPTIONS_OPTIONS_PARSE_H
 
+#include <assert.h>
+#include <ctype.h>
+#include <errno.h>
+#include <jansson.h>
 #include <limits.h>
+#include <math.h>
+#include <stdio.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "options/options_file.h"
+#include "options/options_table.h"
+#include "runtime/files.h"
+
+// ---------------------------------------------------------------------------------------
+// A value from text
+
+static inline void *option_field(const OptionSpec *option, Options *options) {
+    return (char *)options + option->offset;
+}
+static inline const void *option_field_const(const OptionSpec *option, const Options *options) {
+    return (const char *)options + option->offset;
+}
+
+// "auto or 1 .. 4096", "end, or 1 or more", "fp32, bf16 or int8", "on or off", "text".
+static inline const char *option_allowed(const OptionSpec *option, char text[OPTION_VALUE_SIZE]) {
+    int length = 0;
+    if (option->type == OPTION_SWITCH || option->type == OPTION_TEXT) {
+        snprintf(text, OPTION_VALUE_SIZE, "%s", option->type == OPTION_SWITCH ? "on or off" : "text");
+    } else if (option->type == OPTION_CHOICE) {
+        for (int i = 0; option->choices[i] != NULL; i++) {
+            const char *between = i == 0 ? "" : option->choices[i + 1] == NULL ? " or " : ", ";
+            length += snprintf(text + length, (size_t)(OPTION_VALUE_SIZE - length), "%s%s", between,
+                               option->choices[i]);
+        }
+    } else {
+        bool no_limit = option->maximum == OPTION_NO_LIMIT;
+        if (option->word != NULL) {
+            length = snprintf(text, OPTION_VALUE_SIZE, "%s%s or ", option->word, no_limit ? "," : "");
+        }
+        length += snprintf(text + length, (size_t)(OPTION_VALUE_SIZE - length), "%.15g ", option->minimum);
+        snprintf(text + length, (size_t)(OPTION_VALUE_SIZE - length), no_limit ? "or more" : ".. %.15g",
+                 option->maximum);
+    }
+    return text;
+}
+
+// The sentence for a value that cannot be taken: what was written, what is wrong with it,
+// what is allowed.
+static inline bool option_refuse(const OptionSpec *option, const char *written, const char *why,
+                                 Error *error) {
+    char allowed[OPTION_VALUE_SIZE], excerpt[64];
+    return error_set(error, "--%s: %s %s; allowed: %s", option->name, text_excerpt(written, excerpt), why,
+                     option_allowed(option, allowed));
+}
+
+// A decimal number and nothing else: no blanks, no hexadecimal, no nan or inf. `end`
+// receives what follows the digits.
+static inline bool option_read_real(const char *text, double *value, const char **end) {
+    size_t length = strspn(text, "0123456789+-.eE");
+    char *stop;
+    errno = 0;
+    *value = strtod(text, &stop);
+    *end = stop;
+    return length > 0 && stop != text && stop <= text + length && errno == 0;
+}
+
+// A whole number; for counts also 1500k, 1.5M, 2G and 1e6, as long as the result is
+// whole. errno tells ERANGE from bad syntax.
+static inline bool option_read_integer(const char *text, bool is_count, int64_t *value) {
+    static const char suffixes[] = "kKMG";
+    static const double factors[] = {1e3, 1e3, 1e6, 1e9};
+    const char *end;
+    double real;
+    if (!is_count) {
+        char *stop;
+        errno = 0;
+        *value = (int64_t)strtoll(text, &stop, 10);
+        return !isspace((unsigned char)*text) && stop != text && *stop == '\0' && errno == 0;
+    }
+    if (!option_read_real(text, &real, &end)) { return false; }
+    if (*end != '\0') {
+        const char *suffix = strchr(suffixes, *end);
+        if (suffix == NULL || end[1] != '\0') { return false; }
+        real *= factors[suffix - suffixes];
+    }
+    double whole = nearbyint(real); // 1.001M is not exact in binary, hence the tolerance
+    if (!(fabs(real - whole) <= 1e-9 * fabs(real))) { return false; }
+    if (!(fabs(whole) <= OPTION_NO_LIMIT)) {
+        errno = ERANGE;
+        return false;
+    }
+    *value = (int64_t)whole;
+    return true;
+}
+
+// The word first, then the number and its range.
+static inline bool option_set_number(const OptionSpec *option, Options *options, const char *text,
+                                     Error *error) {
+    int64_t integer = 0;
+    double real = 0;
+    const char *end = "";
+    bool is_real = option->type == OPTION_REAL;
+    if (option->word != NULL && strcmp(text, option->word) == 0) {
+        real = option->word_value;
+        integer = (int64_t)option->word_value;
+    } else {
+        bool valid = is_real ? option_read_real(text, &real, &end) && *end == '\0'
+                             : option_read_integer(text, option->type == OPTION_COUNT, &integer);
+        double value = is_real ? real : (double)integer;
+        // 0 says the same as off, none, end and other such words. A user who writes
+        // --threads 0 may well mean something else than auto.
+        bool zero = value == 0 && option->word != NULL && option->word_value == 0 &&
+                    !option_list_names("auto, round, unset", option->word);
+        bool in_range = (value >= option->minimum && value <= option->maximum) || zero;
+        if (!valid && errno != ERANGE) {
+            return option_refuse(option, text, is_real ? "is not a number" : "is not a whole number", error);
+        }
+        bool too_large = option->maximum == OPTION_NO_LIMIT && (!valid || value > option->maximum);
+        if (too_large && text[0] != '-') {
+            return option_refuse(option, text, "is out of range, the largest is 9007199254740992", error);
+        }
+        if (!valid || !in_range) { return option_refuse(option, text, "is out of range", error); }
+    }
+    if (is_real) {
+        *(double *)option_field(option, options) = real == 0 ? 0 : real; // no negative zero
+    } else {
+        *(int64_t *)option_field(option, options) = integer;
+    }
+    return true;
+}
+
+static inline bool option_set_choice(const OptionSpec *option, Options *options, const char *text,
+                                     Error *error) {
+    int count = 0;
+    for (; option->choices[count] != NULL; count++) {
+        if (strcmp(option->choices[count], text) == 0) {
+            *(OptionChoice *)option_field(option, options) = count;
+            return true;
+        }
+    }
+    const char *nearest = nearest_name(text, option->choices, count);
+    if (nearest == NULL) { return option_refuse(option, text, "is unknown", error); }
+    char why[96];
+    snprintf(why, sizeof why, "is unknown (did you mean %.32s?)", nearest);
+    return option_refuse(option, text, why, error);
+}
+
+static inline bool option_set_text(const OptionSpec *option, Options *options, const char *text,
+                                   Error *error) {
+    size_t length = strlen(text);
+    if (length >= sizeof(OptionText)) {
+        return error_set(error, "--%s: the text is longer than %zu bytes", option->name,
+                         sizeof(OptionText) - 1);
+    }
+    if ((double)length < option->minimum) {
+        return error_set(error, "--%s needs a value: --%s %s", option->name, option->name,
+                         option->metavariable);
+    }
+    json_t *as_json = json_string(text);
+    if (as_json == NULL) {
+        return error_set(error, "--%s: the text is not valid UTF-8, and config.json could not hold it",
+                         option->name);
+    }
+    json_decref(as_json);
+    memset(option_field(option, options), 0, sizeof(OptionText)); // so that equal options are equal bytes
+    memcpy(option_field(option, options), text, length);
+    return true;
+}
+
+// Sets one field from text. The error names the option but not where the text came from.
+static inline bool option_set(const OptionSpec *option, Options *options, const char *text, Error *error) {
+    if (option->type == OPTION_TEXT) { return option_set_text(option, options, text, error); }
+    if (option->type == OPTION_CHOICE) { return option_set_choice(option, options, text, error); }
+    if (option->type != OPTION_SWITCH) { return option_set_number(option, options, text, error); }
+    bool on = strcmp(text, "on") == 0;
+    if (!on && strcmp(text, "off") != 0) {
+        return option_refuse(option, text, "is neither on nor off", error);
+    }
+    *(bool *)option_field(option, options) = on;
+    return true;
+}
+
+static inline void option_set_default(const OptionSpec *option, Options *options) {
+    Error error;
+    bool is_config = option->offset == offsetof(Options, config); // which cannot be empty, but absent
+    bool valid = is_config || option_set(option, options, option->default_text, &error);
+    assert(valid && "a default is outside its own range");
+    (void)valid;
+}
+
+// Every option at its default, the command train.
+static inline void options_defaults(Options *options) {
+    memset(options, 0, sizeof *options);
+    options->command = COMMAND_TRAIN;
+    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) { option_set_default(&option_table[i], options); }
+}
+
+// ---------------------------------------------------------------------------------------
+// A value as text
+
+// The shortest decimal that reads back as the same double; 300 and not 3e+02.
+static inline void option_print_real(double value, char text[OPTION_VALUE_SIZE]) {
+    if (value == nearbyint(value) && fabs(value) < 1e15) {
+        snprintf(text, OPTION_VALUE_SIZE, "%.0f", value);
+        return;
+    }
+    for (int digits = 1; digits <= 17; digits++) {
+        snprintf(text, OPTION_VALUE_SIZE, "%.*g", digits, value);
+        if (strtod(text, NULL) == value) { return; }
+    }
+}
+
+// Whether the value is the one that the word stands for; only numbers have words.
+static inline bool option_has_word_value(const OptionSpec *option, const Options *options) {
+    if (option->word == NULL) { return false; }
+    const void *field = option_field_const(option, options);
+    return (option->type == OPTION_REAL ? *(const double *)field : (double)*(const int64_t *)field) ==
+           option->word_value;
+}
+
+// The value of an option as option_set reads it: written into `text`, or of a text the field
+// itself.
+static inline const char *option_print_value(const OptionSpec *option, const Options *options,
+                                             char text[OPTION_VALUE_SIZE]) {
+    const void *field = option_field_const(option, options);
+    if (option->type == OPTION_TEXT) { return (const char *)field; }
+    if (option->type == OPTION_SWITCH) {
+        snprintf(text, OPTION_VALUE_SIZE, "%s", *(const bool *)field ? "on" : "off");
+    } else if (option->type == OPTION_CHOICE) {
+        snprintf(text, OPTION_VALUE_SIZE, "%s", option->choices[*(const OptionChoice *)field]);
+    } else if (option_has_word_value(option, options)) {
+        snprintf(text, OPTION_VALUE_SIZE, "%s", option->word);
+    } else if (option->type == OPTION_REAL) {
+        option_print_real(*(const double *)field, text);
+    } else {
+        snprintf(text, OPTION_VALUE_SIZE, "%lld", (long long)*(const int64_t *)field);
+    }
+    return text;
+}
+
+// Whether the option has the value that is written so.
+static inline bool option_has_value(const OptionSpec *option, const Options *options, const char *value) {
+    char text[OPTION_VALUE_SIZE];
+    return strcmp(option_print_value(option, options, text), value) == 0;
+}
+
+// Whether two runs have the same value of the option.
+static inline bool option_is_same(const OptionSpec *option, const Options *a, const Options *b) {
+    char text[OPTION_VALUE_SIZE];
+    return option_has_value(option, a, option_print_value(option, b, text));
+}
+
+// Whether a choice is left to a measurement that has not been made yet.
+static inline bool option_is_left_to_measure(const OptionSpec *option, const Options *options) {
+    return option->effect == MEASURED && option_has_value(option, options, "auto");
+}
+static inline bool options_left_to_measure(const Options *options) {
+    int i = 0;
+    while (i < OPTION_COUNT_OF_TABLE && !option_is_left_to_measure(&option_table[i], options)) { i++; }
+    return i < OPTION_COUNT_OF_TABLE;
+}
+
+// The word of a choice: options_choice_name(options, &options->wire).
+static inline const char *options_choice_name(const Options *options, const OptionChoice *field) {
+    return option_of((size_t)((const char *)field - (const char *)options))->choices[*field];
+}
+
+// ---------------------------------------------------------------------------------------
+// A configuration as JSON
+
+// Every option by its name, as one object: numbers as numbers, switches as booleans, the
+// rest (words such as "auto" too) as strings. null: the option counts for nothing, because
+// another takes its place, or because it names the file that the others were read from.
+static inline json_t *options_as_json(const Options *options) {
+    json_t *object = json_object();
+    char text[OPTION_VALUE_SIZE];
+    Options defaults;
+    options_defaults(&defaults);
+    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
+        const OptionSpec *option = &option_table[i];
+        const void *field = option_field_const(option, options);
+        json_t *value;
+        if (option->type == OPTION_SWITCH) {
+            value = json_boolean(*(const bool *)field);
+        } else if (option->type == OPTION_TEXT || option->type == OPTION_CHOICE ||
+                   option_has_word_value(option, options)) {
+            value = json_string(option_print_value(option, options, text));
+        } else if (option->type == OPTION_REAL) {
+            value = json_real(*(const double *)field);
+        } else {
+            value = json_integer((json_int_t) * (const int64_t *)field);
+        }
+        json_object_set_new(object, option->name, value);
+    }
+    json_object_set_new(object, option_of(offsetof(Options, config))->name, json_null());
+    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
+        const OptionSpec *option = &option_table[i];
+        if (option->instead_of == NULL || option_is_same(option, options, &defaults)) { continue; }
+        for (int j = 0; j < OPTION_COUNT_OF_TABLE; j++) {
+            const char *name = option_table[j].name;
+            if (option_list_names(option->instead_of, name)) {
+                json_object_set_new(object, name, json_null());
+            }
+        }
+    }
+    return object;
+}
+
+// Sets one field from a JSON value: a string is read as on the command line.
+static inline bool option_set_json(const OptionSpec *option, Options *options, const json_t *value,
+                                   Error *error) {
+    char text[OPTION_VALUE_SIZE];
+    if (json_is_string(value)) { return option_set(option, options, json_string_value(value), error); }
+    if (json_is_boolean(value) && option->type == OPTION_SWITCH) {
+        return option_set(option, options, json_is_true(value) ? "on" : "off", error);
+    }
+    if (json_is_number(value)) {
+        option_print_real(json_real_value(value), text);
+        if (json_is_integer(value)) {
+            snprintf(text, sizeof text, "%lld", (long long)json_integer_value(value));
+        }
+        return option_set(option, options, text, error);
+    }
+    char *written = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
+    option_refuse(option, written == NULL ? "it" : written, "is no value of an option", error);
+    free(written);
+    return false;
+}
+
+// Where the value of an option is from: of two the later one wins.
+typedef enum OptionSource { FROM_DEFAULT, FROM_RUN, FROM_FILE, FROM_LINE } OptionSource;
+
+// The error for a name that no option has. `dashes`: "--" on the command line, "" in a
+// file.
+static inline bool option_unknown(const char *written, const char *dashes, Error *error) {
+    const char *names[OPTION_COUNT_OF_TABLE + 2], *name = written + strspn(written, "-"), *nearest = NULL;
+    char excerpt[64];
+    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
+        names[i] = option_table[i].name;
+        if (option_list_names(option_table[i].also, name)) { nearest = names[i]; }
+    }
+    names[OPTION_COUNT_OF_TABLE] = "help";
+    names[OPTION_COUNT_OF_TABLE + 1] = "version";
+    int count = OPTION_COUNT_OF_TABLE + (*dashes != '\0' ? 2 : 0);
+    if (nearest == NULL) { nearest = nearest_name(name, names, count); }
+    text_excerpt(written, excerpt);
+    if (nearest == NULL) { return error_set(error, "unknown option %s (--help lists all)", excerpt); }
+    return error_set(error, "unknown option %s: did you mean %s%s? (--help lists all)", excerpt, dashes,
+                     nearest);
+}
+
+// Sets what the file has and leaves the rest; notes in `sources` what it has. The file is a
+// configuration, or the manifest of a checkpoint, which has one as "options".
+static inline bool options_read_file(const char *path, Options *options,
+                                     OptionSource sources[OPTION_COUNT_OF_TABLE], Error *error) {
+    json_error_t problem;
+    json_t *value;
+    const char *name;
+    FILE *file = fopen(path, "r");
+    int first = file == NULL ? EOF : fgetc(file);
+    if (first == 0xEF) { // the byte order mark with which some editors begin a file
+        fgetc(file);
+        fgetc(file);
+    } else if (first != EOF) {
+        ungetc(first, file);
+    }
+    json_t *root = file == NULL ? NULL : json_loadf(file, JSON_REJECT_DUPLICATES, &problem);
+    if (file == NULL || ferror(file)) {
+        error_set(error, "--config: cannot read %.300s: %s", path, strerror(errno));
+    } else if (!json_is_object(root)) {
+        error_set(error, "%.300s:%d: %.160s; a configuration is a JSON object, as the config.json of a run",
+                  path, root == NULL ? problem.line : 1, root == NULL ? problem.text : "no object");
+    }
+    if (file != NULL) { fclose(file); }
+    bool valid = json_is_object(root);
+    json_t *manifest = json_object_get(root, "options"), *object = manifest == NULL ? root : manifest;
+    json_object_foreach(object, name, value) {
+        Error inner = {""};
+        const OptionSpec *option = option_find(name);
+        if (!valid || (option != NULL && json_is_null(value))) { continue; }
+        if (option == NULL) {
+            valid = option_unknown(name, "", &inner);
+        } else if (option->offset == offsetof(Options, config)) {
+            valid = error_set(&inner, "a configuration file cannot name another one");
+        } else {
+            valid = option_set_json(option, options, value, &inner);
+            sources[option - option_table] = FROM_FILE;
+        }
+        if (!valid) { error_set(error, "%.300s: %.700s", path, inner.text); }
+    }
+    json_decref(root);
+    return valid;
+}
+
+// Writes every option; --config reads the file back to equal options. The old file stays until
+// the new one is whole, since a resumed run depends on it.
+static inline bool options_save_file(const Options *options, const char *path, Error *error) {
+    FILE *file = file_replace_begin(path, error);
+    if (file == NULL) { return false; }
+    json_t *object = options_as_json(options);
+    char *text = NULL;
+    bool exact = false;
+    for (size_t digits = 15; !exact && digits <= 17; digits++) { // 0.7, and not 0.69999999999999996
+        free(text);
+        text = json_dumps(object, JSON_INDENT(1) | JSON_REAL_PRECISION(digits));
+        json_t *again = text == NULL ? NULL : json_loads(text, 0, NULL);
+        exact = json_equal(object, again);
+        json_decref(again);
+    }
+    bool written = exact && fprintf(file, "%s\n", text) > 0;
+    free(text);
+    json_decref(object);
+    return file_replace_end(file, path, written, error);
+}
+
+// ---------------------------------------------------------------------------------------
+// The command line
 
 // The word behind a list, such as a second file, is most often the work of the shell.
 static inline bool options_refuse_word(const char *word, const char *before, Error *error) {
@@ -49,64 +465,51 @@ static inline bool options_next(int argc, char **argv, int *position, const Opti
     } else {
         const char *hint = (*option)->type == OPTION_TEXT ? (*option)->metavariable : "VALUE";
         char allowed[OPTION_VALUE_SIZE];
-        option_allowed(*option, allowed);
-        return error_set(error, "%s needs a value: %s %s%s%s", name, name, hint,
-                         allowed[0] != '\0' ? "; allowed: " : "", allowed);
+        return error_set(error, "%s needs a value: %s %s; allowed: %s", name, name, hint,
+                         option_allowed(*option, allowed));
     }
     return true;
 }
 
 enum { COMMANDS_BY_NAME = COMMAND_HELP + 1 };
+static const char *const command_names[COMMANDS_BY_NAME] = {"train", "sample",   "eval",
+                                                            "plan",  "tokenize", "help"};
 
-static inline const char *const *command_names(void) {
-    static const char *const names[COMMANDS_BY_NAME] = {"train", "sample",   "eval",
-                                                        "plan",  "tokenize", "help"};
-    return names;
-}
-
-// A leading command word, and behind help its topic; sets *position behind them.
-static inline bool options_parse_word(int argc, char **argv, Options *options, int *position, Error *error) {
-    const char *const *names = command_names();
-    char excerpt[64];
-    int found = 0;
-    while (found < COMMANDS_BY_NAME && strcmp(argv[1], names[found]) != 0) { found++; }
-    if (found == COMMANDS_BY_NAME) {
-        const char *nearest = nearest_name(argv[1], names, COMMANDS_BY_NAME);
-        return error_set(error,
-                         "unknown command %s%s%s%s commands: train, sample, eval, plan, tokenize, help",
-                         text_excerpt(argv[1], excerpt), nearest == NULL ? "" : ": did you mean ",
-                         nearest == NULL ? "" : nearest, nearest == NULL ? ";" : "?");
-    }
-    options->command = (OptionsCommand)found;
-    *position = 2;
-    if (options->command != COMMAND_HELP || argc == 2) { return true; }
-    *position = argc;
-    if (argc > 3) {
-        return error_set(error, "help takes one topic: train_gpt help %s", text_excerpt(argv[2], excerpt));
-    }
-    if (strcmp(argv[2], "markdown") == 0) { options->command = COMMAND_HELP_MARKDOWN; }
-    snprintf(options->topic, sizeof options->topic, "%s", argv[2]);
-    return true;
-}
-
-// Reads a leading command word and the options without a value; sets *position to the
-// first option. -h asks for the overview, --help for everything, and behind a command for
-// its own use.
+// Reads a leading command word, behind help its topic, and the options without a value; sets
+// *position to the first option. -h asks for the overview, --help for everything, and behind
+// a command for its own use.
 static inline bool options_parse_command(int argc, char **argv, Options *options, int *position,
                                          Error *error) {
+    char excerpt[64];
+    int found = COMMAND_TRAIN;
     *position = 1;
-    if (argc > 1 && argv[1][0] != '-' && !options_parse_word(argc, argv, options, position, error)) {
-        return false;
+    if (argc > 1 && argv[1][0] != '-') {
+        for (found = 0; found < COMMANDS_BY_NAME && strcmp(argv[1], command_names[found]) != 0;) { found++; }
+        if (found == COMMANDS_BY_NAME) {
+            const char *nearest = nearest_name(argv[1], command_names, COMMANDS_BY_NAME);
+            return error_set(error, "unknown command %s%s%s%s commands: train, sample, eval, plan, "
+                                    "tokenize, help",
+                             text_excerpt(argv[1], excerpt), nearest == NULL ? "" : ": did you mean ",
+                             nearest == NULL ? "" : nearest, nearest == NULL ? ";" : "?");
+        }
+        *position = 2;
     }
-    OptionsCommand command = options->command;
+    options->command = (OptionsCommand)found;
+    if (found == COMMAND_HELP && argc > 2) {
+        if (argc > 3) {
+            return error_set(error, "help takes one topic: train_gpt help %s",
+                             text_excerpt(argv[2], excerpt));
+        }
+        if (strcmp(argv[2], "markdown") == 0) { options->command = COMMAND_HELP_MARKDOWN; }
+        snprintf(options->topic, sizeof options->topic, "%s", argv[2]);
+        *position = argc;
+    }
     for (int i = *position; i < argc; i++) {
         bool overview = i == *position && strcmp(argv[i], "-h") == 0, help = strcmp(argv[i], "--help") == 0;
+        const char *topic = found != COMMAND_TRAIN ? command_names[found] : overview ? "" : "all";
         if (overview || help) {
             options->command = COMMAND_HELP;
-            snprintf(options->topic, sizeof options->topic, "%s",
-                     command != COMMAND_TRAIN ? command_names()[command]
-                     : overview               ? ""
-                                              : "all");
+            snprintf(options->topic, sizeof options->topic, "%s", topic);
         }
         if (strcmp(argv[i], "--version") == 0 && options->command != COMMAND_HELP) {
             options->command = COMMAND_VERSION;
@@ -115,85 +518,42 @@ static inline bool options_parse_command(int argc, char **argv, Options *options
     return true;
 }
 
-// ---------------------------------------------------------------------------------------
-// Options that would be ignored
-
-// The options of a command, with commas between; NULL: those that training takes.
-static inline const char *options_of_command(OptionsCommand command) {
-    static const char sample[] = "from, tokenizer, prompt, sample-tokens, temperature, top-k, seed, threads, "
-                                 "config",
-                      eval[] = "from, data, task, tokenizer, seq-len, micro-batch, stride, limit, device, "
-                               "precision, threads, timeout-s, config",
-                      tokenize[] = "tokenizer, out, seq-len, threads";
-    return command == COMMAND_SAMPLE     ? sample
-           : command == COMMAND_EVAL     ? eval
-           : command == COMMAND_TOKENIZE ? tokenize
-                                         : NULL;
-}
-
-// Refuses an option of the command line that `command` does not use. A plan takes what
-// training takes, so that its command line need not be changed.
+// Refuses an option of the command line that `command` does not use.
 static inline bool options_check_use(OptionsCommand command, const OptionSpec *option, Error *error) {
     static const char *const names[] = {"training", "train_gpt sample", "train_gpt eval", "train_gpt plan",
                                         "train_gpt tokenize"};
-    const char *used = options_of_command(command);
-    if (option->group == GROUP_PLAN && command != COMMAND_PLAN) {
-        return error_set(error, "--%s has no effect on %s: it is for train_gpt plan", option->name,
-                         names[command]);
+    char users[128] = "";
+    if (option_is_of_command(option, command)) { return true; }
+    for (int user = COMMAND_TRAIN; user < COMMAND_HELP; user++) {
+        size_t used = strlen(users);
+        if (!option_is_of_command(option, (OptionsCommand)user)) { continue; }
+        snprintf(users + used, sizeof users - used, "%s%s", used > 0 ? " and " : "", names[user]);
     }
-    if (used == NULL) {
-        return option->group != GROUP_EVALUATION ||
-               error_set(error, "--%s has no effect on %s: it is for train_gpt eval", option->name,
-                         names[command]);
-    }
-    return option_list_names(used, option->name) ||
-           error_set(error, "--%s has no effect on %s, whose options are %s", option->name, names[command],
-                     used);
+    return error_set(error, "--%s has no effect on %s: it is for %s (see train_gpt help %s)", option->name,
+                     names[command], users, command_names[command]);
 }
 
-// Of the two options a run follows the first.
-typedef struct OptionRivals {
-    const char *name, *rival, *reason;
-} OptionRivals;
-
-static const OptionRivals option_rivals[] = {
-    {"from", "model", "the model is that of --from"},
-    {"finetune", "model", "the model is that of --finetune"},
-    {"from", "finetune", "both name a model to begin with"},
-    {"epochs", "tokens", "each is the length of the training"},
-    {"rank-accumulate", "accumulate", "the list has a number for each rank"},
-};
-
-// Whether the option says anything: an empty text is as good as none, and so is "unset".
-static inline bool option_says_something(const OptionSpec *option, const Options *options) {
-    if (option->type != OPTION_TEXT) { return !option_is_unset(option, options); }
-    return *(const char *)option_field_const(option, options) != '\0';
-}
-
-static inline void option_set_default(const OptionSpec *option, Options *options) {
-    Error never;
-    option_set(option, options, option->default_text, &never);
-}
-
-// line, file: the options that the command line and the file of --config have. Of rivals
-// the nearer one wins; two in the same place are refused, unless one of a file is at its
-// default.
-static inline bool options_settle_rivals(Options *options, const bool line[OPTION_COUNT_OF_TABLE],
-                                         const bool file[OPTION_COUNT_OF_TABLE], Error *error) {
+// Where one option takes the place of another, the one from the later source counts, and the
+// other goes back to its default. Two from the same source are refused.
+static inline bool options_settle_rivals(Options *options, OptionSource sources[OPTION_COUNT_OF_TABLE],
+                                         Error *error) {
     Options defaults;
     options_defaults(&defaults);
-    for (size_t i = 0; i < sizeof option_rivals / sizeof option_rivals[0]; i++) {
-        const OptionSpec *one = option_find(option_rivals[i].name),
-                         *other = option_find(option_rivals[i].rival);
-        bool near = line[one - option_table], other_near = line[other - option_table];
-        if (!option_says_something(one, options) || !option_says_something(other, options)) { continue; }
-        if (near && !other_near) { option_set_default(other, options); }
-        if (other_near && !near) { option_set_default(one, options); }
-        bool in_file = file[one - option_table] && file[other - option_table] &&
-                       !option_is_same(one, options, &defaults) && !option_is_same(other, options, &defaults);
-        if ((near && other_near) || (!near && !other_near && in_file)) {
-            return error_set(error, "--%s and --%s: %s; choose one", one->name, other->name,
-                             option_rivals[i].reason);
+    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
+        const OptionSpec *one = &option_table[i];
+        for (int j = 0; j < OPTION_COUNT_OF_TABLE && !option_is_same(one, options, &defaults); j++) {
+            const OptionSpec *other = &option_table[j];
+            if (!option_list_names(one->instead_of, other->name) || sources[j] == FROM_DEFAULT) { continue; }
+            if (option_has_value(other, options, "") || option_has_value(other, options, "unset")) {
+                continue;
+            }
+            if (sources[i] == sources[j]) {
+                return error_set(error, "--%s and --%s: one takes the place of the other; choose one",
+                                 one->name, other->name);
+            }
+            bool first = sources[i] > sources[j];
+            option_set_default(first ? other : one, options);
+            sources[first ? j : i] = FROM_DEFAULT;
         }
     }
     return true;
@@ -202,53 +562,61 @@ static inline bool options_settle_rivals(Options *options, const bool line[OPTIO
 // ---------------------------------------------------------------------------------------
 // A run that is resumed
 
-// The directory of the run that --resume names by itself, by its folder of checkpoints or by
-// one of these; empty: there is none.
-static inline void options_resumed_run(const Options *options, char run[PATH_MAX]) {
+// The file with the options of the run that --resume names by itself, by its folder of
+// checkpoints or by one of these, or that --like names; empty: there is none. A checkpoint
+// that lies outside its run has a copy.
+static inline void options_find_kept(const Options *options, OptionText path) {
     bool is_auto = strcmp(options->resume, "auto") == 0, plans = options->command == COMMAND_PLAN;
-    if (realpath(plans ? options->like : is_auto ? options->out : options->resume, run) == NULL) {
-        run[0] = '\0';
-        return;
-    }
+    char named[PATH_MAX], run[PATH_MAX];
+    path[0] = '\0';
+    if (realpath(plans ? options->like : is_auto ? options->out : options->resume, named) == NULL) { return; }
+    strcpy(run, named);
     for (char *at = run; !is_auto && (at = strstr(at, "/checkpoints")) != NULL;) {
         char *rest = at + strlen("/checkpoints");
         bool is_folder = *rest == '\0', is_in_folder = *rest == '/' && strchr(rest + 1, '/') == NULL;
         if (is_folder || is_in_folder) { *at = '\0'; }
         at = is_folder || is_in_folder ? at : rest;
     }
+    for (int copy = 0; copy < 2; copy++) {
+        int length = snprintf(path, sizeof(OptionText), "%s/%s", copy ? named : run,
+                              copy ? "checkpoint.json" : "config.json");
+        if (length < (int)sizeof(OptionText) && access(path, R_OK) == 0) { return; }
+    }
+    path[0] = '\0';
 }
 
-// What determines the result is as in the run that is resumed, unless the command line
-// (given) or a file of --config says otherwise: who leaves --data out does not want to train
-// on other data. Options of another rule than the one that the run had are left out. With
-// --precision fastest the choice that the run has made is taken in any case. kept: the options
-// that were taken.
-static inline bool options_keep(Options *options, const bool given[OPTION_COUNT_OF_TABLE],
-                                bool kept[OPTION_COUNT_OF_TABLE], Error *error) {
+// What determines the result is as in the run that is resumed, unless the command line or a
+// file of --config says otherwise: a user who leaves --data out does not want to train on
+// other data. Options of another rule than the one that the run had are left out. With
+// --precision fastest the choice that the run has made is taken in any case. A plan with --like
+// takes what only changes speed, too.
+static inline bool options_keep(Options *options, OptionSource sources[OPTION_COUNT_OF_TABLE], Error *error) {
     Options before;
-    char text[OPTION_VALUE_SIZE], run[PATH_MAX];
+    OptionSource saved[OPTION_COUNT_OF_TABLE] = {FROM_DEFAULT};
+    char text[OPTION_VALUE_SIZE];
     bool plans = options->command == COMMAND_PLAN && options->like[0] != '\0';
     bool resumes = plans || (options->command == COMMAND_TRAIN && strcmp(options->resume, "off") != 0);
-    bool saved[OPTION_COUNT_OF_TABLE] = {false};
-    bool has_config = options->config[0] != '\0', left_open = options->precision == PRECISION_FASTEST;
-    if (!resumes || (has_config && !left_open)) { return true; }
-    options_resumed_run(options, run);
-    int length = snprintf(options->kept, sizeof options->kept, "%s/config.txt", run);
-    if (length >= (int)sizeof options->kept || access(options->kept, R_OK) != 0) { options->kept[0] = '\0'; }
-    options_defaults(&before);
+    bool has_config = options->config[0] != '\0', is_open = options->precision == PRECISION_FASTEST;
+    if (!resumes || (has_config && !is_open)) { return true; }
+    options_find_kept(options, options->kept);
     if (options->kept[0] == '\0') { return true; }
+    options_defaults(&before);
     if (!options_read_file(options->kept, &before, saved, error)) { return false; }
-    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) { // the rule is the first
-        const OptionSpec *option = &option_table[i];
-        bool ours = option->rules == NULL || option_list_names(option->rules, options_rule(options)->name);
-        bool open = left_open && option->offset == offsetof(Options, precision) &&
-                    (before.precision == PRECISION_ASK_FP32 || before.precision == PRECISION_ASK_BF16);
-        bool elsewhere = !plans && (option->effect == SAME_BITS || option->effect == PLACEMENT);
-        if (!saved[i] || !ours || (!open && (given[i] || has_config)) || elsewhere) { continue; }
-        kept[i] = true;
-        options->precision_kept = options->precision_kept || open;
-        const char *value = option_print_value(option, &before, text);
-        if (!option_set(option, options, value, error)) { return false; }
+    is_open = is_open && (before.precision == PRECISION_ASK_FP32 || before.precision == PRECISION_ASK_BF16);
+    for (int i = 0; i < 2 * OPTION_COUNT_OF_TABLE; i++) { // the rule before what depends on it
+        int index = i % OPTION_COUNT_OF_TABLE;
+        const OptionSpec *option = &option_table[index];
+        bool closes = is_open && option->offset == offsetof(Options, precision),
+             now = i >= OPTION_COUNT_OF_TABLE;
+        bool is_kept = plans || (option->effect != SAME_BITS && option->effect != PLACEMENT);
+        bool is_free = sources[index] == FROM_DEFAULT && !has_config && is_kept &&
+                       option_is_of_rule(option, options_rule(options));
+        if (saved[index] == FROM_DEFAULT || now != (option->rules != NULL) || !(is_free || closes)) {
+            continue;
+        }
+        sources[index] = FROM_RUN;
+        options->precision_kept = options->precision_kept || closes;
+        if (!option_set(option, options, option_print_value(option, &before, text), error)) { return false; }
     }
     if (has_config) { options->kept[0] = '\0'; } // the file says the rest
     return true;
@@ -256,11 +624,11 @@ static inline bool options_keep(Options *options, const bool given[OPTION_COUNT_
 
 // ---------------------------------------------------------------------------------------
 
-// Defaults, then the file of --config, then the command line. Who asks for help or the
-// version gets it whatever else is on the line. Errors: see the head of this file.
-// options_check is the caller's next step.
+// Defaults, then the file of --config, then the command line, then what a resumed run keeps.
+// --help and --version count whatever else is on the line. options_check is the caller's next
+// step.
 static inline bool options_parse(int argc, char **argv, Options *options, Error *error) {
-    bool given[OPTION_COUNT_OF_TABLE] = {false}, in_file[OPTION_COUNT_OF_TABLE] = {false};
+    OptionSource sources[OPTION_COUNT_OF_TABLE] = {FROM_DEFAULT};
     const OptionSpec *option = NULL;
     const char *value = NULL;
     int start;
@@ -269,15 +637,20 @@ static inline bool options_parse(int argc, char **argv, Options *options, Error 
     if (options->command >= COMMAND_HELP) { return true; }
     for (int position = start; position < argc;) { // names first: before a file is read
         if (!options_next(argc, argv, &position, &option, &value, error)) { return false; }
-        if (given[option - option_table]) { return error_set(error, "--%s is given twice", option->name); }
+        OptionSource *source = &sources[option - option_table];
+        if (*source != FROM_DEFAULT) { return error_set(error, "--%s is given twice", option->name); }
         if (!options_check_use(options->command, option, error)) { return false; }
-        given[option - option_table] = true;
+        *source = FROM_LINE;
         if (option->offset == offsetof(Options, config) && !option_set(option, options, value, error)) {
             return false;
         }
     }
+    OptionSource in_file[OPTION_COUNT_OF_TABLE] = {FROM_DEFAULT};
     if (options->config[0] != '\0' && !options_read_file(options->config, options, in_file, error)) {
         return false;
+    }
+    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
+        if (sources[i] == FROM_DEFAULT) { sources[i] = in_file[i]; }
     }
     for (int position = start; position < argc;) {
         if (!options_next(argc, argv, &position, &option, &value, error) ||
@@ -285,8 +658,7 @@ static inline bool options_parse(int argc, char **argv, Options *options, Error 
             return false;
         }
     }
-    return options_keep(options, given, in_file, error) &&
-           options_settle_rivals(options, given, in_file, error);
+    return options_keep(options, sources, error) && options_settle_rivals(options, sources, error);
 }
 
 #endif

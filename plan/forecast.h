@@ -175,8 +175,7 @@ static inline Options options_under_rule(const Options *options, int rule, int64
     other.rule = rule;
     for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
         const OptionSpec *option = &option_table[i];
-        bool ours = option->rules == NULL || option_list_names(option->rules, RULES[rule].rule->name);
-        if (!ours) { option_set_default(option, &other); }
+        if (!option_is_of_rule(option, RULES[rule].rule)) { option_set_default(option, &other); }
     }
     bool lost_list = options->rank_accumulate[0] != '\0' && other.rank_accumulate[0] == '\0';
     if (options_are_adaptive(options) || lost_list) { other.accumulate = micro_batches; }
@@ -225,13 +224,10 @@ static inline bool forecast_simulate(Trial *trial, const Machine *machine, Forec
 // What `run` would do with these options.
 static inline void forecast_row(const Setup *run, const Machine *machine, const Options *options,
                                 ForecastRow *row) {
-    const Rule *rule = options_rule(options);
-    RuleFacts facts = {run->config->layers, options_are_adaptive(options)};
     Error error = {""};
     memset(row, 0, sizeof *row);
     row->options = *options;
-    bool valid = options_check(options, &error) &&
-                 (rule->check == NULL || rule->check(options_of_rule(options), &facts, &error));
+    bool valid = options_check(options, &error) && options_check_rule(options, run->config->layers, &error);
     Trial *trial = valid ? trial_reserve(run, options, &error) : NULL;
     if (trial == NULL || !forecast_simulate(trial, machine, row, &error)) {
         snprintf(row->refused, sizeof row->refused, "%s", error.text);

@@ -327,8 +327,7 @@ static inline int command_plan(Run *run) {
     if (options->ranks_per_host > 0) { per_host = (int)options->ranks_per_host; }
     transport_open_supposed(transport, (int)options->ranks, per_host);
     launch_threads(1, (int)options->threads, &run->threads);
-    bool good = options_check_rank_list_length(options, transport->size, &error) &&
-                options_check_slow_rank(options, transport->size, &error) && choose_model(run, &error);
+    bool good = options_check_rank_numbers(options, transport->size, &error) && choose_model(run, &error);
     Options asked = *options; // rates are only checked: a recommended command has those that were given
     good = good && choose_rates(run, &error) &&
            placement_choose_device(&run->placement, options, 0, true, &error) &&

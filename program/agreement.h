@@ -80,7 +80,7 @@ static inline uint64_t hash_bytes(const void *bytes, size_t count) { return hash
 // What every rank must have been given alike: all but --threads, which may follow its host.
 static inline json_t *common_options(const Options *options) {
     json_t *object = options_as_json(options);
-    json_object_del(object, "threads");
+    json_object_del(object, option_of(offsetof(Options, threads))->name);
     return object;
 }
 

@@ -15,18 +15,13 @@
 // What checkpoint/ is told about the run
 
 // CheckpointedRun::option_change_matters: whether a run that is resumed with another
-// value of the option trains other bits. The option table says so; only --val-batches
-// depends on the values.
+// value of the option trains other bits. Nothing is held out of the built-in corpus.
 static inline bool option_change_matters(const void *context, const char *name, const json_t *before,
                                          const json_t *now) {
     const Run *run = (const Run *)context;
-    if (strcmp(name, "val-batches") == 0) {
-        // All that matters is whether a tail of the training data is held out: it is with
-        // a number, not with the word "none", and never of the built-in corpus.
-        return !run->data.builtin && json_is_string(before) != json_is_string(now);
-    }
     OptionEffect effect = option_find(name)->effect;
-    return effect == OTHER_BITS || effect == MEASURED;
+    return effect == OTHER_BITS || effect == MEASURED || effect == FROM_TOKENS ||
+           (effect == HELD_OUT && !run->data.builtin && json_is_string(before) != json_is_string(now));
 }
 
 static inline void open_checkpoints(Run *run) {
@@ -204,42 +199,40 @@ static inline json_t *resumed_manifest(const Run *run) {
     return manifest;
 }
 
-// Whether a resumed run has all options that matter as they were, but for those that a
-// run chooses by a measurement, and for tokens that are still to be counted.
+// Whether all options that matter are as they were, but for those that a run chooses by a
+// measurement, and for what --epochs leave open until the data are counted.
 static inline bool others_are_unchanged(const Run *run, const json_t *before, const json_t *now) {
+    bool same = true;
     for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
-        const char *name = option_table[i].name;
-        const json_t *old = json_object_get(before, name), *new_value = json_object_get(now, name);
-        bool uncounted =
-            run->options.epochs > 0 && (strcmp(name, "tokens") == 0 || strcmp(name, "warmup") == 0 ||
-                                        (strcmp(name, "sequential") == 0 && run->options.sequential < 0));
-        if (option_table[i].effect == MEASURED || uncounted || json_equal(old, new_value)) { continue; }
-        if (option_change_matters(run, name, old, new_value)) { return false; }
+        const OptionSpec *option = &option_table[i];
+        const json_t *old = json_object_get(before, option->name),
+                     *value = json_object_get(now, option->name);
+        bool is_counted = run->options.epochs == 0 || option->effect != FROM_TOKENS ||
+                          !(json_is_null(value) || option_has_word_value(option, &run->options));
+        bool differs = option->effect != MEASURED && is_counted && !json_equal(old, value);
+        same = same && !(differs && option_change_matters(run, option->name, old, value));
     }
-    return true;
+    return same;
 }
 
-// What a run has chosen by a measurement stays when it is resumed, so that it goes on
-// with the same bits. Where it cannot do that anyway, because something else has changed,
-// it is measured again.
+// What a run has chosen by a measurement stays when it is resumed with the same options and
+// ranks, so that it goes on with the same bits. Where it cannot do that anyway, it measures
+// again. The checkpoint says what was chosen, and why.
 static inline void keep_measured_choices(Run *run) {
+    static const char kept[] = "kept from the checkpoint: ";
     if (!options_left_to_measure(&run->options)) { return; }
     json_t *manifest = resumed_manifest(run), *now = options_as_json(&run->options);
     const json_t *before = json_object_get(manifest, "options");
     const char *measured = json_string_value(json_object_get(manifest, "measured"));
-    bool keeps = measured != NULL && measured[0] != '\0' && others_are_unchanged(run, before, now);
-    for (int i = 0; keeps && i < OPTION_COUNT_OF_TABLE; i++) {
-        const OptionSpec *option = &option_table[i];
-        const char *kept = json_string_value(json_object_get(before, option->name));
-        Error error = {""};
-        if (option->effect != MEASURED || kept == NULL || !option_is_auto(option, &run->options)) {
-            continue;
+    if (measured != NULL && measured[0] != '\0' && others_are_unchanged(run, before, now)) {
+        for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
+            const OptionSpec *option = &option_table[i];
+            const json_t *value = json_object_get(before, option->name);
+            Error error = {""}; // a checkpoint holds what was valid
+            bool open = value != NULL && option_is_left_to_measure(option, &run->options);
+            if (open) { option_set_json(option, &run->options, value, &error); }
         }
-        option_set(option, &run->options, kept, &error); // a checkpoint holds what was valid
-    }
-    if (keeps) { // a run that was resumed before says so already
-        static const char kept[] = "kept from the checkpoint: ";
-        bool again = strncmp(measured, kept, sizeof kept - 1) == 0;
+        bool again = strncmp(measured, kept, sizeof kept - 1) == 0; // the run was resumed before
         snprintf(run->rule_reason, sizeof run->rule_reason, "%s%s", again ? "" : kept, measured);
     }
     json_decref(manifest);

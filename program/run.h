@@ -19,7 +19,7 @@
 #include "checkpoint/checkpoint.h"
 #include "comm/transport_mpi.h"
 #include "options/options_check.h"
-#include "options/options_print.h"
+#include "options/options_help.h"
 #include "program/launch_checks.h"
 #include "program/placement.h"
 #include "program/report.h"

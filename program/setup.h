@@ -66,8 +66,7 @@ static inline bool choose_model(Run *run, Error *error) {
             "--micro-batch %d x --seq-len %d, %.3g tokens a commit: that is more than can be counted here",
             run->B, run->T, per_commit);
     }
-    RuleFacts facts = {run->config.layers, options_are_adaptive(options)};
-    return run->rule->check == NULL || run->rule->check(options_of_rule(options), &facts, error);
+    return options_check_rule(options, run->config.layers, error);
 }
 
 static inline int64_t nominal_tokens_per_commit(const Run *run) {
@@ -125,9 +124,9 @@ static inline bool choose_length(Run *run, Error *error) {
         return error_set(
             error,
             "--epochs %g are %lld tokens, less than one commit of %lld: raise --epochs, or lower "
-            "--micro-batch, --seq-len or --%s",
+            "--micro-batch, --seq-len or --%saccumulate",
             asked, (long long)options->tokens, (long long)nominal_tokens_per_commit(run),
-            options->rank_accumulate[0] == '\0' ? "accumulate" : "rank-accumulate");
+            options->rank_accumulate[0] == '\0' ? "" : "rank-");
     }
     return options_check_ranks(options, run->transport.size, run->T, error);
 }

@@ -15,7 +15,7 @@
 
 static inline bool save_configuration(const Run *run, Error *error) {
     char path[RUN_PATH_SIZE + 16];
-    snprintf(path, sizeof path, "%s/config.txt", run->directory);
+    snprintf(path, sizeof path, "%s/config.json", run->directory);
     return options_save_file(&run->options, path, error);
 }
 

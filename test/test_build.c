@@ -245,7 +245,7 @@ static void a_job_that_saves_nothing_is_not_begun_again(void **state) {
     Stage *stage = stage_of(state);
     shell(stage, "rm -rf runs");
     end_at(stage, 20, 4, 4, false);
-    shell(stage, "printf 'tokens = 5\nsave-every = never\n' > runs/slurm-7/config.txt");
+    shell(stage, "printf '{\"save-every\": \"never\"}' > runs/slurm-7/config.json");
     Outcome outcome = end_at(stage, 30, 137, 4, false);
     text_check(outcome.output, "--save-every never has left nothing", "a death of a run that saves nothing");
 }

@@ -629,8 +629,9 @@ static void what_was_measured_is_kept(void **state) {
     json_t *manifest = manifest_read(stage, "measured/checkpoints/commit-8");
     assert_true(json_equal(json_object_get(manifest, "options"), chosen));
     json_decref(manifest);
-    shell(stage, "grep -q '^acco-split = 0[.]' measured/config.txt && ! grep -q '^estimate-wire = auto' "
-                 "measured/config.txt && rm -r measured/checkpoints/commit-[5-8]");
+    shell(stage,
+          "grep -q '\"acco-split\": \"0[.]' measured/config.json && ! grep -q '\"estimate-wire\": \"auto' "
+          "measured/config.json && rm -r measured/checkpoints/commit-[5-8]");
     Training resumed = auto_start(stage, 2, "measured", options);
     json_t *later = training_finish(stage, &resumed);
     Fingerprint print = log_fingerprint(later);
@@ -644,7 +645,7 @@ static void what_was_measured_is_kept(void **state) {
     Training again = {.out = "once-more", .what = "the configuration of that run"};
     Setting setting = {0};
     again.program =
-        program_start(stage, 2, &setting, "--config measured/config.txt --resume off --out once-more");
+        program_start(stage, 2, &setting, "--config measured/config.json --resume off --out once-more");
     later = training_finish(stage, &again);
     print = log_fingerprint(later);
     check_print(&print, &expected, "with the configuration of that run");
@@ -1306,6 +1307,13 @@ static void what_is_left_out_is_as_in_the_run(void **state) {
         text_check(outcome.output, commands[i][1], arguments);
         if (i < 4) { text_check(outcome.output, "options    where none are given, as in ", arguments); }
     }
+    // A checkpoint that is copied away has the options of its run, too.
+    shell(stage, "rm -rf SAVED && cp -r %s/checkpoints/step-24 SAVED", run.out);
+    Outcome copied =
+        program_run(stage, 0, "--out left-out-5 --resume SAVED --tokens 3k --sample-tokens none");
+    outcome_check(&copied, 0, "a copied checkpoint");
+    text_check(copied.output, "SAVED/checkpoint.json\n", "a copied checkpoint");
+    text_check(copied.output, "not exact: another --tokens\n", "a copied checkpoint");
     Training zero1 = training_start(stage, 0, "--optimizer zero1");
     json_decref(training_finish(stage, &zero1));
     char again[STAGE_COMMAND_SIZE];
@@ -1326,7 +1334,7 @@ static void the_fastest_format_is_chosen_once(void **state) {
         snprintf(options, sizeof options, "--optimizer ddp --precision %s", formats[i]);
         Training run = training_start(stage, 0, options);
         json_decref(training_finish(stage, &run));
-        snprintf(line, sizeof line, "precision = %s\n", formats[i]);
+        snprintf(line, sizeof line, "\"precision\": \"%s\",\n", formats[i]);
         for (int with_file = 0; with_file < 2; with_file++) {
             snprintf(options, sizeof options, "%s --optimizer ddp --out %s --resume auto --precision fastest",
                      with_file ? "--config base.txt" : "", run.out);
@@ -1335,7 +1343,7 @@ static void the_fastest_format_is_chosen_once(void **state) {
             text_check(outcome.output, "; exact", options);
             text_check(outcome.output, ", as chosen when the run began\n", options);
             char path[STAGE_PATH_SIZE];
-            snprintf(options, sizeof options, "%s/config.txt", run.out);
+            snprintf(options, sizeof options, "%s/config.json", run.out);
             text_check(stage_read_text(stage, stage_path(stage, options, path)), line, options);
         }
     }
@@ -1530,9 +1538,9 @@ static void write_stage(const Stage *stage) {
     write_model(stage, "wide.json", 24, 2);
     write_model(stage, "heads.json", 16, 4);
     snprintf(base, sizeof base,
-             "model = %s\nmicro-batch = 1\ntokens = %d\nreport-every = 2\nval-batches = 2\nsample-tokens = "
-             "none\nthreads = 1\n"
-             "timeout-s = 100\ndevice = cpu\n",
+             "{\"model\": \"%s\", \"micro-batch\": 1, \"tokens\": %d, \"report-every\": 2, "
+             "\"val-batches\": 2, \"sample-tokens\": \"none\", \"threads\": 1, \"timeout-s\": 100, "
+             "\"device\": \"cpu\"}\n",
              stage_path(stage, "model.json", path), COMMITS * 2 * 16);
     stage_write(stage, "base.txt", base);
     char text[4096];

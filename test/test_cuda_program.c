@@ -612,8 +612,8 @@ static void write_stage(const Stage *stage) {
                 " \"intermediate_size\": 48, \"window_size\": 8, \"max_position_embeddings\": 16,\n"
                 " \"vocab_size\": 256, \"attention_types\": [[[\"global\", \"local\"], 1]]}\n");
     snprintf(base, sizeof base,
-             "model = %s\nmicro-batch = 1\ntokens = 320\nreport-every = 2\nval-batches = 2\n"
-             "sample-tokens = none\nthreads = 1\ntimeout-s = 100\n",
+             "{\"model\": \"%s\", \"micro-batch\": 1, \"tokens\": 320, \"report-every\": 2, "
+             "\"val-batches\": 2, \"sample-tokens\": \"none\", \"threads\": 1, \"timeout-s\": 100}\n",
              stage_path(stage, "model.json", path));
     stage_write(stage, "base.txt", base);
     stage_write(stage, "wide.json",

@@ -554,8 +554,9 @@ static void write_stage(const Stage *stage) {
     write_model(stage, "model.json", VOCABULARY);
     write_model(stage, "bytes.json", 256);
     snprintf(command, sizeof command,
-             "model = %s\nmicro-batch = 1\ntokens = %d\nval-batches = 4\nsample-tokens = none\nthreads = 1\n"
-             "timeout-s = 100\ndevice = cpu\noptimizer = zero1\naccumulate = 1\n",
+             "{\"model\": \"%s\", \"micro-batch\": 1, \"tokens\": %d, \"val-batches\": 4, "
+             "\"sample-tokens\": \"none\", \"threads\": 1, \"timeout-s\": 100, \"device\": \"cpu\", "
+             "\"optimizer\": \"zero1\", \"accumulate\": 1}\n",
              stage_path(stage, "model.json", path), 40 * T);
     stage_write(stage, "base.txt", command);
     snprintf(command, sizeof command,

@@ -225,7 +225,7 @@ static void a_stop_before_the_job_begins_is_heard(void **state) {
 static void what_saves_nothing_is_not_begun_again(void **state) {
     (void)state;
     write_launcher();
-    write_script("die", "#!/bin/sh\nmkdir -p h; echo 'save-every = never' > h/config.txt; exit 3\n");
+    write_script("die", "#!/bin/sh\nmkdir -p h; echo '\"save-every\": \"never\"' > h/config.json; exit 3\n");
     set_commands("./launch", "./die", "true");
     Outcome outcome = keep_going("two -- --out h", 4);
     assert_int_equal(count_of(outcome.output, "asked for 4 ranks"), 1);

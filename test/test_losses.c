@@ -172,8 +172,9 @@ static void write_stage(const Stage *stage) {
                 "\"window_size\": 8,\n \"max_position_embeddings\": 16, \"vocab_size\": 256,\n"
                 " \"attention_types\": [[[\"global\", \"local\"], 1]]}\n");
     snprintf(base, sizeof base,
-             "model = %s\nmicro-batch = 1\naccumulate = 2\ntokens = %d\nlr = 1e-12\nreport-every = 1\n"
-             "val-batches = 2\nsample-tokens = none\nthreads = 1\ntimeout-s = 100\ndevice = cpu\n",
+             "{\"model\": \"%s\", \"micro-batch\": 1, \"accumulate\": 2, \"tokens\": %d, \"lr\": 1e-12, "
+             "\"report-every\": 1, \"val-batches\": 2, \"sample-tokens\": \"none\", \"threads\": 1, "
+             "\"timeout-s\": 100, \"device\": \"cpu\"}\n",
              stage_path(stage, "model.json", path), STEPS * 2 * 16);
     stage_write(stage, "base.txt", base);
     write_masked(stage, "masked.bin");

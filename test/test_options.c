@@ -3,14 +3,13 @@
 //   - the table itself: no name and no field twice, rules that exist
 //   - the command line: every kind of value, and for every mistake one line that names
 //     the option and says what is allowed
-//   - the configuration file: the same, with the number of the line; what is saved reads
-//     back bit for bit
+//   - the configuration file: the same, with its name; what is saved reads back bit for bit
 //   - options that contradict each other, the rule, or the number of ranks are refused
 //   - --help, the tables of docs/options.md and the JSON of the log have every option
 #include "test/harness.h"
 
 #include "options/options_check.h"
-#include "options/options_print.h"
+#include "options/options_help.h"
 
 enum { WORDS_MAX = 16 };
 
@@ -126,7 +125,41 @@ static void test_table_is_sound(void **state) {
         if (option->type == OPTION_INTEGER || option->type == OPTION_COUNT || option->type == OPTION_REAL) {
             assert_true(option->minimum < option->maximum && option->maximum <= OPTION_NO_LIMIT);
         }
+        assert_true(option->word_value == 0 || option->word != NULL);
     }
+}
+
+// Columns that name options name options that exist, and values that these can have.
+static void test_columns_name_options_that_exist(void **state) {
+    (void)state;
+    int named = 0;
+    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
+        const OptionSpec *option = &option_table[i];
+        char list[256];
+        snprintf(list, sizeof list, "%s", option->instead_of == NULL ? "" : option->instead_of);
+        for (char *name = strtok(list, ", "); name != NULL; name = strtok(NULL, ", "), named++) {
+            if (option_find(name) == NULL) { fail_msg("--%s is instead of %s", option->name, name); }
+        }
+        if (option->needs != NULL && option_find(option->needs) == NULL) {
+            fail_msg("--%s needs %s", option->name, option->needs);
+        }
+        snprintf(list, sizeof list, "%s", option->excludes == NULL ? "" : option->excludes);
+        for (char *name = strtok(list, " "); name != NULL; name = strtok(NULL, " "), named++) {
+            Options options;
+            Error error;
+            const OptionSpec *other = option_find(name);
+            char *value = strtok(NULL, ",");
+            options_defaults(&options);
+            if (other == NULL || !option_set(other, &options, value, &error)) {
+                fail_msg("--%s excludes %s %s", option->name, name, value);
+            }
+        }
+        snprintf(list, sizeof list, "%s", option->also == NULL ? "" : option->also);
+        for (char *name = strtok(list, ", "); name != NULL; name = strtok(NULL, ", ")) {
+            if (option_find(name) != NULL) { fail_msg("--%s is also --%s", option->name, name); }
+        }
+    }
+    assert_int_equal(named, 13);
 }
 
 // An option that is only for some rules names rules that can be chosen. Otherwise nobody
@@ -301,6 +334,9 @@ static void test_texts(void **state) {
     longest[1024] = '\0';
     assert_false(parse(&options, &error, words));
     expect_text("long model", error.text, "--model: the text is longer than 1023 bytes");
+    const char *foreign[] = {"--prompt", "caf\xe9", NULL};
+    assert_false(parse(&options, &error, foreign));
+    expect_text("Latin-1", error.text, "--prompt: the text is not valid UTF-8");
 }
 
 static void test_names_are_suggested(void **state) {
@@ -320,6 +356,9 @@ static void test_names_are_suggested(void **state) {
     expect_refused("--streaming-p 2", "unknown option --streaming-p: did you mean --streaming-P?", "");
     expect_refused("--STREAMING-TAU 2", "did you mean --streaming-tau?", "");
     expect_refused("--H 30", "unknown option --H", "");
+    expect_refused("--lrate 3", "unknown option --lrate: did you mean --lr?", "");
+    expect_refused("--batch-size=8", "unknown option --batch-size: did you mean --micro-batch?", "");
+    expect_refused("--precision fp16", "fp16 is unknown (did you mean fp32?)", "auto, fp32, bf16 or fastest");
     expect_refused("--co2_gap const:1", "did you mean --co2-gap?", "");
     expect_refused("--rank-acumulate 1,2", "did you mean --rank-accumulate?", "");
     expect_refused("--optimizer adco", "did you mean acco?",
@@ -472,23 +511,25 @@ static void test_help_and_version_come_first(void **state) {
 // ---------------------------------------------------------------------------------------
 // The configuration file
 
-// The command line wins over the file, whether it stands before or behind --config.
+// The command line wins over the file, whether it stands before or behind --config. Numbers
+// may be written as on the command line; null is as good as not there.
 static void test_file_and_precedence(void **state) {
     (void)state;
-    static const char text[] = "# a comment\n\n  micro-batch = 4   # four\r\nlr=1e-3\n\tprompt = \"a # "
-                               "\\\"b\\\\\\n\\u0001\" # c\ndata = "
-                               "my#file.txt\n"
-                               "seq-len = auto\nmodel = some name";
+    static const char text[] =
+        "{\"micro-batch\": 4, \"lr\": 1e-3,\n \"prompt\": \"a # \\\"b\\\\\\n\\u0001\",\n"
+        " \"tokens\": \"5k\", \"overlap\": false, \"eps\": 1, \"acco-split\": 0.875,\n"
+        " \"seq-len\": \"auto\", \"model\": null, \"val-data\": \"\"}";
     Options options;
     char path[256], line[700];
     scratch_path("good.conf", path);
     write_file(path, text, strlen(text));
-    snprintf(line, sizeof line, "--lr 2e-3 --config %s --seq-len 9", path);
+    snprintf(line, sizeof line, "--lr 2e-3 --config %s --seq-len 9 --from C", path);
     expect_valid(&options, line);
     assert_int_equal(options.micro_batch, 4);
     assert_string_equal(options.prompt, "a # \"b\\\n\x01");
-    assert_string_equal(options.data, "my#file.txt");
-    assert_string_equal(options.model, "some name"); // the last line has no newline
+    assert_true(options.tokens == 5000 && !options.overlap && options.eps == 1);
+    assert_string_equal(options.rules.acco.split, "0.875");
+    assert_string_equal(options.model, "tiny");
     assert_string_equal(options.config, path);
     assert_true(options.learning_rate == 2e-3 && options.seq_len == 9);
 }
@@ -496,7 +537,7 @@ static void test_file_and_precedence(void **state) {
 // As some editors write them.
 static void test_byte_order_mark_is_skipped(void **state) {
     (void)state;
-    static const char text[] = "\xEF\xBB\xBFtokens = 5k\nseed = 3\n";
+    static const char text[] = "\xEF\xBB\xBF{\"tokens\": \"5k\", \"seed\": 3}\n";
     Options options;
     char path[256], line[700];
     scratch_path("good.conf", path);
@@ -517,36 +558,38 @@ static void expect_file_refused(const char *text, size_t length, const char *par
     expect_text(text, error.text, part);
 }
 
-static void test_bad_files_name_the_line(void **state) {
+static void test_bad_files_are_refused(void **state) {
     (void)state;
     static const struct {
         const char *text, *part;
     } cases[] = {
-        {"lr = 1\nmicro-batch = x\n",
-         "bad.conf:2: --micro-batch: x is not a whole number; allowed: auto or 1 .. 65536"},
-        {"\n\nmicrobatch = 1\n", "bad.conf:3: unknown option microbatch: did you mean micro-batch?"},
-        {"--lr = 1\n", "bad.conf:1: unknown option --lr: did you mean lr?"},
-        {"diloco-h = 1\n", "bad.conf:1: unknown option diloco-h: did you mean diloco-H?"},
-        {"lr = 1\nlr = 1\n", "bad.conf:2: lr is given twice"},
-        {"lr 1\n", "bad.conf:1: expected name = value, as in the config.txt of a run, found lr 1"},
-        {"= 1\n", "bad.conf:1: unknown option"},
-        {"lr =\n", "bad.conf:1: --lr"},
-        {"lr = # nothing\n", "bad.conf:1: --lr"},
-        {"config = other\n", "bad.conf:1: a configuration file cannot name another one"},
-        {"prompt = \"open\n", "bad.conf:1: prompt: the quoted value is not well formed"},
-        {"prompt = \"a\" b\n", "not well formed"},
-        {"prompt = \"\\q\"\n", "not well formed"},
-        {"prompt = \"\\u00\"\n", "not well formed"},
-        {"prompt = \"\\u0000\"\n", "not well formed"},
-        {"prompt = \"a\\", "not well formed"},
+        {"{\"lr\": 1,\n\"micro-batch\": \"x\"}",
+         "bad.conf: --micro-batch: x is not a whole number; allowed: auto or 1 .. 65536"},
+        {"{\"microbatch\": 1}", "bad.conf: unknown option microbatch: did you mean micro-batch?"},
+        {"{\"--lr\": 1}", "bad.conf: unknown option --lr: did you mean lr?"},
+        {"{\"diloco-h\": 1}", "bad.conf: unknown option diloco-h: did you mean diloco-H?"},
+        {"{\"learning-rate\": null}", "bad.conf: unknown option learning-rate: did you mean lr?"},
+        {"{\"lr\": 1,\n \"lr\": 1}", "bad.conf:2: duplicate object key near '\"lr\"'"},
+        {"lr = 1\n", "bad.conf:1: '[' or '{' expected near 'lr'; a configuration is a JSON object"},
+        {"{\"lr\": 1,\n \"seed\" 2}", "bad.conf:2: ':' expected near '2'"},
+        {"[1]", "bad.conf:1: no object; a configuration is a JSON object, as the config.json of a run"},
+        {"", "bad.conf:1: '[' or '{' expected near end of file"},
+        {"{\"lr\": \"\"}", "bad.conf: --lr:  is not a number"},
+        {"{\"lr\": -1}", "bad.conf: --lr: -1 is out of range; allowed: auto or 1e-12 .. 100"},
+        {"{\"seed\": 1.5}", "bad.conf: --seed: 1.5 is not a whole number"},
+        {"{\"lr\": true}", "bad.conf: --lr: true is no value of an option; allowed: auto or 1e-12 .. 100"},
+        {"{\"overlap\": 1}", "bad.conf: --overlap: 1 is neither on nor off; allowed: on or off"},
+        {"{\"overlap\": [true]}", "bad.conf: --overlap: [true] is no value of an option; allowed: on or off"},
+        {"{\"data\": {}}", "bad.conf: --data: {} is no value of an option; allowed: text"},
+        {"{\"data\": \"\"}", "bad.conf: --data needs a value: --data PATH|builtin"},
+        {"{\"wire\": \"fp4\"}", "bad.conf: --wire: fp4 is unknown"},
+        {"{\"config\": \"other\"}", "bad.conf: a configuration file cannot name another one"},
+        {"{\"prompt\": \"\\u0000\"}", "bad.conf:1: "},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         expect_file_refused(cases[i].text, strlen(cases[i].text), cases[i].part);
     }
-    expect_file_refused("lr = 1\0\n", 8, "bad.conf:1: the line holds a zero byte");
-    static char endless[3 * OPTION_LINE_SIZE];
-    memset(endless, '#', sizeof endless);
-    expect_file_refused(endless, sizeof endless, "bad.conf:1: the line holds a zero byte or is longer than");
+    expect_file_refused("{}\0", 3, "bad.conf:1: end of file expected near");
     expect_refused("--config /does/not/exist", "cannot read /does/not/exist: No such file or directory",
                    "--config");
     expect_refused("--config /", "cannot read /: Is a directory", "--config");
@@ -555,7 +598,7 @@ static void test_bad_files_name_the_line(void **state) {
 // Whatever bytes a file has, reading it gives options or a message of one line.
 static void test_random_files(void **state) {
     (void)state;
-    static const char letters[] = "lr=\n\"\\u0 #prompt-seed19.e\t\r";
+    static const char letters[] = "{}\"lr\":,[]\n\\u0 prompt-seed19.e\t";
     uint64_t random = 88172645463325252u;
     char path[256], text[200];
     scratch_path("random.conf", path);
@@ -574,8 +617,8 @@ static void test_random_files(void **state) {
         write_file(path, text, length);
         options_defaults(&options);
         memset(&error, 0, sizeof error);
-        bool given[OPTION_COUNT_OF_TABLE] = {false};
-        if (!options_read_file(path, &options, given, &error)) {
+        OptionSource sources[OPTION_COUNT_OF_TABLE] = {FROM_DEFAULT};
+        if (!options_read_file(path, &options, sources, &error)) {
             assert_true(error.text[0] != '\0' && strchr(error.text, '\n') == NULL);
         }
     }
@@ -587,8 +630,8 @@ static void test_save_reloads_bit_for_bit(void **state) {
     (void)state;
     static const double reals[] = {
         1.0 / 3, 1e-9, 0.1 + 0.2, 5e-324 * 4503599627370496.0 * 1e290, 0.9999989999999999, 2.0 / 3e5};
-    static const char *const texts[] = {"# x", " lead",        "trail ",           "\"", "a\\b", "a\"b\\",
-                                        "\n",  "\t\x01\x7f\r", "caf\xc3\xa9 \xff", "#",  "a#b",  "auto"};
+    static const char *const texts[] = {"# x", " lead",        "trail ",      "\"", "a\\b", "a\"b\\",
+                                        "\n",  "\t\x01\x7f\r", "caf\xc3\xa9", "#",  "a#b",  "auto"};
     char path[256];
     scratch_path("saved.conf", path);
     for (int round = 0; round < 24; round++) {
@@ -598,7 +641,7 @@ static void test_save_reloads_bit_for_bit(void **state) {
         for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
             const OptionSpec *option = &option_table[i];
             void *field = option_field(option, &options);
-            if (option->offset == offsetof(Options, config)) { continue; }
+            if (option->offset == offsetof(Options, config) || option->instead_of != NULL) { continue; }
             if (option->type == OPTION_TEXT) {
                 assert_true(option_set(option, &options, texts[(i + round) % 12], &error));
             }
@@ -619,11 +662,8 @@ static void test_save_reloads_bit_for_bit(void **state) {
         }
         if (!options_save_file(&options, path, &error)) { fail_msg("%s", error.text); }
         options_defaults(&loaded);
-        bool given[OPTION_COUNT_OF_TABLE] = {false};
-        if (!options_read_file(path, &loaded, given, &error)) { fail_msg("%s", error.text); }
-        for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
-            assert_int_equal(given[i], option_table[i].offset != offsetof(Options, config));
-        }
+        OptionSource sources[OPTION_COUNT_OF_TABLE] = {FROM_DEFAULT};
+        if (!options_read_file(path, &loaded, sources, &error)) { fail_msg("%s", error.text); }
         assert_same_options(&options, &loaded);
     }
 }
@@ -638,17 +678,17 @@ static void test_save_failures(void **state) {
     // On a full disk the file that was there stays as it was.
     char directory[] = "/tmp/acco-options-XXXXXX", path[64], beside[80];
     assert_non_null(mkdtemp(directory));
-    snprintf(path, sizeof path, "%s/config.txt", directory);
+    snprintf(path, sizeof path, "%s/config.json", directory);
     snprintf(beside, sizeof beside, "%s.new", path);
     options.seed = 77;
     if (!options_save_file(&options, path, &error)) { fail_msg("%s", error.text); }
     options.seed = 78;
     assert_int_equal(symlink("/dev/full", beside), 0);
     assert_false(options_save_file(&options, path, &error));
-    expect_text("save", error.text, "/config.txt: No space left on device");
+    expect_text("save", error.text, "/config.json: No space left on device");
     assert_int_equal(access(beside, F_OK), -1);
-    bool given[OPTION_COUNT_OF_TABLE] = {false};
-    if (!options_read_file(path, &options, given, &error)) { fail_msg("%s", error.text); }
+    OptionSource sources[OPTION_COUNT_OF_TABLE] = {FROM_DEFAULT};
+    if (!options_read_file(path, &options, sources, &error)) { fail_msg("%s", error.text); }
     assert_int_equal(options.seed, 77);
     unlink(path);
     rmdir(directory);
@@ -661,16 +701,17 @@ static void test_options_of_other_commands_are_refused(void **state) {
     (void)state;
     Options options;
     expect_refused("sample --from C --model 36M", "--model has no effect on train_gpt sample",
-                   "whose options are from, tokenizer, prompt,");
+                   "it is for training and train_gpt plan (see train_gpt help sample)");
     expect_refused("eval --from C --moments bf16", "--moments has no effect on train_gpt eval", "");
     expect_refused("sample --from C --tokens 5", "--tokens has no effect on train_gpt sample", "");
     expect_refused("eval --from C --data f --out x", "--out has no effect on train_gpt eval",
-                   "whose options are from, data, task,");
+                   "it is for training and train_gpt plan");
     expect_refused("eval --sample-tokens 5", "--sample-tokens has no effect on train_gpt eval", "");
     expect_refused("--task lambada", "--task has no effect on training: it is for train_gpt eval", "");
     expect_refused("plan --limit 3", "--limit has no effect on train_gpt plan", "");
     expect_contradiction("eval --from C --data f --task lambada --stride 4",
-                         "--stride is for --task perplexity");
+                         "--stride has no effect with --task lambada: leave one of them away");
+    expect_contradiction("eval --from C --data f --task hellaswag --stride 4", "with --task hellaswag");
     expect_valid(&options, "sample --from C --prompt x --top-k 3 --temperature 1 --seed 2 --threads 1");
     expect_valid(&options, "eval --from C --data f --task lambada --limit 3 --device cpu --seq-len 8");
     expect_valid(&options, "plan --ranks 8 --device cuda --save-every 10 --out x");
@@ -678,20 +719,22 @@ static void test_options_of_other_commands_are_refused(void **state) {
 
 static void test_rivals_are_refused(void **state) {
     (void)state;
-    expect_refused("--from C --model 36M", "--from and --model: the model is that of --from", "choose one");
+    expect_refused("--from C --model 36M", "--from and --model: one takes the place of the other",
+                   "choose one");
     expect_refused("--model tiny --finetune C", "--finetune and --model", "choose one");
     expect_refused("plan --from C --model tiny", "--from and --model", "choose one");
-    expect_refused("--from a --finetune b", "--from and --finetune: both name a model", "choose one");
+    expect_refused("--from a --finetune b", "--from and --finetune: one takes the place", "choose one");
     expect_refused("--rank-accumulate 4 --accumulate 8", "--rank-accumulate and --accumulate", "choose one");
-    expect_refused("--epochs 2 --tokens 1M", "--epochs and --tokens: each is the length of the training",
-                   "choose one");
-    expect_refused("--accumulate auto --rank-accumulate 2,2", "the list has a number for each rank", "");
+    expect_refused("--epochs 2 --tokens 1M", "--epochs and --tokens", "choose one");
+    expect_refused("--accumulate auto --rank-accumulate 2,2", "choose one", "");
 }
 
 // An option on the command line takes the place of its rival in the file.
 static void test_nearer_rival_wins(void **state) {
     (void)state;
-    static const char text[] = "from = C\nmodel = tiny\nrank-accumulate = 4,2\naccumulate = 2\n"; // as saved
+    static const char text[] =
+        "{\"from\": \"C\", \"model\": null, \"rank-accumulate\": \"4,2\", \"accumulate\": null}"; // as saved
+    static const char other[] = "{\"model\": \"36M\", \"accumulate\": 4}";
     Options options;
     char path[256], line[700];
     scratch_path("good.conf", path);
@@ -710,7 +753,7 @@ static void test_nearer_rival_wins(void **state) {
     expect_valid(&options, line);
     assert_string_equal(options.from, "");
     assert_string_equal(options.finetune, "D");
-    write_file(path, "model = 36M\naccumulate = 4\n", strlen("model = 36M\naccumulate = 4\n"));
+    write_file(path, other, strlen(other));
     snprintf(line, sizeof line, "--config %s --from C --rank-accumulate 4,2", path);
     expect_valid(&options, line);
     assert_string_equal(options.from, "C");
@@ -726,7 +769,12 @@ static void test_nearer_rival_wins(void **state) {
     snprintf(line, sizeof line, "--config %s --rank-accumulate=", path); // an empty text says nothing
     expect_valid(&options, line);
     assert_int_equal(options.accumulate, 4);
-    expect_file_refused("model = 36M\nfrom = C\n", strlen("model = 36M\nfrom = C\n"), "choose one");
+    static const char both[] = "{\"model\": \"36M\", \"from\": \"C\"}";
+    Error error;
+    write_file(path, both, strlen(both));
+    snprintf(line, sizeof line, "--config %s", path);
+    assert_false(parse_line(&options, &error, line));
+    expect_text(line, error.text, "--from and --model: one takes the place of the other; choose one");
 }
 
 // The shell makes several words of a pattern that is not quoted.
@@ -774,17 +822,26 @@ static void test_contradictions(void **state) {
     expect_consistent("--accumulate 3");
     expect_contradiction("--accumulate auto --overlap off", "--overlap on");
     expect_contradiction("--accumulate auto --lr-by commits",
-                         "nobody knows how many commits there will be; use --lr-by grads");
+                         "the number of commits is not known beforehand; use --lr-by grads");
     expect_contradiction("--accumulate auto --lr-by commits --optimizer dpu",
                          "--accumulate auto with --lr-by commits");
-    expect_contradiction("--precision fp16", "needs loss scaling and gave NaN");
     expect_contradiction("plan --precision fastest", "--precision fastest is measured where training begins");
     expect_contradiction("--lr 1e-3 --min-lr 2e-3", "--min-lr 0.002 is above --lr 0.001");
-    expect_contradiction("--schedule constant --min-lr 0", "never reaches --min-lr");
+    expect_contradiction("--schedule constant --min-lr 0",
+                         "--min-lr has no effect with --schedule constant: leave one of them away");
     expect_contradiction("--lr 10 --weight-decay 0.1", "would erase the parameters");
-    expect_contradiction("--ranks 2", "--ranks is for train_gpt plan");
-    expect_contradiction("--gpu-memory 80G", "--gpu-memory is for train_gpt plan");
-    expect_contradiction("plan --gpu-memory 80G --device cpu", "leave one of them away");
+    expect_refused("--ranks 2", "--ranks has no effect on training: it is for train_gpt plan", "");
+    expect_refused("--gpu-memory 80G", "--gpu-memory has no effect on training", "");
+    expect_refused("plan --like x --compute-ms 3", "--like and --compute-ms: one takes the place", "");
+    expect_contradiction("plan --json x", "--json needs --ranks, whose default, 1, does not fit");
+    expect_consistent("plan --json x --ranks 2");
+    expect_contradiction("--exchange library --wire int8", "--exchange library carries fp32 and bf16 only");
+    expect_contradiction("--exchange library --estimate-wire int8", "for --estimate-wire");
+    expect_contradiction("--exchange library --estimate-wire auto", "for --estimate-wire");
+    expect_consistent("--exchange library --estimate-wire bf16");
+    expect_consistent("--exchange library --optimizer ddp");
+    expect_contradiction("plan --gpu-memory 80G --device cpu",
+                         "--gpu-memory has no effect with --device cpu: leave one of them away");
     expect_contradiction("--slow-ms 3", "--slow-ms needs --slow-rank");
     expect_contradiction("--slow-rank 0", "--slow-rank needs --slow-ms");
     expect_contradiction("--slow-rank 0 --slow-ms 6000 --timeout-s 10", "longer than --timeout-s 10");
@@ -800,11 +857,14 @@ static void test_contradictions(void **state) {
     expect_contradiction("--chaos-ms 600 --link-us 5e5 --timeout-s 1", "longer than --timeout-s 1");
     expect_contradiction("--link-mbit 1 --timeout-s 16",
                          "--link-mbit 1 needs 16.8 s for two chunks of data, longer than --timeout-s 16");
-    expect_contradiction("--val-data x --val-batches none", "no validation");
+    expect_contradiction("--val-data x --val-batches none",
+                         "--val-data has no effect with --val-batches none");
     expect_contradiction("--val-data x --data x", "same as --data");
-    expect_contradiction("--prompt x --sample-tokens none", "no sample");
-    expect_contradiction("--epochs 2", "--epochs needs --data");
-    expect_contradiction("--sample-every 5 --sample-tokens none", "no sample");
+    expect_contradiction("--prompt x --sample-tokens none",
+                         "--prompt has no effect with --sample-tokens none");
+    expect_contradiction("--epochs 2", "--epochs needs --data, whose default, builtin, does not fit");
+    expect_contradiction("--sample-every 5 --sample-tokens none",
+                         "--sample-every has no effect with --sample-tokens none");
     static const char *const fine[] = {"--accumulate 3 --optimizer ddp",
                                        "--accumulate 1 --optimizer zero1",
                                        "--accumulate auto",
@@ -1012,7 +1072,6 @@ static void test_micro_batches_of_ranks(void **state) {
     assert_int_equal(options_total_accumulate(&options, 2), 4);
     expect_valid(&options, "--accumulate auto --optimizer dpu");
     assert_int_equal(options_total_accumulate(&options, 2), 2);
-    assert_true(options_steps_between_exchanges(&options) == 1);
 }
 
 static void test_contradictions_with_ranks(void **state) {
@@ -1024,25 +1083,36 @@ static void test_contradictions_with_ranks(void **state) {
     assert_false(options_check_ranks(&options, 2, 256, &error));
     expect_text("slow rank", error.text, "none or 0 .. 1");
     expect_valid(&options, "--tokens 8192 --micro-batch 8 --accumulate 2");
-    assert_int_equal(options_tokens_per_commit(&options, 2, 256), 8192);
     assert_true(options_check_ranks(&options, 2, 256, &error));
     assert_false(options_check_ranks(&options, 3, 256, &error));
     expect_text("tokens", error.text, "--tokens 8192 is less than one commit");
     expect_text("tokens", error.text, "6 micro-batches on 3 ranks x 8 sequences x 256 tokens = 12288");
     expect_text("tokens", error.text, "or --accumulate");
     expect_valid(&options, "--tokens 8192 --micro-batch 8 --rank-accumulate 2,4");
-    assert_int_equal(options_tokens_per_commit(&options, 2, 256), 12288);
     assert_false(options_check_ranks(&options, 2, 256, &error));
+    expect_text("tokens", error.text, "6 micro-batches on 2 ranks x 8 sequences x 256 tokens = 12288");
     expect_text("tokens", error.text, "or --rank-accumulate");
 }
 
 // ---------------------------------------------------------------------------------------
 // What is printed
 
+// What help prints on a topic; NULL: it is refused.
+static char *help_on(const char *topic, Error *error) {
+    char *text = NULL;
+    size_t length = 0;
+    FILE *file = open_memstream(&text, &length);
+    bool known = options_print_topic(file, topic, error);
+    fclose(file);
+    if (known) { return text; }
+    free(text);
+    return NULL;
+}
+
 static void test_help_is_complete_and_narrow(void **state) {
     (void)state;
-    char *help = print_to_text(options_print_help), *markdown = print_to_text(options_print_markdown),
-         name[64];
+    Error error = {""};
+    char *help = help_on("all", &error), *markdown = print_to_text(options_print_markdown), name[64];
     for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
         snprintf(name, sizeof name, "\n  --%s ", option_table[i].name);
         if (strstr(help, name) == NULL) { fail_msg("--help lacks %s", name); }
@@ -1050,7 +1120,7 @@ static void test_help_is_complete_and_narrow(void **state) {
         if (strstr(markdown, name) == NULL) { fail_msg("help markdown lacks %s", name); }
     }
     for (int group = 0; group < GROUP_COUNT; group++) {
-        assert_non_null(strstr(help, option_group_title((OptionGroup)group)));
+        assert_non_null(strstr(help, option_groups[group].title));
     }
     assert_non_null(strstr(help, "[default auto; auto or 1 .. 65536]"));
     assert_non_null(strstr(help, "--accumulate N|auto"));
@@ -1079,18 +1149,6 @@ static void test_help_is_complete_and_narrow(void **state) {
     free(markdown);
 }
 
-// What help prints on a topic; NULL: it is refused.
-static char *help_on(const char *topic, Error *error) {
-    char *text = NULL;
-    size_t length = 0;
-    FILE *file = open_memstream(&text, &length);
-    bool known = options_print_topic(file, topic, error);
-    fclose(file);
-    if (known) { return text; }
-    free(text);
-    return NULL;
-}
-
 static void expect_help(const char *topic, int least_options, int most_options, const char *part) {
     Error error = {""};
     char *text = help_on(topic, &error);
@@ -1116,14 +1174,18 @@ static void test_help_by_topic(void **state) {
     expect_help("diloco", 4, 12, "--diloco-H");
     expect_help("sample", 9, 9, "--temperature");
     expect_help("eval", 13, 13, "--stride");
-    expect_help("plan", 11, 11, "--host-mbit");
+    expect_help("plan", 10, 10, "--host-mbit");
     expect_help("train", 0, 0, "help TOPIC");
     for (int group = 0; group < GROUP_COUNT; group++) { // no other topic is called as a group is
-        expect_help(option_group_name((OptionGroup)group), 1, 20, option_group_title((OptionGroup)group));
-        assert_null(option_find(option_group_name((OptionGroup)group)));
+        expect_help(option_groups[group].name, 1, 20, option_groups[group].title);
+        assert_null(option_find(option_groups[group].name));
     }
     assert_null(help_on("optimzer", &error));
     expect_text("help", error.text, "no help on optimzer: did you mean optimizer?");
+    assert_null(help_on("learning", &error)); // a word of a group's title
+    expect_text("help", error.text, "no help on learning: did you mean rates?");
+    assert_null(help_on("adamw", &error));
+    expect_text("help", error.text, "did you mean rates?");
     assert_null(help_on("xyzzyplugh", &error));
     expect_text("help", error.text, "no help on xyzzyplugh: train_gpt help lists the topics");
 }
@@ -1145,7 +1207,7 @@ static void test_overview_fits_a_screen(void **state) {
 static void test_json(void **state) {
     (void)state;
     Options options;
-    expect_valid(&options, "--lr 3e-4 --overlap off --threads 2 --prompt caf\xc3\xa9\xff");
+    expect_valid(&options, "--lr 3e-4 --overlap off --threads 2 --prompt caf\xc3\xa9 --from C");
     json_t *object = options_as_json(&options);
     assert_int_equal(json_object_size(object), OPTION_COUNT_OF_TABLE);
     assert_true(json_number_value(json_object_get(object, "lr")) == 3e-4);
@@ -1153,7 +1215,10 @@ static void test_json(void **state) {
     assert_string_equal(json_string_value(json_object_get(object, "optimizer")), "acco");
     assert_true(json_is_false(json_object_get(object, "overlap")));
     assert_int_equal(json_integer_value(json_object_get(object, "threads")), 2);
-    assert_string_equal(json_string_value(json_object_get(object, "prompt")), "caf\xc3\xa9?");
+    assert_string_equal(json_string_value(json_object_get(object, "prompt")), "caf\xc3\xa9");
+    assert_true(json_is_null(json_object_get(object, "model")) &&
+                json_is_null(json_object_get(object, "config")));
+    assert_int_equal(json_integer_value(json_object_get(object, "accumulate")), 2);
     json_decref(object);
 }
 
@@ -1179,6 +1244,7 @@ static int remove_scratch(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_table_is_sound),
+        cmocka_unit_test(test_columns_name_options_that_exist),
         cmocka_unit_test(test_options_of_rules_name_rules_that_exist),
         cmocka_unit_test(test_defaults),
         cmocka_unit_test(test_values),
@@ -1192,7 +1258,7 @@ int main(void) {
         cmocka_unit_test(test_help_and_version_come_first),
         cmocka_unit_test(test_file_and_precedence),
         cmocka_unit_test(test_byte_order_mark_is_skipped),
-        cmocka_unit_test(test_bad_files_name_the_line),
+        cmocka_unit_test(test_bad_files_are_refused),
         cmocka_unit_test(test_random_files),
         cmocka_unit_test(test_save_reloads_bit_for_bit),
         cmocka_unit_test(test_save_failures),

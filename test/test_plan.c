@@ -305,8 +305,8 @@ static void what_a_plan_cannot_use_is_refused(void **state) {
         {"plan --like empty --ranks 2", "--like empty: no report of its log says what a micro-batch took"},
         {"plan --ranks 2 --compute-ms 5 --json nowhere/plan.json",
          "--json nowhere/plan.json cannot be written"},
-        {"plan --ranks 2 --compute-ms 5 --like x", "--like and --compute-ms both say"},
-        {"plan --compute-ms 5 --json x", "--json has the times of exchanges"},
+        {"plan --ranks 2 --compute-ms 5 --like x", "--like and --compute-ms: one takes the place"},
+        {"plan --compute-ms 5 --json x", "--json needs --ranks, whose default, 1,"},
         {"plan --ranks 4 --slow-rank 9 --slow-ms 1", "--slow-rank 9: there are fewer ranks"},
         {"plan --ranks 2 --compute-ms 0", "--compute-ms: 0 is out of range"},
         {"plan --ranks 2 --host-mbit none", "--host-mbit: none"},
@@ -331,7 +331,8 @@ static int open_stage(void **state) {
     (void)state;
     stage_open(&stage_of_all);
     stage_write(&stage_of_all, "base.txt",
-                "threads = 1\nseq-len = 64\nmicro-batch = 2\nval-batches = none\nsample-tokens = none\n");
+                "{\"threads\": 1, \"seq-len\": 64, \"micro-batch\": 2, \"val-batches\": \"none\", "
+                "\"sample-tokens\": \"none\"}\n");
     return 0;
 }
 

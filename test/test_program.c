@@ -25,7 +25,8 @@
 #include <dirent.h>
 
 #include "comm/layout.h"
-#include "options/options_print.h"
+#include "options/options_help.h"
+#include "runtime/log.h"
 #include "tokenizer/corpus.h"
 
 enum { T = 32, MICRO_BATCH = 2 }; // of base.txt
@@ -1028,7 +1029,7 @@ static char *read_saved(const Stage *stage, const char *name) {
     char path[STAGE_PATH_SIZE];
     char *text = file_read(stage_path(stage, name, path));
     assert_non_null(text);
-    char *out = strstr(text, "\nout = ");
+    char *out = strstr(text, "\n \"out\": ");
     assert_non_null(out);
     char *end = out + 1 + strcspn(out + 1, "\n");
     memmove(out, end, strlen(end) + 1);
@@ -1053,7 +1054,7 @@ static void the_saved_configuration_repeats_the_run(void **state) {
         "--weight-decay 0.07 --sample-tokens 60 --prompt ' one \"two\" # three\\four' --report-every 1 "
         "--out saved-1");
     outcome_check(&first, 0, "the first run");
-    Outcome second = program_run(stage, 0, "--config saved-1/config.txt --out saved-2");
+    Outcome second = program_run(stage, 0, "--config saved-1/config.json --out saved-2");
     outcome_check(&second, 0, "the run from the saved configuration");
     json_t *events[2] = {log_read(stage, "saved-1"), log_read(stage, "saved-2")};
     assert_string_equal(log_fingerprint(events[0]).text, log_fingerprint(events[1]).text);
@@ -1066,7 +1067,7 @@ static void the_saved_configuration_repeats_the_run(void **state) {
     assert_true(reports > 15);
     json_decref(events[0]);
     json_decref(events[1]);
-    char *saved[2] = {read_saved(stage, "saved-1/config.txt"), read_saved(stage, "saved-2/config.txt")};
+    char *saved[2] = {read_saved(stage, "saved-1/config.json"), read_saved(stage, "saved-2/config.json")};
     assert_string_equal(saved[0], saved[1]);
     free(saved[0]);
     free(saved[1]);
@@ -1169,7 +1170,7 @@ static const Refusal refusals[] = {
     {"huge integer", BASE "--seed 99999999999999999999", "out of range"},
     {"missing configuration file", "--config ../absent.txt", "cannot read ../absent.txt"},
     {"bad line of a configuration file", "--config ../typing.txt",
-     "typing.txt:2: unknown option micro-bach: did you mean micro-batch?"},
+     "typing.txt: unknown option micro-bach: did you mean micro-batch?"},
     {"missing data", BASE "--data ../absent.txt", "no file '../absent.txt'"},
     {"missing validation data", BASE "--val-data ../absent.txt", "no file '../absent.txt'"},
     {"empty data", BASE "--data ../empty.txt", "is empty"},
@@ -1182,7 +1183,7 @@ static const Refusal refusals[] = {
     {"text too short for a window", BASE "--data ../word.txt", "--seq-len"},
     {"text too short for the batch", BASE "--data ../short.txt --micro-batch 50 --tokens 1M",
      "--micro-batch to"},
-    {"epochs of what is endless", BASE "--epochs 2", "the built-in corpus is endless"},
+    {"epochs of what is endless", BASE "--epochs 2", "--epochs needs --data, whose default, builtin,"},
     {"epochs less than a commit", BASE "--data ../text.txt --epochs 0.01",
      "--epochs 0.01 are 40 tokens, less than one commit"},
     {"tokens less than a commit", BASE "--tokens 100", "less than one commit"},
@@ -1190,7 +1191,7 @@ static const Refusal refusals[] = {
     {"out is a file", BASE "--out ../empty.txt", "not a directory"},
     {"out where nothing can be made", BASE "--out /proc/x", "cannot create the directory /proc/x"},
     {"out of an earlier run", BASE "--out ../used", "already holds"},
-    {"fp16", BASE "--precision fp16", "use fp32"},
+    {"fp16", BASE "--precision fp16", "fp16 is unknown (did you mean fp32?)"},
     {"moments in fp16", BASE "--moments fp16",
      "--moments: fp16 is unknown (did you mean fp32?); allowed: fp32 or bf16"},
     {"acco with one round", BASE "--optimizer acco --accumulate 1", "use 2 or more"},
@@ -1234,14 +1235,14 @@ static const Refusal refusals[] = {
     {"minimum rate above the rate", BASE "--lr 0.001 --min-lr 0.002", "is above --lr"},
     {"slow rank without a time", BASE "--slow-rank 0", "needs --slow-ms"},
     {"slow rank that is not there", BASE "--slow-rank 7 --slow-ms 1", "--slow-rank 7"},
-    {"prompt without a sample", BASE "--prompt x", "would be no sample"},
-    {"ranks outside a plan", BASE "--ranks 2", "mpirun -np 2"},
+    {"prompt without a sample", BASE "--prompt x", "no effect with --sample-tokens none"},
+    {"ranks outside a plan", BASE "--ranks 2", "it is for train_gpt plan"},
     {"unknown model", BASE "--model tinny", "tiny"},
     {"unknown model of a plan", "plan --model tinny", "tiny"},
     {"model file that is absent", BASE "--model ../absent.json", "No such file"},
     {"model file with bad json", BASE "--model ../broken.json", "near"},
     {"model of another type", BASE "--model ../type.json", "and must be \"gpt_neo\""},
-    {"text as a model", BASE "--model ../base.txt", "base.txt is no config.json of a model"},
+    {"text as a model", BASE "--model ../text.txt", "text.txt is no config.json of a model"},
     {"text as a checkpoint", BASE "--resume ../base.txt",
      "base.txt is no checkpoint: it has no checkpoint.json"},
     {"directory without a checkpoint", BASE "--resume ..", "RUN/checkpoints/commit-N"},
@@ -1832,9 +1833,9 @@ static void a_disk_that_is_full_ends_the_run(void **state) {
     make_full_directory(stage, "full-2", "progress.tsv");
     Outcome outcome = program_run(stage, 0, "--config base.txt --out full-2");
     check_disk_full(&outcome, 3, "full-2/progress.tsv", "No space left on device");
-    make_full_directory(stage, "full-3", "config.txt.new");
+    make_full_directory(stage, "full-3", "config.json.new");
     outcome = program_run(stage, 0, "--config base.txt --out full-3");
-    check_disk_full(&outcome, 3, "full-3/config.txt", "No space left on device");
+    check_disk_full(&outcome, 3, "full-3/config.json", "No space left on device");
 }
 
 // Waits until a file contains a text.
@@ -2138,10 +2139,11 @@ static void write_stage(const Stage *stage) {
     write_model(stage, "dropout.json", "resid_dropout", json_real(0.1));
     write_model(stage, "bytes.json", "vocab_size", json_integer(99));
     stage_write(stage, "broken.json", "{\"model_type\": \"gpt_neo\",\n \"num_layers\": }\n");
-    stage_write(stage, "typing.txt", "seed = 1\nmicro-bach = 2\n");
+    stage_write(stage, "typing.txt", "{\"seed\": 1,\n \"micro-bach\": 2}\n");
     snprintf(base, sizeof base,
-             "# what most tests share\nmodel = %s\nmicro-batch = %d\ntokens = 4k\nreport-every = 4\n"
-             "val-batches = 2\nsample-tokens = none\nthreads = 1\ntimeout-s = 100\ndevice = cpu\n",
+             "{\"model\": \"%s\", \"micro-batch\": %d, \"tokens\": \"4k\", \"report-every\": 4, "
+             "\"val-batches\": 2, \"sample-tokens\": \"none\", \"threads\": 1, \"timeout-s\": 100, "
+             "\"device\": \"cpu\"}\n",
              stage_path(stage, "model.json", path), MICRO_BATCH);
     stage_write(stage, "base.txt", base);
     write_data(stage);

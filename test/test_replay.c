@@ -756,9 +756,9 @@ static void write_stage(const Stage *stage) {
     free(text);
     json_decref(model);
     snprintf(base, sizeof base,
-             "model = %s\nmicro-batch = 1\naccumulate = 2\nlr = 0.003\nmin-lr = 0.0005\nwarmup = "
-             "2\nreport-every = 1\n"
-             "val-every = end\nval-batches = 5\nsample-tokens = none\nthreads = 1\ntimeout-s = 100\n",
+             "{\"model\": \"%s\", \"micro-batch\": 1, \"accumulate\": 2, \"lr\": 0.003, "
+             "\"min-lr\": 0.0005, \"warmup\": 2, \"report-every\": 1, \"val-every\": \"end\", "
+             "\"val-batches\": 5, \"sample-tokens\": \"none\", \"threads\": 1, \"timeout-s\": 100}\n",
              stage_path(stage, "model.json", path));
     stage_write(stage, "base.txt", base);
 }

@@ -11,7 +11,7 @@
 #define ACCO_TEST_FUZZ_FUZZ_CHECKPOINT_H
 
 #include "checkpoint/load.h"
-#include "options/options_print.h"
+#include "options/options_parse.h"
 #include "test/fuzz/fuzz.h"
 
 enum { FUZZ_CHECKPOINT_FRAGMENTS = 2 };

@@ -1,38 +1,11 @@
-// options_print.h: options as text: help by topic, the tables of docs/options.md, and JSON
-// for the log.
-#ifndef ACCO_OPTIONS_OPTIONS_PRINT_H
-#define ACCO_OPTIONS_OPTIONS_PRINT_H
+// options_help.h: what the program says of its options: help by topic, and the tables of
+// docs/options.md.
+#ifndef ACCO_OPTIONS_OPTIONS_HELP_H
+#define ACCO_OPTIONS_OPTIONS_HELP_H
+
+#include <strings.h>
 
 #include "options/options_parse.h"
-#include "runtime/log.h" // log_text, log_real
-
-// Every option by its name, as one object: numbers as numbers, switches as booleans, the
-// rest (words such as "auto" too) as strings. "model" is null where the model is that of
-// --from or --finetune.
-static inline json_t *options_as_json(const Options *options) {
-    json_t *object = json_object();
-    char text[OPTION_VALUE_SIZE];
-    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
-        const OptionSpec *option = &option_table[i];
-        const void *field = option_field_const(option, options);
-        json_t *value;
-        if (field == options->model && options_start(options)[0] != '\0') {
-            value = json_null();
-        } else if (option->type == OPTION_TEXT) {
-            value = log_text((const char *)field);
-        } else if (option->type == OPTION_SWITCH) {
-            value = json_boolean(*(const bool *)field);
-        } else if (option->type == OPTION_CHOICE || option_has_word_value(option, options)) {
-            value = json_string(option_print_value(option, options, text));
-        } else if (option->type == OPTION_REAL) {
-            value = log_real(*(const double *)field);
-        } else {
-            value = json_integer((json_int_t) * (const int64_t *)field);
-        }
-        json_object_set_new(object, option->name, value);
-    }
-    return object;
-}
 
 // "N|auto", "fp32|bf16", "on|off".
 static inline const char *option_metavariable(const OptionSpec *option, char text[OPTION_VALUE_SIZE]) {
@@ -86,10 +59,10 @@ static inline void option_print_help(FILE *file, const OptionSpec *option) {
                           text);
 }
 
-static inline void option_group_print_help(FILE *file, OptionGroup group) {
-    fprintf(file, "\n%s\n", option_group_title(group));
+static inline void option_group_print_help(FILE *file, int group) {
+    fprintf(file, "\n%s\n", option_groups[group].title);
     for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
-        if (option_table[i].group == group) { option_print_help(file, &option_table[i]); }
+        if ((int)option_table[i].group == group) { option_print_help(file, &option_table[i]); }
     }
 }
 
@@ -105,80 +78,79 @@ static inline void options_print_usage(FILE *file) {
           file);
 }
 
-// Everything.
-static inline void options_print_help(FILE *file) {
-    options_print_usage(file);
-    for (int group = 0; group < GROUP_COUNT; group++) { option_group_print_help(file, (OptionGroup)group); }
-}
-
 // What fits a screen: 24 lines of 80 columns.
 static inline void options_print_overview(FILE *file) {
     fputs("train_gpt trains GPT-Neo models on CPUs and GPUs.\n\n", file);
     options_print_usage(file);
-    fprintf(file, "\n  mpirun --bind-to none -np 2 ./train_gpt --optimizer %s --tokens 2M\n\n",
-            option_find("optimizer")->default_text);
-    fputs("A topic is a command, an option, a rule of --optimizer, or a group of options:\n", file);
+    fputs("\n  mpirun --bind-to none -np 2 ./train_gpt --tokens 2M\n\n"
+          "A topic is a command, an option, a rule of --optimizer, or a group of options:\n",
+          file);
     for (int group = 0; group < GROUP_COUNT; group++) {
-        fprintf(file, "  %-12s %s\n", option_group_name((OptionGroup)group),
-                option_group_title((OptionGroup)group));
+        fprintf(file, "  %-12s %s\n", option_groups[group].name, option_groups[group].title);
     }
 }
 
-// The use of a command, and its options.
+// The use of a command, and its options: of a plan those that training lacks.
 static inline void command_print_help(FILE *file, OptionsCommand command) {
-    const char *used = options_of_command(command);
     if (command == COMMAND_TRAIN || command == COMMAND_HELP) {
         options_print_overview(file);
-    } else if (command == COMMAND_PLAN) {
-        fputs("train_gpt plan [--name value ...]\n\nTakes the options of training, prints what memory each "
-              "rank would need and whether there is so\nmuch, how long commits would take under every rule, "
-              "and "
-              "which rule to take. Its own:\n\n",
+        return;
+    }
+    if (command == COMMAND_PLAN) {
+        fputs("train_gpt plan [--name value ...]\n\n"
+              "Takes the options of training. Prints what memory each rank would need and whether\n"
+              "it fits, how long commits would take under every rule, and which rule to take.\n"
+              "Its own:\n\n",
               file);
-        option_print_help(file, option_find("ranks"));
-        option_print_help(file, option_find("ranks-per-host"));
-        option_print_help(file, option_find("gpu-memory"));
-        for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
-            if (option_table[i].group == GROUP_PLAN) { option_print_help(file, &option_table[i]); }
-        }
+    } else if (command == COMMAND_TOKENIZE) {
+        fputs("train_gpt tokenize --tokenizer DIR --out PREFIX < FILE.jsonl\n\n"
+              "Writes PREFIX_train_00000.bin, PREFIX_val_00000.bin and so on. A line has one document:\n"
+              "{\"text\": \"...\", \"prompt\": \"...\", \"val\": true}; only the text must be there. The prompt is not\n"
+              "predicted; val: for validation. With --seq-len each document is one sequence, cut or\n"
+              "filled up; otherwise documents follow each other.\n\n",
+              file);
     } else {
-        fprintf(file, "train_gpt %s%s\n\n", command_names()[command],
-                command == COMMAND_EVAL ? " --from DIR --data FILE"
-                : command == COMMAND_SAMPLE
-                    ? " --from DIR"
-                    : " --tokenizer DIR --out PREFIX < FILE.jsonl\n\n"
-                      "Writes PREFIX_train_00000.bin, PREFIX_val_00000.bin and so on. "
-                      "A line has one document:\n"
-                      "{\"text\": \"...\", \"prompt\": \"...\", \"val\": true}; "
-                      "only the text must be there. The prompt is not\npredicted; val: "
-                      "for validation. With --seq-len each document is one sequence, "
-                      "cut or\nfilled up; otherwise documents follow each other.");
-        for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
-            if (option_list_names(used, option_table[i].name)) { option_print_help(file, &option_table[i]); }
-        }
+        fprintf(file, "train_gpt %s --from DIR%s\n\n", command_names[command],
+                command == COMMAND_EVAL ? " --data FILE" : "");
+    }
+    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
+        const OptionSpec *option = &option_table[i];
+        bool trains = command == COMMAND_PLAN && option_is_of_command(option, COMMAND_TRAIN);
+        if (option_is_of_command(option, command) && !trains) { option_print_help(file, option); }
     }
 }
 
 // The options that only some rules have, this one among them.
 static inline void rule_print_help(FILE *file, const char *rule) {
-    int own = 0;
-    option_print_help(file, option_find("optimizer"));
+    option_print_help(file, option_of(offsetof(Options, rule)));
+    const char *heading = "\nOptions of %s that not every rule has\n";
     for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
-        const OptionSpec *option = &option_table[i];
-        if (option->rules == NULL || !option_list_names(option->rules, rule)) { continue; }
-        if (own++ == 0) { fprintf(file, "\nOptions of %s that not every rule has\n", rule); }
-        option_print_help(file, option);
+        if (!option_list_names(option_table[i].rules, rule)) { continue; }
+        fprintf(file, heading, rule);
+        heading = "";
+        option_print_help(file, &option_table[i]);
     }
 }
 
-enum { HELP_TOPICS = OPTION_COUNT_OF_TABLE + GROUP_COUNT + COMMANDS_BY_NAME + RULE_COUNT + 1 };
+// The group with a word in its title that begins as `word` does; otherwise the nearest name.
+static inline const char *options_nearest_topic(const char *word, const char *const *names, int count) {
+    size_t length = strlen(word);
+    for (int group = 0; group < GROUP_COUNT && length > 2; group++) {
+        for (const char *at = option_groups[group].title; at != NULL; at = strchr(at, ' ')) {
+            at += *at == ' ';
+            if (strncasecmp(at, word, length) == 0) { return option_groups[group].name; }
+        }
+    }
+    return nearest_name(word, names, count);
+}
 
 // Prints what `topic` is; empty: the overview. False: there is no such topic.
 static inline bool options_print_topic(FILE *file, const char *topic, Error *error) {
-    const char *names[HELP_TOPICS], *name = topic + strspn(topic, "-");
+    enum { TOPICS = OPTION_COUNT_OF_TABLE + GROUP_COUNT + COMMANDS_BY_NAME + RULE_COUNT + 1 };
+    const char *names[TOPICS], *name = topic + strspn(topic, "-");
     int count = 0, found = 0;
-    for (int i = 0; i < COMMANDS_BY_NAME; i++) { names[count++] = command_names()[i]; }
-    for (int i = 0; i < GROUP_COUNT; i++) { names[count++] = option_group_name((OptionGroup)i); }
+    for (int i = 0; i < COMMANDS_BY_NAME; i++) { names[count++] = command_names[i]; }
+    for (int i = 0; i < GROUP_COUNT; i++) { names[count++] = option_groups[i].name; }
     for (int i = 0; i < RULE_COUNT; i++) { names[count++] = RULES[i].rule->name; }
     for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) { names[count++] = option_table[i].name; }
     names[count++] = "all";
@@ -187,19 +159,20 @@ static inline bool options_print_topic(FILE *file, const char *topic, Error *err
     if (topic[0] == '\0') {
         options_print_overview(file);
     } else if (found == count) {
-        const char *nearest = nearest_name(name, names, count);
+        const char *nearest = options_nearest_topic(name, names, count);
         char excerpt[64];
         return error_set(error, "no help on %s%s%s%s train_gpt help lists the topics",
                          text_excerpt(topic, excerpt), nearest == NULL ? "" : ": did you mean ",
                          nearest == NULL ? "" : nearest, nearest == NULL ? ":" : "?");
     } else if (option == OPTION_COUNT_OF_TABLE) {
-        options_print_help(file);
+        options_print_usage(file);
+        for (int i = 0; i < GROUP_COUNT; i++) { option_group_print_help(file, i); }
     } else if (option >= 0) {
         option_print_help(file, &option_table[option]);
     } else if (rule >= 0) {
         rule_print_help(file, name);
     } else if (group >= 0) {
-        option_group_print_help(file, (OptionGroup)group);
+        option_group_print_help(file, group);
     } else {
         command_print_help(file, (OptionsCommand)found);
     }
@@ -207,10 +180,7 @@ static inline bool options_print_topic(FILE *file, const char *topic, Error *err
 }
 
 static inline void options_print_cell(FILE *file, const char *text) {
-    for (; *text != '\0'; text++) {
-        if (*text == '|') { fputc('\\', file); }
-        fputc(*text, file);
-    }
+    for (; *text != '\0'; text++) { fprintf(file, *text == '|' ? "\\%c" : "%c", *text); }
 }
 
 // The same as tables of GitHub's Markdown, one per group, for docs/options.md.
@@ -218,16 +188,15 @@ static inline void options_print_markdown(FILE *file) {
     char text[OPTION_VALUE_SIZE];
     for (int group = 0; group < GROUP_COUNT; group++) {
         fprintf(file, "%s### %s\n\n| option | default | allowed | effect |\n|---|---|---|---|\n",
-                group == 0 ? "" : "\n", option_group_title((OptionGroup)group));
+                group == 0 ? "" : "\n", option_groups[group].title);
         for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
             const OptionSpec *option = &option_table[i];
             if ((int)option->group != group) { continue; }
             bool is_choice = option->type == OPTION_CHOICE || option->type == OPTION_SWITCH;
-            fprintf(file, "| `--%s", option->name);
-            if (!is_choice) { fputc(' ', file); }
+            fprintf(file, "| `--%s%s", option->name, is_choice ? "" : " ");
             options_print_cell(file, is_choice ? "" : option_metavariable(option, text));
             fprintf(file, "` | %s | ", option->default_text);
-            options_print_cell(file, option->type == OPTION_TEXT ? "text" : option_allowed(option, text));
+            options_print_cell(file, option_allowed(option, text));
             fputs(" | ", file);
             if (option->rules != NULL) { fprintf(file, "Only for %s. ", option->rules); }
             options_print_cell(file, option->help);

@@ -16,19 +16,19 @@
 
 #include <signal.h>
 
-#include "evaluation/eval.h"      // defines: command_eval: how good a model is
-#include "evaluation/sample.h"    // defines: command_sample, print_sample: text out
-#include "plan/choose.h"          // defines: choose_by_measurement: what is auto
-#include "plan/plan.h"            // defines: command_plan: how much memory a run would need
-#include "program/announce.h"     // defines: announce_run, print_end, print_build_facts: what it says
-#include "program/data.h"         // defines: open_data, tokenize_data: what is trained on
-#include "program/fit.h"          // defines: fit_check: is there memory enough?
+#include "evaluation/eval.h"       // defines: command_eval: how good a model is
+#include "evaluation/sample.h"     // defines: command_sample, print_sample: text out
+#include "plan/choose.h"           // defines: choose_by_measurement: what is auto
+#include "plan/plan.h"             // defines: command_plan: how much memory a run would need
+#include "program/announce.h"      // defines: announce_run, print_end, print_build_facts: what it says
+#include "program/data.h"          // defines: open_data, tokenize_data: what is trained on
+#include "program/fit.h"           // defines: fit_check: is there memory enough?
 #include "program/machine_rates.h" // defines: choose_precision: fp32 or bf16, by measurement
-#include "program/resume.h"       // defines: begin_checkpoint, resume_run, roll_back: a run on disk
-#include "program/setup.h"        // defines: choose_model, reserve_memory: choices before training
-#include "program/spike_report.h" // defines: report_spike, fail_spike: steps that were not made
-#include "program/start.h"        // defines: open_run_directory, start_run: memory, threads, parameters
-#include "program/tokenize.h"     // defines: command_tokenize: token files of lines of JSON
+#include "program/resume.h"        // defines: begin_checkpoint, resume_run, roll_back: a run on disk
+#include "program/setup.h"         // defines: choose_model, reserve_memory: choices before training
+#include "program/spike_report.h"  // defines: report_spike, fail_spike: steps that were not made
+#include "program/start.h"         // defines: open_run_directory, start_run: memory, threads, parameters
+#include "program/tokenize.h"      // defines: command_tokenize: token files of lines of JSON
 
 // ---------------------------------------------------------------------------------------
 // Validation
@@ -48,7 +48,8 @@ static void validate_task(void *context, Stream *stream) {
     Run *run = sum->run;
     double perfect;
     Error error = {""};
-    if (!fill_validation(validation_loader(run), sum->batch, run->B, &run->training.batch, &perfect, &error)) {
+    if (!fill_validation(validation_loader(run), sum->batch, run->B, &run->training.batch, &perfect,
+                         &error)) {
         transport_fail(&run->transport, "%s", error.text);
     }
     const Batch *batch = &run->training.batch;
@@ -152,7 +153,9 @@ static void follow_commits(Run *run, bool last) {
             report_validation(reports, tokens, training_seconds(&run->clock));
         }
     }
-    if (!last && !s->wishes.stop_agreed && is_due(before, now, options->sample_every)) { print_sample(run, false); }
+    if (!last && !s->wishes.stop_agreed && is_due(before, now, options->sample_every)) {
+        print_sample(run, false);
+    }
     if (reports_here) {
         double seconds = training_seconds(&run->clock);
         Progress progress = {"", "tokens", tokens, options->tokens, seconds, QUIET_TRAINING_SECONDS};

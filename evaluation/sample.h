@@ -121,18 +121,19 @@ static inline void print_sample(Run *run, bool last) {
             stream_copy(s->compute, copy, committed, bytes);
             stream_settle(s->compute);
         }
-        good = good && text_codec_open(&sample.codec, tokenizer_path(options, path), data_loader_is_text(&run->data),
-                                       run->config.vocabulary, &error);
+        good = good && text_codec_open(&sample.codec, tokenizer_path(options, path),
+                                       data_loader_is_text(&run->data), run->config.vocabulary, &error);
         terminal_clear(&run->terminal);
         if (good) {
             good = sample_run(&sample, &run->config, run->pool, run->threads.threads, &error);
             text_codec_close(&sample.codec);
         }
         if (good) {
-            report_event(&run->reports, json_pack("{s:s, s:I, s:I, s:o, s:o}", "event", "sample", "commit",
-                                        (json_int_t)s->optimizer.commits, "tokens",
-                                        (json_int_t)tokens_done(run), "seconds",
-                                        log_real(training_seconds(&run->clock)), "text", log_text(sample.text)));
+            report_event(&run->reports,
+                         json_pack("{s:s, s:I, s:I, s:o, s:o}", "event", "sample", "commit",
+                                   (json_int_t)s->optimizer.commits, "tokens", (json_int_t)tokens_done(run),
+                                   "seconds", log_real(training_seconds(&run->clock)), "text",
+                                   log_text(sample.text)));
         } else {
             printf("\nno sample: %s\n", error.text);
         }

@@ -105,7 +105,8 @@ static inline void command_print_help(FILE *file, OptionsCommand command) {
     } else if (command == COMMAND_TOKENIZE) {
         fputs("train_gpt tokenize --tokenizer DIR --out PREFIX < FILE.jsonl\n\n"
               "Writes PREFIX_train_00000.bin, PREFIX_val_00000.bin and so on. A line has one document:\n"
-              "{\"text\": \"...\", \"prompt\": \"...\", \"val\": true}; only the text must be there. The prompt is not\n"
+              "{\"text\": \"...\", \"prompt\": \"...\", \"val\": true}; only the text must be there. The "
+              "prompt is not\n"
               "predicted; val: for validation. With --seq-len each document is one sequence, cut or\n"
               "filled up; otherwise documents follow each other.\n\n",
               file);

@@ -487,8 +487,9 @@ static inline bool options_parse_command(int argc, char **argv, Options *options
         for (found = 0; found < COMMANDS_BY_NAME && strcmp(argv[1], command_names[found]) != 0;) { found++; }
         if (found == COMMANDS_BY_NAME) {
             const char *nearest = nearest_name(argv[1], command_names, COMMANDS_BY_NAME);
-            return error_set(error, "unknown command %s%s%s%s commands: train, sample, eval, plan, "
-                                    "tokenize, help",
+            return error_set(error,
+                             "unknown command %s%s%s%s commands: train, sample, eval, plan, "
+                             "tokenize, help",
                              text_excerpt(argv[1], excerpt), nearest == NULL ? "" : ": did you mean ",
                              nearest == NULL ? "" : nearest, nearest == NULL ? ";" : "?");
         }

@@ -73,9 +73,6 @@ enum {
     FOR_TOKENS = 1 << COMMAND_TOKENIZE
 };
 
-// Whether a command line that a plan recommends has the option, if it is not at its default.
-typedef enum OptionAdvice { ADVISED, ADVISED_IF_GIVEN, NOT_ADVISED } OptionAdvice;
-
 enum { OPTION_CHOICES_MAX = 12, OPTION_VALUE_SIZE = 512 };
 
 // Integers stay below 2^53, so that ranges can be doubles. Printed as "or more".
@@ -100,9 +97,9 @@ typedef struct OptionSpec {
     const char *instead_of; // options whose place it takes where it is set
     const char *needs;      // an option that must be set, too
     const char *excludes;   // NAME VALUE of options with which it has no effect
-    OptionAdvice advice;
-    const char *also; // other names that users try; errors answer with this one
-    const char *help; // the effect, and what it costs
+    bool of_one_run;        // it names files of one run, so a command that a plan recommends lacks it
+    const char *also;       // other names that users try; errors answer with this one
+    const char *help;       // the effect, and what it costs
 } OptionSpec;
 
 // The offset of a field; does not compile where the field is not of that type.
@@ -131,7 +128,7 @@ typedef struct OptionSpec {
 static const OptionSpec option_table[] = {
     {OPTION("optimizer", RULE, COMPARED_APART),
      CHOICE_OPTION(rule, "acco", "ddp", "zero1", "dpu", "acco-wp", "acco", "co2", "diloco",
-                   "streaming-diloco"), .advice = NOT_ADVISED, .also = "rule", .help =
+                   "streaming-diloco"), .also = "rule", .help =
      "The update rule. ddp: every rank holds the whole optimizer state; zero1: each rank holds a shard of "
      "it; both exchange gradients and parameters beside the backward and forward passes. dpu, acco-wp and "
      "acco shard the state, too, and exchange beside the whole next batch. dpu: gradients are one commit "
@@ -290,7 +287,7 @@ static const OptionSpec option_table[] = {
      .commands = FOR_TRAINING | FOR_EVALUATION | FOR_TOKENS, .also = "context, block-size", .help =
      "Tokens per sequence, at most the model's positions. auto: the model's positions, at most 1024."},
     {OPTION("tokens", DATA, FROM_TOKENS), COUNT_OPTION(tokens, "1500k", 1, OPTION_NO_LIMIT, "N"),
-     .advice = NOT_ADVISED, .also = "steps, max-steps", .help =
+     .also = "steps, max-steps", .help =
      "Length of the training in tokens over all ranks. k, M and G may follow the number: 1500k, 2M, 1.5G."},
     {OPTION("epochs", DATA, SAME_BITS), REAL_OPTION(epochs, "unset", 1e-6, 1e6, "X"), .word = "unset",
      .instead_of = "tokens", .needs = "data", .help =
@@ -303,10 +300,10 @@ static const OptionSpec option_table[] = {
      "same ranks a run repeats bit for bit, unless an option makes it follow a measurement."},
 
     {OPTION("lr", RATE, OTHER_BITS), REAL_OPTION(learning_rate, "auto", 1e-12, 100, "RATE"), .word = "auto",
-     .advice = ADVISED_IF_GIVEN, .also = "lrate, learning-rate", .help =
+     .also = "lrate, learning-rate", .help =
      "Peak learning rate. auto: chosen by the size of the model, and a tenth of that for --finetune."},
     {OPTION("min-lr", RATE, OTHER_BITS), REAL_OPTION(minimum_learning_rate, "auto", 0, 100, "RATE"),
-     .word = "auto", .word_value = -1, .excludes = "schedule constant", .advice = ADVISED_IF_GIVEN, .help =
+     .word = "auto", .word_value = -1, .excludes = "schedule constant", .help =
      "Learning rate at the end of the schedule. auto: a tenth of --lr."},
     {OPTION("lr-by", RATE, OTHER_BITS), CHOICE_OPTION(learning_rate_by, "grads", "grads", "commits"), .help =
      "What the schedule counts. grads: micro-batches trained on, so that rules with other or varying "
@@ -316,11 +313,11 @@ static const OptionSpec option_table[] = {
      "Shape of the decrease from --lr to --min-lr after the warm-up. constant stays at --lr, which suits "
      "runs without a fixed end."},
     {OPTION("warmup", RATE, FROM_TOKENS), INTEGER_OPTION(warmup, "auto", 0, OPTION_NO_LIMIT, "COMMITS"),
-     .word = "auto", .word_value = -1, .advice = ADVISED_IF_GIVEN, .help =
+     .word = "auto", .word_value = -1, .help =
      "The learning rate rises linearly over the first COMMITS updates. Longer is safer at a high rate and "
      "slower at the start. auto: a twentieth of the run, at most 1000."},
     {OPTION("weight-decay", RATE, OTHER_BITS), REAL_OPTION(weight_decay, "auto", 0, 100, "X"),
-     .word = "auto", .word_value = -1, .advice = ADVISED_IF_GIVEN, .also = "wd", .help =
+     .word = "auto", .word_value = -1, .also = "wd", .help =
      "AdamW shrinks the parameters by this times the learning rate at each commit. auto: 0.1; for "
      "--finetune 0."},
     {OPTION("decay", RATE, OTHER_BITS), CHOICE_OPTION(decay, "matrices", "matrices", "all"), .help =
@@ -420,19 +417,19 @@ static const OptionSpec option_table[] = {
      INTEGER_OPTION(keep_every, "off", 1, OPTION_NO_LIMIT, "COMMITS"), .word = "off", .help =
      "Checkpoints at multiples of this number of commits are kept as well."},
     {OPTION("resume", REPORT, SAME_BITS), TEXT_OPTION(resume, "off", 1, "off|auto|PATH"),
-     .advice = NOT_ADVISED, .help =
+     .of_one_run = true, .help =
      "Continues from a checkpoint. auto: from the newest sound one in --out, where the log continues, too; "
      "a new run begins where there is none. PATH: from that one, or the newest one of that run, in a new "
      "--out. Ranks, rule and device may differ; the run then says what is not exact."},
     {OPTION("out", REPORT, SAME_BITS), TEXT_OPTION(out, "auto", 1, "DIR|auto"),
-     .commands = FOR_TRAINING | FOR_TOKENS, .advice = NOT_ADVISED, .also = "output-dir", .help =
+     .commands = FOR_TRAINING | FOR_TOKENS, .of_one_run = true, .also = "output-dir", .help =
      "The run's directory, created with its parents; a directory that already holds a run is refused. auto: "
      "runs/MODEL-OPTIMIZER-N with the first free N."},
-    {OPTION("trace", REPORT, SAME_BITS), TEXT_OPTION(trace, "", 0, "FILE"), .help =
+    {OPTION("trace", REPORT, SAME_BITS), TEXT_OPTION(trace, "", 0, "FILE"), .of_one_run = true, .help =
      "Writes what both streams of every rank do and when, as Chrome trace JSON, which ui.perfetto.dev "
      "shows. The file grows with every commit: meant for short runs."},
     {OPTION("config", REPORT, SAME_BITS), TEXT_OPTION(config, "", 1, "FILE"),
-     .commands = FOR_TRAINING | FOR_SAMPLES | FOR_EVALUATION, .advice = NOT_ADVISED, .help =
+     .commands = FOR_TRAINING | FOR_SAMPLES | FOR_EVALUATION, .of_one_run = true, .help =
      "Reads options from a JSON object of names and values; every run saves its own as OUT/config.json. The "
      "command line wins over the file."},
 

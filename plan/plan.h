@@ -131,14 +131,11 @@ static inline void print_options(FILE *file, const Options *options, const Optio
 static inline void print_command(const Setup *run, const ForecastRow *row) {
     Options options = row->options, defaults;
     options_defaults(&defaults);
-    options.ranks = defaults.ranks;
-    options.gpu_memory = defaults.gpu_memory;
-    memcpy(options.config, defaults.config, sizeof options.config);
-    memcpy(options.resume, defaults.resume, sizeof options.resume);
-    memcpy(options.out, defaults.out, sizeof options.out);
-    memcpy(options.trace, defaults.trace, sizeof options.trace);
     for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
-        if (option_table[i].group == GROUP_PLAN) { option_set_default(&option_table[i], &options); }
+        const OptionSpec *option = &option_table[i];
+        if (option->of_one_run || !option_is_of_command(option, COMMAND_TRAIN)) {
+            option_set_default(option, &options);
+        }
     }
     double least = PLAN_COMMITS * row->commit.micro_batches * setup_micro_batch_tokens(run);
     if (options.epochs == 0 && (double)options.tokens < least) { options.tokens = (int64_t)ceil(least); }

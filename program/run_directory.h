@@ -125,6 +125,7 @@ static inline bool run_directory_create(const char *out, const char *model, cons
 
 #define RUN_LOCK_BEAT 2.0      // seconds between two touches
 #define RUN_LOCK_PATIENCE 15.0 // seconds without a touch after which the owner is dead
+#define RUN_LOCK_LOOK 0.1      // seconds between two looks at the lock of another run
 
 enum { RUN_LOCK_TEXT = 128 };
 
@@ -159,7 +160,7 @@ static inline bool run_lock_is_held(const char *directory, const char *path, con
         fprintf(stderr, "train_gpt: --out %.400s has the lock of a run on %s: watching it for %.0f s\n",
                 directory, named ? owner : "an unknown host", patience);
     }
-    for (double until = clock_seconds() + patience; clock_seconds() < until; sleep_seconds(0.2)) {
+    for (double until = clock_seconds() + patience; clock_seconds() < until; sleep_seconds(RUN_LOCK_LOOK)) {
         if (!run_lock_read(path, present, &at)) { return false; }
         if (at.tv_sec == touched.tv_sec && at.tv_nsec == touched.tv_nsec && strcmp(text, present) == 0) {
             continue;
@@ -187,28 +188,40 @@ static inline void *run_lock_beat(void *argument) {
 // the run writes next will say why.
 static inline bool run_lock_take(RunLock *lock, const char *directory, const char *host, double patience,
                                  Error *error) {
+    char mine[RUN_LOCK_TEXT], text[RUN_LOCK_TEXT];
+    bool taken_over = false;
     int descriptor;
+    struct timespec touched;
     pthread_t thread;
     snprintf(lock->path, sizeof lock->path, "%.*s/lock", RUN_PATH_SIZE - 1, directory);
     while ((descriptor = open(lock->path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666)) < 0) {
         bool exists = errno == EEXIST;
         bool held = exists && run_lock_is_held(directory, lock->path, host, patience, error);
-        if (exists && !held && (unlink(lock->path) == 0 || errno == ENOENT)) { continue; }
+        taken_over = exists && !held && (unlink(lock->path) == 0 || errno == ENOENT);
+        if (taken_over) { continue; }
         lock->path[0] = '\0';
         return !held;
     }
-    dprintf(descriptor, "%s %d\n", host, (int)getpid());
+    snprintf(mine, sizeof mine, "%.64s %d\n", host, (int)getpid());
+    if (write(descriptor, mine, strlen(mine)) < 0) {
+        mine[0] = '\0';
+    } // a full disk: an empty file is a lock, too
     close(descriptor);
+    // Of two runs that find the same owner dead, the slower one removes the lock of the other.
+    if (taken_over) { sleep_seconds(2 * RUN_LOCK_LOOK); }
+    if (taken_over && (!run_lock_read(lock->path, text, &touched) || strcmp(text, mine) != 0)) {
+        lock->path[0] = '\0';
+        return error_set(error, "--out %.300s was taken by another run at the same moment: %.100s", directory,
+                         text);
+    }
     // Without a thread the lock holds for as long as others watch it.
     if (pthread_create(&thread, NULL, run_lock_beat, lock) == 0) { pthread_detach(thread); }
     return true;
 }
 
 static inline void run_lock_release(RunLock *lock) {
-    if (lock->path[0] == '\0') { return; }
-    __atomic_store_n(&lock->released, true, __ATOMIC_RELEASE);
+    if (lock->path[0] == '\0' || __atomic_exchange_n(&lock->released, true, __ATOMIC_ACQ_REL)) { return; }
     unlink(lock->path);
-    lock->path[0] = '\0';
 }
 
 #endif

@@ -80,14 +80,38 @@ static void a_living_owner_keeps_the_directory(void **state) {
 static void a_dead_owner_keeps_nothing(void **state) {
     const Scene *scene = (const Scene *)*state;
     Error error;
+    char text[64];
     pid_t child = fork();
-    if (child == 0) { _exit(take(scene, new_lock(), &error) ? 0 : 1); } // without a release, as after a kill
-    int status;
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    if (child == 0) { _exit(0); }
+    assert_int_equal(waitpid(child, NULL, 0), child);
+    snprintf(text, sizeof text, "here %d\n", (int)child);
+    write_lock(scene, text);
     double began = clock_seconds();
     assert_true(take(scene, new_lock(), &error));
     assert_true(clock_seconds() - began < PATIENCE / 2); // on one host it is known at once
+}
+
+// The slower of two runs that have found the same owner dead replaces the lock of the other,
+// which notices.
+static void of_two_that_take_over_one_does(void **state) {
+    const Scene *scene = (const Scene *)*state;
+    Error error;
+    write_lock(scene, "far 1\n");
+    pid_t child = fork();
+    while (child == 0) { // the slower one: waits for the new lock, and replaces it
+        char text[RUN_LOCK_TEXT];
+        struct timespec touched;
+        bool there = run_lock_read(scene->path, text, &touched);
+        if (there && strncmp(text, "here", 4) == 0) { break; }
+        sleep_seconds(0.01);
+    }
+    if (child == 0) {
+        write_lock(scene, "near 2\n");
+        _exit(0);
+    }
+    assert_false(take(scene, new_lock(), &error));
+    waitpid(child, NULL, 0);
+    assert_non_null(strstr(error.text, "taken by another run at the same moment: near 2"));
 }
 
 // After a restart of the machine another process may have the number of the dead one.
@@ -153,6 +177,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         LOCK_TEST(a_living_owner_keeps_the_directory),
         LOCK_TEST(a_dead_owner_keeps_nothing),
+        LOCK_TEST(of_two_that_take_over_one_does),
         LOCK_TEST(a_process_of_the_same_number_is_not_the_owner),
         LOCK_TEST(an_owner_elsewhere_that_is_silent_has_died),
         LOCK_TEST(an_owner_elsewhere_that_touches_its_lock_keeps_it),

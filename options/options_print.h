@@ -147,12 +147,12 @@ static inline void command_print_help(FILE *file, OptionsCommand command) {
                 : command == COMMAND_SAMPLE
                     ? " --from DIR"
                     : " --tokenizer DIR --out PREFIX < FILE.jsonl\n\n"
-                      "Writes PREFIX_train_00000.bin, PREFIX_val_00000.bin and so on. "
-                      "A line has one document:\n"
-                      "{\"text\": \"...\", \"prompt\": \"...\", \"val\": true}; "
-                      "only the text must be there. The prompt is not\npredicted; val: "
-                      "for validation. With --seq-len each document is one sequence, "
-                      "cut or\nfilled up; otherwise documents follow each other.");
+                      "Writes PREFIX_train_00000.bin, PREFIX_val_00000.bin and so on. A "
+                      "line has one\ndocument: {\"text\": \"...\", \"prompt\": "
+                      "\"...\", \"val\": true}. Only the text must be\nthere. The "
+                      "prompt is not predicted; val: for validation. With --seq-len each\n"
+                      "document is one sequence, cut or filled up; otherwise documents "
+                      "follow each\nother.");
         for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
             if (option_list_names(used, option_table[i].name)) { option_print_help(file, &option_table[i]); }
         }

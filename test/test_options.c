@@ -833,8 +833,7 @@ static void test_contradictions(void **state) {
     expect_refused("--ranks 2", "--ranks has no effect on training: it is for train_gpt plan", "");
     expect_refused("--gpu-memory 80G", "--gpu-memory has no effect on training", "");
     expect_refused("plan --like x --compute-ms 3", "--like and --compute-ms: one takes the place", "");
-    expect_contradiction("plan --json x", "--json needs --ranks, whose default, 1, does not fit");
-    expect_consistent("plan --json x --ranks 2");
+    expect_consistent("plan --json x --like runs/a");
     expect_contradiction("--exchange library --wire int8", "--exchange library carries fp32 and bf16 only");
     expect_contradiction("--exchange library --estimate-wire int8", "for --estimate-wire");
     expect_contradiction("--exchange library --estimate-wire auto", "for --estimate-wire");

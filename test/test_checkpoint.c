@@ -806,7 +806,7 @@ static void nothing_is_saved_where_nobody_wants_it(void **state) {
     Stage *stage = stage_of(state);
     Training training = training_start(stage, 0, "--save-every never");
     json_decref(training_finish(stage, &training));
-    text_check(training_output(stage, &training), "not saved  as --save-every never asks", training.what);
+    text_check(training_output(stage, &training), "not saved  because of --save-every never", training.what);
     shell(stage, "[ ! -e %s/checkpoints ]", training.out);
 }
 

@@ -262,7 +262,7 @@ static inline void check_resume(Run *run) {
 static inline void describe_damaged(const CheckpointedRun *checkpointed, Error *error) {
     const CommitSet *damaged = &checkpointed->damaged;
     char names[512] = "";
-    for (int i = damaged->count - 1; i >= 0; i--) {
+    for (int i = 0; i < damaged->count; i++) {
         size_t used = strlen(names);
         snprintf(names + used, sizeof names - used, "%scommit-%lld", used > 0 ? ", " : "",
                  (long long)damaged->commits[i]);

@@ -494,7 +494,8 @@ static const OptionSpec option_table[] = {
     {OPTION("like", PLAN, SAME_BITS), TEXT_OPTION(like, "", 0, "RUN"), .commands = FOR_PLANS,
      .instead_of = "compute-ms", .help =
      "The directory of a run whose computing times the plan takes, from its log. Model, data, batch and "
-     "rule are as in that run, too, where they are not given."},
+     "rule are as in that run, too, where they are not given. Without --ranks the plan is for that run "
+     "itself, and says what would be faster."},
     {OPTION("compute-ms", PLAN, SAME_BITS), REAL_OPTION(compute_ms, "auto", 1e-6, 1e9, "MS"), .word = "auto",
      .commands = FOR_PLANS, .help =
      "What one rank needs to compute one micro-batch, forward and backward. auto: as in --like; without it, "

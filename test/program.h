@@ -435,7 +435,7 @@ static inline Training training_start(Stage *stage, int ranks, const char *optio
     memset(&setting, 0, sizeof setting);
     snprintf(training.out, sizeof training.out, "run-%d", stage->count + 1);
     snprintf(training.what, sizeof training.what, "%d ranks, %.450s", ranks, options);
-    snprintf(arguments, sizeof arguments, "--config base.txt --out %s %s", training.out, options);
+    snprintf(arguments, sizeof arguments, "--config base.json --out %s %s", training.out, options);
     training.program = program_start(stage, ranks, &setting, arguments);
     return training;
 }

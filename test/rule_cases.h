@@ -13,7 +13,7 @@ typedef struct ReplayCase {
 
 typedef struct RuleCase {
     const char *name;
-    const char *options; // with them ranks communicate several times within the few steps of base.txt
+    const char *options; // with them ranks communicate several times within the few steps of base.json
     int chaos_ms;        // smaller where a rule sends many small messages, each of which is delayed
     // What a rank sends in two commits (test_schedule.c). An exchange of all elements is a
     // reduce-scatter and an all-gather, which together send 2 (N - 1) / N elements for each

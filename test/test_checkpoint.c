@@ -12,7 +12,7 @@
 #include <dirent.h>
 #include <sys/mount.h>
 
-enum { COMMITS = 24 }; // that base.txt trains for: of two micro-batches each, on one rank
+enum { COMMITS = 24 }; // that base.json trains for: of two micro-batches each, on one rank
 
 // A rule, possibly with a wire format or moments in bf16.
 typedef struct Variant {
@@ -561,7 +561,7 @@ static Training auto_start(Stage *stage, int ranks, const char *out, const char 
     memset(&training, 0, sizeof training);
     snprintf(training.out, sizeof training.out, "%s", out);
     snprintf(training.what, sizeof training.what, "%d ranks, %.400s, in %.60s", ranks, options, out);
-    snprintf(arguments, sizeof arguments, "--config base.txt --out %s --resume auto %s", out, options);
+    snprintf(arguments, sizeof arguments, "--config base.json --out %s --resume auto %s", out, options);
     training.program = program_start(stage, ranks, &setting, arguments);
     return training;
 }
@@ -1035,7 +1035,7 @@ static void a_full_disk_costs_the_new_checkpoint_only(void **state) {
     json_decref(training_finish(stage, &half));
     shell(stage, "rm -r full/checkpoints/commit-16 full/checkpoints/commit-24");
     Program program = program_start(stage, 0, &setting,
-                                    "--config base.txt --out full --resume auto --save-every 4 --keep 1");
+                                    "--config base.json --out full --resume auto --save-every 4 --keep 1");
     Outcome outcome = program_finish(stage, &program);
     outcome_check(&outcome, 3, "a full disk");
     text_check(outcome.output, "no checkpoint: ", "a full disk");
@@ -1105,7 +1105,7 @@ static void a_disk_that_is_full_for_a_while_costs_no_line_of_the_log(void **stat
 static void a_folder_that_cannot_be_made_costs_only_checkpoints(void **state) {
     Stage *stage = stage_of(state);
     shell(stage, "mkdir blocked && : > blocked/checkpoints");
-    Outcome outcome = program_run(stage, 0, "--config base.txt --out blocked --save-every 8");
+    Outcome outcome = program_run(stage, 0, "--config base.json --out blocked --save-every 8");
     outcome_check(&outcome, 3, "a file where the folder should be");
     assert_int_equal(text_count(outcome.output, "no checkpoint: "), 3);
 }
@@ -1191,7 +1191,7 @@ static void a_saved_model_begins_another_run(void **state) {
     assert_string_equal(json_string_value(json_object_get(start, "model")), fleet->trainings[0].out);
     assert_true(json_is_null(json_object_get(json_object_get(start, "options"), "model")));
     char arguments[256], directory[128];
-    snprintf(arguments, sizeof arguments, "--config base.txt %s --save-every never --from %.100s", still,
+    snprintf(arguments, sizeof arguments, "--config base.json %s --save-every never --from %.100s", still,
              fleet->trainings[0].out);
     snprintf(directory, sizeof directory, "\nrun        runs/%.60s-ddp-1\n", fleet->trainings[0].out);
     Outcome outcome = program_run(stage, 0, arguments);
@@ -1240,10 +1240,10 @@ static void a_run_stands_for_its_newest_checkpoint(void **state) {
         {"sample --from %s --sample-tokens 3", "model          ", "/model, the newest checkpoint of "},
         {"sample --from %s/checkpoints --sample-tokens 3", "model          ",
          "/model, the newest checkpoint of "},
-        {"--config base.txt --optimizer ddp --out from --from %s", "model      ", "/model/config.json: "},
-        {"--config base.txt --optimizer ddp --out on --tokens 3k --resume %s", "resumed    from ",
+        {"--config base.json --optimizer ddp --out from --from %s", "model      ", "/model/config.json: "},
+        {"--config base.json --optimizer ddp --out on --tokens 3k --resume %s", "resumed    from ",
          " at commit 24"},
-        {"--config base.txt --optimizer ddp --out on-too --tokens 3k --resume %s/checkpoints",
+        {"--config base.json --optimizer ddp --out on-too --tokens 3k --resume %s/checkpoints",
          "resumed    from ", " at commit 24"},
     };
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
@@ -1295,7 +1295,7 @@ static void what_is_left_out_is_as_in_the_run(void **state) {
         {"--out left-out-2 --resume %s --lr 0.002 --tokens 3k",
          "not exact: another --tokens; another --lr\n"},
         {"--out left-out-3 --resume %s --optimizer zero1 --tokens 3k", "not exact: another rule: "},
-        {"--out left-out-4 --config base.txt --resume %s --optimizer acco --tokens 3k", "another --lr"},
+        {"--out left-out-4 --config base.json --resume %s --optimizer acco --tokens 3k", "another --lr"},
     };
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
         char arguments[STAGE_COMMAND_SIZE];
@@ -1337,7 +1337,7 @@ static void the_fastest_format_is_chosen_once(void **state) {
         snprintf(line, sizeof line, "\"precision\": \"%s\",\n", formats[i]);
         for (int with_file = 0; with_file < 2; with_file++) {
             snprintf(options, sizeof options, "%s --optimizer ddp --out %s --resume auto --precision fastest",
-                     with_file ? "--config base.txt" : "", run.out);
+                     with_file ? "--config base.json" : "", run.out);
             Outcome outcome = program_run(stage, 0, options);
             outcome_check(&outcome, 0, options);
             text_check(outcome.output, "; exact", options);
@@ -1356,7 +1356,7 @@ static void a_start_beside_a_checkpoint_is_said_to_be_unused(void **state) {
     json_decref(training_finish(stage, &run));
     char options[2 * STAGE_PATH_SIZE];
     snprintf(options, sizeof options,
-             "--config base.txt --optimizer ddp --tokens 3k --out both --from %s --resume %s", run.out,
+             "--config base.json --optimizer ddp --tokens 3k --out both --from %s --resume %s", run.out,
              run.out);
     Outcome outcome = program_run(stage, 0, options);
     outcome_check(&outcome, 0, options);
@@ -1373,7 +1373,7 @@ typedef struct Refusal {
 
 static const Refusal refusals[] = {
     {"--resume nowhere", "nowhere"},
-    {"--resume base.txt", "base.txt"},
+    {"--resume base.json", "base.json"},
     {"--resume SAVED/model", "SAVED/model"},
     {"--resume SAVED --model wide.json", "another model"},
     {"--resume SAVED --model heads.json", "another model"},
@@ -1386,7 +1386,7 @@ enum { REFUSED = sizeof refusals / sizeof refusals[0] };
 
 static void check_refused(Stage *stage, int ranks, const char *out, const char *arguments, const char *part) {
     char all[1024];
-    snprintf(all, sizeof all, "--config base.txt --out %s %s", out, arguments);
+    snprintf(all, sizeof all, "--config base.json --out %s %s", out, arguments);
     Outcome outcome = program_run(stage, ranks, all);
     outcome_check(&outcome, 2, arguments);
     text_check(outcome.errors, part, arguments);
@@ -1424,7 +1424,7 @@ static void mistakes_are_refused(void **state) {
     shell(stage, "mkdir -p held/checkpoints && cp -r SAVED held/checkpoints/commit-24");
     check_refused(stage, 0, "held", "--resume auto --model wide.json", "another model");
     // Without --out the run gets a new directory, in which there is nothing to resume.
-    Outcome outcome = program_run(stage, 0, "--config base.txt --resume auto");
+    Outcome outcome = program_run(stage, 0, "--config base.json --resume auto");
     outcome_check(&outcome, 2, "--resume auto without --out");
     text_check(outcome.errors, "--out", "--resume auto without --out");
     assert_int_equal(text_lines(outcome.errors), 1);
@@ -1499,7 +1499,7 @@ static void check_hostile(Stage *stage, const char *rule, const char *options) {
         const Hostile *change = &hostile[i / 2];
         if (change->rule != NULL && strcmp(change->rule, rule) != 0) { continue; }
         write_hostile(stage, good, change, i % 2 == 1);
-        snprintf(arguments, sizeof arguments, "--config base.txt --out hostile-%d %s --resume SAVED",
+        snprintf(arguments, sizeof arguments, "--config base.json --out hostile-%d %s --resume SAVED",
                  stage->count, options);
         Outcome outcome = program_run(stage, 0, arguments);
         bool refused = outcome.exit_code == 2 && text_count(outcome.errors, "train_gpt: ") == 1 &&
@@ -1542,7 +1542,7 @@ static void write_stage(const Stage *stage) {
              "\"val-batches\": 2, \"sample-tokens\": \"none\", \"threads\": 1, \"timeout-s\": 100, "
              "\"device\": \"cpu\"}\n",
              stage_path(stage, "model.json", path), COMMITS * 2 * 16);
-    stage_write(stage, "base.txt", base);
+    stage_write(stage, "base.json", base);
     char text[4096];
     for (size_t i = 0; i < sizeof text - 1; i++) {
         text[i] = "the small ship sailed over the quiet sea\n"[i * (i / 1000 + 1) % 41];

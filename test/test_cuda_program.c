@@ -218,7 +218,7 @@ static void ranks_with_other_models_are_refused(void **state) {
     memcpy(program, stage->binary, sizeof program);
     memcpy(stage->binary, path, sizeof path);
     Outcome outcome =
-        program_run(stage, 2, "--config ../base.txt --from model --optimizer zero1 --out ../others");
+        program_run(stage, 2, "--config ../base.json --from model --optimizer zero1 --out ../others");
     memcpy(stage->binary, program, sizeof program);
     outcome_check(&outcome, 3, "two models");
     text_check(outcome.errors, "the parameters of rank 1 differ from those of rank 0", "two models");
@@ -298,7 +298,7 @@ static void nccl_is_used_where_every_rank_has_a_gpu(void **state) {
     assert_non_null(strstr(fleet_output(fleet, 4), "1 of 4 processors; products never run beside it"));
     assert_non_null(
         strstr(fleet_output(fleet, 5), "by NCCL, which takes at most 2 of 4 processors; products"));
-    Outcome outcome = program_run(stage_of(state), 2, "--config base.txt --tokens 200 --out c --nccl-ctas 3");
+    Outcome outcome = program_run(stage_of(state), 2, "--config base.json --tokens 200 --out c --nccl-ctas 3");
     outcome_check(&outcome, 2, "too many processors for NCCL");
     text_check(
         outcome.errors,
@@ -330,7 +330,7 @@ static int planned_level(Stage *stage, int megabytes) {
     char text[32];
     snprintf(text, sizeof text, "%d", megabytes);
     set_gpus("1", text);
-    Outcome outcome = program_run(stage, 0, "plan --config base.txt --device cuda --micro-batch 16384");
+    Outcome outcome = program_run(stage, 0, "plan --config base.json --device cuda --micro-batch 16384");
     for (int i = 0; i < 4; i++) {
         if (strstr(outcome.output, choices[i]) != NULL) { return 4 - i; }
     }
@@ -373,7 +373,7 @@ static void what_cannot_be_had_is_refused(void **state) {
         char arguments[256];
         if (refused[i].ranks > 0 && !stage_of(state)->has_mpi) { continue; }
         set_gpus(refused[i].gpus, NULL);
-        snprintf(arguments, sizeof arguments, "--config base.txt --out refused %s", refused[i].arguments);
+        snprintf(arguments, sizeof arguments, "--config base.json --out refused %s", refused[i].arguments);
         Outcome outcome = program_run(stage_of(state), refused[i].ranks, arguments);
         outcome_check(&outcome, 2, refused[i].arguments);
         text_check(outcome.errors, refused[i].part, refused[i].arguments);
@@ -397,7 +397,7 @@ static void a_cuda_error_ends_the_job(void **state) {
         set_trouble("SIMT_FAIL_LAUNCH", ranks > 0 ? "0,4000" : "4000");
         double began = program_clock();
         Outcome outcome =
-            program_run(stage, ranks, "--config base.txt --tokens 100M --timeout-s 100 --out broken");
+            program_run(stage, ranks, "--config base.json --tokens 100M --timeout-s 100 --out broken");
         outcome_check(&outcome, 3, "a kernel that cannot be started");
         assert_true(program_clock() - began < 60);
         text_check(outcome.errors, ranks > 0 ? "train_gpt: [rank 1 of 2 on " : "train_gpt: [rank 0 of 1 on ",
@@ -412,7 +412,7 @@ static void a_cuda_error_ends_the_job(void **state) {
 // An error of the library of matrix products is one, too.
 static void a_failing_product_ends_the_job(void **state) {
     set_trouble("SIMT_FAIL_PRODUCT", "2000");
-    Outcome outcome = program_run(stage_of(state), 0, "--config base.txt --tokens 100M --out broken");
+    Outcome outcome = program_run(stage_of(state), 0, "--config base.json --tokens 100M --out broken");
     outcome_check(&outcome, 3, "a failing product");
     text_check(outcome.errors, "train_gpt: [rank 0 of 1 on ", "a failing product");
     text_check(outcome.errors, "cuBLASLt: status 13: cuda_gemm_run", "a failing product");
@@ -422,7 +422,7 @@ static void a_failing_product_ends_the_job(void **state) {
 // The first product is that of queries, keys and values.
 static void a_product_without_an_algorithm_is_named(void **state) {
     set_trouble("SIMT_NO_ALGORITHM", "1");
-    Outcome outcome = program_run(stage_of(state), 0, "--config base.txt --tokens 100M --out lacking");
+    Outcome outcome = program_run(stage_of(state), 0, "--config base.json --tokens 100M --out lacking");
     outcome_check(&outcome, 3, "a product that the library lacks");
     text_check(outcome.errors, "cuBLASLt: status 15: no algorithm for a product of m ",
                "a product that the library lacks");
@@ -436,7 +436,7 @@ static void kernels_are_loaded_at_the_start(void **state) {
     for (int i = 0; i < 2; i++) {
         set_trouble("SIMT_SAY_LOADING", "1");
         if (wishes[i] != NULL) { setenv("CUDA_MODULE_LOADING", wishes[i], 1); }
-        Outcome outcome = program_run(stage_of(state), 0, "plan --config base.txt --device cuda");
+        Outcome outcome = program_run(stage_of(state), 0, "plan --config base.json --device cuda");
         outcome_check(&outcome, 0, "a plan");
         text_check(outcome.errors,
                    i == 0 ? "emulator: kernels are loaded EAGER\n" : "emulator: kernels are loaded LAZY\n",
@@ -446,12 +446,12 @@ static void kernels_are_loaded_at_the_start(void **state) {
 
 static void a_driver_or_program_that_does_not_fit_is_named(void **state) {
     set_trouble("SIMT_DRIVER", "11040");
-    Outcome outcome = program_run(stage_of(state), 0, "--config base.txt --device cuda --out refused");
+    Outcome outcome = program_run(stage_of(state), 0, "--config base.json --device cuda --out refused");
     outcome_check(&outcome, 2, "an old driver");
     text_check(outcome.errors, "the driver is for CUDA 11.4, and this program was built with 12.4",
                "an old driver");
     set_trouble("SIMT_NO_CODE", "1");
-    outcome = program_run(stage_of(state), 0, "--config base.txt --device cuda --out refused");
+    outcome = program_run(stage_of(state), 0, "--config base.json --device cuda --out refused");
     outcome_check(&outcome, 2, "no code");
     text_check(outcome.errors,
                "no code for GPU 0, emulator, of compute capability 9.0: build it with ARCH=90", "no code");
@@ -461,12 +461,12 @@ static void a_driver_or_program_that_does_not_fit_is_named(void **state) {
 static void a_gpu_that_is_unlike_the_others_is_named(void **state) {
     Stage *stage = stage_with_ranks(state);
     set_trouble("SIMT_KIND", "1,1,2");
-    Outcome outcome = program_run(stage, 3, "--config base.txt --optimizer zero1 --tokens 200 --out mixed");
+    Outcome outcome = program_run(stage, 3, "--config base.json --optimizer zero1 --tokens 200 --out mixed");
     outcome_check(&outcome, 0, "mixed GPUs");
     text_check(outcome.output, "computes on emulator 2, 2 of 3 ranks on emulator 1", "mixed GPUs");
     text_check(outcome.output, "rank 2 on ", "mixed GPUs");
     set_gpus("1,0", NULL);
-    outcome = program_run(stage, 2, "--config base.txt --optimizer ddp --out refused");
+    outcome = program_run(stage, 2, "--config base.json --optimizer ddp --out refused");
     outcome_check(&outcome, 2, "a GPU and a CPU");
     text_check(outcome.errors, " computes on the CPU, 1 of 2 ranks on emulator)", "a GPU and a CPU");
 }
@@ -484,7 +484,7 @@ static void check_plan(Stage *stage, int ranks, const char *options) {
     snprintf(expected, sizeof expected, " %lld  with alignment", (long long)log_number(memory, "total"));
     for (int gpus = 0; gpus < 2; gpus++) {
         set_gpus(gpus == 0 ? "0" : "1", NULL);
-        snprintf(plan, sizeof plan, "plan --config base.txt --device cuda --ranks %d %s",
+        snprintf(plan, sizeof plan, "plan --config base.json --device cuda --ranks %d %s",
                  ranks > 0 ? ranks : 1, options);
         Outcome outcome = program_run(stage, 0, plan);
         outcome_check(&outcome, 0, "a plan");
@@ -526,7 +526,7 @@ static void a_program_for_cpus_plans_the_same(void **state) {
 static void a_start_says_what_would_fit(void **state) {
     set_gpus("1", "100");
     Outcome outcome =
-        program_run(stage_of(state), 0, "--config base.txt --micro-batch 16384 --out too-large --tokens 10M");
+        program_run(stage_of(state), 0, "--config base.json --micro-batch 16384 --out too-large --tokens 10M");
     outcome_check(&outcome, 2, "a GPU that is too small");
     text_check(outcome.errors, " on the GPU, and 99.6 MB are available for this rank: --micro-batch ",
                "a GPU that is too small");
@@ -615,7 +615,7 @@ static void write_stage(const Stage *stage) {
              "{\"model\": \"%s\", \"micro-batch\": 1, \"tokens\": 320, \"report-every\": 2, "
              "\"val-batches\": 2, \"sample-tokens\": \"none\", \"threads\": 1, \"timeout-s\": 100}\n",
              stage_path(stage, "model.json", path));
-    stage_write(stage, "base.txt", base);
+    stage_write(stage, "base.json", base);
     stage_write(stage, "wide.json",
                 "{\"model_type\": \"gpt_neo\", \"num_layers\": 1, \"hidden_size\": 640, \"num_heads\": 2,\n"
                 " \"window_size\": 8, \"max_position_embeddings\": 16, \"vocab_size\": 256,\n"

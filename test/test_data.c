@@ -281,10 +281,10 @@ static void prepare_reads_packed_texts_and_refuses_the_rest(void **state) {
 // ---------------------------------------------------------------------------------------
 // Training on texts
 
-// Runs the program with base.txt; the run must end with `exit_code`.
+// Runs the program with base.json; the run must end with `exit_code`.
 static Outcome run_base(Stage *stage, int ranks, int exit_code, const char *arguments) {
     char all[1024];
-    snprintf(all, sizeof all, "--config base.txt %s", arguments);
+    snprintf(all, sizeof all, "--config base.json %s", arguments);
     Outcome outcome = program_run(stage, ranks, all);
     outcome_check(&outcome, exit_code, arguments);
     return outcome;
@@ -402,7 +402,7 @@ static void a_full_disk_leaves_no_tokens(void **state) {
     for (size_t i = 0; i < sizeof text - 1; i++) { text[i] = (char)('a' + i * i % 23); }
     text[sizeof text - 1] = '\0';
     stage_write(stage, "long.txt", text);
-    const char *arguments = "--config base.txt --tokenizer bpe --data long.txt --out full";
+    const char *arguments = "--config base.json --tokenizer bpe --data long.txt --out full";
     Outcome outcome = program_run_with(stage, 0, &setting, arguments);
     outcome_check(&outcome, 3, arguments);
     text_check(outcome.errors, "cannot write full/tokens-", arguments);
@@ -476,8 +476,8 @@ static void an_evaluation_refuses_what_is_no_text(void **state) {
 
 static void a_damaged_model_is_refused_by_every_command(void **state) {
     static const char *const commands[] = {"eval --data documents.bin --from", "sample --from",
-                                           "--config base.txt --data documents.bin --out refused --from",
-                                           "--config base.txt --data documents.bin --out refused --finetune"};
+                                           "--config base.json --data documents.bin --out refused --from",
+                                           "--config base.json --data documents.bin --out refused --finetune"};
     Stage *stage = stage_of(state);
     char path[STAGE_PATH_SIZE], arguments[512];
     run_base(stage, 0, 0, "--tokenizer bpe --data documents.bin --out flipped");
@@ -558,7 +558,7 @@ static void write_stage(const Stage *stage) {
              "\"sample-tokens\": \"none\", \"threads\": 1, \"timeout-s\": 100, \"device\": \"cpu\", "
              "\"optimizer\": \"zero1\", \"accumulate\": 1}\n",
              stage_path(stage, "model.json", path), 40 * T);
-    stage_write(stage, "base.txt", command);
+    stage_write(stage, "base.json", command);
     snprintf(command, sizeof command,
              "cd '%s' && root='%s' && mkdir bpe endless && cp \"$root/test/reference/tokenizer.json\" "
              "bpe && "

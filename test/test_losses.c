@@ -176,7 +176,7 @@ static void write_stage(const Stage *stage) {
              "\"report-every\": 1, \"val-batches\": 2, \"sample-tokens\": \"none\", \"threads\": 1, "
              "\"timeout-s\": 100, \"device\": \"cpu\"}\n",
              stage_path(stage, "model.json", path), STEPS * 2 * 16);
-    stage_write(stage, "base.txt", base);
+    stage_write(stage, "base.json", base);
     write_masked(stage, "masked.bin");
     write_masked(stage, "same.bin"); // data to validate on must be another file
 }

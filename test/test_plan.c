@@ -151,9 +151,9 @@ static void a_plan_recommends_the_fastest_rule(void **state) {
 // The line below "recommended" is a command that trains.
 static void a_recommended_command_trains(void **state) {
     static const char *const cases[] = {
-        "--config base.txt --ranks 2 --compute-ms 5 --host-mbit 10 --tokens 4k --out never --lr 1e-3",
-        "--config base.txt --ranks 2 --compute-ms 5 --host-mbit 1000000 --accumulate auto --tokens 4k",
-        "--config base.txt --ranks 2 --compute-ms 5 --rank-accumulate 1,2 --optimizer zero1 --wire int8"};
+        "--config base.json --ranks 2 --compute-ms 5 --host-mbit 10 --tokens 4k --out never --lr 1e-3",
+        "--config base.json --ranks 2 --compute-ms 5 --host-mbit 1000000 --accumulate auto --tokens 4k",
+        "--config base.json --ranks 2 --compute-ms 5 --rank-accumulate 1,2 --optimizer zero1 --wire int8"};
     Stage *stage = stage_with_ranks(state);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char arguments[2048];
@@ -213,7 +213,7 @@ static void a_plan_takes_the_times_of_a_run(void **state) {
     memset(&none, 0, sizeof none);
     Outcome outcome =
         program_run(stage, 2,
-                    "--config base.txt --optimizer zero1 --accumulate 3 --tokens 12k --report-every 2 "
+                    "--config base.json --optimizer zero1 --accumulate 3 --tokens 12k --report-every 2 "
                     "--out like");
     outcome_check(&outcome, 0, "the run");
     json_t *events = log_read(stage, "like");
@@ -253,7 +253,7 @@ static void a_plan_like_a_run_says_what_would_be_faster(void **state) {
     for (int i = 0; i < CASES; i++) {
         char arguments[256], shown[256];
         snprintf(arguments, sizeof arguments,
-                 "--config base.txt --tokens 2k --link-mbit %d --report-every 1 --out waits-%d %s", MBIT, i,
+                 "--config base.json --tokens 2k --link-mbit %d --report-every 1 --out waits-%d %s", MBIT, i,
                  cases[i].options);
         Outcome outcome = program_run(stage, 2, arguments);
         outcome_check(&outcome, 0, arguments);
@@ -330,7 +330,7 @@ static Stage stage_of_all; // what every test gets
 static int open_stage(void **state) {
     (void)state;
     stage_open(&stage_of_all);
-    stage_write(&stage_of_all, "base.txt",
+    stage_write(&stage_of_all, "base.json",
                 "{\"threads\": 1, \"seq-len\": 64, \"micro-batch\": 2, \"val-batches\": \"none\", "
                 "\"sample-tokens\": \"none\"}\n");
     return 0;

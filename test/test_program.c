@@ -29,7 +29,7 @@
 #include "runtime/log.h"
 #include "tokenizer/corpus.h"
 
-enum { T = 32, MICRO_BATCH = 2 }; // of base.txt
+enum { T = 32, MICRO_BATCH = 2 }; // of base.json
 
 typedef struct Refusal {
     const char *name, *arguments, *part; // part: what the message must contain
@@ -901,7 +901,7 @@ static void the_log_of_two_ranks_counts_every_commit(void **state) {
 static void output_in_a_file_is_plain_text(void **state) {
     Stage *stage = stage_of(state);
     for (int ranks = 0; ranks <= (stage->has_mpi ? 2 : 0); ranks += 2) {
-        Outcome outcome = program_run(stage, ranks, "--config base.txt");
+        Outcome outcome = program_run(stage, ranks, "--config base.json");
         outcome_check(&outcome, 0, "a short run");
         if (strchr(outcome.output, '\033') != NULL) {
             fail_msg("%d ranks: the output holds escape sequences", ranks);
@@ -955,7 +955,7 @@ static void check_plan(void **state, int ranks, const char *more) {
     for (int i = 0; i < RULES_TESTED; i++) {
         char arguments[512];
         int64_t planned = (int64_t)fleet_number(fleet, i, "end", 0, "planned_bytes");
-        snprintf(arguments, sizeof arguments, "plan --config base.txt --ranks %d %s %s",
+        snprintf(arguments, sizeof arguments, "plan --config base.json --ranks %d %s %s",
                  ranks > 0 ? ranks : 1, rule_cases[i].options, more);
         Outcome outcome = program_run(fleet->stage, 0, arguments);
         outcome_check(&outcome, 0, arguments);
@@ -984,7 +984,7 @@ static void a_plan_allocates_nothing(void **state) {
 // Ranks with other commands, or of which one has a mistake in its command line, do not wait
 // for each other for ever.
 static void ranks_that_differ_end_at_once(void **state) {
-#define TRAINING "--config base.txt --out never"
+#define TRAINING "--config base.json --out never"
     Stage *stage = stage_with_ranks(state);
     static const struct {
         const char *first, *second, *part;
@@ -1050,7 +1050,7 @@ static void the_saved_configuration_repeats_the_run(void **state) {
     Stage *stage = stage_of(state);
     Outcome first = program_run(
         stage, 0,
-        "--config base.txt --optimizer zero1 --accumulate 3 --lr 0.0035 --beta2 0.97 --seed 7 "
+        "--config base.json --optimizer zero1 --accumulate 3 --lr 0.0035 --beta2 0.97 --seed 7 "
         "--weight-decay 0.07 --sample-tokens 60 --prompt ' one \"two\" # three\\four' --report-every 1 "
         "--out saved-1");
     outcome_check(&first, 0, "the first run");
@@ -1135,7 +1135,7 @@ static void version_tells_the_build(void **state) {
 // User mistakes: exit code 2, one line, and nothing left behind. The commands run in an
 // empty directory within the stage.
 
-#define BASE "--config ../base.txt "
+#define BASE "--config ../base.json "
 
 static const Refusal refusals[] = {
     {"unknown option", BASE "--optimiser acco", "--optimizer"},
@@ -1213,7 +1213,7 @@ static const Refusal refusals[] = {
     {"split that is none", BASE "--acco-split 7:1",
      "--acco-split 7:1 is no split; allowed: wire, auto, half"},
     {"list for more ranks", BASE "--rank-accumulate 4,2,2", "has 3 numbers for "},
-    {"list for fewer ranks of a plan", "plan --config ../base.txt --ranks 3 --rank-accumulate 4,2",
+    {"list for fewer ranks of a plan", "plan --config ../base.json --ranks 3 --rank-accumulate 4,2",
      "has 2 numbers for 3 ranks"},
     {"unknown wire", BASE "--wire fp8", "fp32, bf16, int8, int4 or e3m0"},
     {"gap below 1", BASE "--optimizer co2 --co2-gap const:0.5", "VALUE 1 .. "},
@@ -1243,11 +1243,11 @@ static const Refusal refusals[] = {
     {"model file with bad json", BASE "--model ../broken.json", "near"},
     {"model of another type", BASE "--model ../type.json", "and must be \"gpt_neo\""},
     {"text as a model", BASE "--model ../text.txt", "text.txt is no config.json of a model"},
-    {"text as a checkpoint", BASE "--resume ../base.txt",
-     "base.txt is no checkpoint: it has no checkpoint.json"},
+    {"text as a checkpoint", BASE "--resume ../base.json",
+     "base.json is no checkpoint: it has no checkpoint.json"},
     {"directory without a checkpoint", BASE "--resume ..", "RUN/checkpoints/commit-N"},
     {"evaluation of the built-in corpus", "eval --from .. --data builtin", "the built-in corpus is made up"},
-    {"evaluation without a model", "eval --data ../base.txt", "eval needs --from DIR"},
+    {"evaluation without a model", "eval --data ../base.json", "eval needs --from DIR"},
     {"text that is far too short", BASE "--data ../three.txt", "17 tokens at least, for --seq-len 16"},
     {"help on nothing", "help optimzer", "did you mean optimizer?"},
     {"memory of a GPU in a run", BASE "--gpu-memory 8G", "is for train_gpt plan"},
@@ -1338,7 +1338,7 @@ static void a_directory_without_permission_is_refused(void **state) {
     }
     make_empty_directory(stage, directory);
     assert_int_equal(chmod(directory, 0555), 0);
-    snprintf(arguments, sizeof arguments, "--config base.txt --out %s", directory);
+    snprintf(arguments, sizeof arguments, "--config base.json --out %s", directory);
     Outcome outcome = program_run(stage, 0, arguments);
     outcome_check(&outcome, 2, arguments);
     text_check(outcome.errors, "Permission denied", arguments);
@@ -1360,7 +1360,7 @@ static void ranks_with_other_options_are_refused(void **state) {
     Stage *stage = stage_with_ranks(state);
     char arguments[2 * STAGE_PATH_SIZE];
     snprintf(arguments, sizeof arguments,
-             "--config base.txt --out m : -np 1 '%s' --config base.txt --out m --seed 2", stage->binary);
+             "--config base.json --out m : -np 1 '%s' --config base.json --out m --seed 2", stage->binary);
     Outcome outcome = program_run(stage, 1, arguments);
     outcome_check(&outcome, 2, "ranks with other options");
     text_check(outcome.errors, "rank 1", "ranks with other options");
@@ -1368,7 +1368,7 @@ static void ranks_with_other_options_are_refused(void **state) {
     text_check(outcome.errors, ": --seed is 2 instead of 1", "ranks with other options");
     assert_int_equal(text_count(outcome.errors, "train_gpt: "), 1);
     snprintf(arguments, sizeof arguments,
-             "--config base.txt --out m --threads 1 : -np 1 '%s' --config base.txt --out m --threads 2",
+             "--config base.json --out m --threads 1 : -np 1 '%s' --config base.json --out m --threads 2",
              stage->binary);
     outcome = program_run(stage, 1, arguments);
     outcome_check(&outcome, 0, "ranks with other numbers of threads");
@@ -1703,7 +1703,7 @@ static void a_signal_while_it_starts_is_heard(void **state) {
     for (int i = 0; i < 4; i++) {
         Setting setting = {.early_signal = numbers[i]};
         char arguments[256];
-        snprintf(arguments, sizeof arguments, "--config base.txt --out early-%d %s", i, endless);
+        snprintf(arguments, sizeof arguments, "--config base.json --out early-%d %s", i, endless);
         Program program = program_start(stage, 0, &setting, arguments);
         Outcome outcome = program_finish_within(stage, &program, 20);
         outcome_check(&outcome, 75, "a signal at the start");
@@ -1734,7 +1734,7 @@ static void a_reader_that_leaves_ends_nothing(void **state) {
     Stage *stage = stage_of(state);
     Outcome outcome = program_run(
         stage, 0,
-        "--config base.txt --report-every 1 --slow-rank 0 --slow-ms 2 --out piped 2> piped.txt | head -n 1");
+        "--config base.json --report-every 1 --slow-rank 0 --slow-ms 2 --out piped 2> piped.txt | head -n 1");
     outcome_check(&outcome, 0, "| head");
     char path[STAGE_PATH_SIZE];
     json_t *events = log_read(stage, "piped"), *end = log_event_of(events, "end", -1);
@@ -1763,7 +1763,7 @@ static void threads_that_cannot_be_had_end_the_run(void **state) {
         skip();
     }
     Outcome outcome =
-        program_run_with(stage, 0, &setting, "--config base.txt --threads 4096 --out threads-1");
+        program_run_with(stage, 0, &setting, "--config base.json --threads 4096 --out threads-1");
     outcome_check(&outcome, 3, "threads that cannot be had");
     text_check(outcome.errors, "the system does not give 4096 threads: lower --threads",
                "threads that cannot be had");
@@ -1787,7 +1787,7 @@ static void a_log_that_fills_the_disk_ends_nothing(void **state) {
     Setting setting = {.file_bytes = 8192, .ignore_xfsz = true};
     Outcome outcome =
         program_run_with(stage, 0, &setting,
-                         "--config base.txt --tokens 6400 --report-every 1 --save-every never --out full-1");
+                         "--config base.json --tokens 6400 --report-every 1 --save-every never --out full-1");
     outcome_check(&outcome, 3, "a full log");
     assert_int_equal(text_lines(outcome.errors), 2);
     text_check(outcome.errors, "full-1/log.jsonl: File too large; training goes on", "a full log");
@@ -1803,7 +1803,7 @@ static void a_lost_trace_is_no_success(void **state) {
     Stage *stage = stage_of(state);
     Setting setting = {.file_bytes = 16384, .ignore_xfsz = true};
     Outcome outcome = program_run_with(stage, 0, &setting,
-                                       "--config base.txt --tokens 16k --report-every 1000 --val-every end "
+                                       "--config base.json --tokens 16k --report-every 1000 --val-every end "
                                        "--save-every never --trace t.json --out lost-trace");
     outcome_check(&outcome, 3, "a lost trace");
     assert_int_equal(text_lines(outcome.errors), 1);
@@ -1831,10 +1831,10 @@ static void make_full_directory(const Stage *stage, const char *name, const char
 static void a_disk_that_is_full_ends_the_run(void **state) {
     Stage *stage = stage_of(state);
     make_full_directory(stage, "full-2", "progress.tsv");
-    Outcome outcome = program_run(stage, 0, "--config base.txt --out full-2");
+    Outcome outcome = program_run(stage, 0, "--config base.json --out full-2");
     check_disk_full(&outcome, 3, "full-2/progress.tsv", "No space left on device");
     make_full_directory(stage, "full-3", "config.json.new");
-    outcome = program_run(stage, 0, "--config base.txt --out full-3");
+    outcome = program_run(stage, 0, "--config base.json --out full-3");
     check_disk_full(&outcome, 3, "full-3/config.json", "No space left on device");
 }
 
@@ -1860,7 +1860,7 @@ static void a_log_goes_on_when_there_is_room(void **state) {
     memset(&training, 0, sizeof training);
     strcpy(training.out, "full-4");
     strcpy(training.what, "disk full with two ranks");
-    snprintf(arguments, sizeof arguments, "--config base.txt --out full-4 %s", endless);
+    snprintf(arguments, sizeof arguments, "--config base.json --out full-4 %s", endless);
     training.program = program_start(stage, 2, &setting, arguments);
     wait_for_report(stage, &training, pids, 2);
     struct rlimit limit = {1, RLIM_INFINITY};
@@ -1887,7 +1887,7 @@ static void a_log_goes_on_when_there_is_room(void **state) {
 static void check_not_finite(Stage *stage, int ranks, const char *out) {
     char arguments[512];
     snprintf(arguments, sizeof arguments,
-             "--config base.txt --out %s --lr 100 --grad-clip off --warmup 0 --weight-decay 0 --beta2 0 "
+             "--config base.json --out %s --lr 100 --grad-clip off --warmup 0 --weight-decay 0 --beta2 0 "
              "--eps 1e-30 --report-every 1",
              out);
     Outcome outcome = program_run(stage, ranks, arguments);
@@ -1936,7 +1936,7 @@ static int count_events(json_t *events, const char *kind) {
 
 static json_t *run_garbage(Stage *stage, int ranks, const char *options, const char *out) {
     char arguments[512];
-    snprintf(arguments, sizeof arguments, "--config base.txt " GARBAGE "%s --out %s", options, out);
+    snprintf(arguments, sizeof arguments, "--config base.json " GARBAGE "%s --out %s", options, out);
     Outcome outcome = program_run(stage, ranks, arguments);
     outcome_check(&outcome, 0, arguments);
     return log_read(stage, out);
@@ -2145,7 +2145,7 @@ static void write_stage(const Stage *stage) {
              "\"val-batches\": 2, \"sample-tokens\": \"none\", \"threads\": 1, \"timeout-s\": 100, "
              "\"device\": \"cpu\"}\n",
              stage_path(stage, "model.json", path), MICRO_BATCH);
-    stage_write(stage, "base.txt", base);
+    stage_write(stage, "base.json", base);
     write_data(stage);
     assert_int_equal(mkdir(stage_path(stage, "used", path), 0777), 0);
     stage_write(stage, "used/log.jsonl", "");

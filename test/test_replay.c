@@ -760,7 +760,7 @@ static void write_stage(const Stage *stage) {
              "\"min-lr\": 0.0005, \"warmup\": 2, \"report-every\": 1, \"val-every\": \"end\", "
              "\"val-batches\": 5, \"sample-tokens\": \"none\", \"threads\": 1, \"timeout-s\": 100}\n",
              stage_path(stage, "model.json", path));
-    stage_write(stage, "base.txt", base);
+    stage_write(stage, "base.json", base);
 }
 
 int main(void) {

@@ -298,7 +298,8 @@ static void nccl_is_used_where_every_rank_has_a_gpu(void **state) {
     assert_non_null(strstr(fleet_output(fleet, 4), "1 of 4 processors; products never run beside it"));
     assert_non_null(
         strstr(fleet_output(fleet, 5), "by NCCL, which takes at most 2 of 4 processors; products"));
-    Outcome outcome = program_run(stage_of(state), 2, "--config base.json --tokens 200 --out c --nccl-ctas 3");
+    Outcome outcome =
+        program_run(stage_of(state), 2, "--config base.json --tokens 200 --out c --nccl-ctas 3");
     outcome_check(&outcome, 2, "too many processors for NCCL");
     text_check(
         outcome.errors,
@@ -525,8 +526,8 @@ static void a_program_for_cpus_plans_the_same(void **state) {
 // A start says what a plan says.
 static void a_start_says_what_would_fit(void **state) {
     set_gpus("1", "100");
-    Outcome outcome =
-        program_run(stage_of(state), 0, "--config base.json --micro-batch 16384 --out too-large --tokens 10M");
+    Outcome outcome = program_run(stage_of(state), 0,
+                                  "--config base.json --micro-batch 16384 --out too-large --tokens 10M");
     outcome_check(&outcome, 2, "a GPU that is too small");
     text_check(outcome.errors, " on the GPU, and 99.6 MB are available for this rank: --micro-batch ",
                "a GPU that is too small");

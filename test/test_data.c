@@ -475,9 +475,10 @@ static void an_evaluation_refuses_what_is_no_text(void **state) {
 }
 
 static void a_damaged_model_is_refused_by_every_command(void **state) {
-    static const char *const commands[] = {"eval --data documents.bin --from", "sample --from",
-                                           "--config base.json --data documents.bin --out refused --from",
-                                           "--config base.json --data documents.bin --out refused --finetune"};
+    static const char *const commands[] = {
+        "eval --data documents.bin --from", "sample --from",
+        "--config base.json --data documents.bin --out refused --from",
+        "--config base.json --data documents.bin --out refused --finetune"};
     Stage *stage = stage_of(state);
     char path[STAGE_PATH_SIZE], arguments[512];
     run_base(stage, 0, 0, "--tokenizer bpe --data documents.bin --out flipped");

@@ -132,6 +132,10 @@ static inline bool evaluation_open(Evaluation *evaluation, const Options *option
                          "eval needs --from DIR, a directory with config.json and model.safetensors, a "
                          "checkpoint or a run");
     }
+    if (strcmp(options->data, "builtin") == 0) {
+        return error_set(error, "eval needs --data FILE: a text, token files, or the lines of --task; the "
+                                "built-in corpus is made up while training, and has no end");
+    }
     if (!hf_model_check_directory(options->from, error) || !hf_model_open(model, options->from, error)) {
         return false;
     }

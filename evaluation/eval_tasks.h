@@ -452,10 +452,6 @@ static inline bool evaluate_set_open(EvaluateSet *set, const EvaluateRequest *re
     assert(request->B >= 1 && request->T >= 1 && request->vocabulary >= 1);
     memset(set, 0, sizeof *set);
     set->request = *request;
-    if (strcmp(request->path, "builtin") == 0) {
-        return error_set(error, "eval needs --data FILE: a text, token files, or the lines of --task; the "
-                                "built-in corpus is made up while training, and has no end");
-    }
     bool good = request->task == EVALUATE_PERPLEXITY ? evaluate_read_files(set, error)
                                                      : evaluate_read_lines(set, error);
     set->order = (const EvaluateSequence **)malloc((set->count + 1) * sizeof *set->order);

@@ -261,71 +261,71 @@ WIRE_FUNCTION float wire_e3m0_scale(uint32_t largest) {
 // Codes of 4 bits: int4 and e3m0
 
 // The scale of a block of codes of 4 bits with this largest magnitude.
-WIRE_FUNCTION float wire_half_scale(WireFormat format, uint32_t largest) {
+WIRE_FUNCTION float wire_nibble_scale(WireFormat format, uint32_t largest) {
     return format == WIRE_INT4 ? wire_int_scale(largest, WIRE_INT4_STEPS) : wire_e3m0_scale(largest);
 }
 
 // The code of element `i` of such a block.
-WIRE_FUNCTION uint8_t wire_half_code(WireFormat format, uint32_t largest, float scale, float value,
-                                     uint32_t i) {
+WIRE_FUNCTION uint8_t wire_nibble_code(WireFormat format, uint32_t largest, float scale, float value,
+                                       uint32_t i) {
     return format == WIRE_INT4 ? wire_int4_code(value, scale, wire_dither(largest, i))
                                : wire_e3m0_code(wire_e3m0_levels(scale), value);
 }
 
 // The value of the lower four bits of a code, as a multiple of the scale.
-WIRE_FUNCTION float wire_half_level(WireFormat format, uint32_t code) {
+WIRE_FUNCTION float wire_nibble_level(WireFormat format, uint32_t code) {
     return format == WIRE_INT4 ? wire_int4_level(code) : wire_e3m0_level(code);
 }
 
 // In a block of n elements of 4 bits, byte j holds element j in its lower half and
 // element j + (n + 1) / 2 in its upper half: so both halves of the block are read as
 // whole vectors. The format is a constant where these two are called.
-static inline __attribute__((always_inline)) void wire_encode_halves(WireFormat format, void *out,
-                                                                     const float *in, size_t count) {
+static inline __attribute__((always_inline)) void wire_encode_nibbles(WireFormat format, void *out,
+                                                                      const float *in, size_t count) {
     uint32_t largest = wire_largest(in, count), pairs = (uint32_t)count / 2, half = ((uint32_t)count + 1) / 2;
     if (!wire_is_finite(largest)) {
         wire_encode_not_finite(out, half);
         return;
     }
-    float scale = wire_half_scale(format, largest);
+    float scale = wire_nibble_scale(format, largest);
     uint8_t *codes = (uint8_t *)out + sizeof scale;
     memcpy(out, &scale, sizeof scale);
 #pragma omp simd
     for (uint32_t i = 0; i < pairs; i++) {
-        codes[i] = (uint8_t)(wire_half_code(format, largest, scale, in[i], i) |
-                             wire_half_code(format, largest, scale, in[half + i], half + i) << 4);
+        codes[i] = (uint8_t)(wire_nibble_code(format, largest, scale, in[i], i) |
+                             wire_nibble_code(format, largest, scale, in[half + i], half + i) << 4);
     }
-    if (pairs < half) { codes[pairs] = wire_half_code(format, largest, scale, in[pairs], pairs); }
+    if (pairs < half) { codes[pairs] = wire_nibble_code(format, largest, scale, in[pairs], pairs); }
 }
 
-static inline __attribute__((always_inline)) void wire_decode_halves(WireFormat format, float *out,
-                                                                     const void *in, size_t count) {
+static inline __attribute__((always_inline)) void wire_decode_nibbles(WireFormat format, float *out,
+                                                                      const void *in, size_t count) {
     float scale;
     memcpy(&scale, in, sizeof scale);
     const uint8_t *codes = (const uint8_t *)in + sizeof scale;
     size_t pairs = count / 2, half = (count + 1) / 2;
 #pragma omp simd
     for (size_t i = 0; i < pairs; i++) {
-        out[i] = wire_half_level(format, codes[i]) * scale;
-        out[half + i] = wire_half_level(format, (uint32_t)codes[i] >> 4) * scale;
+        out[i] = wire_nibble_level(format, codes[i]) * scale;
+        out[half + i] = wire_nibble_level(format, (uint32_t)codes[i] >> 4) * scale;
     }
-    if (pairs < half) { out[pairs] = wire_half_level(format, codes[pairs]) * scale; }
+    if (pairs < half) { out[pairs] = wire_nibble_level(format, codes[pairs]) * scale; }
 }
 
 static inline void wire_encode_int4(void *out, const float *in, size_t count) {
-    wire_encode_halves(WIRE_INT4, out, in, count);
+    wire_encode_nibbles(WIRE_INT4, out, in, count);
 }
 
 static inline void wire_decode_int4(float *out, const void *in, size_t count) {
-    wire_decode_halves(WIRE_INT4, out, in, count);
+    wire_decode_nibbles(WIRE_INT4, out, in, count);
 }
 
 static inline void wire_encode_e3m0(void *out, const float *in, size_t count) {
-    wire_encode_halves(WIRE_E3M0, out, in, count);
+    wire_encode_nibbles(WIRE_E3M0, out, in, count);
 }
 
 static inline void wire_decode_e3m0(float *out, const void *in, size_t count) {
-    wire_decode_halves(WIRE_E3M0, out, in, count);
+    wire_decode_nibbles(WIRE_E3M0, out, in, count);
 }
 
 // ---------------------------------------------------------------------------------------

@@ -120,8 +120,10 @@ static inline bool log_event(Log *log, json_t *event, Error *error) {
     }
     size_t length = text == NULL ? 0 : strlen(gap) + strlen(text) + 1;
     char *line = text == NULL ? NULL : (char *)malloc(length + 1);
-    bool written = line != NULL || error_set(error, "no memory for a line of %.400s", log->path);
-    if (written) {
+    bool written = false;
+    if (line == NULL) {
+        error_set(error, "no memory for a line of %.400s", log->path);
+    } else {
         snprintf(line, length + 1, "%s%s\n", gap, text);
         written = log_append(log, line, length, error);
     }

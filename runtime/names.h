@@ -17,7 +17,7 @@
 static inline int name_distance(const char *a, const char *b) {
     enum { LETTERS = 64 };
     int64_t rows[3][LETTERS + 1];
-    int n = (int)strnlen(a, LETTERS - 1), m = (int)strnlen(b, LETTERS - 1);
+    int n = (int)size_min(strlen(a), LETTERS - 1), m = (int)size_min(strlen(b), LETTERS - 1);
     for (int j = 0; j <= m; j++) { rows[0][j] = j; }
     for (int i = 1; i <= n; i++) {
         int64_t *now = rows[i % 3], *before = rows[(i + 2) % 3], *earlier = rows[(i + 1) % 3];

@@ -1308,7 +1308,7 @@ static void what_is_left_out_is_as_in_the_run(void **state) {
         if (i < 4) { text_check(outcome.output, "options    where none are given, as in ", arguments); }
     }
     // A checkpoint that is copied away has the options of its run, too.
-    shell(stage, "rm -rf SAVED && cp -r %s/checkpoints/step-24 SAVED", run.out);
+    shell(stage, "rm -rf SAVED && cp -r %s/checkpoints/commit-24 SAVED", run.out);
     Outcome copied =
         program_run(stage, 0, "--out left-out-5 --resume SAVED --tokens 3k --sample-tokens none");
     outcome_check(&copied, 0, "a copied checkpoint");

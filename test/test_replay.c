@@ -792,8 +792,8 @@ int main(void) {
         Scene *scene = &scenes[i];
         if (replay->ranks == 0) { continue; }
         snprintf(scene->options, sizeof scene->options, "--optimizer %s %s", rule->name, replay->options);
-        snprintf(scene->name, sizeof scene->name, "%d ranks equal the replay: %s", replay->ranks,
-                 scene->options);
+        snprintf(scene->name, sizeof scene->name, "%d ranks equal the replay: %s %s", replay->ranks,
+                 rule->name, replay->options);
         scene->stage = &stage;
         scene->one.ranks = replay->ranks;
         scene->one.options = scene->options;

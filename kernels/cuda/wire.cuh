@@ -153,16 +153,16 @@ static __device__ __forceinline__ void wire_warp_decode_int8(float values[WIRE_L
 // int4 and e3m0
 
 template <WireFormat FORMAT>
-static __device__ __forceinline__ void wire_warp_encode_halves(char *out, const float values[WIRE_LANE],
-                                                               int n) {
+static __device__ __forceinline__ void wire_warp_encode_nibbles(char *out, const float values[WIRE_LANE],
+                                                                int n) {
     uint32_t largest = wire_warp_largest(values), word = 0, *place = (uint32_t *)(void *)out;
     float scale = wire_float_from_bits(WIRE_NAN_BITS);
     if (wire_is_finite(largest)) {
-        scale = wire_half_scale(FORMAT, largest);
+        scale = wire_nibble_scale(FORMAT, largest);
         for (int i = 0; i < 4; i++) {
             uint32_t at = 4u * (uint32_t)lane_index() + (uint32_t)i, up = at + (uint32_t)wire_half<FORMAT>(n);
-            uint32_t low = wire_half_code(FORMAT, largest, scale, values[i], at),
-                     high = wire_half_code(FORMAT, largest, scale, values[4 + i], up);
+            uint32_t low = wire_nibble_code(FORMAT, largest, scale, values[i], at),
+                     high = wire_nibble_code(FORMAT, largest, scale, values[4 + i], up);
             word |= (low | high << 4) << (8 * i);
         }
     }
@@ -171,15 +171,15 @@ static __device__ __forceinline__ void wire_warp_encode_halves(char *out, const 
 }
 
 template <WireFormat FORMAT>
-static __device__ __forceinline__ void wire_warp_decode_halves(float values[WIRE_LANE], const char *in,
-                                                               int n) {
+static __device__ __forceinline__ void wire_warp_decode_nibbles(float values[WIRE_LANE], const char *in,
+                                                                int n) {
     const uint32_t *place = (const uint32_t *)(const void *)in;
     uint32_t word;
     float scale = wire_float_from_bits(place[0]);
     wire_load<1>(&word, place + 1, lane_index(), (n + 7) / 8);
     for (int i = 0; i < 4; i++) {
-        values[i] = wire_scaled(wire_half_level(FORMAT, word >> (8 * i)), scale);
-        values[4 + i] = wire_scaled(wire_half_level(FORMAT, word >> (8 * i + 4)), scale);
+        values[i] = wire_scaled(wire_nibble_level(FORMAT, word >> (8 * i)), scale);
+        values[4 + i] = wire_scaled(wire_nibble_level(FORMAT, word >> (8 * i + 4)), scale);
     }
 }
 
@@ -193,7 +193,7 @@ static __device__ __forceinline__ void wire_warp_encode(char *out, const float v
     if (FORMAT == WIRE_FP32) { wire_values_store((float *)(void *)out, values, wire_half<FORMAT>(n), n); }
     if (FORMAT == WIRE_BF16) { wire_warp_encode_bf16(out, values, n); }
     if (FORMAT == WIRE_INT8) { wire_warp_encode_int8(out, values, n); }
-    if (FORMAT == WIRE_INT4 || FORMAT == WIRE_E3M0) { wire_warp_encode_halves<FORMAT>(out, values, n); }
+    if (FORMAT == WIRE_INT4 || FORMAT == WIRE_E3M0) { wire_warp_encode_nibbles<FORMAT>(out, values, n); }
 }
 
 template <WireFormat FORMAT>
@@ -203,7 +203,7 @@ static __device__ __forceinline__ void wire_warp_decode(float values[WIRE_LANE],
     }
     if (FORMAT == WIRE_BF16) { wire_warp_decode_bf16(values, in, n); }
     if (FORMAT == WIRE_INT8) { wire_warp_decode_int8(values, in, n); }
-    if (FORMAT == WIRE_INT4 || FORMAT == WIRE_E3M0) { wire_warp_decode_halves<FORMAT>(values, in, n); }
+    if (FORMAT == WIRE_INT4 || FORMAT == WIRE_E3M0) { wire_warp_decode_nibbles<FORMAT>(values, in, n); }
 }
 
 // The block of this warp.

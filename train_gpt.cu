@@ -237,12 +237,20 @@ static void choose_alone(Run *run) {
 static void choose_together(Run *run) {
     Setup setup = setup_of_run(run);
     Error error = {""};
+    Transport *transport = &run->transport;
+    const Options *options = &run->options;
     choose_precision(run);
-    placement_meet_hosts(&run->options, &run->transport);
-    placement_choose_exchange(&run->placement, &run->options, &run->transport);
-    bool good = placement_choose_gpu_exchange(&run->placement, &run->options, &run->transport, &error) &&
-                placement_check_gpu_options(&run->placement, &run->options, &error) &&
-                reserve_memory(&setup, &error) && fit_check(&setup, &error);
+    // Links are emulated between the ranks of one machine, so there each rank is a host by itself
+    // unless the user says otherwise.
+    bool emulated = options_emulate_link(options) && transport->hosts.hosts == 1;
+    int per_host = options->ranks_per_host == 0 && emulated ? 1 : (int)options->ranks_per_host;
+    if (per_host > 0) { transport_meet(transport, transport->rank / per_host * per_host); }
+    placement_choose_exchange(&run->placement, options, transport);
+    bool good = placement_choose_gpu_exchange(&run->placement, options, transport, &error) &&
+                placement_check_gpu_options(&run->placement, options, &error) &&
+                reserve_memory(&setup, &error);
+    MemoryRoom room = memory_room(&setup);
+    good = good && fit_check(&setup, &room, &error);
     run->scheduler.wishes.stop_requested = &run->signal_watch.stop_requested;
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
 }
@@ -292,7 +300,17 @@ static int finish_run(Run *run, bool saved) {
     if (run_is_main(run)) {
         print_files(run);
         reports_close(&run->reports);
-        print_missing(run->reports.lost_lines, saved);
+        long long lost = (long long)run->reports.lost_lines;
+        if (lost > 0) {
+            fprintf(
+                stderr,
+                "train_gpt: %lld line%s of the log or of progress.tsv could not be written: the reason is "
+                "printed above\n",
+                lost, lost == 1 ? "" : "s");
+        }
+        if (!saved) {
+            fprintf(stderr, "train_gpt: the end of this run is not on disk: the reason is printed above\n");
+        }
     }
     bool lacks = run->trace_is_lost || run->reports.lost_lines > 0;
     share_from_rank_zero(transport, &lacks, sizeof lacks);

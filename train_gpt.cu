@@ -46,14 +46,19 @@ typedef struct Validation {
 static void validate_task(void *context, Stream *stream) {
     Validation *sum = (Validation *)context;
     Run *run = sum->run;
+    const DataLoader *data = validation_loader(run);
+    const Batch *batch = &run->training.batch;
+    uint64_t first = (uint64_t)sum->batch * (uint64_t)run->B, windows = data_loader_validation_samples(data);
+    int count = (int)tokens_per_micro_batch(run);
     double perfect;
     Error error = {""};
-    if (!fill_validation(validation_loader(run), sum->batch, run->B, &run->training.batch, &perfect,
-                         &error)) {
+    if (!data_loader_fill_validation(data, first, run->B, batch->tokens, batch->targets, &perfect, &error)) {
         transport_fail(&run->transport, "%s", error.text);
     }
-    const Batch *batch = &run->training.batch;
-    int count = (int)tokens_per_micro_batch(run);
+    // Behind the last window stand those of the beginning again, which do not count.
+    for (int i = 0; i < count && windows > 0; i++) {
+        if (first + (uint64_t)(i / run->T) >= windows) { batch->targets[i] = -1; }
+    }
     double predicted = targets_predicted(batch->targets, (size_t)count);
     if (predicted == 0) { return; }
     ModelQuery query = {

@@ -265,11 +265,16 @@ static inline bool plan_time(const Setup *run, const LikeRun *like, bool again, 
     if (forecast == NULL) { return error_set(error, "no memory for a forecast"); }
     if (again) { forecast_fit(run, &machine, like->tokens_per_second); }
     forecast_make(run, &machine, again, forecast);
+    const char *fitted = again ? " (so that the simulation of that run takes as long as it took)" : "";
     printf("\ntime             a micro-batch takes a rank %s (%s)\n",
            human_milliseconds(1e3 * machine.micro_batch, text), reason);
-    printf("                 a host sends %s bits a second to the others, a message takes %g us%s\n\n",
-           human_count(machine.host.bytes_per_second * 8, text), 1e6 * machine.host.latency,
-           again ? " (so that the simulation of that run takes as long as it took)" : "");
+    if (run->transport->hosts.hosts > 1) {
+        printf("                 a host sends %s bits a second to the others, a message takes %g us%s\n\n",
+               human_count(machine.host.bytes_per_second * 8, text), 1e6 * machine.host.latency, fitted);
+    } else {
+        printf("                 a rank reads and writes %s bytes a second for an exchange%s\n\n",
+               human_count(machine.exchange_bytes_per_second, text), fitted);
+    }
     printf("  %-17s %8s %8s %11s %9s %10s %10s\n", "rule", "commit", "tokens/s", "computing", "waiting",
            "host sends", "memory");
     for (int i = 0; i < RULE_COUNT; i++) { print_forecast_row(&forecast->rows[i], i == forecast->own); }

@@ -234,6 +234,10 @@ static void a_plan_takes_the_times_of_a_run(void **state) {
     double ratio = log_number(twice, "micro_batch_ms") / log_number(plan, "micro_batch_ms");
     assert_true(fabs(ratio - 4.0 / log_number(json_object_get(log_event_of(events, "start", 0), "options"),
                                               "micro-batch")) <= 1e-6);
+    json_t *again = plan_json(stage, "--like like", &outcome); // both ranks are on one host
+    text_check(outcome.output, "bytes a second for an exchange (so that the simulation", "one host");
+    assert_null(strstr(outcome.output, "a host sends"));
+    json_decref(again);
     json_decref(plan);
     json_decref(twice);
     json_decref(events);
@@ -306,7 +310,7 @@ static void what_a_plan_cannot_use_is_refused(void **state) {
         {"plan --ranks 2 --compute-ms 5 --json nowhere/plan.json",
          "--json nowhere/plan.json cannot be written"},
         {"plan --ranks 2 --compute-ms 5 --like x", "--like and --compute-ms: one takes the place"},
-        {"plan --compute-ms 5 --json x", "--json needs --ranks, whose default, 1,"},
+        {"plan --compute-ms 5 --json x", "--json has the times of exchanges: give --ranks 2 or more"},
         {"plan --ranks 4 --slow-rank 9 --slow-ms 1", "--slow-rank 9: there are fewer ranks"},
         {"plan --ranks 2 --compute-ms 0", "--compute-ms: 0 is out of range"},
         {"plan --ranks 2 --host-mbit none", "--host-mbit: none"},

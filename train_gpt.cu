@@ -46,14 +46,19 @@ typedef struct Validation {
 static void validate_task(void *context, Stream *stream) {
     Validation *sum = (Validation *)context;
     Run *run = sum->run;
+    const DataLoader *data = validation_loader(run);
+    const Batch *batch = &run->training.batch;
+    uint64_t first = (uint64_t)sum->batch * (uint64_t)run->B, windows = data_loader_validation_samples(data);
+    int count = (int)tokens_per_micro_batch(run);
     double perfect;
     Error error = {""};
-    if (!fill_validation(validation_loader(run), sum->batch, run->B, &run->training.batch, &perfect,
-                         &error)) {
+    if (!data_loader_fill_validation(data, first, run->B, batch->tokens, batch->targets, &perfect, &error)) {
         transport_fail(&run->transport, "%s", error.text);
     }
-    const Batch *batch = &run->training.batch;
-    int count = (int)tokens_per_micro_batch(run);
+    // Behind the last window stand those of the beginning again, which do not count.
+    for (int i = 0; i < count && windows > 0; i++) {
+        if (first + (uint64_t)(i / run->T) >= windows) { batch->targets[i] = -1; }
+    }
     double predicted = targets_predicted(batch->targets, (size_t)count);
     if (predicted == 0) { return; }
     ModelQuery query = {
@@ -237,12 +242,20 @@ static void choose_alone(Run *run) {
 static void choose_together(Run *run) {
     Setup setup = setup_of_run(run);
     Error error = {""};
+    Transport *transport = &run->transport;
+    const Options *options = &run->options;
     choose_precision(run);
-    placement_meet_hosts(&run->options, &run->transport);
-    placement_choose_exchange(&run->placement, &run->options, &run->transport);
-    bool good = placement_choose_gpu_exchange(&run->placement, &run->options, &run->transport, &error) &&
-                placement_check_gpu_options(&run->placement, &run->options, &error) &&
-                reserve_memory(&setup, &error) && fit_check(&setup, &error);
+    // Links are emulated between the ranks of one machine, so there each rank is a host by itself
+    // unless the user says otherwise.
+    bool emulated = options_emulate_link(options) && transport->hosts.hosts == 1;
+    int per_host = options->ranks_per_host == 0 && emulated ? 1 : (int)options->ranks_per_host;
+    if (per_host > 0) { transport_meet(transport, transport->rank / per_host * per_host); }
+    placement_choose_exchange(&run->placement, options, transport);
+    bool good = placement_choose_gpu_exchange(&run->placement, options, transport, &error) &&
+                placement_check_gpu_options(&run->placement, options, &error) &&
+                reserve_memory(&setup, &error);
+    MemoryRoom room = memory_room(&setup);
+    good = good && fit_check(&setup, &room, &error);
     run->scheduler.wishes.stop_requested = &run->signal_watch.stop_requested;
     agree_or_exit(run, good ? 0 : EXIT_USER_MISTAKE, &error);
 }
@@ -292,7 +305,17 @@ static int finish_run(Run *run, bool saved) {
     if (run_is_main(run)) {
         print_files(run);
         reports_close(&run->reports);
-        print_missing(run->reports.lost_lines, saved);
+        long long lost = (long long)run->reports.lost_lines;
+        if (lost > 0) {
+            fprintf(
+                stderr,
+                "train_gpt: %lld line%s of the log or of progress.tsv could not be written: the reason is "
+                "printed above\n",
+                lost, lost == 1 ? "" : "s");
+        }
+        if (!saved) {
+            fprintf(stderr, "train_gpt: the end of this run is not on disk: the reason is printed above\n");
+        }
     }
     bool lacks = run->trace_is_lost || run->reports.lost_lines > 0;
     share_from_rank_zero(transport, &lacks, sizeof lacks);

@@ -168,20 +168,6 @@ typedef struct Forecast {
     int recommended, committing; // of all rules, and of those that are not local; -1: none
 } Forecast;
 
-// The run's options under another rule. Options that this rule does not have are at their
-// defaults.
-static inline Options options_under_rule(const Options *options, int rule, int64_t micro_batches) {
-    Options other = *options;
-    other.rule = rule;
-    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
-        const OptionSpec *option = &option_table[i];
-        if (!option_is_of_rule(option, RULES[rule].rule)) { option_set_default(option, &other); }
-    }
-    bool lost_list = options->rank_accumulate[0] != '\0' && other.rank_accumulate[0] == '\0';
-    if (options_are_adaptive(options) || lost_list) { other.accumulate = micro_batches; }
-    return other;
-}
-
 // Simulates a run whose memory was reserved. False: with an error.
 static inline bool forecast_simulate(Trial *trial, const Machine *machine, ForecastRow *row, Error *error) {
     const Options *options = &trial->options;
@@ -300,7 +286,7 @@ static inline void forecast_add_variants(const Setup *run, Forecast *forecast) {
 }
 
 // All rules. The rule of the run comes first: with --accumulate auto it says how large
-// the batch of the others is.
+// the batch of the others is. Options that another rule does not have are at their defaults.
 static inline void forecast_make(const Setup *run, const Machine *machine, bool variants,
                                  Forecast *forecast) {
     int size = run->transport->size, own = run->options->rule;
@@ -313,8 +299,18 @@ static inline void forecast_make(const Setup *run, const Machine *machine, bool 
     double total = row->refused[0] == '\0' ? row->commit.micro_batches
                                            : (double)options_total_accumulate(run->options, size);
     for (int rule = 0; rule < RULE_COUNT; rule++) {
-        Options options = options_under_rule(run->options, rule, (int64_t)(total / size + 0.5));
-        if (rule != own) { forecast_row(run, machine, &options, &forecast->rows[rule]); }
+        if (rule == own) { continue; }
+        Options options = *run->options;
+        options.rule = rule;
+        for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
+            const OptionSpec *option = &option_table[i];
+            if (!option_is_of_rule(option, RULES[rule].rule)) { option_set_default(option, &options); }
+        }
+        bool lost_list = run->options->rank_accumulate[0] != '\0' && options.rank_accumulate[0] == '\0';
+        if (options_are_adaptive(run->options) || lost_list) {
+            options.accumulate = (int64_t)(total / size + 0.5);
+        }
+        forecast_row(run, machine, &options, &forecast->rows[rule]);
     }
     if (variants) { forecast_add_variants(run, forecast); }
     forecast->recommended = forecast_choose(forecast, true);

@@ -98,14 +98,6 @@ typedef struct ExchangeCost {
     double bytes;   // that leave a host
 } ExchangeCost;
 
-// Polling overhead: a rank that has waited long polls less often (transport_pause), so it
-// notices the end late. On average that is half a pause, and half of it is hidden behind
-// the next chunk (measured).
-static inline double machine_oversleep(const Machine *machine, double waited) {
-    double pause = fmin(fmax(waited / 8, TRANSPORT_SPIN_SECONDS), TRANSPORT_SLEEP_SECONDS);
-    return machine->sleeps && waited > TRANSPORT_SPIN_SECONDS ? pause / 4 : 0;
-}
-
 // A reduce-scatter, or an all-gather, of `own` elements of every rank.
 static inline ExchangeCost machine_exchange(const Machine *machine, const Transport *transport, double own,
                                             WireFormat wire, bool gather) {
@@ -131,7 +123,12 @@ static inline ExchangeCost machine_exchange(const Machine *machine, const Transp
     ExchangeCost cost = {0, work, bytes};
     link = chunk * chunks;
     cost.seconds = fmax(link, work) + fmin(link, work) / chunks + latency;
-    if (N > 1) { cost.seconds += machine->wake_seconds + machine_oversleep(machine, link / chunks); }
+    if (N > 1) { cost.seconds += machine->wake_seconds; }
+    // A rank that has waited long polls less often (transport_pause), so it notices the end late. On
+    // average that is half a pause, and half of it is hidden behind the next chunk (measured).
+    if (N > 1 && machine->sleeps && chunk > TRANSPORT_SPIN_SECONDS) {
+        cost.seconds += fmin(fmax(chunk / 8, TRANSPORT_SPIN_SECONDS), TRANSPORT_SLEEP_SECONDS) / 4;
+    }
     return cost;
 }
 

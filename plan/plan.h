@@ -18,40 +18,13 @@ static inline void print_memory_row(const char *indent, const char *name, size_t
            note);
 }
 
-static inline void print_memory_table(const Setup *run) {
-    const Arena *arena = run->arena;
-    double parameters = (double)run->table->parameter_count;
-    size_t state = 0; // bytes that do not grow with the micro-batch
-    printf("%-34s %10s %15s\n", "", "", "bytes");
-    for (int i = 0; i < MEMORY_CLASS_COUNT; i++) {
-        print_memory_row("", memory_class_name((MemoryClass)i), arena_class_bytes(arena, (MemoryClass)i), "");
-        for (int j = 0; j < arena->count; j++) {
-            const Reservation *reservation = &arena->reservations[j];
-            if (reservation->memory_class != (MemoryClass)i) { continue; }
-            bool grows = i == MEMORY_ACTIVATIONS || i == MEMORY_WORKSPACE;
-            state += grows || reservation->on_host ? 0 : reservation->bytes;
-            print_memory_row("  ", reservation->name, reservation->bytes,
-                             reservation->on_host ? "  on the host" : "");
-        }
-    }
-    print_memory_row("", arena->on_gpu ? "total on the GPU" : "total", arena->bytes, "  with alignment");
-    if (arena->on_gpu) { print_memory_row("", "total on the host", arena->host_bytes, ""); }
-    printf("\nper parameter    %.2f bytes; %.2f of them do not depend on the micro-batch\n",
-           (double)arena->bytes / parameters, (double)state / parameters);
-    if (arena->on_gpu) {
-        printf("recompute        %s (%s)\n", recompute_name(run->model->settings.recompute),
-               run->placement->recompute_reason);
-    }
-}
-
 // One line for each memory that the plan knows.
 static inline void print_memory_verdict(const Setup *run) {
     MemoryRoom room = memory_room(run);
     const Arena *arena = run->arena;
     char needed[SIZE_TEXT], available[SIZE_TEXT], left[SIZE_TEXT];
     Error reason = {""};
-    if (!arena_fits(arena, &room)) {
-        fit_explain(run, &room, &reason);
+    if (!fit_check(run, &room, &reason)) {
         printf("fits             no: %s\n", reason.text);
         return;
     }
@@ -82,12 +55,34 @@ static inline void print_memory_verdict(const Setup *run) {
 
 static inline void print_memory(const Setup *run) {
     const Options *options = run->options;
+    const Arena *arena = run->arena;
+    double parameters = (double)run->table->parameter_count;
+    size_t state = 0; // bytes that do not grow with the micro-batch
     int ranks = run->transport->size, threads = run->threads;
     printf("%s, %s, %d rank%s, micro-batch %lld x %lld, %s, %d thread%s: memory of one rank\n\n",
            run->config->name, options_rule(options)->name, ranks, ranks == 1 ? "" : "s",
            (long long)options->micro_batch, (long long)options->seq_len,
            run->placement->precision == PRECISION_BF16 ? "bf16" : "fp32", threads, threads == 1 ? "" : "s");
-    print_memory_table(run);
+    printf("%-34s %10s %15s\n", "", "", "bytes");
+    for (int i = 0; i < MEMORY_CLASS_COUNT; i++) {
+        print_memory_row("", memory_class_name((MemoryClass)i), arena_class_bytes(arena, (MemoryClass)i), "");
+        for (int j = 0; j < arena->count; j++) {
+            const Reservation *reservation = &arena->reservations[j];
+            if (reservation->memory_class != (MemoryClass)i) { continue; }
+            bool grows = i == MEMORY_ACTIVATIONS || i == MEMORY_WORKSPACE;
+            state += grows || reservation->on_host ? 0 : reservation->bytes;
+            print_memory_row("  ", reservation->name, reservation->bytes,
+                             reservation->on_host ? "  on the host" : "");
+        }
+    }
+    print_memory_row("", arena->on_gpu ? "total on the GPU" : "total", arena->bytes, "  with alignment");
+    if (arena->on_gpu) { print_memory_row("", "total on the host", arena->host_bytes, ""); }
+    printf("\nper parameter    %.2f bytes; %.2f of them do not depend on the micro-batch\n",
+           (double)arena->bytes / parameters, (double)state / parameters);
+    if (arena->on_gpu) {
+        printf("recompute        %s (%s)\n", recompute_name(run->model->settings.recompute),
+               run->placement->recompute_reason);
+    }
     printf("device           %s\n", run->placement->device_reason);
     if (options->sample_tokens > 0) {
         Arena after;
@@ -270,11 +265,16 @@ static inline bool plan_time(const Setup *run, const LikeRun *like, bool again, 
     if (forecast == NULL) { return error_set(error, "no memory for a forecast"); }
     if (again) { forecast_fit(run, &machine, like->tokens_per_second); }
     forecast_make(run, &machine, again, forecast);
+    const char *fitted = again ? " (so that the simulation of that run takes as long as it took)" : "";
     printf("\ntime             a micro-batch takes a rank %s (%s)\n",
            human_milliseconds(1e3 * machine.micro_batch, text), reason);
-    printf("                 a host sends %s bits a second to the others, a message takes %g us%s\n\n",
-           human_count(machine.host.bytes_per_second * 8, text), 1e6 * machine.host.latency,
-           again ? " (so that the simulation of that run takes as long as it took)" : "");
+    if (run->transport->hosts.hosts > 1) {
+        printf("                 a host sends %s bits a second to the others, a message takes %g us%s\n\n",
+               human_count(machine.host.bytes_per_second * 8, text), 1e6 * machine.host.latency, fitted);
+    } else {
+        printf("                 a rank reads and writes %s bytes a second for an exchange%s\n\n",
+               human_count(machine.exchange_bytes_per_second, text), fitted);
+    }
     printf("  %-17s %8s %8s %11s %9s %10s %10s\n", "rule", "commit", "tokens/s", "computing", "waiting",
            "host sends", "memory");
     for (int i = 0; i < RULE_COUNT; i++) { print_forecast_row(&forecast->rows[i], i == forecast->own); }

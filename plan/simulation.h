@@ -92,26 +92,23 @@ static inline double simulation_share(const Simulation *simulation, int first, i
     return (layers + (head ? (double)problem->layer_begins[0] : 0)) / all;
 }
 
-// H7: the forward pass waits for parameters up to `end`.
-static inline double simulation_need(const Simulation *simulation, double now, size_t end) {
-    if (simulation->arrival_cells == 0 || end == 0) { return now; }
-    size_t cell = (end - 1) / layout_cell_begin(&simulation->scheduler->layout, 1);
-    return fmax(now, simulation->arrivals[cell / simulation->arrival_cells]);
-}
-
 // When a micro-batch that begins at `start` has ended its forward pass: one step, or one
-// for each layer if parameters are still to arrive.
+// for each layer if parameters are still to arrive, for which the layer waits (H7).
 static inline double simulation_forward(const Simulation *simulation, double start, double seconds,
                                         double *busy) {
-    const Problem *problem = &simulation->scheduler->problem;
+    const Scheduler *s = simulation->scheduler;
+    const Problem *problem = &s->problem;
     bool waits = simulation->arrival_cells > 0 && problem->layer_count > 0;
     int steps = waits ? problem->layer_count : 1;
     double now = start;
     for (int l = 0; l < steps; l++) {
         bool last = l == steps - 1;
         size_t end_of_layer = last ? problem->parameter_count : problem->layer_begins[l + 1];
-        double share = waits ? simulation_share(simulation, l, l + 1, last) : 1;
-        double began = simulation_need(simulation, now, end_of_layer);
+        double share = waits ? simulation_share(simulation, l, l + 1, last) : 1, began = now;
+        if (simulation->arrival_cells > 0 && end_of_layer > 0) {
+            size_t cell = (end_of_layer - 1) / layout_cell_begin(&s->layout, 1);
+            began = fmax(now, simulation->arrivals[cell / simulation->arrival_cells]);
+        }
         now = simulation_beside(simulation, began, seconds * share);
         *busy += now - began;
     }
@@ -164,12 +161,6 @@ static inline double simulation_finished(const Simulation *simulation, size_t be
     return began + (ended - began) * simulation_share(simulation, layer, problem->layer_count, true);
 }
 
-// A rank's own work for an exchange takes longer beside computation, with which it shares
-// cores.
-static inline double simulation_work(const Simulation *simulation, double work) {
-    return simulation->hides ? work * simulation->machine->taken_of_work : 0;
-}
-
 // Adds an exchange of so many cells to a clock; its work, to *work.
 static inline double simulation_exchange(Simulation *simulation, const Collective *collective, bool gather,
                                          size_t cells, double now, double *work) {
@@ -184,7 +175,8 @@ static inline double simulation_exchange(Simulation *simulation, const Collectiv
     }
     simulation->bytes_outside += cost.bytes;
     *work += cost.work;
-    return now + cost.seconds + simulation_work(simulation, cost.work);
+    // A rank's own work takes longer beside computation, with which it shares cores.
+    return now + cost.seconds + (simulation->hides ? cost.work * machine->taken_of_work : 0);
 }
 
 // job_reduce: from `now` on. *hidden: seconds of it before the backward pass has ended.
@@ -232,23 +224,6 @@ static inline double simulation_step(const Simulation *simulation, double now, d
     return now + seconds;
 }
 
-// job_gather
-static inline double simulation_gather(Simulation *simulation, double now, double *work) {
-    Scheduler *s = simulation->scheduler;
-    const Job *job = &s->job;
-    if (job->all_reduces) { return now; }
-    Collective collective = job_reduction(s, job);
-    collective.wire = job_gather_wire(s, collective.wire);
-    size_t number = 0;
-    for (size_t begin = 0; begin < s->layout.cells; begin += job->bucket) {
-        size_t end = size_min(begin + job->bucket, s->layout.cells);
-        now = simulation_exchange(simulation, &collective, true, end - begin, now, work);
-        simulation->arrivals[number++] = now;
-    }
-    if (job->follows) { simulation->arrival_cells = job->bucket; }
-    return now;
-}
-
 // What runs from `began` to `ended` takes its part of the computation beside it.
 static inline void simulation_run_beside(Simulation *simulation, double began, double ended, double work) {
     const Machine *machine = simulation->machine;
@@ -293,10 +268,19 @@ static inline void simulation_job(Simulation *simulation) {
 
 // job_gather_task
 static inline void simulation_job_gather(Simulation *simulation) {
-    double began = simulation->communication, work = 0;
-    double ended = simulation_gather(simulation, began, &work);
+    Scheduler *s = simulation->scheduler;
+    const Job *job = &s->job;
+    Collective collective = job_reduction(s, job);
+    double began = simulation->communication, ended = began, work = 0;
+    collective.wire = job_gather_wire(s, collective.wire);
+    for (size_t begin = 0, number = 0; begin < s->layout.cells && !job->all_reduces; begin += job->bucket) {
+        size_t cells = size_min(job->bucket, s->layout.cells - begin);
+        ended = simulation_exchange(simulation, &collective, true, cells, ended, &work);
+        simulation->arrivals[number++] = ended;
+    }
+    if (job->follows && !job->all_reduces) { simulation->arrival_cells = job->bucket; }
     simulation->communication = simulation->communicated = ended;
-    if (simulation->scheduler->job.follows) {
+    if (job->follows) {
         simulation_run_beside(simulation, began, ended, work);
     } else if (ended > began) { // one stretch with the job's first part
         double before = simulation->beside_ended - simulation->beside_began;

@@ -92,18 +92,6 @@ static inline void print_rule(const Options *options, const SchedulerSettings *s
     }
 }
 
-// In which format ranks send vectors to each other, and over what emulated link.
-static inline void print_wire(const Options *options, const SchedulerSettings *settings) {
-    printf("%s on the wire", wire_name(settings->wire));
-    if (settings->estimate_wire != settings->wire) {
-        printf(", %s for estimates", wire_name(settings->estimate_wire));
-    }
-    if (settings->gathers_casts) { printf(", bf16 for the parameters that all compute with"); }
-    if (options->link_mbit > 0) { printf(", at most %g Mbit/s", options->link_mbit); }
-    if (options->link_us > 0) { printf(", every message %g us late", options->link_us); }
-    printf("%s\n", options_emulate_link(options) ? " (emulated)" : "");
-}
-
 // The device of rank 0; other ranks may compute elsewhere.
 static inline void print_device(const Run *run) {
     const Placement *placement = &run->placement;
@@ -190,7 +178,15 @@ static inline void print_start(Run *run, const Hello *hellos) {
         printf("ranks      1 (%s)\n", transport->reason);
     } else {
         printf("ranks      %d over %s (%s), ", transport->size, transport->link.name, transport->reason);
-        print_wire(options, &run->scheduler.settings);
+        // The format in which ranks send vectors to each other, and over what emulated link.
+        const SchedulerSettings *settings = &run->scheduler.settings;
+        bool two = settings->estimate_wire != settings->wire;
+        printf("%s on the wire", wire_name(settings->wire));
+        if (two) { printf(", %s for estimates", wire_name(settings->estimate_wire)); }
+        if (settings->gathers_casts) { printf(", bf16 for the parameters that all compute with"); }
+        if (options->link_mbit > 0) { printf(", at most %g Mbit/s", options->link_mbit); }
+        if (options->link_us > 0) { printf(", every message %g us late", options->link_us); }
+        printf("%s\n", options_emulate_link(options) ? " (emulated)" : "");
         printf("exchange   %s\n", run->placement.exchange_reason);
         print_hosts(stdout, hellos, transport->size);
     }
@@ -344,19 +340,6 @@ static inline void print_files(const Run *run) {
            directory, directory, text_for_shell(directory, word, sizeof word), directory, directory);
     if (run->options.trace[0] != '\0' && !run->trace_is_lost) {
         printf("trace      %s (https://ui.perfetto.dev opens it)\n", run->options.trace);
-    }
-}
-
-// What the run should have left and did not. saved: whether its end is on disk.
-static inline void print_missing(int64_t lost_lines, bool saved) {
-    if (lost_lines > 0) {
-        fprintf(stderr,
-                "train_gpt: %lld line%s of the log or of progress.tsv could not be written: the reason is "
-                "printed above\n",
-                (long long)lost_lines, lost_lines == 1 ? "" : "s");
-    }
-    if (!saved) {
-        fprintf(stderr, "train_gpt: the end of this run is not on disk: the reason is printed above\n");
     }
 }
 

@@ -169,19 +169,6 @@ static inline void tokenizing_progress(void *context, int64_t bytes) {
     terminal_bar(tokenizing->terminal, &progress, now);
 }
 
-// Whether `path` is a whole token file of this tokenizer.
-static inline bool token_file_is_whole(const char *path, const Tokenizer *tokenizer) {
-    TokenFile file;
-    Error ignored;
-    size_t size = 0;
-    void *bytes = file_map(path, "a token file", &size, &ignored);
-    if (bytes == NULL) { return false; }
-    bool whole = token_file_open(&file, path, bytes, size, TOKEN_FILE_CHECK_ALL, &ignored) &&
-                 memcmp(file.tokenizer_hash, tokenizer->hash, TOKEN_FILE_HASH_BYTES) == 0;
-    munmap(bytes, size);
-    return whole;
-}
-
 // Makes the token file of the texts of `loader` in `directory`, unless it is there; `path`
 // gets its path.
 static inline bool make_token_file(const DataLoader *loader, const char *directory,
@@ -199,7 +186,14 @@ static inline bool make_token_file(const DataLoader *loader, const char *directo
     }
     bool good = texts_name(texts, count, tokenizer, pool, name, error);
     snprintf(path, DATA_PATH_SIZE, "%s/%s", directory, name);
-    if (good && token_file_is_whole(path, tokenizer)) {
+    TokenFile file;
+    Error ignored;
+    size_t size = 0;
+    void *bytes = good ? file_map(path, "a token file", &size, &ignored) : NULL;
+    bool whole = bytes != NULL && token_file_open(&file, path, bytes, size, TOKEN_FILE_CHECK_ALL, &ignored) &&
+                 memcmp(file.tokenizer_hash, tokenizer->hash, TOKEN_FILE_HASH_BYTES) == 0;
+    if (bytes != NULL) { munmap(bytes, size); }
+    if (whole) {
         printf("tokens     %s, made before: text and tokenizer are the same\n", path);
     } else if (good) {
         printf("tokenizing %s: %.1f MB, with %d thread%s\n", loader->name, tokenizing.bytes / 1e6,
@@ -311,21 +305,6 @@ static inline int64_t validation_batches(Run *run) {
     uint64_t windows = data_loader_validation_samples(validation_loader(run));
     uint64_t B = (uint64_t)run->B, asked = (uint64_t)run->options.val_batches;
     return (int64_t)(windows == 0 ? asked : size_min(asked, (windows + B - 1) / B));
-}
-
-// Fills a batch of B sequences with micro-batch `number` of the validation. In the last one,
-// the sequences behind the last window are those of the beginning; they do not count.
-static inline bool fill_validation(const DataLoader *data, int64_t number, int B, Batch *batch,
-                                   double *perfect_loss, Error *error) {
-    uint64_t first = (uint64_t)number * (uint64_t)B, windows = data_loader_validation_samples(data);
-    int T = data->sequence_length;
-    if (!data_loader_fill_validation(data, first, B, batch->tokens, batch->targets, perfect_loss, error)) {
-        return false;
-    }
-    for (int b = 0; b < B && windows > 0; b++) {
-        for (int t = 0; first + (uint64_t)b >= windows && t < T; t++) { batch->targets[b * T + t] = -1; }
-    }
-    return true;
 }
 
 #endif

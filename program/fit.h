@@ -184,30 +184,24 @@ static inline void fit_suggest(const Setup *run, const MemoryRoom *room, char te
             rule_shards(rule) ? ", or more ranks, which share the optimizer's state" : "");
 }
 
-// The sentence for a run that does not fit. Its memory must have been reserved.
-static inline void fit_explain(const Setup *run, const MemoryRoom *room, Error *error) {
+// Refuses a run that does not fit, and says what would. Otherwise the system would promise memory
+// of the host that it does not have, and kill processes when they use it. The run's memory must
+// have been reserved.
+static inline bool fit_check(const Setup *run, const MemoryRoom *room, Error *error) {
+    if (arena_fits(run->arena, room)) { return true; }
     char needed[SIZE_TEXT], available[SIZE_TEXT], hint[FIT_TEXT];
     bool of_gpu = room->gpu > 0 && arena_gpu_bytes(run->arena) > room->gpu;
     bool shared = !of_gpu && run->transport->local_size > 1;
     size_text(of_gpu ? arena_gpu_bytes(run->arena) : arena_host_bytes(run->arena), needed);
     size_text(of_gpu ? room->gpu : room->host, available);
     fit_suggest(run, room, hint);
-    error_set(error, "%s with --micro-batch %lld needs %s %s%s, and %s are available%s: %s",
-              run->config->name, (long long)run->options->micro_batch, needed,
-              of_gpu ? "on the GPU" : "of memory", shared ? " for each rank" : "", available,
-              of_gpu   ? " for this rank"
-              : shared ? " for each of those on this node"
-                       : "",
-              hint);
-}
-
-// Refuses a run that does not fit. Otherwise the system would promise memory of the host
-// that it does not have, and kill processes when they use it.
-static inline bool fit_check(const Setup *run, Error *error) {
-    MemoryRoom room = memory_room(run);
-    if (arena_fits(run->arena, &room)) { return true; }
-    fit_explain(run, &room, error);
-    return false;
+    return error_set(error, "%s with --micro-batch %lld needs %s %s%s, and %s are available%s: %s",
+                     run->config->name, (long long)run->options->micro_batch, needed,
+                     of_gpu ? "on the GPU" : "of memory", shared ? " for each rank" : "", available,
+                     of_gpu   ? " for this rank"
+                     : shared ? " for each of those on this node"
+                              : "",
+                     hint);
 }
 
 #endif

@@ -116,14 +116,6 @@ static inline bool placement_check_shapes(const Placement *placement, const Mode
 // ---------------------------------------------------------------------------------------
 // Exchange
 
-// Collective: which ranks count as one host. Links are emulated between the ranks of one
-// machine, so there each is a host by itself unless the user says otherwise.
-static inline void placement_meet_hosts(const Options *options, Transport *transport) {
-    int per_host = (int)options->ranks_per_host;
-    if (per_host == 0 && options_emulate_link(options) && transport->hosts.hosts == 1) { per_host = 1; }
-    if (per_host > 0) { transport_meet(transport, transport->rank / per_host * per_host); }
-}
-
 // Before memory is planned: whether a host adds up first (comm/groups.h).
 static inline void placement_choose_exchange(Placement *placement, const Options *options,
                                              Transport *transport) {
@@ -165,19 +157,6 @@ static inline int ranks_on_gpu_of(const GpuIdentity *gpus, int ranks, int rank) 
         count += gpus[other].capability > 0 && same_host && same_bus;
     }
     return count;
-}
-
-// Why NCCL cannot carry the vectors; NULL: it can.
-static inline const char *nccl_obstacle(const GpuIdentity *gpus, int ranks) {
-    if (!nccl_is_built_in()) { return "this program was built without NCCL"; }
-    const char *obstacle = NULL;
-    for (int rank = 0; rank < ranks; rank++) {
-        if (gpus[rank].capability == 0) { return "not every rank has a GPU"; }
-        if (ranks_on_gpu_of(gpus, ranks, rank) > 1) {
-            obstacle = "several ranks share a GPU, which NCCL refuses";
-        }
-    }
-    return obstacle;
 }
 
 // text <- the first rank that does not compute on what most ranks compute on; empty: none.
@@ -225,13 +204,19 @@ static inline GpuFleet placement_look_at_gpus(Placement *placement, Transport *t
     snprintf(mine.name, sizeof mine.name, "%.60s", placement->on_gpu ? placement->gpu.name : "the CPU");
     GpuIdentity *gpus =
         (GpuIdentity *)transport_collect_records(transport, "choice of the GPU exchange", &mine, sizeof mine);
-    GpuFleet fleet = {nccl_obstacle(gpus, transport->size), false, NCCL_BUFFER_BYTES};
-    placement->all_cast = placement->precision == PRECISION_BF16; // all were given the same --precision
+    GpuFleet fleet = {NULL, false, NCCL_BUFFER_BYTES};
+    bool lacking = false, shared = false;
     for (int rank = 0; rank < transport->size; rank++) {
-        placement->all_cast = placement->all_cast && gpus[rank].capability > 0;
+        lacking = lacking || gpus[rank].capability == 0;
+        shared = shared || ranks_on_gpu_of(gpus, transport->size, rank) > 1;
         fleet.mixed = fleet.mixed || gpus[rank].capability != gpus[0].capability;
         fleet.buffers = size_min(fleet.buffers, placement_nccl_bytes(gpus[rank].memory));
     }
+    fleet.obstacle = !nccl_is_built_in() ? "this program was built without NCCL"
+                     : lacking           ? "not every rank has a GPU"
+                     : shared            ? "several ranks share a GPU, which NCCL refuses"
+                                         : NULL;
+    placement->all_cast = placement->precision == PRECISION_BF16 && !lacking; // of all: --precision is one
     gpu_name_odd_one(gpus, transport->size, placement->odd_one, sizeof placement->odd_one);
     if (placement->on_gpu) {
         placement->sharing = ranks_on_gpu_of(gpus, transport->size, transport->rank);

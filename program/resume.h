@@ -257,22 +257,6 @@ static inline void check_resume(Run *run) {
     keep_measured_choices(run);
 }
 
-// The error of a run that has checkpoints, none of which can be loaded. To begin at zero there
-// would hide that a run is lost, and in the end remove what may still be repaired.
-static inline void describe_damaged(const CheckpointedRun *checkpointed, Error *error) {
-    const CommitSet *damaged = &checkpointed->damaged;
-    char names[512] = "";
-    for (int i = 0; i < damaged->count; i++) {
-        size_t used = strlen(names);
-        snprintf(names + used, sizeof names - used, "%scommit-%lld", used > 0 ? ", " : "",
-                 (long long)damaged->commits[i]);
-    }
-    error_set(error,
-              "--resume auto: no checkpoint in %.300s can be loaded, for the reasons above: %.300s. Repair "
-              "them, or move them away to begin at zero, or choose another --out",
-              checkpointed->directory, names);
-}
-
 // All ranks, after scheduler_start: does what --resume asks for.
 static inline void resume_run(Run *run) {
     const char *resume = run->options.resume;
@@ -282,8 +266,20 @@ static inline void resume_run(Run *run) {
     if (strcmp(resume, "off") == 0) { return; }
     if (strcmp(resume, "auto") == 0) {
         int64_t commit = load_newest(&run->checkpointed, remarks);
-        if (commit < 0 && run->checkpointed.damaged.count > 0) {
-            describe_damaged(&run->checkpointed, &error);
+        const CommitSet *damaged = &run->checkpointed.damaged;
+        if (commit < 0 && damaged->count > 0) {
+            // To begin at zero here would hide that a run is lost, and in the end remove what may still
+            // be repaired.
+            char names[512] = "";
+            for (int i = 0; i < damaged->count; i++) {
+                size_t used = strlen(names);
+                snprintf(names + used, sizeof names - used, "%scommit-%lld", used > 0 ? ", " : "",
+                         (long long)damaged->commits[i]);
+            }
+            error_set(&error,
+                      "--resume auto: no checkpoint in %.300s can be loaded, for the reasons above: %.300s. "
+                      "Repair them, or move them away to begin at zero, or choose another --out",
+                      run->directory, names);
             agree_or_exit(run, EXIT_USER_MISTAKE, &error);
         }
         if (commit < 0) {

@@ -77,10 +77,7 @@ static inline bool run_directory_create(const char *out, const char *model, cons
         snprintf(path, RUN_PATH_SIZE, "runs/%s-%.64s-%d", name, rule, number);
         // mkdir decides which number is free: two runs started at once get two numbers.
         if (mkdir(path, 0777) == 0) { return true; }
-        if (errno != EEXIST) {
-            return error_set(error, "cannot create the directory %.400s: %s: choose another with --out", path,
-                             strerror(errno));
-        }
+        if (errno != EEXIST) { return run_directory_make(path, error); }
     }
     if (numbered) {
         return error_set(error, "runs/%s-%.64s-1 and so on are all taken: choose a directory with --out",

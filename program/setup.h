@@ -28,18 +28,6 @@ static inline double automatic_learning_rate(double parameters, bool finetunes) 
     return finetunes ? rate / 10 : rate;
 }
 
-// The ranges of the flat parameter vector that decay.
-static inline void choose_decay_ranges(Run *run) {
-    bool all = run->options.decay == DECAY_ALL;
-    run->decay_ranges = (DecayRange *)calloc((size_t)run->table.count, sizeof *run->decay_ranges);
-    for (int i = 0; i < run->table.count; i++) {
-        const ParameterInfo *entry = &run->table.entries[i];
-        if (!entry->is_matrix && !all) { continue; }
-        decay_ranges_add(run->decay_ranges, &run->decay_range_count, entry->offset,
-                         entry->offset + entry->count);
-    }
-}
-
 static inline bool choose_model(Run *run, Error *error) {
     Options *options = &run->options;
     const char *start = options_start(options);
@@ -53,7 +41,13 @@ static inline bool choose_model(Run *run, Error *error) {
                          (long long)options->seq_len, positions, run->config.name, positions);
     }
     run->config.family->table(&run->config, &run->table);
-    choose_decay_ranges(run);
+    run->decay_ranges = (DecayRange *)calloc((size_t)run->table.count, sizeof *run->decay_ranges);
+    for (int i = 0; i < run->table.count; i++) {
+        const ParameterInfo *entry = &run->table.entries[i];
+        if (!entry->is_matrix && options->decay != DECAY_ALL) { continue; }
+        decay_ranges_add(run->decay_ranges, &run->decay_range_count, entry->offset,
+                         entry->offset + entry->count);
+    }
     if (options->micro_batch == 0) { options->micro_batch = run->table.parameter_count < 5000000 ? 1 : 8; }
     run->B = (int)options->micro_batch;
     if (options->seq_len == 0) { options->seq_len = int64_min(positions, 1024); }
@@ -295,15 +289,6 @@ static inline void bucket_for_link(Scheduler *s, const Options *options, const P
     settings->bucket = (size_t)(bytes / buckets);
     snprintf(reason, 160, "measured: %.3g us a message, %.3g MB/s; %.3g s for all of it", 1e6 * link.latency,
              link.rate / 1e6, seconds);
-}
-
-// All ranks call it and choose the same.
-static inline void choose_bucket(Run *run) {
-    LinkMeasure none = {0, INFINITY};
-    bool measures = run->scheduler.settings.kind == RULE_SYNCHRONOUS && run->transport.size > 1 &&
-                    run->options.bucket_mb == 0 && !run->placement.uses_nccl;
-    bucket_for_link(&run->scheduler, &run->options, &run->placement,
-                    measures ? link_measure(&run->transport) : none, run->bucket_reason);
 }
 
 #endif

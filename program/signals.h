@@ -120,17 +120,6 @@ static inline void signal_watch_report(const SignalWatch *watch, bool first) {
     fflush(stderr);
 }
 
-// Rank 0: says that a signal was heard, because saving may take a while.
-static inline void signal_watch_say_heard(const SignalWatch *watch, int number) {
-    static const char again[] = "; a second SIGINT ends it at once";
-    const char *name = number == SIGINT ? "SIGINT" : number == SIGHUP ? "SIGHUP" : "SIGUSR1";
-    if (watch->transport->rank != 0) { return; }
-    if (number == SIGTERM) { name = "SIGTERM"; }
-    fprintf(stderr, "%strain_gpt: asked to stop by %s%s\n", isatty(STDERR_FILENO) == 1 ? "\n" : "", name,
-            number == SIGINT ? again : "");
-    fflush(stderr);
-}
-
 static inline void *signal_watch_main(void *argument) {
     SignalWatch *watch = (SignalWatch *)argument;
     double interrupted = -INFINITY; // clock_seconds() of the first SIGINT
@@ -149,8 +138,14 @@ static inline void *signal_watch_main(void *argument) {
         double now = clock_seconds();
         if (number == SIGTERM && watch->transport->size > 1) {
             signal_watch_report(watch, first);
-        } else if (first) {
-            signal_watch_say_heard(watch, number);
+        } else if (first && watch->transport->rank == 0) { // because saving may take a while
+            fprintf(stderr, "%strain_gpt: asked to stop by %s%s\n", isatty(STDERR_FILENO) == 1 ? "\n" : "",
+                    number == SIGINT    ? "SIGINT"
+                    : number == SIGHUP  ? "SIGHUP"
+                    : number == SIGTERM ? "SIGTERM"
+                                        : "SIGUSR1",
+                    number == SIGINT ? "; a second SIGINT ends it at once" : "");
+            fflush(stderr);
         }
         if (number != SIGINT) { continue; }
         if (isfinite(interrupted) && now - interrupted > SIGNAL_WATCH_SAME) { break; }

@@ -84,28 +84,6 @@ static inline void describe_spike(const CheckpointedRun *run, const DataLoader *
     }
 }
 
-// action: what is done about it.
-static inline void log_spike(Reports *reports, const CheckpointedRun *run, const char *action,
-                             const char *text) {
-    static const char *const kinds[] = {"none", "loss", "gradient", "norm", "high loss", "parameters"};
-    const SpikeReport *spike = &run->scheduler->spikes.latest;
-    json_t *first = json_null(), *sequences = json_null(), *tensor = json_null();
-    if (spike->site.micro_batch > 0) {
-        first = json_integer((json_int_t)spike_first_sequence(run, spike));
-        sequences = json_integer(run->B);
-    }
-    if (spike->site.element > 0 && spike->kind == SPIKE_GRADIENT) {
-        tensor = json_string(spike_tensor(run->table, spike)->name);
-    }
-    report_event(reports,
-                 json_pack("{s:s, s:s, s:I, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:s, s:o, s:o}", "event",
-                           "spike", "kind", kinds[spike->kind], "commit", (json_int_t)spike->commit, "rank",
-                           spike->rank, "first_sequence", first, "sequences", sequences, "tensor", tensor,
-                           "measured", log_real(spike->measured), "largest", log_real(spike->largest),
-                           "steps", log_real(spike->steps), "action", action, "text", log_text(text), "count",
-                           log_real(run->scheduler->spikes.count)));
-}
-
 // Reports the spikes since the last call. fail_spike announces the end of a run, roll_back a
 // rollback.
 static inline void report_spike(Run *run) {
@@ -117,13 +95,28 @@ static inline void report_spike(Run *run) {
     if (!is_new || !run_is_main(run)) { return; }
     terminal_clear(&run->terminal);
     describe_spike(&run->checkpointed, &run->data, text, sizeof text);
-    log_spike(&run->reports, &run->checkpointed,
-              s->spikes.failed ? "stop" : options_choice_name(options, &options->on_spike), text);
+    static const char *const kinds[] = {"none", "loss", "gradient", "norm", "high loss", "parameters"};
+    const SpikeReport *spike = &s->spikes.latest;
+    json_t *first = json_null(), *sequences = json_null(), *tensor = json_null();
+    if (spike->site.micro_batch > 0) {
+        first = json_integer((json_int_t)spike_first_sequence(&run->checkpointed, spike));
+        sequences = json_integer(run->B);
+    }
+    if (spike->site.element > 0 && spike->kind == SPIKE_GRADIENT) {
+        tensor = json_string(spike_tensor(&run->table, spike)->name);
+    }
+    const char *action = s->spikes.failed ? "stop" : options_choice_name(options, &options->on_spike);
+    report_event(&run->reports,
+                 json_pack("{s:s, s:s, s:I, s:i, s:o, s:o, s:o, s:o, s:o, s:o, s:s, s:o, s:o}", "event",
+                           "spike", "kind", kinds[spike->kind], "commit", (json_int_t)spike->commit, "rank",
+                           spike->rank, "first_sequence", first, "sequences", sequences, "tensor", tensor,
+                           "measured", log_real(spike->measured), "largest", log_real(spike->largest),
+                           "steps", log_real(spike->steps), "action", action, "text", log_text(text), "count",
+                           log_real(s->spikes.count)));
     if (s->spikes.failed) { return; }
-    printf("%6lld spike: %s", (long long)s->spikes.latest.commit, text);
+    printf("%6lld spike: %s", (long long)spike->commit, text);
     if (s->settings.on_spike == SPIKE_SKIP) {
-        printf("; left out%s, %.0f so far", s->spikes.latest.steps > 1 ? " with others" : "",
-               s->spikes.count);
+        printf("; left out%s, %.0f so far", spike->steps > 1 ? " with others" : "", s->spikes.count);
     }
     printf("\n");
     fflush(stdout);

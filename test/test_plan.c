@@ -234,6 +234,10 @@ static void a_plan_takes_the_times_of_a_run(void **state) {
     double ratio = log_number(twice, "micro_batch_ms") / log_number(plan, "micro_batch_ms");
     assert_true(fabs(ratio - 4.0 / log_number(json_object_get(log_event_of(events, "start", 0), "options"),
                                               "micro-batch")) <= 1e-6);
+    json_t *again = plan_json(stage, "--like like", &outcome); // both ranks are on one host
+    text_check(outcome.output, "bytes a second for an exchange (so that the simulation", "one host");
+    assert_null(strstr(outcome.output, "a host sends"));
+    json_decref(again);
     json_decref(plan);
     json_decref(twice);
     json_decref(events);

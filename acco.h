@@ -11,11 +11,11 @@
 //                   |   from round A         |   from rounds A + B               |
 //                                            ^ hand_over CLEAR                   ^ hand_over KEEP
 //
-//   theta~(t+1) = Opt?(theta(t), A / count(A))
-//   theta (t+1) = Opt (theta(t), (A + B) / count(A + B))     starts from the same theta(t)
+//   theta~(t+1) = Est(theta(t), A / count(A))
+//   theta (t+1) = Opt(theta(t), (A + B) / count(A + B))     starts from the same theta(t)
 //
-// Opt is the optimizer's step. Opt? is the parameters that this step would give, while
-// moments, master copy and number of steps stay as they are (see OptimizerStep in
+// Opt is the optimizer's step. Est, the estimate, is the parameters that this step would
+// give; moments, master copy and number of steps stay as they are (see OptimizerStep in
 // optimizer.h).
 //
 // KEEP: after a commit the accumulator holds the new round A. It is given to the estimate

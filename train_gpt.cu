@@ -4,7 +4,7 @@
 //   train_gpt [train] OPTIONS    trains, alone or as one rank under mpirun or srun
 //   train_gpt sample OPTIONS     prints a text that a model on disk continues
 //   train_gpt eval OPTIONS       perplexity, LAMBADA or HellaSwag of a model on disk
-//   train_gpt plan OPTIONS       prints the memory that each rank needs; allocates nothing
+//   train_gpt plan OPTIONS       prints the memory and the time that a run would take, under every rule
 //   train_gpt tokenize OPTIONS   token files of lines of JSON
 //   train_gpt help TOPIC         an option, a group of them, a command; help all: everything
 //
@@ -19,7 +19,7 @@
 #include "evaluation/eval.h"       // defines: command_eval: how good a model is
 #include "evaluation/sample.h"     // defines: command_sample, print_sample: text out
 #include "plan/choose.h"           // defines: choose_by_measurement: what is auto
-#include "plan/plan.h"             // defines: command_plan: how much memory a run would need
+#include "plan/plan.h"             // defines: command_plan: memory and time of a run, before it is paid for
 #include "program/announce.h"      // defines: announce_run, print_end, print_build_facts: what it says
 #include "program/data.h"          // defines: open_data, tokenize_data: what is trained on
 #include "program/fit.h"           // defines: fit_check: is there memory enough?

@@ -14,7 +14,7 @@
 // stable below 2/L. Some sequential commits at the start of a run help (--sequential).
 //
 //   acco-wp (weight prediction; the second option of SAPipe, Chen et al., 2022)
-//   communication   | COMMIT theta(t), then predict theta~(t+1) = Opt?(theta(t), the same gradient) |
+//   communication   | COMMIT theta(t), then predict theta~(t+1) = Est(theta(t), the same gradient) |
 //
 // Compute continues at the prediction. theta itself exists only in the master copies of the
 // shards, so where it is needed (evaluation, saving) it is gathered into the gradient

@@ -319,7 +319,8 @@ static inline bool fill_validation(const DataLoader *data, int64_t number, int B
                                    double *perfect_loss, Error *error) {
     uint64_t first = (uint64_t)number * (uint64_t)B, windows = data_loader_validation_samples(data);
     int T = data->sequence_length;
-    if (!data_loader_fill_validation(data, first, B, batch->tokens, batch->targets, perfect_loss, error)) {
+    if (!data_loader_fill(data, DATA_VALIDATION, first, B, batch->tokens, batch->targets, perfect_loss,
+                          error)) {
         return false;
     }
     for (int b = 0; b < B && windows > 0; b++) {

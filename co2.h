@@ -11,15 +11,16 @@
 //   b(t+1) = b(t) - alpha clip(m, phi)        b(1) = b(0): nothing has been received yet
 //
 // An exchange may take as long as the tau inner steps of the next round, so even a very
-// slow network is hidden. The price: the information is one round old. Lambda is the
-// penalty for that, here a constant (--co2-gap) as in the released code. At the end of a
-// run the last sum is waited for and applied.
+// slow network is hidden. The price is that the pseudo-gradient is one round old. Lambda
+// makes the outer step smaller to allow for that; here it is a constant (--co2-gap), as in
+// the released code. At the end of a run the workers wait for the last sum and apply it.
 //
-// What the penalty does: near a minimum, let a round go the part g of the way to it. With
-// alpha = 1 and beta = 0 then b(t+1) = b(t) - (g / Lambda) b(t-1). For g > Lambda / 4 that
-// oscillates, and shrinks by sqrt(g / Lambda) a round. So where a round goes all the way,
-// Lambda = 1 keeps the error as it is, 2 halves it in two rounds, and 4, which does not
-// overshoot, nearly in one. Far from a minimum a larger Lambda only shortens the steps.
+// How to choose Lambda: let b be the distance to a minimum, and let each round cover the
+// fraction g of it. With alpha = 1 and beta = 0, b(t+1) = b(t) - (g / Lambda) b(t-1). If
+// g > Lambda / 4, this oscillates, and its amplitude changes by the factor sqrt(g / Lambda)
+// a round. If a round covers the whole distance (g = 1), Lambda = 1 keeps the amplitude,
+// 2 halves it in two rounds, and 4, the smallest value that does not overshoot, halves it
+// in about one. Far from a minimum a larger Lambda only makes the steps shorter.
 #ifndef ACCO_CO2_H
 #define ACCO_CO2_H
 
@@ -87,8 +88,9 @@ static inline void co2_operation(Scheduler *s, const void *settings, size_t flat
                    s->comm_buffer.data + packed, count, (const MomentumStep *)settings);
 }
 
-// Applies what has arrived, and leaves in the buffer what is to be sent next. Returns
-// whether anything had been sent.
+// Waits for the sum of the previous round and makes an outer step with it. Puts this
+// round's pseudo-gradient into the communication buffer. Returns whether a sum was in
+// flight.
 static inline bool co2_boundary(Scheduler *s) {
     MomentumStep step = s->settings.outer_momentum;
     step.received = s->job_in_flight;

@@ -86,6 +86,9 @@ typedef struct DataLoader {
     bool hold_out;                                 // false: validation reads all windows in order
 } DataLoader;
 
+// The built-in corpus takes its stream of this number.
+typedef enum DataOrder { DATA_TRAINING = 0, DATA_VALIDATION = 1 } DataOrder;
+
 enum {
     LLMC_HEADER_BYTES = 1024,
     LLMC_MAGIC_UINT16 = 20240520, // version 1, GPT-2 ids
@@ -600,10 +603,13 @@ static inline bool data_loader_copy(const DataLoader *loader, uint64_t window, i
     return true;
 }
 
-// data_loader_fill and data_loader_fill_validation, which differ in their order.
-static inline bool data_loader_fill_rows(const DataLoader *loader, bool validation, uint64_t first_sample,
-                                         int B, int32_t *tokens, int32_t *targets, double *perfect_loss,
-                                         Error *error) {
+// Fills tokens (B, T) and targets (B, T) with B samples from first_sample on, in the order of
+// training or of validation; the built-in corpus has a stream for each. *perfect_loss: the
+// mean loss of a perfect model on these targets, in nats per token, which is known for the
+// built-in corpus; NaN for files. May be called by several threads at once. False: an id
+// beyond the vocabulary, in data that were not checked at open.
+static inline bool data_loader_fill(const DataLoader *loader, DataOrder order, uint64_t first_sample, int B,
+                                    int32_t *tokens, int32_t *targets, double *perfect_loss, Error *error) {
     int T = loader->sequence_length;
     double nats = 0.0;
     uint8_t *bytes = loader->builtin ? (uint8_t *)malloc((size_t)T + 1) : NULL;
@@ -615,7 +621,7 @@ static inline bool data_loader_fill_rows(const DataLoader *loader, bool validati
         uint64_t sample = first_sample + (uint64_t)b, window;
         int32_t *inputs = tokens + (size_t)b * (size_t)T, *outputs = targets + (size_t)b * (size_t)T; // (T)
         if (loader->builtin) {
-            uint64_t stream = random_hash(loader->seed, validation ? 1 : 0);
+            uint64_t stream = random_hash(loader->seed, (uint64_t)order);
             nats += corpus_fill(stream, sample, T, bytes, NULL);
             for (int t = 0; t < T; t++) {
                 inputs[t] = bytes[t];
@@ -623,7 +629,8 @@ static inline bool data_loader_fill_rows(const DataLoader *loader, bool validati
             }
             continue;
         }
-        if (validation) { // what was held out, in the order of the files; or all, in data for validation
+        if (order ==
+            DATA_VALIDATION) { // what was held out, in the order of the files; or all, in data for validation
             uint64_t first = loader->hold_out ? loader->training_windows : 0;
             window = first + sample % data_loader_validation_samples(loader);
         } else {
@@ -634,23 +641,6 @@ static inline bool data_loader_fill_rows(const DataLoader *loader, bool validati
     free(bytes);
     *perfect_loss = loader->builtin ? nats / ((double)B * T) : NAN;
     return good;
-}
-
-// Fills tokens (B, T) and targets (B, T) with B samples of the training order, from
-// first_sample on. *perfect_loss: the mean loss of a perfect model on these targets, in
-// nats per token, which is known for the built-in corpus; NaN for files. May be called by
-// several threads at once. False: an id beyond the vocabulary, in data that were not
-// checked at open.
-static inline bool data_loader_fill(const DataLoader *loader, uint64_t first_sample, int B, int32_t *tokens,
-                                    int32_t *targets, double *perfect_loss, Error *error) {
-    return data_loader_fill_rows(loader, false, first_sample, B, tokens, targets, perfect_loss, error);
-}
-
-// The same in the order of validation. The built-in corpus has a second stream for it.
-static inline bool data_loader_fill_validation(const DataLoader *loader, uint64_t first_sample, int B,
-                                               int32_t *tokens, int32_t *targets, double *perfect_loss,
-                                               Error *error) {
-    return data_loader_fill_rows(loader, true, first_sample, B, tokens, targets, perfect_loss, error);
 }
 
 #endif

@@ -14,15 +14,16 @@
 //
 //   local = alpha local + (1 - alpha) outer, of the fragment
 //
-// Every element is exchanged once in H inner steps. Streaming sends one fragment at a
-// time, so bursts are P times smaller, and hides each of them behind tau steps. D is
-// computed when the fragment is sent; the inner steps made after that are kept with
-// weight alpha. All ranks count the same steps, so they agree on which fragment is due
-// without exchanging anything. The outer copy is what is evaluated and saved.
+// Both rules exchange every element once in H inner steps. Streaming DiLoCo sends one
+// fragment at a time, so each message is P times smaller, and tau inner steps hide it. It
+// computes D when it sends the fragment; the local parameters, which the tau steps have
+// moved meanwhile, enter the result with weight alpha. All ranks count the same steps, so
+// they agree without a message on which fragment is due. Evaluation and checkpoints use
+// the outer copy.
 //
-// At the end of a run DiLoCo makes a shorter period. Streaming sends nothing that it
-// could not apply in time; then every fragment that has changed since its last exchange
-// is exchanged once more.
+// At the end of a run DiLoCo shortens its last period. Streaming DiLoCo sends no fragment
+// that it could not apply before the end. It then exchanges every fragment once more that
+// has changed since its last exchange.
 #ifndef ACCO_DILOCO_H
 #define ACCO_DILOCO_H
 
@@ -36,7 +37,7 @@
 // choices.
 typedef enum FragmentOrder { FRAGMENTS_STRIDED, FRAGMENTS_SEQUENTIAL } FragmentOrder;
 
-// The last four are of streaming-diloco alone.
+// Only streaming-diloco has the last four.
 typedef struct DilocoOptions {
     int64_t inner_steps; // H
     double outer_learning_rate, outer_momentum;
@@ -45,7 +46,7 @@ typedef struct DilocoOptions {
     int order; // FragmentOrder
 } DilocoOptions;
 
-// Fragments take turns: one is sent every H/P steps, and it has arrived before the next
+// Fragments take turns: every H/P steps one is sent, and it arrives before the next one
 // is sent.
 static inline bool streaming_diloco_check(const void *own, const RuleFacts *facts, Error *error) {
     const DilocoOptions *options = (const DilocoOptions *)own;

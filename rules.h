@@ -4,7 +4,6 @@
 
 #include "acco.h"
 #include "co2.h"
-#include "committed.h"
 #include "ddp.h"
 #include "diloco.h"
 #include "dpu.h"

@@ -1,5 +1,5 @@
 // scheduler_state.h: what one worker holds: settings, buffers, streams and the state of
-// the round. micro_batch.h, communication_job.h and scheduler.h say what happens to it. A
+// the round. communication_job.h and scheduler.h say what happens to it. A
 // worker is one rank.
 //
 //   buffer       elements   who writes it                             who reads it            for which rules

@@ -52,7 +52,8 @@ static void validate_task(void *context, Stream *stream) {
     int count = (int)tokens_per_micro_batch(run);
     double perfect;
     Error error = {""};
-    if (!data_loader_fill_validation(data, first, run->B, batch->tokens, batch->targets, &perfect, &error)) {
+    if (!data_loader_fill(data, DATA_VALIDATION, first, run->B, batch->tokens, batch->targets, &perfect,
+                          &error)) {
         transport_fail(&run->transport, "%s", error.text);
     }
     // Behind the last window stand those of the beginning again, which do not count.

@@ -51,8 +51,8 @@ static inline uint64_t training_first_sample(const TrainingProblem *training, ui
 static inline bool training_fill(const TrainingProblem *training, Batch *batch, uint64_t first_sample,
                                  Error *error) {
     batch->first_sample = first_sample;
-    batch->is_filled = data_loader_fill(training->data, first_sample, training->B, batch->tokens,
-                                        batch->targets, &batch->perfect_loss, error);
+    batch->is_filled = data_loader_fill(training->data, DATA_TRAINING, first_sample, training->B,
+                                        batch->tokens, batch->targets, &batch->perfect_loss, error);
     return batch->is_filled;
 }
 

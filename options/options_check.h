@@ -115,9 +115,7 @@ static inline bool options_are_adaptive(const Options *options) {
 // The micro-batches per commit of `rank`: its number of the list, or --accumulate where
 // there is no list. 0: auto. Ranks that a list is too short for have 1, until
 // options_check_rank_numbers refuses it.
-static inline int options_rank_accumulate(const Options *options, int rank, int size) {
-    assert(rank >= 0 && rank < size);
-    (void)size;
+static inline int options_rank_accumulate(const Options *options, int rank) {
     if (options->rank_accumulate[0] == '\0') { return (int)options->accumulate; }
     const char *number = options->rank_accumulate;
     for (; rank > 0 && number != NULL; rank--) {
@@ -132,7 +130,7 @@ static inline int options_rank_accumulate(const Options *options, int rank, int 
 static inline int64_t options_total_accumulate(const Options *options, int size) {
     int64_t total = 0, least = options_rule(options)->rounds_per_commit;
     for (int rank = 0; rank < size; rank++) {
-        int count = options_rank_accumulate(options, rank, size);
+        int count = options_rank_accumulate(options, rank);
         total += count > 0 ? count : least;
     }
     return total;
@@ -177,18 +175,6 @@ static inline bool options_save_times(const Options *options, SaveTimes *times, 
 // ---------------------------------------------------------------------------------------
 // Other options
 
-static inline bool options_check_rate(const Options *options, Error *error) {
-    double rate = options->learning_rate, minimum = options->minimum_learning_rate;
-    if (rate > 0 && minimum > rate) {
-        return error_set(error, "--min-lr %g is above --lr %g: the schedule goes down from --lr to --min-lr",
-                         minimum, rate);
-    }
-    return !(rate > 0 && rate * options->weight_decay >= 1) ||
-           error_set(error,
-                     "--lr %g times --weight-decay %g is 1 or more: each commit would erase the parameters",
-                     rate, options->weight_decay);
-}
-
 // Whether messages go over an emulated link.
 static inline bool options_emulate_link(const Options *options) {
     return options->link_mbit > 0 || options->link_us > 0;
@@ -199,8 +185,7 @@ static inline bool options_emulate_link(const Options *options) {
 static inline bool options_check_emulation(const Options *options, Error *error) {
     const Rule *rule = options_rule(options);
     double steps = rule->exchange_steps == NULL ? 1 : (double)rule->exchange_steps(options_of_rule(options));
-    int slow_rank = options->slow_rank < 0 ? 0 : (int)options->slow_rank;
-    int batches = options_rank_accumulate(options, slow_rank, slow_rank + 1);
+    int batches = options_rank_accumulate(options, options->slow_rank < 0 ? 0 : (int)options->slow_rank);
     double waiting = options->slow_ms * (batches > 0 ? batches : 1) * steps / 1000;
     double chunks = options->link_mbit > 0 ? 2 * 8.4 / options->link_mbit : 0; // two of 1 MB under way
     double latency = options->chaos_ms / 1000 + options->link_us / 1e6;
@@ -234,6 +219,16 @@ static inline bool options_check_rule(const Options *options, int layers, Error 
 // values.
 static inline bool options_check_pairs(const Options *options, Error *error) {
     SaveTimes saves;
+    double rate = options->learning_rate;
+    if (rate > 0 && options->minimum_learning_rate > rate) {
+        return error_set(error, "--min-lr %g is above --lr %g: the schedule goes down from --lr to --min-lr",
+                         options->minimum_learning_rate, rate);
+    }
+    if (rate > 0 && rate * options->weight_decay >= 1) {
+        return error_set(
+            error, "--lr %g times --weight-decay %g is 1 or more: each commit would erase the parameters",
+            rate, options->weight_decay);
+    }
     if (!options_save_times(options, &saves, error)) { return false; }
     if (options->on_spike == SPIKE_ROLLBACK && saves.commits == 0 && saves.seconds == 0) {
         return error_set(error,
@@ -262,8 +257,7 @@ static inline bool options_check_pairs(const Options *options, Error *error) {
 static inline bool options_check(const Options *options, Error *error) {
     return options_check_columns(options, error) && options_check_accumulate(options, error) &&
            options_check_rank_list(options, error) && options_check_rule(options, 0, error) &&
-           options_check_rate(options, error) && options_check_emulation(options, error) &&
-           options_check_pairs(options, error);
+           options_check_emulation(options, error) && options_check_pairs(options, error);
 }
 
 // The contradictions that show when the number of ranks is known.

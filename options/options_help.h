@@ -121,18 +121,6 @@ static inline void command_print_help(FILE *file, OptionsCommand command) {
     }
 }
 
-// The options that only some rules have, this one among them.
-static inline void rule_print_help(FILE *file, const char *rule) {
-    option_print_help(file, option_of(offsetof(Options, rule)));
-    const char *heading = "\nOptions of %s that not every rule has\n";
-    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
-        if (!option_list_names(option_table[i].rules, rule)) { continue; }
-        fprintf(file, heading, rule);
-        heading = "";
-        option_print_help(file, &option_table[i]);
-    }
-}
-
 // The group with a word in its title that begins as `word` does; otherwise the nearest name.
 static inline const char *options_nearest_topic(const char *word, const char *const *names, int count) {
     size_t length = strlen(word);
@@ -171,7 +159,14 @@ static inline bool options_print_topic(FILE *file, const char *topic, Error *err
     } else if (option >= 0) {
         option_print_help(file, &option_table[option]);
     } else if (rule >= 0) {
-        rule_print_help(file, name);
+        option_print_help(file, option_of(offsetof(Options, rule)));
+        const char *heading = "\nOptions of %s that not every rule has\n";
+        for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
+            if (!option_list_names(option_table[i].rules, name)) { continue; }
+            fprintf(file, heading, name);
+            heading = "";
+            option_print_help(file, &option_table[i]);
+        }
     } else if (group >= 0) {
         option_group_print_help(file, group);
     } else {

@@ -146,22 +146,6 @@ static inline bool option_set_number(const OptionSpec *option, Options *options,
     return true;
 }
 
-static inline bool option_set_choice(const OptionSpec *option, Options *options, const char *text,
-                                     Error *error) {
-    int count = 0;
-    for (; option->choices[count] != NULL; count++) {
-        if (strcmp(option->choices[count], text) == 0) {
-            *(OptionChoice *)option_field(option, options) = count;
-            return true;
-        }
-    }
-    const char *nearest = nearest_name(text, option->choices, count);
-    if (nearest == NULL) { return option_refuse(option, text, "is unknown", error); }
-    char why[96];
-    snprintf(why, sizeof why, "is unknown (did you mean %.32s?)", nearest);
-    return option_refuse(option, text, why, error);
-}
-
 static inline bool option_set_text(const OptionSpec *option, Options *options, const char *text,
                                    Error *error) {
     size_t length = strlen(text);
@@ -187,14 +171,26 @@ static inline bool option_set_text(const OptionSpec *option, Options *options, c
 // Sets one field from text. The error names the option but not where the text came from.
 static inline bool option_set(const OptionSpec *option, Options *options, const char *text, Error *error) {
     if (option->type == OPTION_TEXT) { return option_set_text(option, options, text, error); }
-    if (option->type == OPTION_CHOICE) { return option_set_choice(option, options, text, error); }
-    if (option->type != OPTION_SWITCH) { return option_set_number(option, options, text, error); }
-    bool on = strcmp(text, "on") == 0;
-    if (!on && strcmp(text, "off") != 0) {
-        return option_refuse(option, text, "is neither on nor off", error);
+    if (option->type == OPTION_SWITCH) {
+        bool on = strcmp(text, "on") == 0;
+        if (!on && strcmp(text, "off") != 0) {
+            return option_refuse(option, text, "is neither on nor off", error);
+        }
+        *(bool *)option_field(option, options) = on;
+        return true;
     }
-    *(bool *)option_field(option, options) = on;
-    return true;
+    if (option->type != OPTION_CHOICE) { return option_set_number(option, options, text, error); }
+    int count = 0;
+    for (; option->choices[count] != NULL; count++) {
+        if (strcmp(option->choices[count], text) != 0) { continue; }
+        *(OptionChoice *)option_field(option, options) = count;
+        return true;
+    }
+    const char *nearest = nearest_name(text, option->choices, count);
+    if (nearest == NULL) { return option_refuse(option, text, "is unknown", error); }
+    char why[96];
+    snprintf(why, sizeof why, "is unknown (did you mean %.32s?)", nearest);
+    return option_refuse(option, text, why, error);
 }
 
 static inline void option_set_default(const OptionSpec *option, Options *options) {
@@ -272,9 +268,10 @@ static inline bool option_is_left_to_measure(const OptionSpec *option, const Opt
     return option->effect == MEASURED && option_has_value(option, options, "auto");
 }
 static inline bool options_left_to_measure(const Options *options) {
-    int i = 0;
-    while (i < OPTION_COUNT_OF_TABLE && !option_is_left_to_measure(&option_table[i], options)) { i++; }
-    return i < OPTION_COUNT_OF_TABLE;
+    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
+        if (option_is_left_to_measure(&option_table[i], options)) { return true; }
+    }
+    return false;
 }
 
 // The word of a choice: options_choice_name(options, &options->wire).
@@ -433,26 +430,24 @@ static inline bool options_save_file(const Options *options, const char *path, E
 // ---------------------------------------------------------------------------------------
 // The command line
 
-// The word behind a list, such as a second file, is most often the work of the shell.
-static inline bool options_refuse_word(const char *word, const char *before, Error *error) {
-    char excerpt[64], name[64];
-    struct stat status;
-    text_excerpt(word, excerpt);
-    if (strncmp(before, "--", 2) != 0 || stat(word, &status) != 0 || !S_ISREG(status.st_mode)) {
-        return error_set(error, "unexpected word %s: options are written --name value (--help)", excerpt);
-    }
-    return error_set(error,
-                     "unexpected word %s, which is a file: if the shell made it from a pattern, quote that, "
-                     "as in %s 'tokens_*.bin'",
-                     excerpt, text_excerpt(before, name));
-}
-
 // Reads the option at argv[*position] and moves behind it. `value` points into argv.
 static inline bool options_next(int argc, char **argv, int *position, const OptionSpec **option,
                                 const char **value, Error *error) {
     const char *word = argv[(*position)++];
-    char name[64];
-    if (word[0] != '-') { return options_refuse_word(word, *position > 2 ? argv[*position - 3] : "", error); }
+    char name[64], excerpt[64];
+    if (word[0] != '-') {
+        const char *before = *position > 2 ? argv[*position - 3] : "";
+        struct stat status;
+        text_excerpt(word, excerpt);
+        if (strncmp(before, "--", 2) != 0 || stat(word, &status) != 0 || !S_ISREG(status.st_mode)) {
+            return error_set(error, "unexpected word %s: options are written --name value (--help)", excerpt);
+        }
+        // The word behind a list, such as a second file, is most often the work of the shell.
+        return error_set(error,
+                         "unexpected word %s, which is a file: if the shell made it from a pattern, quote "
+                         "that, as in %s 'tokens_*.bin'",
+                         excerpt, text_excerpt(before, name));
+    }
     const char *equals = strchr(word, '=');
     size_t length = equals == NULL ? strlen(word) : (size_t)(equals - word);
     snprintf(name, sizeof name, "%.*s", length < sizeof name ? (int)length : (int)sizeof name - 1, word);

@@ -174,14 +174,14 @@ static inline bool forecast_simulate(Trial *trial, const Machine *machine, Forec
     Transport *transport = trial->setup.transport;
     const Groups *hosts = &transport->hosts;
     MemoryRoom room = memory_room(&trial->setup);
-    int size = transport->size, own = options_rank_accumulate(options, transport->rank, size);
+    int size = transport->size, own = options_rank_accumulate(options, transport->rank);
     Machine counted = *machine;
     Simulation simulation;
     char unused[160];
     bool unequal = options->rank_accumulate[0] != '\0';
     double *counts = unequal ? (double *)malloc((size_t)size * sizeof(double)) : NULL;
     for (int rank = 0; counts != NULL && rank < size; rank++) {
-        counts[rank] = (double)options_rank_accumulate(options, rank, size) / own;
+        counts[rank] = (double)options_rank_accumulate(options, rank) / own;
     }
     counted.counts = counts;
     // What link_measure would find on these machines.

@@ -195,7 +195,7 @@ static inline SchedulerSettings choose_settings(const Setup *setup) {
     settings.replicated = rule->replicated;
     settings.overlap = options->overlap;
     settings.adaptive = options_are_adaptive(options);
-    int own = options_rank_accumulate(options, transport->rank, transport->size);
+    int own = options_rank_accumulate(options, transport->rank);
     settings.micro_batches = own > 0 ? own : rule->rounds_per_commit; // auto: the least possible
     settings.sequential = options->sequential;
     settings.wire = settings.estimate_wire = (WireFormat)options->wire;

@@ -88,8 +88,8 @@ static void expect_refusal(const char *path, int T, int vocabulary, const char *
 static void fill(const DataLoader *loader, bool validation, uint64_t first, int B, int32_t *tokens,
                  int32_t *targets, double *perfect) {
     Error error = {""};
-    bool good = validation ? data_loader_fill_validation(loader, first, B, tokens, targets, perfect, &error)
-                           : data_loader_fill(loader, first, B, tokens, targets, perfect, &error);
+    bool good = data_loader_fill(loader, validation ? DATA_VALIDATION : DATA_TRAINING, first, B, tokens,
+                                 targets, perfect, &error);
     if (!good) { fail_msg("%s", error.text); }
 }
 
@@ -251,7 +251,8 @@ static void *read_batch(void *argument) {
     Reader *reader = (Reader *)argument;
     double perfect;
     Error error = {""};
-    reader->good = data_loader_fill(reader->loader, 3, 30, reader->tokens, reader->targets, &perfect, &error);
+    reader->good = data_loader_fill(reader->loader, DATA_TRAINING, 3, 30, reader->tokens, reader->targets,
+                                    &perfect, &error);
     return NULL;
 }
 
@@ -483,13 +484,13 @@ static void test_bad_token_at_fill(void **state) {
     DataLoader loader;
     open_or_fail(&loader, write_ids(scratch, "late.bin", 17, 0, 100), 8, 17, false);
     loader.vocabulary = 16;
-    assert_true(data_loader_fill_validation(&loader, 0, 1, tokens, targets, &perfect, &error));
-    assert_false(data_loader_fill_validation(&loader, 0, 2, tokens, targets, &perfect, &error));
+    assert_true(data_loader_fill(&loader, DATA_VALIDATION, 0, 1, tokens, targets, &perfect, &error));
+    assert_false(data_loader_fill(&loader, DATA_VALIDATION, 0, 2, tokens, targets, &perfect, &error));
     assert_non_null(
         strstr(error.text, "late.bin: token 16 at position 16 is beyond the model's vocabulary of 16"));
-    assert_false(data_loader_fill(&loader, 0, 2, tokens, targets, &perfect, &error));
+    assert_false(data_loader_fill(&loader, DATA_TRAINING, 0, 2, tokens, targets, &perfect, &error));
     loader.vocabulary = 8; // the very first id of a window
-    assert_false(data_loader_fill_validation(&loader, 1, 1, tokens, targets, &perfect, &error));
+    assert_false(data_loader_fill(&loader, DATA_VALIDATION, 1, 1, tokens, targets, &perfect, &error));
     assert_non_null(strstr(error.text, "token 8 at position 8"));
     data_loader_close(&loader);
 }
@@ -538,10 +539,10 @@ static void test_random_bytes_never_crash(void **state) {
         opened++;
         assert_true(loader.training_windows > 0);
         for (int i = 0; i < 4; i++) {
-            bool good = i % 2 == 0 ? data_loader_fill(&loader, random_bits(&random) >> 8, 3, tokens, targets,
-                                                      &perfect, &error)
-                                   : data_loader_fill_validation(&loader, random_bits(&random) >> 8, 3,
-                                                                 tokens, targets, &perfect, &error);
+            bool good = i % 2 == 0 ? data_loader_fill(&loader, DATA_TRAINING, random_bits(&random) >> 8, 3,
+                                                      tokens, targets, &perfect, &error)
+                                   : data_loader_fill(&loader, DATA_VALIDATION, random_bits(&random) >> 8, 3,
+                                                      tokens, targets, &perfect, &error);
             assert_true(good);
             for (int t = 0; t < 15; t++) {
                 assert_in_range(tokens[t], 0, vocabulary - 1);

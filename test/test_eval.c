@@ -705,8 +705,6 @@ static void requests_that_cannot_be_met_are_refused(void **state) {
     request = make_request(&wide, EVALUATE_LAMBADA, write_text("{\"text\": \"the river the mill<|end|>\"}"),
                            &tokenizer);
     expect_refusal(&request, "beyond the model's vocabulary");
-    request = make_request(&fixture, EVALUATE_PERPLEXITY, "builtin", NULL);
-    expect_refusal(&request, "built-in");
     request = make_request(&fixture, EVALUATE_PERPLEXITY, write_text("abc"), NULL);
     request.T = 1;
     expect_refusal(&request, "at least 2");

@@ -1049,9 +1049,9 @@ static void test_micro_batches_of_ranks(void **state) {
     Options options;
     Error error;
     expect_valid(&options, "--optimizer ddp --rank-accumulate 4,12,1");
-    assert_int_equal(options_rank_accumulate(&options, 0, 3), 4);
-    assert_int_equal(options_rank_accumulate(&options, 1, 3), 12);
-    assert_int_equal(options_rank_accumulate(&options, 2, 3), 1);
+    assert_int_equal(options_rank_accumulate(&options, 0), 4);
+    assert_int_equal(options_rank_accumulate(&options, 1), 12);
+    assert_int_equal(options_rank_accumulate(&options, 2), 1);
     assert_int_equal(options_total_accumulate(&options, 3), 17);
     assert_true(options_check_ranks(&options, 3, 256, &error));
     assert_false(options_check_ranks(&options, 2, 256, &error));
@@ -1064,10 +1064,10 @@ static void test_micro_batches_of_ranks(void **state) {
     assert_false(options_check_ranks(&options, 2, 256, &error));
     expect_text("ranks", error.text, "--rank-accumulate 4 has 1 number for 2 ranks");
     expect_valid(&options, "--accumulate 6");
-    assert_int_equal(options_rank_accumulate(&options, 2, 3), 6);
+    assert_int_equal(options_rank_accumulate(&options, 2), 6);
     assert_int_equal(options_total_accumulate(&options, 3), 18);
     expect_valid(&options, "--accumulate auto"); // at least one in each of two rounds
-    assert_int_equal(options_rank_accumulate(&options, 1, 2), 0);
+    assert_int_equal(options_rank_accumulate(&options, 1), 0);
     assert_int_equal(options_total_accumulate(&options, 2), 4);
     expect_valid(&options, "--accumulate auto --optimizer dpu");
     assert_int_equal(options_total_accumulate(&options, 2), 2);

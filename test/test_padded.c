@@ -39,7 +39,7 @@ static void a_window_is_a_document(void **state) {
     assert_false(data_file_check_length(&loader.files[0], LENGTH + 1, &error));
     if (strstr(error.text, "give --seq-len 16") == NULL) { fail_msg("%s", error.text); }
     // Validation reads in the order of the file.
-    assert_true(data_loader_fill_validation(&loader, 0, DOCUMENTS, tokens, targets, &perfect, &error));
+    assert_true(data_loader_fill(&loader, DATA_VALIDATION, 0, DOCUMENTS, tokens, targets, &perfect, &error));
     for (int i = 0; i < DOCUMENTS * LENGTH; i++) {
         int w = i / LENGTH, t = i % LENGTH, target = expected_target(w, t);
         if (tokens[i] != expected_token(w, t)) { fail_msg("window %d: token %d is %d", w, t, tokens[i]); }

@@ -474,8 +474,8 @@ static double rerun_micro_batch(void *self, int worker, uint64_t index, const fl
     uint64_t first = (index * (uint64_t)rerun->logged.ranks + (uint64_t)worker) * (uint64_t)rerun->B;
     double perfect;
     Error error = {""};
-    assert_true(
-        data_loader_fill(&rerun->data, first, rerun->B, rerun->tokens, rerun->targets, &perfect, &error));
+    assert_true(data_loader_fill(&rerun->data, DATA_TRAINING, first, rerun->B, rerun->tokens, rerun->targets,
+                                 &perfect, &error));
     return gpt_neo_loss_and_gradients(&rerun->model, &rerun->stream, parameters, gradients, rerun->tokens,
                                       rerun->targets, NULL);
 }
@@ -647,8 +647,8 @@ static double rerun_validate(Rerun *rerun) {
         for (int batch = rank; batch < batches; batch += rerun->logged.ranks) {
             Error error = {""};
             uint64_t first = (uint64_t)(batch * rerun->B);
-            assert_true(data_loader_fill_validation(&rerun->data, first, rerun->B, rerun->tokens,
-                                                    rerun->targets, &perfect, &error));
+            assert_true(data_loader_fill(&rerun->data, DATA_VALIDATION, first, rerun->B, rerun->tokens,
+                                         rerun->targets, &perfect, &error));
             double loss =
                 gpt_neo_loss(&rerun->model, &rerun->stream, rerun->parameters, rerun->tokens, rerun->targets);
             mine += loss * predicted;

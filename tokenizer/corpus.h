@@ -218,28 +218,18 @@ static inline void corpus_put_story(CorpusWriter *writer) {
     corpus_put(writer, '\n', 0.0);
     for (int position = 0;
          corpus_next_piece(&writer->grammar, plots->alternatives[plot], &position, &piece);) {
-        switch (piece.kind) {
-        case CORPUS_CHOOSE: {
-            const CorpusChoice *choice = &writer->grammar.rules[piece.rule];
-            int chosen = corpus_choose(writer, piece.rule);
-            uint32_t possible = corpus_all_alive(choice);
-            for (int j = 0; j < choice->alternatives[chosen].length; j++) {
-                double nats = corpus_byte_nats(choice, chosen, j, &possible);
-                corpus_put(writer, choice->alternatives[chosen].start[j], nats);
-            }
-            break;
-        }
-        case CORPUS_REPEAT: {
-            const CorpusChoice *choice = &writer->grammar.rules[piece.rule];
-            CorpusText text = choice->alternatives[writer->chosen[choice->source]];
-            for (int j = 0; j < text.length; j++) { corpus_put(writer, text.start[j], 0.0); }
-            break;
-        }
-        case CORPUS_BYTE: {
+        if (piece.kind == CORPUS_BYTE) {
             double nats = corpus_byte_nats(plots, plot, piece.position, &alive);
             corpus_put(writer, plots->alternatives[plot].start[piece.position], nats);
-            break;
+            continue;
         }
+        const CorpusChoice *choice = &writer->grammar.rules[piece.rule];
+        bool chooses = piece.kind == CORPUS_CHOOSE;
+        int chosen = chooses ? corpus_choose(writer, piece.rule) : writer->chosen[choice->source];
+        uint32_t possible = corpus_all_alive(choice);
+        for (int j = 0; j < choice->alternatives[chosen].length; j++) {
+            double nats = chooses ? corpus_byte_nats(choice, chosen, j, &possible) : 0.0;
+            corpus_put(writer, choice->alternatives[chosen].start[j], nats);
         }
     }
 }
@@ -316,21 +306,6 @@ static inline void corpus_spread(CorpusMeasure *measure, const double *probabili
     }
 }
 
-static inline void corpus_measure_choice(CorpusMeasure *measure, int rule, double weight) {
-    const CorpusChoice *choice = &measure->grammar.rules[rule];
-    double probability[CORPUS_MAX_STORY];
-    corpus_offsets(measure, probability);
-    for (int k = 0; k < choice->count; k++) {
-        uint32_t alive = corpus_all_alive(choice);
-        for (int j = 0; j < choice->alternatives[k].length; j++) {
-            double nats = corpus_byte_nats(choice, k, j, &alive);
-            if (nats > 0.0) { corpus_spread(measure, probability, j, nats, weight / choice->count); }
-        }
-        measure->spent[rule][k] = choice->alternatives[k].length;
-    }
-    measure->chosen[rule] = true;
-}
-
 static inline void corpus_measure_plot(CorpusMeasure *measure, int plot) {
     const CorpusChoice *plots = &measure->grammar.rules[0];
     double weight = 1.0 / plots->count, probability[CORPUS_MAX_STORY];
@@ -341,7 +316,17 @@ static inline void corpus_measure_plot(CorpusMeasure *measure, int plot) {
     for (int position = 0;
          corpus_next_piece(&measure->grammar, plots->alternatives[plot], &position, &piece);) {
         if (piece.kind == CORPUS_CHOOSE) {
-            corpus_measure_choice(measure, piece.rule, weight);
+            const CorpusChoice *choice = &measure->grammar.rules[piece.rule];
+            corpus_offsets(measure, probability);
+            for (int k = 0; k < choice->count; k++) {
+                uint32_t possible = corpus_all_alive(choice);
+                for (int j = 0; j < choice->alternatives[k].length; j++) {
+                    double nats = corpus_byte_nats(choice, k, j, &possible);
+                    if (nats > 0.0) { corpus_spread(measure, probability, j, nats, weight / choice->count); }
+                }
+                measure->spent[piece.rule][k] = choice->alternatives[k].length;
+            }
+            measure->chosen[piece.rule] = true;
         } else if (piece.kind == CORPUS_REPEAT) {
             const CorpusChoice *choice = &measure->grammar.rules[piece.rule];
             for (int k = 0; k < choice->count; k++) {

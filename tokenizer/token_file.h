@@ -101,7 +101,7 @@ static inline uint64_t token_file_number(const uint8_t *bytes, int count) {
 
 static inline uint32_t token_file_token(const TokenFile *file, uint64_t position) {
     const uint8_t *token = file->tokens + position * (uint64_t)file->token_bytes;
-    return (uint32_t)token_file_number(token, file->token_bytes == 2 ? 2 : 4);
+    return (uint32_t)token_file_number(token, file->token_bytes);
 }
 
 // Whether the token at `position` is to be predicted. mask: or NULL, and then all are.

@@ -275,21 +275,6 @@ typedef struct TokenShards {
     bool continued;                    // the next part belongs to the document before it
 } TokenShards;
 
-// One sequence of `pad` tokens. Its first token and the filling are not to be predicted.
-static inline bool token_shards_add_padded(TokenShards *shards, const DocumentPart *part, const int32_t *ids,
-                                           Error *error) {
-    TokenWriter *writer = &shards->writers[part->held_out];
-    size_t pad = (size_t)shards->pad, kept = size_min(part->tokens, pad),
-           read = size_min(size_max(part->prompt_tokens, 1), kept);
-    shards->sequences[part->held_out]++;
-    bool good = token_writer_add(writer, ids, read, false, error) &&
-                token_writer_add(writer, ids + read, kept - read, true, error);
-    for (size_t i = kept; good && i < pad; i++) {
-        good = token_writer_add(writer, &shards->end_of_text, 1, false, error);
-    }
-    return good;
-}
-
 // Completes the shards that have been begun, and moves on to the next number.
 static inline bool token_shards_finish(TokenShards *shards, Error *error) {
     bool good = true;
@@ -310,6 +295,8 @@ static inline bool token_shards_take(void *sink, const DocumentPart *part, const
     TokenShards *shards = (TokenShards *)sink;
     TokenWriter *writer = &shards->writers[part->held_out];
     bool begins = !shards->continued, pads = shards->pad > 0;
+    size_t pad = (size_t)shards->pad, kept = pads ? size_min(part->tokens, pad) : part->tokens,
+           read = pads ? size_max(part->prompt_tokens, 1) : part->prompt_tokens; // but not predicted
     shards->continued = !part->ends;
     if (begins && part->ends && part->tokens == 1) { // the end-of-text token
         shards->empty++;
@@ -317,8 +304,8 @@ static inline bool token_shards_take(void *sink, const DocumentPart *part, const
     }
     shards->documents += part->ends;
     if (pads && !begins) { return true; }
-    shards->cut += pads && part->tokens > (size_t)shards->pad;
-    if (pads && size_min(part->tokens, (size_t)shards->pad) <= size_max(part->prompt_tokens, 1)) {
+    shards->cut += part->tokens > kept;
+    if (pads && kept <= read) {
         shards->left_out++;
         return true;
     }
@@ -328,10 +315,12 @@ static inline bool token_shards_take(void *sink, const DocumentPart *part, const
                  shards->number);
         if (!token_writer_begin(writer, path, shards->tokenizer, shards->pad, error)) { return false; }
     }
-    bool good = pads ? token_shards_add_padded(shards, part, ids, error)
-                     : token_writer_add(writer, ids, part->prompt_tokens, false, error) &&
-                           token_writer_add(writer, ids + part->prompt_tokens,
-                                            part->tokens - part->prompt_tokens, true, error);
+    shards->sequences[part->held_out] += pads;
+    bool good = token_writer_add(writer, ids, read, false, error) &&
+                token_writer_add(writer, ids + read, kept - read, true, error);
+    for (size_t i = kept; good && i < pad; i++) {
+        good = token_writer_add(writer, &shards->end_of_text, 1, false, error);
+    }
     bool full = part->ends && writer->count >= shards->most_tokens;
     return good && (!full || token_shards_finish(shards, error));
 }

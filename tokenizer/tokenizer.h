@@ -145,23 +145,13 @@ static inline void text_list_free(TextList *list) {
 // ---------------------------------------------------------------------------------------
 // Tokens as they are written in tokenizer.json
 
+// GPT-2 writes each byte as a character: bytes that print as themselves, the other 68 as
+// the characters from U+0100 on.
 enum { BYTE_LETTERS = 256 + 68 };
 
-// GPT-2 writes each byte as a character: bytes that print as themselves, the other 68 as
-// the characters from U+0100 on. letters[c]: the byte that the character c stands for, or
-// -1.
-static inline void tokenizer_byte_letters(int letters[BYTE_LETTERS]) {
-    int next = 256;
-    for (int i = 0; i < BYTE_LETTERS; i++) { letters[i] = -1; }
-    for (int byte = 0; byte < 256; byte++) {
-        bool prints = (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
-        letters[prints ? byte : next++] = byte;
-    }
-}
-
-// The bytes of a token whose text in tokenizer.json is `text`. Returns how many, at most
-// as many as the text has. A text with a character that stands for no byte is taken
-// literally, as added tokens are.
+// The bytes of a token whose text in tokenizer.json is `text`. letters[c]: the byte that the
+// character c stands for, or -1. Returns how many, at most as many as the text has. A text
+// with a character that stands for no byte is taken literally, as added tokens are.
 static inline size_t tokenizer_token_bytes(const int letters[BYTE_LETTERS], const char *text,
                                            uint8_t *bytes) {
     const uint8_t *in = (const uint8_t *)text;
@@ -328,9 +318,13 @@ static inline bool tokenizer_read_tokens(Tokenizer *tokenizer, TokenizerFile *fi
 
 // Fills in the bytes of every token and the token of every byte.
 static inline bool tokenizer_make_bytes(Tokenizer *tokenizer, const TokenizerFile *file, Error *error) {
-    int letters[BYTE_LETTERS];
+    int letters[BYTE_LETTERS], next = 256;
     size_t total = 0;
-    tokenizer_byte_letters(letters);
+    for (int i = 0; i < BYTE_LETTERS; i++) { letters[i] = -1; }
+    for (int byte = 0; byte < 256; byte++) {
+        bool prints = (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
+        letters[prints ? byte : next++] = byte;
+    }
     for (int i = 0; i < tokenizer->vocabulary; i++) {
         total += file->texts[i] != NULL ? strlen(file->texts[i]) : 0;
     }
@@ -481,21 +475,6 @@ static inline bool tokenizer_read_merges(Tokenizer *tokenizer, const TokenizerFi
     "]+(?![^" TOKENIZER_SPACE "])" \
     "|[" TOKENIZER_SPACE "]+"
 
-static inline bool tokenizer_compile(Tokenizer *tokenizer, const char *name, Error *error) {
-    int code = 0;
-    PCRE2_SIZE offset = 0;
-    uint32_t options = PCRE2_UTF | PCRE2_ANCHORED;
-    tokenizer->pattern =
-        pcre2_compile((PCRE2_SPTR)TOKENIZER_PATTERN, PCRE2_ZERO_TERMINATED, options, &code, &offset, NULL);
-    if (tokenizer->pattern == NULL) {
-        return error_set(error,
-                         "%s: PCRE2 refuses the pattern of GPT-2 (error %d): it must be built with Unicode",
-                         name, code);
-    }
-    pcre2_jit_compile(tokenizer->pattern, PCRE2_JIT_COMPLETE); // failure only means slower matching
-    return true;
-}
-
 static inline void tokenizer_close(Tokenizer *tokenizer) {
     for (int i = 0; i < tokenizer->added_count; i++) { free(tokenizer->added[i].text); }
     free(tokenizer->added);
@@ -523,8 +502,21 @@ static inline bool tokenizer_read(Tokenizer *tokenizer, TokenizerFile *file, con
     if (file->added != NULL && !json_is_array(file->added)) {
         return error_set(error, "%s: 'added_tokens' is not a list", file->name);
     }
-    return tokenizer_read_tokens(tokenizer, file, error) && tokenizer_make_bytes(tokenizer, file, error) &&
-           tokenizer_read_merges(tokenizer, file, error) && tokenizer_compile(tokenizer, file->name, error);
+    if (!tokenizer_read_tokens(tokenizer, file, error) || !tokenizer_make_bytes(tokenizer, file, error) ||
+        !tokenizer_read_merges(tokenizer, file, error)) {
+        return false;
+    }
+    int code = 0;
+    PCRE2_SIZE offset = 0;
+    tokenizer->pattern = pcre2_compile((PCRE2_SPTR)TOKENIZER_PATTERN, PCRE2_ZERO_TERMINATED,
+                                       PCRE2_UTF | PCRE2_ANCHORED, &code, &offset, NULL);
+    if (tokenizer->pattern == NULL) {
+        return error_set(error,
+                         "%s: PCRE2 refuses the pattern of GPT-2 (error %d): it must be built with Unicode",
+                         file->name, code);
+    }
+    pcre2_jit_compile(tokenizer->pattern, PCRE2_JIT_COMPLETE); // failure only means slower matching
+    return true;
 }
 
 // Opens the `size` bytes of a tokenizer.json. name: of the file, for messages. Keeps
@@ -681,25 +673,8 @@ static inline bool tokenizer_encode_piece(TokenizerWork *work, const uint8_t *by
     return good;
 }
 
-// Encodes valid UTF-8, piece by piece. The pattern matches every character.
-static inline bool tokenizer_encode_valid(TokenizerWork *work, const uint8_t *text, size_t count,
-                                          Error *error) {
-    for (size_t at = 0; at < count;) {
-        int found =
-            pcre2_match(work->tokenizer->pattern, text, count, at, PCRE2_NO_UTF_CHECK, work->match, NULL);
-        size_t end = found > 0 ? pcre2_get_ovector_pointer(work->match)[1] : at;
-        if (end <= at) {
-            return error_set(error, "PCRE2 cannot cut the text at byte %zu (error %d)", at, found);
-        }
-        if (!tokenizer_encode_piece(work, text + at, end - at)) {
-            return error_set(error, "no memory for the tokens of a text");
-        }
-        at = end;
-    }
-    return true;
-}
-
-// Encodes text without added tokens: ranges of valid UTF-8, and ranges of other bytes.
+// Encodes text without added tokens: ranges of valid UTF-8 piece by piece, and ranges of
+// other bytes one by one. The pattern matches every character.
 static inline bool tokenizer_encode_plain(TokenizerWork *work, const uint8_t *text, size_t count,
                                           Error *error) {
     for (size_t begin = 0, length = 0, end; begin < count; begin = end) {
@@ -708,9 +683,18 @@ static inline bool tokenizer_encode_plain(TokenizerWork *work, const uint8_t *te
         while (end < count && (utf8_scan(text + end, count - end, &length) == UTF8_VALID) == valid) {
             end += length;
         }
-        if (valid && !tokenizer_encode_valid(work, text + begin, end - begin, error)) { return false; }
-        for (size_t i = begin; !valid && i < end; i++) {
-            if (!tokenizer_encode_piece(work, text + i, 1)) {
+        for (size_t at = begin, next; at < end; at = next) {
+            next = at + 1;
+            if (valid) {
+                int found = pcre2_match(work->tokenizer->pattern, text + begin, end - begin, at - begin,
+                                        PCRE2_NO_UTF_CHECK, work->match, NULL);
+                next = begin + (found > 0 ? pcre2_get_ovector_pointer(work->match)[1] : 0);
+                if (next <= at) {
+                    return error_set(error, "PCRE2 cannot cut the text at byte %zu (error %d)", at - begin,
+                                     found);
+                }
+            }
+            if (!tokenizer_encode_piece(work, text + at, next - at)) {
                 return error_set(error, "no memory for the tokens of a text");
             }
         }

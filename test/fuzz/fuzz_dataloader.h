@@ -34,8 +34,8 @@ static inline void fuzz_dataloader_fill(const DataLoader *loader, uint64_t sampl
     int32_t tokens[FUZZ_DATALOADER_LENGTH], targets[FUZZ_DATALOADER_LENGTH];
     double perfect;
     Error error = {""};
-    bool good = validation ? data_loader_fill_validation(loader, sample, 1, tokens, targets, &perfect, &error)
-                           : data_loader_fill(loader, sample, 1, tokens, targets, &perfect, &error);
+    bool good = data_loader_fill(loader, validation ? DATA_VALIDATION : DATA_TRAINING, sample, 1, tokens,
+                                 targets, &perfect, &error);
     fuzz_require(good, "what was checked at open can be read");
     fuzz_dataloader_row(loader, tokens, targets);
 }

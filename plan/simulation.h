@@ -73,8 +73,9 @@ static inline double simulation_beside(const Simulation *simulation, double star
     return left <= possible ? from + left / speed : ended + (left - possible);
 }
 
-// Every rank computes for `seconds`.
-static inline void simulation_compute(Simulation *simulation, double seconds) {
+// Every rank passes over vectors.
+static inline void simulation_pass(Simulation *simulation, double elements, double bytes) {
+    double seconds = machine_pass(simulation->machine, elements, bytes);
     for (int i = 0; i < simulation->width; i++) {
         double start = fmax(simulation->host[i], simulation->compute[i]);
         simulation->compute[i] = simulation_beside(simulation, start, seconds);
@@ -298,7 +299,6 @@ static inline void simulation_job_gather(Simulation *simulation) {
 static inline void simulation_run(void *self, Stream *stream, StreamTask task, void *context) {
     Simulation *simulation = (Simulation *)self;
     Scheduler *s = simulation->scheduler;
-    const Machine *machine = simulation->machine;
     bool follows = s->settings.overlap && s->job_in_flight && s->job.follows;
     (void)stream;
     if (task == micro_batch_task) {
@@ -317,18 +317,16 @@ static inline void simulation_run(void *self, Stream *stream, StreamTask task, v
     } else if (task == boundary_task) {
         const BoundaryWork *work = (const BoundaryWork *)context;
         double bytes = work->out == NULL ? PASS_CLEAR : PASS_MOVE;
-        simulation_compute(simulation, machine_pass(machine, (double)layout_padded(&s->layout), bytes));
+        simulation_pass(simulation, (double)layout_padded(&s->layout), bytes);
     } else if (task == inner_step_task) {
-        double parameters = (double)s->problem.parameter_count;
-        simulation_compute(simulation,
-                           machine_pass(machine, parameters, PASS_SQUARE + PASS_ADAMW + PASS_CLEAR));
+        simulation_pass(simulation, (double)s->problem.parameter_count,
+                        PASS_SQUARE + PASS_ADAMW + PASS_CLEAR);
         s->tally.micro_batches += s->local.tally_before.micro_batches;
         s->optimizer.commits++;
     } else {
         assert(task == fragment_task && "a task that the simulation does not know");
         const FragmentWork *work = (const FragmentWork *)context;
-        simulation_compute(simulation,
-                           machine_pass(machine, (double)work->fragment->layout.count, PASS_OUTER));
+        simulation_pass(simulation, (double)work->fragment->layout.count, PASS_OUTER);
     }
 }
 

@@ -62,6 +62,7 @@ static inline DataLoader *validation_loader(Run *run) {
 static inline bool open_side(Run *run, bool validation, const char *tokenizer, Error *error) {
     const Options *options = &run->options;
     DataLoader *loader = validation ? &run->validation_data : &run->data;
+    const char *option = validation ? "--val-data" : "--data";
     int vocabulary = run->config.vocabulary;
     bool has_tokenizer = tokenizer[0] != '\0', starts_fresh = options_start(options)[0] == '\0';
     DataRequest request = {
@@ -80,7 +81,7 @@ static inline bool open_side(Run *run, bool validation, const char *tokenizer, E
             error,
             "the model reads the tokens of a tokenizer, and the built-in corpus is made of bytes: "
             "name a text or token files with %s",
-            validation ? "--val-data" : "--data");
+            option);
     }
     if (text && !reads_bytes) {
         return error_set(
@@ -88,7 +89,7 @@ static inline bool open_side(Run *run, bool validation, const char *tokenizer, E
             "%.300s is text, and the model has a vocabulary of %d, but no tokenizer that turns text "
             "into its tokens: give --tokenizer DIR, with a tokenizer.json, or token files: python -m "
             "tokenizer.prepare --tokenizer DIR --out PREFIX %.300s, then %s 'PREFIX_train_*.bin'",
-            loader->files[0].path, vocabulary, loader->files[0].path, validation ? "--val-data" : "--data");
+            loader->files[0].path, vocabulary, loader->files[0].path, option);
     }
     for (int i = 0; i < loader->file_count; i++) {
         if (!data_file_check_length(&loader->files[i], run->T, error)) { return false; }

@@ -81,15 +81,6 @@ static inline bool gpu_name_has(const char *name, const char *part) {
     return false;
 }
 
-// NAN: not known, for example for a slice of a GPU.
-static inline double gpu_peak(const char *name) {
-    bool slice = gpu_name_has(name, "MIG") || gpu_name_has(name, "GRID");
-    for (size_t i = 0; !slice && i < sizeof GPU_PEAKS / sizeof GPU_PEAKS[0]; i++) {
-        if (gpu_name_has(name, GPU_PEAKS[i].part)) { return GPU_PEAKS[i].flops; }
-    }
-    return NAN;
-}
-
 // All ranks, before training: sets run->peak_flops, to NAN where one rank does not know
 // its rate. A GPU counts once, however many ranks share it.
 static inline void find_peak(Run *run) {
@@ -99,7 +90,13 @@ static inline void find_peak(Run *run) {
     ProductRates rates = placement->own_rates; // of --precision, if it has measured
     double mine = NAN, *all;
     if (placement->on_gpu) {
-        mine = precision == PRECISION_BF16 ? gpu_peak(placement->gpu.name) / placement->sharing : (double)NAN;
+        const char *name = placement->gpu.name;
+        bool open = precision == PRECISION_BF16 && !gpu_name_has(name, "MIG") && !gpu_name_has(name, "GRID");
+        for (size_t i = 0; open && i < sizeof GPU_PEAKS / sizeof GPU_PEAKS[0]; i++) {
+            if (!gpu_name_has(name, GPU_PEAKS[i].part)) { continue; }
+            mine = GPU_PEAKS[i].flops / placement->sharing;
+            open = false;
+        }
     } else if (rates.gflops[precision] > 0 || operations / run->transport.size >= PEAK_LONG_RUN) {
         const bool wanted[2] = {precision == PRECISION_FP32, precision == PRECISION_BF16};
         if (!(rates.gflops[precision] > 0)) {

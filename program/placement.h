@@ -60,22 +60,17 @@ static inline bool placement_choose_device(Placement *placement, const Options *
     }
     bool found = !refused && gpu_open(&placement->gpu, local_rank, &reason) &&
                  kernels_can_run(&placement->gpu, &reason);
+    if (asked && !found && !plan) { return error_set(error, "--device cuda: %s", reason.text); }
+    placement->on_gpu = found || asked;
     if (found) {
         gpu_measure(&placement->gpu); // kernels take memory, too
-    } else {
-        placement->gpu.number = -1;
-    }
-    if (asked && !found && !plan) { return error_set(error, "--device cuda: %s", reason.text); }
-    placement->on_gpu = found || (asked && plan);
-    if (placement->on_gpu && !found) { placement->gpu.number = 0; }
-    if (found) {
         snprintf(placement->device_reason, sizeof placement->device_reason,
                  "GPU %d of %d, %s, %d processors, %.1f GB free", placement->gpu.number, placement->gpu.count,
                  placement->gpu.name, placement->gpu.sm_count, (double)placement->gpu.memory_available / 1e9);
     } else {
+        placement->gpu.number = asked ? 0 : -1;
         snprintf(placement->device_reason, sizeof placement->device_reason, "%s (%s)",
-                 placement->on_gpu ? "a GPU" : "CPU",
-                 refused || placement->on_gpu ? "as asked for" : reason.text);
+                 asked ? "a GPU" : "CPU", refused || asked ? "as asked for" : reason.text);
     }
     return true;
 }

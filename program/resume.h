@@ -199,32 +199,27 @@ static inline json_t *resumed_manifest(const Run *run) {
     return manifest;
 }
 
-// Whether all options that matter are as they were, but for those that a run chooses by a
-// measurement, and for what --epochs leave open until the data are counted.
-static inline bool others_are_unchanged(const Run *run, const json_t *before, const json_t *now) {
-    bool same = true;
-    for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
-        const OptionSpec *option = &option_table[i];
-        const json_t *old = json_object_get(before, option->name),
-                     *value = json_object_get(now, option->name);
-        bool is_counted = run->options.epochs == 0 || option->effect != FROM_TOKENS ||
-                          !(json_is_null(value) || option_has_word_value(option, &run->options));
-        bool differs = option->effect != MEASURED && is_counted && !json_equal(old, value);
-        same = same && !(differs && option_change_matters(run, option->name, old, value));
-    }
-    return same;
-}
-
 // What a run has chosen by a measurement stays when it is resumed with the same options and
 // ranks, so that it goes on with the same bits. Where it cannot do that anyway, it measures
-// again. The checkpoint says what was chosen, and why.
+// again. The checkpoint says what was chosen, and why. What --epochs leave open until the data are
+// counted may differ.
 static inline void keep_measured_choices(Run *run) {
     static const char kept[] = "kept from the checkpoint: ";
     if (!options_left_to_measure(&run->options)) { return; }
     json_t *manifest = resumed_manifest(run), *now = options_as_json(&run->options);
     const json_t *before = json_object_get(manifest, "options");
     const char *measured = json_string_value(json_object_get(manifest, "measured"));
-    if (measured != NULL && measured[0] != '\0' && others_are_unchanged(run, before, now)) {
+    bool keeps = measured != NULL && measured[0] != '\0';
+    for (int i = 0; i < OPTION_COUNT_OF_TABLE && keeps; i++) {
+        const OptionSpec *option = &option_table[i];
+        const json_t *old = json_object_get(before, option->name),
+                     *value = json_object_get(now, option->name);
+        bool is_counted = run->options.epochs == 0 || option->effect != FROM_TOKENS ||
+                          !(json_is_null(value) || option_has_word_value(option, &run->options));
+        bool differs = option->effect != MEASURED && is_counted && !json_equal(old, value);
+        keeps = !(differs && option_change_matters(run, option->name, old, value));
+    }
+    if (keeps) {
         for (int i = 0; i < OPTION_COUNT_OF_TABLE; i++) {
             const OptionSpec *option = &option_table[i];
             const json_t *value = json_object_get(before, option->name);

@@ -12,23 +12,6 @@
 #include "plan/forecast.h"
 #include "program/start.h"
 
-// Why this choice was made, for the start-up block.
-static inline void describe_choice(const Measurements *measured, const Choice *choice,
-                                   char reason[RULE_TEXT]) {
-    double a = 0, b = 0;
-    SchedulerSettings settings = settings_of_rank(measured, &choice->options, 0);
-    for (int rank = 0; rank < measured->transport->size; rank++) {
-        SchedulerSettings other = settings_of_rank(measured, &choice->options, rank);
-        a = fmax(a, other.round_a * measured->ranks[rank].seconds);
-        b = fmax(b, (other.micro_batches - other.round_a) * measured->ranks[rank].seconds);
-    }
-    snprintf(reason, RULE_TEXT,
-             "measured: the exchange of a commit takes %.3g s and the round beside it %.3g s, that of an "
-             "estimate (%s) %.3g s and its round %.3g s",
-             measured->exchange[settings.wire], a, wire_name(settings.estimate_wire),
-             measured->exchange[settings.estimate_wire], b);
-}
-
 // All ranks measure together; rank 0 chooses for all.
 static inline void measure_and_choose(Run *run) {
     Scheduler *s = &run->scheduler;
@@ -60,7 +43,18 @@ static inline void measure_and_choose(Run *run) {
     }
     if (run_is_main(run)) {
         const Choice *chosen = choose_format(&measured, choices, count);
-        describe_choice(&measured, chosen, run->rule_reason);
+        double a = 0, b = 0;
+        SchedulerSettings settings = settings_of_rank(&measured, &chosen->options, 0);
+        for (int rank = 0; rank < run->transport.size; rank++) {
+            SchedulerSettings other = settings_of_rank(&measured, &chosen->options, rank);
+            a = fmax(a, other.round_a * ranks[rank].seconds);
+            b = fmax(b, (other.micro_batches - other.round_a) * ranks[rank].seconds);
+        }
+        snprintf(run->rule_reason, sizeof run->rule_reason,
+                 "measured: the exchange of a commit takes %.3g s and the round beside it %.3g s, that of an "
+                 "estimate (%s) %.3g s and its round %.3g s",
+                 measured.exchange[settings.wire], a, wire_name(settings.estimate_wire),
+                 measured.exchange[settings.estimate_wire], b);
         run->options.rules = chosen->options;
     }
     share_from_rank_zero(&run->transport, run->rule_reason, sizeof run->rule_reason);

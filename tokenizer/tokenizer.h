@@ -145,13 +145,23 @@ static inline void text_list_free(TextList *list) {
 // ---------------------------------------------------------------------------------------
 // Tokens as they are written in tokenizer.json
 
-// GPT-2 writes each byte as a character: bytes that print as themselves, the other 68 as
-// the characters from U+0100 on.
 enum { BYTE_LETTERS = 256 + 68 };
 
-// The bytes of a token whose text in tokenizer.json is `text`. letters[c]: the byte that the
-// character c stands for, or -1. Returns how many, at most as many as the text has. A text
-// with a character that stands for no byte is taken literally, as added tokens are.
+// GPT-2 writes each byte as a character: bytes that print as themselves, the other 68 as
+// the characters from U+0100 on. letters[c]: the byte that the character c stands for, or
+// -1.
+static inline void tokenizer_byte_letters(int letters[BYTE_LETTERS]) {
+    int next = 256;
+    for (int i = 0; i < BYTE_LETTERS; i++) { letters[i] = -1; }
+    for (int byte = 0; byte < 256; byte++) {
+        bool prints = (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
+        letters[prints ? byte : next++] = byte;
+    }
+}
+
+// The bytes of a token whose text in tokenizer.json is `text`. Returns how many, at most
+// as many as the text has. A text with a character that stands for no byte is taken
+// literally, as added tokens are.
 static inline size_t tokenizer_token_bytes(const int letters[BYTE_LETTERS], const char *text,
                                            uint8_t *bytes) {
     const uint8_t *in = (const uint8_t *)text;
@@ -318,13 +328,9 @@ static inline bool tokenizer_read_tokens(Tokenizer *tokenizer, TokenizerFile *fi
 
 // Fills in the bytes of every token and the token of every byte.
 static inline bool tokenizer_make_bytes(Tokenizer *tokenizer, const TokenizerFile *file, Error *error) {
-    int letters[BYTE_LETTERS], next = 256;
+    int letters[BYTE_LETTERS];
     size_t total = 0;
-    for (int i = 0; i < BYTE_LETTERS; i++) { letters[i] = -1; }
-    for (int byte = 0; byte < 256; byte++) {
-        bool prints = (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
-        letters[prints ? byte : next++] = byte;
-    }
+    tokenizer_byte_letters(letters);
     for (int i = 0; i < tokenizer->vocabulary; i++) {
         total += file->texts[i] != NULL ? strlen(file->texts[i]) : 0;
     }

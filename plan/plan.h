@@ -134,8 +134,9 @@ static inline void print_command(const Setup *run, const ForecastRow *row) {
     }
     double least = PLAN_COMMITS * row->commit.micro_batches * setup_micro_batch_tokens(run);
     if (options.epochs == 0 && (double)options.tokens < least) { options.tokens = (int64_t)ceil(least); }
-    defaults.rule = -1; // it is always named
-    printf("                 mpirun --bind-to none -np %d ./train_gpt", run->transport->size);
+    defaults.rule = options.rule; // it is always named, here
+    printf("                 mpirun --bind-to none -np %d ./train_gpt --optimizer %s", run->transport->size,
+           options_rule(&options)->name);
     print_options(stdout, &options, &defaults);
     printf("\n");
 }

@@ -134,6 +134,7 @@ static inline void print_command(const Setup *run, const ForecastRow *row) {
     }
     double least = PLAN_COMMITS * row->commit.micro_batches * setup_micro_batch_tokens(run);
     if (options.epochs == 0 && (double)options.tokens < least) { options.tokens = (int64_t)ceil(least); }
+    options.config[0] = '\0';     // what the file says is in the options
     defaults.rule = options.rule; // it is always named, here
     printf("                 mpirun --bind-to none -np %d ./train_gpt --optimizer %s", run->transport->size,
            options_rule(&options)->name);

@@ -129,6 +129,7 @@ enum { RUN_LOCK_TEXT = 128 };
 // Must live as long as the process: its thread reads it until the end.
 typedef struct RunLock {
     char path[RUN_PATH_SIZE + 16]; // OUT/lock; empty: nothing is locked
+    char text[RUN_LOCK_TEXT];      // what this run wrote into it; empty: the disk was full
     bool released;                 // atomic
 } RunLock;
 
@@ -171,9 +172,21 @@ static inline bool run_lock_is_held(const char *directory, const char *path, con
     return false;
 }
 
+static inline bool run_lock_is_ours(const RunLock *lock) {
+    char text[RUN_LOCK_TEXT];
+    struct timespec touched;
+    return !run_lock_read(lock->path, text, &touched) || strcmp(text, lock->text) == 0;
+}
+
+// A run that was stopped for a while may find that another one took it for dead.
 static inline void *run_lock_beat(void *argument) {
     RunLock *lock = (RunLock *)argument;
     while (!__atomic_load_n(&lock->released, __ATOMIC_ACQUIRE)) {
+        if (!run_lock_is_ours(lock)) {
+            failure_report(
+                "the lock of --out is now another run's, which took this one for dead: two runs must "
+                "not write into one directory");
+        }
         utimensat(AT_FDCWD, lock->path, NULL, 0);
         sleep_seconds(RUN_LOCK_BEAT);
     }
@@ -185,7 +198,7 @@ static inline void *run_lock_beat(void *argument) {
 // the run writes next will say why.
 static inline bool run_lock_take(RunLock *lock, const char *directory, const char *host, double patience,
                                  Error *error) {
-    char mine[RUN_LOCK_TEXT], text[RUN_LOCK_TEXT];
+    char text[RUN_LOCK_TEXT], *mine = lock->text;
     bool taken_over = false;
     int descriptor;
     struct timespec touched;
@@ -199,7 +212,7 @@ static inline bool run_lock_take(RunLock *lock, const char *directory, const cha
         lock->path[0] = '\0';
         return !held;
     }
-    snprintf(mine, sizeof mine, "%.64s %d\n", host, (int)getpid());
+    snprintf(mine, RUN_LOCK_TEXT, "%.64s %d\n", host, (int)getpid());
     if (write(descriptor, mine, strlen(mine)) < 0) {
         mine[0] = '\0';
     } // a full disk: an empty file is a lock, too
@@ -218,7 +231,7 @@ static inline bool run_lock_take(RunLock *lock, const char *directory, const cha
 
 static inline void run_lock_release(RunLock *lock) {
     if (lock->path[0] == '\0' || __atomic_exchange_n(&lock->released, true, __ATOMIC_ACQ_REL)) { return; }
-    unlink(lock->path);
+    if (run_lock_is_ours(lock)) { unlink(lock->path); }
 }
 
 #endif

@@ -174,6 +174,7 @@ static inline void choose_schedule(const Options *options, int ranks, SchedulerS
     double per_commit = (double)options_total_accumulate(options, ranks);
     double total = (double)options->tokens / (double)(options->micro_batch * options->seq_len);
     settings->target = ceil(total);
+    settings->sequential = options->sequential;
     settings->rate_by_commits = by_commits;
     settings->rate.kind = (ScheduleKind)options->schedule;
     settings->rate.peak = options->learning_rate;
@@ -197,7 +198,6 @@ static inline SchedulerSettings choose_settings(const Setup *setup) {
     settings.adaptive = options_are_adaptive(options);
     int own = options_rank_accumulate(options, transport->rank);
     settings.micro_batches = own > 0 ? own : rule->rounds_per_commit; // auto: the least possible
-    settings.sequential = options->sequential;
     settings.wire = settings.estimate_wire = (WireFormat)options->wire;
     settings.gradient_clip = options->grad_clip;
     settings.on_spike = (SpikePolicy)options->on_spike;

@@ -171,6 +171,19 @@ static void an_owner_touches_its_lock(void **state) {
     run_lock_release(lock);
 }
 
+// A run that was stopped and replaced does not end the lock of the run that replaced it. It
+// releases before its thread looks again, which would end this process.
+static void a_replaced_owner_leaves_the_new_lock(void **state) {
+    const Scene *scene = (const Scene *)*state;
+    RunLock *lock = new_lock();
+    Error error;
+    assert_true(take(scene, lock, &error));
+    sleep_seconds(0.2); // behind the first look of its thread
+    write_lock(scene, "elsewhere 7\n");
+    run_lock_release(lock);
+    assert_int_equal(access(scene->path, F_OK), 0);
+}
+
 #define LOCK_TEST(function) cmocka_unit_test_setup_teardown(function, begin, end)
 
 int main(void) {
@@ -182,6 +195,7 @@ int main(void) {
         LOCK_TEST(an_owner_elsewhere_that_is_silent_has_died),
         LOCK_TEST(an_owner_elsewhere_that_touches_its_lock_keeps_it),
         LOCK_TEST(an_owner_touches_its_lock),
+        LOCK_TEST(a_replaced_owner_leaves_the_new_lock),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

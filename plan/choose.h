@@ -39,6 +39,7 @@ static inline void measure_and_choose(Run *run) {
             choices[count] = choose_split(&measured, &run->options.rules, count);
             enough = choice_hides_everything(&measured, &choices[count]);
         }
+        wait_for_rank_zero(&run->transport, "choosing"); // with many ranks it simulates for a while
         share_from_rank_zero(&run->transport, &enough, sizeof enough);
     }
     if (run_is_main(run)) {

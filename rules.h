@@ -46,7 +46,6 @@ static inline const Rule *rule_find(const char *name) {
 
 // Whether each rank steps a shard, which it then sends to the others.
 static inline bool rule_shards(const Rule *rule) { return !rule->replicated && rule->kind != RULE_LOCAL; }
-static inline bool rule_is_local(const Rule *rule) { return rule->kind == RULE_LOCAL; }
 static inline bool rule_overlaps(const Rule *rule) { return rule->kind == RULE_OVERLAPPED; }
 
 // The names of the rules for which `fits` is true, as "one, two or three", for messages.

@@ -221,7 +221,7 @@ static inline void forecast_row(const Setup *run, const Machine *machine, const 
     trial_free(trial);
 }
 
-// Whether a row may be recommended, and as an advice too.
+// Whether a run as in this row is possible, so that it may be recommended.
 static inline bool forecast_is_possible(const ForecastRow *row) {
     return row->refused[0] == '\0' && row->fits;
 }

@@ -16,6 +16,7 @@
 
 #include "comm/layout.h"
 #include "kernels/kernels.h"
+#include "muon.h"
 #include "runtime/memory.h"
 
 // ---------------------------------------------------------------------------------------
@@ -54,26 +55,26 @@ static inline double learning_rate_at(const LearningRate *schedule, double progr
 }
 
 // ---------------------------------------------------------------------------------------
-// Weight decay
+// The state
 
-// A range [begin, end) of the flat parameter vector to which weight decay applies.
-typedef struct DecayRange {
+// What the optimizer needs to know of a tensor, elements [begin, end) of the flat vector.
+typedef struct OptimizerTensor {
     size_t begin, end;
-} DecayRange;
+    bool decays;       // weight decay applies to it
+    int rows, columns; // Muon steps it, a whole matrix; rows 0: AdamW does, element by element
+} OptimizerTensor;
 
-// Appends [begin, end) to `ranges`, merged with the last range where the two touch. Call
-// in ascending order.
-static inline void decay_ranges_add(DecayRange *ranges, int *count, size_t begin, size_t end) {
-    if (*count > 0 && ranges[*count - 1].end == begin) {
-        ranges[*count - 1].end = end;
+// Appends a tensor; one that AdamW steps joins the one before where the two touch and weight
+// decay applies to both or to none. Call in ascending order.
+static inline void optimizer_tensors_add(OptimizerTensor *tensors, int *count, OptimizerTensor tensor) {
+    OptimizerTensor *last = *count > 0 ? &tensors[*count - 1] : NULL;
+    if (last != NULL && last->end == tensor.begin && last->decays == tensor.decays && last->rows == 0 &&
+        tensor.rows == 0) {
+        last->end = tensor.end;
     } else {
-        ranges[*count].begin = begin;
-        ranges[(*count)++].end = end;
+        tensors[(*count)++] = tensor;
     }
 }
-
-// ---------------------------------------------------------------------------------------
-// The state
 
 // The step of every element in a range, as `adamw` makes it (kernels/kernels.h), in
 // memory of the host.
@@ -82,24 +83,66 @@ typedef void ElementwiseStep(Stream *stream, const AdamWRange *range);
 typedef struct OptimizerSettings {
     ElementwiseStep *elementwise_step; // NULL: adamw. Tests put plain SGD here (test/sgd.h)
     double beta1, beta2, epsilon, weight_decay;
-    const DecayRange *decay_ranges; // sorted, disjoint; borrowed
-    int decay_range_count;
-    Precision moments; // in which the moments are kept; bf16 is rounded at random (kernels/moments.h)
-    uint64_t seed;     // for that rounding: the same on all workers that keep the same moments
+    double muon_momentum;
+    int muon_iterations;
+    const OptimizerTensor *tensors; // sorted, disjoint; borrowed. AdamW steps what is in none, without decay
+    int tensor_count;
+    Precision moments;   // in which the moments are kept; bf16 is rounded at random (kernels/moments.h)
+    uint64_t seed;       // for that rounding: the same on all workers that keep the same moments
+    Precision precision; // of Muon's products: that of the streams that step
 } OptimizerSettings;
 
 typedef struct Optimizer {
     OptimizerSettings settings;
     Layout layout; // `rank` owns its pieces
     int rank;
-    float *master;                      // (layout_shard): own elements
-    Real *first_moment, *second_moment; // the same, in the format settings.moments
+    float *master;       // (layout_shard): own elements
+    Real *first_moment;  // the same, in the format settings.moments; of a matrix Muon's momentum
+    Real *second_moment; // of what AdamW steps (OptimizerRange::second), in the same format
+    MuonWorkspace muon;
     int64_t commits;
 } Optimizer;
 
+// Own elements that are stepped in one way: contiguous in the shard and in the flat vector, and of
+// one tensor. A matrix of Muon is one range.
+typedef struct OptimizerRange {
+    size_t own, flat, count;
+    size_t second;                 // the first one's place among the second moments
+    const OptimizerTensor *tensor; // NULL: in none
+    int next_tensor;               // the first one that ends behind the range
+    LayoutRange stretch;           // of the layout: what the range is a part of
+} OptimizerRange;
+
+static inline bool optimizer_range_is_muons(const OptimizerRange *range) {
+    return range->tensor != NULL && range->tensor->rows > 0;
+}
+
+// Steps through all ranges; `range` begins as {0}. Returns false behind the last one.
+static inline bool optimizer_next(const Optimizer *optimizer, OptimizerRange *range) {
+    const OptimizerSettings *settings = &optimizer->settings;
+    LayoutRange *stretch = &range->stretch;
+    if (!optimizer_range_is_muons(range)) { range->second += range->count; }
+    range->own += range->count;
+    range->flat += range->count;
+    if (range->own >= stretch->own + stretch->count) {
+        if (!layout_next(&optimizer->layout, optimizer->rank, SIZE_MAX, stretch)) { return false; }
+        range->own = stretch->own;
+        range->flat = stretch->flat;
+    }
+    const OptimizerTensor *tensor = settings->tensors + range->next_tensor,
+                          *behind = settings->tensors + settings->tensor_count;
+    while (tensor < behind && tensor->end <= range->flat) { tensor++; }
+    range->next_tensor = (int)(tensor - settings->tensors);
+    range->tensor = tensor < behind && tensor->begin <= range->flat ? tensor : NULL;
+    size_t end = stretch->flat + stretch->count;
+    if (tensor < behind) { end = size_min(end, range->tensor != NULL ? tensor->end : tensor->begin); }
+    range->count = end - range->flat;
+    return true;
+}
+
 // The layout of a state that is not sharded: one piece of exactly `count` elements.
 static inline Layout optimizer_whole(size_t count) {
-    Layout layout = {count, 1, count, 1};
+    Layout layout = {.count = count, .size = 1, .piece = count, .cells = 1};
     return layout;
 }
 
@@ -110,24 +153,35 @@ static inline void optimizer_reserve(Optimizer *optimizer, Arena *arena, const O
     optimizer->settings = *settings;
     optimizer->layout = *layout;
     optimizer->rank = rank;
-    size_t shard = layout_shard(layout), bytes = shard * precision_bytes(settings->moments);
+    size_t shard = 0, second = 0, element = precision_bytes(settings->moments);
+    MuonWorkspace *muon = &optimizer->muon;
+    for (OptimizerRange range = {0}; optimizer_next(optimizer, &range);) {
+        shard = range.own + range.count;
+        if (optimizer_range_is_muons(&range)) {
+            size_t rows = (size_t)range.tensor->rows, columns = (size_t)range.tensor->columns;
+            muon->count = size_max(muon->count, range.count);
+            muon->side = size_max(muon->side, size_min(rows, columns));
+        } else {
+            second = range.second + range.count;
+        }
+    }
     if (!master_is_elsewhere) {
         arena_reserve(arena, MEMORY_OPTIMIZER, "master parameters", shard * sizeof(float),
                       &optimizer->master);
     }
-    arena_reserve(arena, MEMORY_OPTIMIZER, "AdamW first moment", bytes, &optimizer->first_moment);
-    arena_reserve(arena, MEMORY_OPTIMIZER, "AdamW second moment", bytes, &optimizer->second_moment);
+    arena_reserve(arena, MEMORY_OPTIMIZER,
+                  muon->count > 0 ? "momentum and first moment" : "AdamW first moment", shard * element,
+                  &optimizer->first_moment);
+    arena_reserve(arena, MEMORY_OPTIMIZER, "AdamW second moment", second * element,
+                  &optimizer->second_moment);
+    if (muon->count > 0) { muon_reserve(muon, arena, settings->precision); }
 }
 
 // Copies this worker's elements of `parameters` (layout_padded) into the master.
 static inline void optimizer_take_master(Optimizer *optimizer, Stream *stream, const float *parameters) {
-    size_t shard = layout_shard(&optimizer->layout);
-    for (size_t own = 0; own < shard;) {
-        size_t count = layout_range(&optimizer->layout, own, shard);
-        stream_copy(stream, optimizer->master + own,
-                    parameters + layout_flat(&optimizer->layout, optimizer->rank, own),
-                    count * sizeof(float));
-        own += count;
+    for (LayoutRange range = {0}; layout_next(&optimizer->layout, optimizer->rank, SIZE_MAX, &range);) {
+        stream_copy(stream, optimizer->master + range.own, parameters + range.flat,
+                    range.count * sizeof(float));
     }
 }
 
@@ -143,51 +197,68 @@ typedef struct OptimizerStep {
     bool commit; // moves the state; otherwise an estimate, and the state stays bitwise as it was
 } OptimizerStep;
 
-// The end of the longest range of elements from `position` on, at most to `end`, in which
-// either all elements decay or none; *decays says which.
-static inline size_t optimizer_range_end(const OptimizerSettings *settings, size_t position, size_t end,
-                                         bool *decays) {
-    *decays = false;
-    for (int i = 0; i < settings->decay_range_count; i++) {
-        const DecayRange *range = &settings->decay_ranges[i];
-        if (range->end <= position) { continue; }
-        *decays = range->begin <= position;
-        return size_min(*decays ? range->end : range->begin, end);
-    }
-    return end;
+static inline AdamWRange optimizer_adamw_range(const Optimizer *optimizer, const OptimizerRange *range,
+                                               const OptimizerStep *step) {
+    const OptimizerSettings *settings = &optimizer->settings;
+    bool decays = range->tensor != NULL && range->tensor->decays;
+    AdamWRange work = {
+        .out = step->out != NULL ? step->out + range->flat : optimizer->master + range->own,
+        .master = optimizer->master + range->own,
+        .first_moment = real_at(optimizer->first_moment, range->own, settings->moments),
+        .second_moment = real_at(optimizer->second_moment, range->second, settings->moments),
+        .gradient = step->gradient + range->flat,
+        .count = range->count,
+        .flat = range->flat,
+        .moments = settings->moments,
+        .key = moment_key(settings->seed, optimizer->commits),
+        .step = adamw_step(settings->beta1, settings->beta2, (double)(optimizer->commits + 1),
+                           settings->epsilon, step->learning_rate, decays ? settings->weight_decay : 0.0),
+        .commit = step->commit,
+    };
+    work.step.divisor = (float)step->divisor;
+    work.step.scale = (float)step->scale;
+    return work;
 }
 
-// Steps all elements that this worker owns, range by range: a range is contiguous in the
-// flat vector and has one weight decay.
+static inline MuonRange optimizer_muon_range(const Optimizer *optimizer, const OptimizerRange *range,
+                                             const OptimizerStep *step) {
+    const OptimizerSettings *settings = &optimizer->settings;
+    double decay = range->tensor->decays ? settings->weight_decay : 0.0;
+    MuonRange work = {
+        .out = step->out != NULL ? step->out + range->flat : optimizer->master + range->own,
+        .master = optimizer->master + range->own,
+        .momentum = real_at(optimizer->first_moment, range->own, settings->moments),
+        .gradient = step->gradient + range->flat,
+        .count = range->count,
+        .flat = range->flat,
+        .moments = settings->moments,
+        .key = moment_key(settings->seed, optimizer->commits),
+        .mu = (float)settings->muon_momentum,
+        .one_minus_mu = (float)(1.0 - settings->muon_momentum),
+        .divisor = (float)step->divisor,
+        .scale = (float)step->scale,
+        .decay_factor = (float)(1.0 - step->learning_rate * decay),
+        .step = (float)step->learning_rate,
+        .commit = step->commit,
+    };
+    return work;
+}
+
+// Steps all elements that this worker owns, range by range.
 static inline void optimizer_step(Optimizer *optimizer, Stream *stream, const OptimizerStep *step) {
     const OptimizerSettings *settings = &optimizer->settings;
-    const Layout *layout = &optimizer->layout;
-    size_t shard = layout_shard(layout);
     assert((settings->elementwise_step == NULL || stream->queue == NULL) &&
            "a step other than AdamW's works on memory of the host, not on that of a GPU");
-    for (size_t own = 0; own < shard;) {
-        size_t flat = layout_flat(layout, optimizer->rank, own);
-        size_t contiguous = layout->size == 1 ? shard - own : layout_range(layout, own, shard);
-        bool decays;
-        size_t end = optimizer_range_end(settings, flat, flat + contiguous, &decays);
-        AdamWRange range = {
-            .out = step->out != NULL ? step->out + flat : optimizer->master + own,
-            .master = optimizer->master + own,
-            .first_moment = real_at(optimizer->first_moment, own, settings->moments),
-            .second_moment = real_at(optimizer->second_moment, own, settings->moments),
-            .gradient = step->gradient + flat,
-            .count = end - flat,
-            .flat = flat,
-            .moments = settings->moments,
-            .key = moment_key(settings->seed, optimizer->commits),
-            .step = adamw_step(settings->beta1, settings->beta2, (double)(optimizer->commits + 1),
-                               settings->epsilon, step->learning_rate, decays ? settings->weight_decay : 0.0),
-            .commit = step->commit,
-        };
-        range.step.divisor = (float)step->divisor;
-        range.step.scale = (float)step->scale;
-        (settings->elementwise_step != NULL ? settings->elementwise_step : adamw)(stream, &range);
-        own += end - flat;
+    for (OptimizerRange range = {0}; optimizer_next(optimizer, &range);) {
+        const OptimizerTensor *tensor = range.tensor;
+        if (optimizer_range_is_muons(&range)) {
+            assert(range.count == tensor->end - tensor->begin && "a rank owns the whole matrix");
+            muon_step(stream, &optimizer->muon, optimizer_muon_range(optimizer, &range, step), tensor->rows,
+                      tensor->columns, settings->muon_iterations);
+        } else {
+            AdamWRange work = optimizer_adamw_range(optimizer, &range, step);
+            (settings->elementwise_step != NULL ? settings->elementwise_step : adamw)(stream, &work);
+        }
     }
     if (step->commit) { optimizer->commits++; }
 }

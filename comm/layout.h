@@ -1,6 +1,6 @@
 // layout.h: which rank owns which element of a vector that all ranks reduce and gather.
 //
-// The vector is cut into cells, every cell into one piece for each rank, and piece r of
+// The vector is cut into cells, every cell into at most one piece for each rank, and piece r of
 // every cell belongs to rank r. What a rank owns, its pieces one behind the other, is its
 // shard.
 //
@@ -12,30 +12,52 @@
 // `flat` counts elements of the whole vector, padded to whole cells; `own` counts
 // elements of one rank's shard.
 //
-// Why cells: every range of whole cells is shared out evenly among the ranks. A bucket (the
+// Why cells: every range of cells is shared out evenly among the ranks. A bucket (the
 // part of a vector that travels at a time) is such a range. So rules that send the gradients
 // of the last layers while the first ones are still being computed keep all ranks busy.
 //
-// The cut depends on nothing but the length of the vector and the number of ranks.
-// Neither the size of buckets nor that of messages moves an element to another owner or
-// changes the order of a sum.
+// Pieces are all equal (layout_make), unless an optimizer needs whole matrices
+// (layout_make_whole): then a piece is a run of matrices with the vectors between them, and
+// what is not a matrix fills up the shards, so that all are about as long.
+//
+// The cut depends on nothing but the length of the vector, the number of ranks and the
+// matrices. Neither the size of buckets nor that of messages moves an element to another owner
+// or changes the order of a sum.
 #ifndef ACCO_COMM_LAYOUT_H
 #define ACCO_COMM_LAYOUT_H
 
 #include <assert.h>
+#include <math.h>
+#include <stdbool.h>
 #include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "runtime/numbers.h"
 
-// At most this many cells. Pieces are whole pairs of cache lines; if they are long enough,
+// About this many cells. Pieces are whole pairs of cache lines; if they are long enough,
 // whole blocks of the coarse wire formats (WIRE_BLOCK).
 enum { LAYOUT_CELLS = 128, LAYOUT_LINE = 32, LAYOUT_BLOCK = 256 };
+
+// A stretch of one rank's elements that is contiguous in its shard and in the flat vector.
+typedef struct LayoutRange {
+    size_t own, flat, count;
+} LayoutRange;
+
+// What differs from piece to piece. Pieces begin at multiples of LAYOUT_BLOCK in a shard, so
+// there are gaps between them.
+typedef struct LayoutTable {
+    size_t *cells;       // (cells + 1): where each begins in the flat vector
+    LayoutRange *pieces; // (cells + 1, size); the last row says where shards end
+} LayoutTable;
 
 typedef struct Layout {
     size_t count; // elements of the vector, without padding
     int size;     // ranks, and pieces of a cell
-    size_t piece; // elements of a piece
+    size_t piece; // elements of a piece; 0: they differ, and `table` has them
     size_t cells;
+    const LayoutTable *table; // freed by layout_free
+    bool pairs;               // the table counts elements of which two make one of this vector
 } Layout;
 
 static inline size_t layout_round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
@@ -44,6 +66,7 @@ static inline Layout layout_make(size_t count, int size) {
     Layout layout;
     size_t cell_limit = (size_t)size * LAYOUT_CELLS;
     size_t piece = (count + cell_limit - 1) / cell_limit;
+    memset(&layout, 0, sizeof layout);
     layout.count = count;
     layout.size = size;
     layout.piece = layout_round_up(piece > 0 ? piece : 1, piece >= LAYOUT_BLOCK ? LAYOUT_BLOCK : LAYOUT_LINE);
@@ -52,31 +75,81 @@ static inline Layout layout_make(size_t count, int size) {
     return layout;
 }
 
-// Elements of a shard: what each rank owns, padding included.
-static inline size_t layout_shard(const Layout *layout) { return layout->cells * layout->piece; }
-
-// Elements of the padded vector: all shards.
-static inline size_t layout_padded(const Layout *layout) {
-    return layout_shard(layout) * (size_t)layout->size;
-}
-
 // First flat element of a cell. For cell `cells`, behind the last one: the padded length.
 static inline size_t layout_cell_begin(const Layout *layout, size_t cell) {
-    return cell * layout->piece * (size_t)layout->size;
+    return layout->table == NULL ? cell * layout->piece * (size_t)layout->size
+                                 : layout->table->cells[cell] >> layout->pairs;
 }
 
-// Where element `own` (0 .. shard - 1) of `rank` lies in the flat vector.
+// The piece of `rank` in a cell; of cell `cells`: where its shard ends.
+static inline LayoutRange layout_piece(const Layout *layout, size_t cell, int rank) {
+    size_t flat = layout_cell_begin(layout, cell) + (size_t)rank * layout->piece;
+    LayoutRange range = {.own = cell * layout->piece, .flat = flat, .count = layout->piece};
+    if (layout->table != NULL) {
+        range = layout->table->pieces[cell * (size_t)layout->size + (size_t)rank];
+        range.own >>= layout->pairs;
+        range.flat >>= layout->pairs;
+        range.count >>= layout->pairs;
+    }
+    return range;
+}
+
+// Elements of a shard, gaps and padding included: of the longest one, where they differ.
+static inline size_t layout_shard(const Layout *layout) {
+    size_t longest = 0;
+    for (int rank = 0; rank < layout->size; rank++) {
+        longest = size_max(longest, layout_piece(layout, layout->cells, rank).own);
+    }
+    return longest;
+}
+
+// Elements of the padded vector.
+static inline size_t layout_padded(const Layout *layout) { return layout_cell_begin(layout, layout->cells); }
+
+// The last cell in which the piece of `rank` begins at `own` or before it.
+static inline size_t layout_cell_of(const Layout *layout, int rank, size_t own) {
+    if (layout->table == NULL) { return own / layout->piece; }
+    size_t first = 0, last = layout->cells;
+    while (last - first > 1) {
+        size_t middle = (first + last) / 2;
+        if (layout_piece(layout, middle, rank).own <= own) {
+            first = middle;
+        } else {
+            last = middle;
+        }
+    }
+    return first;
+}
+
+// Steps through a rank's own elements up to `end`, stretch by stretch; `range` begins as {.own =
+// the first}. Returns false behind the last one.
+static inline bool layout_next(const Layout *layout, int rank, size_t end, LayoutRange *range) {
+    size_t own = range->own + range->count;
+    end = size_min(end, layout_piece(layout, layout->cells, rank).own);
+    if (own >= end) { return false; }
+    LayoutRange piece = {.count = end};
+    if (layout->size > 1) { // else the shard is the vector
+        size_t cell = layout_cell_of(layout, rank, own);
+        piece = layout_piece(layout, cell, rank);
+        while (own >= piece.own + piece.count) { // a gap
+            piece = layout_piece(layout, ++cell, rank);
+            own = size_max(own, piece.own);
+            if (own >= end) { return false; }
+        }
+    }
+    range->own = own;
+    range->flat = piece.flat + (own - piece.own);
+    range->count = size_min(piece.own + piece.count, end) - own;
+    return true;
+}
+
+// Where element `own` of `rank` lies in the flat vector.
 static inline size_t layout_flat(const Layout *layout, int rank, size_t own) {
-    return layout_cell_begin(layout, own / layout->piece) + (size_t)rank * layout->piece +
-           own % layout->piece;
-}
-
-// How many elements from `own` on are contiguous in the flat vector too: those to the end of
-// its piece, but not beyond `end` (> own).
-static inline size_t layout_range(const Layout *layout, size_t own, size_t end) {
-    size_t rest = layout->piece - own % layout->piece;
-    assert(own < end);
-    return size_min(end - own, rest);
+    LayoutRange range = {.own = own};
+    bool found = layout_next(layout, rank, own + 1, &range);
+    assert(found && range.own == own);
+    (void)found;
+    return range.flat;
 }
 
 // The layout of a vector of words of 32 bits, each of which holds two bf16 elements of this
@@ -85,7 +158,162 @@ static inline Layout layout_of_pairs(const Layout *layout) {
     Layout pairs = *layout;
     pairs.count = (layout->count + 1) / 2;
     pairs.piece = layout->piece / 2;
+    pairs.pairs = true;
     return pairs;
+}
+
+// ---------------------------------------------------------------------------------------
+// Whole matrices
+
+// Elements [begin, end) of the vector, which one rank must own.
+typedef struct LayoutMatrix {
+    size_t begin, end;
+} LayoutMatrix;
+
+// A layout under way.
+typedef struct LayoutBuilder {
+    Layout layout;
+    LayoutTable *table;
+    size_t room;   // cells
+    size_t *ends;  // (size): of the shards
+    double *share; // (size): of what is no matrix
+    double shared; // their sum
+    bool open;     // the last cell may grow
+} LayoutBuilder;
+
+static inline void layout_open_cell(LayoutBuilder *builder, size_t flat) {
+    Layout *layout = &builder->layout;
+    size_t size = (size_t)layout->size;
+    if (layout->cells + 2 > builder->room) {
+        builder->room = 2 * builder->room + 64;
+        builder->table->cells =
+            (size_t *)realloc(builder->table->cells, builder->room * sizeof *builder->table->cells);
+        builder->table->pieces = (LayoutRange *)realloc(
+            builder->table->pieces, builder->room * size * sizeof *builder->table->pieces);
+    }
+    builder->table->cells[layout->cells] = flat;
+    for (size_t rank = 0; rank < size; rank++) {
+        LayoutRange empty = {.own = builder->ends[rank], .flat = flat, .count = 0};
+        builder->table->pieces[layout->cells * size + rank] = empty;
+    }
+}
+
+// Gives [begin, end) to a rank: as a part of its piece in the last cell, or as its piece there, or
+// in a new cell.
+static inline void layout_give(LayoutBuilder *builder, int rank, size_t begin, size_t end) {
+    Layout *layout = &builder->layout;
+    size_t size = (size_t)layout->size, long_enough = layout->count / LAYOUT_CELLS;
+    LayoutRange *piece =
+        builder->open ? &builder->table->pieces[(layout->cells - 1) * size + (size_t)rank] : NULL;
+    bool grows = piece != NULL && piece->count > 0 && piece->flat + piece->count == begin;
+    bool full = piece == NULL || begin - builder->table->cells[layout->cells - 1] > long_enough ||
+                (piece->count > 0 && !grows);
+    if (full) {
+        layout_open_cell(builder, begin);
+        layout->cells++;
+        builder->open = true;
+        piece = &builder->table->pieces[(layout->cells - 1) * size + (size_t)rank];
+        grows = false;
+    }
+    piece->flat = grows ? piece->flat : begin;
+    piece->count = end - piece->flat;
+    builder->ends[rank] = layout_round_up(piece->own + piece->count, LAYOUT_BLOCK);
+}
+
+// Shares [begin, end), which holds no matrix, out among the ranks: cells of about the usual
+// length, whose pieces are as long as the ranks' shares.
+static inline void layout_share_out(LayoutBuilder *builder, size_t begin, size_t end) {
+    size_t count = end - begin, cells = size_max(1, count * LAYOUT_CELLS / builder->layout.count);
+    for (size_t cell = 0; cell < cells; cell++) {
+        size_t first = begin + count * cell / cells, last = begin + count * (cell + 1) / cells, from = first;
+        size_t unit =
+            (last - first) / (size_t)builder->layout.size >= LAYOUT_BLOCK ? LAYOUT_BLOCK : LAYOUT_LINE;
+        double before = 0;
+        builder->open = false;
+        for (int rank = 0; rank < builder->layout.size; rank++) {
+            before += builder->share[rank];
+            size_t to = first + (size_t)((double)(last - first) * before / builder->shared) / unit * unit;
+            to = rank == builder->layout.size - 1 ? last : size_min(to, last);
+            if (to > from) { layout_give(builder, rank, from, to); }
+            from = to;
+        }
+    }
+    builder->open = false;
+}
+
+// builder->share <- how much of `rest`, what is no matrix, each rank gets so that all shards are
+// as equal as the matrices (loads) allow.
+static inline void layout_level(LayoutBuilder *builder, const double *loads, double rest) {
+    int size = builder->layout.size, active = 0;
+    double level = INFINITY, before;
+    do { // the ranks above the level get nothing, which lowers it for the others
+        double sum = rest;
+        before = level;
+        active = 0;
+        for (int rank = 0; rank < size; rank++) {
+            if (loads[rank] < before) {
+                sum += loads[rank];
+                active++;
+            }
+        }
+        level = sum / active;
+    } while (level < before);
+    for (int rank = 0; rank < size; rank++) {
+        builder->share[rank] = loads[rank] < level ? level - loads[rank] : 0;
+    }
+    builder->shared = rest;
+}
+
+// Matrices (matrix_count) ascend. Each goes to the rank that owns least so far: neighbours
+// go to different ranks, so that every bucket keeps all of them busy. The vectors between two
+// matrices go with the one before.
+static inline Layout layout_make_whole(size_t count, int size, const LayoutMatrix *matrices,
+                                       int matrix_count) {
+    LayoutBuilder builder;
+    if (size == 1) { return layout_make(count, 1); }
+    memset(&builder, 0, sizeof builder);
+    builder.layout.count = count;
+    builder.layout.size = size;
+    builder.table = (LayoutTable *)calloc(1, sizeof *builder.table);
+    builder.ends = (size_t *)calloc((size_t)size, sizeof *builder.ends);
+    builder.share = (double *)calloc((size_t)size, sizeof *builder.share);
+    double *loads = (double *)calloc((size_t)size, sizeof *loads), rest = 0;
+    int *owners = (int *)calloc((size_t)matrix_count + 1, sizeof *owners);
+    size_t little = count / LAYOUT_CELLS;
+    for (int i = 0; i <= matrix_count; i++) {
+        size_t begin = i > 0 ? matrices[i - 1].end : 0, end = i < matrix_count ? matrices[i].begin : count;
+        int least = 0;
+        for (int rank = 1; rank < size; rank++) { least = loads[rank] < loads[least] ? rank : least; }
+        if (end - begin > little) { rest += (double)(end - begin); }
+        owners[i] = i < matrix_count ? least : i > 0 ? owners[i - 1] : 0;
+        if (i < matrix_count) { loads[least] += (double)(matrices[i].end - matrices[i].begin); }
+    }
+    layout_level(&builder, loads, rest);
+    for (int i = 0; i <= matrix_count; i++) {
+        size_t begin = i > 0 ? matrices[i - 1].end : 0, end = i < matrix_count ? matrices[i].begin : count;
+        if (end - begin > little) {
+            layout_share_out(&builder, begin, end);
+        } else if (end > begin) {
+            layout_give(&builder, owners[i > 0 ? i - 1 : 0], begin, end);
+        }
+        if (i < matrix_count) { layout_give(&builder, owners[i], matrices[i].begin, matrices[i].end); }
+    }
+    layout_open_cell(&builder, layout_round_up(count, LAYOUT_LINE)); // the end
+    builder.layout.table = builder.table;
+    free(builder.ends);
+    free(builder.share);
+    free(loads);
+    free(owners);
+    return builder.layout;
+}
+
+static inline void layout_free(Layout *layout) {
+    if (layout->table != NULL) {
+        free(layout->table->cells);
+        free(layout->table->pieces);
+        free((void *)layout->table);
+    }
+    memset(layout, 0, sizeof *layout);
 }
 
 #endif

@@ -23,6 +23,7 @@
 #include "kernels/cpu/gelu.h"
 #include "kernels/cpu/layernorm.h"
 #include "kernels/cpu/matmul.h"
+#include "kernels/cpu/muon.h"
 #include "kernels/cpu/outer.h"
 #include "kernels/cpu/reals.h"
 #include "kernels/cpu/row_blocks.h"
@@ -40,6 +41,7 @@
 #include "kernels/cuda/gelu.cuh"
 #include "kernels/cuda/layernorm.cuh"
 #include "kernels/cuda/matmul.cuh"
+#include "kernels/cuda/muon.cuh"
 #include "kernels/cuda/outer.cuh"
 #include "kernels/cuda/wire.cuh"
 // On a GPU's stream: makes the call, which puts a kernel into the stream's queue, and returns
@@ -140,6 +142,14 @@ static inline void matmul_backward_weight(Stream *stream, float *d_weight, const
     cpu_matmul_backward_weight(stream, d_weight, d_output, d_output_stride, input, rows, inputs, outputs);
 }
 
+// result (M, N) = a (M, K) b (K, N), each dense; a transposed operand is stored as (K, M) or
+// (N, K).
+static inline void matmul_product(Stream *stream, Real *result, const Real *a, bool a_transposed,
+                                  const Real *b, bool b_transposed, int M, int N, int K) {
+    KERNEL_ON_GPU(stream, cuda_matmul_product(stream, result, a, a_transposed, b, b_transposed, M, N, K))
+    cpu_matmul_product(stream, result, a, a_transposed, b, b_transposed, M, N, K);
+}
+
 // ---------------------------------------------------------------------------------------
 // Layers
 
@@ -237,6 +247,28 @@ static inline void cross_entropy(Stream *stream, Real *logits, int stride, float
 static inline void adamw(Stream *stream, const AdamWRange *range) {
     KERNEL_ON_GPU(stream, cuda_adamw(stream, range))
     cpu_adamw(stream, range);
+}
+
+// The elementwise parts of a step of Muon (kernels/cpu/muon.h).
+static inline void muon_norm(Stream *stream, const MuonRange *range) {
+    KERNEL_ON_GPU(stream, cuda_muon_norm(stream, range))
+    cpu_muon_norm(stream, range);
+}
+
+static inline void muon_direction(Stream *stream, const MuonRange *range) {
+    KERNEL_ON_GPU(stream, cuda_muon_direction(stream, range))
+    cpu_muon_direction(stream, range);
+}
+
+// polynomial (side, side) = a I + b square + c polynomial.
+static inline void muon_polynomial(Stream *stream, Real *polynomial, const Real *square, int side) {
+    KERNEL_ON_GPU(stream, cuda_muon_polynomial(stream, polynomial, square, side))
+    cpu_muon_polynomial(stream, polynomial, square, side);
+}
+
+static inline void muon_apply(Stream *stream, const MuonRange *range) {
+    KERNEL_ON_GPU(stream, cuda_muon_apply(stream, range))
+    cpu_muon_apply(stream, range);
 }
 
 // out (count) = in (count) unless out is NULL; then in = 0 if `clear`.

@@ -509,7 +509,7 @@ static inline MicroBatchResult graded_micro_batch(void *self, Stream *stream, ui
 // ---------------------------------------------------------------------------------------
 // Specs
 
-static const DecayRange EVERYTHING = {0, SIZE_MAX};
+static const OptimizerTensor EVERYTHING = {0, SIZE_MAX, true, 0, 0};
 
 static inline void set_wire(RunSpec *spec, WireFormat wire) {
     spec->settings.wire = spec->settings.estimate_wire = wire;

@@ -96,7 +96,7 @@ typedef struct Machine {
     Model model;
     GptNeo *neo; // its state
     Optimizer optimizer;
-    DecayRange ranges[64];
+    OptimizerTensor ranges[64];
     Stream stream; // kernels are put into its queue by the calling thread
     float *parameters, *gradients;
     float loss;     // of the latest pass
@@ -126,7 +126,7 @@ static void machine_reserve_optimizer(Machine *machine) {
     for (int i = 0; i < table->count; i++) {
         const ParameterInfo *entry = &table->entries[i];
         if (!entry->is_matrix) { continue; }
-        decay_ranges_add(machine->ranges, &settings.decay_range_count, entry->offset,
+        tensors_add(machine->ranges, &settings.tensor_count, entry->offset,
                          entry->offset + entry->count);
     }
     optimizer_reserve(&machine->optimizer, &machine->arena, &settings, &layout, 0, false);

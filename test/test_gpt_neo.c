@@ -7,56 +7,8 @@
 
 #include "rules.h"
 #include "test/model_loss.h"
+#include "test/reference.h"
 #include "test/threads_link.h"
-
-// ---------------------------------------------------------------------------------------
-// A safetensors file, read whole
-
-typedef struct Tensors {
-    char *bytes;
-    json_t *header;
-    const char *data;
-} Tensors;
-
-static Tensors tensors_open(const char *name) {
-    Tensors tensors;
-    char path[1024];
-    const char *directory = getenv("ACCO_REFERENCE");
-    snprintf(path, sizeof path, "%s/%s.safetensors", directory != NULL ? directory : "test/reference", name);
-    FILE *file = fopen(path, "rb");
-    if (file == NULL) { fail_msg("cannot open %s: run from the project's root", path); }
-    fseek(file, 0, SEEK_END);
-    size_t size = (size_t)ftell(file);
-    rewind(file);
-    tensors.bytes = (char *)malloc(size);
-    assert_true(fread(tensors.bytes, 1, size, file) == size);
-    fclose(file);
-    uint64_t length;
-    memcpy(&length, tensors.bytes, sizeof length);
-    tensors.header = json_loadb(tensors.bytes + 8, (size_t)length, 0, NULL);
-    assert_non_null(tensors.header);
-    tensors.data = tensors.bytes + 8 + length;
-    return tensors;
-}
-
-static void tensors_close(Tensors *tensors) {
-    json_decref(tensors->header);
-    free(tensors->bytes);
-}
-
-static const void *tensors_get(const Tensors *tensors, const char *name) {
-    const json_t *offsets = json_object_get(json_object_get(tensors->header, name), "data_offsets");
-    if (offsets == NULL) { fail_msg("the reference has no %s", name); }
-    return tensors->data + json_integer_value(json_array_get(offsets, 0));
-}
-
-static const char *tensors_text(const Tensors *tensors, const char *key) {
-    return json_string_value(json_object_get(json_object_get(tensors->header, "__metadata__"), key));
-}
-
-static double tensors_number(const Tensors *tensors, const char *key) {
-    return atof(tensors_text(tensors, key));
-}
 
 // ---------------------------------------------------------------------------------------
 // A model with its memory
@@ -172,15 +124,8 @@ static void reference_weights(const Tensors *tensors, const ParameterInfo *entry
                       : embedding ? "scale_embeddings"
                                   : "scale_matrices";
     float constant = layernorm && !bias ? 1.0f : 0.0f, scale = (float)tensors_number(tensors, key);
-    Random random;
-    random.state = UINT64_C(0xCBF29CE484222325);
-    for (const char *c = entry->name; *c != '\0'; c++) {
-        random.state = (random.state ^ (uint8_t)*c) * UINT64_C(0x100000001B3);
-    }
-    random.state ^= (uint64_t)tensors_number(tensors, "seed");
-    for (size_t i = 0; i < entry->count; i++) {
-        weights[i] = constant + (float)((int)(random_bits(&random) >> 48) - 32768) / 32768.0f * scale;
-    }
+    reference_stream(entry->name, (uint64_t)tensors_number(tensors, "seed"), scale, entry->count, weights);
+    for (size_t i = 0; i < entry->count; i++) { weights[i] += constant; }
 }
 
 static void check_logits(Fixture *fixture, const Tensors *tensors) {
@@ -256,7 +201,8 @@ static MicroBatchResult reference_micro_batch(void *self, Stream *stream, uint64
     return result;
 }
 
-static SchedulerSettings reference_settings(const Tensors *tensors, const DecayRange *ranges, int count) {
+static SchedulerSettings reference_settings(const Tensors *tensors, const OptimizerTensor *ranges,
+                                            int count) {
     SchedulerSettings settings;
     memset(&settings, 0, sizeof settings);
     settings.kind = RULE_SYNCHRONOUS;
@@ -270,8 +216,8 @@ static SchedulerSettings reference_settings(const Tensors *tensors, const DecayR
     settings.optimizer.beta2 = tensors_number(tensors, "beta2");
     settings.optimizer.epsilon = tensors_number(tensors, "epsilon");
     settings.optimizer.weight_decay = tensors_number(tensors, "weight_decay");
-    settings.optimizer.decay_ranges = ranges;
-    settings.optimizer.decay_range_count = count;
+    settings.optimizer.tensors = ranges;
+    settings.optimizer.tensor_count = count;
     return settings;
 }
 
@@ -305,15 +251,13 @@ static void train_threads_rank(Transport *transport, void *context) {
 
 static void train_two_ranks(ReferenceRank *ranks) { threads_run(2, train_threads_rank, ranks); }
 
-static void rank_open(ReferenceRank *rank, const Tensors *tensors, int threads, DecayRange *ranges) {
+static void rank_open(ReferenceRank *rank, const Tensors *tensors, int threads, OptimizerTensor *ranges) {
     memset(rank, 0, sizeof *rank);
     fixture_open_reference(&rank->fixture, tensors, threads);
     int count = 0;
     for (int i = 0; i < rank->fixture.table.count; i++) {
         const ParameterInfo *entry = &rank->fixture.table.entries[i];
-        if (entry->is_matrix) {
-            decay_ranges_add(ranges, &count, entry->offset, entry->offset + entry->count);
-        }
+        if (entry->is_matrix) { tensors_add(ranges, &count, entry->offset, entry->offset + entry->count); }
     }
     rank->settings = reference_settings(tensors, ranges, count);
     rank->steps = (int)tensors_number(tensors, "steps");
@@ -339,7 +283,7 @@ static void check_training(ReferenceRank *rank, const Tensors *tensors) {
 // of one.
 static void check_reference(const char *name, int threads) {
     Tensors tensors = tensors_open(name);
-    DecayRange ranges[256];
+    OptimizerTensor ranges[256];
     ReferenceRank alone, two[2];
     rank_open(&alone, &tensors, threads, ranges);
     assert_true(alone.fixture.table.count <= 256);

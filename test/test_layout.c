@@ -94,8 +94,8 @@ static void a_longer_vector_has_no_smaller_shard(void **state) {
     }
 }
 
-// What a run promises: its elements are contiguous in the flat vector, in one piece.
-static void runs_are_contiguous_and_end_with_their_piece(void **state) {
+// What a stretch promises: its elements are contiguous in the flat vector, in one piece.
+static void stretches_are_contiguous_and_end_with_their_piece(void **state) {
     (void)state;
     Random random = {5};
     for (int i = 0; i < 2000; i++) {
@@ -104,11 +104,16 @@ static void runs_are_contiguous_and_end_with_their_piece(void **state) {
         Layout layout = layout_make(1 + random_bits(&random) % 100000, size);
         size_t shard = layout_shard(&layout), own = random_bits(&random) % shard,
                end = own + 1 + random_bits(&random) % (shard - own);
-        size_t run = layout_range(&layout, own, end);
-        assert_true(run > 0 && own + run <= end);
-        assert_true(own + run == end || (own + run) % layout.piece == 0);
-        assert_true(own / layout.piece == (own + run - 1) / layout.piece);
-        assert_true(layout_flat(&layout, rank, own + run - 1) == layout_flat(&layout, rank, own) + run - 1);
+        LayoutRange range = {.own = own};
+        assert_true(layout_next(&layout, rank, end, &range));
+        assert_true(range.own == own && range.flat == layout_flat(&layout, rank, own));
+        assert_true(range.count > 0 && own + range.count <= end);
+        if (size == 1) {
+            assert_true(own + range.count == end);
+            continue;
+        }
+        assert_true(own + range.count == end || (own + range.count) % layout.piece == 0);
+        assert_true(own / layout.piece == (own + range.count - 1) / layout.piece);
     }
 }
 
@@ -145,6 +150,121 @@ static void a_small_layout_is_as_drawn(void **state) {
     assert_true(layout_flat(&layout, 0, 32) == 96 && layout_flat(&layout, 1, 33) == 129);
     Layout alone = layout_make(1000000, 1); // 7812.5 elements for each of 128 cells: the next multiple of 256
     assert_true(alone.piece == 7936 && alone.cells == 127);
+}
+
+// ---------------------------------------------------------------------------------------
+// Layouts of whole matrices
+
+enum { MOST_MATRICES = 600 };
+
+// Matrices as a model of `layers` layers has them: an embedding, then per layer two vectors, four
+// matrices (C, C), two vectors, two matrices (4C, C), each with a vector; returns the elements.
+static size_t model_matrices(int layers, size_t C, size_t embedding, LayoutMatrix *matrices, int *count) {
+    size_t at = embedding;
+    *count = 0;
+    for (int l = 0; l < layers; l++) {
+        for (int i = 0; i < 6; i++) {
+            at += i == 0 || i == 4 ? 2 * C : i == 5 ? 4 * C : 0;
+            matrices[*count].begin = at;
+            at = matrices[(*count)++].end = at + (i < 4 ? C * C : 4 * C * C);
+            at += i == 3 || i == 5 ? C : 0;
+        }
+    }
+    return at + 2 * C;
+}
+
+// Every element has one owner, who has its shard in order; a matrix has one owner; pieces begin at
+// multiples of LAYOUT_BLOCK; a cell is one range of the flat vector.
+static void expect_whole(const Layout *layout, const LayoutMatrix *matrices, int matrix_count) {
+    size_t padded = layout_padded(layout), owned = 0;
+    int16_t *owners = (int16_t *)malloc(padded * sizeof *owners);
+    memset(owners, 255, padded * sizeof *owners);
+    for (int rank = 0; rank < layout->size; rank++) {
+        size_t own = 0, flat = 0;
+        for (LayoutRange range = {0}; layout_next(layout, rank, SIZE_MAX, &range);) {
+            assert_true(range.own >= own && range.flat >= flat && range.count > 0);
+            assert_true(layout->table == NULL || range.own % LAYOUT_BLOCK == 0);
+            for (size_t i = 0; i < range.count; i++) {
+                assert_int_equal(owners[range.flat + i], -1);
+                owners[range.flat + i] = (int16_t)rank;
+            }
+            own = range.own + range.count;
+            flat = range.flat + range.count;
+            owned += range.count;
+        }
+        assert_true(own <= layout_shard(layout));
+    }
+    assert_true(owned >= layout->count && padded >= layout->count);
+    for (size_t i = 0; i < layout->count; i++) { assert_true(owners[i] >= 0); }
+    for (int m = 0; m < matrix_count; m++) {
+        for (size_t i = matrices[m].begin; i < matrices[m].end; i++) {
+            assert_int_equal(owners[i], owners[matrices[m].begin]);
+        }
+    }
+    for (size_t cell = 0; cell < layout->cells; cell++) {
+        size_t begin = layout_cell_begin(layout, cell), end = layout_cell_begin(layout, cell + 1), in = 0;
+        for (int rank = 0; rank < layout->size; rank++) {
+            LayoutRange piece = layout_piece(layout, cell, rank);
+            assert_true(piece.count == 0 || (piece.flat >= begin && piece.flat + piece.count <= end));
+            assert_true(piece.own <= layout_piece(layout, cell + 1, rank).own);
+            in += piece.count;
+        }
+        assert_true(begin < end && (in == end - begin || end == padded));
+    }
+    free(owners);
+}
+
+static void a_matrix_has_one_owner(void **state) {
+    (void)state;
+    static LayoutMatrix matrices[MOST_MATRICES];
+    for (int s = 0; s < SIZE_COUNT; s++) {
+        for (int layers = 1; layers <= 12; layers += 1 + layers / 2) {
+            for (size_t C = 1; C <= 48; C = 2 * C + 5) {
+                int matrix_count;
+                size_t count = model_matrices(layers, C, C * 61, matrices, &matrix_count);
+                Layout layout = layout_make_whole(count, SIZES[s], matrices, matrix_count);
+                assert_true(layout.count == count && layout.size == SIZES[s]);
+                expect_whole(&layout, matrices, matrix_count);
+                layout_free(&layout);
+            }
+        }
+    }
+}
+
+// GPT-Neo's 125M: 12 layers of 768 channels, and 50,257 + 2,048 rows of embeddings. The longest
+// shard is at most as much above the mean as a matrix of the MLP cannot be cut; and up to 16 ranks
+// every four layers are shared out well by themselves, so no bucket waits for one rank.
+static void shards_are_about_as_long(void **state) {
+    (void)state;
+    static LayoutMatrix matrices[MOST_MATRICES];
+    enum { C = 768 };
+    static const int sizes[] = {2, 3, 4, 6, 8, 12, 16, 24, 32};
+    static const double most[] = {1.002, 1.002, 1.002, 1.002, 1.002, 1.002, 1.002, 1.002, 1.002};
+    int matrix_count;
+    size_t count = model_matrices(12, C, (50257 + 2048) * (size_t)C, matrices, &matrix_count);
+    for (int i = 0; i < 9; i++) {
+        Layout layout = layout_make_whole(count, sizes[i], matrices, matrix_count);
+        double mean = (double)count / sizes[i];
+        if (!((double)layout_shard(&layout) <= most[i] * mean)) {
+            fail_msg("%d ranks: %zu of %.0f", sizes[i], layout_shard(&layout), mean);
+        }
+        assert_true(layout.cells <= 1024);
+        layout_free(&layout);
+    }
+}
+
+// Two ranks, by hand: an embedding of 1280 elements, and two matrices of 512 with 16 between them.
+// little = 2320 / 128 = 18, so the 16 go with the first matrix.
+static void a_small_layout_of_matrices_is_as_drawn(void **state) {
+    (void)state;
+    static const LayoutMatrix matrices[] = {{1280, 1792}, {1808, 2320}};
+    Layout layout = layout_make_whole(2320, 2, matrices, 2);
+    LayoutRange first = layout_piece(&layout, layout.cells - 2, 0),
+                last = layout_piece(&layout, layout.cells - 1, 1);
+    assert_true(first.flat == 1280 && first.count == 528);
+    assert_true(last.flat == 1808 && last.count == 512);
+    expect_whole(&layout, matrices, 2);
+    layout_free(&layout);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -243,9 +363,12 @@ int main(void) {
         cmocka_unit_test(every_element_has_one_owner),
         cmocka_unit_test(cells_cover_the_vector_and_pad_less_than_one_of_them),
         cmocka_unit_test(a_longer_vector_has_no_smaller_shard),
-        cmocka_unit_test(runs_are_contiguous_and_end_with_their_piece),
+        cmocka_unit_test(stretches_are_contiguous_and_end_with_their_piece),
         cmocka_unit_test(any_range_of_cells_is_shared_out_evenly),
         cmocka_unit_test(a_small_layout_is_as_drawn),
+        cmocka_unit_test(a_matrix_has_one_owner),
+        cmocka_unit_test(shards_are_about_as_long),
+        cmocka_unit_test(a_small_layout_of_matrices_is_as_drawn),
         cmocka_unit_test(a_watermark_only_rises_until_it_is_reset),
         cmocka_unit_test(who_waits_for_a_watermark_sees_what_was_written_before_it_rose),
         cmocka_unit_test(a_pace_calls_its_owner_and_no_pace_calls_no_one),

@@ -122,7 +122,7 @@ typedef struct Bench {
 
 static void bench_open(Bench *bench, Precision moments, double beta2, const Layout *layout, int rank,
                        int threads) {
-    static const DecayRange decays[] = {{100, 20001}};
+    static const OptimizerTensor decays[] = {{100, 20001, true, 0, 0}};
     OptimizerSettings settings = {NULL, 0.9, beta2, 1e-8, 0.1, decays, 1, moments, 7};
     Error error = {""};
     memset(bench, 0, sizeof *bench);

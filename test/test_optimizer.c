@@ -28,10 +28,8 @@ static size_t bench_flat(const Bench *bench, size_t own) {
 }
 
 static bool is_covered(const OptimizerSettings *settings, size_t element) {
-    for (int i = 0; i < settings->decay_range_count; i++) {
-        if (settings->decay_ranges[i].begin <= element && element < settings->decay_ranges[i].end) {
-            return true;
-        }
+    for (int i = 0; i < settings->tensor_count; i++) {
+        if (settings->tensors[i].begin <= element && element < settings->tensors[i].end) { return true; }
     }
     return false;
 }
@@ -167,28 +165,41 @@ static void expect_steps(const OptimizerSettings *settings, const Layout *layout
     bench_close(&bench);
 }
 
-static OptimizerSettings adamw_settings(const DecayRange *ranges, int count) {
+static OptimizerSettings adamw_settings(const OptimizerTensor *ranges, int count) {
     // Gradients are about as large as epsilon, so that its place in the formula and every
     // factor of the gradient matter.
-    OptimizerSettings settings = {NULL, 0.9, 0.95, 1e-3, 0.3, ranges, count, PRECISION_FP32, 0};
+    OptimizerSettings settings = {.beta1 = 0.9,
+                                  .beta2 = 0.95,
+                                  .epsilon = 1e-3,
+                                  .weight_decay = 0.3,
+                                  .tensors = ranges,
+                                  .tensor_count = count};
     return settings;
+}
+
+static Layout layout_of(size_t count, int size, size_t piece, size_t cells) {
+    Layout layout = {.count = count, .size = size, .piece = piece, .cells = cells};
+    return layout;
 }
 
 static void a_step_equals_adamw_in_double(void **state) {
     (void)state;
     // Ranges that begin before, at, inside and beyond the ends of the pieces below; the
     // last one reaches past everything.
-    static const DecayRange ranges[] = {{0, 10}, {50, 70}, {100, 101}, {120, 128}, {130, 200}, {225, 20000}};
+    static const OptimizerTensor ranges[] = {{0, 10, true, 0, 0},    {50, 70, true, 0, 0},
+                                             {100, 101, true, 0, 0}, {120, 128, true, 0, 0},
+                                             {130, 200, true, 0, 0}, {225, 20000, true, 0, 0}};
     // One piece; four of 64; pieces of 10, of 5 and of single elements, so that ranges
     // begin and end everywhere in them; real layouts.
-    const Layout layouts[] = {{230, 1, 230, 1},    {256, 4, 64, 1},       {230, 3, 10, 8},
-                              {233, 2, 5, 24},     {234, 2, 1, 117},      {40007, 1, 40007, 1},
-                              layout_make(230, 3), layout_make(100003, 3)};
+    const Layout layouts[] = {layout_of(230, 1, 230, 1), layout_of(256, 4, 64, 1),
+                              layout_of(230, 3, 10, 8),  layout_of(233, 2, 5, 24),
+                              layout_of(234, 2, 1, 117), layout_of(40007, 1, 40007, 1),
+                              layout_make(230, 3),       layout_make(100003, 3)};
     for (size_t i = 0; i < sizeof layouts / sizeof layouts[0]; i++) {
         for (int rank = 0; rank < layouts[i].size; rank++) {
             OptimizerSettings settings = adamw_settings(ranges, 6);
             expect_steps(&settings, &layouts[i], rank);
-            settings.decay_range_count = 0;
+            settings.tensor_count = 0;
             expect_steps(&settings, &layouts[i], rank);
         }
     }
@@ -199,13 +210,15 @@ static void a_state_that_is_not_shared_out_is_one_piece(void **state) {
     Layout whole = optimizer_whole(1003);
     assert_true(whole.count == 1003 && whole.size == 1 && layout_shard(&whole) == 1003 &&
                 layout_padded(&whole) == 1003);
-    assert_true(layout_range(&whole, 0, 1003) == 1003 && layout_flat(&whole, 0, 1002) == 1002);
+    LayoutRange range = {0};
+    assert_true(layout_next(&whole, 0, SIZE_MAX, &range) && range.count == 1003);
+    assert_true(layout_flat(&whole, 0, 1002) == 1002);
 }
 
 // An estimate may overwrite the gradient that it is computed from, with the same result.
 static void an_estimate_may_replace_its_gradient(void **state) {
     (void)state;
-    static const DecayRange ranges[] = {{20, 90}};
+    static const OptimizerTensor ranges[] = {{20, 90, true, 0, 0}};
     OptimizerSettings settings = adamw_settings(ranges, 1);
     Layout layout = layout_make(230, 3);
     Bench bench;
@@ -224,7 +237,7 @@ static void an_estimate_may_replace_its_gradient(void **state) {
 // A commit may also write only the master: of a whole state, and of a rank's share.
 static void a_commit_in_place_gives_the_same_bits(void **state) {
     (void)state;
-    static const DecayRange ranges[] = {{20, 90}};
+    static const OptimizerTensor ranges[] = {{20, 90, true, 0, 0}};
     OptimizerSettings settings = adamw_settings(ranges, 1);
     const Layout layouts[] = {optimizer_whole(230), layout_make(230, 2)};
     for (int i = 0; i < 2; i++) {
@@ -292,19 +305,24 @@ static void a_slow_second_moment_keeps_its_precision(void **state) {
     bench_close(&bench);
 }
 
-static void ranges_join_where_they_touch(void **state) {
+// AdamW steps neighbours in one range, if weight decay applies to both; Muon steps each matrix by
+// itself.
+static void tensors_of_adamw_join_where_they_touch(void **state) {
     (void)state;
-    DecayRange ranges[4];
+    static const OptimizerTensor added[] = {{0, 5, true, 0, 0},   {5, 9, true, 0, 0},   {9, 10, false, 0, 0},
+                                            {10, 12, true, 0, 0}, {20, 30, true, 5, 2}, {30, 31, true, 0, 0},
+                                            {31, 33, true, 0, 0}, {33, 35, true, 1, 2}};
+    static const OptimizerTensor expected[] = {{0, 9, true, 0, 0},   {9, 10, false, 0, 0},
+                                               {10, 12, true, 0, 0}, {20, 30, true, 5, 2},
+                                               {30, 33, true, 0, 0}, {33, 35, true, 1, 2}};
+    OptimizerTensor tensors[8];
     int count = 0;
-    decay_ranges_add(ranges, &count, 0, 5);
-    decay_ranges_add(ranges, &count, 5, 9);
-    assert_int_equal(count, 1);
-    decay_ranges_add(ranges, &count, 10, 12);
-    decay_ranges_add(ranges, &count, 20, 30);
-    decay_ranges_add(ranges, &count, 30, 31);
-    static const DecayRange expected[] = {{0, 9}, {10, 12}, {20, 31}};
-    assert_int_equal(count, 3);
-    assert_memory_equal(ranges, expected, sizeof expected);
+    for (int i = 0; i < 8; i++) { optimizer_tensors_add(tensors, &count, added[i]); }
+    assert_int_equal(count, 6);
+    for (int i = 0; i < 6; i++) {
+        assert_true(tensors[i].begin == expected[i].begin && tensors[i].end == expected[i].end &&
+                    tensors[i].decays == expected[i].decays && tensors[i].rows == expected[i].rows);
+    }
 }
 
 // ---------------------------------------------------------------------------------------
@@ -390,7 +408,7 @@ int main(void) {
         cmocka_unit_test(a_commit_in_place_gives_the_same_bits),
         cmocka_unit_test(memory_is_reserved_for_what_is_kept_here),
         cmocka_unit_test(a_slow_second_moment_keeps_its_precision),
-        cmocka_unit_test(ranges_join_where_they_touch),
+        cmocka_unit_test(tensors_of_adamw_join_where_they_touch),
         cmocka_unit_test(the_rate_warms_up_linearly),
         cmocka_unit_test(the_rate_decays_as_it_says),
         cmocka_unit_test(the_rate_starts_at_the_peak_without_warmup),

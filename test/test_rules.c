@@ -597,10 +597,10 @@ static void expect_optimizer_unchanged(Scheduler *s) {
 
 static void an_estimate_leaves_the_optimizer_bitwise_unchanged(void **state) {
     (void)state;
-    static const DecayRange some = {100, 700};
+    static const OptimizerTensor some = {100, 700, true, 0, 0};
     for (int wire = 0; wire < WIRE_FORMAT_COUNT; wire++) {
         RunSpec spec = noisy_spec("acco", 1003);
-        spec.settings.optimizer.decay_ranges = &some;
+        spec.settings.optimizer.tensors = &some;
         spec.settings.rate.warmup = 20;
         set_wire(&spec, (WireFormat)wire);
         Transport transport;
@@ -803,7 +803,7 @@ static void diloco_of_single_steps_is_ddp(void **state) {
 // decay. Ranks contribute 2, 1 and 3 micro-batches.
 enum { LOOP_COUNT = 77, LOOP_RANKS = 3 };
 
-static const DecayRange LOOP_DECAY[] = {{20, 40}, {50, 70}};
+static const OptimizerTensor LOOP_DECAY[] = {{20, 40, true, 0, 0}, {50, 70, true, 0, 0}};
 static const int LOOP_SIZES[LOOP_RANKS] = {2, 1, 3};
 
 static bool loop_decays(size_t i) { return (i >= 20 && i < 40) || (i >= 50 && i < 70); }
@@ -873,8 +873,8 @@ static void zero1_and_ddp_equal_a_plain_loop(void **state) {
         spec.settings.gradient_clip = clips[i / 2];
         spec.settings.optimizer.epsilon = 0.01;
         spec.settings.optimizer.weight_decay = 0.3;
-        spec.settings.optimizer.decay_ranges = LOOP_DECAY;
-        spec.settings.optimizer.decay_range_count = 2;
+        spec.settings.optimizer.tensors = LOOP_DECAY;
+        spec.settings.optimizer.tensor_count = 2;
         spec.start_step = 0.01f;
         expect_plain_loop(&spec);
     }
@@ -912,8 +912,8 @@ static void reference_labels(const RunSpec *spec, uint8_t *decays, uint8_t *frag
     const SchedulerSettings *settings = &spec->settings;
     for (size_t i = 0; i < spec->parameter_count; i++) {
         decays[i] = 0;
-        for (int r = 0; r < settings->optimizer.decay_range_count; r++) {
-            const DecayRange *range = &settings->optimizer.decay_ranges[r];
+        for (int r = 0; r < settings->optimizer.tensor_count; r++) {
+            const OptimizerTensor *range = &settings->optimizer.tensors[r];
             decays[i] = decays[i] || (range->begin <= i && i < range->end);
         }
         fragment_of[i] = 0;
@@ -1003,7 +1003,7 @@ static void draw_late_spike(Random *random, RunSpec *spec, int ranks) {
 // Random settings of a rule for `ranks` ranks. A world of one rank gets fp32: it adds up
 // nothing, so it rounds no gradients, while the replay would.
 static RunSpec draw_spec(Random *random, const char *rule, int ranks) {
-    static const DecayRange ranges[] = {{3, 50}, {77, 78}, {200, 900}};
+    static const OptimizerTensor ranges[] = {{3, 50, true, 0, 0}, {77, 78, true, 0, 0}, {200, 900, true, 0, 0}};
     RunSpec spec = noisy_spec(rule, (size_t)draw(random, 1, 2500));
     SchedulerSettings *settings = &spec.settings;
     bool overlapped = rule_find(rule)->kind == RULE_OVERLAPPED;
@@ -1030,8 +1030,8 @@ static RunSpec draw_spec(Random *random, const char *rule, int ranks) {
     Poison poison = {(uint64_t)draw(random, 0, 12), false, true, draw(random, 0, 1) == 0 ? NAN : INFINITY};
     spec.poison = poison;
     if (draw(random, 0, 1) == 1) { draw_late_spike(random, &spec, ranks); }
-    settings->optimizer.decay_ranges = ranges;
-    settings->optimizer.decay_range_count = draw(random, 0, 3);
+    settings->optimizer.tensors = ranges;
+    settings->optimizer.tensor_count = draw(random, 0, 3);
     draw_local(random, &spec);
     settings->overlap = draw(random, 0, 3) > 0;
     settings->bucket = (size_t)(draw(random, 0, 3) * 1000);

@@ -310,6 +310,15 @@ static inline void cpu_matmul_backward_weight(Stream *stream, float *d_weight, c
     matmul(stream, &work);
 }
 
+// result (M, N) = a (M, K) b (K, N), each dense; a transposed operand is stored as (K, M) or
+// (N, K).
+static inline void cpu_matmul_product(Stream *stream, Real *result, const Real *a, bool a_transposed,
+                                      const Real *b, bool b_transposed, int M, int N, int K) {
+    Matmul work = matmul_describe(stream->precision, result, N, a, a_transposed ? M : K, a_transposed, b,
+                                  b_transposed ? K : N, b_transposed, M, N, K, false);
+    matmul(stream, &work);
+}
+
 // Whether the library computes products of bf16 on this processor; otherwise our own loops do.
 static inline bool matmul_has_bf16(void) {
 #ifdef ACCO_NO_ONEDNN

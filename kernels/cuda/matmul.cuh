@@ -309,4 +309,13 @@ static inline void cuda_matmul_backward_weight(Stream *stream, float *d_weight, 
     cuda_gemm(stream, &gemm, input, d_output, d_weight);
 }
 
+// result^T (N, M) = b^T a^T; dense. A transposed operand is stored as (K, M) or (N, K).
+static inline void cuda_matmul_product(Stream *stream, Real *result, const Real *a, bool a_transposed,
+                                       const Real *b, bool b_transposed, int M, int N, int K) {
+    CudaGemm gemm =
+        cuda_gemm_of(stream, N, M, K, b_transposed, b_transposed ? K : N, a_transposed ? M : K, N);
+    gemm.b_transposed = a_transposed;
+    cuda_gemm(stream, &gemm, b, a, result);
+}
+
 #endif

@@ -1,0 +1,169 @@
+// muon.h: the elementwise parts of a step of Muon (Jordan et al., 2024) on one matrix. The
+// products between them, and the formulas of the whole step, are in muon.h at the root.
+//
+//   muon_norm        partials: the sum of squares of  X = (1 - mu) g + mu m',
+//                    m' = mu m + (1 - mu) g,  g = gradient / divisor * scale
+//   muon_direction   X = the same / max(its norm, 1e-7); a commit stores m'
+//   muon_polynomial  P = a I + b A + c P, where P holds A A
+//   muon_apply       out = master decay_factor - step X; a commit stores it as master, too
+//
+// The matrix is (rows, columns), row-major; its elements are (count). gradient, master and out
+// are fp32, the momentum m is fp32 or bf16 (rounded at random when it is stored, as AdamW's
+// moments are: kernels/moments.h). X, A and P are in the stream's precision. X is computed
+// twice, because it is divided by its norm before it is rounded. A task takes BUFFER_BLOCK
+// elements; partial sums are added in the order of blocks. All but the products is limited by
+// memory.
+#ifndef ACCO_KERNELS_CPU_MUON_H
+#define ACCO_KERNELS_CPU_MUON_H
+
+#include <math.h>
+
+#include "kernels/cpu/buffers.h"
+#include "kernels/cpu/reals.h"
+#include "kernels/moments.h"
+
+// The quintic polynomial p(x) = a x + b x^3 + c x^5 takes singular values from (0, 1] to about 1.
+static const float MUON_A = 3.4445f, MUON_B = -4.7750f, MUON_C = 2.0315f;
+
+static const double MUON_LEAST = 1e-7; // a norm below it counts as this
+
+// One step on one matrix.
+typedef struct MuonRange {
+    float *out, *master;   // (count)
+    Real *momentum;        // (count), in the format `moments`
+    const float *gradient; // (count); out may be the gradient, or for a commit the master
+    Real *direction;       // (count): X
+    double *partials;      // (buffer_blocks(count)), where the kernels run
+    size_t count;
+    size_t flat; // place of the first element in the flat parameter vector
+    Precision moments;
+    MomentKey key; // of this step, where the momentum is bf16
+    float mu, one_minus_mu;
+    float divisor, scale; // of the gradient
+    float decay_factor;   // 1 - learning rate * weight decay
+    float step;           // the learning rate times the scale of the matrix
+    bool commit;          // else an estimate, which writes X and `out` only
+} MuonRange;
+
+// X before it is divided by its norm, and m'.
+REAL_LOOP float muon_element(const MuonRange *range, size_t i, float *moved, Precision moments) {
+    float g = range->gradient[i] / range->divisor * range->scale;
+    *moved = range->mu * real_load(range->momentum, i, moments) + range->one_minus_mu * g;
+    return range->one_minus_mu * g + range->mu * *moved;
+}
+
+REAL_LOOP double muon_squares(const MuonRange *range, size_t begin, size_t end, Precision moments) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (size_t i = begin; i < end; i++) {
+        float moved, x = muon_element(range, i, &moved, moments);
+        sum += (double)x * (double)x;
+    }
+    return sum;
+}
+
+static inline void muon_norm_task(void *context, int task, int thread) {
+    (void)thread;
+    const MuonRange *range = (const MuonRange *)context;
+    size_t begin = (size_t)task * BUFFER_BLOCK, end = size_min(begin + BUFFER_BLOCK, range->count);
+    range->partials[task] = REAL_CALL(range->moments, muon_squares, range, begin, end);
+}
+
+static inline void cpu_muon_norm(Stream *stream, const MuonRange *range) {
+    thread_pool_run(stream->pool, (int)buffer_blocks(range->count), muon_norm_task, (void *)range);
+}
+
+typedef struct MuonWork {
+    const MuonRange *range;
+    Precision precision; // of X
+    float factor;        // 1 / norm
+} MuonWork;
+
+REAL_LOOP void muon_direction_elements(const MuonWork *work, size_t begin, size_t end, Precision precision,
+                                       Precision moments) {
+    const MuonRange *range = work->range;
+    for (size_t i = begin; i < end; i++) {
+        float moved, x = muon_element(range, i, &moved, moments);
+        real_store(range->direction, i, x * work->factor, precision);
+        if (range->commit) {
+            bool rounds = moments == PRECISION_BF16;
+            moved = rounds ? moment_round(moved, moment_noise(range->key, range->flat + i)) : moved;
+            real_store(range->momentum, i, moved, moments);
+        }
+    }
+}
+
+REAL_LOOP void muon_direction_block(const MuonWork *work, size_t begin, size_t end, Precision precision) {
+    REAL_CALL(work->range->moments, muon_direction_elements, work, begin, end, precision);
+}
+
+static inline void muon_direction_task(void *context, int task, int thread) {
+    (void)thread;
+    const MuonWork *work = (const MuonWork *)context;
+    size_t begin = (size_t)task * BUFFER_BLOCK, end = size_min(begin + BUFFER_BLOCK, work->range->count);
+    REAL_CALL(work->precision, muon_direction_block, work, begin, end);
+}
+
+static inline void cpu_muon_direction(Stream *stream, const MuonRange *range) {
+    size_t blocks = buffer_blocks(range->count);
+    double sum = 0;
+    for (size_t i = 0; i < blocks; i++) { sum += range->partials[i]; }
+    MuonWork work = {
+        .range = range, .precision = stream->precision, .factor = (float)(1 / fmax(sqrt(sum), MUON_LEAST))};
+    thread_pool_run(stream->pool, (int)blocks, muon_direction_task, &work);
+}
+
+typedef struct MuonPolynomial {
+    Real *polynomial;   // (side, side): A A, then P
+    const Real *square; // (side, side): A
+    int side;
+} MuonPolynomial;
+
+REAL_LOOP void muon_polynomial_row(const MuonPolynomial *work, int row, Precision precision) {
+    size_t begin = (size_t)row * (size_t)work->side;
+    for (size_t i = begin; i < begin + (size_t)work->side; i++) {
+        float value = MUON_B * real_load(work->square, i, precision) +
+                      MUON_C * real_load(work->polynomial, i, precision);
+        real_store(work->polynomial, i, i - begin == (size_t)row ? MUON_A + value : value, precision);
+    }
+}
+
+static inline void muon_polynomial_fp32(void *context, int task, int thread) {
+    (void)thread;
+    muon_polynomial_row((const MuonPolynomial *)context, task, PRECISION_FP32);
+}
+
+static inline void muon_polynomial_bf16(void *context, int task, int thread) {
+    (void)thread;
+    muon_polynomial_row((const MuonPolynomial *)context, task, PRECISION_BF16);
+}
+
+static inline void cpu_muon_polynomial(Stream *stream, Real *polynomial, const Real *square, int side) {
+    MuonPolynomial work = {.polynomial = polynomial, .square = square, .side = side};
+    thread_pool_run(stream->pool, side,
+                    stream->precision == PRECISION_FP32 ? muon_polynomial_fp32 : muon_polynomial_bf16, &work);
+}
+
+REAL_LOOP void muon_apply_block(const MuonRange *range, size_t begin, size_t end, Precision precision) {
+#pragma omp simd
+    for (size_t i = begin; i < end; i++) {
+        float theta =
+            range->master[i] * range->decay_factor - range->step * real_load(range->direction, i, precision);
+        if (range->commit) { range->master[i] = theta; }
+        range->out[i] = theta;
+    }
+}
+
+static inline void muon_apply_task(void *context, int task, int thread) {
+    (void)thread;
+    const MuonWork *work = (const MuonWork *)context;
+    size_t begin = (size_t)task * BUFFER_BLOCK, end = size_min(begin + BUFFER_BLOCK, work->range->count);
+    REAL_CALL(work->precision, muon_apply_block, work->range, begin, end);
+}
+
+static inline void cpu_muon_apply(Stream *stream, const MuonRange *range) {
+    MuonWork work = {.range = range, .precision = stream->precision};
+    thread_pool_run(stream->pool, (int)buffer_blocks(range->count), muon_apply_task, &work);
+}
+
+#endif

@@ -1,0 +1,150 @@
+// muon.cuh: the elementwise parts of a step of Muon on one matrix, on a GPU.
+//
+// Computes what kernels/cpu/muon.h defines, in the same order of blocks for the norm. Bits may
+// differ from the CPU's, because multiplications and additions may be fused differently.
+//
+// Layout: a thread has a Quad of four elements, a block BUFFER_QUADS; for the sum of squares it
+// takes one BUFFER_BLOCK (buffers.cuh). Every block of muon_direction adds up the partial sums
+// by itself: there are few, and the host need not wait for them.
+// Limit: memory.
+#ifndef ACCO_KERNELS_CUDA_MUON_CUH
+#define ACCO_KERNELS_CUDA_MUON_CUH
+
+#include "kernels/cuda/buffers.cuh"
+
+#include "kernels/cpu/muon.h"
+
+// directions: X of the elements of this thread, before it is divided by its norm. moved: m'.
+template <typename M>
+static __device__ __forceinline__ void muon_elements(float directions[4], float moved[4],
+                                                     const MuonRange &range, const Quad &quad) {
+    float gradient[4];
+    quad_load(gradient, range.gradient, quad);
+    quad_load(moved, reals<M>(range.momentum), quad);
+    for (int i = 0; i < 4; i++) {
+        float g = gradient[i] / range.divisor * range.scale;
+        moved[i] = range.mu * moved[i] + range.one_minus_mu * g;
+        directions[i] = range.one_minus_mu * g + range.mu * moved[i];
+    }
+}
+
+template <typename M> static __global__ void muon_norm_kernel(MuonRange range, bool wide) {
+    size_t begin = (size_t)blockIdx.x * BUFFER_BLOCK,
+           end = range.count - begin < (size_t)BUFFER_BLOCK ? range.count : begin + BUFFER_BLOCK;
+    double sum = 0;
+    for (size_t at = begin; at < end; at += 4u * blockDim.x) {
+        float directions[4], moved[4];
+        muon_elements<M>(directions, moved, range, quad_of_thread(at, end, wide));
+        for (int i = 0; i < 4; i++) { sum += (double)directions[i] * (double)directions[i]; }
+    }
+    sum = block_sum(sum, (double *)(void *)cuda_shared());
+    if (threadIdx.x == 0) { range.partials[blockIdx.x] = sum; }
+}
+
+template <typename R, typename M>
+static __global__ void muon_direction_kernel(MuonRange range, size_t blocks, bool wide) {
+    double sum = 0;
+    for (size_t i = 0; i < blocks; i++) { sum += range.partials[i]; }
+    float directions[4], moved[4], factor = (float)(1 / fmax(sqrt(sum), MUON_LEAST));
+    Quad quad = quad_of_kernel(range.count, wide);
+    muon_elements<M>(directions, moved, range, quad);
+    for (int i = 0; i < 4; i++) { directions[i] *= factor; }
+    quad_store(reals<R>(range.direction), directions, quad);
+    if (!range.commit) { return; }
+    for (int i = 0; i < 4 && sizeof(M) < sizeof(float); i++) {
+        moved[i] = moment_round(moved[i], moment_noise(range.key, range.flat + quad.first + i * quad.step));
+    }
+    quad_store(reals<M>(range.momentum), moved, quad);
+}
+
+template <typename R>
+static __global__ void muon_polynomial_kernel(R *polynomial, const R *square, int side, size_t count,
+                                              bool wide) {
+    float values[4], squares[4];
+    Quad quad = quad_of_kernel(count, wide);
+    quad_load(values, polynomial, quad);
+    quad_load(squares, square, quad);
+    for (int i = 0; i < 4; i++) {
+        size_t element = quad.first + i * quad.step;
+        values[i] = MUON_B * squares[i] + MUON_C * values[i];
+        if (element / (size_t)side == element % (size_t)side) { values[i] += MUON_A; }
+    }
+    quad_store(polynomial, values, quad);
+}
+
+template <typename R> static __global__ void muon_apply_kernel(MuonRange range, bool wide) {
+    float master[4], directions[4];
+    Quad quad = quad_of_kernel(range.count, wide);
+    quad_load(master, range.master, quad);
+    quad_load(directions, reals<R>(range.direction), quad);
+    for (int i = 0; i < 4; i++) { master[i] = master[i] * range.decay_factor - range.step * directions[i]; }
+    if (range.commit && range.out != range.master) { quad_store(range.master, master, quad); }
+    quad_store(range.out, master, quad);
+}
+
+template <typename M> static inline void muon_norm_launch(Stream *stream, const MuonRange &range) {
+    bool wide = quad_fits(range.gradient) && quad_fits(reals<M>(range.momentum));
+    cuda_launch(stream, muon_norm_kernel<M>, dim3((unsigned)buffer_blocks(range.count)),
+                dim3(BUFFER_SQUARES_THREADS), BUFFER_SQUARES_THREADS / WARP * sizeof(double), range, wide);
+}
+
+static inline void cuda_muon_norm(Stream *stream, const MuonRange *range) {
+    if (range->moments == PRECISION_BF16) {
+        muon_norm_launch<__nv_bfloat16>(stream, *range);
+    } else {
+        muon_norm_launch<float>(stream, *range);
+    }
+}
+
+template <typename R, typename M>
+static inline void muon_direction_launch(Stream *stream, const MuonRange &range) {
+    bool wide = quad_fits(range.gradient) && quad_fits(reals<M>(range.momentum)) &&
+                quad_fits(reals<R>(range.direction));
+    quad_launch(stream, muon_direction_kernel<R, M>, range.count, range, buffer_blocks(range.count), wide);
+}
+
+template <typename R> static inline void muon_direction_of(Stream *stream, const MuonRange &range) {
+    if (range.moments == PRECISION_BF16) {
+        muon_direction_launch<R, __nv_bfloat16>(stream, range);
+    } else {
+        muon_direction_launch<R, float>(stream, range);
+    }
+}
+
+static inline void cuda_muon_direction(Stream *stream, const MuonRange *range) {
+    if (stream->precision == PRECISION_BF16) {
+        muon_direction_of<__nv_bfloat16>(stream, *range);
+    } else {
+        muon_direction_of<float>(stream, *range);
+    }
+}
+
+template <typename R>
+static inline void muon_polynomial_launch(Stream *stream, R *polynomial, const R *square, int side) {
+    size_t count = (size_t)side * (size_t)side;
+    quad_launch(stream, muon_polynomial_kernel<R>, count, polynomial, square, side, count,
+                quad_fits(polynomial, square));
+}
+
+static inline void cuda_muon_polynomial(Stream *stream, Real *polynomial, const Real *square, int side) {
+    if (stream->precision == PRECISION_BF16) {
+        muon_polynomial_launch(stream, reals<__nv_bfloat16>(polynomial), reals<__nv_bfloat16>(square), side);
+    } else {
+        muon_polynomial_launch(stream, reals<float>(polynomial), reals<float>(square), side);
+    }
+}
+
+template <typename R> static inline void muon_apply_launch(Stream *stream, const MuonRange &range) {
+    bool wide = quad_fits(range.master, range.out) && quad_fits(reals<R>(range.direction));
+    quad_launch(stream, muon_apply_kernel<R>, range.count, range, wide);
+}
+
+static inline void cuda_muon_apply(Stream *stream, const MuonRange *range) {
+    if (stream->precision == PRECISION_BF16) {
+        muon_apply_launch<__nv_bfloat16>(stream, *range);
+    } else {
+        muon_apply_launch<float>(stream, *range);
+    }
+}
+
+#endif

@@ -206,8 +206,9 @@ static inline void layout_give(LayoutBuilder *builder, int rank, size_t begin, s
     LayoutRange *piece =
         builder->open ? &builder->table->pieces[(layout->cells - 1) * size + (size_t)rank] : NULL;
     bool grows = piece != NULL && piece->count > 0 && piece->flat + piece->count == begin;
-    bool full = piece == NULL || begin - builder->table->cells[layout->cells - 1] > long_enough ||
-                (piece->count > 0 && !grows);
+    bool full =
+        piece == NULL ||
+        (!grows && (piece->count > 0 || begin - builder->table->cells[layout->cells - 1] > long_enough));
     if (full) {
         layout_open_cell(builder, begin);
         layout->cells++;

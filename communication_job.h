@@ -35,7 +35,7 @@ static inline double scheduler_learning_rate(const Scheduler *s) {
 
 // The cells of a bucket: at least one, at most all of the layout.
 static inline size_t job_bucket_cells(const Scheduler *s, const Layout *layout) {
-    size_t cell_bytes = layout->piece * (size_t)layout->size * sizeof(float);
+    size_t cell_bytes = layout_padded(layout) / layout->cells * sizeof(float); // on average
     size_t cells = s->settings.bucket > 0 ? s->settings.bucket / cell_bytes : layout->cells;
     return size_max(1, size_min(cells, layout->cells));
 }
@@ -137,11 +137,11 @@ static inline void job_reduce(Scheduler *s, Job *job, Stream *stream) {
                                                   last - first, 1, s->inspect_partials);
             job_note_own(job, square, collective.buffer, first, last, stream);
         }
-        comm_reduce_scatter(&s->comm, stream, &collective, begin * layout->piece, end * layout->piece);
+        comm_reduce_scatter(&s->comm, stream, &collective, begin, end);
         job_span_ended(s, job);
         if (job->all_reduces) {
             job_span_begins(s, "all-gather");
-            comm_all_gather(&s->comm, stream, &collective, begin * layout->piece, end * layout->piece);
+            comm_all_gather(&s->comm, stream, &collective, begin, end);
             job_span_ended(s, job);
         }
         end = begin;
@@ -213,6 +213,23 @@ static inline SpikeKind job_judge(Scheduler *s, Job *job) {
     return kind;
 }
 
+// The sum of squares of this rank's shard of a vector (padded), piece by piece.
+static inline double job_own_square(const Scheduler *s, const float *values, Stream *stream) {
+    const Layout *layout = &s->layout;
+    LayoutRange range = {0};
+    double square = 0;
+    if (layout->piece > 0) { // equal pieces, all at once
+        layout_next(layout, s->transport->rank, layout->piece, &range);
+        return buffer_sum_of_squares(stream, values + range.flat, layout->piece, layout_cell_begin(layout, 1),
+                                     layout->cells, s->norm_partials);
+    }
+    while (layout_next(layout, s->transport->rank, SIZE_MAX, &range)) {
+        square +=
+            buffer_sum_of_squares(stream, values + range.flat, range.count, range.count, 1, s->norm_partials);
+    }
+    return square;
+}
+
 // Counts, losses and the norm decide whether and how far all ranks step. The norm is
 // taken of the gradient sum in this rank's shard, whether or not the rank also holds the
 // rest, piece by piece: rules that shard the state and rules that do not then find the
@@ -223,9 +240,7 @@ static inline void job_summarise(Scheduler *s, Job *job, Stream *stream) {
     job_span_begins(s, "summary");
     if (job->steps) {
         const float *reduced = job_buffer(s, job)->data;
-        own->square = buffer_sum_of_squares(stream, reduced + layout_flat(&s->layout, s->transport->rank, 0),
-                                            s->layout.piece, layout_cell_begin(&s->layout, 1),
-                                            s->layout.cells, s->norm_partials);
+        own->square = job_own_square(s, reduced, stream);
         if (s->transport->size == 1 && job->kind != ESTIMATE) {
             job_note_own(job, own->square, reduced, 0, layout_padded(&s->layout), stream);
         }
@@ -298,10 +313,9 @@ static inline void job_gather(Scheduler *s, const Job *job, Stream *stream) {
         size_t end = size_min(begin + job->bucket, layout->cells);
         job_span_begins(s, "all-gather");
         if (s->settings.keeps_casts) {
-            comm_gather_casts(&s->comm, stream, &collective, casts, begin * layout->piece,
-                              end * layout->piece);
+            comm_gather_casts(&s->comm, stream, &collective, casts, begin, end);
         } else {
-            comm_all_gather(&s->comm, stream, &collective, begin * layout->piece, end * layout->piece);
+            comm_all_gather(&s->comm, stream, &collective, begin, end);
         }
         job_span_ended(s, job);
         watermark_raise(&s->arrived, layout_cell_begin(layout, end)); // H7

@@ -44,7 +44,7 @@ static inline void measure_exchange_task(void *context, Stream *stream) {
                              .base = wire_is_coarse(work->wire) ? s->parameters.data : NULL},
                gather = collective;
     gather.wire = job_gather_wire(s, work->wire);
-    size_t end = work->cells * s->layout.piece;
+    size_t end = work->cells;
     double seconds[MEASURE_REPEATS];
     for (int i = 0; i < MEASURE_REPEATS; i++) {
         transport_barrier(s->transport, "measuring"); // a rank that waited long wakes up late:

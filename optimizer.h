@@ -151,7 +151,7 @@ static inline Layout optimizer_whole(size_t count) {
 static inline void optimizer_reserve(Optimizer *optimizer, Arena *arena, const OptimizerSettings *settings,
                                      const Layout *layout, int rank, bool master_is_elsewhere) {
     optimizer->settings = *settings;
-    optimizer->layout = *layout;
+    optimizer->layout = layout->size > 1 ? *layout : optimizer_whole(layout_shard(layout));
     optimizer->rank = rank;
     size_t shard = 0, second = 0, element = precision_bytes(settings->moments);
     MuonWorkspace *muon = &optimizer->muon;

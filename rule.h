@@ -88,13 +88,13 @@ typedef struct MasterGather {
 static inline void gather_masters_task(void *context, Stream *stream) {
     const MasterGather *work = (const MasterGather *)context;
     Scheduler *s = work->scheduler;
-    size_t shard = layout_shard(&s->layout);
+    size_t cells = s->layout.cells;
     Collective collective = {
         .layout = &s->layout, .wire = WIRE_FP32, .buffer = s->gradients.data, .source = s->optimizer.master};
     if (work->casts != NULL) {
-        comm_gather_casts(&s->comm, stream, &collective, work->casts, 0, shard);
+        comm_gather_casts(&s->comm, stream, &collective, work->casts, 0, cells);
     } else {
-        comm_all_gather(&s->comm, stream, &collective, 0, shard);
+        comm_all_gather(&s->comm, stream, &collective, 0, cells);
     }
 }
 

@@ -401,11 +401,32 @@ static inline void fragments_make(Scheduler *s) {
     }
 }
 
-static inline void fragments_free(Scheduler *s) {
+// Frees what scheduler_reserve has allocated itself.
+static inline void scheduler_free(Scheduler *s) {
     Fragment *fragments = s->local.fragments;
     for (int f = 0; fragments != NULL && f < s->settings.fragments; f++) { free(fragments[f].ranges); }
     free(fragments);
     s->local.fragments = NULL;
+    layout_free(&s->layout);
+}
+
+// Whole matrices belong to one rank where Muon steps them and ranks share the steps out.
+static inline Layout scheduler_layout(const Scheduler *s) {
+    const OptimizerSettings *optimizer = &s->settings.optimizer;
+    size_t count = s->problem.parameter_count;
+    int ranks = s->transport->size, matrix_count = 0;
+    LayoutMatrix *matrices = (LayoutMatrix *)calloc((size_t)optimizer->tensor_count + 1, sizeof *matrices);
+    for (int i = 0; i < optimizer->tensor_count; i++) {
+        const OptimizerTensor *tensor = &optimizer->tensors[i];
+        if (tensor->rows == 0) { continue; }
+        matrices[matrix_count].begin = tensor->begin;
+        matrices[matrix_count++].end = tensor->end;
+    }
+    bool whole = matrix_count > 0 && s->settings.kind != RULE_LOCAL;
+    Layout layout =
+        whole ? layout_make_whole(count, ranks, matrices, matrix_count) : layout_make(count, ranks);
+    free(matrices);
+    return layout;
 }
 
 // ---------------------------------------------------------------------------------------
@@ -437,7 +458,7 @@ static inline void scheduler_reserve(Scheduler *s, Arena *arena, const Scheduler
     s->comm.transport = transport;
     s->comm.on_gpu = gpu_is_used(settings->gpu);
     s->comm.nccl = settings->nccl;
-    s->layout = layout_make(problem->parameter_count, transport->size);
+    s->layout = scheduler_layout(s);
     s->settings.outer_nesterov.inverse_ranks = s->settings.outer_momentum.inverse_ranks =
         1.0f / (float)transport->size;
     bool shards = scheduler_shards(settings);
@@ -544,7 +565,7 @@ static inline void scheduler_stop(Scheduler *s) {
     thread_pool_destroy(s->communication_pool);
     for (int i = 0; on_gpu && i <= LAYOUT_CELLS; i++) { gpu_mark_destroy(s->announced.marks[i]); }
     trace_close(&s->trace);
-    fragments_free(s);
+    scheduler_free(s);
 }
 
 // ---------------------------------------------------------------------------------------

@@ -481,10 +481,10 @@ static inline bool walk_vector(const PieceWalk *walk, const SavedVector *vector,
                end = part && rank + 1 < size ? count / size * (rank + 1) : count;
         return walk_piece(walk, vector, begin, begin, end - begin, error);
     }
-    for (size_t own = 0; own < layout_shard(&s->layout); own += s->layout.piece) {
-        size_t flat = layout_flat(&s->layout, s->transport->rank, own), end = flat + s->layout.piece;
-        if (flat >= count) { break; }
-        if (!walk_piece(walk, vector, own, flat, size_min(end, count) - flat, error)) { return false; }
+    for (LayoutRange range = {0}; layout_next(&s->layout, s->transport->rank, SIZE_MAX, &range);) {
+        if (range.flat >= count) { break; }
+        size_t here = size_min(range.count, count - range.flat);
+        if (!walk_piece(walk, vector, range.own, range.flat, here, error)) { return false; }
     }
     return true;
 }

@@ -4,8 +4,8 @@
 //   reduce-scatter   a whole vector           its own elements of the sum over ranks
 //   all-gather       its own elements         the whole vector
 //
-// layout.h says which rank owns what. Both work on a range [first, end) of every rank's own
-// elements, whole cells of the layout: one bucket, or the whole vector.
+// layout.h says which rank owns what. Both work on the cells [first, end) of the layout: one
+// bucket, or the whole vector.
 //
 // The links between hosts are the slow ones, and a vector crosses them once per host
 // (groups.h). The ranks of a host first add up each piece among themselves, in fp32, from 0
@@ -42,10 +42,9 @@ typedef struct Collective {
                          // themselves do. May be `buffer`
 } Collective;
 
-// What this rank sends in an all-gather, from its own element `own` on.
-static inline const float *collective_source(const Collective *collective, int rank, size_t own) {
-    if (collective->source != NULL) { return collective->source + own; }
-    return collective->buffer + layout_flat(collective->layout, rank, own);
+// What this rank sends in an all-gather, of a stretch of its own elements.
+static inline const float *collective_source(const Collective *collective, const LayoutRange *range) {
+    return collective->source != NULL ? collective->source + range->own : collective->buffer + range->flat;
 }
 
 // The base from flat element `flat` on; NULL: there is none.

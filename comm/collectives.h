@@ -67,15 +67,15 @@ static inline void staged_copy(Stream *stream, float *to, const float *from, siz
 static inline void staged_reduce_scatter(CommBackend *comm, Stream *stream, const Collective *collective,
                                          size_t first, size_t end) {
     const Layout *layout = collective->layout;
+    int rank = comm->transport->rank;
     Collective staged = *collective;
     staged.buffer = comm->host_buffer;
-    staged_copy(stream, staged.buffer, collective->buffer, layout_cell_begin(layout, first / layout->piece),
-                layout_cell_begin(layout, end / layout->piece));
+    staged_copy(stream, staged.buffer, collective->buffer, layout_cell_begin(layout, first),
+                layout_cell_begin(layout, end));
     stream_settle(stream);
     host_reduce_scatter(comm->transport, &staged, first, end);
-    for (size_t own = first; own < end; own += layout->piece) {
-        size_t flat = layout_flat(layout, comm->transport->rank, own);
-        staged_copy(stream, collective->buffer, staged.buffer, flat, flat + layout->piece);
+    for (LayoutRange range = layout_own(layout, rank, first); layout_next_in(layout, rank, end, &range);) {
+        staged_copy(stream, collective->buffer, staged.buffer, range.flat, range.flat + range.count);
     }
     stream_settle(stream);
 }
@@ -84,15 +84,14 @@ static inline void staged_all_gather(CommBackend *comm, Stream *stream, const Co
                                      size_t first, size_t end) {
     const Layout *layout = collective->layout;
     int rank = comm->transport->rank;
-    size_t begin = layout_cell_begin(layout, first / layout->piece),
-           stop = layout_cell_begin(layout, end / layout->piece);
+    size_t begin = layout_cell_begin(layout, first), stop = layout_cell_begin(layout, end);
     Collective staged = *collective;
     staged.buffer = comm->host_buffer;
     staged.source = NULL;
     staged.base = collective->base != NULL ? comm->host_base : NULL;
-    for (size_t own = first; own < end; own += layout->piece) {
-        stream_copy(stream, staged.buffer + layout_flat(layout, rank, own),
-                    collective_source(collective, rank, own), layout->piece * sizeof(float));
+    for (LayoutRange range = layout_own(layout, rank, first); layout_next_in(layout, rank, end, &range);) {
+        stream_copy(stream, staged.buffer + range.flat, collective_source(collective, &range),
+                    range.count * sizeof(float));
     }
     if (collective->base != NULL) { staged_copy(stream, comm->host_base, collective->base, begin, stop); }
     stream_settle(stream);
@@ -109,16 +108,17 @@ static inline void gather_alone_on_gpu(CommBackend *comm, Stream *stream, const 
         staged_all_gather(comm, stream, collective, first, end);
         return;
     }
+    size_t begin = layout_cell_begin(collective->layout, first),
+           count = layout_cell_begin(collective->layout, end) - begin;
     if (collective->source != NULL) {
-        stream_copy(stream, collective->buffer + first, collective->source + first,
-                    (end - first) * sizeof(float));
+        stream_copy(stream, collective->buffer + begin, collective->source + begin, count * sizeof(float));
     }
-    if (collective->wire == WIRE_BF16) { buffer_round(stream, collective->buffer + first, end - first); }
+    if (collective->wire == WIRE_BF16) { buffer_round(stream, collective->buffer + begin, count); }
     stream_settle(stream);
 }
 
 // ---------------------------------------------------------------------------------------
-// Own elements [first, end), whole cells, as in collective.h
+// Cells [first, end), as in collective.h
 
 static inline void comm_reduce_scatter(CommBackend *comm, Stream *stream, const Collective *collective,
                                        size_t first, size_t end) {
@@ -150,16 +150,25 @@ static inline void comm_all_gather(CommBackend *comm, Stream *stream, const Coll
 static inline void comm_gather_casts(CommBackend *comm, Stream *stream, const Collective *collective,
                                      Real *casts, size_t first, size_t end) {
     const Layout *layout = collective->layout, words = layout_of_pairs(layout);
-    size_t piece = layout->piece, cell = layout_cell_begin(layout, 1);
     int rank = comm->transport->rank;
-    WirePieces pieces = wire_range(WIRE_BF16, piece);
-    pieces.cells = (end - first) / piece;
-    pieces.bytes = cell * 2;
-    pieces.cell_stride = collective->source != NULL ? piece : cell;
-    wire_encode_on_gpu(stream, WIRE_BF16, real_at(casts, layout_flat(layout, rank, first), PRECISION_BF16),
-                       collective_source(collective, rank, first), NULL, &pieces);
+    LayoutRange range = layout_own(layout, rank, first);
+    if (layout->piece > 0 && layout_next_in(layout, rank, end, &range)) { // all pieces at once
+        size_t cell = layout_cell_begin(layout, 1);
+        WirePieces pieces = wire_range(WIRE_BF16, layout->piece);
+        pieces.cells = end - first;
+        pieces.bytes = cell * 2;
+        pieces.cell_stride = collective->source != NULL ? layout->piece : cell;
+        wire_encode_on_gpu(stream, WIRE_BF16, real_at(casts, range.flat, PRECISION_BF16),
+                           collective_source(collective, &range), NULL, &pieces);
+    } else {
+        while (layout_next_in(layout, rank, end, &range)) {
+            WirePieces pieces = wire_range(WIRE_BF16, range.count);
+            wire_encode_on_gpu(stream, WIRE_BF16, real_at(casts, range.flat, PRECISION_BF16),
+                               collective_source(collective, &range), NULL, &pieces);
+        }
+    }
     Collective travelling = {.layout = &words, .wire = WIRE_FP32, .buffer = (float *)(void *)casts};
-    comm_all_gather(comm, stream, &travelling, first / piece * words.piece, end / piece * words.piece);
+    comm_all_gather(comm, stream, &travelling, first, end);
 }
 
 #endif

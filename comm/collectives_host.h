@@ -17,9 +17,9 @@
 //
 // In the flat exchange every rank is a host, and only what is between hosts remains.
 //
-// The own elements [first, end) of every rank are cut into chunks, a chunk into ranges:
+// The own elements of every rank in the cells [first, end) are cut into chunks, a chunk into ranges:
 //
-//   own      | piece | piece | piece | piece |   of one rank, [first, end)
+//   own      | piece | piece | piece | piece |   of one rank, in these cells
 //   chunk    |<---- one ---->|<- the next -->|   what travels at a time: whole pieces, or a
 //                                                part of one
 //   range    |<----->|<----->|                   a piece or a part of one: contiguous in the
@@ -91,72 +91,27 @@ static inline char *host_lane(const MessageBuffers *messages, char *buffer, size
 // ---------------------------------------------------------------------------------------
 // Chunks and ranges
 
-// The own elements [begin, end) of every rank, which travel together.
-typedef struct Chunk {
-    size_t begin, end;
-} Chunk;
-
-// The chunk from `begin` on; empty at the end. It has whole pieces if they fit into a
-// message; otherwise a piece is cut into equal parts at multiples of LAYOUT_BLOCK.
-static inline Chunk host_next_chunk(const Transport *transport, const Layout *layout, size_t begin,
-                                    size_t end) {
-    size_t piece = layout->piece, most = transport->messages.chunk, length;
-    if (begin >= end) {
-        length = 0;
-    } else if (piece <= most) {
-        length = size_min(most / piece * piece, end - begin);
-    } else {
-        size_t parts = (piece + most - 1) / most;
-        length = layout_round_up((piece + parts - 1) / parts, LAYOUT_BLOCK);
-        length = size_min(length, layout_range(layout, begin, end));
-    }
-    Chunk chunk = {begin, begin + length};
-    return chunk;
-}
-
-typedef struct ChunkRange {
-    size_t own;    // its first element
-    size_t count;  // elements
-    size_t offset; // of its bytes in the message
-} ChunkRange;
-
-// Steps to the next range of the chunk; `range` begins as {.own = chunk.begin}. Returns false
-// behind the last one, when range->offset is the size of the message.
-static inline bool host_next_range(const Collective *collective, Chunk chunk, ChunkRange *range) {
-    range->own += range->count;
-    range->offset += wire_bytes(collective->wire, range->count);
-    if (range->own >= chunk.end) { return false; }
-    range->count = layout_range(collective->layout, range->own, chunk.end);
-    return true;
-}
-
-// The size of one rank's elements of the chunk when they are encoded.
-static inline size_t host_chunk_bytes(const Collective *collective, Chunk chunk) {
-    ChunkRange range = {.own = chunk.begin};
-    while (host_next_range(collective, chunk, &range)) {}
-    return range.offset;
-}
-
-// Whether the chunk can be sent from the vector without a copy: it is contiguous there, and
-// the wire format is fp32.
-static inline bool host_is_plain(const Collective *collective, Chunk chunk) {
-    size_t length = chunk.end - chunk.begin;
-    return collective->wire == WIRE_FP32 && length > 0 &&
-           layout_range(collective->layout, chunk.begin, chunk.end) == length;
-}
-
-// Elements that are added up or rounded at a time: whole blocks of the coarse formats.
-enum { HOST_BLOCK = 4 * WIRE_BLOCK };
-
 // A collective under way, as its stages see it.
 typedef struct HostExchange {
     Transport *transport;
     const Collective *collective;
     const Groups *groups;
     int rank, host, mates; // this rank, its host, and the ranks there, itself included
+    size_t first, end;     // cells
+    size_t length;         // own elements in them, of the rank that has most
 } HostExchange;
 
-static inline HostExchange host_exchange(Transport *transport, const Collective *collective) {
+// Where the own elements of `rank` in the cells of the exchange begin in its shard.
+static inline size_t host_begin(const HostExchange *exchange, int rank) {
+    return layout_piece(exchange->collective->layout, exchange->first, rank).own;
+}
+
+static inline size_t host_end(const HostExchange *exchange, int rank) {
+    return layout_piece(exchange->collective->layout, exchange->end, rank).own;
+}
+
+static inline HostExchange host_exchange(Transport *transport, const Collective *collective, size_t first,
+                                         size_t end) {
     const Groups *groups = transport_groups(transport);
     int host = groups->host_of[transport->rank];
     HostExchange exchange = {.transport = transport,
@@ -164,9 +119,79 @@ static inline HostExchange host_exchange(Transport *transport, const Collective 
                              .groups = groups,
                              .rank = transport->rank,
                              .host = host,
-                             .mates = groups_count(groups, host)};
+                             .mates = groups_count(groups, host),
+                             .first = first,
+                             .end = end,
+                             .length = layout_most(collective->layout, first, end)};
     return exchange;
 }
+
+// The own elements [begin, end) of every rank, counted from its first one in the exchange, which
+// travel together. A rank that has fewer sends a shorter message, or none.
+typedef struct Chunk {
+    size_t begin, end;
+} Chunk;
+
+// The chunk from `begin` on; empty at the end. Where pieces are equal, it has whole ones if they
+// fit into a message; otherwise a piece is cut into equal parts at multiples of LAYOUT_BLOCK.
+static inline Chunk host_next_chunk(const HostExchange *exchange, size_t begin) {
+    size_t piece = exchange->collective->layout->piece, most = exchange->transport->messages.chunk;
+    size_t length = exchange->length - begin;
+    if (piece == 0) {
+        length = size_min(length, most);
+    } else if (piece <= most) {
+        length = size_min(length, most / piece * piece);
+    } else {
+        size_t parts = (piece + most - 1) / most, rest = piece - begin % piece;
+        length = size_min(size_min(length, rest), layout_round_up((piece + parts - 1) / parts, LAYOUT_BLOCK));
+    }
+    Chunk chunk = {begin, begin + length};
+    return chunk;
+}
+
+typedef struct ChunkRange {
+    LayoutRange at;
+    size_t offset; // of its bytes in the message
+} ChunkRange;
+
+// Steps to the owner's next range in the chunk; `range` begins as {0}. Returns false behind the
+// last one, when range->offset is the size of the message.
+static inline bool host_next_range(const HostExchange *exchange, WireFormat wire, int owner, Chunk chunk,
+                                   ChunkRange *range) {
+    size_t begin = host_begin(exchange, owner);
+    range->offset += wire_bytes(wire, range->at.count);
+    if (range->at.count == 0) { range->at.own = begin + chunk.begin; }
+    return layout_next(exchange->collective->layout, owner,
+                       size_min(begin + chunk.end, host_end(exchange, owner)), &range->at);
+}
+
+// The size of the owner's elements of the chunk when they are encoded.
+static inline size_t host_chunk_bytes(const HostExchange *exchange, WireFormat wire, int owner, Chunk chunk) {
+    ChunkRange range = {0};
+    while (host_next_range(exchange, wire, owner, chunk, &range)) {}
+    return range.offset;
+}
+
+// Where the owner's elements of the chunk are in the vector, if they can be sent from there without
+// a copy: they are contiguous, and the wire format is fp32. Otherwise NULL.
+static inline float *host_plain(const HostExchange *exchange, int owner, Chunk chunk) {
+    const Collective *collective = exchange->collective;
+    ChunkRange range = {0};
+    if (collective->wire != WIRE_FP32 || !host_next_range(exchange, WIRE_FP32, owner, chunk, &range)) {
+        return NULL;
+    }
+    float *place = collective->buffer + range.at.flat;
+    return host_next_range(exchange, WIRE_FP32, owner, chunk, &range) ? NULL : place;
+}
+
+// Starts a message, if it is not empty.
+static inline void host_post(const HostExchange *exchange, Lane lane, bool is_send, int peer, void *data,
+                             size_t bytes) {
+    if (bytes > 0) { transport_post(exchange->transport, lane, is_send, peer, data, bytes); }
+}
+
+// Elements that are added up or rounded at a time: whole blocks of the coarse formats.
+enum { HOST_BLOCK = 4 * WIRE_BLOCK };
 
 // A chunk passes three stages, one per turn, and each turn works on three chunks: the newest
 // and the two before it. `number` counts chunks, so that their lanes alternate.
@@ -177,13 +202,12 @@ typedef struct HostStage {
 
 enum { HOST_STAGES = 3 };
 
-// Takes all chunks of [first, end) through the stages (HOST_STAGES), which are given in the
-// order of their work in a turn.
-static inline void host_for_chunks(const HostExchange *exchange, size_t first, size_t end,
-                                   const HostStage *stages) {
-    const Layout *layout = exchange->collective->layout;
+// Takes all chunks through the stages (HOST_STAGES), which are given in the order of their work in
+// a turn.
+static inline void host_for_chunks(const HostExchange *exchange, const HostStage *stages) {
+    size_t end = exchange->length;
     Chunk none = {end, end}, chunks[HOST_STAGES] = {none, none, none}; // by age
-    chunks[0] = host_next_chunk(exchange->transport, layout, first, end);
+    chunks[0] = host_next_chunk(exchange, 0);
     for (int turn = 0; chunks[0].begin < end || chunks[1].begin < end || chunks[2].begin < end; turn++) {
         for (int i = 0; i < HOST_STAGES; i++) {
             Chunk chunk = chunks[stages[i].age];
@@ -191,12 +215,22 @@ static inline void host_for_chunks(const HostExchange *exchange, size_t first, s
         }
         chunks[2] = chunks[1];
         chunks[1] = chunks[0];
-        chunks[0] = host_next_chunk(exchange->transport, layout, chunks[1].end, end);
+        chunks[0] = host_next_chunk(exchange, chunks[1].end);
     }
 }
 
 // ---------------------------------------------------------------------------------------
 // Reduce-scatter
+
+// The size of the message with all owners whose delegate a rank is.
+static inline size_t host_owners_bytes(const HostExchange *exchange, WireFormat wire, int delegate,
+                                       Chunk chunk) {
+    size_t bytes = 0;
+    for (OwnerWalk walk = owners_of(exchange->groups, delegate); owners_next(&walk);) {
+        bytes += host_chunk_bytes(exchange, wire, walk.owner, chunk);
+    }
+    return bytes;
+}
 
 // Every rank of this host gets the parts that it adds up: the chunk of all owners whose
 // delegate it is, one owner behind the other.
@@ -205,25 +239,23 @@ static inline void host_reduce_inside(const HostExchange *exchange, int number, 
     MessageBuffers *messages = &exchange->transport->messages;
     Lane lane = {INSIDE_HOSTS, number % TRANSPORT_LANES};
     if (exchange->mates == 1) { return; }
-    size_t received = (size_t)owners_count(exchange->groups, exchange->rank) * (chunk.end - chunk.begin);
-    float *out = (float *)(void *)host_lane(messages, messages->inside_sent, messages->inside_slots, lane);
-    float *in = (float *)(void *)host_lane(messages, messages->inside_received, messages->inside_slots, lane);
+    char *out = host_lane(messages, messages->inside_sent, messages->inside_slots, lane);
+    char *in = host_lane(messages, messages->inside_received, messages->inside_slots, lane);
+    size_t received = host_owners_bytes(exchange, WIRE_FP32, exchange->rank, chunk);
     for (int step = 1; step < exchange->mates; step++) {
         int to = groups_mate(exchange->groups, exchange->rank, step),
             from = groups_mate(exchange->groups, exchange->rank, -step);
-        size_t packed = 0;
+        char *message = out;
         for (OwnerWalk walk = owners_of(exchange->groups, to); owners_next(&walk);) {
-            for (size_t own = chunk.begin, count; own < chunk.end; own += count) {
-                count = layout_range(collective->layout, own, chunk.end);
-                memcpy(out + packed, collective->buffer + layout_flat(collective->layout, walk.owner, own),
-                       count * sizeof(float));
-                packed += count;
+            for (ChunkRange range = {0}; host_next_range(exchange, WIRE_FP32, walk.owner, chunk, &range);) {
+                size_t bytes = range.at.count * sizeof(float);
+                memcpy(out, collective->buffer + range.at.flat, bytes);
+                out += bytes;
             }
         }
-        transport_post(exchange->transport, lane, false, from, in, received * sizeof(float));
-        transport_post(exchange->transport, lane, true, to, out, packed * sizeof(float));
+        host_post(exchange, lane, false, from, in, received);
+        host_post(exchange, lane, true, to, message, (size_t)(out - message));
         in += received;
-        out += packed;
     }
 }
 
@@ -234,23 +266,25 @@ static inline void host_sum_inside(const HostExchange *exchange, int number, Chu
     MessageBuffers *messages = &exchange->transport->messages;
     Lane lane = {INSIDE_HOSTS, number % TRANSPORT_LANES};
     int mates = exchange->mates, place = exchange->groups->place[exchange->rank];
-    size_t length = chunk.end - chunk.begin; // one owner's part of a message
-    size_t stride = (size_t)owners_count(exchange->groups, exchange->rank) * length;
+    size_t message = host_owners_bytes(exchange, WIRE_FP32, exchange->rank, chunk) / sizeof(float);
     const float *in =
         (const float *)(void *)host_lane(messages, messages->inside_received, messages->inside_slots, lane);
     float sum[HOST_BLOCK];
     transport_wait(exchange->transport, lane);
-    for (OwnerWalk walk = owners_of(exchange->groups, exchange->rank); owners_next(&walk); in += length) {
-        for (size_t own = chunk.begin, count; own < chunk.end; own += count) {
-            float *mine = collective->buffer + layout_flat(collective->layout, walk.owner, own);
-            count = size_min(layout_range(collective->layout, own, chunk.end), HOST_BLOCK);
-            memset(sum, 0, sizeof sum);
-            for (int mate = 0; mate < mates; mate++) {
-                size_t message = (size_t)((place - mate + mates) % mates); // 0: this rank
-                const float *part = mate == place ? mine : in + (message - 1) * stride + (own - chunk.begin);
-                wire_add(WIRE_FP32, sum, part, count);
+    for (OwnerWalk walk = owners_of(exchange->groups, exchange->rank); owners_next(&walk);) {
+        for (ChunkRange range = {0}; host_next_range(exchange, WIRE_FP32, walk.owner, chunk, &range);) {
+            for (size_t begin = 0, count; begin < range.at.count; begin += count) {
+                float *mine = collective->buffer + range.at.flat + begin;
+                count = size_min(range.at.count - begin, HOST_BLOCK);
+                memset(sum, 0, sizeof sum);
+                for (int mate = 0; mate < mates; mate++) {
+                    size_t number_of_message = (size_t)((place - mate + mates) % mates); // 0: this rank
+                    const float *part = mate == place ? mine : in + (number_of_message - 1) * message;
+                    wire_add(WIRE_FP32, sum, part, count);
+                }
+                memcpy(mine, sum, count * sizeof(float));
+                in += count;
             }
-            memcpy(mine, sum, count * sizeof(float));
         }
     }
 }
@@ -262,28 +296,27 @@ static inline void host_reduce_between(const HostExchange *exchange, int number,
     MessageBuffers *messages = &exchange->transport->messages;
     Lane lane = {BETWEEN_HOSTS, number % TRANSPORT_LANES};
     if (exchange->mates > 1) { host_sum_inside(exchange, number, chunk); }
-    size_t bytes = host_chunk_bytes(collective, chunk);
-    bool plain = host_is_plain(collective, chunk);
+    WireFormat wire = collective->wire;
+    size_t received = host_chunk_bytes(exchange, wire, exchange->rank, chunk);
     char *out = host_lane(messages, messages->sent, messages->sent_slots, lane);
     char *in = host_lane(messages, messages->received, messages->received_slots, lane);
     for (int step = 1; step < groups->hosts; step++) {
         int from = groups_delegate(groups, groups_other_host(groups, exchange->host, -step), exchange->rank);
         int host = groups_other_host(groups, exchange->host, step);
-        transport_post(exchange->transport, lane, false, from, in, bytes);
-        in += bytes;
+        host_post(exchange, lane, false, from, in, received);
+        in += received;
         OwnerWalk walk = owners_on(groups, exchange->rank, host, host + 1);
         while (owners_next(&walk)) {
-            void *message = collective->buffer + layout_flat(collective->layout, walk.owner, chunk.begin);
-            if (!plain) {
-                ChunkRange range = {.own = chunk.begin};
-                while (host_next_range(collective, chunk, &range)) {
-                    size_t flat = layout_flat(collective->layout, walk.owner, range.own);
-                    wire_encode(collective->wire, out + range.offset, collective->buffer + flat, range.count);
+            size_t bytes = host_chunk_bytes(exchange, wire, walk.owner, chunk);
+            void *message = host_plain(exchange, walk.owner, chunk);
+            if (message == NULL) {
+                for (ChunkRange range = {0}; host_next_range(exchange, wire, walk.owner, chunk, &range);) {
+                    wire_encode(wire, out + range.offset, collective->buffer + range.at.flat, range.at.count);
                 }
                 message = out;
                 out += bytes;
             }
-            transport_post(exchange->transport, lane, true, walk.owner, message, bytes);
+            host_post(exchange, lane, true, walk.owner, message, bytes);
         }
     }
 }
@@ -296,16 +329,16 @@ static inline void host_reduce_finish(const HostExchange *exchange, int number, 
     MessageBuffers *messages = &exchange->transport->messages;
     Lane lane = {BETWEEN_HOSTS, number % TRANSPORT_LANES};
     int hosts = exchange->groups->hosts;
-    size_t bytes = host_chunk_bytes(collective, chunk);
+    size_t bytes = host_chunk_bytes(exchange, wire, exchange->rank, chunk);
     const char *in = host_lane(messages, messages->received, messages->received_slots, lane);
     float sum[HOST_BLOCK];
     uint32_t own[HOST_BLOCK]; // encoded; the widest format is fp32
     if (hosts == 1) { return; }
     transport_wait(exchange->transport, lane);
-    for (ChunkRange range = {.own = chunk.begin}; host_next_range(collective, chunk, &range);) {
-        float *mine = collective->buffer + layout_flat(collective->layout, exchange->rank, range.own);
-        for (size_t begin = 0; begin < range.count; begin += HOST_BLOCK) {
-            size_t count = size_min(range.count - begin, HOST_BLOCK);
+    for (ChunkRange range = {0}; host_next_range(exchange, wire, exchange->rank, chunk, &range);) {
+        float *mine = collective->buffer + range.at.flat;
+        for (size_t begin = 0; begin < range.at.count; begin += HOST_BLOCK) {
+            size_t count = size_min(range.at.count - begin, HOST_BLOCK);
             memset(sum, 0, sizeof sum);
             wire_encode(wire, own, mine + begin, count);
             for (int host = 0; host < hosts; host++) {
@@ -321,18 +354,18 @@ static inline void host_reduce_finish(const HostExchange *exchange, int number, 
     }
 }
 
-// On return this rank's own elements [first, end) hold the sum over all ranks. Elsewhere in
+// On return this rank's own elements of cells [first, end) hold the sum over all ranks. Elsewhere in
 // `buffer`, what this rank is a delegate for holds sums over its host; the rest is as it was.
 // A world of one rank adds nothing and rounds nothing, and an exchange on two levels with only
 // one host does not round either.
 static inline void host_reduce_scatter(Transport *transport, const Collective *collective, size_t first,
                                        size_t end) {
     if (transport->size == 1) { return; }
-    HostExchange exchange = host_exchange(transport, collective);
+    HostExchange exchange = host_exchange(transport, collective, first, end);
     transport_begin(transport, "reduce-scatter");
     static const HostStage stages[HOST_STAGES] = {
         {host_reduce_inside, 0}, {host_reduce_between, 1}, {host_reduce_finish, 2}};
-    host_for_chunks(&exchange, first, end, stages);
+    host_for_chunks(&exchange, stages);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -341,18 +374,17 @@ static inline void host_reduce_scatter(Transport *transport, const Collective *c
 // Sets this rank's own elements of the chunk in `buffer` to what the other ranks receive: they
 // are encoded and decoded again. If there is a base, the difference to it is rounded, and base
 // is added again. message: receives the encoded chunk; may be NULL.
-static inline void host_round_chunk(const Transport *transport, const Collective *collective, Chunk chunk,
-                                    char *message) {
+static inline void host_round_chunk(const HostExchange *exchange, Chunk chunk, char *message) {
+    const Collective *collective = exchange->collective;
     WireFormat wire = collective->wire;
     float values[HOST_BLOCK];
     uint32_t own[HOST_BLOCK];
-    for (ChunkRange range = {.own = chunk.begin}; host_next_range(collective, chunk, &range);) {
-        size_t flat = layout_flat(collective->layout, transport->rank, range.own);
-        float *target = collective->buffer + flat;
-        const float *source = collective_source(collective, transport->rank, range.own),
-                    *base = collective_base(collective, flat);
-        for (size_t begin = 0; begin < range.count; begin += HOST_BLOCK) {
-            size_t n = size_min(range.count - begin, HOST_BLOCK);
+    for (ChunkRange range = {0}; host_next_range(exchange, wire, exchange->rank, chunk, &range);) {
+        float *target = collective->buffer + range.at.flat;
+        const float *source = collective_source(collective, &range.at),
+                    *base = collective_base(collective, range.at.flat);
+        for (size_t begin = 0; begin < range.at.count; begin += HOST_BLOCK) {
+            size_t n = size_min(range.at.count - begin, HOST_BLOCK);
             char *encoded = message != NULL ? message + range.offset + wire_bytes(wire, begin) : (char *)own;
             for (size_t i = 0; i < n; i++) {
                 values[i] = base != NULL ? source[begin + i] - base[begin + i] : source[begin + i];
@@ -366,11 +398,11 @@ static inline void host_round_chunk(const Transport *transport, const Collective
     }
 }
 
-// Whether messages are received in `buffer` itself: they are what it shall hold, and no other
-// rank waits for this one to pass them on.
-static inline bool host_arrives_in_place(const HostExchange *exchange, Chunk chunk) {
-    return exchange->mates == 1 && exchange->collective->base == NULL &&
-           host_is_plain(exchange->collective, chunk);
+// Where in `buffer` an owner's message is received: it is what shall stand there, and no other rank
+// waits for this one to pass it on. Otherwise NULL.
+static inline float *host_arrival(const HostExchange *exchange, int owner, Chunk chunk) {
+    bool as_it_is = exchange->mates == 1 && exchange->collective->base == NULL;
+    return as_it_is ? host_plain(exchange, owner, chunk) : NULL;
 }
 
 // This rank's own elements go to its delegates on the other hosts. What it receives as a
@@ -381,32 +413,32 @@ static inline void host_gather_between(const HostExchange *exchange, int number,
     const Groups *groups = exchange->groups;
     MessageBuffers *messages = &exchange->transport->messages;
     Lane lane = {BETWEEN_HOSTS, number % TRANSPORT_LANES};
-    size_t bytes = host_chunk_bytes(collective, chunk);
-    bool in_place = host_arrives_in_place(exchange, chunk);
+    size_t sent = host_chunk_bytes(exchange, collective->wire, exchange->rank, chunk);
     char *in = host_lane(messages, messages->received, messages->received_slots, lane), *mine = in;
     OwnerWalk walk = owners_of(groups, exchange->rank);
     while (owners_next(&walk)) {
         if (walk.owner == exchange->rank) {
             bool passed_on = exchange->mates > 1;
             mine = passed_on ? in : host_lane(messages, messages->sent, messages->sent_slots, lane);
-            in += passed_on ? bytes : 0;
+            in += passed_on ? sent : 0;
             continue;
         }
-        void *target = in_place
-                           ? collective->buffer + layout_flat(collective->layout, walk.owner, chunk.begin)
-                           : (float *)(void *)in;
-        transport_post(exchange->transport, lane, false, walk.owner, target, bytes);
+        size_t bytes = host_chunk_bytes(exchange, collective->wire, walk.owner, chunk);
+        float *place = host_arrival(exchange, walk.owner, chunk);
+        host_post(exchange, lane, false, walk.owner, place != NULL ? (void *)place : in, bytes);
         in += bytes;
     }
-    if (in_place) {
-        mine = (char *)(collective->buffer + layout_flat(collective->layout, exchange->rank, chunk.begin));
-        if (collective->source != NULL) { memcpy(mine, collective->source + chunk.begin, bytes); }
+    float *place = host_arrival(exchange, exchange->rank, chunk);
+    if (place != NULL) {
+        mine = (char *)place;
+        size_t own = host_begin(exchange, exchange->rank) + chunk.begin;
+        if (collective->source != NULL) { memcpy(mine, collective->source + own, sent); }
     } else {
-        host_round_chunk(exchange->transport, collective, chunk, mine);
+        host_round_chunk(exchange, chunk, mine);
     }
     for (int step = 1; step < groups->hosts; step++) {
         int to = groups_delegate(groups, groups_other_host(groups, exchange->host, step), exchange->rank);
-        transport_post(exchange->transport, lane, true, to, mine, bytes);
+        host_post(exchange, lane, true, to, mine, sent);
     }
 }
 
@@ -414,18 +446,18 @@ static inline void host_gather_between(const HostExchange *exchange, int number,
 static inline void host_gather_inside(const HostExchange *exchange, int number, Chunk chunk) {
     MessageBuffers *messages = &exchange->transport->messages;
     Lane lane = {INSIDE_HOSTS, number % TRANSPORT_LANES}, between = {BETWEEN_HOSTS, lane.number};
-    size_t bytes = host_chunk_bytes(exchange->collective, chunk);
+    WireFormat wire = exchange->collective->wire;
     transport_wait(exchange->transport, between);
     if (exchange->mates == 1) { return; }
     char *out = host_lane(messages, messages->received, messages->received_slots, between);
     char *in = host_lane(messages, messages->inside_received, messages->inside_slots, lane);
-    size_t sent = (size_t)owners_count(exchange->groups, exchange->rank) * bytes;
+    size_t sent = host_owners_bytes(exchange, wire, exchange->rank, chunk);
     for (int step = 1; step < exchange->mates; step++) {
         int to = groups_mate(exchange->groups, exchange->rank, step),
             from = groups_mate(exchange->groups, exchange->rank, -step);
-        size_t received = (size_t)owners_count(exchange->groups, from) * bytes;
-        transport_post(exchange->transport, lane, false, from, in, received);
-        transport_post(exchange->transport, lane, true, to, out, sent);
+        size_t received = host_owners_bytes(exchange, wire, from, chunk);
+        host_post(exchange, lane, false, from, in, received);
+        host_post(exchange, lane, true, to, out, sent);
         in += received;
     }
 }
@@ -434,24 +466,22 @@ static inline void host_gather_inside(const HostExchange *exchange, int number, 
 static inline const char *host_decode_owners(const HostExchange *exchange, int delegate, Chunk chunk,
                                              const char *in) {
     const Collective *collective = exchange->collective;
-    size_t bytes = host_chunk_bytes(collective, chunk);
-    OwnerWalk walk = owners_of(exchange->groups, delegate);
-    while (owners_next(&walk)) {
-        bool own = walk.owner == exchange->rank;
-        ChunkRange range = {.own = chunk.begin};
-        while (!own && host_next_range(collective, chunk, &range)) {
-            size_t flat = layout_flat(collective->layout, walk.owner, range.own);
-            float *target = collective->buffer + flat, values[HOST_BLOCK]; // target may be base
-            const float *base = collective_base(collective, flat);
-            if (base == NULL) { wire_decode(collective->wire, target, in + range.offset, range.count); }
-            for (size_t begin = 0; base != NULL && begin < range.count; begin += HOST_BLOCK) {
-                size_t n = size_min(range.count - begin, HOST_BLOCK);
-                wire_decode(collective->wire, values, in + range.offset + wire_bytes(collective->wire, begin),
-                            n);
+    WireFormat wire = collective->wire;
+    for (OwnerWalk walk = owners_of(exchange->groups, delegate); owners_next(&walk);) {
+        bool own = walk.owner == exchange->rank, there = host_arrival(exchange, walk.owner, chunk) != NULL;
+        for (ChunkRange range = {0};
+             !own && !there && host_next_range(exchange, wire, walk.owner, chunk, &range);) {
+            float *target = collective->buffer + range.at.flat, values[HOST_BLOCK]; // target may be base
+            const float *base = collective_base(collective, range.at.flat);
+            const char *message = in + range.offset;
+            if (base == NULL) { wire_decode(wire, target, message, range.at.count); }
+            for (size_t begin = 0; base != NULL && begin < range.at.count; begin += HOST_BLOCK) {
+                size_t n = size_min(range.at.count - begin, HOST_BLOCK);
+                wire_decode(wire, values, message + wire_bytes(wire, begin), n);
                 for (size_t i = 0; i < n; i++) { target[begin + i] = base[begin + i] + values[i]; }
             }
         }
-        in += own && exchange->mates == 1 ? 0 : bytes;
+        in += own && exchange->mates == 1 ? 0 : host_chunk_bytes(exchange, wire, walk.owner, chunk);
     }
     return in;
 }
@@ -459,7 +489,6 @@ static inline const char *host_decode_owners(const HostExchange *exchange, int d
 static inline void host_gather_finish(const HostExchange *exchange, int number, Chunk chunk) {
     MessageBuffers *messages = &exchange->transport->messages;
     Lane lane = {INSIDE_HOSTS, number % TRANSPORT_LANES}, between = {BETWEEN_HOSTS, lane.number};
-    if (host_arrives_in_place(exchange, chunk)) { return; }
     host_decode_owners(exchange, exchange->rank, chunk,
                        host_lane(messages, messages->received, messages->received_slots, between));
     if (exchange->mates == 1) { return; }
@@ -470,21 +499,21 @@ static inline void host_gather_finish(const HostExchange *exchange, int number, 
     }
 }
 
-// On return `buffer` holds every rank's own elements [first, end), rounded by the wire:
+// On return `buffer` holds every rank's own elements of cells [first, end), rounded by the wire:
 // the same bits on all ranks. A world of one rank rounds as a larger one would.
 static inline void host_all_gather(Transport *transport, const Collective *collective, size_t first,
                                    size_t end) {
+    HostExchange exchange = host_exchange(transport, collective, first, end);
     if (transport->size == 1) {
-        Chunk all = {first, end};
-        host_round_chunk(transport, collective, all, NULL);
+        Chunk all = {0, exchange.length};
+        host_round_chunk(&exchange, all, NULL);
         return;
     }
-    HostExchange exchange = host_exchange(transport, collective);
     transport_begin(transport, "all-gather");
     // The oldest chunk first: it frees the lanes that the newest takes.
     static const HostStage stages[HOST_STAGES] = {
         {host_gather_finish, 2}, {host_gather_between, 0}, {host_gather_inside, 1}};
-    host_for_chunks(&exchange, first, end, stages);
+    host_for_chunks(&exchange, stages);
 }
 
 #endif

@@ -193,8 +193,8 @@ static inline void nccl_gather_between(NcclBatch *batch) {
     const float *base = nccl_base(batch);
     if (collective->source != NULL) { own.cell_stride = layout->piece; }
     gpu_wait_for(batch->stream->queue, nccl->inside_done[batch->number % 2]); // of two batches ago
-    wire_encode_on_gpu(batch->stream, collective->wire, mine,
-                       collective_source(collective, rank, batch->first * layout->piece),
+    LayoutRange first = layout_piece(layout, batch->first, rank);
+    wire_encode_on_gpu(batch->stream, collective->wire, mine, collective_source(collective, &first),
                        base != NULL ? base + (size_t)rank * layout->piece : NULL, &own);
     if (groups->hosts > 1) {
         nccl_begin(nccl);
@@ -280,7 +280,8 @@ static inline void nccl_library_gather(NcclBatch *batch) {
     const Layout *layout = collective->layout;
     bool bf16 = collective->wire == WIRE_BF16;
     size_t piece = layout->piece, element = bf16 ? 2 : 4, cell = piece * (size_t)layout->size * element;
-    const float *source = collective_source(collective, nccl->transport->rank, batch->first * piece);
+    LayoutRange first = layout_piece(layout, batch->first, nccl->transport->rank);
+    const float *source = collective_source(collective, &first);
     size_t step = collective->source != NULL ? piece : piece * (size_t)layout->size; // between own pieces
     char *data = bf16 ? nccl_received(batch) : (char *)nccl_vector(batch);
     WirePieces whole = nccl_whole(batch), mine = nccl_pieces(batch, WIRE_BF16, NULL, 1);
@@ -297,26 +298,25 @@ static inline void nccl_library_gather(NcclBatch *batch) {
 }
 
 // ---------------------------------------------------------------------------------------
-// Own elements [first, end), whole cells, batch by batch: `one` serves the level that comes
+// Cells [first, end), batch by batch: `one` serves the level that comes
 // first, `two` the other. Returns when all is done.
 
 typedef void (*NcclStep)(NcclBatch *batch);
 
 static inline void nccl_for_batches(Nccl *nccl, Stream *stream, const Collective *collective, size_t first,
                                     size_t end, Level level, NcclStep one, NcclStep two) {
-    size_t piece = collective->layout->piece;
     NcclBatch batch = {.nccl = nccl,
                        .stream = stream,
                        .inside = *stream,
                        .collective = collective,
-                       .first = first / piece,
+                       .first = first,
                        .cells = 0,
                        .number = 0};
     batch.inside.queue = nccl->inside_queue;
     gpu_mark(nccl->between_done, stream->queue);
     gpu_wait_for(nccl->inside_queue, nccl->between_done); // what the stream has done so far
-    for (; batch.first < end / piece; batch.first += batch.cells, batch.number++) {
-        batch.cells = size_min(end / piece - batch.first, nccl->cells);
+    for (; batch.first < end; batch.first += batch.cells, batch.number++) {
+        batch.cells = size_min(end - batch.first, nccl->cells);
         one(&batch);
         if (two != NULL) { two(&batch); }
     }

@@ -94,17 +94,29 @@ static inline LayoutRange layout_piece(const Layout *layout, size_t cell, int ra
     return range;
 }
 
-// Elements of a shard, gaps and padding included: of the longest one, where they differ.
-static inline size_t layout_shard(const Layout *layout) {
-    size_t longest = 0;
+// Elements of a shard in the cells [begin, end), gaps and padding included: of the longest one,
+// where they differ.
+static inline size_t layout_most(const Layout *layout, size_t begin, size_t end) {
+    size_t most = 0;
     for (int rank = 0; rank < layout->size; rank++) {
-        longest = size_max(longest, layout_piece(layout, layout->cells, rank).own);
+        most = size_max(most, layout_piece(layout, end, rank).own - layout_piece(layout, begin, rank).own);
     }
-    return longest;
+    return most;
 }
+
+// Elements of a whole shard.
+static inline size_t layout_shard(const Layout *layout) { return layout_most(layout, 0, layout->cells); }
 
 // Elements of the padded vector.
 static inline size_t layout_padded(const Layout *layout) { return layout_cell_begin(layout, layout->cells); }
+
+// The cell that holds a flat element.
+static inline size_t layout_cell_with(const Layout *layout, size_t flat) {
+    if (layout->table == NULL) { return flat / layout_cell_begin(layout, 1); }
+    size_t cell = 0;
+    while (layout_cell_begin(layout, cell + 1) <= flat) { cell++; }
+    return cell;
+}
 
 // The last cell in which the piece of `rank` begins at `own` or before it.
 static inline size_t layout_cell_of(const Layout *layout, int rank, size_t own) {
@@ -127,20 +139,27 @@ static inline bool layout_next(const Layout *layout, int rank, size_t end, Layou
     size_t own = range->own + range->count;
     end = size_min(end, layout_piece(layout, layout->cells, rank).own);
     if (own >= end) { return false; }
-    LayoutRange piece = {.count = end};
-    if (layout->size > 1) { // else the shard is the vector
-        size_t cell = layout_cell_of(layout, rank, own);
-        piece = layout_piece(layout, cell, rank);
-        while (own >= piece.own + piece.count) { // a gap
-            piece = layout_piece(layout, ++cell, rank);
-            own = size_max(own, piece.own);
-            if (own >= end) { return false; }
-        }
+    size_t cell = layout_cell_of(layout, rank, own);
+    LayoutRange piece = layout_piece(layout, cell, rank);
+    while (own >= piece.own + piece.count) { // a gap
+        piece = layout_piece(layout, ++cell, rank);
+        own = size_max(own, piece.own);
+        if (own >= end) { return false; }
     }
     range->own = own;
     range->flat = piece.flat + (own - piece.own);
     range->count = size_min(piece.own + piece.count, end) - own;
     return true;
+}
+
+// The same, in the cells up to `end`; `range` begins as layout_own() of the first cell.
+static inline bool layout_next_in(const Layout *layout, int rank, size_t end, LayoutRange *range) {
+    return layout_next(layout, rank, layout_piece(layout, end, rank).own, range);
+}
+
+static inline LayoutRange layout_own(const Layout *layout, int rank, size_t cell) {
+    LayoutRange range = {.own = layout_piece(layout, cell, rank).own};
+    return range;
 }
 
 // Where element `own` of `rank` lies in the flat vector.

@@ -352,7 +352,7 @@ static inline int command_plan(Run *run) {
     }
     print_memory(&setup);
     if (!alone && !plan_time(&setup, has_like ? &like : NULL, again, &error)) { exit_user_mistake(&error); }
-    fragments_free(&run->scheduler);
+    scheduler_free(&run->scheduler);
     transport_close(transport);
     parameter_table_free(&run->table);
     free(run->decay_ranges);

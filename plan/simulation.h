@@ -107,7 +107,7 @@ static inline double simulation_forward(const Simulation *simulation, double sta
         size_t end_of_layer = last ? problem->parameter_count : problem->layer_begins[l + 1];
         double share = waits ? simulation_share(simulation, l, l + 1, last) : 1, began = now;
         if (simulation->arrival_cells > 0 && end_of_layer > 0) {
-            size_t cell = (end_of_layer - 1) / layout_cell_begin(&s->layout, 1);
+            size_t cell = layout_cell_with(&s->layout, end_of_layer - 1);
             began = fmax(now, simulation->arrivals[cell / simulation->arrival_cells]);
         }
         now = simulation_beside(simulation, began, seconds * share);
@@ -162,12 +162,12 @@ static inline double simulation_finished(const Simulation *simulation, size_t be
     return began + (ended - began) * simulation_share(simulation, layer, problem->layer_count, true);
 }
 
-// Adds an exchange of so many cells to a clock; its work, to *work.
+// Adds an exchange of the cells [begin, end) to a clock; its work, to *work.
 static inline double simulation_exchange(Simulation *simulation, const Collective *collective, bool gather,
-                                         size_t cells, double now, double *work) {
+                                         size_t begin, size_t end, double now, double *work) {
     const Machine *machine = simulation->machine;
     const Job *job = &simulation->scheduler->job;
-    double own = (double)(cells * collective->layout->piece);
+    double own = (double)layout_most(collective->layout, begin, end);
     ExchangeCost cost =
         machine_exchange(machine, simulation->scheduler->transport, own, collective->wire, gather);
     if (machine->measured_exchange != NULL) {
@@ -194,14 +194,14 @@ static inline double simulation_reduce(Simulation *simulation, double now, doubl
         }
         double started = now;
         if (job->inspects) {
-            double elements = (double)layout_cell_begin(layout, end - begin);
+            double elements = (double)(layout_cell_begin(layout, end) - layout_cell_begin(layout, begin));
             double seconds = machine_exchange_pass(simulation->machine, elements, PASS_SQUARE);
             now += seconds;
             *work += seconds;
         }
-        now = simulation_exchange(simulation, &collective, false, end - begin, now, work);
+        now = simulation_exchange(simulation, &collective, false, begin, end, now, work);
         if (job->all_reduces) {
-            now = simulation_exchange(simulation, &collective, true, end - begin, now, work);
+            now = simulation_exchange(simulation, &collective, true, begin, end, now, work);
         }
         if (job->follows) { *hidden += fmax(fmin(now, simulation->backward_ended) - started, 0); }
         end = begin;
@@ -275,8 +275,8 @@ static inline void simulation_job_gather(Simulation *simulation) {
     double began = simulation->communication, ended = began, work = 0;
     collective.wire = job_gather_wire(s, collective.wire);
     for (size_t begin = 0, number = 0; begin < s->layout.cells && !job->all_reduces; begin += job->bucket) {
-        size_t cells = size_min(job->bucket, s->layout.cells - begin);
-        ended = simulation_exchange(simulation, &collective, true, cells, ended, &work);
+        size_t end = size_min(begin + job->bucket, s->layout.cells);
+        ended = simulation_exchange(simulation, &collective, true, begin, end, ended, &work);
         simulation->arrivals[number++] = ended;
     }
     if (job->follows && !job->all_reduces) { simulation->arrival_cells = job->bucket; }
@@ -438,7 +438,7 @@ static inline void simulation_close(Simulation *simulation) {
     watermark_destroy(&s->finished);
     watermark_destroy(&s->arrived);
     trace_close(&s->trace);
-    fragments_free(s);
+    scheduler_free(s);
 }
 
 enum { SIMULATION_CALLS = 16 }; // of Rule::commit that are measured, after as many that are not

@@ -58,7 +58,7 @@ static inline void print_batch(const Run *run) {
         const Layout *layout = &run->scheduler.layout;
         size_t cells = job_bucket_cells(&run->scheduler, layout);
         printf("buckets    %zu of %.3g MB (%s)\n", (layout->cells + cells - 1) / cells,
-               (double)(cells * layout->piece * (size_t)layout->size * sizeof(float)) / 1e6,
+               (double)(layout_padded(layout) / layout->cells * cells * sizeof(float)) / 1e6,
                run->bucket_reason);
     }
     bool constant = options->schedule == SCHEDULE_CONSTANT;

@@ -70,13 +70,13 @@ static inline Trial *trial_reserve(const Setup *run, const Options *options, Err
     trial->setup.model = &trial->model;
     trial->setup.training = &trial->training;
     if (reserve_memory(&trial->setup, error)) { return trial; }
-    fragments_free(&trial->scheduler);
+    scheduler_free(&trial->scheduler);
     free(trial);
     return NULL;
 }
 
 static inline void trial_free(Trial *trial) {
-    if (trial != NULL) { fragments_free(&trial->scheduler); }
+    if (trial != NULL) { scheduler_free(&trial->scheduler); }
     free(trial);
 }
 

@@ -25,6 +25,7 @@ typedef struct CollectiveSpec {
     bool from_source, on_base; // of the all-gather: see Collective
     double chaos_seconds, link_bytes_per_second, link_latency;
     const int *hosts; // (ranks): of every rank, the lowest rank of its host. NULL: every rank by itself
+    int matrices;     // that have one owner each; 0: all pieces are equal
 } CollectiveSpec;
 
 typedef struct CollectiveResult {
@@ -54,6 +55,19 @@ typedef struct Buffers {
     Arena arena;
     float *buffer, *source, *base; // (padded), (shard), (padded)
 } Buffers;
+
+// Matrices of very different lengths, with a few elements between them, behind a third that is none.
+static Layout layout_of(const CollectiveSpec *spec, int ranks) {
+    LayoutMatrix matrices[64];
+    size_t at = spec->count / 3, each = (spec->count - at) / (size_t)(spec->matrices + 1);
+    if (spec->matrices == 0) { return layout_make(spec->count, ranks); }
+    for (int i = 0; i < spec->matrices; i++) {
+        matrices[i].begin = at + 7 * (size_t)(i % 3);
+        at += i % 4 == 0 ? each / 2 : each;
+        matrices[i].end = at;
+    }
+    return layout_make_whole(spec->count, ranks, matrices, spec->matrices);
+}
 
 static void open_buffers(Buffers *buffers, const CollectiveSpec *spec, const Layout *layout,
                          Transport *transport) {
@@ -92,8 +106,8 @@ static float *copy_floats(const float *from, size_t count) {
 // Buckets of the reduce-scatter come from the end, those of the all-gather from the
 // start, as in training.
 static void run_collectives(const CollectiveSpec *spec, Transport *transport, CollectiveResult *result) {
-    Layout layout = layout_make(spec->count, transport->size);
-    size_t piece = layout.piece, cells = layout.cells, bucket = spec->bucket > 0 ? spec->bucket : cells;
+    Layout layout = layout_of(spec, transport->size);
+    size_t cells = layout.cells, bucket = spec->bucket > 0 ? spec->bucket : cells;
     Buffers buffers;
     open_buffers(&buffers, spec, &layout, transport);
     transport->chaos_seconds = spec->chaos_seconds;
@@ -105,20 +119,21 @@ static void run_collectives(const CollectiveSpec *spec, Transport *transport, Co
     double began = clock_seconds();
     for (size_t end = cells, begin; end > 0; end = begin) {
         begin = end > bucket ? end - bucket : 0;
-        host_reduce_scatter(transport, &collective, begin * piece, end * piece);
+        host_reduce_scatter(transport, &collective, begin, end);
     }
     result->scattered = copy_floats(buffers.buffer, layout_padded(&layout));
     collective.source = spec->from_source ? buffers.source : NULL;
     collective.base = spec->on_base ? buffers.base : NULL;
     for (size_t begin = 0; begin < cells; begin += bucket) {
         size_t end = begin + bucket < cells ? begin + bucket : cells;
-        host_all_gather(transport, &collective, begin * piece, end * piece);
+        host_all_gather(transport, &collective, begin, end);
     }
     result->seconds = clock_seconds() - began;
     result->gathered = copy_floats(buffers.buffer, layout_padded(&layout));
     result->bytes_sent = transport->bytes_sent;
     result->bytes_sent_outside = transport->bytes_sent_outside;
     transport->chaos_seconds = transport->link_bytes_per_second = transport->link_latency = 0;
+    layout_free(&layout);
     arena_release(&buffers.arena);
 }
 
@@ -241,16 +256,14 @@ static uint64_t expected_outside(const CollectiveSpec *spec, int ranks, int rank
 }
 
 // values (piece): in, the sum; out, what everybody has of the piece after the all-gather.
-static void expected_gather(const CollectiveSpec *spec, const Layout *layout, int owner, size_t cell,
-                            float *values) {
-    size_t piece = layout->piece, flat = layout_flat(layout, owner, cell * piece);
-    for (size_t i = 0; i < piece; i++) {
-        if (spec->from_source) { values[i] = contribution(SOURCE_OF, owner, cell * piece + i); }
-        if (spec->on_base) { values[i] -= contribution(BASE_OF_ALL, 0, flat + i); }
+static void expected_gather(const CollectiveSpec *spec, int owner, const LayoutRange *piece, float *values) {
+    for (size_t i = 0; i < piece->count; i++) {
+        if (spec->from_source) { values[i] = contribution(SOURCE_OF, owner, piece->own + i); }
+        if (spec->on_base) { values[i] -= contribution(BASE_OF_ALL, 0, piece->flat + i); }
     }
-    through_wire(spec->wire, values, piece);
-    for (size_t i = 0; i < piece && spec->on_base; i++) {
-        values[i] = contribution(BASE_OF_ALL, 0, flat + i) + values[i];
+    through_wire(spec->wire, values, piece->count);
+    for (size_t i = 0; i < piece->count && spec->on_base; i++) {
+        values[i] = contribution(BASE_OF_ALL, 0, piece->flat + i) + values[i];
     }
 }
 
@@ -259,8 +272,9 @@ static void expected_gather(const CollectiveSpec *spec, const Layout *layout, in
 // Returns false at the first bit that differs.
 static bool check_piece(const CollectiveSpec *spec, const Layout *layout, const CollectiveResult *results,
                         int owner, size_t cell) {
-    size_t piece = layout->piece, flat = layout_flat(layout, owner, cell * piece),
-           bytes = piece * sizeof(float);
+    LayoutRange range = layout_piece(layout, cell, owner);
+    size_t piece = range.count, flat = range.flat, bytes = piece * sizeof(float);
+    if (piece == 0) { return true; }
     float *values = (float *)malloc(bytes);
     bool good = true;
     for (int rank = 0; rank < layout->size; rank++) {
@@ -270,7 +284,7 @@ static bool check_piece(const CollectiveSpec *spec, const Layout *layout, const 
         good = good && memcmp(results[rank].scattered + flat, values, bytes) == 0;
     }
     expected_sum(spec, layout->size, flat, piece, values);
-    expected_gather(spec, layout, owner, cell, values);
+    expected_gather(spec, owner, &range, values);
     for (int rank = 0; rank < layout->size; rank++) {
         good = good &&
                (results[rank].gathered == NULL || memcmp(results[rank].gathered + flat, values, bytes) == 0);
@@ -279,11 +293,28 @@ static bool check_piece(const CollectiveSpec *spec, const Layout *layout, const 
     return good;
 }
 
+// In the flat exchange a rank sends what it has for the others, and what it owns to each of them.
+static void expect_whole_bytes(const CollectiveSpec *spec, const Layout *layout,
+                               const CollectiveResult *results) {
+    uint64_t all = 0, owned[MAX_RANKS] = {0};
+    for (size_t cell = 0; cell < layout->cells; cell++) {
+        for (int rank = 0; rank < layout->size; rank++) {
+            uint64_t bytes = wire_bytes(spec->wire, layout_piece(layout, cell, rank).count);
+            owned[rank] += bytes;
+            all += bytes;
+        }
+    }
+    for (int rank = 0; rank < layout->size && spec->hosts == NULL; rank++) {
+        if (results[rank].gathered == NULL) { continue; }
+        assert_int_equal(results[rank].bytes_sent, all + owned[rank] * (uint64_t)(layout->size - 2));
+    }
+}
+
 // Returns false where the world does not fit.
 static bool check_world(const CollectiveSpec *spec, int ranks) {
     CollectiveResult results[MAX_RANKS];
     if (!run_world(spec, ranks, results)) { return false; }
-    Layout layout = layout_make(spec->count, ranks);
+    Layout layout = layout_of(spec, ranks);
     for (size_t cell = 0; cell < layout.cells; cell++) {
         for (int owner = 0; owner < ranks; owner++) {
             if (!check_piece(spec, &layout, results, owner, cell)) {
@@ -294,13 +325,16 @@ static bool check_world(const CollectiveSpec *spec, int ranks) {
         }
     }
     uint64_t column = layout.cells * wire_bytes(spec->wire, layout.piece);
+    if (spec->matrices > 0) { expect_whole_bytes(spec, &layout, results); }
     for (int rank = 0; rank < ranks; rank++) {
         if (results[rank].gathered == NULL) { continue; }
-        assert_int_equal(results[rank].bytes_sent_outside, expected_outside(spec, ranks, rank) * column);
+        assert_true(spec->matrices > 0 ||
+                    results[rank].bytes_sent_outside == expected_outside(spec, ranks, rank) * column);
         assert_true(spec->hosts != NULL || results[rank].bytes_sent == results[rank].bytes_sent_outside);
         assert_true(results[rank].seconds >= 0.999 * results[rank].delay);
     }
     free_results(results, ranks);
+    layout_free(&layout);
     return true;
 }
 
@@ -319,9 +353,33 @@ static void collectives_equal_plain_loops_bit_for_bit(void **state) {
         for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
             for (int wire = 0; wire < WIRE_FORMAT_COUNT; wire++) {
                 if (counts[i] > 500000 && wire % 2 != ranks % 2) { continue; } // long ones: two formats each
-                CollectiveSpec spec = {counts[i], (WireFormat)wire, 0, 0, false, false, 0, 0, 0, NULL};
+                CollectiveSpec spec = {counts[i], (WireFormat)wire, 0, 0, false, false, 0, 0, 0, NULL, 0};
                 fits = check_world(&spec, ranks) || fits;
             }
+        }
+    }
+    if (!fits) { skip(); }
+}
+
+// One rank owns the whole of a matrix: shards differ, and a chunk may hold a part of a piece, several,
+// or none of a rank.
+static void whole_matrices_travel_to_their_owners(void **state) {
+    (void)state;
+    static const int two_hosts[] = {0, 0, 2, 2, 2, 5, 5, 5};
+    bool fits = false;
+    for (int ranks = 1; ranks <= 5; ranks++) {
+        for (int kind = 0; kind < 48; kind++) {
+            CollectiveSpec spec = {.count = kind % 2 == 0 ? 30011 : 2500,
+                                   .wire = (WireFormat)(kind % WIRE_FORMAT_COUNT),
+                                   .bucket = kind % 3 == 0 ? 0 : 3,
+                                   .message = kind % 4 == 0   ? 256
+                                              : kind % 4 == 1 ? 1024
+                                                              : 0,
+                                   .from_source = kind / 2 % 2 == 1,
+                                   .on_base = kind / 4 % 2 == 1,
+                                   .hosts = kind / 8 % 2 == 1 && ranks > 2 ? two_hosts : NULL,
+                                   .matrices = kind % 5 == 0 ? 2 : 17};
+            fits = check_world(&spec, ranks) || fits;
         }
     }
     if (!fits) { skip(); }
@@ -335,8 +393,8 @@ static void what_is_gathered_has_a_source_and_a_base(void **state) {
     for (int ranks = 1; ranks <= MAX_FLAT; ranks++) {
         for (int kind = 1; kind < 4; kind++) {
             for (int wire = 0; wire < WIRE_FORMAT_COUNT; wire++) {
-                CollectiveSpec spec = {30011, (WireFormat)wire, 0, 0, kind % 2 == 1, kind / 2 == 1, 0, 0, 0,
-                                       NULL};
+                CollectiveSpec spec = {
+                    30011, (WireFormat)wire, 0, 0, kind % 2 == 1, kind / 2 == 1, 0, 0, 0, NULL, 0};
                 fits = check_world(&spec, ranks) || fits;
             }
         }
@@ -363,7 +421,8 @@ static void buckets_and_messages_change_no_bit(void **state) {
                                    0,
                                    0,
                                    0,
-                                   NULL};
+                                   NULL,
+                                   0};
             fits = check_world(&spec, ranks) || fits;
         }
     }
@@ -403,7 +462,8 @@ static void two_levels_equal_plain_loops_bit_for_bit(void **state) {
                                        kind == 2 ? 1e-3 : 0,
                                        0,
                                        0,
-                                       HOSTS[i].leaders};
+                                       HOSTS[i].leaders,
+                                       0};
                 fits = check_world(&spec, HOSTS[i].ranks) || fits;
             }
         }
@@ -416,7 +476,7 @@ static void delays_change_no_bit(void **state) {
     (void)state;
     bool fits = false;
     for (int ranks = 2; ranks <= MAX_FLAT; ranks++) {
-        CollectiveSpec spec = {20011, WIRE_BF16, 30, 256, false, false, 5e-3, 0, 0, NULL};
+        CollectiveSpec spec = {20011, WIRE_BF16, 30, 256, false, false, 5e-3, 0, 0, NULL, 0};
         fits = check_world(&spec, ranks) || fits;
     }
     if (!fits) { skip(); }
@@ -425,14 +485,14 @@ static void delays_change_no_bit(void **state) {
 // A collective on a range of a vector touches nothing else.
 static void run_partly(Transport *transport, void *context) {
     bool *good = (bool *)context;
-    CollectiveSpec spec = {9001, WIRE_INT8, 0, 256, false, false, 0, 0, 0, NULL};
+    CollectiveSpec spec = {9001, WIRE_INT8, 0, 256, false, false, 0, 0, 0, NULL, 0};
     Layout layout = layout_make(spec.count, transport->size);
-    size_t piece = layout.piece, first = layout_cell_begin(&layout, 3), last = layout_cell_begin(&layout, 9);
+    size_t first = layout_cell_begin(&layout, 3), last = layout_cell_begin(&layout, 9);
     Buffers buffers;
     open_buffers(&buffers, &spec, &layout, transport);
     Collective collective = {.layout = &layout, .wire = spec.wire, .buffer = buffers.buffer};
-    host_reduce_scatter(transport, &collective, 3 * piece, 9 * piece);
-    host_all_gather(transport, &collective, 3 * piece, 9 * piece);
+    host_reduce_scatter(transport, &collective, 3, 9);
+    host_all_gather(transport, &collective, 3, 9);
     good[transport->rank] = true;
     for (size_t i = 0; i < layout_padded(&layout); i++) {
         bool same = buffers.buffer[i] == contribution(BUFFER_OF, transport->rank, i);
@@ -536,9 +596,9 @@ static void count_messages(Transport *transport, void *context) {
     if (!arena_commit(&arena, &error)) { abort(); }
     for (size_t i = 0; i < layout_padded(&layout); i++) { collective.buffer[i] = 1; }
     before = self->messages;
-    host_reduce_scatter(transport, &collective, 0, layout_shard(&layout));
+    host_reduce_scatter(transport, &collective, 0, layout.cells);
     many->vectors[rank] = self->messages - before;
-    host_all_gather(transport, &collective, 0, layout_shard(&layout));
+    host_all_gather(transport, &collective, 0, layout.cells);
     for (size_t i = 0; i < layout_padded(&layout); i++) {
         many->good[rank] = many->good[rank] && collective.buffer[i] == (float)size;
     }
@@ -574,7 +634,7 @@ static void messages_are_few_among_many_ranks(void **state) {
 // fast machine can beat.
 static void the_emulated_link_is_as_slow_as_it_says(void **state) {
     (void)state;
-    CollectiveSpec spec = {200000, WIRE_FP32, 0, 0, false, false, 0, 8e6, 0, NULL};
+    CollectiveSpec spec = {200000, WIRE_FP32, 0, 0, false, false, 0, 8e6, 0, NULL, 0};
     CollectiveResult results[2];
     if (!run_world(&spec, 2, results)) { skip(); }
     for (int rank = 0; rank < 2; rank++) {
@@ -589,7 +649,7 @@ static void the_emulated_link_is_as_slow_as_it_says(void **state) {
 // once in the all-gather. No bit depends on it.
 static void the_emulated_link_is_as_late_as_it_says(void **state) {
     (void)state;
-    CollectiveSpec spec = {9001, WIRE_E3M0, 50, 0, false, false, 0, 0, 10e-3, NULL};
+    CollectiveSpec spec = {9001, WIRE_E3M0, 50, 0, false, false, 0, 0, 10e-3, NULL, 0};
     bool fits = false;
     for (int ranks = 2; ranks <= 3; ranks++) {
         CollectiveResult results[MAX_RANKS];
@@ -696,6 +756,7 @@ int main(void) {
     process_transport = &transport;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(collectives_equal_plain_loops_bit_for_bit),
+        cmocka_unit_test(whole_matrices_travel_to_their_owners),
         cmocka_unit_test(what_is_gathered_has_a_source_and_a_base),
         cmocka_unit_test(buckets_and_messages_change_no_bit),
         cmocka_unit_test(two_levels_equal_plain_loops_bit_for_bit),

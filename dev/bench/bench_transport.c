@@ -42,9 +42,9 @@ static void run_kind(Transport *transport, int kind, const Layout *layout, float
     } else if (kind == MPI_GATHER) {
         MPI_Allgather(MPI_IN_PLACE, 0, MPI_FLOAT, buffer, shard, MPI_FLOAT, MPI_COMM_WORLD);
     } else if (kind < MPI_SCATTER) {
-        host_reduce_scatter(transport, &collective, 0, layout_shard(layout));
+        host_reduce_scatter(transport, &collective, 0, layout->cells);
     } else {
-        host_all_gather(transport, &collective, 0, layout_shard(layout));
+        host_all_gather(transport, &collective, 0, layout->cells);
     }
 }
 
@@ -115,8 +115,8 @@ static void job_task(void *context, Stream *stream) {
     Job *job = (Job *)context;
     size_t shard = layout_shard(job->collective.layout);
     double began = clock_seconds(), processor_began = thread_seconds();
-    host_reduce_scatter(job->transport, &job->collective, 0, shard);
-    host_all_gather(job->transport, &job->collective, 0, shard);
+    host_reduce_scatter(job->transport, &job->collective, 0, job->collective.layout->cells);
+    host_all_gather(job->transport, &job->collective, 0, job->collective.layout->cells);
     job->seconds = clock_seconds() - began;
     job->processor_seconds = thread_seconds() - processor_began;
 }

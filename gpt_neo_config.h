@@ -238,8 +238,7 @@ static inline void gpt_neo_parameter_table(const ModelConfig *config, ParameterT
         parameter_table_add(table, layer, "mlp.c_proj.weight", C, F, 0.0f);
         parameter_table_add(table, layer, "mlp.c_proj.bias", C, 0, 0.0f);
     }
-    table->layers = config->layers;
-    table->layer_begins[config->layers] = table->parameter_count;
+    parameter_table_end_layers(table, config->layers);
     parameter_table_add(table, outside, "ln_f.weight", C, 0, 1.0f);
     parameter_table_add(table, outside, "ln_f.bias", C, 0, 0.0f);
     assert(table->count == gpt_neo_tensor_count(config));

@@ -7,7 +7,7 @@
 // Which model is meant is a ModelConfig, from a preset or from a Hugging Face
 // config.json. From it follows the parameter table: every tensor with its Hugging Face
 // name, its place in the flat array of parameters, its shape, its initialisation, and
-// whether it is a matrix (weight decay may apply to matrices only). Initialisation,
+// whether it is a matrix (weight decay may apply to matrices only), of a layer (Muon). Initialisation,
 // weight decay, checkpoints, export, the memory plan and the model itself all read this
 // table; there is no second list of tensors.
 #ifndef ACCO_MODEL_H
@@ -76,6 +76,7 @@ typedef struct ParameterInfo {
     float stddev;         // initialised from N(0, stddev^2)
     float fill;           // else, where stddev is 0, to this constant
     bool is_matrix;       // Linear and Embedding weights: what weight decay means by "matrices"
+    bool is_projection;   // a matrix of a layer, which maps activations to others: what Muon steps
 } ParameterInfo;
 
 // Tensors lie back to back in the order in which the forward pass uses them. The first is
@@ -104,6 +105,16 @@ static inline void parameter_table_add(ParameterTable *table, const char *prefix
     entry->stddev = columns > 0 ? 0.02f : 0.0f;
     entry->fill = fill;
     table->parameter_count += entry->count;
+}
+
+// Call after the last tensor of the last layer; layer_begins of all layers are set.
+static inline void parameter_table_end_layers(ParameterTable *table, int layers) {
+    table->layers = layers;
+    table->layer_begins[layers] = table->parameter_count;
+    for (int i = 0; i < table->count; i++) {
+        ParameterInfo *entry = &table->entries[i];
+        entry->is_projection = entry->is_matrix && entry->offset >= table->layer_begins[0];
+    }
 }
 
 static inline void parameter_table_free(ParameterTable *table) {

@@ -99,6 +99,7 @@ typedef struct Optimizer {
     float *master;       // (layout_shard): own elements
     Real *first_moment;  // the same, in the format settings.moments; of a matrix Muon's momentum
     Real *second_moment; // of what AdamW steps (OptimizerRange::second), in the same format
+    size_t second_count;
     MuonWorkspace muon;
     int64_t commits;
 } Optimizer;
@@ -153,16 +154,15 @@ static inline void optimizer_reserve(Optimizer *optimizer, Arena *arena, const O
     optimizer->settings = *settings;
     optimizer->layout = layout->size > 1 ? *layout : optimizer_whole(layout_shard(layout));
     optimizer->rank = rank;
-    size_t shard = 0, second = 0, element = precision_bytes(settings->moments);
+    size_t shard = layout_shard(&optimizer->layout), element = precision_bytes(settings->moments);
     MuonWorkspace *muon = &optimizer->muon;
     for (OptimizerRange range = {0}; optimizer_next(optimizer, &range);) {
-        shard = range.own + range.count;
         if (optimizer_range_is_muons(&range)) {
             size_t rows = (size_t)range.tensor->rows, columns = (size_t)range.tensor->columns;
             muon->count = size_max(muon->count, range.count);
             muon->side = size_max(muon->side, size_min(rows, columns));
         } else {
-            second = range.second + range.count;
+            optimizer->second_count = range.second + range.count;
         }
     }
     if (!master_is_elsewhere) {
@@ -172,7 +172,7 @@ static inline void optimizer_reserve(Optimizer *optimizer, Arena *arena, const O
     arena_reserve(arena, MEMORY_OPTIMIZER,
                   muon->count > 0 ? "momentum and first moment" : "AdamW first moment", shard * element,
                   &optimizer->first_moment);
-    arena_reserve(arena, MEMORY_OPTIMIZER, "AdamW second moment", second * element,
+    arena_reserve(arena, MEMORY_OPTIMIZER, "AdamW second moment", optimizer->second_count * element,
                   &optimizer->second_moment);
     if (muon->count > 0) { muon_reserve(muon, arena, settings->precision); }
 }

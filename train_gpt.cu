@@ -333,7 +333,7 @@ static void release_run(Run *run) {
     thread_pool_destroy(run->pool);
     arena_release(&run->arena);
     parameter_table_free(&run->table);
-    free(run->decay_ranges);
+    free(run->tensors);
     data_loader_close(&run->data);
     data_loader_close(&run->validation_data);
     transport_barrier(&run->transport, "end");

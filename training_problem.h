@@ -88,6 +88,25 @@ static inline MicroBatchResult training_micro_batch(void *self, Stream *stream, 
     return result;
 }
 
+// What the optimizer needs to know of the model's tensors. decays_all: weight decay applies to
+// vectors, too. muon: it steps the matrices of the layers. Returns their number; `tensors` has room
+// for table->count.
+static inline int training_tensors(const ParameterTable *table, bool decays_all, bool muon,
+                                   OptimizerTensor *tensors) {
+    int count = 0;
+    for (int i = 0; i < table->count; i++) {
+        const ParameterInfo *entry = &table->entries[i];
+        bool whole = muon && entry->is_projection;
+        OptimizerTensor tensor = {.begin = entry->offset,
+                                  .end = entry->offset + entry->count,
+                                  .decays = entry->is_matrix || decays_all,
+                                  .rows = whole ? entry->rows : 0,
+                                  .columns = whole ? entry->columns : 0};
+        optimizer_tensors_add(tensors, &count, tensor);
+    }
+    return count;
+}
+
 static inline Problem training_problem(TrainingProblem *training) {
     Problem problem = {.self = training,
                        .parameter_count = training->table->parameter_count,

@@ -243,7 +243,8 @@ static inline void layout_give(LayoutBuilder *builder, int rank, size_t begin, s
 // Shares [begin, end), which holds no matrix, out among the ranks: cells of about the usual
 // length, whose pieces are as long as the ranks' shares.
 static inline void layout_share_out(LayoutBuilder *builder, size_t begin, size_t end) {
-    size_t count = end - begin, cells = size_max(1, count * LAYOUT_CELLS / builder->layout.count);
+    size_t count = end - begin, least = (size_t)builder->layout.size * LAYOUT_LINE; // of a cell
+    size_t cells = size_max(1, size_min(count * LAYOUT_CELLS / builder->layout.count, count / least));
     for (size_t cell = 0; cell < cells; cell++) {
         size_t first = begin + count * cell / cells, last = begin + count * (cell + 1) / cells, from = first;
         size_t unit =

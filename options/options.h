@@ -49,6 +49,7 @@ typedef enum PrecisionChoice {
 } PrecisionChoice;
 typedef enum RateCounter { RATE_BY_GRADIENTS, RATE_BY_COMMITS } RateCounter;
 typedef enum DecayChoice { DECAY_MATRICES, DECAY_ALL } DecayChoice;
+typedef enum InnerChoice { INNER_ADAMW, INNER_MUON } InnerChoice;
 typedef enum ExchangeChoice {
     EXCHANGE_AUTO,
     EXCHANGE_FLAT,
@@ -94,6 +95,9 @@ typedef struct Options {
     double weight_decay;           // -1: auto
     double beta1, beta2, eps;
     OptionChoice moments;  // Precision
+    OptionChoice inner;    // InnerChoice
+    double muon_momentum;
+    int64_t muon_iterations;
     double grad_clip;      // 0: off
     OptionChoice on_spike; // SpikePolicy
     double spike_limit;    // 0: off

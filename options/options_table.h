@@ -328,6 +328,16 @@ static const OptionSpec option_table[] = {
      "Memory of AdamW's mean squared gradient. Higher is steadier, lower recovers faster from a spike."},
     {OPTION("eps", RATE, OTHER_BITS), REAL_OPTION(eps, "1e-8", 1e-30, 1, "X"), .help =
      "Added to AdamW's divisor. Larger damps parameters whose gradients are tiny."},
+    {OPTION("inner", RATE, OTHER_BITS), CHOICE_OPTION(inner, "adamw", "adamw", "muon"), .help =
+     "What makes the steps inside every rule. muon: Muon for the matrices of the layers and AdamW for all "
+     "else, with one learning rate for both. Muon needs fewer commits than AdamW, above all with large "
+     "batches, one moment less, and more computation for each commit."},
+    {OPTION("muon-momentum", RATE, OTHER_BITS), REAL_OPTION(muon_momentum, "0.95", 0, 0.999999, "X"),
+     .needs = "inner", .help = "Memory of Muon's mean gradient."},
+    {OPTION("muon-iterations", RATE, OTHER_BITS), INTEGER_OPTION(muon_iterations, "5", 1, 20, "N"),
+     .needs = "inner", .help =
+     "Iterations that take the singular values of a step towards 1. Fewer cost less and leave more of what "
+     "the gradient had."},
     {OPTION("moments", RATE, OTHER_BITS), CHOICE_OPTION(moments, "fp32", "fp32", "bf16"), .help =
      "Number format in which AdamW keeps its two means. bf16: 4 bytes a parameter instead of 8, in memory "
      "and in checkpoints. They are rounded up or down at random, so that small changes are not lost; the "

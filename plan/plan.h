@@ -355,7 +355,7 @@ static inline int command_plan(Run *run) {
     scheduler_free(&run->scheduler);
     transport_close(transport);
     parameter_table_free(&run->table);
-    free(run->decay_ranges);
+    free(run->tensors);
     return 0;
 }
 

@@ -54,8 +54,8 @@ typedef struct Run {
     ModelConfig config;
     ParameterTable table;
     int B, T;                 // sequences in a micro-batch, tokens in a sequence
-    DecayRange *decay_ranges; // (decay_range_count)
-    int decay_range_count;
+    OptimizerTensor *tensors; // (tensor_count): as the optimizer sees them
+    int tensor_count;
     char rate_reason[64], bucket_reason[160], rule_reason[RULE_TEXT];
     char shared_memory_warning[256]; // that /dev/shm is too small; empty: it is not
     double peak_flops; // of all ranks, a second: what model operations are compared with; NAN: not known

@@ -41,13 +41,9 @@ static inline bool choose_model(Run *run, Error *error) {
                          (long long)options->seq_len, positions, run->config.name, positions);
     }
     run->config.family->table(&run->config, &run->table);
-    run->decay_ranges = (DecayRange *)calloc((size_t)run->table.count, sizeof *run->decay_ranges);
-    for (int i = 0; i < run->table.count; i++) {
-        const ParameterInfo *entry = &run->table.entries[i];
-        if (!entry->is_matrix && options->decay != DECAY_ALL) { continue; }
-        decay_ranges_add(run->decay_ranges, &run->decay_range_count, entry->offset,
-                         entry->offset + entry->count);
-    }
+    run->tensors = (OptimizerTensor *)calloc((size_t)run->table.count, sizeof *run->tensors);
+    run->tensor_count = training_tensors(&run->table, options->decay == DECAY_ALL,
+                                         options->inner == INNER_MUON, run->tensors);
     if (options->micro_batch == 0) { options->micro_batch = run->table.parameter_count < 5000000 ? 1 : 8; }
     run->B = (int)options->micro_batch;
     if (options->seq_len == 0) { options->seq_len = int64_min(positions, 1024); }
@@ -134,8 +130,8 @@ typedef struct Setup {
     const Options *options; // with --micro-batch, --seq-len and --optimizer chosen
     const ModelConfig *config;
     const ParameterTable *table;
-    const DecayRange *decay_ranges;
-    int decay_range_count, threads;
+    const OptimizerTensor *tensors; // (tensor_count)
+    int tensor_count, threads;
     const DataLoader *data;
     const int64_t *data_base; // TrainingProblem::data_base
     Transport *transport;
@@ -150,8 +146,8 @@ static inline Setup setup_of_run(Run *run) {
     Setup setup = {.options = &run->options,
                    .config = &run->config,
                    .table = &run->table,
-                   .decay_ranges = run->decay_ranges,
-                   .decay_range_count = run->decay_range_count,
+                   .tensors = run->tensors,
+                   .tensor_count = run->tensor_count,
                    .threads = run->threads.threads,
                    .data = &run->data,
                    .data_base = &run->checkpointed.data_base,
@@ -209,8 +205,11 @@ static inline SchedulerSettings choose_settings(const Setup *setup) {
     settings.optimizer.beta2 = options->beta2;
     settings.optimizer.epsilon = options->eps;
     settings.optimizer.weight_decay = options->weight_decay;
-    settings.optimizer.decay_range_count = setup->decay_range_count;
-    settings.optimizer.decay_ranges = setup->decay_ranges;
+    settings.optimizer.muon_momentum = options->muon_momentum;
+    settings.optimizer.muon_iterations = (int)options->muon_iterations;
+    settings.optimizer.tensors = setup->tensors;
+    settings.optimizer.tensor_count = setup->tensor_count;
+    settings.optimizer.precision = placement->precision;
     settings.optimizer.moments = (Precision)options->moments;
     // Moments are rounded at random. Ranks that step by themselves round their own
     // moments in different ways, so the mean over the ranks is more exact than one of

@@ -70,6 +70,11 @@ typedef struct ReplaySettings {
     bool sgd;           // plain SGD instead of AdamW
     double beta1, beta2, epsilon, weight_decay;
     const uint8_t *decays; // (parameter_count): 1 where weight decay applies; NULL: everywhere
+    // Tensors whose rows are not 0 are matrices of Muon; the others do not matter here.
+    const OptimizerTensor *tensors;
+    int tensor_count;
+    double muon_momentum;
+    int muon_iterations;
     // Local rules.
     int period; // inner steps between two outer ones (co2: tau; diloco, streaming: H)
     double outer_rate, mu, alpha;
@@ -109,8 +114,10 @@ typedef struct Replay {
     Layout layout;
     size_t padded;
     Arena arena;
-    Stream stream; // only its pool is used
-    uint8_t *decays, *fragment_of;
+    Stream stream;   // only its pool is used
+    uint8_t *decays; // 0 or 1; 2: in a matrix of Muon
+    uint8_t *fragment_of;
+    MuonWorkspace muon;
     double *partials; // scratch of the norm
     size_t room;      // elements of the next four: of the longest fragment with its padding
     float *parcel;    // (room): what one worker sends
@@ -160,6 +167,28 @@ static inline void replay_reserve(Replay *replay) {
     arena_reserve(arena, MEMORY_WORKSPACE, "host", replay->room * sizeof(float), &replay->host);
     arena_reserve(arena, MEMORY_WORKSPACE, "sum", replay->room * sizeof(float), &replay->sum);
     arena_reserve(arena, MEMORY_WORKSPACE, "message", replay->room * sizeof(float), &replay->message);
+    for (int i = 0; i < replay->settings.tensor_count; i++) {
+        const OptimizerTensor *tensor = &replay->settings.tensors[i];
+        if (tensor->rows == 0) { continue; }
+        replay->muon.count = size_max(replay->muon.count, tensor->end - tensor->begin);
+        replay->muon.side = size_max(replay->muon.side, (size_t)tensor->rows);
+    }
+    if (replay->muon.count > 0) { muon_reserve(&replay->muon, arena, PRECISION_FP32); }
+}
+
+// Which worker owns what: whole matrices where Muon steps them and workers step together.
+static inline Layout replay_layout(const ReplaySettings *settings, size_t count) {
+    LayoutMatrix matrices[256];
+    int matrix_count = 0;
+    bool local = strcmp(settings->rule, "co2") == 0 || strstr(settings->rule, "diloco") != NULL;
+    for (int i = 0; i < settings->tensor_count && !local; i++) {
+        if (settings->tensors[i].rows == 0) { continue; }
+        assert(matrix_count < 256);
+        matrices[matrix_count].begin = settings->tensors[i].begin;
+        matrices[matrix_count++].end = settings->tensors[i].end;
+    }
+    return matrix_count > 0 ? layout_make_whole(count, settings->workers, matrices, matrix_count)
+                            : layout_make(count, settings->workers);
 }
 
 // Starts everybody from the same parameters (parameter_count).
@@ -172,7 +201,7 @@ static inline void replay_open(Replay *replay, const ReplaySettings *settings, c
            settings->fragments <= REPLAY_FRAGMENTS);
     replay->settings = *settings;
     replay->problem = *problem;
-    replay->layout = layout_make(count, settings->workers);
+    replay->layout = replay_layout(settings, count);
     replay->padded = layout_padded(&replay->layout);
     replay->room = 2 * replay->padded + (size_t)settings->workers * LAYOUT_BLOCK;
     replay_reserve(replay);
@@ -187,6 +216,10 @@ static inline void replay_open(Replay *replay, const ReplaySettings *settings, c
     if (settings->fragment_of != NULL) { memcpy(replay->fragment_of, settings->fragment_of, count); }
     memset(replay->decays, 1, count);
     if (settings->decays != NULL) { memcpy(replay->decays, settings->decays, count); }
+    for (int i = 0; i < settings->tensor_count; i++) {
+        const OptimizerTensor *tensor = &settings->tensors[i];
+        if (tensor->rows > 0) { memset(replay->decays + tensor->begin, 2, tensor->end - tensor->begin); }
+    }
     memcpy(replay->state.master, parameters, bytes);
     memcpy(replay->parameters, parameters, bytes);
     for (int i = 0; i < settings->workers; i++) {
@@ -196,6 +229,7 @@ static inline void replay_open(Replay *replay, const ReplaySettings *settings, c
 }
 
 static inline void replay_close(Replay *replay) {
+    layout_free(&replay->layout);
     thread_pool_destroy(replay->stream.pool);
     arena_release(&replay->arena);
 }
@@ -217,9 +251,11 @@ static inline bool replay_next_run(const uint8_t *labels, size_t count, int labe
 // values (layout_padded) <- what arrives of them at the other end of the wire. Every
 // piece is encoded by itself.
 static inline void replay_through_wire(Replay *replay, const Layout *layout, WireFormat wire, float *values) {
-    for (size_t begin = 0; begin < layout_padded(layout); begin += layout->piece) {
-        wire_encode(wire, replay->message, values + begin, layout->piece);
-        wire_decode(wire, values + begin, replay->message, layout->piece);
+    for (int owner = 0; owner < layout->size; owner++) {
+        for (LayoutRange piece = {0}; layout_next(layout, owner, SIZE_MAX, &piece);) {
+            wire_encode(wire, replay->message, values + piece.flat, piece.count);
+            wire_decode(wire, values + piece.flat, replay->message, piece.count);
+        }
     }
 }
 
@@ -270,6 +306,25 @@ static inline void replay_optimize(Replay *replay, ReplayState *state, const flo
             range.commit = commit;
             (settings->sgd ? sgd_step : cpu_adamw)(&replay->stream, &range);
         }
+    }
+    for (int i = 0; i < settings->tensor_count; i++) {
+        const OptimizerTensor *tensor = &settings->tensors[i];
+        if (tensor->rows == 0) { continue; }
+        MuonRange range = {.out = out + tensor->begin,
+                           .master = state->master + tensor->begin,
+                           .momentum = as_reals(state->first_moment + tensor->begin),
+                           .gradient = gradients + tensor->begin,
+                           .count = tensor->end - tensor->begin,
+                           .mu = (float)settings->muon_momentum,
+                           .one_minus_mu = (float)(1.0 - settings->muon_momentum),
+                           .divisor = (float)divisor,
+                           .scale = (float)scale,
+                           .decay_factor =
+                               (float)(1.0 - rate * (tensor->decays ? settings->weight_decay : 0.0)),
+                           .step = (float)rate,
+                           .commit = commit};
+        muon_step(&replay->stream, &replay->muon, range, tensor->rows, tensor->columns,
+                  settings->muon_iterations);
     }
     if (commit) { state->steps++; }
 }
@@ -333,10 +388,9 @@ static inline double replay_norm(Replay *replay, const ReplayTotal *total) {
     double squares = 0;
     for (int owner = 0; owner < layout->size; owner++) {
         double own = 0;
-        for (size_t cell = 0; cell < layout->cells; cell++) {
-            size_t piece = cell * (size_t)layout->size + (size_t)owner;
-            own += cpu_buffer_sum_of_squares(&replay->stream, total->sum + piece * layout->piece,
-                                             layout->piece, replay->partials);
+        for (LayoutRange piece = {0}; layout_next(layout, owner, SIZE_MAX, &piece);) {
+            own += cpu_buffer_sum_of_squares(&replay->stream, total->sum + piece.flat, piece.count,
+                                             replay->partials);
         }
         squares += own;
     }

@@ -206,7 +206,8 @@ static inline void look_at(Bench *bench, Look *look) {
     look->local = copy_floats(s->parameters.data, count);
     look->master = copy_floats(s->optimizer.master, owned);
     look->first_moment = copy_reals(s->optimizer.first_moment, owned, s->optimizer.settings.moments);
-    look->second_moment = copy_reals(s->optimizer.second_moment, owned, s->optimizer.settings.moments);
+    look->second_moment =
+        copy_reals(s->optimizer.second_moment, s->optimizer.second_count, s->optimizer.settings.moments);
     look->momentum = copy_floats(s->local.momentum, count);
     look->report = s->report;
     look->reports = s->reports;
@@ -296,7 +297,8 @@ static inline void run_rank(const RunSpec *spec, Transport *transport, RunResult
     bench_open(bench, spec, transport, result);
     transport->chaos_seconds = spec->chaos_seconds;
     transport->link_bytes_per_second = spec->link_bytes_per_second;
-    result->owned = bench->scheduler.optimizer.layout;
+    bool sharded = scheduler_shards(&bench->scheduler.settings);
+    result->owned = sharded ? scheduler_layout(&bench->scheduler) : bench->scheduler.optimizer.layout;
     run_commits(bench, spec, result);
     result->micro_batches = bench->scheduler.micro_batches_begun;
     if (spec->counts_spans) { result->kept = count_spans(&bench->scheduler.trace); }
@@ -332,6 +334,7 @@ static inline void free_results(RunResult *results, int ranks) {
             for (size_t a = 0; a < sizeof arrays / sizeof arrays[0]; a++) { free(arrays[a]); }
         }
         for (int index = 0; index < MAX_SNAPSHOTS; index++) { free(results[i].snapshots[index]); }
+        layout_free(&results[i].owned);
     }
 }
 
@@ -540,7 +543,13 @@ static inline RunSpec scalar_spec(const char *rule, ElementwiseStep *step, int m
     settings->rate.kind = SCHEDULE_CONSTANT;
     settings->rate.peak = step == sgd_step ? 0.5 : 0.1;
     settings->rate.step = 1;
-    OptimizerSettings optimizer_settings = {step, 0.9, 0.95, 1e-8, 0.1, &EVERYTHING, 1, PRECISION_FP32, 0};
+    OptimizerSettings optimizer_settings = {.elementwise_step = step,
+                                            .beta1 = 0.9,
+                                            .beta2 = 0.95,
+                                            .epsilon = 1e-8,
+                                            .weight_decay = 0.1,
+                                            .tensors = &EVERYTHING,
+                                            .tensor_count = 1};
     settings->optimizer = optimizer_settings;
     settings->steps = 2;
     settings->fragments = 1;

@@ -123,7 +123,14 @@ typedef struct Bench {
 static void bench_open(Bench *bench, Precision moments, double beta2, const Layout *layout, int rank,
                        int threads) {
     static const OptimizerTensor decays[] = {{100, 20001, true, 0, 0}};
-    OptimizerSettings settings = {NULL, 0.9, beta2, 1e-8, 0.1, decays, 1, moments, 7};
+    OptimizerSettings settings = {.beta1 = 0.9,
+                                  .beta2 = beta2,
+                                  .epsilon = 1e-8,
+                                  .weight_decay = 0.1,
+                                  .tensors = decays,
+                                  .tensor_count = 1,
+                                  .moments = moments,
+                                  .seed = 7};
     Error error = {""};
     memset(bench, 0, sizeof *bench);
     optimizer_reserve(&bench->optimizer, &bench->arena, &settings, layout, rank, false);

@@ -14,6 +14,7 @@
 #include "test/replay.h"
 #include "test/rule_cases.h"
 #include "test/worked_streaming.h"
+#include "training_problem.h"
 
 // ---------------------------------------------------------------------------------------
 // Worked examples
@@ -464,6 +465,7 @@ typedef struct Rerun {
     int32_t *tokens, *targets; // (B, T)
     float *parameters;
     uint8_t *decays, *fragment_of; // (parameter_count)
+    OptimizerTensor *tensors;      // (table.count)
     ReplayUpdate updates[RERUN_COMMITS];
     int update_count;
 } Rerun;
@@ -505,6 +507,8 @@ static void rerun_open_model(Rerun *rerun) {
     arena_reserve(&rerun->arena, MEMORY_PARAMETERS, "parameters", count * sizeof(float), &rerun->parameters);
     arena_reserve(&rerun->arena, MEMORY_WORKSPACE, "decays", count, &rerun->decays);
     arena_reserve(&rerun->arena, MEMORY_WORKSPACE, "fragments", count, &rerun->fragment_of);
+    arena_reserve(&rerun->arena, MEMORY_WORKSPACE, "tensors",
+                  (size_t)rerun->table.count * sizeof *rerun->tensors, &rerun->tensors);
     assert_true(arena_commit(&rerun->arena, &error));
     parameters_initialize(&rerun->table, (uint64_t)logged_number(logged, "seed", 0), rerun->stream.pool,
                           rerun->parameters);
@@ -536,6 +540,11 @@ static void rerun_label(Rerun *rerun, ReplaySettings *settings) {
         }
         memset(rerun->fragment_of + entry->offset, fragment, entry->count);
     }
+    settings->tensors = rerun->tensors;
+    settings->tensor_count =
+        training_tensors(&rerun->table, all, logged_is(&rerun->logged, "inner", "muon"), rerun->tensors);
+    settings->muon_momentum = logged_number(&rerun->logged, "muon-momentum", 0);
+    settings->muon_iterations = (int)logged_number(&rerun->logged, "muon-iterations", 0);
     settings->decays = rerun->decays;
     settings->fragment_of = rerun->fragment_of;
 }

@@ -950,6 +950,10 @@ static ReplaySettings replay_settings_of(const RunSpec *spec, int ranks) {
     replay.beta2 = settings->optimizer.beta2;
     replay.epsilon = settings->optimizer.epsilon;
     replay.weight_decay = settings->optimizer.weight_decay;
+    replay.tensors = settings->optimizer.tensors;
+    replay.tensor_count = settings->optimizer.tensor_count;
+    replay.muon_momentum = settings->optimizer.muon_momentum;
+    replay.muon_iterations = settings->optimizer.muon_iterations;
     replay.period = settings->steps;
     replay.outer_rate = (double)settings->outer_nesterov.learning_rate;
     replay.mu = (double)settings->outer_nesterov.momentum;
@@ -1003,7 +1007,11 @@ static void draw_late_spike(Random *random, RunSpec *spec, int ranks) {
 // Random settings of a rule for `ranks` ranks. A world of one rank gets fp32: it adds up
 // nothing, so it rounds no gradients, while the replay would.
 static RunSpec draw_spec(Random *random, const char *rule, int ranks) {
-    static const OptimizerTensor ranges[] = {{3, 50, true, 0, 0}, {77, 78, true, 0, 0}, {200, 900, true, 0, 0}};
+    static const OptimizerTensor ranges[] = {
+        {3, 50, true, 0, 0}, {77, 78, true, 0, 0}, {200, 900, true, 0, 0}};
+    static const OptimizerTensor matrices[] = {{3, 50, true, 0, 0},       {77, 105, true, 4, 7},
+                                               {200, 900, true, 20, 35},  {900, 1400, false, 50, 10},
+                                               {1403, 1443, true, 1, 40}, {1500, 2148, true, 24, 27}};
     RunSpec spec = noisy_spec(rule, (size_t)draw(random, 1, 2500));
     SchedulerSettings *settings = &spec.settings;
     bool overlapped = rule_find(rule)->kind == RULE_OVERLAPPED;
@@ -1032,6 +1040,15 @@ static RunSpec draw_spec(Random *random, const char *rule, int ranks) {
     if (draw(random, 0, 1) == 1) { draw_late_spike(random, &spec, ranks); }
     settings->optimizer.tensors = ranges;
     settings->optimizer.tensor_count = draw(random, 0, 3);
+    if (draw(random, 0, 1) == 1) { // what fits of a model that Muon trains
+        settings->optimizer.tensors = matrices;
+        settings->optimizer.tensor_count = 0;
+        for (int i = 0; i < 6 && matrices[i].end <= spec.parameter_count; i++) {
+            settings->optimizer.tensor_count++;
+        }
+        settings->optimizer.muon_momentum = 0.95;
+        settings->optimizer.muon_iterations = draw(random, 1, 5);
+    }
     draw_local(random, &spec);
     settings->overlap = draw(random, 0, 3) > 0;
     settings->bucket = (size_t)(draw(random, 0, 3) * 1000);
@@ -1060,10 +1077,9 @@ static void expect_updates(const RunSpec *spec, const RunResult *result, int ran
             expect_number(look->report.learning_rate, reference->rates[update], 0, what, i);
         }
         if (!sharded) { expect_same_floats(look->committed, updated, spec->parameter_count, what, i); }
-        for (size_t own = 0; own < layout_shard(owned) && sharded; own++) {
-            size_t flat = layout_flat(owned, rank, own);
-            if (flat < spec->parameter_count) {
-                expect_same_floats(look->master + own, updated + flat, 1, what, i);
+        for (LayoutRange range = {0}; sharded && layout_next(owned, rank, SIZE_MAX, &range);) {
+            for (size_t j = 0; j < range.count && range.flat + j < spec->parameter_count; j++) {
+                expect_same_floats(look->master + range.own + j, updated + range.flat + j, 1, what, i);
             }
         }
         update++;

@@ -9,6 +9,7 @@
 #include "test/model_loss.h"
 #include "test/reference.h"
 #include "test/threads_link.h"
+#include "training_problem.h"
 
 // ---------------------------------------------------------------------------------------
 // A model with its memory
@@ -174,11 +175,12 @@ static void check_first_pass(Fixture *fixture, const Tensors *tensors) {
 // ---------------------------------------------------------------------------------------
 // Training with the real scheduler, every rank on the same batch
 
-enum { MAX_STEPS = 16 };
+enum { MAX_STEPS = 16, MAX_TENSORS = 256 };
 
 typedef struct ReferenceRank {
     Fixture fixture;
     SchedulerSettings settings;
+    OptimizerTensor tensors[MAX_TENSORS];
     int steps;
     double losses[MAX_STEPS];
     float *parameters; // (parameter_count), after the last step
@@ -218,6 +220,8 @@ static SchedulerSettings reference_settings(const Tensors *tensors, const Optimi
     settings.optimizer.weight_decay = tensors_number(tensors, "weight_decay");
     settings.optimizer.tensors = ranges;
     settings.optimizer.tensor_count = count;
+    settings.optimizer.muon_momentum = 0.95;
+    settings.optimizer.muon_iterations = 5;
     return settings;
 }
 
@@ -251,15 +255,12 @@ static void train_threads_rank(Transport *transport, void *context) {
 
 static void train_two_ranks(ReferenceRank *ranks) { threads_run(2, train_threads_rank, ranks); }
 
-static void rank_open(ReferenceRank *rank, const Tensors *tensors, int threads, OptimizerTensor *ranges) {
+static void rank_open(ReferenceRank *rank, const Tensors *tensors, int threads, bool muon) {
     memset(rank, 0, sizeof *rank);
     fixture_open_reference(&rank->fixture, tensors, threads);
-    int count = 0;
-    for (int i = 0; i < rank->fixture.table.count; i++) {
-        const ParameterInfo *entry = &rank->fixture.table.entries[i];
-        if (entry->is_matrix) { tensors_add(ranges, &count, entry->offset, entry->offset + entry->count); }
-    }
-    rank->settings = reference_settings(tensors, ranges, count);
+    assert_true(rank->fixture.table.count <= MAX_TENSORS);
+    int count = training_tensors(&rank->fixture.table, false, muon, rank->tensors);
+    rank->settings = reference_settings(tensors, rank->tensors, count);
     rank->steps = (int)tensors_number(tensors, "steps");
     rank->forward_agrees = true;
     assert_true(rank->steps <= MAX_STEPS);
@@ -280,29 +281,43 @@ static void check_training(ReferenceRank *rank, const Tensors *tensors) {
 }
 
 // The mean of two equal gradients is that gradient, so two ranks must end with the bits
-// of one.
-static void check_reference(const char *name, int threads) {
-    Tensors tensors = tensors_open(name);
-    OptimizerTensor ranges[256];
+// of one. trained: has the losses and the parameters at the end.
+static void check_training_of(const Tensors *tensors, const Tensors *trained, int threads, bool muon) {
     ReferenceRank alone, two[2];
-    rank_open(&alone, &tensors, threads, ranges);
-    assert_true(alone.fixture.table.count <= 256);
-    check_first_pass(&alone.fixture, &tensors);
+    rank_open(&alone, tensors, threads, muon);
+    check_first_pass(&alone.fixture, tensors);
     Transport transport;
     transport_open_alone(&transport, "a test");
     train_rank(&alone, &transport);
     transport_close(&transport);
-    check_training(&alone, &tensors);
-    for (int i = 0; i < 2; i++) { rank_open(&two[i], &tensors, 1, ranges); }
+    check_training(&alone, trained);
+    for (int i = 0; i < 2; i++) { rank_open(&two[i], tensors, 1, muon); }
     train_two_ranks(two);
     for (int i = 0; i < 2; i++) {
-        check_training(&two[i], &tensors);
+        check_training(&two[i], trained);
+        // Whether ranks own whole matrices or all the same part, the norm is not added up in one
+        // order; that moves no step here, because nothing is clipped.
         assert_memory_equal(two[i].parameters, alone.parameters,
                             alone.fixture.table.parameter_count * sizeof(float));
         assert_memory_equal(two[i].losses, alone.losses, sizeof alone.losses);
         rank_close(&two[i]);
     }
     rank_close(&alone);
+}
+
+static void check_reference(const char *name, int threads) {
+    Tensors tensors = tensors_open(name);
+    check_training_of(&tensors, &tensors, threads, false);
+    tensors_close(&tensors);
+}
+
+static void muon_trains_as_in_torch(void **state) {
+    (void)state;
+    Tensors tensors = tensors_open("window_below_length"), trained = tensors_open("muon");
+    for (int threads = 1; threads <= 3; threads += 2) {
+        check_training_of(&tensors, &trained, threads, true);
+    }
+    tensors_close(&trained);
     tensors_close(&tensors);
 }
 
@@ -734,6 +749,7 @@ int main(void) {
         cmocka_unit_test(test_window_below_length),
         cmocka_unit_test(test_window_above_length),
         cmocka_unit_test(test_masked_targets),
+        cmocka_unit_test(muon_trains_as_in_torch),
         cmocka_unit_test(test_finite_differences),
         cmocka_unit_test(test_threads_do_not_change_bits),
         cmocka_unit_test(test_gradients_accumulate),

@@ -28,8 +28,8 @@
 //   momentum      local                  the momentum of the outer step
 //   exchange      with a job in flight   the sum that the next boundary will apply
 //                 between commits
-//   exp_avg,      all; local: each       AdamW's moments, in the format of --moments; all
-//   exp_avg_sq    worker its own         other vectors are fp32
+//   exp_avg,      all; local: each       the moments, in the format of --moments; all other vectors
+//   exp_avg_sq    worker its own         are fp32. exp_avg_sq lacks the matrices that Muon steps
 #ifndef ACCO_CHECKPOINT_CHECKPOINT_H
 #define ACCO_CHECKPOINT_CHECKPOINT_H
 
@@ -97,6 +97,7 @@ typedef struct CheckpointedRun {
     json_t *options;        // the effective options, name: value
     int product_processors; // GPU multiprocessors that matrix products may use; 0: all
     const char *measured;   // the measurement that chose some of the options; "": none did
+    bool fresh_moments;     // a checkpoint of another inner optimizer may be loaded, without its moments
     // Whether continuing with `now` instead of `before` (NULL: not known then) leads to
     // other bits.
     bool (*option_change_matters)(const void *context, const char *name, const json_t *before,
@@ -130,6 +131,7 @@ typedef struct SavedVector {
     SavedScope scope;
     Real *data;      // where kernels work; (parameter_count), or this rank's shard of it
     Precision held;  // the format of `data`
+    bool of_adamw;   // has only what AdamW steps, and lies in the order of optimizer_next()
     Precision saved; // in the file: the same, but casts, which only a GPU keeps, are saved as fp32
 } SavedVector;
 
@@ -171,6 +173,7 @@ static inline int saved_vectors(Scheduler *s, SavedVector vectors[CHECKPOINT_MAX
     SavedVector second = first;
     second.name = "exp_avg_sq";
     second.data = s->optimizer.second_moment;
+    second.of_adamw = true;
     int count = 0;
     saved_vector_add(vectors, &count,
                      saved_floats("master", sharded ? SAVED_SHARD : SAVED_SHARED,
@@ -344,6 +347,12 @@ static inline json_t *model_to_json(const CheckpointedRun *run) {
     return hf_model_describe(run->config, SAFETENSORS_F32, NULL);
 }
 
+// Whether Muon steps the matrices of the run's layers.
+static inline bool checkpoint_has_muon(const CheckpointedRun *run) {
+    const OptimizerSettings *optimizer = &run->scheduler->settings.optimizer;
+    return optimizer_tensors_have_muon(optimizer->tensors, optimizer->tensor_count);
+}
+
 // The manifest without its checksums. workers (size): the numbers of every rank.
 static inline json_t *manifest_make(const CheckpointedRun *run, const WorkerNumbers *workers) {
     const Scheduler *s = run->scheduler;
@@ -357,7 +366,7 @@ static inline json_t *manifest_make(const CheckpointedRun *run, const WorkerNumb
         json_array_append_new(applied, json_integer((json_int_t)s->local.fragments[i].applied_at));
     }
     return json_pack("{s:i, s:s, s:s, s:I, s:o, s:s, s:i, s:i, s:I, s:o, s:o, s:o, s:I, s:I, s:o, s:I, s:o, "
-                     "s:i, s:o, s:b, s:o, s:o, s:O, s:s, s:s, s:b, s:i}",
+                     "s:i, s:o, s:b, s:o, s:o, s:O, s:s, s:s, s:b, s:i, s:b}",
                      "checkpoint", CHECKPOINT_VERSION, "program", run->version, "optimizer", run->rule->name,
                      "parameters", (json_int_t)run->table->parameter_count, "model", model_to_json(run),
                      "device", s->settings.gpu != NULL ? "cuda" : "cpu", "sequences", run->B, "length",
@@ -370,7 +379,7 @@ static inline json_t *manifest_make(const CheckpointedRun *run, const WorkerNumb
                      applied, "job_in_flight", s->job_in_flight ? 1 : 0, "job", job_to_json(&s->job),
                      "workers", list, "options", run->options, "measured", run->measured, "exchange",
                      exchange, "casts", s->settings.gathers_casts && !rule_is_ahead(run->rule, s),
-                     "product_processors", run->product_processors);
+                     "product_processors", run->product_processors, "muon", checkpoint_has_muon(run));
 }
 
 // CRC-32 of everything in the manifest but the member "checksum" itself.
@@ -402,14 +411,29 @@ static inline SafetensorsType area_type(Precision format) {
     return format == PRECISION_BF16 ? SAFETENSORS_BF16 : SAFETENSORS_F32;
 }
 
-// The first element of an area (parameter_count) in this format; NULL: the file has no area
-// of this name, format and size.
+// Whether an area has this tensor. without_muon: it lacks the matrices that Muon steps.
+static inline bool area_has(const ParameterInfo *entry, bool without_muon) {
+    return !(without_muon && entry->is_projection);
+}
+
+// Where flat element `flat` stands in an area; of parameter_count: how many elements it has.
+static inline size_t area_place(const ParameterTable *table, bool without_muon, size_t flat) {
+    size_t place = flat;
+    for (int i = 0; without_muon && i < table->count && table->entries[i].offset < flat; i++) {
+        if (!area_has(&table->entries[i], without_muon)) { place -= table->entries[i].count; }
+    }
+    return place;
+}
+
+// The first element of an area in this format; NULL: the file has no area of this name, format and
+// size.
 static inline const Real *area_find(const SafetensorsFile *file, const ParameterTable *table,
-                                    const char *vector, int worker, Precision format) {
+                                    const char *vector, int worker, Precision format, bool without_muon) {
     const uint8_t *begin = NULL;
     size_t bytes = precision_bytes(format);
     for (int i = 0; i < table->count; i++) {
         char name[128];
+        if (!area_has(&table->entries[i], without_muon)) { continue; }
         area_name(name, vector, worker, table->entries[i].name);
         const SafetensorsEntry *entry = safetensors_find(file, name);
         if (entry == NULL || entry->type != area_type(format) ||
@@ -417,7 +441,8 @@ static inline const Real *area_find(const SafetensorsFile *file, const Parameter
             return NULL;
         }
         if (i == 0) { begin = entry->data; }
-        if (entry->data != begin + table->entries[i].offset * bytes) { return NULL; }
+        size_t place = area_place(table, without_muon, table->entries[i].offset);
+        if (entry->data != begin + place * bytes) { return NULL; }
     }
     return (uintptr_t)begin % bytes == 0 ? (const Real *)(const void *)begin : NULL;
 }
@@ -475,12 +500,20 @@ static inline bool walk_vector(const PieceWalk *walk, const SavedVector *vector,
     Scheduler *s = walk->scheduler;
     size_t count = s->problem.parameter_count, rank = (size_t)s->transport->rank,
            size = (size_t)s->transport->size;
-    if (vector->scope != SAVED_SHARD) {
-        bool part = divided && vector->scope == SAVED_SHARED;
-        size_t begin = part ? count / size * rank : 0,
-               end = part && rank + 1 < size ? count / size * (rank + 1) : count;
-        return walk_piece(walk, vector, begin, begin, end - begin, error);
+    bool part = divided && vector->scope == SAVED_SHARED;
+    size_t begin = part ? count / size * rank : 0,
+           end = part && rank + 1 < size ? count / size * (rank + 1) : count;
+    if (vector->of_adamw) {
+        for (OptimizerRange range = {0}; optimizer_next(&s->optimizer, &range);) {
+            size_t from = size_max(range.flat, begin), to = size_min(range.flat + range.count, end);
+            if (optimizer_range_is_muons(&range) || from >= to) { continue; }
+            if (!walk_piece(walk, vector, range.second + (from - range.flat), from, to - from, error)) {
+                return false;
+            }
+        }
+        return true;
     }
+    if (vector->scope != SAVED_SHARD) { return walk_piece(walk, vector, begin, begin, end - begin, error); }
     for (LayoutRange range = {0}; layout_next(&s->layout, s->transport->rank, SIZE_MAX, &range);) {
         if (range.flat >= count) { break; }
         size_t here = size_min(range.count, count - range.flat);

@@ -24,6 +24,7 @@ typedef struct CheckpointSource {
     const char *rule; // the saving run's
     bool same_rule;   // as the present run's
     int workers;      // the saving run's ranks
+    bool muon;        // its inner optimizer
 } CheckpointSource;
 
 // ---------------------------------------------------------------------------------------
@@ -134,27 +135,29 @@ static inline bool manifest_is_sane(const json_t *manifest, const Rule *rule) {
 
 static inline const float *source_area(const CheckpointSource *source, const CheckpointedRun *run,
                                        const char *vector, int worker) {
-    return real_floats_const(area_find(&source->state, run->table, vector, worker, PRECISION_FP32));
+    return real_floats_const(area_find(&source->state, run->table, vector, worker, PRECISION_FP32, false));
 }
 
 // A vector of the checkpoint, in the format that it was saved in.
 typedef struct SourceArea {
     const Real *data; // (parameter_count); NULL: there is none
     Precision format;
+    bool without_muon; // the matrices that Muon steps are missing
 } SourceArea;
 
 static inline SourceArea source_floats(const float *data) {
-    SourceArea area = {as_reals_const(data), PRECISION_FP32};
+    SourceArea area = {.data = as_reals_const(data), .format = PRECISION_FP32};
     return area;
 }
 
 // One of AdamW's moments, whatever --moments was.
 static inline SourceArea source_moment_area(const CheckpointSource *source, const CheckpointedRun *run,
                                             const char *vector, int worker) {
-    SourceArea area = source_floats(source_area(source, run, vector, worker));
-    if (area.data == NULL) {
-        area.format = PRECISION_BF16;
-        area.data = area_find(&source->state, run->table, vector, worker, PRECISION_BF16);
+    bool without_muon = source->muon && strcmp(vector, "exp_avg_sq") == 0;
+    SourceArea area = {.without_muon = without_muon};
+    for (int format = PRECISION_FP32; area.data == NULL && format <= PRECISION_BF16; format++) {
+        area.format = (Precision)format;
+        area.data = area_find(&source->state, run->table, vector, worker, area.format, without_muon);
     }
     return area;
 }
@@ -203,6 +206,7 @@ static inline bool source_open_manifest(CheckpointSource *source, const Checkpoi
         return error_set(error, "%.400s is no checkpoint of this version", path);
     }
     source->same_rule = strcmp(source->rule, run->rule->name) == 0;
+    source->muon = json_is_true(json_object_get(source->manifest, "muon"));
     if (integer_from_json(source->manifest, "checksum") != manifest_checksum(source->manifest)) {
         return error_set(error, "%.400s is damaged: it is not what was written", file);
     }
@@ -237,6 +241,13 @@ static inline bool checkpoint_open(CheckpointSource *source, const CheckpointedR
     if (good && (!source_is_of_model(source, run) ||
                  integer_from_json(source->manifest, "parameters") != (int64_t)run->table->parameter_count)) {
         good = error_set(error, "%.400s is of another model than %s", path, run->config->name);
+    }
+    if (good && source->muon != checkpoint_has_muon(run) && !run->fresh_moments) {
+        good = error_set(
+            error,
+            "%.400s was trained with --inner %s: continue with that, or add --fresh-moments on, and "
+            "the moments start from zero",
+            path, source->muon ? "muon" : "adamw");
     }
     if (good && !source_is_complete(source, run, rule_find(source->rule))) {
         good = error_set(error, "%.400s lacks a vector that every checkpoint of %s has", file, source->rule);
@@ -388,6 +399,7 @@ static inline float *source_exchange(const CheckpointSource *source, const Check
 }
 
 typedef struct PieceReader {
+    const ParameterTable *table;
     SourceArea from;
     Precision format; // that the vector is wanted in
 } PieceReader;
@@ -402,7 +414,8 @@ static inline bool read_piece(void *context, size_t flat, Real *host, size_t cou
         memset(host, 0, count * precision_bytes(is));
         return true;
     }
-    const Real *from = real_at_const(reader->from.data, flat, was);
+    size_t place = area_place(reader->table, reader->from.without_muon, flat);
+    const Real *from = real_at_const(reader->from.data, place, was);
     if (was == is) {
         memcpy(host, from, count * precision_bytes(is));
         return true;
@@ -414,7 +427,7 @@ static inline bool read_piece(void *context, size_t flat, Real *host, size_t cou
 // Fills what this rank has of the vector from `from`; with zeros if that has no data.
 static inline void read_vector(CheckpointedRun *run, const SavedVector *vector, SourceArea from,
                                float *stage) {
-    PieceReader reader = {from, vector->saved};
+    PieceReader reader = {.table = run->table, .from = from, .format = vector->saved};
     PieceWalk walk = {.scheduler = run->scheduler,
                       .writes_to_device = true,
                       .stage = stage,
@@ -437,8 +450,9 @@ static inline void load_vectors(const CheckpointSource *source, CheckpointedRun 
                               : strcmp(name, "parameters") == 0 ? source_parameters(source, run, &vectors[i])
                                                                 : source_area(source, run, name, -1);
         bool is_moment = strncmp(name, "exp_avg", 7) == 0;
-        read_vector(run, &vectors[i],
-                    is_moment ? source_moment(source, run, &vectors[i]) : source_floats(floats), stage);
+        SourceArea from = is_moment ? source_moment(source, run, &vectors[i]) : source_floats(floats);
+        if (is_moment && source->muon != checkpoint_has_muon(run)) { from.data = NULL; }
+        read_vector(run, &vectors[i], from, stage);
     }
     if (s->job_in_flight) { s->comm_buffer.state = BUFFER_WRITING; } // as if its job had just ended
     if (source->same_rule && source_area(source, run, "gradients", 0) != NULL) {
@@ -534,7 +548,10 @@ static inline void source_find_remarks(const CheckpointSource *source, const Che
     remarks[0] = '\0';
     if (!source->same_rule) {
         remarks_add(remarks,
-                    "another rule: what the old rule had in flight is dropped, AdamW's moments are kept");
+                    "another rule: what the old rule had in flight is dropped");
+    }
+    if (source->muon != checkpoint_has_muon(run)) {
+        remarks_add(remarks, "the moments start from zero");
     }
     if (source->workers != run->transport->size) {
         remarks_add(remarks,

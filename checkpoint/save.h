@@ -50,6 +50,7 @@ typedef struct Saver {
     SafetensorsWriter file;
     size_t area;             // where the vector that is being walked begins in the file
     size_t width;            // bytes of each of its elements
+    bool without_muon;       // it lacks the matrices that Muon steps
     char *copies;            // all parts, one behind the other; NULL: parts are written as they come
     size_t copied;           // bytes of `copies` that are filled
     SavedPart *parts;        // (count)
@@ -79,6 +80,7 @@ static inline Saver *saver_create(CheckpointedRun *run, const SavedVector *vecto
         (WorkerNumbers *)transport_collect_records(run->transport, "checkpoint", &mine, sizeof mine);
     if (run->transport->rank == 0) { saver->manifest = manifest_make(run, all); }
     free(all);
+    bool muon = checkpoint_has_muon(run);
     safetensors_plan_start(&saver->plan);
     for (const SavedVector *vector = vectors; vector < vectors + count; vector++) {
         bool of_workers = vector->scope == SAVED_WORKER;
@@ -87,6 +89,7 @@ static inline Saver *saver_create(CheckpointedRun *run, const SavedVector *vecto
                 const ParameterInfo *entry = &run->table->entries[i];
                 char name[128];
                 size_t shape[2];
+                if (!area_has(entry, vector->of_adamw && muon)) { continue; }
                 int dimensions = hf_model_shape(entry, shape);
                 area_name(name, vector->name, of_workers ? worker : -1, entry->name);
                 safetensors_plan_add(&saver->plan, name, area_type(vector->saved), dimensions, shape);
@@ -152,7 +155,8 @@ static inline bool saver_take(Saver *saver, size_t place, const char *from, size
 
 static inline bool saver_take_piece(void *context, size_t flat, Real *host, size_t count, Error *error) {
     Saver *saver = (Saver *)context;
-    return saver_take(saver, saver->area + flat * saver->width, (const char *)host, count * saver->width,
+    size_t place = area_place(saver->run->table, saver->without_muon, flat);
+    return saver_take(saver, saver->area + place * saver->width, (const char *)host, count * saver->width,
                       error);
 }
 
@@ -199,8 +203,9 @@ static inline bool saver_collect(Saver *saver, const SavedVector *vectors, int c
                       .context = saver};
     bool good = !is_main || saver_take(saver, 0, saver->plan.header, saver->plan.header_bytes, error);
     for (int i = 0; good && i < count; i++) {
+        saver->without_muon = vectors[i].of_adamw && checkpoint_has_muon(run);
         size_t areas = vectors[i].scope == SAVED_WORKER ? ranks : 1,
-               bytes = saved_bytes(&vectors[i], elements);
+               bytes = saved_bytes(&vectors[i], area_place(run->table, saver->without_muon, elements));
         saver->width = saved_bytes(&vectors[i], 1);
         saver->area = begin + (areas > 1 ? (size_t)run->transport->rank * bytes : 0);
         good = walk_vector(&walk, &vectors[i], true, error);

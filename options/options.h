@@ -96,6 +96,7 @@ typedef struct Options {
     double beta1, beta2, eps;
     OptionChoice moments;  // Precision
     OptionChoice inner;    // InnerChoice
+    bool fresh_moments;
     double muon_momentum;
     int64_t muon_iterations;
     double grad_clip;      // 0: off

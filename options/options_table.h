@@ -431,6 +431,9 @@ static const OptionSpec option_table[] = {
      "Continues from a checkpoint. auto: from the newest sound one in --out, where the log continues, too; "
      "a new run begins where there is none. PATH: from that one, or the newest one of that run, in a new "
      "--out. Ranks, rule and device may differ; the run then says what is not exact."},
+    {OPTION("fresh-moments", REPORT, SAME_BITS), SWITCH_OPTION(fresh_moments, "off"), .needs = "resume",
+     .of_one_run = true, .help =
+     "With --resume: on loads a checkpoint whose --inner was another one, and its moments start from zero."},
     {OPTION("out", REPORT, SAME_BITS), TEXT_OPTION(out, "auto", 1, "DIR|auto"),
      .commands = FOR_TRAINING | FOR_TOKENS, .of_one_run = true, .also = "output-dir", .help =
      "The run's directory, created with its parents; a directory that already holds a run is refused. auto: "

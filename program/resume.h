@@ -41,6 +41,7 @@ static inline void open_checkpoints(Run *run) {
     options_save_times(options, &run->saving.times, &error); // cannot fail: it has been checked
     checkpointed->keep = options->keep;
     checkpointed->keep_every = options->keep_every;
+    checkpointed->fresh_moments = options->fresh_moments;
     checkpointed->product_processors = run->placement.product_processors;
     checkpointed->option_change_matters = option_change_matters;
     checkpointed->option_context = run;

@@ -325,6 +325,7 @@ typedef struct Scheduler {
     // (padded) each, where casts are kept. Overlapped rules: a job gathers the latter.
     Real *casts, *arriving_casts;
     Optimizer optimizer;
+    bool multiplies;          // on a GPU: the communication stream has Muon's products
     Watermark finished;       // gradients, counted from the end, that will not change any more in this round
     Watermark arrived;        // parameters, counted from the start, that may be read
     double *norm_partials;    // scratch of the norm: the job's; in local rules compute's
@@ -547,6 +548,8 @@ static inline void scheduler_start(Scheduler *s, ThreadPool *pool, bool keep_tra
         transport_fail(s->transport, "the system gives no more threads");
     }
     s->parameters_version = 1;
+    s->multiplies = s->optimizer.muon.gemm != NULL && s->settings.kind != RULE_LOCAL;
+    if (s->multiplies) { gemm_open(s->communication, s->optimizer.muon.gemm, 0); }
     for (int i = 0; s->compute->queue != NULL && i <= LAYOUT_CELLS; i++) {
         s->announced.marks[i] = gpu_mark_create();
     }
@@ -555,6 +558,7 @@ static inline void scheduler_start(Scheduler *s, ThreadPool *pool, bool keep_tra
 
 static inline void scheduler_stop(Scheduler *s) {
     bool on_gpu = s->compute->queue != NULL;
+    if (s->multiplies) { gemm_close(s->communication); }
     stream_destroy(s->compute);
     stream_destroy(s->communication);
     event_destroy(s->computed);

@@ -14,6 +14,7 @@
 #include "test/harness.h"
 #include "test/model_loss.h"
 #include "test/sgd.h"
+#include "training_problem.h"
 
 typedef struct Shape {
     int layers, channels, heads, inner, window, vocabulary, B, T;
@@ -121,14 +122,13 @@ static size_t machine_bytes(const Machine *machine) { return machine->neo->param
 // elements near 0 would step by their sign.
 static void machine_reserve_optimizer(Machine *machine) {
     const ParameterTable *table = &machine->inputs->table;
-    OptimizerSettings settings = {NULL, 0.9, 0.95, 1e-1, 0.1, machine->ranges, 0, PRECISION_FP32, 0};
+    OptimizerSettings settings = {.beta1 = 0.9,
+                                  .beta2 = 0.95,
+                                  .epsilon = 1e-1,
+                                  .weight_decay = 0.1,
+                                  .tensors = machine->ranges,
+                                  .tensor_count = training_tensors(table, false, false, machine->ranges)};
     Layout layout = optimizer_whole(table->parameter_count);
-    for (int i = 0; i < table->count; i++) {
-        const ParameterInfo *entry = &table->entries[i];
-        if (!entry->is_matrix) { continue; }
-        tensors_add(machine->ranges, &settings.tensor_count, entry->offset,
-                         entry->offset + entry->count);
-    }
     optimizer_reserve(&machine->optimizer, &machine->arena, &settings, &layout, 0, false);
 }
 

@@ -184,6 +184,17 @@ static inline void optimizer_reserve(Optimizer *optimizer, Arena *arena, const O
     if (muon->count > 0) { muon_reserve(muon, arena, settings->precision); }
 }
 
+// Operations of the matrix products of a step on what this worker owns.
+static inline double optimizer_flops(const Optimizer *optimizer) {
+    double flops = 0;
+    for (OptimizerRange range = {0}; optimizer_next(optimizer, &range);) {
+        const OptimizerTensor *tensor = range.tensor;
+        if (!optimizer_range_is_muons(&range)) { continue; }
+        flops += muon_flops(tensor->rows, tensor->columns, optimizer->settings.muon_iterations);
+    }
+    return flops;
+}
+
 // Copies this worker's elements of `parameters` (layout_padded) into the master.
 static inline void optimizer_take_master(Optimizer *optimizer, Stream *stream, const float *parameters) {
     for (LayoutRange range = {0}; layout_next(&optimizer->layout, optimizer->rank, SIZE_MAX, &range);) {

@@ -221,13 +221,11 @@ static inline void layout_open_cell(LayoutBuilder *builder, size_t flat) {
 // in a new cell.
 static inline void layout_give(LayoutBuilder *builder, int rank, size_t begin, size_t end) {
     Layout *layout = &builder->layout;
-    size_t size = (size_t)layout->size, long_enough = layout->count / LAYOUT_CELLS;
+    size_t size = (size_t)layout->size;
     LayoutRange *piece =
         builder->open ? &builder->table->pieces[(layout->cells - 1) * size + (size_t)rank] : NULL;
     bool grows = piece != NULL && piece->count > 0 && piece->flat + piece->count == begin;
-    bool full =
-        piece == NULL ||
-        (!grows && (piece->count > 0 || begin - builder->table->cells[layout->cells - 1] > long_enough));
+    bool full = piece == NULL || (piece->count > 0 && !grows);
     if (full) {
         layout_open_cell(builder, begin);
         layout->cells++;

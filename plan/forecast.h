@@ -129,6 +129,8 @@ static inline Machine machine_of_setup(const Setup *run, double micro_batch) {
                 : emulated             ? 0
                                        : HOST_US;
     double inside = options->inside_mbit > 0 ? options->inside_mbit * 1e6 / 8 : INFINITY;
+    double flops = model_flops_per_token(run->config, (int)options->seq_len) * setup_micro_batch_tokens(run) /
+                   micro_batch;
     Machine machine = {.host = {mbit * 1e6 / 8 * (emulated ? 1 : TCP_PAYLOAD), us / 1e6},
                        .inside = {inside, options->inside_us / 1e6},
                        .micro_batch = micro_batch,
@@ -138,6 +140,8 @@ static inline Machine machine_of_setup(const Setup *run, double micro_batch) {
                                                   : cached ? CPU_CACHED
                                                            : CPU_MEMORY,
                        .exchange_bytes_per_second = on_gpu ? GPU_MEMORY : CPU_EXCHANGE,
+                       .flops_per_second = flops,
+                       .exchange_flops_per_second = on_gpu ? flops : flops / run->threads,
                        .taken_of_work = on_gpu ? 0 : CPU_TAKEN,
                        .taken_of_time = on_gpu && nccl ? GPU_TAKEN : 0,
                        .chunk = nccl ? NCCL_CHUNK : 0,

@@ -45,6 +45,8 @@ typedef struct Machine {
     const double *measured_exchange;
     double memory_bytes_per_second;   // in passes over vectors
     double exchange_bytes_per_second; // the same, in a rank's work for an exchange
+    // In Muon's matrix products: where compute waits for them, and of a thread that also exchanges.
+    double flops_per_second, exchange_flops_per_second;
     // What an exchange takes from the computation beside it: a share of the rank's work
     // for it (both need the same cores), and a share of its whole time (it keeps some of
     // a GPU's processors busy).

@@ -46,6 +46,7 @@ typedef struct Simulation {
     // When the backward pass of the latest micro-batch began and ended, on the slowest
     // rank.
     double backward_began, backward_ended;
+    double step_flops;    // of Muon's products in a step; 0: none, or nothing is known of their rate
     double *arrivals;     // (layout.cells): when the latest gather brought each bucket
     size_t arrival_cells; // of a bucket; 0: everything is there
     // Totals.
@@ -73,15 +74,19 @@ static inline double simulation_beside(const Simulation *simulation, double star
     return left <= possible ? from + left / speed : ended + (left - possible);
 }
 
-// Every rank passes over vectors.
-static inline void simulation_pass(Simulation *simulation, double elements, double bytes) {
-    double seconds = machine_pass(simulation->machine, elements, bytes);
+// Every rank computes for so long.
+static inline void simulation_take(Simulation *simulation, double seconds) {
     for (int i = 0; i < simulation->width; i++) {
         double start = fmax(simulation->host[i], simulation->compute[i]);
         simulation->compute[i] = simulation_beside(simulation, start, seconds);
         simulation->useful[i] += seconds;
         simulation->busy[i] += simulation->compute[i] - start;
     }
+}
+
+// Every rank passes over vectors.
+static inline void simulation_pass(Simulation *simulation, double elements, double bytes) {
+    simulation_take(simulation, machine_pass(simulation->machine, elements, bytes));
 }
 
 // The share of a pass that layers [first, last) have, in proportion to their parameters.
@@ -221,6 +226,10 @@ static inline double simulation_step(const Simulation *simulation, double now, d
     double stepped = (double)layout_shard(&s->optimizer.layout);
     double bytes = shard * PASS_SQUARE + stepped * PASS_ADAMW * (job->kind == COMMIT_THEN_PREDICT ? 2 : 1);
     double seconds = waits ? machine_pass(machine, 1, bytes) : machine_exchange_pass(machine, 1, bytes);
+    if (simulation->step_flops > 0) {
+        double rate = waits ? machine->flops_per_second : machine->exchange_flops_per_second;
+        seconds += simulation->step_flops / rate * (job->kind == COMMIT_THEN_PREDICT ? 2 : 1);
+    }
     *work += waits ? 0 : seconds;
     return now + seconds;
 }
@@ -321,6 +330,9 @@ static inline void simulation_run(void *self, Stream *stream, StreamTask task, v
     } else if (task == inner_step_task) {
         simulation_pass(simulation, (double)s->problem.parameter_count,
                         PASS_SQUARE + PASS_ADAMW + PASS_CLEAR);
+        if (simulation->step_flops > 0) {
+            simulation_take(simulation, simulation->step_flops / simulation->machine->flops_per_second);
+        }
         s->tally.micro_batches += s->local.tally_before.micro_batches;
         s->optimizer.commits++;
     } else {
@@ -394,6 +406,7 @@ static inline bool simulation_open(Simulation *simulation, Scheduler *scheduler,
                  machine->counts == NULL;
     simulation->width = alike ? 1 : simulation->ranks;
     simulation->random.state = 1;
+    if (machine->flops_per_second > 0) { simulation->step_flops = optimizer_flops(&scheduler->optimizer); }
     StreamSimulator simulator = {.self = simulation,
                                  .run = simulation_run,
                                  .record = simulation_record,

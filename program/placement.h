@@ -276,6 +276,14 @@ static inline bool placement_open_nccl(Placement *placement, const Options *opti
     return true;
 }
 
+// Why the gradients of this run cannot be sent by NCCL, whose kernels want equal pieces; NULL: they
+// can.
+static inline const char *placement_uneven(const Options *options) {
+    bool whole = options->inner == INNER_MUON && options_rule(options)->kind != RULE_LOCAL;
+    return whole ? "with --inner muon ranks own whole matrices, and NCCL is used for equal pieces only"
+                 : NULL;
+}
+
 // Collective; all ranks choose the same. If the rule does not shard, every rank makes the
 // same steps by itself, so all must round alike; but kernels compiled for other GPUs, and
 // those for CPUs, may fuse other operations.
@@ -288,7 +296,7 @@ static inline bool placement_choose_gpu_exchange(Placement *placement, const Opt
                          "--exchange library: there is one rank, so nothing is exchanged; leave it away");
     }
     GpuFleet fleet = placement_look_at_gpus(placement, transport);
-    const char *obstacle = fleet.obstacle;
+    const char *obstacle = fleet.obstacle != NULL ? fleet.obstacle : placement_uneven(options);
     if (fleet.mixed && !rule_shards(options_rule(options))) {
         char sharding[RULE_TEXT];
         return error_set(
@@ -341,8 +349,8 @@ static inline bool placement_check_gpu_options(const Placement *placement, const
 // plans for one with CUDA and NCCL.
 static inline void placement_plan_gpu_exchange(Placement *placement, const Options *options) {
     bool has_nccl = nccl_is_built_in() || !gpu_is_built_in();
-    placement->uses_nccl =
-        placement->on_gpu && has_nccl && options->gpu_exchange != GPU_EXCHANGE_HOST && options->ranks > 1;
+    placement->uses_nccl = placement->on_gpu && has_nccl && options->gpu_exchange != GPU_EXCHANGE_HOST &&
+                           options->ranks > 1 && placement_uneven(options) == NULL;
     placement->nccl.buffer_limit = placement_nccl_bytes(placement->gpu.memory_total);
     placement->all_cast = placement->on_gpu && placement->precision == PRECISION_BF16 && options->ranks > 1;
 }

@@ -97,7 +97,7 @@ typedef struct Machine {
     Model model;
     GptNeo *neo; // its state
     Optimizer optimizer;
-    OptimizerTensor ranges[64];
+    OptimizerTensor ranges[256];
     Stream stream; // kernels are put into its queue by the calling thread
     float *parameters, *gradients;
     float loss;     // of the latest pass

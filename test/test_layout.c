@@ -255,7 +255,7 @@ static void a_small_layout_of_matrices_is_as_drawn(void **state) {
     (void)state;
     static const LayoutMatrix matrices[] = {{1280, 1792}, {1808, 2320}};
     Layout layout = layout_make_whole(2320, 2, matrices, 2);
-    LayoutRange first = layout_piece(&layout, layout.cells - 2, 0),
+    LayoutRange first = layout_piece(&layout, layout.cells - 1, 0),
                 last = layout_piece(&layout, layout.cells - 1, 1);
     assert_true(first.flat == 1280 && first.count == 528);
     assert_true(last.flat == 1808 && last.count == 512);

@@ -126,7 +126,7 @@ static inline void comm_reduce_scatter(CommBackend *comm, Stream *stream, const 
     if (!comm->on_gpu) {
         host_reduce_scatter(comm->transport, collective, first, end);
     } else if (comm->nccl != NULL) {
-        nccl_reduce_scatter(comm->nccl, stream, collective, first, end);
+        nccl_exchange(comm->nccl, stream, collective, first, end, true);
     } else {
         staged_reduce_scatter(comm, stream, collective, first, end);
     }
@@ -139,7 +139,7 @@ static inline void comm_all_gather(CommBackend *comm, Stream *stream, const Coll
     } else if (comm->transport->size == 1) {
         gather_alone_on_gpu(comm, stream, collective, first, end);
     } else if (comm->nccl != NULL) {
-        nccl_all_gather(comm->nccl, stream, collective, first, end);
+        nccl_exchange(comm->nccl, stream, collective, first, end, false);
     } else {
         staged_all_gather(comm, stream, collective, first, end);
     }

@@ -59,33 +59,33 @@ static inline size_t host_chunk_elements(const Transport *transport) {
 // Plans the message buffers for shards of at most `shard` elements. No format needs more room
 // than fp32.
 static inline void host_collectives_reserve(Transport *transport, Arena *arena, size_t shard) {
+    static const char *const names[MESSAGE_BUFFERS] = {"messages being sent", "messages being received",
+                                                       "messages being sent inside the host",
+                                                       "messages being received inside the host"};
     if (transport->size == 1) { return; }
     const Groups *groups = transport_groups(transport);
     MessageBuffers *messages = &transport->messages;
-    size_t mine = (size_t)owners_count(groups, transport->rank), hosts = (size_t)groups->hosts;
-    size_t mates = (size_t)groups_count(groups, groups->host_of[transport->rank]) - 1;
+    size_t mine = (size_t)groups_count_owners(groups, groups->rank), hosts = (size_t)groups->hosts;
+    size_t others = (size_t)groups->size - mine, mates = (size_t)groups->mates;
+    size_t inside = mates > 1 ? size_max((mates - 1) * mine, others) : 0;
+    const size_t slots[MESSAGE_BUFFERS] = {size_max(mine - 1, 1),
+                                           size_max(hosts - 1, mates > 1 ? mine : mine - 1), inside, inside};
     messages->chunk = layout_round_up(size_min(shard, host_chunk_elements(transport)), LAYOUT_BLOCK);
-    messages->slot_bytes = messages->chunk * sizeof(float);
     messages->lanes = shard <= messages->chunk ? 1 : TRANSPORT_LANES;
-    messages->inside_slots = mates > 0 ? size_max(mates * mine, (size_t)transport->size - mine) : 0;
-    messages->sent_slots = size_max(mine - 1, 1);
-    messages->received_slots = size_max(hosts - 1, mates > 0 ? mine : mine - 1);
-    size_t slot = messages->lanes * messages->slot_bytes;
-    arena_reserve_host(arena, MEMORY_COMMUNICATION, "messages being sent", messages->sent_slots * slot,
-                       &messages->sent);
-    arena_reserve_host(arena, MEMORY_COMMUNICATION, "messages being received",
-                       messages->received_slots * slot, &messages->received);
-    if (messages->inside_slots == 0) { return; }
-    arena_reserve_host(arena, MEMORY_COMMUNICATION, "messages being sent inside the host",
-                       messages->inside_slots * slot, &messages->inside_sent);
-    arena_reserve_host(arena, MEMORY_COMMUNICATION, "messages being received inside the host",
-                       messages->inside_slots * slot, &messages->inside_received);
+    for (int i = 0; i < MESSAGE_BUFFERS; i++) {
+        size_t bytes = messages->lanes * slots[i] * messages->chunk * sizeof(float);
+        messages->slots[i] = slots[i];
+        if (bytes == 0) { continue; }
+        arena_reserve_host(arena, MEMORY_COMMUNICATION, names[i], bytes, &messages->buffers[i]);
+    }
 }
 
-// The messages of a lane, one behind the other. buffer: one of the four above.
-static inline char *host_lane(const MessageBuffers *messages, char *buffer, size_t slots, Lane lane) {
+// The messages of a lane, one behind the other.
+static inline char *host_messages(const Transport *transport, MessageBuffer buffer, Lane lane) {
+    const MessageBuffers *messages = &transport->messages;
     assert((size_t)lane.number < messages->lanes);
-    return buffer + (size_t)lane.number * slots * messages->slot_bytes;
+    return messages->buffers[buffer] +
+           (size_t)lane.number * messages->slots[buffer] * messages->chunk * sizeof(float);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -148,30 +148,10 @@ static inline bool host_is_plain(const Collective *collective, Chunk chunk) {
 // Elements that are added up or rounded at a time: whole blocks of the coarse formats.
 enum { HOST_BLOCK = 4 * WIRE_BLOCK };
 
-// A collective under way, as its stages see it.
-typedef struct HostExchange {
-    Transport *transport;
-    const Collective *collective;
-    const Groups *groups;
-    int rank, host, mates; // this rank, its host, and the ranks there, itself included
-} HostExchange;
-
-static inline HostExchange host_exchange(Transport *transport, const Collective *collective) {
-    const Groups *groups = transport_groups(transport);
-    int host = groups->host_of[transport->rank];
-    HostExchange exchange = {.transport = transport,
-                             .collective = collective,
-                             .groups = groups,
-                             .rank = transport->rank,
-                             .host = host,
-                             .mates = groups_count(groups, host)};
-    return exchange;
-}
-
 // A chunk passes three stages, one per turn, and each turn works on three chunks: the newest
 // and the two before it. `number` counts chunks, so that their lanes alternate.
 typedef struct HostStage {
-    void (*work)(const HostExchange *exchange, int number, Chunk chunk);
+    void (*work)(Transport *transport, const Collective *collective, int number, Chunk chunk);
     int age; // of the chunk that it works on, in turns
 } HostStage;
 
@@ -179,19 +159,18 @@ enum { HOST_STAGES = 3 };
 
 // Takes all chunks of [first, end) through the stages (HOST_STAGES), which are given in the
 // order of their work in a turn.
-static inline void host_for_chunks(const HostExchange *exchange, size_t first, size_t end,
-                                   const HostStage *stages) {
-    const Layout *layout = exchange->collective->layout;
+static inline void host_for_chunks(Transport *transport, const Collective *collective, size_t first,
+                                   size_t end, const HostStage *stages) {
     Chunk none = {end, end}, chunks[HOST_STAGES] = {none, none, none}; // by age
-    chunks[0] = host_next_chunk(exchange->transport, layout, first, end);
+    chunks[0] = host_next_chunk(transport, collective->layout, first, end);
     for (int turn = 0; chunks[0].begin < end || chunks[1].begin < end || chunks[2].begin < end; turn++) {
         for (int i = 0; i < HOST_STAGES; i++) {
             Chunk chunk = chunks[stages[i].age];
-            if (chunk.begin < end) { stages[i].work(exchange, turn - stages[i].age, chunk); }
+            if (chunk.begin < end) { stages[i].work(transport, collective, turn - stages[i].age, chunk); }
         }
         chunks[2] = chunks[1];
         chunks[1] = chunks[0];
-        chunks[0] = host_next_chunk(exchange->transport, layout, chunks[1].end, end);
+        chunks[0] = host_next_chunk(transport, collective->layout, chunks[1].end, end);
     }
 }
 
@@ -200,28 +179,28 @@ static inline void host_for_chunks(const HostExchange *exchange, size_t first, s
 
 // Every rank of this host gets the parts that it adds up: the chunk of all owners whose
 // delegate it is, one owner behind the other.
-static inline void host_reduce_inside(const HostExchange *exchange, int number, Chunk chunk) {
-    const Collective *collective = exchange->collective;
-    MessageBuffers *messages = &exchange->transport->messages;
+static inline void host_reduce_inside(Transport *transport, const Collective *collective, int number,
+                                      Chunk chunk) {
+    const Groups *groups = transport_groups(transport);
+    const Layout *layout = collective->layout;
     Lane lane = {INSIDE_HOSTS, number % TRANSPORT_LANES};
-    if (exchange->mates == 1) { return; }
-    size_t received = (size_t)owners_count(exchange->groups, exchange->rank) * (chunk.end - chunk.begin);
-    float *out = (float *)(void *)host_lane(messages, messages->inside_sent, messages->inside_slots, lane);
-    float *in = (float *)(void *)host_lane(messages, messages->inside_received, messages->inside_slots, lane);
-    for (int step = 1; step < exchange->mates; step++) {
-        int to = groups_mate(exchange->groups, exchange->rank, step),
-            from = groups_mate(exchange->groups, exchange->rank, -step);
+    if (groups->mates == 1) { return; }
+    size_t received = (size_t)groups_count_owners(groups, groups->rank) * (chunk.end - chunk.begin);
+    float *out = (float *)(void *)host_messages(transport, MESSAGES_SENT_INSIDE, lane);
+    float *in = (float *)(void *)host_messages(transport, MESSAGES_RECEIVED_INSIDE, lane);
+    for (int step = 1; step < groups->mates; step++) {
+        int to = groups_mate(groups, step), from = groups_mate(groups, -step);
         size_t packed = 0;
-        for (OwnerWalk walk = owners_of(exchange->groups, to); owners_next(&walk);) {
+        for (int owner = -1; groups_next_owner(groups, to, &owner);) {
             for (size_t own = chunk.begin, count; own < chunk.end; own += count) {
-                count = layout_range(collective->layout, own, chunk.end);
-                memcpy(out + packed, collective->buffer + layout_flat(collective->layout, walk.owner, own),
+                count = layout_range(layout, own, chunk.end);
+                memcpy(out + packed, collective->buffer + layout_flat(layout, owner, own),
                        count * sizeof(float));
                 packed += count;
             }
         }
-        transport_post(exchange->transport, lane, false, from, in, received * sizeof(float));
-        transport_post(exchange->transport, lane, true, to, out, packed * sizeof(float));
+        transport_post(transport, lane, false, from, in, received * sizeof(float));
+        transport_post(transport, lane, true, to, out, packed * sizeof(float));
         in += received;
         out += packed;
     }
@@ -229,20 +208,18 @@ static inline void host_reduce_inside(const HostExchange *exchange, int number, 
 
 // Waits for these parts. For every owner whose delegate this rank is, `buffer` then holds the
 // sum over the ranks of this host, in their order.
-static inline void host_sum_inside(const HostExchange *exchange, int number, Chunk chunk) {
-    const Collective *collective = exchange->collective;
-    MessageBuffers *messages = &exchange->transport->messages;
-    Lane lane = {INSIDE_HOSTS, number % TRANSPORT_LANES};
-    int mates = exchange->mates, place = exchange->groups->place[exchange->rank];
+static inline void host_sum_inside(Transport *transport, const Collective *collective, Lane lane,
+                                   Chunk chunk) {
+    const Groups *groups = transport_groups(transport);
+    int mates = groups->mates, place = groups->place[groups->rank];
     size_t length = chunk.end - chunk.begin; // one owner's part of a message
-    size_t stride = (size_t)owners_count(exchange->groups, exchange->rank) * length;
-    const float *in =
-        (const float *)(void *)host_lane(messages, messages->inside_received, messages->inside_slots, lane);
+    size_t stride = (size_t)groups_count_owners(groups, groups->rank) * length;
+    const float *in = (const float *)(void *)host_messages(transport, MESSAGES_RECEIVED_INSIDE, lane);
     float sum[HOST_BLOCK];
-    transport_wait(exchange->transport, lane);
-    for (OwnerWalk walk = owners_of(exchange->groups, exchange->rank); owners_next(&walk); in += length) {
+    transport_wait(transport, lane);
+    for (int owner = -1; groups_next_owner(groups, groups->rank, &owner); in += length) {
         for (size_t own = chunk.begin, count; own < chunk.end; own += count) {
-            float *mine = collective->buffer + layout_flat(collective->layout, walk.owner, own);
+            float *mine = collective->buffer + layout_flat(collective->layout, owner, own);
             count = size_min(layout_range(collective->layout, own, chunk.end), HOST_BLOCK);
             memset(sum, 0, sizeof sum);
             for (int mate = 0; mate < mates; mate++) {
@@ -256,62 +233,61 @@ static inline void host_sum_inside(const HostExchange *exchange, int number, Chu
 }
 
 // The sums of this host are made, and go to their owners.
-static inline void host_reduce_between(const HostExchange *exchange, int number, Chunk chunk) {
-    const Collective *collective = exchange->collective;
-    const Groups *groups = exchange->groups;
-    MessageBuffers *messages = &exchange->transport->messages;
-    Lane lane = {BETWEEN_HOSTS, number % TRANSPORT_LANES};
-    if (exchange->mates > 1) { host_sum_inside(exchange, number, chunk); }
+static inline void host_reduce_between(Transport *transport, const Collective *collective, int number,
+                                       Chunk chunk) {
+    const Groups *groups = transport_groups(transport);
+    Lane lane = {BETWEEN_HOSTS, number % TRANSPORT_LANES}, inside = {INSIDE_HOSTS, lane.number};
+    if (groups->mates > 1) { host_sum_inside(transport, collective, inside, chunk); }
     size_t bytes = host_chunk_bytes(collective, chunk);
     bool plain = host_is_plain(collective, chunk);
-    char *out = host_lane(messages, messages->sent, messages->sent_slots, lane);
-    char *in = host_lane(messages, messages->received, messages->received_slots, lane);
+    char *out = host_messages(transport, MESSAGES_SENT, lane);
+    char *in = host_messages(transport, MESSAGES_RECEIVED, lane);
     for (int step = 1; step < groups->hosts; step++) {
-        int from = groups_delegate(groups, groups_other_host(groups, exchange->host, -step), exchange->rank);
-        int host = groups_other_host(groups, exchange->host, step);
-        transport_post(exchange->transport, lane, false, from, in, bytes);
+        int from = groups_delegate(groups, groups_other_host(groups, -step), groups->rank);
+        int host = groups_other_host(groups, step);
+        transport_post(transport, lane, false, from, in, bytes);
         in += bytes;
-        OwnerWalk walk = owners_on(groups, exchange->rank, host, host + 1);
-        while (owners_next(&walk)) {
-            void *message = collective->buffer + layout_flat(collective->layout, walk.owner, chunk.begin);
+        for (int place = groups->place[groups->rank]; place < groups_count(groups, host);
+             place += groups->mates) {
+            int owner = groups_rank(groups, host, place);
+            void *message = collective->buffer + layout_flat(collective->layout, owner, chunk.begin);
             if (!plain) {
-                ChunkRange range = {.own = chunk.begin};
-                while (host_next_range(collective, chunk, &range)) {
-                    size_t flat = layout_flat(collective->layout, walk.owner, range.own);
+                for (ChunkRange range = {.own = chunk.begin}; host_next_range(collective, chunk, &range);) {
+                    size_t flat = layout_flat(collective->layout, owner, range.own);
                     wire_encode(collective->wire, out + range.offset, collective->buffer + flat, range.count);
                 }
                 message = out;
                 out += bytes;
             }
-            transport_post(exchange->transport, lane, true, walk.owner, message, bytes);
+            transport_post(transport, lane, true, owner, message, bytes);
         }
     }
 }
 
 // Waits for the sums of the other hosts. This rank's own elements become the sum over the
 // hosts, in their order.
-static inline void host_reduce_finish(const HostExchange *exchange, int number, Chunk chunk) {
-    const Collective *collective = exchange->collective;
+static inline void host_reduce_finish(Transport *transport, const Collective *collective, int number,
+                                      Chunk chunk) {
+    const Groups *groups = transport_groups(transport);
     WireFormat wire = collective->wire;
-    MessageBuffers *messages = &exchange->transport->messages;
     Lane lane = {BETWEEN_HOSTS, number % TRANSPORT_LANES};
-    int hosts = exchange->groups->hosts;
+    int hosts = groups->hosts;
     size_t bytes = host_chunk_bytes(collective, chunk);
-    const char *in = host_lane(messages, messages->received, messages->received_slots, lane);
+    const char *in = host_messages(transport, MESSAGES_RECEIVED, lane);
     float sum[HOST_BLOCK];
     uint32_t own[HOST_BLOCK]; // encoded; the widest format is fp32
     if (hosts == 1) { return; }
-    transport_wait(exchange->transport, lane);
+    transport_wait(transport, lane);
     for (ChunkRange range = {.own = chunk.begin}; host_next_range(collective, chunk, &range);) {
-        float *mine = collective->buffer + layout_flat(collective->layout, exchange->rank, range.own);
+        float *mine = collective->buffer + layout_flat(collective->layout, groups->rank, range.own);
         for (size_t begin = 0; begin < range.count; begin += HOST_BLOCK) {
             size_t count = size_min(range.count - begin, HOST_BLOCK);
             memset(sum, 0, sizeof sum);
             wire_encode(wire, own, mine + begin, count);
             for (int host = 0; host < hosts; host++) {
                 const char *message = (const char *)own;
-                if (host != exchange->host) {
-                    size_t slot = (size_t)((exchange->host - host + hosts) % hosts - 1);
+                if (host != groups->host) {
+                    size_t slot = (size_t)((groups->host - host + hosts) % hosts - 1);
                     message = in + slot * bytes + range.offset + wire_bytes(wire, begin);
                 }
                 wire_add(wire, sum, message, count);
@@ -328,11 +304,10 @@ static inline void host_reduce_finish(const HostExchange *exchange, int number, 
 static inline void host_reduce_scatter(Transport *transport, const Collective *collective, size_t first,
                                        size_t end) {
     if (transport->size == 1) { return; }
-    HostExchange exchange = host_exchange(transport, collective);
     transport_begin(transport, "reduce-scatter");
     static const HostStage stages[HOST_STAGES] = {
         {host_reduce_inside, 0}, {host_reduce_between, 1}, {host_reduce_finish, 2}};
-    host_for_chunks(&exchange, first, end, stages);
+    host_for_chunks(transport, collective, first, end, stages);
 }
 
 // ---------------------------------------------------------------------------------------
@@ -368,105 +343,96 @@ static inline void host_round_chunk(const Transport *transport, const Collective
 
 // Whether messages are received in `buffer` itself: they are what it shall hold, and no other
 // rank waits for this one to pass them on.
-static inline bool host_arrives_in_place(const HostExchange *exchange, Chunk chunk) {
-    return exchange->mates == 1 && exchange->collective->base == NULL &&
-           host_is_plain(exchange->collective, chunk);
+static inline bool host_arrives_in_place(const Groups *groups, const Collective *collective, Chunk chunk) {
+    return groups->mates == 1 && collective->base == NULL && host_is_plain(collective, chunk);
 }
 
 // This rank's own elements go to its delegates on the other hosts. What it receives as a
 // delegate lies owner behind owner; its own elements are among them if it has mates, which
 // get it all.
-static inline void host_gather_between(const HostExchange *exchange, int number, Chunk chunk) {
-    const Collective *collective = exchange->collective;
-    const Groups *groups = exchange->groups;
-    MessageBuffers *messages = &exchange->transport->messages;
+static inline void host_gather_between(Transport *transport, const Collective *collective, int number,
+                                       Chunk chunk) {
+    const Groups *groups = transport_groups(transport);
+    const Layout *layout = collective->layout;
     Lane lane = {BETWEEN_HOSTS, number % TRANSPORT_LANES};
     size_t bytes = host_chunk_bytes(collective, chunk);
-    bool in_place = host_arrives_in_place(exchange, chunk);
-    char *in = host_lane(messages, messages->received, messages->received_slots, lane), *mine = in;
-    OwnerWalk walk = owners_of(groups, exchange->rank);
-    while (owners_next(&walk)) {
-        if (walk.owner == exchange->rank) {
-            bool passed_on = exchange->mates > 1;
-            mine = passed_on ? in : host_lane(messages, messages->sent, messages->sent_slots, lane);
-            in += passed_on ? bytes : 0;
-            continue;
+    bool in_place = host_arrives_in_place(groups, collective, chunk), passed_on = groups->mates > 1;
+    char *in = host_messages(transport, MESSAGES_RECEIVED, lane);
+    char *mine = host_messages(transport, MESSAGES_SENT, lane);
+    for (int owner = -1; groups_next_owner(groups, groups->rank, &owner);) {
+        void *flat = collective->buffer + layout_flat(layout, owner, chunk.begin);
+        if (owner != groups->rank) {
+            transport_post(transport, lane, false, owner, in_place ? flat : (void *)in, bytes);
+        } else if (passed_on || in_place) {
+            mine = in_place ? (char *)flat : in;
         }
-        void *target = in_place
-                           ? collective->buffer + layout_flat(collective->layout, walk.owner, chunk.begin)
-                           : (float *)(void *)in;
-        transport_post(exchange->transport, lane, false, walk.owner, target, bytes);
-        in += bytes;
+        in += owner != groups->rank || passed_on ? bytes : 0;
     }
-    if (in_place) {
-        mine = (char *)(collective->buffer + layout_flat(collective->layout, exchange->rank, chunk.begin));
-        if (collective->source != NULL) { memcpy(mine, collective->source + chunk.begin, bytes); }
-    } else {
-        host_round_chunk(exchange->transport, collective, chunk, mine);
+    if (!in_place) {
+        host_round_chunk(transport, collective, chunk, mine);
+    } else if (collective->source != NULL) {
+        memcpy(mine, collective->source + chunk.begin, bytes);
     }
     for (int step = 1; step < groups->hosts; step++) {
-        int to = groups_delegate(groups, groups_other_host(groups, exchange->host, step), exchange->rank);
-        transport_post(exchange->transport, lane, true, to, mine, bytes);
+        int to = groups_delegate(groups, groups_other_host(groups, step), groups->rank);
+        transport_post(transport, lane, true, to, mine, bytes);
     }
 }
 
 // What this rank has received from the other hosts goes to its mates, with its own elements.
-static inline void host_gather_inside(const HostExchange *exchange, int number, Chunk chunk) {
-    MessageBuffers *messages = &exchange->transport->messages;
+static inline void host_gather_inside(Transport *transport, const Collective *collective, int number,
+                                      Chunk chunk) {
+    const Groups *groups = transport_groups(transport);
     Lane lane = {INSIDE_HOSTS, number % TRANSPORT_LANES}, between = {BETWEEN_HOSTS, lane.number};
-    size_t bytes = host_chunk_bytes(exchange->collective, chunk);
-    transport_wait(exchange->transport, between);
-    if (exchange->mates == 1) { return; }
-    char *out = host_lane(messages, messages->received, messages->received_slots, between);
-    char *in = host_lane(messages, messages->inside_received, messages->inside_slots, lane);
-    size_t sent = (size_t)owners_count(exchange->groups, exchange->rank) * bytes;
-    for (int step = 1; step < exchange->mates; step++) {
-        int to = groups_mate(exchange->groups, exchange->rank, step),
-            from = groups_mate(exchange->groups, exchange->rank, -step);
-        size_t received = (size_t)owners_count(exchange->groups, from) * bytes;
-        transport_post(exchange->transport, lane, false, from, in, received);
-        transport_post(exchange->transport, lane, true, to, out, sent);
+    size_t bytes = host_chunk_bytes(collective, chunk);
+    transport_wait(transport, between);
+    if (groups->mates == 1) { return; }
+    char *out = host_messages(transport, MESSAGES_RECEIVED, between);
+    char *in = host_messages(transport, MESSAGES_RECEIVED_INSIDE, lane);
+    size_t sent = (size_t)groups_count_owners(groups, groups->rank) * bytes;
+    for (int step = 1; step < groups->mates; step++) {
+        int to = groups_mate(groups, step), from = groups_mate(groups, -step);
+        size_t received = (size_t)groups_count_owners(groups, from) * bytes;
+        transport_post(transport, lane, false, from, in, received);
+        transport_post(transport, lane, true, to, out, sent);
         in += received;
     }
 }
 
-// Decodes the chunk of all owners whose delegate a rank is. Returns the end of `in`.
-static inline const char *host_decode_owners(const HostExchange *exchange, int delegate, Chunk chunk,
-                                             const char *in) {
-    const Collective *collective = exchange->collective;
-    size_t bytes = host_chunk_bytes(collective, chunk);
-    OwnerWalk walk = owners_of(exchange->groups, delegate);
-    while (owners_next(&walk)) {
-        bool own = walk.owner == exchange->rank;
-        ChunkRange range = {.own = chunk.begin};
-        while (!own && host_next_range(collective, chunk, &range)) {
-            size_t flat = layout_flat(collective->layout, walk.owner, range.own);
-            float *target = collective->buffer + flat, values[HOST_BLOCK]; // target may be base
-            const float *base = collective_base(collective, flat);
-            if (base == NULL) { wire_decode(collective->wire, target, in + range.offset, range.count); }
-            for (size_t begin = 0; base != NULL && begin < range.count; begin += HOST_BLOCK) {
-                size_t n = size_min(range.count - begin, HOST_BLOCK);
-                wire_decode(collective->wire, values, in + range.offset + wire_bytes(collective->wire, begin),
-                            n);
-                for (size_t i = 0; i < n; i++) { target[begin + i] = base[begin + i] + values[i]; }
-            }
+// Decodes one owner's chunk.
+static inline void host_decode_chunk(const Collective *collective, int owner, Chunk chunk, const char *in) {
+    WireFormat wire = collective->wire;
+    for (ChunkRange range = {.own = chunk.begin}; host_next_range(collective, chunk, &range);) {
+        size_t flat = layout_flat(collective->layout, owner, range.own);
+        float *target = collective->buffer + flat, values[HOST_BLOCK]; // target may be base
+        const float *base = collective_base(collective, flat);
+        if (base == NULL) { wire_decode(wire, target, in + range.offset, range.count); }
+        for (size_t begin = 0; base != NULL && begin < range.count; begin += HOST_BLOCK) {
+            size_t n = size_min(range.count - begin, HOST_BLOCK);
+            wire_decode(wire, values, in + range.offset + wire_bytes(wire, begin), n);
+            for (size_t i = 0; i < n; i++) { target[begin + i] = base[begin + i] + values[i]; }
         }
-        in += own && exchange->mates == 1 ? 0 : bytes;
     }
-    return in;
 }
 
-static inline void host_gather_finish(const HostExchange *exchange, int number, Chunk chunk) {
-    MessageBuffers *messages = &exchange->transport->messages;
+// Decodes what has come from the other hosts, to this rank and then to each of its mates.
+static inline void host_gather_finish(Transport *transport, const Collective *collective, int number,
+                                      Chunk chunk) {
+    const Groups *groups = transport_groups(transport);
     Lane lane = {INSIDE_HOSTS, number % TRANSPORT_LANES}, between = {BETWEEN_HOSTS, lane.number};
-    if (host_arrives_in_place(exchange, chunk)) { return; }
-    host_decode_owners(exchange, exchange->rank, chunk,
-                       host_lane(messages, messages->received, messages->received_slots, between));
-    if (exchange->mates == 1) { return; }
-    transport_wait(exchange->transport, lane);
-    const char *in = host_lane(messages, messages->inside_received, messages->inside_slots, lane);
-    for (int step = 1; step < exchange->mates; step++) {
-        in = host_decode_owners(exchange, groups_mate(exchange->groups, exchange->rank, -step), chunk, in);
+    if (host_arrives_in_place(groups, collective, chunk)) { return; }
+    size_t bytes = host_chunk_bytes(collective, chunk);
+    const char *in = host_messages(transport, MESSAGES_RECEIVED, between);
+    for (int step = 0; step < groups->mates; step++) {
+        if (step == 1) {
+            transport_wait(transport, lane);
+            in = host_messages(transport, MESSAGES_RECEIVED_INSIDE, lane);
+        }
+        for (int owner = -1; groups_next_owner(groups, groups_mate(groups, -step), &owner);) {
+            bool own = owner == groups->rank;
+            if (!own) { host_decode_chunk(collective, owner, chunk, in); }
+            in += own && groups->mates == 1 ? 0 : bytes;
+        }
     }
 }
 
@@ -479,12 +445,11 @@ static inline void host_all_gather(Transport *transport, const Collective *colle
         host_round_chunk(transport, collective, all, NULL);
         return;
     }
-    HostExchange exchange = host_exchange(transport, collective);
     transport_begin(transport, "all-gather");
     // The oldest chunk first: it frees the lanes that the newest takes.
     static const HostStage stages[HOST_STAGES] = {
         {host_gather_finish, 2}, {host_gather_between, 0}, {host_gather_inside, 1}};
-    host_for_chunks(&exchange, first, end, stages);
+    host_for_chunks(transport, collective, first, end, stages);
 }
 
 #endif

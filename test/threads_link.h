@@ -93,13 +93,10 @@ static inline bool threads_is_done(void *state, LinkRequest *request) {
 }
 
 static inline void threads_open(Transport *transport, ThreadsRank *self) {
-    memset(transport, 0, sizeof *transport);
-    transport->rank = transport->local_rank = self->rank;
-    transport->size = transport->local_size = self->world->size;
     Link link = {"threads", self, threads_send, threads_receive, threads_is_done, NULL, NULL, NULL, NULL};
-    transport->link = link;
-    transport->reason = "a test";
-    transport_prepare(transport);
+    transport_prepare(transport, self->rank, self->world->size, &link, "a test");
+    transport->local_rank = self->rank;
+    transport->local_size = self->world->size;
 }
 
 // Runs body(transport, context) on `ranks` threads, each with a transport of its own, and
